@@ -1,0 +1,3 @@
+.PHONY: build
+build:
+	cargo build --release --workspace

@@ -1,0 +1,1 @@
+//! The adapter: introduces peers, decides policy, keeps the books.

@@ -1,0 +1,1 @@
+//! Channels: duplex byte streams in shared memory beside a kernel socket.

@@ -1,0 +1,1 @@
+//! The copy engine: moves payload in and out of memory that others may be writing.

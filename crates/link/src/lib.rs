@@ -1,0 +1,1 @@
+//! Links: frames in and out, with their offload metadata.

@@ -1,0 +1,1 @@
+//! The preload library: libc's socket calls, exported over the socket layer.

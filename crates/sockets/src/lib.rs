@@ -1,0 +1,1 @@
+//! Socket semantics over a carrier with a channel beside it.

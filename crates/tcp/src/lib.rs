@@ -1,0 +1,1 @@
+//! The offload engine: a complete TCP/IP that does no I/O.

@@ -1,0 +1,1 @@
+//! The lab: experiments, their runner, and the published numbers beside them.

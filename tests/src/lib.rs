@@ -1,0 +1,1 @@
+//! End-to-end tests: ordinary programs, run twice, the kernel as the oracle.
