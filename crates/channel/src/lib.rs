@@ -1,1 +1,13 @@
 //! Channels: duplex byte streams in shared memory beside a kernel socket.
+//!
+//! - [`table`]: what a fork family shares about its connections, and shows to the adapter.
+//! - [`rendezvous`]: what the library and the adapter say to each other.
+//! - [`layout`]: the shared words of a channel and of the boards between two processes.
+//! - [`memfd`]: making, verifying and mapping the memory behind them.
+
+pub mod layout;
+#[cfg(not(loom))]
+pub mod memfd;
+pub mod rendezvous;
+pub mod sync;
+pub mod table;

@@ -1,0 +1,173 @@
+//! Shared layouts a peer can write: the channel's *region* and the pair's *boards*.
+//!
+//! ```text
+//!   region, one per connection                       pair, one per two processes
+//!   page 0   Control                                 page 0   PairHeader
+//!              side 0: Line set │ side 1: Line set   boards   side 0: Board × BOARDS
+//!   page 1   ring 0 (side 0 writes)                           side 1: Board × BOARDS
+//!    …       ring 1 (side 1 writes)                  a Board: sleep word, then one bit per channel
+//! ```
+//!
+//! Words, who writes them, and how they are ordered:
+//!
+//! | word | writer | reader | ordering | line |
+//! |---|---|---|---|---|
+//! | `tail` | sender | receiver | swap `SeqCst` / `Acquire` | `publish` |
+//! | `capacity_log2` | sender, ring empty only | receiver | `Relaxed`, carried by `tail` | `publish` |
+//! | `records`, `record[]` | sender | receiver | `Release` / `Acquire` | `switch` |
+//! | `going_down` | sender | receiver's sender half | `SeqCst` fences | `switch` |
+//! | `head` | receiver | sender | `Release` / `Acquire` | `consume` |
+//! | `acknowledged` | receiver | sender | `Release` / `Acquire` | `consume` |
+//! | `attached`, `closed` | either side | the other | `Release` / `Acquire` | `state` |
+//! | `wake`, `want_credit` | the side that sleeps | the side that rings | `SeqCst` fences | `wake` |
+//!
+//! Everything here is written by a hostile peer for all we know: load a word once, check it, use the copy.
+
+use crate::sync::{AtomicU32, AtomicU64};
+
+/// First word of a region: "TOEHOLDR".
+pub const REGION_MAGIC: u64 = u64::from_le_bytes(*b"TOEHOLDR");
+/// First word of a pair: "TOEHOLDP".
+pub const PAIR_MAGIC: u64 = u64::from_le_bytes(*b"TOEHOLDP");
+/// Bytes before the first ring.
+pub const CONTROL_BYTES: usize = 4096;
+/// Smallest ring in force, as a power of two: four pages.
+pub const CAPACITY_LOG2_MIN: u32 = 14;
+/// Largest ring in force, as a power of two; address space for it is reserved, pages come as they are touched.
+pub const CAPACITY_LOG2_MAX: u32 = 19;
+/// Address space of one ring.
+pub const RING_BYTES: usize = 1 << CAPACITY_LOG2_MAX;
+/// Length of a region's memfd.
+pub const REGION_BYTES: usize = CONTROL_BYTES + 2 * RING_BYTES;
+/// Switch records a direction can have unacknowledged: one up, and the down that may always follow it.
+pub const RECORDS_OUTSTANDING_MAX: u32 = 2;
+/// Room for records: twice that, so that a slot is never rewritten while it can be read.
+pub const RECORD_SLOTS: usize = 4;
+
+/// A page's worth of control words, both sides.
+#[repr(C, align(128))]
+pub struct Control {
+    /// [`REGION_MAGIC`], by the adapter.
+    pub magic: AtomicU64,
+    /// [`crate::table::LAYOUT_VERSION`], by the adapter.
+    pub version: AtomicU32,
+    _pad: u32,
+    /// Each side's words.
+    pub sides: [Side; 2],
+}
+
+/// What one side writes and the other reads.
+#[repr(C, align(128))]
+pub struct Side {
+    /// As sender.
+    pub publish: Publish,
+    /// As receiver.
+    pub consume: Consume,
+    /// As sender: mode switches.
+    pub switch: Switch,
+    /// How to wake this side.
+    pub wake: Wake,
+}
+
+/// Sender's line.
+#[repr(C, align(128))]
+pub struct Publish {
+    /// Ring bytes published, ever.
+    pub tail: AtomicU64,
+    /// Ring capacity in force, as a power of two. Changes only while the ring is empty.
+    pub capacity_log2: AtomicU32,
+}
+
+/// Receiver's line.
+#[repr(C, align(128))]
+pub struct Consume {
+    /// Ring bytes consumed, ever.
+    pub head: AtomicU64,
+    /// Switch records carried out.
+    pub acknowledged: AtomicU32,
+}
+
+/// Sender's mode switches: record `n` is an upgrade when `n` is even, a downgrade when it is odd.
+#[repr(C, align(128))]
+pub struct Switch {
+    /// Records published, ever.
+    pub records: AtomicU32,
+    /// Set while the sender is about to publish a downgrade.
+    pub going_down: AtomicU32,
+    /// The records; `n` stands at `n % RECORD_SLOTS`.
+    pub record: [Record; RECORD_SLOTS],
+}
+
+/// Where a direction changes its path.
+#[repr(C)]
+pub struct Record {
+    /// Carrier bytes sent before the change, doorbells included.
+    pub carrier: AtomicU64,
+    /// Ring bytes published before the change.
+    pub ring: AtomicU64,
+}
+
+/// This side's sleep and life.
+#[repr(C, align(128))]
+pub struct Wake {
+    /// A [`crate::doorbell::WakeWord`]: how this side wants to hear of new bytes or credit.
+    pub wake: AtomicU32,
+    /// This side waits for credit in its sending direction.
+    pub want_credit: AtomicU32,
+    /// 1 once this side has mapped the region and reads by its records.
+    pub attached: AtomicU32,
+    /// `CLOSED_*`: what this side has ended, a hint to look at the carrier.
+    pub closed: AtomicU32,
+}
+
+/// The side has shut its sending direction.
+pub const CLOSED_TX: u32 = 1;
+/// The side has closed the connection altogether.
+pub const CLOSED_ALL: u32 = 2;
+
+/// Boards on each side of a pair: epoll instances that can be served by bits.
+pub const BOARDS: usize = 8;
+/// Channels a pair can number.
+pub const BOARD_BITS: usize = 65_536;
+/// Words of a board.
+pub const BOARD_WORDS: usize = BOARD_BITS / 64;
+
+/// An activity board: which channels of a pair have news for one epoll instance.
+#[repr(C, align(128))]
+pub struct Board {
+    /// 1 while somebody sleeps on this board's epoll instance: the ringer takes it to 0 and rings.
+    pub sleeping: AtomicU32,
+    _pad: [u32; 31],
+    /// One bit per channel.
+    pub bits: [AtomicU64; BOARD_WORDS],
+}
+
+/// First page of a pair.
+#[repr(C, align(4096))]
+pub struct PairHeader {
+    /// [`PAIR_MAGIC`], by the adapter.
+    pub magic: AtomicU64,
+    /// [`crate::table::LAYOUT_VERSION`], by the adapter.
+    pub version: AtomicU32,
+}
+
+/// The boards of one side.
+#[repr(C)]
+pub struct Boards {
+    /// By epoll instance, in the order the side uses them.
+    pub boards: [Board; BOARDS],
+}
+
+/// Where side 0's boards begin in a pair.
+pub const BOARDS_OFFSET: usize = 4096;
+/// Length of a pair's memfd.
+pub const PAIR_BYTES: usize = (BOARDS_OFFSET + 2 * size_of::<Boards>() + 4095) / 4096 * 4096;
+
+#[cfg(not(loom))]
+const _: () = {
+    assert!(size_of::<Control>() <= CONTROL_BYTES);
+    assert!(size_of::<Side>() == 512);
+    assert!(size_of::<Board>() == 128 + BOARD_BITS / 8);
+    assert!(CAPACITY_LOG2_MIN <= CAPACITY_LOG2_MAX && CAPACITY_LOG2_MIN >= 12);
+    assert!(RECORD_SLOTS >= 2 * RECORDS_OUTSTANDING_MAX as usize);
+};

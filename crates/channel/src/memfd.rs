@@ -1,0 +1,89 @@
+//! Sealed memfds: made by the adapter (or a family's first process), verified before they are mapped.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr::NonNull;
+
+/// Seals every shared memfd carries: its length is fixed for ever and nobody can add or remove a seal.
+pub const SEALS: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+
+/// A new memfd of `len` zero bytes, sealed with [`SEALS`].
+///
+/// # Errors
+/// When the kernel refuses: no descriptors, no memory, no memfd at all.
+pub fn create(name: &core::ffi::CStr, len: usize) -> io::Result<OwnedFd> {
+    // SAFETY: `name` is NUL-terminated; no other memory is involved.
+    let fd =
+        unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor was just made and belongs to nobody else.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    // SAFETY: plain system calls on a descriptor that we own.
+    let failed = unsafe {
+        libc::ftruncate(fd.as_raw_fd(), len as libc::off_t) != 0
+            || libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, SEALS) != 0
+    };
+    if failed {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(fd)
+    }
+}
+
+/// Why a descriptor that came from elsewhere was not mapped.
+#[derive(Debug)]
+pub enum MapError {
+    /// Not a memfd sealed with [`SEALS`]: its owner could pull the pages from under us.
+    NotSealed,
+    /// Sealed, but not of the expected length.
+    Length(u64),
+    /// The kernel refused.
+    Os(io::Error),
+}
+
+/// Maps all of a sealed memfd of exactly `len` bytes, readable and writable. The mapping lives until [`unmap`].
+///
+/// # Errors
+/// When it is not sealed, not of that length, or cannot be mapped.
+pub fn map(fd: BorrowedFd<'_>, len: usize) -> Result<NonNull<u8>, MapError> {
+    // SAFETY: plain system call.
+    let seals = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) };
+    if seals < 0 || seals & SEALS != SEALS || seals & libc::F_SEAL_WRITE != 0 {
+        return Err(MapError::NotSealed);
+    }
+    // SAFETY: `stat` is plain data, for which zeroes are a value.
+    let mut stat: libc::stat = unsafe { core::mem::zeroed() };
+    // SAFETY: `stat` is valid for writes of its size.
+    if unsafe { libc::fstat(fd.as_raw_fd(), &mut stat) } != 0 {
+        return Err(MapError::Os(io::Error::last_os_error()));
+    }
+    if stat.st_size as u64 != len as u64 {
+        return Err(MapError::Length(stat.st_size as u64));
+    }
+    // SAFETY: a fresh mapping of our own; the file's length is fixed by its seals, so no page of it can vanish.
+    let base = unsafe {
+        libc::mmap(
+            core::ptr::null_mut(),
+            len,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_SHARED | libc::MAP_NORESERVE,
+            fd.as_raw_fd(),
+            0,
+        )
+    };
+    if base == libc::MAP_FAILED {
+        return Err(MapError::Os(io::Error::last_os_error()));
+    }
+    NonNull::new(base.cast()).ok_or(MapError::Length(0))
+}
+
+/// Ends a mapping made by [`map`].
+///
+/// # Safety
+/// `base` came from [`map`] with the same `len`, and nothing uses the mapping any more.
+pub unsafe fn unmap(base: NonNull<u8>, len: usize) {
+    // SAFETY: the caller's promise.
+    unsafe { libc::munmap(base.as_ptr().cast(), len) };
+}

@@ -1,0 +1,157 @@
+//! What the library and the adapter say to each other: fixed-size messages over an `AF_UNIX` `SOCK_SEQPACKET`
+//! socket in the user's runtime directory, descriptors beside them (`SCM_RIGHTS`).
+//!
+//! ```text
+//!   library                                adapter
+//!   Hello + table memfd           ──►      maps the table, keeps it by process
+//!   Pair(entry, 4-tuple, …)       ──►      looks for the mirrored tuple in the same network namespace
+//!                                 ◄──      Offer(entry, side, slot, pair) + region [+ pair memfd]     (to both)
+//!   Withdraw(entry)               ──►      forgets it
+//!   (socket closes)               ──►      tells every partner, by COMMAND_PEER_GONE in their entries
+//!
+//!   toehold status / detach       ──►      Query(kind, pid, fd)
+//!                                 ◄──      Answer(kind, count) [+ memfd with JSON]
+//! ```
+//!
+//! Neither side ever waits for the other: the library sends with `MSG_DONTWAIT` and looks for an offer only when the
+//! `offer` word of its entry has changed.
+
+/// File name of the adapter's socket in the runtime directory.
+pub const SOCKET_NAME: &str = "adapter.sock";
+/// First word of every message: "TOEH".
+pub const MESSAGE_MAGIC: u32 = u32::from_le_bytes(*b"TOEH");
+/// Length of every message in bytes.
+pub const MESSAGE_BYTES: usize = size_of::<Message>();
+
+/// One message. Unused fields are zero.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Message {
+    /// [`MESSAGE_MAGIC`].
+    pub magic: u32,
+    /// [`crate::table::LAYOUT_VERSION`].
+    pub version: u32,
+    /// A [`Kind`] as a number.
+    pub kind: u32,
+    /// Entry in the sender's (or for an offer the receiver's) table.
+    pub entry: u32,
+    /// Generation of that entry.
+    pub generation: u32,
+    /// `Hello`: process id. `Query`: process id, 0 for all.
+    pub pid: u32,
+    /// `Offer`: 0 or 1. `Query`: descriptor or `u32::MAX` for all. `Answer`: how many it touched.
+    pub side: u32,
+    /// `Offer`: number of this channel in the pair.
+    pub slot: u32,
+    /// `Offer`: names the pair of processes; the pair's memfd comes with the first offer that names it.
+    pub pair: u64,
+    /// `Pair`: network namespace cookie (`SO_NETNS_COOKIE`).
+    pub netns: u64,
+    /// `Pair`: socket cookie (`SO_COOKIE`).
+    pub cookie: u64,
+    /// `Pair`: local address; IPv4 as an IPv4-mapped IPv6 address.
+    pub local: [u8; 16],
+    /// `Pair`: remote address, likewise.
+    pub remote: [u8; 16],
+    /// `Pair`: local port, host byte order.
+    pub local_port: u16,
+    /// `Pair`: remote port, host byte order.
+    pub remote_port: u16,
+    /// `Offer`: 1 when the pair's memfd is the second descriptor.
+    pub pair_attached: u32,
+}
+
+const _: () = assert!(size_of::<Message>() == 96);
+
+/// What a message says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Kind {
+    /// Library: here I am; one descriptor, the table.
+    Hello = 1,
+    /// Library: pair this connection when you can.
+    Pair = 2,
+    /// Library: this connection is gone or stays on the host.
+    Withdraw = 3,
+    /// Adapter: here is a region (first descriptor), and perhaps the pair's (second).
+    Offer = 4,
+    /// Command line: are you there?
+    Ping = 5,
+    /// Command line: tell me everything; the answer carries a memfd with JSON.
+    Status = 6,
+    /// Command line: set [`crate::table::COMMAND_DETACH`].
+    Detach = 7,
+    /// Command line: withdraw it.
+    Attach = 8,
+    /// Adapter: done, `side` says how many.
+    Answer = 9,
+}
+
+/// What was wrong with a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MessageError {
+    /// Not [`MESSAGE_BYTES`] long, or not ours.
+    Foreign,
+    /// Ours, of another version.
+    Version(u32),
+    /// Ours, of an unknown kind.
+    Kind(u32),
+}
+
+impl Message {
+    /// A message of `kind`, everything else zero.
+    pub fn new(kind: Kind) -> Message {
+        Message {
+            magic: MESSAGE_MAGIC,
+            version: crate::table::LAYOUT_VERSION,
+            kind: kind as u32,
+            ..Message::default()
+        }
+    }
+
+    /// Its bytes.
+    pub fn as_bytes(&self) -> &[u8; MESSAGE_BYTES] {
+        // SAFETY: `Message` is `repr(C)` without padding (its size is the sum of its fields, asserted above).
+        unsafe { &*(self as *const Message).cast() }
+    }
+
+    /// The message in `bytes`, and its kind.
+    ///
+    /// # Errors
+    /// When the bytes are not a message of this version.
+    pub fn parse(bytes: &[u8]) -> Result<(Message, Kind), MessageError> {
+        if bytes.len() != MESSAGE_BYTES {
+            return Err(MessageError::Foreign);
+        }
+        // SAFETY: the length was checked; every bit pattern is a valid `Message`; the read is unaligned.
+        let message = unsafe { bytes.as_ptr().cast::<Message>().read_unaligned() };
+        if message.magic != MESSAGE_MAGIC {
+            return Err(MessageError::Foreign);
+        }
+        if message.version != crate::table::LAYOUT_VERSION {
+            return Err(MessageError::Version(message.version));
+        }
+        let kind = match message.kind {
+            1 => Kind::Hello,
+            2 => Kind::Pair,
+            3 => Kind::Withdraw,
+            4 => Kind::Offer,
+            5 => Kind::Ping,
+            6 => Kind::Status,
+            7 => Kind::Detach,
+            8 => Kind::Attach,
+            9 => Kind::Answer,
+            other => return Err(MessageError::Kind(other)),
+        };
+        Ok((message, kind))
+    }
+}
+
+/// An IPv4 address as IPv4-mapped IPv6, so that both ends of a dual-stack connection spell it alike.
+pub fn mapped(v4: [u8; 4]) -> [u8; 16] {
+    let mut out = [0u8; 16];
+    out[10] = 0xff;
+    out[11] = 0xff;
+    out[12..].copy_from_slice(&v4);
+    out
+}

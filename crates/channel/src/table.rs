@@ -1,0 +1,438 @@
+//! The *connection table*: what a fork family shares about its connections.
+//!
+//! A family is a process and everything it forks. Its table is one sealed memfd, mapped `MAP_SHARED`, inherited
+//! by fork and shown to the adapter, never to a peer. The library keeps counts, cursors and locks here,
+//! because a descriptor shared over fork has one stream position, not two. The adapter reads it to answer
+//! `toehold status` and writes three words of an entry: `command`, `offer` and `verdict`.
+//!
+//! ```text
+//!   page 0     Header
+//!   page 1..   Entry 0 │ Entry 1 │ …          256 bytes each, untouched pages cost nothing
+//!
+//!   Entry      line 0   identity, flags, adapter's words     (cold)
+//!              line 1   receiving: lock, counts, cursor      (this family's readers)
+//!              line 2   sending: lock, counts, cursor        (this family's writers)
+//!              line 3   counters for status                  (written under either lock)
+//! ```
+//!
+//! Orderings: words guarded by a line's lock are `Relaxed`, the lock orders them; `generation`, `command`
+//! and `offer` are stored with `Release` and loaded with `Acquire` (pairs: allocate/lookup, adapter/library).
+//! Everything the adapter reads for status is a momentary value and `Relaxed`.
+
+use crate::sync::{AtomicU32, AtomicU64, Ordering};
+
+/// First word of a table: "TOEHOLDT".
+pub const TABLE_MAGIC: u64 = u64::from_le_bytes(*b"TOEHOLDT");
+/// Changes whenever the meaning of any shared layout (table, region, board, message) changes.
+pub const LAYOUT_VERSION: u32 = 1;
+/// Entries in a table: the most connections one fork family can have tracked at a time.
+pub const ENTRIES: usize = 65_536;
+/// Where the first entry begins.
+pub const ENTRIES_OFFSET: usize = 4096;
+/// Length of a table's memfd.
+pub const TABLE_BYTES: usize = ENTRIES_OFFSET + ENTRIES * size_of::<Entry>();
+/// Bytes kept of a program's name, NUL-terminated.
+pub const PROGRAM_BYTES: usize = 64;
+
+/// The table's first page.
+#[repr(C)]
+pub struct Header {
+    /// [`TABLE_MAGIC`].
+    pub magic: AtomicU64,
+    /// [`LAYOUT_VERSION`].
+    pub version: AtomicU32,
+    /// [`ENTRIES`].
+    pub entries: AtomicU32,
+    /// Process that created the table.
+    pub pid: AtomicU32,
+    /// How its programs wait: a [`WaitMode`] as a number.
+    pub wait_mode: AtomicU32,
+    /// One more than the highest entry ever used; the adapter looks no further.
+    pub entries_used: AtomicU32,
+    _reserved: u32,
+    /// The program's name: bytes packed little-endian, NUL-padded.
+    pub program: [AtomicU64; PROGRAM_BYTES / 8],
+}
+
+/// One tracked connection.
+#[repr(C, align(256))]
+pub struct Entry {
+    /// [`EntryState`] as a number. Allocation is a compare-exchange from `Free`.
+    pub state: AtomicU32,
+    /// Counts the uses of this entry, so that a late message or descriptor cannot name its successor.
+    pub generation: AtomicU32,
+    /// Processes of the family that hold a descriptor of it.
+    pub holders: AtomicU32,
+    /// Process that used it last.
+    pub pid: AtomicU32,
+    /// A descriptor of it in that process.
+    pub fd: AtomicU32,
+    /// `FLAG_*`, by the library.
+    pub flags: AtomicU32,
+    /// Why it is on the host path: a [`Reason`] as a number, by the library.
+    pub reason: AtomicU32,
+    /// `COMMAND_*`, by the adapter: what the library must do at its next call.
+    pub command: AtomicU32,
+    /// By the adapter: counts offers sent for this entry; the library receives one when it changes.
+    pub offer: AtomicU32,
+    /// By the adapter: a [`Reason`] as a number, why it made no offer.
+    pub verdict: AtomicU32,
+    /// Calls that moved bytes on the carrier: pairing is asked for when there were enough.
+    pub carrier_calls: AtomicU32,
+    /// Offers the library has taken.
+    pub offers_taken: AtomicU32,
+    /// This end's place in the region: 0 or 1.
+    pub side: AtomicU32,
+    /// Number of this channel in its pair of processes; its bit on the boards.
+    pub slot: AtomicU32,
+    _line0: [u32; 2],
+
+    /// Receiving: the lock of this line, the owner's thread id or 0.
+    pub rx_lock: AtomicU32,
+    /// Threads inside a kernel receive on the carrier while no channel is attached.
+    pub rx_in_flight: AtomicU32,
+    /// Stream bytes taken from the carrier, doorbells included.
+    pub rx_carrier: AtomicU64,
+    /// Ring bytes consumed.
+    pub rx_ring: AtomicU64,
+    /// Where the next received byte comes from: a [`Mode`] as a number.
+    pub rx_mode: AtomicU32,
+    /// Switch records of the peer that this end has carried out.
+    pub rx_records: AtomicU32,
+    /// Bytes that the program took from the carrier.
+    pub rx_carrier_data: AtomicU64,
+    /// Calls served by the ring.
+    pub rx_calls: AtomicU64,
+    /// Pending receive error or hint bits, `RX_*`.
+    pub rx_hints: AtomicU32,
+    /// Consecutive non-blocking receives that found nothing.
+    pub rx_empty: AtomicU32,
+
+    /// Sending: the lock of this line, the owner's thread id or 0.
+    pub tx_lock: AtomicU32,
+    /// Threads inside a kernel send on the carrier while the direction is on the carrier.
+    pub tx_in_flight: AtomicU32,
+    /// Stream bytes given to the carrier, doorbells included.
+    pub tx_carrier: AtomicU64,
+    /// Ring bytes published.
+    pub tx_ring: AtomicU64,
+    /// Where the next sent byte goes: a [`Mode`] as a number.
+    pub tx_mode: AtomicU32,
+    /// Switch records published.
+    pub tx_records: AtomicU32,
+    /// Bytes that the program gave to the carrier.
+    pub tx_carrier_data: AtomicU64,
+    /// Calls served by the ring.
+    pub tx_calls: AtomicU64,
+    /// The reader's position when last looked at.
+    pub tx_head_seen: AtomicU64,
+    /// A doorbell that somebody could not ring because the lock was taken: the holder rings it.
+    pub tx_bell_owed: AtomicU32,
+    /// `TX_*`: socket options as the program believes them to be.
+    pub tx_options: AtomicU32,
+
+    /// Directions moved to a ring.
+    pub upgrades: AtomicU32,
+    /// Directions moved back to the carrier.
+    pub downgrades: AtomicU32,
+    /// Doorbells rung: bytes on the carrier.
+    pub doorbells: AtomicU32,
+    /// Publications that needed none.
+    pub doorbells_suppressed: AtomicU32,
+    /// Times a thread slept in the kernel for this connection and woke.
+    pub wakeups: AtomicU32,
+    /// Spins that found work.
+    pub spins_paid: AtomicU32,
+    /// Spins that ended in sleep.
+    pub spins_failed: AtomicU32,
+    /// Peer faults: words of the peer that failed their check.
+    pub faults: AtomicU32,
+    _line3: [u32; 8],
+}
+
+const _: () = assert!(size_of::<Header>() <= ENTRIES_OFFSET);
+#[cfg(not(loom))]
+const _: () = assert!(size_of::<Entry>() == 256);
+#[cfg(not(loom))]
+const _: () = {
+    assert!(core::mem::offset_of!(Entry, rx_lock) == 64);
+    assert!(core::mem::offset_of!(Entry, tx_lock) == 128);
+    assert!(core::mem::offset_of!(Entry, upgrades) == 192);
+};
+
+/// Life of an [`Entry`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum EntryState {
+    /// Nobody's.
+    Free = 0,
+    /// Being filled in.
+    Claimed = 1,
+    /// A connection.
+    Live = 2,
+}
+
+/// How a direction's bytes travel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Mode {
+    /// By the kernel's TCP.
+    Carrier = 0,
+    /// By the ring.
+    Ring = 1,
+    /// Receiving only: the ring is drained, the doorbells before the next data byte are being skipped.
+    Skip = 2,
+}
+
+impl Mode {
+    /// The mode behind a number, if it is one.
+    #[inline]
+    pub fn from_word(word: u32) -> Option<Mode> {
+        match word {
+            0 => Some(Mode::Carrier),
+            1 => Some(Mode::Ring),
+            2 => Some(Mode::Skip),
+            _ => None,
+        }
+    }
+}
+
+/// How a program waits for bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum WaitMode {
+    /// Spin while spinning has recently paid and a core is free, otherwise sleep.
+    Adaptive = 0,
+    /// Never sleep.
+    Poll = 1,
+    /// Never spin.
+    Event = 2,
+}
+
+impl WaitMode {
+    /// The mode behind a number, if it is one.
+    pub fn from_word(word: u32) -> Option<WaitMode> {
+        match word {
+            0 => Some(WaitMode::Adaptive),
+            1 => Some(WaitMode::Poll),
+            2 => Some(WaitMode::Event),
+            _ => None,
+        }
+    }
+
+    /// As `--wait` spells it.
+    pub fn name(self) -> &'static str {
+        match self {
+            WaitMode::Adaptive => "adaptive",
+            WaitMode::Poll => "poll",
+            WaitMode::Event => "event",
+        }
+    }
+}
+
+/// The connection must stay on the host path; `reason` says why.
+pub const FLAG_PINNED: u32 = 1 << 0;
+/// The adapter was asked to pair it.
+pub const FLAG_ASKED: u32 = 1 << 1;
+/// A region is mapped in the process that took the offer.
+pub const FLAG_ATTACHED: u32 = 1 << 2;
+/// Accepted, not connected.
+pub const FLAG_ACCEPTED: u32 = 1 << 3;
+/// `O_NONBLOCK` is set on the description.
+pub const FLAG_NONBLOCK: u32 = 1 << 4;
+/// The program shut its sending side.
+pub const FLAG_SHUT_TX: u32 = 1 << 5;
+/// The program shut its receiving side.
+pub const FLAG_SHUT_RX: u32 = 1 << 6;
+
+/// No command.
+pub const COMMAND_NONE: u32 = 0;
+/// Bring both directions back to the carrier and stay there until the command is withdrawn.
+pub const COMMAND_DETACH: u32 = 1;
+/// The peer's process is gone: bring the sending direction back, the kernel knows the rest.
+pub const COMMAND_PEER_GONE: u32 = 2;
+
+/// Why a connection is on the host path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Reason {
+    /// It is not on the host path.
+    None = 0,
+    /// Too little traffic so far to be worth pairing.
+    FewBytes = 1,
+    /// The adapter does not answer.
+    NoAdapter = 2,
+    /// The adapter was asked and knows no partner: the other end is not under Toehold, or on another host.
+    NoPartner = 3,
+    /// Both ends are known; the partner has not yet attached.
+    PartnerNotAttached = 4,
+    /// Policy forbids it: `--path host`, or the adapter's configuration.
+    Policy = 5,
+    /// The other end belongs to another user.
+    OtherUser = 6,
+    /// Not a TCP stream socket.
+    NotTcp = 7,
+    /// Bytes moved that the library did not see: its counts disagree with the kernel's.
+    CountsDisagree = 8,
+    /// Detached by the operator.
+    Detached = 9,
+    /// The peer's process is gone.
+    PeerGone = 10,
+    /// A word of the peer failed its check.
+    PeerFault = 11,
+    /// The program uses it through stdio.
+    Stdio = 12,
+    /// The program uses something that rings cannot express (urgent data, TCP_ULP, zero-copy sends).
+    Unsupported = 13,
+    /// Its descriptor was passed to another program.
+    Passed = 14,
+    /// No memory or descriptors for a region.
+    NoResources = 15,
+    /// It is shared by several processes.
+    Shared = 16,
+    /// One of its directions has ended.
+    Closing = 17,
+    /// The library or the adapter is of another version.
+    Version = 18,
+}
+
+impl Reason {
+    /// The reason behind a number, if it is one.
+    pub fn from_word(word: u32) -> Option<Reason> {
+        use Reason::*;
+        const ALL: [Reason; 19] = [
+            None,
+            FewBytes,
+            NoAdapter,
+            NoPartner,
+            PartnerNotAttached,
+            Policy,
+            OtherUser,
+            NotTcp,
+            CountsDisagree,
+            Detached,
+            PeerGone,
+            PeerFault,
+            Stdio,
+            Unsupported,
+            Passed,
+            NoResources,
+            Shared,
+            Closing,
+            Version,
+        ];
+        ALL.get(word as usize).copied()
+    }
+
+    /// In words, for `toehold status`.
+    pub fn words(self) -> &'static str {
+        match self {
+            Reason::None => "",
+            Reason::FewBytes => "too little traffic so far",
+            Reason::NoAdapter => "the adapter does not answer",
+            Reason::NoPartner => {
+                "the other end is not under Toehold on this host and network namespace"
+            }
+            Reason::PartnerNotAttached => "waiting for the other end to attach",
+            Reason::Policy => "policy",
+            Reason::OtherUser => "the other end belongs to another user",
+            Reason::NotTcp => "not a TCP stream",
+            Reason::CountsDisagree => "bytes moved that the library did not see",
+            Reason::Detached => "detached by the operator",
+            Reason::PeerGone => "the other end's process is gone",
+            Reason::PeerFault => "the other end wrote nonsense into the shared region",
+            Reason::Stdio => "used through stdio",
+            Reason::Unsupported => "the program uses a feature that only the kernel has",
+            Reason::Passed => "its descriptor was passed to another program",
+            Reason::NoResources => "no memory or descriptors for a region",
+            Reason::Shared => "shared by several processes",
+            Reason::Closing => "one of its directions has ended",
+            Reason::Version => "the adapter is of another version",
+        }
+    }
+}
+
+/// A mapped table. Does not own the mapping: the process keeps it until it ends.
+#[derive(Clone, Copy)]
+pub struct Table {
+    base: *mut u8,
+}
+
+// SAFETY: the table is atomics all through; any thread may use them.
+unsafe impl Send for Table {}
+// SAFETY: as above.
+unsafe impl Sync for Table {}
+
+impl Table {
+    /// A table at `base`.
+    ///
+    /// # Safety
+    /// `base` is page-aligned, mapped readable and writable for [`TABLE_BYTES`], and stays so for as long as any
+    /// reference given out by this table is used.
+    pub unsafe fn at(base: *mut u8) -> Table {
+        Table { base }
+    }
+
+    /// The first page.
+    pub fn header(&self) -> &Header {
+        // SAFETY: mapped and aligned by the promise of `at`; every field is an atomic.
+        unsafe { &*self.base.cast::<Header>() }
+    }
+
+    /// Entry `index`, or nothing when there is no such entry.
+    #[inline]
+    pub fn entry(&self, index: u32) -> Option<&Entry> {
+        if index as usize >= ENTRIES {
+            return None;
+        }
+        // SAFETY: in bounds by the check above, mapped and aligned by the promise of `at`.
+        Some(unsafe {
+            &*self
+                .base
+                .add(ENTRIES_OFFSET)
+                .cast::<Entry>()
+                .add(index as usize)
+        })
+    }
+
+    /// Writes the header of a fresh table.
+    pub fn initialise(&self, pid: u32, wait: WaitMode, program: &[u8]) {
+        let header = self.header();
+        for (word, chunk) in header.program.iter().zip(program.chunks(8)) {
+            let mut bytes = [0u8; 8];
+            bytes[..chunk.len()].copy_from_slice(chunk);
+            word.store(u64::from_le_bytes(bytes), Ordering::Relaxed);
+        }
+        header.pid.store(pid, Ordering::Relaxed);
+        header.wait_mode.store(wait as u32, Ordering::Relaxed);
+        header.entries.store(ENTRIES as u32, Ordering::Relaxed);
+        header.version.store(LAYOUT_VERSION, Ordering::Relaxed);
+        header.magic.store(TABLE_MAGIC, Ordering::Release);
+    }
+
+    /// Claims a free entry, trying `hint` first; nothing when the table is full.
+    pub fn allocate(&self, hint: u32) -> Option<u32> {
+        /// Entries looked at before giving up; a full table is not worth a walk of 65,536 lines.
+        const PROBES_MAX: u32 = 1024;
+        for probe in 0..PROBES_MAX {
+            let index = hint.wrapping_add(probe.wrapping_mul(probe + 1) / 2) % ENTRIES as u32;
+            let entry = self.entry(index)?;
+            if entry
+                .state
+                .compare_exchange(
+                    EntryState::Free as u32,
+                    EntryState::Claimed as u32,
+                    Ordering::Acquire,
+                    Ordering::Relaxed,
+                )
+                .is_ok()
+            {
+                self.header()
+                    .entries_used
+                    .fetch_max(index + 1, Ordering::Relaxed);
+                return Some(index);
+            }
+        }
+        None
+    }
+}
