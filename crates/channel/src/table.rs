@@ -107,6 +107,7 @@ pub struct Entry {
     pub rx_hints: AtomicU32,
     /// Consecutive non-blocking receives that found nothing.
     pub rx_empty: AtomicU32,
+    _line1: u64,
 
     /// Sending: the lock of this line, the owner's thread id or 0.
     pub tx_lock: AtomicU32,
