@@ -1,0 +1,399 @@
+//! The runtime directory: where the adapter and the programs of one user meet.
+//!
+//! It holds the adapter's socket, and whoever can write to it can pose as the adapter. So it is
+//! taken only when it is a real directory (no symbolic link), belongs to this user, and nobody else
+//! can enter it. Anything else is refused, with a sentence a person can act on; the caller then
+//! stays on the host path.
+//!
+//! Where it is: `--runtime-dir`, else `$TOEHOLD_RUNTIME_DIR`, else `$XDG_RUNTIME_DIR/toehold`, else
+//! `/tmp/toehold-UID`.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::fs;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+/// A runtime directory that was checked: ours, private, and not a link.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RuntimeDir {
+    path: PathBuf,
+}
+
+impl RuntimeDir {
+    /// Opens the directory at `path`, creating it (mode 0700) when it does not exist.
+    ///
+    /// # Errors
+    ///
+    /// Everything [`RuntimeDir::open`] refuses, and a directory that cannot be created.
+    pub fn open_or_create(path: &Path) -> Result<RuntimeDir, RuntimeDirError> {
+        check_length(path)?;
+        match fs::DirBuilder::new().mode(DIR_MODE).create(path) {
+            Ok(()) => {}
+            // Whatever stands there is judged below, exactly as if it had always been there.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(RuntimeDirError::io("create", path, error)),
+        }
+        RuntimeDir::open(path)
+    }
+
+    /// Opens the directory at `path`, which has to exist already.
+    ///
+    /// # Errors
+    ///
+    /// See [`RuntimeDirError`]: a missing directory, a link, another owner, a mode that lets
+    /// others in, a parent in which others could replace it, or a path too long for a socket.
+    pub fn open(path: &Path) -> Result<RuntimeDir, RuntimeDirError> {
+        check_length(path)?;
+        let entry = fs::symlink_metadata(path)
+            .map_err(|error| RuntimeDirError::io("look at", path, error))?;
+        if entry.file_type().is_symlink() {
+            return Err(RuntimeDirError::Link { path: path.into() });
+        }
+        if !entry.is_dir() {
+            return Err(RuntimeDirError::NotADirectory { path: path.into() });
+        }
+        if entry.uid() != user_id() {
+            return Err(RuntimeDirError::ForeignOwner {
+                path: path.into(),
+                uid: entry.uid(),
+            });
+        }
+        let mode = entry.mode() & 0o7777;
+        if mode & 0o077 != 0 {
+            return Err(RuntimeDirError::OpenToOthers {
+                path: path.into(),
+                mode,
+            });
+        }
+        check_parent(path)?;
+        Ok(RuntimeDir { path: path.into() })
+    }
+
+    /// The directory itself.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Where the adapter of this directory listens.
+    pub fn socket_path(&self) -> PathBuf {
+        self.path.join(SOCKET_NAME)
+    }
+}
+
+/// Where the runtime directory is when no option names it: the environment's answer, or
+/// `/tmp/toehold-UID`.
+pub fn default_path() -> PathBuf {
+    default_path_from(|name| std::env::var_os(name), user_id())
+}
+
+fn default_path_from(variable: impl Fn(&str) -> Option<OsString>, uid: u32) -> PathBuf {
+    // The XDG specification asks for absolute paths and for ignoring any other; a relative path of
+    // our own variable would mean another directory after every chdir.
+    let absolute = |name| {
+        variable(name)
+            .map(PathBuf::from)
+            .filter(|path| path.is_absolute())
+    };
+    if let Some(path) = absolute("TOEHOLD_RUNTIME_DIR") {
+        return path;
+    }
+    match absolute("XDG_RUNTIME_DIR") {
+        Some(base) => base.join("toehold"),
+        None => PathBuf::from(format!("/tmp/toehold-{uid}")),
+    }
+}
+
+/// Why a runtime directory was refused.
+#[derive(Debug)]
+pub enum RuntimeDirError {
+    /// It is a symbolic link, which its owner could point elsewhere at any time.
+    Link {
+        /// The path that was refused.
+        path: PathBuf,
+    },
+    /// Something other than a directory has its name.
+    NotADirectory {
+        /// The path that was refused.
+        path: PathBuf,
+    },
+    /// Another user owns it.
+    ForeignOwner {
+        /// The path that was refused.
+        path: PathBuf,
+        /// Who owns it.
+        uid: u32,
+    },
+    /// Its mode lets other users in.
+    OpenToOthers {
+        /// The path that was refused.
+        path: PathBuf,
+        /// Its permission bits.
+        mode: u32,
+    },
+    /// Others may replace it, because they can write to the directory above it.
+    ParentOpen {
+        /// The directory above the refused one.
+        parent: PathBuf,
+    },
+    /// Its path leaves no room for the name of a socket.
+    TooLong {
+        /// The path that was refused.
+        path: PathBuf,
+    },
+    /// The operating system said no.
+    Io {
+        /// What was tried: "create" or "look at".
+        action: &'static str,
+        /// The path it was tried on.
+        path: PathBuf,
+        /// What the operating system answered.
+        source: io::Error,
+    },
+}
+
+impl RuntimeDirError {
+    fn io(action: &'static str, path: &Path, source: io::Error) -> Self {
+        RuntimeDirError::Io {
+            action,
+            path: path.into(),
+            source,
+        }
+    }
+
+    /// Whether the directory merely does not exist yet.
+    pub fn is_missing(&self) -> bool {
+        matches!(self, RuntimeDirError::Io { source, .. } if source.kind() == io::ErrorKind::NotFound)
+    }
+}
+
+impl fmt::Display for RuntimeDirError {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            RuntimeDirError::Link { path } => write!(
+                out,
+                "runtime directory {} is a symbolic link; remove it or name another with --runtime-dir",
+                path.display()
+            ),
+            RuntimeDirError::NotADirectory { path } => write!(
+                out,
+                "{} is not a directory; remove it or name another with --runtime-dir",
+                path.display()
+            ),
+            RuntimeDirError::ForeignOwner { path, uid } => write!(
+                out,
+                "runtime directory {} belongs to user {uid}, not to you; name another with --runtime-dir",
+                path.display()
+            ),
+            RuntimeDirError::OpenToOthers { path, mode } => write!(
+                out,
+                "runtime directory {} lets other users in (mode {mode:04o}); run: chmod 700 {}",
+                path.display(),
+                path.display()
+            ),
+            RuntimeDirError::ParentOpen { parent } => write!(
+                out,
+                "other users can replace the runtime directory, because {} is writable to them \
+                 without the sticky bit; name another with --runtime-dir",
+                parent.display()
+            ),
+            RuntimeDirError::TooLong { path } => write!(
+                out,
+                "runtime directory {} is too long for a socket's address ({PATH_BYTES_MAX} bytes); \
+                 name a shorter one with --runtime-dir",
+                path.display()
+            ),
+            RuntimeDirError::Io {
+                action,
+                path,
+                source,
+            } => {
+                write!(
+                    out,
+                    "cannot {action} the runtime directory {}: {source}",
+                    path.display()
+                )
+            }
+        }
+    }
+}
+
+impl std::error::Error for RuntimeDirError {}
+
+/// Refuses a directory that somebody else could rename away and replace.
+fn check_parent(path: &Path) -> Result<(), RuntimeDirError> {
+    let parent = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    let entry =
+        fs::metadata(parent).map_err(|error| RuntimeDirError::io("look at", parent, error))?;
+    let writable_by_others = entry.mode() & 0o002 != 0;
+    let sticky = entry.mode() & 0o1000 != 0;
+    if writable_by_others && !sticky {
+        return Err(RuntimeDirError::ParentOpen {
+            parent: parent.into(),
+        });
+    }
+    Ok(())
+}
+
+fn check_length(path: &Path) -> Result<(), RuntimeDirError> {
+    if path.as_os_str().as_bytes().len() > PATH_BYTES_MAX {
+        return Err(RuntimeDirError::TooLong { path: path.into() });
+    }
+    Ok(())
+}
+
+fn user_id() -> u32 {
+    // SAFETY: `geteuid` has no preconditions and cannot fail.
+    unsafe { libc::geteuid() }
+}
+
+/// The adapter's socket within the runtime directory.
+pub const SOCKET_NAME: &str = "adapter.sock";
+
+const DIR_MODE: u32 = 0o700;
+
+/// `sockaddr_un.sun_path` holds 108 bytes with its terminator; 24 are kept for the socket's name.
+const PATH_BYTES_MAX: usize = 107 - 24;
+const _: () = assert!(SOCKET_NAME.len() < 24);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    /// A scratch directory that is removed with its guard.
+    struct Scratch(PathBuf);
+
+    impl Scratch {
+        fn new(name: &str) -> Scratch {
+            let path =
+                std::env::temp_dir().join(format!("toehold-rt-{}-{name}", std::process::id()));
+            let _ = fs::remove_dir_all(&path);
+            fs::create_dir(&path).expect("scratch directory");
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("mode");
+            Scratch(path)
+        }
+    }
+
+    impl Drop for Scratch {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn refusal(path: &Path) -> RuntimeDirError {
+        RuntimeDir::open_or_create(path).expect_err("must be refused")
+    }
+
+    #[test]
+    fn a_missing_directory_is_created_private() {
+        let scratch = Scratch::new("create");
+        let dir = RuntimeDir::open_or_create(&scratch.0.join("rt")).expect("created");
+        let mode = fs::metadata(dir.path()).expect("metadata").mode() & 0o777;
+        assert_eq!(mode, 0o700);
+        assert_eq!(
+            RuntimeDir::open_or_create(dir.path()).expect("opened again"),
+            dir
+        );
+    }
+
+    #[test]
+    fn opening_does_not_create() {
+        let scratch = Scratch::new("open");
+        let error = RuntimeDir::open(&scratch.0.join("rt")).expect_err("missing");
+        assert!(error.is_missing());
+    }
+
+    #[test]
+    fn a_link_is_refused_even_to_a_good_directory() {
+        let scratch = Scratch::new("link");
+        let good = RuntimeDir::open_or_create(&scratch.0.join("good")).expect("created");
+        let link = scratch.0.join("link");
+        symlink(good.path(), &link).expect("link");
+        assert!(matches!(refusal(&link), RuntimeDirError::Link { .. }));
+    }
+
+    #[test]
+    fn a_file_is_refused() {
+        let scratch = Scratch::new("file");
+        let file = scratch.0.join("rt");
+        fs::write(&file, "").expect("file");
+        assert!(matches!(
+            refusal(&file),
+            RuntimeDirError::NotADirectory { .. }
+        ));
+    }
+
+    #[test]
+    fn a_mode_that_lets_others_in_is_refused_with_the_remedy() {
+        let scratch = Scratch::new("mode");
+        let path = scratch.0.join("rt");
+        RuntimeDir::open_or_create(&path).expect("created");
+        for mode in [0o750, 0o701, 0o777, 0o704] {
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).expect("mode");
+            let error = refusal(&path);
+            assert!(
+                matches!(error, RuntimeDirError::OpenToOthers { .. }),
+                "{mode:o}"
+            );
+            assert!(error.to_string().contains("chmod 700"));
+        }
+    }
+
+    #[test]
+    fn another_owner_is_refused() {
+        if user_id() == 0 {
+            let scratch = Scratch::new("owner");
+            let path = scratch.0.join("rt");
+            RuntimeDir::open_or_create(&path).expect("created");
+            std::os::unix::fs::chown(&path, Some(65_534), None).expect("chown");
+            assert!(matches!(
+                refusal(&path),
+                RuntimeDirError::ForeignOwner { uid: 65_534, .. }
+            ));
+        } else {
+            // Without the right to give a directory away: the root directory is not ours either.
+            let error = RuntimeDir::open(Path::new("/")).expect_err("not ours");
+            assert!(matches!(
+                error,
+                RuntimeDirError::ForeignOwner { uid: 0, .. }
+            ));
+        }
+    }
+
+    #[test]
+    fn a_parent_open_to_all_is_refused_unless_sticky() {
+        let scratch = Scratch::new("parent");
+        let path = scratch.0.join("rt");
+        fs::set_permissions(&scratch.0, fs::Permissions::from_mode(0o777)).expect("mode");
+        assert!(matches!(refusal(&path), RuntimeDirError::ParentOpen { .. }));
+        fs::set_permissions(&scratch.0, fs::Permissions::from_mode(0o1777)).expect("mode");
+        RuntimeDir::open_or_create(&path).expect("sticky like /tmp");
+    }
+
+    #[test]
+    fn a_path_too_long_for_a_socket_is_refused() {
+        let long = PathBuf::from(format!("/tmp/{}", "x".repeat(120)));
+        assert!(matches!(refusal(&long), RuntimeDirError::TooLong { .. }));
+    }
+
+    #[test]
+    fn the_environment_is_asked_in_order() {
+        let both = |name: &str| match name {
+            "TOEHOLD_RUNTIME_DIR" => Some("/run/mine".into()),
+            "XDG_RUNTIME_DIR" => Some("/run/user/7".into()),
+            _ => None,
+        };
+        assert_eq!(default_path_from(both, 7), Path::new("/run/mine"));
+        let xdg = |name: &str| (name == "XDG_RUNTIME_DIR").then(|| "/run/user/7".into());
+        assert_eq!(default_path_from(xdg, 7), Path::new("/run/user/7/toehold"));
+        assert_eq!(default_path_from(|_| None, 7), Path::new("/tmp/toehold-7"));
+        let relative = |_: &str| Some("here".into());
+        assert_eq!(default_path_from(relative, 7), Path::new("/tmp/toehold-7"));
+    }
+}
