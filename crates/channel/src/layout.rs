@@ -118,6 +118,10 @@ pub struct Wake {
     pub attached: AtomicU32,
     /// `CLOSED_*`: what this side has ended, a hint to look at the carrier.
     pub closed: AtomicU32,
+    /// This side asks the other to bring its sending direction back to the carrier and leave it there.
+    pub refuse: AtomicU32,
+    /// Processor this side last waited on, plus one: spinning for a peer on one's own core is pointless.
+    pub processor: AtomicU32,
 }
 
 /// The side has shut its sending direction.
@@ -161,7 +165,7 @@ pub struct Boards {
 /// Where side 0's boards begin in a pair.
 pub const BOARDS_OFFSET: usize = 4096;
 /// Length of a pair's memfd.
-pub const PAIR_BYTES: usize = (BOARDS_OFFSET + 2 * size_of::<Boards>() + 4095) / 4096 * 4096;
+pub const PAIR_BYTES: usize = (BOARDS_OFFSET + 2 * size_of::<Boards>()).next_multiple_of(4096);
 
 #[cfg(not(loom))]
 const _: () = {

@@ -113,7 +113,7 @@ pub struct Entry {
     pub tx_lock: AtomicU32,
     /// Threads inside a kernel send on the carrier while the direction is on the carrier.
     pub tx_in_flight: AtomicU32,
-    /// Stream bytes given to the carrier, doorbells included.
+    /// Stream bytes given to the carrier, doorbells included (the program's own are this less `doorbells`).
     pub tx_carrier: AtomicU64,
     /// Ring bytes published.
     pub tx_ring: AtomicU64,
@@ -121,8 +121,10 @@ pub struct Entry {
     pub tx_mode: AtomicU32,
     /// Switch records published.
     pub tx_records: AtomicU32,
-    /// Bytes that the program gave to the carrier.
-    pub tx_carrier_data: AtomicU64,
+    /// Ring capacity in force, as a power of two.
+    pub tx_capacity_log2: AtomicU32,
+    /// 1 when the ring was found full since it last grew.
+    pub tx_was_full: AtomicU32,
     /// Calls served by the ring.
     pub tx_calls: AtomicU64,
     /// The reader's position when last looked at.

@@ -1,0 +1,318 @@
+//! A channel seen from one end: two rings, and the positions at which each direction changes between carrier and ring.
+//!
+//! ```text
+//!   a direction's bytes:   carrier 0..c0 │ ring 0..r0 │ (doorbells c0..c1) carrier c1..c2 │ ring r0.. …
+//!                                     record 0: up at c0   record 1: down at r0, c1   record 2: up at c2
+//! ```
+//!
+//! The sender writes records; the receiver carries each out when it has read up to its position, and acknowledges it.
+//! Rules that keep every sleeper reachable (a doorbell is a byte on the carrier of a direction in ring mode):
+//!
+//! 1. *Up* needs all earlier records acknowledged and the peer attached.
+//! 2. *Down* is always possible; so at most two records are outstanding, an up and its down.
+//! 3. A sender sleeps for credit only while the peer can ring it ([`End::peer_can_ring`]): its incoming direction is a ring,
+//!    nothing is pending in it, and the peer is not on its way down. Otherwise it goes down itself and lets the kernel block it.
+//! 4. On its way down a sender announces it (`going_down`), fences, and rings a peer that sleeps for credit, before it
+//!    publishes the record. The peer sets `want_credit`, fences, then looks at `going_down`.
+
+use crate::layout::{
+    CONTROL_BYTES, Control, RECORD_SLOTS, RECORDS_OUTSTANDING_MAX, RING_BYTES, Side,
+};
+use crate::ring::{Fault, Filled, Receiver, Sender};
+use crate::sync::{Ordering, fence};
+use crate::table::{Entry, Mode};
+
+/// One end of a mapped channel, borrowed for one operation.
+#[derive(Clone, Copy)]
+pub struct End<'a> {
+    /// The connection's words in the family's table: cursors, counts, modes. Trusted.
+    pub entry: &'a Entry,
+    control: &'a Control,
+    rings: *mut u8,
+    side: usize,
+}
+
+/// Where the next received bytes are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Incoming {
+    /// On the carrier, at most this many before the direction changes.
+    Carrier {
+        /// Bytes up to the next switch; `u64::MAX` when none is announced.
+        limit: u64,
+    },
+    /// In the ring.
+    Ring(Filled),
+    /// This many doorbell bytes must be taken off the carrier first.
+    Skip {
+        /// Doorbell bytes to discard.
+        bytes: u64,
+    },
+}
+
+impl<'a> End<'a> {
+    /// The end of `side` of the region mapped at `region`.
+    ///
+    /// # Safety
+    /// `region` is a mapping of [`crate::layout::REGION_BYTES`] that outlives `'a`; `side` is 0 or 1.
+    #[inline]
+    pub unsafe fn at(entry: &'a Entry, region: *mut u8, side: usize) -> End<'a> {
+        // SAFETY: page-aligned and long enough by the caller's promise; all fields are atomics.
+        let control = unsafe { &*region.cast::<Control>() };
+        // SAFETY: the rings follow the control page inside the same mapping.
+        let rings = unsafe { region.add(CONTROL_BYTES) };
+        End {
+            entry,
+            control,
+            rings,
+            side,
+        }
+    }
+
+    /// Our words.
+    #[inline]
+    pub fn ours(&self) -> &'a Side {
+        &self.control.sides[self.side]
+    }
+
+    /// The peer's words.
+    #[inline]
+    pub fn theirs(&self) -> &'a Side {
+        &self.control.sides[1 - self.side]
+    }
+
+    /// Memory of the ring that we write.
+    #[inline]
+    pub fn ring_out(&self) -> *mut u8 {
+        // SAFETY: ring `side` lies inside the region.
+        unsafe { self.rings.add(self.side * RING_BYTES) }
+    }
+
+    /// Memory of the ring that we read.
+    #[inline]
+    pub fn ring_in(&self) -> *mut u8 {
+        // SAFETY: ring `1 - side` lies inside the region.
+        unsafe { self.rings.add((1 - self.side) * RING_BYTES) }
+    }
+
+    /// The sending end of our ring.
+    #[inline]
+    pub fn sender(&self) -> Sender<'a> {
+        Sender {
+            publish: &self.ours().publish,
+            consume: &self.theirs().consume,
+            tail: &self.entry.tx_ring,
+            head_seen: &self.entry.tx_head_seen,
+            capacity_log2: &self.entry.tx_capacity_log2,
+            was_full: &self.entry.tx_was_full,
+        }
+    }
+
+    /// The receiving end of the peer's ring.
+    #[inline]
+    pub fn receiver(&self) -> Receiver<'a> {
+        Receiver {
+            publish: &self.theirs().publish,
+            consume: &self.ours().consume,
+            head: &self.entry.rx_ring,
+        }
+    }
+
+    /// Where our next sent byte goes.
+    #[inline]
+    pub fn tx_mode(&self) -> Mode {
+        Mode::from_word(self.entry.tx_mode.load(Ordering::Relaxed)).unwrap_or(Mode::Carrier)
+    }
+
+    /// Where our next received byte comes from, as far as we have carried out the records.
+    #[inline]
+    pub fn rx_mode(&self) -> Mode {
+        Mode::from_word(self.entry.rx_mode.load(Ordering::Relaxed)).unwrap_or(Mode::Carrier)
+    }
+
+    /// True when the peer has published records that we have not carried out. Needs no lock.
+    #[inline]
+    pub fn records_pending(&self) -> bool {
+        self.theirs().switch.records.load(Ordering::Acquire)
+            != self.entry.rx_records.load(Ordering::Relaxed)
+    }
+
+    /// Carries out what can be carried out of the peer's records and says where the next bytes are.
+    /// Callers hold the receive lock.
+    ///
+    /// # Errors
+    /// A [`Fault`] when the peer's words contradict what was counted.
+    #[inline]
+    pub fn incoming(&self) -> Result<Incoming, Fault> {
+        if self.rx_mode() == Mode::Ring && !self.records_pending() {
+            return Ok(Incoming::Ring(self.receiver().available()?));
+        }
+        self.incoming_switching()
+    }
+
+    fn incoming_switching(&self) -> Result<Incoming, Fault> {
+        let entry = self.entry;
+        // Each turn carries out one step of one record, of which at most two are outstanding.
+        for _ in 0..4 * RECORDS_OUTSTANDING_MAX {
+            let done = entry.rx_records.load(Ordering::Relaxed);
+            // Acquire pairs with the Release store in `publish_record`: the record's positions are there.
+            let announced = self.theirs().switch.records.load(Ordering::Acquire);
+            let pending = announced.wrapping_sub(done);
+            if pending > RECORDS_OUTSTANDING_MAX {
+                return Err(Fault::Record);
+            }
+            let record = &self.theirs().switch.record[done as usize % RECORD_SLOTS];
+            let at_carrier = record.carrier.load(Ordering::Relaxed);
+            let at_ring = record.ring.load(Ordering::Relaxed);
+            let carrier = entry.rx_carrier.load(Ordering::Relaxed);
+            match self.rx_mode() {
+                Mode::Carrier => {
+                    if pending == 0 {
+                        return Ok(Incoming::Carrier { limit: u64::MAX });
+                    }
+                    if at_carrier < carrier || at_ring != entry.rx_ring.load(Ordering::Relaxed) {
+                        return Err(Fault::Record);
+                    }
+                    if at_carrier > carrier {
+                        return Ok(Incoming::Carrier {
+                            limit: at_carrier - carrier,
+                        });
+                    }
+                    entry.rx_mode.store(Mode::Ring as u32, Ordering::Relaxed);
+                    self.acknowledge(done + 1);
+                }
+                Mode::Ring => {
+                    let filled = self.receiver().available()?;
+                    if pending == 0 {
+                        return Ok(Incoming::Ring(filled));
+                    }
+                    let ring = entry.rx_ring.load(Ordering::Relaxed);
+                    if at_ring < ring || at_ring - ring > filled.len || at_carrier < carrier {
+                        return Err(Fault::Record);
+                    }
+                    if at_ring > ring {
+                        let len = at_ring - ring;
+                        return Ok(Incoming::Ring(Filled { len, ..filled }));
+                    }
+                    entry.rx_mode.store(Mode::Skip as u32, Ordering::Relaxed);
+                }
+                Mode::Skip => {
+                    if pending == 0 || at_carrier < carrier {
+                        return Err(Fault::Record);
+                    }
+                    if at_carrier > carrier {
+                        return Ok(Incoming::Skip {
+                            bytes: at_carrier - carrier,
+                        });
+                    }
+                    entry.rx_mode.store(Mode::Carrier as u32, Ordering::Relaxed);
+                    self.acknowledge(done + 1);
+                }
+            }
+        }
+        Err(Fault::Record)
+    }
+
+    fn acknowledge(&self, records: u32) {
+        self.entry.rx_records.store(records, Ordering::Relaxed);
+        // Release pairs with the Acquire load in `all_acknowledged`: everything before the switch was read.
+        self.ours()
+            .consume
+            .acknowledged
+            .store(records, Ordering::Release);
+    }
+
+    /// True when `len` bytes just taken from the carrier in carrier mode turned out to pass a switch that was announced
+    /// meanwhile; says how many of them are data. Callers hold the receive lock and have not yet counted them.
+    ///
+    /// # Errors
+    /// [`Fault::Record`].
+    pub fn data_among(&self, len: u64) -> Result<u64, Fault> {
+        match self.incoming()? {
+            Incoming::Carrier { limit } => Ok(len.min(limit)),
+            // The switch stands exactly where we were before these bytes: all of them are doorbells.
+            Incoming::Ring(_) | Incoming::Skip { .. } => Ok(0),
+        }
+    }
+
+    /// True when the peer has carried out all our records. Callers hold the send lock.
+    ///
+    /// # Errors
+    /// [`Fault::Record`] when it acknowledged more than there were.
+    pub fn all_acknowledged(&self) -> Result<bool, Fault> {
+        let records = self.entry.tx_records.load(Ordering::Relaxed);
+        let acknowledged = self.theirs().consume.acknowledged.load(Ordering::Acquire);
+        if records.wrapping_sub(acknowledged) > RECORDS_OUTSTANDING_MAX {
+            return Err(Fault::Record);
+        }
+        Ok(records == acknowledged)
+    }
+
+    /// Moves our direction to the ring if the rules allow it now. Callers hold the send lock, no thread is inside a kernel
+    /// send, and `tx_carrier` is exact. True when it did.
+    ///
+    /// # Errors
+    /// [`Fault::Record`].
+    pub fn try_up(&self) -> Result<bool, Fault> {
+        // Acquire pairs with the Release store that announces the mapping.
+        if self.theirs().wake.attached.load(Ordering::Acquire) != 1
+            || self.theirs().wake.refuse.load(Ordering::Acquire) != 0
+            || !self.all_acknowledged()?
+        {
+            return Ok(false);
+        }
+        self.entry
+            .tx_mode
+            .store(Mode::Ring as u32, Ordering::Relaxed);
+        self.publish_record();
+        self.entry.upgrades.fetch_add(1, Ordering::Relaxed);
+        Ok(true)
+    }
+
+    /// First half of a downgrade: announces it. True when the peer sleeps for credit and must be rung (while the direction is
+    /// still a ring) before [`End::finish_down`]. Callers hold the send lock.
+    #[must_use]
+    pub fn begin_down(&self) -> bool {
+        self.ours().switch.going_down.store(1, Ordering::Relaxed);
+        // Pairs with the fence in `peer_can_ring`.
+        fence(Ordering::SeqCst);
+        self.theirs().wake.want_credit.load(Ordering::Relaxed) != 0
+    }
+
+    /// Second half of a downgrade: from here on bytes go to the carrier.
+    pub fn finish_down(&self) {
+        self.entry
+            .tx_mode
+            .store(Mode::Carrier as u32, Ordering::Relaxed);
+        self.publish_record();
+        self.ours().switch.going_down.store(0, Ordering::Release);
+        self.entry.downgrades.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn publish_record(&self) {
+        let records = self.entry.tx_records.load(Ordering::Relaxed);
+        let record = &self.ours().switch.record[records as usize % RECORD_SLOTS];
+        record.carrier.store(
+            self.entry.tx_carrier.load(Ordering::Relaxed),
+            Ordering::Relaxed,
+        );
+        record.ring.store(
+            self.entry.tx_ring.load(Ordering::Relaxed),
+            Ordering::Relaxed,
+        );
+        self.entry.tx_records.store(records + 1, Ordering::Relaxed);
+        // Release pairs with the Acquire load in `incoming_switching`.
+        self.ours()
+            .switch
+            .records
+            .store(records + 1, Ordering::Release);
+    }
+
+    /// True when the peer is able to ring us for credit. Callers have set `want_credit`; this fences, then looks.
+    pub fn peer_can_ring(&self) -> bool {
+        // Pairs with the fence in `begin_down`: either the peer sees that we want credit and rings before it goes, or we see it going.
+        fence(Ordering::SeqCst);
+        self.rx_mode() == Mode::Ring
+            && self.theirs().switch.going_down.load(Ordering::Relaxed) == 0
+            && !self.records_pending()
+    }
+}

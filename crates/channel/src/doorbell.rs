@@ -1,0 +1,123 @@
+//! Waking a peer that sleeps, and only then.
+//!
+//! A side tells the other how to reach it in one word, its *wake word*:
+//!
+//! ```text
+//!   sleeper                                   ringer
+//!   wake := BELL (or board.sleeping := 1)     publish tail (or head)
+//!   fence SeqCst                              fence SeqCst (in `publish` / `consume`)
+//!   look again: tail, credit, records         load wake
+//!   nothing? sleep in the kernel              BELL?  take it to NONE; whoever took it rings
+//! ```
+//!
+//! Either the ringer's load sees BELL, or the sleeper's second look sees what was published: with both fences
+//! one of the two loads comes after the other side's store. So no wake-up is lost, and a side that is awake costs its
+//! peer one load.
+//!
+//! With `BOARD` the ringer first sets the channel's bit on the named board, so that a process awake in `epoll_wait` finds it
+//! by scanning words; it rings only when that board's `sleeping` is 1 and it was the one to take it to 0.
+//! The bit is set with a read-modify-write (a full barrier) before `sleeping` is loaded; the sleeper stores `sleeping`,
+//! fences, then scans the bits: the same argument.
+
+use crate::layout::{BOARD_BITS, BOARDS, Board, Wake};
+use crate::ring::Fault;
+use crate::sync::Ordering;
+
+/// How a side wants to hear of new bytes and credit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WakeWord {
+    /// It will look by itself.
+    None,
+    /// It sleeps, or may: ring the carrier, once.
+    Bell,
+    /// Set `bit` on board `board`; ring the carrier if that board sleeps.
+    Board {
+        /// Board of the sleeping side.
+        board: u32,
+        /// The channel's slot.
+        bit: u32,
+    },
+}
+
+const WORD_NONE: u32 = 0;
+const WORD_BELL: u32 = 1;
+const WORD_BOARD: u32 = 1 << 31;
+const BOARD_SHIFT: u32 = 16;
+const _: () = assert!(BOARD_BITS <= 1 << BOARD_SHIFT && BOARDS < 1 << 15);
+
+impl WakeWord {
+    /// Its number.
+    #[inline]
+    pub fn to_word(self) -> u32 {
+        match self {
+            WakeWord::None => WORD_NONE,
+            WakeWord::Bell => WORD_BELL,
+            WakeWord::Board { board, bit } => WORD_BOARD | board << BOARD_SHIFT | bit,
+        }
+    }
+
+    /// The wake word behind a number that a peer wrote.
+    ///
+    /// # Errors
+    /// [`Fault::Wake`] when it is none.
+    #[inline]
+    pub fn from_untrusted(word: u32) -> Result<WakeWord, Fault> {
+        if word == WORD_NONE {
+            Ok(WakeWord::None)
+        } else if word & WORD_BOARD != 0 {
+            let board = (word & !WORD_BOARD) >> BOARD_SHIFT;
+            let bit = word & ((1 << BOARD_SHIFT) - 1);
+            if board as usize >= BOARDS || bit as usize >= BOARD_BITS {
+                return Err(Fault::Wake);
+            }
+            Ok(WakeWord::Board { board, bit })
+        } else if word == WORD_BELL {
+            Ok(WakeWord::Bell)
+        } else {
+            Err(Fault::Wake)
+        }
+    }
+}
+
+/// Decides, after something was published to the side that owns `wake`, whether its carrier must be rung.
+/// `board` finds one of that side's boards. Consumes the request: of several ringers one is told to ring.
+///
+/// # Errors
+/// [`Fault::Wake`] when the word makes no sense.
+#[inline]
+pub fn must_ring<'b>(
+    wake: &Wake,
+    board: impl FnOnce(u32) -> Option<&'b Board>,
+) -> Result<bool, Fault> {
+    let word = wake.wake.load(Ordering::SeqCst);
+    match WakeWord::from_untrusted(word)? {
+        WakeWord::None => Ok(false),
+        WakeWord::Bell => Ok(wake
+            .wake
+            .compare_exchange(WORD_BELL, WORD_NONE, Ordering::SeqCst, Ordering::Relaxed)
+            .is_ok()),
+        WakeWord::Board { board: index, bit } => {
+            let Some(board) = board(index) else {
+                return Err(Fault::Wake);
+            };
+            mark(board, bit);
+            Ok(board.sleeping.load(Ordering::SeqCst) == 1
+                && board
+                    .sleeping
+                    .compare_exchange(1, 0, Ordering::SeqCst, Ordering::Relaxed)
+                    .is_ok())
+        }
+    }
+}
+
+/// Sets `bit` of `board` unless it is set already.
+#[inline]
+pub fn mark(board: &Board, bit: u32) {
+    let word = &board.bits[bit as usize / 64];
+    let mask = 1u64 << (bit % 64);
+    // A set bit that we see here was not yet swept when our bytes became visible (the caller's barrier lies between), so
+    // whoever sweeps it will see them.
+    if word.load(Ordering::SeqCst) & mask == 0 {
+        word.fetch_or(mask, Ordering::SeqCst);
+    }
+}

@@ -1,0 +1,233 @@
+//! One direction of a channel: a byte ring with a private cursor at each end.
+//!
+//! ```text
+//!            head (receiver)          tail (sender)
+//!              │ unread bytes           │ credit
+//!   ───────────┼────────────────────────┼───────────────┐
+//!              offset = position & (capacity - 1)       └─ wraps
+//! ```
+//!
+//! Positions count bytes since the ring began and never wrap in practice (2^64). Each end keeps its own cursor in memory the
+//! peer cannot write; the shared word only publishes it. Invariant: `head <= tail <= head + capacity`, checked on
+//! every load of the peer's word.
+//!
+//! The capacity in force may change only while the ring is empty, so a receiver that has loaded `tail` and not yet
+//! published a `head` equal to it reads the capacity that those bytes were laid out with.
+//!
+//! This module deals in offsets; the bytes themselves move through `copy` in [`crate::channel`].
+
+use crate::layout::{CAPACITY_LOG2_MAX, CAPACITY_LOG2_MIN, Consume, Publish};
+use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
+
+/// A word of the peer that failed its check. The channel ends; nothing else does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// `tail` is behind our cursor or more than a capacity ahead of it.
+    Tail,
+    /// `head` went backwards or beyond what was published.
+    Head,
+    /// The capacity is not one that we allow.
+    Capacity,
+    /// A switch record contradicts what was counted, or there are too many.
+    Record,
+    /// The wake word names a board or bit that does not exist.
+    Wake,
+}
+
+/// Up to two stretches of ring memory, in order: `(offset, length)`.
+pub type Stretches = [(usize, usize); 2];
+
+/// Splits `len` bytes at `position` of a ring of `1 << capacity_log2` bytes at its end.
+#[inline]
+pub fn stretches(position: u64, len: usize, capacity_log2: u32) -> Stretches {
+    let capacity = 1usize << capacity_log2;
+    let offset = (position as usize) & (capacity - 1);
+    let first = len.min(capacity - offset);
+    [(offset, first), (0, len - first)]
+}
+
+/// The sending end. Callers hold the direction's send lock.
+pub struct Sender<'a> {
+    /// Our line.
+    pub publish: &'a Publish,
+    /// The peer's line.
+    pub consume: &'a Consume,
+    /// Our cursor: bytes published.
+    pub tail: &'a AtomicU64,
+    /// The peer's `head` when last looked at.
+    pub head_seen: &'a AtomicU64,
+    /// Capacity in force.
+    pub capacity_log2: &'a AtomicU32,
+    /// Set when the ring was found full since it last grew.
+    pub was_full: &'a AtomicU32,
+}
+
+impl Sender<'_> {
+    /// Bytes that may be published now; looks at the peer's word only when fewer than `want` are known of.
+    ///
+    /// # Errors
+    /// [`Fault::Head`] when the peer's word contradicts our cursor.
+    #[inline]
+    pub fn credit(&self, want: u64) -> Result<u64, Fault> {
+        let tail = self.tail.load(Ordering::Relaxed);
+        let capacity = 1u64 << self.capacity_log2.load(Ordering::Relaxed);
+        let known = capacity - (tail - self.head_seen.load(Ordering::Relaxed));
+        if known >= want {
+            return Ok(known);
+        }
+        self.credit_fresh()
+    }
+
+    /// As [`Sender::credit`], always looking at the peer's word.
+    ///
+    /// # Errors
+    /// [`Fault::Head`] when the peer's word contradicts our cursor.
+    pub fn credit_fresh(&self) -> Result<u64, Fault> {
+        let tail = self.tail.load(Ordering::Relaxed);
+        let seen = self.head_seen.load(Ordering::Relaxed);
+        // Acquire pairs with the Release store in `Receiver::consume`: the peer has finished reading the bytes before `head`.
+        let head = self.consume.head.load(Ordering::Acquire);
+        if head < seen || head > tail {
+            return Err(Fault::Head);
+        }
+        self.head_seen.store(head, Ordering::Relaxed);
+        let log2 = self.capacity_log2.load(Ordering::Relaxed);
+        let credit = (1u64 << log2) - (tail - head);
+        if credit == 0 {
+            self.was_full.store(1, Ordering::Relaxed);
+        } else if head == tail
+            && self.was_full.load(Ordering::Relaxed) != 0
+            && log2 < CAPACITY_LOG2_MAX
+        {
+            return Ok(self.grow(log2));
+        }
+        Ok(credit)
+    }
+
+    /// Raises the capacity of a ring that is empty now and has been full; returns the new credit.
+    fn grow(&self, log2: u32) -> u64 {
+        /// Two doublings at a time: from the first page to the largest ring in three steps.
+        const STEP: u32 = 2;
+        let log2 = (log2 + STEP).min(CAPACITY_LOG2_MAX);
+        self.was_full.store(0, Ordering::Relaxed);
+        self.capacity_log2.store(log2, Ordering::Relaxed);
+        // Relaxed: the next store of `tail` carries it to the peer.
+        self.publish.capacity_log2.store(log2, Ordering::Relaxed);
+        1u64 << log2
+    }
+
+    /// Where the next `len` bytes go. `len` must not exceed the credit.
+    #[inline]
+    pub fn reserve(&self, len: usize) -> Stretches {
+        stretches(
+            self.tail.load(Ordering::Relaxed),
+            len,
+            self.capacity_log2.load(Ordering::Relaxed),
+        )
+    }
+
+    /// Publishes the next `len` bytes. A full barrier: what the caller reads next (the peer's wake word) is
+    /// read after the peer can see these bytes. See [`crate::doorbell`].
+    #[inline]
+    pub fn publish(&self, len: usize) {
+        let tail = self.tail.load(Ordering::Relaxed) + len as u64;
+        self.tail.store(tail, Ordering::Relaxed);
+        // Release (part of SeqCst) pairs with the Acquire load in `Receiver::available`. On x86 one exchange is cheaper
+        // than a store and a fence; loom knows only the fence.
+        #[cfg(not(loom))]
+        self.publish.tail.swap(tail, Ordering::SeqCst);
+        #[cfg(loom)]
+        self.publish.tail.store(tail, Ordering::Release);
+        #[cfg(loom)]
+        fence(Ordering::SeqCst);
+    }
+
+    /// As [`Sender::publish`] without the barrier, for all but the last of several publications.
+    #[inline]
+    pub fn publish_part(&self, len: usize) {
+        let tail = self.tail.load(Ordering::Relaxed) + len as u64;
+        self.tail.store(tail, Ordering::Relaxed);
+        // Release pairs with the Acquire load in `Receiver::available`.
+        self.publish.tail.store(tail, Ordering::Release);
+    }
+}
+
+/// The receiving end. Callers hold the direction's receive lock.
+pub struct Receiver<'a> {
+    /// The peer's line.
+    pub publish: &'a Publish,
+    /// Our line.
+    pub consume: &'a Consume,
+    /// Our cursor: bytes consumed.
+    pub head: &'a AtomicU64,
+}
+
+/// What a receiver found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Filled {
+    /// Unread bytes.
+    pub len: u64,
+    /// The capacity they were laid out with.
+    pub capacity_log2: u32,
+}
+
+impl Receiver<'_> {
+    /// Unread bytes.
+    ///
+    /// # Errors
+    /// [`Fault::Tail`] or [`Fault::Capacity`] when the peer's words contradict our cursor or each other.
+    #[inline]
+    pub fn available(&self) -> Result<Filled, Fault> {
+        let head = self.head.load(Ordering::Relaxed);
+        // Acquire pairs with the store in `Sender::publish`: the bytes before `tail` are there.
+        let tail = self.publish.tail.load(Ordering::Acquire);
+        if tail == head {
+            return Ok(Filled {
+                len: 0,
+                capacity_log2: CAPACITY_LOG2_MIN,
+            });
+        }
+        let capacity_log2 = self.publish.capacity_log2.load(Ordering::Relaxed);
+        if !(CAPACITY_LOG2_MIN..=CAPACITY_LOG2_MAX).contains(&capacity_log2) {
+            return Err(Fault::Capacity);
+        }
+        let len = tail.wrapping_sub(head);
+        if len > 1u64 << capacity_log2 {
+            return Err(Fault::Tail);
+        }
+        Ok(Filled { len, capacity_log2 })
+    }
+
+    /// True when the peer has published something that was not consumed; no check, no lock needed.
+    #[inline]
+    pub fn looks_filled(&self) -> bool {
+        self.publish.tail.load(Ordering::Acquire) != self.head.load(Ordering::Relaxed)
+    }
+
+    /// Where the next `len` unread bytes stand.
+    #[inline]
+    pub fn peek(&self, skip: u64, len: usize, filled: Filled) -> Stretches {
+        stretches(
+            self.head.load(Ordering::Relaxed) + skip,
+            len,
+            filled.capacity_log2,
+        )
+    }
+
+    /// Gives `len` bytes back as credit. True when that took the ring from more than half full to half or less: the moment to
+    /// look whether the sender sleeps for credit, and then a full barrier has passed (see [`crate::doorbell`]).
+    #[inline]
+    #[must_use]
+    pub fn consume(&self, len: usize, filled: Filled) -> bool {
+        let head = self.head.load(Ordering::Relaxed) + len as u64;
+        self.head.store(head, Ordering::Relaxed);
+        // Release pairs with the Acquire load in `Sender::credit_fresh`: our reads are done.
+        self.consume.head.store(head, Ordering::Release);
+        let half = 1u64 << (filled.capacity_log2 - 1);
+        let crossed = filled.len > half && filled.len - len as u64 <= half;
+        if crossed {
+            fence(Ordering::SeqCst);
+        }
+        crossed
+    }
+}
