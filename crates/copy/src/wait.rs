@@ -1,0 +1,84 @@
+//! How to wait for a completion: what to do between two looks, and until when.
+
+#[cfg(feature = "std")]
+use std::time::{Duration, Instant};
+
+/// How a caller waits.
+///
+/// ```
+/// # use std::time::Duration;
+/// use toehold_copy::Waiting;
+/// let patient = Waiting::PARK;                                      // spin briefly, then sleep
+/// let eager = Waiting::SPIN.at_most(Duration::from_micros(50));     // burn, but not for long
+/// # let _ = (patient, eager);
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Waiting {
+    pub(crate) spins: u32,
+    pub(crate) then: Then,
+    #[cfg(feature = "std")]
+    pub(crate) deadline: Option<Instant>,
+}
+
+/// What follows the spinning.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Then {
+    Spin,
+    Yield,
+    Park,
+}
+
+impl Waiting {
+    /// Never leaves the processor: the shortest reaction, and a core burnt.
+    pub const SPIN: Waiting = Waiting::new(u32::MAX, Then::Spin);
+    /// Spins briefly, then lets others run between looks.
+    pub const YIELD: Waiting = Waiting::new(SPINS, Then::Yield);
+    /// Spins briefly, then sleeps until the engine wakes it. An engine that cannot wake anybody is
+    /// looked at between yields.
+    pub const PARK: Waiting = Waiting::new(SPINS, Then::Park);
+
+    const fn new(spins: u32, then: Then) -> Waiting {
+        Waiting {
+            spins,
+            then,
+            #[cfg(feature = "std")]
+            deadline: None,
+        }
+    }
+
+    /// The same, looking this many times before it yields or sleeps.
+    pub const fn with_spins(mut self, spins: u32) -> Waiting {
+        self.spins = spins;
+        self
+    }
+
+    /// The same, but only until then.
+    #[cfg(feature = "std")]
+    pub fn until(mut self, deadline: Instant) -> Waiting {
+        self.deadline = Some(deadline);
+        self
+    }
+
+    /// The same, but only for so long, from now.
+    #[cfg(feature = "std")]
+    pub fn at_most(self, patience: Duration) -> Waiting {
+        self.until(Instant::now() + patience)
+    }
+
+    pub(crate) fn without_deadline(self) -> Waiting {
+        Waiting::new(self.spins, self.then)
+    }
+
+    /// Nanoseconds left, `u64::MAX` without a deadline, or `None` when it has passed.
+    pub(crate) fn patience_ns(&self) -> Option<u64> {
+        #[cfg(feature = "std")]
+        if let Some(deadline) = self.deadline {
+            let left = deadline.checked_duration_since(Instant::now())?;
+            return Some(u64::try_from(left.as_nanos()).unwrap_or(u64::MAX));
+        }
+        Some(u64::MAX)
+    }
+}
+
+/// About what a sleep and a wake-up cost, in looks of some tens of nanoseconds.
+const SPINS: u32 = 500;
