@@ -1,5 +1,47 @@
-//! The copy engine: moves payload in and out of memory that others may be writing.
+//! The copy engine: asynchronous memory copies, and copies of memory that others may be writing.
 
+#![cfg_attr(not(feature = "std"), no_std)]
+
+extern crate alloc;
+
+mod backend;
+mod channel;
+mod cookie;
+mod cpu;
+mod crc32c;
+mod error;
+mod fault;
+mod ledger;
+mod nontemporal;
+mod operation;
+mod scope;
 mod shared;
+mod wait;
 
+#[cfg(feature = "std")]
+mod buffer;
+#[cfg(feature = "std")]
+mod fork;
+#[cfg(feature = "std")]
+mod sync;
+#[cfg(feature = "std")]
+mod worker;
+
+pub use backend::{Backend, Outcome, Refused};
+pub use channel::{Channel, Counters, Recovery};
+pub use cookie::Cookie;
+pub use cpu::Cpu;
+pub use crc32c::crc32c;
+pub use error::{Fault, SubmitError, TimedOut};
+pub use fault::{Faulty, Mischief};
+pub use ledger::Status;
+pub use nontemporal::{CpuNt, NT_BYTES_MIN, copy_nontemporal};
+pub use operation::{Flags, Kind, Operation};
+pub use scope::{Scope, Ticket};
 pub use shared::{from_shared, to_shared};
+pub use wait::Waiting;
+
+#[cfg(feature = "std")]
+pub use buffer::Buffer;
+#[cfg(feature = "std")]
+pub use worker::{Worker, WorkerOptions};
