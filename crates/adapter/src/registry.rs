@@ -1,0 +1,470 @@
+//! The registry: who is there, who waits for a partner, and who was introduced to whom.
+//!
+//! This is the adapter's core. It does no I/O and knows no clock: [`crate::daemon`] feeds it what clients say and
+//! carries out what it answers.
+//!
+//! ```text
+//!   client   one process's socket to us; several of one fork family share a table
+//!   end      one end of a TCP connection: (table, entry, generation), owned by the client that asked
+//!
+//!              ask                       mirror asks
+//!   (unknown) ─────► pending (by tuple) ─────────────► in a channel (pair, slot, side)
+//!       ▲               │ withdraw, client left            │ withdraw, process gone
+//!       └───────────────┴──────────────────────────────────┘
+//! ```
+//!
+//! Invariants, checked by [`Registry::check`] in tests:
+//! - an end is pending under its own tuple, or on one side of one channel, never both;
+//! - a channel has at least one end, and its slot is taken in its pair until the last has left;
+//! - a pair is named by *(client of side 0, client of side 1)*, so that within a pair a process is always on the same
+//!   side, and the boards of that side are its own; two processes that connect to each other both ways are two pairs.
+//!
+//! What an end claims about its tuple is believed: the clients belong to one user, who may connect what is theirs.
+//! An end whose table entry has moved on is *stale*; the caller says which are, through a closure, because only
+//! shared memory knows.
+
+mod model;
+
+pub use model::*;
+
+use crate::slots::Slots;
+use std::collections::{BTreeMap, BTreeSet};
+use toehold_channel::layout::BOARD_BITS;
+use toehold_channel::table::{ENTRIES, Reason};
+
+/// The registry. See the module's documentation.
+#[derive(Debug)]
+pub struct Registry {
+    limits: Limits,
+    policy: Policy,
+    clients: BTreeMap<ClientId, Client>,
+    ends: BTreeMap<EntryKey, Registered>,
+    pending: BTreeMap<Tuple, EntryKey>,
+    /// Tuples whose mirror is pending too, held back because no region was to be had; smaller tuple of each two.
+    held_back: BTreeSet<Tuple>,
+    channels: BTreeMap<ChannelId, Channel>,
+    pairs: BTreeMap<PairId, Pair>,
+    pairs_by_clients: BTreeMap<[ClientId; 2], PairId>,
+    channel_next: u64,
+    pair_next: u64,
+}
+
+/// Most ends one process can have registered: its table holds no more.
+pub const ENDS_PER_PROCESS_MAX: usize = ENTRIES;
+/// Most ends one process can have waiting for a partner.
+pub const PENDING_PER_PROCESS_MAX: usize = 32_768;
+/// Channels one pair can number: its boards have no more bits.
+pub const CHANNELS_PER_PAIR_MAX: u32 = BOARD_BITS as u32;
+const _: () = assert!(PENDING_PER_PROCESS_MAX <= ENDS_PER_PROCESS_MAX);
+
+impl Registry {
+    /// An empty registry.
+    pub fn new(limits: Limits, policy: Policy) -> Registry {
+        Registry {
+            limits,
+            policy,
+            clients: BTreeMap::new(),
+            ends: BTreeMap::new(),
+            pending: BTreeMap::new(),
+            held_back: BTreeSet::new(),
+            channels: BTreeMap::new(),
+            pairs: BTreeMap::new(),
+            pairs_by_clients: BTreeMap::new(),
+            channel_next: 1,
+            pair_next: 1,
+        }
+    }
+
+    /// A process said hello.
+    ///
+    /// # Panics
+    /// When `id` is in use.
+    pub fn join(&mut self, id: ClientId, process: Process) {
+        let client = Client {
+            process,
+            connected: true,
+            entries: BTreeSet::new(),
+            pending: 0,
+        };
+        let before = self.clients.insert(id, client);
+        assert!(before.is_none(), "client {id:?} joined twice");
+    }
+
+    /// A client asks for a partner. `is_current` tells whether an end still is what its table entry describes.
+    ///
+    /// Asking again for the same entry ends whatever that entry was part of.
+    pub fn ask(&mut self, ask: Ask, is_current: &dyn Fn(End) -> bool) -> Outcome {
+        let Some(client) = self.clients.get(&ask.client) else {
+            return Outcome::Refused(Reason::NoAdapter);
+        };
+        let key = EntryKey {
+            table: client.process.table,
+            entry: ask.entry,
+        };
+        self.forget(key);
+        if ask.tuple == ask.tuple.mirrored() {
+            // A socket connected to itself: both directions would share one entry.
+            return Outcome::Refused(Reason::Unsupported);
+        }
+        if let Some(&older) = self.pending.get(&ask.tuple) {
+            // A connection has one owner per end; whoever asked last holds it now.
+            self.forget(older);
+        }
+        let mirror = self.pending.get(&ask.tuple.mirrored()).copied();
+        let mirror = mirror.filter(|&mirror| self.keep_if_current(mirror, is_current));
+        if let Some(reason) = self.refusal(&ask, mirror) {
+            return Outcome::Refused(reason);
+        }
+        self.insert_pending(key, &ask);
+        match mirror {
+            None => Outcome::Waiting(Reason::NoPartner),
+            Some(mirror) => self.introduce(mirror, key),
+        }
+    }
+
+    /// An end is gone, or stays on the host. Any process of its family may say so.
+    pub fn withdraw(&mut self, client: ClientId, entry: u32, generation: u32) -> Option<Ended> {
+        let table = self.clients.get(&client)?.process.table;
+        let key = EntryKey { table, entry };
+        let registered = self.ends.get(&key)?;
+        if registered.end.generation != generation {
+            return None;
+        }
+        self.forget(key)
+    }
+
+    /// The client's socket is closed: it waits for nobody any more. Its channels go on, for as long as its process
+    /// lives; `true` when there are such, and [`Registry::process_gone`] is still to be called.
+    pub fn leave(&mut self, id: ClientId) -> bool {
+        let Some(client) = self.clients.get_mut(&id) else {
+            return false;
+        };
+        client.connected = false;
+        for key in client.keys() {
+            if matches!(self.ends[&key].place, Place::Pending(_)) {
+                self.forget(key);
+            }
+        }
+        self.remove_if_unused(id);
+        self.clients.contains_key(&id)
+    }
+
+    /// The process of a client that left has ended. `is_gone` tells whether an end went with it when other processes
+    /// of its family are still there; ends that did not are theirs from now on. Returns the partners of those that did.
+    pub fn process_gone(&mut self, id: ClientId, is_gone: &dyn Fn(End) -> bool) -> Vec<End> {
+        let Some(client) = self.clients.get(&id) else {
+            return Vec::new();
+        };
+        let heir = self.heir(id);
+        let mut bereft = Vec::new();
+        for key in client.keys() {
+            let registered = &self.ends[&key];
+            match heir {
+                Some(heir) if !is_gone(registered.end) => self.bequeath(key, heir),
+                _ => {
+                    bereft.extend(self.partner(registered.end));
+                    self.forget(key);
+                }
+            }
+        }
+        self.remove_if_unused(id);
+        bereft
+    }
+
+    /// Introduces one of the pairs that were held back for want of a region, if there is one and a region.
+    pub fn poll_held_back(&mut self, is_current: &dyn Fn(End) -> bool) -> Option<Match> {
+        while self.channels.len() < self.limits.regions_max {
+            let tuple = self.held_back.pop_first()?;
+            let both = [tuple, tuple.mirrored()].map(|tuple| self.pending.get(&tuple).copied());
+            let [Some(older), Some(younger)] = both else {
+                continue;
+            };
+            let current = [older, younger].map(|key| self.keep_if_current(key, is_current));
+            if current != [true, true] {
+                continue;
+            }
+            if let Outcome::Matched(matched) = self.introduce(older, younger) {
+                return Some(matched);
+            }
+        }
+        None
+    }
+
+    /// A channel could not be made after all: nobody is offered anything, and both ends are forgotten.
+    pub fn abandon(&mut self, matched: &Match) {
+        for side in &matched.sides {
+            self.forget(side.end.key());
+        }
+        if matched.is_first_of_pair() {
+            // Its memory was never handed out, so the next channel has to be the first again.
+            self.remove_pair(matched.pair);
+        }
+    }
+
+    /// Forgets the ends of a client that are no longer current: what it did not withdraw.
+    pub fn sweep(&mut self, id: ClientId, is_current: &dyn Fn(End) -> bool) {
+        let Some(client) = self.clients.get(&id) else {
+            return;
+        };
+        for key in client.keys() {
+            self.keep_if_current(key, is_current);
+        }
+    }
+
+    /// The end registered for an entry, with its tuple.
+    pub fn end(&self, table: TableId, entry: u32) -> Option<(End, Tuple)> {
+        let registered = self.ends.get(&EntryKey { table, entry })?;
+        Some((registered.end, registered.tuple))
+    }
+
+    /// The other end of the channel that `end` is part of, while it is registered.
+    pub fn partner(&self, end: End) -> Option<End> {
+        let registered = self.ends.get(&end.key())?;
+        if registered.end != end {
+            return None;
+        }
+        let Place::Channel(id, side) = registered.place else {
+            return None;
+        };
+        let other = self.channels[&id].sides[1 - side]?;
+        Some(self.ends[&other].end)
+    }
+
+    /// Every channel with both its ends, oldest first.
+    pub fn channels(&self) -> impl Iterator<Item = (ChannelId, [End; 2])> {
+        self.channels.iter().filter_map(|(&id, channel)| {
+            let [Some(left), Some(right)] = channel.sides else {
+                return None;
+            };
+            Some((id, [self.ends[&left].end, self.ends[&right].end]))
+        })
+    }
+
+    /// How many channels there are: each has a region.
+    pub fn channel_count(&self) -> usize {
+        self.channels.len()
+    }
+
+    /// How many ends wait for a partner.
+    pub fn pending_count(&self) -> usize {
+        self.pending.len()
+    }
+
+    /// How many pairs wait for a region.
+    pub fn held_back_count(&self) -> usize {
+        self.held_back.len()
+    }
+
+    fn refusal(&self, ask: &Ask, mirror: Option<EntryKey>) -> Option<Reason> {
+        let client = &self.clients[&ask.client];
+        if client.entries.len() >= self.limits.ends_per_process_max
+            || client.pending >= self.limits.pending_per_process_max
+        {
+            return Some(Reason::NoResources);
+        }
+        let mirror = &self.ends[&mirror?];
+        let uid = self.clients[&mirror.client].process.uid;
+        if self.policy == Policy::SameUser && uid != client.process.uid {
+            return Some(Reason::OtherUser);
+        }
+        if ask.cookie != 0 && ask.cookie == mirror.cookie {
+            // One socket cannot be both ends of a connection between two.
+            return Some(Reason::Unsupported);
+        }
+        None
+    }
+
+    fn insert_pending(&mut self, key: EntryKey, ask: &Ask) {
+        let end = End {
+            table: key.table,
+            entry: key.entry,
+            generation: ask.generation,
+        };
+        let registered = Registered {
+            end,
+            client: ask.client,
+            tuple: ask.tuple,
+            cookie: ask.cookie,
+            accepted: ask.accepted,
+            place: Place::Pending(ask.tuple),
+        };
+        self.ends.insert(key, registered);
+        self.pending.insert(ask.tuple, key);
+        let client = self.client_mut(ask.client);
+        client.entries.insert(key.entry);
+        client.pending += 1;
+    }
+
+    /// Makes a channel of two pending ends.
+    fn introduce(&mut self, older: EntryKey, younger: EntryKey) -> Outcome {
+        let tuple = self.ends[&younger].tuple;
+        if self.channels.len() >= self.limits.regions_max {
+            self.held_back.insert(tuple.min(tuple.mirrored()));
+            return Outcome::Waiting(Reason::NoResources);
+        }
+        let sides = self.in_order_of_sides(older, younger);
+        let clients = sides.map(|key| self.ends[&key].client);
+        let (pair_id, is_new) = self.pair_of(clients);
+        let pair = self.pairs.get_mut(&pair_id).expect("looked up above");
+        let Some(slot) = pair.slots.take() else {
+            return Outcome::Waiting(Reason::NoResources);
+        };
+        let id = ChannelId(self.channel_next);
+        self.channel_next += 1;
+        for (side, key) in sides.into_iter().enumerate() {
+            self.unpend(key);
+            let registered = self.ends.get_mut(&key).expect("both are registered");
+            registered.place = Place::Channel(id, side);
+        }
+        let channel = Channel {
+            pair: pair_id,
+            slot,
+            sides: sides.map(Some),
+        };
+        self.channels.insert(id, channel);
+        // A program that talks to itself hears of the pair once, with its first offer.
+        let attached = [is_new, is_new && clients[0] != clients[1]];
+        let introductions = [0, 1].map(|side| Introduction {
+            client: clients[side],
+            end: self.ends[&sides[side]].end,
+            pair_attached: attached[side],
+        });
+        Outcome::Matched(Match {
+            channel: id,
+            pair: pair_id,
+            slot,
+            sides: introductions,
+        })
+    }
+
+    /// Side 0 is the connecting end; when both or neither say they accepted, the lower process id, then the lower entry.
+    fn in_order_of_sides(&self, one: EntryKey, other: EntryKey) -> [EntryKey; 2] {
+        let rank = |key: EntryKey| {
+            let registered = &self.ends[&key];
+            let pid = self.clients[&registered.client].process.pid;
+            (registered.accepted, pid, registered.client, key)
+        };
+        if rank(one) <= rank(other) {
+            [one, other]
+        } else {
+            [other, one]
+        }
+    }
+
+    fn pair_of(&mut self, clients: [ClientId; 2]) -> (PairId, bool) {
+        if let Some(&id) = self.pairs_by_clients.get(&clients) {
+            return (id, false);
+        }
+        let id = PairId(self.pair_next);
+        self.pair_next += 1;
+        let slots = Slots::new(self.limits.channels_per_pair_max);
+        self.pairs.insert(id, Pair { clients, slots });
+        self.pairs_by_clients.insert(clients, id);
+        (id, true)
+    }
+
+    /// Whether a registered end is current; forgets it when it is not.
+    fn keep_if_current(&mut self, key: EntryKey, is_current: &dyn Fn(End) -> bool) -> bool {
+        let current = is_current(self.ends[&key].end);
+        if !current {
+            self.forget(key);
+        }
+        current
+    }
+
+    /// Removes an end from wherever it is. Returns its channel when it was that channel's last.
+    fn forget(&mut self, key: EntryKey) -> Option<Ended> {
+        self.unpend(key);
+        let registered = self.ends.remove(&key)?;
+        let client = self.client_mut(registered.client);
+        client.entries.remove(&key.entry);
+        let Place::Channel(id, side) = registered.place else {
+            self.remove_if_unused(registered.client);
+            return None;
+        };
+        let channel = self.channels.get_mut(&id).expect("an end names a channel");
+        channel.sides[side] = None;
+        let ended = (channel.sides == [None, None]).then(|| self.end_channel(id));
+        self.remove_if_unused(registered.client);
+        ended
+    }
+
+    fn end_channel(&mut self, id: ChannelId) -> Ended {
+        let channel = self.channels.remove(&id).expect("the caller looked it up");
+        let pair = self.pairs.get_mut(&channel.pair).expect("a channel's pair");
+        pair.slots.release(channel.slot);
+        if pair.slots.is_empty() {
+            let clients = pair.clients;
+            // A pair outlives its channels while both processes are there: they keep its memory mapped.
+            if clients.iter().any(|id| !self.is_connected(*id)) {
+                self.remove_pair(channel.pair);
+            }
+        }
+        Ended(id)
+    }
+
+    fn unpend(&mut self, key: EntryKey) {
+        let Some(registered) = self.ends.get(&key) else {
+            return;
+        };
+        let Place::Pending(tuple) = registered.place else {
+            return;
+        };
+        let client = registered.client;
+        self.pending.remove(&tuple);
+        self.held_back.remove(&tuple.min(tuple.mirrored()));
+        self.client_mut(client).pending -= 1;
+    }
+
+    /// Another connected process of the same family.
+    fn heir(&self, id: ClientId) -> Option<ClientId> {
+        let table = self.clients[&id].process.table;
+        let mut family = self.clients.iter();
+        let heir = family.find(|(other, client)| {
+            **other != id && client.connected && client.process.table == table
+        });
+        heir.map(|(&heir, _)| heir)
+    }
+
+    fn bequeath(&mut self, key: EntryKey, heir: ClientId) {
+        let registered = self.ends.get_mut(&key).expect("the caller looked it up");
+        let before = std::mem::replace(&mut registered.client, heir);
+        self.client_mut(before).entries.remove(&key.entry);
+        self.client_mut(heir).entries.insert(key.entry);
+    }
+
+    fn remove_if_unused(&mut self, id: ClientId) {
+        let Some(client) = self.clients.get(&id) else {
+            return;
+        };
+        if client.connected || !client.entries.is_empty() {
+            return;
+        }
+        self.clients.remove(&id);
+        let of_client = |(pair, (clients, slots)): (&PairId, (&[ClientId; 2], &Slots))| {
+            (clients.contains(&id) && slots.is_empty()).then_some(*pair)
+        };
+        let pairs = self.pairs.iter();
+        let pairs = pairs.map(|(id, pair)| (id, (&pair.clients, &pair.slots)));
+        let unused: Vec<PairId> = pairs.filter_map(of_client).collect();
+        for pair in unused {
+            self.remove_pair(pair);
+        }
+    }
+
+    fn remove_pair(&mut self, id: PairId) {
+        if let Some(pair) = self.pairs.remove(&id) {
+            self.pairs_by_clients.remove(&pair.clients);
+        }
+    }
+
+    fn is_connected(&self, id: ClientId) -> bool {
+        self.clients.get(&id).is_some_and(|client| client.connected)
+    }
+
+    fn client_mut(&mut self, id: ClientId) -> &mut Client {
+        self.clients
+            .get_mut(&id)
+            .expect("a registered end's client is registered")
+    }
+}

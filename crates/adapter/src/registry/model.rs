@@ -1,0 +1,239 @@
+//! The registry's words: what it is told, what it answers, and the records it keeps.
+
+use super::{CHANNELS_PER_PAIR_MAX, ENDS_PER_PROCESS_MAX, PENDING_PER_PROCESS_MAX};
+use crate::slots::Slots;
+use std::collections::BTreeSet;
+use toehold_channel::table::Reason;
+
+/// One client: one socket over which one process said hello.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ClientId(pub u64);
+
+/// One connection table: one fork family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct TableId(pub u64);
+
+/// One channel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ChannelId(pub u64);
+
+/// One pair of processes, in the order of their sides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct PairId(pub u64);
+
+/// One end of a TCP connection: one use of one table entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct End {
+    /// The family's table.
+    pub table: TableId,
+    /// The entry in it.
+    pub entry: u32,
+    /// Which use of that entry.
+    pub generation: u32,
+}
+
+impl End {
+    pub(super) fn key(self) -> EntryKey {
+        EntryKey {
+            table: self.table,
+            entry: self.entry,
+        }
+    }
+}
+
+/// An address and a port; IPv4 as IPv4-mapped IPv6.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Address {
+    /// The address's bytes in network order.
+    pub ip: [u8; 16],
+    /// The port in host order.
+    pub port: u16,
+}
+
+/// What names a TCP connection, seen from one end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Tuple {
+    /// The network namespace: the same addresses elsewhere are other hosts.
+    pub netns: u64,
+    /// This end.
+    pub local: Address,
+    /// The other end.
+    pub remote: Address,
+}
+
+impl Tuple {
+    /// The same connection seen from its other end.
+    pub fn mirrored(self) -> Tuple {
+        Tuple {
+            netns: self.netns,
+            local: self.remote,
+            remote: self.local,
+        }
+    }
+}
+
+/// A process that said hello.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Process {
+    /// Its process id.
+    pub pid: u32,
+    /// Its user.
+    pub uid: u32,
+    /// Its family's table.
+    pub table: TableId,
+}
+
+/// A request for a partner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ask {
+    /// Who asks.
+    pub client: ClientId,
+    /// The entry in its table.
+    pub entry: u32,
+    /// Which use of the entry.
+    pub generation: u32,
+    /// The connection.
+    pub tuple: Tuple,
+    /// The socket's cookie, or 0.
+    pub cookie: u64,
+    /// Whether this end accepted the connection; it connected otherwise.
+    pub accepted: bool,
+}
+
+/// What came of an [`Ask`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It is remembered; this is why there is no channel yet.
+    Waiting(Reason),
+    /// It is not remembered.
+    Refused(Reason),
+    /// There is a channel.
+    Matched(Match),
+}
+
+/// Two ends that are to be offered a channel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Match {
+    /// The new channel.
+    pub channel: ChannelId,
+    /// The pair it belongs to.
+    pub pair: PairId,
+    /// Its number in that pair.
+    pub slot: u32,
+    /// Who is offered side 0 and side 1.
+    pub sides: [Introduction; 2],
+}
+
+impl Match {
+    /// Whether this is the first channel of its pair.
+    pub fn is_first_of_pair(&self) -> bool {
+        self.sides[0].pair_attached
+    }
+}
+
+/// One side of a [`Match`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Introduction {
+    /// Whom to send the offer.
+    pub client: ClientId,
+    /// For which end.
+    pub end: End,
+    /// Whether the pair's memory goes with it: it is this process's first offer of the pair.
+    pub pair_attached: bool,
+}
+
+/// A channel whose last end is gone, and its region with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ended(pub ChannelId);
+
+/// Who may be introduced to whom.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Policy {
+    /// Processes of one user.
+    #[default]
+    SameUser,
+    /// Anybody who can reach the adapter's socket.
+    AnyUser,
+}
+
+/// How much the adapter keeps for its clients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Channels in all: each has a region.
+    pub regions_max: usize,
+    /// Ends one process can have registered.
+    pub ends_per_process_max: usize,
+    /// Ends one process can have waiting.
+    pub pending_per_process_max: usize,
+    /// Channels in one pair.
+    pub channels_per_pair_max: u32,
+}
+
+impl Limits {
+    /// The shipped limits, with `regions_max` channels in all.
+    pub fn with_regions(regions_max: usize) -> Limits {
+        Limits {
+            regions_max,
+            ends_per_process_max: ENDS_PER_PROCESS_MAX,
+            pending_per_process_max: PENDING_PER_PROCESS_MAX,
+            channels_per_pair_max: CHANNELS_PER_PAIR_MAX,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct EntryKey {
+    pub(super) table: TableId,
+    pub(super) entry: u32,
+}
+
+#[derive(Debug)]
+pub(super) struct Client {
+    pub(super) process: Process,
+    pub(super) connected: bool,
+    /// Entries of its table whose end it owns.
+    pub(super) entries: BTreeSet<u32>,
+    /// Invariant: how many of `entries` are pending.
+    pub(super) pending: usize,
+}
+
+impl Client {
+    /// Its ends, collected because handling one changes the set.
+    pub(super) fn keys(&self) -> Vec<EntryKey> {
+        let table = self.process.table;
+        let entries = self.entries.iter();
+        entries.map(|&entry| EntryKey { table, entry }).collect()
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Registered {
+    pub(super) end: End,
+    pub(super) client: ClientId,
+    pub(super) tuple: Tuple,
+    pub(super) cookie: u64,
+    pub(super) accepted: bool,
+    pub(super) place: Place,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    Pending(Tuple),
+    /// The channel and the side in it.
+    Channel(ChannelId, usize),
+}
+
+#[derive(Debug)]
+pub(super) struct Channel {
+    pub(super) pair: PairId,
+    pub(super) slot: u32,
+    /// Invariant: not both gone.
+    pub(super) sides: [Option<EntryKey>; 2],
+}
+
+#[derive(Debug)]
+pub(super) struct Pair {
+    /// The client of side 0, the client of side 1.
+    pub(super) clients: [ClientId; 2],
+    pub(super) slots: Slots,
+}
