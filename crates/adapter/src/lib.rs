@@ -1,8 +1,20 @@
 //! The adapter: introduces peers, decides policy, keeps the books.
 //!
+//! - [`daemon`]: the process, one thread around an epoll loop.
 //! - [`registry`]: its core, which decides and does no I/O.
+//! - [`client`]: what the command line asks of it.
 //! - [`runtime_dir`]: where it and its clients meet.
+//! - [`wire`]: one message and its descriptors, each way.
 
+pub mod client;
+pub mod daemon;
+mod listener;
+mod pressure;
+mod proc;
+mod regions;
 pub mod registry;
 pub mod runtime_dir;
 mod slots;
+mod status;
+mod tables;
+pub mod wire;

@@ -1,0 +1,260 @@
+//! The adapter as the command line sees it: questions that block, for two seconds at most.
+
+use crate::listener::{check, owned, peer_of, unix_address};
+use crate::runtime_dir::{RuntimeDir, RuntimeDirError};
+use crate::wire::{self, Received};
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use toehold_channel::rendezvous::{Kind, Message, MessageError};
+use toehold_channel::table::LAYOUT_VERSION;
+
+/// An adapter that answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AdapterInfo {
+    /// Its process id.
+    pub pid: u32,
+    /// The version of messages and shared layouts it speaks.
+    pub layout_version: u32,
+}
+
+/// Why there is no answer.
+#[derive(Debug)]
+pub enum ClientError {
+    /// The runtime directory was refused.
+    RuntimeDir(RuntimeDirError),
+    /// No adapter has been there.
+    NoAdapter(PathBuf),
+    /// There is a socket, but its adapter is gone.
+    StaleSocket(PathBuf),
+    /// The adapter belongs to another user.
+    OtherOwner {
+        /// Its user.
+        uid: u32,
+    },
+    /// The adapter is of another version.
+    OtherVersion {
+        /// What it speaks.
+        theirs: u32,
+    },
+    /// No answer within [`ANSWER_TIMEOUT`].
+    TimedOut,
+    /// Whatever listens there does not answer like an adapter, or turned us away.
+    NotAnAdapter(PathBuf),
+    /// The adapter could not collect its answer.
+    NoAnswer,
+    /// The operating system refused.
+    Os {
+        /// What was tried.
+        action: &'static str,
+        /// What it answered.
+        source: io::Error,
+    },
+}
+
+impl fmt::Display for ClientError {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ClientError::RuntimeDir(error) => error.fmt(out),
+            ClientError::NoAdapter(path) => write!(
+                out,
+                "no adapter is running ({} does not exist); start one with: toehold adapter",
+                path.display()
+            ),
+            ClientError::StaleSocket(path) => write!(
+                out,
+                "the adapter that made {} is gone; start another with: toehold adapter",
+                path.display()
+            ),
+            ClientError::OtherOwner { uid } => {
+                write!(out, "the adapter there belongs to user {uid}, not to you")
+            }
+            ClientError::OtherVersion { theirs } => write!(
+                out,
+                "the adapter is of another version (layout {theirs}, this is {LAYOUT_VERSION}); stop it and start this one"
+            ),
+            ClientError::TimedOut => {
+                let seconds = ANSWER_TIMEOUT.as_secs();
+                write!(out, "the adapter did not answer within {seconds} seconds")
+            }
+            ClientError::NotAnAdapter(path) => {
+                write!(
+                    out,
+                    "what listens at {} did not answer like an adapter",
+                    path.display()
+                )
+            }
+            ClientError::NoAnswer => write!(out, "the adapter had no memory to collect its answer"),
+            ClientError::Os { action, source } => write!(out, "cannot {action}: {source}"),
+        }
+    }
+}
+
+impl std::error::Error for ClientError {}
+
+/// How long to wait for an adapter.
+pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
+/// Longest status accepted from an adapter: every entry of many tables.
+const STATUS_BYTES_MAX: u64 = 1 << 30;
+
+/// Asks the adapter of a runtime directory whether it is there.
+///
+/// # Errors
+/// See [`ClientError`].
+pub fn ping(runtime_dir: &Path) -> Result<AdapterInfo, ClientError> {
+    let (_, adapter) = Asker::connect(runtime_dir)?.ask(&Message::new(Kind::Ping))?;
+    Ok(adapter)
+}
+
+/// Everything it knows of its clients and their connections, as JSON.
+///
+/// # Errors
+/// See [`ClientError`].
+pub fn status(runtime_dir: &Path) -> Result<String, ClientError> {
+    let asker = Asker::connect(runtime_dir)?;
+    let (mut answer, _) = asker.ask(&Message::new(Kind::Status))?;
+    let file = answer.descriptors.pop().ok_or(ClientError::NoAnswer)?;
+    let mut text = String::new();
+    // The adapter wrote it through its own description, by position: ours reads from the start.
+    let read = File::from(file)
+        .take(STATUS_BYTES_MAX)
+        .read_to_string(&mut text);
+    read.map_err(os("read the adapter's answer"))?;
+    Ok(text)
+}
+
+/// Has connections go back to the kernel and stay there: those of one process, or of all when `pid` is 0; one
+/// descriptor, or all. Answers how many it told; a program that sleeps follows at its next call.
+///
+/// # Errors
+/// See [`ClientError`].
+pub fn detach(runtime_dir: &Path, pid: u32, fd: Option<u32>) -> Result<u32, ClientError> {
+    command(runtime_dir, Kind::Detach, pid, fd)
+}
+
+/// Withdraws [`detach`].
+///
+/// # Errors
+/// See [`ClientError`].
+pub fn attach(runtime_dir: &Path, pid: u32, fd: Option<u32>) -> Result<u32, ClientError> {
+    command(runtime_dir, Kind::Attach, pid, fd)
+}
+
+fn command(dir: &Path, kind: Kind, pid: u32, fd: Option<u32>) -> Result<u32, ClientError> {
+    let message = Message {
+        pid,
+        side: fd.unwrap_or(u32::MAX),
+        ..Message::new(kind)
+    };
+    let (answer, _) = Asker::connect(dir)?.ask(&message)?;
+    Ok(answer.message.side)
+}
+
+struct Asker {
+    socket: OwnedFd,
+    path: PathBuf,
+    peer: libc::ucred,
+}
+
+struct Answer {
+    message: Message,
+    descriptors: Vec<OwnedFd>,
+}
+
+impl Asker {
+    fn connect(runtime_dir: &Path) -> Result<Asker, ClientError> {
+        let path = match RuntimeDir::open(runtime_dir) {
+            Ok(dir) => dir.socket_path(),
+            Err(error) if error.is_missing() => {
+                return Err(ClientError::NoAdapter(runtime_dir.into()));
+            }
+            Err(error) => return Err(ClientError::RuntimeDir(error)),
+        };
+        let socket = open_socket().map_err(os("open a socket"))?;
+        let (address, length) = unix_address(&path).map_err(os("name the adapter's socket"))?;
+        // SAFETY: `address` is valid for `length` bytes.
+        let connected = check(unsafe {
+            libc::connect(socket.as_raw_fd(), (&raw const address).cast(), length)
+        });
+        connected.map_err(|error| match error.raw_os_error() {
+            Some(libc::ENOENT) => ClientError::NoAdapter(path.clone()),
+            Some(libc::ECONNREFUSED) => ClientError::StaleSocket(path.clone()),
+            Some(libc::EPROTOTYPE | libc::ENOTSOCK) => ClientError::NotAnAdapter(path.clone()),
+            Some(libc::EAGAIN | libc::EINPROGRESS) => ClientError::TimedOut,
+            _ => os("connect to the adapter")(error),
+        })?;
+        let peer = peer_of(socket.as_fd()).map_err(os("see whose adapter it is"))?;
+        // SAFETY: cannot fail.
+        if peer.uid != unsafe { libc::geteuid() } {
+            return Err(ClientError::OtherOwner { uid: peer.uid });
+        }
+        Ok(Asker { socket, path, peer })
+    }
+
+    fn ask(&self, question: &Message) -> Result<(Answer, AdapterInfo), ClientError> {
+        let not_an_adapter = || ClientError::NotAnAdapter(self.path.clone());
+        wire::send(self.socket.as_fd(), question, &[]).map_err(|error| self.no_answer(error))?;
+        let received = loop {
+            match wire::receive(self.socket.as_fd()) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                other => break other.map_err(|error| self.no_answer(error))?,
+            }
+        };
+        match received {
+            Received::Message(message, Kind::Answer, descriptors) => {
+                let info = AdapterInfo {
+                    pid: self.peer.pid as u32,
+                    layout_version: message.version,
+                };
+                let answer = Answer {
+                    message,
+                    descriptors,
+                };
+                Ok((answer, info))
+            }
+            Received::Nonsense(MessageError::Version(theirs)) => {
+                Err(ClientError::OtherVersion { theirs })
+            }
+            _ => Err(not_an_adapter()),
+        }
+    }
+
+    fn no_answer(&self, error: io::Error) -> ClientError {
+        match error.raw_os_error() {
+            Some(libc::EAGAIN) => ClientError::TimedOut,
+            Some(libc::EPIPE | libc::ECONNRESET) => ClientError::NotAnAdapter(self.path.clone()),
+            _ => os("ask the adapter")(error),
+        }
+    }
+}
+
+fn open_socket() -> io::Result<OwnedFd> {
+    // SAFETY: no memory is involved.
+    let socket = owned(unsafe {
+        libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0)
+    })?;
+    let timeout = libc::timeval {
+        tv_sec: ANSWER_TIMEOUT.as_secs() as libc::time_t,
+        tv_usec: 0,
+    };
+    for option in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
+        // SAFETY: `timeout` is valid for its size.
+        check(unsafe {
+            libc::setsockopt(
+                socket.as_raw_fd(),
+                libc::SOL_SOCKET,
+                option,
+                (&raw const timeout).cast(),
+                size_of::<libc::timeval>() as libc::socklen_t,
+            )
+        })?;
+    }
+    Ok(socket)
+}
+
+fn os(action: &'static str) -> impl Fn(io::Error) -> ClientError {
+    move |source| ClientError::Os { action, source }
+}

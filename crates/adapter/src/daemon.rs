@@ -1,0 +1,305 @@
+//! The adapter's process: one thread around an epoll loop, with no timer while nothing needs one.
+//!
+//! It gathers what clients say, feeds it to the [`Registry`], and carries out what that answers. It never waits for
+//! a client: what a client's socket will not take is kept, up to a bound, until it does; a client that goes past its
+//! bounds or talks nonsense is dropped, and stays on what it has.
+//!
+//! Two things have to come together before a process counts as gone: its socket is closed (a forked child may still
+//! hold it, and the connections with it), and the process itself has ended (a program may have closed a descriptor
+//! that it did not know to be ours).
+
+mod connection;
+mod connections;
+mod introductions;
+mod log;
+mod operator;
+mod poller;
+
+use crate::listener::{ListenError, Listener};
+use crate::pressure::Pressure;
+use crate::registry::{ClientId, End, Limits, Policy, Registry};
+use crate::runtime_dir::{RuntimeDir, RuntimeDirError};
+use crate::tables::Tables;
+use connection::Connection;
+use log::Log;
+use poller::{Event, Poller, Source};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+pub use poller::Stopper;
+
+/// How the adapter is to run.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Where it meets its clients.
+    pub runtime_dir: PathBuf,
+    /// Whether events are reported on standard error.
+    pub foreground: bool,
+    /// Leave after this long without a client; never when `None`.
+    pub idle_exit: Option<Duration>,
+    /// Most channels at a time. Each has a region, of which only the pages in use cost memory.
+    pub regions_max: usize,
+    /// Who may be introduced to whom.
+    pub policy: Policy,
+}
+
+impl Options {
+    /// For a service manager or a terminal: reports on standard error, never leaves by itself.
+    pub fn foreground(runtime_dir: PathBuf) -> Options {
+        Options {
+            runtime_dir,
+            foreground: true,
+            idle_exit: None,
+            regions_max: REGIONS_MAX_DEFAULT,
+            policy: Policy::SameUser,
+        }
+    }
+
+    /// As `toehold run` starts it: silent, leaves after [`IDLE_EXIT_DEFAULT`] without a client.
+    pub fn background(runtime_dir: PathBuf) -> Options {
+        Options {
+            foreground: false,
+            idle_exit: Some(IDLE_EXIT_DEFAULT),
+            ..Options::foreground(runtime_dir)
+        }
+    }
+}
+
+/// How long an adapter in the background stays without a client.
+pub const IDLE_EXIT_DEFAULT: Duration = Duration::from_secs(60);
+/// Channels an adapter serves unless told otherwise.
+pub const REGIONS_MAX_DEFAULT: usize = 32_768;
+
+/// Why the adapter does not run.
+#[derive(Debug)]
+pub enum Error {
+    /// Its directory was refused.
+    RuntimeDir(RuntimeDirError),
+    /// Another one serves this directory.
+    AlreadyRunning {
+        /// The directory.
+        runtime_dir: PathBuf,
+        /// Its process id, when known.
+        pid: Option<u32>,
+    },
+    /// The operating system refused.
+    Os {
+        /// What was tried.
+        action: &'static str,
+        /// The directory it was tried for.
+        runtime_dir: PathBuf,
+        /// What it answered.
+        source: io::Error,
+    },
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::RuntimeDir(error) => error.fmt(out),
+            Error::AlreadyRunning { runtime_dir, pid } => {
+                write!(
+                    out,
+                    "an adapter is already running for {}",
+                    runtime_dir.display()
+                )?;
+                pid.map_or(Ok(()), |pid| write!(out, ", pid {pid}"))
+            }
+            Error::Os {
+                action,
+                runtime_dir,
+                source,
+            } => write!(out, "cannot {action} {}: {source}", runtime_dir.display()),
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+/// Runs the adapter until it is told to stop (`SIGTERM`, `SIGINT`) or has been idle for long enough.
+///
+/// # Errors
+/// When the runtime directory is refused, another adapter serves it, or the operating system does not let us.
+pub fn run(options: Options) -> Result<(), Error> {
+    poller::give_up_privileges();
+    poller::raise_descriptor_limit();
+    let mut daemon = Daemon::bind(options)?;
+    daemon.catch_signals()?;
+    daemon.serve()
+}
+
+/// An adapter that listens.
+#[derive(Debug)]
+pub struct Daemon {
+    options: Options,
+    poller: Poller,
+    listener: Listener,
+    /// A descriptor to give up when there are no more, so that a client can still be turned away.
+    spare: Option<File>,
+    registry: Registry,
+    tables: Tables,
+    clients: BTreeMap<ClientId, Connection>,
+    client_next: u64,
+    /// Clients whose socket will take more when the kernel has fewer descriptors in flight.
+    throttled: BTreeSet<ClientId>,
+    pressure: Pressure,
+    /// Ends told to detach for want of regions, until they have.
+    evicted: BTreeSet<End>,
+    idle_since: Instant,
+    /// Earliest next look at how active the channels are.
+    sample_due: Option<Instant>,
+    /// When to wake for it: only when something hangs on it.
+    sample_next: Option<Instant>,
+    log: Log,
+}
+
+impl Daemon {
+    /// Takes the runtime directory and listens in it. Clients can connect from here on; [`Daemon::serve`] serves them.
+    ///
+    /// # Errors
+    /// When the runtime directory is refused, another adapter serves it, or the operating system does not let us.
+    pub fn bind(options: Options) -> Result<Daemon, Error> {
+        let dir = RuntimeDir::open_or_create(&options.runtime_dir).map_err(Error::RuntimeDir)?;
+        let listener = Listener::bind(&dir).map_err(|error| match error {
+            ListenError::AlreadyRunning(pid) => Error::AlreadyRunning {
+                runtime_dir: options.runtime_dir.clone(),
+                pid,
+            },
+            ListenError::Os(action, source) => Error::Os {
+                action,
+                runtime_dir: options.runtime_dir.clone(),
+                source,
+            },
+        })?;
+        let poller = Poller::new(listener.as_fd()).map_err(|source| Error::Os {
+            action: "watch",
+            runtime_dir: options.runtime_dir.clone(),
+            source,
+        })?;
+        let limits = Limits::with_regions(options.regions_max);
+        Ok(Daemon {
+            poller,
+            listener,
+            spare: spare_descriptor(),
+            registry: Registry::new(limits, options.policy),
+            tables: Tables::default(),
+            clients: BTreeMap::new(),
+            client_next: 1,
+            throttled: BTreeSet::new(),
+            pressure: Pressure::default(),
+            evicted: BTreeSet::new(),
+            idle_since: Instant::now(),
+            sample_due: None,
+            sample_next: None,
+            log: Log::new(options.foreground),
+            options,
+        })
+    }
+
+    /// Ends [`Daemon::serve`], from any thread.
+    ///
+    /// # Errors
+    /// When there is no descriptor left for it.
+    pub fn stopper(&self) -> io::Result<Stopper> {
+        self.poller.stopper()
+    }
+
+    /// Lets `SIGTERM` and `SIGINT` end [`Daemon::serve`]. Blocks both for the calling thread.
+    ///
+    /// # Errors
+    /// When the operating system does not let us.
+    pub fn catch_signals(&mut self) -> Result<(), Error> {
+        let caught = self.poller.catch_signals();
+        caught.map_err(|source| self.os_error("catch signals for", source))
+    }
+
+    /// Serves clients until stopped or idle for long enough. The socket is gone when the daemon is dropped.
+    ///
+    /// # Errors
+    /// When waiting for events fails, which only a broken kernel does.
+    pub fn serve(&mut self) -> Result<(), Error> {
+        self.log.say("listening", || "listening".into());
+        let mut events = Vec::with_capacity(poller::EVENTS_PER_TURN);
+        loop {
+            let timeout = self.timeout();
+            let waited = self.poller.wait(&mut events, timeout);
+            waited.map_err(|source| self.os_error("wait for clients of", source))?;
+            for event in events.drain(..) {
+                match event.source {
+                    Source::Stop => return Ok(()),
+                    Source::Listener => self.handle_arrivals(),
+                    Source::Client(id) => self.handle_client(id, event),
+                    Source::Process(id) => self.handle_process_end(id),
+                }
+            }
+            self.settle();
+            if self.is_idle_for_long() {
+                self.log
+                    .say("idle", || "no client for long: leaving".into());
+                return Ok(());
+            }
+        }
+    }
+
+    /// What every turn ends with: work that events have made possible.
+    fn settle(&mut self) {
+        for id in std::mem::take(&mut self.throttled) {
+            self.flush(id);
+        }
+        self.introduce_held_back();
+        self.relieve_pressure();
+    }
+
+    fn handle_client(&mut self, id: ClientId, event: Event) {
+        if event.writable {
+            self.flush(id);
+        }
+        if event.readable {
+            self.handle_messages(id);
+        }
+    }
+
+    /// How long to sleep: for ever, unless we may leave, or wait for something that brings no event.
+    fn timeout(&self) -> Option<Duration> {
+        let now = Instant::now();
+        let leave = self.options.idle_exit.filter(|_| self.has_no_client());
+        let leave = leave.map(|idle| (self.idle_since + idle).saturating_duration_since(now));
+        let sample = self.sample_next;
+        let sample = sample.map(|due| due.saturating_duration_since(now));
+        let retry = (!self.throttled.is_empty()).then_some(THROTTLE_RETRY);
+        [leave, sample, retry].into_iter().flatten().min()
+    }
+
+    fn has_no_client(&self) -> bool {
+        !self.clients.values().any(Connection::is_open)
+    }
+
+    fn is_idle_for_long(&self) -> bool {
+        let idle = self.options.idle_exit;
+        idle.is_some_and(|idle| self.has_no_client() && self.idle_since.elapsed() >= idle)
+    }
+
+    fn os_error(&self, action: &'static str, source: io::Error) -> Error {
+        Error::Os {
+            action,
+            runtime_dir: self.options.runtime_dir.clone(),
+            source,
+        }
+    }
+}
+
+fn spare_descriptor() -> Option<File> {
+    File::open("/dev/null").ok()
+}
+
+/// A descriptor that several offers may share until each is sent.
+type SharedFd = std::rc::Rc<OwnedFd>;
+
+/// How long to wait before sending again when too many descriptors are on their way to clients: that comes down
+/// when they take them, which brings us no event.
+const THROTTLE_RETRY: Duration = Duration::from_millis(20);

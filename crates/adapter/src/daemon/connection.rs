@@ -1,0 +1,138 @@
+//! One client: its socket, its process, and what is still to be sent to it.
+
+use super::SharedFd;
+use crate::listener::{owned, peer_of};
+use crate::registry::{End, TableId};
+use crate::wire;
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use toehold_channel::rendezvous::Message;
+
+/// One client.
+#[derive(Debug)]
+pub(super) struct Connection {
+    /// Gone when the client is only waited for to end.
+    socket: Option<OwnedFd>,
+    pub(super) pid: u32,
+    pub(super) uid: u32,
+    /// The process itself, so that its number cannot be mistaken for its successor's. Absent for a process that we
+    /// cannot see, in another pid namespace.
+    pub(super) pidfd: Option<OwnedFd>,
+    /// Its table, once it said hello.
+    pub(super) table: Option<TableId>,
+    /// Pair requests since its stale ends were last looked for.
+    pub(super) asks_since_sweep: u32,
+    outbound: VecDeque<Outgoing>,
+    /// Whether the socket is watched for room.
+    pub(super) awaits_room: bool,
+}
+
+/// A message on its way.
+#[derive(Debug)]
+pub(super) struct Outgoing {
+    pub(super) message: Message,
+    pub(super) descriptors: Vec<SharedFd>,
+    /// The end whose `offer` word changes once the message is sent.
+    pub(super) offer: Option<End>,
+}
+
+/// Why the queue is not empty after a flush.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Flushed {
+    /// Everything is sent.
+    All,
+    /// The socket is full.
+    SocketFull,
+    /// The kernel lets no more descriptors be under way, or has no memory, for now.
+    Throttled,
+    /// The client is gone.
+    Gone,
+}
+
+impl Connection {
+    /// A client on a socket just accepted.
+    pub(super) fn new(socket: OwnedFd) -> io::Result<Connection> {
+        let peer = peer_of(socket.as_fd())?;
+        Ok(Connection {
+            pid: peer.pid as u32,
+            uid: peer.uid,
+            pidfd: open_process(peer.pid),
+            socket: Some(socket),
+            table: None,
+            asks_since_sweep: 0,
+            outbound: VecDeque::new(),
+            awaits_room: false,
+        })
+    }
+
+    /// Queues a message; `false` when there are too many already.
+    pub(super) fn queue(&mut self, outgoing: Outgoing) -> bool {
+        if self.outbound.len() >= OUTBOUND_MAX {
+            return false;
+        }
+        self.outbound.push_back(outgoing);
+        true
+    }
+
+    /// Sends what the socket takes. `sent` hears of each offer after it is in the client's socket.
+    pub(super) fn flush(&mut self, mut sent: impl FnMut(End)) -> Flushed {
+        let Some(socket) = &self.socket else {
+            return Flushed::Gone;
+        };
+        while let Some(next) = self.outbound.front() {
+            let descriptors: Vec<_> = next.descriptors.iter().map(|fd| fd.as_fd()).collect();
+            if let Err(error) = wire::send(socket.as_fd(), &next.message, &descriptors) {
+                return match error.raw_os_error() {
+                    Some(libc::EAGAIN) => Flushed::SocketFull,
+                    Some(libc::ETOOMANYREFS | libc::ENOBUFS | libc::ENOMEM) => Flushed::Throttled,
+                    Some(libc::EINTR) => continue,
+                    _ => Flushed::Gone,
+                };
+            }
+            if let Some(end) = next.offer {
+                sent(end);
+            }
+            self.outbound.pop_front();
+        }
+        Flushed::All
+    }
+
+    /// Closes the socket and forgets what was to be sent.
+    pub(super) fn close(&mut self) {
+        self.socket = None;
+        self.outbound.clear();
+    }
+
+    /// Its socket, while it is open.
+    pub(super) fn socket(&self) -> Option<BorrowedFd<'_>> {
+        self.socket.as_ref().map(AsFd::as_fd)
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        self.socket.is_some()
+    }
+
+    /// Whether the process has ended. One that we cannot see has, as far as we know, when its socket closes.
+    pub(super) fn process_has_ended(&self) -> bool {
+        let Some(pidfd) = &self.pidfd else {
+            return true;
+        };
+        let mut poll = libc::pollfd {
+            fd: pidfd.as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        // SAFETY: one valid entry.
+        unsafe { libc::poll(&mut poll, 1, 0) > 0 }
+    }
+}
+
+fn open_process(pid: libc::pid_t) -> Option<OwnedFd> {
+    // SAFETY: plain system call; for pid 0, a process outside our namespace, it fails.
+    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
+    owned(fd as libc::c_int).ok()
+}
+
+/// Most messages kept for a client whose socket is full.
+pub(super) const OUTBOUND_MAX: usize = 4096;

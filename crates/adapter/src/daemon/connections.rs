@@ -1,0 +1,305 @@
+//! Clients coming, speaking and going.
+
+use super::connection::{Connection, Flushed, Outgoing};
+use super::poller::Source;
+use super::{Daemon, spare_descriptor};
+use crate::registry::{ClientId, Policy, Process};
+use crate::tables::TableError;
+use crate::wire::{self, Received};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Instant;
+use toehold_channel::rendezvous::{Kind, Message, MessageError};
+
+/// Why a client is dropped. It stays on what it has.
+#[derive(Debug)]
+pub(super) enum Fault {
+    /// Not a message, or one that only an adapter sends.
+    Nonsense,
+    /// A message of another version.
+    Version(u32),
+    /// A message came with descriptors it should not have, or without those it should.
+    Descriptors,
+    /// Hello twice, or a request before any.
+    OutOfTurn,
+    /// A table that cannot be used.
+    Table(TableError),
+    /// It does not take what is sent to it.
+    Deaf,
+}
+
+impl Fault {
+    fn words(&self) -> String {
+        match self {
+            Fault::Nonsense => "sent something that is no request".into(),
+            Fault::Version(version) => format!("speaks version {version}"),
+            Fault::Descriptors => "sent the wrong descriptors".into(),
+            Fault::OutOfTurn => "did not say hello once and first".into(),
+            Fault::Table(error) => format!("sent a table that cannot be used: {error}"),
+            Fault::Deaf => "does not take what is sent to it".into(),
+        }
+    }
+}
+
+/// Sockets served at a time.
+pub(super) const CLIENTS_MAX: usize = 4096;
+/// Sockets of one process, those of its earlier incarnations that we still remember included.
+pub(super) const CLIENTS_PER_PROCESS_MAX: usize = 32;
+/// Messages handled for one client before the next one's turn.
+const MESSAGES_PER_TURN: usize = 64;
+/// Clients taken in before the others' turn.
+const ARRIVALS_PER_TURN: usize = 64;
+
+impl Daemon {
+    pub(super) fn handle_arrivals(&mut self) {
+        for _ in 0..ARRIVALS_PER_TURN {
+            match self.listener.accept() {
+                Ok(socket) => self.admit(socket),
+                Err(error) => match error.raw_os_error() {
+                    Some(libc::EMFILE | libc::ENFILE) => return self.turn_one_away(),
+                    Some(libc::EINTR | libc::ECONNABORTED) => {}
+                    _ => return,
+                },
+            }
+        }
+    }
+
+    fn admit(&mut self, socket: OwnedFd) {
+        let connection = match Connection::new(socket) {
+            Ok(connection) => connection,
+            Err(_) => return,
+        };
+        if let Some(why) = self.inadmissible(&connection) {
+            let pid = connection.pid;
+            self.log
+                .say(why, || format!("turned away process {pid}: {why}"));
+            return;
+        }
+        let id = ClientId(self.client_next);
+        self.client_next += 1;
+        let socket = connection.socket().expect("just accepted");
+        if self.poller.watch(socket, Source::Client(id)).is_ok() {
+            self.clients.insert(id, connection);
+        }
+    }
+
+    fn inadmissible(&self, connection: &Connection) -> Option<&'static str> {
+        // SAFETY: cannot fail.
+        let own_uid = unsafe { libc::geteuid() };
+        if self.options.policy == Policy::SameUser && connection.uid != own_uid {
+            return Some("it belongs to another user");
+        }
+        if self.clients.len() >= CLIENTS_MAX {
+            return Some("too many clients");
+        }
+        let same = |other: &&Connection| other.pid == connection.pid;
+        if self.clients.values().filter(same).count() >= CLIENTS_PER_PROCESS_MAX {
+            return Some("too many clients of one process");
+        }
+        None
+    }
+
+    /// Out of descriptors: the client would knock for ever, and keep us awake, were it not let in and sent away.
+    fn turn_one_away(&mut self) {
+        self.spare = None;
+        drop(self.listener.accept());
+        self.spare = spare_descriptor();
+        self.log.say("descriptors", || {
+            "no descriptors left: turning clients away".into()
+        });
+    }
+
+    pub(super) fn handle_messages(&mut self, id: ClientId) {
+        for _ in 0..MESSAGES_PER_TURN {
+            let Some(socket) = self.clients.get(&id).and_then(Connection::socket) else {
+                return;
+            };
+            let handled = match wire::receive(socket) {
+                Ok(Received::Message(message, kind, descriptors)) => {
+                    self.handle_message(id, &message, kind, descriptors)
+                }
+                Ok(Received::Nonsense(MessageError::Version(v))) => Err(Fault::Version(v)),
+                Ok(Received::Nonsense(_)) => Err(Fault::Nonsense),
+                Ok(Received::Closed) => return self.part(id),
+                Err(error) => match error.kind() {
+                    io::ErrorKind::WouldBlock => return,
+                    io::ErrorKind::Interrupted => continue,
+                    _ => return self.part(id),
+                },
+            };
+            if let Err(fault) = handled {
+                return self.drop_client(id, &fault);
+            }
+        }
+    }
+
+    fn handle_message(
+        &mut self,
+        id: ClientId,
+        message: &Message,
+        kind: Kind,
+        mut descriptors: Vec<OwnedFd>,
+    ) -> Result<(), Fault> {
+        let expected = usize::from(kind == Kind::Hello);
+        if descriptors.len() != expected {
+            return Err(Fault::Descriptors);
+        }
+        match kind {
+            Kind::Hello => self.handle_hello(id, descriptors.pop().expect("counted above")),
+            Kind::Pair => self.handle_pair(id, message),
+            Kind::Withdraw => self.handle_withdraw(id, message),
+            Kind::Ping => self.answer(id, 0, None),
+            Kind::Status => self.handle_status(id),
+            Kind::Detach | Kind::Attach => self.handle_command(id, message, kind),
+            Kind::Offer | Kind::Answer => Err(Fault::Nonsense),
+        }
+    }
+
+    fn handle_hello(&mut self, id: ClientId, table: OwnedFd) -> Result<(), Fault> {
+        let connection = self.clients.get_mut(&id).expect("it spoke");
+        if connection.table.is_some() {
+            return Err(Fault::OutOfTurn);
+        }
+        let table = self.tables.open(table).map_err(Fault::Table)?;
+        connection.table = Some(table);
+        let process = Process {
+            pid: connection.pid,
+            uid: connection.uid,
+            table,
+        };
+        self.registry.join(id, process);
+        let pid = process.pid;
+        self.log.say("hello", || format!("process {pid} is here"));
+        Ok(())
+    }
+
+    pub(super) fn drop_client(&mut self, id: ClientId, fault: &Fault) {
+        if let Fault::Version(_) = fault {
+            // It learns our version from any message of ours. Whether it is still listening is its business.
+            let _ = self.answer(id, 0, None);
+        }
+        if let Some(connection) = self.clients.get(&id) {
+            let pid = connection.pid;
+            self.log.say("fault", || {
+                format!("dropped process {pid}: it {}", fault.words())
+            });
+        }
+        self.part(id);
+    }
+
+    /// Ends a client's connection. Its channels go on while its process does.
+    fn part(&mut self, id: ClientId) {
+        let Some(connection) = self.clients.get_mut(&id) else {
+            return;
+        };
+        connection.close();
+        self.throttled.remove(&id);
+        if self.has_no_client() {
+            self.idle_since = Instant::now();
+        }
+        if !self.registry.leave(id) {
+            return self.forget_client(id);
+        }
+        let connection = &self.clients[&id];
+        if connection.process_has_ended() {
+            return self.bury(id);
+        }
+        let pidfd = connection
+            .pidfd
+            .as_ref()
+            .expect("a process that lives has one");
+        if self
+            .poller
+            .watch(pidfd.as_fd(), Source::Process(id))
+            .is_err()
+        {
+            self.bury(id);
+        }
+    }
+
+    pub(super) fn handle_process_end(&mut self, id: ClientId) {
+        if self
+            .clients
+            .get(&id)
+            .is_some_and(|client| !client.is_open())
+        {
+            self.bury(id);
+        }
+    }
+
+    /// A process has ended: whoever it had channels with is told.
+    fn bury(&mut self, id: ClientId) {
+        let Some(connection) = self.clients.get(&id) else {
+            return;
+        };
+        let pid = connection.pid;
+        let tables = &self.tables;
+        // With family left: what the dead process used last and nobody else held went with it. Of the rest the
+        // kernel tells the partner, when the last descriptor closes.
+        let is_gone = |end| {
+            tables.current(end).is_none_or(|entry| {
+                let holders = entry.holders.load(std::sync::atomic::Ordering::Relaxed);
+                entry.pid.load(std::sync::atomic::Ordering::Relaxed) == pid && holders <= 1
+            })
+        };
+        let bereft = self.registry.process_gone(id, &is_gone);
+        for &end in &bereft {
+            self.tables.set_peer_gone(end);
+        }
+        if !bereft.is_empty() {
+            let count = bereft.len();
+            self.log.say("gone", || {
+                format!("process {pid} is gone, {count} channels with it")
+            });
+        }
+        self.forget_client(id);
+    }
+
+    fn forget_client(&mut self, id: ClientId) {
+        if let Some(table) = self.clients.remove(&id).and_then(|gone| gone.table) {
+            self.tables.close(table);
+        }
+    }
+
+    /// Queues a message for a client and sends what its socket takes.
+    pub(super) fn send(&mut self, id: ClientId, outgoing: Outgoing) -> Result<(), Fault> {
+        let Some(connection) = self.clients.get_mut(&id) else {
+            return Ok(());
+        };
+        if !connection.queue(outgoing) {
+            return Err(Fault::Deaf);
+        }
+        self.flush(id);
+        Ok(())
+    }
+
+    /// Sends what a client's socket takes now.
+    pub(super) fn flush(&mut self, id: ClientId) {
+        let Some(connection) = self.clients.get_mut(&id) else {
+            return;
+        };
+        let tables = &self.tables;
+        let flushed = connection.flush(|end| tables.bump_offer(end));
+        let awaits_room = flushed == Flushed::SocketFull;
+        match flushed {
+            Flushed::All | Flushed::SocketFull => {}
+            Flushed::Throttled => {
+                self.throttled.insert(id);
+            }
+            // Its hang-up is on its way to us; what it sent before comes first.
+            Flushed::Gone => return,
+        }
+        if awaits_room != connection.awaits_room {
+            connection.awaits_room = awaits_room;
+            let socket = connection.socket().expect("flushed just now");
+            let source = Source::Client(id);
+            if self
+                .poller
+                .watch_writable(socket, source, awaits_room)
+                .is_err()
+            {
+                self.part(id);
+            }
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! Pairing: what clients ask, what they are offered, and what is taken back when regions run out.
+
+use super::connection::Outgoing;
+use super::connections::Fault;
+use super::{Daemon, SharedFd};
+use crate::proc;
+use crate::regions;
+use crate::registry::{
+    Address, Ask, ChannelId, ClientId, End, Introduction, Match, Outcome, Tuple,
+};
+use crate::tables::Tables;
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+use toehold_channel::rendezvous::{Kind, Message};
+use toehold_channel::table::{COMMAND_DETACH, Reason};
+
+impl Daemon {
+    pub(super) fn handle_pair(&mut self, id: ClientId, message: &Message) -> Result<(), Fault> {
+        let connection = self.clients.get_mut(&id).expect("it spoke");
+        let table = connection.table.ok_or(Fault::OutOfTurn)?;
+        let end = End {
+            table,
+            entry: message.entry,
+            generation: message.generation,
+        };
+        connection.asks_since_sweep = connection.asks_since_sweep.saturating_add(1);
+        let asks_since_sweep = connection.asks_since_sweep;
+        let Some(entry) = self.tables.current(end) else {
+            // Closed since; or nonsense, which costs nobody anything.
+            return Ok(());
+        };
+        if entry.command.load(Ordering::Relaxed) == COMMAND_DETACH && !self.evicted.contains(&end) {
+            self.tables.set_verdict(end, Reason::Detached);
+            return Ok(());
+        }
+        let Some(netns) = known_netns(message.netns, connection.pid) else {
+            self.tables.set_verdict(end, Reason::NoPartner);
+            return Ok(());
+        };
+        let mapped = self.tables.get(table).expect("current above");
+        let ask = Ask {
+            client: id,
+            entry: end.entry,
+            generation: end.generation,
+            tuple: tuple_of(message, netns),
+            cookie: message.cookie,
+            accepted: mapped.is_accepted(end.entry),
+        };
+        self.evicted.remove(&end);
+        let mut outcome = self.registry.ask(ask, &is_current(&self.tables));
+        if outcome == Outcome::Refused(Reason::NoResources)
+            && asks_since_sweep >= ASKS_PER_SWEEP_MIN
+        {
+            self.registry.sweep(id, &is_current(&self.tables));
+            self.clients
+                .get_mut(&id)
+                .expect("it spoke")
+                .asks_since_sweep = 0;
+            outcome = self.registry.ask(ask, &is_current(&self.tables));
+        }
+        match outcome {
+            Outcome::Waiting(reason) | Outcome::Refused(reason) => {
+                self.tables.set_verdict(end, reason)
+            }
+            Outcome::Matched(matched) => self.introduce(&matched),
+        }
+        Ok(())
+    }
+
+    pub(super) fn handle_withdraw(&mut self, id: ClientId, message: &Message) -> Result<(), Fault> {
+        let connection = self.clients.get(&id).expect("it spoke");
+        let table = connection.table.ok_or(Fault::OutOfTurn)?;
+        let end = End {
+            table,
+            entry: message.entry,
+            generation: message.generation,
+        };
+        self.registry.withdraw(id, end.entry, end.generation);
+        if self.evicted.remove(&end) {
+            // It has given its region back, which is all that was wanted; it may ask again.
+            self.tables.clear_detach(end);
+        }
+        Ok(())
+    }
+
+    /// Introduces what had to wait for a region, as far as there are regions now.
+    pub(super) fn introduce_held_back(&mut self) {
+        loop {
+            let next = self.registry.poll_held_back(&is_current(&self.tables));
+            let Some(matched) = next else {
+                return;
+            };
+            self.introduce(&matched);
+        }
+    }
+
+    /// Makes a channel's memory and offers it to both ends.
+    fn introduce(&mut self, matched: &Match) {
+        let memory = match create_memory(matched) {
+            Ok(memory) => memory,
+            Err(error) => {
+                self.registry.abandon(matched);
+                for side in &matched.sides {
+                    self.tables.set_verdict(side.end, Reason::NoResources);
+                }
+                let why = || format!("cannot make a region: {error}");
+                return self.log.say("memory", why);
+            }
+        };
+        self.log.say("pair", || "introduced two programs".into());
+        for (side, introduction) in matched.sides.iter().enumerate() {
+            let offer = offer_of(matched, side as u32, introduction, &memory);
+            if self.send(introduction.client, offer).is_err() {
+                self.drop_client(introduction.client, &Fault::Deaf);
+            }
+        }
+    }
+
+    /// Under pressure, has the least active channels give up their regions. A program that sleeps does so at its
+    /// next call; until then its region costs the pages it last used.
+    pub(super) fn relieve_pressure(&mut self) {
+        let count = self.registry.channel_count();
+        if !self.pressure.is_on(count, self.options.regions_max) {
+            self.sample_next = None;
+            return;
+        }
+        let now = Instant::now();
+        if self.sample_due.is_some_and(|due| now < due) {
+            return;
+        }
+        let (registry, tables) = (&self.registry, &self.tables);
+        self.evicted.retain(|&end| tables.current(end).is_some());
+        let channels: BTreeMap<ChannelId, [End; 2]> = registry.channels().collect();
+        let activities = channels.iter();
+        let activities = activities.map(|(&id, &ends)| (id, activity(tables, ends)));
+        let chosen = self.pressure.sample(activities);
+        for end in chosen.iter().flat_map(|id| channels[id]) {
+            if tables.set_detach(end) {
+                self.evicted.insert(end);
+            }
+        }
+        self.sample_due = Some(now + SAMPLE_INTERVAL);
+        // Once enough is under way there is nothing to watch for: what comes next brings an event.
+        self.sample_next = self.sample_due.filter(|_| self.pressure.wants_more());
+        if !chosen.is_empty() {
+            let text = || format!("taking back {} of the least active regions", chosen.len());
+            self.log.say("pressure", text);
+        }
+    }
+}
+
+struct Memory {
+    region: SharedFd,
+    /// With the first channel of a pair.
+    pair: Option<SharedFd>,
+}
+
+fn create_memory(matched: &Match) -> io::Result<Memory> {
+    let pair = matched.is_first_of_pair().then(regions::create_pair);
+    Ok(Memory {
+        region: SharedFd::new(regions::create_region()?),
+        pair: pair.transpose()?.map(SharedFd::new),
+    })
+}
+
+fn offer_of(matched: &Match, side: u32, to: &Introduction, memory: &Memory) -> Outgoing {
+    let pair = memory.pair.iter().filter(|_| to.pair_attached);
+    let descriptors = std::iter::once(&memory.region).chain(pair);
+    Outgoing {
+        message: Message {
+            entry: to.end.entry,
+            generation: to.end.generation,
+            side,
+            slot: matched.slot,
+            pair: matched.pair.0,
+            pair_attached: u32::from(to.pair_attached),
+            ..Message::new(Kind::Offer)
+        },
+        descriptors: descriptors.cloned().collect(),
+        offer: Some(to.end),
+    }
+}
+
+fn is_current(tables: &Tables) -> impl Fn(End) -> bool + '_ {
+    |end| tables.current(end).is_some()
+}
+
+fn tuple_of(message: &Message, netns: u64) -> Tuple {
+    Tuple {
+        netns,
+        local: Address {
+            ip: message.local,
+            port: message.local_port,
+        },
+        remote: Address {
+            ip: message.remote,
+            port: message.remote_port,
+        },
+    }
+}
+
+/// The network namespace a client named or, where the kernel gave it no cookie (before Linux 5.14), the one it is
+/// in. Without either we must not guess: equal addresses in two namespaces are two connections.
+fn known_netns(cookie: u64, pid: u32) -> Option<u64> {
+    if cookie != 0 {
+        return Some(cookie);
+    }
+    proc::network_namespace(pid).map(|inode| inode | NETNS_BY_INODE)
+}
+
+/// Ring bytes both ends have moved: it stands still while a channel is idle.
+fn activity(tables: &Tables, ends: [End; 2]) -> u64 {
+    let of_end = |end| {
+        tables.current(end).map_or(0, |entry| {
+            let sent = entry.tx_ring.load(Ordering::Relaxed);
+            sent.wrapping_add(entry.rx_ring.load(Ordering::Relaxed))
+        })
+    };
+    of_end(ends[0]).wrapping_add(of_end(ends[1]))
+}
+
+/// Keeps the two kinds of namespace number apart; cookies count up from 1.
+const NETNS_BY_INODE: u64 = 1 << 63;
+/// A client at its quota has its stale ends looked for at most once in so many requests: that walks all its ends.
+const ASKS_PER_SWEEP_MIN: u32 = 1024;
+/// Time between two looks at every channel, while there is pressure.
+const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);

@@ -1,0 +1,94 @@
+//! What the command line asks: are you there, what goes on, detach this.
+
+use super::connection::Outgoing;
+use super::connections::Fault;
+use super::{Daemon, SharedFd};
+use crate::registry::ClientId;
+use crate::status;
+use crate::tables;
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::Ordering;
+use toehold_channel::memfd;
+use toehold_channel::rendezvous::{Kind, Message};
+
+impl Daemon {
+    pub(super) fn handle_status(&mut self, id: ClientId) -> Result<(), Fault> {
+        let processes = self.clients.values().filter(|client| client.is_open());
+        let processes = processes.filter_map(|client| {
+            let table = client.table?;
+            Some(status::Client {
+                pid: client.pid,
+                uid: client.uid,
+                table,
+            })
+        });
+        let report = status::report(processes, &self.tables, &self.registry);
+        let connections = report
+            .processes
+            .iter()
+            .map(|p| p.connections.len())
+            .sum::<usize>();
+        match json_file(&report) {
+            Ok(file) => self.answer(id, connections as u32, Some(SharedFd::new(file))),
+            Err(error) => {
+                self.log
+                    .say("memory", || format!("cannot report the status: {error}"));
+                self.answer(id, 0, None)
+            }
+        }
+    }
+
+    pub(super) fn handle_command(
+        &mut self,
+        id: ClientId,
+        message: &Message,
+        kind: Kind,
+    ) -> Result<(), Fault> {
+        let mut count = 0;
+        for (_, table) in self.tables.iter() {
+            let matching = table.live().filter(|(_, entry)| {
+                let pid = entry.pid.load(Ordering::Relaxed);
+                let fd = entry.fd.load(Ordering::Relaxed);
+                (message.pid == 0 || message.pid == pid)
+                    && (message.side == u32::MAX || message.side == fd)
+            });
+            let changed = matching.filter(|(_, entry)| match kind {
+                Kind::Detach => tables::detach(entry),
+                _ => tables::attach(entry),
+            });
+            count += changed.count() as u32;
+        }
+        self.log
+            .say("command", || format!("{kind:?}: {count} connections"));
+        self.answer(id, count, None)
+    }
+
+    pub(super) fn answer(
+        &mut self,
+        id: ClientId,
+        count: u32,
+        file: Option<SharedFd>,
+    ) -> Result<(), Fault> {
+        let message = Message {
+            pid: std::process::id(),
+            side: count,
+            ..Message::new(Kind::Answer)
+        };
+        let outgoing = Outgoing {
+            message,
+            descriptors: file.into_iter().collect(),
+            offer: None,
+        };
+        self.send(id, outgoing)
+    }
+}
+
+fn json_file(report: &status::Report) -> io::Result<OwnedFd> {
+    let json = serde_json::to_vec(report)?;
+    let file = File::from(memfd::create(c"toehold-status", json.len())?);
+    file.write_all_at(&json, 0)?;
+    Ok(file.into())
+}

@@ -1,0 +1,211 @@
+//! epoll, signals and the stop event: what the loop sleeps in.
+
+use crate::listener::{check, owned};
+use crate::registry::ClientId;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+/// What the loop sleeps in.
+#[derive(Debug)]
+pub(super) struct Poller {
+    epoll: OwnedFd,
+    stop: OwnedFd,
+    signals: Option<OwnedFd>,
+}
+
+/// Where an event comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Source {
+    /// A client's socket.
+    Client(ClientId),
+    /// A client's process, by its pidfd.
+    Process(ClientId),
+    /// The listening socket.
+    Listener,
+    /// A signal or a [`Stopper`].
+    Stop,
+}
+
+/// One event.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Event {
+    pub(super) source: Source,
+    /// There is something to read, a hang-up included.
+    pub(super) readable: bool,
+    pub(super) writable: bool,
+}
+
+/// Ends a daemon's [`super::Daemon::serve`].
+#[derive(Debug)]
+pub struct Stopper(OwnedFd);
+
+impl Stopper {
+    /// Ends it, now or as soon as it begins.
+    pub fn stop(&self) {
+        let one = 1u64.to_ne_bytes();
+        // SAFETY: `one` is valid for its length. An eventfd takes it unless it holds 2^64 - 2 already.
+        unsafe { libc::write(self.0.as_raw_fd(), one.as_ptr().cast(), one.len()) };
+    }
+}
+
+impl Poller {
+    /// Watches a listening socket.
+    pub(super) fn new(listener: BorrowedFd<'_>) -> io::Result<Poller> {
+        // SAFETY: no memory is involved.
+        let epoll = owned(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
+        // SAFETY: likewise.
+        let stop = owned(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })?;
+        let poller = Poller {
+            epoll,
+            stop,
+            signals: None,
+        };
+        poller.watch(listener, Source::Listener)?;
+        poller.watch(poller.stop.as_fd(), Source::Stop)?;
+        Ok(poller)
+    }
+
+    /// Turns `SIGTERM` and `SIGINT` into [`Source::Stop`].
+    pub(super) fn catch_signals(&mut self) -> io::Result<()> {
+        let mut set = MaybeUninit::<libc::sigset_t>::uninit();
+        // SAFETY: `set` is valid for writes, initialised by the first call and only read by the last.
+        let signals = unsafe {
+            libc::sigemptyset(set.as_mut_ptr());
+            libc::sigaddset(set.as_mut_ptr(), libc::SIGTERM);
+            libc::sigaddset(set.as_mut_ptr(), libc::SIGINT);
+            libc::pthread_sigmask(libc::SIG_BLOCK, set.as_ptr(), std::ptr::null_mut());
+            libc::signalfd(-1, set.as_ptr(), libc::SFD_CLOEXEC | libc::SFD_NONBLOCK)
+        };
+        let signals = owned(signals)?;
+        self.watch(signals.as_fd(), Source::Stop)?;
+        self.signals = Some(signals);
+        Ok(())
+    }
+
+    pub(super) fn stopper(&self) -> io::Result<Stopper> {
+        Ok(Stopper(self.stop.try_clone()?))
+    }
+
+    /// Begins to report when `fd` is readable.
+    pub(super) fn watch(&self, fd: BorrowedFd<'_>, source: Source) -> io::Result<()> {
+        self.control(libc::EPOLL_CTL_ADD, fd, source, libc::EPOLLIN)
+    }
+
+    /// Reports, or no longer reports, when `fd` is writable as well.
+    pub(super) fn watch_writable(
+        &self,
+        fd: BorrowedFd<'_>,
+        source: Source,
+        writable: bool,
+    ) -> io::Result<()> {
+        let extra = if writable { libc::EPOLLOUT } else { 0 };
+        self.control(libc::EPOLL_CTL_MOD, fd, source, libc::EPOLLIN | extra)
+    }
+
+    /// Waits for events; returns without any when interrupted or out of time.
+    pub(super) fn wait(
+        &self,
+        events: &mut Vec<Event>,
+        timeout: Option<Duration>,
+    ) -> io::Result<()> {
+        let mut raw = [libc::epoll_event { events: 0, u64: 0 }; EVENTS_PER_TURN];
+        // Rounded up: waking just before a deadline would spin until it.
+        let timeout_ms = timeout.map_or(-1, |timeout| {
+            libc::c_int::try_from(timeout.as_micros().div_ceil(1000)).unwrap_or(libc::c_int::MAX)
+        });
+        // SAFETY: `raw` has room for the number of events given.
+        let count = unsafe {
+            libc::epoll_wait(
+                self.epoll.as_raw_fd(),
+                raw.as_mut_ptr(),
+                EVENTS_PER_TURN as libc::c_int,
+                timeout_ms,
+            )
+        };
+        if count < 0 {
+            let error = io::Error::last_os_error();
+            let interrupted = error.kind() == io::ErrorKind::Interrupted;
+            return if interrupted { Ok(()) } else { Err(error) };
+        }
+        events.extend(raw[..count as usize].iter().map(|event| {
+            let bits = event.events;
+            Event {
+                source: source_of(event.u64),
+                readable: bits & (libc::EPOLLIN | libc::EPOLLHUP | libc::EPOLLERR) as u32 != 0,
+                writable: bits & libc::EPOLLOUT as u32 != 0,
+            }
+        }));
+        Ok(())
+    }
+
+    fn control(
+        &self,
+        operation: libc::c_int,
+        fd: BorrowedFd<'_>,
+        source: Source,
+        interest: libc::c_int,
+    ) -> io::Result<()> {
+        let mut event = libc::epoll_event {
+            events: interest as u32,
+            u64: token_of(source),
+        };
+        // SAFETY: `event` is valid for the call.
+        check(unsafe {
+            libc::epoll_ctl(
+                self.epoll.as_raw_fd(),
+                operation,
+                fd.as_raw_fd(),
+                &mut event,
+            )
+        })
+    }
+}
+
+/// Gives up, for good, what privileges a later `exec` could bring. An adapter serves one user and needs none.
+pub(super) fn give_up_privileges() {
+    // SAFETY: plain system call. It cannot fail on a kernel that has it, and one without has no better.
+    unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
+}
+
+/// Takes all the descriptors we may have: each client needs two, each offer under way one.
+pub(super) fn raise_descriptor_limit() {
+    let mut limit = MaybeUninit::<libc::rlimit>::uninit();
+    // SAFETY: `limit` is valid for writes.
+    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, limit.as_mut_ptr()) } != 0 {
+        return;
+    }
+    // SAFETY: filled by the call above, which succeeded.
+    let mut limit = unsafe { limit.assume_init() };
+    limit.rlim_cur = limit.rlim_max;
+    // SAFETY: `limit` is valid. With fewer descriptors we serve fewer clients, and say so when it comes to that.
+    unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) };
+}
+
+fn token_of(source: Source) -> u64 {
+    match source {
+        Source::Client(id) => id.0 << 2 | TAG_CLIENT,
+        Source::Process(id) => id.0 << 2 | TAG_PROCESS,
+        Source::Listener => TAG_LISTENER,
+        Source::Stop => TAG_STOP,
+    }
+}
+
+fn source_of(token: u64) -> Source {
+    let id = ClientId(token >> 2);
+    match token & 3 {
+        TAG_CLIENT => Source::Client(id),
+        TAG_PROCESS => Source::Process(id),
+        TAG_LISTENER => Source::Listener,
+        _ => Source::Stop,
+    }
+}
+
+/// Most events handled between two waits.
+pub(super) const EVENTS_PER_TURN: usize = 256;
+
+const TAG_CLIENT: u64 = 0;
+const TAG_PROCESS: u64 = 1;
+const TAG_LISTENER: u64 = 2;
+const TAG_STOP: u64 = 3;

@@ -1,0 +1,188 @@
+//! The adapter's place in the runtime directory: its lock and its listening socket.
+//!
+//! The lock decides who is the adapter; the socket file only says where. So a socket whose adapter died is taken
+//! over without a guess, and one whose adapter lives never is.
+
+use crate::runtime_dir::RuntimeDir;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Seek, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+/// The listening socket, bound where clients look for it, and the lock that makes it ours.
+#[derive(Debug)]
+pub(crate) struct Listener {
+    socket: OwnedFd,
+    path: PathBuf,
+    /// Held as long as the listener is; the kernel drops it with the process however that ends.
+    _lock: File,
+}
+
+/// Why there is no listener.
+#[derive(Debug)]
+pub(crate) enum ListenError {
+    /// Another adapter serves this directory. Its process id, if it has written it yet.
+    AlreadyRunning(Option<u32>),
+    /// The kernel refused.
+    Os(&'static str, io::Error),
+}
+
+impl Listener {
+    /// Takes the directory and listens in it.
+    pub(crate) fn bind(dir: &RuntimeDir) -> Result<Listener, ListenError> {
+        let lock = take_lock(&dir.path().join(LOCK_NAME))?;
+        let path = dir.socket_path();
+        let socket = listen(&path).map_err(|error| ListenError::Os("listen on", error))?;
+        Ok(Listener {
+            socket,
+            path,
+            _lock: lock,
+        })
+    }
+
+    /// The next client, if one waits.
+    pub(crate) fn accept(&self) -> io::Result<OwnedFd> {
+        // SAFETY: no address is asked for.
+        let fd = unsafe {
+            libc::accept4(
+                self.socket.as_raw_fd(),
+                std::ptr::null_mut(),
+                std::ptr::null_mut(),
+                libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC,
+            )
+        };
+        owned(fd)
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        // Nobody else can have taken its place: we still hold the lock. If it is gone already, all the better.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+fn take_lock(path: &Path) -> Result<File, ListenError> {
+    let os = |error| ListenError::Os("open the lock in", error);
+    let mut file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .custom_flags(libc::O_NOFOLLOW)
+        .open(path)
+        .map_err(os)?;
+    // SAFETY: plain system call on our own descriptor.
+    if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } != 0 {
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::WouldBlock {
+            return Err(os(error));
+        }
+        let mut text = String::new();
+        let pid = file.read_to_string(&mut text).ok();
+        let pid = pid.and_then(|_| text.trim().parse().ok());
+        return Err(ListenError::AlreadyRunning(pid));
+    }
+    let write_pid = |file: &mut File| {
+        file.set_len(0)?;
+        file.rewind()?;
+        writeln!(file, "{}", std::process::id())
+    };
+    write_pid(&mut file).map_err(os)?;
+    Ok(file)
+}
+
+/// A listening socket at `path`, which appears there only when it is ready and has its final mode.
+fn listen(path: &Path) -> io::Result<OwnedFd> {
+    // SAFETY: no memory is involved.
+    let socket = owned(unsafe {
+        libc::socket(
+            libc::AF_UNIX,
+            libc::SOCK_SEQPACKET | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC,
+            0,
+        )
+    })?;
+    let unready = path.with_extension("new");
+    remove_if_there(&unready)?;
+    let (address, length) = unix_address(&unready)?;
+    // SAFETY: `address` is valid for `length` bytes.
+    check(unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), length) })?;
+    fs::set_permissions(&unready, fs::Permissions::from_mode(0o600))?;
+    // SAFETY: plain system call.
+    check(unsafe { libc::listen(socket.as_raw_fd(), BACKLOG) })?;
+    fs::rename(&unready, path)?;
+    Ok(socket)
+}
+
+/// The socket address of a path, and its length.
+///
+/// # Errors
+/// When the path is too long for one.
+pub(crate) fn unix_address(path: &Path) -> io::Result<(libc::sockaddr_un, libc::socklen_t)> {
+    let bytes = path.as_os_str().as_bytes();
+    // SAFETY: `sockaddr_un` is plain data, for which zeroes are a value.
+    let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
+    if bytes.len() >= address.sun_path.len() || bytes.contains(&0) {
+        return Err(io::Error::from(io::ErrorKind::InvalidFilename));
+    }
+    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
+    for (target, &byte) in address.sun_path.iter_mut().zip(bytes) {
+        *target = byte as libc::c_char;
+    }
+    Ok((address, size_of::<libc::sockaddr_un>() as libc::socklen_t))
+}
+
+fn remove_if_there(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// The process at the other end of a connected socket, as it was when it connected (or began to listen).
+pub(crate) fn peer_of(socket: BorrowedFd<'_>) -> io::Result<libc::ucred> {
+    let mut peer = MaybeUninit::<libc::ucred>::uninit();
+    let mut length = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: `peer` is valid for writes of `length` bytes.
+    check(unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            peer.as_mut_ptr().cast(),
+            &mut length,
+        )
+    })?;
+    // SAFETY: the call succeeded, and a `ucred` has one length.
+    Ok(unsafe { peer.assume_init() })
+}
+
+/// The descriptor a system call returned.
+pub(crate) fn owned(fd: libc::c_int) -> io::Result<OwnedFd> {
+    check(fd)?;
+    // SAFETY: the kernel has just made it for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// The error of a system call that failed.
+pub(crate) fn check(result: libc::c_int) -> io::Result<()> {
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+/// File that the adapter of a runtime directory keeps locked; holds its process id.
+const LOCK_NAME: &str = "adapter.lock";
+/// Connections the kernel keeps for us while we are busy.
+const BACKLOG: libc::c_int = 1024;

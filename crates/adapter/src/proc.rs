@@ -1,0 +1,125 @@
+//! What the kernel tells of other processes: `/proc`.
+
+use std::collections::HashMap;
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::unix::fs::MetadataExt;
+
+/// The TCP sockets of one process, found by descriptor.
+#[derive(Debug)]
+pub(crate) struct Sockets {
+    pid: u32,
+    /// By inode: every TCP socket of the process's network namespace. Only looked up, never walked.
+    addresses: HashMap<u64, (SocketAddr, SocketAddr)>,
+}
+
+impl Sockets {
+    /// Reads the socket lists that a process sees; empty when we may not.
+    pub(crate) fn of_process(pid: u32) -> Sockets {
+        let mut addresses = HashMap::new();
+        for list in ["tcp", "tcp6"] {
+            // A list of many sockets takes the kernel a while: it is read once for all of a process's descriptors.
+            let text = fs::read_to_string(format!("/proc/{pid}/net/{list}")).unwrap_or_default();
+            addresses.extend(text.lines().skip(1).filter_map(parse_line));
+        }
+        Sockets { pid, addresses }
+    }
+
+    /// Local and remote address of a descriptor, if it is a TCP socket.
+    pub(crate) fn addresses(&self, fd: u32) -> Option<(SocketAddr, SocketAddr)> {
+        let target = fs::read_link(format!("/proc/{}/fd/{fd}", self.pid)).ok()?;
+        let inode = target
+            .to_str()?
+            .strip_prefix("socket:[")?
+            .strip_suffix(']')?;
+        self.addresses.get(&inode.parse().ok()?).copied()
+    }
+}
+
+/// The inode of the network namespace a process is in.
+pub(crate) fn network_namespace(pid: u32) -> Option<u64> {
+    let link = fs::metadata(format!("/proc/{pid}/ns/net"));
+    link.ok().map(|namespace| namespace.ino())
+}
+
+/// Inode, local and remote address of one line of `/proc/net/tcp` or `tcp6`.
+fn parse_line(line: &str) -> Option<(u64, (SocketAddr, SocketAddr))> {
+    let mut fields = line.split_ascii_whitespace();
+    let local = parse_address(fields.nth(1)?)?;
+    let remote = parse_address(fields.next()?)?;
+    let inode = fields.nth(6)?.parse().ok()?;
+    Some((inode, (local, remote)))
+}
+
+/// `0100007F:1F90`: 32-bit words of the address as the processor reads them, then the port.
+fn parse_address(text: &str) -> Option<SocketAddr> {
+    let (address, port) = text.split_once(':')?;
+    let port = u16::from_str_radix(port, 16).ok()?;
+    let mut bytes = [0u8; 16];
+    for (index, target) in bytes.chunks_exact_mut(4).enumerate() {
+        let Some(word) = address.get(index * 8..index * 8 + 8) else {
+            break;
+        };
+        target.copy_from_slice(&u32::from_str_radix(word, 16).ok()?.to_ne_bytes());
+    }
+    let ip = match address.len() {
+        8 => IpAddr::V4(Ipv4Addr::new(bytes[0], bytes[1], bytes[2], bytes[3])),
+        32 => IpAddr::V6(Ipv6Addr::from(bytes)).to_canonical(),
+        _ => return None,
+    };
+    Some(SocketAddr::new(ip, port))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::AsRawFd;
+
+    #[test]
+    fn lines_of_both_lists_are_understood() {
+        let v4 = "   0: 0100007F:1F90 0200007F:C350 01 00000000:00000000 00:00000000 00000000  \
+                  1000        0 4711 1 0000000000000000 20 4 30 10 -1";
+        let expected = ("127.0.0.1:8080".parse(), "127.0.0.2:50000".parse());
+        let expected = (expected.0.expect("address"), expected.1.expect("address"));
+        if cfg!(target_endian = "little") {
+            assert_eq!(parse_line(v4), Some((4711, expected)));
+        }
+        let v6 = parse_address("00000000000000000000000001000000:0016");
+        if cfg!(target_endian = "little") {
+            assert_eq!(v6, Some("[::1]:22".parse().expect("address")));
+        }
+    }
+
+    #[test]
+    fn lines_that_are_none_are_passed_over() {
+        for line in [
+            "",
+            "0:",
+            "0: 0100007F 0:0 01",
+            "0: XYZ:1 0:0",
+            "0: 01:1 02:2 01 0 0 0 0 0 x",
+        ] {
+            assert_eq!(parse_line(line), None, "{line}");
+        }
+    }
+
+    #[test]
+    fn own_sockets_are_found_by_descriptor() {
+        for address in ["127.0.0.1:0", "[::1]:0"] {
+            let listener = TcpListener::bind(address).expect("bind");
+            let target = listener.local_addr().expect("address");
+            let stream = TcpStream::connect(target).expect("connect");
+            let sockets = Sockets::of_process(std::process::id());
+            let found = sockets.addresses(stream.as_raw_fd() as u32);
+            assert_eq!(found, Some((stream.local_addr().expect("address"), target)));
+            assert_eq!(sockets.addresses(u32::MAX), None);
+        }
+    }
+
+    #[test]
+    fn a_process_has_a_network_namespace_while_it_lives() {
+        assert!(network_namespace(std::process::id()).is_some());
+        assert_eq!(network_namespace(0), None);
+    }
+}

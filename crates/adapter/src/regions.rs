@@ -1,0 +1,86 @@
+//! The memory of a channel and of a pair: made here, written once, handed out, and not kept.
+
+use std::fs::File;
+use std::io;
+use std::mem::offset_of;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+use toehold_channel::layout::{
+    CAPACITY_LOG2_MIN, Control, PAIR_BYTES, PAIR_MAGIC, PairHeader, Publish, REGION_BYTES,
+    REGION_MAGIC, Side,
+};
+use toehold_channel::memfd;
+use toehold_channel::table::LAYOUT_VERSION;
+
+/// A region's memfd, its control words set.
+pub(crate) fn create_region() -> io::Result<OwnedFd> {
+    let file = File::from(memfd::create(c"toehold-region", REGION_BYTES)?);
+    // Written before anybody else has the descriptor, so plain writes are ordered before every reader.
+    file.write_all_at(
+        &REGION_MAGIC.to_ne_bytes(),
+        offset_of!(Control, magic) as u64,
+    )?;
+    file.write_all_at(
+        &LAYOUT_VERSION.to_ne_bytes(),
+        offset_of!(Control, version) as u64,
+    )?;
+    for side in 0..2 {
+        let offset = offset_of!(Control, sides)
+            + side * size_of::<Side>()
+            + offset_of!(Side, publish)
+            + offset_of!(Publish, capacity_log2);
+        file.write_all_at(&CAPACITY_LOG2_MIN.to_ne_bytes(), offset as u64)?;
+    }
+    Ok(file.into())
+}
+
+/// A pair's memfd, its header set.
+pub(crate) fn create_pair() -> io::Result<OwnedFd> {
+    let file = File::from(memfd::create(c"toehold-pair", PAIR_BYTES)?);
+    file.write_all_at(
+        &PAIR_MAGIC.to_ne_bytes(),
+        offset_of!(PairHeader, magic) as u64,
+    )?;
+    file.write_all_at(
+        &LAYOUT_VERSION.to_ne_bytes(),
+        offset_of!(PairHeader, version) as u64,
+    )?;
+    Ok(file.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd;
+    use std::sync::atomic::Ordering;
+
+    #[test]
+    fn a_region_says_what_it_is_and_how_large_its_rings_are() {
+        let file = create_region().expect("memfd");
+        let base = memfd::map(file.as_fd(), REGION_BYTES).expect("sealed, of the right length");
+        // SAFETY: mapped just now, of the right length and aligned to a page.
+        let control: &Control = unsafe { base.cast().as_ref() };
+        assert_eq!(control.magic.load(Ordering::Relaxed), REGION_MAGIC);
+        assert_eq!(control.version.load(Ordering::Relaxed), LAYOUT_VERSION);
+        for side in &control.sides {
+            let capacity_log2 = side.publish.capacity_log2.load(Ordering::Relaxed);
+            assert_eq!(capacity_log2, CAPACITY_LOG2_MIN);
+            assert_eq!(side.publish.tail.load(Ordering::Relaxed), 0);
+            assert_eq!(side.wake.attached.load(Ordering::Relaxed), 0);
+        }
+        // SAFETY: `control` is not used any more.
+        unsafe { memfd::unmap(base, REGION_BYTES) };
+    }
+
+    #[test]
+    fn a_pair_says_what_it_is() {
+        let file = create_pair().expect("memfd");
+        let base = memfd::map(file.as_fd(), PAIR_BYTES).expect("sealed, of the right length");
+        // SAFETY: mapped just now, of the right length and aligned to a page.
+        let header: &PairHeader = unsafe { base.cast().as_ref() };
+        assert_eq!(header.magic.load(Ordering::Relaxed), PAIR_MAGIC);
+        assert_eq!(header.version.load(Ordering::Relaxed), LAYOUT_VERSION);
+        // SAFETY: `header` is not used any more.
+        unsafe { memfd::unmap(base, PAIR_BYTES) };
+    }
+}

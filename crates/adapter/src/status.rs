@@ -1,0 +1,205 @@
+//! What `toehold status` shows, collected from the tables, the registry and `/proc`.
+
+use crate::proc::Sockets;
+use crate::registry::{Address, Registry, TableId, Tuple};
+use crate::tables::{MappedTable, Tables};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use toehold_channel::table::{
+    COMMAND_DETACH, Entry, FLAG_ASKED, LAYOUT_VERSION, Mode, Reason, WaitMode,
+};
+
+/// Everything, by process.
+#[derive(Debug, Serialize)]
+pub(crate) struct Report {
+    pub(crate) processes: Vec<Process>,
+}
+
+/// One process of a family.
+#[derive(Debug, Serialize)]
+pub(crate) struct Process {
+    pub(crate) pid: u32,
+    pub(crate) program: String,
+    pub(crate) uid: u32,
+    pub(crate) library_version: String,
+    pub(crate) wait: &'static str,
+    pub(crate) connections: Vec<Connection>,
+}
+
+/// One connection: the momentary values of its table entry.
+#[derive(Debug, Serialize)]
+pub(crate) struct Connection {
+    pub(crate) fd: u32,
+    /// Empty when the process cannot be looked into.
+    pub(crate) local: String,
+    pub(crate) remote: String,
+    pub(crate) path: &'static str,
+    pub(crate) tx_path: &'static str,
+    pub(crate) rx_path: &'static str,
+    pub(crate) reason: &'static str,
+    pub(crate) bytes_host_tx: u64,
+    pub(crate) bytes_host_rx: u64,
+    pub(crate) bytes_ring_tx: u64,
+    pub(crate) bytes_ring_rx: u64,
+    pub(crate) upgrades: u32,
+    pub(crate) downgrades: u32,
+    pub(crate) doorbells_rung: u32,
+    pub(crate) doorbells_suppressed: u32,
+    pub(crate) wakeups: u32,
+    pub(crate) spins_paid: u32,
+    pub(crate) spins_failed: u32,
+    /// Calls served by a ring: each copies its bytes once.
+    pub(crate) copies: u64,
+    /// Those calls, less the doorbells rung for them.
+    pub(crate) syscalls_avoided: u64,
+}
+
+/// A process that said hello.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Client {
+    pub(crate) pid: u32,
+    pub(crate) uid: u32,
+    pub(crate) table: TableId,
+}
+
+/// Collects the report. A process is listed when it said hello, or when it was the last to use a connection of such
+/// a process's family.
+pub(crate) fn report(
+    clients: impl Iterator<Item = Client>,
+    tables: &Tables,
+    registry: &Registry,
+) -> Report {
+    let mut processes = BTreeMap::new();
+    let mut families = BTreeMap::new();
+    for client in clients {
+        families.entry(client.table).or_insert(client.uid);
+        if let Some(table) = tables.get(client.table) {
+            let key = (client.pid, client.table);
+            processes
+                .entry(key)
+                .or_insert_with(|| process(client.pid, client.uid, table));
+        }
+    }
+    for (&id, &uid) in &families {
+        let Some(table) = tables.get(id) else {
+            continue;
+        };
+        let mut sockets = BTreeMap::new();
+        for (index, entry) in table.live() {
+            let pid = entry.pid.load(Ordering::Relaxed);
+            let process = processes
+                .entry((pid, id))
+                .or_insert_with(|| process(pid, uid, table));
+            let generation = entry.generation.load(Ordering::Relaxed);
+            let known = registry.end(id, index);
+            let known = known.filter(|(end, _)| end.generation == generation);
+            let addresses = known.map(|(_, tuple)| spoken(tuple)).or_else(|| {
+                let sockets = sockets
+                    .entry(pid)
+                    .or_insert_with(|| Sockets::of_process(pid));
+                sockets.addresses(entry.fd.load(Ordering::Relaxed))
+            });
+            process.connections.push(connection(entry, addresses));
+        }
+    }
+    let mut processes: Vec<Process> = processes.into_values().collect();
+    for process in &mut processes {
+        process.connections.sort_by_key(|connection| connection.fd);
+    }
+    Report { processes }
+}
+
+fn process(pid: u32, uid: u32, table: &MappedTable) -> Process {
+    let wait = table.header().wait_mode.load(Ordering::Relaxed);
+    Process {
+        pid,
+        program: table.program(),
+        uid,
+        library_version: format!("layout {LAYOUT_VERSION}"),
+        wait: WaitMode::from_word(wait).map_or("unknown", WaitMode::name),
+        connections: Vec::new(),
+    }
+}
+
+fn connection(entry: &Entry, addresses: Option<(SocketAddr, SocketAddr)>) -> Connection {
+    let word = |word: &AtomicU32| word.load(Ordering::Relaxed);
+    let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
+    let tx_path = path_of(word(&entry.tx_mode));
+    let rx_path = path_of(word(&entry.rx_mode));
+    let path = if tx_path == DIRECT { tx_path } else { rx_path };
+    let calls = count(&entry.tx_calls).saturating_add(count(&entry.rx_calls));
+    let doorbells = word(&entry.doorbells);
+    let (local, remote) = addresses.unzip();
+    let spell = |address: Option<SocketAddr>| address.map_or(String::new(), |a| a.to_string());
+    Connection {
+        fd: word(&entry.fd),
+        local: spell(local),
+        remote: spell(remote),
+        path,
+        tx_path,
+        rx_path,
+        reason: if path == DIRECT {
+            ""
+        } else {
+            reason(entry).words()
+        },
+        // Each doorbell is one byte on the carrier that no program sent.
+        bytes_host_tx: count(&entry.tx_carrier).saturating_sub(doorbells.into()),
+        bytes_host_rx: count(&entry.rx_carrier_data),
+        bytes_ring_tx: count(&entry.tx_ring),
+        bytes_ring_rx: count(&entry.rx_ring),
+        upgrades: word(&entry.upgrades),
+        downgrades: word(&entry.downgrades),
+        doorbells_rung: doorbells,
+        doorbells_suppressed: word(&entry.doorbells_suppressed),
+        wakeups: word(&entry.wakeups),
+        spins_paid: word(&entry.spins_paid),
+        spins_failed: word(&entry.spins_failed),
+        copies: calls,
+        syscalls_avoided: calls.saturating_sub(doorbells.into()),
+    }
+}
+
+/// Why a connection is on the host path: what the library found, else what the adapter answered, else what follows
+/// from how far it got.
+fn reason(entry: &Entry) -> Reason {
+    let word = |word: &AtomicU32| Reason::from_word(word.load(Ordering::Relaxed));
+    let library = word(&entry.reason).unwrap_or(Reason::None);
+    let asked = entry.flags.load(Ordering::Relaxed) & FLAG_ASKED != 0;
+    let undecided = matches!(library, Reason::None | Reason::FewBytes | Reason::NoPartner);
+    if !undecided {
+        return library;
+    }
+    if entry.command.load(Ordering::Relaxed) == COMMAND_DETACH {
+        return Reason::Detached;
+    }
+    if !asked {
+        return Reason::FewBytes;
+    }
+    match word(&entry.verdict) {
+        None | Some(Reason::None) => Reason::PartnerNotAttached,
+        Some(verdict) => verdict,
+    }
+}
+
+fn path_of(mode: u32) -> &'static str {
+    match Mode::from_word(mode) {
+        Some(Mode::Ring) => DIRECT,
+        _ => HOST,
+    }
+}
+
+fn spoken(tuple: Tuple) -> (SocketAddr, SocketAddr) {
+    (socket_address(tuple.local), socket_address(tuple.remote))
+}
+
+/// As a person writes it: IPv4 as IPv4.
+fn socket_address(address: Address) -> SocketAddr {
+    let ip = IpAddr::V6(Ipv6Addr::from(address.ip)).to_canonical();
+    SocketAddr::new(ip, address.port)
+}
+
+const HOST: &str = "host";
+const DIRECT: &str = "direct";

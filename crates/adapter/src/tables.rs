@@ -1,0 +1,233 @@
+//! The connection tables of the clients, each mapped once however many processes of its family say hello.
+//!
+//! Every word of a table is the client's to write at any time: what is read here is bounded before it is used, and
+//! nothing else depends on its being true.
+
+use crate::registry::{End, TableId};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::ptr::NonNull;
+use std::sync::atomic::Ordering;
+use toehold_channel::memfd::{self, MapError};
+use toehold_channel::table::{
+    COMMAND_DETACH, COMMAND_NONE, COMMAND_PEER_GONE, ENTRIES, Entry, EntryState, FLAG_ACCEPTED,
+    LAYOUT_VERSION, PROGRAM_BYTES, Reason, TABLE_BYTES, TABLE_MAGIC, Table,
+};
+
+/// The mapped tables.
+#[derive(Debug, Default)]
+pub(crate) struct Tables {
+    mapped: BTreeMap<TableId, (MappedTable, FileKey)>,
+    by_file: BTreeMap<FileKey, TableId>,
+    next: u64,
+}
+
+/// Device and inode: what two processes of a family have in common. Not reused while the file is mapped.
+type FileKey = (u64, u64);
+
+/// Why a table was refused.
+#[derive(Debug)]
+pub(crate) enum TableError {
+    /// It cannot be mapped.
+    Map(MapError),
+    /// It is no table, or one of another version.
+    Header,
+}
+
+impl fmt::Display for TableError {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            TableError::Map(MapError::NotSealed) => write!(out, "it is not sealed"),
+            TableError::Map(MapError::Length(length)) => write!(out, "its length is {length}"),
+            TableError::Map(MapError::Os(error)) => error.fmt(out),
+            TableError::Header => write!(out, "it is no table of this version"),
+        }
+    }
+}
+
+impl Tables {
+    /// The table behind a descriptor: mapped and verified, or known already. One more user of it.
+    pub(crate) fn open(&mut self, file: OwnedFd) -> Result<TableId, TableError> {
+        let file = File::from(file);
+        let metadata = file
+            .metadata()
+            .map_err(|e| TableError::Map(MapError::Os(e)))?;
+        let key = (metadata.dev(), metadata.ino());
+        if let Some(&id) = self.by_file.get(&key) {
+            self.mapped.get_mut(&id).expect("both maps agree").0.users += 1;
+            return Ok(id);
+        }
+        let table = MappedTable::map(file.into())?;
+        let id = TableId(self.next);
+        self.next += 1;
+        self.mapped.insert(id, (table, key));
+        self.by_file.insert(key, id);
+        Ok(id)
+    }
+
+    /// One user less; the last one unmaps it.
+    pub(crate) fn close(&mut self, id: TableId) {
+        let (table, key) = self.mapped.get_mut(&id).expect("closed once per open");
+        table.users -= 1;
+        if table.users == 0 {
+            let key = *key;
+            self.by_file.remove(&key);
+            self.mapped.remove(&id);
+        }
+    }
+
+    /// A mapped table.
+    pub(crate) fn get(&self, id: TableId) -> Option<&MappedTable> {
+        self.mapped.get(&id).map(|(table, _)| table)
+    }
+
+    /// All of them.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (TableId, &MappedTable)> {
+        self.mapped.iter().map(|(&id, (table, _))| (id, table))
+    }
+
+    /// The entry of an end, as long as it still describes that end.
+    pub(crate) fn current(&self, end: End) -> Option<&Entry> {
+        self.get(end.table)?.current(end.entry, end.generation)
+    }
+
+    /// Tells the library why an end has no channel.
+    pub(crate) fn set_verdict(&self, end: End, reason: Reason) {
+        if let Some(entry) = self.current(end) {
+            entry.verdict.store(reason as u32, Ordering::Relaxed);
+        }
+    }
+
+    /// Tells the library that an offer was sent for an end.
+    pub(crate) fn bump_offer(&self, end: End) {
+        if let Some(entry) = self.current(end) {
+            entry.verdict.store(Reason::None as u32, Ordering::Relaxed);
+            // Pairs with the library's Acquire load: the message is in its socket before the count moves.
+            entry.offer.fetch_add(1, Ordering::Release);
+        }
+    }
+
+    /// Tells the library that the process at the other end is gone. Outranks every other command: the operator's
+    /// wish to detach is a wish about a connection that goes on.
+    pub(crate) fn set_peer_gone(&self, end: End) {
+        if let Some(entry) = self.current(end) {
+            entry.command.store(COMMAND_PEER_GONE, Ordering::Release);
+        }
+    }
+
+    /// Tells the library to detach an end; `false` when it is under a command already.
+    pub(crate) fn set_detach(&self, end: End) -> bool {
+        self.current(end).is_some_and(detach)
+    }
+
+    /// Withdraws that.
+    pub(crate) fn clear_detach(&self, end: End) -> bool {
+        self.current(end).is_some_and(attach)
+    }
+}
+
+/// One mapped table.
+#[derive(Debug)]
+pub(crate) struct MappedTable {
+    base: NonNull<u8>,
+    users: usize,
+}
+
+impl MappedTable {
+    fn map(file: OwnedFd) -> Result<MappedTable, TableError> {
+        let base = memfd::map(file.as_fd(), TABLE_BYTES).map_err(TableError::Map)?;
+        let mapped = MappedTable { base, users: 1 };
+        let table = mapped.table();
+        let header = table.header();
+        // Acquire pairs with the Release store of `magic` in `Table::initialise`.
+        let is_table = header.magic.load(Ordering::Acquire) == TABLE_MAGIC
+            && header.version.load(Ordering::Relaxed) == LAYOUT_VERSION
+            && header.entries.load(Ordering::Relaxed) == ENTRIES as u32;
+        if is_table {
+            Ok(mapped)
+        } else {
+            Err(TableError::Header)
+        }
+    }
+
+    /// An entry while it is live and in the given use.
+    pub(crate) fn current(&self, index: u32, generation: u32) -> Option<&Entry> {
+        let entry = self.entry(index)?;
+        let is_current = entry.state.load(Ordering::Acquire) == EntryState::Live as u32
+            && entry.generation.load(Ordering::Acquire) == generation;
+        is_current.then_some(entry)
+    }
+
+    /// Whether an entry says that it accepted its connection.
+    pub(crate) fn is_accepted(&self, index: u32) -> bool {
+        self.entry(index)
+            .is_some_and(|entry| entry.flags.load(Ordering::Relaxed) & FLAG_ACCEPTED != 0)
+    }
+
+    /// Every live entry, by index.
+    pub(crate) fn live(&self) -> impl Iterator<Item = (u32, &Entry)> {
+        let used = self.header().entries_used.load(Ordering::Relaxed);
+        (0..used.min(ENTRIES as u32)).filter_map(|index| {
+            let entry = self.entry(index)?;
+            let live = entry.state.load(Ordering::Acquire) == EntryState::Live as u32;
+            live.then_some((index, entry))
+        })
+    }
+
+    /// The program's name, as far as it is printable.
+    pub(crate) fn program(&self) -> String {
+        let words = self.header().program.iter();
+        let bytes = words.flat_map(|word| word.load(Ordering::Relaxed).to_le_bytes());
+        let name: Vec<u8> = bytes.take(PROGRAM_BYTES).take_while(|&b| b != 0).collect();
+        let name = String::from_utf8_lossy(&name);
+        name.chars().filter(|c| !c.is_control()).collect()
+    }
+
+    /// The first page.
+    pub(crate) fn header(&self) -> &toehold_channel::table::Header {
+        // SAFETY: a `Header` lies at the start of the mapping, which lives as long as `self`; it is atomics all
+        // through, so it may change under the reference.
+        unsafe { self.base.cast().as_ref() }
+    }
+
+    fn entry(&self, index: u32) -> Option<&Entry> {
+        let table = self.table();
+        let entry: *const Entry = table.entry(index)?;
+        // SAFETY: `table.entry` checked the bounds; the mapping lives as long as `self`; an `Entry` is atomics all
+        // through.
+        Some(unsafe { &*entry })
+    }
+
+    fn table(&self) -> Table {
+        // SAFETY: `base` is a mapping of `TABLE_BYTES`, ended only by `drop`; references do not outlive `self`.
+        unsafe { Table::at(self.base.as_ptr()) }
+    }
+}
+
+impl Drop for MappedTable {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `map` with this length; every reference into it borrows from `self`.
+        unsafe { memfd::unmap(self.base, TABLE_BYTES) };
+    }
+}
+
+/// Commands an entry to detach, unless it is under a command already.
+pub(crate) fn detach(entry: &Entry) -> bool {
+    swap_command(entry, COMMAND_NONE, COMMAND_DETACH)
+}
+
+/// Withdraws the command to detach; any other stands.
+pub(crate) fn attach(entry: &Entry) -> bool {
+    swap_command(entry, COMMAND_DETACH, COMMAND_NONE)
+}
+
+fn swap_command(entry: &Entry, from: u32, to: u32) -> bool {
+    // Release pairs with the library's Acquire load.
+    entry
+        .command
+        .compare_exchange(from, to, Ordering::Release, Ordering::Relaxed)
+        .is_ok()
+}

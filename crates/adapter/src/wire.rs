@@ -1,0 +1,158 @@
+//! One message and its descriptors, over a `SOCK_SEQPACKET` socket, in one system call each way.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use toehold_channel::rendezvous::{Kind, MESSAGE_BYTES, Message, MessageError};
+
+/// Most descriptors a message may carry: an offer's region and pair.
+pub const DESCRIPTORS_MAX: usize = 2;
+
+/// What arrived.
+#[derive(Debug)]
+pub enum Received {
+    /// A message and its descriptors.
+    Message(Message, Kind, Vec<OwnedFd>),
+    /// Something else; its descriptors are closed already.
+    Nonsense(MessageError),
+    /// The other end has closed.
+    Closed,
+}
+
+/// Receives one message. Blocks only when the socket does.
+///
+/// # Errors
+/// What `recvmsg` answers; `WouldBlock` when there is nothing.
+pub fn receive(socket: BorrowedFd<'_>) -> io::Result<Received> {
+    // One byte more than a message, so that a longer one is seen to be longer.
+    let mut bytes = [0u8; MESSAGE_BYTES + 1];
+    let mut control = Control::new();
+    let mut part = libc::iovec {
+        iov_base: bytes.as_mut_ptr().cast(),
+        iov_len: bytes.len(),
+    };
+    let mut header = control.header(&mut part);
+    // SAFETY: `header` points to buffers that outlive the call, with their true lengths.
+    let length = unsafe { libc::recvmsg(socket.as_raw_fd(), &mut header, libc::MSG_CMSG_CLOEXEC) };
+    if length < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: `recvmsg` filled `header` and its control buffer, and nobody has taken the descriptors yet.
+    let descriptors = unsafe { take_descriptors(&header) };
+    if length == 0 && descriptors.is_empty() {
+        return Ok(Received::Closed);
+    }
+    if header.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0 {
+        return Ok(Received::Nonsense(MessageError::Foreign));
+    }
+    Ok(match Message::parse(&bytes[..length as usize]) {
+        Ok((message, kind)) => Received::Message(message, kind, descriptors),
+        Err(error) => Received::Nonsense(error),
+    })
+}
+
+/// Sends one message. Blocks only when the socket does; never raises `SIGPIPE`.
+///
+/// # Errors
+/// What `sendmsg` answers; `WouldBlock` when the socket is full.
+///
+/// # Panics
+/// With more than [`DESCRIPTORS_MAX`] descriptors.
+pub fn send(
+    socket: BorrowedFd<'_>,
+    message: &Message,
+    descriptors: &[BorrowedFd<'_>],
+) -> io::Result<()> {
+    assert!(descriptors.len() <= DESCRIPTORS_MAX, "too many descriptors");
+    let bytes = message.as_bytes();
+    let mut control = Control::new();
+    let mut part = libc::iovec {
+        iov_base: bytes.as_ptr().cast_mut().cast(),
+        iov_len: bytes.len(),
+    };
+    let mut header = control.header(&mut part);
+    if descriptors.is_empty() {
+        header.msg_control = std::ptr::null_mut();
+        header.msg_controllen = 0;
+    } else {
+        let payload = (descriptors.len() * size_of::<RawFd>()) as u32;
+        // SAFETY: plain arithmetic.
+        header.msg_controllen = unsafe { libc::CMSG_SPACE(payload) } as _;
+        // SAFETY: the control buffer has room for one header and `DESCRIPTORS_MAX` descriptors.
+        unsafe {
+            let first = libc::CMSG_FIRSTHDR(&header);
+            (*first).cmsg_level = libc::SOL_SOCKET;
+            (*first).cmsg_type = libc::SCM_RIGHTS;
+            (*first).cmsg_len = libc::CMSG_LEN(payload) as _;
+            let numbers = raw_numbers(descriptors);
+            let target = libc::CMSG_DATA(first).cast::<RawFd>();
+            target.copy_from_nonoverlapping(numbers.as_ptr(), descriptors.len());
+        }
+    }
+    // SAFETY: `header` points to buffers that outlive the call, with their true lengths.
+    let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &header, libc::MSG_NOSIGNAL) };
+    if sent < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+/// Room for the control data of [`DESCRIPTORS_MAX`] descriptors, aligned as the kernel wants it. The kernel closes,
+/// and does not hand over, what finds no room.
+#[repr(C, align(8))]
+struct Control([MaybeUninit<u8>; CONTROL_BYTES]);
+
+impl Control {
+    fn new() -> Control {
+        Control([MaybeUninit::zeroed(); CONTROL_BYTES])
+    }
+
+    fn header(&mut self, part: &mut libc::iovec) -> libc::msghdr {
+        // SAFETY: `msghdr` is plain data, for which zeroes are a value.
+        let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
+        header.msg_iov = part;
+        header.msg_iovlen = 1;
+        header.msg_control = self.0.as_mut_ptr().cast();
+        header.msg_controllen = self.0.len() as _;
+        header
+    }
+}
+
+/// # Safety
+/// `header` was filled by `recvmsg`, its control buffer is still there, and this is called once for it.
+unsafe fn take_descriptors(header: &libc::msghdr) -> Vec<OwnedFd> {
+    let mut taken = Vec::new();
+    // SAFETY: the kernel wrote well-formed headers into the buffer that `header` names.
+    let mut next = unsafe { libc::CMSG_FIRSTHDR(header) };
+    while !next.is_null() {
+        // SAFETY: `next` is one of those headers.
+        let (level, kind, length) =
+            unsafe { ((*next).cmsg_level, (*next).cmsg_type, (*next).cmsg_len) };
+        if level == libc::SOL_SOCKET && kind == libc::SCM_RIGHTS {
+            // SAFETY: plain arithmetic.
+            let payload = length - unsafe { libc::CMSG_LEN(0) } as usize;
+            for index in 0..payload / size_of::<RawFd>() {
+                // SAFETY: within the payload; the kernel made each descriptor for us, and nobody else has it.
+                taken.push(unsafe {
+                    let number = libc::CMSG_DATA(next).cast::<RawFd>().add(index);
+                    OwnedFd::from_raw_fd(number.read_unaligned())
+                });
+            }
+        }
+        // SAFETY: as for the first.
+        next = unsafe { libc::CMSG_NXTHDR(header, next) };
+    }
+    taken
+}
+
+fn raw_numbers(descriptors: &[BorrowedFd<'_>]) -> [RawFd; DESCRIPTORS_MAX] {
+    let mut numbers = [-1; DESCRIPTORS_MAX];
+    for (number, descriptor) in numbers.iter_mut().zip(descriptors) {
+        *number = descriptor.as_raw_fd();
+    }
+    numbers
+}
+
+// SAFETY: plain arithmetic.
+const CONTROL_BYTES: usize =
+    unsafe { libc::CMSG_SPACE((DESCRIPTORS_MAX * size_of::<RawFd>()) as u32) } as usize;

@@ -1,0 +1,327 @@
+//! A library's side of the rendezvous, reduced to what the adapter can see: a table, a socket, messages.
+#![allow(dead_code, reason = "each test file uses its part")]
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::ptr::NonNull;
+use std::sync::atomic::Ordering;
+use std::thread::JoinHandle;
+use toehold_adapter::daemon::{Daemon, Error, Options, Stopper};
+use toehold_adapter::wire::{self, Received};
+use toehold_channel::layout::{Control, PAIR_BYTES, PAIR_MAGIC, REGION_BYTES, REGION_MAGIC};
+use toehold_channel::memfd;
+use toehold_channel::rendezvous::{Kind, Message, mapped};
+use toehold_channel::table::{
+    Entry, EntryState, FLAG_ACCEPTED, FLAG_ASKED, TABLE_BYTES, Table, WaitMode,
+};
+
+/// An adapter that serves a scratch directory on a thread of its own.
+pub(crate) struct Adapter {
+    stopper: Stopper,
+    thread: Option<JoinHandle<Result<(), Error>>>,
+}
+
+impl Adapter {
+    pub(crate) fn start(dir: &Path) -> Adapter {
+        Adapter::start_with(Options {
+            foreground: false,
+            ..Options::foreground(dir.into())
+        })
+    }
+
+    pub(crate) fn start_with(options: Options) -> Adapter {
+        let (ready, bound) = std::sync::mpsc::channel();
+        // The daemon stays on the thread that made it.
+        let thread = std::thread::spawn(move || {
+            let mut daemon = Daemon::bind(options)?;
+            ready
+                .send(daemon.stopper().expect("eventfd"))
+                .expect("the test waits");
+            daemon.serve()
+        });
+        let stopper = bound.recv().expect("the adapter listens");
+        Adapter {
+            stopper,
+            thread: Some(thread),
+        }
+    }
+
+    pub(crate) fn stop(mut self) {
+        self.stopper.stop();
+        self.join();
+    }
+
+    /// Waits until it leaves by itself.
+    pub(crate) fn join(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            thread.join().expect("no panic").expect("no error");
+        }
+    }
+}
+
+impl Drop for Adapter {
+    fn drop(&mut self) {
+        self.stopper.stop();
+        if let Some(thread) = self.thread.take() {
+            let ended = thread.join();
+            assert!(
+                ended.is_ok() || std::thread::panicking(),
+                "the adapter panicked"
+            );
+        }
+    }
+}
+
+/// A scratch runtime directory, private as it must be.
+pub(crate) struct Scratch(tempfile::TempDir);
+
+impl Scratch {
+    pub(crate) fn new() -> Scratch {
+        Scratch(tempfile::tempdir().expect("scratch directory"))
+    }
+
+    pub(crate) fn path(&self) -> PathBuf {
+        self.0.path().join("toehold")
+    }
+}
+
+/// A family's table.
+pub(crate) struct FakeTable {
+    pub(crate) file: OwnedFd,
+    base: NonNull<u8>,
+}
+
+impl FakeTable {
+    pub(crate) fn new() -> FakeTable {
+        let file = memfd::create(c"table", TABLE_BYTES).expect("memfd");
+        let base = memfd::map(file.as_fd(), TABLE_BYTES).expect("map");
+        let table = FakeTable { file, base };
+        let own_pid = std::process::id();
+        table
+            .words()
+            .initialise(own_pid, WaitMode::Adaptive, b"fake-program");
+        table
+    }
+
+    pub(crate) fn words(&self) -> Table {
+        // SAFETY: `base` is a mapping of a table, ended by nobody before the process does.
+        unsafe { Table::at(self.base.as_ptr()) }
+    }
+
+    pub(crate) fn entry(&self, index: u32) -> &Entry {
+        let entry: *const Entry = self.words().entry(index).expect("in range");
+        // SAFETY: the mapping is never ended.
+        unsafe { &*entry }
+    }
+
+    /// Fills an entry in, as the library does for a connection; answers its index and generation.
+    pub(crate) fn open(&self, fd: u32, accepted: bool) -> (u32, u32) {
+        let index = self.words().allocate(fd).expect("room");
+        let entry = self.entry(index);
+        let generation = entry.generation.fetch_add(1, Ordering::Relaxed) + 1;
+        let flags = FLAG_ASKED | if accepted { FLAG_ACCEPTED } else { 0 };
+        entry.flags.store(flags, Ordering::Relaxed);
+        entry.fd.store(fd, Ordering::Relaxed);
+        entry.pid.store(std::process::id(), Ordering::Relaxed);
+        entry.holders.store(1, Ordering::Relaxed);
+        entry.offer.store(0, Ordering::Relaxed);
+        entry.command.store(0, Ordering::Relaxed);
+        entry.verdict.store(0, Ordering::Relaxed);
+        entry
+            .state
+            .store(EntryState::Live as u32, Ordering::Release);
+        (index, generation)
+    }
+
+    pub(crate) fn close(&self, index: u32) {
+        self.entry(index)
+            .state
+            .store(EntryState::Free as u32, Ordering::Release);
+    }
+}
+
+/// One end of a connection in a test: its entry, its generation and its addresses.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FakeEnd {
+    pub(crate) entry: u32,
+    pub(crate) generation: u32,
+    pub(crate) local_port: u16,
+    pub(crate) remote_port: u16,
+}
+
+/// An offer that arrived, its memory mapped and checked.
+pub(crate) struct FakeOffer {
+    pub(crate) message: Message,
+    pub(crate) region: NonNull<u8>,
+    pub(crate) pair: Option<File>,
+}
+
+impl FakeOffer {
+    pub(crate) fn control(&self) -> &Control {
+        // SAFETY: mapped as a region, never unmapped.
+        unsafe { self.region.cast().as_ref() }
+    }
+}
+
+/// A library that said hello, or is about to.
+pub(crate) struct FakeLibrary {
+    pub(crate) socket: OwnedFd,
+    pub(crate) table: FakeTable,
+}
+
+impl FakeLibrary {
+    /// Connects and says hello with a fresh table.
+    pub(crate) fn new(dir: &Path) -> FakeLibrary {
+        FakeLibrary::with_table(dir, FakeTable::new())
+    }
+
+    pub(crate) fn with_table(dir: &Path, table: FakeTable) -> FakeLibrary {
+        let socket = connect(dir);
+        let library = FakeLibrary { socket, table };
+        library.hello(library.table.file.as_fd());
+        library
+    }
+
+    pub(crate) fn hello(&self, table: BorrowedFd<'_>) {
+        let mut hello = Message::new(Kind::Hello);
+        hello.pid = std::process::id();
+        wire::send(self.socket.as_fd(), &hello, &[table]).expect("sent");
+    }
+
+    /// Opens an entry and asks for a partner. Ports make the tuple.
+    pub(crate) fn pair(&self, accepted: bool, local_port: u16, remote_port: u16) -> FakeEnd {
+        let (entry, generation) = self.table.open(u32::from(local_port), accepted);
+        let end = FakeEnd {
+            entry,
+            generation,
+            local_port,
+            remote_port,
+        };
+        self.ask(end);
+        end
+    }
+
+    pub(crate) fn ask(&self, end: FakeEnd) {
+        wire::send(self.socket.as_fd(), &pair_message(end), &[]).expect("sent");
+    }
+
+    pub(crate) fn withdraw(&self, end: FakeEnd) {
+        let withdraw = Message {
+            entry: end.entry,
+            generation: end.generation,
+            ..Message::new(Kind::Withdraw)
+        };
+        wire::send(self.socket.as_fd(), &withdraw, &[]).expect("sent");
+    }
+
+    /// Waits until everything sent so far has been handled, and answers what came in between.
+    pub(crate) fn settle(&self) -> Vec<FakeOffer> {
+        wire::send(self.socket.as_fd(), &Message::new(Kind::Ping), &[]).expect("sent");
+        let mut offers = Vec::new();
+        loop {
+            match wire::receive(self.socket.as_fd()).expect("received") {
+                Received::Message(_, Kind::Answer, _) => return offers,
+                Received::Message(message, Kind::Offer, descriptors) => {
+                    offers.push(take_offer(message, descriptors));
+                }
+                other => panic!("unexpected: {other:?}"),
+            }
+        }
+    }
+
+    /// Waits for one offer.
+    pub(crate) fn offer(&self) -> FakeOffer {
+        match wire::receive(self.socket.as_fd()).expect("received") {
+            Received::Message(message, Kind::Offer, descriptors) => {
+                take_offer(message, descriptors)
+            }
+            other => panic!("no offer: {other:?}"),
+        }
+    }
+
+    pub(crate) fn verdict(&self, end: FakeEnd) -> u32 {
+        self.table.entry(end.entry).verdict.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn offers(&self, end: FakeEnd) -> u32 {
+        self.table.entry(end.entry).offer.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn command(&self, end: FakeEnd) -> u32 {
+        self.table.entry(end.entry).command.load(Ordering::Acquire)
+    }
+
+    /// Whether the adapter has closed our socket.
+    pub(crate) fn is_dropped(&self) -> bool {
+        loop {
+            match wire::receive(self.socket.as_fd()) {
+                Ok(Received::Message(..)) => {}
+                Ok(Received::Closed) => return true,
+                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return true,
+                other => panic!("unexpected: {other:?}"),
+            }
+        }
+    }
+}
+
+pub(crate) fn pair_message(end: FakeEnd) -> Message {
+    Message {
+        entry: end.entry,
+        generation: end.generation,
+        netns: 1,
+        local: mapped([127, 0, 0, 1]),
+        remote: mapped([127, 0, 0, 1]),
+        local_port: end.local_port,
+        remote_port: end.remote_port,
+        ..Message::new(Kind::Pair)
+    }
+}
+
+fn take_offer(message: Message, mut descriptors: Vec<OwnedFd>) -> FakeOffer {
+    let pair = (message.pair_attached == 1).then(|| File::from(descriptors.pop().expect("a pair")));
+    if let Some(pair) = &pair {
+        assert_eq!(pair.metadata().expect("metadata").len(), PAIR_BYTES as u64);
+        let mut magic = [0u8; 8];
+        pair.read_exact_at(&mut magic, 0).expect("read");
+        assert_eq!(u64::from_ne_bytes(magic), PAIR_MAGIC);
+    }
+    let region = descriptors.pop().expect("a region");
+    assert!(descriptors.is_empty(), "a region and perhaps a pair");
+    let region = memfd::map(region.as_fd(), REGION_BYTES).expect("sealed, of the right length");
+    let offer = FakeOffer {
+        message,
+        region,
+        pair,
+    };
+    assert_eq!(offer.control().magic.load(Ordering::Relaxed), REGION_MAGIC);
+    offer
+}
+
+/// A socket connected to the adapter of a directory; blocking, so that tests need no clock.
+pub(crate) fn connect(dir: &Path) -> OwnedFd {
+    try_connect(dir).expect("connected")
+}
+
+pub(crate) fn try_connect(dir: &Path) -> io::Result<OwnedFd> {
+    let path = dir.join("adapter.sock");
+    // SAFETY: `sockaddr_un` is plain data; the socket is ours; the address is valid for its size.
+    unsafe {
+        let socket = libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0);
+        assert!(socket >= 0, "socket: {}", io::Error::last_os_error());
+        let socket = OwnedFd::from_raw_fd(socket);
+        let mut address: libc::sockaddr_un = std::mem::zeroed();
+        address.sun_family = libc::AF_UNIX as libc::sa_family_t;
+        for (target, &byte) in address.sun_path.iter_mut().zip(path.as_os_str().as_bytes()) {
+            *target = byte as libc::c_char;
+        }
+        let length = size_of::<libc::sockaddr_un>() as libc::socklen_t;
+        if libc::connect(socket.as_raw_fd(), (&raw const address).cast(), length) != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(socket)
+    }
+}
