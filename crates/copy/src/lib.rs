@@ -11,6 +11,7 @@ mod cpu;
 mod crc32c;
 mod error;
 mod fault;
+mod heat;
 mod ledger;
 mod nontemporal;
 mod operation;
@@ -19,9 +20,15 @@ mod shared;
 mod wait;
 
 #[cfg(feature = "std")]
+mod auto;
+#[cfg(feature = "std")]
 mod buffer;
 #[cfg(feature = "std")]
+mod calibration;
+#[cfg(feature = "std")]
 mod fork;
+#[cfg(feature = "std")]
+mod open;
 #[cfg(feature = "std")]
 mod sync;
 #[cfg(feature = "std")]
@@ -34,6 +41,7 @@ pub use cpu::Cpu;
 pub use crc32c::crc32c;
 pub use error::{Fault, SubmitError, TimedOut};
 pub use fault::{Faulty, Mischief};
+pub use heat::copy_by_heat;
 pub use ledger::Status;
 pub use nontemporal::{CpuNt, NT_BYTES_MIN, copy_nontemporal};
 pub use operation::{Flags, Kind, Operation};
@@ -42,6 +50,14 @@ pub use shared::{from_shared, to_shared};
 pub use wait::Waiting;
 
 #[cfg(feature = "std")]
+pub use auto::Auto;
+#[cfg(feature = "std")]
 pub use buffer::Buffer;
+#[cfg(feature = "std")]
+pub use calibration::{
+    Calibration, Copybreak, Direction, Override, OverrideError, Point, calibration_report,
+};
+#[cfg(feature = "std")]
+pub use open::{Opened, names, open};
 #[cfg(feature = "std")]
 pub use worker::{Worker, WorkerOptions};

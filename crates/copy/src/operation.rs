@@ -31,6 +31,9 @@ impl Flags {
     /// [`Channel::flush`](crate::Channel::flush), a poll or a wait: one doorbell for the batch.
     pub const SUBMIT_NOW: Flags = Flags(4);
 
+    /// The submitter is going to wait for it at once: there is nothing to overlap it with.
+    pub const URGENT: Flags = Flags(8);
+
     /// True when every flag of `other` is set.
     #[inline]
     pub const fn contains(self, other: Flags) -> bool {
@@ -46,7 +49,7 @@ impl Flags {
     /// The flags of these bits; others are ignored.
     #[inline]
     pub const fn from_bits_truncate(bits: u8) -> Flags {
-        Flags(bits & 7)
+        Flags(bits & 15)
     }
 }
 

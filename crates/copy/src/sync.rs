@@ -111,6 +111,17 @@ impl Gate {
     }
 }
 
+/// The processor this thread runs on, or did a moment ago.
+pub(crate) fn processor() -> u32 {
+    #[cfg(loom)]
+    return 0;
+    // SAFETY: no pointers. It fails only where there is no such call; no processor has that number then.
+    #[cfg(not(loom))]
+    unsafe {
+        libc::sched_getcpu() as u32
+    }
+}
+
 /// Half of a fence for the side that runs often. Only the compiler is held back, because the other side,
 /// which runs rarely, makes every processor of this process pass a full fence: [`fence_heavy`].
 ///

@@ -4,6 +4,7 @@
 //! covers everything submitted since the last. Its processor time is a cost of the copies like any other, and
 //! [`Channel::helper_cpu_ns`](crate::Channel::helper_cpu_ns) tells it.
 
+mod affinity;
 #[cfg(all(test, loom))]
 mod model;
 mod queue;
@@ -12,13 +13,16 @@ use std::io;
 use std::os::unix::thread::JoinHandleExt;
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
+use self::affinity::Affinity;
 use self::queue::{Queue, Spins};
 use crate::backend::{Backend, Outcome, Refused};
 use crate::cpu::execute;
+use crate::heat::copy_by_heat;
 use crate::ledger::entries_rounded;
-use crate::operation::Kind;
-use crate::{Cookie, Operation};
+use crate::operation::{Flags, Kind};
+use crate::{Cookie, Operation, from_shared};
 
 /// The `worker` engine.
 pub struct Worker {
@@ -52,8 +56,8 @@ pub struct WorkerOptions {
     pub entries: usize,
     /// The processor it is pinned to, if any.
     pub pin: Option<usize>,
-    /// Looks at the queue, at most, before it sleeps.
-    pub spins_max: u32,
+    /// How long it spins, at most, before it sleeps.
+    pub spin_max: Duration,
 }
 
 impl Default for WorkerOptions {
@@ -61,11 +65,15 @@ impl Default for WorkerOptions {
     /// this is the only processor, where spinning keeps its owner from giving it work.
     fn default() -> WorkerOptions {
         let processors = std::thread::available_parallelism().map_or(1, |n| n.get());
-        let spins_max = if processors > 1 { SPINS_MAX } else { 0 };
+        let spin_max = if processors > 1 {
+            SPIN_MAX
+        } else {
+            Duration::ZERO
+        };
         WorkerOptions {
             entries: 256,
             pin: None,
-            spins_max,
+            spin_max,
         }
     }
 }
@@ -88,7 +96,12 @@ impl Worker {
             std::thread::Builder::new()
                 .name("toehold-copy".into())
                 .stack_size(STACK_BYTES)
-                .spawn(move || queue.run(Spins::up_to(options.spins_max), perform))?
+                .spawn(move || {
+                    let allowed = Affinity::of_this_thread();
+                    let pinned = options.pin.is_some();
+                    let woken = |waker| pinned || allowed.leave(waker);
+                    queue.run(Spins::up_to(options.spin_max), woken, perform)
+                })?
         };
         let record = Record {
             cookie: Cookie::NONE,
@@ -114,19 +127,19 @@ impl Worker {
         let Some(thread) = &self.thread else {
             return Ok(());
         };
-        if processor >= libc::CPU_SETSIZE as usize {
-            return Err(io::Error::from_raw_os_error(libc::EINVAL));
-        }
-        // SAFETY: an all-zero set is the empty set.
-        let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-        // SAFETY: the processor's number is within the set.
-        unsafe { libc::CPU_SET(processor, &mut set) };
-        let size = std::mem::size_of_val(&set);
-        // SAFETY: the thread has not been joined; the set is on our stack.
-        match unsafe { libc::pthread_setaffinity_np(thread.as_pthread_t(), size, &set) } {
+        let only = Affinity::only(processor)?;
+        let size = std::mem::size_of_val(&only.0);
+        // SAFETY: the thread has not been joined; the set outlives the call.
+        match unsafe { libc::pthread_setaffinity_np(thread.as_pthread_t(), size, &only.0) } {
             0 => Ok(()),
             error => Err(io::Error::from_raw_os_error(error)),
         }
+    }
+
+    /// False while the thread sleeps and the next doorbell may have to wake it.
+    #[inline]
+    pub fn is_awake(&self) -> bool {
+        self.queue.is_awake()
     }
 
     fn slot(&self, number: u64) -> usize {
@@ -256,7 +269,12 @@ fn perform(operation: &Operation, tell: &mut dyn FnMut(usize)) -> (usize, u32) {
         let part = step.min(operation.len - done);
         // SAFETY: as above; `done + part <= len`.
         unsafe {
-            crate::from_shared(operation.source.add(done), operation.target.add(done), part);
+            let (source, target) = (operation.source.add(done), operation.target.add(done));
+            if operation.flags.contains(Flags::CACHE) {
+                from_shared(source, target, part);
+            } else {
+                copy_by_heat(source, target, part);
+            }
         }
         done += part;
         tell(done);
@@ -294,8 +312,8 @@ const STEP_BYTES_MIN: usize = 4096;
 /// Telling costs a cache line's journey; once in this many bytes it is lost in the noise.
 const STEP_BYTES_MAX: usize = 64 * 1024;
 
-/// Some tens of microseconds.
-const SPINS_MAX: u32 = 2000;
+/// About what it costs to fall asleep and be woken, so that spinning costs at most twice the better choice.
+const SPIN_MAX: Duration = Duration::from_micros(50);
 
 /// The thread calls `memcpy` and little else.
 const STACK_BYTES: usize = 128 * 1024;

@@ -2,6 +2,8 @@
 //!
 //! Run with `RUSTFLAGS="--cfg loom" cargo test -p toehold-copy --release --lib model`.
 
+use std::time::Duration;
+
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use loom::thread;
@@ -12,12 +14,16 @@ use super::queue::{Queue, Spins};
 fn start(queue: &Arc<Queue<u32>>, copied: &Arc<AtomicU32>) -> thread::JoinHandle<()> {
     let (queue, copied) = (Arc::clone(queue), Arc::clone(copied));
     thread::spawn(move || {
-        queue.run(Spins::up_to(0), |&number, tell| {
-            // Relaxed: like payload, ordered by the queue's words or not at all.
-            copied.store(number, Relaxed);
-            tell(1);
-            (2, number + 100)
-        })
+        queue.run(
+            Spins::up_to(Duration::ZERO),
+            |_| true,
+            |&number, tell| {
+                // Relaxed: like payload, ordered by the queue's words or not at all.
+                copied.store(number, Relaxed);
+                tell(1);
+                (2, number + 100)
+            },
+        )
     })
 }
 

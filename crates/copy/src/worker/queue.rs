@@ -24,9 +24,11 @@
 //! The producer flushes often and the worker falls asleep rarely, so the worker pays for both fences. The other
 //! way round (`anxious`, `head`) both are ordinary fences.
 
+use std::time::Duration;
+
 use crate::sync::{
     AtomicU32, AtomicU64, Gate, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
-    Ordering::SeqCst, UnsafeCell, fence, fence_heavy, fence_light,
+    Ordering::SeqCst, UnsafeCell, fence, fence_heavy, fence_light, spin_loop,
 };
 
 /// One queue. `T` is the work; each entry has room for one word of result.
@@ -36,6 +38,8 @@ pub(crate) struct Queue<T> {
     idle: Line<Gate>,
     anxious: Line<Gate>,
     stopped: AtomicU32,
+    /// The processor that last woke the worker: a hint.
+    waker: AtomicU32,
     entries: Box<[Line<Entry<T>>]>,
 }
 
@@ -77,6 +81,7 @@ impl<T: Copy> Queue<T> {
             idle: Line(Gate::new()),
             anxious: Line(Gate::new()),
             stopped: AtomicU32::new(0),
+            waker: AtomicU32::new(0),
             entries: (0..entries).map(|_| entry()).collect(),
         }
     }
@@ -118,7 +123,8 @@ impl<T: Copy> Queue<T> {
 
     #[cold]
     fn wake_worker(&self) {
-        // Relaxed: the gate's own lock, in the kernel, orders the word for the sleeper.
+        // Relaxed: the gate's own lock, in the kernel, orders the words for the sleeper.
+        self.waker.store(crate::sync::processor(), Relaxed);
         self.idle.0.word.store(0, Relaxed);
         self.idle.0.wake();
     }
@@ -140,6 +146,13 @@ impl<T: Copy> Queue<T> {
     #[inline]
     pub(crate) fn position(&self) -> u64 {
         self.done.0.position.load(Acquire)
+    }
+
+    /// False while the worker sleeps, or is about to: the next doorbell may cost a system call.
+    #[inline]
+    pub(crate) fn is_awake(&self) -> bool {
+        // Relaxed: a guess.
+        self.idle.0.word.load(Relaxed) == 0
     }
 
     /// Sleeps until more than `seen` entries are finished, or the patience is over, or for no reason.
@@ -166,10 +179,12 @@ impl<T: Copy> Queue<T> {
 /// The worker's end.
 impl<T: Copy> Queue<T> {
     /// Works until told to stop. `work` does one entry, telling the second argument how many of its bytes are
-    /// in place whenever it likes, and returns bytes and result.
+    /// in place whenever it likes, and returns bytes and result. `woken` is told after each sleep which processor
+    /// ended it, and answers whether spinning here may help.
     pub(crate) fn run(
         &self,
         mut spins: Spins,
+        mut woken: impl FnMut(u32) -> bool,
         mut work: impl FnMut(&T, &mut dyn FnMut(usize)) -> (usize, u32),
     ) {
         let mut head = 0;
@@ -181,7 +196,7 @@ impl<T: Copy> Queue<T> {
                 if self.stopped.load(Acquire) == 1 && self.tail.0.load(Acquire) == head {
                     return;
                 }
-                self.await_work(head, &mut spins);
+                self.await_work(head, &mut spins, &mut woken);
                 continue;
             }
             while head != tail {
@@ -214,9 +229,10 @@ impl<T: Copy> Queue<T> {
     }
 
     /// Returns when there may be something after `head`, or a stop.
-    fn await_work(&self, head: u64, spins: &mut Spins) {
+    fn await_work(&self, head: u64, spins: &mut Spins, woken: &mut impl FnMut(u32) -> bool) {
         let has_news = || self.tail.0.load(Relaxed) != head || self.stopped.load(Relaxed) == 1;
-        if spins.until(has_news) {
+        let idle = Idle::begin();
+        if spins.until(&idle, has_news) {
             return;
         }
         let gate = &self.idle.0;
@@ -234,35 +250,68 @@ impl<T: Copy> Queue<T> {
                 gate.word.store(0, Relaxed);
             }
         }
+        let may_help = woken(self.waker.load(Relaxed));
+        spins.learn(&idle, may_help);
     }
 }
 
-/// How long the worker spins before it sleeps: longer while spinning pays, shorter while it does not.
+/// How long the worker spins before it sleeps. A sleep that turns out short should have been a spin, so the next one
+/// is; after a long one hardly any time is spent hoping.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Spins {
-    now: u32,
-    max: u32,
+    now: Duration,
+    max: Duration,
 }
 
 impl Spins {
-    pub(crate) fn up_to(max: u32) -> Spins {
+    pub(crate) fn up_to(max: Duration) -> Spins {
         Spins { now: max, max }
     }
 
     /// Spins until there is news. False when there was none.
-    fn until(&mut self, has_news: impl Fn() -> bool) -> bool {
-        for _ in 0..self.now {
-            if has_news() {
-                self.now = (self.now * 2).min(self.max);
-                return true;
+    fn until(&mut self, idle: &Idle, has_news: impl Fn() -> bool) -> bool {
+        while !self.now.is_zero() && idle.lasted() < self.now {
+            for _ in 0..CLOCK_LOOKS {
+                if has_news() {
+                    return true;
+                }
+                spin_loop();
             }
-            crate::sync::spin_loop();
         }
-        // Never all the way to nothing, or it could not learn that it pays again.
-        self.now = (self.now / 2).max(self.max / 16);
         false
     }
+
+    /// A sleep is over that began with this idleness. Being woken is part of its length, and can be most of it.
+    fn learn(&mut self, idle: &Idle, may_help: bool) {
+        self.now = match idle.lasted() < 4 * self.max {
+            _ if !may_help => Duration::ZERO,
+            true => self.max,
+            false => self.max / 16,
+        };
+    }
 }
+
+/// A time without work.
+struct Idle(#[cfg(not(loom))] std::time::Instant);
+
+impl Idle {
+    fn begin() -> Idle {
+        Idle(
+            #[cfg(not(loom))]
+            std::time::Instant::now(),
+        )
+    }
+
+    fn lasted(&self) -> Duration {
+        #[cfg(not(loom))]
+        return self.0.elapsed();
+        #[cfg(loom)]
+        Duration::ZERO
+    }
+}
+
+/// How often a spinning worker reads the clock: it costs as much as several looks.
+const CLOCK_LOOKS: u32 = 16;
 
 /// How late a wake-up may be found when the kernel will not order it.
 const NAP_NS: u64 = 1_000_000;

@@ -1,0 +1,289 @@
+//! What copying costs on this machine, and from what size the engine pays.
+//!
+//! A copy engine has a start-up cost and a memcpy has none, so there is a length below which asking the engine is a
+//! loss: the *copybreak*. In ten years of one driver's life it moved from 4 KB to 256 KB, so it is measured, in
+//! under 50 ms, and remembered per machine.
+//!
+//! - *Per direction.* Bytes that come [`In`](Direction::In) are read next, by the processor that asked: with an engine it
+//!   then fetches them from somewhere else. Bytes that go [`Out`](Direction::Out) are somebody else's to read.
+//! - *With hysteresis.* Waking a sleeping engine costs a system call. A length that is worth it once the
+//!   engine is awake is not worth waking it for: [`Copybreak::awake`] and [`Copybreak::asleep`].
+
+mod measure;
+mod report;
+mod store;
+
+use std::fmt;
+use std::time::Duration;
+
+pub use report::calibration_report;
+
+/// Which way the bytes go, seen from the processor that submits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Direction {
+    /// The submitter reads them next.
+    In,
+    /// Somebody else does.
+    Out,
+}
+
+/// From how many bytes on the engine costs its caller less than a copy by hand. `usize::MAX` is never.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Copybreak {
+    /// While the engine is awake.
+    pub awake: usize,
+    /// When it has to be woken. At least `awake`.
+    pub asleep: usize,
+}
+
+impl Copybreak {
+    /// The engine is never worth it.
+    pub const NEVER: Copybreak = Copybreak {
+        awake: usize::MAX,
+        asleep: usize::MAX,
+    };
+
+    /// One length whatever the engine does.
+    pub const fn fixed(bytes: usize) -> Copybreak {
+        Copybreak {
+            awake: bytes,
+            asleep: bytes,
+        }
+    }
+}
+
+/// One length's costs, in nanoseconds. Medians.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Point {
+    /// Length of the copy.
+    pub bytes: usize,
+    /// `memcpy`, source and target in the cache.
+    pub hot_ns: f64,
+    /// `memcpy`, neither in the cache.
+    pub cold_ns: f64,
+    /// Non-temporal, in the cache.
+    pub nt_hot_ns: f64,
+    /// Non-temporal, not in the cache.
+    pub nt_cold_ns: f64,
+    /// Engine, from submission to completion.
+    pub engine_ns: f64,
+    /// What submission, doorbell and the look that finds it complete cost the caller.
+    pub engine_caller_ns: f64,
+    /// Reading the target after a hot `memcpy`.
+    pub read_ns: f64,
+    /// Reading the target after the engine's copy.
+    pub engine_read_ns: f64,
+}
+
+/// The measured curves of a machine, and what follows from them.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Calibration {
+    /// Names the machine, its kernel, and this version of the measurement.
+    pub fingerprint: u64,
+    /// Ascending by length. Engine columns are zero where no engine ran.
+    pub points: Vec<Point>,
+    /// What a doorbell costs that has to wake the engine, in nanoseconds.
+    pub wake_ns: f64,
+    /// Ticks for a page above which memory counts as cold.
+    pub cold_ticks: u32,
+    /// For bytes coming in.
+    pub copybreak_in: Copybreak,
+    /// For bytes going out.
+    pub copybreak_out: Copybreak,
+    /// How long measuring took; zero when it was remembered.
+    pub took: Duration,
+    /// Why a copybreak is not the measured one, if it is not.
+    pub overridden: Option<String>,
+}
+
+impl Calibration {
+    /// The machine's calibration: remembered, or else measured and remembered, then overridden by
+    /// `TOEHOLD_COPYBREAK`. The second value holds one sentence for each thing that was not as it should be; they do
+    /// not keep the result from being usable.
+    ///
+    /// `TOEHOLD_COPY_CALIBRATION` names the file to remember it in, or is `off`. Otherwise it is below
+    /// `$XDG_CACHE_HOME` or `~/.cache`, in `toehold/`.
+    pub fn of_this_machine() -> (Calibration, Vec<String>) {
+        let mut notes = Vec::new();
+        let fingerprint = store::fingerprint();
+        let file = store::path(fingerprint);
+        let remembered = file
+            .as_deref()
+            .and_then(|file| store::load(file, fingerprint));
+        let mut calibration = remembered.unwrap_or_else(|| {
+            let fresh = measure::measure(fingerprint);
+            if let Some(Err(error)) = file.as_deref().map(|file| store::save(file, &fresh)) {
+                notes.push(format!("the calibration could not be remembered: {error}"));
+            }
+            fresh
+        });
+        if let Some(text) = std::env::var_os("TOEHOLD_COPYBREAK") {
+            match text.to_string_lossy().parse::<Override>() {
+                Ok(chosen) => calibration.apply(chosen, format!("TOEHOLD_COPYBREAK={chosen}")),
+                Err(error) => notes.push(error.to_string()),
+            }
+        }
+        crate::heat::set_cold_ticks(calibration.cold_ticks);
+        (calibration, notes)
+    }
+
+    /// Measures now, and forgets the result with the value.
+    pub fn measure() -> Calibration {
+        measure::measure(store::fingerprint())
+    }
+
+    /// From where on the engine pays, in this direction.
+    pub fn copybreak(&self, direction: Direction) -> Copybreak {
+        match direction {
+            Direction::In => self.copybreak_in,
+            Direction::Out => self.copybreak_out,
+        }
+    }
+
+    /// Replaces the measured copybreaks by chosen ones; `why` is told in the report.
+    pub fn apply(&mut self, chosen: Override, why: String) {
+        if let Some(bytes) = chosen.inward {
+            self.copybreak_in = Copybreak::fixed(bytes);
+        }
+        if let Some(bytes) = chosen.outward {
+            self.copybreak_out = Copybreak::fixed(bytes);
+        }
+        self.overridden = Some(why);
+    }
+}
+
+/// Copybreaks that somebody chose: `off`, `64K`, or `in=16K,out=off`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Override {
+    /// For bytes coming in; `usize::MAX` is never.
+    pub inward: Option<usize>,
+    /// For bytes going out.
+    pub outward: Option<usize>,
+}
+
+/// A text that is not an [`Override`].
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct OverrideError(String);
+
+impl fmt::Display for OverrideError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = &self.0;
+        write!(
+            f,
+            "a copybreak is `off`, a size like `64K`, or `in=16K,out=off`, and not `{text}`"
+        )
+    }
+}
+
+impl std::error::Error for OverrideError {}
+
+impl std::str::FromStr for Override {
+    type Err = OverrideError;
+
+    fn from_str(text: &str) -> Result<Override, OverrideError> {
+        let error = || OverrideError(text.to_owned());
+        if !text.contains('=') {
+            let bytes = parse_size(text).ok_or_else(error)?;
+            return Ok(Override {
+                inward: Some(bytes),
+                outward: Some(bytes),
+            });
+        }
+        let mut chosen = Override::default();
+        for part in text.split(',') {
+            let (side, size) = part.split_once('=').ok_or_else(error)?;
+            let bytes = Some(parse_size(size).ok_or_else(error)?);
+            match side.trim() {
+                "in" => chosen.inward = bytes,
+                "out" => chosen.outward = bytes,
+                _ => return Err(error()),
+            }
+        }
+        Ok(chosen)
+    }
+}
+
+impl fmt::Display for Override {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let sides = [("in", self.inward), ("out", self.outward)];
+        let mut comma = "";
+        for (side, bytes) in sides {
+            if let Some(bytes) = bytes {
+                write!(f, "{comma}{side}={}", report::Size(bytes))?;
+                comma = ",";
+            }
+        }
+        Ok(())
+    }
+}
+
+fn parse_size(text: &str) -> Option<usize> {
+    let text = text.trim();
+    if text == "off" {
+        return Some(usize::MAX);
+    }
+    let (digits, shift) = match text.as_bytes().last()? {
+        b'k' | b'K' => (&text[..text.len() - 1], 10),
+        b'm' | b'M' => (&text[..text.len() - 1], 20),
+        _ => (text, 0),
+    };
+    // `parse` alone would take a sign.
+    if digits.is_empty() || !digits.bytes().all(|digit| digit.is_ascii_digit()) {
+        return None;
+    }
+    digits
+        .parse::<usize>()
+        .ok()?
+        .checked_shl(shift)
+        .filter(|size| size >> shift != 0 || shift == 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn overrides_are_read_and_written() {
+        let both = |bytes| Override {
+            inward: Some(bytes),
+            outward: Some(bytes),
+        };
+        assert_eq!("off".parse(), Ok(both(usize::MAX)));
+        assert_eq!("64K".parse(), Ok(both(65536)));
+        assert_eq!("0".parse(), Ok(both(0)));
+        assert_eq!("2m".parse(), Ok(both(2 << 20)));
+        let split = Override {
+            inward: Some(16384),
+            outward: Some(usize::MAX),
+        };
+        assert_eq!("in=16K,out=off".parse(), Ok(split));
+        assert_eq!(split.to_string(), "in=16K,out=off");
+        let one = Override {
+            inward: None,
+            outward: Some(1000),
+        };
+        assert_eq!("out=1000".parse(), Ok(one));
+    }
+
+    #[test]
+    fn a_wrong_override_is_one_sentence() {
+        for wrong in [
+            "",
+            "K",
+            "-1",
+            "+1",
+            "64KB",
+            "in=",
+            "up=3",
+            "in=1,",
+            "1e6",
+            "99999999999999999999",
+        ] {
+            let error = wrong.parse::<Override>().unwrap_err().to_string();
+            assert!(
+                error.contains(wrong) && error.starts_with("a copybreak is"),
+                "{error}"
+            );
+        }
+    }
+}

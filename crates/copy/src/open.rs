@@ -1,0 +1,100 @@
+//! Choosing an engine by name, with the processor as the one that always works.
+
+use crate::{Auto, Calibration, Channel, Cpu, CpuNt, Worker, WorkerOptions};
+
+/// An opened channel, and what there was to say about it.
+pub struct Opened {
+    /// The channel. It works, whatever the notes say.
+    pub channel: Channel,
+    /// One sentence for each wish that could not be met.
+    pub notes: Vec<String>,
+}
+
+/// Opens a channel to the engine of this name, or to the one that `TOEHOLD_COPY_ENGINE` names, or to `auto`. When that
+/// is not to be had, a note says why, and the processor does the work.
+///
+/// ```
+/// let opened = toehold_copy::open(Some("warp-drive"), 64);
+/// assert_eq!(opened.channel.backend_name(), "cpu");
+/// assert!(opened.notes[0].contains("warp-drive"));
+/// ```
+pub fn open(name: Option<&str>, entries: usize) -> Opened {
+    let environment = std::env::var_os("TOEHOLD_COPY_ENGINE");
+    let environment = environment.as_ref().map(|value| value.to_string_lossy());
+    let name = name.or(environment.as_deref()).unwrap_or("auto");
+    let mut notes = Vec::new();
+    let channel = match open_named(name, entries, &mut notes) {
+        Ok(channel) => channel,
+        Err(why) => {
+            notes.push(format!("{why}; the processor copies instead"));
+            Channel::new(Cpu::new(), entries)
+        }
+    };
+    Opened { channel, notes }
+}
+
+fn open_named(name: &str, entries: usize, notes: &mut Vec<String>) -> Result<Channel, String> {
+    let worker = || {
+        Worker::start(WorkerOptions {
+            entries,
+            ..WorkerOptions::default()
+        })
+        .map_err(|error| format!("the copy worker could not be started: {error}"))
+    };
+    match name {
+        "cpu" => Ok(Channel::new(Cpu::new(), entries)),
+        "cpu-nt" => Ok(Channel::new(CpuNt::new(), entries)),
+        "worker" => Ok(Channel::new(worker()?, entries)),
+        "auto" => {
+            let (calibration, mut found) = Calibration::of_this_machine();
+            notes.append(&mut found);
+            let pays = calibration
+                .copybreak_in
+                .awake
+                .min(calibration.copybreak_out.awake);
+            let worker = if pays == usize::MAX {
+                None
+            } else {
+                Some(worker()?)
+            };
+            Ok(Channel::new(Auto::new(&calibration, worker), entries))
+        }
+        _ => Err(format!(
+            "there is no copy engine `{name}` (there are {})",
+            names().join(", ")
+        )),
+    }
+}
+
+/// The names [`open`] knows.
+pub fn names() -> Vec<&'static str> {
+    survey().into_iter().map(|engine| engine.name).collect()
+}
+
+/// An engine and whether it can be had here.
+pub(crate) struct Engine {
+    pub(crate) name: &'static str,
+    pub(crate) verdict: String,
+}
+
+/// Every engine, and whether it can be had here.
+pub(crate) fn survey() -> Vec<Engine> {
+    let engine = |name, verdict: &str| Engine {
+        name,
+        verdict: verdict.to_owned(),
+    };
+    vec![
+        engine("auto", "chooses between the others, by length"),
+        engine("cpu", "always"),
+        engine("cpu-nt", nontemporal_verdict()),
+        engine("worker", "a thread of its own"),
+    ]
+}
+
+fn nontemporal_verdict() -> &'static str {
+    if cfg!(target_arch = "x86_64") {
+        "non-temporal stores"
+    } else {
+        "as cpu on this architecture"
+    }
+}
