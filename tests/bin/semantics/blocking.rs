@@ -1,0 +1,275 @@
+//! To wait or not to wait: O_NONBLOCK both ways, time-outs, what can be read without asking.
+
+use std::time::Instant;
+
+use crate::Case;
+use crate::role::{Pair, await_events, drain, receive_all, send_all, shown};
+use crate::sys::{self, Fd};
+
+pub(crate) const CASES: &[Case] = &[
+    Case::pair("nonblocking_by_fcntl_and_back", by_fcntl),
+    Case::pair("nonblocking_by_ioctl_and_back", by_ioctl),
+    Case::pair("nonblocking_write_takes_what_fits", partial_write),
+    Case::pair("blocking_write_waits_for_the_reader", blocking_write),
+    Case::pair("fionread_counts_what_can_be_read", fionread),
+    Case::pair("receive_timeout_ends_the_wait", receive_timeout),
+    Case::pair(
+        "receive_timeout_leaves_partial_waitall",
+        receive_timeout_partial,
+    ),
+    Case::pair("send_timeout_ends_the_wait", send_timeout),
+    Case::pair("receive_low_water_mark_holds_poll_back", low_water),
+    Case::pair("unsent_bytes_are_none_when_all_is_read", unsent),
+];
+
+/// A recv that may not wait, shown.
+fn try_recv(fd: Fd) -> String {
+    let mut bytes = [0; 64];
+    let result = sys::recv(fd, &mut bytes, 0);
+    format!("{result} {}", shown(&bytes[..result.len()]))
+}
+
+fn by_fcntl(pair: &Pair) {
+    if pair.server() {
+        pair.step();
+        send_all(pair.fd, b"first");
+        pair.step();
+        pair.step();
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        send_all(pair.fd, b"second");
+        pair.step();
+    } else {
+        sys::set_nonblocking(pair.fd, true);
+        pair.say("recv", try_recv(pair.fd));
+        pair.say("read", sys::read(pair.fd, &mut [0; 8]));
+        pair.say("readv", sys::readv(pair.fd, &mut [0; 8]));
+        pair.step();
+        pair.step();
+        pair.arrived(pair.fd, 5);
+        pair.say("recv", try_recv(pair.fd));
+        sys::set_nonblocking(pair.fd, false);
+        let flags = sys::fcntl(pair.fd, libc::F_GETFL, 0).value() as i32;
+        pair.say("O_NONBLOCK", flags & libc::O_NONBLOCK != 0);
+        pair.step();
+        pair.say("blocking recv", try_recv(pair.fd));
+        pair.step();
+    }
+}
+
+fn by_ioctl(pair: &Pair) {
+    if pair.server() {
+        pair.step();
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        send_all(pair.fd, b"data");
+        pair.step();
+    } else {
+        pair.say("FIONBIO", sys::ioctl(pair.fd, libc::FIONBIO, &mut 1));
+        let flags = sys::fcntl(pair.fd, libc::F_GETFL, 0).value() as i32;
+        pair.say("O_NONBLOCK", flags & libc::O_NONBLOCK != 0);
+        pair.say("recv", try_recv(pair.fd));
+        pair.say("FIONBIO", sys::ioctl(pair.fd, libc::FIONBIO, &mut 0));
+        pair.step();
+        pair.say("blocking recv", try_recv(pair.fd));
+        pair.step();
+    }
+}
+
+fn partial_write(pair: &Pair) {
+    const LEN: usize = 64 << 20;
+    if pair.server() {
+        sys::set_nonblocking(pair.fd, true);
+        let bytes = vec![9; LEN];
+        let first = sys::write(pair.fd, &bytes);
+        pair.say("write takes a part", first.len() > 0 && first.len() < LEN);
+        let mut sent = first.len();
+        let refusal = loop {
+            let result = sys::write(pair.fd, &bytes[sent..]);
+            if result.0.is_err() {
+                break result;
+            }
+            sent += result.len();
+        };
+        pair.say("then", refusal);
+        pair.say("writev", sys::writev(pair.fd, &bytes[..100]));
+        pair.say(
+            "poll",
+            format!("{:?}", sys::poll(&[(pair.fd, libc::POLLOUT)], 0)),
+        );
+        pair.tell(u32::try_from(sent).expect("below 4 GB"));
+        let half = pair.hear();
+        assert!(half > 0);
+        await_events(pair.fd, libc::POLLOUT);
+        pair.say("write again", sys::write(pair.fd, b"end").len() > 0);
+        pair.say("close", sys::close(pair.fd));
+    } else {
+        let sent = pair.hear() as usize;
+        let mut bytes = vec![0; sent];
+        receive_all(pair.fd, &mut bytes);
+        pair.say("all there", bytes.iter().all(|byte| *byte == 9));
+        pair.tell(1);
+        pair.say("then", drain(pair.fd));
+    }
+}
+
+fn blocking_write(pair: &Pair) {
+    const LEN: usize = 24 << 20;
+    if pair.server() {
+        pair.say("write", sys::write(pair.fd, &vec![3; LEN]));
+        pair.say("close", sys::close(pair.fd));
+    } else {
+        std::thread::sleep(std::time::Duration::from_millis(30));
+        pair.say("received", drain(pair.fd));
+    }
+}
+
+fn fionread(pair: &Pair) {
+    if pair.server() {
+        pair.step();
+        for len in [1, 1000, 20_000] {
+            send_all(pair.fd, &vec![b'a'; len]);
+            pair.step();
+            pair.step();
+        }
+        pair.say("close", sys::close(pair.fd));
+        pair.step();
+    } else {
+        pair.say("before", sys::readable_bytes(pair.fd));
+        pair.step();
+        for total in [1, 1001, 21_001] {
+            pair.step();
+            pair.arrived(pair.fd, total);
+            pair.say("FIONREAD", sys::readable_bytes(pair.fd));
+            pair.step();
+        }
+        pair.say(
+            "recv",
+            sys::recv(pair.fd, &mut [0; 1001], libc::MSG_WAITALL),
+        );
+        pair.say("FIONREAD", sys::readable_bytes(pair.fd));
+        pair.step();
+        pair.say("drained", drain(pair.fd));
+        pair.say("FIONREAD", sys::readable_bytes(pair.fd));
+    }
+}
+
+fn timeout(ms: i64) -> libc::timeval {
+    libc::timeval {
+        tv_sec: ms / 1000,
+        tv_usec: ms % 1000 * 1000,
+    }
+}
+
+fn receive_timeout(pair: &Pair) {
+    if pair.server() {
+        pair.step();
+        send_all(pair.fd, b"late");
+        pair.step();
+    } else {
+        pair.say(
+            "SO_RCVTIMEO",
+            sys::set_option(pair.fd, libc::SOL_SOCKET, libc::SO_RCVTIMEO, timeout(60)),
+        );
+        for _ in 0..2 {
+            let start = Instant::now();
+            pair.say("recv", sys::recv(pair.fd, &mut [0; 8], 0));
+            pair.say("not before its time", start.elapsed().as_millis() >= 58);
+        }
+        pair.say("read", sys::read(pair.fd, &mut [0; 8]));
+        pair.say(
+            "SO_RCVTIMEO",
+            sys::set_option(pair.fd, libc::SOL_SOCKET, libc::SO_RCVTIMEO, timeout(0)),
+        );
+        pair.step();
+        pair.say("recv", try_recv(pair.fd));
+        pair.step();
+    }
+}
+
+fn receive_timeout_partial(pair: &Pair) {
+    if pair.server() {
+        send_all(pair.fd, b"half");
+        pair.step();
+        pair.step();
+    } else {
+        pair.step();
+        sys::set_option(pair.fd, libc::SOL_SOCKET, libc::SO_RCVTIMEO, timeout(40)).value();
+        pair.say("recv", sys::recv(pair.fd, &mut [0; 8], libc::MSG_WAITALL));
+        pair.say("recv", sys::recv(pair.fd, &mut [0; 8], libc::MSG_WAITALL));
+        pair.step();
+    }
+}
+
+fn send_timeout(pair: &Pair) {
+    if pair.server() {
+        pair.say(
+            "SO_SNDTIMEO",
+            sys::set_option(pair.fd, libc::SOL_SOCKET, libc::SO_SNDTIMEO, timeout(40)),
+        );
+        let bytes = vec![1; 64 << 20];
+        let first = sys::send(pair.fd, &bytes, 0);
+        pair.say(
+            "send takes a part",
+            first.len() > 0 && first.len() < bytes.len(),
+        );
+        // The buffers may have grown meanwhile; they do not grow for ever.
+        let mut sent = first.len();
+        let refusal = loop {
+            let result = sys::send(pair.fd, &bytes, 0);
+            if result.0.is_err() {
+                break result;
+            }
+            sent += result.len();
+        };
+        pair.say("send", refusal);
+        pair.tell(u32::try_from(sent).expect("below 4 GB"));
+        pair.step();
+        pair.say("send", sys::send(pair.fd, b"end", 0));
+        pair.step();
+    } else {
+        let sent = pair.hear() as usize;
+        receive_all(pair.fd, &mut vec![0; sent]);
+        pair.step();
+        pair.step();
+        pair.say("recv", try_recv(pair.fd));
+    }
+}
+
+fn low_water(pair: &Pair) {
+    let fd = pair.fd;
+    if pair.server() {
+        pair.step();
+        for _ in 0..2 {
+            send_all(fd, b"12345");
+            pair.step();
+            pair.step();
+        }
+    } else {
+        pair.say(
+            "SO_RCVLOWAT",
+            sys::set_option(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, 10),
+        );
+        pair.step();
+        for total in [5, 10] {
+            pair.step();
+            pair.arrived(fd, total);
+            pair.say("poll", format!("{:?}", sys::poll(&[(fd, libc::POLLIN)], 0)));
+            pair.step();
+        }
+        pair.say("recv", try_recv(fd));
+    }
+}
+
+fn unsent(pair: &Pair) {
+    if pair.server() {
+        send_all(pair.fd, b"some bytes");
+        pair.step();
+        pair.step();
+        let mut count = -1;
+        pair.say("TIOCOUTQ", sys::ioctl(pair.fd, libc::TIOCOUTQ, &mut count));
+        pair.say("unsent", count);
+    } else {
+        pair.step();
+        receive_all(pair.fd, &mut [0; 10]);
+        pair.step();
+    }
+}

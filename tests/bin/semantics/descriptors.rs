@@ -1,0 +1,379 @@
+//! One connection under several numbers, in several programs.
+
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use crate::Case;
+use crate::role::{Pair, await_events, drain, receive_all, sample, send_all, shown};
+use crate::sys::{self, Fd};
+
+pub(crate) const CASES: &[Case] = &[
+    Case::pair("dup_shares_the_stream", dup_shares),
+    Case::pair("dup3_and_fcntl_duplicates_share_the_stream", dup_variants),
+    Case::pair("last_close_of_a_duplicate_ends_the_connection", last_close),
+    Case::pair("dup2_onto_a_socket_closes_it", dup2_onto),
+    Case::pair("reused_number_is_a_new_descriptor", reuse),
+    Case::pair("nonblocking_is_shared_by_duplicates", shared_flags),
+    Case::pair(
+        "shutdown_through_a_duplicate_is_for_all",
+        shutdown_duplicate,
+    ),
+    Case::pair("close_range_closes_the_connection", close_range),
+    Case::pair(
+        "descriptor_passed_to_another_process_keeps_the_stream",
+        passing,
+    ),
+    Case::pair("connection_survives_an_exec", exec_keeps),
+    Case::pair("cloexec_connection_ends_at_exec", exec_closes),
+    Case::pair(
+        "connection_as_standard_input_and_output_of_a_program",
+        as_stdio,
+    ),
+    Case::pair("connection_under_a_high_number", high_number),
+];
+
+/// The server sends `text`; the client receives it on `fd`.
+fn pass(pair: &Pair, fd: Fd, text: &str) {
+    if pair.server() {
+        send_all(fd, text.as_bytes());
+    } else {
+        let mut bytes = vec![0; text.len()];
+        receive_all(fd, &mut bytes);
+        pair.say("received", shown(&bytes));
+    }
+}
+
+fn dup_shares(pair: &Pair) {
+    let copy = sys::dup(pair.fd).fd();
+    pass(pair, pair.fd, "by the first");
+    pass(pair, copy, "by the copy");
+    pair.step();
+    if pair.server() {
+        send_all(pair.fd, b"interleaved");
+        pair.step();
+    } else {
+        pair.step();
+        let mut bytes = [0; 11];
+        receive_all(pair.fd, &mut bytes[..5]);
+        receive_all(copy, &mut bytes[5..8]);
+        receive_all(pair.fd, &mut bytes[8..]);
+        pair.say("received", shown(&bytes));
+    }
+    pair.say("close", sys::close(pair.fd));
+    pass(pair, copy, "the copy lives on");
+    pair.say("the first does not", sys::read(pair.fd, &mut [0; 1]));
+    pair.step();
+}
+
+fn dup_variants(pair: &Pair) {
+    let cloexec = |fd| sys::fcntl(fd, libc::F_GETFD, 0);
+    let target = sys::eventfd();
+    let copies = [
+        sys::dup2(pair.fd, target),
+        sys::dup3(pair.fd, 150, libc::O_CLOEXEC),
+        sys::dup3(pair.fd, 151, 0),
+        sys::fcntl(pair.fd, libc::F_DUPFD, 160),
+        sys::fcntl(pair.fd, libc::F_DUPFD_CLOEXEC, 160),
+    ];
+    for copy in copies {
+        let fd = copy.fd();
+        pair.say("copy, close on exec", format!("{copy} {}", cloexec(fd)));
+        pass(pair, fd, "over the copy");
+        pair.say("close", sys::close(fd));
+        pass(pair, pair.fd, "over the first");
+    }
+    pair.say(
+        "dup2 onto itself",
+        sys::dup2(pair.fd, pair.fd).fd() == pair.fd,
+    );
+    pair.say("dup3 onto itself", sys::dup3(pair.fd, pair.fd, 0));
+    pass(pair, pair.fd, "over the first");
+    pair.step();
+}
+
+fn last_close(pair: &Pair) {
+    if pair.server() {
+        let copies = [sys::dup(pair.fd).fd(), sys::dup(pair.fd).fd()];
+        pair.say("close", sys::close(pair.fd));
+        send_all(copies[0], b"one ");
+        sys::close(copies[0]).value();
+        pair.step();
+        pair.step();
+        send_all(copies[1], b"two");
+        sys::close(copies[1]).value();
+    } else {
+        pair.step();
+        let mut bytes = [0; 4];
+        receive_all(pair.fd, &mut bytes);
+        pair.say(
+            "not over yet",
+            sys::recv(pair.fd, &mut bytes, libc::MSG_DONTWAIT),
+        );
+        pair.step();
+        pair.say("then", drain(pair.fd));
+    }
+}
+
+fn dup2_onto(pair: &Pair) {
+    if pair.server() {
+        let (reader, writer) = sys::pipe();
+        send_all(pair.fd, b"before");
+        pair.say("dup2", sys::dup2(writer, pair.fd).fd() == pair.fd);
+        // The number is the pipe now.
+        pair.say("write", sys::write(pair.fd, b"pipe"));
+        let mut bytes = [0; 4];
+        pair.say("read", sys::read(reader, &mut bytes));
+        pair.say("is", shown(&bytes));
+        pair.say("send", sys::send(pair.fd, b"x", 0));
+        pair.step();
+    } else {
+        pair.say("received", drain(pair.fd));
+        pair.step();
+    }
+}
+
+fn reuse(pair: &Pair) {
+    sys::close(pair.fd).value();
+    let event = sys::eventfd();
+    pair.say("the number is taken again", event == pair.fd);
+    pair.say("read", sys::read(event, &mut [0; 8]));
+    pair.say("write", sys::write(event, &3_u64.to_ne_bytes()));
+    let mut bytes = [0; 8];
+    pair.say("read", sys::read(event, &mut bytes));
+    pair.say("value", u64::from_ne_bytes(bytes));
+    pair.say("recv", sys::recv(event, &mut bytes, 0));
+    sys::close(event).value();
+    // And now a connection again, under the same number.
+    pair.step();
+    let again = pair.meet();
+    pair.warm(again);
+    pass(pair, again, "a new connection");
+    pair.step();
+}
+
+fn shared_flags(pair: &Pair) {
+    let copy = sys::dup(pair.fd).fd();
+    sys::set_nonblocking(copy, true);
+    pair.say("recv on the first", sys::recv(pair.fd, &mut [0; 1], 0));
+    sys::ioctl(pair.fd, libc::FIONBIO, &mut 0).value();
+    let flags = sys::fcntl(copy, libc::F_GETFL, 0).value() as i32;
+    pair.say("O_NONBLOCK of the copy", flags & libc::O_NONBLOCK != 0);
+    pass(pair, copy, "blocking again");
+    pair.step();
+}
+
+fn shutdown_duplicate(pair: &Pair) {
+    if pair.server() {
+        let copy = sys::dup(pair.fd).fd();
+        send_all(pair.fd, b"all");
+        pair.say("shutdown", sys::shutdown(copy, libc::SHUT_WR));
+        pair.say("send", sys::send(pair.fd, b"x", libc::MSG_NOSIGNAL));
+        pair.step();
+    } else {
+        pair.say("received", drain(pair.fd));
+        pair.step();
+    }
+}
+
+fn close_range(pair: &Pair) {
+    if pair.server() {
+        send_all(pair.fd, b"before");
+        let high = sys::dup2(pair.fd, 170).fd();
+        sys::close(pair.fd).value();
+        let fd = high.cast_unsigned();
+        // SAFETY: closes one descriptor that this case owns.
+        pair.say(
+            "close_range",
+            sys::ret(unsafe { libc::close_range(fd, fd + 5, 0) }),
+        );
+        pair.say("send", sys::send(high, b"x", libc::MSG_NOSIGNAL));
+        pair.step();
+    } else {
+        pair.say("received", drain(pair.fd));
+        pair.step();
+    }
+}
+
+fn passing(pair: &Pair) {
+    if pair.server() {
+        send_all(pair.fd, b"to the first ");
+        pair.step();
+        send_all(pair.fd, b"to the second");
+        let mut reply = [0; 5];
+        receive_all(pair.fd, &mut reply);
+        pair.say("reply", shown(&reply));
+        pair.say("then", drain(pair.fd));
+        return;
+    }
+    let mut bytes = [0; 13];
+    receive_all(pair.fd, &mut bytes);
+    pair.say("the first received", shown(&bytes));
+    let (ours, theirs) = std::os::unix::net::UnixStream::pair().expect("a socket pair");
+    let (ours, theirs) = (raw(&ours), raw(&theirs));
+    let child = sys::fork();
+    if child == 0 {
+        // A stranger: it never held the connection under its own number.
+        sys::close(pair.fd).value();
+        let fd = receive_descriptor(theirs);
+        let mut bytes = [0; 13];
+        receive_all(fd, &mut bytes);
+        let right = &bytes == b"to the second";
+        send_all(fd, b"reply");
+        sys::exit_now(i32::from(!right));
+    }
+    pair.say("sent", send_descriptor(ours, pair.fd));
+    sys::close(pair.fd).value();
+    pair.step();
+    pair.say("the child ended with", sys::wait_for(child));
+}
+
+fn raw(stream: &std::os::unix::net::UnixStream) -> Fd {
+    use std::os::fd::AsRawFd;
+    sys::dup(stream.as_raw_fd()).fd()
+}
+
+/// Sends a descriptor over a Unix socket.
+fn send_descriptor(over: Fd, fd: Fd) -> sys::Ret {
+    let mut control = [0_u64; 4];
+    let mut byte = [b'.'];
+    let mut list = libc::iovec {
+        iov_base: byte.as_mut_ptr().cast(),
+        iov_len: 1,
+    };
+    // SAFETY: the header names only live buffers; CMSG_FIRSTHDR finds room for one descriptor in them.
+    unsafe {
+        let mut header: libc::msghdr = std::mem::zeroed();
+        header.msg_iov = &mut list;
+        header.msg_iovlen = 1;
+        header.msg_control = control.as_mut_ptr().cast();
+        header.msg_controllen = libc::CMSG_SPACE(4) as usize;
+        let message = libc::CMSG_FIRSTHDR(&header);
+        (*message).cmsg_level = libc::SOL_SOCKET;
+        (*message).cmsg_type = libc::SCM_RIGHTS;
+        (*message).cmsg_len = libc::CMSG_LEN(4) as usize;
+        libc::CMSG_DATA(message).cast::<Fd>().write_unaligned(fd);
+        sys::ret(libc::sendmsg(over, &header, 0) as i64)
+    }
+}
+
+/// Receives a descriptor over a Unix socket.
+fn receive_descriptor(over: Fd) -> Fd {
+    let mut control = [0_u64; 4];
+    let mut byte = [0];
+    let mut list = libc::iovec {
+        iov_base: byte.as_mut_ptr().cast(),
+        iov_len: 1,
+    };
+    // SAFETY: the header names only live buffers; the kernel fills in one descriptor message.
+    unsafe {
+        let mut header: libc::msghdr = std::mem::zeroed();
+        header.msg_iov = &mut list;
+        header.msg_iovlen = 1;
+        header.msg_control = control.as_mut_ptr().cast();
+        header.msg_controllen = size_of_val(&control);
+        assert_eq!(
+            sys::ret(libc::recvmsg(over, &mut header, 0) as i64).value(),
+            1
+        );
+        let message = libc::CMSG_FIRSTHDR(&header);
+        assert!(!message.is_null(), "no descriptor came");
+        libc::CMSG_DATA(message).cast::<Fd>().read_unaligned()
+    }
+}
+
+fn exec_keeps(pair: &Pair) {
+    if pair.server() {
+        send_all(pair.fd, b"before the exec; ");
+        pair.step();
+        send_all(pair.fd, b"after the exec");
+        let mut reply = [0; 14];
+        receive_all(pair.fd, &mut reply);
+        pair.say("reply", shown(&reply));
+        send_all(pair.fd, &sample(500_000));
+        pair.say("close", sys::close(pair.fd));
+    } else {
+        let mut bytes = [0; 7];
+        receive_all(pair.fd, &mut bytes);
+        pair.say("received", shown(&bytes));
+        sys::fcntl(pair.fd, libc::F_SETFD, 0).value();
+        pair.step();
+        let program = std::env::current_exe().expect("a running program has a path");
+        let error = Command::new(program)
+            .args(["after-exec", &pair.fd.to_string()])
+            .exec();
+        panic!("exec failed: {error}");
+    }
+}
+
+/// The rest of `exec_keeps`, in the program that was executed.
+pub(crate) fn after_exec(fd: Fd) {
+    let mut bytes = [0; 24];
+    receive_all(fd, &mut bytes);
+    println!("received after exec -> {}", shown(&bytes));
+    send_all(fd, b"from the other");
+    println!("then -> {}", drain(fd));
+}
+
+fn exec_closes(pair: &Pair) {
+    if pair.server() {
+        send_all(pair.fd, b"last words");
+        pair.step();
+        let error = Command::new("/bin/true").exec();
+        panic!("exec failed: {error}");
+    } else {
+        pair.step();
+        pair.say("received", drain(pair.fd));
+    }
+}
+
+fn as_stdio(pair: &Pair) {
+    use std::os::fd::{FromRawFd, OwnedFd};
+    if pair.server() {
+        // SAFETY: the copies are fresh and owned by nobody else.
+        let own = |fd| unsafe { OwnedFd::from_raw_fd(sys::dup(fd).fd()) };
+        let mut command = Command::new("/bin/cat");
+        command.stdin(own(pair.fd)).stdout(own(pair.fd));
+        let mut child = command.spawn().expect("cat is everywhere");
+        drop(command);
+        sys::close(pair.fd).value();
+        pair.say("cat ended with", child.wait().expect("our child"));
+    } else {
+        let bytes = sample(100_000);
+        send_all(pair.fd, &bytes[..10]);
+        let mut echo = [0; 10];
+        receive_all(pair.fd, &mut echo);
+        pair.say("first echo right", echo == bytes[..10]);
+        send_all(pair.fd, &bytes[10..]);
+        sys::shutdown(pair.fd, libc::SHUT_WR).value();
+        pair.say("echo", drain(pair.fd));
+    }
+}
+
+fn high_number(pair: &Pair) {
+    let limit = libc::rlimit {
+        rlim_cur: 20_000,
+        rlim_max: 20_000,
+    };
+    // SAFETY: the limit is live.
+    let raised = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) };
+    let high = if raised == 0 { 19_000 } else { 1000 };
+    let copy = sys::dup2(pair.fd, high).fd();
+    sys::close(pair.fd).value();
+    pass(pair, copy, "far up");
+    if !pair.server() {
+        pair.say(
+            "poll",
+            format!("{:?}", sys::poll(&[(copy, libc::POLLIN)], 0)),
+        );
+    }
+    pair.step();
+    if pair.server() {
+        send_all(copy, b"!");
+        pair.step();
+    } else {
+        pair.step();
+        await_events(copy, libc::POLLIN);
+        receive_all(copy, &mut [0; 1]);
+    }
+    pair.step();
+}

@@ -1,0 +1,441 @@
+//! How connections end, and what each end sees of it.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::Case;
+use crate::role::{Pair, await_events, drain, receive_all, sample, send_all, shown};
+use crate::sys;
+
+pub(crate) const CASES: &[Case] = &[
+    Case::pair("close_after_data_is_all_data_then_eof", close_after_data),
+    Case::pair(
+        "close_after_much_data_is_all_data_then_eof",
+        close_after_much,
+    ),
+    Case::pair(
+        "exit_without_close_is_all_data_then_eof",
+        exit_without_close,
+    ),
+    Case::pair("half_close_leaves_the_other_direction_open", half_close),
+    Case::pair("half_close_by_both_ends_is_an_end", half_close_both),
+    Case::pair("shutdown_for_reading_reads_eof", shutdown_read),
+    Case::pair("shutdown_for_both_ends_both", shutdown_both),
+    Case::pair("writing_after_own_shutdown_is_epipe", write_after_shutdown),
+    Case::pair("writing_to_a_closed_end_is_sigpipe", sigpipe),
+    Case::pair("ignored_sigpipe_is_epipe", sigpipe_ignored),
+    Case::pair("close_with_unread_data_resets", close_with_unread),
+    Case::pair("linger_zero_resets", linger_zero),
+    Case::pair("reset_is_reported_once", reset_once),
+    Case::pair("reset_after_data_leaves_the_data", reset_after_data),
+    Case::pair("killed_with_unread_data_resets", killed_with_unread),
+    Case::pair("end_of_stream_stays_the_end", eof_stays),
+    Case::pair("end_of_stream_wakes_a_sleeper", eof_wakes),
+    Case::pair("reset_wakes_a_sleeper", reset_wakes),
+    Case::pair("reader_gone_wakes_a_blocked_writer", reader_gone),
+    Case::pair("closed_descriptor_is_bad", closed_is_bad),
+    Case::pair("shutdown_of_a_dead_connection_is_refused", shutdown_dead),
+    Case::pair("events_at_each_stage_of_an_end", events),
+    Case::pair6(
+        "half_close_leaves_the_other_direction_open_ipv6",
+        half_close,
+    ),
+];
+
+fn linger(fd: sys::Fd, seconds: i32) {
+    let value = libc::linger {
+        l_onoff: 1,
+        l_linger: seconds,
+    };
+    sys::set_option(fd, libc::SOL_SOCKET, libc::SO_LINGER, value).value();
+}
+
+fn all_events(pair: &Pair) -> String {
+    let wanted = libc::POLLIN | libc::POLLOUT | libc::POLLRDHUP | libc::POLLPRI;
+    let (result, events) = sys::poll(&[(pair.fd, wanted)], 0);
+    format!("{result} {:x}", events[0])
+}
+
+fn close_after_data(pair: &Pair) {
+    if pair.server() {
+        pair.say("send", sys::send(pair.fd, b"last words", 0));
+        pair.say("close", sys::close(pair.fd));
+        pair.step();
+    } else {
+        pair.step();
+        pair.say("received", drain(pair.fd));
+        pair.say("SO_ERROR", sys::socket_error(pair.fd));
+    }
+}
+
+fn close_after_much(pair: &Pair) {
+    if pair.server() {
+        send_all(pair.fd, &sample(9_000_000));
+        pair.say("close", sys::close(pair.fd));
+    } else {
+        pair.say("received", drain(pair.fd));
+    }
+}
+
+fn exit_without_close(pair: &Pair) {
+    if pair.server() {
+        send_all(pair.fd, &sample(300_000));
+        sys::exit_now(3);
+    }
+    pair.say("received", drain(pair.fd));
+}
+
+fn half_close(pair: &Pair) {
+    if pair.server() {
+        pair.say("request", drain(pair.fd));
+        send_all(pair.fd, &sample(2_000_000));
+        pair.say("close", sys::close(pair.fd));
+    } else {
+        send_all(pair.fd, &sample(1_000_000));
+        pair.say("shutdown", sys::shutdown(pair.fd, libc::SHUT_WR));
+        pair.say("send", sys::send(pair.fd, b"x", libc::MSG_NOSIGNAL));
+        pair.say("response", drain(pair.fd));
+    }
+}
+
+fn half_close_both(pair: &Pair) {
+    send_all(pair.fd, b"goodbye");
+    pair.say("shutdown", sys::shutdown(pair.fd, libc::SHUT_WR));
+    pair.say("received", drain(pair.fd));
+    pair.step();
+    pair.say("events", all_events(pair));
+    pair.say("shutdown again", sys::shutdown(pair.fd, libc::SHUT_WR));
+    pair.say("close", sys::close(pair.fd));
+}
+
+fn shutdown_read(pair: &Pair) {
+    if pair.server() {
+        pair.say("shutdown", sys::shutdown(pair.fd, libc::SHUT_RD));
+        pair.say("recv", sys::recv(pair.fd, &mut [0; 8], 0));
+        pair.say("events", all_events(pair));
+        pair.step();
+        pair.step();
+        pair.arrived(pair.fd, 8);
+        // What comes after a shutdown for reading can still be read; then it is EOF again.
+        let mut bytes = [0; 16];
+        let result = sys::recv(pair.fd, &mut bytes, 0);
+        pair.say(
+            "recv",
+            format!("{result} {}", shown(&bytes[..result.len()])),
+        );
+        pair.say("recv", sys::recv(pair.fd, &mut bytes, 0));
+        pair.say("send", sys::send(pair.fd, b"still sending", 0));
+        pair.step();
+        pair.step();
+    } else {
+        pair.step();
+        pair.say("send", sys::send(pair.fd, b"unwanted", libc::MSG_NOSIGNAL));
+        pair.step();
+        pair.step();
+        let mut bytes = [0; 13];
+        receive_all(pair.fd, &mut bytes);
+        pair.say("received", shown(&bytes));
+        pair.step();
+    }
+}
+
+fn shutdown_both(pair: &Pair) {
+    if pair.server() {
+        send_all(pair.fd, b"bye");
+        pair.say("shutdown", sys::shutdown(pair.fd, libc::SHUT_RDWR));
+        pair.say("recv", sys::recv(pair.fd, &mut [0; 8], 0));
+        pair.say("send", sys::send(pair.fd, b"x", libc::MSG_NOSIGNAL));
+        pair.say("events", all_events(pair));
+        pair.step();
+        pair.step();
+    } else {
+        pair.step();
+        pair.say("received", drain(pair.fd));
+        pair.say("events", all_events(pair));
+        pair.step();
+    }
+}
+
+fn write_after_shutdown(pair: &Pair) {
+    if pair.server() {
+        pair.say("shutdown", sys::shutdown(pair.fd, libc::SHUT_WR));
+        pair.say("send", sys::send(pair.fd, b"x", libc::MSG_NOSIGNAL));
+        pair.say("sendmsg", sys::sendmsg(pair.fd, b"x", libc::MSG_NOSIGNAL));
+        catch_sigpipe();
+        pair.say("write", sys::write(pair.fd, b"x"));
+        pair.say("writev", sys::writev(pair.fd, b"xyz"));
+        pair.say("signals", SIGPIPES.load(Ordering::Relaxed));
+        pair.step();
+    } else {
+        pair.say("received", drain(pair.fd));
+        pair.step();
+    }
+}
+
+static SIGPIPES: AtomicU32 = AtomicU32::new(0);
+
+extern "C" fn count_sigpipe(_: i32) {
+    // Relaxed: a counter that the interrupted thread itself reads.
+    SIGPIPES.fetch_add(1, Ordering::Relaxed);
+}
+
+fn catch_sigpipe() {
+    // SAFETY: the handler only adds to an atomic.
+    unsafe { libc::signal(libc::SIGPIPE, count_sigpipe as *const () as usize) };
+}
+
+fn sigpipe(pair: &Pair) {
+    if pair.server() {
+        pair.say("close", sys::close(pair.fd));
+        pair.step();
+    } else {
+        pair.step();
+        await_events(pair.fd, libc::POLLIN);
+        catch_sigpipe();
+        pair.say("write", sys::write(pair.fd, b"x"));
+        await_events(pair.fd, libc::POLLHUP);
+        pair.say("write", sys::write(pair.fd, b"x"));
+        pair.say("send", sys::send(pair.fd, b"x", 0));
+        pair.say("writev", sys::writev(pair.fd, b"xyz"));
+        pair.say("signals", SIGPIPES.load(Ordering::Relaxed));
+        // The default action; Rust's runtime had it ignored.
+        // SAFETY: takes no pointers.
+        unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+        let result = sys::write(pair.fd, b"x");
+        pair.say("survived", result);
+    }
+}
+
+fn sigpipe_ignored(pair: &Pair) {
+    if pair.server() {
+        pair.say("close", sys::close(pair.fd));
+        pair.step();
+    } else {
+        // SAFETY: takes no pointers.
+        unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
+        pair.step();
+        await_events(pair.fd, libc::POLLIN);
+        pair.say("write", sys::write(pair.fd, b"x"));
+        await_events(pair.fd, libc::POLLHUP);
+        pair.say("write", sys::write(pair.fd, b"x"));
+        pair.say("read", sys::read(pair.fd, &mut [0; 8]));
+    }
+}
+
+fn close_with_unread(pair: &Pair) {
+    if pair.server() {
+        pair.step();
+        await_events(pair.fd, libc::POLLIN);
+        pair.say("close", sys::close(pair.fd));
+        pair.step();
+    } else {
+        send_all(pair.fd, b"never read");
+        pair.step();
+        pair.step();
+        await_events(pair.fd, libc::POLLHUP);
+        pair.say("events", all_events(pair));
+        pair.say("recv", sys::recv(pair.fd, &mut [0; 8], 0));
+        pair.say("recv", sys::recv(pair.fd, &mut [0; 8], 0));
+        pair.say("send", sys::send(pair.fd, b"x", libc::MSG_NOSIGNAL));
+        pair.say("events", all_events(pair));
+    }
+}
+
+fn linger_zero(pair: &Pair) {
+    if pair.server() {
+        linger(pair.fd, 0);
+        pair.say("close", sys::close(pair.fd));
+        pair.step();
+    } else {
+        pair.step();
+        await_events(pair.fd, libc::POLLHUP);
+        pair.say("events", all_events(pair));
+        pair.say("SO_ERROR", sys::socket_error(pair.fd));
+        pair.say("SO_ERROR", sys::socket_error(pair.fd));
+        pair.say("recv", sys::recv(pair.fd, &mut [0; 8], 0));
+        pair.say("send", sys::send(pair.fd, b"x", libc::MSG_NOSIGNAL));
+    }
+}
+
+fn reset_once(pair: &Pair) {
+    if pair.server() {
+        linger(pair.fd, 0);
+        pair.say("close", sys::close(pair.fd));
+        pair.step();
+    } else {
+        pair.step();
+        await_events(pair.fd, libc::POLLHUP);
+        pair.say("send", sys::send(pair.fd, b"x", libc::MSG_NOSIGNAL));
+        pair.say("send", sys::send(pair.fd, b"x", libc::MSG_NOSIGNAL));
+        pair.say("recv", sys::recv(pair.fd, &mut [0; 8], 0));
+        pair.say(
+            "getpeername",
+            sys::name(pair.fd, true).is_err_and(|result| result.is(libc::ENOTCONN)),
+        );
+        pair.say("shutdown", sys::shutdown(pair.fd, libc::SHUT_WR));
+        pair.say("close", sys::close(pair.fd));
+    }
+}
+
+fn reset_after_data(pair: &Pair) {
+    if pair.server() {
+        send_all(pair.fd, b"data before the reset");
+        pair.step();
+        linger(pair.fd, 0);
+        pair.say("close", sys::close(pair.fd));
+        pair.step();
+    } else {
+        pair.step();
+        pair.step();
+        await_events(pair.fd, libc::POLLHUP);
+        pair.say("events", all_events(pair));
+        pair.say("received", drain(pair.fd));
+        pair.say("recv", sys::recv(pair.fd, &mut [0; 8], 0));
+    }
+}
+
+fn killed_with_unread(pair: &Pair) {
+    if pair.server() {
+        pair.step();
+        await_events(pair.fd, libc::POLLIN);
+        // SAFETY: takes no pointers; ends this process.
+        unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+    } else {
+        send_all(pair.fd, b"never read");
+        pair.step();
+        await_events(pair.fd, libc::POLLHUP);
+        pair.say("recv", sys::recv(pair.fd, &mut [0; 8], 0));
+        pair.say("send", sys::send(pair.fd, b"x", libc::MSG_NOSIGNAL));
+    }
+}
+
+fn eof_stays(pair: &Pair) {
+    if pair.server() {
+        pair.say("shutdown", sys::shutdown(pair.fd, libc::SHUT_WR));
+        pair.step();
+        pair.step();
+    } else {
+        pair.step();
+        await_events(pair.fd, libc::POLLIN);
+        for _ in 0..3 {
+            pair.say("recv", sys::recv(pair.fd, &mut [0; 8], 0));
+        }
+        pair.say("peek", sys::recv(pair.fd, &mut [0; 8], libc::MSG_PEEK));
+        pair.say(
+            "waitall",
+            sys::recv(pair.fd, &mut [0; 8], libc::MSG_WAITALL),
+        );
+        pair.say("read", sys::read(pair.fd, &mut [0; 8]));
+        pair.say("readv", sys::readv(pair.fd, &mut [0; 8]));
+        pair.say("FIONREAD", sys::readable_bytes(pair.fd));
+        pair.say("events", all_events(pair));
+        pair.step();
+    }
+}
+
+fn eof_wakes(pair: &Pair) {
+    if pair.server() {
+        pair.step();
+        std::thread::sleep(std::time::Duration::from_millis(40));
+        pair.say("close", sys::close(pair.fd));
+    } else {
+        pair.step();
+        pair.say("recv", sys::recv(pair.fd, &mut [0; 8], 0));
+    }
+}
+
+fn reset_wakes(pair: &Pair) {
+    if pair.server() {
+        linger(pair.fd, 0);
+        pair.step();
+        std::thread::sleep(std::time::Duration::from_millis(40));
+        pair.say("close", sys::close(pair.fd));
+    } else {
+        pair.step();
+        pair.say("recv", sys::recv(pair.fd, &mut [0; 8], 0));
+    }
+}
+
+fn reader_gone(pair: &Pair) {
+    if pair.server() {
+        pair.step();
+        std::thread::sleep(std::time::Duration::from_millis(60));
+        pair.say("close", sys::close(pair.fd));
+    } else {
+        pair.step();
+        let bytes = vec![1; 64 << 20];
+        let first = sys::send(pair.fd, &bytes, libc::MSG_NOSIGNAL);
+        pair.say(
+            "send takes a part",
+            first.len() > 0 && first.len() < bytes.len(),
+        );
+        let second = sys::send(pair.fd, &bytes, libc::MSG_NOSIGNAL);
+        pair.say("send", second);
+        pair.say("send", sys::send(pair.fd, &bytes, libc::MSG_NOSIGNAL));
+    }
+}
+
+fn closed_is_bad(pair: &Pair) {
+    pair.step();
+    pair.say("close", sys::close(pair.fd));
+    pair.say("close", sys::close(pair.fd));
+    pair.say("read", sys::read(pair.fd, &mut [0; 8]));
+    pair.say("write", sys::write(pair.fd, b"x"));
+    pair.say("shutdown", sys::shutdown(pair.fd, libc::SHUT_WR));
+    pair.say("FIONREAD", sys::readable_bytes(pair.fd));
+    pair.say(
+        "poll",
+        format!("{:?}", sys::poll(&[(pair.fd, libc::POLLIN)], 0)),
+    );
+    pair.say("select", sys::select(&[pair.fd], &[], Some(0), false));
+    pair.say("dup", sys::dup(pair.fd));
+}
+
+fn shutdown_dead(pair: &Pair) {
+    if pair.server() {
+        pair.say("close", sys::close(pair.fd));
+        pair.step();
+    } else {
+        pair.step();
+        await_events(pair.fd, libc::POLLIN);
+        pair.say("shutdown WR", sys::shutdown(pair.fd, libc::SHUT_WR));
+        await_events(pair.fd, libc::POLLHUP);
+        pair.say("events", all_events(pair));
+        pair.say("shutdown RD", sys::shutdown(pair.fd, libc::SHUT_RD));
+        pair.say("shutdown RDWR", sys::shutdown(pair.fd, libc::SHUT_RDWR));
+        pair.say("shutdown with nonsense", sys::shutdown(pair.fd, 17));
+    }
+}
+
+fn events(pair: &Pair) {
+    pair.say("open", all_events(pair));
+    pair.step();
+    if pair.server() {
+        send_all(pair.fd, b"data");
+        pair.step();
+        pair.step();
+        pair.say("shutdown", sys::shutdown(pair.fd, libc::SHUT_WR));
+        pair.step();
+        pair.say("after own shutdown", all_events(pair));
+        pair.step();
+        pair.step();
+        await_events(pair.fd, libc::POLLHUP);
+        pair.say("both shut down", all_events(pair));
+        pair.step();
+    } else {
+        pair.step();
+        pair.arrived(pair.fd, 4);
+        pair.say("data", all_events(pair));
+        pair.step();
+        pair.step();
+        await_events(pair.fd, libc::POLLRDHUP);
+        pair.say("data and EOF", all_events(pair));
+        pair.say("recv", sys::recv(pair.fd, &mut [0; 8], 0));
+        pair.say("EOF", all_events(pair));
+        pair.step();
+        pair.say("shutdown", sys::shutdown(pair.fd, libc::SHUT_WR));
+        pair.step();
+        await_events(pair.fd, libc::POLLHUP);
+        pair.say("both shut down", all_events(pair));
+        pair.step();
+    }
+}

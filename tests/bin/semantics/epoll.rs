@@ -1,0 +1,609 @@
+//! epoll in all its modes.
+
+use crate::Case;
+use crate::role::{Pair, Role, await_events, receive_all, send_all};
+use crate::sys::{self, Fd};
+
+pub(crate) const CASES: &[Case] = &[
+    Case::pair("level_triggered_events_repeat", level),
+    Case::pair("edge_triggered_events_come_once_per_arrival", edge),
+    Case::pair("edge_triggered_event_survives_a_partial_read", edge_partial),
+    Case::pair("edge_triggered_room_comes_once_per_drain", edge_room),
+    Case::pair(
+        "edge_triggered_registration_reports_what_is_there",
+        edge_first,
+    ),
+    Case::pair("oneshot_is_silent_until_rearmed", oneshot),
+    Case::pair("exclusive_waiters_miss_nothing", exclusive),
+    Case::pair("nested_epoll_is_readable_when_its_inside_is", nested),
+    Case::pair("epoll_mixes_sockets_pipes_and_eventfds", mixed),
+    Case::pair("epoll_wakes_for_data_that_comes_later", wakes),
+    Case::pair(
+        "epoll_wakes_for_an_eventfd_while_a_socket_is_quiet",
+        wakes_for_event,
+    ),
+    Case::pair("epoll_pwait2_waits_by_nanoseconds", pwait2),
+    Case::pair("room_is_reported_when_it_returns", room),
+    Case::pair("modified_interest_takes_effect", modify),
+    Case::pair("epoll_ctl_refuses_what_it_must", refusals),
+    Case::pair("closing_a_descriptor_ends_its_registration", close_removes),
+    Case::pair("duplicate_keeps_the_registration", dup_keeps),
+    Case::pair("end_of_stream_is_an_event", end_events),
+    Case::pair("reset_is_an_event", reset_events),
+    Case::roles("registration_made_before_connecting_holds", before_connect),
+    Case::roles("registration_made_before_the_traffic_holds", before_warm),
+    Case::roles("small_event_arrays_starve_nobody", starvation),
+    Case::pair(
+        "registration_by_another_thread_wakes_the_waiter",
+        other_thread,
+    ),
+];
+
+const ADD: i32 = libc::EPOLL_CTL_ADD;
+const MOD: i32 = libc::EPOLL_CTL_MOD;
+const DEL: i32 = libc::EPOLL_CTL_DEL;
+const IN: i32 = libc::EPOLLIN;
+const OUT: i32 = libc::EPOLLOUT;
+const ET: i32 = libc::EPOLLET;
+
+/// An epoll with this pair's socket in it.
+fn watching(pair: &Pair, events: i32) -> Fd {
+    let epoll = sys::epoll_create();
+    sys::epoll_ctl(epoll, ADD, pair.fd, events, 7).value();
+    epoll
+}
+
+/// What an epoll_wait that may not wait finds.
+fn now(epoll: Fd) -> String {
+    seen(&sys::epoll_wait(epoll, 16, 0))
+}
+
+fn seen((result, events): &(sys::Ret, Vec<(u64, u32)>)) -> String {
+    let events: Vec<String> = events
+        .iter()
+        .map(|(data, mask)| format!("{data}:{mask:x}"))
+        .collect();
+    format!("{result} [{}]", events.join(" "))
+}
+
+/// The server sends each of `parts`; when each has arrived, the client runs `look`.
+fn parts(pair: &Pair, parts: &[&[u8]], mut look: impl FnMut(usize)) {
+    // Steps keep the server from sending ahead, so what is unread here was so before.
+    let mut unread = sys::readable_bytes(pair.fd).len();
+    pair.step();
+    for (index, part) in parts.iter().enumerate() {
+        if pair.server() {
+            send_all(pair.fd, part);
+            pair.step();
+        } else {
+            pair.step();
+            pair.arrived(pair.fd, unread + part.len());
+            look(index);
+            unread = sys::readable_bytes(pair.fd).len();
+        }
+        pair.step();
+    }
+}
+
+fn level(pair: &Pair) {
+    let epoll = watching(pair, IN);
+    pair.say("quiet", now(epoll));
+    pair.step();
+    parts(pair, &[b"data"], |_| {
+        for _ in 0..3 {
+            pair.say("data", now(epoll));
+        }
+        receive_all(pair.fd, &mut [0; 2]);
+        pair.say("half read", now(epoll));
+        receive_all(pair.fd, &mut [0; 2]);
+        pair.say("read", now(epoll));
+    });
+}
+
+fn edge(pair: &Pair) {
+    let epoll = watching(pair, IN | ET);
+    pair.say("quiet", now(epoll));
+    pair.step();
+    parts(pair, &[b"one", b"two", b"three"], |_| {
+        pair.say("arrival", now(epoll));
+        pair.say("again", now(epoll));
+    });
+    if !pair.server() {
+        receive_all(pair.fd, &mut [0; 11]);
+        pair.say("read", now(epoll));
+    }
+    parts(pair, &[b"four"], |_| {
+        pair.say("arrival", now(epoll));
+        receive_all(pair.fd, &mut [0; 4]);
+        pair.say("read", now(epoll));
+    });
+}
+
+fn edge_partial(pair: &Pair) {
+    let epoll = watching(pair, IN | ET);
+    pair.step();
+    parts(pair, &[b"abcdef", b"ghi"], |_| {
+        pair.say("arrival", now(epoll));
+        receive_all(pair.fd, &mut [0; 2]);
+        pair.say("after a partial read", now(epoll));
+    });
+}
+
+fn edge_room(pair: &Pair) {
+    if pair.server() {
+        sys::set_nonblocking(pair.fd, true);
+        let epoll = watching(pair, OUT | ET);
+        pair.say("room at first", now(epoll));
+        pair.say("again", now(epoll));
+        for _ in 0..3 {
+            pair.tell(u32::try_from(fill(pair.fd)).expect("below 4 GB"));
+            pair.say("room returns", seen(&sys::epoll_wait(epoll, 16, -1)));
+            pair.step();
+        }
+    } else {
+        for _ in 0..3 {
+            let sent = pair.hear() as usize;
+            receive_all(pair.fd, &mut vec![0; sent]);
+            pair.step();
+        }
+    }
+}
+
+/// Sends until the socket is full; how much it took.
+fn fill(fd: Fd) -> usize {
+    let chunk = vec![1; 1 << 16];
+    let mut sent = 0;
+    loop {
+        let result = sys::send(fd, &chunk, libc::MSG_DONTWAIT);
+        if result.is(libc::EAGAIN) {
+            return sent;
+        }
+        sent += usize::try_from(result.value()).expect("not negative");
+    }
+}
+
+fn edge_first(pair: &Pair) {
+    parts(pair, &[b"waiting"], |_| {
+        await_events(pair.fd, libc::POLLIN);
+        let epoll = watching(pair, IN | OUT | ET);
+        pair.say("at once", now(epoll));
+        pair.say("again", now(epoll));
+        pair.say("MOD", sys::epoll_ctl(epoll, MOD, pair.fd, IN | ET, 8));
+        pair.say("after MOD", now(epoll));
+        pair.say("again", now(epoll));
+    });
+}
+
+fn oneshot(pair: &Pair) {
+    let epoll = watching(pair, IN | libc::EPOLLONESHOT);
+    pair.step();
+    parts(pair, &[b"one", b"two"], |_| {
+        pair.say("event", now(epoll));
+        pair.say("silence", now(epoll));
+    });
+    if !pair.server() {
+        pair.say(
+            "MOD",
+            sys::epoll_ctl(epoll, MOD, pair.fd, IN | libc::EPOLLONESHOT, 9),
+        );
+        pair.say("rearmed", now(epoll));
+        pair.say("silence", now(epoll));
+        receive_all(pair.fd, &mut [0; 6]);
+        pair.say(
+            "MOD",
+            sys::epoll_ctl(epoll, MOD, pair.fd, IN | ET | libc::EPOLLONESHOT, 10),
+        );
+        pair.say("nothing there", now(epoll));
+    }
+    pair.step();
+    parts(pair, &[b"three", b"four"], |_| {
+        pair.say("event", now(epoll))
+    });
+}
+
+fn exclusive(pair: &Pair) {
+    let epolls = [0, 1].map(|_| watching(pair, IN | libc::EPOLLEXCLUSIVE));
+    pair.say(
+        "MOD is refused",
+        sys::epoll_ctl(epolls[0], MOD, pair.fd, IN, 1),
+    );
+    pair.step();
+    for _ in 0..5 {
+        if pair.server() {
+            pair.step();
+            send_all(pair.fd, b"!");
+        } else {
+            // Two threads wait; at least one must see each byte, and only one can read it.
+            let waiters = epolls.map(|epoll| {
+                let fd = pair.fd;
+                std::thread::spawn(move || {
+                    let (found, _) = sys::epoll_wait(epoll, 1, 300);
+                    found.len() == 1 && sys::recv(fd, &mut [0; 1], libc::MSG_DONTWAIT).len() == 1
+                })
+            });
+            pair.step();
+            let readers = waiters.map(|waiter| waiter.join().expect("no panic"));
+            assert_eq!(readers.iter().filter(|read| **read).count(), 1);
+        }
+        pair.step();
+    }
+    pair.say("every byte was read once", true);
+}
+
+fn nested(pair: &Pair) {
+    let inner = watching(pair, IN);
+    let outer = sys::epoll_create();
+    pair.say("ADD", sys::epoll_ctl(outer, ADD, inner, IN, 99));
+    pair.say("quiet", now(outer));
+    pair.step();
+    parts(pair, &[b"data", b"more"], |_| {
+        pair.say(
+            "poll of the inner",
+            format!("{:?}", sys::poll(&[(inner, libc::POLLIN)], -1)),
+        );
+        pair.say("outer", now(outer));
+        pair.say("inner", now(inner));
+        pair.say("outer again", now(outer));
+        receive_all(pair.fd, &mut [0; 4]);
+        pair.say("read", format!("{} {}", now(outer), now(inner)));
+    });
+    if pair.server() {
+        pair.step();
+        std::thread::sleep(std::time::Duration::from_millis(30));
+        send_all(pair.fd, b"late");
+    } else {
+        pair.step();
+        pair.say(
+            "woken through the outer",
+            seen(&sys::epoll_wait(outer, 4, -1)),
+        );
+    }
+    pair.step();
+}
+
+fn mixed(pair: &Pair) {
+    let epoll = watching(pair, IN | OUT);
+    let (reader, writer) = sys::pipe();
+    let event = sys::eventfd();
+    sys::epoll_ctl(epoll, ADD, reader, IN, 20).value();
+    sys::epoll_ctl(epoll, ADD, event, IN, 21).value();
+    pair.say("socket has room", now(epoll));
+    sys::write(writer, b"pipe").value();
+    pair.say("pipe too", now(epoll));
+    sys::write(event, &1_u64.to_ne_bytes()).value();
+    pair.say("eventfd too", now(epoll));
+    pair.step();
+    parts(pair, &[b"data"], |_| {
+        pair.say("data too", now(epoll));
+        pair.say("and waiting", seen(&sys::epoll_wait(epoll, 16, 1000)));
+        sys::read(reader, &mut [0; 4]).value();
+        sys::epoll_ctl(epoll, DEL, event, 0, 0).value();
+        pair.say("socket alone", seen(&sys::epoll_wait(epoll, 16, -1)));
+    });
+}
+
+fn wakes(pair: &Pair) {
+    for round in 0..60_u64 {
+        let flags = [IN, IN | ET, IN | libc::EPOLLONESHOT][round as usize % 3];
+        let epoll = watching(pair, flags);
+        if pair.server() {
+            pair.step();
+            std::thread::sleep(std::time::Duration::from_micros(round * 80));
+            send_all(pair.fd, b"wake");
+        } else {
+            pair.step();
+            let found = sys::epoll_wait(epoll, 4, -1);
+            receive_all(pair.fd, &mut [0; 4]);
+            if round % 10 == 0 {
+                pair.say("epoll_wait", seen(&found));
+            }
+        }
+        sys::close(epoll).value();
+    }
+    pair.step();
+}
+
+fn wakes_for_event(pair: &Pair) {
+    if !pair.server() {
+        let epoll = watching(pair, IN);
+        let event = sys::eventfd();
+        sys::epoll_ctl(epoll, ADD, event, IN, 21).value();
+        for _ in 0..5 {
+            let waker = std::thread::spawn(move || {
+                std::thread::sleep(std::time::Duration::from_millis(5));
+                sys::write(event, &1_u64.to_ne_bytes())
+            });
+            pair.say("epoll_wait", seen(&sys::epoll_wait(epoll, 16, -1)));
+            pair.say("written", waker.join().expect("the waker does not panic"));
+            sys::read(event, &mut [0; 8]).value();
+        }
+    }
+    pair.step();
+}
+
+fn pwait2(pair: &Pair) {
+    let epoll = watching(pair, IN);
+    let start = std::time::Instant::now();
+    pair.say(
+        "3 ms",
+        seen(&sys::epoll_pwait(epoll, 0, None, Some(3_000_000))),
+    );
+    pair.say("not before its time", start.elapsed().as_micros() >= 3000);
+    pair.say("none", seen(&sys::epoll_pwait(epoll, 0, None, Some(0))));
+    pair.step();
+    parts(pair, &[b"data"], |_| {
+        pair.say(
+            "data",
+            seen(&sys::epoll_pwait(epoll, 0, None, Some(1_000_000_000))),
+        );
+        pair.say(
+            "by epoll_pwait",
+            seen(&sys::epoll_pwait(epoll, -1, None, None)),
+        );
+    });
+}
+
+fn room(pair: &Pair) {
+    if pair.server() {
+        sys::set_nonblocking(pair.fd, true);
+        let epoll = watching(pair, IN | OUT);
+        pair.say("room", now(epoll));
+        let sent = fill(pair.fd);
+        pair.say("full", now(epoll));
+        pair.tell(u32::try_from(sent).expect("below 4 GB"));
+        pair.say("room returns", seen(&sys::epoll_wait(epoll, 4, -1)));
+        pair.step();
+    } else {
+        let sent = pair.hear() as usize;
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        receive_all(pair.fd, &mut vec![0; sent]);
+        pair.step();
+    }
+}
+
+fn modify(pair: &Pair) {
+    let epoll = watching(pair, 0);
+    pair.step();
+    parts(pair, &[b"data"], |_| {
+        pair.say("no interest", now(epoll));
+        for events in [IN, OUT, IN | OUT, 0, IN] {
+            pair.say(
+                "MOD",
+                sys::epoll_ctl(epoll, MOD, pair.fd, events, events as u64),
+            );
+            pair.say("found", now(epoll));
+        }
+        pair.say("DEL", sys::epoll_ctl(epoll, DEL, pair.fd, 0, 0));
+        pair.say("found", now(epoll));
+        pair.say("ADD", sys::epoll_ctl(epoll, ADD, pair.fd, IN, u64::MAX));
+        pair.say("found", now(epoll));
+    });
+}
+
+fn refusals(pair: &Pair) {
+    let epoll = watching(pair, IN);
+    pair.say("ADD twice", sys::epoll_ctl(epoll, ADD, pair.fd, IN, 1));
+    pair.say("DEL", sys::epoll_ctl(epoll, DEL, pair.fd, 0, 0));
+    pair.say("DEL twice", sys::epoll_ctl(epoll, DEL, pair.fd, 0, 0));
+    pair.say("MOD of none", sys::epoll_ctl(epoll, MOD, pair.fd, IN, 1));
+    pair.say(
+        "ADD to a socket",
+        sys::epoll_ctl(pair.fd, ADD, epoll, IN, 1),
+    );
+    pair.say("ADD itself", sys::epoll_ctl(epoll, ADD, epoll, IN, 1));
+    pair.say(
+        "unknown operation",
+        sys::epoll_ctl(epoll, 77, pair.fd, IN, 1),
+    );
+    pair.say("wait on a socket", sys::epoll_wait(pair.fd, 1, 0).0);
+    pair.say("wait for none", sys::epoll_wait(epoll, 0, 0).0);
+    pair.step();
+    sys::close(pair.fd).value();
+    pair.say(
+        "ADD of a closed one",
+        sys::epoll_ctl(epoll, ADD, pair.fd, IN, 1),
+    );
+}
+
+fn close_removes(pair: &Pair) {
+    if pair.server() {
+        send_all(pair.fd, b"data");
+        pair.step();
+        pair.step();
+    } else {
+        let epoll = watching(pair, IN);
+        pair.step();
+        pair.arrived(pair.fd, 4);
+        pair.say("before", now(epoll));
+        sys::close(pair.fd).value();
+        pair.say("after", now(epoll));
+        // The number now belongs to something else.
+        let event = sys::eventfd();
+        pair.say("the number is taken again", event == pair.fd);
+        sys::write(event, &1_u64.to_ne_bytes()).value();
+        pair.say("still nothing", now(epoll));
+        pair.say("ADD", sys::epoll_ctl(epoll, ADD, event, IN, 11));
+        pair.say("the new one", now(epoll));
+        pair.step();
+    }
+}
+
+fn dup_keeps(pair: &Pair) {
+    let epoll = watching(pair, IN);
+    pair.step();
+    parts(pair, &[b"data", b"more"], |index| {
+        if index == 0 {
+            let copy = sys::dup(pair.fd).fd();
+            pair.say("ADD of the copy", sys::epoll_ctl(epoll, ADD, copy, IN, 8));
+            pair.say("both", now(epoll));
+            sys::close(copy).value();
+            // The description lives on under its first number, so the copy's registration does too.
+            pair.say("the copy is closed", now(epoll));
+        } else {
+            pair.say("more", now(epoll));
+        }
+    });
+}
+
+fn end_events(pair: &Pair) {
+    if pair.server() {
+        pair.step();
+        send_all(pair.fd, b"last");
+        sys::shutdown(pair.fd, libc::SHUT_WR).value();
+        pair.step();
+        pair.step();
+        sys::close(pair.fd).value();
+        pair.step();
+    } else {
+        let level = watching(pair, IN | libc::EPOLLRDHUP);
+        let edge = watching(pair, IN | ET | libc::EPOLLRDHUP);
+        pair.say("quiet", format!("{} {}", now(level), now(edge)));
+        pair.step();
+        pair.step();
+        await_events(pair.fd, libc::POLLRDHUP);
+        pair.say("data and EOF", format!("{} {}", now(level), now(edge)));
+        receive_all(pair.fd, &mut [0; 4]);
+        pair.say("EOF", format!("{} {}", now(level), now(edge)));
+        pair.say("recv", sys::recv(pair.fd, &mut [0; 4], 0));
+        pair.say("shutdown", sys::shutdown(pair.fd, libc::SHUT_WR));
+        pair.step();
+        pair.step();
+        await_events(pair.fd, libc::POLLHUP);
+        pair.say("over", format!("{} {}", now(level), now(edge)));
+        pair.say("over", format!("{} {}", now(level), now(edge)));
+    }
+}
+
+fn reset_events(pair: &Pair) {
+    if pair.server() {
+        let linger = libc::linger {
+            l_onoff: 1,
+            l_linger: 0,
+        };
+        sys::set_option(pair.fd, libc::SOL_SOCKET, libc::SO_LINGER, linger).value();
+        pair.step();
+        std::thread::sleep(std::time::Duration::from_millis(30));
+        sys::close(pair.fd).value();
+    } else {
+        let epoll = watching(pair, 0);
+        let with_in = watching(pair, IN | ET | libc::EPOLLRDHUP);
+        pair.step();
+        pair.say("no interest", seen(&sys::epoll_wait(epoll, 4, -1)));
+        pair.say("interest", seen(&sys::epoll_wait(with_in, 4, -1)));
+        pair.say("recv", sys::recv(pair.fd, &mut [0; 4], 0));
+        pair.say("after", format!("{} {}", now(epoll), now(with_in)));
+    }
+}
+
+fn before_connect(role: &Role) {
+    if role.server() {
+        let listener = role.listen(libc::SOCK_NONBLOCK);
+        let epoll = sys::epoll_create();
+        sys::epoll_ctl(epoll, ADD, listener, IN, 1).value();
+        role.step();
+        role.say("connection", seen(&sys::epoll_wait(epoll, 4, -1)));
+        let fd = sys::accept4(listener, libc::SOCK_NONBLOCK).fd();
+        role.warm(fd);
+        role.say("listener is quiet again", now(epoll));
+        send_all(fd, b"data");
+        role.step();
+        role.step();
+    } else {
+        let port = role.hear_port();
+        role.step();
+        let fd = sys::socket(role.family, libc::SOCK_NONBLOCK);
+        let epoll = sys::epoll_create();
+        sys::epoll_ctl(epoll, ADD, fd, IN | OUT, 2).value();
+        role.say("unconnected", now(epoll));
+        let result = sys::connect(fd, role.family, port);
+        role.say("connect", result.is(libc::EINPROGRESS) || result.0.is_ok());
+        role.say("connected", seen(&sys::epoll_wait(epoll, 4, -1)));
+        role.say("SO_ERROR", sys::socket_error(fd));
+        role.warm(fd);
+        role.step();
+        role.arrived(fd, 4);
+        role.say("data", now(epoll));
+        role.step();
+    }
+}
+
+fn before_warm(role: &Role) {
+    let fd = role.meet();
+    let level = sys::epoll_create();
+    let edge = sys::epoll_create();
+    sys::epoll_ctl(level, ADD, fd, IN, 1).value();
+    sys::epoll_ctl(edge, ADD, fd, IN | OUT | ET, 2).value();
+    role.warm(fd);
+    // The warm-up itself was a stream of edges; one look takes them.
+    now(edge);
+    role.step();
+    if role.server() {
+        send_all(fd, b"data");
+        role.step();
+        role.step();
+    } else {
+        role.step();
+        role.arrived(fd, 4);
+        role.say("level", now(level));
+        role.say("level", now(level));
+        role.say("edge", now(edge));
+        role.say("edge", now(edge));
+        receive_all(fd, &mut [0; 4]);
+        role.say("read", format!("{} {}", now(level), now(edge)));
+        role.step();
+    }
+}
+
+fn starvation(role: &Role) {
+    const CONNECTIONS: u32 = 5;
+    let listener = role.server().then(|| role.listen(0));
+    let port = if role.server() { 0 } else { role.hear_port() };
+    let mut connections = Vec::new();
+    for _ in 0..CONNECTIONS {
+        let fd = match listener {
+            Some(listener) => sys::accept(listener).fd(),
+            None => role.connect(port),
+        };
+        role.warm(fd);
+        connections.push(fd);
+    }
+    if role.server() {
+        connections.iter().for_each(|fd| send_all(*fd, b"ready"));
+        role.step();
+        role.step();
+    } else {
+        let epoll = sys::epoll_create();
+        for (index, fd) in connections.iter().enumerate() {
+            sys::epoll_ctl(epoll, ADD, *fd, IN, index as u64).value();
+        }
+        role.step();
+        connections.iter().for_each(|fd| role.arrived(*fd, 5));
+        let mut found = std::collections::BTreeSet::new();
+        for _ in 0..CONNECTIONS {
+            let (result, events) = sys::epoll_wait(epoll, 1, -1);
+            role.say("one at a time", result);
+            found.extend(events);
+        }
+        role.say("all had their turn", format!("{found:x?}"));
+        role.step();
+    }
+}
+
+fn other_thread(pair: &Pair) {
+    if pair.server() {
+        send_all(pair.fd, b"data");
+        pair.step();
+        pair.step();
+    } else {
+        pair.step();
+        let epoll = sys::epoll_create();
+        let waiter = std::thread::spawn(move || seen(&sys::epoll_wait(epoll, 4, -1)));
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        pair.say("ADD", sys::epoll_ctl(epoll, ADD, pair.fd, IN, 5));
+        pair.say(
+            "the waiter",
+            waiter.join().expect("the waiter does not panic"),
+        );
+        pair.step();
+    }
+}

@@ -1,0 +1,257 @@
+//! sendfile and splice between files, pipes and the connection.
+
+use std::io::Write;
+use std::os::fd::AsRawFd;
+use std::ptr;
+
+use crate::Case;
+use crate::role::{Checksum, Pair, drain, receive_all, sample, send_all, shown};
+use crate::sys::{self, Fd, Ret};
+
+pub(crate) const CASES: &[Case] = &[
+    Case::pair("sendfile_sends_the_file_and_moves_the_offset", sendfile),
+    Case::pair("sendfile_of_a_large_file_arrives_whole", sendfile_large),
+    Case::pair("nonblocking_sendfile_takes_what_fits", sendfile_nonblocking),
+    Case::pair("splice_from_a_pipe_sends", splice_out),
+    Case::pair("splice_to_a_pipe_receives", splice_in),
+    Case::pair("splice_through_a_pipe_forwards_everything", splice_relay),
+    Case::pair("sendfile_between_writes_keeps_the_order", interleaved),
+    Case::pair("files_and_pipes_of_the_program_are_untouched", untouched),
+];
+
+/// A file with known contents, already unlinked.
+fn file(len: usize) -> std::fs::File {
+    let mut file = tempfile::tempfile().expect("the temporary directory is writable");
+    file.write_all(&sample(len)).expect("there is room");
+    file
+}
+
+fn call_sendfile(to: Fd, from: Fd, offset: Option<&mut i64>, count: usize) -> Ret {
+    let offset = offset.map_or(ptr::null_mut(), ptr::from_mut);
+    // SAFETY: the offset, where there is one, outlives the call.
+    sys::ret(unsafe { libc::sendfile(to, from, offset, count) } as i64)
+}
+
+fn splice(from: Fd, to: Fd, count: usize, flags: u32) -> Ret {
+    // SAFETY: no offsets are given.
+    sys::ret(
+        unsafe { libc::splice(from, ptr::null_mut(), to, ptr::null_mut(), count, flags) } as i64,
+    )
+}
+
+/// Says how what was received compares with what should have been.
+fn verdict(pair: &Pair, what: &str, expected: &[u8]) {
+    let mut bytes = vec![0; expected.len()];
+    receive_all(pair.fd, &mut bytes);
+    pair.say(what, if bytes == expected { "right" } else { "wrong" });
+}
+
+fn sendfile(pair: &Pair) {
+    let bytes = sample(10_000);
+    if pair.server() {
+        let file = file(bytes.len());
+        let fd = file.as_raw_fd();
+        let mut offset = 100;
+        pair.say(
+            "sendfile",
+            call_sendfile(pair.fd, fd, Some(&mut offset), 400),
+        );
+        pair.say("offset", offset);
+        // SAFETY: takes no pointers.
+        let seek = |to, whence| sys::ret(unsafe { libc::lseek(fd, to, whence) });
+        seek(0, libc::SEEK_SET).value();
+        pair.say("sendfile", call_sendfile(pair.fd, fd, None, 1000));
+        pair.say("position", seek(0, libc::SEEK_CUR));
+        offset = 9_900;
+        pair.say(
+            "sendfile past the end",
+            call_sendfile(pair.fd, fd, Some(&mut offset), 1000),
+        );
+        pair.say(
+            "sendfile at the end",
+            call_sendfile(pair.fd, fd, Some(&mut offset), 1000),
+        );
+        pair.say("sendfile of nothing", call_sendfile(pair.fd, fd, None, 0));
+        pair.step();
+    } else {
+        verdict(pair, "part", &bytes[100..500]);
+        verdict(pair, "start", &bytes[..1000]);
+        verdict(pair, "end", &bytes[9_900..]);
+        pair.step();
+        pair.say("then", drain(pair.fd));
+    }
+}
+
+fn sendfile_large(pair: &Pair) {
+    const LEN: usize = 12_000_000;
+    if pair.server() {
+        let file = file(LEN);
+        let mut offset = 0;
+        while offset < LEN as i64 {
+            let result = call_sendfile(pair.fd, file.as_raw_fd(), Some(&mut offset), LEN);
+            assert!(result.value() > 0);
+        }
+        pair.say("sent", offset);
+        pair.say("close", sys::close(pair.fd));
+    } else {
+        pair.say("received", drain(pair.fd));
+    }
+}
+
+fn sendfile_nonblocking(pair: &Pair) {
+    const LEN: usize = 64 << 20;
+    if pair.server() {
+        let file = tempfile::tempfile().expect("the temporary directory is writable");
+        file.set_len(LEN as u64).expect("holes need no room");
+        sys::set_nonblocking(pair.fd, true);
+        let mut offset = 0;
+        let refusal = loop {
+            let result = call_sendfile(pair.fd, file.as_raw_fd(), Some(&mut offset), LEN);
+            if result.0.is_err() {
+                break result;
+            }
+        };
+        pair.say("sent a part", offset > 0 && offset < LEN as i64);
+        pair.say("then", refusal);
+        pair.tell(u32::try_from(offset).expect("below 4 GB"));
+        pair.step();
+    } else {
+        let sent = pair.hear() as usize;
+        let mut bytes = vec![1; sent];
+        receive_all(pair.fd, &mut bytes);
+        pair.say("all zeroes", bytes.iter().all(|byte| *byte == 0));
+        pair.say(
+            "nothing else",
+            sys::recv(pair.fd, &mut [0; 1], libc::MSG_DONTWAIT),
+        );
+        pair.step();
+    }
+}
+
+fn splice_out(pair: &Pair) {
+    if pair.server() {
+        let (reader, writer) = sys::pipe();
+        sys::write(writer, b"through a pipe").value();
+        pair.say("splice", splice(reader, pair.fd, 7, 0));
+        pair.say("splice", splice(reader, pair.fd, 100, 0));
+        pair.say(
+            "splice of nothing",
+            splice(reader, pair.fd, 100, libc::SPLICE_F_NONBLOCK),
+        );
+        sys::close(writer).value();
+        pair.say("splice at the end", splice(reader, pair.fd, 100, 0));
+        pair.step();
+    } else {
+        let mut bytes = [0; 14];
+        receive_all(pair.fd, &mut bytes);
+        pair.say("received", shown(&bytes));
+        pair.step();
+    }
+}
+
+fn splice_in(pair: &Pair) {
+    if pair.server() {
+        pair.step();
+        send_all(pair.fd, b"into a pipe");
+        pair.step();
+        pair.step();
+        pair.say("close", sys::close(pair.fd));
+    } else {
+        let (reader, writer) = sys::pipe();
+        sys::set_nonblocking(pair.fd, true);
+        pair.say(
+            "splice of nothing",
+            splice(pair.fd, writer, 100, libc::SPLICE_F_NONBLOCK),
+        );
+        sys::set_nonblocking(pair.fd, false);
+        pair.step();
+        pair.step();
+        pair.say("splice", splice(pair.fd, writer, 4, 0));
+        pair.say("splice", splice(pair.fd, writer, 100, 0));
+        let mut bytes = [0; 20];
+        let result = sys::read(reader, &mut bytes);
+        pair.say("read", shown(&bytes[..result.len()]));
+        pair.step();
+        pair.say("splice at the end", splice(pair.fd, writer, 100, 0));
+    }
+}
+
+fn splice_relay(pair: &Pair) {
+    const LEN: usize = 5_000_000;
+    if pair.server() {
+        // Sends everything back, as a proxy would, without ever looking at it.
+        let (reader, writer) = sys::pipe();
+        let mut total = 0;
+        loop {
+            let taken = splice(pair.fd, writer, 65_536, libc::SPLICE_F_MOVE).value();
+            if taken == 0 {
+                break;
+            }
+            let mut given = 0;
+            while given < taken {
+                let rest = usize::try_from(taken - given).expect("positive");
+                given += splice(
+                    reader,
+                    pair.fd,
+                    rest,
+                    libc::SPLICE_F_MOVE | libc::SPLICE_F_MORE,
+                )
+                .value();
+            }
+            total += taken;
+        }
+        pair.say("relayed", total);
+        pair.say("close", sys::close(pair.fd));
+    } else {
+        let fd = pair.fd;
+        let bytes = sample(LEN);
+        let reader = std::thread::spawn(move || drain(fd));
+        send_all(fd, &bytes);
+        sys::shutdown(fd, libc::SHUT_WR).value();
+        pair.say("back", reader.join().expect("no panic"));
+        pair.say("checksum sent", Checksum::of(&bytes));
+    }
+}
+
+fn interleaved(pair: &Pair) {
+    const ROUNDS: usize = 30;
+    if pair.server() {
+        let file = file(5000);
+        for _ in 0..ROUNDS {
+            pair.say("header", sys::send(pair.fd, b"header", libc::MSG_MORE));
+            pair.say(
+                "body",
+                call_sendfile(pair.fd, file.as_raw_fd(), Some(&mut 0), 5000),
+            );
+            pair.say("trailer", sys::writev(pair.fd, b"trailer"));
+        }
+        pair.step();
+    } else {
+        let expected = [b"header".as_slice(), &sample(5000), b"trailer"].concat();
+        for _ in 0..ROUNDS {
+            verdict(pair, "round", &expected);
+        }
+        pair.step();
+    }
+}
+
+fn untouched(pair: &Pair) {
+    let file = file(100);
+    let (reader, writer) = sys::pipe();
+    // SAFETY: takes no pointers.
+    unsafe { libc::lseek(file.as_raw_fd(), 0, libc::SEEK_SET) };
+    let mut bytes = [0; 100];
+    pair.say("read of a file", sys::read(file.as_raw_fd(), &mut bytes));
+    pair.say("right", bytes[..] == sample(100)[..]);
+    pair.say("readv at its end", sys::readv(file.as_raw_fd(), &mut bytes));
+    pair.say("writev to a pipe", sys::writev(writer, b"pipe"));
+    pair.say("readv of a pipe", sys::readv(reader, &mut bytes));
+    pair.say("recv of a pipe", sys::recv(reader, &mut bytes, 0));
+    pair.say("send to a file", sys::send(file.as_raw_fd(), b"x", 0));
+    pair.say("shutdown of a pipe", sys::shutdown(reader, libc::SHUT_RD));
+    pair.say("splice pipe to file", {
+        sys::write(writer, b"more").value();
+        splice(reader, file.as_raw_fd(), 4, 0)
+    });
+    pair.step();
+}

@@ -1,0 +1,394 @@
+//! What the flags of send and recv change.
+
+use crate::Case;
+use crate::role::{Pair, await_events, drain, receive_all, sample, send_all, shown};
+use crate::sys;
+
+pub(crate) const CASES: &[Case] = &[
+    Case::pair("peek_leaves_the_bytes", peek),
+    Case::pair("peek_sees_no_further_than_what_has_come", peek_grows),
+    Case::pair("peek_with_waitall_waits_and_leaves_all", peek_waitall),
+    Case::pair("dontwait_never_waits", dontwait),
+    Case::pair("waitall_waits_for_the_last_byte", waitall),
+    Case::pair("waitall_ends_short_at_end_of_stream", waitall_short),
+    Case::pair("waitall_takes_more_than_any_buffer_holds", waitall_large),
+    Case::pair("nosignal_turns_sigpipe_into_epipe", nosignal),
+    Case::pair("more_delays_nothing_for_ever", more),
+    Case::pair("trunc_discards_what_it_counts", trunc),
+    Case::pair("peek_with_trunc_counts_and_discards_nothing", peek_trunc),
+    Case::pair("recvmsg_passes_flags_through", recvmsg_flags),
+    Case::pair("recvmmsg_and_sendmmsg_keep_their_books", many_messages),
+    Case::pair("urgent_byte_travels_out_of_band", urgent),
+    Case::pair("urgent_byte_inline_keeps_its_place", urgent_inline),
+    Case::pair("error_queue_is_empty", error_queue),
+];
+
+/// recv with flags, shown with what it found.
+fn got(pair: &Pair, room: usize, flags: i32) -> String {
+    let mut bytes = vec![0; room];
+    let result = sys::recv(pair.fd, &mut bytes, flags);
+    format!("{result} {}", shown(&bytes[..result.len()]))
+}
+
+fn peek(pair: &Pair) {
+    if pair.server() {
+        send_all(pair.fd, b"abcdefgh");
+        pair.step();
+        pair.step();
+    } else {
+        pair.step();
+        pair.say("peek 4", got(pair, 4, libc::MSG_PEEK));
+        pair.say("peek 100", got(pair, 100, libc::MSG_PEEK));
+        pair.say("recv 3", got(pair, 3, 0));
+        pair.say(
+            "peek 100",
+            got(pair, 100, libc::MSG_PEEK | libc::MSG_DONTWAIT),
+        );
+        pair.say("FIONREAD", sys::readable_bytes(pair.fd));
+        let mut bytes = [0; 2];
+        let (result, flags) = sys::recvmsg(pair.fd, &mut bytes, libc::MSG_PEEK);
+        pair.say(
+            "recvmsg peek",
+            format!("{result} {} {flags:x}", shown(&bytes)),
+        );
+        pair.say("recv", got(pair, 100, 0));
+        pair.say("peek", got(pair, 100, libc::MSG_PEEK | libc::MSG_DONTWAIT));
+        pair.step();
+    }
+}
+
+fn peek_grows(pair: &Pair) {
+    let mut unread = 0;
+    for text in ["one", "two", "three"] {
+        if pair.server() {
+            send_all(pair.fd, text.as_bytes());
+            pair.step();
+        } else {
+            pair.step();
+            unread += text.len();
+            pair.arrived(pair.fd, unread);
+            pair.say("peek", got(pair, 100, libc::MSG_PEEK));
+        }
+        pair.step();
+    }
+    if !pair.server() {
+        pair.say("recv", got(pair, 100, 0));
+    }
+    pair.step();
+}
+
+fn peek_waitall(pair: &Pair) {
+    if pair.server() {
+        pair.step();
+        for part in ["first ", "second ", "third"] {
+            send_all(pair.fd, part.as_bytes());
+            pause();
+        }
+        pair.step();
+    } else {
+        pair.step();
+        pair.say(
+            "peek all",
+            got(pair, 18, libc::MSG_PEEK | libc::MSG_WAITALL),
+        );
+        pair.say("recv", got(pair, 18, 0));
+        pair.step();
+    }
+}
+
+fn dontwait(pair: &Pair) {
+    if pair.server() {
+        pair.step();
+        send_all(pair.fd, b"now");
+        pair.step();
+        pair.step();
+        // Nobody reads: a sender that may not wait is refused sooner or later, and not for ever.
+        let chunk = vec![7; 1 << 16];
+        let mut sent = 0;
+        let refusal = loop {
+            let result = sys::send(pair.fd, &chunk, libc::MSG_DONTWAIT);
+            if result.0.is_err() {
+                break result;
+            }
+            sent += result.len();
+        };
+        pair.say("send refused", refusal);
+        pair.tell(u32::try_from(sent).expect("below 4 GB"));
+        pair.step();
+        await_events(pair.fd, libc::POLLOUT);
+        pair.say("room again", sys::send(pair.fd, b"x", libc::MSG_DONTWAIT));
+    } else {
+        pair.say("recv before", got(pair, 8, libc::MSG_DONTWAIT));
+        let mut bytes = [0; 8];
+        pair.say(
+            "recvmsg before",
+            sys::recvmsg(pair.fd, &mut bytes, libc::MSG_DONTWAIT).0,
+        );
+        pair.say(
+            "recvmmsg before",
+            sys::recvmmsg(pair.fd, &mut bytes, 2, libc::MSG_DONTWAIT).0,
+        );
+        pair.step();
+        pair.step();
+        pair.arrived(pair.fd, 3);
+        pair.say("recv after", got(pair, 8, libc::MSG_DONTWAIT));
+        pair.step();
+        let sent = pair.hear() as usize;
+        let mut bytes = vec![0; sent];
+        receive_all(pair.fd, &mut bytes);
+        pair.say("all sevens", bytes.iter().all(|byte| *byte == 7));
+        pair.step();
+        pair.say("then", drain(pair.fd));
+    }
+}
+
+fn waitall(pair: &Pair) {
+    if pair.server() {
+        pair.step();
+        for part in ["aa", "bb", "cc", "dd", "rest"] {
+            send_all(pair.fd, part.as_bytes());
+            pause();
+        }
+        pair.step();
+    } else {
+        pair.step();
+        pair.say("recv", got(pair, 8, libc::MSG_WAITALL));
+        let mut bytes = [0; 4];
+        let (result, flags) = sys::recvmsg(pair.fd, &mut bytes, libc::MSG_WAITALL);
+        pair.say("recvmsg", format!("{result} {} {flags:x}", shown(&bytes)));
+        pair.step();
+    }
+}
+
+fn waitall_short(pair: &Pair) {
+    if pair.server() {
+        send_all(pair.fd, b"all there is");
+        pair.say("close", sys::close(pair.fd));
+    } else {
+        pair.say("recv", got(pair, 100, libc::MSG_WAITALL));
+        pair.say("recv", got(pair, 100, libc::MSG_WAITALL));
+    }
+}
+
+fn waitall_large(pair: &Pair) {
+    const LEN: usize = 12_000_000;
+    if pair.server() {
+        send_all(pair.fd, &sample(LEN));
+        pair.step();
+    } else {
+        let mut bytes = vec![0; LEN];
+        pair.say("recv", sys::recv(pair.fd, &mut bytes, libc::MSG_WAITALL));
+        pair.say("right", bytes == sample(LEN));
+        pair.step();
+    }
+}
+
+fn nosignal(pair: &Pair) {
+    if pair.server() {
+        pair.say("close", sys::close(pair.fd));
+        pair.step();
+    } else {
+        pair.step();
+        await_events(pair.fd, libc::POLLIN);
+        pair.say("send", sys::send(pair.fd, b"x", libc::MSG_NOSIGNAL));
+        await_events(pair.fd, libc::POLLHUP);
+        pair.say("send", sys::send(pair.fd, b"x", libc::MSG_NOSIGNAL));
+        pair.say("sendmsg", sys::sendmsg(pair.fd, b"xy", libc::MSG_NOSIGNAL));
+        let (result, _) = sys::sendmmsg(pair.fd, b"xy", 2, libc::MSG_NOSIGNAL);
+        pair.say("sendmmsg", result);
+        pair.say("sendto", sys::sendto(pair.fd, b"x", libc::MSG_NOSIGNAL));
+    }
+}
+
+fn more(pair: &Pair) {
+    if pair.server() {
+        for part in ["corked ", "corked too ", "still "] {
+            pair.say(
+                "send more",
+                sys::send(pair.fd, part.as_bytes(), libc::MSG_MORE),
+            );
+        }
+        pair.say("send", sys::send(pair.fd, b"let go", 0));
+        pair.step();
+        pair.step();
+        // With nothing to follow, the kernel lets the last part go after 200 ms at most.
+        pair.say("send more", sys::send(pair.fd, b"alone", libc::MSG_MORE));
+        pair.step();
+    } else {
+        pair.step();
+        let mut bytes = [0; 29];
+        receive_all(pair.fd, &mut bytes);
+        pair.say("received", shown(&bytes));
+        pair.step();
+        let mut bytes = [0; 5];
+        receive_all(pair.fd, &mut bytes);
+        pair.say("received", shown(&bytes));
+        pair.step();
+    }
+}
+
+fn trunc(pair: &Pair) {
+    if pair.server() {
+        send_all(pair.fd, b"discard me, keep me");
+        pair.step();
+        pair.step();
+    } else {
+        pair.step();
+        let mut bytes = [b'.'; 12];
+        pair.say("recv", sys::recv(pair.fd, &mut bytes, libc::MSG_TRUNC));
+        pair.say("buffer untouched", bytes == [b'.'; 12]);
+        pair.say("recv", got(pair, 100, 0));
+        pair.say("recv", got(pair, 100, libc::MSG_TRUNC | libc::MSG_DONTWAIT));
+        pair.step();
+    }
+}
+
+fn peek_trunc(pair: &Pair) {
+    if pair.server() {
+        send_all(pair.fd, b"0123456789");
+        pair.step();
+        pair.step();
+    } else {
+        pair.step();
+        pair.say(
+            "recv",
+            sys::recv(pair.fd, &mut [0; 4], libc::MSG_TRUNC | libc::MSG_PEEK),
+        );
+        pair.say("recv", got(pair, 100, 0));
+        pair.step();
+    }
+}
+
+fn recvmsg_flags(pair: &Pair) {
+    if pair.server() {
+        send_all(pair.fd, b"message");
+        pair.step();
+        pair.say(
+            "sendmsg",
+            sys::sendmsg(pair.fd, b"next", libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL),
+        );
+        pair.step();
+        pair.say("close", sys::close(pair.fd));
+        pair.step();
+    } else {
+        pair.step();
+        pair.arrived(pair.fd, 7);
+        let mut bytes = [0; 4];
+        for _ in 0..2 {
+            let (result, flags) = sys::recvmsg(pair.fd, &mut bytes, libc::MSG_DONTWAIT);
+            pair.say(
+                "recvmsg",
+                format!(
+                    "{result} {} {flags:x}",
+                    shown(&bytes[..result.len().min(3)])
+                ),
+            );
+            if result.len() < 4 {
+                break;
+            }
+        }
+        pair.step();
+        pair.step();
+        let end = drain(pair.fd);
+        pair.say("ended", end.ends_with("EOF"));
+        let (result, flags) = sys::recvmsg(pair.fd, &mut bytes, 0);
+        pair.say("recvmsg at the end", format!("{result} {flags:x}"));
+    }
+}
+
+fn many_messages(pair: &Pair) {
+    if pair.server() {
+        let (result, lengths) = sys::sendmmsg(pair.fd, b"aaaabbbbccccdddd", 4, 0);
+        pair.say("sendmmsg", format!("{result} {lengths:?}"));
+        pair.step();
+        pair.step();
+        pair.say("close", sys::close(pair.fd));
+        pair.step();
+    } else {
+        pair.step();
+        pair.arrived(pair.fd, 16);
+        let mut bytes = [0; 15];
+        let (result, lengths) = sys::recvmmsg(pair.fd, &mut bytes, 3, 0);
+        pair.say(
+            "recvmmsg",
+            format!("{result} {lengths:?} {}", shown(&bytes)),
+        );
+        let mut bytes = [0; 15];
+        let (result, lengths) = sys::recvmmsg(pair.fd, &mut bytes, 3, libc::MSG_WAITFORONE);
+        pair.say(
+            "for one",
+            format!("{result} {lengths:?} {}", shown(&bytes[..1])),
+        );
+        pair.step();
+        pair.step();
+        let (result, lengths) = sys::recvmmsg(pair.fd, &mut bytes, 3, 0);
+        pair.say("at the end", format!("{result} {lengths:?}"));
+    }
+}
+
+fn urgent(pair: &Pair) {
+    if pair.server() {
+        send_all(pair.fd, b"before");
+        pair.say("send urgent", sys::send(pair.fd, b"!", libc::MSG_OOB));
+        send_all(pair.fd, b"after");
+        pair.step();
+        pair.step();
+        pair.say("close", sys::close(pair.fd));
+    } else {
+        pair.step();
+        await_events(pair.fd, libc::POLLPRI);
+        pair.say("urgent", got(pair, 1, libc::MSG_OOB));
+        pair.say("urgent again", got(pair, 1, libc::MSG_OOB));
+        pair.say("recv stops at the mark", got(pair, 100, 0));
+        pair.say("recv goes on", got(pair, 100, 0));
+        pair.step();
+        pair.say("then", drain(pair.fd));
+    }
+}
+
+fn urgent_inline(pair: &Pair) {
+    let fd = pair.fd;
+    if pair.server() {
+        pair.step();
+        send_all(fd, b"before");
+        pair.say("send urgent", sys::send(fd, b"!", libc::MSG_OOB));
+        send_all(fd, b"after");
+        pair.step();
+        pair.step();
+    } else {
+        pair.say(
+            "SO_OOBINLINE",
+            sys::set_option(fd, libc::SOL_SOCKET, libc::SO_OOBINLINE, 1),
+        );
+        pair.step();
+        pair.step();
+        pair.say("recv", got(pair, 100, 0));
+        let mut at_mark = 0;
+        pair.say("SIOCATMARK", sys::ioctl(fd, SIOCATMARK, &mut at_mark));
+        pair.say("at mark", at_mark);
+        pair.say("recv", got(pair, 100, 0));
+        pair.step();
+    }
+}
+
+/// Whether the next byte is the urgent one; asm-generic/sockios.h, which the libc crate lacks.
+const SIOCATMARK: libc::Ioctl = 0x8905;
+
+fn error_queue(pair: &Pair) {
+    pair.say("recv", got(pair, 8, libc::MSG_ERRQUEUE));
+    pair.say(
+        "recvmsg",
+        sys::recvmsg(
+            pair.fd,
+            &mut [0; 8],
+            libc::MSG_ERRQUEUE | libc::MSG_DONTWAIT,
+        )
+        .0,
+    );
+    pair.step();
+}
+
+/// Long enough that the other role is most likely asleep in its call again; nothing depends on it.
+fn pause() {
+    std::thread::sleep(std::time::Duration::from_millis(10));
+}

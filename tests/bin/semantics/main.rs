@@ -1,0 +1,119 @@
+//! A program of many small cases, each a server and a client that write down all they see.
+//!
+//! `semantics list` names the cases; `semantics server CASE` and `semantics client CASE`, started together
+//! by the harness, play one. What they print is what POSIX lets a program observe and the kernel decides:
+//! run on another path, the same lines must come out.
+
+mod blocking;
+mod connecting;
+mod descriptors;
+mod ending;
+mod epoll;
+mod files;
+mod flags;
+mod interrupts;
+mod many;
+mod processes;
+mod readiness;
+mod role;
+mod stdio;
+mod sys;
+mod threads;
+mod transfer;
+
+use role::{Pair, Role, Side};
+
+/// A named case and what it needs to begin.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Case {
+    name: &'static str,
+    body: Body,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Body {
+    /// Begins with one warmed-up IPv4 connection.
+    Pair(fn(&Pair)),
+    /// Begins with one warmed-up IPv6 connection.
+    Pair6(fn(&Pair)),
+    /// Begins with nothing.
+    Roles(fn(&Role)),
+}
+
+impl Case {
+    const fn pair(name: &'static str, body: fn(&Pair)) -> Case {
+        Case {
+            name,
+            body: Body::Pair(body),
+        }
+    }
+
+    const fn pair6(name: &'static str, body: fn(&Pair)) -> Case {
+        Case {
+            name,
+            body: Body::Pair6(body),
+        }
+    }
+
+    const fn roles(name: &'static str, body: fn(&Role)) -> Case {
+        Case {
+            name,
+            body: Body::Roles(body),
+        }
+    }
+
+    fn play(self, side: Side) {
+        let role = |family| Role { side, family };
+        match self.body {
+            Body::Pair(body) => body(&role(libc::AF_INET).pair()),
+            Body::Pair6(body) => body(&role(libc::AF_INET6).pair()),
+            Body::Roles(body) => body(&role(libc::AF_INET)),
+        }
+    }
+}
+
+/// The groups, each a test of the harness.
+const GROUPS: &[(&str, &[Case])] = &[
+    ("connecting", connecting::CASES),
+    ("transfer", transfer::CASES),
+    ("flags", flags::CASES),
+    ("blocking", blocking::CASES),
+    ("interrupts", interrupts::CASES),
+    ("ending", ending::CASES),
+    ("readiness", readiness::CASES),
+    ("epoll", epoll::CASES),
+    ("descriptors", descriptors::CASES),
+    ("processes", processes::CASES),
+    ("threads", threads::CASES),
+    ("files", files::CASES),
+    ("stdio", stdio::CASES),
+    ("many", many::CASES),
+];
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match arguments[..] {
+        ["list"] => {
+            for (group, cases) in GROUPS {
+                cases
+                    .iter()
+                    .for_each(|case| println!("{group} {}", case.name));
+            }
+        }
+        ["server", name] => case(name).play(Side::Server),
+        ["client", name] => case(name).play(Side::Client),
+        // What `descriptors` runs after an exec, with the connection on an inherited descriptor.
+        ["after-exec", fd] => descriptors::after_exec(fd.parse().expect("a descriptor")),
+        _ => {
+            eprintln!("usage: semantics list | server CASE | client CASE");
+            std::process::exit(2);
+        }
+    }
+}
+
+fn case(name: &str) -> Case {
+    let mut cases = GROUPS.iter().flat_map(|(_, cases)| *cases);
+    let found = cases.find(|case| case.name == name);
+    *found.unwrap_or_else(|| panic!("no case is called {name}; `semantics list` names them"))
+}

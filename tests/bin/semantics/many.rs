@@ -1,0 +1,140 @@
+//! Many connections of which few are active.
+
+use crate::Case;
+use crate::role::{Role, receive_all, send_all};
+use crate::sys::{self, Fd};
+
+pub(crate) const CASES: &[Case] = &[
+    Case::roles("hundred_active_connections_are_all_served", hundred),
+    Case::roles("ten_active_among_ten_thousand_connections", ten_thousand),
+    Case::roles("thousand_short_connections_one_after_another", short),
+];
+
+/// Serves `count` connections by one epoll: what comes on one goes back on it.
+fn serve(role: &Role, count: usize) {
+    let listener = role.listen(libc::SOCK_NONBLOCK);
+    let epoll = sys::epoll_create();
+    let watch = |fd: Fd| {
+        sys::epoll_ctl(
+            epoll,
+            libc::EPOLL_CTL_ADD,
+            fd,
+            libc::EPOLLIN,
+            u64::from(fd.cast_unsigned()),
+        )
+        .value()
+    };
+    watch(listener);
+    let (mut accepted, mut ended) = (0, 0);
+    let mut bytes = vec![0; 70_000];
+    while ended < count {
+        let (_, events) = sys::epoll_wait(epoll, 256, -1);
+        for (data, _) in events {
+            let fd = Fd::try_from(data).expect("we put a descriptor there");
+            if fd == listener {
+                loop {
+                    let result = sys::accept4(listener, libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC);
+                    if result.is(libc::EAGAIN) {
+                        break;
+                    }
+                    watch(result.fd());
+                    accepted += 1;
+                }
+                continue;
+            }
+            let result = sys::recv(fd, &mut bytes, 0);
+            match result.0 {
+                Ok(0) => {
+                    ended += 1;
+                    sys::close(fd).value();
+                }
+                Ok(_) => send_all(fd, &bytes[..result.len()]),
+                Err(errno) => assert_eq!(errno, libc::EAGAIN),
+            }
+        }
+    }
+    role.say("accepted", accepted);
+    role.say("ended", ended);
+}
+
+/// Sends a message and expects it back.
+fn echo(fd: Fd, number: usize) {
+    let message = [number as u8; 60];
+    send_all(fd, &message);
+    let mut reply = [0; 60];
+    receive_all(fd, &mut reply);
+    assert_eq!(reply, message);
+}
+
+fn hundred(role: &Role) {
+    if role.server() {
+        serve(role, 100);
+        return;
+    }
+    let port = role.hear_port();
+    let connections: Vec<Fd> = (0..100).map(|_| role.connect(port)).collect();
+    for round in 0..300 {
+        connections.iter().for_each(|fd| echo(*fd, round));
+    }
+    // And all at once.
+    for fd in &connections {
+        send_all(*fd, &[1; 5000]);
+    }
+    for fd in &connections {
+        receive_all(*fd, &mut [0; 5000]);
+    }
+    connections
+        .iter()
+        .for_each(|fd| assert_eq!(sys::close(*fd).value(), 0));
+    role.say("all served", true);
+}
+
+fn ten_thousand(role: &Role) {
+    const CONNECTIONS: usize = 10_000;
+    const ACTIVE: usize = 10;
+    let limit = libc::rlimit {
+        rlim_cur: 20_000,
+        rlim_max: 20_000,
+    };
+    // SAFETY: the limit is live.
+    let raised = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) } == 0;
+    // A host that lets us have fewer gets fewer; the answer to that question must be the same twice.
+    let connections = if raised { CONNECTIONS } else { 500 };
+    if role.server() {
+        serve(role, connections);
+        return;
+    }
+    let port = role.hear_port();
+    let connections: Vec<Fd> = (0..connections).map(|_| role.connect(port)).collect();
+    connections.iter().for_each(|fd| echo(*fd, 0));
+    let active: Vec<Fd> = connections
+        .iter()
+        .step_by(CONNECTIONS / ACTIVE)
+        .copied()
+        .collect();
+    for round in 0..5000 {
+        active.iter().for_each(|fd| echo(*fd, round));
+    }
+    // The quiet ones have lost nothing.
+    connections.iter().for_each(|fd| echo(*fd, 1));
+    role.say("active", active.len());
+    role.say("connections", connections.len());
+    connections
+        .iter()
+        .for_each(|fd| assert_eq!(sys::close(*fd).value(), 0));
+}
+
+fn short(role: &Role) {
+    const CONNECTIONS: usize = 1000;
+    if role.server() {
+        serve(role, CONNECTIONS);
+        return;
+    }
+    let port = role.hear_port();
+    for number in 0..CONNECTIONS {
+        let fd = role.connect(port);
+        echo(fd, number);
+        sys::close(fd).value();
+    }
+    role.say("served", CONNECTIONS);
+}

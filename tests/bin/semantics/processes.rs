@@ -1,0 +1,379 @@
+//! fork, vfork and spawn around live connections.
+
+use std::process::{Command, Stdio};
+
+use crate::Case;
+use crate::role::{
+    Checksum, Pair, Role, await_events, drain, receive_all, sample, send_all, shown,
+};
+use crate::sys::{self, Fd};
+
+pub(crate) const CASES: &[Case] = &[
+    Case::pair("child_reads_on_where_the_parent_stopped", child_reads_on),
+    Case::pair("child_and_parent_both_write", both_write),
+    Case::pair("child_and_parent_take_turns_reading", take_turns),
+    Case::pair(
+        "child_that_exits_leaves_the_parents_connection",
+        child_exits,
+    ),
+    Case::pair("connection_ends_with_its_last_holder", last_holder),
+    Case::pair("killed_child_leaves_the_parents_connection", killed_child),
+    Case::pair("grandchild_reads_on", grandchild),
+    Case::pair("spawned_programs_do_not_disturb_the_connection", spawned),
+    Case::pair("fork_under_traffic_loses_nothing", fork_under_traffic),
+    Case::pair("epoll_is_shared_with_a_child", shared_epoll),
+    Case::roles("prefork_workers_share_a_listener", prefork),
+    Case::roles("accept_then_fork_serves_in_children", accept_then_fork),
+    Case::roles("child_connects_for_itself", child_connects),
+];
+
+/// Runs `body` in a child, which exits with 0 when it returns true.
+fn in_child(body: impl FnOnce() -> bool) -> libc::pid_t {
+    let pid = sys::fork();
+    if pid == 0 {
+        let fine = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).unwrap_or(false);
+        sys::exit_now(i32::from(!fine));
+    }
+    pid
+}
+
+fn receives(fd: Fd, expected: &[u8]) -> bool {
+    let mut bytes = vec![0; expected.len()];
+    receive_all(fd, &mut bytes);
+    bytes == expected
+}
+
+fn child_reads_on(pair: &Pair) {
+    let bytes = sample(3_000_000);
+    if pair.server() {
+        send_all(pair.fd, &bytes);
+        pair.say("reply", drain(pair.fd));
+    } else {
+        pair.say("parent", receives(pair.fd, &bytes[..1_000_000]));
+        let child = in_child(|| {
+            let right = receives(pair.fd, &bytes[1_000_000..]);
+            send_all(pair.fd, b"from the child");
+            right
+        });
+        pair.say("close", sys::close(pair.fd));
+        pair.say("child", sys::wait_for(child));
+    }
+}
+
+fn both_write(pair: &Pair) {
+    const MESSAGES: usize = 2000;
+    if pair.server() {
+        let child = in_child(|| {
+            (0..MESSAGES).for_each(|_| send_all(pair.fd, b"child..."));
+            true
+        });
+        (0..MESSAGES).for_each(|_| send_all(pair.fd, b"parent.."));
+        pair.say("child", sys::wait_for(child));
+        pair.say("close", sys::close(pair.fd));
+    } else {
+        let (mut parents, mut children) = (0, 0);
+        let mut message = [0; 8];
+        for _ in 0..2 * MESSAGES {
+            receive_all(pair.fd, &mut message);
+            match &message {
+                b"parent.." => parents += 1,
+                b"child..." => children += 1,
+                other => panic!("torn message {:?}", shown(other)),
+            }
+        }
+        pair.say("messages", format!("{parents} {children}"));
+        pair.say("then", drain(pair.fd));
+    }
+}
+
+fn take_turns(pair: &Pair) {
+    const TURNS: usize = 40;
+    let bytes = sample(TURNS * 1000);
+    if pair.server() {
+        send_all(pair.fd, &bytes);
+        pair.step();
+    } else {
+        let (ours, childs) = (sys::pipe(), sys::pipe());
+        let child = in_child(|| {
+            (0..TURNS).step_by(2).all(|turn| {
+                sys::read(childs.0, &mut [0; 1]).value();
+                let right = receives(pair.fd, &bytes[turn * 1000..][..1000]);
+                sys::write(ours.1, b".").value();
+                right
+            })
+        });
+        let right = (1..TURNS).step_by(2).all(|turn| {
+            sys::write(childs.1, b".").value();
+            sys::read(ours.0, &mut [0; 1]).value();
+            receives(pair.fd, &bytes[turn * 1000..][..1000])
+        });
+        pair.say("parent", right);
+        pair.say("child", sys::wait_for(child));
+        pair.step();
+    }
+}
+
+fn child_exits(pair: &Pair) {
+    if pair.server() {
+        pair.say("child", sys::wait_for(in_child(|| true)));
+        send_all(pair.fd, b"still here");
+        let child = in_child(|| {
+            sys::close(pair.fd).value();
+            true
+        });
+        pair.say("child", sys::wait_for(child));
+        send_all(pair.fd, b", and here");
+        pair.say("close", sys::close(pair.fd));
+    } else {
+        pair.say("received", drain(pair.fd));
+    }
+}
+
+fn last_holder(pair: &Pair) {
+    if pair.server() {
+        let (wait, go) = sys::pipe();
+        let child = in_child(|| {
+            sys::read(wait, &mut [0; 1]).value();
+            send_all(pair.fd, b"the child's last words");
+            true
+        });
+        send_all(pair.fd, b"the parent's; ");
+        pair.say("close", sys::close(pair.fd));
+        pair.step();
+        pair.step();
+        sys::write(go, b".").value();
+        pair.say("child", sys::wait_for(child));
+    } else {
+        pair.step();
+        receive_all(pair.fd, &mut [0; 14]);
+        pair.say(
+            "not over yet",
+            sys::recv(pair.fd, &mut [0; 1], libc::MSG_DONTWAIT),
+        );
+        pair.step();
+        pair.say("received", drain(pair.fd));
+    }
+}
+
+fn killed_child(pair: &Pair) {
+    if pair.server() {
+        for _ in 0..5 {
+            let child = in_child(|| {
+                loop {
+                    // Reads nothing that is not there, so it may die at any moment.
+                    sys::recv(pair.fd, &mut [0; 1], libc::MSG_PEEK | libc::MSG_DONTWAIT);
+                }
+            });
+            std::thread::sleep(std::time::Duration::from_millis(3));
+            // SAFETY: our child, not reaped yet.
+            unsafe { libc::kill(child, libc::SIGKILL) };
+            pair.say("child", sys::wait_for(child));
+            send_all(pair.fd, b"alive;");
+            let mut reply = [0; 2];
+            receive_all(pair.fd, &mut reply);
+            pair.say("reply", shown(&reply));
+        }
+        pair.say("close", sys::close(pair.fd));
+    } else {
+        for _ in 0..5 {
+            receive_all(pair.fd, &mut [0; 6]);
+            send_all(pair.fd, b"ok");
+        }
+        pair.say("then", drain(pair.fd));
+    }
+}
+
+fn grandchild(pair: &Pair) {
+    let bytes = sample(300_000);
+    if pair.server() {
+        send_all(pair.fd, &bytes);
+        pair.say("reply", drain(pair.fd));
+    } else {
+        let child = in_child(|| {
+            let child = in_child(|| {
+                let right = receives(pair.fd, &bytes);
+                send_all(pair.fd, b"from the grandchild");
+                right
+            });
+            sys::wait_for(child) == "exit 0"
+        });
+        sys::close(pair.fd).value();
+        pair.say("child", sys::wait_for(child));
+    }
+}
+
+fn spawned(pair: &Pair) {
+    for round in 0..5 {
+        if pair.server() == (round % 2 == 0) {
+            // The standard library spawns by posix_spawn, that is by vfork.
+            let status = Command::new("/bin/true").stdin(Stdio::null()).status();
+            pair.say("true", status.expect("true is everywhere"));
+            // SAFETY: the command is a constant without input.
+            pair.say(
+                "system",
+                sys::ret(unsafe { libc::system(sys::text(c"exit 3")) } >> 8),
+            );
+            send_all(pair.fd, b"done");
+        } else {
+            let mut bytes = [0; 4];
+            receive_all(pair.fd, &mut bytes);
+            pair.say("received", shown(&bytes));
+        }
+    }
+    pair.step();
+}
+
+fn fork_under_traffic(pair: &Pair) {
+    const LEN: usize = 20_000_000;
+    let bytes = sample(LEN);
+    if pair.server() {
+        send_all(pair.fd, &bytes);
+        pair.step();
+    } else {
+        let (mut sum, mut received) = (Checksum::default(), 0);
+        let mut part = vec![0; 50_000];
+        let mut forked = 0;
+        while received < LEN {
+            let result = sys::recv(pair.fd, &mut part, 0);
+            assert!(result.value() > 0);
+            sum.add(&part[..result.len()]);
+            received += result.len();
+            if received / 1_000_000 > forked {
+                forked += 1;
+                // As a database snapshots itself: the child never touches the connection.
+                let child = in_child(|| true);
+                assert_eq!(sys::wait_for(child), "exit 0");
+            }
+        }
+        pair.say("right", sum.to_string() == Checksum::of(&bytes).to_string());
+        pair.say("forks", forked);
+        pair.step();
+    }
+}
+
+fn shared_epoll(pair: &Pair) {
+    if pair.server() {
+        pair.step();
+        send_all(pair.fd, b"data");
+        pair.say("reply", drain(pair.fd));
+    } else {
+        let epoll = sys::epoll_create();
+        sys::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, pair.fd, libc::EPOLLIN, 4).value();
+        let child = in_child(|| {
+            let (result, events) = sys::epoll_wait(epoll, 4, -1);
+            let right = result.len() == 1 && events[0] == (4, 1) && receives(pair.fd, b"data");
+            send_all(pair.fd, b"seen");
+            right
+        });
+        pair.step();
+        pair.say("child", sys::wait_for(child));
+        pair.say("parent", sys::epoll_wait(epoll, 4, 0).0);
+    }
+}
+
+/// Serves one connection: warms it up, then echoes until its end.
+fn echo(role: &Role, fd: Fd) -> bool {
+    role.warm(fd);
+    let mut bytes = vec![0; 10_000];
+    loop {
+        let result = sys::recv(fd, &mut bytes, 0);
+        match result.0 {
+            Ok(0) => {
+                sys::close(fd).value();
+                return true;
+            }
+            Ok(_) => send_all(fd, &bytes[..result.len()]),
+            Err(libc::EINTR) => {}
+            Err(_) => return false,
+        }
+    }
+}
+
+/// Talks to an echoing server: true when everything came back.
+fn talk(role: &Role, port: u16) -> bool {
+    let fd = role.connect(port);
+    role.warm(fd);
+    let bytes = sample(30_000);
+    let right = bytes.chunks(3000).all(|part| {
+        send_all(fd, part);
+        receives(fd, part)
+    });
+    sys::shutdown(fd, libc::SHUT_WR).value();
+    let end = drain(fd);
+    sys::close(fd).value();
+    right && end.starts_with("0 bytes") && end.ends_with("EOF")
+}
+
+fn prefork(role: &Role) {
+    const WORKERS: usize = 3;
+    const CONNECTIONS: usize = 9;
+    if role.server() {
+        let listener = role.listen(libc::SOCK_NONBLOCK);
+        let workers: Vec<libc::pid_t> = (0..WORKERS)
+            .map(|_| {
+                in_child(|| {
+                    loop {
+                        await_events(listener, libc::POLLIN);
+                        let result = sys::accept(listener);
+                        if !result.is(libc::EAGAIN) && !echo(role, result.fd()) {
+                            return false;
+                        }
+                    }
+                })
+            })
+            .collect();
+        role.step();
+        for worker in workers {
+            // SAFETY: our child, not reaped yet.
+            unsafe { libc::kill(worker, libc::SIGTERM) };
+            role.say("worker", sys::wait_for(worker));
+        }
+    } else {
+        let port = role.hear_port();
+        for _ in 0..CONNECTIONS {
+            role.say("served", talk(role, port));
+        }
+        role.step();
+    }
+}
+
+fn accept_then_fork(role: &Role) {
+    const CONNECTIONS: usize = 6;
+    if role.server() {
+        let listener = role.listen(0);
+        let children: Vec<libc::pid_t> = (0..CONNECTIONS)
+            .map(|_| {
+                let fd = sys::accept(listener).fd();
+                let child = in_child(|| {
+                    sys::close(listener).value();
+                    echo(role, fd)
+                });
+                sys::close(fd).value();
+                child
+            })
+            .collect();
+        for child in children {
+            role.say("child", sys::wait_for(child));
+        }
+    } else {
+        let port = role.hear_port();
+        for _ in 0..CONNECTIONS {
+            role.say("served", talk(role, port));
+        }
+    }
+}
+
+fn child_connects(role: &Role) {
+    if role.server() {
+        let listener = role.listen(0);
+        for _ in 0..2 {
+            let fd = sys::accept(listener).fd();
+            role.say("echoed", echo(role, fd));
+        }
+    } else {
+        let port = role.hear_port();
+        let child = in_child(|| talk(role, port));
+        role.say("child", sys::wait_for(child));
+        role.say("parent", talk(role, port));
+    }
+}

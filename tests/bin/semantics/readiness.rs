@@ -1,0 +1,334 @@
+//! poll and select, over accelerated and ordinary descriptors together.
+
+use crate::Case;
+use crate::role::{Pair, await_events, receive_all, send_all};
+use crate::sys::{self, Fd};
+
+pub(crate) const CASES: &[Case] = &[
+    Case::pair("poll_tells_data_and_room", poll_masks),
+    Case::pair("ppoll_and_poll_chk_agree_with_poll", poll_variants),
+    Case::pair("poll_mixes_sockets_pipes_and_eventfds", poll_mixed),
+    Case::pair(
+        "poll_ignores_negative_and_reports_bad_descriptors",
+        poll_odd,
+    ),
+    Case::pair("poll_wakes_for_data_that_comes_later", poll_wakes),
+    Case::pair(
+        "poll_wakes_for_a_pipe_while_a_socket_is_quiet",
+        poll_wakes_for_pipe,
+    ),
+    Case::pair("poll_wakes_when_room_returns", poll_room),
+    Case::pair("poll_times_out_on_a_quiet_socket", poll_times_out),
+    Case::pair("select_tells_data_and_room", select_sets),
+    Case::pair("pselect_tells_data_and_room", pselect_sets),
+    Case::pair("select_mixes_sockets_pipes_and_eventfds", select_mixed),
+    Case::pair("select_wakes_for_data_that_comes_later", select_wakes),
+    Case::pair("repeated_polls_of_unread_data_repeat_themselves", level),
+];
+
+const BOTH: i16 = libc::POLLIN | libc::POLLOUT;
+
+fn poll_masks(pair: &Pair) {
+    if pair.server() {
+        pair.step();
+        send_all(pair.fd, b"data");
+        pair.step();
+        pair.step();
+    } else {
+        pair.say("quiet", format!("{:?}", sys::poll(&[(pair.fd, BOTH)], 0)));
+        pair.say(
+            "quiet, in",
+            format!("{:?}", sys::poll(&[(pair.fd, libc::POLLIN)], 0)),
+        );
+        pair.say(
+            "quiet, nothing asked",
+            format!("{:?}", sys::poll(&[(pair.fd, 0)], 0)),
+        );
+        pair.step();
+        pair.step();
+        pair.arrived(pair.fd, 4);
+        pair.say(
+            "data",
+            format!("{:?}", sys::poll(&[(pair.fd, BOTH | libc::POLLPRI)], 0)),
+        );
+        pair.say(
+            "data, norm",
+            format!(
+                "{:?}",
+                sys::poll(&[(pair.fd, libc::POLLRDNORM | libc::POLLWRNORM)], 0)
+            ),
+        );
+        receive_all(pair.fd, &mut [0; 3]);
+        pair.say(
+            "a byte left",
+            format!("{:?}", sys::poll(&[(pair.fd, libc::POLLIN)], 0)),
+        );
+        receive_all(pair.fd, &mut [0; 1]);
+        pair.say(
+            "read",
+            format!("{:?}", sys::poll(&[(pair.fd, libc::POLLIN)], 0)),
+        );
+        pair.step();
+    }
+}
+
+fn poll_variants(pair: &Pair) {
+    if pair.server() {
+        send_all(pair.fd, b"data");
+        pair.step();
+        pair.step();
+    } else {
+        pair.step();
+        let wanted = [(pair.fd, BOTH)];
+        pair.say("poll", format!("{:?}", sys::poll(&wanted, -1)));
+        pair.say("ppoll", format!("{:?}", sys::ppoll(&wanted, 1000)));
+        pair.say("__poll_chk", format!("{:?}", sys::poll_chk(&wanted, 1000)));
+        pair.step();
+    }
+}
+
+/// An empty pipe, a full-enough pipe, a quiet and a raised eventfd.
+fn ordinary() -> [Fd; 4] {
+    let (quiet_pipe, keep_open) = sys::pipe();
+    let (pipe, writer) = sys::pipe();
+    sys::write(writer, b"pipe").value();
+    // The writing ends stay open: their end would be an event.
+    let _ = (keep_open, writer);
+    let (quiet_event, event) = (sys::eventfd(), sys::eventfd());
+    sys::write(event, &1_u64.to_ne_bytes()).value();
+    [quiet_pipe, pipe, quiet_event, event]
+}
+
+fn poll_mixed(pair: &Pair) {
+    if pair.server() {
+        pair.step();
+        send_all(pair.fd, b"data");
+        pair.step();
+        pair.step();
+    } else {
+        let [quiet_pipe, pipe, quiet_event, event] = ordinary();
+        let plain = sys::socket(libc::AF_INET, 0);
+        let wanted = [
+            (quiet_pipe, libc::POLLIN),
+            (pair.fd, BOTH),
+            (pipe, libc::POLLIN),
+            (plain, BOTH),
+            (quiet_event, libc::POLLIN),
+            (pair.fd, libc::POLLIN),
+            (event, libc::POLLIN),
+        ];
+        pair.say("quiet socket", format!("{:?}", sys::poll(&wanted, 0)));
+        pair.step();
+        pair.step();
+        pair.arrived(pair.fd, 4);
+        pair.say("socket with data", format!("{:?}", sys::poll(&wanted, 0)));
+        pair.say("and waiting", format!("{:?}", sys::poll(&wanted, 1000)));
+        pair.step();
+    }
+}
+
+fn poll_odd(pair: &Pair) {
+    if pair.server() {
+        send_all(pair.fd, b"data");
+        pair.step();
+        pair.step();
+    } else {
+        pair.step();
+        let gone = sys::eventfd();
+        sys::close(gone).value();
+        let wanted = [
+            (-1, BOTH),
+            (pair.fd, libc::POLLIN),
+            (gone, BOTH),
+            (-7, libc::POLLIN),
+        ];
+        pair.say("poll", format!("{:?}", sys::poll(&wanted, -1)));
+        pair.say("nothing", format!("{:?}", sys::poll(&[], 0)));
+        pair.say(
+            "only negative",
+            format!("{:?}", sys::poll(&[(-1, BOTH)], 1)),
+        );
+        pair.step();
+    }
+}
+
+fn poll_wakes(pair: &Pair) {
+    const ROUNDS: usize = 50;
+    for round in 0..ROUNDS {
+        if pair.server() {
+            pair.step();
+            // Sometimes before the other has gone to sleep, sometimes well after.
+            std::thread::sleep(std::time::Duration::from_micros(round as u64 * 100));
+            send_all(pair.fd, b"wake");
+        } else {
+            pair.step();
+            let (result, events) = sys::poll(&[(pair.fd, libc::POLLIN)], -1);
+            let mut bytes = [0; 4];
+            receive_all(pair.fd, &mut bytes);
+            if round % 10 == 0 {
+                pair.say("poll", format!("{result} {events:?}"));
+            }
+        }
+    }
+    pair.step();
+}
+
+fn poll_wakes_for_pipe(pair: &Pair) {
+    if !pair.server() {
+        let (reader, writer) = sys::pipe();
+        let event = sys::eventfd();
+        for target in [writer, event] {
+            let waker = std::thread::spawn(move || {
+                std::thread::sleep(std::time::Duration::from_millis(20));
+                sys::write(target, &1_u64.to_ne_bytes())
+            });
+            let wanted = [
+                (pair.fd, libc::POLLIN),
+                (reader, libc::POLLIN),
+                (event, libc::POLLIN),
+            ];
+            pair.say("poll", format!("{:?}", sys::poll(&wanted, -1)));
+            pair.say("written", waker.join().expect("the waker does not panic"));
+            sys::read(if target == writer { reader } else { event }, &mut [0; 8]).value();
+        }
+    }
+    pair.step();
+}
+
+fn poll_room(pair: &Pair) {
+    if pair.server() {
+        sys::set_nonblocking(pair.fd, true);
+        let chunk = vec![1; 1 << 16];
+        let mut sent = 0;
+        loop {
+            let result = sys::send(pair.fd, &chunk, 0);
+            if result.is(libc::EAGAIN) {
+                break;
+            }
+            sent += result.len();
+        }
+        pair.say("full", format!("{:?}", sys::poll(&[(pair.fd, BOTH)], 0)));
+        pair.say("full, select", sys::select(&[], &[pair.fd], Some(0), false));
+        pair.tell(u32::try_from(sent).expect("below 4 GB"));
+        pair.say("room", format!("{:?}", sys::poll(&[(pair.fd, BOTH)], -1)));
+        pair.step();
+    } else {
+        let sent = pair.hear() as usize;
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        receive_all(pair.fd, &mut vec![0; sent]);
+        pair.step();
+    }
+}
+
+fn poll_times_out(pair: &Pair) {
+    let start = std::time::Instant::now();
+    pair.say(
+        "poll",
+        format!("{:?}", sys::poll(&[(pair.fd, libc::POLLIN)], 30)),
+    );
+    pair.say(
+        "ppoll",
+        format!("{:?}", sys::ppoll(&[(pair.fd, libc::POLLIN)], 30)),
+    );
+    pair.say("select", sys::select(&[pair.fd], &[], Some(30), false));
+    pair.say("pselect", sys::select(&[pair.fd], &[], Some(30), true));
+    pair.say("not before its time", start.elapsed().as_millis() >= 118);
+    pair.step();
+}
+
+fn select_sets(pair: &Pair) {
+    sets(pair, false);
+}
+
+fn pselect_sets(pair: &Pair) {
+    sets(pair, true);
+}
+
+fn sets(pair: &Pair, pselect: bool) {
+    let fd = [pair.fd];
+    if pair.server() {
+        pair.step();
+        send_all(pair.fd, b"data");
+        pair.step();
+        pair.step();
+        sys::close(pair.fd).value();
+        pair.step();
+    } else {
+        pair.say("quiet", sys::select(&fd, &fd, Some(0), pselect));
+        pair.say("quiet, read", sys::select(&fd, &[], Some(0), pselect));
+        pair.step();
+        pair.step();
+        pair.say("data", sys::select(&fd, &fd, Some(1000), pselect));
+        pair.say(
+            "data, waiting for ever",
+            sys::select(&fd, &[], None, pselect),
+        );
+        receive_all(pair.fd, &mut [0; 4]);
+        pair.say("read", sys::select(&fd, &[], Some(0), pselect));
+        pair.step();
+        pair.step();
+        pair.say("EOF", sys::select(&fd, &[], None, pselect));
+        pair.say("recv", sys::recv(pair.fd, &mut [0; 4], 0));
+    }
+}
+
+fn select_mixed(pair: &Pair) {
+    if pair.server() {
+        pair.step();
+        send_all(pair.fd, b"data");
+        pair.step();
+        pair.step();
+    } else {
+        let [quiet_pipe, pipe, quiet_event, event] = ordinary();
+        let read = [quiet_pipe, pair.fd, pipe, quiet_event, event];
+        pair.say(
+            "quiet socket",
+            sys::select(&read, &[pair.fd], Some(0), false),
+        );
+        pair.step();
+        pair.step();
+        pair.arrived(pair.fd, 4);
+        pair.say(
+            "socket with data",
+            sys::select(&read, &[pair.fd], None, false),
+        );
+        pair.say("by pselect", sys::select(&read, &[pair.fd], None, true));
+        pair.step();
+    }
+}
+
+fn select_wakes(pair: &Pair) {
+    for round in 0..30_u64 {
+        if pair.server() {
+            pair.step();
+            std::thread::sleep(std::time::Duration::from_micros(round * 150));
+            send_all(pair.fd, b"wake");
+        } else {
+            pair.step();
+            let found = sys::select(&[pair.fd], &[], None, round % 2 == 0);
+            receive_all(pair.fd, &mut [0; 4]);
+            if round % 10 == 0 {
+                pair.say("select", found);
+            }
+        }
+    }
+    pair.step();
+}
+
+fn level(pair: &Pair) {
+    if pair.server() {
+        send_all(pair.fd, b"unread");
+        pair.step();
+        pair.step();
+    } else {
+        pair.step();
+        await_events(pair.fd, libc::POLLIN);
+        for _ in 0..5 {
+            pair.say(
+                "poll",
+                format!("{:?}", sys::poll(&[(pair.fd, libc::POLLIN)], -1)),
+            );
+        }
+        pair.step();
+    }
+}

@@ -1,0 +1,309 @@
+//! One of the two roles of a case: keeping in step, keeping a transcript, warming a connection up.
+
+use std::fmt::Display;
+use std::os::fd::FromRawFd;
+use std::os::unix::net::UnixStream;
+
+use toehold_e2e::duet::{ORACLE_FD, STEPS_FD};
+
+use crate::sys::{self, Fd};
+
+/// Which program of the two this is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Side {
+    Server,
+    Client,
+}
+
+/// A role: what every case has, connected or not.
+#[derive(Debug)]
+pub(crate) struct Role {
+    pub(crate) side: Side,
+    pub(crate) family: i32,
+}
+
+/// A role with a connected, warmed-up socket.
+#[derive(Debug)]
+pub(crate) struct Pair {
+    pub(crate) role: Role,
+    pub(crate) fd: Fd,
+}
+
+impl Role {
+    /// Whether this is the listening program.
+    pub(crate) fn server(&self) -> bool {
+        self.side == Side::Server
+    }
+
+    /// Returns once `count` bytes can be read from `fd`.
+    ///
+    /// Even on loopback bytes may arrive a moment after the send that carried them has returned, so a
+    /// look that does not wait must be preceded by this.
+    pub(crate) fn arrived(&self, fd: Fd, count: usize) {
+        let start = std::time::Instant::now();
+        while sys::readable_bytes(fd).len() < count {
+            assert!(start.elapsed() < ARRIVAL_MAX, "{count} bytes never arrived");
+            std::thread::sleep(std::time::Duration::from_micros(50));
+        }
+    }
+
+    /// Adds a line to the transcript.
+    pub(crate) fn say(&self, what: &str, seen: impl Display) {
+        println!("{what} -> {seen}");
+    }
+
+    /// Returns once the other role has come to the same place.
+    pub(crate) fn step(&self) {
+        self.tell(0);
+        self.hear();
+    }
+
+    /// Sends a number to the other role, beside the connection.
+    pub(crate) fn tell(&self, number: u32) {
+        assert_eq!(
+            sys::write(STEPS_FD, &number.to_ne_bytes()).len(),
+            4,
+            "the other role is gone"
+        );
+    }
+
+    /// Waits for a number from the other role.
+    pub(crate) fn hear(&self) -> u32 {
+        let mut bytes = [0; 4];
+        let mut have = 0;
+        while have < 4 {
+            let got = sys::read(STEPS_FD, &mut bytes[have..]);
+            if !got.is(libc::EINTR) {
+                assert!(got.len() > 0, "the other role is gone");
+                have += got.len();
+            }
+        }
+        u32::from_ne_bytes(bytes)
+    }
+
+    /// A listener on a free loopback port, told to the client.
+    pub(crate) fn listen(&self, flags: i32) -> Fd {
+        let listener = sys::socket(self.family, flags);
+        sys::bind(listener, self.family, 0).value();
+        sys::listen(listener, BACKLOG).value();
+        self.tell(u32::from(
+            sys::name(listener, false)
+                .expect("a bound socket has a name")
+                .2,
+        ));
+        listener
+    }
+
+    /// The port of the server's listener.
+    pub(crate) fn hear_port(&self) -> u16 {
+        u16::try_from(self.hear()).expect("a port")
+    }
+
+    /// A blocking connection to `port`.
+    pub(crate) fn connect(&self, port: u16) -> Fd {
+        let fd = sys::socket(self.family, 0);
+        sys::connect(fd, self.family, port).value();
+        fd
+    }
+
+    /// One connection, the usual way, warmed up.
+    pub(crate) fn pair(self) -> Pair {
+        let fd = self.meet();
+        self.warm(fd);
+        Pair { role: self, fd }
+    }
+
+    /// One connection, the usual way: this role's end.
+    pub(crate) fn meet(&self) -> Fd {
+        if self.server() {
+            let listener = self.listen(0);
+            let fd = sys::accept(listener).fd();
+            sys::close(listener).value();
+            fd
+        } else {
+            self.connect(self.hear_port())
+        }
+    }
+
+    /// Moves enough bytes both ways for any upgrade policy, and waits until the upgrade has happened if
+    /// the harness expects one. Both roles call it; the client leads.
+    pub(crate) fn warm(&self, fd: Fd) {
+        if self.server() {
+            loop {
+                let mut request = [0; 8];
+                receive_all(fd, &mut request);
+                if request[0] == b'b' {
+                    receive_all(fd, &mut vec![0; BULK_BYTES]);
+                    send_all(fd, &vec![1; BULK_BYTES]);
+                }
+                send_all(fd, &request);
+                if request[0] == b'e' {
+                    break;
+                }
+            }
+        } else {
+            let ask = |kind: u8| {
+                send_all(fd, &[kind; 8]);
+                if kind == b'b' {
+                    send_all(fd, &vec![0; BULK_BYTES]);
+                    receive_all(fd, &mut vec![0; BULK_BYTES]);
+                }
+                receive_all(fd, &mut [0; 8]);
+            };
+            (0..200).for_each(|_| ask(b'p'));
+            ask(b'b');
+            if std::env::var_os("E2E_ORACLE").is_some() {
+                let port = sys::name(fd, false).expect("connected").2;
+                for _ in 0..ORACLE_QUESTIONS_MAX {
+                    if oracle_says_upgraded(port) {
+                        break;
+                    }
+                    (0..50).for_each(|_| ask(b'p'));
+                }
+            }
+            ask(b'e');
+        }
+    }
+}
+
+impl std::ops::Deref for Pair {
+    type Target = Role;
+
+    fn deref(&self) -> &Role {
+        &self.role
+    }
+}
+
+/// How much of each direction the warm-up fills, beyond any threshold for a bulk transfer.
+const BULK_BYTES: usize = 1 << 20;
+
+/// How long bytes that were sent may stay away before the case gives up.
+const ARRIVAL_MAX: std::time::Duration = std::time::Duration::from_secs(20);
+
+/// Room for a client that connects ten thousand times in a row.
+const BACKLOG: i32 = 4096;
+
+/// How often the client asks before it goes on without an upgrade, which the harness will report.
+const ORACLE_QUESTIONS_MAX: usize = 60;
+
+fn oracle_says_upgraded(port: u16) -> bool {
+    use std::io::{Read, Write};
+    // SAFETY: the harness gave us this descriptor; the stream is forgotten below, so it stays open.
+    let mut oracle = unsafe { UnixStream::from_raw_fd(ORACLE_FD) };
+    let mut answer = [0];
+    let asked = oracle.write_all(format!("upgraded {port}\n").as_bytes());
+    let answered = asked.and_then(|()| oracle.read_exact(&mut answer));
+    std::mem::forget(oracle);
+    answered.is_ok() && answer[0] == b'y'
+}
+
+/// Sends all of `bytes`, however the socket cuts them.
+pub(crate) fn send_all(fd: Fd, bytes: &[u8]) {
+    let mut sent = 0;
+    while sent < bytes.len() {
+        let result = sys::send(fd, &bytes[sent..], libc::MSG_NOSIGNAL);
+        if result.is(libc::EAGAIN) {
+            await_events(fd, libc::POLLOUT);
+        } else if !result.is(libc::EINTR) {
+            sent += result.value() as usize;
+        }
+    }
+}
+
+/// Fills `bytes`; the connection must not end before.
+pub(crate) fn receive_all(fd: Fd, bytes: &mut [u8]) {
+    let mut received = 0;
+    while received < bytes.len() {
+        let result = sys::recv(fd, &mut bytes[received..], 0);
+        if result.is(libc::EAGAIN) {
+            await_events(fd, libc::POLLIN);
+        } else if !result.is(libc::EINTR) {
+            assert!(
+                result.value() > 0,
+                "the connection ended {received} of {} bytes in",
+                bytes.len()
+            );
+            received += result.len();
+        }
+    }
+}
+
+/// Everything until the end of the stream: how many bytes, their checksum, and how it ended.
+pub(crate) fn drain(fd: Fd) -> String {
+    let (mut total, mut sum) = (0, Checksum::default());
+    let mut bytes = vec![0; 65_536];
+    loop {
+        let result = sys::recv(fd, &mut bytes, 0);
+        match result.0 {
+            Ok(0) => return format!("{total} bytes, checksum {sum}, then EOF"),
+            Ok(_) => {
+                total += result.len();
+                sum.add(&bytes[..result.len()]);
+            }
+            Err(libc::EINTR) => {}
+            Err(libc::EAGAIN) => await_events(fd, libc::POLLIN),
+            Err(errno) => {
+                return format!(
+                    "{total} bytes, checksum {sum}, then {}",
+                    sys::errno_name(errno)
+                );
+            }
+        }
+    }
+}
+
+/// Waits, on the socket itself, until one of `events` is there.
+pub(crate) fn await_events(fd: Fd, events: i16) {
+    const FOREVER_MS: i32 = 20_000;
+    loop {
+        let (result, _) = sys::poll(&[(fd, events)], FOREVER_MS);
+        if !result.is(libc::EINTR) {
+            assert_eq!(result.value(), 1, "nothing happened on descriptor {fd}");
+            return;
+        }
+    }
+}
+
+/// Received bytes as text when they are text.
+pub(crate) fn shown(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// A position-dependent checksum (FNV-1a): any exchange of bytes changes it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Checksum(u64);
+
+impl Checksum {
+    /// Continues over `bytes`.
+    pub(crate) fn add(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+        }
+    }
+
+    /// The checksum of `bytes` alone.
+    pub(crate) fn of(bytes: &[u8]) -> Checksum {
+        let mut sum = Checksum::default();
+        sum.add(bytes);
+        sum
+    }
+}
+
+impl Default for Checksum {
+    fn default() -> Checksum {
+        Checksum(0xcbf2_9ce4_8422_2325)
+    }
+}
+
+impl Display for Checksum {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "{:016x}", self.0)
+    }
+}
+
+/// Bytes that tell every position apart from its neighbours.
+pub(crate) fn sample(len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    toehold_e2e::load::Pattern::new(len as u64).fill(0, &mut bytes);
+    bytes
+}

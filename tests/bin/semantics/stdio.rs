@@ -1,0 +1,230 @@
+//! C's standard input and output over a connection.
+
+use crate::Case;
+use crate::role::{Pair, Role, drain, receive_all, send_all, shown};
+use crate::sys::{self, Fd};
+
+pub(crate) const CASES: &[Case] = &[
+    Case::pair("fgets_and_fprintf_converse", converse),
+    Case::pair("fread_and_fwrite_move_blocks", blocks),
+    Case::roles("stream_opened_before_the_traffic_goes_on", opened_early),
+    Case::pair("fclose_ends_the_connection", fclose_ends),
+    Case::pair("end_of_stream_is_feof", feof),
+    Case::pair("dprintf_prints_to_the_connection", dprintf),
+    Case::pair("fileno_is_the_descriptor", fileno),
+    Case::roles("plain_reads_and_stdio_reads_share_one_stream", shared),
+];
+
+unsafe extern "C" {
+    #[link_name = "dprintf"]
+    fn dprintf_(fd: Fd, format: *const libc::c_char, ...) -> libc::c_int;
+}
+
+/// A FILE over a descriptor, or a duplicate of it.
+#[derive(Clone, Copy)]
+struct Stream(*mut libc::FILE);
+
+impl Stream {
+    fn open(fd: Fd, mode: &std::ffi::CStr) -> Stream {
+        // SAFETY: the mode is a C string.
+        let file = unsafe { libc::fdopen(fd, mode.as_ptr()) };
+        assert!(!file.is_null(), "fdopen failed");
+        Stream(file)
+    }
+
+    /// fprintf of one number between words.
+    fn print(self, number: i32) -> i32 {
+        // SAFETY: the stream is open; the format takes one int.
+        unsafe { libc::fprintf(self.0, c"number %d is next\n".as_ptr(), number) }
+    }
+
+    fn flush(self) -> i32 {
+        // SAFETY: the stream is open.
+        unsafe { libc::fflush(self.0) }
+    }
+
+    /// fgets, without its line end; `None` at the end.
+    fn line(self) -> Option<String> {
+        let mut bytes = [0_u8; 100];
+        // SAFETY: the buffer has room for 100 bytes and the stream is open.
+        let line = unsafe { libc::fgets(bytes.as_mut_ptr().cast(), 100, self.0) };
+        let text = std::ffi::CStr::from_bytes_until_nul(&bytes).expect("fgets ends its lines");
+        (!line.is_null()).then(|| text.to_string_lossy().trim_end().to_owned())
+    }
+
+    fn read(self, bytes: &mut [u8]) -> usize {
+        // SAFETY: the pointer and length are those of one live, exclusive slice; the stream is open.
+        unsafe { libc::fread(bytes.as_mut_ptr().cast(), 1, bytes.len(), self.0) }
+    }
+
+    fn write(self, bytes: &[u8]) -> usize {
+        // SAFETY: the pointer and length are those of one live slice; the stream is open.
+        unsafe { libc::fwrite(bytes.as_ptr().cast(), 1, bytes.len(), self.0) }
+    }
+
+    fn at_end(self) -> bool {
+        // SAFETY: the stream is open.
+        unsafe { libc::feof(self.0) != 0 }
+    }
+
+    fn failed(self) -> bool {
+        // SAFETY: the stream is open.
+        unsafe { libc::ferror(self.0) != 0 }
+    }
+
+    fn fileno(self) -> Fd {
+        // SAFETY: the stream is open.
+        unsafe { libc::fileno(self.0) }
+    }
+
+    fn close(self) -> i32 {
+        // SAFETY: the stream is open, and nobody uses it afterwards.
+        unsafe { libc::fclose(self.0) }
+    }
+}
+
+fn converse(pair: &Pair) {
+    let (input, output) = streams(pair.fd);
+    talk(pair, input, output);
+}
+
+/// One stream for each direction, as programs do that do not want to seek between them.
+fn streams(fd: Fd) -> (Stream, Stream) {
+    (
+        Stream::open(fd, c"r"),
+        Stream::open(sys::dup(fd).fd(), c"w"),
+    )
+}
+
+fn talk(pair: &Role, input: Stream, output: Stream) {
+    for number in 0..20 {
+        if pair.server() {
+            pair.say("fprintf", output.print(number));
+            pair.say("fflush", output.flush());
+            pair.say("line", input.line().unwrap_or_default());
+        } else {
+            pair.say("line", input.line().unwrap_or_default());
+            pair.say("fprintf", output.print(-number));
+            pair.say("fflush", output.flush());
+        }
+    }
+    pair.step();
+}
+
+fn blocks(pair: &Pair) {
+    let bytes = crate::role::sample(1_500_000);
+    let (input, output) = streams(pair.fd);
+    if pair.server() {
+        pair.say("fwrite", output.write(&bytes));
+        pair.say("fflush", output.flush());
+        pair.step();
+    } else {
+        let mut received = vec![0; bytes.len()];
+        pair.say("fread", input.read(&mut received));
+        pair.say("right", received == bytes);
+        pair.step();
+    }
+}
+
+fn opened_early(role: &Role) {
+    let fd = role.meet();
+    let (input, output) = streams(fd);
+    role.say("buffered before", output.print(1));
+    role.step();
+    output.flush();
+    role.say("line", input.line().unwrap_or_default());
+    // Not before both have read: the stream would take the warm-up's first bytes into its buffer.
+    role.step();
+    role.warm(fd);
+    talk(role, input, output);
+}
+
+fn fclose_ends(pair: &Pair) {
+    if pair.server() {
+        let output = Stream::open(pair.fd, c"w");
+        pair.say("fprintf", output.print(5));
+        pair.say("fclose", output.close());
+        pair.say("the descriptor is closed", sys::write(pair.fd, b"x"));
+        pair.step();
+    } else {
+        pair.say("received", drain(pair.fd));
+        pair.step();
+    }
+}
+
+fn feof(pair: &Pair) {
+    if pair.server() {
+        send_all(pair.fd, b"no line end");
+        pair.say("close", sys::close(pair.fd));
+    } else {
+        let input = Stream::open(pair.fd, c"r");
+        pair.say("line", input.line().unwrap_or_default());
+        pair.say("line", input.line().is_none());
+        pair.say(
+            "feof, ferror",
+            format!("{} {}", input.at_end(), input.failed()),
+        );
+    }
+}
+
+fn dprintf(pair: &Pair) {
+    if pair.server() {
+        for number in 0..10 {
+            // SAFETY: the format takes one int and one string.
+            let result = unsafe {
+                dprintf_(
+                    pair.fd,
+                    c"%d bottles of %s\n".as_ptr(),
+                    number,
+                    c"milk".as_ptr(),
+                )
+            };
+            pair.say("dprintf", result);
+        }
+        pair.say("close", sys::close(pair.fd));
+    } else {
+        let mut line = [0; 18];
+        receive_all(pair.fd, &mut line);
+        pair.say("received", shown(&line));
+        pair.say("then", drain(pair.fd));
+    }
+}
+
+fn fileno(pair: &Pair) {
+    let stream = Stream::open(pair.fd, c"r+");
+    pair.say("fileno", stream.fileno() == pair.fd);
+    send_all(stream.fileno(), b"by number");
+    let mut bytes = [0; 9];
+    pair.say("fread", stream.read(&mut bytes));
+    pair.say("received", shown(&bytes));
+    pair.step();
+}
+
+fn shared(role: &Role) {
+    let fd = role.meet();
+    role.warm(fd);
+    if role.server() {
+        role.step();
+        send_all(fd, b"first line\n");
+        role.step();
+        role.step();
+        send_all(fd, b"raw bytes");
+        role.step();
+        role.step();
+        send_all(fd, b"second line\n");
+        role.step();
+    } else {
+        let input = Stream::open(fd, c"r");
+        role.step();
+        role.say("line", input.line().unwrap_or_default());
+        role.step();
+        role.step();
+        let mut bytes = [0; 9];
+        receive_all(fd, &mut bytes);
+        role.say("raw", shown(&bytes));
+        role.step();
+        role.step();
+        role.say("line", input.line().unwrap_or_default());
+        role.step();
+    }
+}

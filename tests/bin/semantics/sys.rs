@@ -1,0 +1,725 @@
+//! The calls under test, as plain as libc has them: every result and every errno comes back.
+
+use std::ffi::{CStr, c_int, c_void};
+use std::fmt;
+use std::mem;
+use std::ptr;
+
+pub(crate) type Fd = c_int;
+
+/// What a call returned: its value, or its errno when it failed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Ret(pub(crate) Result<i64, i32>);
+
+impl Ret {
+    /// The value as a descriptor; the case cannot go on without it.
+    pub(crate) fn fd(self) -> Fd {
+        Fd::try_from(self.value()).expect("descriptors are small")
+    }
+
+    /// The value; the case cannot go on without it.
+    pub(crate) fn value(self) -> i64 {
+        self.0
+            .unwrap_or_else(|errno| panic!("unexpected {}", errno_name(errno)))
+    }
+
+    /// The value as a length; zero when the call failed.
+    pub(crate) fn len(self) -> usize {
+        self.0.map_or(0, |value| {
+            usize::try_from(value).expect("lengths are not negative")
+        })
+    }
+
+    /// Whether the call failed with `errno`.
+    pub(crate) fn is(self, errno: i32) -> bool {
+        self.0 == Err(errno)
+    }
+}
+
+impl fmt::Display for Ret {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Ok(value) => write!(formatter, "{value}"),
+            Err(errno) => formatter.write_str(&errno_name(errno)),
+        }
+    }
+}
+
+/// A return value of libc, with errno when it says so.
+pub(crate) fn ret(value: impl Into<i64>) -> Ret {
+    let value = value.into();
+    Ret(if value >= 0 { Ok(value) } else { Err(errno()) })
+}
+
+fn size(value: isize) -> Ret {
+    ret(i64::try_from(value).expect("64-bit platforms only"))
+}
+
+pub(crate) fn errno() -> i32 {
+    std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
+}
+
+pub(crate) fn errno_name(errno: i32) -> String {
+    let name = match errno {
+        libc::EAGAIN => "EAGAIN",
+        libc::EBADF => "EBADF",
+        libc::ECONNREFUSED => "ECONNREFUSED",
+        libc::ECONNRESET => "ECONNRESET",
+        libc::EDESTADDRREQ => "EDESTADDRREQ",
+        libc::EEXIST => "EEXIST",
+        libc::EFAULT => "EFAULT",
+        libc::EINPROGRESS => "EINPROGRESS",
+        libc::EINTR => "EINTR",
+        libc::EINVAL => "EINVAL",
+        libc::EISCONN => "EISCONN",
+        libc::ENOENT => "ENOENT",
+        libc::ENOTCONN => "ENOTCONN",
+        libc::ENOTSOCK => "ENOTSOCK",
+        libc::EPERM => "EPERM",
+        libc::EPIPE => "EPIPE",
+        libc::ESPIPE => "ESPIPE",
+        libc::EALREADY => "EALREADY",
+        other => return format!("errno {other}"),
+    };
+    name.to_owned()
+}
+
+pub(crate) fn read(fd: Fd, bytes: &mut [u8]) -> Ret {
+    // SAFETY: the pointer and length are those of one live, exclusive slice.
+    size(unsafe { libc::read(fd, bytes.as_mut_ptr().cast(), bytes.len()) })
+}
+
+pub(crate) fn write(fd: Fd, bytes: &[u8]) -> Ret {
+    // SAFETY: the pointer and length are those of one live slice.
+    size(unsafe { libc::write(fd, bytes.as_ptr().cast(), bytes.len()) })
+}
+
+pub(crate) fn recv(fd: Fd, bytes: &mut [u8], flags: c_int) -> Ret {
+    // SAFETY: the pointer and length are those of one live, exclusive slice.
+    size(unsafe { libc::recv(fd, bytes.as_mut_ptr().cast(), bytes.len(), flags) })
+}
+
+pub(crate) fn send(fd: Fd, bytes: &[u8], flags: c_int) -> Ret {
+    // SAFETY: the pointer and length are those of one live slice.
+    size(unsafe { libc::send(fd, bytes.as_ptr().cast(), bytes.len(), flags) })
+}
+
+pub(crate) fn recvfrom(fd: Fd, bytes: &mut [u8], flags: c_int) -> Ret {
+    // SAFETY: as for `recv`; no address is asked for.
+    size(unsafe {
+        libc::recvfrom(
+            fd,
+            bytes.as_mut_ptr().cast(),
+            bytes.len(),
+            flags,
+            ptr::null_mut(),
+            ptr::null_mut(),
+        )
+    })
+}
+
+pub(crate) fn sendto(fd: Fd, bytes: &[u8], flags: c_int) -> Ret {
+    // SAFETY: as for `send`; no address is given.
+    size(unsafe {
+        libc::sendto(
+            fd,
+            bytes.as_ptr().cast(),
+            bytes.len(),
+            flags,
+            ptr::null(),
+            0,
+        )
+    })
+}
+
+/// The parts of `bytes`, cut in `count` pieces, as a scatter-gather list with an empty part in front.
+fn parts(bytes: *mut u8, len: usize, count: usize) -> Vec<libc::iovec> {
+    let mut list = vec![libc::iovec {
+        iov_base: ptr::null_mut(),
+        iov_len: 0,
+    }];
+    let step = len.div_ceil(count).max(1);
+    let mut offset = 0;
+    while offset < len {
+        let part = step.min(len - offset);
+        list.push(libc::iovec {
+            iov_base: bytes.wrapping_add(offset).cast(),
+            iov_len: part,
+        });
+        offset += part;
+    }
+    list
+}
+
+fn list_len(list: &[libc::iovec]) -> c_int {
+    c_int::try_from(list.len()).expect("short lists")
+}
+
+pub(crate) fn readv(fd: Fd, bytes: &mut [u8]) -> Ret {
+    let list = parts(bytes.as_mut_ptr(), bytes.len(), 3);
+    // SAFETY: the list's parts are disjoint parts of one live, exclusive slice.
+    size(unsafe { libc::readv(fd, list.as_ptr(), list_len(&list)) })
+}
+
+pub(crate) fn writev(fd: Fd, bytes: &[u8]) -> Ret {
+    let list = parts(bytes.as_ptr().cast_mut(), bytes.len(), 3);
+    // SAFETY: the list's parts are parts of one live slice, which writev only reads.
+    size(unsafe { libc::writev(fd, list.as_ptr(), list_len(&list)) })
+}
+
+fn message(list: &mut [libc::iovec]) -> libc::msghdr {
+    // SAFETY: a msghdr of zeroes is valid: no name, no data, no control.
+    let mut header: libc::msghdr = unsafe { mem::zeroed() };
+    header.msg_iov = list.as_mut_ptr();
+    header.msg_iovlen = list.len();
+    header
+}
+
+/// recvmsg, with the message flags it returned.
+pub(crate) fn recvmsg(fd: Fd, bytes: &mut [u8], flags: c_int) -> (Ret, c_int) {
+    let mut list = parts(bytes.as_mut_ptr(), bytes.len(), 2);
+    let mut header = message(&mut list);
+    // SAFETY: the header's list and its parts outlive the call.
+    let result = size(unsafe { libc::recvmsg(fd, &mut header, flags) });
+    (result, header.msg_flags)
+}
+
+pub(crate) fn sendmsg(fd: Fd, bytes: &[u8], flags: c_int) -> Ret {
+    let mut list = parts(bytes.as_ptr().cast_mut(), bytes.len(), 2);
+    let header = message(&mut list);
+    // SAFETY: the header's list and its parts outlive the call, which only reads them.
+    size(unsafe { libc::sendmsg(fd, &header, flags) })
+}
+
+/// recvmmsg into `count` messages of equal size: messages received, and the length of each.
+pub(crate) fn recvmmsg(fd: Fd, bytes: &mut [u8], count: usize, flags: c_int) -> (Ret, Vec<u32>) {
+    let part = bytes.len() / count;
+    let mut lists: Vec<Vec<libc::iovec>> = bytes
+        .chunks_mut(part)
+        .take(count)
+        .map(|part| parts(part.as_mut_ptr(), part.len(), 1))
+        .collect();
+    let mut headers: Vec<libc::mmsghdr> = lists
+        .iter_mut()
+        .map(|list| libc::mmsghdr {
+            msg_hdr: message(list),
+            msg_len: 0,
+        })
+        .collect();
+    let wanted = u32::try_from(headers.len()).expect("few");
+    #[allow(
+        clippy::useless_conversion,
+        reason = "the flags' type differs between libc versions"
+    )]
+    let flags = flags.try_into().expect("flags fit");
+    // SAFETY: `wanted` headers, whose lists and parts outlive the call; no time-out.
+    let result =
+        ret(unsafe { libc::recvmmsg(fd, headers.as_mut_ptr(), wanted, flags, ptr::null_mut()) });
+    let lengths = headers
+        .iter()
+        .take(result.len())
+        .map(|header| header.msg_len)
+        .collect();
+    (result, lengths)
+}
+
+/// sendmmsg of `count` equal parts of `bytes`: messages sent, and the length of each.
+pub(crate) fn sendmmsg(fd: Fd, bytes: &[u8], count: usize, flags: c_int) -> (Ret, Vec<u32>) {
+    let part = bytes.len() / count;
+    let mut lists: Vec<Vec<libc::iovec>> = bytes
+        .chunks(part)
+        .take(count)
+        .map(|part| parts(part.as_ptr().cast_mut(), part.len(), 1))
+        .collect();
+    let mut headers: Vec<libc::mmsghdr> = lists
+        .iter_mut()
+        .map(|list| libc::mmsghdr {
+            msg_hdr: message(list),
+            msg_len: 0,
+        })
+        .collect();
+    let wanted = u32::try_from(headers.len()).expect("few");
+    #[allow(
+        clippy::useless_conversion,
+        reason = "the flags' type differs between libc versions"
+    )]
+    let flags = flags.try_into().expect("flags fit");
+    // SAFETY: `wanted` headers, whose lists and parts outlive the call and are only read.
+    let result = ret(unsafe { libc::sendmmsg(fd, headers.as_mut_ptr(), wanted, flags) });
+    let lengths = headers
+        .iter()
+        .take(result.len())
+        .map(|header| header.msg_len)
+        .collect();
+    (result, lengths)
+}
+
+pub(crate) fn socket(family: c_int, flags: c_int) -> Fd {
+    // SAFETY: takes no pointers.
+    ret(unsafe { libc::socket(family, libc::SOCK_STREAM | libc::SOCK_CLOEXEC | flags, 0) }).fd()
+}
+
+/// The loopback address of a family with a port.
+pub(crate) fn loopback(family: c_int, port: u16) -> (libc::sockaddr_storage, libc::socklen_t) {
+    // SAFETY: an address of zeroes is valid: the unspecified one.
+    let mut storage: libc::sockaddr_storage = unsafe { mem::zeroed() };
+    let address = ptr::from_mut(&mut storage);
+    let len = if family == libc::AF_INET {
+        // SAFETY: sockaddr_storage is large and aligned enough for every address.
+        let address = unsafe { &mut *address.cast::<libc::sockaddr_in>() };
+        address.sin_family = libc::AF_INET as libc::sa_family_t;
+        address.sin_port = port.to_be();
+        address.sin_addr.s_addr = u32::from_be_bytes([127, 0, 0, 1]).to_be();
+        mem::size_of::<libc::sockaddr_in>()
+    } else {
+        // SAFETY: sockaddr_storage is large and aligned enough for every address.
+        let address = unsafe { &mut *address.cast::<libc::sockaddr_in6>() };
+        address.sin6_family = libc::AF_INET6 as libc::sa_family_t;
+        address.sin6_port = port.to_be();
+        address.sin6_addr.s6_addr[15] = 1;
+        mem::size_of::<libc::sockaddr_in6>()
+    };
+    (
+        storage,
+        libc::socklen_t::try_from(len).expect("addresses are short"),
+    )
+}
+
+pub(crate) fn bind(fd: Fd, family: c_int, port: u16) -> Ret {
+    let (address, len) = loopback(family, port);
+    // SAFETY: `address` is live and `len` bytes of it are initialised.
+    ret(unsafe { libc::bind(fd, ptr::from_ref(&address).cast(), len) })
+}
+
+pub(crate) fn connect(fd: Fd, family: c_int, port: u16) -> Ret {
+    let (address, len) = loopback(family, port);
+    // SAFETY: `address` is live and `len` bytes of it are initialised.
+    ret(unsafe { libc::connect(fd, ptr::from_ref(&address).cast(), len) })
+}
+
+pub(crate) fn listen(fd: Fd, backlog: c_int) -> Ret {
+    // SAFETY: takes no pointers.
+    ret(unsafe { libc::listen(fd, backlog) })
+}
+
+pub(crate) fn accept(fd: Fd) -> Ret {
+    // SAFETY: no address is asked for.
+    ret(unsafe { libc::accept(fd, ptr::null_mut(), ptr::null_mut()) })
+}
+
+pub(crate) fn accept4(fd: Fd, flags: c_int) -> Ret {
+    // SAFETY: no address is asked for.
+    ret(unsafe { libc::accept4(fd, ptr::null_mut(), ptr::null_mut(), flags) })
+}
+
+/// The address at one end: its family, its address in words, its port.
+pub(crate) fn name(fd: Fd, of_peer: bool) -> Result<(c_int, String, u16), Ret> {
+    // SAFETY: an address of zeroes is valid.
+    let mut storage: libc::sockaddr_storage = unsafe { mem::zeroed() };
+    let mut len = mem::size_of::<libc::sockaddr_storage>() as libc::socklen_t;
+    let address = ptr::from_mut(&mut storage).cast::<libc::sockaddr>();
+    let call = if of_peer {
+        libc::getpeername
+    } else {
+        libc::getsockname
+    };
+    // SAFETY: `address` has room for `len` bytes, and both outlive the call.
+    let result = ret(unsafe { call(fd, address, &mut len) });
+    if result.0.is_err() {
+        return Err(result);
+    }
+    if c_int::from(storage.ss_family) == libc::AF_INET {
+        // SAFETY: the family says which address the storage holds.
+        let address = unsafe { &*address.cast::<libc::sockaddr_in>() };
+        let words = std::net::Ipv4Addr::from(u32::from_be(address.sin_addr.s_addr)).to_string();
+        Ok((libc::AF_INET, words, u16::from_be(address.sin_port)))
+    } else {
+        // SAFETY: the family says which address the storage holds.
+        let address = unsafe { &*address.cast::<libc::sockaddr_in6>() };
+        let words = std::net::Ipv6Addr::from(address.sin6_addr.s6_addr).to_string();
+        Ok((
+            c_int::from(storage.ss_family),
+            words,
+            u16::from_be(address.sin6_port),
+        ))
+    }
+}
+
+pub(crate) fn close(fd: Fd) -> Ret {
+    // SAFETY: takes no pointers; the cases own the descriptors they close.
+    ret(unsafe { libc::close(fd) })
+}
+
+pub(crate) fn shutdown(fd: Fd, how: c_int) -> Ret {
+    // SAFETY: takes no pointers.
+    ret(unsafe { libc::shutdown(fd, how) })
+}
+
+/// An integer socket option.
+pub(crate) fn option(fd: Fd, level: c_int, name: c_int) -> Ret {
+    let mut value: c_int = 0;
+    let mut len = mem::size_of::<c_int>() as libc::socklen_t;
+    // SAFETY: `value` has room for `len` bytes, and both outlive the call.
+    let result = ret(unsafe {
+        libc::getsockopt(fd, level, name, ptr::from_mut(&mut value).cast(), &mut len)
+    });
+    Ret(result.0.map(|_| i64::from(value)))
+}
+
+/// Sets a socket option of any plain type.
+pub(crate) fn set_option<T: Copy>(fd: Fd, level: c_int, name: c_int, value: T) -> Ret {
+    let len = mem::size_of::<T>() as libc::socklen_t;
+    // SAFETY: `value` is live and `len` bytes long.
+    ret(unsafe { libc::setsockopt(fd, level, name, ptr::from_ref(&value).cast(), len) })
+}
+
+/// SO_ERROR by name: reading it clears it.
+pub(crate) fn socket_error(fd: Fd) -> String {
+    match option(fd, libc::SOL_SOCKET, libc::SO_ERROR).0 {
+        Ok(0) => "none".into(),
+        Ok(errno) => errno_name(i32::try_from(errno).expect("errno is an int")),
+        Err(errno) => format!("not told: {}", errno_name(errno)),
+    }
+}
+
+pub(crate) fn fcntl(fd: Fd, command: c_int, argument: c_int) -> Ret {
+    // SAFETY: only commands with an integer argument are used.
+    ret(unsafe { libc::fcntl(fd, command, argument) })
+}
+
+pub(crate) fn set_nonblocking(fd: Fd, on: bool) {
+    let flags = fcntl(fd, libc::F_GETFL, 0).value() as c_int;
+    let flags = if on {
+        flags | libc::O_NONBLOCK
+    } else {
+        flags & !libc::O_NONBLOCK
+    };
+    fcntl(fd, libc::F_SETFL, flags).value();
+}
+
+/// An ioctl that reads or writes one int.
+pub(crate) fn ioctl(fd: Fd, request: libc::Ioctl, value: &mut c_int) -> Ret {
+    // SAFETY: only requests that take a pointer to one int are used.
+    ret(unsafe { libc::ioctl(fd, request, ptr::from_mut(value)) })
+}
+
+/// FIONREAD: the bytes a read would find.
+pub(crate) fn readable_bytes(fd: Fd) -> Ret {
+    let mut count = 0;
+    let result = ioctl(fd, libc::FIONREAD, &mut count);
+    Ret(result.0.map(|_| i64::from(count)))
+}
+
+pub(crate) fn pipe() -> (Fd, Fd) {
+    let mut ends = [0; 2];
+    // SAFETY: `ends` has room for two descriptors.
+    ret(unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) }).value();
+    (ends[0], ends[1])
+}
+
+pub(crate) fn eventfd() -> Fd {
+    // SAFETY: takes no pointers.
+    ret(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) }).fd()
+}
+
+pub(crate) fn dup(fd: Fd) -> Ret {
+    // SAFETY: takes no pointers.
+    ret(unsafe { libc::dup(fd) })
+}
+
+pub(crate) fn dup2(fd: Fd, target: Fd) -> Ret {
+    // SAFETY: takes no pointers; the cases own the targets they name.
+    ret(unsafe { libc::dup2(fd, target) })
+}
+
+pub(crate) fn dup3(fd: Fd, target: Fd, flags: c_int) -> Ret {
+    // SAFETY: takes no pointers; the cases own the targets they name.
+    ret(unsafe { libc::dup3(fd, target, flags) })
+}
+
+pub(crate) fn fork() -> libc::pid_t {
+    // SAFETY: the roles fork while they have one thread.
+    ret(unsafe { libc::fork() }).value() as libc::pid_t
+}
+
+/// Waits for a child and says how it ended.
+pub(crate) fn wait_for(pid: libc::pid_t) -> String {
+    let mut status = 0;
+    loop {
+        // SAFETY: `status` has room for the status.
+        match ret(unsafe { libc::waitpid(pid, &mut status, 0) }) {
+            Ret(Ok(_)) => break,
+            Ret(Err(libc::EINTR)) => {}
+            failed => return failed.to_string(),
+        }
+    }
+    if libc::WIFEXITED(status) {
+        format!("exit {}", libc::WEXITSTATUS(status))
+    } else {
+        format!("signal {}", libc::WTERMSIG(status))
+    }
+}
+
+/// Ends a forked child at once, without the parent's exit handlers.
+pub(crate) fn exit_now(code: c_int) -> ! {
+    // SAFETY: takes no pointers, does not return.
+    unsafe { libc::_exit(code) }
+}
+
+/// A file descriptor set with `fds` in it.
+fn set_of(fds: &[Fd]) -> libc::fd_set {
+    // SAFETY: a set of zeroes is the empty set.
+    let mut set: libc::fd_set = unsafe { mem::zeroed() };
+    for &fd in fds {
+        // SAFETY: the cases' descriptors are below FD_SETSIZE.
+        unsafe { libc::FD_SET(fd, &mut set) };
+    }
+    set
+}
+
+/// Which of `fds` are in `set`, by index.
+fn members(set: &libc::fd_set, fds: &[Fd]) -> Vec<usize> {
+    // SAFETY: the cases' descriptors are below FD_SETSIZE.
+    (0..fds.len())
+        .filter(|&index| unsafe { libc::FD_ISSET(fds[index], set) })
+        .collect()
+}
+
+/// What a select found: its result, and the indices of the readable and the writable.
+#[derive(Debug)]
+pub(crate) struct Selected {
+    pub(crate) result: Ret,
+    pub(crate) readable: Vec<usize>,
+    pub(crate) writable: Vec<usize>,
+}
+
+impl fmt::Display for Selected {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            formatter,
+            "{} read {:?} write {:?}",
+            self.result, self.readable, self.writable
+        )
+    }
+}
+
+/// select or pselect, over the same descriptors for reading and writing as asked.
+pub(crate) fn select(
+    read: &[Fd],
+    write: &[Fd],
+    timeout_ms: Option<i64>,
+    pselect: bool,
+) -> Selected {
+    let (mut reads, mut writes) = (set_of(read), set_of(write));
+    let limit = read.iter().chain(write).max().map_or(0, |fd| fd + 1);
+    let result = if pselect {
+        let time = timeout_ms.map(timespec);
+        let time = time.as_ref().map_or(ptr::null(), ptr::from_ref);
+        // SAFETY: the sets and the time outlive the call; no exceptional set, no mask.
+        ret(unsafe {
+            libc::pselect(
+                limit,
+                &mut reads,
+                &mut writes,
+                ptr::null_mut(),
+                time,
+                ptr::null(),
+            )
+        })
+    } else {
+        let mut time = timeout_ms.map(|ms| libc::timeval {
+            tv_sec: ms / 1000,
+            tv_usec: ms % 1000 * 1000,
+        });
+        let time = time.as_mut().map_or(ptr::null_mut(), ptr::from_mut);
+        // SAFETY: the sets and the time outlive the call; no exceptional set.
+        ret(unsafe { libc::select(limit, &mut reads, &mut writes, ptr::null_mut(), time) })
+    };
+    let found = result.0.is_ok();
+    Selected {
+        result,
+        readable: if found {
+            members(&reads, read)
+        } else {
+            Vec::new()
+        },
+        writable: if found {
+            members(&writes, write)
+        } else {
+            Vec::new()
+        },
+    }
+}
+
+pub(crate) fn timespec(ms: i64) -> libc::timespec {
+    libc::timespec {
+        tv_sec: ms / 1000,
+        tv_nsec: ms % 1000 * 1_000_000,
+    }
+}
+
+/// poll over (descriptor, wanted events): the result, and the events found.
+pub(crate) fn poll(wanted: &[(Fd, i16)], timeout_ms: c_int) -> (Ret, Vec<i16>) {
+    let mut list = poll_list(wanted);
+    // SAFETY: the list outlives the call.
+    let result =
+        ret(unsafe { libc::poll(list.as_mut_ptr(), list.len() as libc::nfds_t, timeout_ms) });
+    (result, list.iter().map(|entry| entry.revents).collect())
+}
+
+/// As [`poll`], by ppoll.
+pub(crate) fn ppoll(wanted: &[(Fd, i16)], timeout_ms: i64) -> (Ret, Vec<i16>) {
+    let mut list = poll_list(wanted);
+    let time = timespec(timeout_ms);
+    // SAFETY: the list and the time outlive the call; no mask.
+    let result = ret(unsafe {
+        libc::ppoll(
+            list.as_mut_ptr(),
+            list.len() as libc::nfds_t,
+            &time,
+            ptr::null(),
+        )
+    });
+    (result, list.iter().map(|entry| entry.revents).collect())
+}
+
+fn poll_list(wanted: &[(Fd, i16)]) -> Vec<libc::pollfd> {
+    wanted
+        .iter()
+        .map(|&(fd, events)| libc::pollfd {
+            fd,
+            events,
+            revents: 0,
+        })
+        .collect()
+}
+
+pub(crate) fn epoll_create() -> Fd {
+    // SAFETY: takes no pointers.
+    ret(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) }).fd()
+}
+
+pub(crate) fn epoll_ctl(epoll: Fd, operation: c_int, fd: Fd, events: c_int, data: u64) -> Ret {
+    let mut event = libc::epoll_event {
+        events: events.cast_unsigned(),
+        u64: data,
+    };
+    // SAFETY: `event` outlives the call.
+    ret(unsafe { libc::epoll_ctl(epoll, operation, fd, &mut event) })
+}
+
+/// What an epoll_wait found: (data, events) in ascending order of data.
+pub(crate) fn epoll_wait(epoll: Fd, max: usize, timeout_ms: c_int) -> (Ret, Vec<(u64, u32)>) {
+    let mut events = vec![libc::epoll_event { events: 0, u64: 0 }; max];
+    let max = c_int::try_from(max).expect("few");
+    // SAFETY: `events` has room for `max` events.
+    let result = ret(unsafe { libc::epoll_wait(epoll, events.as_mut_ptr(), max, timeout_ms) });
+    (result, sorted(&events, result))
+}
+
+/// epoll_pwait with a signal mask, or epoll_pwait2 with its finer time-out when `ns` is given.
+pub(crate) fn epoll_pwait(
+    epoll: Fd,
+    timeout_ms: c_int,
+    mask: Option<&libc::sigset_t>,
+    ns: Option<i64>,
+) -> (Ret, Vec<(u64, u32)>) {
+    let mut events = vec![libc::epoll_event { events: 0, u64: 0 }; 16];
+    let mask = mask.map_or(ptr::null(), ptr::from_ref);
+    let result = match ns {
+        // SAFETY: `events` has room for 16 events; the mask outlives the call.
+        None => ret(unsafe { libc::epoll_pwait(epoll, events.as_mut_ptr(), 16, timeout_ms, mask) }),
+        Some(ns) => {
+            let time = libc::timespec {
+                tv_sec: ns / 1_000_000_000,
+                tv_nsec: ns % 1_000_000_000,
+            };
+            // SAFETY: `events` has room for 16 events; the time and the mask outlive the call.
+            ret(unsafe { epoll_pwait2(epoll, events.as_mut_ptr(), 16, &time, mask) })
+        }
+    };
+    (result, sorted(&events, result))
+}
+
+fn sorted(events: &[libc::epoll_event], result: Ret) -> Vec<(u64, u32)> {
+    let mut found: Vec<(u64, u32)> = events[..result.len()]
+        .iter()
+        .map(|event| (event.u64, event.events))
+        .collect();
+    found.sort_unstable();
+    found
+}
+
+unsafe extern "C" {
+    fn epoll_pwait2(
+        epoll: c_int,
+        events: *mut libc::epoll_event,
+        max: c_int,
+        timeout: *const libc::timespec,
+        mask: *const libc::sigset_t,
+    ) -> c_int;
+    fn __read_chk(fd: c_int, buffer: *mut c_void, len: usize, room: usize) -> isize;
+    fn __recv_chk(fd: c_int, buffer: *mut c_void, len: usize, room: usize, flags: c_int) -> isize;
+    fn __recvfrom_chk(
+        fd: c_int,
+        buffer: *mut c_void,
+        len: usize,
+        room: usize,
+        flags: c_int,
+        address: *mut libc::sockaddr,
+        address_len: *mut libc::socklen_t,
+    ) -> isize;
+    fn __poll_chk(
+        list: *mut libc::pollfd,
+        count: libc::nfds_t,
+        timeout: c_int,
+        room: usize,
+    ) -> c_int;
+}
+
+/// read as a program built with _FORTIFY_SOURCE calls it.
+pub(crate) fn read_chk(fd: Fd, bytes: &mut [u8]) -> Ret {
+    // SAFETY: the pointer, length and room are those of one live, exclusive slice.
+    size(unsafe { __read_chk(fd, bytes.as_mut_ptr().cast(), bytes.len(), bytes.len()) })
+}
+
+/// recv as a program built with _FORTIFY_SOURCE calls it.
+pub(crate) fn recv_chk(fd: Fd, bytes: &mut [u8]) -> Ret {
+    // SAFETY: the pointer, length and room are those of one live, exclusive slice.
+    size(unsafe { __recv_chk(fd, bytes.as_mut_ptr().cast(), bytes.len(), bytes.len(), 0) })
+}
+
+/// recvfrom as a program built with _FORTIFY_SOURCE calls it.
+pub(crate) fn recvfrom_chk(fd: Fd, bytes: &mut [u8]) -> Ret {
+    let (bytes, len) = (bytes.as_mut_ptr().cast(), bytes.len());
+    // SAFETY: the pointer, length and room are those of one live, exclusive slice; no address.
+    size(unsafe { __recvfrom_chk(fd, bytes, len, len, 0, ptr::null_mut(), ptr::null_mut()) })
+}
+
+/// poll as a program built with _FORTIFY_SOURCE calls it.
+pub(crate) fn poll_chk(wanted: &[(Fd, i16)], timeout_ms: c_int) -> (Ret, Vec<i16>) {
+    let mut list = poll_list(wanted);
+    let room = mem::size_of_val(list.as_slice());
+    // SAFETY: the list outlives the call and is `room` bytes long.
+    let result = ret(unsafe {
+        __poll_chk(
+            list.as_mut_ptr(),
+            list.len() as libc::nfds_t,
+            timeout_ms,
+            room,
+        )
+    });
+    (result, list.iter().map(|entry| entry.revents).collect())
+}
+
+/// A system call by number, through libc's `syscall()`, on a buffer.
+pub(crate) fn raw(number: libc::c_long, fd: Fd, bytes: *mut u8, len: usize) -> Ret {
+    // SAFETY: only calls that take a descriptor, a buffer and its length, and ignore the rest or take
+    // zeroes (flags, no address), are made; the callers pass live buffers.
+    ret(unsafe { libc::syscall(number, fd, bytes, len, 0, 0, 0) })
+}
+
+/// The name of a C string literal's bytes, for calls that take one.
+pub(crate) fn text(bytes: &CStr) -> *const libc::c_char {
+    bytes.as_ptr()
+}

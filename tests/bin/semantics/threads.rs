@@ -1,0 +1,211 @@
+//! Several threads on one socket.
+
+use std::thread;
+use std::time::Duration;
+
+use crate::Case;
+use crate::role::{Pair, drain, receive_all, sample, send_all, shown};
+use crate::sys;
+
+pub(crate) const CASES: &[Case] = &[
+    Case::pair("one_thread_reads_while_another_writes", read_while_write),
+    Case::pair("messages_of_two_writers_stay_whole", two_writers),
+    Case::pair("bytes_go_to_one_of_two_readers", two_readers),
+    Case::pair("shutdown_wakes_a_thread_blocked_in_recv", shutdown_wakes),
+    Case::pair(
+        "shutdown_wakes_a_thread_blocked_in_poll",
+        shutdown_wakes_poll,
+    ),
+    Case::pair("close_while_another_thread_receives", close_under_recv),
+    Case::pair("two_threads_blocked_in_recv_are_both_served", both_blocked),
+    Case::pair("thread_per_direction_by_epoll", epoll_threads),
+];
+
+fn read_while_write(pair: &Pair) {
+    const ROUNDS: usize = 3000;
+    let fd = pair.fd;
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            for number in 0..ROUNDS {
+                send_all(fd, &[number as u8; 64]);
+            }
+        });
+        let mut right = true;
+        for number in 0..ROUNDS {
+            let mut bytes = [0; 64];
+            receive_all(fd, &mut bytes);
+            right &= bytes == [number as u8; 64];
+        }
+        pair.say("received in order", right);
+    });
+    pair.step();
+}
+
+fn two_writers(pair: &Pair) {
+    const MESSAGES: usize = 5000;
+    let fd = pair.fd;
+    if pair.server() {
+        thread::scope(|scope| {
+            for letter in *b"ab" {
+                scope.spawn(move || {
+                    // One send call per message: a stream socket does not tear small ones apart.
+                    (0..MESSAGES)
+                        .for_each(|_| assert_eq!(sys::send(fd, &[letter; 100], 0).value(), 100));
+                });
+            }
+        });
+        pair.say("close", sys::close(fd));
+    } else {
+        let mut counts = [0; 2];
+        for _ in 0..2 * MESSAGES {
+            let mut message = [0; 100];
+            receive_all(fd, &mut message);
+            assert!(
+                message.iter().all(|byte| *byte == message[0]),
+                "torn: {:?}",
+                shown(&message)
+            );
+            counts[usize::from(message[0] - b'a')] += 1;
+        }
+        pair.say("messages", format!("{counts:?}"));
+        pair.say("then", drain(fd));
+    }
+}
+
+fn two_readers(pair: &Pair) {
+    const LEN: usize = 5_000_000;
+    let fd = pair.fd;
+    if pair.server() {
+        send_all(fd, &vec![1; LEN]);
+        pair.say("close", sys::close(fd));
+    } else {
+        let readers = [0, 1].map(|_| {
+            thread::spawn(move || {
+                let (mut total, mut bytes) = (0, vec![0; 7000]);
+                loop {
+                    let result = sys::recv(fd, &mut bytes, 0);
+                    if result.value() == 0 {
+                        return total;
+                    }
+                    assert!(bytes[..result.len()].iter().all(|byte| *byte == 1));
+                    total += result.len();
+                }
+            })
+        });
+        let totals = readers.map(|reader| reader.join().expect("no panic"));
+        pair.say("received by both together", totals.iter().sum::<usize>());
+    }
+}
+
+fn shutdown_wakes(pair: &Pair) {
+    let fd = pair.fd;
+    if pair.server() {
+        let reader = thread::spawn(move || sys::recv(fd, &mut [0; 8], 0));
+        thread::sleep(Duration::from_millis(30));
+        pair.say("shutdown", sys::shutdown(fd, libc::SHUT_RD));
+        pair.say("recv", reader.join().expect("no panic"));
+    }
+    pair.step();
+}
+
+fn shutdown_wakes_poll(pair: &Pair) {
+    let fd = pair.fd;
+    if pair.server() {
+        let waiter = thread::spawn(move || sys::poll(&[(fd, libc::POLLIN | libc::POLLRDHUP)], -1));
+        thread::sleep(Duration::from_millis(30));
+        pair.say("shutdown", sys::shutdown(fd, libc::SHUT_RDWR));
+        pair.say("poll", waiter.join().expect("no panic").0);
+    }
+    pair.step();
+}
+
+fn close_under_recv(pair: &Pair) {
+    let fd = pair.fd;
+    if pair.server() {
+        let reader = thread::spawn(move || {
+            let mut bytes = [0; 8];
+            let result = sys::recv(fd, &mut bytes, 0);
+            (result, shown(&bytes[..result.len()]))
+        });
+        thread::sleep(Duration::from_millis(30));
+        pair.say("close", sys::close(fd));
+        pair.step();
+        // The sleeping call still holds the socket: it gets the data, and only then is it over.
+        let (result, text) = reader.join().expect("no panic");
+        pair.say("recv", format!("{result} {text}"));
+        pair.step();
+    } else {
+        pair.step();
+        pair.say("send", sys::send(fd, b"late", libc::MSG_NOSIGNAL));
+        pair.step();
+        pair.say("then", drain(fd));
+    }
+}
+
+fn both_blocked(pair: &Pair) {
+    let fd = pair.fd;
+    if pair.server() {
+        pair.step();
+        for _ in 0..2 {
+            thread::sleep(Duration::from_millis(20));
+            send_all(fd, b"turn");
+            pair.step();
+        }
+    } else {
+        let readers = [0, 1].map(|_| {
+            thread::spawn(move || {
+                let mut bytes = [0; 4];
+                sys::recv(fd, &mut bytes, 0);
+                shown(&bytes)
+            })
+        });
+        pair.step();
+        pair.step();
+        pair.step();
+        for reader in readers {
+            pair.say("recv", reader.join().expect("no panic"));
+        }
+    }
+    pair.step();
+}
+
+fn epoll_threads(pair: &Pair) {
+    const LEN: usize = 10_000_000;
+    let fd = pair.fd;
+    sys::set_nonblocking(fd, true);
+    let bytes = sample(LEN);
+    let wait = |epoll| assert_eq!(sys::epoll_wait(epoll, 1, 20_000).0.value(), 1);
+    let watch = |events| {
+        let epoll = sys::epoll_create();
+        sys::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, fd, events | libc::EPOLLET, 0).value();
+        epoll
+    };
+    let (reads, writes) = (watch(libc::EPOLLIN), watch(libc::EPOLLOUT));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut sent = 0;
+            while sent < LEN {
+                let result = sys::send(fd, &bytes[sent..], libc::MSG_NOSIGNAL);
+                if result.is(libc::EAGAIN) {
+                    wait(writes);
+                } else {
+                    sent += usize::try_from(result.value()).expect("not negative");
+                }
+            }
+        });
+        let (mut received, mut right) = (0, true);
+        let mut part = vec![0; 30_000];
+        while received < LEN {
+            let result = sys::recv(fd, &mut part, 0);
+            if result.is(libc::EAGAIN) {
+                wait(reads);
+            } else {
+                assert!(result.value() > 0);
+                right &= part[..result.len()] == bytes[received..][..result.len()];
+                received += result.len();
+            }
+        }
+        pair.say("received", format!("{received} right {right}"));
+    });
+    pair.step();
+}

@@ -1,0 +1,80 @@
+//! What the tests need from the host: free ports, installed programs, loud skips.
+
+use std::io::Write;
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::process::Command;
+
+/// A TCP port that was free a moment ago.
+///
+/// For programs that cannot bind port 0 and tell. The port stays in the ephemeral range, so another
+/// test can take it in between: callers retry a server that cannot bind.
+///
+/// # Panics
+/// When the loopback interface has no free port left.
+pub fn free_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("the loopback interface has ports");
+    listener
+        .local_addr()
+        .expect("a bound listener has an address")
+        .port()
+}
+
+/// Where an installed program is, if it is installed.
+///
+/// Looks beyond `PATH` in the directories that Debian keeps servers in.
+pub fn program(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let mut places: Vec<PathBuf> = std::env::split_paths(&path).collect();
+    places.extend(["/usr/sbin", "/usr/bin", "/sbin"].map(PathBuf::from));
+    if let Ok(versions) = std::fs::read_dir("/usr/lib/postgresql") {
+        places.extend(versions.flatten().map(|version| version.path().join("bin")));
+    }
+    places
+        .into_iter()
+        .map(|place| place.join(name))
+        .find(|path| path.is_file())
+}
+
+/// The Python interpreter itself, past any launcher script that stands before it in `PATH`.
+pub fn python() -> Option<PathBuf> {
+    let launcher = program("python3")?;
+    let output = Command::new(launcher)
+        .args(["-c", "import sys; print(sys.executable)"])
+        .output()
+        .ok()?;
+    let path = PathBuf::from(String::from_utf8(output.stdout).ok()?.trim());
+    path.is_file().then_some(path)
+}
+
+/// Says, past the test runner's output capture, that a test did not run.
+pub fn skipped(reason: &str) {
+    let test = std::thread::current().name().unwrap_or("a test").to_owned();
+    // The runner captures `println!`, not the descriptor: a skip must be seen in a passing run.
+    let _ = std::io::stderr().write_all(format!("SKIPPED: {test}: {reason}\n").as_bytes());
+}
+
+/// The first of `names` that is not installed, reported as a skip.
+///
+/// Returns the programs' paths in order, or `None` after saying what is missing.
+pub fn require<const N: usize>(names: [&str; N]) -> Option<[PathBuf; N]> {
+    let mut found = Vec::with_capacity(N);
+    for name in names {
+        match program(name) {
+            Some(path) => found.push(path),
+            None => {
+                skipped(&format!("{name} is not installed"));
+                return None;
+            }
+        }
+    }
+    found.try_into().ok()
+}
+
+/// How many rounds a repeated test runs: `usual`, or the number in `TOEHOLD_SOAK`.
+pub fn rounds(usual: u64) -> u64 {
+    std::env::var("TOEHOLD_SOAK")
+        .ok()
+        .and_then(|value| value.parse().ok())
+        .unwrap_or(usual)
+}

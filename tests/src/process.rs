@@ -1,0 +1,213 @@
+//! Child processes that cannot outlive their test, and waits that cannot last.
+//!
+//! A test ends by assertion or by panic; either way every process it started is gone afterwards. Each
+//! [`Running`] leads its own process group, so that workers and forked children go with it.
+
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+/// Longer than any step of any test takes on a loaded two-core machine.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Asks `ready` again and again until it says yes or `patience` is over; says which.
+pub fn wait_until(patience: Duration, mut ready: impl FnMut() -> bool) -> bool {
+    let start = Instant::now();
+    loop {
+        if ready() {
+            return true;
+        }
+        if start.elapsed() > patience {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A child process with its output in files; killed, with its process group, when dropped.
+#[derive(Debug)]
+pub struct Running {
+    child: Child,
+    name: String,
+    stdout: PathBuf,
+    stderr: PathBuf,
+    status: Option<ExitStatus>,
+}
+
+impl Running {
+    /// Starts `command` in its own process group, output going to `NAME.out` and `NAME.err` in `dir`.
+    ///
+    /// # Panics
+    /// When the program cannot be started.
+    pub fn start(mut command: Command, name: &str, dir: &Path) -> Running {
+        let (stdout, stderr) = (
+            dir.join(format!("{name}.out")),
+            dir.join(format!("{name}.err")),
+        );
+        let create = |path| File::create(path).expect("the scratch directory is writable");
+        command
+            .stdout(create(&stdout))
+            .stderr(create(&stderr))
+            .process_group(0);
+        command.stdin(Stdio::null());
+        let child = command
+            .spawn()
+            .unwrap_or_else(|error| panic!("{command:?}: {error}"));
+        Running {
+            child,
+            name: name.to_owned(),
+            stdout,
+            stderr,
+            status: None,
+        }
+    }
+
+    /// The process id, which is also its process group's.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Whether the process has ended, and how.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        if self.status.is_none() {
+            self.status = self
+                .child
+                .try_wait()
+                .expect("the child is ours to wait for");
+        }
+        self.status
+    }
+
+    /// Waits at most `patience` for the process to end by itself.
+    pub fn wait(&mut self, patience: Duration) -> Option<ExitStatus> {
+        wait_until(patience, || self.ended().is_some());
+        self.status
+    }
+
+    /// Waits for a successful end and returns what the process wrote to its standard output.
+    ///
+    /// # Panics
+    /// When the process does not end in time, or ends badly; with its output and its wait channel.
+    pub fn success(mut self, patience: Duration) -> String {
+        match self.wait(patience) {
+            Some(status) if status.success() => self.stdout(),
+            Some(status) => panic!("{} ended with {status}\n{}", self.name, self.outputs()),
+            None => panic!(
+                "{} is stuck in {}\n{}",
+                self.name,
+                self.whereabouts(),
+                self.outputs()
+            ),
+        }
+    }
+
+    /// Sends `signal` to the process alone.
+    pub fn signal(&self, signal: i32) {
+        if self.status.is_none() {
+            // SAFETY: kill takes no pointers. The child has not been reaped while `status` is `None`,
+            // so the number is still this process's.
+            unsafe { libc::kill(self.child.id().cast_signed(), signal) };
+        }
+    }
+
+    /// Asks the process to end, then insists; returns how it ended.
+    pub fn stop(&mut self) -> Option<ExitStatus> {
+        self.signal(libc::SIGTERM);
+        if self.wait(Duration::from_secs(10)).is_none() {
+            self.kill_group();
+        }
+        self.wait(Duration::from_secs(10))
+    }
+
+    /// What the process has written to its standard output so far.
+    pub fn stdout(&self) -> String {
+        text(&self.stdout)
+    }
+
+    /// What the process has written to its standard error so far.
+    pub fn stderr(&self) -> String {
+        text(&self.stderr)
+    }
+
+    /// Both outputs, labelled, for a failure message.
+    pub fn outputs(&self) -> String {
+        let (name, out, err) = (&self.name, self.stdout(), self.stderr());
+        format!(
+            "--- {name} stdout\n{}--- {name} stderr\n{}",
+            tail(&out),
+            tail(&err)
+        )
+    }
+
+    /// Where the process's threads wait in the kernel: the first question about a stuck one.
+    pub fn whereabouts(&self) -> String {
+        let tasks = format!("/proc/{}/task", self.child.id());
+        let Ok(tasks) = std::fs::read_dir(tasks) else {
+            return "nowhere (it is gone)".into();
+        };
+        let places = tasks.flatten().map(|task| {
+            let wait_channel = text(&task.path().join("wchan"));
+            let call = text(&task.path().join("syscall"));
+            format!(
+                "{} (system call {})",
+                wait_channel,
+                call.split(' ').next().unwrap_or("?").trim()
+            )
+        });
+        places.collect::<Vec<_>>().join(", ")
+    }
+
+    fn kill_group(&self) {
+        // SAFETY: kill takes no pointers. The group is the one this child was made leader of; it
+        // cannot have been given to anyone else while one of its members lives, and if none does the
+        // call fails harmlessly.
+        unsafe { libc::kill(-self.child.id().cast_signed(), libc::SIGKILL) };
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.kill_group();
+        if self.status.is_none() {
+            let _ = self.child.wait();
+        }
+    }
+}
+
+/// Runs `command` to its end, bounded, and returns its standard output.
+///
+/// # Panics
+/// As [`Running::success`].
+pub fn output(command: Command, name: &str, dir: &Path) -> String {
+    Running::start(command, name, dir).success(PATIENCE)
+}
+
+/// Says in words how a process ended.
+pub fn ending(status: ExitStatus) -> String {
+    match status.signal() {
+        Some(signal) => format!("signal {signal}"),
+        None => format!("exit {}", status.code().unwrap_or(-1)),
+    }
+}
+
+fn text(path: &Path) -> String {
+    let mut bytes = Vec::new();
+    if let Ok(mut file) = File::open(path) {
+        let _ = file.read_to_end(&mut bytes);
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// The last part of a long text: failures are at the end.
+fn tail(text: &str) -> String {
+    const LINES_MAX: usize = 60;
+    let lines: Vec<&str> = text.lines().collect();
+    let from = lines.len().saturating_sub(LINES_MAX);
+    lines[from..]
+        .iter()
+        .map(|line| format!("{line}\n"))
+        .collect()
+}

@@ -1,0 +1,315 @@
+//! The product under test: found, started, asked.
+
+use std::ffi::OsStr;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path as FilePath, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::process::{Running, wait_until};
+
+/// How a program under test is started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Path {
+    /// As it is, on the kernel: the oracle.
+    Host,
+    /// Under `toehold run --path direct`.
+    Direct,
+}
+
+/// One adapter with its private runtime directory, and the means to run programs under it.
+#[derive(Debug)]
+pub struct Toehold {
+    product: Product,
+    scratch: TempDir,
+    adapter: Option<Running>,
+    user: Option<String>,
+}
+
+/// The two files a user installs.
+#[derive(Clone, Debug)]
+struct Product {
+    command: PathBuf,
+    library: PathBuf,
+}
+
+impl Toehold {
+    /// Builds the product if need be and starts an adapter for this test alone.
+    ///
+    /// # Panics
+    /// When the product does not build or the adapter does not answer.
+    pub fn start() -> Toehold {
+        Toehold::start_for(None)
+    }
+
+    /// As [`Toehold::start`], with the adapter and every program run as `user`.
+    ///
+    /// # Panics
+    /// When the product does not build, the adapter does not answer, or we may not become `user`.
+    pub fn start_as(user: &str) -> Toehold {
+        Toehold::start_for(Some(user.to_owned()))
+    }
+
+    /// A place to run programs on the kernel: no adapter, nothing built.
+    ///
+    /// # Panics
+    /// When there is no room for a scratch directory.
+    pub fn absent() -> Toehold {
+        let product = Product {
+            command: PathBuf::new(),
+            library: PathBuf::new(),
+        };
+        Toehold {
+            product,
+            scratch: scratch(),
+            adapter: None,
+            user: None,
+        }
+    }
+
+    /// As [`Toehold::absent`], with every program run as `user`.
+    ///
+    /// # Panics
+    /// When there is no room for a scratch directory that `user` can write.
+    pub fn absent_as(user: &str) -> Toehold {
+        let toehold = Toehold {
+            user: Some(user.to_owned()),
+            ..Toehold::absent()
+        };
+        toehold.give_to_user(toehold.scratch.path());
+        toehold
+    }
+
+    fn start_for(user: Option<String>) -> Toehold {
+        let mut toehold = match &user {
+            Some(user) => Toehold::absent_as(user),
+            None => Toehold::absent(),
+        };
+        toehold.product = product().clone();
+        if user.is_some() {
+            toehold.product = toehold.product.copied_to(toehold.scratch.path());
+        }
+        let runtime = toehold.runtime();
+        std::fs::create_dir(&runtime).expect("the scratch directory is writable");
+        std::fs::set_permissions(&runtime, PermissionsExt::from_mode(0o700)).expect("it is ours");
+        toehold.give_to_user(&runtime);
+        toehold.start_adapter();
+        toehold
+    }
+
+    /// Starts the adapter, or starts it again after it was killed.
+    ///
+    /// # Panics
+    /// When it does not answer within ten seconds.
+    pub fn start_adapter(&mut self) {
+        self.adapter = None;
+        let mut command = self.as_user(&self.product.command);
+        command
+            .arg("adapter")
+            .arg("--runtime-dir")
+            .arg(self.runtime());
+        let mut adapter = Running::start(command, "adapter", self.dir());
+        let up = wait_until(Duration::from_secs(10), || {
+            adapter.ended().is_some() || self.ask(&["status", "--json"]).is_some()
+        });
+        assert!(
+            up && adapter.ended().is_none(),
+            "the adapter did not start\n{}",
+            adapter.outputs()
+        );
+        self.adapter = Some(adapter);
+    }
+
+    /// The running adapter.
+    ///
+    /// # Panics
+    /// When this is a [`Toehold::absent`] one.
+    pub fn adapter(&mut self) -> &mut Running {
+        self.adapter.as_mut().expect("an adapter was started")
+    }
+
+    /// A command that runs `program` on `path`.
+    pub fn command(&self, path: Path, program: impl AsRef<OsStr>) -> Command {
+        match path {
+            Path::Host => self.as_user(program),
+            Path::Direct => {
+                let mut command = self.as_user(&self.product.command);
+                command.env("TOEHOLD_LIB", &self.product.library);
+                command
+                    .args(["run", "--path", "direct", "--runtime-dir"])
+                    .arg(self.runtime());
+                command.arg("--").arg(program);
+                command
+            }
+        }
+    }
+
+    /// Runs a `toehold` subcommand against this adapter; its output, or `None` when it fails.
+    pub fn ask(&self, arguments: &[&str]) -> Option<String> {
+        let mut command = self.as_user(&self.product.command);
+        command
+            .args(arguments)
+            .arg("--runtime-dir")
+            .arg(self.runtime());
+        let output = command.stdin(Stdio::null()).output().ok()?;
+        output
+            .status
+            .success()
+            .then(|| String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// Every connection that `toehold status` knows now.
+    pub fn connections(&self) -> Vec<Connection> {
+        let Some(text) = self.ask(&["status", "--json"]) else {
+            return Vec::new();
+        };
+        let status: Value = serde_json::from_str(&text).unwrap_or(Value::Null);
+        let processes = status["processes"].as_array().cloned().unwrap_or_default();
+        let mut connections = Vec::new();
+        for process in &processes {
+            for connection in process["connections"].as_array().into_iter().flatten() {
+                connections.push(Connection {
+                    pid: process["pid"].as_u64().unwrap_or(0),
+                    value: connection.clone(),
+                });
+            }
+        }
+        connections
+    }
+
+    /// A directory for this test's files; gone afterwards.
+    pub fn dir(&self) -> &FilePath {
+        self.scratch.path()
+    }
+
+    /// The adapter's runtime directory.
+    pub fn runtime(&self) -> PathBuf {
+        self.scratch.path().join("runtime")
+    }
+
+    /// A command for `program` as the user this instance is for.
+    fn as_user(&self, program: impl AsRef<OsStr>) -> Command {
+        match &self.user {
+            None => Command::new(program),
+            Some(user) => {
+                let mut command = Command::new("setpriv");
+                command.args(["--reuid", user, "--regid", user, "--clear-groups", "--"]);
+                command
+                    .arg(program)
+                    .current_dir(self.dir())
+                    .env("HOME", self.dir());
+                command.env_remove("XDG_RUNTIME_DIR");
+                command
+            }
+        }
+    }
+
+    /// Makes `path` the user's own.
+    pub fn give_to_user(&self, path: &FilePath) {
+        if let Some(user) = &self.user {
+            let status = Command::new("chown")
+                .arg(format!("{user}:"))
+                .arg(path)
+                .status();
+            assert!(
+                status.is_ok_and(|status| status.success()),
+                "chown {user} {path:?} failed"
+            );
+        }
+    }
+}
+
+/// One connection as `toehold status` tells of it.
+#[derive(Clone, Debug)]
+pub struct Connection {
+    /// The process that holds it.
+    pub pid: u64,
+    /// Everything told.
+    pub value: Value,
+}
+
+impl Connection {
+    /// Whether both directions run on rings.
+    pub fn is_direct(&self) -> bool {
+        let path = |key: &str| self.value[key].as_str() == Some("direct");
+        path("path") && path("tx_path") && path("rx_path")
+    }
+
+    /// Whether one of its addresses ends in this port.
+    pub fn has_port(&self, port: u16) -> bool {
+        let ends = |key: &str| {
+            self.value[key]
+                .as_str()
+                .is_some_and(|address| address.ends_with(&format!(":{port}")))
+        };
+        ends("local") || ends("remote")
+    }
+
+    /// A counter of this connection.
+    pub fn count(&self, key: &str) -> u64 {
+        self.value[key].as_u64().unwrap_or(0)
+    }
+}
+
+impl Product {
+    /// A copy that any user can read, whatever the build directory's permissions.
+    fn copied_to(&self, dir: &FilePath) -> Product {
+        let copy = |from: &FilePath| {
+            let to = dir.join(from.file_name().expect("a file has a name"));
+            std::fs::copy(from, &to).expect("the scratch directory is writable");
+            to
+        };
+        Product {
+            command: copy(&self.command),
+            library: copy(&self.library),
+        }
+    }
+}
+
+/// Builds the product once for all tests of this process.
+fn product() -> &'static Product {
+    static PRODUCT: OnceLock<Product> = OnceLock::new();
+    PRODUCT.get_or_init(|| {
+        let dir = target_dir();
+        // Cargo has released its build lock by the time it runs tests, and a build with nothing to
+        // do takes a fraction of a second. Without it a test could praise an old library.
+        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        let mut command = Command::new(cargo);
+        command.args(["build", "--quiet", "-p", "toehold", "-p", "toehold-preload"]);
+        if dir.ends_with("release") {
+            command.arg("--release");
+        }
+        command.current_dir(env!("CARGO_MANIFEST_DIR"));
+        command.env(
+            "CARGO_TARGET_DIR",
+            dir.parent().expect("a profile lies in a target directory"),
+        );
+        let built = command.status().is_ok_and(|status| status.success());
+        assert!(built, "the product does not build: {command:?}");
+        Product {
+            command: dir.join("toehold"),
+            library: dir.join("libtoehold.so"),
+        }
+    })
+}
+
+/// The directory of the running profile: tests run from `PROFILE/deps`.
+fn target_dir() -> PathBuf {
+    let test = std::env::current_exe().expect("a running test has a path");
+    let dir = test
+        .parent()
+        .and_then(FilePath::parent)
+        .expect("tests run from PROFILE/deps");
+    dir.to_path_buf()
+}
+
+fn scratch() -> TempDir {
+    let dir = tempfile::Builder::new().prefix("toehold-e2e-").tempdir();
+    let dir = dir.expect("the temporary directory is writable");
+    std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).expect("it is ours");
+    dir
+}
