@@ -1,0 +1,53 @@
+//! Options that several subcommands share.
+
+use clap::ValueEnum;
+use serde::Serialize;
+
+/// How a connection's bytes may travel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum PathChoice {
+    /// The best path each connection can have
+    Auto,
+    /// Kernel TCP only: the program runs without the library
+    Host,
+    /// Shared memory to programs on this host, kernel TCP to all others
+    Direct,
+    /// The adapter's own TCP engine for network connections
+    Offload,
+}
+
+impl PathChoice {
+    /// The word of the option and of `TOEHOLD_PATH`.
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            PathChoice::Auto => "auto",
+            PathChoice::Host => "host",
+            PathChoice::Direct => "direct",
+            PathChoice::Offload => "offload",
+        }
+    }
+}
+
+/// How a program waits for bytes that are not there yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum WaitChoice {
+    /// Spin while spinning has recently paid and a core is free, else sleep
+    Adaptive,
+    /// Spin always: lowest latency, one busy core for each waiting thread
+    Poll,
+    /// Sleep always: lowest CPU time
+    Event,
+}
+
+impl WaitChoice {
+    /// The word of the option and of `TOEHOLD_WAIT`.
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            WaitChoice::Adaptive => "adaptive",
+            WaitChoice::Poll => "poll",
+            WaitChoice::Event => "event",
+        }
+    }
+}

@@ -1,0 +1,455 @@
+//! Looks at a program before it is run: where it is, and whether the library can be loaded into it.
+//!
+//! A program the library cannot enter runs all the same, on the host path; the user is told why.
+
+use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+/// Finds `name` as `execvp` does.
+///
+/// # Errors
+///
+/// When there is no such program, or it may not be executed.
+pub(crate) fn find(name: &OsStr) -> Result<PathBuf, FindError> {
+    find_in(name, std::env::var_os("PATH").as_deref())
+}
+
+/// Why a program cannot be run.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum FindError {
+    /// No such file.
+    NotFound {
+        /// As it was typed.
+        name: OsString,
+    },
+    /// There is one, but it may not be executed.
+    CannotExecute {
+        /// Where it is.
+        path: PathBuf,
+    },
+}
+
+impl fmt::Display for FindError {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            FindError::NotFound { name } => {
+                let place = if name.as_bytes().contains(&b'/') {
+                    ""
+                } else {
+                    " in PATH"
+                };
+                write!(out, "there is no program {}{place}", name.to_string_lossy())
+            }
+            FindError::CannotExecute { path } => {
+                write!(
+                    out,
+                    "{} is not an executable file you may run",
+                    path.display()
+                )
+            }
+        }
+    }
+}
+
+impl std::error::Error for FindError {}
+
+/// Why the library cannot be loaded into a program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Obstacle {
+    /// Statically linked: there is no loader to load anything.
+    Static(PathBuf),
+    /// Runs with another identity, so the loader ignores `LD_PRELOAD`.
+    Privileged(PathBuf),
+    /// For another processor or word size.
+    ForeignMachine(PathBuf),
+    /// Linked against another C library.
+    ForeignLoader(PathBuf, String),
+}
+
+impl fmt::Display for Obstacle {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Obstacle::Static(path) => {
+                write!(
+                    out,
+                    "{} is statically linked, so no library can be preloaded",
+                    path.display()
+                )
+            }
+            Obstacle::Privileged(path) => write!(
+                out,
+                "{} runs with another user's rights (set-uid, set-gid or capabilities), so the \
+                 loader ignores preloaded libraries",
+                path.display()
+            ),
+            Obstacle::ForeignMachine(path) => {
+                write!(
+                    out,
+                    "{} is a program for another processor or word size",
+                    path.display()
+                )
+            }
+            Obstacle::ForeignLoader(path, loader) => write!(
+                out,
+                "{} uses the loader {loader}; the library is for glibc's",
+                path.display()
+            ),
+        }
+    }
+}
+
+/// What stands in the way of accelerating the program at `path`; `None` when nothing does.
+/// A file that cannot be read is left to `exec` to judge.
+pub(crate) fn obstacle(path: &Path) -> Option<Obstacle> {
+    inspect(path, SCRIPT_DEPTH_MAX)
+}
+
+fn inspect(path: &Path, depth: u32) -> Option<Obstacle> {
+    let file = File::open(path).ok()?;
+    let mut head = Vec::with_capacity(HEAD_BYTES);
+    (&file)
+        .take(HEAD_BYTES as u64)
+        .read_to_end(&mut head)
+        .ok()?;
+    if let Some(line) = head.strip_prefix(b"#!") {
+        // The kernel ignores a script's set-uid bit; what counts is its interpreter.
+        let interpreter = interpreter(line)?;
+        return if depth == 0 {
+            None
+        } else {
+            inspect(&interpreter, depth - 1)
+        };
+    }
+    if !head.starts_with(b"\x7fELF") {
+        // Without a known format `execvp` has /bin/sh read it.
+        return None;
+    }
+    if is_privileged(path, &file) {
+        return Some(Obstacle::Privileged(path.into()));
+    }
+    let Some(header) = ElfHeader::parse(&head) else {
+        return Some(Obstacle::ForeignMachine(path.into()));
+    };
+    match header.loader(&file) {
+        None => Some(Obstacle::Static(path.into())),
+        Some(loader) if loader.contains("ld-linux") => None,
+        Some(loader) => Some(Obstacle::ForeignLoader(path.into(), loader)),
+    }
+}
+
+/// The program that the first line of a script names, seen through `env`.
+fn interpreter(line: &[u8]) -> Option<PathBuf> {
+    let line = line.split(|byte| *byte == b'\n').next()?;
+    let mut words = line
+        .split(u8::is_ascii_whitespace)
+        .filter(|word| !word.is_empty());
+    let interpreter = PathBuf::from(OsString::from_vec(words.next()?.to_vec()));
+    if interpreter.file_name() == Some(OsStr::new("env")) {
+        let program = words.find(|word| !word.starts_with(b"-") && !word.contains(&b'='))?;
+        return find(OsStr::from_bytes(program)).ok();
+    }
+    Some(interpreter)
+}
+
+/// Whether executing this file changes who the process is, which makes the loader distrust its
+/// environment.
+fn is_privileged(path: &Path, file: &File) -> bool {
+    let Ok(metadata) = file.metadata() else {
+        return false;
+    };
+    // SAFETY: these two calls have no preconditions and cannot fail.
+    let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
+    let set_uid = metadata.mode() & libc::S_ISUID != 0 && metadata.uid() != uid;
+    let set_gid = metadata.mode() & libc::S_ISGID != 0 && metadata.gid() != gid;
+    // Root has every capability already, so file capabilities change nothing for it.
+    set_uid || set_gid || (uid != 0 && has_capabilities(path))
+}
+
+fn has_capabilities(path: &Path) -> bool {
+    let Ok(path) = std::ffi::CString::new(path.as_os_str().as_bytes()) else {
+        return false;
+    };
+    let name = c"security.capability";
+    // SAFETY: both strings end in NUL; a null buffer of size zero asks for the length only.
+    let length = unsafe { libc::getxattr(path.as_ptr(), name.as_ptr(), std::ptr::null_mut(), 0) };
+    length > 0
+}
+
+fn find_in(name: &OsStr, search: Option<&OsStr>) -> Result<PathBuf, FindError> {
+    let not_found = || FindError::NotFound {
+        name: name.to_owned(),
+    };
+    if name.is_empty() {
+        return Err(not_found());
+    }
+    if name.as_bytes().contains(&b'/') {
+        let path = PathBuf::from(name);
+        return match judge(&path) {
+            Found::Runs => Ok(path),
+            Found::Refused => Err(FindError::CannotExecute { path }),
+            Found::Nothing => Err(not_found()),
+        };
+    }
+    let mut refused = None;
+    for directory in std::env::split_paths(search.unwrap_or(OsStr::new(PATH_DEFAULT))) {
+        let directory = if directory.as_os_str().is_empty() {
+            ".".into()
+        } else {
+            directory
+        };
+        let path = directory.join(name);
+        match judge(&path) {
+            Found::Runs => return Ok(path),
+            Found::Refused => refused = refused.or(Some(path)),
+            Found::Nothing => {}
+        }
+    }
+    Err(refused.map_or_else(not_found, |path| FindError::CannotExecute { path }))
+}
+
+enum Found {
+    Runs,
+    Refused,
+    Nothing,
+}
+
+fn judge(path: &Path) -> Found {
+    let Ok(metadata) = fs::metadata(path) else {
+        return Found::Nothing;
+    };
+    let Ok(name) = std::ffi::CString::new(path.as_os_str().as_bytes()) else {
+        return Found::Nothing;
+    };
+    // SAFETY: `name` ends in NUL and outlives the call.
+    let executable = unsafe { libc::access(name.as_ptr(), libc::X_OK) } == 0;
+    if metadata.is_file() && executable {
+        Found::Runs
+    } else {
+        Found::Refused
+    }
+}
+
+/// The parts of an ELF header for this machine that lead to the loader's name.
+struct ElfHeader {
+    table_offset: u64,
+    entry_bytes: u64,
+    entries: u64,
+}
+
+impl ElfHeader {
+    /// `None` for a program of another machine, word size or byte order.
+    fn parse(head: &[u8]) -> Option<ElfHeader> {
+        const CLASS_64: u8 = 2;
+        let little = 1 + u8::from(cfg!(target_endian = "big"));
+        if *head.get(4)? != CLASS_64 || *head.get(5)? != little {
+            return None;
+        }
+        if u16_at(head, 18)? != MACHINE {
+            return None;
+        }
+        Some(ElfHeader {
+            table_offset: u64_at(head, 32)?,
+            entry_bytes: u16_at(head, 54)?.into(),
+            entries: u16_at(head, 56)?.into(),
+        })
+    }
+
+    /// The loader (PT_INTERP) the program asks for; `None` when it asks for none.
+    fn loader(&self, file: &File) -> Option<String> {
+        const PT_INTERP: u32 = 3;
+        let mut entry = [0u8; 56];
+        if self.entry_bytes < entry.len() as u64 {
+            return None;
+        }
+        for index in 0..self.entries {
+            let offset = self.table_offset.checked_add(index * self.entry_bytes)?;
+            file.read_exact_at(&mut entry, offset).ok()?;
+            if u32_at(&entry, 0)? == PT_INTERP {
+                let length = u64_at(&entry, 32)?.min(LOADER_BYTES_MAX) as usize;
+                let mut name = vec![0; length];
+                file.read_exact_at(&mut name, u64_at(&entry, 8)?).ok()?;
+                let name = name.split(|byte| *byte == 0).next()?;
+                return Some(String::from_utf8_lossy(name).into_owned());
+            }
+        }
+        None
+    }
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_ne_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from_ne_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
+}
+
+/// What ELF calls this machine (EM_X86_64, EM_AARCH64).
+const MACHINE: u16 = if cfg!(target_arch = "aarch64") {
+    183
+} else {
+    62
+};
+
+/// Interpreters of interpreters that are followed; the kernel's own limit is near.
+const SCRIPT_DEPTH_MAX: u32 = 4;
+
+/// Enough for an ELF header and for the first line of a script (the kernel reads 256 bytes of it).
+const HEAD_BYTES: usize = 256;
+
+const LOADER_BYTES_MAX: u64 = 4096;
+
+/// What `execvp` searches when there is no PATH.
+const PATH_DEFAULT: &str = "/bin:/usr/bin";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    struct Scratch(PathBuf);
+
+    impl Scratch {
+        fn new(name: &str) -> Scratch {
+            let path =
+                std::env::temp_dir().join(format!("toehold-program-{}-{name}", std::process::id()));
+            let _ = fs::remove_dir_all(&path);
+            fs::create_dir(&path).expect("scratch directory");
+            Scratch(path)
+        }
+
+        fn file(&self, name: &str, content: &[u8], mode: u32) -> PathBuf {
+            let path = self.0.join(name);
+            fs::write(&path, content).expect("file");
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).expect("mode");
+            path
+        }
+    }
+
+    impl Drop for Scratch {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    /// An ELF file for this machine with one program header of this type, naming this loader.
+    fn elf(kind: u32, loader: &str) -> Vec<u8> {
+        let mut bytes = vec![0u8; 64 + 56];
+        bytes[..6].copy_from_slice(b"\x7fELF\x02\x01");
+        bytes[18..20].copy_from_slice(&MACHINE.to_ne_bytes());
+        bytes[32..40].copy_from_slice(&64u64.to_ne_bytes());
+        bytes[54..56].copy_from_slice(&56u16.to_ne_bytes());
+        bytes[56..58].copy_from_slice(&1u16.to_ne_bytes());
+        bytes[64..68].copy_from_slice(&kind.to_ne_bytes());
+        bytes[72..80].copy_from_slice(&120u64.to_ne_bytes());
+        bytes[96..104].copy_from_slice(&(loader.len() as u64 + 1).to_ne_bytes());
+        bytes.extend_from_slice(loader.as_bytes());
+        bytes.push(0);
+        bytes
+    }
+
+    #[test]
+    fn a_dynamic_program_has_no_obstacle() {
+        let this = std::env::current_exe().expect("this test");
+        assert_eq!(obstacle(&this), None);
+        let scratch = Scratch::new("dynamic");
+        let path = scratch.file("a", &elf(3, "/lib64/ld-linux-x86-64.so.2"), 0o755);
+        assert_eq!(obstacle(&path), None);
+    }
+
+    #[test]
+    fn a_static_program_is_told() {
+        let scratch = Scratch::new("static");
+        let path = scratch.file("a", &elf(1, ""), 0o755);
+        assert_eq!(obstacle(&path), Some(Obstacle::Static(path.clone())));
+    }
+
+    #[test]
+    fn another_c_library_is_told() {
+        let scratch = Scratch::new("musl");
+        let path = scratch.file("a", &elf(3, "/lib/ld-musl-x86_64.so.1"), 0o755);
+        assert!(matches!(obstacle(&path), Some(Obstacle::ForeignLoader(..))));
+    }
+
+    #[test]
+    fn another_word_size_is_told() {
+        let scratch = Scratch::new("32bit");
+        let mut bytes = elf(3, "/lib/ld-linux.so.2");
+        bytes[4] = 1;
+        let path = scratch.file("a", &bytes, 0o755);
+        assert_eq!(
+            obstacle(&path),
+            Some(Obstacle::ForeignMachine(path.clone()))
+        );
+    }
+
+    #[test]
+    fn a_cut_off_program_is_no_panic() {
+        let scratch = Scratch::new("cut");
+        let whole = elf(3, "/lib64/ld-linux-x86-64.so.2");
+        for length in 0..whole.len() {
+            let path = scratch.file("a", &whole[..length], 0o755);
+            obstacle(&path);
+        }
+    }
+
+    #[test]
+    fn a_script_is_judged_by_its_interpreter() {
+        let scratch = Scratch::new("script");
+        let fixed = scratch.file("static", &elf(1, ""), 0o755);
+        let script = scratch.file(
+            "s",
+            format!("#! {} -x\n", fixed.display()).as_bytes(),
+            0o755,
+        );
+        let outer = scratch.file("t", format!("#!{}\n", script.display()).as_bytes(), 0o755);
+        assert_eq!(obstacle(&outer), Some(Obstacle::Static(fixed)));
+        let plain = scratch.file("u", b"#!/usr/bin/env -S sh -e\n", 0o755);
+        assert_eq!(obstacle(&plain), None);
+        let itself = scratch.file("v", b"", 0o755);
+        fs::write(&itself, format!("#!{}\n", itself.display())).expect("file");
+        assert_eq!(obstacle(&itself), None);
+    }
+
+    #[test]
+    fn a_program_with_another_owner_s_rights_is_told() {
+        // SAFETY: no preconditions.
+        if unsafe { libc::geteuid() } != 0 {
+            eprintln!("SKIPPED: only root can make a set-uid file of another user");
+            return;
+        }
+        let scratch = Scratch::new("setuid");
+        let path = scratch.file("a", &elf(3, "/lib64/ld-linux-x86-64.so.2"), 0o755);
+        std::os::unix::fs::chown(&path, Some(65_534), None).expect("chown");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o4755)).expect("mode");
+        assert_eq!(obstacle(&path), Some(Obstacle::Privileged(path.clone())));
+    }
+
+    #[test]
+    fn programs_are_found_as_execvp_finds_them() {
+        let scratch = Scratch::new("find");
+        let search = Some(scratch.0.as_os_str());
+        let good = scratch.file("good", b"", 0o755);
+        let refused = scratch.file("refused", b"", 0o644);
+        assert_eq!(find_in(OsStr::new("good"), search), Ok(good.clone()));
+        assert_eq!(find_in(good.as_os_str(), None), Ok(good));
+        let error = find_in(OsStr::new("refused"), search).expect_err("not executable");
+        assert_eq!(error, FindError::CannotExecute { path: refused });
+        let error = find_in(OsStr::new("none"), search).expect_err("missing");
+        assert!(error.to_string().contains("in PATH"));
+        assert!(find_in(OsStr::new(""), search).is_err());
+        assert!(matches!(
+            find_in(scratch.0.as_os_str(), None),
+            Err(FindError::CannotExecute { .. })
+        ));
+    }
+}
