@@ -1,0 +1,109 @@
+//! Which cores the server and the client run on.
+
+use std::mem;
+
+use clap::ValueEnum;
+use serde::Serialize;
+
+/// Where the two sides of a comparison run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Pin {
+    /// Both on one core.
+    Same,
+    /// The server on the first half of the cores, the client on the other half.
+    Split,
+    /// Wherever the scheduler puts them.
+    None,
+}
+
+/// The cores of each side; `None` leaves a side to the scheduler.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct Placement {
+    /// The server's cores.
+    pub(crate) server: Option<Vec<usize>>,
+    /// The client's cores.
+    pub(crate) client: Option<Vec<usize>>,
+}
+
+impl Placement {
+    /// Divides `allowed` as `pin` says; `None` when there are too few cores.
+    pub(crate) fn new(pin: Pin, allowed: &[usize]) -> Option<Placement> {
+        match pin {
+            Pin::None => Some(Placement::default()),
+            Pin::Same => {
+                // Interrupts tend to arrive on the first core; the last one is quieter.
+                let core = vec![*allowed.last()?];
+                Some(Placement {
+                    server: Some(core.clone()),
+                    client: Some(core),
+                })
+            }
+            Pin::Split if allowed.len() < 2 => None,
+            Pin::Split => {
+                let (server, client) = allowed.split_at(allowed.len() / 2);
+                Some(Placement {
+                    server: Some(server.to_vec()),
+                    client: Some(client.to_vec()),
+                })
+            }
+        }
+    }
+}
+
+/// The cores this process may run on.
+pub(crate) fn allowed() -> Vec<usize> {
+    let mut set = empty_set();
+    // SAFETY: `set` is a valid, writable cpu_set_t and its size is given.
+    let result = unsafe { libc::sched_getaffinity(0, mem::size_of_val(&set), &mut set) };
+    if result != 0 {
+        return vec![0];
+    }
+    // SAFETY: every index is below CPU_SETSIZE, the number of bits of `set`.
+    (0..libc::CPU_SETSIZE as usize)
+        .filter(|core| unsafe { libc::CPU_ISSET(*core, &set) })
+        .collect()
+}
+
+/// The kernel's form of a list of cores.
+pub(crate) fn set_of(cores: &[usize]) -> libc::cpu_set_t {
+    let mut set = empty_set();
+    for core in cores
+        .iter()
+        .filter(|core| **core < libc::CPU_SETSIZE as usize)
+    {
+        // SAFETY: the index was checked against CPU_SETSIZE, the number of bits of `set`.
+        unsafe { libc::CPU_SET(*core, &mut set) };
+    }
+    set
+}
+
+fn empty_set() -> libc::cpu_set_t {
+    // SAFETY: cpu_set_t is an array of integers, for which all zeros is the empty set.
+    unsafe { mem::zeroed() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_sides_share_one_core() {
+        let placement = Placement::new(Pin::Same, &[0, 1]).expect("two cores");
+        assert_eq!(placement.server, Some(vec![1]));
+        assert_eq!(placement.client, placement.server);
+    }
+
+    #[test]
+    fn sides_do_not_overlap_when_split() {
+        let placement = Placement::new(Pin::Split, &[0, 2, 4]).expect("three cores");
+        assert_eq!(placement.server, Some(vec![0]));
+        assert_eq!(placement.client, Some(vec![2, 4]));
+        assert_eq!(Placement::new(Pin::Split, &[3]), None);
+    }
+
+    #[test]
+    fn this_process_runs_somewhere() {
+        assert!(!allowed().is_empty());
+    }
+}

@@ -1,0 +1,79 @@
+//! What a round is measured in.
+
+use serde::Serialize;
+
+/// Which direction is an improvement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Better {
+    /// More is better: throughput.
+    Higher,
+    /// Less is better: time, cost.
+    Lower,
+}
+
+impl Better {
+    /// The words of the table.
+    pub(crate) fn words(self) -> &'static str {
+        match self {
+            Better::Higher => "higher is better",
+            Better::Lower => "lower is better",
+        }
+    }
+}
+
+/// One number of one round.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct Metric {
+    /// What it is; the same on every path, so that rounds can be joined by it.
+    pub(crate) name: String,
+    /// What it counts.
+    pub(crate) unit: String,
+    /// How much.
+    pub(crate) value: f64,
+    /// Which direction is an improvement.
+    pub(crate) better: Better,
+}
+
+impl Metric {
+    /// A metric of which more is better.
+    pub(crate) fn higher(name: impl Into<String>, value: f64, unit: &str) -> Metric {
+        Metric {
+            name: name.into(),
+            unit: unit.to_owned(),
+            value,
+            better: Better::Higher,
+        }
+    }
+
+    /// A metric of which less is better.
+    pub(crate) fn lower(name: impl Into<String>, value: f64, unit: &str) -> Metric {
+        Metric {
+            name: name.into(),
+            unit: unit.to_owned(),
+            value,
+            better: Better::Lower,
+        }
+    }
+}
+
+/// How much the client got done in a round: the denominator of every cost.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct Work {
+    /// How many units.
+    pub(crate) amount: f64,
+    /// What one unit is: "request", "GB", "message", "run".
+    pub(crate) unit: &'static str,
+}
+
+/// What a client's output said.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct Reading {
+    /// Its numbers, the most telling one first.
+    pub(crate) metrics: Vec<Metric>,
+    /// The work behind them.
+    pub(crate) work: Work,
+}
+
+/// Microseconds, the one unit of every latency here.
+pub(crate) const MICROSECONDS: &str = "us";

@@ -1,0 +1,484 @@
+//! `toehold compare`: does it help *this* program?
+//!
+//! Runs the user's own server and client on each path, round after round, and says what differs and
+//! how sure that is. What keeps it honest:
+//!
+//! - rounds of the paths are interleaved in a shuffled, mirrored order, each with a fresh server;
+//! - ratios carry an interval, and an interval that includes one is "no detectable difference";
+//! - `--aa` runs the base path twice: what differs there is noise;
+//! - the CPU time of *all* cores counts, kernel and helpers included, per unit of the client's work;
+//! - both paths run under `toehold run`, so its own start-up is on both sides.
+
+mod cpus;
+mod environment;
+mod html;
+mod metric;
+mod parse;
+mod process;
+mod procfs;
+mod ready;
+mod report;
+mod rng;
+mod round;
+mod schedule;
+mod shell;
+mod stats;
+mod syscalls;
+mod table;
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use toehold_adapter::client;
+
+use self::cpus::{Pin, Placement};
+use self::environment::Environment;
+use self::parse::Tool;
+use self::process::{Launch, Program};
+use self::ready::Ready;
+use self::report::{ArmReport, ConnectionsSeen, Plan, Report};
+use self::round::{Patience, Round, Setup};
+use self::schedule::Arm;
+use self::syscalls::Tracepoint;
+use crate::failure::Failure;
+use crate::library;
+use crate::options::{PathChoice, WaitChoice};
+use crate::status::Status;
+
+/// Options of `toehold compare`.
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct CompareArgs {
+    /// The server's command, quoted; it has to stay in the foreground
+    #[arg(long, value_name = "COMMAND")]
+    server: String,
+
+    /// The client's command, quoted; it has to end by itself
+    ///
+    /// The output of redis-benchmark, iperf3 -J, sockperf, wrk, pgbench, memtier_benchmark and ab is
+    /// understood; any other client is measured by its run time.
+    #[arg(long, value_name = "COMMAND")]
+    client: String,
+
+    /// Measured rounds of each path
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    rounds: u32,
+
+    /// Rounds of each path before those, thrown away
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(0..=100))]
+    warmup: u32,
+
+    /// Paths to compare, separated by commas; naming one twice shows the noise
+    #[arg(long, value_name = "PATHS", value_enum, value_delimiter = ',', default_values = ["host", "direct"])]
+    paths: Vec<PathChoice>,
+
+    /// When a fresh server can be measured
+    ///
+    /// listens: some process of the server listens on a TCP port. tcp:PORT: this port is listened
+    /// on. tcp:HOST:PORT and unix:PATH: a connection succeeds. cmd:COMMAND: this command succeeds.
+    /// sleep:SECONDS: this time has passed.
+    #[arg(long, value_name = "PROBE", default_value = "listens")]
+    ready: Ready,
+
+    /// How accelerated programs wait for bytes
+    #[arg(long, value_enum, default_value = "adaptive")]
+    wait: WaitChoice,
+
+    /// Where the two sides run: on one core, on separate halves of the cores, or anywhere
+    #[arg(long, value_enum, default_value = "none")]
+    pin: Pin,
+
+    /// Run the base path a second time in every round, to know the noise floor
+    #[arg(long)]
+    aa: bool,
+
+    /// Longest time a client may take
+    #[arg(long, value_name = "SECONDS", default_value_t = 300)]
+    timeout: u64,
+
+    /// Longest time a server may take to be ready
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    ready_timeout: u64,
+
+    /// Seed of the rounds' order and of the intervals
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+
+    /// Leave out the extra round of each path in which system calls are counted
+    #[arg(long)]
+    no_syscalls: bool,
+
+    /// Print everything measured as JSON instead of the table
+    #[arg(long)]
+    json: bool,
+
+    /// Write a self-contained page with plots
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  Redis, 50 clients:
+    toehold compare --server 'redis-server --port 7000 --save \"\"' \\
+                    --client 'redis-benchmark -p 7000 -t get -n 500000 -c 50 --csv'
+  Bulk transfer, with plots:
+    toehold compare --server 'iperf3 -s -p 7001' --client 'iperf3 -c 127.0.0.1 -p 7001 -t 3 -J' \\
+                    --html report.html
+  How noisy is this machine?
+    toehold compare --paths host,host --server ... --client ...
+
+Ratios are medians over rounds against kernel TCP (the host path). An interval that includes 1 is
+reported as \"no detectable difference\".
+
+Exit status: 0 when every round succeeded, 1 when one failed, 2 for a wrong command line.";
+
+/// Runs the comparison and prints its report.
+pub(crate) fn run(args: &CompareArgs) -> Result<(), Failure> {
+    let placement = Placement::new(args.pin, &cpus::allowed())
+        .ok_or_else(|| Failure::usage("--pin split needs two cores; this process may use one"))?;
+    for (option, command) in [("--server", &args.server), ("--client", &args.client)] {
+        if command.trim().is_empty() {
+            return Err(Failure::usage(format!(
+                "{option} is empty; quote a command"
+            )));
+        }
+    }
+    let arms = schedule::arms(&args.paths, args.aa);
+    let accelerated = arms.iter().any(|arm| arm.path != PathChoice::Host);
+    if accelerated {
+        // Without the library every path would silently be the host path, and the report a lie.
+        library::find().map_err(|error| Failure::new(error.to_string()))?;
+    }
+    // A page that cannot be written is better known before the rounds than after.
+    if let Some(path) = &args.html {
+        fs::write(path, "").map_err(|error| cannot_write(path, &error))?;
+    }
+    process::take_charge();
+    let scratch = Scratch::create()?;
+    let environment = Environment::capture();
+    let mut setup = setup(args, placement, &scratch)?;
+    if accelerated {
+        setup.adapter = Some(start_adapter(&setup)?);
+    }
+    let report = Comparison {
+        args,
+        arms: &arms,
+        setup: &setup,
+        environment,
+    }
+    .run()?;
+    publish(args, &report)?;
+    match report
+        .arms
+        .iter()
+        .map(|arm| arm.failures.len())
+        .sum::<usize>()
+    {
+        0 => Ok(()),
+        1 => Err(Failure::new("one round failed; see the notes")),
+        failed => Err(Failure::new(format!(
+            "{failed} rounds failed; see the notes"
+        ))),
+    }
+}
+
+/// How many cores a comparison may use.
+pub(crate) fn cores_allowed() -> usize {
+    cpus::allowed().len()
+}
+
+/// Whether a comparison can count system calls, and if not, why.
+///
+/// # Errors
+///
+/// A sentence that says what is missing.
+pub(crate) fn can_count_syscalls() -> Result<(), String> {
+    Tracepoint::find().map(|_| ())
+}
+
+/// A comparison in progress.
+struct Comparison<'a> {
+    args: &'a CompareArgs,
+    arms: &'a [Arm],
+    setup: &'a Setup,
+    environment: Environment,
+}
+
+impl Comparison<'_> {
+    fn run(self) -> Result<Report, Failure> {
+        let (rounds, warmups) = (self.args.rounds as usize, self.args.warmup as usize);
+        let turns = schedule::turns(self.arms.len(), warmups, rounds, self.args.seed);
+        let mut reports: Vec<ArmReport> = self.arms.iter().map(ArmReport::new).collect();
+        let started = Instant::now();
+        for (at, turn) in turns.iter().enumerate() {
+            let arm = &self.arms[turn.arm];
+            let measured = self.setup.run(arm.path, None);
+            if process::interrupted() {
+                return Err(Failure::new("interrupted; nothing was measured to its end"));
+            }
+            self.progress(at + 1, turns.len(), arm, &measured, started);
+            let Some(_) = turn.round else {
+                measured
+                    .map_err(|error| Failure::new(format!("warm-up on {}: {error}", arm.label)))?;
+                continue;
+            };
+            let report = &mut reports[turn.arm];
+            match measured {
+                Ok(round) => report.rounds.push(Some(round)),
+                Err(error) => {
+                    report.rounds.push(None);
+                    report.failures.push(error);
+                    if report.failures.len() >= FAILURES_MAX {
+                        let first = &report.failures[0];
+                        return Err(Failure::new(format!(
+                            "{FAILURES_MAX} rounds on {} failed; the first: {first}",
+                            arm.label
+                        )));
+                    }
+                }
+            }
+        }
+        let syscalls_not_counted = self.look_closer(&mut reports);
+        let mut warnings = self.environment.warnings();
+        if self.setup.tool.is_none() {
+            warnings.push(
+                "the client's output is not understood, so only its run time is compared"
+                    .to_owned(),
+            );
+        }
+        Ok(Report {
+            schema: report::SCHEMA,
+            plan: self.plan(),
+            environment: self.environment,
+            metrics: report::metrics(&reports, self.args.aa, self.args.seed),
+            syscalls_not_counted,
+            warnings,
+            arms: reports,
+        })
+    }
+
+    fn plan(&self) -> Plan {
+        Plan {
+            server: self.args.server.clone(),
+            client: self.args.client.clone(),
+            client_tool: self.setup.tool.map(Tool::name),
+            ready: self.args.ready.to_string(),
+            wait: self.args.wait,
+            pin: self.args.pin,
+            placement: self.setup.placement.clone(),
+            warmups: self.args.warmup as usize,
+            rounds: self.args.rounds as usize,
+            seed: self.args.seed,
+        }
+    }
+
+    /// One more round of each arm, in which system calls are counted and connections looked at, both
+    /// of which would disturb a measurement; the reason when calls were not counted.
+    fn look_closer(&self, reports: &mut [ArmReport]) -> Option<String> {
+        if self.args.no_syscalls {
+            return Some("--no-syscalls was given".to_owned());
+        }
+        let tracepoint = Tracepoint::find();
+        for (arm, report) in self.arms.iter().zip(reports) {
+            let looks = tracepoint.is_ok() || arm.path != PathChoice::Host;
+            if !looks || process::interrupted() {
+                continue;
+            }
+            eprintln!("[extra round] {}: system calls and connections", arm.label);
+            let (round, seen) = self.watched(arm, tracepoint.as_ref().ok().copied());
+            report.connections = seen;
+            match round {
+                Ok(round) => report.counting = Some(round),
+                Err(error) => {
+                    return Some(format!("the extra round on {} failed: {error}", arm.label));
+                }
+            }
+        }
+        tracepoint.err()
+    }
+
+    /// A round during which the adapter is asked for the connections, again and again; the fullest
+    /// answer counts, because connections come and go with the client.
+    fn watched(
+        &self,
+        arm: &Arm,
+        tracepoint: Option<Tracepoint>,
+    ) -> (Result<Round, String>, Option<ConnectionsSeen>) {
+        let runtime_dir = round::runtime_dir(&self.setup.scratch);
+        let done = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let watcher = (arm.path != PathChoice::Host).then(|| {
+                scope.spawn(|| {
+                    let mut fullest: Option<ConnectionsSeen> = None;
+                    // Relaxed: the flag stands for itself and publishes nothing else.
+                    while !done.load(Ordering::Relaxed) {
+                        if let Some(status) = Status::ask(&runtime_dir) {
+                            let seen = ConnectionsSeen::of(&status);
+                            if fullest
+                                .as_ref()
+                                .is_none_or(|best| seen.rank() >= best.rank())
+                            {
+                                fullest = Some(seen);
+                            }
+                        }
+                        thread::sleep(LOOK_INTERVAL);
+                    }
+                    fullest
+                })
+            });
+            let round = self.setup.run(arm.path, tracepoint);
+            done.store(true, Ordering::Relaxed);
+            (
+                round,
+                watcher.and_then(|watcher| watcher.join().ok().flatten()),
+            )
+        })
+    }
+
+    fn progress(
+        &self,
+        done: usize,
+        all: usize,
+        arm: &Arm,
+        round: &Result<Round, String>,
+        started: Instant,
+    ) {
+        let left = started.elapsed().as_secs_f64() / done as f64 * (all - done) as f64;
+        let outcome = match round {
+            Ok(round) => {
+                let results = round.results();
+                let first = results.first();
+                first.map_or(String::new(), |metric| {
+                    format!(
+                        "{} {} {}",
+                        metric.name,
+                        table::number(metric.value),
+                        metric.unit
+                    )
+                })
+            }
+            Err(error) => format!("failed: {error}"),
+        };
+        eprintln!(
+            "[{done}/{all}] {}: {outcome} (about {left:.0} s left)",
+            arm.label
+        );
+    }
+}
+
+fn setup(args: &CompareArgs, placement: Placement, scratch: &Scratch) -> Result<Setup, Failure> {
+    let toehold = std::env::current_exe()
+        .map_err(|error| Failure::new(format!("cannot find this program's own file: {error}")))?;
+    let patience = Patience {
+        server: Duration::from_secs(args.ready_timeout),
+        client: Duration::from_secs(args.timeout),
+    };
+    Ok(Setup {
+        toehold,
+        server: shell::words(&args.server),
+        client: shell::words(&args.client),
+        client_command: args.client.clone(),
+        tool: Tool::of(&args.client),
+        ready: args.ready.clone(),
+        wait: args.wait,
+        placement,
+        patience,
+        scratch: scratch.0.clone(),
+        adapter: None,
+    })
+}
+
+/// An adapter of our own, so that neither a busy one nor its absence is measured, and its CPU time
+/// can be told apart.
+fn start_adapter(setup: &Setup) -> Result<Program, Failure> {
+    let runtime_dir = round::runtime_dir(&setup.scratch);
+    let words: Vec<String> = [
+        setup.toehold.to_string_lossy().into_owned(),
+        "adapter".to_owned(),
+        "--runtime-dir".to_owned(),
+        runtime_dir.to_string_lossy().into_owned(),
+    ]
+    .into();
+    let launch = Launch {
+        words: &words,
+        cores: None,
+        output: setup.scratch.join("adapter"),
+        tracepoint: None,
+    };
+    let mut adapter = Program::start(&launch)
+        .map_err(|error| Failure::new(format!("cannot start the adapter: {error}")))?;
+    let deadline = Instant::now() + ADAPTER_PATIENCE;
+    while let Err(error) = client::ping(&runtime_dir) {
+        if let Some(ended) = adapter.poll() {
+            let words = adapter.last_words();
+            return Err(Failure::new(format!(
+                "the adapter {}:\n  {words}",
+                ended.words()
+            )));
+        }
+        if Instant::now() >= deadline {
+            return Err(Failure::new(format!(
+                "the adapter did not come up: {error}"
+            )));
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    Ok(adapter)
+}
+
+fn publish(args: &CompareArgs, report: &Report) -> Result<(), Failure> {
+    let text = if args.json {
+        let json = serde_json::to_string_pretty(report)
+            .map_err(|error| Failure::new(format!("cannot write the report as JSON: {error}")))?;
+        json + "\n"
+    } else {
+        table::render(report)
+    };
+    // A reader that left early (`| head`) is no failure of the comparison.
+    let _ = std::io::stdout().write_all(text.as_bytes());
+    if let Some(path) = &args.html {
+        fs::write(path, html::render(report)).map_err(|error| cannot_write(path, &error))?;
+        eprintln!("the page is in {}", path.display());
+    }
+    Ok(())
+}
+
+fn cannot_write(path: &Path, error: &std::io::Error) -> Failure {
+    Failure::new(format!("cannot write {}: {error}", path.display()))
+}
+
+/// A private directory for outputs and for the adapter, removed at the end.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn create() -> Result<Scratch, Failure> {
+        let path = std::env::temp_dir().join(format!("toehold-compare-{}", std::process::id()));
+        // `create` fails on anything that exists, a link included: nobody else can prepare it.
+        fs::DirBuilder::new()
+            .mode(0o700)
+            .create(&path)
+            .map_err(|error| Failure::new(format!("cannot create {}: {error}", path.display())))?;
+        Ok(Scratch(path))
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Failures of one arm after which the rest is not worth waiting for.
+const FAILURES_MAX: usize = 3;
+
+/// How often connections are looked at in the extra round.
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+
+const ADAPTER_PATIENCE: Duration = Duration::from_secs(5);

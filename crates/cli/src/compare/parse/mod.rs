@@ -1,0 +1,162 @@
+//! Reads the output of the load generators people already use.
+//!
+//! A client that is none of these is measured by its wall time alone. Each reader takes the numbers
+//! the tool itself stands behind, converts latencies to microseconds, and says how much work was
+//! done, because cost is only comparable per unit of work.
+
+mod ab;
+mod iperf3;
+mod memtier;
+mod pgbench;
+mod redis_benchmark;
+mod sockperf;
+mod wrk;
+
+use std::fmt;
+use std::path::Path;
+
+use super::metric::Reading;
+
+/// A load generator whose output is understood.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Tool {
+    /// `redis-benchmark`, plain, `-q` or `--csv`.
+    RedisBenchmark,
+    /// `iperf3 -J`.
+    Iperf3,
+    /// `sockperf ping-pong`, `under-load` or `throughput`.
+    Sockperf,
+    /// `wrk`, with or without `--latency`.
+    Wrk,
+    /// `pgbench`.
+    Pgbench,
+    /// `memtier_benchmark`.
+    Memtier,
+    /// ApacheBench.
+    Ab,
+}
+
+impl Tool {
+    /// The load generator a client command runs, also behind `env`, `taskset`, `sh -c` and the like.
+    pub(crate) fn of(command: &str) -> Option<Tool> {
+        command.split_whitespace().find_map(|word| {
+            let word = word.trim_matches(['\'', '"', ';', '(', ')']);
+            let name = Path::new(word).file_name()?.to_str()?;
+            TOOLS
+                .iter()
+                .find(|(known, _)| *known == name)
+                .map(|(_, tool)| *tool)
+        })
+    }
+
+    /// Its name, as typed.
+    pub(crate) fn name(self) -> &'static str {
+        TOOLS
+            .iter()
+            .find(|(_, tool)| *tool == self)
+            .map_or("", |(name, _)| *name)
+    }
+
+    /// Reads what it printed.
+    ///
+    /// # Errors
+    ///
+    /// When the output does not hold the numbers this tool prints at its end.
+    pub(crate) fn read(self, command: &str, output: &str) -> Result<Reading, ParseError> {
+        match self {
+            Tool::RedisBenchmark => redis_benchmark::read(command, output),
+            Tool::Iperf3 => iperf3::read(output),
+            Tool::Sockperf => sockperf::read(output),
+            Tool::Wrk => wrk::read(output),
+            Tool::Pgbench => pgbench::read(output),
+            Tool::Memtier => memtier::read(output),
+            Tool::Ab => ab::read(output),
+        }
+    }
+}
+
+const TOOLS: [(&str, Tool); 7] = [
+    ("redis-benchmark", Tool::RedisBenchmark),
+    ("iperf3", Tool::Iperf3),
+    ("sockperf", Tool::Sockperf),
+    ("wrk", Tool::Wrk),
+    ("pgbench", Tool::Pgbench),
+    ("memtier_benchmark", Tool::Memtier),
+    ("ab", Tool::Ab),
+];
+
+/// Output without the expected numbers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ParseError(String);
+
+impl ParseError {
+    fn missing(tool: Tool, what: &str) -> ParseError {
+        ParseError(format!("the output of {} has no {what}", tool.name()))
+    }
+}
+
+impl fmt::Display for ParseError {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for ParseError {}
+
+/// The number at the start of `text`, spaces aside: `"  12.5 usec"` is 12.5.
+fn leading_number(text: &str) -> Option<f64> {
+    let text = text.trim_start();
+    let end = text
+        .find(|c: char| !(c.is_ascii_digit() || matches!(c, '.' | '-' | '+' | 'e')))
+        .unwrap_or(text.len());
+    text[..end].parse().ok()
+}
+
+/// The number right after `label`, wherever `label` first stands.
+fn number_after(text: &str, label: &str) -> Option<f64> {
+    leading_number(&text[text.find(label)? + label.len()..])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tool_is_found_behind_wrappers() {
+        assert_eq!(
+            Tool::of("redis-benchmark -t get"),
+            Some(Tool::RedisBenchmark)
+        );
+        assert_eq!(Tool::of("/usr/bin/iperf3 -c ::1 -J"), Some(Tool::Iperf3));
+        assert_eq!(
+            Tool::of("setpriv --reuid 5 /usr/bin/pgbench -S"),
+            Some(Tool::Pgbench)
+        );
+        assert_eq!(Tool::of("sh -c 'wrk http://localhost/'"), Some(Tool::Wrk));
+        assert_eq!(Tool::of("curl http://localhost/wrk.html"), None);
+    }
+
+    #[test]
+    fn garbage_is_an_error_for_every_tool() {
+        for (name, tool) in TOOLS {
+            for output in [
+                "",
+                "\n\n",
+                "Segmentation fault",
+                "{}",
+                "[",
+                "\u{fffd},\"",
+                "nan nan",
+            ] {
+                assert!(tool.read(name, output).is_err(), "{name}: {output:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn numbers_stop_at_their_unit() {
+        assert_eq!(leading_number("  12.5usec"), Some(12.5));
+        assert_eq!(leading_number("usec"), None);
+        assert_eq!(number_after("p50=0.191 msec", "p50="), Some(0.191));
+    }
+}

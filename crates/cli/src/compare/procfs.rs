@@ -1,0 +1,396 @@
+//! What `/proc` says about the host's cores and about trees of processes.
+//!
+//! No control groups and no tracing: both may be absent or need privileges. The kernel scales a
+//! process's times by its exact run time and reports them in ticks of 10 ms, so rounds of a second
+//! or more are resolved to about one percent.
+
+use std::collections::{HashMap, HashSet};
+use std::fs;
+use std::io;
+use std::ops::Sub;
+use std::sync::OnceLock;
+
+use serde::Serialize;
+
+/// Time of all cores together since boot, in seconds, and the context switches among them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub(crate) struct HostTimes {
+    /// In programs.
+    pub(crate) user: f64,
+    /// In the kernel, for programs.
+    pub(crate) system: f64,
+    /// In the kernel, for devices: this is where the kernel's loopback receives.
+    pub(crate) softirq: f64,
+    /// In interrupt handlers.
+    pub(crate) irq: f64,
+    /// Taken by the hypervisor: time in which this host wanted to run and could not.
+    pub(crate) steal: f64,
+    /// Idle, waiting for disks included.
+    pub(crate) idle: f64,
+    /// Switches from one task to another.
+    pub(crate) context_switches: f64,
+}
+
+impl HostTimes {
+    /// The host's times now.
+    ///
+    /// # Errors
+    ///
+    /// When `/proc/stat` cannot be read.
+    pub(crate) fn now() -> io::Result<HostTimes> {
+        parse_stat(&fs::read_to_string("/proc/stat")?)
+            .ok_or_else(|| io::Error::other("/proc/stat has no cpu line"))
+    }
+
+    /// Time in which some core did something.
+    pub(crate) fn busy(&self) -> f64 {
+        self.user + self.system + self.softirq + self.irq
+    }
+}
+
+impl Sub for HostTimes {
+    type Output = HostTimes;
+
+    fn sub(self, before: HostTimes) -> HostTimes {
+        HostTimes {
+            user: self.user - before.user,
+            system: self.system - before.system,
+            softirq: self.softirq - before.softirq,
+            irq: self.irq - before.irq,
+            steal: self.steal - before.steal,
+            idle: self.idle - before.idle,
+            context_switches: self.context_switches - before.context_switches,
+        }
+    }
+}
+
+/// What a set of processes used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub(crate) struct Usage {
+    /// Seconds in programs.
+    pub(crate) user: f64,
+    /// Seconds in the kernel.
+    pub(crate) system: f64,
+    /// Times a task gave up its core: it slept.
+    pub(crate) switches_voluntary: f64,
+    /// Times a task lost its core to another.
+    pub(crate) switches_involuntary: f64,
+}
+
+impl Usage {
+    /// Seconds of CPU.
+    pub(crate) fn cpu(&self) -> f64 {
+        self.user + self.system
+    }
+}
+
+/// One process, as `/proc/PID/stat` shows it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Process {
+    /// Its id.
+    pub(crate) pid: i32,
+    /// Its parent's id.
+    pub(crate) parent: i32,
+    /// The session it belongs to.
+    pub(crate) session: i32,
+    /// When it started, in ticks since boot: with `pid`, its identity.
+    pub(crate) start: u64,
+    /// Whether it has ended and only waits for its parent to notice.
+    pub(crate) ended: bool,
+    user: f64,
+    system: f64,
+}
+
+/// A family of processes at one moment: what they have used so far.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Snapshot {
+    user: f64,
+    system: f64,
+    /// Voluntary and involuntary switches of each thread, by its id.
+    switches: HashMap<i32, (f64, f64)>,
+}
+
+impl Snapshot {
+    /// What the members of `family` have used, with their finished children.
+    pub(crate) fn of(family: &[Process]) -> Snapshot {
+        let mut snapshot = Snapshot::default();
+        for process in family {
+            snapshot.user += process.user;
+            snapshot.system += process.system;
+            for thread in numbers_in(&format!("/proc/{}/task", process.pid)) {
+                let status = format!("/proc/{}/task/{thread}/status", process.pid);
+                if let Some(switches) = fs::read_to_string(status)
+                    .ok()
+                    .as_deref()
+                    .and_then(parse_switches)
+                {
+                    snapshot.switches.insert(thread, switches);
+                }
+            }
+        }
+        snapshot
+    }
+
+    /// What was used since `before`. Times include processes that ended in between, because their
+    /// parents inherit them; switches of threads that ended are lost with them.
+    pub(crate) fn since(&self, before: &Snapshot) -> Usage {
+        let mut usage = Usage {
+            user: (self.user - before.user).max(0.0),
+            system: (self.system - before.system).max(0.0),
+            ..Usage::default()
+        };
+        for (thread, (voluntary, involuntary)) in &self.switches {
+            let earlier = before.switches.get(thread).copied().unwrap_or_default();
+            usage.switches_voluntary += (voluntary - earlier.0).max(0.0);
+            usage.switches_involuntary += (involuntary - earlier.1).max(0.0);
+        }
+        usage
+    }
+}
+
+/// Every process this one may see.
+pub(crate) fn processes() -> Vec<Process> {
+    numbers_in("/proc")
+        .into_iter()
+        .filter_map(|pid| parse_process(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?))
+        .collect()
+}
+
+/// The members of the family that `leader` began: its session and every descendant of a member,
+/// wherever that moved.
+pub(crate) fn family(processes: &[Process], leader: i32) -> Vec<Process> {
+    let mut members: HashSet<i32> = HashSet::new();
+    loop {
+        let before = members.len();
+        for process in processes {
+            let belongs = process.pid == leader
+                || process.session == leader
+                || members.contains(&process.parent);
+            if belongs {
+                members.insert(process.pid);
+            }
+        }
+        // Each pass adds at least one generation, so the number of processes bounds the passes.
+        if members.len() == before {
+            break;
+        }
+    }
+    processes
+        .iter()
+        .filter(|process| members.contains(&process.pid))
+        .copied()
+        .collect()
+}
+
+/// Inodes of the TCP sockets that listen in this network namespace, with their ports.
+pub(crate) fn listening_sockets() -> HashMap<u64, u16> {
+    ["/proc/net/tcp", "/proc/net/tcp6"]
+        .iter()
+        .filter_map(|table| fs::read_to_string(table).ok())
+        .flat_map(|table| table.lines().filter_map(parse_listener).collect::<Vec<_>>())
+        .collect()
+}
+
+/// Inodes of the sockets a process holds.
+pub(crate) fn socket_inodes(pid: i32) -> Vec<u64> {
+    let Ok(entries) = fs::read_dir(format!("/proc/{pid}/fd")) else {
+        return Vec::new();
+    };
+    entries
+        .filter_map(|entry| {
+            let target = fs::read_link(entry.ok()?.path()).ok()?;
+            target
+                .to_str()?
+                .strip_prefix("socket:[")?
+                .strip_suffix(']')?
+                .parse()
+                .ok()
+        })
+        .collect()
+}
+
+/// The entries of a directory whose names are numbers.
+fn numbers_in(directory: &str) -> Vec<i32> {
+    let Ok(entries) = fs::read_dir(directory) else {
+        return Vec::new();
+    };
+    entries
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+        .collect()
+}
+
+/// Ticks in a second, the unit of every time in `/proc`.
+fn ticks_per_second() -> f64 {
+    static TICKS: OnceLock<f64> = OnceLock::new();
+    *TICKS.get_or_init(|| {
+        // SAFETY: `sysconf` has no preconditions.
+        let ticks = unsafe { libc::sysconf(libc::_SC_CLK_TCK) };
+        if ticks > 0 { ticks as f64 } else { 100.0 }
+    })
+}
+
+fn parse_stat(text: &str) -> Option<HostTimes> {
+    let cpu: Vec<f64> = text
+        .lines()
+        .find_map(|line| line.strip_prefix("cpu "))?
+        .split_whitespace()
+        .map(|word| word.parse().unwrap_or(0.0) / ticks_per_second())
+        .collect();
+    let at = |index: usize| cpu.get(index).copied().unwrap_or(0.0);
+    let context_switches = text
+        .lines()
+        .find_map(|line| line.strip_prefix("ctxt "))
+        .and_then(|count| count.trim().parse().ok())
+        .unwrap_or(0.0);
+    // proc(5): user nice system idle iowait irq softirq steal; guest time is within user.
+    Some(HostTimes {
+        user: at(0) + at(1),
+        system: at(2),
+        idle: at(3) + at(4),
+        irq: at(5),
+        softirq: at(6),
+        steal: at(7),
+        context_switches,
+    })
+}
+
+pub(crate) fn parse_process(text: &str) -> Option<Process> {
+    // The name, in parentheses, may hold anything, a parenthesis included.
+    let (pid, rest) = text.split_once(" (")?;
+    let fields: Vec<&str> = rest
+        .get(rest.rfind(')')? + 1..)?
+        .split_whitespace()
+        .collect();
+    // proc(5) counts from one and begins with pid and name; `fields` begins with its third, state.
+    let number = |field: usize| fields.get(field - 3)?.parse::<u64>().ok();
+    let seconds = |field: usize| Some(number(field)? as f64 / ticks_per_second());
+    Some(Process {
+        pid: pid.parse().ok()?,
+        parent: fields.get(1)?.parse().ok()?,
+        session: fields.get(3)?.parse().ok()?,
+        ended: matches!(*fields.first()?, "Z" | "X"),
+        user: seconds(14)? + seconds(16)?,
+        system: seconds(15)? + seconds(17)?,
+        start: number(22)?,
+    })
+}
+
+fn parse_switches(status: &str) -> Option<(f64, f64)> {
+    let count = |label: &str| -> Option<f64> {
+        status
+            .lines()
+            .find_map(|line| line.strip_prefix(label))?
+            .trim()
+            .parse()
+            .ok()
+    };
+    Some((
+        count("voluntary_ctxt_switches:")?,
+        count("nonvoluntary_ctxt_switches:")?,
+    ))
+}
+
+/// A line of `/proc/net/tcp` or `tcp6`, when its socket listens: its inode and port.
+fn parse_listener(line: &str) -> Option<(u64, u16)> {
+    const STATE_LISTEN: &str = "0A";
+    let fields: Vec<&str> = line.split_whitespace().collect();
+    if *fields.get(3)? != STATE_LISTEN {
+        return None;
+    }
+    let port = u16::from_str_radix(fields[1].rsplit_once(':')?.1, 16).ok()?;
+    Some((fields.get(9)?.parse().ok()?, port))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn process(pid: i32, parent: i32, session: i32) -> Process {
+        Process {
+            pid,
+            parent,
+            session,
+            start: 0,
+            ended: false,
+            user: 0.0,
+            system: 0.0,
+        }
+    }
+
+    #[test]
+    fn cpu_line_is_read_in_the_order_of_the_manual() {
+        let text = "cpu  100 200 300 400 500 600 700 800 0 0\ncpu0 1 1 1 1\nctxt 12345\n";
+        let times = parse_stat(text).expect("a cpu line");
+        let tick = 1.0 / ticks_per_second();
+        assert_eq!(times.user, 300.0 * tick);
+        assert_eq!(times.idle, 900.0 * tick);
+        assert_eq!(
+            (times.irq, times.softirq, times.steal),
+            (600.0 * tick, 700.0 * tick, 800.0 * tick)
+        );
+        assert_eq!(times.context_switches, 12345.0);
+        assert_eq!(times.busy(), (300.0 + 300.0 + 600.0 + 700.0) * tick);
+    }
+
+    #[test]
+    fn a_name_may_hold_parentheses_and_spaces() {
+        let text = "42 (a) b (c) S 7 41 40 0 -1 0 0 0 0 0 11 12 13 14 20 0 1 0 999 0 0";
+        let process = parse_process(text).expect("a process");
+        assert_eq!((process.pid, process.parent, process.session), (42, 7, 40));
+        let tick = 1.0 / ticks_per_second();
+        assert_eq!(process.user, (11.0 + 13.0) * tick);
+        assert_eq!(process.system, (12.0 + 14.0) * tick);
+        assert_eq!(process.start, 999);
+    }
+
+    #[test]
+    fn a_family_is_a_session_and_all_descendants() {
+        let all = [
+            process(9, 5, 9), // A daemon's grandchild that began its own session, listed first.
+            process(1, 0, 1),
+            process(3, 1, 3),
+            process(4, 3, 3),
+            process(5, 1, 3), // Its parent ended; the session remains.
+            process(6, 1, 6),
+        ];
+        let mut members: Vec<i32> = family(&all, 3).iter().map(|process| process.pid).collect();
+        members.sort_unstable();
+        assert_eq!(members, [3, 4, 5, 9]);
+    }
+
+    #[test]
+    fn only_listeners_count() {
+        let listener = "   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 4242 1 0";
+        assert_eq!(parse_listener(listener), Some((4242, 8080)));
+        assert_eq!(parse_listener(&listener.replace(" 0A ", " 01 ")), None);
+        assert_eq!(parse_listener("  sl  local_address rem_address   st"), None);
+    }
+
+    #[test]
+    fn usage_is_the_difference_of_two_snapshots() {
+        let before = Snapshot {
+            user: 1.0,
+            system: 1.0,
+            switches: [(7, (10.0, 1.0))].into(),
+        };
+        let after = Snapshot {
+            user: 3.0,
+            system: 1.5,
+            switches: [(7, (15.0, 1.0)), (8, (2.0, 3.0))].into(),
+        };
+        let usage = after.since(&before);
+        assert_eq!(usage.cpu(), 2.5);
+        assert_eq!(
+            (usage.switches_voluntary, usage.switches_involuntary),
+            (7.0, 3.0)
+        );
+    }
+
+    #[test]
+    fn this_process_is_among_its_own_family() {
+        let me = std::process::id() as i32;
+        let found = family(&processes(), me);
+        assert!(found.iter().any(|process| process.pid == me));
+        assert!(!Snapshot::of(&found).switches.is_empty());
+    }
+}

@@ -1,0 +1,482 @@
+//! The finished comparison: every sample, what they say, and on what they were taken.
+
+use serde::Serialize;
+
+use super::cpus::{Pin, Placement};
+use super::environment::Environment;
+use super::metric::{Better, Metric};
+use super::round::Round;
+use super::schedule::Arm;
+use super::stats::{self, Ratio, Summary};
+use crate::options::{PathChoice, WaitChoice};
+use crate::status::Status;
+
+/// All of a comparison; `--json` prints it whole.
+#[derive(Debug, Serialize)]
+pub(crate) struct Report {
+    /// Names this form of the document.
+    pub(crate) schema: &'static str,
+    /// What was asked for.
+    pub(crate) plan: Plan,
+    /// What it ran on.
+    pub(crate) environment: Environment,
+    /// Metrics in the order of the table.
+    pub(crate) metrics: Vec<MetricReport>,
+    /// Why system calls were not counted, when they were not.
+    pub(crate) syscalls_not_counted: Option<String>,
+    /// What a reader has to know before believing the numbers.
+    pub(crate) warnings: Vec<String>,
+    /// The rounds themselves.
+    pub(crate) arms: Vec<ArmReport>,
+}
+
+/// The question.
+#[derive(Debug, Serialize)]
+pub(crate) struct Plan {
+    /// The server's command.
+    pub(crate) server: String,
+    /// The client's command.
+    pub(crate) client: String,
+    /// Who read the client's output; `None` for wall time.
+    pub(crate) client_tool: Option<&'static str>,
+    /// How readiness was told.
+    pub(crate) ready: String,
+    /// How accelerated programs waited.
+    pub(crate) wait: WaitChoice,
+    /// How the two sides were placed.
+    pub(crate) pin: Pin,
+    /// The cores this came to.
+    pub(crate) placement: Placement,
+    /// Warm-up runs of each arm, thrown away.
+    pub(crate) warmups: usize,
+    /// Measured rounds.
+    pub(crate) rounds: usize,
+    /// Seed of the order and of the intervals.
+    pub(crate) seed: u64,
+}
+
+/// One arm's rounds.
+#[derive(Debug, Serialize)]
+pub(crate) struct ArmReport {
+    /// Its name.
+    pub(crate) label: String,
+    /// Its path.
+    pub(crate) path: PathChoice,
+    /// Its rounds by number; `None` where one failed.
+    pub(crate) rounds: Vec<Option<Round>>,
+    /// What went wrong in the failed ones.
+    pub(crate) failures: Vec<String>,
+    /// The round in which system calls were counted; its times do not count.
+    pub(crate) counting: Option<Round>,
+    /// Paths of the connections seen while the client ran in the counting round.
+    pub(crate) connections: Option<ConnectionsSeen>,
+}
+
+/// What `toehold status` showed in the middle of a round.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct ConnectionsSeen {
+    /// Connections on shared memory.
+    pub(crate) direct: usize,
+    /// Connections on the engine.
+    pub(crate) offload: usize,
+    /// Connections on kernel TCP.
+    pub(crate) host: usize,
+    /// Why, for those on kernel TCP.
+    pub(crate) reasons: Vec<String>,
+}
+
+impl ConnectionsSeen {
+    /// Counts the ends of connections that the adapter knows: two for one between accelerated programs.
+    pub(crate) fn of(status: &Status) -> ConnectionsSeen {
+        let mut seen = ConnectionsSeen::default();
+        for connection in status
+            .processes
+            .iter()
+            .flat_map(|process| &process.connections)
+        {
+            match connection.path.as_str() {
+                "direct" => seen.direct += 1,
+                "offload" => seen.offload += 1,
+                _ => {
+                    seen.host += 1;
+                    let reason = &connection.reason;
+                    if !reason.is_empty() && !seen.reasons.contains(reason) {
+                        seen.reasons.push(reason.clone());
+                    }
+                }
+            }
+        }
+        seen
+    }
+
+    /// Orders answers by how much they show: moved connections first, then all.
+    pub(crate) fn rank(&self) -> (usize, usize) {
+        let moved = self.direct + self.offload;
+        (moved, moved + self.host)
+    }
+}
+
+impl ArmReport {
+    /// An arm before its first round.
+    pub(crate) fn new(arm: &Arm) -> ArmReport {
+        ArmReport {
+            label: arm.label.clone(),
+            path: arm.path,
+            rounds: Vec::new(),
+            failures: Vec::new(),
+            counting: None,
+            connections: None,
+        }
+    }
+}
+
+/// Where a metric comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Group {
+    /// The client's own words.
+    Results,
+    /// What the host spent on it.
+    Costs,
+}
+
+/// One metric on all arms.
+#[derive(Debug, Serialize)]
+pub(crate) struct MetricReport {
+    /// Where it comes from.
+    pub(crate) group: Group,
+    /// What it is.
+    pub(crate) name: String,
+    /// What it counts.
+    pub(crate) unit: String,
+    /// Which direction is an improvement.
+    pub(crate) better: Better,
+    /// Differences from the base below this are noise: how far the base's second arm came out from
+    /// the first.
+    pub(crate) noise_floor: Option<f64>,
+    /// Its values on each arm.
+    pub(crate) arms: Vec<ArmMetric>,
+}
+
+/// One metric on one arm.
+#[derive(Debug, Serialize)]
+pub(crate) struct ArmMetric {
+    /// The arm's name.
+    pub(crate) label: String,
+    /// Its samples by round; `None` where there is none.
+    pub(crate) samples: Vec<Option<f64>>,
+    /// What they say.
+    pub(crate) summary: Option<Summary>,
+    /// Compared with the base; `None` for the base itself, or when it cannot be told.
+    pub(crate) ratio: Option<Ratio>,
+    /// The conclusion; `None` for the base itself.
+    pub(crate) verdict: Option<Verdict>,
+}
+
+/// What a ratio comes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Verdict {
+    /// An improvement on the base.
+    Better,
+    /// The opposite.
+    Worse,
+    /// The samples do not tell the two apart.
+    NoDetectableDifference,
+    /// There is no ratio: too few rounds, or the base is zero.
+    NotComparable,
+}
+
+impl Verdict {
+    /// The words of the table.
+    pub(crate) fn words(self) -> &'static str {
+        match self {
+            Verdict::Better => "better",
+            Verdict::Worse => "worse",
+            Verdict::NoDetectableDifference => "no detectable difference",
+            Verdict::NotComparable => "",
+        }
+    }
+
+    fn of(ratio: Option<&Ratio>, better: Better, noise_floor: Option<f64>) -> Verdict {
+        let Some(ratio) = ratio else {
+            return Verdict::NotComparable;
+        };
+        let within_noise = noise_floor.is_some_and(|floor| (ratio.value - 1.0).abs() <= floor);
+        if ratio.includes_one() || within_noise {
+            return Verdict::NoDetectableDifference;
+        }
+        if (ratio.value > 1.0) == (better == Better::Higher) {
+            Verdict::Better
+        } else {
+            Verdict::Worse
+        }
+    }
+}
+
+/// Joins the rounds of all arms metric by metric. The first arm is the base; with `control`, the
+/// last one is the base again and gives the noise floor.
+pub(crate) fn metrics(arms: &[ArmReport], control: bool, seed: u64) -> Vec<MetricReport> {
+    let mut reports = Vec::new();
+    for (group, of) in [
+        (Group::Results, Round::results as fn(&Round) -> Vec<Metric>),
+        (Group::Costs, Round::costs as fn(&Round) -> Vec<Metric>),
+    ] {
+        let tables: Vec<Vec<Option<Vec<Metric>>>> = arms
+            .iter()
+            .map(|arm| {
+                arm.rounds
+                    .iter()
+                    .map(|round| round.as_ref().map(of))
+                    .collect()
+            })
+            .collect();
+        for known in names(&tables) {
+            let samples: Vec<Vec<Option<f64>>> = tables
+                .iter()
+                .map(|rounds| {
+                    rounds
+                        .iter()
+                        .map(|round| sample(round.as_deref(), &known.name))
+                        .collect()
+                })
+                .collect();
+            reports.push(metric_report(group, &known, arms, samples, control, seed));
+        }
+    }
+    reports.extend(counted(arms));
+    reports
+}
+
+fn metric_report(
+    group: Group,
+    known: &Metric,
+    arms: &[ArmReport],
+    samples: Vec<Vec<Option<f64>>>,
+    control: bool,
+    seed: u64,
+) -> MetricReport {
+    let ratio_of = |arm: usize| {
+        let pairs: Vec<(f64, f64)> = samples[0]
+            .iter()
+            .zip(&samples[arm])
+            .filter_map(|(base, path)| (*base).zip(*path))
+            .collect();
+        stats::ratio(&pairs, seed)
+    };
+    let floor = control
+        .then(|| ratio_of(arms.len() - 1))
+        .flatten()
+        .map(|ratio| ratio.reach_from_one());
+    let arm_metrics = (0..arms.len())
+        .map(|arm| {
+            let values: Vec<f64> = samples[arm].iter().flatten().copied().collect();
+            let ratio = if arm == 0 { None } else { ratio_of(arm) };
+            let verdict = Verdict::of(ratio.as_ref(), known.better, floor);
+            ArmMetric {
+                label: arms[arm].label.clone(),
+                samples: samples[arm].clone(),
+                summary: stats::summarize(&values, seed),
+                ratio,
+                verdict: (arm > 0).then_some(verdict),
+            }
+        })
+        .collect();
+    MetricReport {
+        group,
+        name: known.name.clone(),
+        unit: known.unit.clone(),
+        better: known.better,
+        noise_floor: floor,
+        arms: arm_metrics,
+    }
+}
+
+/// System calls per unit of work: counted in one round, so without an interval.
+fn counted(arms: &[ArmReport]) -> Vec<MetricReport> {
+    let Some(unit) = arms
+        .iter()
+        .find_map(|arm| Some(arm.counting.as_ref()?.work().unit))
+    else {
+        return Vec::new();
+    };
+    type Calls = fn(&Round) -> Option<u64>;
+    let sides: [(&str, Calls); 2] = [
+        ("system calls, server", |round| Some(round.syscalls?.server)),
+        ("system calls, client", |round| Some(round.syscalls?.client)),
+    ];
+    let report = |(name, calls): (&str, Calls)| MetricReport {
+        group: Group::Costs,
+        name: name.to_owned(),
+        unit: format!("per {unit}"),
+        better: Better::Lower,
+        noise_floor: None,
+        arms: arms
+            .iter()
+            .enumerate()
+            .map(|(at, arm)| {
+                let round = arm.counting.as_ref();
+                let value =
+                    round.and_then(|round| Some(calls(round)? as f64 / round.work().amount));
+                ArmMetric {
+                    label: arm.label.clone(),
+                    samples: vec![value],
+                    summary: stats::summarize(value.as_slice(), 0),
+                    ratio: None,
+                    verdict: (at > 0).then_some(Verdict::NotComparable),
+                }
+            })
+            .collect(),
+    };
+    sides.into_iter().map(report).collect()
+}
+
+/// Every metric that occurs, in the order of its first occurrence.
+fn names(tables: &[Vec<Option<Vec<Metric>>>]) -> Vec<Metric> {
+    let mut known: Vec<Metric> = Vec::new();
+    for metric in tables.iter().flatten().flatten().flatten() {
+        if !known.iter().any(|other| other.name == metric.name) {
+            known.push(metric.clone());
+        }
+    }
+    known
+}
+
+fn sample(round: Option<&[Metric]>, name: &str) -> Option<f64> {
+    let value = round?.iter().find(|metric| metric.name == name)?.value;
+    value.is_finite().then_some(value)
+}
+
+/// The form of the JSON document.
+pub(crate) const SCHEMA: &str = "toehold-compare/1";
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::compare::metric::{Reading, Work};
+    use crate::compare::procfs::{HostTimes, Usage};
+    use crate::compare::round::SyscallCounts;
+
+    fn round(rate: f64) -> Round {
+        Round {
+            seconds: 1.0,
+            reading: Some(Reading {
+                metrics: vec![Metric::higher("requests", rate, "requests/s")],
+                work: Work {
+                    amount: rate,
+                    unit: "request",
+                },
+            }),
+            host: HostTimes {
+                user: 1.0,
+                ..HostTimes::default()
+            },
+            server: Usage::default(),
+            client: Usage::default(),
+            adapter: None,
+            syscalls: Some(SyscallCounts {
+                server: 10,
+                client: 20,
+            }),
+        }
+    }
+
+    /// An arm whose rounds had these rates.
+    pub(crate) fn arm(label: &str, rates: &[f64]) -> ArmReport {
+        let mut arm = ArmReport::new(&Arm {
+            label: label.to_owned(),
+            path: PathChoice::Host,
+        });
+        arm.rounds = rates.iter().map(|rate| Some(round(*rate))).collect();
+        arm.counting = Some(round(10.0));
+        arm
+    }
+
+    fn verdict(report: &[MetricReport], name: &str, arm: usize) -> Option<Verdict> {
+        report
+            .iter()
+            .find(|metric| metric.name == name)
+            .expect(name)
+            .arms[arm]
+            .verdict
+    }
+
+    #[test]
+    fn a_doubled_rate_is_better_and_so_is_its_halved_cost() {
+        let arms = [
+            arm("host", &[100.0, 102.0, 98.0, 101.0]),
+            arm("direct", &[200.0, 203.0, 199.0, 201.0]),
+        ];
+        let report = metrics(&arms, false, 1);
+        assert_eq!(verdict(&report, "requests", 0), None);
+        assert_eq!(verdict(&report, "requests", 1), Some(Verdict::Better));
+        assert_eq!(verdict(&report, "CPU, all cores", 1), Some(Verdict::Better));
+    }
+
+    #[test]
+    fn a_lower_rate_is_worse() {
+        let arms = [
+            arm("host", &[100.0, 102.0, 98.0, 101.0]),
+            arm("direct", &[50.0, 51.0, 49.0, 50.0]),
+        ];
+        assert_eq!(
+            verdict(&metrics(&arms, false, 1), "requests", 1),
+            Some(Verdict::Worse)
+        );
+    }
+
+    #[test]
+    fn a_difference_within_the_control_is_no_difference() {
+        let base = [100.0, 100.1, 99.9, 100.0];
+        let slightly = [103.0, 103.1, 102.9, 103.0];
+        let without = metrics(&[arm("host", &base), arm("direct", &slightly)], false, 1);
+        assert_eq!(verdict(&without, "requests", 1), Some(Verdict::Better));
+        let control = arm("host again", &[104.0, 104.1, 103.9, 104.0]);
+        let with = metrics(
+            &[arm("host", &base), arm("direct", &slightly), control],
+            true,
+            1,
+        );
+        assert_eq!(
+            verdict(&with, "requests", 1),
+            Some(Verdict::NoDetectableDifference)
+        );
+    }
+
+    #[test]
+    fn a_failed_round_takes_its_pair_out_of_the_ratio() {
+        let mut failed = arm("direct", &[200.0, 200.0, 200.0, 200.0]);
+        failed.rounds[1] = None;
+        let report = metrics(
+            &[arm("host", &[100.0, 1.0, 100.0, 100.0]), failed],
+            false,
+            1,
+        );
+        let ratio = report[0].arms[1].ratio.expect("three pairs");
+        assert_eq!((ratio.low, ratio.high), (2.0, 2.0));
+        assert_eq!(
+            report[0].arms[1].summary.as_ref().expect("samples").rounds,
+            3
+        );
+    }
+
+    #[test]
+    fn zeros_are_not_compared() {
+        let arms = [arm("host", &[1.0; 4]), arm("direct", &[1.0; 4])];
+        assert_eq!(
+            verdict(&metrics(&arms, false, 1), "CPU, server", 1),
+            Some(Verdict::NotComparable)
+        );
+    }
+
+    #[test]
+    fn system_calls_are_per_unit_of_work() {
+        let report = metrics(&[arm("host", &[1.0; 3])], false, 1);
+        let calls = report
+            .iter()
+            .find(|metric| metric.name == "system calls, client")
+            .expect("counted");
+        assert_eq!(calls.arms[0].samples, [Some(2.0)]);
+        assert_eq!(calls.unit, "per request");
+    }
+}

@@ -1,0 +1,84 @@
+//! Turns a quoted command (`--server 'redis-server --port 7000'`) into words to execute.
+//!
+//! A plain command is executed directly, so that no shell stands between `toehold run` and the
+//! program. One that uses the shell (pipes, variables, globs, assignments) is handed to `/bin/sh -c`.
+
+/// The words of `command`, or a shell that runs it.
+pub(crate) fn words(command: &str) -> Vec<String> {
+    match split(command) {
+        Some(words) if !words.is_empty() => words,
+        _ => vec!["/bin/sh".to_owned(), "-c".to_owned(), command.to_owned()],
+    }
+}
+
+/// The words of a command that needs no shell; `None` when it does, or when a quote is left open.
+fn split(command: &str) -> Option<Vec<String>> {
+    let mut words: Vec<String> = Vec::new();
+    let mut word: Option<String> = None;
+    let mut chars = command.chars();
+    while let Some(c) = chars.next() {
+        match c {
+            ' ' | '\t' => words.extend(word.take()),
+            '\'' => {
+                let word = word.get_or_insert_default();
+                loop {
+                    match chars.next()? {
+                        '\'' => break,
+                        c => word.push(c),
+                    }
+                }
+            }
+            '"' => {
+                let word = word.get_or_insert_default();
+                loop {
+                    match chars.next()? {
+                        '"' => break,
+                        '$' | '`' | '\\' => return None,
+                        c => word.push(c),
+                    }
+                }
+            }
+            '\\' => word.get_or_insert_default().push(chars.next()?),
+            '=' if words.is_empty() => return None,
+            c if SHELL_CHARACTERS.contains(c) => return None,
+            c => word.get_or_insert_default().push(c),
+        }
+    }
+    words.extend(word);
+    Some(words)
+}
+
+/// Characters that mean something to the shell outside quotes.
+const SHELL_CHARACTERS: &str = "|&;<>()$`*?[]#~{}!\n\r";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plain_commands_are_split() {
+        assert_eq!(words("a -b  c=d"), ["a", "-b", "c=d"]);
+        assert_eq!(
+            words(r#"a 'b c' "d  e" f\ g ''"#),
+            ["a", "b c", "d  e", "f g", ""]
+        );
+        assert_eq!(
+            words("redis-server --save ''"),
+            ["redis-server", "--save", ""]
+        );
+    }
+
+    #[test]
+    fn what_needs_a_shell_goes_to_the_shell() {
+        for command in [
+            "a | b", "a $X", "X=1 a", "a *.c", "a; b", "a \"$X\"", "a 'b",
+        ] {
+            assert_eq!(words(command), ["/bin/sh", "-c", command]);
+        }
+    }
+
+    #[test]
+    fn quotes_protect_shell_characters() {
+        assert_eq!(words("a 'b|c;d'"), ["a", "b|c;d"]);
+    }
+}

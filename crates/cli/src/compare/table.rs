@@ -1,0 +1,280 @@
+//! The comparison as a table for a terminal.
+
+use std::fmt::Write;
+
+use super::report::{ArmMetric, Group, MetricReport, Report, Verdict};
+use super::stats::ROUNDS_FOR_INTERVAL;
+
+/// Renders the table.
+pub(crate) fn render(report: &Report) -> String {
+    let mut out = String::new();
+    let plan = &report.plan;
+    let base = report.arms.first().map_or("", |arm| arm.label.as_str());
+    put(&mut out, &format!("server  {}", plan.server));
+    put(&mut out, &format!("client  {}", plan.client));
+    put(
+        &mut out,
+        &format!("host    {}", report.environment.sentence()),
+    );
+    put(
+        &mut out,
+        &format!(
+            "rounds  {} of each path, interleaved, after {} warm-up; {}; wait {}",
+            plan.rounds,
+            plan.warmups,
+            placement(report),
+            plan.wait.word()
+        ),
+    );
+    let client = plan.client_tool.unwrap_or("the clock");
+    for (group, title) in [
+        (Group::Results, format!("What {client} says")),
+        (Group::Costs, "What it cost".to_owned()),
+    ] {
+        let metrics: Vec<&MetricReport> = report
+            .metrics
+            .iter()
+            .filter(|metric| metric.group == group)
+            .collect();
+        if metrics.is_empty() {
+            continue;
+        }
+        let ratio = format!("ratio to {base} [95 % interval]");
+        put(&mut out, "");
+        put(&mut out, &row(&title, "path", "median", "spread", &ratio));
+        for metric in metrics {
+            put_metric(&mut out, metric);
+        }
+    }
+    put(&mut out, "");
+    for note in notes(report) {
+        put(&mut out, &format!("note: {note}"));
+    }
+    out
+}
+
+/// What a reader of the numbers has to know; the HTML page has the same.
+pub(crate) fn notes(report: &Report) -> Vec<String> {
+    let mut notes = vec![
+        "spread is the distance between the quartiles; intervals come from a paired bootstrap over \
+         rounds"
+            .to_owned(),
+    ];
+    let floors: Vec<f64> = report
+        .metrics
+        .iter()
+        .filter_map(|metric| metric.noise_floor)
+        .collect();
+    if let Some(floor) = report.metrics.first().and_then(|metric| metric.noise_floor) {
+        notes.push(format!(
+            "noise floor, from the same path run twice: {:.1} % for {}; {} metrics have one of their own",
+            floor * 100.0,
+            report.metrics[0].name,
+            floors.len()
+        ));
+    }
+    if report.plan.rounds < ROUNDS_FOR_INTERVAL {
+        notes.push(format!(
+            "intervals need at least {ROUNDS_FOR_INTERVAL} rounds (--rounds)"
+        ));
+    }
+    match &report.syscalls_not_counted {
+        Some(reason) => notes.push(format!("system calls not counted: {reason}")),
+        None => notes.push(
+            "system calls were counted in one extra round of each path, because counting slows them"
+                .to_owned(),
+        ),
+    }
+    for arm in &report.arms {
+        if let Some(seen) = &arm.connections {
+            let mut text = format!(
+                "{}: ends of connections seen in the extra round: {} direct, {} offload, {} host",
+                arm.label, seen.direct, seen.offload, seen.host
+            );
+            if !seen.reasons.is_empty() {
+                let _ = write!(text, " ({})", seen.reasons.join("; "));
+            }
+            notes.push(text);
+        }
+        if let Some(failure) = arm.failures.first() {
+            let failed = arm.failures.len();
+            notes.push(format!(
+                "{}: {failed} rounds failed and are left out; first: {failure}",
+                arm.label
+            ));
+        }
+    }
+    notes.extend(report.warnings.iter().cloned());
+    notes
+}
+
+/// How the two sides were placed, in words.
+pub(crate) fn placement(report: &Report) -> String {
+    let cores = |cores: &Option<Vec<usize>>| match cores {
+        None => "any core".to_owned(),
+        Some(cores) => {
+            let list: Vec<String> = cores.iter().map(usize::to_string).collect();
+            format!("core {}", list.join(","))
+        }
+    };
+    let placement = &report.plan.placement;
+    format!(
+        "server on {}, client on {}",
+        cores(&placement.server),
+        cores(&placement.client)
+    )
+}
+
+/// A ratio and its verdict, in words.
+pub(crate) fn conclusion(base: &ArmMetric, arm: &ArmMetric) -> String {
+    let Some(verdict) = arm.verdict else {
+        return String::new();
+    };
+    match (&arm.ratio, verdict) {
+        (Some(ratio), verdict) => format!(
+            "{} [{}, {}]  {}",
+            times(ratio.value),
+            times(ratio.low),
+            times(ratio.high),
+            verdict.words()
+        ),
+        (None, Verdict::NotComparable) => match (&base.summary, &arm.summary) {
+            (Some(base), Some(arm)) if base.median > 0.0 => times(arm.median / base.median),
+            _ => "-".to_owned(),
+        },
+        (None, verdict) => verdict.words().to_owned(),
+    }
+}
+
+/// A number with four significant digits and a decimal prefix: `101.2 k`.
+pub(crate) fn number(value: f64) -> String {
+    let magnitude = value.abs();
+    let (scaled, prefix) = match magnitude {
+        m if m >= 1e9 => (value / 1e9, " G"),
+        m if m >= 1e6 => (value / 1e6, " M"),
+        m if m >= 1e4 => (value / 1e3, " k"),
+        _ => (value, ""),
+    };
+    let digits = match scaled.abs() {
+        0.0 => 0,
+        m if m >= 1000.0 => 0,
+        m if m >= 100.0 => 1,
+        m if m >= 10.0 => 2,
+        m if m >= 0.1 => 3,
+        m if m >= 0.001 => 5,
+        _ => 7,
+    };
+    format!("{scaled:.digits$}{prefix}")
+}
+
+fn put_metric(out: &mut String, metric: &MetricReport) {
+    let Some(base) = metric.arms.first() else {
+        return;
+    };
+    for (at, arm) in metric.arms.iter().enumerate() {
+        let name = match at {
+            0 => format!("{}, {}", metric.name, metric.unit),
+            1 => format!("  {}", metric.better.words()),
+            _ => String::new(),
+        };
+        let (median, spread) = match &arm.summary {
+            Some(summary) if summary.rounds > 1 => {
+                (number(summary.median), number(summary.spread()))
+            }
+            Some(summary) => (number(summary.median), "-".to_owned()),
+            None => ("-".to_owned(), "-".to_owned()),
+        };
+        put(
+            out,
+            &row(&name, &arm.label, &median, &spread, &conclusion(base, arm)),
+        );
+    }
+}
+
+fn times(ratio: f64) -> String {
+    match ratio {
+        ratio if ratio >= 10.0 => format!("{ratio:.1}x"),
+        ratio if ratio >= 0.1 => format!("{ratio:.2}x"),
+        ratio => format!("{ratio:.4}x"),
+    }
+}
+
+fn row(name: &str, path: &str, median: &str, spread: &str, ratio: &str) -> String {
+    format!("{name:<44} {path:<11} {median:>10} {spread:>10}   {ratio}")
+        .trim_end()
+        .to_owned()
+}
+
+fn put(out: &mut String, line: &str) {
+    out.push_str(line);
+    out.push('\n');
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::compare::cpus::{Pin, Placement};
+    use crate::compare::environment::Environment;
+    use crate::compare::report::{self, Plan, SCHEMA, tests::arm};
+    use crate::options::WaitChoice;
+
+    /// A finished comparison of two arms with these rates.
+    pub(crate) fn sample(host: &[f64], direct: &[f64]) -> Report {
+        let arms = vec![arm("host", host), arm("direct", direct)];
+        Report {
+            schema: SCHEMA,
+            plan: Plan {
+                server: "serve <it>".to_owned(),
+                client: "ask".to_owned(),
+                client_tool: Some("wrk"),
+                ready: "listens".to_owned(),
+                wait: WaitChoice::Adaptive,
+                pin: Pin::None,
+                placement: Placement::default(),
+                warmups: 1,
+                rounds: host.len(),
+                seed: 1,
+            },
+            environment: Environment::capture(),
+            metrics: report::metrics(&arms, false, 1),
+            syscalls_not_counted: None,
+            warnings: Vec::new(),
+            arms,
+        }
+    }
+
+    #[test]
+    fn equal_samples_say_so() {
+        let text = render(&sample(&[100.0, 101.0, 99.0], &[99.0, 100.0, 101.0]));
+        assert!(text.contains("no detectable difference"), "{text}");
+        assert!(
+            text.contains("higher is better") && text.contains("lower is better"),
+            "{text}"
+        );
+        assert!(!text.contains("NaN"), "{text}");
+    }
+
+    #[test]
+    fn a_ratio_stands_with_its_interval() {
+        let text = render(&sample(&[100.0; 4], &[250.0; 4]));
+        assert!(text.contains("2.50x [2.50x, 2.50x]  better"), "{text}");
+    }
+
+    #[test]
+    fn a_single_round_has_a_ratio_without_interval() {
+        let text = render(&sample(&[100.0], &[250.0]));
+        assert!(text.contains("2.50x\n"), "{text}");
+        assert!(text.contains("at least 3 rounds"), "{text}");
+    }
+
+    #[test]
+    fn numbers_keep_four_digits() {
+        let shown: Vec<String> = [0.0, 0.01234, 0.5, 33.359, 101_234.0, 2.4e6, 3.1e9, 9_999.0]
+            .map(number)
+            .to_vec();
+        let expected = [
+            "0", "0.01234", "0.500", "33.36", "101.2 k", "2.400 M", "3.100 G", "9999",
+        ];
+        assert_eq!(shown, expected);
+    }
+}
