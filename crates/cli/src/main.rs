@@ -1,3 +1,45 @@
 //! Cheaper TCP for unmodified programs: run, status, compare, lab.
+//!
+//! One module for each subcommand; what several of them share stands beside them:
+//! [`library`] finds `libtoehold.so`, [`program`] judges what is to be run, [`options`] holds common
+//! choices, [`failure`] is how a subcommand ends badly.
 
-fn main() {}
+mod adapter;
+mod cli;
+mod compare;
+mod completions;
+mod detach;
+mod doctor;
+mod failure;
+mod library;
+mod man;
+mod options;
+mod program;
+mod run;
+mod status;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::cli::{Cli, Command};
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::Run(args) => run::run(args).map(|never| match never {}),
+        Command::Adapter(args) => adapter::run(&args),
+        Command::Status(args) => status::run(&args),
+        Command::Detach(args) => detach::run(&args),
+        Command::Compare(args) => compare::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
+        Command::Man(args) => man::run(&args),
+        Command::Completions(args) => completions::run(&args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("toehold: {failure}");
+            ExitCode::from(failure.status)
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! `toehold adapter`: the adapter in the foreground, or started in the background.
+
+use std::env;
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use toehold_adapter::client;
+use toehold_adapter::daemon::{self, Options};
+use toehold_adapter::runtime_dir::{self, RuntimeDir};
+
+use crate::failure::Failure;
+
+/// Options of `toehold adapter`.
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct AdapterArgs {
+    /// Where programs meet the adapter
+    #[arg(long, value_name = "DIR")]
+    runtime_dir: Option<PathBuf>,
+
+    /// Return as soon as the adapter answers; it leaves when it is idle
+    #[arg(long)]
+    background: bool,
+
+    /// Leave after this long without a program (0: never)
+    #[arg(long, value_name = "SECONDS")]
+    idle_exit: Option<u64>,
+
+    /// Most connections in shared memory at a time
+    #[arg(long, value_name = "N", default_value_t = daemon::REGIONS_MAX_DEFAULT)]
+    max_connections: usize,
+
+    /// Be silent and leave when idle: how --background starts it
+    #[arg(long, hide = true, conflicts_with = "background")]
+    detached: bool,
+}
+
+const EXAMPLES: &str = "\
+`toehold run` starts an adapter by itself when none answers. Run it in the foreground for a service
+manager, or to see what it says. Established connections go on without it; new ones stay on kernel
+TCP until it is back.
+
+Examples:
+  toehold adapter
+  toehold adapter --background --idle-exit 600";
+
+/// Runs or starts the adapter.
+pub(crate) fn run(args: &AdapterArgs) -> Result<(), Failure> {
+    let wanted = args
+        .runtime_dir
+        .clone()
+        .unwrap_or_else(runtime_dir::default_path);
+    let wanted = std::path::absolute(&wanted).unwrap_or(wanted);
+    if args.background {
+        let dir =
+            RuntimeDir::open_or_create(&wanted).map_err(|error| Failure::new(error.to_string()))?;
+        return start(dir.path(), args);
+    }
+    let mut options = if args.detached {
+        Options::background(wanted)
+    } else {
+        Options::foreground(wanted)
+    };
+    options.regions_max = args.max_connections;
+    match args.idle_exit {
+        None => {}
+        Some(0) => options.idle_exit = None,
+        Some(seconds) => options.idle_exit = Some(Duration::from_secs(seconds)),
+    }
+    daemon::run(options).map_err(|error| Failure::new(error.to_string()))
+}
+
+/// Has an adapter run for `runtime_dir`, which was checked, and waits until it answers.
+///
+/// The adapter must not become a child of the program that this process is about to turn into: a
+/// program that waits for "any child" would find a stranger. So a process in between starts it and
+/// leaves.
+///
+/// # Errors
+///
+/// A sentence.
+pub(crate) fn start_in_background(runtime_dir: &Path) -> Result<(), String> {
+    let program = this_program()?;
+    let mut command = Command::new(program);
+    command
+        .args(["adapter", "--background", "--runtime-dir"])
+        .arg(runtime_dir);
+    let output = command
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|error| format!("cannot start an adapter: {error}"))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let words = String::from_utf8_lossy(&output.stderr);
+    Err(words.trim().trim_start_matches("toehold: ").to_owned())
+}
+
+fn start(runtime_dir: &Path, args: &AdapterArgs) -> Result<(), Failure> {
+    if client::ping(runtime_dir).is_ok() {
+        return Ok(());
+    }
+    let mut command = Command::new(this_program().map_err(Failure::new)?);
+    command
+        .args(["adapter", "--detached", "--runtime-dir"])
+        .arg(runtime_dir);
+    command.args(["--max-connections", &args.max_connections.to_string()]);
+    if let Some(seconds) = args.idle_exit {
+        command.args(["--idle-exit", &seconds.to_string()]);
+    }
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    // It outlives us: it must not keep a directory busy, a terminal, or a pipe somebody reads.
+    command.current_dir("/");
+    let prepare = || {
+        // SAFETY: both are plain system calls that touch no memory. A kernel without close_range
+        // leaves the descriptors open, which costs no more than that.
+        unsafe {
+            libc::setsid();
+            libc::syscall(
+                libc::SYS_close_range,
+                3,
+                libc::c_uint::MAX,
+                libc::CLOSE_RANGE_CLOEXEC,
+            );
+        }
+        Ok(())
+    };
+    // SAFETY: the closure only makes async-signal-safe system calls.
+    unsafe { command.pre_exec(prepare) };
+    let mut adapter = command
+        .spawn()
+        .map_err(|error| Failure::new(format!("cannot start an adapter: {error}")))?;
+    let deadline = Instant::now() + START_PATIENCE;
+    loop {
+        match client::ping(runtime_dir) {
+            Ok(_) => return Ok(()),
+            Err(error) if Instant::now() >= deadline => {
+                return Err(Failure::new(format!(
+                    "the adapter did not come up: {error}"
+                )));
+            }
+            Err(_) => {}
+        }
+        if let Ok(Some(status)) = adapter.try_wait() {
+            // It may have met another adapter that came up in the same moment, which is as good.
+            return match client::ping(runtime_dir) {
+                Ok(_) => Ok(()),
+                Err(_) => Err(Failure::new(format!(
+                    "the adapter ended at once ({status}); run `toehold adapter` to see why"
+                ))),
+            };
+        }
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+fn this_program() -> Result<PathBuf, String> {
+    env::current_exe()
+        .map_err(|error: io::Error| format!("cannot find this program's own file: {error}"))
+}
+
+/// How long an adapter may take to answer for the first time.
+const START_PATIENCE: Duration = Duration::from_secs(1);

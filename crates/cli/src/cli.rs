@@ -1,0 +1,110 @@
+//! The command line as a whole: help, completions and the manual are made from it.
+
+use clap::{Parser, Subcommand};
+
+use crate::adapter::AdapterArgs;
+use crate::compare::CompareArgs;
+use crate::completions::CompletionsArgs;
+use crate::detach::DetachArgs;
+use crate::doctor::DoctorArgs;
+use crate::man::ManArgs;
+use crate::run::RunArgs;
+use crate::status::StatusArgs;
+
+/// Makes ordinary TCP programs cheaper to run, unchanged
+///
+/// Programs started with `toehold run` talk to each other through shared memory when both are on
+/// this host, and through the kernel's TCP to everyone else. Nothing is lost when Toehold cannot
+/// help: every connection is a kernel connection first.
+#[derive(Parser, Debug)]
+#[command(name = "toehold", version, after_help = EXAMPLES, propagate_version = true)]
+#[command(subcommand_required = true, arg_required_else_help = true)]
+pub(crate) struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// The subcommands.
+#[derive(Subcommand, Debug)]
+pub(crate) enum Command {
+    /// Run a program with accelerated connections
+    Run(RunArgs),
+    /// Measure whether it helps your server and your client
+    Compare(CompareArgs),
+    /// Show every connection of the accelerated programs and how its bytes travel
+    Status(StatusArgs),
+    /// Move live connections back to the kernel
+    Detach(DetachArgs),
+    /// Show what this host allows and what is missing
+    Doctor(DoctorArgs),
+    /// Run the adapter, which introduces programs to each other
+    Adapter(AdapterArgs),
+    /// Write the manual pages
+    Man(ManArgs),
+    /// Print the completions of a shell
+    Completions(CompletionsArgs),
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  toehold run -- redis-server             and in another terminal:
+  toehold run -- redis-benchmark -t get   both ends accelerated: bytes go through shared memory
+  toehold status                          am I accelerated, and if not, why not?
+  toehold compare --server 'redis-server --save \"\"' \\
+                  --client 'redis-benchmark -t get -n 500000 --csv'
+  toehold doctor                          what does this host allow?
+
+Environment:
+  TOEHOLD_RUNTIME_DIR   where programs meet the adapter (else $XDG_RUNTIME_DIR/toehold, else
+                        /tmp/toehold-UID)
+  TOEHOLD_LIB           path of libtoehold.so, when it is not beside this program or installed
+
+Exit status: 0 success, 1 failure, 2 wrong command line; `toehold run` ends as its program does, or
+with 126 (found, cannot be executed) or 127 (not found).";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_program_s_own_options_are_its_own() {
+        let words = [
+            "toehold", "run", "--path", "direct", "--", "prog", "--path", "host", "-v",
+        ];
+        let Command::Run(args) = Cli::try_parse_from(words).expect("valid").command else {
+            panic!("run");
+        };
+        assert_eq!(args.program, ["prog", "--path", "host", "-v"]);
+    }
+
+    #[test]
+    fn the_dashes_may_be_left_out() {
+        let words = ["toehold", "run", "prog", "--path", "host"];
+        let Command::Run(args) = Cli::try_parse_from(words).expect("valid").command else {
+            panic!("run");
+        };
+        assert_eq!(args.program, ["prog", "--path", "host"]);
+    }
+
+    #[test]
+    fn every_subcommand_teaches() {
+        for command in Cli::command().get_subcommands() {
+            let name = command.get_name();
+            assert!(command.get_about().is_some(), "{name} says what it does");
+            for argument in command.get_arguments() {
+                assert!(
+                    argument.get_help().is_some(),
+                    "{name} {}",
+                    argument.get_id()
+                );
+            }
+        }
+    }
+}

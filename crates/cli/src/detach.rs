@@ -1,0 +1,125 @@
+//! `toehold detach`: moves live connections back to the kernel, without a pause and without loss.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::Args;
+use toehold_adapter::{client, runtime_dir};
+
+use crate::failure::Failure;
+
+/// Options of `toehold detach`.
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct DetachArgs {
+    /// Which connections: PID, PID:FD, or all
+    #[arg(value_name = "WHICH")]
+    target: Target,
+
+    /// Withdraw an earlier detach: let the connections be accelerated again
+    #[arg(long)]
+    undo: bool,
+
+    /// Where the adapter is met
+    #[arg(long, value_name = "DIR")]
+    runtime_dir: Option<PathBuf>,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  toehold detach 4711       every connection of process 4711
+  toehold detach 4711:9     one of them; `toehold status` shows the numbers
+  toehold detach all
+  toehold detach --undo all
+
+A program that sleeps follows at its next call.";
+
+/// The connections meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Target {
+    /// Zero for all processes, as the adapter has it.
+    pid: u32,
+    fd: Option<u32>,
+}
+
+impl FromStr for Target {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Target, String> {
+        if text == "all" {
+            return Ok(Target { pid: 0, fd: None });
+        }
+        let (pid, fd) = match text.split_once(':') {
+            None => (text, None),
+            Some((pid, fd)) => (pid, Some(fd)),
+        };
+        let number = |what: &str, text: &str| -> Result<u32, String> {
+            text.parse()
+                .map_err(|_| format!("\"{text}\" is no {what}; use PID, PID:FD or all"))
+        };
+        let fd = fd.map(|fd| number("descriptor", fd)).transpose()?;
+        match number("process id", pid)? {
+            0 => Err("there is no process 0; use PID, PID:FD or all".to_owned()),
+            pid => Ok(Target { pid, fd }),
+        }
+    }
+}
+
+/// Tells the adapter.
+pub(crate) fn run(args: &DetachArgs) -> Result<(), Failure> {
+    let dir = args
+        .runtime_dir
+        .clone()
+        .unwrap_or_else(runtime_dir::default_path);
+    let Target { pid, fd } = args.target;
+    let (told, verb) = if args.undo {
+        (client::attach(&dir, pid, fd), "may be accelerated again")
+    } else {
+        (client::detach(&dir, pid, fd), "go back to kernel TCP")
+    };
+    let told = told.map_err(|error| Failure::new(error.to_string()))?;
+    if told == 0 && pid != 0 {
+        return Err(Failure::new(
+            "no such connection; `toehold status` lists them",
+        ));
+    }
+    let connections = if told == 1 {
+        "connection"
+    } else {
+        "connections"
+    };
+    println!("{told} {connections}: {verb}");
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_form_is_read() {
+        assert_eq!("all".parse(), Ok(Target { pid: 0, fd: None }));
+        assert_eq!(
+            "4711".parse(),
+            Ok(Target {
+                pid: 4711,
+                fd: None
+            })
+        );
+        assert_eq!(
+            "4711:9".parse(),
+            Ok(Target {
+                pid: 4711,
+                fd: Some(9)
+            })
+        );
+    }
+
+    #[test]
+    fn anything_else_is_refused_with_the_forms() {
+        for text in ["", "0", "0:3", "x", "5:", "5:x", ":5", "-1", "5:6:7"] {
+            let error = text.parse::<Target>().expect_err(text);
+            assert!(error.contains("PID:FD"), "{text}: {error}");
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! `toehold doctor`: what this host allows, what is missing, and what to do about it.
+
+mod checks;
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::path::PathBuf;
+
+use clap::Args;
+use serde::Serialize;
+use toehold_adapter::runtime_dir;
+
+use crate::failure::Failure;
+
+/// Options of `toehold doctor`.
+#[derive(Args, Debug)]
+#[command(after_help = STATES)]
+pub(crate) struct DoctorArgs {
+    /// Print as JSON
+    #[arg(long)]
+    json: bool,
+
+    /// Where the adapter is met
+    #[arg(long, value_name = "DIR")]
+    runtime_dir: Option<PathBuf>,
+}
+
+const STATES: &str = "\
+Each line is ok, warn (it works, but not as well as it could) or missing (something does not work;
+the line says what).
+
+Exit status: 0 when the direct path can work on this host, 1 when it cannot.";
+
+/// One thing looked at.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Check {
+    /// What it is.
+    name: &'static str,
+    /// How it is.
+    state: State,
+    /// Which path cannot work without it.
+    needed_for: NeededFor,
+    /// What was found.
+    finding: String,
+    /// What to do, when there is something to do.
+    advice: Option<String>,
+}
+
+/// The three words of the report.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum State {
+    /// As it should be.
+    Ok,
+    /// Works, but not as well as it could.
+    Warn,
+    /// Does not work.
+    Missing,
+}
+
+/// What depends on a check.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum NeededFor {
+    /// Shared memory between programs of this host.
+    Direct,
+    /// The adapter's own TCP engine.
+    Offload,
+    /// Measuring.
+    Compare,
+}
+
+impl Check {
+    fn ok(name: &'static str, needed_for: NeededFor, finding: impl Into<String>) -> Check {
+        Check {
+            name,
+            state: State::Ok,
+            needed_for,
+            finding: finding.into(),
+            advice: None,
+        }
+    }
+
+    fn warn(self, advice: impl Into<String>) -> Check {
+        Check {
+            state: State::Warn,
+            advice: Some(advice.into()),
+            ..self
+        }
+    }
+
+    fn missing(self, advice: impl Into<String>) -> Check {
+        Check {
+            state: State::Missing,
+            advice: Some(advice.into()),
+            ..self
+        }
+    }
+}
+
+/// The whole report.
+#[derive(Debug, Serialize)]
+struct Report {
+    toehold: &'static str,
+    checks: Vec<Check>,
+}
+
+/// Looks and prints.
+pub(crate) fn run(args: &DoctorArgs) -> Result<(), Failure> {
+    let dir = args
+        .runtime_dir
+        .clone()
+        .unwrap_or_else(runtime_dir::default_path);
+    let report = Report {
+        toehold: env!("CARGO_PKG_VERSION"),
+        checks: checks::all(&dir),
+    };
+    let text = if args.json {
+        serde_json::to_string_pretty(&report)
+            .map_err(|error| Failure::new(format!("cannot write the report as JSON: {error}")))?
+            + "\n"
+    } else {
+        render(&report.checks)
+    };
+    let _ = std::io::stdout().write_all(text.as_bytes());
+    match unmet(&report.checks) {
+        None => Ok(()),
+        Some(check) => Err(Failure::new(format!(
+            "the direct path cannot work here ({}); programs run on kernel TCP",
+            check.name
+        ))),
+    }
+}
+
+/// The first thing without which the direct path cannot work.
+fn unmet(checks: &[Check]) -> Option<&Check> {
+    checks
+        .iter()
+        .find(|check| check.state == State::Missing && check.needed_for == NeededFor::Direct)
+}
+
+fn render(checks: &[Check]) -> String {
+    let mut out = String::new();
+    let width = checks
+        .iter()
+        .map(|check| check.name.len())
+        .max()
+        .unwrap_or(0);
+    for (part, title) in [
+        (NeededFor::Direct, "Programs on this host (direct path)"),
+        (NeededFor::Offload, "Programs on other hosts (offload path)"),
+        (NeededFor::Compare, "Measuring (toehold compare)"),
+    ] {
+        let _ = writeln!(out, "{title}");
+        for check in checks.iter().filter(|check| check.needed_for == part) {
+            let state = match check.state {
+                State::Ok => "ok",
+                State::Warn => "warn",
+                State::Missing => "missing",
+            };
+            let _ = writeln!(
+                out,
+                "  {state:<8} {:<width$}  {}",
+                check.name, check.finding
+            );
+            if let Some(advice) = &check.advice {
+                let _ = writeln!(out, "  {:<8} {:<width$}  -> {advice}", "", "");
+            }
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn advice_stands_below_its_finding() {
+        let check = Check::ok("cores", NeededFor::Direct, "1").warn("add one");
+        let text = render(&[check]);
+        assert!(text.contains("warn     cores  1\n"), "{text}");
+        assert!(text.contains("-> add one"), "{text}");
+    }
+
+    #[test]
+    fn only_the_direct_path_s_needs_decide() {
+        let offload = Check::ok("tun", NeededFor::Offload, "").missing("");
+        let warned = Check::ok("cores", NeededFor::Direct, "").warn("");
+        assert_eq!(unmet(&[offload.clone(), warned]), None);
+        let direct = Check::ok("library", NeededFor::Direct, "").missing("");
+        assert_eq!(
+            unmet(&[offload, direct]).map(|check| check.name),
+            Some("library")
+        );
+    }
+
+    #[test]
+    fn this_host_can_be_looked_at() {
+        let checks = checks::all(&std::env::temp_dir().join("toehold-doctor-none"));
+        assert!(checks.len() > 10);
+        for check in &checks {
+            assert!(!check.finding.is_empty(), "{}", check.name);
+            assert_eq!(
+                check.advice.is_some(),
+                check.state != State::Ok,
+                "{}",
+                check.name
+            );
+        }
+    }
+}

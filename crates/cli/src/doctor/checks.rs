@@ -1,0 +1,339 @@
+//! The single checks. None of them changes anything on the host.
+
+use std::fs::{self, OpenOptions};
+use std::io;
+use std::mem;
+use std::net::TcpListener;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::path::Path;
+
+use toehold_adapter::client::{self, ClientError};
+use toehold_adapter::runtime_dir::RuntimeDir;
+
+use super::{Check, NeededFor};
+use crate::{compare, library};
+
+/// All checks, in the order of the report.
+pub(super) fn all(runtime_dir: &Path) -> Vec<Check> {
+    vec![
+        kernel(),
+        sealed_memory(),
+        namespace_cookie(),
+        library_found(),
+        directory(runtime_dir),
+        adapter(runtime_dir),
+        cores(),
+        open_files(),
+        shared_memory_mount(),
+        congestion_control(),
+        autocorking(),
+        tun(),
+        af_xdp(),
+        locked_memory(),
+        syscall_counting(),
+    ]
+}
+
+fn kernel() -> Check {
+    let release = line("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let check = Check::ok("kernel", NeededFor::Direct, format!("Linux {release}"));
+    match version(&release) {
+        Some(version) if version < KERNEL_MIN => check.missing(format!(
+            "Linux {}.{} or later is needed",
+            KERNEL_MIN.0, KERNEL_MIN.1
+        )),
+        Some(_) => check,
+        None => check.warn("its version is not understood; the checks below tell what it can do"),
+    }
+}
+
+fn sealed_memory() -> Check {
+    let name = "sealed memory";
+    match try_sealing() {
+        Ok(()) => Check::ok(name, NeededFor::Direct, "memfd_create with seals works"),
+        Err(error) => Check::ok(
+            name,
+            NeededFor::Direct,
+            format!("memfd_create with seals: {error}"),
+        )
+        .missing("a sandbox may forbid it: allow memfd_create and fcntl(F_ADD_SEALS)"),
+    }
+}
+
+fn try_sealing() -> io::Result<()> {
+    // SAFETY: the name is a literal that ends in NUL.
+    let fd = unsafe {
+        libc::memfd_create(
+            c"toehold-doctor".as_ptr(),
+            libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING,
+        )
+    };
+    let file = owned(fd)?;
+    let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+    // SAFETY: `file` is an open descriptor; the call touches no memory.
+    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+fn namespace_cookie() -> Check {
+    let name = "namespace identity";
+    match try_cookie() {
+        Ok(_) => Check::ok(name, NeededFor::Direct, "SO_NETNS_COOKIE works"),
+        Err(error) => Check::ok(name, NeededFor::Direct, format!("SO_NETNS_COOKIE: {error}"))
+            .missing("Linux 5.14 or later has it; without it no two connections can be paired"),
+    }
+}
+
+fn try_cookie() -> io::Result<u64> {
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let mut cookie = 0u64;
+    let mut length = mem::size_of::<u64>() as libc::socklen_t;
+    // SAFETY: `cookie` is `length` writable bytes, and both outlive the call.
+    let result = unsafe {
+        libc::getsockopt(
+            listener.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_NETNS_COOKIE,
+            (&raw mut cookie).cast(),
+            &mut length,
+        )
+    };
+    if result == 0 {
+        Ok(cookie)
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+fn library_found() -> Check {
+    let name = "library";
+    match library::find() {
+        Ok(path) => Check::ok(name, NeededFor::Direct, path.display().to_string()),
+        Err(error) => Check::ok(name, NeededFor::Direct, error.to_string())
+            .missing("install Toehold with `make install`, or set TOEHOLD_LIB"),
+    }
+}
+
+fn directory(path: &Path) -> Check {
+    let name = "runtime directory";
+    let found = |finding: String| Check::ok(name, NeededFor::Direct, finding);
+    match RuntimeDir::open(path) {
+        Ok(_) => found(format!("{} is private", path.display())),
+        Err(error) if error.is_missing() => found(format!(
+            "{} does not exist yet; it is created when needed",
+            path.display()
+        )),
+        Err(error) => {
+            found(error.to_string()).missing("programs run on kernel TCP until it is right")
+        }
+    }
+}
+
+fn adapter(runtime_dir: &Path) -> Check {
+    let found = |finding: String| Check::ok("adapter", NeededFor::Direct, finding);
+    match client::ping(runtime_dir) {
+        Ok(info) => found(format!(
+            "answers (pid {}, layout {})",
+            info.pid, info.layout_version
+        )),
+        Err(ClientError::NoAdapter(_) | ClientError::StaleSocket(_)) => {
+            found("none is running; `toehold run` starts one".to_owned())
+        }
+        Err(error @ ClientError::OtherVersion { .. }) => {
+            found(error.to_string()).missing("stop it; `toehold run` then starts its own")
+        }
+        Err(error) => {
+            found(error.to_string()).warn("connections stay on kernel TCP until an adapter answers")
+        }
+    }
+}
+
+fn cores() -> Check {
+    let cores = compare::cores_allowed();
+    let check = Check::ok("cores", NeededFor::Direct, format!("{cores} usable"));
+    match cores {
+        1 => check.warn("with one core, waiting without sleeping never pays: less is gained"),
+        _ => check,
+    }
+}
+
+fn open_files() -> Check {
+    let (soft, hard) = limit(libc::RLIMIT_NOFILE);
+    let check = Check::ok(
+        "open files",
+        NeededFor::Direct,
+        format!("limit {soft} (hard {hard})"),
+    );
+    if soft == hard && soft < OPEN_FILES_COMFORTABLE {
+        return check.warn("servers with many connections need more: raise it with ulimit -n");
+    }
+    check
+}
+
+fn shared_memory_mount() -> Check {
+    Check::ok(
+        "/dev/shm",
+        NeededFor::Direct,
+        "not used: rings live in anonymous sealed files",
+    )
+}
+
+fn congestion_control() -> Check {
+    let name =
+        line("/proc/sys/net/ipv4/tcp_congestion_control").unwrap_or_else(|| "unknown".into());
+    let check = Check::ok("congestion control", NeededFor::Compare, name.clone());
+    if name == "bbr" {
+        return check.warn(
+            "bbr paces, also on loopback: for a comparison with the kernel at its best use cubic or \
+             reno (sysctl net.ipv4.tcp_congestion_control)",
+        );
+    }
+    check
+}
+
+fn autocorking() -> Check {
+    let on = line("/proc/sys/net/ipv4/tcp_autocorking").is_none_or(|value| value != "0");
+    Check::ok(
+        "autocorking",
+        NeededFor::Compare,
+        if on {
+            "on, the kernel's default"
+        } else {
+            "off"
+        },
+    )
+}
+
+fn tun() -> Check {
+    let check = |finding: String| Check::ok("TUN/TAP", NeededFor::Offload, finding);
+    match OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open("/dev/net/tun")
+    {
+        Ok(_) if has_capability(CAP_NET_ADMIN) => {
+            check("/dev/net/tun opens, CAP_NET_ADMIN held".into())
+        }
+        Ok(_) => check("/dev/net/tun opens, CAP_NET_ADMIN is not held".into())
+            .missing("needed to create a device: run the adapter as root or with that capability"),
+        Err(error) => check(format!("/dev/net/tun: {error}"))
+            .missing("load the module (modprobe tun) and give this user access to the device"),
+    }
+}
+
+fn af_xdp() -> Check {
+    let check = |finding: String| Check::ok("AF_XDP", NeededFor::Offload, finding);
+    // SAFETY: `socket` takes plain integers.
+    let socket =
+        owned(unsafe { libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) });
+    match socket {
+        Ok(_) => check("sockets can be opened".into()),
+        Err(error) => check(format!("socket: {error}"))
+            .missing("needs CAP_NET_RAW and a kernel with CONFIG_XDP_SOCKETS; TAP works without"),
+    }
+}
+
+fn locked_memory() -> Check {
+    let (soft, _) = limit(libc::RLIMIT_MEMLOCK);
+    let size = if soft == libc::RLIM_INFINITY {
+        "unlimited".to_owned()
+    } else {
+        format!("{} KiB", soft / 1024)
+    };
+    let check = Check::ok("locked memory", NeededFor::Offload, format!("limit {size}"));
+    if soft < LOCKED_BYTES_COMFORTABLE && !has_capability(CAP_IPC_LOCK) {
+        return check.warn("AF_XDP's packet memory may not fit: raise it with ulimit -l");
+    }
+    check
+}
+
+fn syscall_counting() -> Check {
+    let check = |finding: String| Check::ok("system calls", NeededFor::Compare, finding);
+    match compare::can_count_syscalls() {
+        Ok(()) => check("can be counted".into()),
+        Err(reason) => {
+            check(format!("not counted: {reason}")).warn("everything else is still measured")
+        }
+    }
+}
+
+/// Major and minor of a kernel release like `6.1.0-18-amd64`.
+fn version(release: &str) -> Option<(u32, u32)> {
+    let mut parts = release.split(|c: char| !c.is_ascii_digit());
+    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+}
+
+/// Whether this process holds a capability in effect.
+fn has_capability(number: u32) -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_some_and(|mask| mask & (1 << number) != 0)
+}
+
+fn limit(resource: libc::__rlimit_resource_t) -> (u64, u64) {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: `limit` is a valid out-pointer.
+    unsafe { libc::getrlimit(resource, &mut limit) };
+    (limit.rlim_cur, limit.rlim_max)
+}
+
+fn owned(fd: libc::c_int) -> io::Result<OwnedFd> {
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the caller has just got this descriptor from the kernel; nothing else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+fn line(path: &str) -> Option<String> {
+    Some(
+        fs::read_to_string(path)
+            .ok()?
+            .lines()
+            .next()?
+            .trim()
+            .to_owned(),
+    )
+}
+
+/// The first kernel with everything the direct path uses (SO_NETNS_COOKIE came last).
+const KERNEL_MIN: (u32, u32) = (5, 14);
+
+/// A limit below which a busy server runs out before its users do.
+const OPEN_FILES_COMFORTABLE: u64 = 4096;
+
+/// Packet memory of a few queues.
+const LOCKED_BYTES_COMFORTABLE: u64 = 64 << 20;
+
+// <linux/capability.h>
+const CAP_NET_ADMIN: u32 = 12;
+const CAP_IPC_LOCK: u32 = 14;
+
+/// <asm-generic/socket.h>, since Linux 5.14.
+const SO_NETNS_COOKIE: libc::c_int = 71;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn releases_are_compared_by_number() {
+        assert_eq!(version("6.1.0-18-amd64"), Some((6, 1)));
+        assert_eq!(version("5.14+"), Some((5, 14)));
+        assert_eq!(version("unknown"), None);
+        assert!(version("5.9.1").expect("a version") < KERNEL_MIN);
+    }
+
+    #[test]
+    fn a_refused_directory_is_missing_with_its_reason() {
+        let check = directory(Path::new("/proc"));
+        assert_eq!(check.state, super::super::State::Missing);
+        assert!(check.finding.contains("/proc"));
+    }
+}
