@@ -24,6 +24,8 @@
 //! shared memory knows.
 
 mod model;
+#[cfg(test)]
+mod tests;
 
 pub use model::*;
 
@@ -75,7 +77,7 @@ impl Registry {
         }
     }
 
-    /// A process said hello.
+    /// A process said hello. Its `id` is its own for ever: a client that comes back is another client.
     ///
     /// # Panics
     /// When `id` is in use.

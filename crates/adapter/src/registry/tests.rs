@@ -1,0 +1,373 @@
+//! Scripts for the rules one by one; [`naive`] tries them together.
+
+mod naive;
+
+use super::*;
+
+impl Registry {
+    /// The invariants of the module's documentation.
+    fn check(&self) {
+        for (key, registered) in &self.ends {
+            assert_eq!(*key, registered.end.key());
+            let client = &self.clients[&registered.client];
+            assert!(client.entries.contains(&key.entry));
+            assert_eq!(client.process.table, key.table);
+            match registered.place {
+                Place::Pending(tuple) => {
+                    assert_eq!(tuple, registered.tuple);
+                    assert_eq!(self.pending[&tuple], *key);
+                    assert!(client.connected, "only who listens can wait");
+                }
+                Place::Channel(id, side) => assert_eq!(self.channels[&id].sides[side], Some(*key)),
+            }
+        }
+        let owned: usize = self.clients.values().map(|c| c.entries.len()).sum();
+        assert_eq!(owned, self.ends.len());
+        let pending: usize = self.clients.values().map(|c| c.pending).sum();
+        assert_eq!(pending, self.pending.len());
+        let mut slots = BTreeSet::new();
+        for channel in self.channels.values() {
+            assert_ne!(channel.sides, [None, None]);
+            assert!(
+                slots.insert((channel.pair, channel.slot)),
+                "one slot, one channel"
+            );
+            assert!(self.pairs.contains_key(&channel.pair));
+        }
+        for (id, pair) in &self.pairs {
+            assert_eq!(self.pairs_by_clients.get(&pair.clients), Some(id));
+            let in_use = self.channels.values().any(|channel| channel.pair == *id);
+            assert_eq!(pair.slots.is_empty(), !in_use);
+        }
+        for client in self.clients.values() {
+            assert!(client.connected || !client.entries.is_empty());
+        }
+        for tuple in &self.held_back {
+            assert!(self.pending.contains_key(tuple));
+            assert!(self.pending.contains_key(&tuple.mirrored()));
+        }
+        assert!(self.channels.len() <= self.limits.regions_max);
+    }
+}
+
+const CURRENT: &dyn Fn(End) -> bool = &|_| true;
+
+/// Client `n` is a process of its own, with a table of its own.
+fn registry(clients: u64) -> Registry {
+    let mut registry = Registry::new(Limits::with_regions(100), Policy::SameUser);
+    for n in 0..clients {
+        registry.join(ClientId(n), process(n, n));
+    }
+    registry
+}
+
+fn process(pid: u64, table: u64) -> Process {
+    Process {
+        pid: pid as u32,
+        uid: 1000,
+        table: TableId(table),
+    }
+}
+
+fn ask(client: u64, entry: u32, local: u16, remote: u16) -> Ask {
+    let address = |port| Address { ip: [1; 16], port };
+    Ask {
+        client: ClientId(client),
+        entry,
+        generation: 1,
+        tuple: Tuple {
+            netns: 1,
+            local: address(local),
+            remote: address(remote),
+        },
+        cookie: 0,
+        accepted: local < 100,
+    }
+}
+
+fn matched(outcome: Outcome) -> Match {
+    match outcome {
+        Outcome::Matched(matched) => matched,
+        other => panic!("no match: {other:?}"),
+    }
+}
+
+/// Joins entry `entry` of the server (client 0) and of client 1, over ports of that number.
+fn join(registry: &mut Registry, entry: u32) -> Match {
+    let port = 5000 + entry as u16;
+    registry.ask(ask(0, entry, 80, port), CURRENT);
+    matched(registry.ask(ask(1, entry, port, 80), CURRENT))
+}
+
+#[test]
+fn mirrored_tuples_meet_and_the_connecting_end_is_side_0() {
+    let mut registry = registry(2);
+    let first = registry.ask(ask(0, 7, 80, 5000), CURRENT);
+    assert_eq!(first, Outcome::Waiting(Reason::NoPartner));
+    let matched = matched(registry.ask(ask(1, 9, 5000, 80), CURRENT));
+    assert_eq!(matched.sides[0].client, ClientId(1));
+    assert_eq!(matched.sides[1].client, ClientId(0));
+    assert_eq!(matched.sides.map(|side| side.end.entry), [9, 7]);
+    assert_eq!(
+        registry.partner(matched.sides[0].end),
+        Some(matched.sides[1].end)
+    );
+    registry.check();
+}
+
+#[test]
+fn other_namespaces_and_other_ports_do_not_meet() {
+    let mut registry = registry(2);
+    registry.ask(ask(0, 1, 80, 5000), CURRENT);
+    let mut elsewhere = ask(1, 1, 5000, 80);
+    elsewhere.tuple.netns = 2;
+    let other_port = ask(1, 2, 5001, 80);
+    let same_direction = ask(1, 3, 80, 5002);
+    for ask in [elsewhere, other_port, same_direction] {
+        let outcome = registry.ask(ask, CURRENT);
+        assert_eq!(outcome, Outcome::Waiting(Reason::NoPartner));
+    }
+    registry.check();
+}
+
+#[test]
+fn the_pairs_memory_goes_to_each_process_once() {
+    let mut registry = registry(2);
+    let first = join(&mut registry, 1);
+    assert_eq!(first.sides.map(|side| side.pair_attached), [true, true]);
+    let second = join(&mut registry, 2);
+    assert_eq!(second.sides.map(|side| side.pair_attached), [false, false]);
+    assert_eq!(first.pair, second.pair);
+    assert_eq!([first.slot, second.slot], [0, 1]);
+}
+
+#[test]
+fn connecting_the_other_way_round_is_another_pair() {
+    let mut registry = registry(2);
+    let one_way = join(&mut registry, 1);
+    registry.ask(ask(1, 2, 81, 6000), CURRENT);
+    let other_way = matched(registry.ask(ask(0, 2, 6000, 81), CURRENT));
+    assert_ne!(one_way.pair, other_way.pair);
+    assert_eq!(other_way.slot, 0);
+    registry.check();
+}
+
+#[test]
+fn a_program_may_talk_to_itself() {
+    let mut registry = registry(1);
+    registry.ask(ask(0, 1, 80, 5000), CURRENT);
+    let matched = matched(registry.ask(ask(0, 2, 5000, 80), CURRENT));
+    let attached = matched.sides.map(|side| side.pair_attached);
+    assert_eq!(attached, [true, false], "one process, told once");
+    assert_eq!(matched.sides.map(|side| side.end.entry), [2, 1]);
+    registry.check();
+}
+
+#[test]
+fn a_socket_connected_to_itself_has_no_partner() {
+    let mut registry = registry(2);
+    let outcome = registry.ask(ask(0, 1, 80, 80), CURRENT);
+    assert_eq!(outcome, Outcome::Refused(Reason::Unsupported));
+    registry.ask(
+        Ask {
+            cookie: 5,
+            ..ask(0, 1, 80, 5000)
+        },
+        CURRENT,
+    );
+    let outcome = registry.ask(
+        Ask {
+            cookie: 5,
+            ..ask(1, 1, 5000, 80)
+        },
+        CURRENT,
+    );
+    assert_eq!(outcome, Outcome::Refused(Reason::Unsupported));
+    registry.check();
+}
+
+#[test]
+fn without_accept_flags_the_lower_process_is_side_0() {
+    let mut registry = registry(2);
+    let unknown = |ask| Ask {
+        accepted: false,
+        ..ask
+    };
+    registry.ask(unknown(ask(1, 1, 5000, 80)), CURRENT);
+    let matched = matched(registry.ask(unknown(ask(0, 1, 80, 5000)), CURRENT));
+    assert_eq!(matched.sides.map(|side| side.client.0), [0, 1]);
+}
+
+#[test]
+fn a_slot_is_reused_when_both_ends_have_withdrawn() {
+    let mut registry = registry(2);
+    let first = join(&mut registry, 1);
+    join(&mut registry, 2);
+    assert_eq!(registry.withdraw(ClientId(0), 1, 1), None);
+    assert_eq!(join(&mut registry, 3).slot, 2);
+    assert_eq!(
+        registry.withdraw(ClientId(1), 1, 1),
+        Some(Ended(first.channel))
+    );
+    assert_eq!(join(&mut registry, 4).slot, 0);
+    registry.check();
+}
+
+#[test]
+fn a_late_withdrawal_does_not_touch_the_entrys_successor() {
+    let mut registry = registry(2);
+    registry.ask(ask(0, 1, 80, 5000), CURRENT);
+    let second = Ask {
+        generation: 2,
+        ..ask(0, 1, 80, 5001)
+    };
+    registry.ask(second, CURRENT);
+    assert_eq!(registry.withdraw(ClientId(0), 1, 1), None);
+    matched(registry.ask(ask(1, 1, 5001, 80), CURRENT));
+    assert_eq!(
+        registry
+            .end(TableId(0), 1)
+            .expect("registered")
+            .0
+            .generation,
+        2
+    );
+    registry.check();
+}
+
+#[test]
+fn asking_again_ends_what_the_entry_was_part_of() {
+    let mut registry = registry(2);
+    let first = join(&mut registry, 1);
+    let again = registry.ask(ask(0, 1, 80, 5001), CURRENT);
+    assert_eq!(again, Outcome::Waiting(Reason::NoPartner));
+    assert_eq!(registry.partner(first.sides[0].end), None);
+    let again = registry.ask(ask(1, 1, 5001, 80), CURRENT);
+    assert_eq!(matched(again).slot, 0, "the first channel has no end left");
+    registry.check();
+}
+
+#[test]
+fn a_stale_end_is_dropped_when_met() {
+    let mut registry = registry(2);
+    registry.ask(ask(0, 1, 80, 5000), CURRENT);
+    let outcome = registry.ask(ask(1, 1, 5000, 80), &|end| end.table != TableId(0));
+    assert_eq!(outcome, Outcome::Waiting(Reason::NoPartner));
+    assert_eq!(registry.end(TableId(0), 1), None);
+    registry.check();
+}
+
+#[test]
+fn users_are_not_introduced_to_each_other_unless_policy_says_so() {
+    for (policy, allowed) in [(Policy::SameUser, false), (Policy::AnyUser, true)] {
+        let mut registry = Registry::new(Limits::with_regions(4), policy);
+        registry.join(ClientId(0), process(0, 0));
+        let other = Process {
+            uid: 1001,
+            ..process(1, 1)
+        };
+        registry.join(ClientId(1), other);
+        registry.ask(ask(0, 1, 80, 5000), CURRENT);
+        let outcome = registry.ask(ask(1, 1, 5000, 80), CURRENT);
+        if allowed {
+            matched(outcome);
+        } else {
+            assert_eq!(outcome, Outcome::Refused(Reason::OtherUser));
+        }
+        registry.check();
+    }
+}
+
+#[test]
+fn quotas_refuse_and_recover() {
+    let limits = Limits {
+        ends_per_process_max: 3,
+        pending_per_process_max: 2,
+        ..Limits::with_regions(10)
+    };
+    let mut registry = Registry::new(limits, Policy::SameUser);
+    registry.join(ClientId(0), process(0, 0));
+    for entry in 0..2 {
+        let outcome = registry.ask(ask(0, entry, 80, 5000 + entry as u16), CURRENT);
+        assert_eq!(outcome, Outcome::Waiting(Reason::NoPartner));
+    }
+    let third = ask(0, 2, 80, 5002);
+    let refused = Outcome::Refused(Reason::NoResources);
+    assert_eq!(registry.ask(third, CURRENT), refused);
+    registry.sweep(ClientId(0), &|end| end.entry != 1);
+    assert_eq!(
+        registry.ask(third, CURRENT),
+        Outcome::Waiting(Reason::NoPartner)
+    );
+    registry.check();
+}
+
+#[test]
+fn pairs_wait_for_a_region_and_get_one_when_it_is_free() {
+    let mut registry = Registry::new(Limits::with_regions(1), Policy::SameUser);
+    registry.join(ClientId(0), process(0, 0));
+    registry.join(ClientId(1), process(1, 1));
+    join(&mut registry, 1);
+    registry.ask(ask(0, 2, 80, 5002), CURRENT);
+    let outcome = registry.ask(ask(1, 2, 5002, 80), CURRENT);
+    assert_eq!(outcome, Outcome::Waiting(Reason::NoResources));
+    assert_eq!(registry.poll_held_back(CURRENT), None);
+    assert_eq!(registry.held_back_count(), 1);
+    registry.withdraw(ClientId(0), 1, 1);
+    registry.withdraw(ClientId(1), 1, 1);
+    let matched = registry.poll_held_back(CURRENT).expect("there is a region");
+    assert_eq!(matched.sides[0].end.entry, 2);
+    assert_eq!(registry.poll_held_back(CURRENT), None);
+    registry.check();
+}
+
+#[test]
+fn an_abandoned_first_channel_leaves_the_pair_unnamed() {
+    let mut registry = registry(2);
+    let first = join(&mut registry, 1);
+    registry.abandon(&first);
+    assert_eq!(registry.channel_count(), 0);
+    registry.check();
+    let second = join(&mut registry, 1);
+    assert!(second.is_first_of_pair(), "its memory was never handed out");
+}
+
+#[test]
+fn partners_of_a_dead_process_are_told_once() {
+    let mut registry = registry(3);
+    let matched = join(&mut registry, 1);
+    registry.ask(ask(0, 5, 80, 9000), CURRENT);
+    assert!(registry.leave(ClientId(0)), "it has a channel");
+    assert_eq!(registry.pending_count(), 0);
+    let bereft = registry.process_gone(ClientId(0), CURRENT);
+    assert_eq!(bereft, [matched.sides[0].end]);
+    assert_eq!(registry.process_gone(ClientId(0), CURRENT), []);
+    assert_eq!(
+        registry.withdraw(ClientId(1), 1, 1),
+        Some(Ended(matched.channel))
+    );
+    assert!(!registry.leave(ClientId(1)));
+    registry.check();
+    assert!(registry.pairs.is_empty());
+}
+
+#[test]
+fn what_a_family_still_holds_is_its_heirs() {
+    let mut registry = registry(2);
+    registry.join(ClientId(2), process(2, 0));
+    let kept = join(&mut registry, 1);
+    let lost = join(&mut registry, 2);
+    registry.leave(ClientId(0));
+    let bereft = registry.process_gone(ClientId(0), &|end| end.entry == 2);
+    assert_eq!(bereft, [lost.sides[0].end]);
+    assert_eq!(registry.partner(kept.sides[0].end), Some(kept.sides[1].end));
+    registry.check();
+    registry.leave(ClientId(2));
+    let bereft = registry.process_gone(ClientId(2), &|_| false);
+    assert_eq!(
+        bereft,
+        [kept.sides[0].end],
+        "the last of a family takes all with it"
+    );
+    registry.check();
+}

@@ -1,0 +1,348 @@
+//! Random operations on the registry and on a model that knows only lists.
+
+use super::*;
+use proptest::prelude::*;
+use std::cell::RefCell;
+
+/// What can happen, over few enough names that everything meets everything.
+#[derive(Clone, Debug)]
+enum Step {
+    Join {
+        client: u64,
+        table: u64,
+    },
+    Ask {
+        client: u64,
+        entry: u32,
+        ports: (u16, u16),
+        accepted: bool,
+    },
+    Stale {
+        table: u64,
+        entry: u32,
+    },
+    Withdraw {
+        client: u64,
+        entry: u32,
+    },
+    Leave {
+        client: u64,
+    },
+    Die {
+        client: u64,
+    },
+    PollHeldBack,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let client = || 0..5u64;
+    let entry = || 0..4u32;
+    prop_oneof![
+        2 => (client(), 0..3u64).prop_map(|(client, table)| Step::Join { client, table }),
+        8 => (client(), entry(), (1..4u16, 1..4u16), any::<bool>()).prop_map(
+            |(client, entry, ports, accepted)| Step::Ask { client, entry, ports, accepted }
+        ),
+        1 => (0..3u64, entry()).prop_map(|(table, entry)| Step::Stale { table, entry }),
+        3 => (client(), entry()).prop_map(|(client, entry)| Step::Withdraw { client, entry }),
+        1 => client().prop_map(|client| Step::Leave { client }),
+        1 => client().prop_map(|client| Step::Die { client }),
+        1 => Just(Step::PollHeldBack),
+    ]
+}
+
+/// The naive model: every end in one list, every question a walk over it.
+#[derive(Debug, Default)]
+struct Naive {
+    /// Client, table, connected.
+    clients: Vec<(ClientId, TableId, bool)>,
+    ends: Vec<NaiveEnd>,
+    stale: BTreeSet<End>,
+    regions_max: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct NaiveEnd {
+    client: ClientId,
+    end: End,
+    tuple: Tuple,
+    channel: Option<ChannelId>,
+}
+
+impl Naive {
+    fn table(&self, client: ClientId) -> Option<TableId> {
+        let known = self.clients.iter().find(|known| known.0 == client);
+        known.map(|known| known.1)
+    }
+
+    fn forget(&mut self, gone: impl Fn(&NaiveEnd) -> bool) {
+        self.ends.retain(|end| !gone(end));
+        let ends = &self.ends;
+        let owns = |client| ends.iter().any(|end| end.client == client);
+        self.clients
+            .retain(|&(id, _, connected)| connected || owns(id));
+    }
+
+    fn channels(&self) -> usize {
+        let channels = self.ends.iter().filter_map(|end| end.channel);
+        channels.collect::<BTreeSet<_>>().len()
+    }
+
+    /// The end that is to be met, after the rules that come before meeting.
+    fn ask(&mut self, ask: &Ask, end: End) -> Option<NaiveEnd> {
+        self.forget(|known| known.end.key() == end.key());
+        if ask.tuple == ask.tuple.mirrored() {
+            return None;
+        }
+        self.forget(|known| known.channel.is_none() && known.tuple == ask.tuple);
+        let mirrors =
+            |known: &&NaiveEnd| known.channel.is_none() && known.tuple == ask.tuple.mirrored();
+        let mut mirror = self.ends.iter().find(mirrors).copied();
+        if let Some(met) = mirror.filter(|met| self.stale.contains(&met.end)) {
+            self.forget(|known| known.end == met.end);
+            mirror = None;
+        }
+        self.ends.push(NaiveEnd {
+            client: ask.client,
+            end,
+            tuple: ask.tuple,
+            channel: None,
+        });
+        mirror
+    }
+
+    fn put_in_channel(&mut self, matched: &Match) {
+        for side in &matched.sides {
+            let known = self.ends.iter_mut().find(|known| known.end == side.end);
+            known.expect("an end the model knows").channel = Some(matched.channel);
+        }
+    }
+
+    fn partner(&self, end: End) -> Option<End> {
+        let channel = self.ends.iter().find(|known| known.end == end)?.channel?;
+        let other = |known: &&NaiveEnd| known.channel == Some(channel) && known.end != end;
+        self.ends.iter().find(other).map(|known| known.end)
+    }
+
+    fn agrees_with(&self, registry: &Registry) {
+        assert_eq!(self.ends.len(), registry.ends.len());
+        for known in &self.ends {
+            let registered = registry.end(known.end.table, known.end.entry);
+            assert_eq!(registered, Some((known.end, known.tuple)));
+            assert_eq!(registry.partner(known.end), self.partner(known.end));
+        }
+        assert_eq!(self.channels(), registry.channel_count());
+        assert_eq!(self.clients.len(), registry.clients.len());
+    }
+}
+
+/// Runs the steps on both.
+struct Run {
+    registry: Registry,
+    naive: Naive,
+    generation: u32,
+    /// How often each client's name has joined.
+    lives: BTreeMap<u64, u64>,
+    /// Pairs whose memory a process has had.
+    told: BTreeSet<(PairId, ClientId)>,
+}
+
+impl Run {
+    fn step(&mut self, step: Step) {
+        match step {
+            Step::Join { client, table } => self.join(client, TableId(table)),
+            Step::Ask {
+                client,
+                entry,
+                ports,
+                accepted,
+            } => {
+                self.generation += 1;
+                let ask = Ask {
+                    generation: self.generation,
+                    accepted,
+                    ..ask(self.id(client).0, entry, ports.0, ports.1)
+                };
+                self.ask(ask);
+            }
+            Step::Stale { table, entry } => {
+                let end = self.registry.end(TableId(table), entry);
+                self.naive.stale.extend(end.map(|(end, _)| end));
+            }
+            Step::Withdraw { client, entry } => self.withdraw(self.id(client), entry),
+            Step::Leave { client } => self.leave(self.id(client)),
+            Step::Die { client } => self.die(self.id(client)),
+            Step::PollHeldBack => self.poll_held_back(),
+        }
+        self.registry.check();
+        self.naive.agrees_with(&self.registry);
+    }
+
+    /// A client's number is its own for ever: a name that comes back is another client.
+    fn id(&self, client: u64) -> ClientId {
+        let lives = self.lives.get(&client).copied().unwrap_or(0);
+        ClientId(lives * 10 + client)
+    }
+
+    fn join(&mut self, client: u64, table: TableId) {
+        if self.naive.table(self.id(client)).is_none() {
+            *self.lives.entry(client).or_insert(0) += 1;
+            let id = self.id(client);
+            self.registry.join(id, process(id.0, table.0));
+            self.naive.clients.push((id, table, true));
+        }
+    }
+
+    fn ask(&mut self, ask: Ask) {
+        let connected = self
+            .naive
+            .clients
+            .iter()
+            .any(|known| known.0 == ask.client && known.2);
+        if !connected {
+            return;
+        }
+        let table = self.naive.table(ask.client).expect("connected");
+        let end = End {
+            table,
+            entry: ask.entry,
+            generation: ask.generation,
+        };
+        let stale = self.naive.stale.clone();
+        let outcome = self.registry.ask(ask, &|end| !stale.contains(&end));
+        let room = {
+            let mirror = self.naive.ask(&ask, end);
+            mirror.map(|mirror| (mirror, self.naive.channels() < self.naive.regions_max))
+        };
+        match (outcome, room) {
+            (Outcome::Matched(matched), Some((mirror, true))) => {
+                let ends = matched.sides.map(|side| side.end);
+                assert!(ends == [mirror.end, end] || ends == [end, mirror.end]);
+                self.take(&matched);
+            }
+            (Outcome::Waiting(Reason::NoResources), Some((_, false)))
+            | (Outcome::Waiting(Reason::NoPartner), None) => {}
+            (Outcome::Refused(Reason::Unsupported), None) => {
+                assert_eq!(ask.tuple, ask.tuple.mirrored());
+            }
+            other => panic!("the model disagrees: {other:?}"),
+        }
+    }
+
+    fn take(&mut self, matched: &Match) {
+        for side in &matched.sides {
+            let is_news = self.told.insert((matched.pair, side.client));
+            assert_eq!(
+                side.pair_attached, is_news,
+                "each process is told of a pair once"
+            );
+        }
+        self.naive.put_in_channel(matched);
+    }
+
+    fn withdraw(&mut self, id: ClientId, entry: u32) {
+        let Some(table) = self.naive.table(id) else {
+            return;
+        };
+        let Some((end, _)) = self.registry.end(table, entry) else {
+            return;
+        };
+        let before = self.naive.channels();
+        let ended = self.registry.withdraw(id, entry, end.generation);
+        self.naive.forget(|known| known.end == end);
+        assert_eq!(ended.is_some(), self.naive.channels() < before);
+    }
+
+    fn leave(&mut self, id: ClientId) {
+        let goes_on = self.registry.leave(id);
+        for known in &mut self.naive.clients {
+            known.2 &= known.0 != id;
+        }
+        self.naive
+            .forget(|known| known.client == id && known.channel.is_none());
+        assert_eq!(goes_on, self.naive.table(id).is_some());
+    }
+
+    fn die(&mut self, id: ClientId) {
+        self.leave(id);
+        let Some(table) = self.naive.table(id) else {
+            return;
+        };
+        let family = self.naive.clients.iter();
+        let family = family.filter(|known| known.0 != id && known.1 == table && known.2);
+        let heir = family.map(|known| known.0).min_by_key(|id| id.0);
+        let asked = RefCell::new(Vec::new());
+        let is_gone = |end: End| {
+            asked.borrow_mut().push(end);
+            end.entry % 2 == 0
+        };
+        let bereft: BTreeSet<End> = self
+            .registry
+            .process_gone(id, &is_gone)
+            .into_iter()
+            .collect();
+        let dies =
+            |known: &NaiveEnd| known.client == id && (heir.is_none() || known.end.entry % 2 == 0);
+        let dying: BTreeSet<End> = self
+            .naive
+            .ends
+            .iter()
+            .filter(|known| dies(known))
+            .map(|known| known.end)
+            .collect();
+        let expected = dying.iter().filter_map(|&end| self.naive.partner(end));
+        let expected: BTreeSet<End> = expected.filter(|end| !dying.contains(end)).collect();
+        assert_eq!(
+            bereft.difference(&dying).copied().collect::<BTreeSet<_>>(),
+            expected
+        );
+        for known in &mut self.naive.ends {
+            if known.client == id && !dying.contains(&known.end) {
+                known.client = heir.expect("somebody holds it");
+            }
+        }
+        self.naive.forget(|known| dying.contains(&known.end));
+    }
+
+    fn poll_held_back(&mut self) {
+        let stale = self.naive.stale.clone();
+        let is_current = |end: End| !stale.contains(&end);
+        let before = self.registry.held_back_count();
+        let room = self.registry.channel_count() < self.naive.regions_max;
+        let matched = self.registry.poll_held_back(&is_current);
+        assert!(room || matched.is_none());
+        // Stale ends met on the way are gone from the registry.
+        let registry = &self.registry;
+        self.naive.forget(|known| {
+            stale.contains(&known.end)
+                && registry
+                    .end(known.end.table, known.end.entry)
+                    .map(|(end, _)| end)
+                    != Some(known.end)
+        });
+        if let Some(matched) = matched {
+            assert!(before > self.registry.held_back_count());
+            self.take(&matched);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn agrees_with_the_naive_model(
+        steps in proptest::collection::vec(step(), 1..120),
+        regions_max in 1..8usize,
+    ) {
+        let mut run = Run {
+            registry: Registry::new(Limits::with_regions(regions_max), Policy::SameUser),
+            naive: Naive { regions_max, ..Naive::default() },
+            generation: 0,
+            lives: BTreeMap::new(),
+            told: BTreeSet::new(),
+        };
+        for step in steps {
+            run.step(step);
+        }
+    }
+}
