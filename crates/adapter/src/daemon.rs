@@ -46,6 +46,8 @@ pub struct Options {
     pub regions_max: usize,
     /// Who may be introduced to whom.
     pub policy: Policy,
+    /// Time between two looks at every channel while regions are running out.
+    pub sample_interval: Duration,
 }
 
 impl Options {
@@ -57,6 +59,7 @@ impl Options {
             idle_exit: None,
             regions_max: REGIONS_MAX_DEFAULT,
             policy: Policy::SameUser,
+            sample_interval: SAMPLE_INTERVAL_DEFAULT,
         }
     }
 
@@ -74,6 +77,8 @@ impl Options {
 pub const IDLE_EXIT_DEFAULT: Duration = Duration::from_secs(60);
 /// Channels an adapter serves unless told otherwise.
 pub const REGIONS_MAX_DEFAULT: usize = 32_768;
+/// Time between two looks at every channel while regions are running out, unless told otherwise.
+pub const SAMPLE_INTERVAL_DEFAULT: Duration = Duration::from_secs(1);
 
 /// Why the adapter does not run.
 #[derive(Debug)]

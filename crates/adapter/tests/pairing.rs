@@ -3,8 +3,11 @@
 mod support;
 
 use std::sync::atomic::Ordering;
-use support::{Adapter, FakeLibrary, Scratch};
-use toehold_channel::table::Reason;
+use std::time::Duration;
+use support::{Adapter, FakeLibrary, Scratch, connect, pair_message};
+use toehold_adapter::daemon::Options;
+use toehold_adapter::wire;
+use toehold_channel::table::{COMMAND_DETACH, COMMAND_NONE, Reason};
 
 #[test]
 fn both_ends_of_a_connection_get_the_same_region() {
@@ -37,4 +40,203 @@ fn both_ends_of_a_connection_get_the_same_region() {
     tail.store(4711, Ordering::Release);
     let seen = &to_server.control().sides[0].publish.tail;
     assert_eq!(seen.load(Ordering::Acquire), 4711);
+}
+
+#[test]
+fn further_connections_of_two_processes_share_their_pair() {
+    let scratch = Scratch::new();
+    let _adapter = Adapter::start(&scratch.path());
+    let server = FakeLibrary::new(&scratch.path());
+    let client = FakeLibrary::new(&scratch.path());
+    let mut pairs = Vec::new();
+    for slot in 0..100 {
+        let port = 5000 + slot;
+        client.pair(false, port, 80);
+        client.settle();
+        server.pair(true, 80, port);
+        let (to_client, to_server) = (client.offer(), server.offer());
+        for offer in [&to_client, &to_server] {
+            assert_eq!(offer.message.slot, u32::from(slot));
+            assert_eq!(offer.pair.is_some(), slot == 0, "the pair comes once");
+            pairs.push(offer.message.pair);
+        }
+    }
+    pairs.dedup();
+    assert_eq!(pairs.len(), 1);
+}
+
+#[test]
+fn a_program_that_talks_to_itself_is_introduced_to_itself() {
+    let scratch = Scratch::new();
+    let _adapter = Adapter::start(&scratch.path());
+    let program = FakeLibrary::new(&scratch.path());
+    let accepted = program.pair(true, 80, 5000);
+    let connected = program.pair(false, 5000, 80);
+    let offers = program.settle();
+    let told: Vec<_> = offers.iter().map(|offer| offer.message.entry).collect();
+    assert_eq!(told, [connected.entry, accepted.entry]);
+    assert!(offers[0].pair.is_some() && offers[1].pair.is_none());
+}
+
+#[test]
+fn a_withdrawn_connection_gives_its_slot_to_the_next() {
+    let scratch = Scratch::new();
+    let _adapter = Adapter::start(&scratch.path());
+    let server = FakeLibrary::new(&scratch.path());
+    let client = FakeLibrary::new(&scratch.path());
+    for round in 0..50 {
+        let port = 5000 + round;
+        let accepted = server.pair(true, 80, port);
+        server.settle();
+        let connected = client.pair(false, port, 80);
+        assert_eq!(client.offer().message.slot, 0);
+        assert_eq!(server.offer().message.slot, 0);
+        for (library, end) in [(&server, accepted), (&client, connected)] {
+            library.table.close(end.entry);
+            library.withdraw(end);
+            library.settle();
+        }
+    }
+}
+
+#[test]
+fn an_entry_that_has_moved_on_is_not_met() {
+    let scratch = Scratch::new();
+    let _adapter = Adapter::start(&scratch.path());
+    let server = FakeLibrary::new(&scratch.path());
+    let client = FakeLibrary::new(&scratch.path());
+    let accepted = server.pair(true, 80, 5000);
+    server.settle();
+    server.table.close(accepted.entry);
+    let connected = client.pair(false, 5000, 80);
+    assert!(client.settle().is_empty());
+    assert_eq!(client.verdict(connected), Reason::NoPartner as u32);
+    assert!(server.settle().is_empty());
+}
+
+#[test]
+fn equal_addresses_in_two_namespaces_are_two_connections() {
+    let scratch = Scratch::new();
+    let _adapter = Adapter::start(&scratch.path());
+    let server = FakeLibrary::new(&scratch.path());
+    let client = FakeLibrary::new(&scratch.path());
+    server.pair(true, 80, 5000);
+    server.settle();
+    let (entry, generation) = client.table.open(9, false);
+    let mut ask = pair_message(support::FakeEnd {
+        entry,
+        generation,
+        local_port: 5000,
+        remote_port: 80,
+    });
+    // Without a cookie the adapter looks the namespace up, which does not make it namespace 1.
+    for netns in [2, 0] {
+        ask.netns = netns;
+        use std::os::fd::AsFd;
+        wire::send(client.socket.as_fd(), &ask, &[]).expect("sent");
+        assert!(client.settle().is_empty());
+    }
+    assert!(server.settle().is_empty());
+}
+
+#[test]
+fn processes_of_one_family_share_their_table() {
+    let scratch = Scratch::new();
+    let _adapter = Adapter::start(&scratch.path());
+    let parent = FakeLibrary::new(&scratch.path());
+    let child = FakeLibrary {
+        socket: connect(&scratch.path()),
+        table: parent.table.again(),
+    };
+    use std::os::fd::AsFd;
+    child.hello(child.table.file.as_fd());
+    let client = FakeLibrary::new(&scratch.path());
+
+    let of_parent = parent.pair(true, 80, 5000);
+    parent.settle();
+    let of_child = child.pair(true, 80, 5001);
+    child.settle();
+    client.pair(false, 5000, 80);
+    client.pair(false, 5001, 80);
+    let (to_parent, to_child) = (parent.offer(), child.offer());
+    assert_eq!(to_parent.message.entry, of_parent.entry);
+    assert_eq!(to_child.message.entry, of_child.entry);
+    assert_ne!(to_parent.message.pair, to_child.message.pair);
+    // Whichever process closes last may say so.
+    child.withdraw(of_parent);
+    assert!(child.settle().is_empty());
+}
+
+#[test]
+fn ten_thousand_connections_are_paired() {
+    const CONNECTIONS: u16 = 10_000;
+    let scratch = Scratch::new();
+    let _adapter = Adapter::start(&scratch.path());
+    let server = FakeLibrary::new(&scratch.path());
+    let client = FakeLibrary::new(&scratch.path());
+    let mut slots = Vec::new();
+    for first in (0..CONNECTIONS).step_by(100) {
+        let ports = (first..first + 100).map(|n| 20_000 + n);
+        for port in ports.clone() {
+            server.pair(true, 80, port);
+        }
+        server.settle();
+        for port in ports {
+            client.pair(false, port, 80);
+        }
+        slots.extend(client.settle().iter().map(|offer| {
+            offer.unmap();
+            offer.message.slot
+        }));
+        server.settle().iter().for_each(|offer| offer.unmap());
+    }
+    slots.sort_unstable();
+    let expected: Vec<u32> = (0..u32::from(CONNECTIONS)).collect();
+    assert_eq!(slots, expected);
+}
+
+#[test]
+fn when_regions_run_out_the_least_active_go_first() {
+    let scratch = Scratch::new();
+    let _adapter = Adapter::start_with(Options {
+        foreground: false,
+        regions_max: 4,
+        sample_interval: Duration::from_millis(1),
+        ..Options::foreground(scratch.path())
+    });
+    let server = FakeLibrary::new(&scratch.path());
+    let client = FakeLibrary::new(&scratch.path());
+    let mut ends = Vec::new();
+    for port in 5000..5005 {
+        let accepted = server.pair(true, 80, port);
+        server.settle();
+        ends.push((accepted, client.pair(false, port, 80)));
+        client.settle();
+    }
+    let (waiting, _) = ends.pop().expect("five");
+    assert_eq!(server.offers(waiting), 0, "four regions are all there are");
+
+    // All but one are busy, until that one is told to give way.
+    let (idle, idle_connected) = ends.remove(2);
+    server.settle_until(|| {
+        for (accepted, _) in &ends {
+            server
+                .table
+                .entry(accepted.entry)
+                .tx_ring
+                .fetch_add(1, Ordering::Relaxed);
+        }
+        server.command(idle) == COMMAND_DETACH
+    });
+    for (accepted, connected) in &ends {
+        assert_eq!(server.command(*accepted), COMMAND_NONE);
+        assert_eq!(client.command(*connected), COMMAND_NONE);
+    }
+    assert_eq!(client.command(idle_connected), COMMAND_DETACH);
+    client.withdraw(idle_connected);
+    client.settle();
+    server.withdraw(idle);
+    server.settle_until(|| server.offers(waiting) == 1);
+    assert_eq!(server.command(idle), COMMAND_NONE, "it may ask again");
+    assert_eq!(client.command(idle_connected), COMMAND_NONE);
 }

@@ -12,7 +12,7 @@ use crate::tables::Tables;
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use toehold_channel::rendezvous::{Kind, Message};
 use toehold_channel::table::{COMMAND_DETACH, Reason};
 
@@ -141,7 +141,7 @@ impl Daemon {
                 self.evicted.insert(end);
             }
         }
-        self.sample_due = Some(now + SAMPLE_INTERVAL);
+        self.sample_due = Some(now + self.options.sample_interval);
         // Once enough is under way there is nothing to watch for: what comes next brings an event.
         self.sample_next = self.sample_due.filter(|_| self.pressure.wants_more());
         if !chosen.is_empty() {
@@ -225,5 +225,3 @@ fn activity(tables: &Tables, ends: [End; 2]) -> u64 {
 const NETNS_BY_INODE: u64 = 1 << 63;
 /// A client at its quota has its stale ends looked for at most once in so many requests: that walks all its ends.
 const ASKS_PER_SWEEP_MIN: u32 = 1024;
-/// Time between two looks at every channel, while there is pressure.
-const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);

@@ -89,6 +89,9 @@ impl Scratch {
     }
 }
 
+/// Far more turns of the adapter than anything takes.
+const TURNS_MAX: usize = 1_000_000;
+
 /// A family's table.
 pub(crate) struct FakeTable {
     pub(crate) file: OwnedFd,
@@ -107,6 +110,14 @@ impl FakeTable {
         table
     }
 
+    /// The same table, as another process of the family has it.
+    pub(crate) fn again(&self) -> FakeTable {
+        FakeTable {
+            file: self.file.try_clone().expect("dup"),
+            base: self.base,
+        }
+    }
+
     pub(crate) fn words(&self) -> Table {
         // SAFETY: `base` is a mapping of a table, ended by nobody before the process does.
         unsafe { Table::at(self.base.as_ptr()) }
@@ -120,7 +131,8 @@ impl FakeTable {
 
     /// Fills an entry in, as the library does for a connection; answers its index and generation.
     pub(crate) fn open(&self, fd: u32, accepted: bool) -> (u32, u32) {
-        let index = self.words().allocate(fd).expect("room");
+        let unused = self.words().header().entries_used.load(Ordering::Relaxed);
+        let index = self.words().allocate(unused).expect("room");
         let entry = self.entry(index);
         let generation = entry.generation.fetch_add(1, Ordering::Relaxed) + 1;
         let flags = FLAG_ASKED | if accepted { FLAG_ACCEPTED } else { 0 };
@@ -162,8 +174,14 @@ pub(crate) struct FakeOffer {
 
 impl FakeOffer {
     pub(crate) fn control(&self) -> &Control {
-        // SAFETY: mapped as a region, never unmapped.
+        // SAFETY: mapped as a region; only a test that looks no further unmaps it.
         unsafe { self.region.cast().as_ref() }
+    }
+
+    /// Ends the mapping, for tests with very many.
+    pub(crate) fn unmap(&self) {
+        // SAFETY: mapped by `take_offer` with this length; the test looks at it no more.
+        unsafe { memfd::unmap(self.region, REGION_BYTES) };
     }
 }
 
@@ -231,6 +249,19 @@ impl FakeLibrary {
                 other => panic!("unexpected: {other:?}"),
             }
         }
+    }
+
+    /// Waits until something is so that the adapter does on its own account, bounded by turns of the adapter.
+    pub(crate) fn settle_until(&self, mut is_so: impl FnMut() -> bool) -> Vec<FakeOffer> {
+        let mut offers = Vec::new();
+        for _ in 0..TURNS_MAX {
+            offers.extend(self.settle());
+            if is_so() {
+                return offers;
+            }
+            std::thread::yield_now();
+        }
+        panic!("not so after {TURNS_MAX} turns of the adapter");
     }
 
     /// Waits for one offer.

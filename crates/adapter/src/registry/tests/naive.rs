@@ -135,6 +135,11 @@ impl Naive {
     }
 }
 
+/// Which ends die with their process although it has family: any rule will do.
+fn takes_along(end: End) -> bool {
+    end.entry.is_multiple_of(2)
+}
+
 /// Runs the steps on both.
 struct Run {
     registry: Registry,
@@ -273,7 +278,7 @@ impl Run {
         let asked = RefCell::new(Vec::new());
         let is_gone = |end: End| {
             asked.borrow_mut().push(end);
-            end.entry % 2 == 0
+            takes_along(end)
         };
         let bereft: BTreeSet<End> = self
             .registry
@@ -281,7 +286,7 @@ impl Run {
             .into_iter()
             .collect();
         let dies =
-            |known: &NaiveEnd| known.client == id && (heir.is_none() || known.end.entry % 2 == 0);
+            |known: &NaiveEnd| known.client == id && (heir.is_none() || takes_along(known.end));
         let dying: BTreeSet<End> = self
             .naive
             .ends
