@@ -41,7 +41,7 @@ pub use cpu::Cpu;
 pub use crc32c::crc32c;
 pub use error::{Fault, SubmitError, TimedOut};
 pub use fault::{Faulty, Mischief};
-pub use heat::copy_by_heat;
+pub use heat::{copy_by_heat, evict};
 pub use ledger::Status;
 pub use nontemporal::{CpuNt, NT_BYTES_MIN, copy_nontemporal};
 pub use operation::{Flags, Kind, Operation};
@@ -58,6 +58,6 @@ pub use calibration::{
     Calibration, Copybreak, Direction, Override, OverrideError, Point, calibration_report,
 };
 #[cfg(feature = "std")]
-pub use open::{Opened, names, open};
+pub use open::{Opened, names, open, why_missing};
 #[cfg(feature = "std")]
 pub use worker::{Worker, WorkerOptions};

@@ -74,27 +74,39 @@ pub fn names() -> Vec<&'static str> {
 /// An engine and whether it can be had here.
 pub(crate) struct Engine {
     pub(crate) name: &'static str,
-    pub(crate) verdict: String,
+    /// What it is.
+    pub(crate) about: String,
+    /// Why it cannot be had here, if so.
+    pub(crate) missing: Option<String>,
 }
 
 /// Every engine, and whether it can be had here.
 pub(crate) fn survey() -> Vec<Engine> {
-    let engine = |name, verdict: &str| Engine {
+    let engine = |name, about: &str| Engine {
         name,
-        verdict: verdict.to_owned(),
+        about: about.to_owned(),
+        missing: None,
     };
     vec![
         engine("auto", "chooses between the others, by length"),
-        engine("cpu", "always"),
-        engine("cpu-nt", nontemporal_verdict()),
+        engine("cpu", "memcpy, always there"),
+        engine("cpu-nt", nontemporal_about()),
         engine("worker", "a thread of its own"),
     ]
 }
 
-fn nontemporal_verdict() -> &'static str {
+fn nontemporal_about() -> &'static str {
     if cfg!(target_arch = "x86_64") {
         "non-temporal stores"
     } else {
         "as cpu on this architecture"
+    }
+}
+
+/// Why the engine of this name cannot be had here: `None` when it can.
+pub fn why_missing(name: &str) -> Option<String> {
+    match survey().into_iter().find(|engine| engine.name == name) {
+        Some(engine) => engine.missing,
+        None => Some(format!("this build has no engine `{name}`")),
     }
 }

@@ -4,7 +4,7 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use super::{Calibration, Copybreak, Point};
-use crate::heat::{PROBE_BYTES, ticks};
+use crate::heat::{self, PROBE_BYTES, ticks};
 use crate::{Buffer, Channel, Operation, Waiting, Worker, WorkerOptions, copy_nontemporal};
 
 /// The lengths that are measured. Doubling twice finds a crossover well enough for a choice that costs little
@@ -241,35 +241,11 @@ fn read(at: *const u8, bytes: usize) {
     black_box(sum);
 }
 
-/// Drops the range from every cache, where the processor lets a program do that. Elsewhere the cold columns
-/// equal the hot ones, and no choice is based on a difference.
+/// Where the processor does not let a program empty its cache the cold columns equal the hot ones, and no
+/// choice is based on a difference.
 fn evict(at: *const u8, bytes: usize) {
-    #[cfg(target_arch = "x86_64")]
-    {
-        let unordered = has_clflushopt();
-        for line in (0..bytes).step_by(LINE_BYTES) {
-            // SAFETY: within the buffer; the instructions change no values, and the first exists.
-            unsafe {
-                let line = at.add(line);
-                if unordered {
-                    std::arch::asm!("clflushopt [{}]", in(reg) line, options(nostack, preserves_flags));
-                } else {
-                    std::arch::x86_64::_mm_clflush(line);
-                }
-            }
-        }
-        // SAFETY: no memory is touched.
-        unsafe { std::arch::x86_64::_mm_mfence() };
-    }
-    let _ = (at, bytes);
-}
-
-/// Whether lines can be flushed several at a time, which is many times faster.
-#[cfg(target_arch = "x86_64")]
-fn has_clflushopt() -> bool {
-    use std::arch::x86_64::{__cpuid, __cpuid_count};
-    const CLFLUSHOPT: u32 = 1 << 23;
-    __cpuid(0).eax >= 7 && __cpuid_count(7, 0).ebx & CLFLUSHOPT != 0
+    // SAFETY: within the buffers.
+    unsafe { heat::evict(at, bytes) };
 }
 
 const LINE_BYTES: usize = 64;

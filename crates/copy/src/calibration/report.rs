@@ -11,7 +11,10 @@ pub fn calibration_report() -> String {
     let mut text = render(&calibration);
     text.push_str("engines\n");
     for engine in crate::open::survey() {
-        let _ = writeln!(text, "  {:<8} {}", engine.name, engine.verdict);
+        let missing = engine
+            .missing
+            .map_or(String::new(), |why| format!(": not here, {why}"));
+        let _ = writeln!(text, "  {:<8} {}{missing}", engine.name, engine.about);
     }
     for note in notes {
         let _ = writeln!(text, "note: {note}");
