@@ -1,0 +1,100 @@
+//! What an experiment has to say for itself.
+
+/// An experiment. It takes one sample when asked; how often, in which order, and what becomes of it is the
+/// runner's business.
+pub trait Plan {
+    /// What the user writes to run it.
+    fn name(&self) -> &'static str;
+
+    /// One sentence: what it answers.
+    fn about(&self) -> &'static str;
+
+    /// The experiment it repeats, as the published data names it.
+    fn published_as(&self) -> Option<&'static str>;
+
+    /// Everything it can measure. A quick run may leave out points but no series.
+    fn cases(&self, quick: bool) -> Vec<Case>;
+
+    /// Takes one sample of a case: one value for each of its metrics.
+    ///
+    /// # Errors
+    ///
+    /// A sentence. The case then has no row, and the report has the sentence.
+    fn sample(&mut self, case: &Case) -> Result<Vec<Reading>, String>;
+
+    /// How to draw the rows.
+    fn figures(&self) -> Vec<Figure>;
+
+    /// What else a reader has to know: what is missing here and why.
+    fn notes(&self) -> Vec<String>;
+}
+
+/// One thing to measure: a point of a series, in a group of series that belong together.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Case {
+    /// Which part of the experiment.
+    pub group: &'static str,
+    /// What is compared with what: an engine, a system.
+    pub series: String,
+    /// Where on the group's axis.
+    pub x: f64,
+}
+
+impl Case {
+    /// A point of a series.
+    pub fn new(group: &'static str, series: impl Into<String>, x: f64) -> Case {
+        Case {
+            group,
+            series: series.into(),
+            x,
+        }
+    }
+}
+
+/// One measured value.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Reading {
+    /// What was measured.
+    pub metric: &'static str,
+    /// Its unit.
+    pub unit: &'static str,
+    /// How much.
+    pub value: f64,
+}
+
+impl Reading {
+    /// A value of a metric.
+    pub fn new(metric: &'static str, unit: &'static str, value: f64) -> Reading {
+        Reading {
+            metric,
+            unit,
+            value,
+        }
+    }
+}
+
+/// A drawing of some rows: one line per series.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Figure {
+    /// What it shows.
+    pub title: &'static str,
+    /// The rows of this group...
+    pub group: &'static str,
+    /// ...and of these metrics.
+    pub metrics: &'static [&'static str],
+    /// What runs to the right.
+    pub x: Axis,
+    /// What runs upwards.
+    pub y: Axis,
+}
+
+/// An axis.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Axis {
+    /// Its name, with the unit.
+    pub label: &'static str,
+    /// Equal distances are equal ratios.
+    pub is_logarithmic: bool,
+    /// Its numbers are lengths in bytes, to be written 4K, 1M.
+    pub is_bytes: bool,
+}

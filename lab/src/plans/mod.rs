@@ -1,0 +1,10 @@
+//! The experiments.
+
+mod ioat_copy;
+
+use crate::plan::Plan;
+
+/// Every plan, in the order in which they are listed.
+pub(crate) fn all() -> Vec<Box<dyn Plan>> {
+    vec![Box::new(ioat_copy::IoatCopy::new())]
+}

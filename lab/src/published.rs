@@ -1,0 +1,105 @@
+//! What others measured: the data file, and the rows of one experiment.
+
+use serde::{Deserialize, Serialize};
+
+/// One published result.
+#[derive(Clone, PartialEq, Debug, Deserialize, Serialize)]
+pub struct Published {
+    /// Its number in the data file.
+    pub id: String,
+    /// The experiment it belongs to.
+    #[serde(default)]
+    pub experiment: String,
+    /// Where in the paper.
+    #[serde(default)]
+    pub figure: String,
+    /// What was compared.
+    #[serde(default)]
+    pub system: String,
+    /// What was measured.
+    #[serde(default)]
+    pub metric: String,
+    /// In what.
+    #[serde(default)]
+    pub unit: String,
+    /// A number, a list, or a short text.
+    pub value: Value,
+    /// Under which conditions.
+    #[serde(default)]
+    pub conditions: String,
+    /// A measurement, a claim, an ordering...
+    #[serde(default)]
+    pub kind: String,
+}
+
+/// A published value, as precise as it was published.
+#[derive(Clone, PartialEq, Debug, Deserialize, Serialize)]
+#[serde(untagged)]
+pub enum Value {
+    /// A number.
+    Number(f64),
+    /// Words: an ordering, a trend.
+    Text(String),
+    /// A range or a set.
+    List(Vec<Value>),
+    /// Yes or no.
+    Truth(bool),
+    /// Parts with names.
+    Named(std::collections::BTreeMap<String, Value>),
+}
+
+impl std::fmt::Display for Value {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Value::Number(number) => write!(f, "{number}"),
+            Value::Text(text) => f.write_str(text),
+            Value::Truth(truth) => write!(f, "{truth}"),
+            Value::List(values) => {
+                let parts: Vec<String> = values.iter().map(|value| value.to_string()).collect();
+                f.write_str(&parts.join(", "))
+            }
+            Value::Named(values) => {
+                let parts: Vec<String> = values
+                    .iter()
+                    .map(|(name, value)| format!("{name}: {value}"))
+                    .collect();
+                f.write_str(&parts.join(", "))
+            }
+        }
+    }
+}
+
+/// What was published about this experiment, in the order of the data file.
+pub fn published_of(experiment: &str) -> Vec<Published> {
+    let file: File = serde_yaml_ng::from_str(DATA).expect("the data file is read by a test");
+    file.results
+        .into_iter()
+        .filter(|result| result.experiment == experiment)
+        .collect()
+}
+
+#[derive(Deserialize)]
+struct File {
+    results: Vec<Published>,
+}
+
+const DATA: &str = include_str!("../data/published.yaml");
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_data_file_is_read_whole() {
+        let file: File = serde_yaml_ng::from_str(DATA).unwrap();
+        assert_eq!(file.results.len(), DATA.matches("\n- id: P").count());
+    }
+
+    #[test]
+    fn figure_6_is_there() {
+        let rows = published_of("IOAT-COPY");
+        let overlap = rows.iter().find(|row| row.id == "P026").unwrap();
+        assert_eq!(overlap.value, Value::Number(93.0));
+        assert_eq!(overlap.conditions, "64 KB");
+    }
+}

@@ -1,0 +1,69 @@
+//! What an experiment found.
+
+use serde::Serialize;
+
+use crate::environment::Environment;
+use crate::published::Published;
+use crate::sample::Samples;
+
+/// An experiment's result. It is the JSON form as it stands.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// The plan's name.
+    pub plan: &'static str,
+    /// What the plan answers.
+    pub about: &'static str,
+    /// The form of this report; changes when a reader would have to.
+    pub schema: &'static str,
+    /// Where and when.
+    pub environment: Environment,
+    /// Rounds that were taken.
+    pub rounds: usize,
+    /// What was measured here.
+    pub rows: Vec<Row>,
+    /// What was published about the same experiment, elsewhere, on other machines.
+    pub published: Vec<Published>,
+    /// What else a reader has to know.
+    pub notes: Vec<String>,
+}
+
+/// One metric of one case.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    /// Which part of the experiment.
+    pub group: &'static str,
+    /// What was measured: an engine, a system.
+    pub series: String,
+    /// Where on the group's axis.
+    pub x: f64,
+    /// The metric.
+    pub metric: &'static str,
+    /// Its unit.
+    pub unit: &'static str,
+    /// The median of the samples.
+    pub median: f64,
+    /// Half the distance of the quartiles, as a part of the median.
+    pub spread: f64,
+    /// The samples, in the order of the rounds.
+    pub samples: Samples,
+}
+
+impl Report {
+    /// The rows of a group's metric.
+    pub fn rows_of<'a>(
+        &'a self,
+        group: &'a str,
+        metric: &'a str,
+    ) -> impl Iterator<Item = &'a Row> + 'a {
+        self.rows
+            .iter()
+            .filter(move |row| row.group == group && row.metric == metric)
+    }
+
+    /// The median of one cell, if it was measured.
+    pub fn median(&self, group: &str, series: &str, metric: &str, x: f64) -> Option<f64> {
+        self.rows_of(group, metric)
+            .find(|row| row.series == series && row.x == x)
+            .map(|row| row.median)
+    }
+}

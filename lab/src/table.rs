@@ -1,0 +1,97 @@
+//! A report as text.
+
+use std::fmt::Write as _;
+
+use crate::plan::Figure;
+use crate::report::{Report, Row};
+
+/// Every figure as a table, with a column for each series, then what was published, then the notes.
+pub(crate) fn render(report: &Report, figures: &[Figure]) -> String {
+    let mut text = format!(
+        "{}: {}\n{}\n",
+        report.plan,
+        report.about,
+        report.environment.summary()
+    );
+    let _ = writeln!(text, "medians of {} interleaved rounds", report.rounds);
+    for figure in figures {
+        let _ = write!(text, "\n{}\n", figure.title);
+        text.push_str(&table(report, figure));
+    }
+    if !report.published.is_empty() {
+        text.push_str("\npublished, on the machines of the time\n");
+        for p in &report.published {
+            let _ = writeln!(
+                text,
+                "  {} {}: {} {}, {} ({})",
+                p.figure, p.metric, p.value, p.unit, p.conditions, p.system
+            );
+        }
+    }
+    for note in &report.notes {
+        let _ = writeln!(text, "note: {note}");
+    }
+    text
+}
+
+fn table(report: &Report, figure: &Figure) -> String {
+    let rows: Vec<&Row> = figure
+        .metrics
+        .iter()
+        .flat_map(|metric| report.rows_of(figure.group, metric))
+        .collect();
+    let mut columns: Vec<(String, &str)> = Vec::new();
+    let mut points: Vec<f64> = Vec::new();
+    for row in &rows {
+        let column = (column_name(figure, row), row.unit);
+        if !columns.contains(&column) {
+            columns.push(column);
+        }
+        if !points.contains(&row.x) {
+            points.push(row.x);
+        }
+    }
+    points.sort_by(f64::total_cmp);
+    let widths: Vec<usize> = columns
+        .iter()
+        .map(|(name, unit)| (name.len() + unit.len() + 1).max(10))
+        .collect();
+    let mut text = format!("  {:>10}", figure.x.label);
+    for ((name, unit), width) in columns.iter().zip(&widths) {
+        let _ = write!(text, "  {:>width$}", format!("{name} {unit}"));
+    }
+    text.push('\n');
+    for x in points {
+        let _ = write!(text, "  {:>10}", number(x, figure.x.is_bytes));
+        for ((name, _), width) in columns.iter().zip(&widths) {
+            let cell = rows
+                .iter()
+                .find(|row| row.x == x && column_name(figure, row) == *name);
+            let cell = cell.map_or("-".to_owned(), |row| number(row.median, false));
+            let _ = write!(text, "  {cell:>width$}");
+        }
+        text.push('\n');
+    }
+    text
+}
+
+/// A column is a series, and a metric where the figure has several.
+pub(crate) fn column_name(figure: &Figure, row: &Row) -> String {
+    match figure.metrics.len() {
+        1 => row.series.clone(),
+        _ => format!("{} {}", row.series, row.metric),
+    }
+}
+
+/// Three figures, or a length as people write it.
+pub(crate) fn number(value: f64, is_bytes: bool) -> String {
+    match value {
+        v if is_bytes && v >= 1048576.0 && v % 1048576.0 == 0.0 => format!("{}M", v / 1048576.0),
+        v if is_bytes && v >= 1024.0 && v % 1024.0 == 0.0 => format!("{}K", v / 1024.0),
+        v if v.fract() == 0.0 && v.abs() < 1e9 => format!("{v}"),
+        v if v.abs() >= 100.0 => format!("{v:.0}"),
+        v if v.abs() >= 10.0 => format!("{v:.1}"),
+        v if v.abs() >= 0.1 => format!("{v:.2}"),
+        v => format!("{v:.3}"),
+    }
+}
