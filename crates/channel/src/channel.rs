@@ -221,19 +221,6 @@ impl<'a> End<'a> {
             .store(records, Ordering::Release);
     }
 
-    /// True when `len` bytes just taken from the carrier in carrier mode turned out to pass a switch that was announced
-    /// meanwhile; says how many of them are data. Callers hold the receive lock and have not yet counted them.
-    ///
-    /// # Errors
-    /// [`Fault::Record`].
-    pub fn data_among(&self, len: u64) -> Result<u64, Fault> {
-        match self.incoming()? {
-            Incoming::Carrier { limit } => Ok(len.min(limit)),
-            // The switch stands exactly where we were before these bytes: all of them are doorbells.
-            Incoming::Ring(_) | Incoming::Skip { .. } => Ok(0),
-        }
-    }
-
     /// True when the peer has carried out all our records. Callers hold the send lock.
     ///
     /// # Errors

@@ -34,6 +34,9 @@ pub const TABLE_BYTES: usize = ENTRIES_OFFSET + ENTRIES * size_of::<Entry>();
 /// Bytes kept of a program's name, NUL-terminated.
 pub const PROGRAM_BYTES: usize = 64;
 
+/// Processes of a family that are told apart; beyond that a last close may go unnoticed.
+pub const FAMILY_MAX: usize = 512;
+
 /// The table's first page.
 #[repr(C)]
 pub struct Header {
@@ -52,6 +55,8 @@ pub struct Header {
     _reserved: u32,
     /// The program's name: bytes packed little-endian, NUL-padded.
     pub program: [AtomicU64; PROGRAM_BYTES / 8],
+    /// Processes of the family, 0 for a free place. A dead one may stand here until its place is needed.
+    pub family: [AtomicU32; FAMILY_MAX],
 }
 
 /// One tracked connection.

@@ -1,1 +1,36 @@
 //! Socket semantics over a carrier with a channel beside it.
+//!
+//! Every descriptor stays a kernel socket (the *carrier*). This crate keeps, beside it, what is needed to move its bytes through shared
+//! memory and still behave as the kernel would: [`api`] has one function for each libc call, with its contract.
+//!
+//! ```text
+//!   api ─► state     which descriptors are ours
+//!       ─► receive, send, transfer     bytes: carrier, ring, and the switches between
+//!       ─► poll, epoll, ready          readiness
+//!       ─► wait                        spin or sleep
+//!       ─► pairing                     the adapter, regions, the end of a connection
+//! ```
+//!
+//! It lives inside other people's programs: no heap on any path, no thread, no signal, errno untouched on success.
+
+#![allow(clippy::collapsible_if)]
+
+pub mod api;
+mod buffers;
+mod epoll;
+mod errno;
+mod lock;
+mod options;
+mod pairing;
+mod poll;
+mod ready;
+pub mod real;
+mod receive;
+mod send;
+mod state;
+mod sys;
+mod transfer;
+mod wait;
+
+pub use pairing::set_runtime_directory;
+pub use state::{after_fork_in_child, before_exec, before_fork, ending, exec_failed, start};

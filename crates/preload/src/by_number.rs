@@ -1,0 +1,100 @@
+//! `syscall(2)`: programs that make socket calls by number meet the same code as those that make them by name.
+
+use core::ffi::{c_int, c_long, c_uint, c_ulong};
+
+use toehold_sockets::{after_fork_in_child, api, before_fork, ending, real};
+
+/// `syscall(number, ...)`. Variadic in C; on every ABI we serve the six arguments travel where fixed ones would, and reading more of
+/// them than were passed only reads what happens to stand there.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn syscall(
+    number: c_long,
+    a: usize,
+    b: usize,
+    c: usize,
+    d: usize,
+    e: usize,
+    f: usize,
+) -> c_long {
+    let fd = a as c_int;
+    // SAFETY: every arm passes the arguments on, in the system call's order, with the caller's promises.
+    unsafe {
+        match number {
+            libc::SYS_read => api::read(fd, b as _, c) as c_long,
+            libc::SYS_write => api::write(fd, b as _, c) as c_long,
+            libc::SYS_readv => api::readv(fd, b as _, c as c_int) as c_long,
+            libc::SYS_writev => api::writev(fd, b as _, c as c_int) as c_long,
+            libc::SYS_recvfrom => {
+                api::recvfrom(fd, b as _, c, d as c_int, e as _, f as _) as c_long
+            }
+            libc::SYS_sendto => {
+                api::sendto(fd, b as _, c, d as c_int, e as _, f as libc::socklen_t) as c_long
+            }
+            libc::SYS_recvmsg => api::recvmsg(fd, b as _, c as c_int) as c_long,
+            libc::SYS_sendmsg => api::sendmsg(fd, b as _, c as c_int) as c_long,
+            libc::SYS_recvmmsg => api::recvmmsg(fd, b as _, c as c_uint, d as c_int, e as _).into(),
+            libc::SYS_sendmmsg => api::sendmmsg(fd, b as _, c as c_uint, d as c_int).into(),
+            libc::SYS_connect => api::connect(fd, b as _, c as libc::socklen_t).into(),
+            #[cfg(target_arch = "x86_64")]
+            libc::SYS_accept => api::accept(fd, b as _, c as _).into(),
+            libc::SYS_accept4 => api::accept4(fd, b as _, c as _, d as c_int).into(),
+            libc::SYS_shutdown => api::shutdown(fd, b as c_int).into(),
+            libc::SYS_close => api::close(fd).into(),
+            libc::SYS_close_range => api::close_range(a as c_uint, b as c_uint, c as c_int).into(),
+            libc::SYS_dup => api::dup(fd).into(),
+            #[cfg(target_arch = "x86_64")]
+            libc::SYS_dup2 => api::dup2(fd, b as c_int).into(),
+            libc::SYS_dup3 => api::dup3(fd, b as c_int, c as c_int).into(),
+            libc::SYS_fcntl => api::fcntl(fd, b as c_int, c).into(),
+            libc::SYS_ioctl => api::ioctl(fd, b as c_ulong, c).into(),
+            libc::SYS_getsockopt => {
+                api::getsockopt(fd, b as c_int, c as c_int, d as _, e as _).into()
+            }
+            libc::SYS_setsockopt => {
+                api::setsockopt(fd, b as c_int, c as c_int, d as _, e as libc::socklen_t).into()
+            }
+            #[cfg(target_arch = "x86_64")]
+            libc::SYS_poll => api::poll(a as _, b as libc::nfds_t, c as c_int).into(),
+            libc::SYS_ppoll => api::ppoll(a as _, b as libc::nfds_t, c as _, d as _).into(),
+            #[cfg(target_arch = "x86_64")]
+            libc::SYS_select => api::select(fd, b as _, c as _, d as _, e as _).into(),
+            #[cfg(target_arch = "x86_64")]
+            libc::SYS_epoll_create => api::epoll_create(fd).into(),
+            libc::SYS_epoll_create1 => api::epoll_create1(fd).into(),
+            libc::SYS_epoll_ctl => api::epoll_ctl(fd, b as c_int, c as c_int, d as _).into(),
+            #[cfg(target_arch = "x86_64")]
+            libc::SYS_epoll_wait => api::epoll_wait(fd, b as _, c as c_int, d as c_int).into(),
+            libc::SYS_epoll_pwait => {
+                api::epoll_pwait(fd, b as _, c as c_int, d as c_int, e as _).into()
+            }
+            libc::SYS_epoll_pwait2 => {
+                api::epoll_pwait2(fd, b as _, c as c_int, d as _, e as _).into()
+            }
+            libc::SYS_sendfile => api::sendfile(fd, b as c_int, c as _, d) as c_long,
+            libc::SYS_splice => {
+                api::splice(fd, b as _, c as c_int, d as _, e, f as c_uint) as c_long
+            }
+            libc::SYS_clone if a & libc::CLONE_VM as usize == 0 => {
+                forked(real::syscall(number, a, b, c, d, e, f), before_fork)
+            }
+            #[cfg(target_arch = "x86_64")]
+            libc::SYS_fork => forked(real::syscall(number, a, b, c, d, e, f), before_fork),
+            libc::SYS_exit_group => {
+                ending();
+                real::syscall(number, a, b, c, d, e, f)
+            }
+            _ => real::syscall(number, a, b, c, d, e, f),
+        }
+    }
+}
+
+/// A fork made by number runs no `pthread_atfork` handlers: do what ours would have done. The parent counts the child's holds a little
+/// late, which matters only to a parent that closes in that very moment: its peer then misses the hint, not the end.
+fn forked(result: c_long, before: extern "C" fn()) -> c_long {
+    match result {
+        0 => after_fork_in_child(),
+        1.. => before(),
+        _ => {}
+    }
+    result
+}

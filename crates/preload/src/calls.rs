@@ -1,0 +1,120 @@
+//! The calls programs make by name.
+
+use core::ffi::{c_int, c_uint, c_ulong, c_void};
+
+use libc::{
+    epoll_event, fd_set, iovec, mmsghdr, msghdr, nfds_t, off_t, pollfd, sigset_t, size_t, sockaddr,
+    socklen_t, ssize_t, timespec, timeval,
+};
+use toehold_sockets::api;
+
+macro_rules! export {
+    ($($name:ident($($arg:ident: $type:ty),*) $(-> $ret:ty)?;)*) => {$(
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name($($arg: $type),*) $(-> $ret)? {
+            // SAFETY: the arguments are passed on with the caller's promises.
+            unsafe { api::$name($($arg),*) }
+        }
+    )*};
+}
+
+export! {
+    read(fd: c_int, buffer: *mut c_void, len: size_t) -> ssize_t;
+    write(fd: c_int, buffer: *const c_void, len: size_t) -> ssize_t;
+    readv(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t;
+    writev(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t;
+    recv(fd: c_int, buffer: *mut c_void, len: size_t, flags: c_int) -> ssize_t;
+    send(fd: c_int, buffer: *const c_void, len: size_t, flags: c_int) -> ssize_t;
+    recvfrom(fd: c_int, buffer: *mut c_void, len: size_t, flags: c_int, address: *mut sockaddr, address_len: *mut socklen_t) -> ssize_t;
+    sendto(fd: c_int, buffer: *const c_void, len: size_t, flags: c_int, address: *const sockaddr, address_len: socklen_t) -> ssize_t;
+    recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t;
+    sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t;
+    recvmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int, timeout: *mut timespec) -> c_int;
+    sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int;
+    connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int;
+    accept(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int;
+    accept4(fd: c_int, address: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int;
+    shutdown(fd: c_int, how: c_int) -> c_int;
+    close(fd: c_int) -> c_int;
+    close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int;
+    closefrom(first: c_int);
+    dup(fd: c_int) -> c_int;
+    dup2(from: c_int, to: c_int) -> c_int;
+    dup3(from: c_int, to: c_int, flags: c_int) -> c_int;
+    // Variadic in C; on every ABI we serve, the optional argument travels where a fixed one would.
+    fcntl(fd: c_int, command: c_int, argument: usize) -> c_int;
+    ioctl(fd: c_int, request: c_ulong, argument: usize) -> c_int;
+    getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *mut socklen_t) -> c_int;
+    setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int;
+    poll(fds: *mut pollfd, count: nfds_t, timeout_ms: c_int) -> c_int;
+    ppoll(fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int;
+    select(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *mut timeval) -> c_int;
+    pselect(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *const timespec, mask: *const sigset_t) -> c_int;
+    epoll_create(size: c_int) -> c_int;
+    epoll_create1(flags: c_int) -> c_int;
+    epoll_ctl(epfd: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int;
+    epoll_wait(epfd: c_int, events: *mut epoll_event, count: c_int, timeout_ms: c_int) -> c_int;
+    epoll_pwait(epfd: c_int, events: *mut epoll_event, count: c_int, timeout_ms: c_int, mask: *const sigset_t) -> c_int;
+    epoll_pwait2(epfd: c_int, events: *mut epoll_event, count: c_int, timeout: *const timespec, mask: *const sigset_t) -> c_int;
+    sendfile(out: c_int, input: c_int, offset: *mut off_t, count: size_t) -> ssize_t;
+    splice(input: c_int, input_offset: *mut off_t, out: c_int, out_offset: *mut off_t, len: size_t, flags: c_uint) -> ssize_t;
+}
+
+/// `fcntl` of programs built with 64-bit file offsets.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: usize) -> c_int {
+    // SAFETY: as above.
+    unsafe { api::fcntl(fd, command, argument) }
+}
+
+/// `sendfile` of programs built with 64-bit file offsets.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn sendfile64(
+    out: c_int,
+    input: c_int,
+    offset: *mut off_t,
+    count: size_t,
+) -> ssize_t {
+    // SAFETY: as above.
+    unsafe { api::sendfile(out, input, offset, count) }
+}
+
+/// libc's own name for `connect`, which some programs bind to.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
+    // SAFETY: as above.
+    unsafe { api::connect(fd, address, len) }
+}
+
+/// libc's own name for `read`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __read(fd: c_int, buffer: *mut c_void, len: size_t) -> ssize_t {
+    // SAFETY: as above.
+    unsafe { api::read(fd, buffer, len) }
+}
+
+/// libc's own name for `write`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __write(fd: c_int, buffer: *const c_void, len: size_t) -> ssize_t {
+    // SAFETY: as above.
+    unsafe { api::write(fd, buffer, len) }
+}
+
+/// libc's own name for `send`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __send(
+    fd: c_int,
+    buffer: *const c_void,
+    len: size_t,
+    flags: c_int,
+) -> ssize_t {
+    // SAFETY: as above.
+    unsafe { api::send(fd, buffer, len, flags) }
+}
+
+/// libc's own name for `close`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __close(fd: c_int) -> c_int {
+    // SAFETY: as above.
+    unsafe { api::close(fd) }
+}

@@ -1,0 +1,93 @@
+//! The program's buffers: what `iovec`s name, from a given byte on.
+
+use libc::iovec;
+use toehold_channel::ring::Stretches;
+
+/// Most parts a call may name (`UIO_MAXIOV`).
+pub(crate) const PARTS_MAX: usize = 1024;
+
+/// Total length of `parts`, or `None` when it exceeds what a call can return.
+pub(crate) fn total(parts: &[iovec]) -> Option<usize> {
+    parts.iter().try_fold(0usize, |sum, part| {
+        sum.checked_add(part.iov_len)
+            .filter(|&total| total <= isize::MAX as usize)
+    })
+}
+
+/// Calls `each` with the stretches of program memory that bytes `skip..skip + len` of `parts` occupy.
+#[inline]
+fn each_piece(
+    parts: &[iovec],
+    mut skip: usize,
+    mut len: usize,
+    mut each: impl FnMut(*mut u8, usize),
+) {
+    for part in parts {
+        if len == 0 {
+            return;
+        }
+        if skip >= part.iov_len {
+            skip -= part.iov_len;
+            continue;
+        }
+        let piece = (part.iov_len - skip).min(len);
+        each(part.iov_base.cast::<u8>().wrapping_add(skip), piece);
+        len -= piece;
+        skip = 0;
+    }
+}
+
+/// Copies ring bytes into the program's buffers, from its byte `skip` on.
+///
+/// # Safety
+/// `ring` maps the stretches; `parts` are writable, at least `skip` plus the stretches' length in total.
+#[inline]
+pub(crate) unsafe fn scatter(ring: *mut u8, stretches: Stretches, parts: &[iovec], skip: usize) {
+    let mut at = skip;
+    for (offset, len) in stretches {
+        let mut source = ring.wrapping_add(offset);
+        each_piece(parts, at, len, |target, piece| {
+            // SAFETY: the caller's promise; `each_piece` stays within `len` and within each part.
+            unsafe { toehold_copy::from_shared(source, target, piece) };
+            source = source.wrapping_add(piece);
+        });
+        at += len;
+    }
+}
+
+/// Copies the program's bytes, from `skip` on, into ring memory.
+///
+/// # Safety
+/// `ring` maps the stretches; `parts` are readable, at least `skip` plus the stretches' length in total.
+#[inline]
+pub(crate) unsafe fn gather(ring: *mut u8, stretches: Stretches, parts: &[iovec], skip: usize) {
+    let mut at = skip;
+    for (offset, len) in stretches {
+        let mut target = ring.wrapping_add(offset);
+        each_piece(parts, at, len, |source, piece| {
+            // SAFETY: as for `scatter`.
+            unsafe { toehold_copy::to_shared(source, target, piece) };
+            target = target.wrapping_add(piece);
+        });
+        at += len;
+    }
+}
+
+/// Up to 16 parts that name bytes `skip..skip + len` of `parts`, for a kernel call; returns them and how many there are.
+pub(crate) fn window(parts: &[iovec], skip: usize, len: usize) -> ([iovec; 16], usize) {
+    let mut out = [iovec {
+        iov_base: core::ptr::null_mut(),
+        iov_len: 0,
+    }; 16];
+    let mut count = 0;
+    each_piece(parts, skip, len, |base, len| {
+        if let Some(place) = out.get_mut(count) {
+            *place = iovec {
+                iov_base: base.cast(),
+                iov_len: len,
+            };
+            count += 1;
+        }
+    });
+    (out, count)
+}

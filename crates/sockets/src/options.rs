@@ -1,0 +1,76 @@
+//! Socket options that mean something to the carrier but must look to the program as it left them.
+
+use core::sync::atomic::Ordering;
+
+use toehold_channel::table::FLAG_ATTACHED;
+
+use crate::state::Connection;
+use crate::sys;
+
+/// The program set `TCP_NODELAY`.
+const USER_NODELAY: u32 = 1;
+/// The program set `TCP_CORK`.
+const USER_CORK: u32 = 2;
+
+/// Before a carrier serves as doorbell: nothing may hold a single byte back. RFC 896's delay and corking go, the program's view is kept.
+pub(crate) fn prepare_carrier(connection: &Connection) {
+    let fd = connection.fd;
+    let mut options = 0;
+    if sys::getsockopt::<i32>(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY) == Ok(1) {
+        options |= USER_NODELAY;
+    }
+    if sys::getsockopt::<i32>(fd, libc::IPPROTO_TCP, libc::TCP_CORK) == Ok(1) {
+        options |= USER_CORK;
+        sys::setsockopt_int(fd, libc::IPPROTO_TCP, libc::TCP_CORK, 0);
+    }
+    sys::setsockopt_int(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, 1);
+    connection
+        .entry
+        .tx_options
+        .store(options, Ordering::Relaxed);
+}
+
+/// The program sets an int option of an attached connection; true when the kernel must not hear of it.
+pub(crate) fn intercept_set(connection: &Connection, level: i32, name: i32, value: i32) -> bool {
+    let Some(bit) = bit_of(connection, level, name) else {
+        return false;
+    };
+    if value != 0 {
+        connection.entry.tx_options.fetch_or(bit, Ordering::Relaxed);
+    } else {
+        connection
+            .entry
+            .tx_options
+            .fetch_and(!bit, Ordering::Relaxed);
+    }
+    true
+}
+
+/// The program asks for an int option of an attached connection.
+pub(crate) fn intercept_get(connection: &Connection, level: i32, name: i32) -> Option<i32> {
+    let bit = bit_of(connection, level, name)?;
+    Some(i32::from(
+        connection.entry.tx_options.load(Ordering::Relaxed) & bit != 0,
+    ))
+}
+
+fn bit_of(connection: &Connection, level: i32, name: i32) -> Option<u32> {
+    if level != libc::IPPROTO_TCP
+        || connection.entry.flags.load(Ordering::Relaxed) & FLAG_ATTACHED == 0
+    {
+        return None;
+    }
+    match name {
+        libc::TCP_NODELAY => Some(USER_NODELAY),
+        libc::TCP_CORK => Some(USER_CORK),
+        _ => None,
+    }
+}
+
+/// A shutdown flushes what a cork holds; on the carrier nothing is held, so there is nothing to do but forget the cork.
+pub(crate) fn before_shutdown(connection: &Connection) {
+    connection
+        .entry
+        .tx_options
+        .fetch_and(!USER_CORK, Ordering::Relaxed);
+}

@@ -1,0 +1,450 @@
+//! `poll` and `select`: accelerated descriptors are looked at in shared memory, the others by the kernel, and a sleep watches both.
+
+use core::sync::atomic::Ordering;
+
+use libc::{POLLERR, POLLHUP, POLLIN, POLLNVAL, POLLOUT, POLLPRI, POLLRDHUP, pollfd};
+
+use crate::receive::{HINT_LOOK, arm, disarm, drain_doorbells};
+use crate::state::{self, Connection, Kind};
+use crate::wait::KERNEL_LOOK_NS;
+use crate::{epoll, errno, lock, ready, sys, wait};
+
+/// Descriptors handled without asking for memory.
+const INLINE: usize = 64;
+/// `POLLRDNORM` and `POLLWRNORM` are what `POLLIN` and `POLLOUT` mean to sockets (include/uapi/asm-generic/poll.h).
+const POLLRDNORM: i16 = 0x040;
+const POLLWRNORM: i16 = 0x100;
+
+/// True when the answer for any of these needs us.
+#[inline]
+pub(crate) fn concerns(fds: &[pollfd]) -> bool {
+    fds.iter().any(|one| accelerated(one.fd))
+}
+
+#[inline]
+pub(crate) fn accelerated(fd: i32) -> bool {
+    if fd < 0 {
+        return false;
+    }
+    match state::kind(fd) {
+        Kind::Connection => {
+            state::connection(fd).is_some_and(|c| !c.local.region.load(Ordering::Relaxed).is_null())
+        }
+        Kind::Epoll => state::epoll_number(fd).is_some_and(epoll::is_virtual),
+        _ => false,
+    }
+}
+
+/// Room for a copy of the program's array.
+struct Copy {
+    inline: [pollfd; INLINE],
+    mapped: *mut pollfd,
+    len: usize,
+}
+
+impl Copy {
+    fn new(len: usize) -> Option<Copy> {
+        let mut copy = Copy {
+            inline: [pollfd {
+                fd: -1,
+                events: 0,
+                revents: 0,
+            }; INLINE],
+            mapped: core::ptr::null_mut(),
+            len,
+        };
+        if len > INLINE {
+            copy.mapped = state::reserve(len * size_of::<pollfd>()).cast();
+            if copy.mapped.is_null() {
+                return None;
+            }
+        }
+        Some(copy)
+    }
+
+    fn slice(&mut self) -> &mut [pollfd] {
+        if self.mapped.is_null() {
+            &mut self.inline[..self.len]
+        } else {
+            // SAFETY: reserved for `len` elements, zeroed, ours until drop.
+            unsafe { core::slice::from_raw_parts_mut(self.mapped, self.len) }
+        }
+    }
+}
+
+impl Drop for Copy {
+    fn drop(&mut self) {
+        if !self.mapped.is_null() {
+            // SAFETY: reserved by `new` with this length.
+            unsafe { libc::munmap(self.mapped.cast(), self.len * size_of::<pollfd>()) };
+        }
+    }
+}
+
+/// What `fd` is ready for among `interest`, when it is accelerated.
+fn look(fd: i32, interest: i16) -> Option<i16> {
+    match state::kind(fd) {
+        Kind::Connection => with_connection(fd, |connection, end| {
+            let mut ready = ready::events(connection, end, interest | alias(interest));
+            if interest & POLLRDNORM != 0 && ready & POLLIN != 0 {
+                ready |= POLLRDNORM;
+            }
+            if interest & POLLWRNORM != 0 && ready & POLLOUT != 0 {
+                ready |= POLLWRNORM;
+            }
+            ready & (interest | POLLERR | POLLHUP)
+        }),
+        Kind::Epoll => {
+            let number = state::epoll_number(fd).filter(|&number| epoll::is_virtual(number))?;
+            (interest & POLLIN != 0 && epoll::has_ready(number)).then_some(POLLIN)
+        }
+        _ => None,
+    }
+}
+
+fn alias(interest: i16) -> i16 {
+    let mut more = 0;
+    if interest & POLLRDNORM != 0 {
+        more |= POLLIN;
+    }
+    if interest & POLLWRNORM != 0 {
+        more |= POLLOUT;
+    }
+    more
+}
+
+fn with_connection<T>(
+    fd: i32,
+    work: impl FnOnce(&Connection, &toehold_channel::channel::End<'static>) -> T,
+) -> Option<T> {
+    let connection = state::connection(fd)?;
+    connection.local.users.fetch_add(1, Ordering::SeqCst);
+    let out = connection.end().map(|end| work(&connection, &end));
+    connection.local.users.fetch_sub(1, Ordering::SeqCst);
+    out
+}
+
+/// Looks at every accelerated descriptor; returns how many are ready.
+fn look_at_all(fds: &mut [pollfd]) -> i32 {
+    let mut count = 0;
+    for one in fds {
+        one.revents = if one.fd >= 0 {
+            look(one.fd, one.events).unwrap_or(0)
+        } else {
+            0
+        };
+        count += i32::from(one.revents != 0);
+    }
+    count
+}
+
+/// `poll` over descriptors of which at least one is accelerated. `kernel` is `ppoll` with the program's signal mask: it gets the
+/// array and the time-out in nanoseconds (`None`: no limit).
+pub(crate) fn poll(
+    fds: &mut [pollfd],
+    timeout_ns: Option<u64>,
+    mut kernel: impl FnMut(&mut [pollfd], Option<u64>) -> i32,
+) -> i32 {
+    let Some(mut copy) = Copy::new(fds.len()) else {
+        errno::set(libc::ENOMEM);
+        return -1;
+    };
+    let ordinary = fds.iter().any(|one| one.fd >= 0 && !accelerated(one.fd));
+    let history = fds
+        .iter()
+        .filter(|one| one.fd >= 0)
+        .find_map(|one| state::connection(one.fd))
+        .map(|c| c.local);
+    let mut started = 0u64;
+    loop {
+        let found = look_at_all(fds);
+        if found > 0 || timeout_ns == Some(0) {
+            return found
+                + if ordinary || found == 0 {
+                    merge(fds, copy.slice(), &mut kernel)
+                } else {
+                    0
+                };
+        }
+        let now = sys::now_ns();
+        if started == 0 {
+            started = now;
+        }
+        let left = timeout_ns.map(|limit| limit.saturating_sub(now - started));
+        if let Some(local) = history {
+            let budget = local.spin.budget_ns().min(left.unwrap_or(u64::MAX));
+            let endless = budget == u64::MAX;
+            if budget > 0 {
+                let slice = if endless { KERNEL_LOOK_NS } else { budget };
+                if wait::spin(&local.spin, slice, 0, || {
+                    fds.iter()
+                        .any(|one| one.fd >= 0 && looks_ready(one.fd, one.events))
+                }) {
+                    local.spin.paid();
+                    continue;
+                }
+                if endless {
+                    let more = merge(fds, copy.slice(), &mut kernel);
+                    if more != 0 {
+                        return more;
+                    }
+                    continue;
+                }
+            }
+        }
+        let result = sleep(fds, copy.slice(), left, &mut kernel);
+        if let Some(local) = history {
+            local.spin.slept(sys::now_ns() - now);
+        }
+        if result != 0 {
+            return result;
+        }
+        if timeout_ns.is_some_and(|limit| sys::now_ns() - started >= limit) {
+            return look_at_all(fds);
+        }
+    }
+}
+
+/// A cheap look for spinning: bytes, or a switch.
+fn looks_ready(fd: i32, interest: i16) -> bool {
+    match state::kind(fd) {
+        Kind::Connection if interest & (POLLIN | POLLRDNORM) != 0 => {
+            with_connection(fd, |connection, end| {
+                end.receiver().looks_filled()
+                    && end.rx_mode() != toehold_channel::table::Mode::Carrier
+                    || end.records_pending()
+                    || connection.entry.rx_hints.load(Ordering::Relaxed) != 0
+            })
+            .unwrap_or(false)
+        }
+        Kind::Connection => look(fd, interest).unwrap_or(0) != 0,
+        Kind::Epoll => look(fd, interest).unwrap_or(0) != 0,
+        _ => false,
+    }
+}
+
+/// Asks the kernel about the ordinary descriptors without waiting and adds its answers; returns how many it added.
+fn merge(
+    fds: &mut [pollfd],
+    copy: &mut [pollfd],
+    kernel: &mut impl FnMut(&mut [pollfd], Option<u64>) -> i32,
+) -> i32 {
+    for (to, from) in copy.iter_mut().zip(fds.iter()) {
+        let skip = accelerated(from.fd);
+        *to = pollfd {
+            fd: if skip { -1 } else { from.fd },
+            events: from.events,
+            revents: 0,
+        };
+    }
+    let result = kernel(copy, Some(0));
+    if result <= 0 {
+        return result;
+    }
+    let mut added = 0;
+    for (to, from) in fds.iter_mut().zip(copy.iter()) {
+        if from.revents != 0 {
+            to.revents = from.revents;
+            added += 1;
+        }
+    }
+    added
+}
+
+fn arm_all(fds: &[pollfd], copy: &mut [pollfd]) {
+    for (to, from) in copy.iter_mut().zip(fds) {
+        *to = *from;
+        to.revents = 0;
+        if from.fd < 0 {
+            continue;
+        }
+        match state::kind(from.fd) {
+            Kind::Connection => {
+                // Armed before `users` is given back: `unmap` waits for sleepers.
+                with_connection(from.fd, |connection, end| {
+                    if let Some(_held) = lock::try_lock(&connection.entry.rx_lock) {
+                        drain_doorbells(connection, end);
+                    }
+                    arm(connection, end);
+                    to.events =
+                        ready::kernel_interest(connection, end, from.events | alias(from.events));
+                });
+            }
+            Kind::Epoll => {
+                if let Some(number) = state::epoll_number(from.fd) {
+                    epoll::set_observed(number, true);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+fn disarm_all(fds: &[pollfd], copy: &[pollfd]) {
+    for (from, kernel) in fds.iter().zip(copy) {
+        if from.fd < 0 {
+            continue;
+        }
+        match state::kind(from.fd) {
+            Kind::Connection => {
+                with_connection(from.fd, |connection, end| {
+                    if kernel.revents != 0 {
+                        connection.entry.wakeups.fetch_add(1, Ordering::Relaxed);
+                    }
+                    if kernel.revents & (POLLRDHUP | POLLHUP | POLLERR) != 0 {
+                        connection
+                            .entry
+                            .rx_hints
+                            .fetch_or(HINT_LOOK, Ordering::Relaxed);
+                    }
+                    disarm(connection, end);
+                    if kernel.revents & POLLIN != 0 {
+                        if let Some(_held) = lock::try_lock(&connection.entry.rx_lock) {
+                            drain_doorbells(connection, end);
+                        }
+                    }
+                });
+            }
+            Kind::Epoll => {
+                if let Some(number) = state::epoll_number(from.fd) {
+                    epoll::set_observed(number, false);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Sleeps in the kernel with every accelerated descriptor armed. Returns the number ready among the ordinary ones, plus
+/// accelerated ones if there are such; 0 means: look again.
+fn sleep(
+    fds: &mut [pollfd],
+    copy: &mut [pollfd],
+    left: Option<u64>,
+    kernel: &mut impl FnMut(&mut [pollfd], Option<u64>) -> i32,
+) -> i32 {
+    arm_all(fds, copy);
+    let early = look_at_all(fds);
+    let result = kernel(copy, if early > 0 { Some(0) } else { left });
+    let error = errno::get();
+    disarm_all(fds, copy);
+    if result < 0 && early == 0 {
+        errno::set(error);
+        return result;
+    }
+    let mut count = look_at_all(fds);
+    for (to, from) in fds.iter_mut().zip(copy.iter()) {
+        if from.revents != 0 && !accelerated(to.fd) {
+            to.revents = from.revents;
+            count += 1;
+        }
+    }
+    count
+}
+
+/// Bits of a `select` set that a descriptor's poll events stand for (fs/select.c: POLLIN_SET and so on).
+const READ_SET: i16 = POLLIN | POLLHUP | POLLERR;
+const WRITE_SET: i16 = POLLOUT | POLLERR;
+const EXCEPT_SET: i16 = POLLPRI;
+
+/// A `select` set seen as words.
+pub(crate) struct Set(*mut libc::fd_set);
+
+impl Set {
+    /// # Safety
+    /// `set` is null or valid for the descriptors that will be asked for.
+    pub(crate) unsafe fn new(set: *mut libc::fd_set) -> Set {
+        Set(set)
+    }
+
+    fn word(&self, fd: i32) -> Option<*mut u64> {
+        (!self.0.is_null()).then(|| self.0.cast::<u64>().wrapping_add(fd as usize / 64))
+    }
+
+    pub(crate) fn has(&self, fd: i32) -> bool {
+        // SAFETY: `new`'s caller promises room for this descriptor. Programs may allocate larger sets than `fd_set`.
+        self.word(fd)
+            .is_some_and(|word| unsafe { word.read() } >> (fd % 64) & 1 != 0)
+    }
+
+    fn clear_all(&self, count: i32) {
+        for fd in (0..count).step_by(64) {
+            if let Some(word) = self.word(fd) {
+                // SAFETY: as in `has`.
+                unsafe { word.write(0) };
+            }
+        }
+    }
+
+    fn put(&self, fd: i32) {
+        if let Some(word) = self.word(fd) {
+            // SAFETY: as in `has`.
+            unsafe { word.write(word.read() | 1 << (fd % 64)) };
+        }
+    }
+}
+
+/// `select` through [`poll`].
+pub(crate) fn select(
+    count: i32,
+    read: &Set,
+    write: &Set,
+    except: &Set,
+    timeout_ns: Option<u64>,
+    kernel: impl FnMut(&mut [pollfd], Option<u64>) -> i32,
+) -> i32 {
+    let used = (0..count)
+        .filter(|&fd| read.has(fd) || write.has(fd) || except.has(fd))
+        .count();
+    let Some(mut copy) = Copy::new(used) else {
+        errno::set(libc::ENOMEM);
+        return -1;
+    };
+    let fds = copy.slice();
+    let mut at = 0;
+    for fd in 0..count {
+        let mut events = 0;
+        if read.has(fd) {
+            events |= POLLIN;
+        }
+        if write.has(fd) {
+            events |= POLLOUT;
+        }
+        if except.has(fd) {
+            events |= POLLPRI;
+        }
+        if events != 0 && at < fds.len() {
+            fds[at] = pollfd {
+                fd,
+                events,
+                revents: 0,
+            };
+            at += 1;
+        }
+    }
+    let result = poll(fds, timeout_ns, kernel);
+    if result < 0 {
+        return result;
+    }
+    if fds.iter().any(|one| one.revents & POLLNVAL != 0) {
+        errno::set(libc::EBADF);
+        return -1;
+    }
+    for set in [read, write, except] {
+        set.clear_all(count);
+    }
+    let mut total = 0;
+    for one in fds.iter() {
+        for (set, wanted, bits) in [
+            (read, POLLIN, READ_SET),
+            (write, POLLOUT, WRITE_SET),
+            (except, POLLPRI, EXCEPT_SET),
+        ] {
+            if one.events & wanted != 0 && one.revents & bits != 0 {
+                set.put(one.fd);
+                total += 1;
+            }
+        }
+    }
+    total
+}

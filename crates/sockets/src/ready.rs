@@ -1,0 +1,112 @@
+//! What a connection is ready for: the question that `poll`, `select` and `epoll` all ask.
+
+use core::sync::atomic::Ordering;
+
+use libc::{POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDHUP};
+use toehold_channel::channel::{End, Incoming};
+use toehold_channel::table::Mode;
+
+use crate::receive::{HINT_LOOK, drain_doorbells};
+use crate::send::{Credit, want_credit};
+use crate::state::Connection;
+use crate::{lock, sys};
+
+/// The `POLL*` bits that hold now, of those in `interest` (errors and hang-up always). Asking for `POLLOUT` without credit
+/// leaves a request for it with the peer.
+#[inline]
+pub(crate) fn events(connection: &Connection, end: &End<'_>, interest: i16) -> i16 {
+    let entry = connection.entry;
+    let mut ready = 0;
+    let plain = end.rx_mode() == Mode::Ring
+        && !end.records_pending()
+        && entry.rx_hints.load(Ordering::Relaxed) == 0
+        && end.theirs().wake.closed.load(Ordering::Relaxed) == 0;
+    if plain {
+        if end.receiver().looks_filled() {
+            ready |= POLLIN;
+        }
+    } else {
+        ready |= slow_incoming(connection, end);
+    }
+    if interest & POLLOUT != 0 {
+        ready |= outgoing(connection, end);
+    }
+    ready & (interest | POLLERR | POLLHUP)
+}
+
+fn outgoing(connection: &Connection, end: &End<'_>) -> i16 {
+    if end.tx_mode() == Mode::Ring {
+        let head = end.theirs().consume.head.load(Ordering::Acquire);
+        let tail = connection.entry.tx_ring.load(Ordering::Relaxed);
+        let capacity = 1u64 << connection.entry.tx_capacity_log2.load(Ordering::Relaxed);
+        if tail.wrapping_sub(head) < capacity {
+            return POLLOUT;
+        }
+        match want_credit(connection, end) {
+            Credit::Here => return POLLOUT,
+            Credit::WillRing => return 0,
+            Credit::WentDown => {}
+        }
+    }
+    sys::poll_now(connection.fd, POLLOUT) & POLLOUT
+}
+
+/// The receiving half when the carrier has a say in it.
+#[cold]
+fn slow_incoming(connection: &Connection, end: &End<'_>) -> i16 {
+    let entry = connection.entry;
+    let mut ready = 0;
+    let Some(_held) = lock::lock(&entry.rx_lock) else {
+        return 0;
+    };
+    let hinted = entry.rx_hints.load(Ordering::Relaxed) != 0
+        || end.theirs().wake.closed.load(Ordering::Relaxed) != 0;
+    let mut on_carrier = false;
+    match end.incoming() {
+        Ok(Incoming::Ring(filled)) => {
+            if filled.len > 0 {
+                ready |= POLLIN;
+            }
+        }
+        Ok(Incoming::Carrier { .. }) => on_carrier = true,
+        // The doorbells in between are taken off by the next receive; until then what follows them makes it readable.
+        Ok(Incoming::Skip { bytes }) => {
+            on_carrier = sys::bytes_waiting(connection.fd) as i64 > bytes as i64
+        }
+        Err(_) => return POLLIN | POLLERR | POLLHUP,
+    }
+    if on_carrier || hinted {
+        let kernel = sys::poll_now(connection.fd, POLLIN | POLLRDHUP);
+        if on_carrier {
+            ready |= kernel & POLLIN;
+        } else if kernel & POLLIN != 0 {
+            drain_doorbells(connection, end);
+        }
+        if kernel & POLLRDHUP != 0 {
+            ready |= POLLIN | POLLRDHUP;
+        }
+        ready |= kernel & (POLLHUP | POLLERR);
+        if kernel & (POLLHUP | POLLERR) != 0 {
+            ready |= POLLIN;
+        }
+    }
+    if entry.rx_hints.load(Ordering::Relaxed) >> 16 != 0 {
+        ready |= POLLIN | POLLERR;
+    }
+    ready
+}
+
+/// What the kernel is to watch on the carrier while the program sleeps for `interest`.
+pub(crate) fn kernel_interest(connection: &Connection, end: &End<'_>, interest: i16) -> i16 {
+    let mut kernel = 0;
+    let ended = connection.entry.rx_hints.load(Ordering::Relaxed) & HINT_LOOK != 0;
+    if !ended {
+        kernel |= POLLIN | POLLRDHUP;
+    } else if end.rx_mode() == Mode::Carrier {
+        kernel |= interest & (POLLIN | POLLRDHUP);
+    }
+    if end.tx_mode() != Mode::Ring {
+        kernel |= interest & POLLOUT;
+    }
+    kernel
+}

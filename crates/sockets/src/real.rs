@@ -1,0 +1,152 @@
+//! The calls we stand in front of: the next definition after ours, found once with `dlsym(RTLD_NEXT)`. Using libc's own wrapper
+//! and not the bare system call keeps cancellation points and other preloaded libraries in the chain.
+
+use core::ffi::{CStr, c_char, c_int, c_long, c_uint, c_void};
+use core::sync::atomic::{AtomicPtr, Ordering};
+
+use libc::{
+    epoll_event, fd_set, iovec, mmsghdr, msghdr, nfds_t, off_t, pollfd, sigset_t, size_t, sockaddr,
+    socklen_t, ssize_t, timespec, timeval,
+};
+
+fn resolve(slot: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
+    let known = slot.load(Ordering::Relaxed);
+    if !known.is_null() {
+        return known;
+    }
+    // SAFETY: `name` is NUL-terminated.
+    let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
+    // Relaxed: every resolver finds the same address.
+    slot.store(found, Ordering::Relaxed);
+    found
+}
+
+macro_rules! real {
+    ($($(#[$doc:meta])* $name:ident($($arg:ident: $type:ty),*) -> $ret:ty;)*) => {$(
+        $(#[$doc])*
+        ///
+        /// # Safety
+        /// As for the C function.
+        #[inline]
+        #[allow(clippy::missing_safety_doc)]
+        pub unsafe fn $name($($arg: $type),*) -> $ret {
+            static SLOT: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
+            const NAME: &CStr = match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
+                Ok(name) => name,
+                Err(_) => panic!("a name with a NUL"),
+            };
+            let found = resolve(&SLOT, NAME);
+            if found.is_null() {
+                // SAFETY: errno is this thread's own.
+                unsafe { *libc::__errno_location() = libc::ENOSYS };
+                return crate::real::Failure::FAILURE;
+            }
+            // SAFETY: the symbol of this name has this signature; the caller answers for the arguments.
+            unsafe { core::mem::transmute::<*mut c_void, unsafe extern "C" fn($($type),*) -> $ret>(found)($($arg),*) }
+        }
+    )*};
+}
+
+/// What a call returns when it cannot be made at all.
+pub trait Failure {
+    /// That value.
+    const FAILURE: Self;
+}
+impl Failure for c_int {
+    const FAILURE: c_int = -1;
+}
+impl Failure for c_long {
+    const FAILURE: c_long = -1;
+}
+impl Failure for ssize_t {
+    const FAILURE: ssize_t = -1;
+}
+impl<T> Failure for *mut T {
+    const FAILURE: *mut T = core::ptr::null_mut();
+}
+impl Failure for () {
+    const FAILURE: () = ();
+}
+
+real! {
+    /// `read(2)`.
+    read(fd: c_int, buffer: *mut c_void, len: size_t) -> ssize_t;
+    /// `write(2)`.
+    write(fd: c_int, buffer: *const c_void, len: size_t) -> ssize_t;
+    /// `readv(2)`.
+    readv(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t;
+    /// `writev(2)`.
+    writev(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t;
+    /// `recv(2)`.
+    recv(fd: c_int, buffer: *mut c_void, len: size_t, flags: c_int) -> ssize_t;
+    /// `send(2)`.
+    send(fd: c_int, buffer: *const c_void, len: size_t, flags: c_int) -> ssize_t;
+    /// `recvfrom(2)`.
+    recvfrom(fd: c_int, buffer: *mut c_void, len: size_t, flags: c_int, address: *mut sockaddr, address_len: *mut socklen_t) -> ssize_t;
+    /// `sendto(2)`.
+    sendto(fd: c_int, buffer: *const c_void, len: size_t, flags: c_int, address: *const sockaddr, address_len: socklen_t) -> ssize_t;
+    /// `recvmsg(2)`.
+    recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t;
+    /// `sendmsg(2)`.
+    sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t;
+    /// `recvmmsg(2)`.
+    recvmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int, timeout: *mut timespec) -> c_int;
+    /// `sendmmsg(2)`.
+    sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int;
+    /// `connect(2)`.
+    connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int;
+    /// `accept(2)`.
+    accept(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int;
+    /// `accept4(2)`.
+    accept4(fd: c_int, address: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int;
+    /// `shutdown(2)`.
+    shutdown(fd: c_int, how: c_int) -> c_int;
+    /// `close(2)`.
+    close(fd: c_int) -> c_int;
+    /// `close_range(2)`.
+    close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int;
+    /// `dup(2)`.
+    dup(fd: c_int) -> c_int;
+    /// `dup2(2)`.
+    dup2(from: c_int, to: c_int) -> c_int;
+    /// `dup3(2)`.
+    dup3(from: c_int, to: c_int, flags: c_int) -> c_int;
+    /// `fcntl(2)`.
+    fcntl(fd: c_int, command: c_int, argument: usize) -> c_int;
+    /// `ioctl(2)`.
+    ioctl(fd: c_int, request: libc::c_ulong, argument: usize) -> c_int;
+    /// `getsockopt(2)`.
+    getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *mut socklen_t) -> c_int;
+    /// `setsockopt(2)`.
+    setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int;
+    /// `poll(2)`.
+    poll(fds: *mut pollfd, count: nfds_t, timeout_ms: c_int) -> c_int;
+    /// `ppoll(2)`.
+    ppoll(fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int;
+    /// `select(2)`.
+    select(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *mut timeval) -> c_int;
+    /// `pselect(2)`.
+    pselect(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *const timespec, mask: *const sigset_t) -> c_int;
+    /// `epoll_create(2)`.
+    epoll_create(size: c_int) -> c_int;
+    /// `epoll_create1(2)`.
+    epoll_create1(flags: c_int) -> c_int;
+    /// `epoll_ctl(2)`.
+    epoll_ctl(epoll: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int;
+    /// `epoll_wait(2)`.
+    epoll_wait(epoll: c_int, events: *mut epoll_event, count: c_int, timeout_ms: c_int) -> c_int;
+    /// `epoll_pwait(2)`.
+    epoll_pwait(epoll: c_int, events: *mut epoll_event, count: c_int, timeout_ms: c_int, mask: *const sigset_t) -> c_int;
+    /// `epoll_pwait2(2)`.
+    epoll_pwait2(epoll: c_int, events: *mut epoll_event, count: c_int, timeout: *const timespec, mask: *const sigset_t) -> c_int;
+    /// `sendfile(2)`.
+    sendfile(out: c_int, input: c_int, offset: *mut off_t, count: size_t) -> ssize_t;
+    /// `splice(2)`.
+    splice(input: c_int, input_offset: *mut off_t, out: c_int, out_offset: *mut off_t, len: size_t, flags: c_uint) -> ssize_t;
+    /// `syscall(2)`.
+    syscall(number: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> c_long;
+    /// `fdopen(3)`.
+    fdopen(fd: c_int, mode: *const c_char) -> *mut libc::FILE;
+    /// `execve(2)`.
+    execve(path: *const c_char, argv: *const *const c_char, envp: *const *const c_char) -> c_int;
+}

@@ -1,0 +1,640 @@
+//! Receiving: from the carrier up to a switch, from the ring, and the waits between.
+
+use core::sync::atomic::Ordering;
+
+use libc::iovec;
+use toehold_channel::channel::{End, Incoming};
+use toehold_channel::doorbell::WakeWord;
+use toehold_channel::ring::Fault;
+use toehold_channel::sync::fence;
+use toehold_channel::table::{Mode, Reason};
+
+use crate::state::Connection;
+use crate::{buffers, errno, lock, pairing, real, send, sys, wait};
+
+/// The carrier reported its end or an error: ask the kernel for the details.
+pub(crate) const HINT_LOOK: u32 = 1;
+/// The carrier's end of file was seen and the ring is drained.
+pub(crate) const HINT_EOF: u32 = 2;
+/// An errno that the kernel reported while the ring still had bytes stands in the upper half.
+const HINT_ERRNO_SHIFT: u32 = 16;
+/// Without other signs, a receiver that finds its ring empty looks at the carrier this often.
+const CARRIER_LOOK_NS: u64 = 50_000;
+/// After this many fruitless non-blocking calls in a row the program is polling us: it needs no doorbell.
+const EMPTY_CALLS_POLLING: u32 = 8;
+
+/// One look at a connection.
+enum Step {
+    /// Bytes were moved; true when the sender may be waiting for the credit.
+    Got(usize, bool),
+    /// The stream ended.
+    End,
+    /// Nothing there.
+    Empty,
+}
+
+/// Receives into `parts`; `kernel` is the program's own call, made when the connection is on the host path.
+///
+/// # Safety
+/// `parts` are writable.
+#[inline]
+pub(crate) unsafe fn receive(
+    connection: &Connection,
+    parts: &[iovec],
+    flags: i32,
+    kernel: impl FnOnce() -> isize,
+) -> isize {
+    let (entry, local) = (connection.entry, connection.local);
+    if local.region.load(Ordering::Relaxed).is_null() {
+        if pairing::offer_waits(connection) || !local.offered.load(Ordering::Relaxed).is_null() {
+            errno::keep(|| pairing::consider(connection));
+        }
+        // SeqCst pairs with the store of `region` in `pairing::attach`: it sees our count, or we see its region.
+        entry.rx_in_flight.fetch_add(1, Ordering::SeqCst);
+        if local.region.load(Ordering::SeqCst).is_null() {
+            let result = kernel();
+            if result > 0 && flags & (libc::MSG_PEEK | libc::MSG_ERRQUEUE | libc::MSG_OOB) == 0 {
+                entry.rx_carrier.fetch_add(result as u64, Ordering::Relaxed);
+            }
+            entry.rx_in_flight.fetch_sub(1, Ordering::SeqCst);
+            if flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) != 0 {
+                connection.pin(Reason::Unsupported);
+            } else if result > 0 {
+                errno::keep(|| pairing::after_host_call(connection, result as u64));
+            }
+            return result;
+        }
+        entry.rx_in_flight.fetch_sub(1, Ordering::SeqCst);
+    }
+    if flags & libc::MSG_ERRQUEUE != 0 {
+        return kernel();
+    }
+    // SAFETY: the caller's promise.
+    errno::result(unsafe { receive_attached(connection, parts, flags) })
+}
+
+unsafe fn receive_attached(
+    connection: &Connection,
+    parts: &[iovec],
+    flags: i32,
+) -> Result<usize, i32> {
+    let (entry, local) = (connection.entry, connection.local);
+    if flags & libc::MSG_OOB != 0 {
+        return Err(libc::EINVAL);
+    }
+    let total = buffers::total(parts).ok_or(libc::EINVAL)?;
+    if total == 0 {
+        return Ok(0);
+    }
+    let waits = flags & libc::MSG_DONTWAIT == 0 && !connection.nonblocking();
+    let all = flags & libc::MSG_WAITALL != 0 && flags & libc::MSG_PEEK == 0;
+    let mut done = 0;
+    loop {
+        let end;
+        let step = {
+            let Some(_held) = lock::lock(&entry.rx_lock) else {
+                return Err(libc::EAGAIN);
+            };
+            let Some(attached) = connection.end() else {
+                return Err(libc::EBADF);
+            };
+            end = attached;
+            if !connection.is_current() {
+                return Err(libc::EBADF);
+            }
+            // SAFETY: the caller's promise.
+            unsafe { step(connection, &end, parts, done, total - done, flags) }
+        };
+        match step {
+            Ok(Step::Got(moved, look_for_sleeper)) => {
+                done += moved;
+                entry.rx_empty.store(0, Ordering::Relaxed);
+                after_receive(connection, &end, look_for_sleeper);
+                if !all || done == total {
+                    return Ok(done);
+                }
+                continue;
+            }
+            Ok(Step::End) => return Ok(done),
+            Err(_) if done > 0 => return Ok(done),
+            Err(error) => return Err(error),
+            Ok(Step::Empty) => {}
+        }
+        if !waits {
+            if done > 0 {
+                return Ok(done);
+            }
+            if arm_for_unknown_wait(connection, &end) {
+                continue;
+            }
+            return Err(libc::EAGAIN);
+        }
+        local.users.fetch_add(1, Ordering::SeqCst);
+        let waited = wait_for_bytes(connection, &end);
+        local.users.fetch_sub(1, Ordering::SeqCst);
+        match waited {
+            Ok(()) => {}
+            Err(_) if done > 0 => return Ok(done),
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// What follows a receive, outside the receive lock: credit for a sleeping sender, and our own direction's upgrade.
+#[inline]
+fn after_receive(connection: &Connection, end: &End<'_>, look_for_sleeper: bool) {
+    if look_for_sleeper && end.theirs().wake.want_credit.load(Ordering::SeqCst) != 0 {
+        send::notify_of_credit(connection, end);
+    }
+    let entry = connection.entry;
+    if entry.tx_mode.load(Ordering::Relaxed) == Mode::Carrier as u32 || pairing::commanded(entry) {
+        send::service(connection);
+    }
+}
+
+/// One look, under the receive lock.
+///
+/// # Safety
+/// `parts` are writable from byte `skip` on, for `want` bytes.
+#[inline]
+unsafe fn step(
+    connection: &Connection,
+    end: &End<'_>,
+    parts: &[iovec],
+    skip: usize,
+    want: usize,
+    flags: i32,
+) -> Result<Step, i32> {
+    let entry = connection.entry;
+    loop {
+        match end.incoming() {
+            Ok(Incoming::Ring(filled)) if filled.len > 0 => {
+                let len = want.min(filled.len as usize);
+                let stretches = end.receiver().peek(0, len, filled);
+                if flags & libc::MSG_TRUNC == 0 {
+                    // SAFETY: `incoming` checked that these bytes are inside the ring; `parts` by the caller's promise.
+                    unsafe { buffers::scatter(end.ring_in(), stretches, parts, skip) };
+                }
+                let mut crossed = false;
+                if flags & libc::MSG_PEEK == 0 {
+                    crossed = end.receiver().consume(len, filled);
+                    entry.rx_calls.store(
+                        entry.rx_calls.load(Ordering::Relaxed) + 1,
+                        Ordering::Relaxed,
+                    );
+                }
+                return Ok(Step::Got(len, crossed));
+            }
+            Ok(Incoming::Ring(_)) => {
+                if let Some(step) = ring_is_empty(connection, end)? {
+                    return Ok(step);
+                }
+            }
+            Ok(Incoming::Skip { bytes }) => {
+                if let Some(step) = discard(connection, end, bytes)? {
+                    return Ok(step);
+                }
+            }
+            Ok(Incoming::Carrier { limit }) => {
+                let limit = usize::try_from(limit).unwrap_or(usize::MAX).min(want);
+                // SAFETY: the caller's promise.
+                if let Some(step) =
+                    unsafe { from_carrier(connection, end, parts, skip, limit, flags) }?
+                {
+                    return Ok(step);
+                }
+            }
+            Err(fault) => return Err(fault_of_peer(connection, fault)),
+        }
+    }
+}
+
+/// Carrier mode: at most `limit` bytes from the kernel. `None` means: look again.
+unsafe fn from_carrier(
+    connection: &Connection,
+    end: &End<'_>,
+    parts: &[iovec],
+    skip: usize,
+    limit: usize,
+    flags: i32,
+) -> Result<Option<Step>, i32> {
+    let entry = connection.entry;
+    let waiting = sys::bytes_waiting(connection.fd);
+    // The switch is published before the first doorbell is sent: if there is none yet, everything that waits is data.
+    let pending_before = end.records_pending();
+    if waiting > 0 && pending_before {
+        if let Ok(Incoming::Carrier { limit: exact }) = end.incoming() {
+            if exact < limit as u64 {
+                // SAFETY: the caller's promise, for fewer bytes.
+                return unsafe {
+                    from_carrier(connection, end, parts, skip, exact as usize, flags)
+                };
+            }
+        } else {
+            return Ok(None);
+        }
+    }
+    if waiting <= 0 {
+        return carrier_is_empty(connection, end);
+    }
+    let (mut window, count) = buffers::window(parts, skip, limit.min(waiting as usize));
+    // SAFETY: zeroes are a valid `msghdr`.
+    let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
+    message.msg_iov = window.as_mut_ptr();
+    message.msg_iovlen = count as _;
+    let flags = flags & (libc::MSG_PEEK | libc::MSG_TRUNC) | libc::MSG_DONTWAIT;
+    // SAFETY: the window names parts of the program's buffers.
+    let result = unsafe { sys::recvmsg(connection.fd, &mut message, flags) };
+    if result > 0 {
+        if flags & libc::MSG_PEEK == 0 {
+            entry.rx_carrier.fetch_add(result as u64, Ordering::Relaxed);
+        }
+        return Ok(Some(Step::Got(result as usize, false)));
+    }
+    if result == 0 {
+        return Ok(Some(Step::End));
+    }
+    match -result as i32 {
+        libc::EAGAIN => Ok(Some(Step::Empty)),
+        error => Err(error),
+    }
+}
+
+/// No byte waits on the carrier and the next one would come from there: the end, an error, or nothing yet.
+fn carrier_is_empty(connection: &Connection, end: &End<'_>) -> Result<Option<Step>, i32> {
+    if let Some(error) = take_pending_error(connection) {
+        return Err(error);
+    }
+    let mut byte = 0u8;
+    // SAFETY: `byte` is writable for one byte.
+    let result = unsafe {
+        sys::recv(
+            connection.fd,
+            &mut byte,
+            1,
+            libc::MSG_PEEK | libc::MSG_DONTWAIT,
+        )
+    };
+    if end.records_pending() && end.rx_mode() == Mode::Carrier {
+        // A switch was announced meanwhile: whatever the carrier says now comes after it.
+        if result < 0 && result != -(libc::EAGAIN as isize) {
+            keep_error(connection, -result as i32);
+        }
+        if !matches!(end.incoming(), Ok(Incoming::Carrier { .. })) || result > 0 {
+            return Ok(None);
+        }
+    }
+    match result {
+        1.. => Ok(None),
+        0 => Ok(Some(Step::End)),
+        error if error == -(libc::EAGAIN as isize) => Ok(Some(Step::Empty)),
+        error => Err(-error as i32),
+    }
+}
+
+/// Takes doorbells off the carrier on the way back to it.
+fn discard(connection: &Connection, end: &End<'_>, bytes: u64) -> Result<Option<Step>, i32> {
+    let mut scratch = [0u8; 64];
+    let len = scratch.len().min(bytes as usize);
+    // SAFETY: `scratch` is writable for `len` bytes.
+    let result = unsafe { sys::recv(connection.fd, scratch.as_mut_ptr(), len, libc::MSG_DONTWAIT) };
+    match result {
+        1.. => {
+            connection
+                .entry
+                .rx_carrier
+                .fetch_add(result as u64, Ordering::Relaxed);
+            Ok(None)
+        }
+        0 => Ok(Some(Step::End)),
+        error if error == -(libc::EAGAIN as isize) => {
+            let _ = end;
+            Ok(Some(Step::Empty))
+        }
+        error => Err(-error as i32),
+    }
+}
+
+/// The ring is empty: has the stream ended? Asks the kernel only when there is a sign, or when it was not asked for a while.
+#[inline]
+fn ring_is_empty(connection: &Connection, end: &End<'_>) -> Result<Option<Step>, i32> {
+    let entry = connection.entry;
+    let hints = entry.rx_hints.load(Ordering::Relaxed);
+    if hints == 0 && end.theirs().wake.closed.load(Ordering::Relaxed) == 0 {
+        let empty = entry.rx_empty.load(Ordering::Relaxed);
+        if empty & 63 != 63 {
+            return Ok(Some(Step::Empty));
+        }
+        let now = sys::now_ns();
+        if now - connection.local.carrier_seen_ns.load(Ordering::Relaxed) < CARRIER_LOOK_NS {
+            return Ok(Some(Step::Empty));
+        }
+        connection
+            .local
+            .carrier_seen_ns
+            .store(now, Ordering::Relaxed);
+    }
+    look_at_carrier(connection, end)
+}
+
+/// Ring mode, ring empty: takes doorbells off the carrier and finds its end. `None` means: look again.
+fn look_at_carrier(connection: &Connection, end: &End<'_>) -> Result<Option<Step>, i32> {
+    let entry = connection.entry;
+    if entry.rx_hints.load(Ordering::Relaxed) & HINT_EOF != 0 {
+        return Ok(Some(Step::End));
+    }
+    let drained = drain_doorbells(connection, end);
+    let mut byte = 0u8;
+    // SAFETY: `byte` is writable for one byte.
+    let result = unsafe {
+        sys::recv(
+            connection.fd,
+            &mut byte,
+            1,
+            libc::MSG_PEEK | libc::MSG_DONTWAIT,
+        )
+    };
+    // What was published before the end is visible now that we have seen the end.
+    let more = end.receiver().looks_filled() || end.records_pending();
+    match result {
+        0 if more => Ok(None),
+        0 => {
+            entry
+                .rx_hints
+                .fetch_or(HINT_EOF | HINT_LOOK, Ordering::Relaxed);
+            Ok(Some(Step::End))
+        }
+        1.. => Ok(
+            if more || (drained && connection.local.sleepers.load(Ordering::Relaxed) == 0) {
+                None
+            } else {
+                Some(Step::Empty)
+            },
+        ),
+        error if error == -(libc::EAGAIN as isize) => {
+            if more {
+                return Ok(None);
+            }
+            match take_pending_error(connection) {
+                Some(error) => Err(error),
+                None => Ok(Some(Step::Empty)),
+            }
+        }
+        error if more => {
+            keep_error(connection, -error as i32);
+            Ok(None)
+        }
+        error => Err(-error as i32),
+    }
+}
+
+/// Keeps an error for after the bytes that come before it.
+pub(crate) fn keep_error(connection: &Connection, error: i32) {
+    connection.entry.rx_hints.fetch_or(
+        HINT_LOOK | (error as u32) << HINT_ERRNO_SHIFT,
+        Ordering::Relaxed,
+    );
+}
+
+fn take_pending_error(connection: &Connection) -> Option<i32> {
+    let hints = connection.entry.rx_hints.load(Ordering::Relaxed);
+    if hints >> HINT_ERRNO_SHIFT == 0 {
+        return None;
+    }
+    let kept = hints & ((1 << HINT_ERRNO_SHIFT) - 1);
+    connection.entry.rx_hints.store(kept, Ordering::Relaxed);
+    Some((hints >> HINT_ERRNO_SHIFT) as i32)
+}
+
+/// Takes doorbells off the carrier, in ring mode, unless somebody still has to be woken by them. Callers hold the receive lock.
+/// True when any were there.
+pub(crate) fn drain_doorbells(connection: &Connection, end: &End<'_>) -> bool {
+    let mut any = false;
+    loop {
+        let waiting = sys::bytes_waiting(connection.fd);
+        // Everything counted before this look at the records is a doorbell: a downgrade is published before the data that follows it.
+        if waiting <= 0 || end.rx_mode() != Mode::Ring || end.records_pending() {
+            return any;
+        }
+        if connection.local.sleepers.load(Ordering::SeqCst) != 0 {
+            return true;
+        }
+        let mut scratch = [0u8; 256];
+        let len = scratch.len().min(waiting as usize);
+        // SAFETY: `scratch` is writable for `len` bytes.
+        let result =
+            unsafe { sys::recv(connection.fd, scratch.as_mut_ptr(), len, libc::MSG_DONTWAIT) };
+        if result <= 0 {
+            return any;
+        }
+        connection
+            .entry
+            .rx_carrier
+            .fetch_add(result as u64, Ordering::Relaxed);
+        any = true;
+    }
+}
+
+/// A non-blocking call found nothing, and how the program will wait is unknown: ask for a doorbell. True when something arrived meanwhile.
+fn arm_for_unknown_wait(connection: &Connection, end: &End<'_>) -> bool {
+    let entry = connection.entry;
+    let empty = entry.rx_empty.load(Ordering::Relaxed).wrapping_add(1);
+    entry.rx_empty.store(empty, Ordering::Relaxed);
+    if connection.local.home_wake.load(Ordering::Relaxed) != 0 || empty > EMPTY_CALLS_POLLING {
+        return false;
+    }
+    end.ours()
+        .wake
+        .wake
+        .store(WakeWord::Bell.to_word(), Ordering::SeqCst);
+    fence(Ordering::SeqCst);
+    end.rx_mode() == Mode::Ring && end.receiver().looks_filled()
+}
+
+/// Registers a sleeper and asks the peer to ring. Every call is followed by [`disarm`].
+pub(crate) fn arm(connection: &Connection, end: &End<'_>) {
+    connection.local.sleepers.fetch_add(1, Ordering::SeqCst);
+    end.ours()
+        .wake
+        .wake
+        .store(WakeWord::Bell.to_word(), Ordering::SeqCst);
+    // Pairs with the barrier in `Sender::publish` and `Receiver::consume`, see `toehold_channel::doorbell`.
+    fence(Ordering::SeqCst);
+}
+
+/// Takes back what [`arm`] did.
+pub(crate) fn disarm(connection: &Connection, end: &End<'_>) {
+    let local = connection.local;
+    if local.sleepers.fetch_sub(1, Ordering::SeqCst) > 1 {
+        // Others still sleep: they keep the doorbell.
+        end.ours()
+            .wake
+            .wake
+            .store(WakeWord::Bell.to_word(), Ordering::SeqCst);
+        return;
+    }
+    let home = local.home_wake.load(Ordering::Relaxed);
+    end.ours().wake.wake.store(home, Ordering::SeqCst);
+    if let Ok(WakeWord::Board { board, bit }) = WakeWord::from_untrusted(home) {
+        // What came in while the board was not being marked must still be found by its epoll instance.
+        let pair = local.pair.load(Ordering::Relaxed);
+        if !pair.is_null() {
+            // SAFETY: a connection's pair stays mapped until its release, which waits for `users` and `sleepers`.
+            if let Some(board) = unsafe { (*pair).ours(board) } {
+                toehold_channel::doorbell::mark(board, bit);
+            }
+        }
+    }
+}
+
+/// Blocks until there may be something to receive.
+fn wait_for_bytes(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
+    let (entry, local) = (connection.entry, connection.local);
+    let news = || {
+        (end.rx_mode() != Mode::Carrier && end.receiver().looks_filled())
+            || end.records_pending()
+            || end.theirs().wake.closed.load(Ordering::Relaxed) != 0
+    };
+    let mut peeked = false;
+    if end.rx_mode() == Mode::Ring {
+        let processor = end.theirs().wake.processor.load(Ordering::Relaxed);
+        end.ours()
+            .wake
+            .processor
+            .store(sys::processor() + 1, Ordering::Relaxed);
+        let budget = local.spin.budget_ns();
+        let mut polling_since = 0u64;
+        loop {
+            let slice = if budget == u64::MAX {
+                wait::KERNEL_LOOK_NS
+            } else {
+                budget
+            };
+            if wait::spin(&local.spin, slice, processor, news) {
+                local.spin.paid();
+                entry.spins_paid.fetch_add(1, Ordering::Relaxed);
+                return Ok(());
+            }
+            if budget != u64::MAX {
+                break;
+            }
+            // Poll mode: never sleep, but see the carrier's end, signals and time-outs.
+            polling_since = if polling_since == 0 {
+                sys::now_ns()
+            } else {
+                polling_since
+            };
+            if sys::poll_now(connection.fd, libc::POLLIN | libc::POLLRDHUP) != 0 {
+                peeked = true;
+                break;
+            }
+            if timed_out(connection.fd, libc::SO_RCVTIMEO, polling_since) {
+                return Err(libc::EAGAIN);
+            }
+        }
+        if budget != 0 {
+            entry.spins_failed.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+    {
+        let _held = lock::lock(&entry.rx_lock);
+        if end.rx_mode() == Mode::Ring {
+            drain_doorbells(connection, end);
+        }
+    }
+    if peeked {
+        entry.rx_hints.fetch_or(HINT_LOOK, Ordering::Relaxed);
+    }
+    let start = sys::now_ns();
+    arm(connection, end);
+    let result = if news() && !only_closed_news(connection, end) {
+        1
+    } else {
+        let mut byte = 0u8;
+        // SAFETY: `byte` is writable for one byte. A real `recv`, so that time-outs, signals and cancellation are the kernel's.
+        let result =
+            unsafe { real::recv(connection.fd, (&raw mut byte).cast(), 1, libc::MSG_PEEK) };
+        entry.wakeups.fetch_add(1, Ordering::Relaxed);
+        result
+    };
+    let error = if result < 0 { errno::get() } else { 0 };
+    disarm(connection, end);
+    local.spin.slept(sys::now_ns() - start);
+    match (result, error) {
+        (1.., _) => {
+            let _held = lock::lock(&entry.rx_lock);
+            if end.rx_mode() == Mode::Ring {
+                drain_doorbells(connection, end);
+            }
+            Ok(())
+        }
+        (0, _) => {
+            entry.rx_hints.fetch_or(HINT_LOOK, Ordering::Relaxed);
+            Ok(())
+        }
+        (_, error @ (libc::EINTR | libc::EAGAIN)) => Err(error),
+        (_, error) => {
+            keep_error(connection, error);
+            Ok(())
+        }
+    }
+}
+
+/// True when the only news is that the peer has closed: then the carrier's end is on its way and sleeping on it is right.
+fn only_closed_news(connection: &Connection, end: &End<'_>) -> bool {
+    let _ = connection;
+    !(end.records_pending() || end.rx_mode() != Mode::Carrier && end.receiver().looks_filled())
+}
+
+/// Bytes that a receive would find now (`FIONREAD`), of an attached connection.
+pub(crate) fn waiting(connection: &Connection) -> Option<i32> {
+    connection.end()?;
+    let _held = lock::lock(&connection.entry.rx_lock)?;
+    let end = connection.end()?;
+    let on_carrier = sys::bytes_waiting(connection.fd).max(0) as u64;
+    let count = match end.incoming().ok()? {
+        Incoming::Ring(filled) => filled.len,
+        Incoming::Carrier { limit } => on_carrier.min(limit),
+        Incoming::Skip { bytes } => on_carrier.saturating_sub(bytes),
+    };
+    Some(i32::try_from(count).unwrap_or(i32::MAX))
+}
+
+/// An error that we took from the kernel and have not reported yet (`SO_ERROR`).
+pub(crate) fn take_error_for_option(connection: &Connection) -> Option<i32> {
+    connection.end()?;
+    take_pending_error(connection)
+}
+
+/// True when the socket's time-out `option` has passed since `since_ns`.
+pub(crate) fn timed_out(fd: i32, option: i32, since_ns: u64) -> bool {
+    let limit = timeout_ns(fd, option);
+    limit != 0 && sys::now_ns() - since_ns >= limit
+}
+
+/// A socket's `SO_RCVTIMEO` or `SO_SNDTIMEO` in nanoseconds, 0 for none.
+pub(crate) fn timeout_ns(fd: i32, option: i32) -> u64 {
+    let time = sys::getsockopt::<[i64; 2]>(fd, libc::SOL_SOCKET, option).unwrap_or_default();
+    time[0].max(0) as u64 * 1_000_000_000 + time[1].max(0) as u64 * 1_000
+}
+
+/// A word of the peer failed its check: this channel ends, as if the peer had reset the connection.
+#[cold]
+pub(crate) fn fault_of_peer(connection: &Connection, fault: Fault) -> i32 {
+    let _ = fault;
+    connection.entry.faults.fetch_add(1, Ordering::Relaxed);
+    connection.pin(Reason::PeerFault);
+    // SAFETY: plain system call.
+    unsafe {
+        sys::raw(
+            libc::SYS_shutdown,
+            connection.fd as usize,
+            libc::SHUT_RDWR as usize,
+            0,
+            0,
+            0,
+            0,
+        )
+    };
+    libc::ECONNRESET
+}

@@ -1,0 +1,632 @@
+//! Sending: to the carrier until the direction moves up, then to the ring; doorbells; and the way back down.
+
+use core::sync::atomic::Ordering;
+
+use libc::iovec;
+use toehold_channel::channel::{End, Incoming};
+use toehold_channel::doorbell;
+use toehold_channel::table::{
+    COMMAND_DETACH, COMMAND_PEER_GONE, FLAG_PINNED, FLAG_SHUT_RX, FLAG_SHUT_TX, Mode, Reason,
+};
+
+use crate::receive::{
+    HINT_EOF, HINT_LOOK, arm, disarm, drain_doorbells, fault_of_peer, keep_error, timed_out,
+    timeout_ns,
+};
+use crate::state::Connection;
+use crate::{buffers, epoll, errno, lock, options, pairing, real, sys, wait};
+
+/// Bytes copied before the reader is shown them: it starts on the first while we copy the next.
+const CHUNK_BYTES: usize = 32 << 10;
+
+/// Sends `parts`; `kernel` is the program's own call, made when the connection is on the host path.
+///
+/// # Safety
+/// `parts` are readable.
+#[inline]
+pub(crate) unsafe fn transmit(
+    connection: &Connection,
+    parts: &[iovec],
+    flags: i32,
+    kernel: impl FnOnce() -> isize,
+) -> isize {
+    match begin_host_send(connection) {
+        Some(()) => {
+            let result = kernel();
+            finish_host_send(connection, result);
+            if flags & (libc::MSG_OOB | libc::MSG_ZEROCOPY | libc::MSG_FASTOPEN) != 0 {
+                connection.pin(Reason::Unsupported);
+            }
+            result
+        }
+        // SAFETY: the caller's promise.
+        None => errno::result(unsafe { transmit_attached(connection, parts, flags) }),
+    }
+}
+
+/// Enters a kernel send on the host path; `None` when the connection has a channel and must be used through it.
+#[inline]
+pub(crate) fn begin_host_send(connection: &Connection) -> Option<()> {
+    let (entry, local) = (connection.entry, connection.local);
+    if !local.region.load(Ordering::Relaxed).is_null() {
+        return None;
+    }
+    if pairing::offer_waits(connection) || !local.offered.load(Ordering::Relaxed).is_null() {
+        errno::keep(|| pairing::consider(connection));
+    }
+    // SeqCst pairs with the store of `region` in `pairing::attach`.
+    entry.tx_in_flight.fetch_add(1, Ordering::SeqCst);
+    if local.region.load(Ordering::SeqCst).is_null() {
+        return Some(());
+    }
+    entry.tx_in_flight.fetch_sub(1, Ordering::SeqCst);
+    None
+}
+
+/// Leaves a kernel send that [`begin_host_send`] entered.
+#[inline]
+pub(crate) fn finish_host_send(connection: &Connection, result: isize) {
+    let entry = connection.entry;
+    if result > 0 {
+        entry.tx_carrier.fetch_add(result as u64, Ordering::Relaxed);
+    }
+    entry.tx_in_flight.fetch_sub(1, Ordering::SeqCst);
+    if result > 0 {
+        errno::keep(|| pairing::after_host_call(connection, result as u64));
+    }
+}
+
+/// What one turn under the send lock came to.
+enum Turn {
+    /// Bytes moved.
+    Sent(usize),
+    /// The ring is full.
+    NoCredit,
+    /// The kernel's buffer is full.
+    KernelFull,
+}
+
+unsafe fn transmit_attached(
+    connection: &Connection,
+    parts: &[iovec],
+    flags: i32,
+) -> Result<usize, i32> {
+    let entry = connection.entry;
+    let total = buffers::total(parts).ok_or(libc::EINVAL)?;
+    let waits = flags & libc::MSG_DONTWAIT == 0 && !connection.nonblocking();
+    let mut done = 0;
+    loop {
+        let end;
+        let turn = {
+            let Some(_held) = lock::lock(&entry.tx_lock) else {
+                return Err(libc::EAGAIN);
+            };
+            let Some(attached) = connection.end() else {
+                return Err(libc::EBADF);
+            };
+            end = attached;
+            if !connection.is_current() {
+                return Err(libc::EBADF);
+            }
+            // SAFETY: the caller's promise.
+            unsafe { turn(connection, &end, parts, done, total - done, flags) }
+        };
+        match turn {
+            Ok(Turn::Sent(moved)) => {
+                done += moved;
+                if done >= total {
+                    return Ok(done);
+                }
+                continue;
+            }
+            Err(_) if done > 0 => return Ok(done),
+            Err(error) => return Err(error),
+            Ok(Turn::NoCredit) => {
+                if !waits {
+                    match want_credit(connection, &end) {
+                        Credit::Here | Credit::WentDown => continue,
+                        Credit::WillRing if done > 0 => return Ok(done),
+                        Credit::WillRing => return Err(libc::EAGAIN),
+                    }
+                }
+                connection.local.users.fetch_add(1, Ordering::SeqCst);
+                let waited = wait_for_credit(connection, &end);
+                connection.local.users.fetch_sub(1, Ordering::SeqCst);
+                match waited {
+                    Ok(()) => {}
+                    Err(_) if done > 0 => return Ok(done),
+                    Err(error) => return Err(error),
+                }
+            }
+            Ok(Turn::KernelFull) => {
+                if !waits {
+                    return if done > 0 {
+                        Ok(done)
+                    } else {
+                        Err(libc::EAGAIN)
+                    };
+                }
+                match wait_for_kernel(connection.fd) {
+                    Ok(()) => {}
+                    Err(_) if done > 0 => return Ok(done),
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+    }
+}
+
+/// Sends what can be sent now. The caller holds the send lock.
+unsafe fn turn(
+    connection: &Connection,
+    end: &End<'_>,
+    parts: &[iovec],
+    skip: usize,
+    want: usize,
+    flags: i32,
+) -> Result<Turn, i32> {
+    let special = flags & (libc::MSG_OOB | libc::MSG_ZEROCOPY) != 0;
+    if special {
+        connection.pin(Reason::Unsupported);
+    }
+    attend(connection, end)?;
+    if end.tx_mode() != Mode::Ring {
+        // SAFETY: the caller's promise.
+        return unsafe { to_carrier(connection, parts, skip, want, flags) };
+    }
+    let sender = end.sender();
+    let mut sent = 0;
+    while sent < want {
+        let left = (want - sent).min(CHUNK_BYTES);
+        let credit = sender
+            .credit(left as u64)
+            .map_err(|fault| fault_of_peer(connection, fault))?;
+        let len = left.min(credit as usize);
+        if len == 0 {
+            break;
+        }
+        let stretches = sender.reserve(len);
+        // SAFETY: `len` is within the credit, so the stretches are ours to write; `parts` by the caller's promise.
+        unsafe { buffers::gather(end.ring_out(), stretches, parts, skip + sent) };
+        sent += len;
+        if sent < want && credit as usize > len {
+            sender.publish_part(len);
+            // A reader that sleeps should start now, not after the last chunk.
+            if sent == len {
+                core::sync::atomic::fence(Ordering::SeqCst);
+                notify(connection, end)?;
+            }
+        } else {
+            sender.publish(len);
+            notify(connection, end)?;
+        }
+    }
+    if sent == 0 && want > 0 {
+        return Ok(Turn::NoCredit);
+    }
+    let entry = connection.entry;
+    entry.tx_calls.store(
+        entry.tx_calls.load(Ordering::Relaxed) + 1,
+        Ordering::Relaxed,
+    );
+    Ok(Turn::Sent(sent))
+}
+
+/// Sends on the carrier, without waiting.
+unsafe fn to_carrier(
+    connection: &Connection,
+    parts: &[iovec],
+    skip: usize,
+    want: usize,
+    flags: i32,
+) -> Result<Turn, i32> {
+    let (mut window, count) = buffers::window(parts, skip, want);
+    // SAFETY: zeroes are a valid `msghdr`.
+    let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
+    message.msg_iov = window.as_mut_ptr();
+    message.msg_iovlen = count as _;
+    // SAFETY: the window names parts of the program's buffers. SIGPIPE comes from the kernel, unless the flags forbid it.
+    let result = unsafe {
+        sys::sendmsg(
+            connection.fd,
+            &message,
+            flags & !libc::MSG_ZEROCOPY | libc::MSG_DONTWAIT,
+        )
+    };
+    if result >= 0 {
+        connection
+            .entry
+            .tx_carrier
+            .fetch_add(result as u64, Ordering::Relaxed);
+        return Ok(Turn::Sent(result as usize));
+    }
+    match -result as i32 {
+        libc::EAGAIN => Ok(Turn::KernelFull),
+        error => Err(error),
+    }
+}
+
+/// Does what the operator, the adapter, the peer or the state of the connection ask of our direction: up, down, or nothing.
+/// The caller holds the send lock.
+#[inline]
+fn attend(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
+    let entry = connection.entry;
+    let wake = &end.theirs().wake;
+    if end.tx_mode() == Mode::Ring
+        && !pairing::commanded(entry)
+        && wake.refuse.load(Ordering::Relaxed) == 0
+        && wake.closed.load(Ordering::Relaxed) == 0
+        && entry.flags.load(Ordering::Relaxed) & (FLAG_PINNED | FLAG_SHUT_TX) == 0
+        && entry.rx_hints.load(Ordering::Relaxed) & HINT_EOF == 0
+    {
+        return Ok(());
+    }
+    attend_slowly(connection, end)
+}
+
+#[cold]
+fn attend_slowly(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
+    let entry = connection.entry;
+    let flags = entry.flags.load(Ordering::Relaxed);
+    let command = entry.command.load(Ordering::Acquire);
+    let pinned = flags & FLAG_PINNED != 0;
+    match command {
+        COMMAND_DETACH => entry
+            .reason
+            .store(Reason::Detached as u32, Ordering::Relaxed),
+        COMMAND_PEER_GONE => entry
+            .reason
+            .store(Reason::PeerGone as u32, Ordering::Relaxed),
+        _ => {}
+    }
+    // Whoever wants its own direction down wants the other down, too.
+    let refuse = pinned || command == COMMAND_DETACH;
+    if end.ours().wake.refuse.load(Ordering::Relaxed) != u32::from(refuse) {
+        end.ours()
+            .wake
+            .refuse
+            .store(refuse.into(), Ordering::Release);
+    }
+    let stay_down = pinned
+        || command != 0
+        || flags & (FLAG_SHUT_TX | FLAG_SHUT_RX) != 0
+        || entry.rx_hints.load(Ordering::Relaxed) & HINT_EOF != 0
+        || end.theirs().wake.closed.load(Ordering::Acquire) != 0
+        || end.theirs().wake.refuse.load(Ordering::Acquire) != 0;
+    if end.tx_mode() == Mode::Ring {
+        if stay_down {
+            go_down(connection, end);
+        }
+        return Ok(());
+    }
+    if stay_down {
+        return Ok(());
+    }
+    epoll::virtualise(connection);
+    if end
+        .try_up()
+        .map_err(|fault| fault_of_peer(connection, fault))?
+    {
+        entry.reason.store(Reason::None as u32, Ordering::Relaxed);
+    }
+    Ok(())
+}
+
+/// Moves our direction back to the carrier. The caller holds the send lock.
+pub(crate) fn go_down(connection: &Connection, end: &End<'_>) {
+    if end.tx_mode() != Mode::Ring {
+        return;
+    }
+    if end.begin_down() {
+        ring(connection);
+    }
+    end.finish_down();
+}
+
+/// Lets our direction follow commands and the peer when the program itself is not sending.
+pub(crate) fn service(connection: &Connection) {
+    let Some(end) = connection.end() else { return };
+    {
+        let Some(_held) = lock::try_lock(&connection.entry.tx_lock) else {
+            return;
+        };
+        let _ = attend(connection, &end);
+    }
+    if end.tx_mode() == Mode::Carrier
+        && end.rx_mode() == Mode::Carrier
+        && end.ours().wake.refuse.load(Ordering::Relaxed) != 0
+    {
+        epoll::materialise(connection);
+    }
+}
+
+/// Makes the peer notice what was just published. The caller holds the send lock and has passed a full barrier.
+#[inline]
+fn notify(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
+    let entry = connection.entry;
+    let pair = connection.local.pair.load(Ordering::Relaxed);
+    // SAFETY: a connection's pair stays mapped until its release, which takes the send lock first.
+    let rung = doorbell::must_ring(&end.theirs().wake, |board| {
+        unsafe { pair.as_ref() }.and_then(|pair| pair.theirs(board))
+    })
+    .map_err(|fault| fault_of_peer(connection, fault))?;
+    if rung {
+        ring(connection);
+    } else {
+        let suppressed = entry.doorbells_suppressed.load(Ordering::Relaxed);
+        entry
+            .doorbells_suppressed
+            .store(suppressed.wrapping_add(1), Ordering::Relaxed);
+    }
+    Ok(())
+}
+
+/// One byte on the carrier. The caller holds the send lock, the direction is in ring mode.
+#[cold]
+fn ring(connection: &Connection) {
+    let entry = connection.entry;
+    let result = sys::send_now(connection.fd, &[0]);
+    if result == 1 {
+        entry.tx_carrier.fetch_add(1, Ordering::Relaxed);
+        entry.doorbells.fetch_add(1, Ordering::Relaxed);
+    } else if result != -(libc::EAGAIN as isize) {
+        // The connection is broken: reading what is left, and the error, is up to the next receive.
+        keep_error(connection, -result as i32);
+    }
+    // EAGAIN: the carrier is full, so the peer has something to read already.
+}
+
+/// The receive path gave credit to a sender that may sleep.
+#[cold]
+pub(crate) fn notify_of_credit(connection: &Connection, end: &End<'_>) {
+    let Some(_held) = lock::lock(&connection.entry.tx_lock) else {
+        return;
+    };
+    if end.tx_mode() != Mode::Ring {
+        let _ = attend(connection, end);
+    }
+    if end.tx_mode() == Mode::Ring {
+        let _ = notify(connection, end);
+    }
+}
+
+/// The connection is being closed: a peer that is awake should look. The caller holds the send lock.
+pub(crate) fn notify_of_end(connection: &Connection, end: &End<'_>) {
+    core::sync::atomic::fence(Ordering::SeqCst);
+    if end.tx_mode() == Mode::Ring {
+        let pair = connection.local.pair.load(Ordering::Relaxed);
+        // A sleeping peer is woken by the carrier's own end; one that is awake by its board.
+        // SAFETY: as in `notify`.
+        let _ = doorbell::must_ring(&end.theirs().wake, |board| {
+            unsafe { pair.as_ref() }.and_then(|pair| pair.theirs(board))
+        });
+    }
+}
+
+/// How a sender without credit may go on.
+pub(crate) enum Credit {
+    /// There is credit after all.
+    Here,
+    /// None, and the peer will ring when there is.
+    WillRing,
+    /// The peer could not have rung: the direction is back on the carrier.
+    WentDown,
+}
+
+/// Asks the peer to ring for credit, if it can.
+pub(crate) fn want_credit(connection: &Connection, end: &End<'_>) -> Credit {
+    advance_incoming(connection, end);
+    let wanted = &end.ours().wake.want_credit;
+    wanted.store(1, Ordering::SeqCst);
+    let can_ring = end.peer_can_ring();
+    let Some(_held) = lock::lock(&connection.entry.tx_lock) else {
+        return Credit::WillRing;
+    };
+    if end.tx_mode() != Mode::Ring {
+        wanted.store(0, Ordering::Relaxed);
+        return Credit::WentDown;
+    }
+    match end.sender().credit_fresh() {
+        Ok(0)
+            if can_ring
+                && connection.entry.rx_hints.load(Ordering::Relaxed) & (HINT_EOF | HINT_LOOK)
+                    == 0 =>
+        {
+            if end.ours().wake.wake.load(Ordering::Relaxed) == 0
+                && connection.local.home_wake.load(Ordering::Relaxed) == 0
+            {
+                end.ours()
+                    .wake
+                    .wake
+                    .store(doorbell::WakeWord::Bell.to_word(), Ordering::SeqCst);
+                core::sync::atomic::fence(Ordering::SeqCst);
+                if end.sender().credit_fresh() != Ok(0) {
+                    wanted.store(0, Ordering::Relaxed);
+                    return Credit::Here;
+                }
+            }
+            Credit::WillRing
+        }
+        Ok(0) => {
+            wanted.store(0, Ordering::Relaxed);
+            go_down(connection, end);
+            Credit::WentDown
+        }
+        Ok(_) => {
+            wanted.store(0, Ordering::Relaxed);
+            Credit::Here
+        }
+        Err(fault) => {
+            fault_of_peer(connection, fault);
+            Credit::WentDown
+        }
+    }
+}
+
+/// Carries out switches of the peer that need nothing more to be read.
+pub(crate) fn advance_incoming(connection: &Connection, end: &End<'_>) {
+    if end.records_pending() {
+        if let Some(_held) = lock::lock(&connection.entry.rx_lock) {
+            if let Ok(Incoming::Ring(_)) = end.incoming() {}
+        }
+    }
+}
+
+/// Blocks until there may be credit, or the direction went down.
+fn wait_for_credit(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
+    let (entry, local) = (connection.entry, connection.local);
+    let budget = local.spin.budget_ns();
+    let processor = end.theirs().wake.processor.load(Ordering::Relaxed);
+    end.ours()
+        .wake
+        .processor
+        .store(sys::processor() + 1, Ordering::Relaxed);
+    let since = sys::now_ns();
+    loop {
+        let slice = if budget == u64::MAX {
+            wait::KERNEL_LOOK_NS
+        } else {
+            budget
+        };
+        if wait::spin(&local.spin, slice, processor, || full_no_more(end)) {
+            local.spin.paid();
+            entry.spins_paid.fetch_add(1, Ordering::Relaxed);
+            return Ok(());
+        }
+        if budget != u64::MAX || sys::poll_now(connection.fd, libc::POLLRDHUP) != 0 {
+            break;
+        }
+        if timed_out(connection.fd, libc::SO_SNDTIMEO, since) {
+            return Err(libc::EAGAIN);
+        }
+    }
+    {
+        let _held = lock::lock(&entry.rx_lock);
+        drain_doorbells(connection, end);
+    }
+    arm(connection, end);
+    let asked = want_credit(connection, end);
+    if !matches!(asked, Credit::WillRing) || full_no_more(end) {
+        disarm(connection, end);
+        return Ok(());
+    }
+    let result = sleep_for_doorbell(connection.fd);
+    let error = if result < 0 { errno::get() } else { 0 };
+    entry.wakeups.fetch_add(1, Ordering::Relaxed);
+    end.ours().wake.want_credit.store(0, Ordering::SeqCst);
+    disarm(connection, end);
+    local.spin.slept(sys::now_ns() - since);
+    if result == 0 {
+        // The carrier ended: nobody can ring us, the kernel takes over.
+        entry.rx_hints.fetch_or(HINT_LOOK, Ordering::Relaxed);
+        let _held = lock::lock(&entry.tx_lock);
+        go_down(connection, end);
+        return Ok(());
+    }
+    if result < 0 {
+        if error == libc::EINTR || error == libc::EAGAIN {
+            return Err(error);
+        }
+        keep_error(connection, error);
+        let _held = lock::lock(&entry.tx_lock);
+        go_down(connection, end);
+        return Ok(());
+    }
+    let _held = lock::lock(&entry.rx_lock);
+    drain_doorbells(connection, end);
+    Ok(())
+}
+
+/// True when the ring is known not to be full by our own cursors' account of the peer's word.
+fn full_no_more(end: &End<'_>) -> bool {
+    let head = end.theirs().consume.head.load(Ordering::Acquire);
+    let tail = end.entry.tx_ring.load(Ordering::Relaxed);
+    let capacity = 1u64 << end.entry.tx_capacity_log2.load(Ordering::Relaxed);
+    tail.wrapping_sub(head) < capacity
+}
+
+/// Sleeps until a byte is on the carrier (1), it ended (0), or something went wrong (-1 and errno), within `SO_SNDTIMEO`.
+fn sleep_for_doorbell(fd: i32) -> isize {
+    let limit = timeout_ns(fd, libc::SO_SNDTIMEO);
+    if limit == 0 && timeout_ns(fd, libc::SO_RCVTIMEO) == 0 {
+        let mut byte = 0u8;
+        // SAFETY: `byte` is writable. A real `recv`, so that signals restart it exactly when they would restart a send.
+        return unsafe { real::recv(fd, (&raw mut byte).cast(), 1, libc::MSG_PEEK) };
+    }
+    let mut one = libc::pollfd {
+        fd,
+        events: libc::POLLIN | libc::POLLRDHUP,
+        revents: 0,
+    };
+    let time = libc::timespec {
+        tv_sec: (limit / 1_000_000_000) as libc::time_t,
+        tv_nsec: (limit % 1_000_000_000) as libc::c_long,
+    };
+    let time = if limit == 0 {
+        core::ptr::null()
+    } else {
+        &raw const time
+    };
+    // SAFETY: one `pollfd`, one time; no mask.
+    match unsafe { real::ppoll(&mut one, 1, time, core::ptr::null()) } {
+        0 => {
+            errno::set(libc::EAGAIN);
+            -1
+        }
+        1 if one.revents & libc::POLLIN != 0 => 1,
+        1 => 0,
+        _ => -1,
+    }
+}
+
+/// Sleeps until the kernel takes more, within `SO_SNDTIMEO`.
+fn wait_for_kernel(fd: i32) -> Result<(), i32> {
+    let limit = timeout_ns(fd, libc::SO_SNDTIMEO);
+    let mut one = libc::pollfd {
+        fd,
+        events: libc::POLLOUT,
+        revents: 0,
+    };
+    let time = libc::timespec {
+        tv_sec: (limit / 1_000_000_000) as libc::time_t,
+        tv_nsec: (limit % 1_000_000_000) as libc::c_long,
+    };
+    let time = if limit == 0 {
+        core::ptr::null()
+    } else {
+        &raw const time
+    };
+    // SAFETY: one `pollfd`, one time; no mask.
+    match unsafe { real::ppoll(&mut one, 1, time, core::ptr::null()) } {
+        0 => Err(libc::EAGAIN),
+        1.. => Ok(()),
+        _ => Err(errno::get()),
+    }
+}
+
+/// The program shuts its sending side: everything published stays readable, the carrier carries the end.
+pub(crate) fn shutting(connection: &Connection, how: i32) {
+    let entry = connection.entry;
+    let mut flags = 0;
+    if how != libc::SHUT_RD {
+        flags |= FLAG_SHUT_TX;
+    }
+    if how != libc::SHUT_WR {
+        flags |= FLAG_SHUT_RX;
+    }
+    if let Some(end) = connection.end() {
+        let _held = lock::lock(&entry.tx_lock);
+        entry.flags.fetch_or(flags, Ordering::Relaxed);
+        if flags & FLAG_SHUT_TX != 0 {
+            // Back to the carrier first, so that a second send meets the kernel's EPIPE.
+            go_down(connection, &end);
+            end.ours()
+                .wake
+                .closed
+                .fetch_or(toehold_channel::layout::CLOSED_TX, Ordering::Release);
+        }
+    } else {
+        entry.flags.fetch_or(flags, Ordering::Relaxed);
+    }
+    options::before_shutdown(connection);
+}

@@ -1,0 +1,657 @@
+//! What this process knows about its descriptors.
+//!
+//! ```text
+//!   fds[fd]  ──►  Connection: entry in the family's table (shared over fork) + Local (this process: mappings, sleepers)
+//!            ──►  an epoll instance (crate::epoll)
+//!            ──►  a descriptor of our own that the program must not close
+//! ```
+//!
+//! All of it is address space reserved once, without a heap: pages come as descriptors are used.
+
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+
+use toehold_channel::channel::End;
+use toehold_channel::memfd;
+use toehold_channel::table::{
+    ENTRIES, Entry, EntryState, FLAG_ACCEPTED, FLAG_NONBLOCK, Reason, TABLE_BYTES, Table, WaitMode,
+};
+
+use crate::pairing::Pair;
+use crate::{lock, pairing, sys};
+
+/// Descriptors beyond this one are never tracked.
+const FDS_MAX: usize = 1 << 20;
+/// Our own descriptors are moved up to here, out of the way of programs that expect the lowest numbers.
+const OWN_FD_MIN: usize = 700;
+
+/// Set once, when the library is started for this process.
+static ENABLED: AtomicBool = AtomicBool::new(false);
+static PID: AtomicU32 = AtomicU32::new(0);
+static WAIT: AtomicU32 = AtomicU32::new(0);
+static FDS: AtomicPtr<AtomicU64> = AtomicPtr::new(null_mut());
+static LOCALS: AtomicPtr<Local> = AtomicPtr::new(null_mut());
+static TABLE: AtomicPtr<u8> = AtomicPtr::new(null_mut());
+static TABLE_FD: AtomicI32 = AtomicI32::new(-1);
+static TABLE_LOCK: lock::Private = lock::Private::new();
+
+/// What a descriptor number stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Not ours to know.
+    Foreign,
+    /// A tracked connection.
+    Connection,
+    /// An epoll instance.
+    Epoll,
+    /// A descriptor of the library's own.
+    Own,
+}
+
+const KIND_SHIFT: u32 = 62;
+const GENERATION_SHIFT: u32 = 32;
+const GENERATION_MASK: u64 = (1 << 30) - 1;
+
+/// This process's view of a connection. All zeroes is a fresh one.
+#[repr(C, align(128))]
+#[derive(Default)]
+pub(crate) struct Local {
+    /// The mapped region, null while the connection is on the host path only.
+    pub(crate) region: AtomicPtr<u8>,
+    /// The pair of processes the channel belongs to.
+    pub(crate) pair: AtomicPtr<Pair>,
+    /// An offer's region that could not be attached yet.
+    pub(crate) offered: AtomicPtr<u8>,
+    /// The wake word to return to when nobody sleeps.
+    pub(crate) home_wake: AtomicU32,
+    /// Threads of this process that sleep in the kernel for this connection.
+    pub(crate) sleepers: AtomicU32,
+    /// Descriptors of this process that refer to it.
+    pub(crate) descriptors: AtomicU32,
+    /// First of its epoll registrations, 0 for none.
+    pub(crate) registrations: AtomicU32,
+    /// Generation of the adapter connection over which pairing was asked for.
+    pub(crate) asked_epoch: AtomicU32,
+    /// Recent success of spinning, see [`crate::wait`].
+    pub(crate) spin: crate::wait::SpinHistory,
+    /// When the carrier was last looked at for an end of file, nanoseconds.
+    pub(crate) carrier_seen_ns: AtomicU64,
+    /// Threads at work on the mapping outside the direction locks.
+    pub(crate) users: AtomicU32,
+}
+
+/// A tracked connection behind a descriptor.
+#[derive(Clone, Copy)]
+pub(crate) struct Connection {
+    /// The descriptor it was reached by: the carrier.
+    pub(crate) fd: i32,
+    pub(crate) index: u32,
+    pub(crate) generation: u32,
+    /// What the family shares.
+    pub(crate) entry: &'static Entry,
+    /// What this process knows.
+    pub(crate) local: &'static Local,
+}
+
+impl Connection {
+    /// Our end of its channel, when one is attached in this process.
+    #[inline]
+    pub(crate) fn end(&self) -> Option<End<'static>> {
+        let region = self.local.region.load(Ordering::Acquire);
+        if region.is_null() {
+            return None;
+        }
+        let side = self.entry.side.load(Ordering::Relaxed) as usize & 1;
+        // SAFETY: the region is unmapped only by `pairing::release`, under both direction locks and after the
+        // descriptor is gone; callers hold one of those locks or only load atomics of a mapping that
+        // `release` delays while `users` or `sleepers` is not zero.
+        Some(unsafe { End::at(self.entry, region, side) })
+    }
+
+    /// True when the descriptor still names this connection.
+    #[inline]
+    pub(crate) fn is_current(&self) -> bool {
+        self.entry.generation.load(Ordering::Acquire) == self.generation
+    }
+
+    /// True when the program asked for non-blocking calls on it.
+    #[inline]
+    pub(crate) fn nonblocking(&self) -> bool {
+        self.entry.flags.load(Ordering::Relaxed) & FLAG_NONBLOCK != 0
+    }
+
+    /// Keeps the connection on the host path for good.
+    pub(crate) fn pin(&self, reason: Reason) {
+        self.entry
+            .flags
+            .fetch_or(toehold_channel::table::FLAG_PINNED, Ordering::Relaxed);
+        self.entry.reason.store(reason as u32, Ordering::Relaxed);
+    }
+}
+
+/// Starts the library in this process. Called once, from the constructor, with one thread.
+pub fn start(wait: WaitMode) {
+    let fds = reserve(FDS_MAX * size_of::<AtomicU64>());
+    let locals = reserve(ENTRIES * size_of::<Local>());
+    if fds.is_null() || locals.is_null() || !crate::epoll::reserve_pool() {
+        return;
+    }
+    FDS.store(fds.cast(), Ordering::Relaxed);
+    LOCALS.store(locals.cast(), Ordering::Relaxed);
+    WAIT.store(wait as u32, Ordering::Relaxed);
+    PID.store(sys::getpid(), Ordering::Relaxed);
+    // SAFETY: the handlers are functions without captured state that live as long as the library.
+    unsafe { libc::pthread_atfork(Some(before_fork), None, Some(after_fork_in_child)) };
+    ENABLED.store(true, Ordering::Release);
+}
+
+/// Address space for `len` zero bytes, pages on demand; null when there is none.
+pub(crate) fn reserve(len: usize) -> *mut u8 {
+    // SAFETY: a fresh anonymous mapping.
+    let base = unsafe {
+        libc::mmap(
+            null_mut(),
+            len,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+            -1,
+            0,
+        )
+    };
+    if base == libc::MAP_FAILED {
+        null_mut()
+    } else {
+        base.cast()
+    }
+}
+
+/// True once the library serves this process.
+#[inline]
+pub(crate) fn is_started() -> bool {
+    ENABLED.load(Ordering::Relaxed)
+}
+
+/// This process as it was started or forked. In a `vfork` child it is the parent.
+#[inline]
+pub(crate) fn pid() -> u32 {
+    PID.load(Ordering::Relaxed)
+}
+
+/// How to wait.
+#[inline]
+pub(crate) fn wait_mode() -> WaitMode {
+    WaitMode::from_word(WAIT.load(Ordering::Relaxed)).unwrap_or(WaitMode::Adaptive)
+}
+
+#[inline]
+fn slot(fd: i32) -> Option<&'static AtomicU64> {
+    if fd as u32 as usize >= FDS_MAX {
+        return None;
+    }
+    let base = FDS.load(Ordering::Relaxed);
+    if base.is_null() {
+        return None;
+    }
+    // SAFETY: in bounds by the check above; the reservation lasts as long as the process.
+    Some(unsafe { &*base.add(fd as usize) })
+}
+
+/// What `fd` stands for.
+#[inline]
+pub(crate) fn kind(fd: i32) -> Kind {
+    match slot(fd).map_or(0, |slot| slot.load(Ordering::Acquire) >> KIND_SHIFT) {
+        1 => Kind::Connection,
+        2 => Kind::Epoll,
+        3 => Kind::Own,
+        _ => Kind::Foreign,
+    }
+}
+
+/// The connection behind `fd`, if it is tracked.
+#[inline]
+pub(crate) fn connection(fd: i32) -> Option<Connection> {
+    let word = slot(fd)?.load(Ordering::Acquire);
+    if word >> KIND_SHIFT != 1 {
+        return None;
+    }
+    connection_of_word(fd, word)
+}
+
+#[inline]
+fn connection_of_word(fd: i32, word: u64) -> Option<Connection> {
+    let index = word as u32;
+    Some(Connection {
+        fd,
+        index,
+        generation: (word >> GENERATION_SHIFT & GENERATION_MASK) as u32,
+        entry: entry(index)?,
+        local: local(index)?,
+    })
+}
+
+/// Number of the epoll object behind `fd`.
+#[inline]
+pub(crate) fn epoll_number(fd: i32) -> Option<u32> {
+    let word = slot(fd)?.load(Ordering::Acquire);
+    (word >> KIND_SHIFT == 2).then_some(word as u32)
+}
+
+/// Notes what `fd` stands for.
+pub(crate) fn note_epoll(fd: i32, number: u32) {
+    if let Some(slot) = slot(fd) {
+        slot.store(2 << KIND_SHIFT | u64::from(number), Ordering::Release);
+    }
+}
+
+/// Forgets what `fd` stands for.
+pub(crate) fn forget(fd: i32) {
+    if let Some(slot) = slot(fd) {
+        slot.store(0, Ordering::Release);
+    }
+}
+
+/// This process's words of connection `index`.
+pub(crate) fn local(index: u32) -> Option<&'static Local> {
+    let base = LOCALS.load(Ordering::Relaxed);
+    if base.is_null() || index as usize >= ENTRIES {
+        return None;
+    }
+    // SAFETY: in bounds by the check above; the reservation lasts as long as the process; all atomics.
+    Some(unsafe { &*base.add(index as usize) })
+}
+
+/// The family's table, when one exists already.
+#[inline]
+pub(crate) fn table() -> Option<Table> {
+    let base = TABLE.load(Ordering::Acquire);
+    // SAFETY: mapped by `table_or_new`, never unmapped.
+    (!base.is_null()).then(|| unsafe { Table::at(base) })
+}
+
+/// What the family shares about connection `index`.
+#[inline]
+pub(crate) fn entry(index: u32) -> Option<&'static Entry> {
+    let table = table()?;
+    let entry: *const Entry = table.entry(index)?;
+    // SAFETY: the table is mapped for as long as the process lives.
+    Some(unsafe { &*entry })
+}
+
+/// The table's descriptor, for the adapter.
+pub(crate) fn table_fd() -> i32 {
+    TABLE_FD.load(Ordering::Relaxed)
+}
+
+fn table_or_new() -> Option<Table> {
+    if let Some(table) = table() {
+        return Some(table);
+    }
+    let _held = TABLE_LOCK.lock();
+    if let Some(table) = table() {
+        return Some(table);
+    }
+    use std::os::fd::{AsFd, IntoRawFd};
+    let fd = memfd::create(c"toehold-table", TABLE_BYTES).ok()?;
+    let base = memfd::map(fd.as_fd(), TABLE_BYTES).ok()?;
+    // SAFETY: just mapped with that length, and never unmapped.
+    let table = unsafe { Table::at(base.as_ptr()) };
+    let mut program = [0u8; 48];
+    let len = program_name(&mut program);
+    table.initialise(pid(), wait_mode(), &program[..len]);
+    join_family(&table);
+    TABLE_FD.store(own(fd.into_raw_fd()), Ordering::Relaxed);
+    TABLE.store(base.as_ptr(), Ordering::Release);
+    Some(table)
+}
+
+/// The name in `/proc/self/comm`, written to `out`; its length.
+fn program_name(out: &mut [u8]) -> usize {
+    // SAFETY: PR_GET_NAME writes at most 16 bytes with a NUL.
+    let mut name = [0u8; 16];
+    // SAFETY: `name` is writable for 16 bytes.
+    unsafe { libc::prctl(libc::PR_GET_NAME, name.as_mut_ptr()) };
+    let len = name.iter().position(|&b| b == 0).unwrap_or(16);
+    out[..len].copy_from_slice(&name[..len]);
+    len
+}
+
+/// Moves a descriptor of ours out of the program's way and marks it; returns its number now.
+pub(crate) fn own(fd: i32) -> i32 {
+    let moved = sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, OWN_FD_MIN);
+    let fd = if moved >= 0 {
+        sys::close(fd);
+        moved as i32
+    } else {
+        fd
+    };
+    if let Some(slot) = slot(fd) {
+        slot.store(3 << KIND_SHIFT, Ordering::Release);
+    }
+    fd
+}
+
+/// Closes a descriptor of ours.
+pub(crate) fn disown(fd: i32) {
+    forget(fd);
+    sys::close(fd);
+}
+
+/// The program is about to place another file at `fd`: if we live there, move.
+pub(crate) fn make_way(fd: i32) {
+    if kind(fd) != Kind::Own {
+        return;
+    }
+    let moved = sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, OWN_FD_MIN);
+    forget(fd);
+    if moved < 0 {
+        return;
+    }
+    let moved = moved as i32;
+    if let Some(slot) = slot(moved) {
+        slot.store(3 << KIND_SHIFT, Ordering::Release);
+    }
+    let _ = TABLE_FD.compare_exchange(fd, moved, Ordering::Relaxed, Ordering::Relaxed);
+    pairing::adapter_moved(fd, moved);
+}
+
+/// Begins to track the new connection at `fd`. On any shortage it simply stays unknown to us.
+pub(crate) fn track(fd: i32, accepted: bool, nonblocking: Option<bool>) {
+    let Some(slot) = slot(fd) else { return };
+    let Some(table) = table_or_new() else { return };
+    let Some(index) = table.allocate(fd as u32) else {
+        return;
+    };
+    let (Some(entry), Some(local)) = (table.entry(index), local(index)) else {
+        return;
+    };
+    let generation =
+        entry.generation.load(Ordering::Relaxed).wrapping_add(1) & GENERATION_MASK as u32;
+    reset(entry, local);
+    let nonblocking = nonblocking
+        .unwrap_or_else(|| sys::fcntl(fd, libc::F_GETFL, 0) as i32 & libc::O_NONBLOCK != 0);
+    let mut flags = 0;
+    if accepted {
+        flags |= FLAG_ACCEPTED;
+    }
+    if nonblocking {
+        flags |= FLAG_NONBLOCK;
+    }
+    entry.flags.store(flags, Ordering::Relaxed);
+    entry
+        .reason
+        .store(Reason::FewBytes as u32, Ordering::Relaxed);
+    entry.holders.store(1, Ordering::Relaxed);
+    entry.pid.store(pid(), Ordering::Relaxed);
+    entry.fd.store(fd as u32, Ordering::Relaxed);
+    entry.generation.store(generation, Ordering::Release);
+    entry
+        .state
+        .store(EntryState::Live as u32, Ordering::Release);
+    local.descriptors.store(1, Ordering::Relaxed);
+    slot.store(
+        1 << KIND_SHIFT | u64::from(generation) << GENERATION_SHIFT | u64::from(index),
+        Ordering::Release,
+    );
+    pairing::say_hello_once();
+}
+
+fn reset(entry: &Entry, local: &Local) {
+    for word in [
+        &entry.command,
+        &entry.offer,
+        &entry.verdict,
+        &entry.carrier_calls,
+        &entry.offers_taken,
+        &entry.side,
+        &entry.slot,
+        &entry.rx_lock,
+        &entry.rx_in_flight,
+        &entry.rx_mode,
+        &entry.rx_records,
+        &entry.rx_hints,
+        &entry.rx_empty,
+        &entry.tx_lock,
+        &entry.tx_in_flight,
+        &entry.tx_mode,
+        &entry.tx_records,
+        &entry.tx_capacity_log2,
+        &entry.tx_was_full,
+        &entry.tx_bell_owed,
+        &entry.tx_options,
+        &entry.upgrades,
+        &entry.downgrades,
+        &entry.doorbells,
+        &entry.doorbells_suppressed,
+        &entry.wakeups,
+        &entry.spins_paid,
+        &entry.spins_failed,
+        &entry.faults,
+    ] {
+        word.store(0, Ordering::Relaxed);
+    }
+    for word in [
+        &entry.rx_carrier,
+        &entry.rx_ring,
+        &entry.rx_carrier_data,
+        &entry.rx_calls,
+        &entry.tx_carrier,
+        &entry.tx_ring,
+        &entry.tx_calls,
+        &entry.tx_head_seen,
+    ] {
+        word.store(0, Ordering::Relaxed);
+    }
+    local.region.store(null_mut(), Ordering::Relaxed);
+    local.pair.store(null_mut(), Ordering::Relaxed);
+    local.offered.store(null_mut(), Ordering::Relaxed);
+    for word in [
+        &local.home_wake,
+        &local.sleepers,
+        &local.registrations,
+        &local.asked_epoch,
+        &local.users,
+    ] {
+        word.store(0, Ordering::Relaxed);
+    }
+    local.spin.reset();
+    local.carrier_seen_ns.store(0, Ordering::Relaxed);
+}
+
+/// `to` now refers to what `from` does (`dup`, `F_DUPFD`).
+pub(crate) fn duplicate(from: i32, to: i32) {
+    let (Some(source), Some(target)) = (slot(from), slot(to)) else {
+        return;
+    };
+    let word = source.load(Ordering::Acquire);
+    match word >> KIND_SHIFT {
+        1 => {
+            if let Some(connection) = connection_of_word(from, word) {
+                connection.local.descriptors.fetch_add(1, Ordering::Relaxed);
+                target.store(word, Ordering::Release);
+            }
+        }
+        2 => {
+            crate::epoll::duplicated(word as u32);
+            target.store(word, Ordering::Release);
+        }
+        _ => target.store(0, Ordering::Release),
+    }
+}
+
+/// `fd` is about to be closed, or another file is about to take its number.
+pub(crate) fn closing(fd: i32) {
+    let Some(slot) = slot(fd) else { return };
+    let word = slot.load(Ordering::Acquire);
+    match word >> KIND_SHIFT {
+        1 => {
+            if let Some(connection) = connection_of_word(fd, word) {
+                slot.store(0, Ordering::Release);
+                crate::epoll::descriptor_closing(&connection);
+                if connection.local.descriptors.fetch_sub(1, Ordering::AcqRel) == 1 {
+                    pairing::release(&connection);
+                }
+            }
+        }
+        2 => {
+            slot.store(0, Ordering::Release);
+            crate::epoll::closing(word as u32);
+        }
+        _ => {}
+    }
+}
+
+/// Every tracked descriptor from `first` to `last`, in order.
+pub(crate) fn for_each(first: u32, last: u32, mut each: impl FnMut(i32, Kind)) {
+    let Some(limit) = highest_descriptor() else {
+        return;
+    };
+    for fd in first..=last.min(limit) {
+        match kind(fd as i32) {
+            Kind::Foreign => {}
+            known => each(fd as i32, known),
+        }
+    }
+}
+
+/// One less than the kernel's own bound on descriptor numbers here.
+fn highest_descriptor() -> Option<u32> {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: `limit` is writable.
+    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) } != 0 {
+        return None;
+    }
+    Some((limit.rlim_cur as usize).min(FDS_MAX).saturating_sub(1) as u32)
+}
+
+/// True when another process of this family is alive: only then can somebody else hold our descriptors.
+pub(crate) fn family_alive() -> bool {
+    let Some(table) = table() else { return false };
+    table.header().family.iter().any(|member| {
+        let member = member.load(Ordering::Relaxed);
+        member != 0 && member != pid() && sys::process_exists(member)
+    })
+}
+
+/// Enters this process in the family's list; a full list has room again when members are gone.
+fn join_family(table: &Table) {
+    for place in &table.header().family {
+        let member = place.load(Ordering::Relaxed);
+        if (member == 0 || member == pid() || !sys::process_exists(member))
+            && place
+                .compare_exchange(member, pid(), Ordering::Relaxed, Ordering::Relaxed)
+                .is_ok()
+        {
+            return;
+        }
+    }
+}
+
+/// True in a `vfork` child (or a raw `clone` that shares memory): what it closes is its own, what we know is its parent's.
+#[inline]
+pub(crate) fn borrowed_memory() -> bool {
+    sys::getpid() != pid()
+}
+
+/// Every connection that this process holds, by number.
+fn each_held(mut each: impl FnMut(u32, &'static Entry, &'static Local)) {
+    let Some(table) = table() else { return };
+    let used = table
+        .header()
+        .entries_used
+        .load(Ordering::Relaxed)
+        .min(ENTRIES as u32);
+    for index in 0..used {
+        let (Some(entry), Some(local)) = (entry(index), local(index)) else {
+            return;
+        };
+        if local.descriptors.load(Ordering::Relaxed) > 0
+            && entry.state.load(Ordering::Relaxed) == EntryState::Live as u32
+        {
+            each(index, entry, local);
+        }
+    }
+}
+
+/// The process is about to end: the kernel will close what it holds. Descriptors stay known, for threads that still run.
+pub fn ending() {
+    if !is_started() || borrowed_memory() {
+        return;
+    }
+    each_held(|index, entry, local| {
+        let connection = Connection {
+            fd: entry.fd.load(Ordering::Relaxed) as i32,
+            index,
+            generation: entry.generation.load(Ordering::Relaxed),
+            entry,
+            local,
+        };
+        pairing::holder_ends(&connection);
+    });
+    leave_family();
+}
+
+/// The process is about to become another program: what is close-on-exec it holds no longer.
+pub fn before_exec() {
+    if !is_started() || borrowed_memory() {
+        return;
+    }
+    each_held(|_, entry, _| {
+        if closes_on_exec(entry) {
+            entry.holders.fetch_sub(1, Ordering::AcqRel);
+        }
+    });
+    leave_family();
+}
+
+/// It did not become one.
+pub fn exec_failed() {
+    if !is_started() || borrowed_memory() {
+        return;
+    }
+    if let Some(table) = table() {
+        join_family(&table);
+    }
+    each_held(|_, entry, _| {
+        if closes_on_exec(entry) {
+            entry.holders.fetch_add(1, Ordering::AcqRel);
+        }
+    });
+}
+
+fn closes_on_exec(entry: &Entry) -> bool {
+    let fd = entry.fd.load(Ordering::Relaxed) as i32;
+    sys::fcntl(fd, libc::F_GETFD, 0) as i32 & libc::FD_CLOEXEC != 0
+}
+
+fn leave_family() {
+    let Some(table) = table() else { return };
+    for place in &table.header().family {
+        let _ = place.compare_exchange(pid(), 0, Ordering::Relaxed, Ordering::Relaxed);
+    }
+}
+
+/// Fork, parent's side, before the child exists: the child will hold every connection that we hold. No allocation, no lock.
+pub extern "C" fn before_fork() {
+    each_held(|_, entry, _| {
+        entry.holders.fetch_add(1, Ordering::Relaxed);
+    });
+}
+
+/// Fork, child's side: another process number, an adapter connection and epoll boards that are the parent's.
+pub extern "C" fn after_fork_in_child() {
+    PID.store(sys::getpid(), Ordering::Relaxed);
+    TABLE_LOCK.reset();
+    // The threads that slept or worked on a connection stayed with the parent.
+    each_held(|_, _, local| {
+        local.sleepers.store(0, Ordering::Relaxed);
+        local.users.store(0, Ordering::Relaxed);
+    });
+    if let Some(table) = table() {
+        join_family(&table);
+    }
+    pairing::forked();
+    crate::epoll::forked();
+}

@@ -1,0 +1,268 @@
+//! System calls made on our own behalf: no libc wrapper in between, so none of our own hooks, no cancellation point, and
+//! `errno` stays as the program left it. Each returns what the kernel returned: a negated errno below zero.
+
+#![allow(clippy::too_many_arguments)]
+
+/// A raw system call.
+///
+/// # Safety
+/// As for the system call `number` with these arguments.
+#[inline]
+pub(crate) unsafe fn raw(
+    number: libc::c_long,
+    a: usize,
+    b: usize,
+    c: usize,
+    d: usize,
+    e: usize,
+    f: usize,
+) -> isize {
+    let result: isize;
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the Linux x86-64 system call convention; the caller answers for the arguments.
+    unsafe {
+        core::arch::asm!(
+            "syscall",
+            inlateout("rax") number as isize => result,
+            in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d, in("r8") e, in("r9") f,
+            lateout("rcx") _, lateout("r11") _,
+            options(nostack)
+        );
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: the Linux AArch64 system call convention; the caller answers for the arguments.
+    unsafe {
+        core::arch::asm!(
+            "svc 0",
+            in("x8") number, inlateout("x0") a as isize => result,
+            in("x1") b, in("x2") c, in("x3") d, in("x4") e, in("x5") f,
+            options(nostack)
+        );
+    }
+    result
+}
+
+macro_rules! call {
+    ($number:ident $(, $arg:expr)*) => {{
+        let args: &[usize] = &[$($arg as usize),*];
+        let at = |i: usize| args.get(i).copied().unwrap_or(0);
+        raw(libc::$number, at(0), at(1), at(2), at(3), at(4), at(5))
+    }};
+}
+
+/// `recv(2)`.
+///
+/// # Safety
+/// `buffer` is writable for `len` bytes.
+pub(crate) unsafe fn recv(fd: i32, buffer: *mut u8, len: usize, flags: i32) -> isize {
+    // SAFETY: the caller's promise.
+    unsafe { call!(SYS_recvfrom, fd, buffer, len, flags, 0, 0) }
+}
+
+/// `recvmsg(2)` without waiting, into the given buffers.
+///
+/// # Safety
+/// `message` and all it points to are valid as for `recvmsg`.
+pub(crate) unsafe fn recvmsg(fd: i32, message: *mut libc::msghdr, flags: i32) -> isize {
+    // SAFETY: the caller's promise.
+    unsafe { call!(SYS_recvmsg, fd, message, flags) }
+}
+
+/// `sendmsg(2)`.
+///
+/// # Safety
+/// `message` and all it points to are valid as for `sendmsg`.
+pub(crate) unsafe fn sendmsg(fd: i32, message: *const libc::msghdr, flags: i32) -> isize {
+    // SAFETY: the caller's promise.
+    unsafe { call!(SYS_sendmsg, fd, message, flags) }
+}
+
+/// Sends `bytes` without waiting and without a signal.
+pub(crate) fn send_now(fd: i32, bytes: &[u8]) -> isize {
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    // SAFETY: `bytes` is readable for its length.
+    unsafe { call!(SYS_sendto, fd, bytes.as_ptr(), bytes.len(), flags, 0, 0) }
+}
+
+/// `close(2)`.
+pub(crate) fn close(fd: i32) {
+    // SAFETY: closing a descriptor touches no memory.
+    unsafe { call!(SYS_close, fd) };
+}
+
+/// Bytes waiting in a socket's receive queue (`SIOCINQ`), or an error.
+pub(crate) fn bytes_waiting(fd: i32) -> isize {
+    let mut waiting: libc::c_int = 0;
+    // SAFETY: `waiting` is writable for an int.
+    let result = unsafe {
+        call!(
+            SYS_ioctl,
+            fd,
+            libc::FIONREAD,
+            &mut waiting as *mut libc::c_int
+        )
+    };
+    if result < 0 { result } else { waiting as isize }
+}
+
+/// Bytes in a socket's send queue that the other end has not acknowledged (`SIOCOUTQ`), or an error.
+pub(crate) fn bytes_unacknowledged(fd: i32) -> isize {
+    let mut waiting: libc::c_int = 0;
+    // SAFETY: `waiting` is writable for an int.
+    let result = unsafe {
+        call!(
+            SYS_ioctl,
+            fd,
+            libc::TIOCOUTQ,
+            &mut waiting as *mut libc::c_int
+        )
+    };
+    if result < 0 { result } else { waiting as isize }
+}
+
+/// `poll(2)` of one descriptor without waiting: its events, 0 when none or on an error.
+pub(crate) fn poll_now(fd: i32, events: i16) -> i16 {
+    let mut one = libc::pollfd {
+        fd,
+        events,
+        revents: 0,
+    };
+    let zero = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: one `pollfd` and one `timespec`, both valid; no signal mask.
+    let n = unsafe {
+        call!(
+            SYS_ppoll,
+            &mut one as *mut libc::pollfd,
+            1,
+            &zero as *const libc::timespec,
+            0,
+            8
+        )
+    };
+    if n > 0 { one.revents } else { 0 }
+}
+
+/// `getsockopt(2)` into a plain value.
+pub(crate) fn getsockopt<T: Copy + Default>(fd: i32, level: i32, name: i32) -> Result<T, i32> {
+    let mut value = T::default();
+    let mut len = size_of::<T>() as libc::socklen_t;
+    // SAFETY: `value` and `len` are writable; the kernel writes at most `len` bytes.
+    let result = unsafe {
+        call!(
+            SYS_getsockopt,
+            fd,
+            level,
+            name,
+            &mut value as *mut T,
+            &mut len as *mut libc::socklen_t
+        )
+    };
+    if result < 0 {
+        Err(-result as i32)
+    } else {
+        Ok(value)
+    }
+}
+
+/// `setsockopt(2)` of an int.
+pub(crate) fn setsockopt_int(fd: i32, level: i32, name: i32, value: i32) -> isize {
+    // SAFETY: `value` is readable for an int.
+    unsafe { call!(SYS_setsockopt, fd, level, name, &value as *const i32, 4) }
+}
+
+/// `getsockname(2)` or `getpeername(2)`.
+pub(crate) fn socket_address(fd: i32, peer: bool) -> Result<libc::sockaddr_storage, i32> {
+    // SAFETY: zeroes are a valid `sockaddr_storage`.
+    let mut address: libc::sockaddr_storage = unsafe { core::mem::zeroed() };
+    let mut len = size_of::<libc::sockaddr_storage>() as libc::socklen_t;
+    let number = if peer {
+        libc::SYS_getpeername
+    } else {
+        libc::SYS_getsockname
+    };
+    let (a, l) = (&raw mut address, &raw mut len);
+    // SAFETY: both are writable; the kernel writes at most `len` bytes.
+    let result = unsafe { raw(number, fd as usize, a as usize, l as usize, 0, 0, 0) };
+    if result < 0 {
+        Err(-result as i32)
+    } else {
+        Ok(address)
+    }
+}
+
+/// `fcntl(2)`.
+pub(crate) fn fcntl(fd: i32, command: i32, argument: usize) -> isize {
+    // SAFETY: used with commands that take integers only.
+    unsafe { call!(SYS_fcntl, fd, command, argument) }
+}
+
+/// `epoll_ctl(2)`.
+pub(crate) fn epoll_ctl(epoll: i32, operation: i32, fd: i32, events: u32, data: u64) -> isize {
+    let event = libc::epoll_event { events, u64: data };
+    // SAFETY: `event` is readable.
+    unsafe {
+        call!(
+            SYS_epoll_ctl,
+            epoll,
+            operation,
+            fd,
+            &event as *const libc::epoll_event
+        )
+    }
+}
+
+/// `getpid(2)`, never cached: a `vfork` child shares our memory but not our number.
+pub(crate) fn getpid() -> u32 {
+    // SAFETY: no arguments.
+    unsafe { call!(SYS_getpid) as u32 }
+}
+
+/// True when process `pid` exists.
+pub(crate) fn process_exists(pid: u32) -> bool {
+    // SAFETY: signal 0 only asks.
+    let result = unsafe { call!(SYS_kill, pid, 0) };
+    result != -(libc::ESRCH as isize)
+}
+
+/// `sched_yield(2)`.
+pub(crate) fn yield_now() {
+    // SAFETY: no arguments.
+    unsafe { call!(SYS_sched_yield) };
+}
+
+/// Fresh random bytes, zero when there are none to be had.
+pub(crate) fn random_u32() -> u32 {
+    let mut value = 0u32;
+    // SAFETY: `value` is writable for four bytes.
+    unsafe {
+        call!(
+            SYS_getrandom,
+            &mut value as *mut u32,
+            4,
+            libc::GRND_NONBLOCK
+        )
+    };
+    value
+}
+
+/// Nanoseconds on the monotonic clock.
+#[inline]
+pub(crate) fn now_ns() -> u64 {
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: `time` is writable. `clock_gettime` is answered in user space (vDSO) and is not one of our hooks.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// The processor this thread runs on.
+#[inline]
+pub(crate) fn processor() -> u32 {
+    // SAFETY: no arguments; answered in user space.
+    unsafe { libc::sched_getcpu() as u32 }
+}
