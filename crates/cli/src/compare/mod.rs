@@ -247,6 +247,7 @@ impl Comparison<'_> {
         }
         let syscalls_not_counted = self.look_closer(&mut reports);
         let mut warnings = self.environment.warnings();
+        warnings.extend(elsewhere(&reports));
         if self.setup.tool.is_none() {
             warnings.push(
                 "the client's output is not understood, so only its run time is compared"
@@ -373,6 +374,21 @@ impl Comparison<'_> {
     }
 }
 
+/// What other programs used while ours were measured, when it is worth a sentence.
+fn elsewhere(reports: &[ArmReport]) -> Option<String> {
+    let rounds = reports
+        .iter()
+        .flat_map(|report| report.rounds.iter().flatten());
+    let cores: Vec<f64> = rounds.map(Round::cores_elsewhere).collect();
+    let median = stats::summarize(&cores, 0)?.median;
+    (median > CORES_ELSEWHERE_QUIET).then(|| {
+        format!(
+            "other programs kept {median:.2} cores busy during the rounds; their time is within \
+             \"CPU, all cores\""
+        )
+    })
+}
+
 fn setup(args: &CompareArgs, placement: Placement, scratch: &Scratch) -> Result<Setup, Failure> {
     let toehold = std::env::current_exe()
         .map_err(|error| Failure::new(format!("cannot find this program's own file: {error}")))?;
@@ -477,6 +493,9 @@ impl Drop for Scratch {
 
 /// Failures of one arm after which the rest is not worth waiting for.
 const FAILURES_MAX: usize = 3;
+
+/// A twentieth of a core is what an idle system's services use.
+const CORES_ELSEWHERE_QUIET: f64 = 0.05;
 
 /// How often connections are looked at in the extra round.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);

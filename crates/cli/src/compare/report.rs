@@ -183,7 +183,9 @@ pub(crate) enum Verdict {
     Worse,
     /// The samples do not tell the two apart.
     NoDetectableDifference,
-    /// There is no ratio: too few rounds, or the base is zero.
+    /// Too few rounds to tell, whatever they show.
+    TooFewRounds,
+    /// There is no ratio: the base is zero.
     NotComparable,
 }
 
@@ -194,16 +196,26 @@ impl Verdict {
             Verdict::Better => "better",
             Verdict::Worse => "worse",
             Verdict::NoDetectableDifference => "no detectable difference",
+            Verdict::TooFewRounds => "too few rounds to tell",
             Verdict::NotComparable => "",
         }
     }
 
-    fn of(ratio: Option<&Ratio>, better: Better, noise_floor: Option<f64>) -> Verdict {
+    /// A difference has to be outside the interval, pass an exact test, and exceed the noise floor.
+    fn of(
+        rounds: &[(f64, f64)],
+        ratio: Option<&Ratio>,
+        better: Better,
+        noise_floor: Option<f64>,
+    ) -> Verdict {
         let Some(ratio) = ratio else {
             return Verdict::NotComparable;
         };
+        let Some(different) = stats::is_different(rounds) else {
+            return Verdict::TooFewRounds;
+        };
         let within_noise = noise_floor.is_some_and(|floor| (ratio.value - 1.0).abs() <= floor);
-        if ratio.includes_one() || within_noise {
+        if ratio.includes_one() || within_noise || !different {
             return Verdict::NoDetectableDifference;
         }
         if (ratio.value > 1.0) == (better == Better::Higher) {
@@ -256,23 +268,26 @@ fn metric_report(
     control: bool,
     seed: u64,
 ) -> MetricReport {
-    let ratio_of = |arm: usize| {
-        let pairs: Vec<(f64, f64)> = samples[0]
-            .iter()
-            .zip(&samples[arm])
+    let pairs_of = |arm: usize| -> Vec<(f64, f64)> {
+        let rounds = samples[0].iter().zip(&samples[arm]);
+        rounds
             .filter_map(|(base, path)| (*base).zip(*path))
-            .collect();
-        stats::ratio(&pairs, seed)
+            .collect()
     };
-    let floor = control
-        .then(|| ratio_of(arms.len() - 1))
-        .flatten()
-        .map(|ratio| ratio.reach_from_one());
+    let control = control
+        .then(|| stats::ratio(&pairs_of(arms.len() - 1), seed))
+        .flatten();
+    let floor = control.map(|ratio| ratio.reach_from_one());
     let arm_metrics = (0..arms.len())
         .map(|arm| {
             let values: Vec<f64> = samples[arm].iter().flatten().copied().collect();
-            let ratio = if arm == 0 { None } else { ratio_of(arm) };
-            let verdict = Verdict::of(ratio.as_ref(), known.better, floor);
+            let pairs = pairs_of(arm);
+            let ratio = if arm == 0 {
+                None
+            } else {
+                stats::ratio(&pairs, seed)
+            };
+            let verdict = Verdict::of(&pairs, ratio.as_ref(), known.better, floor);
             ArmMetric {
                 label: arms[arm].label.clone(),
                 samples: samples[arm].clone(),

@@ -261,6 +261,17 @@ impl Round {
     }
 }
 
+impl Round {
+    /// Cores that programs outside the comparison kept busy, as far as it can be told: where the
+    /// kernel charges soft interrupts to programs, this is less than the truth, never more.
+    pub(crate) fn cores_elsewhere(&self) -> f64 {
+        let adapter = self.adapter.map_or(0.0, |adapter| adapter.cpu());
+        let ours = self.server.cpu() + self.client.cpu() + adapter;
+        let programs = self.host.user + self.host.system;
+        ((programs - ours) / self.seconds).max(0.0)
+    }
+}
+
 /// The runtime directory of a comparison, within its scratch directory.
 pub(crate) fn runtime_dir(scratch: &Path) -> PathBuf {
     scratch.join("run")
@@ -360,6 +371,12 @@ mod tests {
             value(&round.costs(), "CPU, all cores"),
             (3.5, "s per run".to_owned())
         );
+    }
+
+    #[test]
+    fn work_of_others_is_what_ours_does_not_explain() {
+        // Three seconds in programs, one and a half of them ours, over two seconds.
+        assert_eq!(round(None).cores_elsewhere(), 0.75);
     }
 
     #[test]

@@ -4,6 +4,10 @@
 //! whatever the machine was doing then. The interval of a ratio therefore resamples *rounds*, not
 //! samples: each draw takes the same rounds from both paths (a paired percentile bootstrap of the
 //! ratio of medians). It is seeded: the same samples always give the same interval.
+//!
+//! With few rounds such an interval is too narrow (three rounds fall on one side of one by chance
+//! one time in four), so a difference also has to pass a test that is exact for any number of
+//! rounds: see [`is_different`].
 
 use serde::Serialize;
 
@@ -123,6 +127,100 @@ pub(crate) fn ratio(rounds: &[(f64, f64)], seed: u64) -> Option<Ratio> {
     })
 }
 
+/// Whether the rounds tell the two paths apart at the 5 % level; `None` when there are too few of
+/// them to do so whatever their values.
+///
+/// From six rounds on this is the Wilcoxon signed-rank test of the paired ratios: under the null
+/// hypothesis each ratio is as likely above one as below. Four or five rounds can only be told apart
+/// when the two paths do not overlap at all, which has a probability of 2 / C(8, 4) = 2.9 % or less.
+pub(crate) fn is_different(rounds: &[(f64, f64)]) -> Option<bool> {
+    match rounds.len() {
+        0..ROUNDS_FOR_SEPARATION => None,
+        ROUNDS_FOR_SEPARATION..ROUNDS_FOR_RANKS => Some(are_separate(rounds)),
+        _ => Some(signed_rank_p(rounds) <= LEVEL),
+    }
+}
+
+/// Whether every value of one side is beyond every value of the other.
+fn are_separate(rounds: &[(f64, f64)]) -> bool {
+    let range = |values: &mut dyn Iterator<Item = f64>| {
+        values.fold((f64::INFINITY, f64::NEG_INFINITY), |(min, max), value| {
+            (value.min(min), value.max(max))
+        })
+    };
+    let (base_min, base_max) = range(&mut rounds.iter().map(|round| round.0));
+    let (path_min, path_max) = range(&mut rounds.iter().map(|round| round.1));
+    path_min > base_max || path_max < base_min
+}
+
+/// The two-sided p-value of the Wilcoxon signed-rank test on the logarithms of the ratios; exact,
+/// ties included, up to [`ROUNDS_EXACT_MAX`] rounds.
+fn signed_rank_p(rounds: &[(f64, f64)]) -> f64 {
+    let mut logs: Vec<f64> = rounds
+        .iter()
+        .map(|(base, path)| (path / base).ln())
+        .filter(|log| log.is_finite() && *log != 0.0)
+        .collect();
+    if logs.is_empty() {
+        return 1.0;
+    }
+    logs.sort_by(|a, b| a.abs().total_cmp(&b.abs()));
+    // Doubled ranks are whole numbers even where ties share their mean rank.
+    let mut ranks = vec![0usize; logs.len()];
+    let mut from = 0;
+    while from < logs.len() {
+        let to = (from..logs.len())
+            .take_while(|at| logs[*at].abs() == logs[from].abs())
+            .count()
+            + from;
+        ranks[from..to].fill(from + 1 + to);
+        from = to;
+    }
+    let total: usize = ranks.iter().sum();
+    let above: usize = ranks
+        .iter()
+        .zip(&logs)
+        .filter(|(_, log)| **log > 0.0)
+        .map(|(rank, _)| rank)
+        .sum();
+    let smaller = above.min(total - above);
+    if logs.len() > ROUNDS_EXACT_MAX {
+        let variance = ranks.iter().map(|rank| (rank * rank) as f64).sum::<f64>() / 4.0;
+        return normal_tails((total as f64 / 2.0 - smaller as f64) / variance.sqrt());
+    }
+    // Each rank falls on either side with probability one half: the distribution of their sum.
+    let mut chance = vec![0.0; total + 1];
+    chance[0] = 1.0;
+    for rank in &ranks {
+        for sum in (0..=total).rev() {
+            let with = if sum >= *rank {
+                chance[sum - rank]
+            } else {
+                0.0
+            };
+            chance[sum] = (chance[sum] + with) / 2.0;
+        }
+    }
+    (2.0 * chance[..=smaller].iter().sum::<f64>()).min(1.0)
+}
+
+/// The probability that a standard normal variable is at least this far from zero (Abramowitz and
+/// Stegun 7.1.26, whose error is below 2e-7).
+fn normal_tails(distance: f64) -> f64 {
+    let x = distance / std::f64::consts::SQRT_2;
+    let t = 1.0 / (1.0 + 0.327_591_1 * x);
+    let poly = [
+        1.061_405_429,
+        -1.453_152_027,
+        1.421_413_741,
+        -0.284_496_736,
+        0.254_829_592,
+    ]
+    .iter()
+    .fold(0.0, |sum, coefficient| sum * t + coefficient);
+    poly * t * (-x * x).exp()
+}
+
 /// The middle of `values`, which are reordered.
 fn median(values: &mut [f64]) -> f64 {
     values.sort_by(f64::total_cmp);
@@ -139,6 +237,18 @@ fn quantile(sorted: &[f64], fraction: f64) -> f64 {
 
 /// Fewer rounds than this have no interval worth printing.
 pub(crate) const ROUNDS_FOR_INTERVAL: usize = 3;
+
+/// Below this many rounds no outcome is improbable enough to show a difference.
+pub(crate) const ROUNDS_FOR_SEPARATION: usize = 4;
+
+/// From this many rounds on the signed-rank test can reach the 5 % level: 2 / 2^6 = 3.1 %.
+const ROUNDS_FOR_RANKS: usize = 6;
+
+/// Up to this many rounds the exact distribution is computed; beyond, the normal one is as good.
+const ROUNDS_EXACT_MAX: usize = 60;
+
+/// How often equal paths may be called different.
+const LEVEL: f64 = 0.05;
 
 /// Draws of each bootstrap: the bounds move by less than a percent of their distance beyond this.
 const RESAMPLES: usize = 2000;
@@ -205,6 +315,72 @@ mod tests {
     fn the_same_seed_gives_the_same_interval() {
         let rounds = [(1.0, 2.0), (1.5, 2.5), (1.2, 3.0), (0.9, 1.7)];
         assert_eq!(ratio(&rounds, 5), ratio(&rounds, 5));
+    }
+
+    /// Ratios of `above` rounds beyond one and `below` rounds under it, no two alike.
+    fn ratios(above: u32, below: u32) -> Vec<(f64, f64)> {
+        let up = (1..=above).map(|i| (1.0, 1.0 + f64::from(i) / 100.0));
+        let down = (1..=below).map(|i| (1.0, 1.0 / (1.0 + f64::from(i) / 97.0)));
+        up.chain(down).collect()
+    }
+
+    #[test]
+    fn three_rounds_tell_nothing_and_four_only_when_separate() {
+        assert_eq!(is_different(&ratios(3, 0)), None);
+        assert_eq!(is_different(&ratios(4, 0)), Some(true));
+        let overlapping = [(1.0, 1.1), (1.2, 1.3), (1.1, 1.2), (1.0, 1.1)];
+        assert_eq!(is_different(&overlapping), Some(false));
+    }
+
+    #[test]
+    fn the_signed_rank_test_has_its_tabled_values() {
+        // All of n on one side: 2 / 2^n.
+        for n in [6, 10] {
+            assert!((signed_rank_p(&ratios(n, 0)) - 2.0 / 2f64.powi(n as i32)).abs() < 1e-12);
+        }
+        // n = 10: rank sums up to 8 are significant at 5 % (two-sided), 9 and more are not.
+        let with_rank_sum = |below: &[u32]| -> Vec<(f64, f64)> {
+            (1..=10u32)
+                .map(|rank| {
+                    let distance = 1.0 + f64::from(rank) / 100.0;
+                    if below.contains(&rank) {
+                        (distance, 1.0)
+                    } else {
+                        (1.0, distance)
+                    }
+                })
+                .collect()
+        };
+        assert!(signed_rank_p(&with_rank_sum(&[8])) <= 0.05);
+        assert!(signed_rank_p(&with_rank_sum(&[9])) > 0.05);
+        assert_eq!(signed_rank_p(&[(1.0, 1.0); 8]), 1.0);
+    }
+
+    #[test]
+    fn the_normal_tail_joins_the_exact_one() {
+        assert!((normal_tails(1.959_964) - 0.05).abs() < 1e-5);
+        let exact = signed_rank_p(&ratios(36, 24));
+        let normal = signed_rank_p(&ratios(37, 24));
+        assert!((exact - normal).abs() < 0.05, "{exact} {normal}");
+    }
+
+    #[test]
+    fn equal_paths_are_called_different_about_as_often_as_promised() {
+        let mut rng = Rng::new(11);
+        let mut noise = || (0..12).map(|_| rng.below(1000) as f64).sum::<f64>() / 6000.0 + 1.0;
+        let trials = 2000;
+        for rounds in [4, 6, 10] {
+            let wrong = (0..trials)
+                .filter(|_| {
+                    let rounds: Vec<(f64, f64)> = (0..rounds).map(|_| (noise(), noise())).collect();
+                    is_different(&rounds) == Some(true)
+                })
+                .count();
+            assert!(
+                wrong < trials * 6 / 100,
+                "{rounds} rounds: {wrong} of {trials}"
+            );
+        }
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::report::{ArmMetric, Group, MetricReport, Report, Verdict};
-use super::stats::ROUNDS_FOR_INTERVAL;
+use super::stats::ROUNDS_FOR_SEPARATION;
 
 /// Renders the table.
 pub(crate) fn render(report: &Report) -> String {
@@ -41,9 +41,16 @@ pub(crate) fn render(report: &Report) -> String {
         }
         let ratio = format!("ratio to {base} [95 % interval]");
         put(&mut out, "");
-        put(&mut out, &row(&title, "path", "median", "spread", &ratio));
+        let width = metrics
+            .iter()
+            .map(|metric| name_of(metric).len())
+            .fold(NAME_WIDTH_MIN, usize::max);
+        put(
+            &mut out,
+            &row(width, [&title, "path", "median", "spread", &ratio]),
+        );
         for metric in metrics {
-            put_metric(&mut out, metric);
+            put_metric(&mut out, width, metric);
         }
     }
     put(&mut out, "");
@@ -73,9 +80,19 @@ pub(crate) fn notes(report: &Report) -> Vec<String> {
             floors.len()
         ));
     }
-    if report.plan.rounds < ROUNDS_FOR_INTERVAL {
+    if report.plan.rounds < ROUNDS_FOR_SEPARATION {
         notes.push(format!(
-            "intervals need at least {ROUNDS_FOR_INTERVAL} rounds (--rounds)"
+            "a difference can be shown from {ROUNDS_FOR_SEPARATION} rounds on; ten are better (--rounds)"
+        ));
+    }
+    let compared = report
+        .metrics
+        .iter()
+        .filter(|metric| metric.arms.len() > 1)
+        .count();
+    if compared >= METRICS_MANY {
+        notes.push(format!(
+            "each verdict is right 19 times in 20: of {compared} metrics, one may differ by chance"
         ));
     }
     match &report.syscalls_not_counted {
@@ -167,13 +184,13 @@ pub(crate) fn number(value: f64) -> String {
     format!("{scaled:.digits$}{prefix}")
 }
 
-fn put_metric(out: &mut String, metric: &MetricReport) {
+fn put_metric(out: &mut String, width: usize, metric: &MetricReport) {
     let Some(base) = metric.arms.first() else {
         return;
     };
     for (at, arm) in metric.arms.iter().enumerate() {
         let name = match at {
-            0 => format!("{}, {}", metric.name, metric.unit),
+            0 => name_of(metric),
             1 => format!("  {}", metric.better.words()),
             _ => String::new(),
         };
@@ -186,7 +203,10 @@ fn put_metric(out: &mut String, metric: &MetricReport) {
         };
         put(
             out,
-            &row(&name, &arm.label, &median, &spread, &conclusion(base, arm)),
+            &row(
+                width,
+                [&name, &arm.label, &median, &spread, &conclusion(base, arm)],
+            ),
         );
     }
 }
@@ -199,16 +219,25 @@ fn times(ratio: f64) -> String {
     }
 }
 
-fn row(name: &str, path: &str, median: &str, spread: &str, ratio: &str) -> String {
-    format!("{name:<44} {path:<11} {median:>10} {spread:>10}   {ratio}")
-        .trim_end()
-        .to_owned()
+fn name_of(metric: &MetricReport) -> String {
+    format!("{}, {}", metric.name, metric.unit)
+}
+
+fn row(width: usize, [name, path, median, spread, ratio]: [&str; 5]) -> String {
+    let line = format!("{name:<width$}  {path:<11} {median:>10} {spread:>10}   {ratio}");
+    line.trim_end().to_owned()
 }
 
 fn put(out: &mut String, line: &str) {
     out.push_str(line);
     out.push('\n');
 }
+
+/// The narrowest column of names.
+const NAME_WIDTH_MIN: usize = 36;
+
+/// From this many metrics on, a difference by chance is likely enough to be said.
+const METRICS_MANY: usize = 10;
 
 #[cfg(test)]
 pub(crate) mod tests {
@@ -245,7 +274,10 @@ pub(crate) mod tests {
 
     #[test]
     fn equal_samples_say_so() {
-        let text = render(&sample(&[100.0, 101.0, 99.0], &[99.0, 100.0, 101.0]));
+        let text = render(&sample(
+            &[100.0, 101.0, 99.0, 100.0],
+            &[99.0, 100.0, 101.0, 100.5],
+        ));
         assert!(text.contains("no detectable difference"), "{text}");
         assert!(
             text.contains("higher is better") && text.contains("lower is better"),
@@ -264,7 +296,7 @@ pub(crate) mod tests {
     fn a_single_round_has_a_ratio_without_interval() {
         let text = render(&sample(&[100.0], &[250.0]));
         assert!(text.contains("2.50x\n"), "{text}");
-        assert!(text.contains("at least 3 rounds"), "{text}");
+        assert!(text.contains("from 4 rounds on"), "{text}");
     }
 
     #[test]
