@@ -1,0 +1,165 @@
+//! `toehold compare` from the outside, with servers and clients that every host has.
+
+use std::fs;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+/// A comparison of the host path with itself: needs neither library nor adapter.
+fn compare(server: &str, client: &str, more: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_toehold"))
+        .args(["compare", "--paths", "host,host", "--no-syscalls"])
+        .args(["--server", server, "--client", client])
+        .args(more)
+        .output()
+        .expect("toehold runs")
+}
+
+fn error_of(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn every_round_is_in_the_json() {
+    let more = [
+        "--ready", "sleep:0", "--rounds", "4", "--warmup", "1", "--aa", "--json",
+    ];
+    let output = compare("sleep 600", "true", &more);
+    assert!(output.status.success(), "{}", error_of(&output));
+    let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!(report["schema"], "toehold-compare/1");
+    let labels: Vec<&str> = report["arms"]
+        .as_array()
+        .expect("arms")
+        .iter()
+        .filter_map(|arm| arm["label"].as_str())
+        .collect();
+    assert_eq!(labels, ["host", "host #2", "host again"]);
+    for arm in report["arms"].as_array().expect("arms") {
+        assert_eq!(arm["rounds"].as_array().map(Vec::len), Some(4));
+        assert_eq!(arm["failures"], Value::Array(Vec::new()));
+    }
+    let metric = &report["metrics"][0];
+    assert_eq!(metric["name"], "run time");
+    assert_eq!(
+        metric["arms"][0]["samples"].as_array().map(Vec::len),
+        Some(4)
+    );
+    assert!(metric["arms"][1]["ratio"]["low"].is_number());
+    assert!(metric["noise_floor"].is_number());
+    assert!(report["environment"]["kernel"].is_string());
+}
+
+#[test]
+fn the_page_is_written_and_the_table_names_both_paths() {
+    let page =
+        std::env::temp_dir().join(format!("toehold-compare-page-{}.html", std::process::id()));
+    let path = page.to_string_lossy().into_owned();
+    let more = [
+        "--ready", "sleep:0", "--rounds", "1", "--warmup", "0", "--html", &path,
+    ];
+    let output = compare("sleep 600", "true", &more);
+    assert!(output.status.success(), "{}", error_of(&output));
+    let table = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        table.contains("host #2") && table.contains("run time"),
+        "{table}"
+    );
+    let html = fs::read_to_string(&page).expect("the page");
+    assert!(html.contains("<svg") && html.ends_with("</html>\n"));
+    let _ = fs::remove_file(&page);
+}
+
+#[test]
+fn a_server_that_ends_early_is_explained_with_its_own_words() {
+    let output = compare("sh -c 'echo no luck >&2; exit 7'", "true", &[]);
+    assert_eq!(output.status.code(), Some(1));
+    let error = error_of(&output);
+    assert!(
+        error.contains("exited with status 7") && error.contains("no luck"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_client_that_fails_is_explained_with_its_own_words() {
+    let output = compare(
+        "sleep 600",
+        "sh -c 'echo refused >&2; exit 3'",
+        &["--ready", "sleep:0"],
+    );
+    assert_eq!(output.status.code(), Some(1));
+    let error = error_of(&output);
+    assert!(
+        error.contains("exited with status 3") && error.contains("refused"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_client_without_end_is_ended() {
+    let output = compare(
+        "sleep 600",
+        "sleep 600",
+        &["--ready", "sleep:0", "--timeout", "1"],
+    );
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        error_of(&output).contains("--timeout"),
+        "{}",
+        error_of(&output)
+    );
+}
+
+#[test]
+fn a_server_that_never_listens_is_ended() {
+    let output = compare("sleep 600", "true", &["--ready-timeout", "1"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        error_of(&output).contains("not ready (listens)"),
+        "{}",
+        error_of(&output)
+    );
+}
+
+#[test]
+fn a_missing_program_is_named() {
+    let output = compare("toehold-no-such-server", "true", &[]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        error_of(&output).contains("toehold-no-such-server"),
+        "{}",
+        error_of(&output)
+    );
+}
+
+#[test]
+fn a_comparison_without_the_library_is_refused() {
+    let output = Command::new(env!("CARGO_BIN_EXE_toehold"))
+        .env("TOEHOLD_LIB", "/nonexistent/libtoehold.so")
+        .args(["compare", "--server", "sleep 600", "--client", "true"])
+        .output()
+        .expect("toehold runs");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        error_of(&output).contains("/nonexistent/libtoehold.so"),
+        "{}",
+        error_of(&output)
+    );
+}
+
+#[test]
+fn wrong_options_are_2() {
+    for more in [
+        &["--ready", "udp:5"][..],
+        &["--rounds", "0"],
+        &["--paths", "fast"],
+        &["--pin", "both"],
+    ] {
+        assert_eq!(
+            compare("sleep 600", "true", more).status.code(),
+            Some(2),
+            "{more:?}"
+        );
+    }
+}

@@ -1,0 +1,221 @@
+//! `toehold run` from the outside: it runs the program whatever stands in the way, and ends as it does.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+/// A scratch directory that is removed with its guard.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(name: &str) -> Scratch {
+        let path = std::env::temp_dir().join(format!("toehold-cli-{}-{name}", std::process::id()));
+        let _ = fs::remove_dir_all(&path);
+        fs::create_dir(&path).expect("scratch directory");
+        Scratch(path)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn toehold() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_toehold"));
+    // The environment of whoever runs the tests must not decide them.
+    command
+        .env_remove("TOEHOLD_LIB")
+        .env_remove("TOEHOLD_RUNTIME_DIR")
+        .env_remove("LD_PRELOAD");
+    command
+}
+
+fn output(command: &mut Command) -> Output {
+    command.output().expect("toehold runs")
+}
+
+fn error_of(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Exactly one line, from us.
+fn assert_one_sentence(text: &str) {
+    assert_eq!(text.lines().count(), 1, "{text}");
+    assert!(text.starts_with("toehold: "), "{text}");
+}
+
+#[test]
+fn the_program_s_status_is_ours() {
+    for status in [0, 1, 42] {
+        let script = format!("exit {status}");
+        let output = output(toehold().args(["run", "--path", "host", "--", "sh", "-c", &script]));
+        assert_eq!(output.status.code(), Some(status));
+        assert_eq!(error_of(&output), "");
+    }
+}
+
+#[test]
+fn a_missing_program_is_127_and_an_unexecutable_one_126() {
+    let missing = output(toehold().args(["run", "--", "toehold-no-such-program"]));
+    assert_eq!(missing.status.code(), Some(127));
+    assert_one_sentence(&error_of(&missing));
+    let refused = output(toehold().args(["run", "--", "/etc/passwd"]));
+    assert_eq!(refused.status.code(), Some(126));
+    assert_one_sentence(&error_of(&refused));
+}
+
+#[test]
+fn wrong_options_are_2() {
+    for words in [
+        &["run"][..],
+        &["run", "--path", "fast", "--", "true"],
+        &["runn"],
+        &[],
+    ] {
+        assert_eq!(
+            output(toehold().args(words)).status.code(),
+            Some(2),
+            "{words:?}"
+        );
+    }
+}
+
+#[test]
+fn without_a_library_the_program_runs_after_one_sentence() {
+    let output = output(
+        toehold()
+            .env("TOEHOLD_LIB", "/nonexistent/libtoehold.so")
+            .args(["run", "--", "sh", "-c", "echo \"[$LD_PRELOAD]\""]),
+    );
+    assert!(output.status.success());
+    assert_eq!(output.stdout, b"[]\n");
+    assert_one_sentence(&error_of(&output));
+    assert!(error_of(&output).contains("/nonexistent/libtoehold.so"));
+}
+
+#[test]
+fn a_refused_runtime_directory_means_the_host_path() {
+    let scratch = Scratch::new("refused");
+    let open = scratch.0.join("open");
+    fs::create_dir(&open).expect("directory");
+    fs::set_permissions(&open, fs::Permissions::from_mode(0o755)).expect("mode");
+    let link = scratch.0.join("link");
+    std::os::unix::fs::symlink("/tmp", &link).expect("link");
+    for (dir, word) in [(&open, "chmod 700"), (&link, "symbolic link")] {
+        let output = output(
+            // Any file serves as a library that must not be loaded.
+            toehold()
+                .env("TOEHOLD_LIB", "/etc/passwd")
+                .args(["run", "--runtime-dir"])
+                .arg(dir)
+                .args(["--", "sh", "-c", "echo \"[$LD_PRELOAD]\""]),
+        );
+        assert!(output.status.success());
+        assert_eq!(output.stdout, b"[]\n");
+        assert_one_sentence(&error_of(&output));
+        assert!(error_of(&output).contains(word), "{}", error_of(&output));
+    }
+}
+
+#[test]
+fn the_host_path_undoes_an_outer_run() {
+    let output = output(toehold().env("LD_PRELOAD", "/x/libtoehold.so").args([
+        "run",
+        "--path",
+        "host",
+        "--",
+        "sh",
+        "-c",
+        "echo \"[$LD_PRELOAD]\"",
+    ]));
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "[]\n");
+}
+
+#[test]
+fn an_adapter_is_started_and_is_no_child_of_the_program() {
+    let scratch = Scratch::new("adapter");
+    let dir = scratch.0.join("run");
+    let background = output(
+        toehold()
+            .args(["adapter", "--background", "--runtime-dir"])
+            .arg(&dir),
+    );
+    assert!(background.status.success(), "{}", error_of(&background));
+    let running = toehold_adapter::client::ping(&dir).expect("an adapter");
+    // Started again it finds the first one.
+    let again = output(
+        toehold()
+            .args(["adapter", "--background", "--runtime-dir"])
+            .arg(&dir),
+    );
+    assert!(again.status.success(), "{}", error_of(&again));
+    assert_eq!(
+        toehold_adapter::client::ping(&dir)
+            .expect("still there")
+            .pid,
+        running.pid
+    );
+    let stat = fs::read_to_string(format!("/proc/{}/stat", running.pid)).expect("it runs");
+    let parent = stat
+        .rsplit(')')
+        .next()
+        .and_then(|rest| rest.split_whitespace().nth(1));
+    assert_ne!(parent, Some(std::process::id().to_string().as_str()));
+    let status = output(
+        toehold()
+            .args(["status", "--json", "--runtime-dir"])
+            .arg(&dir),
+    );
+    let status: serde_json::Value = serde_json::from_slice(&status.stdout).expect("JSON");
+    assert_eq!(status["processes"], serde_json::json!([]));
+    let detach = output(toehold().args(["detach", "all", "--runtime-dir"]).arg(&dir));
+    assert!(detach.status.success(), "{}", error_of(&detach));
+    // SAFETY: `kill` touches no memory; the process is the adapter that this test has started.
+    unsafe { libc::kill(running.pid as libc::pid_t, libc::SIGTERM) };
+}
+
+#[test]
+fn without_an_adapter_status_and_detach_say_so() {
+    let scratch = Scratch::new("none");
+    for words in [["status", "--json"], ["detach", "all"]] {
+        let output = output(
+            toehold()
+                .args(words)
+                .arg("--runtime-dir")
+                .arg(scratch.0.join("run")),
+        );
+        assert_eq!(output.status.code(), Some(1));
+        assert_one_sentence(&error_of(&output));
+        assert!(
+            error_of(&output).contains("no adapter"),
+            "{}",
+            error_of(&output)
+        );
+    }
+}
+
+#[test]
+fn manual_pages_and_completions_are_made() {
+    let scratch = Scratch::new("man");
+    let man = output(toehold().args(["man", "--out"]).arg(scratch.0.join("man1")));
+    assert!(man.status.success(), "{}", error_of(&man));
+    for page in [
+        "toehold.1",
+        "toehold-run.1",
+        "toehold-compare.1",
+        "toehold-doctor.1",
+    ] {
+        let text = fs::read_to_string(scratch.0.join("man1").join(page)).expect(page);
+        assert!(text.contains(".SH"), "{page}");
+    }
+    for shell in ["bash", "zsh", "fish"] {
+        let script = output(toehold().args(["completions", shell]));
+        assert!(
+            String::from_utf8_lossy(&script.stdout).contains("compare"),
+            "{shell}"
+        );
+    }
+}
