@@ -1,5 +1,7 @@
 //! The `auto` engine: by hand below the copybreak, by the worker above it.
 
+use std::time::{Duration, Instant};
+
 use crate::backend::{Backend, Outcome, Refused};
 use crate::calibration::{Copybreak, Direction};
 use crate::cpu::{Finished, execute};
@@ -18,6 +20,14 @@ pub struct Auto {
     /// For targets the submitter will read ([`Flags::CACHE`]), and for others.
     copybreak_in: Copybreak,
     copybreak_out: Copybreak,
+    regret: Regret,
+}
+
+/// Bytes copied by hand that an awake worker would have been given. When they add up to what would have been worth waking it
+/// for, it is woken: a stream of copies each too short for that is not kept from it for ever.
+struct Regret {
+    bytes: usize,
+    last: Instant,
 }
 
 impl Auto {
@@ -28,26 +38,52 @@ impl Auto {
             worker,
             copybreak_in: calibration.copybreak(Direction::In),
             copybreak_out: calibration.copybreak(Direction::Out),
+            regret: Regret {
+                bytes: 0,
+                last: Instant::now(),
+            },
         }
     }
 
     #[inline]
-    fn goes_to_worker(&self, operation: &Operation) -> bool {
+    fn goes_to_worker(&mut self, operation: &Operation) -> bool {
         let Some(worker) = &self.worker else {
             return false;
         };
-        if operation.flags.contains(Flags::URGENT) {
-            return false;
-        }
         let inward = operation.flags.contains(Flags::CACHE);
         let at = if inward {
             self.copybreak_in
         } else {
             self.copybreak_out
         };
-        operation.len >= at.awake && (operation.len >= at.asleep || worker.is_awake())
+        if operation.len < at.awake || operation.flags.contains(Flags::URGENT) {
+            return false;
+        }
+        operation.len >= at.asleep
+            || worker.is_awake()
+            || self.regret.is_enough(operation.len, at.asleep)
     }
 }
+
+impl Regret {
+    fn is_enough(&mut self, len: usize, enough: usize) -> bool {
+        let now = Instant::now();
+        if now.duration_since(self.last) > STREAM_GAP {
+            // The worker would have gone to sleep in between.
+            self.bytes = 0;
+        }
+        self.last = now;
+        self.bytes = self.bytes.saturating_add(len);
+        let is_enough = self.bytes >= enough;
+        if is_enough {
+            self.bytes = 0;
+        }
+        is_enough
+    }
+}
+
+/// Copies that are further apart are no stream: about what a worker spins.
+const STREAM_GAP: Duration = Duration::from_micros(50);
 
 // SAFETY: what is done by hand is over when `submit` returns; the rest is the worker's promise.
 unsafe impl Backend for Auto {

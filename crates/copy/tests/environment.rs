@@ -1,0 +1,170 @@
+//! Limits and wrong wishes: each is one sentence, and copying goes on.
+//!
+//! Limits and variables are a process's own, so each test runs itself again in a process of its own.
+
+use std::process::Command;
+
+use toehold_copy::{Buffer, Calibration, Waiting, Worker, WorkerOptions, names, open};
+
+/// Runs the named test again with these variables, and `role` set, and expects it to pass.
+fn again(test: &str, variables: &[(&str, &str)]) {
+    let status = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--test-threads", "1"])
+        .env("TOEHOLD_COPY_CALIBRATION", "off")
+        .envs(variables.iter().copied())
+        .env("ROLE", "child")
+        .output()
+        .unwrap();
+    assert!(
+        status.status.success(),
+        "{}",
+        String::from_utf8_lossy(&status.stdout)
+    );
+}
+
+fn is_child() -> bool {
+    std::env::var_os("ROLE").is_some()
+}
+
+fn limit(resource: libc::__rlimit_resource_t, value: u64) {
+    let limit = libc::rlimit {
+        rlim_cur: value,
+        rlim_max: value,
+    };
+    // SAFETY: the limit is on our stack.
+    assert_eq!(unsafe { libc::setrlimit(resource, &limit) }, 0);
+}
+
+#[test]
+fn no_address_space_is_an_error_and_the_processor_copies() {
+    if !is_child() {
+        return again("no_address_space_is_an_error_and_the_processor_copies", &[]);
+    }
+    let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let pages: u64 = pages.split(' ').next().unwrap().parse().unwrap();
+    let (mut source, mut target) = (vec![3u8; 1000], vec![0u8; 1000]);
+    limit(libc::RLIMIT_AS, pages * 4096 + 64 * 1024);
+    assert_eq!(
+        Buffer::new(64 << 20).err().unwrap().raw_os_error(),
+        Some(libc::ENOMEM)
+    );
+    assert!(Worker::start(WorkerOptions::default()).is_err());
+    let mut opened = open(Some("worker"), 4);
+    assert_eq!(opened.channel.backend_name(), "cpu");
+    assert!(opened.notes[0].starts_with("the copy worker could not be started"));
+    source[0] = 4;
+    opened
+        .channel
+        .scope(|scope| drop(scope.copy(&source, &mut target)));
+    assert_eq!(target, source);
+}
+
+#[test]
+fn a_limit_of_locked_memory_leaves_the_buffer_usable() {
+    if !is_child() {
+        return again("a_limit_of_locked_memory_leaves_the_buffer_usable", &[]);
+    }
+    limit(libc::RLIMIT_MEMLOCK, 0);
+    // A limit does not bind whoever may lock as much as they like.
+    let nobody = 65534;
+    // SAFETY: system calls without pointers.
+    let dropped = unsafe { libc::setresuid(nobody, nobody, nobody) } == 0;
+    let mut buffer = Buffer::new(10_000).unwrap();
+    if dropped {
+        assert!(buffer.lock().is_err());
+    }
+    buffer[9_999] = 1;
+    assert_eq!(buffer[9_999], 1);
+}
+
+#[test]
+fn a_wrong_engine_in_the_environment_is_told_and_replaced() {
+    if !is_child() {
+        let wrong = [("TOEHOLD_COPY_ENGINE", "perpetuum-mobile")];
+        return again(
+            "a_wrong_engine_in_the_environment_is_told_and_replaced",
+            &wrong,
+        );
+    }
+    let opened = open(None, 4);
+    assert_eq!(opened.channel.backend_name(), "cpu");
+    assert_eq!(opened.notes.len(), 1);
+    let known = names().join(", ");
+    assert_eq!(
+        opened.notes[0],
+        format!(
+            "there is no copy engine `perpetuum-mobile` (there are {known}); the processor copies instead"
+        )
+    );
+    // An argument is stronger than the environment.
+    assert_eq!(open(Some("cpu-nt"), 4).channel.backend_name(), "cpu-nt");
+}
+
+#[test]
+fn a_wrong_copybreak_is_told_and_the_measured_one_used() {
+    if !is_child() {
+        let wrong = [("TOEHOLD_COPYBREAK", "lots")];
+        return again(
+            "a_wrong_copybreak_is_told_and_the_measured_one_used",
+            &wrong,
+        );
+    }
+    let (calibration, notes) = Calibration::of_this_machine();
+    assert_eq!(
+        notes,
+        ["a copybreak is `off`, a size like `64K`, or `in=16K,out=off`, and not `lots`"]
+    );
+    assert_eq!(calibration.overridden, None);
+}
+
+#[test]
+fn a_chosen_copybreak_is_used() {
+    if !is_child() {
+        return again(
+            "a_chosen_copybreak_is_used",
+            &[("TOEHOLD_COPYBREAK", "in=off,out=1")],
+        );
+    }
+    let (calibration, notes) = Calibration::of_this_machine();
+    assert_eq!(notes, [""; 0]);
+    assert_eq!(calibration.copybreak_in.awake, usize::MAX);
+    assert_eq!(calibration.copybreak_out.asleep, 1);
+}
+
+#[test]
+fn a_calibration_is_remembered_and_a_spoilt_one_measured_again() {
+    if !is_child() {
+        let name = format!("toehold-copy-test-{}", std::process::id());
+        let file = std::env::temp_dir().join(name);
+        let path = [("TOEHOLD_COPY_CALIBRATION", file.to_str().unwrap())];
+        again(
+            "a_calibration_is_remembered_and_a_spoilt_one_measured_again",
+            &path,
+        );
+        return std::fs::remove_file(file).unwrap();
+    }
+    let file = std::env::var("TOEHOLD_COPY_CALIBRATION").unwrap();
+    let (first, _) = Calibration::of_this_machine();
+    let (second, _) = Calibration::of_this_machine();
+    assert!(!first.took.is_zero() && second.took.is_zero());
+    assert_eq!(first.points, second.points);
+    std::fs::write(&file, "junk").unwrap();
+    let (third, notes) = Calibration::of_this_machine();
+    assert!(!third.took.is_zero());
+    assert_eq!(notes, [""; 0]);
+}
+
+#[test]
+fn a_parked_worker_uses_no_processor() {
+    let mut channel = open(Some("worker"), 4).channel;
+    let mut target = [0u8; 3];
+    channel.scope(|scope| drop(scope.copy(&[1, 2, 3], &mut target)));
+    // It spins for a while, and then its clock stands still.
+    let stands_still = (0..1000).any(|_| {
+        let before = channel.helper_cpu_ns();
+        std::thread::sleep(std::time::Duration::from_millis(10));
+        before > 0 && channel.helper_cpu_ns() == before
+    });
+    assert!(stands_still);
+    channel.scope(|scope| assert!(scope.fill(&mut target, 0).wait(Waiting::PARK).is_ok()));
+}
