@@ -15,7 +15,7 @@ mod log;
 mod operator;
 mod poller;
 
-use crate::listener::{ListenError, Listener};
+use crate::listener::{Hidden, ListenError, Listener};
 use crate::pressure::Pressure;
 use crate::registry::{ClientId, End, Limits, Policy, Registry};
 use crate::runtime_dir::{RuntimeDir, RuntimeDirError};
@@ -228,7 +228,9 @@ impl Daemon {
     /// # Errors
     /// When waiting for events fails, which only a broken kernel does.
     pub fn serve(&mut self) -> Result<(), Error> {
-        self.log.say("listening", || "listening".into());
+        let dir = &self.options.runtime_dir;
+        self.log
+            .say("state", || format!("listening in {}", dir.display()));
         let mut events = Vec::with_capacity(poller::EVENTS_PER_TURN);
         loop {
             let timeout = self.timeout();
@@ -236,14 +238,17 @@ impl Daemon {
             waited.map_err(|source| self.os_error("wait for clients of", source))?;
             for event in events.drain(..) {
                 match event.source {
-                    Source::Stop => return Ok(()),
+                    Source::Stop => {
+                        self.log.say("stop", || "told to stop: leaving".into());
+                        return Ok(());
+                    }
                     Source::Listener => self.handle_arrivals(),
                     Source::Client(id) => self.handle_client(id, event),
                     Source::Process(id) => self.handle_process_end(id),
                 }
             }
             self.settle();
-            if self.is_idle_for_long() {
+            if self.is_idle_for_long() && self.can_leave() {
                 self.log
                     .say("idle", || "no client for long: leaving".into());
                 return Ok(());
@@ -287,6 +292,19 @@ impl Daemon {
     fn is_idle_for_long(&self) -> bool {
         let idle = self.options.idle_exit;
         idle.is_some_and(|idle| self.has_no_client() && self.idle_since.elapsed() >= idle)
+    }
+
+    /// Whether nobody has come while we were about to leave; takes in who has.
+    fn can_leave(&mut self) -> bool {
+        match self.listener.hide() {
+            Ok(Hidden::Caller(socket)) => {
+                self.idle_since = Instant::now();
+                self.admit(socket);
+                false
+            }
+            // Should our socket have vanished, nobody can find us either way.
+            Ok(Hidden::Alone) | Err(_) => true,
+        }
     }
 
     fn os_error(&self, action: &'static str, source: io::Error) -> Error {

@@ -58,6 +58,33 @@ impl Listener {
     }
 }
 
+/// What [`Listener::hide`] found.
+#[derive(Debug)]
+pub(crate) enum Hidden {
+    /// Nobody can find us any more, and nobody is waiting.
+    Alone,
+    /// Somebody had found us before; we can be found again.
+    Caller(OwnedFd),
+}
+
+impl Listener {
+    /// Takes the socket from where clients look for it, so that leaving cuts nobody off who has just come.
+    pub(crate) fn hide(&self) -> io::Result<Hidden> {
+        let aside = self.path.with_extension("old");
+        fs::rename(&self.path, &aside)?;
+        match self.accept() {
+            Ok(caller) => {
+                fs::rename(&aside, &self.path)?;
+                Ok(Hidden::Caller(caller))
+            }
+            Err(_) => {
+                fs::remove_file(&aside)?;
+                Ok(Hidden::Alone)
+            }
+        }
+    }
+}
+
 impl AsFd for Listener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
@@ -186,3 +213,27 @@ pub(crate) fn check(result: libc::c_int) -> io::Result<()> {
 const LOCK_NAME: &str = "adapter.lock";
 /// Connections the kernel keeps for us while we are busy.
 const BACKLOG: libc::c_int = 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_comes_at_the_last_moment_is_not_cut_off() {
+        let scratch = tempfile::tempdir().expect("scratch directory");
+        let dir = RuntimeDir::open_or_create(&scratch.path().join("toehold")).expect("directory");
+        let listener = Listener::bind(&dir).expect("listener");
+        // SAFETY: no memory is involved.
+        let caller = unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET, 0) };
+        let caller = owned(caller).expect("socket");
+        let (address, length) = unix_address(&dir.socket_path()).expect("address");
+        // SAFETY: `address` is valid for `length` bytes.
+        let connected =
+            unsafe { libc::connect(caller.as_raw_fd(), (&raw const address).cast(), length) };
+        check(connected).expect("connected");
+        assert!(matches!(listener.hide(), Ok(Hidden::Caller(_))));
+        assert!(dir.socket_path().exists());
+        assert!(matches!(listener.hide(), Ok(Hidden::Alone)));
+        assert!(!dir.socket_path().exists());
+    }
+}

@@ -1,39 +1,44 @@
 //! What the kernel tells of other processes: `/proc`.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::unix::fs::MetadataExt;
 
-/// The TCP sockets of one process, found by descriptor.
-#[derive(Debug)]
+/// The TCP sockets of processes, found by descriptor.
+#[derive(Debug, Default)]
 pub(crate) struct Sockets {
-    pid: u32,
-    /// By inode: every TCP socket of the process's network namespace. Only looked up, never walked.
-    addresses: HashMap<u64, (SocketAddr, SocketAddr)>,
+    /// By network namespace: the kernel takes a while to list many sockets, so each list is read once.
+    lists: BTreeMap<u64, SocketList>,
 }
 
-impl Sockets {
-    /// Reads the socket lists that a process sees; empty when we may not.
-    pub(crate) fn of_process(pid: u32) -> Sockets {
-        let mut addresses = HashMap::new();
-        for list in ["tcp", "tcp6"] {
-            // A list of many sockets takes the kernel a while: it is read once for all of a process's descriptors.
-            let text = fs::read_to_string(format!("/proc/{pid}/net/{list}")).unwrap_or_default();
-            addresses.extend(text.lines().skip(1).filter_map(parse_line));
-        }
-        Sockets { pid, addresses }
-    }
+/// Local and remote address by inode. Only looked up, never walked.
+type SocketList = HashMap<u64, (SocketAddr, SocketAddr)>;
 
-    /// Local and remote address of a descriptor, if it is a TCP socket.
-    pub(crate) fn addresses(&self, fd: u32) -> Option<(SocketAddr, SocketAddr)> {
-        let target = fs::read_link(format!("/proc/{}/fd/{fd}", self.pid)).ok()?;
+impl Sockets {
+    /// Local and remote address of a descriptor of a process, if it is a TCP socket and we may look.
+    pub(crate) fn addresses(&mut self, pid: u32, fd: u32) -> Option<(SocketAddr, SocketAddr)> {
+        let target = fs::read_link(format!("/proc/{pid}/fd/{fd}")).ok()?;
         let inode = target
             .to_str()?
             .strip_prefix("socket:[")?
             .strip_suffix(']')?;
-        self.addresses.get(&inode.parse().ok()?).copied()
+        let namespace = network_namespace(pid)?;
+        let list = self
+            .lists
+            .entry(namespace)
+            .or_insert_with(|| socket_list(pid));
+        list.get(&inode.parse().ok()?).copied()
     }
+}
+
+fn socket_list(pid: u32) -> SocketList {
+    let mut list = SocketList::new();
+    for name in ["tcp", "tcp6"] {
+        let text = fs::read_to_string(format!("/proc/{pid}/net/{name}")).unwrap_or_default();
+        list.extend(text.lines().skip(1).filter_map(parse_line));
+    }
+    list
 }
 
 /// The inode of the network namespace a process is in.
@@ -110,10 +115,11 @@ mod tests {
             let listener = TcpListener::bind(address).expect("bind");
             let target = listener.local_addr().expect("address");
             let stream = TcpStream::connect(target).expect("connect");
-            let sockets = Sockets::of_process(std::process::id());
-            let found = sockets.addresses(stream.as_raw_fd() as u32);
+            let mut sockets = Sockets::default();
+            let own_pid = std::process::id();
+            let found = sockets.addresses(own_pid, stream.as_raw_fd() as u32);
             assert_eq!(found, Some((stream.local_addr().expect("address"), target)));
-            assert_eq!(sockets.addresses(u32::MAX), None);
+            assert_eq!(sockets.addresses(own_pid, u32::MAX), None);
         }
     }
 

@@ -192,11 +192,27 @@ impl Registry {
         None
     }
 
-    /// A channel could not be made after all: nobody is offered anything, and both ends are forgotten.
-    pub fn abandon(&mut self, matched: &Match) {
+    /// A channel could not be made after all: nobody was offered anything, and both ends wait until it can.
+    ///
+    /// # Panics
+    /// Unless `matched` is the last answer of this registry.
+    pub fn postpone(&mut self, matched: &Match) {
+        let channel = self.channels.remove(&matched.channel);
+        assert!(
+            channel.is_some(),
+            "only what was just matched can be postponed"
+        );
         for side in &matched.sides {
-            self.forget(side.end.key());
+            let key = side.end.key();
+            let registered = self.ends.get_mut(&key).expect("just matched");
+            registered.place = Place::Pending(registered.tuple);
+            let tuple = registered.tuple;
+            self.pending.insert(tuple, key);
+            self.held_back.insert(tuple.min(tuple.mirrored()));
+            self.client_mut(side.client).pending += 1;
         }
+        let pair = self.pairs.get_mut(&matched.pair).expect("just matched");
+        pair.slots.release(matched.slot);
         if matched.is_first_of_pair() {
             // Its memory was never handed out, so the next channel has to be the first again.
             self.remove_pair(matched.pair);
@@ -217,6 +233,12 @@ impl Registry {
     pub fn end(&self, table: TableId, entry: u32) -> Option<(End, Tuple)> {
         let registered = self.ends.get(&EntryKey { table, entry })?;
         Some((registered.end, registered.tuple))
+    }
+
+    /// The end that waits under a tuple.
+    pub fn waiting(&self, tuple: Tuple) -> Option<End> {
+        let key = self.pending.get(&tuple)?;
+        Some(self.ends[key].end)
     }
 
     /// The other end of the channel that `end` is part of, while it is registered.

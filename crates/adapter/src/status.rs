@@ -82,11 +82,11 @@ pub(crate) fn report(
                 .or_insert_with(|| process(client.pid, client.uid, table));
         }
     }
+    let mut sockets = Sockets::default();
     for (&id, &uid) in &families {
         let Some(table) = tables.get(id) else {
             continue;
         };
-        let mut sockets = BTreeMap::new();
         for (index, entry) in table.live() {
             let pid = entry.pid.load(Ordering::Relaxed);
             let process = processes
@@ -96,10 +96,8 @@ pub(crate) fn report(
             let known = registry.end(id, index);
             let known = known.filter(|(end, _)| end.generation == generation);
             let addresses = known.map(|(_, tuple)| spoken(tuple)).or_else(|| {
-                let sockets = sockets
-                    .entry(pid)
-                    .or_insert_with(|| Sockets::of_process(pid));
-                sockets.addresses(entry.fd.load(Ordering::Relaxed))
+                let fd = entry.fd.load(Ordering::Relaxed);
+                sockets.addresses(pid, fd)
             });
             process.connections.push(connection(entry, addresses));
         }

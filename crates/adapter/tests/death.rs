@@ -2,79 +2,29 @@
 
 mod support;
 
-use std::io::{BufRead, BufReader, Read};
 use std::os::fd::{AsFd, AsRawFd};
-use std::path::Path;
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::Command;
 use std::sync::atomic::Ordering;
+use support::program::Program;
 use support::{Adapter, FakeLibrary, Scratch, connect};
 use toehold_channel::table::{COMMAND_NONE, COMMAND_PEER_GONE};
-
-/// Another process under Toehold: this test program again, told by the environment what to be.
-struct Program {
-    child: Child,
-    output: BufReader<ChildStdout>,
-}
-
-impl Program {
-    fn start(role: &str, dir: &Path) -> Program {
-        let own = std::env::current_exe().expect("own path");
-        let mut child = Command::new(own)
-            .args(["--exact", "role", "--nocapture", "--test-threads=1"])
-            .env("TOEHOLD_TEST_ROLE", role)
-            .env("TOEHOLD_TEST_DIR", dir)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("spawned");
-        let output = BufReader::new(child.stdout.take().expect("piped"));
-        let mut program = Program { child, output };
-        program.wait_for("ready");
-        program
-    }
-
-    fn wait_for(&mut self, word: &str) {
-        let mut line = String::new();
-        while !line.trim_end().ends_with(word) {
-            line.clear();
-            let read = self.output.read_line(&mut line).expect("read");
-            assert_ne!(read, 0, "ended before it was {word}");
-        }
-    }
-
-    /// `kill -9`, and waits until it is gone.
-    fn kill(&mut self) {
-        self.child.kill().expect("killed");
-        self.child.wait().expect("gone");
-    }
-}
-
-impl Drop for Program {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
 
 /// What the other process does; nothing when this runs as a test.
 #[test]
 fn role() {
-    let Ok(role) = std::env::var("TOEHOLD_TEST_ROLE") else {
+    let Some((role, dir)) = support::program::role() else {
         return;
     };
-    let dir = std::env::var_os("TOEHOLD_TEST_DIR").expect("set with the role");
-    let mut library = FakeLibrary::new(Path::new(&dir));
+    let mut library = FakeLibrary::new(&dir);
     library.pair(false, 5000, 80);
     library.offer();
     match role.as_str() {
         "waits" => {}
-        "closes" => library.socket = connect(Path::new(&dir)),
+        "closes" => library.socket = connect(&dir),
         "leaves-a-child" => leave_a_child(&library),
         other => panic!("no such role: {other}"),
     }
-    println!("ready");
-    // Until the test is done with us.
-    let _ = std::io::stdin().read(&mut [0]);
+    support::program::stay();
 }
 
 /// A child that inherits the adapter's socket, as one made by fork does, and ends with our standard input.

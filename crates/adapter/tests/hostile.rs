@@ -11,7 +11,7 @@ use toehold_adapter::client;
 use toehold_adapter::wire::{self, Received};
 use toehold_channel::memfd;
 use toehold_channel::rendezvous::{Kind, MESSAGE_BYTES, Message, MessageError};
-use toehold_channel::table::{ENTRIES, ENTRIES_OFFSET, EntryState, TABLE_BYTES};
+use toehold_channel::table::{ENTRIES, ENTRIES_OFFSET, EntryState, Reason, TABLE_BYTES};
 
 /// The adapter still introduces two honest programs.
 fn assert_serves(scratch: &Scratch) {
@@ -237,6 +237,48 @@ fn a_flood_of_connections_turns_only_itself_away() {
     drop(flood);
     first.settle();
     assert_serves(&scratch);
+}
+
+/// An adapter that may open very little.
+#[test]
+fn role() {
+    let Some((_, dir)) = support::program::role() else {
+        return;
+    };
+    let limit = libc::rlimit {
+        rlim_cur: DESCRIPTORS_FEW,
+        rlim_max: DESCRIPTORS_FEW,
+    };
+    // SAFETY: `limit` is valid; nothing else runs in this process.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) }, 0);
+    let _adapter = Adapter::start(&dir);
+    support::program::stay();
+}
+
+const DESCRIPTORS_FEW: u64 = 30;
+
+#[test]
+fn an_adapter_out_of_descriptors_turns_away_whom_it_cannot_serve_and_goes_on() {
+    let scratch = Scratch::new();
+    let _program = support::program::Program::start("few-descriptors", &scratch.path());
+    let server = FakeLibrary::new(&scratch.path());
+    let client = FakeLibrary::new(&scratch.path());
+    let accepted = server.pair(true, 80, 5000);
+    server.settle();
+    let mut flood: Vec<OwnedFd> = (0..DESCRIPTORS_FEW)
+        .map(|_| connect(&scratch.path()))
+        .collect();
+    let last = flood.pop().expect("many");
+    assert!(
+        is_dropped(last),
+        "a socket and a process each, and there are not so many"
+    );
+    client.pair(false, 5000, 80);
+    client.settle();
+    assert_eq!(server.offers(accepted), 0, "no descriptor for a region");
+    assert_eq!(server.verdict(accepted), Reason::NoResources as u32);
+    drop(flood);
+    server.settle_until(|| server.offers(accepted) == 1);
 }
 
 #[test]

@@ -196,6 +196,32 @@ fn ten_thousand_connections_are_paired() {
 }
 
 #[test]
+fn offers_wait_for_a_program_that_is_busy() {
+    const CONNECTIONS: u16 = 1000;
+    let scratch = Scratch::new();
+    let _adapter = Adapter::start(&scratch.path());
+    let server = FakeLibrary::new(&scratch.path());
+    let client = FakeLibrary::new(&scratch.path());
+    // Far more than a socket holds; neither looks at its own.
+    let ends: Vec<_> = (0..CONNECTIONS)
+        .map(|n| {
+            let accepted = server.pair(true, 80, 20_000 + n);
+            (accepted, client.pair(false, 20_000 + n, 80))
+        })
+        .collect();
+    let to_client = client.settle_until(|| ends.iter().all(|end| client.offers(end.1) == 1));
+    let to_server = server.settle_until(|| ends.iter().all(|end| server.offers(end.0) == 1));
+    for offers in [to_client, to_server] {
+        assert_eq!(offers.len(), usize::from(CONNECTIONS));
+        assert_eq!(
+            offers.iter().filter(|offer| offer.pair.is_some()).count(),
+            1
+        );
+        offers.iter().for_each(|offer| offer.unmap());
+    }
+}
+
+#[test]
 fn when_regions_run_out_the_least_active_go_first() {
     let scratch = Scratch::new();
     let _adapter = Adapter::start_with(Options {
@@ -215,6 +241,7 @@ fn when_regions_run_out_the_least_active_go_first() {
     }
     let (waiting, _) = ends.pop().expect("five");
     assert_eq!(server.offers(waiting), 0, "four regions are all there are");
+    assert_eq!(server.verdict(waiting), Reason::NoResources as u32);
 
     // All but one are busy, until that one is told to give way.
     let (idle, idle_connected) = ends.remove(2);

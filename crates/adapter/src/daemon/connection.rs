@@ -57,7 +57,7 @@ impl Connection {
         Ok(Connection {
             pid: peer.pid as u32,
             uid: peer.uid,
-            pidfd: open_process(peer.pid),
+            pidfd: open_process(peer.pid)?,
             socket: Some(socket),
             table: None,
             asks_since_sweep: 0,
@@ -128,10 +128,18 @@ impl Connection {
     }
 }
 
-fn open_process(pid: libc::pid_t) -> Option<OwnedFd> {
-    // SAFETY: plain system call; for pid 0, a process outside our namespace, it fails.
+/// A process as a descriptor; nothing for one that has ended already or lies outside our pid namespace (number 0), and
+/// on a kernel that knows no such thing.
+fn open_process(pid: libc::pid_t) -> io::Result<Option<OwnedFd>> {
+    // SAFETY: plain system call.
     let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
-    owned(fd as libc::c_int).ok()
+    match owned(fd as libc::c_int) {
+        Err(error) => match error.raw_os_error() {
+            Some(libc::ESRCH | libc::EINVAL | libc::ENOSYS) => Ok(None),
+            _ => Err(error),
+        },
+        fd => fd.map(Some),
+    }
 }
 
 /// Most messages kept for a client whose socket is full.

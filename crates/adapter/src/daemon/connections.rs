@@ -64,10 +64,13 @@ impl Daemon {
         }
     }
 
-    fn admit(&mut self, socket: OwnedFd) {
+    pub(super) fn admit(&mut self, socket: OwnedFd) {
         let connection = match Connection::new(socket) {
             Ok(connection) => connection,
-            Err(_) => return,
+            Err(error) => {
+                let text = || format!("turned a client away: {error}");
+                return self.log.say("descriptors", text);
+            }
         };
         if let Some(why) = self.inadmissible(&connection) {
             let pid = connection.pid;

@@ -62,9 +62,14 @@ impl Daemon {
         }
         match outcome {
             Outcome::Waiting(reason) | Outcome::Refused(reason) => {
-                self.tables.set_verdict(end, reason)
+                self.tables.set_verdict(end, reason);
+                // What keeps two apart that know of each other, both should know.
+                let mirror = self.registry.waiting(ask.tuple.mirrored());
+                if let Some(mirror) = mirror.filter(|_| reason != Reason::Unsupported) {
+                    self.tables.set_verdict(mirror, reason);
+                }
             }
-            Outcome::Matched(matched) => self.introduce(&matched),
+            Outcome::Matched(matched) => drop(self.introduce(&matched)),
         }
         Ok(())
     }
@@ -89,26 +94,23 @@ impl Daemon {
     pub(super) fn introduce_held_back(&mut self) {
         loop {
             let next = self.registry.poll_held_back(&is_current(&self.tables));
-            let Some(matched) = next else {
+            let introduced = next.map(|matched| self.introduce(&matched));
+            if !matches!(introduced, Some(Ok(()))) {
                 return;
-            };
-            self.introduce(&matched);
+            }
         }
     }
 
-    /// Makes a channel's memory and offers it to both ends.
-    fn introduce(&mut self, matched: &Match) {
-        let memory = match create_memory(matched) {
-            Ok(memory) => memory,
-            Err(error) => {
-                self.registry.abandon(matched);
-                for side in &matched.sides {
-                    self.tables.set_verdict(side.end, Reason::NoResources);
-                }
-                let why = || format!("cannot make a region: {error}");
-                return self.log.say("memory", why);
+    /// Makes a channel's memory and offers it to both ends. Without memory or descriptors for it both wait.
+    fn introduce(&mut self, matched: &Match) -> io::Result<()> {
+        let memory = create_memory(matched).inspect_err(|error| {
+            self.registry.postpone(matched);
+            for side in &matched.sides {
+                self.tables.set_verdict(side.end, Reason::NoResources);
             }
-        };
+            let why = || format!("cannot make a region: {error}");
+            self.log.say("memory", why);
+        })?;
         self.log.say("pair", || "introduced two programs".into());
         for (side, introduction) in matched.sides.iter().enumerate() {
             let offer = offer_of(matched, side as u32, introduction, &memory);
@@ -116,6 +118,7 @@ impl Daemon {
                 self.drop_client(introduction.client, &Fault::Deaf);
             }
         }
+        Ok(())
     }
 
     /// Under pressure, has the least active channels give up their regions. A program that sleeps does so at its

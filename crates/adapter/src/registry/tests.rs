@@ -322,14 +322,25 @@ fn pairs_wait_for_a_region_and_get_one_when_it_is_free() {
 }
 
 #[test]
-fn an_abandoned_first_channel_leaves_the_pair_unnamed() {
+fn a_postponed_channel_is_offered_later_with_its_pair() {
     let mut registry = registry(2);
     let first = join(&mut registry, 1);
-    registry.abandon(&first);
+    registry.postpone(&first);
     assert_eq!(registry.channel_count(), 0);
+    for side in &first.sides {
+        let (end, tuple) = registry.end(side.end.table, 1).expect("it waits");
+        assert_eq!(registry.waiting(tuple), Some(end));
+    }
     registry.check();
-    let second = join(&mut registry, 1);
-    assert!(second.is_first_of_pair(), "its memory was never handed out");
+    let again = registry.poll_held_back(CURRENT).expect("it was held back");
+    assert_eq!(again.sides, first.sides);
+    assert!(again.is_first_of_pair(), "its memory was never handed out");
+    let second = join(&mut registry, 2);
+    registry.postpone(&second);
+    registry.check();
+    let second = registry.poll_held_back(CURRENT).expect("it was held back");
+    assert!(!second.is_first_of_pair());
+    registry.check();
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! A library's side of the rendezvous, reduced to what the adapter can see: a table, a socket, messages.
 #![allow(dead_code, reason = "each test file uses its part")]
 
+pub(crate) mod program;
+
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -257,6 +259,8 @@ impl FakeLibrary {
         for _ in 0..TURNS_MAX {
             offers.extend(self.settle());
             if is_so() {
+                // What made it so may have come after the turn before.
+                offers.extend(self.settle());
                 return offers;
             }
             std::thread::yield_now();
