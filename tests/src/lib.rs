@@ -1,20 +1,25 @@
 //! End-to-end tests: ordinary programs, run twice, the kernel as the oracle.
 //!
-//! Nothing here links against Toehold. The tests build the command line and the preload library, start
-//! programs under them and look only at what a user could look at: output, exit codes, `toehold status`.
+//! The programs under test know nothing of Toehold. The tests build the command line and the preload
+//! library, start programs under them and look only at what a user could look at: output, exit codes,
+//! `toehold status`. Only the operator who detaches and attaches thousands of times calls the adapter's
+//! client library instead of starting a command each time.
 //!
 //! - [`toehold`]: finds the product, starts an adapter, runs programs on a chosen path;
 //! - [`process`]: child processes that cannot outlive their test, and waits that cannot last;
 //! - [`duet`]: one case of the semantics suite: two roles, one transcript;
+//! - [`checked`]: two ends of a checked connection, and what they owe each other;
 //! - [`load`]: the byte streams that the soak and the crash tests check;
 //! - [`host`]: free ports, installed programs, and skips that nobody can overlook.
 
+pub mod checked;
 pub mod duet;
 pub mod host;
 pub mod load;
 pub mod process;
 pub mod toehold;
 
+pub use checked::Checked;
 pub use duet::{Duet, Sides};
 pub use process::{Running, wait_until};
 pub use toehold::{Path, Toehold};

@@ -43,6 +43,15 @@ impl Running {
     /// # Panics
     /// When the program cannot be started.
     pub fn start(mut command: Command, name: &str, dir: &Path) -> Running {
+        command.stdin(Stdio::null());
+        Running::start_fed(command, name, dir)
+    }
+
+    /// As [`Running::start`], with the standard input that `command` has been given.
+    ///
+    /// # Panics
+    /// When the program cannot be started.
+    pub fn start_fed(mut command: Command, name: &str, dir: &Path) -> Running {
         let (stdout, stderr) = (
             dir.join(format!("{name}.out")),
             dir.join(format!("{name}.err")),
@@ -52,7 +61,6 @@ impl Running {
             .stdout(create(&stdout))
             .stderr(create(&stderr))
             .process_group(0);
-        command.stdin(Stdio::null());
         let child = command
             .spawn()
             .unwrap_or_else(|error| panic!("{command:?}: {error}"));

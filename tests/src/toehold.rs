@@ -181,6 +181,16 @@ impl Toehold {
         connections
     }
 
+    /// Sends every connection back to the kernel; how many were told.
+    pub fn detach_all(&self) -> u32 {
+        toehold_adapter::client::detach(&self.runtime(), 0, None).unwrap_or(0)
+    }
+
+    /// Lets every connection go to its rings again; how many were told.
+    pub fn attach_all(&self) -> u32 {
+        toehold_adapter::client::attach(&self.runtime(), 0, None).unwrap_or(0)
+    }
+
     /// A directory for this test's files; gone afterwards.
     pub fn dir(&self) -> &FilePath {
         self.scratch.path()

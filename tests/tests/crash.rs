@@ -1,0 +1,111 @@
+//! SIGKILL at any moment: what the survivor sees, and what is left behind.
+
+use std::time::Duration;
+
+use toehold_e2e::load::Random;
+use toehold_e2e::{Checked, Sides, Toehold, host, wait_until};
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_stream");
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Whom a round kills.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Victim {
+    Server,
+    Client,
+    Adapter,
+}
+
+/// Kills one end of a fresh connection and examines the other. Returns whether rings carried the bytes.
+fn round(toehold: &mut Toehold, sides: Sides, number: u64, victim: Victim) -> bool {
+    let mut random = Random::new(number);
+    let one_way = random.below(2) == 0;
+    let name = format!("round{number}");
+    let mut pair = Checked::start(toehold, sides, PROGRAM, (&name, number, 0, one_way));
+    std::thread::sleep(Duration::from_micros(random.below(60_000)));
+    let was_direct = sides.pair_up()
+        && toehold
+            .connections()
+            .iter()
+            .any(|connection| connection.count("bytes_ring_tx") > 0);
+    let victim = if victim == Victim::Adapter {
+        survives_the_adapter(toehold, &mut pair, number);
+        Victim::Client
+    } else {
+        victim
+    };
+    let (dead, survivor) = match victim {
+        Victim::Server => (&mut pair.server, &mut pair.client),
+        _ => (&mut pair.client, &mut pair.server),
+    };
+    dead.signal(libc::SIGKILL);
+    assert!(
+        dead.wait(PATIENCE).is_some(),
+        "round {number}: SIGKILL does not kill"
+    );
+    let end = survivor.wait(PATIENCE);
+    let words = survivor.stdout();
+    let context = format!("round {number}, {victim:?} killed, one way: {one_way}");
+    assert!(
+        end.is_some_and(|status| status.success()),
+        "{context}: the survivor is in {}\n{}",
+        survivor.whereabouts(),
+        survivor.outputs()
+    );
+    let ends = ["then EOF", "then ECONNRESET"];
+    assert!(
+        ends.iter().any(|end| words.contains(end)),
+        "{context}: {words}"
+    );
+    let (owed, got) = match victim {
+        Victim::Server => (pair.server_counters().sent, pair.client_counters().received),
+        _ => (pair.client_counters().sent, pair.server_counters().received),
+    };
+    // A victim that had nothing unread ends with FIN, after all it had sent. One with unread bytes
+    // ends with RST, which lets what is still in its send buffer fall: then only the prefix is owed,
+    // and the survivor has checked that itself.
+    if one_way && victim == Victim::Client {
+        assert!(got >= owed, "{context}: {owed} bytes sent, {got} received");
+    }
+    was_direct
+}
+
+/// Kills the adapter under the connection, sees the bytes go on, and starts another.
+fn survives_the_adapter(toehold: &mut Toehold, pair: &mut Checked, number: u64) {
+    toehold.adapter().signal(libc::SIGKILL);
+    assert!(
+        toehold.adapter().wait(PATIENCE).is_some(),
+        "SIGKILL does not kill"
+    );
+    let before = pair.server_counters().received;
+    let goes_on = wait_until(PATIENCE, || {
+        pair.server_counters().received > before + 5_000_000
+    });
+    assert!(
+        goes_on,
+        "round {number}: the adapter's death stopped the connection at {before}\n{}{}",
+        pair.server.outputs(),
+        pair.client.outputs()
+    );
+    toehold.start_adapter();
+}
+
+fn victims(sides: Sides, rounds: u64) -> impl Iterator<Item = (u64, Victim)> {
+    let mut random = Random::new(0x6b69_6c6c);
+    (0..rounds).map(move |number| {
+        let victim = match random.below(if sides.pair_up() { 5 } else { 4 }) {
+            0 | 1 => Victim::Server,
+            2 | 3 => Victim::Client,
+            _ => Victim::Adapter,
+        };
+        (number, victim)
+    })
+}
+
+#[test]
+fn survivor_on_the_kernel_sees_a_prefix_and_an_end() {
+    let mut toehold = Toehold::absent();
+    for (number, victim) in victims(Sides::HOST, host::rounds(20)) {
+        round(&mut toehold, Sides::HOST, number, victim);
+    }
+}

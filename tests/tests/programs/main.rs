@@ -1,0 +1,88 @@
+//! Real programs, unmodified: their data byte-exact, their own checks passed.
+
+mod nginx;
+mod postgres;
+mod redis;
+mod scripts;
+mod tools;
+
+use std::net::TcpStream;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use toehold_e2e::process::{PATIENCE, Running};
+use toehold_e2e::{Sides, Toehold, wait_until};
+
+/// Makes each claim a test on every combination of paths.
+macro_rules! claims {
+    ($($claim:ident),* $(,)?) => {$(
+        mod $claim {
+            #[test]
+            fn on_the_kernel() {
+                super::$claim(&toehold_e2e::Toehold::absent(), toehold_e2e::Sides::HOST);
+            }
+        }
+    )*};
+}
+pub(crate) use claims;
+
+/// Waits until something accepts connections on a port; the server must be alive meanwhile.
+pub(crate) fn await_port(server: &mut Running, port: u16) {
+    let open = wait_until(PATIENCE, || {
+        server.ended().is_some() || TcpStream::connect(("127.0.0.1", port)).is_ok()
+    });
+    assert!(
+        open && server.ended().is_none(),
+        "the server is not up\n{}",
+        server.outputs()
+    );
+}
+
+/// Runs a client to its successful end.
+pub(crate) fn client(
+    toehold: &Toehold,
+    sides: Sides,
+    name: &str,
+    program: &str,
+    arguments: &[&str],
+) -> String {
+    let mut command = toehold.command(sides.client, program);
+    command.args(arguments);
+    Running::start(command, name, toehold.dir()).success(PATIENCE)
+}
+
+/// Runs `load` and, when both sides are accelerated, sees that some of its connections left the kernel.
+pub(crate) fn accelerated<T>(toehold: &Toehold, sides: Sides, load: impl FnOnce() -> T) -> T {
+    if !sides.pair_up() {
+        return load();
+    }
+    let (done, direct) = (AtomicBool::new(false), AtomicUsize::new(0));
+    let result = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Acquire) {
+                let connections = toehold.connections();
+                let now = connections
+                    .iter()
+                    .filter(|connection| connection.is_direct())
+                    .count();
+                direct.fetch_max(now, Ordering::Relaxed);
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        });
+        // Tells the watcher however the load ends.
+        let _done = Done(&done);
+        load()
+    });
+    let direct = direct.load(Ordering::Relaxed);
+    assert!(direct > 0, "no connection of the load ever left the kernel");
+    result
+}
+
+/// Raises a flag when dropped.
+struct Done<'a>(&'a AtomicBool);
+
+impl Drop for Done<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}

@@ -1,0 +1,114 @@
+//! PostgreSQL: a process forked for each connection, and books that balance.
+
+use toehold_e2e::process::{PATIENCE, Running};
+use toehold_e2e::{Sides, Toehold, host};
+
+use crate::{accelerated, await_port, client};
+
+/// PostgreSQL refuses to run as root; Debian makes this user for it.
+const USER: &str = "postgres";
+
+mod postgres_books_balance {
+    #[test]
+    fn on_the_kernel() {
+        super::run(
+            || toehold_e2e::Toehold::absent_as(super::USER),
+            toehold_e2e::Sides::HOST,
+        );
+    }
+}
+
+fn run(start: impl FnOnce() -> Toehold, sides: Sides) {
+    if host::require(["initdb", "postgres", "psql", "pgbench", "setpriv"]).is_none() {
+        return;
+    }
+    // SAFETY: takes nothing, cannot fail.
+    if unsafe { libc::geteuid() } != 0 {
+        host::skipped("only root can become the user that PostgreSQL wants");
+        return;
+    }
+    postgres_books_balance(&start(), sides);
+}
+
+fn path(name: &str) -> String {
+    host::program(name)
+        .expect("required")
+        .to_string_lossy()
+        .into_owned()
+}
+
+fn postgres_books_balance(toehold: &Toehold, sides: Sides) {
+    let data = toehold.dir().join("data");
+    let data = data.to_string_lossy();
+    let mut command = toehold.command(toehold_e2e::Path::Host, path("initdb"));
+    command.args(["-D", &data, "--auth=trust", "--no-sync", "-U", USER]);
+    Running::start(command, "initdb", toehold.dir()).success(PATIENCE);
+    let port = host::free_port();
+    let number = port.to_string();
+    let mut command = toehold.command(sides.server, path("postgres"));
+    command.args([
+        "-D",
+        &data,
+        "-p",
+        &number,
+        "-h",
+        "127.0.0.1",
+        "-k",
+        "",
+        "-F",
+    ]);
+    let mut server = Running::start(command, "postgres", toehold.dir());
+    await_port(&mut server, port);
+    let to = ["-h", "127.0.0.1", "-p", &number, "-U", USER];
+    let run = |name: &str, program: &str, rest: &[&str]| {
+        client(toehold, sides, name, &path(program), &[&to, rest].concat())
+    };
+    // The server listens before it is ready for clients.
+    let ready = toehold_e2e::wait_until(PATIENCE, || {
+        std::process::Command::new(path("pg_isready"))
+            .args(to)
+            .output()
+            .is_ok_and(|output| output.status.success())
+    });
+    assert!(ready, "{}", server.outputs());
+    run("init", "pgbench", &["-i", "-s", "1", "-q", "postgres"]);
+    accelerated(toehold, sides, || {
+        run("tpcb", "pgbench", &["-c", "4", "-T", "3", "-n", "postgres"]);
+        let report = run(
+            "select",
+            "pgbench",
+            &[
+                "-c", "4", "-T", "2", "-n", "-S", "-M", "prepared", "postgres",
+            ],
+        );
+        assert!(
+            report.contains("number of failed transactions: 0"),
+            "{report}"
+        );
+    });
+    let query = |text: &str| run("psql", "psql", &["-At", "-c", text, "postgres"]);
+    let sums = query(
+        "select (select sum(abalance) from pgbench_accounts) = (select sum(delta) from pgbench_history)
+            and (select sum(tbalance) from pgbench_tellers) = (select sum(bbalance) from pgbench_branches)
+            and (select sum(delta) from pgbench_history) = (select sum(bbalance) from pgbench_branches)",
+    );
+    assert_eq!(sums.trim(), "t", "the books do not balance");
+    // A large result, checked against its own sum.
+    let rows = query("select md5(i::text) from generate_series(1, 200000) i");
+    let sum = query(
+        "select md5(string_agg(md5(i::text), '' order by i)) from generate_series(1, 200000) i",
+    );
+    assert_eq!(rows.lines().count(), 200_000);
+    let local = toehold.dir().join("rows");
+    std::fs::write(&local, rows.lines().collect::<String>()).expect("there is room");
+    let output = std::process::Command::new("md5sum")
+        .arg(&local)
+        .output()
+        .expect("md5sum is everywhere");
+    let output = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(
+        output.split(' ').next(),
+        Some(sum.trim()),
+        "the large result is not exact"
+    );
+}

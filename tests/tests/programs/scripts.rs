@@ -1,0 +1,82 @@
+//! The servers and clients that come with Python and Node.
+
+use toehold_e2e::process::Running;
+use toehold_e2e::{Sides, Toehold, host};
+
+use crate::{accelerated, await_port, claims, client};
+
+claims!(
+    python_asyncio_echoes_exactly,
+    python_socketserver_threads_echo_exactly,
+    python_socketserver_forks_echo_exactly,
+    python_http_server_serves_exactly,
+    python_selectors_echo_exactly,
+    node_http_serves_exactly,
+);
+
+/// Runs a script's server and its client; the client checks everything and says so.
+fn script(toehold: &Toehold, sides: Sides, interpreter: &str, file: &str, kind: &str) {
+    let port = host::free_port();
+    let number = port.to_string();
+    let file = format!("{}/scripts/{file}", env!("CARGO_MANIFEST_DIR"));
+    let mut command = toehold.command(sides.server, interpreter);
+    command.args([file.as_str(), "server", kind, &number]);
+    let mut server = Running::start(command, &format!("{kind}-server"), toehold.dir());
+    await_port(&mut server, port);
+    let said = accelerated(toehold, sides, || {
+        client(
+            toehold,
+            sides,
+            kind,
+            interpreter,
+            &[&file, "client", kind, &number],
+        )
+    });
+    assert!(said.contains("all exact"), "{said}\n{}", server.outputs());
+}
+
+fn python(toehold: &Toehold, sides: Sides, kind: &str) {
+    match host::python() {
+        Some(python) => script(
+            toehold,
+            sides,
+            &python.to_string_lossy(),
+            "servers.py",
+            kind,
+        ),
+        None => host::skipped("python3 is not installed"),
+    }
+}
+
+fn python_asyncio_echoes_exactly(toehold: &Toehold, sides: Sides) {
+    python(toehold, sides, "asyncio");
+}
+
+fn python_socketserver_threads_echo_exactly(toehold: &Toehold, sides: Sides) {
+    python(toehold, sides, "threads");
+}
+
+fn python_socketserver_forks_echo_exactly(toehold: &Toehold, sides: Sides) {
+    python(toehold, sides, "forks");
+}
+
+fn python_http_server_serves_exactly(toehold: &Toehold, sides: Sides) {
+    python(toehold, sides, "http");
+}
+
+fn python_selectors_echo_exactly(toehold: &Toehold, sides: Sides) {
+    python(toehold, sides, "selectors");
+}
+
+fn node_http_serves_exactly(toehold: &Toehold, sides: Sides) {
+    match host::program("node") {
+        Some(node) => script(
+            toehold,
+            sides,
+            &node.to_string_lossy(),
+            "servers.js",
+            "http",
+        ),
+        None => host::skipped("node is not installed"),
+    }
+}
