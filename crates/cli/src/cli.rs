@@ -7,6 +7,7 @@ use crate::compare::CompareArgs;
 use crate::completions::CompletionsArgs;
 use crate::detach::DetachArgs;
 use crate::doctor::DoctorArgs;
+use crate::lab::LabArgs;
 use crate::man::ManArgs;
 use crate::run::RunArgs;
 use crate::status::StatusArgs;
@@ -40,6 +41,8 @@ pub(crate) enum Command {
     Doctor(DoctorArgs),
     /// Run the adapter, which introduces programs to each other
     Adapter(AdapterArgs),
+    /// Repeat the experiments of the literature on this host
+    Lab(LabArgs),
     /// Write the manual pages
     Man(ManArgs),
     /// Print the completions of a shell

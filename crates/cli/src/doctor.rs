@@ -103,6 +103,8 @@ impl Check {
 struct Report {
     toehold: &'static str,
     checks: Vec<Check>,
+    /// The copy engine's curves and choices on this host.
+    copy_calibration: String,
 }
 
 /// Looks and prints.
@@ -114,13 +116,14 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<(), Failure> {
     let report = Report {
         toehold: env!("CARGO_PKG_VERSION"),
         checks: checks::all(&dir),
+        copy_calibration: toehold_copy::calibration_report(),
     };
     let text = if args.json {
         serde_json::to_string_pretty(&report)
             .map_err(|error| Failure::new(format!("cannot write the report as JSON: {error}")))?
             + "\n"
     } else {
-        render(&report.checks)
+        render(&report.checks) + "Copying on this host\n" + &indented(&report.copy_calibration)
     };
     let _ = std::io::stdout().write_all(text.as_bytes());
     match unmet(&report.checks) {
@@ -169,6 +172,13 @@ fn render(checks: &[Check]) -> String {
         }
     }
     out
+}
+
+fn indented(text: &str) -> String {
+    text.lines().fold(String::new(), |mut out, line| {
+        let _ = writeln!(out, "  {line}");
+        out
+    })
 }
 
 #[cfg(test)]

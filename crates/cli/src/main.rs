@@ -11,6 +11,7 @@ mod completions;
 mod detach;
 mod doctor;
 mod failure;
+mod lab;
 mod library;
 mod man;
 mod options;
@@ -32,6 +33,7 @@ fn main() -> ExitCode {
         Command::Detach(args) => detach::run(&args),
         Command::Compare(args) => compare::run(&args),
         Command::Doctor(args) => doctor::run(&args),
+        Command::Lab(args) => return lab::run(&args),
         Command::Man(args) => man::run(&args),
         Command::Completions(args) => completions::run(&args),
     };
