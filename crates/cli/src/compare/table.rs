@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::report::{ArmMetric, Group, MetricReport, Report, Verdict};
+use super::report::{ArmMetric, ArmReport, Group, MetricReport, Report, Verdict};
 use super::stats::ROUNDS_FOR_SEPARATION;
 
 /// Renders the table.
@@ -27,29 +27,22 @@ pub(crate) fn render(report: &Report) -> String {
         ),
     );
     let client = plan.client_tool.unwrap_or("the clock");
+    let ratio = format!("ratio to {base} [95 % interval]");
+    let width = report
+        .metrics
+        .iter()
+        .map(|metric| name_of(metric).len())
+        .fold(NAME_WIDTH_MIN, usize::max);
     for (group, title) in [
         (Group::Results, format!("What {client} says")),
         (Group::Costs, "What it cost".to_owned()),
     ] {
-        let metrics: Vec<&MetricReport> = report
-            .metrics
-            .iter()
-            .filter(|metric| metric.group == group)
-            .collect();
-        if metrics.is_empty() {
-            continue;
-        }
-        let ratio = format!("ratio to {base} [95 % interval]");
         put(&mut out, "");
-        let width = metrics
-            .iter()
-            .map(|metric| name_of(metric).len())
-            .fold(NAME_WIDTH_MIN, usize::max);
         put(
             &mut out,
             &row(width, [&title, "path", "median", "spread", &ratio]),
         );
-        for metric in metrics {
+        for metric in report.metrics.iter().filter(|metric| metric.group == group) {
             put_metric(&mut out, width, metric);
         }
     }
@@ -102,26 +95,38 @@ pub(crate) fn notes(report: &Report) -> Vec<String> {
                 .to_owned(),
         ),
     }
-    for arm in &report.arms {
-        if let Some(seen) = &arm.connections {
-            let mut text = format!(
-                "{}: ends of connections seen in the extra round: {} direct, {} offload, {} host",
-                arm.label, seen.direct, seen.offload, seen.host
-            );
-            if !seen.reasons.is_empty() {
-                let _ = write!(text, " ({})", seen.reasons.join("; "));
-            }
-            notes.push(text);
+    notes.extend(report.arms.iter().flat_map(arm_notes));
+    notes.extend(report.warnings.iter().cloned());
+    notes
+}
+
+/// What became of an arm's connections and of its failed rounds.
+fn arm_notes(arm: &ArmReport) -> Vec<String> {
+    let mut notes = Vec::new();
+    if let Some(seen) = &arm.connections {
+        let mut text = format!(
+            "{}: ends of connections seen in the extra round: {} direct, {} offload, {} host",
+            arm.label, seen.direct, seen.offload, seen.host
+        );
+        if !seen.reasons.is_empty() {
+            let _ = write!(text, " ({})", seen.reasons.join("; "));
         }
-        if let Some(failure) = arm.failures.first() {
-            let failed = arm.failures.len();
+        notes.push(text);
+        if seen.direct + seen.offload == 0 {
             notes.push(format!(
-                "{}: {failed} rounds failed and are left out; first: {failure}",
+                "{}: no connection was seen to leave kernel TCP, so this arm may compare the kernel \
+                 with itself",
                 arm.label
             ));
         }
     }
-    notes.extend(report.warnings.iter().cloned());
+    if let Some(failure) = arm.failures.first() {
+        let failed = arm.failures.len();
+        notes.push(format!(
+            "{}: {failed} rounds failed and are left out; first: {failure}",
+            arm.label
+        ));
+    }
     notes
 }
 
@@ -244,7 +249,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::compare::cpus::{Pin, Placement};
     use crate::compare::environment::Environment;
-    use crate::compare::report::{self, Plan, SCHEMA, tests::arm};
+    use crate::compare::report::{self, ConnectionsSeen, Plan, SCHEMA, tests::arm};
     use crate::options::WaitChoice;
 
     /// A finished comparison of two arms with these rates.
@@ -297,6 +302,21 @@ pub(crate) mod tests {
         let text = render(&sample(&[100.0], &[250.0]));
         assert!(text.contains("2.50x\n"), "{text}");
         assert!(text.contains("from 4 rounds on"), "{text}");
+    }
+
+    #[test]
+    fn an_arm_that_never_left_the_kernel_is_told() {
+        let mut report = sample(&[100.0; 4], &[100.0; 4]);
+        report.arms[1].connections = Some(ConnectionsSeen {
+            host: 2,
+            reasons: vec!["no partner".to_owned()],
+            ..ConnectionsSeen::default()
+        });
+        let text = render(&report);
+        assert!(
+            text.contains("kernel with itself") && text.contains("(no partner)"),
+            "{text}"
+        );
     }
 
     #[test]
