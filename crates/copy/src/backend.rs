@@ -1,5 +1,7 @@
 //! What an engine has to be able to do. Everything else is [`Channel`](crate::Channel)'s.
 
+use core::any::Any;
+
 use crate::{Cookie, Operation};
 
 /// The hands of a copy engine: accepts operations, carries them out, says which are done.
@@ -13,7 +15,7 @@ use crate::{Cookie, Operation};
 /// An implementation, once it has reported an operation's outcome, must never again touch the memory
 /// that the operation names. When it is dropped, or has reported [`Outcome::Gone`], the same holds for all.
 /// It touches nothing but the target's `len` bytes and reads nothing but the source's.
-pub unsafe trait Backend: Send {
+pub unsafe trait Backend: Send + Any {
     /// A short, fixed name: what the user writes to select it.
     fn name(&self) -> &'static str;
 

@@ -323,6 +323,15 @@ impl Channel {
         self.backend.helper_cpu_ns()
     }
 
+    /// Takes the engine back without waiting for what it has: for an engine that is given up.
+    #[cfg(feature = "std")]
+    pub(crate) fn into_backend(mut self) -> Box<dyn Backend> {
+        let retired = core::mem::replace(&mut self.backend, Box::new(crate::Cpu::new()));
+        self.ledger = Ledger::new(0);
+        self.handed = Cookie::NONE;
+        retired
+    }
+
     /// Takes outcomes from the backend into the ledger.
     #[inline]
     fn collect(&mut self) {

@@ -26,6 +26,8 @@ mod buffer;
 #[cfg(feature = "std")]
 mod calibration;
 #[cfg(feature = "std")]
+pub mod dsa;
+#[cfg(feature = "std")]
 mod fork;
 #[cfg(feature = "std")]
 mod open;

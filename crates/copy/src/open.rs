@@ -1,5 +1,6 @@
 //! Choosing an engine by name, with the processor as the one that always works.
 
+use crate::dsa::Dsa;
 use crate::{Auto, Calibration, Channel, Cpu, CpuNt, Worker, WorkerOptions};
 
 /// An opened channel, and what there was to say about it.
@@ -68,7 +69,7 @@ fn open_named(name: &str, entries: usize, notes: &mut Vec<String>) -> Result<Cha
 
 /// The names [`open`] knows.
 pub fn names() -> Vec<&'static str> {
-    survey().into_iter().map(|engine| engine.name).collect()
+    vec!["auto", "cpu", "cpu-nt", "worker", "dsa"]
 }
 
 /// An engine and whether it can be had here.
@@ -92,7 +93,24 @@ pub(crate) fn survey() -> Vec<Engine> {
         engine("cpu", "memcpy, always there"),
         engine("cpu-nt", nontemporal_about()),
         engine("worker", "a thread of its own"),
+        dsa_engine(),
     ]
+}
+
+fn dsa_engine() -> Engine {
+    let about = "Intel's Data Streaming Accelerator";
+    match Dsa::open(1) {
+        Ok((_, how)) => Engine {
+            name: "dsa",
+            about: format!("{about}: {how}"),
+            missing: None,
+        },
+        Err(why) => Engine {
+            name: "dsa",
+            about: about.to_owned(),
+            missing: Some(why),
+        },
+    }
 }
 
 fn nontemporal_about() -> &'static str {

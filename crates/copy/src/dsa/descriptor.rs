@@ -1,0 +1,100 @@
+//! What the device reads and writes, as the kernel's `linux/idxd.h` has it. A test compiles that header and compares.
+
+/// A descriptor: one piece of work.
+#[repr(C, align(64))]
+#[derive(Clone, Copy, Debug)]
+pub struct Descriptor {
+    /// Filled in by the processor or the kernel.
+    pub pasid_and_privilege: u32,
+    /// Flags in the low 24 bits, the operation's code in the high 8.
+    pub flags_and_opcode: u32,
+    /// Where the completion record goes.
+    pub completion_addr: u64,
+    /// The source's address, or a fill's pattern.
+    pub source_or_pattern: u64,
+    /// The target's address.
+    pub target: u64,
+    /// Bytes to move.
+    pub len: u32,
+    /// No interrupts.
+    pub interrupt_handle: u16,
+    /// Zero.
+    pub reserved: u16,
+    /// Zero for the operations used here.
+    pub specific: [u8; 24],
+}
+
+impl Descriptor {
+    /// What is to be done: see [`opcode`].
+    pub fn opcode(&self) -> u8 {
+        (self.flags_and_opcode >> 24) as u8
+    }
+}
+
+/// A completion record.
+#[repr(C, align(32))]
+#[derive(Clone, Copy, Debug)]
+pub struct Record {
+    /// Written last: see [`status`].
+    pub status: u8,
+    /// Of no use here.
+    pub result: u8,
+    /// Zero.
+    pub reserved: u16,
+    /// How far the device came before a fault.
+    pub bytes_completed: u32,
+    /// The address it could not use.
+    pub fault_addr: u64,
+    /// Of no use here.
+    pub specific: [u8; 16],
+}
+
+impl Record {
+    /// Before the device has written it.
+    pub const EMPTY: Record = Record {
+        status: status::NONE,
+        result: 0,
+        reserved: 0,
+        bytes_completed: 0,
+        fault_addr: 0,
+        specific: [0; 16],
+    };
+}
+
+const _: () = assert!(size_of::<Descriptor>() == 64 && size_of::<Record>() == 32);
+
+/// Codes of operations.
+pub mod opcode {
+    /// Does nothing, and says so.
+    pub const NOOP: u8 = 0;
+    /// Copies.
+    pub const MEMMOVE: u8 = 3;
+    /// Repeats a pattern of eight bytes.
+    pub const MEMFILL: u8 = 4;
+}
+
+/// Flags of descriptors.
+pub mod flag {
+    /// The device waits for a page that is not there, instead of giving up.
+    pub const BLOCK_ON_FAULT: u32 = 0x0002;
+    /// `completion_addr` means something.
+    pub const COMPLETION_ADDRESS_VALID: u32 = 0x0004;
+    /// A record is wanted also when all is well.
+    pub const REQUEST_COMPLETION: u32 = 0x0008;
+    /// The target goes to the cache.
+    pub const CACHE_CONTROL: u32 = 0x0100;
+}
+
+/// Values of [`Record::status`](super::Record).
+pub mod status {
+    /// Not written yet.
+    pub const NONE: u8 = 0;
+    /// All done.
+    pub const SUCCESS: u8 = 1;
+    /// Stopped at a page that was not there.
+    pub const PAGE_FAULT_NOBOF: u8 = 3;
+    /// An operation the device does not have.
+    pub const BAD_OPCODE: u8 = 0x10;
+    /// The bits that are the status; the last one tells a write fault from a read fault.
+    pub const MASK: u8 = 0x7f;
+}

@@ -1,0 +1,137 @@
+//! A small device for tests: reads descriptors, moves bytes, writes completion records, on a thread of its own.
+//!
+//! It is as asynchronous as the real one, and can be told to have its troubles.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::thread::JoinHandle;
+
+use super::descriptor::{Descriptor, Record, opcode, status};
+use super::portal::{Portal, PortalError};
+
+/// What troubles the device has.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Temper {
+    /// Descriptors its queue holds; zero for 32.
+    pub queue: usize,
+    /// Every so many-th descriptor meets a missing page, part of the way; zero for never.
+    pub fault_every: usize,
+    /// Every so many-th descriptor is malformed, it says; zero for never.
+    pub error_every: usize,
+    /// Claims to have done more than it was asked for, when it reports a fault.
+    pub exaggerates: bool,
+    /// Falls silent after so many descriptors, and then is not there any more; zero for never.
+    pub dies_after: usize,
+}
+
+/// The device, seen from its portal.
+pub struct Emulated {
+    temper: Temper,
+    queue: Option<Sender<Descriptor>>,
+    in_queue: Arc<AtomicUsize>,
+    is_dead: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Emulated {
+    /// A device of this temper.
+    pub fn new(temper: Temper) -> Emulated {
+        let (sender, receiver) = channel::<Descriptor>();
+        let in_queue = Arc::new(AtomicUsize::new(0));
+        let is_dead = Arc::new(AtomicBool::new(false));
+        let (left, dead) = (Arc::clone(&in_queue), Arc::clone(&is_dead));
+        let thread = std::thread::spawn(move || {
+            for (number, descriptor) in (1..).zip(receiver) {
+                if temper.dies_after != 0 && number > temper.dies_after {
+                    dead.store(true, Ordering::SeqCst);
+                    return;
+                }
+                // SAFETY: whoever submitted it vouches for its memory until the record is written.
+                unsafe { perform(&descriptor, number, temper) };
+                left.fetch_sub(1, Ordering::SeqCst);
+            }
+        });
+        Emulated {
+            temper,
+            queue: Some(sender),
+            in_queue,
+            is_dead,
+            thread: Some(thread),
+        }
+    }
+}
+
+impl Portal for Emulated {
+    unsafe fn submit(&mut self, descriptor: &Descriptor) -> Result<(), PortalError> {
+        let room = if self.temper.queue == 0 {
+            32
+        } else {
+            self.temper.queue
+        };
+        if self.in_queue.load(Ordering::SeqCst) >= room {
+            return Err(PortalError::Busy);
+        }
+        self.in_queue.fetch_add(1, Ordering::SeqCst);
+        let queue = self.queue.as_ref().ok_or(PortalError::Gone)?;
+        queue.send(*descriptor).map_err(|_| PortalError::Gone)
+    }
+
+    fn is_alive(&self) -> bool {
+        !self.is_dead.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for Emulated {
+    fn drop(&mut self) {
+        self.queue = None;
+        if let Some(thread) = self.thread.take() {
+            // Like the driver: closing the queue waits for the device.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// # Safety
+///
+/// The descriptor's memory and record are valid and nobody else's.
+unsafe fn perform(descriptor: &Descriptor, number: usize, temper: Temper) {
+    let is_every = |every: usize| every != 0 && number.is_multiple_of(every);
+    let len = descriptor.len as usize;
+    let (mut code, mut bytes, mut address) = (status::SUCCESS, len, 0);
+    if is_every(temper.error_every) {
+        (code, bytes) = (status::BAD_OPCODE, 0);
+    } else if is_every(temper.fault_every) {
+        (code, bytes) = (status::PAGE_FAULT_NOBOF, len / 2);
+        address = descriptor.target + bytes as u64;
+    }
+    let target: *mut u8 = std::ptr::with_exposed_provenance_mut(descriptor.target as usize);
+    match descriptor.opcode() {
+        opcode::MEMMOVE => {
+            let source = std::ptr::with_exposed_provenance(descriptor.source_or_pattern as usize);
+            // SAFETY: `bytes <= len`, and the ranges are the submitter's.
+            unsafe { crate::from_shared(source, target, bytes) };
+        }
+        opcode::MEMFILL => {
+            let pattern = descriptor.source_or_pattern.to_le_bytes();
+            for at in 0..bytes {
+                // SAFETY: `at < len`.
+                unsafe { target.add(at).write(pattern[at % 8]) };
+            }
+        }
+        _ => code = status::BAD_OPCODE,
+    }
+    let told = if temper.exaggerates {
+        u32::MAX
+    } else {
+        bytes as u32
+    };
+    let record: *mut Record =
+        std::ptr::with_exposed_provenance_mut(descriptor.completion_addr as usize);
+    // SAFETY: the record is the submitter's, and ours until its status is written.
+    unsafe {
+        (&raw mut (*record).bytes_completed).write_volatile(told);
+        (&raw mut (*record).fault_addr).write_volatile(address);
+        AtomicU8::from_ptr(record.cast()).store(code, Ordering::Release);
+    }
+}
