@@ -1,5 +1,6 @@
 //! What the kernel tells of other processes: `/proc`.
 
+use crate::tables::FileKey;
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -12,7 +13,7 @@ pub(crate) struct Sockets {
     lists: BTreeMap<u64, SocketList>,
 }
 
-/// Local and remote address by inode. Only looked up, never walked.
+/// Local and remote address by inode. Its order never shows.
 type SocketList = HashMap<u64, (SocketAddr, SocketAddr)>;
 
 impl Sockets {
@@ -30,6 +31,20 @@ impl Sockets {
             .or_insert_with(|| socket_list(pid));
         list.get(&inode.parse().ok()?).copied()
     }
+
+    /// Whether some process has the socket of these addresses open, in the network namespace of `pid`.
+    pub(crate) fn is_open(&mut self, pid: u32, local: SocketAddr, remote: SocketAddr) -> bool {
+        let Some(namespace) = network_namespace(pid) else {
+            return false;
+        };
+        let list = self
+            .lists
+            .entry(namespace)
+            .or_insert_with(|| socket_list(pid));
+        // One that only the kernel still knows, to end the connection properly, has inode 0.
+        list.iter()
+            .any(|(&inode, &addresses)| inode != 0 && addresses == (local, remote))
+    }
 }
 
 fn socket_list(pid: u32) -> SocketList {
@@ -45,6 +60,24 @@ fn socket_list(pid: u32) -> SocketList {
 pub(crate) fn network_namespace(pid: u32) -> Option<u64> {
     let link = fs::metadata(format!("/proc/{pid}/ns/net"));
     link.ok().map(|namespace| namespace.ino())
+}
+
+/// Whether a process has a file mapped.
+pub(crate) fn has_mapped(pid: u32, file: FileKey) -> bool {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+    maps.lines().any(|line| parse_mapping(line) == Some(file))
+}
+
+/// The file of one line of `/proc/PID/maps`: `from-to access offset major:minor inode path`.
+fn parse_mapping(line: &str) -> Option<FileKey> {
+    let mut fields = line.split_ascii_whitespace().skip(3);
+    let (major, minor) = fields.next()?.split_once(':')?;
+    let major = u32::from_str_radix(major, 16).ok()?;
+    let minor = u32::from_str_radix(minor, 16).ok()?;
+    Some(FileKey {
+        device: libc::makedev(major, minor),
+        inode: fields.next()?.parse().ok()?,
+    })
 }
 
 /// Inode, local and remote address of one line of `/proc/net/tcp` or `tcp6`.
@@ -120,7 +153,28 @@ mod tests {
             let found = sockets.addresses(own_pid, stream.as_raw_fd() as u32);
             assert_eq!(found, Some((stream.local_addr().expect("address"), target)));
             assert_eq!(sockets.addresses(own_pid, u32::MAX), None);
+            let local = stream.local_addr().expect("address");
+            assert!(sockets.is_open(own_pid, local, target));
+            drop(stream);
+            assert!(!Sockets::default().is_open(own_pid, local, target));
         }
+    }
+
+    #[test]
+    fn a_mapped_file_is_found_by_device_and_inode() {
+        let own_pid = std::process::id();
+        let program = fs::metadata("/proc/self/exe").expect("own program");
+        let file = FileKey {
+            device: program.dev(),
+            inode: program.ino(),
+        };
+        assert!(has_mapped(own_pid, file));
+        let other = FileKey {
+            inode: u64::MAX,
+            ..file
+        };
+        assert!(!has_mapped(own_pid, other));
+        assert!(!has_mapped(0, file));
     }
 
     #[test]

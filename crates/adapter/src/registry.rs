@@ -94,7 +94,8 @@ impl Registry {
 
     /// A client asks for a partner. `is_current` tells whether an end still is what its table entry describes.
     ///
-    /// Asking again for the same entry ends whatever that entry was part of.
+    /// Asking again for the same entry ends whatever that entry was part of; but what one process of a family has been
+    /// introduced for, no other can have as well.
     pub fn ask(&mut self, ask: Ask, is_current: &dyn Fn(End) -> bool) -> Outcome {
         let Some(client) = self.clients.get(&ask.client) else {
             return Outcome::Refused(Reason::NoAdapter);
@@ -103,6 +104,9 @@ impl Registry {
             table: client.process.table,
             entry: ask.entry,
         };
+        if self.is_in_use_by_family(key, &ask) {
+            return Outcome::Refused(Reason::Shared);
+        }
         self.forget(key);
         if ask.tuple == ask.tuple.mirrored() {
             // A socket connected to itself: both directions would share one entry.
@@ -151,8 +155,9 @@ impl Registry {
         self.clients.contains_key(&id)
     }
 
-    /// The process of a client that left has ended. `is_gone` tells whether an end went with it when other processes
-    /// of its family are still there; ends that did not are theirs from now on. Returns the partners of those that did.
+    /// The process of a client that left has ended, and those of its ends with it of which `is_gone`. The others are
+    /// held by its family: by its connected client if there is one, else still in the name of this client. Returns the
+    /// partners of those that are gone.
     pub fn process_gone(&mut self, id: ClientId, is_gone: &dyn Fn(End) -> bool) -> Vec<End> {
         let Some(client) = self.clients.get(&id) else {
             return Vec::new();
@@ -160,13 +165,12 @@ impl Registry {
         let heir = self.heir(id);
         let mut bereft = Vec::new();
         for key in client.keys() {
-            let registered = &self.ends[&key];
-            match heir {
-                Some(heir) if !is_gone(registered.end) => self.bequeath(key, heir),
-                _ => {
-                    bereft.extend(self.partner(registered.end));
-                    self.forget(key);
-                }
+            let end = self.ends[&key].end;
+            if is_gone(end) {
+                bereft.extend(self.partner(end));
+                self.forget(key);
+            } else if let Some(heir) = heir {
+                self.bequeath(key, heir);
             }
         }
         self.remove_if_unused(id);
@@ -241,6 +245,27 @@ impl Registry {
         Some(self.ends[key].end)
     }
 
+    /// Another connected client of the same family.
+    pub fn heir(&self, id: ClientId) -> Option<ClientId> {
+        let table = self.clients.get(&id)?.process.table;
+        let mut family = self.clients.iter();
+        let heir = family.find(|(other, client)| {
+            **other != id && client.connected && client.process.table == table
+        });
+        heir.map(|(&heir, _)| heir)
+    }
+
+    /// The ends in the name of a client.
+    pub fn ends_of(&self, id: ClientId) -> impl Iterator<Item = End> {
+        let keys = self.clients.get(&id).map_or(Vec::new(), Client::keys);
+        keys.into_iter().map(|key| self.ends[&key].end)
+    }
+
+    /// Whether a client has ends, or may still get some.
+    pub fn knows(&self, id: ClientId) -> bool {
+        self.clients.contains_key(&id)
+    }
+
     /// The other end of the channel that `end` is part of, while it is registered.
     pub fn partner(&self, end: End) -> Option<End> {
         let registered = self.ends.get(&end.key())?;
@@ -296,6 +321,15 @@ impl Registry {
             return Some(Reason::Unsupported);
         }
         None
+    }
+
+    fn is_in_use_by_family(&self, key: EntryKey, ask: &Ask) -> bool {
+        self.ends.get(&key).is_some_and(|registered| {
+            registered.client != ask.client
+                && registered.end.generation == ask.generation
+                && matches!(registered.place, Place::Channel(..))
+                && self.is_connected(registered.client)
+        })
     }
 
     fn insert_pending(&mut self, key: EntryKey, ask: &Ask) {
@@ -438,16 +472,6 @@ impl Registry {
         self.pending.remove(&tuple);
         self.held_back.remove(&tuple.min(tuple.mirrored()));
         self.client_mut(client).pending -= 1;
-    }
-
-    /// Another connected process of the same family.
-    fn heir(&self, id: ClientId) -> Option<ClientId> {
-        let table = self.clients[&id].process.table;
-        let mut family = self.clients.iter();
-        let heir = family.find(|(other, client)| {
-            **other != id && client.connected && client.process.table == table
-        });
-        heir.map(|(&heir, _)| heir)
     }
 
     fn bequeath(&mut self, key: EntryKey, heir: ClientId) {

@@ -1,11 +1,11 @@
 //! What `toehold status` shows, collected from the tables, the registry and `/proc`.
 
 use crate::proc::Sockets;
-use crate::registry::{Address, Registry, TableId, Tuple};
+use crate::registry::{Registry, TableId};
 use crate::tables::{MappedTable, Tables};
 use serde::Serialize;
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use toehold_channel::table::{
     COMMAND_DETACH, Entry, FLAG_ASKED, LAYOUT_VERSION, Mode, Reason, WaitMode,
@@ -95,7 +95,7 @@ pub(crate) fn report(
             let generation = entry.generation.load(Ordering::Relaxed);
             let known = registry.end(id, index);
             let known = known.filter(|(end, _)| end.generation == generation);
-            let addresses = known.map(|(_, tuple)| spoken(tuple)).or_else(|| {
+            let addresses = known.map(|(_, tuple)| tuple.spoken()).or_else(|| {
                 let fd = entry.fd.load(Ordering::Relaxed);
                 sockets.addresses(pid, fd)
             });
@@ -187,16 +187,6 @@ fn path_of(mode: u32) -> &'static str {
         Some(Mode::Ring) => DIRECT,
         _ => HOST,
     }
-}
-
-fn spoken(tuple: Tuple) -> (SocketAddr, SocketAddr) {
-    (socket_address(tuple.local), socket_address(tuple.remote))
-}
-
-/// As a person writes it: IPv4 as IPv4.
-fn socket_address(address: Address) -> SocketAddr {
-    let ip = IpAddr::V6(Ipv6Addr::from(address.ip)).to_canonical();
-    SocketAddr::new(ip, address.port)
 }
 
 const HOST: &str = "host";

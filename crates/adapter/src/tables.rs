@@ -25,8 +25,14 @@ pub(crate) struct Tables {
     next: u64,
 }
 
-/// Device and inode: what two processes of a family have in common. Not reused while the file is mapped.
-type FileKey = (u64, u64);
+/// What two processes of a family have in common. Not reused while the file is mapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct FileKey {
+    /// The device it is on.
+    pub(crate) device: u64,
+    /// Its inode there.
+    pub(crate) inode: u64,
+}
 
 /// Why a table was refused.
 #[derive(Debug)]
@@ -55,7 +61,10 @@ impl Tables {
         let metadata = file
             .metadata()
             .map_err(|e| TableError::Map(MapError::Os(e)))?;
-        let key = (metadata.dev(), metadata.ino());
+        let key = FileKey {
+            device: metadata.dev(),
+            inode: metadata.ino(),
+        };
         if let Some(&id) = self.by_file.get(&key) {
             self.mapped.get_mut(&id).expect("both maps agree").0.users += 1;
             return Ok(id);
@@ -87,6 +96,11 @@ impl Tables {
     /// All of them.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (TableId, &MappedTable)> {
         self.mapped.iter().map(|(&id, (table, _))| (id, table))
+    }
+
+    /// The file behind a table.
+    pub(crate) fn file(&self, id: TableId) -> Option<FileKey> {
+        self.mapped.get(&id).map(|&(_, key)| key)
     }
 
     /// The entry of an end, as long as it still describes that end.
@@ -175,6 +189,13 @@ impl MappedTable {
             let live = entry.state.load(Ordering::Acquire) == EntryState::Live as u32;
             live.then_some((index, entry))
         })
+    }
+
+    /// Processes that entered themselves as members of the family, dead ones and inventions included.
+    pub(crate) fn members(&self) -> impl Iterator<Item = u32> {
+        let places = self.header().family.iter();
+        let members = places.map(|place| place.load(Ordering::Relaxed));
+        members.filter(|&pid| pid != 0)
     }
 
     /// The program's name, as far as it is printable.

@@ -2,11 +2,12 @@
 
 mod support;
 
-use std::os::fd::{AsFd, AsRawFd};
-use std::process::Command;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsRawFd, RawFd};
+use std::process::ChildStdin;
 use std::sync::atomic::Ordering;
 use support::program::Program;
-use support::{Adapter, FakeLibrary, Scratch, connect};
+use support::{Adapter, FakeEnd, FakeLibrary, Scratch, connect};
 use toehold_channel::table::{COMMAND_NONE, COMMAND_PEER_GONE};
 
 /// What the other process does; nothing when this runs as a test.
@@ -15,45 +16,70 @@ fn role() {
     let Some((role, dir)) = support::program::role() else {
         return;
     };
+    let stream = TcpStream::connect(("127.0.0.1", support::program::port())).expect("connected");
+    let port = |address: std::io::Result<SocketAddr>| address.expect("connected").port();
     let mut library = FakeLibrary::new(&dir);
-    library.pair(false, 5000, 80);
+    let end = library.pair(false, port(stream.local_addr()), port(stream.peer_addr()));
     library.offer();
     match role.as_str() {
         "waits" => {}
-        "closes" => library.socket = connect(&dir),
-        "leaves-a-child" => leave_a_child(&library),
+        "closes-our-socket" => library.socket = connect(&dir),
+        "leaves-a-child-our-socket" => leave_a_child(&library, &[stream.as_raw_fd()]),
+        "has-a-child" => {
+            leave_a_child(&library, &[stream.as_raw_fd(), library.socket.as_raw_fd()]);
+        }
+        "has-a-child-that-is-counted" => {
+            let entry = library.table.entry(end.entry);
+            entry.holders.store(2, Ordering::Relaxed);
+            leave_a_child(&library, &[stream.as_raw_fd(), library.socket.as_raw_fd()]);
+        }
+        "has-a-child-with-the-connection" => {
+            leave_a_child(&library, &[library.socket.as_raw_fd()]);
+        }
         other => panic!("no such role: {other}"),
     }
     support::program::stay();
 }
 
-/// A child that inherits the adapter's socket, as one made by fork does, and ends with our standard input.
-#[expect(clippy::zombie_processes, reason = "the child is to outlive us")]
-fn leave_a_child(library: &FakeLibrary) {
-    // SAFETY: plain system call on a descriptor of ours.
-    unsafe { libc::fcntl(library.socket.as_fd().as_raw_fd(), libc::F_SETFD, 0) };
-    Command::new("/bin/sh")
-        .args(["-c", "echo child; read line"])
-        .spawn()
-        .expect("spawned");
+/// Forks a child that closes some descriptors and ends with our standard input.
+fn leave_a_child(library: &FakeLibrary, closes: &[RawFd]) {
+    // SAFETY: the child only makes system calls until it ends.
+    let pid = unsafe { libc::fork() };
+    assert!(pid >= 0, "fork");
+    if pid == 0 {
+        let mut byte = 0u8;
+        // SAFETY: plain system calls; `byte` is valid for one.
+        unsafe {
+            for &fd in closes {
+                libc::close(fd);
+            }
+            libc::read(0, (&raw mut byte).cast(), 1);
+            libc::_exit(0);
+        }
+    }
+    library.table.words().header().family[1].store(pid as u32, Ordering::Relaxed);
 }
 
 struct Scene {
     _scratch: Scratch,
     _adapter: Adapter,
     server: FakeLibrary,
-    accepted: support::FakeEnd,
+    accepted: FakeEnd,
     program: Program,
+    _stream: TcpStream,
 }
 
-/// A server here that has a channel with a program of the given role.
+/// A server here that has a connection and a channel with a program of the given role.
 fn scene(role: &str) -> Scene {
     let scratch = Scratch::new();
     let adapter = Adapter::start(&scratch.path());
     let server = FakeLibrary::new(&scratch.path());
-    let accepted = server.pair(true, 80, 5000);
-    server.settle();
-    let program = Program::start(role, &scratch.path());
+    let listener = TcpListener::bind("127.0.0.1:0").expect("bound");
+    let port = listener.local_addr().expect("bound").port();
+    let mut program = Program::start(role, &scratch.path(), port);
+    let (stream, client) = listener.accept().expect("accepted");
+    let accepted = server.pair(true, port, client.port());
+    program.wait_until_ready();
     server.settle();
     assert_eq!(server.offers(accepted), 1);
     Scene {
@@ -62,16 +88,37 @@ fn scene(role: &str) -> Scene {
         server,
         accepted,
         program,
+        _stream: stream,
+    }
+}
+
+impl Scene {
+    /// Ends the program, and answers what its child waits for.
+    fn kill(&mut self) -> Option<ChildStdin> {
+        let stdin = self.program.child.stdin.take();
+        self.program.kill();
+        stdin
+    }
+
+    fn assert_told(&self) {
+        let told = || self.server.command(self.accepted) == COMMAND_PEER_GONE;
+        self.server.settle_until(told);
+    }
+
+    fn assert_untold(&self) {
+        for _ in 0..100 {
+            self.server.settle();
+        }
+        assert_eq!(self.server.command(self.accepted), COMMAND_NONE);
     }
 }
 
 #[test]
 fn the_partner_of_a_killed_process_is_told() {
     let mut scene = scene("waits");
-    assert_eq!(scene.server.command(scene.accepted), COMMAND_NONE);
-    scene.program.kill();
-    let (server, accepted) = (&scene.server, scene.accepted);
-    server.settle_until(|| server.command(accepted) == COMMAND_PEER_GONE);
+    scene.assert_untold();
+    scene.kill();
+    scene.assert_told();
 }
 
 #[test]
@@ -79,39 +126,38 @@ fn a_successor_in_the_same_entry_is_not_told() {
     let mut scene = scene("waits");
     let entry = scene.server.table.entry(scene.accepted.entry);
     entry.generation.fetch_add(1, Ordering::Relaxed);
-    scene.program.kill();
-    for _ in 0..100 {
-        scene.server.settle();
-    }
-    assert_eq!(scene.server.command(scene.accepted), COMMAND_NONE);
+    scene.kill();
+    scene.assert_untold();
 }
 
 #[test]
 fn a_program_that_closes_our_socket_keeps_its_channels_until_it_ends() {
-    let mut scene = scene("closes");
-    let (server, accepted) = (&scene.server, scene.accepted);
-    for _ in 0..100 {
-        server.settle();
-    }
-    assert_eq!(server.command(accepted), COMMAND_NONE, "it lives");
-    scene.program.kill();
-    server.settle_until(|| server.command(accepted) == COMMAND_PEER_GONE);
+    let mut scene = scene("closes-our-socket");
+    scene.assert_untold();
+    scene.kill();
+    scene.assert_told();
 }
 
 #[test]
-fn channels_outlive_a_process_whose_child_may_hold_them() {
-    let mut scene = scene("leaves-a-child");
-    let stdin = scene.program.child.stdin.take();
-    scene.program.kill();
-    let (server, accepted) = (&scene.server, scene.accepted);
-    for _ in 0..100 {
-        server.settle();
+fn channels_outlive_a_process_whose_family_holds_them() {
+    let roles = [
+        "leaves-a-child-our-socket",
+        "has-a-child-that-is-counted",
+        "has-a-child-with-the-connection",
+    ];
+    for role in roles {
+        let mut scene = scene(role);
+        let stdin = scene.kill();
+        scene.assert_untold();
+        drop(stdin);
+        scene.assert_told();
     }
-    assert_eq!(
-        server.command(accepted),
-        COMMAND_NONE,
-        "the child has the socket still"
-    );
+}
+
+#[test]
+fn a_family_does_not_keep_what_only_the_dead_process_held() {
+    let mut scene = scene("has-a-child");
+    let stdin = scene.kill();
+    scene.assert_told();
     drop(stdin);
-    server.settle_until(|| server.command(accepted) == COMMAND_PEER_GONE);
 }

@@ -6,6 +6,7 @@ use std::fs::File;
 use std::io::{Seek, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::atomic::Ordering;
+use support::program::Program;
 use support::{Adapter, FakeLibrary, FakeTable, Scratch, connect, pair_message};
 use toehold_adapter::client;
 use toehold_adapter::wire::{self, Received};
@@ -260,7 +261,8 @@ const DESCRIPTORS_FEW: u64 = 30;
 #[test]
 fn an_adapter_out_of_descriptors_turns_away_whom_it_cannot_serve_and_goes_on() {
     let scratch = Scratch::new();
-    let _program = support::program::Program::start("few-descriptors", &scratch.path());
+    let mut program = Program::start("few-descriptors", &scratch.path(), 0);
+    program.wait_until_ready();
     let server = FakeLibrary::new(&scratch.path());
     let client = FakeLibrary::new(&scratch.path());
     let accepted = server.pair(true, 80, 5000);
@@ -320,7 +322,7 @@ fn a_table_that_changes_under_the_adapters_eyes_harms_nobody_else() {
     let done = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|threads| {
         threads.spawn(|| scribble(table_file, &done));
-        for round in 0..300u32 {
+        for round in 0..100u32 {
             for entry in 0..64 {
                 let generation = hostile
                     .table

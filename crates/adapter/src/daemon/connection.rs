@@ -104,6 +104,13 @@ impl Connection {
         self.outbound.clear();
     }
 
+    /// Waits for another process of the family to end, because the first one has.
+    pub(super) fn follow(&mut self, pid: u32) -> io::Result<()> {
+        self.pidfd = open_process(pid as libc::pid_t)?;
+        self.pid = pid;
+        Ok(())
+    }
+
     /// Its socket, while it is open.
     pub(super) fn socket(&self) -> Option<BorrowedFd<'_>> {
         self.socket.as_ref().map(AsFd::as_fd)

@@ -3,11 +3,15 @@
 use super::connection::{Connection, Flushed, Outgoing};
 use super::poller::Source;
 use super::{Daemon, spare_descriptor};
-use crate::registry::{ClientId, Policy, Process};
+use crate::proc::{self, Sockets};
+use crate::registry::{ClientId, End, Policy, Process};
 use crate::tables::TableError;
 use crate::wire::{self, Received};
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 use toehold_channel::rendezvous::{Kind, Message, MessageError};
 
@@ -203,19 +207,18 @@ impl Daemon {
         if !self.registry.leave(id) {
             return self.forget_client(id);
         }
+        self.await_process(id);
+    }
+
+    /// Buries a client's process, now or when it has ended.
+    fn await_process(&mut self, id: ClientId) {
         let connection = &self.clients[&id];
-        if connection.process_has_ended() {
-            return self.bury(id);
-        }
-        let pidfd = connection
+        let alive = connection
             .pidfd
             .as_ref()
-            .expect("a process that lives has one");
-        if self
-            .poller
-            .watch(pidfd.as_fd(), Source::Process(id))
-            .is_err()
-        {
+            .filter(|_| !connection.process_has_ended());
+        let watched = alive.map(|pidfd| self.poller.watch(pidfd.as_fd(), Source::Process(id)));
+        if !matches!(watched, Some(Ok(()))) {
             self.bury(id);
         }
     }
@@ -230,32 +233,73 @@ impl Daemon {
         }
     }
 
-    /// A process has ended: whoever it had channels with is told.
+    /// A process has ended. Whoever had channels with it is told, except for those that its family still holds.
     fn bury(&mut self, id: ClientId) {
-        let Some(connection) = self.clients.get(&id) else {
+        let survivor = self.survivor(id);
+        let Some(connection) = self.clients.get_mut(&id) else {
             return;
         };
         let pid = connection.pid;
-        let tables = &self.tables;
-        // With family left: what the dead process used last and nobody else held went with it. Of the rest the
-        // kernel tells the partner, when the last descriptor closes.
-        let is_gone = |end| {
-            tables.current(end).is_none_or(|entry| {
-                let holders = entry.holders.load(std::sync::atomic::Ordering::Relaxed);
-                entry.pid.load(std::sync::atomic::Ordering::Relaxed) == pid && holders <= 1
-            })
+        let (tables, registry) = (&self.tables, &self.registry);
+        let sockets = RefCell::new(Sockets::default());
+        let is_gone = |end: End| {
+            let held = survivor
+                .zip(tables.current(end))
+                .is_some_and(|(survivor, entry)| {
+                    let is_open = || {
+                        let (_, tuple) = registry.end(end.table, end.entry)?;
+                        let (local, remote) = tuple.spoken();
+                        Some(sockets.borrow_mut().is_open(survivor, local, remote))
+                    };
+                    match entry.holders.load(Ordering::Relaxed) {
+                        0 => false,
+                        // The count is the dead process's own, if it had no time to take itself off; or not.
+                        1 if entry.pid.load(Ordering::Relaxed) == pid => is_open().unwrap_or(false),
+                        _ => true,
+                    }
+                });
+            !held
         };
-        let bereft = self.registry.process_gone(id, &is_gone);
+        let gone = registry
+            .ends_of(id)
+            .filter(|&end| is_gone(end))
+            .collect::<BTreeSet<_>>();
+        let followed = survivor.map(|survivor| connection.follow(survivor));
+        self.mourn(pid, id, &|end| gone.contains(&end));
+        if self.registry.knows(id) {
+            if matches!(followed, Some(Ok(()))) {
+                return self.await_process(id);
+            }
+            self.mourn(pid, id, &|_| true);
+        }
+        self.forget_client(id);
+    }
+
+    /// Tells the partners of the ends that went with a process.
+    fn mourn(&mut self, pid: u32, id: ClientId, is_gone: &dyn Fn(End) -> bool) {
+        let bereft = self.registry.process_gone(id, is_gone);
         for &end in &bereft {
             self.tables.set_peer_gone(end);
         }
         if !bereft.is_empty() {
             let count = bereft.len();
-            self.log.say("gone", || {
-                format!("process {pid} is gone, {count} channels with it")
-            });
+            let text = || format!("process {pid} is gone, {count} channels with it");
+            self.log.say("gone", text);
         }
-        self.forget_client(id);
+    }
+
+    /// A living process of a dead client's family: another client, or one that proves to be of it by having its
+    /// table mapped.
+    fn survivor(&self, id: ClientId) -> Option<u32> {
+        let heir = self.registry.heir(id);
+        if let Some(heir) = heir.and_then(|heir| self.clients.get(&heir)) {
+            return Some(heir.pid);
+        }
+        let connection = self.clients.get(&id)?;
+        let table = connection.table?;
+        let file = self.tables.file(table)?;
+        let mut members = self.tables.get(table)?.members();
+        members.find(|&pid| pid != connection.pid && proc::has_mapped(pid, file))
     }
 
     fn forget_client(&mut self, id: ClientId) {

@@ -3,6 +3,7 @@
 use super::{CHANNELS_PER_PAIR_MAX, ENDS_PER_PROCESS_MAX, PENDING_PER_PROCESS_MAX};
 use crate::slots::Slots;
 use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use toehold_channel::table::Reason;
 
 /// One client: one socket over which one process said hello.
@@ -62,6 +63,15 @@ pub struct Tuple {
 }
 
 impl Tuple {
+    /// Local and remote address as a person writes them: IPv4 as IPv4.
+    pub fn spoken(self) -> (SocketAddr, SocketAddr) {
+        let spoken = |address: Address| {
+            let ip = IpAddr::V6(Ipv6Addr::from(address.ip)).to_canonical();
+            SocketAddr::new(ip, address.port)
+        };
+        (spoken(self.local), spoken(self.remote))
+    }
+
     /// The same connection seen from its other end.
     pub fn mirrored(self) -> Tuple {
         Tuple {

@@ -248,6 +248,22 @@ fn asking_again_ends_what_the_entry_was_part_of() {
 }
 
 #[test]
+fn what_one_process_has_been_introduced_for_its_family_cannot_have() {
+    let mut registry = registry(2);
+    registry.join(ClientId(2), process(2, 0));
+    let matched = join(&mut registry, 1);
+    let again = ask(2, 1, 80, 5001);
+    let refused = Outcome::Refused(Reason::Shared);
+    assert_eq!(registry.ask(again, CURRENT), refused);
+    assert!(registry.partner(matched.sides[0].end).is_some());
+    registry.leave(ClientId(0));
+    // Its socket is gone, and with it perhaps the offer.
+    let waiting = Outcome::Waiting(Reason::NoPartner);
+    assert_eq!(registry.ask(again, CURRENT), waiting);
+    registry.check();
+}
+
+#[test]
 fn a_stale_end_is_dropped_when_met() {
     let mut registry = registry(2);
     registry.ask(ask(0, 1, 80, 5000), CURRENT);
@@ -374,11 +390,14 @@ fn what_a_family_still_holds_is_its_heirs() {
     assert_eq!(registry.partner(kept.sides[0].end), Some(kept.sides[1].end));
     registry.check();
     registry.leave(ClientId(2));
-    let bereft = registry.process_gone(ClientId(2), &|_| false);
-    assert_eq!(
-        bereft,
-        [kept.sides[0].end],
-        "the last of a family takes all with it"
+    assert_eq!(registry.process_gone(ClientId(2), &|_| false), []);
+    assert!(
+        registry.knows(ClientId(2)),
+        "what nobody inherits stays its own"
     );
+    registry.check();
+    let bereft = registry.process_gone(ClientId(2), CURRENT);
+    assert_eq!(bereft, [kept.sides[0].end]);
+    assert!(!registry.knows(ClientId(2)));
     registry.check();
 }

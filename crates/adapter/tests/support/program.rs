@@ -11,28 +11,28 @@ pub(crate) struct Program {
 }
 
 impl Program {
-    pub(crate) fn start(role: &str, dir: &Path) -> Program {
+    pub(crate) fn start(role: &str, dir: &Path, port: u16) -> Program {
         let own = std::env::current_exe().expect("own path");
         let mut child = Command::new(own)
             .args(["--exact", "role", "--nocapture", "--test-threads=1"])
             .env("TOEHOLD_TEST_ROLE", role)
             .env("TOEHOLD_TEST_DIR", dir)
+            .env("TOEHOLD_TEST_PORT", port.to_string())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
             .expect("spawned");
         let output = BufReader::new(child.stdout.take().expect("piped"));
-        let mut program = Program { child, output };
-        program.wait_for("ready");
-        program
+        Program { child, output }
     }
 
-    fn wait_for(&mut self, word: &str) {
+    /// Waits until it plays its role.
+    pub(crate) fn wait_until_ready(&mut self) {
         let mut line = String::new();
-        while !line.trim_end().ends_with(word) {
+        while !line.trim_end().ends_with("ready") {
             line.clear();
             let read = self.output.read_line(&mut line).expect("read");
-            assert_ne!(read, 0, "ended before it was {word}");
+            assert_ne!(read, 0, "ended before it was ready");
         }
     }
 
@@ -55,6 +55,12 @@ pub(crate) fn role() -> Option<(String, PathBuf)> {
     let role = std::env::var("TOEHOLD_TEST_ROLE").ok()?;
     let dir = std::env::var_os("TOEHOLD_TEST_DIR").expect("set with the role");
     Some((role, dir.into()))
+}
+
+/// The port that the test told this process.
+pub(crate) fn port() -> u16 {
+    let port = std::env::var("TOEHOLD_TEST_PORT").expect("set with the role");
+    port.parse().expect("a port")
 }
 
 /// Says that the role is played, and stays until the test is done with us.

@@ -2,7 +2,6 @@
 
 use super::*;
 use proptest::prelude::*;
-use std::cell::RefCell;
 
 /// What can happen, over few enough names that everything meets everything.
 #[derive(Clone, Debug)]
@@ -16,6 +15,8 @@ enum Step {
         entry: u32,
         ports: (u16, u16),
         accepted: bool,
+        /// About the use of the entry that is registered, if one is.
+        again: bool,
     },
     Stale {
         table: u64,
@@ -30,6 +31,7 @@ enum Step {
     },
     Die {
         client: u64,
+        family: bool,
     },
     PollHeldBack,
 }
@@ -39,13 +41,13 @@ fn step() -> impl Strategy<Value = Step> {
     let entry = || 0..4u32;
     prop_oneof![
         2 => (client(), 0..3u64).prop_map(|(client, table)| Step::Join { client, table }),
-        8 => (client(), entry(), (1..4u16, 1..4u16), any::<bool>()).prop_map(
-            |(client, entry, ports, accepted)| Step::Ask { client, entry, ports, accepted }
+        8 => (client(), entry(), (1..4u16, 1..4u16), any::<bool>(), any::<bool>()).prop_map(
+            |(client, entry, ports, accepted, again)| Step::Ask { client, entry, ports, accepted, again }
         ),
         1 => (0..3u64, entry()).prop_map(|(table, entry)| Step::Stale { table, entry }),
         3 => (client(), entry()).prop_map(|(client, entry)| Step::Withdraw { client, entry }),
         1 => client().prop_map(|client| Step::Leave { client }),
-        1 => client().prop_map(|client| Step::Die { client }),
+        1 => (client(), any::<bool>()).prop_map(|(client, family)| Step::Die { client, family }),
         1 => Just(Step::PollHeldBack),
     ]
 }
@@ -85,6 +87,16 @@ impl Naive {
     fn channels(&self) -> usize {
         let channels = self.ends.iter().filter_map(|end| end.channel);
         channels.collect::<BTreeSet<_>>().len()
+    }
+
+    fn is_in_use_by_family(&self, ask: &Ask, end: End) -> bool {
+        let connected = |id| self.clients.iter().any(|known| known.0 == id && known.2);
+        self.ends.iter().any(|known| {
+            known.end == end
+                && known.channel.is_some()
+                && known.client != ask.client
+                && connected(known.client)
+        })
     }
 
     /// The end that is to be met, after the rules that come before meeting.
@@ -160,10 +172,13 @@ impl Run {
                 entry,
                 ports,
                 accepted,
+                again,
             } => {
                 self.generation += 1;
+                let table = self.naive.table(self.id(client)).unwrap_or(TableId(0));
+                let known = self.registry.end(table, entry).filter(|_| again);
                 let ask = Ask {
-                    generation: self.generation,
+                    generation: known.map_or(self.generation, |(end, _)| end.generation),
                     accepted,
                     ..ask(self.id(client).0, entry, ports.0, ports.1)
                 };
@@ -175,7 +190,7 @@ impl Run {
             }
             Step::Withdraw { client, entry } => self.withdraw(self.id(client), entry),
             Step::Leave { client } => self.leave(self.id(client)),
-            Step::Die { client } => self.die(self.id(client)),
+            Step::Die { client, family } => self.die(self.id(client), family),
             Step::PollHeldBack => self.poll_held_back(),
         }
         self.registry.check();
@@ -214,6 +229,10 @@ impl Run {
         };
         let stale = self.naive.stale.clone();
         let outcome = self.registry.ask(ask, &|end| !stale.contains(&end));
+        if self.naive.is_in_use_by_family(&ask, end) {
+            assert_eq!(outcome, Outcome::Refused(Reason::Shared));
+            return;
+        }
         let room = {
             let mirror = self.naive.ask(&ask, end);
             mirror.map(|mirror| (mirror, self.naive.channels() < self.naive.regions_max))
@@ -267,26 +286,23 @@ impl Run {
         assert_eq!(goes_on, self.naive.table(id).is_some());
     }
 
-    fn die(&mut self, id: ClientId) {
+    /// Whether other processes of the family live, that we do not know of, is for the caller to know.
+    fn die(&mut self, id: ClientId, family: bool) {
         self.leave(id);
         let Some(table) = self.naive.table(id) else {
             return;
         };
-        let family = self.naive.clients.iter();
-        let family = family.filter(|known| known.0 != id && known.1 == table && known.2);
-        let heir = family.map(|known| known.0).min_by_key(|id| id.0);
-        let asked = RefCell::new(Vec::new());
-        let is_gone = |end: End| {
-            asked.borrow_mut().push(end);
-            takes_along(end)
-        };
+        let heirs = self.naive.clients.iter();
+        let heirs = heirs.filter(|known| known.0 != id && known.1 == table && known.2);
+        let heir = heirs.map(|known| known.0).min_by_key(|id| id.0);
+        assert_eq!(self.registry.heir(id), heir);
+        let is_gone = |end: End| takes_along(end) || !(family || heir.is_some());
         let bereft: BTreeSet<End> = self
             .registry
             .process_gone(id, &is_gone)
             .into_iter()
             .collect();
-        let dies =
-            |known: &NaiveEnd| known.client == id && (heir.is_none() || takes_along(known.end));
+        let dies = |known: &NaiveEnd| known.client == id && is_gone(known.end);
         let dying: BTreeSet<End> = self
             .naive
             .ends
@@ -302,7 +318,7 @@ impl Run {
         );
         for known in &mut self.naive.ends {
             if known.client == id && !dying.contains(&known.end) {
-                known.client = heir.expect("somebody holds it");
+                known.client = heir.unwrap_or(id);
             }
         }
         self.naive.forget(|known| dying.contains(&known.end));
