@@ -110,14 +110,11 @@ pub fn must_ring<'b>(
     }
 }
 
-/// Sets `bit` of `board` unless it is set already.
+/// Sets `bit` of `board`.
+///
+/// Without looking first: the owner sweeps bits to zero as it finds them, so in request-response traffic the bit is almost always clear,
+/// and a load before the read-modify-write would fetch the line from the other core twice.
 #[inline]
 pub fn mark(board: &Board, bit: u32) {
-    let word = &board.bits[bit as usize / 64];
-    let mask = 1u64 << (bit % 64);
-    // A set bit that we see here was not yet swept when our bytes became visible (the caller's barrier lies between), so
-    // whoever sweeps it will see them.
-    if word.load(Ordering::SeqCst) & mask == 0 {
-        word.fetch_or(mask, Ordering::SeqCst);
-    }
+    board.bits[bit as usize / 64].fetch_or(1 << (bit % 64), Ordering::SeqCst);
 }

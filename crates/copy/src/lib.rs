@@ -4,6 +4,7 @@
 
 extern crate alloc;
 
+pub mod prefetch;
 mod backend;
 mod channel;
 mod cookie;

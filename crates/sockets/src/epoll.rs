@@ -17,9 +17,10 @@ use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use libc::{EPOLLERR, EPOLLET, EPOLLHUP, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLRDHUP, epoll_event};
 use toehold_channel::doorbell::{WakeWord, mark};
-use toehold_channel::layout::BOARDS;
+use toehold_channel::layout::{BOARDS, CAPACITY_LOG2_MIN};
 use toehold_channel::sync::fence;
 use toehold_channel::table::{EntryState, Reason};
+use toehold_copy::prefetch;
 
 use crate::pairing::Pair;
 use crate::receive::{HINT_LOOK, arm, disarm, drain_doorbells};
@@ -843,6 +844,7 @@ impl Epoll {
                 count += 1;
             }
         }
+        fetch_lines(&batch[..count]);
         for &number in &batch[..count] {
             let Some(one) = registration(number) else {
                 continue;
@@ -981,6 +983,23 @@ impl Epoll {
             }
         }
         written
+    }
+}
+
+/// Members with news have their peers' words and bytes in another core's cache: asks for all of them at once.
+fn fetch_lines(batch: &[u32]) {
+    for connection in batch
+        .iter()
+        .filter_map(|&n| registration(n))
+        .filter_map(Registration::behind)
+    {
+        if let Some(end) = connection.end() {
+            prefetch::for_read(&raw const end.theirs().publish.tail);
+            // A ring that never filled has its first capacity; for one that grew the hint is wrong and harmless.
+            let offset = connection.entry.rx_ring.load(Ordering::Relaxed) as usize
+                & ((1 << CAPACITY_LOG2_MIN) - 1);
+            prefetch::for_read(end.ring_in().wrapping_add(offset).cast_const());
+        }
     }
 }
 

@@ -8,6 +8,7 @@ use toehold_channel::doorbell;
 use toehold_channel::table::{
     COMMAND_DETACH, COMMAND_PEER_GONE, FLAG_PINNED, FLAG_SHUT_RX, FLAG_SHUT_TX, Mode, Reason,
 };
+use toehold_copy::prefetch;
 
 use crate::receive::{
     HINT_EOF, HINT_LOOK, arm, disarm, drain_doorbells, fault_of_peer, keep_error, timed_out,
@@ -175,6 +176,7 @@ unsafe fn turn(
         return unsafe { to_carrier(connection, parts, skip, want, flags) };
     }
     let sender = end.sender();
+    fetch_lines(connection, end, want);
     let mut sent = 0;
     while sent < want {
         let left = (want - sent).min(CHUNK_BYTES);
@@ -210,6 +212,28 @@ unsafe fn turn(
         Ordering::Relaxed,
     );
     Ok(Turn::Sent(sent))
+}
+
+/// The lines that a short message will write are in the reader's cache: asks for all of them at once, before the first is needed.
+#[inline]
+fn fetch_lines(connection: &Connection, end: &End<'_>, want: usize) {
+    /// Longer messages hide the transfers behind their copy.
+    const SHORT_BYTES: usize = 512;
+    if want > SHORT_BYTES {
+        return;
+    }
+    prefetch::for_write(&raw const end.ours().publish.tail);
+    let (offset, _) = end.sender().reserve(1)[0];
+    prefetch::for_write(end.ring_out().wrapping_add(offset).cast_const());
+    if let Ok(doorbell::WakeWord::Board { board, bit }) =
+        doorbell::WakeWord::from_untrusted(end.theirs().wake.wake.load(Ordering::Relaxed))
+    {
+        let pair = connection.local.pair.load(Ordering::Relaxed);
+        // SAFETY: as in `notify`.
+        if let Some(board) = unsafe { pair.as_ref() }.and_then(|pair| pair.theirs(board)) {
+            prefetch::for_write(&raw const board.bits[bit as usize / 64]);
+        }
+    }
 }
 
 /// Sends on the carrier, without waiting.

@@ -16,7 +16,7 @@ const BUDGET_NS: [u64; 5] = [0, 4_000, 12_000, 30_000, 60_000];
 /// A sleep shorter than this would have been better spent spinning.
 const SHORT_SLEEP_NS: u64 = 120_000;
 /// Pause this long before giving the processor away between looks.
-const PAUSE_NS: u64 = 6_000;
+const PAUSE_NS: u64 = 20_000;
 /// A yield that took longer than this let somebody else run.
 const CROWDED_NS: u64 = 3_000;
 /// How often a spinner in poll mode looks at the kernel, too.
