@@ -14,6 +14,7 @@ use toehold_adapter::daemon::{self, Options};
 use toehold_adapter::runtime_dir::{self, RuntimeDir};
 
 use crate::failure::Failure;
+use crate::run;
 
 /// Options of `toehold adapter`.
 #[derive(Args, Debug)]
@@ -117,6 +118,8 @@ fn start(runtime_dir: &Path, args: &AdapterArgs) -> Result<(), Failure> {
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null());
+    // Within an accelerated shell it must not be accelerated itself.
+    run::remove_acceleration(&mut command);
     // It outlives us: it must not keep a directory busy, a terminal, or a pipe somebody reads.
     command.current_dir("/");
     let prepare = || {

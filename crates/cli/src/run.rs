@@ -69,7 +69,7 @@ pub(crate) fn run(args: RunArgs) -> Result<Infallible, Failure> {
         Ok(Some(acceleration)) => acceleration.apply(&mut command),
         Ok(None) => remove_acceleration(&mut command),
         Err(sentence) => {
-            warn(&format!("{sentence}; it runs on kernel TCP"));
+            warn(&format!("{sentence}; the program runs on kernel TCP"));
             remove_acceleration(&mut command);
         }
     }
@@ -163,7 +163,7 @@ impl Acceleration {
 }
 
 /// Undoes what an outer `toehold run` has put into the environment.
-fn remove_acceleration(command: &mut Command) {
+pub(crate) fn remove_acceleration(command: &mut Command) {
     match without_library(env::var_os(PRELOAD).as_deref()) {
         Some(others) => command.env(PRELOAD, others),
         None => command.env_remove(PRELOAD),

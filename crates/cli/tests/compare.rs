@@ -1,7 +1,8 @@
 //! `toehold compare` from the outside, with servers and clients that every host has.
 
 use std::fs;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+use std::thread;
 
 use serde_json::Value;
 
@@ -120,6 +121,35 @@ fn a_server_that_never_listens_is_ended() {
         "{}",
         error_of(&output)
     );
+}
+
+#[test]
+fn an_interruption_ends_everything_that_was_started() {
+    let mut comparison = Command::new(env!("CARGO_BIN_EXE_toehold"))
+        .args(["compare", "--paths", "host,host", "--ready", "sleep:0"])
+        .args(["--server", "sleep 600", "--client", "sleep 600"])
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("toehold runs");
+    let scratch = std::env::temp_dir().join(format!("toehold-compare-{}", comparison.id()));
+    while !scratch.join("client.out").exists() {
+        assert_eq!(
+            comparison.try_wait().expect("a status"),
+            None,
+            "ended by itself"
+        );
+        thread::yield_now();
+    }
+    // SAFETY: `kill` touches no memory; the target is our child, which was not reaped yet.
+    unsafe { libc::kill(comparison.id() as libc::pid_t, libc::SIGINT) };
+    let output = comparison.wait_with_output().expect("it ends");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        error_of(&output).contains("interrupted"),
+        "{}",
+        error_of(&output)
+    );
+    assert!(!scratch.exists());
 }
 
 #[test]

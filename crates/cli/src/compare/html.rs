@@ -233,7 +233,7 @@ figure{margin:0;border-top:1px solid var(--rule);padding-top:8px}svg{width:100%;
 svg text{fill:var(--quiet);font-size:11px}.rule{stroke:var(--rule)}circle{opacity:.75}\
 .band{opacity:.18}.median{stroke-width:2.5}\
 .c0{fill:var(--c0);stroke:var(--c0)}.c1{fill:var(--c1);stroke:var(--c1)}\
-.c2{fill:var(--c2);stroke:var(--c2)}.c3{fill:var(--c3);stroke:var(--c3)}circle,.band{stroke:none}\
+.c2{fill:var(--c2);stroke:var(--c2)}.c3{fill:var(--c3);stroke:var(--c3)}circle,.band{stroke-width:0}\
 table{border-collapse:collapse;font-size:.9em}td{padding:1px 14px 1px 0}.number{text-align:right;\
 font-variant-numeric:tabular-nums}.quiet{color:var(--quiet)}.better{color:var(--good)}.worse{color:var(--bad)}";
 

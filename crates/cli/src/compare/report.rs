@@ -309,10 +309,10 @@ fn metric_report(
 
 /// System calls per unit of work: counted in one round, so without an interval.
 fn counted(arms: &[ArmReport]) -> Vec<MetricReport> {
-    let Some(unit) = arms
-        .iter()
-        .find_map(|arm| Some(arm.counting.as_ref()?.work().unit))
-    else {
+    let Some(unit) = arms.iter().find_map(|arm| {
+        let round = arm.counting.as_ref()?;
+        round.syscalls.map(|_| round.work().unit)
+    }) else {
         return Vec::new();
     };
     type Calls = fn(&Round) -> Option<u64>;
@@ -481,6 +481,20 @@ pub(crate) mod tests {
         assert_eq!(
             verdict(&metrics(&arms, false, 1), "CPU, server", 1),
             Some(Verdict::NotComparable)
+        );
+    }
+
+    #[test]
+    fn calls_that_were_not_counted_have_no_row() {
+        let mut only = arm("host", &[1.0; 3]);
+        if let Some(round) = &mut only.counting {
+            round.syscalls = None;
+        }
+        let report = metrics(&[only], false, 1);
+        assert!(
+            report
+                .iter()
+                .all(|metric| !metric.name.starts_with("system calls"))
         );
     }
 
