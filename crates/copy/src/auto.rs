@@ -138,10 +138,10 @@ unsafe impl Backend for Auto {
             .is_some_and(|worker| worker.park(patience_ns))
     }
 
-    fn helper_cpu_ns(&self) -> u64 {
+    fn helper_cpu_ns(&self) -> Option<u64> {
         self.worker
             .as_ref()
-            .map_or(0, |worker| worker.helper_cpu_ns())
+            .map_or(Some(0), |worker| worker.helper_cpu_ns())
     }
 
     fn forget_after_fork(&mut self) {

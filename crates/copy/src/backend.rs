@@ -51,9 +51,9 @@ pub unsafe trait Backend: Send + Any {
         false
     }
 
-    /// Processor time that helpers have spent for this engine, in nanoseconds.
-    fn helper_cpu_ns(&self) -> u64 {
-        0
+    /// Processor time that helpers have spent for this engine, in nanoseconds; `None` where that is not known.
+    fn helper_cpu_ns(&self) -> Option<u64> {
+        Some(0)
     }
 
     /// True when the engine can use only registered memory.

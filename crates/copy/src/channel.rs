@@ -318,8 +318,8 @@ impl Channel {
     }
 
     /// Processor time that the engine's helpers have spent so far, in nanoseconds. It is a cost of the
-    /// copies, wherever it was spent.
-    pub fn helper_cpu_ns(&self) -> u64 {
+    /// copies, wherever it was spent. `None` where that is not known.
+    pub fn helper_cpu_ns(&self) -> Option<u64> {
         self.backend.helper_cpu_ns()
     }
 

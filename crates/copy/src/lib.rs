@@ -26,6 +26,8 @@ mod auto;
 mod buffer;
 #[cfg(feature = "std")]
 mod calibration;
+#[cfg(feature = "dmadev")]
+mod dmadev;
 #[cfg(feature = "std")]
 pub mod dsa;
 #[cfg(feature = "std")]
@@ -60,6 +62,8 @@ pub use buffer::Buffer;
 pub use calibration::{
     Calibration, Copybreak, Direction, Override, OverrideError, Point, calibration_report,
 };
+#[cfg(feature = "dmadev")]
+pub use dmadev::Dmadev;
 #[cfg(feature = "std")]
 pub use open::{Opened, names, open, why_missing};
 #[cfg(feature = "std")]

@@ -7,7 +7,7 @@ use crate::{Auto, Calibration, Channel, Cpu, CpuNt, Worker, WorkerOptions};
 pub struct Opened {
     /// The channel. It works, whatever the notes say.
     pub channel: Channel,
-    /// One sentence for each wish that could not be met.
+    /// One sentence for each wish that could not be met, and how a device was reached.
     pub notes: Vec<String>,
 }
 
@@ -60,6 +60,13 @@ fn open_named(name: &str, entries: usize, notes: &mut Vec<String>) -> Result<Cha
             };
             Ok(Channel::new(Auto::new(&calibration, worker), entries))
         }
+        "dsa" => {
+            let (dsa, how) = Dsa::open(entries)?;
+            notes.push(format!("the DSA engine is {how}"));
+            Ok(Channel::new(dsa, entries))
+        }
+        #[cfg(feature = "dmadev")]
+        "dmadev" => Ok(Channel::new(crate::Dmadev::open(entries)?, entries)),
         _ => Err(format!(
             "there is no copy engine `{name}` (there are {})",
             names().join(", ")
@@ -69,7 +76,15 @@ fn open_named(name: &str, entries: usize, notes: &mut Vec<String>) -> Result<Cha
 
 /// The names [`open`] knows.
 pub fn names() -> Vec<&'static str> {
-    vec!["auto", "cpu", "cpu-nt", "worker", "dsa"]
+    vec![
+        "auto",
+        "cpu",
+        "cpu-nt",
+        "worker",
+        "dsa",
+        #[cfg(feature = "dmadev")]
+        "dmadev",
+    ]
 }
 
 /// An engine and whether it can be had here.
@@ -94,6 +109,8 @@ pub(crate) fn survey() -> Vec<Engine> {
         engine("cpu-nt", nontemporal_about()),
         engine("worker", "a thread of its own"),
         dsa_engine(),
+        #[cfg(feature = "dmadev")]
+        engine("dmadev", "a DMA device by way of DPDK"),
     ]
 }
 

@@ -4,7 +4,7 @@
 
 use std::process::Command;
 
-use toehold_copy::{Buffer, Calibration, Waiting, Worker, WorkerOptions, names, open};
+use toehold_copy::{Buffer, Calibration, Waiting, Worker, WorkerOptions, names, open, why_missing};
 
 /// Runs the named test again with these variables, and `role` set, and expects it to pass.
 fn again(test: &str, variables: &[(&str, &str)]) {
@@ -101,6 +101,25 @@ fn a_wrong_engine_in_the_environment_is_told_and_replaced() {
 }
 
 #[test]
+fn every_name_opens_its_engine_or_says_why_not() {
+    for name in names() {
+        let mut opened = open(Some(name), 4);
+        let is_it = opened.channel.backend_name() == name;
+        assert_eq!(is_it, why_missing(name).is_none(), "{name}");
+        if !is_it {
+            assert!(opened.notes[0].ends_with("; the processor copies instead"));
+            assert!(!opened.notes[0].contains("there is no copy engine"));
+        }
+        let mut target = toehold_copy::Buffer::new(8).unwrap();
+        opened
+            .channel
+            .scope(|scope| drop(scope.fill(&mut target, 0x0303_0303_0303_0303)));
+        assert_eq!(target[..], [3; 8]);
+    }
+    assert!(why_missing("perpetuum-mobile").is_some());
+}
+
+#[test]
 fn a_wrong_copybreak_is_told_and_the_measured_one_used() {
     if !is_child() {
         let wrong = [("TOEHOLD_COPYBREAK", "lots")];
@@ -163,7 +182,7 @@ fn a_parked_worker_uses_no_processor() {
     let stands_still = (0..1000).any(|_| {
         let before = channel.helper_cpu_ns();
         std::thread::sleep(std::time::Duration::from_millis(10));
-        before > 0 && channel.helper_cpu_ns() == before
+        before > Some(0) && channel.helper_cpu_ns() == before
     });
     assert!(stands_still);
     channel.scope(|scope| assert!(scope.fill(&mut target, 0).wait(Waiting::PARK).is_ok()));

@@ -218,12 +218,12 @@ unsafe impl Backend for Worker {
         true
     }
 
-    fn helper_cpu_ns(&self) -> u64 {
-        let Some(thread) = &self.thread else { return 0 };
+    fn helper_cpu_ns(&self) -> Option<u64> {
+        let thread = self.thread.as_ref()?;
         let mut clock = 0;
         // SAFETY: the thread has not been joined.
         if unsafe { libc::pthread_getcpuclockid(thread.as_pthread_t(), &mut clock) } != 0 {
-            return 0;
+            return None;
         }
         let mut time = libc::timespec {
             tv_sec: 0,
@@ -231,7 +231,7 @@ unsafe impl Backend for Worker {
         };
         // SAFETY: writes to our stack.
         unsafe { libc::clock_gettime(clock, &mut time) };
-        time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+        Some(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
     }
 
     fn forget_after_fork(&mut self) {

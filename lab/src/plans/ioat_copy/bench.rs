@@ -67,20 +67,23 @@ impl Bench {
         });
         let overlap = overlap(channel, &operation, is_hot, total, repeats);
         let clock = sample(64, || Instant::now().elapsed().as_secs_f64());
-        let helper_before = channel.helper_cpu_ns();
+        let mut readings = vec![
+            Reading::new("total", "us", total * 1e6),
+            Reading::new("start-up", "ns", (startups.median() - clock).max(0.0) * 1e9),
+            Reading::new("overlap", "%", overlap * 100.0),
+        ];
+        let before = channel.helper_cpu_ns();
         for _ in 0..repeats {
             prepare(&operation, is_hot);
             nudge(channel, &operation);
             let submitted = submit(channel, &operation);
             finish(channel, submitted);
         }
-        let helper_ns = channel.helper_cpu_ns().saturating_sub(helper_before);
-        Ok(vec![
-            Reading::new("total", "us", total * 1e6),
-            Reading::new("start-up", "ns", (startups.median() - clock).max(0.0) * 1e9),
-            Reading::new("overlap", "%", overlap * 100.0),
-            Reading::new("helper", "us", helper_ns as f64 / 1e3 / repeats as f64),
-        ])
+        if let (Some(before), Some(after)) = (before, channel.helper_cpu_ns()) {
+            let each_us = after.saturating_sub(before) as f64 / 1e3 / repeats as f64;
+            readings.push(Reading::new("helper", "us", each_us));
+        }
+        Ok(readings)
     }
 
     /// 64 KB in the cache, to an odd place.
