@@ -4,7 +4,6 @@
 
 extern crate alloc;
 
-pub mod prefetch;
 mod backend;
 mod channel;
 mod cookie;
@@ -16,6 +15,7 @@ mod heat;
 mod ledger;
 mod nontemporal;
 mod operation;
+pub mod prefetch;
 mod scope;
 mod shared;
 mod wait;
@@ -26,6 +26,8 @@ mod auto;
 mod buffer;
 #[cfg(feature = "std")]
 mod calibration;
+#[cfg(feature = "capi")]
+pub mod capi;
 #[cfg(feature = "dmadev")]
 mod dmadev;
 #[cfg(feature = "std")]
