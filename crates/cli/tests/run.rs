@@ -1,9 +1,15 @@
 //! `toehold run` from the outside: it runs the program whatever stands in the way, and ends as it does.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::mem;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::ptr;
+use std::thread;
 
 /// A scratch directory that is removed with its guard.
 struct Scratch(PathBuf);
@@ -175,6 +181,64 @@ fn an_adapter_is_started_and_is_no_child_of_the_program() {
     assert!(detach.status.success(), "{}", error_of(&detach));
     // SAFETY: `kill` touches no memory; the process is the adapter that this test has started.
     unsafe { libc::kill(running.pid as libc::pid_t, libc::SIGTERM) };
+}
+
+#[test]
+fn an_adapter_of_another_version_means_the_host_path() {
+    let scratch = Scratch::new("version");
+    let dir = scratch.0.join("run");
+    fs::create_dir(&dir).expect("directory");
+    fs::set_permissions(&dir, fs::Permissions::from_mode(0o700)).expect("mode");
+    let adapter = another_version(&dir.join("adapter.sock"));
+    let output = output(
+        toehold()
+            .env("TOEHOLD_LIB", "/etc/passwd")
+            .args(["run", "--runtime-dir"])
+            .arg(&dir)
+            .args(["--", "sh", "-c", "echo \"[$LD_PRELOAD]\""]),
+    );
+    adapter.join().expect("asked once");
+    assert!(output.status.success());
+    assert_eq!(output.stdout, b"[]\n");
+    assert_one_sentence(&error_of(&output));
+    assert!(
+        error_of(&output).contains("another version"),
+        "{}",
+        error_of(&output)
+    );
+}
+
+/// Listens like an adapter and answers one question with a version nobody has.
+fn another_version(path: &Path) -> thread::JoinHandle<()> {
+    // SAFETY: `socket` takes plain integers.
+    let fd = unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0) };
+    assert!(fd >= 0);
+    // SAFETY: the call returned a new descriptor that nothing else owns.
+    let listener = unsafe { OwnedFd::from_raw_fd(fd) };
+    // SAFETY: all zeros is a valid sockaddr_un.
+    let mut address: libc::sockaddr_un = unsafe { mem::zeroed() };
+    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
+    for (to, from) in address.sun_path.iter_mut().zip(path.as_os_str().as_bytes()) {
+        *to = *from as libc::c_char;
+    }
+    let length = mem::size_of_val(&address) as libc::socklen_t;
+    // SAFETY: `address` is valid for `length` bytes and ends in NUL.
+    let bound = unsafe { libc::bind(fd, (&raw const address).cast(), length) };
+    assert_eq!(bound, 0);
+    // SAFETY: `listen` takes plain integers.
+    assert_eq!(unsafe { libc::listen(fd, 1) }, 0);
+    thread::spawn(move || {
+        // SAFETY: null asks for no address.
+        let fd = unsafe { libc::accept(listener.as_raw_fd(), ptr::null_mut(), ptr::null_mut()) };
+        assert!(fd >= 0);
+        // SAFETY: the call returned a new descriptor that nothing else owns.
+        let mut client = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
+        let mut message = [0u8; 256];
+        let length = client.read(&mut message).expect("a question");
+        // The second word of every message is its version.
+        message[4..8].copy_from_slice(&u32::MAX.to_ne_bytes());
+        client.write_all(&message[..length]).expect("an answer");
+    })
 }
 
 #[test]

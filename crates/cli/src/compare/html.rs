@@ -189,7 +189,7 @@ fn short(value: f64) -> String {
     }
 }
 
-/// The first round number at or beyond `largest`: 1, 2, 2.5, 4, 5 or 8 times a power of ten.
+/// The first end beyond `largest` whose quarters are short numbers.
 fn axis_end(largest: f64) -> f64 {
     let power = 10f64.powf(largest.log10().floor());
     let steps = [1.0, 1.2, 1.6, 2.0, 2.4, 3.2, 4.0, 6.0, 8.0, 10.0];
