@@ -99,7 +99,13 @@ pub(crate) fn report(
                 let fd = entry.fd.load(Ordering::Relaxed);
                 sockets.addresses(pid, fd)
             });
-            process.connections.push(connection(entry, addresses));
+            let partner = known.and_then(|(end, _)| registry.partner(end));
+            let partner = partner.and_then(|end| tables.current(end));
+            // Each doorbell is one byte on the carrier that no program sent.
+            let doorbells = partner.map_or(0, |entry| entry.doorbells.load(Ordering::Relaxed));
+            process
+                .connections
+                .push(connection(entry, addresses, doorbells));
         }
     }
     let mut processes: Vec<Process> = processes.into_values().collect();
@@ -121,7 +127,11 @@ fn process(pid: u32, uid: u32, table: &MappedTable) -> Process {
     }
 }
 
-fn connection(entry: &Entry, addresses: Option<(SocketAddr, SocketAddr)>) -> Connection {
+fn connection(
+    entry: &Entry,
+    addresses: Option<(SocketAddr, SocketAddr)>,
+    doorbells_heard: u32,
+) -> Connection {
     let word = |word: &AtomicU32| word.load(Ordering::Relaxed);
     let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
     let tx_path = path_of(word(&entry.tx_mode));
@@ -143,9 +153,8 @@ fn connection(entry: &Entry, addresses: Option<(SocketAddr, SocketAddr)>) -> Con
         } else {
             reason(entry).words()
         },
-        // Each doorbell is one byte on the carrier that no program sent.
         bytes_host_tx: count(&entry.tx_carrier).saturating_sub(doorbells.into()),
-        bytes_host_rx: count(&entry.rx_carrier_data),
+        bytes_host_rx: count(&entry.rx_carrier).saturating_sub(doorbells_heard.into()),
         bytes_ring_tx: count(&entry.tx_ring),
         bytes_ring_rx: count(&entry.rx_ring),
         upgrades: word(&entry.upgrades),

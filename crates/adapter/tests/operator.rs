@@ -53,6 +53,10 @@ fn status_tells_paths_reasons_and_counts() {
     entry.tx_calls.store(10, Ordering::Relaxed);
     entry.doorbells.store(3, Ordering::Relaxed);
     entry.tx_carrier.store(53, Ordering::Relaxed);
+    let partner = library.pair(false, 5001, 80);
+    library.settle();
+    let heard = library.table.entry(partner.entry);
+    heard.rx_carrier.store(53, Ordering::Relaxed);
 
     let report = status(&scratch);
     let process = &report["processes"][0];
@@ -76,6 +80,8 @@ fn status_tells_paths_reasons_and_counts() {
     assert_eq!(talking["rx_path"], "host");
     assert_eq!(talking["bytes_ring_tx"], 1000);
     assert_eq!(talking["bytes_host_tx"], 50, "doorbells are nobody's bytes");
+    let listening = connections.iter().find(|c| c["remote"] == "127.0.0.1:80");
+    assert_eq!(listening.expect("listed")["bytes_host_rx"], 50);
     assert_eq!(talking["copies"], 10);
     assert_eq!(talking["syscalls_avoided"], 7);
     for field in [
