@@ -1,1 +1,48 @@
 //! The offload engine: a complete TCP/IP that does no I/O.
+//!
+//! Frames go in, frames come out, and the caller says what time it is and where randomness comes
+//! from; nothing else is known here, so one seed replays everything. See [`Engine`] for the steps
+//! and [`Memory`] for where payload lives. The README lists, by RFC, what is there and what is not.
+//!
+//! ```
+//! use toehold_tcp::{Config, Engine, Instant, InterfaceAddress, Medium, Options, Random};
+//!
+//! let address = InterfaceAddress { address: "10.0.0.1".parse().unwrap(), prefix_bits: 24 };
+//! let mut engine = Engine::new(Config::new(Medium::Ip, 1500, address), Random::new(1));
+//! let remote = "10.0.0.2:80".parse().unwrap();
+//! let connection = engine.connect(Instant::ZERO, None, remote, Options::default()).unwrap();
+//! let mut header = [0; toehold_tcp::HEADER_BUFFER_BYTES];
+//! let syn = engine.poll_transmit(Instant::ZERO, &mut header).expect("a SYN to be sent");
+//! assert!(syn.payload.is_none());
+//! assert_eq!(engine.info(connection).unwrap().remote, remote);
+//! ```
+#![forbid(unsafe_code)]
+
+mod config;
+mod connection;
+mod counters;
+mod engine;
+mod host;
+mod position;
+mod random;
+
+mod time;
+mod wire;
+
+pub use config::{
+    Config, CongestionControl, InterfaceAddress, Keepalive, Medium, Offload, Options, Route,
+};
+pub use connection::{CloseReason, State};
+pub use counters::Counters;
+pub use engine::{
+    ChecksumWork, Engine, HEADER_BUFFER_BYTES, Payload, ReceiveOffload, Transmit, TransmitOffload,
+};
+pub use host::{
+    CallError, ConnectError, ConnectionId, ConnectionInfo, Event, ListenError, ListenerId, Memory,
+    NoRoom,
+};
+pub use random::Random;
+pub use time::{Duration, Instant};
+pub use wire::Malformed;
+pub use wire::checksum::Sum as ChecksumSum;
+pub use wire::ethernet::MacAddress;

@@ -1,0 +1,187 @@
+//! What the owner of an engine decides: the link it stands on, and how its connections behave.
+
+use core::net::IpAddr;
+
+use crate::time::Duration;
+use crate::wire::ethernet::MacAddress;
+
+/// What the link carries.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Medium {
+    /// Ethernet frames; the engine resolves its neighbours' hardware addresses.
+    Ethernet {
+        /// Our address on the link.
+        mac: MacAddress,
+        /// Whether the engine owns its IP addresses there, and so answers ARP requests and
+        /// neighbour solicitations for them. Not where the kernel shares the interface.
+        resolve: bool,
+    },
+    /// Bare IP packets, as on a TUN device.
+    Ip,
+}
+
+/// What the link does for us. Each is a switch of its own.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Offload {
+    /// The link completes TCP checksums: segments leave with the pseudo-header's sum alone.
+    pub transmit_checksum: bool,
+    /// Segmentation offload: the largest TCP payload the link cuts into segments by itself. Zero
+    /// where it does not.
+    pub segmentation_bytes_max: u32,
+}
+
+/// One of the engine's addresses, and the neighbourhood that comes with it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct InterfaceAddress {
+    /// The address.
+    pub address: IpAddr,
+    /// Length of the prefix whose hosts are reached directly.
+    pub prefix_bits: u8,
+}
+
+/// A way to the hosts beyond the link.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Route {
+    /// Destinations: the address part of the prefix.
+    pub destination: IpAddr,
+    /// Destinations: the length of the prefix; zero is the default route.
+    pub prefix_bits: u8,
+    /// The neighbour that forwards.
+    pub gateway: IpAddr,
+}
+
+/// Which algorithm decides the congestion window.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum CongestionControl {
+    /// RFC 5681 and RFC 6582.
+    NewReno,
+    /// RFC 9438.
+    #[default]
+    Cubic,
+    /// RFC 8257. Only for networks whose switches mark as it expects.
+    Dctcp,
+}
+
+/// Keepalive probes (RFC 9293 section 3.8.4).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Keepalive {
+    /// Silence before the first probe.
+    pub idle: Duration,
+    /// Time between probes.
+    pub interval: Duration,
+    /// Unanswered probes after which the connection is given up.
+    pub probes_max: u8,
+}
+
+/// How one connection behaves. Listeners hand theirs to the connections they accept.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Options {
+    /// The congestion control algorithm.
+    pub congestion: CongestionControl,
+    /// Negotiate explicit congestion notification (RFC 3168).
+    pub ecn: bool,
+    /// Spread data over the round trip instead of sending bursts.
+    pub pacing: bool,
+    /// Send small segments at once (the Nagle algorithm off).
+    pub nodelay: bool,
+    /// Probe a silent remote.
+    pub keepalive: Option<Keepalive>,
+    /// Give up when data stays unacknowledged for so long (RFC 9293 section 3.9.1, RFC 5482).
+    pub user_timeout: Option<Duration>,
+    /// The receive window to begin with. The host's receive ring must hold as much.
+    pub receive_bytes: u32,
+    /// What the receive window may grow to while the host keeps up with a fast remote.
+    pub receive_bytes_max: u32,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            congestion: CongestionControl::default(),
+            ecn: false,
+            pacing: false,
+            nodelay: false,
+            keepalive: None,
+            user_timeout: None,
+            receive_bytes: 64 * 1024,
+            receive_bytes_max: 4 * 1024 * 1024,
+        }
+    }
+}
+
+/// An engine's fixed properties.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Config {
+    /// What the link carries.
+    pub medium: Medium,
+    /// The largest IP packet the link takes.
+    pub mtu: u16,
+    /// What the link does for us.
+    pub offload: Offload,
+    /// The engine's addresses.
+    pub addresses: Vec<InterfaceAddress>,
+    /// Ways beyond the link, the most specific match first served.
+    pub routes: Vec<Route>,
+    /// Connections in any state. Memory is reserved for all and touched as they come.
+    pub connections_max: usize,
+    /// Half-open connections of all listeners; beyond, SYN cookies (RFC 4987) take over.
+    pub half_open_max: usize,
+    /// Ports for connections that name none: first and last.
+    pub ephemeral_ports: (u16, u16),
+    /// Lower bound of the retransmission timeout. RFC 6298 section 2.4 asks for one second and
+    /// allows less with a finer clock and better estimators; 200 ms is what Linux uses.
+    pub rto_min: Duration,
+    /// Upper bound of the retransmission timeout (RFC 6298 section 2.5: at least 60 s).
+    pub rto_max: Duration,
+    /// The timeout before anything was measured (RFC 6298 section 2.1).
+    pub rto_initial: Duration,
+    /// How long an acknowledgement may wait for company (RFC 9293 section 3.8.6.3: below 0.5 s).
+    pub delayed_ack: Duration,
+    /// TIME-WAIT, two maximum segment lifetimes. RFC 9293 section 3.4.2 says 2 min each; Linux
+    /// waits 60 s in all, and so do we.
+    pub time_wait: Duration,
+    /// Retransmissions of a SYN before the attempt fails.
+    pub syn_retries_max: u8,
+    /// Retransmissions of data, and probes of a window, before the connection is given up (R2 of
+    /// RFC 9293 section 3.8.3), where no user timeout decides.
+    pub retries_max: u8,
+    /// The initial congestion window, in segments (RFC 6928).
+    pub initial_window_segments: u8,
+    /// Offer timestamps (RFC 7323).
+    pub timestamps: bool,
+    /// Offer selective acknowledgements (RFC 2018).
+    pub sack: bool,
+    /// Offer window scaling (RFC 7323).
+    pub window_scaling: bool,
+    /// Challenge acknowledgements and resets per second (RFC 5961 section 7).
+    pub challenges_per_second_max: u32,
+}
+
+impl Config {
+    /// A configuration for one address on a link, everything else as most hosts want it.
+    #[must_use]
+    pub fn new(medium: Medium, mtu: u16, address: InterfaceAddress) -> Self {
+        Self {
+            medium,
+            mtu,
+            offload: Offload::default(),
+            addresses: vec![address],
+            routes: Vec::new(),
+            connections_max: 100_000,
+            half_open_max: 4_096,
+            ephemeral_ports: (32_768, 60_999),
+            rto_min: Duration::from_millis(200),
+            rto_max: Duration::from_secs(120),
+            rto_initial: Duration::from_secs(1),
+            delayed_ack: Duration::from_millis(40),
+            time_wait: Duration::from_secs(60),
+            syn_retries_max: 6,
+            retries_max: 15,
+            initial_window_segments: 10,
+            timestamps: true,
+            sack: true,
+            window_scaling: true,
+            challenges_per_second_max: 1_000,
+        }
+    }
+}

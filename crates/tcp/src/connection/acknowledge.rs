@@ -1,0 +1,192 @@
+//! The sender's half of an arriving segment: RFC 9293 section 3.10.7.4, fifth step, and what SACK
+//! (RFC 2018, RFC 6675, RFC 2883), ECN (RFC 3168) and the timers make of it.
+
+use super::recovery::Phase;
+use super::sent::Delivered;
+use super::{Conditions, Connection, Context, News};
+use crate::position::{Position, Span};
+use crate::time::Duration;
+use crate::wire::tcp::{Flags, Segment};
+
+/// What one acknowledgement brought.
+#[derive(Debug, Default)]
+pub(super) struct Acknowledgement {
+    /// How far SND.UNA moved.
+    pub(super) advanced_bytes: u64,
+    pub(super) delivered: Delivered,
+    /// The remote reported a segment that it got twice (RFC 2883).
+    pub(super) has_duplicate_report: bool,
+    /// A duplicate acknowledgement as RFC 5681 section 2 defines it.
+    pub(super) is_duplicate: bool,
+}
+
+impl Connection {
+    /// Handles an acceptable acknowledgement number: `snd_una - window <= ack <= snd_nxt`.
+    pub(super) fn handle_acknowledgement(
+        &mut self,
+        cx: &mut Context<'_>,
+        segment: &Segment<'_>,
+        seq: Position,
+        ack: Position,
+    ) {
+        let edge_before = self.snd_edge;
+        self.update_send_window(seq, ack, segment.window);
+        let mut report = Acknowledgement::default();
+        let had_flight = self.snd_una < self.snd_nxt;
+        if ack > self.snd_una {
+            report.advanced_bytes = ack - self.snd_una;
+            self.scoreboard.acknowledge(ack, &mut report.delivered);
+            self.snd_una = ack;
+            self.retries = 0;
+            self.news.0 |= News::PROGRESS;
+        } else {
+            report.is_duplicate = had_flight
+                && ack == self.snd_una
+                && segment.payload.is_empty()
+                && edge_before == self.snd_edge;
+        }
+        if self.conditions.has(Conditions::SACK) && !segment.options.is_empty() {
+            self.take_sack_blocks(segment, ack, &mut report);
+        }
+        if !had_flight {
+            self.retries = 0; // An answer to a probe: the remote lives.
+            self.arm_loss_timer(cx);
+            return;
+        }
+        self.sample_round_trip(cx, segment, &report);
+        if self.conditions.has(Conditions::ECN) {
+            self.answer_marks(cx, segment, &report);
+        }
+        if self.recovery.phase != Phase::Open
+            && report.advanced_bytes > 0
+            && let Some(timestamps) = segment.timestamps
+        {
+            self.undo_if_spurious(cx, timestamps.echo);
+        }
+        self.settle_tail_probe(cx, &report);
+        self.deduce_losses(cx, &report);
+        if self.scoreboard.lost_bytes > 0 && self.recovery.phase == Phase::Open {
+            self.enter_recovery(cx, false);
+        }
+        self.adjust_window(cx, &report);
+        if report.delivered.bytes > 0 || report.advanced_bytes > 0 {
+            self.arm_loss_timer(cx);
+        }
+    }
+
+    /// Plain progress: nothing lost, nothing selectively acknowledged, nothing marked.
+    #[inline]
+    pub(super) fn acknowledge_plainly(&mut self, cx: &mut Context<'_>, ack: Position) {
+        let mut report = Acknowledgement {
+            advanced_bytes: ack - self.snd_una,
+            ..Default::default()
+        };
+        self.scoreboard.acknowledge(ack, &mut report.delivered);
+        self.snd_una = ack;
+        self.retries = 0;
+        self.news.0 |= News::PROGRESS;
+        if let Some(sent_at) = report.delivered.oldest_sent_at {
+            self.rtt.sample(cx.now, cx.now.since(sent_at));
+        }
+        if self.rack.probe_end.is_some() {
+            self.settle_tail_probe(cx, &report);
+        }
+        self.deduce_losses(cx, &report);
+        self.adjust_window(cx, &report);
+        self.arm_loss_timer(cx);
+    }
+
+    /// RFC 9293 section 3.10.7.4: SND.WND, SND.WL1; an old segment must not move the window.
+    #[inline]
+    pub(super) fn update_send_window(&mut self, seq: Position, ack: Position, window: u16) {
+        let window = u64::from(window) << self.snd_wscale;
+        let edge = ack + window;
+        let is_newer = ack > self.snd_una
+            || seq > self.snd_wl1
+            || (ack == self.snd_una && seq == self.snd_wl1 && edge > self.snd_edge);
+        if is_newer && ack >= self.snd_una {
+            self.snd_edge = edge;
+            self.snd_wl1 = seq;
+            self.snd_window_max = self.snd_window_max.max(window as u32);
+        }
+    }
+
+    fn take_sack_blocks(
+        &mut self,
+        segment: &Segment<'_>,
+        ack: Position,
+        report: &mut Acknowledgement,
+    ) {
+        let mut first: Option<Span> = None;
+        for (index, (start, end)) in segment.sack_blocks().enumerate() {
+            let block = Span {
+                start: Position::from_wire(start, self.iss, self.snd_una),
+                end: Position::from_wire(end, self.iss, self.snd_una),
+            };
+            if block.start >= block.end || block.end > self.snd_nxt {
+                continue;
+            }
+            // RFC 2883 section 4: the first block reports a duplicate when it lies below the
+            // acknowledgement number or inside the second block.
+            let is_inside = |outer: Span| outer.start <= block.start && block.end <= outer.end;
+            if index == 0 && block.end <= ack {
+                report.has_duplicate_report = true;
+                continue;
+            }
+            if index == 0 {
+                first = Some(block);
+            } else if index == 1
+                && let Some(first) = first
+                && block.start <= first.start
+                && first.end <= block.end
+                && !is_inside(first)
+            {
+                report.has_duplicate_report = true;
+            }
+            if block.start >= self.snd_una {
+                self.scoreboard.sack(block, &mut report.delivered);
+            }
+        }
+    }
+
+    fn sample_round_trip(
+        &mut self,
+        cx: &Context<'_>,
+        segment: &Segment<'_>,
+        report: &Acknowledgement,
+    ) {
+        if let Some(sent_at) = report.delivered.oldest_sent_at {
+            self.rtt.sample(cx.now, cx.now.since(sent_at));
+        } else if report.advanced_bytes > 0
+            && let Some(timestamps) = segment.timestamps
+            && let Some(first) = self.recovery.first_retransmission
+            && timestamps.echo.wrapping_sub(first) as i32 >= 0
+        {
+            // RFC 7323 section 4: with timestamps even a retransmission gives a sample. Not an echo
+            // from before it: that is of the original, or of whatever came before a lost
+            // acknowledgement, and may be minutes old.
+            let elapsed = self.timestamp(cx.now).wrapping_sub(timestamps.echo);
+            if elapsed < 1 << 20 {
+                self.rtt
+                    .sample(cx.now, Duration::from_millis(u64::from(elapsed)));
+            }
+        }
+    }
+
+    /// RFC 3168 section 6.1.2: "TCP should not react to congestion indications more than once every
+    /// window of data".
+    fn answer_marks(
+        &mut self,
+        cx: &mut Context<'_>,
+        segment: &Segment<'_>,
+        report: &Acknowledgement,
+    ) {
+        let is_marked = segment.flags.has(Flags::ECE) && !segment.flags.has(Flags::SYN);
+        let (una, nxt) = (self.snd_una, self.snd_nxt);
+        self.congestion
+            .count_marks(report.advanced_bytes, is_marked, una, nxt);
+        if is_marked && una >= self.recovery.marked_until && self.recovery.phase == Phase::Open {
+            self.enter_recovery(cx, true);
+        }
+    }
+}

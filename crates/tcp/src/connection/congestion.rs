@@ -1,0 +1,267 @@
+//! Congestion control: how the window grows on acknowledgements, and what it falls to on congestion.
+//!
+//! The three algorithms share slow start and differ in two functions, [`Congestion::grow`] and
+//! [`Congestion::reduce`]. Windows are in bytes. How the reduction is spread over a round trip is
+//! not decided here but by proportional rate reduction, in `recovery.rs`.
+
+use crate::config::CongestionControl;
+use crate::position::Position;
+use crate::time::{Duration, Instant};
+
+/// RFC 5681 section 3.1: ssthresh never falls below two segments.
+const FLOOR_SEGMENTS: u32 = 2;
+/// RFC 9438 section 4.6 and section 5: the multiplicative decrease factor, and the aggressiveness.
+const CUBIC_BETA: f64 = 0.7;
+const CUBIC_C: f64 = 0.4;
+/// RFC 8257 section 4.2: the weight g of the newest fraction.
+const DCTCP_GAIN: f64 = 1.0 / 16.0;
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Congestion {
+    control: CongestionControl,
+    pub(crate) ssthresh: u32,
+    /// Bytes acknowledged in congestion avoidance that have not yet become window.
+    credit_bytes: f64,
+    cubic: Cubic,
+    dctcp: Dctcp,
+}
+
+/// RFC 9438's variables; windows in segments, times in seconds.
+#[derive(Clone, Copy, Debug, Default)]
+struct Cubic {
+    w_max: f64,
+    w_est: f64,
+    k: f64,
+    /// When the current congestion avoidance stage began.
+    epoch_start: Option<Instant>,
+}
+
+/// RFC 8257 section 3.3's variables.
+#[derive(Clone, Copy, Debug)]
+struct Dctcp {
+    alpha: f64,
+    acked_bytes: u64,
+    marked_bytes: u64,
+    window_end: Position,
+}
+
+/// What an acknowledgement tells the algorithm.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Progress {
+    pub(crate) now: Instant,
+    pub(crate) acked_bytes: u32,
+    pub(crate) mss: u32,
+    pub(crate) srtt: Duration,
+}
+
+impl Congestion {
+    pub(crate) fn new(control: CongestionControl) -> Self {
+        Self {
+            control,
+            // RFC 5681 section 3.1: "SHOULD be set arbitrarily high".
+            ssthresh: u32::MAX,
+            credit_bytes: 0.0,
+            cubic: Cubic::default(),
+            // RFC 8257 section 4.2: alpha begins at 1, so that the first mark is taken seriously.
+            dctcp: Dctcp {
+                alpha: 1.0,
+                acked_bytes: 0,
+                marked_bytes: 0,
+                window_end: Position::default(),
+            },
+        }
+    }
+
+    /// The window after an acknowledgement that arrived while the window was the limit.
+    pub(crate) fn grow(&mut self, cwnd: u32, progress: Progress) -> u32 {
+        let mut acked = progress.acked_bytes;
+        let mut cwnd = cwnd;
+        if cwnd < self.ssthresh {
+            // RFC 5681 section 3.1 with the byte counting of RFC 3465, L = 2 segments a time.
+            let step = acked.min(2 * progress.mss).min(self.ssthresh - cwnd);
+            cwnd = cwnd.saturating_add(step);
+            acked -= step.min(acked);
+            if cwnd < self.ssthresh || acked == 0 {
+                return cwnd;
+            }
+        }
+        let step = match self.control {
+            CongestionControl::Cubic => self.cubic.step(
+                cwnd,
+                Progress {
+                    acked_bytes: acked,
+                    ..progress
+                },
+            ),
+            // RFC 5681 equation (3), counting bytes: one segment a window.
+            _ => f64::from(progress.mss) * f64::from(acked) / f64::from(cwnd),
+        };
+        self.credit_bytes += step;
+        let whole = self.credit_bytes as u32;
+        self.credit_bytes -= f64::from(whole);
+        cwnd.saturating_add(whole)
+    }
+
+    /// Lowers ssthresh because of congestion; the caller moves the window there.
+    pub(crate) fn reduce(&mut self, cwnd: u32, in_flight: u32, mss: u32, is_mark: bool) {
+        let target = match self.control {
+            // RFC 5681 equation (4): half the flight.
+            CongestionControl::NewReno => in_flight.max(mss) / 2,
+            CongestionControl::Cubic => {
+                self.cubic.reduce(f64::from(cwnd) / f64::from(mss));
+                (f64::from(cwnd) * CUBIC_BETA) as u32
+            }
+            // RFC 8257 section 3.3, step 9; section 3.5: loss is handled as in RFC 5681.
+            CongestionControl::Dctcp if is_mark => {
+                (f64::from(cwnd) * (1.0 - self.dctcp.alpha / 2.0)) as u32
+            }
+            CongestionControl::Dctcp => cwnd / 2,
+        };
+        self.ssthresh = target.max(FLOOR_SEGMENTS * mss);
+        self.credit_bytes = 0.0;
+    }
+
+    /// A retransmission timeout or an idle period ends the current stage of growth.
+    pub(crate) fn end_epoch(&mut self) {
+        self.cubic.epoch_start = None;
+        self.credit_bytes = 0.0;
+    }
+
+    /// DCTCP's estimate of the fraction of marked bytes, renewed once a window.
+    pub(crate) fn count_marks(
+        &mut self,
+        acked_bytes: u64,
+        is_marked: bool,
+        una: Position,
+        nxt: Position,
+    ) {
+        if self.control != CongestionControl::Dctcp {
+            return;
+        }
+        let dctcp = &mut self.dctcp;
+        dctcp.acked_bytes += acked_bytes;
+        dctcp.marked_bytes += if is_marked { acked_bytes } else { 0 };
+        if una > dctcp.window_end && dctcp.acked_bytes > 0 {
+            let fraction = dctcp.marked_bytes as f64 / dctcp.acked_bytes as f64;
+            dctcp.alpha = dctcp.alpha * (1.0 - DCTCP_GAIN) + DCTCP_GAIN * fraction;
+            dctcp.acked_bytes = 0;
+            dctcp.marked_bytes = 0;
+            dctcp.window_end = nxt;
+        }
+    }
+
+    /// Whether marks are echoed one by one (RFC 8257 section 3.2) or latched (RFC 3168).
+    pub(crate) fn echoes_each_mark(&self) -> bool {
+        self.control == CongestionControl::Dctcp
+    }
+}
+
+impl Cubic {
+    /// RFC 9438 section 4.2 to 4.5: bytes to add for these acknowledged bytes.
+    fn step(&mut self, cwnd: u32, progress: Progress) -> f64 {
+        let mss = f64::from(progress.mss);
+        let window = f64::from(cwnd) / mss;
+        let acked = f64::from(progress.acked_bytes) / mss;
+        let epoch_start = *self.epoch_start.get_or_insert_with(|| {
+            // Section 4.2: K is the time until the window is back at W_max.
+            self.w_max = self.w_max.max(window);
+            self.k = ((self.w_max - window) / CUBIC_C).cbrt();
+            self.w_est = window;
+            progress.now
+        });
+        let t = progress.now.since(epoch_start).as_secs_f64();
+        let w_cubic = |t: f64| CUBIC_C * (t - self.k).powi(3) + self.w_max;
+        // Section 4.3: what Reno would have by now; alpha as in figure 4, 1 once above W_max.
+        let alpha = if self.w_est < self.w_max {
+            3.0 * (1.0 - CUBIC_BETA) / (1.0 + CUBIC_BETA)
+        } else {
+            1.0
+        };
+        self.w_est += alpha * acked / window;
+        if w_cubic(t) < self.w_est {
+            return (self.w_est - window).max(0.0) * mss;
+        }
+        // Sections 4.4 and 4.5: towards the target of one round trip ahead, at most 1.5 windows.
+        let target = w_cubic(t + progress.srtt.as_secs_f64()).clamp(window, 1.5 * window);
+        (target - window) / window * acked * mss
+    }
+
+    /// RFC 9438 sections 4.6 and 4.7 (fast convergence).
+    fn reduce(&mut self, window: f64) {
+        self.w_max = if window < self.w_max {
+            window * (1.0 + CUBIC_BETA) / 2.0
+        } else {
+            window
+        };
+        self.epoch_start = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MSS: u32 = 1_000;
+
+    fn ack(now_ms: u64, acked_bytes: u32) -> Progress {
+        Progress {
+            now: Instant::ZERO + Duration::from_millis(now_ms),
+            acked_bytes,
+            mss: MSS,
+            srtt: Duration::from_millis(100),
+        }
+    }
+
+    #[test]
+    fn slow_start_doubles_a_window_and_stops_at_ssthresh() {
+        let mut congestion = Congestion::new(CongestionControl::NewReno);
+        congestion.ssthresh = 18 * MSS;
+        let mut cwnd = 10 * MSS;
+        for _ in 0..10 {
+            cwnd = congestion.grow(cwnd, ack(0, MSS));
+        }
+        assert!((18 * MSS..19 * MSS).contains(&cwnd), "{cwnd}");
+    }
+
+    #[test]
+    fn reno_adds_a_segment_a_window_and_halves() {
+        let mut congestion = Congestion::new(CongestionControl::NewReno);
+        congestion.ssthresh = MSS;
+        let mut cwnd = 20 * MSS;
+        for _ in 0..20 {
+            cwnd = congestion.grow(cwnd, ack(0, MSS));
+        }
+        assert!((20 * MSS + 900..=21 * MSS).contains(&cwnd), "{cwnd}");
+        congestion.reduce(cwnd, cwnd, MSS, false);
+        assert_eq!(congestion.ssthresh, cwnd / 2);
+    }
+
+    #[test]
+    fn cubic_returns_to_the_old_maximum_after_k_seconds() {
+        let mut congestion = Congestion::new(CongestionControl::Cubic);
+        let peak = 1_000 * MSS;
+        congestion.reduce(peak, peak, MSS, false);
+        assert_eq!(congestion.ssthresh, 700 * MSS);
+        let mut cwnd = congestion.ssthresh;
+        // K = cbrt(W_max * (1 - beta) / C) = cbrt(750) = 9.08 s.
+        for round in 0..91 {
+            for _ in 0..cwnd / (2 * MSS) {
+                cwnd = congestion.grow(cwnd, ack(round * 100, 2 * MSS));
+            }
+        }
+        assert!((980 * MSS..=1_020 * MSS).contains(&cwnd), "{cwnd}");
+    }
+
+    #[test]
+    fn dctcp_reduces_by_the_marked_fraction() {
+        let mut congestion = Congestion::new(CongestionControl::Dctcp);
+        for window in 1..200u64 {
+            let una = Position::of_byte(window * 1_000);
+            congestion.count_marks(1_000, false, una, una);
+        }
+        congestion.reduce(100 * MSS, 100 * MSS, MSS, true);
+        assert!(congestion.ssthresh > 99 * MSS, "{}", congestion.ssthresh);
+        congestion.reduce(100 * MSS, 100 * MSS, MSS, false);
+        assert_eq!(congestion.ssthresh, 50 * MSS);
+    }
+}

@@ -1,0 +1,319 @@
+//! Openings: active, passive, simultaneous (RFC 9293 section 3.5 and 3.10.7.3), and what a SYN
+//! negotiates.
+
+use super::input::Verdict;
+use super::receive::QUICK_ACKS;
+use super::recovery::{Phase, Rack, Recovery};
+use super::{
+    CloseReason, Conditions, Connection, Context, FlowKey, LossTimer, News, State, Template,
+};
+use crate::config::{Config, Options};
+use crate::position::Position;
+use crate::time::Instant;
+use crate::wire::tcp::{Flags, Segment, SynOptions, WINDOW_SCALE_MAX};
+
+/// RFC 9293 section 3.7.1: without the option, 536 for IPv4 and 1220 for IPv6.
+const MSS_DEFAULT_V4: u16 = 536;
+const MSS_DEFAULT_V6: u16 = 1_220;
+
+/// What the engine knows about a connection about to open.
+pub(crate) struct OpenContext<'a> {
+    pub(crate) now: Instant,
+    pub(crate) config: &'a Config,
+    pub(crate) key: FlowKey,
+    pub(crate) options: Options,
+    pub(crate) iss: u32,
+    pub(crate) ts_offset: u32,
+    /// Payload without options that the path takes.
+    pub(crate) path_mss: u16,
+    pub(crate) generation: u32,
+}
+
+/// What a remote's SYN said, or what a cookie remembers of it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Offer {
+    pub(crate) irs: u32,
+    pub(crate) window: u16,
+    pub(crate) syn: SynOptions,
+    pub(crate) ecn: bool,
+}
+
+impl Offer {
+    pub(crate) fn of(segment: &Segment<'_>) -> Self {
+        Self {
+            irs: segment.seq,
+            window: segment.window,
+            syn: segment.syn_options(),
+            // RFC 3168 section 6.1.1: both ECE and CWR make an ECN-setup SYN.
+            ecn: segment.flags.has(Flags::ECE) && segment.flags.has(Flags::CWR),
+        }
+    }
+}
+
+impl Connection {
+    /// An active open: a SYN is to be sent.
+    pub(crate) fn connect(open: &OpenContext<'_>) -> Self {
+        Self::new(open, State::SynSent)
+    }
+
+    /// A passive open: a SYN came, a SYN-ACK is to be sent.
+    pub(crate) fn accept(open: &OpenContext<'_>, offer: &Offer) -> Self {
+        let mut connection = Self::new(open, State::SynReceived);
+        connection.conditions.set(Conditions::PASSIVE);
+        connection.negotiate(open.config, open.now, offer);
+        connection
+    }
+
+    /// A passive open that a SYN cookie stood for: the handshake is over already.
+    pub(crate) fn accept_cookie(
+        open: &OpenContext<'_>,
+        offer: &Offer,
+        cx: &mut Context<'_>,
+        segment: &Segment<'_>,
+    ) -> Self {
+        let mut connection = Self::accept(open, offer);
+        connection.snd_nxt = Position::FIRST_BYTE;
+        connection.scoreboard.push(Position::SYN, 1, cx.now);
+        connection.advertise_unscaled();
+        connection.last_ack_sent = connection.rcv_nxt;
+        connection.finish_handshake(cx, segment, Position::FIRST_BYTE);
+        connection
+            .scoreboard
+            .acknowledge(Position::FIRST_BYTE, &mut Default::default());
+        connection.snd_una = Position::FIRST_BYTE;
+        connection
+    }
+
+    fn new(open: &OpenContext<'_>, state: State) -> Self {
+        let options = open.options;
+        let mut conditions = Conditions::default();
+        conditions.put(Conditions::NODELAY, options.nodelay);
+        conditions.put(Conditions::PACING, options.pacing);
+        let mut connection = Self {
+            rcv_nxt: Position::FIRST_BYTE,
+            rcv_edge: Position::FIRST_BYTE,
+            rcv_taken: Position::FIRST_BYTE,
+            last_ack_sent: Position::FIRST_BYTE,
+            snd_una: Position::SYN,
+            snd_nxt: Position::SYN,
+            snd_end: Position::FIRST_BYTE,
+            snd_edge: Position::FIRST_BYTE,
+            conditions,
+            iss: open.iss,
+            irs: 0,
+            ts_recent: 0,
+            ts_offset: open.ts_offset,
+            cwnd: 0,
+            rcv_limit: options.receive_bytes.min(options.receive_bytes_max),
+            mss: 0,
+            state,
+            unacked_segments: 0,
+            snd_wscale: 0,
+            rcv_wscale: window_scale(open.config, options.receive_bytes_max),
+            news: News::default(),
+            loss_timer: LossTimer::Idle,
+            generation: open.generation,
+            ack_deadline: Instant::NEVER,
+            loss_deadline: Instant::NEVER,
+            scoreboard: Default::default(),
+            assembler: Default::default(),
+            rtt: super::RttEstimator::new(),
+            congestion: super::Congestion::new(options.congestion),
+            rack: Rack::default(),
+            recovery: Recovery::default(),
+            key: open.key,
+            snd_wl1: Position::SYN,
+            snd_window_max: 0,
+            snd_small_end: Position::FIRST_BYTE,
+            duplicate: None,
+            fin_at: None,
+            remote_mss: u16::MAX,
+            path_mss: open.path_mss,
+            retries: 0,
+            quick_acks: QUICK_ACKS,
+            options,
+            stalled_since: open.now,
+            heard_at: open.now,
+            ts_recent_at: open.now,
+            sent_at: open.now,
+            idle_deadline: Instant::NEVER,
+            pace_at: Instant::ZERO,
+            tune_at: open.now,
+            tune_taken: Position::FIRST_BYTE,
+            close_reason: CloseReason::Finished,
+            listener: 0,
+            template: Template::empty(),
+        };
+        connection.update_mss();
+        connection.cwnd = connection.initial_window(open.config);
+        connection
+    }
+
+    /// What our SYN, or SYN-ACK, says.
+    pub(crate) fn syn_options(&self, config: &Config) -> SynOptions {
+        let is_answer = self.state == State::SynReceived;
+        let has = |condition| self.conditions.has(condition);
+        let offers = |wanted: bool, agreed: bool| if is_answer { agreed } else { wanted };
+        let timestamps = offers(config.timestamps, has(Conditions::TIMESTAMPS));
+        // Negotiation leaves `rcv_wscale` at zero where the remote does not scale.
+        let scales = offers(config.window_scaling, self.remote_scales());
+        SynOptions {
+            mss: Some(self.path_mss),
+            window_scale: scales.then_some(self.rcv_wscale),
+            sack_permitted: offers(config.sack, has(Conditions::SACK)),
+            timestamps: timestamps.then_some(crate::wire::tcp::Timestamps {
+                value: 0, // Filled in where the segment is written.
+                echo: 0,
+            }),
+        }
+    }
+
+    /// Whether the remote's SYN had a window scale option that we accepted.
+    fn remote_scales(&self) -> bool {
+        self.conditions.has(Conditions::SCALES)
+    }
+
+    /// Agrees on options: each is used only if both sides have it.
+    fn negotiate(&mut self, config: &Config, now: Instant, offer: &Offer) {
+        let syn = &offer.syn;
+        self.irs = offer.irs;
+        self.rcv_nxt = Position::FIRST_BYTE;
+        let is_v4 = self.key.remote.is_v4();
+        self.remote_mss = syn.mss.unwrap_or(if is_v4 {
+            MSS_DEFAULT_V4
+        } else {
+            MSS_DEFAULT_V6
+        });
+        self.conditions
+            .put(Conditions::SACK, config.sack && syn.sack_permitted);
+        self.conditions
+            .put(Conditions::ECN, self.options.ecn && offer.ecn);
+        match syn.timestamps {
+            Some(timestamps) if config.timestamps => {
+                self.conditions.set(Conditions::TIMESTAMPS);
+                self.ts_recent = timestamps.value;
+                self.ts_recent_at = now;
+            }
+            _ => self.conditions.clear(Conditions::TIMESTAMPS),
+        }
+        match syn.window_scale {
+            Some(shift) if config.window_scaling => {
+                self.conditions.set(Conditions::SCALES);
+                self.snd_wscale = shift;
+            }
+            _ => {
+                // RFC 7323 section 2.2: neither side scales unless both offer it.
+                self.snd_wscale = 0;
+                self.rcv_wscale = 0;
+                self.rcv_limit = self.rcv_limit.min(u32::from(u16::MAX));
+            }
+        }
+        // "The window field in a segment where the SYN bit is set MUST NOT be scaled."
+        self.snd_edge = Position::FIRST_BYTE + u64::from(offer.window);
+        self.snd_window_max = u32::from(offer.window);
+        self.snd_wl1 = Position::SYN;
+        self.update_mss();
+    }
+
+    /// RFC 9293 section 3.10.7.3.
+    pub(super) fn handle_in_syn_sent(
+        &mut self,
+        cx: &mut Context<'_>,
+        segment: &Segment<'_>,
+    ) -> Verdict {
+        let flags = segment.flags;
+        let ack = Position::from_wire(segment.ack, self.iss, self.snd_una);
+        // First, check the ACK bit: SEG.ACK =< ISS or SEG.ACK > SND.NXT is refused.
+        let has_ack = flags.has(Flags::ACK);
+        if has_ack && (ack <= Position::SYN || ack > self.snd_nxt) {
+            return if flags.has(Flags::RST) {
+                Verdict::Done
+            } else {
+                Verdict::Refuse
+            };
+        }
+        // Second, the RST bit: believed only with an acceptable ACK (RFC 5961 section 3.2).
+        if flags.has(Flags::RST) {
+            if has_ack {
+                cx.counters.resets_received += 1;
+                self.close(CloseReason::Refused);
+            }
+            return Verdict::Done;
+        }
+        // Fourth, the SYN bit.
+        if !flags.has(Flags::SYN) {
+            return Verdict::Done;
+        }
+        let mut offer = Offer::of(segment);
+        if has_ack {
+            // RFC 3168 section 6.1.1: a SYN-ACK agrees to ECN with ECE alone.
+            offer.ecn = flags.has(Flags::ECE) && !flags.has(Flags::CWR);
+        }
+        self.negotiate(cx.config, cx.now, &offer);
+        self.rcv_edge = self.rcv_nxt + u64::from(self.rcv_limit.min(u32::from(u16::MAX)));
+        self.last_ack_sent = self.rcv_nxt;
+        if has_ack {
+            let was_retransmitted = self.retries > 0;
+            let window = segment.window;
+            self.handle_acknowledgement(cx, segment, Position::SYN, ack);
+            // The general path has scaled the window, which is not done in a SYN.
+            self.snd_edge = ack + u64::from(window);
+            self.snd_window_max = u32::from(window);
+            self.establish(cx, was_retransmitted);
+            self.conditions.set(Conditions::ACK_NOW);
+        } else {
+            // "Otherwise, enter SYN-RECEIVED, form a SYN,ACK segment and send it." Our SYN's
+            // record becomes the SYN-ACK's.
+            self.state = State::SynReceived;
+            self.scoreboard.mark_first_lost(1);
+        }
+        Verdict::Done
+    }
+
+    /// Our SYN-ACK is acknowledged.
+    pub(super) fn finish_handshake(
+        &mut self,
+        cx: &mut Context<'_>,
+        segment: &Segment<'_>,
+        ack: Position,
+    ) {
+        self.snd_edge = ack + (u64::from(segment.window) << self.snd_wscale);
+        self.snd_window_max = self
+            .snd_window_max
+            .max(u32::from(segment.window) << self.snd_wscale);
+        let was_retransmitted = self.retries > 0;
+        self.establish(cx, was_retransmitted);
+    }
+
+    fn establish(&mut self, cx: &mut Context<'_>, was_retransmitted: bool) {
+        self.state = State::Established;
+        self.news.0 |= News::CONNECTED;
+        self.recovery.phase = Phase::Open;
+        self.recovery.prior = None;
+        self.congestion.ssthresh = u32::MAX;
+        // RFC 5681 section 3.1: after a lost SYN the initial window is one segment.
+        self.cwnd = if was_retransmitted {
+            u32::from(self.mss)
+        } else {
+            self.initial_window(cx.config)
+        };
+        self.conditions.set(Conditions::QUICK_ACK);
+        self.conditions
+            .clear(Conditions::CWND_LIMITED | Conditions::FORCE_RETRANSMIT);
+        self.tune_at = cx.now;
+        self.arm_keepalive(cx.now);
+        if self.conditions.has(Conditions::PASSIVE) {
+            cx.counters.connections_accepted += 1;
+        }
+    }
+}
+
+/// The smallest shift with which the largest window we may ever offer can be said.
+pub(crate) fn window_scale(config: &Config, receive_bytes_max: u32) -> u8 {
+    if !config.window_scaling {
+        return 0;
+    }
+    (0..WINDOW_SCALE_MAX)
+        .find(|shift| receive_bytes_max >> shift <= u32::from(u16::MAX))
+        .unwrap_or(WINDOW_SCALE_MAX)
+}

@@ -1,0 +1,95 @@
+//! What the host asks of a connection (the calls of RFC 9293 section 3.10.1 to 3.10.6).
+
+use super::{CloseReason, Conditions, Connection, Context, State};
+use crate::position::Position;
+
+impl Connection {
+    /// The host has published everything before `end` in its send ring. Returns false, changing
+    /// nothing, for an end that moves back or follows the host's own FIN.
+    #[inline]
+    pub(crate) fn publish(&mut self, end: Position) -> bool {
+        let is_valid = end >= self.snd_end
+            && (end == self.snd_end || !self.conditions.has(Conditions::FIN_WANTED));
+        if is_valid {
+            self.snd_end = end;
+        }
+        is_valid
+    }
+
+    /// The host has taken everything before `taken` out of its receive ring. Returns false for
+    /// bytes that have not arrived or were taken before.
+    pub(crate) fn take(&mut self, cx: &mut Context<'_>, taken: Position) -> bool {
+        let is_valid = taken >= self.rcv_taken && taken.byte() <= self.received_bytes();
+        if is_valid && taken > self.rcv_taken {
+            self.open_window(cx, taken);
+        }
+        is_valid
+    }
+
+    /// RFC 9293 section 3.10.4, CLOSE: what is published is still sent, then a FIN.
+    pub(crate) fn finish(&mut self) {
+        match self.state {
+            State::Closed => {}
+            // "Delete the TCB": nobody has answered yet.
+            State::SynSent => self.close(CloseReason::Aborted),
+            _ => self.conditions.set(Conditions::FIN_WANTED),
+        }
+    }
+
+    /// RFC 9293 section 3.10.5, ABORT.
+    pub(crate) fn abort(&mut self, reason: CloseReason) {
+        let sends_reset = match self.state {
+            State::Closed | State::SynSent | State::TimeWait => false,
+            State::SynReceived
+            | State::Established
+            | State::FinWait1
+            | State::FinWait2
+            | State::CloseWait => true,
+            // "Respond to queued requests ... and delete the TCB": nothing is left to be reset.
+            State::Closing | State::LastAck => false,
+        };
+        self.close(reason);
+        self.conditions.put(Conditions::RESET_DUE, sends_reset);
+    }
+
+    /// The host lets go: nobody will read any more, and nobody will be told.
+    pub(crate) fn release(&mut self, cx: &mut Context<'_>) {
+        self.conditions.set(Conditions::RELEASED);
+        let has_unread = self.rcv_taken.byte() < self.received_bytes()
+            || self.conditions.has(Conditions::OUT_OF_ORDER);
+        match self.state {
+            State::Closed | State::TimeWait => {}
+            // RFC 2525 section 2.17: data that will never be read is answered with a reset.
+            _ if has_unread => self.abort(CloseReason::Aborted),
+            State::FinWait2 => self.idle_deadline = cx.now + cx.config.time_wait,
+            _ => self.finish(),
+        }
+    }
+
+    /// Bytes of the remote's stream that stand in the host's ring without a gap.
+    #[inline]
+    pub(crate) fn received_bytes(&self) -> u64 {
+        self.rcv_nxt.byte() - u64::from(self.conditions.has(Conditions::FIN_RECEIVED))
+    }
+
+    /// Bytes of the host's stream that the remote has acknowledged.
+    #[inline]
+    pub(crate) fn acknowledged_bytes(&self) -> u64 {
+        self.snd_una.min(self.snd_end).byte()
+    }
+
+    /// RFC 1191 and RFC 8201: the path takes less than was thought. What is in flight and too large
+    /// is lost.
+    pub(crate) fn narrow_path(&mut self, cx: &mut Context<'_>, path_mss: u16) {
+        if path_mss >= self.path_mss {
+            return;
+        }
+        cx.counters.mtu_reductions += 1;
+        self.path_mss = path_mss;
+        self.update_mss();
+        if self.snd_una < self.snd_nxt && self.state.is_synchronized() {
+            self.scoreboard.mark_first_lost(u32::from(self.mss));
+            self.conditions.set(Conditions::FORCE_RETRANSMIT);
+        }
+    }
+}

@@ -1,0 +1,325 @@
+//! A segment arrives at a connection: RFC 9293 section 3.10.7, with the defences of RFC 5961 and
+//! RFC 7323 (PAWS). Segments in order take the short path at the top.
+
+use super::recovery::Phase;
+use super::{CloseReason, Conditions, Connection, Context, News, State};
+use crate::host::{ConnectionId, Memory};
+use crate::position::Position;
+use crate::time::Duration;
+use crate::wire::ip::Ecn;
+use crate::wire::tcp::{Flags, Segment};
+
+/// RFC 7323 section 5.5: a timestamp older than this says nothing.
+const TIMESTAMP_LIFETIME: Duration = Duration::from_secs(24 * 24 * 3_600);
+
+/// What the engine has to do after a segment, beside looking at the connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Verdict {
+    /// Nothing.
+    Done,
+    /// Answer with a reset that has the segment's own numbers.
+    Refuse,
+    /// Answer with an acknowledgement, within the limit for challenges (RFC 5961 section 7).
+    Challenge,
+    /// The segment is a SYN that may replace this connection in TIME-WAIT.
+    Reopen,
+}
+
+impl Connection {
+    /// Handles a segment whose checksum and addresses are right.
+    #[inline]
+    pub(crate) fn handle_segment(
+        &mut self,
+        cx: &mut Context<'_>,
+        segment: &Segment<'_>,
+        ecn: Ecn,
+        id: ConnectionId,
+        memory: &mut dyn Memory,
+    ) -> Verdict {
+        if self.handle_in_order(cx, segment, id, memory) {
+            return Verdict::Done;
+        }
+        match self.state {
+            State::Closed => Verdict::Refuse,
+            State::SynSent => self.handle_in_syn_sent(cx, segment),
+            _ => self.handle_synchronized(cx, segment, ecn, id, memory),
+        }
+    }
+
+    /// Header prediction: payload in its turn, or an acknowledgement of new data, in a connection
+    /// without trouble. Does nothing and returns false for everything else.
+    #[inline]
+    fn handle_in_order(
+        &mut self,
+        cx: &mut Context<'_>,
+        segment: &Segment<'_>,
+        id: ConnectionId,
+        memory: &mut dyn Memory,
+    ) -> bool {
+        let is_expected = self.state == State::Established
+            && segment.flags.0 & !Flags::PSH.0 == Flags::ACK.0
+            && segment.seq == self.rcv_nxt.wire(self.irs)
+            && segment.options.is_empty()
+            && !self.conditions.has(Conditions::RECEIVE_DETOUR);
+        let ack = Position::from_wire(segment.ack, self.iss, self.snd_una);
+        let end = self.rcv_nxt + segment.payload.len() as u64;
+        let is_in_range = ack >= self.snd_una && ack <= self.snd_nxt && end <= self.rcv_edge;
+        let advances = ack > self.snd_una;
+        if !is_expected
+            || !is_in_range
+            || (segment.payload.is_empty() && !advances)
+            || (advances && !(self.recovery.phase == Phase::Open && self.scoreboard.is_plain()))
+        {
+            return false;
+        }
+        match segment.timestamps {
+            Some(timestamps) if self.conditions.has(Conditions::TIMESTAMPS) => {
+                if (timestamps.value.wrapping_sub(self.ts_recent) as i32) < 0 {
+                    return false;
+                }
+                // RFC 7323 section 4.3 (2): SEG.SEQ <= Last.ACK.sent.
+                if self.rcv_nxt <= self.last_ack_sent {
+                    self.ts_recent = timestamps.value;
+                    self.ts_recent_at = cx.now;
+                }
+            }
+            None if !self.conditions.has(Conditions::TIMESTAMPS) => {}
+            _ => return false,
+        }
+        if !segment.payload.is_empty() {
+            if memory
+                .place(id, self.rcv_nxt.byte(), segment.payload)
+                .is_err()
+            {
+                return false;
+            }
+            cx.counters.bytes_received += segment.payload.len() as u64;
+        }
+        cx.counters.segments_predicted += 1;
+        let seq = self.rcv_nxt;
+        self.rcv_nxt = end;
+        self.update_send_window(seq, ack, segment.window);
+        if advances {
+            self.acknowledge_plainly(cx, ack);
+        }
+        if !segment.payload.is_empty() {
+            self.news.0 |= News::PROGRESS;
+            self.schedule_ack(cx, segment.payload.len());
+        }
+        true
+    }
+
+    /// RFC 9293 section 3.10.7.4.
+    fn handle_synchronized(
+        &mut self,
+        cx: &mut Context<'_>,
+        segment: &Segment<'_>,
+        ecn: Ecn,
+        id: ConnectionId,
+        memory: &mut dyn Memory,
+    ) -> Verdict {
+        let seq = Position::from_wire(segment.seq, self.irs, self.rcv_nxt);
+        let flags = segment.flags;
+        if self.state == State::TimeWait && self.may_reopen(segment, seq) {
+            return Verdict::Reopen;
+        }
+        let crosses = self.crosses_our_syn(segment, seq);
+        if !crosses {
+            // First, check sequence number.
+            if let Some(verdict) = self.check_sequence(cx, segment, seq) {
+                return verdict;
+            }
+            // Second, check the RST bit.
+            if flags.has(Flags::RST) {
+                return self.handle_reset(cx, seq);
+            }
+            // Fourth, check the SYN bit: RFC 5961 section 4.2, "irrespective of the sequence
+            // number, TCP MUST send an ACK (... challenge ACK) to the remote peer".
+            if flags.has(Flags::SYN) {
+                return Verdict::Challenge;
+            }
+        }
+        // Fifth, check the ACK field: "if the ACK bit is off, drop the segment and return".
+        if !flags.has(Flags::ACK) {
+            return Verdict::Done;
+        }
+        self.take_timestamp(cx, segment, seq);
+        let ack = Position::from_wire(segment.ack, self.iss, self.snd_una);
+        if self.state == State::SynReceived {
+            if ack <= self.snd_una || ack > self.snd_nxt {
+                return Verdict::Refuse;
+            }
+            self.finish_handshake(cx, segment, ack);
+        } else if ack > self.snd_nxt || ack + u64::from(self.snd_window_max) < self.snd_una {
+            // RFC 5961 section 5.2: SND.UNA - MAX.SND.WND <= SEG.ACK <= SND.NXT.
+            return Verdict::Challenge;
+        }
+        if self.conditions.has(Conditions::KEEPALIVE) {
+            self.heard_at = cx.now;
+        }
+        if self.conditions.has(Conditions::ECN) {
+            self.take_marks(cx, segment, ecn);
+        }
+        if ack >= self.snd_una {
+            self.handle_acknowledgement(cx, segment, seq, ack);
+            self.handle_own_fin(cx);
+        }
+        if self.state != State::Closed {
+            // Sixth, the URG bit: RFC 6093 lets us hand urgent data over in line, and so we do.
+            self.receive(cx, segment, seq, id, memory);
+            self.handle_own_fin(cx);
+        }
+        Verdict::Done
+    }
+
+    /// The first check of section 3.10.7.4, and PAWS before it. Gives the verdict for a segment
+    /// that goes no further.
+    fn check_sequence(
+        &mut self,
+        cx: &mut Context<'_>,
+        segment: &Segment<'_>,
+        seq: Position,
+    ) -> Option<Verdict> {
+        let flags = segment.flags;
+        if !flags.has(Flags::RST) && self.is_stale(cx, segment) {
+            cx.counters.paws_refused += 1;
+            self.note_old_segment(cx, segment, seq);
+            return Some(Verdict::Challenge);
+        }
+        if self.conditions.has(Conditions::TIMESTAMPS)
+            && segment.timestamps.is_none()
+            && !flags.has(Flags::RST)
+        {
+            // RFC 7323 section 3.2: "a TCP SHOULD silently drop the segment".
+            return Some(Verdict::Done);
+        }
+        let length = segment.sequence_bytes();
+        // The table of section 3.4; at the left edge also without a window, because "special
+        // allowance should be made to accept valid ACKs, URGs, and RSTs".
+        let is_acceptable = seq == self.rcv_nxt
+            || (seq < self.rcv_edge
+                && if length == 0 {
+                    seq > self.rcv_nxt
+                } else {
+                    seq + length > self.rcv_nxt
+                });
+        if is_acceptable {
+            return None;
+        }
+        if flags.has(Flags::RST) {
+            return Some(Verdict::Done);
+        }
+        if self.state == State::SynReceived && flags.has(Flags::SYN) && seq == Position::SYN {
+            // The remote repeats its SYN: our answer was lost.
+            self.scoreboard.mark_first_lost(1);
+            return Some(Verdict::Done);
+        }
+        if flags.has(Flags::SYN) {
+            return Some(Verdict::Challenge);
+        }
+        // "If an incoming segment is not acceptable, an acknowledgment should be sent in reply."
+        self.note_old_segment(cx, segment, seq);
+        if self.state == State::TimeWait && flags.has(Flags::FIN) {
+            self.enter_time_wait(cx);
+        }
+        if length == 0 && seq < self.rcv_nxt {
+            // A keepalive or window probe: RFC 9293 section 3.8.4, it must be answered.
+            self.conditions.set(Conditions::ACK_NOW);
+            return Some(Verdict::Done);
+        }
+        if length == 0 {
+            return Some(Verdict::Challenge);
+        }
+        self.conditions.set(Conditions::ACK_NOW);
+        Some(Verdict::Done)
+    }
+
+    /// RFC 7323 section 5.3, R1: an older timestamp than one already seen.
+    fn is_stale(&self, cx: &Context<'_>, segment: &Segment<'_>) -> bool {
+        let Some(timestamps) = segment.timestamps else {
+            return false;
+        };
+        self.conditions.has(Conditions::TIMESTAMPS)
+            && (timestamps.value.wrapping_sub(self.ts_recent) as i32) < 0
+            && cx.now.since(self.ts_recent_at) < TIMESTAMP_LIFETIME
+    }
+
+    /// RFC 7323 section 5.3, R3: TS.Recent.
+    fn take_timestamp(&mut self, cx: &Context<'_>, segment: &Segment<'_>, seq: Position) {
+        if let Some(timestamps) = segment.timestamps
+            && self.conditions.has(Conditions::TIMESTAMPS)
+            && seq <= self.last_ack_sent
+        {
+            self.ts_recent = timestamps.value;
+            self.ts_recent_at = cx.now;
+        }
+    }
+
+    /// RFC 5961 section 3.2.
+    fn handle_reset(&mut self, cx: &mut Context<'_>, seq: Position) -> Verdict {
+        if seq != self.rcv_nxt {
+            return Verdict::Challenge;
+        }
+        if self.state == State::TimeWait {
+            // RFC 1337 section 3: a reset must not cut TIME-WAIT short.
+            return Verdict::Done;
+        }
+        cx.counters.resets_received += 1;
+        let reason = match self.state {
+            State::SynReceived => CloseReason::Refused,
+            // Everything was said on both sides; only the last acknowledgement is missing.
+            State::Closing | State::LastAck if self.snd_una == self.snd_nxt => {
+                CloseReason::Finished
+            }
+            _ => CloseReason::Reset,
+        };
+        self.close(reason);
+        Verdict::Done
+    }
+
+    /// RFC 9293 section 3.5, figure 8: in a simultaneous open the remote's SYN-ACK arrives where its
+    /// SYN is known already. Only its acknowledgement is news.
+    fn crosses_our_syn(&self, segment: &Segment<'_>, seq: Position) -> bool {
+        self.state == State::SynReceived
+            && segment.flags.has(Flags::SYN)
+            && segment.flags.has(Flags::ACK)
+            && !segment.flags.has(Flags::RST)
+            && seq == Position::SYN
+            && segment.payload.is_empty()
+            && segment.ack == self.snd_nxt.wire(self.iss)
+    }
+
+    /// RFC 9293 section 3.10.7.4, SYN in TIME-WAIT, and RFC 6191 section 2: a new incarnation must
+    /// be recognisable as newer, by its timestamp or by its sequence number.
+    fn may_reopen(&self, segment: &Segment<'_>, seq: Position) -> bool {
+        let flags = segment.flags;
+        if !flags.has(Flags::SYN) || flags.has(Flags::ACK) || flags.has(Flags::RST) {
+            return false;
+        }
+        match segment.timestamps {
+            Some(timestamps) if self.conditions.has(Conditions::TIMESTAMPS) => {
+                let newer = timestamps.value.wrapping_sub(self.ts_recent) as i32;
+                newer > 0 || (newer == 0 && seq > self.rcv_nxt)
+            }
+            _ => seq > self.rcv_nxt,
+        }
+    }
+
+    /// State changes once our FIN is acknowledged (section 3.10.7.4, fifth step).
+    fn handle_own_fin(&mut self, cx: &mut Context<'_>) {
+        if !self.conditions.has(Conditions::FIN_SENT) || self.snd_una < self.snd_nxt {
+            return;
+        }
+        match self.state {
+            State::FinWait1 => {
+                self.state = State::FinWait2;
+                if self.conditions.has(Conditions::RELEASED) {
+                    self.idle_deadline = cx.now + cx.config.time_wait;
+                }
+            }
+            State::Closing => self.enter_time_wait(cx),
+            State::LastAck => self.close(CloseReason::Finished),
+            _ => {}
+        }
+    }
+}

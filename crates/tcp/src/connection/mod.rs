@@ -1,0 +1,500 @@
+//! One connection: the state machine of RFC 9293, without addresses on frames and without payload.
+//!
+//! A connection is told what arrived ([`input`]), what time it is ([`timer`]) and what its host
+//! wants ([`host`]); it is asked for the next segment ([`output`]). It answers with flags, deadlines
+//! and plans, never with bytes: those stay in the host's rings, named by their stream offset.
+//!
+//! ```text
+//!   send ring      | acknowledged |   in flight   |  not sent  |  free
+//!                              snd_una         snd_nxt      snd_end
+//!   receive ring   |   taken      |   readable    |  out of order, gaps  |
+//!                             rcv_taken       rcv_nxt                 rcv_edge
+//! ```
+//!
+//! The first 128 bytes of [`Connection`] are what segments in order need; the rest is for openings,
+//! closings and trouble.
+
+mod acknowledge;
+mod assembler;
+mod congestion;
+mod handshake;
+mod host;
+mod input;
+mod output;
+mod receive;
+mod recovery;
+mod rtt;
+mod sent;
+mod timer;
+
+use core::ops::{BitAnd, BitOr, Not};
+
+pub(crate) use handshake::{Offer, OpenContext, window_scale};
+pub(crate) use input::Verdict;
+pub(crate) use output::{Plan, PlanKind};
+pub(crate) use timer::LossTimer;
+
+use crate::config::{Config, Options};
+use crate::counters::Counters;
+use crate::position::{Position, Span};
+use crate::time::Instant;
+use crate::wire::ip::Address;
+use crate::wire::tcp::Flags;
+use assembler::Assembler;
+use congestion::Congestion;
+use recovery::{Phase, Rack, Recovery};
+use rtt::RttEstimator;
+use sent::Scoreboard;
+
+/// The states of RFC 9293 section 3.3.2. LISTEN is a table of its own; CLOSED means that nothing
+/// will be sent or taken any more, and that the host has to be told or has to let go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum State {
+    /// No connection.
+    Closed,
+    /// A SYN is on its way; nothing has come back.
+    SynSent,
+    /// A SYN came; ours is not acknowledged.
+    SynReceived,
+    /// Open in both directions.
+    Established,
+    /// We have finished; the remote has not even acknowledged it.
+    FinWait1,
+    /// We have finished; the remote may still send.
+    FinWait2,
+    /// The remote has finished; the host may still send.
+    CloseWait,
+    /// Both have finished at once; ours is not acknowledged.
+    Closing,
+    /// Both have finished; ours, the later, is not acknowledged.
+    LastAck,
+    /// Waiting for old segments to die.
+    TimeWait,
+}
+
+impl State {
+    /// Whether the handshake is over and the connection has not ended.
+    #[inline]
+    pub(crate) const fn is_synchronized(self) -> bool {
+        !matches!(self, Self::Closed | Self::SynSent | Self::SynReceived)
+    }
+
+    /// Whether the host's bytes may be sent in this state.
+    #[inline]
+    pub(crate) const fn may_send(self) -> bool {
+        matches!(
+            self,
+            Self::Established | Self::CloseWait | Self::FinWait1 | Self::LastAck | Self::Closing
+        )
+    }
+
+    /// Whether the remote may still send payload.
+    #[inline]
+    pub(crate) const fn may_receive(self) -> bool {
+        matches!(self, Self::Established | Self::FinWait1 | Self::FinWait2)
+    }
+}
+
+/// Why a connection ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum CloseReason {
+    /// Both sides finished in order.
+    Finished,
+    /// The remote refused, with a reset or by way of ICMP, before the connection existed.
+    Refused,
+    /// The remote reset it.
+    Reset,
+    /// Nothing came back for too long.
+    TimedOut,
+    /// The host gave it up.
+    Aborted,
+}
+
+/// A set of conditions of a connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Conditions(u32);
+
+impl Conditions {
+    /// An acknowledgement is due now.
+    pub(crate) const ACK_NOW: Self = Self(1);
+    /// Timestamps were negotiated.
+    pub(crate) const TIMESTAMPS: Self = Self(1 << 1);
+    /// Selective acknowledgements were negotiated.
+    pub(crate) const SACK: Self = Self(1 << 2);
+    /// ECN was negotiated.
+    pub(crate) const ECN: Self = Self(1 << 3);
+    /// Segments carry ECE until the remote answers with CWR.
+    pub(crate) const ECHO_MARKS: Self = Self(1 << 4);
+    /// The next data segment carries CWR.
+    pub(crate) const SEND_CWR: Self = Self(1 << 5);
+    /// The host has finished: a FIN follows its last byte.
+    pub(crate) const FIN_WANTED: Self = Self(1 << 6);
+    /// The FIN has a place in sequence space and has been sent.
+    pub(crate) const FIN_SENT: Self = Self(1 << 7);
+    /// The remote's FIN has been reached.
+    pub(crate) const FIN_RECEIVED: Self = Self(1 << 8);
+    /// Segments are missing before some that arrived, or a FIN waits for its turn.
+    pub(crate) const OUT_OF_ORDER: Self = Self(1 << 9);
+    /// The congestion window, not the application, was the limit of late.
+    pub(crate) const CWND_LIMITED: Self = Self(1 << 10);
+    /// A probe without data is due, for the remote's window or its life.
+    pub(crate) const PROBE_DUE: Self = Self(1 << 11);
+    /// A tail loss probe is due.
+    pub(crate) const TAIL_PROBE_DUE: Self = Self(1 << 12);
+    /// The first retransmission of a recovery goes out whatever the window.
+    pub(crate) const FORCE_RETRANSMIT: Self = Self(1 << 13);
+    /// A segment smaller than sensible goes out, because waiting has not helped.
+    pub(crate) const FORCE_SMALL: Self = Self(1 << 14);
+    /// A reset is due; the connection is over when it has gone.
+    pub(crate) const RESET_DUE: Self = Self(1 << 15);
+    /// The Nagle algorithm is off.
+    pub(crate) const NODELAY: Self = Self(1 << 16);
+    /// The host holds back what does not fill a segment (MSG_MORE).
+    pub(crate) const CORKED: Self = Self(1 << 17);
+    /// Keepalive or another timer needs to know when the remote was heard last.
+    pub(crate) const KEEPALIVE: Self = Self(1 << 18);
+    /// Departures are spread over the round trip.
+    pub(crate) const PACING: Self = Self(1 << 19);
+    /// Came in through a listener.
+    pub(crate) const PASSIVE: Self = Self(1 << 20);
+    /// The host has let go of the connection.
+    pub(crate) const RELEASED: Self = Self(1 << 21);
+    /// The host has been given the connection by `accept`.
+    pub(crate) const ACCEPTED: Self = Self(1 << 22);
+    /// The remote marked congestion on the last segment (DCTCP's receiver state).
+    pub(crate) const MARKED_LAST: Self = Self(1 << 23);
+    /// Acknowledge at once while the remote is likely to be in slow start.
+    pub(crate) const QUICK_ACK: Self = Self(1 << 24);
+    /// A segment is waiting for its turn in the engine's transmit queue.
+    pub(crate) const QUEUED: Self = Self(1 << 25);
+    /// Its events are in the engine's event queue.
+    pub(crate) const ANNOUNCED: Self = Self(1 << 26);
+    /// The slot holds no connection.
+    pub(crate) const FREE: Self = Self(1 << 27);
+    /// Windows are scaled, both ways (RFC 7323 section 2.2).
+    pub(crate) const SCALES: Self = Self(1 << 29);
+    /// The flow table has it.
+    pub(crate) const IN_TABLE: Self = Self(1 << 30);
+    /// Counted among the half-open ones of its listener.
+    pub(crate) const HALF_OPEN: Self = Self(1 << 31);
+    /// Pacing holds data back until `pace_at`.
+    pub(crate) const PACED: Self = Self(1 << 28);
+
+    /// What makes `output` look further than at new data.
+    pub(crate) const URGENT: Self = Self(
+        Self::ACK_NOW.0
+            | Self::PROBE_DUE.0
+            | Self::TAIL_PROBE_DUE.0
+            | Self::FORCE_RETRANSMIT.0
+            | Self::FORCE_SMALL.0
+            | Self::RESET_DUE.0,
+    );
+    /// What keeps a segment from the receiver's short path.
+    pub(crate) const RECEIVE_DETOUR: Self =
+        Self(Self::ECN.0 | Self::OUT_OF_ORDER.0 | Self::KEEPALIVE.0 | Self::RELEASED.0);
+
+    #[inline]
+    pub(crate) const fn has(self, other: Self) -> bool {
+        self.0 & other.0 != 0
+    }
+
+    #[inline]
+    pub(crate) fn set(&mut self, other: Self) {
+        self.0 |= other.0;
+    }
+
+    #[inline]
+    pub(crate) fn clear(&mut self, other: Self) {
+        self.0 &= !other.0;
+    }
+
+    #[inline]
+    pub(crate) fn put(&mut self, other: Self, on: bool) {
+        if on {
+            self.set(other)
+        } else {
+            self.clear(other)
+        }
+    }
+}
+
+impl BitOr for Conditions {
+    type Output = Self;
+    fn bitor(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+}
+
+impl BitAnd for Conditions {
+    type Output = Self;
+    fn bitand(self, other: Self) -> Self {
+        Self(self.0 & other.0)
+    }
+}
+
+impl Not for Conditions {
+    type Output = Self;
+    fn not(self) -> Self {
+        Self(!self.0)
+    }
+}
+
+/// What the host has not been told yet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct News(pub(crate) u8);
+
+impl News {
+    pub(crate) const CONNECTED: u8 = 1;
+    pub(crate) const PROGRESS: u8 = 2;
+    pub(crate) const CLOSED: u8 = 4;
+}
+
+/// The two ends of a connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct FlowKey {
+    pub(crate) local: Address,
+    pub(crate) remote: Address,
+    pub(crate) local_port: u16,
+    pub(crate) remote_port: u16,
+}
+
+/// What every step needs from outside.
+pub(crate) struct Context<'a> {
+    pub(crate) now: Instant,
+    pub(crate) config: &'a Config,
+    pub(crate) counters: &'a mut Counters,
+}
+
+/// See the module's description. Names of RFC 9293 section 3.3.1 where it has one.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub(crate) struct Connection {
+    // The first line: where both directions stand.
+    /// The next byte expected.
+    pub(crate) rcv_nxt: Position,
+    /// The right edge of the window as the remote knows it. Never moves left (RFC 9293 section
+    /// 3.8.6: "a TCP receiver SHOULD NOT shrink the window").
+    pub(crate) rcv_edge: Position,
+    /// The host has taken everything before. Invariant: `rcv_taken <= rcv_nxt`.
+    pub(crate) rcv_taken: Position,
+    /// Last.ACK.sent of RFC 7323 section 4.3.
+    pub(crate) last_ack_sent: Position,
+    /// The oldest unacknowledged byte. Invariant: `snd_una <= snd_nxt`.
+    pub(crate) snd_una: Position,
+    /// The next byte to send.
+    pub(crate) snd_nxt: Position,
+    /// The host has published everything before. A FIN stands at `snd_end`.
+    pub(crate) snd_end: Position,
+    /// SND.UNA + SND.WND: the remote takes nothing from here on. May move left.
+    pub(crate) snd_edge: Position,
+    // The second line: what segments in order look at and change.
+    pub(crate) conditions: Conditions,
+    pub(crate) iss: u32,
+    pub(crate) irs: u32,
+    /// TS.Recent (RFC 7323 section 4.3).
+    pub(crate) ts_recent: u32,
+    /// Added to the millisecond clock to give TSval; different for every pair of ends.
+    pub(crate) ts_offset: u32,
+    /// The congestion window, in bytes.
+    pub(crate) cwnd: u32,
+    /// The receive window's size when the host has taken everything.
+    pub(crate) rcv_limit: u32,
+    /// Payload of a full segment, options already taken off.
+    pub(crate) mss: u16,
+    pub(crate) state: State,
+    /// Full segments received since the last acknowledgement left.
+    pub(crate) unacked_segments: u8,
+    pub(crate) snd_wscale: u8,
+    pub(crate) rcv_wscale: u8,
+    pub(crate) news: News,
+    pub(crate) loss_timer: LossTimer,
+    /// Distinguishes the connections that a slot held one after the other.
+    pub(crate) generation: u32,
+    /// When ts_recent was set: it expires after 24 days (RFC 7323 section 5.5).
+    pub(crate) ts_recent_at: Instant,
+    /// When a delayed acknowledgement is due.
+    pub(crate) ack_deadline: Instant,
+    /// When `loss_timer` strikes.
+    pub(crate) loss_deadline: Instant,
+
+    // From here on: cold.
+    pub(crate) scoreboard: Scoreboard,
+    pub(crate) assembler: Assembler,
+    pub(crate) rtt: RttEstimator,
+    pub(crate) congestion: Congestion,
+    pub(crate) rack: Rack,
+    pub(crate) recovery: Recovery,
+    pub(crate) key: FlowKey,
+    /// SND.WL1: the sequence number of the segment that last moved the window.
+    pub(crate) snd_wl1: Position,
+    /// The largest window the remote ever offered (RFC 9293 section 3.8.6.2.1, RFC 5961 section 5).
+    pub(crate) snd_window_max: u32,
+    /// The end of the last segment sent that was not full (Minshall's variant of Nagle).
+    pub(crate) snd_small_end: Position,
+    /// A segment that arrived twice, to be reported (RFC 2883).
+    pub(crate) duplicate: Option<Span>,
+    /// Where the remote's FIN stands, if it came before its turn.
+    pub(crate) fin_at: Option<Position>,
+    /// The remote's MSS option, or what stands for it.
+    pub(crate) remote_mss: u16,
+    /// Payload without options that the path takes, from the route's or the path's MTU.
+    pub(crate) path_mss: u16,
+    /// Retransmissions or probes since the remote last acknowledged something.
+    pub(crate) retries: u8,
+    /// Acknowledgements still to be sent at once.
+    pub(crate) quick_acks: u8,
+    pub(crate) options: Options,
+    /// When the first of these retransmissions happened.
+    pub(crate) stalled_since: Instant,
+    /// When the remote was last heard; maintained where a timer needs it.
+    pub(crate) heard_at: Instant,
+    /// When data left last, to notice idleness (RFC 5681 section 4.1).
+    pub(crate) sent_at: Instant,
+    /// Keepalive, FIN-WAIT-2 and TIME-WAIT share a timer.
+    pub(crate) idle_deadline: Instant,
+    /// When pacing lets the next segment go.
+    pub(crate) pace_at: Instant,
+    /// Receive window auto-tuning: when the measured round began and what had been taken then.
+    pub(crate) tune_at: Instant,
+    pub(crate) tune_taken: Position,
+    pub(crate) close_reason: CloseReason,
+    /// The listener it came through, when PASSIVE.
+    pub(crate) listener: u32,
+    /// Link, IP and TCP header as every segment of this connection begins.
+    pub(crate) template: Template,
+}
+
+const _: () = assert!(
+    core::mem::offset_of!(Connection, scoreboard) == 128,
+    "what segments in order need fits two cache lines"
+);
+const _: () = assert!(
+    size_of::<Connection>() <= 960,
+    "an idle connection stays under 1 KiB"
+);
+
+/// The bytes a segment's headers begin with; lengths, numbers and checksums are patched in.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Template {
+    pub(crate) bytes: [u8; Template::BYTES_MAX],
+    /// Length of the link's header, zero while the neighbour is not resolved.
+    pub(crate) link_bytes: u8,
+    pub(crate) ip_bytes: u8,
+    /// The pseudo-header's sum without the length.
+    pub(crate) pseudo: crate::wire::checksum::Sum,
+    pub(crate) is_ready: bool,
+}
+
+impl Template {
+    pub(crate) const BYTES_MAX: usize = 14 + 40;
+
+    pub(crate) const fn empty() -> Self {
+        Self {
+            bytes: [0; Self::BYTES_MAX],
+            link_bytes: 0,
+            ip_bytes: 0,
+            pseudo: crate::wire::checksum::Sum::ZERO,
+            is_ready: false,
+        }
+    }
+}
+
+impl Connection {
+    /// TSval for now.
+    #[inline]
+    pub(crate) fn timestamp(&self, now: Instant) -> u32 {
+        ((now.as_micros() / 1_000) as u32).wrapping_add(self.ts_offset)
+    }
+
+    /// Bytes believed to be in the network (RFC 6675's pipe).
+    #[inline]
+    pub(crate) fn in_flight(&self) -> u32 {
+        let gone = self.scoreboard.sacked_bytes + self.scoreboard.lost_bytes;
+        ((self.snd_nxt - self.snd_una) as u32)
+            .saturating_sub(gone)
+            .saturating_sub(self.recovery.duplicate_bytes)
+    }
+
+    /// The largest segment, options included, the remote and the path both take.
+    pub(crate) fn update_mss(&mut self) {
+        let options = if self.conditions.has(Conditions::TIMESTAMPS) {
+            12
+        } else {
+            0
+        };
+        self.mss = self
+            .remote_mss
+            .min(self.path_mss)
+            .saturating_sub(options)
+            .max(MSS_MIN);
+    }
+
+    /// Ends the connection.
+    pub(crate) fn close(&mut self, reason: CloseReason) {
+        if self.state == State::Closed {
+            return;
+        }
+        self.state = State::Closed;
+        self.close_reason = reason;
+        self.news.0 |= News::CLOSED;
+        self.ack_deadline = Instant::NEVER;
+        self.idle_deadline = Instant::NEVER;
+        self.loss_timer = LossTimer::Idle;
+        self.loss_deadline = Instant::NEVER;
+        self.conditions
+            .clear(Conditions::URGENT & !Conditions::RESET_DUE);
+    }
+
+    /// The flags that every segment after the handshake has.
+    fn echo_flags(&self) -> Flags {
+        if self.conditions.has(Conditions::ECHO_MARKS) {
+            Flags::ACK | Flags::ECE
+        } else {
+            Flags::ACK
+        }
+    }
+
+    /// Checks everything that must hold between two steps. The simulator calls it after each.
+    pub(crate) fn assert_invariants(&self) {
+        assert!(self.snd_una <= self.snd_nxt, "snd_una beyond snd_nxt");
+        assert!(
+            self.snd_nxt <= self.snd_end + u64::from(self.conditions.has(Conditions::FIN_SENT)),
+            "sent what the host has not published"
+        );
+        assert!(self.rcv_taken <= self.rcv_nxt, "took what has not arrived");
+        if self.state != State::Closed {
+            self.scoreboard
+                .assert_invariants(self.snd_una, self.snd_nxt);
+            assert!(
+                self.conditions.has(Conditions::OUT_OF_ORDER)
+                    == (!self.assembler.is_empty() || self.fin_at.is_some()),
+                "OUT_OF_ORDER disagrees with the assembler"
+            );
+            let is_waiting = self.snd_una < self.snd_nxt && self.state != State::Closed;
+            assert!(
+                !is_waiting || self.loss_deadline.is_armed() || self.has_pending_output(),
+                "data in flight and no timer: {:?} {:?}",
+                self.state,
+                self.recovery.phase
+            );
+            assert!(
+                self.recovery.phase == Phase::Open || self.snd_una < self.recovery.point,
+                "recovery did not end at its point"
+            );
+            assert!(
+                self.cwnd >= u32::from(self.mss.min(MSS_MIN)),
+                "no congestion window"
+            );
+        }
+    }
+
+    /// Bytes of memory this connection holds.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        size_of::<Self>() + self.scoreboard.heap_bytes()
+    }
+}
+
+/// No path is taken to be narrower: RFC 879's default less the room its options may need; below,
+/// per-segment costs would let a remote turn small acknowledgements into much work (CVE-2019-11479).
+pub(crate) const MSS_MIN: u16 = 48;

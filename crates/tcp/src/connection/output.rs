@@ -1,0 +1,394 @@
+//! What to send next (RFC 9293 section 3.8 and 3.10.2). One call gives one plan; the engine turns
+//! it into bytes. In order of urgency: a reset, the handshake, retransmissions, a tail loss probe,
+//! new data, a probe, an acknowledgement.
+
+use super::{Conditions, Connection, Context, State};
+use crate::config::Config;
+use crate::position::Position;
+use crate::time::Duration;
+use crate::wire::tcp::Flags;
+
+/// What kind of header a plan needs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum PlanKind {
+    /// With the options of a SYN.
+    Syn,
+    /// With timestamps, where negotiated, and SACK blocks, where needed.
+    Plain,
+}
+
+/// One segment to be sent. The bytes are `payload_bytes` of the host's stream from `seq` on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Plan {
+    pub(crate) kind: PlanKind,
+    pub(crate) seq: Position,
+    pub(crate) payload_bytes: u32,
+    pub(crate) flags: Flags,
+    /// SEG.WND, scaled as it goes onto the wire.
+    pub(crate) window: u16,
+    /// Whether the packet is marked ECN-capable: new data only (RFC 3168 section 6.1.5).
+    pub(crate) ecn_capable: bool,
+}
+
+impl Connection {
+    /// Whether [`Self::next_segment`] is worth a call.
+    #[inline]
+    pub(crate) fn has_pending_output(&self) -> bool {
+        if self.conditions.has(Conditions::URGENT) || self.scoreboard.lost_bytes > 0 {
+            return true;
+        }
+        match self.state {
+            State::SynSent | State::SynReceived => self.snd_nxt == Position::SYN,
+            _ => {
+                (self.snd_nxt < self.snd_end || self.is_fin_due())
+                    && !self.conditions.has(Conditions::PACED)
+                    && self.state.may_send()
+            }
+        }
+    }
+
+    /// Plans the next segment and takes it to be sent.
+    pub(crate) fn next_segment(&mut self, cx: &mut Context<'_>) -> Option<Plan> {
+        let mut plan = match self.state {
+            State::SynSent | State::SynReceived => self.plan_handshake(cx)?,
+            State::Closed => self.plan_reset()?,
+            _ => self.plan_synchronized(cx)?,
+        };
+        cx.counters.segments_sent += 1;
+        cx.counters.bytes_sent += u64::from(plan.payload_bytes);
+        plan.window = if plan.kind == PlanKind::Syn {
+            // RFC 7323 section 2.2: the window of a SYN is never scaled.
+            self.advertise_unscaled()
+        } else {
+            self.advertise()
+        };
+        if plan.flags.has(Flags::ACK) {
+            self.conditions.clear(Conditions::ACK_NOW);
+            self.unacked_segments = 0;
+            self.ack_deadline = crate::time::Instant::NEVER;
+            self.last_ack_sent = self.rcv_nxt;
+            if plan.payload_bytes > 0 {
+                // Data flows both ways: acknowledgements will find company from now on.
+                self.conditions.clear(Conditions::QUICK_ACK);
+            }
+        }
+        Some(plan)
+    }
+
+    fn plan_handshake(&mut self, cx: &mut Context<'_>) -> Option<Plan> {
+        if self.conditions.has(Conditions::RESET_DUE) {
+            return self.plan_reset();
+        }
+        let is_first = self.snd_nxt == Position::SYN;
+        if is_first {
+            self.scoreboard.push(Position::SYN, 1, cx.now);
+            self.snd_nxt = Position::FIRST_BYTE;
+        } else {
+            self.scoreboard.retransmit_lost(1, cx.now)?;
+            cx.counters.retransmissions += 1;
+        }
+        self.conditions.clear(Conditions::FORCE_RETRANSMIT);
+        self.arm_after_sending(cx);
+        let flags = if self.state == State::SynReceived {
+            // RFC 3168 section 6.1.1: a SYN-ACK that agrees to ECN carries ECE alone.
+            let ecn = self.conditions.has(Conditions::ECN);
+            Flags::SYN | Flags::ACK | if ecn { Flags::ECE } else { Flags::default() }
+        } else if self.options.ecn && is_first {
+            // Section 6.1.1.1: without ECN after the first attempt, in case a box drops it.
+            Flags::SYN | Flags::ECE | Flags::CWR
+        } else {
+            Flags::SYN
+        };
+        Some(self.plan(PlanKind::Syn, Position::SYN, 0, flags))
+    }
+
+    fn plan_reset(&mut self) -> Option<Plan> {
+        if !self.conditions.has(Conditions::RESET_DUE) {
+            return None;
+        }
+        self.conditions.clear(Conditions::RESET_DUE);
+        Some(self.plan(PlanKind::Plain, self.snd_nxt, 0, Flags::RST | Flags::ACK))
+    }
+
+    fn plan_synchronized(&mut self, cx: &mut Context<'_>) -> Option<Plan> {
+        if self.scoreboard.lost_bytes > 0
+            && let Some(plan) = self.plan_retransmission(cx)
+        {
+            return Some(plan);
+        }
+        if self.conditions.has(Conditions::TAIL_PROBE_DUE) {
+            self.conditions.clear(Conditions::TAIL_PROBE_DUE);
+            if let Some(plan) = self.plan_tail_probe(cx) {
+                return Some(plan);
+            }
+        }
+        if (self.snd_nxt < self.snd_end || self.is_fin_due())
+            && self.state.may_send()
+            && let Some(plan) = self.plan_new(cx, false)
+        {
+            return Some(plan);
+        }
+        if self.conditions.has(Conditions::PROBE_DUE) {
+            self.conditions.clear(Conditions::PROBE_DUE);
+            // One before what was acknowledged last: outside the remote's window, so it must answer
+            // (section 3.10.7.4, first step). RFC 9293 section 3.8.6.1 would have us send a byte of
+            // new data instead; like Linux we do not, because a refused byte is in doubt for ever.
+            let seq = Position(self.snd_una.0 - 1);
+            return Some(self.plan(PlanKind::Plain, seq, 0, self.echo_flags()));
+        }
+        if self.conditions.has(Conditions::ACK_NOW) {
+            return Some(self.plan(PlanKind::Plain, self.snd_nxt, 0, self.echo_flags()));
+        }
+        None
+    }
+
+    fn plan(&self, kind: PlanKind, seq: Position, payload_bytes: u32, flags: Flags) -> Plan {
+        Plan {
+            kind,
+            seq,
+            payload_bytes,
+            flags,
+            window: 0,
+            ecn_capable: false,
+        }
+    }
+
+    /// Retransmits the first lost record, if the window lets it go.
+    fn plan_retransmission(&mut self, cx: &mut Context<'_>) -> Option<Plan> {
+        let is_forced = self.conditions.has(Conditions::FORCE_RETRANSMIT);
+        let mss = u32::from(self.mss);
+        // RFC 6675 section 5 (C): "If cwnd - pipe >= 1 SMSS the sender SHOULD transmit".
+        if !is_forced && self.cwnd < self.in_flight() + mss.min(self.scoreboard.lost_bytes) {
+            self.conditions.set(Conditions::CWND_LIMITED);
+            return None;
+        }
+        self.conditions.clear(Conditions::FORCE_RETRANSMIT);
+        let span = self.scoreboard.retransmit_lost(mss, cx.now)?;
+        Some(self.plan_again(cx, span))
+    }
+
+    /// Plans a record that is on the scoreboard already.
+    fn plan_again(&mut self, cx: &mut Context<'_>, span: crate::position::Span) -> Plan {
+        cx.counters.retransmissions += 1;
+        if self.recovery.first_retransmission.is_none() {
+            self.recovery.first_retransmission = Some(self.timestamp(cx.now));
+        }
+        let has_fin = span.end > self.snd_end;
+        let payload_bytes = (span.end - span.start) as u32 - u32::from(has_fin);
+        self.recovery.prr_out += u64::from(payload_bytes);
+        self.sent_at = cx.now;
+        self.arm_after_sending(cx);
+        let mut flags = self.echo_flags();
+        if has_fin {
+            flags = flags | Flags::FIN;
+        }
+        if span.end >= self.snd_end {
+            flags = flags | Flags::PSH;
+        }
+        self.plan(PlanKind::Plain, span.start, payload_bytes, flags)
+    }
+
+    /// RFC 8985 section 7.3: new data if there is any, or else the last segment again.
+    fn plan_tail_probe(&mut self, cx: &mut Context<'_>) -> Option<Plan> {
+        if self.snd_una == self.snd_nxt {
+            return None;
+        }
+        cx.counters.tail_probes += 1;
+        let new = if self.state.may_send() {
+            self.plan_new(cx, true)
+        } else {
+            None
+        };
+        self.rack.probe_is_retransmission = new.is_none();
+        let plan = match new {
+            Some(plan) => plan,
+            None => {
+                let span = self
+                    .scoreboard
+                    .retransmit_last(u32::from(self.mss), cx.now)?;
+                self.plan_again(cx, span)
+            }
+        };
+        self.rack.probe_end = Some(self.snd_nxt);
+        Some(plan)
+    }
+
+    /// Plans data that was never sent, or the FIN, within all the limits there are. A tail loss
+    /// probe (`is_probe`) is exempt from congestion control and pacing (RFC 8985 section 7.3).
+    #[inline]
+    fn plan_new(&mut self, cx: &mut Context<'_>, is_probe: bool) -> Option<Plan> {
+        let unsent = self.snd_end - self.snd_nxt;
+        let mss = u64::from(self.mss);
+        let window = self.snd_edge - self.snd_nxt;
+        if !self.scoreboard.has_room() || (!is_probe && self.is_paced(cx)) {
+            return None;
+        }
+        if self.snd_una == self.snd_nxt && unsent > 0 {
+            self.restart_after_idle(cx);
+        }
+        let cwnd_room = if is_probe {
+            mss
+        } else {
+            u64::from(self.cwnd.saturating_sub(self.in_flight()))
+        };
+        let usable = unsent.min(window).min(cwnd_room);
+        if cwnd_room < unsent.min(window) {
+            self.conditions.set(Conditions::CWND_LIMITED);
+        }
+        let is_tail = usable == unsent;
+        let segment_max = if is_probe {
+            mss
+        } else {
+            u64::from(cx.config.offload.segmentation_bytes_max).max(mss) / mss * mss
+        };
+        let mut length = usable.min(segment_max);
+        if !(length == unsent && self.may_send_tail(length % mss)) {
+            // Full segments only.
+            length -= length % mss;
+        }
+        if length == 0 && usable > 0 && !is_tail && self.may_send_fragment(usable, window) {
+            length = usable;
+        }
+        let with_fin = length == unsent
+            && self.is_fin_due()
+            && (window > length || self.snd_una == self.snd_nxt && window > 0);
+        if length == 0 && !with_fin {
+            self.wait_for_window(cx);
+            return None;
+        }
+        self.conditions.clear(Conditions::FORCE_SMALL);
+        Some(self.send_new(cx, length, with_fin))
+    }
+
+    /// Moves SND.NXT over `length` bytes, and a FIN.
+    #[inline]
+    fn send_new(&mut self, cx: &mut Context<'_>, length: u64, with_fin: bool) -> Plan {
+        let seq = self.snd_nxt;
+        let taken = length + u64::from(with_fin);
+        self.scoreboard.push(seq, taken as u32, cx.now);
+        self.snd_nxt += taken;
+        self.sent_at = cx.now;
+        self.recovery.prr_out += length;
+        let mut flags = self.echo_flags();
+        if length > 0 && !length.is_multiple_of(u64::from(self.mss)) {
+            self.snd_small_end = self.snd_nxt;
+        }
+        if length > 0 && seq + length == self.snd_end {
+            // RFC 9293 section 3.9.1.2: PSH where the host's data ends for now.
+            flags = flags | Flags::PSH;
+            self.note_end_of_data();
+        }
+        if with_fin {
+            flags = flags | Flags::FIN;
+            self.conditions.set(Conditions::FIN_SENT);
+            self.state = match self.state {
+                State::CloseWait => State::LastAck,
+                _ => State::FinWait1,
+            };
+        }
+        let mut plan = self.plan(PlanKind::Plain, seq, length as u32, flags);
+        if self.conditions.has(Conditions::ECN) && length > 0 {
+            plan.ecn_capable = true;
+            if self.conditions.has(Conditions::SEND_CWR) {
+                self.conditions.clear(Conditions::SEND_CWR);
+                plan.flags = plan.flags | Flags::CWR;
+            }
+        }
+        if self.conditions.has(Conditions::PACING) {
+            self.pace(cx, length);
+        }
+        self.arm_after_sending(cx);
+        plan
+    }
+
+    /// The application, not the window, is the limit when a window's better part is unused: then
+    /// acknowledgements must not make it grow (RFC 7661's concern).
+    fn note_end_of_data(&mut self) {
+        let in_flight = self.in_flight();
+        let is_in_slow_start = self.cwnd < self.congestion.ssthresh;
+        let used_enough = if is_in_slow_start {
+            self.cwnd / 2
+        } else {
+            self.cwnd - u32::from(self.mss)
+        };
+        if in_flight < used_enough {
+            self.conditions.clear(Conditions::CWND_LIMITED);
+        } else {
+            self.conditions.set(Conditions::CWND_LIMITED);
+        }
+    }
+
+    /// Whether the last `rest` bytes of what the host has may go although they fill no segment.
+    #[inline]
+    fn may_send_tail(&self, rest: u64) -> bool {
+        if rest == 0
+            || self
+                .conditions
+                .has(Conditions::FORCE_SMALL | Conditions::FIN_WANTED)
+        {
+            return true;
+        }
+        if self.conditions.has(Conditions::CORKED) {
+            return false;
+        }
+        // RFC 9293 section 3.7.4 (Nagle), in Minshall's variant: one small segment in flight at a
+        // time, rather than none while anything is in flight.
+        self.conditions.has(Conditions::NODELAY) || self.snd_small_end <= self.snd_una
+    }
+
+    /// RFC 9293 section 3.8.6.2.1 (2) and (4): a part that fills no segment goes when it fills half
+    /// the largest window seen, or when the override timer has struck.
+    fn may_send_fragment(&self, usable: u64, window: u64) -> bool {
+        usable == window
+            && (usable >= u64::from(self.snd_window_max / 2)
+                || self.conditions.has(Conditions::FORCE_SMALL))
+    }
+
+    /// Whether a FIN is to be sent that was not sent before.
+    #[inline]
+    pub(super) fn is_fin_due(&self) -> bool {
+        self.conditions.has(Conditions::FIN_WANTED) && !self.conditions.has(Conditions::FIN_SENT)
+    }
+
+    /// Whether there is something to send and it is the remote's window that keeps it here.
+    pub(super) fn is_waiting_for_window(&self) -> bool {
+        let wanted = (self.snd_end - self.snd_nxt) + u64::from(self.is_fin_due());
+        let window = self.snd_edge - self.snd_nxt;
+        self.state.may_send() && wanted > 0 && window < wanted.min(u64::from(self.mss))
+    }
+
+    fn wait_for_window(&mut self, cx: &Context<'_>) {
+        if self.snd_una == self.snd_nxt && self.is_waiting_for_window() {
+            self.arm_loss_timer(cx);
+        }
+    }
+
+    /// Whether pacing holds the next segment back.
+    fn is_paced(&mut self, cx: &Context<'_>) -> bool {
+        let is_paced = self.conditions.has(Conditions::PACING) && cx.now < self.pace_at;
+        self.conditions.put(Conditions::PACED, is_paced);
+        is_paced
+    }
+
+    /// Books the time the window's rate gives to `length` bytes: twice the rate in slow start, a
+    /// fifth above it after, so that pacing is never what limits.
+    fn pace(&mut self, cx: &Context<'_>, length: u64) {
+        let Some(srtt) = self.rtt.smoothed() else {
+            return;
+        };
+        let percent = if self.cwnd < self.congestion.ssthresh {
+            200
+        } else {
+            120
+        };
+        let micros = srtt.as_micros() * length * 100 / (u64::from(self.cwnd.max(1)) * percent);
+        self.pace_at = self.pace_at.max(cx.now) + Duration::from_micros(micros);
+    }
+
+    /// RFC 6928 section 2: ten segments, bounded by 14600 bytes or two segments.
+    pub(super) fn initial_window(&self, config: &Config) -> u32 {
+        let mss = u32::from(self.mss);
+        let segments = u32::from(config.initial_window_segments.max(1));
+        (segments * mss).min((segments * 1_460).max(2 * mss))
+    }
+}

@@ -1,0 +1,316 @@
+//! The receiver's half: payload to its place, acknowledgements in time, a window the remote can use
+//! (RFC 9293 sections 3.8.6 and 3.10.7.4 from the seventh step on, RFC 5681 section 4.2, RFC 2018).
+
+use super::{CloseReason, Conditions, Connection, Context, News, State};
+use crate::host::{ConnectionId, Memory};
+use crate::position::{Position, Span};
+use crate::time::{Duration, Instant};
+use crate::wire::ip::Ecn;
+use crate::wire::tcp::{Flags, Segment};
+
+/// RFC 5681 section 4.2: "an ACK SHOULD be generated for at least every second full-sized segment".
+const SEGMENTS_PER_ACK: u8 = 2;
+/// Acknowledgements sent at once in the beginning, while the remote is in slow start.
+pub(super) const QUICK_ACKS: u8 = 16;
+/// A round for window tuning when no round trip was measured.
+const TUNE_ROUND: Duration = Duration::from_millis(100);
+
+impl Connection {
+    /// Takes payload and FIN of an acceptable segment.
+    pub(super) fn receive(
+        &mut self,
+        cx: &mut Context<'_>,
+        segment: &Segment<'_>,
+        seq: Position,
+        id: ConnectionId,
+        memory: &mut dyn Memory,
+    ) {
+        let has_fin = segment.flags.has(Flags::FIN);
+        if segment.payload.is_empty() && !has_fin {
+            return;
+        }
+        if !self.state.may_receive() {
+            // RFC 9293 section 3.10.7.4, seventh and eighth step: nothing can come any more.
+            if self.state == State::TimeWait && has_fin {
+                self.enter_time_wait(cx);
+            }
+            self.conditions.set(Conditions::ACK_NOW);
+            return;
+        }
+        if self.conditions.has(Conditions::RELEASED) && !segment.payload.is_empty() {
+            // RFC 9293 section 3.6.1: data for a host that has closed; "it SHOULD send a RST".
+            self.abort(CloseReason::Aborted);
+            return;
+        }
+        let end = seq + segment.payload.len() as u64;
+        self.receive_payload(cx, segment.payload, seq, id, memory);
+        if has_fin && self.state.may_receive() {
+            self.receive_fin(cx, end);
+        }
+    }
+
+    fn receive_payload(
+        &mut self,
+        cx: &mut Context<'_>,
+        payload: &[u8],
+        seq: Position,
+        id: ConnectionId,
+        memory: &mut dyn Memory,
+    ) {
+        if payload.is_empty() {
+            return;
+        }
+        let end = seq + payload.len() as u64;
+        // "Segments with higher beginning sequence numbers ... trim off any portions that lie
+        // outside the window."
+        let kept = Span {
+            start: seq.max(self.rcv_nxt),
+            end: end.min(self.rcv_edge),
+        };
+        if seq < self.rcv_nxt {
+            self.report_duplicate(
+                cx,
+                Span {
+                    start: seq,
+                    end: end.min(self.rcv_nxt),
+                },
+            );
+        }
+        if end > self.rcv_edge {
+            cx.counters.beyond_window += 1;
+            self.conditions.set(Conditions::ACK_NOW);
+        }
+        if kept.start >= kept.end {
+            self.conditions.set(Conditions::ACK_NOW);
+            return;
+        }
+        let bytes = &payload[(kept.start - seq) as usize..(kept.end - seq) as usize];
+        if kept.start == self.rcv_nxt {
+            if memory.place(id, kept.start.byte(), bytes).is_err() {
+                cx.counters.host_had_no_room += 1;
+                return;
+            }
+            cx.counters.bytes_received += bytes.len() as u64;
+            self.rcv_nxt = kept.end;
+            self.news.0 |= News::PROGRESS;
+            if self.conditions.has(Conditions::OUT_OF_ORDER) {
+                self.fill_gap(cx);
+            } else {
+                self.schedule_ack(cx, bytes.len());
+            }
+        } else {
+            self.receive_early(cx, bytes, kept, id, memory);
+        }
+    }
+
+    /// A segment before its turn: RFC 5681 section 4.2, "SHOULD send an immediate duplicate ACK".
+    fn receive_early(
+        &mut self,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+        span: Span,
+        id: ConnectionId,
+        memory: &mut dyn Memory,
+    ) {
+        cx.counters.out_of_order_received += 1;
+        self.conditions.set(Conditions::ACK_NOW);
+        if self.assembler.containing(span).is_some() {
+            self.report_duplicate(cx, span);
+            return;
+        }
+        if !self.assembler.has_room_for(span) {
+            cx.counters.too_many_gaps += 1;
+            return;
+        }
+        if memory.place(id, span.start.byte(), bytes).is_err() {
+            cx.counters.host_had_no_room += 1;
+            return;
+        }
+        cx.counters.bytes_received += bytes.len() as u64;
+        self.assembler.insert(span).expect("has_room_for said so");
+        self.conditions.set(Conditions::OUT_OF_ORDER);
+    }
+
+    /// RFC 5681 section 4.2: "an immediate ACK when it receives a data segment that fills in all or
+    /// part of a gap".
+    fn fill_gap(&mut self, cx: &mut Context<'_>) {
+        self.rcv_nxt = self.assembler.advance(self.rcv_nxt);
+        self.conditions.set(Conditions::ACK_NOW);
+        if let Some(fin_at) = self.fin_at
+            && fin_at <= self.rcv_nxt
+        {
+            // Bytes beyond a FIN are a remote's contradiction; the FIN came first.
+            self.rcv_nxt = fin_at;
+            self.take_fin(cx);
+        } else if self.assembler.is_empty() && self.fin_at.is_none() {
+            self.conditions.clear(Conditions::OUT_OF_ORDER);
+        }
+    }
+
+    /// RFC 2883 section 4: the duplicate is reported in the next acknowledgement.
+    fn report_duplicate(&mut self, cx: &mut Context<'_>, span: Span) {
+        cx.counters.duplicates_received += 1;
+        self.conditions.set(Conditions::ACK_NOW);
+        if self.conditions.has(Conditions::SACK) && span.start < span.end {
+            self.duplicate = Some(span);
+        }
+    }
+
+    /// For a segment that lies before the window entirely.
+    pub(super) fn note_old_segment(
+        &mut self,
+        cx: &mut Context<'_>,
+        segment: &Segment<'_>,
+        seq: Position,
+    ) {
+        let end = seq + segment.payload.len() as u64;
+        if !segment.payload.is_empty() && end <= self.rcv_nxt {
+            self.report_duplicate(cx, Span { start: seq, end });
+        }
+    }
+
+    /// RFC 9293 section 3.8.6.3 and RFC 5681 section 4.2, for data in order.
+    #[inline]
+    pub(super) fn schedule_ack(&mut self, cx: &Context<'_>, bytes: usize) {
+        // A frame that the link coalesced stands for several segments.
+        let segments = if bytes > usize::from(self.mss) {
+            SEGMENTS_PER_ACK
+        } else {
+            1
+        };
+        self.unacked_segments = self.unacked_segments.saturating_add(segments);
+        if self.unacked_segments >= SEGMENTS_PER_ACK {
+            self.conditions.set(Conditions::ACK_NOW);
+        } else if self.conditions.has(Conditions::QUICK_ACK) {
+            self.acknowledge_quickly();
+        } else if !self.ack_deadline.is_armed() {
+            self.ack_deadline = cx.now + cx.config.delayed_ack;
+        }
+    }
+
+    #[cold]
+    fn acknowledge_quickly(&mut self) {
+        self.conditions.set(Conditions::ACK_NOW);
+        self.quick_acks = self.quick_acks.saturating_sub(1);
+        if self.quick_acks == 0 {
+            self.conditions.clear(Conditions::QUICK_ACK);
+        }
+    }
+
+    fn receive_fin(&mut self, cx: &mut Context<'_>, at: Position) {
+        self.conditions.set(Conditions::ACK_NOW);
+        if at == self.rcv_nxt {
+            self.take_fin(cx);
+        } else if at > self.rcv_nxt && at <= self.rcv_edge && self.fin_at.is_none() {
+            self.fin_at = Some(at);
+            self.conditions.set(Conditions::OUT_OF_ORDER);
+        }
+    }
+
+    /// RFC 9293 section 3.10.7.4, eighth step.
+    fn take_fin(&mut self, cx: &mut Context<'_>) {
+        self.rcv_nxt += 1;
+        // Whatever claimed to lie beyond the end of the stream never did.
+        self.assembler = Default::default();
+        self.fin_at = None;
+        self.conditions.clear(Conditions::OUT_OF_ORDER);
+        self.conditions
+            .set(Conditions::FIN_RECEIVED | Conditions::ACK_NOW);
+        self.news.0 |= News::PROGRESS;
+        match self.state {
+            State::Established => self.state = State::CloseWait,
+            // "If our FIN has been ACKed (perhaps in this segment), then enter TIME-WAIT".
+            State::FinWait1 => self.state = State::Closing,
+            State::FinWait2 => self.enter_time_wait(cx),
+            _ => {}
+        }
+    }
+
+    /// "Start the time-wait timer, turn off the other timers."
+    pub(super) fn enter_time_wait(&mut self, cx: &Context<'_>) {
+        if self.state != State::TimeWait {
+            self.state = State::TimeWait;
+            self.close_reason = CloseReason::Finished;
+            self.news.0 |= News::CLOSED;
+        }
+        self.loss_timer = super::LossTimer::Idle;
+        self.loss_deadline = Instant::NEVER;
+        self.idle_deadline = cx.now + cx.config.time_wait;
+    }
+
+    /// RFC 3168 section 6.1.3, or RFC 8257 section 3.2 for DCTCP.
+    pub(super) fn take_marks(&mut self, cx: &mut Context<'_>, segment: &Segment<'_>, ecn: Ecn) {
+        let is_marked = ecn == Ecn::CongestionExperienced;
+        cx.counters.marks_received += u64::from(is_marked);
+        if self.congestion.echoes_each_mark() {
+            if segment.payload.is_empty() {
+                return;
+            }
+            if is_marked != self.conditions.has(Conditions::MARKED_LAST) {
+                // The run of (un)marked segments ends: what is pending is acknowledged as it was.
+                self.conditions.put(Conditions::MARKED_LAST, is_marked);
+                self.conditions.set(Conditions::ACK_NOW);
+                self.conditions.put(Conditions::ECHO_MARKS, is_marked);
+            }
+            return;
+        }
+        if segment.flags.has(Flags::CWR) {
+            self.conditions.clear(Conditions::ECHO_MARKS);
+        }
+        if is_marked {
+            self.conditions
+                .set(Conditions::ECHO_MARKS | Conditions::ACK_NOW);
+        }
+    }
+
+    /// The window field of the next segment; moves the right edge if that is worth telling.
+    #[inline]
+    pub(super) fn advertise(&mut self) -> u16 {
+        let wanted = self.rcv_taken + u64::from(self.rcv_limit);
+        // RFC 9293 section 3.8.6.2.2: no offer of less than a segment or half the buffer.
+        let step = u64::from(self.rcv_limit / 2).min(u64::from(self.mss));
+        if wanted >= self.rcv_edge + step {
+            self.rcv_edge = wanted;
+        }
+        let window = self.rcv_edge - self.rcv_nxt;
+        // Rounding down may seem to move the edge left by less than the scale (RFC 7323 section
+        // 2.4); what arrives in between is taken all the same.
+        (window >> self.rcv_wscale).min(u64::from(u16::MAX)) as u16
+    }
+
+    /// The window field of a SYN.
+    pub(super) fn advertise_unscaled(&mut self) -> u16 {
+        let window = self.rcv_limit.min(u32::from(u16::MAX));
+        if self.state == State::SynReceived {
+            self.rcv_edge = self.rcv_edge.max(self.rcv_nxt + u64::from(window));
+        }
+        window as u16
+    }
+
+    /// The host has taken everything before `taken`: opens the window, and lets it grow for a host
+    /// that empties it as fast as it fills (dynamic right-sizing).
+    pub(super) fn open_window(&mut self, cx: &mut Context<'_>, taken: Position) {
+        self.rcv_taken = taken;
+        let round = self.rtt.smoothed().unwrap_or(TUNE_ROUND);
+        if cx.now.since(self.tune_at) >= round {
+            let took = (taken - self.tune_taken).min(u64::from(u32::MAX / 2)) as u32;
+            let bound = self
+                .options
+                .receive_bytes_max
+                .min(0xffff << self.rcv_wscale);
+            if 2 * took > self.rcv_limit && self.rcv_limit < bound {
+                self.rcv_limit = (2 * took).min(bound);
+            }
+            self.tune_at = cx.now;
+            self.tune_taken = taken;
+        }
+        // A window update of its own is due when the remote may be running out of window.
+        let known = self.rcv_edge - self.rcv_nxt;
+        let wanted = taken + u64::from(self.rcv_limit);
+        let half = u64::from(self.rcv_limit / 2);
+        let step = half.min(2 * u64::from(self.mss));
+        if known < half && wanted >= self.rcv_edge + step && self.state.may_receive() {
+            self.conditions.set(Conditions::ACK_NOW);
+        }
+    }
+}

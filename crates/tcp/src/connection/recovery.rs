@@ -1,0 +1,370 @@
+//! Loss: how it is noticed (RACK-TLP, RFC 8985; RFC 6582 for remotes without SACK), how sending
+//! goes on meanwhile (PRR, RFC 6937), and how a mistake is undone (RFC 3522, RFC 4015).
+//!
+//! ```text
+//!            loss deduced, or ECE                 all acknowledged that was sent at entry
+//!    Open ------------------------> Recovery ----------------------------------------> Open
+//!      \                               |
+//!       \  retransmission timeout      |  retransmission timeout        likewise
+//!        +---------------------------> Loss ------------------------------------------> Open
+//! ```
+
+use super::acknowledge::Acknowledgement;
+use super::sent::{Delivered, Sent};
+use super::{Conditions, Connection, Context};
+use crate::position::Position;
+use crate::time::{Duration, Instant};
+
+/// RFC 5681 section 3.2: three duplicates.
+const DUPLICATE_THRESHOLD: u32 = 3;
+/// RFC 8985 section 6.2 step 4: recoveries for which a widened reordering window is kept.
+const REORDER_PERSIST_RECOVERIES: u8 = 16;
+
+/// Where a connection stands with regard to loss.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) enum Phase {
+    /// No loss is known.
+    #[default]
+    Open,
+    /// Losses are being repaired, or a mark answered, at the pace of the arrivals.
+    Recovery,
+    /// A timeout: everything begins again, in slow start.
+    Loss,
+}
+
+/// The state of a recovery.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Recovery {
+    pub(crate) phase: Phase,
+    /// RecoveryPoint (RFC 6675): it ends when this is acknowledged.
+    pub(crate) point: Position,
+    /// Where one window's answer to ECN marks ends (RFC 3168 section 6.1.2).
+    pub(crate) marked_until: Position,
+    /// Bytes that duplicate acknowledgements stand for, from remotes without SACK.
+    pub(crate) duplicate_bytes: u32,
+    /// Duplicate acknowledgements in a row.
+    pub(crate) duplicates: u32,
+    /// PRR (RFC 6937 section 3.1).
+    prr_delivered: u64,
+    pub(crate) prr_out: u64,
+    flight_at_entry: u32,
+    /// What to restore if it was all a mistake: the window and ssthresh.
+    pub(super) prior: Option<(u32, u32)>,
+    /// TSval of the first retransmission (RFC 3522).
+    pub(crate) first_retransmission: Option<u32>,
+}
+
+/// RFC 8985 section 5.2 and 7.1.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Rack {
+    /// RACK.xmit_ts and RACK.end_seq: of the record delivered that was sent last.
+    newest_sent_at: Instant,
+    newest_end: Position,
+    /// RACK.rtt.
+    rtt: Duration,
+    /// RACK.fack: the furthest that was delivered.
+    furthest: Position,
+    reordering_seen: bool,
+    /// RACK.reo_wnd_mult less one.
+    window_extra: u8,
+    window_persist: u8,
+    /// RACK.dsack_round.
+    duplicate_round: Option<Position>,
+    /// TLP.end_seq and TLP.is_retrans, while a probe is out.
+    pub(crate) probe_end: Option<Position>,
+    pub(crate) probe_is_retransmission: bool,
+}
+
+impl Rack {
+    /// RFC 8985 section 6.2, steps 2 and 3.
+    fn update(&mut self, now: Instant, newest: &Sent, delivered: &Delivered, minimum: Duration) {
+        let rtt = now.since(newest.sent_at);
+        // "If the segment was retransmitted and arrives in less than the minimum RTT, it is likely
+        // the original that arrived."
+        if !(newest.is_retransmitted() && rtt < minimum) {
+            self.rtt = rtt;
+            if (newest.sent_at, newest.end()) > (self.newest_sent_at, self.newest_end) {
+                self.newest_sent_at = newest.sent_at;
+                self.newest_end = newest.end();
+            }
+        }
+        // Step 3: delivered below what had been delivered, and never sent twice.
+        if delivered
+            .lowest_original
+            .is_some_and(|lowest| lowest < self.furthest)
+        {
+            self.reordering_seen = true;
+        }
+        self.furthest = self.furthest.max(delivered.furthest);
+    }
+}
+
+impl Connection {
+    /// Feeds RACK, and deduces losses. Called for every acknowledgement, in no hurry when
+    /// everything is in order.
+    pub(super) fn deduce_losses(&mut self, cx: &mut Context<'_>, ack: &Acknowledgement) {
+        if let Some(newest) = &ack.delivered.newest {
+            self.rack
+                .update(cx.now, newest, &ack.delivered, self.rtt.minimum());
+        }
+        if !self.conditions.has(Conditions::SACK) {
+            self.deduce_from_duplicates(ack);
+            return;
+        }
+        if ack.has_duplicate_report {
+            // Step 4: a spurious retransmission was reported; wait longer from now on.
+            if self
+                .rack
+                .duplicate_round
+                .is_none_or(|round| self.snd_una >= round)
+            {
+                self.rack.duplicate_round = Some(self.snd_nxt);
+                self.rack.window_extra = self.rack.window_extra.saturating_add(1);
+                self.rack.window_persist = REORDER_PERSIST_RECOVERIES;
+            }
+        }
+        self.detect_losses(cx);
+    }
+
+    /// RFC 8985 section 6.2, step 5, and whenever its timer strikes.
+    pub(super) fn detect_losses(&mut self, cx: &mut Context<'_>) {
+        if self.snd_una == self.snd_nxt {
+            return;
+        }
+        let patience = self.rack.rtt + self.reordering_window();
+        let (_, look_again_at) = self.scoreboard.detect_losses(
+            self.rack.newest_sent_at,
+            self.rack.newest_end,
+            patience,
+            cx.now,
+        );
+        self.arm_reorder_timer(look_again_at);
+        if self.scoreboard.lost_bytes > 0 && self.recovery.phase == Phase::Open {
+            self.enter_recovery(cx, false);
+        }
+    }
+
+    /// RFC 8985 section 6.2 step 4, RACK_update_reo_wnd.
+    fn reordering_window(&self) -> Duration {
+        if !self.rack.reordering_seen {
+            let is_certain = self.recovery.phase != Phase::Open
+                || self.scoreboard.sacked_bytes >= DUPLICATE_THRESHOLD * u32::from(self.mss);
+            if is_certain {
+                return Duration::ZERO;
+            }
+        }
+        let quarter = Duration::from_micros(self.rtt.minimum().as_micros() / 4);
+        let widened = quarter * (u64::from(self.rack.window_extra) + 1);
+        widened.min(self.rtt.smoothed().unwrap_or(widened))
+    }
+
+    /// RFC 6582 and RFC 5681 section 3.2, for a remote that does not tell what it has.
+    fn deduce_from_duplicates(&mut self, ack: &Acknowledgement) {
+        let mss = u32::from(self.mss);
+        if ack.advanced_bytes > 0 {
+            let point = self.recovery.point;
+            if self.recovery.phase == Phase::Recovery && self.snd_una < point {
+                // RFC 6582 section 3.2 step 3: a partial acknowledgement asks for the next one.
+                self.scoreboard.mark_first_lost(mss);
+                self.recovery.duplicate_bytes = self
+                    .recovery
+                    .duplicate_bytes
+                    .saturating_sub(ack.advanced_bytes as u32);
+            } else {
+                self.recovery.duplicate_bytes = 0;
+            }
+            self.recovery.duplicates = 0;
+        } else if ack.is_duplicate {
+            self.recovery.duplicates += 1;
+            let outstanding = (self.snd_nxt - self.snd_una) as u32;
+            let left = outstanding.saturating_sub(self.recovery.duplicate_bytes + mss);
+            // Each stands for a segment that has left the network.
+            self.recovery.duplicate_bytes += mss.min(left);
+            if self.recovery.duplicates == DUPLICATE_THRESHOLD
+                && self.recovery.phase == Phase::Open
+                // RFC 6582 section 3.2 step 1: not for the duplicates of the last recovery.
+                && self.snd_una > self.recovery.point
+            {
+                self.scoreboard.mark_first_lost(mss);
+            }
+        }
+    }
+
+    /// Begins to repair losses, or to answer a mark.
+    pub(super) fn enter_recovery(&mut self, cx: &mut Context<'_>, is_mark: bool) {
+        cx.counters.recoveries += 1;
+        let in_flight = (self.snd_nxt - self.snd_una) as u32;
+        self.recovery.prior = Some((self.cwnd, self.congestion.ssthresh));
+        self.recovery.first_retransmission = None;
+        self.congestion
+            .reduce(self.cwnd, in_flight, u32::from(self.mss), is_mark);
+        self.recovery.phase = Phase::Recovery;
+        self.recovery.point = self.snd_nxt;
+        self.recovery.prr_delivered = 0;
+        self.recovery.prr_out = 0;
+        self.recovery.flight_at_entry = in_flight.max(1);
+        if self.conditions.has(Conditions::ECN) {
+            // RFC 3168 section 6.1.2: CWR on the first new data after the reduction.
+            self.conditions.set(Conditions::SEND_CWR);
+            self.recovery.marked_until = self.snd_nxt;
+        }
+        if is_mark {
+            self.recovery.prior = None; // A mark is no mistake.
+        } else {
+            self.conditions.set(Conditions::FORCE_RETRANSMIT);
+        }
+    }
+
+    /// RFC 6298 section 5.4 to 5.6, RFC 8985 section 6.3: the timeout itself.
+    pub(super) fn handle_retransmission_timeout(&mut self, cx: &mut Context<'_>) {
+        cx.counters.timeouts += 1;
+        let mss = u32::from(self.mss);
+        if self.recovery.phase != Phase::Loss || self.snd_una >= self.recovery.point {
+            if self.recovery.phase == Phase::Open {
+                self.recovery.prior = Some((self.cwnd, self.congestion.ssthresh));
+            }
+            // RFC 5681 section 3.1: ssthresh once for one loss, not for each of its timeouts.
+            let in_flight = (self.snd_nxt - self.snd_una) as u32;
+            self.congestion.reduce(self.cwnd, in_flight, mss, false);
+            self.recovery.first_retransmission = None;
+        }
+        self.congestion.end_epoch();
+        let horizon = self.rack.rtt + self.reordering_window();
+        let old = Instant::from_micros(cx.now.as_micros().saturating_sub(horizon.as_micros()));
+        self.scoreboard.handle_timeout(old);
+        self.recovery.phase = Phase::Loss;
+        self.recovery.point = self.snd_nxt;
+        self.recovery.duplicates = 0;
+        self.recovery.duplicate_bytes = 0;
+        self.rack.probe_end = None;
+        // RFC 5681 section 3.1: one segment, beside what RACK believes still in the network.
+        self.cwnd = self.in_flight() + mss;
+        self.conditions.set(Conditions::FORCE_RETRANSMIT);
+        self.rtt.back_off();
+    }
+
+    /// Adjusts the window after an acknowledgement, according to the phase.
+    pub(super) fn adjust_window(&mut self, cx: &mut Context<'_>, ack: &Acknowledgement) {
+        if self.recovery.phase != Phase::Open && self.snd_una >= self.recovery.point {
+            self.leave_recovery();
+        }
+        match self.recovery.phase {
+            Phase::Recovery => self.reduce_proportionally(ack),
+            Phase::Loss if ack.advanced_bytes > 0 => self.grow_window(cx, ack),
+            Phase::Open
+                if ack.advanced_bytes > 0 && self.conditions.has(Conditions::CWND_LIMITED) =>
+            {
+                self.grow_window(cx, ack);
+            }
+            _ => {}
+        }
+    }
+
+    fn grow_window(&mut self, cx: &Context<'_>, ack: &Acknowledgement) {
+        let srtt = self.rtt.smoothed().unwrap_or_default();
+        let progress = super::congestion::Progress {
+            now: cx.now,
+            acked_bytes: ack.advanced_bytes as u32,
+            mss: u32::from(self.mss),
+            srtt,
+        };
+        self.cwnd = self
+            .congestion
+            .grow(self.cwnd, progress)
+            .min(WINDOW_BYTES_MAX);
+    }
+
+    fn leave_recovery(&mut self) {
+        if self.recovery.phase == Phase::Recovery {
+            // RFC 6937 section 3.1: "At the end of recovery, cwnd = ssthresh".
+            self.cwnd = self.congestion.ssthresh;
+            self.rack.window_persist = self.rack.window_persist.saturating_sub(1);
+            if self.rack.window_persist == 0 {
+                self.rack.window_extra = 0;
+            }
+        }
+        self.recovery.phase = Phase::Open;
+        self.recovery.duplicate_bytes = 0;
+        self.recovery.duplicates = 0;
+        self.recovery.prior = None;
+        self.recovery.first_retransmission = None;
+        self.conditions.clear(Conditions::FORCE_RETRANSMIT);
+    }
+
+    /// PRR with the slow-start reduction bound (RFC 6937 section 3.1).
+    fn reduce_proportionally(&mut self, ack: &Acknowledgement) {
+        let delivered = ack.delivered.bytes + u64::from(ack.is_duplicate) * u64::from(self.mss);
+        if delivered == 0 {
+            return;
+        }
+        let recovery = &mut self.recovery;
+        recovery.prr_delivered += delivered;
+        let ssthresh = u64::from(self.congestion.ssthresh);
+        let pipe = u64::from(self.in_flight());
+        let recovery = &self.recovery;
+        let may_send = if pipe > ssthresh {
+            (recovery.prr_delivered * ssthresh)
+                .div_ceil(u64::from(recovery.flight_at_entry))
+                .saturating_sub(recovery.prr_out)
+        } else {
+            let limit = recovery
+                .prr_delivered
+                .saturating_sub(recovery.prr_out)
+                .max(delivered)
+                + u64::from(self.mss);
+            (ssthresh - pipe).min(limit)
+        };
+        self.cwnd = ((pipe + may_send) as u32).max(u32::from(self.mss));
+    }
+
+    /// RFC 3522 (Eifel): an acknowledgement that echoes a time before the first retransmission was
+    /// for the original; RFC 4015 section 3.2: restore what was reduced.
+    pub(super) fn undo_if_spurious(&mut self, cx: &mut Context<'_>, echo: u32) {
+        let (Some((cwnd, ssthresh)), Some(first)) =
+            (self.recovery.prior, self.recovery.first_retransmission)
+        else {
+            return;
+        };
+        if (echo.wrapping_sub(first) as i32) < 0 {
+            cx.counters.recoveries_undone += 1;
+            self.scoreboard.forgive();
+            self.leave_recovery();
+            self.congestion.ssthresh = ssthresh;
+            self.cwnd = self.cwnd.max(cwnd);
+            self.rack.reordering_seen = true;
+            self.rtt.forget_backoff();
+        }
+    }
+
+    /// RFC 8985 section 7.4.2: what an acknowledgement says about a tail loss probe.
+    pub(super) fn settle_tail_probe(&mut self, cx: &mut Context<'_>, ack: &Acknowledgement) {
+        let Some(probe_end) = self.rack.probe_end else {
+            return;
+        };
+        if self.snd_una < probe_end {
+            return;
+        }
+        self.rack.probe_end = None;
+        if !self.rack.probe_is_retransmission || ack.has_duplicate_report {
+            return; // Nothing was lost.
+        }
+        if ack.advanced_bytes > 0 && self.recovery.phase == Phase::Open {
+            // The original was lost and the probe repaired it: one reduction is due all the same.
+            self.enter_recovery(cx, true);
+            self.cwnd = self.congestion.ssthresh;
+            self.recovery.phase = Phase::Open;
+        }
+    }
+
+    /// RFC 5681 section 4.1: a connection that was idle for an RTO starts slowly again.
+    pub(super) fn restart_after_idle(&mut self, cx: &Context<'_>) {
+        let idle = cx.now.since(self.sent_at);
+        if idle > self.rtt.timeout(cx.config) {
+            self.cwnd = self.cwnd.min(self.initial_window(cx.config));
+            self.congestion.end_epoch();
+        }
+    }
+}
+
+/// The congestion window stays below what 32 bits and a scaled window can express.
+pub(super) const WINDOW_BYTES_MAX: u32 = 1 << 30;

@@ -1,0 +1,130 @@
+//! Round-trip times and the retransmission timeout (RFC 6298).
+
+use crate::config::Config;
+use crate::time::{Duration, Instant};
+
+/// G of RFC 6298: the granularity of the clock that drives the timers.
+const GRANULARITY: Duration = Duration::from_millis(1);
+/// How long a minimum round-trip time is trusted (RFC 8985 section 6.2 leaves the window open).
+const MINIMUM_WINDOW: Duration = Duration::from_secs(300);
+const BACKOFF_MAX: u8 = 16;
+
+/// SRTT, RTTVAR and what follows from them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RttEstimator {
+    /// SRTT; zero until the first sample.
+    smoothed: Duration,
+    variation: Duration,
+    minimum: Duration,
+    minimum_at: Instant,
+    /// Timeouts since the last sample (RFC 6298 section 5.5: each doubles the timeout).
+    backoff: u8,
+}
+
+impl RttEstimator {
+    pub(crate) const fn new() -> Self {
+        Self {
+            smoothed: Duration::ZERO,
+            variation: Duration::ZERO,
+            minimum: Duration::ZERO,
+            minimum_at: Instant::ZERO,
+            backoff: 0,
+        }
+    }
+
+    /// Takes a sample from data that was not retransmitted (Karn's algorithm, section 3).
+    pub(crate) fn sample(&mut self, now: Instant, rtt: Duration) {
+        let rtt = rtt.max(Duration::from_micros(1));
+        if self.smoothed == Duration::ZERO {
+            // Section 2.2.
+            self.smoothed = rtt;
+            self.variation = Duration::from_micros(rtt.as_micros() / 2);
+        } else {
+            // Section 2.3, alpha = 1/8 and beta = 1/4.
+            let (r, s) = (rtt.as_micros(), self.smoothed.as_micros());
+            let variation = (3 * self.variation.as_micros() + r.abs_diff(s)) / 4;
+            self.variation = Duration::from_micros(variation);
+            self.smoothed = Duration::from_micros((7 * s + r) / 8);
+        }
+        if self.minimum == Duration::ZERO
+            || rtt <= self.minimum
+            || now.since(self.minimum_at) > MINIMUM_WINDOW
+        {
+            self.minimum = rtt;
+            self.minimum_at = now;
+        }
+        // Section 5.7 and Karn: a fresh sample ends the backing off.
+        self.backoff = 0;
+    }
+
+    pub(crate) fn back_off(&mut self) {
+        self.backoff = (self.backoff + 1).min(BACKOFF_MAX);
+    }
+
+    pub(crate) fn forget_backoff(&mut self) {
+        self.backoff = 0;
+    }
+
+    /// The smoothed round-trip time, once there is one.
+    pub(crate) fn smoothed(&self) -> Option<Duration> {
+        (self.smoothed != Duration::ZERO).then_some(self.smoothed)
+    }
+
+    /// The shortest round trip of late; zero before the first.
+    pub(crate) const fn minimum(&self) -> Duration {
+        self.minimum
+    }
+
+    /// RTO, backed off.
+    pub(crate) fn timeout(&self, config: &Config) -> Duration {
+        let base = match self.smoothed() {
+            None => config.rto_initial,
+            Some(smoothed) => {
+                (smoothed + (self.variation * 4).max(GRANULARITY)).max(config.rto_min)
+            }
+        };
+        (base * (1 << self.backoff)).min(config.rto_max)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{InterfaceAddress, Medium};
+
+    fn config() -> Config {
+        let address = InterfaceAddress {
+            address: [10, 0, 0, 1].into(),
+            prefix_bits: 24,
+        };
+        Config::new(Medium::Ip, 1500, address)
+    }
+
+    #[test]
+    fn timeout_follows_the_samples_and_doubles_on_backoff() {
+        let config = config();
+        let mut rtt = RttEstimator::new();
+        assert_eq!(rtt.timeout(&config), Duration::from_secs(1));
+        rtt.sample(Instant::ZERO, Duration::from_millis(400));
+        assert_eq!(rtt.timeout(&config), Duration::from_millis(400 + 4 * 200));
+        rtt.back_off();
+        assert_eq!(rtt.timeout(&config), Duration::from_millis(2_400));
+        for _ in 0..40 {
+            rtt.back_off();
+        }
+        assert_eq!(rtt.timeout(&config), config.rto_max);
+        rtt.sample(Instant::ZERO, Duration::from_millis(400));
+        assert_eq!(rtt.timeout(&config), Duration::from_millis(400 + 4 * 150));
+    }
+
+    #[test]
+    fn a_steady_path_ends_at_the_lower_bound() {
+        let config = config();
+        let mut rtt = RttEstimator::new();
+        for _ in 0..100 {
+            rtt.sample(Instant::ZERO, Duration::from_micros(300));
+        }
+        assert_eq!(rtt.timeout(&config), config.rto_min);
+        assert_eq!(rtt.minimum(), Duration::from_micros(300));
+    }
+}

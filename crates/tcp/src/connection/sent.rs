@@ -1,0 +1,388 @@
+//! What has been sent and not yet acknowledged: one record for each transmission, in sequence order.
+//!
+//! The payload is not here: it stays in the host's ring, and is read again for a retransmission.
+//! Records are split where the remote acknowledges part of one. The three sums below let the send
+//! path know what is in flight without looking at any record.
+//!
+//! ```text
+//!   snd_una                                             snd_nxt
+//!   | sacked |  lost  | retransmitted |  outstanding  |
+//!   in flight = (snd_nxt - snd_una) - sacked_bytes - lost_bytes        (pipe, RFC 6675 section 4)
+//! ```
+
+use std::collections::VecDeque;
+
+use crate::position::{Position, Span};
+use crate::time::Instant;
+
+/// Records a connection may have: with tiny segments it is this, not the window, that limits it.
+pub(crate) const RECORDS_MAX: usize = 16_384;
+/// A connection with nothing in flight keeps no more capacity than this.
+const IDLE_CAPACITY: usize = 16;
+
+/// The remote has it (RFC 2018).
+const SACKED: u8 = 1;
+/// Deduced to be lost, and not sent again since.
+const LOST: u8 = 2;
+/// Sent more than once.
+const RETRANSMITTED: u8 = 4;
+
+/// One transmission.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sent {
+    pub(crate) start: Position,
+    pub(crate) sent_at: Instant,
+    /// Sequence space it takes, a SYN or FIN included.
+    pub(crate) length: u32,
+    flags: u8,
+}
+
+impl Sent {
+    pub(crate) fn end(&self) -> Position {
+        self.start + u64::from(self.length)
+    }
+
+    pub(crate) fn is_retransmitted(&self) -> bool {
+        self.flags & RETRANSMITTED != 0
+    }
+
+    /// RFC 8985 section 6.2, RACK_sent_after: later, or at the same time and further on.
+    fn is_after(&self, sent_at: Instant, end: Position) -> bool {
+        (self.sent_at, self.end()) > (sent_at, end)
+    }
+}
+
+/// What an acknowledgement newly reports as arrived.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Delivered {
+    /// Bytes acknowledged or selectively acknowledged for the first time.
+    pub(crate) bytes: u64,
+    /// Of these, the selectively acknowledged ones.
+    pub(crate) sacked_bytes: u64,
+    /// When the oldest record that was sent only once left.
+    pub(crate) oldest_sent_at: Option<Instant>,
+    /// The record that was sent last among them.
+    pub(crate) newest: Option<Sent>,
+    /// The furthest end among records sent only once, for the detection of reordering.
+    pub(crate) lowest_original: Option<Position>,
+    pub(crate) furthest: Position,
+}
+
+impl Delivered {
+    fn note(&mut self, record: &Sent) {
+        self.bytes += u64::from(record.length);
+        self.furthest = self.furthest.max(record.end());
+        if !record.is_retransmitted() {
+            let oldest = self.oldest_sent_at.get_or_insert(record.sent_at);
+            *oldest = (*oldest).min(record.sent_at);
+            let lowest = self.lowest_original.get_or_insert(record.end());
+            *lowest = (*lowest).min(record.end());
+        }
+        if self
+            .newest
+            .is_none_or(|newest| record.is_after(newest.sent_at, newest.end()))
+        {
+            self.newest = Some(*record);
+        }
+    }
+}
+
+/// The records, and their sums.
+#[derive(Debug, Default)]
+pub(crate) struct Scoreboard {
+    /// Invariant: in sequence order, without gaps, from snd_una to snd_nxt.
+    records: VecDeque<Sent>,
+    /// Sum of the lengths of sacked records.
+    pub(crate) sacked_bytes: u32,
+    /// Sum of the lengths of records that are lost and not sent again.
+    pub(crate) lost_bytes: u32,
+}
+
+impl Scoreboard {
+    /// Whether one more record may be made.
+    #[inline]
+    pub(crate) fn has_room(&self) -> bool {
+        self.records.len() < RECORDS_MAX
+    }
+
+    /// Records a first transmission.
+    #[inline]
+    pub(crate) fn push(&mut self, start: Position, length: u32, now: Instant) {
+        debug_assert!(
+            self.records.back().is_none_or(|last| last.end() == start),
+            "gap"
+        );
+        self.records.push_back(Sent {
+            start,
+            sent_at: now,
+            length,
+            flags: 0,
+        });
+    }
+
+    /// Whether what one in-order acknowledgement of new data needs is the plain case.
+    #[inline]
+    pub(crate) fn is_plain(&self) -> bool {
+        self.sacked_bytes | self.lost_bytes == 0
+    }
+
+    /// Removes what stands before `una`.
+    #[inline]
+    pub(crate) fn acknowledge(&mut self, una: Position, delivered: &mut Delivered) {
+        while let Some(front) = self.records.front_mut() {
+            if front.start >= una {
+                break;
+            }
+            let mut covered = *front;
+            let is_whole = covered.end() <= una;
+            if !is_whole {
+                covered.length = (una - covered.start) as u32;
+                front.start = una;
+                front.length -= covered.length;
+            }
+            if covered.flags & SACKED != 0 {
+                self.sacked_bytes -= covered.length;
+            } else {
+                if covered.flags & LOST != 0 {
+                    self.lost_bytes -= covered.length;
+                }
+                delivered.note(&covered);
+            }
+            if !is_whole {
+                break;
+            }
+            self.records.pop_front();
+        }
+        if self.records.is_empty() && self.records.capacity() > 4 * IDLE_CAPACITY {
+            self.shrink();
+        }
+    }
+
+    #[cold]
+    fn shrink(&mut self) {
+        // Giving the memory back at once would allocate once a window; an eighth at a time ends
+        // where an idle connection should be, and a busy one never empties.
+        let target = (self.records.capacity() / 8 * 7).max(IDLE_CAPACITY);
+        self.records.shrink_to(target);
+    }
+
+    /// Marks what a SACK block reports.
+    pub(crate) fn sack(&mut self, block: Span, delivered: &mut Delivered) {
+        let mut index = self
+            .records
+            .partition_point(|record| record.end() <= block.start);
+        while let Some(record) = self.records.get(index).copied()
+            && record.start < block.end
+        {
+            if record.flags & SACKED == 0 {
+                if record.start < block.start {
+                    self.split(index, block.start);
+                    index += 1;
+                    continue;
+                }
+                if record.end() > block.end {
+                    self.split(index, block.end);
+                }
+                let record = &mut self.records[index];
+                if record.flags & LOST != 0 {
+                    self.lost_bytes -= record.length;
+                }
+                record.flags = record.flags & !LOST | SACKED;
+                self.sacked_bytes += record.length;
+                delivered.sacked_bytes += u64::from(record.length);
+                delivered.note(record);
+            }
+            index += 1;
+        }
+    }
+
+    /// Cuts the record at `index` in two.
+    fn split(&mut self, index: usize, at: Position) {
+        let record = &mut self.records[index];
+        let mut tail = *record;
+        record.length = (at - record.start) as u32;
+        tail.start = at;
+        tail.length -= record.length;
+        self.records.insert(index + 1, tail);
+    }
+
+    /// RFC 8985 section 6.2 step 5, RACK_detect_loss: marks what must be lost, given the record
+    /// delivered last and how long a record of that time would have taken. Returns the bytes newly
+    /// lost, and when the next record will have to be looked at.
+    pub(crate) fn detect_losses(
+        &mut self,
+        newest_sent_at: Instant,
+        newest_end: Position,
+        patience: crate::time::Duration,
+        now: Instant,
+    ) -> (u32, Instant) {
+        let mut newly_lost = 0;
+        let mut look_again_at = Instant::NEVER;
+        for record in &mut self.records {
+            if record.is_after(newest_sent_at, newest_end) {
+                // Records sent once are in time order: from here on all are younger.
+                if record.is_retransmitted() {
+                    continue;
+                }
+                break;
+            }
+            if record.flags & (SACKED | LOST) != 0 {
+                continue;
+            }
+            let lost_at = record.sent_at + patience;
+            if lost_at <= now {
+                record.flags |= LOST;
+                newly_lost += record.length;
+            } else {
+                look_again_at = look_again_at.min(lost_at);
+            }
+        }
+        self.lost_bytes += newly_lost;
+        (newly_lost, look_again_at)
+    }
+
+    /// Marks the first record that is not sacked (RFC 6582: the segment a partial ACK asks for).
+    pub(crate) fn mark_first_lost(&mut self, mss: u32) -> u32 {
+        let Some(index) = self
+            .records
+            .iter()
+            .position(|record| record.flags & SACKED == 0)
+        else {
+            return 0;
+        };
+        if self.records[index].length > mss {
+            self.split(index, self.records[index].start + u64::from(mss));
+        }
+        let record = &mut self.records[index];
+        if record.flags & LOST != 0 {
+            return 0;
+        }
+        record.flags |= LOST;
+        self.lost_bytes += record.length;
+        record.length
+    }
+
+    /// After a retransmission timeout: the first record is lost, and all that were sent before
+    /// `horizon` (RFC 8985 section 6.3). A sacked first record means that the remote has dropped
+    /// what it had reported (RFC 2018 section 8): then nothing it said is believed any more.
+    pub(crate) fn handle_timeout(&mut self, horizon: Instant) {
+        let is_reneging = self
+            .records
+            .front()
+            .is_some_and(|first| first.flags & SACKED != 0);
+        for (index, record) in self.records.iter_mut().enumerate() {
+            if is_reneging && record.flags & SACKED != 0 {
+                record.flags &= !SACKED;
+                self.sacked_bytes -= record.length;
+            }
+            let is_old = index == 0 || record.sent_at <= horizon || is_reneging;
+            if is_old && record.flags & (SACKED | LOST) == 0 {
+                record.flags |= LOST;
+                self.lost_bytes += record.length;
+            }
+        }
+    }
+
+    /// A spurious timeout or recovery: nothing that was marked lost is.
+    pub(crate) fn forgive(&mut self) {
+        for record in &mut self.records {
+            record.flags &= !LOST;
+        }
+        self.lost_bytes = 0;
+    }
+
+    /// Takes the first lost record for retransmission, cut to at most `mss`.
+    pub(crate) fn retransmit_lost(&mut self, mss: u32, now: Instant) -> Option<Span> {
+        if self.lost_bytes == 0 {
+            return None;
+        }
+        let index = self
+            .records
+            .iter()
+            .position(|record| record.flags & LOST != 0)?;
+        self.lost_bytes -= self.retransmit(index, mss, now);
+        Some(self.span(index))
+    }
+
+    /// Takes the last record for a tail loss probe, cut to at most `mss`.
+    pub(crate) fn retransmit_last(&mut self, mss: u32, now: Instant) -> Option<Span> {
+        let mut index = self.records.len().checked_sub(1)?;
+        let last = self.records[index];
+        if last.length > mss {
+            self.split(index, last.end_minus(mss));
+            index += 1;
+        }
+        let was_lost = self.records[index].flags & LOST != 0;
+        let length = self.retransmit(index, mss, now);
+        if was_lost {
+            self.lost_bytes -= length;
+        }
+        Some(self.span(index))
+    }
+
+    fn retransmit(&mut self, index: usize, mss: u32, now: Instant) -> u32 {
+        if self.records[index].length > mss {
+            self.split(index, self.records[index].start + u64::from(mss));
+        }
+        let record = &mut self.records[index];
+        record.flags = record.flags & !LOST | RETRANSMITTED;
+        record.sent_at = now;
+        record.length
+    }
+
+    fn span(&self, index: usize) -> Span {
+        let record = &self.records[index];
+        Span {
+            start: record.start,
+            end: record.end(),
+        }
+    }
+
+    /// The oldest record's time of departure.
+    pub(crate) fn oldest_sent_at(&self) -> Option<Instant> {
+        self.records.front().map(|record| record.sent_at)
+    }
+
+    /// Checks that the sums are the sums and that there are no gaps.
+    pub(crate) fn assert_invariants(&self, una: Position, nxt: Position) {
+        let (mut sacked, mut lost, mut at) = (0, 0, una);
+        for record in &self.records {
+            assert_eq!(record.start, at, "records have a gap");
+            assert!(record.length > 0, "an empty record");
+            assert!(
+                record.flags & (SACKED | LOST) != SACKED | LOST,
+                "sacked and lost"
+            );
+            at = record.end();
+            sacked += if record.flags & SACKED != 0 {
+                record.length
+            } else {
+                0
+            };
+            lost += if record.flags & LOST != 0 {
+                record.length
+            } else {
+                0
+            };
+        }
+        assert_eq!(at, nxt, "records end before snd_nxt");
+        assert_eq!(
+            (sacked, lost),
+            (self.sacked_bytes, self.lost_bytes),
+            "sums disagree"
+        );
+    }
+
+    /// Bytes of memory held beside the connection itself.
+    pub(crate) fn heap_bytes(&self) -> usize {
+        self.records.capacity() * size_of::<Sent>()
+    }
+}
+
+impl Sent {
+    fn end_minus(&self, bytes: u32) -> Position {
+        self.start + u64::from(self.length - bytes)
+    }
+}
+
+const _: () = assert!(size_of::<Sent>() == 24, "a record is three words");

@@ -1,0 +1,249 @@
+//! Timers: one for loss (whatever is nearest of four), one for delayed acknowledgements, one for
+//! idleness. They are deadlines in the connection; the engine keeps the earliest of them in its heap
+//! and is not told when one moves later, so that progress costs a store and nothing else.
+
+use super::recovery::Phase;
+use super::{CloseReason, Conditions, Connection, Context, State};
+use crate::time::{Duration, Instant};
+
+/// RFC 8985 section 7.2: what a lone segment's acknowledgement may be delayed by.
+const REMOTE_ACK_DELAY_MAX: Duration = Duration::from_millis(200);
+/// Timeouts in a row after which the path is suspected to swallow large segments (RFC 4821
+/// section 7.7), and the payload with which it goes on.
+const BLACK_HOLE_RETRIES: u8 = 3;
+const BLACK_HOLE_MSS: u16 = 1_024;
+const BLACK_HOLE_MSS_MIN: u16 = 512;
+
+/// What strikes at `loss_deadline`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub(crate) enum LossTimer {
+    Idle,
+    /// RFC 6298.
+    Retransmit,
+    /// RFC 8985 section 7.
+    TailProbe,
+    /// RFC 8985 section 6.2: a record's reordering window ends.
+    Reorder,
+    /// RFC 9293 section 3.8.6.1: zero-window probes.
+    Persist,
+}
+
+impl Connection {
+    /// The earliest moment at which [`Self::handle_timeout`] has something to do.
+    #[inline]
+    pub(crate) fn next_deadline(&self) -> Instant {
+        let pace = if self.conditions.has(Conditions::PACED) {
+            self.pace_at
+        } else {
+            Instant::NEVER
+        };
+        self.ack_deadline
+            .min(self.loss_deadline)
+            .min(self.idle_deadline)
+            .min(pace)
+    }
+
+    /// Does what is due.
+    pub(crate) fn handle_timeout(&mut self, cx: &mut Context<'_>) {
+        if self.ack_deadline <= cx.now {
+            self.ack_deadline = Instant::NEVER;
+            self.conditions.set(Conditions::ACK_NOW);
+        }
+        if self.pace_at <= cx.now {
+            self.conditions.clear(Conditions::PACED);
+        }
+        if self.loss_deadline <= cx.now {
+            self.handle_loss_timeout(cx);
+        }
+        if self.idle_deadline <= cx.now {
+            self.handle_idle_timeout(cx);
+        }
+    }
+
+    fn handle_loss_timeout(&mut self, cx: &mut Context<'_>) {
+        let timer = core::mem::replace(&mut self.loss_timer, LossTimer::Idle);
+        self.loss_deadline = Instant::NEVER;
+        match timer {
+            LossTimer::Idle => {}
+            LossTimer::Reorder => {
+                self.detect_losses(cx);
+                self.arm_loss_timer(cx);
+            }
+            LossTimer::TailProbe => {
+                self.conditions.set(Conditions::TAIL_PROBE_DUE);
+                self.arm_retransmission_timer(cx);
+            }
+            LossTimer::Retransmit => {
+                if self.gives_up(cx) {
+                    return;
+                }
+                if self.retries >= BLACK_HOLE_RETRIES && self.state.is_synchronized() {
+                    self.suspect_black_hole(cx);
+                }
+                self.handle_retransmission_timeout(cx);
+                self.arm_retransmission_timer(cx);
+            }
+            LossTimer::Persist => {
+                if self.gives_up(cx) {
+                    return;
+                }
+                // RFC 9293 section 3.8.6.2.1: after the override timeout what fits is sent; if
+                // nothing fits, the window is probed.
+                let fits = self.snd_edge > self.snd_nxt;
+                self.conditions.set(if fits {
+                    Conditions::FORCE_SMALL
+                } else {
+                    Conditions::PROBE_DUE
+                });
+                self.rtt.back_off();
+                self.arm_loss_timer(cx);
+            }
+        }
+    }
+
+    /// Counts a retry, and ends the connection when it was one too many (RFC 9293 section 3.8.3).
+    fn gives_up(&mut self, cx: &mut Context<'_>) -> bool {
+        if self.retries == 0 {
+            self.stalled_since = self.scoreboard.oldest_sent_at().unwrap_or(cx.now);
+        }
+        self.retries = self.retries.saturating_add(1);
+        let is_too_many = match self.options.user_timeout {
+            Some(limit) if self.state.is_synchronized() => {
+                cx.now.since(self.stalled_since) >= limit
+            }
+            _ if self.state.is_synchronized() => self.retries > cx.config.retries_max,
+            _ => self.retries > cx.config.syn_retries_max,
+        };
+        if is_too_many {
+            self.close(CloseReason::TimedOut);
+        }
+        is_too_many
+    }
+
+    fn suspect_black_hole(&mut self, cx: &mut Context<'_>) {
+        let narrower = (self.path_mss / 2).clamp(BLACK_HOLE_MSS_MIN, BLACK_HOLE_MSS);
+        if narrower < self.path_mss {
+            self.path_mss = narrower;
+            self.update_mss();
+            cx.counters.mtu_reductions += 1;
+        }
+    }
+
+    fn handle_idle_timeout(&mut self, cx: &mut Context<'_>) {
+        self.idle_deadline = Instant::NEVER;
+        match self.state {
+            // RFC 9293 section 3.10.8, TIME-WAIT TIMEOUT; and a FIN-WAIT-2 nobody waits in.
+            State::TimeWait => self.close(CloseReason::Finished),
+            State::FinWait2 if self.conditions.has(Conditions::RELEASED) => {
+                self.close(CloseReason::Finished);
+            }
+            _ => self.keep_alive(cx),
+        }
+    }
+
+    /// RFC 9293 section 3.8.4.
+    fn keep_alive(&mut self, cx: &mut Context<'_>) {
+        let Some(keepalive) = self.options.keepalive else {
+            return;
+        };
+        if !self.state.is_synchronized() || self.state == State::TimeWait {
+            return;
+        }
+        let silence = cx.now.since(self.heard_at);
+        if self.snd_una < self.snd_nxt || silence < keepalive.idle {
+            // The retransmission timer watches, or the remote was heard meanwhile.
+            let again_in = (keepalive.idle - silence).max(keepalive.interval);
+            self.idle_deadline = cx.now + again_in;
+            return;
+        }
+        if self.retries >= keepalive.probes_max {
+            self.close(CloseReason::TimedOut);
+            return;
+        }
+        self.retries += 1;
+        self.conditions.set(Conditions::PROBE_DUE);
+        self.idle_deadline = cx.now + keepalive.interval;
+    }
+
+    /// Starts watching for silence, if the host wants that.
+    pub(super) fn arm_keepalive(&mut self, now: Instant) {
+        self.conditions
+            .put(Conditions::KEEPALIVE, self.options.keepalive.is_some());
+        self.heard_at = now;
+        if let Some(keepalive) = self.options.keepalive {
+            self.idle_deadline = now + keepalive.idle;
+        }
+    }
+
+    /// Re-arms the loss timer after progress. A pending reordering timer stays.
+    pub(super) fn arm_loss_timer(&mut self, cx: &Context<'_>) {
+        if self.snd_una == self.snd_nxt {
+            if self.is_waiting_for_window() {
+                if self.loss_timer != LossTimer::Persist {
+                    self.loss_timer = LossTimer::Persist;
+                    self.loss_deadline = cx.now + self.rtt.timeout(cx.config);
+                } else if !self.loss_deadline.is_armed() {
+                    self.loss_deadline = cx.now + self.rtt.timeout(cx.config);
+                }
+            } else {
+                if self.loss_timer == LossTimer::Persist {
+                    self.rtt.forget_backoff();
+                }
+                self.loss_timer = LossTimer::Idle;
+                self.loss_deadline = Instant::NEVER;
+            }
+        } else if self.loss_timer != LossTimer::Reorder {
+            self.arm_probe_or_retransmission(cx);
+        }
+    }
+
+    /// RFC 8985 section 7.2: a tail loss probe where one is allowed, or else RFC 6298.
+    fn arm_probe_or_retransmission(&mut self, cx: &Context<'_>) {
+        let timeout = self.rtt.timeout(cx.config);
+        if self.loss_timer == LossTimer::Persist {
+            self.rtt.forget_backoff();
+        }
+        if self.recovery.phase == Phase::Open
+            && self.conditions.has(Conditions::SACK)
+            && self.scoreboard.sacked_bytes == 0
+            && self.rack.probe_end.is_none()
+            && self.state.is_synchronized()
+            && let Some(smoothed) = self.rtt.smoothed()
+        {
+            let mut probe_after = (smoothed * 2).max(Duration::from_millis(2));
+            if self.snd_nxt - self.snd_una <= u64::from(self.mss) {
+                probe_after = probe_after + REMOTE_ACK_DELAY_MAX;
+            }
+            self.loss_timer = LossTimer::TailProbe;
+            self.loss_deadline = cx.now + probe_after.min(timeout);
+        } else {
+            self.loss_timer = LossTimer::Retransmit;
+            self.loss_deadline = cx.now + timeout;
+        }
+    }
+
+    fn arm_retransmission_timer(&mut self, cx: &Context<'_>) {
+        self.loss_timer = LossTimer::Retransmit;
+        self.loss_deadline = cx.now + self.rtt.timeout(cx.config);
+    }
+
+    /// RFC 8985 section 6.2: RACK's own timer takes precedence while it is pending.
+    pub(super) fn arm_reorder_timer(&mut self, at: Instant) {
+        if at.is_armed() {
+            self.loss_timer = LossTimer::Reorder;
+            self.loss_deadline = at;
+        } else if self.loss_timer == LossTimer::Reorder {
+            self.loss_timer = LossTimer::Idle;
+            self.loss_deadline = Instant::NEVER;
+        }
+    }
+
+    /// After a transmission: RFC 6298 section 5.1, "if the timer is not running, start it".
+    #[inline]
+    pub(super) fn arm_after_sending(&mut self, cx: &Context<'_>) {
+        if matches!(self.loss_timer, LossTimer::Idle | LossTimer::Persist) {
+            self.arm_probe_or_retransmission(cx);
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! What the engine counts. Plain numbers, read by whoever runs it.
+
+use crate::wire::Malformed;
+
+/// Everything since the engine was made.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Counters {
+    /// Frames handed in.
+    pub frames_received: u64,
+    /// Frames handed out.
+    pub frames_sent: u64,
+    /// Segments received with a correct header.
+    pub segments_received: u64,
+    /// Segments sent, retransmissions included.
+    pub segments_sent: u64,
+    /// Received segments that took the short path.
+    pub segments_predicted: u64,
+    /// Payload bytes placed with the host.
+    pub bytes_received: u64,
+    /// Payload bytes sent, retransmissions included.
+    pub bytes_sent: u64,
+    /// Retransmitted segments.
+    pub retransmissions: u64,
+    /// Retransmission timeouts.
+    pub timeouts: u64,
+    /// Tail loss probes (RFC 8985).
+    pub tail_probes: u64,
+    /// Recoveries entered.
+    pub recoveries: u64,
+    /// Recoveries and timeouts that turned out to be unnecessary and were undone.
+    pub recoveries_undone: u64,
+    /// Segments that brought nothing new.
+    pub duplicates_received: u64,
+    /// Segments received before their turn.
+    pub out_of_order_received: u64,
+    /// Payload that arrived beyond the window.
+    pub beyond_window: u64,
+    /// Segments refused because their timestamp was older than one before (PAWS).
+    pub paws_refused: u64,
+    /// Payload dropped because the host had no room for it, in spite of the window.
+    pub host_had_no_room: u64,
+    /// Segments dropped because too many gaps were open.
+    pub too_many_gaps: u64,
+    /// Challenge acknowledgements sent (RFC 5961).
+    pub challenges_sent: u64,
+    /// Challenges and resets that the rate limit suppressed.
+    pub challenges_suppressed: u64,
+    /// Resets sent.
+    pub resets_sent: u64,
+    /// Resets received and believed.
+    pub resets_received: u64,
+    /// Connections opened by the host.
+    pub connections_opened: u64,
+    /// Connections accepted from remotes.
+    pub connections_accepted: u64,
+    /// SYNs dropped because a listener's backlog was full.
+    pub backlog_overflows: u64,
+    /// SYN cookies sent (RFC 4987).
+    pub cookies_sent: u64,
+    /// SYN cookies that came back correct.
+    pub cookies_accepted: u64,
+    /// TIME-WAIT connections that gave way to a new one (RFC 6191).
+    pub time_wait_reused: u64,
+    /// Segments for nobody.
+    pub no_connection: u64,
+    /// Packets for an address or protocol that is not ours.
+    pub not_for_us: u64,
+    /// Fragments dropped because the reassembly store was full or their time was over.
+    pub fragments_dropped: u64,
+    /// Answers dropped because the queue of frames without a connection was full.
+    pub control_queue_full: u64,
+    /// Congestion marks received in IP headers.
+    pub marks_received: u64,
+    /// Path MTU reductions, by ICMP or by black-hole detection.
+    pub mtu_reductions: u64,
+    malformed: [u64; Malformed::COUNT],
+}
+
+impl Counters {
+    /// Frames dropped for this reason.
+    #[must_use]
+    pub const fn malformed(&self, reason: Malformed) -> u64 {
+        self.malformed[reason as usize]
+    }
+
+    /// Frames dropped because they were malformed in any way.
+    #[must_use]
+    pub fn malformed_total(&self) -> u64 {
+        self.malformed.iter().sum()
+    }
+
+    pub(crate) fn count_malformed(&mut self, reason: Malformed) {
+        self.malformed[reason as usize] += 1;
+    }
+}

@@ -1,0 +1,296 @@
+//! The host's calls.
+
+use core::net::{IpAddr, SocketAddr};
+
+use super::Engine;
+use crate::config::{InterfaceAddress, Options};
+use crate::connection::{CloseReason, Conditions, Connection, Context, FlowKey, State};
+use crate::host::{CallError, ConnectError, ConnectionId, ConnectionInfo, ListenError, ListenerId};
+use crate::position::Position;
+use crate::time::Instant;
+use crate::wire::ethernet::MacAddress;
+use crate::wire::ip::Address;
+
+impl Engine {
+    /// Listens on one of our addresses, or (unspecified) on all of them. At most `backlog`
+    /// established connections wait to be accepted.
+    ///
+    /// # Errors
+    /// See [`ListenError`].
+    pub fn listen(
+        &mut self,
+        local: SocketAddr,
+        backlog: usize,
+        options: Options,
+    ) -> Result<ListenerId, ListenError> {
+        if local.port() == 0 {
+            return Err(ListenError::NoPort);
+        }
+        let address = (!local.ip().is_unspecified()).then(|| Address::from(local.ip()));
+        if address.is_some_and(|address| !self.interface.is_ours(address)) {
+            return Err(ListenError::AddressNotOurs);
+        }
+        self.listeners.add(address, local.port(), backlog, options)
+    }
+
+    /// Stops listening. Connections that nobody accepted are reset.
+    pub fn unlisten(&mut self, listener: ListenerId) {
+        for id in self.listeners.remove(listener) {
+            let connection = &mut self.slots[id.index()];
+            if connection.generation == id.generation {
+                connection.abort(CloseReason::Aborted);
+                self.settle(id.index);
+            }
+        }
+    }
+
+    /// The next connection that came in through `listener`.
+    pub fn accept(&mut self, listener: ListenerId) -> Option<ConnectionId> {
+        loop {
+            let id = self.listeners.accept(listener)?;
+            let connection = &mut self.slots[id.index()];
+            let is_alive = connection.generation == id.generation
+                && !connection.conditions.has(Conditions::FREE);
+            if is_alive {
+                connection.conditions.set(Conditions::ACCEPTED);
+                self.settle(id.index);
+                return Some(id);
+            }
+        }
+    }
+
+    /// Opens a connection to `remote`, from `local` or from an address and port of our choice.
+    ///
+    /// # Errors
+    /// See [`ConnectError`]. Everything that the network has to say comes as an event.
+    pub fn connect(
+        &mut self,
+        now: Instant,
+        local: Option<SocketAddr>,
+        remote: SocketAddr,
+        options: Options,
+    ) -> Result<ConnectionId, ConnectError> {
+        let remote_address = Address::from(remote.ip());
+        if !remote_address.is_unicast() || remote.port() == 0 {
+            return Err(ConnectError::Unreachable);
+        }
+        let local_address = match local
+            .map(|local| local.ip())
+            .filter(|ip| !ip.is_unspecified())
+        {
+            Some(ip) => Some(Address::from(ip)).filter(|&ip| self.interface.is_ours(ip)),
+            None => self.interface.source_for(remote_address),
+        };
+        let Some(local_address) = local_address else {
+            return Err(if local.is_some() {
+                ConnectError::AddressNotOurs
+            } else {
+                ConnectError::Unreachable
+            });
+        };
+        if self.interface.next_hop(remote_address).is_none() {
+            return Err(ConnectError::Unreachable);
+        }
+        if !self.has_free_slot() {
+            return Err(ConnectError::NoSlotLeft);
+        }
+        let mut key = FlowKey {
+            local: local_address,
+            remote: remote_address,
+            local_port: local.map_or(0, |local| local.port()),
+            remote_port: remote.port(),
+        };
+        if key.local_port == 0 {
+            key.local_port = self.ephemeral_port(key).ok_or(ConnectError::NoPortLeft)?;
+        } else if self.find_flow(&key).is_some() {
+            return Err(ConnectError::AddressInUse);
+        }
+        self.counters.connections_opened += 1;
+        let slot = self.insert(|engine, generation| {
+            Connection::connect(&engine.open_context(now, key, options, generation))
+        });
+        self.settle(slot);
+        Ok(ConnectionId {
+            index: slot,
+            generation: self.slots[slot as usize].generation,
+        })
+    }
+
+    /// RFC 6056 section 3.3.3: from a place that depends on the destination, the first free port.
+    fn ephemeral_port(&mut self, key: FlowKey) -> Option<u16> {
+        let (first, last) = self.config.ephemeral_ports;
+        let count = u64::from(last.saturating_sub(first)) + 1;
+        let offset = super::hash_ends(self.secrets.ports, &key).wrapping_add(self.random.below(8));
+        (0..count)
+            .map(|step| first + (offset.wrapping_add(step) % count) as u16)
+            .find(|&local_port| self.find_flow(&FlowKey { local_port, ..key }).is_none())
+    }
+
+    pub(super) fn find_flow(&self, key: &FlowKey) -> Option<u32> {
+        let hash = self.flows.hash(key);
+        self.flows
+            .find(hash, |slot| self.slots[slot as usize].key == *key)
+    }
+
+    /// The host has published its stream up to `end` bytes since the beginning.
+    ///
+    /// # Errors
+    /// [`CallError::BadOffset`] for an end before an earlier one, or after [`Self::finish`].
+    #[inline]
+    pub fn publish(&mut self, id: ConnectionId, end: u64) -> Result<(), CallError> {
+        let slot = self.slot_of(id).ok_or(CallError::NoConnection)?;
+        if !self.slots[slot as usize].publish(Position::of_byte(end)) {
+            return Err(CallError::BadOffset);
+        }
+        self.settle(slot);
+        Ok(())
+    }
+
+    /// The host has taken what it received up to `taken` bytes since the beginning; their room in
+    /// the ring is free.
+    ///
+    /// # Errors
+    /// [`CallError::BadOffset`] for bytes that have not arrived, or fewer than before.
+    pub fn take(&mut self, now: Instant, id: ConnectionId, taken: u64) -> Result<(), CallError> {
+        self.call(now, id, |connection, cx| {
+            if connection.take(cx, Position::of_byte(taken)) {
+                Ok(())
+            } else {
+                Err(CallError::BadOffset)
+            }
+        })
+    }
+
+    /// The host will publish nothing more: when everything is sent, the remote is told.
+    ///
+    /// # Errors
+    /// [`CallError::NoConnection`].
+    pub fn finish(&mut self, now: Instant, id: ConnectionId) -> Result<(), CallError> {
+        self.call(now, id, |connection, _| {
+            connection.finish();
+            Ok(())
+        })
+    }
+
+    /// Ends the connection at once, with a reset.
+    ///
+    /// # Errors
+    /// [`CallError::NoConnection`].
+    pub fn abort(&mut self, now: Instant, id: ConnectionId) -> Result<(), CallError> {
+        self.call(now, id, |connection, _| {
+            connection.abort(CloseReason::Aborted);
+            Ok(())
+        })
+    }
+
+    /// The host lets go of the connection: its id is void from now on. What was published is still
+    /// delivered (so the ring must stay readable until [`Self::holds_ring`] is false), unless
+    /// received data was left unread, which resets the connection.
+    ///
+    /// # Errors
+    /// [`CallError::NoConnection`].
+    pub fn release(&mut self, now: Instant, id: ConnectionId) -> Result<(), CallError> {
+        self.call(now, id, |connection, cx| {
+            connection.release(cx);
+            Ok(())
+        })
+    }
+
+    /// Whether the engine may still ask for bytes of this connection's send ring.
+    #[must_use]
+    pub fn holds_ring(&self, id: ConnectionId) -> bool {
+        self.slots.get(id.index()).is_some_and(|connection| {
+            connection.generation == id.generation
+                && !matches!(connection.state, State::Closed | State::TimeWait)
+                && !connection.conditions.has(Conditions::FREE)
+        })
+    }
+
+    /// Sets whether small segments go out at once (TCP_NODELAY), and whether they are held back
+    /// altogether (MSG_MORE, TCP_CORK).
+    ///
+    /// # Errors
+    /// [`CallError::NoConnection`].
+    pub fn set_coalescing(
+        &mut self,
+        now: Instant,
+        id: ConnectionId,
+        nodelay: bool,
+        corked: bool,
+    ) -> Result<(), CallError> {
+        self.call(now, id, |connection, _| {
+            connection.conditions.put(Conditions::NODELAY, nodelay);
+            connection.conditions.put(Conditions::CORKED, corked);
+            Ok(())
+        })
+    }
+
+    /// What there is to know about a connection.
+    #[must_use]
+    pub fn info(&self, id: ConnectionId) -> Option<ConnectionInfo> {
+        let connection = &self.slots[self.slot_of(id)? as usize];
+        let socket = |address: Address, port| SocketAddr::new(IpAddr::from(address), port);
+        Some(ConnectionInfo {
+            local: socket(connection.key.local, connection.key.local_port),
+            remote: socket(connection.key.remote, connection.key.remote_port),
+            state: connection.state,
+            received: connection.received_bytes(),
+            acknowledged: connection.acknowledged_bytes(),
+            remote_finished: connection.conditions.has(Conditions::FIN_RECEIVED),
+            congestion_window: connection.cwnd,
+            slow_start_threshold: connection.congestion.ssthresh,
+            in_flight: connection.in_flight(),
+            mss: connection.mss,
+            round_trip: connection.rtt.smoothed(),
+            receive_limit: connection.rcv_limit,
+            memory_bytes: connection.memory_bytes(),
+        })
+    }
+
+    /// Tells where a neighbour is, on links where somebody else resolves them.
+    pub fn set_neighbour(&mut self, neighbour: IpAddr, mac: MacAddress) {
+        let woken = self.neighbours.learn(neighbour.into(), mac, true);
+        self.wake(&woken);
+    }
+
+    /// Another of our addresses.
+    pub fn add_address(&mut self, address: InterfaceAddress) {
+        self.interface.add(address);
+    }
+
+    /// The link's MTU has changed. Connections hear of a smaller one at once.
+    pub fn set_mtu(&mut self, now: Instant, mtu: u16) {
+        self.interface.set_mtu(mtu);
+        for slot in 0..self.slots.len() {
+            let connection = &mut self.slots[slot];
+            if connection.conditions.has(Conditions::FREE) || connection.state == State::Closed {
+                continue;
+            }
+            let path_mss = self.interface.path_mss(now, connection.key.remote);
+            let mut cx = Context {
+                now,
+                config: &self.config,
+                counters: &mut self.counters,
+            };
+            connection.narrow_path(&mut cx, path_mss);
+            self.settle(slot as u32);
+        }
+    }
+
+    fn call(
+        &mut self,
+        now: Instant,
+        id: ConnectionId,
+        act: impl FnOnce(&mut Connection, &mut Context<'_>) -> Result<(), CallError>,
+    ) -> Result<(), CallError> {
+        let slot = self.slot_of(id).ok_or(CallError::NoConnection)?;
+        let mut cx = Context {
+            now,
+            config: &self.config,
+            counters: &mut self.counters,
+        };
+        let result = act(&mut self.slots[slot as usize], &mut cx);
+        self.settle(slot);
+        result
+    }
+}

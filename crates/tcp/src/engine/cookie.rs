@@ -1,0 +1,123 @@
+//! SYN cookies (RFC 4987 section 3.6): a half-open connection that is stored in the remote.
+//!
+//! ```text
+//!   our ISN      | 27 bits of SipHash(ends, their ISN, minute, index, options) | minute mod 4 | MSS |
+//!                  31                                                        5   4 3        ... 0
+//!   our TSval    | milliseconds, the low six bits replaced: SACK, ECN, window scale (15: none)     |
+//! ```
+//!
+//! Without timestamps the remote's options do not survive: then no SACK and no scaling, but service.
+
+use super::super::connection::{FlowKey, Offer};
+use crate::random::{Random, SipKey};
+use crate::time::Instant;
+use crate::wire::tcp::{Segment, SynOptions, Timestamps};
+
+/// MSS values a cookie can stand for.
+const MSS_TABLE: [u16; 8] = [216, 536, 1_024, 1_220, 1_360, 1_440, 1_460, 8_960];
+/// A cookie is good in the period it was made in and the one after.
+const PERIOD_MICROS: u64 = 64_000_000;
+const LOW_BITS: u32 = 5;
+const OPTION_BITS: u32 = 6;
+const NO_SCALE: u32 = 15;
+
+#[derive(Clone, Copy)]
+pub(crate) struct Cookies {
+    key: SipKey,
+}
+
+impl Cookies {
+    pub(crate) fn new(random: &mut Random) -> Self {
+        Self {
+            key: SipKey::draw(random),
+        }
+    }
+
+    /// The ISN for a SYN-ACK, and the low bits of its TSval.
+    pub(crate) fn make(&self, now: Instant, key: &FlowKey, offer: &Offer) -> (u32, u32) {
+        let mss = offer.syn.mss.unwrap_or(536);
+        let index = MSS_TABLE
+            .iter()
+            .rposition(|&entry| entry <= mss)
+            .unwrap_or(0) as u32;
+        let period = now.as_micros() / PERIOD_MICROS;
+        let bits = option_bits(offer);
+        let low = (period as u32 & 3) << 3 | index;
+        (self.isn(key, offer.irs, period, low, bits), bits)
+    }
+
+    /// What a cookie in the acknowledgement of a handshake remembers, if it is one of ours.
+    pub(crate) fn open(
+        &self,
+        now: Instant,
+        key: &FlowKey,
+        segment: &Segment<'_>,
+        our_clock: impl Fn(u32) -> u32,
+    ) -> Option<(u32, Offer)> {
+        let isn = segment.ack.wrapping_sub(1);
+        let irs = segment.seq.wrapping_sub(1);
+        let low = isn & ((1 << LOW_BITS) - 1);
+        let bits = segment.timestamps.map_or(0, |timestamps| {
+            our_clock(timestamps.echo) & ((1 << OPTION_BITS) - 1)
+        });
+        let current = now.as_micros() / PERIOD_MICROS;
+        let period = (0..2)
+            .filter_map(|age| current.checked_sub(age))
+            .find(|period| *period as u32 & 3 == low >> 3)?;
+        if self.isn(key, irs, period, low, bits) != isn {
+            return None;
+        }
+        let shift = bits & 15;
+        let syn = SynOptions {
+            mss: Some(MSS_TABLE[(low & 7) as usize]),
+            window_scale: (segment.timestamps.is_some() && shift != NO_SCALE)
+                .then_some(shift as u8),
+            sack_permitted: bits & 16 != 0,
+            timestamps: segment.timestamps.map(|timestamps| Timestamps {
+                value: timestamps.value,
+                echo: 0,
+            }),
+        };
+        // The window is taken from the acknowledgement itself.
+        Some((
+            isn,
+            Offer {
+                irs,
+                window: 0,
+                syn,
+                ecn: bits & 32 != 0,
+            },
+        ))
+    }
+
+    fn isn(&self, key: &FlowKey, irs: u32, period: u64, low: u32, bits: u32) -> u32 {
+        let ports = u64::from(key.local_port) << 16 | u64::from(key.remote_port);
+        let words = [
+            key.local.0[0],
+            key.local.0[1],
+            key.remote.0[0],
+            key.remote.0[1],
+            ports << 32 | u64::from(irs),
+            period << 16 | u64::from(low) << 8 | u64::from(bits),
+        ];
+        (self.key.hash(&words) as u32) << LOW_BITS | low
+    }
+}
+
+fn option_bits(offer: &Offer) -> u32 {
+    if offer.syn.timestamps.is_none() {
+        return 0;
+    }
+    let shift = offer.syn.window_scale.map_or(NO_SCALE, u32::from);
+    shift | u32::from(offer.syn.sack_permitted) << 4 | u32::from(offer.ecn) << 5
+}
+
+/// Replaces the low bits of a clock, without letting it run ahead.
+pub(crate) fn stamp(clock: u32, bits: u32) -> u32 {
+    let stamped = clock & !((1 << OPTION_BITS) - 1) | bits;
+    if stamped > clock {
+        stamped.wrapping_sub(1 << OPTION_BITS)
+    } else {
+        stamped
+    }
+}

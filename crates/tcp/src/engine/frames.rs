@@ -1,0 +1,383 @@
+//! From a frame to the connection it is for.
+
+use super::Engine;
+use super::fragments::Outcome;
+use crate::config::Medium;
+use crate::connection::{Conditions, Connection, Context, FlowKey, Offer, State, Verdict};
+use crate::host::{ConnectionId, ListenerId, Memory};
+use crate::time::{Duration, Instant};
+use crate::wire::ethernet::{self, MacAddress};
+use crate::wire::ip::{self, Address, Packet};
+use crate::wire::tcp::{Flags, Segment};
+use crate::wire::{Malformed, arp};
+
+/// How long after a cookie its handshake may still be under way.
+const COOKIE_GRACE: Duration = Duration::from_secs(128);
+
+/// What the link knows about a frame it delivers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct ReceiveOffload {
+    /// The TCP checksum was verified by the link, or the frame never left this machine.
+    pub checksum_verified: bool,
+}
+
+/// Where an answer to a frame goes, when it goes back to where the frame came from.
+pub(super) type ReplyTo = Option<MacAddress>;
+
+impl Engine {
+    /// Takes a frame from the link. Payload goes to `memory`; everything else shows in what is
+    /// polled afterwards. Malformed frames are counted by reason.
+    #[inline]
+    pub fn handle_frame(
+        &mut self,
+        now: Instant,
+        frame: &[u8],
+        offload: ReceiveOffload,
+        memory: &mut dyn Memory,
+    ) {
+        self.counters.frames_received += 1;
+        if let Err(reason) = self.try_handle_frame(now, frame, offload, memory) {
+            self.counters.count_malformed(reason);
+        }
+    }
+
+    #[inline]
+    fn try_handle_frame(
+        &mut self,
+        now: Instant,
+        frame: &[u8],
+        offload: ReceiveOffload,
+        memory: &mut dyn Memory,
+    ) -> Result<(), Malformed> {
+        let Medium::Ethernet { mac, .. } = self.config.medium else {
+            let packet = match frame.first().ok_or(Malformed::IpTruncated)? >> 4 {
+                4 => Packet::parse_v4(frame, !offload.checksum_verified)?,
+                6 => Packet::parse_v6(frame)?,
+                _ => return Err(Malformed::IpVersion),
+            };
+            return self.handle_packet(now, &packet, None, offload, memory);
+        };
+        let frame = ethernet::Frame::parse(frame)?;
+        if frame.destination != mac && !frame.destination.is_group() {
+            self.counters.not_for_us += 1;
+            return Ok(());
+        }
+        let packet = match frame.ether_type {
+            ethernet::TYPE_IPV4 => Packet::parse_v4(frame.payload, !offload.checksum_verified)?,
+            ethernet::TYPE_IPV6 => Packet::parse_v6(frame.payload)?,
+            ethernet::TYPE_ARP => {
+                self.handle_arp(&arp::Packet::parse(frame.payload)?);
+                return Ok(());
+            }
+            _ => return Err(Malformed::EtherTypeUnknown),
+        };
+        if frame.destination.is_group() && packet.protocol == ip::PROTOCOL_TCP {
+            // RFC 1122 section 4.2.3.10: TCP to a link broadcast is silently discarded.
+            self.counters.not_for_us += 1;
+            return Ok(());
+        }
+        self.handle_packet(now, &packet, Some(frame.source), offload, memory)
+    }
+
+    #[inline]
+    fn handle_packet(
+        &mut self,
+        now: Instant,
+        packet: &Packet<'_>,
+        reply_to: ReplyTo,
+        offload: ReceiveOffload,
+        memory: &mut dyn Memory,
+    ) -> Result<(), Malformed> {
+        if packet.fragment.is_none() && packet.protocol == ip::PROTOCOL_TCP {
+            return self.handle_tcp(now, packet, reply_to, offload, memory);
+        }
+        if packet.fragment.is_some() {
+            let whole = match self.fragments.take(now, packet)? {
+                Outcome::Whole(whole) => whole,
+                Outcome::Pending => return Ok(()),
+                Outcome::Dropped => {
+                    self.counters.fragments_dropped += 1;
+                    return Ok(());
+                }
+            };
+            let packet = Packet {
+                fragment: None,
+                payload: &whole,
+                ..*packet
+            };
+            // A link verifies no checksum that spans packets.
+            return self.handle_packet(now, &packet, reply_to, ReceiveOffload::default(), memory);
+        }
+        match packet.protocol {
+            ip::PROTOCOL_ICMP if packet.source.is_v4() => self.handle_icmp(now, packet, reply_to),
+            ip::PROTOCOL_ICMP_V6 if !packet.source.is_v4() => {
+                self.handle_icmp(now, packet, reply_to)
+            }
+            _ => {
+                self.counters.not_for_us += 1;
+                Ok(())
+            }
+        }
+    }
+
+    #[inline]
+    fn handle_tcp(
+        &mut self,
+        now: Instant,
+        packet: &Packet<'_>,
+        reply_to: ReplyTo,
+        offload: ReceiveOffload,
+        memory: &mut dyn Memory,
+    ) -> Result<(), Malformed> {
+        let segment = Segment::parse(packet.payload)?;
+        if !offload.checksum_verified {
+            let pseudo = ip::pseudo_header(
+                packet.source,
+                packet.destination,
+                ip::PROTOCOL_TCP,
+                packet.payload.len(),
+            );
+            if !pseudo.bytes(packet.payload).is_intact() {
+                return Err(Malformed::TcpChecksum);
+            }
+        }
+        self.counters.segments_received += 1;
+        let key = FlowKey {
+            local: packet.destination,
+            remote: packet.source,
+            local_port: segment.destination_port,
+            remote_port: segment.source_port,
+        };
+        let Some(slot) = self.find_flow(&key) else {
+            return self.handle_stranger(now, packet, &segment, &key, reply_to, memory);
+        };
+        let connection = &mut self.slots[slot as usize];
+        let id = ConnectionId {
+            index: slot,
+            generation: connection.generation,
+        };
+        let mut cx = Context {
+            now,
+            config: &self.config,
+            counters: &mut self.counters,
+        };
+        let verdict = connection.handle_segment(&mut cx, &segment, packet.ecn, id, memory);
+        if verdict != Verdict::Done {
+            self.carry_out(now, verdict, slot, packet, &segment, reply_to);
+        }
+        self.settle(slot);
+        Ok(())
+    }
+
+    #[cold]
+    fn carry_out(
+        &mut self,
+        now: Instant,
+        verdict: Verdict,
+        slot: u32,
+        packet: &Packet<'_>,
+        segment: &Segment<'_>,
+        reply_to: ReplyTo,
+    ) {
+        match verdict {
+            Verdict::Done => {}
+            Verdict::Refuse => self.refuse(now, packet, segment, reply_to),
+            Verdict::Challenge => {
+                let limit = self.config.challenges_per_second_max;
+                if self.limiter.allows(now, limit, &mut self.random) {
+                    self.counters.challenges_sent += 1;
+                    self.slots[slot as usize]
+                        .conditions
+                        .set(Conditions::ACK_NOW);
+                } else {
+                    self.counters.challenges_suppressed += 1;
+                }
+            }
+            Verdict::Reopen => {
+                let old = &mut self.slots[slot as usize];
+                let key = old.key;
+                let old_end = old.snd_nxt.wire(old.iss);
+                // Without a listener the old connection stays, and the SYN meets silence.
+                let listener = self.listeners.find(key.local, key.local_port);
+                if listener.is_some_and(|(_, listener)| !listener.is_full()) {
+                    self.counters.time_wait_reused += 1;
+                    old.close(crate::connection::CloseReason::Finished);
+                    self.settle(slot);
+                    self.open_passively(now, segment, &key, reply_to, Some(old_end));
+                }
+            }
+        }
+    }
+
+    /// A segment without a connection: RFC 9293 section 3.10.7.1 (CLOSED) and 3.10.7.2 (LISTEN).
+    #[cold]
+    fn handle_stranger(
+        &mut self,
+        now: Instant,
+        packet: &Packet<'_>,
+        segment: &Segment<'_>,
+        key: &FlowKey,
+        reply_to: ReplyTo,
+        memory: &mut dyn Memory,
+    ) -> Result<(), Malformed> {
+        if !self.interface.is_ours(key.local) || !key.remote.is_unicast() {
+            self.counters.not_for_us += 1;
+            return Ok(());
+        }
+        let flags = segment.flags;
+        if flags.has(Flags::RST) {
+            self.counters.no_connection += 1;
+            return Ok(());
+        }
+        if flags.has(Flags::SYN) && flags.has(Flags::FIN) {
+            return Err(Malformed::TcpFlags);
+        }
+        let listener = self
+            .listeners
+            .find(key.local, key.local_port)
+            .map(|(id, _)| id);
+        match listener {
+            Some(_) if flags.has(Flags::SYN) && !flags.has(Flags::ACK) => {
+                self.open_passively(now, segment, key, reply_to, None);
+                Ok(())
+            }
+            Some(listener)
+                if flags.has(Flags::ACK)
+                    && !flags.has(Flags::SYN)
+                    && self.open_from_cookie(now, segment, key, listener, reply_to, memory) =>
+            {
+                Ok(())
+            }
+            // With cookies about, an acknowledgement that overtook the one with the cookie must not
+            // be refused, which RFC 9293 would have us do: the remote will repeat what it overtook.
+            Some(_) if self.awaits_cookies(now) && !flags.has(Flags::SYN) => {
+                self.counters.no_connection += 1;
+                Ok(())
+            }
+            // LISTEN, neither SYN nor ACK: "should not be reached ... drop the segment".
+            Some(_) if !flags.has(Flags::ACK) => Ok(()),
+            _ => {
+                self.counters.no_connection += 1;
+                self.refuse(now, packet, segment, reply_to);
+                Ok(())
+            }
+        }
+    }
+
+    /// RFC 9293 section 3.10.7.2, third step. Payload on the SYN is not taken: the remote sends it
+    /// again once the connection is established.
+    fn open_passively(
+        &mut self,
+        now: Instant,
+        segment: &Segment<'_>,
+        key: &FlowKey,
+        reply_to: ReplyTo,
+        old_end: Option<u32>,
+    ) {
+        let Some((id, listener)) = self.listeners.find(key.local, key.local_port) else {
+            return;
+        };
+        if listener.is_full() {
+            // Like Linux: a SYN that could not be accepted anyway is better repeated later.
+            self.counters.backlog_overflows += 1;
+            return;
+        }
+        let options = listener.options;
+        let offer = Offer::of(segment);
+        let is_flooded = self.listeners.half_open() >= self.config.half_open_max;
+        if is_flooded || !self.has_free_slot() {
+            self.send_cookie(now, key, &offer, options, reply_to);
+            return;
+        }
+        self.listeners.begin_half_open(id);
+        let slot = self.insert(|engine, generation| {
+            let mut open = engine.open_context(now, *key, options, generation);
+            if let Some(old_end) = old_end
+                && (open.iss.wrapping_sub(old_end) as i32) <= 0
+            {
+                // RFC 9293 section 3.4.1: above all that the old incarnation used.
+                open.iss = old_end.wrapping_add(64_000);
+            }
+            let mut connection = Connection::accept(&open, &offer);
+            connection.listener = id.0;
+            connection.conditions.set(Conditions::HALF_OPEN);
+            connection
+        });
+        self.learn_from(key.remote, reply_to);
+        self.settle(slot);
+    }
+
+    /// RFC 4987 section 3.6: the acknowledgement of a handshake that only its cookie remembers.
+    fn open_from_cookie(
+        &mut self,
+        now: Instant,
+        segment: &Segment<'_>,
+        key: &FlowKey,
+        listener: ListenerId,
+        reply_to: ReplyTo,
+        memory: &mut dyn Memory,
+    ) -> bool {
+        if !self.awaits_cookies(now) || !self.has_free_slot() {
+            return false;
+        }
+        let offset = self.timestamp_offset(key);
+        let clock = |echo: u32| echo.wrapping_sub(offset);
+        let Some((isn, offer)) = self.secrets.cookies.open(now, key, segment, clock) else {
+            return false;
+        };
+        let Some((_, found)) = self.listeners.find(key.local, key.local_port) else {
+            return false;
+        };
+        if found.is_full() {
+            self.counters.backlog_overflows += 1;
+            return true; // Dropped: the remote repeats its acknowledgement or its data.
+        }
+        let options = found.options;
+        self.counters.cookies_accepted += 1;
+        self.listeners.begin_half_open(listener);
+        let mut counters = core::mem::take(&mut self.counters);
+        let slot = self.insert(|engine, generation| {
+            let mut open = engine.open_context(now, *key, options, generation);
+            open.iss = isn;
+            let mut cx = Context {
+                now,
+                config: &engine.config,
+                counters: &mut counters,
+            };
+            let mut connection = Connection::accept_cookie(&open, &offer, &mut cx, segment);
+            connection.listener = listener.0;
+            connection.conditions.set(Conditions::HALF_OPEN);
+            connection
+        });
+        self.counters = counters;
+        self.learn_from(key.remote, reply_to);
+        // The segment may carry data; it is an ordinary segment of the connection by now.
+        let connection = &mut self.slots[slot as usize];
+        let id = ConnectionId {
+            index: slot,
+            generation: connection.generation,
+        };
+        let mut cx = Context {
+            now,
+            config: &self.config,
+            counters: &mut self.counters,
+        };
+        debug_assert_eq!(connection.state, State::Established);
+        connection.handle_segment(&mut cx, segment, ip::Ecn::NotCapable, id, memory);
+        self.settle(slot);
+        true
+    }
+
+    fn awaits_cookies(&self, now: Instant) -> bool {
+        self.cookie_sent_at
+            .is_some_and(|at| now.since(at) < COOKIE_GRACE)
+    }
+
+    /// A remote that speaks first says where its next hop is; who is known is not believed anew.
+    fn learn_from(&mut self, remote: Address, source: ReplyTo) {
+        if let (Some(mac), Some(hop)) = (source, self.interface.next_hop(remote)) {
+            let woken = self.neighbours.learn_if_unknown(hop, mac);
+            self.wake(&woken);
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! Addresses, routes, path MTUs: what the IP layer of a host knows (RFC 1122 section 3.3).
+
+use core::net::IpAddr;
+use std::collections::BTreeMap;
+
+use crate::config::{Config, InterfaceAddress};
+use crate::time::{Duration, Instant};
+use crate::wire::ip::{self, Address};
+
+/// Path MTUs remembered; beyond, the one that expires first is forgotten.
+const PATHS_MAX: usize = 1_024;
+/// RFC 8201 section 4: no increase sooner than 5 minutes, 10 recommended.
+const PATH_LIFETIME: Duration = Duration::from_secs(600);
+/// RFC 8200 section 5, and for IPv4 what Linux calls `min_pmtu`: what claims to be narrower is
+/// more likely an attack than a path.
+const MTU_MIN_V6: u32 = 1_280;
+const MTU_MIN_V4: u32 = 552;
+
+/// The IP layer's tables.
+#[derive(Debug)]
+pub(crate) struct Interface {
+    addresses: Vec<(Address, u8)>,
+    /// Sorted by prefix length, longest first.
+    routes: Vec<(Address, u8, Address)>,
+    paths: BTreeMap<Address, (u16, Instant)>,
+    mtu: u16,
+}
+
+impl Interface {
+    pub(crate) fn new(config: &Config) -> Self {
+        let mut interface = Self {
+            addresses: Vec::new(),
+            routes: Vec::new(),
+            paths: BTreeMap::new(),
+            mtu: config.mtu,
+        };
+        config
+            .addresses
+            .iter()
+            .for_each(|address| interface.add(*address));
+        for route in &config.routes {
+            let destination = Address::from(route.destination);
+            let bits = prefix_in_128(route.destination, route.prefix_bits);
+            interface
+                .routes
+                .push((destination, bits, route.gateway.into()));
+        }
+        interface
+            .routes
+            .sort_by_key(|&(_, bits, _)| core::cmp::Reverse(bits));
+        interface
+    }
+
+    pub(crate) fn add(&mut self, address: InterfaceAddress) {
+        let bits = prefix_in_128(address.address, address.prefix_bits);
+        self.addresses.push((address.address.into(), bits));
+    }
+
+    #[inline]
+    pub(crate) fn is_ours(&self, address: Address) -> bool {
+        self.addresses.iter().any(|&(ours, _)| ours == address)
+    }
+
+    /// The address with which to speak to `remote`: one of its network, or else of its family.
+    pub(crate) fn source_for(&self, remote: Address) -> Option<Address> {
+        let same_family = || {
+            self.addresses
+                .iter()
+                .filter(|(ours, _)| ours.is_v4() == remote.is_v4())
+        };
+        same_family()
+            .find(|&&(ours, bits)| is_in_prefix(remote, ours, bits))
+            .or_else(|| same_family().next())
+            .map(|&(ours, _)| ours)
+    }
+
+    /// The neighbour to which packets for `remote` go.
+    pub(crate) fn next_hop(&self, remote: Address) -> Option<Address> {
+        let is_local = self.addresses.iter().any(|&(ours, bits)| {
+            ours.is_v4() == remote.is_v4() && is_in_prefix(remote, ours, bits)
+        });
+        if is_local {
+            return Some(remote);
+        }
+        self.routes
+            .iter()
+            .find(|&&(destination, bits, gateway)| {
+                gateway.is_v4() == remote.is_v4() && is_in_prefix(remote, destination, bits)
+            })
+            .map(|&(_, _, gateway)| gateway)
+    }
+
+    /// TCP payload without options that the path to `remote` takes (RFC 9293 section 3.7.1).
+    pub(crate) fn path_mss(&self, now: Instant, remote: Address) -> u16 {
+        let mtu = match self.paths.get(&remote) {
+            Some(&(mtu, until)) if now < until => mtu.min(self.mtu),
+            _ => self.mtu,
+        };
+        mss_of(mtu, remote.is_v4())
+    }
+
+    /// A router says that the path to `remote` takes `mtu`. Returns the payload that follows.
+    pub(crate) fn narrow(&mut self, now: Instant, remote: Address, mtu: u32) -> u16 {
+        let floor = if remote.is_v4() {
+            MTU_MIN_V4
+        } else {
+            MTU_MIN_V6
+        };
+        let mtu = mtu.clamp(floor.min(u32::from(self.mtu)), u32::from(self.mtu)) as u16;
+        if self.paths.len() >= PATHS_MAX
+            && !self.paths.contains_key(&remote)
+            && let Some((&oldest, _)) = self.paths.iter().min_by_key(|(_, (_, until))| *until)
+        {
+            self.paths.remove(&oldest);
+        }
+        self.paths.insert(remote, (mtu, now + PATH_LIFETIME));
+        mss_of(mtu, remote.is_v4())
+    }
+
+    /// The link's own MTU has changed.
+    pub(crate) fn set_mtu(&mut self, mtu: u16) {
+        self.mtu = mtu;
+    }
+}
+
+fn mss_of(mtu: u16, is_v4: bool) -> u16 {
+    mtu.saturating_sub((ip::header_bytes(is_v4) + crate::wire::tcp::HEADER_BYTES) as u16)
+        .max(crate::connection::MSS_MIN)
+}
+
+/// A prefix length counted in the 128 bits of [`Address`].
+fn prefix_in_128(address: IpAddr, bits: u8) -> u8 {
+    match address {
+        IpAddr::V4(_) => 96 + bits.min(32),
+        IpAddr::V6(_) => bits.min(128),
+    }
+}
+
+fn is_in_prefix(address: Address, prefix: Address, bits: u8) -> bool {
+    let mask = |bits: u32| {
+        if bits == 0 {
+            0
+        } else {
+            u64::MAX << (64 - bits)
+        }
+    };
+    let high = mask(u32::from(bits.min(64)));
+    let low = mask(u32::from(bits.saturating_sub(64)));
+    (address.0[0] ^ prefix.0[0]) & high == 0 && (address.0[1] ^ prefix.0[1]) & low == 0
+}

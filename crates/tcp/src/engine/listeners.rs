@@ -1,0 +1,147 @@
+//! Listeners, and the connections that wait to be accepted.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use crate::config::Options;
+use crate::host::{ConnectionId, ListenError, ListenerId};
+use crate::wire::ip::Address;
+
+#[derive(Debug)]
+pub(crate) struct Listener {
+    /// None: any of our addresses.
+    pub(crate) address: Option<Address>,
+    pub(crate) port: u16,
+    pub(crate) options: Options,
+    /// Connections that may wait in `ready`.
+    backlog: usize,
+    half_open: usize,
+    ready: VecDeque<ConnectionId>,
+    /// An `Acceptable` event is in the queue, or was fetched and not all is accepted.
+    is_announced: bool,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Listeners {
+    by_id: BTreeMap<u32, Listener>,
+    next_id: u32,
+    half_open: usize,
+    announced: VecDeque<ListenerId>,
+}
+
+impl Listeners {
+    pub(crate) fn add(
+        &mut self,
+        address: Option<Address>,
+        port: u16,
+        backlog: usize,
+        options: Options,
+    ) -> Result<ListenerId, ListenError> {
+        let is_taken = self
+            .by_id
+            .values()
+            .any(|other| other.port == port && other.address == address);
+        if is_taken {
+            return Err(ListenError::AddressInUse);
+        }
+        let id = self.next_id;
+        self.next_id += 1;
+        let listener = Listener {
+            address,
+            port,
+            options,
+            backlog: backlog.max(1),
+            half_open: 0,
+            ready: VecDeque::new(),
+            is_announced: false,
+        };
+        self.by_id.insert(id, listener);
+        Ok(ListenerId(id))
+    }
+
+    /// Removes a listener; returns the connections nobody accepted.
+    pub(crate) fn remove(&mut self, id: ListenerId) -> VecDeque<ConnectionId> {
+        self.by_id
+            .remove(&id.0)
+            .map(|listener| listener.ready)
+            .unwrap_or_default()
+    }
+
+    /// The listener for a segment to this address and port; one for the address itself is preferred.
+    pub(crate) fn find(&self, address: Address, port: u16) -> Option<(ListenerId, &Listener)> {
+        let matches = |exact: bool| {
+            self.by_id.iter().find(|(_, listener)| {
+                listener.port == port
+                    && if exact {
+                        listener.address == Some(address)
+                    } else {
+                        listener.address.is_none()
+                    }
+            })
+        };
+        matches(true)
+            .or_else(|| matches(false))
+            .map(|(&id, listener)| (ListenerId(id), listener))
+    }
+
+    /// Half-open connections of all listeners.
+    pub(crate) fn half_open(&self) -> usize {
+        self.half_open
+    }
+
+    pub(crate) fn begin_half_open(&mut self, id: ListenerId) {
+        self.half_open += 1;
+        if let Some(listener) = self.by_id.get_mut(&id.0) {
+            listener.half_open += 1;
+        }
+    }
+
+    pub(crate) fn end_half_open(&mut self, id: ListenerId) {
+        self.half_open -= 1;
+        if let Some(listener) = self.by_id.get_mut(&id.0) {
+            listener.half_open -= 1;
+        }
+    }
+
+    /// Queues an established connection for `accept`. False when there is no room or no listener.
+    pub(crate) fn push_ready(&mut self, id: ListenerId, connection: ConnectionId) -> bool {
+        let Some(listener) = self.by_id.get_mut(&id.0) else {
+            return false;
+        };
+        if listener.is_full() {
+            return false;
+        }
+        listener.ready.push_back(connection);
+        if !listener.is_announced {
+            listener.is_announced = true;
+            self.announced.push_back(id);
+        }
+        true
+    }
+
+    /// The next connection to be accepted.
+    pub(crate) fn accept(&mut self, id: ListenerId) -> Option<ConnectionId> {
+        let listener = self.by_id.get_mut(&id.0)?;
+        let connection = listener.ready.pop_front();
+        if connection.is_none() {
+            listener.is_announced = false;
+        }
+        connection
+    }
+
+    /// A listener that has become acceptable.
+    pub(crate) fn pop_ready(&mut self) -> Option<ListenerId> {
+        loop {
+            let id = self.announced.pop_front()?;
+            if self.by_id.contains_key(&id.0) {
+                return Some(id);
+            }
+        }
+    }
+}
+
+impl Listener {
+    /// Whether no further established connection can wait here.
+    pub(crate) fn is_full(&self) -> bool {
+        self.ready.len() >= self.backlog
+    }
+}

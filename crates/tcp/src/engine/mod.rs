@@ -1,0 +1,409 @@
+//! Many connections, one link: the engine.
+//!
+//! ```text
+//!   handle_frame ──> [ethernet, ip] ──> flow table ──> connection ──┐
+//!   handle_timeout ─> deadlines ──────────────────────> connection ──┤ settle
+//!   publish, take ─────────────────────────────────────> connection ─┘
+//!                                                                     │
+//!   poll_transmit <── transmit queue <──────────────────── has output ┤
+//!   poll_event    <── event queue    <──────────────────── has news ──┤
+//!   poll_timeout  <── deadlines      <──────────────────── a deadline ┘
+//! ```
+//!
+//! Every step ends in [`Engine::settle`], which looks at the connection once and puts it into the
+//! queues it belongs to. Queues hold slots, each at most once, so they are bounded by the number of
+//! connections.
+
+mod calls;
+mod control;
+mod cookie;
+mod deadlines;
+mod fragments;
+mod frames;
+mod interface;
+mod limiter;
+mod listeners;
+mod neighbours;
+mod table;
+mod transmit;
+
+pub use frames::ReceiveOffload;
+pub use transmit::{ChecksumWork, HEADER_BUFFER_BYTES, Payload, Transmit, TransmitOffload};
+
+use std::collections::VecDeque;
+
+use crate::config::Config;
+use crate::connection::{
+    CloseReason, Conditions, Connection, Context, FlowKey, News, OpenContext, State,
+};
+use crate::counters::Counters;
+use crate::host::{ConnectionId, Event, ListenerId};
+use crate::random::{Random, SipKey};
+use crate::time::Instant;
+use control::ControlFrame;
+use cookie::Cookies;
+use deadlines::Deadlines;
+use fragments::Fragments;
+use interface::Interface;
+use limiter::Limiter;
+use listeners::Listeners;
+use neighbours::Neighbours;
+use table::FlowTable;
+
+/// Frames without a connection that may wait for the link.
+const CONTROL_FRAMES_MAX: usize = 1_024;
+
+/// A TCP/IP that does no I/O. See the [module](self) for how steps become output.
+#[derive(Debug)]
+pub struct Engine {
+    config: Config,
+    random: Random,
+    secrets: Secrets,
+    interface: Interface,
+    neighbours: Neighbours,
+    fragments: Fragments,
+    limiter: Limiter,
+    counters: Counters,
+
+    /// Invariant: a slot is in use, or its state is CLOSED and it is in `free_slots`.
+    slots: Vec<Connection>,
+    free_slots: Vec<u32>,
+    flows: FlowTable,
+    listeners: Listeners,
+    deadlines: Deadlines,
+    /// Slots with something to send, each once.
+    transmit_queue: VecDeque<u32>,
+    /// Segments the first in the queue has sent in a row.
+    burst: u32,
+    /// Slots with news for the host, each once.
+    event_queue: VecDeque<u32>,
+    control_queue: VecDeque<ControlFrame>,
+    /// When a SYN was last answered with a cookie.
+    cookie_sent_at: Option<Instant>,
+}
+
+/// What others must not be able to guess.
+struct Secrets {
+    isn: SipKey,
+    timestamps: SipKey,
+    ports: SipKey,
+    cookies: Cookies,
+}
+
+impl core::fmt::Debug for Secrets {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str("Secrets")
+    }
+}
+
+impl Engine {
+    /// An engine without connections. Whoever can guess the future of `random` can guess sequence
+    /// numbers: outside of tests it is seeded with 256 bits of entropy.
+    #[must_use]
+    pub fn new(config: Config, mut random: Random) -> Self {
+        let secrets = Secrets {
+            isn: SipKey::draw(&mut random),
+            timestamps: SipKey::draw(&mut random),
+            ports: SipKey::draw(&mut random),
+            cookies: Cookies::new(&mut random),
+        };
+        Self {
+            secrets,
+            interface: Interface::new(&config),
+            neighbours: Neighbours::default(),
+            fragments: Fragments::default(),
+            limiter: Limiter::default(),
+            counters: Counters::default(),
+            slots: Vec::with_capacity(config.connections_max),
+            free_slots: Vec::new(),
+            flows: FlowTable::new(&mut random),
+            listeners: Listeners::default(),
+            deadlines: Deadlines::default(),
+            transmit_queue: VecDeque::new(),
+            burst: 0,
+            event_queue: VecDeque::new(),
+            control_queue: VecDeque::new(),
+            cookie_sent_at: None,
+            random,
+            config,
+        }
+    }
+
+    /// What was counted since the engine was made.
+    #[must_use]
+    pub const fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// The configuration it was made with.
+    #[must_use]
+    pub const fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Connections in the flow table: all that are not closed.
+    #[must_use]
+    pub fn connection_count(&self) -> usize {
+        self.flows.len()
+    }
+
+    /// When [`Self::handle_timeout`] has to be called at the latest; `None` while nothing waits.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        let neighbours = self.neighbours.next_deadline();
+        let connections = self.deadlines.earliest().unwrap_or(Instant::NEVER);
+        Some(connections.min(neighbours)).filter(|at| at.is_armed())
+    }
+
+    /// Does what is due.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        while let Some(slot) = self.deadlines.pop_due(now) {
+            let connection = &mut self.slots[slot as usize];
+            // The deadline may have moved while the heap kept the earlier one.
+            if connection.next_deadline() <= now {
+                let retries = connection.retries;
+                connection.handle_timeout(&mut Context {
+                    now,
+                    config: &self.config,
+                    counters: &mut self.counters,
+                });
+                if connection.retries > retries && connection.retries.is_multiple_of(4) {
+                    self.doubt_neighbour(slot);
+                }
+            }
+            self.settle(slot);
+        }
+        self.retry_neighbours(now);
+    }
+
+    /// The next piece of news for the host.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        if let Some(listener) = self.listeners.pop_ready() {
+            return Some(Event::Acceptable(listener));
+        }
+        while let Some(&slot) = self.event_queue.front() {
+            if let Some(event) = self.next_event_of(slot) {
+                return Some(event);
+            }
+            self.event_queue.pop_front();
+            self.slots[slot as usize]
+                .conditions
+                .clear(Conditions::ANNOUNCED);
+            self.free_if_over(slot);
+        }
+        None
+    }
+
+    fn next_event_of(&mut self, slot: u32) -> Option<Event> {
+        let connection = &mut self.slots[slot as usize];
+        let id = ConnectionId {
+            index: slot,
+            generation: connection.generation,
+        };
+        if connection.conditions.has(Conditions::RELEASED) {
+            connection.news = News::default();
+        }
+        let news = connection.news.0;
+        if news & News::CONNECTED != 0 {
+            connection.news.0 &= !News::CONNECTED;
+            if !connection.conditions.has(Conditions::PASSIVE) {
+                return Some(Event::Connected(id));
+            }
+            return self.next_event_of(slot);
+        }
+        if news & News::PROGRESS != 0 {
+            connection.news.0 &= !News::PROGRESS;
+            return Some(Event::Progress {
+                connection: id,
+                received: connection.received_bytes(),
+                acknowledged: connection.acknowledged_bytes(),
+                remote_finished: connection.conditions.has(Conditions::FIN_RECEIVED),
+            });
+        }
+        if news & News::CLOSED != 0 {
+            connection.news.0 &= !News::CLOSED;
+            return Some(Event::Closed {
+                connection: id,
+                reason: connection.close_reason,
+            });
+        }
+        None
+    }
+
+    /// Looks at a connection after a step, and queues it where it belongs.
+    #[inline]
+    fn settle(&mut self, slot: u32) {
+        let connection = &mut self.slots[slot as usize];
+        if connection.has_pending_output() && !connection.conditions.has(Conditions::QUEUED) {
+            connection.conditions.set(Conditions::QUEUED);
+            self.transmit_queue.push_back(slot);
+        }
+        let is_visible = !connection.conditions.has(Conditions::PASSIVE)
+            || connection.conditions.has(Conditions::ACCEPTED);
+        if connection.news.0 != 0 && is_visible && !connection.conditions.has(Conditions::ANNOUNCED)
+        {
+            connection.conditions.set(Conditions::ANNOUNCED);
+            self.event_queue.push_back(slot);
+        }
+        let deadline = connection.next_deadline();
+        if deadline.is_armed() {
+            self.deadlines.ask_by(slot, deadline);
+        }
+        if connection.conditions.has(Conditions::HALF_OPEN) || connection.state == State::Closed {
+            self.settle_change(slot);
+        }
+    }
+
+    /// The rare part of [`Self::settle`]: a handshake may have ended, or a connection.
+    #[cold]
+    fn settle_change(&mut self, slot: u32) {
+        let connection = &mut self.slots[slot as usize];
+        let id = ConnectionId {
+            index: slot,
+            generation: connection.generation,
+        };
+        let listener = ListenerId(connection.listener);
+        if connection.conditions.has(Conditions::HALF_OPEN)
+            && connection.state != State::SynReceived
+        {
+            connection.conditions.clear(Conditions::HALF_OPEN);
+            let is_established = connection.state != State::Closed;
+            self.listeners.end_half_open(listener);
+            if is_established && !self.listeners.push_ready(listener, id) {
+                // The listener is gone, or its backlog filled up meanwhile.
+                self.counters.backlog_overflows += 1;
+                self.slots[slot as usize].abort(CloseReason::Aborted);
+                return self.settle(slot);
+            }
+        }
+        let connection = &mut self.slots[slot as usize];
+        if connection.state == State::Closed {
+            if connection.conditions.has(Conditions::IN_TABLE) {
+                connection.conditions.clear(Conditions::IN_TABLE);
+                let hash = self.flows.hash(&connection.key);
+                self.flows.remove(hash, slot);
+            }
+            self.free_if_over(slot);
+        }
+    }
+
+    /// Gives a slot back once the connection is closed, said so, and was let go.
+    fn free_if_over(&mut self, slot: u32) {
+        let connection = &mut self.slots[slot as usize];
+        let has = |condition| connection.conditions.has(condition);
+        let is_unseen = has(Conditions::PASSIVE) && !has(Conditions::ACCEPTED);
+        let is_over = connection.state == State::Closed
+            && !has(Conditions::RESET_DUE | Conditions::QUEUED | Conditions::ANNOUNCED)
+            && !has(Conditions::IN_TABLE | Conditions::FREE)
+            && (has(Conditions::RELEASED) || is_unseen);
+        if is_over {
+            connection.conditions = Conditions::FREE;
+            connection.generation = connection.generation.wrapping_add(1);
+            connection.scoreboard = Default::default();
+            connection.assembler = Default::default();
+            self.deadlines.remove(slot);
+            self.neighbours.forget_waiting(slot);
+            self.free_slots.push(slot);
+        }
+    }
+
+    /// Whether another connection can exist.
+    fn has_free_slot(&self) -> bool {
+        !self.free_slots.is_empty() || self.slots.len() < self.config.connections_max
+    }
+
+    /// Puts a new connection into a slot and into the flow table. The caller has checked that
+    /// there is a slot; it settles the slot afterwards.
+    fn insert(&mut self, make: impl FnOnce(&mut Self, u32) -> Connection) -> u32 {
+        let reused = self.free_slots.pop();
+        let slot = reused.unwrap_or(self.slots.len() as u32);
+        let generation = reused.map_or(0, |slot| self.slots[slot as usize].generation);
+        let mut connection = make(self, generation);
+        connection.conditions.set(Conditions::IN_TABLE);
+        let hash = self.flows.hash(&connection.key);
+        self.flows.insert(hash, slot);
+        match self.slots.get_mut(slot as usize) {
+            Some(place) => *place = connection,
+            None => self.slots.push(connection),
+        }
+        slot
+    }
+
+    /// What a connection between these ends begins with.
+    fn open_context(
+        &self,
+        now: Instant,
+        key: FlowKey,
+        options: crate::config::Options,
+        generation: u32,
+    ) -> OpenContext<'_> {
+        OpenContext {
+            now,
+            config: &self.config,
+            key,
+            options,
+            iss: self.initial_sequence_number(now, &key),
+            ts_offset: self.timestamp_offset(&key),
+            path_mss: self.interface.path_mss(now, key.remote),
+            generation,
+        }
+    }
+
+    /// RFC 6528 section 3: M + F(localip, localport, remoteip, remoteport, secretkey), where M is a
+    /// 4 microsecond timer.
+    fn initial_sequence_number(&self, now: Instant, key: &FlowKey) -> u32 {
+        let m = (now.as_micros() / 4) as u32;
+        m.wrapping_add(hash_ends(self.secrets.isn, key) as u32)
+    }
+
+    /// RFC 7323 section 7.1: a random offset for each pair of ends; the same for successive
+    /// connections between them, which is what lets TIME-WAIT be reused safely (RFC 6191).
+    fn timestamp_offset(&self, key: &FlowKey) -> u32 {
+        hash_ends(self.secrets.timestamps, key) as u32
+    }
+
+    /// The slot of a connection the host means, if it still exists.
+    fn slot_of(&self, id: ConnectionId) -> Option<u32> {
+        self.slots
+            .get(id.index as usize)
+            .is_some_and(|connection| {
+                connection.generation == id.generation
+                    && !connection
+                        .conditions
+                        .has(Conditions::FREE | Conditions::RELEASED)
+            })
+            .then_some(id.index)
+    }
+
+    /// Checks what must hold between two steps, for every connection.
+    ///
+    /// # Panics
+    /// When it does not: that is a fault of the engine, never of a remote's.
+    pub fn assert_invariants(&self) {
+        let in_table = self
+            .slots
+            .iter()
+            .filter(|slot| slot.conditions.has(Conditions::IN_TABLE))
+            .count();
+        assert_eq!(
+            in_table,
+            self.flows.len(),
+            "the flow table disagrees with the slots"
+        );
+        for connection in &self.slots {
+            if !connection.conditions.has(Conditions::FREE) {
+                connection.assert_invariants();
+            }
+        }
+    }
+}
+
+fn hash_ends(secret: SipKey, key: &FlowKey) -> u64 {
+    secret.hash(&[
+        key.local.0[0],
+        key.local.0[1],
+        key.remote.0[0],
+        key.remote.0[1],
+        u64::from(key.local_port) << 16 | u64::from(key.remote_port),
+    ])
+}

@@ -1,0 +1,487 @@
+//! From a plan to a frame.
+//!
+//! A frame comes out in two parts: headers, written into the caller's buffer, and payload, named by
+//! its place in the host's ring. A link that gathers (writev, descriptors) never copies payload;
+//! [`Engine::poll_frame`] is for those that want one piece.
+
+use super::{Engine, FlowKey};
+use crate::config::Medium;
+use crate::connection::{CloseReason, Conditions, Connection, Context, Plan, PlanKind, State};
+use crate::host::{ConnectionId, Memory};
+use crate::position::Position;
+use crate::time::Instant;
+use crate::wire::checksum::Sum;
+use crate::wire::ethernet::{self, MacAddress};
+use crate::wire::ip::{self, Address, Ecn};
+use crate::wire::tcp::{self, Flags, OptionWriter, Timestamps};
+
+use super::neighbours::Resolution;
+
+/// What [`Engine::poll_transmit`] needs for headers: the longest are echo replies, whole.
+pub const HEADER_BUFFER_BYTES: usize = 2_048;
+/// Segments one connection may send before the next has its turn.
+const BURST_SEGMENTS_MAX: u32 = 16;
+
+/// The payload of a frame.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Payload {
+    /// Whose stream.
+    pub connection: ConnectionId,
+    /// From which byte of it.
+    pub offset: u64,
+    /// How many bytes.
+    pub bytes: u32,
+}
+
+/// What is left to do for a frame's TCP checksum.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ChecksumWork {
+    /// Nothing.
+    Done,
+    /// The link completes it: sums up from `start` and stores at `start + at`.
+    Link {
+        /// Where in the frame the TCP header begins.
+        start: u16,
+        /// Where in the TCP header the checksum stands; it holds the pseudo-header's sum.
+        at: u16,
+    },
+    /// The payload's sum is to be joined to `sum`, and the checksum stored at `at` of the headers.
+    Payload {
+        /// Sum of the pseudo-header and the TCP header.
+        sum: Sum,
+        /// Where in the frame the checksum stands.
+        at: u16,
+    },
+}
+
+/// What the link has to do with a frame (the substance of `virtio_net_hdr`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TransmitOffload {
+    /// The TCP checksum.
+    pub checksum: ChecksumWork,
+    /// Cut the payload into segments of this size; zero: it is one.
+    pub segment_bytes: u16,
+    /// Length of all headers, which segmentation repeats.
+    pub header_bytes: u16,
+    /// IPv6 rather than IPv4.
+    pub is_v6: bool,
+    /// The packet is ECN-capable, and CWR stands on its first segment only.
+    pub has_cwr: bool,
+}
+
+/// A frame to be sent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Transmit {
+    /// How much of the header buffer was written.
+    pub header_bytes: usize,
+    /// The payload that follows.
+    pub payload: Option<Payload>,
+    /// What the link has to do.
+    pub offload: TransmitOffload,
+}
+
+impl Transmit {
+    /// Completes the checksum in the headers, given the sum of the payload.
+    pub fn complete_checksum(&mut self, header: &mut [u8], payload: Sum) {
+        if let ChecksumWork::Payload { sum, at } = self.offload.checksum {
+            // All headers have an even length, so the payload begins at an even distance.
+            let at = usize::from(at);
+            header[at..at + 2].copy_from_slice(&sum.join(payload).checksum());
+            self.offload.checksum = ChecksumWork::Done;
+        }
+    }
+}
+
+impl Engine {
+    /// The next frame to be sent: its headers are written to the start of `header` (at least
+    /// [`HEADER_BUFFER_BYTES`] long).
+    ///
+    /// # Panics
+    /// When `header` is shorter.
+    #[inline]
+    pub fn poll_transmit(&mut self, now: Instant, header: &mut [u8]) -> Option<Transmit> {
+        assert!(
+            header.len() >= HEADER_BUFFER_BYTES,
+            "header buffer shorter than promised"
+        );
+        if let Some(frame) = self.control_queue.pop_front() {
+            self.counters.frames_sent += 1;
+            header[..frame.0.len()].copy_from_slice(&frame.0);
+            return Some(Transmit {
+                header_bytes: frame.0.len(),
+                payload: None,
+                offload: TransmitOffload {
+                    checksum: ChecksumWork::Done,
+                    segment_bytes: 0,
+                    header_bytes: frame.0.len() as u16,
+                    is_v6: false,
+                    has_cwr: false,
+                },
+            });
+        }
+        while let Some(&slot) = self.transmit_queue.front() {
+            if let Some(transmit) = self.transmit_from(now, slot, header) {
+                self.counters.frames_sent += 1;
+                return Some(transmit);
+            }
+            self.transmit_queue.pop_front();
+            self.burst = 0;
+            self.slots[slot as usize]
+                .conditions
+                .clear(Conditions::QUEUED);
+            self.settle_quiet(slot);
+            if !self.control_queue.is_empty() {
+                // Resolving a neighbour has queued a question.
+                return self.poll_transmit(now, header);
+            }
+        }
+        None
+    }
+
+    /// The next frame in one piece, in `frame`; returns its length and what the link has to do.
+    ///
+    /// # Panics
+    /// When `frame` is too short for headers and the largest payload the configuration allows.
+    pub fn poll_frame(
+        &mut self,
+        now: Instant,
+        memory: &mut dyn Memory,
+        frame: &mut [u8],
+    ) -> Option<(usize, TransmitOffload)> {
+        let mut transmit = self.poll_transmit(now, frame)?;
+        let mut length = transmit.header_bytes;
+        if let Some(payload) = transmit.payload {
+            let (header, rest) = frame.split_at_mut(length);
+            let bytes = &mut rest[..payload.bytes as usize];
+            memory.gather(payload.connection, payload.offset, bytes);
+            if matches!(transmit.offload.checksum, ChecksumWork::Payload { .. }) {
+                transmit.complete_checksum(header, Sum::ZERO.bytes(bytes));
+            }
+            length += bytes.len();
+        }
+        Some((length, transmit.offload))
+    }
+
+    #[inline]
+    fn transmit_from(&mut self, now: Instant, slot: u32, header: &mut [u8]) -> Option<Transmit> {
+        if !self.slots[slot as usize].template.is_ready && !self.prepare_template(now, slot) {
+            return None;
+        }
+        let connection = &mut self.slots[slot as usize];
+        let mut cx = Context {
+            now,
+            config: &self.config,
+            counters: &mut self.counters,
+        };
+        let plan = connection.next_segment(&mut cx)?;
+        if plan.flags.has(Flags::RST) {
+            self.counters.resets_sent += 1;
+        }
+        let id = ConnectionId {
+            index: slot,
+            generation: connection.generation,
+        };
+        let transmit = write_segment(connection, &self.config, now, id, &plan, header);
+        if plan.payload_bytes == 0 && plan.kind == PlanKind::Plain {
+            connection.duplicate = None; // Reported.
+        }
+        let deadline = connection.next_deadline();
+        if deadline.is_armed() {
+            self.deadlines.ask_by(slot, deadline);
+        }
+        self.burst += 1;
+        if self.burst >= BURST_SEGMENTS_MAX && self.transmit_queue.len() > 1 {
+            self.burst = 0;
+            self.transmit_queue.rotate_left(1);
+        }
+        Some(transmit)
+    }
+
+    /// After a connection had nothing (more) to send.
+    fn settle_quiet(&mut self, slot: u32) {
+        let deadline = self.slots[slot as usize].next_deadline();
+        if deadline.is_armed() {
+            self.deadlines.ask_by(slot, deadline);
+        }
+        self.free_if_over(slot);
+    }
+
+    /// Writes the headers a connection's segments begin with; false while the neighbour is unknown.
+    #[cold]
+    fn prepare_template(&mut self, now: Instant, slot: u32) -> bool {
+        let key = self.slots[slot as usize].key;
+        let mut mac = None;
+        if let Medium::Ethernet { .. } = self.config.medium {
+            let Some(hop) = self.interface.next_hop(key.remote) else {
+                self.slots[slot as usize].close(CloseReason::TimedOut);
+                self.settle_later(slot);
+                return false;
+            };
+            match self.neighbours.resolve(now, hop) {
+                Resolution::At(found) => mac = Some(found),
+                Resolution::Ask => {
+                    self.neighbours.wait(hop, slot);
+                    self.ask_for(hop);
+                    return false;
+                }
+                Resolution::Wait => {
+                    self.neighbours.wait(hop, slot);
+                    return false;
+                }
+                Resolution::Full => return false,
+            }
+        }
+        self.write_template(slot, &key, mac);
+        true
+    }
+
+    fn write_template(&mut self, slot: u32, key: &FlowKey, mac: Option<MacAddress>) {
+        let is_v4 = key.remote.is_v4();
+        let template = &mut self.slots[slot as usize].template;
+        let mut link_bytes = 0;
+        if let (Medium::Ethernet { mac: ours, .. }, Some(mac)) = (self.config.medium, mac) {
+            let ether_type = if is_v4 {
+                ethernet::TYPE_IPV4
+            } else {
+                ethernet::TYPE_IPV6
+            };
+            ethernet::write(&mut template.bytes, mac, ours, ether_type);
+            link_bytes = ethernet::HEADER_BYTES;
+        }
+        let header = ip::Header {
+            source: key.local,
+            destination: key.remote,
+            protocol: ip::PROTOCOL_TCP,
+        };
+        header.write(&mut template.bytes[link_bytes..], 0, None);
+        template.link_bytes = link_bytes as u8;
+        template.ip_bytes = ip::header_bytes(is_v4) as u8;
+        template.pseudo = ip::pseudo_header(key.local, key.remote, ip::PROTOCOL_TCP, 0);
+        template.is_ready = true;
+    }
+
+    /// Connections whose neighbour was found have their turn.
+    pub(super) fn wake(&mut self, slots: &[u32]) {
+        for &slot in slots {
+            self.settle(slot);
+        }
+    }
+
+    /// RFC 1122 section 2.3.2.1: repeated timeouts are reason to ask the link again.
+    pub(super) fn doubt_neighbour(&mut self, slot: u32) {
+        if !matches!(self.config.medium, Medium::Ethernet { resolve: true, .. }) {
+            return;
+        }
+        let connection = &mut self.slots[slot as usize];
+        connection.template.is_ready = false;
+        if let Some(hop) = self.interface.next_hop(connection.key.remote) {
+            self.neighbours.suspect(hop);
+        }
+    }
+
+    /// Asks again for neighbours that have not answered; gives up what waited in vain.
+    pub(super) fn retry_neighbours(&mut self, now: Instant) {
+        if self.neighbours.next_deadline() > now {
+            return;
+        }
+        let mut asks: Vec<Address> = Vec::new();
+        let failed = self.neighbours.handle_timeout(now, |hop| asks.push(hop));
+        asks.into_iter().for_each(|hop| self.ask_for(hop));
+        for slot in failed {
+            let connection = &mut self.slots[slot as usize];
+            // What is established has a timer of its own, which will ask again.
+            if matches!(connection.state, State::SynSent | State::SynReceived) {
+                connection.close(CloseReason::TimedOut);
+            }
+            if connection.snd_nxt == connection.snd_una && connection.state == State::Closed {
+                connection.conditions.clear(Conditions::RESET_DUE);
+            }
+            self.settle_later(slot);
+        }
+    }
+
+    /// [`Self::settle`] where the slot may be at the front of the transmit queue.
+    fn settle_later(&mut self, slot: u32) {
+        if self.slots[slot as usize].state == State::Closed {
+            self.settle(slot);
+        }
+    }
+}
+
+/// Writes a segment's headers.
+#[inline]
+fn write_segment(
+    connection: &Connection,
+    config: &crate::config::Config,
+    now: Instant,
+    id: ConnectionId,
+    plan: &Plan,
+    out: &mut [u8],
+) -> Transmit {
+    let template = &connection.template;
+    let (link_bytes, ip_bytes) = (
+        usize::from(template.link_bytes),
+        usize::from(template.ip_bytes),
+    );
+    let tcp_at = link_bytes + ip_bytes;
+    let is_v4 = ip_bytes == ip::V4_HEADER_BYTES;
+    let out: &mut [u8; HEADER_BUFFER_BYTES] = out
+        .first_chunk_mut()
+        .expect("poll_transmit has checked the length");
+    out[..crate::connection::Template::BYTES_MAX].copy_from_slice(&template.bytes);
+
+    let options_bytes = write_options(
+        connection,
+        config,
+        now,
+        plan,
+        &mut out[tcp_at + tcp::HEADER_BYTES..],
+    );
+    let header_bytes = tcp::HEADER_BYTES + options_bytes;
+    let payload_bytes = plan.payload_bytes as usize;
+    let ecn = if plan.ecn_capable {
+        Ecn::Capable
+    } else {
+        Ecn::NotCapable
+    };
+    let identification = plan.seq.wire(connection.iss) as u16;
+    ip::patch(
+        &mut out[link_bytes..],
+        is_v4,
+        header_bytes + payload_bytes,
+        ecn,
+        identification,
+    );
+    tcp::Header {
+        source_port: connection.key.local_port,
+        destination_port: connection.key.remote_port,
+        seq: plan.seq.wire(connection.iss),
+        ack: if plan.flags.has(Flags::ACK) {
+            connection.rcv_nxt.wire(connection.irs)
+        } else {
+            0
+        },
+        flags: plan.flags,
+        window: plan.window,
+    }
+    .write(&mut out[tcp_at..], options_bytes);
+
+    let at = tcp_at + tcp::CHECKSUM_AT;
+    let pseudo = pseudo_with_length(template.pseudo, header_bytes + payload_bytes);
+    let checksum = if config.offload.transmit_checksum {
+        out[at..at + 2].copy_from_slice(&pseudo.partial());
+        ChecksumWork::Link {
+            start: tcp_at as u16,
+            at: tcp::CHECKSUM_AT as u16,
+        }
+    } else {
+        let sum = pseudo.bytes(&out[tcp_at..tcp_at + header_bytes]);
+        if payload_bytes == 0 {
+            out[at..at + 2].copy_from_slice(&sum.checksum());
+            ChecksumWork::Done
+        } else {
+            ChecksumWork::Payload { sum, at: at as u16 }
+        }
+    };
+    let is_large = payload_bytes > usize::from(connection.mss);
+    Transmit {
+        header_bytes: tcp_at + header_bytes,
+        payload: (payload_bytes > 0).then(|| Payload {
+            connection: id,
+            offset: plan.seq.byte(),
+            bytes: plan.payload_bytes,
+        }),
+        offload: TransmitOffload {
+            checksum,
+            segment_bytes: if is_large { connection.mss } else { 0 },
+            header_bytes: (tcp_at + header_bytes) as u16,
+            is_v6: !is_v4,
+            has_cwr: plan.flags.has(Flags::CWR),
+        },
+    }
+}
+
+#[inline]
+fn pseudo_with_length(pseudo: Sum, length: usize) -> Sum {
+    pseudo.word((length >> 16) as u16).word(length as u16)
+}
+
+/// Writes the options of a segment; returns how many bytes they take.
+#[inline]
+fn write_options(
+    connection: &Connection,
+    config: &crate::config::Config,
+    now: Instant,
+    plan: &Plan,
+    out: &mut [u8],
+) -> usize {
+    let timestamps = Timestamps {
+        value: connection.timestamp(now),
+        echo: if plan.flags.has(Flags::ACK) {
+            connection.ts_recent
+        } else {
+            0
+        },
+    };
+    let has_timestamps = connection.conditions.has(Conditions::TIMESTAMPS);
+    let has_blocks = plan.kind == PlanKind::Plain
+        && connection.conditions.has(Conditions::SACK)
+        && (connection.conditions.has(Conditions::OUT_OF_ORDER) || connection.has_duplicate());
+    if plan.kind == PlanKind::Plain && !has_blocks {
+        if !has_timestamps {
+            return 0;
+        }
+        out[..tcp::TIMESTAMPS_BYTES].copy_from_slice(&tcp::timestamps_bytes(timestamps));
+        return tcp::TIMESTAMPS_BYTES;
+    }
+    let mut writer = OptionWriter::new();
+    if plan.kind == PlanKind::Syn {
+        let mut syn = connection.syn_options(config);
+        syn.timestamps = syn.timestamps.map(|_| timestamps);
+        writer.syn(&syn);
+    } else {
+        if has_timestamps {
+            writer.timestamps(timestamps);
+        }
+        // A segment with data keeps its size: blocks go where there is room for them.
+        if plan.payload_bytes == 0 {
+            let (blocks, count) = connection.sack_option();
+            writer.sack(&blocks[..count]);
+        }
+    }
+    let bytes = writer.as_bytes();
+    out[..bytes.len()].copy_from_slice(bytes);
+    bytes.len()
+}
+
+impl Connection {
+    #[inline]
+    fn has_duplicate(&self) -> bool {
+        self.duplicate.is_some()
+    }
+
+    /// The blocks of a SACK option: a duplicate first (RFC 2883 section 4), then what has arrived
+    /// beyond a gap (RFC 2018 section 4).
+    fn sack_option(&self) -> ([(u32, u32); 4], usize) {
+        let mut blocks = [(0, 0); 4];
+        let mut count = 0;
+        let wire = |position: Position| position.wire(self.irs);
+        let mut put = |start: Position, end: Position| {
+            if count < blocks.len() {
+                blocks[count] = (wire(start), wire(end));
+                count += 1;
+            }
+        };
+        if let Some(duplicate) = self.duplicate {
+            put(duplicate.start, duplicate.end);
+            // RFC 2883 section 4: a duplicate beyond the gap is followed by the block it is in.
+            if let Some(range) = self.assembler.containing(duplicate) {
+                put(range.start, range.end);
+            }
+        }
+        for range in self.assembler.sack_blocks() {
+            put(range.start, range.end);
+        }
+        (blocks, count)
+    }
+}

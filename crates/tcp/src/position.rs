@@ -1,0 +1,113 @@
+//! Positions: sequence numbers that do not wrap.
+//!
+//! The wire carries 32 bits; inside the engine every sequence number is a 64-bit position, so that
+//! comparisons are comparisons. Only the two functions here know about wrapping.
+//!
+//! ```text
+//!   position   2^32 - 1    2^32    2^32 + 1   ...   2^32 + n
+//!   wire       ISN         ISN+1   ISN+2            ISN+1+n       (mod 2^32)
+//!   meaning    SYN         byte 0  byte 1           FIN, after n bytes
+//! ```
+//!
+//! Positions begin at 2^32 so that the SYN, and any old segment up to 2^31 before it, has one too.
+
+use core::fmt;
+use core::ops::{Add, AddAssign, Sub};
+
+/// A place in one direction of a connection's sequence space.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub(crate) struct Position(pub(crate) u64);
+
+impl Position {
+    /// Where the SYN stands.
+    pub(crate) const SYN: Self = Self((1 << 32) - 1);
+    /// Where the first byte of the stream stands.
+    pub(crate) const FIRST_BYTE: Self = Self(1 << 32);
+
+    /// The position of a byte of the stream.
+    pub(crate) const fn of_byte(offset: u64) -> Self {
+        Self(Self::FIRST_BYTE.0 + offset)
+    }
+
+    /// How many bytes of the stream stand before this position.
+    pub(crate) const fn byte(self) -> u64 {
+        self.0.saturating_sub(Self::FIRST_BYTE.0)
+    }
+
+    /// The 32 bits that stand for this position on the wire, in a stream whose SYN has `isn`.
+    #[inline]
+    pub(crate) const fn wire(self, isn: u32) -> u32 {
+        isn.wrapping_add(1).wrapping_add(self.0 as u32)
+    }
+
+    /// The position nearest to `near` that `wire` can stand for.
+    #[inline]
+    pub(crate) const fn from_wire(wire: u32, isn: u32, near: Self) -> Self {
+        let distance = wire.wrapping_sub(near.wire(isn)) as i32;
+        Self(near.0.wrapping_add_signed(distance as i64))
+    }
+}
+
+impl Add<u64> for Position {
+    type Output = Self;
+    #[inline]
+    fn add(self, bytes: u64) -> Self {
+        Self(self.0 + bytes)
+    }
+}
+
+impl AddAssign<u64> for Position {
+    #[inline]
+    fn add_assign(&mut self, bytes: u64) {
+        self.0 += bytes;
+    }
+}
+
+/// The distance back to an earlier position; zero when it is not earlier.
+impl Sub for Position {
+    type Output = u64;
+    #[inline]
+    fn sub(self, earlier: Self) -> u64 {
+        self.0.saturating_sub(earlier.0)
+    }
+}
+
+impl fmt::Debug for Position {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:+}", self.0 as i64 - Self::FIRST_BYTE.0 as i64)
+    }
+}
+
+/// A half-open run of positions.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Span {
+    /// The first position inside.
+    pub(crate) start: Position,
+    /// The first position after. Invariant: `start <= end`.
+    pub(crate) end: Position,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wire_numbers_wrap_where_positions_do_not() {
+        let isn = u32::MAX - 2;
+        assert_eq!(Position::SYN.wire(isn), isn);
+        assert_eq!(Position::of_byte(0).wire(isn), u32::MAX - 1);
+        assert_eq!(Position::of_byte(2).wire(isn), 0);
+        for offset in [0, 1, 2, 3, (1u64 << 32) - 1, 1 << 32, 1 << 40] {
+            let position = Position::of_byte(offset);
+            let near = position + 70_000;
+            assert_eq!(Position::from_wire(position.wire(isn), isn, near), position);
+            assert_eq!(Position::from_wire(near.wire(isn), isn, position), near);
+        }
+    }
+
+    #[test]
+    fn an_old_segment_has_a_position_before_the_syn() {
+        let old = Position::from_wire(99, 100, Position::FIRST_BYTE);
+        assert!(old < Position::SYN);
+    }
+}

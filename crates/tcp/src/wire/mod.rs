@@ -1,0 +1,76 @@
+//! Frames as bytes: reading what a link delivered, writing what it shall send.
+//!
+//! Readers take a slice from the network and return either a checked view or the reason why there
+//! is none ([`Malformed`]); nothing here panics on any input. Writers fill slices whose size the
+//! caller has made sure of.
+
+pub(crate) mod arp;
+pub(crate) mod checksum;
+pub(crate) mod ethernet;
+pub(crate) mod icmp;
+pub(crate) mod ip;
+pub(crate) mod tcp;
+
+/// Why bytes from a link are not what they should be. Every reason has its own counter.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+#[non_exhaustive]
+pub enum Malformed {
+    /// The frame ends inside its link header.
+    EthernetTruncated,
+    /// The frame is neither IPv4, IPv6 nor ARP.
+    EtherTypeUnknown,
+    /// An ARP packet that is too short, or not for IPv4 over Ethernet.
+    Arp,
+    /// The packet ends inside its IP header, or the header's lengths contradict the frame's.
+    IpTruncated,
+    /// The version nibble contradicts the link's type field.
+    IpVersion,
+    /// The IPv4 header's checksum is wrong.
+    IpChecksum,
+    /// A source address no host may have (multicast, broadcast, unspecified).
+    IpSource,
+    /// An IPv6 extension header that is truncated, unknown or forbidden here.
+    IpExtension,
+    /// Fragments that overlap, exceed 64 KiB or leave a piece of impossible length.
+    Fragment,
+    /// The segment ends inside its TCP header, or its data offset is below 5.
+    TcpTruncated,
+    /// The TCP checksum is wrong.
+    TcpChecksum,
+    /// A TCP option's length runs past the header or contradicts its kind.
+    TcpOption,
+    /// A source or destination port of zero, or a flag combination no state accepts.
+    TcpFlags,
+    /// An ICMP message that is too short or fails its checksum.
+    Icmp,
+}
+
+impl Malformed {
+    /// How many reasons there are.
+    pub(crate) const COUNT: usize = Self::Icmp as usize + 1;
+}
+
+/// Reads a big-endian `u16`. The caller has checked the length.
+#[inline]
+pub(crate) fn u16_at(bytes: &[u8], at: usize) -> u16 {
+    u16::from_be_bytes([bytes[at], bytes[at + 1]])
+}
+
+/// Reads a big-endian `u32`. The caller has checked the length.
+#[inline]
+pub(crate) fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+}
+
+/// Writes a big-endian `u16`.
+#[inline]
+pub(crate) fn put_u16(bytes: &mut [u8], at: usize, value: u16) {
+    bytes[at..at + 2].copy_from_slice(&value.to_be_bytes());
+}
+
+/// Writes a big-endian `u32`.
+#[inline]
+pub(crate) fn put_u32(bytes: &mut [u8], at: usize, value: u32) {
+    bytes[at..at + 4].copy_from_slice(&value.to_be_bytes());
+}

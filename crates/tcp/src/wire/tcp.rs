@@ -1,0 +1,411 @@
+//! TCP segments and their options (RFC 9293 section 3.1 and 3.2, RFC 7323, RFC 2018).
+
+use core::fmt;
+use core::ops::BitOr;
+
+use super::{Malformed, put_u16, put_u32, u16_at, u32_at};
+
+pub(crate) const HEADER_BYTES: usize = 20;
+/// The data offset's four bits allow for 40 bytes of options.
+pub(crate) const OPTIONS_BYTES_MAX: usize = 40;
+/// NOP, NOP, timestamps: as every segment after the handshake carries them (RFC 7323 appendix A).
+pub(crate) const TIMESTAMPS_BYTES: usize = 12;
+/// Where the checksum stands in the header.
+pub(crate) const CHECKSUM_AT: usize = 16;
+
+const OPTION_END: u8 = 0;
+const OPTION_NOP: u8 = 1;
+const OPTION_MSS: u8 = 2;
+const OPTION_WINDOW_SCALE: u8 = 3;
+const OPTION_SACK_PERMITTED: u8 = 4;
+const OPTION_SACK: u8 = 5;
+const OPTION_TIMESTAMPS: u8 = 8;
+
+/// RFC 7323 section 2.3: "the maximum scale exponent is limited to 14".
+pub(crate) const WINDOW_SCALE_MAX: u8 = 14;
+
+/// A set of control bits.
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Flags(pub(crate) u8);
+
+impl Flags {
+    pub(crate) const FIN: Self = Self(0x01);
+    pub(crate) const SYN: Self = Self(0x02);
+    pub(crate) const RST: Self = Self(0x04);
+    pub(crate) const PSH: Self = Self(0x08);
+    pub(crate) const ACK: Self = Self(0x10);
+    pub(crate) const ECE: Self = Self(0x40);
+    pub(crate) const CWR: Self = Self(0x80);
+
+    #[inline]
+    pub(crate) const fn has(self, other: Self) -> bool {
+        self.0 & other.0 != 0
+    }
+}
+
+impl BitOr for Flags {
+    type Output = Self;
+    fn bitor(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+}
+
+impl fmt::Debug for Flags {
+    /// The letters of tcpdump: `S`, `F`, `R`, `P`, `.`, `U`, `E`, `W`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (bit, letter) in "FSRP.UEW".chars().enumerate() {
+            if self.0 & (1 << bit) != 0 {
+                write!(f, "{letter}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The timestamps option (RFC 7323 section 3.2).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Timestamps {
+    /// TSval: the sender's clock.
+    pub(crate) value: u32,
+    /// TSecr: the echoed clock of the receiver.
+    pub(crate) echo: u32,
+}
+
+/// A segment whose header has been checked for consistency (its checksum is a separate matter).
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Segment<'a> {
+    pub(crate) source_port: u16,
+    pub(crate) destination_port: u16,
+    pub(crate) seq: u32,
+    pub(crate) ack: u32,
+    pub(crate) flags: Flags,
+    pub(crate) window: u16,
+    pub(crate) timestamps: Option<Timestamps>,
+    /// Options other than a lone timestamps option; empty on nearly every segment.
+    pub(crate) options: &'a [u8],
+    pub(crate) payload: &'a [u8],
+}
+
+impl<'a> Segment<'a> {
+    #[inline]
+    pub(crate) fn parse(bytes: &'a [u8]) -> Result<Self, Malformed> {
+        let Some(header) = bytes.first_chunk::<HEADER_BYTES>() else {
+            return Err(Malformed::TcpTruncated);
+        };
+        let header_bytes = usize::from(header[12] >> 4) * 4;
+        if header_bytes < HEADER_BYTES || header_bytes > bytes.len() {
+            return Err(Malformed::TcpTruncated);
+        }
+        let (options, payload) = bytes[HEADER_BYTES..].split_at(header_bytes - HEADER_BYTES);
+        let mut segment = Self {
+            source_port: u16_at(header, 0),
+            destination_port: u16_at(header, 2),
+            seq: u32_at(header, 4),
+            ack: u32_at(header, 8),
+            flags: Flags(header[13]),
+            window: u16_at(header, 14),
+            timestamps: None,
+            options: &[],
+            payload,
+        };
+        if segment.source_port == 0 || segment.destination_port == 0 {
+            return Err(Malformed::TcpFlags);
+        }
+        // The layout RFC 7323 appendix A recommends, which nearly every segment has.
+        if let Some(lone) = options.first_chunk::<TIMESTAMPS_BYTES>()
+            && options.len() == TIMESTAMPS_BYTES
+            && lone[..4] == [OPTION_NOP, OPTION_NOP, OPTION_TIMESTAMPS, 10]
+        {
+            segment.timestamps = Some(Timestamps {
+                value: u32_at(lone, 4),
+                echo: u32_at(lone, 8),
+            });
+        } else if !options.is_empty() {
+            segment.parse_options(options)?;
+        }
+        Ok(segment)
+    }
+
+    /// Checks all options and extracts the timestamps.
+    fn parse_options(&mut self, options: &'a [u8]) -> Result<(), Malformed> {
+        for option in OptionIter(options) {
+            if let (OPTION_TIMESTAMPS, body) = option?
+                && let Some(body) = body.first_chunk::<8>()
+            {
+                self.timestamps = Some(Timestamps {
+                    value: u32_at(body, 0),
+                    echo: u32_at(body, 4),
+                });
+            }
+        }
+        self.options = options;
+        Ok(())
+    }
+
+    /// How much sequence space the segment takes: its payload, and one each for SYN and FIN.
+    #[inline]
+    pub(crate) fn sequence_bytes(&self) -> u64 {
+        self.payload.len() as u64
+            + u64::from(self.flags.has(Flags::SYN))
+            + u64::from(self.flags.has(Flags::FIN))
+    }
+
+    /// The blocks of the SACK option, as they stand on the wire.
+    pub(crate) fn sack_blocks(&self) -> impl Iterator<Item = (u32, u32)> + use<'a> {
+        OptionIter(self.options)
+            .filter_map(Result::ok)
+            .find_map(|(kind, body)| (kind == OPTION_SACK).then_some(body))
+            .unwrap_or_default()
+            .chunks_exact(8)
+            .map(|block| (u32_at(block, 0), u32_at(block, 4)))
+    }
+
+    /// The options a SYN negotiates.
+    pub(crate) fn syn_options(&self) -> SynOptions {
+        let mut syn = SynOptions {
+            timestamps: self.timestamps,
+            ..SynOptions::default()
+        };
+        for (kind, body) in OptionIter(self.options).filter_map(Result::ok) {
+            match (kind, body) {
+                (OPTION_MSS, &[high, low]) => syn.mss = Some(u16::from_be_bytes([high, low])),
+                // RFC 7323 section 2.3: a shift count above 14 is to be used as 14.
+                (OPTION_WINDOW_SCALE, &[shift]) => {
+                    syn.window_scale = Some(shift.min(WINDOW_SCALE_MAX));
+                }
+                (OPTION_SACK_PERMITTED, []) => syn.sack_permitted = true,
+                _ => {}
+            }
+        }
+        syn
+    }
+}
+
+/// Walks options as (kind, body). Ends at the first that is malformed, with the reason.
+struct OptionIter<'a>(&'a [u8]);
+
+impl<'a> Iterator for OptionIter<'a> {
+    type Item = Result<(u8, &'a [u8]), Malformed>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            let (&kind, rest) = self.0.split_first()?;
+            match kind {
+                OPTION_END => return None,
+                OPTION_NOP => self.0 = rest,
+                _ => {
+                    // RFC 9293 section 3.2, MUST-7: "prepared to handle an illegal option length".
+                    let length = rest.first().map_or(0, |&length| usize::from(length));
+                    if length < 2 || length > self.0.len() {
+                        self.0 = &[];
+                        return Some(Err(Malformed::TcpOption));
+                    }
+                    let (option, rest) = self.0.split_at(length);
+                    self.0 = rest;
+                    return Some(Ok((kind, &option[2..])));
+                }
+            }
+        }
+    }
+}
+
+/// What a SYN offers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct SynOptions {
+    pub(crate) mss: Option<u16>,
+    pub(crate) window_scale: Option<u8>,
+    pub(crate) sack_permitted: bool,
+    pub(crate) timestamps: Option<Timestamps>,
+}
+
+/// The fixed part of a header to be written.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Header {
+    pub(crate) source_port: u16,
+    pub(crate) destination_port: u16,
+    pub(crate) seq: u32,
+    pub(crate) ack: u32,
+    pub(crate) flags: Flags,
+    pub(crate) window: u16,
+}
+
+impl Header {
+    /// Writes the header, its checksum zero, and with the data offset of `options_bytes`.
+    #[inline]
+    pub(crate) fn write(&self, out: &mut [u8], options_bytes: usize) {
+        let out: &mut [u8; HEADER_BYTES] = out
+            .first_chunk_mut()
+            .expect("callers pass buffers of HEADER_BUFFER_BYTES");
+        put_u16(out, 0, self.source_port);
+        put_u16(out, 2, self.destination_port);
+        put_u32(out, 4, self.seq);
+        put_u32(out, 8, self.ack);
+        out[12] = (((HEADER_BYTES + options_bytes) / 4) as u8) << 4;
+        out[13] = self.flags.0;
+        put_u16(out, 14, self.window);
+        put_u32(out, 16, 0); // Checksum and urgent pointer.
+    }
+}
+
+/// Options under construction; padded to a multiple of four at the end.
+pub(crate) struct OptionWriter {
+    bytes: [u8; OPTIONS_BYTES_MAX],
+    length: usize,
+}
+
+impl OptionWriter {
+    pub(crate) fn new() -> Self {
+        Self {
+            bytes: [OPTION_NOP; OPTIONS_BYTES_MAX],
+            length: 0,
+        }
+    }
+
+    fn push(&mut self, bytes: &[u8]) {
+        self.bytes[self.length..self.length + bytes.len()].copy_from_slice(bytes);
+        self.length += bytes.len();
+    }
+
+    pub(crate) fn syn(&mut self, syn: &SynOptions) {
+        if let Some(mss) = syn.mss {
+            let [high, low] = mss.to_be_bytes();
+            self.push(&[OPTION_MSS, 4, high, low]);
+        }
+        match (syn.sack_permitted, syn.timestamps) {
+            (true, Some(timestamps)) => {
+                self.push(&[OPTION_SACK_PERMITTED, 2]);
+                self.push(&timestamps_bytes(timestamps)[2..]);
+            }
+            (true, None) => self.push(&[OPTION_NOP, OPTION_NOP, OPTION_SACK_PERMITTED, 2]),
+            (false, Some(timestamps)) => self.push(&timestamps_bytes(timestamps)),
+            (false, None) => {}
+        }
+        if let Some(shift) = syn.window_scale {
+            self.push(&[OPTION_NOP, OPTION_WINDOW_SCALE, 3, shift]);
+        }
+    }
+
+    pub(crate) fn timestamps(&mut self, timestamps: Timestamps) {
+        self.push(&timestamps_bytes(timestamps));
+    }
+
+    /// Adds as many of `blocks` as there is room for (RFC 2018 section 3).
+    pub(crate) fn sack(&mut self, blocks: &[(u32, u32)]) {
+        let room = (OPTIONS_BYTES_MAX - self.length).saturating_sub(4) / 8;
+        let blocks = &blocks[..blocks.len().min(room)];
+        if !blocks.is_empty() {
+            self.push(&[
+                OPTION_NOP,
+                OPTION_NOP,
+                OPTION_SACK,
+                (2 + 8 * blocks.len()) as u8,
+            ]);
+            for (start, end) in blocks {
+                self.push(&start.to_be_bytes());
+                self.push(&end.to_be_bytes());
+            }
+        }
+    }
+
+    pub(crate) fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..self.length.next_multiple_of(4)]
+    }
+}
+
+/// The option with its two NOPs in front.
+#[inline]
+pub(crate) fn timestamps_bytes(timestamps: Timestamps) -> [u8; TIMESTAMPS_BYTES] {
+    let mut bytes = [
+        OPTION_NOP,
+        OPTION_NOP,
+        OPTION_TIMESTAMPS,
+        10,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+    ];
+    put_u32(&mut bytes, 4, timestamps.value);
+    put_u32(&mut bytes, 8, timestamps.echo);
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn segment_with(options: &[u8], payload: &[u8]) -> Vec<u8> {
+        let mut bytes = vec![0; HEADER_BYTES];
+        Header {
+            source_port: 1,
+            destination_port: 2,
+            seq: 3,
+            ack: 4,
+            flags: Flags::ACK,
+            window: 5,
+        }
+        .write(&mut bytes, options.len());
+        bytes.extend_from_slice(options);
+        bytes.extend_from_slice(payload);
+        bytes
+    }
+
+    #[test]
+    fn options_survive_a_round_trip() {
+        let syn = SynOptions {
+            mss: Some(1460),
+            window_scale: Some(7),
+            sack_permitted: true,
+            timestamps: Some(Timestamps { value: 1, echo: 2 }),
+        };
+        let mut writer = OptionWriter::new();
+        writer.syn(&syn);
+        assert_eq!(writer.as_bytes().len(), 20);
+        let bytes = segment_with(writer.as_bytes(), b"");
+        assert_eq!(Segment::parse(&bytes).unwrap().syn_options(), syn);
+    }
+
+    #[test]
+    fn sack_blocks_stop_where_the_options_end() {
+        let blocks = [(1, 2), (3, 4), (5, 6), (7, 8)];
+        let mut writer = OptionWriter::new();
+        writer.timestamps(Timestamps { value: 9, echo: 9 });
+        writer.sack(&blocks);
+        let bytes = segment_with(writer.as_bytes(), b"payload");
+        let segment = Segment::parse(&bytes).unwrap();
+        assert_eq!(segment.timestamps, Some(Timestamps { value: 9, echo: 9 }));
+        assert_eq!(segment.sack_blocks().collect::<Vec<_>>(), blocks[..3]);
+        assert_eq!(segment.payload, b"payload");
+    }
+
+    #[test]
+    fn illegal_option_lengths_are_refused() {
+        for options in [[8, 0, 0, 0], [8, 1, 0, 0], [8, 10, 0, 0], [1, 1, 1, 5]] {
+            let bytes = segment_with(&options, b"");
+            assert_eq!(Segment::parse(&bytes).unwrap_err(), Malformed::TcpOption);
+        }
+    }
+
+    #[test]
+    fn unknown_and_odd_options_are_skipped() {
+        let bytes = segment_with(&[254, 4, 0, 0, 8, 3, 0, 3, 3, 99, 0, 0], b"");
+        let segment = Segment::parse(&bytes).unwrap();
+        assert_eq!(segment.timestamps, None);
+        assert_eq!(segment.syn_options().window_scale, Some(14));
+    }
+
+    #[test]
+    fn every_truncation_is_refused_or_parsed_but_never_read_past() {
+        let mut writer = OptionWriter::new();
+        writer.sack(&[(1, 2)]);
+        let bytes = segment_with(writer.as_bytes(), b"abc");
+        for length in 0..bytes.len() {
+            let parsed = Segment::parse(&bytes[..length]);
+            assert_eq!(parsed.is_ok(), length >= bytes.len() - 3);
+        }
+    }
+}
