@@ -25,6 +25,7 @@ mod engine;
 mod host;
 mod position;
 mod random;
+pub mod sim;
 
 mod time;
 mod wire;

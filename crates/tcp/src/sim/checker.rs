@@ -1,0 +1,393 @@
+//! A bystander on every link that knows TCP, independently of the engine: it reads frames with a
+//! parser of its own, and remembers per connection what each side may say next.
+//!
+//! What it checks of every segment sent:
+//! - it is no larger than the link and the remote's MSS allow, and its checksums are right;
+//! - payload is byte for byte the stream's, a retransmission's too;
+//! - it leaves no gap in sequence space, and stays inside the window the remote has offered
+//!   (RFC 9293 section 3.8.6);
+//! - it acknowledges nothing that was not sent, and never less than before;
+//! - the right edge of the window it offers never moves left (by more than scaling rounds off);
+//! - its timestamp is not older than one before (RFC 7323); its SACK blocks are of data sent.
+
+use core::net::{IpAddr, SocketAddr};
+use std::collections::BTreeMap;
+
+use super::host::stream_byte;
+
+const FIN: u8 = 1;
+const SYN: u8 = 2;
+const RST: u8 = 4;
+const ACK: u8 = 16;
+
+/// A segment, read without the engine's help.
+#[derive(Clone, Debug)]
+pub struct Packet<'a> {
+    /// Source address and port.
+    pub source: SocketAddr,
+    /// Destination address and port.
+    pub destination: SocketAddr,
+    /// Sequence number.
+    pub seq: u32,
+    /// Acknowledgement number.
+    pub ack: u32,
+    /// Control bits.
+    pub flags: u8,
+    /// The window field.
+    pub window: u16,
+    /// Maximum segment size option.
+    pub mss: Option<u16>,
+    /// Window scale option.
+    pub scale: Option<u8>,
+    /// Timestamps option.
+    pub timestamps: Option<(u32, u32)>,
+    /// SACK blocks.
+    pub sack: Vec<(u32, u32)>,
+    /// Bytes of options.
+    pub options_bytes: usize,
+    /// Where in the packet the TCP header begins.
+    pub tcp_at: usize,
+    /// The payload.
+    pub payload: &'a [u8],
+}
+
+/// Reads an IP packet with a TCP segment in it; `None` for anything else.
+#[must_use]
+pub fn parse(packet: &[u8]) -> Option<Packet<'_>> {
+    let (source, destination, tcp_at, end): (IpAddr, IpAddr, _, _) = match packet.first()? >> 4 {
+        4 if packet.get(9) == Some(&6) => {
+            let ip = |at: usize| {
+                <[u8; 4]>::try_from(&packet[at..at + 4])
+                    .ok()
+                    .map(IpAddr::from)
+            };
+            let total = usize::from(u16::from_be_bytes([packet[2], packet[3]]));
+            (ip(12)?, ip(16)?, usize::from(packet[0] & 15) * 4, total)
+        }
+        6 if packet.get(6) == Some(&6) => {
+            let ip = |at: usize| {
+                <[u8; 16]>::try_from(&packet[at..at + 16])
+                    .ok()
+                    .map(IpAddr::from)
+            };
+            let total = 40 + usize::from(u16::from_be_bytes([packet[4], packet[5]]));
+            (ip(8)?, ip(24)?, 40, total)
+        }
+        _ => return None,
+    };
+    let tcp = packet.get(tcp_at..end)?;
+    let u16_at = |at: usize| u16::from_be_bytes([tcp[at], tcp[at + 1]]);
+    let u32_of = |bytes: &[u8]| u32::from_be_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+    let data_at = usize::from(tcp.get(12)? >> 4) * 4;
+    let mut options = tcp.get(20..data_at)?;
+    let mut read = Packet {
+        source: SocketAddr::new(source, u16_at(0)),
+        destination: SocketAddr::new(destination, u16_at(2)),
+        seq: u32_of(&tcp[4..]),
+        ack: u32_of(&tcp[8..]),
+        flags: tcp[13],
+        window: u16_at(14),
+        mss: None,
+        scale: None,
+        timestamps: None,
+        sack: Vec::new(),
+        options_bytes: options.len(),
+        tcp_at,
+        payload: &tcp[data_at..],
+    };
+    while let [kind, rest @ ..] = options {
+        if *kind == 1 {
+            options = rest;
+            continue;
+        }
+        let Some(&length) = rest.first().filter(|_| *kind != 0) else {
+            break;
+        };
+        let body = options.get(2..usize::from(length))?;
+        match (*kind, body) {
+            (2, [high, low]) => read.mss = Some(u16::from_be_bytes([*high, *low])),
+            (3, [shift]) => read.scale = Some(*shift),
+            (5, blocks) => {
+                read.sack = blocks
+                    .chunks(8)
+                    .map(|b| (u32_of(b), u32_of(&b[4..])))
+                    .collect();
+            }
+            (8, both) => read.timestamps = Some((u32_of(both), u32_of(&both[4..]))),
+            _ => {}
+        }
+        options = &options[usize::from(length)..];
+    }
+    Some(read)
+}
+
+/// The ones' complement sum of RFC 1071, in the plainest way.
+fn sum(bytes: &[u8], start: u32) -> u32 {
+    bytes.chunks(2).fold(start, |sum, pair| {
+        let word = u32::from(pair[0]) << 8 | u32::from(*pair.get(1).unwrap_or(&0));
+        let sum = sum + word;
+        (sum & 0xffff) + (sum >> 16)
+    })
+}
+
+/// The sum of any bytes.
+pub(super) fn plain_sum(bytes: &[u8], start: u32) -> u16 {
+    sum(bytes, (start & 0xffff) + (start >> 16)) as u16
+}
+
+/// The checksum of the segment at `tcp_at`, whose checksum field counts as it stands.
+pub(super) fn tcp_sum(packet: &[u8], tcp_at: usize) -> u16 {
+    let length = packet.len() - tcp_at;
+    let addresses = if packet[0] >> 4 == 4 {
+        &packet[12..20]
+    } else {
+        &packet[8..40]
+    };
+    let pseudo = sum(addresses, 6 + length as u32);
+    sum(&packet[tcp_at..], (pseudo & 0xffff) + (pseudo >> 16)) as u16
+}
+
+/// The checksum of an IPv4 header, whose checksum field counts as it stands.
+pub(super) fn ip_sum(packet: &[u8]) -> u16 {
+    sum(&packet[..20], 0) as u16
+}
+
+/// What one side has said so far. Positions count from its SYN.
+#[derive(Debug, Default)]
+struct Side {
+    isn: Option<u32>,
+    /// One beyond the furthest it has sent.
+    sent_end: u64,
+    /// The highest acknowledgement it has sent.
+    acked: u64,
+    /// The right edge it has offered.
+    edge: u64,
+    /// The furthest right edge of the other side that has reached it.
+    may_send_to: u64,
+    scale: Option<u8>,
+    mss: Option<u16>,
+    timestamp: Option<u32>,
+    fin_at: Option<u64>,
+}
+
+impl Side {
+    /// The position of a sequence number of this side, near `near`.
+    fn position(&self, seq: u32, near: u64) -> Option<u64> {
+        let isn = self.isn?;
+        let distance = seq.wrapping_sub(isn).wrapping_sub(near as u32) as i32;
+        Some(near.wrapping_add_signed(i64::from(distance)))
+    }
+}
+
+/// Follows all connections of a simulation.
+#[derive(Debug, Default)]
+pub struct Checker {
+    sides: BTreeMap<(SocketAddr, SocketAddr), Side>,
+    /// The names of the streams, by who sends to whom.
+    names: BTreeMap<(SocketAddr, SocketAddr), u64>,
+    /// The largest packet.
+    mtu: usize,
+}
+
+impl Checker {
+    pub(crate) fn new(mtu: usize) -> Self {
+        Self {
+            mtu,
+            ..Self::default()
+        }
+    }
+
+    /// Says which stream a side will send.
+    pub(crate) fn name(&mut self, from: SocketAddr, to: SocketAddr, stream: u64) {
+        self.names.insert((from, to), stream);
+    }
+
+    /// A host has sent this packet.
+    pub(crate) fn sent(&mut self, bytes: &[u8]) {
+        assert!(bytes.len() <= self.mtu, "a packet of {} bytes", bytes.len());
+        let Some(packet) = parse(bytes) else { return };
+        assert_eq!(
+            tcp_sum(bytes, packet.tcp_at),
+            0xffff,
+            "TCP checksum of {packet:?}"
+        );
+        if bytes[0] >> 4 == 4 {
+            assert_eq!(ip_sum(bytes), 0xffff, "IP checksum");
+        }
+        if packet.flags & RST != 0 {
+            return;
+        }
+        let key = (packet.source, packet.destination);
+        let back = (packet.destination, packet.source);
+        let mut other = self.sides.remove(&back).unwrap_or_default();
+        let mut side = self.sides.remove(&key).unwrap_or_default();
+        if packet.flags & SYN != 0 && side.isn != Some(packet.seq) {
+            // A new incarnation, of this side or (without ACK) of the connection.
+            side = Side {
+                isn: Some(packet.seq),
+                mss: packet.mss,
+                scale: packet.scale,
+                ..Side::default()
+            };
+            if packet.flags & ACK == 0 {
+                other = Side::default();
+            } else {
+                // What had reached it came before it had a sequence number: the SYN's window.
+                side.may_send_to = other.edge_of_syn();
+            }
+        }
+        self.check(&mut side, &other, &packet);
+        self.sides.insert(back, other);
+        self.sides.insert(key, side);
+    }
+
+    fn check(&self, side: &mut Side, other: &Side, packet: &Packet<'_>) {
+        let Some(start) = side.position(packet.seq, side.sent_end) else {
+            return;
+        };
+        let has_syn = u64::from(packet.flags & SYN != 0);
+        let has_fin = u64::from(packet.flags & FIN != 0);
+        let data_end = start + has_syn + packet.payload.len() as u64;
+        let end = data_end + has_fin;
+        let context = || format!("{packet:?}\nside {side:?}\nother {other:?}");
+        if packet.payload.is_empty() && has_syn + has_fin == 0 {
+            // RFC 9293 section 3.8.4: a probe carries SND.NXT-1.
+            assert!(
+                start <= side.sent_end,
+                "SEQ beyond what was sent: {}",
+                context()
+            );
+        } else {
+            assert!(
+                start <= side.sent_end,
+                "a gap in sequence space: {}",
+                context()
+            );
+            assert!(
+                has_syn != 0 || data_end <= side.may_send_to.max(side.sent_end),
+                "payload beyond the offered window: {}",
+                context()
+            );
+        }
+        if let Some(fin_at) = side.fin_at {
+            let is_after = !packet.payload.is_empty() && data_end > fin_at;
+            assert!(!is_after, "payload after the FIN: {}", context());
+        }
+        if has_fin != 0 {
+            assert!(
+                side.fin_at.is_none_or(|at| at == data_end),
+                "the FIN moved: {}",
+                context()
+            );
+            side.fin_at = Some(data_end);
+        }
+        side.sent_end = side.sent_end.max(end);
+        if let Some(mss) = other.mss {
+            let taken = packet.payload.len() + packet.options_bytes;
+            assert!(
+                packet.payload.is_empty() || taken <= usize::from(mss),
+                "a segment larger than the MSS of {mss}"
+            );
+        }
+        if let Some(&name) = self.names.get(&(packet.source, packet.destination)) {
+            for (index, &byte) in packet.payload.iter().enumerate() {
+                let offset = start + has_syn - 1 + index as u64;
+                assert_eq!(
+                    byte,
+                    stream_byte(name, offset),
+                    "byte {offset} of the stream is wrong"
+                );
+            }
+        }
+        if let Some((value, _)) = packet.timestamps {
+            let older = has_syn == 0
+                && side
+                    .timestamp
+                    .is_some_and(|last| (value.wrapping_sub(last) as i32) < 0);
+            assert!(!older, "a timestamp that runs backwards: {packet:?}");
+            side.timestamp = Some(value);
+        }
+        // A SYN-ACK may be a cookie, which remembers nothing: not even a connection that came of it.
+        if packet.flags & ACK != 0
+            && has_syn == 0
+            && let Some(ack) = other.position(packet.ack, other.sent_end)
+        {
+            check_acknowledgement(side, other, packet, ack);
+        }
+    }
+
+    /// A packet has reached its destination intact.
+    pub(crate) fn delivered(&mut self, bytes: &[u8]) {
+        let Some(packet) = parse(bytes).filter(|packet| packet.flags & RST == 0) else {
+            return;
+        };
+        let scale = match self.sides.get(&(packet.source, packet.destination)) {
+            Some(sender) => sender.scale,
+            None => return,
+        };
+        let Some(receiver) = self.sides.get_mut(&(packet.destination, packet.source)) else {
+            return;
+        };
+        let scales = scale.is_some() && receiver.scale.is_some();
+        let shift = if scales && packet.flags & SYN == 0 {
+            scale.unwrap_or(0)
+        } else {
+            0
+        };
+        if packet.flags & ACK != 0
+            && let Some(ack) = receiver.position(packet.ack, receiver.sent_end)
+            && ack <= receiver.sent_end
+        {
+            let edge = ack + (u64::from(packet.window) << shift);
+            receiver.may_send_to = receiver.may_send_to.max(edge);
+        } else if packet.flags & SYN != 0 {
+            receiver.may_send_to = receiver.may_send_to.max(1 + u64::from(packet.window));
+        }
+    }
+}
+
+impl Side {
+    /// What the window field of a SYN permits the other side.
+    fn edge_of_syn(&self) -> u64 {
+        // The field is not kept; the largest there is does not make later checks weaker, because
+        // the first acknowledgement after it says more.
+        u64::from(u16::MAX) + 1
+    }
+}
+
+fn check_acknowledgement(side: &mut Side, other: &Side, packet: &Packet<'_>, ack: u64) {
+    assert!(
+        ack <= other.sent_end,
+        "acknowledges what was not sent: {packet:?}"
+    );
+    assert!(
+        ack >= side.acked,
+        "acknowledges less than before: {packet:?}\nside {side:?}"
+    );
+    side.acked = ack;
+    let scales = side.scale.is_some() && other.scale.is_some();
+    let shift = if scales && packet.flags & SYN == 0 {
+        side.scale.unwrap_or(0)
+    } else {
+        0
+    };
+    let edge = ack + (u64::from(packet.window) << shift);
+    let is_closing = other.fin_at.is_some_and(|fin_at| ack > fin_at);
+    assert!(
+        edge + (1 << shift) > side.edge || is_closing,
+        "the window's right edge moved left: {packet:?}\nside {side:?}"
+    );
+    side.edge = side.edge.max(edge);
+    for &(start, end) in &packet.sack {
+        let (Some(start), Some(end)) = (
+            other.position(start, other.sent_end),
+            other.position(end, other.sent_end),
+        ) else {
+            continue;
+        };
+        assert!(
+            start < end && end <= other.sent_end,
+            "a SACK block of nothing sent: {packet:?}"
+        );
+    }
+}

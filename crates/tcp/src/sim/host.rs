@@ -1,0 +1,235 @@
+//! A simulated host: an engine, rings for its connections, and a program at each of them.
+
+use std::collections::BTreeMap;
+
+use crate::{ConnectionId, Duration, Instant, Memory, NoRoom, Random};
+
+/// What the program at one end of a connection does.
+#[derive(Clone, Copy, Debug)]
+pub struct Role {
+    /// How much it sends.
+    pub bytes: u64,
+    /// The most it writes at a time.
+    pub write_bytes_max: u64,
+    /// How much may be unacknowledged.
+    pub send_buffer_bytes: u64,
+    /// Pause between writes.
+    pub think: Duration,
+    /// How much it reads at a time; what it does not read stays in the window.
+    pub read_bytes_max: u64,
+    /// Pause between reads: a slow reader closes its window.
+    pub read_pause: Duration,
+    /// Gives up, with a reset, after having received this much.
+    pub aborts_after: Option<u64>,
+}
+
+impl Default for Role {
+    fn default() -> Self {
+        Self {
+            bytes: 0,
+            write_bytes_max: u64::MAX,
+            send_buffer_bytes: 4 << 20,
+            think: Duration::ZERO,
+            read_bytes_max: u64::MAX,
+            read_pause: Duration::ZERO,
+            aborts_after: None,
+        }
+    }
+}
+
+impl Role {
+    pub(crate) fn draw(random: &mut Random) -> Self {
+        let bytes = match random.below(6) {
+            0 => 0,
+            1 => random.below(200),
+            2 | 3 => random.below(20_000),
+            _ => random.below(800_000),
+        };
+        let chatty = random.below(4) == 0;
+        Self {
+            bytes,
+            write_bytes_max: if chatty {
+                random.between(1 + bytes / 200, 1_000 + bytes / 200)
+            } else {
+                random.between(1_000, 100_000)
+            },
+            send_buffer_bytes: random.between(2_000, 500_000),
+            think: Duration::from_micros(if chatty { random.below(50_000) } else { 0 }),
+            read_bytes_max: random.between(500, 100_000) + bytes / 100,
+            read_pause: Duration::from_micros(match random.below(4) {
+                0 => random.below(100_000),
+                _ => 0,
+            }),
+            aborts_after: (random.below(16) == 0).then(|| random.below(100_000)),
+        }
+    }
+}
+
+/// Byte `offset` of the stream called `name`.
+#[inline]
+pub(crate) fn stream_byte(name: u64, offset: u64) -> u8 {
+    let word = (offset >> 3)
+        .wrapping_add(name)
+        .wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let word = (word ^ word >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    ((word ^ word >> 32) >> ((offset & 7) * 8)) as u8
+}
+
+/// What stands in a ring where nothing was placed.
+const POISON: u8 = 0xa5;
+
+/// One end of a connection, as its program sees it.
+#[derive(Debug)]
+pub(crate) struct Program {
+    pub(crate) role: Role,
+    pub(crate) flow: usize,
+    /// Names of the streams to be sent and expected.
+    pub(crate) sends: u64,
+    pub(crate) expects: u64,
+    pub(crate) published: u64,
+    pub(crate) acknowledged: u64,
+    pub(crate) received: u64,
+    pub(crate) taken: u64,
+    pub(crate) remote_finished: bool,
+    pub(crate) finished: bool,
+    pub(crate) aborted: bool,
+    pub(crate) is_connected: bool,
+    pub(crate) next_write: Instant,
+    pub(crate) next_read: Instant,
+    ring: Ring,
+}
+
+/// The bytes of a ring; there is nothing to see in them.
+struct Ring(Vec<u8>);
+
+impl core::fmt::Debug for Ring {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "{} bytes", self.0.len())
+    }
+}
+
+impl Program {
+    pub(crate) fn new(role: Role, flow: usize, is_client: bool, ring_bytes: u32) -> Self {
+        let name = |client: bool| (flow as u64 * 2 + u64::from(client)) << 40;
+        Self {
+            role,
+            flow,
+            sends: name(is_client),
+            expects: name(!is_client),
+            published: 0,
+            acknowledged: 0,
+            received: 0,
+            taken: 0,
+            remote_finished: false,
+            finished: false,
+            aborted: false,
+            is_connected: !is_client,
+            next_write: Instant::ZERO,
+            next_read: Instant::ZERO,
+            ring: Ring(vec![POISON; ring_bytes as usize]),
+        }
+    }
+
+    /// Reads what is in the ring up to `upto`, and checks every byte.
+    pub(crate) fn read(&mut self, upto: u64, checked: bool) {
+        let length = self.ring.0.len() as u64;
+        for offset in self.taken..upto {
+            let slot = &mut self.ring.0[(offset % length) as usize];
+            let expected = stream_byte(self.expects, offset);
+            assert!(
+                !checked || *slot == expected,
+                "byte {offset} of flow {} arrived as {:#x}, was sent as {expected:#x}",
+                self.flow,
+                *slot
+            );
+            *slot = POISON;
+        }
+        self.taken = upto;
+    }
+
+    /// When the program wants to run next by itself.
+    pub(crate) fn next_run(&self) -> Instant {
+        let may_write = self.is_connected
+            && !self.finished
+            && self.published - self.acknowledged < self.role.send_buffer_bytes;
+        let write = if may_write {
+            self.next_write
+        } else {
+            Instant::NEVER
+        };
+        let read = if self.taken < self.received {
+            self.next_read
+        } else {
+            Instant::NEVER
+        };
+        write.min(read)
+    }
+}
+
+/// The rings of all connections of a host.
+#[derive(Debug, Default)]
+pub(crate) struct Rings {
+    pub(crate) programs: BTreeMap<ConnectionId, Program>,
+    /// Programs of connections the host has let go of, whose rings the engine may still read.
+    pub(crate) parting: BTreeMap<ConnectionId, u64>,
+    /// For connections that nobody has accepted yet: placed bytes, by offset.
+    pub(crate) early: BTreeMap<ConnectionId, Vec<(u64, Vec<u8>)>>,
+    pub(crate) random: Option<Random>,
+    pub(crate) no_room_per_million: u32,
+}
+
+impl Memory for Rings {
+    fn place(&mut self, id: ConnectionId, offset: u64, bytes: &[u8]) -> Result<(), NoRoom> {
+        if let Some(random) = &mut self.random
+            && random.chance(self.no_room_per_million)
+        {
+            return Err(NoRoom);
+        }
+        let Some(program) = self.programs.get_mut(&id) else {
+            // RFC 9293 lets a receiver keep or drop what comes before its user is there.
+            let early = self.early.entry(id).or_default();
+            if early.len() >= 64 {
+                return Err(NoRoom);
+            }
+            early.push((offset, bytes.to_vec()));
+            return Ok(());
+        };
+        assert!(
+            offset >= program.received,
+            "placed below what was announced"
+        );
+        let length = program.ring.0.len() as u64;
+        let end = offset + bytes.len() as u64;
+        assert!(
+            end <= program.taken + length,
+            "placed beyond the window the ring allows"
+        );
+        for (index, &byte) in bytes.iter().enumerate() {
+            program.ring.0[((offset + index as u64) % length) as usize] = byte;
+        }
+        Ok(())
+    }
+
+    fn gather(&mut self, id: ConnectionId, offset: u64, target: &mut [u8]) {
+        let sends = match self.programs.get(&id) {
+            Some(program) => {
+                assert!(
+                    offset >= program.acknowledged,
+                    "asked for what is acknowledged"
+                );
+                assert!(
+                    offset + target.len() as u64 <= program.published,
+                    "asked for too much"
+                );
+                program.sends
+            }
+            None => *self
+                .parting
+                .get(&id)
+                .expect("asked for the ring of an unknown connection"),
+        };
+        for (index, byte) in target.iter_mut().enumerate() {
+            *byte = stream_byte(sends, offset + index as u64);
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! What links and routers do to packets: cut them, mark them, damage them, answer them.
+
+use super::checker;
+use crate::{ChecksumWork, Random, TransmitOffload};
+
+/// What a link with segmentation and checksum offload does to a frame.
+pub(super) fn cut(frame: &[u8], offload: TransmitOffload) -> Vec<Vec<u8>> {
+    let ChecksumWork::Link { start, .. } = offload.checksum else {
+        return vec![frame.to_vec()];
+    };
+    let (header, payload) = frame.split_at(usize::from(offload.header_bytes));
+    let tcp_at = usize::from(start);
+    let size = if offload.segment_bytes == 0 {
+        payload.len().max(1)
+    } else {
+        usize::from(offload.segment_bytes)
+    };
+    let count = payload.len().div_ceil(size).max(1);
+    let seq = u32::from_be_bytes([
+        header[tcp_at + 4],
+        header[tcp_at + 5],
+        header[tcp_at + 6],
+        header[tcp_at + 7],
+    ]);
+    (0..count)
+        .map(|index| {
+            let part = &payload[index * size..((index + 1) * size).min(payload.len())];
+            let mut packet = [header, part].concat();
+            let seq = seq.wrapping_add((index * size) as u32);
+            packet[tcp_at + 4..tcp_at + 8].copy_from_slice(&seq.to_be_bytes());
+            if index + 1 < count {
+                packet[tcp_at + 13] &= !0x09; // FIN and PSH belong to the last.
+            }
+            if index > 0 {
+                packet[tcp_at + 13] &= !0x80; // CWR belongs to the first.
+            }
+            let length = packet.len();
+            if packet[0] >> 4 == 4 {
+                packet[2..4].copy_from_slice(&(length as u16).to_be_bytes());
+            } else {
+                packet[4..6].copy_from_slice(&((length - 40) as u16).to_be_bytes());
+            }
+            complete(&mut packet, tcp_at);
+            packet
+        })
+        .collect()
+}
+
+/// Makes the checksums of a packet right.
+fn complete(packet: &mut [u8], tcp_at: usize) {
+    if packet[0] >> 4 == 4 {
+        packet[10..12].fill(0);
+        let checksum = !checker::ip_sum(packet);
+        packet[10..12].copy_from_slice(&checksum.to_be_bytes());
+    }
+    packet[tcp_at + 16..tcp_at + 18].fill(0);
+    let checksum = !checker::tcp_sum(packet, tcp_at);
+    packet[tcp_at + 16..tcp_at + 18].copy_from_slice(&checksum.to_be_bytes());
+}
+
+/// Sets CE on an ECN-capable packet.
+pub(super) fn mark_congestion(packet: &mut [u8]) {
+    if packet[0] >> 4 == 4 && packet[1] & 3 != 0 {
+        packet[1] |= 3;
+        packet[10..12].fill(0);
+        let checksum = !checker::ip_sum(packet);
+        packet[10..12].copy_from_slice(&checksum.to_be_bytes());
+    } else if packet[0] >> 4 == 6 && packet[1] >> 4 & 3 != 0 {
+        packet[1] |= 0x30;
+    }
+}
+
+/// What a remote does that takes back window it had offered.
+pub(super) fn shrink_window(packet: &mut [u8], random: &mut Random) {
+    let Some(read) = checker::parse(packet) else {
+        return;
+    };
+    let (tcp_at, window) = (read.tcp_at, read.window);
+    let smaller = random.below(u64::from(window) + 1) as u16;
+    packet[tcp_at + 14..tcp_at + 16].copy_from_slice(&smaller.to_be_bytes());
+    complete(packet, tcp_at);
+}
+
+/// One bit, where a checksum protects it: an IPv6 header relies on the link for that.
+pub(super) fn flip_bit(packet: &mut [u8], random: &mut Random) {
+    let first = if packet[0] >> 4 == 6 { 40 } else { 0 };
+    let bit = random.below((packet.len() as u64 - first) * 8);
+    packet[(first + bit / 8) as usize] ^= 1 << (bit % 8);
+}
+
+/// RFC 792 and RFC 1191, RFC 4443 section 3.2: what a router says to a packet that is too big.
+pub(super) fn too_big(packet: &[u8], mtu: u16) -> Vec<u8> {
+    let is_v4 = packet[0] >> 4 == 4;
+    let (header_bytes, addresses) = if is_v4 { (20, 12..20) } else { (40, 8..40) };
+    let half = addresses.len() / 2;
+    let quoted = &packet[..packet.len().min(header_bytes + 8)];
+    let mut answer = packet[..header_bytes].to_vec();
+    let (source, destination) = answer[addresses].split_at_mut(half);
+    source.swap_with_slice(destination);
+    let mut icmp = vec![
+        if is_v4 { 3 } else { 2 },
+        if is_v4 { 4 } else { 0 },
+        0,
+        0,
+        0,
+        0,
+    ];
+    icmp.extend_from_slice(&mtu.to_be_bytes());
+    icmp.extend_from_slice(quoted);
+    if is_v4 {
+        answer[9] = 1;
+        let total = (header_bytes + icmp.len()) as u16;
+        answer[2..4].copy_from_slice(&total.to_be_bytes());
+        answer[10..12].fill(0);
+        let checksum = !checker::ip_sum(&answer);
+        answer[10..12].copy_from_slice(&checksum.to_be_bytes());
+        let checksum = !checker::plain_sum(&icmp, 0);
+        icmp[2..4].copy_from_slice(&checksum.to_be_bytes());
+    } else {
+        answer[6] = 58;
+        answer[4..6].copy_from_slice(&(icmp.len() as u16).to_be_bytes());
+        let pseudo = checker::plain_sum(&answer[8..40], 58 + icmp.len() as u32);
+        let checksum = !checker::plain_sum(&icmp, u32::from(pseudo));
+        icmp[2..4].copy_from_slice(&checksum.to_be_bytes());
+    }
+    answer.extend_from_slice(&icmp);
+    answer
+}

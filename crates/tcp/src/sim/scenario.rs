@@ -1,0 +1,222 @@
+//! What a seed stands for: hosts, links, transfers and troubles.
+
+use super::host::Role;
+use super::link::Impairments;
+use crate::{CongestionControl, Duration, Keepalive, Options, Random};
+
+/// One connection to be made.
+#[derive(Clone, Debug)]
+pub(crate) struct Transfer {
+    pub(crate) client: usize,
+    pub(crate) server: usize,
+    pub(crate) is_v6: bool,
+    pub(crate) start: Duration,
+    pub(crate) options: Options,
+    pub(crate) client_role: Role,
+    pub(crate) server_role: Role,
+}
+
+/// Everything that happens, before it happens.
+#[derive(Clone, Debug)]
+pub struct Scenario {
+    pub(crate) seed: u64,
+    pub(crate) hosts: usize,
+    pub(crate) mtu: u16,
+    /// Of each host's way out.
+    pub(crate) impairments: Vec<Impairments>,
+    pub(crate) transfers: Vec<Transfer>,
+    pub(crate) server_options: Options,
+    /// Per host: what its engine lacks or has.
+    pub(crate) traits: Vec<Traits>,
+    /// Per host: how fast its clock runs, in parts per million, and when it began.
+    pub(crate) clock_ppm: Vec<i64>,
+    pub(crate) clock_offset: Vec<Duration>,
+    /// How often, in a million, a host has no room for payload.
+    pub(crate) no_room_per_million: u32,
+    /// Half-open connections before cookies.
+    pub(crate) half_open_max: usize,
+    /// Frames made of noise and of other frames, a second.
+    pub(crate) forgeries_per_second: u32,
+    /// When a host forgets everything.
+    pub(crate) reboots: Vec<(usize, Duration)>,
+    /// The simulation stops here, done or not; `None`: it must finish by itself.
+    pub(crate) stop_after: Option<Duration>,
+}
+
+/// What one host's engine is like.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Traits {
+    pub(crate) no_sack: bool,
+    pub(crate) no_timestamps: bool,
+    pub(crate) no_window_scaling: bool,
+    /// The link completes checksums and cuts large segments.
+    pub(crate) offloads: bool,
+}
+
+impl Scenario {
+    /// The scenario of a seed. Every trouble is absent in most of them, so that each shows alone.
+    #[must_use]
+    pub fn from_seed(seed: u64) -> Self {
+        let mut random = Random::new(seed ^ 0x7031_e5ce_a210_0001);
+        let hosts = random.between(2, 4) as usize;
+        let impairments: Vec<_> = (0..hosts).map(|_| Impairments::draw(&mut random)).collect();
+        let transfers = random.between(1, 12);
+        let forgeries_per_second = if random.below(6) == 0 {
+            random.between(10, 500) as u32
+        } else {
+            0
+        };
+        let mut scenario = Self {
+            seed,
+            hosts,
+            mtu: [576, 1_280, 1_500, 1_500, 1_500, 9_000][random.below(6) as usize],
+            impairments,
+            transfers: Vec::new(),
+            server_options: draw_options(&mut random),
+            traits: (0..hosts).map(|_| draw_traits(&mut random)).collect(),
+            clock_ppm: (0..hosts)
+                .map(|_| random.below(2_001) as i64 - 1_000)
+                .collect(),
+            clock_offset: (0..hosts)
+                .map(|_| Duration::from_micros(random.below(1 << 45)))
+                .collect(),
+            no_room_per_million: if random.below(6) == 0 {
+                random.below(50_000) as u32
+            } else {
+                0
+            },
+            half_open_max: if random.below(5) == 0 {
+                random.below(3) as usize
+            } else {
+                64
+            },
+            forgeries_per_second,
+            reboots: Vec::new(),
+            stop_after: None,
+        };
+        if scenario.mtu == 576 {
+            // IPv6 needs 1280; the narrow link is for IPv4 alone.
+            scenario.transfers = (0..transfers)
+                .map(|_| draw_transfer(&mut random, hosts, false))
+                .collect();
+        } else {
+            scenario.transfers = (0..transfers)
+                .map(|_| {
+                    let is_v6 = random.below(2) == 0;
+                    draw_transfer(&mut random, hosts, is_v6)
+                })
+                .collect();
+        }
+        if random.below(8) == 0 {
+            let host = random.below(hosts as u64) as usize;
+            scenario
+                .reboots
+                .push((host, Duration::from_millis(random.below(5_000))));
+        }
+        scenario
+    }
+
+    /// `flows` transfers from host 0 to host 1 through 20 Mbit/s with a buffer of one
+    /// bandwidth-delay product, for as long as they are given.
+    #[must_use]
+    pub fn bottleneck(
+        seed: u64,
+        congestion: CongestionControl,
+        flows: usize,
+        duration: Duration,
+    ) -> Self {
+        let link = Impairments {
+            delay: Duration::from_millis(20),
+            bytes_per_ms: 2_500,
+            queue_bytes_max: 100_000,
+            ..Impairments::default()
+        };
+        let options = Options {
+            congestion,
+            ..Options::default()
+        };
+        let transfer = |index: usize| Transfer {
+            client: 0,
+            server: 1,
+            is_v6: false,
+            start: Duration::from_millis(100 * index as u64),
+            options,
+            client_role: Role {
+                bytes: u64::MAX / 4,
+                ..Role::default()
+            },
+            server_role: Role {
+                bytes: 0,
+                ..Role::default()
+            },
+        };
+        Self {
+            seed,
+            hosts: 2,
+            mtu: 1_500,
+            impairments: vec![link, link],
+            transfers: (0..flows).map(transfer).collect(),
+            server_options: options,
+            traits: vec![Traits::default(); 2],
+            clock_ppm: vec![0; 2],
+            clock_offset: vec![Duration::ZERO; 2],
+            no_room_per_million: 0,
+            half_open_max: 64,
+            forgeries_per_second: 0,
+            reboots: Vec::new(),
+            stop_after: Some(duration),
+        }
+    }
+
+    /// Whether forged frames may end connections or damage streams: then only the engine's own
+    /// invariants are checked.
+    pub(crate) fn is_hostile(&self) -> bool {
+        self.forgeries_per_second > 0
+    }
+}
+
+fn draw_traits(random: &mut Random) -> Traits {
+    Traits {
+        no_sack: random.below(5) == 0,
+        no_timestamps: random.below(5) == 0,
+        no_window_scaling: random.below(5) == 0,
+        offloads: random.below(4) == 0,
+    }
+}
+
+fn draw_options(random: &mut Random) -> Options {
+    let receive_bytes = [4_096, 16_384, 65_536, 262_144][random.below(4) as usize];
+    Options {
+        congestion: [
+            CongestionControl::NewReno,
+            CongestionControl::Cubic,
+            CongestionControl::Cubic,
+            CongestionControl::Dctcp,
+        ][random.below(4) as usize],
+        ecn: random.below(2) == 0,
+        pacing: random.below(4) == 0,
+        nodelay: random.below(2) == 0,
+        keepalive: (random.below(4) == 0).then(|| Keepalive {
+            idle: Duration::from_secs(random.between(1, 60)),
+            interval: Duration::from_secs(random.between(1, 10)),
+            probes_max: 9,
+        }),
+        user_timeout: None,
+        receive_bytes,
+        receive_bytes_max: receive_bytes * [1, 4, 16][random.below(3) as usize],
+    }
+}
+
+fn draw_transfer(random: &mut Random, hosts: usize, is_v6: bool) -> Transfer {
+    let client = random.below(hosts as u64) as usize;
+    let server = (client + 1 + random.below(hosts as u64 - 1) as usize) % hosts;
+    Transfer {
+        client,
+        server,
+        is_v6,
+        start: Duration::from_millis(random.below(2_000)),
+        options: draw_options(random),
+        client_role: Role::draw(random),
+        server_role: Role::draw(random),
+    }
+}

@@ -1,0 +1,710 @@
+//! The event loop: whatever happens next, happens now.
+
+use core::cmp::Reverse;
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::collections::{BTreeMap, BinaryHeap};
+
+use super::checker::{self, Checker};
+use super::host::{Program, Rings};
+use super::link::{Fate, Link};
+use super::mangle::{cut, flip_bit, mark_congestion, shrink_window, too_big};
+use super::scenario::Scenario;
+use crate::{
+    CloseReason, Config, ConnectionId, Duration, Engine, Event, Instant, InterfaceAddress,
+    ListenerId, Medium, Offload, Random, ReceiveOffload,
+};
+
+const SERVER_PORT: u16 = 80;
+/// No simulation takes longer, however bad its links, unless something is stuck.
+const VIRTUAL_TIME_MAX: Duration = Duration::from_secs(8 * 3_600);
+const FRAME_BYTES_MAX: usize = 70_000;
+
+/// What a simulation did.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Report {
+    /// Connections that were attempted.
+    pub connections: u64,
+    /// Connections whose both ends finished in order.
+    pub finished: u64,
+    /// Virtual time that connections existed, both ends counted as one.
+    pub connection_time: Duration,
+    /// Virtual time from the first event to the last.
+    pub virtual_time: Duration,
+    /// Packets that entered a link.
+    pub packets: u64,
+    /// Packets that a link lost, changed or delivered twice.
+    pub troubles: u64,
+    /// Payload bytes received and compared.
+    pub bytes: u64,
+    /// Retransmissions of all engines.
+    pub retransmissions: u64,
+    /// Payload received, by transfer.
+    pub bytes_by_flow: Vec<u64>,
+}
+
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Happening {
+    Arrival {
+        host: usize,
+        packet: Vec<u8>,
+        intact: bool,
+    },
+    Wake {
+        host: usize,
+    },
+    Start {
+        transfer: usize,
+    },
+    Reboot {
+        host: usize,
+    },
+    Forgery,
+}
+
+#[derive(Debug)]
+struct Host {
+    engine: Engine,
+    rings: Rings,
+    way_out: Link,
+    listener: ListenerId,
+    /// The earliest wake-up in the queue.
+    wake_at: Instant,
+}
+
+/// The state of a transfer.
+#[derive(Clone, Copy, Debug, Default)]
+struct Progress {
+    started_at: Option<Instant>,
+    client_over: bool,
+    server_over: bool,
+    server_seen: bool,
+    finished_sides: u8,
+    /// Something other than the network interferes: an abort, a reboot.
+    excused: bool,
+}
+
+/// A simulation under way.
+#[derive(Debug)]
+pub struct World {
+    scenario: Scenario,
+    random: Random,
+    now: Instant,
+    order: u64,
+    queue: BinaryHeap<Reverse<(Instant, u64, Happening)>>,
+    hosts: Vec<Host>,
+    progress: Vec<Progress>,
+    /// Which transfer the client's end belongs to.
+    flows: BTreeMap<(SocketAddr, SocketAddr), usize>,
+    checker: Checker,
+    report: Report,
+    /// The packets forgeries are made of.
+    seen: Vec<Vec<u8>>,
+    trace: bool,
+}
+
+impl World {
+    /// A world in which nothing has happened yet. With `trace`, every packet is printed.
+    #[must_use]
+    pub fn new(scenario: Scenario, trace: bool) -> Self {
+        let mut random = Random::new(scenario.seed);
+        let hosts = (0..scenario.hosts)
+            .map(|index| Host::new(&scenario, index, random.bits()))
+            .collect();
+        let mut world = Self {
+            random,
+            now: Instant::ZERO,
+            order: 0,
+            queue: BinaryHeap::new(),
+            hosts,
+            progress: vec![Progress::default(); scenario.transfers.len()],
+            flows: BTreeMap::new(),
+            checker: Checker::new(usize::from(scenario.mtu)),
+            report: Report {
+                bytes_by_flow: vec![0; scenario.transfers.len()],
+                ..Report::default()
+            },
+            seen: Vec::new(),
+            trace,
+            scenario,
+        };
+        for transfer in 0..world.scenario.transfers.len() {
+            let at = Instant::ZERO + world.scenario.transfers[transfer].start;
+            world.push(at, Happening::Start { transfer });
+        }
+        for (host, at) in world.scenario.reboots.clone() {
+            world.push(Instant::ZERO + at, Happening::Reboot { host });
+        }
+        if world.scenario.is_hostile() {
+            world.push(Instant::ZERO, Happening::Forgery);
+        }
+        world
+    }
+
+    fn push(&mut self, at: Instant, happening: Happening) {
+        self.order += 1;
+        self.queue.push(Reverse((at, self.order, happening)));
+    }
+
+    /// Lets everything happen.
+    ///
+    /// # Panics
+    /// When anything that must hold does not, or when nothing gets on any more.
+    #[must_use]
+    pub fn run(mut self) -> Report {
+        let stop_at = self
+            .scenario
+            .stop_after
+            .map_or(Instant::NEVER, |after| Instant::ZERO + after);
+        while !self.is_over()
+            && let Some(Reverse((at, _, happening))) = self.queue.pop()
+        {
+            if at >= stop_at {
+                break;
+            }
+            self.now = at;
+            assert!(
+                at.since(Instant::ZERO) < VIRTUAL_TIME_MAX || self.scenario.is_hostile(),
+                "stalled: {:?}\n{:?}",
+                self.progress,
+                self.hosts.iter().map(Host::describe).collect::<Vec<_>>()
+            );
+            if at.since(Instant::ZERO) >= VIRTUAL_TIME_MAX {
+                break;
+            }
+            self.happen(happening);
+        }
+        assert!(
+            self.is_over() || self.scenario.stop_after.is_some() || self.scenario.is_hostile(),
+            "nothing happens any more: {:?}\n{:?}",
+            self.progress,
+            self.hosts.iter().map(Host::describe).collect::<Vec<_>>()
+        );
+        for program in self.hosts.iter().flat_map(|host| host.rings.programs.values()) {
+            self.report.bytes += program.taken;
+            self.report.bytes_by_flow[program.flow] += program.taken;
+        }
+        self.report.virtual_time = self.now.since(Instant::ZERO);
+        self.report.retransmissions += self
+            .hosts
+            .iter()
+            .map(|host| host.engine.counters().retransmissions)
+            .sum::<u64>();
+        self.report
+    }
+
+    fn is_over(&self) -> bool {
+        self.progress.iter().all(|progress| {
+            let server_over = progress.server_over || !progress.server_seen;
+            progress.started_at.is_some()
+                && ((progress.client_over && server_over)
+                    || progress.excused
+                    || self.scenario.is_hostile() && progress.client_over)
+        })
+    }
+
+    fn happen(&mut self, happening: Happening) {
+        match happening {
+            Happening::Arrival {
+                host,
+                packet,
+                intact,
+            } => {
+                if intact {
+                    self.checker.delivered(&packet);
+                }
+                if self.trace {
+                    self.print("  ->", &packet);
+                }
+                let now = self.clock_of(host);
+                let Host { engine, rings, .. } = &mut self.hosts[host];
+                engine.handle_frame(now, &packet, ReceiveOffload::default(), rings);
+                self.serve(host);
+            }
+            Happening::Wake { host } => {
+                if self.hosts[host].wake_at <= self.now {
+                    self.hosts[host].wake_at = Instant::NEVER;
+                }
+                let now = self.clock_of(host);
+                self.hosts[host].engine.handle_timeout(now);
+                self.serve(host);
+            }
+            Happening::Start { transfer } => self.start(transfer),
+            Happening::Reboot { host } => self.reboot(host),
+            Happening::Forgery => self.forge(),
+        }
+    }
+
+    /// A host's clock now. Clocks drift, and begin anywhere.
+    fn clock_of(&self, host: usize) -> Instant {
+        let elapsed = self.now.as_micros() as i128;
+        let skewed = elapsed + elapsed * i128::from(self.scenario.clock_ppm[host]) / 1_000_000;
+        Instant::from_micros(self.scenario.clock_offset[host].as_micros() + skewed as u64)
+    }
+
+    /// When a host's clock will show `at`.
+    fn when(&self, host: usize, at: Instant) -> Instant {
+        let elapsed =
+            at.as_micros()
+                .saturating_sub(self.scenario.clock_offset[host].as_micros()) as i128;
+        let rate = 1_000_000 + i128::from(self.scenario.clock_ppm[host]);
+        Instant::from_micros((elapsed * 1_000_000 / rate + 2) as u64).max(self.now)
+    }
+
+    fn start(&mut self, index: usize) {
+        let transfer = self.scenario.transfers[index].clone();
+        let remote = SocketAddr::new(address_of(transfer.server, transfer.is_v6), SERVER_PORT);
+        let now = self.clock_of(transfer.client);
+        let host = &mut self.hosts[transfer.client];
+        self.progress[index].started_at = Some(self.now);
+        self.report.connections += 1;
+        let id = host
+            .engine
+            .connect(now, None, remote, transfer.options)
+            .expect("nothing stands in the way of a connection");
+        let local = host.engine.info(id).expect("it was just made").local;
+        let ring = transfer
+            .options
+            .receive_bytes_max
+            .max(transfer.options.receive_bytes);
+        let program = Program::new(transfer.client_role, index, true, ring);
+        self.flows.insert((local, remote), index);
+        if !self.scenario.is_hostile() {
+            self.checker.name(local, remote, program.sends);
+            self.checker.name(remote, local, program.expects);
+        }
+        host.rings.programs.insert(id, program);
+        self.serve(transfer.client);
+    }
+
+    /// Runs a host until it has nothing more to do at this moment.
+    fn serve(&mut self, host: usize) {
+        loop {
+            let mut is_busy = false;
+            while let Some(event) = self.hosts[host].engine.poll_event() {
+                is_busy = true;
+                self.handle_event(host, event);
+            }
+            is_busy |= self.run_programs(host);
+            is_busy |= self.transmit(host);
+            if !is_busy {
+                break;
+            }
+        }
+        self.hosts[host].engine.assert_invariants();
+        let timeout = self.hosts[host].engine.poll_timeout();
+        let timeout = timeout.map_or(Instant::NEVER, |at| self.when(host, at));
+        let programs = self.hosts[host].rings.programs.values();
+        let wake_at = programs
+            .map(Program::next_run)
+            .fold(timeout, Instant::min)
+            .max(self.now);
+        if wake_at.is_armed() && wake_at < self.hosts[host].wake_at {
+            self.hosts[host].wake_at = wake_at;
+            self.push(wake_at, Happening::Wake { host });
+        }
+    }
+
+    fn handle_event(&mut self, host: usize, event: Event) {
+        match event {
+            Event::Acceptable(listener) => {
+                while let Some(id) = self.hosts[host].engine.accept(listener) {
+                    self.accept(host, id);
+                }
+            }
+            Event::Connected(id) => {
+                if let Some(program) = self.hosts[host].rings.programs.get_mut(&id) {
+                    program.is_connected = true;
+                }
+            }
+            Event::Progress {
+                connection,
+                received,
+                acknowledged,
+                remote_finished,
+            } => {
+                let Some(program) = self.hosts[host].rings.programs.get_mut(&connection) else {
+                    return;
+                };
+                let is_client = program.expects & 1 << 40 == 0;
+                program.received = received;
+                program.acknowledged = acknowledged;
+                if remote_finished && !program.remote_finished {
+                    program.remote_finished = true;
+                    let transfer = &self.scenario.transfers[program.flow];
+                    let other = if is_client {
+                        transfer.server_role
+                    } else {
+                        transfer.client_role
+                    };
+                    let is_excused =
+                        self.progress[program.flow].excused || self.scenario.is_hostile();
+                    assert!(
+                        is_excused || received == other.bytes,
+                        "the stream ended after {received} of {} bytes",
+                        other.bytes
+                    );
+                }
+            }
+            Event::Closed { connection, reason } => self.closed(host, connection, reason),
+        }
+    }
+
+    fn accept(&mut self, host: usize, id: ConnectionId) {
+        let info = self.hosts[host]
+            .engine
+            .info(id)
+            .expect("it was just accepted");
+        let Some(&flow) = self.flows.get(&(info.remote, info.local)) else {
+            assert!(
+                self.scenario.is_hostile(),
+                "a connection from nowhere: {info:?}"
+            );
+            let now = self.clock_of(host);
+            self.hosts[host].engine.abort(now, id).expect("it exists");
+            self.hosts[host].engine.release(now, id).expect("it exists");
+            return;
+        };
+        let role = self.scenario.transfers[flow].server_role;
+        let options = self.scenario.server_options;
+        let ring = options.receive_bytes_max.max(options.receive_bytes);
+        self.progress[flow].server_seen = true;
+        self.progress[flow].server_over = false;
+        let rings = &mut self.hosts[host].rings;
+        rings
+            .programs
+            .insert(id, Program::new(role, flow, false, ring));
+        let no_room = core::mem::take(&mut rings.no_room_per_million);
+        for (offset, bytes) in rings.early.remove(&id).unwrap_or_default() {
+            crate::Memory::place(rings, id, offset, &bytes).expect("the ring is empty");
+        }
+        rings.no_room_per_million = no_room;
+    }
+
+    fn closed(&mut self, host: usize, id: ConnectionId, reason: CloseReason) {
+        let now = self.clock_of(host);
+        let Some(mut program) = self.hosts[host].rings.programs.remove(&id) else {
+            return;
+        };
+        let flow = program.flow;
+        program.read(program.received, !self.scenario.is_hostile());
+        self.report.bytes += program.received;
+        self.report.bytes_by_flow[flow] += program.received;
+        self.hosts[host]
+            .engine
+            .release(now, id)
+            .expect("a closed connection can be released");
+        let is_client = program.sends & 1 << 40 != 0;
+        let progress = &mut self.progress[flow];
+        if is_client {
+            progress.client_over = true;
+        } else {
+            progress.server_over = true;
+        }
+        if let Some(started_at) = progress.started_at.filter(|_| is_client) {
+            self.report.connection_time = self.report.connection_time + self.now.since(started_at);
+        }
+        progress.finished_sides += u8::from(reason == CloseReason::Finished);
+        self.report.finished += u64::from(progress.finished_sides == 2);
+        let transfer = &self.scenario.transfers[flow];
+        let has_keepalive = transfer.options.keepalive.is_some()
+            || self.scenario.server_options.keepalive.is_some();
+        let may_fail = progress.excused
+            || self.scenario.is_hostile()
+            || program.aborted
+            || (!program.is_connected && reason != CloseReason::Finished)
+            // Its last acknowledgement was lost so often that the remote's TIME-WAIT is over: the FIN,
+            // sent once more, meets nobody (RFC 9293 section 3.6.1 accepts that).
+            || (program.finished && program.remote_finished && reason == CloseReason::Reset)
+            || (has_keepalive && reason == CloseReason::TimedOut)
+            || (has_keepalive && reason == CloseReason::Reset);
+        assert!(
+            may_fail || reason == CloseReason::Finished,
+            "flow {flow} ended with {reason:?}: {program:?}"
+        );
+        if program.aborted || reason != CloseReason::Finished {
+            progress.excused = true;
+        }
+    }
+
+    /// Lets every program read and write what is due. True if any did.
+    fn run_programs(&mut self, host: usize) -> bool {
+        let now = self.clock_of(host);
+        let checked = !self.scenario.is_hostile();
+        let mut did = false;
+        let Host { engine, rings, .. } = &mut self.hosts[host];
+        for (&id, program) in &mut rings.programs {
+            if program.aborted || !program.is_connected {
+                continue;
+            }
+            while program.taken < program.received && program.next_read <= self.now {
+                let upto = program
+                    .received
+                    .min(program.taken.saturating_add(program.role.read_bytes_max));
+                program.read(upto, checked);
+                did = true;
+                program.next_read = self.now + program.role.read_pause;
+                engine.take(now, id, upto).expect("it has arrived");
+            }
+            if program
+                .role
+                .aborts_after
+                .is_some_and(|after| program.received > after)
+            {
+                program.aborted = true;
+                self.progress[program.flow].excused = true;
+                engine.abort(now, id).expect("it exists");
+                did = true;
+                continue;
+            }
+            let room = program.role.send_buffer_bytes - (program.published - program.acknowledged);
+            let rest = program.role.bytes - program.published;
+            if rest > 0 && room > 0 && program.next_write <= self.now {
+                let bytes = rest.min(room).min(program.role.write_bytes_max);
+                program.published += bytes;
+                program.next_write = self.now + program.role.think;
+                engine.publish(id, program.published).expect("it exists");
+                did = true;
+            }
+            if program.published == program.role.bytes && !program.finished {
+                program.finished = true;
+                engine.finish(now, id).expect("it exists");
+                did = true;
+            }
+        }
+        did
+    }
+
+    /// Sends what the engine has to send. True if there was anything.
+    fn transmit(&mut self, host: usize) -> bool {
+        let now = self.clock_of(host);
+        let mut frame = vec![0; FRAME_BYTES_MAX];
+        let mut did = false;
+        loop {
+            let Host { engine, rings, .. } = &mut self.hosts[host];
+            let Some((length, offload)) = engine.poll_frame(now, rings, &mut frame) else {
+                return did;
+            };
+            did = true;
+            for packet in cut(&frame[..length], offload) {
+                self.send(host, packet);
+            }
+        }
+    }
+
+    fn send(&mut self, host: usize, packet: Vec<u8>) {
+        if self.trace {
+            self.print("", &packet);
+        }
+        if !self.scenario.is_hostile() {
+            self.checker.sent(&packet);
+        }
+        if self.scenario.is_hostile() && self.seen.len() < 1_000 {
+            self.seen.push(packet.clone());
+        }
+        self.report.packets += 1;
+        let Some(to) = host_of(&packet).filter(|&to| to < self.hosts.len()) else {
+            return;
+        };
+        let link = &mut self.hosts[host].way_out;
+        match link.pass(self.now, packet.len(), &mut self.random) {
+            Fate::Lost => self.report.troubles += 1,
+            Fate::TooBig => {
+                self.report.troubles += 1;
+                let impairments = link.impairments;
+                if impairments.reports_too_big {
+                    let answer = too_big(&packet, impairments.path_mtu);
+                    self.push(
+                        self.now + impairments.delay,
+                        Happening::Arrival {
+                            host,
+                            packet: answer,
+                            intact: true,
+                        },
+                    );
+                }
+            }
+            Fate::Arrives {
+                at,
+                mark,
+                corrupt,
+                shrink,
+            } => {
+                let mut packet = packet;
+                self.report.troubles += u64::from(mark || corrupt || shrink || at.len() > 1);
+                if mark {
+                    mark_congestion(&mut packet);
+                }
+                if shrink {
+                    shrink_window(&mut packet, &mut self.random);
+                }
+                if corrupt {
+                    flip_bit(&mut packet, &mut self.random);
+                }
+                for at in at {
+                    let packet = packet.clone();
+                    self.push(
+                        at,
+                        Happening::Arrival {
+                            host: to,
+                            packet,
+                            intact: !corrupt,
+                        },
+                    );
+                }
+            }
+        }
+    }
+
+    /// A host loses its memory. Whoever was connected to it finds out.
+    fn reboot(&mut self, host: usize) {
+        for (transfer, progress) in self.scenario.transfers.iter().zip(&mut self.progress) {
+            if (transfer.client == host || transfer.server == host) && progress.started_at.is_some()
+            {
+                progress.excused = true;
+            }
+        }
+        let seed = self.random.bits();
+        self.report.retransmissions += self.hosts[host].engine.counters().retransmissions;
+        let way_out = Link::new(self.hosts[host].way_out.impairments);
+        self.hosts[host] = Host {
+            way_out,
+            ..Host::new(&self.scenario, host, seed)
+        };
+    }
+
+    /// Sends a frame that nobody has sent: noise, or a segment of a connection with parts changed.
+    fn forge(&mut self) {
+        let random = &mut self.random;
+        let host = random.below(self.hosts.len() as u64) as usize;
+        let mut packet = if self.seen.is_empty() || random.below(8) == 0 {
+            (0..random.below(120))
+                .map(|_| random.bits() as u8)
+                .collect()
+        } else {
+            self.seen[random.below(self.seen.len() as u64) as usize].clone()
+        };
+        for _ in 0..random.below(5) {
+            if !packet.is_empty() {
+                let at = random.below(packet.len().min(80) as u64) as usize;
+                packet[at] = random.bits() as u8;
+            }
+        }
+        if random.below(4) == 0 {
+            packet.truncate(random.below(packet.len() as u64 + 1) as usize);
+        }
+        let to = host_of(&packet)
+            .filter(|&to| to < self.hosts.len())
+            .unwrap_or(host);
+        let verified = random.below(4) != 0;
+        let pause = 1_000_000 / u64::from(self.scenario.forgeries_per_second);
+        let next = self.now + Duration::from_micros(pause);
+        let now = self.clock_of(to);
+        let Host { engine, rings, .. } = &mut self.hosts[to];
+        let offload = ReceiveOffload {
+            checksum_verified: verified,
+        };
+        engine.handle_frame(now, &packet, offload, rings);
+        self.serve(to);
+        self.push(next, Happening::Forgery);
+    }
+
+    fn print(&self, mark: &str, packet: &[u8]) {
+        let Some(read) = checker::parse(packet) else {
+            println!("{:?} {mark} {} bytes, not TCP", self.now, packet.len());
+            return;
+        };
+        let letters: String = "FSRP.UEW"
+            .chars()
+            .enumerate()
+            .filter(|(bit, _)| read.flags & 1 << bit != 0)
+            .map(|(_, letter)| letter)
+            .collect();
+        println!(
+            "{:?} {mark} {} > {} {letters} {}:{}({}) ack {} win {} sack {:?} ts {:?}",
+            self.now,
+            read.source,
+            read.destination,
+            read.seq,
+            read.seq.wrapping_add(read.payload.len() as u32),
+            read.payload.len(),
+            read.ack,
+            read.window,
+            read.sack,
+            read.timestamps,
+        );
+    }
+}
+
+impl Host {
+    fn new(scenario: &Scenario, index: usize, seed: u64) -> Self {
+        let traits = scenario.traits[index];
+        let address = |is_v6, prefix_bits| InterfaceAddress {
+            address: address_of(index, is_v6),
+            prefix_bits,
+        };
+        let mut config = Config::new(Medium::Ip, scenario.mtu, address(false, 24));
+        config.addresses.push(address(true, 64));
+        config.connections_max = 64;
+        config.half_open_max = scenario.half_open_max;
+        config.sack = !traits.no_sack;
+        config.timestamps = !traits.no_timestamps;
+        config.window_scaling = !traits.no_window_scaling;
+        if traits.offloads {
+            config.offload = Offload {
+                transmit_checksum: true,
+                segmentation_bytes_max: 60_000,
+            };
+        }
+        let mut random = Random::new(seed);
+        let rings = Rings {
+            random: Some(Random::new(random.bits())),
+            no_room_per_million: scenario.no_room_per_million,
+            ..Rings::default()
+        };
+        let mut engine = Engine::new(config, random);
+        let any = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), SERVER_PORT);
+        let listener = engine
+            .listen(any, 128, scenario.server_options)
+            .expect("a new engine has no other listener");
+        let way_out = Link::new(scenario.impairments[index]);
+        Self {
+            engine,
+            rings,
+            way_out,
+            listener,
+            wake_at: Instant::NEVER,
+        }
+    }
+
+    fn describe(&self) -> String {
+        let connections: Vec<_> = self
+            .rings
+            .programs
+            .iter()
+            .map(|(&id, program)| (self.engine.info(id), program.published, program.taken))
+            .collect();
+        format!(
+            "{:?}: {connections:?}\n{:?}",
+            self.listener,
+            self.engine.counters()
+        )
+    }
+}
+
+fn address_of(host: usize, is_v6: bool) -> IpAddr {
+    if is_v6 {
+        Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, host as u16 + 1).into()
+    } else {
+        Ipv4Addr::new(10, 0, 0, host as u8 + 1).into()
+    }
+}
+
+/// The host a packet is addressed to.
+fn host_of(packet: &[u8]) -> Option<usize> {
+    let last = match packet.first()? >> 4 {
+        4 => *packet.get(19)?,
+        6 => *packet.get(39)?,
+        _ => return None,
+    };
+    usize::from(last).checked_sub(1)
+}
