@@ -75,7 +75,10 @@ pub(crate) fn run(args: &DetachArgs) -> Result<(), Failure> {
     let (told, verb) = if args.undo {
         (client::attach(&dir, pid, fd), "may be accelerated again")
     } else {
-        (client::detach(&dir, pid, fd), "go back to kernel TCP")
+        (
+            client::detach(&dir, pid, fd),
+            "told to go back to kernel TCP",
+        )
     };
     let told = told.map_err(|error| Failure::new(error.to_string()))?;
     if told == 0 && pid != 0 {
@@ -88,7 +91,7 @@ pub(crate) fn run(args: &DetachArgs) -> Result<(), Failure> {
     } else {
         "connections"
     };
-    println!("{told} {connections}: {verb}");
+    println!("{told} {connections} {verb}");
     Ok(())
 }
 
