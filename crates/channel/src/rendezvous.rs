@@ -4,6 +4,7 @@
 //! ```text
 //!   library                                adapter
 //!   Hello + table memfd           ──►      maps the table, keeps it by process
+//!   Adopt + socket                ──►      serves a forked child that cannot connect by itself
 //!   Pair(entry, 4-tuple, …)       ──►      looks for the mirrored tuple in the same network namespace
 //!                                 ◄──      Offer(entry, side, slot, pair) + region [+ pair memfd]     (to both)
 //!   Withdraw(entry)               ──►      forgets it
@@ -85,6 +86,9 @@ pub enum Kind {
     Attach = 8,
     /// Adapter: done, `side` says how many.
     Answer = 9,
+    /// Library, over a connection inherited from its parent: one descriptor, the adapter's end of a new connection. A forked child that
+    /// changed its user or root directory could not connect by itself.
+    Adopt = 10,
 }
 
 /// What was wrong with a message.
@@ -141,6 +145,7 @@ impl Message {
             7 => Kind::Detach,
             8 => Kind::Attach,
             9 => Kind::Answer,
+            10 => Kind::Adopt,
             other => return Err(MessageError::Kind(other)),
         };
         Ok((message, kind))

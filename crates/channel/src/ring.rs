@@ -214,8 +214,11 @@ impl Receiver<'_> {
         )
     }
 
-    /// Gives `len` bytes back as credit. True when that took the ring from more than half full to half or less: the moment to
+    /// Gives `len` bytes back as credit. True when that took the ring from at least half full to less: the moment to
     /// look whether the sender sleeps for credit, and then a full barrier has passed (see [`crate::doorbell`]).
+    ///
+    /// No sleeper is missed: it sleeps only on a full ring. Bytes that we took without looking were less than half a ring (or we looked), so
+    /// at least half a ring of what it published is still to come, and taking that passes the mark.
     #[inline]
     #[must_use]
     pub fn consume(&self, len: usize, filled: Filled) -> bool {
@@ -224,7 +227,7 @@ impl Receiver<'_> {
         // Release pairs with the Acquire load in `Sender::credit_fresh`: our reads are done.
         self.consume.head.store(head, Ordering::Release);
         let half = 1u64 << (filled.capacity_log2 - 1);
-        let crossed = filled.len > half && filled.len - len as u64 <= half;
+        let crossed = filled.len >= half && filled.len - (len as u64) < half;
         if crossed {
             fence(Ordering::SeqCst);
         }

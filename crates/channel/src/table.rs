@@ -55,6 +55,8 @@ pub struct Header {
     _reserved: u32,
     /// The program's name: bytes packed little-endian, NUL-padded.
     pub program: [AtomicU64; PROGRAM_BYTES / 8],
+    /// Forks whose child has not yet entered itself below.
+    pub births: AtomicU32,
     /// Processes of the family, 0 for a free place. A dead one may stand here until its place is needed.
     pub family: [AtomicU32; FAMILY_MAX],
 }

@@ -2,7 +2,7 @@
 
 use core::ffi::{c_int, c_long, c_uint, c_ulong};
 
-use toehold_sockets::{after_fork_in_child, api, before_fork, ending, real};
+use toehold_sockets::{after_fork_in_child, api, before_fork, ending, fork_failed, real};
 
 /// `syscall(number, ...)`. Variadic in C; on every ABI we serve the six arguments travel where fixed ones would, and reading more of
 /// them than were passed only reads what happens to stand there.
@@ -74,11 +74,12 @@ unsafe extern "C" fn syscall(
             libc::SYS_splice => {
                 api::splice(fd, b as _, c as c_int, d as _, e, f as c_uint) as c_long
             }
+            libc::SYS_listen => api::listen(fd, b as c_int).into(),
             libc::SYS_clone if a & libc::CLONE_VM as usize == 0 => {
-                forked(real::syscall(number, a, b, c, d, e, f), before_fork)
+                forked(|| real::syscall(number, a, b, c, d, e, f))
             }
             #[cfg(target_arch = "x86_64")]
-            libc::SYS_fork => forked(real::syscall(number, a, b, c, d, e, f), before_fork),
+            libc::SYS_fork => forked(|| real::syscall(number, a, b, c, d, e, f)),
             libc::SYS_exit_group => {
                 ending();
                 real::syscall(number, a, b, c, d, e, f)
@@ -88,13 +89,14 @@ unsafe extern "C" fn syscall(
     }
 }
 
-/// A fork made by number runs no `pthread_atfork` handlers: do what ours would have done. The parent counts the child's holds a little
-/// late, which matters only to a parent that closes in that very moment: its peer then misses the hint, not the end.
-fn forked(result: c_long, before: extern "C" fn()) -> c_long {
+/// A fork made by number runs no `pthread_atfork` handlers: do what ours would have done.
+fn forked(fork: impl FnOnce() -> c_long) -> c_long {
+    before_fork();
+    let result = fork();
     match result {
         0 => after_fork_in_child(),
-        1.. => before(),
-        _ => {}
+        1.. => {}
+        _ => fork_failed(),
     }
     result
 }

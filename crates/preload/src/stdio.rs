@@ -114,61 +114,65 @@ mod formatted {
         ) -> c_int;
     }
 
-    core::arch::global_asm!(
-        ".macro toehold_save_arguments first",
-        "sub rsp, 0xd8",
-        "mov [rsp + 0x20], rdi",
-        "mov [rsp + 0x28], rsi",
-        "mov [rsp + 0x30], rdx",
-        "mov [rsp + 0x38], rcx",
-        "mov [rsp + 0x40], r8",
-        "mov [rsp + 0x48], r9",
-        "test al, al",
-        "je 2f",
-        "movaps [rsp + 0x50], xmm0",
-        "movaps [rsp + 0x60], xmm1",
-        "movaps [rsp + 0x70], xmm2",
-        "movaps [rsp + 0x80], xmm3",
-        "movaps [rsp + 0x90], xmm4",
-        "movaps [rsp + 0xa0], xmm5",
-        "movaps [rsp + 0xb0], xmm6",
-        "movaps [rsp + 0xc0], xmm7",
-        "2:",
-        "mov dword ptr [rsp + 0x08], \\first",
-        "mov dword ptr [rsp + 0x0c], 48",
-        "lea rax, [rsp + 0xe0]",
-        "mov [rsp + 0x10], rax",
-        "lea rax, [rsp + 0x20]",
-        "mov [rsp + 0x18], rax",
-        ".endm",
-        ".globl dprintf",
-        ".type dprintf, @function",
-        "dprintf:",
-        "toehold_save_arguments 16",
-        "lea rdx, [rsp + 0x08]",
-        "call {print}",
-        "add rsp, 0xd8",
-        "ret",
-        ".globl __dprintf_chk",
-        ".type __dprintf_chk, @function",
-        "__dprintf_chk:",
-        "toehold_save_arguments 24",
-        "mov rsi, rdx",
-        "lea rdx, [rsp + 0x08]",
-        "call {print}",
-        "add rsp, 0xd8",
-        "ret",
-        print = sym print,
-    );
-
-    unsafe extern "C" {
-        fn dprintf();
-        fn __dprintf_chk();
+    /// Saves the argument registers on the stack (System V AMD64 ABI, figure 3.33), makes a `va_list` that starts at register argument
+    /// `$first / 8`, and calls [`print`] with descriptor, format and list.
+    macro_rules! variadic {
+        ($first:literal, $format:literal) => {
+            core::arch::naked_asm!(
+                "sub rsp, 0xd8",
+                "mov [rsp + 0x20], rdi",
+                "mov [rsp + 0x28], rsi",
+                "mov [rsp + 0x30], rdx",
+                "mov [rsp + 0x38], rcx",
+                "mov [rsp + 0x40], r8",
+                "mov [rsp + 0x48], r9",
+                "test al, al",
+                "je 2f",
+                "movaps [rsp + 0x50], xmm0",
+                "movaps [rsp + 0x60], xmm1",
+                "movaps [rsp + 0x70], xmm2",
+                "movaps [rsp + 0x80], xmm3",
+                "movaps [rsp + 0x90], xmm4",
+                "movaps [rsp + 0xa0], xmm5",
+                "movaps [rsp + 0xb0], xmm6",
+                "movaps [rsp + 0xc0], xmm7",
+                "2:",
+                concat!("mov dword ptr [rsp + 0x08], ", $first),
+                "mov dword ptr [rsp + 0x0c], 48",
+                "lea rax, [rsp + 0xe0]",
+                "mov [rsp + 0x10], rax",
+                "lea rax, [rsp + 0x20]",
+                "mov [rsp + 0x18], rax",
+                concat!("mov rsi, ", $format),
+                "lea rdx, [rsp + 0x08]",
+                "call {print}",
+                "add rsp, 0xd8",
+                "ret",
+                print = sym print,
+            )
+        };
     }
 
-    /// Keeps the assembly's symbols in the library.
-    #[used]
-    static KEEP: [unsafe extern "C" fn(); 2] = [dprintf, __dprintf_chk];
+    /// `dprintf(3)`: descriptor and format are the first two arguments.
+    #[unsafe(naked)]
+    #[unsafe(no_mangle)]
+    unsafe extern "C" fn dprintf() -> c_int {
+        variadic!(16, "rsi")
+    }
+
+    /// `dprintf` as `_FORTIFY_SOURCE` compiles it: descriptor, flag, format.
+    #[unsafe(naked)]
+    #[unsafe(no_mangle)]
+    unsafe extern "C" fn __dprintf_chk() -> c_int {
+        variadic!(24, "rdx")
+    }
+
+    /// `vdprintf(3)`.
+    #[unsafe(no_mangle)]
+    unsafe extern "C" fn vdprintf(fd: c_int, format: *const c_char, list: *mut VaList) -> c_int {
+        // SAFETY: passed on with the caller's promises.
+        unsafe { print(fd, format, list) }
+    }
 
     /// Formats and writes, as `vdprintf(3)` does.
     unsafe extern "C" fn print(fd: c_int, format: *const c_char, list: *mut VaList) -> c_int {

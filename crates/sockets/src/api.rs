@@ -266,7 +266,7 @@ pub unsafe fn recvmmsg(
         if flags & libc::MSG_WAITFORONE != 0 {
             flags |= libc::MSG_DONTWAIT;
         }
-        if result == 0 || limit.is_some_and(|limit| sys::now_ns() - start >= limit) {
+        if limit.is_some_and(|limit| sys::now_ns() - start >= limit) {
             break;
         }
     }
@@ -358,6 +358,15 @@ unsafe fn note_accept(fd: c_int, address: *mut sockaddr, flags: c_int) {
         state::closing(fd);
     }
     errno::keep(|| state::track(fd, true, Some(flags & libc::SOCK_NONBLOCK != 0)));
+}
+
+/// `listen(2)`.
+pub unsafe fn listen(fd: c_int, backlog: c_int) -> c_int {
+    let result = unsafe { real::listen(fd, backlog) };
+    if result == 0 {
+        errno::keep(state::prepare);
+    }
+    result
 }
 
 /// `shutdown(2)`.
@@ -577,7 +586,10 @@ pub unsafe fn setsockopt(
         let kernel_only = (level == libc::IPPROTO_TCP && name == libc::TCP_ULP)
             || (level == libc::SOL_SOCKET
                 && (name == libc::SO_ZEROCOPY || name == libc::SO_OOBINLINE)
-                && number != Some(0));
+                && number != Some(0))
+            || (level == libc::SOL_SOCKET
+                && name == libc::SO_RCVLOWAT
+                && number.is_some_and(|n| n > 1));
         if kernel_only {
             c.pin(Reason::Unsupported);
             errno::keep(|| crate::send::service(&c));
@@ -811,7 +823,20 @@ pub unsafe fn epoll_wait(
                 core::ptr::null(),
             )
         },
-        _ => unsafe { real::epoll_wait(epfd, events, count, timeout_ms) },
+        known => {
+            let result = unsafe { real::epoll_wait(epfd, events, count, timeout_ms) };
+            match known {
+                // Registered by another thread while we slept.
+                Some(number) if result > 0 && epoll::is_virtual(number) => {
+                    let list = unsafe { core::slice::from_raw_parts_mut(events, count as usize) };
+                    match epoll::after_kernel_wait(number, list, result as usize) {
+                        Some(result) => result,
+                        None => unsafe { epoll_wait(epfd, events, count, timeout_ms) },
+                    }
+                }
+                _ => result,
+            }
+        }
     }
 }
 
@@ -828,7 +853,20 @@ pub unsafe fn epoll_pwait(
         Some(number) if epoll::is_virtual(number) && count > 0 && !events.is_null() => unsafe {
             wait_on(number, epfd, events, count, limit_of_ms(timeout_ms), mask)
         },
-        _ => unsafe { real::epoll_pwait(epfd, events, count, timeout_ms, mask) },
+        known => {
+            let result = unsafe { real::epoll_pwait(epfd, events, count, timeout_ms, mask) };
+            match known {
+                // Registered by another thread while we slept.
+                Some(number) if result > 0 && epoll::is_virtual(number) => {
+                    let list = unsafe { core::slice::from_raw_parts_mut(events, count as usize) };
+                    match epoll::after_kernel_wait(number, list, result as usize) {
+                        Some(result) => result,
+                        None => unsafe { epoll_pwait(epfd, events, count, timeout_ms, mask) },
+                    }
+                }
+                _ => result,
+            }
+        }
     }
 }
 
@@ -845,7 +883,20 @@ pub unsafe fn epoll_pwait2(
             let limit = (!timeout.is_null()).then(|| nanoseconds(unsafe { &*timeout }));
             unsafe { wait_on(number, epfd, events, count, limit, mask) }
         }
-        _ => unsafe { real::epoll_pwait2(epfd, events, count, timeout, mask) },
+        known => {
+            let result = unsafe { real::epoll_pwait2(epfd, events, count, timeout, mask) };
+            match known {
+                // Registered by another thread while we slept.
+                Some(number) if result > 0 && epoll::is_virtual(number) => {
+                    let list = unsafe { core::slice::from_raw_parts_mut(events, count as usize) };
+                    match epoll::after_kernel_wait(number, list, result as usize) {
+                        Some(result) => result,
+                        None => unsafe { epoll_pwait2(epfd, events, count, timeout, mask) },
+                    }
+                }
+                _ => result,
+            }
+        }
     }
 }
 

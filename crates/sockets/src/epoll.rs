@@ -15,11 +15,14 @@
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
-use libc::{EPOLLERR, EPOLLET, EPOLLHUP, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLRDHUP, epoll_event};
+use libc::{
+    EPOLLERR, EPOLLET, EPOLLEXCLUSIVE, EPOLLHUP, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLPRI,
+    EPOLLRDHUP, epoll_event,
+};
 use toehold_channel::doorbell::{WakeWord, mark};
 use toehold_channel::layout::{BOARDS, CAPACITY_LOG2_MIN};
 use toehold_channel::sync::fence;
-use toehold_channel::table::{EntryState, Reason};
+use toehold_channel::table::{EntryState, Mode, Reason};
 use toehold_copy::prefetch;
 
 use crate::pairing::Pair;
@@ -44,11 +47,11 @@ const BATCH: usize = 64;
 const WAKEUPS_PER_DRAIN: u32 = 16;
 /// While shared memory keeps us busy, the kernel's own members are asked this often.
 const KERNEL_MEMBERS_NS: u64 = 50_000;
-const READINESS: u32 = (EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLERR | EPOLLHUP) as u32;
+const READINESS: u32 = (EPOLLIN | EPOLLOUT | EPOLLPRI | EPOLLRDHUP | EPOLLERR | EPOLLHUP) as u32;
 const EDGE: u32 = EPOLLET as u32;
 const ONESHOT: u32 = EPOLLONESHOT as u32;
 /// What the kernel watches on a carrier for us.
-const CARRIER_EVENTS: u32 = (EPOLLIN | EPOLLRDHUP | EPOLLET) as u32;
+const CARRIER_EVENTS: u32 = (EPOLLIN | EPOLLPRI | EPOLLRDHUP | EPOLLET) as u32;
 
 /// One `epoll_ctl(ADD)` of a tracked connection. All zeroes is a free one.
 #[derive(Default)]
@@ -69,6 +72,11 @@ struct Registration {
     ready_next: AtomicU32,
     on_ready: AtomicU32,
     unboarded_next: AtomicU32,
+    /// Edge-triggered: what was reported last, and the peer's position then.
+    edge_mask: AtomicU32,
+    edge_tail: AtomicU64,
+    /// Edge-triggered: report whatever holds at the next look (a new registration, a modified one, news from the kernel).
+    rearmed: AtomicU32,
 }
 
 /// The kernel has the program's events and data.
@@ -151,7 +159,8 @@ fn tag(number: u32) -> u64 {
 }
 
 fn untag(data: u64) -> Option<u32> {
-    ((data >> 32) as u32 == TAG.load(Ordering::Relaxed)).then_some(data as u32)
+    let tag = TAG.load(Ordering::Relaxed);
+    (tag != 0 && (data >> 32) as u32 == tag).then_some(data as u32)
 }
 
 impl Registration {
@@ -167,6 +176,22 @@ impl Registration {
         (connection.is_current()
             && connection.entry.state.load(Ordering::Relaxed) == EntryState::Live as u32)
             .then_some(connection)
+    }
+
+    /// Edge-triggered: whether `ready` is more than what was reported before, or new bytes came since. `consume` remembers it as reported.
+    fn is_new_edge(&self, connection: &Connection, ready: u32, consume: bool) -> bool {
+        let tail = connection
+            .end()
+            .map_or(0, |end| end.theirs().publish.tail.load(Ordering::Relaxed));
+        let new = self.rearmed.load(Ordering::Relaxed) != 0
+            || ready & !self.edge_mask.load(Ordering::Relaxed) != 0
+            || tail != self.edge_tail.load(Ordering::Relaxed);
+        if consume {
+            self.rearmed.store(0, Ordering::Relaxed);
+            self.edge_mask.store(ready, Ordering::Relaxed);
+            self.edge_tail.store(tail, Ordering::Relaxed);
+        }
+        new
     }
 
     fn is_virtual(&self) -> bool {
@@ -327,7 +352,7 @@ pub(crate) fn control(
     event: Option<epoll_event>,
 ) -> Option<Result<(), i32>> {
     let epoll = epoll(number)?;
-    if let Some(event) = event {
+    if let (Some(event), libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD) = (event, operation) {
         if untag(event.u64).is_some() {
             // One in four thousand million: this program's data looks like our tags. Its epolls stay the kernel's.
             TAG.store(0, Ordering::Relaxed);
@@ -351,11 +376,18 @@ pub(crate) fn control(
                 return Some(Err(libc::ENOENT));
             }
             let event = event?;
-            one.events.store(event.events, Ordering::Relaxed);
-            one.data.store(event.u64, Ordering::Relaxed);
             if !one.is_virtual() {
+                one.events.store(event.events, Ordering::Relaxed);
+                one.data.store(event.u64, Ordering::Relaxed);
                 return None;
             }
+            // epoll_ctl(2): an exclusive registration cannot be modified, nor an ordinary one made exclusive.
+            if (event.events | one.events.load(Ordering::Relaxed)) & EPOLLEXCLUSIVE as u32 != 0 {
+                return Some(Err(libc::EINVAL));
+            }
+            one.events.store(event.events, Ordering::Relaxed);
+            one.data.store(event.u64, Ordering::Relaxed);
+            one.rearmed.store(1, Ordering::Relaxed);
             look_soon(epoll, known?, epoll_fd, fd);
             Some(Ok(()))
         }
@@ -392,6 +424,7 @@ fn add(
         }
         one.events.store(event.events, Ordering::Relaxed);
         one.data.store(event.u64, Ordering::Relaxed);
+        one.rearmed.store(1, Ordering::Relaxed);
         one.state.store(BOARDED, Ordering::Relaxed);
         epoll.virtuals.fetch_add(1, Ordering::Relaxed);
         look_soon(epoll, known?, epoll_fd, connection.fd);
@@ -419,6 +452,7 @@ fn add(
     one.events.store(event.events, Ordering::Relaxed);
     one.data.store(event.u64, Ordering::Relaxed);
     one.on_ready.store(0, Ordering::Relaxed);
+    one.rearmed.store(1, Ordering::Relaxed);
     one.state.store(PLAIN, Ordering::Relaxed);
     one.next.store(
         connection.local.registrations.load(Ordering::Relaxed),
@@ -529,10 +563,14 @@ fn leave(epoll: &Epoll, connection: &Connection, number: u32) {
     }
 }
 
-/// A descriptor of a tracked connection is being closed; the kernel forgets its registrations when the last one goes.
-pub(crate) fn descriptor_closing(connection: &Connection) {
+/// A descriptor of a tracked connection is being closed. Registrations live as long as the description (epoll(7), questions 6 and 7):
+/// while `another` descriptor is left, they go on under it.
+pub(crate) fn descriptor_closing(connection: &Connection, another: Option<i32>) {
     each_registration(connection, |n, one| {
-        if one.fd.load(Ordering::Relaxed) != connection.fd {
+        if let Some(another) = another {
+            if one.fd.load(Ordering::Relaxed) == connection.fd {
+                one.fd.store(another, Ordering::Relaxed);
+            }
             return;
         }
         let number = one.epoll.load(Ordering::Relaxed);
@@ -860,7 +898,7 @@ impl Epoll {
                 continue;
             };
             let ready = self.look_at(&connection, events);
-            if ready == 0 {
+            if ready == 0 || (events & EDGE != 0 && !one.is_new_edge(&connection, ready, consume)) {
                 continue;
             }
             out[written] = epoll_event {
@@ -946,7 +984,7 @@ impl Epoll {
             let Some(connection) = one.behind() else {
                 continue;
             };
-            if event.events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR) as u32 != 0 {
+            if event.events & (EPOLLPRI | EPOLLRDHUP | EPOLLHUP | EPOLLERR) as u32 != 0 {
                 connection
                     .entry
                     .rx_hints
@@ -961,6 +999,12 @@ impl Epoll {
                 }
             }
             if one.is_virtual() {
+                if connection.entry.rx_mode.load(Ordering::Relaxed) != Mode::Ring as u32
+                    || event.events & EPOLLPRI as u32 != 0
+                {
+                    // The bytes are the kernel's, and so are their edges.
+                    one.rearmed.store(1, Ordering::Relaxed);
+                }
                 push_ready(self, number);
             }
         }
@@ -1209,6 +1253,31 @@ fn sleep(
         epoll.set_sleeping(0);
     }
     result
+}
+
+/// The program met a full ring: the next room in it is an edge.
+pub(crate) fn writing_blocked(connection: &Connection) {
+    each_registration(connection, |_, one| {
+        one.edge_mask
+            .fetch_and(!(EPOLLOUT as u32), Ordering::Relaxed);
+    });
+}
+
+/// The kernel's own call returned `events` on an instance that got accelerated members while it slept: takes ours out and looks at
+/// them. `None`: nothing is left, wait again.
+pub(crate) fn after_kernel_wait(
+    number: u32,
+    events: &mut [epoll_event],
+    returned: usize,
+) -> Option<i32> {
+    let epoll = epoll(number)?;
+    let kept = epoll.sort_kernel_events(&mut events[..returned]);
+    let more = if kept < events.len() && epoll.sweep() {
+        epoll.harvest(&mut events[kept..], true)
+    } else {
+        0
+    };
+    (kept + more > 0).then_some((kept + more) as i32)
 }
 
 /// Our own board's bit of `connection`, for news that no peer marks.

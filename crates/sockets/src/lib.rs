@@ -33,4 +33,6 @@ mod transfer;
 mod wait;
 
 pub use pairing::set_runtime_directory;
-pub use state::{after_fork_in_child, before_exec, before_fork, ending, exec_failed, start};
+pub use state::{
+    after_fork_in_child, before_exec, before_fork, ending, exec_failed, fork_failed, start,
+};

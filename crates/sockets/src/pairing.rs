@@ -27,7 +27,7 @@ use toehold_channel::table::{
 };
 
 use crate::state::{self, Connection};
-use crate::{epoll, lock, options, send, sys};
+use crate::{epoll, lock, options, receive, send, sys};
 
 /// Calls that moved bytes before a connection is worth pairing.
 const CALLS_BEFORE_PAIRING: u32 = 24;
@@ -39,6 +39,8 @@ const CALLS_BETWEEN_LOOKS: u32 = 256;
 const RETRY_NS: u64 = 200_000_000;
 
 static ADAPTER: AtomicI32 = AtomicI32::new(-1);
+/// The parent's connection, inherited: good for one message, the one that gets us our own.
+static INHERITED: AtomicI32 = AtomicI32::new(-1);
 /// Counts the adapter connections of this process, so that requests to a dead adapter are made again.
 static EPOCH: AtomicU32 = AtomicU32::new(0);
 static RETRY_AT_NS: AtomicU64 = AtomicU64::new(0);
@@ -137,7 +139,10 @@ pub(crate) fn forked() {
     LOCK.reset();
     let adapter = ADAPTER.swap(-1, Ordering::Relaxed);
     if adapter >= 0 {
-        state::disown(adapter);
+        let older = INHERITED.swap(adapter, Ordering::Relaxed);
+        if older >= 0 {
+            state::disown(older);
+        }
     }
     EPOCH.fetch_add(1, Ordering::Relaxed);
     RETRY_AT_NS.store(0, Ordering::Relaxed);
@@ -146,6 +151,7 @@ pub(crate) fn forked() {
 /// Our adapter connection got another number.
 pub(crate) fn adapter_moved(from: i32, to: i32) {
     let _ = ADAPTER.compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed);
+    let _ = INHERITED.compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed);
 }
 
 /// Makes this process known to the adapter the first time it has a connection.
@@ -169,6 +175,22 @@ fn reach_adapter() -> Option<i32> {
     }
     RETRY_AT_NS.store(now + RETRY_NS, Ordering::Relaxed);
     EPOCH.fetch_add(1, Ordering::Relaxed);
+    let fd = match connect_through_parent() {
+        Some(fd) => fd,
+        None => connect_by_path(address)?,
+    };
+    let fd = state::own(fd);
+    let mut hello = Message::new(Kind::Hello);
+    hello.pid = state::pid();
+    if !send_message(fd, &hello, Some(state::table_fd())) {
+        state::disown(fd);
+        return None;
+    }
+    ADAPTER.store(fd, Ordering::Relaxed);
+    Some(fd)
+}
+
+fn connect_by_path(address: *const libc::sockaddr_un) -> Option<i32> {
     let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     // SAFETY: plain system call.
     let fd = unsafe {
@@ -202,15 +224,41 @@ fn reach_adapter() -> Option<i32> {
         sys::close(fd);
         return None;
     }
-    let fd = state::own(fd);
-    let mut hello = Message::new(Kind::Hello);
-    hello.pid = state::pid();
-    if !send_message(fd, &hello, Some(state::table_fd())) {
-        state::disown(fd);
+    Some(fd)
+}
+
+/// A forked child may have another user or root directory by now; what it inherited still leads to the adapter.
+fn connect_through_parent() -> Option<i32> {
+    let inherited = INHERITED.swap(-1, Ordering::Relaxed);
+    if inherited < 0 {
         return None;
     }
-    ADAPTER.store(fd, Ordering::Relaxed);
-    Some(fd)
+    let mut ends = [-1i32; 2];
+    let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: `ends` is writable for two descriptors.
+    let made = unsafe {
+        sys::raw(
+            libc::SYS_socketpair,
+            libc::AF_UNIX as usize,
+            kind as usize,
+            0,
+            ends.as_mut_ptr() as usize,
+            0,
+            0,
+        )
+    };
+    let mut adopt = Message::new(Kind::Adopt);
+    adopt.pid = state::pid();
+    let sent = made >= 0 && send_message(inherited, &adopt, Some(ends[1]));
+    state::disown(inherited);
+    if made >= 0 {
+        sys::close(ends[1]);
+        if sent {
+            return Some(ends[0]);
+        }
+        sys::close(ends[0]);
+    }
+    None
 }
 
 /// Only our own user's adapter, or root's, is told anything.
@@ -360,7 +408,11 @@ fn describe(connection: &Connection) -> Result<Message, Reason> {
         return Err(Reason::NotTcp);
     }
     let ulp = sys::getsockopt::<[u8; 16]>(fd, libc::IPPROTO_TCP, libc::TCP_ULP).unwrap_or_default();
-    if ulp[0] != 0 || option(libc::SO_ZEROCOPY) > 0 || option(libc::SO_OOBINLINE) > 0 {
+    if ulp[0] != 0
+        || option(libc::SO_RCVLOWAT) > 1
+        || option(libc::SO_ZEROCOPY) > 0
+        || option(libc::SO_OOBINLINE) > 0
+    {
         return Err(Reason::Unsupported);
     }
     let mut message = Message::new(Kind::Pair);
@@ -741,9 +793,18 @@ pub(crate) fn holder_ends(connection: &Connection) {
 
 /// What the kernel does at the last close, for the bytes that are not in the kernel.
 fn end_channel(connection: &Connection, end: &End<'_>) {
+    end.ours()
+        .wake
+        .wake
+        .store(WakeWord::None.to_word(), Ordering::SeqCst);
     let unread = {
         let _rx = lock::lock(&connection.entry.rx_lock);
-        end.rx_mode() == Mode::Ring && end.receiver().looks_filled()
+        let unread = end.rx_mode() == Mode::Ring && end.receiver().looks_filled();
+        if !unread {
+            // Doorbells that nobody waits for are no data: left there, they would turn this close into a reset.
+            receive::discard_doorbells(connection, end);
+        }
+        unread
     };
     let _tx = lock::lock(&connection.entry.tx_lock);
     end.ours().wake.closed.store(CLOSED_ALL, Ordering::Release);

@@ -1,6 +1,6 @@
 //! `poll` and `select`: accelerated descriptors are looked at in shared memory, the others by the kernel, and a sleep watches both.
 
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use libc::{POLLERR, POLLHUP, POLLIN, POLLNVAL, POLLOUT, POLLPRI, POLLRDHUP, pollfd};
 
@@ -14,6 +14,10 @@ const INLINE: usize = 64;
 /// `POLLRDNORM` and `POLLWRNORM` are what `POLLIN` and `POLLOUT` mean to sockets (include/uapi/asm-generic/poll.h).
 const POLLRDNORM: i16 = 0x040;
 const POLLWRNORM: i16 = 0x100;
+
+/// How often descriptors that are not accelerated are asked while accelerated ones are ready all the time.
+const KERNEL_DESCRIPTORS_NS: u64 = 50_000;
+static KERNEL_SEEN_NS: AtomicU64 = AtomicU64::new(0);
 
 /// True when the answer for any of these needs us.
 #[inline]
@@ -158,15 +162,16 @@ pub(crate) fn poll(
     let mut started = 0u64;
     loop {
         let found = look_at_all(fds);
-        if found > 0 || timeout_ns == Some(0) {
-            return found
-                + if ordinary || found == 0 {
-                    merge(fds, copy.slice(), &mut kernel)
-                } else {
-                    0
-                };
-        }
         let now = sys::now_ns();
+        if found > 0 || timeout_ns == Some(0) {
+            // While shared memory alone keeps the program busy, the kernel's descriptors are asked now and then, not every time.
+            let due = now - KERNEL_SEEN_NS.load(Ordering::Relaxed) >= KERNEL_DESCRIPTORS_NS;
+            if !ordinary || (found > 0 && !due) {
+                return found;
+            }
+            KERNEL_SEEN_NS.store(now, Ordering::Relaxed);
+            return found + merge(fds, copy.slice(), &mut kernel);
+        }
         if started == 0 {
             started = now;
         }
@@ -291,7 +296,7 @@ fn disarm_all(fds: &[pollfd], copy: &[pollfd]) {
                     if kernel.revents != 0 {
                         connection.entry.wakeups.fetch_add(1, Ordering::Relaxed);
                     }
-                    if kernel.revents & (POLLRDHUP | POLLHUP | POLLERR) != 0 {
+                    if kernel.revents & (POLLPRI | POLLRDHUP | POLLHUP | POLLERR) != 0 {
                         connection
                             .entry
                             .rx_hints

@@ -2,7 +2,7 @@
 
 use core::sync::atomic::Ordering;
 
-use libc::{POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDHUP};
+use libc::{POLLERR, POLLHUP, POLLIN, POLLOUT, POLLPRI, POLLRDHUP};
 use toehold_channel::channel::{End, Incoming};
 use toehold_channel::table::Mode;
 
@@ -30,6 +30,9 @@ pub(crate) fn events(connection: &Connection, end: &End<'_>, interest: i16) -> i
     }
     if interest & POLLOUT != 0 {
         ready |= outgoing(connection, end);
+    }
+    if interest & POLLPRI != 0 && entry.rx_hints.load(Ordering::Relaxed) & HINT_LOOK != 0 {
+        ready |= sys::poll_now(connection.fd, POLLPRI) & POLLPRI;
     }
     ready & (interest | POLLERR | POLLHUP)
 }
@@ -98,7 +101,7 @@ fn slow_incoming(connection: &Connection, end: &End<'_>) -> i16 {
 
 /// What the kernel is to watch on the carrier while the program sleeps for `interest`.
 pub(crate) fn kernel_interest(connection: &Connection, end: &End<'_>, interest: i16) -> i16 {
-    let mut kernel = 0;
+    let mut kernel = interest & POLLPRI;
     let ended = connection.entry.rx_hints.load(Ordering::Relaxed) & HINT_LOOK != 0;
     if !ended {
         kernel |= POLLIN | POLLRDHUP;

@@ -5,6 +5,7 @@ use core::sync::atomic::Ordering;
 use libc::iovec;
 use toehold_channel::channel::{End, Incoming};
 use toehold_channel::doorbell::WakeWord;
+use toehold_channel::layout::RING_BYTES;
 use toehold_channel::ring::Fault;
 use toehold_channel::sync::fence;
 use toehold_channel::table::{Mode, Reason};
@@ -22,6 +23,9 @@ const HINT_ERRNO_SHIFT: u32 = 16;
 const CARRIER_LOOK_NS: u64 = 50_000;
 /// After this many fruitless non-blocking calls in a row the program is polling us: it needs no doorbell.
 const EMPTY_CALLS_POLLING: u32 = 8;
+
+/// A peek that waits for everything asked for.
+const PEEK_ALL: i32 = libc::MSG_PEEK | libc::MSG_WAITALL;
 
 /// One look at a connection.
 enum Step {
@@ -80,7 +84,15 @@ unsafe fn receive_attached(
 ) -> Result<usize, i32> {
     let (entry, local) = (connection.entry, connection.local);
     if flags & libc::MSG_OOB != 0 {
-        return Err(libc::EINVAL);
+        // Urgent data never travels in a ring: the sender went down for it.
+        let part = parts.first().ok_or(libc::EINVAL)?;
+        // SAFETY: the caller's promise.
+        let result = unsafe { sys::recv(connection.fd, part.iov_base.cast(), part.iov_len, flags) };
+        return if result < 0 {
+            Err(-result as i32)
+        } else {
+            Ok(result as usize)
+        };
     }
     let total = buffers::total(parts).ok_or(libc::EINVAL)?;
     if total == 0 {
@@ -110,6 +122,18 @@ unsafe fn receive_attached(
                 done += moved;
                 entry.rx_empty.store(0, Ordering::Relaxed);
                 after_receive(connection, &end, look_for_sleeper);
+                if flags & PEEK_ALL == PEEK_ALL && waits && moved < total.min(RING_BYTES / 2) {
+                    // Nothing was consumed: wait until more stands behind what was seen, then look at all of it again.
+                    done = 0;
+                    let seen = entry.rx_ring.load(Ordering::Relaxed) + moved as u64;
+                    local.users.fetch_add(1, Ordering::SeqCst);
+                    let waited = wait_for_bytes(connection, &end, seen);
+                    local.users.fetch_sub(1, Ordering::SeqCst);
+                    match waited {
+                        Ok(()) if entry.rx_hints.load(Ordering::Relaxed) == 0 => continue,
+                        _ => return Ok(moved),
+                    }
+                }
                 if !all || done == total {
                     return Ok(done);
                 }
@@ -130,7 +154,7 @@ unsafe fn receive_attached(
             return Err(libc::EAGAIN);
         }
         local.users.fetch_add(1, Ordering::SeqCst);
-        let waited = wait_for_bytes(connection, &end);
+        let waited = wait_for_bytes(connection, &end, entry.rx_ring.load(Ordering::Relaxed));
         local.users.fetch_sub(1, Ordering::SeqCst);
         match waited {
             Ok(()) => {}
@@ -198,9 +222,8 @@ unsafe fn step(
             Ok(Incoming::Carrier { limit }) => {
                 let limit = usize::try_from(limit).unwrap_or(usize::MAX).min(want);
                 // SAFETY: the caller's promise.
-                if let Some(step) =
-                    unsafe { from_carrier(connection, end, parts, skip, limit, flags) }?
-                {
+                let step = unsafe { from_carrier(connection, end, parts, skip, limit, flags) }?;
+                if let Some(step) = step {
                     return Ok(step);
                 }
             }
@@ -359,6 +382,9 @@ fn look_at_carrier(connection: &Connection, end: &End<'_>) -> Result<Option<Step
     match result {
         0 if more => Ok(None),
         0 => {
+            if let Some(error) = take_pending_error(connection) {
+                return Err(error);
+            }
             entry
                 .rx_hints
                 .fetch_or(HINT_EOF | HINT_LOOK, Ordering::Relaxed);
@@ -435,6 +461,29 @@ pub(crate) fn drain_doorbells(connection: &Connection, end: &End<'_>) -> bool {
     }
 }
 
+/// Takes every doorbell off the carrier, whoever sleeps: the connection is being closed. Callers hold the receive lock.
+pub(crate) fn discard_doorbells(connection: &Connection, end: &End<'_>) {
+    let mut scratch = [0u8; 256];
+    while end.rx_mode() == Mode::Ring && !end.records_pending() {
+        // SAFETY: `scratch` is writable for its length.
+        let result = unsafe {
+            sys::recv(
+                connection.fd,
+                scratch.as_mut_ptr(),
+                scratch.len(),
+                libc::MSG_DONTWAIT,
+            )
+        };
+        if result <= 0 {
+            return;
+        }
+        connection
+            .entry
+            .rx_carrier
+            .fetch_add(result as u64, Ordering::Relaxed);
+    }
+}
+
 /// A non-blocking call found nothing, and how the program will wait is unknown: ask for a doorbell. True when something arrived meanwhile.
 fn arm_for_unknown_wait(connection: &Connection, end: &End<'_>) -> bool {
     let entry = connection.entry;
@@ -487,11 +536,12 @@ pub(crate) fn disarm(connection: &Connection, end: &End<'_>) {
     }
 }
 
-/// Blocks until there may be something to receive.
-fn wait_for_bytes(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
+/// Blocks until there may be something to receive beyond ring position `seen`.
+fn wait_for_bytes(connection: &Connection, end: &End<'_>, seen: u64) -> Result<(), i32> {
     let (entry, local) = (connection.entry, connection.local);
     let news = || {
-        (end.rx_mode() != Mode::Carrier && end.receiver().looks_filled())
+        (end.rx_mode() != Mode::Carrier
+            && end.theirs().publish.tail.load(Ordering::Acquire) != seen)
             || end.records_pending()
             || end.theirs().wake.closed.load(Ordering::Relaxed) != 0
     };

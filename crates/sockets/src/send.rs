@@ -126,8 +126,14 @@ unsafe fn transmit_attached(
                 if !waits {
                     match want_credit(connection, &end) {
                         Credit::Here | Credit::WentDown => continue,
-                        Credit::WillRing if done > 0 => return Ok(done),
-                        Credit::WillRing => return Err(libc::EAGAIN),
+                        Credit::WillRing => {
+                            epoll::writing_blocked(connection);
+                            return if done > 0 {
+                                Ok(done)
+                            } else {
+                                Err(libc::EAGAIN)
+                            };
+                        }
                     }
                 }
                 connection.local.users.fetch_add(1, Ordering::SeqCst);
@@ -370,8 +376,9 @@ fn notify(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
     let entry = connection.entry;
     let pair = connection.local.pair.load(Ordering::Relaxed);
     // SAFETY: a connection's pair stays mapped until its release, which takes the send lock first.
+    let pair = unsafe { pair.as_ref() };
     let rung = doorbell::must_ring(&end.theirs().wake, |board| {
-        unsafe { pair.as_ref() }.and_then(|pair| pair.theirs(board))
+        pair.and_then(|pair| pair.theirs(board))
     })
     .map_err(|fault| fault_of_peer(connection, fault))?;
     if rung {
@@ -421,8 +428,9 @@ pub(crate) fn notify_of_end(connection: &Connection, end: &End<'_>) {
         let pair = connection.local.pair.load(Ordering::Relaxed);
         // A sleeping peer is woken by the carrier's own end; one that is awake by its board.
         // SAFETY: as in `notify`.
+        let pair = unsafe { pair.as_ref() };
         let _ = doorbell::must_ring(&end.theirs().wake, |board| {
-            unsafe { pair.as_ref() }.and_then(|pair| pair.theirs(board))
+            pair.and_then(|pair| pair.theirs(board))
         });
     }
 }

@@ -486,7 +486,12 @@ pub(crate) fn closing(fd: i32) {
         1 => {
             if let Some(connection) = connection_of_word(fd, word) {
                 slot.store(0, Ordering::Release);
-                crate::epoll::descriptor_closing(&connection);
+                let another = if connection.local.descriptors.load(Ordering::Relaxed) > 1 {
+                    descriptor_of(word)
+                } else {
+                    None
+                };
+                crate::epoll::descriptor_closing(&connection, another);
                 if connection.local.descriptors.fetch_sub(1, Ordering::AcqRel) == 1 {
                     pairing::release(&connection);
                 }
@@ -498,6 +503,12 @@ pub(crate) fn closing(fd: i32) {
         }
         _ => {}
     }
+}
+
+/// Some descriptor that stands for the same connection.
+fn descriptor_of(word: u64) -> Option<i32> {
+    (0..=highest_descriptor()? as i32)
+        .find(|&fd| slot(fd).is_some_and(|slot| slot.load(Ordering::Relaxed) == word))
 }
 
 /// Every tracked descriptor from `first` to `last`, in order.
@@ -529,6 +540,9 @@ fn highest_descriptor() -> Option<u32> {
 /// True when another process of this family is alive: only then can somebody else hold our descriptors.
 pub(crate) fn family_alive() -> bool {
     let Some(table) = table() else { return false };
+    if table.header().births.load(Ordering::Acquire) != 0 {
+        return true;
+    }
     table.header().family.iter().any(|member| {
         let member = member.load(Ordering::Relaxed);
         member != 0 && member != pid() && sys::process_exists(member)
@@ -635,9 +649,29 @@ fn leave_family() {
 
 /// Fork, parent's side, before the child exists: the child will hold every connection that we hold. No allocation, no lock.
 pub extern "C" fn before_fork() {
+    if let Some(table) = table() {
+        table.header().births.fetch_add(1, Ordering::AcqRel);
+    }
     each_held(|_, entry, _| {
         entry.holders.fetch_add(1, Ordering::Relaxed);
     });
+}
+
+/// A fork made by number failed after [`before_fork`].
+pub fn fork_failed() {
+    if let Some(table) = table() {
+        table.header().births.fetch_sub(1, Ordering::AcqRel);
+    }
+    each_held(|_, entry, _| {
+        entry.holders.fetch_sub(1, Ordering::Relaxed);
+    });
+}
+
+/// The program listens: it will have connections, perhaps in children that can no longer reach the adapter by themselves.
+pub(crate) fn prepare() {
+    if is_started() && !borrowed_memory() && table_or_new().is_some() {
+        pairing::say_hello_once();
+    }
 }
 
 /// Fork, child's side: another process number, an adapter connection and epoll boards that are the parent's.
@@ -651,6 +685,7 @@ pub extern "C" fn after_fork_in_child() {
     });
     if let Some(table) = table() {
         join_family(&table);
+        table.header().births.fetch_sub(1, Ordering::AcqRel);
     }
     pairing::forked();
     crate::epoll::forked();

@@ -29,11 +29,7 @@ pub(crate) unsafe fn sendfile(
     let mut buffer = [core::mem::MaybeUninit::<u8>::uninit(); TURN_BYTES];
     let mut done = 0usize;
     // SAFETY: `offset` is valid when it is not null.
-    let mut position = if offset.is_null() {
-        None
-    } else {
-        Some(unsafe { *offset })
-    };
+    let mut position = unsafe { offset.as_ref() }.copied();
     while done < count {
         let want = (count - done).min(TURN_BYTES);
         let (number, at) = match position {

@@ -158,7 +158,7 @@ impl Daemon {
             Kind::Ping => self.answer(id, 0, None),
             Kind::Status => self.handle_status(id),
             Kind::Detach | Kind::Attach => self.handle_command(id, message, kind),
-            Kind::Offer | Kind::Answer => Err(Fault::Nonsense),
+            Kind::Offer | Kind::Answer | Kind::Adopt => Err(Fault::Nonsense),
         }
     }
 
