@@ -4,11 +4,11 @@
 //! [`toehold_sockets::api`], which decides and, for descriptors that are not ours, calls the next definition.
 //! The library starts only when `TOEHOLD_PATH` asks for it (`toehold run` sets it); otherwise every call passes through.
 //!
-//! - [`calls`]: the calls programs make by name.
-//! - [`fortified`]: the `_chk` variants that `_FORTIFY_SOURCE` compiles in.
-//! - [`by_number`]: `syscall(2)`.
-//! - [`stdio`]: `fdopen` and `dprintf`, whose reads and writes libc makes inside itself.
-//! - [`process`]: exit and exec; fork is followed by `pthread_atfork` handlers.
+//! - `calls`: the calls programs make by name.
+//! - `fortified`: the `_chk` variants that `_FORTIFY_SOURCE` compiles in.
+//! - `by_number`: `syscall(2)`.
+//! - `stdio`: `fdopen` and `dprintf`, whose reads and writes libc makes inside itself.
+//! - `process`: exit and exec; fork is followed by `pthread_atfork` handlers.
 
 mod by_number;
 mod calls;

@@ -1203,7 +1203,7 @@ fn with_kernel_members(
 ) -> i32 {
     let now = sys::now_ns();
     let due = now - epoll.kernel_seen_ns.load(Ordering::Relaxed) >= KERNEL_MEMBERS_NS;
-    if found == events.len() || !(due || (always && found == 0)) {
+    if found == events.len() || !(due || always) {
         return found as i32;
     }
     epoll.kernel_seen_ns.store(now, Ordering::Relaxed);
@@ -1212,6 +1212,10 @@ fn with_kernel_members(
         return if found > 0 { found as i32 } else { n };
     }
     let kept = epoll.sort_kernel_events(&mut events[found..found + n as usize]);
+    if kept > 0 {
+        // Members that stay ready are reported every time, as the kernel would.
+        epoll.kernel_seen_ns.store(0, Ordering::Relaxed);
+    }
     let mut total = found + kept;
     if total == 0 && epoll.sweep() {
         total = epoll.harvest(events, true);

@@ -166,11 +166,12 @@ pub(crate) fn poll(
         if found > 0 || timeout_ns == Some(0) {
             // While shared memory alone keeps the program busy, the kernel's descriptors are asked now and then, not every time.
             let due = now - KERNEL_SEEN_NS.load(Ordering::Relaxed) >= KERNEL_DESCRIPTORS_NS;
-            if !ordinary || (found > 0 && !due) {
+            if found > 0 && (!ordinary || (!due && timeout_ns != Some(0))) {
                 return found;
             }
-            KERNEL_SEEN_NS.store(now, Ordering::Relaxed);
-            return found + merge(fds, copy.slice(), &mut kernel);
+            let added = merge(fds, copy.slice(), &mut kernel);
+            KERNEL_SEEN_NS.store(if added > 0 { 0 } else { now }, Ordering::Relaxed);
+            return found + added.max(if found > 0 { 0 } else { added });
         }
         if started == 0 {
             started = now;
