@@ -120,6 +120,9 @@ pub struct Wake {
     pub closed: AtomicU32,
     /// This side asks the other to bring its sending direction back to the carrier and leave it there.
     pub refuse: AtomicU32,
+    /// This side has stopped reading its ring for good: its descriptor went to a program that knows nothing of rings. Bytes still in
+    /// the ring then are lost, and the sender, who can see that, must end the connection.
+    pub abandoned: AtomicU32,
     /// Processor this side last waited on, plus one: spinning for a peer on one's own core is pointless.
     pub processor: AtomicU32,
 }

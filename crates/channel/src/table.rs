@@ -255,6 +255,9 @@ pub const FLAG_SHUT_TX: u32 = 1 << 5;
 /// The program shut its receiving side.
 pub const FLAG_SHUT_RX: u32 = 1 << 6;
 
+/// The program cleared close-on-exec on a descriptor of it: it means to pass it on.
+pub const FLAG_INHERITED: u32 = 1 << 7;
+
 /// No command.
 pub const COMMAND_NONE: u32 = 0;
 /// Bring both directions back to the carrier and stay there until the command is withdrawn.

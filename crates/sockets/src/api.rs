@@ -12,7 +12,7 @@ use libc::{
     epoll_event, fd_set, iovec, mmsghdr, msghdr, nfds_t, off_t, pollfd, sigset_t, sockaddr,
     socklen_t, timespec, timeval,
 };
-use toehold_channel::table::{FLAG_NONBLOCK, Reason};
+use toehold_channel::table::{FLAG_INHERITED, FLAG_NONBLOCK, Reason};
 
 use crate::receive::receive;
 use crate::send::{shutting, transmit};
@@ -230,8 +230,7 @@ unsafe fn note_passed_descriptors(header: &msghdr) {
                 for n in 0..count {
                     let fd = libc::CMSG_DATA(at).cast::<i32>().add(n).read_unaligned();
                     if let Some(passed) = state::connection(fd) {
-                        passed.pin(Reason::Passed);
-                        errno::keep(|| crate::send::service(&passed));
+                        errno::keep(|| crate::send::quiesce(&passed, Reason::Passed));
                     }
                 }
             }
@@ -471,7 +470,17 @@ fn note_duplicate(from: c_int, to: c_int) {
     }
 }
 
+/// A tracked connection is about to become somebody else's descriptor, by a child that shares our memory or by a list of file actions.
+pub fn passing_on(fd: c_int) {
+    if let Some(c) = state::connection(fd) {
+        errno::keep(|| crate::send::quiesce(&c, Reason::Passed));
+    }
+}
+
 fn before_replacing(from: c_int, to: c_int) {
+    if to < 3 && state::kind(from) == Kind::Connection && state::borrowed_memory() {
+        passing_on(from);
+    }
     if from == to || state::kind(to) == Kind::Foreign || state::borrowed_memory() {
         return;
     }
@@ -490,6 +499,11 @@ pub unsafe fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
     if result >= 0 {
         match command {
             libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => note_duplicate(fd, result),
+            libc::F_SETFD if argument as c_int & libc::FD_CLOEXEC == 0 => {
+                if let Some(c) = state::connection(fd) {
+                    c.entry.flags.fetch_or(FLAG_INHERITED, Ordering::Relaxed);
+                }
+            }
             libc::F_SETFL => {
                 if let Some(c) = state::connection(fd) {
                     set_nonblocking(&c, argument as c_int & libc::O_NONBLOCK != 0);
@@ -591,8 +605,7 @@ pub unsafe fn setsockopt(
                 && name == libc::SO_RCVLOWAT
                 && number.is_some_and(|n| n > 1));
         if kernel_only {
-            c.pin(Reason::Unsupported);
-            errno::keep(|| crate::send::service(&c));
+            errno::keep(|| crate::send::quiesce(&c, Reason::Unsupported));
         }
     }
     unsafe { real::setsockopt(fd, level, name, value, len) }

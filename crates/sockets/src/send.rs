@@ -5,6 +5,7 @@ use core::sync::atomic::Ordering;
 use libc::iovec;
 use toehold_channel::channel::{End, Incoming};
 use toehold_channel::doorbell;
+use toehold_channel::ring::Fault;
 use toehold_channel::table::{
     COMMAND_DETACH, COMMAND_PEER_GONE, FLAG_PINNED, FLAG_SHUT_RX, FLAG_SHUT_TX, Mode, Reason,
 };
@@ -15,7 +16,7 @@ use crate::receive::{
     timeout_ns,
 };
 use crate::state::Connection;
-use crate::{buffers, epoll, errno, lock, options, pairing, real, sys, wait};
+use crate::{buffers, epoll, errno, lock, options, pairing, real, receive, sys, wait};
 
 /// Bytes copied before the reader is shown them: it starts on the first while we copy the next.
 const CHUNK_BYTES: usize = 32 << 10;
@@ -325,6 +326,12 @@ fn attend_slowly(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
         || end.theirs().wake.refuse.load(Ordering::Acquire) != 0;
     if end.tx_mode() == Mode::Ring {
         if stay_down {
+            let lost = end.theirs().wake.abandoned.load(Ordering::Acquire) != 0
+                && end.theirs().consume.head.load(Ordering::Acquire)
+                    != entry.tx_ring.load(Ordering::Relaxed);
+            if lost {
+                return Err(fault_of_peer(connection, Fault::Record));
+            }
             go_down(connection, end);
         }
         return Ok(());
@@ -351,6 +358,53 @@ pub(crate) fn go_down(connection: &Connection, end: &End<'_>) {
         ring(connection);
     }
     end.finish_down();
+}
+
+/// The descriptor is about to serve somebody who knows nothing of rings (another program, a kernel feature): brings both directions to where the
+/// kernel alone is right, and keeps them there. Our own goes down at once. The peer is asked to bring its down before it sends again; what it
+/// published before that is waited for, and must be read by us: if the program leaves bytes unread, they cannot follow the
+/// descriptor, and the connection is reset rather than continued with a gap.
+pub(crate) fn quiesce(connection: &Connection, reason: Reason) {
+    /// A peer that was in the middle of a send when it was asked finishes it within this time, unless it is kept from running.
+    const SETTLE_NS: u64 = 2_000_000;
+    connection.pin(reason);
+    let Some(end) = connection.end() else { return };
+    {
+        let Some(_held) = lock::lock(&connection.entry.tx_lock) else {
+            return;
+        };
+        end.ours().wake.refuse.store(1, Ordering::SeqCst);
+        go_down(connection, &end);
+    }
+    epoll::materialise(connection);
+    connection.local.home_wake.store(0, Ordering::Relaxed);
+    end.ours()
+        .wake
+        .wake
+        .store(doorbell::WakeWord::None.to_word(), Ordering::SeqCst);
+    let start = sys::now_ns();
+    let mut unread = true;
+    while sys::now_ns() - start < SETTLE_NS || unread {
+        {
+            let Some(_held) = lock::lock(&connection.entry.rx_lock) else {
+                return;
+            };
+            receive::discard_doorbells(connection, &end);
+            unread = match end.incoming() {
+                Ok(Incoming::Ring(filled)) => filled.len > 0,
+                Ok(Incoming::Carrier { .. }) => return,
+                _ => false,
+            };
+        }
+        if sys::now_ns() - start >= 2 * SETTLE_NS {
+            break;
+        }
+        sys::yield_now();
+    }
+    end.ours().wake.abandoned.store(1, Ordering::SeqCst);
+    if unread {
+        fault_of_peer(connection, Fault::Record);
+    }
 }
 
 /// Lets our direction follow commands and the peer when the program itself is not sending.

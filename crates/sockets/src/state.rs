@@ -14,7 +14,8 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64,
 use toehold_channel::channel::End;
 use toehold_channel::memfd;
 use toehold_channel::table::{
-    ENTRIES, Entry, EntryState, FLAG_ACCEPTED, FLAG_NONBLOCK, Reason, TABLE_BYTES, Table, WaitMode,
+    ENTRIES, Entry, EntryState, FLAG_ACCEPTED, FLAG_INHERITED, FLAG_NONBLOCK, Reason, TABLE_BYTES,
+    Table, WaitMode,
 };
 
 use crate::pairing::Pair;
@@ -595,14 +596,7 @@ pub fn ending() {
         return;
     }
     each_held(|index, entry, local| {
-        let connection = Connection {
-            fd: entry.fd.load(Ordering::Relaxed) as i32,
-            index,
-            generation: entry.generation.load(Ordering::Relaxed),
-            entry,
-            local,
-        };
-        pairing::holder_ends(&connection);
+        pairing::holder_ends(&held(index, entry, local));
     });
     leave_family();
 }
@@ -612,12 +606,33 @@ pub fn before_exec() {
     if !is_started() || borrowed_memory() {
         return;
     }
-    each_held(|_, entry, _| {
+    each_held(|index, entry, local| {
         if closes_on_exec(entry) {
             entry.holders.fetch_sub(1, Ordering::AcqRel);
+        } else if local.region.load(Ordering::Relaxed).is_null() {
+            // Nothing to bring back; what the new program does with it we shall not see.
+            if entry.holders.load(Ordering::Relaxed) <= 1 {
+                held(index, entry, local).pin(Reason::Passed);
+            }
+        } else if entry.holders.load(Ordering::Relaxed) <= 1
+            || entry.flags.load(Ordering::Relaxed) & FLAG_INHERITED != 0
+            || (0..3).any(|fd| connection(fd).is_some_and(|standard| standard.index == index))
+        {
+            // Other connections that a forked child still has are leaks rather than gifts: the parent goes on with them.
+            crate::send::quiesce(&held(index, entry, local), Reason::Passed);
         }
     });
     leave_family();
+}
+
+fn held(index: u32, entry: &'static Entry, local: &'static Local) -> Connection {
+    Connection {
+        fd: entry.fd.load(Ordering::Relaxed) as i32,
+        index,
+        generation: entry.generation.load(Ordering::Relaxed),
+        entry,
+        local,
+    }
 }
 
 /// It did not become one.
