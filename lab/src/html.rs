@@ -20,6 +20,7 @@ pub(crate) fn render(report: &Report, figures: &[Figure]) -> String {
         report.rounds,
         name = escape(report.plan),
     );
+    write_claims(&mut html, report);
     for figure in figures {
         if let Some(svg) = plot::render(report, figure) {
             let _ = write!(html, "<h2>{}</h2>\n{svg}", escape(figure.title));
@@ -29,6 +30,23 @@ pub(crate) fn render(report: &Report, figures: &[Figure]) -> String {
     write_published(&mut html, report);
     write_rows(&mut html, report, figures);
     html
+}
+
+fn write_claims(html: &mut String, report: &Report) {
+    if report.claims.is_empty() {
+        return;
+    }
+    html.push_str("<table><tr><th>wanted<th>found<th>\n");
+    for claim in &report.claims {
+        let verdict = if claim.holds {
+            "holds"
+        } else {
+            "does not hold"
+        };
+        let (wanted, found) = (escape(&claim.wanted), escape(&claim.found));
+        let _ = writeln!(html, "<tr><td>{wanted}<td>{found}<td>{verdict}");
+    }
+    html.push_str("</table>\n");
 }
 
 fn write_notes(html: &mut String, report: &Report) {

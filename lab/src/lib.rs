@@ -21,7 +21,7 @@ mod table;
 
 pub use command::{list, run, run_from_args};
 pub use environment::Environment;
-pub use plan::{Axis, Case, Figure, Plan, Reading};
+pub use plan::{Axis, Case, Claim, Figure, Plan, Reading};
 pub use published::{Published, published_of};
 pub use report::{Report, Row};
 pub use runner::Options;

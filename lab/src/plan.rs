@@ -1,5 +1,9 @@
 //! What an experiment has to say for itself.
 
+use serde::Serialize;
+
+use crate::report::Report;
+
 /// An experiment. It takes one sample when asked; how often, in which order, and what becomes of it is the
 /// runner's business.
 pub trait Plan {
@@ -27,6 +31,23 @@ pub trait Plan {
 
     /// What else a reader has to know: what is missing here and why.
     fn notes(&self) -> Vec<String>;
+
+    /// What the experiment was meant to show, and whether it did.
+    fn claims(&self, report: &Report) -> Vec<Claim> {
+        let _ = report;
+        Vec::new()
+    }
+}
+
+/// Something that was to be shown.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Claim {
+    /// What was wanted.
+    pub wanted: String,
+    /// What was found.
+    pub found: String,
+    /// Whether that is what was wanted.
+    pub holds: bool,
 }
 
 /// One thing to measure: a point of a series, in a group of series that belong together.

@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use crate::environment::Environment;
+use crate::plan::Claim;
 use crate::published::Published;
 use crate::sample::Samples;
 
@@ -21,6 +22,8 @@ pub struct Report {
     pub rounds: usize,
     /// What was measured here.
     pub rows: Vec<Row>,
+    /// What was to be shown, and whether it was.
+    pub claims: Vec<Claim>,
     /// What was published about the same experiment, elsewhere, on other machines.
     pub published: Vec<Published>,
     /// What else a reader has to know.

@@ -86,7 +86,7 @@ pub(crate) fn run(
         let Case { group, series, x } = &cases[at];
         format!("{group}, {series}, {x}: {why}")
     }));
-    Report {
+    let mut report = Report {
         plan: plan.name(),
         about: plan.about(),
         schema: "toehold-lab/1",
@@ -97,9 +97,12 @@ pub(crate) fn run(
             .filter(|((at, _), _)| !failures.contains_key(at))
             .map(|((at, _), cell)| cell.into_row(&cases[at]))
             .collect(),
+        claims: Vec::new(),
         published: plan.published_as().map(published_of).unwrap_or_default(),
         notes,
-    }
+    };
+    report.claims = plan.claims(&report);
+    report
 }
 
 struct Cell {

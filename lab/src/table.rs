@@ -18,6 +18,15 @@ pub(crate) fn render(report: &Report, figures: &[Figure]) -> String {
         let _ = write!(text, "\n{}\n", figure.title);
         text.push_str(&table(report, figure));
     }
+    for claim in &report.claims {
+        let verdict = if claim.holds {
+            "holds"
+        } else {
+            "does not hold"
+        };
+        let _ = write!(text, "\n{}: {verdict}: {}", claim.wanted, claim.found);
+    }
+    text.push('\n');
     if !report.published.is_empty() {
         text.push_str("\npublished, on the machines of the time\n");
         for p in &report.published {

@@ -1,19 +1,20 @@
-//! The `auto` engine: by hand below the copybreak, by the worker above it.
+//! The `auto` engine: by hand or by the worker, as length and temperature make it pay.
 
 use std::time::{Duration, Instant};
 
 use crate::backend::{Backend, Outcome, Refused};
 use crate::calibration::{Copybreak, Direction};
 use crate::cpu::{Finished, execute};
-use crate::heat::copy_by_heat;
+use crate::heat::{PROBE_BYTES, copy_by_heat, copy_page};
 use crate::operation::{Flags, Kind};
-use crate::{Calibration, Cookie, Operation, Worker};
+use crate::{Calibration, Cookie, NT_BYTES_MIN, Operation, Worker, copy_nontemporal, from_shared};
 
 /// The `auto` engine.
 ///
-/// - Below the copybreak, and when the submitter says it will wait ([`Flags::URGENT`]): by hand, with `memcpy`
-///   for memory that is in the cache and non-temporal stores for memory that is not.
-/// - Otherwise by the worker, if there is one.
+/// - Short copies, and those whose submitter is going to wait ([`Flags::URGENT`]), are done by hand.
+/// - Of a longer one the first page is done by hand, with a stopwatch. If it was in the cache, so is the rest, and
+///   by hand is fastest: a worker would first have to fetch it from there. If it was not, the worker gets the rest.
+/// - A worker that sleeps is woken for a long copy, or for many; otherwise cold memory goes past the cache, by hand.
 pub struct Auto {
     finished: Finished,
     worker: Option<Worker>,
@@ -45,23 +46,73 @@ impl Auto {
         }
     }
 
+    /// From what length on the worker may be asked.
     #[inline]
-    fn goes_to_worker(&mut self, operation: &Operation) -> bool {
-        let Some(worker) = &self.worker else {
-            return false;
-        };
+    fn copybreak(&self, operation: &Operation) -> Copybreak {
+        if self.worker.is_none() || operation.flags.contains(Flags::URGENT) {
+            return Copybreak::NEVER;
+        }
         let inward = operation.flags.contains(Flags::CACHE);
-        let at = if inward {
+        if inward {
             self.copybreak_in
         } else {
             self.copybreak_out
-        };
-        if operation.len < at.awake || operation.flags.contains(Flags::URGENT) {
-            return false;
         }
-        operation.len >= at.asleep
-            || worker.is_awake()
-            || self.regret.is_enough(operation.len, at.asleep)
+    }
+
+    /// Whether the worker is to have an operation that is long enough for it.
+    fn goes_to_worker(&mut self, len: usize, at: Copybreak) -> bool {
+        let Some(worker) = &self.worker else {
+            return false;
+        };
+        worker.has_room()
+            && (len >= at.asleep || worker.is_awake() || self.regret.is_enough(len, at.asleep))
+    }
+
+    /// Copies, or begins to and leaves the rest to the worker: then `false`.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Backend::submit`].
+    unsafe fn copy(&mut self, cookie: Cookie, operation: &Operation) -> bool {
+        let &Operation {
+            source,
+            target,
+            len,
+            flags,
+            ..
+        } = operation;
+        let at = self.copybreak(operation);
+        if len < at.awake.max(2 * PROBE_BYTES) {
+            // SAFETY: the caller's contract.
+            unsafe {
+                match flags.contains(Flags::CACHE) {
+                    true => from_shared(source, target, len),
+                    false => copy_by_heat(source, target, len),
+                }
+            }
+            return true;
+        }
+        // SAFETY: the caller's contract; `len` is more than a page.
+        let (is_cold, rest) = unsafe { (copy_page(source, target), operation.rest(PROBE_BYTES)) };
+        if is_cold
+            && self.goes_to_worker(len, at)
+            && let Some(worker) = &mut self.worker
+        {
+            // SAFETY: the caller's contract, for the rest.
+            let taken = unsafe { worker.submit_rest(cookie, &rest, PROBE_BYTES) };
+            if taken.is_ok() {
+                return false;
+            }
+        }
+        // SAFETY: the caller's contract, for the rest.
+        unsafe {
+            match is_cold && len >= NT_BYTES_MIN && !flags.contains(Flags::CACHE) {
+                true => copy_nontemporal(rest.source, rest.target, rest.len),
+                false => from_shared(rest.source, rest.target, rest.len),
+            }
+        }
+        true
     }
 }
 
@@ -93,22 +144,23 @@ unsafe impl Backend for Auto {
 
     #[inline]
     unsafe fn submit(&mut self, cookie: Cookie, operation: &Operation) -> Result<(), Refused> {
-        if self.goes_to_worker(operation)
+        if operation.kind == Kind::Copy {
+            // SAFETY: the caller's contract.
+            if unsafe { self.copy(cookie, operation) } {
+                self.finished.push(cookie, Outcome::DONE);
+            }
+            return Ok(());
+        }
+        let at = self.copybreak(operation);
+        if operation.len >= at.awake
+            && self.goes_to_worker(operation.len, at)
             && let Some(worker) = &mut self.worker
         {
             // SAFETY: the caller's contract.
             return unsafe { worker.submit(cookie, operation) };
         }
-        let by_heat = operation.kind == Kind::Copy && !operation.flags.contains(Flags::CACHE);
-        let outcome = if by_heat {
-            // SAFETY: valid and disjoint by the caller's contract.
-            unsafe { copy_by_heat(operation.source, operation.target, operation.len) };
-            Outcome::DONE
-        } else {
-            // SAFETY: the caller's contract is `execute`'s.
-            unsafe { execute(operation) }
-        };
-        self.finished.push(cookie, outcome);
+        // SAFETY: the caller's contract is `execute`'s.
+        self.finished.push(cookie, unsafe { execute(operation) });
         Ok(())
     }
 

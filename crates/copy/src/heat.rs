@@ -26,21 +26,34 @@ pub unsafe fn copy_by_heat(source: *const u8, target: *mut u8, len: usize) {
 
 /// # Safety
 ///
-/// As above, and `len` is at least [`PROBE_BYTES`].
+/// As above, and `len` is at least [`NT_BYTES_MIN`].
 unsafe fn copy_probing(source: *const u8, target: *mut u8, len: usize) {
-    let begin = ticks();
-    // SAFETY: within both ranges.
-    unsafe { from_shared(source, target, PROBE_BYTES) };
-    let is_cold = ticks().wrapping_sub(begin) > u64::from(COLD_TICKS.load(Relaxed));
-    // SAFETY: what is left of both ranges.
+    // The pages before the one that is timed bring streams and translations under way, which the rest then has too.
+    let ahead = (len / 64).clamp(PROBE_BYTES, 4 * PROBE_BYTES) / PROBE_BYTES * PROBE_BYTES;
+    let untimed = ahead - PROBE_BYTES;
+    // SAFETY: `ahead` is less than `len`; each call takes what the last one left.
     unsafe {
-        let (source, target) = (source.add(PROBE_BYTES), target.add(PROBE_BYTES));
+        from_shared(source, target, untimed);
+        let is_cold = copy_page(source.add(untimed), target.add(untimed));
+        let (source, target) = (source.add(ahead), target.add(ahead));
         if is_cold {
-            copy_nontemporal(source, target, len - PROBE_BYTES);
+            copy_nontemporal(source, target, len - ahead);
         } else {
-            from_shared(source, target, len - PROBE_BYTES);
+            from_shared(source, target, len - ahead);
         }
     }
+}
+
+/// Copies the first page of a longer copy, and tells whether it was cold.
+///
+/// # Safety
+///
+/// As for [`copy_by_heat`], for [`PROBE_BYTES`].
+pub(crate) unsafe fn copy_page(source: *const u8, target: *mut u8) -> bool {
+    let begin = ticks();
+    // SAFETY: the caller's contract.
+    unsafe { from_shared(source, target, PROBE_BYTES) };
+    ticks().wrapping_sub(begin) > u64::from(COLD_TICKS.load(Relaxed))
 }
 
 /// Drops a range from every cache of the machine, where the processor lets a program do that; true if it did.
@@ -105,15 +118,20 @@ pub(crate) const PROBE_BYTES: usize = 4096;
 pub(crate) fn ticks() -> u64 {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     {
-        // The counter is not ordered with the copy around it; a page is long enough for that not to matter.
-        // SAFETY: every x86-64 has it, and user space may read it unless a process asked to be stopped from it.
-        unsafe { core::arch::x86_64::_rdtsc() }
+        // The fence waits for the loads of the copy: without it the clock is read while they are on their way.
+        // SAFETY: every x86-64 has both, and user space may read the clock unless a process asked to be kept from it.
+        unsafe {
+            core::arch::x86_64::_mm_lfence();
+            core::arch::x86_64::_rdtsc()
+        }
     }
     #[cfg(all(target_arch = "aarch64", not(miri)))]
     {
         let count: u64;
-        // SAFETY: Linux lets user space read the virtual counter.
-        unsafe { core::arch::asm!("mrs {}, cntvct_el0", out(reg) count, options(nomem, nostack)) };
+        // SAFETY: Linux lets user space read the virtual counter. The barrier is for the same reason as above.
+        unsafe {
+            core::arch::asm!("dsb ld", "isb", "mrs {}, cntvct_el0", out(reg) count, options(nostack))
+        };
         count
     }
     #[cfg(any(miri, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]

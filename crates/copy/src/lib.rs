@@ -1,4 +1,22 @@
 //! The copy engine: asynchronous memory copies, and copies of memory that others may be writing.
+//!
+//! Three layers, each usable by itself:
+//!
+//! - [`from_shared`] and [`to_shared`] copy now, without forming a reference to memory that a peer may
+//!   be writing.
+//! - [`Channel::submit`] hands an [`Operation`] to an engine and returns a [`Cookie`]. It is unsafe: the caller keeps the
+//!   memory alive.
+//! - [`Channel::scope`] is safe: memory is lent to a scope, which does not end before the copies do.
+//!
+//! An engine is a [`Backend`]. [`open`] chooses one by name, or by what [`Calibration`] measured.
+//!
+//! ```text
+//!   submit ──> ledger ──> held (fence, full queue) ──> backend ──> engine
+//!                 ^                                       │
+//!   watermark <───┴── processor finishes what is left <───┘ outcome
+//! ```
+//!
+//! The crate's README tells what each engine is good for, where it loses, and what is not supported.
 
 #![cfg_attr(not(feature = "std"), no_std)]
 

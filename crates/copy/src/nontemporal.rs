@@ -1,4 +1,4 @@
-//! Copies past the cache: non-temporal stores, four pages at a time, fetched ahead.
+//! Copies past the cache: non-temporal stores, in four streams, fetched ahead.
 //!
 //! An ordinary store to a line that is not in the cache first reads the line from memory, and then pushes
 //! something else out. A non-temporal store does neither, so a large copy of cold memory saves a third
@@ -6,10 +6,12 @@
 //! four streams of the hardware prefetcher and four memory banks busy; it is worth as much again.
 //!
 //! ```text
-//!             page 0      page 1      page 2      page 3
-//!   step 0    line 0,1    line 0,1    line 0,1    line 0,1      loads, then stores
-//!   step 1    line 2,3    ...
+//!             stream 0    stream 1    stream 2    stream 3
+//!   step 0    line 0      line 0      line 0      line 0      loads, then stores
+//!   step 1    line 1      ...
 //! ```
+//!
+//! Streams are a page apart; those of the last, shorter group are as far apart as it has lines for.
 //!
 //! It loses when the target is in the cache (its lines are thrown out), or will be read soon. Hence
 //! [`Flags::CACHE`], and the probing `auto` engine.
@@ -70,7 +72,7 @@ unsafe impl Backend for CpuNt {
 }
 
 /// Below this a copy is a few hundred nanoseconds, and the fence and the lost cache lines cost more.
-pub const NT_BYTES_MIN: usize = 4 * GROUP_BYTES;
+pub const NT_BYTES_MIN: usize = 64 * 1024;
 
 /// Copies past the cache where the processor can, otherwise like [`from_shared`].
 ///
@@ -80,16 +82,14 @@ pub const NT_BYTES_MIN: usize = 4 * GROUP_BYTES;
 /// either may be shared.
 pub unsafe fn copy_nontemporal(source: *const u8, target: *mut u8, len: usize) {
     let head = target.align_offset(LINE_BYTES).min(len);
-    let groups = (len - head) / GROUP_BYTES;
-    // SAFETY: head, groups and tail follow one another and add up to `len`; after the head the target
+    let body = (len - head) / (4 * LINE_BYTES) * (4 * LINE_BYTES);
+    let tail = len - head - body;
+    // SAFETY: head, body and tail follow one another and add up to `len`; after the head the target
     // is aligned to a line.
     unsafe {
         from_shared(source, target, head);
-        if groups > 0 {
-            copy_groups(source.add(head), target.add(head), groups);
-        }
-        let done = head + groups * GROUP_BYTES;
-        from_shared(source.add(done), target.add(done), len - done);
+        copy_body(source.add(head), target.add(head), body);
+        from_shared(source.add(head + body), target.add(head + body), tail);
     }
 }
 
@@ -99,34 +99,34 @@ const LINE_BYTES: usize = 64;
 /// Distance between the four streams.
 const PAGE_BYTES: usize = 4096;
 
-/// The unit of the inner loop: four pages.
-const GROUP_BYTES: usize = 4 * PAGE_BYTES;
-
 /// # Safety
 ///
-/// Both ranges are valid for `groups * GROUP_BYTES`; `target` is aligned to a line.
+/// Both ranges are valid for `len`, a multiple of four lines; `target` is aligned to a line.
 #[cfg(not(all(target_arch = "x86_64", not(miri))))]
-unsafe fn copy_groups(source: *const u8, target: *mut u8, groups: usize) {
+unsafe fn copy_body(source: *const u8, target: *mut u8, len: usize) {
     // SAFETY: the caller's ranges.
-    unsafe { from_shared(source, target, groups * GROUP_BYTES) }
+    unsafe { from_shared(source, target, len) }
 }
 
 /// # Safety
 ///
-/// Both ranges are valid for `groups * GROUP_BYTES`; `target` is aligned to a line.
+/// Both ranges are valid for `len`, a multiple of four lines; `target` is aligned to a line.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
-unsafe fn copy_groups(source: *const u8, target: *mut u8, groups: usize) {
+unsafe fn copy_body(source: *const u8, target: *mut u8, len: usize) {
     let wide = has_avx();
-    for group in 0..groups {
-        let at = group * GROUP_BYTES;
-        // SAFETY: `at + GROUP_BYTES` is within both ranges; each call copies one group.
+    let mut done = 0;
+    while done < len {
+        let stride = ((len - done) / 4).min(PAGE_BYTES);
+        // SAFETY: `done + 4 * stride <= len`; both are multiples of a line, so the target stays aligned.
         unsafe {
+            let (source, target) = (source.add(done), target.add(done));
             if wide {
-                copy_group_avx(source.add(at), target.add(at));
+                copy_group_avx(source, target, stride);
             } else {
-                copy_group_sse2(source.add(at), target.add(at));
+                copy_group_sse2(source, target, stride);
             }
         }
+        done += 4 * stride;
     }
     // SAFETY: orders the stores above before every later one; touches nothing.
     unsafe { core::arch::asm!("sfence", options(nostack, preserves_flags)) };
@@ -140,10 +140,10 @@ fn has_avx() -> bool {
     return cfg!(target_feature = "avx");
 }
 
-/// Defines one group's copy: a loop over the lines of a page, one line of each of the four pages a turn.
+/// Defines one group's copy: a loop over the lines of a stream, one line of each of the four a turn.
 /// It is assembly so that the compiler sees no typed access to memory that a peer may be writing.
 ///
-/// The prefetches run past the end of the last page by up to `AHEAD`. A prefetch never faults.
+/// The prefetches run past the end of each stream. A prefetch never faults.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 macro_rules! copy_group {
     ($name:ident, $doc:literal, [$($line:literal),+ $(,)?], [$($register:tt),+ $(,)?]) => {
@@ -151,18 +151,18 @@ macro_rules! copy_group {
         ///
         /// # Safety
         ///
-        /// The processor has the instructions; both sides are valid for `GROUP_BYTES`; `target` is
-        /// aligned to a line.
-        unsafe fn $name(source: *const u8, target: *mut u8) {
-            // SAFETY: reads `source..source + GROUP_BYTES` and writes as much of `target`, a line of
-            // each page a turn, until the first page is done. Clobbers are declared.
+        /// The processor has the instructions; both sides are valid for `4 * stride`, a multiple of four
+        /// lines and not zero; `target` is aligned to a line.
+        unsafe fn $name(source: *const u8, target: *mut u8, stride: usize) {
+            // SAFETY: reads `source..source + 4 * stride` and writes as much of `target`, a line of
+            // each stream a turn, until the first stream is done. Clobbers are declared.
             unsafe {
                 core::arch::asm!(
                     "2:",
                     "prefetcht0 [{s} + 256]",
-                    "prefetcht0 [{s} + 4096 + 256]",
-                    "prefetcht0 [{s} + 8192 + 256]",
-                    "prefetcht0 [{s} + 12288 + 256]",
+                    "prefetcht0 [{s} + {p} + 256]",
+                    "prefetcht0 [{s} + 2*{p} + 256]",
+                    "prefetcht0 [{s} + {q} + 256]",
                     $($line,)+
                     "add {s}, 64",
                     "add {t}, 64",
@@ -170,7 +170,9 @@ macro_rules! copy_group {
                     "jb 2b",
                     s = inout(reg) source => _,
                     t = inout(reg) target => _,
-                    e = in(reg) source.add(PAGE_BYTES),
+                    e = in(reg) source.add(stride),
+                    p = in(reg) stride,
+                    q = in(reg) 3 * stride,
                     $(out($register) _,)+
                     options(nostack),
                 )
@@ -186,20 +188,20 @@ copy_group!(
     [
         "vmovdqu ymm0, [{s}]",
         "vmovdqu ymm1, [{s} + 32]",
-        "vmovdqu ymm2, [{s} + 4096]",
-        "vmovdqu ymm3, [{s} + 4096 + 32]",
-        "vmovdqu ymm4, [{s} + 8192]",
-        "vmovdqu ymm5, [{s} + 8192 + 32]",
-        "vmovdqu ymm6, [{s} + 12288]",
-        "vmovdqu ymm7, [{s} + 12288 + 32]",
+        "vmovdqu ymm2, [{s} + {p}]",
+        "vmovdqu ymm3, [{s} + {p} + 32]",
+        "vmovdqu ymm4, [{s} + 2*{p}]",
+        "vmovdqu ymm5, [{s} + 2*{p} + 32]",
+        "vmovdqu ymm6, [{s} + {q}]",
+        "vmovdqu ymm7, [{s} + {q} + 32]",
         "vmovntdq [{t}], ymm0",
         "vmovntdq [{t} + 32], ymm1",
-        "vmovntdq [{t} + 4096], ymm2",
-        "vmovntdq [{t} + 4096 + 32], ymm3",
-        "vmovntdq [{t} + 8192], ymm4",
-        "vmovntdq [{t} + 8192 + 32], ymm5",
-        "vmovntdq [{t} + 12288], ymm6",
-        "vmovntdq [{t} + 12288 + 32], ymm7",
+        "vmovntdq [{t} + {p}], ymm2",
+        "vmovntdq [{t} + {p} + 32], ymm3",
+        "vmovntdq [{t} + 2*{p}], ymm4",
+        "vmovntdq [{t} + 2*{p} + 32], ymm5",
+        "vmovntdq [{t} + {q}], ymm6",
+        "vmovntdq [{t} + {q} + 32], ymm7",
     ],
     [
         "ymm0", "ymm1", "ymm2", "ymm3", "ymm4", "ymm5", "ymm6", "ymm7"
@@ -215,34 +217,34 @@ copy_group!(
         "movdqu xmm1, [{s} + 16]",
         "movdqu xmm2, [{s} + 32]",
         "movdqu xmm3, [{s} + 48]",
-        "movdqu xmm4, [{s} + 4096]",
-        "movdqu xmm5, [{s} + 4096 + 16]",
-        "movdqu xmm6, [{s} + 4096 + 32]",
-        "movdqu xmm7, [{s} + 4096 + 48]",
-        "movdqu xmm8, [{s} + 8192]",
-        "movdqu xmm9, [{s} + 8192 + 16]",
-        "movdqu xmm10, [{s} + 8192 + 32]",
-        "movdqu xmm11, [{s} + 8192 + 48]",
-        "movdqu xmm12, [{s} + 12288]",
-        "movdqu xmm13, [{s} + 12288 + 16]",
-        "movdqu xmm14, [{s} + 12288 + 32]",
-        "movdqu xmm15, [{s} + 12288 + 48]",
+        "movdqu xmm4, [{s} + {p}]",
+        "movdqu xmm5, [{s} + {p} + 16]",
+        "movdqu xmm6, [{s} + {p} + 32]",
+        "movdqu xmm7, [{s} + {p} + 48]",
+        "movdqu xmm8, [{s} + 2*{p}]",
+        "movdqu xmm9, [{s} + 2*{p} + 16]",
+        "movdqu xmm10, [{s} + 2*{p} + 32]",
+        "movdqu xmm11, [{s} + 2*{p} + 48]",
+        "movdqu xmm12, [{s} + {q}]",
+        "movdqu xmm13, [{s} + {q} + 16]",
+        "movdqu xmm14, [{s} + {q} + 32]",
+        "movdqu xmm15, [{s} + {q} + 48]",
         "movntdq [{t}], xmm0",
         "movntdq [{t} + 16], xmm1",
         "movntdq [{t} + 32], xmm2",
         "movntdq [{t} + 48], xmm3",
-        "movntdq [{t} + 4096], xmm4",
-        "movntdq [{t} + 4096 + 16], xmm5",
-        "movntdq [{t} + 4096 + 32], xmm6",
-        "movntdq [{t} + 4096 + 48], xmm7",
-        "movntdq [{t} + 8192], xmm8",
-        "movntdq [{t} + 8192 + 16], xmm9",
-        "movntdq [{t} + 8192 + 32], xmm10",
-        "movntdq [{t} + 8192 + 48], xmm11",
-        "movntdq [{t} + 12288], xmm12",
-        "movntdq [{t} + 12288 + 16], xmm13",
-        "movntdq [{t} + 12288 + 32], xmm14",
-        "movntdq [{t} + 12288 + 48], xmm15",
+        "movntdq [{t} + {p}], xmm4",
+        "movntdq [{t} + {p} + 16], xmm5",
+        "movntdq [{t} + {p} + 32], xmm6",
+        "movntdq [{t} + {p} + 48], xmm7",
+        "movntdq [{t} + 2*{p}], xmm8",
+        "movntdq [{t} + 2*{p} + 16], xmm9",
+        "movntdq [{t} + 2*{p} + 32], xmm10",
+        "movntdq [{t} + 2*{p} + 48], xmm11",
+        "movntdq [{t} + {q}], xmm12",
+        "movntdq [{t} + {q} + 16], xmm13",
+        "movntdq [{t} + {q} + 32], xmm14",
+        "movntdq [{t} + {q} + 48], xmm15",
     ],
     [
         "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10",
@@ -294,19 +296,26 @@ mod tests {
     #[test]
     fn both_widths_copy_the_same_group() {
         #[repr(align(64))]
-        struct Group([u8; GROUP_BYTES]);
-        let source: Vec<u8> = (0..GROUP_BYTES as u32)
+        struct Group([u8; 4 * PAGE_BYTES]);
+        let source: Vec<u8> = (0..4 * PAGE_BYTES as u32)
             .map(|i| ((i * 13) >> 3) as u8)
             .collect();
-        let mut target = alloc::boxed::Box::new(Group([0; GROUP_BYTES]));
-        // SAFETY: SSE2 is in every x86-64; both sides hold one group, the target is aligned.
-        unsafe { copy_group_sse2(source.as_ptr(), target.0.as_mut_ptr()) };
-        assert_eq!(target.0[..], source[..]);
-        if has_avx() {
-            target.0.fill(0);
-            // SAFETY: as above, and AVX was found.
-            unsafe { copy_group_avx(source.as_ptr(), target.0.as_mut_ptr()) };
-            assert_eq!(target.0[..], source[..]);
+        for stride in [64, 128, 64 * 37, PAGE_BYTES] {
+            let (len, mut target) = (
+                4 * stride,
+                alloc::boxed::Box::new(Group([0; 4 * PAGE_BYTES])),
+            );
+            // SAFETY: SSE2 is in every x86-64; both sides hold four pages, the target is aligned.
+            unsafe { copy_group_sse2(source.as_ptr(), target.0.as_mut_ptr(), stride) };
+            assert_eq!(target.0[..len], source[..len]);
+            assert!(target.0[len..].iter().all(|&byte| byte == 0));
+            if has_avx() {
+                target.0.fill(0);
+                // SAFETY: as above, and AVX was found.
+                unsafe { copy_group_avx(source.as_ptr(), target.0.as_mut_ptr(), stride) };
+                assert_eq!(target.0[..len], source[..len]);
+                assert!(target.0[len..].iter().all(|&byte| byte == 0));
+            }
         }
     }
 }

@@ -112,7 +112,9 @@ impl Calibration {
             .and_then(|file| store::load(file, fingerprint));
         let mut calibration = remembered.unwrap_or_else(|| {
             let fresh = measure::measure(fingerprint);
-            if let Some(Err(error)) = file.as_deref().map(|file| store::save(file, &fresh)) {
+            // What was measured on a busy machine is good enough for now and not for ever.
+            let worth_keeping = file.as_deref().filter(|_| fresh.is_whole());
+            if let Some(Err(error)) = worth_keeping.map(|file| store::save(file, &fresh)) {
                 notes.push(format!("the calibration could not be remembered: {error}"));
             }
             fresh
@@ -125,6 +127,11 @@ impl Calibration {
         }
         crate::heat::set_cold_ticks(calibration.cold_ticks);
         (calibration, notes)
+    }
+
+    /// True when there was time for every length.
+    fn is_whole(&self) -> bool {
+        measure::is_whole(&self.points)
     }
 
     /// Measures now, and forgets the result with the value.

@@ -29,7 +29,7 @@ pub struct Worker {
     queue: Arc<Queue<Operation>>,
     /// `None` after a fork: the thread is the parent's.
     thread: Option<JoinHandle<()>>,
-    /// By queue index: the cookie, and where the operation begins and ends in the stream of all bytes.
+    /// By queue index: the cookie, and where the operation begins in the stream of all bytes.
     journal: Box<[Record]>,
     /// By cookie: its queue index.
     index_of: Box<[u64]>,
@@ -46,7 +46,8 @@ pub struct Worker {
 #[derive(Clone, Copy)]
 struct Record {
     cookie: Cookie,
-    begin: u64,
+    /// Before the first byte of the stream, if its submitter did more itself than was ever submitted before.
+    begin: i64,
 }
 
 /// How to run a [`Worker`].
@@ -142,6 +143,46 @@ impl Worker {
         self.queue.is_awake()
     }
 
+    /// Whether a submission would be taken.
+    #[inline]
+    pub(crate) fn has_room(&self) -> bool {
+        self.thread.is_some() && self.written - self.reported < self.journal.len() as u64
+    }
+
+    /// Takes an operation of which the submitter has done the first `done` bytes itself: `rest` is what is left, and
+    /// progress counts from the beginning.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Backend::submit`].
+    #[inline]
+    pub(crate) unsafe fn submit_rest(
+        &mut self,
+        cookie: Cookie,
+        rest: &Operation,
+        done: usize,
+    ) -> Result<(), Refused> {
+        if !self.has_room() {
+            return Err(if self.thread.is_none() {
+                Refused::Unable
+            } else {
+                Refused::Full
+            });
+        }
+        let (index, slot) = (self.written, self.slot(self.written));
+        self.journal[slot] = Record {
+            cookie,
+            begin: self.position as i64 - done as i64,
+        };
+        let at = self.slot(cookie.get());
+        self.index_of[at] = index;
+        // SAFETY: we are the producer, the entry was reported finished (or never used), and is unpublished.
+        unsafe { self.queue.write(index, *rest) };
+        self.position += rest.len as u64;
+        self.written += 1;
+        Ok(())
+    }
+
     fn slot(&self, number: u64) -> usize {
         number as usize & (self.journal.len() - 1)
     }
@@ -156,24 +197,8 @@ unsafe impl Backend for Worker {
 
     #[inline]
     unsafe fn submit(&mut self, cookie: Cookie, operation: &Operation) -> Result<(), Refused> {
-        if self.thread.is_none() {
-            return Err(Refused::Unable);
-        }
-        if self.written - self.reported == self.journal.len() as u64 {
-            return Err(Refused::Full);
-        }
-        let (index, slot) = (self.written, self.slot(self.written));
-        self.journal[slot] = Record {
-            cookie,
-            begin: self.position,
-        };
-        let at = self.slot(cookie.get());
-        self.index_of[at] = index;
-        // SAFETY: we are the producer, the entry was reported finished (or never used), and is unpublished.
-        unsafe { self.queue.write(index, *operation) };
-        self.position += operation.len as u64;
-        self.written += 1;
-        Ok(())
+        // SAFETY: the caller's contract.
+        unsafe { self.submit_rest(cookie, operation, 0) }
     }
 
     #[inline]
@@ -207,7 +232,7 @@ unsafe impl Backend for Worker {
             return 0;
         }
         // The channel cuts it off at the operation's length.
-        self.queue.position().saturating_sub(record.begin) as usize
+        (self.queue.position() as i64 - record.begin).max(0) as usize
     }
 
     fn park(&mut self, patience_ns: u64) -> bool {

@@ -5,7 +5,8 @@ use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
 use toehold_copy::{
-    Buffer, Channel, Flags, Operation, Waiting, copy_by_heat, copy_nontemporal, evict, from_shared,
+    Buffer, Channel, Flags, NT_BYTES_MIN, Operation, Waiting, copy_by_heat, copy_nontemporal,
+    evict, from_shared,
 };
 
 use super::engines::Engine;
@@ -19,6 +20,10 @@ pub(super) struct Bench {
     /// What the caller would rather have in its cache.
     working_set: Buffer,
     channels: Vec<(Engine, Channel)>,
+    /// What a helper is woken with.
+    nudged: Buffer,
+    /// For each length, the work that takes as long.
+    turns: Vec<(usize, u64)>,
 }
 
 impl Bench {
@@ -34,6 +39,8 @@ impl Bench {
             target: buffer(LEN_MAX + 64)?,
             working_set: buffer(WORKING_SET_BYTES)?,
             channels: Vec::new(),
+            nudged: buffer(NUDGE_BYTES)?,
+            turns: Vec::new(),
         })
     }
 
@@ -53,19 +60,20 @@ impl Bench {
             });
             return Ok(vec![Reading::new("total", "us", total * 1e6)]);
         }
+        let nudged = self.nudged.as_mut_ptr();
         let channel = self.channel(engine)?;
         awaken(channel, &operation);
         let mut startups = Samples::default();
         let total = sample(repeats, || {
             prepare(&operation, is_hot);
-            nudge(channel, &operation);
+            nudge(channel, nudged);
             let begin = Instant::now();
             let submitted = submit(channel, &operation);
             startups.push(begin.elapsed().as_secs_f64());
             finish(channel, submitted);
             begin.elapsed().as_secs_f64()
         });
-        let overlap = overlap(channel, &operation, is_hot, total, repeats);
+        let overlap = overlap(channel, &operation, is_hot, nudged, total, repeats);
         let clock = sample(64, || Instant::now().elapsed().as_secs_f64());
         let mut readings = vec![
             Reading::new("total", "us", total * 1e6),
@@ -75,7 +83,7 @@ impl Bench {
         let before = channel.helper_cpu_ns();
         for _ in 0..repeats {
             prepare(&operation, is_hot);
-            nudge(channel, &operation);
+            nudge(channel, nudged);
             let submitted = submit(channel, &operation);
             finish(channel, submitted);
         }
@@ -84,6 +92,46 @@ impl Bench {
             readings.push(Reading::new("helper", "us", each_us));
         }
         Ok(readings)
+    }
+
+    /// A copy and as much other work as a cold `memcpy` takes, through a channel whatever the engine.
+    pub(super) fn job(
+        &mut self,
+        engine: Engine,
+        is_hot: bool,
+        len: usize,
+    ) -> Result<Vec<Reading>, String> {
+        let operation = self.operation(len, 0);
+        let nudged = self.nudged.as_mut_ptr();
+        let turns = self.turns_of(&operation);
+        let channel = self.channel(engine)?;
+        awaken(channel, &operation);
+        let job = sample(repeats(len).min(24), || {
+            prepare(&operation, is_hot);
+            nudge(channel, nudged);
+            time(1, || {
+                let submitted = submit(channel, &operation);
+                work(turns);
+                finish(channel, submitted);
+            })
+        });
+        Ok(vec![Reading::new("job", "us", job * 1e6)])
+    }
+
+    /// Turns of work that take as long as a cold `memcpy` of this length: measured once, so that every engine gets the
+    /// same.
+    fn turns_of(&mut self, operation: &Operation) -> u64 {
+        let len = operation.len();
+        if let Some(&(_, turns)) = self.turns.iter().find(|(known, _)| *known == len) {
+            return turns;
+        }
+        let seconds = sample(15, || {
+            prepare(operation, false);
+            time(1, || by_hand(Engine::Cpu, operation))
+        });
+        let turns = turns_that_take(seconds);
+        self.turns.push((len, turns));
+        turns
     }
 
     /// 64 KB in the cache, to an odd place.
@@ -187,6 +235,7 @@ impl Bench {
         if let Some(engine) = engine.filter(|engine| !Engine::SYNCHRONOUS.contains(engine)) {
             self.channel(engine)?;
         }
+        let nudged = self.nudged.as_mut_ptr();
         let mut passes = Samples::default();
         for _ in 0..5 {
             prepare(&operation, false);
@@ -199,7 +248,7 @@ impl Bench {
                 }
                 Some(engine) => {
                     let channel = self.channel(engine)?;
-                    nudge(channel, &operation);
+                    nudge(channel, nudged);
                     let submitted = submit(channel, &operation);
                     finish(channel, submitted);
                 }
@@ -259,6 +308,7 @@ fn overlap(
     channel: &mut Channel,
     operation: &Operation,
     is_hot: bool,
+    nudged: *mut u8,
     total: f64,
     repeats: usize,
 ) -> f64 {
@@ -266,7 +316,7 @@ fn overlap(
     let alone = sample(repeats, || time(1, || work(turns)));
     let both = sample(repeats, || {
         prepare(operation, is_hot);
-        nudge(channel, operation);
+        nudge(channel, nudged);
         time(1, || {
             let submitted = submit(channel, operation);
             work(turns);
@@ -282,7 +332,8 @@ fn by_hand(engine: Engine, operation: &Operation) {
     unsafe {
         match engine {
             Engine::Cpu => from_shared(source, target, len),
-            Engine::CpuNt => copy_nontemporal(source, target, len),
+            Engine::CpuNt if len >= NT_BYTES_MIN => copy_nontemporal(source, target, len),
+            Engine::CpuNt => from_shared(source, target, len),
             _ => copy_by_heat(source, target, len),
         }
     }
@@ -314,11 +365,10 @@ fn awaken(channel: &mut Channel, operation: &Operation) {
     }
 }
 
-/// Wakes a helper that went to sleep while the memory was prepared. What waking costs is the group `asleep`.
-fn nudge(channel: &mut Channel, operation: &Operation) {
-    let (source, target) = (operation.source(), operation.target());
-    let one_line = Operation::copy(source, target, operation.len().min(64));
-    let submitted = submit(channel, &one_line);
+/// Wakes a helper that went to sleep while the memory was prepared, with work that leaves this processor's cache alone and
+/// that is long enough to be worth waking it for. What waking costs is the group `asleep`.
+fn nudge(channel: &mut Channel, nudged: *mut u8) {
+    let submitted = submit(channel, &Operation::fill(nudged, NUDGE_BYTES, 0));
     finish(channel, submitted);
 }
 
@@ -397,6 +447,9 @@ const LEN_MAX: usize = 4 << 20;
 
 /// Half of a second-level cache, or all of a smaller one.
 const WORKING_SET_BYTES: usize = 1 << 20;
+
+/// At least what any calibration asks for before it wakes a helper.
+const NUDGE_BYTES: usize = 1 << 20;
 
 const ALIGNMENT_BYTES: usize = 64 << 10;
 

@@ -28,6 +28,10 @@ impl Engine {
     /// Those that copy while the caller goes on.
     const ASYNCHRONOUS: [Engine; 4] = [Engine::Worker, Engine::Auto, Engine::Dmadev, Engine::Dsa];
 
+    /// Those that the automatic choice is compared with, and itself.
+    pub(super) const IN_JOBS: [Engine; 4] =
+        [Engine::Cpu, Engine::CpuNt, Engine::Worker, Engine::Auto];
+
     /// The asynchronous engines that can be had here.
     pub(super) fn available() -> Vec<Engine> {
         let known = toehold_copy::names();

@@ -3,6 +3,7 @@
 //! | group | question |
 //! |---|---|
 //! | `copy` | memcpy in and out of cache against each engine: total, start-up, overlap, helper's time |
+//! | `job` | a copy together with other work, through a channel: which engine ends it first |
 //! | `alignment` | what an odd target costs |
 //! | `page-fault` | what a target costs that has never been touched |
 //! | `batch` | what one doorbell for many copies saves |
@@ -10,11 +11,13 @@
 //! | `pollution` | what a copy does to the working set of whoever asked for it |
 
 mod bench;
+mod claims;
 mod engines;
 
 use self::bench::Bench;
 use self::engines::Engine;
-use crate::plan::{Axis, Case, Figure, Plan, Reading};
+use crate::plan::{Axis, Case, Claim, Figure, Plan, Reading};
+use crate::report::Report;
 
 /// The plan.
 pub(crate) struct IoatCopy {
@@ -58,6 +61,13 @@ impl Plan for IoatCopy {
                 }
             }
         }
+        for &len in &lens {
+            for heat in ["hot", "cold"] {
+                for engine in Engine::IN_JOBS {
+                    cases.push(Case::new("job", format!("{} {heat}", engine.name()), len));
+                }
+            }
+        }
         for engine in [Engine::Cpu, Engine::CpuNt, Engine::Worker] {
             for offset in [0, 1, 4, 8, 16, 32, 63] {
                 cases.push(Case::new("alignment", engine.name(), f64::from(offset)));
@@ -98,6 +108,7 @@ impl Plan for IoatCopy {
         let x = case.x as usize;
         match case.group {
             "copy" => bench.copy(Engine::named(name)?, variant == "hot", x),
+            "job" => bench.job(Engine::named(name)?, variant == "hot", x),
             "alignment" => bench.alignment(Engine::named(name)?, x),
             "page-fault" => bench.page_fault(Engine::named(name)?, variant == "fresh", x),
             "batch" => bench.batch(x),
@@ -147,6 +158,13 @@ impl Plan for IoatCopy {
             ),
             copy("Processor time of helpers, for each copy", &["helper"], us),
             Figure {
+                title: "A copy and as much other work as a cold memcpy takes",
+                group: "job",
+                metrics: &["job"],
+                x: bytes,
+                y: us,
+            },
+            Figure {
                 title: "Alignment of the target, 64 KB in the cache",
                 group: "alignment",
                 metrics: &["total"],
@@ -186,6 +204,10 @@ impl Plan for IoatCopy {
                 y: linear("microseconds"),
             },
         ]
+    }
+
+    fn claims(&self, report: &Report) -> Vec<Claim> {
+        claims::of(report)
     }
 
     fn notes(&self) -> Vec<String> {
