@@ -1,8 +1,13 @@
-//! Every case of the semantics suite, played on the kernel: the oracle.
+//! Every case of the semantics suite, played on the kernel and on every other combination of paths.
 
 use toehold_e2e::{Duet, Sides, Toehold, host};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_semantics");
+
+/// Cases whose transcript may differ from the kernel's, line by line, and why.
+///
+/// Each entry names a case, the start of the kernel's line, and the reason.
+const EXPECTED: &[(&str, &str, &str)] = &[];
 
 /// The names of one group's cases.
 fn cases(group: &str) -> Vec<String> {
@@ -16,6 +21,48 @@ fn cases(group: &str) -> Vec<String> {
         .filter(|(of, _)| *of == group)
         .map(|(_, name)| name.to_owned())
         .collect()
+}
+
+/// Plays a group's cases and compares each with the kernel's transcript; reports all that differ.
+fn compare(group: &str, sides: &[Sides]) {
+    let toehold = Toehold::start();
+    let mut complaints = Vec::new();
+    let (mut asked, mut upgraded) = (0, 0);
+    for case in cases(group) {
+        let oracle = Duet::play(&toehold, Sides::HOST, PROGRAM, &case);
+        for &sides in sides {
+            let duet = Duet::play(&toehold, sides, PROGRAM, &case);
+            let differences: Vec<String> = duet
+                .differences(&oracle)
+                .into_iter()
+                .filter(|line| {
+                    !EXPECTED
+                        .iter()
+                        .any(|(of, start, _)| *of == case && line.contains(start))
+                })
+                .collect();
+            if !differences.is_empty() {
+                const LINES_MAX: usize = 12;
+                let shown = differences[..differences.len().min(LINES_MAX)].join("\n      ");
+                complaints.push(format!("{case} ({sides:?}):\n      {shown}"));
+            }
+            asked += duet.asked;
+            upgraded += duet.upgraded;
+            if duet.upgraded < duet.asked {
+                complaints.push(format!(
+                    "{case}: {} of {} connections upgraded",
+                    duet.upgraded, duet.asked
+                ));
+            }
+        }
+    }
+    eprintln!("{group}: {upgraded} of {asked} warmed-up connections had been upgraded");
+    assert!(
+        complaints.is_empty(),
+        "{group}: {} complaints\n  {}",
+        complaints.len(),
+        complaints.join("\n  ")
+    );
 }
 
 /// What the suite itself promises: on the kernel each case ends well and, asked again (TOEHOLD_SOAK), says
@@ -75,4 +122,38 @@ fn suite_is_reproducible_on_the_kernel() {
         "many",
     ];
     reproducible_on_the_kernel(&groups);
+}
+
+/// Makes each group a test with both sides accelerated, and one with either side alone.
+macro_rules! groups {
+    ($($group:ident: $claim:ident),* $(,)?) => {$(
+        mod $group {
+            #[test]
+            fn $claim() {
+                super::compare(stringify!($group), &[super::Sides::DIRECT]);
+            }
+
+            #[test]
+            fn one_accelerated_side_changes_nothing() {
+                super::compare(stringify!($group), &[super::Sides::SERVER_ONLY, super::Sides::CLIENT_ONLY]);
+            }
+        }
+    )*};
+}
+
+groups! {
+    connecting: connections_come_about_as_on_the_kernel,
+    transfer: every_call_moves_bytes_as_on_the_kernel,
+    flags: every_flag_means_what_it_means_on_the_kernel,
+    blocking: calls_wait_as_long_as_on_the_kernel,
+    interrupts: signals_interrupt_as_on_the_kernel,
+    ending: connections_end_as_on_the_kernel,
+    readiness: poll_and_select_tell_what_the_kernel_tells,
+    epoll: epoll_tells_what_the_kernel_tells,
+    descriptors: descriptors_mean_what_they_mean_on_the_kernel,
+    processes: families_of_processes_share_as_on_the_kernel,
+    threads: threads_share_as_on_the_kernel,
+    files: files_and_pipes_meet_sockets_as_on_the_kernel,
+    stdio: stdio_reads_and_writes_as_on_the_kernel,
+    many: many_connections_are_served_as_on_the_kernel,
 }

@@ -155,6 +155,7 @@ fn shared_flags(pair: &Pair) {
     let copy = sys::dup(pair.fd).fd();
     sys::set_nonblocking(copy, true);
     pair.say("recv on the first", sys::recv(pair.fd, &mut [0; 1], 0));
+    pair.step();
     sys::ioctl(pair.fd, libc::FIONBIO, &mut 0).value();
     let flags = sys::fcntl(copy, libc::F_GETFL, 0).value() as i32;
     pair.say("O_NONBLOCK of the copy", flags & libc::O_NONBLOCK != 0);

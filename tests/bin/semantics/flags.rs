@@ -263,6 +263,7 @@ fn recvmsg_flags(pair: &Pair) {
     if pair.server() {
         send_all(pair.fd, b"message");
         pair.step();
+        pair.step();
         pair.say(
             "sendmsg",
             sys::sendmsg(pair.fd, b"next", libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL),
@@ -287,6 +288,7 @@ fn recvmsg_flags(pair: &Pair) {
                 break;
             }
         }
+        pair.step();
         pair.step();
         pair.step();
         let end = drain(pair.fd);

@@ -79,6 +79,7 @@ fn poll_variants(pair: &Pair) {
         pair.step();
     } else {
         pair.step();
+        pair.arrived(pair.fd, 4);
         let wanted = [(pair.fd, BOTH)];
         pair.say("poll", format!("{:?}", sys::poll(&wanted, -1)));
         pair.say("ppoll", format!("{:?}", sys::ppoll(&wanted, 1000)));
@@ -134,6 +135,7 @@ fn poll_odd(pair: &Pair) {
         pair.step();
     } else {
         pair.step();
+        pair.arrived(pair.fd, 4);
         let gone = sys::eventfd();
         sys::close(gone).value();
         let wanted = [
@@ -258,6 +260,7 @@ fn sets(pair: &Pair, pselect: bool) {
         pair.say("quiet, read", sys::select(&fd, &[], Some(0), pselect));
         pair.step();
         pair.step();
+        pair.arrived(pair.fd, 4);
         pair.say("data", sys::select(&fd, &fd, Some(1000), pselect));
         pair.say(
             "data, waiting for ever",
