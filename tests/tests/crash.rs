@@ -90,6 +90,20 @@ fn survives_the_adapter(toehold: &mut Toehold, pair: &mut Checked, number: u64) 
     toehold.start_adapter();
 }
 
+/// Shared-memory files that a process holds open or mapped.
+fn regions(pid: u32) -> usize {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+    let mapped = maps.lines().filter(|line| line.contains("/memfd:")).count();
+    let open = std::fs::read_dir(format!("/proc/{pid}/fd"))
+        .into_iter()
+        .flatten()
+        .flatten();
+    let open = open.filter(|entry| {
+        std::fs::read_link(entry.path()).is_ok_and(|link| link.to_string_lossy().contains("memfd:"))
+    });
+    mapped + open.count()
+}
+
 fn victims(sides: Sides, rounds: u64) -> impl Iterator<Item = (u64, Victim)> {
     let mut random = Random::new(0x6b69_6c6c);
     (0..rounds).map(move |number| {
@@ -108,4 +122,32 @@ fn survivor_on_the_kernel_sees_a_prefix_and_an_end() {
     for (number, victim) in victims(Sides::HOST, host::rounds(20)) {
         round(&mut toehold, Sides::HOST, number, victim);
     }
+}
+
+#[test]
+fn survivor_on_rings_sees_a_prefix_and_an_end_and_nothing_leaks() {
+    let mut toehold = Toehold::start();
+    let (mut direct, mut total) = (0, 0);
+    for (number, victim) in victims(Sides::DIRECT, host::rounds(200)) {
+        total += 1;
+        direct += u64::from(round(&mut toehold, Sides::DIRECT, number, victim));
+    }
+    eprintln!("{direct} of {total} connections were on rings when the kill came");
+    assert!(
+        direct > total / 3,
+        "only {direct} of {total} connections were on rings"
+    );
+    // Every program is gone; the adapter must have let go of all they shared.
+    let adapter = toehold.adapter().pid();
+    let forgotten = wait_until(PATIENCE, || regions(adapter) == 0);
+    assert!(
+        forgotten,
+        "the adapter still holds {} regions",
+        regions(adapter)
+    );
+    assert!(
+        toehold.connections().is_empty(),
+        "{:?}",
+        toehold.connections()
+    );
 }

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use toehold_e2e::{Checked, Sides, Toehold, host};
+use toehold_e2e::load::Random;
+use toehold_e2e::{Checked, Sides, Toehold, host, wait_until};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_stream");
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -35,4 +36,87 @@ fn checked_traffic_is_right_on_the_kernel() {
             60_000_000,
         );
     }
+}
+
+#[test]
+fn checked_traffic_is_right_on_rings() {
+    let toehold = Toehold::start();
+    for seed in 0..host::rounds(6) {
+        whole(
+            &toehold,
+            Sides::DIRECT,
+            &format!("direct{seed}"),
+            seed,
+            200_000_000,
+        );
+    }
+}
+
+#[test]
+fn checked_traffic_is_right_with_one_accelerated_side() {
+    let toehold = Toehold::start();
+    for seed in 0..host::rounds(2) {
+        whole(
+            &toehold,
+            Sides::SERVER_ONLY,
+            &format!("server{seed}"),
+            seed,
+            30_000_000,
+        );
+        whole(
+            &toehold,
+            Sides::CLIENT_ONLY,
+            &format!("client{seed}"),
+            seed,
+            30_000_000,
+        );
+    }
+}
+
+#[test]
+fn nothing_is_lost_while_an_operator_detaches_and_attaches_thousands_of_times() {
+    let toehold = Toehold::start();
+    let rounds = host::rounds(4000);
+    let run = ("switched", 42, 0, false);
+    let mut checked = Checked::start(&toehold, Sides::DIRECT, PROGRAM, run);
+    let mut random = Random::new(1);
+    let (mut told, mut progress) = (0, 0);
+    for round in 0..rounds {
+        told += u64::from(toehold.detach_all());
+        std::thread::sleep(Duration::from_micros(random.below(800)));
+        told += u64::from(toehold.attach_all());
+        std::thread::sleep(Duration::from_micros(random.below(1500)));
+        if round % 200 == 199 {
+            // Bytes must have moved in both directions meanwhile, or the switches have stopped them.
+            let moved = |checked: &Checked| {
+                checked
+                    .server_counters()
+                    .received
+                    .min(checked.client_counters().received)
+            };
+            let goes_on = wait_until(PATIENCE, || checked.over() || moved(&checked) > progress);
+            assert!(
+                goes_on && !checked.over(),
+                "round {round}: stopped at {progress}\n{}\n{}\n{:?}",
+                checked.server.outputs(),
+                checked.client.outputs(),
+                toehold.connections(),
+            );
+            progress = moved(&checked);
+        }
+    }
+    let connections = toehold.connections();
+    let switches: u64 = connections
+        .iter()
+        .map(|connection| connection.count("upgrades") + connection.count("downgrades"))
+        .sum();
+    eprintln!("{told} commands, {switches} switches, {progress} bytes each way");
+    assert!(
+        switches > rounds / 4,
+        "the commands hardly ever had an effect: {switches} switches"
+    );
+    // The client goes; the server has checked all that came.
+    checked.client.signal(libc::SIGTERM);
+    let said = checked.server.success(PATIENCE);
+    assert!(said.contains("received"), "{said}");
 }

@@ -21,6 +21,21 @@ macro_rules! claims {
             fn on_the_kernel() {
                 super::$claim(&toehold_e2e::Toehold::absent(), toehold_e2e::Sides::HOST);
             }
+
+            #[test]
+            fn on_rings() {
+                super::$claim(&toehold_e2e::Toehold::start(), toehold_e2e::Sides::DIRECT);
+            }
+
+            #[test]
+            fn with_only_the_server_accelerated() {
+                super::$claim(&toehold_e2e::Toehold::start(), toehold_e2e::Sides::SERVER_ONLY);
+            }
+
+            #[test]
+            fn with_only_the_client_accelerated() {
+                super::$claim(&toehold_e2e::Toehold::start(), toehold_e2e::Sides::CLIENT_ONLY);
+            }
         }
     )*};
 }

@@ -9,12 +9,28 @@ use crate::{accelerated, await_port, client};
 const USER: &str = "postgres";
 
 mod postgres_books_balance {
+    use toehold_e2e::{Sides, Toehold};
+
+    use super::{USER, run};
+
     #[test]
     fn on_the_kernel() {
-        super::run(
-            || toehold_e2e::Toehold::absent_as(super::USER),
-            toehold_e2e::Sides::HOST,
-        );
+        run(|| Toehold::absent_as(USER), Sides::HOST);
+    }
+
+    #[test]
+    fn on_rings() {
+        run(|| Toehold::start_as(USER), Sides::DIRECT);
+    }
+
+    #[test]
+    fn with_only_the_server_accelerated() {
+        run(|| Toehold::start_as(USER), Sides::SERVER_ONLY);
+    }
+
+    #[test]
+    fn with_only_the_client_accelerated() {
+        run(|| Toehold::start_as(USER), Sides::CLIENT_ONLY);
     }
 }
 
