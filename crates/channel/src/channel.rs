@@ -60,6 +60,13 @@ impl<'a> End<'a> {
         let control = unsafe { &*region.cast::<Control>() };
         // SAFETY: the rings follow the control page inside the same mapping.
         let rings = unsafe { region.add(CONTROL_BYTES) };
+        End::new(entry, control, rings, side)
+    }
+
+    /// The end of `side` of a channel whose control words and rings were found apart: models keep them on the heap. Only
+    /// [`End::ring_in`] and [`End::ring_out`] compute with `rings`, and nothing here follows it.
+    #[inline]
+    pub fn new(entry: &'a Entry, control: &'a Control, rings: *mut u8, side: usize) -> End<'a> {
         End {
             entry,
             control,
@@ -83,15 +90,13 @@ impl<'a> End<'a> {
     /// Memory of the ring that we write.
     #[inline]
     pub fn ring_out(&self) -> *mut u8 {
-        // SAFETY: ring `side` lies inside the region.
-        unsafe { self.rings.add(self.side * RING_BYTES) }
+        self.rings.wrapping_add(self.side * RING_BYTES)
     }
 
     /// Memory of the ring that we read.
     #[inline]
     pub fn ring_in(&self) -> *mut u8 {
-        // SAFETY: ring `1 - side` lies inside the region.
-        unsafe { self.rings.add((1 - self.side) * RING_BYTES) }
+        self.rings.wrapping_add((1 - self.side) * RING_BYTES)
     }
 
     /// The sending end of our ring.
@@ -271,6 +276,7 @@ impl<'a> End<'a> {
             .tx_mode
             .store(Mode::Carrier as u32, Ordering::Relaxed);
         self.publish_record();
+        // Release pairs with the Acquire load in `peer_can_ring`: whoever sees that we are no longer on the way sees the record.
         self.ours().switch.going_down.store(0, Ordering::Release);
         self.entry.downgrades.fetch_add(1, Ordering::Relaxed);
     }
@@ -299,7 +305,7 @@ impl<'a> End<'a> {
         // Pairs with the fence in `begin_down`: either the peer sees that we want credit and rings before it goes, or we see it going.
         fence(Ordering::SeqCst);
         self.rx_mode() == Mode::Ring
-            && self.theirs().switch.going_down.load(Ordering::Relaxed) == 0
+            && self.theirs().switch.going_down.load(Ordering::Acquire) == 0
             && !self.records_pending()
     }
 }

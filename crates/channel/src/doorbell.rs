@@ -117,4 +117,7 @@ pub fn must_ring<'b>(
 #[inline]
 pub fn mark(board: &Board, bit: u32) {
     board.bits[bit as usize / 64].fetch_or(1 << (bit % 64), Ordering::SeqCst);
+    // `must_ring` loads `sleeping` next: two `SeqCst` accesses stay in order, which loom knows of fences only.
+    #[cfg(loom)]
+    crate::sync::fence(Ordering::SeqCst);
 }

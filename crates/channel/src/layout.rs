@@ -31,10 +31,10 @@ pub const REGION_MAGIC: u64 = u64::from_le_bytes(*b"TOEHOLDR");
 pub const PAIR_MAGIC: u64 = u64::from_le_bytes(*b"TOEHOLDP");
 /// Bytes before the first ring.
 pub const CONTROL_BYTES: usize = 4096;
-/// Smallest ring in force, as a power of two: four pages.
-pub const CAPACITY_LOG2_MIN: u32 = 14;
+/// Smallest ring in force, as a power of two: four pages. Two bytes under the model checker, which tries every schedule.
+pub const CAPACITY_LOG2_MIN: u32 = if cfg!(loom) { 1 } else { 14 };
 /// Largest ring in force, as a power of two; address space for it is reserved, pages come as they are touched.
-pub const CAPACITY_LOG2_MAX: u32 = 19;
+pub const CAPACITY_LOG2_MAX: u32 = if cfg!(loom) { 3 } else { 19 };
 /// Address space of one ring.
 pub const RING_BYTES: usize = 1 << CAPACITY_LOG2_MAX;
 /// Length of a region's memfd.
@@ -45,6 +45,7 @@ pub const RECORDS_OUTSTANDING_MAX: u32 = 2;
 pub const RECORD_SLOTS: usize = 4;
 
 /// A page's worth of control words, both sides.
+#[derive(Default)]
 #[repr(C, align(128))]
 pub struct Control {
     /// [`REGION_MAGIC`], by the adapter.
@@ -57,6 +58,7 @@ pub struct Control {
 }
 
 /// What one side writes and the other reads.
+#[derive(Default)]
 #[repr(C, align(128))]
 pub struct Side {
     /// As sender.
@@ -70,6 +72,7 @@ pub struct Side {
 }
 
 /// Sender's line.
+#[derive(Default)]
 #[repr(C, align(128))]
 pub struct Publish {
     /// Ring bytes published, ever.
@@ -79,6 +82,7 @@ pub struct Publish {
 }
 
 /// Receiver's line.
+#[derive(Default)]
 #[repr(C, align(128))]
 pub struct Consume {
     /// Ring bytes consumed, ever.
@@ -88,6 +92,7 @@ pub struct Consume {
 }
 
 /// Sender's mode switches: record `n` is an upgrade when `n` is even, a downgrade when it is odd.
+#[derive(Default)]
 #[repr(C, align(128))]
 pub struct Switch {
     /// Records published, ever.
@@ -99,6 +104,7 @@ pub struct Switch {
 }
 
 /// Where a direction changes its path.
+#[derive(Default)]
 #[repr(C)]
 pub struct Record {
     /// Carrier bytes sent before the change, doorbells included.
@@ -108,6 +114,7 @@ pub struct Record {
 }
 
 /// This side's sleep and life.
+#[derive(Default)]
 #[repr(C, align(128))]
 pub struct Wake {
     /// A [`crate::doorbell::WakeWord`]: how this side wants to hear of new bytes or credit.
@@ -135,7 +142,7 @@ pub const CLOSED_ALL: u32 = 2;
 /// Boards on each side of a pair: epoll instances that can be served by bits.
 pub const BOARDS: usize = 8;
 /// Channels a pair can number.
-pub const BOARD_BITS: usize = 65_536;
+pub const BOARD_BITS: usize = if cfg!(loom) { 64 } else { 65_536 };
 /// Words of a board.
 pub const BOARD_WORDS: usize = BOARD_BITS / 64;
 
@@ -147,6 +154,16 @@ pub struct Board {
     _pad: [u32; 31],
     /// One bit per channel.
     pub bits: [AtomicU64; BOARD_WORDS],
+}
+
+impl Default for Board {
+    fn default() -> Board {
+        Board {
+            sleeping: AtomicU32::new(0),
+            _pad: [0; 31],
+            bits: std::array::from_fn(|_| AtomicU64::new(0)),
+        }
+    }
 }
 
 /// First page of a pair.

@@ -62,6 +62,7 @@ pub struct Header {
 }
 
 /// One tracked connection.
+#[derive(Default)]
 #[repr(C, align(256))]
 pub struct Entry {
     /// [`EntryState`] as a number. Allocation is a compare-exchange from `Free`.
@@ -160,6 +161,7 @@ pub struct Entry {
     _line3: [u32; 8],
 }
 
+#[cfg(not(loom))]
 const _: () = assert!(size_of::<Header>() <= ENTRIES_OFFSET);
 #[cfg(not(loom))]
 const _: () = assert!(size_of::<Entry>() == 256);
