@@ -26,7 +26,7 @@ use toehold_channel::table::{EntryState, Mode, Reason};
 use toehold_copy::prefetch;
 
 use crate::pairing::Pair;
-use crate::receive::{HINT_LOOK, arm, disarm, drain_doorbells};
+use crate::receive::{HINT_LOOK, arm, disarm, drain_doorbells, set_wake};
 use crate::state::{self, Connection, Kind};
 use crate::wait::{KERNEL_LOOK_NS, SpinHistory};
 use crate::{lock, ready, sys, wait};
@@ -676,13 +676,14 @@ pub(crate) fn materialise(connection: &Connection) {
 }
 
 fn set_home_wake(connection: &Connection, word: WakeWord) {
+    let _held = connection.local.arming.lock();
     connection
         .local
         .home_wake
         .store(word.to_word(), Ordering::Relaxed);
     if connection.local.sleepers.load(Ordering::SeqCst) == 0 {
         if let Some(end) = connection.end() {
-            end.ours().wake.wake.store(word.to_word(), Ordering::SeqCst);
+            set_wake(&end, word);
         }
     }
 }
@@ -940,9 +941,30 @@ impl Epoll {
         ready
     }
 
-    /// Sets or clears the sleep words of all boards.
-    fn set_sleeping(&self, sleeping: u32) {
+    /// One more thread sleeps on this instance: says so on all its boards.
+    fn begin_sleep(&self) {
         let _held = self.lock.lock();
+        self.sleepers.fetch_add(1, Ordering::SeqCst);
+        self.set_sleeping(1);
+    }
+
+    /// One less. The ringer of this wake-up took the boards' sleep words: for threads that still sleep they are set again, and what
+    /// was marked in between is taken by us.
+    fn end_sleep(&self) {
+        let others = {
+            let _held = self.lock.lock();
+            let others = self.sleepers.fetch_sub(1, Ordering::SeqCst) > 1;
+            self.set_sleeping(others.into());
+            others
+        };
+        if others {
+            fence(Ordering::SeqCst);
+            self.sweep();
+        }
+    }
+
+    /// Sets or clears the sleep words of all boards. The caller holds the lock.
+    fn set_sleeping(&self, sleeping: u32) {
         for place in 0..self.pair_count.load(Ordering::Relaxed) as usize {
             // SAFETY: as in `sweep`.
             let Some(pair) = (unsafe { self.pairs[place].load(Ordering::Relaxed).as_ref() }) else {
@@ -1086,10 +1108,9 @@ pub(crate) fn has_ready(number: u32) -> bool {
 pub(crate) fn set_observed(number: u32, observed: bool) {
     let Some(epoll) = epoll(number) else { return };
     if observed {
-        epoll.sleepers.fetch_add(1, Ordering::SeqCst);
-        epoll.set_sleeping(1);
-    } else if epoll.sleepers.fetch_sub(1, Ordering::SeqCst) == 1 {
-        epoll.set_sleeping(0);
+        epoll.begin_sleep();
+    } else {
+        epoll.end_sleep();
     }
     let mut members = [0u32; UNBOARDED_MAX];
     let count = epoll.unboarded_members(&mut members);
@@ -1231,8 +1252,7 @@ fn sleep(
 ) -> i32 {
     let mut members = [0u32; UNBOARDED_MAX];
     let count = epoll.unboarded_members(&mut members);
-    epoll.sleepers.fetch_add(1, Ordering::SeqCst);
-    epoll.set_sleeping(1);
+    epoll.begin_sleep();
     for &n in &members[..count] {
         arm_member(n, true);
     }
@@ -1253,9 +1273,7 @@ fn sleep(
     for &n in &members[..count] {
         arm_member(n, false);
     }
-    if epoll.sleepers.fetch_sub(1, Ordering::SeqCst) == 1 {
-        epoll.set_sleeping(0);
-    }
+    epoll.end_sleep();
     result
 }
 

@@ -103,6 +103,7 @@ fn lock_contended(word: &AtomicU32) -> Option<Held<'_>> {
 }
 
 /// A lock private to this process, for tables that are never held across a sleep.
+#[derive(Default)]
 pub(crate) struct Private(AtomicU32);
 
 /// A held [`Private`] lock.

@@ -793,10 +793,7 @@ pub(crate) fn holder_ends(connection: &Connection) {
 
 /// What the kernel does at the last close, for the bytes that are not in the kernel.
 fn end_channel(connection: &Connection, end: &End<'_>) {
-    end.ours()
-        .wake
-        .wake
-        .store(WakeWord::None.to_word(), Ordering::SeqCst);
+    receive::set_wake(end, WakeWord::None);
     let unread = {
         let _rx = lock::lock(&connection.entry.rx_lock);
         let unread = end.rx_mode() == Mode::Ring && end.receiver().looks_filled();

@@ -492,21 +492,34 @@ fn arm_for_unknown_wait(connection: &Connection, end: &End<'_>) -> bool {
     if connection.local.home_wake.load(Ordering::Relaxed) != 0 || empty > EMPTY_CALLS_POLLING {
         return false;
     }
-    end.ours()
-        .wake
-        .wake
-        .store(WakeWord::Bell.to_word(), Ordering::SeqCst);
+    {
+        let _held = connection.local.arming.lock();
+        set_wake(end, WakeWord::Bell);
+    }
     fence(Ordering::SeqCst);
-    end.rx_mode() == Mode::Ring && end.receiver().looks_filled()
+    if !end.records_pending() {
+        return end.rx_mode() == Mode::Ring && end.receiver().looks_filled();
+    }
+    // The peer may have moved to the ring between our look at the carrier and the doorbell. Bytes still on their way on the carrier
+    // wake by themselves.
+    let Some(_held) = lock::lock(&entry.rx_lock) else {
+        return false;
+    };
+    matches!(end.incoming(), Ok(Incoming::Ring(filled)) if filled.len > 0)
+}
+
+/// Tells the peer how this side wants to hear of news.
+pub(crate) fn set_wake(end: &End<'_>, word: WakeWord) {
+    end.ours().wake.wake.store(word.to_word(), Ordering::SeqCst);
 }
 
 /// Registers a sleeper and asks the peer to ring. Every call is followed by [`disarm`].
 pub(crate) fn arm(connection: &Connection, end: &End<'_>) {
-    connection.local.sleepers.fetch_add(1, Ordering::SeqCst);
-    end.ours()
-        .wake
-        .wake
-        .store(WakeWord::Bell.to_word(), Ordering::SeqCst);
+    {
+        let _held = connection.local.arming.lock();
+        connection.local.sleepers.fetch_add(1, Ordering::SeqCst);
+        set_wake(end, WakeWord::Bell);
+    }
     // Pairs with the barrier in `Sender::publish` and `Receiver::consume`, see `toehold_channel::doorbell`.
     fence(Ordering::SeqCst);
 }
@@ -514,12 +527,10 @@ pub(crate) fn arm(connection: &Connection, end: &End<'_>) {
 /// Takes back what [`arm`] did.
 pub(crate) fn disarm(connection: &Connection, end: &End<'_>) {
     let local = connection.local;
+    let _held = local.arming.lock();
     if local.sleepers.fetch_sub(1, Ordering::SeqCst) > 1 {
         // Others still sleep: they keep the doorbell.
-        end.ours()
-            .wake
-            .wake
-            .store(WakeWord::Bell.to_word(), Ordering::SeqCst);
+        set_wake(end, WakeWord::Bell);
         return;
     }
     let home = local.home_wake.load(Ordering::Relaxed);

@@ -1,10 +1,10 @@
 //! Sending: to the carrier until the direction moves up, then to the ring; doorbells; and the way back down.
 
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{Ordering, fence};
 
 use libc::iovec;
 use toehold_channel::channel::{End, Incoming};
-use toehold_channel::doorbell;
+use toehold_channel::doorbell::{self, WakeWord};
 use toehold_channel::ring::Fault;
 use toehold_channel::table::{
     COMMAND_DETACH, COMMAND_PEER_GONE, FLAG_PINNED, FLAG_SHUT_RX, FLAG_SHUT_TX, Mode, Reason,
@@ -202,7 +202,7 @@ unsafe fn turn(
             sender.publish_part(len);
             // A reader that sleeps should start now, not after the last chunk.
             if sent == len {
-                core::sync::atomic::fence(Ordering::SeqCst);
+                fence(Ordering::SeqCst);
                 notify(connection, end)?;
             }
         } else {
@@ -232,8 +232,8 @@ fn fetch_lines(connection: &Connection, end: &End<'_>, want: usize) {
     prefetch::for_write(&raw const end.ours().publish.tail);
     let (offset, _) = end.sender().reserve(1)[0];
     prefetch::for_write(end.ring_out().wrapping_add(offset).cast_const());
-    if let Ok(doorbell::WakeWord::Board { board, bit }) =
-        doorbell::WakeWord::from_untrusted(end.theirs().wake.wake.load(Ordering::Relaxed))
+    if let Ok(WakeWord::Board { board, bit }) =
+        WakeWord::from_untrusted(end.theirs().wake.wake.load(Ordering::Relaxed))
     {
         let pair = connection.local.pair.load(Ordering::Relaxed);
         // SAFETY: as in `notify`.
@@ -378,10 +378,7 @@ pub(crate) fn quiesce(connection: &Connection, reason: Reason) {
     }
     epoll::materialise(connection);
     connection.local.home_wake.store(0, Ordering::Relaxed);
-    end.ours()
-        .wake
-        .wake
-        .store(doorbell::WakeWord::None.to_word(), Ordering::SeqCst);
+    receive::set_wake(&end, WakeWord::None);
     let start = sys::now_ns();
     let mut unread = true;
     while sys::now_ns() - start < SETTLE_NS || unread {
@@ -477,7 +474,7 @@ pub(crate) fn notify_of_credit(connection: &Connection, end: &End<'_>) {
 
 /// The connection is being closed: a peer that is awake should look. The caller holds the send lock.
 pub(crate) fn notify_of_end(connection: &Connection, end: &End<'_>) {
-    core::sync::atomic::fence(Ordering::SeqCst);
+    fence(Ordering::SeqCst);
     if end.tx_mode() == Mode::Ring {
         let pair = connection.local.pair.load(Ordering::Relaxed);
         // A sleeping peer is woken by the carrier's own end; one that is awake by its board.
@@ -502,50 +499,62 @@ pub(crate) enum Credit {
 /// Asks the peer to ring for credit, if it can.
 pub(crate) fn want_credit(connection: &Connection, end: &End<'_>) -> Credit {
     advance_incoming(connection, end);
-    let wanted = &end.ours().wake.want_credit;
-    wanted.store(1, Ordering::SeqCst);
-    let can_ring = end.peer_can_ring();
     let Some(_held) = lock::lock(&connection.entry.tx_lock) else {
         return Credit::WillRing;
     };
     if end.tx_mode() != Mode::Ring {
-        wanted.store(0, Ordering::Relaxed);
         return Credit::WentDown;
     }
+    end.ours().wake.want_credit.store(1, Ordering::SeqCst);
+    // Fences: the look at the credit below comes after the store above.
+    let can_ring = end.peer_can_ring();
+    let ended = connection.entry.rx_hints.load(Ordering::Relaxed) & (HINT_EOF | HINT_LOOK) != 0;
     match end.sender().credit_fresh() {
-        Ok(0)
-            if can_ring
-                && connection.entry.rx_hints.load(Ordering::Relaxed) & (HINT_EOF | HINT_LOOK)
-                    == 0 =>
-        {
-            if end.ours().wake.wake.load(Ordering::Relaxed) == 0
-                && connection.local.home_wake.load(Ordering::Relaxed) == 0
-            {
-                end.ours()
-                    .wake
-                    .wake
-                    .store(doorbell::WakeWord::Bell.to_word(), Ordering::SeqCst);
-                core::sync::atomic::fence(Ordering::SeqCst);
-                if end.sender().credit_fresh() != Ok(0) {
-                    wanted.store(0, Ordering::Relaxed);
-                    return Credit::Here;
-                }
-            }
-            Credit::WillRing
-        }
+        Ok(0) if can_ring && !ended => ask_for_doorbell(connection, end),
         Ok(0) => {
-            wanted.store(0, Ordering::Relaxed);
+            stop_wanting(connection, end);
             go_down(connection, end);
             Credit::WentDown
         }
         Ok(_) => {
-            wanted.store(0, Ordering::Relaxed);
+            stop_wanting(connection, end);
             Credit::Here
         }
         Err(fault) => {
             fault_of_peer(connection, fault);
             Credit::WentDown
         }
+    }
+}
+
+/// How the program will wait for the credit is unknown when it neither sleeps nor has the connection on a board: ask for a doorbell.
+fn ask_for_doorbell(connection: &Connection, end: &End<'_>) -> Credit {
+    let local = connection.local;
+    {
+        let _held = local.arming.lock();
+        if local.sleepers.load(Ordering::SeqCst) != 0
+            || local.home_wake.load(Ordering::Relaxed) != 0
+        {
+            return Credit::WillRing;
+        }
+        receive::set_wake(end, WakeWord::Bell);
+    }
+    fence(Ordering::SeqCst);
+    if end.sender().credit_fresh() == Ok(0) {
+        Credit::WillRing
+    } else {
+        Credit::Here
+    }
+}
+
+/// Takes the request for credit back, unless somebody else may still rely on it: a stale one costs the peer one look for each half ring.
+/// The caller holds the send lock, under which requests are made.
+fn stop_wanting(connection: &Connection, end: &End<'_>) {
+    let local = connection.local;
+    if local.sleepers.load(Ordering::SeqCst) == 0
+        && local.registrations.load(Ordering::Relaxed) == 0
+    {
+        end.ours().wake.want_credit.store(0, Ordering::SeqCst);
     }
 }
 
@@ -599,8 +608,10 @@ fn wait_for_credit(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
     let result = sleep_for_doorbell(connection.fd);
     let error = if result < 0 { errno::get() } else { 0 };
     entry.wakeups.fetch_add(1, Ordering::Relaxed);
-    end.ours().wake.want_credit.store(0, Ordering::SeqCst);
     disarm(connection, end);
+    if let Some(_held) = lock::lock(&entry.tx_lock) {
+        stop_wanting(connection, end);
+    }
     local.spin.slept(sys::now_ns() - since);
     if result == 0 {
         // The carrier ended: nobody can ring us, the kernel takes over.

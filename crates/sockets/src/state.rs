@@ -67,6 +67,8 @@ pub(crate) struct Local {
     pub(crate) home_wake: AtomicU32,
     /// Threads of this process that sleep in the kernel for this connection.
     pub(crate) sleepers: AtomicU32,
+    /// Makes a change of `sleepers` and of the wake word one step.
+    pub(crate) arming: lock::Private,
     /// Descriptors of this process that refer to it.
     pub(crate) descriptors: AtomicU32,
     /// First of its epoll registrations, 0 for none.
@@ -695,6 +697,7 @@ pub extern "C" fn after_fork_in_child() {
     TABLE_LOCK.reset();
     // The threads that slept or worked on a connection stayed with the parent.
     each_held(|_, _, local| {
+        local.arming.reset();
         local.sleepers.store(0, Ordering::Relaxed);
         local.users.store(0, Ordering::Relaxed);
     });
