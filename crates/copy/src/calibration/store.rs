@@ -246,4 +246,25 @@ mod tests {
         assert_eq!(parse(&whole.replace("12.5", "fast")), None);
         assert_eq!(parse(&whole.replace("1024 1024", "1024 1023")), None);
     }
+
+    proptest::proptest! {
+        /// The file is the user's, but what is in it is anybody's guess.
+        #[test]
+        fn a_file_with_anything_in_it_is_read_without_harm(
+            at in 0..400usize,
+            insert in "\\PC{0,20}",
+            cut in 0..50usize,
+        ) {
+            let whole = render(&example());
+            let at = at.min(whole.len());
+            let end = (at + cut).min(whole.len());
+            let spoilt = format!("{}{insert}{}", &whole[..at], &whole[end..]);
+            if let Some(found) = parse(&spoilt) {
+                proptest::prop_assert!(found.copybreak_in.awake <= found.copybreak_in.asleep);
+                proptest::prop_assert!(found.copybreak_out.awake <= found.copybreak_out.asleep);
+            }
+            let _ = parse(&insert);
+            let _ = insert.parse::<super::super::Override>();
+        }
+    }
 }
