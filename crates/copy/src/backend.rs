@@ -62,8 +62,9 @@ pub unsafe trait Backend: Send + Any {
     }
 
     /// Called in the child after a fork, before anything else: the helpers stayed in the parent.
-    /// Everything in flight has been written off, and nothing shared with the parent may be touched.
-    fn forget_after_fork(&mut self) {}
+    /// Everything that was not reported has been written off and must not be reported any more, and nothing that
+    /// belongs to the parent may be touched.
+    fn forget_after_fork(&mut self);
 }
 
 /// Why a backend did not take an operation.

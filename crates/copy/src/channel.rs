@@ -124,14 +124,11 @@ impl Channel {
         operation.check()?;
         self.check_registered(&operation)?;
         self.check_fork();
+        if self.ledger.vacant() == 0 {
+            self.poll();
+        }
         let held = self.handed != self.ledger.issued();
-        let cookie = match self.ledger.begin(operation) {
-            Some(cookie) => cookie,
-            None => {
-                self.poll();
-                self.ledger.begin(operation).ok_or(SubmitError::Full)?
-            }
-        };
+        let cookie = self.ledger.begin(operation).ok_or(SubmitError::Full)?;
         self.counters.submitted += 1;
         if !held {
             self.hand_over();
@@ -401,19 +398,19 @@ impl Channel {
         waiting: Waiting,
         is_over: impl Fn(&Channel) -> bool,
     ) -> Result<(), TimedOut> {
-        let mut looks = 0u32;
+        let (mut looks, spins) = (0u64, u64::from(waiting.spins));
         loop {
             self.poll();
             if is_over(self) {
                 return Ok(());
             }
-            looks = looks.saturating_add(1);
-            if looks <= waiting.spins && !looks.is_multiple_of(CLOCK_LOOKS) {
+            looks += 1;
+            if looks <= spins && !looks.is_multiple_of(CLOCK_LOOKS) {
                 core::hint::spin_loop();
                 continue;
             }
             let patience_ns = waiting.patience_ns().ok_or(TimedOut)?;
-            if looks > waiting.spins {
+            if looks > spins {
                 self.rest(waiting.then, patience_ns);
             }
         }
@@ -585,4 +582,4 @@ impl Iterator for Pieces<'_> {
 }
 
 /// How often a spinning waiter reads the clock: it costs as much as several looks.
-const CLOCK_LOOKS: u32 = 64;
+const CLOCK_LOOKS: u64 = 64;

@@ -37,6 +37,10 @@ unsafe impl Backend for Cpu {
     fn poll(&mut self, report: &mut dyn FnMut(Cookie, Outcome)) {
         self.finished.report(report);
     }
+
+    fn forget_after_fork(&mut self) {
+        self.finished = Finished::default();
+    }
 }
 
 /// Outcomes of an engine that works at submission, until the next poll.

@@ -69,6 +69,10 @@ unsafe impl Backend for CpuNt {
     fn poll(&mut self, report: &mut dyn FnMut(Cookie, Outcome)) {
         self.finished.report(report);
     }
+
+    fn forget_after_fork(&mut self) {
+        self.finished = Finished::default();
+    }
 }
 
 /// Below this a copy is a few hundred nanoseconds, and the fence and the lost cache lines cost more.

@@ -53,10 +53,13 @@ fn open_named(name: &str, entries: usize, notes: &mut Vec<String>) -> Result<Cha
                 .copybreak_in
                 .awake
                 .min(calibration.copybreak_out.awake);
-            let worker = if pays == usize::MAX {
-                None
-            } else {
-                Some(worker()?)
+            let worker = match (pays != usize::MAX).then(worker) {
+                None => None,
+                Some(Ok(worker)) => Some(worker),
+                Some(Err(why)) => {
+                    notes.push(format!("{why}; every copy is made by hand"));
+                    None
+                }
             };
             Ok(Channel::new(Auto::new(&calibration, worker), entries))
         }

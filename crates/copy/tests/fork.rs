@@ -1,8 +1,8 @@
 //! A fork in the middle of everything: the parent loses no byte, the child waits for nobody.
 
 use toehold_copy::{
-    Auto, Buffer, Calibration, Channel, Fault, Faulty, Mischief, Operation, Override, Status,
-    Waiting, Worker, WorkerOptions,
+    Auto, Buffer, Calibration, Channel, Cpu, CpuNt, Fault, Faulty, Mischief, Operation, Override,
+    Status, Waiting, Worker, WorkerOptions,
 };
 
 const LEN: usize = 4 << 20;
@@ -24,6 +24,8 @@ fn channels() -> Vec<Channel> {
         Channel::new(worker(), 16),
         Channel::new(Auto::new(&calibration, Some(worker())), 16),
         Channel::new(Faulty::new(late), 16),
+        Channel::new(Cpu::new(), 16),
+        Channel::new(CpuNt::new(), 16),
     ]
 }
 
