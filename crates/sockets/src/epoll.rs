@@ -884,6 +884,7 @@ impl Epoll {
             }
         }
         fetch_lines(&batch[..count]);
+        let processor = sys::processor() + 1;
         for &number in &batch[..count] {
             let Some(one) = registration(number) else {
                 continue;
@@ -898,7 +899,7 @@ impl Epoll {
             let Some(connection) = one.behind() else {
                 continue;
             };
-            let ready = self.look_at(&connection, events);
+            let ready = self.look_at(&connection, events, processor);
             if ready == 0 || (events & EDGE != 0 && !one.is_new_edge(&connection, ready, consume)) {
                 continue;
             }
@@ -924,7 +925,7 @@ impl Epoll {
     }
 
     #[inline]
-    fn look_at(&self, connection: &Connection, events: u32) -> u32 {
+    fn look_at(&self, connection: &Connection, events: u32, processor: u32) -> u32 {
         connection.local.users.fetch_add(1, Ordering::SeqCst);
         let ready = match connection.end() {
             Some(end) => {
@@ -932,6 +933,13 @@ impl Epoll {
                     end.theirs().wake.processor.load(Ordering::Relaxed),
                     Ordering::Relaxed,
                 );
+                // Stored only when it changed: the peer has this line in its cache.
+                if end.ours().wake.processor.load(Ordering::Relaxed) != processor {
+                    end.ours()
+                        .wake
+                        .processor
+                        .store(processor, Ordering::Relaxed);
+                }
                 // Poll and epoll share these bits (include/uapi/linux/eventpoll.h).
                 ready::events(connection, &end, (events & READINESS) as i16) as u16 as u32
             }

@@ -182,7 +182,7 @@ pub(crate) fn poll(
             let endless = budget == u64::MAX;
             if budget > 0 {
                 let slice = if endless { KERNEL_LOOK_NS } else { budget };
-                if wait::spin(&local.spin, slice, 0, || {
+                if wait::spin(&local.spin, slice, peer_processor(fds), || {
                     fds.iter()
                         .any(|one| one.fd >= 0 && looks_ready(one.fd, one.events))
                 }) {
@@ -209,6 +209,24 @@ pub(crate) fn poll(
             return look_at_all(fds);
         }
     }
+}
+
+/// Where the first accelerated descriptor's peer last waited, plus one; tells it where we do.
+fn peer_processor(fds: &[pollfd]) -> u32 {
+    let here = sys::processor() + 1;
+    let first = fds
+        .iter()
+        .find(|one| one.fd >= 0 && state::kind(one.fd) == Kind::Connection);
+    first
+        .and_then(|one| {
+            with_connection(one.fd, |_, end| {
+                if end.ours().wake.processor.load(Ordering::Relaxed) != here {
+                    end.ours().wake.processor.store(here, Ordering::Relaxed);
+                }
+                end.theirs().wake.processor.load(Ordering::Relaxed)
+            })
+        })
+        .unwrap_or(0)
 }
 
 /// A cheap look for spinning: bytes, or a switch.
