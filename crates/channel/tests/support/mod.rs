@@ -5,6 +5,8 @@
 pub(crate) mod carrier;
 pub(crate) mod memory;
 pub(crate) mod party;
+#[cfg(not(loom))]
+pub(crate) mod walk;
 
 /// Under the model checker each side is one thread, so its locks are always free: a lock that costs no schedules.
 #[cfg(loom)]
@@ -47,6 +49,12 @@ impl Random {
     /// A number below `bound`.
     pub(crate) fn below(&mut self, bound: u64) -> u64 {
         self.next() % bound
+    }
+
+    /// A length of up to `1 << bits` bytes; short ones are as likely as long ones.
+    pub(crate) fn len(&mut self, bits: u64) -> u64 {
+        let bits = self.below(bits + 1);
+        1 + self.below(1 << bits)
     }
 }
 
