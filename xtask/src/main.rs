@@ -1,0 +1,76 @@
+//! `cargo xtask`: the work that is more than one cargo command.
+//!
+//! - [`steps`]: runs commands one after the other, counts what they tested, ends with one line.
+//! - [`suite`]: what is run for `check`, `test`, `loom`, `sim`, `e2e`, `fuzz`.
+//! - [`links`]: every link inside the documents leads somewhere.
+//! - [`demo`]: real programs on both paths and one table, for `demo` and `bench`.
+
+mod demo;
+mod links;
+mod steps;
+mod suite;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+const USAGE: &str = "\
+Usage: cargo xtask COMMAND
+
+  check          formatting, clippy, scripts, links in the documents
+  test           everything: check, all tests, loom, sim, e2e
+  loom           model checking of the lock-free protocols
+  sim [SEED]     the TCP engine in the simulator; with SEED, that one in detail
+  e2e [FILTER]   real programs, the kernel as the oracle
+  fuzz [SECONDS] every fuzz target for some seconds (cargo-fuzz and a nightly toolchain)
+  bench          real programs on both paths, ten rounds each, then the lab and the engine
+  demo           the same programs in under three minutes
+
+Environment:
+  TOEHOLD_SIM_SEEDS  how many seeds `sim` runs (1000)
+  TOEHOLD_SOAK       how many rounds the repeated end-to-end tests run
+  PROPTEST_CASES     how many cases each property test tries";
+
+fn main() -> ExitCode {
+    let mut arguments = std::env::args().skip(1);
+    let command = arguments.next();
+    let rest: Vec<String> = arguments.collect();
+    let argument = rest.first().map(String::as_str);
+    let passed = match command.as_deref() {
+        Some("check") => suite::check(),
+        Some("test") => suite::test(),
+        Some("loom") => suite::loom(),
+        Some("sim") => suite::sim(argument),
+        Some("e2e") => suite::e2e(argument),
+        Some("fuzz") => suite::fuzz(argument),
+        Some("bench") => demo::bench() && suite::bench(),
+        Some("demo") => demo::demo(),
+        Some("help" | "--help" | "-h") => {
+            println!("{USAGE}");
+            true
+        }
+        _ => {
+            eprintln!("{USAGE}");
+            return ExitCode::from(2);
+        }
+    };
+    if passed {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
+}
+
+/// The top of the source tree.
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .expect("this crate lies one level below the top")
+}
+
+/// Where cargo puts what it builds.
+fn target() -> PathBuf {
+    match std::env::var_os("CARGO_TARGET_DIR") {
+        Some(dir) => root().join(dir),
+        None => root().join("target"),
+    }
+}

@@ -1,0 +1,213 @@
+//! What is run, in which order, with which options.
+
+use std::path::Path;
+use std::process::Command;
+
+use crate::steps::Steps;
+use crate::{links, root, target};
+
+/// Seeds of the simulator in a full test; about half a minute on one core.
+const SIM_SEEDS: &str = "1000";
+/// Crates with loom models, and the tests that hold them.
+const MODELS: [(&str, &str, &[&str]); 2] = [
+    ("toehold-channel", "loom: channel", &["--test", "loom"]),
+    ("toehold-copy", "loom: copy", &["--lib", "model"]),
+];
+
+/// Formatting, lints, scripts, links.
+pub(crate) fn check() -> bool {
+    let mut steps = Steps::default();
+    add_checks(&mut steps);
+    steps.conclude()
+}
+
+/// Everything.
+pub(crate) fn test() -> bool {
+    let mut steps = Steps::default();
+    add_checks(&mut steps);
+    steps.run(
+        "tests",
+        cargo().args([
+            "test",
+            "--workspace",
+            "--exclude=toehold-e2e",
+            "--no-fail-fast",
+        ]),
+    );
+    add_models(&mut steps);
+    add_sim(&mut steps);
+    add_e2e(&mut steps, None);
+    steps.conclude()
+}
+
+/// The models alone.
+pub(crate) fn loom() -> bool {
+    let mut steps = Steps::default();
+    add_models(&mut steps);
+    steps.conclude()
+}
+
+/// The simulator: its fixed set of seeds, or one in detail.
+pub(crate) fn sim(seed: Option<&str>) -> bool {
+    let mut steps = Steps::default();
+    match seed {
+        None => add_sim(&mut steps),
+        Some(seed) => steps.run("simulator", simulator().args(["--seed", seed, "--trace"])),
+    }
+    steps.conclude()
+}
+
+/// The end-to-end tests.
+pub(crate) fn e2e(filter: Option<&str>) -> bool {
+    let mut steps = Steps::default();
+    add_e2e(&mut steps, filter);
+    steps.conclude()
+}
+
+/// Every fuzz target for a while.
+pub(crate) fn fuzz(seconds: Option<&str>) -> bool {
+    let mut steps = Steps::default();
+    let manifest = root().join("fuzz/Cargo.toml");
+    let manifest = std::fs::read_to_string(manifest).unwrap_or_default();
+    let limit = format!("-max_total_time={}", seconds.unwrap_or("60"));
+    if !works(cargo().args(["fuzz", "--version"])) {
+        steps.skip("fuzz", "cargo-fuzz is not installed");
+        return steps.conclude();
+    }
+    for target in fuzz_targets(&manifest) {
+        let mut command = cargo();
+        steps.run(
+            "fuzz",
+            command.args(["+nightly", "fuzz", "run", target, "--", &limit]),
+        );
+    }
+    steps.conclude()
+}
+
+/// What is measured besides real programs: copies, and the engine alone.
+pub(crate) fn bench() -> bool {
+    let mut steps = Steps::default();
+    let toehold = target().join("release/toehold");
+    steps.run(
+        "copy engine",
+        Command::new(toehold).args(["lab", "run", "ioat-copy"]),
+    );
+    steps.run(
+        "engine",
+        cargo().args([
+            "run",
+            "--release",
+            "-p",
+            "toehold-tcp",
+            "--example",
+            "segments",
+        ]),
+    );
+    steps.conclude()
+}
+
+fn add_checks(steps: &mut Steps) {
+    steps.run("format", cargo().args(["fmt", "--all", "--check"]));
+    steps.run(
+        "clippy",
+        cargo().args([
+            "clippy",
+            "--workspace",
+            "--all-targets",
+            "--quiet",
+            "--",
+            "-D",
+            "warnings",
+        ]),
+    );
+    if works(Command::new("shellcheck").arg("--version")) {
+        let mut command = Command::new("shellcheck");
+        steps.run(
+            "scripts",
+            command
+                .arg(".ci/run")
+                .args(scripts(&root().join("scripts"))),
+        );
+    } else {
+        steps.skip("scripts", "shellcheck is not installed (make deps)");
+    }
+    steps.check("links", || links::check(root()));
+}
+
+fn add_models(steps: &mut Steps) {
+    for (package, name, which) in MODELS {
+        let mut command = cargo();
+        // A directory of its own: the flag would otherwise rebuild everything, twice.
+        command
+            .env("RUSTFLAGS", "--cfg loom")
+            .env("CARGO_TARGET_DIR", target().join("loom"))
+            .args(["test", "--release", "-p", package])
+            .args(which);
+        steps.run(name, &mut command);
+    }
+}
+
+fn add_sim(steps: &mut Steps) {
+    let seeds = std::env::var("TOEHOLD_SIM_SEEDS").unwrap_or_else(|_| SIM_SEEDS.to_owned());
+    steps.run("simulator", simulator().args(["--seeds", &seeds]));
+}
+
+/// The release profile: what is tested against the kernel is what is installed.
+fn add_e2e(steps: &mut Steps, filter: Option<&str>) {
+    let mut command = cargo();
+    command.args(["test", "--release", "-p", "toehold-e2e", "--no-fail-fast"]);
+    steps.run("end to end", command.args(filter));
+}
+
+fn simulator() -> Command {
+    let mut command = cargo();
+    command.args(["run", "--release", "-p", "toehold-tcp"]);
+    command.args(["--bin", "toehold-sim", "--"]);
+    command
+}
+
+fn cargo() -> Command {
+    let mut command = Command::new("cargo");
+    // Set by the `cargo xtask` that started us; they would rebuild what a plain `cargo` has built.
+    for name in ["CARGO_MANIFEST_DIR", "CARGO_PKG_NAME", "CARGO_PKG_VERSION"] {
+        command.env_remove(name);
+    }
+    command
+}
+
+fn works(command: &mut Command) -> bool {
+    command.output().is_ok_and(|output| output.status.success())
+}
+
+fn scripts(dir: &Path) -> Vec<std::path::PathBuf> {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    let mut scripts: Vec<_> = entries
+        .map(|entry| entry.path())
+        .filter(|path| path.extension().is_some_and(|extension| extension == "sh"))
+        .collect();
+    scripts.sort();
+    scripts
+}
+
+/// The names of `[[bin]]` sections.
+fn fuzz_targets(manifest: &str) -> Vec<&str> {
+    manifest
+        .split("[[bin]]")
+        .skip(1)
+        .filter_map(|section| {
+            let line = section.lines().find(|line| line.starts_with("name"))?;
+            line.split('"').nth(1)
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fuzz_targets_are_those_of_the_manifest() {
+        let manifest = "[package]\nname = \"fuzz\"\n\n[[bin]]\nname = \"frames\"\npath = \"a\"\n\n[[bin]]\nname = \"messages\"\n";
+        assert_eq!(fuzz_targets(manifest), ["frames", "messages"]);
+    }
+}
