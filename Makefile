@@ -1,3 +1,73 @@
+# What a user meets. People at work on Toehold find more in `cargo xtask help`.
+
+PREFIX ?= /usr/local
+TARGET := $(or $(CARGO_TARGET_DIR),target)
+RELEASE := $(TARGET)/release
+
+bindir := $(DESTDIR)$(PREFIX)/bin
+libdir := $(DESTDIR)$(PREFIX)/lib/toehold
+sharedir := $(DESTDIR)$(PREFIX)/share
+bash_completion := $(sharedir)/bash-completion/completions/toehold
+zsh_completion := $(sharedir)/zsh/site-functions/_toehold
+fish_completion := $(sharedir)/fish/vendor_completions.d/toehold.fish
+
+# Where rustup puts cargo, for shells that have not read its settings.
+export PATH := $(PATH):$(HOME)/.cargo/bin
+
 .PHONY: build
-build:
-	cargo build --release --workspace
+build: ## build the program and the library (release)
+	@scripts/deps.sh rust
+	cargo build --release -p toehold -p toehold-preload
+
+.PHONY: demo
+demo: ## install load generators, build, and show the kernel against Toehold
+	@scripts/deps.sh rust demo
+	cargo build --release -p toehold -p toehold-preload
+	cargo xtask demo
+
+.PHONY: test
+test: ## everything that can be tested on this host
+	@scripts/deps.sh rust
+	cargo xtask test
+
+.PHONY: check
+check: ## formatting, lints, scripts, links in the documents
+	cargo xtask check
+
+.PHONY: sim
+sim: ## the TCP engine in the deterministic simulator
+	cargo xtask sim
+
+.PHONY: bench
+bench: ## the numbers of docs/benchmarks.md, about half an hour
+	@scripts/deps.sh rust demo
+	cargo build --release -p toehold -p toehold-preload
+	cargo xtask bench
+
+.PHONY: deps
+deps: ## install what the demonstration and the tests use (Debian)
+	@scripts/deps.sh rust demo test
+
+.PHONY: install
+install: ## install under PREFIX (/usr/local) of DESTDIR; run `make build` first
+	@test -x $(RELEASE)/toehold && test -f $(RELEASE)/libtoehold.so || { echo "nothing is built yet; run: make build" >&2; exit 1; }
+	install -D -m 755 $(RELEASE)/toehold $(bindir)/toehold
+	install -D -m 644 $(RELEASE)/libtoehold.so $(libdir)/libtoehold.so
+	rm -rf $(RELEASE)/man && $(RELEASE)/toehold man --out $(RELEASE)/man
+	install -d $(sharedir)/man/man1
+	install -m 644 $(RELEASE)/man/*.1 $(sharedir)/man/man1/
+	for shell in bash zsh fish; do $(RELEASE)/toehold completions $$shell > $(RELEASE)/toehold.$$shell || exit 1; done
+	install -D -m 644 $(RELEASE)/toehold.bash $(bash_completion)
+	install -D -m 644 $(RELEASE)/toehold.zsh $(zsh_completion)
+	install -D -m 644 $(RELEASE)/toehold.fish $(fish_completion)
+
+.PHONY: uninstall
+uninstall: ## remove what `make install` put under PREFIX
+	rm -f $(bindir)/toehold $(libdir)/libtoehold.so
+	rm -f $(bash_completion) $(zsh_completion) $(fish_completion)
+	rm -f $(sharedir)/man/man1/toehold.1 $(sharedir)/man/man1/toehold-*.1
+	-rmdir $(libdir) 2>/dev/null
+
+.PHONY: help
+help: ## this list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18

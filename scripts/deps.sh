@@ -1,0 +1,113 @@
+#!/usr/bin/env bash
+# Sees that what is needed is here, and installs Debian packages for what is not.
+#
+#   scripts/deps.sh [rust] [demo] [test]
+#
+# Does nothing when everything is there. Packages that bring a service do not start it, now or at boot: the
+# demonstration and the tests run servers of their own, on free ports, in private directories.
+set -euo pipefail
+
+# Keep in step with `rust-version` in Cargo.toml.
+rust_minor_min=88
+
+# program:package
+demo=(cc:gcc redis-server:redis-server redis-benchmark:redis-tools iperf3:iperf3 sockperf:sockperf
+    nginx:nginx-light wrk:wrk)
+test=(cc:gcc shellcheck:shellcheck redis-server:redis-server redis-benchmark:redis-tools iperf3:iperf3
+    sockperf:sockperf nginx:nginx-light wrk:wrk curl:curl memcached:memcached pgbench:postgresql
+    python3:python3 node:nodejs ip:iproute2 setpriv:util-linux)
+services=(redis-server nginx memcached postgresql iperf3)
+policy=/usr/sbin/policy-rc.d
+forbidden=no
+
+# Debian keeps servers where an ordinary user's PATH does not look.
+PATH=$PATH:/usr/sbin:/sbin
+
+die() {
+    echo "$*" >&2
+    exit 1
+}
+
+check_rust() {
+    command -v cargo >/dev/null || die "Rust is not installed; see https://rustup.rs (Debian 12's own is too old)"
+    local version
+    version=$(rustc --version 2>/dev/null | cut -d' ' -f2) || version=0.0
+    local major=${version%%.*} rest=${version#*.}
+    if ((major == 1 && ${rest%%.*} < rust_minor_min)) || ((major < 1)); then
+        die "Rust 1.$rust_minor_min or newer is needed, this is $version; run: rustup update stable"
+    fi
+}
+
+is_installed() {
+    command -v "$1" >/dev/null || compgen -G "/usr/lib/postgresql/*/bin/$1" >/dev/null
+}
+
+as_root() {
+    if [ "$(id -u)" = 0 ]; then
+        "$@"
+    else
+        sudo "$@"
+    fi
+}
+
+# Debian asks this file whether a service may be started; 101 is "no".
+forbid_starting() {
+    [ "$forbidden" = no ] || return 0
+    forbidden=yes
+    if [ -e "$policy" ]; then
+        as_root mv "$policy" "$policy.before-toehold"
+    fi
+    trap allow_starting EXIT
+    printf '#!/bin/sh\nexit 101\n' | as_root tee "$policy" >/dev/null
+    as_root chmod 755 "$policy"
+}
+
+allow_starting() {
+    as_root rm -f "$policy"
+    if [ -e "$policy.before-toehold" ]; then
+        as_root mv "$policy.before-toehold" "$policy"
+    fi
+}
+
+# The packages just installed would otherwise start their services at the next boot.
+keep_off_at_boot() {
+    command -v systemctl >/dev/null || return 0
+    local service
+    for service in "${services[@]}"; do
+        if [[ " $* " == *" $service "* ]] || { [ "$service" = nginx ] && [[ " $* " == *" nginx-light "* ]]; }; then
+            as_root systemctl disable --quiet "$service" >/dev/null 2>&1 || true
+        fi
+    done
+}
+
+install_missing() {
+    local wanted packages=() programs=()
+    for wanted in "$@"; do
+        if ! is_installed "${wanted%%:*}" && [[ " ${packages[*]} " != *" ${wanted##*:} "* ]]; then
+            programs+=("${wanted%%:*}")
+            packages+=("${wanted##*:}")
+        fi
+    done
+    [ ${#packages[@]} -gt 0 ] || return 0
+    command -v apt-get >/dev/null || die "not installed: ${programs[*]}; install them with this system's own package manager"
+    if [ "$(id -u)" != 0 ] && ! command -v sudo >/dev/null; then
+        die "not installed: ${programs[*]}; as root, run: apt-get install --no-install-recommends ${packages[*]}"
+    fi
+    echo "Installing Debian packages: ${packages[*]}"
+    echo "(their services are not started, now or at boot)"
+    forbid_starting
+    local options=(-qq -o Dpkg::Use-Pty=0)
+    as_root apt-get "${options[@]}" update
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get "${options[@]}" install -y --no-install-recommends \
+        "${packages[@]}" >/dev/null
+    keep_off_at_boot "${packages[@]}"
+}
+
+for part in "$@"; do
+    case $part in
+    rust) check_rust ;;
+    demo) install_missing "${demo[@]}" ;;
+    test) install_missing "${test[@]}" ;;
+    *) die "usage: scripts/deps.sh [rust] [demo] [test]" ;;
+    esac
+done
