@@ -107,8 +107,9 @@ pub(crate) fn set_cold_ticks(ticks: u32) {
     COLD_TICKS.store(ticks.max(1), Relaxed);
 }
 
-/// A page copied within the second-level cache takes 300 ticks or so, from memory more than a thousand.
-static COLD_TICKS: AtomicU32 = AtomicU32::new(700);
+/// A page copied within the second-level cache takes 240 ticks or so, from an outer one 600 to 900, from memory more than a
+/// thousand.
+static COLD_TICKS: AtomicU32 = AtomicU32::new(950);
 
 /// One page: enough to tell, too little to matter.
 pub(crate) const PROBE_BYTES: usize = 4096;

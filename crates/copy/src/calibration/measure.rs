@@ -18,7 +18,7 @@ const ROUNDS: usize = 7;
 const ROUNDS_OF_LONG: usize = 3;
 
 /// Measuring stops adding lengths when this much time has passed: a machine that is busy with other things
-/// gets a coarser curve and not a later start.
+/// starts no later. It then has no processor to spare for a helper either, and nothing can be said of longer copies.
 const BUDGET: Duration = Duration::from_millis(30);
 
 pub(super) fn measure(fingerprint: u64) -> Calibration {
@@ -63,7 +63,9 @@ pub(super) fn measure(fingerprint: u64) -> Calibration {
         }
         calibration.points.push(point);
     }
-    if let Some(channel) = &mut channel {
+    if let Some(channel) = &mut channel
+        && is_whole(&calibration.points)
+    {
         calibration.wake_ns = bench.wake_ns(channel);
         // Memory that is in our cache is never given to the engine (see `Auto`), so cold curves compete, and the
         // engine is asked only after a first page by hand.
@@ -210,15 +212,17 @@ impl Bench {
         middle(samples)
     }
 
-    /// Between a page in any cache and one in none.
+    /// Between a page in any cache and one in none: just below what three quarters of cold pages take, because an outer
+    /// cache is not much faster than that, and still better copied the ordinary way.
     fn cold_ticks(&mut self) -> u32 {
         let Bench { source, target } = *self;
         let page = |is_cold: bool| {
-            let mut samples: Vec<u64> = (0..4 * ROUNDS)
+            let mut samples: Vec<u64> = (0..2 * ROUNDS)
                 .map(|_| {
                     if is_cold {
-                        evict(source, PROBE_BYTES);
-                        evict(target, PROBE_BYTES);
+                        // More than the page, so that it is long gone when the last line goes.
+                        evict(source, EVICTED_BYTES);
+                        evict(target, EVICTED_BYTES);
                     }
                     let begin = ticks();
                     // SAFETY: both buffers hold a page.
@@ -227,12 +231,13 @@ impl Bench {
                 })
                 .collect();
             samples.sort_unstable();
-            samples[samples.len() / 2] as f64
+            samples[samples.len() / 4] as f64
         };
-        // Memory in an outer cache is closer to cold than to hot, and still better copied the ordinary way.
-        (page(true) / 2.0).max(2.0 * page(false)) as u32
+        (0.85 * page(true)).max(2.0 * page(false)) as u32
     }
 }
+
+const EVICTED_BYTES: usize = 128 << 10;
 
 /// Longer than a worker spins.
 const ASLEEP_AFTER: Duration = Duration::from_millis(1);

@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::{Calibration, Copybreak, Point};
 
 /// Changes whenever the measurement or the file does.
-const VERSION: &str = "toehold-copy-calibration 2";
+const VERSION: &str = "toehold-copy-calibration 3";
 
 /// Names what the curves depend on: processor, caches, number of processors, kernel, and C library's `memcpy` by way
 /// of this library's own version.
