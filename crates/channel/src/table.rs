@@ -182,6 +182,8 @@ pub enum EntryState {
     Claimed = 1,
     /// A connection.
     Live = 2,
+    /// Its last holder is ending; free once that process is gone.
+    Ended = 3,
 }
 
 /// How a direction's bytes travel.
@@ -425,17 +427,25 @@ impl Table {
         header.magic.store(TABLE_MAGIC, Ordering::Release);
     }
 
-    /// Claims a free entry, trying `hint` first; nothing when the table is full.
-    pub fn allocate(&self, hint: u32) -> Option<u32> {
+    /// Claims a free entry, trying `hint` first; nothing when the table is full. `gone` tells whether a process has ended: what only a
+    /// dead process held is free.
+    pub fn allocate(&self, hint: u32, gone: impl Fn(u32) -> bool) -> Option<u32> {
         /// Entries looked at before giving up; a full table is not worth a walk of 65,536 lines.
         const PROBES_MAX: u32 = 1024;
         for probe in 0..PROBES_MAX {
             let index = hint.wrapping_add(probe.wrapping_mul(probe + 1) / 2) % ENTRIES as u32;
             let entry = self.entry(index)?;
+            let state = entry.state.load(Ordering::Relaxed);
+            let orphaned = (state == EntryState::Ended as u32
+                || state == EntryState::Live as u32 && entry.holders.load(Ordering::Relaxed) <= 1)
+                && gone(entry.pid.load(Ordering::Relaxed));
+            if state != EntryState::Free as u32 && !orphaned {
+                continue;
+            }
             if entry
                 .state
                 .compare_exchange(
-                    EntryState::Free as u32,
+                    state,
                     EntryState::Claimed as u32,
                     Ordering::Acquire,
                     Ordering::Relaxed,

@@ -31,7 +31,7 @@ fn threads_that_want_the_same_entry_get_different_ones() {
                 .map(|_| {
                     scope.spawn(move || {
                         (0..EACH)
-                            .map(|_| table.allocate(7).unwrap())
+                            .map(|_| table.allocate(7, |_| false).unwrap())
                             .collect::<Vec<_>>()
                     })
                 })
@@ -58,7 +58,7 @@ fn an_entry_used_again_has_another_generation() {
             for _ in 0..3 {
                 scope.spawn(|| {
                     for _ in 0..ROUNDS {
-                        let index = table.allocate(0).unwrap();
+                        let index = table.allocate(0, |_| false).unwrap();
                         let entry = table.entry(index).unwrap();
                         // Ours alone between claim and release, so this is the only writer.
                         let generation = entry.generation.load(Ordering::Relaxed);
@@ -91,21 +91,21 @@ fn there_is_no_entry_beyond_the_last() {
         assert!(table.entry(ENTRIES as u32 - 1).is_some());
         assert!(table.entry(ENTRIES as u32).is_none());
         assert!(table.entry(u32::MAX).is_none());
-        assert!(table.allocate(u32::MAX).is_some());
+        assert!(table.allocate(u32::MAX, |_| false).is_some());
     });
 }
 
 #[test]
 fn a_table_without_a_free_place_near_the_hint_gives_none() {
     with_table(|table| {
-        while table.allocate(3).is_some() {}
-        assert!(table.allocate(3).is_none());
+        while table.allocate(3, |_| false).is_some() {}
+        assert!(table.allocate(3, |_| false).is_none());
         // What is given back can be had again.
         table
             .entry(3)
             .unwrap()
             .state
             .store(EntryState::Free as u32, Ordering::Release);
-        assert_eq!(table.allocate(3), Some(3));
+        assert_eq!(table.allocate(3, |_| false), Some(3));
     });
 }

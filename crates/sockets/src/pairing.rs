@@ -371,6 +371,8 @@ pub(crate) fn consider(connection: &Connection) {
         return;
     };
     let epoch = EPOCH.load(Ordering::Relaxed);
+    entry.pid.store(state::pid(), Ordering::Relaxed);
+    entry.fd.store(connection.fd as u32, Ordering::Relaxed);
     if connection.local.asked_epoch.load(Ordering::Relaxed) != epoch {
         match describe(connection) {
             Ok(message) => {
@@ -786,8 +788,15 @@ pub(crate) fn release(connection: &Connection) {
 pub(crate) fn holder_ends(connection: &Connection) {
     let last =
         connection.entry.holders.fetch_sub(1, Ordering::AcqRel) <= 1 || !state::family_alive();
-    if let (true, Some(end)) = (last, connection.end()) {
-        end_channel(connection, &end);
+    if last {
+        if let Some(end) = connection.end() {
+            end_channel(connection, &end);
+        }
+        connection.entry.pid.store(state::pid(), Ordering::Relaxed);
+        connection
+            .entry
+            .state
+            .store(EntryState::Ended as u32, Ordering::Release);
     }
 }
 

@@ -361,7 +361,7 @@ pub(crate) fn make_way(fd: i32) {
 pub(crate) fn track(fd: i32, accepted: bool, nonblocking: Option<bool>) {
     let Some(slot) = slot(fd) else { return };
     let Some(table) = table_or_new() else { return };
-    let Some(index) = table.allocate(fd as u32) else {
+    let Some(index) = table.allocate(fd as u32, |pid| !sys::process_exists(pid)) else {
         return;
     };
     let (Some(entry), Some(local)) = (table.entry(index), local(index)) else {

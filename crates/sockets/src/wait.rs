@@ -19,6 +19,8 @@ const SHORT_SLEEP_NS: u64 = 120_000;
 const PAUSE_NS: u64 = 20_000;
 /// A yield that took longer than this let somebody else run.
 const CROWDED_NS: u64 = 3_000;
+/// However much of it others used, a spin ends after this long beyond its budget.
+const GIVEN_NS_MAX: u64 = 500_000;
 /// How often a spinner in poll mode looks at the kernel, too.
 pub(crate) const KERNEL_LOOK_NS: u64 = 20_000;
 /// Looks per reading of the clock.
@@ -91,6 +93,7 @@ pub(crate) fn spin(
     }
     let start = sys::now_ns();
     let mut now = start;
+    let mut given = 0;
     let shared = peer_processor != 0 && peer_processor == sys::processor() + 1;
     let mut give_way = shared || history.crowded.load(Ordering::Relaxed) != 0;
     loop {
@@ -99,6 +102,10 @@ pub(crate) fn spin(
             let after = sys::now_ns();
             let crowded = after - now > CROWDED_NS;
             history.crowded.store(crowded.into(), Ordering::Relaxed);
+            if crowded {
+                // Others put that time to use: it was not spent by us.
+                given += after - now;
+            }
             now = after;
             if look() {
                 return true;
@@ -112,7 +119,8 @@ pub(crate) fn spin(
             }
             now = sys::now_ns();
         }
-        if now - start >= budget_ns {
+        if now - start - given >= budget_ns || now - start >= budget_ns.saturating_add(GIVEN_NS_MAX)
+        {
             return false;
         }
         give_way = give_way || now - start > PAUSE_NS;

@@ -179,7 +179,11 @@ impl World {
             self.progress,
             self.hosts.iter().map(Host::describe).collect::<Vec<_>>()
         );
-        for program in self.hosts.iter().flat_map(|host| host.rings.programs.values()) {
+        for program in self
+            .hosts
+            .iter()
+            .flat_map(|host| host.rings.programs.values())
+        {
             self.report.bytes += program.taken;
             self.report.bytes_by_flow[program.flow] += program.taken;
         }
