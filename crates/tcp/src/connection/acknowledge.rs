@@ -3,7 +3,7 @@
 
 use super::recovery::Phase;
 use super::sent::Delivered;
-use super::{Conditions, Connection, Context, News};
+use super::{Conditions, Connection, Context, LossTimer, News};
 use crate::position::{Position, Span};
 use crate::time::Duration;
 use crate::wire::tcp::{Flags, Segment};
@@ -69,7 +69,9 @@ impl Connection {
             self.enter_recovery(cx, false);
         }
         self.adjust_window(cx, &report);
-        if report.delivered.bytes > 0 || report.advanced_bytes > 0 {
+        // A reordering timer that is over has to give way to the one it stood for.
+        let is_unwatched = self.loss_timer == LossTimer::Idle;
+        if report.delivered.bytes > 0 || report.advanced_bytes > 0 || is_unwatched {
             self.arm_loss_timer(cx);
         }
     }

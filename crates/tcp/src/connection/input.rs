@@ -49,7 +49,7 @@ impl Connection {
     /// Header prediction: payload in its turn, or an acknowledgement of new data, in a connection
     /// without trouble. Does nothing and returns false for everything else.
     #[inline]
-    fn handle_in_order(
+    pub(crate) fn handle_in_order(
         &mut self,
         cx: &mut Context<'_>,
         segment: &Segment<'_>,

@@ -473,7 +473,9 @@ impl Connection {
             );
             let is_waiting = self.snd_una < self.snd_nxt && self.state != State::Closed;
             assert!(
-                !is_waiting || self.loss_deadline.is_armed() || self.has_pending_output(),
+                !is_waiting
+                    || self.loss_deadline.is_armed()
+                    || self.conditions.has(Conditions::URGENT),
                 "data in flight and no timer: {:?} {:?}",
                 self.state,
                 self.recovery.phase

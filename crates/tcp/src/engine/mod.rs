@@ -254,6 +254,31 @@ impl Engine {
         }
     }
 
+    /// [`Self::settle`] after a segment in order: nothing in the cold part has changed.
+    #[inline]
+    fn settle_predicted(&mut self, slot: u32) {
+        let connection = &mut self.slots[slot as usize];
+        let conditions = connection.conditions;
+        let has_output = conditions
+            .has(Conditions::ACK_NOW | Conditions::FIN_WANTED | Conditions::TAIL_PROBE_DUE)
+            || connection.snd_nxt < connection.snd_end;
+        if has_output && !conditions.has(Conditions::QUEUED) {
+            connection.conditions.set(Conditions::QUEUED);
+            self.transmit_queue.push_back(slot);
+        }
+        if !conditions.has(Conditions::ANNOUNCED)
+            && connection.news.0 != 0
+            && (conditions.has(Conditions::ACCEPTED) || !conditions.has(Conditions::PASSIVE))
+        {
+            connection.conditions.set(Conditions::ANNOUNCED);
+            self.event_queue.push_back(slot);
+        }
+        let deadline = connection.ack_deadline.min(connection.loss_deadline);
+        if deadline.is_armed() {
+            self.deadlines.ask_by(slot, deadline);
+        }
+    }
+
     /// The rare part of [`Self::settle`]: a handshake may have ended, or a connection.
     #[cold]
     fn settle_change(&mut self, slot: u32) {

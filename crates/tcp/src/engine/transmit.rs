@@ -472,14 +472,20 @@ impl Connection {
                 count += 1;
             }
         };
+        let mut said = None;
         if let Some(duplicate) = self.duplicate {
             put(duplicate.start, duplicate.end);
             // RFC 2883 section 4: a duplicate beyond the gap is followed by the block it is in.
-            if let Some(range) = self.assembler.containing(duplicate) {
+            said = self.assembler.containing(duplicate);
+            if let Some(range) = said {
                 put(range.start, range.end);
             }
         }
-        for range in self.assembler.sack_blocks() {
+        for range in self
+            .assembler
+            .sack_blocks()
+            .filter(|range| said != Some(*range))
+        {
             put(range.start, range.end);
         }
         (blocks, count)
