@@ -168,6 +168,9 @@ struct Side {
     mss: Option<u16>,
     timestamp: Option<u32>,
     fin_at: Option<u64>,
+    /// Several SYN cookies with different sequence numbers are about; which one counts is not to be
+    /// seen from here.
+    is_ambiguous: bool,
 }
 
 impl Side {
@@ -223,10 +226,12 @@ impl Checker {
         let mut side = self.sides.remove(&key).unwrap_or_default();
         if packet.flags & SYN != 0 && side.isn != Some(packet.seq) {
             // A new incarnation, of this side or (without ACK) of the connection.
+            let is_ambiguous = packet.flags & ACK != 0 && side.isn.is_some();
             side = Side {
                 isn: Some(packet.seq),
                 mss: packet.mss,
                 scale: packet.scale,
+                is_ambiguous,
                 ..Side::default()
             };
             if packet.flags & ACK == 0 {
@@ -236,7 +241,9 @@ impl Checker {
                 side.may_send_to = other.edge_of_syn();
             }
         }
-        self.check(&mut side, &other, &packet);
+        if !side.is_ambiguous && !other.is_ambiguous {
+            self.check(&mut side, &other, &packet);
+        }
         self.sides.insert(back, other);
         self.sides.insert(key, side);
     }

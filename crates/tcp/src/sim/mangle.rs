@@ -3,13 +3,14 @@
 use super::checker;
 use crate::{ChecksumWork, Random, TransmitOffload};
 
-/// What a link with segmentation and checksum offload does to a frame.
-pub(super) fn cut(frame: &[u8], offload: TransmitOffload) -> Vec<Vec<u8>> {
+/// What a link with segmentation and checksum offload does to a frame, of which `link_bytes` have
+/// been taken off.
+pub(super) fn cut(frame: &[u8], offload: TransmitOffload, link_bytes: usize) -> Vec<Vec<u8>> {
     let ChecksumWork::Link { start, .. } = offload.checksum else {
         return vec![frame.to_vec()];
     };
-    let (header, payload) = frame.split_at(usize::from(offload.header_bytes));
-    let tcp_at = usize::from(start);
+    let (header, payload) = frame.split_at(usize::from(offload.header_bytes) - link_bytes);
+    let tcp_at = usize::from(start) - link_bytes;
     let size = if offload.segment_bytes == 0 {
         payload.len().max(1)
     } else {

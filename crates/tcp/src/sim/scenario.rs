@@ -49,6 +49,8 @@ pub(crate) struct Traits {
     pub(crate) no_sack: bool,
     pub(crate) no_timestamps: bool,
     pub(crate) no_window_scaling: bool,
+    /// On Ethernet, with received checksums verified by the link; otherwise on bare IP.
+    pub(crate) ethernet: bool,
     /// The link completes checksums and cuts large segments.
     pub(crate) offloads: bool,
 }
@@ -180,6 +182,7 @@ fn draw_traits(random: &mut Random) -> Traits {
         no_sack: random.below(5) == 0,
         no_timestamps: random.below(5) == 0,
         no_window_scaling: random.below(5) == 0,
+        ethernet: random.below(2) == 0,
         offloads: random.below(4) == 0,
     }
 }

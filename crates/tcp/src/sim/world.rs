@@ -11,7 +11,7 @@ use super::mangle::{cut, flip_bit, mark_congestion, shrink_window, too_big};
 use super::scenario::Scenario;
 use crate::{
     CloseReason, Config, ConnectionId, Duration, Engine, Event, Instant, InterfaceAddress,
-    ListenerId, Medium, Offload, Random, ReceiveOffload,
+    ListenerId, MacAddress, Medium, Offload, Random, ReceiveOffload,
 };
 
 const SERVER_PORT: u16 = 80;
@@ -221,7 +221,14 @@ impl World {
                 }
                 let now = self.clock_of(host);
                 let Host { engine, rings, .. } = &mut self.hosts[host];
-                engine.handle_frame(now, &packet, ReceiveOffload::default(), rings);
+                if self.scenario.traits[host].ethernet {
+                    let offload = ReceiveOffload {
+                        checksum_verified: intact,
+                    };
+                    engine.handle_frame(now, &framed(host, &packet), offload, rings);
+                } else {
+                    engine.handle_frame(now, &packet, ReceiveOffload::default(), rings);
+                }
                 self.serve(host);
             }
             Happening::Wake { host } => {
@@ -489,7 +496,12 @@ impl World {
                 return did;
             };
             did = true;
-            for packet in cut(&frame[..length], offload) {
+            let link_bytes = if self.scenario.traits[host].ethernet {
+                LINK_BYTES
+            } else {
+                0
+            };
+            for packet in cut(&frame[link_bytes..length], offload, link_bytes) {
                 self.send(host, packet);
             }
         }
@@ -607,7 +619,11 @@ impl World {
         let offload = ReceiveOffload {
             checksum_verified: verified,
         };
-        engine.handle_frame(now, &packet, offload, rings);
+        if self.scenario.traits[to].ethernet {
+            engine.handle_frame(now, &framed(to, &packet), offload, rings);
+        } else {
+            engine.handle_frame(now, &packet, offload, rings);
+        }
         self.serve(to);
         self.push(next, Happening::Forgery);
     }
@@ -646,7 +662,15 @@ impl Host {
             address: address_of(index, is_v6),
             prefix_bits,
         };
-        let mut config = Config::new(Medium::Ip, scenario.mtu, address(false, 24));
+        let medium = if traits.ethernet {
+            Medium::Ethernet {
+                mac: mac_of(index),
+                resolve: false,
+            }
+        } else {
+            Medium::Ip
+        };
+        let mut config = Config::new(medium, scenario.mtu, address(false, 24));
         config.addresses.push(address(true, 64));
         config.connections_max = 64;
         config.half_open_max = scenario.half_open_max;
@@ -670,6 +694,10 @@ impl Host {
         let listener = engine
             .listen(any, 128, scenario.server_options)
             .expect("a new engine has no other listener");
+        for other in 0..scenario.hosts {
+            engine.set_neighbour(address_of(other, false), mac_of(other));
+            engine.set_neighbour(address_of(other, true), mac_of(other));
+        }
         let way_out = Link::new(scenario.impairments[index]);
         Self {
             engine,
@@ -693,6 +721,27 @@ impl Host {
             self.engine.counters()
         )
     }
+}
+
+/// Length of an Ethernet header.
+const LINK_BYTES: usize = 14;
+
+fn mac_of(host: usize) -> MacAddress {
+    MacAddress([2, 0, 0, 0, 0, host as u8])
+}
+
+/// A packet in the frame that brings it to `host`.
+fn framed(host: usize, packet: &[u8]) -> Vec<u8> {
+    let ether_type = if packet.first().is_some_and(|first| first >> 4 == 6) {
+        0x86dd
+    } else {
+        0x0800
+    };
+    let mut frame = mac_of(host).0.to_vec();
+    frame.extend_from_slice(&[2, 0, 0, 0, 0, 99]);
+    frame.extend_from_slice(&u16::to_be_bytes(ether_type));
+    frame.extend_from_slice(packet);
+    frame
 }
 
 fn address_of(host: usize, is_v6: bool) -> IpAddr {
