@@ -1,0 +1,378 @@
+//! A stage for packet scripts: one engine, one remote that does exactly what the script says.
+//!
+//! Segments are written as tcpdump prints them, with sequence numbers relative to the two SYNs:
+//! `"S. 0:0(0) ack 1 win 1000 <mss 1000,sackOK,ws 7>"`. [`Stage::remote`] injects one,
+//! [`Stage::expect`] takes the engine's next and compares what the script mentions.
+
+use std::collections::VecDeque;
+
+use toehold_tcp::sim::checker::{self, Packet};
+use toehold_tcp::{
+    ChecksumSum, CloseReason, Config, ConnectionId, Duration, Engine, Event, Instant,
+    InterfaceAddress, ListenerId, Medium, Memory, NoRoom, Options, Random, ReceiveOffload,
+};
+
+const LOCAL: [u8; 4] = [10, 0, 0, 1];
+const REMOTE: [u8; 4] = [10, 0, 0, 2];
+const REMOTE_ISN: u32 = 0xffff_ff00;
+const SERVER_PORT: u16 = 80;
+const REMOTE_PORT: u16 = 4_321;
+
+/// Rings without an end: what arrived, and a send stream whose byte n is n.
+#[derive(Default)]
+pub(crate) struct Rings {
+    pub(crate) received: Vec<u8>,
+}
+
+impl Memory for Rings {
+    fn place(&mut self, _: ConnectionId, offset: u64, bytes: &[u8]) -> Result<(), NoRoom> {
+        let end = offset as usize + bytes.len();
+        self.received.resize(self.received.len().max(end), 0);
+        self.received[offset as usize..end].copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn gather(&mut self, _: ConnectionId, offset: u64, target: &mut [u8]) {
+        for (index, byte) in target.iter_mut().enumerate() {
+            *byte = (offset as usize + index) as u8;
+        }
+    }
+}
+
+/// The stage. Time stands still unless [`Stage::wait`] moves it.
+pub(crate) struct Stage {
+    pub(crate) engine: Engine,
+    pub(crate) rings: Rings,
+    pub(crate) now: Instant,
+    pub(crate) listener: ListenerId,
+    /// The engine's ISN, once its SYN was seen, and its port.
+    isn: u32,
+    local_port: u16,
+    sent: VecDeque<Vec<u8>>,
+    /// The remote's timestamps: what it sends next as TSval, and the engine's latest.
+    pub(crate) remote_clock: u32,
+    pub(crate) engine_clock: u32,
+}
+
+impl Stage {
+    /// An engine that listens on port 80, without ECN, 100 ms from its remote.
+    pub(crate) fn new(change: impl FnOnce(&mut Config, &mut Options)) -> Self {
+        let address = InterfaceAddress {
+            address: LOCAL.into(),
+            prefix_bits: 24,
+        };
+        let mut config = Config::new(Medium::Ip, 1_500, address);
+        let mut options = Options::default();
+        change(&mut config, &mut options);
+        let mut engine = Engine::new(config, Random::new(42));
+        let listener = engine
+            .listen((LOCAL, SERVER_PORT).into(), 16, options)
+            .expect("a new engine has no listener");
+        Self {
+            engine,
+            rings: Rings::default(),
+            now: Instant::from_micros(1_000_000),
+            listener,
+            isn: 0,
+            local_port: SERVER_PORT,
+            sent: VecDeque::new(),
+            remote_clock: 1_000,
+            engine_clock: 0,
+        }
+    }
+
+    /// Opens a connection from here.
+    pub(crate) fn connect(&mut self, options: Options) -> ConnectionId {
+        let remote = (REMOTE, REMOTE_PORT).into();
+        let id = self
+            .engine
+            .connect(self.now, None, remote, options)
+            .expect("there is a route");
+        self.local_port = self.engine.info(id).expect("it exists").local.port();
+        id
+    }
+
+    /// A connection that a remote has opened: MSS 1000, the given other options.
+    pub(crate) fn accepted(&mut self, syn_options: &str, window: u32) -> ConnectionId {
+        self.remote(&format!("S 0:0(0) win 65535 <mss 1000{syn_options}>"));
+        self.expect("S. 0:0(0) ack 1");
+        self.wait(Duration::from_millis(100));
+        self.remote(&format!(". 1:1(0) ack 1 win {window}"));
+        self.expect_nothing();
+        assert_eq!(
+            self.engine.poll_event(),
+            Some(Event::Acceptable(self.listener))
+        );
+        self.engine
+            .accept(self.listener)
+            .expect("the handshake is over")
+    }
+
+    /// Moves the clock, and lets the engine do what becomes due at its time.
+    pub(crate) fn wait(&mut self, span: Duration) {
+        let until = self.now + span;
+        while let Some(at) = self.engine.poll_timeout().filter(|&at| at <= until) {
+            self.now = self.now.max(at);
+            self.engine.handle_timeout(self.now);
+            self.drain();
+        }
+        self.now = until;
+        self.remote_clock += span.as_millis() as u32;
+    }
+
+    fn drain(&mut self) {
+        let mut frame = vec![0; 70_000];
+        while let Some((length, _)) = self
+            .engine
+            .poll_frame(self.now, &mut self.rings, &mut frame)
+        {
+            self.sent.push_back(frame[..length].to_vec());
+        }
+    }
+
+    /// The remote sends a segment.
+    pub(crate) fn remote(&mut self, script: &str) {
+        let line = Line::read(script);
+        let mut tcp = Vec::new();
+        tcp.extend_from_slice(&REMOTE_PORT.to_be_bytes());
+        tcp.extend_from_slice(&self.local_port.to_be_bytes());
+        tcp.extend_from_slice(&REMOTE_ISN.wrapping_add(line.seq as u32).to_be_bytes());
+        let ack = line.ack.map_or(0, |ack| self.isn.wrapping_add(ack as u32));
+        tcp.extend_from_slice(&ack.to_be_bytes());
+        let mut options = Vec::new();
+        for (name, value) in &line.options {
+            match name.as_str() {
+                "mss" => options.extend([&[2, 4][..], &(value[0] as u16).to_be_bytes()].concat()),
+                "ws" => options.extend([1, 3, 3, value[0] as u8]),
+                "sackOK" => options.extend([1, 1, 4, 2]),
+                "TS" => {
+                    options.extend([1, 1, 8, 10]);
+                    let clock = value
+                        .first()
+                        .map_or(self.remote_clock, |&value| value as u32);
+                    let echo = value.get(1).map_or(self.engine_clock, |&echo| echo as u32);
+                    options.extend(clock.to_be_bytes());
+                    options.extend(echo.to_be_bytes());
+                }
+                "sack" => {
+                    options.extend([1, 1, 5, 2 + 4 * value.len() as u8]);
+                    for &edge in value {
+                        options.extend(self.isn.wrapping_add(edge as u32).to_be_bytes());
+                    }
+                }
+                other => panic!("unknown option {other}"),
+            }
+        }
+        tcp.push((5 + options.len() as u8 / 4) << 4);
+        tcp.push(line.flags);
+        tcp.extend_from_slice(&(line.window.unwrap_or(65_535) as u16).to_be_bytes());
+        tcp.extend_from_slice(&[0; 4]);
+        tcp.extend_from_slice(&options);
+        // Byte n of the remote's stream, which begins at position 1, is n.
+        tcp.extend((0..line.length).map(|index| (line.seq + index - 1) as u8));
+        let packet = ip_packet(&tcp, line.is_marked);
+        self.engine.handle_frame(
+            self.now,
+            &packet,
+            ReceiveOffload::default(),
+            &mut self.rings,
+        );
+        self.drain();
+    }
+
+    /// The engine's next segment is this one.
+    #[track_caller]
+    pub(crate) fn expect(&mut self, script: &str) {
+        self.drain();
+        let Some(bytes) = self.sent.pop_front() else {
+            panic!("expected {script}, got nothing")
+        };
+        let packet = checker::parse(&bytes).expect("the engine sends TCP");
+        if packet.flags & 2 != 0 {
+            self.isn = packet.seq;
+        }
+        let line = Line::read(script);
+        let got = self.describe(&packet);
+        let seq = packet.seq.wrapping_sub(self.isn);
+        assert_eq!(
+            packet.flags, line.flags,
+            "flags: expected {script}, got {got}"
+        );
+        // A reset that answers a segment takes its numbers from that.
+        assert_eq!(
+            seq, line.seq as u32,
+            "sequence number: expected {script}, got {got}"
+        );
+        assert_eq!(
+            packet.payload.len() as i64,
+            line.length,
+            "length: expected {script}, got {got}"
+        );
+        for (index, &byte) in packet.payload.iter().enumerate() {
+            assert_eq!(
+                byte,
+                (line.seq + index as i64 - 1) as u8,
+                "payload of {got}"
+            );
+        }
+        if let Some(ack) = line.ack {
+            let got_ack = packet.ack.wrapping_sub(REMOTE_ISN);
+            assert_eq!(
+                got_ack, ack as u32,
+                "acknowledgement: expected {script}, got {got}"
+            );
+        }
+        if let Some(window) = line.window {
+            assert_eq!(
+                i64::from(packet.window),
+                window,
+                "window: expected {script}, got {got}"
+            );
+        }
+        for (name, value) in &line.options {
+            match name.as_str() {
+                "mss" => assert_eq!(packet.mss.map(i64::from), value.first().copied(), "{got}"),
+                "ws" => assert_eq!(packet.scale.map(i64::from), value.first().copied(), "{got}"),
+                "TS" => assert!(packet.timestamps.is_some(), "no timestamps: {got}"),
+                "sack" => {
+                    let edges: Vec<i64> = packet
+                        .sack
+                        .iter()
+                        .flat_map(|&(start, end)| [start, end])
+                        .map(|edge| i64::from(edge.wrapping_sub(REMOTE_ISN)))
+                        .collect();
+                    assert_eq!(&edges, value, "SACK: expected {script}, got {got}");
+                }
+                other => panic!("unknown option {other}"),
+            }
+        }
+        if let Some((value, _)) = packet.timestamps {
+            self.engine_clock = value;
+        }
+    }
+
+    /// The engine has nothing to say.
+    #[track_caller]
+    pub(crate) fn expect_nothing(&mut self) {
+        self.drain();
+        let next = self.sent.front().and_then(|bytes| checker::parse(bytes));
+        assert!(
+            next.is_none(),
+            "unexpected {}",
+            next.map_or(String::new(), |p| self.describe(&p))
+        );
+    }
+
+    /// The connection ends, or has ended, for this reason.
+    #[track_caller]
+    pub(crate) fn expect_closed(&mut self, why: CloseReason) {
+        while let Some(event) = self.engine.poll_event() {
+            if let Event::Closed { reason, .. } = event {
+                assert_eq!(reason, why);
+                return;
+            }
+        }
+        panic!("the connection has not ended");
+    }
+
+    /// Whatever else was sent is of no interest.
+    pub(crate) fn forget_sent(&mut self) {
+        self.drain();
+        self.sent.clear();
+    }
+
+    fn describe(&self, packet: &Packet<'_>) -> String {
+        let letters: String = "FSRP.UEW"
+            .chars()
+            .enumerate()
+            .filter(|(bit, _)| packet.flags & 1 << bit != 0)
+            .map(|(_, letter)| letter)
+            .collect();
+        format!(
+            "{letters} {}:({}) ack {} win {} sack {:?}",
+            packet.seq.wrapping_sub(self.isn) as i32,
+            packet.payload.len(),
+            packet.ack.wrapping_sub(REMOTE_ISN) as i32,
+            packet.window,
+            packet.sack,
+        )
+    }
+}
+
+/// One line of a script.
+struct Line {
+    flags: u8,
+    is_marked: bool,
+    seq: i64,
+    length: i64,
+    ack: Option<i64>,
+    window: Option<i64>,
+    options: Vec<(String, Vec<i64>)>,
+}
+
+impl Line {
+    /// `FLAGS SEQ:END(LENGTH) [ack N] [win N] [<options>] [ce]`
+    fn read(script: &str) -> Self {
+        let (head, options) = match script.split_once('<') {
+            Some((head, options)) => (head, options.split_once('>').expect("an end of options").0),
+            None => (script, ""),
+        };
+        let mut words = head.split_whitespace();
+        let letters = words.next().expect("flags");
+        let flags = letters
+            .chars()
+            .map(|letter| 1 << "FSRP.UEW".find(letter).expect("a flag"))
+            .fold(0, |flags, bit: u8| flags | bit);
+        let numbers = words.next().expect("sequence numbers");
+        let (seq, rest) = numbers.split_once(':').expect("SEQ:END(LENGTH)");
+        let (_, length) = rest
+            .trim_end_matches(')')
+            .split_once('(')
+            .expect("a length");
+        let mut line = Self {
+            flags,
+            is_marked: script.ends_with("ce"),
+            seq: seq.parse().expect("a number"),
+            length: length.parse().expect("a number"),
+            ack: None,
+            window: None,
+            options: Vec::new(),
+        };
+        while let Some(word) = words.next() {
+            let mut number = || words.next().expect("a value").parse().expect("a number");
+            match word {
+                "ack" => line.ack = Some(number()),
+                "win" => line.window = Some(number()),
+                "ce" => {}
+                other => panic!("unknown word {other}"),
+            }
+        }
+        for option in options.split(',').filter(|option| !option.is_empty()) {
+            let mut parts = option.split([' ', ':']);
+            let name = parts.next().expect("a name").to_owned();
+            let values = parts
+                .map(|value| value.parse().expect("a number"))
+                .collect();
+            line.options.push((name, values));
+        }
+        line
+    }
+}
+
+fn ip_packet(tcp: &[u8], is_marked: bool) -> Vec<u8> {
+    let mut packet = vec![0x45, if is_marked { 3 } else { 0 }];
+    packet.extend_from_slice(&(20 + tcp.len() as u16).to_be_bytes());
+    packet.extend_from_slice(&[0, 0, 0x40, 0, 64, 6, 0, 0]);
+    packet.extend_from_slice(&REMOTE);
+    packet.extend_from_slice(&LOCAL);
+    let checksum = ChecksumSum::ZERO.bytes(&packet).checksum();
+    packet[10..12].copy_from_slice(&checksum);
+    packet.extend_from_slice(tcp);
+    let pseudo = ChecksumSum::ZERO
+        .bytes(&packet[12..20])
+        .word(6)
+        .word(tcp.len() as u16);
+    let checksum = pseudo.bytes(tcp).checksum();
+    packet[36..38].copy_from_slice(&checksum);
+    packet
+}

@@ -1,0 +1,425 @@
+//! Scripts of segments, sent and expected, one behaviour of the RFCs each.
+
+mod script;
+
+use script::Stage;
+use toehold_tcp::{CloseReason, Duration, Event, Keepalive, Options, State};
+
+const MILLISECOND: Duration = Duration::from_millis(1);
+
+fn plain() -> Stage {
+    // Without timestamps and scaling, so that scripts stay short; each test adds what it is about.
+    Stage::new(|config, options| {
+        config.timestamps = false;
+        config.window_scaling = false;
+        options.nodelay = true;
+    })
+}
+
+/// RFC 9293 section 3.5, figure 6.
+#[test]
+fn active_open_and_orderly_close() {
+    let mut stage = plain();
+    let id = stage.connect(Options::default());
+    stage.expect("S 0:0(0) win 65535 <mss 1460>");
+    stage.remote("S. 0:0(0) ack 1 win 10000 <mss 1000>");
+    stage.expect(". 1:1(0) ack 1");
+    assert_eq!(stage.engine.poll_event(), Some(Event::Connected(id)));
+    stage.engine.publish(id, 500).unwrap();
+    stage.engine.finish(stage.now, id).unwrap();
+    stage.expect("FP. 1:501(500) ack 1");
+    assert_eq!(stage.engine.info(id).unwrap().state, State::FinWait1);
+    stage.remote(". 1:1(0) ack 502");
+    assert_eq!(stage.engine.info(id).unwrap().state, State::FinWait2);
+    stage.remote("F. 1:1(0) ack 502");
+    stage.expect(". 502:502(0) ack 2");
+    assert_eq!(stage.engine.info(id).unwrap().state, State::TimeWait);
+    stage.expect_closed(CloseReason::Finished);
+    // RFC 9293 section 3.10.7.4: a repeated FIN is acknowledged again.
+    stage.remote("F. 1:1(0) ack 502");
+    stage.expect(". 502:502(0) ack 2");
+    stage.engine.release(stage.now, id).unwrap();
+    stage.wait(Duration::from_secs(61));
+    assert_eq!(stage.engine.connection_count(), 0);
+}
+
+/// RFC 9293 section 3.5, figure 8: both sides connect at once.
+#[test]
+fn simultaneous_open() {
+    let mut stage = plain();
+    let id = stage.connect(Options::default());
+    stage.expect("S 0:0(0)");
+    stage.remote("S 0:0(0) win 10000 <mss 1000>");
+    stage.expect("S. 0:0(0) ack 1");
+    assert_eq!(stage.engine.info(id).unwrap().state, State::SynReceived);
+    stage.remote("S. 0:0(0) ack 1 win 10000");
+    assert_eq!(stage.engine.info(id).unwrap().state, State::Established);
+}
+
+/// RFC 9293 section 3.6, figure 13: both sides close at once.
+#[test]
+fn simultaneous_close() {
+    let mut stage = plain();
+    let id = stage.accepted("", 10_000);
+    stage.engine.finish(stage.now, id).unwrap();
+    stage.expect("F. 1:1(0) ack 1");
+    stage.remote("F. 1:1(0) ack 1");
+    stage.expect(". 2:2(0) ack 2");
+    assert_eq!(stage.engine.info(id).unwrap().state, State::Closing);
+    stage.remote(". 2:2(0) ack 2");
+    assert_eq!(stage.engine.info(id).unwrap().state, State::TimeWait);
+}
+
+/// RFC 9293 section 3.10.7.1: a segment for nobody is refused with its own numbers.
+#[test]
+fn a_segment_without_a_connection_is_refused() {
+    let mut stage = plain();
+    stage.remote(". 1:1(0) ack 77");
+    stage.expect("R 77:77(0)");
+    stage.remote("R 1:1(0)");
+    stage.expect_nothing();
+}
+
+/// RFC 9293 section 3.10.7.3 and RFC 5961 section 3.2: only an acceptable reset ends an attempt.
+#[test]
+fn an_attempt_is_ended_by_a_reset_that_acknowledges_the_syn() {
+    let mut stage = plain();
+    stage.connect(Options::default());
+    stage.expect("S 0:0(0)");
+    stage.remote("R 0:0(0)");
+    stage.remote("R. 0:0(0) ack 7");
+    stage.expect_nothing();
+    assert_eq!(stage.engine.poll_event(), None);
+    stage.remote("R. 0:0(0) ack 1");
+    stage.expect_closed(CloseReason::Refused);
+}
+
+/// RFC 6298 section 5: the timeout doubles; RFC 9293 section 3.8.3: in the end it is given up.
+#[test]
+fn a_syn_is_repeated_with_exponential_backoff() {
+    let mut stage = plain();
+    stage.connect(Options::default());
+    stage.expect("S 0:0(0)");
+    for seconds in [1, 2, 4, 8, 16, 32] {
+        stage.wait(Duration::from_secs(seconds) - MILLISECOND);
+        stage.expect_nothing();
+        stage.wait(MILLISECOND);
+        stage.expect("S 0:0(0)");
+    }
+    stage.wait(Duration::from_secs(64));
+    stage.expect_closed(CloseReason::TimedOut);
+}
+
+/// RFC 5681 section 4.2 and RFC 2018 section 4.
+#[test]
+fn gaps_are_acknowledged_at_once_and_selectively() {
+    let mut stage = plain();
+    let id = stage.accepted(",sackOK", 10_000);
+    stage.remote("P. 1:101(100) ack 1");
+    stage.expect(". 1:1(0) ack 101");
+    stage.remote("P. 201:301(100) ack 1");
+    stage.expect(". 1:1(0) ack 101 <sack 201:301>");
+    stage.remote("P. 401:501(100) ack 1");
+    stage.expect(". 1:1(0) ack 101 <sack 401:501:201:301>");
+    stage.remote("P. 301:401(100) ack 1");
+    stage.expect(". 1:1(0) ack 101 <sack 201:501>");
+    stage.remote("P. 101:201(100) ack 1");
+    stage.expect(". 1:1(0) ack 501");
+    assert_eq!(stage.engine.info(id).unwrap().received, 500);
+    let expected: Vec<u8> = (0..500u32).map(|offset| offset as u8).collect();
+    assert_eq!(stage.rings.received, expected);
+}
+
+/// RFC 2883 section 4.
+#[test]
+fn duplicates_are_reported() {
+    let mut stage = plain();
+    stage.accepted(",sackOK", 10_000);
+    stage.remote("P. 1:101(100) ack 1");
+    stage.expect(". 1:1(0) ack 101");
+    stage.remote("P. 1:101(100) ack 1");
+    stage.expect(". 1:1(0) ack 101 <sack 1:101>");
+    stage.remote("P. 201:301(100) ack 1");
+    stage.expect(". 1:1(0) ack 101 <sack 201:301>");
+    stage.remote("P. 201:301(100) ack 1");
+    stage.expect(". 1:1(0) ack 101 <sack 201:301:201:301>");
+}
+
+/// RFC 9293 section 3.8.6.3: at least every second segment, and within the delay.
+#[test]
+fn acknowledgements_are_delayed_after_the_start() {
+    let mut stage = plain();
+    stage.accepted("", 10_000);
+    for segment in 0..16 {
+        let (from, to) = (segment * 100 + 1, segment * 100 + 101);
+        stage.remote(&format!("P. {from}:{to}(100) ack 1"));
+        stage.expect(&format!(". 1:1(0) ack {to}"));
+    }
+    stage.remote("P. 1601:1701(100) ack 1");
+    stage.expect_nothing();
+    stage.remote("P. 1701:1801(100) ack 1");
+    stage.expect(". 1:1(0) ack 1801");
+    stage.remote("P. 1801:1901(100) ack 1");
+    stage.expect_nothing();
+    stage.wait(Duration::from_millis(40));
+    stage.expect(". 1:1(0) ack 1901");
+}
+
+/// RFC 9293 section 3.7.4 in Minshall's variant: one small segment in flight.
+#[test]
+fn small_segments_wait_for_each_other() {
+    let mut stage = Stage::new(|config, _| config.timestamps = false);
+    let id = stage.accepted("", 10_000);
+    stage.engine.publish(id, 10).unwrap();
+    stage.expect("P. 1:11(10) ack 1");
+    stage.engine.publish(id, 20).unwrap();
+    stage.expect_nothing();
+    stage.remote(". 1:1(0) ack 11");
+    stage.expect("P. 11:21(10) ack 1");
+    stage.engine.publish(id, 1_025).unwrap();
+    stage.expect(". 21:1021(1000) ack 1");
+    stage.expect_nothing();
+    stage
+        .engine
+        .set_coalescing(stage.now, id, true, false)
+        .unwrap();
+    stage.expect("P. 1021:1026(5) ack 1");
+}
+
+/// RFC 8985 section 6.2 and RFC 6937: a loss is repaired within a round trip.
+#[test]
+fn a_hole_is_retransmitted_when_rack_is_sure() {
+    let mut stage = plain();
+    let id = stage.accepted(",sackOK", 60_000);
+    stage.engine.publish(id, 5_000).unwrap();
+    for segment in 0..5 {
+        let (from, to) = (segment * 1_000 + 1, segment * 1_000 + 1_001);
+        let flags = if segment == 4 { "P." } else { "." };
+        stage.expect(&format!("{flags} {from}:{to}(1000) ack 1"));
+    }
+    stage.wait(Duration::from_millis(100));
+    stage.remote(". 1:1(0) ack 1 win 60000 <sack 1001:2001>");
+    stage.remote(". 1:1(0) ack 1 win 60000 <sack 1001:3001>");
+    stage.expect_nothing();
+    // The third segment beyond the hole: no reordering was ever seen, so it is lost.
+    stage.remote(". 1:1(0) ack 1 win 60000 <sack 1001:4001>");
+    stage.expect(". 1:1001(1000) ack 1");
+    stage.remote(". 1:1(0) ack 5001 win 60000");
+    stage.expect_nothing();
+    assert_eq!(stage.engine.counters().recoveries, 1);
+}
+
+/// RFC 8985 section 7: two round trips after the last segment, it is sent again.
+#[test]
+fn a_lost_tail_is_probed() {
+    let mut stage = plain();
+    let id = stage.accepted(",sackOK", 60_000);
+    stage.engine.publish(id, 1_000).unwrap();
+    stage.expect("P. 1:1001(1000) ack 1");
+    stage.wait(Duration::from_millis(100));
+    stage.remote(". 1:1(0) ack 1001 win 60000");
+    stage.engine.publish(id, 4_000).unwrap();
+    stage.expect(". 1001:2001(1000) ack 1");
+    stage.expect(". 2001:3001(1000) ack 1");
+    stage.expect("P. 3001:4001(1000) ack 1");
+    stage.wait(Duration::from_millis(60));
+    stage.remote(". 1:1(0) ack 2001 win 60000");
+    let round_trip = stage.engine.info(id).unwrap().round_trip.unwrap();
+    stage.wait(round_trip * 2 - MILLISECOND);
+    stage.expect_nothing();
+    stage.wait(MILLISECOND + MILLISECOND);
+    stage.expect("P. 3001:4001(1000) ack 1");
+    assert_eq!(stage.engine.counters().tail_probes, 1);
+}
+
+/// RFC 6582 section 3.2: without SACK, three duplicates, and partial acknowledgements.
+#[test]
+fn new_reno_repairs_without_sack() {
+    let mut stage = plain();
+    let id = stage.accepted("", 60_000);
+    stage.engine.publish(id, 8_000).unwrap();
+    for segment in 0..8 {
+        let (from, to) = (segment * 1_000 + 1, segment * 1_000 + 1_001);
+        let flags = if segment == 7 { "P." } else { "." };
+        stage.expect(&format!("{flags} {from}:{to}(1000) ack 1"));
+    }
+    stage.remote(". 1:1(0) ack 1 win 60000");
+    stage.remote(". 1:1(0) ack 1 win 60000");
+    stage.expect_nothing();
+    stage.remote(". 1:1(0) ack 1 win 60000");
+    stage.expect(". 1:1001(1000) ack 1");
+    stage.remote(". 1:1(0) ack 3001 win 60000");
+    stage.expect(". 3001:4001(1000) ack 1");
+    stage.remote(". 1:1(0) ack 8001 win 60000");
+    stage.expect_nothing();
+}
+
+/// RFC 9293 section 3.8.6.1: a closed window is probed, at growing intervals, for ever.
+#[test]
+fn a_zero_window_is_probed() {
+    let mut stage = plain();
+    let id = stage.accepted("", 0);
+    stage.engine.publish(id, 1_000).unwrap();
+    stage.expect_nothing();
+    for seconds in [10, 20, 40] {
+        stage.wait(Duration::from_secs(seconds));
+        stage.expect(". 0:0(0) ack 1");
+        stage.forget_sent();
+        stage.remote(". 1:1(0) ack 1 win 0");
+    }
+    stage.remote(". 1:1(0) ack 1 win 1000");
+    stage.expect("P. 1:1001(1000) ack 1");
+}
+
+/// RFC 9293 section 3.8.6.2.2: the window opens in useful steps, and the remote is told.
+#[test]
+fn the_window_opens_when_the_host_takes() {
+    let mut stage = Stage::new(|config, options| {
+        config.timestamps = false;
+        options.receive_bytes = 2_000;
+        options.receive_bytes_max = 2_000;
+    });
+    let id = stage.accepted("", 10_000);
+    stage.remote(". 1:1001(1000) ack 1");
+    stage.expect(". 1:1(0) ack 1001 win 1000");
+    stage.remote("P. 1001:2001(1000) ack 1");
+    stage.expect(". 1:1(0) ack 2001 win 0");
+    stage.engine.take(stage.now, id, 100).unwrap();
+    stage.expect_nothing();
+    stage.engine.take(stage.now, id, 2_000).unwrap();
+    stage.expect(". 1:1(0) ack 2001 win 2000");
+}
+
+/// RFC 5961 section 3.2, 4.2 and 5.2: blind attackers get challenges.
+#[test]
+fn attackers_are_challenged() {
+    let mut stage = plain();
+    let id = stage.accepted("", 10_000);
+    stage.remote("R 500:500(0)");
+    stage.expect(". 1:1(0) ack 1");
+    stage.remote("R 70000:70000(0)");
+    stage.expect_nothing();
+    stage.remote("S 500:500(0)");
+    stage.expect(". 1:1(0) ack 1");
+    stage.remote("P. 1:11(10) ack 900000");
+    stage.expect(". 1:1(0) ack 1");
+    assert_eq!(stage.engine.info(id).unwrap().received, 0);
+    stage.remote("R 1:1(0)");
+    stage.expect_closed(CloseReason::Reset);
+}
+
+/// RFC 7323 section 5.3: an old timestamp makes a segment a duplicate, whatever its number.
+#[test]
+fn paws_refuses_the_past() {
+    let mut stage = Stage::new(|_, _| {});
+    stage.remote("S 0:0(0) win 65535 <mss 1000,TS>");
+    stage.expect("S. 0:0(0) ack 1 <TS>");
+    stage.remote(". 1:1(0) ack 1 <TS>");
+    stage.remote("P. 1:11(10) ack 1 <TS>");
+    stage.expect(". 1:1(0) ack 11 <TS>");
+    stage.remote("P. 11:21(10) ack 1 <TS 999>");
+    stage.expect(". 1:1(0) ack 11 <TS>");
+    stage.remote("P. 11:21(10) ack 1 <TS>");
+    stage.expect(". 1:1(0) ack 21 <TS>");
+    // RFC 7323 section 3.2: without the option it is no segment of this connection.
+    stage.remote("P. 21:31(10) ack 1");
+    stage.expect_nothing();
+}
+
+/// RFC 3168 section 6.1: ECN is negotiated, echoed until CWR, and answered once a window.
+#[test]
+fn congestion_marks_are_echoed() {
+    let mut stage = Stage::new(|config, options| {
+        config.timestamps = false;
+        options.ecn = true;
+    });
+    stage.remote("SEW 0:0(0) win 65535 <mss 1000,sackOK>");
+    stage.expect("S.E 0:0(0) ack 1");
+    stage.remote(". 1:1(0) ack 1");
+    stage.remote("P. 1:101(100) ack 1 ce");
+    stage.expect(".E 1:1(0) ack 101");
+    stage.remote("P. 101:201(100) ack 1");
+    stage.expect(".E 1:1(0) ack 201");
+    stage.remote("P.W 201:301(100) ack 1");
+    stage.expect(". 1:1(0) ack 301");
+}
+
+/// RFC 9293 section 3.8.4.
+#[test]
+fn a_silent_remote_is_probed_and_given_up() {
+    let mut stage = Stage::new(|config, options| {
+        config.timestamps = false;
+        options.keepalive = Some(Keepalive {
+            idle: Duration::from_secs(60),
+            interval: Duration::from_secs(5),
+            probes_max: 2,
+        });
+    });
+    stage.accepted("", 10_000);
+    stage.wait(Duration::from_secs(59));
+    stage.expect_nothing();
+    stage.wait(Duration::from_secs(1));
+    stage.expect(". 0:0(0) ack 1");
+    stage.remote(". 1:1(0) ack 1 win 10000");
+    stage.wait(Duration::from_secs(60));
+    stage.expect(". 0:0(0) ack 1");
+    stage.wait(Duration::from_secs(5));
+    stage.expect(". 0:0(0) ack 1");
+    stage.wait(Duration::from_secs(5));
+    stage.expect_closed(CloseReason::TimedOut);
+}
+
+/// RFC 2525 section 2.17: closing with unread data resets.
+#[test]
+fn unread_data_resets_on_release() {
+    let mut stage = plain();
+    let id = stage.accepted("", 10_000);
+    stage.remote("P. 1:101(100) ack 1");
+    stage.expect(". 1:1(0) ack 101");
+    stage.engine.release(stage.now, id).unwrap();
+    stage.expect("R. 1:1(0) ack 101");
+    stage.expect_nothing();
+    assert_eq!(stage.engine.connection_count(), 0);
+}
+
+/// RFC 6191 section 2: a later SYN takes the place of a connection in TIME-WAIT.
+#[test]
+fn time_wait_gives_way_to_a_newer_syn() {
+    let mut stage = plain();
+    let id = stage.accepted("", 10_000);
+    stage.engine.finish(stage.now, id).unwrap();
+    stage.expect("F. 1:1(0) ack 1");
+    stage.remote("F. 1:1(0) ack 2");
+    stage.expect(". 2:2(0) ack 2");
+    stage.remote("S 100:100(0) win 65535 <mss 1000>");
+    stage.expect("S. 0:0(0) ack 101");
+    assert_eq!(stage.engine.counters().time_wait_reused, 1);
+}
+
+/// RFC 1337 section 3: a reset does not end TIME-WAIT.
+#[test]
+fn time_wait_survives_a_reset() {
+    let mut stage = plain();
+    let id = stage.accepted("", 10_000);
+    stage.engine.finish(stage.now, id).unwrap();
+    stage.expect("F. 1:1(0) ack 1");
+    stage.remote("F. 1:1(0) ack 2");
+    stage.expect(". 2:2(0) ack 2");
+    stage.remote("R 2:2(0)");
+    assert_eq!(stage.engine.info(id).unwrap().state, State::TimeWait);
+}
+
+/// RFC 4987 section 3.6: with no room for half-open connections, service goes on.
+#[test]
+fn cookies_carry_a_flood() {
+    let mut stage = Stage::new(|config, _| config.half_open_max = 0);
+    stage.remote("S 0:0(0) win 65535 <mss 1000,sackOK,TS,ws 7>");
+    stage.expect("S. 0:0(0) ack 1 <TS,ws 7>");
+    assert_eq!(stage.engine.connection_count(), 0);
+    stage.remote("P. 1:11(10) ack 1 win 100 <TS>");
+    stage.expect(". 1:1(0) ack 11 <TS>");
+    let id = stage.engine.accept(stage.listener).unwrap();
+    let info = stage.engine.info(id).unwrap();
+    assert_eq!((info.received, info.mss), (10, 536 - 12));
+    assert_eq!(stage.engine.counters().cookies_accepted, 1);
+}
