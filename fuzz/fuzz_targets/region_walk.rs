@@ -1,0 +1,12 @@
+//! A region that somebody rewrites between the calls of its other end: see `walk.rs`, which the crate's own tests share.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+#[path = "../../crates/channel/tests/support/mod.rs"]
+mod support;
+
+fuzz_target!(|script: &[u8]| {
+    support::walk::walk(script);
+});
