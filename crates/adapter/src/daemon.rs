@@ -10,6 +10,7 @@
 
 mod connection;
 mod connections;
+mod family;
 mod introductions;
 mod log;
 mod operator;
@@ -299,7 +300,7 @@ impl Daemon {
         match self.listener.hide() {
             Ok(Hidden::Caller(socket)) => {
                 self.idle_since = Instant::now();
-                self.admit(socket);
+                self.admit(socket, None);
                 false
             }
             // Should our socket have vanished, nobody can find us either way.

@@ -6,7 +6,6 @@
 use crate::runtime_dir::RuntimeDir;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
@@ -178,20 +177,42 @@ fn remove_if_there(path: &Path) -> io::Result<()> {
 
 /// The process at the other end of a connected socket, as it was when it connected (or began to listen).
 pub(crate) fn peer_of(socket: BorrowedFd<'_>) -> io::Result<libc::ucred> {
-    let mut peer = MaybeUninit::<libc::ucred>::uninit();
-    let mut length = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: `peer` is valid for writes of `length` bytes.
+    let mut peer = libc::ucred {
+        pid: 0,
+        uid: 0,
+        gid: 0,
+    };
+    // SAFETY: a `ucred` is plain numbers, for which all bytes are values.
+    unsafe { get_option(socket, libc::SO_PEERCRED, &mut peer) }?;
+    Ok(peer)
+}
+
+/// A number among the options of a socket.
+pub(crate) fn number_of(socket: BorrowedFd<'_>, option: libc::c_int) -> io::Result<libc::c_int> {
+    let mut number = 0;
+    // SAFETY: all bytes are values of a number.
+    unsafe { get_option(socket, option, &mut number) }?;
+    Ok(number)
+}
+
+/// # Safety
+/// All bytes are values of a `T`.
+unsafe fn get_option<T>(
+    socket: BorrowedFd<'_>,
+    option: libc::c_int,
+    value: &mut T,
+) -> io::Result<()> {
+    let mut length = size_of::<T>() as libc::socklen_t;
+    // SAFETY: `value` is valid for writes of `length` bytes, and any bytes will do.
     check(unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),
             libc::SOL_SOCKET,
-            libc::SO_PEERCRED,
-            peer.as_mut_ptr().cast(),
+            option,
+            (value as *mut T).cast(),
             &mut length,
         )
-    })?;
-    // SAFETY: the call succeeded, and a `ucred` has one length.
-    Ok(unsafe { peer.assume_init() })
+    })
 }
 
 /// The descriptor a system call returned.

@@ -41,6 +41,8 @@ pub(crate) enum TableError {
     Map(MapError),
     /// It is no table, or one of another version.
     Header,
+    /// It is not the table of the family that vouched for its sender.
+    OfAnother,
 }
 
 impl fmt::Display for TableError {
@@ -50,6 +52,7 @@ impl fmt::Display for TableError {
             TableError::Map(MapError::Length(length)) => write!(out, "its length is {length}"),
             TableError::Map(MapError::Os(error)) => error.fmt(out),
             TableError::Header => write!(out, "it is no table of this version"),
+            TableError::OfAnother => write!(out, "it is not that of its family"),
         }
     }
 }
@@ -58,13 +61,7 @@ impl Tables {
     /// The table behind a descriptor: mapped and verified, or known already. One more user of it.
     pub(crate) fn open(&mut self, file: OwnedFd) -> Result<TableId, TableError> {
         let file = File::from(file);
-        let metadata = file
-            .metadata()
-            .map_err(|e| TableError::Map(MapError::Os(e)))?;
-        let key = FileKey {
-            device: metadata.dev(),
-            inode: metadata.ino(),
-        };
+        let key = key_of(&file)?;
         if let Some(&id) = self.by_file.get(&key) {
             self.mapped.get_mut(&id).expect("both maps agree").0.users += 1;
             return Ok(id);
@@ -75,6 +72,26 @@ impl Tables {
         self.mapped.insert(id, (table, key));
         self.by_file.insert(key, id);
         Ok(id)
+    }
+
+    /// The table behind a descriptor, provided that it is the one expected, which this user has already.
+    pub(crate) fn recognise(
+        &self,
+        expected: TableId,
+        file: OwnedFd,
+    ) -> Result<TableId, TableError> {
+        let key = key_of(&File::from(file))?;
+        if self.file(expected) == Some(key) {
+            Ok(expected)
+        } else {
+            Err(TableError::OfAnother)
+        }
+    }
+
+    /// One more user of a mapped table.
+    pub(crate) fn keep(&mut self, id: TableId) {
+        let (table, _) = self.mapped.get_mut(&id).expect("kept by another user");
+        table.users += 1;
     }
 
     /// One user less; the last one unmaps it.
@@ -233,6 +250,16 @@ impl Drop for MappedTable {
         // SAFETY: mapped by `map` with this length; every reference into it borrows from `self`.
         unsafe { memfd::unmap(self.base, TABLE_BYTES) };
     }
+}
+
+fn key_of(file: &File) -> Result<FileKey, TableError> {
+    let metadata = file
+        .metadata()
+        .map_err(|error| TableError::Map(MapError::Os(error)))?;
+    Ok(FileKey {
+        device: metadata.dev(),
+        inode: metadata.ino(),
+    })
 }
 
 /// Commands an entry to detach, unless it is under a command already.

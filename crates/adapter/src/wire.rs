@@ -24,6 +24,19 @@ pub enum Received {
 /// # Errors
 /// What `recvmsg` answers; `WouldBlock` when there is nothing.
 pub fn receive(socket: BorrowedFd<'_>) -> io::Result<Received> {
+    receive_with(socket, 0)
+}
+
+/// Receives one message, if there is one. Never blocks, whatever somebody who shares the socket's description has made
+/// of its `O_NONBLOCK`.
+///
+/// # Errors
+/// What `recvmsg` answers; `WouldBlock` when there is nothing.
+pub fn try_receive(socket: BorrowedFd<'_>) -> io::Result<Received> {
+    receive_with(socket, libc::MSG_DONTWAIT)
+}
+
+fn receive_with(socket: BorrowedFd<'_>, flags: libc::c_int) -> io::Result<Received> {
     // One byte more than a message, so that a longer one is seen to be longer.
     let mut bytes = [0u8; MESSAGE_BYTES + 1];
     let mut control = Control::new();
@@ -33,7 +46,10 @@ pub fn receive(socket: BorrowedFd<'_>) -> io::Result<Received> {
     };
     let mut header = control.header(&mut part);
     // SAFETY: `header` points to buffers that outlive the call, with their true lengths.
-    let length = unsafe { libc::recvmsg(socket.as_raw_fd(), &mut header, libc::MSG_CMSG_CLOEXEC) };
+    let length = unsafe {
+        let flags = flags | libc::MSG_CMSG_CLOEXEC;
+        libc::recvmsg(socket.as_raw_fd(), &mut header, flags)
+    };
     if length < 0 {
         return Err(io::Error::last_os_error());
     }
@@ -63,6 +79,30 @@ pub fn send(
     message: &Message,
     descriptors: &[BorrowedFd<'_>],
 ) -> io::Result<()> {
+    send_with(socket, message, descriptors, 0)
+}
+
+/// Sends one message, if the socket takes it. Never blocks, like [`try_receive`]; never raises `SIGPIPE`.
+///
+/// # Errors
+/// What `sendmsg` answers; `WouldBlock` when the socket is full.
+///
+/// # Panics
+/// With more than [`DESCRIPTORS_MAX`] descriptors.
+pub fn try_send(
+    socket: BorrowedFd<'_>,
+    message: &Message,
+    descriptors: &[BorrowedFd<'_>],
+) -> io::Result<()> {
+    send_with(socket, message, descriptors, libc::MSG_DONTWAIT)
+}
+
+fn send_with(
+    socket: BorrowedFd<'_>,
+    message: &Message,
+    descriptors: &[BorrowedFd<'_>],
+    flags: libc::c_int,
+) -> io::Result<()> {
     assert!(descriptors.len() <= DESCRIPTORS_MAX, "too many descriptors");
     let bytes = message.as_bytes();
     let mut control = Control::new();
@@ -90,7 +130,10 @@ pub fn send(
         }
     }
     // SAFETY: `header` points to buffers that outlive the call, with their true lengths.
-    let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &header, libc::MSG_NOSIGNAL) };
+    let sent = unsafe {
+        let flags = flags | libc::MSG_NOSIGNAL;
+        libc::sendmsg(socket.as_raw_fd(), &header, flags)
+    };
     if sent < 0 {
         return Err(io::Error::last_os_error());
     }

@@ -16,6 +16,8 @@ pub(super) struct Connection {
     socket: Option<OwnedFd>,
     pub(super) pid: u32,
     pub(super) uid: u32,
+    /// For a client that another one brought to us.
+    vouched: Option<Voucher>,
     /// The process itself, so that its number cannot be mistaken for its successor's. Absent for a process that we
     /// cannot see, in another pid namespace.
     pub(super) pidfd: Option<OwnedFd>,
@@ -26,6 +28,15 @@ pub(super) struct Connection {
     outbound: VecDeque<Outgoing>,
     /// Whether the socket is watched for room.
     pub(super) awaits_room: bool,
+}
+
+/// What a client is believed on the word of the one that brought it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Voucher {
+    /// The user that policy takes it for.
+    pub(super) uid: u32,
+    /// Its family's table. It is kept for this client from the start: who vouched may be gone before it says hello.
+    pub(super) table: TableId,
 }
 
 /// A message on its way.
@@ -51,12 +62,13 @@ pub(super) enum Flushed {
 }
 
 impl Connection {
-    /// A client on a socket just accepted.
-    pub(super) fn new(socket: OwnedFd) -> io::Result<Connection> {
+    /// A client on a socket just accepted or, with a voucher, adopted.
+    pub(super) fn new(socket: OwnedFd, vouched: Option<Voucher>) -> io::Result<Connection> {
         let peer = peer_of(socket.as_fd())?;
         Ok(Connection {
             pid: peer.pid as u32,
             uid: peer.uid,
+            vouched,
             pidfd: open_process(peer.pid)?,
             socket: Some(socket),
             table: None,
@@ -82,7 +94,7 @@ impl Connection {
         };
         while let Some(next) = self.outbound.front() {
             let descriptors: Vec<_> = next.descriptors.iter().map(|fd| fd.as_fd()).collect();
-            if let Err(error) = wire::send(socket.as_fd(), &next.message, &descriptors) {
+            if let Err(error) = wire::try_send(socket.as_fd(), &next.message, &descriptors) {
                 return match error.raw_os_error() {
                     Some(libc::EAGAIN) => Flushed::SocketFull,
                     Some(libc::ETOOMANYREFS | libc::ENOBUFS | libc::ENOMEM) => Flushed::Throttled,
@@ -109,6 +121,20 @@ impl Connection {
         self.pidfd = open_process(pid as libc::pid_t)?;
         self.pid = pid;
         Ok(())
+    }
+
+    pub(super) fn vouched(&self) -> Option<Voucher> {
+        self.vouched
+    }
+
+    /// The user that policy takes it for.
+    pub(super) fn policy_uid(&self) -> u32 {
+        self.vouched.map_or(self.uid, |voucher| voucher.uid)
+    }
+
+    /// The table that is kept mapped for it.
+    pub(super) fn held_table(&self) -> Option<TableId> {
+        self.table.or(self.vouched.map(|voucher| voucher.table))
     }
 
     /// Its socket, while it is open.

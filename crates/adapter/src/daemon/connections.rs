@@ -1,6 +1,6 @@
 //! Clients coming, speaking and going.
 
-use super::connection::{Connection, Flushed, Outgoing};
+use super::connection::{Connection, Flushed, Outgoing, Voucher};
 use super::poller::Source;
 use super::{Daemon, spare_descriptor};
 use crate::proc::{self, Sockets};
@@ -58,7 +58,7 @@ impl Daemon {
     pub(super) fn handle_arrivals(&mut self) {
         for _ in 0..ARRIVALS_PER_TURN {
             match self.listener.accept() {
-                Ok(socket) => self.admit(socket),
+                Ok(socket) => self.admit(socket, None),
                 Err(error) => match error.raw_os_error() {
                     Some(libc::EMFILE | libc::ENFILE) => return self.turn_one_away(),
                     Some(libc::EINTR | libc::ECONNABORTED) => {}
@@ -68,8 +68,8 @@ impl Daemon {
         }
     }
 
-    pub(super) fn admit(&mut self, socket: OwnedFd) {
-        let connection = match Connection::new(socket) {
+    pub(super) fn admit(&mut self, socket: OwnedFd, vouched: Option<Voucher>) {
+        let connection = match Connection::new(socket, vouched) {
             Ok(connection) => connection,
             Err(error) => {
                 let text = || format!("turned a client away: {error}");
@@ -84,8 +84,11 @@ impl Daemon {
         }
         let id = ClientId(self.client_next);
         self.client_next += 1;
-        let socket = connection.socket().expect("just accepted");
+        let socket = connection.socket().expect("just opened");
         if self.poller.watch(socket, Source::Client(id)).is_ok() {
+            if let Some(voucher) = vouched {
+                self.tables.keep(voucher.table);
+            }
             self.clients.insert(id, connection);
         }
     }
@@ -93,7 +96,8 @@ impl Daemon {
     fn inadmissible(&self, connection: &Connection) -> Option<&'static str> {
         // SAFETY: cannot fail.
         let own_uid = unsafe { libc::geteuid() };
-        if self.options.policy == Policy::SameUser && connection.uid != own_uid {
+        let is_known = connection.vouched().is_some() || connection.uid == own_uid;
+        if self.options.policy == Policy::SameUser && !is_known {
             return Some("it belongs to another user");
         }
         if self.clients.len() >= CLIENTS_MAX {
@@ -121,7 +125,7 @@ impl Daemon {
             let Some(socket) = self.clients.get(&id).and_then(Connection::socket) else {
                 return;
             };
-            let handled = match wire::receive(socket) {
+            let handled = match wire::try_receive(socket) {
                 Ok(Received::Message(message, kind, descriptors)) => {
                     self.handle_message(id, &message, kind, descriptors)
                 }
@@ -147,18 +151,19 @@ impl Daemon {
         kind: Kind,
         mut descriptors: Vec<OwnedFd>,
     ) -> Result<(), Fault> {
-        let expected = usize::from(kind == Kind::Hello);
+        let expected = usize::from(matches!(kind, Kind::Hello | Kind::Adopt));
         if descriptors.len() != expected {
             return Err(Fault::Descriptors);
         }
         match kind {
             Kind::Hello => self.handle_hello(id, descriptors.pop().expect("counted above")),
+            Kind::Adopt => self.handle_adopt(id, descriptors.pop().expect("counted above")),
             Kind::Pair => self.handle_pair(id, message),
             Kind::Withdraw => self.handle_withdraw(id, message),
             Kind::Ping => self.answer(id, 0, None),
             Kind::Status => self.handle_status(id),
             Kind::Detach | Kind::Attach => self.handle_command(id, message, kind),
-            Kind::Offer | Kind::Answer | Kind::Adopt => Err(Fault::Nonsense),
+            Kind::Offer | Kind::Answer => Err(Fault::Nonsense),
         }
     }
 
@@ -167,11 +172,15 @@ impl Daemon {
         if connection.table.is_some() {
             return Err(Fault::OutOfTurn);
         }
-        let table = self.tables.open(table).map_err(Fault::Table)?;
+        let table = match connection.vouched() {
+            None => self.tables.open(table),
+            Some(voucher) => self.tables.recognise(voucher.table, table),
+        };
+        let table = table.map_err(Fault::Table)?;
         connection.table = Some(table);
         let process = Process {
             pid: connection.pid,
-            uid: connection.uid,
+            uid: connection.policy_uid(),
             table,
         };
         self.registry.join(id, process);
@@ -199,6 +208,9 @@ impl Daemon {
         let Some(connection) = self.clients.get_mut(&id) else {
             return;
         };
+        if let Some(socket) = connection.socket() {
+            self.poller.unwatch(socket);
+        }
         connection.close();
         self.throttled.remove(&id);
         if self.has_no_client() {
@@ -303,7 +315,8 @@ impl Daemon {
     }
 
     fn forget_client(&mut self, id: ClientId) {
-        if let Some(table) = self.clients.remove(&id).and_then(|gone| gone.table) {
+        let gone = self.clients.remove(&id);
+        if let Some(table) = gone.and_then(|gone| gone.held_table()) {
             self.tables.close(table);
         }
     }

@@ -93,6 +93,13 @@ impl Poller {
         self.control(libc::EPOLL_CTL_ADD, fd, source, libc::EPOLLIN)
     }
 
+    /// Reports nothing of `fd` any more. Closing it is not enough where others may have a duplicate: epoll watches
+    /// descriptions, and would report that one for ever.
+    pub(super) fn unwatch(&self, fd: BorrowedFd<'_>) {
+        // It fails only when `fd` is not watched, which is what is wanted.
+        let _ = self.control(libc::EPOLL_CTL_DEL, fd, Source::Stop, 0);
+    }
+
     /// Reports, or no longer reports, when `fd` is writable as well.
     pub(super) fn watch_writable(
         &self,
@@ -209,3 +216,30 @@ const TAG_CLIENT: u64 = 0;
 const TAG_PROCESS: u64 = 1;
 const TAG_LISTENER: u64 = 2;
 const TAG_STOP: u64 = 3;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn nothing_is_heard_of_a_closed_socket_that_others_have_duplicated() {
+        let (listener, _connector) = UnixStream::pair().expect("sockets");
+        let poller = Poller::new(listener.as_fd()).expect("epoll");
+        let (ours, theirs) = UnixStream::pair().expect("sockets");
+        let _duplicate = ours.try_clone().expect("dup");
+        let watched = poller.watch(ours.as_fd(), Source::Client(ClientId(1)));
+        watched.expect("watched");
+        drop(theirs);
+        let mut events = Vec::new();
+        let waited = poller.wait(&mut events, Some(Duration::ZERO));
+        waited.expect("waited");
+        assert_eq!(events.len(), 1, "it is heard of while it is watched");
+        poller.unwatch(ours.as_fd());
+        drop(ours);
+        events.clear();
+        let waited = poller.wait(&mut events, Some(Duration::ZERO));
+        waited.expect("waited");
+        assert!(events.is_empty());
+    }
+}

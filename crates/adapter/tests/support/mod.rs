@@ -206,6 +206,23 @@ impl FakeLibrary {
         library
     }
 
+    /// As a forked child comes to the adapter: through the connection of its parent, with its parent's table.
+    pub(crate) fn adopted(&self) -> FakeLibrary {
+        let (socket, theirs) = socket_pair(libc::SOCK_SEQPACKET);
+        self.adopt(&[theirs.as_fd()]);
+        let child = FakeLibrary {
+            socket,
+            table: self.table.again(),
+        };
+        child.hello(child.table.file.as_fd());
+        child
+    }
+
+    pub(crate) fn adopt(&self, descriptors: &[BorrowedFd<'_>]) {
+        let adopt = Message::new(Kind::Adopt);
+        wire::send(self.socket.as_fd(), &adopt, descriptors).expect("sent");
+    }
+
     pub(crate) fn hello(&self, table: BorrowedFd<'_>) {
         let mut hello = Message::new(Kind::Hello);
         hello.pid = std::process::id();
@@ -334,6 +351,18 @@ fn take_offer(message: Message, mut descriptors: Vec<OwnedFd>) -> FakeOffer {
     };
     assert_eq!(offer.control().magic.load(Ordering::Relaxed), REGION_MAGIC);
     offer
+}
+
+/// Two connected sockets of one kind, blocking.
+pub(crate) fn socket_pair(kind: libc::c_int) -> (OwnedFd, OwnedFd) {
+    let mut ends = [-1; 2];
+    // SAFETY: `ends` has room for two; the kernel made both for us.
+    unsafe {
+        let kind = kind | libc::SOCK_CLOEXEC;
+        let made = libc::socketpair(libc::AF_UNIX, kind, 0, ends.as_mut_ptr());
+        assert_eq!(made, 0, "socketpair: {}", io::Error::last_os_error());
+        (OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1]))
+    }
 }
 
 /// A socket connected to the adapter of a directory; blocking, so that tests need no clock.

@@ -1,0 +1,263 @@
+//! Clients that come by way of their family: forked children through their parent's connection.
+
+mod support;
+
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use support::program::Program;
+use support::{Adapter, FakeEnd, FakeLibrary, FakeTable, Scratch, connect, socket_pair};
+use toehold_adapter::client;
+use toehold_adapter::wire::{self, Received};
+use toehold_channel::rendezvous::{Kind, Message};
+use toehold_channel::table::{COMMAND_NONE, COMMAND_PEER_GONE};
+
+/// A program with a worker that became another user, when it may: a connection of the worker's is offered a channel. The
+/// worker ends with the standard input, the program when it is killed.
+#[test]
+fn role() {
+    let Some((_, dir)) = support::program::role() else {
+        return;
+    };
+    let stream = TcpStream::connect(("127.0.0.1", support::program::port())).expect("connected");
+    let port = |address: std::io::Result<SocketAddr>| address.expect("connected").port();
+    let (local, remote) = (port(stream.local_addr()), port(stream.peer_addr()));
+    let parent = FakeLibrary::new(&dir);
+    parent.settle();
+    // SAFETY: nothing else runs in this process; the child ends without returning.
+    let pid = unsafe { libc::fork() };
+    assert!(pid >= 0, "fork");
+    if pid == 0 {
+        // SAFETY: plain system calls. A process that is not root stays who it is.
+        unsafe {
+            libc::setgid(NOBODY);
+            libc::setuid(NOBODY);
+        }
+        let worker = parent.adopted();
+        drop(parent);
+        worker.pair(false, local, remote);
+        worker.offer();
+        support::program::stay();
+        // SAFETY: ends this process, and with it what it holds.
+        unsafe { libc::_exit(0) };
+    }
+    drop(stream);
+    // SAFETY: waits for a signal.
+    unsafe { libc::pause() };
+}
+
+const NOBODY: u32 = 65534;
+
+struct Scene {
+    scratch: Scratch,
+    _adapter: Adapter,
+    server: FakeLibrary,
+    accepted: FakeEnd,
+    program: Program,
+    _stream: TcpStream,
+}
+
+/// A server here that has a connection and a channel with a worker there.
+fn scene() -> Scene {
+    let scratch = Scratch::new();
+    let adapter = Adapter::start(&scratch.path());
+    let server = FakeLibrary::new(&scratch.path());
+    let listener = TcpListener::bind("127.0.0.1:0").expect("bound");
+    let port = listener.local_addr().expect("bound").port();
+    let mut program = Program::start("has-a-worker", &scratch.path(), port);
+    let (stream, client) = listener.accept().expect("accepted");
+    let accepted = server.pair(true, port, client.port());
+    program.wait_until_ready();
+    server.settle();
+    assert_eq!(server.offers(accepted), 1);
+    Scene {
+        scratch,
+        _adapter: adapter,
+        server,
+        accepted,
+        program,
+        _stream: stream,
+    }
+}
+
+impl Scene {
+    fn assert_told(&self) {
+        let told = || self.server.command(self.accepted) == COMMAND_PEER_GONE;
+        self.server.settle_until(told);
+    }
+
+    fn assert_untold(&self) {
+        for _ in 0..100 {
+            self.server.settle();
+        }
+        assert_eq!(self.server.command(self.accepted), COMMAND_NONE);
+    }
+}
+
+#[test]
+fn a_worker_of_another_user_is_introduced_as_its_parent_would_be() {
+    let scene = scene();
+    // SAFETY: cannot fail.
+    if unsafe { libc::geteuid() } != 0 {
+        eprintln!("SKIPPED in part: only root can have a worker of another user");
+        return;
+    }
+    let status = client::status(&scene.scratch.path()).expect("status");
+    assert!(status.contains(&format!("\"uid\":{NOBODY}")), "{status}");
+}
+
+#[test]
+fn the_partner_of_a_worker_that_ends_is_told_while_its_parent_lives() {
+    let mut scene = scene();
+    scene.assert_untold();
+    drop(scene.program.child.stdin.take());
+    scene.assert_told();
+    let ended = scene.program.child.try_wait().expect("its state");
+    assert!(ended.is_none(), "the parent lives");
+}
+
+#[test]
+fn a_worker_outlives_the_parent_that_brought_it() {
+    let mut scene = scene();
+    let stdin = scene.program.child.stdin.take();
+    scene.program.kill();
+    scene.assert_untold();
+    drop(stdin);
+    scene.assert_told();
+}
+
+#[test]
+fn a_child_speaks_for_itself_and_so_does_its_own() {
+    let scratch = Scratch::new();
+    let _adapter = Adapter::start(&scratch.path());
+    let parent = FakeLibrary::new(&scratch.path());
+    let child = parent.adopted();
+    let grandchild = child.adopted();
+    let client = FakeLibrary::new(&scratch.path());
+    for (port, member) in (5000..).zip([&parent, &child, &grandchild]) {
+        let accepted = member.pair(true, 80, port);
+        member.settle();
+        client.pair(false, port, 80);
+        client.offer();
+        assert_eq!(member.offer().message.entry, accepted.entry);
+    }
+}
+
+#[test]
+fn a_child_is_served_although_its_parent_left_before_it_spoke() {
+    let scratch = Scratch::new();
+    let _adapter = Adapter::start(&scratch.path());
+    let parent = FakeLibrary::new(&scratch.path());
+    let (socket, theirs) = socket_pair(libc::SOCK_SEQPACKET);
+    parent.adopt(&[theirs.as_fd()]);
+    let FakeLibrary {
+        socket: of_parent,
+        table,
+    } = parent;
+    drop(of_parent);
+    // Once another is served that came later, the parent's departure has been handled.
+    FakeLibrary::new(&scratch.path()).settle();
+    let child = FakeLibrary { socket, table };
+    child.hello(child.table.file.as_fd());
+    child.settle();
+}
+
+#[test]
+fn a_child_has_the_table_of_its_family_and_no_other() {
+    let scratch = Scratch::new();
+    let _adapter = Adapter::start(&scratch.path());
+    let parent = FakeLibrary::new(&scratch.path());
+    let stranger = FakeLibrary::new(&scratch.path());
+    stranger.settle();
+    for table in [FakeTable::new(), stranger.table.again()] {
+        let (socket, theirs) = socket_pair(libc::SOCK_SEQPACKET);
+        parent.adopt(&[theirs.as_fd()]);
+        drop(theirs);
+        let child = FakeLibrary { socket, table };
+        child.hello(child.table.file.as_fd());
+        assert!(child.is_dropped());
+        parent.settle();
+    }
+}
+
+#[test]
+fn what_is_no_connected_socket_of_our_kind_is_not_adopted() {
+    let scratch = Scratch::new();
+    let _adapter = Adapter::start(&scratch.path());
+    let (pipe, _writer) = std::io::pipe().expect("pipe");
+    let (stream, _other) = socket_pair(libc::SOCK_STREAM);
+    let (packets, _other) = socket_pair(libc::SOCK_SEQPACKET);
+    let tcp = TcpListener::bind("127.0.0.1:0").expect("bound");
+    // SAFETY: no memory is involved; the descriptor is nobody else's.
+    let unconnected: OwnedFd = unsafe {
+        let fd = libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0);
+        assert!(fd >= 0);
+        std::os::fd::FromRawFd::from_raw_fd(fd)
+    };
+    let table = FakeTable::new().file;
+    let refused: [&[_]; 7] = [
+        &[pipe.as_fd()],
+        &[stream.as_fd()],
+        &[tcp.as_fd()],
+        &[unconnected.as_fd()],
+        &[table.as_fd()],
+        &[packets.as_fd(), packets.as_fd()],
+        &[],
+    ];
+    for descriptors in refused {
+        let parent = FakeLibrary::new(&scratch.path());
+        parent.settle();
+        parent.adopt(descriptors);
+        assert!(parent.is_dropped(), "{descriptors:?}");
+    }
+    let nobody = FakeLibrary {
+        socket: connect(&scratch.path()),
+        table: FakeTable::new(),
+    };
+    nobody.adopt(&[packets.as_fd()]);
+    assert!(nobody.is_dropped(), "who has not said hello has no family");
+}
+
+#[test]
+fn a_flood_of_children_turns_only_itself_away() {
+    let scratch = Scratch::new();
+    let _adapter = Adapter::start(&scratch.path());
+    let parent = FakeLibrary::new(&scratch.path());
+    let mut flood = Vec::new();
+    for _ in 0..200 {
+        let (socket, theirs) = socket_pair(libc::SOCK_SEQPACKET);
+        parent.adopt(&[theirs.as_fd()]);
+        flood.push(socket);
+    }
+    parent.settle();
+    let last = flood.pop().expect("many");
+    let received = wire::try_receive(last.as_fd());
+    assert!(
+        matches!(received, Ok(Received::Closed)),
+        "one process has no use for so many: {received:?}"
+    );
+    drop(flood);
+    FakeLibrary::new(&scratch.path()).settle();
+    parent.adopted().settle();
+}
+
+#[test]
+fn a_child_that_makes_its_socket_block_holds_nobody_up() {
+    let scratch = Scratch::new();
+    let _adapter = Adapter::start(&scratch.path());
+    let parent = FakeLibrary::new(&scratch.path());
+    let (socket, theirs) = socket_pair(libc::SOCK_SEQPACKET);
+    parent.adopt(&[theirs.as_fd()]);
+    parent.settle();
+    // SAFETY: plain system call; the description is the one that the adapter has.
+    let blocking = unsafe { libc::fcntl(theirs.as_raw_fd(), libc::F_SETFL, 0) };
+    assert_eq!(blocking, 0);
+    let table = parent.table.again();
+    let child = FakeLibrary { socket, table };
+    child.hello(child.table.file.as_fd());
+    // Neither reading from it nor writing to it, full as it gets, may stop the adapter.
+    let ping = Message::new(Kind::Ping);
+    for _ in 0..5000 {
+        let _ = wire::try_send(child.socket.as_fd(), &ping, &[]);
+    }
+    parent.settle();
+}
