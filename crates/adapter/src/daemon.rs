@@ -18,6 +18,7 @@ mod poller;
 
 use crate::listener::{Hidden, ListenError, Listener};
 use crate::pressure::Pressure;
+use crate::regions::Regions;
 use crate::registry::{ClientId, End, Limits, Policy, Registry};
 use crate::runtime_dir::{RuntimeDir, RuntimeDirError};
 use crate::tables::Tables;
@@ -28,7 +29,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -43,7 +44,8 @@ pub struct Options {
     pub foreground: bool,
     /// Leave after this long without a client; never when `None`.
     pub idle_exit: Option<Duration>,
-    /// Most channels at a time. Each has a region, of which only the pages in use cost memory.
+    /// Most channels at a time; fewer when three quarters of the descriptors we may have are fewer. Each has a region,
+    /// of which only the pages in use cost memory, and a descriptor of it.
     pub regions_max: usize,
     /// Who may be introduced to whom.
     pub policy: Policy,
@@ -149,6 +151,7 @@ pub struct Daemon {
     spare: Option<File>,
     registry: Registry,
     tables: Tables,
+    regions: Regions,
     clients: BTreeMap<ClientId, Connection>,
     client_next: u64,
     /// Clients whose socket will take more when the kernel has fewer descriptors in flight.
@@ -169,7 +172,7 @@ impl Daemon {
     ///
     /// # Errors
     /// When the runtime directory is refused, another adapter serves it, or the operating system does not let us.
-    pub fn bind(options: Options) -> Result<Daemon, Error> {
+    pub fn bind(mut options: Options) -> Result<Daemon, Error> {
         let dir = RuntimeDir::open_or_create(&options.runtime_dir).map_err(Error::RuntimeDir)?;
         let listener = Listener::bind(&dir).map_err(|error| match error {
             ListenError::AlreadyRunning(pid) => Error::AlreadyRunning {
@@ -187,6 +190,7 @@ impl Daemon {
             runtime_dir: options.runtime_dir.clone(),
             source,
         })?;
+        options.regions_max = options.regions_max.min(poller::regions_by_descriptors());
         let limits = Limits::with_regions(options.regions_max);
         Ok(Daemon {
             poller,
@@ -194,6 +198,7 @@ impl Daemon {
             spare: spare_descriptor(),
             registry: Registry::new(limits, options.policy),
             tables: Tables::default(),
+            regions: Regions::default(),
             clients: BTreeMap::new(),
             client_next: 1,
             throttled: BTreeSet::new(),
@@ -262,6 +267,7 @@ impl Daemon {
         for id in std::mem::take(&mut self.throttled) {
             self.flush(id);
         }
+        self.release_regions();
         self.introduce_held_back();
         self.relieve_pressure();
     }
@@ -320,9 +326,6 @@ impl Daemon {
 fn spare_descriptor() -> Option<File> {
     File::open("/dev/null").ok()
 }
-
-/// A descriptor that several offers may share until each is sent.
-type SharedFd = std::rc::Rc<OwnedFd>;
 
 /// How long to wait before sending again when too many descriptors are on their way to clients: that comes down
 /// when they take them, which brings us no event.

@@ -1,10 +1,14 @@
-//! The memory of a channel and of a pair: made here, written once, handed out, and not kept.
+//! The memory of channels and pairs: made here, written once, handed out, and kept as a descriptor, not mapped, for
+//! programs that replace themselves and have to map it again.
 
+use crate::registry::{ChannelId, Ended, Match, PairId};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::mem::offset_of;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
+use std::rc::Rc;
 use toehold_channel::layout::{
     CAPACITY_LOG2_MIN, Control, PAIR_BYTES, PAIR_MAGIC, PairHeader, Publish, REGION_BYTES,
     REGION_MAGIC, Side,
@@ -12,8 +16,57 @@ use toehold_channel::layout::{
 use toehold_channel::memfd;
 use toehold_channel::table::LAYOUT_VERSION;
 
+/// A descriptor that several messages may share until each is sent.
+pub(crate) type SharedFd = Rc<OwnedFd>;
+
+/// The memory of every channel and every pair that the registry knows.
+#[derive(Debug, Default)]
+pub(crate) struct Regions {
+    channels: BTreeMap<ChannelId, SharedFd>,
+    pairs: BTreeMap<PairId, SharedFd>,
+}
+
+/// What one channel needs.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    /// The channel's own.
+    pub(crate) region: SharedFd,
+    /// Its pair's.
+    pub(crate) pair: SharedFd,
+}
+
+impl Regions {
+    /// Makes what a new channel needs: a region, and the pair's memory unless its pair has some.
+    pub(crate) fn create(&mut self, matched: &Match) -> io::Result<Memory> {
+        let pair = match self.pairs.get(&matched.pair) {
+            Some(pair) => pair.clone(),
+            None => SharedFd::new(create_pair()?),
+        };
+        let region = SharedFd::new(create_region()?);
+        self.pairs.insert(matched.pair, pair.clone());
+        self.channels.insert(matched.channel, region.clone());
+        Ok(Memory { region, pair })
+    }
+
+    /// What a channel was made with.
+    pub(crate) fn get(&self, channel: ChannelId, pair: PairId) -> Option<Memory> {
+        Some(Memory {
+            region: self.channels.get(&channel)?.clone(),
+            pair: self.pairs.get(&pair)?.clone(),
+        })
+    }
+
+    /// Keeps something no longer. What never came to have memory can end as well.
+    pub(crate) fn close(&mut self, ended: Ended) {
+        match ended {
+            Ended::Channel(id) => drop(self.channels.remove(&id)),
+            Ended::Pair(id) => drop(self.pairs.remove(&id)),
+        }
+    }
+}
+
 /// A region's memfd, its control words set.
-pub(crate) fn create_region() -> io::Result<OwnedFd> {
+fn create_region() -> io::Result<OwnedFd> {
     let file = File::from(memfd::create(c"toehold-region", REGION_BYTES)?);
     // Written before anybody else has the descriptor, so plain writes are ordered before every reader.
     file.write_all_at(
@@ -35,7 +88,7 @@ pub(crate) fn create_region() -> io::Result<OwnedFd> {
 }
 
 /// A pair's memfd, its header set.
-pub(crate) fn create_pair() -> io::Result<OwnedFd> {
+fn create_pair() -> io::Result<OwnedFd> {
     let file = File::from(memfd::create(c"toehold-pair", PAIR_BYTES)?);
     file.write_all_at(
         &PAIR_MAGIC.to_ne_bytes(),

@@ -30,7 +30,7 @@ mod tests;
 pub use model::*;
 
 use crate::slots::Slots;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use toehold_channel::layout::BOARD_BITS;
 use toehold_channel::table::{ENTRIES, Reason};
 
@@ -49,6 +49,8 @@ pub struct Registry {
     pairs_by_clients: BTreeMap<[ClientId; 2], PairId>,
     channel_next: u64,
     pair_next: u64,
+    /// What has ended since the caller last asked.
+    ended: VecDeque<Ended>,
 }
 
 /// Most ends one process can have registered: its table holds no more.
@@ -74,6 +76,7 @@ impl Registry {
             pairs_by_clients: BTreeMap::new(),
             channel_next: 1,
             pair_next: 1,
+            ended: VecDeque::new(),
         }
     }
 
@@ -129,14 +132,49 @@ impl Registry {
     }
 
     /// An end is gone, or stays on the host. Any process of its family may say so.
-    pub fn withdraw(&mut self, client: ClientId, entry: u32, generation: u32) -> Option<Ended> {
-        let table = self.clients.get(&client)?.process.table;
-        let key = EntryKey { table, entry };
+    pub fn withdraw(&mut self, client: ClientId, entry: u32, generation: u32) {
+        let Some(client) = self.clients.get(&client) else {
+            return;
+        };
+        let key = EntryKey {
+            table: client.process.table,
+            entry,
+        };
+        let registered = self.ends.get(&key);
+        if registered.is_some_and(|registered| registered.end.generation == generation) {
+            self.forget(key);
+        }
+    }
+
+    /// A client has lost what it was offered for an end, because its process runs another program now: which channel
+    /// was that? The end is in this client's name from here on if it was in that of the same process. Another process
+    /// of the family may ask as well, one that was forked before it ran its program, but it takes nobody's end away.
+    pub fn resume(&mut self, id: ClientId, entry: u32, generation: u32) -> Option<Resumed> {
+        let process = self.clients.get(&id)?.process;
+        let key = EntryKey {
+            table: process.table,
+            entry,
+        };
         let registered = self.ends.get(&key)?;
+        let Place::Channel(channel, side) = registered.place else {
+            return None;
+        };
         if registered.end.generation != generation {
             return None;
         }
-        self.forget(key)
+        let before = registered.client;
+        if before != id && self.clients[&before].process.pid == process.pid {
+            self.bequeath(key, id);
+            self.remove_if_unused(before);
+        }
+        let Channel { pair, slot, .. } = self.channels[&channel];
+        Some(Resumed {
+            channel,
+            pair,
+            slot,
+            side: side as u32,
+            before,
+        })
     }
 
     /// The client's socket is closed: it waits for nobody any more. Its channels go on, for as long as its process
@@ -221,6 +259,11 @@ impl Registry {
             // Its memory was never handed out, so the next channel has to be the first again.
             self.remove_pair(matched.pair);
         }
+    }
+
+    /// Something that has ended since the last time.
+    pub fn poll_ended(&mut self) -> Option<Ended> {
+        self.ended.pop_front()
     }
 
     /// Forgets the ends of a client that are no longer current: what it did not withdraw.
@@ -431,26 +474,28 @@ impl Registry {
     }
 
     /// Removes an end from wherever it is. Returns its channel when it was that channel's last.
-    fn forget(&mut self, key: EntryKey) -> Option<Ended> {
+    fn forget(&mut self, key: EntryKey) {
         self.unpend(key);
-        let registered = self.ends.remove(&key)?;
+        let Some(registered) = self.ends.remove(&key) else {
+            return;
+        };
         let client = self.client_mut(registered.client);
         client.entries.remove(&key.entry);
-        let Place::Channel(id, side) = registered.place else {
-            self.remove_if_unused(registered.client);
-            return None;
-        };
-        let channel = self.channels.get_mut(&id).expect("an end names a channel");
-        channel.sides[side] = None;
-        let ended = (channel.sides == [None, None]).then(|| self.end_channel(id));
+        if let Place::Channel(id, side) = registered.place {
+            let channel = self.channels.get_mut(&id).expect("an end names a channel");
+            channel.sides[side] = None;
+            if channel.sides == [None, None] {
+                self.end_channel(id);
+            }
+        }
         self.remove_if_unused(registered.client);
-        ended
     }
 
-    fn end_channel(&mut self, id: ChannelId) -> Ended {
+    fn end_channel(&mut self, id: ChannelId) {
         let channel = self.channels.remove(&id).expect("the caller looked it up");
         let pair = self.pairs.get_mut(&channel.pair).expect("a channel's pair");
         pair.slots.release(channel.slot);
+        self.ended.push_back(Ended::Channel(id));
         if pair.slots.is_empty() {
             let clients = pair.clients;
             // A pair outlives its channels while both processes are there: they keep its memory mapped.
@@ -458,7 +503,6 @@ impl Registry {
                 self.remove_pair(channel.pair);
             }
         }
-        Ended(id)
     }
 
     fn unpend(&mut self, key: EntryKey) {
@@ -503,6 +547,7 @@ impl Registry {
     fn remove_pair(&mut self, id: PairId) {
         if let Some(pair) = self.pairs.remove(&id) {
             self.pairs_by_clients.remove(&pair.clients);
+            self.ended.push_back(Ended::Pair(id));
         }
     }
 

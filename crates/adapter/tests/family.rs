@@ -1,9 +1,11 @@
-//! Clients that come by way of their family: forked children through their parent's connection.
+//! Clients that come by way of their family: forked children through their parent's connection, and new programs of old
+//! processes.
 
 mod support;
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::atomic::Ordering;
 use support::program::Program;
 use support::{Adapter, FakeEnd, FakeLibrary, FakeTable, Scratch, connect, socket_pair};
 use toehold_adapter::client;
@@ -260,4 +262,80 @@ fn a_child_that_makes_its_socket_block_holds_nobody_up() {
         let _ = wire::try_send(child.socket.as_fd(), &ping, &[]);
     }
     parent.settle();
+}
+
+#[test]
+fn a_new_program_has_the_channel_of_the_old_one() {
+    let scratch = Scratch::new();
+    let _adapter = Adapter::start(&scratch.path());
+    let server = FakeLibrary::new(&scratch.path());
+    let client = FakeLibrary::new(&scratch.path());
+    let _other = client.pair(false, 5000, 80);
+    server.pair(true, 80, 5000);
+    let connected = client.pair(false, 5001, 80);
+    client.settle();
+    let accepted = server.pair(true, 80, 5001);
+    let at_server = server.settle().pop().expect("the second offer");
+    let before = client.settle().pop().expect("the second offer");
+    let tail = &before.control().sides[0].publish.tail;
+    tail.store(4711, Ordering::Release);
+    before.unmap();
+
+    // More programs, one after the other, than a process may have connections.
+    let mut program = client;
+    for _ in 0..100 {
+        program = program.replaced(&scratch.path());
+        let again = program.resume(connected).expect("its channel");
+        assert_eq!(again.message.pair, at_server.message.pair);
+        assert_eq!(again.message.slot, at_server.message.slot);
+        assert_eq!(again.message.side, 0);
+        assert_eq!(again.message.entry, connected.entry);
+        assert_eq!(again.message.generation, connected.generation);
+        assert!(again.pair.is_some(), "it has lost that mapping, too");
+        let tail = &again.control().sides[0].publish.tail;
+        assert_eq!(tail.load(Ordering::Acquire), 4711);
+        again.unmap();
+        assert_eq!(program.offers(connected), 1, "it was no news");
+    }
+    assert_eq!(server.command(accepted), COMMAND_NONE);
+    // It is a client like any other.
+    server.pair(true, 80, 5002);
+    server.settle();
+    program.pair(false, 5002, 80);
+    assert!(program.offer().pair.is_some());
+}
+
+#[test]
+fn what_has_ended_is_not_resumed() {
+    let scratch = Scratch::new();
+    let _adapter = Adapter::start(&scratch.path());
+    let server = FakeLibrary::new(&scratch.path());
+    let client = FakeLibrary::new(&scratch.path());
+    let accepted = server.pair(true, 80, 5000);
+    server.settle();
+    let connected = client.pair(false, 5000, 80);
+    client.settle();
+    let waiting = client.pair(false, 5001, 80);
+    client.settle();
+
+    server.withdraw(accepted);
+    server.settle();
+    let program = client.replaced(&scratch.path());
+    let again = program.resume(connected);
+    assert!(again.is_ok(), "there may be bytes that it has not read");
+    let later = FakeEnd {
+        generation: connected.generation + 1,
+        ..connected
+    };
+    let nowhere = FakeEnd {
+        entry: u32::MAX,
+        ..connected
+    };
+    program.withdraw(connected);
+    for end in [waiting, later, nowhere, connected] {
+        let answer = program.resume(end).err().expect("nothing to resume");
+        assert_eq!(answer.side, 0);
+        assert_eq!(answer.entry, end.entry);
+        assert_eq!(answer.generation, end.generation);
+    }
 }

@@ -68,6 +68,8 @@ fn what_is_no_request_is_answered_by_the_door() {
         Message::new(Kind::Hello).as_bytes().to_vec(),
         Message::new(Kind::Pair).as_bytes().to_vec(),
         Message::new(Kind::Withdraw).as_bytes().to_vec(),
+        Message::new(Kind::Adopt).as_bytes().to_vec(),
+        Message::new(Kind::Resume).as_bytes().to_vec(),
     ];
     for bytes in nonsense {
         let socket = connect(&scratch.path());
@@ -281,6 +283,28 @@ fn an_adapter_out_of_descriptors_turns_away_whom_it_cannot_serve_and_goes_on() {
     assert_eq!(server.verdict(accepted), Reason::NoResources as u32);
     drop(flood);
     server.settle_until(|| server.offers(accepted) == 1);
+}
+
+#[test]
+fn channels_that_have_ended_leave_no_descriptor_behind() {
+    let scratch = Scratch::new();
+    let mut program = Program::start("few-descriptors", &scratch.path(), 0);
+    program.wait_until_ready();
+    let server = FakeLibrary::new(&scratch.path());
+    for port in 0..3 * DESCRIPTORS_FEW as u16 {
+        // A client each time, so that there is another pair each time.
+        let client = FakeLibrary::new(&scratch.path());
+        let accepted = server.pair(true, 80, 5000 + port);
+        server.settle();
+        let connected = client.pair(false, 5000 + port, 80);
+        client.settle();
+        assert_eq!(client.offers(connected), 1, "channel {port}");
+        client.withdraw(connected);
+        client.settle();
+        drop(client);
+        server.withdraw(accepted);
+        server.settle();
+    }
 }
 
 #[test]

@@ -8,6 +8,7 @@
 //!   Pair(entry, 4-tuple, …)       ──►      looks for the mirrored tuple in the same network namespace
 //!                                 ◄──      Offer(entry, side, slot, pair) + region [+ pair memfd]     (to both)
 //!   Withdraw(entry)               ──►      forgets it
+//!   Resume(entry)                 ──►      after exec: the same Offer again, or Answer when there is no channel
 //!   (socket closes)               ──►      tells every partner, by COMMAND_PEER_GONE in their entries
 //!
 //!   toehold status / detach       ──►      Query(kind, pid, fd)
@@ -84,11 +85,16 @@ pub enum Kind {
     Detach = 7,
     /// Command line: withdraw it.
     Attach = 8,
-    /// Adapter: done, `side` says how many.
+    /// Adapter: done, `side` says how many; or no channel to resume.
     Answer = 9,
     /// Library, over a connection inherited from its parent: one descriptor, the adapter's end of a new connection. A forked child that
     /// changed its user or root directory could not connect by itself.
     Adopt = 10,
+    /// Library, after its process replaced its program and said hello again: give me back the channel of this entry and
+    /// generation. The reply, on the same socket and without a change of the entry's `offer` word, is an [`Kind::Offer`] of
+    /// the same side, slot and pair with both descriptors or, when there is no such channel, an [`Kind::Answer`] with
+    /// `side` 0 and the entry and generation asked for.
+    Resume = 11,
 }
 
 /// What was wrong with a message.
@@ -146,6 +152,7 @@ impl Message {
             8 => Kind::Attach,
             9 => Kind::Answer,
             10 => Kind::Adopt,
+            11 => Kind::Resume,
             other => return Err(MessageError::Kind(other)),
         };
         Ok((message, kind))

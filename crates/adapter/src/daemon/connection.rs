@@ -1,7 +1,7 @@
 //! One client: its socket, its process, and what is still to be sent to it.
 
-use super::SharedFd;
 use crate::listener::{owned, peer_of};
+use crate::regions::SharedFd;
 use crate::registry::{End, TableId};
 use crate::wire;
 use std::collections::VecDeque;

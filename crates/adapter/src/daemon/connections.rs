@@ -158,6 +158,7 @@ impl Daemon {
         match kind {
             Kind::Hello => self.handle_hello(id, descriptors.pop().expect("counted above")),
             Kind::Adopt => self.handle_adopt(id, descriptors.pop().expect("counted above")),
+            Kind::Resume => self.handle_resume(id, message),
             Kind::Pair => self.handle_pair(id, message),
             Kind::Withdraw => self.handle_withdraw(id, message),
             Kind::Ping => self.answer(id, 0, None),
@@ -184,6 +185,7 @@ impl Daemon {
             table,
         };
         self.registry.join(id, process);
+        self.sweep_departed(table);
         let pid = process.pid;
         self.log.say("hello", || format!("process {pid} is here"));
         Ok(())
@@ -314,7 +316,7 @@ impl Daemon {
         members.find(|&pid| pid != connection.pid && proc::has_mapped(pid, file))
     }
 
-    fn forget_client(&mut self, id: ClientId) {
+    pub(super) fn forget_client(&mut self, id: ClientId) {
         let gone = self.clients.remove(&id);
         if let Some(table) = gone.and_then(|gone| gone.held_table()) {
             self.tables.close(table);

@@ -1,16 +1,19 @@
-//! Clients that come by way of their family: forked children that cannot find us by themselves.
+//! Clients that come by way of their family: forked children that cannot find us by themselves, and processes that run
+//! another program now.
 //!
 //! A forked child may have changed its user or its root directory before it has a connection to ask for. What it
 //! inherited of its parent still leads to us: over that it sends one end of a fresh socket pair, and is served there. It
 //! is believed what its parent was believed, for the one table that they share.
 
 use super::Daemon;
-use super::connection::Voucher;
+use super::connection::{Outgoing, Voucher};
 use super::connections::Fault;
+use super::introductions::is_current;
 use crate::listener::{check, number_of};
-use crate::registry::ClientId;
+use crate::registry::{ClientId, End, Resumed, TableId};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use toehold_channel::rendezvous::{Kind, Message};
 
 impl Daemon {
     /// Serves a socket as if it had been accepted, on its sender's word.
@@ -21,6 +24,74 @@ impl Daemon {
         prepare(socket.as_fd()).map_err(|_| Fault::Descriptors)?;
         self.admit(socket, Some(Voucher { uid, table }));
         Ok(())
+    }
+
+    /// Offers a process once more what its former program had mapped.
+    pub(super) fn handle_resume(&mut self, id: ClientId, message: &Message) -> Result<(), Fault> {
+        let table = self.clients[&id].table.ok_or(Fault::OutOfTurn)?;
+        let end = End {
+            table,
+            entry: message.entry,
+            generation: message.generation,
+        };
+        let reply = self.resume(id, end).unwrap_or_else(|| Outgoing {
+            message: Message {
+                pid: std::process::id(),
+                entry: end.entry,
+                generation: end.generation,
+                ..Message::new(Kind::Answer)
+            },
+            descriptors: Vec::new(),
+            offer: None,
+        });
+        self.send(id, reply)
+    }
+
+    fn resume(&mut self, id: ClientId, end: End) -> Option<Outgoing> {
+        self.tables.current(end)?;
+        let resumed = self.registry.resume(id, end.entry, end.generation)?;
+        self.bury_predecessor(resumed);
+        let memory = self.regions.get(resumed.channel, resumed.pair)?;
+        self.log
+            .say("resume", || "offered a channel once more".into());
+        Some(Outgoing {
+            message: Message {
+                entry: end.entry,
+                generation: end.generation,
+                side: resumed.side,
+                slot: resumed.slot,
+                pair: resumed.pair.0,
+                pair_attached: 1,
+                ..Message::new(Kind::Offer)
+            },
+            descriptors: vec![memory.region, memory.pair],
+            offer: None,
+        })
+    }
+
+    /// The former program of a process is waited for no more once its last channel has gone to the new one.
+    fn bury_predecessor(&mut self, resumed: Resumed) {
+        let before = resumed.before;
+        let is_over = !self.registry.knows(before)
+            && (self.clients.get(&before)).is_some_and(|client| !client.is_open());
+        if is_over {
+            self.forget_client(before);
+        }
+    }
+
+    /// Forgets what a family has closed while it had nobody to tell us: clients that left, and whose processes live on,
+    /// may have such ends.
+    pub(super) fn sweep_departed(&mut self, table: TableId) {
+        let departed = self.clients.iter();
+        let departed = departed.filter(|(_, client)| !client.is_open());
+        let departed = departed.filter(|(_, client)| client.table == Some(table));
+        let departed: Vec<ClientId> = departed.map(|(&id, _)| id).collect();
+        for id in departed {
+            self.registry.sweep(id, &is_current(&self.tables));
+            if !self.registry.knows(id) {
+                self.forget_client(id);
+            }
+        }
     }
 }
 

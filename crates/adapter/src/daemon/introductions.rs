@@ -1,10 +1,10 @@
 //! Pairing: what clients ask, what they are offered, and what is taken back when regions run out.
 
+use super::Daemon;
 use super::connection::Outgoing;
 use super::connections::Fault;
-use super::{Daemon, SharedFd};
 use crate::proc;
-use crate::regions;
+use crate::regions::Memory;
 use crate::registry::{
     Address, Ask, ChannelId, ClientId, End, Introduction, Match, Outcome, Tuple,
 };
@@ -90,6 +90,13 @@ impl Daemon {
         Ok(())
     }
 
+    /// Gives up the memory of what has ended.
+    pub(super) fn release_regions(&mut self) {
+        while let Some(ended) = self.registry.poll_ended() {
+            self.regions.close(ended);
+        }
+    }
+
     /// Introduces what had to wait for a region, as far as there are regions now.
     pub(super) fn introduce_held_back(&mut self) {
         loop {
@@ -103,7 +110,7 @@ impl Daemon {
 
     /// Makes a channel's memory and offers it to both ends. Without memory or descriptors for it both wait.
     fn introduce(&mut self, matched: &Match) -> io::Result<()> {
-        let memory = create_memory(matched).inspect_err(|error| {
+        let memory = self.regions.create(matched).inspect_err(|error| {
             self.registry.postpone(matched);
             for side in &matched.sides {
                 self.tables.set_verdict(side.end, Reason::NoResources);
@@ -154,22 +161,8 @@ impl Daemon {
     }
 }
 
-struct Memory {
-    region: SharedFd,
-    /// With the first channel of a pair.
-    pair: Option<SharedFd>,
-}
-
-fn create_memory(matched: &Match) -> io::Result<Memory> {
-    let pair = matched.is_first_of_pair().then(regions::create_pair);
-    Ok(Memory {
-        region: SharedFd::new(regions::create_region()?),
-        pair: pair.transpose()?.map(SharedFd::new),
-    })
-}
-
 fn offer_of(matched: &Match, side: u32, to: &Introduction, memory: &Memory) -> Outgoing {
-    let pair = memory.pair.iter().filter(|_| to.pair_attached);
+    let pair = to.pair_attached.then_some(&memory.pair);
     let descriptors = std::iter::once(&memory.region).chain(pair);
     Outgoing {
         message: Message {
@@ -186,7 +179,7 @@ fn offer_of(matched: &Match, side: u32, to: &Introduction, memory: &Memory) -> O
     }
 }
 
-fn is_current(tables: &Tables) -> impl Fn(End) -> bool + '_ {
+pub(super) fn is_current(tables: &Tables) -> impl Fn(End) -> bool + '_ {
     |end| tables.current(end).is_some()
 }
 

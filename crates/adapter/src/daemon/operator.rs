@@ -1,8 +1,9 @@
 //! What the command line asks: are you there, what goes on, detach this.
 
+use super::Daemon;
 use super::connection::Outgoing;
 use super::connections::Fault;
-use super::{Daemon, SharedFd};
+use crate::regions::SharedFd;
 use crate::registry::ClientId;
 use crate::status;
 use crate::tables;

@@ -176,7 +176,7 @@ pub(super) fn give_up_privileges() {
     unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
 }
 
-/// Takes all the descriptors we may have: each client needs two, each offer under way one.
+/// Takes all the descriptors we may have: each client needs two, each channel one, each pair one.
 pub(super) fn raise_descriptor_limit() {
     let mut limit = MaybeUninit::<libc::rlimit>::uninit();
     // SAFETY: `limit` is valid for writes.
@@ -188,6 +188,19 @@ pub(super) fn raise_descriptor_limit() {
     limit.rlim_cur = limit.rlim_max;
     // SAFETY: `limit` is valid. With fewer descriptors we serve fewer clients, and say so when it comes to that.
     unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) };
+}
+
+/// How many channels the descriptors we may have allow for; clients and pairs need some as well.
+pub(super) fn regions_by_descriptors() -> usize {
+    let mut limit = MaybeUninit::<libc::rlimit>::uninit();
+    // SAFETY: `limit` is valid for writes, and read only when it was filled.
+    let limit = unsafe {
+        match libc::getrlimit(libc::RLIMIT_NOFILE, limit.as_mut_ptr()) {
+            0 => limit.assume_init().rlim_cur,
+            _ => libc::RLIM_INFINITY,
+        }
+    };
+    usize::try_from(limit - limit / 4).unwrap_or(usize::MAX)
 }
 
 fn token_of(source: Source) -> u64 {

@@ -87,7 +87,7 @@ impl Tuple {
 pub struct Process {
     /// Its process id.
     pub pid: u32,
-    /// Its user.
+    /// The user it counts as: its own or, for one that came through its family, that family's.
     pub uid: u32,
     /// Its family's table.
     pub table: TableId,
@@ -152,9 +152,29 @@ pub struct Introduction {
     pub pair_attached: bool,
 }
 
-/// A channel whose last end is gone, and its region with it.
+/// What the registry knows no longer; its memory need not be kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ended(pub ChannelId);
+pub enum Ended {
+    /// A channel whose last end is gone.
+    Channel(ChannelId),
+    /// A pair that will have no further channel.
+    Pair(PairId),
+}
+
+/// The channel that an end of a client has, from [`super::Registry::resume`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Resumed {
+    /// The channel.
+    pub channel: ChannelId,
+    /// The pair it belongs to.
+    pub pair: PairId,
+    /// Its number in that pair.
+    pub slot: u32,
+    /// Which side the end is.
+    pub side: u32,
+    /// In whose name the end was until now.
+    pub before: ClientId,
+}
 
 /// Who may be introduced to whom.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]

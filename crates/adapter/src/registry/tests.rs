@@ -94,9 +94,13 @@ fn matched(outcome: Outcome) -> Match {
 
 /// Joins entry `entry` of the server (client 0) and of client 1, over ports of that number.
 fn join(registry: &mut Registry, entry: u32) -> Match {
+    join_with(registry, 1, entry)
+}
+
+fn join_with(registry: &mut Registry, client: u64, entry: u32) -> Match {
     let port = 5000 + entry as u16;
     registry.ask(ask(0, entry, 80, port), CURRENT);
-    matched(registry.ask(ask(1, entry, port, 80), CURRENT))
+    matched(registry.ask(ask(client, entry, port, 80), CURRENT))
 }
 
 #[test]
@@ -203,12 +207,11 @@ fn a_slot_is_reused_when_both_ends_have_withdrawn() {
     let mut registry = registry(2);
     let first = join(&mut registry, 1);
     join(&mut registry, 2);
-    assert_eq!(registry.withdraw(ClientId(0), 1, 1), None);
+    registry.withdraw(ClientId(0), 1, 1);
+    assert_eq!(registry.poll_ended(), None);
     assert_eq!(join(&mut registry, 3).slot, 2);
-    assert_eq!(
-        registry.withdraw(ClientId(1), 1, 1),
-        Some(Ended(first.channel))
-    );
+    registry.withdraw(ClientId(1), 1, 1);
+    assert_eq!(registry.poll_ended(), Some(Ended::Channel(first.channel)));
     assert_eq!(join(&mut registry, 4).slot, 0);
     registry.check();
 }
@@ -222,7 +225,7 @@ fn a_late_withdrawal_does_not_touch_the_entrys_successor() {
         ..ask(0, 1, 80, 5001)
     };
     registry.ask(second, CURRENT);
-    assert_eq!(registry.withdraw(ClientId(0), 1, 1), None);
+    registry.withdraw(ClientId(0), 1, 1);
     matched(registry.ask(ask(1, 1, 5001, 80), CURRENT));
     assert_eq!(
         registry
@@ -369,13 +372,67 @@ fn partners_of_a_dead_process_are_told_once() {
     let bereft = registry.process_gone(ClientId(0), CURRENT);
     assert_eq!(bereft, [matched.sides[0].end]);
     assert_eq!(registry.process_gone(ClientId(0), CURRENT), []);
-    assert_eq!(
-        registry.withdraw(ClientId(1), 1, 1),
-        Some(Ended(matched.channel))
-    );
+    registry.withdraw(ClientId(1), 1, 1);
+    let ended = [Ended::Channel(matched.channel), Ended::Pair(matched.pair)];
+    assert_eq!([(); 2].map(|()| registry.poll_ended()), ended.map(Some));
     assert!(!registry.leave(ClientId(1)));
     registry.check();
     assert!(registry.pairs.is_empty());
+}
+
+#[test]
+fn a_new_program_of_a_process_has_the_channels_of_the_old_one() {
+    let mut registry = registry(2);
+    let first = join(&mut registry, 1);
+    let second = join(&mut registry, 2);
+    registry.leave(ClientId(1));
+    registry.join(ClientId(2), process(1, 1));
+    for matched in [first, second] {
+        let end = matched.sides[0].end;
+        let resumed = registry.resume(ClientId(2), end.entry, end.generation);
+        let expected = Resumed {
+            channel: matched.channel,
+            pair: matched.pair,
+            slot: matched.slot,
+            side: 0,
+            before: ClientId(1),
+        };
+        assert_eq!(resumed, Some(expected));
+        assert_eq!(registry.partner(end), Some(matched.sides[1].end));
+        registry.check();
+    }
+    assert!(!registry.knows(ClientId(1)), "nothing is left in its name");
+    assert_ne!(join_with(&mut registry, 2, 3).pair, first.pair);
+}
+
+#[test]
+fn a_forked_program_may_have_a_channel_again_but_not_take_it() {
+    let mut registry = registry(2);
+    let matched = join(&mut registry, 1);
+    registry.join(ClientId(2), process(2, 1));
+    let resumed = registry.resume(ClientId(2), 1, 1).expect("of its family");
+    assert_eq!(resumed.before, ClientId(1));
+    assert_eq!(registry.ends_of(ClientId(2)).count(), 0);
+    assert_eq!(
+        registry.ends_of(ClientId(1)).next(),
+        Some(matched.sides[0].end)
+    );
+    registry.check();
+}
+
+#[test]
+fn what_has_no_channel_cannot_be_resumed() {
+    let mut registry = registry(3);
+    join(&mut registry, 1);
+    registry.ask(ask(0, 2, 80, 9000), CURRENT);
+    for (client, entry, generation) in [(0, 2, 1), (0, 1, 2), (0, 3, 1), (2, 1, 1), (7, 1, 1)] {
+        let resumed = registry.resume(ClientId(client), entry, generation);
+        assert_eq!(resumed, None);
+    }
+    registry.withdraw(ClientId(1), 1, 1);
+    let resumed = registry.resume(ClientId(0), 1, 1);
+    assert!(resumed.is_some(), "there may be bytes that it has not read");
+    registry.check();
 }
 
 #[test]

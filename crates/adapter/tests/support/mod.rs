@@ -36,6 +36,7 @@ impl Adapter {
     }
 
     pub(crate) fn start_with(options: Options) -> Adapter {
+        raise_descriptor_limit();
         let (ready, bound) = std::sync::mpsc::channel();
         // The daemon stays on the thread that made it.
         let thread = std::thread::spawn(move || {
@@ -223,6 +224,29 @@ impl FakeLibrary {
         wire::send(self.socket.as_fd(), &adopt, descriptors).expect("sent");
     }
 
+    /// As a program comes that its process has replaced another with: the old socket is closed, the table the same.
+    pub(crate) fn replaced(self, dir: &Path) -> FakeLibrary {
+        drop(self.socket);
+        FakeLibrary::with_table(dir, self.table)
+    }
+
+    /// Asks for the channel of an end again, and answers the reply.
+    pub(crate) fn resume(&self, end: FakeEnd) -> Result<FakeOffer, Message> {
+        let resume = Message {
+            entry: end.entry,
+            generation: end.generation,
+            ..Message::new(Kind::Resume)
+        };
+        wire::send(self.socket.as_fd(), &resume, &[]).expect("sent");
+        match wire::receive(self.socket.as_fd()).expect("received") {
+            Received::Message(message, Kind::Offer, descriptors) => {
+                Ok(take_offer(message, descriptors))
+            }
+            Received::Message(message, Kind::Answer, _) => Err(message),
+            other => panic!("unexpected: {other:?}"),
+        }
+    }
+
     pub(crate) fn hello(&self, table: BorrowedFd<'_>) {
         let mut hello = Message::new(Kind::Hello);
         hello.pid = std::process::id();
@@ -362,6 +386,18 @@ pub(crate) fn socket_pair(kind: libc::c_int) -> (OwnedFd, OwnedFd) {
         let made = libc::socketpair(libc::AF_UNIX, kind, 0, ends.as_mut_ptr());
         assert_eq!(made, 0, "socketpair: {}", io::Error::last_os_error());
         (OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1]))
+    }
+}
+
+/// Takes all the descriptors this process may have: the adapter keeps one for every channel.
+fn raise_descriptor_limit() {
+    // SAFETY: `limit` is valid for both calls.
+    unsafe {
+        let mut limit: libc::rlimit = std::mem::zeroed();
+        if libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) == 0 {
+            limit.rlim_cur = limit.rlim_max;
+            libc::setrlimit(libc::RLIMIT_NOFILE, &limit);
+        }
     }
 }
 

@@ -26,6 +26,10 @@ enum Step {
         client: u64,
         entry: u32,
     },
+    Resume {
+        client: u64,
+        entry: u32,
+    },
     Leave {
         client: u64,
     },
@@ -46,6 +50,7 @@ fn step() -> impl Strategy<Value = Step> {
         ),
         1 => (0..3u64, entry()).prop_map(|(table, entry)| Step::Stale { table, entry }),
         3 => (client(), entry()).prop_map(|(client, entry)| Step::Withdraw { client, entry }),
+        2 => (client(), entry()).prop_map(|(client, entry)| Step::Resume { client, entry }),
         1 => client().prop_map(|client| Step::Leave { client }),
         1 => (client(), any::<bool>()).prop_map(|(client, family)| Step::Die { client, family }),
         1 => Just(Step::PollHeldBack),
@@ -90,13 +95,17 @@ impl Naive {
     }
 
     fn is_in_use_by_family(&self, ask: &Ask, end: End) -> bool {
-        let connected = |id| self.clients.iter().any(|known| known.0 == id && known.2);
         self.ends.iter().any(|known| {
             known.end == end
                 && known.channel.is_some()
                 && known.client != ask.client
-                && connected(known.client)
+                && self.is_connected(known.client)
         })
+    }
+
+    fn is_connected(&self, client: ClientId) -> bool {
+        let mut clients = self.clients.iter();
+        clients.any(|known| known.0 == client && known.2)
     }
 
     /// The end that is to be met, after the rules that come before meeting.
@@ -147,6 +156,11 @@ impl Naive {
     }
 }
 
+/// A name that comes back is the same process, with another program.
+fn pid_of(id: ClientId) -> u64 {
+    id.0 % 10
+}
+
 /// Which ends die with their process although it has family: any rule will do.
 fn takes_along(end: End) -> bool {
     end.entry.is_multiple_of(2)
@@ -161,6 +175,9 @@ struct Run {
     lives: BTreeMap<u64, u64>,
     /// Pairs whose memory a process has had.
     told: BTreeSet<(PairId, ClientId)>,
+    /// What was made and has not been said to have ended.
+    channels: BTreeSet<ChannelId>,
+    pairs: BTreeSet<PairId>,
 }
 
 impl Run {
@@ -189,12 +206,27 @@ impl Run {
                 self.naive.stale.extend(end.map(|(end, _)| end));
             }
             Step::Withdraw { client, entry } => self.withdraw(self.id(client), entry),
+            Step::Resume { client, entry } => self.resume(self.id(client), entry),
             Step::Leave { client } => self.leave(self.id(client)),
             Step::Die { client, family } => self.die(self.id(client), family),
             Step::PollHeldBack => self.poll_held_back(),
         }
         self.registry.check();
         self.naive.agrees_with(&self.registry);
+        self.check_ended();
+    }
+
+    fn check_ended(&mut self) {
+        while let Some(ended) = self.registry.poll_ended() {
+            let was_there = match ended {
+                Ended::Channel(id) => self.channels.remove(&id),
+                Ended::Pair(id) => self.pairs.remove(&id),
+            };
+            assert!(was_there, "{ended:?} ends once");
+        }
+        let channels = self.naive.ends.iter().filter_map(|end| end.channel);
+        assert_eq!(self.channels, channels.collect());
+        assert_eq!(self.pairs, self.registry.pairs.keys().copied().collect());
     }
 
     /// A client's number is its own for ever: a name that comes back is another client.
@@ -204,21 +236,16 @@ impl Run {
     }
 
     fn join(&mut self, client: u64, table: TableId) {
-        if self.naive.table(self.id(client)).is_none() {
+        if !self.naive.is_connected(self.id(client)) {
             *self.lives.entry(client).or_insert(0) += 1;
             let id = self.id(client);
-            self.registry.join(id, process(id.0, table.0));
+            self.registry.join(id, process(pid_of(id), table.0));
             self.naive.clients.push((id, table, true));
         }
     }
 
     fn ask(&mut self, ask: Ask) {
-        let connected = self
-            .naive
-            .clients
-            .iter()
-            .any(|known| known.0 == ask.client && known.2);
-        if !connected {
+        if !self.naive.is_connected(ask.client) {
             return;
         }
         let table = self.naive.table(ask.client).expect("connected");
@@ -261,6 +288,8 @@ impl Run {
             );
         }
         self.naive.put_in_channel(matched);
+        self.channels.insert(matched.channel);
+        self.pairs.insert(matched.pair);
     }
 
     fn withdraw(&mut self, id: ClientId, entry: u32) {
@@ -270,10 +299,26 @@ impl Run {
         let Some((end, _)) = self.registry.end(table, entry) else {
             return;
         };
-        let before = self.naive.channels();
-        let ended = self.registry.withdraw(id, entry, end.generation);
+        self.registry.withdraw(id, entry, end.generation);
         self.naive.forget(|known| known.end == end);
-        assert_eq!(ended.is_some(), self.naive.channels() < before);
+    }
+
+    fn resume(&mut self, id: ClientId, entry: u32) {
+        let Some(table) = self.naive.table(id).filter(|_| self.naive.is_connected(id)) else {
+            return;
+        };
+        let Some((end, _)) = self.registry.end(table, entry) else {
+            return;
+        };
+        let resumed = self.registry.resume(id, entry, end.generation);
+        let known = self.naive.ends.iter_mut().find(|known| known.end == end);
+        let known = known.expect("both know it");
+        let before = resumed.map(|resumed| (resumed.channel, resumed.before));
+        assert_eq!(before, known.channel.map(|channel| (channel, known.client)));
+        if known.channel.is_some() && pid_of(known.client) == pid_of(id) {
+            known.client = id;
+        }
+        self.naive.forget(|_| false);
     }
 
     fn leave(&mut self, id: ClientId) {
@@ -361,6 +406,8 @@ proptest! {
             generation: 0,
             lives: BTreeMap::new(),
             told: BTreeSet::new(),
+            channels: BTreeSet::new(),
+            pairs: BTreeSet::new(),
         };
         for step in steps {
             run.step(step);
