@@ -109,7 +109,7 @@ pub(crate) fn set_cold_ticks(ticks: u32) {
 
 /// A page copied within the second-level cache takes 240 ticks or so, from an outer one 600 to 900, from memory more than a
 /// thousand.
-static COLD_TICKS: AtomicU32 = AtomicU32::new(950);
+static COLD_TICKS: AtomicU32 = AtomicU32::new(800);
 
 /// One page: enough to tell, too little to matter.
 pub(crate) const PROBE_BYTES: usize = 4096;

@@ -79,6 +79,11 @@ fn render(calibration: &Calibration) -> String {
             "waking the engine takes {wake_us:.1} us of its caller's time"
         );
     }
+    let ticks = calibration.cold_ticks;
+    let _ = writeln!(
+        text,
+        "memory counts as cold when its first page takes more than {ticks} ticks"
+    );
     if let Some(why) = &calibration.overridden {
         let _ = writeln!(text, "chosen by {why}");
     }
