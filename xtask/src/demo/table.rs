@@ -187,6 +187,8 @@ fn scaled(value: f64) -> String {
     match value {
         1e6.. => format!("{:.2} M", value / 1e6),
         1e3.. => format!("{:.1} k", value / 1e3),
+        10.0.. => format!("{value:.1}"),
+        1.0.. => format!("{value:.2}"),
         _ => format!("{value:.3}"),
     }
 }
