@@ -10,12 +10,11 @@ set -euo pipefail
 # Keep in step with `rust-version` in Cargo.toml.
 rust_minor_min=88
 
-# program:package
-demo=(cc:gcc redis-server:redis-server redis-benchmark:redis-tools iperf3:iperf3 sockperf:sockperf
-    nginx:nginx-light wrk:wrk)
-test=(cc:gcc shellcheck:shellcheck redis-server:redis-server redis-benchmark:redis-tools iperf3:iperf3
-    sockperf:sockperf nginx:nginx-light wrk:wrk curl:curl memcached:memcached pgbench:postgresql
-    python3:python3 node:nodejs ip:iproute2 setpriv:util-linux)
+# program or file:package
+demo=(cc:gcc /usr/include/stdlib.h:libc6-dev redis-server:redis-server redis-benchmark:redis-tools
+    iperf3:iperf3 sockperf:sockperf nginx:nginx-light wrk:wrk)
+test=("${demo[@]}" shellcheck:shellcheck curl:curl memcached:memcached pgbench:postgresql python3:python3
+    node:nodejs ip:iproute2 setpriv:util-linux)
 services=(redis-server nginx memcached postgresql iperf3)
 policy=/usr/sbin/policy-rc.d
 forbidden=no
@@ -39,7 +38,7 @@ check_rust() {
 }
 
 is_installed() {
-    command -v "$1" >/dev/null || compgen -G "/usr/lib/postgresql/*/bin/$1" >/dev/null
+    command -v "$1" >/dev/null || [ -f "$1" ] || compgen -G "/usr/lib/postgresql/*/bin/$1" >/dev/null
 }
 
 as_root() {
