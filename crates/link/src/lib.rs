@@ -1,1 +1,13 @@
-//! Links: frames in and out, with their offload metadata.
+//! Links: frames in and out, with what the other side has done or shall do about checksums and
+//! segmentation.
+//!
+//! [`VnetHeader`] is the one form of that metadata, [`Tap`] a link that takes it as it is, and
+//! [`Capture`] writes what passes to a pcapng file.
+
+mod capture;
+mod tap;
+mod vnet;
+
+pub use capture::{Capture, Direction};
+pub use tap::{Tap, TapError, TapOptions};
+pub use vnet::VnetHeader;

@@ -1,0 +1,206 @@
+//! A TAP device: Ethernet frames to and from this machine's kernel (`linux/if_tun.h`), each behind a
+//! [`VnetHeader`], so that segmentation and checksum offload work in both directions.
+//!
+//! One [`Tap`] is one queue of a device. Several queues of one device are several [`Tap`]s opened
+//! with the same name; the kernel hashes flows over them.
+
+use std::ffi::CStr;
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use crate::vnet::VnetHeader;
+
+const DEVICE: &CStr = c"/dev/net/tun";
+/// `linux/if_tun.h`: what we are willing to receive unfinished.
+const TUN_F_CSUM: libc::c_uint = 1;
+const TUN_F_TSO4: libc::c_uint = 2;
+const TUN_F_TSO6: libc::c_uint = 4;
+const TUN_F_TSO_ECN: libc::c_uint = 8;
+/// Pieces of one frame besides its metadata: headers, and a payload that wraps around a ring's end.
+const PARTS_MAX: usize = 4;
+
+/// How a queue is opened.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct TapOptions {
+    /// The device has several queues.
+    pub multi_queue: bool,
+    /// The kernel may hand over segments without checksum.
+    pub receive_checksum: bool,
+    /// The kernel may hand over segments larger than the MTU (LRO). Needs `receive_checksum`.
+    pub receive_large: bool,
+}
+
+/// Why a TAP device cannot be had.
+#[derive(Debug)]
+pub enum TapError {
+    /// `/dev/net/tun` cannot be opened.
+    Device(io::Error),
+    /// The name is empty, too long, or has a zero byte.
+    Name,
+    /// The kernel refuses the device: usually CAP_NET_ADMIN is missing, or the device exists with
+    /// another number of queues.
+    Attach(io::Error),
+    /// The kernel does not offer what the options ask for.
+    Offload(io::Error),
+}
+
+impl fmt::Display for TapError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Device(error) => {
+                write!(
+                    f,
+                    "cannot open /dev/net/tun ({error}); is the tun module loaded?"
+                )
+            }
+            Self::Name => f.write_str("a device name has 1 to 15 bytes, none of them zero"),
+            Self::Attach(error) => write!(
+                f,
+                "cannot attach to the TAP device ({error}); this needs CAP_NET_ADMIN \
+                 (setcap cap_net_admin+ep) or a device made for this user (ip tuntap add)"
+            ),
+            Self::Offload(error) => write!(f, "the TAP device refuses offloads ({error})"),
+        }
+    }
+}
+
+impl std::error::Error for TapError {}
+
+/// One queue of a TAP device, non-blocking.
+#[derive(Debug)]
+pub struct Tap {
+    file: OwnedFd,
+}
+
+impl Tap {
+    /// Attaches to the device `name`, which is made if it does not exist, and then vanishes with its
+    /// last queue.
+    ///
+    /// # Errors
+    /// See [`TapError`].
+    pub fn open(name: &str, options: TapOptions) -> Result<Self, TapError> {
+        let mut request: libc::ifreq = {
+            // SAFETY: `ifreq` is a C structure of integers and unions of them: zeros are a value.
+            unsafe { std::mem::zeroed() }
+        };
+        let is_valid = !name.is_empty() && name.len() < libc::IFNAMSIZ && !name.contains('\0');
+        if !is_valid {
+            return Err(TapError::Name);
+        }
+        for (target, byte) in request.ifr_name.iter_mut().zip(name.bytes()) {
+            *target = byte.cast_signed();
+        }
+        let queues = if options.multi_queue {
+            libc::IFF_MULTI_QUEUE
+        } else {
+            0
+        };
+        let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR | queues;
+        request.ifr_ifru.ifru_flags = flags as libc::c_short;
+        let file = open_device().map_err(TapError::Device)?;
+        // SAFETY: TUNSETIFF reads and writes one `ifreq`, which lives until the call returns.
+        let attached = unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, &mut request) };
+        if attached < 0 {
+            return Err(TapError::Attach(io::Error::last_os_error()));
+        }
+        let mut offload = if options.receive_checksum {
+            TUN_F_CSUM
+        } else {
+            0
+        };
+        if options.receive_large {
+            offload |= TUN_F_TSO4 | TUN_F_TSO6 | TUN_F_TSO_ECN;
+        }
+        let argument = libc::c_ulong::from(offload);
+        // SAFETY: TUNSETOFFLOAD takes its argument by value.
+        let offloaded = unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETOFFLOAD, argument) };
+        if offloaded < 0 {
+            return Err(TapError::Offload(io::Error::last_os_error()));
+        }
+        Ok(Self { file })
+    }
+
+    /// Takes a frame from the kernel into `frame`. `None` when there is none.
+    ///
+    /// # Errors
+    /// Whatever `readv` says, for one when the device is down.
+    pub fn receive(&self, frame: &mut [u8]) -> io::Result<Option<(usize, VnetHeader)>> {
+        let mut header = [0u8; VnetHeader::BYTES];
+        let parts = [
+            libc::iovec {
+                iov_base: header.as_mut_ptr().cast(),
+                iov_len: header.len(),
+            },
+            libc::iovec {
+                iov_base: frame.as_mut_ptr().cast(),
+                iov_len: frame.len(),
+            },
+        ];
+        // SAFETY: both parts are exclusively borrowed and as long as they say.
+        let count = unsafe { libc::readv(self.file.as_raw_fd(), parts.as_ptr(), 2) };
+        let Ok(count) = usize::try_from(count) else {
+            let error = io::Error::last_os_error();
+            return if error.kind() == io::ErrorKind::WouldBlock {
+                Ok(None)
+            } else {
+                Err(error)
+            };
+        };
+        let length = count
+            .checked_sub(VnetHeader::BYTES)
+            .ok_or(io::ErrorKind::UnexpectedEof)?;
+        Ok(Some((length, VnetHeader::from_bytes(header))))
+    }
+
+    /// Gives the kernel a frame that is the concatenation of `parts` (at most four). False when the
+    /// device takes none at the moment.
+    ///
+    /// # Errors
+    /// Whatever `writev` says.
+    ///
+    /// # Panics
+    /// When there are more parts.
+    pub fn send(&self, header: VnetHeader, parts: &[&[u8]]) -> io::Result<bool> {
+        assert!(parts.len() <= PARTS_MAX, "a frame of {} parts", parts.len());
+        let header = header.to_bytes();
+        let vector = |bytes: &[u8]| libc::iovec {
+            iov_base: bytes.as_ptr().cast_mut().cast(),
+            iov_len: bytes.len(),
+        };
+        let mut vectors = [vector(&header); PARTS_MAX + 1];
+        for (target, part) in vectors[1..].iter_mut().zip(parts) {
+            *target = vector(part);
+        }
+        let count = parts.len() as libc::c_int + 1;
+        // SAFETY: `writev` only reads; all parts are borrowed and as long as they say.
+        let written = unsafe { libc::writev(self.file.as_raw_fd(), vectors.as_ptr(), count) };
+        if written >= 0 {
+            return Ok(true);
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() == io::ErrorKind::WouldBlock {
+            Ok(false)
+        } else {
+            Err(error)
+        }
+    }
+}
+
+impl AsFd for Tap {
+    /// For `poll`: readable when a frame waits.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+fn open_device() -> io::Result<OwnedFd> {
+    let flags = libc::O_RDWR | libc::O_NONBLOCK | libc::O_CLOEXEC;
+    // SAFETY: the path is a C string.
+    let fd = unsafe { libc::open(DEVICE.as_ptr(), flags) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: `open` has just returned this descriptor, and nobody else has it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
