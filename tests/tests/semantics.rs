@@ -9,6 +9,12 @@ const PROGRAM: &str = env!("CARGO_BIN_EXE_semantics");
 /// Each entry names a case, the start of the kernel's line, and the reason.
 const EXPECTED: &[(&str, &str, &str)] = &[];
 
+/// Cases whose connection may stay with the kernel although both sides are accelerated, and why.
+const MAY_STAY: &[(&str, &str)] = &[(
+    "stream_opened_before_the_traffic_goes_on",
+    "a connection that has been given to stdio is left there",
+)];
+
 /// The names of one group's cases.
 fn cases(group: &str) -> Vec<String> {
     let list = std::process::Command::new(PROGRAM)
@@ -48,7 +54,8 @@ fn compare(group: &str, sides: &[Sides]) {
             }
             asked += duet.asked;
             upgraded += duet.upgraded;
-            if duet.upgraded < duet.asked {
+            let may_stay = MAY_STAY.iter().any(|(of, _)| *of == case);
+            if duet.upgraded < duet.asked && !may_stay {
                 complaints.push(format!(
                     "{case}: {} of {} connections upgraded",
                     duet.upgraded, duet.asked

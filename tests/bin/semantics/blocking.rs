@@ -192,6 +192,7 @@ fn receive_timeout_partial(pair: &Pair) {
         pair.step();
     } else {
         pair.step();
+        pair.arrived(pair.fd, 4);
         sys::set_option(pair.fd, libc::SOL_SOCKET, libc::SO_RCVTIMEO, timeout(40)).value();
         pair.say("recv", sys::recv(pair.fd, &mut [0; 8], libc::MSG_WAITALL));
         pair.say("recv", sys::recv(pair.fd, &mut [0; 8], libc::MSG_WAITALL));

@@ -54,7 +54,7 @@ impl Waiter {
             _ => sys::epoll_wait(self.edge, 1, FOREVER_MS).0,
         };
         assert!(
-            result.value() > 0,
+            result.is(libc::EINTR) || result.value() > 0,
             "nothing happened for {FOREVER_MS} ms: a lost wake-up"
         );
     }
