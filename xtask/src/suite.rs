@@ -167,12 +167,7 @@ fn simulator() -> Command {
 }
 
 fn cargo() -> Command {
-    let mut command = Command::new("cargo");
-    // Set by the `cargo xtask` that started us; they would rebuild what a plain `cargo` has built.
-    for name in ["CARGO_MANIFEST_DIR", "CARGO_PKG_NAME", "CARGO_PKG_VERSION"] {
-        command.env_remove(name);
-    }
-    command
+    Command::new("cargo")
 }
 
 fn works(command: &mut Command) -> bool {
