@@ -190,7 +190,15 @@ impl Engine {
             self.deadlines.ask_by(slot, deadline);
         }
         self.burst += 1;
-        if self.burst >= BURST_SEGMENTS_MAX && self.transmit_queue.len() > 1 {
+        if !connection.has_pending_output() {
+            // Found out now, it needs no visit of its own.
+            connection.conditions.clear(Conditions::QUEUED);
+            self.transmit_queue.pop_front();
+            self.burst = 0;
+            if self.slots[slot as usize].state == State::Closed {
+                self.free_if_over(slot);
+            }
+        } else if self.burst >= BURST_SEGMENTS_MAX && self.transmit_queue.len() > 1 {
             self.burst = 0;
             self.transmit_queue.rotate_left(1);
         }
