@@ -2,7 +2,7 @@
 
 /// A small, fast generator (xoshiro256**), seeded through SplitMix64.
 ///
-/// It decides jitter and ports; secrets go through [`SipKey`], whose key is drawn from it. The
+/// It decides jitter and ports; secrets go through SipHash, whose key is drawn from it. The
 /// caller of the engine seeds it from the system's entropy, the simulator from its seed.
 #[derive(Clone, Debug)]
 pub struct Random([u64; 4]);

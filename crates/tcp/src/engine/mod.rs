@@ -53,7 +53,7 @@ use table::FlowTable;
 /// Frames without a connection that may wait for the link.
 const CONTROL_FRAMES_MAX: usize = 1_024;
 
-/// A TCP/IP that does no I/O. See the [module](self) for how steps become output.
+/// A TCP/IP that does no I/O: frames and calls go in, frames and events are polled.
 #[derive(Debug)]
 pub struct Engine {
     config: Config,
