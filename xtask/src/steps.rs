@@ -109,7 +109,7 @@ impl Seen {
         if let Some((passed, failed)) = counts(line) {
             self.passed += passed;
             self.failed += failed;
-        } else if line.starts_with("SKIPPED: ") {
+        } else if line.starts_with("SKIPPED") || line.starts_with("skipped: ") {
             self.skips.push(line.to_owned());
         }
     }

@@ -32,8 +32,12 @@ pub(crate) fn test() -> bool {
             "--workspace",
             "--exclude=toehold-e2e",
             "--no-fail-fast",
+            "--",
+            // A skip that the runner captured would be as silent as a pass.
+            "--show-output",
         ]),
     );
+    add_devices(&mut steps);
     add_models(&mut steps);
     add_sim(&mut steps);
     add_e2e(&mut steps, None);
@@ -132,6 +136,18 @@ fn add_checks(steps: &mut Steps) {
         steps.skip("scripts", "shellcheck is not installed (make deps)");
     }
     steps.check("links", || links::check(root()));
+}
+
+/// DPDK's DMA devices, of which the skeleton needs no hardware.
+fn add_devices(steps: &mut Steps) {
+    let name = "copy: dmadev";
+    if works(Command::new("pkg-config").args(["--exists", "libdpdk"])) {
+        let mut command = cargo();
+        command.args(["test", "-p", "toehold-copy", "--features", "dmadev"]);
+        steps.run(name, command.args(["--test", "dmadev"]));
+    } else {
+        steps.skip(name, "libdpdk-dev is not installed");
+    }
 }
 
 fn add_models(steps: &mut Steps) {
