@@ -1029,10 +1029,7 @@ impl Epoll {
                 }
             }
             if one.is_virtual() {
-                if connection.entry.rx_mode.load(Ordering::Relaxed) != Mode::Ring as u32
-                    || event.events & EPOLLPRI as u32 != 0
-                {
-                    // The bytes are the kernel's, and so are their edges.
+                if is_kernel_edge(&connection, event.events) {
                     one.rearmed.store(1, Ordering::Relaxed);
                 }
                 push_ready(self, number);
@@ -1058,6 +1055,24 @@ impl Epoll {
         }
         written
     }
+}
+
+/// True when what the kernel reported on a carrier is an edge for the program too: the bytes, or the room, are the kernel's. What ends a
+/// connection is an edge by itself, once (see `Registration::is_new_edge`).
+fn is_kernel_edge(connection: &Connection, events: u32) -> bool {
+    if events & EPOLLPRI as u32 != 0 {
+        return true;
+    }
+    if events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR) as u32 != 0 {
+        return false;
+    }
+    let Some(end) = connection.end() else {
+        return true;
+    };
+    let bytes =
+        events & EPOLLIN as u32 != 0 && (end.rx_mode() != Mode::Ring || end.records_pending());
+    let room = events & EPOLLOUT as u32 != 0 && end.tx_mode() != Mode::Ring;
+    bytes || room
 }
 
 /// Members with news have their peers' words and bytes in another core's cache: asks for all of them at once.
@@ -1240,7 +1255,10 @@ fn with_kernel_members(
     if n <= 0 {
         return if found > 0 { found as i32 } else { n };
     }
-    let kept = epoll.sort_kernel_events(&mut events[found..found + n as usize]);
+    let mut kept = epoll.sort_kernel_events(&mut events[found..found + n as usize]);
+    if found > 0 && epoll.nested_count.load(Ordering::Relaxed) != 0 {
+        kept = without_repeats(events, found, kept);
+    }
     if kept > 0 {
         // Members that stay ready are reported every time, as the kernel would.
         epoll.kernel_seen_ns.store(0, Ordering::Relaxed);
@@ -1250,6 +1268,22 @@ fn with_kernel_members(
         total = epoll.harvest(events, true);
     }
     total as i32
+}
+
+/// An instance inside this one that we found ready is ready to the kernel, too: once is enough.
+fn without_repeats(events: &mut [epoll_event], found: usize, kept: usize) -> usize {
+    let mut unique = 0;
+    for at in found..found + kept {
+        let event = events[at];
+        if events[..found]
+            .iter()
+            .all(|known| { known.u64 } != { event.u64 })
+        {
+            events[found + unique] = event;
+            unique += 1;
+        }
+    }
+    unique
 }
 
 fn sleep(
@@ -1283,6 +1317,19 @@ fn sleep(
     }
     epoll.end_sleep();
     result
+}
+
+/// The program met a full kernel buffer on a connection whose direction is on the carrier: let the kernel tell when there is room.
+pub(crate) fn watch_kernel_writable(connection: &Connection) {
+    each_registration(connection, |n, one| {
+        if let Some(epoll) = epoll(one.epoll.load(Ordering::Relaxed)).filter(|_| one.is_virtual()) {
+            kick(
+                epoll.fd.load(Ordering::Relaxed) - 1,
+                one.fd.load(Ordering::Relaxed),
+                n,
+            );
+        }
+    });
 }
 
 /// The program met a full ring: the next room in it is an edge.

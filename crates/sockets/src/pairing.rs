@@ -611,9 +611,13 @@ fn adopt_pair(id: u64, side: usize, base: NonNull<u8>) -> Option<&'static Pair> 
     // SAFETY: just mapped, page-aligned, all atomics.
     let header = unsafe { &*base.as_ptr().cast::<PairHeader>() };
     let registrations = state::reserve(BOARD_BITS * size_of::<AtomicU32>());
-    let place = pairs()?
-        .iter()
-        .position(|pair| pair.base.is_null() || pair.channels.load(Ordering::Relaxed) == 0);
+    // An unused place before an idle one: the adapter may still name the pair that stands there.
+    let place = pairs()?.iter().position(|pair| pair.base.is_null());
+    let place = place.or_else(|| {
+        pairs()?
+            .iter()
+            .position(|pair| pair.channels.load(Ordering::Relaxed) == 0)
+    });
     let Some(place) = place.filter(|_| {
         header.magic.load(Ordering::Relaxed) == PAIR_MAGIC
             && header.version.load(Ordering::Relaxed) == LAYOUT_VERSION
@@ -802,6 +806,10 @@ pub(crate) fn holder_ends(connection: &Connection) {
 
 /// What the kernel does at the last close, for the bytes that are not in the kernel.
 fn end_channel(connection: &Connection, end: &End<'_>) {
+    if end.ours().wake.abandoned.load(Ordering::Relaxed) != 0 {
+        // Passed on: whoever has it now holds a plain socket that lives on.
+        return;
+    }
     receive::set_wake(end, WakeWord::None);
     let unread = {
         let _rx = lock::lock(&connection.entry.rx_lock);

@@ -286,9 +286,6 @@ fn arm_all(fds: &[pollfd], copy: &mut [pollfd]) {
             Kind::Connection => {
                 // Armed before `users` is given back: `unmap` waits for sleepers.
                 with_connection(from.fd, |connection, end| {
-                    if let Some(_held) = lock::try_lock(&connection.entry.rx_lock) {
-                        drain_doorbells(connection, end);
-                    }
                     arm(connection, end);
                     to.events =
                         ready::kernel_interest(connection, end, from.events | alias(from.events));

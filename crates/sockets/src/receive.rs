@@ -24,6 +24,8 @@ const CARRIER_LOOK_NS: u64 = 50_000;
 /// After this many fruitless non-blocking calls in a row the program is polling us: it needs no doorbell.
 const EMPTY_CALLS_POLLING: u32 = 8;
 
+/// Doorbells a sleeper looks at, and takes off, in one go.
+const BELLS_PEEKED: usize = 64;
 /// A peek that waits for everything asked for.
 const PEEK_ALL: i32 = libc::MSG_PEEK | libc::MSG_WAITALL;
 
@@ -257,10 +259,16 @@ unsafe fn from_carrier(
             return Ok(None);
         }
     }
-    if waiting <= 0 {
-        return carrier_is_empty(connection, end);
-    }
-    let (mut window, count) = buffers::window(parts, skip, limit.min(waiting as usize));
+    let waiting = if waiting > 0 {
+        waiting as usize
+    } else {
+        match carrier_is_empty(connection, end)? {
+            // At an urgent mark the kernel counts nothing and yet has bytes; the one just peeked at came before this look at the records.
+            None if !end.records_pending() && end.rx_mode() == Mode::Carrier => 1,
+            other => return Ok(other),
+        }
+    };
+    let (mut window, count) = buffers::window(parts, skip, limit.min(waiting));
     // SAFETY: zeroes are a valid `msghdr`.
     let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
     message.msg_iov = window.as_mut_ptr();
@@ -458,6 +466,9 @@ pub(crate) fn drain_doorbells(connection: &Connection, end: &End<'_>) -> bool {
             .rx_carrier
             .fetch_add(result as u64, Ordering::Relaxed);
         any = true;
+        if result == waiting {
+            return true;
+        }
     }
 }
 
@@ -477,6 +488,30 @@ pub(crate) fn discard_doorbells(connection: &Connection, end: &End<'_>) {
         if result <= 0 {
             return;
         }
+        connection
+            .entry
+            .rx_carrier
+            .fetch_add(result as u64, Ordering::Relaxed);
+    }
+}
+
+/// Takes `seen` doorbells that a sleeper peeked at off the carrier, if that is what they are and nobody else has to be woken by them.
+pub(crate) fn take_doorbells(connection: &Connection, end: &End<'_>, seen: usize) {
+    let Some(_held) = lock::lock(&connection.entry.rx_lock) else {
+        return;
+    };
+    // They were on the carrier before this look at the records: a downgrade is published before the data that follows it.
+    if end.rx_mode() != Mode::Ring
+        || end.records_pending()
+        || connection.local.sleepers.load(Ordering::SeqCst) != 0
+    {
+        return;
+    }
+    let mut scratch = [0u8; BELLS_PEEKED];
+    let len = seen.min(scratch.len());
+    // SAFETY: `scratch` is writable for `len` bytes.
+    let result = unsafe { sys::recv(connection.fd, scratch.as_mut_ptr(), len, libc::MSG_DONTWAIT) };
+    if result > 0 {
         connection
             .entry
             .rx_carrier
@@ -597,24 +632,26 @@ fn wait_for_bytes(connection: &Connection, end: &End<'_>, seen: u64) -> Result<(
             entry.spins_failed.fetch_add(1, Ordering::Relaxed);
         }
     }
-    {
-        let _held = lock::lock(&entry.rx_lock);
-        if end.rx_mode() == Mode::Ring {
-            drain_doorbells(connection, end);
-        }
-    }
     if peeked {
         entry.rx_hints.fetch_or(HINT_LOOK, Ordering::Relaxed);
     }
     let start = sys::now_ns();
     arm(connection, end);
-    let result = if news() && !only_closed_news(connection, end) {
+    let slept = !news() || only_closed_news(connection, end);
+    let result = if !slept {
         1
     } else {
-        let mut byte = 0u8;
-        // SAFETY: `byte` is writable for one byte. A real `recv`, so that time-outs, signals and cancellation are the kernel's.
-        let result =
-            unsafe { real::recv(connection.fd, (&raw mut byte).cast(), 1, libc::MSG_PEEK) };
+        let mut bells = [0u8; BELLS_PEEKED];
+        // SAFETY: `bells` is writable for its length. A real `recv`, so that time-outs, signals and cancellation are the kernel's. A stale
+        // doorbell makes it return at once; then it is taken off like any other.
+        let result = unsafe {
+            real::recv(
+                connection.fd,
+                bells.as_mut_ptr().cast(),
+                bells.len(),
+                libc::MSG_PEEK,
+            )
+        };
         entry.wakeups.fetch_add(1, Ordering::Relaxed);
         result
     };
@@ -623,9 +660,8 @@ fn wait_for_bytes(connection: &Connection, end: &End<'_>, seen: u64) -> Result<(
     local.spin.slept(sys::now_ns() - start);
     match (result, error) {
         (1.., _) => {
-            let _held = lock::lock(&entry.rx_lock);
-            if end.rx_mode() == Mode::Ring {
-                drain_doorbells(connection, end);
+            if slept {
+                take_doorbells(connection, end, result as usize);
             }
             Ok(())
         }

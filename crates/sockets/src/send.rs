@@ -12,8 +12,7 @@ use toehold_channel::table::{
 use toehold_copy::prefetch;
 
 use crate::receive::{
-    HINT_EOF, HINT_LOOK, arm, disarm, drain_doorbells, fault_of_peer, keep_error, timed_out,
-    timeout_ns,
+    HINT_EOF, HINT_LOOK, arm, disarm, fault_of_peer, keep_error, timed_out, timeout_ns,
 };
 use crate::state::Connection;
 use crate::{buffers, epoll, errno, lock, options, pairing, real, receive, sys, wait};
@@ -125,10 +124,11 @@ unsafe fn transmit_attached(
             Err(error) => return Err(error),
             Ok(Turn::NoCredit) => {
                 if !waits {
+                    // Before the request, not after: news of credit that arrives in between must count as an edge.
+                    epoll::writing_blocked(connection);
                     match want_credit(connection, &end) {
                         Credit::Here | Credit::WentDown => continue,
                         Credit::WillRing => {
-                            epoll::writing_blocked(connection);
                             return if done > 0 {
                                 Ok(done)
                             } else {
@@ -148,6 +148,8 @@ unsafe fn transmit_attached(
             }
             Ok(Turn::KernelFull) => {
                 if !waits {
+                    epoll::writing_blocked(connection);
+                    epoll::watch_kernel_writable(connection);
                     return if done > 0 {
                         Ok(done)
                     } else {
@@ -595,10 +597,6 @@ fn wait_for_credit(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
             return Err(libc::EAGAIN);
         }
     }
-    {
-        let _held = lock::lock(&entry.rx_lock);
-        drain_doorbells(connection, end);
-    }
     arm(connection, end);
     let asked = want_credit(connection, end);
     if !matches!(asked, Credit::WillRing) || full_no_more(end) {
@@ -629,8 +627,7 @@ fn wait_for_credit(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
         go_down(connection, end);
         return Ok(());
     }
-    let _held = lock::lock(&entry.rx_lock);
-    drain_doorbells(connection, end);
+    receive::take_doorbells(connection, end, result as usize);
     Ok(())
 }
 
@@ -642,13 +639,13 @@ fn full_no_more(end: &End<'_>) -> bool {
     tail.wrapping_sub(head) < capacity
 }
 
-/// Sleeps until a byte is on the carrier (1), it ended (0), or something went wrong (-1 and errno), within `SO_SNDTIMEO`.
+/// Sleeps until bytes are on the carrier (their number), it ended (0), or something went wrong (-1 and errno), within `SO_SNDTIMEO`.
 fn sleep_for_doorbell(fd: i32) -> isize {
     let limit = timeout_ns(fd, libc::SO_SNDTIMEO);
     if limit == 0 && timeout_ns(fd, libc::SO_RCVTIMEO) == 0 {
-        let mut byte = 0u8;
-        // SAFETY: `byte` is writable. A real `recv`, so that signals restart it exactly when they would restart a send.
-        return unsafe { real::recv(fd, (&raw mut byte).cast(), 1, libc::MSG_PEEK) };
+        let mut bells = [0u8; 64];
+        // SAFETY: `bells` is writable. A real `recv`, so that signals restart it exactly when they would restart a send.
+        return unsafe { real::recv(fd, bells.as_mut_ptr().cast(), bells.len(), libc::MSG_PEEK) };
     }
     let mut one = libc::pollfd {
         fd,
