@@ -57,7 +57,13 @@ impl Numbers {
         let direct = arm(metric, "direct")?;
         let value = |arm: &Value| arm["summary"]["median"].as_f64();
         let ratio = |field: &str| direct["ratio"][field].as_f64();
-        let (times, low, high) = (ratio("value")?, ratio("low")?, ratio("high")?);
+        // With very few rounds there is no interval; the medians still have a ratio.
+        let medians = value(direct)? / value(arm(metric, "host")?)?;
+        let times = ratio("value").unwrap_or(medians);
+        let (low, high) = (
+            ratio("low").unwrap_or(0.0),
+            ratio("high").unwrap_or(f64::INFINITY),
+        );
         let lower_is_better = metric["better"] == "lower";
         let (times, low, high) = if lower_is_better {
             (1.0 / times, 1.0 / high, 1.0 / low)
