@@ -463,6 +463,8 @@ fn add(
     connection.local.registrations.store(n, Ordering::Release);
     if !connection.local.region.load(Ordering::Acquire).is_null() {
         virtualise(connection);
+        // A thread may sleep in the kernel on an instance that had no accelerated member until now.
+        kick(epoll_fd, connection.fd, n);
     }
     Some(Ok(()))
 }

@@ -263,8 +263,14 @@ unsafe fn from_carrier(
         waiting as usize
     } else {
         match carrier_is_empty(connection, end)? {
-            // At an urgent mark the kernel counts nothing and yet has bytes; the one just peeked at came before this look at the records.
-            None if !end.records_pending() && end.rx_mode() == Mode::Carrier => 1,
+            // At an urgent mark the kernel counts nothing and yet has bytes.
+            None => match count_peeked(connection.fd, limit) {
+                // What was counted came before this look at the records.
+                counted @ 1.. if !end.records_pending() && end.rx_mode() == Mode::Carrier => {
+                    counted as usize
+                }
+                _ => return Ok(None),
+            },
             other => return Ok(other),
         }
     };
@@ -289,6 +295,13 @@ unsafe fn from_carrier(
         libc::EAGAIN => Ok(Some(Step::Empty)),
         error => Err(error),
     }
+}
+
+/// Bytes that a receive of at most `limit` would return now, counted without copying or taking them (tcp(7), `MSG_TRUNC`).
+fn count_peeked(fd: i32, limit: usize) -> isize {
+    let flags = libc::MSG_PEEK | libc::MSG_TRUNC | libc::MSG_DONTWAIT;
+    // SAFETY: with `MSG_TRUNC` the kernel writes nothing to the buffer of a TCP receive.
+    unsafe { sys::recv(fd, core::ptr::null_mut(), limit, flags) }
 }
 
 /// No byte waits on the carrier and the next one would come from there: the end, an error, or nothing yet.
