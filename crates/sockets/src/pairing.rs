@@ -373,7 +373,9 @@ pub(crate) fn consider(connection: &Connection) {
     let epoch = EPOCH.load(Ordering::Relaxed);
     entry.pid.store(state::pid(), Ordering::Relaxed);
     entry.fd.store(connection.fd as u32, Ordering::Relaxed);
-    if connection.local.asked_epoch.load(Ordering::Relaxed) != epoch {
+    // Asked while an operator kept it detached: the adapter forgot the request with the refusal.
+    let refused = entry.verdict.load(Ordering::Relaxed) == Reason::Detached as u32 && !commanded(entry);
+    if refused || connection.local.asked_epoch.load(Ordering::Relaxed) != epoch {
         match describe(connection) {
             Ok(message) => {
                 if !send_message(adapter, &message, None) {
