@@ -374,7 +374,8 @@ pub(crate) fn consider(connection: &Connection) {
     entry.pid.store(state::pid(), Ordering::Relaxed);
     entry.fd.store(connection.fd as u32, Ordering::Relaxed);
     // Asked while an operator kept it detached: the adapter forgot the request with the refusal.
-    let refused = entry.verdict.load(Ordering::Relaxed) == Reason::Detached as u32 && !commanded(entry);
+    let refused =
+        entry.verdict.load(Ordering::Relaxed) == Reason::Detached as u32 && !commanded(entry);
     if refused || connection.local.asked_epoch.load(Ordering::Relaxed) != epoch {
         match describe(connection) {
             Ok(message) => {

@@ -443,7 +443,12 @@ pub(crate) fn keep_error(connection: &Connection, error: i32) {
     );
 }
 
-fn take_pending_error(connection: &Connection) -> Option<i32> {
+/// True when an error of the kernel's waits to be reported.
+pub(crate) fn error_is_pending(connection: &Connection) -> bool {
+    connection.entry.rx_hints.load(Ordering::Relaxed) >> HINT_ERRNO_SHIFT != 0
+}
+
+pub(crate) fn take_pending_error(connection: &Connection) -> Option<i32> {
     let hints = connection.entry.rx_hints.load(Ordering::Relaxed);
     if hints >> HINT_ERRNO_SHIFT == 0 {
         return None;

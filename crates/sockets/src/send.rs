@@ -180,6 +180,15 @@ unsafe fn turn(
         connection.pin(Reason::Unsupported);
     }
     attend(connection, end)?;
+    if receive::error_is_pending(connection) {
+        // The kernel reports an error once, to whichever call comes first; one that already sent something returns that instead.
+        let error = if skip == 0 {
+            receive::take_pending_error(connection)
+        } else {
+            None
+        };
+        return Err(error.unwrap_or(libc::ECONNRESET));
+    }
     if end.tx_mode() != Mode::Ring {
         // SAFETY: the caller's promise.
         return unsafe { to_carrier(connection, parts, skip, want, flags) };
@@ -453,8 +462,10 @@ fn ring(connection: &Connection) {
     if result == 1 {
         entry.tx_carrier.fetch_add(1, Ordering::Relaxed);
         entry.doorbells.fetch_add(1, Ordering::Relaxed);
+    } else if result == -(libc::EPIPE as isize) {
+        // The connection is broken, and its error was reported: what is left to read, and its end, is up to the next receive.
+        entry.rx_hints.fetch_or(HINT_LOOK, Ordering::Relaxed);
     } else if result != -(libc::EAGAIN as isize) {
-        // The connection is broken: reading what is left, and the error, is up to the next receive.
         keep_error(connection, -result as i32);
     }
     // EAGAIN: the carrier is full, so the peer has something to read already.
