@@ -901,8 +901,10 @@ impl Epoll {
             let Some(connection) = one.behind() else {
                 continue;
             };
-            let ready = self.look_at(&connection, events, processor);
-            if ready == 0 || (events & EDGE != 0 && !one.is_new_edge(&connection, ready, consume)) {
+            // The stream's end is an edge even for a program that asked for bytes only: it shows in `EPOLLRDHUP`.
+            let all = self.look_at(&connection, events | EPOLLRDHUP as u32, processor);
+            let ready = all & (events | (EPOLLERR | EPOLLHUP) as u32);
+            if ready == 0 || (events & EDGE != 0 && !one.is_new_edge(&connection, all, consume)) {
                 continue;
             }
             out[written] = epoll_event {
@@ -1359,14 +1361,32 @@ pub(crate) fn after_kernel_wait(
     (kept + more > 0).then_some((kept + more) as i32)
 }
 
-/// Our own board's bit of `connection`, for news that no peer marks.
+/// Shows `connection` to the epoll instance that has it on a board, and wakes a thread that sleeps there: news that no peer marks, or whose
+/// doorbell somebody else has taken.
 pub(crate) fn nudge(connection: &Connection) {
     let home = connection.local.home_wake.load(Ordering::Relaxed);
-    if let Ok(WakeWord::Board { board, bit }) = WakeWord::from_untrusted(home) {
-        // SAFETY: places of the pair table are never released.
-        let pair = unsafe { connection.local.pair.load(Ordering::Relaxed).as_ref() };
-        if let Some(board) = pair.and_then(|pair| pair.ours(board)) {
-            mark(board, bit);
+    let Ok(WakeWord::Board { board, bit }) = WakeWord::from_untrusted(home) else {
+        return;
+    };
+    // SAFETY: places of the pair table are never released.
+    let pair = unsafe { connection.local.pair.load(Ordering::Relaxed).as_ref() };
+    let Some((pair, board)) = pair.and_then(|pair| Some((pair, pair.ours(board)?))) else {
+        return;
+    };
+    mark(board, bit);
+    if board.sleeping.load(Ordering::SeqCst) == 1 {
+        let number = pair
+            .registration(bit)
+            .map_or(0, |number| number.load(Ordering::Relaxed));
+        let Some(one) = registration(number) else {
+            return;
+        };
+        if let Some(epoll) = epoll(one.epoll.load(Ordering::Relaxed)) {
+            kick(
+                epoll.fd.load(Ordering::Relaxed) - 1,
+                one.fd.load(Ordering::Relaxed),
+                number,
+            );
         }
     }
 }

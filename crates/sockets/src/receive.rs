@@ -11,7 +11,7 @@ use toehold_channel::sync::fence;
 use toehold_channel::table::{Mode, Reason};
 
 use crate::state::Connection;
-use crate::{buffers, errno, lock, pairing, real, send, sys, wait};
+use crate::{buffers, epoll, errno, lock, pairing, real, send, sys, wait};
 
 /// The carrier reported its end or an error: ask the kernel for the details.
 pub(crate) const HINT_LOOK: u32 = 1;
@@ -580,23 +580,19 @@ pub(crate) fn arm(connection: &Connection, end: &End<'_>) {
 /// Takes back what [`arm`] did.
 pub(crate) fn disarm(connection: &Connection, end: &End<'_>) {
     let local = connection.local;
-    let _held = local.arming.lock();
-    if local.sleepers.fetch_sub(1, Ordering::SeqCst) > 1 {
-        // Others still sleep: they keep the doorbell.
-        set_wake(end, WakeWord::Bell);
-        return;
-    }
-    let home = local.home_wake.load(Ordering::Relaxed);
-    end.ours().wake.wake.store(home, Ordering::SeqCst);
-    if let Ok(WakeWord::Board { board, bit }) = WakeWord::from_untrusted(home) {
-        // What came in while the board was not being marked must still be found by its epoll instance.
-        let pair = local.pair.load(Ordering::Relaxed);
-        if !pair.is_null() {
-            // SAFETY: a connection's pair stays mapped until its release, which waits for `users` and `sleepers`.
-            if let Some(board) = unsafe { (*pair).ours(board) } {
-                toehold_channel::doorbell::mark(board, bit);
-            }
-        }
+    let rung = {
+        let _held = local.arming.lock();
+        // While others still sleep they keep the doorbell.
+        let word = match local.sleepers.fetch_sub(1, Ordering::SeqCst) {
+            1 => local.home_wake.load(Ordering::Relaxed),
+            _ => WakeWord::Bell.to_word(),
+        };
+        end.ours().wake.wake.swap(word, Ordering::SeqCst) == WakeWord::None.to_word()
+    };
+    if rung {
+        // The doorbell stood for news that an epoll instance would have found on its board, and we may have taken it off the carrier
+        // before the kernel showed it to that instance.
+        epoll::nudge(connection);
     }
 }
 
