@@ -1100,18 +1100,15 @@ fn unboarded_has_news(one: &Registration) -> bool {
     let Some(connection) = one.behind() else {
         return false;
     };
+    let wanted = one.events.load(Ordering::Relaxed);
     connection.local.users.fetch_add(1, Ordering::SeqCst);
-    let news = connection.end().is_some_and(|end| {
-        ready::events(
-            &connection,
-            &end,
-            (one.events.load(Ordering::Relaxed) & READINESS) as i16,
-        ) != 0
+    let all = connection.end().map_or(0, |end| {
+        let interest = wanted & READINESS | EPOLLRDHUP as u32;
+        ready::events(&connection, &end, interest as i16) as u16 as u32
     });
     connection.local.users.fetch_sub(1, Ordering::SeqCst);
-    // An edge-triggered member would be reported again and again: only what came since the last fruitless receive counts.
-    let level = one.events.load(Ordering::Relaxed) & EDGE == 0;
-    news && (level || connection.entry.rx_empty.load(Ordering::Relaxed) == 0)
+    let ready = all & (wanted | (EPOLLERR | EPOLLHUP) as u32);
+    ready != 0 && (wanted & EDGE == 0 || one.is_new_edge(&connection, all, false))
 }
 
 /// True when a wait on instance `number` would return at once because of accelerated members; changes nothing.
