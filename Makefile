@@ -26,8 +26,8 @@ demo: ## install load generators, build, and show the kernel against Toehold
 	cargo xtask demo
 
 .PHONY: test
-test: ## everything that can be tested on this host
-	@scripts/deps.sh rust
+test: ## everything that can be tested on this host; installs what that takes
+	@scripts/deps.sh rust demo test
 	cargo xtask test
 
 .PHONY: check
