@@ -22,6 +22,9 @@ fn round(toehold: &mut Toehold, sides: Sides, number: u64, victim: Victim) -> bo
     let one_way = random.below(2) == 0;
     let name = format!("round{number}");
     let mut pair = Checked::start(toehold, sides, PROGRAM, (&name, number, 0, one_way));
+    // A client killed before it connects leaves a server that waits for one, as it should.
+    let connected = wait_until(PATIENCE, || !pair.server.whereabouts().contains("accept"));
+    assert!(connected, "round {number}: nobody connects");
     std::thread::sleep(Duration::from_micros(random.below(60_000)));
     let was_direct = sides.pair_up()
         && toehold

@@ -24,6 +24,11 @@ const EXPECTED: &[(&str, &str, &str)] = &[
         "an epoll instance inside another may be reported once without cause",
     ),
     (
+        "handler_that_uses_the_socket_does_not_deadlock",
+        "",
+        "a signal handler that sends on the socket its thread is sending on in that moment gets EAGAIN",
+    ),
+    (
         "connection_survives_an_exec",
         "",
         "bytes unread in a ring at exec cannot follow the descriptor: the connection is reset",

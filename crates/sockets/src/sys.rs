@@ -220,11 +220,31 @@ pub(crate) fn getpid() -> u32 {
     unsafe { call!(SYS_getpid) as u32 }
 }
 
-/// True when process `pid` exists.
+/// True when process `pid` runs: a child of ours that has ended and waits to be reaped does not.
 pub(crate) fn process_exists(pid: u32) -> bool {
     // SAFETY: signal 0 only asks.
     let result = unsafe { call!(SYS_kill, pid, 0) };
-    result != -(libc::ESRCH as isize)
+    result != -(libc::ESRCH as isize) && !is_zombie_child(pid)
+}
+
+/// True when `pid` is a child of this process that has ended; looks without reaping.
+fn is_zombie_child(pid: u32) -> bool {
+    // SAFETY: zeroes are a valid `siginfo_t`.
+    let mut info: libc::siginfo_t = unsafe { core::mem::zeroed() };
+    let options = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
+    // SAFETY: `info` is writable; nothing is reaped.
+    let result = unsafe {
+        call!(
+            SYS_waitid,
+            libc::P_PID,
+            pid,
+            &mut info as *mut libc::siginfo_t,
+            options,
+            0
+        )
+    };
+    // SAFETY: `si_pid` is what waitid fills in, 0 when nothing has ended.
+    result == 0 && unsafe { info.si_pid() } as u32 == pid
 }
 
 /// `sched_yield(2)`.

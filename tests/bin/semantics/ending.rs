@@ -371,7 +371,9 @@ fn reset_wakes(pair: &Pair) {
 fn reader_gone(pair: &Pair) {
     if pair.server() {
         pair.step();
-        std::thread::sleep(std::time::Duration::from_millis(60));
+        // Closing before the first byte is there would send FIN instead of RST.
+        sys::poll(&[(pair.fd, libc::POLLIN)], 10_000);
+        std::thread::sleep(std::time::Duration::from_millis(200));
         pair.say("close", sys::close(pair.fd));
     } else {
         pair.step();
