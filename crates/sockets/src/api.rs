@@ -540,6 +540,14 @@ pub unsafe fn ioctl(fd: c_int, request: c_ulong, argument: usize) -> c_int {
             return 0;
         }
     }
+    if request == libc::TIOCOUTQ as c_ulong
+        && argument != 0
+        && c.entry.tx_mode.load(Ordering::Relaxed) == toehold_channel::table::Mode::Ring as u32
+    {
+        // What is in the ring is with the peer; what the kernel still counts is a doorbell.
+        unsafe { *(argument as *mut c_int) = 0 };
+        return 0;
+    }
     let result = unsafe { real::ioctl(fd, request, argument) };
     if result == 0 && request == libc::FIONBIO as c_ulong && argument != 0 {
         set_nonblocking(&c, unsafe { *(argument as *const c_int) } != 0);
