@@ -217,7 +217,7 @@ unsafe fn step(
                 }
             }
             Ok(Incoming::Skip { bytes }) => {
-                if let Some(step) = discard(connection, end, bytes)? {
+                if let Some(step) = discard(connection, bytes)? {
                     return Ok(step);
                 }
             }
@@ -337,7 +337,7 @@ fn carrier_is_empty(connection: &Connection, end: &End<'_>) -> Result<Option<Ste
 }
 
 /// Takes doorbells off the carrier on the way back to it.
-fn discard(connection: &Connection, end: &End<'_>, bytes: u64) -> Result<Option<Step>, i32> {
+fn discard(connection: &Connection, bytes: u64) -> Result<Option<Step>, i32> {
     let mut scratch = [0u8; 64];
     let len = scratch.len().min(bytes as usize);
     // SAFETY: `scratch` is writable for `len` bytes.
@@ -351,10 +351,7 @@ fn discard(connection: &Connection, end: &End<'_>, bytes: u64) -> Result<Option<
             Ok(None)
         }
         0 => Ok(Some(Step::End)),
-        error if error == -(libc::EAGAIN as isize) => {
-            let _ = end;
-            Ok(Some(Step::Empty))
-        }
+        error if error == -(libc::EAGAIN as isize) => Ok(Some(Step::Empty)),
         error => Err(-error as i32),
     }
 }
@@ -651,7 +648,7 @@ fn wait_for_bytes(connection: &Connection, end: &End<'_>, seen: u64) -> Result<(
     }
     let start = sys::now_ns();
     arm(connection, end);
-    let slept = !news() || only_closed_news(connection, end);
+    let slept = !news() || only_closed_news(end);
     let result = if !slept {
         1
     } else {
@@ -692,8 +689,7 @@ fn wait_for_bytes(connection: &Connection, end: &End<'_>, seen: u64) -> Result<(
 }
 
 /// True when the only news is that the peer has closed: then the carrier's end is on its way and sleeping on it is right.
-fn only_closed_news(connection: &Connection, end: &End<'_>) -> bool {
-    let _ = connection;
+fn only_closed_news(end: &End<'_>) -> bool {
     !(end.records_pending() || end.rx_mode() != Mode::Carrier && end.receiver().looks_filled())
 }
 
