@@ -25,7 +25,7 @@ use toehold_channel::sync::fence;
 use toehold_channel::table::{EntryState, Mode, Reason};
 use toehold_copy::prefetch;
 
-use crate::pairing::Pair;
+use crate::pairs::Pair;
 use crate::receive::{HINT_LOOK, arm, disarm, drain_doorbells, set_wake};
 use crate::state::{self, Connection, Kind};
 use crate::wait::{KERNEL_LOOK_NS, SpinHistory};

@@ -8,13 +8,15 @@
 //!       ─► receive, send, transfer     bytes: carrier, ring, and the switches between
 //!       ─► poll, epoll, ready          readiness
 //!       ─► wait                        spin or sleep
-//!       ─► pairing                     the adapter, regions, the end of a connection
+//!       ─► pairing, pairs, adapter     how a connection comes by its channel
+//!       ─► release                     how it ends
 //! ```
 //!
 //! It lives inside other people's programs: no heap on any path, no thread, no signal, errno untouched on success.
 
 #![allow(clippy::collapsible_if)]
 
+mod adapter;
 pub mod api;
 mod buffers;
 mod epoll;
@@ -22,17 +24,19 @@ mod errno;
 mod lock;
 mod options;
 mod pairing;
+mod pairs;
 mod poll;
 mod ready;
 pub mod real;
 mod receive;
+mod release;
 mod send;
 mod state;
 mod sys;
 mod transfer;
 mod wait;
 
-pub use pairing::set_runtime_directory;
+pub use adapter::set_runtime_directory;
 pub use state::{
     after_fork_in_child, before_exec, before_fork, ending, exec_failed, fork_failed, start,
 };

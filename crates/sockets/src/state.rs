@@ -18,8 +18,8 @@ use toehold_channel::table::{
     Table, WaitMode,
 };
 
-use crate::pairing::Pair;
-use crate::{lock, pairing, sys};
+use crate::pairs::Pair;
+use crate::{adapter, lock, release, sys};
 
 /// Descriptors beyond this one are never tracked.
 const FDS_MAX: usize = 1 << 20;
@@ -105,7 +105,7 @@ impl Connection {
             return None;
         }
         let side = self.entry.side.load(Ordering::Relaxed) as usize & 1;
-        // SAFETY: the region is unmapped only by `pairing::release`, under both direction locks and after the
+        // SAFETY: the region is unmapped only by `release::release`, under both direction locks and after the
         // descriptor is gone; callers hold one of those locks or only load atomics of a mapping that
         // `release` delays while `users` or `sleepers` is not zero.
         Some(unsafe { End::at(self.entry, region, side) })
@@ -354,7 +354,7 @@ pub(crate) fn make_way(fd: i32) {
         slot.store(3 << KIND_SHIFT, Ordering::Release);
     }
     let _ = TABLE_FD.compare_exchange(fd, moved, Ordering::Relaxed, Ordering::Relaxed);
-    pairing::adapter_moved(fd, moved);
+    adapter::moved(fd, moved);
 }
 
 /// Begins to track the new connection at `fd`. On any shortage it simply stays unknown to us.
@@ -395,7 +395,7 @@ pub(crate) fn track(fd: i32, accepted: bool, nonblocking: Option<bool>) {
         1 << KIND_SHIFT | u64::from(generation) << GENERATION_SHIFT | u64::from(index),
         Ordering::Release,
     );
-    pairing::say_hello_once();
+    adapter::say_hello_once();
 }
 
 fn reset(entry: &Entry, local: &Local) {
@@ -496,7 +496,7 @@ pub(crate) fn closing(fd: i32) {
                 };
                 crate::epoll::descriptor_closing(&connection, another);
                 if connection.local.descriptors.fetch_sub(1, Ordering::AcqRel) == 1 {
-                    pairing::release(&connection);
+                    release::release(&connection);
                 }
             }
         }
@@ -598,7 +598,7 @@ pub fn ending() {
         return;
     }
     each_held(|index, entry, local| {
-        pairing::holder_ends(&held(index, entry, local));
+        release::holder_ends(&held(index, entry, local));
     });
     leave_family();
 }
@@ -687,7 +687,7 @@ pub fn fork_failed() {
 /// The program listens: it will have connections, perhaps in children that can no longer reach the adapter by themselves.
 pub(crate) fn prepare() {
     if is_started() && !borrowed_memory() && table_or_new().is_some() {
-        pairing::say_hello_once();
+        adapter::say_hello_once();
     }
 }
 
@@ -705,6 +705,6 @@ pub extern "C" fn after_fork_in_child() {
         join_family(&table);
         table.header().births.fetch_sub(1, Ordering::AcqRel);
     }
-    pairing::forked();
+    adapter::forked();
     crate::epoll::forked();
 }

@@ -1,0 +1,309 @@
+//! The connection to the adapter and what goes over it: fixed messages, descriptors beside them, and never a wait.
+
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::os::fd::{FromRawFd, OwnedFd};
+
+use toehold_channel::rendezvous::{Kind, MESSAGE_BYTES, Message, SOCKET_NAME};
+
+use crate::{lock, state, sys};
+
+/// After a failure to reach the adapter, leave it alone for this long.
+const RETRY_NS: u64 = 200_000_000;
+
+static ADAPTER: AtomicI32 = AtomicI32::new(-1);
+/// The parent's connection, inherited: good for one message, the one that gets us our own.
+static INHERITED: AtomicI32 = AtomicI32::new(-1);
+/// Counts the adapter connections of this process, so that requests to a dead adapter are made again.
+static EPOCH: AtomicU32 = AtomicU32::new(0);
+static RETRY_AT_NS: AtomicU64 = AtomicU64::new(0);
+static LOCK: lock::Private = lock::Private::new();
+/// Where the adapter listens, as `sockaddr_un` bytes; set once at start.
+static ADDRESS: AtomicPtr<libc::sockaddr_un> = AtomicPtr::new(null_mut());
+
+/// Held while anything goes over the connection, and while offers are taken.
+pub(crate) fn lock() -> lock::PrivateHeld<'static> {
+    LOCK.lock()
+}
+
+/// As [`lock`], if nobody has it.
+pub(crate) fn try_lock() -> Option<lock::PrivateHeld<'static>> {
+    LOCK.try_lock()
+}
+
+/// Which connection to the adapter this is; what was asked over another one must be asked again.
+pub(crate) fn epoch() -> u32 {
+    EPOCH.load(Ordering::Relaxed)
+}
+
+/// Tells the library where its adapter listens.
+pub fn set_runtime_directory(directory: &[u8]) {
+    let base = state::reserve(size_of::<libc::sockaddr_un>()).cast::<libc::sockaddr_un>();
+    if base.is_null() {
+        return;
+    }
+    // SAFETY: freshly reserved, zeroed and ours.
+    let address = unsafe { &mut *base };
+    let name = SOCKET_NAME.as_bytes();
+    if directory.len() + 1 + name.len() >= address.sun_path.len() {
+        return;
+    }
+    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
+    let bytes = directory.iter().chain(b"/").chain(name);
+    for (place, &byte) in address.sun_path.iter_mut().zip(bytes) {
+        *place = byte as libc::c_char;
+    }
+    ADDRESS.store(base, Ordering::Release);
+}
+
+/// After fork: the parent's adapter connection is not ours.
+pub(crate) fn forked() {
+    LOCK.reset();
+    let adapter = ADAPTER.swap(-1, Ordering::Relaxed);
+    if adapter >= 0 {
+        let older = INHERITED.swap(adapter, Ordering::Relaxed);
+        if older >= 0 {
+            state::disown(older);
+        }
+    }
+    EPOCH.fetch_add(1, Ordering::Relaxed);
+    RETRY_AT_NS.store(0, Ordering::Relaxed);
+}
+
+/// Our adapter connection got another number.
+pub(crate) fn moved(from: i32, to: i32) {
+    let _ = ADAPTER.compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed);
+    let _ = INHERITED.compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed);
+}
+
+/// Makes this process known to the adapter the first time it has a connection.
+pub(crate) fn say_hello_once() {
+    if EPOCH.load(Ordering::Relaxed) == 0 {
+        let _held = LOCK.lock();
+        reach();
+    }
+}
+
+/// The adapter's socket, if we have one.
+pub(crate) fn connected() -> Option<i32> {
+    let adapter = ADAPTER.load(Ordering::Relaxed);
+    (adapter >= 0).then_some(adapter)
+}
+
+/// The adapter's socket, connecting if need be; the caller holds `LOCK`.
+pub(crate) fn reach() -> Option<i32> {
+    if let Some(adapter) = connected() {
+        return Some(adapter);
+    }
+    let address = ADDRESS.load(Ordering::Acquire);
+    let now = sys::now_ns();
+    if address.is_null() || state::table_fd() < 0 || now < RETRY_AT_NS.load(Ordering::Relaxed) {
+        return None;
+    }
+    RETRY_AT_NS.store(now + RETRY_NS, Ordering::Relaxed);
+    EPOCH.fetch_add(1, Ordering::Relaxed);
+    let fd = match connect_through_parent() {
+        Some(fd) => fd,
+        None => connect_by_path(address)?,
+    };
+    let fd = state::own(fd);
+    let mut hello = Message::new(Kind::Hello);
+    hello.pid = state::pid();
+    if !send(fd, &hello, Some(state::table_fd())) {
+        state::disown(fd);
+        return None;
+    }
+    ADAPTER.store(fd, Ordering::Relaxed);
+    Some(fd)
+}
+
+fn connect_by_path(address: *const libc::sockaddr_un) -> Option<i32> {
+    let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: plain system call.
+    let fd = unsafe {
+        sys::raw(
+            libc::SYS_socket,
+            libc::AF_UNIX as usize,
+            kind as usize,
+            0,
+            0,
+            0,
+            0,
+        )
+    };
+    if fd < 0 {
+        return None;
+    }
+    let fd = fd as i32;
+    // SAFETY: `address` was reserved for a `sockaddr_un` and never released.
+    let connected = unsafe {
+        sys::raw(
+            libc::SYS_connect,
+            fd as usize,
+            address as usize,
+            size_of::<libc::sockaddr_un>(),
+            0,
+            0,
+            0,
+        )
+    };
+    if connected < 0 || !is_trusted(fd) {
+        sys::close(fd);
+        return None;
+    }
+    Some(fd)
+}
+
+/// A forked child may have another user or root directory by now; what it inherited still leads to the adapter.
+fn connect_through_parent() -> Option<i32> {
+    let inherited = INHERITED.swap(-1, Ordering::Relaxed);
+    if inherited < 0 {
+        return None;
+    }
+    let mut ends = [-1i32; 2];
+    let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: `ends` is writable for two descriptors.
+    let made = unsafe {
+        sys::raw(
+            libc::SYS_socketpair,
+            libc::AF_UNIX as usize,
+            kind as usize,
+            0,
+            ends.as_mut_ptr() as usize,
+            0,
+            0,
+        )
+    };
+    let mut adopt = Message::new(Kind::Adopt);
+    adopt.pid = state::pid();
+    let sent = made >= 0 && send(inherited, &adopt, Some(ends[1]));
+    state::disown(inherited);
+    if made >= 0 {
+        sys::close(ends[1]);
+        if sent {
+            return Some(ends[0]);
+        }
+        sys::close(ends[0]);
+    }
+    None
+}
+
+/// Only our own user's adapter, or root's, is told anything.
+fn is_trusted(fd: i32) -> bool {
+    #[derive(Clone, Copy, Default)]
+    #[repr(C)]
+    struct Credentials {
+        pid: i32,
+        uid: u32,
+        gid: u32,
+    }
+    // SAFETY: no arguments.
+    let uid = unsafe { sys::raw(libc::SYS_geteuid, 0, 0, 0, 0, 0, 0) } as u32;
+    sys::getsockopt::<Credentials>(fd, libc::SOL_SOCKET, libc::SO_PEERCRED)
+        .is_ok_and(|peer| peer.uid == 0 || peer.uid == uid)
+}
+
+/// Room for two descriptors in a control message.
+#[repr(C, align(8))]
+struct ControlBuffer([u8; 64]);
+
+pub(crate) fn send(fd: i32, message: &Message, descriptor: Option<i32>) -> bool {
+    let mut iov = libc::iovec {
+        iov_base: message.as_bytes().as_ptr().cast_mut().cast(),
+        iov_len: MESSAGE_BYTES,
+    };
+    let mut control = ControlBuffer([0; 64]);
+    // SAFETY: zeroes are a valid `msghdr`.
+    let mut header: libc::msghdr = unsafe { core::mem::zeroed() };
+    header.msg_iov = &mut iov;
+    header.msg_iovlen = 1;
+    if let Some(descriptor) = descriptor {
+        header.msg_control = control.0.as_mut_ptr().cast();
+        // SAFETY: arithmetic only.
+        header.msg_controllen = unsafe { libc::CMSG_SPACE(4) } as _;
+        // SAFETY: the buffer is larger than one header and one descriptor.
+        unsafe {
+            let first = libc::CMSG_FIRSTHDR(&header);
+            (*first).cmsg_level = libc::SOL_SOCKET;
+            (*first).cmsg_type = libc::SCM_RIGHTS;
+            (*first).cmsg_len = libc::CMSG_LEN(4) as _;
+            libc::CMSG_DATA(first)
+                .cast::<i32>()
+                .write_unaligned(descriptor);
+        }
+    }
+    // SAFETY: everything the header points to is alive here.
+    let sent = unsafe { sys::sendmsg(fd, &header, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
+    sent == MESSAGE_BYTES as isize
+}
+
+/// The adapter is gone: what we have stays as it is, what we asked for must be asked again.
+pub(crate) fn lose(fd: i32) {
+    if ADAPTER
+        .compare_exchange(fd, -1, Ordering::Relaxed, Ordering::Relaxed)
+        .is_ok()
+    {
+        state::disown(fd);
+    }
+}
+
+/// A message and the descriptors beside it.
+pub(crate) type Received = (Message, Kind, [Option<OwnedFd>; 2]);
+
+/// The next message that has arrived, if there is one; what is no message of ours is passed over. The caller holds the lock.
+pub(crate) fn try_receive(adapter: i32) -> Option<Received> {
+    loop {
+        let mut bytes = [0u8; MESSAGE_BYTES];
+        let mut iov = libc::iovec {
+            iov_base: bytes.as_mut_ptr().cast(),
+            iov_len: MESSAGE_BYTES,
+        };
+        let mut control = ControlBuffer([0; 64]);
+        // SAFETY: zeroes are a valid `msghdr`.
+        let mut header: libc::msghdr = unsafe { core::mem::zeroed() };
+        header.msg_iov = &mut iov;
+        header.msg_iovlen = 1;
+        header.msg_control = control.0.as_mut_ptr().cast();
+        header.msg_controllen = size_of::<ControlBuffer>() as _;
+        // SAFETY: everything the header points to is alive and writable.
+        let got = unsafe {
+            sys::recvmsg(
+                adapter,
+                &mut header,
+                libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC,
+            )
+        };
+        if got <= 0 {
+            if got == 0 || (got != -(libc::EAGAIN as isize) && got != -(libc::EINTR as isize)) {
+                lose(adapter);
+            }
+            return None;
+        }
+        let descriptors = descriptors_in(&header);
+        if let Ok((message, kind)) = Message::parse(&bytes[..got as usize]) {
+            return Some((message, kind, descriptors));
+        }
+    }
+}
+
+fn descriptors_in(header: &libc::msghdr) -> [Option<OwnedFd>; 2] {
+    let mut out = [None, None];
+    // SAFETY: the kernel filled the control buffer that `header` describes; the macros stay inside it.
+    unsafe {
+        let mut at = libc::CMSG_FIRSTHDR(header);
+        while !at.is_null() {
+            if (*at).cmsg_level == libc::SOL_SOCKET && (*at).cmsg_type == libc::SCM_RIGHTS {
+                let count = ((*at).cmsg_len as usize - libc::CMSG_LEN(0) as usize) / 4;
+                for n in 0..count {
+                    let fd = libc::CMSG_DATA(at).cast::<i32>().add(n).read_unaligned();
+                    let fd = OwnedFd::from_raw_fd(fd);
+                    if let Some(place) = out.get_mut(n) {
+                        *place = Some(fd);
+                    }
+                }
+            }
+            at = libc::CMSG_NXTHDR(header, at);
+        }
+    }
+    out
+}

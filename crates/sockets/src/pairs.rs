@@ -1,0 +1,167 @@
+//! Mappings that come from the adapter: regions, and the pairs of processes whose boards serve many of them.
+
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
+
+use toehold_channel::layout::{
+    BOARD_BITS, BOARDS, BOARDS_OFFSET, Board, Boards, CONTROL_BYTES, Control, PAIR_BYTES,
+    PAIR_MAGIC, PairHeader, REGION_BYTES, REGION_MAGIC,
+};
+use toehold_channel::memfd;
+use toehold_channel::table::LAYOUT_VERSION;
+
+use crate::{epoll, state};
+
+/// Two processes and the boards between them, as this process maps them. Kept for as long as a channel uses it.
+pub(crate) struct Pair {
+    id: u64,
+    base: *mut u8,
+    /// Our side.
+    side: usize,
+    /// Channels of ours that use it; 0 is a free place.
+    pub(crate) channels: AtomicU32,
+    /// Epoll object (plus one) served by each of our boards.
+    pub(crate) epolls: [AtomicU32; BOARDS],
+    /// One more than the highest slot in use.
+    pub(crate) slots_used: AtomicU32,
+    /// Registration by slot, for our boards.
+    pub(crate) registrations: *mut AtomicU32,
+}
+
+impl Pair {
+    fn board_at(&self, side: usize, index: u32) -> Option<&Board> {
+        if index as usize >= BOARDS {
+            return None;
+        }
+        // SAFETY: `base` maps PAIR_BYTES while the pair is in use; both sides' boards lie inside; all atomics.
+        let boards = unsafe { &*self.base.add(BOARDS_OFFSET).cast::<Boards>().add(side) };
+        boards.boards.get(index as usize)
+    }
+
+    /// One of our boards: we sleep on it and sweep it.
+    #[inline]
+    pub(crate) fn ours(&self, index: u32) -> Option<&Board> {
+        self.board_at(self.side, index)
+    }
+
+    /// One of the peer's boards: we mark it.
+    #[inline]
+    pub(crate) fn theirs(&self, index: u32) -> Option<&Board> {
+        self.board_at(1 - self.side, index)
+    }
+
+    /// The registration that a bit of our boards stands for.
+    #[inline]
+    pub(crate) fn registration(&self, slot: u32) -> Option<&AtomicU32> {
+        if slot as usize >= BOARD_BITS {
+            return None;
+        }
+        // SAFETY: the array has BOARD_BITS places and lives as long as the pair.
+        Some(unsafe { &*self.registrations.add(slot as usize) })
+    }
+}
+
+/// Pairs this process can be part of at a time.
+const PAIRS_MAX: usize = 4096;
+static PAIRS: AtomicPtr<Pair> = AtomicPtr::new(null_mut());
+
+fn pairs() -> Option<&'static [Pair]> {
+    let mut base = PAIRS.load(Ordering::Acquire);
+    if base.is_null() {
+        base = state::reserve(PAIRS_MAX * size_of::<Pair>()).cast();
+        if base.is_null() {
+            return None;
+        }
+        PAIRS.store(base, Ordering::Release);
+    }
+    // SAFETY: zeroes are valid `Pair`s (null pointers, zero atomics); the reservation is never released.
+    Some(unsafe { core::slice::from_raw_parts(base, PAIRS_MAX) })
+}
+
+/// A region's memfd, mapped and verified.
+pub(crate) fn map_region(fd: BorrowedFd<'_>) -> Result<NonNull<u8>, ()> {
+    let base = memfd::map(fd, REGION_BYTES).map_err(drop)?;
+    // SAFETY: just mapped, page-aligned, all atomics.
+    let control = unsafe { &*base.as_ptr().cast::<Control>() };
+    if control.magic.load(Ordering::Relaxed) == REGION_MAGIC
+        && control.version.load(Ordering::Relaxed) == LAYOUT_VERSION
+    {
+        return Ok(base);
+    }
+    // SAFETY: mapped above with this length and not shown to anybody.
+    unsafe { memfd::unmap(base, REGION_BYTES) };
+    Err(())
+}
+
+/// A pair that this process has mapped already.
+pub(crate) fn find_pair(id: u64, side: usize) -> Option<&'static Pair> {
+    pairs()?
+        .iter()
+        .take_while(|pair| !pair.base.is_null())
+        .find(|pair| pair.id == id && pair.side == side)
+}
+
+/// A pair's memfd, mapped and verified; the caller holds the adapter's lock.
+pub(crate) fn map_pair(id: u64, side: usize, fd: BorrowedFd<'_>) -> Option<&'static Pair> {
+    adopt_pair(id, side, memfd::map(fd, PAIR_BYTES).ok()?)
+}
+
+/// A program that talks to itself is both sides of one pair, whose memfd comes once: map the same pages again.
+pub(crate) fn map_other_side(id: u64, side: usize) -> Option<&'static Pair> {
+    let known = find_pair(id, 1 - side)?;
+    // SAFETY: an old size of zero duplicates a shared mapping (mremap(2)); the known one stays.
+    let base = unsafe { libc::mremap(known.base.cast(), 0, PAIR_BYTES, libc::MREMAP_MAYMOVE) };
+    if base == libc::MAP_FAILED {
+        return None;
+    }
+    adopt_pair(id, side, NonNull::new(base.cast())?)
+}
+
+fn adopt_pair(id: u64, side: usize, base: NonNull<u8>) -> Option<&'static Pair> {
+    // SAFETY: just mapped, page-aligned, all atomics.
+    let header = unsafe { &*base.as_ptr().cast::<PairHeader>() };
+    let registrations = state::reserve(BOARD_BITS * size_of::<AtomicU32>());
+    // An unused place before an idle one: the adapter may still name the pair that stands there.
+    let place = pairs()?.iter().position(|pair| pair.base.is_null());
+    let place = place.or_else(|| {
+        pairs()?
+            .iter()
+            .position(|pair| pair.channels.load(Ordering::Relaxed) == 0)
+    });
+    let Some(place) = place.filter(|_| {
+        header.magic.load(Ordering::Relaxed) == PAIR_MAGIC
+            && header.version.load(Ordering::Relaxed) == LAYOUT_VERSION
+            && !registrations.is_null()
+    }) else {
+        // SAFETY: mapped by our callers with this length and not shown to anybody.
+        unsafe { memfd::unmap(base, PAIR_BYTES) };
+        return None;
+    };
+    let pair = PAIRS.load(Ordering::Relaxed).wrapping_add(place);
+    // SAFETY: `place` is inside the reservation; no channel uses this place (its count is 0) and we hold the adapter's
+    // lock, under which places are given out.
+    unsafe {
+        if !(*pair).base.is_null() {
+            epoll::forget_pair(pair);
+            memfd::unmap(NonNull::new_unchecked((*pair).base), PAIR_BYTES);
+            libc::munmap(
+                (*pair).registrations.cast(),
+                BOARD_BITS * size_of::<AtomicU32>(),
+            );
+        }
+        pair.write(Pair {
+            id,
+            base: base.as_ptr(),
+            side,
+            channels: AtomicU32::new(0),
+            epolls: [const { AtomicU32::new(0) }; BOARDS],
+            slots_used: AtomicU32::new(0),
+            registrations: registrations.cast(),
+        });
+        Some(&*pair)
+    }
+}
+
+const _: () = assert!(CONTROL_BYTES == 4096);

@@ -1,0 +1,140 @@
+//! The end of a connection: what the kernel does at the last close, for what is not in the kernel.
+
+use core::ptr::null_mut;
+use core::sync::atomic::Ordering;
+use std::ptr::NonNull;
+
+use toehold_channel::channel::End;
+use toehold_channel::doorbell::WakeWord;
+use toehold_channel::layout::{CLOSED_ALL, REGION_BYTES};
+use toehold_channel::memfd;
+use toehold_channel::rendezvous::{Kind, Message};
+use toehold_channel::table::{EntryState, FLAG_ASKED, Mode};
+
+use crate::state::{self, Connection};
+use crate::{adapter, lock, receive, send, sys};
+
+/// The last descriptor of this process that referred to `connection` is being closed.
+pub(crate) fn release(connection: &Connection) {
+    let (entry, local) = (connection.entry, connection.local);
+    let last = entry.holders.fetch_sub(1, Ordering::AcqRel) <= 1 || !state::family_alive();
+    let offered = local.offered.load(Ordering::Relaxed);
+    if last {
+        if let Some(end) = connection.end() {
+            end_channel(connection, &end);
+        }
+        if entry.flags.load(Ordering::Relaxed) & FLAG_ASKED != 0 {
+            withdraw(connection);
+        }
+    }
+    if !offered.is_null() {
+        unmap(connection, offered);
+    }
+    if last {
+        entry
+            .state
+            .store(EntryState::Free as u32, Ordering::Release);
+    }
+}
+
+/// This process ends and with it its hold on `connection`; nothing is unmapped, other threads may still be inside.
+pub(crate) fn holder_ends(connection: &Connection) {
+    let last =
+        connection.entry.holders.fetch_sub(1, Ordering::AcqRel) <= 1 || !state::family_alive();
+    if last {
+        if let Some(end) = connection.end() {
+            end_channel(connection, &end);
+        }
+        connection.entry.pid.store(state::pid(), Ordering::Relaxed);
+        connection
+            .entry
+            .state
+            .store(EntryState::Ended as u32, Ordering::Release);
+    }
+}
+
+/// What the kernel does at the last close, for the bytes that are not in the kernel.
+fn end_channel(connection: &Connection, end: &End<'_>) {
+    if end.ours().wake.abandoned.load(Ordering::Relaxed) != 0 {
+        // Passed on: whoever has it now holds a plain socket that lives on.
+        return;
+    }
+    receive::set_wake(end, WakeWord::None);
+    let unread = {
+        let _rx = lock::lock(&connection.entry.rx_lock);
+        let unread = end.rx_mode() == Mode::Ring && end.receiver().looks_filled();
+        if !unread {
+            // Doorbells that nobody waits for are no data: left there, they would turn this close into a reset.
+            receive::discard_doorbells(connection, end);
+        }
+        unread
+    };
+    let _tx = lock::lock(&connection.entry.tx_lock);
+    end.ours().wake.closed.store(CLOSED_ALL, Ordering::Release);
+    if unread {
+        // RFC 1122, 4.2.2.13: closing with received data pending sends a reset, "to show that data was lost".
+        let linger = libc::linger {
+            l_onoff: 1,
+            l_linger: 0,
+        };
+        let value = &raw const linger;
+        let len = size_of::<libc::linger>();
+        // SAFETY: `linger` is readable for its length.
+        unsafe {
+            sys::raw(
+                libc::SYS_setsockopt,
+                connection.fd as usize,
+                libc::SOL_SOCKET as usize,
+                libc::SO_LINGER as usize,
+                value as usize,
+                len,
+                0,
+            )
+        };
+    }
+    send::notify_of_end(connection, end);
+}
+
+fn withdraw(connection: &Connection) {
+    let _held = adapter::lock();
+    if let Some(adapter) = adapter::connected() {
+        let mut message = Message::new(Kind::Withdraw);
+        message.entry = connection.index;
+        message.generation = connection.generation;
+        message.pid = state::pid();
+        if !adapter::send(adapter, &message, None) {
+            adapter::lose(adapter);
+        }
+    }
+}
+
+/// Ends this process's mapping of a region once nobody here is inside it.
+fn unmap(connection: &Connection, region: *mut u8) {
+    /// Turns to wait for threads that were inside a call when the descriptor was closed.
+    const TURNS_MAX: u32 = 1000;
+    let (entry, local) = (connection.entry, connection.local);
+    let rx = lock::lock(&entry.rx_lock);
+    let tx = lock::lock(&entry.tx_lock);
+    local.region.store(null_mut(), Ordering::SeqCst);
+    drop(rx);
+    drop(tx);
+    let mut turns = 0;
+    while local.sleepers.load(Ordering::SeqCst) != 0 || local.users.load(Ordering::SeqCst) != 0 {
+        turns += 1;
+        if turns > TURNS_MAX {
+            // A thread still sleeps on the closed descriptor: leave it the mapping rather than pull it away.
+            return;
+        }
+        sys::yield_now();
+    }
+    local.offered.store(null_mut(), Ordering::Relaxed);
+    let pair = local.pair.swap(null_mut(), Ordering::Relaxed);
+    if !pair.is_null() {
+        // SAFETY: places of the pair table are never released.
+        unsafe { (*pair).channels.fetch_sub(1, Ordering::AcqRel) };
+    }
+    if let Some(base) = NonNull::new(region) {
+        // SAFETY: mapped by `pairs::map_region` with this length; nobody is inside and nobody can find it any more.
+        unsafe { memfd::unmap(base, REGION_BYTES) };
+    }
+}
