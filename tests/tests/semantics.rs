@@ -28,11 +28,6 @@ const EXPECTED: &[(&str, &str, &str)] = &[
         "",
         "a signal handler that sends on the socket its thread is sending on in that moment gets EAGAIN",
     ),
-    (
-        "connection_survives_an_exec",
-        "",
-        "bytes unread in a ring at exec cannot follow the descriptor: the connection is reset",
-    ),
 ];
 
 /// Cases whose connection may stay with the kernel although both sides are accelerated, and why.
@@ -149,6 +144,7 @@ fn suite_is_reproducible_on_the_kernel() {
         "epoll",
         "descriptors",
         "processes",
+        "exec",
         "threads",
         "files",
         "stdio",
@@ -185,6 +181,7 @@ groups! {
     epoll: epoll_tells_what_the_kernel_tells,
     descriptors: descriptors_mean_what_they_mean_on_the_kernel,
     processes: families_of_processes_share_as_on_the_kernel,
+    exec: programs_that_replace_themselves_keep_their_connections,
     threads: threads_share_as_on_the_kernel,
     files: files_and_pipes_meet_sockets_as_on_the_kernel,
     stdio: stdio_reads_and_writes_as_on_the_kernel,

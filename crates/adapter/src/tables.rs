@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering;
 use toehold_channel::memfd::{self, MapError};
 use toehold_channel::table::{
     COMMAND_DETACH, COMMAND_NONE, COMMAND_PEER_GONE, ENTRIES, Entry, EntryState, FLAG_ACCEPTED,
-    LAYOUT_VERSION, PROGRAM_BYTES, Reason, TABLE_BYTES, TABLE_MAGIC, Table,
+    PROGRAM_BYTES, Reason, TABLE_BYTES, Table,
 };
 
 /// The mapped tables.
@@ -171,13 +171,7 @@ impl MappedTable {
     fn map(file: OwnedFd) -> Result<MappedTable, TableError> {
         let base = memfd::map(file.as_fd(), TABLE_BYTES).map_err(TableError::Map)?;
         let mapped = MappedTable { base, users: 1 };
-        let table = mapped.table();
-        let header = table.header();
-        // Acquire pairs with the Release store of `magic` in `Table::initialise`.
-        let is_table = header.magic.load(Ordering::Acquire) == TABLE_MAGIC
-            && header.version.load(Ordering::Relaxed) == LAYOUT_VERSION
-            && header.entries.load(Ordering::Relaxed) == ENTRIES as u32;
-        if is_table {
+        if mapped.table().is_valid() {
             Ok(mapped)
         } else {
             Err(TableError::Header)

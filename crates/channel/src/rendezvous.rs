@@ -8,7 +8,7 @@
 //!   Pair(entry, 4-tuple, …)       ──►      looks for the mirrored tuple in the same network namespace
 //!                                 ◄──      Offer(entry, side, slot, pair) + region [+ pair memfd]     (to both)
 //!   Withdraw(entry)               ──►      forgets it
-//!   Resume(entry)                 ──►      after exec: the same Offer again, or Answer when there is no channel
+//!   Resume(entry)                 ──►      around exec: the same Offer again, or Answer when there is no channel
 //!   (socket closes)               ──►      tells every partner, by COMMAND_PEER_GONE in their entries
 //!
 //!   toehold status / detach       ──►      Query(kind, pid, fd)
@@ -90,10 +90,10 @@ pub enum Kind {
     /// Library, over a connection inherited from its parent: one descriptor, the adapter's end of a new connection. A forked child that
     /// changed its user or root directory could not connect by itself.
     Adopt = 10,
-    /// Library, after its process replaced its program and said hello again: give me back the channel of this entry and
-    /// generation. The reply, on the same socket and without a change of the entry's `offer` word, is an [`Kind::Offer`] of
-    /// the same side, slot and pair with both descriptors or, when there is no such channel, an [`Kind::Answer`] with
-    /// `side` 0 and the entry and generation asked for.
+    /// Library, before its process replaces its program, or after that said hello again: give me the descriptors of the channel of
+    /// this entry and generation. The reply, on the same socket and without a change of the entry's `offer` word, is an
+    /// [`Kind::Offer`] of the same side, slot and pair with both descriptors or, when there is no such channel, an
+    /// [`Kind::Answer`] with `side` 0 and the entry and generation asked for.
     Resume = 11,
 }
 

@@ -412,14 +412,32 @@ impl Table {
         })
     }
 
-    /// Writes the header of a fresh table.
-    pub fn initialise(&self, pid: u32, wait: WaitMode, program: &[u8]) {
+    /// True when there is a table of this version here.
+    pub fn is_valid(&self) -> bool {
         let header = self.header();
+        // Acquire pairs with the Release store of `magic` in `initialise`.
+        header.magic.load(Ordering::Acquire) == TABLE_MAGIC
+            && header.version.load(Ordering::Relaxed) == LAYOUT_VERSION
+            && header.entries.load(Ordering::Relaxed) == ENTRIES as u32
+    }
+
+    /// Writes the program's name.
+    pub fn rename(&self, program: &[u8]) {
+        let header = self.header();
+        for word in &header.program {
+            word.store(0, Ordering::Relaxed);
+        }
         for (word, chunk) in header.program.iter().zip(program.chunks(8)) {
             let mut bytes = [0u8; 8];
             bytes[..chunk.len()].copy_from_slice(chunk);
             word.store(u64::from_le_bytes(bytes), Ordering::Relaxed);
         }
+    }
+
+    /// Writes the header of a fresh table.
+    pub fn initialise(&self, pid: u32, wait: WaitMode, program: &[u8]) {
+        let header = self.header();
+        self.rename(program);
         header.pid.store(pid, Ordering::Relaxed);
         header.wait_mode.store(wait as u32, Ordering::Relaxed);
         header.entries.store(ENTRIES as u32, Ordering::Relaxed);

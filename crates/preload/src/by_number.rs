@@ -1,8 +1,11 @@
 //! `syscall(2)`: programs that make socket calls by number meet the same code as those that make them by name.
 
-use core::ffi::{c_int, c_long, c_uint, c_ulong};
+use core::ffi::{c_char, c_int, c_long, c_uint, c_ulong};
 
 use toehold_sockets::{after_fork_in_child, api, before_fork, ending, fork_failed, real};
+
+use crate::process::execute;
+use crate::program::Target;
 
 /// `syscall(number, ...)`. Variadic in C; on every ABI we serve the six arguments travel where fixed ones would, and reading more of
 /// them than were passed only reads what happens to stand there.
@@ -80,6 +83,19 @@ unsafe extern "C" fn syscall(
             }
             #[cfg(target_arch = "x86_64")]
             libc::SYS_fork => forked(|| real::syscall(number, a, b, c, d, e, f)),
+            libc::SYS_execve => {
+                let by_number = |envp: *const *const c_char| {
+                    real::syscall(number, a, b, envp as usize, d, e, f) as c_int
+                };
+                execute(Target::Path(a as _), c as _, by_number).into()
+            }
+            libc::SYS_execveat => {
+                let target = Target::At(fd, b as _, e as c_int);
+                let by_number = |envp: *const *const c_char| {
+                    real::syscall(number, a, b, c, envp as usize, e, f) as c_int
+                };
+                execute(target, d as _, by_number).into()
+            }
             libc::SYS_exit_group => {
                 ending();
                 real::syscall(number, a, b, c, d, e, f)

@@ -9,11 +9,14 @@
 //! - `by_number`: `syscall(2)`.
 //! - `stdio`: `fdopen` and `dprintf`, whose reads and writes libc makes inside itself.
 //! - `process`: exit and exec; fork is followed by `pthread_atfork` handlers.
+//! - `program`, `environment`: whether a program to be executed will have us in it, and what it is told then.
 
 mod by_number;
 mod calls;
+mod environment;
 mod fortified;
 mod process;
+mod program;
 mod stdio;
 
 use core::ffi::{CStr, c_char};
@@ -26,26 +29,39 @@ use toehold_channel::table::WaitMode;
 static CONSTRUCTOR: extern "C" fn() = constructor;
 
 extern "C" fn constructor() {
-    let Some(path) = environment(c"TOEHOLD_PATH") else {
+    let Some(path) = environment_variable(c"TOEHOLD_PATH") else {
         return;
     };
-    if path != b"auto" && path != b"direct" {
+    if !is_started_by(path) {
         return;
     }
-    let wait = match environment(c"TOEHOLD_WAIT") {
+    let wait = match environment_variable(c"TOEHOLD_WAIT") {
         Some(b"poll") => WaitMode::Poll,
         Some(b"event") => WaitMode::Event,
         _ => WaitMode::Adaptive,
     };
-    if let Some(directory) = environment(c"TOEHOLD_RUNTIME_DIR") {
+    if let Some(directory) = environment_variable(c"TOEHOLD_RUNTIME_DIR") {
         toehold_sockets::set_runtime_directory(directory);
     }
     toehold_sockets::start(wait);
     process::follow_exit();
+    if let Some(estate) = environment_variable(environment::ESTATE) {
+        let number = core::str::from_utf8(estate).ok();
+        if let Some(descriptor) = number.and_then(|number| number.parse().ok()) {
+            toehold_sockets::succeed(descriptor);
+        }
+        // SAFETY: no other thread runs before `main`. What was meant for us is nobody else's business.
+        unsafe { libc::unsetenv(environment::ESTATE.as_ptr()) };
+    }
+}
+
+/// True when this value of `TOEHOLD_PATH` has the library start.
+fn is_started_by(path: &[u8]) -> bool {
+    path == b"auto" || path == b"direct"
 }
 
 /// An environment variable's bytes.
-fn environment(name: &CStr) -> Option<&'static [u8]> {
+fn environment_variable(name: &CStr) -> Option<&'static [u8]> {
     // SAFETY: `name` is NUL-terminated; no other thread changes the environment before `main`.
     let value: *const c_char = unsafe { libc::getenv(name.as_ptr()) };
     if value.is_null() {

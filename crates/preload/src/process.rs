@@ -2,7 +2,10 @@
 
 use core::ffi::{c_char, c_int, c_void};
 
-use toehold_sockets::{api, before_exec, ending, exec_failed, real};
+use toehold_sockets::{api, before_exec, ending, exec_failed, holds_connections, real};
+
+use crate::environment::Environment;
+use crate::program::{Outlook, Target, outlook};
 
 /// Registers for the ordinary end of the program.
 pub(crate) fn follow_exit() {
@@ -42,29 +45,199 @@ unsafe extern "C" fn posix_spawn_file_actions_adddup2(
     unsafe { real::posix_spawn_file_actions_adddup2(actions, from, to) }
 }
 
-macro_rules! exec {
-    ($($(#[$doc:meta])* $name:ident($($arg:ident: $type:ty),*);)*) => {$(
-        $(#[$doc])*
-        #[unsafe(no_mangle)]
-        unsafe extern "C" fn $name($($arg: $type),*) -> c_int {
-            before_exec();
-            // SAFETY: passed on with the caller's promises. Returns only when it failed.
-            let result = unsafe { real::$name($($arg),*) };
-            exec_failed();
-            result
-        }
-    )*};
+/// Becomes another program by `call`, which gets the environment to give it. Returns only when that failed.
+///
+/// # Safety
+/// What `target` names and `environment` are as `execve(2)` wants them.
+pub(crate) unsafe fn execute(
+    target: Target,
+    environment: *const *const c_char,
+    call: impl FnOnce(*const *const c_char) -> c_int,
+) -> c_int {
+    if !holds_connections() {
+        return call(environment);
+    }
+    // SAFETY: the caller's promise.
+    let outlook = unsafe { outlook(target, environment) };
+    if outlook == Outlook::Fails {
+        return call(environment);
+    }
+    let mut longer = match outlook {
+        // SAFETY: the caller's promise.
+        Outlook::WithLibrary => unsafe { Environment::copy(environment) },
+        _ => None,
+    };
+    let departure = before_exec(longer.is_some());
+    let environment = match (&mut longer, departure.descriptor()) {
+        (Some(longer), Some(estate)) => longer.with_estate(estate),
+        _ => environment,
+    };
+    let result = call(environment);
+    exec_failed(departure);
+    result
 }
 
-exec! {
-    /// `execve(2)`.
-    execve(path: *const c_char, argv: *const *const c_char, envp: *const *const c_char);
-    /// `execv(3)`; libc's goes straight to its own `execve`.
-    execv(path: *const c_char, argv: *const *const c_char);
-    /// `execvp(3)`, likewise.
-    execvp(file: *const c_char, argv: *const *const c_char);
-    /// `execvpe(3)`, likewise.
-    execvpe(file: *const c_char, argv: *const *const c_char, envp: *const *const c_char);
-    /// `fexecve(3)`, likewise.
-    fexecve(fd: c_int, argv: *const *const c_char, envp: *const *const c_char);
+unsafe extern "C" {
+    /// This process's environment, where libc keeps it.
+    static environ: *const *const c_char;
+}
+
+/// The environment that calls without one give to the new program.
+pub(crate) fn current_environment() -> *const *const c_char {
+    // SAFETY: libc's own variable; a program that changes it while it executes another races with itself.
+    unsafe { environ }
+}
+
+/// `execve(2)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn execve(
+    path: *const c_char,
+    argv: *const *const c_char,
+    envp: *const *const c_char,
+) -> c_int {
+    // SAFETY: passed on with the caller's promises, here and in the calls below.
+    unsafe {
+        execute(Target::Path(path), envp, |envp| {
+            real::execve(path, argv, envp)
+        })
+    }
+}
+
+/// `execv(3)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn execv(path: *const c_char, argv: *const *const c_char) -> c_int {
+    // SAFETY: as above.
+    unsafe { execve(path, argv, current_environment()) }
+}
+
+/// `execvpe(3)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn execvpe(
+    file: *const c_char,
+    argv: *const *const c_char,
+    envp: *const *const c_char,
+) -> c_int {
+    // SAFETY: as above.
+    unsafe {
+        execute(Target::Name(file), envp, |envp| {
+            real::execvpe(file, argv, envp)
+        })
+    }
+}
+
+/// `execvp(3)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn execvp(file: *const c_char, argv: *const *const c_char) -> c_int {
+    // SAFETY: as above.
+    unsafe { execvpe(file, argv, current_environment()) }
+}
+
+/// `fexecve(3)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fexecve(
+    fd: c_int,
+    argv: *const *const c_char,
+    envp: *const *const c_char,
+) -> c_int {
+    // SAFETY: as above.
+    unsafe {
+        execute(Target::Descriptor(fd), envp, |envp| {
+            real::fexecve(fd, argv, envp)
+        })
+    }
+}
+
+/// `execveat(2)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn execveat(
+    directory: c_int,
+    path: *const c_char,
+    argv: *const *const c_char,
+    envp: *const *const c_char,
+    flags: c_int,
+) -> c_int {
+    let target = Target::At(directory, path, flags);
+    // SAFETY: as above.
+    unsafe {
+        execute(target, envp, |envp| {
+            let arguments = (
+                directory as usize,
+                path as usize,
+                argv as usize,
+                envp as usize,
+            );
+            let (a, b, c, d) = arguments;
+            real::syscall(libc::SYS_execveat, a, b, c, d, flags as usize, 0) as c_int
+        })
+    }
+}
+
+/// The calls that take the arguments one by one. The registers that hold the first of them are put on the stack right below the
+/// others: that is the array that the calls above want.
+#[cfg(target_arch = "x86_64")]
+mod listed {
+    use super::{c_char, c_int, current_environment, execve, execvp};
+
+    /// System V AMD64 ABI, 3.2.3: six arguments in registers, the rest above the return address.
+    macro_rules! listed {
+        ($call:ident) => {
+            core::arch::naked_asm!(
+                "pop rax",
+                "push r9",
+                "push r8",
+                "push rcx",
+                "push rdx",
+                "push rsi",
+                "mov rsi, rsp",
+                "push rax",
+                "call {call}",
+                "pop rdx",
+                "add rsp, 40",
+                "push rdx",
+                "ret",
+                call = sym $call,
+            )
+        };
+    }
+
+    /// `execl(3)`.
+    #[unsafe(no_mangle)]
+    #[unsafe(naked)]
+    unsafe extern "C" fn execl() -> c_int {
+        listed!(by_path)
+    }
+
+    /// `execlp(3)`.
+    #[unsafe(no_mangle)]
+    #[unsafe(naked)]
+    unsafe extern "C" fn execlp() -> c_int {
+        listed!(execvp)
+    }
+
+    /// `execle(3)`.
+    #[unsafe(no_mangle)]
+    #[unsafe(naked)]
+    unsafe extern "C" fn execle() -> c_int {
+        listed!(with_environment)
+    }
+
+    unsafe extern "C" fn by_path(path: *const c_char, argv: *const *const c_char) -> c_int {
+        // SAFETY: the caller of `execl` ended its arguments with a null pointer.
+        unsafe { execve(path, argv, current_environment()) }
+    }
+
+    /// The environment follows the null pointer that ends the arguments.
+    unsafe extern "C" fn with_environment(
+        path: *const c_char,
+        argv: *const *const c_char,
+    ) -> c_int {
+        let mut end = argv;
+        // SAFETY: the caller of `execle` ended its arguments with a null pointer, and gave an environment after it.
+        unsafe {
+            while !(*end).is_null() {
+                end = end.add(1);
+            }
+            execve(path, argv, *end.add(1).cast())
+        }
+    }
 }

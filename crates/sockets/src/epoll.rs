@@ -586,6 +586,19 @@ pub(crate) fn descriptor_closing(connection: &Connection, another: Option<i32>) 
     });
 }
 
+/// True when an instance that the connection is registered with stays open over an exec: the new program will have the kernel's events
+/// of it, and those must be right.
+pub(crate) fn outlives_exec(connection: &Connection) -> bool {
+    let mut any = false;
+    each_registration(connection, |_, one| {
+        let epoll_fd = epoll(one.epoll.load(Ordering::Relaxed))
+            .map_or(-1, |epoll| epoll.fd.load(Ordering::Relaxed) - 1);
+        let flags = sys::fcntl(epoll_fd, libc::F_GETFD, 0);
+        any |= flags >= 0 && flags as i32 & libc::FD_CLOEXEC == 0;
+    });
+    any
+}
+
 /// The connection has a channel: its registrations become ours to answer.
 pub(crate) fn virtualise(connection: &Connection) {
     let several = {

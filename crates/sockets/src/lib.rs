@@ -9,7 +9,7 @@
 //!       ─► poll, epoll, ready          readiness
 //!       ─► wait                        spin or sleep
 //!       ─► pairing, pairs, adapter     how a connection comes by its channel
-//!       ─► release                     how it ends
+//!       ─► release, succession         how it ends, or goes on in another program
 //! ```
 //!
 //! It lives inside other people's programs: no heap on any path, no thread, no signal, errno untouched on success.
@@ -32,11 +32,11 @@ mod receive;
 mod release;
 mod send;
 mod state;
+mod succession;
 mod sys;
 mod transfer;
 mod wait;
 
 pub use adapter::set_runtime_directory;
-pub use state::{
-    after_fork_in_child, before_exec, before_fork, ending, exec_failed, fork_failed, start,
-};
+pub use state::{after_fork_in_child, before_fork, ending, fork_failed, start};
+pub use succession::{Departure, before_exec, exec_failed, holds_connections, succeed};

@@ -184,7 +184,7 @@ fn receive_offers(adapter: i32) {
 }
 
 /// Maps what was offered and leaves it with the connection for [`attach`]. Descriptors close on return.
-fn take_offer(message: &Message, descriptors: [Option<OwnedFd>; 2]) {
+pub(crate) fn take_offer(message: &Message, descriptors: [Option<OwnedFd>; 2]) {
     let [region_fd, pair_fd] = descriptors;
     let side = (message.side & 1) as usize;
     // The pair first: a later offer may refer to it even if this connection is gone by now.

@@ -151,10 +151,6 @@ real! {
     fdopen(fd: c_int, mode: *const c_char) -> *mut libc::FILE;
     /// `posix_spawn_file_actions_adddup2(3)`.
     posix_spawn_file_actions_adddup2(actions: *mut c_void, from: c_int, to: c_int) -> c_int;
-    /// `execv(3)`.
-    execv(path: *const c_char, argv: *const *const c_char) -> c_int;
-    /// `execvp(3)`.
-    execvp(file: *const c_char, argv: *const *const c_char) -> c_int;
     /// `execvpe(3)`.
     execvpe(file: *const c_char, argv: *const *const c_char, envp: *const *const c_char) -> c_int;
     /// `fexecve(3)`.

@@ -14,8 +14,7 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64,
 use toehold_channel::channel::End;
 use toehold_channel::memfd;
 use toehold_channel::table::{
-    ENTRIES, Entry, EntryState, FLAG_ACCEPTED, FLAG_INHERITED, FLAG_NONBLOCK, Reason, TABLE_BYTES,
-    Table, WaitMode,
+    ENTRIES, Entry, EntryState, FLAG_ACCEPTED, FLAG_NONBLOCK, Reason, TABLE_BYTES, Table, WaitMode,
 };
 
 use crate::pairs::Pair;
@@ -301,10 +300,51 @@ fn table_or_new() -> Option<Table> {
     let mut program = [0u8; 48];
     let len = program_name(&mut program);
     table.initialise(pid(), wait_mode(), &program[..len]);
-    join_family(&table);
+    join_family_of(&table, pid());
     TABLE_FD.store(own(fd.into_raw_fd()), Ordering::Relaxed);
     TABLE.store(base.as_ptr(), Ordering::Release);
     Some(table)
+}
+
+/// Goes on with the table of the program that had this process before; false when `fd` holds none.
+pub(crate) fn adopt_table(fd: i32) -> bool {
+    use std::os::fd::BorrowedFd;
+    if fd < 0 || table().is_some() {
+        return false;
+    }
+    // SAFETY: the former program left it open for us; a number that is not open maps nothing.
+    let file = unsafe { BorrowedFd::borrow_raw(fd) };
+    let Ok(base) = memfd::map(file, TABLE_BYTES) else {
+        return false;
+    };
+    // SAFETY: just mapped with that length, and never unmapped once it is known to be a table.
+    let table = unsafe { Table::at(base.as_ptr()) };
+    if !table.is_valid() {
+        // SAFETY: mapped above and shown to nobody.
+        unsafe { memfd::unmap(base, TABLE_BYTES) };
+        return false;
+    }
+    TABLE_FD.store(own(fd), Ordering::Relaxed);
+    TABLE.store(base.as_ptr(), Ordering::Release);
+    join_family_of(&table, pid());
+    if !family_alive() {
+        // Nobody but us goes by the name in it.
+        let mut program = [0u8; 48];
+        let len = program_name(&mut program);
+        table.rename(&program[..len]);
+    }
+    true
+}
+
+/// Notes that `fd` stands for a connection.
+pub(crate) fn note_connection(fd: i32, index: u32, generation: u32) {
+    if let Some(slot) = slot(fd) {
+        slot.store(connection_word(index, generation), Ordering::Release);
+    }
+}
+
+fn connection_word(index: u32, generation: u32) -> u64 {
+    1 << KIND_SHIFT | u64::from(generation) << GENERATION_SHIFT | u64::from(index)
 }
 
 /// The name in `/proc/self/comm`, written to `out`; its length.
@@ -391,10 +431,7 @@ pub(crate) fn track(fd: i32, accepted: bool, nonblocking: Option<bool>) {
         .state
         .store(EntryState::Live as u32, Ordering::Release);
     local.descriptors.store(1, Ordering::Relaxed);
-    slot.store(
-        1 << KIND_SHIFT | u64::from(generation) << GENERATION_SHIFT | u64::from(index),
-        Ordering::Release,
-    );
+    slot.store(connection_word(index, generation), Ordering::Release);
     adapter::say_hello_once();
 }
 
@@ -552,13 +589,19 @@ pub(crate) fn family_alive() -> bool {
     })
 }
 
-/// Enters this process in the family's list; a full list has room again when members are gone.
-fn join_family(table: &Table) {
+/// Enters process `pid` in the family's list; a full list has room again when members are gone.
+pub(crate) fn join_family(pid: u32) {
+    if let Some(table) = table() {
+        join_family_of(&table, pid);
+    }
+}
+
+fn join_family_of(table: &Table, pid: u32) {
     for place in &table.header().family {
         let member = place.load(Ordering::Relaxed);
-        if (member == 0 || member == pid() || !sys::process_exists(member))
+        if (member == 0 || member == pid || !sys::process_exists(member))
             && place
-                .compare_exchange(member, pid(), Ordering::Relaxed, Ordering::Relaxed)
+                .compare_exchange(member, pid, Ordering::Relaxed, Ordering::Relaxed)
                 .is_ok()
         {
             return;
@@ -573,7 +616,7 @@ pub(crate) fn borrowed_memory() -> bool {
 }
 
 /// Every connection that this process holds, by number.
-fn each_held(mut each: impl FnMut(u32, &'static Entry, &'static Local)) {
+pub(crate) fn each_held(mut each: impl FnMut(u32, &'static Entry, &'static Local)) {
     let Some(table) = table() else { return };
     let used = table
         .header()
@@ -600,31 +643,7 @@ pub fn ending() {
     each_held(|index, entry, local| {
         release::holder_ends(&held(index, entry, local));
     });
-    leave_family();
-}
-
-/// The process is about to become another program: what is close-on-exec it holds no longer.
-pub fn before_exec() {
-    if !is_started() || borrowed_memory() {
-        return;
-    }
-    each_held(|index, entry, local| {
-        if closes_on_exec(entry) {
-            entry.holders.fetch_sub(1, Ordering::AcqRel);
-        } else if local.region.load(Ordering::Relaxed).is_null() {
-            // Nothing to bring back; what the new program does with it we shall not see.
-            if entry.holders.load(Ordering::Relaxed) <= 1 {
-                held(index, entry, local).pin(Reason::Passed);
-            }
-        } else if entry.holders.load(Ordering::Relaxed) <= 1
-            || entry.flags.load(Ordering::Relaxed) & FLAG_INHERITED != 0
-            || (0..3).any(|fd| connection(fd).is_some_and(|standard| standard.index == index))
-        {
-            // Other connections that a forked child still has are leaks rather than gifts: the parent goes on with them.
-            crate::send::quiesce(&held(index, entry, local), Reason::Passed);
-        }
-    });
-    leave_family();
+    leave_family(pid());
 }
 
 fn held(index: u32, entry: &'static Entry, local: &'static Local) -> Connection {
@@ -637,30 +656,11 @@ fn held(index: u32, entry: &'static Entry, local: &'static Local) -> Connection 
     }
 }
 
-/// It did not become one.
-pub fn exec_failed() {
-    if !is_started() || borrowed_memory() {
-        return;
-    }
-    if let Some(table) = table() {
-        join_family(&table);
-    }
-    each_held(|_, entry, _| {
-        if closes_on_exec(entry) {
-            entry.holders.fetch_add(1, Ordering::AcqRel);
-        }
-    });
-}
-
-fn closes_on_exec(entry: &Entry) -> bool {
-    let fd = entry.fd.load(Ordering::Relaxed) as i32;
-    sys::fcntl(fd, libc::F_GETFD, 0) as i32 & libc::FD_CLOEXEC != 0
-}
-
-fn leave_family() {
+/// Takes process `pid` off the family's list.
+pub(crate) fn leave_family(pid: u32) {
     let Some(table) = table() else { return };
     for place in &table.header().family {
-        let _ = place.compare_exchange(pid(), 0, Ordering::Relaxed, Ordering::Relaxed);
+        let _ = place.compare_exchange(pid, 0, Ordering::Relaxed, Ordering::Relaxed);
     }
 }
 
@@ -702,7 +702,7 @@ pub extern "C" fn after_fork_in_child() {
         local.users.store(0, Ordering::Relaxed);
     });
     if let Some(table) = table() {
-        join_family(&table);
+        join_family_of(&table, pid());
         table.header().births.fetch_sub(1, Ordering::AcqRel);
     }
     adapter::forked();

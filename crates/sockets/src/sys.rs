@@ -122,14 +122,19 @@ pub(crate) fn bytes_unacknowledged(fd: i32) -> isize {
 
 /// `poll(2)` of one descriptor without waiting: its events, 0 when none or on an error.
 pub(crate) fn poll_now(fd: i32, events: i16) -> i16 {
+    poll_for(fd, events, 0)
+}
+
+/// `poll(2)` of one descriptor for at most `limit_ns`: its events, 0 when none or on an error.
+pub(crate) fn poll_for(fd: i32, events: i16, limit_ns: u64) -> i16 {
     let mut one = libc::pollfd {
         fd,
         events,
         revents: 0,
     };
-    let zero = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
+    let limit = libc::timespec {
+        tv_sec: (limit_ns / 1_000_000_000) as libc::time_t,
+        tv_nsec: (limit_ns % 1_000_000_000) as libc::c_long,
     };
     // SAFETY: one `pollfd` and one `timespec`, both valid; no signal mask.
     let n = unsafe {
@@ -137,7 +142,7 @@ pub(crate) fn poll_now(fd: i32, events: i16) -> i16 {
             SYS_ppoll,
             &mut one as *mut libc::pollfd,
             1,
-            &zero as *const libc::timespec,
+            &limit as *const libc::timespec,
             0,
             8
         )

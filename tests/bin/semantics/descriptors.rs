@@ -1,6 +1,5 @@
 //! One connection under several numbers, in several programs.
 
-use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 use crate::Case;
@@ -23,8 +22,6 @@ pub(crate) const CASES: &[Case] = &[
         "descriptor_passed_to_another_process_keeps_the_stream",
         passing,
     ),
-    Case::pair("connection_survives_an_exec", exec_keeps),
-    Case::pair("cloexec_connection_ends_at_exec", exec_closes),
     Case::pair(
         "connection_as_standard_input_and_output_of_a_program",
         as_stdio,
@@ -279,51 +276,6 @@ fn receive_descriptor(over: Fd) -> Fd {
         let message = libc::CMSG_FIRSTHDR(&header);
         assert!(!message.is_null(), "no descriptor came");
         libc::CMSG_DATA(message).cast::<Fd>().read_unaligned()
-    }
-}
-
-fn exec_keeps(pair: &Pair) {
-    if pair.server() {
-        send_all(pair.fd, b"before the exec; ");
-        pair.step();
-        send_all(pair.fd, b"after the exec");
-        let mut reply = [0; 14];
-        receive_all(pair.fd, &mut reply);
-        pair.say("reply", shown(&reply));
-        send_all(pair.fd, &sample(500_000));
-        pair.say("close", sys::close(pair.fd));
-    } else {
-        let mut bytes = [0; 7];
-        receive_all(pair.fd, &mut bytes);
-        pair.say("received", shown(&bytes));
-        sys::fcntl(pair.fd, libc::F_SETFD, 0).value();
-        pair.step();
-        let program = std::env::current_exe().expect("a running program has a path");
-        let error = Command::new(program)
-            .args(["after-exec", &pair.fd.to_string()])
-            .exec();
-        panic!("exec failed: {error}");
-    }
-}
-
-/// The rest of `exec_keeps`, in the program that was executed.
-pub(crate) fn after_exec(fd: Fd) {
-    let mut bytes = [0; 24];
-    receive_all(fd, &mut bytes);
-    println!("received after exec -> {}", shown(&bytes));
-    send_all(fd, b"from the other");
-    println!("then -> {}", drain(fd));
-}
-
-fn exec_closes(pair: &Pair) {
-    if pair.server() {
-        send_all(pair.fd, b"last words");
-        pair.step();
-        let error = Command::new("/bin/true").exec();
-        panic!("exec failed: {error}");
-    } else {
-        pair.step();
-        pair.say("received", drain(pair.fd));
     }
 }
 

@@ -9,6 +9,7 @@ mod connecting;
 mod descriptors;
 mod ending;
 mod epoll;
+mod exec;
 mod files;
 mod flags;
 mod interrupts;
@@ -84,6 +85,7 @@ const GROUPS: &[(&str, &[Case])] = &[
     ("epoll", epoll::CASES),
     ("descriptors", descriptors::CASES),
     ("processes", processes::CASES),
+    ("exec", exec::CASES),
     ("threads", threads::CASES),
     ("files", files::CASES),
     ("stdio", stdio::CASES),
@@ -103,8 +105,8 @@ fn main() {
         }
         ["server", name] => case(name).play(Side::Server),
         ["client", name] => case(name).play(Side::Client),
-        // What `descriptors` runs after an exec, with the connection on an inherited descriptor.
-        ["after-exec", fd] => descriptors::after_exec(fd.parse().expect("a descriptor")),
+        // What `exec` runs, with the connection on an inherited descriptor.
+        ["executed", ref rest @ ..] => exec::executed(rest),
         _ => {
             eprintln!("usage: semantics list | server CASE | client CASE");
             std::process::exit(2);

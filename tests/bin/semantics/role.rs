@@ -186,6 +186,12 @@ const BACKLOG: i32 = 4096;
 /// How often the client asks before it goes on without an upgrade, which the harness will report.
 const ORACLE_QUESTIONS_MAX: usize = 60;
 
+/// Whether this role's connection is upgraded, as the harness sees it now; true where it cannot be.
+pub(crate) fn is_upgraded_where_expected(fd: Fd) -> bool {
+    let port = sys::name(fd, false).expect("connected").2;
+    std::env::var_os("E2E_ORACLE").is_none() || oracle_says_upgraded(port)
+}
+
 fn oracle_says_upgraded(port: u16) -> bool {
     use std::io::{Read, Write};
     // SAFETY: the harness gave us this descriptor; the stream is forgotten below, so it stays open.

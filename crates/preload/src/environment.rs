@@ -1,0 +1,114 @@
+//! The environment of a program about to be executed, with one variable more.
+
+use core::ffi::c_char;
+
+/// Names the descriptor of what the former program left (`toehold_sockets::succeed`).
+pub(crate) const ESTATE: &core::ffi::CStr = c"TOEHOLD_ESTATE";
+
+/// A copy of an environment, outside the heap: exec may be called where there is none to be used.
+pub(crate) struct Environment {
+    base: *mut u8,
+    len: usize,
+    variables: usize,
+}
+
+impl Environment {
+    /// Copies the pointers of `environment`; `None` when there is no memory.
+    ///
+    /// # Safety
+    /// `environment` is as `execve(2)` wants it.
+    pub(crate) unsafe fn copy(environment: *const *const c_char) -> Option<Environment> {
+        if environment.is_null() {
+            return None;
+        }
+        let mut count = 0;
+        // SAFETY: the array ends with a null pointer, by the caller's promise.
+        while !unsafe { *environment.add(count) }.is_null() {
+            count += 1;
+        }
+        let pointers = (count + 2) * size_of::<*const c_char>();
+        let len = pointers + VARIABLE_BYTES_MAX;
+        // SAFETY: a fresh anonymous mapping.
+        let base = unsafe {
+            libc::mmap(
+                core::ptr::null_mut(),
+                len,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        if base == libc::MAP_FAILED {
+            return None;
+        }
+        let mut longer = Environment {
+            base: base.cast(),
+            len,
+            variables: 0,
+        };
+        for n in 0..count {
+            // SAFETY: below the null pointer.
+            let variable = unsafe { *environment.add(n) };
+            // One that is left over from an exec before this one means nothing any more.
+            // SAFETY: variables are NUL-terminated strings.
+            let bytes = unsafe { core::ffi::CStr::from_ptr(variable) }.to_bytes();
+            let name = bytes.split(|&byte| byte == b'=').next();
+            if name != Some(ESTATE.to_bytes()) {
+                longer.push(variable);
+            }
+        }
+        Some(longer)
+    }
+
+    /// The copy, with the number of an estate's descriptor in it.
+    pub(crate) fn with_estate(&mut self, descriptor: i32) -> *const *const c_char {
+        let name = ESTATE.to_bytes();
+        let digits = {
+            let mut digits = [0u8; 10];
+            let mut rest = descriptor.max(0) as u32;
+            let mut at = digits.len();
+            loop {
+                at -= 1;
+                digits[at] = b'0' + (rest % 10) as u8;
+                rest /= 10;
+                if rest == 0 || at == 0 {
+                    break;
+                }
+            }
+            (digits, at)
+        };
+        let text = name.iter().chain(b"=").chain(&digits.0[digits.1..]);
+        // SAFETY: the last VARIABLE_BYTES_MAX bytes of the mapping are for this; it was zeroed, so the text ends with NUL.
+        let variable = unsafe { self.base.add(self.len - VARIABLE_BYTES_MAX) };
+        for (n, &byte) in text.take(VARIABLE_BYTES_MAX - 1).enumerate() {
+            // SAFETY: `n` is below VARIABLE_BYTES_MAX.
+            unsafe { variable.add(n).write(byte) };
+        }
+        self.push(variable.cast());
+        self.base.cast()
+    }
+
+    /// Room was made for all of the original's variables, one more, and the null pointer.
+    fn push(&mut self, variable: *const c_char) {
+        // SAFETY: within that room.
+        unsafe {
+            self.base
+                .cast::<*const c_char>()
+                .add(self.variables)
+                .write(variable)
+        };
+        self.variables += 1;
+    }
+}
+
+impl Drop for Environment {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `copy` with this length; the exec that was given it has failed.
+        unsafe { libc::munmap(self.base.cast(), self.len) };
+    }
+}
+
+/// Room for the variable: name, `=`, ten digits, NUL.
+const VARIABLE_BYTES_MAX: usize = 32;
+const _: () = assert!(ESTATE.to_bytes().len() + 12 <= VARIABLE_BYTES_MAX);

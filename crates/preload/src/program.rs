@@ -1,0 +1,349 @@
+//! Whether a program that is about to be executed will have this library in it, too: it must be linked against the loader
+//! that loads us, keep its user's rights, and be given the environment that names us.
+//!
+//! Runs between fork and exec, so it uses nothing but system calls and the stack.
+
+use core::ffi::{CStr, c_char, c_int};
+use core::mem::MaybeUninit;
+
+/// What is about to be executed.
+#[derive(Clone, Copy)]
+pub(crate) enum Target {
+    /// The file at a path.
+    Path(*const c_char),
+    /// A name, searched for in `PATH` unless it has a slash.
+    Name(*const c_char),
+    /// An open file.
+    Descriptor(c_int),
+    /// As `execveat(2)` has it: directory, path, flags.
+    At(c_int, *const c_char, c_int),
+}
+
+/// What will come of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outlook {
+    /// No such program: the call will fail.
+    Fails,
+    /// A program with this library.
+    WithLibrary,
+    /// A program without it, as far as we can tell.
+    Without,
+}
+
+/// Judges `target`, run with `environment`.
+///
+/// # Safety
+/// What `target` names and `environment` are as `execve(2)` wants them.
+pub(crate) unsafe fn outlook(target: Target, environment: *const *const c_char) -> Outlook {
+    let mut path = Buffer::new();
+    // SAFETY: the caller's promise.
+    let opened = match unsafe { open(target, &mut path) } {
+        Ok(opened) => opened,
+        Err(outlook) => return outlook,
+    };
+    // SAFETY: the caller's promise.
+    let named = unsafe { names_library(environment) };
+    if named && has_own_rights() && opened.takes_library(SCRIPT_DEPTH_MAX) {
+        Outlook::WithLibrary
+    } else {
+        Outlook::Without
+    }
+}
+
+unsafe fn open(target: Target, path: &mut Buffer) -> Result<Opened, Outlook> {
+    match target {
+        Target::Descriptor(fd) => Ok(Opened::Borrowed(fd)),
+        Target::At(_, path, _) if path.is_null() => Err(Outlook::Fails),
+        Target::At(directory, path, flags) => {
+            // SAFETY: NUL-terminated by the caller's promise; a byte of it is always there.
+            if flags & libc::AT_EMPTY_PATH != 0 && unsafe { *path } == 0 {
+                return Ok(Opened::Borrowed(directory));
+            }
+            // SAFETY: as above.
+            let fd = unsafe { libc::openat(directory, path, OPEN_FLAGS) };
+            if fd >= 0 {
+                Ok(Opened::Owned(fd))
+            } else {
+                Err(Outlook::Without)
+            }
+        }
+        // SAFETY: the caller's promise.
+        Target::Path(path) => unsafe { Opened::open(path) },
+        Target::Name(name) => {
+            if name.is_null() {
+                return Err(Outlook::Fails);
+            }
+            // SAFETY: NUL-terminated by the caller's promise.
+            let bytes = unsafe { CStr::from_ptr(name) }.to_bytes();
+            if bytes.contains(&b'/') {
+                // SAFETY: as above.
+                return unsafe { Opened::open(name) };
+            }
+            search(bytes, path)
+        }
+    }
+}
+
+/// Finds a program as `execvp(3)` does: by this process's own `PATH`.
+fn search(name: &[u8], path: &mut Buffer) -> Result<Opened, Outlook> {
+    // SAFETY: the name is NUL-terminated; the result is read before anybody can change the environment.
+    let value = unsafe { libc::getenv(c"PATH".as_ptr()) };
+    let directories = if value.is_null() {
+        PATH_DEFAULT
+    } else {
+        // SAFETY: environment strings are NUL-terminated.
+        unsafe { CStr::from_ptr(value) }.to_bytes()
+    };
+    for directory in directories.split(|&byte| byte == b':') {
+        let directory = if directory.is_empty() {
+            b"."
+        } else {
+            directory
+        };
+        if !path.set(&[directory, b"/", name]) {
+            continue;
+        }
+        // SAFETY: NUL-terminated by `set`.
+        match unsafe { Opened::open(path.as_ptr()) } {
+            Err(Outlook::Fails) => {}
+            found => return found,
+        }
+    }
+    Err(Outlook::Fails)
+}
+
+/// A program's file.
+enum Opened {
+    /// Opened here.
+    Owned(c_int),
+    /// The caller's.
+    Borrowed(c_int),
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        if let Opened::Owned(fd) = self {
+            // SAFETY: opened by `open`. A number of ours that no hook tracks.
+            unsafe { toehold_sockets::real::close(*fd) };
+        }
+    }
+}
+
+impl Opened {
+    unsafe fn open(path: *const c_char) -> Result<Opened, Outlook> {
+        if path.is_null() {
+            return Err(Outlook::Fails);
+        }
+        // SAFETY: NUL-terminated by the caller's promise.
+        if unsafe { libc::access(path, libc::X_OK) } != 0 {
+            return Err(Outlook::Fails);
+        }
+        // SAFETY: as above.
+        match unsafe { libc::open(path, OPEN_FLAGS) } {
+            // A program that may be executed but not read is one we know nothing of.
+            ..0 => Err(Outlook::Without),
+            fd => Ok(Opened::Owned(fd)),
+        }
+    }
+
+    fn fd(&self) -> c_int {
+        match *self {
+            Opened::Owned(fd) | Opened::Borrowed(fd) => fd,
+        }
+    }
+
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> usize {
+        // SAFETY: the buffer is writable for its length.
+        let read = unsafe {
+            libc::pread(
+                self.fd(),
+                buffer.as_mut_ptr().cast(),
+                buffer.len(),
+                offset as libc::off_t,
+            )
+        };
+        read.max(0) as usize
+    }
+
+    /// True when the loader of this program is the one that loads us, and takes orders from the environment.
+    fn takes_library(&self, depth: u32) -> bool {
+        let mut head = [0u8; HEAD_BYTES];
+        let len = self.read_at(&mut head, 0);
+        let head = &head[..len];
+        if let Some(line) = head.strip_prefix(b"#!") {
+            // The kernel ignores a script's set-uid bit; what counts is its interpreter.
+            let mut path = Buffer::new();
+            let line = line.split(|&byte| byte == b'\n').next().unwrap_or(&[]);
+            let mut words = line.split(u8::is_ascii_whitespace);
+            let word = words.find(|word| !word.is_empty()).unwrap_or(&[]);
+            if depth == 0 || word.is_empty() || !path.set(&[word]) {
+                return false;
+            }
+            // SAFETY: NUL-terminated by `set`.
+            return unsafe { Opened::open(path.as_ptr()) }
+                .is_ok_and(|interpreter| interpreter.takes_library(depth - 1));
+        }
+        !self.changes_rights() && self.has_our_loader(head)
+    }
+
+    /// True when executing it would change who the process is (set-uid, set-gid, capabilities): then the loader ignores us.
+    fn changes_rights(&self) -> bool {
+        let mut stat = MaybeUninit::<libc::stat>::zeroed();
+        // SAFETY: `stat` is writable for its size.
+        if unsafe { libc::fstat(self.fd(), stat.as_mut_ptr()) } != 0 {
+            return true;
+        }
+        // SAFETY: zeroes were a value already, and the kernel filled it in.
+        let stat = unsafe { stat.assume_init() };
+        // SAFETY: no preconditions.
+        let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
+        let set_uid = stat.st_mode & libc::S_ISUID != 0 && stat.st_uid != uid;
+        let set_gid = stat.st_mode & libc::S_ISGID != 0 && stat.st_gid != gid;
+        // Root has every capability already, so file capabilities change nothing for it.
+        let grants = || {
+            let name = c"security.capability".as_ptr();
+            // SAFETY: the name is NUL-terminated; a null buffer of size zero asks for the length only.
+            uid != 0 && unsafe { libc::fgetxattr(self.fd(), name, core::ptr::null_mut(), 0) } > 0
+        };
+        set_uid || set_gid || grants()
+    }
+
+    /// True for an ELF program of this machine whose interpreter (PT_INTERP) is glibc's loader.
+    fn has_our_loader(&self, head: &[u8]) -> bool {
+        const CLASS_64: u8 = 2;
+        const PT_INTERP: u32 = 3;
+        const ENTRY_BYTES: usize = 56;
+        /// Program headers looked at; ordinary programs have a dozen.
+        const ENTRIES_MAX: u64 = 64;
+        let order = 1 + u8::from(cfg!(target_endian = "big"));
+        if head.len() < 64
+            || !head.starts_with(b"\x7fELF")
+            || head[4] != CLASS_64
+            || head[5] != order
+            || number(head, 18, 2) != MACHINE
+            || number(head, 54, 2) < ENTRY_BYTES as u64
+        {
+            return false;
+        }
+        let (table, step, entries) = (
+            number(head, 32, 8),
+            number(head, 54, 2),
+            number(head, 56, 2),
+        );
+        for index in 0..entries.min(ENTRIES_MAX) {
+            let mut entry = [0u8; ENTRY_BYTES];
+            if self.read_at(&mut entry, table.wrapping_add(index * step)) < ENTRY_BYTES {
+                return false;
+            }
+            if number(&entry, 0, 4) == u64::from(PT_INTERP) {
+                let mut name = [0u8; 256];
+                let len = (number(&entry, 32, 8) as usize).min(name.len());
+                let len = self.read_at(&mut name[..len], number(&entry, 8, 8));
+                return contains(&name[..len], b"/ld-linux");
+            }
+        }
+        false
+    }
+}
+
+/// True when the loader will take orders from the environment: it does not for a process whose identities differ.
+fn has_own_rights() -> bool {
+    // SAFETY: no preconditions.
+    unsafe { libc::getuid() == libc::geteuid() && libc::getgid() == libc::getegid() }
+}
+
+/// True when an environment has the loader load us, and us start.
+unsafe fn names_library(environment: *const *const c_char) -> bool {
+    if environment.is_null() {
+        return false;
+    }
+    let (mut preloaded, mut wanted) = (false, false);
+    let mut at = environment;
+    loop {
+        // SAFETY: the array ends with a null pointer, by the caller's promise.
+        let variable = unsafe { *at };
+        if variable.is_null() {
+            return preloaded && wanted;
+        }
+        // SAFETY: NUL-terminated by the caller's promise.
+        let variable = unsafe { CStr::from_ptr(variable) }.to_bytes();
+        if let Some(list) = variable.strip_prefix(b"LD_PRELOAD=") {
+            let mut libraries = list.split(|byte| matches!(byte, b':' | b' '));
+            preloaded = libraries.any(is_library);
+        } else if let Some(path) = variable.strip_prefix(b"TOEHOLD_PATH=") {
+            wanted = crate::is_started_by(path);
+        }
+        // SAFETY: not past the null pointer, which was not here.
+        at = unsafe { at.add(1) };
+    }
+}
+
+/// True for a path of this library's name at which there is a file.
+fn is_library(path: &[u8]) -> bool {
+    let mut buffer = Buffer::new();
+    path.rsplit(|&byte| byte == b'/').next() == Some(LIBRARY)
+        && buffer.set(&[path])
+        // SAFETY: NUL-terminated by `set`.
+        && unsafe { libc::access(buffer.as_ptr(), libc::R_OK) } == 0
+}
+
+/// A NUL-terminated path on the stack.
+struct Buffer([u8; libc::PATH_MAX as usize]);
+
+impl Buffer {
+    fn new() -> Buffer {
+        Buffer([0; libc::PATH_MAX as usize])
+    }
+
+    /// Puts `parts` one after another; false when they are too long.
+    fn set(&mut self, parts: &[&[u8]]) -> bool {
+        let mut len = 0;
+        for part in parts {
+            let Some(place) = self.0.get_mut(len..len + part.len() + 1) else {
+                return false;
+            };
+            place[..part.len()].copy_from_slice(part);
+            place[part.len()] = 0;
+            len += part.len();
+        }
+        true
+    }
+
+    fn as_ptr(&self) -> *const c_char {
+        self.0.as_ptr().cast()
+    }
+}
+
+/// The unsigned number of `len` bytes at `at`, in this machine's order; `bytes` is long enough.
+fn number(bytes: &[u8], at: usize, len: usize) -> u64 {
+    let mut word = [0u8; 8];
+    let place = if cfg!(target_endian = "big") {
+        8 - len
+    } else {
+        0
+    };
+    word[place..place + len].copy_from_slice(&bytes[at..at + len]);
+    u64::from_ne_bytes(word)
+}
+
+fn contains(bytes: &[u8], wanted: &[u8]) -> bool {
+    bytes
+        .windows(wanted.len())
+        .any(|candidate| candidate == wanted)
+}
+
+/// The file name under which `toehold run` installs this library.
+const LIBRARY: &[u8] = b"libtoehold.so";
+const OPEN_FLAGS: c_int = libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK;
+/// What ELF calls this machine (EM_X86_64, EM_AARCH64).
+const MACHINE: u64 = if cfg!(target_arch = "aarch64") {
+    183
+} else {
+    62
+};
+/// Interpreters of interpreters that are followed; the kernel's own limit is near.
+const SCRIPT_DEPTH_MAX: u32 = 4;
+/// Enough for an ELF header and for the first line of a script (the kernel reads 256 bytes of it).
+const HEAD_BYTES: usize = 256;
+/// What `execvp` searches when there is no PATH (`_PATH_DEFPATH`).
+const PATH_DEFAULT: &[u8] = b"/bin:/usr/bin";

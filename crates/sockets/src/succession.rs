@@ -1,0 +1,621 @@
+//! exec: one program takes another's place in a process, and its connections go on.
+//!
+//! All that the library knows is in memory that exec throws away. What the family shares (positions, modes, counts) is in the table's
+//! memfd; the rest, which descriptor stands for which entry and where its region is, is written into a memfd of its own, the
+//! *estate*, whose number travels in the environment. Region and pair descriptors come from the adapter once more ([`Kind::Resume`]),
+//! before the exec: a program whose adapter does not answer is no worse off than one whose successor lacks the library.
+//!
+//! ```text
+//!   before exec, per descriptor that stays open                                   in the new program, before `main`
+//!     successor has the library      ─► keep both locks, ask for its descriptors   ─► map, enter, unlock
+//!     it has not, or uses stdio on it ─► both directions to the carrier (send::quiesce), for good
+//!     it is a forked child's leak     ─► nothing: the parent goes on with it
+//! ```
+//!
+//! The locks stay taken over the exec where nobody else of the family holds the connection: no thread of ours can then be in the
+//! middle of a change to what is handed on.
+
+use core::sync::atomic::Ordering;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
+use std::ptr::NonNull;
+
+use toehold_channel::doorbell::WakeWord;
+use toehold_channel::layout::BOARD_BITS;
+use toehold_channel::memfd;
+use toehold_channel::rendezvous::{Kind as Said, Message};
+use toehold_channel::table::{EntryState, FLAG_INHERITED, FLAG_PINNED, Reason};
+
+use crate::state::{self, Connection, Kind};
+use crate::{adapter, epoll, lock, pairing, pairs, receive, send, sys};
+
+/// Connections of one process whose channels are handed on; further ones go back to their carriers.
+const RESUMED_MAX: u32 = 1024;
+/// How long the adapter may take to answer for all of them together.
+const ANSWERS_NS: u64 = 500_000_000;
+/// First word of an estate: "TOEHOLDE".
+const MAGIC: u64 = u64::from_le_bytes(*b"TOEHOLDE");
+
+/// First words of an estate.
+#[repr(C)]
+struct Header {
+    magic: u64,
+    /// The process it is meant for: a number in an environment that was passed on further means nothing.
+    pid: u32,
+    table_fd: i32,
+    /// Heirlooms that follow.
+    count: u32,
+    _pad: u32,
+}
+
+const _: () =
+    assert!(size_of::<Header>().is_multiple_of(8) && size_of::<Heirloom>().is_multiple_of(8));
+
+/// One descriptor that stays open.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Heirloom {
+    fd: i32,
+    entry: u32,
+    generation: u32,
+    /// [`LOCKED`], [`OFFERED`].
+    flags: u32,
+    /// Region and pair, -1 for none.
+    region_fd: i32,
+    pair_fd: i32,
+    slot: u32,
+    side: u32,
+    pair: u64,
+}
+
+/// Both direction locks are held for the successor.
+const LOCKED: u32 = 1;
+/// The region is an offer that was not put to use yet.
+const OFFERED: u32 = 2;
+
+/// What was done for an exec, and has to be undone when it fails.
+#[must_use]
+pub struct Departure {
+    /// The estate: its descriptor and its mapping.
+    estate: Option<(OwnedFd, Estate)>,
+    /// This is a `vfork` child: what it gives up its parent keeps.
+    borrowed: bool,
+    /// Nothing was held, so nothing was done.
+    idle: bool,
+}
+
+impl Departure {
+    const IDLE: Departure = Departure {
+        estate: None,
+        borrowed: false,
+        idle: true,
+    };
+
+    /// The descriptor that the successor gets to [`succeed`] with.
+    pub fn descriptor(&self) -> Option<i32> {
+        self.estate.as_ref().map(|(fd, _)| fd.as_raw_fd())
+    }
+}
+
+/// A mapped estate.
+struct Estate {
+    base: NonNull<u8>,
+    capacity: usize,
+}
+
+impl Estate {
+    const fn bytes(capacity: usize) -> usize {
+        size_of::<Header>() + capacity * size_of::<Heirloom>()
+    }
+
+    fn create(capacity: usize) -> Option<(OwnedFd, Estate)> {
+        let fd = memfd::create(c"toehold-estate", Estate::bytes(capacity)).ok()?;
+        let base = memfd::map(fd.as_fd(), Estate::bytes(capacity)).ok()?;
+        Some((fd, Estate { base, capacity }))
+    }
+
+    /// Maps the one behind `fd`, if that is one and meant for this process.
+    fn open(fd: BorrowedFd<'_>) -> Option<Estate> {
+        let mut capacity = 0;
+        // SAFETY: zeroes are a valid `stat`, which the kernel fills in.
+        let stat = unsafe {
+            let mut stat: libc::stat = core::mem::zeroed();
+            (libc::fstat(fd.as_raw_fd(), &mut stat) == 0).then_some(stat)
+        }?;
+        let rest = (stat.st_size as usize).checked_sub(size_of::<Header>())?;
+        if rest.is_multiple_of(size_of::<Heirloom>()) {
+            capacity = rest / size_of::<Heirloom>();
+        }
+        let base = memfd::map(fd, Estate::bytes(capacity)).ok()?;
+        let estate = Estate { base, capacity };
+        let header = estate.header();
+        let ours = header.magic == MAGIC
+            && header.pid == sys::getpid()
+            && header.count as usize <= capacity;
+        if !ours {
+            estate.close();
+            return None;
+        }
+        Some(estate)
+    }
+
+    fn header(&self) -> &Header {
+        // SAFETY: mapped, page-aligned, long enough; only this thread uses it.
+        unsafe { self.base.cast().as_ref() }
+    }
+
+    fn header_mut(&mut self) -> &mut Header {
+        // SAFETY: as in `header`.
+        unsafe { self.base.cast().as_mut() }
+    }
+
+    fn heirlooms(&self) -> &[Heirloom] {
+        let count = (self.header().count as usize).min(self.capacity);
+        // SAFETY: they follow the header inside the mapping; only this thread uses it.
+        unsafe {
+            let first = self.base.as_ptr().add(size_of::<Header>());
+            core::slice::from_raw_parts(first.cast::<Heirloom>(), count)
+        }
+    }
+
+    /// Adds one; false when there is no more room.
+    fn add(&mut self, heirloom: Heirloom) -> bool {
+        let count = self.header().count as usize;
+        if count >= self.capacity {
+            return false;
+        }
+        // SAFETY: inside the mapping by the check above, and aligned: both sizes are multiples of eight.
+        unsafe {
+            let first = self.base.as_ptr().add(size_of::<Header>());
+            first.cast::<Heirloom>().add(count).write(heirloom);
+        }
+        self.header_mut().count += 1;
+        true
+    }
+
+    fn close(self) {
+        // SAFETY: mapped by `create` or `open` with this length; used through `self` only.
+        unsafe { memfd::unmap(self.base, Estate::bytes(self.capacity)) };
+    }
+}
+
+/// True when this process has connections that an exec would end or hand on.
+pub fn holds_connections() -> bool {
+    let mut any = false;
+    if state::is_started() {
+        state::each_held(|_, _, _| any = true);
+    }
+    any
+}
+
+/// The process is about to become another program. What is close-on-exec it holds no longer; the rest is handed on when the
+/// new program `follows`, that is: will have the library.
+pub fn before_exec(follows: bool) -> Departure {
+    if !state::is_started() || state::table().is_none() {
+        return Departure::IDLE;
+    }
+    let borrowed = state::borrowed_memory();
+    if borrowed && !follows {
+        return Departure::IDLE;
+    }
+    let mut estate = if follows { create_estate() } else { None };
+    if borrowed && estate.is_none() {
+        return Departure::IDLE;
+    }
+    let mut resumer = Resumer::new();
+    each_survivor(|connection, is_first| {
+        if !is_first {
+            hand_on_duplicate(connection, estate.as_mut());
+            return;
+        }
+        let (entry, local) = (connection.entry, connection.local);
+        // Its successor's hold; the present program's goes below.
+        let shared = entry.holders.fetch_add(1, Ordering::AcqRel) > 1 || borrowed;
+        let handed_on = estate
+            .as_mut()
+            .filter(|_| !is_standard(connection))
+            .is_some_and(|(_, estate)| hand_on(connection, estate, &mut resumer, shared));
+        if handed_on || borrowed {
+            if !handed_on {
+                entry.holders.fetch_sub(1, Ordering::AcqRel);
+            }
+            return;
+        }
+        if local.region.load(Ordering::Relaxed).is_null() {
+            // Nothing to bring back; what the new program does with it we shall not see.
+            if !shared {
+                connection.pin(Reason::Passed);
+            }
+        } else if !shared
+            || entry.flags.load(Ordering::Relaxed) & FLAG_INHERITED != 0
+            || is_standard(connection)
+        {
+            // Other connections that a forked child still has are leaks rather than gifts: the parent goes on with them.
+            send::quiesce(connection, Reason::Passed);
+        }
+    });
+    if !borrowed {
+        state::each_held(|_, entry, _| {
+            entry.holders.fetch_sub(1, Ordering::AcqRel);
+        });
+    }
+    let estate = estate.filter(|(_, estate)| estate.header().count > 0);
+    match &estate {
+        Some((fd, _)) => {
+            set_close_on_exec(state::table_fd(), false);
+            set_close_on_exec(fd.as_raw_fd(), false);
+            if borrowed {
+                state::join_family(sys::getpid());
+            }
+        }
+        None if !borrowed => state::leave_family(sys::getpid()),
+        None => {}
+    }
+    Departure {
+        estate,
+        borrowed,
+        idle: false,
+    }
+}
+
+/// It did not become one.
+pub fn exec_failed(departure: Departure) {
+    if departure.idle {
+        return;
+    }
+    if let Some((_, estate)) = departure.estate {
+        set_close_on_exec(state::table_fd(), true);
+        for heirloom in estate.heirlooms() {
+            close_all([heirloom.region_fd, heirloom.pair_fd]);
+            if heirloom.flags & LOCKED != 0 {
+                if let Some(entry) = state::entry(heirloom.entry) {
+                    entry.rx_lock.store(0, Ordering::Release);
+                    entry.tx_lock.store(0, Ordering::Release);
+                }
+            }
+        }
+        if departure.borrowed {
+            each_handed_on(&estate, |heirloom| {
+                if let Some(entry) = state::entry(heirloom.entry) {
+                    entry.holders.fetch_sub(1, Ordering::AcqRel);
+                }
+            });
+            state::leave_family(sys::getpid());
+        }
+        estate.close();
+    }
+    if !departure.borrowed {
+        state::join_family(sys::getpid());
+        state::each_held(|_, entry, _| {
+            entry.holders.fetch_add(1, Ordering::AcqRel);
+        });
+        each_survivor(|connection, is_first| {
+            if is_first {
+                connection.entry.holders.fetch_sub(1, Ordering::AcqRel);
+            }
+        });
+    }
+}
+
+/// Before `main` of a program that took another's place: takes over what that one left at `estate_fd`. Once, after
+/// [`crate::start`].
+pub fn succeed(estate_fd: i32) {
+    if estate_fd < 0 || sys::fcntl(estate_fd, libc::F_GETFD, 0) < 0 {
+        return;
+    }
+    // SAFETY: open, by the look above; closed below only when it proves to be an estate.
+    let Some(estate) = Estate::open(unsafe { BorrowedFd::borrow_raw(estate_fd) }) else {
+        return;
+    };
+    sys::close(estate_fd);
+    let table_fd = estate.header().table_fd;
+    let known = state::is_started() && state::adopt_table(table_fd);
+    for heirloom in estate.heirlooms() {
+        let taken = known && take_over(heirloom);
+        close_all([heirloom.region_fd, heirloom.pair_fd]);
+        if !taken && heirloom.region_fd >= 0 {
+            // We cannot say where in its stream it is: better no stream than a wrong one.
+            // SAFETY: plain system call.
+            unsafe {
+                sys::raw(
+                    libc::SYS_shutdown,
+                    heirloom.fd as usize,
+                    libc::SHUT_RDWR as usize,
+                    0,
+                    0,
+                    0,
+                    0,
+                )
+            };
+        }
+    }
+    if known {
+        adapter::say_hello_once();
+    }
+    estate.close();
+}
+
+/// Enters one descriptor of the former program.
+fn take_over(heirloom: &Heirloom) -> bool {
+    let (Some(entry), Some(local)) = (state::entry(heirloom.entry), state::local(heirloom.entry))
+    else {
+        return false;
+    };
+    if entry.state.load(Ordering::Acquire) != EntryState::Live as u32
+        || entry.generation.load(Ordering::Relaxed) != heirloom.generation
+    {
+        return false;
+    }
+    let is_first = local.descriptors.fetch_add(1, Ordering::Relaxed) == 0;
+    state::note_connection(heirloom.fd, heirloom.entry, heirloom.generation);
+    if !is_first {
+        return true;
+    }
+    local.spin.reset();
+    entry.flags.fetch_and(!FLAG_INHERITED, Ordering::Relaxed);
+    let connection = Connection {
+        fd: heirloom.fd,
+        index: heirloom.entry,
+        generation: heirloom.generation,
+        entry,
+        local,
+    };
+    if heirloom.flags & LOCKED != 0 {
+        // Threads that were inside a kernel call ended with the former program.
+        entry.rx_in_flight.store(0, Ordering::Relaxed);
+        entry.tx_in_flight.store(0, Ordering::Relaxed);
+        entry.pid.store(state::pid(), Ordering::Relaxed);
+        entry.fd.store(heirloom.fd as u32, Ordering::Relaxed);
+    }
+    let mapped = heirloom.region_fd < 0 || map(&connection, heirloom);
+    if heirloom.flags & LOCKED != 0 {
+        entry.rx_lock.store(0, Ordering::Release);
+        entry.tx_lock.store(0, Ordering::Release);
+    }
+    if !mapped {
+        connection.pin(Reason::NoResources);
+    }
+    mapped
+}
+
+fn map(connection: &Connection, heirloom: &Heirloom) -> bool {
+    if heirloom.pair_fd < 0 {
+        return false;
+    }
+    let local = connection.local;
+    let side = (heirloom.side & 1) as usize;
+    // SAFETY: the former program left both descriptors open for us; our caller closes them.
+    let (region_fd, pair_fd) = unsafe {
+        (
+            BorrowedFd::borrow_raw(heirloom.region_fd),
+            BorrowedFd::borrow_raw(heirloom.pair_fd),
+        )
+    };
+    let _held = adapter::lock();
+    let pair = pairs::find_pair(heirloom.pair, side)
+        .or_else(|| pairs::map_pair(heirloom.pair, side, pair_fd));
+    let (Some(pair), Ok(region)) = (pair, pairs::map_region(region_fd)) else {
+        return false;
+    };
+    pair.channels.fetch_add(1, Ordering::Relaxed);
+    let slot = heirloom.slot.min(BOARD_BITS as u32 - 1);
+    pair.slots_used.fetch_max(slot + 1, Ordering::Relaxed);
+    let pair = core::ptr::from_ref(pair).cast_mut();
+    local.pair.store(pair, Ordering::Relaxed);
+    local.offered.store(region.as_ptr(), Ordering::Relaxed);
+    if heirloom.flags & OFFERED == 0 {
+        local.region.store(region.as_ptr(), Ordering::SeqCst);
+        if let Some(end) = connection.end() {
+            // Until we know better how this program waits, ring.
+            receive::set_wake(&end, WakeWord::Bell);
+        }
+    }
+    true
+}
+
+fn create_estate() -> Option<(OwnedFd, Estate)> {
+    let mut count = 0;
+    each_survivor(|_, _| count += 1);
+    if count == 0 {
+        return None;
+    }
+    let (fd, mut estate) = Estate::create(count)?;
+    *estate.header_mut() = Header {
+        magic: MAGIC,
+        pid: sys::getpid(),
+        table_fd: state::table_fd(),
+        count: 0,
+        _pad: 0,
+    };
+    Some((fd, estate))
+}
+
+/// Calls `each` with every connection's descriptors that stay open over an exec, and whether it is the connection's first.
+fn each_survivor(mut each: impl FnMut(&Connection, bool)) {
+    state::for_each(0, u32::MAX, |fd, kind| {
+        if kind != Kind::Connection || closes_on_exec(fd) {
+            return;
+        }
+        let Some(connection) = state::connection(fd) else {
+            return;
+        };
+        let is_same = |other: i32| {
+            !closes_on_exec(other)
+                && state::connection(other).is_some_and(|other| other.index == connection.index)
+        };
+        let is_first =
+            connection.local.descriptors.load(Ordering::Relaxed) <= 1 || !(0..fd).any(is_same);
+        each(&connection, is_first);
+    });
+}
+
+/// True when it is closed by exec, or not open at all.
+fn closes_on_exec(fd: i32) -> bool {
+    let flags = sys::fcntl(fd, libc::F_GETFD, 0);
+    flags < 0 || flags as i32 & libc::FD_CLOEXEC != 0
+}
+
+/// True when standard input, output or error is this connection: stdio inside libc reads and writes them past us.
+fn is_standard(connection: &Connection) -> bool {
+    (0..3).any(|fd| {
+        !closes_on_exec(fd)
+            && state::connection(fd).is_some_and(|known| known.index == connection.index)
+    })
+}
+
+/// Writes a connection into the estate; false when it cannot go on in the new program.
+fn hand_on(
+    connection: &Connection,
+    estate: &mut Estate,
+    resumer: &mut Resumer,
+    shared: bool,
+) -> bool {
+    let (entry, local) = (connection.entry, connection.local);
+    let mut heirloom = heirloom_of(connection);
+    let attached = !local.region.load(Ordering::Relaxed).is_null();
+    let offered = !local.offered.load(Ordering::Relaxed).is_null();
+    if attached || offered {
+        let pinned = entry.flags.load(Ordering::Relaxed) & FLAG_PINNED != 0;
+        if pinned || epoll::outlives_exec(connection) || !resumer.resume(connection, &mut heirloom)
+        {
+            return false;
+        }
+        if !attached {
+            heirloom.flags |= OFFERED;
+        }
+    }
+    if !shared {
+        // Released by the successor, or when the exec fails.
+        let rx = lock::lock(&entry.rx_lock);
+        let tx = lock::lock(&entry.tx_lock);
+        if let (Some(rx), Some(tx)) = (rx, tx) {
+            core::mem::forget((rx, tx));
+            heirloom.flags |= LOCKED;
+        } else {
+            close_all([heirloom.region_fd, heirloom.pair_fd]);
+            return false;
+        }
+    }
+    for fd in [heirloom.region_fd, heirloom.pair_fd] {
+        if fd >= 0 {
+            set_close_on_exec(fd, false);
+        }
+    }
+    estate.add(heirloom)
+}
+
+/// Another descriptor of a connection, which was dealt with when its first was: follows it.
+fn hand_on_duplicate(connection: &Connection, estate: Option<&mut (OwnedFd, Estate)>) {
+    let Some((_, estate)) = estate else { return };
+    let is_handed_on = estate
+        .heirlooms()
+        .iter()
+        .any(|heirloom| heirloom.entry == connection.index);
+    if is_handed_on {
+        estate.add(heirloom_of(connection));
+    }
+}
+
+fn heirloom_of(connection: &Connection) -> Heirloom {
+    Heirloom {
+        fd: connection.fd,
+        entry: connection.index,
+        generation: connection.generation,
+        flags: 0,
+        region_fd: -1,
+        pair_fd: -1,
+        slot: 0,
+        side: 0,
+        pair: 0,
+    }
+}
+
+/// Calls `each` with the first heirloom of every connection.
+fn each_handed_on(estate: &Estate, mut each: impl FnMut(&Heirloom)) {
+    let all = estate.heirlooms();
+    for (n, heirloom) in all.iter().enumerate() {
+        if !all[..n].iter().any(|other| other.entry == heirloom.entry) {
+            each(heirloom);
+        }
+    }
+}
+
+/// Gets descriptors of channels back from the adapter, within a time for all of them.
+struct Resumer {
+    deadline_ns: u64,
+    resumed: u32,
+}
+
+impl Resumer {
+    fn new() -> Resumer {
+        Resumer {
+            deadline_ns: 0,
+            resumed: 0,
+        }
+    }
+
+    /// Asks for one connection's region and pair, and waits for them.
+    fn resume(&mut self, connection: &Connection, heirloom: &mut Heirloom) -> bool {
+        if self.resumed >= RESUMED_MAX {
+            return false;
+        }
+        self.resumed += 1;
+        if self.deadline_ns == 0 {
+            self.deadline_ns = sys::now_ns() + ANSWERS_NS;
+        }
+        let _held = adapter::lock();
+        let Some(adapter) = adapter::reach() else {
+            return false;
+        };
+        let mut request = Message::new(Said::Resume);
+        request.entry = connection.index;
+        request.generation = connection.generation;
+        if !adapter::send(adapter, &request, None) {
+            return false;
+        }
+        loop {
+            match adapter::try_receive(adapter) {
+                Some((answer, kind, descriptors)) => {
+                    let is_ours = answer.entry == connection.index
+                        && answer.generation == connection.generation;
+                    match (kind, descriptors) {
+                        (Said::Offer, [Some(region), Some(pair)]) if is_ours => {
+                            heirloom.region_fd = region.into_raw_fd();
+                            heirloom.pair_fd = pair.into_raw_fd();
+                            heirloom.slot = answer.slot;
+                            heirloom.side = answer.side;
+                            heirloom.pair = answer.pair;
+                            return true;
+                        }
+                        (Said::Offer | Said::Answer, _) if is_ours => return false,
+                        (Said::Offer, descriptors) => pairing::take_offer(&answer, descriptors),
+                        _ => {}
+                    }
+                }
+                None => {
+                    if adapter::connected().is_none() || !self.wait_for(adapter) {
+                        return false;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Sleeps until the adapter has said something; false when time is up.
+    fn wait_for(&self, adapter: i32) -> bool {
+        let left = self.deadline_ns.saturating_sub(sys::now_ns());
+        left > 0 && sys::poll_for(adapter, libc::POLLIN, left) != 0
+    }
+}
+
+fn set_close_on_exec(fd: i32, on: bool) {
+    let flags = if on { libc::FD_CLOEXEC } else { 0 };
+    sys::fcntl(fd, libc::F_SETFD, flags as usize);
+}
+
+fn close_all(descriptors: [i32; 2]) {
+    for fd in descriptors {
+        if fd >= 0 {
+            sys::close(fd);
+        }
+    }
+}

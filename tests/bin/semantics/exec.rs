@@ -1,0 +1,347 @@
+//! One program takes another's place, and its connections go on.
+
+use std::ffi::{CString, c_char, c_int};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use crate::Case;
+use crate::role::{Pair, drain, is_upgraded_where_expected, receive_all, sample, send_all, shown};
+use crate::sys::{self, Fd};
+
+pub(crate) const CASES: &[Case] = &[
+    Case::pair("connection_survives_an_exec", exec_keeps),
+    Case::pair("cloexec_connection_ends_at_exec", exec_closes),
+    Case::pair("every_call_that_executes_keeps_the_stream", every_call),
+    Case::pair("forked_child_executes_with_the_connection", forked_child),
+    Case::pair("duplicates_survive_an_exec", duplicates),
+    Case::pair("exec_that_fails_changes_nothing", failing),
+    Case::pair("executed_program_goes_on_for_long", for_long),
+    Case::pair(
+        "program_without_the_library_sees_no_gap",
+        without_the_library,
+    ),
+];
+
+/// Becomes this very program in another role.
+fn execute(arguments: &[&str]) -> ! {
+    let program = std::env::current_exe().expect("a running program has a path");
+    let error = Command::new(program).arg("executed").args(arguments).exec();
+    panic!("exec failed: {error}");
+}
+
+fn keep_open(fd: Fd) {
+    sys::fcntl(fd, libc::F_SETFD, 0).value();
+}
+
+/// What `execute` leads to.
+pub(crate) fn executed(arguments: &[&str]) {
+    let number = |text: &str| text.parse::<Fd>().expect("a number");
+    match *arguments {
+        ["after-exec", fd] => after_exec(number(fd)),
+        ["chain", fd, call] => chain(number(fd), number(call) as usize),
+        ["child", fd] => child(number(fd)),
+        ["copies", fd, copy] => copies(number(fd), number(copy)),
+        ["long", fd] => long(number(fd)),
+        ["drain", fd] => drain_it(number(fd)),
+        _ => panic!("nothing is executed as {arguments:?}"),
+    }
+}
+
+fn exec_keeps(pair: &Pair) {
+    if pair.server() {
+        send_all(pair.fd, b"before the exec; ");
+        pair.step();
+        send_all(pair.fd, b"after the exec");
+        let mut reply = [0; 14];
+        receive_all(pair.fd, &mut reply);
+        pair.say("reply", shown(&reply));
+        send_all(pair.fd, &sample(500_000));
+        pair.say("close", sys::close(pair.fd));
+    } else {
+        let mut bytes = [0; 7];
+        receive_all(pair.fd, &mut bytes);
+        pair.say("received", shown(&bytes));
+        keep_open(pair.fd);
+        pair.step();
+        execute(&["after-exec", &pair.fd.to_string()]);
+    }
+}
+
+fn after_exec(fd: Fd) {
+    let mut bytes = [0; 24];
+    receive_all(fd, &mut bytes);
+    println!("received after exec -> {}", shown(&bytes));
+    println!(
+        "left behind -> {:?}",
+        std::env::vars().find(|(name, _)| name.contains("ESTATE"))
+    );
+    send_all(fd, b"from the other");
+    println!("then -> {}", drain(fd));
+}
+
+fn exec_closes(pair: &Pair) {
+    if pair.server() {
+        send_all(pair.fd, b"last words");
+        pair.step();
+        let error = Command::new("/bin/true").exec();
+        panic!("exec failed: {error}");
+    } else {
+        pair.step();
+        pair.say("received", drain(pair.fd));
+    }
+}
+
+/// Bytes that each program of the chain reads, of what was sent before the first of them.
+const LINK_BYTES: usize = 1000;
+const LINKS: usize = 8;
+
+fn every_call(pair: &Pair) {
+    if pair.server() {
+        send_all(pair.fd, &sample((LINKS + 1) * LINK_BYTES));
+        pair.step();
+        for _ in 0..LINKS {
+            let mut reply = [0; 2];
+            receive_all(pair.fd, &mut reply);
+            pair.say("reply", shown(&reply));
+        }
+        pair.say("then", drain(pair.fd));
+    } else {
+        keep_open(pair.fd);
+        pair.step();
+        chain(pair.fd, 0);
+    }
+}
+
+/// Reads its link of the bytes, then becomes the next program by the next call.
+fn chain(fd: Fd, call: usize) {
+    let mut bytes = vec![0; LINK_BYTES];
+    receive_all(fd, &mut bytes);
+    let expected = &sample((LINKS + 1) * LINK_BYTES)[call * LINK_BYTES..][..LINK_BYTES];
+    println!("link {call} right -> {}", bytes == expected);
+    if call == LINKS {
+        println!("close -> {}", sys::close(fd));
+        return;
+    }
+    send_all(fd, format!("{call};").as_bytes());
+    let text = |text: String| CString::new(text).expect("no NUL inside");
+    let path = std::env::current_exe().expect("a running program has a path");
+    let path = text(path.to_str().expect("readable").into());
+    let arguments = [
+        "semantics",
+        "executed",
+        "chain",
+        &fd.to_string(),
+        &(call + 1).to_string(),
+    ]
+    .map(|argument| text(argument.into()));
+    let [zero, one, two, three, four] = arguments.each_ref().map(|argument| argument.as_ptr());
+    let argv = [zero, one, two, three, four, std::ptr::null()];
+    let end = std::ptr::null::<c_char>();
+    let file = std::fs::File::open(path.to_str().expect("readable")).expect("it runs");
+    let file = std::os::fd::AsRawFd::as_raw_fd(&file);
+    // SAFETY: every string lives and ends in NUL, every list ends with a null pointer; `environ` is libc's.
+    let failed = unsafe {
+        match call {
+            0 => libc::execv(path.as_ptr(), argv.as_ptr()),
+            1 => libc::execve(path.as_ptr(), argv.as_ptr(), environ),
+            2 => libc::execvp(path.as_ptr(), argv.as_ptr()),
+            3 => libc::execl(path.as_ptr(), zero, one, two, three, four, end),
+            4 => libc::execlp(path.as_ptr(), zero, one, two, three, four, end),
+            5 => libc::execle(path.as_ptr(), zero, one, two, three, four, end, environ),
+            6 => libc::fexecve(file, argv.as_ptr(), environ),
+            _ => libc::syscall(libc::SYS_execve, path.as_ptr(), argv.as_ptr(), environ) as c_int,
+        }
+    };
+    panic!("call {call} returned {failed}");
+}
+
+unsafe extern "C" {
+    static environ: *const *const c_char;
+}
+
+fn forked_child(pair: &Pair) {
+    if pair.server() {
+        send_all(pair.fd, &sample(20_000));
+        pair.step();
+        let mut reply = [0; 9];
+        receive_all(pair.fd, &mut reply);
+        pair.say("reply", shown(&reply));
+        send_all(pair.fd, b"bye");
+        pair.say("then", drain(pair.fd));
+    } else {
+        pair.step();
+        let mut bytes = [0; 1000];
+        receive_all(pair.fd, &mut bytes);
+        let child = sys::fork();
+        if child == 0 {
+            keep_open(pair.fd);
+            execute(&["child", &pair.fd.to_string()]);
+        }
+        pair.say("close", sys::close(pair.fd));
+        pair.say("child", sys::wait_for(child));
+    }
+}
+
+fn child(fd: Fd) {
+    let mut bytes = vec![0; 19_000];
+    receive_all(fd, &mut bytes);
+    println!("child's part right -> {}", bytes == sample(20_000)[1000..]);
+    send_all(fd, b"all there");
+    let mut bye = [0; 3];
+    receive_all(fd, &mut bye);
+    println!("child heard -> {}", shown(&bye));
+}
+
+fn duplicates(pair: &Pair) {
+    if pair.server() {
+        send_all(pair.fd, b"through the first, through the copy");
+        pair.step();
+        pair.say("then", drain(pair.fd));
+    } else {
+        pair.step();
+        let copy = sys::dup(pair.fd).fd();
+        keep_open(pair.fd);
+        execute(&["copies", &pair.fd.to_string(), &copy.to_string()]);
+    }
+}
+
+fn copies(fd: Fd, copy: Fd) {
+    let mut bytes = [0; 19];
+    receive_all(fd, &mut bytes);
+    println!("first -> {}", shown(&bytes));
+    println!("close -> {}", sys::close(fd));
+    let mut bytes = [0; 16];
+    receive_all(copy, &mut bytes);
+    println!("copy -> {}", shown(&bytes));
+    send_all(copy, b"and out by the copy");
+    println!("close -> {}", sys::close(copy));
+}
+
+fn failing(pair: &Pair) {
+    if pair.server() {
+        send_all(pair.fd, b"one two ");
+        pair.step();
+        send_all(pair.fd, b"three");
+        pair.say("then", drain(pair.fd));
+    } else {
+        keep_open(pair.fd);
+        let mut bytes = [0; 4];
+        receive_all(pair.fd, &mut bytes);
+        pair.say("received", shown(&bytes));
+        let arguments = [c"nothing".as_ptr(), std::ptr::null()];
+        for path in [c"/there/is/no/such/program", c"/etc/passwd"] {
+            // SAFETY: the strings end in NUL, the list with a null pointer.
+            let failed = unsafe { libc::execv(path.as_ptr(), arguments.as_ptr()) };
+            pair.say("exec", sys::ret(failed));
+        }
+        pair.step();
+        let mut bytes = [0; 9];
+        receive_all(pair.fd, &mut bytes);
+        pair.say("received", shown(&bytes));
+        send_all(pair.fd, b"still here");
+        pair.say("close", sys::close(pair.fd));
+    }
+}
+
+const LONG_BYTES: usize = 4_000_000;
+
+fn for_long(pair: &Pair) {
+    if pair.server() {
+        send_all(pair.fd, b"x");
+        pair.step();
+        let bytes = sample(LONG_BYTES);
+        for part in bytes.chunks(40_000) {
+            send_all(pair.fd, part);
+            let mut echo = vec![0; part.len()];
+            receive_all(pair.fd, &mut echo);
+            assert!(echo == part, "the echo differs");
+        }
+        pair.say("close", sys::close(pair.fd));
+    } else {
+        keep_open(pair.fd);
+        pair.step();
+        execute(&["long", &pair.fd.to_string()]);
+    }
+}
+
+/// An event loop in the executed program.
+fn long(fd: Fd) {
+    receive_all(fd, &mut [0; 1]);
+    sys::set_nonblocking(fd, true);
+    sys::set_option(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, 1).value();
+    let epoll = sys::epoll_create();
+    sys::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, fd, libc::EPOLLIN, 7).value();
+    let mut bytes = vec![0; 30_000];
+    let mut total = 0;
+    loop {
+        let (result, events) = sys::epoll_wait(epoll, 4, 20_000);
+        if result.is(libc::EINTR) {
+            continue;
+        }
+        assert!(result.len() == 1 && events[0].0 == 7, "{result}");
+        let result = sys::recv(fd, &mut bytes, 0);
+        if result.is(libc::EAGAIN) {
+            continue;
+        }
+        if result.len() == 0 {
+            break;
+        }
+        total += result.len();
+        // The server has sent everything by then and waits for the rest of the echo.
+        if total == LONG_BYTES {
+            println!("still upgraded -> {}", is_upgraded_where_expected(fd));
+        }
+        send_all(fd, &bytes[..result.len()]);
+    }
+    println!("echoed -> {total}");
+}
+
+fn without_the_library(pair: &Pair) {
+    const LEN: usize = 9000;
+    if pair.server() {
+        send_all(pair.fd, &sample(LEN));
+        pair.step();
+        let end = drain(pair.fd);
+        pair.say("ended", end.ends_with("EOF") || end.ends_with("ECONNRESET"));
+    } else {
+        pair.step();
+        receive_all(pair.fd, &mut [0; 100]);
+        keep_open(pair.fd);
+        let program = std::env::current_exe().expect("a running program has a path");
+        let error = Command::new(program)
+            .args(["executed", "drain", &pair.fd.to_string()])
+            .env_remove("LD_PRELOAD")
+            .exec();
+        panic!("exec failed: {error}");
+    }
+}
+
+/// Bytes in a ring cannot follow a descriptor to a program that knows nothing of rings. What it gets is what was sent, from where
+/// the former program stopped, or an error at once; never a later byte in an earlier one's place.
+fn drain_it(fd: Fd) {
+    let expected = sample(9000);
+    let mut bytes = vec![0; 9000];
+    let mut received = 0;
+    let end = loop {
+        sys::shutdown(fd, libc::SHUT_WR);
+        let result = sys::recv(fd, &mut bytes[received..], 0);
+        match result.0 {
+            Ok(0) => break "EOF",
+            Ok(_) => received += result.len(),
+            Err(libc::EINTR) => {}
+            Err(errno) => {
+                break if errno == libc::ECONNRESET {
+                    "ECONNRESET"
+                } else {
+                    "wrong error"
+                };
+            }
+        }
+    };
+    let right = bytes[..received] == expected[100..][..received];
+    let complete = received == 8900 && end == "EOF";
+    println!(
+        "no gap -> {}",
+        right && (complete || end == "ECONNRESET" || end == "EOF" && received == 0)
+    );
+}
