@@ -41,6 +41,8 @@ fn main() {
                     let to = &mut target[at as usize % BUFFER_BYTES..][..CHUNK_BYTES];
                     // SAFETY: the chunk lies inside the ring; the other thread does not touch it until `head` passes it.
                     unsafe { toehold_copy::from_shared(source, to.as_mut_ptr(), CHUNK_BYTES) };
+                    // Nobody looks at the bytes: without this the compiler leaves the copy out.
+                    std::hint::black_box(to);
                     at += CHUNK_BYTES as u64;
                     head.0.store(at, Ordering::Release);
                 }
