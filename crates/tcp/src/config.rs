@@ -92,6 +92,8 @@ pub struct Options {
     pub receive_bytes: u32,
     /// What the receive window may grow to while the host keeps up with a fast remote.
     pub receive_bytes_max: u32,
+    /// The largest MSS to offer and to use (TCP_MAXSEG), where the path allows more.
+    pub mss_max: u16,
 }
 
 impl Default for Options {
@@ -105,6 +107,7 @@ impl Default for Options {
             user_timeout: None,
             receive_bytes: 64 * 1024,
             receive_bytes_max: 4 * 1024 * 1024,
+            mss_max: u16::MAX,
         }
     }
 }
@@ -153,6 +156,10 @@ pub struct Config {
     pub sack: bool,
     /// Offer window scaling (RFC 7323).
     pub window_scaling: bool,
+    /// Probe for the loss of a flight's tail (RFC 8985 section 7).
+    pub tail_probes: bool,
+    /// Begin with the initial window again after an idle time (RFC 5681 section 4.1).
+    pub restart_after_idle: bool,
     /// Challenge acknowledgements and resets per second (RFC 5961 section 7).
     pub challenges_per_second_max: u32,
 }
@@ -181,6 +188,8 @@ impl Config {
             timestamps: true,
             sack: true,
             window_scaling: true,
+            tail_probes: true,
+            restart_after_idle: true,
             challenges_per_second_max: 1_000,
         }
     }

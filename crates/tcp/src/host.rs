@@ -8,7 +8,8 @@
 
 use core::net::SocketAddr;
 
-use crate::connection::CloseReason;
+use crate::connection::{CloseReason, Phase};
+use crate::time::Duration;
 
 /// A connection, for as long as the host has not let go of it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -136,7 +137,35 @@ pub struct ConnectionInfo {
     /// Payload of a full segment.
     pub mss: u16,
     /// The smoothed round-trip time, once measured.
-    pub round_trip: Option<crate::time::Duration>,
+    pub round_trip: Option<Duration>,
+    /// How much the round-trip time varies (RFC 6298).
+    pub round_trip_variation: Duration,
+    /// The shortest round-trip time of late; zero before the first measurement.
+    pub round_trip_minimum: Duration,
+    /// The retransmission timeout, backed off.
+    pub timeout: Duration,
+    /// Retransmissions or probes since the remote last answered.
+    pub retries: u8,
+    /// Where the connection stands with regard to loss.
+    pub phase: Phase,
+    /// Bytes of our stream that were sent at least once.
+    pub sent: u64,
+    /// Bytes in flight that the remote has selectively acknowledged.
+    pub sacked: u32,
+    /// Bytes deduced to be lost and not sent again.
+    pub lost: u32,
+    /// Bytes sent again and not acknowledged.
+    pub retransmitted: u32,
+    /// The MSS option we send.
+    pub advertised_mss: u16,
+    /// Timestamps were negotiated.
+    pub timestamps: bool,
+    /// Selective acknowledgements were negotiated.
+    pub selective: bool,
+    /// Congestion notification was negotiated.
+    pub ecn: bool,
+    /// The window scales of the remote and of ours, where negotiated.
+    pub window_scales: Option<(u8, u8)>,
     /// The receive window when everything is taken.
     pub receive_limit: u32,
     /// Bytes of the engine's memory this connection takes.

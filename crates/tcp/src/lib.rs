@@ -33,7 +33,7 @@ mod wire;
 pub use config::{
     Config, CongestionControl, InterfaceAddress, Keepalive, Medium, Offload, Options, Route,
 };
-pub use connection::{CloseReason, State};
+pub use connection::{CloseReason, Phase, State};
 pub use counters::Counters;
 pub use engine::{
     ChecksumWork, Engine, HEADER_BUFFER_BYTES, Payload, ReceiveOffload, Transmit, TransmitOffload,

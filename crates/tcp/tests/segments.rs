@@ -423,3 +423,96 @@ fn cookies_carry_a_flood() {
     assert_eq!((info.received, info.mss), (10, 536 - 12));
     assert_eq!(stage.engine.counters().cookies_accepted, 1);
 }
+
+/// RFC 9293 section 3.6.1: the reset for data that nobody will read is one the remote believes: it has
+/// not seen the FIN, whose loss the retransmission stands for.
+#[test]
+fn data_for_a_host_that_has_gone_is_refused_with_its_own_numbers() {
+    let mut stage = plain();
+    let id = stage.accepted("", 10_000);
+    stage.engine.release(stage.now, id).unwrap();
+    stage.expect("F. 1:1(0) ack 1");
+    stage.remote("P. 1:2(1) ack 1");
+    stage.expect("R 1:1(0)");
+    assert_eq!(stage.engine.connection_count(), 0);
+}
+
+/// RFC 7323 section 5.3 against RFC 9293's fifth check: what acknowledges the unsent says nothing.
+#[test]
+fn a_forged_acknowledgement_does_not_age_the_connection() {
+    let mut stage = Stage::new(|config, _| config.window_scaling = false);
+    stage.remote("S 0:0(0) win 65535 <mss 1000,sackOK,TS 100 0>");
+    stage.expect("S. 0:0(0) ack 1 <TS>");
+    stage.remote(". 1:1(0) ack 1 <TS 200>");
+    stage.remote("F. 1:1(0) ack 9999 <TS 200000>");
+    stage.expect(". 1:1(0) ack 1");
+    stage.remote("P. 1:101(100) ack 1 <TS 201>");
+    stage.expect(". 1:1(0) ack 101");
+}
+
+/// RFC 8985 section 7.2: new data puts the tail loss probe off.
+#[test]
+fn new_data_restarts_the_probe_timer() {
+    let mut stage = plain();
+    let id = stage.accepted(",sackOK", 10_000);
+    for end in [1_000, 2_000, 3_000] {
+        stage.engine.publish(id, end).unwrap();
+        stage.forget_sent();
+        // Two round trips, and what the remote may delay an acknowledgement of one segment by.
+        stage.wait(Duration::from_millis(190));
+        stage.expect_nothing();
+    }
+    stage.wait(Duration::from_millis(20));
+    stage.expect("P. 2001:3001(1000) ack 1");
+}
+
+/// RFC 7661's concern: a window that was never filled does not grow beyond twice what was used.
+#[test]
+fn slow_start_ends_at_twice_the_flight() {
+    let mut stage = plain();
+    let id = stage.accepted(",sackOK", 60_000);
+    stage.engine.publish(id, 9_000).unwrap();
+    stage.forget_sent();
+    for ack in [2_001, 4_001, 6_001, 8_001, 9_001] {
+        stage.remote(&format!(". 1:1(0) ack {ack} win 60000"));
+    }
+    assert_eq!(stage.engine.info(id).unwrap().congestion_window, 18_000);
+}
+
+/// RFC 5681 section 3.1: the acknowledgement that ends the recovery of a timeout counts like any other.
+#[test]
+fn slow_start_goes_on_with_the_acknowledgement_that_ends_it() {
+    let mut stage = plain();
+    let id = stage.accepted("", 60_000);
+    stage.engine.publish(id, 1_000).unwrap();
+    stage.expect("P. 1:1001(1000) ack 1");
+    stage.wait(Duration::from_secs(1));
+    stage.forget_sent();
+    stage.remote(". 1:1(0) ack 1001 win 60000");
+    assert_eq!(stage.engine.info(id).unwrap().congestion_window, 2_000);
+}
+
+/// RFC 6937: when nothing but a timer says that everything is lost, one segment goes at first.
+#[test]
+fn a_recovery_that_a_timer_begins_sends_one_segment() {
+    let mut stage = plain();
+    let id = stage.accepted(",sackOK", 60_000);
+    stage.engine.publish(id, 10_000).unwrap();
+    stage.forget_sent();
+    stage.wait(Duration::from_millis(100));
+    stage.remote(". 1:1(0) ack 1 win 60000 <sack 7001:8001>");
+    stage.expect_nothing();
+    stage.wait(Duration::from_millis(30));
+    stage.expect(". 1:1001(1000) ack 1");
+    stage.expect_nothing();
+    // What arrives lets as much go: PRR counts the duplicate once, by its block.
+    stage.remote(". 1:1(0) ack 1 win 60000 <sack 3001:4001:7001:8001>");
+    stage.expect(". 1001:2001(1000) ack 1");
+    stage.expect_nothing();
+    // An acknowledgement that was overtaken still brings its blocks.
+    stage.remote(". 1:1(0) ack 1001 win 60000 <sack 3001:4001:7001:8001>");
+    stage.forget_sent();
+    let before = stage.engine.info(id).unwrap().sacked;
+    stage.remote(". 1:1(0) ack 1 win 60000 <sack 4001:5001:7001:8001>");
+    assert_eq!(stage.engine.info(id).unwrap().sacked, before + 1_000);
+}

@@ -32,6 +32,7 @@ impl Connection {
         let edge_before = self.snd_edge;
         self.update_send_window(seq, ack, segment.window);
         let mut report = Acknowledgement::default();
+        self.recovery.lost_more = false;
         let had_flight = self.snd_una < self.snd_nxt;
         if ack > self.snd_una {
             report.advanced_bytes = ack - self.snd_una;
@@ -72,6 +73,23 @@ impl Connection {
         // A reordering timer that is over has to give way to the one it stood for.
         let is_unwatched = self.loss_timer == LossTimer::Idle;
         if report.delivered.bytes > 0 || report.advanced_bytes > 0 || is_unwatched {
+            self.arm_loss_timer(cx);
+        }
+    }
+
+    /// An acknowledgement that another overtook: its number is old, its SACK blocks may not be.
+    pub(super) fn handle_late_blocks(
+        &mut self,
+        cx: &mut Context<'_>,
+        segment: &Segment<'_>,
+        ack: Position,
+    ) {
+        let mut report = Acknowledgement::default();
+        self.recovery.lost_more = false;
+        self.take_sack_blocks(segment, ack, &mut report);
+        if report.delivered.bytes > 0 {
+            self.deduce_losses(cx, &report);
+            self.adjust_window(cx, &report);
             self.arm_loss_timer(cx);
         }
     }

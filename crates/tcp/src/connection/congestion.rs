@@ -4,6 +4,7 @@
 //! [`Congestion::reduce`]. Windows are in bytes. How the reduction is spread over a round trip is
 //! not decided here but by proportional rate reduction, in `recovery.rs`.
 
+use super::hystart::{Growth, HyStart};
 use crate::config::CongestionControl;
 use crate::position::Position;
 use crate::time::{Duration, Instant};
@@ -20,8 +21,11 @@ const DCTCP_GAIN: f64 = 1.0 / 16.0;
 pub(crate) struct Congestion {
     control: CongestionControl,
     pub(crate) ssthresh: u32,
+    /// The most that was in flight of late: slow start ends at twice as much (RFC 7661's concern).
+    pub(crate) flight_bytes_max: u32,
     /// Bytes acknowledged in congestion avoidance that have not yet become window.
     credit_bytes: f64,
+    hystart: HyStart,
     cubic: Cubic,
     dctcp: Dctcp,
 }
@@ -52,6 +56,10 @@ pub(crate) struct Progress {
     pub(crate) acked_bytes: u32,
     pub(crate) mss: u32,
     pub(crate) srtt: Duration,
+    /// How long the newest of the acknowledged segments took.
+    pub(crate) rtt: Option<Duration>,
+    pub(crate) una: Position,
+    pub(crate) nxt: Position,
 }
 
 impl Congestion {
@@ -60,7 +68,9 @@ impl Congestion {
             control,
             // RFC 5681 section 3.1: "SHOULD be set arbitrarily high".
             ssthresh: u32::MAX,
+            flight_bytes_max: 0,
             credit_bytes: 0.0,
+            hystart: HyStart::default(),
             cubic: Cubic::default(),
             // RFC 8257 section 4.2: alpha begins at 1, so that the first mark is taken seriously.
             dctcp: Dctcp {
@@ -77,8 +87,21 @@ impl Congestion {
         let mut acked = progress.acked_bytes;
         let mut cwnd = cwnd;
         if cwnd < self.ssthresh {
-            // RFC 5681 section 3.1 with the byte counting of RFC 3465, L = 2 segments a time.
-            let step = acked.min(2 * progress.mss).min(self.ssthresh - cwnd);
+            // RFC 5681 section 3.1 with the byte counting of RFC 3465, without its limit: a remote
+            // whose link coalesces segments acknowledges forty at a time, and RFC 9406 section 4.2
+            // sees slow start bounded by other means.
+            let mut step = acked;
+            if self.ssthresh == u32::MAX {
+                let rtt = progress.rtt.map(|rtt| rtt.as_micros().min(1 << 30) as u32);
+                match self.hystart.grow(acked, rtt, progress.una, progress.nxt) {
+                    Growth::Bytes(bytes) => step = bytes,
+                    Growth::Over => self.ssthresh = cwnd,
+                }
+                if step < acked {
+                    return cwnd.saturating_add(step);
+                }
+            }
+            let step = step.min(self.ssthresh - cwnd);
             cwnd = cwnd.saturating_add(step);
             acked -= step.min(acked);
             if cwnd < self.ssthresh || acked == 0 {
@@ -209,6 +232,9 @@ mod tests {
             acked_bytes,
             mss: MSS,
             srtt: Duration::from_millis(100),
+            rtt: None,
+            una: Position::FIRST_BYTE,
+            nxt: Position::FIRST_BYTE,
         }
     }
 

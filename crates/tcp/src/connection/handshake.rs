@@ -128,7 +128,7 @@ impl Connection {
             duplicate: None,
             fin_at: None,
             remote_mss: u16::MAX,
-            path_mss: open.path_mss,
+            path_mss: open.path_mss.min(options.mss_max.max(super::MSS_MIN)),
             retries: 0,
             quick_acks: QUICK_ACKS,
             options,

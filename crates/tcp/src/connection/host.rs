@@ -1,7 +1,9 @@
 //! What the host asks of a connection (the calls of RFC 9293 section 3.10.1 to 3.10.6).
 
 use super::{CloseReason, Conditions, Connection, Context, State};
+use crate::config::Keepalive;
 use crate::position::Position;
+use crate::time::{Duration, Instant};
 
 impl Connection {
     /// The host has published everything before `end` in its send ring. Returns false, changing
@@ -63,6 +65,24 @@ impl Connection {
             _ if has_unread => self.abort(CloseReason::Aborted),
             State::FinWait2 => self.idle_deadline = cx.now + cx.config.time_wait,
             _ => self.finish(),
+        }
+    }
+
+    /// When a silent remote is probed, and when it is given up.
+    pub(crate) fn set_patience(
+        &mut self,
+        cx: &Context<'_>,
+        keepalive: Option<Keepalive>,
+        user_timeout: Option<Duration>,
+    ) {
+        self.options.user_timeout = user_timeout;
+        if self.options.keepalive == keepalive {
+            return;
+        }
+        self.options.keepalive = keepalive;
+        if matches!(self.state, State::Established | State::CloseWait) {
+            self.idle_deadline = Instant::NEVER;
+            self.arm_keepalive(cx.now);
         }
     }
 

@@ -143,7 +143,6 @@ impl Connection {
         if !flags.has(Flags::ACK) {
             return Verdict::Done;
         }
-        self.take_timestamp(cx, segment, seq);
         let ack = Position::from_wire(segment.ack, self.iss, self.snd_una);
         if self.state == State::SynReceived {
             if ack <= self.snd_una || ack > self.snd_nxt {
@@ -154,6 +153,9 @@ impl Connection {
             // RFC 5961 section 5.2: SND.UNA - MAX.SND.WND <= SEG.ACK <= SND.NXT.
             return Verdict::Challenge;
         }
+        // Not before the acknowledgement number was found acceptable: a forged segment must not be
+        // able to make all that follow look old.
+        self.take_timestamp(cx, segment, seq);
         if self.conditions.has(Conditions::KEEPALIVE) {
             self.heard_at = cx.now;
         }
@@ -163,9 +165,19 @@ impl Connection {
         if ack >= self.snd_una {
             self.handle_acknowledgement(cx, segment, seq, ack);
             self.handle_own_fin(cx);
+        } else if self.conditions.has(Conditions::SACK) && !segment.options.is_empty() {
+            self.handle_late_blocks(cx, segment, ack);
         }
         if self.state != State::Closed {
             // Sixth, the URG bit: RFC 6093 lets us hand urgent data over in line, and so we do.
+            if self.is_abandoned_by_host(segment) {
+                // RFC 9293 section 3.6.1: data for a host that has closed; "it SHOULD send a RST".
+                // Like Linux one with the segment's numbers: the remote may not have our FIN yet,
+                // and believes no reset beyond it.
+                self.close(CloseReason::Aborted);
+                cx.counters.resets_sent += 1;
+                return Verdict::Refuse;
+            }
             self.receive(cx, segment, seq, id, memory);
             self.handle_own_fin(cx);
         }

@@ -19,6 +19,7 @@ mod assembler;
 mod congestion;
 mod handshake;
 mod host;
+mod hystart;
 mod input;
 mod output;
 mod receive;
@@ -42,7 +43,8 @@ use crate::wire::ip::Address;
 use crate::wire::tcp::Flags;
 use assembler::Assembler;
 use congestion::Congestion;
-use recovery::{Phase, Rack, Recovery};
+pub use recovery::Phase;
+use recovery::{Rack, Recovery};
 use rtt::RttEstimator;
 use sent::Scoreboard;
 

@@ -67,7 +67,7 @@ impl Connection {
             self.unacked_segments = 0;
             self.ack_deadline = crate::time::Instant::NEVER;
             self.last_ack_sent = self.rcv_nxt;
-            if plan.payload_bytes > 0 {
+            if plan.payload_bytes > 0 && self.rcv_nxt > Position::FIRST_BYTE {
                 // Data flows both ways: acknowledgements will find company from now on.
                 self.conditions.clear(Conditions::QUICK_ACK);
             }
@@ -175,6 +175,7 @@ impl Connection {
         }
         let has_fin = span.end > self.snd_end;
         let payload_bytes = (span.end - span.start) as u32 - u32::from(has_fin);
+        let mss = u32::from(self.mss);
         self.recovery.prr_out += u64::from(payload_bytes);
         self.sent_at = cx.now;
         self.arm_after_sending(cx);
@@ -182,7 +183,7 @@ impl Connection {
         if has_fin {
             flags = flags | Flags::FIN;
         }
-        if span.end >= self.snd_end {
+        if payload_bytes > 0 && (span.end >= self.snd_end || payload_bytes > mss) {
             flags = flags | Flags::PSH;
         }
         self.plan(PlanKind::Plain, span.start, payload_bytes, flags)
@@ -234,6 +235,7 @@ impl Connection {
         let usable = unsent.min(window).min(cwnd_room);
         if cwnd_room < unsent.min(window) {
             self.conditions.set(Conditions::CWND_LIMITED);
+            self.congestion.flight_bytes_max = self.cwnd;
         }
         let is_tail = usable == unsent;
         let segment_max = if is_probe {
@@ -273,10 +275,14 @@ impl Connection {
         if length > 0 && !length.is_multiple_of(u64::from(self.mss)) {
             self.snd_small_end = self.snd_nxt;
         }
-        if length > 0 && seq + length == self.snd_end {
-            // RFC 9293 section 3.9.1.2: PSH where the host's data ends for now.
-            flags = flags | Flags::PSH;
+        let is_end = length > 0 && seq + length == self.snd_end;
+        if is_end {
             self.note_end_of_data();
+        }
+        // RFC 9293 section 3.9.1.2: PSH where the host's data ends for now; also where the link cuts
+        // up a burst, so that a receiver that coalesces segments hands the burst on at its end.
+        if is_end || length > u64::from(self.mss) {
+            flags = flags | Flags::PSH;
         }
         if with_fin {
             flags = flags | Flags::FIN;
@@ -311,11 +317,9 @@ impl Connection {
         } else {
             self.cwnd - u32::from(self.mss)
         };
-        if in_flight < used_enough {
-            self.conditions.clear(Conditions::CWND_LIMITED);
-        } else {
-            self.conditions.set(Conditions::CWND_LIMITED);
-        }
+        self.congestion.flight_bytes_max = in_flight;
+        self.conditions
+            .put(Conditions::CWND_LIMITED, in_flight > used_enough);
     }
 
     /// Whether the last `rest` bytes of what the host has may go although they fill no segment.

@@ -37,16 +37,18 @@ impl Connection {
             self.conditions.set(Conditions::ACK_NOW);
             return;
         }
-        if self.conditions.has(Conditions::RELEASED) && !segment.payload.is_empty() {
-            // RFC 9293 section 3.6.1: data for a host that has closed; "it SHOULD send a RST".
-            self.abort(CloseReason::Aborted);
-            return;
-        }
         let end = seq + segment.payload.len() as u64;
         self.receive_payload(cx, segment.payload, seq, id, memory);
         if has_fin && self.state.may_receive() {
             self.receive_fin(cx, end);
         }
+    }
+
+    /// Whether this is payload that nobody will read.
+    pub(super) fn is_abandoned_by_host(&self, segment: &Segment<'_>) -> bool {
+        self.conditions.has(Conditions::RELEASED)
+            && !segment.payload.is_empty()
+            && self.state.may_receive()
     }
 
     fn receive_payload(

@@ -22,7 +22,7 @@ const REORDER_PERSIST_RECOVERIES: u8 = 16;
 
 /// Where a connection stands with regard to loss.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) enum Phase {
+pub enum Phase {
     /// No loss is known.
     #[default]
     Open,
@@ -48,6 +48,8 @@ pub(crate) struct Recovery {
     prr_delivered: u64,
     pub(crate) prr_out: u64,
     flight_at_entry: u32,
+    /// The acknowledgement at hand has shown another loss.
+    pub(super) lost_more: bool,
     /// What to restore if it was all a mistake: the window and ssthresh.
     pub(super) prior: Option<(u32, u32)>,
     /// TSval of the first retransmission (RFC 3522).
@@ -132,12 +134,13 @@ impl Connection {
             return;
         }
         let patience = self.rack.rtt + self.reordering_window();
-        let (_, look_again_at) = self.scoreboard.detect_losses(
+        let (newly_lost, look_again_at) = self.scoreboard.detect_losses(
             self.rack.newest_sent_at,
             self.rack.newest_end,
             patience,
             cx.now,
         );
+        self.recovery.lost_more |= newly_lost > 0;
         self.arm_reorder_timer(look_again_at);
         if self.scoreboard.lost_bytes > 0 && self.recovery.phase == Phase::Open {
             self.enter_recovery(cx, false);
@@ -245,16 +248,27 @@ impl Connection {
 
     /// Adjusts the window after an acknowledgement, according to the phase.
     pub(super) fn adjust_window(&mut self, cx: &mut Context<'_>, ack: &Acknowledgement) {
-        if self.recovery.phase != Phase::Open && self.snd_una >= self.recovery.point {
+        let is_over = self.recovery.phase != Phase::Open && self.snd_una >= self.recovery.point;
+        if self.recovery.phase == Phase::Loss && ack.advanced_bytes > 0 {
+            // Slow start goes on with the acknowledgement that ends the recovery.
+            self.grow_window(cx, ack);
+            if is_over {
+                self.leave_recovery();
+            }
+            return;
+        }
+        if is_over {
             self.leave_recovery();
         }
         match self.recovery.phase {
             Phase::Recovery => self.reduce_proportionally(ack),
-            Phase::Loss if ack.advanced_bytes > 0 => self.grow_window(cx, ack),
             Phase::Open
                 if ack.advanced_bytes > 0 && self.conditions.has(Conditions::CWND_LIMITED) =>
             {
-                self.grow_window(cx, ack);
+                let in_slow_start = self.cwnd < self.congestion.ssthresh;
+                if !in_slow_start || self.cwnd / 2 < self.congestion.flight_bytes_max {
+                    self.grow_window(cx, ack);
+                }
             }
             _ => {}
         }
@@ -264,9 +278,16 @@ impl Connection {
         let srtt = self.rtt.smoothed().unwrap_or_default();
         let progress = super::congestion::Progress {
             now: cx.now,
-            acked_bytes: ack.advanced_bytes as u32,
+            // What a SACK block reported before has had its effect: it let new data go.
+            acked_bytes: ack.delivered.bytes.min(ack.advanced_bytes) as u32,
             mss: u32::from(self.mss),
             srtt,
+            rtt: ack
+                .delivered
+                .newest
+                .map(|newest| cx.now.since(newest.sent_at)),
+            una: self.snd_una,
+            nxt: self.snd_nxt,
         };
         self.cwnd = self
             .congestion
@@ -291,9 +312,13 @@ impl Connection {
         self.conditions.clear(Conditions::FORCE_RETRANSMIT);
     }
 
-    /// PRR with the slow-start reduction bound (RFC 6937 section 3.1).
+    /// PRR (RFC 6937 section 3.1), with the slow-start reduction bound where an acknowledgement
+    /// shows that nothing more was lost, and the conservative one otherwise: the rule of its successor,
+    /// RFC 9937, where it is called SafeACK.
     fn reduce_proportionally(&mut self, ack: &Acknowledgement) {
-        let delivered = ack.delivered.bytes + u64::from(ack.is_duplicate) * u64::from(self.mss);
+        // Without SACK a duplicate stands for a segment; with it the blocks have told already.
+        let is_unreported = ack.is_duplicate && !self.conditions.has(Conditions::SACK);
+        let delivered = ack.delivered.bytes + u64::from(is_unreported) * u64::from(self.mss);
         if delivered == 0 {
             return;
         }
@@ -307,11 +332,12 @@ impl Connection {
                 .div_ceil(u64::from(recovery.flight_at_entry))
                 .saturating_sub(recovery.prr_out)
         } else {
+            let is_safe = ack.advanced_bytes > 0 && !self.recovery.lost_more;
             let limit = recovery
                 .prr_delivered
                 .saturating_sub(recovery.prr_out)
                 .max(delivered)
-                + u64::from(self.mss);
+                + u64::from(self.mss) * u64::from(is_safe);
             (ssthresh - pipe).min(limit)
         };
         self.cwnd = ((pipe + may_send) as u32).max(u32::from(self.mss));
@@ -359,7 +385,7 @@ impl Connection {
     /// RFC 5681 section 4.1: a connection that was idle for an RTO starts slowly again.
     pub(super) fn restart_after_idle(&mut self, cx: &Context<'_>) {
         let idle = cx.now.since(self.sent_at);
-        if idle > self.rtt.timeout(cx.config) {
+        if cx.config.restart_after_idle && idle > self.rtt.timeout(cx.config) {
             self.cwnd = self.cwnd.min(self.initial_window(cx.config));
             self.congestion.end_epoch();
         }

@@ -75,13 +75,18 @@ impl RttEstimator {
         self.minimum
     }
 
+    /// RTTVAR.
+    pub(crate) const fn variation(&self) -> Duration {
+        self.variation
+    }
+
     /// RTO, backed off.
     pub(crate) fn timeout(&self, config: &Config) -> Duration {
         let base = match self.smoothed() {
             None => config.rto_initial,
-            Some(smoothed) => {
-                (smoothed + (self.variation * 4).max(GRANULARITY)).max(config.rto_min)
-            }
+            // The lower bound is on what is added to SRTT, as Linux has it: a remote may delay an
+            // acknowledgement by as much, however long the round trip.
+            Some(smoothed) => smoothed + (self.variation * 4).max(GRANULARITY).max(config.rto_min),
         };
         (base * (1 << self.backoff)).min(config.rto_max)
     }
@@ -124,7 +129,8 @@ mod tests {
         for _ in 0..100 {
             rtt.sample(Instant::ZERO, Duration::from_micros(300));
         }
-        assert_eq!(rtt.timeout(&config), config.rto_min);
+        let round_trip = Duration::from_micros(300);
+        assert_eq!(rtt.timeout(&config), round_trip + config.rto_min);
         assert_eq!(rtt.minimum(), Duration::from_micros(300));
     }
 }

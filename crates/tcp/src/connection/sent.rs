@@ -343,6 +343,14 @@ impl Scoreboard {
         self.records.front().map(|record| record.sent_at)
     }
 
+    /// Bytes sent again that nobody has acknowledged or that were lost once more.
+    pub(crate) fn retransmitted_bytes(&self) -> u32 {
+        let is_out =
+            |record: &&Sent| record.flags & (RETRANSMITTED | SACKED | LOST) == RETRANSMITTED;
+        let out = self.records.iter().filter(is_out);
+        out.map(|record| record.length).sum()
+    }
+
     /// Checks that the sums are the sums and that there are no gaps.
     pub(crate) fn assert_invariants(&self, una: Position, nxt: Position) {
         let (mut sacked, mut lost, mut at) = (0, 0, una);

@@ -67,7 +67,12 @@ impl Connection {
         match timer {
             LossTimer::Idle => {}
             LossTimer::Reorder => {
+                let was_open = self.recovery.phase == Phase::Open;
                 self.detect_losses(cx);
+                if was_open && self.recovery.phase == Phase::Recovery {
+                    // RFC 6937 section 3.1 goes by what arrives. Nothing has: one segment.
+                    self.cwnd = self.in_flight() + u32::from(self.mss);
+                }
                 self.arm_loss_timer(cx);
             }
             LossTimer::TailProbe => {
@@ -205,6 +210,7 @@ impl Connection {
             self.rtt.forget_backoff();
         }
         if self.recovery.phase == Phase::Open
+            && cx.config.tail_probes
             && self.conditions.has(Conditions::SACK)
             && self.scoreboard.sacked_bytes == 0
             && self.rack.probe_end.is_none()
@@ -239,10 +245,14 @@ impl Connection {
         }
     }
 
-    /// After a transmission: RFC 6298 section 5.1, "if the timer is not running, start it".
+    /// After a transmission: RFC 6298 section 5.1, "if the timer is not running, start it"; RFC 8985
+    /// section 7.2, "start or restart a loss probe PTO timer after transmitting new data".
     #[inline]
     pub(super) fn arm_after_sending(&mut self, cx: &Context<'_>) {
-        if matches!(self.loss_timer, LossTimer::Idle | LossTimer::Persist) {
+        if matches!(
+            self.loss_timer,
+            LossTimer::Idle | LossTimer::Persist | LossTimer::TailProbe
+        ) {
             self.arm_probe_or_retransmission(cx);
         }
     }

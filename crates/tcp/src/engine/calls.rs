@@ -3,11 +3,11 @@
 use core::net::{IpAddr, SocketAddr};
 
 use super::Engine;
-use crate::config::{InterfaceAddress, Options};
+use crate::config::{InterfaceAddress, Keepalive, Options};
 use crate::connection::{CloseReason, Conditions, Connection, Context, FlowKey, State};
 use crate::host::{CallError, ConnectError, ConnectionId, ConnectionInfo, ListenError, ListenerId};
 use crate::position::Position;
-use crate::time::Instant;
+use crate::time::{Duration, Instant};
 use crate::wire::ethernet::MacAddress;
 use crate::wire::ip::Address;
 
@@ -31,6 +31,11 @@ impl Engine {
             return Err(ListenError::AddressNotOurs);
         }
         self.listeners.add(address, local.port(), backlog, options)
+    }
+
+    /// Changes how connections behave that will come in through `listener`.
+    pub fn set_listener_options(&mut self, listener: ListenerId, options: Options) {
+        self.listeners.set_options(listener, options);
     }
 
     /// Stops listening. Connections that nobody accepted are reset.
@@ -225,6 +230,23 @@ impl Engine {
         })
     }
 
+    /// Sets when a silent remote is probed, and when it is given up.
+    ///
+    /// # Errors
+    /// [`CallError::NoConnection`].
+    pub fn set_patience(
+        &mut self,
+        now: Instant,
+        id: ConnectionId,
+        keepalive: Option<Keepalive>,
+        user_timeout: Option<Duration>,
+    ) -> Result<(), CallError> {
+        self.call(now, id, |connection, cx| {
+            connection.set_patience(cx, keepalive, user_timeout);
+            Ok(())
+        })
+    }
+
     /// What there is to know about a connection.
     #[must_use]
     pub fn info(&self, id: ConnectionId) -> Option<ConnectionInfo> {
@@ -242,6 +264,23 @@ impl Engine {
             in_flight: connection.in_flight(),
             mss: connection.mss,
             round_trip: connection.rtt.smoothed(),
+            round_trip_variation: connection.rtt.variation(),
+            round_trip_minimum: connection.rtt.minimum(),
+            timeout: connection.rtt.timeout(&self.config),
+            retries: connection.retries,
+            phase: connection.recovery.phase,
+            sent: connection.snd_nxt.min(connection.snd_end).byte(),
+            sacked: connection.scoreboard.sacked_bytes,
+            lost: connection.scoreboard.lost_bytes,
+            retransmitted: connection.scoreboard.retransmitted_bytes(),
+            advertised_mss: connection.path_mss,
+            timestamps: connection.conditions.has(Conditions::TIMESTAMPS),
+            selective: connection.conditions.has(Conditions::SACK),
+            ecn: connection.conditions.has(Conditions::ECN),
+            window_scales: connection
+                .conditions
+                .has(Conditions::SCALES)
+                .then_some((connection.snd_wscale, connection.rcv_wscale)),
             receive_limit: connection.rcv_limit,
             memory_bytes: connection.memory_bytes(),
         })

@@ -298,7 +298,11 @@ impl Engine {
         let scale = window_scale(&self.config, options.receive_bytes_max);
         let mut writer = OptionWriter::new();
         writer.syn(&SynOptions {
-            mss: Some(self.interface.path_mss(now, key.remote)),
+            mss: Some(
+                self.interface
+                    .path_mss(now, key.remote)
+                    .min(options.mss_max.max(crate::connection::MSS_MIN)),
+            ),
             window_scale: offer
                 .syn
                 .window_scale

@@ -58,6 +58,13 @@ impl Listeners {
         Ok(ListenerId(id))
     }
 
+    /// Changes what connections that come in begin with.
+    pub(crate) fn set_options(&mut self, id: ListenerId, options: Options) {
+        if let Some(listener) = self.by_id.get_mut(&id.0) {
+            listener.options = options;
+        }
+    }
+
     /// Removes a listener; returns the connections nobody accepted.
     pub(crate) fn remove(&mut self, id: ListenerId) -> VecDeque<ConnectionId> {
         self.by_id

@@ -190,6 +190,7 @@ fn draw_traits(random: &mut Random) -> Traits {
 fn draw_options(random: &mut Random) -> Options {
     let receive_bytes = [4_096, 16_384, 65_536, 262_144][random.below(4) as usize];
     Options {
+        mss_max: u16::MAX,
         congestion: [
             CongestionControl::NewReno,
             CongestionControl::Cubic,
