@@ -38,6 +38,10 @@ check: ## formatting, lints, scripts, links in the documents
 sim: ## the TCP engine in the deterministic simulator
 	cargo xtask sim
 
+.PHONY: packetdrill
+packetdrill: ## packetdrill's scripts against the engine; needs PACKETDRILL= and PACKETDRILL_SCRIPTS=
+	@PACKETDRILL='$(PACKETDRILL)' PACKETDRILL_SCRIPTS='$(PACKETDRILL_SCRIPTS)' cargo xtask packetdrill
+
 .PHONY: bench
 bench: ## the numbers of docs/benchmarks.md, about half an hour
 	@scripts/deps.sh rust demo

@@ -3,10 +3,12 @@
 //! - [`steps`]: runs commands one after the other, counts what they tested, ends with one line.
 //! - [`suite`]: what is run for `check`, `test`, `loom`, `sim`, `e2e`, `fuzz`.
 //! - [`links`]: every link inside the documents leads somewhere.
+//! - [`packetdrill`]: packetdrill's scripts against the engine, for who has packetdrill.
 //! - [`demo`]: real programs on both paths and one table, for `demo` and `bench`.
 
 mod demo;
 mod links;
+mod packetdrill;
 mod steps;
 mod suite;
 
@@ -22,11 +24,15 @@ Usage: cargo xtask COMMAND
   sim [SEED]     the TCP engine in the simulator; with SEED, that one in detail
   e2e [FILTER]   real programs, the kernel as the oracle
   fuzz [SECONDS] every fuzz target for some seconds (cargo-fuzz and a nightly toolchain)
+  packetdrill [FILTER] [--binary PATH] [--scripts DIR]
+                 packetdrill's scripts against the TCP engine, in virtual time
   bench          real programs on both paths, ten rounds each, then the lab and the engine
   demo           the same programs in under three minutes
 
 Environment:
   TOEHOLD_SIM_SEEDS  how many seeds `sim` runs (1000)
+  PACKETDRILL, PACKETDRILL_SCRIPTS
+                     a packetdrill binary and a folder of its scripts (neither is part of Toehold)
   TOEHOLD_SOAK       how many rounds the repeated end-to-end tests run
   PROPTEST_CASES     how many cases each property test tries";
 
@@ -42,6 +48,7 @@ fn main() -> ExitCode {
         Some("sim") => suite::sim(argument),
         Some("e2e") => suite::e2e(argument),
         Some("fuzz") => suite::fuzz(argument),
+        Some("packetdrill") => packetdrill::run(&rest),
         Some("bench") => demo::bench() && suite::bench(),
         Some("demo") => demo::demo(),
         Some("help" | "--help" | "-h") => {

@@ -1,0 +1,463 @@
+//! packetdrill's scripts against the engine, by way of the shared library in `tests/packetdrill`.
+//!
+//! Neither packetdrill nor its scripts are part of this project: paths to both are given. What is expected of
+//! each script stands in `tests/packetdrill/scripts.txt`: that it passes, that it fails because it asks for
+//! something the RFCs leave open and Linux decided otherwise, or that it is about something else than TCP on
+//! the wire. A script that is expected to fail and passes is a finding, too.
+//!
+//! Each script runs in a network namespace of its own, where its `sysctl` commands hurt nobody.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io::{Read, Seek};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::steps::Steps;
+use crate::{root, target};
+
+const EXPECTATIONS: &str = "tests/packetdrill/scripts.txt";
+/// Virtual time does not wait: a script that takes longer hangs.
+const SCRIPT_TIME_MAX: Duration = Duration::from_secs(60);
+/// How each script is run. IPv6 headers are longer: with this MTU the MSS is the one scripts expect.
+const VERSIONS: [(&str, &str); 3] = [
+    ("ipv4", ""),
+    ("ipv6", ",mtu=1520"),
+    ("ipv4-mapped-ipv6", ""),
+];
+/// The namespace's devices, and then packetdrill with its arguments. Some scripts set a queueing discipline on
+/// the device that packetdrill would have made.
+const INSIDE: &str = "ip link set lo up; \
+    ip link add tun0 type veth peer name tun1 2>/dev/null; ip link set tun0 up; \
+    export LD_PRELOAD=\"$1\"; shift; ulimit -s 512; exec \"$@\"";
+
+/// What is expected of a script.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Verdict {
+    Pass,
+    Differs,
+    NotApplicable,
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Pass => "pass",
+            Self::Differs => "differs",
+            Self::NotApplicable => "n/a",
+        })
+    }
+}
+
+/// A line of the list.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Expectation {
+    verdict: Verdict,
+    /// The link cuts large frames up (the usual case), or the engine sends each segment by itself.
+    segmentation: bool,
+    /// IPv4 addresses stand in the script.
+    v4_only: bool,
+    reason: String,
+}
+
+/// What is needed, and where it is.
+struct Setup {
+    binary: PathBuf,
+    scripts: PathBuf,
+}
+
+impl Setup {
+    /// From arguments, or else the environment.
+    fn find(arguments: &[String]) -> Result<Self, String> {
+        let value = |flag: &str, variable: &str| {
+            let at = arguments.iter().position(|argument| argument == flag);
+            let given = at.and_then(|at| arguments.get(at + 1).cloned());
+            given
+                .or_else(|| std::env::var(variable).ok())
+                .filter(|value| !value.is_empty())
+        };
+        let binary = value("--binary", "PACKETDRILL").or_else(|| in_path("packetdrill"));
+        let scripts = value("--scripts", "PACKETDRILL_SCRIPTS");
+        let (Some(binary), Some(scripts)) = (binary, scripts) else {
+            return Err(
+                "give a packetdrill binary and a folder of scripts (its gtests/net/tcp, or Linux's \
+                 tools/testing/selftests/net/packetdrill), which are not part of Toehold: \
+                 make packetdrill PACKETDRILL=... PACKETDRILL_SCRIPTS=..."
+                    .to_owned(),
+            );
+        };
+        let absolute =
+            |path: String| std::fs::canonicalize(&path).map_err(|error| format!("{path}: {error}"));
+        Ok(Self {
+            binary: absolute(binary)?,
+            scripts: absolute(scripts)?,
+        })
+    }
+}
+
+/// The step of a full test: skipped, loudly, where there is no packetdrill.
+pub(crate) fn add(steps: &mut Steps) {
+    match Setup::find(&[]) {
+        Ok(_) => steps.check("packetdrill", || run(&[])),
+        Err(reason) => steps.skip("packetdrill", &reason),
+    }
+}
+
+/// Runs the scripts, and prints what came of them.
+pub(crate) fn run(arguments: &[String]) -> bool {
+    let setup = match Setup::find(arguments) {
+        Ok(setup) => setup,
+        Err(reason) => {
+            eprintln!("packetdrill: {reason}");
+            return false;
+        }
+    };
+    let filter = arguments.first().filter(|first| !first.starts_with("--"));
+    let list = std::fs::read_to_string(root().join(EXPECTATIONS)).unwrap_or_default();
+    let expectations = match parse(&list) {
+        Ok(expectations) => expectations,
+        Err(reason) => {
+            eprintln!("{EXPECTATIONS}: {reason}");
+            return false;
+        }
+    };
+    let mut build = Command::new("cargo");
+    build.args(["build", "--release", "-p", "toehold-packetdrill", "--quiet"]);
+    if !build
+        .current_dir(root())
+        .status()
+        .is_ok_and(|status| status.success())
+    {
+        return false;
+    }
+    let mut scripts = Vec::new();
+    collect(&setup.scripts, &mut scripts);
+    scripts.retain(|script| filter.is_none_or(|part| script.to_string_lossy().contains(part)));
+    scripts.sort();
+    let jobs = jobs(&setup, &scripts, &expectations);
+    let done = run_all(&setup, &jobs);
+    report(&setup, &scripts, &expectations, &done)
+}
+
+/// One run of one script.
+struct Job {
+    script: PathBuf,
+    key: String,
+    version: &'static str,
+    flags: String,
+    expected: Option<Verdict>,
+}
+
+/// What came of it: the last lines of its output where it failed.
+struct Done {
+    key: String,
+    version: &'static str,
+    expected: Option<Verdict>,
+    failure: Option<String>,
+}
+
+fn jobs(
+    setup: &Setup,
+    scripts: &[PathBuf],
+    expectations: &BTreeMap<String, Expectation>,
+) -> Vec<Job> {
+    let mut jobs = Vec::new();
+    for script in scripts {
+        let key = key(&setup.scripts, script);
+        let expectation = lookup(expectations, &key);
+        if expectation.is_some_and(|expectation| expectation.verdict == Verdict::NotApplicable) {
+            continue;
+        }
+        let segmentation = expectation.is_none_or(|expectation| expectation.segmentation);
+        let v4_only = expectation.is_some_and(|expectation| expectation.v4_only);
+        for (version, more) in VERSIONS {
+            if v4_only && version == "ipv6" {
+                continue;
+            }
+            jobs.push(Job {
+                script: script.clone(),
+                key: key.clone(),
+                version,
+                flags: format!(
+                    "{}{more}",
+                    if segmentation {
+                        "segmentation"
+                    } else {
+                        "plain"
+                    }
+                ),
+                expected: expectation.map(|expectation| expectation.verdict),
+            });
+        }
+    }
+    jobs
+}
+
+/// Runs jobs on all processors.
+fn run_all(setup: &Setup, jobs: &[Job]) -> Vec<Done> {
+    let next = AtomicUsize::new(0);
+    let done = Mutex::new(Vec::new());
+    let workers = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 0..workers {
+            scope.spawn(|| {
+                // Relaxed: each index is handed out once, and nothing else depends on it.
+                while let Some(job) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let outcome = Done {
+                        key: job.key.clone(),
+                        version: job.version,
+                        expected: job.expected,
+                        failure: run_one(setup, job).err(),
+                    };
+                    done.lock().expect("no worker panics").push(outcome);
+                }
+            });
+        }
+    });
+    let mut done = done.into_inner().expect("no worker panics");
+    done.sort_by(|a, b| (&a.key, a.version).cmp(&(&b.key, b.version)));
+    done
+}
+
+fn run_one(setup: &Setup, job: &Job) -> Result<(), String> {
+    let library = target().join("release/libtoehold_packetdrill.so");
+    let mut output = tempfile::tempfile().map_err(|error| error.to_string())?;
+    let to_output = |file: &std::fs::File| file.try_clone().map_err(|error| error.to_string());
+    let mut command = Command::new("unshare");
+    // SAFETY: geteuid cannot fail.
+    if unsafe { libc::geteuid() } == 0 {
+        // packetdrill would take real-time priority, for a clock it does not look at here.
+        command.args([
+            "--net",
+            "setpriv",
+            "--bounding-set=-sys_nice",
+            "--inh-caps=-sys_nice",
+        ]);
+    } else {
+        command.args(["--user", "--map-root-user", "--net"]);
+    }
+    command
+        .args(["sh", "-c", INSIDE, "packetdrill"])
+        .arg(&library)
+        .arg(&setup.binary)
+        .arg(format!("--so_filename={}", library.display()))
+        .arg(format!("--so_flags={}", job.flags))
+        .arg(format!("--ip_version={}", job.version))
+        .arg(job.script.file_name().expect("a script has a name"))
+        .current_dir(job.script.parent().expect("a script has a folder"))
+        .stdin(std::process::Stdio::null())
+        .stdout(to_output(&output)?)
+        .stderr(to_output(&output)?);
+    let mut child = command
+        .spawn()
+        .map_err(|error| format!("unshare: {error}"))?;
+    let passed = wait(&mut child);
+    // Scripts leave this behind; each command above becomes the next, so the number is packetdrill's.
+    let _ = std::fs::remove_file(format!("/tmp/sysctl_restore_{}.sh", child.id()));
+    if passed {
+        return Ok(());
+    }
+    let mut text = String::new();
+    let _ = output
+        .rewind()
+        .and_then(|()| output.read_to_string(&mut text));
+    let mut lines: Vec<&str> = text
+        .lines()
+        .filter(|line| !line.starts_with("sysctl:"))
+        .collect();
+    lines.drain(..lines.len().saturating_sub(4));
+    Err(lines.join("\n    "))
+}
+
+fn wait(child: &mut Child) -> bool {
+    let until = Instant::now() + SCRIPT_TIME_MAX;
+    loop {
+        match child.try_wait() {
+            Ok(Some(status)) => return status.success(),
+            Ok(None) if Instant::now() < until => std::thread::sleep(Duration::from_millis(5)),
+            _ => {
+                let _ = child.kill();
+                let _ = child.wait();
+                return false;
+            }
+        }
+    }
+}
+
+fn report(
+    setup: &Setup,
+    scripts: &[PathBuf],
+    expectations: &BTreeMap<String, Expectation>,
+    done: &[Done],
+) -> bool {
+    let mut surprises = 0;
+    for one in done {
+        let surprise = match (&one.expected, &one.failure) {
+            (Some(Verdict::Pass), Some(failure)) => format!("FAILED\n    {failure}"),
+            (Some(Verdict::Differs), None) => "passes, although it is listed to differ".to_owned(),
+            (None, Some(failure)) => format!("is not in the list, and fails\n    {failure}"),
+            (None, None) => "is not in the list, and passes".to_owned(),
+            _ => continue,
+        };
+        // A script may differ in one IP version alone.
+        let differs_elsewhere = one.expected == Some(Verdict::Differs)
+            && done
+                .iter()
+                .any(|other| other.key == one.key && other.failure.is_some());
+        if !differs_elsewhere {
+            surprises += 1;
+            println!("{} ({}) {surprise}", one.key, one.version);
+        }
+    }
+    let mut reasons: BTreeMap<(String, &str), usize> = BTreeMap::new();
+    let mut counts = [0; 3];
+    for script in scripts {
+        if let Some(expectation) = lookup(expectations, &key(&setup.scripts, script)) {
+            counts[expectation.verdict as usize] += 1;
+            if expectation.verdict != Verdict::Pass {
+                let reason = (expectation.verdict.to_string(), expectation.reason.as_str());
+                *reasons.entry(reason).or_default() += 1;
+            }
+        }
+    }
+    for ((verdict, reason), count) in reasons {
+        println!("{count:>4} {verdict:<8} {reason}");
+    }
+    let passed = done.iter().filter(|one| one.failure.is_none()).count();
+    println!(
+        "packetdrill: {} scripts: {} pass, {} differ by policy, {} not applicable; \
+         {passed} of {} runs passed; {surprises} not as expected",
+        scripts.len(),
+        counts[Verdict::Pass as usize],
+        counts[Verdict::Differs as usize],
+        counts[Verdict::NotApplicable as usize],
+        done.len(),
+    );
+    surprises == 0
+}
+
+/// The name of a script in the list. Linux's copies have one folder and longer names:
+/// `tcp_close_no_rst.pkt` is `close/no_rst.pkt`.
+fn key(scripts: &Path, script: &Path) -> String {
+    let name = script.strip_prefix(scripts).unwrap_or(script);
+    let name = name.with_extension("");
+    let name = name.to_string_lossy().replace('/', "_");
+    name.strip_prefix("tcp_").unwrap_or(&name).to_owned()
+}
+
+/// The line for a script: its own, or that of the longest prefix that ends in `*`.
+fn lookup<'a>(
+    expectations: &'a BTreeMap<String, Expectation>,
+    key: &str,
+) -> Option<&'a Expectation> {
+    expectations.get(key).or_else(|| {
+        expectations
+            .iter()
+            .filter(|(name, _)| {
+                name.strip_suffix('*')
+                    .is_some_and(|part| key.starts_with(part))
+            })
+            .max_by_key(|(name, _)| name.len())
+            .map(|(_, expectation)| expectation)
+    })
+}
+
+/// Reads the list: `name verdict[,option] reason` in each line, `#` for comments.
+fn parse(list: &str) -> Result<BTreeMap<String, Expectation>, String> {
+    let mut expectations = BTreeMap::new();
+    for (number, line) in (1..).zip(list.lines()) {
+        let line = line.trim();
+        if line.is_empty() || line.starts_with('#') {
+            continue;
+        }
+        let mut words = line.splitn(3, char::is_whitespace);
+        let name = words.next().unwrap_or_default();
+        let rest = line[name.len()..].trim_start();
+        let (how, reason) = rest.split_once(char::is_whitespace).unwrap_or((rest, ""));
+        let mut how = how.split(',');
+        let verdict = match how.next() {
+            Some("pass") => Verdict::Pass,
+            Some("differs") => Verdict::Differs,
+            Some("n/a") => Verdict::NotApplicable,
+            _ => return Err(format!("line {number}: pass, differs or n/a")),
+        };
+        let mut expectation = Expectation {
+            verdict,
+            segmentation: true,
+            v4_only: false,
+            reason: reason.trim().to_owned(),
+        };
+        for option in how {
+            match option {
+                "plain" => expectation.segmentation = false,
+                "v4" => expectation.v4_only = true,
+                _ => return Err(format!("line {number}: {option} is no option")),
+            }
+        }
+        if verdict != Verdict::Pass && expectation.reason.is_empty() {
+            return Err(format!("line {number}: why?"));
+        }
+        expectations.insert(name.to_owned(), expectation);
+    }
+    Ok(expectations)
+}
+
+fn collect(folder: &Path, scripts: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        let path = entry.path();
+        if path.is_dir() {
+            collect(&path, scripts);
+        } else if path.extension().is_some_and(|extension| extension == "pkt") {
+            scripts.push(path);
+        }
+    }
+}
+
+fn in_path(name: &str) -> Option<String> {
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path)
+        .map(|folder| folder.join(name))
+        .find(|file| file.is_file())
+        .map(|file| file.to_string_lossy().into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_list_is_readable_and_gives_reasons() {
+        let list = std::fs::read_to_string(root().join(EXPECTATIONS)).expect("the list is there");
+        let expectations = parse(&list).expect("every line is in order");
+        assert!(
+            expectations
+                .values()
+                .any(|one| one.verdict == Verdict::Pass)
+        );
+    }
+
+    #[test]
+    fn both_sources_name_a_script_alike() {
+        let google = key(Path::new("/g"), Path::new("/g/close/close-on-syn-sent.pkt"));
+        let linux = key(
+            Path::new("/l"),
+            Path::new("/l/tcp_close_close-on-syn-sent.pkt"),
+        );
+        assert_eq!(google, "close_close-on-syn-sent");
+        assert_eq!(google, linux);
+    }
+
+    #[test]
+    fn the_most_specific_line_counts() {
+        let expectations = parse("a_* n/a another subject\na_b pass\n").unwrap();
+        assert_eq!(lookup(&expectations, "a_b").unwrap().verdict, Verdict::Pass);
+        assert_eq!(
+            lookup(&expectations, "a_c").unwrap().reason,
+            "another subject"
+        );
+        assert!(parse("a differs").is_err());
+    }
+}
