@@ -109,6 +109,8 @@ pub enum CloseReason {
     Reset,
     /// Nothing came back for too long.
     TimedOut,
+    /// There was no way to the remote: no route, or no neighbour that answered.
+    Unreachable,
     /// The host gave it up.
     Aborted,
 }

@@ -221,7 +221,7 @@ impl Engine {
         let mut mac = None;
         if let Medium::Ethernet { .. } = self.config.medium {
             let Some(hop) = self.interface.next_hop(key.remote) else {
-                self.slots[slot as usize].close(CloseReason::TimedOut);
+                self.slots[slot as usize].close(CloseReason::Unreachable);
                 self.settle_later(slot);
                 return false;
             };
@@ -299,7 +299,7 @@ impl Engine {
             let connection = &mut self.slots[slot as usize];
             // What is established has a timer of its own, which will ask again.
             if matches!(connection.state, State::SynSent | State::SynReceived) {
-                connection.close(CloseReason::TimedOut);
+                connection.close(CloseReason::Unreachable);
             }
             if connection.snd_nxt == connection.snd_una && connection.state == State::Closed {
                 connection.conditions.clear(Conditions::RESET_DUE);
