@@ -6,6 +6,7 @@
 //! - [`table`]: what a fork family shares about its connections, and shows to the adapter.
 //! - [`rendezvous`]: what the library and the adapter say to each other.
 //! - [`layout`]: the shared words of a channel and of the boards between two processes.
+//! - [`offload`]: what an adapter with a TCP engine shows its clients.
 //! - [`memfd`]: making, verifying and mapping the memory behind them.
 
 pub mod channel;
@@ -13,6 +14,8 @@ pub mod doorbell;
 pub mod layout;
 #[cfg(not(loom))]
 pub mod memfd;
+#[cfg(not(loom))]
+pub mod offload;
 pub mod rendezvous;
 pub mod ring;
 pub mod sync;

@@ -12,6 +12,31 @@ pub const SEALS: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SE
 /// # Errors
 /// When the kernel refuses: no descriptors, no memory, no memfd at all.
 pub fn create(name: &core::ffi::CStr, len: usize) -> io::Result<OwnedFd> {
+    create_with(name, len, SEALS)
+}
+
+/// A new memfd that nobody but its maker can ever write: the descriptor, for readers, and the maker's mapping.
+///
+/// # Errors
+/// As for [`create`]; and before Linux 5.1, which has no such seal.
+pub fn create_for_readers(
+    name: &core::ffi::CStr,
+    len: usize,
+) -> io::Result<(OwnedFd, NonNull<u8>)> {
+    let fd = create_with(name, len, SEALS & !libc::F_SEAL_SEAL)?;
+    let base = map_whole(fd.as_raw_fd(), len, libc::PROT_READ | libc::PROT_WRITE)?;
+    let last = libc::F_SEAL_FUTURE_WRITE | libc::F_SEAL_SEAL;
+    // SAFETY: plain system call on a descriptor that we own.
+    if unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, last) } != 0 {
+        let error = io::Error::last_os_error();
+        // SAFETY: mapped above with this length and shown to nobody.
+        unsafe { unmap(base, len) };
+        return Err(error);
+    }
+    Ok((fd, base))
+}
+
+fn create_with(name: &core::ffi::CStr, len: usize, seals: i32) -> io::Result<OwnedFd> {
     // SAFETY: `name` is NUL-terminated; no other memory is involved.
     let fd =
         unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
@@ -23,7 +48,7 @@ pub fn create(name: &core::ffi::CStr, len: usize) -> io::Result<OwnedFd> {
     // SAFETY: plain system calls on a descriptor that we own.
     let failed = unsafe {
         libc::ftruncate(fd.as_raw_fd(), len as libc::off_t) != 0
-            || libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, SEALS) != 0
+            || libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, seals) != 0
     };
     if failed {
         Err(io::Error::last_os_error())
@@ -48,6 +73,10 @@ pub enum MapError {
 /// # Errors
 /// When it is not sealed, not of that length, or cannot be mapped.
 pub fn map(fd: BorrowedFd<'_>, len: usize) -> Result<NonNull<u8>, MapError> {
+    map_with(fd, len, libc::PROT_READ | libc::PROT_WRITE)
+}
+
+fn map_with(fd: BorrowedFd<'_>, len: usize, protection: i32) -> Result<NonNull<u8>, MapError> {
     // SAFETY: plain system call.
     let seals = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) };
     if seals < 0 || seals & SEALS != SEALS || seals & libc::F_SEAL_WRITE != 0 {
@@ -62,27 +91,40 @@ pub fn map(fd: BorrowedFd<'_>, len: usize) -> Result<NonNull<u8>, MapError> {
     if stat.st_size as u64 != len as u64 {
         return Err(MapError::Length(stat.st_size as u64));
     }
+    map_whole(fd.as_raw_fd(), len, protection).map_err(MapError::Os)
+}
+
+/// Maps a file whose length is sealed.
+fn map_whole(fd: i32, len: usize, protection: i32) -> io::Result<NonNull<u8>> {
     // SAFETY: a fresh mapping of our own; the file's length is fixed by its seals, so no page of it can vanish.
     let base = unsafe {
         libc::mmap(
             core::ptr::null_mut(),
             len,
-            libc::PROT_READ | libc::PROT_WRITE,
+            protection,
             libc::MAP_SHARED | libc::MAP_NORESERVE,
-            fd.as_raw_fd(),
+            fd,
             0,
         )
     };
     if base == libc::MAP_FAILED {
-        return Err(MapError::Os(io::Error::last_os_error()));
+        return Err(io::Error::last_os_error());
     }
-    NonNull::new(base.cast()).ok_or(MapError::Length(0))
+    NonNull::new(base.cast()).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
 }
 
-/// Ends a mapping made by [`map`].
+/// As [`map`], readable only.
+///
+/// # Errors
+/// As for [`map`].
+pub fn map_to_read(fd: BorrowedFd<'_>, len: usize) -> Result<NonNull<u8>, MapError> {
+    map_with(fd, len, libc::PROT_READ)
+}
+
+/// Ends a mapping made by [`map`] or [`map_to_read`].
 ///
 /// # Safety
-/// `base` came from [`map`] with the same `len`, and nothing uses the mapping any more.
+/// `base` came from one of the functions here with the same `len`, and nothing uses the mapping any more.
 pub unsafe fn unmap(base: NonNull<u8>, len: usize) {
     // SAFETY: the caller's promise.
     unsafe { libc::munmap(base.as_ptr().cast(), len) };

@@ -9,6 +9,11 @@
 //!                                 ◄──      Offer(entry, side, slot, pair) + region [+ pair memfd]     (to both)
 //!   Withdraw(entry)               ──►      forgets it
 //!   Resume(entry)                 ──►      around exec: the same Offer again, or Answer when there is no channel
+//!   Engine                        ──►      has it a TCP engine?
+//!                                 ◄──      Engine [+ what the engine shows its clients, see crate::offload]
+//!   Connect(carrier, destination) ──►      the carrier's other end is the relay: connect it to the destination
+//!   Listen(address, backlog)      ──►      listens there on the engine's addresses as well
+//!   Unlisten(address)             ──►      looks whether that listener is still there
 //!   (socket closes)               ──►      tells every partner, by COMMAND_PEER_GONE in their entries
 //!
 //!   toehold status / detach       ──►      Query(kind, pid, fd)
@@ -95,6 +100,16 @@ pub enum Kind {
     /// [`Kind::Offer`] of the same side, slot and pair with both descriptors or, when there is no such channel, an
     /// [`Kind::Answer`] with `side` 0 and the entry and generation asked for.
     Resume = 11,
+    /// Library: show me your engine. The reply is of the same kind, with one descriptor (an [`crate::offload::Outlook`]) or, where there is
+    /// no engine, with none.
+    Engine = 12,
+    /// Library: the carrier from `local`, at the other end of which is the relay, is for `remote`; `side` is the local port the
+    /// program asked for, or 0. The answer is one urgent byte on the carrier: 0, or an errno.
+    Connect = 13,
+    /// Library: the program listens at `local`, with the backlog in `slot`; `side` is 1 when it takes IPv6 only.
+    Listen = 14,
+    /// Library: the program has closed a descriptor that listened at `local`. There may be others.
+    Unlisten = 15,
 }
 
 /// What was wrong with a message.
@@ -153,10 +168,22 @@ impl Message {
             9 => Kind::Answer,
             10 => Kind::Adopt,
             11 => Kind::Resume,
+            12 => Kind::Engine,
+            13 => Kind::Connect,
+            14 => Kind::Listen,
+            15 => Kind::Unlisten,
             other => return Err(MessageError::Kind(other)),
         };
         Ok((message, kind))
     }
+}
+
+/// The IPv4 address in an IPv4-mapped IPv6 address.
+pub fn unmapped(ip: [u8; 16]) -> Option<[u8; 4]> {
+    let (prefix, v4) = ip.split_first_chunk::<12>()?;
+    (*prefix == [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff])
+        .then(|| v4.first_chunk().copied())
+        .flatten()
 }
 
 /// An IPv4 address as IPv4-mapped IPv6, so that both ends of a dual-stack connection spell it alike.

@@ -24,7 +24,7 @@ use crate::sync::{AtomicU32, AtomicU64, Ordering};
 /// First word of a table: "TOEHOLDT".
 pub const TABLE_MAGIC: u64 = u64::from_le_bytes(*b"TOEHOLDT");
 /// Changes whenever the meaning of any shared layout (table, region, board, message) changes.
-pub const LAYOUT_VERSION: u32 = 1;
+pub const LAYOUT_VERSION: u32 = 2;
 /// Entries in a table: the most connections one fork family can have tracked at a time.
 pub const ENTRIES: usize = 65_536;
 /// Where the first entry begins.
@@ -93,7 +93,9 @@ pub struct Entry {
     pub side: AtomicU32,
     /// Number of this channel in its pair of processes; its bit on the boards.
     pub slot: AtomicU32,
-    _line0: [u32; 2],
+    /// Of an offloaded connection: its true ports, local above remote.
+    pub true_ports: AtomicU32,
+    _line0: u32,
 
     /// Receiving: the lock of this line, the owner's thread id or 0.
     pub rx_lock: AtomicU32,
@@ -158,7 +160,10 @@ pub struct Entry {
     pub spins_failed: AtomicU32,
     /// Peer faults: words of the peer that failed their check.
     pub faults: AtomicU32,
-    _line3: [u32; 8],
+    /// Of an offloaded connection: its true local address, IPv4 as IPv4-mapped IPv6, bytes in memory order.
+    pub true_local: [AtomicU64; 2],
+    /// Its true remote address, likewise.
+    pub true_remote: [AtomicU64; 2],
 }
 
 #[cfg(not(loom))]
@@ -170,6 +175,7 @@ const _: () = {
     assert!(core::mem::offset_of!(Entry, rx_lock) == 64);
     assert!(core::mem::offset_of!(Entry, tx_lock) == 128);
     assert!(core::mem::offset_of!(Entry, upgrades) == 192);
+    assert!(core::mem::offset_of!(Entry, true_local) == 224);
 };
 
 /// Life of an [`Entry`].
@@ -261,6 +267,12 @@ pub const FLAG_SHUT_RX: u32 = 1 << 6;
 
 /// The program cleared close-on-exec on a descriptor of it: it means to pass it on.
 pub const FLAG_INHERITED: u32 = 1 << 7;
+/// The carrier leads to the adapter's TCP engine; the program's addresses are in `true_local` and `true_remote`.
+pub const FLAG_OFFLOAD: u32 = 1 << 8;
+/// Offloaded, and the engine has not yet said whether the remote answers.
+pub const FLAG_CONNECTING: u32 = 1 << 9;
+/// Offloaded, and the engine could not connect; the error waits for the program in `rx_hints`.
+pub const FLAG_REFUSED: u32 = 1 << 10;
 
 /// No command.
 pub const COMMAND_NONE: u32 = 0;
@@ -311,13 +323,19 @@ pub enum Reason {
     Closing = 17,
     /// The library or the adapter is of another version.
     Version = 18,
+    /// Carried by the adapter's engine; between program and adapter the kernel relays it.
+    Relayed = 19,
+    /// The program asked for the offload path, and the adapter has no engine that serves the destination.
+    NoEngine = 20,
+    /// The adapter's engine serves the destination, but the connection could not be handed to it.
+    NoRelay = 21,
 }
 
 impl Reason {
     /// The reason behind a number, if it is one.
     pub fn from_word(word: u32) -> Option<Reason> {
         use Reason::*;
-        const ALL: [Reason; 19] = [
+        const ALL: [Reason; 22] = [
             None,
             FewBytes,
             NoAdapter,
@@ -337,6 +355,9 @@ impl Reason {
             Shared,
             Closing,
             Version,
+            Relayed,
+            NoEngine,
+            NoRelay,
         ];
         ALL.get(word as usize).copied()
     }
@@ -365,6 +386,11 @@ impl Reason {
             Reason::Shared => "shared by several processes",
             Reason::Closing => "one of its directions has ended",
             Reason::Version => "the adapter is of another version",
+            Reason::Relayed => {
+                "carried by the adapter's engine, relayed to the program by the kernel"
+            }
+            Reason::NoEngine => "the adapter has no engine for this destination",
+            Reason::NoRelay => "could not be handed to the adapter's engine",
         }
     }
 }

@@ -1,0 +1,407 @@
+//! What an adapter with a TCP engine shows its clients: which destinations the engine serves, where its relay listens, and for
+//! whom a carrier stands.
+//!
+//! ```text
+//!   page 0        Outlook: identity, the relay, rules
+//!   then          connected[65536]   by the program's port: carriers that lead to the relay
+//!                 accepted[65536]    by the adapter's port: carriers that come from it
+//! ```
+//!
+//! One sealed memfd, written by the adapter alone ([`crate::memfd::create_for_readers`]), mapped readable by the library. A carrier's
+//! [`Ends`] are written before anybody can ask for them (before the urgent byte of an active open, before the connect of a
+//! passive one) and stay until the port is used again: a program may accept a connection that has ended already.
+//!
+//! | word | writer | reader | ordering |
+//! |---|---|---|---|
+//! | `magic`, and all that is fixed before it | adapter, once | library | Release / Acquire |
+//! | `Ends::state`, and the words beside it | adapter | library | Release / Acquire |
+
+use crate::rendezvous::unmapped;
+use crate::sync::{AtomicU32, AtomicU64, Ordering};
+
+/// First word of an outlook: "TOEHOLDO".
+pub const OUTLOOK_MAGIC: u64 = u64::from_le_bytes(*b"TOEHOLDO");
+/// Most rules an outlook can hold.
+pub const RULES_MAX: usize = 64;
+/// Ports of one kind of carrier.
+pub const PORTS: usize = 65_536;
+/// Where the ends begin.
+const ENDS_OFFSET: usize = 4096;
+/// Length of an outlook's memfd; untouched pages cost nothing.
+pub const OUTLOOK_BYTES: usize = ENDS_OFFSET + 2 * PORTS * size_of::<Ends>();
+
+/// The first page.
+#[derive(Debug)]
+#[repr(C)]
+pub struct Header {
+    /// [`OUTLOOK_MAGIC`], last of all.
+    pub magic: AtomicU64,
+    /// [`crate::table::LAYOUT_VERSION`].
+    pub version: AtomicU32,
+    /// Port of the relay, on 127.0.0.1.
+    pub relay_port: AtomicU32,
+    /// Network namespace of the relay (`SO_NETNS_COOKIE`).
+    pub netns: AtomicU64,
+    /// IPv4 address (memory order) that accepted carriers come from.
+    pub relay_source: AtomicU32,
+    /// Rules in force.
+    pub rules: AtomicU32,
+    /// The first that matches decides; none: the host path.
+    pub rule: [RuleWords; RULES_MAX],
+}
+
+/// One rule as it lies in memory.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub struct RuleWords {
+    /// The prefix, IPv4 as IPv4-mapped IPv6, big-endian halves.
+    pub prefix: [AtomicU64; 2],
+    /// Its length, of 128.
+    pub prefix_bits: AtomicU32,
+    /// Destination port; 0 for all.
+    pub port: AtomicU32,
+    /// A [`Verdict`] as a number.
+    pub verdict: AtomicU32,
+    _reserved: u32,
+}
+
+/// For whom a carrier stands.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub struct Ends {
+    /// 0: for nobody but itself; 1: for the addresses below.
+    pub state: AtomicU32,
+    /// The carrier's other port: a spoof from elsewhere has another.
+    pub carrier_port: AtomicU32,
+    /// The engine's address, memory order.
+    pub local: [AtomicU64; 2],
+    /// The remote's.
+    pub remote: [AtomicU64; 2],
+    /// The engine's port above the remote's.
+    pub ports: AtomicU32,
+    _reserved: [u32; 5],
+}
+
+const _: () = {
+    assert!(size_of::<Header>() <= ENDS_OFFSET);
+    assert!(size_of::<Ends>() == 64);
+};
+
+/// How connections to a destination travel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Verdict {
+    /// By the kernel.
+    Host = 1,
+    /// By the kernel, or through shared memory where both ends are on this host.
+    Direct = 2,
+    /// By the engine.
+    Offload = 3,
+    /// By the engine, for programs that ask for it (`--path offload`).
+    OffloadOnRequest = 4,
+}
+
+/// One rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rule {
+    /// The prefix, IPv4 as IPv4-mapped IPv6.
+    pub prefix: [u8; 16],
+    /// Its length, of 128.
+    pub prefix_bits: u32,
+    /// Destination port; 0 for all.
+    pub port: u16,
+    /// What it says.
+    pub verdict: Verdict,
+}
+
+impl Rule {
+    /// Whether it speaks of this destination. `::/0` does not speak of IPv4.
+    pub fn matches(&self, ip: [u8; 16], port: u16) -> bool {
+        if unmapped(ip).is_some() && self.prefix_bits < 96 {
+            return false;
+        }
+        let shift = 128 - self.prefix_bits.min(128);
+        let differing = u128::from_be_bytes(self.prefix) ^ u128::from_be_bytes(ip);
+        (self.port == 0 || self.port == port) && (shift == 128 || differing >> shift == 0)
+    }
+}
+
+/// An address and a port.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Address {
+    /// IPv4 as IPv4-mapped IPv6.
+    pub ip: [u8; 16],
+    /// In host byte order.
+    pub port: u16,
+}
+
+impl Address {
+    /// The address in the form that IPv4 has of its own, if it is one.
+    pub fn v4(&self) -> Option<[u8; 4]> {
+        unmapped(self.ip)
+    }
+
+    fn store(&self, words: &[AtomicU64; 2]) {
+        for (word, bytes) in words.iter().zip(self.ip.chunks_exact(8)) {
+            let mut eight = [0; 8];
+            eight.copy_from_slice(bytes);
+            word.store(u64::from_ne_bytes(eight), Ordering::Relaxed);
+        }
+    }
+
+    /// The address in two words of shared memory, and a port from elsewhere.
+    pub fn load(words: &[AtomicU64; 2], port: u16) -> Address {
+        let mut ip = [0; 16];
+        for (word, bytes) in words.iter().zip(ip.chunks_exact_mut(8)) {
+            bytes.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
+        }
+        Address { ip, port }
+    }
+}
+
+/// Writes a connection's true addresses into three words of its table entry.
+pub fn store_true_ends(entry: &crate::table::Entry, local: Address, remote: Address) {
+    local.store(&entry.true_local);
+    remote.store(&entry.true_remote);
+    let ports = u32::from(local.port) << 16 | u32::from(remote.port);
+    entry.true_ports.store(ports, Ordering::Relaxed);
+}
+
+/// The true local and remote address in a table entry.
+pub fn true_ends(entry: &crate::table::Entry) -> (Address, Address) {
+    let ports = entry.true_ports.load(Ordering::Relaxed);
+    (
+        Address::load(&entry.true_local, (ports >> 16) as u16),
+        Address::load(&entry.true_remote, ports as u16),
+    )
+}
+
+/// Which way a carrier was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// By the program, to the relay: found by the program's port.
+    Connected,
+    /// By the adapter, to the program's listener: found by the adapter's port.
+    Accepted,
+}
+
+/// A mapped outlook. Does not own the mapping.
+#[derive(Clone, Copy, Debug)]
+pub struct Outlook {
+    base: *mut u8,
+}
+
+// SAFETY: an outlook is atomics all through; any thread may use them.
+unsafe impl Send for Outlook {}
+// SAFETY: as above.
+unsafe impl Sync for Outlook {}
+
+impl Outlook {
+    /// An outlook at `base`.
+    ///
+    /// # Safety
+    /// `base` is page-aligned, mapped for [`OUTLOOK_BYTES`], readable, and stays so for as long as the outlook is used; writable, if
+    /// any of [`Outlook::initialise`] and [`Outlook::set_ends`] is called.
+    pub unsafe fn at(base: *mut u8) -> Outlook {
+        Outlook { base }
+    }
+
+    fn header(&self) -> &Header {
+        // SAFETY: mapped and aligned by the promise of `at`; every field is an atomic.
+        unsafe { &*self.base.cast::<Header>() }
+    }
+
+    fn ends_at(&self, direction: Direction, port: u16) -> &Ends {
+        let place = match direction {
+            Direction::Connected => usize::from(port),
+            Direction::Accepted => PORTS + usize::from(port),
+        };
+        // SAFETY: `place` is below twice `PORTS`; mapped and aligned by the promise of `at`; every field is an atomic.
+        unsafe { &*self.base.add(ENDS_OFFSET).cast::<Ends>().add(place) }
+    }
+
+    /// Fills in the first page of a fresh outlook. Rules beyond [`RULES_MAX`] are left out.
+    pub fn initialise(&self, netns: u64, relay_port: u16, relay_source: [u8; 4], rules: &[Rule]) {
+        let header = self.header();
+        for (words, rule) in header.rule.iter().zip(rules) {
+            let prefix = u128::from_be_bytes(rule.prefix);
+            words.prefix[0].store((prefix >> 64) as u64, Ordering::Relaxed);
+            words.prefix[1].store(prefix as u64, Ordering::Relaxed);
+            words.prefix_bits.store(rule.prefix_bits, Ordering::Relaxed);
+            words.port.store(rule.port.into(), Ordering::Relaxed);
+            words.verdict.store(rule.verdict as u32, Ordering::Relaxed);
+        }
+        let count = rules.len().min(RULES_MAX) as u32;
+        header.rules.store(count, Ordering::Relaxed);
+        header.netns.store(netns, Ordering::Relaxed);
+        header
+            .relay_port
+            .store(relay_port.into(), Ordering::Relaxed);
+        let source = u32::from_ne_bytes(relay_source);
+        header.relay_source.store(source, Ordering::Relaxed);
+        let version = crate::table::LAYOUT_VERSION;
+        header.version.store(version, Ordering::Relaxed);
+        header.magic.store(OUTLOOK_MAGIC, Ordering::Release);
+    }
+
+    /// Whether this is an outlook of our version.
+    pub fn is_valid(&self) -> bool {
+        let header = self.header();
+        header.magic.load(Ordering::Acquire) == OUTLOOK_MAGIC
+            && header.version.load(Ordering::Relaxed) == crate::table::LAYOUT_VERSION
+    }
+
+    /// Network namespace of the relay.
+    pub fn netns(&self) -> u64 {
+        self.header().netns.load(Ordering::Relaxed)
+    }
+
+    /// Port of the relay, on 127.0.0.1.
+    pub fn relay_port(&self) -> u16 {
+        self.header().relay_port.load(Ordering::Relaxed) as u16
+    }
+
+    /// IPv4 address that accepted carriers come from.
+    pub fn relay_source(&self) -> [u8; 4] {
+        self.header()
+            .relay_source
+            .load(Ordering::Relaxed)
+            .to_ne_bytes()
+    }
+
+    /// What the rules say of a destination.
+    pub fn verdict(&self, ip: [u8; 16], port: u16) -> Verdict {
+        let header = self.header();
+        let count = header.rules.load(Ordering::Relaxed) as usize;
+        let rules = header.rule[..count.min(RULES_MAX)].iter();
+        rules
+            .filter_map(RuleWords::rule)
+            .find(|rule| rule.matches(ip, port))
+            .map_or(Verdict::Host, |rule| rule.verdict)
+    }
+
+    /// Says for whom a carrier stands, or (`None`) that it does for nobody any more.
+    pub fn set_ends(
+        &self,
+        direction: Direction,
+        port: u16,
+        carrier_port: u16,
+        ends: Option<(Address, Address)>,
+    ) {
+        let words = self.ends_at(direction, port);
+        words.state.store(0, Ordering::Release);
+        let Some((local, remote)) = ends else { return };
+        local.store(&words.local);
+        remote.store(&words.remote);
+        let ports = u32::from(local.port) << 16 | u32::from(remote.port);
+        words.ports.store(ports, Ordering::Relaxed);
+        words
+            .carrier_port
+            .store(carrier_port.into(), Ordering::Relaxed);
+        // Release pairs with the Acquire load in `ends`.
+        words.state.store(1, Ordering::Release);
+    }
+
+    /// The true local and remote address of a carrier, if it stands for any.
+    pub fn ends(
+        &self,
+        direction: Direction,
+        port: u16,
+        carrier_port: u16,
+    ) -> Option<(Address, Address)> {
+        let words = self.ends_at(direction, port);
+        let stands = words.state.load(Ordering::Acquire) == 1
+            && words.carrier_port.load(Ordering::Relaxed) == u32::from(carrier_port);
+        if !stands {
+            return None;
+        }
+        let ports = words.ports.load(Ordering::Relaxed);
+        Some((
+            Address::load(&words.local, (ports >> 16) as u16),
+            Address::load(&words.remote, ports as u16),
+        ))
+    }
+}
+
+impl RuleWords {
+    fn rule(&self) -> Option<Rule> {
+        let half = |n: usize| u128::from(self.prefix[n].load(Ordering::Relaxed));
+        let verdict = match self.verdict.load(Ordering::Relaxed) {
+            1 => Verdict::Host,
+            2 => Verdict::Direct,
+            3 => Verdict::Offload,
+            4 => Verdict::OffloadOnRequest,
+            _ => return None,
+        };
+        Some(Rule {
+            prefix: (half(0) << 64 | half(1)).to_be_bytes(),
+            prefix_bits: self.prefix_bits.load(Ordering::Relaxed),
+            port: self.port.load(Ordering::Relaxed) as u16,
+            verdict,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memfd;
+    use crate::rendezvous::mapped;
+    use std::os::fd::AsFd;
+
+    fn rule(v4: [u8; 4], bits: u32, port: u16, verdict: Verdict) -> Rule {
+        Rule {
+            prefix: mapped(v4),
+            prefix_bits: 96 + bits,
+            port,
+            verdict,
+        }
+    }
+
+    #[test]
+    fn first_rule_that_matches_decides() {
+        let (file, ours) = memfd::create_for_readers(c"outlook", OUTLOOK_BYTES).expect("memfd");
+        // SAFETY: mapped for that length, and not unmapped before the test ends.
+        let ours = unsafe { Outlook::at(ours.as_ptr()) };
+        let base = memfd::map_to_read(file.as_fd(), OUTLOOK_BYTES).expect("mapped");
+        // SAFETY: as above.
+        let theirs = unsafe { Outlook::at(base.as_ptr()) };
+        assert!(!theirs.is_valid());
+        let rules = [
+            rule([10, 1, 0, 9], 32, 0, Verdict::Host),
+            rule([10, 1, 0, 0], 16, 80, Verdict::Offload),
+            rule([10, 0, 0, 0], 8, 0, Verdict::OffloadOnRequest),
+        ];
+        ours.initialise(7, 4000, [127, 1, 2, 3], &rules);
+        assert!(theirs.is_valid());
+        let verdict = |v4, port| theirs.verdict(mapped(v4), port);
+        assert_eq!(verdict([10, 1, 0, 9], 80), Verdict::Host);
+        assert_eq!(verdict([10, 1, 0, 8], 80), Verdict::Offload);
+        assert_eq!(verdict([10, 1, 0, 8], 81), Verdict::OffloadOnRequest);
+        assert_eq!(verdict([11, 0, 0, 1], 80), Verdict::Host);
+        assert_eq!((theirs.netns(), theirs.relay_port()), (7, 4000));
+        assert_eq!(theirs.relay_source(), [127, 1, 2, 3]);
+    }
+
+    #[test]
+    fn ends_are_those_of_the_very_carrier() {
+        let (file, ours) = memfd::create_for_readers(c"outlook", OUTLOOK_BYTES).expect("memfd");
+        // SAFETY: mapped for that length, and not unmapped before the test ends.
+        let outlook = unsafe { Outlook::at(ours.as_ptr()) };
+        let at = |last, port| Address {
+            ip: mapped([10, 0, 0, last]),
+            port,
+        };
+        let ends = Some((at(2, 33_000), at(1, 80)));
+        outlook.set_ends(Direction::Accepted, 65_535, 80, ends);
+        assert_eq!(outlook.ends(Direction::Accepted, 65_535, 80), ends);
+        assert_eq!(outlook.ends(Direction::Accepted, 65_535, 81), None);
+        assert_eq!(outlook.ends(Direction::Connected, 65_535, 80), None);
+        outlook.set_ends(Direction::Accepted, 65_535, 80, None);
+        assert_eq!(outlook.ends(Direction::Accepted, 65_535, 80), None);
+        assert!(
+            memfd::map(file.as_fd(), OUTLOOK_BYTES).is_err(),
+            "readers cannot write"
+        );
+    }
+}
