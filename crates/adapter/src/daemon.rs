@@ -13,9 +13,12 @@ mod connections;
 mod family;
 mod introductions;
 mod log;
+mod offload;
 mod operator;
 mod poller;
 
+use crate::engine::Engine;
+use crate::engine::settings::Settings;
 use crate::listener::{Hidden, ListenError, Listener};
 use crate::pressure::Pressure;
 use crate::regions::Regions;
@@ -51,6 +54,8 @@ pub struct Options {
     pub policy: Policy,
     /// Time between two looks at every channel while regions are running out.
     pub sample_interval: Duration,
+    /// The TCP engine, if there is to be one.
+    pub engine: Option<Settings>,
 }
 
 impl Options {
@@ -63,6 +68,7 @@ impl Options {
             regions_max: REGIONS_MAX_DEFAULT,
             policy: Policy::SameUser,
             sample_interval: SAMPLE_INTERVAL_DEFAULT,
+            engine: None,
         }
     }
 
@@ -149,6 +155,7 @@ pub struct Daemon {
     listener: Listener,
     /// A descriptor to give up when there are no more, so that a client can still be turned away.
     spare: Option<File>,
+    engine: Option<Engine>,
     registry: Registry,
     tables: Tables,
     regions: Regions,
@@ -190,12 +197,20 @@ impl Daemon {
             runtime_dir: options.runtime_dir.clone(),
             source,
         })?;
+        let mut log = Log::new(options.foreground);
+        let engine = options.engine.as_ref().map(Engine::start).transpose();
+        let engine = engine.unwrap_or_else(|error| {
+            // Programs do without: their connections stay on the host path.
+            log.say("engine", || format!("no TCP engine: {error}"));
+            None
+        });
         options.regions_max = options.regions_max.min(poller::regions_by_descriptors());
         let limits = Limits::with_regions(options.regions_max);
         Ok(Daemon {
             poller,
             listener,
             spare: spare_descriptor(),
+            engine,
             registry: Registry::new(limits, options.policy),
             tables: Tables::default(),
             regions: Regions::default(),
@@ -207,7 +222,7 @@ impl Daemon {
             idle_since: Instant::now(),
             sample_due: None,
             sample_next: None,
-            log: Log::new(options.foreground),
+            log,
             options,
         })
     }

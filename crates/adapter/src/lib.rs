@@ -1,6 +1,7 @@
 //! The adapter: introduces peers, decides policy, keeps the books.
 //!
 //! - [`daemon`]: the process, one thread around an epoll loop.
+//! - [`engine`]: the offload path: a TCP of our own on a link of its own.
 //! - [`registry`]: its core, which decides and does no I/O.
 //! - [`client`]: what the command line asks of it.
 //! - [`runtime_dir`]: where it and its clients meet.
@@ -8,6 +9,7 @@
 
 pub mod client;
 pub mod daemon;
+pub mod engine;
 mod listener;
 mod pressure;
 mod proc;

@@ -1,7 +1,7 @@
 //! What the kernel tells of other processes: `/proc`.
 
 use crate::tables::FileKey;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::unix::fs::MetadataExt;
@@ -54,6 +54,23 @@ fn socket_list(pid: u32) -> SocketList {
         list.extend(text.lines().skip(1).filter_map(parse_line));
     }
     list
+}
+
+/// Where TCP sockets listen in our network namespace.
+pub(crate) fn listening() -> BTreeSet<SocketAddr> {
+    /// `TCP_LISTEN` (include/net/tcp_states.h).
+    const LISTEN: &str = "0A";
+    let mut found = BTreeSet::new();
+    for name in ["tcp", "tcp6"] {
+        let text = fs::read_to_string(format!("/proc/self/net/{name}")).unwrap_or_default();
+        let lines = text.lines().skip(1);
+        found.extend(lines.filter_map(|line| {
+            let mut fields = line.split_ascii_whitespace().skip(1);
+            let local = parse_address(fields.next()?)?;
+            (fields.nth(1)? == LISTEN).then_some(local)
+        }));
+    }
+    found
 }
 
 /// The inode of the network namespace a process is in.
@@ -157,6 +174,17 @@ mod tests {
             assert!(sockets.is_open(own_pid, local, target));
             drop(stream);
             assert!(!Sockets::default().is_open(own_pid, local, target));
+        }
+    }
+
+    #[test]
+    fn own_listeners_are_found_while_they_listen() {
+        for address in ["127.0.0.1:0", "[::]:0"] {
+            let listener = TcpListener::bind(address).expect("bind");
+            let local = listener.local_addr().expect("address");
+            assert!(listening().contains(&local), "{local}");
+            drop(listener);
+            assert!(!listening().contains(&local), "{local}");
         }
     }
 

@@ -1,20 +1,24 @@
 //! What `toehold status` shows, collected from the tables, the registry and `/proc`.
 
+use crate::engine;
 use crate::proc::Sockets;
 use crate::registry::{Registry, TableId};
 use crate::tables::{MappedTable, Tables};
 use serde::Serialize;
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use toehold_channel::offload;
 use toehold_channel::table::{
-    COMMAND_DETACH, Entry, FLAG_ASKED, LAYOUT_VERSION, Mode, Reason, WaitMode,
+    COMMAND_DETACH, Entry, FLAG_ASKED, FLAG_OFFLOAD, LAYOUT_VERSION, Mode, Reason, WaitMode,
 };
 
 /// Everything, by process.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
     pub(crate) processes: Vec<Process>,
+    /// What the TCP engine has done, where there is one.
+    pub(crate) engine: Option<engine::Report>,
 }
 
 /// One process of a family.
@@ -70,6 +74,7 @@ pub(crate) fn report(
     clients: impl Iterator<Item = Client>,
     tables: &Tables,
     registry: &Registry,
+    engine: Option<engine::Report>,
 ) -> Report {
     let mut processes = BTreeMap::new();
     let mut families = BTreeMap::new();
@@ -95,7 +100,10 @@ pub(crate) fn report(
             let generation = entry.generation.load(Ordering::Relaxed);
             let known = registry.end(id, index);
             let known = known.filter(|(end, _)| end.generation == generation);
-            let addresses = known.map(|(_, tuple)| tuple.spoken()).or_else(|| {
+            let offloaded = entry.flags.load(Ordering::Relaxed) & FLAG_OFFLOAD != 0;
+            let known_ends = offloaded.then(|| true_addresses(entry));
+            let known_ends = known_ends.or_else(|| known.map(|(_, tuple)| tuple.spoken()));
+            let addresses = known_ends.or_else(|| {
                 let fd = entry.fd.load(Ordering::Relaxed);
                 sockets.addresses(pid, fd)
             });
@@ -112,7 +120,7 @@ pub(crate) fn report(
     for process in &mut processes {
         process.connections.sort_by_key(|connection| connection.fd);
     }
-    Report { processes }
+    Report { processes, engine }
 }
 
 fn process(pid: u32, uid: u32, table: &MappedTable) -> Process {
@@ -134,8 +142,9 @@ fn connection(
 ) -> Connection {
     let word = |word: &AtomicU32| word.load(Ordering::Relaxed);
     let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
-    let tx_path = path_of(word(&entry.tx_mode));
-    let rx_path = path_of(word(&entry.rx_mode));
+    let is_offloaded = word(&entry.flags) & FLAG_OFFLOAD != 0;
+    let tx_path = path_of(word(&entry.tx_mode), is_offloaded);
+    let rx_path = path_of(word(&entry.rx_mode), is_offloaded);
     let path = if tx_path == DIRECT { tx_path } else { rx_path };
     let calls = count(&entry.tx_calls).saturating_add(count(&entry.rx_calls));
     let doorbells = word(&entry.doorbells);
@@ -191,12 +200,24 @@ fn reason(entry: &Entry) -> Reason {
     }
 }
 
-fn path_of(mode: u32) -> &'static str {
+fn path_of(mode: u32, is_offloaded: bool) -> &'static str {
     match Mode::from_word(mode) {
+        _ if is_offloaded => OFFLOAD,
         Some(Mode::Ring) => DIRECT,
         _ => HOST,
     }
 }
 
+/// The addresses that an offloaded connection has for its program.
+fn true_addresses(entry: &Entry) -> (SocketAddr, SocketAddr) {
+    let spoken = |address: offload::Address| {
+        let ip = address.v4().map_or(IpAddr::from(address.ip), IpAddr::from);
+        SocketAddr::new(ip, address.port)
+    };
+    let (local, remote) = offload::true_ends(entry);
+    (spoken(local), spoken(remote))
+}
+
 const HOST: &str = "host";
 const DIRECT: &str = "direct";
+const OFFLOAD: &str = "offload";

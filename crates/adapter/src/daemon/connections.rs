@@ -164,6 +164,10 @@ impl Daemon {
             Kind::Ping => self.answer(id, 0, None),
             Kind::Status => self.handle_status(id),
             Kind::Detach | Kind::Attach => self.handle_command(id, message, kind),
+            Kind::Engine => self.handle_engine(id),
+            Kind::Connect => self.handle_connect(id, message),
+            Kind::Listen => self.handle_listen(id, message),
+            Kind::Unlisten => self.handle_unlisten(id),
             Kind::Offer | Kind::Answer => Err(Fault::Nonsense),
         }
     }
@@ -214,6 +218,7 @@ impl Daemon {
             self.poller.unwatch(socket);
         }
         connection.close();
+        self.look_at_listeners();
         self.throttled.remove(&id);
         if self.has_no_client() {
             self.idle_since = Instant::now();

@@ -3,6 +3,7 @@
 use super::Daemon;
 use super::connection::Outgoing;
 use super::connections::Fault;
+use crate::engine::Engine;
 use crate::regions::SharedFd;
 use crate::registry::ClientId;
 use crate::status;
@@ -17,6 +18,7 @@ use toehold_channel::rendezvous::{Kind, Message};
 
 impl Daemon {
     pub(super) fn handle_status(&mut self, id: ClientId) -> Result<(), Fault> {
+        let engine = self.engine.as_ref().and_then(Engine::report);
         let processes = self.clients.values().filter(|client| client.is_open());
         let processes = processes.filter_map(|client| {
             let table = client.table?;
@@ -26,7 +28,7 @@ impl Daemon {
                 table,
             })
         });
-        let report = status::report(processes, &self.tables, &self.registry);
+        let report = status::report(processes, &self.tables, &self.registry, engine);
         let connections = report
             .processes
             .iter()

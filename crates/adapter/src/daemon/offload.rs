@@ -1,0 +1,71 @@
+//! What clients ask of the engine, if there is one.
+
+use std::net::{IpAddr, SocketAddr};
+
+use toehold_channel::rendezvous::{Kind, Message, unmapped};
+
+use super::Daemon;
+use super::connection::Outgoing;
+use super::connections::Fault;
+use crate::engine::{Engine, Request};
+use crate::registry::ClientId;
+
+impl Daemon {
+    /// Shows a client the engine, or that there is none.
+    pub(super) fn handle_engine(&mut self, id: ClientId) -> Result<(), Fault> {
+        let outlook = self.engine.as_ref().map(Engine::outlook);
+        let outgoing = Outgoing {
+            message: Message::new(Kind::Engine),
+            descriptors: outlook.into_iter().collect(),
+            offer: None,
+        };
+        self.send(id, outgoing)
+    }
+
+    pub(super) fn handle_connect(&mut self, id: ClientId, message: &Message) -> Result<(), Fault> {
+        self.has_said_hello(id)?;
+        if let Some(engine) = &self.engine {
+            engine.connect(Request {
+                client: id,
+                carrier: address(message.local, message.local_port),
+                remote: address(message.remote, message.remote_port),
+                local_port: message.side as u16,
+            });
+        }
+        Ok(())
+    }
+
+    pub(super) fn handle_listen(&mut self, id: ClientId, message: &Message) -> Result<(), Fault> {
+        self.has_said_hello(id)?;
+        // A carrier is IPv4; a listener for IPv6 only would not take it.
+        if let Some(engine) = self.engine.as_ref().filter(|_| message.side == 0) {
+            let local = address(message.local, message.local_port);
+            engine.listen(id, local, message.slot as usize);
+        }
+        Ok(())
+    }
+
+    pub(super) fn handle_unlisten(&mut self, id: ClientId) -> Result<(), Fault> {
+        self.has_said_hello(id)?;
+        self.look_at_listeners();
+        Ok(())
+    }
+
+    /// Somebody may have stopped listening.
+    pub(super) fn look_at_listeners(&self) {
+        if let Some(engine) = &self.engine {
+            engine.look_at_listeners();
+        }
+    }
+
+    fn has_said_hello(&self, id: ClientId) -> Result<(), Fault> {
+        let connection = self.clients.get(&id);
+        let has = connection.is_some_and(|connection| connection.table.is_some());
+        has.then_some(()).ok_or(Fault::OutOfTurn)
+    }
+}
+
+fn address(ip: [u8; 16], port: u16) -> SocketAddr {
+    let ip = unmapped(ip).map_or(IpAddr::from(ip), IpAddr::from);
+    SocketAddr::new(ip, port)
+}

@@ -1,0 +1,254 @@
+//! The offload path's engine: a TCP of its own on a link of its own, for programs that reach it by their sockets.
+//!
+//! ```text
+//!   program ── carrier (kernel, loopback) ── Flow ── toehold_tcp::Engine ── Tap ── any remote
+//! ```
+//!
+//! - *Active*: the library connects the program's socket to the relay and says, over the rendezvous socket, where it is to lead. The
+//!   answer is one urgent byte on the carrier.
+//! - *Passive*: the library says that the program listens; the engine listens on its addresses as well, and for each connection it accepts
+//!   a carrier is connected to the program's own listener. Accept, backlog, epoll and fork are the kernel's.
+//!
+//! One thread serves it all: it sleeps in epoll, and an engine without work costs nothing. Carriers have `SO_LINGER` 0 while they
+//! are in use: should we die, the kernel resets them, and the program sees what it would see of a failed network interface, instead of
+//! an end of file that nobody sent.
+//!
+//! - [`settings`]: what the operator says. No I/O but reading a file.
+//! - `runner`: the thread; `flow`: one connection; `memory`: its bytes; `listeners`: programs that listen.
+//! - `link`, `poller`, `sys`: the operating system.
+
+mod flow;
+mod link;
+mod listeners;
+mod memory;
+mod poller;
+mod runner;
+pub mod settings;
+mod sys;
+
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, Sender, SyncSender};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use serde::Serialize;
+use toehold_channel::memfd::MapError;
+use toehold_link::TapError;
+
+use crate::listener::owned;
+use crate::regions::SharedFd;
+use crate::registry::ClientId;
+use listeners::Listening;
+use runner::Runner;
+use settings::Settings;
+
+/// Why there is no engine. The adapter does without, and everything stays on the host path.
+#[derive(Debug)]
+pub enum Error {
+    /// The TAP device cannot be had.
+    Tap(TapError),
+    /// The namespace of the device cannot be entered.
+    Namespace(String, io::Error),
+    /// No MTU was given, and the device does not tell.
+    NoMtu,
+    /// What clients are shown cannot be mapped.
+    Outlook(MapError),
+    /// The operating system refused.
+    Os(&'static str, io::Error),
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Tap(error) => error.fmt(out),
+            Error::Namespace(name, error) => write!(
+                out,
+                "cannot enter the network namespace {name} ({error}); this needs CAP_SYS_ADMIN, and `ip netns add {name}`"
+            ),
+            Error::NoMtu => write!(out, "the link does not tell its MTU; give one with --mtu"),
+            Error::Outlook(error) => write!(out, "cannot map what clients are shown: {error:?}"),
+            Error::Os(action, error) => write!(out, "cannot {action}: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+/// What the daemon tells the engine.
+#[derive(Debug)]
+enum Command {
+    /// A carrier is to lead somewhere.
+    Connect(Request),
+    /// A program listens.
+    Listen(Listening),
+    /// A program may have stopped listening.
+    LookAtListeners,
+    /// Say what has happened so far.
+    Report(SyncSender<Report>),
+    /// End.
+    Stop,
+}
+
+/// A program's wish to connect.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Request {
+    pub(crate) client: ClientId,
+    /// The program's end of the carrier.
+    pub(crate) carrier: SocketAddr,
+    pub(crate) remote: SocketAddr,
+    /// The local port it bound to; 0 for any.
+    pub(crate) local_port: u16,
+}
+
+/// What the engine has done, for `toehold status`.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct Report {
+    pub(crate) link: String,
+    pub(crate) addresses: Vec<String>,
+    pub(crate) mtu: u16,
+    pub(crate) connections: usize,
+    pub(crate) listeners: usize,
+    pub(crate) frames_received: u64,
+    pub(crate) frames_sent: u64,
+    pub(crate) frames_malformed: u64,
+    pub(crate) segments_received: u64,
+    pub(crate) segments_sent: u64,
+    pub(crate) bytes_received: u64,
+    pub(crate) bytes_sent: u64,
+    pub(crate) retransmissions: u64,
+    pub(crate) timeouts: u64,
+    pub(crate) resets_sent: u64,
+    pub(crate) resets_received: u64,
+    pub(crate) connections_opened: u64,
+    pub(crate) connections_accepted: u64,
+    /// Connections reset because their program was gone.
+    pub(crate) programs_gone: u64,
+    /// Requests and connections refused because a program was at its quota.
+    pub(crate) over_quota: u64,
+    /// Frames the link did not take.
+    pub(crate) frames_refused: u64,
+    /// Times the thread slept.
+    pub(crate) sleeps: u64,
+}
+
+/// A running engine.
+#[derive(Debug)]
+pub(crate) struct Engine {
+    commands: Sender<Command>,
+    bell: Arc<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+    outlook: SharedFd,
+}
+
+impl Engine {
+    /// Opens the link and starts the thread.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub(crate) fn start(settings: &Settings) -> Result<Engine, Error> {
+        // SAFETY: no memory is involved.
+        let bell = owned(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) });
+        let bell = Arc::new(bell.map_err(|error| Error::Os("make an event", error))?);
+        let (commands, inbox) = mpsc::channel();
+        let inbox = Inbox {
+            commands: inbox,
+            bell: bell.clone(),
+        };
+        let (mut runner, outlook) = Runner::new(settings, inbox)?;
+        let thread = thread::Builder::new().name("engine".into());
+        let thread = thread.spawn(move || runner.run());
+        Ok(Engine {
+            commands,
+            bell,
+            thread: Some(thread.map_err(|error| Error::Os("start a thread", error))?),
+            outlook: SharedFd::new(outlook),
+        })
+    }
+
+    /// What clients are shown.
+    pub(crate) fn outlook(&self) -> SharedFd {
+        self.outlook.clone()
+    }
+
+    /// A program asks for a connection.
+    pub(crate) fn connect(&self, request: Request) {
+        self.tell(Command::Connect(request));
+    }
+
+    /// A program listens.
+    pub(crate) fn listen(&self, client: ClientId, local: SocketAddr, backlog: usize) {
+        self.tell(Command::Listen(Listening {
+            client,
+            local,
+            backlog,
+        }));
+    }
+
+    /// A program may have stopped listening.
+    pub(crate) fn look_at_listeners(&self) {
+        self.tell(Command::LookAtListeners);
+    }
+
+    /// What it has done; nothing when it does not answer soon.
+    pub(crate) fn report(&self) -> Option<Report> {
+        let (answer, report) = mpsc::sync_channel(1);
+        self.tell(Command::Report(answer));
+        report.recv_timeout(REPORT_PATIENCE).ok()
+    }
+
+    fn tell(&self, command: Command) {
+        // It fails only when the thread is gone: then there is nobody to tell, and carriers die by themselves.
+        if self.commands.send(command).is_ok() {
+            let one = 1u64.to_ne_bytes();
+            // SAFETY: `one` is valid for its length. An eventfd takes it unless it holds 2^64 - 2 already.
+            unsafe { libc::write(self.bell.as_raw_fd(), one.as_ptr().cast(), one.len()) };
+        }
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.tell(Command::Stop);
+        if let Some(thread) = self.thread.take() {
+            // Should it have panicked, that was said already.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The engine's side of the commands.
+#[derive(Debug)]
+struct Inbox {
+    commands: Receiver<Command>,
+    bell: Arc<OwnedFd>,
+}
+
+impl Inbox {
+    fn bell(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.bell.as_fd()
+    }
+
+    /// Silences the bell; the commands themselves are taken afterwards.
+    fn silence(&self) {
+        let mut count = [0u8; 8];
+        // SAFETY: `count` is writable for its length.
+        unsafe {
+            libc::read(
+                self.bell.as_raw_fd(),
+                count.as_mut_ptr().cast(),
+                count.len(),
+            )
+        };
+    }
+
+    fn next(&self) -> Option<Command> {
+        self.commands.try_recv().ok()
+    }
+}
+
+/// How long `toehold status` waits for a busy engine.
+const REPORT_PATIENCE: Duration = Duration::from_millis(200);

@@ -1,0 +1,608 @@
+//! The engine's thread: gathers what link, programs and daemon have, feeds the engine, and carries out what it answers.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant as Clock};
+
+use toehold_channel::memfd;
+use toehold_channel::offload::{Address, Direction, OUTLOOK_BYTES, Outlook};
+use toehold_link::VnetHeader;
+use toehold_tcp::{
+    ChecksumSum, ChecksumWork, CloseReason, Config, ConnectError, ConnectionId, Engine, Event,
+    HEADER_BUFFER_BYTES, Instant, InterfaceAddress, ListenerId, MacAddress, Medium, Offload,
+    Options, Random, ReceiveOffload, Route,
+};
+
+use super::flow::{Flow, Next, Stage, errno_of};
+use super::link::Link;
+use super::listeners::Listeners;
+use super::memory::{RING_BYTES, Streams};
+use super::poller::{self, Poller, SERIAL_MASK, Source};
+use super::settings::{Settings, spell};
+use super::{Command, Error, Inbox, Report, Request, sys};
+use crate::proc;
+use crate::registry::ClientId;
+
+/// Frames taken off the link before everybody else's turn.
+const FRAMES_PER_TURN: usize = 256;
+/// Programs taken in before everybody else's turn.
+const CARRIERS_PER_TURN: usize = 256;
+/// Connections of one program, or in the name of one listener's.
+const FLOWS_PER_CLIENT_MAX: usize = 32_768;
+/// Carriers and requests that have not met.
+const UNMET_MAX: usize = 4096;
+/// How long they wait for each other.
+const UNMET_PATIENCE: Duration = Duration::from_secs(2);
+/// The largest frame a link hands over, with LRO.
+const FRAME_BYTES_MAX: usize = 65_536 + 64;
+/// The largest segment we leave to the link: an IP packet has 16 bits for its length.
+const LARGE_SEGMENT_BYTES: u32 = 64_000;
+/// The receive window to begin with; it grows to the ring with use.
+const RECEIVE_BYTES: u32 = 256 << 10;
+
+pub(super) struct Runner {
+    inbox: Inbox,
+    link: Link,
+    link_name: String,
+    relay: TcpListener,
+    poller: Poller,
+    engine: Engine,
+    streams: Streams,
+    outlook: Outlook,
+    relay_source: Ipv4Addr,
+    relay_port: u16,
+    addresses: Vec<IpAddr>,
+    mtu: u16,
+    mtu_is_fixed: bool,
+    listeners: Listeners,
+    /// By the engine's slot.
+    flows: Vec<Option<Flow>>,
+    flows_by_client: BTreeMap<ClientId, usize>,
+    serial: u32,
+    /// Slots to be looked at.
+    due: Vec<u32>,
+    /// Carriers at the relay whose requests have not come, and the other way round, by the program's address.
+    carriers: HashMap<SocketAddr, (TcpStream, Clock)>,
+    requests: HashMap<SocketAddr, (Request, Clock)>,
+    began: Clock,
+    report: Report,
+    header: Box<[u8]>,
+    frame: Box<[u8]>,
+}
+
+impl Runner {
+    pub(super) fn new(settings: &Settings, inbox: Inbox) -> Result<(Runner, OwnedFd), Error> {
+        let os = |action| move |error| Error::Os(action, error);
+        let link = Link::open(settings)?;
+        let mtu = settings.mtu.or_else(|| link.mtu()).ok_or(Error::NoMtu)?;
+        let relay = sys::relay_listener().map_err(os("listen for programs"))?;
+        let relay_port = relay
+            .local_addr()
+            .map_err(os("listen for programs"))?
+            .port();
+        let entropy = sys::entropy().map_err(os("get random numbers"))?;
+        let mut random = Random::from_entropy(entropy);
+        // Nobody else's, as far as 127.0.0.0/8 allows; nor 127.0.0.1.
+        let [a, b, c, _] = (random.bits() as u32).to_ne_bytes();
+        let relay_source = Ipv4Addr::new(127, 64 + a % 128, b, c);
+        let made = memfd::create_for_readers(c"toehold-outlook", OUTLOOK_BYTES);
+        let (outlook_file, base) = made.map_err(os("make what clients are shown"))?;
+        // SAFETY: mapped for that length, writable, and kept for as long as the process lives.
+        let outlook = unsafe { Outlook::at(base.as_ptr()) };
+        let netns = sys::namespace_of(&relay);
+        outlook.initialise(
+            netns,
+            relay_port,
+            relay_source.octets(),
+            &settings.all_rules(),
+        );
+        let poller = Poller::new().map_err(os("make an epoll instance"))?;
+        let watched = poller
+            .watch(link.tap.as_fd(), Source::Link)
+            .and_then(|()| poller.watch(link.changes(), Source::LinkChange))
+            .and_then(|()| poller.watch(relay.as_fd(), Source::Relay))
+            .and_then(|()| poller.watch(inbox.bell(), Source::Command));
+        watched.map_err(os("watch the link"))?;
+        let namespace = settings.device.namespace.as_ref();
+        let place = namespace.map_or(String::new(), |namespace| format!("@{namespace}"));
+        let runner = Runner {
+            link_name: format!("tap:{}{place}", settings.device.name),
+            engine: Engine::new(config(settings, mtu), random),
+            addresses: settings.addresses.iter().map(|&(ip, _)| ip).collect(),
+            mtu_is_fixed: settings.mtu.is_some(),
+            inbox,
+            link,
+            relay,
+            poller,
+            streams: Streams::default(),
+            outlook,
+            relay_source,
+            relay_port,
+            mtu,
+            listeners: Listeners::default(),
+            flows: Vec::new(),
+            flows_by_client: BTreeMap::new(),
+            serial: 0,
+            due: Vec::new(),
+            carriers: HashMap::new(),
+            requests: HashMap::new(),
+            began: Clock::now(),
+            report: Report::default(),
+            header: vec![0; HEADER_BUFFER_BYTES].into(),
+            frame: vec![0; FRAME_BYTES_MAX].into(),
+        };
+        Ok((runner, outlook_file))
+    }
+
+    /// Serves until told to stop; then every connection is reset, on both sides.
+    pub(super) fn run(&mut self) {
+        let mut events = Vec::with_capacity(poller::EVENTS_PER_TURN);
+        // After work, one look without sleeping: what we sent is often answered by then.
+        let mut was_busy = false;
+        loop {
+            let timeout = if was_busy {
+                Some(Duration::ZERO)
+            } else {
+                self.timeout()
+            };
+            if self.poller.wait(&mut events, timeout).is_err() {
+                return;
+            }
+            was_busy = !events.is_empty();
+            self.report.sleeps += u64::from(timeout != Some(Duration::ZERO));
+            for event in events.drain(..) {
+                match event.source {
+                    Source::Link => self.take_frames(),
+                    Source::LinkChange => self.look_at_link(),
+                    Source::Relay => self.take_carriers(),
+                    Source::Command => {
+                        self.inbox.silence();
+                        if !self.take_commands() {
+                            return self.stop();
+                        }
+                    }
+                    Source::Flow(slot, serial) => self.note_carrier(slot, serial, event.bits),
+                }
+            }
+            let now = self.now();
+            if self.engine.poll_timeout().is_some_and(|due| due <= now) {
+                self.engine.handle_timeout(now);
+            }
+            self.settle();
+            self.transmit();
+            self.forget_unmet();
+        }
+    }
+
+    fn stop(&mut self) {
+        let now = self.now();
+        for flow in self.flows.iter().flatten() {
+            let _ = self.engine.abort(now, flow.id);
+        }
+        self.transmit();
+        // What is dropped now is reset by its `SO_LINGER`.
+        self.flows.clear();
+    }
+
+    fn now(&self) -> Instant {
+        Instant::from_micros(self.began.elapsed().as_micros() as u64 + 1)
+    }
+
+    fn timeout(&self) -> Option<Duration> {
+        let now = self.now();
+        let engine = self.engine.poll_timeout();
+        let engine = engine.map(|due| Duration::from_micros(due.since(now).as_micros()));
+        let is_unmet = !self.carriers.is_empty() || !self.requests.is_empty();
+        let unmet = is_unmet.then_some(UNMET_PATIENCE / 2);
+        engine.into_iter().chain(unmet).min()
+    }
+
+    fn take_frames(&mut self) {
+        for _ in 0..FRAMES_PER_TURN {
+            // What an interface that is down says is no news: the remotes will send again.
+            let Ok(Some((length, header))) = self.link.tap.receive(&mut self.frame) else {
+                return;
+            };
+            let offload = if self.engine.config().offload.transmit_checksum {
+                header.receive_offload()
+            } else {
+                ReceiveOffload::default()
+            };
+            let now = self.now();
+            self.engine
+                .handle_frame(now, &self.frame[..length], offload, &mut self.streams);
+        }
+    }
+
+    fn look_at_link(&mut self) {
+        self.link.clear_changes();
+        let Some(mtu) = self
+            .link
+            .mtu()
+            .filter(|mtu| *mtu != self.mtu && !self.mtu_is_fixed)
+        else {
+            return;
+        };
+        self.mtu = mtu;
+        let now = self.now();
+        self.engine.set_mtu(now, mtu);
+    }
+
+    fn take_commands(&mut self) -> bool {
+        while let Some(command) = self.inbox.next() {
+            match command {
+                Command::Connect(request) => self.handle_request(request),
+                Command::Listen(wanted) => {
+                    let (engine, ours) = (&mut self.engine, &self.addresses);
+                    self.listeners.add(engine, ours, wanted, options());
+                }
+                Command::LookAtListeners => self.look_at_listeners(),
+                Command::Report(answer) => drop(answer.try_send(self.report())),
+                Command::Stop => return false,
+            }
+        }
+        true
+    }
+
+    fn look_at_listeners(&mut self) {
+        if self.listeners.is_empty() {
+            return;
+        }
+        let living = proc::listening();
+        let is_there = |address| living.contains(&address);
+        self.listeners.retain_living(&mut self.engine, is_there);
+    }
+
+    fn take_carriers(&mut self) {
+        for _ in 0..CARRIERS_PER_TURN {
+            // Without descriptors left the others wait in the backlog until there are some.
+            let Ok(Some(carrier)) = sys::accept(&self.relay) else {
+                return;
+            };
+            let Ok(program) = carrier.peer_addr() else {
+                continue;
+            };
+            match self.requests.remove(&program) {
+                Some((request, _)) => self.open(request, carrier),
+                None if self.carriers.len() < UNMET_MAX => {
+                    self.carriers.insert(program, (carrier, Clock::now()));
+                }
+                None => {}
+            }
+        }
+    }
+
+    fn handle_request(&mut self, request: Request) {
+        match self.carriers.remove(&request.carrier) {
+            Some((carrier, _)) => self.open(request, carrier),
+            None if self.requests.len() < UNMET_MAX => {
+                self.requests
+                    .insert(request.carrier, (request, Clock::now()));
+            }
+            None => {}
+        }
+    }
+
+    fn forget_unmet(&mut self) {
+        if self.carriers.is_empty() && self.requests.is_empty() {
+            return;
+        }
+        let now = Clock::now();
+        let is_young = |since: &Clock| now.duration_since(*since) < UNMET_PATIENCE;
+        self.carriers.retain(|_, (_, since)| is_young(since));
+        self.requests.retain(|_, (_, since)| is_young(since));
+    }
+
+    /// Begins an active open.
+    fn open(&mut self, request: Request, carrier: TcpStream) {
+        let refuse = |errno: libc::c_int| drop(sys::send_urgent(&carrier, errno as u8));
+        if self.is_over_quota(request.client) {
+            return refuse(libc::EAGAIN);
+        }
+        let local = (request.local_port != 0).then(|| {
+            let of_family = self.addresses.iter();
+            let of_family = of_family
+                .copied()
+                .find(|ip| ip.is_ipv4() == request.remote.is_ipv4());
+            of_family.map(|ip| SocketAddr::new(ip, request.local_port))
+        });
+        let now = self.now();
+        let opened = self
+            .engine
+            .connect(now, local.flatten(), request.remote, options());
+        let id = match opened {
+            Ok(id) => id,
+            Err(error) => return refuse(errno_of_call(error)),
+        };
+        let ports = (
+            Direction::Connected,
+            request.carrier.port(),
+            self.relay_port,
+        );
+        self.publish_ends(id, ports);
+        self.insert(id, request.client, Stage::Opening, carrier);
+    }
+
+    /// Takes in connections that remotes have opened.
+    fn accept(&mut self, listener: ListenerId) {
+        while let Some(id) = self.engine.accept(listener) {
+            let joined = self.join(listener, id);
+            if joined.is_err() {
+                let now = self.now();
+                let _ = self.engine.abort(now, id);
+                let _ = self.engine.release(now, id);
+                self.streams.forget(id);
+            }
+        }
+    }
+
+    /// Begins to connect a carrier to the program's listener.
+    fn join(&mut self, listener: ListenerId, id: ConnectionId) -> io::Result<()> {
+        let target = self.listeners.target(listener);
+        let target = target.ok_or(io::ErrorKind::NotFound)?;
+        if self.is_over_quota(target.client) {
+            return Err(io::ErrorKind::QuotaExceeded.into());
+        }
+        let carrier = sys::bound_socket(self.relay_source)?;
+        let port = carrier.local_addr()?.port();
+        // Before the program can ask.
+        self.publish_ends(id, (Direction::Accepted, port, target.address.port()));
+        sys::begin_connect(&carrier, target.address)?;
+        self.insert(id, target.client, Stage::Joining, carrier);
+        Ok(())
+    }
+
+    fn publish_ends(&self, id: ConnectionId, (direction, port, other): (Direction, u16, u16)) {
+        let spelled = |address: SocketAddr| Address {
+            ip: spell(address.ip()),
+            port: address.port(),
+        };
+        let info = self.engine.info(id);
+        let ends = info.map(|info| (spelled(info.local), spelled(info.remote)));
+        self.outlook.set_ends(direction, port, other, ends);
+    }
+
+    fn is_over_quota(&mut self, client: ClientId) -> bool {
+        let count = self.flows_by_client.get(&client).copied().unwrap_or(0);
+        let is_over = count >= FLOWS_PER_CLIENT_MAX;
+        self.report.over_quota += u64::from(is_over);
+        is_over
+    }
+
+    fn insert(&mut self, id: ConnectionId, client: ClientId, stage: Stage, carrier: TcpStream) {
+        self.serial = (self.serial + 1) & SERIAL_MASK;
+        let (slot, serial) = (id.index(), self.serial);
+        let source = Source::Flow(slot as u32, serial);
+        if self.poller.watch_changes(carrier.as_fd(), source).is_err() {
+            let now = self.now();
+            let _ = self.engine.abort(now, id);
+            let _ = self.engine.release(now, id);
+            return self.streams.forget(id);
+        }
+        if self.flows.len() <= slot {
+            self.flows.resize_with(slot + 1, || None);
+        }
+        *self.flows_by_client.entry(client).or_default() += 1;
+        self.flows[slot] = Some(Flow::new(id, client, serial, stage, carrier));
+    }
+
+    fn note_carrier(&mut self, slot: u32, serial: u32, bits: u32) {
+        let flow = self.flows.get_mut(slot as usize).and_then(Option::as_mut);
+        if let Some(flow) = flow.filter(|flow| flow.serial == serial) {
+            flow.note_carrier(bits);
+            make_due(&mut self.due, flow, slot);
+        }
+    }
+
+    /// Goes on until neither the engine nor the programs' sockets have anything to say.
+    fn settle(&mut self) {
+        loop {
+            while let Some(event) = self.engine.poll_event() {
+                self.handle_event(event);
+            }
+            if self.due.is_empty() {
+                return;
+            }
+            for slot in std::mem::take(&mut self.due) {
+                self.advance(slot);
+            }
+        }
+    }
+
+    fn handle_event(&mut self, event: Event) {
+        match event {
+            Event::Acceptable(listener) => self.accept(listener),
+            Event::Connected(id) => {
+                if let Some(flow) = self.flow(id) {
+                    // A program that does not hear it is gone, and its socket says so.
+                    let _ = flow.open();
+                }
+            }
+            Event::Progress {
+                connection,
+                received,
+                acknowledged,
+                remote_finished,
+            } => {
+                if let Some(flow) = self.flow(connection) {
+                    flow.note_progress(received, acknowledged, remote_finished);
+                }
+            }
+            Event::Closed { connection, reason } => self.handle_closed(connection, reason),
+            _ => {}
+        }
+    }
+
+    fn handle_closed(&mut self, id: ConnectionId, reason: CloseReason) {
+        let Some(flow) = self.flow(id) else { return };
+        flow.note_closed(reason);
+        if flow.stage == Stage::Opening {
+            let _ = flow.tell_result(errno_of(reason));
+            self.remove(id.index());
+        }
+    }
+
+    /// A connection's flow, which is going to be looked at.
+    fn flow(&mut self, id: ConnectionId) -> Option<&mut Flow> {
+        let flow = self.flows.get_mut(id.index())?.as_mut()?;
+        if flow.id != id {
+            return None;
+        }
+        make_due(&mut self.due, flow, id.index() as u32);
+        Some(flow)
+    }
+
+    fn advance(&mut self, slot: u32) {
+        let now = self.now();
+        let Some(flow) = self.flows.get_mut(slot as usize).and_then(Option::as_mut) else {
+            return;
+        };
+        flow.is_due = false;
+        match flow.advance(now, &mut self.engine, &mut self.streams) {
+            Next::Wait => return,
+            Next::Over => flow.end_in_order(),
+            Next::RemoteGone => {}
+            Next::ProgramGone => {
+                let has_joined = flow.stage != Stage::Joining;
+                let _ = self.engine.abort(now, flow.id);
+                self.report.programs_gone += 1;
+                if !has_joined {
+                    // Nobody took it: perhaps there is nobody any more.
+                    self.look_at_listeners();
+                }
+            }
+        }
+        self.remove(slot as usize);
+    }
+
+    fn remove(&mut self, slot: usize) {
+        let Some(flow) = self.flows[slot].take() else {
+            return;
+        };
+        let now = self.now();
+        let _ = self.engine.release(now, flow.id);
+        self.streams.forget(flow.id);
+        if let Some(count) = self.flows_by_client.get_mut(&flow.client) {
+            *count -= 1;
+            if *count == 0 {
+                self.flows_by_client.remove(&flow.client);
+            }
+        }
+    }
+
+    fn transmit(&mut self) {
+        let now = self.now();
+        while let Some(mut transmit) = self.engine.poll_transmit(now, &mut self.header) {
+            let payload = transmit.payload;
+            let parts = payload.map_or([&[][..], &[][..]], |payload| {
+                let len = payload.bytes as usize;
+                self.streams.sent(payload.connection, payload.offset, len)
+            });
+            if let ChecksumWork::Payload { .. } = transmit.offload.checksum {
+                let sum = sum_of(parts);
+                transmit.complete_checksum(&mut self.header, sum);
+            }
+            let header = VnetHeader::for_transmit(&transmit.offload);
+            let headers = &self.header[..transmit.header_bytes];
+            let sent = self.link.tap.send(header, &[headers, parts[0], parts[1]]);
+            // As good as lost on the way: an interface that is down, or a queue that is full.
+            self.report.frames_refused += u64::from(!matches!(sent, Ok(true)));
+        }
+    }
+
+    fn report(&self) -> Report {
+        let counters = self.engine.counters();
+        Report {
+            link: self.link_name.clone(),
+            addresses: self.addresses.iter().map(IpAddr::to_string).collect(),
+            mtu: self.mtu,
+            connections: self.flows.iter().flatten().count(),
+            listeners: self.listeners.len(),
+            frames_received: counters.frames_received,
+            frames_sent: counters.frames_sent,
+            frames_malformed: counters.malformed_total(),
+            segments_received: counters.segments_received,
+            segments_sent: counters.segments_sent,
+            bytes_received: counters.bytes_received,
+            bytes_sent: counters.bytes_sent,
+            retransmissions: counters.retransmissions,
+            timeouts: counters.timeouts,
+            resets_sent: counters.resets_sent,
+            resets_received: counters.resets_received,
+            connections_opened: counters.connections_opened,
+            connections_accepted: counters.connections_accepted,
+            ..self.report.clone()
+        }
+    }
+}
+
+/// The checksum of a payload in two pieces.
+fn sum_of([first, second]: [&[u8]; 2]) -> ChecksumSum {
+    let sum = ChecksumSum::ZERO.bytes(first);
+    let rest = ChecksumSum::ZERO.bytes(second);
+    if first.len() % 2 == 0 {
+        sum.join(rest)
+    } else {
+        sum.join_odd(rest)
+    }
+}
+
+fn make_due(due: &mut Vec<u32>, flow: &mut Flow, slot: u32) {
+    if !flow.is_due {
+        flow.is_due = true;
+        due.push(slot);
+    }
+}
+
+fn config(settings: &Settings, mtu: u16) -> Config {
+    let addresses = settings.addresses.iter();
+    let addresses = addresses.map(|&(address, prefix_bits)| InterfaceAddress {
+        address,
+        prefix_bits,
+    });
+    let addresses: Vec<InterfaceAddress> = addresses.collect();
+    let [.., a, b, c, d] = spell(addresses[0].address);
+    let medium = Medium::Ethernet {
+        // Locally administered, and the same after a restart: neighbours remember it.
+        mac: MacAddress([0x02, 0x54, a, b, c, d]),
+        resolve: true,
+    };
+    let everything = |gateway: &IpAddr| Route {
+        destination: match gateway {
+            IpAddr::V4(_) => IpAddr::from([0; 4]),
+            IpAddr::V6(_) => IpAddr::from([0; 16]),
+        },
+        prefix_bits: 0,
+        gateway: *gateway,
+    };
+    Config {
+        routes: settings.gateways.iter().map(everything).collect(),
+        offload: Offload {
+            transmit_checksum: settings.checksum,
+            segmentation_bytes_max: if settings.lso { LARGE_SEGMENT_BYTES } else { 0 },
+        },
+        addresses: addresses.clone(),
+        ..Config::new(medium, mtu, addresses[0])
+    }
+}
+
+/// How relayed connections behave. Small segments go out at once: the program's own socket has Nagle's rule, if the program wants it.
+fn options() -> Options {
+    Options {
+        nodelay: true,
+        receive_bytes: RECEIVE_BYTES,
+        receive_bytes_max: RING_BYTES as u32,
+        ..Options::default()
+    }
+}
+
+/// What connect(2) would have said.
+fn errno_of_call(error: ConnectError) -> libc::c_int {
+    match error {
+        ConnectError::AddressInUse | ConnectError::NoPortLeft => libc::EADDRNOTAVAIL,
+        ConnectError::AddressNotOurs | ConnectError::Unreachable => libc::ENETUNREACH,
+        ConnectError::NoSlotLeft => libc::EAGAIN,
+    }
+}

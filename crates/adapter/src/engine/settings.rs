@@ -1,0 +1,417 @@
+//! What the operator says about the engine: its link, its addresses, its ways, and which destinations are its business.
+//!
+//! The same words serve as command line options and, one to a line, as a file:
+//!
+//! ```text
+//!   # the link, and who we are on it
+//!   link     tap:toe0            a TAP device of this network namespace
+//!   link     tap:toe0@peer       one of the namespace `peer`, as `ip netns` names it
+//!   address  10.84.0.2/24
+//!   gateway  10.84.0.1
+//!   mtu      9000
+//!   without  lso                 also: lro, checksum
+//!   offload  10.84.0.0/24:6379   connections there are the engine's, whoever makes them
+//!   host     10.84.0.9           connections there are the kernel's
+//!   direct   10.84.0.8           likewise, or go through shared memory
+//! ```
+
+use std::fmt;
+use std::fs;
+use std::io;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use toehold_channel::offload::{RULES_MAX, Rule, Verdict};
+use toehold_channel::rendezvous::mapped;
+
+/// Everything an engine needs to be told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// The TAP device.
+    pub device: Device,
+    /// The engine's addresses, each with its prefix length.
+    pub addresses: Vec<(IpAddr, u8)>,
+    /// Where everything beyond the link goes; at most one of each family.
+    pub gateways: Vec<IpAddr>,
+    /// The largest IP packet; the device's own when `None`.
+    pub mtu: Option<u16>,
+    /// The kernel cuts our segments.
+    pub lso: bool,
+    /// The kernel hands us segments uncut.
+    pub lro: bool,
+    /// The kernel completes checksums, and leaves them out where both ends are on this machine.
+    pub checksum: bool,
+    /// Rules before those that follow from the addresses and gateways.
+    pub rules: Vec<Rule>,
+}
+
+/// Where the frames come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Device {
+    /// The device's name.
+    pub name: String,
+    /// The network namespace it is in, as `ip netns` names it; ours when `None`.
+    pub namespace: Option<String>,
+}
+
+/// What was wrong with a setting, in words.
+#[derive(Debug)]
+pub enum SettingsError {
+    /// A value.
+    Value(String),
+    /// A line of a file.
+    Line {
+        /// The file.
+        file: PathBuf,
+        /// Which line, from 1.
+        line: usize,
+        /// What was wrong with it.
+        cause: String,
+    },
+    /// The file could not be read.
+    File(PathBuf, io::Error),
+    /// Settings that do not go together, or are missing.
+    Whole(&'static str),
+}
+
+impl fmt::Display for SettingsError {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            SettingsError::Value(cause) => out.write_str(cause),
+            SettingsError::Line { file, line, cause } => {
+                write!(out, "{}, line {line}: {cause}", file.display())
+            }
+            SettingsError::File(file, error) => {
+                write!(out, "cannot read {}: {error}", file.display())
+            }
+            SettingsError::Whole(cause) => out.write_str(cause),
+        }
+    }
+}
+
+impl std::error::Error for SettingsError {}
+
+/// Settings as they come in; [`Draft::finish`] looks at the whole.
+#[derive(Clone, Debug, Default)]
+pub struct Draft {
+    device: Option<Device>,
+    addresses: Vec<(IpAddr, u8)>,
+    gateways: Vec<IpAddr>,
+    mtu: Option<u16>,
+    without: Vec<String>,
+    rules: Vec<Rule>,
+}
+
+impl Draft {
+    /// Takes one setting.
+    ///
+    /// # Errors
+    /// A sentence about the word or the value.
+    pub fn set(&mut self, word: &str, value: &str) -> Result<(), SettingsError> {
+        self.try_set(word, value).map_err(SettingsError::Value)
+    }
+
+    fn try_set(&mut self, word: &str, value: &str) -> Result<(), String> {
+        match word {
+            "link" => self.device = Some(device(value)?),
+            "address" => self.addresses.push(prefix(value)?),
+            "gateway" => self.gateways.push(address(value)?),
+            "mtu" => {
+                let mtu = value.parse().ok().filter(|mtu| *mtu >= MTU_MIN);
+                self.mtu = Some(mtu.ok_or(format!("`{value}` is no MTU ({MTU_MIN} to 65535)"))?);
+            }
+            "without" => match value {
+                "lso" | "lro" | "checksum" => self.without.push(value.to_owned()),
+                _ => return Err(format!("`{value}` is no offload: lso, lro, checksum")),
+            },
+            "offload" => self.rules.push(rule(value, Verdict::Offload)?),
+            "host" => self.rules.push(rule(value, Verdict::Host)?),
+            "direct" => self.rules.push(rule(value, Verdict::Direct)?),
+            _ => {
+                return Err(format!(
+                    "`{word}` is no setting: link, address, gateway, mtu, without, offload, host, direct"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes every line of a file.
+    ///
+    /// # Errors
+    /// With the line and what is wrong with it.
+    pub fn read(&mut self, file: &Path) -> Result<(), SettingsError> {
+        let text =
+            fs::read_to_string(file).map_err(|error| SettingsError::File(file.into(), error))?;
+        for (index, line) in text.lines().enumerate() {
+            let words = line.split('#').next().unwrap_or_default();
+            let mut words = words.split_ascii_whitespace();
+            let Some(word) = words.next() else { continue };
+            let set = match (words.next(), words.next()) {
+                (Some(value), None) => self.try_set(word, value),
+                _ => Err(format!("`{word}` takes one value")),
+            };
+            set.map_err(|cause| SettingsError::Line {
+                file: file.into(),
+                line: index + 1,
+                cause,
+            })?;
+        }
+        Ok(())
+    }
+
+    /// The settings as a whole; `None` when there are none at all.
+    ///
+    /// # Errors
+    /// When something is missing or contradicts something else.
+    pub fn finish(self) -> Result<Option<Settings>, SettingsError> {
+        let whole = |cause| Err(SettingsError::Whole(cause));
+        let Some(device) = self.device else {
+            let is_empty = self.addresses.is_empty() && self.rules.is_empty();
+            return if is_empty && self.gateways.is_empty() && self.mtu.is_none() {
+                Ok(None)
+            } else {
+                whole("an engine needs a link: --link tap:NAME")
+            };
+        };
+        if self.addresses.is_empty() {
+            return whole("an engine needs an address of its own: --address 10.84.0.2/24");
+        }
+        let of_family = |v4: bool| self.gateways.iter().filter(move |ip| ip.is_ipv4() == v4);
+        if of_family(true).count() > 1 || of_family(false).count() > 1 {
+            return whole("one gateway of each family is enough");
+        }
+        let reachable = |gateway: &IpAddr| {
+            let on_link = |&(ip, bits): &(IpAddr, u8)| rule_of(ip, bits, 0, Verdict::Host);
+            let on_link = self.addresses.iter().map(on_link);
+            on_link
+                .into_iter()
+                .any(|rule| rule.matches(spell(*gateway), 0))
+        };
+        if !self.gateways.iter().all(reachable) {
+            return whole("a gateway has to be in the prefix of one of the addresses");
+        }
+        let has = |word: &str| !self.without.iter().any(|without| without == word);
+        let settings = Settings {
+            device,
+            lso: has("lso") && has("checksum"),
+            lro: has("lro") && has("checksum"),
+            checksum: has("checksum"),
+            addresses: self.addresses,
+            gateways: self.gateways,
+            mtu: self.mtu,
+            rules: self.rules,
+        };
+        if settings.all_rules().len() > RULES_MAX {
+            return whole("more rules than an engine can show its clients (64)");
+        }
+        Ok(Some(settings))
+    }
+}
+
+impl Settings {
+    /// The rules, and those that follow: our own addresses are nobody's to connect to; what the engine can reach is its business for
+    /// programs that ask for it.
+    pub fn all_rules(&self) -> Vec<Rule> {
+        let own = |&(ip, _): &(IpAddr, u8)| rule_of(ip, 128, 0, Verdict::Host);
+        let on_link = |&(ip, bits): &(IpAddr, u8)| rule_of(ip, bits, 0, Verdict::OffloadOnRequest);
+        let beyond = |ip: &IpAddr| rule_of(*ip, 0, 0, Verdict::OffloadOnRequest);
+        let mut rules = self.rules.clone();
+        rules.extend(self.addresses.iter().map(own));
+        if !self.gateways.is_empty() {
+            // "Everything" is not what is this host's own.
+            rules.push(rule_of([127, 0, 0, 0].into(), 8, 0, Verdict::Host));
+            rules.push(rule_of(
+                std::net::Ipv6Addr::LOCALHOST.into(),
+                128,
+                0,
+                Verdict::Host,
+            ));
+            rules.push(rule_of([0, 0, 0, 0].into(), 32, 0, Verdict::Host));
+            rules.push(rule_of(
+                std::net::Ipv6Addr::UNSPECIFIED.into(),
+                128,
+                0,
+                Verdict::Host,
+            ));
+        }
+        rules.extend(self.addresses.iter().map(on_link));
+        rules.extend(self.gateways.iter().map(beyond));
+        rules
+    }
+}
+
+fn device(value: &str) -> Result<Device, String> {
+    let Some(name) = value.strip_prefix("tap:") else {
+        return Err(format!(
+            "`{value}` is no link: tap:NAME or tap:NAME@NAMESPACE"
+        ));
+    };
+    let (name, namespace) = match name.split_once('@') {
+        Some((name, namespace)) => (name, Some(namespace.to_owned())),
+        None => (name, None),
+    };
+    if name.is_empty() || name.len() >= libc::IFNAMSIZ {
+        return Err("a device name has 1 to 15 bytes".into());
+    }
+    if namespace
+        .as_ref()
+        .is_some_and(|name| name.is_empty() || name.contains('/'))
+    {
+        return Err(format!("`{value}` names no network namespace"));
+    }
+    Ok(Device {
+        name: name.into(),
+        namespace,
+    })
+}
+
+fn address(value: &str) -> Result<IpAddr, String> {
+    value
+        .parse()
+        .map_err(|_| format!("`{value}` is no address"))
+}
+
+/// `ADDRESS/BITS`, or an address alone.
+fn prefix(value: &str) -> Result<(IpAddr, u8), String> {
+    let (ip, bits) = value.split_once('/').unwrap_or((value, ""));
+    let ip = address(ip)?;
+    let longest = if ip.is_ipv4() { 32 } else { 128 };
+    let bits = match bits {
+        "" => Some(longest),
+        bits => bits.parse().ok().filter(|bits| *bits <= longest),
+    };
+    let bits = bits.ok_or(format!(
+        "`{value}` has no prefix length from 0 to {longest}"
+    ))?;
+    Ok((ip, bits))
+}
+
+/// `PREFIX`, `PREFIX:PORT`, or `[PREFIX]:PORT` where the prefix is IPv6.
+fn rule(value: &str, verdict: Verdict) -> Result<Rule, String> {
+    let (network, port) = match value
+        .strip_prefix('[')
+        .and_then(|rest| rest.split_once(']'))
+    {
+        Some((network, rest)) => (network, rest.strip_prefix(':')),
+        None => match value.split_once(':') {
+            Some((network, port)) if !port.contains(':') => (network, Some(port)),
+            _ => (value, None),
+        },
+    };
+    let port = match port {
+        None => 0,
+        Some(text) => text
+            .parse()
+            .ok()
+            .filter(|port| *port > 0)
+            .ok_or(format!("`{text}` is no port"))?,
+    };
+    let (ip, bits) = prefix(network)?;
+    Ok(rule_of(ip, bits, port, verdict))
+}
+
+fn rule_of(ip: IpAddr, bits: u8, port: u16, verdict: Verdict) -> Rule {
+    let bits = u32::from(bits);
+    Rule {
+        prefix: spell(ip),
+        prefix_bits: if ip.is_ipv4() {
+            96 + bits.min(32)
+        } else {
+            bits
+        },
+        port,
+        verdict,
+    }
+}
+
+/// An address as the library and the adapter spell it.
+pub(crate) fn spell(ip: IpAddr) -> [u8; 16] {
+    match ip {
+        IpAddr::V4(v4) => mapped(v4.octets()),
+        IpAddr::V6(v6) => v6.octets(),
+    }
+}
+
+/// RFC 791: every host must take 576 bytes; less than 68 is no IP.
+const MTU_MIN: u16 = 576;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn draft(settings: &[(&str, &str)]) -> Draft {
+        let mut draft = Draft::default();
+        for (word, value) in settings {
+            draft.set(word, value).expect("valid");
+        }
+        draft
+    }
+
+    #[test]
+    fn a_whole_file_is_understood() {
+        let scratch = tempfile::NamedTempFile::new().expect("scratch file");
+        let text = "# a comment\nlink tap:toe0@peer\n\naddress 10.84.0.2/24 # ours\naddress fd84::2/64\n\
+                    gateway 10.84.0.1\nmtu 9000\nwithout lso\noffload [fd00::/8]:80\nhost 10.84.0.9\n";
+        fs::write(scratch.path(), text).expect("written");
+        let mut draft = Draft::default();
+        draft.read(scratch.path()).expect("understood");
+        let settings = draft.finish().expect("whole").expect("there");
+        assert_eq!(settings.device.namespace.as_deref(), Some("peer"));
+        assert_eq!(
+            (settings.lso, settings.lro, settings.mtu),
+            (false, true, Some(9000))
+        );
+        assert_eq!(settings.rules.len(), 2);
+        assert_eq!(settings.rules[0].port, 80);
+        let verdict = |ip: &str, port| {
+            let ip = spell(ip.parse().expect("address"));
+            let rules = settings.all_rules();
+            rules
+                .iter()
+                .find(|rule| rule.matches(ip, port))
+                .map(|rule| rule.verdict)
+        };
+        assert_eq!(verdict("fd00::1", 80), Some(Verdict::Offload));
+        assert_eq!(verdict("fd00::1", 81), None);
+        assert_eq!(verdict("10.84.0.9", 1), Some(Verdict::Host));
+        assert_eq!(verdict("10.84.0.2", 1), Some(Verdict::Host));
+        assert_eq!(verdict("10.84.0.7", 1), Some(Verdict::OffloadOnRequest));
+        assert_eq!(verdict("8.8.8.8", 1), Some(Verdict::OffloadOnRequest));
+        assert_eq!(verdict("127.0.0.1", 1), Some(Verdict::Host));
+    }
+
+    #[test]
+    fn a_wrong_line_is_named_with_its_cause() {
+        let scratch = tempfile::NamedTempFile::new().expect("scratch file");
+        for (line, cause) in [
+            ("address 10.0.0.2/33", "no prefix length"),
+            ("link eth:toe0", "no link"),
+            ("link", "takes one value"),
+            ("route 10.0.0.0/8", "no setting"),
+            ("mtu 60", "no MTU"),
+            ("offload 10.0.0.0/8:0", "no port"),
+        ] {
+            fs::write(scratch.path(), format!("link tap:toe0\n{line}\n")).expect("written");
+            let error = Draft::default().read(scratch.path()).expect_err("wrong");
+            let words = error.to_string();
+            assert!(words.contains("line 2") && words.contains(cause), "{words}");
+        }
+    }
+
+    #[test]
+    fn what_is_missing_is_said() {
+        assert!(draft(&[]).finish().expect("nothing wanted").is_none());
+        for settings in [
+            &[("address", "10.0.0.2/24")][..],
+            &[("link", "tap:toe0")],
+            &[
+                ("link", "tap:a"),
+                ("address", "10.0.0.2/24"),
+                ("gateway", "10.0.1.1"),
+            ],
+        ] {
+            assert!(draft(settings).finish().is_err(), "{settings:?}");
+        }
+    }
+}

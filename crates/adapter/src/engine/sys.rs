@@ -1,0 +1,174 @@
+//! The few socket calls that the standard library does not have.
+
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStream};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+use crate::listener::{check, owned};
+
+/// The relay: what programs connect to instead of a remote. What it accepts is reset when we die, and never delayed.
+pub(super) fn relay_listener() -> io::Result<TcpListener> {
+    let listener = socket()?;
+    bind(&listener, SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0))?;
+    reset_when_closed(&listener, true)?;
+    set(&listener, libc::IPPROTO_TCP, libc::TCP_NODELAY, &1i32)?;
+    // SAFETY: plain system call.
+    check(unsafe { libc::listen(listener.as_raw_fd(), RELAY_BACKLOG) })?;
+    Ok(listener.into())
+}
+
+/// A socket bound to an address and a port of the kernel's choice, that will connect to a program's listener.
+pub(super) fn bound_socket(source: Ipv4Addr) -> io::Result<TcpStream> {
+    let socket = socket()?;
+    // Ports in TIME-WAIT are free for us: whoever has them at the other end had us.
+    set(&socket, libc::SOL_SOCKET, libc::SO_REUSEADDR, &1i32)?;
+    bind(&socket, SocketAddrV4::new(source, 0))?;
+    reset_when_closed(&socket, true)?;
+    set(&socket, libc::IPPROTO_TCP, libc::TCP_NODELAY, &1i32)?;
+    Ok(socket.into())
+}
+
+/// Begins to connect; completion shows as room to write.
+pub(super) fn begin_connect(socket: &TcpStream, to: SocketAddrV4) -> io::Result<()> {
+    let address = address_of(to);
+    let length = size_of::<libc::sockaddr_in>() as libc::socklen_t;
+    // SAFETY: `address` is valid for `length` bytes.
+    let result =
+        check(unsafe { libc::connect(socket.as_raw_fd(), (&raw const address).cast(), length) });
+    match result {
+        Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Whether closing a socket resets its connection, as it would if we died, or ends it in order.
+pub(super) fn reset_when_closed(socket: &impl AsRawFd, reset: bool) -> io::Result<()> {
+    let linger = libc::linger {
+        l_onoff: reset.into(),
+        l_linger: 0,
+    };
+    set(socket, libc::SOL_SOCKET, libc::SO_LINGER, &linger)
+}
+
+/// Sends one urgent byte. A read that knows nothing of it never sees it.
+pub(super) fn send_urgent(socket: &TcpStream, byte: u8) -> io::Result<()> {
+    let flags = libc::MSG_OOB | libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    // SAFETY: one readable byte.
+    let sent = unsafe { libc::send(socket.as_raw_fd(), (&raw const byte).cast(), 1, flags) };
+    if sent == 1 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+/// The network namespace of a socket; 0 where the kernel does not tell (before Linux 5.14).
+pub(super) fn namespace_of(socket: &impl AsRawFd) -> u64 {
+    /// Since Linux 5.14, not yet in every libc crate.
+    const SO_NETNS_COOKIE: libc::c_int = 71;
+    let mut cookie = 0u64;
+    let mut length = size_of::<u64>() as libc::socklen_t;
+    // SAFETY: `cookie` is writable for `length` bytes.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_NETNS_COOKIE,
+            (&raw mut cookie).cast(),
+            &mut length,
+        )
+    };
+    if result == 0 { cookie } else { 0 }
+}
+
+/// 256 bits of the kernel's entropy.
+pub(super) fn entropy() -> io::Result<[u64; 4]> {
+    let mut bits = [0u64; 4];
+    // SAFETY: `bits` is writable for its size.
+    let got = unsafe { libc::getrandom(bits.as_mut_ptr().cast(), size_of_val(&bits), 0) };
+    if got == size_of_val(&bits) as isize {
+        Ok(bits)
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+/// The IPv4 form of a socket address, if it has one.
+pub(super) fn v4_of(address: SocketAddr) -> Option<SocketAddrV4> {
+    match address {
+        SocketAddr::V4(v4) => Some(v4),
+        SocketAddr::V6(v6) => v6
+            .ip()
+            .to_ipv4_mapped()
+            .map(|ip| SocketAddrV4::new(ip, v6.port())),
+    }
+}
+
+fn socket() -> io::Result<OwnedFd> {
+    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: no memory is involved.
+    let fd = owned(unsafe { libc::socket(libc::AF_INET, kind, 0) })?;
+    Ok(fd)
+}
+
+fn bind(socket: &OwnedFd, to: SocketAddrV4) -> io::Result<()> {
+    let address = address_of(to);
+    let length = size_of::<libc::sockaddr_in>() as libc::socklen_t;
+    // SAFETY: `address` is valid for `length` bytes.
+    check(unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), length) })
+}
+
+fn address_of(address: SocketAddrV4) -> libc::sockaddr_in {
+    libc::sockaddr_in {
+        sin_family: libc::AF_INET as libc::sa_family_t,
+        sin_port: address.port().to_be(),
+        sin_addr: libc::in_addr {
+            s_addr: u32::from_ne_bytes(address.ip().octets()),
+        },
+        sin_zero: [0; 8],
+    }
+}
+
+fn set<T>(
+    socket: &impl AsRawFd,
+    level: libc::c_int,
+    name: libc::c_int,
+    value: &T,
+) -> io::Result<()> {
+    let length = size_of::<T>() as libc::socklen_t;
+    // SAFETY: `value` is readable for `length` bytes.
+    check(unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            level,
+            name,
+            (value as *const T).cast(),
+            length,
+        )
+    })
+}
+
+/// Takes a connection from a listener, non-blocking; `None` when nobody waits.
+pub(super) fn accept(listener: &TcpListener) -> io::Result<Option<TcpStream>> {
+    // SAFETY: no address is asked for.
+    let fd = unsafe {
+        libc::accept4(
+            listener.as_raw_fd(),
+            std::ptr::null_mut(),
+            std::ptr::null_mut(),
+            libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC,
+        )
+    };
+    if fd >= 0 {
+        // SAFETY: the kernel has just made it for us.
+        return Ok(Some(unsafe { TcpStream::from_raw_fd(fd) }));
+    }
+    let error = io::Error::last_os_error();
+    match error.raw_os_error() {
+        Some(libc::EAGAIN | libc::EINTR | libc::ECONNABORTED) => Ok(None),
+        _ => Err(error),
+    }
+}
+
+/// Programs that may wait to be taken in.
+const RELAY_BACKLOG: libc::c_int = 4096;
