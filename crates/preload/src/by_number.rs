@@ -41,6 +41,8 @@ unsafe extern "C" fn syscall(
             #[cfg(target_arch = "x86_64")]
             libc::SYS_accept => api::accept(fd, b as _, c as _).into(),
             libc::SYS_accept4 => api::accept4(fd, b as _, c as _, d as c_int).into(),
+            libc::SYS_getsockname => api::getsockname(fd, b as _, c as _).into(),
+            libc::SYS_getpeername => api::getpeername(fd, b as _, c as _).into(),
             libc::SYS_shutdown => api::shutdown(fd, b as c_int).into(),
             libc::SYS_close => api::close(fd).into(),
             libc::SYS_close_range => api::close_range(a as c_uint, b as c_uint, c as c_int).into(),

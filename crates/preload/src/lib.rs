@@ -35,6 +35,9 @@ extern "C" fn constructor() {
     if !is_started_by(path) {
         return;
     }
+    if path == b"offload" {
+        toehold_sockets::want_offload();
+    }
     let wait = match environment_variable(c"TOEHOLD_WAIT") {
         Some(b"poll") => WaitMode::Poll,
         Some(b"event") => WaitMode::Event,
@@ -57,7 +60,7 @@ extern "C" fn constructor() {
 
 /// True when this value of `TOEHOLD_PATH` has the library start.
 fn is_started_by(path: &[u8]) -> bool {
-    path == b"auto" || path == b"direct"
+    matches!(path, b"auto" | b"direct" | b"offload")
 }
 
 /// An environment variable's bytes.

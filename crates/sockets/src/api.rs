@@ -14,10 +14,12 @@ use libc::{
 };
 use toehold_channel::table::{FLAG_INHERITED, FLAG_NONBLOCK, Reason};
 
+use crate::offload::names::{self, Side};
+use crate::offload::opening::{self, Opened};
 use crate::receive::receive;
 use crate::send::{shutting, transmit};
 use crate::state::{self, Connection, Kind};
-use crate::{buffers, epoll, errno, options, pairing, poll, real, sys, transfer};
+use crate::{buffers, epoll, errno, offload, options, pairing, poll, real, sys, transfer};
 
 fn part(base: *const c_void, len: usize) -> iovec {
     iovec {
@@ -296,9 +298,19 @@ pub unsafe fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: 
 
 /// `connect(2)`.
 pub unsafe fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
+    let mut why = None;
+    if offload::is_wanted() {
+        match unsafe { opening::connect(fd, address, len) } {
+            Opened::Done(result) => return result,
+            Opened::Kernel(reason) => why = reason,
+        }
+    }
     let result = unsafe { real::connect(fd, address, len) };
     if result == 0 || errno::get() == libc::EINPROGRESS || errno::get() == libc::EINTR {
         errno::keep(|| unsafe { note_connect(fd, address, len) });
+        if let (Some(c), Some(reason)) = (state::connection(fd), why) {
+            c.entry.reason.store(reason as u32, Ordering::Relaxed);
+        }
     }
     result
 }
@@ -324,8 +336,10 @@ unsafe fn note_connect(fd: c_int, address: *const sockaddr, len: socklen_t) {
 
 /// `accept(2)`.
 pub unsafe fn accept(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    let room = unsafe { room_in(address, len) };
     let result = unsafe { real::accept(fd, address, len) };
     unsafe { note_accept(result, address, 0) };
+    unsafe { name_accepted(result, address, room, len) };
     result
 }
 
@@ -336,8 +350,10 @@ pub unsafe fn accept4(
     len: *mut socklen_t,
     flags: c_int,
 ) -> c_int {
+    let room = unsafe { room_in(address, len) };
     let result = unsafe { real::accept4(fd, address, len, flags) };
     unsafe { note_accept(result, address, flags) };
+    unsafe { name_accepted(result, address, room, len) };
     result
 }
 
@@ -359,11 +375,72 @@ unsafe fn note_accept(fd: c_int, address: *mut sockaddr, flags: c_int) {
     errno::keep(|| state::track(fd, true, Some(flags & libc::SOCK_NONBLOCK != 0)));
 }
 
+/// How much of an address a program wants, before the kernel overwrites it.
+unsafe fn room_in(address: *const sockaddr, len: *const socklen_t) -> socklen_t {
+    if address.is_null() || len.is_null() {
+        return 0;
+    }
+    unsafe { len.read_unaligned() }
+}
+
+/// A connection that comes from the engine has another address than its carrier.
+unsafe fn name_accepted(fd: c_int, address: *mut sockaddr, room: socklen_t, len: *mut socklen_t) {
+    if !offload::is_wanted() || fd < 0 {
+        return;
+    }
+    let Some(c) = state::connection(fd) else {
+        return;
+    };
+    if errno::keep(|| offload::accepted(&c)) && !address.is_null() && !len.is_null() {
+        if let Some(Ok(true_name)) = names::answer(&c, Side::Remote) {
+            unsafe { names::write(true_name, address, room, len) };
+        }
+    }
+}
+
+/// `getsockname(2)`.
+pub unsafe fn getsockname(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    match unsafe { true_name(fd, Side::Local, address, len) } {
+        Some(result) => result,
+        None => unsafe { real::getsockname(fd, address, len) },
+    }
+}
+
+/// `getpeername(2)`.
+pub unsafe fn getpeername(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    match unsafe { true_name(fd, Side::Remote, address, len) } {
+        Some(result) => result,
+        None => unsafe { real::getpeername(fd, address, len) },
+    }
+}
+
+unsafe fn true_name(
+    fd: c_int,
+    side: Side,
+    address: *mut sockaddr,
+    len: *mut socklen_t,
+) -> Option<c_int> {
+    let c = state::connection(fd).filter(|_| !address.is_null() && !len.is_null())?;
+    match names::answer(&c, side)? {
+        Ok(name) => {
+            unsafe { names::write(name, address, len.read_unaligned(), len) };
+            Some(0)
+        }
+        Err(error) => {
+            errno::set(error);
+            Some(-1)
+        }
+    }
+}
+
 /// `listen(2)`.
 pub unsafe fn listen(fd: c_int, backlog: c_int) -> c_int {
     let result = unsafe { real::listen(fd, backlog) };
     if result == 0 {
         errno::keep(state::prepare);
+        if offload::is_wanted() && state::is_started() && !state::borrowed_memory() {
+            errno::keep(|| offload::listening(fd, backlog));
+        }
     }
     result
 }
@@ -386,7 +463,11 @@ pub unsafe fn shutdown(fd: c_int, how: c_int) -> c_int {
 #[inline]
 pub unsafe fn close(fd: c_int) -> c_int {
     match state::kind(fd) {
-        Kind::Foreign => {}
+        Kind::Foreign => {
+            if offload::is_wanted() && state::is_listener(fd) && !state::borrowed_memory() {
+                return unsafe { close_listener(fd) };
+            }
+        }
         Kind::Own => {
             // Programs that close every number they can think of do not mean ours.
             if !state::borrowed_memory() {
@@ -401,6 +482,14 @@ pub unsafe fn close(fd: c_int) -> c_int {
         }
     }
     unsafe { real::close(fd) }
+}
+
+#[cold]
+unsafe fn close_listener(fd: c_int) -> c_int {
+    state::forget(fd);
+    let result = unsafe { real::close(fd) };
+    errno::keep(offload::stopped_listening);
+    result
 }
 
 /// `close_range(2)`: everything but what is ours.
@@ -573,6 +662,13 @@ pub unsafe fn getsockopt(
                 return 0;
             }
             if level == libc::SOL_SOCKET && name == libc::SO_ERROR {
+                if let Some(error) = errno::keep(|| opening::error_option(&c)) {
+                    unsafe {
+                        value.cast::<c_int>().write_unaligned(error);
+                        *len = 4;
+                    }
+                    return 0;
+                }
                 if let Some(error) = crate::receive::take_error_for_option(&c) {
                     unsafe {
                         value.cast::<c_int>().write_unaligned(error);
@@ -684,7 +780,7 @@ pub unsafe fn ppoll(
 
 unsafe fn select_concerns(count: c_int, sets: &[&poll::Set; 3]) -> bool {
     state::is_started()
-        && (0..count).any(|fd| sets.iter().any(|set| set.has(fd)) && poll::accelerated(fd))
+        && (0..count).any(|fd| sets.iter().any(|set| set.has(fd)) && poll::concerned(fd))
 }
 
 /// `select(2)`; like Linux it leaves the time not slept in `timeout`.

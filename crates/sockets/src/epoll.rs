@@ -25,11 +25,12 @@ use toehold_channel::sync::fence;
 use toehold_channel::table::{EntryState, Mode, Reason};
 use toehold_copy::prefetch;
 
+use crate::offload::opening;
 use crate::pairs::Pair;
 use crate::receive::{HINT_LOOK, arm, disarm, drain_doorbells, set_wake};
 use crate::state::{self, Connection, Kind};
 use crate::wait::{KERNEL_LOOK_NS, SpinHistory};
-use crate::{lock, ready, sys, wait};
+use crate::{errno, lock, ready, sys, wait};
 
 /// Epoll instances known at a time; others stay the kernel's alone, with their members on the host path.
 const EPOLLS_MAX: usize = 512;
@@ -87,6 +88,10 @@ const BOARDED: u32 = 2;
 const UNBOARDED: u32 = 3;
 /// The program removed it; the kernel still has ours, because programs that remove often add again.
 const PARKED: u32 = 4;
+/// The kernel has ours until the engine has answered; then the program's own.
+const HELD: u32 = 5;
+/// What the kernel watches on a carrier whose engine has not answered.
+const ANSWER_EVENTS: u32 = (EPOLLPRI | EPOLLRDHUP) as u32;
 
 /// One epoll instance. All zeroes is a free one.
 #[repr(C, align(128))]
@@ -376,6 +381,11 @@ pub(crate) fn control(
                 return Some(Err(libc::ENOENT));
             }
             let event = event?;
+            if one.state.load(Ordering::Relaxed) == HELD {
+                one.events.store(event.events, Ordering::Relaxed);
+                one.data.store(event.u64, Ordering::Relaxed);
+                return Some(Ok(()));
+            }
             if !one.is_virtual() {
                 one.events.store(event.events, Ordering::Relaxed);
                 one.data.store(event.u64, Ordering::Relaxed);
@@ -430,17 +440,20 @@ fn add(
         look_soon(epoll, known?, epoll_fd, connection.fd);
         return Some(Ok(()));
     }
-    let result = sys::epoll_ctl(
-        epoll_fd,
-        libc::EPOLL_CTL_ADD,
-        connection.fd,
-        event.events,
-        event.u64,
-    );
+    let is_held = opening::is_connecting(connection) && TAG.load(Ordering::Relaxed) != 0;
+    let n = allocate_registration();
+    let (events, data) = match n {
+        Some(n) if is_held => (ANSWER_EVENTS, tag(n)),
+        _ => (event.events, event.u64),
+    };
+    let result = sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_ADD, connection.fd, events, data);
     if result < 0 {
+        if let Some(n) = n {
+            free_registration(n);
+        }
         return Some(Err(-result as i32));
     }
-    let Some(n) = allocate_registration() else {
+    let Some(n) = n else {
         connection.pin(Reason::NoResources);
         return Some(Ok(()));
     };
@@ -453,7 +466,11 @@ fn add(
     one.data.store(event.u64, Ordering::Relaxed);
     one.on_ready.store(0, Ordering::Relaxed);
     one.rearmed.store(1, Ordering::Relaxed);
-    one.state.store(PLAIN, Ordering::Relaxed);
+    one.state
+        .store(if is_held { HELD } else { PLAIN }, Ordering::Relaxed);
+    if is_held {
+        epoll.virtuals.fetch_add(1, Ordering::Relaxed);
+    }
     one.next.store(
         connection.local.registrations.load(Ordering::Relaxed),
         Ordering::Relaxed,
@@ -461,6 +478,10 @@ fn add(
     one.connection
         .store(connection.index + 1, Ordering::Release);
     connection.local.registrations.store(n, Ordering::Release);
+    if is_held && !opening::is_connecting(connection) {
+        // Another thread has taken the answer meanwhile.
+        answered(connection);
+    }
     if !connection.local.region.load(Ordering::Acquire).is_null() {
         virtualise(connection);
         // A thread may sleep in the kernel on an instance that had no accelerated member until now.
@@ -552,7 +573,7 @@ fn leave(epoll: &Epoll, connection: &Connection, number: u32) {
     };
     {
         let _held = epoll.lock.lock();
-        if one.is_virtual() {
+        if one.is_virtual() || one.state.load(Ordering::Relaxed) == HELD {
             epoll.virtuals.fetch_sub(1, Ordering::Relaxed);
         }
         remove_ready(epoll, number);
@@ -650,6 +671,28 @@ pub(crate) fn virtualise(connection: &Connection) {
                 }
             }
             push_ready(epoll, n);
+        }
+    });
+}
+
+/// The engine has answered: the kernel has the program's registrations, and reports what holds now.
+pub(crate) fn answered(connection: &Connection) {
+    each_registration(connection, |_, one| {
+        let held = one
+            .state
+            .compare_exchange(HELD, PLAIN, Ordering::AcqRel, Ordering::Relaxed);
+        let Some(epoll) = epoll(one.epoll.load(Ordering::Relaxed)) else {
+            return;
+        };
+        if held.is_ok() {
+            epoll.virtuals.fetch_sub(1, Ordering::Relaxed);
+            sys::epoll_ctl(
+                epoll.fd.load(Ordering::Relaxed) - 1,
+                libc::EPOLL_CTL_MOD,
+                one.fd.load(Ordering::Relaxed),
+                one.events.load(Ordering::Relaxed),
+                one.data.load(Ordering::Relaxed),
+            );
         }
     });
 }
@@ -1031,6 +1074,10 @@ impl Epoll {
             let Some(connection) = one.behind() else {
                 continue;
             };
+            if one.state.load(Ordering::Relaxed) == HELD {
+                errno::keep(|| opening::look(&connection));
+                continue;
+            }
             if event.events & (EPOLLPRI | EPOLLRDHUP | EPOLLHUP | EPOLLERR) as u32 != 0 {
                 connection
                     .entry

@@ -6,6 +6,7 @@
 //! ```text
 //!   api ─► state     which descriptors are ours
 //!       ─► receive, send, transfer     bytes: carrier, ring, and the switches between
+//!       ─► offload   connections that the adapter's TCP engine carries
 //!       ─► poll, epoll, ready          readiness
 //!       ─► wait                        spin or sleep
 //!       ─► pairing, pairs, adapter     how a connection comes by its channel
@@ -22,6 +23,7 @@ mod buffers;
 mod epoll;
 mod errno;
 mod lock;
+mod offload;
 mod options;
 mod pairing;
 mod pairs;
@@ -38,5 +40,6 @@ mod transfer;
 mod wait;
 
 pub use adapter::set_runtime_directory;
+pub use offload::want_offload;
 pub use state::{after_fork_in_child, before_fork, ending, fork_failed, start};
 pub use succession::{Departure, before_exec, exec_failed, holds_connections, succeed};

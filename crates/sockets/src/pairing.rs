@@ -16,13 +16,13 @@ use toehold_channel::doorbell::WakeWord;
 use toehold_channel::layout::{BOARD_BITS, CAPACITY_LOG2_MIN};
 use toehold_channel::rendezvous::{Kind, Message, mapped};
 use toehold_channel::table::{
-    COMMAND_NONE, Entry, EntryState, FLAG_ACCEPTED, FLAG_ASKED, FLAG_ATTACHED, FLAG_PINNED,
-    FLAG_SHUT_RX, FLAG_SHUT_TX, Reason,
+    COMMAND_NONE, Entry, EntryState, FLAG_ACCEPTED, FLAG_ASKED, FLAG_ATTACHED, FLAG_OFFLOAD,
+    FLAG_PINNED, FLAG_SHUT_RX, FLAG_SHUT_TX, Reason,
 };
 
 use crate::pairs::{find_pair, map_other_side, map_pair, map_region};
 use crate::state::{self, Connection};
-use crate::{adapter, epoll, lock, options, send, sys};
+use crate::{adapter, epoll, lock, offload, options, send, sys};
 
 /// Calls that moved bytes before a connection is worth pairing.
 const CALLS_BEFORE_PAIRING: u32 = 24;
@@ -65,7 +65,9 @@ pub(crate) fn offer_waits(connection: &Connection) -> bool {
 #[cold]
 pub(crate) fn consider(connection: &Connection) {
     let entry = connection.entry;
-    if entry.flags.load(Ordering::Relaxed) & (FLAG_PINNED | FLAG_SHUT_TX | FLAG_SHUT_RX) != 0
+    if entry.flags.load(Ordering::Relaxed)
+        & (FLAG_PINNED | FLAG_SHUT_TX | FLAG_SHUT_RX | FLAG_OFFLOAD)
+        != 0
         || !connection.local.region.load(Ordering::Relaxed).is_null()
     {
         return;
@@ -137,8 +139,7 @@ fn describe(connection: &Connection) -> Result<Message, Reason> {
     message.entry = connection.index;
     message.generation = connection.generation;
     message.pid = state::pid();
-    message.netns = sys::getsockopt::<u64>(fd, libc::SOL_SOCKET, SO_NETNS_COOKIE)
-        .map_err(|_| Reason::Unsupported)?;
+    message.netns = namespace_of(fd).ok_or(Reason::Unsupported)?;
     message.cookie = sys::getsockopt::<u64>(fd, libc::SOL_SOCKET, libc::SO_COOKIE).unwrap_or(0);
     let local = sys::socket_address(fd, false).map_err(|_| Reason::Closing)?;
     let remote = sys::socket_address(fd, true).map_err(|_| Reason::Closing)?;
@@ -147,8 +148,12 @@ fn describe(connection: &Connection) -> Result<Message, Reason> {
     Ok(message)
 }
 
-/// Since Linux 5.14, not yet in every libc crate.
-const SO_NETNS_COOKIE: i32 = 71;
+/// The network namespace of a socket; `None` where the kernel does not tell.
+pub(crate) fn namespace_of(fd: i32) -> Option<u64> {
+    /// Since Linux 5.14, not yet in every libc crate.
+    const SO_NETNS_COOKIE: i32 = 71;
+    sys::getsockopt::<u64>(fd, libc::SOL_SOCKET, SO_NETNS_COOKIE).ok()
+}
 
 fn address_of(storage: &libc::sockaddr_storage) -> Option<([u8; 16], u16)> {
     let base = storage as *const libc::sockaddr_storage;
@@ -176,10 +181,18 @@ fn receive_offers(adapter: i32) {
     const OFFERS_MAX: usize = 256;
     for _ in 0..OFFERS_MAX {
         match adapter::try_receive(adapter) {
-            Some((message, Kind::Offer, descriptors)) => take_offer(&message, descriptors),
-            Some(_) => {}
+            Some((message, kind, descriptors)) => handle_message(&message, kind, descriptors),
             None => return,
         }
+    }
+}
+
+/// Does what a message from the adapter is for. The caller holds the adapter's lock.
+pub(crate) fn handle_message(message: &Message, kind: Kind, descriptors: [Option<OwnedFd>; 2]) {
+    match kind {
+        Kind::Offer => take_offer(message, descriptors),
+        Kind::Engine => offload::learn(descriptors),
+        _ => {}
     }
 }
 

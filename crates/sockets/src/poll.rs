@@ -4,6 +4,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use libc::{POLLERR, POLLHUP, POLLIN, POLLNVAL, POLLOUT, POLLPRI, POLLRDHUP, pollfd};
 
+use crate::offload::opening;
 use crate::receive::{HINT_LOOK, arm, disarm, drain_doorbells};
 use crate::state::{self, Connection, Kind};
 use crate::wait::KERNEL_LOOK_NS;
@@ -22,7 +23,13 @@ static KERNEL_SEEN_NS: AtomicU64 = AtomicU64::new(0);
 /// True when the answer for any of these needs us.
 #[inline]
 pub(crate) fn concerns(fds: &[pollfd]) -> bool {
-    fds.iter().any(|one| accelerated(one.fd))
+    fds.iter().any(|one| concerned(one.fd))
+}
+
+/// True when the answer for `fd` needs us.
+#[inline]
+pub(crate) fn concerned(fd: i32) -> bool {
+    accelerated(fd) || opening::is_waiting(fd)
 }
 
 #[inline]
@@ -256,7 +263,11 @@ fn merge(
     for (to, from) in copy.iter_mut().zip(fds.iter()) {
         let skip = accelerated(from.fd);
         *to = pollfd {
-            fd: if skip { -1 } else { from.fd },
+            fd: if skip || !has_answer(from.fd) {
+                -1
+            } else {
+                from.fd
+            },
             events: from.events,
             revents: 0,
         };
@@ -275,6 +286,16 @@ fn merge(
     added
 }
 
+/// False while `fd` waits for the engine's answer; takes it when it is there.
+fn has_answer(fd: i32) -> bool {
+    if !opening::is_waiting(fd) {
+        return true;
+    }
+    errno::keep(|| {
+        state::connection(fd).is_none_or(|c| opening::look(&c) != opening::Answer::Pending)
+    })
+}
+
 fn arm_all(fds: &[pollfd], copy: &mut [pollfd]) {
     for (to, from) in copy.iter_mut().zip(fds) {
         *to = *from;
@@ -283,6 +304,7 @@ fn arm_all(fds: &[pollfd], copy: &mut [pollfd]) {
             continue;
         }
         match state::kind(from.fd) {
+            Kind::Connection if opening::is_waiting(from.fd) => to.events = libc::POLLPRI,
             Kind::Connection => {
                 // Armed before `users` is given back: `unmap` waits for sleepers.
                 with_connection(from.fd, |connection, end| {
@@ -355,7 +377,11 @@ fn sleep(
     }
     let mut count = look_at_all(fds);
     for (to, from) in fds.iter_mut().zip(copy.iter()) {
-        if from.revents != 0 && !accelerated(to.fd) {
+        let is_answer = from.events == libc::POLLPRI && to.events != from.events;
+        if from.revents != 0 && is_answer && !accelerated(to.fd) {
+            // For us, not for the program: with the answer taken, the next look is an ordinary one.
+            has_answer(to.fd);
+        } else if from.revents != 0 && !accelerated(to.fd) {
             to.revents = from.revents;
             count += 1;
         }

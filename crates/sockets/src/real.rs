@@ -117,6 +117,10 @@ real! {
     fcntl(fd: c_int, command: c_int, argument: usize) -> c_int;
     /// `ioctl(2)`.
     ioctl(fd: c_int, request: libc::c_ulong, argument: usize) -> c_int;
+    /// `getsockname(2)`.
+    getsockname(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int;
+    /// `getpeername(2)`.
+    getpeername(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int;
     /// `getsockopt(2)`.
     getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *mut socklen_t) -> c_int;
     /// `setsockopt(2)`.

@@ -8,8 +8,9 @@ use toehold_channel::doorbell::WakeWord;
 use toehold_channel::layout::RING_BYTES;
 use toehold_channel::ring::Fault;
 use toehold_channel::sync::fence;
-use toehold_channel::table::{Mode, Reason};
+use toehold_channel::table::{FLAG_CONNECTING, FLAG_REFUSED, Mode, Reason};
 
+use crate::offload::opening;
 use crate::state::Connection;
 use crate::{buffers, epoll, errno, lock, pairing, real, send, sys, wait};
 
@@ -54,6 +55,11 @@ pub(crate) unsafe fn receive(
     if local.region.load(Ordering::Relaxed).is_null() {
         if pairing::offer_waits(connection) || !local.offered.load(Ordering::Relaxed).is_null() {
             errno::keep(|| pairing::consider(connection));
+        }
+        if entry.flags.load(Ordering::Relaxed) & (FLAG_CONNECTING | FLAG_REFUSED) != 0 {
+            if let Err(error) = opening::before_transfer(connection, flags) {
+                return errno::result(Err(error));
+            }
         }
         // SeqCst pairs with the store of `region` in `pairing::attach`: it sees our count, or we see its region.
         entry.rx_in_flight.fetch_add(1, Ordering::SeqCst);

@@ -7,10 +7,12 @@ use toehold_channel::channel::{End, Incoming};
 use toehold_channel::doorbell::{self, WakeWord};
 use toehold_channel::ring::Fault;
 use toehold_channel::table::{
-    COMMAND_DETACH, COMMAND_PEER_GONE, FLAG_PINNED, FLAG_SHUT_RX, FLAG_SHUT_TX, Mode, Reason,
+    COMMAND_DETACH, COMMAND_PEER_GONE, FLAG_CONNECTING, FLAG_PINNED, FLAG_REFUSED, FLAG_SHUT_RX,
+    FLAG_SHUT_TX, Mode, Reason,
 };
 use toehold_copy::prefetch;
 
+use crate::offload::opening;
 use crate::receive::{
     HINT_EOF, HINT_LOOK, arm, disarm, fault_of_peer, keep_error, timed_out, timeout_ns,
 };
@@ -31,6 +33,12 @@ pub(crate) unsafe fn transmit(
     flags: i32,
     kernel: impl FnOnce() -> isize,
 ) -> isize {
+    let state = connection.entry.flags.load(Ordering::Relaxed);
+    if state & (FLAG_CONNECTING | FLAG_REFUSED) != 0 {
+        if let Err(error) = opening::before_transfer(connection, flags) {
+            return errno::result(Err(error));
+        }
+    }
     match begin_host_send(connection) {
         Some(()) => {
             let result = kernel();

@@ -18,7 +18,7 @@ use toehold_channel::table::{
 };
 
 use crate::pairs::Pair;
-use crate::{adapter, lock, release, sys};
+use crate::{adapter, lock, offload, release, sys};
 
 /// Descriptors beyond this one are never tracked.
 const FDS_MAX: usize = 1 << 20;
@@ -270,6 +270,26 @@ pub(crate) fn table() -> Option<Table> {
     (!base.is_null()).then(|| unsafe { Table::at(base) })
 }
 
+/// True when this family has a table, and so something to tell the adapter of.
+pub(crate) fn has_table() -> bool {
+    table_or_new().is_some()
+}
+
+/// A foreign descriptor of which we know that it listens.
+const LISTENER: u64 = 1;
+
+/// Notes that `fd` listens, and that the adapter was told.
+pub(crate) fn note_listener(fd: i32) {
+    if let Some(slot) = slot(fd) {
+        slot.store(LISTENER, Ordering::Release);
+    }
+}
+
+/// True when `fd` was noted to listen.
+pub(crate) fn is_listener(fd: i32) -> bool {
+    slot(fd).is_some_and(|slot| slot.load(Ordering::Acquire) == LISTENER)
+}
+
 /// What the family shares about connection `index`.
 #[inline]
 pub(crate) fn entry(index: u32) -> Option<&'static Entry> {
@@ -466,6 +486,7 @@ fn reset(entry: &Entry, local: &Local) {
         &entry.spins_paid,
         &entry.spins_failed,
         &entry.faults,
+        &entry.true_ports,
     ] {
         word.store(0, Ordering::Relaxed);
     }
@@ -533,6 +554,7 @@ pub(crate) fn closing(fd: i32) {
                 };
                 crate::epoll::descriptor_closing(&connection, another);
                 if connection.local.descriptors.fetch_sub(1, Ordering::AcqRel) == 1 {
+                    offload::opening::closing(&connection);
                     release::release(&connection);
                 }
             }

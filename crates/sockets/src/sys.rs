@@ -150,6 +150,38 @@ pub(crate) fn poll_for(fd: i32, events: i16, limit_ns: u64) -> i16 {
     if n > 0 { one.revents } else { 0 }
 }
 
+/// Waits until one of `events` holds on a descriptor, or something is wrong with it; false when `limit_ns` pass without. Signals
+/// do not end it.
+pub(crate) fn wait_for(fd: i32, events: i16, limit_ns: u64) -> bool {
+    let start = now_ns();
+    loop {
+        let left = limit_ns.saturating_sub(now_ns() - start);
+        let mut one = libc::pollfd {
+            fd,
+            events,
+            revents: 0,
+        };
+        let time = libc::timespec {
+            tv_sec: (left / 1_000_000_000) as libc::time_t,
+            tv_nsec: (left % 1_000_000_000) as libc::c_long,
+        };
+        // SAFETY: one `pollfd` and one `timespec`, both valid; no signal mask.
+        let n = unsafe {
+            call!(
+                SYS_ppoll,
+                &mut one as *mut libc::pollfd,
+                1,
+                &time as *const libc::timespec,
+                0,
+                8
+            )
+        };
+        if n != -(libc::EINTR as isize) || left == 0 {
+            return n > 0;
+        }
+    }
+}
+
 /// `getsockopt(2)` into a plain value.
 pub(crate) fn getsockopt<T: Copy + Default>(fd: i32, level: i32, name: i32) -> Result<T, i32> {
     let mut value = T::default();

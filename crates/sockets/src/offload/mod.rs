@@ -1,0 +1,201 @@
+//! The offload path as the program's side sees it: connections that the adapter's TCP engine carries.
+//!
+//! ```text
+//!   connect  ─► rules ─► carrier to the relay, request to the adapter ─► (Connecting) ─► one urgent byte: connected, or an errno
+//!   listen   ─► the adapter is told; its engine listens as well
+//!   accept   ─► a carrier from the adapter's own address: the outlook says for whom it stands
+//! ```
+//!
+//! The carrier is a kernel connection to the adapter, established long before the remote has answered: until the urgent byte is
+//! there the program must see a connection that is still being made. It is urgent, so that a program that reads past our hooks never
+//! takes it for data, and it is taken off in its place in the stream, so that nothing of it is left behind.
+//!
+//! - this module: what the adapter shows ([`Outlook`]), listeners, accepted carriers;
+//! - [`opening`]: active opens;
+//! - [`names`]: the addresses a program is told.
+
+pub(crate) mod names;
+pub(crate) mod opening;
+
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
+use std::os::fd::{AsFd, OwnedFd};
+
+use toehold_channel::memfd;
+use toehold_channel::offload::{Direction, OUTLOOK_BYTES, Outlook, store_true_ends};
+use toehold_channel::rendezvous::{Kind, Message};
+use toehold_channel::table::{FLAG_OFFLOAD, Reason};
+
+use crate::state::{self, Connection};
+use crate::{adapter, pairing, sys};
+
+/// How long a program's first connect waits to be shown the engine; an adapter that is stopped costs this once.
+const SHOW_NS: u64 = 250_000_000;
+
+/// The program asked for the offload path.
+static WANTED: AtomicBool = AtomicBool::new(false);
+/// Where the outlook is mapped; the mapping is replaced in place when another adapter shows another.
+static OUTLOOK: AtomicPtr<u8> = AtomicPtr::new(null_mut());
+/// The adapter we are connected to has an engine.
+static HAS_ENGINE: AtomicBool = AtomicBool::new(false);
+/// The adapter connection over which the engine was asked for.
+static ASKED_EPOCH: AtomicU32 = AtomicU32::new(0);
+
+/// Has network connections carried by the adapter's engine, where it has one. Called once, before [`crate::start`].
+pub fn want_offload() {
+    WANTED.store(true, Ordering::Relaxed);
+}
+
+/// True when the engine may be used at all.
+#[inline]
+pub(crate) fn is_wanted() -> bool {
+    WANTED.load(Ordering::Relaxed)
+}
+
+/// What the adapter's engine serves, asking for it if need be; `None` without an adapter or an engine.
+fn outlook() -> Option<Outlook> {
+    if !state::has_table() {
+        return None;
+    }
+    let _held = adapter::lock();
+    let adapter = adapter::reach()?;
+    if ASKED_EPOCH.load(Ordering::Relaxed) != adapter::epoch() {
+        ASKED_EPOCH.store(adapter::epoch(), Ordering::Relaxed);
+        HAS_ENGINE.store(false, Ordering::Release);
+        ask(adapter);
+    }
+    known_outlook()
+}
+
+/// As [`outlook`], without asking.
+fn known_outlook() -> Option<Outlook> {
+    if !HAS_ENGINE.load(Ordering::Acquire) {
+        return None;
+    }
+    let base = OUTLOOK.load(Ordering::Acquire);
+    // SAFETY: mapped by `learn` for this length, and only ever replaced in place.
+    (!base.is_null()).then(|| unsafe { Outlook::at(base) })
+}
+
+/// Asks for the engine and waits for the answer; what else arrives meanwhile is dealt with. The caller holds the adapter's lock.
+fn ask(adapter: i32) {
+    if !adapter::send(adapter, &Message::new(Kind::Engine), None) {
+        return adapter::lose(adapter);
+    }
+    let start = sys::now_ns();
+    loop {
+        while let Some((message, kind, descriptors)) = adapter::try_receive(adapter) {
+            if kind == Kind::Engine {
+                return learn(descriptors);
+            }
+            pairing::handle_message(&message, kind, descriptors);
+        }
+        let left = SHOW_NS.saturating_sub(sys::now_ns() - start);
+        let is_lost = adapter::connected() != Some(adapter);
+        if left == 0 || is_lost || !sys::wait_for(adapter, libc::POLLIN, left) {
+            return;
+        }
+    }
+}
+
+/// Maps what the adapter shows. The caller holds the adapter's lock.
+pub(crate) fn learn(descriptors: [Option<OwnedFd>; 2]) {
+    HAS_ENGINE.store(false, Ordering::Release);
+    let [Some(file), _] = descriptors else {
+        return;
+    };
+    let Ok(fresh) = memfd::map_to_read(file.as_fd(), OUTLOOK_BYTES) else {
+        return;
+    };
+    let known = OUTLOOK.load(Ordering::Relaxed);
+    let base = if known.is_null() {
+        fresh.as_ptr()
+    } else {
+        let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+        // SAFETY: both are mappings of ours of this length. Whoever reads the old one sees the new one from some word on, and checks
+        // nothing across words but addresses, which are for telling only.
+        let moved = unsafe {
+            libc::mremap(
+                fresh.as_ptr().cast(),
+                OUTLOOK_BYTES,
+                OUTLOOK_BYTES,
+                flags,
+                known.cast::<libc::c_void>(),
+            )
+        };
+        if moved == libc::MAP_FAILED {
+            return;
+        }
+        known
+    };
+    OUTLOOK.store(base, Ordering::Release);
+    // SAFETY: just mapped for this length.
+    let is_valid = unsafe { Outlook::at(base) }.is_valid();
+    HAS_ENGINE.store(is_valid, Ordering::Release);
+}
+
+/// The program listens: the engine may do so, too.
+pub(crate) fn listening(fd: i32, backlog: i32) {
+    let option = |level, name| sys::getsockopt::<i32>(fd, level, name).unwrap_or(-1);
+    if option(libc::SOL_SOCKET, libc::SO_PROTOCOL) != libc::IPPROTO_TCP || !is_beside(fd) {
+        return;
+    }
+    let Some(local) = names::local(fd) else {
+        return;
+    };
+    let mut message = Message::new(Kind::Listen);
+    (message.local, message.local_port) = (local.ip, local.port);
+    message.pid = state::pid();
+    message.slot = backlog.max(0) as u32;
+    message.side = u32::from(option(libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) == 1);
+    tell(&message);
+    state::note_listener(fd);
+}
+
+/// True when the program's socket and the relay are in the same network namespace.
+fn is_beside(fd: i32) -> bool {
+    outlook().is_some_and(|outlook| outlook.netns() == pairing::namespace_of(fd).unwrap_or(0))
+}
+
+/// A descriptor of a listener was closed.
+pub(crate) fn stopped_listening() {
+    tell(&Message::new(Kind::Unlisten));
+}
+
+/// Says something to the adapter, if there is one.
+fn tell(message: &Message) -> bool {
+    let _held = adapter::lock();
+    let Some(adapter) = adapter::connected() else {
+        return false;
+    };
+    let told = adapter::send(adapter, message, None);
+    if !told {
+        adapter::lose(adapter);
+    }
+    told
+}
+
+/// The program has accepted a connection. When it comes from the adapter, it is somebody else's in truth: notes whose, and says so.
+pub(crate) fn accepted(connection: &Connection) -> bool {
+    let Some(outlook) = known_outlook() else {
+        return false;
+    };
+    let fd = connection.fd;
+    let (Some(local), Some(remote)) = (names::local(fd), names::remote(fd)) else {
+        return false;
+    };
+    if remote.v4() != Some(outlook.relay_source()) {
+        return false;
+    }
+    let ends = outlook.ends(Direction::Accepted, remote.port, local.port);
+    let Some((true_local, true_remote)) = ends else {
+        return false;
+    };
+    let entry = connection.entry;
+    store_true_ends(entry, true_local, true_remote);
+    entry
+        .reason
+        .store(Reason::Relayed as u32, Ordering::Relaxed);
+    entry.flags.fetch_or(FLAG_OFFLOAD, Ordering::Release);
+    true
+}

@@ -1,0 +1,465 @@
+//! Active opens through the engine.
+//!
+//! ```text
+//!   Connecting ──(urgent byte 0)──► connected                 ordinary from here on
+//!              ──(urgent byte e)──► refused, error e           reported once: by connect, SO_ERROR, send or receive
+//!              ──(carrier ends) ──► the kernel connects        nobody has been promised anything yet
+//! ```
+
+use core::ffi::c_int;
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use libc::{sockaddr, socklen_t};
+use toehold_channel::offload::{Address, Direction, Verdict, store_true_ends};
+use toehold_channel::rendezvous::{Kind, Message};
+use toehold_channel::table::{FLAG_CONNECTING, FLAG_OFFLOAD, FLAG_REFUSED, Reason};
+
+use super::names;
+use crate::state::{self, Connection};
+use crate::{adapter, epoll, errno, lock, pairing, real, receive, sys};
+
+/// How long the relay may take for the carrier's handshake, which the kernel makes on loopback all by itself.
+const RELAY_NS: u64 = 200_000_000;
+
+/// Connections of this process that wait for the engine's answer: while there are none, nothing here costs more than a look at this.
+static WAITING: AtomicU32 = AtomicU32::new(0);
+
+/// What became of a `connect`.
+#[derive(Debug)]
+pub(crate) enum Opened {
+    /// It was dealt with: the call's result, errno set.
+    Done(c_int),
+    /// It is the kernel's, perhaps for a reason worth telling.
+    Kernel(Option<Reason>),
+}
+
+/// What the engine has said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Answer {
+    /// Nothing yet.
+    Pending,
+    /// The connection is no longer, or never was, one that waits for an answer.
+    Settled,
+    /// It could not connect.
+    Refused,
+}
+
+/// `connect(2)`, as far as it is the engine's.
+///
+/// # Safety
+/// As for `connect`.
+pub(crate) unsafe fn connect(fd: i32, address: *const sockaddr, len: socklen_t) -> Opened {
+    if !state::is_started() || state::borrowed_memory() {
+        return Opened::Kernel(None);
+    }
+    if let Some(done) = again(fd) {
+        return done;
+    }
+    // SAFETY: the caller's promise.
+    let Some(remote) = (unsafe { names::read(address, len) }) else {
+        return Opened::Kernel(None);
+    };
+    errno::keep(state::prepare);
+    match errno::keep(|| begin(fd, remote)) {
+        Ok(connection) => finish(&connection),
+        Err(reason) => Opened::Kernel(reason),
+    }
+}
+
+/// A further `connect` on a socket that has been through here.
+fn again(fd: i32) -> Option<Opened> {
+    let connection = state::connection(fd)?;
+    let flags = connection.entry.flags.load(Ordering::Acquire);
+    if flags & FLAG_CONNECTING != 0 && look(&connection) == Answer::Pending {
+        return Some(if is_nonblocking(fd) {
+            errno::set(libc::EALREADY);
+            Opened::Done(-1)
+        } else {
+            finish(&connection)
+        });
+    }
+    let flags = connection.entry.flags.load(Ordering::Acquire);
+    if flags & FLAG_REFUSED != 0 {
+        if let Some(error) = receive::take_pending_error(&connection) {
+            errno::set(error);
+            return Some(Opened::Done(-1));
+        }
+        // The error was reported: the socket may try again, from nothing.
+        disconnect(fd);
+        state::closing(fd);
+        return None;
+    }
+    (flags & FLAG_OFFLOAD != 0).then(|| {
+        errno::set(libc::EISCONN);
+        Opened::Done(-1)
+    })
+}
+
+/// Hands the connection to the engine; or says why it is the kernel's.
+fn begin(fd: i32, remote: Address) -> Result<Connection, Option<Reason>> {
+    let outlook = super::outlook().ok_or(Some(Reason::NoEngine))?;
+    match outlook.verdict(remote.ip, remote.port) {
+        Verdict::Offload | Verdict::OffloadOnRequest => {}
+        Verdict::Host | Verdict::Direct => return Err(None),
+    }
+    let option = |name| sys::getsockopt::<i32>(fd, libc::SOL_SOCKET, name).unwrap_or(-1);
+    let is_tcp = option(libc::SO_TYPE) == libc::SOCK_STREAM
+        && option(libc::SO_PROTOCOL) == libc::IPPROTO_TCP;
+    if !is_tcp {
+        return Err(None);
+    }
+    let bound = names::local(fd).ok_or(None)?;
+    let is_any = bound.ip == [0; 16] || bound.v4() == Some([0; 4]);
+    let is_beside = pairing::namespace_of(fd).unwrap_or(0) == outlook.netns();
+    if !is_any || !is_beside {
+        return Err(Some(Reason::NoRelay));
+    }
+    let carrier = connect_carrier(fd, outlook.relay_port()).ok_or(Some(Reason::NoRelay))?;
+    let mut message = Message::new(Kind::Connect);
+    (message.local, message.local_port) = (carrier.ip, carrier.port);
+    (message.remote, message.remote_port) = (remote.ip, remote.port);
+    message.pid = state::pid();
+    message.side = bound.port.into();
+    if !super::tell(&message) {
+        disconnect(fd);
+        return Err(Some(Reason::NoRelay));
+    }
+    match track(fd, remote) {
+        Some(connection) => Ok(connection),
+        None => {
+            disconnect(fd);
+            Err(Some(Reason::NoResources))
+        }
+    }
+}
+
+fn track(fd: i32, remote: Address) -> Option<Connection> {
+    if state::kind(fd) == state::Kind::Connection {
+        // Closed behind our back, and the number given out again.
+        state::closing(fd);
+    }
+    state::track(fd, false, None);
+    let connection = state::connection(fd)?;
+    let entry = connection.entry;
+    store_true_ends(entry, Address::default(), remote);
+    entry
+        .reason
+        .store(Reason::Relayed as u32, Ordering::Relaxed);
+    WAITING.fetch_add(1, Ordering::Relaxed);
+    let flags = FLAG_OFFLOAD | FLAG_CONNECTING;
+    entry.flags.fetch_or(flags, Ordering::Release);
+    Some(connection)
+}
+
+/// Connects the program's socket to the relay; the socket's own address.
+fn connect_carrier(fd: i32, relay_port: u16) -> Option<Address> {
+    let flags = sys::fcntl(fd, libc::F_GETFL, 0);
+    if flags < 0 {
+        return None;
+    }
+    let flags = flags as usize;
+    // Whatever state the adapter is in, we do not wait for it longer than we mean to.
+    sys::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK as usize);
+    let relay = Address {
+        ip: toehold_channel::rendezvous::mapped([127, 0, 0, 1]),
+        port: relay_port,
+    };
+    let result = kernel_connect(fd, relay);
+    let connected = match -result as i32 {
+        0 => true,
+        libc::EINPROGRESS => {
+            sys::wait_for(fd, libc::POLLOUT, RELAY_NS)
+                && sys::getsockopt::<i32>(fd, libc::SOL_SOCKET, libc::SO_ERROR) == Ok(0)
+        }
+        libc::ECONNREFUSED => {
+            lose_adapter();
+            false
+        }
+        _ => false,
+    };
+    sys::fcntl(fd, libc::F_SETFL, flags);
+    if !connected {
+        disconnect(fd);
+        return None;
+    }
+    names::local(fd)
+}
+
+/// Nobody listens where the adapter said: it is another one by now, or none.
+fn lose_adapter() {
+    let _held = adapter::lock();
+    if let Some(adapter) = adapter::connected() {
+        adapter::lose(adapter);
+    }
+}
+
+/// The kernel's own `connect`; 0 or a negated errno.
+fn kernel_connect(fd: i32, to: Address) -> isize {
+    let (storage, len) = names::spelled(fd, to);
+    // SAFETY: `storage` is readable for `len` bytes.
+    unsafe {
+        sys::raw(
+            libc::SYS_connect,
+            fd as usize,
+            &raw const storage as usize,
+            len as usize,
+            0,
+            0,
+            0,
+        )
+    }
+}
+
+/// Makes a socket what it was before it connected (connect(2), `AF_UNSPEC`).
+fn disconnect(fd: i32) {
+    // SAFETY: zeroes are a valid `sockaddr`, of the family `AF_UNSPEC`.
+    let nobody: sockaddr = unsafe { core::mem::zeroed() };
+    let len = size_of::<sockaddr>();
+    // SAFETY: `nobody` is readable for its length.
+    unsafe {
+        sys::raw(
+            libc::SYS_connect,
+            fd as usize,
+            &raw const nobody as usize,
+            len,
+            0,
+            0,
+            0,
+        )
+    };
+    // The reset of the carrier is no news for the program.
+    let _ = sys::getsockopt::<i32>(fd, libc::SOL_SOCKET, libc::SO_ERROR);
+}
+
+/// What follows a request: a blocking program waits for the answer.
+fn finish(connection: &Connection) -> Opened {
+    if is_nonblocking(connection.fd) {
+        return match look(connection) {
+            Answer::Pending => {
+                errno::set(libc::EINPROGRESS);
+                Opened::Done(-1)
+            }
+            answer => done(connection, answer),
+        };
+    }
+    loop {
+        match look(connection) {
+            Answer::Pending => {}
+            answer => return done(connection, answer),
+        }
+        if let Err(error) = sleep(connection.fd) {
+            errno::set(error);
+            return Opened::Done(-1);
+        }
+    }
+}
+
+fn done(connection: &Connection, answer: Answer) -> Opened {
+    let flags = connection.entry.flags.load(Ordering::Acquire);
+    match answer {
+        Answer::Refused => {
+            let error = receive::take_pending_error(connection);
+            errno::set(error.unwrap_or(libc::ECONNREFUSED));
+            Opened::Done(-1)
+        }
+        _ if flags & FLAG_OFFLOAD != 0 => Opened::Done(0),
+        // The kernel has begun to connect, or is about to, by the program's own call.
+        _ if is_nonblocking(connection.fd) => {
+            errno::set(libc::EINPROGRESS);
+            Opened::Done(-1)
+        }
+        _ => Opened::Kernel(Some(Reason::NoRelay)),
+    }
+}
+
+/// Sleeps until the carrier has something to say.
+fn sleep(fd: i32) -> Result<(), i32> {
+    let limit = receive::timeout_ns(fd, libc::SO_SNDTIMEO);
+    if limit == 0 && receive::timeout_ns(fd, libc::SO_RCVTIMEO) == 0 {
+        // A real `recv`, so that signals restart it exactly when they would restart a connect.
+        set_inline(fd, true);
+        let mut byte = 0u8;
+        // SAFETY: one writable byte.
+        let result = unsafe { real::recv(fd, (&raw mut byte).cast(), 1, libc::MSG_PEEK) };
+        let error = errno::get();
+        set_inline(fd, false);
+        return if result < 0 && error == libc::EINTR {
+            Err(error)
+        } else {
+            Ok(())
+        };
+    }
+    let mut one = libc::pollfd {
+        fd,
+        events: libc::POLLPRI,
+        revents: 0,
+    };
+    let time = libc::timespec {
+        tv_sec: (limit / 1_000_000_000) as libc::time_t,
+        tv_nsec: (limit % 1_000_000_000) as libc::c_long,
+    };
+    let time = if limit == 0 {
+        core::ptr::null()
+    } else {
+        &raw const time
+    };
+    // SAFETY: one `pollfd`, one time; no mask.
+    match unsafe { real::ppoll(&mut one, 1, time, core::ptr::null()) } {
+        0 => Err(libc::EINPROGRESS),
+        1.. => Ok(()),
+        _ => Err(errno::get()),
+    }
+}
+
+fn set_inline(fd: i32, on: bool) {
+    sys::setsockopt_int(fd, libc::SOL_SOCKET, libc::SO_OOBINLINE, on.into());
+}
+
+fn is_nonblocking(fd: i32) -> bool {
+    sys::fcntl(fd, libc::F_GETFL, 0) as i32 & libc::O_NONBLOCK != 0
+}
+
+/// True while some connection of this process waits for an answer.
+#[inline]
+pub(crate) fn any_waiting() -> bool {
+    WAITING.load(Ordering::Relaxed) != 0
+}
+
+/// True when `fd` waits for the engine's answer.
+#[inline]
+pub(crate) fn is_waiting(fd: i32) -> bool {
+    any_waiting() && fd >= 0 && state::connection(fd).is_some_and(|c| is_connecting(&c))
+}
+
+/// True when the connection waits for the engine's answer.
+#[inline]
+pub(crate) fn is_connecting(connection: &Connection) -> bool {
+    connection.entry.flags.load(Ordering::Acquire) & FLAG_CONNECTING != 0
+}
+
+/// Takes the answer, if it is there.
+pub(crate) fn look(connection: &Connection) -> Answer {
+    let entry = connection.entry;
+    let Some(held) = lock::lock(&entry.rx_lock) else {
+        return Answer::Pending;
+    };
+    let flags = entry.flags.load(Ordering::Acquire);
+    if flags & FLAG_CONNECTING == 0 {
+        return if flags & FLAG_REFUSED != 0 {
+            Answer::Refused
+        } else {
+            Answer::Settled
+        };
+    }
+    let fd = connection.fd;
+    let seen = sys::poll_now(fd, libc::POLLPRI | libc::POLLRDHUP);
+    let answer = if seen & libc::POLLPRI != 0 {
+        take(connection)
+    } else if seen & (libc::POLLHUP | libc::POLLERR | libc::POLLRDHUP) != 0 {
+        None
+    } else {
+        return Answer::Pending;
+    };
+    match answer {
+        Some(0) => settle(connection, 0),
+        Some(error) => {
+            receive::keep_error(connection, i32::from(error));
+            settle(connection, FLAG_REFUSED);
+        }
+        None => {
+            // The adapter is gone, and nothing was said or sent: the kernel may begin afresh.
+            let (_, remote) = toehold_channel::offload::true_ends(entry);
+            disconnect(fd);
+            if is_nonblocking(fd) {
+                kernel_connect(fd, remote);
+            }
+            entry.rx_carrier.store(0, Ordering::Relaxed);
+            entry.flags.fetch_and(!FLAG_OFFLOAD, Ordering::Release);
+            entry
+                .reason
+                .store(Reason::NoRelay as u32, Ordering::Relaxed);
+            settle(connection, 0);
+        }
+    }
+    drop(held);
+    epoll::answered(connection);
+    match answer {
+        Some(1..) => Answer::Refused,
+        _ => Answer::Settled,
+    }
+}
+
+/// Takes the urgent byte off the stream, in its place: nothing of the mark remains. The caller holds the receive lock.
+fn take(connection: &Connection) -> Option<u8> {
+    let fd = connection.fd;
+    let mut byte = 0u8;
+    set_inline(fd, true);
+    // SAFETY: one writable byte. It is the first of the stream, and the mark is before it: nothing else can be returned.
+    let got = unsafe { sys::recv(fd, &mut byte, 1, libc::MSG_DONTWAIT) };
+    set_inline(fd, false);
+    if got != 1 {
+        return None;
+    }
+    connection.entry.rx_carrier.fetch_add(1, Ordering::Relaxed);
+    Some(byte)
+}
+
+/// The answer is known. The caller holds the receive lock.
+fn settle(connection: &Connection, outcome: u32) {
+    let entry = connection.entry;
+    let is_offloaded = entry.flags.load(Ordering::Relaxed) & FLAG_OFFLOAD != 0;
+    if let (Some(outlook), true) = (super::known_outlook(), is_offloaded) {
+        let ends = names::local(connection.fd)
+            .and_then(|own| outlook.ends(Direction::Connected, own.port, outlook.relay_port()));
+        if let Some((local, remote)) = ends {
+            store_true_ends(entry, local, remote);
+        }
+    }
+    let over = FLAG_CONNECTING | if outcome != 0 { FLAG_OFFLOAD } else { 0 };
+    entry.flags.fetch_or(outcome, Ordering::Relaxed);
+    entry.flags.fetch_and(!over, Ordering::Release);
+    WAITING.fetch_sub(1, Ordering::Relaxed);
+}
+
+/// A connection that waits for an answer is being closed.
+pub(crate) fn closing(connection: &Connection) {
+    if is_connecting(connection) {
+        WAITING.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Before bytes may move on a connection that waits for an answer, or got a bad one: waits if the call may, and says what it has to
+/// fail with.
+#[cold]
+pub(crate) fn before_transfer(connection: &Connection, flags: i32) -> Result<(), i32> {
+    let waits = flags & libc::MSG_DONTWAIT == 0 && !connection.nonblocking();
+    loop {
+        match look(connection) {
+            Answer::Settled => return Ok(()),
+            Answer::Refused => {
+                let error = receive::take_pending_error(connection);
+                return error.map_or(Ok(()), Err);
+            }
+            Answer::Pending if !waits => return Err(libc::EAGAIN),
+            Answer::Pending => sleep(connection.fd)?,
+        }
+    }
+}
+
+/// `SO_ERROR` of a connection that waits for an answer or got a bad one; `None` for the kernel to answer.
+pub(crate) fn error_option(connection: &Connection) -> Option<i32> {
+    let flags = connection.entry.flags.load(Ordering::Acquire);
+    if flags & (FLAG_CONNECTING | FLAG_REFUSED) == 0 {
+        return None;
+    }
+    match look(connection) {
+        Answer::Pending => Some(0),
+        Answer::Settled => None,
+        Answer::Refused => {
+            let error = receive::take_pending_error(connection);
+            // What the kernel has to say is that the carrier was reset.
+            let _ = sys::getsockopt::<i32>(connection.fd, libc::SOL_SOCKET, libc::SO_ERROR);
+            Some(error.unwrap_or(0))
+        }
+    }
+}
