@@ -1,6 +1,7 @@
 //! `toehold adapter`: the adapter in the foreground, or started in the background.
 
 use std::env;
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -11,6 +12,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use toehold_adapter::client;
 use toehold_adapter::daemon::{self, Options};
+use toehold_adapter::engine::settings::{Draft, Settings, SettingsError};
 use toehold_adapter::runtime_dir::{self, RuntimeDir};
 
 use crate::failure::Failure;
@@ -36,9 +38,128 @@ pub(crate) struct AdapterArgs {
     #[arg(long, value_name = "N", default_value_t = daemon::REGIONS_MAX_DEFAULT)]
     max_connections: usize,
 
+    #[command(flatten)]
+    engine: EngineArgs,
+
     /// Be silent and leave when idle: how --background starts it
     #[arg(long, hide = true, conflicts_with = "background")]
     detached: bool,
+}
+
+/// Options of the adapter's TCP engine.
+#[derive(Args, Debug)]
+#[command(next_help_heading = "TCP engine (offload path)")]
+struct EngineArgs {
+    /// The engine's link: a TAP device of this network namespace, or of another
+    #[arg(long, value_name = "tap:NAME[@NETNS]")]
+    link: Option<String>,
+
+    /// An address of the engine's own on the link, with its prefix length; may be repeated
+    #[arg(long, value_name = "ADDRESS/BITS")]
+    address: Vec<String>,
+
+    /// Where the engine sends what is not on the link; one for each family
+    #[arg(long, value_name = "ADDRESS")]
+    gateway: Vec<String>,
+
+    /// The largest packet; the link's own unless told otherwise
+    #[arg(long, value_name = "BYTES")]
+    mtu: Option<String>,
+
+    /// Cut segments here instead of in the kernel
+    #[arg(long)]
+    no_lso: bool,
+
+    /// Take segments as the wire has them, not joined
+    #[arg(long)]
+    no_lro: bool,
+
+    /// Compute and verify checksums here; without this neither --no-lso nor --no-lro is possible
+    #[arg(long)]
+    no_checksum: bool,
+
+    /// Destinations whose connections are the engine's, whoever makes them; may be repeated
+    #[arg(long, value_name = "CIDR[:PORT]")]
+    offload: Vec<String>,
+
+    /// Destinations that are never the engine's; may be repeated, and come before --offload
+    #[arg(long, value_name = "CIDR[:PORT]")]
+    no_offload: Vec<String>,
+
+    /// All of this in a file, one setting to a line: link, address, gateway, mtu, without, offload, host, direct
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+}
+
+impl EngineArgs {
+    /// What they say, together with the file; `None` when no engine is wanted.
+    fn settings(&self) -> Result<Option<Settings>, SettingsError> {
+        let mut draft = Draft::default();
+        for host in &self.no_offload {
+            draft.set("host", host)?;
+        }
+        for offload in &self.offload {
+            draft.set("offload", offload)?;
+        }
+        if let Some(file) = &self.config {
+            draft.read(file)?;
+        }
+        let single = [("link", &self.link), ("mtu", &self.mtu)];
+        for (word, value) in single {
+            if let Some(value) = value {
+                draft.set(word, value)?;
+            }
+        }
+        for address in &self.address {
+            draft.set("address", address)?;
+        }
+        for gateway in &self.gateway {
+            draft.set("gateway", gateway)?;
+        }
+        let without = [
+            (self.no_lso, "lso"),
+            (self.no_lro, "lro"),
+            (self.no_checksum, "checksum"),
+        ];
+        for (_, word) in without.into_iter().filter(|(is_off, _)| *is_off) {
+            draft.set("without", word)?;
+        }
+        draft.finish()
+    }
+
+    /// The same options for another process.
+    fn arguments(&self) -> Vec<OsString> {
+        let mut out = Vec::new();
+        let mut give = |option: &str, value: &OsStr| {
+            out.push(option.into());
+            out.push(value.to_owned());
+        };
+        let lists = [
+            ("--link", self.link.as_slice()),
+            ("--mtu", self.mtu.as_slice()),
+            ("--address", &self.address),
+            ("--gateway", &self.gateway),
+            ("--offload", &self.offload),
+            ("--no-offload", &self.no_offload),
+        ];
+        for (option, values) in lists {
+            for value in values {
+                give(option, OsStr::new(value));
+            }
+        }
+        if let Some(file) = &self.config {
+            let file = std::path::absolute(file).unwrap_or_else(|_| file.clone());
+            give("--config", file.as_os_str());
+        }
+        let flags = [
+            (self.no_lso, "--no-lso"),
+            (self.no_lro, "--no-lro"),
+            (self.no_checksum, "--no-checksum"),
+        ];
+        let flags = flags.into_iter().filter(|(is_on, _)| *is_on);
+        out.extend(flags.map(|(_, flag)| flag.into()));
+        out
+    }
 }
 
 const EXAMPLES: &str = "\
@@ -48,7 +169,11 @@ TCP until it is back.
 
 Examples:
   toehold adapter
-  toehold adapter --background --idle-exit 600";
+  toehold adapter --background --idle-exit 600
+  toehold adapter --link tap:toe0 --address 10.84.0.2/24 --gateway 10.84.0.1
+
+With a link the adapter has a TCP engine: programs under `toehold run --path offload` connect through
+it, and listen on its addresses. The TAP device is made when there is none; that needs CAP_NET_ADMIN.";
 
 /// Runs or starts the adapter.
 pub(crate) fn run(args: &AdapterArgs) -> Result<(), Failure> {
@@ -57,6 +182,8 @@ pub(crate) fn run(args: &AdapterArgs) -> Result<(), Failure> {
         .clone()
         .unwrap_or_else(runtime_dir::default_path);
     let wanted = std::path::absolute(&wanted).unwrap_or(wanted);
+    let engine = args.engine.settings();
+    let engine = engine.map_err(|error| Failure::new(error.to_string()))?;
     if args.background {
         let dir =
             RuntimeDir::open_or_create(&wanted).map_err(|error| Failure::new(error.to_string()))?;
@@ -68,6 +195,7 @@ pub(crate) fn run(args: &AdapterArgs) -> Result<(), Failure> {
         Options::foreground(wanted)
     };
     options.regions_max = args.max_connections;
+    options.engine = engine;
     match args.idle_exit {
         None => {}
         Some(0) => options.idle_exit = None,
@@ -114,6 +242,7 @@ fn start(runtime_dir: &Path, args: &AdapterArgs) -> Result<(), Failure> {
     if let Some(seconds) = args.idle_exit {
         command.args(["--idle-exit", &seconds.to_string()]);
     }
+    command.args(args.engine.arguments());
     command
         .stdin(Stdio::null())
         .stdout(Stdio::null())
