@@ -19,6 +19,8 @@ pub enum Path {
     Host,
     /// Under `toehold run --path direct`.
     Direct,
+    /// Under `toehold run --path offload`.
+    Offload,
 }
 
 /// One adapter with its private runtime directory, and the means to run programs under it.
@@ -28,6 +30,10 @@ pub struct Toehold {
     scratch: TempDir,
     adapter: Option<Running>,
     user: Option<String>,
+    /// What every program is started by, `ip netns exec NAME` for one.
+    starter: Vec<String>,
+    /// What the adapter is told beside its runtime directory.
+    adapter_arguments: Vec<String>,
 }
 
 /// The two files a user installs.
@@ -68,6 +74,8 @@ impl Toehold {
             scratch: scratch(),
             adapter: None,
             user: None,
+            starter: Vec::new(),
+            adapter_arguments: Vec::new(),
         }
     }
 
@@ -84,6 +92,23 @@ impl Toehold {
         toehold
     }
 
+    /// As [`Toehold::start`], with every program started by `starter` and the adapter told `adapter_arguments`.
+    ///
+    /// # Panics
+    /// As [`Toehold::start`].
+    pub fn start_in(starter: &[&str], adapter_arguments: &[&str]) -> Toehold {
+        let words = |words: &[&str]| words.iter().map(|&word| word.to_owned()).collect();
+        let mut toehold = Toehold {
+            product: product().clone(),
+            starter: words(starter),
+            adapter_arguments: words(adapter_arguments),
+            ..Toehold::absent()
+        };
+        toehold.make_runtime();
+        toehold.start_adapter();
+        toehold
+    }
+
     fn start_for(user: Option<String>) -> Toehold {
         let mut toehold = match &user {
             Some(user) => Toehold::absent_as(user),
@@ -93,12 +118,16 @@ impl Toehold {
         if user.is_some() {
             toehold.product = toehold.product.copied_to(toehold.scratch.path());
         }
-        let runtime = toehold.runtime();
-        std::fs::create_dir(&runtime).expect("the scratch directory is writable");
-        std::fs::set_permissions(&runtime, PermissionsExt::from_mode(0o700)).expect("it is ours");
-        toehold.give_to_user(&runtime);
+        toehold.make_runtime();
         toehold.start_adapter();
         toehold
+    }
+
+    fn make_runtime(&self) {
+        let runtime = self.runtime();
+        std::fs::create_dir(&runtime).expect("the scratch directory is writable");
+        std::fs::set_permissions(&runtime, PermissionsExt::from_mode(0o700)).expect("it is ours");
+        self.give_to_user(&runtime);
     }
 
     /// Starts the adapter, or starts it again after it was killed.
@@ -111,7 +140,8 @@ impl Toehold {
         command
             .arg("adapter")
             .arg("--runtime-dir")
-            .arg(self.runtime());
+            .arg(self.runtime())
+            .args(&self.adapter_arguments);
         let mut adapter = Running::start(command, "adapter", self.dir());
         let up = wait_until(Duration::from_secs(10), || {
             adapter.ended().is_some() || self.ask(&["status", "--json"]).is_some()
@@ -136,11 +166,16 @@ impl Toehold {
     pub fn command(&self, path: Path, program: impl AsRef<OsStr>) -> Command {
         match path {
             Path::Host => self.as_user(program),
-            Path::Direct => {
+            Path::Direct | Path::Offload => {
+                let word = if path == Path::Direct {
+                    "direct"
+                } else {
+                    "offload"
+                };
                 let mut command = self.as_user(&self.product.command);
                 command.env("TOEHOLD_LIB", &self.product.library);
                 command
-                    .args(["run", "--path", "direct", "--runtime-dir"])
+                    .args(["run", "--path", word, "--runtime-dir"])
                     .arg(self.runtime());
                 command.arg("--").arg(program);
                 command
@@ -162,12 +197,16 @@ impl Toehold {
             .then(|| String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
+    /// Everything that `toehold status` knows now.
+    pub fn status(&self) -> Value {
+        let text = self.ask(&["status", "--json"]);
+        text.and_then(|text| serde_json::from_str(&text).ok())
+            .unwrap_or(Value::Null)
+    }
+
     /// Every connection that `toehold status` knows now.
     pub fn connections(&self) -> Vec<Connection> {
-        let Some(text) = self.ask(&["status", "--json"]) else {
-            return Vec::new();
-        };
-        let status: Value = serde_json::from_str(&text).unwrap_or(Value::Null);
+        let status = self.status();
         let processes = status["processes"].as_array().cloned().unwrap_or_default();
         let mut connections = Vec::new();
         for process in &processes {
@@ -204,7 +243,14 @@ impl Toehold {
     /// A command for `program` as the user this instance is for.
     fn as_user(&self, program: impl AsRef<OsStr>) -> Command {
         match &self.user {
-            None => Command::new(program),
+            None => match self.starter.split_first() {
+                None => Command::new(program),
+                Some((starter, words)) => {
+                    let mut command = Command::new(starter);
+                    command.args(words).arg(program);
+                    command
+                }
+            },
             Some(user) => {
                 let mut command = Command::new("setpriv");
                 command.args(["--reuid", user, "--regid", user, "--clear-groups", "--"]);

@@ -1,0 +1,300 @@
+"""Ends of TCP connections for the offload tests, in plain Python: each role checks what it sees and says `ok`."""
+
+import errno
+import hashlib
+import os
+import selectors
+import select
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+
+
+def pattern(count, seed):
+    """`count` bytes that repeat nowhere near."""
+    block = hashlib.sha256(b"%d" % seed).digest() * 128
+    out = bytearray()
+    number = 0
+    while len(out) < count:
+        out += struct.pack("<Q", number) + block[: 4096 - 8]
+        number += 1
+    return bytes(out[:count])
+
+
+def read_all(sock):
+    parts = []
+    while True:
+        part = sock.recv(1 << 16)
+        if not part:
+            return b"".join(parts)
+        parts.append(part)
+
+
+def listener(port, host="0.0.0.0"):
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind((host, port))
+    sock.listen(512)
+    print("listening", flush=True)
+    return sock
+
+
+def echo_server(port):
+    """Echoes each connection to its end, then ends."""
+    def serve(conn):
+        with conn:
+            while True:
+                data = conn.recv(1 << 16)
+                if not data:
+                    conn.shutdown(socket.SHUT_WR)
+                    return
+                conn.sendall(data)
+
+    sock = listener(int(port))
+    while True:
+        conn, _ = sock.accept()
+        threading.Thread(target=serve, args=(conn,), daemon=True).start()
+
+
+def echo_client(host, port, count):
+    """Sends a pattern, half-closes, and must read it all back, then the end."""
+    data = pattern(int(count), 7)
+    sock = socket.create_connection((host, int(port)), timeout=30)
+    assert sock.getpeername()[:2] == (host, int(port)), sock.getpeername()
+    back = []
+    reader = threading.Thread(target=lambda: back.append(read_all(sock)))
+    reader.start()
+    sock.sendall(data)
+    sock.shutdown(socket.SHUT_WR)
+    reader.join()
+    assert back[0] == data, "%d of %d bytes came back, or others" % (len(back[0]), len(data))
+    print("local", sock.getsockname()[0])
+
+
+def names_server(port):
+    """Accepts one connection and says what it is told about its ends."""
+    sock = listener(int(port))
+    conn, peer = sock.accept()
+    assert peer == conn.getpeername(), (peer, conn.getpeername())
+    conn.sendall(b"hello")
+    assert conn.recv(100) == b""
+    print("peer", peer[0], peer[1], "local", *conn.getsockname())
+
+
+def names_client(host, port):
+    """Connects and says what it is told."""
+    sock = socket.create_connection((host, int(port)), timeout=30)
+    assert sock.recv(5, socket.MSG_WAITALL) == b"hello"
+    print("peer", *sock.getpeername(), "local", *sock.getsockname())
+
+
+def expect_error(host, port, name):
+    """A blocking and a non-blocking connect must both fail with the error of this name."""
+    want = getattr(errno, name)
+    sock = socket.socket()
+    try:
+        sock.connect((host, int(port)))
+        raise AssertionError("connected")
+    except OSError as error:
+        assert error.errno == want, error
+    sock = socket.socket()
+    sock.setblocking(False)
+    got = sock.connect_ex((host, int(port)))
+    if got == errno.EINPROGRESS:
+        poll = select.epoll()
+        poll.register(sock, select.EPOLLOUT)
+        events = poll.poll(20)
+        assert events, "no answer"
+        got = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    assert got == want, errno.errorcode.get(got, got)
+    assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
+
+
+def nonblocking(host, port):
+    """Connects without blocking, and waits in each way there is."""
+    ways = [selectors.EpollSelector, selectors.PollSelector, selectors.SelectSelector]
+    for way in ways:
+        for early in (False, True):
+            sock = socket.socket()
+            sock.setblocking(False)
+            selector = way()
+            if early:
+                # Registered before there is a connection, as event loops do.
+                result = sock.connect_ex((host, int(port)))
+                selector.register(sock, selectors.EVENT_READ | selectors.EVENT_WRITE)
+            else:
+                result = sock.connect_ex((host, int(port)))
+                selector.register(sock, selectors.EVENT_WRITE)
+            assert result in (0, errno.EINPROGRESS), result
+            begin = time.monotonic()
+            while True:
+                ready = selector.select(10)
+                assert time.monotonic() - begin < 10, "never writable"
+                if ready and ready[0][1] & selectors.EVENT_WRITE:
+                    break
+            assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
+            assert sock.getpeername() == (host, int(port))
+            sock.send(b"x" * 100)
+            selector.modify(sock, selectors.EVENT_READ)
+            got = b""
+            while len(got) < 100:
+                assert selector.select(10), "nothing came back"
+                got += sock.recv(100)
+            assert got == b"x" * 100
+            sock.close()
+
+
+def slow_connect(host, port):
+    """Nobody answers: while that lasts the socket must not look connected."""
+    sock = socket.socket()
+    sock.setblocking(False)
+    assert sock.connect_ex((host, int(port))) == errno.EINPROGRESS
+    epoll, poll = select.epoll(), select.poll()
+    epoll.register(sock, select.EPOLLIN | select.EPOLLOUT)
+    poll.register(sock, select.POLLIN | select.POLLOUT)
+    assert epoll.poll(0.2) == [] and poll.poll(200) == []
+    assert select.select([sock], [sock], [], 0.2) == ([], [], [])
+    for call in (lambda: sock.send(b"x"), lambda: sock.recv(1)):
+        try:
+            call()
+            raise AssertionError("moved bytes")
+        except BlockingIOError:
+            pass
+    assert sock.connect_ex((host, int(port))) == errno.EALREADY
+    try:
+        sock.getpeername()
+        raise AssertionError("has a peer")
+    except OSError as error:
+        assert error.errno == errno.ENOTCONN, error
+
+
+def many(host, port, count):
+    """Many short connections, one after the other, some at a time."""
+    def some(number):
+        for _ in range(number):
+            with socket.create_connection((host, int(port)), timeout=30) as sock:
+                sock.sendall(b"ping")
+                sock.shutdown(socket.SHUT_WR)
+                assert read_all(sock) == b"ping"
+
+    threads = [threading.Thread(target=some, args=(int(count) // 10,)) for _ in range(10)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def reset_server(port):
+    """Answers each connection with a reset."""
+    sock = listener(int(port))
+    while True:
+        conn, _ = sock.accept()
+        conn.recv(1)
+        conn.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        conn.close()
+
+
+def reset_client(host, port):
+    """A reset of the remote's must arrive as one."""
+    sock = socket.create_connection((host, int(port)), timeout=30)
+    sock.sendall(b"x")
+    try:
+        assert sock.recv(1) != b"", "an end instead of a reset"
+        raise AssertionError("bytes instead of a reset")
+    except ConnectionResetError:
+        pass
+
+
+def resetting_client(host, port):
+    """Resets its own connection."""
+    sock = socket.create_connection((host, int(port)), timeout=30)
+    sock.sendall(b"x")
+    time.sleep(0.2)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    sock.close()
+
+
+def reset_seen(port):
+    """Accepts one connection, which must end in a reset."""
+    sock = listener(int(port))
+    conn, _ = sock.accept()
+    try:
+        while conn.recv(100):
+            pass
+        raise AssertionError("an end instead of a reset")
+    except ConnectionResetError:
+        pass
+
+
+def outlive(host, port):
+    """Holds a connection; when the adapter dies it must be reset within a second, and a new one must be the kernel's."""
+    sock = socket.create_connection((host, int(port)), timeout=30)
+    sock.sendall(b"x")
+    assert sock.recv(1) == b"x"
+    print("holding", flush=True)
+    sock.settimeout(30)
+    try:
+        got = sock.recv(1)
+        raise AssertionError("%r instead of a reset" % got)
+    except ConnectionResetError:
+        print("reset", time.time(), flush=True)
+    # There is no other way to the far side than the engine: the kernel must say so, and at once.
+    sock = socket.socket()
+    try:
+        sock.connect((host, int(port)))
+        raise AssertionError("connected")
+    except OSError as error:
+        assert error.errno == errno.ENETUNREACH, error
+
+
+def backpressure_server(port):
+    """Accepts one connection, does not read for a while, then reads everything."""
+    sock = listener(int(port))
+    conn, _ = sock.accept()
+    time.sleep(1)
+    data = read_all(conn)
+    print("digest", hashlib.sha256(data).hexdigest())
+
+
+def backpressure_client(host, port, count):
+    """Sends more than all buffers hold; must be slowed down, and lose nothing."""
+    data = pattern(int(count), 3)
+    sock = socket.create_connection((host, int(port)), timeout=30)
+    sock.setblocking(False)
+    sent = 0
+    begin = time.monotonic()
+    while time.monotonic() - begin < 0.5:
+        try:
+            sent += sock.send(data[sent : sent + 65536])
+        except BlockingIOError:
+            time.sleep(0.02)
+    assert sent < len(data), "nobody slowed us down"
+    sock.setblocking(True)
+    sock.sendall(data[sent:])
+    sock.shutdown(socket.SHUT_WR)
+    assert sock.recv(1) == b""
+    print("digest", hashlib.sha256(data).hexdigest())
+
+
+def forking_server(port, count):
+    """Accepts in the parent, serves in a child, as many times."""
+    sock = listener(int(port))
+    for _ in range(int(count)):
+        conn, peer = sock.accept()
+        if os.fork() == 0:
+            sock.close()
+            assert conn.getpeername() == peer
+            conn.sendall(read_all(conn))
+            conn.close()
+            os._exit(0)
+        conn.close()
+        os.wait()
+
+
+if __name__ == "__main__":
+    signal.alarm(90)
+    globals()[sys.argv[1]](*sys.argv[2:])
+    print("ok", flush=True)

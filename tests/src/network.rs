@@ -1,0 +1,105 @@
+//! Two network namespaces with an adapter's link between them: the near one has the adapter and the programs under test, the far one a
+//! kernel and programs that know nothing of Toehold.
+//!
+//! ```text
+//!   near: program ── lo ── adapter (10.84.0.2, fd84::2) ══ toe0 ══ (10.84.0.1, fd84::1) kernel ── program :far
+//! ```
+
+use std::ffi::OsStr;
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use crate::host;
+use crate::process::wait_until;
+use crate::toehold::Toehold;
+
+/// The engine's address.
+pub const NEAR: &str = "10.84.0.2";
+/// The far kernel's address.
+pub const FAR: &str = "10.84.0.1";
+/// The far kernel's IPv6 address.
+pub const FAR_V6: &str = "fd84::1";
+
+/// Two namespaces; gone when dropped.
+#[derive(Debug)]
+pub struct Network {
+    near: String,
+    far: String,
+}
+
+impl Network {
+    /// Makes both namespaces, or says loudly why it cannot.
+    pub fn new() -> Option<Network> {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        if host::program("ip").is_none() {
+            host::skipped("ip (iproute2) is not installed");
+            return None;
+        }
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let name = |end: &str| format!("toehold-{}-{number}-{end}", std::process::id());
+        let network = Network {
+            near: name("near"),
+            far: name("far"),
+        };
+        for namespace in [&network.near, &network.far] {
+            if !ip(&["netns", "add", namespace])
+                || !ip(&["-n", namespace, "link", "set", "lo", "up"])
+            {
+                host::skipped("cannot make network namespaces (CAP_SYS_ADMIN is needed)");
+                return None;
+            }
+        }
+        Some(network)
+    }
+
+    /// Starts an adapter in the near namespace whose engine's link leads to the far one; `options` go to the adapter.
+    pub fn start(&self, options: &[&str]) -> Option<Toehold> {
+        let link = format!("tap:toe0@{}", self.far);
+        let mut arguments = vec!["--link", &link, "--address", "10.84.0.2/24"];
+        arguments.extend(["--address", "fd84::2/64"]);
+        arguments.extend(options);
+        let toehold = Toehold::start_in(&["ip", "netns", "exec", &self.near], &arguments);
+        if !self.bring_up() {
+            host::skipped("cannot make a TAP device (CAP_NET_ADMIN and the tun module are needed)");
+            return None;
+        }
+        Some(toehold)
+    }
+
+    /// Gives the far kernel its addresses on the link, which is new whenever the adapter is.
+    pub fn bring_up(&self) -> bool {
+        let device = || ip(&["-n", &self.far, "link", "show", "toe0"]);
+        wait_until(Duration::from_secs(5), device)
+            && self.far_ip(&["addr", "add", "10.84.0.1/24", "dev", "toe0"])
+            && self.far_ip(&["addr", "add", "fd84::1/64", "dev", "toe0", "nodad"])
+            && self.far_ip(&["link", "set", "toe0", "up"])
+    }
+
+    /// Runs `ip` in the far namespace; whether it succeeded.
+    pub fn far_ip(&self, arguments: &[&str]) -> bool {
+        let mut all = vec!["-n", &self.far];
+        all.extend(arguments);
+        ip(&all)
+    }
+
+    /// A command that runs `program` in the far namespace, on its kernel.
+    pub fn far(&self, program: impl AsRef<OsStr>) -> Command {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.far]).arg(program);
+        command
+    }
+}
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        for namespace in [&self.near, &self.far] {
+            ip(&["netns", "del", namespace]);
+        }
+    }
+}
+
+fn ip(arguments: &[&str]) -> bool {
+    let output = Command::new("ip").args(arguments).output();
+    output.is_ok_and(|output| output.status.success())
+}
