@@ -302,6 +302,7 @@ pub(crate) fn errno_of(reason: CloseReason) -> Option<c_int> {
         CloseReason::Refused => Some(libc::ECONNREFUSED),
         CloseReason::Reset => Some(libc::ECONNRESET),
         CloseReason::TimedOut => Some(libc::ETIMEDOUT),
+        CloseReason::Unreachable => Some(libc::EHOSTUNREACH),
     }
 }
 
