@@ -75,6 +75,26 @@ pub(crate) struct Status {
     /// Processes that use the library.
     #[serde(default)]
     pub(crate) processes: Vec<Process>,
+    /// The adapter's TCP engine, where it has one.
+    #[serde(default)]
+    pub(crate) engine: Option<Engine>,
+}
+
+/// What the TCP engine has done.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Engine {
+    link: String,
+    addresses: Vec<String>,
+    mtu: u64,
+    connections: u64,
+    listeners: u64,
+    segments_received: u64,
+    segments_sent: u64,
+    bytes_received: u64,
+    bytes_sent: u64,
+    retransmissions: u64,
+    frames_malformed: u64,
 }
 
 /// One process.
@@ -129,11 +149,11 @@ fn parse<T: serde::de::DeserializeOwned>(json: &str) -> Result<T, Failure> {
 }
 
 fn render(status: &Status) -> String {
+    let mut out = status.engine.as_ref().map_or(String::new(), engine_lines);
     if status.processes.is_empty() {
-        return "no accelerated program is running; start one with: toehold run -- PROGRAM\n"
-            .to_owned();
+        out.push_str("no accelerated program is running; start one with: toehold run -- PROGRAM\n");
+        return out;
     }
-    let mut out = String::new();
     for process in &status.processes {
         let _ = writeln!(out, "{}", heading(process));
         if process.connections.is_empty() {
@@ -144,6 +164,24 @@ fn render(status: &Status) -> String {
         out.push_str(&columns(&rows));
     }
     out
+}
+
+fn engine_lines(engine: &Engine) -> String {
+    format!(
+        "TCP engine on {} ({}), MTU {}: {} connections, {} listeners\n  \
+         in {}B ({} segments), out {}B ({} segments), {} retransmitted, {} malformed frames\n",
+        engine.link,
+        engine.addresses.join(", "),
+        engine.mtu,
+        engine.connections,
+        engine.listeners,
+        count(engine.bytes_received),
+        count(engine.segments_received),
+        count(engine.bytes_sent),
+        count(engine.segments_sent),
+        engine.retransmissions,
+        engine.frames_malformed,
+    )
 }
 
 fn heading(process: &Process) -> String {
@@ -287,6 +325,21 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("no partner"), "{text}");
+    }
+
+    #[test]
+    fn engine_stands_first() {
+        let answer = r#"{"engine":{"link":"tap:toe0","addresses":["10.84.0.2"],"mtu":1500,
+            "bytes_received":1500000},"processes":[]}"#;
+        let text = render(&parse(answer).expect("an answer"));
+        assert!(
+            text.starts_with("TCP engine on tap:toe0 (10.84.0.2), MTU 1500"),
+            "{text}"
+        );
+        assert!(
+            text.contains("in 1.50MB") && text.contains("toehold run"),
+            "{text}"
+        );
     }
 
     #[test]

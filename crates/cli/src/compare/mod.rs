@@ -86,6 +86,10 @@ pub(crate) struct CompareArgs {
     #[arg(long, value_name = "PROBE", default_value = "listens")]
     ready: Ready,
 
+    /// Settings of the adapter's TCP engine, for the offload path (see `toehold adapter --config`)
+    #[arg(long, value_name = "FILE")]
+    engine: Option<PathBuf>,
+
     /// How accelerated programs wait for bytes
     #[arg(long, value_enum, default_value = "adaptive")]
     wait: WaitChoice,
@@ -131,6 +135,9 @@ Examples:
   Bulk transfer, with plots:
     toehold compare --server 'iperf3 -s -p 7001' --client 'iperf3 -c 127.0.0.1 -p 7001 -t 3 -J' \\
                     --html report.html
+  A network, by the kernel and by the adapter's engine:
+    toehold compare --paths host,offload --engine engine.conf --ready sleep:1 \
+                    --server 'ip netns exec far iperf3 -s' --client 'iperf3 -c 10.84.0.1 -t 3 -J'
   How noisy is this machine?
     toehold compare --paths host,host --server ... --client ...
 
@@ -151,6 +158,12 @@ pub(crate) fn run(args: &CompareArgs) -> Result<(), Failure> {
         }
     }
     let arms = schedule::arms(&args.paths, args.aa);
+    let offloads = arms.iter().any(|arm| arm.path == PathChoice::Offload);
+    if offloads && args.engine.is_none() {
+        return Err(Failure::usage(
+            "the offload path needs an engine: give its settings with --engine FILE",
+        ));
+    }
     let accelerated = arms.iter().any(|arm| arm.path != PathChoice::Host);
     if accelerated {
         // Without the library every path would silently be the host path, and the report a lie.
@@ -165,7 +178,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<(), Failure> {
     let environment = Environment::capture();
     let mut setup = setup(args, placement, &scratch)?;
     if accelerated {
-        setup.adapter = Some(start_adapter(&setup)?);
+        setup.adapter = Some(start_adapter(&setup, args.engine.as_deref())?);
     }
     let report = Comparison {
         args,
@@ -413,15 +426,18 @@ fn setup(args: &CompareArgs, placement: Placement, scratch: &Scratch) -> Result<
 
 /// An adapter of our own, so that neither a busy one nor its absence is measured, and its CPU time
 /// can be told apart.
-fn start_adapter(setup: &Setup) -> Result<Program, Failure> {
+fn start_adapter(setup: &Setup, engine: Option<&Path>) -> Result<Program, Failure> {
     let runtime_dir = round::runtime_dir(&setup.scratch);
-    let words: Vec<String> = [
+    let mut words: Vec<String> = [
         setup.toehold.to_string_lossy().into_owned(),
         "adapter".to_owned(),
         "--runtime-dir".to_owned(),
         runtime_dir.to_string_lossy().into_owned(),
     ]
     .into();
+    if let Some(engine) = engine {
+        words.extend(["--config".to_owned(), engine.to_string_lossy().into_owned()]);
+    }
     let launch = Launch {
         words: &words,
         cores: None,
