@@ -135,10 +135,19 @@ impl Toehold {
     /// # Panics
     /// When it does not answer within ten seconds.
     pub fn start_adapter(&mut self) {
+        self.start_adapter_with(&[]);
+    }
+
+    /// As [`Toehold::start_adapter`], in place of one that runs, with more options.
+    ///
+    /// # Panics
+    /// As [`Toehold::start_adapter`].
+    pub fn start_adapter_with(&mut self, options: &[&str]) {
         self.adapter = None;
         let mut command = self.as_user(&self.product.command);
         command
             .arg("adapter")
+            .args(options)
             .arg("--runtime-dir")
             .arg(self.runtime())
             .args(&self.adapter_arguments);

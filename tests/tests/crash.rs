@@ -68,7 +68,11 @@ fn round(toehold: &mut Toehold, sides: Sides, number: u64, victim: Victim) -> bo
     // ends with RST, which lets what is still in its send buffer fall: then only the prefix is owed,
     // and the survivor has checked that itself.
     if one_way && victim == Victim::Client {
-        assert!(got >= owed, "{context}: {owed} bytes sent, {got} received");
+        assert!(
+            got >= owed,
+            "{context}: {owed} bytes sent, {got} received\n{words}{:?}",
+            toehold.connections()
+        );
     }
     was_direct
 }

@@ -22,7 +22,7 @@ use crate::engine::settings::Settings;
 use crate::listener::{Hidden, ListenError, Listener};
 use crate::pressure::Pressure;
 use crate::regions::Regions;
-use crate::registry::{ClientId, End, Limits, Policy, Registry};
+use crate::registry::{ClientId, Limits, Policy, Registry};
 use crate::runtime_dir::{RuntimeDir, RuntimeDirError};
 use crate::tables::Tables;
 use connection::Connection;
@@ -164,8 +164,6 @@ pub struct Daemon {
     /// Clients whose socket will take more when the kernel has fewer descriptors in flight.
     throttled: BTreeSet<ClientId>,
     pressure: Pressure,
-    /// Ends told to detach for want of regions, until they have.
-    evicted: BTreeSet<End>,
     idle_since: Instant,
     /// Earliest next look at how active the channels are.
     sample_due: Option<Instant>,
@@ -218,7 +216,6 @@ impl Daemon {
             client_next: 1,
             throttled: BTreeSet::new(),
             pressure: Pressure::default(),
-            evicted: BTreeSet::new(),
             idle_since: Instant::now(),
             sample_due: None,
             sample_next: None,

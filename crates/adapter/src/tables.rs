@@ -13,8 +13,8 @@ use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
 use toehold_channel::memfd::{self, MapError};
 use toehold_channel::table::{
-    COMMAND_DETACH, COMMAND_NONE, COMMAND_PEER_GONE, ENTRIES, Entry, EntryState, FLAG_ACCEPTED,
-    PROGRAM_BYTES, Reason, TABLE_BYTES, Table,
+    COMMAND_DETACH, COMMAND_EVICT, COMMAND_NONE, COMMAND_PEER_GONE, ENTRIES, Entry, EntryState,
+    FLAG_ACCEPTED, PROGRAM_BYTES, Reason, TABLE_BYTES, Table,
 };
 
 /// The mapped tables.
@@ -149,14 +149,27 @@ impl Tables {
         }
     }
 
-    /// Tells the library to detach an end; `false` when it is under a command already.
-    pub(crate) fn set_detach(&self, end: End) -> bool {
-        self.current(end).is_some_and(detach)
+    /// Tells the library to give an end's channel up, unless it is under a command already.
+    pub(crate) fn set_evict(&self, end: End) {
+        let evict = |entry: &_| swap_command(entry, COMMAND_NONE, COMMAND_EVICT);
+        if self.current(end).is_some_and(evict) {
+            self.call_attention(end.table);
+        }
     }
 
-    /// Withdraws that.
-    pub(crate) fn clear_detach(&self, end: End) -> bool {
-        self.current(end).is_some_and(attach)
+    /// Has a family look at its entries before its processes next sleep.
+    pub(crate) fn call_attention(&self, id: TableId) {
+        if let Some(table) = self.get(id) {
+            // Release pairs with the library's Acquire load: it finds what was changed before.
+            table.header().attention.fetch_add(1, Ordering::Release);
+        }
+    }
+
+    /// Withdraws that: it was done.
+    pub(crate) fn clear_evict(&self, end: End) {
+        if let Some(entry) = self.current(end) {
+            swap_command(entry, COMMAND_EVICT, COMMAND_NONE);
+        }
     }
 }
 

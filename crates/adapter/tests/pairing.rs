@@ -7,7 +7,7 @@ use std::time::Duration;
 use support::{Adapter, FakeLibrary, Scratch, connect, pair_message};
 use toehold_adapter::daemon::Options;
 use toehold_adapter::wire;
-use toehold_channel::table::{COMMAND_DETACH, COMMAND_NONE, Reason};
+use toehold_channel::table::{COMMAND_EVICT, COMMAND_NONE, Reason};
 
 #[test]
 fn both_ends_of_a_connection_get_the_same_region() {
@@ -253,13 +253,13 @@ fn when_regions_run_out_the_least_active_go_first() {
                 .tx_ring
                 .fetch_add(1, Ordering::Relaxed);
         }
-        server.command(idle) == COMMAND_DETACH
+        server.command(idle) == COMMAND_EVICT
     });
     for (accepted, connected) in &ends {
         assert_eq!(server.command(*accepted), COMMAND_NONE);
         assert_eq!(client.command(*connected), COMMAND_NONE);
     }
-    assert_eq!(client.command(idle_connected), COMMAND_DETACH);
+    assert_eq!(client.command(idle_connected), COMMAND_EVICT);
     client.withdraw(idle_connected);
     client.settle();
     server.withdraw(idle);

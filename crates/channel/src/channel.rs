@@ -16,7 +16,7 @@
 //!    publishes the record. The peer sets `want_credit`, fences, then looks at `going_down`.
 
 use crate::layout::{
-    CONTROL_BYTES, Control, RECORD_SLOTS, RECORDS_OUTSTANDING_MAX, RING_BYTES, Side,
+    CONTROL_BYTES, Control, LEFT, RECORD_SLOTS, RECORDS_OUTSTANDING_MAX, RING_BYTES, Side,
 };
 use crate::ring::{Fault, Filled, Receiver, Sender};
 use crate::sync::{Ordering, fence};
@@ -247,6 +247,7 @@ impl<'a> End<'a> {
     pub fn try_up(&self) -> Result<bool, Fault> {
         // Acquire pairs with the Release store that announces the mapping.
         if self.theirs().wake.attached.load(Ordering::Acquire) != 1
+            || self.ours().wake.attached.load(Ordering::Relaxed) == LEFT
             || self.theirs().wake.refuse.load(Ordering::Acquire) != 0
             || !self.all_acknowledged()?
         {

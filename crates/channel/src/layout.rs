@@ -121,11 +121,12 @@ pub struct Wake {
     pub wake: AtomicU32,
     /// This side waits for credit in its sending direction.
     pub want_credit: AtomicU32,
-    /// 1 once this side has mapped the region and reads by its records.
+    /// 1 once this side has mapped the region and reads by its records; [`LEFT`] once it has done with it.
     pub attached: AtomicU32,
     /// `CLOSED_*`: what this side has ended, a hint to look at the carrier.
     pub closed: AtomicU32,
-    /// This side asks the other to bring its sending direction back to the carrier and leave it there.
+    /// This side asks the other to bring its sending direction back to the carrier and leave it there ([`REFUSE`]), and to give the
+    /// channel up at once ([`EVICT`]).
     pub refuse: AtomicU32,
     /// This side has stopped reading its ring for good: its descriptor went to a program that knows nothing of rings. Bytes still in
     /// the ring then are lost, and the sender, who can see that, must end the connection.
@@ -134,6 +135,12 @@ pub struct Wake {
     pub processor: AtomicU32,
 }
 
+/// In `attached`: the side's directions are on the carrier, it has carried out every record and will publish none again.
+pub const LEFT: u32 = 2;
+/// In `refuse`: stay on the carrier for as long as this stands here.
+pub const REFUSE: u32 = 1;
+/// In `refuse`: this channel is over.
+pub const EVICT: u32 = 2;
 /// The side has shut its sending direction.
 pub const CLOSED_TX: u32 = 1;
 /// The side has closed the connection altogether.

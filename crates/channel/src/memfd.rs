@@ -77,6 +77,11 @@ pub fn map(fd: BorrowedFd<'_>, len: usize) -> Result<NonNull<u8>, MapError> {
 }
 
 fn map_with(fd: BorrowedFd<'_>, len: usize, protection: i32) -> Result<NonNull<u8>, MapError> {
+    verify(fd, len)?;
+    map_whole(fd.as_raw_fd(), len, protection).map_err(MapError::Os)
+}
+
+fn verify(fd: BorrowedFd<'_>, len: usize) -> Result<(), MapError> {
     // SAFETY: plain system call.
     let seals = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) };
     if seals < 0 || seals & SEALS != SEALS || seals & libc::F_SEAL_WRITE != 0 {
@@ -91,18 +96,28 @@ fn map_with(fd: BorrowedFd<'_>, len: usize, protection: i32) -> Result<NonNull<u
     if stat.st_size as u64 != len as u64 {
         return Err(MapError::Length(stat.st_size as u64));
     }
-    map_whole(fd.as_raw_fd(), len, protection).map_err(MapError::Os)
+    Ok(())
 }
 
 /// Maps a file whose length is sealed.
 fn map_whole(fd: i32, len: usize, protection: i32) -> io::Result<NonNull<u8>> {
-    // SAFETY: a fresh mapping of our own; the file's length is fixed by its seals, so no page of it can vanish.
+    // SAFETY: a fresh mapping of our own.
+    unsafe { map_at(core::ptr::null_mut(), fd, len, protection) }
+}
+
+/// As [`map_whole`], at `place` unless that is null.
+///
+/// # Safety
+/// Nothing but what may be replaced is at `place`.
+unsafe fn map_at(place: *mut u8, fd: i32, len: usize, protection: i32) -> io::Result<NonNull<u8>> {
+    let fixed = if place.is_null() { 0 } else { libc::MAP_FIXED };
+    // SAFETY: the caller's promise; the file's length is fixed by its seals, so no page of it can vanish.
     let base = unsafe {
         libc::mmap(
-            core::ptr::null_mut(),
+            place.cast(),
             len,
             protection,
-            libc::MAP_SHARED | libc::MAP_NORESERVE,
+            libc::MAP_SHARED | libc::MAP_NORESERVE | fixed,
             fd,
             0,
         )
@@ -111,6 +126,45 @@ fn map_whole(fd: i32, len: usize, protection: i32) -> io::Result<NonNull<u8>> {
         return Err(io::Error::last_os_error());
     }
     NonNull::new(base.cast()).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
+}
+
+/// As [`map`], in place of what [`replace`] left at `base`.
+///
+/// # Errors
+/// As for [`map`]; then `base` is as it was.
+///
+/// # Safety
+/// `base` was given to [`replace`] with the same `len`, and nothing else is there.
+pub unsafe fn map_over(
+    base: NonNull<u8>,
+    fd: BorrowedFd<'_>,
+    len: usize,
+) -> Result<NonNull<u8>, MapError> {
+    verify(fd, len)?;
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: the caller's promise.
+    unsafe { map_at(base.as_ptr(), fd.as_raw_fd(), len, protection) }.map_err(MapError::Os)
+}
+
+/// Ends a mapping made by [`map`], and puts empty private memory in its place, so that its addresses stay ours. False, and nothing
+/// changed, when the kernel refuses.
+///
+/// # Safety
+/// `base` came from [`map`] with the same `len`. Whoever still uses it gets along with memory that reads as zero.
+#[must_use]
+pub unsafe fn replace(base: NonNull<u8>, len: usize) -> bool {
+    // SAFETY: over a mapping of ours, by the caller's promise.
+    let placed = unsafe {
+        libc::mmap(
+            base.as_ptr().cast(),
+            len,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED,
+            -1,
+            0,
+        )
+    };
+    placed != libc::MAP_FAILED
 }
 
 /// As [`map`], readable only.

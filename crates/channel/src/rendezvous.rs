@@ -78,7 +78,7 @@ pub enum Kind {
     Hello = 1,
     /// Library: pair this connection when you can.
     Pair = 2,
-    /// Library: this connection is gone or stays on the host.
+    /// Library: this connection is gone, has given its channel up, or stays on the host.
     Withdraw = 3,
     /// Adapter: here is a region (first descriptor), and perhaps the pair's (second).
     Offer = 4,

@@ -52,7 +52,8 @@ pub struct Header {
     pub wait_mode: AtomicU32,
     /// One more than the highest entry ever used; the adapter looks no further.
     pub entries_used: AtomicU32,
-    _reserved: u32,
+    /// By the adapter: changes when it wants something of an entry (`command`), or a channel of one was given up.
+    pub attention: AtomicU32,
     /// The program's name: bytes packed little-endian, NUL-padded.
     pub program: [AtomicU64; PROGRAM_BYTES / 8],
     /// Forks whose child has not yet entered itself below.
@@ -109,15 +110,16 @@ pub struct Entry {
     pub rx_mode: AtomicU32,
     /// Switch records of the peer that this end has carried out.
     pub rx_records: AtomicU32,
-    /// Bytes that the program took from the carrier.
-    pub rx_carrier_data: AtomicU64,
+    /// Ring bytes consumed in channels that this connection has left.
+    pub rx_ring_before: AtomicU64,
     /// Calls served by the ring.
     pub rx_calls: AtomicU64,
     /// Pending receive error or hint bits, `RX_*`.
     pub rx_hints: AtomicU32,
     /// Consecutive non-blocking receives that found nothing.
     pub rx_empty: AtomicU32,
-    _line1: u64,
+    /// Ring bytes published in channels that this connection has left.
+    pub tx_ring_before: AtomicU64,
 
     /// Sending: the lock of this line, the owner's thread id or 0.
     pub tx_lock: AtomicU32,
@@ -280,6 +282,8 @@ pub const COMMAND_NONE: u32 = 0;
 pub const COMMAND_DETACH: u32 = 1;
 /// The peer's process is gone: bring the sending direction back, the kernel knows the rest.
 pub const COMMAND_PEER_GONE: u32 = 2;
+/// As [`COMMAND_DETACH`], because regions are short: give the channel up at once. Ends when the library withdraws.
+pub const COMMAND_EVICT: u32 = 3;
 
 /// Why a connection is on the host path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

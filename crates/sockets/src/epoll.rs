@@ -30,7 +30,7 @@ use crate::pairs::Pair;
 use crate::receive::{HINT_LOOK, arm, disarm, drain_doorbells, set_wake};
 use crate::state::{self, Connection, Kind};
 use crate::wait::{KERNEL_LOOK_NS, SpinHistory};
-use crate::{errno, lock, ready, sys, wait};
+use crate::{errno, leaving, lock, ready, sys, wait};
 
 /// Epoll instances known at a time; others stay the kernel's alone, with their members on the host path.
 const EPOLLS_MAX: usize = 512;
@@ -1271,6 +1271,7 @@ pub(crate) fn wait(
                 continue;
             }
         }
+        leaving::follow();
         let n = sleep(epoll, events, left, &mut kernel);
         epoll.spin.slept(sys::now_ns() - now);
         if n < 0 {

@@ -1,5 +1,8 @@
 //! The program's `errno`: set when we fail, untouched when we do not.
 
+/// Not an errno: the connection has left its channel while the call was on its way, and is the kernel's again.
+pub(crate) const LEFT_CHANNEL: i32 = i32::MAX;
+
 /// Its value.
 #[inline]
 pub(crate) fn get() -> i32 {

@@ -10,6 +10,7 @@
 //!       ─► poll, epoll, ready          readiness
 //!       ─► wait                        spin or sleep
 //!       ─► pairing, pairs, adapter     how a connection comes by its channel
+//!       ─► leaving                     how it gives it up again
 //!       ─► release, succession         how it ends, or goes on in another program
 //! ```
 //!
@@ -22,6 +23,7 @@ pub mod api;
 mod buffers;
 mod epoll;
 mod errno;
+mod leaving;
 mod lock;
 mod offload;
 mod options;

@@ -30,6 +30,20 @@ pub(crate) fn prepare_carrier(connection: &Connection) {
         .store(options, Ordering::Relaxed);
 }
 
+/// The carrier is no doorbell any more: it gets what the program has set meanwhile.
+pub(crate) fn restore_carrier(connection: &Connection) {
+    let options = connection.entry.tx_options.load(Ordering::Relaxed);
+    for (name, bit) in [
+        (libc::TCP_NODELAY, USER_NODELAY),
+        (libc::TCP_CORK, USER_CORK),
+    ] {
+        let value = i32::from(options & bit != 0);
+        if sys::getsockopt::<i32>(connection.fd, libc::IPPROTO_TCP, name) != Ok(value) {
+            sys::setsockopt_int(connection.fd, libc::IPPROTO_TCP, name, value);
+        }
+    }
+}
+
 /// The program sets an int option of an attached connection; true when the kernel must not hear of it.
 pub(crate) fn intercept_set(connection: &Connection, level: i32, name: i32, value: i32) -> bool {
     let Some(bit) = bit_of(connection, level, name) else {

@@ -22,7 +22,7 @@ use toehold_channel::table::{
 
 use crate::pairs::{find_pair, map_other_side, map_pair, map_region};
 use crate::state::{self, Connection};
-use crate::{adapter, epoll, lock, offload, options, send, sys};
+use crate::{adapter, epoll, leaving, lock, offload, options, send, sys};
 
 /// Calls that moved bytes before a connection is worth pairing.
 const CALLS_BEFORE_PAIRING: u32 = 24;
@@ -34,6 +34,7 @@ const CALLS_BETWEEN_LOOKS: u32 = 256;
 /// Called after calls that moved bytes on the host path: asks for pairing, or takes an offer.
 #[inline]
 pub(crate) fn after_host_call(connection: &Connection, moved: u64) {
+    leaving::follow();
     let entry = connection.entry;
     let calls = entry.carrier_calls.load(Ordering::Relaxed).wrapping_add(1);
     // Relaxed, and lost updates do not matter: a threshold, not a count.
@@ -43,7 +44,7 @@ pub(crate) fn after_host_call(connection: &Connection, moved: u64) {
     let asked = flags & FLAG_ASKED != 0;
     if offered
         || (!asked && (calls >= CALLS_BEFORE_PAIRING || moved >= BYTES_BEFORE_PAIRING))
-        || (asked && calls.is_multiple_of(CALLS_BETWEEN_LOOKS))
+        || (asked && (calls.is_multiple_of(CALLS_BETWEEN_LOOKS) || is_released(entry)))
     {
         consider(connection);
     } else if !asked && calls.is_multiple_of(4) {
@@ -88,10 +89,7 @@ pub(crate) fn consider(connection: &Connection) {
     let epoch = adapter::epoch();
     entry.pid.store(state::pid(), Ordering::Relaxed);
     entry.fd.store(connection.fd as u32, Ordering::Relaxed);
-    // Asked while an operator kept it detached: the adapter forgot the request with the refusal.
-    let refused =
-        entry.verdict.load(Ordering::Relaxed) == Reason::Detached as u32 && !commanded(entry);
-    if refused || connection.local.asked_epoch.load(Ordering::Relaxed) != epoch {
+    if is_released(entry) || connection.local.asked_epoch.load(Ordering::Relaxed) != epoch {
         match describe(connection) {
             Ok(message) => {
                 if !adapter::send(adapter, &message, None) {
@@ -231,7 +229,8 @@ pub(crate) fn take_offer(message: &Message, descriptors: [Option<OwnedFd>; 2]) {
             .store(Reason::NoResources as u32, Ordering::Relaxed);
         return;
     };
-    let Ok(region) = map_region(region_fd.as_fd()) else {
+    let parked = local.parked.swap(null_mut(), Ordering::Relaxed);
+    let Ok(region) = map_region(region_fd.as_fd(), parked) else {
         entry
             .reason
             .store(Reason::NoResources as u32, Ordering::Relaxed);
@@ -363,6 +362,12 @@ fn counts_agree(connection: &Connection) -> Option<bool> {
         return Some(received == ours_rx + waiting as u64 && sent == ours_tx + syn);
     }
     None
+}
+
+/// Asked while an operator kept it detached, which is over now: the adapter forgot the request with the refusal.
+#[inline]
+fn is_released(entry: &Entry) -> bool {
+    entry.verdict.load(Ordering::Relaxed) == Reason::Detached as u32 && !commanded(entry)
 }
 
 /// True when the operator or the adapter wants something of this connection.

@@ -80,9 +80,14 @@ fn pairs() -> Option<&'static [Pair]> {
     Some(unsafe { core::slice::from_raw_parts(base, PAIRS_MAX) })
 }
 
-/// A region's memfd, mapped and verified.
-pub(crate) fn map_region(fd: BorrowedFd<'_>) -> Result<NonNull<u8>, ()> {
-    let base = memfd::map(fd, REGION_BYTES).map_err(drop)?;
+/// A region's memfd, mapped and verified; in the address range `parked` unless that is null.
+pub(crate) fn map_region(fd: BorrowedFd<'_>, parked: *mut u8) -> Result<NonNull<u8>, ()> {
+    let base = match NonNull::new(parked) {
+        // SAFETY: `leaving` put that range aside, and it is used for this connection's regions only.
+        Some(parked) => unsafe { memfd::map_over(parked, fd, REGION_BYTES) },
+        None => memfd::map(fd, REGION_BYTES),
+    };
+    let base = base.map_err(drop)?;
     // SAFETY: just mapped, page-aligned, all atomics.
     let control = unsafe { &*base.as_ptr().cast::<Control>() };
     if control.magic.load(Ordering::Relaxed) == REGION_MAGIC

@@ -8,7 +8,7 @@ use crate::offload::opening;
 use crate::receive::{HINT_LOOK, arm, disarm, drain_doorbells};
 use crate::state::{self, Connection, Kind};
 use crate::wait::KERNEL_LOOK_NS;
-use crate::{epoll, errno, lock, ready, sys, wait};
+use crate::{epoll, errno, leaving, lock, ready, sys, wait};
 
 /// Descriptors handled without asking for memory.
 const INLINE: usize = 64;
@@ -205,6 +205,7 @@ pub(crate) fn poll(
                 }
             }
         }
+        leaving::follow();
         let result = sleep(fds, copy.slice(), left, &mut kernel);
         if let Some(local) = history {
             local.spin.slept(sys::now_ns() - now);

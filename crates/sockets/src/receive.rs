@@ -12,7 +12,7 @@ use toehold_channel::table::{FLAG_CONNECTING, FLAG_REFUSED, Mode, Reason};
 
 use crate::offload::opening;
 use crate::state::Connection;
-use crate::{buffers, epoll, errno, lock, pairing, real, send, sys, wait};
+use crate::{buffers, epoll, errno, leaving, lock, pairing, real, send, sys, wait};
 
 /// The carrier reported its end or an error: ask the kernel for the details.
 pub(crate) const HINT_LOOK: u32 = 1;
@@ -82,7 +82,15 @@ pub(crate) unsafe fn receive(
         return kernel();
     }
     // SAFETY: the caller's promise.
-    errno::result(unsafe { receive_attached(connection, parts, flags) })
+    let result = unsafe { receive_attached(connection, parts, flags) };
+    if entry.tx_mode.load(Ordering::Relaxed) == Mode::Carrier as u32 {
+        errno::keep(|| leaving::finish(connection));
+    }
+    if result == Err(errno::LEFT_CHANNEL) {
+        // SAFETY: the caller's promise.
+        return unsafe { receive(connection, parts, flags, kernel) };
+    }
+    errno::result(result)
 }
 
 unsafe fn receive_attached(
@@ -115,13 +123,17 @@ unsafe fn receive_attached(
             let Some(_held) = lock::lock(&entry.rx_lock) else {
                 return Err(libc::EAGAIN);
             };
-            let Some(attached) = connection.end() else {
-                return Err(libc::EBADF);
-            };
-            end = attached;
             if !connection.is_current() {
                 return Err(libc::EBADF);
             }
+            let Some(attached) = connection.end() else {
+                return if done > 0 {
+                    Ok(done)
+                } else {
+                    Err(errno::LEFT_CHANNEL)
+                };
+            };
+            end = attached;
             // SAFETY: the caller's promise.
             unsafe { step(connection, &end, parts, done, total - done, flags) }
         };
@@ -160,6 +172,12 @@ unsafe fn receive_attached(
                 continue;
             }
             return Err(libc::EAGAIN);
+        }
+        if entry.tx_mode.load(Ordering::Relaxed) == Mode::Carrier as u32
+            || pairing::commanded(entry)
+            || end.theirs().wake.refuse.load(Ordering::Relaxed) != 0
+        {
+            send::service(connection);
         }
         local.users.fetch_add(1, Ordering::SeqCst);
         let waited = wait_for_bytes(connection, &end, entry.rx_ring.load(Ordering::Relaxed));
@@ -493,6 +511,11 @@ pub(crate) fn drain_doorbells(connection: &Connection, end: &End<'_>) -> bool {
     }
 }
 
+/// Takes up to `bytes` doorbells off the carrier, on the way back to it; false when there were none. Callers hold the receive lock.
+pub(crate) fn skip_doorbells(connection: &Connection, bytes: u64) -> bool {
+    matches!(discard(connection, bytes), Ok(None))
+}
+
 /// Takes every doorbell off the carrier, whoever sleeps: the connection is being closed. Callers hold the receive lock.
 pub(crate) fn discard_doorbells(connection: &Connection, end: &End<'_>) {
     let mut scratch = [0u8; 256];
@@ -652,6 +675,7 @@ fn wait_for_bytes(connection: &Connection, end: &End<'_>, seen: u64) -> Result<(
     if peeked {
         entry.rx_hints.fetch_or(HINT_LOOK, Ordering::Relaxed);
     }
+    leaving::follow();
     let start = sys::now_ns();
     arm(connection, end);
     let slept = !news() || only_closed_news(end);

@@ -11,7 +11,7 @@ use toehold_channel::memfd;
 use toehold_channel::rendezvous::{Kind, Message};
 use toehold_channel::table::{EntryState, FLAG_ASKED, Mode};
 
-use crate::state::{self, Connection};
+use crate::state::{self, Connection, Local};
 use crate::{adapter, lock, receive, send, sys};
 
 /// The last descriptor of this process that referred to `connection` is being closed.
@@ -24,11 +24,16 @@ pub(crate) fn release(connection: &Connection) {
             end_channel(connection, &end);
         }
         if entry.flags.load(Ordering::Relaxed) & FLAG_ASKED != 0 {
+            let _held = adapter::lock();
             withdraw(connection);
         }
     }
     if !offered.is_null() {
         unmap(connection, offered);
+    }
+    if let Some(parked) = NonNull::new(local.parked.swap(null_mut(), Ordering::Relaxed)) {
+        // SAFETY: `leaving` put that range aside, empty, for this connection's next region.
+        unsafe { memfd::unmap(parked, REGION_BYTES) };
     }
     if last {
         entry
@@ -95,8 +100,8 @@ fn end_channel(connection: &Connection, end: &End<'_>) {
     send::notify_of_end(connection, end);
 }
 
-fn withdraw(connection: &Connection) {
-    let _held = adapter::lock();
+/// Tells the adapter that this end has no channel any more; the caller holds the adapter's lock.
+pub(crate) fn withdraw(connection: &Connection) {
     if let Some(adapter) = adapter::connected() {
         let mut message = Message::new(Kind::Withdraw);
         message.entry = connection.index;
@@ -105,6 +110,15 @@ fn withdraw(connection: &Connection) {
         if !adapter::send(adapter, &message, None) {
             adapter::lose(adapter);
         }
+    }
+}
+
+/// One channel less in its pair.
+pub(crate) fn leave_pair(local: &Local) {
+    let pair = local.pair.swap(null_mut(), Ordering::Relaxed);
+    if !pair.is_null() {
+        // SAFETY: places of the pair table are never released.
+        unsafe { (*pair).channels.fetch_sub(1, Ordering::AcqRel) };
     }
 }
 
@@ -128,11 +142,7 @@ fn unmap(connection: &Connection, region: *mut u8) {
         sys::yield_now();
     }
     local.offered.store(null_mut(), Ordering::Relaxed);
-    let pair = local.pair.swap(null_mut(), Ordering::Relaxed);
-    if !pair.is_null() {
-        // SAFETY: places of the pair table are never released.
-        unsafe { (*pair).channels.fetch_sub(1, Ordering::AcqRel) };
-    }
+    leave_pair(local);
     if let Some(base) = NonNull::new(region) {
         // SAFETY: mapped by `pairs::map_region` with this length; nobody is inside and nobody can find it any more.
         unsafe { memfd::unmap(base, REGION_BYTES) };

@@ -5,10 +5,11 @@ use core::sync::atomic::{Ordering, fence};
 use libc::iovec;
 use toehold_channel::channel::{End, Incoming};
 use toehold_channel::doorbell::{self, WakeWord};
+use toehold_channel::layout::{EVICT, LEFT, REFUSE};
 use toehold_channel::ring::Fault;
 use toehold_channel::table::{
-    COMMAND_DETACH, COMMAND_PEER_GONE, FLAG_CONNECTING, FLAG_PINNED, FLAG_REFUSED, FLAG_SHUT_RX,
-    FLAG_SHUT_TX, Mode, Reason,
+    COMMAND_DETACH, COMMAND_EVICT, COMMAND_PEER_GONE, FLAG_CONNECTING, FLAG_PINNED, FLAG_REFUSED,
+    FLAG_SHUT_RX, FLAG_SHUT_TX, Mode, Reason,
 };
 use toehold_copy::prefetch;
 
@@ -17,7 +18,7 @@ use crate::receive::{
     HINT_EOF, HINT_LOOK, arm, disarm, fault_of_peer, keep_error, timed_out, timeout_ns,
 };
 use crate::state::Connection;
-use crate::{buffers, epoll, errno, lock, options, pairing, real, receive, sys, wait};
+use crate::{buffers, epoll, errno, leaving, lock, options, pairing, real, receive, sys, wait};
 
 /// Bytes copied before the reader is shown them: it starts on the first while we copy the next.
 const CHUNK_BYTES: usize = 32 << 10;
@@ -48,8 +49,18 @@ pub(crate) unsafe fn transmit(
             }
             result
         }
-        // SAFETY: the caller's promise.
-        None => errno::result(unsafe { transmit_attached(connection, parts, flags) }),
+        None => {
+            // SAFETY: the caller's promise.
+            let result = unsafe { transmit_attached(connection, parts, flags) };
+            if connection.entry.tx_mode.load(Ordering::Relaxed) == Mode::Carrier as u32 {
+                errno::keep(|| leaving::finish(connection));
+            }
+            if result == Err(errno::LEFT_CHANNEL) {
+                // SAFETY: the caller's promise.
+                return unsafe { transmit(connection, parts, flags, kernel) };
+            }
+            errno::result(result)
+        }
     }
 }
 
@@ -110,13 +121,17 @@ unsafe fn transmit_attached(
             let Some(_held) = lock::lock(&entry.tx_lock) else {
                 return Err(libc::EAGAIN);
             };
-            let Some(attached) = connection.end() else {
-                return Err(libc::EBADF);
-            };
-            end = attached;
             if !connection.is_current() {
                 return Err(libc::EBADF);
             }
+            let Some(attached) = connection.end() else {
+                return if done > 0 {
+                    Ok(done)
+                } else {
+                    Err(errno::LEFT_CHANNEL)
+                };
+            };
+            end = attached;
             // SAFETY: the caller's promise.
             unsafe { turn(connection, &end, parts, done, total - done, flags) }
         };
@@ -324,25 +339,33 @@ fn attend_slowly(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
         COMMAND_DETACH => entry
             .reason
             .store(Reason::Detached as u32, Ordering::Relaxed),
+        COMMAND_EVICT => entry
+            .reason
+            .store(Reason::NoResources as u32, Ordering::Relaxed),
         COMMAND_PEER_GONE => entry
             .reason
             .store(Reason::PeerGone as u32, Ordering::Relaxed),
         _ => {}
     }
     // Whoever wants its own direction down wants the other down, too.
-    let refuse = pinned || command == COMMAND_DETACH;
-    if end.ours().wake.refuse.load(Ordering::Relaxed) != u32::from(refuse) {
-        end.ours()
-            .wake
-            .refuse
-            .store(refuse.into(), Ordering::Release);
+    let left = end.ours().wake.attached.load(Ordering::Relaxed) == LEFT;
+    let refuse = if left || command == COMMAND_EVICT {
+        EVICT
+    } else if pinned || command == COMMAND_DETACH {
+        REFUSE
+    } else {
+        0
+    };
+    if end.ours().wake.refuse.load(Ordering::Relaxed) != refuse {
+        end.ours().wake.refuse.store(refuse, Ordering::Release);
     }
     let stay_down = pinned
         || command != 0
         || flags & (FLAG_SHUT_TX | FLAG_SHUT_RX) != 0
         || entry.rx_hints.load(Ordering::Relaxed) & HINT_EOF != 0
         || end.theirs().wake.closed.load(Ordering::Acquire) != 0
-        || end.theirs().wake.refuse.load(Ordering::Acquire) != 0;
+        || end.theirs().wake.refuse.load(Ordering::Acquire) != 0
+        || left;
     if end.tx_mode() == Mode::Ring {
         if stay_down {
             let lost = end.theirs().wake.abandoned.load(Ordering::Acquire) != 0
@@ -350,6 +373,10 @@ fn attend_slowly(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
                     != entry.tx_ring.load(Ordering::Relaxed);
             if lost {
                 return Err(fault_of_peer(connection, Fault::Record));
+            }
+            if refuse != 0 || end.theirs().wake.refuse.load(Ordering::Relaxed) != 0 {
+                // Both directions are to come down: a peer that sleeps should hear of it.
+                ring(connection);
             }
             go_down(connection, end);
         }
@@ -432,6 +459,7 @@ pub(crate) fn service(connection: &Connection) {
         };
         let _ = attend(connection, &end);
     }
+    leaving::declare(connection, &end);
     if end.tx_mode() == Mode::Carrier
         && end.rx_mode() == Mode::Carrier
         && end.ours().wake.refuse.load(Ordering::Relaxed) != 0

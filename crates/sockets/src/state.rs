@@ -62,6 +62,10 @@ pub(crate) struct Local {
     pub(crate) pair: AtomicPtr<Pair>,
     /// An offer's region that could not be attached yet.
     pub(crate) offered: AtomicPtr<u8>,
+    /// Address range of a region that was left, for the next one.
+    pub(crate) parked: AtomicPtr<u8>,
+    /// Since when the channel has been drained and refused, nanoseconds; 0 when it is not.
+    pub(crate) over_since_ns: AtomicU64,
     /// The wake word to return to when nobody sleeps.
     pub(crate) home_wake: AtomicU32,
     /// Threads of this process that sleep in the kernel for this connection.
@@ -493,7 +497,8 @@ fn reset(entry: &Entry, local: &Local) {
     for word in [
         &entry.rx_carrier,
         &entry.rx_ring,
-        &entry.rx_carrier_data,
+        &entry.rx_ring_before,
+        &entry.tx_ring_before,
         &entry.rx_calls,
         &entry.tx_carrier,
         &entry.tx_ring,
@@ -516,6 +521,7 @@ fn reset(entry: &Entry, local: &Local) {
     }
     local.spin.reset();
     local.carrier_seen_ns.store(0, Ordering::Relaxed);
+    local.over_since_ns.store(0, Ordering::Relaxed);
 }
 
 /// `to` now refers to what `from` does (`dup`, `F_DUPFD`).
@@ -668,7 +674,8 @@ pub fn ending() {
     leave_family(pid());
 }
 
-fn held(index: u32, entry: &'static Entry, local: &'static Local) -> Connection {
+/// A connection that this process holds, by number.
+pub(crate) fn held(index: u32, entry: &'static Entry, local: &'static Local) -> Connection {
     Connection {
         fd: entry.fd.load(Ordering::Relaxed) as i32,
         index,

@@ -15,6 +15,7 @@
 //! The locks stay taken over the exec where nobody else of the family holds the connection: no thread of ours can then be in the
 //! middle of a change to what is handed on.
 
+use core::ptr::null_mut;
 use core::sync::atomic::Ordering;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 use std::ptr::NonNull;
@@ -393,7 +394,7 @@ fn map(connection: &Connection, heirloom: &Heirloom) -> bool {
     let _held = adapter::lock();
     let pair = pairs::find_pair(heirloom.pair, side)
         .or_else(|| pairs::map_pair(heirloom.pair, side, pair_fd));
-    let (Some(pair), Ok(region)) = (pair, pairs::map_region(region_fd)) else {
+    let (Some(pair), Ok(region)) = (pair, pairs::map_region(region_fd, null_mut())) else {
         return false;
     };
     pair.channels.fetch_add(1, Ordering::Relaxed);

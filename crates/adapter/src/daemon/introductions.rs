@@ -31,7 +31,7 @@ impl Daemon {
             // Closed since; or nonsense, which costs nobody anything.
             return Ok(());
         };
-        if entry.command.load(Ordering::Relaxed) == COMMAND_DETACH && !self.evicted.contains(&end) {
+        if entry.command.load(Ordering::Relaxed) == COMMAND_DETACH {
             self.tables.set_verdict(end, Reason::Detached);
             return Ok(());
         }
@@ -48,7 +48,7 @@ impl Daemon {
             cookie: message.cookie,
             accepted: mapped.is_accepted(end.entry),
         };
-        self.evicted.remove(&end);
+        self.tables.clear_evict(end);
         let mut outcome = self.registry.ask(ask, &is_current(&self.tables));
         if outcome == Outcome::Refused(Reason::NoResources)
             && asks_since_sweep >= ASKS_PER_SWEEP_MIN
@@ -82,11 +82,13 @@ impl Daemon {
             entry: message.entry,
             generation: message.generation,
         };
-        self.registry.withdraw(id, end.entry, end.generation);
-        if self.evicted.remove(&end) {
-            // It has given its region back, which is all that was wanted; it may ask again.
-            self.tables.clear_detach(end);
+        if let Some(partner) = self.registry.partner(end) {
+            // Should it have left the channel, too, it can give up the region now.
+            self.tables.call_attention(partner.table);
         }
+        self.registry.withdraw(id, end.entry, end.generation);
+        // It has given its region back, which is all that was wanted; it may ask again.
+        self.tables.clear_evict(end);
         Ok(())
     }
 
@@ -141,15 +143,12 @@ impl Daemon {
             return;
         }
         let (registry, tables) = (&self.registry, &self.tables);
-        self.evicted.retain(|&end| tables.current(end).is_some());
         let channels: BTreeMap<ChannelId, [End; 2]> = registry.channels().collect();
         let activities = channels.iter();
         let activities = activities.map(|(&id, &ends)| (id, activity(tables, ends)));
         let chosen = self.pressure.sample(activities);
         for end in chosen.iter().flat_map(|id| channels[id]) {
-            if tables.set_detach(end) {
-                self.evicted.insert(end);
-            }
+            tables.set_evict(end);
         }
         self.sample_due = Some(now + self.options.sample_interval);
         // Once enough is under way there is nothing to watch for: what comes next brings an event.

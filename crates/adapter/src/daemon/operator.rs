@@ -64,6 +64,10 @@ impl Daemon {
             });
             count += changed.count() as u32;
         }
+        for (id, _) in self.tables.iter() {
+            // Those at the other ends as well: both have to come back.
+            self.tables.call_attention(id);
+        }
         self.log
             .say("command", || format!("{kind:?}: {count} connections"));
         self.answer(id, count, None)

@@ -1,0 +1,272 @@
+//! Giving a channel back, for good, while its connection goes on.
+//!
+//! A detached connection is back on its carrier, but its region would stay mapped at both ends. Once both directions are down and
+//! acknowledged, at once when regions are short, else after a while ([`LEAVE_AFTER_NS`]: an operator may think better of it), each end declares that it will not go up in this region again ([`LEFT`]), frees it when it sees that the other has
+//! declared so, too, and tells the adapter ([`Kind::Withdraw`]), which drops the descriptor. A later upgrade begins anew, by asking.
+//!
+//! ```text
+//!   refuse (either side) ─► both directions down, records carried out ─► we: LEFT ─┐
+//!                                                                      peer: LEFT ─┴─► pages freed, region replaced, Withdraw
+//! ```
+//!
+//! After LEFT an end publishes nothing in the region, so whoever is second may free the rings under both: a peer that sleeps keeps one page.
+//! Another thread may still hold an [`End`] of the region: its address range is not given up but replaced by empty private memory, in which
+//! every look finds nothing, and used again by the connection's next region.
+//!
+//! A connection that nobody uses is served when its process uses another, or goes to sleep ([`follow`]): the table's `attention` tells that the
+//! adapter wants something of some entry.
+
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::ptr::NonNull;
+
+use toehold_channel::channel::{End, Incoming};
+use toehold_channel::layout::{CONTROL_BYTES, EVICT, LEFT, REGION_BYTES, RING_BYTES};
+use toehold_channel::memfd;
+use toehold_channel::table::{COMMAND_DETACH, COMMAND_EVICT, FLAG_ASKED, FLAG_ATTACHED, Mode};
+
+use crate::state::{self, Connection};
+use crate::{adapter, epoll, lock, options, receive, release, send, sys};
+
+/// `attention` as it was when last followed.
+static FOLLOWED: AtomicU32 = AtomicU32::new(0);
+/// Some channel was refused, and its peer had not done its part when we last looked.
+static UNFINISHED: AtomicBool = AtomicBool::new(false);
+static LOOK_AT_NS: AtomicU64 = AtomicU64::new(0);
+/// Unfinished ones are looked after at most this often: it is a walk over all that this process holds.
+const LOOK_INTERVAL_NS: u64 = 20_000_000;
+/// How long a channel may be paused before it is given up.
+const LEAVE_AFTER_NS: u64 = 100_000_000;
+
+/// Before a thread sleeps for events, and after calls on the host path: follows what the adapter wants of connections that nobody is using.
+#[inline]
+pub(crate) fn follow() {
+    let Some(table) = state::table() else { return };
+    let attention = table.header().attention.load(Ordering::Acquire);
+    if attention != FOLLOWED.load(Ordering::Relaxed) || UNFINISHED.load(Ordering::Relaxed) {
+        walk(attention);
+    }
+}
+
+#[cold]
+fn walk(attention: u32) {
+    let now = sys::now_ns();
+    if attention == FOLLOWED.swap(attention, Ordering::Relaxed)
+        && now < LOOK_AT_NS.load(Ordering::Relaxed)
+    {
+        return;
+    }
+    LOOK_AT_NS.store(now + LOOK_INTERVAL_NS, Ordering::Relaxed);
+    UNFINISHED.store(false, Ordering::Relaxed);
+    state::each_held(|index, entry, local| {
+        if local.region.load(Ordering::Relaxed).is_null() {
+            return;
+        }
+        let connection = state::held(index, entry, local);
+        let commanded = matches!(
+            entry.command.load(Ordering::Relaxed),
+            COMMAND_DETACH | COMMAND_EVICT
+        );
+        let is_refused = |end: &End<'_>| Refusal::of(end) != Refusal::None;
+        if commanded || connection.end().is_some_and(|end| is_refused(&end)) {
+            send::service(&connection);
+            finish(&connection);
+            if !local.region.load(Ordering::Relaxed).is_null() {
+                UNFINISHED.store(true, Ordering::Relaxed);
+            }
+        }
+    });
+}
+
+/// What the two ends want of a channel.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Refusal {
+    /// To use it.
+    None,
+    /// Not to use it, for the time being.
+    Paused,
+    /// To be rid of it.
+    Over,
+}
+
+impl Refusal {
+    #[inline]
+    fn of(end: &End<'_>) -> Refusal {
+        let sides = [&end.ours().wake, &end.theirs().wake];
+        let mut refusal = Refusal::None;
+        for wake in sides {
+            let refuse = wake.refuse.load(Ordering::Relaxed);
+            if refuse == EVICT || wake.attached.load(Ordering::Relaxed) == LEFT {
+                return Refusal::Over;
+            }
+            if refuse != 0 {
+                refusal = Refusal::Paused;
+            }
+        }
+        refusal
+    }
+}
+
+/// True when a channel that is paused has been so for long enough to give it up.
+fn is_over(connection: &Connection, end: &End<'_>) -> bool {
+    let since = &connection.local.over_since_ns;
+    match Refusal::of(end) {
+        Refusal::Over => true,
+        Refusal::None => {
+            since.store(0, Ordering::Relaxed);
+            false
+        }
+        Refusal::Paused => {
+            let now = sys::now_ns();
+            let before = since.load(Ordering::Relaxed);
+            if before == 0 {
+                since.store(now, Ordering::Relaxed);
+            }
+            before != 0 && now.saturating_sub(before) >= LEAVE_AFTER_NS
+        }
+    }
+}
+
+/// Declares that this end has left the channel, when it is over and everything in it has been carried out. True when it has left.
+pub(crate) fn declare(connection: &Connection, end: &End<'_>) -> bool {
+    let entry = connection.entry;
+    let wake = &end.ours().wake;
+    if entry.tx_mode.load(Ordering::Relaxed) != Mode::Carrier as u32
+        || !is_over(connection, end)
+        || wake.abandoned.load(Ordering::Relaxed) != 0
+        || receive::error_is_pending(connection)
+    {
+        return false;
+    }
+    let (Some(_rx), Some(_tx)) = (
+        lock::try_lock(&entry.rx_lock),
+        lock::try_lock(&entry.tx_lock),
+    ) else {
+        return false;
+    };
+    if connection.end().is_none() || !is_drained(connection, end) {
+        return false;
+    }
+    // Release pairs with the Acquire load in `finish`: all that we published and read comes before.
+    wake.attached.store(LEFT, Ordering::Release);
+    true
+}
+
+/// True when both directions are on the carrier and both ends know; the caller holds both locks.
+fn is_drained(connection: &Connection, end: &End<'_>) -> bool {
+    /// Looks: each takes doorbells off the carrier or carries a record out.
+    const LOOKS_MAX: usize = 8;
+    for _ in 0..LOOKS_MAX {
+        match end.incoming() {
+            Ok(Incoming::Carrier { .. }) => {
+                return !end.records_pending()
+                    && end.tx_mode() == Mode::Carrier
+                    && end.all_acknowledged() == Ok(true);
+            }
+            Ok(Incoming::Skip { bytes }) => {
+                if !receive::skip_doorbells(connection, bytes) {
+                    return false;
+                }
+            }
+            Ok(Incoming::Ring(_)) | Err(_) => return false,
+        }
+    }
+    false
+}
+
+/// Frees the region when both ends have left it. Called where no call of this thread is on the connection.
+pub(crate) fn finish(connection: &Connection) {
+    let Some(end) = connection.end() else { return };
+    if !declare(connection, &end) {
+        return;
+    }
+    // The kernel's registrations first: once the region is gone nobody looks at ours.
+    epoll::materialise(connection);
+    if !frees(connection, &end) {
+        return;
+    }
+    // What another thread registered meanwhile.
+    epoll::materialise(connection);
+    connection.local.home_wake.store(0, Ordering::Relaxed);
+}
+
+fn frees(connection: &Connection, end: &End<'_>) -> bool {
+    let (entry, local) = (connection.entry, connection.local);
+    // Acquire pairs with the Release store in `declare` at the other end: what it published is visible.
+    if end.theirs().wake.attached.load(Ordering::Acquire) != LEFT {
+        return false;
+    }
+    if entry.holders.load(Ordering::Relaxed) > 1 && state::family_alive() {
+        // Others of the family have it mapped and would go on by it.
+        return false;
+    }
+    // Before the direction locks, as in `pairing`.
+    let Some(_adapter) = adapter::try_lock() else {
+        return false;
+    };
+    let (Some(_rx), Some(_tx)) = (
+        lock::try_lock(&entry.rx_lock),
+        lock::try_lock(&entry.tx_lock),
+    ) else {
+        return false;
+    };
+    let asleep =
+        local.sleepers.load(Ordering::SeqCst) != 0 || local.users.load(Ordering::SeqCst) != 0;
+    let region = local.region.load(Ordering::Relaxed);
+    if asleep || region.is_null() || !is_drained(connection, end) {
+        return false;
+    }
+    local.region.store(null_mut(), Ordering::SeqCst);
+    if !empty(region) {
+        local.region.store(region, Ordering::SeqCst);
+        return false;
+    }
+    local.parked.store(region, Ordering::Relaxed);
+    local.offered.store(null_mut(), Ordering::Relaxed);
+    release::leave_pair(local);
+    options::restore_carrier(connection);
+    forget_positions(connection);
+    release::withdraw(connection);
+    true
+}
+
+/// The next region begins at zero; `toehold status` goes on counting.
+fn forget_positions(connection: &Connection) {
+    let entry = connection.entry;
+    for (before, position) in [
+        (&entry.rx_ring_before, &entry.rx_ring),
+        (&entry.tx_ring_before, &entry.tx_ring),
+    ] {
+        before.fetch_add(position.swap(0, Ordering::Relaxed), Ordering::Relaxed);
+    }
+    entry.tx_head_seen.store(0, Ordering::Relaxed);
+    for word in [
+        &entry.rx_records,
+        &entry.tx_records,
+        &entry.rx_hints,
+        &entry.rx_empty,
+        &entry.tx_was_full,
+        &entry.carrier_calls,
+    ] {
+        word.store(0, Ordering::Relaxed);
+    }
+    entry
+        .flags
+        .fetch_and(!(FLAG_ATTACHED | FLAG_ASKED), Ordering::Relaxed);
+    connection.local.asked_epoch.store(0, Ordering::Relaxed);
+    connection.local.over_since_ns.store(0, Ordering::Relaxed);
+}
+
+/// Frees the rings, for the peer as well, and puts empty private memory in the region's place.
+fn empty(region: *mut u8) -> bool {
+    // SAFETY: both ends have left, so nobody reads or writes the rings; the control page, which the peer still looks at, stays. A hostile
+    // peer that uses them all the same finds zeroes.
+    unsafe {
+        let rings = region.add(CONTROL_BYTES);
+        libc::madvise(rings.cast(), 2 * RING_BYTES, libc::MADV_REMOVE);
+    }
+    NonNull::new(region).is_some_and(|base| {
+        // SAFETY: a mapping of this length, made for `region`; whoever still holds an `End` of it finds memory there.
+        unsafe { memfd::replace(base, REGION_BYTES) }
+    })
+}

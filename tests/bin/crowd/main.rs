@@ -1,0 +1,105 @@
+//! Many connections between two programs, most of them idle.
+//!
+//! `crowd server` prints its port and echoes on every connection, in one event loop. `crowd client PORT COUNT` opens the connections,
+//! talks once on each, and then does what it is told, line by line: `talk N` on connection N, `idle` for a while on all but the first,
+//! which it keeps using; it ends when there are no more. Every byte is checked; each line is answered with one.
+
+use std::collections::HashMap;
+use std::io::{BufRead, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
+use std::time::Duration;
+
+/// Short messages in one talk: enough for a connection to be worth pairing.
+const MESSAGES: usize = 100;
+/// And one of this size, so that rings grow.
+const BULK_BYTES: usize = 300_000;
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match arguments[..] {
+        ["server"] => server(),
+        ["client", port, count] => client(
+            port.parse().expect("a port"),
+            count.parse().expect("a number"),
+        ),
+        _ => panic!("usage: crowd server | client PORT COUNT"),
+    }
+}
+
+fn server() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    println!("{}", listener.local_addr().expect("bound").port());
+    // SAFETY: no memory is involved.
+    let epoll = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+    let watch = |fd: i32| {
+        let mut event = libc::epoll_event {
+            events: libc::EPOLLIN as u32,
+            u64: fd as u64,
+        };
+        // SAFETY: `event` is live.
+        let added = unsafe { libc::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, fd, &mut event) };
+        assert_eq!(added, 0, "epoll_ctl");
+    };
+    watch(listener.as_raw_fd());
+    let mut streams = HashMap::new();
+    let mut bytes = vec![0; 65_536];
+    loop {
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; 64];
+        // SAFETY: `events` is writable for 64 elements.
+        let found = unsafe { libc::epoll_wait(epoll, events.as_mut_ptr(), 64, -1) };
+        for event in &events[..found.max(0) as usize] {
+            let fd = event.u64 as i32;
+            if fd == listener.as_raw_fd() {
+                let (stream, _) = listener.accept().expect("a connection");
+                watch(stream.as_raw_fd());
+                streams.insert(stream.as_raw_fd(), stream);
+                continue;
+            }
+            let stream: &mut TcpStream = streams.get_mut(&fd).expect("watched");
+            match stream.read(&mut bytes).expect("no error") {
+                0 => drop(streams.remove(&fd)),
+                len => stream.write_all(&bytes[..len]).expect("no error"),
+            }
+        }
+    }
+}
+
+fn client(port: u16, count: usize) {
+    let mut streams: Vec<TcpStream> = (0..count)
+        .map(|_| TcpStream::connect(("127.0.0.1", port)).expect("the server listens"))
+        .collect();
+    streams.iter_mut().for_each(talk);
+    println!("ready");
+    for line in std::io::stdin().lock().lines().map_while(Result::ok) {
+        match line.split_once(' ') {
+            Some(("talk", which)) => talk(&mut streams[which.parse::<usize>().expect("a number")]),
+            None if line == "idle" => {
+                for _ in 0..20 {
+                    std::thread::sleep(Duration::from_millis(5));
+                    exchange(&mut streams[0], b"still here");
+                }
+            }
+            _ => panic!("{line}?"),
+        }
+        println!("done");
+    }
+}
+
+fn talk(stream: &mut TcpStream) {
+    for n in 0..MESSAGES {
+        exchange(stream, format!("message {n}").as_bytes());
+    }
+    let bytes: Vec<u8> = (0..BULK_BYTES).map(|n| (n % 251) as u8).collect();
+    exchange(stream, &bytes);
+}
+
+fn exchange(stream: &mut TcpStream, bytes: &[u8]) {
+    for part in bytes.chunks(60_000) {
+        stream.write_all(part).expect("no error");
+        let mut echo = vec![0; part.len()];
+        stream.read_exact(&mut echo).expect("no error");
+        assert!(echo == part, "the echo differs");
+    }
+}
