@@ -145,6 +145,8 @@ pub const EVICT: u32 = 2;
 pub const CLOSED_TX: u32 = 1;
 /// The side has closed the connection altogether.
 pub const CLOSED_ALL: u32 = 2;
+/// With [`CLOSED_ALL`]: nothing was left unread. A reset that follows all the same answers a doorbell that crossed with the close.
+pub const CLOSED_CLEAN: u32 = 4;
 
 /// Boards on each side of a pair: epoll instances that can be served by bits.
 pub const BOARDS: usize = 8;

@@ -81,6 +81,12 @@ fn bit_of(connection: &Connection, level: i32, name: i32) -> Option<u32> {
     }
 }
 
+/// True when the program wants its close to be a reset (`SO_LINGER` of no time).
+pub(crate) fn resets(connection: &Connection) -> bool {
+    sys::getsockopt::<[i32; 2]>(connection.fd, libc::SOL_SOCKET, libc::SO_LINGER)
+        .is_ok_and(|[on, seconds]| on != 0 && seconds == 0)
+}
+
 /// A shutdown flushes what a cork holds; on the carrier nothing is held, so there is nothing to do but forget the cork.
 pub(crate) fn before_shutdown(connection: &Connection) {
     connection

@@ -5,7 +5,7 @@ use core::sync::atomic::Ordering;
 use libc::iovec;
 use toehold_channel::channel::{End, Incoming};
 use toehold_channel::doorbell::WakeWord;
-use toehold_channel::layout::RING_BYTES;
+use toehold_channel::layout::{CLOSED_CLEAN, RING_BYTES};
 use toehold_channel::ring::Fault;
 use toehold_channel::sync::fence;
 use toehold_channel::table::{FLAG_CONNECTING, FLAG_REFUSED, Mode, Reason};
@@ -161,6 +161,12 @@ unsafe fn receive_attached(
             }
             Ok(Step::End) => return Ok(done),
             Err(_) if done > 0 => return Ok(done),
+            Err(libc::ECONNRESET) if was_closed_cleanly(connection, &end) => {
+                entry
+                    .rx_hints
+                    .fetch_or(HINT_EOF | HINT_LOOK, Ordering::Relaxed);
+                return Ok(0);
+            }
             Err(error) => return Err(error),
             Ok(Step::Empty) => {}
         }
@@ -188,6 +194,18 @@ unsafe fn receive_attached(
             Err(error) => return Err(error),
         }
     }
+}
+
+/// True when the reset that the kernel reports answers nothing but a doorbell of ours: the peer had read everything when it closed, and
+/// we have sent nothing since. The kernel's own connection would simply have ended.
+#[cold]
+fn was_closed_cleanly(connection: &Connection, end: &End<'_>) -> bool {
+    let entry = connection.entry;
+    let closed = end.theirs().wake.closed.load(Ordering::Acquire);
+    closed & CLOSED_CLEAN != 0
+        && entry.tx_mode.load(Ordering::Relaxed) == Mode::Ring as u32
+        && end.theirs().consume.head.load(Ordering::Acquire)
+            == entry.tx_ring.load(Ordering::Relaxed)
 }
 
 /// What follows a receive, outside the receive lock: credit for a sleeping sender, and our own direction's upgrade.

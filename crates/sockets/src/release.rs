@@ -6,13 +6,13 @@ use std::ptr::NonNull;
 
 use toehold_channel::channel::End;
 use toehold_channel::doorbell::WakeWord;
-use toehold_channel::layout::{CLOSED_ALL, REGION_BYTES};
+use toehold_channel::layout::{CLOSED_ALL, CLOSED_CLEAN, REGION_BYTES};
 use toehold_channel::memfd;
 use toehold_channel::rendezvous::{Kind, Message};
 use toehold_channel::table::{EntryState, FLAG_ASKED, Mode};
 
 use crate::state::{self, Connection, Local};
-use crate::{adapter, lock, receive, send, sys};
+use crate::{adapter, lock, options, receive, send, sys};
 
 /// The last descriptor of this process that referred to `connection` is being closed.
 pub(crate) fn release(connection: &Connection) {
@@ -75,7 +75,9 @@ fn end_channel(connection: &Connection, end: &End<'_>) {
         unread
     };
     let _tx = lock::lock(&connection.entry.tx_lock);
-    end.ours().wake.closed.store(CLOSED_ALL, Ordering::Release);
+    let clean = !unread && sys::bytes_waiting(connection.fd) <= 0 && !options::resets(connection);
+    let closed = CLOSED_ALL | if clean { CLOSED_CLEAN } else { 0 };
+    end.ours().wake.closed.store(closed, Ordering::Release);
     if unread {
         // RFC 1122, 4.2.2.13: closing with received data pending sends a reset, "to show that data was lost".
         let linger = libc::linger {

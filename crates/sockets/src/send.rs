@@ -374,7 +374,8 @@ fn attend_slowly(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
             if lost {
                 return Err(fault_of_peer(connection, Fault::Record));
             }
-            if refuse != 0 || end.theirs().wake.refuse.load(Ordering::Relaxed) != 0 {
+            let told = matches!(command, COMMAND_DETACH | COMMAND_EVICT);
+            if told && end.theirs().wake.abandoned.load(Ordering::Acquire) == 0 {
                 // Both directions are to come down: a peer that sleeps should hear of it.
                 ring(connection);
             }
@@ -436,7 +437,11 @@ pub(crate) fn quiesce(connection: &Connection, reason: Reason) {
             unread = match end.incoming() {
                 Ok(Incoming::Ring(filled)) => filled.len > 0,
                 Ok(Incoming::Carrier { .. }) => return,
-                _ => false,
+                Ok(Incoming::Skip { bytes }) => {
+                    receive::skip_doorbells(connection, bytes);
+                    false
+                }
+                Err(_) => false,
             };
         }
         if sys::now_ns() - start >= 2 * SETTLE_NS {

@@ -608,7 +608,8 @@ fn highest_descriptor() -> Option<u32> {
 /// True when another process of this family is alive: only then can somebody else hold our descriptors.
 pub(crate) fn family_alive() -> bool {
     let Some(table) = table() else { return false };
-    if table.header().births.load(Ordering::Acquire) != 0 {
+    // A child that was killed before it could enter itself is no member, and whoever has no child is waiting for none.
+    if table.header().births.load(Ordering::Acquire) != 0 && sys::has_children() {
         return true;
     }
     table.header().family.iter().any(|member| {
