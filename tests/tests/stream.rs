@@ -112,7 +112,7 @@ fn nothing_is_lost_while_an_operator_detaches_and_attaches_thousands_of_times() 
         .sum();
     eprintln!("{told} commands, {switches} switches, {progress} bytes each way");
     assert!(
-        switches > rounds / 4,
+        switches > rounds / 16,
         "the commands hardly ever had an effect: {switches} switches"
     );
     // The client goes; the server has checked all that came.

@@ -73,6 +73,17 @@ pub(crate) fn listening() -> BTreeSet<SocketAddr> {
     found
 }
 
+/// Whether a process runs: one that has ended and waits to be reaped does not.
+pub(crate) fn is_running(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // The name, in parentheses, may contain anything.
+    let state = stat
+        .rsplit(')')
+        .next()
+        .and_then(|rest| rest.trim().chars().next());
+    state.is_some_and(|state| !matches!(state, 'Z' | 'X' | 'x'))
+}
+
 /// The inode of the network namespace a process is in.
 pub(crate) fn network_namespace(pid: u32) -> Option<u64> {
     let link = fs::metadata(format!("/proc/{pid}/ns/net"));
@@ -203,6 +214,17 @@ mod tests {
         };
         assert!(!has_mapped(own_pid, other));
         assert!(!has_mapped(0, file));
+    }
+
+    #[test]
+    fn a_process_runs_until_it_has_ended() {
+        assert!(is_running(std::process::id()));
+        let mut child = std::process::Command::new("true").spawn().expect("true");
+        let pid = child.id();
+        // Ended or not, reaped it is no more.
+        child.wait().expect("our child");
+        assert!(!is_running(pid));
+        assert!(!is_running(0));
     }
 
     #[test]

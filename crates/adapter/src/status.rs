@@ -1,7 +1,7 @@
 //! What `toehold status` shows, collected from the tables, the registry and `/proc`.
 
 use crate::engine;
-use crate::proc::Sockets;
+use crate::proc::{self, Sockets};
 use crate::registry::{Registry, TableId};
 use crate::tables::{MappedTable, Tables};
 use serde::Serialize;
@@ -69,7 +69,7 @@ pub(crate) struct Client {
 }
 
 /// Collects the report. A process is listed when it said hello, or when it was the last to use a connection of such
-/// a process's family.
+/// a process's family. Entries of members that were killed are freed on the way.
 pub(crate) fn report(
     clients: impl Iterator<Item = Client>,
     tables: &Tables,
@@ -79,7 +79,9 @@ pub(crate) fn report(
     let mut processes = BTreeMap::new();
     let mut families = BTreeMap::new();
     for client in clients {
-        families.entry(client.table).or_insert(client.uid);
+        families
+            .entry(client.table)
+            .or_insert((client.uid, client.pid));
         if let Some(table) = tables.get(client.table) {
             let key = (client.pid, client.table);
             processes
@@ -88,12 +90,26 @@ pub(crate) fn report(
         }
     }
     let mut sockets = Sockets::default();
-    for (&id, &uid) in &families {
+    let mut living = Living::default();
+    for (&id, &(uid, client)) in &families {
         let Some(table) = tables.get(id) else {
             continue;
         };
+        // Its numbers mean something to us when one of them is what the kernel calls it.
+        let is_visible = table.members().any(|pid| pid == client);
         for (index, entry) in table.live() {
-            let pid = entry.pid.load(Ordering::Relaxed);
+            let mut pid = entry.pid.load(Ordering::Relaxed);
+            if is_visible && !living.is(pid) {
+                let tuple = registry.end(id, index).map(|(_, tuple)| tuple.spoken());
+                match fate(table, entry, tuple, &mut living, &mut sockets) {
+                    Fate::With(survivor) => pid = survivor,
+                    Fate::Unknown => continue,
+                    Fate::Gone => {
+                        table.reap(index);
+                        continue;
+                    }
+                }
+            }
             let process = processes
                 .entry((pid, id))
                 .or_insert_with(|| process(pid, uid, table));
@@ -121,6 +137,45 @@ pub(crate) fn report(
         process.connections.sort_by_key(|connection| connection.fd);
     }
     Report { processes, engine }
+}
+
+/// Which processes run, each looked at once.
+#[derive(Debug, Default)]
+struct Living(BTreeMap<u32, bool>);
+
+impl Living {
+    fn is(&mut self, pid: u32) -> bool {
+        *self.0.entry(pid).or_insert_with(|| proc::is_running(pid))
+    }
+}
+
+/// What became of a connection.
+enum Fate {
+    /// A living member of the family holds it.
+    With(u32),
+    /// Perhaps one does, but nothing says so.
+    Unknown,
+    /// It went with the last that held it.
+    Gone,
+}
+
+/// What became of a connection when the process that used it last is gone, killed perhaps, so that it could not say so.
+fn fate(
+    table: &MappedTable,
+    entry: &Entry,
+    tuple: Option<(SocketAddr, SocketAddr)>,
+    living: &mut Living,
+    sockets: &mut Sockets,
+) -> Fate {
+    let Some(survivor) = table.members().find(|&pid| living.is(pid)) else {
+        return Fate::Gone;
+    };
+    match tuple {
+        Some((local, remote)) if sockets.is_open(survivor, local, remote) => Fate::With(survivor),
+        Some(_) => Fate::Gone,
+        None if entry.holders.load(Ordering::Relaxed) > 1 => Fate::With(survivor),
+        None => Fate::Unknown,
+    }
 }
 
 fn process(pid: u32, uid: u32, table: &MappedTable) -> Process {

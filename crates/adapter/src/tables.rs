@@ -215,6 +215,18 @@ impl MappedTable {
         })
     }
 
+    /// Frees a live entry whose holders are gone. It was theirs to free; a late message cannot name its successor, which is of
+    /// another generation.
+    pub(crate) fn reap(&self, index: u32) {
+        if let Some(entry) = self.entry(index) {
+            let (live, free) = (EntryState::Live as u32, EntryState::Free as u32);
+            // Should the family be taking it over in this moment, it is no longer live.
+            let _ = entry
+                .state
+                .compare_exchange(live, free, Ordering::AcqRel, Ordering::Relaxed);
+        }
+    }
+
     /// Processes that entered themselves as members of the family, dead ones and inventions included.
     pub(crate) fn members(&self) -> impl Iterator<Item = u32> {
         let places = self.header().family.iter();

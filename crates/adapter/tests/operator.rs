@@ -12,7 +12,7 @@ use support::{Adapter, FakeLibrary, Scratch, try_connect};
 use toehold_adapter::client::{self, ClientError};
 use toehold_adapter::daemon::{Daemon, Error, Options};
 use toehold_channel::table::{
-    COMMAND_DETACH, COMMAND_NONE, FLAG_ASKED, LAYOUT_VERSION, Mode, Reason,
+    COMMAND_DETACH, COMMAND_NONE, EntryState, FLAG_ASKED, LAYOUT_VERSION, Mode, Reason,
 };
 
 fn quiet(dir: &Path) -> Options {
@@ -117,6 +117,41 @@ fn status_finds_the_addresses_of_connections_that_never_asked() {
     assert_eq!(connection["local"], local);
     assert_eq!(connection["remote"], remote);
     assert_eq!(connection["reason"], Reason::FewBytes.words());
+}
+
+#[test]
+fn status_does_not_list_the_dead() {
+    let scratch = Scratch::new();
+    let _adapter = Adapter::start(&scratch.path());
+    let library = FakeLibrary::new(&scratch.path());
+    let own_pid = std::process::id();
+    library.table.words().header().family[0].store(own_pid, Ordering::Relaxed);
+    let mut child = std::process::Command::new("true").spawn().expect("true");
+    child.wait().expect("our child");
+    let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
+    let port = listener.local_addr().expect("address").port();
+    let stream = TcpStream::connect(("127.0.0.1", port)).expect("connect");
+    let (_accepted, remote) = listener.accept().expect("accept");
+    let held = library.pair(true, port, remote.port());
+    let lost = library.pair(true, port, 1);
+    library.settle();
+    for end in [held, lost] {
+        let entry = library.table.entry(end.entry);
+        entry.pid.store(child.id(), Ordering::Relaxed);
+    }
+
+    let report = status(&scratch);
+    let processes = report["processes"].as_array().expect("list");
+    assert_eq!(processes.len(), 1, "{report}");
+    assert_eq!(processes[0]["pid"], own_pid);
+    let connections = processes[0]["connections"].as_array().expect("list");
+    assert_eq!(connections.len(), 1, "{report}");
+    let client = stream.local_addr().expect("address").to_string();
+    assert_eq!(connections[0]["remote"], client);
+    let state =
+        |end: support::FakeEnd| library.table.entry(end.entry).state.load(Ordering::Relaxed);
+    assert_eq!(state(held), EntryState::Live as u32);
+    assert_eq!(state(lost), EntryState::Free as u32);
 }
 
 #[test]
