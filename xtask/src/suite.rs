@@ -97,17 +97,12 @@ pub(crate) fn bench() -> bool {
         "copy engine",
         Command::new(toehold).args(["lab", "run", "ioat-copy"]),
     );
-    steps.run(
-        "engine",
-        cargo().args([
-            "run",
-            "--release",
-            "-p",
-            "toehold-tcp",
-            "--example",
-            "segments",
-        ]),
-    );
+    for what in ["receive", "send", "request"] {
+        let mut command = cargo();
+        command.args(["run", "--release", "-p", "toehold-tcp"]);
+        command.args(["--example", "segments", "--", what]);
+        steps.run("engine", command.args(["--flows", "1000"]));
+    }
     steps.conclude()
 }
 

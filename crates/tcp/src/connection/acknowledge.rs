@@ -58,7 +58,7 @@ impl Connection {
         if self.conditions.has(Conditions::ECN) {
             self.answer_marks(cx, segment, &report);
         }
-        if self.recovery.phase != Phase::Open
+        if self.phase != Phase::Open
             && report.advanced_bytes > 0
             && let Some(timestamps) = segment.timestamps
         {
@@ -66,7 +66,7 @@ impl Connection {
         }
         self.settle_tail_probe(cx, &report);
         self.deduce_losses(cx, &report);
-        if self.scoreboard.lost_bytes > 0 && self.recovery.phase == Phase::Open {
+        if self.scoreboard.lost_bytes > 0 && self.phase == Phase::Open {
             self.enter_recovery(cx, false);
         }
         self.adjust_window(cx, &report);
@@ -94,9 +94,8 @@ impl Connection {
         }
     }
 
-    /// Plain progress: nothing lost, nothing selectively acknowledged, nothing marked.
-    #[inline]
-    pub(super) fn acknowledge_plainly(&mut self, cx: &mut Context<'_>, ack: Position) {
+    /// Plain progress, of a connection that is watching for something.
+    pub(super) fn acknowledge_in_order(&mut self, cx: &mut Context<'_>, ack: Position) {
         let mut report = Acknowledgement {
             advanced_bytes: ack - self.snd_una,
             ..Default::default()
@@ -205,7 +204,7 @@ impl Connection {
         let (una, nxt) = (self.snd_una, self.snd_nxt);
         self.congestion
             .count_marks(report.advanced_bytes, is_marked, una, nxt);
-        if is_marked && una >= self.recovery.marked_until && self.recovery.phase == Phase::Open {
+        if is_marked && una >= self.recovery.marked_until && self.phase == Phase::Open {
             self.enter_recovery(cx, true);
         }
     }

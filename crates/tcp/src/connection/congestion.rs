@@ -17,12 +17,14 @@ const CUBIC_C: f64 = 0.4;
 /// RFC 8257 section 4.2: the weight g of the newest fraction.
 const DCTCP_GAIN: f64 = 1.0 / 16.0;
 
+// The order is that of use: a connection that does not fill its window reads no further than two fields.
 #[derive(Clone, Copy, Debug)]
+#[repr(C)]
 pub(crate) struct Congestion {
-    control: CongestionControl,
     pub(crate) ssthresh: u32,
     /// The most that was in flight of late: slow start ends at twice as much (RFC 7661's concern).
     pub(crate) flight_bytes_max: u32,
+    control: CongestionControl,
     /// Bytes acknowledged in congestion avoidance that have not yet become window.
     credit_bytes: f64,
     hystart: HyStart,

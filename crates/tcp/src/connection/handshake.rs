@@ -2,7 +2,7 @@
 //! negotiates.
 
 use super::input::Verdict;
-use super::receive::QUICK_ACKS;
+use super::receive::{QUICK_ACKS, TUNE_ROUND};
 use super::recovery::{Phase, Rack, Recovery};
 use super::{
     CloseReason, Conditions, Connection, Context, FlowKey, LossTimer, News, State, Template,
@@ -93,11 +93,11 @@ impl Connection {
             rcv_nxt: Position::FIRST_BYTE,
             rcv_edge: Position::FIRST_BYTE,
             rcv_taken: Position::FIRST_BYTE,
-            last_ack_sent: Position::FIRST_BYTE,
             snd_una: Position::SYN,
             snd_nxt: Position::SYN,
             snd_end: Position::FIRST_BYTE,
             snd_edge: Position::FIRST_BYTE,
+            asked_by: Instant::NEVER,
             conditions,
             iss: open.iss,
             irs: 0,
@@ -134,11 +134,14 @@ impl Connection {
             options,
             stalled_since: open.now,
             heard_at: open.now,
-            ts_recent_at: open.now,
+            ts_recent_at: super::coarse(open.now),
+            phase: Phase::Open,
+            has_duplicate: false,
+            last_ack_sent: Position::FIRST_BYTE,
             sent_at: open.now,
             idle_deadline: Instant::NEVER,
             pace_at: Instant::ZERO,
-            tune_at: open.now,
+            tune_until: open.now,
             tune_taken: Position::FIRST_BYTE,
             close_reason: CloseReason::Finished,
             listener: 0,
@@ -192,7 +195,7 @@ impl Connection {
             Some(timestamps) if config.timestamps => {
                 self.conditions.set(Conditions::TIMESTAMPS);
                 self.ts_recent = timestamps.value;
-                self.ts_recent_at = now;
+                self.ts_recent_at = super::coarse(now);
             }
             _ => self.conditions.clear(Conditions::TIMESTAMPS),
         }
@@ -288,7 +291,7 @@ impl Connection {
     fn establish(&mut self, cx: &mut Context<'_>, was_retransmitted: bool) {
         self.state = State::Established;
         self.news.0 |= News::CONNECTED;
-        self.recovery.phase = Phase::Open;
+        self.phase = Phase::Open;
         self.recovery.prior = None;
         self.congestion.ssthresh = u32::MAX;
         // RFC 5681 section 3.1: after a lost SYN the initial window is one segment.
@@ -300,7 +303,7 @@ impl Connection {
         self.conditions.set(Conditions::QUICK_ACK);
         self.conditions
             .clear(Conditions::CWND_LIMITED | Conditions::FORCE_RETRANSMIT);
-        self.tune_at = cx.now;
+        self.tune_until = cx.now + self.rtt.smoothed().unwrap_or(TUNE_ROUND);
         self.arm_keepalive(cx.now);
         if self.conditions.has(Conditions::PASSIVE) {
             cx.counters.connections_accepted += 1;

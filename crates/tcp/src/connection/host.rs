@@ -20,10 +20,11 @@ impl Connection {
 
     /// The host has taken everything before `taken` out of its receive ring. Returns false for
     /// bytes that have not arrived or were taken before.
-    pub(crate) fn take(&mut self, cx: &mut Context<'_>, taken: Position) -> bool {
+    #[inline]
+    pub(crate) fn take(&mut self, now: Instant, taken: Position) -> bool {
         let is_valid = taken >= self.rcv_taken && taken.byte() <= self.received_bytes();
         if is_valid && taken > self.rcv_taken {
-            self.open_window(cx, taken);
+            self.open_window(now, taken);
         }
         is_valid
     }

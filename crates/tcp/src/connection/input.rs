@@ -5,12 +5,12 @@ use super::recovery::Phase;
 use super::{CloseReason, Conditions, Connection, Context, News, State};
 use crate::host::{ConnectionId, Memory};
 use crate::position::Position;
-use crate::time::Duration;
+use crate::time::Instant;
 use crate::wire::ip::Ecn;
 use crate::wire::tcp::{Flags, Segment};
 
-/// RFC 7323 section 5.5: a timestamp older than this says nothing.
-const TIMESTAMP_LIFETIME: Duration = Duration::from_secs(24 * 24 * 3_600);
+/// RFC 7323 section 5.5: a timestamp older than 24 days says nothing.
+const TIMESTAMP_LIFETIME: u32 = super::coarse(Instant::from_micros(24 * 24 * 3_600 * 1_000_000));
 
 /// What the engine has to do after a segment, beside looking at the connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -36,7 +36,7 @@ impl Connection {
         id: ConnectionId,
         memory: &mut dyn Memory,
     ) -> Verdict {
-        if self.handle_in_order(cx, segment, id, memory) {
+        if self.handle_if_in_order(cx, segment, id, memory) {
             return Verdict::Done;
         }
         match self.state {
@@ -46,9 +46,20 @@ impl Connection {
         }
     }
 
+    fn handle_if_in_order(
+        &mut self,
+        cx: &mut Context<'_>,
+        segment: &Segment<'_>,
+        id: ConnectionId,
+        memory: &mut dyn Memory,
+    ) -> bool {
+        self.handle_in_order(cx, segment, id, memory)
+    }
+
     /// Header prediction: payload in its turn, or an acknowledgement of new data, in a connection
     /// without trouble. Does nothing and returns false for everything else.
-    #[inline]
+    // Always: its arguments are the fields of a header just read, which never need to see memory.
+    #[inline(always)]
     pub(crate) fn handle_in_order(
         &mut self,
         cx: &mut Context<'_>,
@@ -68,7 +79,7 @@ impl Connection {
         if !is_expected
             || !is_in_range
             || (segment.payload.is_empty() && !advances)
-            || (advances && !(self.recovery.phase == Phase::Open && self.scoreboard.is_plain()))
+            || (advances && !(self.phase == Phase::Open && self.scoreboard.is_plain()))
         {
             return false;
         }
@@ -77,10 +88,11 @@ impl Connection {
                 if (timestamps.value.wrapping_sub(self.ts_recent) as i32) < 0 {
                     return false;
                 }
-                // RFC 7323 section 4.3 (2): SEG.SEQ <= Last.ACK.sent.
-                if self.rcv_nxt <= self.last_ack_sent {
+                // RFC 7323 section 4.3 (2): SEG.SEQ <= Last.ACK.sent; here SEG.SEQ is RCV.NXT, which
+                // has not moved since unless an acknowledgement waits.
+                if self.unacked_segments == 0 && !self.conditions.has(Conditions::ACK_NOW) {
                     self.ts_recent = timestamps.value;
-                    self.ts_recent_at = cx.now;
+                    self.ts_recent_at = super::coarse(cx.now);
                 }
             }
             None if !self.conditions.has(Conditions::TIMESTAMPS) => {}
@@ -98,7 +110,12 @@ impl Connection {
         cx.counters.segments_predicted += 1;
         let seq = self.rcv_nxt;
         self.rcv_nxt = end;
-        self.update_send_window(seq, ack, segment.window);
+        let edge = ack + (u64::from(segment.window) << self.snd_wscale);
+        if edge != self.snd_edge {
+            // An edge that stays needs no note of who said so: what is older than this segment is
+            // not acceptable any more.
+            self.update_send_window(seq, ack, segment.window);
+        }
         if advances {
             self.acknowledge_plainly(cx, ack);
         }
@@ -253,7 +270,7 @@ impl Connection {
         };
         self.conditions.has(Conditions::TIMESTAMPS)
             && (timestamps.value.wrapping_sub(self.ts_recent) as i32) < 0
-            && cx.now.since(self.ts_recent_at) < TIMESTAMP_LIFETIME
+            && super::coarse(cx.now).wrapping_sub(self.ts_recent_at) < TIMESTAMP_LIFETIME
     }
 
     /// RFC 7323 section 5.3, R3: TS.Recent.
@@ -263,7 +280,7 @@ impl Connection {
             && seq <= self.last_ack_sent
         {
             self.ts_recent = timestamps.value;
-            self.ts_recent_at = cx.now;
+            self.ts_recent_at = super::coarse(cx.now);
         }
     }
 

@@ -22,6 +22,7 @@ mod host;
 mod hystart;
 mod input;
 mod output;
+mod quick;
 mod receive;
 mod recovery;
 mod rtt;
@@ -33,6 +34,7 @@ use core::ops::{BitAnd, BitOr, Not};
 pub(crate) use handshake::{Offer, OpenContext, window_scale};
 pub(crate) use input::Verdict;
 pub(crate) use output::{Plan, PlanKind};
+pub(crate) use quick::QuickPlan;
 pub(crate) use timer::LossTimer;
 
 use crate::config::{Config, Options};
@@ -194,6 +196,15 @@ impl Conditions {
             | Self::FORCE_SMALL.0
             | Self::RESET_DUE.0,
     );
+    /// What keeps a segment from the sender's short path.
+    pub(crate) const TRANSMIT_DETOUR: Self = Self(
+        Self::URGENT.0 & !Self::ACK_NOW.0
+            | Self::ECN.0
+            | Self::FIN_WANTED.0
+            | Self::OUT_OF_ORDER.0
+            | Self::CORKED.0
+            | Self::PACING.0,
+    );
     /// What keeps a segment from the receiver's short path.
     pub(crate) const RECEIVE_DETOUR: Self =
         Self(Self::ECN.0 | Self::OUT_OF_ORDER.0 | Self::KEEPALIVE.0 | Self::RELEASED.0);
@@ -282,8 +293,6 @@ pub(crate) struct Connection {
     pub(crate) rcv_edge: Position,
     /// The host has taken everything before. Invariant: `rcv_taken <= rcv_nxt`.
     pub(crate) rcv_taken: Position,
-    /// Last.ACK.sent of RFC 7323 section 4.3.
-    pub(crate) last_ack_sent: Position,
     /// The oldest unacknowledged byte. Invariant: `snd_una <= snd_nxt`.
     pub(crate) snd_una: Position,
     /// The next byte to send.
@@ -292,6 +301,9 @@ pub(crate) struct Connection {
     pub(crate) snd_end: Position,
     /// SND.UNA + SND.WND: the remote takes nothing from here on. May move left.
     pub(crate) snd_edge: Position,
+    /// When the engine's table of deadlines will ask this connection at the latest. A deadline that
+    /// is not earlier costs nothing but this comparison.
+    pub(crate) asked_by: Instant,
     // The second line: what segments in order look at and change.
     pub(crate) conditions: Conditions,
     pub(crate) iss: u32,
@@ -315,27 +327,43 @@ pub(crate) struct Connection {
     pub(crate) loss_timer: LossTimer,
     /// Distinguishes the connections that a slot held one after the other.
     pub(crate) generation: u32,
-    /// When ts_recent was set: it expires after 24 days (RFC 7323 section 5.5).
-    pub(crate) ts_recent_at: Instant,
+    /// When ts_recent was set, in units of [`TIMESTAMP_AGE_SHIFT`]: it expires after 24 days (RFC 7323
+    /// section 5.5).
+    pub(crate) ts_recent_at: u32,
+    pub(crate) phase: Phase,
+    /// `duplicate` is to be reported.
+    pub(crate) has_duplicate: bool,
     /// When a delayed acknowledgement is due.
     pub(crate) ack_deadline: Instant,
     /// When `loss_timer` strikes.
     pub(crate) loss_deadline: Instant,
 
-    // From here on: cold.
+    // The third line: what acknowledgements and the host's reading need beside these.
     pub(crate) scoreboard: Scoreboard,
-    pub(crate) assembler: Assembler,
-    pub(crate) rtt: RttEstimator,
-    pub(crate) congestion: Congestion,
-    pub(crate) rack: Rack,
-    pub(crate) recovery: Recovery,
-    pub(crate) key: FlowKey,
     /// SND.WL1: the sequence number of the segment that last moved the window.
     pub(crate) snd_wl1: Position,
-    /// The largest window the remote ever offered (RFC 9293 section 3.8.6.2.1, RFC 5961 section 5).
-    pub(crate) snd_window_max: u32,
+    /// Receive window auto-tuning: when the measured round ends and what had been taken when it began.
+    pub(crate) tune_until: Instant,
+    pub(crate) tune_taken: Position,
+    /// Link, IP and TCP header as every segment of this connection begins.
+    pub(crate) template: Template,
+    pub(crate) rtt: RttEstimator,
+    /// When data left last, to notice idleness (RFC 5681 section 4.1).
+    pub(crate) sent_at: Instant,
     /// The end of the last segment sent that was not full (Minshall's variant of Nagle).
     pub(crate) snd_small_end: Position,
+    /// Last.ACK.sent of RFC 7323 section 4.3.
+    pub(crate) last_ack_sent: Position,
+
+    pub(crate) rack: Rack,
+    pub(crate) congestion: Congestion,
+
+    // From here on: cold.
+    pub(crate) assembler: Assembler,
+    pub(crate) recovery: Recovery,
+    pub(crate) key: FlowKey,
+    /// The largest window the remote ever offered (RFC 9293 section 3.8.6.2.1, RFC 5961 section 5).
+    pub(crate) snd_window_max: u32,
     /// A segment that arrived twice, to be reported (RFC 2883).
     pub(crate) duplicate: Option<Span>,
     /// Where the remote's FIN stands, if it came before its turn.
@@ -353,20 +381,13 @@ pub(crate) struct Connection {
     pub(crate) stalled_since: Instant,
     /// When the remote was last heard; maintained where a timer needs it.
     pub(crate) heard_at: Instant,
-    /// When data left last, to notice idleness (RFC 5681 section 4.1).
-    pub(crate) sent_at: Instant,
     /// Keepalive, FIN-WAIT-2 and TIME-WAIT share a timer.
     pub(crate) idle_deadline: Instant,
     /// When pacing lets the next segment go.
     pub(crate) pace_at: Instant,
-    /// Receive window auto-tuning: when the measured round began and what had been taken then.
-    pub(crate) tune_at: Instant,
-    pub(crate) tune_taken: Position,
     pub(crate) close_reason: CloseReason,
     /// The listener it came through, when PASSIVE.
     pub(crate) listener: u32,
-    /// Link, IP and TCP header as every segment of this connection begins.
-    pub(crate) template: Template,
 }
 
 const _: () = assert!(
@@ -385,21 +406,32 @@ pub(crate) struct Template {
     /// Length of the link's header, zero while the neighbour is not resolved.
     pub(crate) link_bytes: u8,
     pub(crate) ip_bytes: u8,
+    pub(crate) is_ready: bool,
+    /// It is Ethernet, IPv4 and TCP with timestamps, in full: see [`Template::USUAL_BYTES`].
+    pub(crate) is_usual: bool,
+    /// The sums of the IP header as it stands here, and of the pseudo-header without the length.
+    pub(crate) ip_short: u16,
+    pub(crate) pseudo_short: u16,
     /// The pseudo-header's sum without the length.
     pub(crate) pseudo: crate::wire::checksum::Sum,
-    pub(crate) is_ready: bool,
 }
 
 impl Template {
-    pub(crate) const BYTES_MAX: usize = 14 + 40;
+    /// Ethernet and IPv6, or Ethernet, IPv4 and TCP with timestamps.
+    pub(crate) const BYTES_MAX: usize = 66;
+    /// The length of the headers that nearly all segments have.
+    pub(crate) const USUAL_BYTES: usize = 14 + 20 + 20 + 12;
 
     pub(crate) const fn empty() -> Self {
         Self {
             bytes: [0; Self::BYTES_MAX],
             link_bytes: 0,
             ip_bytes: 0,
+            ip_short: 0,
+            pseudo_short: 0,
             pseudo: crate::wire::checksum::Sum::ZERO,
             is_ready: false,
+            is_usual: false,
         }
     }
 }
@@ -409,6 +441,12 @@ impl Connection {
     #[inline]
     pub(crate) fn timestamp(&self, now: Instant) -> u32 {
         ((now.as_micros() / 1_000) as u32).wrapping_add(self.ts_offset)
+    }
+
+    /// Reads a word of each line that a segment in order needs.
+    #[inline]
+    pub(crate) fn touch(&self) -> u32 {
+        self.rcv_nxt.0 as u32 ^ self.iss ^ self.template.link_bytes as u32
     }
 
     /// Bytes believed to be in the network (RFC 6675's pipe).
@@ -482,10 +520,10 @@ impl Connection {
                     || self.conditions.has(Conditions::URGENT),
                 "data in flight and no timer: {:?} {:?}",
                 self.state,
-                self.recovery.phase
+                self.phase
             );
             assert!(
-                self.recovery.phase == Phase::Open || self.snd_una < self.recovery.point,
+                self.phase == Phase::Open || self.snd_una < self.recovery.point,
                 "recovery did not end at its point"
             );
             assert!(
@@ -499,6 +537,14 @@ impl Connection {
     pub(crate) fn memory_bytes(&self) -> usize {
         size_of::<Self>() + self.scoreboard.heap_bytes()
     }
+}
+
+/// Of the age of a timestamp, 2^20 microseconds (a second, nearly) is enough to know.
+const TIMESTAMP_AGE_SHIFT: u32 = 20;
+
+#[inline]
+pub(crate) const fn coarse(at: Instant) -> u32 {
+    (at.as_micros() >> TIMESTAMP_AGE_SHIFT) as u32
 }
 
 /// No path is taken to be narrower: RFC 879's default less the room its options may need; below,

@@ -13,7 +13,7 @@ const SEGMENTS_PER_ACK: u8 = 2;
 /// Acknowledgements sent at once in the beginning, while the remote is in slow start.
 pub(super) const QUICK_ACKS: u8 = 16;
 /// A round for window tuning when no round trip was measured.
-const TUNE_ROUND: Duration = Duration::from_millis(100);
+pub(super) const TUNE_ROUND: Duration = Duration::from_millis(100);
 
 impl Connection {
     /// Takes payload and FIN of an acceptable segment.
@@ -155,6 +155,7 @@ impl Connection {
         self.conditions.set(Conditions::ACK_NOW);
         if self.conditions.has(Conditions::SACK) && span.start < span.end {
             self.duplicate = Some(span);
+            self.has_duplicate = true;
         }
     }
 
@@ -172,7 +173,7 @@ impl Connection {
     }
 
     /// RFC 9293 section 3.8.6.3 and RFC 5681 section 4.2, for data in order.
-    #[inline]
+    #[inline(always)]
     pub(super) fn schedule_ack(&mut self, cx: &Context<'_>, bytes: usize) {
         // A frame that the link coalesced stands for several segments.
         let segments = if bytes > usize::from(self.mss) {
@@ -291,28 +292,35 @@ impl Connection {
 
     /// The host has taken everything before `taken`: opens the window, and lets it grow for a host
     /// that empties it as fast as it fills (dynamic right-sizing).
-    pub(super) fn open_window(&mut self, cx: &mut Context<'_>, taken: Position) {
+    #[inline]
+    pub(super) fn open_window(&mut self, now: Instant, taken: Position) {
         self.rcv_taken = taken;
-        let round = self.rtt.smoothed().unwrap_or(TUNE_ROUND);
-        if cx.now.since(self.tune_at) >= round {
-            let took = (taken - self.tune_taken).min(u64::from(u32::MAX / 2)) as u32;
-            let bound = self
-                .options
-                .receive_bytes_max
-                .min(0xffff << self.rcv_wscale);
-            if 2 * took > self.rcv_limit && self.rcv_limit < bound {
-                self.rcv_limit = (2 * took).min(bound);
-            }
-            self.tune_at = cx.now;
-            self.tune_taken = taken;
+        if now >= self.tune_until {
+            self.tune_window(now, taken);
         }
         // A window update of its own is due when the remote may be running out of window.
         let known = self.rcv_edge - self.rcv_nxt;
-        let wanted = taken + u64::from(self.rcv_limit);
         let half = u64::from(self.rcv_limit / 2);
-        let step = half.min(2 * u64::from(self.mss));
-        if known < half && wanted >= self.rcv_edge + step && self.state.may_receive() {
-            self.conditions.set(Conditions::ACK_NOW);
+        if known < half {
+            let wanted = taken + u64::from(self.rcv_limit);
+            let step = half.min(2 * u64::from(self.mss));
+            if wanted >= self.rcv_edge + step && self.state.may_receive() {
+                self.conditions.set(Conditions::ACK_NOW);
+            }
         }
+    }
+
+    #[cold]
+    fn tune_window(&mut self, now: Instant, taken: Position) {
+        let took = (taken - self.tune_taken).min(u64::from(u32::MAX / 2)) as u32;
+        let bound = self
+            .options
+            .receive_bytes_max
+            .min(0xffff << self.rcv_wscale);
+        if 2 * took > self.rcv_limit && self.rcv_limit < bound {
+            self.rcv_limit = (2 * took).min(bound);
+        }
+        self.tune_until = now + self.rtt.smoothed().unwrap_or(TUNE_ROUND);
+        self.tune_taken = taken;
     }
 }

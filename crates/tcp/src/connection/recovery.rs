@@ -35,7 +35,6 @@ pub enum Phase {
 /// The state of a recovery.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Recovery {
-    pub(crate) phase: Phase,
     /// RecoveryPoint (RFC 6675): it ends when this is acknowledged.
     pub(crate) point: Position,
     /// Where one window's answer to ECN marks ends (RFC 3168 section 6.1.2).
@@ -78,6 +77,17 @@ pub(crate) struct Rack {
 }
 
 impl Rack {
+    /// [`Self::update`] where everything was sent once and arrived in order, up to `una`.
+    #[inline]
+    pub(super) fn note_in_order(&mut self, sent_at: Instant, una: Position, rtt: Duration) {
+        self.rtt = rtt;
+        if (sent_at, una) > (self.newest_sent_at, self.newest_end) {
+            self.newest_sent_at = sent_at;
+            self.newest_end = una;
+        }
+        self.furthest = self.furthest.max(una);
+    }
+
     /// RFC 8985 section 6.2, steps 2 and 3.
     fn update(&mut self, now: Instant, newest: &Sent, delivered: &Delivered, minimum: Duration) {
         let rtt = now.since(newest.sent_at);
@@ -142,7 +152,7 @@ impl Connection {
         );
         self.recovery.lost_more |= newly_lost > 0;
         self.arm_reorder_timer(look_again_at);
-        if self.scoreboard.lost_bytes > 0 && self.recovery.phase == Phase::Open {
+        if self.scoreboard.lost_bytes > 0 && self.phase == Phase::Open {
             self.enter_recovery(cx, false);
         }
     }
@@ -150,7 +160,7 @@ impl Connection {
     /// RFC 8985 section 6.2 step 4, RACK_update_reo_wnd.
     fn reordering_window(&self) -> Duration {
         if !self.rack.reordering_seen {
-            let is_certain = self.recovery.phase != Phase::Open
+            let is_certain = self.phase != Phase::Open
                 || self.scoreboard.sacked_bytes >= DUPLICATE_THRESHOLD * u32::from(self.mss);
             if is_certain {
                 return Duration::ZERO;
@@ -166,7 +176,7 @@ impl Connection {
         let mss = u32::from(self.mss);
         if ack.advanced_bytes > 0 {
             let point = self.recovery.point;
-            if self.recovery.phase == Phase::Recovery && self.snd_una < point {
+            if self.phase == Phase::Recovery && self.snd_una < point {
                 // RFC 6582 section 3.2 step 3: a partial acknowledgement asks for the next one.
                 self.scoreboard.mark_first_lost(mss);
                 self.recovery.duplicate_bytes = self
@@ -184,7 +194,7 @@ impl Connection {
             // Each stands for a segment that has left the network.
             self.recovery.duplicate_bytes += mss.min(left);
             if self.recovery.duplicates == DUPLICATE_THRESHOLD
-                && self.recovery.phase == Phase::Open
+                && self.phase == Phase::Open
                 // RFC 6582 section 3.2 step 1: not for the duplicates of the last recovery.
                 && self.snd_una > self.recovery.point
             {
@@ -201,7 +211,7 @@ impl Connection {
         self.recovery.first_retransmission = None;
         self.congestion
             .reduce(self.cwnd, in_flight, u32::from(self.mss), is_mark);
-        self.recovery.phase = Phase::Recovery;
+        self.phase = Phase::Recovery;
         self.recovery.point = self.snd_nxt;
         self.recovery.prr_delivered = 0;
         self.recovery.prr_out = 0;
@@ -222,8 +232,8 @@ impl Connection {
     pub(super) fn handle_retransmission_timeout(&mut self, cx: &mut Context<'_>) {
         cx.counters.timeouts += 1;
         let mss = u32::from(self.mss);
-        if self.recovery.phase != Phase::Loss || self.snd_una >= self.recovery.point {
-            if self.recovery.phase == Phase::Open {
+        if self.phase != Phase::Loss || self.snd_una >= self.recovery.point {
+            if self.phase == Phase::Open {
                 self.recovery.prior = Some((self.cwnd, self.congestion.ssthresh));
             }
             // RFC 5681 section 3.1: ssthresh once for one loss, not for each of its timeouts.
@@ -235,7 +245,7 @@ impl Connection {
         let horizon = self.rack.rtt + self.reordering_window();
         let old = Instant::from_micros(cx.now.as_micros().saturating_sub(horizon.as_micros()));
         self.scoreboard.handle_timeout(old);
-        self.recovery.phase = Phase::Loss;
+        self.phase = Phase::Loss;
         self.recovery.point = self.snd_nxt;
         self.recovery.duplicates = 0;
         self.recovery.duplicate_bytes = 0;
@@ -248,8 +258,8 @@ impl Connection {
 
     /// Adjusts the window after an acknowledgement, according to the phase.
     pub(super) fn adjust_window(&mut self, cx: &mut Context<'_>, ack: &Acknowledgement) {
-        let is_over = self.recovery.phase != Phase::Open && self.snd_una >= self.recovery.point;
-        if self.recovery.phase == Phase::Loss && ack.advanced_bytes > 0 {
+        let is_over = self.phase != Phase::Open && self.snd_una >= self.recovery.point;
+        if self.phase == Phase::Loss && ack.advanced_bytes > 0 {
             // Slow start goes on with the acknowledgement that ends the recovery.
             self.grow_window(cx, ack);
             if is_over {
@@ -260,7 +270,7 @@ impl Connection {
         if is_over {
             self.leave_recovery();
         }
-        match self.recovery.phase {
+        match self.phase {
             Phase::Recovery => self.reduce_proportionally(ack),
             Phase::Open
                 if ack.advanced_bytes > 0 && self.conditions.has(Conditions::CWND_LIMITED) =>
@@ -296,7 +306,7 @@ impl Connection {
     }
 
     fn leave_recovery(&mut self) {
-        if self.recovery.phase == Phase::Recovery {
+        if self.phase == Phase::Recovery {
             // RFC 6937 section 3.1: "At the end of recovery, cwnd = ssthresh".
             self.cwnd = self.congestion.ssthresh;
             self.rack.window_persist = self.rack.window_persist.saturating_sub(1);
@@ -304,7 +314,7 @@ impl Connection {
                 self.rack.window_extra = 0;
             }
         }
-        self.recovery.phase = Phase::Open;
+        self.phase = Phase::Open;
         self.recovery.duplicate_bytes = 0;
         self.recovery.duplicates = 0;
         self.recovery.prior = None;
@@ -374,11 +384,11 @@ impl Connection {
         if !self.rack.probe_is_retransmission || ack.has_duplicate_report {
             return; // Nothing was lost.
         }
-        if ack.advanced_bytes > 0 && self.recovery.phase == Phase::Open {
+        if ack.advanced_bytes > 0 && self.phase == Phase::Open {
             // The original was lost and the probe repaired it: one reduction is due all the same.
             self.enter_recovery(cx, true);
             self.cwnd = self.congestion.ssthresh;
-            self.recovery.phase = Phase::Open;
+            self.phase = Phase::Open;
         }
     }
 

@@ -17,6 +17,8 @@ use crate::time::Instant;
 
 /// Records a connection may have: with tiny segments it is this, not the window, that limits it.
 pub(crate) const RECORDS_MAX: usize = 16_384;
+/// A record of a burst grows no longer than this, so that a loss timer that looks at records sees some.
+const BURST_BYTES_MAX: u32 = 1 << 20;
 /// A connection with nothing in flight keeps no more capacity than this.
 const IDLE_CAPACITY: usize = 16;
 
@@ -87,6 +89,13 @@ impl Delivered {
     }
 }
 
+/// When the first and the last of what was acknowledged in order were sent.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct InOrder {
+    pub(crate) oldest_sent_at: Instant,
+    pub(crate) newest_sent_at: Instant,
+}
+
 /// The records, and their sums.
 #[derive(Debug, Default)]
 pub(crate) struct Scoreboard {
@@ -105,13 +114,17 @@ impl Scoreboard {
         self.records.len() < RECORDS_MAX
     }
 
-    /// Records a first transmission.
+    /// Records a first transmission. A burst is one record: what leaves at once shares its fate, until
+    /// an acknowledgement or a block says otherwise and splits it.
     #[inline]
     pub(crate) fn push(&mut self, start: Position, length: u32, now: Instant) {
-        debug_assert!(
-            self.records.back().is_none_or(|last| last.end() == start),
-            "gap"
-        );
+        if let Some(last) = self.records.back_mut() {
+            debug_assert!(last.end() == start, "gap");
+            if last.sent_at == now && last.flags == 0 && last.length < BURST_BYTES_MAX {
+                last.length += length;
+                return;
+            }
+        }
         self.records.push_back(Sent {
             start,
             sent_at: now,
@@ -124,6 +137,42 @@ impl Scoreboard {
     #[inline]
     pub(crate) fn is_plain(&self) -> bool {
         self.sacked_bytes | self.lost_bytes == 0
+    }
+
+    /// Removes what stands before `una`, where nothing was sent twice or reported out of order: says
+    /// when the oldest and the newest of it left. Does nothing and returns `None` in any other case.
+    #[inline]
+    pub(crate) fn acknowledge_plainly(&mut self, una: Position) -> Option<InOrder> {
+        let first = self.records.front()?;
+        let oldest_sent_at = first.sent_at;
+        let mut newest_sent_at = oldest_sent_at;
+        // Looked at first, so that nothing has changed when it is another case after all.
+        let mut whole = 0;
+        for record in &self.records {
+            if record.start >= una {
+                break;
+            }
+            if record.flags != 0 {
+                return None;
+            }
+            newest_sent_at = record.sent_at;
+            whole += usize::from(record.end() <= una);
+        }
+        for _ in 0..whole {
+            self.records.pop_front();
+        }
+        if let Some(front) = self.records.front_mut() {
+            if front.start < una {
+                front.length -= (una - front.start) as u32;
+                front.start = una;
+            }
+        } else if self.records.capacity() > 4 * IDLE_CAPACITY {
+            self.shrink();
+        }
+        Some(InOrder {
+            oldest_sent_at,
+            newest_sent_at,
+        })
     }
 
     /// Removes what stands before `una`.

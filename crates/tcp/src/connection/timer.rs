@@ -67,9 +67,9 @@ impl Connection {
         match timer {
             LossTimer::Idle => {}
             LossTimer::Reorder => {
-                let was_open = self.recovery.phase == Phase::Open;
+                let was_open = self.phase == Phase::Open;
                 self.detect_losses(cx);
-                if was_open && self.recovery.phase == Phase::Recovery {
+                if was_open && self.phase == Phase::Recovery {
                     // RFC 6937 section 3.1 goes by what arrives. Nothing has: one segment.
                     self.cwnd = self.in_flight() + u32::from(self.mss);
                 }
@@ -209,7 +209,7 @@ impl Connection {
         if self.loss_timer == LossTimer::Persist {
             self.rtt.forget_backoff();
         }
-        if self.recovery.phase == Phase::Open
+        if self.phase == Phase::Open
             && cx.config.tail_probes
             && self.conditions.has(Conditions::SACK)
             && self.scoreboard.sacked_bytes == 0

@@ -132,9 +132,10 @@ impl Engine {
     }
 
     pub(super) fn find_flow(&self, key: &FlowKey) -> Option<u32> {
-        let hash = self.flows.hash(key);
-        self.flows
-            .find(hash, |slot| self.slots[slot as usize].key == *key)
+        let tag = self.flows.tag(key);
+        self.flows.find(tag, |slot| {
+            !tag.is_hash() || self.slots[slot as usize].key == *key
+        })
     }
 
     /// The host has published its stream up to `end` bytes since the beginning.
@@ -147,7 +148,7 @@ impl Engine {
         if !self.slots[slot as usize].publish(Position::of_byte(end)) {
             return Err(CallError::BadOffset);
         }
-        self.settle(slot);
+        self.settle_output(slot);
         Ok(())
     }
 
@@ -156,14 +157,18 @@ impl Engine {
     ///
     /// # Errors
     /// [`CallError::BadOffset`] for bytes that have not arrived, or fewer than before.
+    #[inline]
     pub fn take(&mut self, now: Instant, id: ConnectionId, taken: u64) -> Result<(), CallError> {
-        self.call(now, id, |connection, cx| {
-            if connection.take(cx, Position::of_byte(taken)) {
-                Ok(())
-            } else {
-                Err(CallError::BadOffset)
-            }
-        })
+        let slot = self.slot_of(id).ok_or(CallError::NoConnection)?;
+        let connection = &mut self.slots[slot as usize];
+        if !connection.take(now, Position::of_byte(taken)) {
+            return Err(CallError::BadOffset);
+        }
+        // All that can have become due is an acknowledgement.
+        if connection.conditions.has(Conditions::ACK_NOW) {
+            self.settle_output(slot);
+        }
+        Ok(())
     }
 
     /// The host will publish nothing more: when everything is sent, the remote is told.
@@ -268,7 +273,7 @@ impl Engine {
             round_trip_minimum: connection.rtt.minimum(),
             timeout: connection.rtt.timeout(&self.config),
             retries: connection.retries,
-            phase: connection.recovery.phase,
+            phase: connection.phase,
             sent: connection.snd_nxt.min(connection.snd_end).byte(),
             sacked: connection.scoreboard.sacked_bytes,
             lost: connection.scoreboard.lost_bytes,

@@ -24,6 +24,7 @@ mod interface;
 mod limiter;
 mod listeners;
 mod neighbours;
+mod quick;
 mod table;
 mod transmit;
 
@@ -50,6 +51,8 @@ use listeners::Listeners;
 use neighbours::Neighbours;
 use table::FlowTable;
 
+/// No slot has this number.
+const NO_FLOW: u32 = u32::MAX;
 /// Frames without a connection that may wait for the link.
 const CONTROL_FRAMES_MAX: usize = 1_024;
 
@@ -69,6 +72,9 @@ pub struct Engine {
     slots: Vec<Connection>,
     free_slots: Vec<u32>,
     flows: FlowTable,
+    /// The flow of the last frame on the short path: frames come in trains.
+    /// Addresses and ports as they stand in the frame, and the slot.
+    last_flow: ([u8; 12], u32),
     listeners: Listeners,
     deadlines: Deadlines,
     /// Slots with something to send, each once.
@@ -117,6 +123,7 @@ impl Engine {
             slots: Vec::with_capacity(config.connections_max),
             free_slots: Vec::new(),
             flows: FlowTable::new(&mut random),
+            last_flow: ([0; 12], NO_FLOW),
             listeners: Listeners::default(),
             deadlines: Deadlines::default(),
             transmit_queue: VecDeque::new(),
@@ -159,6 +166,7 @@ impl Engine {
     pub fn handle_timeout(&mut self, now: Instant) {
         while let Some(slot) = self.deadlines.pop_due(now) {
             let connection = &mut self.slots[slot as usize];
+            connection.asked_by = Instant::NEVER;
             // The deadline may have moved while the heap kept the earlier one.
             if connection.next_deadline() <= now {
                 let retries = connection.retries;
@@ -182,6 +190,17 @@ impl Engine {
             return Some(Event::Acceptable(listener));
         }
         while let Some(&slot) = self.event_queue.front() {
+            let connection = &mut self.slots[slot as usize];
+            if connection.news.0 == News::PROGRESS
+                && connection.state != State::Closed
+                && !connection.conditions.has(Conditions::RELEASED)
+            {
+                // The usual news, and no other: the connection needs no second visit.
+                connection.news = News::default();
+                connection.conditions.clear(Conditions::ANNOUNCED);
+                self.event_queue.pop_front();
+                return Some(progress_of(slot, connection));
+            }
             if let Some(event) = self.next_event_of(slot) {
                 return Some(event);
             }
@@ -213,12 +232,7 @@ impl Engine {
         }
         if news & News::PROGRESS != 0 {
             connection.news.0 &= !News::PROGRESS;
-            return Some(Event::Progress {
-                connection: id,
-                received: connection.received_bytes(),
-                acknowledged: connection.acknowledged_bytes(),
-                remote_finished: connection.conditions.has(Conditions::FIN_RECEIVED),
-            });
+            return Some(progress_of(slot, connection));
         }
         if news & News::CLOSED != 0 {
             connection.news.0 &= !News::CLOSED;
@@ -246,11 +260,31 @@ impl Engine {
             self.event_queue.push_back(slot);
         }
         let deadline = connection.next_deadline();
-        if deadline.is_armed() {
-            self.deadlines.ask_by(slot, deadline);
-        }
-        if connection.conditions.has(Conditions::HALF_OPEN) || connection.state == State::Closed {
+        let has_changed =
+            connection.conditions.has(Conditions::HALF_OPEN) || connection.state == State::Closed;
+        self.ask_by(slot, deadline);
+        if has_changed {
             self.settle_change(slot);
+        }
+    }
+
+    /// [`Self::settle`] after a call of the host's: something may have to be sent, and no more.
+    #[inline]
+    fn settle_output(&mut self, slot: u32) {
+        let connection = &mut self.slots[slot as usize];
+        if !connection.conditions.has(Conditions::QUEUED) && connection.has_pending_output() {
+            connection.conditions.set(Conditions::QUEUED);
+            self.transmit_queue.push_back(slot);
+        }
+    }
+
+    /// Makes sure that a connection is asked at its earliest deadline.
+    #[inline]
+    fn ask_by(&mut self, slot: u32, deadline: Instant) {
+        let connection = &mut self.slots[slot as usize];
+        if deadline < connection.asked_by {
+            connection.asked_by = deadline;
+            self.deadlines.ask_by(slot, deadline);
         }
     }
 
@@ -274,9 +308,7 @@ impl Engine {
             self.event_queue.push_back(slot);
         }
         let deadline = connection.ack_deadline.min(connection.loss_deadline);
-        if deadline.is_armed() {
-            self.deadlines.ask_by(slot, deadline);
-        }
+        self.ask_by(slot, deadline);
     }
 
     /// The rare part of [`Self::settle`]: a handshake may have ended, or a connection.
@@ -305,8 +337,9 @@ impl Engine {
         if connection.state == State::Closed {
             if connection.conditions.has(Conditions::IN_TABLE) {
                 connection.conditions.clear(Conditions::IN_TABLE);
-                let hash = self.flows.hash(&connection.key);
-                self.flows.remove(hash, slot);
+                let tag = self.flows.tag(&connection.key);
+                self.flows.remove(tag, slot);
+                self.last_flow.1 = NO_FLOW;
             }
             self.free_if_over(slot);
         }
@@ -326,6 +359,7 @@ impl Engine {
             connection.generation = connection.generation.wrapping_add(1);
             connection.scoreboard = Default::default();
             connection.assembler = Default::default();
+            connection.asked_by = Instant::NEVER;
             self.deadlines.remove(slot);
             self.neighbours.forget_waiting(slot);
             self.free_slots.push(slot);
@@ -345,8 +379,8 @@ impl Engine {
         let generation = reused.map_or(0, |slot| self.slots[slot as usize].generation);
         let mut connection = make(self, generation);
         connection.conditions.set(Conditions::IN_TABLE);
-        let hash = self.flows.hash(&connection.key);
-        self.flows.insert(hash, slot);
+        let tag = self.flows.tag(&connection.key);
+        self.flows.insert(tag, slot);
         match self.slots.get_mut(slot as usize) {
             Some(place) => *place = connection,
             None => self.slots.push(connection),
@@ -420,6 +454,20 @@ impl Engine {
                 connection.assert_invariants();
             }
         }
+    }
+}
+
+/// How far a connection has got.
+#[inline]
+fn progress_of(slot: u32, connection: &Connection) -> Event {
+    Event::Progress {
+        connection: ConnectionId {
+            index: slot,
+            generation: connection.generation,
+        },
+        received: connection.received_bytes(),
+        acknowledged: connection.acknowledged_bytes(),
+        remote_finished: connection.conditions.has(Conditions::FIN_RECEIVED),
     }
 }
 

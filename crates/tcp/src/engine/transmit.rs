@@ -20,7 +20,7 @@ use super::neighbours::Resolution;
 /// What [`Engine::poll_transmit`] needs for headers: the longest are echo replies, whole.
 pub const HEADER_BUFFER_BYTES: usize = 2_048;
 /// Segments one connection may send before the next has its turn.
-const BURST_SEGMENTS_MAX: u32 = 16;
+pub(super) const BURST_SEGMENTS_MAX: u32 = 16;
 
 /// The payload of a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -100,10 +100,19 @@ impl Engine {
     /// When `header` is shorter.
     #[inline]
     pub fn poll_transmit(&mut self, now: Instant, header: &mut [u8]) -> Option<Transmit> {
-        assert!(
-            header.len() >= HEADER_BUFFER_BYTES,
-            "header buffer shorter than promised"
-        );
+        let out: &mut [u8; HEADER_BUFFER_BYTES] = header
+            .first_chunk_mut()
+            .expect("header buffer shorter than promised");
+        if self.control_queue.is_empty() {
+            let &slot = self.transmit_queue.front()?;
+            if let Some(transmit) = self.transmit_quickly(now, slot, out) {
+                return Some(transmit);
+            }
+        }
+        self.transmit_slowly(now, out)
+    }
+
+    fn transmit_slowly(&mut self, now: Instant, header: &mut [u8]) -> Option<Transmit> {
         if let Some(frame) = self.control_queue.pop_front() {
             self.counters.frames_sent += 1;
             header[..frame.0.len()].copy_from_slice(&frame.0);
@@ -132,7 +141,7 @@ impl Engine {
             self.settle_quiet(slot);
             if !self.control_queue.is_empty() {
                 // Resolving a neighbour has queued a question.
-                return self.poll_transmit(now, header);
+                return self.transmit_slowly(now, header);
             }
         }
         None
@@ -164,7 +173,14 @@ impl Engine {
 
     #[inline]
     fn transmit_from(&mut self, now: Instant, slot: u32, header: &mut [u8]) -> Option<Transmit> {
-        if !self.slots[slot as usize].template.is_ready && !self.prepare_template(now, slot) {
+        let connection = &self.slots[slot as usize];
+        // A template from the handshake is written anew: options were not agreed upon.
+        let is_early = connection.state == State::Established
+            && !connection.template.is_usual
+            && connection.conditions.has(Conditions::TIMESTAMPS)
+            && connection.key.remote.is_v4()
+            && connection.template.link_bytes > 0;
+        if (!connection.template.is_ready || is_early) && !self.prepare_template(now, slot) {
             return None;
         }
         let connection = &mut self.slots[slot as usize];
@@ -184,12 +200,12 @@ impl Engine {
         let transmit = write_segment(connection, &self.config, now, id, &plan, header);
         if plan.payload_bytes == 0 && plan.kind == PlanKind::Plain {
             connection.duplicate = None; // Reported.
+            connection.has_duplicate = false;
         }
         let deadline = connection.next_deadline();
-        if deadline.is_armed() {
-            self.deadlines.ask_by(slot, deadline);
-        }
+        self.ask_by(slot, deadline);
         self.burst += 1;
+        let connection = &mut self.slots[slot as usize];
         if !connection.has_pending_output() {
             // Found out now, it needs no visit of its own.
             connection.conditions.clear(Conditions::QUEUED);
@@ -208,9 +224,7 @@ impl Engine {
     /// After a connection had nothing (more) to send.
     fn settle_quiet(&mut self, slot: u32) {
         let deadline = self.slots[slot as usize].next_deadline();
-        if deadline.is_armed() {
-            self.deadlines.ask_by(slot, deadline);
-        }
+        self.ask_by(slot, deadline);
         self.free_if_over(slot);
     }
 
@@ -262,10 +276,16 @@ impl Engine {
             protocol: ip::PROTOCOL_TCP,
         };
         header.write(&mut template.bytes[link_bytes..], 0, None);
+        template.is_usual = false;
         template.link_bytes = link_bytes as u8;
         template.ip_bytes = ip::header_bytes(is_v4) as u8;
         template.pseudo = ip::pseudo_header(key.local, key.remote, ip::PROTOCOL_TCP, 0);
         template.is_ready = true;
+        let connection = &mut self.slots[slot as usize];
+        let has_timestamps = connection.conditions.has(Conditions::TIMESTAMPS);
+        if link_bytes > 0 && is_v4 && has_timestamps && connection.state == State::Established {
+            connection.complete_template(link_bytes + ip::V4_HEADER_BYTES);
+        }
     }
 
     /// Connections whose neighbour was found have their turn.
@@ -282,6 +302,7 @@ impl Engine {
         }
         let connection = &mut self.slots[slot as usize];
         connection.template.is_ready = false;
+        connection.template.is_usual = false;
         if let Some(hop) = self.interface.next_hop(connection.key.remote) {
             self.neighbours.suspect(hop);
         }
@@ -313,6 +334,31 @@ impl Engine {
         if self.slots[slot as usize].state == State::Closed {
             self.settle(slot);
         }
+    }
+}
+
+impl Connection {
+    /// Adds the part of the TCP header that does not change, for the short way out.
+    fn complete_template(&mut self, tcp_at: usize) {
+        let template = &mut self.template;
+        let header = tcp::Header {
+            source_port: self.key.local_port,
+            destination_port: self.key.remote_port,
+            seq: 0,
+            ack: 0,
+            flags: Flags::ACK,
+            window: 0,
+        };
+        header.write(&mut template.bytes[tcp_at..], tcp::TIMESTAMPS_BYTES);
+        let zero = Timestamps { value: 0, echo: 0 };
+        template.bytes[tcp_at + tcp::HEADER_BYTES..].copy_from_slice(&tcp::timestamps_bytes(zero));
+        // The total length is patched in later, the checksum is to be over the rest.
+        let ip_at = tcp_at - ip::V4_HEADER_BYTES;
+        template.bytes[ip_at + 2..ip_at + 4].fill(0);
+        template.bytes[ip_at + 10..ip_at + 12].fill(0);
+        template.ip_short = Sum::ZERO.bytes(&template.bytes[ip_at..tcp_at]).short();
+        template.pseudo_short = template.pseudo.short();
+        template.is_usual = true;
     }
 }
 
@@ -465,7 +511,7 @@ fn write_options(
 impl Connection {
     #[inline]
     fn has_duplicate(&self) -> bool {
-        self.duplicate.is_some()
+        self.has_duplicate
     }
 
     /// The blocks of a SACK option: a duplicate first (RFC 2883 section 4), then what has arrived

@@ -50,6 +50,34 @@ impl Sum {
         self.join(Self(other.folded().swap_bytes() as u64))
     }
 
+    /// The sum in few bits, so that [`Self::join_words`] can go on from it cheaply.
+    #[must_use]
+    pub(crate) const fn short(self) -> u16 {
+        self.folded()
+    }
+
+    /// A short sum and a few numbers that stand in the data in network byte order, in 16 bits.
+    #[inline]
+    #[must_use]
+    pub(crate) const fn join_words(short: u16, first: u16, second: u16) -> u16 {
+        let words = first.swap_bytes() as u32 + second.swap_bytes() as u32;
+        let native = if cfg!(target_endian = "little") {
+            words
+        } else {
+            first as u32 + second as u32
+        };
+        let sum = short as u32 + native;
+        // Three 16-bit numbers: two folds leave no carry.
+        let sum = (sum >> 16) + (sum & 0xffff);
+        (sum + (sum >> 16)) as u16
+    }
+
+    /// A sum from its short form.
+    #[must_use]
+    pub(crate) const fn from_short(short: u16) -> Self {
+        Self(short as u64)
+    }
+
     /// The sum in 16 bits, in native byte order.
     const fn folded(self) -> u16 {
         let mut sum = (self.0 >> 32) + (self.0 & 0xffff_ffff);
@@ -117,6 +145,22 @@ mod tests {
             };
             assert_eq!(joined.checksum(), whole.checksum());
         }
+    }
+
+    #[test]
+    fn short_sums_agree_with_long_ones() {
+        let mut random = crate::Random::new(2);
+        for _ in 0..10_000 {
+            let (a, b, c) = (
+                random.bits() as u16,
+                random.bits() as u16,
+                random.bits() as u16,
+            );
+            let long = Sum::ZERO.word(a).word(b).word(c);
+            let short = Sum::join_words(Sum::ZERO.word(a).short(), b, c);
+            assert_eq!(short.to_ne_bytes(), long.partial());
+        }
+        assert_eq!(Sum::join_words(0xffff, 0xffff, 0xffff), 0xffff);
     }
 
     #[test]

@@ -1,0 +1,174 @@
+//! The two short paths of a connection without trouble: what it sends next, and what an acknowledgement
+//! of new data in order means. Each does exactly what the long way would have done, or nothing.
+
+use super::congestion::Progress;
+use super::{Conditions, Connection, Context, LossTimer, News, Phase, State};
+use crate::position::Position;
+use crate::wire::tcp::Flags;
+
+/// A usual segment to be sent: no options but timestamps.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct QuickPlan {
+    pub(crate) seq: Position,
+    pub(crate) payload_bytes: u32,
+    pub(crate) flags: Flags,
+    pub(crate) window: u16,
+}
+
+impl Connection {
+    /// Plans the next segment and takes it to be sent, if it is a usual one: new data within all windows,
+    /// or an acknowledgement and nothing else to say. Otherwise does nothing.
+    #[inline]
+    pub(crate) fn plan_quickly(&mut self, cx: &mut Context<'_>) -> Option<QuickPlan> {
+        let is_usual = self.state == State::Established
+            && self.phase == Phase::Open
+            && !self.has_duplicate
+            && !self.conditions.has(Conditions::TRANSMIT_DETOUR)
+            && self.scoreboard.is_plain();
+        if !is_usual {
+            return None;
+        }
+        let unsent = self.snd_end - self.snd_nxt;
+        let seq = self.snd_nxt;
+        let mut flags = Flags::ACK;
+        let mut payload_bytes = 0;
+        if unsent > 0 {
+            payload_bytes = self.quick_payload(cx, unsent)?;
+            self.send_quickly(cx, payload_bytes);
+            let is_end = u64::from(payload_bytes) == unsent;
+            if is_end || payload_bytes > u32::from(self.mss) {
+                flags = flags | Flags::PSH;
+            }
+            cx.counters.bytes_sent += u64::from(payload_bytes);
+            if self.rcv_nxt > Position::FIRST_BYTE {
+                self.conditions.clear(Conditions::QUICK_ACK);
+            }
+        } else if !self.conditions.has(Conditions::ACK_NOW) {
+            return None;
+        }
+        cx.counters.segments_sent += 1;
+        self.conditions.clear(Conditions::ACK_NOW);
+        self.unacked_segments = 0;
+        self.ack_deadline = crate::time::Instant::NEVER;
+        self.last_ack_sent = self.rcv_nxt;
+        Some(QuickPlan {
+            seq,
+            payload_bytes,
+            flags,
+            window: self.advertise(),
+        })
+    }
+
+    /// How much of `unsent` goes in one frame, where neither a window nor Nagle has a say in it.
+    #[inline]
+    fn quick_payload(&mut self, cx: &Context<'_>, unsent: u64) -> Option<u32> {
+        let mss = u64::from(self.mss);
+        let flight = self.snd_nxt - self.snd_una;
+        if !self.scoreboard.has_room() {
+            return None;
+        }
+        if flight == 0 && cx.now.since(self.sent_at) > cx.config.rto_min {
+            // No timeout is shorter: perhaps the connection was idle for as long.
+            self.restart_after_idle(cx);
+        }
+        let cwnd_room = u64::from(self.cwnd).saturating_sub(flight);
+        let allowed = unsent.min(self.snd_edge - self.snd_nxt);
+        let usable = allowed.min(cwnd_room);
+        let segmentation = u64::from(cx.config.offload.segmentation_bytes_max);
+        let length = if usable < mss {
+            let goes = usable == unsent
+                && (self.conditions.has(Conditions::NODELAY) || self.snd_small_end <= self.snd_una);
+            if !goes {
+                return None;
+            }
+            usable
+        } else if segmentation < 2 * mss || usable < 2 * mss {
+            mss
+        } else {
+            let whole = usable.min(segmentation) / mss * mss;
+            // A tail that may go with its burst is for the long way to judge.
+            if usable == unsent && usable <= segmentation && whole < usable {
+                return None;
+            }
+            whole
+        };
+        if cwnd_room < allowed {
+            self.conditions.set(Conditions::CWND_LIMITED);
+            self.congestion.flight_bytes_max = self.cwnd;
+        }
+        Some(length as u32)
+    }
+
+    #[inline]
+    fn send_quickly(&mut self, cx: &mut Context<'_>, payload_bytes: u32) {
+        let flight_before = self.snd_nxt - self.snd_una;
+        self.scoreboard.push(self.snd_nxt, payload_bytes, cx.now);
+        self.snd_nxt += u64::from(payload_bytes);
+        if payload_bytes < u32::from(self.mss) {
+            self.snd_small_end = self.snd_nxt;
+        }
+        if self.snd_nxt == self.snd_end {
+            self.note_end_of_data();
+        }
+        // Within a burst the timer stands already; it depends on the flight up to the second segment.
+        let is_armed = self.sent_at == cx.now
+            && flight_before > u64::from(self.mss)
+            && self.loss_timer != LossTimer::Idle;
+        self.sent_at = cx.now;
+        if !is_armed {
+            self.arm_after_sending(cx);
+        }
+    }
+
+    /// Plain progress: nothing lost, nothing selectively acknowledged, nothing marked.
+    #[inline]
+    pub(super) fn acknowledge_plainly(&mut self, cx: &mut Context<'_>, ack: Position) {
+        let is_usual = self.rack.probe_end.is_none()
+            && self.loss_timer != LossTimer::Reorder
+            && self.conditions.has(Conditions::SACK);
+        if !is_usual {
+            return self.acknowledge_in_order(cx, ack);
+        }
+        let advanced_bytes = (ack - self.snd_una) as u32;
+        let Some(newest) = self.scoreboard.acknowledge_plainly(ack) else {
+            return self.acknowledge_in_order(cx, ack);
+        };
+        self.snd_una = ack;
+        self.retries = 0;
+        self.news.0 |= News::PROGRESS;
+        let newest_rtt = cx.now.since(newest.newest_sent_at);
+        self.rtt.sample(cx.now, cx.now.since(newest.oldest_sent_at));
+        // What is left was sent after the newest that arrived: RACK has nothing to suspect.
+        self.rack
+            .note_in_order(newest.newest_sent_at, ack, newest_rtt);
+        if self.conditions.has(Conditions::CWND_LIMITED) {
+            let in_slow_start = self.cwnd < self.congestion.ssthresh;
+            if !in_slow_start || self.cwnd / 2 < self.congestion.flight_bytes_max {
+                let progress = Progress {
+                    now: cx.now,
+                    acked_bytes: advanced_bytes,
+                    mss: u32::from(self.mss),
+                    srtt: self.rtt.smoothed().unwrap_or_default(),
+                    rtt: Some(newest_rtt),
+                    una: self.snd_una,
+                    nxt: self.snd_nxt,
+                };
+                self.cwnd = self
+                    .congestion
+                    .grow(self.cwnd, progress)
+                    .min(super::recovery::WINDOW_BYTES_MAX);
+            }
+        }
+        if self.snd_una == self.snd_nxt && self.snd_nxt == self.snd_end {
+            // Nothing is in flight and nothing waits for a window.
+            if self.loss_timer == LossTimer::Persist || self.is_fin_due() {
+                self.arm_loss_timer(cx);
+            } else {
+                self.loss_timer = LossTimer::Idle;
+                self.loss_deadline = crate::time::Instant::NEVER;
+            }
+        } else {
+            self.arm_loss_timer(cx);
+        }
+    }
+}
