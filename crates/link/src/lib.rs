@@ -9,5 +9,5 @@ mod tap;
 mod vnet;
 
 pub use capture::{Capture, Direction};
-pub use tap::{Tap, TapError, TapOptions};
+pub use tap::{PARTS_MAX, Tap, TapError, TapOptions};
 pub use vnet::VnetHeader;

@@ -17,8 +17,9 @@ const TUN_F_CSUM: libc::c_uint = 1;
 const TUN_F_TSO4: libc::c_uint = 2;
 const TUN_F_TSO6: libc::c_uint = 4;
 const TUN_F_TSO_ECN: libc::c_uint = 8;
-/// Pieces of one frame besides its metadata: headers, and a payload that wraps around a ring's end.
-const PARTS_MAX: usize = 4;
+/// Pieces of one frame besides its metadata: headers, and a payload that begins in one ring and ends in
+/// another, wrapping around the ends of both.
+pub const PARTS_MAX: usize = 5;
 
 /// How a queue is opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -153,7 +154,7 @@ impl Tap {
         Ok(Some((length, VnetHeader::from_bytes(header))))
     }
 
-    /// Gives the kernel a frame that is the concatenation of `parts` (at most four). False when the
+    /// Gives the kernel a frame that is the concatenation of `parts` (at most [`PARTS_MAX`]). False when the
     /// device takes none at the moment.
     ///
     /// # Errors
@@ -163,17 +164,41 @@ impl Tap {
     /// When there are more parts.
     pub fn send(&self, header: VnetHeader, parts: &[&[u8]]) -> io::Result<bool> {
         assert!(parts.len() <= PARTS_MAX, "a frame of {} parts", parts.len());
+        let mut raw = [(std::ptr::null(), 0); PARTS_MAX];
+        for (target, part) in raw.iter_mut().zip(parts) {
+            *target = (part.as_ptr(), part.len());
+        }
+        // SAFETY: all parts are borrowed and as long as they say.
+        unsafe { self.send_raw(header, &raw[..parts.len()]) }
+    }
+
+    /// As [`Tap::send`], of memory that somebody else may be writing to: the kernel reads whatever stands there.
+    ///
+    /// # Errors
+    /// As for [`Tap::send`].
+    ///
+    /// # Panics
+    /// As [`Tap::send`].
+    ///
+    /// # Safety
+    /// Each part names readable memory of its length.
+    pub unsafe fn send_raw(
+        &self,
+        header: VnetHeader,
+        parts: &[(*const u8, usize)],
+    ) -> io::Result<bool> {
+        assert!(parts.len() <= PARTS_MAX, "a frame of {} parts", parts.len());
         let header = header.to_bytes();
-        let vector = |bytes: &[u8]| libc::iovec {
-            iov_base: bytes.as_ptr().cast_mut().cast(),
-            iov_len: bytes.len(),
+        let vector = |(base, len): (*const u8, usize)| libc::iovec {
+            iov_base: base.cast_mut().cast(),
+            iov_len: len,
         };
-        let mut vectors = [vector(&header); PARTS_MAX + 1];
+        let mut vectors = [vector((header.as_ptr(), header.len())); PARTS_MAX + 1];
         for (target, part) in vectors[1..].iter_mut().zip(parts) {
-            *target = vector(part);
+            *target = vector(*part);
         }
         let count = parts.len() as libc::c_int + 1;
-        // SAFETY: `writev` only reads; all parts are borrowed and as long as they say.
+        // SAFETY: `writev` only reads; the caller's promise.
         let written = unsafe { libc::writev(self.file.as_raw_fd(), vectors.as_ptr(), count) };
         if written >= 0 {
             return Ok(true);
