@@ -159,6 +159,38 @@ fn connection_is_not_there_before_the_remote_has_answered() {
 }
 
 #[test]
+fn busy_connections_get_channels_and_give_them_back() {
+    let Some(stage) = Stage::set(&[]) else { return };
+    let _far = stage.far_server(&["echo_server", "7017"]);
+    let _near = stage.near_server(&["echo_server", "7018"]);
+    let clients = [
+        stage.near("near-client", &["echo_client", FAR, "7017", "300000000"]),
+        stage.far("far-client", &["echo_client", NEAR, "7018", "300000000"]),
+    ];
+    let by_rings = || {
+        let connections = stage.toehold.connections();
+        let rings = connections.iter().filter(|connection| {
+            connection.count("bytes_ring_tx") > 0 && connection.count("bytes_ring_rx") > 0
+        });
+        rings.count()
+    };
+    let seen = wait_until(PATIENCE, || {
+        by_rings() >= 1 && stage.engine("channels") >= 1
+    });
+    assert!(seen, "{:?}", stage.toehold.connections());
+    // Back to the carrier and up again, in the middle of it all.
+    for _ in 0..3 {
+        stage.toehold.detach_all();
+        std::thread::sleep(Duration::from_millis(50));
+        stage.toehold.attach_all();
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    for client in clients {
+        ok(client);
+    }
+}
+
+#[test]
 fn resets_travel_both_ways() {
     let Some(stage) = Stage::set(&[]) else { return };
     let _far = stage.far_server(&["reset_server", "7006"]);

@@ -156,6 +156,8 @@ pub struct Daemon {
     /// A descriptor to give up when there are no more, so that a client can still be turned away.
     spare: Option<File>,
     engine: Option<Engine>,
+    /// The engine, as the client that it is.
+    engine_client: Option<ClientId>,
     registry: Registry,
     tables: Tables,
     regions: Regions,
@@ -204,11 +206,12 @@ impl Daemon {
         });
         options.regions_max = options.regions_max.min(poller::regions_by_descriptors());
         let limits = Limits::with_regions(options.regions_max);
-        Ok(Daemon {
+        let mut daemon = Daemon {
             poller,
             listener,
             spare: spare_descriptor(),
             engine,
+            engine_client: None,
             registry: Registry::new(limits, options.policy),
             tables: Tables::default(),
             regions: Regions::default(),
@@ -221,7 +224,9 @@ impl Daemon {
             sample_next: None,
             log,
             options,
-        })
+        };
+        daemon.admit_engine();
+        Ok(daemon)
     }
 
     /// Ends [`Daemon::serve`], from any thread.
@@ -305,7 +310,8 @@ impl Daemon {
     }
 
     fn has_no_client(&self) -> bool {
-        !self.clients.values().any(Connection::is_open)
+        let mut programs = self.programs();
+        !programs.any(Connection::is_open)
     }
 
     fn is_idle_for_long(&self) -> bool {

@@ -212,7 +212,7 @@ fn connection(
         path,
         tx_path,
         rx_path,
-        reason: if path == DIRECT {
+        reason: if path == DIRECT || (is_offloaded && is_by_rings(entry)) {
             ""
         } else {
             reason(entry).words()
@@ -253,6 +253,13 @@ fn reason(entry: &Entry) -> Reason {
         None | Some(Reason::None) => Reason::PartnerNotAttached,
         Some(verdict) => verdict,
     }
+}
+
+/// Whether both directions are on rings.
+fn is_by_rings(entry: &Entry) -> bool {
+    let modes = [&entry.tx_mode, &entry.rx_mode];
+    let is_ring = |mode: &&AtomicU32| mode.load(Ordering::Relaxed) == Mode::Ring as u32;
+    modes.iter().all(is_ring)
 }
 
 fn path_of(mode: u32, is_offloaded: bool) -> &'static str {

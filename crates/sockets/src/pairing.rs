@@ -16,7 +16,7 @@ use toehold_channel::doorbell::WakeWord;
 use toehold_channel::layout::{BOARD_BITS, CAPACITY_LOG2_MIN};
 use toehold_channel::rendezvous::{Kind, Message, mapped};
 use toehold_channel::table::{
-    COMMAND_NONE, Entry, EntryState, FLAG_ACCEPTED, FLAG_ASKED, FLAG_ATTACHED, FLAG_OFFLOAD,
+    COMMAND_NONE, Entry, EntryState, FLAG_ACCEPTED, FLAG_ASKED, FLAG_ATTACHED, FLAG_CONNECTING,
     FLAG_PINNED, FLAG_SHUT_RX, FLAG_SHUT_TX, Reason,
 };
 
@@ -67,7 +67,7 @@ pub(crate) fn offer_waits(connection: &Connection) -> bool {
 pub(crate) fn consider(connection: &Connection) {
     let entry = connection.entry;
     if entry.flags.load(Ordering::Relaxed)
-        & (FLAG_PINNED | FLAG_SHUT_TX | FLAG_SHUT_RX | FLAG_OFFLOAD)
+        & (FLAG_PINNED | FLAG_SHUT_TX | FLAG_SHUT_RX | FLAG_CONNECTING)
         != 0
         || !connection.local.region.load(Ordering::Relaxed).is_null()
     {

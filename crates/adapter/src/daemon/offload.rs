@@ -5,12 +5,33 @@ use std::net::{IpAddr, SocketAddr};
 use toehold_channel::rendezvous::{Kind, Message, unmapped};
 
 use super::Daemon;
-use super::connection::Outgoing;
+use super::connection::{Connection, Outgoing};
 use super::connections::Fault;
 use crate::engine::{Engine, Request};
-use crate::registry::ClientId;
+use crate::registry::{ClientId, TableId};
 
 impl Daemon {
+    /// Serves the engine as a client among others.
+    pub(super) fn admit_engine(&mut self) {
+        let socket = self.engine.as_mut().and_then(Engine::take_client);
+        if let Some(socket) = socket {
+            self.engine_client = Some(ClientId(self.client_next));
+            self.admit(socket, None);
+        }
+    }
+
+    /// Clients that are programs.
+    pub(super) fn programs(&self) -> impl Iterator<Item = &Connection> {
+        let programs = self.clients.iter();
+        let programs = programs.filter(|(id, _)| Some(**id) != self.engine_client);
+        programs.map(|(_, client)| client)
+    }
+
+    /// The engine's own table, in which there is nothing to report or command.
+    pub(super) fn engine_table(&self) -> Option<TableId> {
+        self.clients.get(&self.engine_client?)?.table
+    }
+
     /// Shows a client the engine, or that there is none.
     pub(super) fn handle_engine(&mut self, id: ClientId) -> Result<(), Fault> {
         let outlook = self.engine.as_ref().map(Engine::outlook);

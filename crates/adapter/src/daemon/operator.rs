@@ -19,7 +19,7 @@ use toehold_channel::rendezvous::{Kind, Message};
 impl Daemon {
     pub(super) fn handle_status(&mut self, id: ClientId) -> Result<(), Fault> {
         let engine = self.engine.as_ref().and_then(Engine::report);
-        let processes = self.clients.values().filter(|client| client.is_open());
+        let processes = self.programs().filter(|client| client.is_open());
         let processes = processes.filter_map(|client| {
             let table = client.table?;
             Some(status::Client {
@@ -51,7 +51,8 @@ impl Daemon {
         kind: Kind,
     ) -> Result<(), Fault> {
         let mut count = 0;
-        for (_, table) in self.tables.iter() {
+        let own = self.engine_table();
+        for (_, table) in self.tables.iter().filter(|(id, _)| Some(*id) != own) {
             let matching = table.live().filter(|(_, entry)| {
                 let pid = entry.pid.load(Ordering::Relaxed);
                 let fd = entry.fd.load(Ordering::Relaxed);

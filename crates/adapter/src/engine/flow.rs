@@ -6,12 +6,12 @@
 //!   Open      bytes go both ways
 //! ```
 
-use std::io::{self, IoSlice, IoSliceMut, Read, Write};
-use std::net::{Shutdown, TcpStream};
+use std::io;
+use std::net::TcpStream;
 
-use toehold_tcp::{CloseReason, ConnectionId, Engine, Instant};
+use toehold_tcp::{CloseReason, ConnectionId};
 
-use super::memory::{RING_BYTES, Streams};
+use super::relay::Around;
 use super::sys;
 use crate::registry::ClientId;
 
@@ -42,23 +42,39 @@ pub(super) struct Flow {
     pub(super) client: ClientId,
     pub(super) serial: u32,
     pub(super) stage: Stage,
-    carrier: TcpStream,
+    /// The program connected; a remote did otherwise.
+    pub(super) is_active: bool,
+    pub(super) carrier: TcpStream,
     /// Bytes of the program's stream that the engine has, and that the remote has acknowledged.
-    published: u64,
-    acknowledged: u64,
-    /// Bytes of the remote's stream that have arrived, and that the program's socket has.
-    received: u64,
-    taken: u64,
-    remote_finished: bool,
-    program_finished: bool,
+    pub(super) published: u64,
+    pub(super) acknowledged: u64,
+    /// Bytes of the remote's stream that have arrived, and that the program, or its socket, has.
+    pub(super) received: u64,
+    pub(super) taken: u64,
+    /// All that has arrived is where the program finds it, even should we be gone.
+    pub(super) is_delivered: bool,
+    pub(super) remote_finished: bool,
+    pub(super) program_finished: bool,
     /// The program was told that the remote has finished.
-    program_told: bool,
+    pub(super) program_told: bool,
     /// What the carrier was last seen to be ready for.
-    readable: bool,
-    writable: bool,
-    hung_up: bool,
+    pub(super) readable: bool,
+    pub(super) writable: bool,
+    pub(super) hung_up: bool,
     failed: bool,
-    closed: Option<CloseReason>,
+    pub(super) closed: Option<CloseReason>,
+    /// Bytes that went to the carrier and came from it, doorbells and the urgent byte included.
+    pub(super) carrier_sent: u64,
+    pub(super) carrier_got: u64,
+    /// Calls that moved bytes on the carrier.
+    pub(super) calls: u32,
+    /// The entry a channel was asked for with, and where the channel has its bit.
+    pub(super) entry: Option<u32>,
+    pub(super) place: Option<(u64, u32)>,
+    /// There is more to read from its carrier, of which no event will tell.
+    pub(super) is_unfinished: bool,
+    /// It stays without a channel.
+    pub(super) gave_up_channel: bool,
     /// It is in the list of connections to be looked at.
     pub(super) is_due: bool,
 }
@@ -76,11 +92,13 @@ impl Flow {
             client,
             serial,
             stage,
+            is_active: stage == Stage::Opening,
             carrier,
             published: 0,
             acknowledged: 0,
             received: 0,
             taken: 0,
+            is_delivered: true,
             remote_finished: false,
             program_finished: false,
             program_told: false,
@@ -89,6 +107,13 @@ impl Flow {
             hung_up: false,
             failed: false,
             closed: None,
+            carrier_sent: 0,
+            carrier_got: 0,
+            calls: 0,
+            entry: None,
+            place: None,
+            is_unfinished: false,
+            gave_up_channel: false,
             is_due: false,
         }
     }
@@ -121,17 +146,14 @@ impl Flow {
     }
 
     /// Tells a program that waits for its connect: 0, or an errno.
-    pub(super) fn tell_result(&self, errno: u8) -> io::Result<()> {
-        sys::send_urgent(&self.carrier, errno)
+    pub(super) fn tell_result(&mut self, errno: u8) -> io::Result<()> {
+        sys::send_urgent(&self.carrier, errno)?;
+        self.carrier_sent += 1;
+        Ok(())
     }
 
     /// Does all that can be done now.
-    pub(super) fn advance(
-        &mut self,
-        now: Instant,
-        engine: &mut Engine,
-        streams: &mut Streams,
-    ) -> Next {
+    pub(super) fn advance(&mut self, cx: &mut Around<'_>) -> Next {
         match self.stage {
             // A program that knows nothing of us may have sent something and finished; one that gave up has not.
             Stage::Opening if self.hung_up && self.has_nothing_to_read() => Next::ProgramGone,
@@ -141,11 +163,11 @@ impl Flow {
             Stage::Joining => match self.carrier.take_error() {
                 Ok(None) => {
                     self.stage = Stage::Open;
-                    self.relay(now, engine, streams)
+                    self.relay(cx)
                 }
                 _ => Next::ProgramGone,
             },
-            Stage::Open => self.relay(now, engine, streams),
+            Stage::Open => self.relay(cx),
         }
     }
 
@@ -154,103 +176,28 @@ impl Flow {
         !matches!(self.carrier.peek(&mut byte), Ok(1))
     }
 
-    fn relay(&mut self, now: Instant, engine: &mut Engine, streams: &mut Streams) -> Next {
+    fn relay(&mut self, cx: &mut Around<'_>) -> Next {
         // A reset outranks what came before it.
         if self.failed && !matches!(self.carrier.take_error(), Ok(None)) {
             return Next::ProgramGone;
         }
         self.failed = false;
-        if self.deliver(now, engine, streams).is_err() {
+        if self.deliver(cx).is_err() {
             return Next::ProgramGone;
         }
-        if self.closed.is_none() && self.collect(now, engine, streams).is_err() {
+        if self.closed.is_none() && self.collect(cx).is_err() {
             return Next::ProgramGone;
         }
         match self.closed {
-            None => Next::Wait,
+            None => {
+                self.consider_channel(cx);
+                Next::Wait
+            }
             // Whatever the program's socket does not take now, it takes when it has room.
-            Some(_) if self.taken < self.received => Next::Wait,
+            Some(_) if !self.is_delivered => Next::Wait,
             Some(CloseReason::Finished) => Next::Over,
             Some(_) => Next::RemoteGone,
         }
-    }
-
-    fn deliver(
-        &mut self,
-        now: Instant,
-        engine: &mut Engine,
-        streams: &mut Streams,
-    ) -> io::Result<()> {
-        let before = self.taken;
-        while self.writable && self.taken < self.received {
-            let parts = streams.arrived(self.id, self.received).map(IoSlice::new);
-            match self.carrier.write_vectored(&parts) {
-                Ok(count) => {
-                    self.taken += count as u64;
-                    streams.take(self.id, self.taken);
-                }
-                Err(error) => match error.kind() {
-                    io::ErrorKind::WouldBlock => self.writable = false,
-                    io::ErrorKind::Interrupted => {}
-                    _ => return Err(error),
-                },
-            }
-        }
-        if self.taken > before && self.closed.is_none() {
-            // It fails only for a connection that has closed, of which an event is on its way.
-            let _ = engine.take(now, self.id, self.taken);
-        }
-        if self.remote_finished && self.taken == self.received && !self.program_told {
-            self.program_told = true;
-            self.carrier.shutdown(Shutdown::Write)?;
-        }
-        Ok(())
-    }
-
-    fn collect(
-        &mut self,
-        now: Instant,
-        engine: &mut Engine,
-        streams: &mut Streams,
-    ) -> io::Result<()> {
-        let before = self.published;
-        let mut finished_now = false;
-        let mut result = Ok(());
-        while self.readable && !self.program_finished {
-            let room = RING_BYTES as u64 - (self.published - self.acknowledged);
-            if room == 0 || self.published - before >= RING_BYTES as u64 {
-                break;
-            }
-            let parts = streams.free_to_send(self.id, self.published, self.acknowledged);
-            let mut parts = parts.map(IoSliceMut::new);
-            match self.carrier.read_vectored(&mut parts) {
-                Ok(0) => {
-                    self.program_finished = true;
-                    finished_now = true;
-                }
-                Ok(count) => {
-                    self.published += count as u64;
-                    // Less than there was room for: there is no more, unless the end is next.
-                    self.readable = self.hung_up || count as u64 == room;
-                }
-                Err(error) => match error.kind() {
-                    io::ErrorKind::WouldBlock => self.readable = false,
-                    io::ErrorKind::Interrupted => {}
-                    _ => {
-                        result = Err(error);
-                        break;
-                    }
-                },
-            }
-        }
-        if self.published > before {
-            // As above: what has closed will say so.
-            let _ = engine.publish(self.id, self.published);
-        }
-        if finished_now {
-            let _ = engine.finish(now, self.id);
-        }
-        result
     }
 
     /// Lets the carrier end in order instead of with a reset.

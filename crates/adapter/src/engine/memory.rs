@@ -1,12 +1,17 @@
-//! The streams of relayed connections: two rings each, in the adapter's own memory.
+//! Where the bytes of connections are: in rings of the adapter's own while a carrier brings and takes them, in the program's while a
+//! channel does.
 //!
 //! What the program sends stays in its ring until the remote has acknowledged it: it is retransmitted from there, and nowhere else is
-//! a copy. What the remote sends is placed as it arrives, ahead of gaps too, and stays until the program's socket has taken it.
+//! a copy. What the remote sends is placed as it arrives, ahead of gaps too, and stays until the program has taken it.
 
 use toehold_tcp::{ConnectionId, Memory, NoRoom};
 
+use super::lane::{Lane, Part};
+
 /// Bytes of one ring: what one connection can have in flight, each way. Untouched pages cost nothing.
 pub(super) const RING_BYTES: usize = 1 << 20;
+/// Stretches a payload can lie in: two in each of two rings.
+pub(super) const PARTS_MAX: usize = 4;
 /// Rings kept for the next connections.
 const SPARE_MAX: usize = 64;
 
@@ -23,19 +28,36 @@ struct Duplex {
     owner: ConnectionId,
     sending: Option<Box<[u8]>>,
     receiving: Option<Box<[u8]>>,
-    /// Bytes of the receiving stream that the program's socket has.
+    /// Bytes of the receiving stream that the program, or its socket, has.
     taken: u64,
+    /// The end of what was placed, gaps before it or not.
+    placed: u64,
+    lane: Option<Lane>,
 }
 
 impl Streams {
-    /// The parts of the send ring that are free, when `end` bytes were published and `acknowledged` of them are done with.
+    /// The channel beside a connection's carrier, if there is one.
+    #[inline]
+    pub(super) fn lane(&mut self, id: ConnectionId) -> Option<&mut Lane> {
+        let duplex = self.slots.get_mut(id.index())?.as_mut()?;
+        duplex.lane.as_mut().filter(|_| duplex.owner == id)
+    }
+
+    /// Puts a channel beside a carrier, or takes it away.
+    pub(super) fn set_lane(&mut self, id: ConnectionId, lane: Option<Lane>) {
+        Self::duplex(&mut self.slots, id).lane = lane;
+    }
+
+    /// The parts of the send ring that are free, when `end` bytes were published and `acknowledged` of them are done with; at most
+    /// `limit` bytes.
     pub(super) fn free_to_send(
         &mut self,
         id: ConnectionId,
         end: u64,
         acknowledged: u64,
+        limit: u64,
     ) -> [&mut [u8]; 2] {
-        let free = RING_BYTES - (end - acknowledged) as usize;
+        let free = (RING_BYTES as u64 - (end - acknowledged)).min(limit) as usize;
         let duplex = Self::duplex(&mut self.slots, id);
         let ring = duplex.sending.get_or_insert_with(|| fresh(&mut self.spare));
         let at = place_of(end);
@@ -44,16 +66,33 @@ impl Streams {
         [&mut rest[..first], &mut start[..free - first]]
     }
 
-    /// Published bytes, for the link.
-    pub(super) fn sent(&self, id: ConnectionId, offset: u64, len: usize) -> [&[u8]; 2] {
+    /// Published bytes, for the link. Of those in a channel the program can change what they say, not where they are.
+    pub(super) fn sent(&self, id: ConnectionId, offset: u64, len: usize) -> [Part; PARTS_MAX] {
         let duplex = self.slots.get(id.index()).and_then(Option::as_ref);
-        let ring = duplex.filter(|duplex| duplex.owner == id);
-        let ring = ring.and_then(|duplex| duplex.sending.as_deref());
-        let ring = ring.expect("the engine asks for published bytes only");
-        stretches(ring, offset, len)
+        let duplex = duplex.filter(|duplex| duplex.owner == id);
+        let duplex = duplex.expect("the engine asks for published bytes only");
+        let mut parts = [(std::ptr::null(), 0); PARTS_MAX];
+        let channel = duplex.lane.as_ref();
+        let channel = channel.and_then(|lane| Some((lane, lane.ring_begins()?)));
+        let own = match channel {
+            Some((_, begins)) => (begins.saturating_sub(offset) as usize).min(len),
+            None => len,
+        };
+        if own > 0 {
+            let ring = duplex.sending.as_deref();
+            let ring = ring.expect("what came by the carrier is in our ring");
+            for (part, stretch) in parts.iter_mut().zip(stretches(ring, offset, own)) {
+                *part = (stretch.as_ptr(), stretch.len());
+            }
+        }
+        if let Some((lane, _)) = channel.filter(|_| own < len) {
+            let in_channel = lane.sent(offset + own as u64, len - own);
+            parts[2..].copy_from_slice(&in_channel);
+        }
+        parts
     }
 
-    /// Bytes that arrived, from where the program's socket has them to `received`.
+    /// Bytes that arrived in our ring, from where the program's socket has them to `received`.
     pub(super) fn arrived(&self, id: ConnectionId, received: u64) -> [&[u8]; 2] {
         let duplex = self.slots.get(id.index()).and_then(Option::as_ref);
         let Some(duplex) = duplex.filter(|duplex| duplex.owner == id) else {
@@ -65,9 +104,28 @@ impl Streams {
         stretches(ring, duplex.taken, (received - duplex.taken) as usize)
     }
 
-    /// The program's socket has the receiving stream up to `taken`.
+    /// The program, or its socket, has the receiving stream up to `taken`.
     pub(super) fn take(&mut self, id: ConnectionId, taken: u64) {
         Self::duplex(&mut self.slots, id).taken = taken;
+    }
+
+    /// Whether bytes wait ahead of a gap that begins at `received`.
+    pub(super) fn has_early(&self, id: ConnectionId, received: u64) -> bool {
+        let duplex = self.slots.get(id.index()).and_then(Option::as_ref);
+        duplex.is_some_and(|duplex| duplex.owner == id && duplex.placed > received)
+    }
+
+    /// The receiving stream leaves the channel at `received`: what waits ahead of a gap comes to our ring.
+    pub(super) fn fetch_early(&mut self, id: ConnectionId, received: u64) {
+        let duplex = Self::duplex(&mut self.slots, id);
+        duplex.taken = received;
+        let Some(lane) = duplex.lane.as_ref().filter(|_| duplex.placed > received) else {
+            return;
+        };
+        let ring = duplex
+            .receiving
+            .get_or_insert_with(|| fresh(&mut self.spare));
+        lane.placed(received, duplex.placed, |at, bytes| store(ring, at, bytes));
     }
 
     /// The connection is over.
@@ -94,6 +152,8 @@ impl Streams {
             sending: None,
             receiving: None,
             taken: 0,
+            placed: 0,
+            lane: None,
         })
     }
 
@@ -107,23 +167,32 @@ impl Streams {
 impl Memory for Streams {
     fn place(&mut self, id: ConnectionId, offset: u64, bytes: &[u8]) -> Result<(), NoRoom> {
         let duplex = Self::duplex(&mut self.slots, id);
-        if offset + bytes.len() as u64 > duplex.taken + RING_BYTES as u64 {
-            return Err(NoRoom);
+        let end = offset + bytes.len() as u64;
+        if let Some(lane) = duplex.lane.as_ref().filter(|lane| lane.is_up()) {
+            if !lane.place(offset, bytes) {
+                return Err(NoRoom);
+            }
+        } else {
+            if end > duplex.taken + RING_BYTES as u64 {
+                return Err(NoRoom);
+            }
+            let ring = duplex
+                .receiving
+                .get_or_insert_with(|| fresh(&mut self.spare));
+            store(ring, offset, bytes);
         }
-        let ring = duplex
-            .receiving
-            .get_or_insert_with(|| fresh(&mut self.spare));
-        let at = place_of(offset);
-        let first = bytes.len().min(RING_BYTES - at);
-        ring[at..at + first].copy_from_slice(&bytes[..first]);
-        ring[..bytes.len() - first].copy_from_slice(&bytes[first..]);
+        duplex.placed = duplex.placed.max(end);
         Ok(())
     }
 
     fn gather(&mut self, id: ConnectionId, offset: u64, target: &mut [u8]) {
-        let [first, second] = self.sent(id, offset, target.len());
-        target[..first.len()].copy_from_slice(first);
-        target[first.len()..].copy_from_slice(second);
+        let mut at = 0;
+        for (base, len) in self.sent(id, offset, target.len()) {
+            let part = &mut target[at..at + len];
+            // SAFETY: `sent` names readable memory; `part` is as long.
+            unsafe { toehold_copy::from_shared(base, part.as_mut_ptr(), len) };
+            at += len;
+        }
     }
 }
 
@@ -131,6 +200,13 @@ fn fresh(spare: &mut Vec<Box<[u8]>>) -> Box<[u8]> {
     spare
         .pop()
         .unwrap_or_else(|| vec![0; RING_BYTES].into_boxed_slice())
+}
+
+fn store(ring: &mut [u8], offset: u64, bytes: &[u8]) {
+    let at = place_of(offset);
+    let first = bytes.len().min(RING_BYTES - at);
+    ring[at..at + first].copy_from_slice(&bytes[..first]);
+    ring[..bytes.len() - first].copy_from_slice(&bytes[first..]);
 }
 
 fn place_of(offset: u64) -> usize {
@@ -144,3 +220,4 @@ fn stretches(ring: &[u8], offset: u64, len: usize) -> [&[u8]; 2] {
 }
 
 const _: () = assert!(RING_BYTES.is_power_of_two());
+const _: () = assert!(PARTS_MAX < toehold_link::PARTS_MAX);

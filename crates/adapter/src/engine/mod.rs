@@ -9,19 +9,27 @@
 //! - *Passive*: the library says that the program listens; the engine listens on its addresses as well, and for each connection it accepts
 //!   a carrier is connected to the program's own listener. Accept, backlog, epoll and fork are the kernel's.
 //!
+//! Once a connection has seen some traffic the engine asks its own adapter, like any client, for a channel beside the carrier; program and
+//! engine are then peers as two programs are.
+//!
 //! One thread serves it all: it sleeps in epoll, and an engine without work costs nothing. Carriers have `SO_LINGER` 0 while they
 //! are in use: should we die, the kernel resets them, and the program sees what it would see of a failed network interface, instead of
 //! an end of file that nobody sent.
 //!
 //! - [`settings`]: what the operator says. No I/O but reading a file.
-//! - `runner`: the thread; `flow`: one connection; `memory`: its bytes; `listeners`: programs that listen.
+//! - `runner`: the thread; `flow`, `relay`: one connection and its bytes; `memory`, `lane`: where those are; `channels`: channels and boards;
+//!   `listeners`: programs that listen; `patience`: when to sleep.
 //! - `link`, `poller`, `sys`: the operating system.
 
+mod channels;
 mod flow;
+mod lane;
 mod link;
 mod listeners;
 mod memory;
+mod patience;
 mod poller;
+mod relay;
 mod runner;
 pub mod settings;
 mod sys;
@@ -42,6 +50,7 @@ use toehold_link::TapError;
 use crate::listener::owned;
 use crate::regions::SharedFd;
 use crate::registry::ClientId;
+use channels::Channels;
 use listeners::Listening;
 use runner::Runner;
 use settings::Settings;
@@ -111,6 +120,8 @@ pub(crate) struct Report {
     pub(crate) addresses: Vec<String>,
     pub(crate) mtu: u16,
     pub(crate) connections: usize,
+    /// Those with a channel beside the carrier.
+    pub(crate) channels: usize,
     pub(crate) listeners: usize,
     pub(crate) frames_received: u64,
     pub(crate) frames_sent: u64,
@@ -142,6 +153,8 @@ pub(crate) struct Engine {
     bell: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
     outlook: SharedFd,
+    /// The engine's connection to the adapter, for the daemon to serve.
+    client: Option<OwnedFd>,
 }
 
 impl Engine {
@@ -158,7 +171,9 @@ impl Engine {
             commands: inbox,
             bell: bell.clone(),
         };
-        let (mut runner, outlook) = Runner::new(settings, inbox)?;
+        let (channels, client) =
+            Channels::new().map_err(|error| Error::Os("make a table for the engine", error))?;
+        let (mut runner, outlook) = Runner::new(settings, inbox, channels)?;
         let thread = thread::Builder::new().name("engine".into());
         let thread = thread.spawn(move || runner.run());
         Ok(Engine {
@@ -166,7 +181,13 @@ impl Engine {
             bell,
             thread: Some(thread.map_err(|error| Error::Os("start a thread", error))?),
             outlook: SharedFd::new(outlook),
+            client: Some(client),
         })
+    }
+
+    /// The socket by which the engine is a client; once.
+    pub(crate) fn take_client(&mut self) -> Option<OwnedFd> {
+        self.client.take()
     }
 
     /// What clients are shown.

@@ -17,6 +17,8 @@ pub(super) enum Source {
     Relay,
     /// The daemon has something to say.
     Command,
+    /// Channels are offered.
+    Offers,
     /// A relayed connection's socket: its slot, and which of the slot's connections it was registered for.
     Flow(u32, u32),
 }
@@ -101,6 +103,7 @@ fn token_of(source: Source) -> u64 {
         Source::LinkChange => 1,
         Source::Relay => 2,
         Source::Command => 3,
+        Source::Offers => 4,
         Source::Flow(slot, serial) => FLOW | u64::from(serial) << 32 | u64::from(slot),
     }
 }
@@ -111,6 +114,7 @@ fn source_of(token: u64) -> Source {
         1 => Source::LinkChange,
         2 => Source::Relay,
         3 => Source::Command,
+        4 => Source::Offers,
         _ => Source::Flow(token as u32, (token >> 32) as u32 & SERIAL_MASK),
     }
 }
@@ -132,6 +136,7 @@ mod tests {
             Source::LinkChange,
             Source::Relay,
             Source::Command,
+            Source::Offers,
             Source::Flow(0, 0),
             Source::Flow(u32::MAX, SERIAL_MASK),
         ] {

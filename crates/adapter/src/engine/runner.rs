@@ -11,15 +11,18 @@ use toehold_channel::offload::{Address, Direction, OUTLOOK_BYTES, Outlook};
 use toehold_link::VnetHeader;
 use toehold_tcp::{
     ChecksumSum, ChecksumWork, CloseReason, Config, ConnectError, ConnectionId, Engine, Event,
-    HEADER_BUFFER_BYTES, Instant, InterfaceAddress, ListenerId, MacAddress, Medium, Offload,
-    Options, Random, ReceiveOffload, Route,
+    HEADER_BUFFER_BYTES, Instant, InterfaceAddress, ListenerId, MacAddress, Medium, Memory,
+    Offload, Options, Random, ReceiveOffload, Route,
 };
 
+use super::channels::Channels;
 use super::flow::{Flow, Next, Stage, errno_of};
 use super::link::Link;
 use super::listeners::Listeners;
-use super::memory::{RING_BYTES, Streams};
+use super::memory::{PARTS_MAX, RING_BYTES, Streams};
+use super::patience::Patience;
 use super::poller::{self, Poller, SERIAL_MASK, Source};
+use super::relay::Around;
 use super::settings::{Settings, spell};
 use super::{Command, Error, Inbox, Report, Request, sys};
 use crate::proc;
@@ -39,8 +42,10 @@ const UNMET_PATIENCE: Duration = Duration::from_secs(2);
 const FRAME_BYTES_MAX: usize = 65_536 + 64;
 /// The largest segment we leave to the link: an IP packet has 16 bits for its length.
 const LARGE_SEGMENT_BYTES: u32 = 64_000;
-/// The receive window to begin with; it grows to the ring with use.
-const RECEIVE_BYTES: u32 = 256 << 10;
+/// The receive window: all that a channel's ring can hold, from the start. A program tells that it reads when it crosses half of its ring;
+/// a smaller window could close before that.
+const RECEIVE_BYTES: u32 = toehold_channel::layout::RING_BYTES as u32;
+const _: () = assert!(RECEIVE_BYTES as usize <= RING_BYTES);
 
 pub(super) struct Runner {
     inbox: Inbox,
@@ -50,6 +55,8 @@ pub(super) struct Runner {
     poller: Poller,
     engine: Engine,
     streams: Streams,
+    channels: Channels,
+    netns: u64,
     outlook: Outlook,
     relay_source: Ipv4Addr,
     relay_port: u16,
@@ -61,19 +68,25 @@ pub(super) struct Runner {
     flows: Vec<Option<Flow>>,
     flows_by_client: BTreeMap<ClientId, usize>,
     serial: u32,
-    /// Slots to be looked at.
+    /// Slots to be looked at, now and in the next turn.
     due: Vec<u32>,
+    later: Vec<u32>,
     /// Carriers at the relay whose requests have not come, and the other way round, by the program's address.
     carriers: HashMap<SocketAddr, (TcpStream, Clock)>,
     requests: HashMap<SocketAddr, (Request, Clock)>,
     began: Clock,
     report: Report,
+    patience: Patience,
     header: Box<[u8]>,
     frame: Box<[u8]>,
 }
 
 impl Runner {
-    pub(super) fn new(settings: &Settings, inbox: Inbox) -> Result<(Runner, OwnedFd), Error> {
+    pub(super) fn new(
+        settings: &Settings,
+        inbox: Inbox,
+        channels: Channels,
+    ) -> Result<(Runner, OwnedFd), Error> {
         let os = |action| move |error| Error::Os(action, error);
         let link = Link::open(settings)?;
         let mtu = settings.mtu.or_else(|| link.mtu()).ok_or(Error::NoMtu)?;
@@ -103,7 +116,8 @@ impl Runner {
             .watch(link.tap.as_fd(), Source::Link)
             .and_then(|()| poller.watch(link.changes(), Source::LinkChange))
             .and_then(|()| poller.watch(relay.as_fd(), Source::Relay))
-            .and_then(|()| poller.watch(inbox.bell(), Source::Command));
+            .and_then(|()| poller.watch(inbox.bell(), Source::Command))
+            .and_then(|()| poller.watch(channels.socket(), Source::Offers));
         watched.map_err(os("watch the link"))?;
         let namespace = settings.device.namespace.as_ref();
         let place = namespace.map_or(String::new(), |namespace| format!("@{namespace}"));
@@ -117,6 +131,8 @@ impl Runner {
             relay,
             poller,
             streams: Streams::default(),
+            channels,
+            netns,
             outlook,
             relay_source,
             relay_port,
@@ -126,10 +142,12 @@ impl Runner {
             flows_by_client: BTreeMap::new(),
             serial: 0,
             due: Vec::new(),
+            later: Vec::new(),
             carriers: HashMap::new(),
             requests: HashMap::new(),
             began: Clock::now(),
             report: Report::default(),
+            patience: Patience::default(),
             header: vec![0; HEADER_BUFFER_BYTES].into(),
             frame: vec![0; FRAME_BYTES_MAX].into(),
         };
@@ -139,19 +157,10 @@ impl Runner {
     /// Serves until told to stop; then every connection is reset, on both sides.
     pub(super) fn run(&mut self) {
         let mut events = Vec::with_capacity(poller::EVENTS_PER_TURN);
-        // After work, one look without sleeping: what we sent is often answered by then.
-        let mut was_busy = false;
         loop {
-            let timeout = if was_busy {
-                Some(Duration::ZERO)
-            } else {
-                self.timeout()
-            };
-            if self.poller.wait(&mut events, timeout).is_err() {
+            if self.wait(&mut events).is_err() {
                 return;
             }
-            was_busy = !events.is_empty();
-            self.report.sleeps += u64::from(timeout != Some(Duration::ZERO));
             for event in events.drain(..) {
                 match event.source {
                     Source::Link => self.take_frames(),
@@ -163,17 +172,89 @@ impl Runner {
                             return self.stop();
                         }
                     }
+                    Source::Offers => self.take_offers(),
                     Source::Flow(slot, serial) => self.note_carrier(slot, serial, event.bits),
                 }
             }
-            let now = self.now();
-            if self.engine.poll_timeout().is_some_and(|due| due <= now) {
+            self.sweep();
+            for slot in std::mem::take(&mut self.later) {
+                if let Some(flow) = self.flows.get_mut(slot as usize).and_then(Option::as_mut) {
+                    make_due(&mut self.due, flow, slot);
+                }
+            }
+            if self.is_timer_due() {
+                let now = self.now();
                 self.engine.handle_timeout(now);
             }
             self.settle();
             self.transmit();
             self.forget_unmet();
         }
+    }
+
+    /// Waits for something to do, looking before sleeping while that pays. What the boards had is due afterwards.
+    fn wait(&mut self, events: &mut Vec<poller::Event>) -> io::Result<()> {
+        let mut patience = std::mem::take(&mut self.patience);
+        let mut result = self.poller.wait(events, Some(Duration::ZERO));
+        let has_news = result.is_err() || !events.is_empty() || !self.later.is_empty();
+        let has_news = self.sweep() || has_news;
+        let found = has_news
+            || patience.look(|| {
+                let found = self.sweep();
+                result = self.poller.wait(events, Some(Duration::ZERO));
+                found || result.is_err() || !events.is_empty() || self.is_timer_due()
+            });
+        if !found && !self.begin_sleep() {
+            let asleep = Clock::now();
+            result = self.poller.wait(events, self.timeout());
+            self.channels.set_sleeping(false);
+            self.report.sleeps += 1;
+            patience.slept(asleep.elapsed());
+        }
+        self.patience = patience;
+        result
+    }
+
+    fn is_timer_due(&self) -> bool {
+        self.engine
+            .poll_timeout()
+            .is_some_and(|due| due <= self.now())
+    }
+
+    /// Has programs ring from here on. True when one has left news before it could know.
+    fn begin_sleep(&mut self) -> bool {
+        self.channels.set_sleeping(true);
+        let has_news = self.sweep();
+        if has_news {
+            self.channels.set_sleeping(false);
+        }
+        has_news
+    }
+
+    /// Looks at the boards; true when there was news.
+    fn sweep(&mut self) -> bool {
+        let (flows, due) = (&mut self.flows, &mut self.due);
+        self.channels.sweep(|slot| {
+            if let Some(flow) = flows.get_mut(slot as usize).and_then(Option::as_mut) {
+                make_due(due, flow, slot);
+            }
+        })
+    }
+
+    fn take_offers(&mut self) {
+        let (flows, streams, due) = (&mut self.flows, &mut self.streams, &mut self.due);
+        self.channels.offers(|channels, offer| {
+            let asked = |flow: &&mut Flow| flow.entry == Some(offer.entry) && flow.place.is_none();
+            let Some(flow) = flows.iter_mut().flatten().find(asked) else {
+                return;
+            };
+            let slot = flow.id.index() as u32;
+            offer.lane.attach(offer.slot);
+            channels.enter(offer.pair, offer.slot, slot);
+            flow.place = Some((offer.pair, offer.slot));
+            streams.set_lane(flow.id, Some(offer.lane));
+            make_due(due, flow, slot);
+        });
     }
 
     fn stop(&mut self) {
@@ -460,8 +541,20 @@ impl Runner {
             return;
         };
         flow.is_due = false;
-        match flow.advance(now, &mut self.engine, &mut self.streams) {
-            Next::Wait => return,
+        let mut around = Around {
+            now,
+            engine: &mut self.engine,
+            streams: &mut self.streams,
+            channels: &mut self.channels,
+            netns: self.netns,
+        };
+        match flow.advance(&mut around) {
+            Next::Wait => {
+                if std::mem::take(&mut flow.is_unfinished) {
+                    self.later.push(slot);
+                }
+                return;
+            }
             Next::Over => flow.end_in_order(),
             Next::RemoteGone => {}
             Next::ProgramGone => {
@@ -478,9 +571,13 @@ impl Runner {
     }
 
     fn remove(&mut self, slot: usize) {
-        let Some(flow) = self.flows[slot].take() else {
+        let Some(mut flow) = self.flows[slot].take() else {
             return;
         };
+        if let Some(lane) = self.streams.lane(flow.id) {
+            lane.close();
+        }
+        flow.drop_channel(&mut self.streams, &mut self.channels);
         let now = self.now();
         let _ = self.engine.release(now, flow.id);
         self.streams.forget(flow.id);
@@ -495,18 +592,25 @@ impl Runner {
     fn transmit(&mut self) {
         let now = self.now();
         while let Some(mut transmit) = self.engine.poll_transmit(now, &mut self.header) {
-            let payload = transmit.payload;
-            let parts = payload.map_or([&[][..], &[][..]], |payload| {
+            let mut parts = [(std::ptr::null(), 0); 1 + PARTS_MAX];
+            if let Some(payload) = transmit.payload {
                 let len = payload.bytes as usize;
-                self.streams.sent(payload.connection, payload.offset, len)
-            });
-            if let ChecksumWork::Payload { .. } = transmit.offload.checksum {
-                let sum = sum_of(parts);
-                transmit.complete_checksum(&mut self.header, sum);
+                if let ChecksumWork::Payload { .. } = transmit.offload.checksum {
+                    // What is summed up must be what is sent: a copy that nobody else writes to.
+                    let copy = &mut self.frame[..len];
+                    self.streams
+                        .gather(payload.connection, payload.offset, copy);
+                    transmit.complete_checksum(&mut self.header, ChecksumSum::ZERO.bytes(copy));
+                    parts[1] = (copy.as_ptr(), len);
+                } else {
+                    let sent = self.streams.sent(payload.connection, payload.offset, len);
+                    parts[1..].copy_from_slice(&sent);
+                }
             }
+            parts[0] = (self.header.as_ptr(), transmit.header_bytes);
             let header = VnetHeader::for_transmit(&transmit.offload);
-            let headers = &self.header[..transmit.header_bytes];
-            let sent = self.link.tap.send(header, &[headers, parts[0], parts[1]]);
+            // SAFETY: headers and copy are ours; what the streams name stays mapped until they are changed, which nothing does here.
+            let sent = unsafe { self.link.tap.send_raw(header, &parts) };
             // As good as lost on the way: an interface that is down, or a queue that is full.
             self.report.frames_refused += u64::from(!matches!(sent, Ok(true)));
         }
@@ -519,6 +623,9 @@ impl Runner {
             addresses: self.addresses.iter().map(IpAddr::to_string).collect(),
             mtu: self.mtu,
             connections: self.flows.iter().flatten().count(),
+            channels: (self.flows.iter().flatten())
+                .filter(|flow| flow.place.is_some())
+                .count(),
             listeners: self.listeners.len(),
             frames_received: counters.frames_received,
             frames_sent: counters.frames_sent,
@@ -535,17 +642,6 @@ impl Runner {
             connections_accepted: counters.connections_accepted,
             ..self.report.clone()
         }
-    }
-}
-
-/// The checksum of a payload in two pieces.
-fn sum_of([first, second]: [&[u8]; 2]) -> ChecksumSum {
-    let sum = ChecksumSum::ZERO.bytes(first);
-    let rest = ChecksumSum::ZERO.bytes(second);
-    if first.len() % 2 == 0 {
-        sum.join(rest)
-    } else {
-        sum.join_odd(rest)
     }
 }
 
@@ -593,7 +689,7 @@ fn options() -> Options {
     Options {
         nodelay: true,
         receive_bytes: RECEIVE_BYTES,
-        receive_bytes_max: RING_BYTES as u32,
+        receive_bytes_max: RECEIVE_BYTES,
         ..Options::default()
     }
 }

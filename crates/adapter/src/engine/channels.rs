@@ -1,0 +1,390 @@
+//! The engine as a client of its own adapter: it asks for channels to the programs whose carriers it has, as those programs do, over a
+//! socket and with a table of its own. To the daemon it is a process like any other.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+use toehold_channel::layout::{
+    BOARD_BITS, BOARD_WORDS, BOARDS, BOARDS_OFFSET, Board, Boards, Control, PAIR_BYTES, PAIR_MAGIC,
+    PairHeader, REGION_BYTES, REGION_MAGIC,
+};
+use toehold_channel::memfd;
+use toehold_channel::rendezvous::{Kind, Message};
+use toehold_channel::table::{
+    ENTRIES, Entry, EntryState, FLAG_ACCEPTED, LAYOUT_VERSION, TABLE_BYTES, Table, WaitMode,
+};
+
+use super::lane::Lane;
+use super::settings::spell;
+use crate::wire::{self, Received};
+
+/// Pairs kept without a channel that uses them.
+const IDLE_PAIRS_MAX: usize = 64;
+/// Offers taken before everybody else's turn.
+const OFFERS_PER_TURN: usize = 64;
+
+/// A channel that was offered.
+#[derive(Debug)]
+pub(super) struct Offer {
+    /// The entry it was asked for with.
+    pub(super) entry: u32,
+    pub(super) lane: Lane,
+    pub(super) pair: u64,
+    pub(super) slot: u32,
+}
+
+#[derive(Debug)]
+pub(super) struct Channels {
+    socket: OwnedFd,
+    table: &'static Mapped,
+    /// Entries that are free, and one more than the highest that was ever used.
+    free: Vec<u32>,
+    used: u32,
+    pairs: BTreeMap<u64, Pair>,
+}
+
+/// The engine's table. Mapped once, for as long as the process lives.
+#[derive(Debug)]
+struct Mapped(NonNull<u8>);
+
+// SAFETY: a table is atomics all through.
+unsafe impl Send for Mapped {}
+// SAFETY: as above.
+unsafe impl Sync for Mapped {}
+
+impl Mapped {
+    fn table(&self) -> Table {
+        // SAFETY: mapped for its length by `Channels::new`, and never unmapped.
+        unsafe { Table::at(self.0.as_ptr()) }
+    }
+
+    fn entry(&'static self, index: u32) -> &'static Entry {
+        let table = self.table();
+        let entry: *const Entry = table.entry(index).expect("entries are counted");
+        // SAFETY: the mapping is never unmapped; an entry is atomics all through.
+        unsafe { &*entry }
+    }
+}
+
+/// Two processes, one of them this one, and the boards between them.
+#[derive(Debug)]
+struct Pair {
+    base: NonNull<u8>,
+    side: usize,
+    /// The engine's slot, plus one, by the channel's.
+    flows: Vec<u32>,
+    count: usize,
+}
+
+// SAFETY: boards are atomics all through, and only the engine's thread has this mapping of them.
+unsafe impl Send for Pair {}
+
+impl Channels {
+    /// A client, and the socket for the daemon to serve it by.
+    ///
+    /// # Errors
+    /// When the kernel has no descriptors or memory left.
+    pub(super) fn new() -> io::Result<(Channels, OwnedFd)> {
+        let (ours, theirs) = socket_pair()?;
+        let file = memfd::create(c"toehold-engine", TABLE_BYTES)?;
+        let base = memfd::map(file.as_fd(), TABLE_BYTES)
+            .map_err(|error| io::Error::other(format!("{error:?}")))?;
+        let table: &'static Mapped = Box::leak(Box::new(Mapped(base)));
+        let pid = std::process::id();
+        table.table().initialise(pid, WaitMode::Adaptive, b"engine");
+        let hello = Message {
+            pid,
+            ..Message::new(Kind::Hello)
+        };
+        wire::try_send(ours.as_fd(), &hello, &[file.as_fd()])?;
+        let channels = Channels {
+            socket: ours,
+            table,
+            free: Vec::new(),
+            used: 0,
+            pairs: BTreeMap::new(),
+        };
+        Ok((channels, theirs))
+    }
+
+    /// Readable when there are offers.
+    pub(super) fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// Asks for a channel beside a carrier; the entry it will be offered for.
+    pub(super) fn ask(
+        &mut self,
+        netns: u64,
+        (local, remote): (SocketAddr, SocketAddr),
+        accepted: bool,
+    ) -> Option<u32> {
+        let index = self.free.pop().or_else(|| {
+            let fresh = self.used;
+            (fresh < ENTRIES as u32).then(|| {
+                self.used += 1;
+                fresh
+            })
+        })?;
+        let entry = self.table.entry(index);
+        reset(entry);
+        let generation = entry.generation.load(Ordering::Relaxed).wrapping_add(1);
+        entry.generation.store(generation, Ordering::Release);
+        let flags = if accepted { FLAG_ACCEPTED } else { 0 };
+        entry.flags.store(flags, Ordering::Relaxed);
+        entry.holders.store(1, Ordering::Relaxed);
+        entry.pid.store(std::process::id(), Ordering::Relaxed);
+        entry
+            .state
+            .store(EntryState::Live as u32, Ordering::Release);
+        let table = self.table.table();
+        table
+            .header()
+            .entries_used
+            .fetch_max(index + 1, Ordering::Relaxed);
+        let message = Message {
+            entry: index,
+            generation,
+            pid: std::process::id(),
+            netns,
+            local: spell(local.ip()),
+            local_port: local.port(),
+            remote: spell(remote.ip()),
+            remote_port: remote.port(),
+            ..Message::new(Kind::Pair)
+        };
+        if wire::try_send(self.socket.as_fd(), &message, &[]).is_err() {
+            // The daemon is busy: the connection stays relayed.
+            self.discard(index);
+            return None;
+        }
+        Some(index)
+    }
+
+    /// The connection of an entry is over.
+    pub(super) fn withdraw(&mut self, index: u32, place: Option<(u64, u32)>) {
+        let message = Message {
+            entry: index,
+            generation: self.table.entry(index).generation.load(Ordering::Relaxed),
+            pid: std::process::id(),
+            ..Message::new(Kind::Withdraw)
+        };
+        // Should it get lost, the daemon finds the entry gone when it next looks.
+        let _ = wire::try_send(self.socket.as_fd(), &message, &[]);
+        self.discard(index);
+        if let Some((pair, slot)) = place
+            && let Some(pair) = self.pairs.get_mut(&pair)
+        {
+            pair.flows[slot as usize] = 0;
+            pair.count -= 1;
+        }
+    }
+
+    fn discard(&mut self, index: u32) {
+        let state = &self.table.entry(index).state;
+        state.store(EntryState::Free as u32, Ordering::Release);
+        self.free.push(index);
+    }
+
+    /// The next channel that was offered.
+    pub(super) fn offers(&mut self, mut each: impl FnMut(&mut Channels, Offer)) {
+        for _ in 0..OFFERS_PER_TURN {
+            match wire::try_receive(self.socket.as_fd()) {
+                Ok(Received::Message(message, Kind::Offer, descriptors)) => {
+                    if let Some(offer) = self.take(&message, &descriptors) {
+                        each(self, offer);
+                    }
+                }
+                Ok(Received::Message(..) | Received::Nonsense(_)) => {}
+                // The daemon outlives us.
+                Ok(Received::Closed) | Err(_) => return,
+            }
+        }
+    }
+
+    fn take(&mut self, message: &Message, descriptors: &[OwnedFd]) -> Option<Offer> {
+        let entry = (message.entry < self.used).then(|| self.table.entry(message.entry))?;
+        let is_current = entry.state.load(Ordering::Relaxed) == EntryState::Live as u32
+            && entry.generation.load(Ordering::Relaxed) == message.generation;
+        let slot = message.slot;
+        if !self.pairs.contains_key(&message.pair) {
+            let Some(file) = descriptors.get(1) else {
+                // Forgotten for want of use: the daemon still has it.
+                let again = Message {
+                    entry: message.entry,
+                    generation: message.generation,
+                    pid: std::process::id(),
+                    ..Message::new(Kind::Resume)
+                };
+                let _ = wire::try_send(self.socket.as_fd(), &again, &[]);
+                return None;
+            };
+            let pair = Pair::map(file.as_fd(), message.side as usize)?;
+            self.make_room();
+            self.pairs.insert(message.pair, pair);
+        }
+        if !is_current || slot as usize >= BOARD_BITS {
+            return None;
+        }
+        let region = memfd::map(descriptors.first()?.as_fd(), REGION_BYTES).ok()?;
+        // SAFETY: just mapped for that length, and nobody else's.
+        let lane = unsafe { Lane::new(region, entry, message.side as usize) };
+        // SAFETY: mapped, page-aligned, all atomics.
+        let control = unsafe { region.cast::<Control>().as_ref() };
+        let is_region = control.magic.load(Ordering::Relaxed) == REGION_MAGIC
+            && control.version.load(Ordering::Relaxed) == LAYOUT_VERSION;
+        is_region.then_some(Offer {
+            entry: message.entry,
+            lane,
+            pair: message.pair,
+            slot,
+        })
+    }
+
+    fn make_room(&mut self) {
+        if self.pairs.values().filter(|pair| pair.count == 0).count() >= IDLE_PAIRS_MAX {
+            self.pairs.retain(|_, pair| pair.count > 0);
+        }
+    }
+
+    /// A connection of the engine's has a bit on its pair's board from here on.
+    pub(super) fn enter(&mut self, pair: u64, slot: u32, flow: u32) {
+        let Some(pair) = self.pairs.get_mut(&pair) else {
+            return;
+        };
+        if pair.flows.len() <= slot as usize {
+            pair.flows.resize(slot as usize + 1, 0);
+        }
+        pair.flows[slot as usize] = flow + 1;
+        pair.count += 1;
+    }
+
+    /// One of the program's boards.
+    pub(super) fn their_board(&self, pair: u64, index: u32) -> Option<&Board> {
+        let pair = self.pairs.get(&pair)?;
+        pair.board(1 - pair.side, index)
+    }
+
+    /// Takes every bit that programs have set since the last time; hands over the slots of the connections. True when any was set.
+    pub(super) fn sweep(&self, mut each: impl FnMut(u32)) -> bool {
+        let mut any = false;
+        for pair in self.pairs.values().filter(|pair| pair.count > 0) {
+            for (index, word) in pair.words().iter().enumerate() {
+                if word.load(Ordering::Relaxed) == 0 {
+                    continue;
+                }
+                // A full barrier: what the marker published before it set the bit is seen when the connection is looked at.
+                let mut bits = word.swap(0, Ordering::SeqCst);
+                while bits != 0 {
+                    let slot = index * 64 + bits.trailing_zeros() as usize;
+                    bits &= bits - 1;
+                    if let Some(flow) = pair.flows.get(slot).filter(|flow| **flow != 0) {
+                        any = true;
+                        each(flow - 1);
+                    }
+                }
+            }
+        }
+        any
+    }
+
+    /// Says on every board whether programs have to ring. Look once more after saying so.
+    pub(super) fn set_sleeping(&self, sleeping: bool) {
+        for pair in self.pairs.values().filter(|pair| pair.count > 0) {
+            if let Some(board) = pair.board(pair.side, 0) {
+                board.sleeping.store(sleeping.into(), Ordering::SeqCst);
+            }
+        }
+        fence(Ordering::SeqCst);
+    }
+}
+
+impl Pair {
+    fn map(file: BorrowedFd<'_>, side: usize) -> Option<Pair> {
+        let base = memfd::map(file, PAIR_BYTES).ok()?;
+        let pair = Pair {
+            base,
+            side: side & 1,
+            flows: Vec::new(),
+            count: 0,
+        };
+        // SAFETY: mapped, page-aligned, all atomics.
+        let header = unsafe { base.cast::<PairHeader>().as_ref() };
+        let is_pair = header.magic.load(Ordering::Relaxed) == PAIR_MAGIC
+            && header.version.load(Ordering::Relaxed) == LAYOUT_VERSION;
+        is_pair.then_some(pair)
+    }
+
+    fn board(&self, side: usize, index: u32) -> Option<&Board> {
+        if index as usize >= BOARDS {
+            return None;
+        }
+        // SAFETY: both sides' boards lie inside the mapping, which lives as long as `self`; all atomics.
+        let boards = unsafe {
+            &*self
+                .base
+                .as_ptr()
+                .add(BOARDS_OFFSET)
+                .cast::<Boards>()
+                .add(side)
+        };
+        boards.boards.get(index as usize)
+    }
+
+    /// The words of our board that can have bits.
+    fn words(&self) -> &[AtomicU64] {
+        let count = self.flows.len().div_ceil(64).min(BOARD_WORDS);
+        self.board(self.side, 0)
+            .map_or(&[], |board| &board.bits[..count])
+    }
+}
+
+impl Drop for Pair {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `map` with this length; every reference into it borrows from `self`.
+        unsafe { memfd::unmap(self.base, PAIR_BYTES) };
+    }
+}
+
+/// Makes an entry as good as new.
+fn reset(entry: &Entry) {
+    for word in [
+        &entry.command,
+        &entry.offer,
+        &entry.verdict,
+        &entry.reason,
+        &entry.rx_mode,
+        &entry.rx_records,
+        &entry.tx_mode,
+        &entry.tx_records,
+        &entry.tx_capacity_log2,
+        &entry.tx_was_full,
+        &entry.upgrades,
+        &entry.downgrades,
+        &entry.doorbells,
+    ] {
+        word.store(0, Ordering::Relaxed);
+    }
+    for word in [
+        &entry.rx_carrier,
+        &entry.rx_ring,
+        &entry.tx_carrier,
+        &entry.tx_ring,
+        &entry.tx_head_seen,
+    ] {
+        word.store(0, Ordering::Relaxed);
+    }
+}
+
+fn socket_pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    use crate::listener::{check, owned};
+    let mut ends = [-1; 2];
+    let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: `ends` is writable for two descriptors.
+    check(unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, ends.as_mut_ptr()) })?;
+    Ok((owned(ends[0])?, owned(ends[1])?))
+}

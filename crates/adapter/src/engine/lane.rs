@@ -1,0 +1,304 @@
+//! The engine's end of a channel: a program's rings as the streams of one of the engine's connections.
+//!
+//! ```text
+//!   program's ring ──► the link, read in place; credit goes back when the remote has acknowledged
+//!   the link ──► our ring, at the place where the stream will be, ahead of gaps too; published up to the first gap
+//! ```
+//!
+//! A direction's stream offsets and ring positions differ by what travelled on the carrier before: its *base*. The switches between
+//! carrier and ring are those of the direct path ([`End`]); the engine is a peer like any other.
+
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::atomic::{Ordering, fence};
+
+use toehold_channel::channel::{End, Incoming};
+use toehold_channel::doorbell::{self, WakeWord};
+use toehold_channel::layout::{Board, CAPACITY_LOG2_MAX, REGION_BYTES};
+use toehold_channel::memfd;
+use toehold_channel::ring::{Fault, stretches};
+use toehold_channel::table::{COMMAND_DETACH, Entry, Mode};
+
+/// A stretch of memory that somebody else may be writing to.
+pub(super) type Part = (*const u8, usize);
+
+pub(super) struct Lane {
+    region: NonNull<u8>,
+    /// In the engine's own table, which is never unmapped.
+    entry: &'static Entry,
+    side: usize,
+    /// Stream offset of ring position 0, while our direction is a ring.
+    base_out: u64,
+    /// Likewise for the program's direction.
+    base_in: u64,
+    /// Stream offset at which the program's direction became a ring.
+    ring_begins: u64,
+}
+
+// SAFETY: the region is atomics and raw memory, and only the engine's thread has this mapping of it.
+unsafe impl Send for Lane {}
+
+impl fmt::Debug for Lane {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("Lane")
+            .field("side", &self.side)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Lane {
+    /// A lane over a mapped region.
+    ///
+    /// # Safety
+    /// `region` is a mapping of [`REGION_BYTES`] that belongs to the lane from here on.
+    pub(super) unsafe fn new(region: NonNull<u8>, entry: &'static Entry, side: usize) -> Lane {
+        Lane {
+            region,
+            entry,
+            side: side & 1,
+            base_out: 0,
+            base_in: 0,
+            ring_begins: 0,
+        }
+    }
+
+    pub(super) fn end(&self) -> End<'_> {
+        // SAFETY: the mapping lives as long as `self`, and `side` is 0 or 1.
+        unsafe { End::at(self.entry, self.region.as_ptr(), self.side) }
+    }
+
+    /// Announces that we read by the records. News is to be marked on our board.
+    pub(super) fn attach(&self, slot: u32) {
+        let end = self.end();
+        // Bytes are placed ahead of what is published: the layout must not change under them, so it has its last form at once.
+        self.entry
+            .tx_capacity_log2
+            .store(CAPACITY_LOG2_MAX, Ordering::Relaxed);
+        let capacity = &end.ours().publish.capacity_log2;
+        capacity.store(CAPACITY_LOG2_MAX, Ordering::Relaxed);
+        let word = WakeWord::Board {
+            board: 0,
+            bit: slot,
+        };
+        end.ours().wake.wake.store(word.to_word(), Ordering::SeqCst);
+        // Release pairs with the Acquire load in `End::try_up`.
+        end.ours().wake.attached.store(1, Ordering::Release);
+    }
+
+    /// True while what we send goes into the ring.
+    pub(super) fn is_up(&self) -> bool {
+        self.end().tx_mode() == Mode::Ring
+    }
+
+    /// True while somebody wants our direction on the carrier.
+    pub(super) fn is_unwanted(&self) -> bool {
+        let wake = &self.end().theirs().wake;
+        wake.refuse.load(Ordering::Acquire) != 0
+            || wake.closed.load(Ordering::Acquire) != 0
+            || self.is_recalled()
+    }
+
+    /// Moves our direction to the ring, beginning at stream offset `next`; true when it did.
+    pub(super) fn try_up(&mut self, next: u64, carrier_bytes: u64) -> Result<bool, Fault> {
+        self.entry
+            .tx_carrier
+            .store(carrier_bytes, Ordering::Relaxed);
+        let is_up = self.end().try_up()?;
+        if is_up {
+            self.base_out = next - self.entry.tx_ring.load(Ordering::Relaxed);
+        }
+        Ok(is_up)
+    }
+
+    /// First half of moving our direction back: true when the program has to be rung while it still can be.
+    pub(super) fn begin_down(&self) -> bool {
+        self.end().begin_down()
+    }
+
+    /// Second half: from here on bytes go to the carrier, which has had `carrier_bytes` so far.
+    pub(super) fn finish_down(&self, carrier_bytes: u64) {
+        self.entry
+            .tx_carrier
+            .store(carrier_bytes, Ordering::Relaxed);
+        self.end().finish_down();
+    }
+
+    /// Stores bytes of the remote's stream at their offset. False when there is no room.
+    pub(super) fn place(&self, offset: u64, bytes: &[u8]) -> bool {
+        let head = self.entry.tx_head_seen.load(Ordering::Relaxed);
+        let position = offset.wrapping_sub(self.base_out);
+        let limit = head + (1 << CAPACITY_LOG2_MAX);
+        if position < self.entry.tx_ring.load(Ordering::Relaxed)
+            || position.saturating_add(bytes.len() as u64) > limit
+        {
+            return false;
+        }
+        let mut from = bytes.as_ptr();
+        for (at, len) in stretches(position, bytes.len(), CAPACITY_LOG2_MAX) {
+            // SAFETY: `stretches` stay inside the ring, which is mapped; up to `limit` it is ours to write, beyond what is published as
+            // well. `from` walks over `bytes`, whose length the stretches add up to.
+            unsafe {
+                toehold_copy::to_shared(from, self.end().ring_out().add(at), len);
+                from = from.add(len);
+            }
+        }
+        true
+    }
+
+    /// Copies out what was placed from stream offset `from` to `to`, published or not.
+    pub(super) fn placed(&self, from: u64, to: u64, mut each: impl FnMut(u64, &[u8])) {
+        let mut buffer = [0u8; 4096];
+        let mut at = from;
+        while at < to {
+            let len = (to - at).min(buffer.len() as u64) as usize;
+            let mut target = buffer.as_mut_ptr();
+            for (place, part) in stretches(at - self.base_out, len, CAPACITY_LOG2_MAX) {
+                // SAFETY: inside the mapped ring; `buffer` has room for `len` bytes, which the stretches add up to.
+                unsafe {
+                    toehold_copy::from_shared(self.end().ring_out().add(place), target, part);
+                    target = target.add(part);
+                }
+            }
+            each(at, &buffer[..len]);
+            at += len as u64;
+        }
+    }
+
+    /// Publishes the remote's stream up to `received`. True when something was.
+    pub(super) fn publish(&self, received: u64) -> bool {
+        let tail = self.entry.tx_ring.load(Ordering::Relaxed);
+        let len = (received - self.base_out) - tail;
+        if len > 0 {
+            self.end().sender().publish(len as usize);
+        }
+        len > 0
+    }
+
+    /// Up to which stream offset the program has read.
+    pub(super) fn consumed(&self) -> Result<u64, Fault> {
+        self.end().sender().credit_fresh()?;
+        Ok(self.base_out + self.entry.tx_head_seen.load(Ordering::Relaxed))
+    }
+
+    /// Asks to hear when the program has read on, or no longer.
+    pub(super) fn want_credit(&self, want: bool) {
+        let word = &self.end().ours().wake.want_credit;
+        if word.load(Ordering::Relaxed) != u32::from(want) {
+            word.store(want.into(), Ordering::SeqCst);
+            fence(Ordering::SeqCst);
+        }
+    }
+
+    /// After something was published, or credit given: true when the program has to be rung.
+    pub(super) fn must_ring<'b>(
+        &self,
+        board: impl FnOnce(u32) -> Option<&'b Board>,
+    ) -> Result<bool, Fault> {
+        doorbell::must_ring(&self.end().theirs().wake, board)
+    }
+
+    /// Where the program's next bytes are, when `published` bytes of its stream are known of and `got` came by the carrier.
+    pub(super) fn incoming(&mut self, published: u64, got: u64) -> Result<Incoming, Fault> {
+        self.entry.rx_carrier.store(got, Ordering::Relaxed);
+        let was_on_carrier = self.end().rx_mode() == Mode::Carrier;
+        let incoming = self.end().incoming()?;
+        if was_on_carrier && matches!(incoming, Incoming::Ring(_)) {
+            self.base_in = published - self.entry.rx_ring.load(Ordering::Relaxed);
+            self.ring_begins = published;
+        }
+        Ok(incoming)
+    }
+
+    /// The program's stream as far as it is published in the ring, which has `len` bytes that were not given back.
+    pub(super) fn published(&self, len: u64) -> u64 {
+        self.base_in + self.entry.rx_ring.load(Ordering::Relaxed) + len
+    }
+
+    /// True when the program has announced a switch that was not carried out.
+    pub(super) fn has_records(&self) -> bool {
+        self.end().records_pending()
+    }
+
+    /// True while the program's bytes come by the ring, and no switch is announced.
+    pub(super) fn is_ring_in(&self) -> bool {
+        let end = self.end();
+        end.rx_mode() == Mode::Ring && !end.records_pending()
+    }
+
+    /// Gives back what the remote has acknowledged; true when the program may be waiting for the room.
+    ///
+    /// A ring grows only when its sender finds it empty (`Sender::grow`), and ours empties at the remote's pace: while the program
+    /// waits for room in a small one, room is given back when all of it can be.
+    pub(super) fn give_back(&self, acknowledged: u64) -> Result<bool, Fault> {
+        let end = self.end();
+        if end.rx_mode() != Mode::Ring {
+            return Ok(false);
+        }
+        let filled = end.receiver().available()?;
+        let head = self.entry.rx_ring.load(Ordering::Relaxed);
+        let done = acknowledged
+            .saturating_sub(self.base_in + head)
+            .min(filled.len);
+        let wants = end.theirs().wake.want_credit.load(Ordering::SeqCst) != 0;
+        let is_growing = filled.capacity_log2 < CAPACITY_LOG2_MAX && wants;
+        if done == 0 || (is_growing && done < filled.len) {
+            return Ok(false);
+        }
+        let crossed = end.receiver().consume(done as usize, filled);
+        Ok((crossed || is_growing) && end.theirs().wake.want_credit.load(Ordering::SeqCst) != 0)
+    }
+
+    /// Published bytes from stream offset `offset` on, as far as they are in the ring now: up to two stretches. Bytes before the
+    /// ring's base are not here.
+    pub(super) fn sent(&self, offset: u64, len: usize) -> [Part; 2] {
+        let capacity_log2 = match self.end().receiver().available() {
+            Ok(filled) if filled.len > 0 => filled.capacity_log2,
+            // Overwritten by the program: it sends nonsense, and will be found out at the next look.
+            _ => CAPACITY_LOG2_MAX,
+        };
+        let len = len.min(1 << capacity_log2);
+        let parts = stretches(offset - self.base_in, len, capacity_log2);
+        parts.map(|(at, len)| (self.end().ring_in().wrapping_add(at).cast_const(), len))
+    }
+
+    /// Stream offset from which on the program's bytes went into the ring; `None` while none of it can be asked for there.
+    pub(super) fn ring_begins(&self) -> Option<u64> {
+        (self.end().rx_mode() == Mode::Ring).then_some(self.ring_begins)
+    }
+
+    /// True when an operator, or want of regions, asks for the region.
+    pub(super) fn is_recalled(&self) -> bool {
+        self.entry.command.load(Ordering::Acquire) == COMMAND_DETACH
+    }
+
+    /// True when nothing goes by the rings any more, and nothing of ours is in them unread.
+    pub(super) fn is_idle(&self) -> bool {
+        let end = self.end();
+        let unread = end.theirs().consume.head.load(Ordering::Acquire)
+            != self.entry.tx_ring.load(Ordering::Relaxed);
+        end.tx_mode() == Mode::Carrier
+            && end.rx_mode() == Mode::Carrier
+            && !end.records_pending()
+            && !unread
+    }
+
+    /// Has the program keep its direction on the carrier.
+    pub(super) fn refuse(&self) {
+        self.end().ours().wake.refuse.store(1, Ordering::SeqCst);
+    }
+
+    /// The connection is over for us: a program that is awake should look.
+    pub(super) fn close(&self) {
+        use toehold_channel::layout::CLOSED_ALL;
+        let closed = &self.end().ours().wake.closed;
+        closed.store(CLOSED_ALL, Ordering::Release);
+        fence(Ordering::SeqCst);
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours by the promise of `new`; nothing refers to it any more.
+        unsafe { memfd::unmap(self.region, REGION_BYTES) };
+    }
+}

@@ -1,0 +1,390 @@
+//! The bytes of one connection, both ways: by the carrier, or by the channel beside it.
+
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::net::Shutdown;
+use std::os::fd::AsRawFd;
+
+use toehold_channel::channel::Incoming;
+use toehold_channel::ring::Fault;
+use toehold_tcp::{Engine, Instant};
+
+use super::channels::Channels;
+use super::flow::Flow;
+use super::memory::{RING_BYTES, Streams};
+
+/// Calls on a carrier that make a channel worth its memory.
+const CALLS_BEFORE_ASKING: u32 = 16;
+/// Bytes that do, whatever the calls.
+const BYTES_BEFORE_ASKING: u64 = 128 << 10;
+/// Reads from one carrier before everybody else's turn.
+const STEPS_MAX: u32 = 64;
+/// Unread bytes in the program's ring from which on we want to hear that it reads: a reader tells when it crosses half a ring.
+const UNREAD_BEFORE_WANTING: u64 = 1 << (toehold_channel::layout::CAPACITY_LOG2_MAX - 1);
+
+/// What a connection's step works with.
+pub(super) struct Around<'a> {
+    pub(super) now: Instant,
+    pub(super) engine: &'a mut Engine,
+    pub(super) streams: &'a mut Streams,
+    pub(super) channels: &'a mut Channels,
+    /// The relay's network namespace.
+    pub(super) netns: u64,
+}
+
+/// The program is gone, or wrote nonsense: its connection ends.
+#[derive(Debug)]
+pub(super) struct Gone;
+
+impl From<io::Error> for Gone {
+    fn from(_: io::Error) -> Gone {
+        Gone
+    }
+}
+
+impl From<Fault> for Gone {
+    fn from(_: Fault) -> Gone {
+        Gone
+    }
+}
+
+impl Flow {
+    /// The remote's bytes, to the program.
+    pub(super) fn deliver(&mut self, cx: &mut Around<'_>) -> Result<(), Gone> {
+        let before = self.taken;
+        let stays_down = self.program_finished;
+        let lane = cx.streams.lane(self.id);
+        let (is_up, goes_down) = lane.map_or((false, false), |lane| {
+            let is_up = lane.is_up();
+            (is_up, is_up && (stays_down || lane.is_unwanted()))
+        });
+        if goes_down {
+            self.go_down(cx)?;
+        }
+        if is_up && !goes_down {
+            self.deliver_by_ring(cx)?;
+        } else {
+            self.deliver_by_carrier(cx)?;
+            self.try_up(cx)?;
+        }
+        if self.taken > before && self.closed.is_none() {
+            // It fails only for a connection that has closed, of which an event is on its way.
+            let _ = cx.engine.take(cx.now, self.id, self.taken);
+        }
+        if self.remote_finished && self.is_delivered && !self.program_told {
+            self.program_told = true;
+            self.carrier.shutdown(Shutdown::Write)?;
+        }
+        Ok(())
+    }
+
+    fn deliver_by_carrier(&mut self, cx: &mut Around<'_>) -> io::Result<()> {
+        while self.writable && self.taken < self.received {
+            let parts = cx.streams.arrived(self.id, self.received);
+            match self.carrier.write_vectored(&parts.map(IoSlice::new)) {
+                Ok(count) => {
+                    self.taken += count as u64;
+                    self.carrier_sent += count as u64;
+                    self.calls += 1;
+                    cx.streams.take(self.id, self.taken);
+                }
+                Err(error) => match error.kind() {
+                    io::ErrorKind::WouldBlock => self.writable = false,
+                    io::ErrorKind::Interrupted => {}
+                    _ => return Err(error),
+                },
+            }
+        }
+        self.is_delivered = self.taken == self.received;
+        Ok(())
+    }
+
+    fn deliver_by_ring(&mut self, cx: &mut Around<'_>) -> Result<(), Gone> {
+        let Some(lane) = cx.streams.lane(self.id) else {
+            return Ok(());
+        };
+        let has_news = lane.publish(self.received);
+        let mut taken = lane.consumed()?;
+        let wants = self.received - taken >= UNREAD_BEFORE_WANTING;
+        lane.want_credit(wants);
+        if wants {
+            // What was read before we asked nobody tells.
+            taken = lane.consumed()?;
+        }
+        self.is_delivered = true;
+        self.taken = taken;
+        cx.streams.take(self.id, taken);
+        if has_news {
+            self.notify(cx)?;
+        }
+        Ok(())
+    }
+
+    /// Moves the remote's stream to the channel, if that can be now.
+    fn try_up(&mut self, cx: &mut Around<'_>) -> Result<(), Gone> {
+        let is_early = cx.streams.has_early(self.id, self.received);
+        let is_over = self.remote_finished || self.program_finished || self.closed.is_some();
+        if is_over || is_early || !self.is_delivered {
+            return Ok(());
+        }
+        let (next, count) = (self.received, self.carrier_sent);
+        match cx.streams.lane(self.id) {
+            Some(lane) if !lane.is_unwanted() => drop(lane.try_up(next, count)?),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Moves the remote's stream back to the carrier.
+    fn go_down(&mut self, cx: &mut Around<'_>) -> Result<(), Gone> {
+        let Some(lane) = cx.streams.lane(self.id) else {
+            return Ok(());
+        };
+        let has_news = lane.publish(self.received);
+        let rings = lane.begin_down();
+        if has_news {
+            self.notify(cx)?;
+        }
+        if rings {
+            self.ring();
+        }
+        let count = self.carrier_sent;
+        if let Some(lane) = cx.streams.lane(self.id) {
+            lane.finish_down(count);
+        }
+        // What the program has not read yet is in memory of its own: our window is about what is still to come.
+        self.taken = self.received;
+        cx.streams.fetch_early(self.id, self.received);
+        Ok(())
+    }
+
+    /// The program's bytes, to the engine.
+    pub(super) fn collect(&mut self, cx: &mut Around<'_>) -> Result<(), Gone> {
+        let before = self.published;
+        let was_finished = self.program_finished;
+        let result = self.give_back(cx).and_then(|()| self.take_in(cx));
+        if self.published > before {
+            // As above: what has closed will say so.
+            let _ = cx.engine.publish(self.id, self.published);
+        }
+        if self.program_finished && !was_finished {
+            let _ = cx.engine.finish(cx.now, self.id);
+        }
+        result
+    }
+
+    fn give_back(&mut self, cx: &mut Around<'_>) -> Result<(), Gone> {
+        let acknowledged = self.acknowledged;
+        let lane = cx.streams.lane(self.id);
+        let wants = lane.map_or(Ok(false), |lane| lane.give_back(acknowledged))?;
+        if wants { self.notify(cx) } else { Ok(()) }
+    }
+
+    fn take_in(&mut self, cx: &mut Around<'_>) -> Result<(), Gone> {
+        let mut carrier_ended = false;
+        for _ in 0..STEPS_MAX {
+            if self.program_finished {
+                return Ok(());
+            }
+            let (published, got) = (self.published, self.carrier_got);
+            let incoming = match cx.streams.lane(self.id) {
+                None => Incoming::Carrier { limit: u64::MAX },
+                Some(lane) => {
+                    // Counted before the look at the records: a switch is published before its first doorbell is sent, so what waits now
+                    // is data unless the records say otherwise.
+                    let counts = self.readable && !lane.is_ring_in();
+                    let waiting = if counts {
+                        bytes_waiting(&self.carrier)
+                    } else {
+                        0
+                    };
+                    match lane.incoming(published, got)? {
+                        Incoming::Carrier { limit } if waiting > 0 => Incoming::Carrier {
+                            limit: limit.min(waiting as u64),
+                        },
+                        Incoming::Carrier { .. } if self.readable => match self.look_for_end()? {
+                            // Should a switch have come before the end, the bytes before it are elsewhere.
+                            true if !lane.has_records() => Incoming::Carrier { limit: 1 },
+                            // But not again and again.
+                            true if carrier_ended => return Err(Gone),
+                            true => {
+                                carrier_ended = true;
+                                continue;
+                            }
+                            false if self.readable => continue,
+                            false => return Ok(()),
+                        },
+                        incoming => incoming,
+                    }
+                }
+            };
+            match incoming {
+                Incoming::Ring(filled) => {
+                    let Some(lane) = cx.streams.lane(self.id) else {
+                        return Ok(());
+                    };
+                    self.published = lane.published(filled.len);
+                    // A switch is published before the bytes that follow it: what waits then is no doorbell.
+                    if !lane.is_ring_in() {
+                        return Ok(());
+                    }
+                    if carrier_ended {
+                        self.program_finished = true;
+                        return Ok(());
+                    }
+                    if !self.readable {
+                        return Ok(());
+                    }
+                    carrier_ended = self.take_doorbells(cx)?;
+                }
+                Incoming::Skip { bytes } => {
+                    let mut scratch = [0u8; 256];
+                    let len = scratch.len().min(bytes as usize);
+                    match self.read_carrier(&mut [IoSliceMut::new(&mut scratch[..len])])? {
+                        None => return Ok(()),
+                        Some(0) => self.program_finished = true,
+                        Some(_) => {}
+                    }
+                }
+                Incoming::Carrier { limit } => {
+                    let room = RING_BYTES as u64 - (self.published - self.acknowledged);
+                    if room == 0 || !self.readable {
+                        return Ok(());
+                    }
+                    let (end, done) = (self.published, self.acknowledged);
+                    let parts = cx.streams.free_to_send(self.id, end, done, limit);
+                    let want = room.min(limit);
+                    match self.read_carrier(&mut parts.map(IoSliceMut::new))? {
+                        None => return Ok(()),
+                        Some(0) => self.program_finished = true,
+                        Some(count) => {
+                            self.published += count as u64;
+                            self.calls += 1;
+                            // Less than there was room for: there is no more, unless the end is next.
+                            let is_all =
+                                cx.streams.lane(self.id).is_none() && (count as u64) < want;
+                            self.readable &= self.hung_up || !is_all;
+                        }
+                    }
+                }
+            }
+        }
+        // Others have their turn.
+        self.is_unfinished = true;
+        Ok(())
+    }
+
+    /// Takes doorbells off the carrier; true when its end is behind them.
+    fn take_doorbells(&mut self, cx: &mut Around<'_>) -> Result<bool, Gone> {
+        let waiting = bytes_waiting(&self.carrier);
+        let is_ring = cx
+            .streams
+            .lane(self.id)
+            .is_some_and(|lane| lane.is_ring_in());
+        if !is_ring {
+            return Ok(false);
+        }
+        let mut scratch = [0u8; 256];
+        if waiting == 0 {
+            return Ok(self.look_for_end()?);
+        }
+        let len = scratch.len().min(waiting);
+        let read = self.read_carrier(&mut [IoSliceMut::new(&mut scratch[..len])])?;
+        Ok(read == Some(0))
+    }
+
+    /// Nothing waits on the carrier: true when that is because of its end. Should a byte have come in this moment, it stays where it is.
+    fn look_for_end(&mut self) -> io::Result<bool> {
+        let mut byte = [0u8; 1];
+        match self.carrier.peek(&mut byte) {
+            Ok(count) => Ok(count == 0),
+            Err(error) => match error.kind() {
+                io::ErrorKind::WouldBlock => {
+                    self.readable = false;
+                    Ok(false)
+                }
+                io::ErrorKind::Interrupted => Ok(false),
+                _ => Err(error),
+            },
+        }
+    }
+
+    fn read_carrier(&mut self, parts: &mut [IoSliceMut<'_>]) -> io::Result<Option<usize>> {
+        loop {
+            match self.carrier.read_vectored(parts) {
+                Ok(count) => {
+                    self.carrier_got += count as u64;
+                    return Ok(Some(count));
+                }
+                Err(error) => match error.kind() {
+                    io::ErrorKind::WouldBlock => {
+                        self.readable = false;
+                        return Ok(None);
+                    }
+                    io::ErrorKind::Interrupted => {}
+                    _ => return Err(error),
+                },
+            }
+        }
+    }
+
+    /// Makes the program notice news or room in a ring.
+    fn notify(&mut self, cx: &mut Around<'_>) -> Result<(), Gone> {
+        let Some((pair, _)) = self.place else {
+            return Ok(());
+        };
+        let channels = &*cx.channels;
+        // A byte on a direction that is not a ring would be data. Nobody sleeps for one there: see `channel`, rule 3.
+        let lane = cx.streams.lane(self.id).filter(|lane| lane.is_up());
+        let rings = lane.map_or(Ok(false), |lane| {
+            lane.must_ring(|board| channels.their_board(pair, board))
+        })?;
+        if rings {
+            self.ring();
+        }
+        Ok(())
+    }
+
+    /// One byte on the carrier. Where it is full, or broken, the program has something to look at already.
+    fn ring(&mut self) {
+        if !self.program_told && matches!(self.carrier.write(&[0]), Ok(1)) {
+            self.carrier_sent += 1;
+        }
+    }
+
+    /// Asks for a channel once there has been some traffic; gives one up that is wanted back.
+    pub(super) fn consider_channel(&mut self, cx: &mut Around<'_>) {
+        let is_over = self.remote_finished || self.program_finished || self.closed.is_some();
+        if self.entry.is_none() && !is_over && !self.gave_up_channel {
+            let has_traffic = self.calls >= CALLS_BEFORE_ASKING
+                || self.published + self.taken >= BYTES_BEFORE_ASKING;
+            let ends = (self.carrier.local_addr(), self.carrier.peer_addr());
+            if let (true, (Ok(local), Ok(remote))) = (has_traffic, ends) {
+                self.entry = cx.channels.ask(cx.netns, (local, remote), self.is_active);
+                self.gave_up_channel = self.entry.is_none();
+            }
+        }
+        let lane = cx.streams.lane(self.id);
+        if lane.is_some_and(|lane| lane.is_recalled() && lane.is_idle()) {
+            self.drop_channel(cx.streams, cx.channels);
+        }
+    }
+
+    /// Goes on without a channel.
+    pub(super) fn drop_channel(&mut self, streams: &mut Streams, channels: &mut Channels) {
+        self.gave_up_channel = true;
+        if let Some(lane) = streams.lane(self.id) {
+            lane.refuse();
+            streams.set_lane(self.id, None);
+        }
+        if let Some(entry) = self.entry.take() {
+            channels.withdraw(entry, self.place.take());
+        }
+    }
+}
+
+fn bytes_waiting(socket: &impl AsRawFd) -> usize {
+    let mut waiting: libc::c_int = 0;
+    // SAFETY: `waiting` is writable for an int.
+    unsafe { libc::ioctl(socket.as_raw_fd(), libc::FIONREAD, &mut waiting) };
+    waiting.max(0) as usize
+}
