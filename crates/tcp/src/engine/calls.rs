@@ -293,8 +293,8 @@ impl Engine {
 
     /// Tells where a neighbour is, on links where somebody else resolves them.
     pub fn set_neighbour(&mut self, neighbour: IpAddr, mac: MacAddress) {
-        let woken = self.neighbours.learn(neighbour.into(), mac, true);
-        self.wake(&woken);
+        let learned = self.neighbours.learn(neighbour.into(), mac, true);
+        self.note(neighbour.into(), learned);
     }
 
     /// Another of our addresses.

@@ -64,8 +64,8 @@ impl Engine {
         let target = Address::v4(packet.target.into());
         let is_for_us = self.interface.is_ours(target);
         if !packet.sender.is_unspecified() {
-            let woken = self.neighbours.learn(sender, packet.sender_mac, is_for_us);
-            self.wake(&woken);
+            let learned = self.neighbours.learn(sender, packet.sender_mac, is_for_us);
+            self.note(sender, learned);
         }
         if is_for_us && packet.is_request {
             self.queue_arp(&arp::Packet {
@@ -142,8 +142,8 @@ impl Engine {
                 target,
                 mac: Some(mac),
             } => {
-                let woken = self.neighbours.learn(target, mac, false);
-                self.wake(&woken);
+                let learned = self.neighbours.learn(target, mac, false);
+                self.note(target, learned);
             }
             Message::Advertisement { .. } | Message::Other => {}
         }
@@ -189,8 +189,8 @@ impl Engine {
         // to all nodes; here it only ever finds an address that is ours.
         let (destination, to) = match source_mac {
             Some(source_mac) if packet.source.is_unicast() => {
-                let woken = self.neighbours.learn(packet.source, source_mac, true);
-                self.wake(&woken);
+                let learned = self.neighbours.learn(packet.source, source_mac, true);
+                self.note(packet.source, learned);
                 (packet.source, source_mac)
             }
             _ => (

@@ -490,8 +490,8 @@ impl Engine {
     /// A remote that speaks first says where its next hop is; who is known is not believed anew.
     fn learn_from(&mut self, remote: Address, source: ReplyTo) {
         if let (Some(mac), Some(hop)) = (source, self.interface.next_hop(remote)) {
-            let woken = self.neighbours.learn_if_unknown(hop, mac);
-            self.wake(&woken);
+            let learned = self.neighbours.learn_if_unknown(hop, mac);
+            self.note(hop, learned);
         }
     }
 }

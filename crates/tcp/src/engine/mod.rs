@@ -33,7 +33,7 @@ pub use transmit::{ChecksumWork, HEADER_BUFFER_BYTES, Payload, Transmit, Transmi
 
 use std::collections::VecDeque;
 
-use crate::config::Config;
+use crate::config::{Config, Medium};
 use crate::connection::{
     CloseReason, Conditions, Connection, Context, FlowKey, News, OpenContext, State,
 };
@@ -116,7 +116,10 @@ impl Engine {
         Self {
             secrets,
             interface: Interface::new(&config),
-            neighbours: Neighbours::default(),
+            neighbours: Neighbours::new(matches!(
+                config.medium,
+                Medium::Ethernet { resolve: true, .. }
+            )),
             fragments: Fragments::default(),
             limiter: Limiter::default(),
             counters: Counters::default(),

@@ -1,6 +1,18 @@
 //! Hardware addresses of neighbours (RFC 826, RFC 4861), and the connections that wait for one.
+//!
+//! ```text
+//!              answer              a round without a word            no answer
+//!   Asked -------------> Resolved ------------------------> Doubted ----------> forgotten
+//!     |                     ^         (while in use)           |
+//!     +--> given up         +----------------------------------+
+//!                                        answer
+//! ```
+//!
+//! RFC 1122 section 2.3.2.1 wants entries verified about once a minute, also those in use: every
+//! [`ROUND`] the engine says which are, and those nobody has confirmed since are asked; frames go on
+//! meanwhile. What is not in use is forgotten.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::time::{Duration, Instant};
 use crate::wire::ethernet::MacAddress;
@@ -11,18 +23,48 @@ const NEIGHBOURS_MAX: usize = 4_096;
 /// RFC 4861 section 10, and RFC 1122 section 2.3.2.1: at most one question a second.
 const RETRY: Duration = Duration::from_secs(1);
 const TRIES_MAX: u8 = 3;
+/// RFC 1122 section 2.3.2.1: "the timeout needs to be on the order of a minute".
+const ROUND: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Copy, Debug)]
 enum Entry {
-    Resolved(MacAddress),
-    Asked { again_at: Instant, tries: u8 },
+    /// Known, and perhaps heard of since the round began.
+    Resolved { mac: MacAddress, is_confirmed: bool },
+    /// Known, and asked whether it still holds.
+    Doubted { mac: MacAddress, question: Question },
+    /// Not known yet.
+    Asked(Question),
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Copy, Debug)]
+struct Question {
+    again_at: Instant,
+    tries: u8,
+}
+
+#[derive(Debug)]
 pub(crate) struct Neighbours {
     entries: BTreeMap<Address, Entry>,
     /// Slots of connections whose next segment has nowhere to go yet, and their next hop.
     waiting: Vec<(Address, u32)>,
+    /// When the round ends; not armed while nothing is resolved.
+    round_ends_at: Instant,
+    /// The earliest question to be asked again.
+    again_at: Instant,
+    /// Whether it is up to us to find neighbours, and so to verify them.
+    verifies: bool,
+}
+
+impl Neighbours {
+    pub(crate) fn new(verifies: bool) -> Self {
+        Self {
+            verifies,
+            entries: BTreeMap::new(),
+            waiting: Vec::new(),
+            round_ends_at: Instant::NEVER,
+            again_at: Instant::NEVER,
+        }
+    }
 }
 
 /// What to do about a neighbour.
@@ -37,21 +79,41 @@ pub(crate) enum Resolution {
     Full,
 }
 
+/// What follows from what a neighbour said.
+#[derive(Debug, Default)]
+pub(crate) struct Learned {
+    /// Connections that waited for it.
+    pub(crate) woken: Vec<u32>,
+    /// It used to be elsewhere: headers that were written must be written anew.
+    pub(crate) has_moved: bool,
+}
+
+/// What follows from the passing of time.
+#[derive(Debug, Default)]
+pub(crate) struct Overdue {
+    /// Neighbours to be asked for.
+    pub(crate) ask: Vec<Address>,
+    /// Neighbours that are gone.
+    pub(crate) gone: Vec<Address>,
+    /// Connections that waited in vain.
+    pub(crate) failed: Vec<u32>,
+}
+
 impl Neighbours {
     /// Where `hop` is, or what to do to find out.
     pub(crate) fn resolve(&mut self, now: Instant, hop: Address) -> Resolution {
         match self.entries.get(&hop) {
-            Some(Entry::Resolved(mac)) => Resolution::At(*mac),
-            Some(Entry::Asked { .. }) => Resolution::Wait,
+            Some(Entry::Resolved { mac, .. } | Entry::Doubted { mac, .. }) => {
+                if self.verifies && !self.round_ends_at.is_armed() {
+                    self.round_ends_at = now + ROUND;
+                }
+                Resolution::At(*mac)
+            }
+            Some(Entry::Asked(_)) => Resolution::Wait,
             None if self.entries.len() >= NEIGHBOURS_MAX => Resolution::Full,
             None => {
-                self.entries.insert(
-                    hop,
-                    Entry::Asked {
-                        again_at: now + RETRY,
-                        tries: 1,
-                    },
-                );
+                self.entries.insert(hop, Entry::Asked(Question::first(now)));
+                self.reckon();
                 Resolution::Ask
             }
         }
@@ -63,74 +125,117 @@ impl Neighbours {
     }
 
     /// A neighbour has said where it is. RFC 826: an address that is known is updated always;
-    /// `create` says whether an unknown one is of interest. Returns the connections to wake.
-    pub(crate) fn learn(&mut self, hop: Address, mac: MacAddress, create: bool) -> Vec<u32> {
-        let is_known = self.entries.contains_key(&hop);
-        if mac.is_group() || !(is_known || create && self.entries.len() < NEIGHBOURS_MAX) {
-            return Vec::new();
+    /// `create` says whether an unknown one is of interest.
+    pub(crate) fn learn(&mut self, hop: Address, mac: MacAddress, create: bool) -> Learned {
+        let known = self.entries.get(&hop).copied();
+        if mac.is_group() || known.is_none() && !(create && self.entries.len() < NEIGHBOURS_MAX) {
+            return Learned::default();
         }
-        self.entries.insert(hop, Entry::Resolved(mac));
-        self.wake(hop)
+        let has_moved = match known {
+            Some(Entry::Resolved { mac: old, .. } | Entry::Doubted { mac: old, .. }) => old != mac,
+            _ => false,
+        };
+        let is_confirmed = true;
+        self.entries
+            .insert(hop, Entry::Resolved { mac, is_confirmed });
+        self.reckon();
+        Learned {
+            woken: self.wake(hop),
+            has_moved,
+        }
     }
 
     /// Takes the sender of a connection request for its next hop, unless that is known.
-    pub(crate) fn learn_if_unknown(&mut self, hop: Address, mac: MacAddress) -> Vec<u32> {
-        if matches!(self.entries.get(&hop), Some(Entry::Resolved(_))) {
-            return Vec::new();
+    pub(crate) fn learn_if_unknown(&mut self, hop: Address, mac: MacAddress) -> Learned {
+        match self.entries.get(&hop) {
+            Some(Entry::Resolved { .. } | Entry::Doubted { .. }) => Learned::default(),
+            _ => self.learn(hop, mac, true),
         }
-        self.learn(hop, mac, true)
     }
 
     /// RFC 1122 section 2.3.2.1 (4), advice of a higher layer: nothing comes back from there.
     pub(crate) fn suspect(&mut self, hop: Address) {
-        if matches!(self.entries.get(&hop), Some(Entry::Resolved(_))) {
+        if !matches!(self.entries.get(&hop), Some(Entry::Asked(_)) | None) {
             self.entries.remove(&hop);
+            self.reckon();
         }
     }
 
-    /// When [`Self::handle_timeout`] has something to do.
+    /// When there is something to do.
+    #[inline]
     pub(crate) fn next_deadline(&self) -> Instant {
-        if self.waiting.is_empty() {
-            return Instant::NEVER;
-        }
-        let at = |entry: &Entry| match entry {
-            Entry::Asked { again_at, .. } => *again_at,
-            Entry::Resolved(_) => Instant::NEVER,
-        };
-        self.entries
-            .values()
-            .map(at)
-            .min()
-            .unwrap_or(Instant::NEVER)
+        self.again_at.min(self.round_ends_at)
     }
 
-    /// Asks again for what was not answered, and gives up on what never is: calls `ask`, and
-    /// returns the connections that waited in vain.
-    pub(crate) fn handle_timeout(
-        &mut self,
-        now: Instant,
-        mut ask: impl FnMut(Address),
-    ) -> Vec<u32> {
-        let mut lost = Vec::new();
+    /// Whether the round is over, so that [`Self::begin_round`] is to be called.
+    pub(crate) fn is_round_over(&self, now: Instant) -> bool {
+        self.round_ends_at <= now
+    }
+
+    /// Doubts what nobody has confirmed for a round, if it is in use, and forgets it otherwise. Returns
+    /// whom to ask.
+    pub(crate) fn begin_round(&mut self, now: Instant, in_use: &BTreeSet<Address>) -> Vec<Address> {
+        let mut ask = Vec::new();
+        self.entries.retain(|hop, entry| match entry {
+            Entry::Resolved { is_confirmed, .. } if *is_confirmed => {
+                *is_confirmed = false;
+                true
+            }
+            Entry::Resolved { mac, .. } if in_use.contains(hop) => {
+                let (mac, question) = (*mac, Question::first(now));
+                *entry = Entry::Doubted { mac, question };
+                ask.push(*hop);
+                true
+            }
+            Entry::Resolved { .. } => false,
+            Entry::Doubted { .. } | Entry::Asked(_) => true,
+        });
+        let is_known = |entry: &Entry| !matches!(entry, Entry::Asked(_));
+        self.round_ends_at = if self.entries.values().any(is_known) {
+            now + ROUND
+        } else {
+            Instant::NEVER
+        };
+        self.reckon();
+        ask
+    }
+
+    /// Asks again for what was not answered, and gives up on what never is.
+    pub(crate) fn handle_timeout(&mut self, now: Instant) -> Overdue {
+        let mut overdue = Overdue::default();
         for (hop, entry) in &mut self.entries {
-            if let Entry::Asked { again_at, tries } = entry
-                && *again_at <= now
-            {
-                if *tries >= TRIES_MAX {
-                    lost.push(*hop);
-                } else {
-                    *tries += 1;
-                    *again_at = now + RETRY;
-                    ask(*hop);
-                }
+            let (Entry::Asked(question) | Entry::Doubted { question, .. }) = entry else {
+                continue;
+            };
+            if question.again_at > now {
+                continue;
+            }
+            if question.tries >= TRIES_MAX {
+                overdue.gone.push(*hop);
+            } else {
+                question.tries += 1;
+                question.again_at = now + RETRY;
+                overdue.ask.push(*hop);
             }
         }
-        let mut failed = Vec::new();
-        for hop in lost {
-            self.entries.remove(&hop);
-            failed.extend(self.wake(hop));
+        for hop in &overdue.gone {
+            self.entries.remove(hop);
         }
-        failed
+        for hop in overdue.gone.clone() {
+            overdue.failed.extend(self.wake(hop));
+        }
+        self.reckon();
+        overdue
+    }
+
+    /// Finds the next question after a change.
+    fn reckon(&mut self) {
+        let at = |entry: &Entry| match entry {
+            Entry::Asked(question) | Entry::Doubted { question, .. } => question.again_at,
+            Entry::Resolved { .. } => Instant::NEVER,
+        };
+        let next = self.entries.values().map(at).min();
+        self.again_at = next.unwrap_or(Instant::NEVER);
     }
 
     fn wake(&mut self, hop: Address) -> Vec<u32> {
@@ -144,5 +249,98 @@ impl Neighbours {
     /// A connection is gone.
     pub(crate) fn forget_waiting(&mut self, slot: u32) {
         self.waiting.retain(|&(_, waiting)| waiting != slot);
+    }
+}
+
+impl Question {
+    fn first(now: Instant) -> Self {
+        Self {
+            again_at: now + RETRY,
+            tries: 1,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOP: Address = Address::v4(0x0a00_0002);
+    const HERE: MacAddress = MacAddress([2, 0, 0, 0, 0, 1]);
+    const THERE: MacAddress = MacAddress([2, 0, 0, 0, 0, 2]);
+
+    /// A neighbour that was found, and the time.
+    fn found() -> (Neighbours, Instant) {
+        let mut neighbours = Neighbours::new(true);
+        let now = Instant::ZERO;
+        assert_eq!(neighbours.resolve(now, HOP), Resolution::Ask);
+        neighbours.wait(HOP, 7);
+        assert_eq!(neighbours.resolve(now, HOP), Resolution::Wait);
+        assert_eq!(neighbours.learn(HOP, HERE, false).woken, [7]);
+        assert_eq!(neighbours.resolve(now, HOP), Resolution::At(HERE));
+        (neighbours, now)
+    }
+
+    /// Ends a round; whom it asks for.
+    fn round(neighbours: &mut Neighbours, in_use: bool) -> Vec<Address> {
+        let now = neighbours.round_ends_at;
+        assert!(neighbours.is_round_over(now));
+        neighbours.begin_round(now, &in_use.then_some(HOP).into_iter().collect())
+    }
+
+    #[test]
+    fn what_is_in_use_is_verified_and_stays_when_confirmed() {
+        let (mut neighbours, now) = found();
+        assert!(
+            round(&mut neighbours, true).is_empty(),
+            "heard of in this round"
+        );
+        assert_eq!(round(&mut neighbours, true), [HOP]);
+        assert_eq!(
+            neighbours.resolve(now, HOP),
+            Resolution::At(HERE),
+            "meanwhile"
+        );
+        assert!(!neighbours.learn(HOP, HERE, false).has_moved);
+        assert!(!neighbours.again_at.is_armed());
+        assert!(round(&mut neighbours, true).is_empty());
+    }
+
+    #[test]
+    fn what_does_not_answer_is_gone() {
+        let (mut neighbours, now) = found();
+        round(&mut neighbours, true);
+        round(&mut neighbours, true);
+        for _ in 1..TRIES_MAX {
+            let overdue = neighbours.handle_timeout(neighbours.next_deadline());
+            assert_eq!((overdue.ask, overdue.gone.len()), (vec![HOP], 0));
+        }
+        let overdue = neighbours.handle_timeout(neighbours.next_deadline());
+        assert_eq!(overdue.gone, [HOP]);
+        assert_eq!(neighbours.resolve(now, HOP), Resolution::Ask);
+    }
+
+    #[test]
+    fn what_is_not_in_use_is_forgotten_and_leaves_no_timer() {
+        let (mut neighbours, _) = found();
+        assert!(round(&mut neighbours, false).is_empty());
+        assert!(round(&mut neighbours, false).is_empty());
+        assert!(neighbours.entries.is_empty());
+        assert_eq!(neighbours.next_deadline(), Instant::NEVER);
+    }
+
+    #[test]
+    fn what_somebody_else_resolves_is_not_doubted() {
+        let mut neighbours = Neighbours::new(false);
+        neighbours.learn(HOP, HERE, true);
+        assert_eq!(neighbours.resolve(Instant::ZERO, HOP), Resolution::At(HERE));
+        assert_eq!(neighbours.next_deadline(), Instant::NEVER);
+    }
+
+    #[test]
+    fn a_neighbour_that_moves_is_noticed() {
+        let (mut neighbours, now) = found();
+        assert!(neighbours.learn(HOP, THERE, false).has_moved);
+        assert_eq!(neighbours.resolve(now, HOP), Resolution::At(THERE));
     }
 }

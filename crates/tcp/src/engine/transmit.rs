@@ -15,7 +15,7 @@ use crate::wire::ethernet::{self, MacAddress};
 use crate::wire::ip::{self, Address, Ecn};
 use crate::wire::tcp::{self, Flags, OptionWriter, Timestamps};
 
-use super::neighbours::Resolution;
+use super::neighbours::{Learned, Resolution};
 
 /// What [`Engine::poll_transmit`] needs for headers: the longest are echo replies, whole.
 pub const HEADER_BUFFER_BYTES: usize = 2_048;
@@ -288,10 +288,24 @@ impl Engine {
         }
     }
 
-    /// Connections whose neighbour was found have their turn.
-    pub(super) fn wake(&mut self, slots: &[u32]) {
-        for &slot in slots {
+    /// A neighbour was heard: connections that waited have their turn, and headers with an old address
+    /// are written anew.
+    pub(super) fn note(&mut self, hop: Address, learned: Learned) {
+        if learned.has_moved {
+            self.forget_templates(hop);
+        }
+        for slot in learned.woken {
             self.settle(slot);
+        }
+    }
+
+    #[cold]
+    fn forget_templates(&mut self, hop: Address) {
+        for connection in &mut self.slots {
+            if self.interface.next_hop(connection.key.remote) == Some(hop) {
+                connection.template.is_ready = false;
+                connection.template.is_usual = false;
+            }
         }
     }
 
@@ -313,10 +327,22 @@ impl Engine {
         if self.neighbours.next_deadline() > now {
             return;
         }
-        let mut asks: Vec<Address> = Vec::new();
-        let failed = self.neighbours.handle_timeout(now, |hop| asks.push(hop));
-        asks.into_iter().for_each(|hop| self.ask_for(hop));
-        for slot in failed {
+        if self.neighbours.is_round_over(now) {
+            let in_use = |connection: &Connection| {
+                let is_ready = connection.template.is_ready && connection.state != State::Closed;
+                let remote = connection.key.remote;
+                is_ready.then(|| self.interface.next_hop(remote)).flatten()
+            };
+            let hops = self.slots.iter().filter_map(in_use).collect();
+            let ask = self.neighbours.begin_round(now, &hops);
+            ask.into_iter().for_each(|hop| self.ask_for(hop));
+        }
+        let overdue = self.neighbours.handle_timeout(now);
+        overdue.ask.into_iter().for_each(|hop| self.ask_for(hop));
+        for hop in overdue.gone {
+            self.forget_templates(hop);
+        }
+        for slot in overdue.failed {
             let connection = &mut self.slots[slot as usize];
             // What is established has a timer of its own, which will ask again.
             if matches!(connection.state, State::SynSent | State::SynReceived) {
