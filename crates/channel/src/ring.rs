@@ -104,6 +104,11 @@ impl Sender<'_> {
         Ok(credit)
     }
 
+    /// True when a ring that was full gets larger once it is empty.
+    pub fn may_grow(&self) -> bool {
+        self.capacity_log2.load(Ordering::Relaxed) < CAPACITY_LOG2_MAX
+    }
+
     /// Raises the capacity of a ring that is empty now and has been full; returns the new credit.
     fn grow(&self, log2: u32) -> u64 {
         /// Two doublings at a time: from the first page to the largest ring in three steps.

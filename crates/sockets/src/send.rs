@@ -564,7 +564,7 @@ pub(crate) fn want_credit(connection: &Connection, end: &End<'_>) -> Credit {
     let can_ring = end.peer_can_ring();
     let ended = connection.entry.rx_hints.load(Ordering::Relaxed) & (HINT_EOF | HINT_LOOK) != 0;
     match end.sender().credit_fresh() {
-        Ok(0) if can_ring && !ended => ask_for_doorbell(connection, end),
+        Ok(0) if can_ring && !ended && !overflows(end) => ask_for_doorbell(connection, end),
         Ok(0) => {
             stop_wanting(connection, end);
             go_down(connection, end);
@@ -579,6 +579,19 @@ pub(crate) fn want_credit(connection: &Connection, end: &End<'_>) -> Credit {
             Credit::WentDown
         }
     }
+}
+
+/// True when a full ring holds less than the kernel would, and programs count on that: some write all they have before either end reads.
+/// A ring that is still small overflows always: the rest goes by the carrier, and the direction comes back to a larger one. The largest
+/// does so when the peer waits for us as we wait for it; both have then said that they want credit before either looked.
+#[cold]
+fn overflows(end: &End<'_>) -> bool {
+    let both_wait = || {
+        let filled = end.receiver().available();
+        end.theirs().wake.want_credit.load(Ordering::SeqCst) != 0
+            && filled.is_ok_and(|filled| filled.len >= 1 << filled.capacity_log2)
+    };
+    end.sender().may_grow() || both_wait()
 }
 
 /// How the program will wait for the credit is unknown when it neither sleeps nor has the connection on a board: ask for a doorbell.

@@ -1,7 +1,7 @@
 //! Bytes across: every call that sends against every call that receives.
 
 use crate::Case;
-use crate::role::{Checksum, Pair, drain, sample, send_all, shown};
+use crate::role::{Checksum, Pair, await_events, drain, receive_all, sample, send_all, shown};
 use crate::sys::{self, Fd, Ret};
 
 pub(crate) const CASES: &[Case] = &[
@@ -9,6 +9,11 @@ pub(crate) const CASES: &[Case] = &[
     Case::pair6("every_send_call_meets_every_receive_call_ipv6", every_call),
     Case::pair("large_sends_arrive_whole_by_every_call", large),
     Case::pair("both_directions_at_once_arrive_whole", both_directions),
+    Case::pair("both_write_before_either_reads", write_first),
+    Case::pair(
+        "both_write_before_either_polls_for_input",
+        write_first_nonblocking,
+    ),
     Case::pair("many_small_sends_are_one_stream", small_sends),
     Case::pair("empty_sends_and_receives_do_nothing", empty),
     Case::pair("bad_pointers_fault_and_lose_nothing", bad_pointers),
@@ -142,6 +147,34 @@ fn both_directions(pair: &Pair) {
         reader.join().expect("the reader does not panic")
     });
     pair.say("received", received);
+}
+
+/// More than the largest ring; less than the kernel takes on loopback.
+const UNREAD_BYTES: usize = 600_000;
+
+fn write_first(pair: &Pair) {
+    for round in 0..3 {
+        let bytes = sample(UNREAD_BYTES + round);
+        send_all(pair.fd, &bytes);
+        pair.step();
+        let mut received = vec![0; bytes.len()];
+        receive_all(pair.fd, &mut received);
+        pair.say("right", received == bytes);
+    }
+}
+
+/// In pieces, waiting for room by poll as an event loop does.
+fn write_first_nonblocking(pair: &Pair) {
+    sys::set_nonblocking(pair.fd, true);
+    let bytes = sample(UNREAD_BYTES);
+    for part in bytes.chunks(10_000) {
+        await_events(pair.fd, libc::POLLOUT);
+        send_all(pair.fd, part);
+    }
+    pair.step();
+    let mut received = vec![0; bytes.len()];
+    receive_all(pair.fd, &mut received);
+    pair.say("right", received == bytes);
 }
 
 fn small_sends(pair: &Pair) {
