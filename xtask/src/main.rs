@@ -4,11 +4,13 @@
 //! - [`suite`]: what is run for `check`, `test`, `loom`, `sim`, `e2e`, `fuzz`.
 //! - [`links`]: every link inside the documents leads somewhere.
 //! - [`packetdrill`]: packetdrill's scripts against the engine, for who has packetdrill.
+//! - [`redis_suite`]: Redis's own tests on the direct path, for who has its source.
 //! - [`demo`]: real programs on both paths and one table, for `demo` and `bench`.
 
 mod demo;
 mod links;
 mod packetdrill;
+mod redis_suite;
 mod steps;
 mod suite;
 
@@ -26,6 +28,8 @@ Usage: cargo xtask COMMAND
   fuzz [SECONDS] every fuzz target for some seconds (cargo-fuzz and a nightly toolchain)
   packetdrill [FILTER] [--binary PATH] [--scripts DIR]
                  packetdrill's scripts against the TCP engine, in virtual time
+  redis-suite [UNIT...] [--source DIR]
+                 Redis's own test suite under `toehold run`
   bench          real programs on both paths, ten rounds each, then the lab and the engine
   demo           the same programs in under three minutes
 
@@ -33,6 +37,7 @@ Environment:
   TOEHOLD_SIM_SEEDS  how many seeds `sim` runs (1000)
   PACKETDRILL, PACKETDRILL_SCRIPTS
                      a packetdrill binary and a folder of its scripts (neither is part of Toehold)
+  REDIS_SOURCE       a folder with Redis's source, for its test suite (likewise)
   TOEHOLD_SOAK       how many rounds the repeated end-to-end tests run
   PROPTEST_CASES     how many cases each property test tries";
 
@@ -49,6 +54,7 @@ fn main() -> ExitCode {
         Some("e2e") => suite::e2e(argument),
         Some("fuzz") => suite::fuzz(argument),
         Some("packetdrill") => packetdrill::run(&rest),
+        Some("redis-suite") => redis_suite::run(&rest),
         Some("bench") => demo::bench() && suite::bench(),
         Some("demo") => demo::demo(),
         Some("help" | "--help" | "-h") => {

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::steps::Steps;
-use crate::{links, packetdrill, root, target};
+use crate::{links, packetdrill, redis_suite, root, target};
 
 /// Seeds of the simulator in a full test; about half a minute on one core.
 const SIM_SEEDS: &str = "1000";
@@ -41,6 +41,7 @@ pub(crate) fn test() -> bool {
     add_models(&mut steps);
     add_sim(&mut steps);
     packetdrill::add(&mut steps);
+    redis_suite::add(&mut steps);
     add_e2e(&mut steps, None);
     steps.conclude()
 }
