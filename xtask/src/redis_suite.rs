@@ -160,9 +160,11 @@ fn copy_tree(from: &Path, to: &Path) -> std::io::Result<()> {
     for entry in std::fs::read_dir(from)? {
         let entry = entry?;
         let target = to.join(entry.file_name());
-        if entry.file_type()?.is_dir() {
+        let kind = entry.file_type()?;
+        if kind.is_dir() {
             copy_tree(&entry.path(), &target)?;
-        } else {
+        } else if kind.is_file() {
+            // Not the sockets that an earlier run, elsewhere, may have left.
             std::fs::copy(entry.path(), target)?;
         }
     }

@@ -618,24 +618,16 @@ fn set_nonblocking(connection: &Connection, on: bool) {
     }
 }
 
-/// `ioctl(2)`: `FIONBIO` is noted, `FIONREAD` answered from ring and carrier together.
+/// `ioctl(2)`: `FIONBIO` is noted, the lengths of queues are answered from ring and carrier together.
 pub unsafe fn ioctl(fd: c_int, request: c_ulong, argument: usize) -> c_int {
     let Some(c) = state::connection(fd) else {
         return unsafe { real::ioctl(fd, request, argument) };
     };
-    if request == libc::FIONREAD as c_ulong && argument != 0 {
-        if let Some(count) = crate::receive::waiting(&c) {
+    if argument != 0 {
+        if let Some(count) = options::queue_length(&c, request) {
             unsafe { *(argument as *mut c_int) = count };
             return 0;
         }
-    }
-    if request == libc::TIOCOUTQ as c_ulong
-        && argument != 0
-        && c.entry.tx_mode.load(Ordering::Relaxed) == toehold_channel::table::Mode::Ring as u32
-    {
-        // What is in the ring is with the peer; what the kernel still counts is a doorbell.
-        unsafe { *(argument as *mut c_int) = 0 };
-        return 0;
     }
     let result = unsafe { real::ioctl(fd, request, argument) };
     if result == 0 && request == libc::FIONBIO as c_ulong && argument != 0 {
@@ -654,28 +646,12 @@ pub unsafe fn getsockopt(
 ) -> c_int {
     if let Some(c) = state::connection(fd) {
         if !value.is_null() && !len.is_null() && unsafe { *len } >= 4 {
-            if let Some(answer) = options::intercept_get(&c, level, name) {
+            if let Some(answer) = options::get(&c, level, name) {
                 unsafe {
                     value.cast::<c_int>().write_unaligned(answer);
                     *len = 4;
                 }
                 return 0;
-            }
-            if level == libc::SOL_SOCKET && name == libc::SO_ERROR {
-                if let Some(error) = errno::keep(|| opening::error_option(&c)) {
-                    unsafe {
-                        value.cast::<c_int>().write_unaligned(error);
-                        *len = 4;
-                    }
-                    return 0;
-                }
-                if let Some(error) = crate::receive::take_error_for_option(&c) {
-                    unsafe {
-                        value.cast::<c_int>().write_unaligned(error);
-                        *len = 4;
-                    }
-                    return 0;
-                }
             }
         }
     }
@@ -696,20 +672,8 @@ pub unsafe fn setsockopt(
         } else {
             None
         };
-        if let Some(number) = number {
-            if options::intercept_set(&c, level, name, number) {
-                return 0;
-            }
-        }
-        let kernel_only = (level == libc::IPPROTO_TCP && name == libc::TCP_ULP)
-            || (level == libc::SOL_SOCKET
-                && (name == libc::SO_ZEROCOPY || name == libc::SO_OOBINLINE)
-                && number != Some(0))
-            || (level == libc::SOL_SOCKET
-                && name == libc::SO_RCVLOWAT
-                && number.is_some_and(|n| n > 1));
-        if kernel_only {
-            errno::keep(|| crate::send::quiesce(&c, Reason::Unsupported));
+        if options::set(&c, level, name, number) {
+            return 0;
         }
     }
     unsafe { real::setsockopt(fd, level, name, value, len) }

@@ -1,11 +1,13 @@
 //! Socket options that mean something to the carrier but must look to the program as it left them.
 
+use core::ffi::c_ulong;
 use core::sync::atomic::Ordering;
 
-use toehold_channel::table::FLAG_ATTACHED;
+use toehold_channel::table::{FLAG_ATTACHED, Mode, Reason};
 
+use crate::offload::opening;
 use crate::state::Connection;
-use crate::sys;
+use crate::{errno, receive, send, sys};
 
 /// The program set `TCP_NODELAY`.
 const USER_NODELAY: u32 = 1;
@@ -44,28 +46,49 @@ pub(crate) fn restore_carrier(connection: &Connection) {
     }
 }
 
-/// The program sets an int option of an attached connection; true when the kernel must not hear of it.
-pub(crate) fn intercept_set(connection: &Connection, level: i32, name: i32, value: i32) -> bool {
-    let Some(bit) = bit_of(connection, level, name) else {
-        return false;
-    };
-    if value != 0 {
-        connection.entry.tx_options.fetch_or(bit, Ordering::Relaxed);
-    } else {
-        connection
-            .entry
-            .tx_options
-            .fetch_and(!bit, Ordering::Relaxed);
+/// The program sets an option, to `value` if that is an int; true when the kernel must not hear of it. What rings cannot express brings
+/// the connection back to its carrier first.
+pub(crate) fn set(connection: &Connection, level: i32, name: i32, value: Option<i32>) -> bool {
+    if let (Some(value), Some(bit)) = (value, bit_of(connection, level, name)) {
+        let options = &connection.entry.tx_options;
+        if value != 0 {
+            options.fetch_or(bit, Ordering::Relaxed);
+        } else {
+            options.fetch_and(!bit, Ordering::Relaxed);
+        }
+        return true;
     }
-    true
+    let kernel_only = match (level, name) {
+        (libc::IPPROTO_TCP, libc::TCP_ULP) => true,
+        (libc::SOL_SOCKET, libc::SO_ZEROCOPY | libc::SO_OOBINLINE) => value != Some(0),
+        (libc::SOL_SOCKET, libc::SO_RCVLOWAT) => value.is_some_and(|bytes| bytes > 1),
+        _ => false,
+    };
+    if kernel_only {
+        errno::keep(|| send::quiesce(connection, Reason::Unsupported));
+    }
+    false
 }
 
-/// The program asks for an int option of an attached connection.
-pub(crate) fn intercept_get(connection: &Connection, level: i32, name: i32) -> Option<i32> {
+/// The program asks for an int option: the answer, where it is ours.
+pub(crate) fn get(connection: &Connection, level: i32, name: i32) -> Option<i32> {
+    if (level, name) == (libc::SOL_SOCKET, libc::SO_ERROR) {
+        return errno::keep(|| opening::error_option(connection))
+            .or_else(|| receive::take_error_for_option(connection));
+    }
     let bit = bit_of(connection, level, name)?;
-    Some(i32::from(
-        connection.entry.tx_options.load(Ordering::Relaxed) & bit != 0,
-    ))
+    let options = connection.entry.tx_options.load(Ordering::Relaxed);
+    Some(i32::from(options & bit != 0))
+}
+
+/// The program asks by `ioctl` how much waits in a queue: the answer, where it is ours.
+pub(crate) fn queue_length(connection: &Connection, request: c_ulong) -> Option<i32> {
+    if request == libc::FIONREAD as c_ulong {
+        return receive::waiting(connection);
+    }
+    let in_ring = connection.entry.tx_mode.load(Ordering::Relaxed) == Mode::Ring as u32;
+    // What is in the ring is with the peer; what the kernel still counts is a doorbell.
+    (request == libc::TIOCOUTQ as c_ulong && in_ring).then_some(0)
 }
 
 fn bit_of(connection: &Connection, level: i32, name: i32) -> Option<u32> {
