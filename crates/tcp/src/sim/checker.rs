@@ -241,6 +241,10 @@ impl Checker {
                 side.may_send_to = other.edge_of_syn();
             }
         }
+        if packet.flags & SYN != 0 {
+            // Said again after the link has changed it may be another; either may have arrived.
+            side.mss = side.mss.max(packet.mss);
+        }
         if !side.is_ambiguous && !other.is_ambiguous {
             self.check(&mut side, &other, &packet);
         }

@@ -39,6 +39,8 @@ pub struct Scenario {
     pub(crate) forgeries_per_second: u32,
     /// When a host forgets everything.
     pub(crate) reboots: Vec<(usize, Duration)>,
+    /// When a host's link takes packets of another size, and which.
+    pub(crate) mtu_changes: Vec<(usize, Duration, u16)>,
     /// The simulation stops here, done or not; `None`: it must finish by itself.
     pub(crate) stop_after: Option<Duration>,
 }
@@ -94,6 +96,7 @@ impl Scenario {
             },
             forgeries_per_second,
             reboots: Vec::new(),
+            mtu_changes: Vec::new(),
             stop_after: None,
         };
         if scenario.mtu == 576 {
@@ -114,6 +117,15 @@ impl Scenario {
             scenario
                 .reboots
                 .push((host, Duration::from_millis(random.below(5_000))));
+        }
+        if scenario.mtu > 1_280 && random.below(6) == 0 {
+            let host = random.below(hosts as u64) as usize;
+            let narrower = random.between(1_280, u64::from(scenario.mtu)) as u16;
+            let (down, up) = (random.below(3_000), random.below(20_000));
+            let changes = [(down, narrower), (down + up, scenario.mtu)];
+            scenario.mtu_changes = changes
+                .map(|(at, mtu)| (host, Duration::from_millis(at), mtu))
+                .to_vec();
         }
         scenario
     }
@@ -166,6 +178,7 @@ impl Scenario {
             half_open_max: 64,
             forgeries_per_second: 0,
             reboots: Vec::new(),
+            mtu_changes: Vec::new(),
             stop_after: Some(duration),
         }
     }

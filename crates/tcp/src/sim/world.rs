@@ -58,6 +58,11 @@ enum Happening {
     Reboot {
         host: usize,
     },
+    /// A host's link takes less from now on, or as much as before.
+    Mtu {
+        host: usize,
+        mtu: u16,
+    },
     Forgery,
 }
 
@@ -133,6 +138,9 @@ impl World {
         }
         for (host, at) in world.scenario.reboots.clone() {
             world.push(Instant::ZERO + at, Happening::Reboot { host });
+        }
+        for (host, at, mtu) in world.scenario.mtu_changes.clone() {
+            world.push(Instant::ZERO + at, Happening::Mtu { host, mtu });
         }
         if world.scenario.is_hostile() {
             world.push(Instant::ZERO, Happening::Forgery);
@@ -241,6 +249,16 @@ impl World {
             }
             Happening::Start { transfer } => self.start(transfer),
             Happening::Reboot { host } => self.reboot(host),
+            Happening::Mtu { host, mtu } => {
+                let now = self.clock_of(host);
+                // What the others send is cut down on its way here, and the router says so.
+                let path_mtu = if mtu < self.scenario.mtu { mtu } else { 0 };
+                for other in (0..self.hosts.len()).filter(|&other| other != host) {
+                    self.hosts[other].way_out.impairments.path_mtu = path_mtu;
+                }
+                self.hosts[host].engine.set_mtu(now, mtu);
+                self.serve(host);
+            }
             Happening::Forgery => self.forge(),
         }
     }
