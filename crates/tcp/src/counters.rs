@@ -24,6 +24,8 @@ pub struct Counters {
     pub retransmissions: u64,
     /// Retransmission timeouts.
     pub timeouts: u64,
+    /// Segments sent to find out whether the path takes larger ones (RFC 4821).
+    pub mtu_probes: u64,
     /// Tail loss probes (RFC 8985).
     pub tail_probes: u64,
     /// Recoveries entered.

@@ -516,3 +516,71 @@ fn a_recovery_that_a_timer_begins_sends_one_segment() {
     stage.remote(". 1:1(0) ack 1 win 60000 <sack 4001:5001:7001:8001>");
     assert_eq!(stage.engine.info(id).unwrap().sacked, before + 1_000);
 }
+
+/// A connection over a path that has swallowed what was full, and carries 730 bytes since.
+fn after_a_black_hole() -> (Stage, toehold_tcp::ConnectionId) {
+    let mut stage = plain();
+    stage.remote("S 0:0(0) win 65535 <mss 1460,sackOK>");
+    stage.expect("S. 0:0(0) ack 1");
+    stage.wait(Duration::from_millis(10));
+    stage.remote(". 1:1(0) ack 1");
+    let id = stage
+        .engine
+        .accept(stage.listener)
+        .expect("it is established");
+    stage.engine.publish(id, 2_920).unwrap();
+    stage.wait(Duration::from_secs(3));
+    stage.forget_sent();
+    stage.remote(". 1:1(0) ack 2921");
+    assert_eq!(stage.engine.info(id).unwrap().mss, 730);
+    // The window has to grow before a probe is worth its risk.
+    let mut end = 2_920;
+    for _ in 0..8 {
+        end += 10 * 730;
+        stage.engine.publish(id, end).unwrap();
+        for _ in 0..20 {
+            stage.forget_sent();
+            let sent = stage.engine.info(id).unwrap().sent;
+            stage.remote(&format!(". 1:1(0) ack {}", sent + 1));
+        }
+    }
+    stage.wait(Duration::from_secs(30));
+    stage.forget_sent();
+    (stage, id)
+}
+
+/// RFC 4821 section 7: what was a black hole may have been an outage.
+#[test]
+fn a_path_that_recovered_is_used_in_full_again() {
+    let (mut stage, id) = after_a_black_hole();
+    let end = stage.engine.info(id).unwrap().sent;
+    stage.engine.publish(id, end + 1_460).unwrap();
+    let (start, after) = (end + 1, end + 1_461);
+    stage.expect(&format!(". {start}:{after}(1460) ack 1"));
+    stage.expect_nothing();
+    stage.remote(&format!(". 1:1(0) ack {after}"));
+    assert_eq!(stage.engine.info(id).unwrap().mss, 1_460);
+    assert_eq!(stage.engine.counters().mtu_probes, 1);
+}
+
+/// RFC 4821 section 7.6.2: a probe that is lost alone says nothing about congestion.
+#[test]
+fn a_probe_that_is_lost_costs_its_retransmission_and_no_more() {
+    let (mut stage, id) = after_a_black_hole();
+    let end = stage.engine.info(id).unwrap().sent;
+    stage.engine.publish(id, end + 1_460 + 5 * 730).unwrap();
+    let (start, after) = (end + 1, end + 1_461);
+    stage.expect(&format!(". {start}:{after}(1460) ack 1"));
+    stage.forget_sent();
+    let before = stage.engine.info(id).unwrap();
+    let last = after + 5 * 730;
+    stage.remote(&format!(". 1:1(0) ack {start} <sack {after}:{last}>"));
+    stage.expect(&format!(". {start}:{}(730) ack 1", start + 730));
+    stage.expect(&format!(". {}:{after}(730) ack 1", start + 730));
+    stage.remote(&format!(". 1:1(0) ack {last}"));
+    let info = stage.engine.info(id).unwrap();
+    assert_eq!(info.mss, 730);
+    let (cwnd, was) = (info.congestion_window, before.congestion_window);
+    assert!(cwnd >= was, "{cwnd} after {was}");
+    assert_eq!(stage.engine.counters().recoveries, 0);
+}

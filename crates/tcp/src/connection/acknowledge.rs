@@ -40,6 +40,7 @@ impl Connection {
             self.snd_una = ack;
             self.retries = 0;
             self.news.0 |= News::PROGRESS;
+            self.settle_path_probe(cx.now, ack);
         } else {
             report.is_duplicate = had_flight
                 && ack == self.snd_una
@@ -66,9 +67,7 @@ impl Connection {
         }
         self.settle_tail_probe(cx, &report);
         self.deduce_losses(cx, &report);
-        if self.scoreboard.lost_bytes > 0 && self.phase == Phase::Open {
-            self.enter_recovery(cx, false);
-        }
+        self.recover_if_needed(cx);
         self.adjust_window(cx, &report);
         // A reordering timer that is over has to give way to the one it stood for.
         let is_unwatched = self.loss_timer == LossTimer::Idle;
@@ -104,6 +103,7 @@ impl Connection {
         self.snd_una = ack;
         self.retries = 0;
         self.news.0 |= News::PROGRESS;
+        self.settle_path_probe(cx.now, ack);
         if let Some(sent_at) = report.delivered.oldest_sent_at {
             self.rtt.sample(cx.now, cx.now.since(sent_at));
         }

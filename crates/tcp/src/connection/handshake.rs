@@ -87,6 +87,7 @@ impl Connection {
     fn new(open: &OpenContext<'_>, state: State) -> Self {
         let options = open.options;
         let mut conditions = Conditions::default();
+        let path_mss = open.path_mss.min(options.mss_max.max(super::MSS_MIN));
         conditions.put(Conditions::NODELAY, options.nodelay);
         conditions.put(Conditions::PACING, options.pacing);
         let mut connection = Self {
@@ -128,7 +129,8 @@ impl Connection {
             duplicate: None,
             fin_at: None,
             remote_mss: u16::MAX,
-            path_mss: open.path_mss.min(options.mss_max.max(super::MSS_MIN)),
+            path_mss,
+            path: super::path::PathSearch::new(path_mss),
             retries: 0,
             quick_acks: QUICK_ACKS,
             options,
@@ -136,6 +138,7 @@ impl Connection {
             heard_at: open.now,
             ts_recent_at: super::coarse(open.now),
             phase: Phase::Open,
+            may_widen: false,
             has_duplicate: false,
             last_ack_sent: Position::FIRST_BYTE,
             sent_at: open.now,

@@ -98,19 +98,4 @@ impl Connection {
     pub(crate) fn acknowledged_bytes(&self) -> u64 {
         self.snd_una.min(self.snd_end).byte()
     }
-
-    /// RFC 1191 and RFC 8201: the path takes less than was thought. What is in flight and too large
-    /// is lost.
-    pub(crate) fn narrow_path(&mut self, cx: &mut Context<'_>, path_mss: u16) {
-        if path_mss >= self.path_mss {
-            return;
-        }
-        cx.counters.mtu_reductions += 1;
-        self.path_mss = path_mss;
-        self.update_mss();
-        if self.snd_una < self.snd_nxt && self.state.is_synchronized() {
-            self.scoreboard.mark_first_lost(u32::from(self.mss));
-            self.conditions.set(Conditions::FORCE_RETRANSMIT);
-        }
-    }
 }

@@ -22,6 +22,7 @@ mod host;
 mod hystart;
 mod input;
 mod output;
+mod path;
 mod quick;
 mod receive;
 mod recovery;
@@ -331,6 +332,8 @@ pub(crate) struct Connection {
     /// section 5.5).
     pub(crate) ts_recent_at: u32,
     pub(crate) phase: Phase,
+    /// The path may take larger segments than it gets: see [`path`].
+    pub(crate) may_widen: bool,
     /// `duplicate` is to be reported.
     pub(crate) has_duplicate: bool,
     /// When a delayed acknowledgement is due.
@@ -372,6 +375,7 @@ pub(crate) struct Connection {
     pub(crate) remote_mss: u16,
     /// Payload without options that the path takes, from the route's or the path's MTU.
     pub(crate) path_mss: u16,
+    pub(crate) path: path::PathSearch,
     /// Retransmissions or probes since the remote last acknowledged something.
     pub(crate) retries: u8,
     /// Acknowledgements still to be sent at once.

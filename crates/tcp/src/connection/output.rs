@@ -26,6 +26,8 @@ pub(crate) struct Plan {
     pub(crate) flags: Flags,
     /// SEG.WND, scaled as it goes onto the wire.
     pub(crate) window: u16,
+    /// It is larger than a segment, and must not be cut.
+    pub(crate) is_path_probe: bool,
     /// Whether the packet is marked ECN-capable: new data only (RFC 3168 section 6.1.5).
     pub(crate) ecn_capable: bool,
 }
@@ -149,6 +151,7 @@ impl Connection {
             payload_bytes,
             flags,
             window: 0,
+            is_path_probe: false,
             ecn_capable: false,
         }
     }
@@ -237,6 +240,9 @@ impl Connection {
             self.conditions.set(Conditions::CWND_LIMITED);
             self.congestion.flight_bytes_max = self.cwnd;
         }
+        if let Some(length) = self.path_probe_bytes(cx, usable).filter(|_| !is_probe) {
+            return Some(self.send_path_probe(cx, length));
+        }
         let is_tail = usable == unsent;
         let segment_max = if is_probe {
             mss
@@ -260,6 +266,30 @@ impl Connection {
         }
         self.conditions.clear(Conditions::FORCE_SMALL);
         Some(self.send_new(cx, length, with_fin))
+    }
+
+    /// Sends `length` bytes, more than a segment, as one.
+    #[cold]
+    fn send_path_probe(&mut self, cx: &mut Context<'_>, length: u64) -> Plan {
+        let span = crate::position::Span {
+            start: self.snd_nxt,
+            end: self.snd_nxt + length,
+        };
+        self.note_path_probe(cx, span);
+        self.scoreboard
+            .push_alone(span.start, length as u32, cx.now);
+        self.snd_nxt = span.end;
+        self.sent_at = cx.now;
+        self.arm_after_sending(cx);
+        let mut plan = self.plan(
+            PlanKind::Plain,
+            span.start,
+            length as u32,
+            self.echo_flags(),
+        );
+        plan.is_path_probe = true;
+        plan.ecn_capable = self.conditions.has(Conditions::ECN);
+        plan
     }
 
     /// Moves SND.NXT over `length` bytes, and a FIN.

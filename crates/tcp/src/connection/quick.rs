@@ -23,6 +23,7 @@ impl Connection {
         let is_usual = self.state == State::Established
             && self.phase == Phase::Open
             && !self.has_duplicate
+            && !self.may_widen
             && !self.conditions.has(Conditions::TRANSMIT_DETOUR)
             && self.scoreboard.is_plain();
         if !is_usual {

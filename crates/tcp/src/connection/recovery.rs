@@ -152,7 +152,15 @@ impl Connection {
         );
         self.recovery.lost_more |= newly_lost > 0;
         self.arm_reorder_timer(look_again_at);
-        if self.scoreboard.lost_bytes > 0 && self.phase == Phase::Open {
+        self.recover_if_needed(cx);
+    }
+
+    /// Enters recovery when something is lost, unless it is a probe that was too large.
+    pub(super) fn recover_if_needed(&mut self, cx: &mut Context<'_>) {
+        if self.scoreboard.lost_bytes > 0
+            && self.phase == Phase::Open
+            && !self.lost_only_the_probe(cx.now)
+        {
             self.enter_recovery(cx, false);
         }
     }
@@ -231,6 +239,7 @@ impl Connection {
     /// RFC 6298 section 5.4 to 5.6, RFC 8985 section 6.3: the timeout itself.
     pub(super) fn handle_retransmission_timeout(&mut self, cx: &mut Context<'_>) {
         cx.counters.timeouts += 1;
+        self.forget_path_probe(cx.now);
         let mss = u32::from(self.mss);
         if self.phase != Phase::Loss || self.snd_una >= self.recovery.point {
             if self.phase == Phase::Open {

@@ -28,6 +28,8 @@ const SACKED: u8 = 1;
 const LOST: u8 = 2;
 /// Sent more than once.
 const RETRANSMITTED: u8 = 4;
+/// A segment of unusual size, which shares no record.
+const ALONE: u8 = 8;
 
 /// One transmission.
 #[derive(Clone, Copy, Debug)]
@@ -112,6 +114,29 @@ impl Scoreboard {
     #[inline]
     pub(crate) fn has_room(&self) -> bool {
         self.records.len() < RECORDS_MAX
+    }
+
+    /// Records the first transmission of a probe for the path's MTU.
+    pub(crate) fn push_alone(&mut self, start: Position, length: u32, now: Instant) {
+        self.records.push_back(Sent {
+            start,
+            sent_at: now,
+            length,
+            flags: ALONE,
+        });
+    }
+
+    /// Whether all that is lost lies in `span`, and was sent once.
+    pub(crate) fn is_only_loss(&self, span: Span) -> bool {
+        let mut lost = self
+            .records
+            .iter()
+            .filter(|record| record.flags & LOST != 0);
+        self.lost_bytes > 0
+            && lost.all(|record| {
+                let is_inside = span.start <= record.start && record.end() <= span.end;
+                is_inside && !record.is_retransmitted()
+            })
     }
 
     /// Records a first transmission. A burst is one record: what leaves at once shares its fate, until

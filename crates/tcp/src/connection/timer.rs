@@ -84,7 +84,8 @@ impl Connection {
                     return;
                 }
                 if self.retries >= BLACK_HOLE_RETRIES && self.state.is_synchronized() {
-                    self.suspect_black_hole(cx);
+                    let narrower = (self.path_mss / 2).clamp(BLACK_HOLE_MSS_MIN, BLACK_HOLE_MSS);
+                    self.suspect_black_hole(cx, narrower);
                 }
                 self.handle_retransmission_timeout(cx);
                 self.arm_retransmission_timer(cx);
@@ -124,15 +125,6 @@ impl Connection {
             self.close(CloseReason::TimedOut);
         }
         is_too_many
-    }
-
-    fn suspect_black_hole(&mut self, cx: &mut Context<'_>) {
-        let narrower = (self.path_mss / 2).clamp(BLACK_HOLE_MSS_MIN, BLACK_HOLE_MSS);
-        if narrower < self.path_mss {
-            self.path_mss = narrower;
-            self.update_mss();
-            cx.counters.mtu_reductions += 1;
-        }
     }
 
     fn handle_idle_timeout(&mut self, cx: &mut Context<'_>) {

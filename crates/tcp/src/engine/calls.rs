@@ -302,7 +302,7 @@ impl Engine {
         self.interface.add(address);
     }
 
-    /// The link's MTU has changed. Connections hear of a smaller one at once.
+    /// The link's MTU has changed. Connections use a smaller one at once, and try a larger one out.
     pub fn set_mtu(&mut self, now: Instant, mtu: u16) {
         self.interface.set_mtu(mtu);
         for slot in 0..self.slots.len() {
@@ -310,13 +310,13 @@ impl Engine {
             if connection.conditions.has(Conditions::FREE) || connection.state == State::Closed {
                 continue;
             }
-            let path_mss = self.interface.path_mss(now, connection.key.remote);
+            let route_mss = self.interface.route_mss(connection.key.remote);
             let mut cx = Context {
                 now,
                 config: &self.config,
                 counters: &mut self.counters,
             };
-            connection.narrow_path(&mut cx, path_mss);
+            connection.change_route(&mut cx, route_mss);
             self.settle(slot as u32);
         }
     }

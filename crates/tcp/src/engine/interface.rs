@@ -99,6 +99,11 @@ impl Interface {
         mss_of(mtu, remote.is_v4())
     }
 
+    /// What the link towards `remote` takes, whatever the path beyond has said.
+    pub(crate) fn route_mss(&self, remote: Address) -> u16 {
+        mss_of(self.mtu, remote.is_v4())
+    }
+
     /// A router says that the path to `remote` takes `mtu`. Returns the payload that follows.
     pub(crate) fn narrow(&mut self, now: Instant, remote: Address, mtu: u32) -> u16 {
         let floor = if remote.is_v4() {

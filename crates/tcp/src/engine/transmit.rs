@@ -463,7 +463,7 @@ fn write_segment(
             ChecksumWork::Payload { sum, at: at as u16 }
         }
     };
-    let is_large = payload_bytes > usize::from(connection.mss);
+    let is_large = payload_bytes > usize::from(connection.mss) && !plan.is_path_probe;
     Transmit {
         header_bytes: tcp_at + header_bytes,
         payload: (payload_bytes > 0).then(|| Payload {

@@ -1,0 +1,180 @@
+//! The path's MTU: what ICMP and black holes take away (RFC 1191, RFC 8201, RFC 4821 section 7.7), and
+//! the search that finds it again (RFC 4821 section 7, RFC 8899 section 5).
+//!
+//! ```text
+//!   path_mss              candidate                ceiling
+//!   | works ............. | one segment of this size | what the route allows
+//!             acknowledged: becomes path_mss
+//!             lost, alone: becomes the ceiling; the window stays as it is
+//! ```
+//!
+//! A probe is new data in a segment of its own, so its loss costs a retransmission and nothing else.
+
+use super::{Conditions, Connection, Context};
+use crate::position::{Position, Span};
+use crate::time::{Duration, Instant};
+
+/// RFC 8899 section 5.1.1, PMTU_RAISE_TIMER: when a path that said what it takes is tried again.
+const RAISE_AFTER: Duration = Duration::from_secs(600);
+/// After a black hole was suspected: most of them are outages.
+const DOUBT_AFTER: Duration = Duration::from_secs(30);
+/// RFC 4821 section 7.5: the search is over when it could win no more than this.
+const GAIN_BYTES_MIN: u16 = 32;
+/// RFC 4821 section 7.3: so many probes' worth of window, or a loss would cost a timeout.
+const WINDOW_PROBES_MIN: u32 = 4;
+
+/// The search for a larger MTU.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PathSearch {
+    /// What the link or the route allows.
+    route_mss: u16,
+    /// Nothing larger is tried in this search.
+    ceiling: u16,
+    /// When the next probe may go.
+    probe_at: Instant,
+    /// The probe that is out, and its size.
+    probe: Option<(Span, u16)>,
+    /// The last probe that was lost: sending it again is no answer to congestion.
+    lost_probe: Option<Span>,
+}
+
+impl PathSearch {
+    pub(super) const fn new(route_mss: u16) -> Self {
+        Self {
+            route_mss,
+            ceiling: route_mss,
+            probe_at: Instant::NEVER,
+            probe: None,
+            lost_probe: None,
+        }
+    }
+}
+
+impl Connection {
+    /// RFC 1191 and RFC 8201: the path takes less than was thought. What is in flight and too large
+    /// is lost.
+    pub(crate) fn narrow_path(&mut self, cx: &mut Context<'_>, path_mss: u16) {
+        if path_mss >= self.path_mss {
+            // A probe was too large, and a router says so.
+            self.path.ceiling = self.path.ceiling.min(path_mss);
+            return;
+        }
+        self.lower_path(cx, path_mss, RAISE_AFTER);
+        if self.snd_una < self.snd_nxt && self.state.is_synchronized() {
+            self.scoreboard.mark_first_lost(u32::from(self.mss));
+            self.conditions.set(Conditions::FORCE_RETRANSMIT);
+        }
+    }
+
+    /// The link itself takes something else from now on.
+    pub(crate) fn change_route(&mut self, cx: &mut Context<'_>, route_mss: u16) {
+        let route_mss = route_mss.min(self.options.mss_max.max(super::MSS_MIN));
+        self.path.route_mss = route_mss;
+        self.path.ceiling = route_mss;
+        if route_mss > self.path_mss {
+            self.may_widen = true;
+            self.path.probe_at = cx.now;
+        } else {
+            self.narrow_path(cx, route_mss);
+        }
+    }
+
+    /// RFC 4821 section 7.7: timeouts in a row look like a path that swallows large segments.
+    pub(super) fn suspect_black_hole(&mut self, cx: &mut Context<'_>, path_mss: u16) {
+        if path_mss < self.path_mss {
+            self.lower_path(cx, path_mss, DOUBT_AFTER);
+        }
+    }
+
+    fn lower_path(&mut self, cx: &mut Context<'_>, path_mss: u16, again_after: Duration) {
+        cx.counters.mtu_reductions += 1;
+        self.path_mss = path_mss;
+        self.update_mss();
+        self.path.probe = None;
+        self.path.ceiling = self.path.route_mss;
+        self.path.probe_at = cx.now + again_after;
+        self.may_widen = true;
+    }
+
+    /// Whether a probe is due and would do no harm; its payload, if so.
+    pub(super) fn path_probe_bytes(&self, cx: &Context<'_>, usable: u64) -> Option<u64> {
+        let is_due = self.may_widen && self.path.probe.is_none() && cx.now >= self.path.probe_at;
+        if !is_due || !self.conditions.has(Conditions::SACK) || !self.scoreboard.is_plain() {
+            return None;
+        }
+        if self.candidate() <= self.path_mss {
+            return None; // The remote takes no more.
+        }
+        let is_stamped = self.conditions.has(Conditions::TIMESTAMPS);
+        let bytes = u64::from(self.candidate() - if is_stamped { 12 } else { 0 });
+        let has_window = u64::from(self.cwnd) >= bytes * u64::from(WINDOW_PROBES_MIN);
+        (usable >= bytes && has_window).then_some(bytes)
+    }
+
+    /// The ceiling first, because most searches begin after an outage; then the middle.
+    fn candidate(&self) -> u16 {
+        let path = &self.path;
+        let size = if path.ceiling == path.route_mss {
+            path.ceiling
+        } else {
+            self.path_mss + (path.ceiling - self.path_mss) / 2
+        };
+        size.min(self.remote_mss)
+    }
+
+    /// A probe goes out.
+    pub(super) fn note_path_probe(&mut self, cx: &mut Context<'_>, span: Span) {
+        cx.counters.mtu_probes += 1;
+        self.path.probe = Some((span, self.candidate()));
+    }
+
+    /// Everything before `una` has arrived: perhaps the probe has.
+    #[inline]
+    pub(super) fn settle_path_probe(&mut self, now: Instant, una: Position) {
+        if let Some((span, size)) = self.path.probe
+            && una >= span.end
+        {
+            self.path.probe = None;
+            self.path_mss = size;
+            self.update_mss();
+            self.go_on_searching(now);
+        }
+    }
+
+    /// Whether all that was lost is the probe. Then it was too large, and this is no congestion (RFC
+    /// 4821 section 7.6.2): it only has to be sent again.
+    pub(super) fn lost_only_the_probe(&mut self, now: Instant) -> bool {
+        let span = match self.path.probe {
+            Some((span, _)) => Some(span),
+            None => self.path.lost_probe,
+        };
+        let Some(span) = span.filter(|&span| self.scoreboard.is_only_loss(span)) else {
+            return false;
+        };
+        self.path.lost_probe = Some(span);
+        self.forget_path_probe(now);
+        true
+    }
+
+    /// The probe was too large, or a timeout makes it look so.
+    pub(super) fn forget_path_probe(&mut self, now: Instant) {
+        if let Some((_, size)) = self.path.probe.take() {
+            self.path.ceiling = size - 1;
+            self.go_on_searching(now);
+        }
+    }
+
+    fn go_on_searching(&mut self, now: Instant) {
+        let path = &mut self.path;
+        if path.ceiling < self.path_mss + GAIN_BYTES_MIN {
+            let is_whole = self.path_mss >= path.route_mss.min(self.remote_mss);
+            self.may_widen = !is_whole;
+            path.ceiling = path.route_mss;
+            path.probe_at = now + RAISE_AFTER;
+        } else if self.path_mss >= path.route_mss.min(self.remote_mss) {
+            self.may_widen = false;
+        } else {
+            path.probe_at = now;
+        }
+    }
+}
