@@ -73,6 +73,8 @@ pub(super) struct Flow {
     pub(super) place: Option<(u64, u32)>,
     /// There is more to read from its carrier, of which no event will tell.
     pub(super) is_unfinished: bool,
+    /// The program has closed, and its carrier is gone; what it sent before is on its way.
+    pub(super) has_departed: bool,
     /// It stays without a channel.
     pub(super) gave_up_channel: bool,
     /// It is in the list of connections to be looked at.
@@ -113,6 +115,7 @@ impl Flow {
             entry: None,
             place: None,
             is_unfinished: false,
+            has_departed: false,
             gave_up_channel: false,
             is_due: false,
         }
@@ -177,16 +180,24 @@ impl Flow {
     }
 
     fn relay(&mut self, cx: &mut Around<'_>) -> Next {
-        // A reset outranks what came before it.
-        if self.failed && !matches!(self.carrier.take_error(), Ok(None)) {
-            return Next::ProgramGone;
+        if !self.has_departed {
+            // A reset outranks what came before it.
+            let is_reset =
+                std::mem::take(&mut self.failed) && !matches!(self.carrier.take_error(), Ok(None));
+            let is_gone = is_reset
+                || self.deliver(cx).is_err()
+                || (self.closed.is_none() && self.collect(cx).is_err());
+            if is_gone && !self.depart(cx) {
+                return Next::ProgramGone;
+            }
         }
-        self.failed = false;
-        if self.deliver(cx).is_err() {
-            return Next::ProgramGone;
-        }
-        if self.closed.is_none() && self.collect(cx).is_err() {
-            return Next::ProgramGone;
+        if self.has_departed {
+            self.is_delivered = true;
+            if self.received > self.taken {
+                // RFC 1122 section 4.2.2.13: nobody will read what the remote still sends.
+                return Next::ProgramGone;
+            }
+            let _ = self.give_back(cx);
         }
         match self.closed {
             None => {

@@ -14,7 +14,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use toehold_channel::channel::{End, Incoming};
 use toehold_channel::doorbell::{self, WakeWord};
-use toehold_channel::layout::{Board, CAPACITY_LOG2_MAX, REGION_BYTES};
+use toehold_channel::layout::{Board, CAPACITY_LOG2_MAX, CLOSED_ALL, CLOSED_CLEAN, REGION_BYTES};
 use toehold_channel::memfd;
 use toehold_channel::ring::{Fault, stretches};
 use toehold_channel::table::{COMMAND_DETACH, Entry, Mode};
@@ -106,6 +106,8 @@ impl Lane {
         let is_up = self.end().try_up()?;
         if is_up {
             self.base_out = next - self.entry.tx_ring.load(Ordering::Relaxed);
+            // All of it has been read: a switch waits until the one before is carried out.
+            self.end().sender().credit_fresh()?;
         }
         Ok(is_up)
     }
@@ -125,12 +127,15 @@ impl Lane {
 
     /// Stores bytes of the remote's stream at their offset. False when there is no room.
     pub(super) fn place(&self, offset: u64, bytes: &[u8]) -> bool {
-        let head = self.entry.tx_head_seen.load(Ordering::Relaxed);
         let position = offset.wrapping_sub(self.base_out);
-        let limit = head + (1 << CAPACITY_LOG2_MAX);
-        if position < self.entry.tx_ring.load(Ordering::Relaxed)
-            || position.saturating_add(bytes.len() as u64) > limit
-        {
+        let end = position.saturating_add(bytes.len() as u64);
+        let seen = &self.entry.tx_head_seen;
+        let limit = || seen.load(Ordering::Relaxed) + (1 << CAPACITY_LOG2_MAX);
+        if end > limit() {
+            // The program may have read on since we last looked.
+            let _ = self.end().sender().credit_fresh();
+        }
+        if position < self.entry.tx_ring.load(Ordering::Relaxed) || end > limit() {
             return false;
         }
         let mut from = bytes.as_ptr();
@@ -287,9 +292,19 @@ impl Lane {
         self.end().ours().wake.refuse.store(1, Ordering::SeqCst);
     }
 
+    /// True when the program has closed with nothing left unread: a reset of the carrier then answers a doorbell of ours that crossed with
+    /// the close.
+    pub(super) fn was_closed_cleanly(&self) -> bool {
+        let theirs = self.end().theirs();
+        let closed = theirs.wake.closed.load(Ordering::Acquire);
+        closed & CLOSED_CLEAN != 0
+            && self.is_up()
+            && theirs.consume.head.load(Ordering::Acquire)
+                == self.entry.tx_ring.load(Ordering::Relaxed)
+    }
+
     /// The connection is over for us: a program that is awake should look.
     pub(super) fn close(&self) {
-        use toehold_channel::layout::CLOSED_ALL;
         let closed = &self.end().ours().wake.closed;
         closed.store(CLOSED_ALL, Ordering::Release);
         fence(Ordering::SeqCst);

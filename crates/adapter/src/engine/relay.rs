@@ -172,7 +172,34 @@ impl Flow {
         result
     }
 
-    fn give_back(&mut self, cx: &mut Around<'_>) -> Result<(), Gone> {
+    /// The carrier was reset: false when the program means it, true when it had closed in order before. What it published then is
+    /// still to be sent.
+    pub(super) fn depart(&mut self, cx: &mut Around<'_>) -> bool {
+        let (published, got) = (self.published, self.carrier_got);
+        let Some(lane) = cx
+            .streams
+            .lane(self.id)
+            .filter(|lane| lane.was_closed_cleanly())
+        else {
+            return false;
+        };
+        if let Ok(Incoming::Ring(filled)) = lane.incoming(published, got) {
+            self.published = lane.published(filled.len);
+            let _ = cx.engine.publish(self.id, self.published);
+        }
+        if let Ok(taken) = lane.consumed() {
+            self.taken = taken;
+            let _ = cx.engine.take(cx.now, self.id, taken);
+        }
+        if !self.program_finished {
+            self.program_finished = true;
+            let _ = cx.engine.finish(cx.now, self.id);
+        }
+        self.has_departed = true;
+        true
+    }
+
+    pub(super) fn give_back(&mut self, cx: &mut Around<'_>) -> Result<(), Gone> {
         let acknowledged = self.acknowledged;
         let lane = cx.streams.lane(self.id);
         let wants = lane.map_or(Ok(false), |lane| lane.give_back(acknowledged))?;
@@ -354,6 +381,9 @@ impl Flow {
     /// Asks for a channel once there has been some traffic; gives one up that is wanted back.
     pub(super) fn consider_channel(&mut self, cx: &mut Around<'_>) {
         let is_over = self.remote_finished || self.program_finished || self.closed.is_some();
+        if self.has_departed {
+            return;
+        }
         if self.entry.is_none() && !is_over && !self.gave_up_channel {
             let has_traffic = self.calls >= CALLS_BEFORE_ASKING
                 || self.published + self.taken >= BYTES_BEFORE_ASKING;
