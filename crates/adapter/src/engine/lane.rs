@@ -17,7 +17,7 @@ use toehold_channel::doorbell::{self, WakeWord};
 use toehold_channel::layout::{Board, CAPACITY_LOG2_MAX, CLOSED_ALL, CLOSED_CLEAN, REGION_BYTES};
 use toehold_channel::memfd;
 use toehold_channel::ring::{Fault, stretches};
-use toehold_channel::table::{COMMAND_DETACH, Entry, Mode};
+use toehold_channel::table::{COMMAND_DETACH, COMMAND_EVICT, Entry, Mode};
 
 /// A stretch of memory that somebody else may be writing to.
 pub(super) type Part = (*const u8, usize);
@@ -273,7 +273,8 @@ impl Lane {
 
     /// True when an operator, or want of regions, asks for the region.
     pub(super) fn is_recalled(&self) -> bool {
-        self.entry.command.load(Ordering::Acquire) == COMMAND_DETACH
+        let command = self.entry.command.load(Ordering::Acquire);
+        matches!(command, COMMAND_DETACH | COMMAND_EVICT)
     }
 
     /// True when nothing goes by the rings any more, and nothing of ours is in them unread.
