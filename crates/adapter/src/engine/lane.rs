@@ -194,6 +194,11 @@ impl Lane {
         }
     }
 
+    /// True when the program is able to tell us that it reads (`channel`, rule 3). Fences.
+    pub(super) fn can_be_rung(&self) -> bool {
+        self.end().peer_can_ring()
+    }
+
     /// After something was published, or credit given: true when the program has to be rung.
     pub(super) fn must_ring<'b>(
         &self,

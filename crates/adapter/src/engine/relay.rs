@@ -106,9 +106,12 @@ impl Flow {
         let mut taken = lane.consumed()?;
         let wants = self.received - taken >= UNREAD_BEFORE_WANTING;
         lane.want_credit(wants);
+        let mut is_deaf = false;
         if wants {
-            // What was read before we asked nobody tells.
+            // What was read before we asked nobody tells; and only a program whose own direction is a ring can tell at all.
+            is_deaf = !lane.can_be_rung();
             taken = lane.consumed()?;
+            is_deaf &= self.received - taken >= UNREAD_BEFORE_WANTING;
         }
         self.is_delivered = true;
         self.taken = taken;
@@ -116,7 +119,7 @@ impl Flow {
         if has_news {
             self.notify(cx)?;
         }
-        Ok(())
+        if is_deaf { self.go_down(cx) } else { Ok(()) }
     }
 
     /// Moves the remote's stream to the channel, if that can be now.
