@@ -294,6 +294,7 @@ impl Connection {
     fn establish(&mut self, cx: &mut Context<'_>, was_retransmitted: bool) {
         self.state = State::Established;
         self.news.0 |= News::CONNECTED;
+        self.rtt.begin_data(was_retransmitted);
         self.phase = Phase::Open;
         self.recovery.prior = None;
         self.congestion.ssthresh = u32::MAX;

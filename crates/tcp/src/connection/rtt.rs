@@ -61,6 +61,17 @@ impl RttEstimator {
         self.backoff = (self.backoff + 1).min(BACKOFF_MAX);
     }
 
+    /// RFC 6298 section 5.7: after timeouts of the SYN, "the RTO MUST be re-initialized to 3 seconds
+    /// when data transmission begins"; here to four times the initial one, unless there is a sample.
+    pub(crate) fn begin_data(&mut self, was_retransmitted: bool) {
+        let is_unknown = self.smoothed == Duration::ZERO;
+        self.backoff = if was_retransmitted && is_unknown {
+            2
+        } else {
+            0
+        };
+    }
+
     pub(crate) fn forget_backoff(&mut self) {
         self.backoff = 0;
     }
@@ -120,6 +131,17 @@ mod tests {
         assert_eq!(rtt.timeout(&config), config.rto_max);
         rtt.sample(Instant::ZERO, Duration::from_millis(400));
         assert_eq!(rtt.timeout(&config), Duration::from_millis(400 + 4 * 150));
+    }
+
+    #[test]
+    fn timeouts_of_the_syn_do_not_slow_the_data() {
+        let config = config();
+        let mut rtt = RttEstimator::new();
+        (0..6).for_each(|_| rtt.back_off());
+        rtt.begin_data(true);
+        assert_eq!(rtt.timeout(&config), Duration::from_secs(4));
+        rtt.begin_data(false);
+        assert_eq!(rtt.timeout(&config), Duration::from_secs(1));
     }
 
     #[test]
