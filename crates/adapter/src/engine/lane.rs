@@ -300,13 +300,19 @@ impl Lane {
 
     /// True when the program has closed with nothing left unread: a reset of the carrier then answers a doorbell of ours that crossed with
     /// the close.
-    pub(super) fn was_closed_cleanly(&self) -> bool {
+    pub(super) fn was_closed_cleanly(&self, carrier_bytes: u64) -> bool {
         let theirs = self.end().theirs();
         let closed = theirs.wake.closed.load(Ordering::Acquire);
         closed & CLOSED_CLEAN != 0
-            && self.is_up()
+            && (self.is_up() || self.has_sent_nothing_since(carrier_bytes))
             && theirs.consume.head.load(Ordering::Acquire)
                 == self.entry.tx_ring.load(Ordering::Relaxed)
+    }
+
+    /// True when the carrier has had nothing from us since our direction came back to it.
+    fn has_sent_nothing_since(&self, carrier_bytes: u64) -> bool {
+        self.entry.tx_records.load(Ordering::Relaxed) > 0
+            && self.entry.tx_carrier.load(Ordering::Relaxed) == carrier_bytes
     }
 
     /// The connection is over for us: a program that is awake should look.

@@ -178,11 +178,11 @@ impl Flow {
     /// The carrier was reset: false when the program means it, true when it had closed in order before. What it published then is
     /// still to be sent.
     pub(super) fn depart(&mut self, cx: &mut Around<'_>) -> bool {
-        let (published, got) = (self.published, self.carrier_got);
+        let (published, got, sent) = (self.published, self.carrier_got, self.carrier_sent);
         let Some(lane) = cx
             .streams
             .lane(self.id)
-            .filter(|lane| lane.was_closed_cleanly())
+            .filter(|lane| lane.was_closed_cleanly(sent))
         else {
             return false;
         };
@@ -190,7 +190,7 @@ impl Flow {
             self.published = lane.published(filled.len);
             let _ = cx.engine.publish(self.id, self.published);
         }
-        if let Ok(taken) = lane.consumed() {
+        if let Ok(taken) = lane.consumed().map(|taken| taken.max(self.taken)) {
             self.taken = taken;
             let _ = cx.engine.take(cx.now, self.id, taken);
         }
