@@ -5,7 +5,7 @@
 //!
 //! ```text
 //!   api ─► state     which descriptors are ours
-//!       ─► receive, send, transfer     bytes: carrier, ring, and the switches between
+//!       ─► receive, send, overflow, transfer     bytes: carrier, ring, and the switches between
 //!       ─► offload   connections that the adapter's TCP engine carries
 //!       ─► poll, epoll, ready          readiness
 //!       ─► wait                        spin or sleep
@@ -27,6 +27,7 @@ mod leaving;
 mod lock;
 mod offload;
 mod options;
+mod overflow;
 mod pairing;
 mod pairs;
 mod poll;

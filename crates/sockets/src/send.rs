@@ -18,7 +18,9 @@ use crate::receive::{
     HINT_EOF, HINT_LOOK, arm, disarm, fault_of_peer, keep_error, timed_out, timeout_ns,
 };
 use crate::state::Connection;
-use crate::{buffers, epoll, errno, leaving, lock, options, pairing, real, receive, sys, wait};
+use crate::{
+    buffers, epoll, errno, leaving, lock, options, overflow, pairing, real, receive, sys, wait,
+};
 
 /// Bytes copied before the reader is shown them: it starts on the first while we copy the next.
 const CHUNK_BYTES: usize = 32 << 10;
@@ -170,6 +172,8 @@ unsafe fn transmit_attached(
                 }
             }
             Ok(Turn::KernelFull) => {
+                // Should this process die, the kernel would answer one left there with a reset, and drop what it has not sent.
+                receive::take_doorbells(connection, &end, 1);
                 if !waits {
                     epoll::writing_blocked(connection);
                     epoll::watch_kernel_writable(connection);
@@ -556,7 +560,7 @@ pub(crate) fn want_credit(connection: &Connection, end: &End<'_>) -> Credit {
     let Some(_held) = lock::lock(&connection.entry.tx_lock) else {
         return Credit::WillRing;
     };
-    if end.tx_mode() != Mode::Ring {
+    if end.tx_mode() != Mode::Ring || overflow::overflow(connection, end) {
         return Credit::WentDown;
     }
     end.ours().wake.want_credit.store(1, Ordering::SeqCst);
@@ -564,7 +568,9 @@ pub(crate) fn want_credit(connection: &Connection, end: &End<'_>) -> Credit {
     let can_ring = end.peer_can_ring();
     let ended = connection.entry.rx_hints.load(Ordering::Relaxed) & (HINT_EOF | HINT_LOOK) != 0;
     match end.sender().credit_fresh() {
-        Ok(0) if can_ring && !ended && !overflows(end) => ask_for_doorbell(connection, end),
+        Ok(0) if can_ring && !ended && !overflow::both_wait(end) => {
+            ask_for_doorbell(connection, end)
+        }
         Ok(0) => {
             stop_wanting(connection, end);
             go_down(connection, end);
@@ -579,19 +585,6 @@ pub(crate) fn want_credit(connection: &Connection, end: &End<'_>) -> Credit {
             Credit::WentDown
         }
     }
-}
-
-/// True when a full ring holds less than the kernel would, and programs count on that: some write all they have before either end reads.
-/// A ring that is still small overflows always: the rest goes by the carrier, and the direction comes back to a larger one. The largest
-/// does so when the peer waits for us as we wait for it; both have then said that they want credit before either looked.
-#[cold]
-fn overflows(end: &End<'_>) -> bool {
-    let both_wait = || {
-        let filled = end.receiver().available();
-        end.theirs().wake.want_credit.load(Ordering::SeqCst) != 0
-            && filled.is_ok_and(|filled| filled.len >= 1 << filled.capacity_log2)
-    };
-    end.sender().may_grow() || both_wait()
 }
 
 /// How the program will wait for the credit is unknown when it neither sleeps nor has the connection on a board: ask for a doorbell.
@@ -662,10 +655,15 @@ fn wait_for_credit(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
             return Err(libc::EAGAIN);
         }
     }
+    if lock::lock(&entry.tx_lock).is_some_and(|_held| overflow::overflow(connection, end)) {
+        receive::take_doorbells(connection, end, 1);
+        return Ok(());
+    }
     arm(connection, end);
     let asked = want_credit(connection, end);
     if !matches!(asked, Credit::WillRing) || full_no_more(end) {
         disarm(connection, end);
+        receive::take_doorbells(connection, end, 1);
         return Ok(());
     }
     let result = sleep_for_doorbell(connection.fd);
