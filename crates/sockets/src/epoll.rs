@@ -80,6 +80,11 @@ struct Registration {
     rearmed: AtomicU32,
 }
 
+// States of a registration. They change under the instance's lock, save BOARDED to PARKED, which is one exchange; and what the kernel has
+// changes under the connection's `membership` lock, too.
+
+/// Being taken out of the books.
+const GONE: u32 = 0;
 /// The kernel has the program's events and data.
 const PLAIN: u32 = 1;
 /// The kernel has ours; a board reports it.
@@ -199,6 +204,13 @@ impl Registration {
         new
     }
 
+    /// One step from a state to another; false when it was in a third.
+    fn moves(&self, from: u32, to: u32) -> bool {
+        self.state
+            .compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed)
+            .is_ok()
+    }
+
     fn is_virtual(&self) -> bool {
         matches!(self.state.load(Ordering::Relaxed), BOARDED | UNBOARDED)
     }
@@ -278,6 +290,7 @@ pub(crate) fn closing(number: u32) {
             && one.epoll.load(Ordering::Relaxed) == number
         {
             if let Some(connection) = one.behind() {
+                let _members = connection.local.membership.lock();
                 unlink(&connection, n);
                 set_home_wake(&connection, WakeWord::None);
             }
@@ -315,10 +328,7 @@ pub(crate) fn forked() {
         for n in 1..NEXT_UNUSED.load(Ordering::Relaxed) {
             let Some(one) = registration(n) else { break };
             if one.epoll.load(Ordering::Relaxed) == number && one.is_virtual() {
-                one.state.store(UNBOARDED, Ordering::Relaxed);
-                one.unboarded_next
-                    .store(epoll.unboarded.load(Ordering::Relaxed), Ordering::Relaxed);
-                epoll.unboarded.store(n, Ordering::Relaxed);
+                epoll.link_unboarded(one, n);
             }
         }
     }
@@ -403,18 +413,16 @@ pub(crate) fn control(
         }
         libc::EPOLL_CTL_DEL => {
             let one = registration(known?)?;
-            match one.state.load(Ordering::Relaxed) {
-                BOARDED => {
-                    one.state.store(PARKED, Ordering::Relaxed);
-                    epoll.virtuals.fetch_sub(1, Ordering::Relaxed);
-                    Some(Ok(()))
-                }
-                PARKED => Some(Err(libc::ENOENT)),
-                _ => {
-                    leave(epoll, &connection, known?);
-                    None
-                }
+            if one.moves(BOARDED, PARKED) {
+                epoll.virtuals.fetch_sub(1, Ordering::Relaxed);
+                return Some(Ok(()));
             }
+            if one.state.load(Ordering::Relaxed) == PARKED {
+                return Some(Err(libc::ENOENT));
+            }
+            let _members = connection.local.membership.lock();
+            leave(epoll, &connection, find(&connection, number, fd)?);
+            None
         }
         _ => None,
     }
@@ -429,16 +437,15 @@ fn add(
 ) -> Option<Result<(), i32>> {
     let epoll = epoll(number)?;
     if let Some(one) = known.and_then(registration) {
-        if one.state.load(Ordering::Relaxed) != PARKED {
-            return Some(Err(libc::EEXIST));
+        if one.state.load(Ordering::Relaxed) == PARKED && unpark(epoll, connection, known?, &event)
+        {
+            look_soon(epoll, known?, epoll_fd, connection.fd);
+            return Some(Ok(()));
         }
-        one.events.store(event.events, Ordering::Relaxed);
-        one.data.store(event.u64, Ordering::Relaxed);
-        one.rearmed.store(1, Ordering::Relaxed);
-        one.state.store(BOARDED, Ordering::Relaxed);
-        epoll.virtuals.fetch_add(1, Ordering::Relaxed);
-        look_soon(epoll, known?, epoll_fd, connection.fd);
-        return Some(Ok(()));
+    }
+    let _members = connection.local.membership.lock();
+    if find(connection, number, connection.fd).is_some() {
+        return Some(Err(libc::EEXIST));
     }
     let is_held = opening::is_connecting(connection) && TAG.load(Ordering::Relaxed) != 0;
     let n = allocate_registration();
@@ -483,11 +490,38 @@ fn add(
         answered(connection);
     }
     if !connection.local.region.load(Ordering::Acquire).is_null() {
-        virtualise(connection);
+        virtualise_members(connection);
         // A thread may sleep in the kernel on an instance that had no accelerated member until now.
         kick(epoll_fd, connection.fd, n);
     }
     Some(Ok(()))
+}
+
+/// A parked registration is added again. False when it is on its way out of the books.
+fn unpark(epoll: &Epoll, connection: &Connection, n: u32, event: &epoll_event) -> bool {
+    let Some(one) = registration(n) else {
+        return false;
+    };
+    let _held = epoll.lock.lock();
+    if one.state.load(Ordering::Relaxed) != PARKED {
+        return false;
+    }
+    one.events.store(event.events, Ordering::Relaxed);
+    one.data.store(event.u64, Ordering::Relaxed);
+    one.rearmed.store(1, Ordering::Relaxed);
+    epoll.virtuals.fetch_add(1, Ordering::Relaxed);
+    if is_only_member(connection) {
+        one.state.store(BOARDED, Ordering::Relaxed);
+    } else {
+        epoll.link_unboarded(one, n);
+    }
+    true
+}
+
+/// True when at most one instance has the connection: more cannot share its one wake word.
+fn is_only_member(connection: &Connection) -> bool {
+    registration(connection.local.registrations.load(Ordering::Acquire))
+        .is_none_or(|one| one.next.load(Ordering::Relaxed) == 0)
 }
 
 fn control_nested(epoll: &Epoll, operation: i32, fd: i32, event: Option<epoll_event>) {
@@ -566,7 +600,7 @@ fn unlink(connection: &Connection, number: u32) {
     }
 }
 
-/// Removes a registration from our books altogether.
+/// Removes a registration from our books altogether. The caller holds the connection's `membership` lock.
 fn leave(epoll: &Epoll, connection: &Connection, number: u32) {
     let Some(one) = registration(number) else {
         return;
@@ -589,6 +623,10 @@ fn leave(epoll: &Epoll, connection: &Connection, number: u32) {
 /// A descriptor of a tracked connection is being closed. Registrations live as long as the description (epoll(7), questions 6 and 7):
 /// while `another` descriptor is left, they go on under it.
 pub(crate) fn descriptor_closing(connection: &Connection, another: Option<i32>) {
+    if connection.local.registrations.load(Ordering::Relaxed) == 0 {
+        return;
+    }
+    let _members = connection.local.membership.lock();
     each_registration(connection, |n, one| {
         if let Some(another) = another {
             if one.fd.load(Ordering::Relaxed) == connection.fd {
@@ -622,36 +660,23 @@ pub(crate) fn outlives_exec(connection: &Connection) -> bool {
 
 /// The connection has a channel: its registrations become ours to answer.
 pub(crate) fn virtualise(connection: &Connection) {
-    let several = {
-        let mut count = 0;
-        each_registration(connection, |_, _| count += 1);
-        count > 1
-    };
+    let _members = connection.local.membership.lock();
+    virtualise_members(connection);
+}
+
+/// As [`virtualise`]; the caller holds the connection's `membership` lock.
+fn virtualise_members(connection: &Connection) {
+    let several = !is_only_member(connection);
     each_registration(connection, |n, one| {
-        let state = one.state.load(Ordering::Relaxed);
         let number = one.epoll.load(Ordering::Relaxed);
         let Some(epoll) = epoll(number) else { return };
-        let epoll_fd = epoll.fd.load(Ordering::Relaxed) - 1;
-        let fd = one.fd.load(Ordering::Relaxed);
-        if state == PLAIN {
-            if TAG.load(Ordering::Relaxed) == 0 {
-                connection.pin(Reason::Unsupported);
-                return;
-            }
-            if sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_MOD, fd, CARRIER_EVENTS, tag(n)) < 0 {
-                // EPOLLEXCLUSIVE registrations cannot be modified: take the old one out, put ours in.
-                sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_DEL, fd, 0, 0);
-                if sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_ADD, fd, CARRIER_EVENTS, tag(n)) < 0 {
-                    connection.pin(Reason::NoResources);
-                    return;
-                }
-            }
+        let plain = one.state.load(Ordering::Relaxed) == PLAIN;
+        if plain && !kernel_has_ours(connection, epoll, one, n) {
+            return;
         }
-        if state == PLAIN || (state == BOARDED && several) {
-            let _held = epoll.lock.lock();
-            if state == PLAIN {
-                epoll.virtuals.fetch_add(1, Ordering::Relaxed);
-            }
+        let _held = epoll.lock.lock();
+        if plain {
+            epoll.virtuals.fetch_add(1, Ordering::Relaxed);
             let board = if several {
                 None
             } else {
@@ -663,28 +688,47 @@ pub(crate) fn virtualise(connection: &Connection) {
                     set_home_wake(connection, word);
                 }
                 None => {
-                    one.state.store(UNBOARDED, Ordering::Relaxed);
-                    one.unboarded_next
-                        .store(epoll.unboarded.load(Ordering::Relaxed), Ordering::Relaxed);
-                    epoll.unboarded.store(n, Ordering::Relaxed);
+                    epoll.link_unboarded(one, n);
                     set_home_wake(connection, WakeWord::None);
                 }
             }
+            push_ready(epoll, n);
+        } else if several && one.moves(BOARDED, UNBOARDED) {
+            epoll.link_unboarded(one, n);
+            set_home_wake(connection, WakeWord::None);
             push_ready(epoll, n);
         }
     });
 }
 
+/// Puts our events and tag in place of the program's in the kernel. False when that cannot be: the connection stays on its carrier.
+fn kernel_has_ours(connection: &Connection, epoll: &Epoll, one: &Registration, n: u32) -> bool {
+    if TAG.load(Ordering::Relaxed) == 0 {
+        connection.pin(Reason::Unsupported);
+        return false;
+    }
+    let epoll_fd = epoll.fd.load(Ordering::Relaxed) - 1;
+    let fd = one.fd.load(Ordering::Relaxed);
+    if sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_MOD, fd, CARRIER_EVENTS, tag(n)) >= 0 {
+        return true;
+    }
+    // EPOLLEXCLUSIVE registrations cannot be modified: take the old one out, put ours in.
+    sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_DEL, fd, 0, 0);
+    if sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_ADD, fd, CARRIER_EVENTS, tag(n)) >= 0 {
+        return true;
+    }
+    connection.pin(Reason::NoResources);
+    false
+}
+
 /// The engine has answered: the kernel has the program's registrations, and reports what holds now.
 pub(crate) fn answered(connection: &Connection) {
     each_registration(connection, |_, one| {
-        let held = one
-            .state
-            .compare_exchange(HELD, PLAIN, Ordering::AcqRel, Ordering::Relaxed);
+        let held = one.moves(HELD, PLAIN);
         let Some(epoll) = epoll(one.epoll.load(Ordering::Relaxed)) else {
             return;
         };
-        if held.is_ok() {
+        if held {
             epoll.virtuals.fetch_sub(1, Ordering::Relaxed);
             sys::epoll_ctl(
                 epoll.fd.load(Ordering::Relaxed) - 1,
@@ -699,20 +743,37 @@ pub(crate) fn answered(connection: &Connection) {
 
 /// The connection is back on the carrier for good: the kernel answers the program's registrations again.
 pub(crate) fn materialise(connection: &Connection) {
+    let _members = connection.local.membership.lock();
     each_registration(connection, |n, one| {
         let number = one.epoll.load(Ordering::Relaxed);
         let Some(epoll) = epoll(number) else { return };
         let epoll_fd = epoll.fd.load(Ordering::Relaxed) - 1;
         let fd = one.fd.load(Ordering::Relaxed);
-        match one.state.load(Ordering::Relaxed) {
-            BOARDED | UNBOARDED => {
-                {
-                    let _held = epoll.lock.lock();
-                    epoll.virtuals.fetch_sub(1, Ordering::Relaxed);
+        let was = {
+            let _held = epoll.lock.lock();
+            let was = one.state.load(Ordering::Relaxed);
+            match was {
+                BOARDED | UNBOARDED => {
+                    // A program may park it at this very moment: then it is gone, as if it had been before.
+                    let was = one.state.swap(PLAIN, Ordering::Relaxed);
+                    if was == PARKED {
+                        one.state.store(GONE, Ordering::Relaxed);
+                    } else {
+                        epoll.virtuals.fetch_sub(1, Ordering::Relaxed);
+                    }
                     remove_ready(epoll, n);
                     remove_unboarded(epoll, n);
-                    one.state.store(PLAIN, Ordering::Relaxed);
+                    was
                 }
+                PARKED => {
+                    one.state.store(GONE, Ordering::Relaxed);
+                    was
+                }
+                _ => was,
+            }
+        };
+        match was {
+            BOARDED | UNBOARDED => {
                 let events = one.events.load(Ordering::Relaxed);
                 sys::epoll_ctl(
                     epoll_fd,
@@ -889,6 +950,14 @@ fn nested_is_virtual(outer: &Epoll) -> bool {
 }
 
 impl Epoll {
+    /// Makes `one`, which is number `n`, a member that is looked at every time. The caller holds the lock, and it is not one yet.
+    fn link_unboarded(&self, one: &Registration, n: u32) {
+        one.state.store(UNBOARDED, Ordering::Relaxed);
+        one.unboarded_next
+            .store(self.unboarded.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.unboarded.store(n, Ordering::Relaxed);
+    }
+
     /// Moves marked bits and boardless members with news onto the ready list. True when the list has anything.
     fn sweep(&self) -> bool {
         let _held = self.lock.lock();

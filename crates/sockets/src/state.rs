@@ -76,6 +76,8 @@ pub(crate) struct Local {
     pub(crate) descriptors: AtomicU32,
     /// First of its epoll registrations, 0 for none.
     pub(crate) registrations: AtomicU32,
+    /// Held while that list, or which of its members are ours to answer, changes.
+    pub(crate) membership: lock::Private,
     /// Generation of the adapter connection over which pairing was asked for.
     pub(crate) asked_epoch: AtomicU32,
     /// Recent success of spinning, see [`crate::wait`].
@@ -728,6 +730,7 @@ pub extern "C" fn after_fork_in_child() {
     // The threads that slept or worked on a connection stayed with the parent.
     each_held(|_, _, local| {
         local.arming.reset();
+        local.membership.reset();
         local.sleepers.store(0, Ordering::Relaxed);
         local.users.store(0, Ordering::Relaxed);
     });
