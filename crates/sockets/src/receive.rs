@@ -450,13 +450,15 @@ fn look_at_carrier(connection: &Connection, end: &End<'_>) -> Result<Option<Step
                 .fetch_or(HINT_EOF | HINT_LOOK, Ordering::Relaxed);
             Ok(Some(Step::End))
         }
-        1.. => Ok(
-            if more || (drained && connection.local.sleepers.load(Ordering::Relaxed) == 0) {
-                None
-            } else {
-                Some(Step::Empty)
-            },
-        ),
+        1.. if more || (drained && connection.local.sleepers.load(Ordering::Relaxed) == 0) => {
+            Ok(None)
+        }
+        1.. if sys::poll_now(connection.fd, libc::POLLRDHUP) != 0 => {
+            // The end stands behind doorbells that are kept for other sleepers. It wakes them all by itself.
+            discard_doorbells(connection, end);
+            Ok(None)
+        }
+        1.. => Ok(Some(Step::Empty)),
         error if error == -(libc::EAGAIN as isize) => {
             if more {
                 return Ok(None);
@@ -678,8 +680,9 @@ fn wait_for_bytes(connection: &Connection, end: &End<'_>, seen: u64) -> Result<(
             } else {
                 polling_since
             };
-            if sys::poll_now(connection.fd, libc::POLLIN | libc::POLLRDHUP) != 0 {
-                peeked = true;
+            let seen = sys::poll_now(connection.fd, libc::POLLIN | libc::POLLRDHUP);
+            if seen != 0 {
+                peeked = seen & !libc::POLLIN != 0;
                 break;
             }
             if timed_out(connection.fd, libc::SO_RCVTIMEO, polling_since) {
@@ -696,6 +699,7 @@ fn wait_for_bytes(connection: &Connection, end: &End<'_>, seen: u64) -> Result<(
     leaving::follow();
     let start = sys::now_ns();
     arm(connection, end);
+    local.readers.fetch_add(1, Ordering::SeqCst);
     let slept = !news() || only_closed_news(end);
     let result = if !slept {
         1
@@ -715,6 +719,7 @@ fn wait_for_bytes(connection: &Connection, end: &End<'_>, seen: u64) -> Result<(
         result
     };
     let error = if result < 0 { errno::get() } else { 0 };
+    local.readers.fetch_sub(1, Ordering::SeqCst);
     disarm(connection, end);
     local.spin.slept(sys::now_ns() - start);
     match (result, error) {

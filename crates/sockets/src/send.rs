@@ -405,10 +405,17 @@ pub(crate) fn go_down(connection: &Connection, end: &End<'_>) {
     if end.tx_mode() != Mode::Ring {
         return;
     }
-    if end.begin_down() {
+    // A dead peer sleeps no more, and its kernel would answer a doorbell with a reset that drops what it has not delivered yet.
+    let peer_is_gone = connection.entry.command.load(Ordering::Relaxed) == COMMAND_PEER_GONE;
+    if end.begin_down() && !peer_is_gone {
         ring(connection);
     }
     end.finish_down();
+    stop_wanting(connection, end);
+    if connection.local.registrations.load(Ordering::Relaxed) != 0 {
+        // Whoever waits for room in an epoll instance hears of it from the kernel now.
+        epoll::watch_kernel_writable(connection);
+    }
 }
 
 /// The descriptor is about to serve somebody who knows nothing of rings (another program, a kernel feature): brings both directions to where the
@@ -572,7 +579,6 @@ pub(crate) fn want_credit(connection: &Connection, end: &End<'_>) -> Credit {
             ask_for_doorbell(connection, end)
         }
         Ok(0) => {
-            stop_wanting(connection, end);
             go_down(connection, end);
             Credit::WentDown
         }
@@ -607,12 +613,15 @@ fn ask_for_doorbell(connection: &Connection, end: &End<'_>) -> Credit {
     }
 }
 
-/// Takes the request for credit back, unless somebody else may still rely on it: a stale one costs the peer one look for each half ring.
-/// The caller holds the send lock, under which requests are made.
+/// Takes the request for credit back, unless somebody else may still rely on it. A stale one costs the peer one look for each half ring, and
+/// its doorbells meet a sender that is back on the carrier: should that be killed, they would make its kernel send a reset and drop what it
+/// has not delivered yet, where without us it would have delivered all and ended in order. The caller holds the send lock, under which requests are made.
 fn stop_wanting(connection: &Connection, end: &End<'_>) {
     let local = connection.local;
-    if local.sleepers.load(Ordering::SeqCst) == 0
-        && local.registrations.load(Ordering::Relaxed) == 0
+    // A thread that has just armed and is not counted as a reader yet makes us leave the request as it is, which is always right.
+    let readers = local.readers.load(Ordering::SeqCst);
+    if local.sleepers.load(Ordering::SeqCst) <= readers
+        && (local.registrations.load(Ordering::Relaxed) == 0 || end.tx_mode() != Mode::Ring)
     {
         end.ours().wake.want_credit.store(0, Ordering::SeqCst);
     }
@@ -661,17 +670,20 @@ fn wait_for_credit(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
     }
     arm(connection, end);
     let asked = want_credit(connection, end);
-    if !matches!(asked, Credit::WillRing) || full_no_more(end) {
-        disarm(connection, end);
-        receive::take_doorbells(connection, end, 1);
-        return Ok(());
+    let sleeps = matches!(asked, Credit::WillRing) && !full_no_more(end);
+    let (mut result, mut error) = (1, 0);
+    if sleeps {
+        result = sleep_for_doorbell(connection.fd);
+        error = if result < 0 { errno::get() } else { 0 };
+        entry.wakeups.fetch_add(1, Ordering::Relaxed);
     }
-    let result = sleep_for_doorbell(connection.fd);
-    let error = if result < 0 { errno::get() } else { 0 };
-    entry.wakeups.fetch_add(1, Ordering::Relaxed);
     disarm(connection, end);
     if let Some(_held) = lock::lock(&entry.tx_lock) {
         stop_wanting(connection, end);
+    }
+    if !sleeps {
+        receive::take_doorbells(connection, end, 1);
+        return Ok(());
     }
     local.spin.slept(sys::now_ns() - since);
     if result == 0 {

@@ -70,6 +70,8 @@ pub(crate) struct Local {
     pub(crate) home_wake: AtomicU32,
     /// Threads of this process that sleep in the kernel for this connection.
     pub(crate) sleepers: AtomicU32,
+    /// Those of them that wait for bytes only.
+    pub(crate) readers: AtomicU32,
     /// Makes a change of `sleepers` and of the wake word one step.
     pub(crate) arming: lock::Private,
     /// Descriptors of this process that refer to it.
@@ -732,6 +734,7 @@ pub extern "C" fn after_fork_in_child() {
         local.arming.reset();
         local.membership.reset();
         local.sleepers.store(0, Ordering::Relaxed);
+        local.readers.store(0, Ordering::Relaxed);
         local.users.store(0, Ordering::Relaxed);
     });
     if let Some(table) = table() {
