@@ -22,8 +22,8 @@ fn round(toehold: &mut Toehold, sides: Sides, number: u64, victim: Victim) -> bo
     let one_way = random.below(2) == 0;
     let name = format!("round{number}");
     let mut pair = Checked::start(toehold, sides, PROGRAM, (&name, number, 0, one_way));
-    // A client killed before it connects leaves a server that waits for one, as it should.
-    let connected = wait_until(PATIENCE, || !pair.server.whereabouts().contains("accept"));
+    // A client killed before it connects leaves a server that waits for one, as it should; a server killed before that refuses its client.
+    let connected = wait_until(PATIENCE, || pair.client_counters().sent > 0);
     assert!(connected, "round {number}: nobody connects");
     std::thread::sleep(Duration::from_micros(random.below(60_000)));
     let was_direct = sides.pair_up()
@@ -31,7 +31,8 @@ fn round(toehold: &mut Toehold, sides: Sides, number: u64, victim: Victim) -> bo
             .connections()
             .iter()
             .any(|connection| connection.count("bytes_ring_tx") > 0);
-    let victim = if victim == Victim::Adapter {
+    let adapter_dies = victim == Victim::Adapter;
+    let victim = if adapter_dies {
         survives_the_adapter(toehold, &mut pair, number);
         Victim::Client
     } else {
@@ -48,7 +49,9 @@ fn round(toehold: &mut Toehold, sides: Sides, number: u64, victim: Victim) -> bo
     );
     let end = survivor.wait(PATIENCE);
     let words = survivor.stdout();
-    let context = format!("round {number}, {victim:?} killed, one way: {one_way}");
+    let context = format!(
+        "round {number}, {victim:?} killed, adapter first: {adapter_dies}, one way: {one_way}"
+    );
     assert!(
         end.is_some_and(|status| status.success()),
         "{context}: the survivor is in {}\n{}",
