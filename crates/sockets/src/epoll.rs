@@ -449,8 +449,12 @@ fn add(
     }
     let is_held = opening::is_connecting(connection) && TAG.load(Ordering::Relaxed) != 0;
     let n = allocate_registration();
+    let is_attached = !connection.local.region.load(Ordering::Acquire).is_null()
+        && TAG.load(Ordering::Relaxed) != 0;
     let (events, data) = match n {
         Some(n) if is_held => (ANSWER_EVENTS, tag(n)),
+        // Ours from the start: a thread that sleeps on the instance must not meet the member twice, as the kernel's and as ours.
+        Some(n) if is_attached => (CARRIER_EVENTS, tag(n)),
         _ => (event.events, event.u64),
     };
     let result = sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_ADD, connection.fd, events, data);
@@ -1190,8 +1194,8 @@ impl Epoll {
     }
 }
 
-/// True when what the kernel reported on a carrier is an edge for the program too: the bytes, or the room, are the kernel's. What ends a
-/// connection is an edge by itself, once (see `Registration::is_new_edge`).
+/// True when what the kernel reported on a carrier is an edge for the program too: the bytes are the kernel's. What ends a connection is an
+/// edge by itself, once, and so is room after a refusal ([`writing_blocked`], `Registration::is_new_edge`).
 fn is_kernel_edge(connection: &Connection, events: u32) -> bool {
     if events & EPOLLPRI as u32 != 0 {
         return true;
@@ -1202,10 +1206,7 @@ fn is_kernel_edge(connection: &Connection, events: u32) -> bool {
     let Some(end) = connection.end() else {
         return true;
     };
-    let bytes =
-        events & EPOLLIN as u32 != 0 && (end.rx_mode() != Mode::Ring || end.records_pending());
-    let room = events & EPOLLOUT as u32 != 0 && end.tx_mode() != Mode::Ring;
-    bytes || room
+    events & EPOLLIN as u32 != 0 && (end.rx_mode() != Mode::Ring || end.records_pending())
 }
 
 /// Members with news have their peers' words and bytes in another core's cache: asks for all of them at once.
