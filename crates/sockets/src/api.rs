@@ -846,10 +846,7 @@ pub unsafe fn epoll_ctl(
     fd: c_int,
     event: *mut epoll_event,
 ) -> c_int {
-    if let (Some(number), true) = (
-        state::epoll_number(epfd),
-        matches!(state::kind(fd), Kind::Connection | Kind::Epoll),
-    ) {
+    if let Some(number) = state::epoll_number(epfd) {
         let given = (!event.is_null()).then(|| unsafe { event.read_unaligned() });
         if let Some(answer) = errno::keep(|| epoll::control(number, epfd, operation, fd, given)) {
             return errno::result(answer.map(|()| 0)) as c_int;

@@ -91,6 +91,8 @@ const PLAIN: u32 = 1;
 const BOARDED: u32 = 2;
 /// The kernel has ours; it is looked at every time.
 const UNBOARDED: u32 = 3;
+/// Of a socket that is not connected yet: the kernel has the program's events and data, and no connection has it on its list.
+const EARLY: u32 = 6;
 /// The program removed it; the kernel still has ours, because programs that remove often add again.
 const PARKED: u32 = 4;
 /// The kernel has ours until the engine has answered; then the program's own.
@@ -286,6 +288,14 @@ pub(crate) fn closing(number: u32) {
     }
     for n in 1..NEXT_UNUSED.load(Ordering::Relaxed) {
         let Some(one) = registration(n) else { break };
+        if one.state.load(Ordering::Relaxed) == EARLY && one.epoll.load(Ordering::Relaxed) == number
+        {
+            let _held = EARLY_LOCK.lock();
+            if one.state.load(Ordering::Relaxed) == EARLY {
+                forget_early(n);
+                continue;
+            }
+        }
         if one.connection.load(Ordering::Relaxed) != 0
             && one.epoll.load(Ordering::Relaxed) == number
         {
@@ -313,6 +323,7 @@ pub(crate) fn closing(number: u32) {
 /// After fork the boards are the parent's: the child looks at its members one by one.
 pub(crate) fn forked() {
     FREE_LOCK.reset();
+    EARLY_LOCK.reset();
     for number in 0..EPOLLS_MAX as u32 {
         let Some(epoll) = epoll(number) else { return };
         if epoll.fd.load(Ordering::Relaxed) == 0 {
@@ -379,7 +390,8 @@ pub(crate) fn control(
             return None;
         }
         Kind::Connection => {}
-        _ => return None,
+        Kind::Foreign => return control_early(number, epoll_fd, operation, fd, event),
+        Kind::Own => return None,
     }
     let connection = state::connection(fd)?;
     let known = find(&connection, number, fd);
@@ -499,6 +511,124 @@ fn add(
         kick(epoll_fd, connection.fd, n);
     }
     Some(Ok(()))
+}
+
+/// Held while the list of an unconnected socket's registrations changes.
+static EARLY_LOCK: lock::Private = lock::Private::new();
+
+/// `epoll_ctl` on what is no connection. A stream socket may become one: many programs register first and connect then.
+fn control_early(
+    number: u32,
+    epoll_fd: i32,
+    operation: i32,
+    fd: i32,
+    event: Option<epoll_event>,
+) -> Option<Result<(), i32>> {
+    let first = state::early_registrations(fd);
+    match operation {
+        libc::EPOLL_CTL_ADD => {
+            let event = event?;
+            if !sys::may_connect(fd) {
+                return None;
+            }
+            let result = sys::epoll_ctl(epoll_fd, operation, fd, event.events, event.u64);
+            if result < 0 {
+                return Some(Err(-result as i32));
+            }
+            let _held = EARLY_LOCK.lock();
+            let first = state::early_registrations(fd);
+            if let Some((n, one)) =
+                allocate_registration().and_then(|n| Some((n, registration(n)?)))
+            {
+                one.fd.store(fd, Ordering::Relaxed);
+                one.epoll.store(number, Ordering::Relaxed);
+                one.events.store(event.events, Ordering::Relaxed);
+                one.data.store(event.u64, Ordering::Relaxed);
+                one.on_ready.store(0, Ordering::Relaxed);
+                one.rearmed.store(1, Ordering::Relaxed);
+                one.next.store(first, Ordering::Relaxed);
+                one.state.store(EARLY, Ordering::Relaxed);
+                if !state::set_early_registrations(fd, first, n) {
+                    free_registration(n);
+                }
+            }
+            Some(Ok(()))
+        }
+        libc::EPOLL_CTL_MOD if first != 0 => {
+            let _held = EARLY_LOCK.lock();
+            let event = event?;
+            let one = registration(find_early(number, fd)?)?;
+            one.events.store(event.events, Ordering::Relaxed);
+            one.data.store(event.u64, Ordering::Relaxed);
+            None
+        }
+        libc::EPOLL_CTL_DEL if first != 0 => {
+            let _held = EARLY_LOCK.lock();
+            forget_early(find_early(number, fd)?);
+            None
+        }
+        _ => None,
+    }
+}
+
+fn find_early(number: u32, fd: i32) -> Option<u32> {
+    let mut n = state::early_registrations(fd);
+    while let Some(one) = registration(n) {
+        if one.epoll.load(Ordering::Relaxed) == number {
+            return Some(n);
+        }
+        n = one.next.load(Ordering::Relaxed);
+    }
+    None
+}
+
+/// Takes registration `gone` off its socket's list. The caller holds [`EARLY_LOCK`].
+fn forget_early(gone: u32) {
+    let Some(leaver) = registration(gone) else {
+        return;
+    };
+    let fd = leaver.fd.load(Ordering::Relaxed);
+    let after = leaver.next.load(Ordering::Relaxed);
+    if !state::set_early_registrations(fd, gone, after) {
+        let mut n = state::early_registrations(fd);
+        while let Some(one) = registration(n) {
+            n = one.next.load(Ordering::Relaxed);
+            if n == gone {
+                one.next.store(after, Ordering::Relaxed);
+            }
+        }
+    }
+    free_registration(gone);
+}
+
+/// A socket that was registered before it was connected is a connection now; `first` is its first registration.
+pub(crate) fn adopt(connection: &Connection, first: u32) {
+    let _members = connection.local.membership.lock();
+    let _held = EARLY_LOCK.lock();
+    let mut n = first;
+    while let Some(one) = registration(n) {
+        one.generation
+            .store(connection.generation, Ordering::Relaxed);
+        one.state.store(PLAIN, Ordering::Relaxed);
+        one.connection
+            .store(connection.index + 1, Ordering::Release);
+        n = one.next.load(Ordering::Relaxed);
+    }
+    connection
+        .local
+        .registrations
+        .store(first, Ordering::Release);
+}
+
+/// A socket that never became a connection is being closed.
+pub(crate) fn unconnected_closing(first: u32) {
+    let _held = EARLY_LOCK.lock();
+    let mut n = first;
+    while let Some(one) = registration(n) {
+        let next = one.next.load(Ordering::Relaxed);
+        free_registration(n);
+        n = next;
+    }
 }
 
 /// A parked registration is added again. False when it is on its way out of the books.

@@ -246,6 +246,29 @@ pub(crate) fn epoll_number(fd: i32) -> Option<u32> {
     (word >> KIND_SHIFT == 2).then_some(word as u32)
 }
 
+/// First of the epoll registrations of `fd`, of which only these are known, or 0.
+pub(crate) fn early_registrations(fd: i32) -> u32 {
+    let word = slot(fd).map_or(0, |slot| slot.load(Ordering::Acquire));
+    if word >> KIND_SHIFT == 0 {
+        word as u32
+    } else {
+        0
+    }
+}
+
+/// Replaces what [`early_registrations`] says. False when `fd` has come to stand for something else.
+pub(crate) fn set_early_registrations(fd: i32, was: u32, number: u32) -> bool {
+    slot(fd).is_some_and(|slot| {
+        slot.compare_exchange(
+            was.into(),
+            number.into(),
+            Ordering::AcqRel,
+            Ordering::Relaxed,
+        )
+        .is_ok()
+    })
+}
+
 /// Notes what `fd` stands for.
 pub(crate) fn note_epoll(fd: i32, number: u32) {
     if let Some(slot) = slot(fd) {
@@ -459,7 +482,13 @@ pub(crate) fn track(fd: i32, accepted: bool, nonblocking: Option<bool>) {
         .state
         .store(EntryState::Live as u32, Ordering::Release);
     local.descriptors.store(1, Ordering::Relaxed);
-    slot.store(connection_word(index, generation), Ordering::Release);
+    let word = connection_word(index, generation);
+    let before = slot.swap(word, Ordering::AcqRel);
+    if before >> KIND_SHIFT == 0 && before != 0 {
+        if let Some(connection) = connection_of_word(fd, word) {
+            crate::epoll::adopt(&connection, before as u32);
+        }
+    }
     adapter::say_hello_once();
 }
 
@@ -572,6 +601,10 @@ pub(crate) fn closing(fd: i32) {
         2 => {
             slot.store(0, Ordering::Release);
             crate::epoll::closing(word as u32);
+        }
+        0 if word != 0 => {
+            slot.store(0, Ordering::Release);
+            crate::epoll::unconnected_closing(word as u32);
         }
         _ => {}
     }

@@ -342,3 +342,11 @@ pub(crate) fn processor() -> u32 {
     // SAFETY: no arguments; answered in user space.
     unsafe { libc::sched_getcpu() as u32 }
 }
+
+/// True for a stream socket of the internet that does not listen: the kind that can become a connection.
+pub(crate) fn may_connect(fd: i32) -> bool {
+    let option = |name| getsockopt::<i32>(fd, libc::SOL_SOCKET, name);
+    option(libc::SO_TYPE) == Ok(libc::SOCK_STREAM)
+        && matches!(option(libc::SO_DOMAIN), Ok(libc::AF_INET | libc::AF_INET6))
+        && option(libc::SO_ACCEPTCONN) == Ok(0)
+}
