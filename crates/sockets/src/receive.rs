@@ -160,7 +160,10 @@ unsafe fn receive_attached(
                 continue;
             }
             Ok(Step::End) => return Ok(done),
-            Err(_) if done > 0 => return Ok(done),
+            Err(error) if done > 0 => {
+                keep_for_next_call(connection, error);
+                return Ok(done);
+            }
             Err(libc::ECONNRESET) if was_closed_cleanly(connection, &end) => {
                 entry
                     .rx_hints
@@ -484,6 +487,21 @@ pub(crate) fn keep_error(connection: &Connection, error: i32) {
     );
 }
 
+/// An error that came to a call which had moved bytes already: the kernel would have kept it for the next one.
+pub(crate) fn keep_for_next_call(connection: &Connection, error: i32) {
+    let of_the_connection = matches!(
+        error,
+        libc::ECONNRESET
+            | libc::ECONNABORTED
+            | libc::ETIMEDOUT
+            | libc::EHOSTUNREACH
+            | libc::ENETUNREACH
+    );
+    if of_the_connection && !error_is_pending(connection) {
+        keep_error(connection, error);
+    }
+}
+
 /// True when an error of the kernel's waits to be reported.
 pub(crate) fn error_is_pending(connection: &Connection) -> bool {
     connection.entry.rx_hints.load(Ordering::Relaxed) >> HINT_ERRNO_SHIFT != 0
@@ -550,12 +568,20 @@ pub(crate) fn discard_doorbells(connection: &Connection, end: &End<'_>) {
             )
         };
         if result <= 0 {
+            keep_if_error(connection, result);
             return;
         }
         connection
             .entry
             .rx_carrier
             .fetch_add(result as u64, Ordering::Relaxed);
+    }
+}
+
+/// The kernel tells an error once: when it comes to a call that was made for doorbells, it is kept for the program's next.
+fn keep_if_error(connection: &Connection, result: isize) {
+    if result < 0 && result != -(libc::EAGAIN as isize) {
+        keep_error(connection, -result as i32);
     }
 }
 
@@ -580,6 +606,8 @@ pub(crate) fn take_doorbells(connection: &Connection, end: &End<'_>, seen: usize
             .entry
             .rx_carrier
             .fetch_add(result as u64, Ordering::Relaxed);
+    } else {
+        keep_if_error(connection, result);
     }
 }
 

@@ -145,7 +145,10 @@ unsafe fn transmit_attached(
                 }
                 continue;
             }
-            Err(_) if done > 0 => return Ok(done),
+            Err(error) if done > 0 => {
+                receive::keep_for_next_call(connection, error);
+                return Ok(done);
+            }
             Err(error) => return Err(error),
             Ok(Turn::NoCredit) => {
                 if !waits {
