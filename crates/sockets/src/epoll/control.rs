@@ -1,0 +1,248 @@
+//! `epoll_ctl`.
+
+use core::sync::atomic::Ordering;
+
+use libc::{EPOLLEXCLUSIVE, epoll_event};
+use toehold_channel::sync::fence;
+use toehold_channel::table::Reason;
+
+use crate::offload::opening;
+use crate::state::{Connection, Kind};
+use crate::{state, sys};
+
+use super::early::control_early;
+use super::lists::push_ready;
+use super::membership::{answered, leave, virtualise_members};
+use super::registration::{
+    BOARDED, HELD, PARKED, PLAIN, TAG, allocate_registration, find, free_registration,
+    registration, tag, untag,
+};
+use super::{ANSWER_EVENTS, CARRIER_EVENTS, Epoll, NESTED_MAX, epoll, kick};
+
+/// `epoll_ctl` on a known instance. `Some` is the answer; `None`: the kernel's own call does it all.
+pub(crate) fn control(
+    number: u32,
+    epoll_fd: i32,
+    operation: i32,
+    fd: i32,
+    event: Option<epoll_event>,
+) -> Option<Result<(), i32>> {
+    let epoll = epoll(number)?;
+    if let (Some(event), libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD) = (event, operation) {
+        if untag(event.u64).is_some() {
+            // One in four thousand million: this program's data looks like our tags. Its epolls stay the kernel's.
+            TAG.store(0, Ordering::Relaxed);
+        }
+    }
+    match state::kind(fd) {
+        Kind::Epoll => {
+            control_nested(epoll, operation, fd, event);
+            return None;
+        }
+        Kind::Connection => {}
+        Kind::Foreign => return control_early(number, epoll_fd, operation, fd, event),
+        Kind::Own => return None,
+    }
+    let connection = state::connection(fd)?;
+    let known = find(&connection, number, fd);
+    match operation {
+        libc::EPOLL_CTL_ADD => add(&connection, number, epoll_fd, known, event?),
+        libc::EPOLL_CTL_MOD => {
+            let one = registration(known?)?;
+            if one.state.load(Ordering::Relaxed) == PARKED {
+                return Some(Err(libc::ENOENT));
+            }
+            let event = event?;
+            if one.state.load(Ordering::Relaxed) == HELD {
+                one.events.store(event.events, Ordering::Relaxed);
+                one.data.store(event.u64, Ordering::Relaxed);
+                return Some(Ok(()));
+            }
+            if !one.is_virtual() {
+                one.events.store(event.events, Ordering::Relaxed);
+                one.data.store(event.u64, Ordering::Relaxed);
+                return None;
+            }
+            // epoll_ctl(2): an exclusive registration cannot be modified, nor an ordinary one made exclusive.
+            if (event.events | one.events.load(Ordering::Relaxed)) & EPOLLEXCLUSIVE as u32 != 0 {
+                return Some(Err(libc::EINVAL));
+            }
+            one.events.store(event.events, Ordering::Relaxed);
+            one.data.store(event.u64, Ordering::Relaxed);
+            one.rearmed.store(1, Ordering::Relaxed);
+            look_soon(epoll, known?, epoll_fd, fd);
+            Some(Ok(()))
+        }
+        libc::EPOLL_CTL_DEL => {
+            let one = registration(known?)?;
+            if one.moves(BOARDED, PARKED) {
+                epoll.virtuals.fetch_sub(1, Ordering::Relaxed);
+                return Some(Ok(()));
+            }
+            if one.state.load(Ordering::Relaxed) == PARKED {
+                return Some(Err(libc::ENOENT));
+            }
+            let _members = connection.local.membership.lock();
+            leave(epoll, &connection, find(&connection, number, fd)?);
+            None
+        }
+        _ => None,
+    }
+}
+
+pub(super) fn add(
+    connection: &Connection,
+    number: u32,
+    epoll_fd: i32,
+    known: Option<u32>,
+    event: epoll_event,
+) -> Option<Result<(), i32>> {
+    let epoll = epoll(number)?;
+    if let Some(one) = known.and_then(registration) {
+        if one.state.load(Ordering::Relaxed) == PARKED && unpark(epoll, connection, known?, &event)
+        {
+            look_soon(epoll, known?, epoll_fd, connection.fd);
+            return Some(Ok(()));
+        }
+    }
+    let _members = connection.local.membership.lock();
+    if find(connection, number, connection.fd).is_some() {
+        return Some(Err(libc::EEXIST));
+    }
+    let is_held = opening::is_connecting(connection) && TAG.load(Ordering::Relaxed) != 0;
+    let n = allocate_registration();
+    let is_attached = !connection.local.region.load(Ordering::Acquire).is_null()
+        && TAG.load(Ordering::Relaxed) != 0;
+    let (events, data) = match n {
+        Some(n) if is_held => (ANSWER_EVENTS, tag(n)),
+        // Ours from the start: a thread that sleeps on the instance must not meet the member twice, as the kernel's and as ours.
+        Some(n) if is_attached => (CARRIER_EVENTS, tag(n)),
+        _ => (event.events, event.u64),
+    };
+    let result = sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_ADD, connection.fd, events, data);
+    if result < 0 {
+        if let Some(n) = n {
+            free_registration(n);
+        }
+        return Some(Err(-result as i32));
+    }
+    let Some(n) = n else {
+        connection.pin(Reason::NoResources);
+        return Some(Ok(()));
+    };
+    let one = registration(n)?;
+    one.generation
+        .store(connection.generation, Ordering::Relaxed);
+    one.fd.store(connection.fd, Ordering::Relaxed);
+    one.epoll.store(number, Ordering::Relaxed);
+    one.events.store(event.events, Ordering::Relaxed);
+    one.data.store(event.u64, Ordering::Relaxed);
+    one.on_ready.store(0, Ordering::Relaxed);
+    one.rearmed.store(1, Ordering::Relaxed);
+    one.state
+        .store(if is_held { HELD } else { PLAIN }, Ordering::Relaxed);
+    if is_held {
+        epoll.virtuals.fetch_add(1, Ordering::Relaxed);
+    }
+    one.next.store(
+        connection.local.registrations.load(Ordering::Relaxed),
+        Ordering::Relaxed,
+    );
+    one.connection
+        .store(connection.index + 1, Ordering::Release);
+    connection.local.registrations.store(n, Ordering::Release);
+    if is_held && !opening::is_connecting(connection) {
+        // Another thread has taken the answer meanwhile.
+        answered(connection);
+    }
+    if !connection.local.region.load(Ordering::Acquire).is_null() {
+        virtualise_members(connection);
+        // A thread may sleep in the kernel on an instance that had no accelerated member until now.
+        kick(epoll_fd, connection.fd, n);
+    }
+    Some(Ok(()))
+}
+
+/// A parked registration is added again. False when it is on its way out of the books.
+fn unpark(epoll: &Epoll, connection: &Connection, n: u32, event: &epoll_event) -> bool {
+    let Some(one) = registration(n) else {
+        return false;
+    };
+    let _held = epoll.lock.lock();
+    if one.state.load(Ordering::Relaxed) != PARKED {
+        return false;
+    }
+    one.events.store(event.events, Ordering::Relaxed);
+    one.data.store(event.u64, Ordering::Relaxed);
+    one.rearmed.store(1, Ordering::Relaxed);
+    epoll.virtuals.fetch_add(1, Ordering::Relaxed);
+    if is_only_member(connection) {
+        one.state.store(BOARDED, Ordering::Relaxed);
+    } else {
+        epoll.link_unboarded(one, n);
+    }
+    true
+}
+
+/// True when at most one instance has the connection: more cannot share its one wake word.
+pub(super) fn is_only_member(connection: &Connection) -> bool {
+    registration(connection.local.registrations.load(Ordering::Acquire))
+        .is_none_or(|one| one.next.load(Ordering::Relaxed) == 0)
+}
+
+fn control_nested(epoll: &Epoll, operation: i32, fd: i32, event: Option<epoll_event>) {
+    let Some(child) = state::epoll_number(fd) else {
+        return;
+    };
+    let _held = epoll.lock.lock();
+    let count = epoll.nested_count.load(Ordering::Relaxed) as usize;
+    let place = epoll.nested[..count]
+        .iter()
+        .position(|n| n.number.load(Ordering::Relaxed) == child);
+    match (operation, place, event) {
+        (libc::EPOLL_CTL_ADD, None, Some(event)) if count < NESTED_MAX => {
+            let nested = &epoll.nested[count];
+            nested.number.store(child, Ordering::Relaxed);
+            nested.fd.store(fd, Ordering::Relaxed);
+            nested.events.store(event.events, Ordering::Relaxed);
+            nested.data.store(event.u64, Ordering::Relaxed);
+            epoll
+                .nested_count
+                .store(count as u32 + 1, Ordering::Relaxed);
+        }
+        (libc::EPOLL_CTL_MOD, Some(place), Some(event)) => {
+            epoll.nested[place]
+                .events
+                .store(event.events, Ordering::Relaxed);
+            epoll.nested[place].data.store(event.u64, Ordering::Relaxed);
+        }
+        (libc::EPOLL_CTL_DEL, Some(place), _) => {
+            let last = &epoll.nested[count - 1];
+            let gone = &epoll.nested[place];
+            gone.number
+                .store(last.number.load(Ordering::Relaxed), Ordering::Relaxed);
+            gone.fd
+                .store(last.fd.load(Ordering::Relaxed), Ordering::Relaxed);
+            gone.events
+                .store(last.events.load(Ordering::Relaxed), Ordering::Relaxed);
+            gone.data
+                .store(last.data.load(Ordering::Relaxed), Ordering::Relaxed);
+            epoll
+                .nested_count
+                .store(count as u32 - 1, Ordering::Relaxed);
+        }
+        _ => {}
+    }
+}
+
+/// A member's interest changed: look at it at the next wait, and wake a thread that sleeps already.
+fn look_soon(epoll: &Epoll, number: u32, epoll_fd: i32, fd: i32) {
+    {
+        let _held = epoll.lock.lock();
+        push_ready(epoll, number);
+    }
+    fence(Ordering::SeqCst);
+    if epoll.sleepers.load(Ordering::SeqCst) != 0 {
+        kick(epoll_fd, fd, number);
+    }
+}

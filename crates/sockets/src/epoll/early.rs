@@ -1,0 +1,128 @@
+//! Registrations of sockets that are not connected yet: known by descriptor until there is a connection to own them.
+
+use core::sync::atomic::Ordering;
+
+use libc::epoll_event;
+
+use crate::state::Connection;
+use crate::{lock, state, sys};
+
+use super::registration::{EARLY, PLAIN, allocate_registration, free_registration, registration};
+
+/// Held while the list of an unconnected socket's registrations changes.
+pub(super) static EARLY_LOCK: lock::Private = lock::Private::new();
+
+/// `epoll_ctl` on what is no connection. A stream socket may become one: many programs register first and connect then.
+pub(super) fn control_early(
+    number: u32,
+    epoll_fd: i32,
+    operation: i32,
+    fd: i32,
+    event: Option<epoll_event>,
+) -> Option<Result<(), i32>> {
+    let first = state::early_registrations(fd);
+    match operation {
+        libc::EPOLL_CTL_ADD => {
+            let event = event?;
+            if !sys::may_connect(fd) {
+                return None;
+            }
+            let result = sys::epoll_ctl(epoll_fd, operation, fd, event.events, event.u64);
+            if result < 0 {
+                return Some(Err(-result as i32));
+            }
+            let _held = EARLY_LOCK.lock();
+            let first = state::early_registrations(fd);
+            if let Some((n, one)) =
+                allocate_registration().and_then(|n| Some((n, registration(n)?)))
+            {
+                one.fd.store(fd, Ordering::Relaxed);
+                one.epoll.store(number, Ordering::Relaxed);
+                one.events.store(event.events, Ordering::Relaxed);
+                one.data.store(event.u64, Ordering::Relaxed);
+                one.on_ready.store(0, Ordering::Relaxed);
+                one.rearmed.store(1, Ordering::Relaxed);
+                one.next.store(first, Ordering::Relaxed);
+                one.state.store(EARLY, Ordering::Relaxed);
+                if !state::set_early_registrations(fd, first, n) {
+                    free_registration(n);
+                }
+            }
+            Some(Ok(()))
+        }
+        libc::EPOLL_CTL_MOD if first != 0 => {
+            let _held = EARLY_LOCK.lock();
+            let event = event?;
+            let one = registration(find_early(number, fd)?)?;
+            one.events.store(event.events, Ordering::Relaxed);
+            one.data.store(event.u64, Ordering::Relaxed);
+            None
+        }
+        libc::EPOLL_CTL_DEL if first != 0 => {
+            let _held = EARLY_LOCK.lock();
+            forget_early(find_early(number, fd)?);
+            None
+        }
+        _ => None,
+    }
+}
+
+fn find_early(number: u32, fd: i32) -> Option<u32> {
+    let mut n = state::early_registrations(fd);
+    while let Some(one) = registration(n) {
+        if one.epoll.load(Ordering::Relaxed) == number {
+            return Some(n);
+        }
+        n = one.next.load(Ordering::Relaxed);
+    }
+    None
+}
+
+/// Takes registration `gone` off its socket's list. The caller holds [`EARLY_LOCK`].
+pub(super) fn forget_early(gone: u32) {
+    let Some(leaver) = registration(gone) else {
+        return;
+    };
+    let fd = leaver.fd.load(Ordering::Relaxed);
+    let after = leaver.next.load(Ordering::Relaxed);
+    if !state::set_early_registrations(fd, gone, after) {
+        let mut n = state::early_registrations(fd);
+        while let Some(one) = registration(n) {
+            n = one.next.load(Ordering::Relaxed);
+            if n == gone {
+                one.next.store(after, Ordering::Relaxed);
+            }
+        }
+    }
+    free_registration(gone);
+}
+
+/// A socket that was registered before it was connected is a connection now; `first` is its first registration.
+pub(crate) fn adopt(connection: &Connection, first: u32) {
+    let _members = connection.local.membership.lock();
+    let _held = EARLY_LOCK.lock();
+    let mut n = first;
+    while let Some(one) = registration(n) {
+        one.generation
+            .store(connection.generation, Ordering::Relaxed);
+        one.state.store(PLAIN, Ordering::Relaxed);
+        one.connection
+            .store(connection.index + 1, Ordering::Release);
+        n = one.next.load(Ordering::Relaxed);
+    }
+    connection
+        .local
+        .registrations
+        .store(first, Ordering::Release);
+}
+
+/// A socket that never became a connection is being closed.
+pub(crate) fn unconnected_closing(first: u32) {
+    let _held = EARLY_LOCK.lock();
+    let mut n = first;
+    while let Some(one) = registration(n) {
+        let next = one.next.load(Ordering::Relaxed);
+        free_registration(n);
+        n = next;
+    }
+}

@@ -1,0 +1,259 @@
+//! Who answers a connection's registrations: the kernel, or we.
+
+use core::sync::atomic::Ordering;
+
+use toehold_channel::doorbell::WakeWord;
+use toehold_channel::table::Reason;
+
+use crate::receive::set_wake;
+use crate::state::Connection;
+use crate::sys;
+
+use super::control::is_only_member;
+use super::lists::{push_ready, remove_ready, remove_unboarded};
+use super::registration::{
+    BOARDED, GONE, HELD, PARKED, PLAIN, Registration, TAG, UNBOARDED, each_registration,
+    free_registration, registration, tag, unlink,
+};
+use super::{CARRIER_EVENTS, Epoll, PAIRS_MAX, epoll};
+
+/// Removes a registration from our books altogether. The caller holds the connection's `membership` lock.
+pub(super) fn leave(epoll: &Epoll, connection: &Connection, number: u32) {
+    let Some(one) = registration(number) else {
+        return;
+    };
+    {
+        let _held = epoll.lock.lock();
+        if one.is_virtual() || one.state.load(Ordering::Relaxed) == HELD {
+            epoll.virtuals.fetch_sub(1, Ordering::Relaxed);
+        }
+        remove_ready(epoll, number);
+        remove_unboarded(epoll, number);
+    }
+    unlink(connection, number);
+    free_registration(number);
+    if connection.local.registrations.load(Ordering::Relaxed) == 0 {
+        set_home_wake(connection, WakeWord::None);
+    }
+}
+
+/// A descriptor of a tracked connection is being closed. Registrations live as long as the description (epoll(7), questions 6 and 7):
+/// while `another` descriptor is left, they go on under it.
+pub(crate) fn descriptor_closing(connection: &Connection, another: Option<i32>) {
+    if connection.local.registrations.load(Ordering::Relaxed) == 0 {
+        return;
+    }
+    let _members = connection.local.membership.lock();
+    each_registration(connection, |n, one| {
+        if let Some(another) = another {
+            if one.fd.load(Ordering::Relaxed) == connection.fd {
+                one.fd.store(another, Ordering::Relaxed);
+            }
+            return;
+        }
+        let number = one.epoll.load(Ordering::Relaxed);
+        if let Some(epoll) = epoll(number) {
+            if one.state.load(Ordering::Relaxed) != PLAIN {
+                let epoll_fd = epoll.fd.load(Ordering::Relaxed) - 1;
+                sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_DEL, connection.fd, 0, 0);
+            }
+            leave(epoll, connection, n);
+        }
+    });
+}
+
+/// True when an instance that the connection is registered with stays open over an exec: the new program will have the kernel's events
+/// of it, and those must be right.
+pub(crate) fn outlives_exec(connection: &Connection) -> bool {
+    let mut any = false;
+    each_registration(connection, |_, one| {
+        let epoll_fd = epoll(one.epoll.load(Ordering::Relaxed))
+            .map_or(-1, |epoll| epoll.fd.load(Ordering::Relaxed) - 1);
+        let flags = sys::fcntl(epoll_fd, libc::F_GETFD, 0);
+        any |= flags >= 0 && flags as i32 & libc::FD_CLOEXEC == 0;
+    });
+    any
+}
+
+/// The connection has a channel: its registrations become ours to answer.
+pub(crate) fn virtualise(connection: &Connection) {
+    let _members = connection.local.membership.lock();
+    virtualise_members(connection);
+}
+
+/// As [`virtualise`]; the caller holds the connection's `membership` lock.
+pub(super) fn virtualise_members(connection: &Connection) {
+    let several = !is_only_member(connection);
+    each_registration(connection, |n, one| {
+        let number = one.epoll.load(Ordering::Relaxed);
+        let Some(epoll) = epoll(number) else { return };
+        let plain = one.state.load(Ordering::Relaxed) == PLAIN;
+        if plain && !kernel_has_ours(connection, epoll, one, n) {
+            return;
+        }
+        let _held = epoll.lock.lock();
+        if plain {
+            epoll.virtuals.fetch_add(1, Ordering::Relaxed);
+            let board = if several {
+                None
+            } else {
+                give_board(epoll, number, connection, n)
+            };
+            match board {
+                Some(word) => {
+                    one.state.store(BOARDED, Ordering::Relaxed);
+                    set_home_wake(connection, word);
+                }
+                None => {
+                    epoll.link_unboarded(one, n);
+                    set_home_wake(connection, WakeWord::None);
+                }
+            }
+            push_ready(epoll, n);
+        } else if several && one.moves(BOARDED, UNBOARDED) {
+            epoll.link_unboarded(one, n);
+            set_home_wake(connection, WakeWord::None);
+            push_ready(epoll, n);
+        }
+    });
+}
+
+/// Puts our events and tag in place of the program's in the kernel. False when that cannot be: the connection stays on its carrier.
+fn kernel_has_ours(connection: &Connection, epoll: &Epoll, one: &Registration, n: u32) -> bool {
+    if TAG.load(Ordering::Relaxed) == 0 {
+        connection.pin(Reason::Unsupported);
+        return false;
+    }
+    let epoll_fd = epoll.fd.load(Ordering::Relaxed) - 1;
+    let fd = one.fd.load(Ordering::Relaxed);
+    if sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_MOD, fd, CARRIER_EVENTS, tag(n)) >= 0 {
+        return true;
+    }
+    // EPOLLEXCLUSIVE registrations cannot be modified: take the old one out, put ours in.
+    sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_DEL, fd, 0, 0);
+    if sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_ADD, fd, CARRIER_EVENTS, tag(n)) >= 0 {
+        return true;
+    }
+    connection.pin(Reason::NoResources);
+    false
+}
+
+/// The engine has answered: the kernel has the program's registrations, and reports what holds now.
+pub(crate) fn answered(connection: &Connection) {
+    each_registration(connection, |_, one| {
+        let held = one.moves(HELD, PLAIN);
+        let Some(epoll) = epoll(one.epoll.load(Ordering::Relaxed)) else {
+            return;
+        };
+        if held {
+            epoll.virtuals.fetch_sub(1, Ordering::Relaxed);
+            sys::epoll_ctl(
+                epoll.fd.load(Ordering::Relaxed) - 1,
+                libc::EPOLL_CTL_MOD,
+                one.fd.load(Ordering::Relaxed),
+                one.events.load(Ordering::Relaxed),
+                one.data.load(Ordering::Relaxed),
+            );
+        }
+    });
+}
+
+/// The connection is back on the carrier for good: the kernel answers the program's registrations again.
+pub(crate) fn materialise(connection: &Connection) {
+    let _members = connection.local.membership.lock();
+    each_registration(connection, |n, one| {
+        let number = one.epoll.load(Ordering::Relaxed);
+        let Some(epoll) = epoll(number) else { return };
+        let epoll_fd = epoll.fd.load(Ordering::Relaxed) - 1;
+        let fd = one.fd.load(Ordering::Relaxed);
+        let was = {
+            let _held = epoll.lock.lock();
+            let was = one.state.load(Ordering::Relaxed);
+            match was {
+                BOARDED | UNBOARDED => {
+                    // A program may park it at this very moment: then it is gone, as if it had been before.
+                    let was = one.state.swap(PLAIN, Ordering::Relaxed);
+                    if was == PARKED {
+                        one.state.store(GONE, Ordering::Relaxed);
+                    } else {
+                        epoll.virtuals.fetch_sub(1, Ordering::Relaxed);
+                    }
+                    remove_ready(epoll, n);
+                    remove_unboarded(epoll, n);
+                    was
+                }
+                PARKED => {
+                    one.state.store(GONE, Ordering::Relaxed);
+                    was
+                }
+                _ => was,
+            }
+        };
+        match was {
+            BOARDED | UNBOARDED => {
+                let events = one.events.load(Ordering::Relaxed);
+                sys::epoll_ctl(
+                    epoll_fd,
+                    libc::EPOLL_CTL_MOD,
+                    fd,
+                    events,
+                    one.data.load(Ordering::Relaxed),
+                );
+            }
+            PARKED => {
+                sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_DEL, fd, 0, 0);
+                leave(epoll, connection, n);
+            }
+            _ => {}
+        }
+    });
+    // Should the peer move up again before we notice, its first byte must ring.
+    set_home_wake(connection, WakeWord::Bell);
+}
+
+pub(super) fn set_home_wake(connection: &Connection, word: WakeWord) {
+    let _held = connection.local.arming.lock();
+    connection
+        .local
+        .home_wake
+        .store(word.to_word(), Ordering::Relaxed);
+    if connection.local.sleepers.load(Ordering::SeqCst) == 0 {
+        if let Some(end) = connection.end() {
+            set_wake(&end, word);
+        }
+    }
+}
+
+/// A board for registration `n`, under the instance's lock: the one this instance has in the connection's pair, or a new one.
+fn give_board(epoll: &Epoll, number: u32, connection: &Connection, n: u32) -> Option<WakeWord> {
+    let pointer = connection.local.pair.load(Ordering::Relaxed);
+    // SAFETY: places of the pair table are never released.
+    let pair = unsafe { pointer.as_ref() }?;
+    let slot = connection.entry.slot.load(Ordering::Relaxed);
+    let mut board = None;
+    for (index, user) in pair.epolls.iter().enumerate() {
+        if user.load(Ordering::Relaxed) == number + 1 {
+            board = Some(index);
+            break;
+        }
+    }
+    if board.is_none() {
+        let count = epoll.pair_count.load(Ordering::Relaxed) as usize;
+        if count == PAIRS_MAX {
+            return None;
+        }
+        let index = pair.epolls.iter().position(|user| {
+            user.compare_exchange(0, number + 1, Ordering::AcqRel, Ordering::Relaxed)
+                .is_ok()
+        })?;
+        epoll.pairs[count].store(pointer, Ordering::Relaxed);
+        epoll.boards[count].store(index as u32, Ordering::Relaxed);
+        epoll.pair_count.store(count as u32 + 1, Ordering::Relaxed);
+        board = Some(index);
+    }
+    pair.registration(slot)?.store(n, Ordering::Relaxed);
+    Some(WakeWord::Board {
+        board: board? as u32,
+        bit: slot,
+    })
+}

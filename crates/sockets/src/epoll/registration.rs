@@ -1,0 +1,183 @@
+//! What a program registered, one record each, in one slab.
+
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+
+use toehold_channel::table::EntryState;
+
+use crate::state::Connection;
+use crate::{lock, state};
+
+/// Registrations of tracked connections at a time.
+pub(super) const REGISTRATIONS_MAX: usize = 1 << 17;
+
+/// One `epoll_ctl(ADD)` of a tracked connection. All zeroes is a free one.
+#[derive(Default)]
+pub(super) struct Registration {
+    /// Connection number plus one; 0 is free.
+    pub(super) connection: AtomicU32,
+    pub(super) generation: AtomicU32,
+    pub(super) fd: AtomicI32,
+    /// Epoll number.
+    pub(super) epoll: AtomicU32,
+    /// The program's events.
+    pub(super) events: AtomicU32,
+    /// The program's data.
+    pub(super) data: AtomicU64,
+    pub(super) state: AtomicU32,
+    /// Next registration of the same connection, or next free one.
+    pub(super) next: AtomicU32,
+    pub(super) ready_next: AtomicU32,
+    pub(super) on_ready: AtomicU32,
+    pub(super) unboarded_next: AtomicU32,
+    /// Edge-triggered: what was reported last, and the peer's position then.
+    pub(super) edge_mask: AtomicU32,
+    pub(super) edge_tail: AtomicU64,
+    /// Edge-triggered: report whatever holds at the next look (a new registration, a modified one, news from the kernel).
+    pub(super) rearmed: AtomicU32,
+}
+
+// States of a registration. They change under the instance's lock, save BOARDED to PARKED, which is one exchange; and what the kernel has
+// changes under the connection's `membership` lock, too.
+
+/// Being taken out of the books.
+pub(super) const GONE: u32 = 0;
+/// The kernel has the program's events and data.
+pub(super) const PLAIN: u32 = 1;
+/// The kernel has ours; a board reports it.
+pub(super) const BOARDED: u32 = 2;
+/// The kernel has ours; it is looked at every time.
+pub(super) const UNBOARDED: u32 = 3;
+/// Of a socket that is not connected yet: the kernel has the program's events and data, and no connection has it on its list.
+pub(super) const EARLY: u32 = 6;
+/// The program removed it; the kernel still has ours, because programs that remove often add again.
+pub(super) const PARKED: u32 = 4;
+/// The kernel has ours until the engine has answered; then the program's own.
+pub(super) const HELD: u32 = 5;
+pub(super) static REGISTRATIONS: AtomicPtr<Registration> = AtomicPtr::new(null_mut());
+pub(super) static FREE_LOCK: lock::Private = lock::Private::new();
+static FREE_HEAD: AtomicU32 = AtomicU32::new(0);
+pub(super) static NEXT_UNUSED: AtomicU32 = AtomicU32::new(1);
+/// Upper half of our tags; a program whose own data begins with it keeps the kernel's epoll.
+pub(super) static TAG: AtomicU32 = AtomicU32::new(0);
+
+pub(super) fn registration(number: u32) -> Option<&'static Registration> {
+    if number == 0 || number as usize >= REGISTRATIONS_MAX {
+        return None;
+    }
+    // SAFETY: in bounds; reserved at start for as long as the process lives; zeroes are valid.
+    Some(unsafe { &*REGISTRATIONS.load(Ordering::Relaxed).add(number as usize) })
+}
+
+pub(super) fn tag(number: u32) -> u64 {
+    u64::from(TAG.load(Ordering::Relaxed)) << 32 | u64::from(number)
+}
+
+pub(super) fn untag(data: u64) -> Option<u32> {
+    let tag = TAG.load(Ordering::Relaxed);
+    (tag != 0 && (data >> 32) as u32 == tag).then_some(data as u32)
+}
+
+impl Registration {
+    pub(super) fn behind(&self) -> Option<Connection> {
+        let index = self.connection.load(Ordering::Acquire).checked_sub(1)?;
+        let connection = Connection {
+            fd: self.fd.load(Ordering::Relaxed),
+            index,
+            generation: self.generation.load(Ordering::Relaxed),
+            entry: state::entry(index)?,
+            local: state::local(index)?,
+        };
+        (connection.is_current()
+            && connection.entry.state.load(Ordering::Relaxed) == EntryState::Live as u32)
+            .then_some(connection)
+    }
+
+    /// Edge-triggered: whether `ready` is more than what was reported before, or new bytes came since. `consume` remembers it as reported.
+    pub(super) fn is_new_edge(&self, connection: &Connection, ready: u32, consume: bool) -> bool {
+        let tail = connection
+            .end()
+            .map_or(0, |end| end.theirs().publish.tail.load(Ordering::Relaxed));
+        let new = self.rearmed.load(Ordering::Relaxed) != 0
+            || ready & !self.edge_mask.load(Ordering::Relaxed) != 0
+            || tail != self.edge_tail.load(Ordering::Relaxed);
+        if consume {
+            self.rearmed.store(0, Ordering::Relaxed);
+            self.edge_mask.store(ready, Ordering::Relaxed);
+            self.edge_tail.store(tail, Ordering::Relaxed);
+        }
+        new
+    }
+
+    /// One step from a state to another; false when it was in a third.
+    pub(super) fn moves(&self, from: u32, to: u32) -> bool {
+        self.state
+            .compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed)
+            .is_ok()
+    }
+
+    pub(super) fn is_virtual(&self) -> bool {
+        matches!(self.state.load(Ordering::Relaxed), BOARDED | UNBOARDED)
+    }
+}
+
+pub(super) fn allocate_registration() -> Option<u32> {
+    let _held = FREE_LOCK.lock();
+    let head = FREE_HEAD.load(Ordering::Relaxed);
+    if let Some(free) = registration(head) {
+        FREE_HEAD.store(free.next.load(Ordering::Relaxed), Ordering::Relaxed);
+        return Some(head);
+    }
+    let next = NEXT_UNUSED.load(Ordering::Relaxed);
+    if next as usize >= REGISTRATIONS_MAX {
+        return None;
+    }
+    NEXT_UNUSED.store(next + 1, Ordering::Relaxed);
+    Some(next)
+}
+
+pub(super) fn free_registration(number: u32) {
+    let Some(gone) = registration(number) else {
+        return;
+    };
+    gone.connection.store(0, Ordering::Release);
+    gone.state.store(0, Ordering::Relaxed);
+    let _held = FREE_LOCK.lock();
+    gone.next
+        .store(FREE_HEAD.load(Ordering::Relaxed), Ordering::Relaxed);
+    FREE_HEAD.store(number, Ordering::Relaxed);
+}
+
+pub(super) fn find(connection: &Connection, number: u32, fd: i32) -> Option<u32> {
+    let mut n = connection.local.registrations.load(Ordering::Acquire);
+    while let Some(one) = registration(n) {
+        if one.epoll.load(Ordering::Relaxed) == number && one.fd.load(Ordering::Relaxed) == fd {
+            return Some(n);
+        }
+        n = one.next.load(Ordering::Relaxed);
+    }
+    None
+}
+
+pub(super) fn each_registration(
+    connection: &Connection,
+    mut each: impl FnMut(u32, &'static Registration),
+) {
+    let mut n = connection.local.registrations.load(Ordering::Acquire);
+    while let Some(one) = registration(n) {
+        let next = one.next.load(Ordering::Relaxed);
+        each(n, one);
+        n = next;
+    }
+}
+
+pub(super) fn unlink(connection: &Connection, number: u32) {
+    let mut place = &connection.local.registrations;
+    while let Some(one) = registration(place.load(Ordering::Relaxed)) {
+        if place.load(Ordering::Relaxed) == number {
+            place.store(one.next.load(Ordering::Relaxed), Ordering::Release);
+            return;
+        }
+        place = &one.next;
+    }
+}

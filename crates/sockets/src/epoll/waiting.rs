@@ -1,0 +1,277 @@
+//! `epoll_wait`.
+
+use core::sync::atomic::Ordering;
+
+use libc::{EPOLLERR, EPOLLHUP, EPOLLRDHUP, epoll_event};
+use toehold_channel::layout::CAPACITY_LOG2_MIN;
+use toehold_channel::sync::fence;
+use toehold_copy::prefetch;
+
+use crate::receive::{arm, disarm};
+use crate::wait::KERNEL_LOOK_NS;
+use crate::{leaving, ready, sys, wait};
+
+use super::registration::{Registration, registration};
+use super::{BATCH, EDGE, Epoll, NESTED_MAX, READINESS, UNBOARDED_MAX, epoll};
+
+/// While shared memory keeps us busy, the kernel's own members are asked this often.
+const KERNEL_MEMBERS_NS: u64 = 50_000;
+
+/// Members with news have their peers' words and bytes in another core's cache: asks for all of them at once.
+pub(super) fn fetch_lines(batch: &[u32]) {
+    for connection in batch
+        .iter()
+        .filter_map(|&n| registration(n))
+        .filter_map(Registration::behind)
+    {
+        if let Some(end) = connection.end() {
+            prefetch::for_read(&raw const end.theirs().publish.tail);
+            // A ring that never filled has its first capacity; for one that grew the hint is wrong and harmless.
+            let offset = connection.entry.rx_ring.load(Ordering::Relaxed) as usize
+                & ((1 << CAPACITY_LOG2_MIN) - 1);
+            prefetch::for_read(end.ring_in().wrapping_add(offset).cast_const());
+        }
+    }
+}
+
+pub(super) fn unboarded_has_news(one: &Registration) -> bool {
+    let Some(connection) = one.behind() else {
+        return false;
+    };
+    let wanted = one.events.load(Ordering::Relaxed);
+    connection.local.users.fetch_add(1, Ordering::SeqCst);
+    let all = connection.end().map_or(0, |end| {
+        let interest = wanted & READINESS | EPOLLRDHUP as u32;
+        ready::events(&connection, &end, interest as i16) as u16 as u32
+    });
+    connection.local.users.fetch_sub(1, Ordering::SeqCst);
+    let ready = all & (wanted | (EPOLLERR | EPOLLHUP) as u32);
+    ready != 0 && (wanted & EDGE == 0 || one.is_new_edge(&connection, all, false))
+}
+
+/// True when a wait on instance `number` would return at once because of accelerated members; changes nothing.
+pub(crate) fn has_ready(number: u32) -> bool {
+    let Some(epoll) = epoll(number) else {
+        return false;
+    };
+    let mut one = [epoll_event { events: 0, u64: 0 }; 1];
+    for _ in 0..BATCH {
+        if !epoll.sweep() {
+            return false;
+        }
+        if epoll.harvest(&mut one, false) > 0 {
+            return true;
+        }
+    }
+    false
+}
+
+/// Announces or ends a sleep on instance `number` by somebody who watches its descriptor from outside.
+pub(crate) fn set_observed(number: u32, observed: bool) {
+    let Some(epoll) = epoll(number) else { return };
+    if observed {
+        epoll.begin_sleep();
+    } else {
+        epoll.end_sleep();
+    }
+    let mut members = [0u32; UNBOARDED_MAX];
+    let count = epoll.unboarded_members(&mut members);
+    for &n in &members[..count] {
+        arm_member(n, observed);
+    }
+}
+
+fn arm_member(n: u32, on: bool) {
+    if let Some(connection) = registration(n).and_then(Registration::behind) {
+        if let Some(end) = connection.end() {
+            if on {
+                arm(&connection, &end)
+            } else {
+                disarm(&connection, &end)
+            }
+        }
+    }
+}
+
+/// `epoll_wait` on an instance with accelerated members. `kernel` waits on the kernel's side: it gets the buffer and the time-out in
+/// nanoseconds (`None`: no limit) and returns what `epoll_wait` does.
+pub(crate) fn wait(
+    number: u32,
+    events: &mut [epoll_event],
+    timeout_ns: Option<u64>,
+    mut kernel: impl FnMut(&mut [epoll_event], Option<u64>) -> i32,
+) -> i32 {
+    let Some(epoll) = epoll(number) else {
+        return kernel(events, timeout_ns);
+    };
+    let mut started = 0u64;
+    loop {
+        let mut found = 0;
+        if epoll.sweep() {
+            found = epoll.harvest(events, true);
+        }
+        if found == 0 && epoll.nested_count.load(Ordering::Relaxed) != 0 {
+            found = epoll.nested_events(events);
+        }
+        if found > 0 || timeout_ns == Some(0) {
+            return with_kernel_members(epoll, events, found, timeout_ns == Some(0), &mut kernel);
+        }
+        let now = sys::now_ns();
+        if started == 0 {
+            started = now;
+        }
+        let left = timeout_ns.map(|limit| limit.saturating_sub(now - started));
+        let budget = epoll.spin.budget_ns().min(left.unwrap_or(u64::MAX));
+        if budget > 0 {
+            let slice = budget.min(KERNEL_LOOK_NS.max(if budget == u64::MAX { 0 } else { budget }));
+            let slice = if budget == u64::MAX {
+                KERNEL_LOOK_NS
+            } else {
+                slice
+            };
+            if wait::spin(
+                &epoll.spin,
+                slice,
+                epoll.last_peer_processor.load(Ordering::Relaxed),
+                || epoll.sweep(),
+            ) {
+                epoll.spin.paid();
+                continue;
+            }
+            if budget == u64::MAX {
+                let n = kernel(events, Some(0));
+                if n != 0 {
+                    let kept = epoll.sort_kernel_events(&mut events[..n.max(0) as usize]);
+                    if n < 0 || kept > 0 {
+                        return if n < 0 { n } else { kept as i32 };
+                    }
+                }
+                continue;
+            }
+        }
+        leaving::follow();
+        let n = sleep(epoll, events, left, &mut kernel);
+        epoll.spin.slept(sys::now_ns() - now);
+        if n < 0 {
+            return n;
+        }
+        let kept = epoll.sort_kernel_events(&mut events[..n as usize]);
+        epoll.kernel_seen_ns.store(sys::now_ns(), Ordering::Relaxed);
+        if kept > 0 {
+            let more = if epoll.sweep() {
+                epoll.harvest(&mut events[kept..], true)
+            } else {
+                0
+            };
+            return (kept + more) as i32;
+        }
+        if let Some(limit) = timeout_ns {
+            if sys::now_ns() - started >= limit {
+                return if epoll.sweep() {
+                    epoll.harvest(events, true) as i32
+                } else {
+                    0
+                };
+            }
+        }
+    }
+}
+
+/// Adds events of ordinary members, now and then, so that a busy ring does not starve them.
+fn with_kernel_members(
+    epoll: &Epoll,
+    events: &mut [epoll_event],
+    found: usize,
+    always: bool,
+    kernel: &mut impl FnMut(&mut [epoll_event], Option<u64>) -> i32,
+) -> i32 {
+    let now = sys::now_ns();
+    let due = now - epoll.kernel_seen_ns.load(Ordering::Relaxed) >= KERNEL_MEMBERS_NS;
+    if found == events.len() || !(due || always) {
+        return found as i32;
+    }
+    epoll.kernel_seen_ns.store(now, Ordering::Relaxed);
+    let n = kernel(&mut events[found..], Some(0));
+    if n <= 0 {
+        return if found > 0 { found as i32 } else { n };
+    }
+    let mut kept = epoll.sort_kernel_events(&mut events[found..found + n as usize]);
+    if found > 0 && epoll.nested_count.load(Ordering::Relaxed) != 0 {
+        kept = without_repeats(events, found, kept);
+    }
+    if kept > 0 {
+        // Members that stay ready are reported every time, as the kernel would.
+        epoll.kernel_seen_ns.store(0, Ordering::Relaxed);
+    }
+    let mut total = found + kept;
+    if total == 0 && epoll.sweep() {
+        total = epoll.harvest(events, true);
+    }
+    total as i32
+}
+
+/// An instance inside this one that we found ready is ready to the kernel, too: once is enough.
+fn without_repeats(events: &mut [epoll_event], found: usize, kept: usize) -> usize {
+    let mut unique = 0;
+    for at in found..found + kept {
+        let event = events[at];
+        if events[..found]
+            .iter()
+            .all(|known| { known.u64 } != { event.u64 })
+        {
+            events[found + unique] = event;
+            unique += 1;
+        }
+    }
+    unique
+}
+
+pub(super) fn sleep(
+    epoll: &Epoll,
+    events: &mut [epoll_event],
+    left: Option<u64>,
+    kernel: &mut impl FnMut(&mut [epoll_event], Option<u64>) -> i32,
+) -> i32 {
+    let mut members = [0u32; UNBOARDED_MAX];
+    let count = epoll.unboarded_members(&mut members);
+    epoll.begin_sleep();
+    for &n in &members[..count] {
+        arm_member(n, true);
+    }
+    let nested = (epoll.nested_count.load(Ordering::Relaxed) as usize).min(NESTED_MAX);
+    for inner in &epoll.nested[..nested] {
+        set_observed(inner.number.load(Ordering::Relaxed), true);
+    }
+    // The other half of `toehold_channel::doorbell`: we said that we sleep, now look again.
+    fence(Ordering::SeqCst);
+    let news = epoll.sweep()
+        || epoll.nested[..nested]
+            .iter()
+            .any(|inner| has_ready(inner.number.load(Ordering::Relaxed)));
+    let result = kernel(events, if news { Some(0) } else { left });
+    for inner in &epoll.nested[..nested] {
+        set_observed(inner.number.load(Ordering::Relaxed), false);
+    }
+    for &n in &members[..count] {
+        arm_member(n, false);
+    }
+    epoll.end_sleep();
+    result
+}
+
+/// The kernel's own call returned `events` on an instance that got accelerated members while it slept: takes ours out and looks at
+/// them. `None`: nothing is left, wait again.
+pub(crate) fn after_kernel_wait(
+    number: u32,
+    events: &mut [epoll_event],
+    returned: usize,
+) -> Option<i32> {
+    let epoll = epoll(number)?;
+    let kept = epoll.sort_kernel_events(&mut events[..returned]);
+    let more = if kept < events.len() && epoll.sweep() {
+        epoll.harvest(&mut events[kept..], true)
+    } else {
+        0
+    };
+    (kept + more > 0).then_some((kept + more) as i32)
+}
