@@ -2,7 +2,7 @@
 //!
 //! A detached connection is back on its carrier, but its region would stay mapped at both ends. Once both directions are down and
 //! acknowledged, at once when regions are short, else after a while ([`LEAVE_AFTER_NS`]: an operator may think better of it), each end declares that it will not go up in this region again ([`LEFT`]), frees it when it sees that the other has
-//! declared so, too, and tells the adapter ([`Kind::Withdraw`]), which drops the descriptor. A later upgrade begins anew, by asking.
+//! declared so, too, and tells the adapter ([`Kind::Withdraw`](toehold_channel::rendezvous::Kind::Withdraw)), which drops the descriptor. A later upgrade begins anew, by asking.
 //!
 //! ```text
 //!   refuse (either side) ─► both directions down, records carried out ─► we: LEFT ─┐
