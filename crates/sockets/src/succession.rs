@@ -2,7 +2,7 @@
 //!
 //! All that the library knows is in memory that exec throws away. What the family shares (positions, modes, counts) is in the table's
 //! memfd; the rest, which descriptor stands for which entry and where its region is, is written into a memfd of its own, the
-//! *estate*, whose number travels in the environment. Region and pair descriptors come from the adapter once more ([`Kind::Resume`]),
+//! *estate*, whose number travels in the environment. Region and pair descriptors come from the adapter once more ([`Kind::Resume`](toehold_channel::rendezvous::Kind::Resume)),
 //! before the exec: a program whose adapter does not answer is no worse off than one whose successor lacks the library.
 //!
 //! ```text
