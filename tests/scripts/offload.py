@@ -151,8 +151,12 @@ def slow_connect(host, port):
     """Nobody answers: while that lasts the socket must not look connected."""
     sock = socket.socket()
     sock.setblocking(False)
+    early, epoll, poll = select.epoll(), select.epoll(), select.poll()
+    # Proxies register first and connect then.
+    early.register(sock, select.EPOLLIN | select.EPOLLOUT)
+    early.poll(0)
     assert sock.connect_ex((host, int(port))) == errno.EINPROGRESS
-    epoll, poll = select.epoll(), select.poll()
+    assert early.poll(0.2) == []
     epoll.register(sock, select.EPOLLIN | select.EPOLLOUT)
     poll.register(sock, select.POLLIN | select.POLLOUT)
     assert epoll.poll(0.2) == [] and poll.poll(200) == []

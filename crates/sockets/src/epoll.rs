@@ -51,7 +51,9 @@ use waiting::{fetch_lines, unboarded_has_news};
 
 pub(crate) use control::control;
 pub(crate) use early::{adopt, unconnected_closing};
-pub(crate) use membership::{answered, descriptor_closing, materialise, outlives_exec, virtualise};
+pub(crate) use membership::{
+    answered, descriptor_closing, hold, materialise, outlives_exec, virtualise,
+};
 pub(crate) use waiting::{after_kernel_wait, has_ready, set_observed, wait};
 
 /// Epoll instances known at a time; others stay the kernel's alone, with their members on the host path.

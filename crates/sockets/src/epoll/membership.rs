@@ -15,7 +15,7 @@ use super::registration::{
     BOARDED, GONE, HELD, PARKED, PLAIN, Registration, TAG, UNBOARDED, each_registration,
     free_registration, registration, tag, unlink,
 };
-use super::{CARRIER_EVENTS, Epoll, PAIRS_MAX, epoll};
+use super::{ANSWER_EVENTS, CARRIER_EVENTS, Epoll, PAIRS_MAX, epoll};
 
 /// Removes a registration from our books altogether. The caller holds the connection's `membership` lock.
 pub(super) fn leave(epoll: &Epoll, connection: &Connection, number: u32) {
@@ -136,6 +136,26 @@ fn kernel_has_ours(connection: &Connection, epoll: &Epoll, one: &Registration, n
     }
     connection.pin(Reason::NoResources);
     false
+}
+
+/// The connection waits for the engine's answer, while its carrier is connected already: registrations that were made before are ours until then.
+pub(crate) fn hold(connection: &Connection) {
+    let _members = connection.local.membership.lock();
+    each_registration(connection, |n, one| {
+        let Some(epoll) = epoll(one.epoll.load(Ordering::Relaxed)) else {
+            return;
+        };
+        if TAG.load(Ordering::Relaxed) != 0 && one.moves(PLAIN, HELD) {
+            epoll.virtuals.fetch_add(1, Ordering::Relaxed);
+            sys::epoll_ctl(
+                epoll.fd.load(Ordering::Relaxed) - 1,
+                libc::EPOLL_CTL_MOD,
+                one.fd.load(Ordering::Relaxed),
+                ANSWER_EVENTS,
+                tag(n),
+            );
+        }
+    });
 }
 
 /// The engine has answered: the kernel has the program's registrations, and reports what holds now.

@@ -148,6 +148,7 @@ fn track(fd: i32, remote: Address) -> Option<Connection> {
     WAITING.fetch_add(1, Ordering::Relaxed);
     let flags = FLAG_OFFLOAD | FLAG_CONNECTING;
     entry.flags.fetch_or(flags, Ordering::Release);
+    epoll::hold(&connection);
     Some(connection)
 }
 
