@@ -33,6 +33,10 @@ pub fn run_from_args(args: &[String]) -> i32 {
             }
             0
         }
+        ["run", rest @ ..] if rest.iter().any(|&word| matches!(word, "--help" | "-h")) => {
+            println!("{USAGE}");
+            0
+        }
         ["run", rest @ ..] => match Request::parse(rest) {
             Ok(request) => request.carry_out(),
             Err(why) => complain(2, &format!("{why}\n{USAGE}")),
