@@ -164,7 +164,14 @@ fn complain(code: i32, why: &str) -> i32 {
 }
 
 const USAGE: &str = "usage: toehold lab list
-       toehold lab run PLAN [--json] [--out DIR] [--quick] [--rounds N]";
+       toehold lab run PLAN [--json] [--out DIR] [--quick] [--rounds N]
+
+  list          the experiments there are
+  run PLAN      carries one out: tables, which aims hold, and the published figures beside them
+  --json        the report for programs, every number of it, instead of the tables
+  --out DIR     writes PLAN.json and PLAN.html, with plots, there
+  --quick       fewer rounds and sizes: to see that it works, not to be quoted
+  --rounds N    how often each case is sampled, in changing order";
 
 /// More would be a mistake in typing.
 const ROUNDS_MAX: usize = 10_000;
