@@ -22,6 +22,9 @@ use crate::{
     buffers, epoll, errno, leaving, lock, options, overflow, pairing, real, receive, sys, wait,
 };
 
+/// A message of this size that meets the end of a small ring goes on at once on the carrier, so that another thread's does not come between
+/// its parts: to the kernel it would have been one.
+const WHOLE_BYTES: usize = 4096;
 /// Bytes copied before the reader is shown them: it starts on the first while we copy the next.
 const CHUNK_BYTES: usize = 32 << 10;
 
@@ -253,6 +256,14 @@ unsafe fn turn(
     }
     if sent == 0 && want > 0 {
         return Ok(Turn::NoCredit);
+    }
+    if sent < want && want <= WHOLE_BYTES && overflow::overflow(connection, end) {
+        // SAFETY: the caller's promise.
+        match unsafe { to_carrier(connection, parts, skip + sent, want - sent, flags) } {
+            Ok(Turn::Sent(more)) => sent += more,
+            Ok(_) => {}
+            Err(error) => receive::keep_for_next_call(connection, error),
+        }
     }
     let entry = connection.entry;
     entry.tx_calls.store(
