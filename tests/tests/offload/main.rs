@@ -1,94 +1,15 @@
 //! Programs over the adapter's own TCP engine, against programs on kernel TCP in another network namespace.
 
-use std::fs;
-use std::process::Command;
+mod programs;
+mod stage;
+
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use toehold_e2e::network::{FAR, FAR_V6, NEAR};
+use toehold_e2e::network::{FAR, NEAR};
 use toehold_e2e::process::{PATIENCE, Running};
 use toehold_e2e::{Network, Path, Toehold, host, wait_until};
 
-const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/offload.py");
-
-/// A network, its adapter, and the interpreter for both sides.
-struct Stage {
-    network: Network,
-    toehold: Toehold,
-    python: String,
-}
-
-impl Stage {
-    fn set(options: &[&str]) -> Option<Stage> {
-        let Some(python) = host::python() else {
-            host::skipped("python3 is not installed");
-            return None;
-        };
-        let network = Network::new()?;
-        let toehold = network.start(options)?;
-        Some(Stage {
-            network,
-            toehold,
-            python: python.to_string_lossy().into_owned(),
-        })
-    }
-
-    /// A role in the far namespace, on the kernel.
-    fn far(&self, name: &str, arguments: &[&str]) -> Running {
-        let mut command = self.network.far(&self.python);
-        command.arg(SCRIPT).args(arguments);
-        Running::start(command, name, self.toehold.dir())
-    }
-
-    /// A role in the near namespace, on the offload path.
-    fn near(&self, name: &str, arguments: &[&str]) -> Running {
-        let mut command = self.toehold.command(Path::Offload, &self.python);
-        command.arg(SCRIPT).args(arguments);
-        Running::start(command, name, self.toehold.dir())
-    }
-
-    /// A program in the near namespace, on the offload path.
-    fn offloaded(&self, program: &str, arguments: &[&str]) -> Command {
-        let mut command = self.toehold.command(Path::Offload, program);
-        command.args(arguments);
-        command
-    }
-
-    /// A far server that says when it listens.
-    fn far_server(&self, arguments: &[&str]) -> Running {
-        listening(self.far("far-server", arguments))
-    }
-
-    /// A near server that says when it listens, and that the engine has heard of.
-    fn near_server(&self, arguments: &[&str]) -> Running {
-        let server = listening(self.near("near-server", arguments));
-        self.await_listeners(1);
-        server
-    }
-
-    fn await_listeners(&self, count: u64) {
-        let heard = wait_until(PATIENCE, || self.engine("listeners") == count);
-        assert!(heard, "{:?}", self.toehold.status()["engine"]);
-    }
-
-    /// One of the engine's numbers.
-    fn engine(&self, key: &str) -> u64 {
-        self.toehold.status()["engine"][key].as_u64().unwrap_or(0)
-    }
-}
-
-fn listening(mut server: Running) -> Running {
-    let up = wait_until(PATIENCE, || {
-        server.ended().is_some() || server.stdout().contains("listening")
-    });
-    assert!(up && server.ended().is_none(), "{}", server.outputs());
-    server
-}
-
-fn ok(running: Running) -> String {
-    let said = running.success(PATIENCE);
-    assert!(said.ends_with("ok\n"), "{said}");
-    said
-}
+use stage::{SCRIPT, Stage, listening, ok};
 
 #[test]
 fn streams_are_echoed_whole_as_client_and_as_server() {
@@ -283,118 +204,6 @@ fn link_that_goes_down_and_comes_back_loses_nothing() {
     );
     ok(client);
     assert_eq!(stage.engine("mtu"), 1300);
-}
-
-#[test]
-fn curl_fetches_files_byte_for_byte() {
-    let Some(stage) = Stage::set(&[]) else { return };
-    let Some([curl, _]) = host::require(["curl", "sha256sum"]) else {
-        return;
-    };
-    let www = stage.toehold.dir().join("www");
-    fs::create_dir(&www).expect("scratch");
-    let content: Vec<u8> = (0..5_000_000u32)
-        .flat_map(|n| n.wrapping_mul(0x9e37_79b9).to_le_bytes())
-        .collect();
-    fs::write(www.join("file"), &content).expect("scratch");
-    let mut command = stage.network.far(&stage.python);
-    command
-        .args(["-m", "http.server", "8080", "--bind", "::", "--directory"])
-        .arg(&www);
-    let mut server = Running::start(command, "http", stage.toehold.dir());
-    let up = wait_until(PATIENCE, || {
-        let mut look = stage.network.far(&stage.python);
-        look.args([
-            "-c",
-            "import socket; socket.create_connection(('10.84.0.1', 8080))",
-        ]);
-        server.ended().is_some() || look.output().is_ok_and(|output| output.status.success())
-    });
-    assert!(up && server.ended().is_none(), "{}", server.outputs());
-    for (name, url) in [
-        ("v4", format!("http://{FAR}:8080/file")),
-        ("v6", format!("http://[{FAR_V6}]:8080/file")),
-    ] {
-        let got = stage.toehold.dir().join(name);
-        let got_path = got.to_string_lossy();
-        let curl = curl.to_string_lossy();
-        let command = stage.offloaded(&curl, &["-sS", "-o", &got_path, &url]);
-        Running::start(command, name, stage.toehold.dir()).success(PATIENCE);
-        assert!(
-            fs::read(&got).expect("fetched") == content,
-            "{name}: other bytes"
-        );
-    }
-    assert!(stage.engine("bytes_received") > 40_000_000);
-}
-
-#[test]
-fn redis_serves_a_remote_benchmark() {
-    let Some(stage) = Stage::set(&[]) else { return };
-    let Some([server, benchmark]) = host::require(["redis-server", "redis-benchmark"]) else {
-        return;
-    };
-    let server = server.to_string_lossy();
-    let arguments = [
-        "--port",
-        "6379",
-        "--save",
-        "",
-        "--protected-mode",
-        "no",
-        "--bind",
-        "0.0.0.0",
-    ];
-    let command = stage.offloaded(&server, &arguments);
-    let mut server = Running::start(command, "redis", stage.toehold.dir());
-    stage.await_listeners(1);
-    let mut command = stage.network.far(benchmark);
-    command.args([
-        "-h",
-        NEAR,
-        "-t",
-        "set,get,lrange_100",
-        "-n",
-        "20000",
-        "-c",
-        "50",
-        "-d",
-        "100",
-        "-q",
-    ]);
-    let said = Running::start(command, "benchmark", stage.toehold.dir()).success(PATIENCE);
-    assert!(said.contains("GET:"), "{said}");
-    assert!(server.ended().is_none(), "{}", server.outputs());
-}
-
-#[test]
-fn iperf3_runs_every_way() {
-    let Some(stage) = Stage::set(&[]) else { return };
-    let Some([iperf3]) = host::require(["iperf3"]) else {
-        return;
-    };
-    let iperf3 = iperf3.to_string_lossy();
-    let near = stage.offloaded(&iperf3, &["-s", "-p", "5201"]);
-    let _near = Running::start(near, "iperf3-near", stage.toehold.dir());
-    let mut far = stage.network.far(&*iperf3);
-    far.args(["-s", "-p", "5202"]);
-    let _far = Running::start(far, "iperf3-far", stage.toehold.dir());
-    stage.await_listeners(1);
-    for extra in [["-P", "1"], ["-P", "3"], ["-R", "-Z"]] {
-        let common = ["-t", "1", "-J"];
-        let mut from_far = stage.network.far(&*iperf3);
-        from_far
-            .args(["-c", NEAR, "-p", "5201"])
-            .args(common)
-            .args(extra);
-        let mut from_near = stage.offloaded(&iperf3, &["-c", FAR, "-p", "5202"]);
-        from_near.args(common).args(extra);
-        for command in [from_far, from_near] {
-            let report = Running::start(command, "iperf3", stage.toehold.dir()).success(PATIENCE);
-            let is_whole = report.contains("\"sum_received\"") && !report.contains("\"error\"");
-            assert!(is_whole, "{extra:?}: {report}");
-        }
-    }
 }
 
 #[test]

@@ -1,0 +1,121 @@
+//! Real programs over the engine, as clients and as servers.
+
+use std::fs;
+
+use toehold_e2e::network::{FAR, FAR_V6, NEAR};
+use toehold_e2e::process::{PATIENCE, Running};
+use toehold_e2e::{host, wait_until};
+
+use crate::stage::Stage;
+
+#[test]
+fn curl_fetches_files_byte_for_byte() {
+    let Some(stage) = Stage::set(&[]) else { return };
+    let Some([curl, _]) = host::require(["curl", "sha256sum"]) else {
+        return;
+    };
+    let www = stage.toehold.dir().join("www");
+    fs::create_dir(&www).expect("scratch");
+    let content: Vec<u8> = (0..5_000_000u32)
+        .flat_map(|n| n.wrapping_mul(0x9e37_79b9).to_le_bytes())
+        .collect();
+    fs::write(www.join("file"), &content).expect("scratch");
+    let mut command = stage.network.far(&stage.python);
+    command
+        .args(["-m", "http.server", "8080", "--bind", "::", "--directory"])
+        .arg(&www);
+    let mut server = Running::start(command, "http", stage.toehold.dir());
+    let up = wait_until(PATIENCE, || {
+        let mut look = stage.network.far(&stage.python);
+        look.args([
+            "-c",
+            "import socket; socket.create_connection(('10.84.0.1', 8080))",
+        ]);
+        server.ended().is_some() || look.output().is_ok_and(|output| output.status.success())
+    });
+    assert!(up && server.ended().is_none(), "{}", server.outputs());
+    for (name, url) in [
+        ("v4", format!("http://{FAR}:8080/file")),
+        ("v6", format!("http://[{FAR_V6}]:8080/file")),
+    ] {
+        let got = stage.toehold.dir().join(name);
+        let got_path = got.to_string_lossy();
+        let curl = curl.to_string_lossy();
+        let command = stage.offloaded(&curl, &["-sS", "-o", &got_path, &url]);
+        Running::start(command, name, stage.toehold.dir()).success(PATIENCE);
+        assert!(
+            fs::read(&got).expect("fetched") == content,
+            "{name}: other bytes"
+        );
+    }
+    assert!(stage.engine("bytes_received") > 40_000_000);
+}
+
+#[test]
+fn redis_serves_a_remote_benchmark() {
+    let Some(stage) = Stage::set(&[]) else { return };
+    let Some([server, benchmark]) = host::require(["redis-server", "redis-benchmark"]) else {
+        return;
+    };
+    let server = server.to_string_lossy();
+    let arguments = [
+        "--port",
+        "6379",
+        "--save",
+        "",
+        "--protected-mode",
+        "no",
+        "--bind",
+        "0.0.0.0",
+    ];
+    let command = stage.offloaded(&server, &arguments);
+    let mut server = Running::start(command, "redis", stage.toehold.dir());
+    stage.await_listeners(1);
+    let mut command = stage.network.far(benchmark);
+    command.args([
+        "-h",
+        NEAR,
+        "-t",
+        "set,get,lrange_100",
+        "-n",
+        "20000",
+        "-c",
+        "50",
+        "-d",
+        "100",
+        "-q",
+    ]);
+    let said = Running::start(command, "benchmark", stage.toehold.dir()).success(PATIENCE);
+    assert!(said.contains("GET:"), "{said}");
+    assert!(server.ended().is_none(), "{}", server.outputs());
+}
+
+#[test]
+fn iperf3_runs_every_way() {
+    let Some(stage) = Stage::set(&[]) else { return };
+    let Some([iperf3]) = host::require(["iperf3"]) else {
+        return;
+    };
+    let iperf3 = iperf3.to_string_lossy();
+    let near = stage.offloaded(&iperf3, &["-s", "-p", "5201"]);
+    let _near = Running::start(near, "iperf3-near", stage.toehold.dir());
+    let mut far = stage.network.far(&*iperf3);
+    far.args(["-s", "-p", "5202"]);
+    let _far = Running::start(far, "iperf3-far", stage.toehold.dir());
+    stage.await_listeners(1);
+    for extra in [["-P", "1"], ["-P", "3"], ["-R", "-Z"]] {
+        let common = ["-t", "1", "-J"];
+        let mut from_far = stage.network.far(&*iperf3);
+        from_far
+            .args(["-c", NEAR, "-p", "5201"])
+            .args(common)
+            .args(extra);
+        let mut from_near = stage.offloaded(&iperf3, &["-c", FAR, "-p", "5202"]);
+        from_near.args(common).args(extra);
+        for command in [from_far, from_near] {
+            let report = Running::start(command, "iperf3", stage.toehold.dir()).success(PATIENCE);
+            let is_whole = report.contains("\"sum_received\"") && !report.contains("\"error\"");
+            assert!(is_whole, "{extra:?}: {report}");
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! What every test here begins with.
+
+use std::process::Command;
+
+use toehold_e2e::process::{PATIENCE, Running};
+use toehold_e2e::{Network, Path, Toehold, host, wait_until};
+
+pub(crate) const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/offload.py");
+
+/// A network, its adapter, and the interpreter for both sides.
+pub(crate) struct Stage {
+    pub(crate) network: Network,
+    pub(crate) toehold: Toehold,
+    pub(crate) python: String,
+}
+
+impl Stage {
+    pub(crate) fn set(options: &[&str]) -> Option<Stage> {
+        let Some(python) = host::python() else {
+            host::skipped("python3 is not installed");
+            return None;
+        };
+        let network = Network::new()?;
+        let toehold = network.start(options)?;
+        Some(Stage {
+            network,
+            toehold,
+            python: python.to_string_lossy().into_owned(),
+        })
+    }
+
+    /// A role in the far namespace, on the kernel.
+    pub(crate) fn far(&self, name: &str, arguments: &[&str]) -> Running {
+        let mut command = self.network.far(&self.python);
+        command.arg(SCRIPT).args(arguments);
+        Running::start(command, name, self.toehold.dir())
+    }
+
+    /// A role in the near namespace, on the offload path.
+    pub(crate) fn near(&self, name: &str, arguments: &[&str]) -> Running {
+        let mut command = self.toehold.command(Path::Offload, &self.python);
+        command.arg(SCRIPT).args(arguments);
+        Running::start(command, name, self.toehold.dir())
+    }
+
+    /// A program in the near namespace, on the offload path.
+    pub(crate) fn offloaded(&self, program: &str, arguments: &[&str]) -> Command {
+        let mut command = self.toehold.command(Path::Offload, program);
+        command.args(arguments);
+        command
+    }
+
+    /// A far server that says when it listens.
+    pub(crate) fn far_server(&self, arguments: &[&str]) -> Running {
+        listening(self.far("far-server", arguments))
+    }
+
+    /// A near server that says when it listens, and that the engine has heard of.
+    pub(crate) fn near_server(&self, arguments: &[&str]) -> Running {
+        let server = listening(self.near("near-server", arguments));
+        self.await_listeners(1);
+        server
+    }
+
+    pub(crate) fn await_listeners(&self, count: u64) {
+        let heard = wait_until(PATIENCE, || self.engine("listeners") == count);
+        assert!(heard, "{:?}", self.toehold.status()["engine"]);
+    }
+
+    /// One of the engine's numbers.
+    pub(crate) fn engine(&self, key: &str) -> u64 {
+        self.toehold.status()["engine"][key].as_u64().unwrap_or(0)
+    }
+}
+
+/// A server, once it says that it listens.
+pub(crate) fn listening(mut server: Running) -> Running {
+    let up = wait_until(PATIENCE, || {
+        server.ended().is_some() || server.stdout().contains("listening")
+    });
+    assert!(up && server.ended().is_none(), "{}", server.outputs());
+    server
+}
+
+/// What a role said, which ended well.
+pub(crate) fn ok(running: Running) -> String {
+    let said = running.success(PATIENCE);
+    assert!(said.ends_with("ok\n"), "{said}");
+    said
+}
