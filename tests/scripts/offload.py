@@ -254,6 +254,19 @@ def outlive(host, port):
         assert error.errno == errno.ENETUNREACH, error
 
 
+def held(host, port, name):
+    """Holds a connection, which must end with the error of this name."""
+    sock = socket.create_connection((host, int(port)), timeout=30)
+    sock.sendall(b"x")
+    print("holding", flush=True)
+    try:
+        while sock.recv(100):
+            pass
+        raise AssertionError("an end instead of %s" % name)
+    except OSError as error:
+        assert error.errno == getattr(errno, name), error
+
+
 def backpressure_server(port):
     """Accepts one connection, does not read for a while, then reads everything."""
     sock = listener(int(port))

@@ -190,6 +190,21 @@ fn killed_adapter_looks_like_a_failed_interface() {
 }
 
 #[test]
+fn adapter_that_is_told_to_stop_resets_both_sides() {
+    let Some(mut stage) = Stage::set(&[]) else {
+        return;
+    };
+    let seen = listening(stage.far("seen", &["reset_seen", "7019"]));
+    let holder = stage.near("holder", &["held", FAR, "7019", "ECONNRESET"]);
+    let holding = wait_until(PATIENCE, || holder.stdout().contains("holding"));
+    assert!(holding, "{}", holder.outputs());
+    stage.toehold.adapter().signal(libc::SIGTERM);
+    ok(holder);
+    // The remote does not have to find out by its own timer.
+    ok(seen);
+}
+
+#[test]
 fn link_that_goes_down_and_comes_back_loses_nothing() {
     let Some(stage) = Stage::set(&[]) else { return };
     let _far = stage.far_server(&["echo_server", "7015"]);

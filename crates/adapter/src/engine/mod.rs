@@ -36,6 +36,7 @@ mod sys;
 
 use std::fmt;
 use std::io;
+use std::mem::MaybeUninit;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -175,7 +176,7 @@ impl Engine {
             Channels::new().map_err(|error| Error::Os("make a table for the engine", error))?;
         let (mut runner, outlook) = Runner::new(settings, inbox, channels)?;
         let thread = thread::Builder::new().name("engine".into());
-        let thread = thread.spawn(move || runner.run());
+        let thread = without_signals(|| thread.spawn(move || runner.run()));
         Ok(Engine {
             commands,
             bell,
@@ -269,6 +270,22 @@ impl Inbox {
     fn next(&self) -> Option<Command> {
         self.commands.try_recv().ok()
     }
+}
+
+/// Has `start` make a thread, and threads of that thread's, to which no signal of the process goes: they are the daemon's, which may begin
+/// to catch them later.
+fn without_signals<T>(start: impl FnOnce() -> T) -> T {
+    let mut all = MaybeUninit::<libc::sigset_t>::uninit();
+    let mut before = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: both are valid for writes; the first call initialises `all`, which the second reads.
+    unsafe {
+        libc::sigfillset(all.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
+    }
+    let started = start();
+    // SAFETY: `before` was filled in above; the call cannot fail with these arguments.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut()) };
+    started
 }
 
 /// How long `toehold status` waits for a busy engine.
