@@ -14,8 +14,10 @@ rust_minor_min=88
 demo=(cc:gcc /usr/include/stdlib.h:libc6-dev redis-server:redis-server redis-benchmark:redis-tools
     iperf3:iperf3 sockperf:sockperf nginx:nginx-light wrk:wrk)
 test=("${demo[@]}" shellcheck:shellcheck curl:curl memcached:memcached pgbench:postgresql python3:python3
-    node:nodejs ip:iproute2 setpriv:util-linux)
-services=(redis-server nginx memcached postgresql iperf3)
+    node:nodejs ip:iproute2 setpriv:util-linux tshark:tshark ssh:openssh-client sshd:openssh-server)
+services=(redis-server nginx memcached postgresql iperf3 ssh)
+# Services whose packages have other names.
+declare -A package_of=([nginx]=nginx-light [ssh]=openssh-server)
 policy=/usr/sbin/policy-rc.d
 forbidden=no
 
@@ -73,7 +75,7 @@ keep_off_at_boot() {
     command -v systemctl >/dev/null || return 0
     local service
     for service in "${services[@]}"; do
-        if [[ " $* " == *" $service "* ]] || { [ "$service" = nginx ] && [[ " $* " == *" nginx-light "* ]]; }; then
+        if [[ " $* " == *" $service "* || " $* " == *" ${package_of[$service]:-$service} "* ]]; then
             as_root systemctl disable --quiet "$service" >/dev/null 2>&1 || true
         fi
     done

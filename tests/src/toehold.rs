@@ -194,16 +194,21 @@ impl Toehold {
 
     /// Runs a `toehold` subcommand against this adapter; its output, or `None` when it fails.
     pub fn ask(&self, arguments: &[&str]) -> Option<String> {
+        let output = self.asking(arguments).stdin(Stdio::null()).output().ok()?;
+        output
+            .status
+            .success()
+            .then(|| String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// A command that runs a `toehold` subcommand against this adapter.
+    pub fn asking(&self, arguments: &[&str]) -> Command {
         let mut command = self.as_user(&self.product.command);
         command
             .args(arguments)
             .arg("--runtime-dir")
             .arg(self.runtime());
-        let output = command.stdin(Stdio::null()).output().ok()?;
-        output
-            .status
-            .success()
-            .then(|| String::from_utf8_lossy(&output.stdout).into_owned())
+        command
     }
 
     /// Everything that `toehold status` knows now.

@@ -1,15 +1,18 @@
 //! The adapter as the command line sees it: questions that block, for two seconds at most.
 
+use crate::engine::settings::spell;
 use crate::listener::{check, owned, peer_of, unix_address};
 use crate::runtime_dir::{RuntimeDir, RuntimeDirError};
 use crate::wire::{self, Received};
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
+use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use toehold_channel::rendezvous::{Kind, Message, MessageError};
+use toehold_channel::rendezvous::{Kind, Message, MessageError, NoCapture};
 use toehold_channel::table::LAYOUT_VERSION;
 
 /// An adapter that answered.
@@ -46,6 +49,10 @@ pub enum ClientError {
     NotAnAdapter(PathBuf),
     /// The adapter could not collect its answer.
     NoAnswer,
+    /// The adapter has no engine, and so no link to capture.
+    NoEngine,
+    /// The adapter shows its link to its own user and to root only.
+    NotAllowed,
     /// The operating system refused.
     Os {
         /// What was tried.
@@ -88,6 +95,13 @@ impl fmt::Display for ClientError {
                 )
             }
             ClientError::NoAnswer => write!(out, "the adapter had no memory to collect its answer"),
+            ClientError::NoEngine => write!(
+                out,
+                "the adapter has no TCP engine, and so no link to capture; give it one with: toehold adapter --link"
+            ),
+            ClientError::NotAllowed => {
+                write!(out, "the adapter shows its link to its own user only")
+            }
             ClientError::Os { action, source } => write!(out, "cannot {action}: {source}"),
         }
     }
@@ -153,6 +167,50 @@ fn command(dir: &Path, kind: Kind, pid: u32, fd: Option<u32>) -> Result<u32, Cli
     Ok(answer.message.side)
 }
 
+/// Which frames to capture, and how much of each.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CaptureOptions {
+    /// Most bytes of a frame; all of them when `None`.
+    pub kept_max: Option<u32>,
+    /// Only TCP from or to this port.
+    pub port: Option<u16>,
+    /// Only IP from or to this address.
+    pub host: Option<IpAddr>,
+}
+
+/// A capture under way. The adapter stays while it is held.
+#[derive(Debug)]
+pub struct Capturing {
+    /// What is captured, in pcapng; it ends when the adapter does, or at once when too many are under way.
+    pub stream: UnixStream,
+    _asker: Asker,
+}
+
+/// Begins to capture the link of the adapter's engine.
+///
+/// # Errors
+/// See [`ClientError`].
+pub fn capture(runtime_dir: &Path, options: CaptureOptions) -> Result<Capturing, ClientError> {
+    let question = Message {
+        side: options.kept_max.unwrap_or(0),
+        remote_port: options.port.unwrap_or(0),
+        remote: options.host.map_or([0; 16], spell),
+        ..Message::new(Kind::Capture)
+    };
+    let asker = Asker::connect(runtime_dir)?;
+    let (mut answer, _) = asker.ask(&question)?;
+    match answer.descriptors.pop() {
+        Some(stream) => Ok(Capturing {
+            stream: stream.into(),
+            _asker: asker,
+        }),
+        None if answer.message.side == NoCapture::NoEngine as u32 => Err(ClientError::NoEngine),
+        None if answer.message.side == NoCapture::OtherUser as u32 => Err(ClientError::NotAllowed),
+        None => Err(ClientError::NoAnswer),
+    }
+}
+
+#[derive(Debug)]
 struct Asker {
     socket: OwnedFd,
     path: PathBuf,

@@ -16,6 +16,9 @@
 //!   Unlisten(address)             ──►      looks whether that listener is still there
 //!   (socket closes)               ──►      tells every partner, by COMMAND_PEER_GONE in their entries
 //!
+//!   toehold capture               ──►      Capture(bytes kept, port, address)
+//!                                 ◄──      Answer [+ a socket to read the capture from]
+//!
 //!   toehold status / detach       ──►      Query(kind, pid, fd)
 //!                                 ◄──      Answer(kind, count) [+ memfd with JSON]
 //! ```
@@ -110,6 +113,22 @@ pub enum Kind {
     Listen = 14,
     /// Library: the program has closed a descriptor that listened at `local`. There may be others.
     Unlisten = 15,
+    /// Command line: show me the frames of your link; at most `side` bytes of each (0: all), only those from or to `remote_port` and
+    /// `remote`, where those are not zero. The answer carries a socket from which a pcapng capture is read; `side` of one without
+    /// is a [`NoCapture`].
+    Capture = 16,
+}
+
+/// Why there is no capture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum NoCapture {
+    /// The adapter has no engine, and so no link.
+    NoEngine = 1,
+    /// Who asked is neither the adapter's user nor root.
+    OtherUser = 2,
+    /// The adapter has no descriptors left.
+    NoDescriptors = 3,
 }
 
 /// What was wrong with a message.
@@ -172,6 +191,7 @@ impl Message {
             13 => Kind::Connect,
             14 => Kind::Listen,
             15 => Kind::Unlisten,
+            16 => Kind::Capture,
             other => return Err(MessageError::Kind(other)),
         };
         Ok((message, kind))

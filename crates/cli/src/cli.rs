@@ -3,6 +3,7 @@
 use clap::{Parser, Subcommand};
 
 use crate::adapter::AdapterArgs;
+use crate::capture::CaptureArgs;
 use crate::compare::CompareArgs;
 use crate::completions::CompletionsArgs;
 use crate::detach::DetachArgs;
@@ -41,6 +42,8 @@ pub(crate) enum Command {
     Doctor(DoctorArgs),
     /// Run the adapter, which introduces programs to each other
     Adapter(AdapterArgs),
+    /// Show or save the frames on the adapter's link, and what its TCP engine did with each
+    Capture(CaptureArgs),
     /// Repeat the experiments of the literature on this host
     Lab(LabArgs),
     /// Write the manual pages

@@ -5,6 +5,7 @@
 //! choices, [`failure`] is how a subcommand ends badly.
 
 mod adapter;
+mod capture;
 mod cli;
 mod compare;
 mod completions;
@@ -31,6 +32,7 @@ fn main() -> ExitCode {
         Command::Adapter(args) => adapter::run(&args),
         Command::Status(args) => status::run(&args),
         Command::Detach(args) => detach::run(&args),
+        Command::Capture(args) => capture::run(&args),
         Command::Compare(args) => compare::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Lab(args) => return lab::run(&args),

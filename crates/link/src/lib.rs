@@ -2,12 +2,15 @@
 //! segmentation.
 //!
 //! [`VnetHeader`] is the one form of that metadata, [`Tap`] a link that takes it as it is, and
-//! [`Capture`] writes what passes to a pcapng file.
+//! [`Capture`] writes what passes to a pcapng file, [`CaptureReader`] reads it again; [`Glance`] says in
+//! a line what a frame is.
 
 mod capture;
+mod glance;
 mod tap;
 mod vnet;
 
-pub use capture::{Capture, Direction};
+pub use capture::{Block, Capture, CaptureReader, Direction, Frame, Packet};
+pub use glance::{Glance, TcpGlance};
 pub use tap::{PARTS_MAX, Tap, TapError, TapOptions};
 pub use vnet::VnetHeader;

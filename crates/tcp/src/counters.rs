@@ -28,6 +28,8 @@ pub struct Counters {
     pub mtu_probes: u64,
     /// Tail loss probes (RFC 8985).
     pub tail_probes: u64,
+    /// Probes of a closed window, or of a silent remote (RFC 9293 sections 3.8.6.1 and 3.8.4).
+    pub probes: u64,
     /// Recoveries entered.
     pub recoveries: u64,
     /// Recoveries and timeouts that turned out to be unnecessary and were undone.

@@ -134,6 +134,8 @@ pub struct ConnectionInfo {
     pub slow_start_threshold: u32,
     /// Bytes believed to be in the network.
     pub in_flight: u32,
+    /// Bytes beyond what it has acknowledged that the remote has room for.
+    pub remote_window: u64,
     /// Payload of a full segment.
     pub mss: u16,
     /// The smoothed round-trip time, once measured.

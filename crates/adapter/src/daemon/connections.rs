@@ -163,6 +163,7 @@ impl Daemon {
             Kind::Withdraw => self.handle_withdraw(id, message),
             Kind::Ping => self.answer(id, 0, None),
             Kind::Status => self.handle_status(id),
+            Kind::Capture => self.handle_capture(id, message),
             Kind::Detach | Kind::Attach => self.handle_command(id, message, kind),
             Kind::Engine => self.handle_engine(id),
             Kind::Connect => self.handle_connect(id, message),

@@ -2,12 +2,13 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use toehold_channel::rendezvous::{Kind, Message, unmapped};
+use toehold_channel::rendezvous::{Kind, Message, NoCapture, unmapped};
 
 use super::Daemon;
 use super::connection::{Connection, Outgoing};
 use super::connections::Fault;
-use crate::engine::{Engine, Request};
+use crate::engine::{Engine, Filter, Request};
+use crate::regions::SharedFd;
 use crate::registry::{ClientId, TableId};
 
 impl Daemon {
@@ -41,6 +42,34 @@ impl Daemon {
             offer: None,
         };
         self.send(id, outgoing)
+    }
+
+    /// Begins a capture of the engine's link. Whoever sees the frames sees what programs say: only the adapter's own user may, whatever
+    /// the policy about introductions.
+    pub(super) fn handle_capture(&mut self, id: ClientId, message: &Message) -> Result<(), Fault> {
+        let filter = Filter {
+            port: message.remote_port,
+            host: (message.remote != [0; 16]).then(|| address(message.remote, 0).ip()),
+        };
+        let kept_max = match message.side {
+            0 => usize::MAX,
+            bytes => bytes as usize,
+        };
+        // SAFETY: cannot fail.
+        let own_uid = unsafe { libc::geteuid() };
+        let is_own = |client: &Connection| client.uid == own_uid || client.uid == 0;
+        let begun = match &self.engine {
+            _ if !self.clients.get(&id).is_some_and(is_own) => Err(NoCapture::OtherUser),
+            None => Err(NoCapture::NoEngine),
+            Some(engine) => {
+                let stream = engine.capture(kept_max, filter);
+                stream.map_err(|_| NoCapture::NoDescriptors)
+            }
+        };
+        match begun {
+            Ok(stream) => self.answer(id, 0, Some(SharedFd::new(stream))),
+            Err(why) => self.answer(id, why as u32, None),
+        }
     }
 
     pub(super) fn handle_connect(&mut self, id: ClientId, message: &Message) -> Result<(), Fault> {

@@ -19,8 +19,10 @@
 //! - [`settings`]: what the operator says. No I/O but reading a file.
 //! - `runner`: the thread; `flow`, `relay`: one connection and its bytes; `memory`, `lane`: where those are; `channels`: channels and boards;
 //!   `listeners`: programs that listen; `patience`: when to sleep.
+//! - `captures`: what passes on the link, to whoever asked.
 //! - `link`, `poller`, `sys`: the operating system.
 
+mod captures;
 mod channels;
 mod flow;
 mod lane;
@@ -39,6 +41,7 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender, SyncSender};
 use std::thread::{self, JoinHandle};
@@ -51,6 +54,8 @@ use toehold_link::TapError;
 use crate::listener::owned;
 use crate::regions::SharedFd;
 use crate::registry::ClientId;
+pub(crate) use captures::Filter;
+use captures::Wanted;
 use channels::Channels;
 use listeners::Listening;
 use runner::Runner;
@@ -97,6 +102,8 @@ enum Command {
     Listen(Listening),
     /// A program may have stopped listening.
     LookAtListeners,
+    /// Somebody wants to see the frames.
+    Capture(Wanted),
     /// Say what has happened so far.
     Report(SyncSender<Report>),
     /// End.
@@ -124,6 +131,8 @@ pub(crate) struct Report {
     /// Those with a channel beside the carrier.
     pub(crate) channels: usize,
     pub(crate) listeners: usize,
+    /// Captures that run.
+    pub(crate) captures: usize,
     pub(crate) frames_received: u64,
     pub(crate) frames_sent: u64,
     pub(crate) frames_malformed: u64,
@@ -213,6 +222,20 @@ impl Engine {
     /// A program may have stopped listening.
     pub(crate) fn look_at_listeners(&self) {
         self.tell(Command::LookAtListeners);
+    }
+
+    /// Begins a capture; the descriptor it is to be read from.
+    ///
+    /// # Errors
+    /// When there are no descriptors left.
+    pub(crate) fn capture(&self, kept_max: usize, filter: Filter) -> io::Result<OwnedFd> {
+        let (stream, theirs) = UnixStream::pair()?;
+        self.tell(Command::Capture(Wanted {
+            stream,
+            kept_max,
+            filter,
+        }));
+        Ok(theirs.into())
     }
 
     /// What it has done; nothing when it does not answer soon.

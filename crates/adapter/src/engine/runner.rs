@@ -15,6 +15,7 @@ use toehold_tcp::{
     Offload, Options, Random, ReceiveOffload, Route,
 };
 
+use super::captures::Captures;
 use super::channels::Channels;
 use super::flow::{Flow, Next, Stage, errno_of};
 use super::link::Link;
@@ -56,6 +57,7 @@ pub(super) struct Runner {
     engine: Engine,
     streams: Streams,
     channels: Channels,
+    captures: Captures,
     netns: u64,
     outlook: Outlook,
     relay_source: Ipv4Addr,
@@ -132,6 +134,7 @@ impl Runner {
             poller,
             streams: Streams::default(),
             channels,
+            captures: Captures::default(),
             netns,
             outlook,
             relay_source,
@@ -188,6 +191,7 @@ impl Runner {
             }
             self.settle();
             self.transmit();
+            self.captures.flush();
             self.forget_unmet();
         }
     }
@@ -292,8 +296,13 @@ impl Runner {
                 ReceiveOffload::default()
             };
             let now = self.now();
+            let frame = &self.frame[..length];
+            let watched = self.captures.before_frame(&self.engine, frame);
             self.engine
-                .handle_frame(now, &self.frame[..length], offload, &mut self.streams);
+                .handle_frame(now, frame, offload, &mut self.streams);
+            if let Some(before) = watched {
+                self.captures.note_received(&self.engine, &before, frame);
+            }
         }
     }
 
@@ -321,6 +330,7 @@ impl Runner {
                 }
                 Command::LookAtListeners => self.look_at_listeners(),
                 Command::Report(answer) => drop(answer.try_send(self.report())),
+                Command::Capture(wanted) => self.captures.begin(&self.link_name, wanted),
                 Command::Stop => return false,
             }
         }
@@ -591,7 +601,11 @@ impl Runner {
 
     fn transmit(&mut self) {
         let now = self.now();
-        while let Some(mut transmit) = self.engine.poll_transmit(now, &mut self.header) {
+        loop {
+            let watched = self.captures.before_transmit(&self.engine);
+            let Some(mut transmit) = self.engine.poll_transmit(now, &mut self.header) else {
+                return;
+            };
             let mut parts = [(std::ptr::null(), 0); 1 + PARTS_MAX];
             if let Some(payload) = transmit.payload {
                 let len = payload.bytes as usize;
@@ -612,7 +626,13 @@ impl Runner {
             // SAFETY: headers and copy are ours; what the streams name stays mapped until they are changed, which nothing does here.
             let sent = unsafe { self.link.tap.send_raw(header, &parts) };
             // As good as lost on the way: an interface that is down, or a queue that is full.
-            self.report.frames_refused += u64::from(!matches!(sent, Ok(true)));
+            let is_taken = matches!(sent, Ok(true));
+            self.report.frames_refused += u64::from(!is_taken);
+            if let Some(before) = watched {
+                let frame = (&parts[..], is_taken);
+                self.captures
+                    .note_sent(&self.engine, &before, &transmit, frame);
+            }
         }
     }
 
@@ -627,6 +647,7 @@ impl Runner {
                 .filter(|flow| flow.place.is_some())
                 .count(),
             listeners: self.listeners.len(),
+            captures: self.captures.len(),
             frames_received: counters.frames_received,
             frames_sent: counters.frames_sent,
             frames_malformed: counters.malformed_total(),

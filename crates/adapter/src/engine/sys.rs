@@ -62,6 +62,18 @@ pub(super) fn send_urgent(socket: &TcpStream, byte: u8) -> io::Result<()> {
     }
 }
 
+/// True when the other end of a socket is gone.
+pub(super) fn has_hung_up(socket: &impl AsRawFd) -> bool {
+    let mut poll = libc::pollfd {
+        fd: socket.as_raw_fd(),
+        events: 0,
+        revents: 0,
+    };
+    // SAFETY: `poll` is one `pollfd`.
+    let found = unsafe { libc::poll(&mut poll, 1, 0) };
+    found > 0 && poll.revents & (libc::POLLHUP | libc::POLLERR) != 0
+}
+
 /// The network namespace of a socket; 0 where the kernel does not tell (before Linux 5.14).
 pub(super) fn namespace_of(socket: &impl AsRawFd) -> u64 {
     /// Since Linux 5.14, not yet in every libc crate.

@@ -132,6 +132,7 @@ impl Connection {
         }
         if self.conditions.has(Conditions::PROBE_DUE) {
             self.conditions.clear(Conditions::PROBE_DUE);
+            cx.counters.probes += 1;
             // One before what was acknowledged last: outside the remote's window, so it must answer
             // (section 3.10.7.4, first step). RFC 9293 section 3.8.6.1 would have us send a byte of
             // new data instead; like Linux we do not, because a refused byte is in doubt for ever.

@@ -252,6 +252,28 @@ impl Engine {
         })
     }
 
+    /// The connection between these ends, unless the host has let go of it.
+    #[must_use]
+    pub fn connection_between(
+        &self,
+        local: SocketAddr,
+        remote: SocketAddr,
+    ) -> Option<ConnectionId> {
+        let key = FlowKey {
+            local: local.ip().into(),
+            remote: remote.ip().into(),
+            local_port: local.port(),
+            remote_port: remote.port(),
+        };
+        let slot = self.find_flow(&key)?;
+        let connection = &self.slots[slot as usize];
+        let id = ConnectionId {
+            index: slot,
+            generation: connection.generation,
+        };
+        self.slot_of(id).map(|_| id)
+    }
+
     /// What there is to know about a connection.
     #[must_use]
     pub fn info(&self, id: ConnectionId) -> Option<ConnectionInfo> {
@@ -267,6 +289,7 @@ impl Engine {
             congestion_window: connection.cwnd,
             slow_start_threshold: connection.congestion.ssthresh,
             in_flight: connection.in_flight(),
+            remote_window: connection.snd_edge - connection.snd_una,
             mss: connection.mss,
             round_trip: connection.rtt.smoothed(),
             round_trip_variation: connection.rtt.variation(),

@@ -47,9 +47,58 @@ pub enum Malformed {
 }
 
 impl Malformed {
+    /// Every reason.
+    pub const ALL: [Self; Self::Icmp as usize + 1] = [
+        Self::EthernetTruncated,
+        Self::EtherTypeUnknown,
+        Self::Arp,
+        Self::IpTruncated,
+        Self::IpVersion,
+        Self::IpChecksum,
+        Self::IpSource,
+        Self::IpExtension,
+        Self::Fragment,
+        Self::TcpTruncated,
+        Self::TcpChecksum,
+        Self::TcpOption,
+        Self::TcpFlags,
+        Self::Icmp,
+    ];
     /// How many reasons there are.
-    pub(crate) const COUNT: usize = Self::Icmp as usize + 1;
+    pub(crate) const COUNT: usize = Self::ALL.len();
 }
+
+impl core::fmt::Display for Malformed {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str(match self {
+            Self::EthernetTruncated => "truncated Ethernet header",
+            Self::EtherTypeUnknown => "neither IP nor ARP",
+            Self::Arp => "bad ARP packet",
+            Self::IpTruncated => "truncated IP packet",
+            Self::IpVersion => "wrong IP version",
+            Self::IpChecksum => "wrong IPv4 header checksum",
+            Self::IpSource => "impossible source address",
+            Self::IpExtension => "bad IPv6 extension header",
+            Self::Fragment => "impossible fragment",
+            Self::TcpTruncated => "truncated TCP header",
+            Self::TcpChecksum => "wrong TCP checksum",
+            Self::TcpOption => "bad TCP option",
+            Self::TcpFlags => "impossible ports or flags",
+            Self::Icmp => "bad ICMP message",
+        })
+    }
+}
+
+const _: () = {
+    let mut at = 0;
+    while at < Malformed::COUNT {
+        assert!(
+            Malformed::ALL[at] as usize == at,
+            "in order of their numbers"
+        );
+        at += 1;
+    }
+};
 
 /// Reads a big-endian `u16`. The caller has checked the length.
 #[inline]

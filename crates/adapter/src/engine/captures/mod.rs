@@ -1,0 +1,411 @@
+//! Captures of the link: what passes, and what the engine did with it, to whoever asked.
+//!
+//! ```text
+//!   engine's thread: frame ── describe ── Capture (pcapng) ── bounded queue ── thread of its own ── socket ── toehold capture
+//! ```
+//!
+//! Without a capture all this is one branch a frame. With one, the engine's thread copies and queues, and never waits: frames for which
+//! there is no room are left out and counted, in the capture itself. A reader that is gone ends its capture and nothing else.
+
+mod describe;
+mod outbox;
+
+use std::net::IpAddr;
+use std::os::unix::net::UnixStream;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use toehold_link::{Capture, Direction, Frame, Glance};
+use toehold_tcp::{ConnectionId, ConnectionInfo, Counters, Engine, Transmit};
+
+use super::lane::Part;
+use describe::{Reception, Sending};
+use outbox::Outbox;
+
+/// Captures at a time.
+const CAPTURES_MAX: usize = 8;
+
+/// A wish to capture.
+#[derive(Debug)]
+pub(super) struct Wanted {
+    /// Where it goes.
+    pub(super) stream: UnixStream,
+    /// Most bytes of a frame that are kept.
+    pub(super) kept_max: usize,
+    pub(super) filter: Filter,
+}
+
+/// Which frames are wanted.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Filter {
+    /// Those of TCP from or to this port; 0 for all.
+    pub(crate) port: u16,
+    /// Those of IP from or to this address.
+    pub(crate) host: Option<IpAddr>,
+}
+
+impl Filter {
+    fn takes(&self, glance: &Glance) -> bool {
+        let (ips, ports) = match glance {
+            Glance::Tcp(tcp) => {
+                let (from, to) = (tcp.source, tcp.destination);
+                (Some([from.ip(), to.ip()]), Some([from.port(), to.port()]))
+            }
+            Glance::Ip(from, to, _) => (Some([*from, *to]), None),
+            Glance::Arp | Glance::Other => (None, None),
+        };
+        let has_port = self.port == 0 || ports.is_some_and(|ports| ports.contains(&self.port));
+        let has_host = self
+            .host
+            .is_none_or(|host| ips.is_some_and(|ips| ips.contains(&host)));
+        has_port && has_host
+    }
+}
+
+/// All captures of one link.
+#[derive(Debug, Default)]
+pub(super) struct Captures {
+    sinks: Vec<Sink>,
+    scratch: Vec<u8>,
+}
+
+/// How things stood before a frame was taken in or made.
+#[derive(Debug)]
+pub(super) struct Before {
+    counters: Counters,
+    glance: Glance,
+    connection: Option<(ConnectionId, ConnectionInfo)>,
+}
+
+impl Captures {
+    /// Begins one. With too many it ends at once.
+    pub(super) fn begin(&mut self, link: &str, wanted: Wanted) {
+        self.sinks.retain(|sink| !sink.outbox.is_abandoned());
+        if self.sinks.len() < CAPTURES_MAX
+            && let Some(mut sink) = Sink::new(link, wanted)
+        {
+            // The reader learns at once that it is one.
+            sink.flush();
+            self.sinks.push(sink);
+        }
+    }
+
+    /// What has to be remembered of the time before a frame is taken in; nothing when nobody watches.
+    #[inline]
+    pub(super) fn before_frame(&self, engine: &Engine, frame: &[u8]) -> Option<Before> {
+        (!self.sinks.is_empty()).then(|| Before::of(engine, frame))
+    }
+
+    /// Likewise, before a frame is made.
+    #[inline]
+    pub(super) fn before_transmit(&self, engine: &Engine) -> Option<Counters> {
+        (!self.sinks.is_empty()).then(|| engine.counters().clone())
+    }
+
+    /// A frame was taken in.
+    pub(super) fn note_received(&mut self, engine: &Engine, before: &Before, frame: &[u8]) {
+        let (glance, comment) = (before.glance, before.comment(engine));
+        self.put(&glance, Direction::In, frame, frame.len(), &comment);
+    }
+
+    /// A frame was given to the link, or refused by it.
+    pub(super) fn note_sent(
+        &mut self,
+        engine: &Engine,
+        before: &Counters,
+        transmit: &Transmit,
+        (parts, is_taken): (&[Part], bool),
+    ) {
+        let length = parts.iter().map(|(_, len)| len).sum();
+        let kept_max = self.sinks.iter().map(|sink| sink.kept_max).max();
+        let mut bytes = std::mem::take(&mut self.scratch);
+        copy_parts(parts, kept_max.unwrap_or(0).max(GLANCE_BYTES), &mut bytes);
+        let glance = Glance::of(&bytes);
+        let comment = comment_on(engine, before, transmit, (glance, is_taken));
+        self.put(&glance, Direction::Out, &bytes, length, &comment);
+        self.scratch = bytes;
+    }
+
+    fn put(
+        &mut self,
+        glance: &Glance,
+        direction: Direction,
+        bytes: &[u8],
+        length: usize,
+        comment: &str,
+    ) {
+        for sink in &mut self.sinks {
+            if sink.filter.takes(glance) {
+                sink.put(direction, bytes, length, comment);
+            }
+        }
+    }
+
+    /// Hands over what has been gathered; forgets captures whose readers are gone.
+    #[inline]
+    pub(super) fn flush(&mut self) {
+        if !self.sinks.is_empty() {
+            self.sinks.retain_mut(Sink::flush);
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.sinks.len()
+    }
+}
+
+impl Before {
+    fn of(engine: &Engine, frame: &[u8]) -> Before {
+        let glance = Glance::of(frame);
+        Before {
+            connection: connection_of(engine, &glance, Direction::In),
+            counters: engine.counters().clone(),
+            glance,
+        }
+    }
+
+    /// What the engine has done since.
+    fn comment(&self, engine: &Engine) -> String {
+        let after = match self.connection {
+            Some((id, _)) => engine.info(id).map(|info| (id, info)),
+            None => connection_of(engine, &self.glance, Direction::In),
+        };
+        describe::received(&Reception {
+            glance: self.glance,
+            counters: [&self.counters, engine.counters()],
+            before: self.connection.map(|(_, info)| info),
+            after,
+        })
+    }
+}
+
+/// Why the engine has made a frame.
+fn comment_on(
+    engine: &Engine,
+    before: &Counters,
+    transmit: &Transmit,
+    (glance, is_taken): (Glance, bool),
+) -> String {
+    describe::sent(&Sending {
+        glance,
+        counters: [before, engine.counters()],
+        after: connection_of(engine, &glance, Direction::Out),
+        stream: transmit.payload.map(|payload| payload.offset),
+        segment_bytes: transmit.offload.segment_bytes,
+        is_taken,
+    })
+}
+
+/// One capture.
+#[derive(Debug)]
+struct Sink {
+    kept_max: usize,
+    filter: Filter,
+    /// Blocks that were not handed over yet.
+    capture: Capture<Vec<u8>>,
+    outbox: Outbox,
+    /// Frames left out: since the last that was not, and in all.
+    lost: u64,
+    lost_in_all: u64,
+}
+
+impl Sink {
+    fn new(link: &str, wanted: Wanted) -> Option<Sink> {
+        Some(Sink {
+            kept_max: wanted.kept_max,
+            filter: wanted.filter,
+            capture: Capture::new(Vec::new(), link).ok()?,
+            outbox: Outbox::new(wanted.stream).ok()?,
+            lost: 0,
+            lost_in_all: 0,
+        })
+    }
+
+    fn put(&mut self, direction: Direction, bytes: &[u8], length: usize, comment: &str) {
+        let kept = &bytes[..bytes.len().min(self.kept_max)];
+        let waiting = self.capture.get_mut().len();
+        if !self.outbox.has_room(waiting + kept.len() + comment.len()) {
+            self.lost += 1;
+            self.lost_in_all += 1;
+            return;
+        }
+        let frame = Frame {
+            micros: micros(),
+            direction,
+            parts: &[kept],
+            length,
+            lost: std::mem::take(&mut self.lost),
+            comment,
+        };
+        // A vector takes everything.
+        let _ = self.capture.frame(&frame);
+    }
+
+    /// False when nobody reads any more.
+    fn flush(&mut self) -> bool {
+        let blocks = std::mem::take(self.capture.get_mut());
+        self.outbox.send(blocks)
+    }
+}
+
+impl Drop for Sink {
+    /// The engine ends: what is there is the whole capture.
+    fn drop(&mut self) {
+        let _ = self.capture.statistics(micros(), self.lost_in_all);
+        self.flush();
+    }
+}
+
+fn connection_of(
+    engine: &Engine,
+    glance: &Glance,
+    direction: Direction,
+) -> Option<(ConnectionId, ConnectionInfo)> {
+    let Glance::Tcp(tcp) = glance else {
+        return None;
+    };
+    let (local, remote) = match direction {
+        Direction::In => (tcp.destination, tcp.source),
+        Direction::Out => (tcp.source, tcp.destination),
+    };
+    let id = engine.connection_between(local, remote)?;
+    Some((id, engine.info(id)?))
+}
+
+/// Copies the first `max` bytes of `parts`, some of which a program may be writing to.
+fn copy_parts(parts: &[Part], max: usize, out: &mut Vec<u8>) {
+    out.clear();
+    for &(base, len) in parts {
+        let at = out.len();
+        let len = len.min(max - at);
+        out.resize(at + len, 0);
+        // SAFETY: the parts name readable memory of their length, and `out` was made long enough.
+        unsafe { toehold_copy::from_shared(base, out.as_mut_ptr().add(at), len) };
+    }
+}
+
+fn micros() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.map_or(0, |now| now.as_micros() as u64)
+}
+
+/// Link, IPv6 and TCP headers, with all options.
+const GLANCE_BYTES: usize = 14 + 40 + 60;
+
+#[cfg(test)]
+mod tests;
+
+#[cfg(test)]
+mod reader_tests {
+    use super::*;
+    use std::io::Read;
+    use std::time::Duration;
+    use toehold_link::CaptureReader;
+
+    fn begun(kept_max: usize, filter: Filter) -> (Captures, UnixStream) {
+        let (ours, theirs) = UnixStream::pair().expect("sockets");
+        theirs
+            .set_read_timeout(Some(Duration::from_secs(20)))
+            .expect("a timeout");
+        let mut captures = Captures::default();
+        let wanted = Wanted {
+            stream: ours,
+            kept_max,
+            filter,
+        };
+        captures.begin("tap:test", wanted);
+        (captures, theirs)
+    }
+
+    #[test]
+    fn reader_that_does_not_read_costs_frames_and_learns_how_many() {
+        let (mut captures, theirs) = begun(usize::MAX, Filter::default());
+        let frame = vec![0x5a; 60_000];
+        let count = 2 * outbox::QUEUE_BYTES_MAX / frame.len();
+        for _ in 0..count {
+            captures.put(&Glance::Other, Direction::In, &frame, frame.len(), "x");
+            captures.flush();
+        }
+        assert_eq!(captures.len(), 1, "the reader is slow, not gone");
+        let reading = std::thread::spawn(move || {
+            let mut reader = CaptureReader::new(theirs);
+            let (mut frames, mut lost_in_all) = (0u64, None);
+            while let Some(block) = reader.next_block().expect("a capture") {
+                frames += u64::from(block.packet().is_some());
+                lost_in_all = lost_in_all.or(block.lost_in_all());
+            }
+            (frames, lost_in_all)
+        });
+        while !captures.sinks[0].outbox.has_room(outbox::QUEUE_BYTES_MAX) {
+            std::thread::yield_now();
+        }
+        drop(captures);
+        let (frames, lost) = reading.join().expect("read");
+        let lost = lost.expect("told at the end");
+        assert!(lost > 0, "twice what the queue holds");
+        assert_eq!(frames + lost, count as u64);
+    }
+
+    #[test]
+    fn frames_that_follow_a_loss_tell_of_it() {
+        let (mut captures, theirs) = begun(16, Filter::default());
+        captures.sinks[0].lost = 5;
+        captures.put(&Glance::Arp, Direction::Out, &[1; 40], 40, "after a gap");
+        captures.flush();
+        let mut reader = CaptureReader::new(theirs);
+        let packet = loop {
+            let block = reader.next_block().expect("a capture").expect("more");
+            if let Some(packet) = block.packet() {
+                break (packet.lost, packet.bytes.len(), packet.length);
+            }
+        };
+        assert_eq!(packet, (5, 16, 40));
+    }
+
+    #[test]
+    fn reader_that_is_gone_ends_its_capture_alone() {
+        let (mut captures, gone) = begun(64, Filter::default());
+        let (ours, mut theirs) = UnixStream::pair().expect("sockets");
+        let wanted = Wanted {
+            stream: ours,
+            kept_max: 64,
+            filter: Filter::default(),
+        };
+        captures.begin("tap:test", wanted);
+        drop(gone);
+        while captures.len() > 1 {
+            captures.put(&Glance::Arp, Direction::In, &[0; 60], 60, "");
+            captures.flush();
+            std::thread::yield_now();
+        }
+        drop(captures);
+        let mut rest = Vec::new();
+        theirs.read_to_end(&mut rest).expect("the other goes on");
+        assert!(!rest.is_empty());
+    }
+
+    #[test]
+    fn filters_look_at_ends() {
+        let ends = |from: &str, to: &str| {
+            let mut frame = [[0; 6], [0; 6]].concat();
+            frame.extend([0x08, 0x00, 0x45, 0, 0, 40, 0, 0, 0, 0, 64, 6, 0, 0]);
+            for end in [from, to] {
+                let IpAddr::V4(ip) = end.parse().expect("address") else {
+                    panic!("IPv4")
+                };
+                frame.extend(ip.octets());
+            }
+            frame.extend([0, 80, 0x1f, 0x90, 0, 0, 0, 0, 0, 0, 0, 0, 0x50, 0, 0, 0]);
+            Glance::of(&frame)
+        };
+        let glance = ends("10.0.0.1", "10.0.0.2");
+        let filter = |port, host: Option<&str>| Filter {
+            port,
+            host: host.map(|host| host.parse().expect("address")),
+        };
+        assert!(filter(0, None).takes(&Glance::Arp));
+        assert!(filter(8080, None).takes(&glance) && filter(80, None).takes(&glance));
+        assert!(!filter(81, None).takes(&glance) && !filter(80, None).takes(&Glance::Arp));
+        assert!(filter(80, Some("10.0.0.2")).takes(&glance));
+        assert!(!filter(0, Some("10.0.0.3")).takes(&glance));
+    }
+}

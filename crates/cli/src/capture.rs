@@ -1,0 +1,275 @@
+//! `toehold capture`: the frames of the adapter's link, live, with what its engine did with each.
+
+use std::fs::File;
+use std::io::{self, BufReader, BufWriter, Read, Write};
+use std::net::IpAddr;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use toehold_adapter::client::{self, CaptureOptions};
+use toehold_adapter::runtime_dir;
+use toehold_link::{Block, CaptureReader, Direction, Glance, Packet};
+
+use crate::failure::Failure;
+
+/// Options of `toehold capture`.
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct CaptureArgs {
+    /// Write a pcapng capture there (-: standard output) instead of a line for each frame
+    #[arg(short, long, value_name = "FILE")]
+    write: Option<PathBuf>,
+
+    /// Stop after this many frames
+    #[arg(short, long, value_name = "N")]
+    count: Option<u64>,
+
+    /// Keep only the first bytes of each frame; 128 are the headers
+    #[arg(short, long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(1..))]
+    snap: Option<u32>,
+
+    /// Only TCP from or to this port
+    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    port: Option<u16>,
+
+    /// Only packets from or to this address
+    #[arg(long, value_name = "ADDRESS")]
+    host: Option<IpAddr>,
+
+    /// Where the adapter is met
+    #[arg(long, value_name = "DIR")]
+    runtime_dir: Option<PathBuf>,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  toehold capture                              a line for each frame, and what the engine did with it
+  toehold capture --port 6379 -c 20
+  toehold capture -w link.pcapng               for Wireshark, with a comment for each packet
+  toehold capture -s 128 -w - | wireshark -k -i -
+  toehold capture -w - | tshark -r - -T fields -e frame.number -e frame.comment
+
+It shows the link of an adapter that has one (toehold adapter --link), to the adapter's own user. Stop
+it with ^C. Frames the other side of the link cuts up or joins (LSO, LRO) are shown whole, and checksums
+it completes are shown incomplete. A reader that is too slow loses frames, never the engine: how many is
+said in the capture, and at the end. Connections through shared memory (--path direct) have no frames.";
+
+/// Captures until there is no more, or enough.
+pub(crate) fn run(args: &CaptureArgs) -> Result<(), Failure> {
+    let dir = args
+        .runtime_dir
+        .clone()
+        .unwrap_or_else(runtime_dir::default_path);
+    let options = CaptureOptions {
+        kept_max: match args.write {
+            Some(_) => args.snap,
+            // A line needs no more.
+            None => Some(LINE_BYTES),
+        },
+        port: args.port,
+        host: args.host,
+    };
+    let signals =
+        signals().map_err(|error| Failure::new(format!("cannot wait for ^C: {error}")))?;
+    let capturing = client::capture(&dir, options);
+    let capturing = capturing.map_err(|error| Failure::new(error.to_string()))?;
+    let mut output = match &args.write {
+        Some(path) => Output::Blocks(open(path)?),
+        None => Output::Lines(BufWriter::new(standard_output()?)),
+    };
+    let live = Live {
+        stream: &capturing.stream,
+        signals,
+        was_told: false,
+    };
+    let done = pump(live, &mut output, args.count);
+    match done {
+        Ok(told) => told.conclude(),
+        // Whoever read our output has seen enough.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        Err(error) => Err(Failure::new(format!("the capture ended: {error}"))),
+    }
+}
+
+/// What became of a capture.
+#[derive(Debug, Default)]
+struct Told {
+    frames: u64,
+    lost: u64,
+    blocks: u64,
+}
+
+impl Told {
+    fn conclude(&self) -> Result<(), Failure> {
+        if self.blocks == 0 {
+            return Err(Failure::new(
+                "the adapter takes no more captures (8 at a time)",
+            ));
+        }
+        eprintln!("{} frames, {} lost to the capture", self.frames, self.lost);
+        Ok(())
+    }
+}
+
+/// Passes blocks on until the input ends, or `count` frames were seen.
+fn pump(live: Live<'_>, output: &mut Output, count: Option<u64>) -> io::Result<Told> {
+    let mut reader = CaptureReader::new(BufReader::with_capacity(READ_BYTES, live));
+    let mut told = Told::default();
+    while count.is_none_or(|count| told.frames < count) {
+        let Some(block) = reader.next_block()? else {
+            break;
+        };
+        told.blocks += 1;
+        told.lost = block.lost_in_all().unwrap_or(told.lost);
+        let packet = block.packet();
+        if let Some(packet) = &packet {
+            told.frames += 1;
+            told.lost += packet.lost;
+        }
+        output.put(&block, packet.as_ref())?;
+        if reader.get_ref().buffer().is_empty() {
+            output.flush()?;
+        }
+    }
+    output.flush()?;
+    Ok(told)
+}
+
+enum Output {
+    Blocks(BufWriter<File>),
+    Lines(BufWriter<File>),
+}
+
+impl Output {
+    fn put(&mut self, block: &Block, packet: Option<&Packet<'_>>) -> io::Result<()> {
+        match self {
+            Output::Blocks(out) => out.write_all(block.as_bytes()),
+            Output::Lines(out) => match packet {
+                Some(packet) => writeln!(out, "{}", line(packet)),
+                None => Ok(()),
+            },
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        let (Output::Blocks(out) | Output::Lines(out)) = self;
+        out.flush()
+    }
+}
+
+/// A frame in a line: time of day (UTC), direction, ends and numbers, what the engine did.
+fn line(packet: &Packet<'_>) -> String {
+    let seconds = packet.micros / 1_000_000 % 86_400;
+    let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+    let micros = packet.micros % 1_000_000;
+    let way = match packet.direction {
+        Some(Direction::In) => "in ",
+        Some(Direction::Out) => "out",
+        None => "   ",
+    };
+    let lost = match packet.lost {
+        0 => String::new(),
+        lost => format!("({lost} frames lost here) "),
+    };
+    let glance = Glance::of(packet.bytes);
+    let comment = packet.comment;
+    format!("{hours:02}:{minutes:02}:{seconds:02}.{micros:06} {lost}{way} {glance} | {comment}")
+}
+
+/// The adapter's end, until a signal asks us to stop.
+struct Live<'a> {
+    stream: &'a UnixStream,
+    signals: OwnedFd,
+    was_told: bool,
+}
+
+impl Read for Live<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let watch = |fd: &dyn AsRawFd| libc::pollfd {
+            fd: fd.as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        while !self.was_told {
+            let mut polls = [watch(self.stream), watch(&self.signals)];
+            // SAFETY: two `pollfd`s.
+            let found = unsafe { libc::poll(polls.as_mut_ptr(), 2, -1) };
+            if found < 0 {
+                let error = io::Error::last_os_error();
+                if error.kind() == io::ErrorKind::Interrupted {
+                    continue;
+                }
+                return Err(error);
+            }
+            self.was_told = polls[1].revents != 0;
+            if !self.was_told {
+                return self.stream.read(buffer);
+            }
+        }
+        Ok(0)
+    }
+}
+
+/// ^C and its like, as a descriptor instead of an end.
+fn signals() -> io::Result<OwnedFd> {
+    // SAFETY: `sigset_t` is plain data, which `sigemptyset` makes valid; the calls write to it alone.
+    let fd = unsafe {
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&mut set);
+        for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+            libc::sigaddset(&mut set, signal);
+        }
+        libc::sigprocmask(libc::SIG_BLOCK, &set, std::ptr::null_mut());
+        libc::signalfd(-1, &set, libc::SFD_CLOEXEC)
+    };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has just made it for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+fn open(path: &Path) -> Result<BufWriter<File>, Failure> {
+    if path == Path::new("-") {
+        return Ok(BufWriter::new(standard_output()?));
+    }
+    let file = File::create(path);
+    let file =
+        file.map_err(|error| Failure::new(format!("cannot write {}: {error}", path.display())))?;
+    Ok(BufWriter::new(file))
+}
+
+/// Standard output without the line buffer of the library's.
+fn standard_output() -> Result<File, Failure> {
+    let output = io::stdout().as_fd().try_clone_to_owned();
+    let output = output.map_err(|error| Failure::new(format!("no standard output: {error}")))?;
+    Ok(output.into())
+}
+
+/// What a line is made of: all headers.
+const LINE_BYTES: u32 = 128;
+/// Read at a time.
+const READ_BYTES: usize = 256 << 10;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn line_tells_time_way_and_comment() {
+        let packet = Packet {
+            micros: (3_600 + 62) * 1_000_000 + 7,
+            direction: Some(Direction::Out),
+            bytes: &[],
+            length: 60,
+            lost: 2,
+            comment: "retransmission",
+        };
+        assert_eq!(
+            line(&packet),
+            "01:01:02.000007 (2 frames lost here) out not IP | retransmission"
+        );
+    }
+}
