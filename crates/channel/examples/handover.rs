@@ -1,5 +1,6 @@
 //! What this machine's memory can do: one thread copies into a ring, another, on the next core, copies out. No sockets, no protocol, no
-//! sleeping; the bulk numbers of the direct path can be at most this.
+//! sleeping; the bulk numbers of the direct path can be at most this. The size of the ring decides where the reader finds the bytes: in the
+//! writer's own cache, in the shared one, or in memory.
 //!
 //!     cargo run --release -p toehold-channel --example handover
 
@@ -23,7 +24,8 @@ fn pin(core: usize) {
 struct Position(AtomicU64);
 
 fn main() {
-    for capacity in [64 << 10, 256 << 10, 512 << 10, 1 << 20] {
+    for capacity_log2 in 16..=24 {
+        let capacity = 1 << capacity_log2;
         let (head, tail) = (Position(AtomicU64::new(0)), Position(AtomicU64::new(0)));
         let mut ring = vec![1u8; capacity];
         let base = ring.as_mut_ptr() as usize;

@@ -24,7 +24,7 @@ use crate::sync::{AtomicU32, AtomicU64, Ordering};
 /// First word of a table: "TOEHOLDT".
 pub const TABLE_MAGIC: u64 = u64::from_le_bytes(*b"TOEHOLDT");
 /// Changes whenever the meaning of any shared layout (table, region, board, message) changes.
-pub const LAYOUT_VERSION: u32 = 2;
+pub const LAYOUT_VERSION: u32 = 3;
 /// Entries in a table: the most connections one fork family can have tracked at a time.
 pub const ENTRIES: usize = 65_536;
 /// Where the first entry begins.
@@ -56,6 +56,8 @@ pub struct Header {
     pub attention: AtomicU32,
     /// The program's name: bytes packed little-endian, NUL-padded.
     pub program: [AtomicU64; PROGRAM_BYTES / 8],
+    /// Rings of the family that may grow to [`crate::layout::CAPACITY_LOG2_MAX`].
+    pub large_rings: AtomicU32,
     /// Forks whose child has not yet entered itself below.
     pub births: AtomicU32,
     /// Processes of the family, 0 for a free place. A dead one may stand here until its place is needed.
@@ -141,8 +143,8 @@ pub struct Entry {
     pub tx_calls: AtomicU64,
     /// The reader's position when last looked at.
     pub tx_head_seen: AtomicU64,
-    /// A doorbell that somebody could not ring because the lock was taken: the holder rings it.
-    pub tx_bell_owed: AtomicU32,
+    /// What the ring may grow to, as a power of two; 0 stands for [`crate::layout::CAPACITY_LOG2_AMPLE`].
+    pub tx_capacity_max_log2: AtomicU32,
     /// `TX_*`: socket options as the program believes them to be.
     pub tx_options: AtomicU32,
 

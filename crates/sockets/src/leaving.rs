@@ -28,7 +28,7 @@ use toehold_channel::table::{
 };
 
 use crate::state::{self, Connection};
-use crate::{adapter, epoll, lock, options, receive, release, send, sys};
+use crate::{adapter, epoll, large, lock, options, receive, release, send, sys};
 
 /// `attention` as it was when last followed.
 static FOLLOWED: AtomicU32 = AtomicU32::new(0);
@@ -244,6 +244,7 @@ fn forget_positions(connection: &Connection) {
         before.fetch_add(position.swap(0, Ordering::Relaxed), Ordering::Relaxed);
     }
     entry.tx_head_seen.store(0, Ordering::Relaxed);
+    large::give_back(entry);
     for word in [
         &entry.rx_records,
         &entry.tx_records,

@@ -5,7 +5,7 @@
 //!
 //! ```text
 //!   api ─► state     which descriptors are ours
-//!       ─► receive, send, overflow, transfer     bytes: carrier, ring, and the switches between
+//!       ─► receive, send, overflow, large, transfer     bytes: carrier, ring, and the switches between
 //!       ─► offload   connections that the adapter's TCP engine carries
 //!       ─► poll, epoll, ready          readiness
 //!       ─► wait                        spin or sleep
@@ -23,6 +23,7 @@ pub mod api;
 mod buffers;
 mod epoll;
 mod errno;
+mod large;
 mod leaving;
 mod lock;
 mod offload;

@@ -14,7 +14,7 @@ use crate::state::Connection;
 pub(crate) fn overflow(connection: &Connection, end: &End<'_>) -> bool {
     let sender = end.sender();
     let overflows =
-        end.tx_mode() == Mode::Ring && sender.may_grow() && sender.credit_fresh() == Ok(0);
+        end.tx_mode() == Mode::Ring && sender.is_small() && sender.credit_fresh() == Ok(0);
     if overflows {
         go_down(connection, end);
     }

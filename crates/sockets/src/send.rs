@@ -19,7 +19,8 @@ use crate::receive::{
 };
 use crate::state::Connection;
 use crate::{
-    buffers, epoll, errno, leaving, lock, options, overflow, pairing, real, receive, sys, wait,
+    buffers, epoll, errno, large, leaving, lock, options, overflow, pairing, real, receive, sys,
+    wait,
 };
 
 /// A message of this size that meets the end of a small ring goes on at once on the carrier, so that another thread's does not come between
@@ -255,6 +256,7 @@ unsafe fn turn(
         }
     }
     if sent == 0 && want > 0 {
+        large::want(connection.entry);
         return Ok(Turn::NoCredit);
     }
     if sent < want && want <= WHOLE_BYTES && overflow::overflow(connection, end) {

@@ -18,7 +18,7 @@ use toehold_channel::table::{
 };
 
 use crate::pairs::Pair;
-use crate::{adapter, lock, offload, release, sys};
+use crate::{adapter, large, lock, offload, release, sys};
 
 /// Descriptors beyond this one are never tracked.
 const FDS_MAX: usize = 1 << 20;
@@ -493,6 +493,7 @@ pub(crate) fn track(fd: i32, accepted: bool, nonblocking: Option<bool>) {
 }
 
 fn reset(entry: &Entry, local: &Local) {
+    large::give_back(entry);
     for word in [
         &entry.command,
         &entry.offer,
@@ -513,7 +514,6 @@ fn reset(entry: &Entry, local: &Local) {
         &entry.tx_records,
         &entry.tx_capacity_log2,
         &entry.tx_was_full,
-        &entry.tx_bell_owed,
         &entry.tx_options,
         &entry.upgrades,
         &entry.downgrades,

@@ -14,10 +14,13 @@ use std::sync::atomic::{Ordering, fence};
 
 use toehold_channel::channel::{End, Incoming};
 use toehold_channel::doorbell::{self, WakeWord};
-use toehold_channel::layout::{Board, CAPACITY_LOG2_MAX, CLOSED_ALL, CLOSED_CLEAN, REGION_BYTES};
+use toehold_channel::layout::{Board, CLOSED_ALL, CLOSED_CLEAN, REGION_BYTES};
 use toehold_channel::memfd;
 use toehold_channel::ring::{Fault, stretches};
 use toehold_channel::table::{COMMAND_DETACH, COMMAND_EVICT, Entry, Mode};
+
+/// Capacity of our ring, as a power of two, and so the receive window; a program's ring need not be larger either.
+pub(super) const WINDOW_LOG2: u32 = 19;
 
 /// A stretch of memory that somebody else may be writing to.
 pub(super) type Part = (*const u8, usize);
@@ -73,9 +76,9 @@ impl Lane {
         // Bytes are placed ahead of what is published: the layout must not change under them, so it has its last form at once.
         self.entry
             .tx_capacity_log2
-            .store(CAPACITY_LOG2_MAX, Ordering::Relaxed);
+            .store(WINDOW_LOG2, Ordering::Relaxed);
         let capacity = &end.ours().publish.capacity_log2;
-        capacity.store(CAPACITY_LOG2_MAX, Ordering::Relaxed);
+        capacity.store(WINDOW_LOG2, Ordering::Relaxed);
         let word = WakeWord::Board {
             board: 0,
             bit: slot,
@@ -130,7 +133,7 @@ impl Lane {
         let position = offset.wrapping_sub(self.base_out);
         let end = position.saturating_add(bytes.len() as u64);
         let seen = &self.entry.tx_head_seen;
-        let limit = || seen.load(Ordering::Relaxed) + (1 << CAPACITY_LOG2_MAX);
+        let limit = || seen.load(Ordering::Relaxed) + (1 << WINDOW_LOG2);
         if end > limit() {
             // The program may have read on since we last looked.
             let _ = self.end().sender().credit_fresh();
@@ -139,7 +142,7 @@ impl Lane {
             return false;
         }
         let mut from = bytes.as_ptr();
-        for (at, len) in stretches(position, bytes.len(), CAPACITY_LOG2_MAX) {
+        for (at, len) in stretches(position, bytes.len(), WINDOW_LOG2) {
             // SAFETY: `stretches` stay inside the ring, which is mapped; up to `limit` it is ours to write, beyond what is published as
             // well. `from` walks over `bytes`, whose length the stretches add up to.
             unsafe {
@@ -157,7 +160,7 @@ impl Lane {
         while at < to {
             let len = (to - at).min(buffer.len() as u64) as usize;
             let mut target = buffer.as_mut_ptr();
-            for (place, part) in stretches(at - self.base_out, len, CAPACITY_LOG2_MAX) {
+            for (place, part) in stretches(at - self.base_out, len, WINDOW_LOG2) {
                 // SAFETY: inside the mapped ring; `buffer` has room for `len` bytes, which the stretches add up to.
                 unsafe {
                     toehold_copy::from_shared(self.end().ring_out().add(place), target, part);
@@ -250,7 +253,7 @@ impl Lane {
             .saturating_sub(self.base_in + head)
             .min(filled.len);
         let wants = end.theirs().wake.want_credit.load(Ordering::SeqCst) != 0;
-        let is_growing = filled.capacity_log2 < CAPACITY_LOG2_MAX && wants;
+        let is_growing = filled.capacity_log2 < WINDOW_LOG2 && wants;
         if done == 0 || (is_growing && done < filled.len) {
             return Ok(false);
         }
@@ -264,7 +267,7 @@ impl Lane {
         let capacity_log2 = match self.end().receiver().available() {
             Ok(filled) if filled.len > 0 => filled.capacity_log2,
             // Overwritten by the program: it sends nonsense, and will be found out at the next look.
-            _ => CAPACITY_LOG2_MAX,
+            _ => WINDOW_LOG2,
         };
         let len = len.min(1 << capacity_log2);
         let parts = stretches(offset - self.base_in, len, capacity_log2);

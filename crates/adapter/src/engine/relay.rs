@@ -19,7 +19,7 @@ const BYTES_BEFORE_ASKING: u64 = 128 << 10;
 /// Reads from one carrier before everybody else's turn.
 const STEPS_MAX: u32 = 64;
 /// Unread bytes in the program's ring from which on we want to hear that it reads: a reader tells when it crosses half a ring.
-const UNREAD_BEFORE_WANTING: u64 = 1 << (toehold_channel::layout::CAPACITY_LOG2_MAX - 1);
+const UNREAD_BEFORE_WANTING: u64 = 1 << (super::lane::WINDOW_LOG2 - 1);
 
 /// What a connection's step works with.
 pub(super) struct Around<'a> {

@@ -45,7 +45,7 @@ const FRAME_BYTES_MAX: usize = 65_536 + 64;
 const LARGE_SEGMENT_BYTES: u32 = 64_000;
 /// The receive window: all that a channel's ring can hold, from the start. A program tells that it reads when it crosses half of its ring;
 /// a smaller window could close before that.
-const RECEIVE_BYTES: u32 = toehold_channel::layout::RING_BYTES as u32;
+const RECEIVE_BYTES: u32 = 1 << super::lane::WINDOW_LOG2;
 const _: () = assert!(RECEIVE_BYTES as usize <= RING_BYTES);
 
 pub(super) struct Runner {
