@@ -5,8 +5,7 @@ use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
 use toehold_copy::{
-    Buffer, Channel, Flags, NT_BYTES_MIN, Operation, Waiting, copy_by_heat, copy_nontemporal,
-    evict, from_shared,
+    Buffer, Channel, Flags, NT_BYTES_MIN, Operation, Waiting, copy_nontemporal, evict, from_shared,
 };
 
 use super::engines::Engine;
@@ -24,10 +23,23 @@ pub(super) struct Bench {
     nudged: Buffer,
     /// For each length, the work that takes as long.
     turns: Vec<(usize, u64)>,
+    /// Contests held so far.
+    contests: usize,
+}
+
+/// What a submitter does until its copy is done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Contest {
+    /// It waits, and says so.
+    Waiting,
+    /// It works as long as a cold `memcpy` of the length takes.
+    Job,
 }
 
 impl Bench {
     pub(super) fn new() -> Result<Bench, String> {
+        // The direct calls, too, copy as this machine likes it.
+        let _ = toehold_copy::Calibration::of_this_machine();
         let buffer = |len| {
             let mut buffer = Buffer::new(len)
                 .map_err(|error| format!("no memory for the experiment: {error}"))?;
@@ -41,6 +53,7 @@ impl Bench {
             channels: Vec::new(),
             nudged: buffer(NUDGE_BYTES)?,
             turns: Vec::new(),
+            contests: 0,
         })
     }
 
@@ -74,7 +87,7 @@ impl Bench {
             begin.elapsed().as_secs_f64()
         });
         let overlap = overlap(channel, &operation, is_hot, nudged, total, repeats);
-        let clock = sample(64, || Instant::now().elapsed().as_secs_f64());
+        let clock = clock_seconds();
         let mut readings = vec![
             Reading::new("total", "us", total * 1e6),
             Reading::new("start-up", "ns", (startups.median() - clock).max(0.0) * 1e9),
@@ -94,28 +107,53 @@ impl Bench {
         Ok(readings)
     }
 
-    /// A copy and as much other work as a cold `memcpy` takes, through a channel whatever the engine.
-    pub(super) fn job(
+    /// The same copy by every contender, through a channel, on the same memory, within one moment: each in turn, twice.
+    /// Who begins changes from sample to sample.
+    pub(super) fn contest(
         &mut self,
-        engine: Engine,
+        contest: Contest,
         is_hot: bool,
         len: usize,
     ) -> Result<Vec<Reading>, String> {
         let operation = self.operation(len, 0);
+        let (operation, turns) = match contest {
+            Contest::Waiting => (operation.with(Flags::URGENT), 0),
+            Contest::Job => (operation, self.turns_of(&operation)),
+        };
         let nudged = self.nudged.as_mut_ptr();
-        let turns = self.turns_of(&operation);
-        let channel = self.channel(engine)?;
-        awaken(channel, &operation);
-        let job = sample(repeats(len).min(24), || {
-            prepare(&operation, is_hot);
-            nudge(channel, nudged);
-            time(1, || {
-                let submitted = submit(channel, &operation);
-                work(turns);
-                finish(channel, submitted);
-            })
-        });
-        Ok(vec![Reading::new("job", "us", job * 1e6)])
+        let repeats = repeats(len).min(32) / 2;
+        let calls = inner_repeats(len, is_hot);
+        let clock = clock_seconds();
+        let mut samples = Engine::IN_CONTESTS.map(|_| Samples::default());
+        self.contests += 1;
+        for turn in 0..2 * samples.len() {
+            let at = (turn + self.contests) % samples.len();
+            // A helper that still spins would keep the processor from the next one's.
+            std::thread::sleep(ASLEEP_AFTER);
+            let channel = self.channel(Engine::IN_CONTESTS[at])?;
+            awaken(channel, &operation);
+            for _ in 0..repeats {
+                prepare(&operation, is_hot);
+                nudge(channel, nudged);
+                let mut seconds = 0.0;
+                for _ in 0..calls {
+                    // Again: little is pushed out by little, and who had the memory last has it in its own cache.
+                    if is_hot && len <= NEAR_BYTES {
+                        prepare(&operation, true);
+                    }
+                    seconds += time(1, || {
+                        let submitted = submit(channel, &operation);
+                        work(turns);
+                        finish(channel, submitted);
+                    });
+                }
+                samples[at].push((seconds / f64::from(calls) - clock).max(0.0));
+            }
+        }
+        let readings = Engine::IN_CONTESTS.iter().zip(samples);
+        Ok(readings
+            .map(|(engine, samples)| Reading::new(engine.name(), "us", samples.median() * 1e6))
+            .collect())
     }
 
     /// Turns of work that take as long as a cold `memcpy` of this length: measured once, so that every engine gets the
@@ -334,14 +372,15 @@ fn by_hand(engine: Engine, operation: &Operation) {
             Engine::Cpu => from_shared(source, target, len),
             Engine::CpuNt if len >= NT_BYTES_MIN => copy_nontemporal(source, target, len),
             Engine::CpuNt => from_shared(source, target, len),
-            _ => copy_by_heat(source, target, len),
+            _ => unreachable!("{} is asked through its channel", engine.name()),
         }
     }
 }
 
 fn submit(channel: &mut Channel, operation: &Operation) -> toehold_copy::Cookie {
     // SAFETY: within the bench's buffers; every caller waits with `finish` before it uses them again.
-    let cookie = unsafe { channel.submit(operation.with(Flags::SUBMIT_NOW)) };
+    let cookie = unsafe { channel.submit(*operation) };
+    channel.flush();
     cookie.expect("the channel is empty")
 }
 
@@ -366,8 +405,12 @@ fn awaken(channel: &mut Channel, operation: &Operation) {
 }
 
 /// Wakes a helper that went to sleep while the memory was prepared, with work that leaves this processor's cache alone and
-/// that is long enough to be worth waking it for. What waking costs is the group `asleep`.
+/// that is long enough to be worth waking it for. What waking costs is the group `asleep`. Where there is no helper the
+/// work would be done here, and would throw out what was prepared.
 fn nudge(channel: &mut Channel, nudged: *mut u8) {
+    if channel.helper_cpu_ns() == Some(0) {
+        return;
+    }
     let submitted = submit(channel, &Operation::fill(nudged, NUDGE_BYTES, 0));
     finish(channel, submitted);
 }
@@ -387,6 +430,14 @@ fn prepare(operation: &Operation, is_hot: bool) {
         evict(source, len);
         evict(target, len);
     }
+}
+
+/// What reading the clock twice adds to a measurement.
+fn clock_seconds() -> f64 {
+    (0..64)
+        .map(|_| Instant::now().elapsed().as_secs_f64())
+        .sum::<f64>()
+        / 64.0
 }
 
 /// Work that touches no memory, so that it competes with the copy for nothing but the processor.
@@ -450,6 +501,9 @@ const WORKING_SET_BYTES: usize = 1 << 20;
 
 /// At least what any calibration asks for before it wakes a helper.
 const NUDGE_BYTES: usize = 1 << 20;
+
+/// What is copied in less time than a helper goes to sleep in.
+const NEAR_BYTES: usize = 128 << 10;
 
 const ALIGNMENT_BYTES: usize = 64 << 10;
 

@@ -1,7 +1,7 @@
 //! What the copy engine is meant to reach, and what these rows say.
 
 use crate::plan::Claim;
-use crate::report::Report;
+use crate::report::{Report, Row};
 use crate::table::number;
 
 /// Each aim with what was found.
@@ -31,17 +31,13 @@ pub(super) fn of(report: &Report) -> Vec<Claim> {
                 ratios(report, "copy", "total", "cpu cold", &["cpu-nt cold"]),
             ),
         ),
-        at_most(
+        never_far_behind(
             "for a caller that waits, the automatic choice is within 5 % of the best engine",
-            1.05,
-            "x",
-            against_best(report, "copy", "total", "auto-waiting", &["cpu", "cpu-nt"]),
+            &contests(report, "waiting"),
         ),
-        at_most(
+        never_far_behind(
             "for a caller with other work, the automatic choice is within 5 % of the best engine",
-            1.05,
-            "x",
-            against_best(report, "job", "job", "auto", &["cpu", "cpu-nt", "worker"]),
+            &contests(report, "job"),
         ),
     ]
 }
@@ -80,32 +76,85 @@ fn ratios(report: &Report, group: &str, metric: &str, slow: &str, fast: &[&str])
         .collect()
 }
 
-/// How much longer it takes than the best of the others, hot and cold.
-fn against_best(
-    report: &Report,
-    group: &str,
-    metric: &str,
-    name: &str,
-    others: &[&str],
-) -> Vec<Cell> {
-    let mut found = Vec::new();
-    for heat in ["hot", "cold"] {
-        for cell in cells(report, group, metric, &[&format!("{name} {heat}")]) {
-            let best = others
+/// The automatic choice against the best of the others, at one length and temperature.
+struct Contest {
+    place: String,
+    /// Of the ratios within each round.
+    median: f64,
+    interval: (f64, f64),
+}
+
+fn contests(report: &Report, group: &str) -> Vec<Contest> {
+    let autos = report.rows_of(group, "auto");
+    autos
+        .filter_map(|auto| {
+            let is_rival = |row: &&Row| {
+                row.group == group
+                    && row.series == auto.series
+                    && row.x == auto.x
+                    && row.metric != auto.metric
+            };
+            let best = report
+                .rows
                 .iter()
-                .filter_map(|other| {
-                    report.median(group, &format!("{other} {heat}"), metric, cell.x)
-                })
-                .min_by(f64::total_cmp);
-            if let Some(best) = best {
-                found.push(Cell {
-                    value: cell.value / best,
-                    ..cell
-                });
-            }
+                .filter(is_rival)
+                .min_by(|a, b| a.median.total_cmp(&b.median))?;
+            let ratios = auto.samples.ratios_to(&best.samples);
+            Some(Contest {
+                place: format!("{}, {}, {}", auto.series, number(auto.x, true), best.metric),
+                median: ratios.median(),
+                interval: ratios.median_interval(),
+            })
+        })
+        .collect()
+}
+
+/// A point misses when its whole interval is beyond the limit, and is undecided when only the median is.
+fn never_far_behind(wanted: &str, contests: &[Contest]) -> Claim {
+    const LIMIT: f64 = 1.05;
+    let tell = |contest: &Contest| {
+        let Contest {
+            place,
+            median,
+            interval: (low, high),
+        } = contest;
+        format!("{median:.2} x [{low:.2}, {high:.2}] ({place})")
+    };
+    let list = |found: &[&Contest]| {
+        let told: Vec<String> = found.iter().map(|contest| tell(contest)).collect();
+        told.join(", ")
+    };
+    let (missed, other): (Vec<&Contest>, Vec<&Contest>) = contests
+        .iter()
+        .partition(|contest| contest.interval.0 > LIMIT);
+    let undecided: Vec<&Contest> = other.into_iter().filter(|c| c.median > LIMIT).collect();
+    let worst = contests.iter().max_by(|a, b| a.median.total_cmp(&b.median));
+    let found = match worst {
+        None => "not measured".to_owned(),
+        Some(worst) if missed.is_empty() && undecided.is_empty() => {
+            format!("at worst {}", tell(worst))
         }
+        Some(_) => {
+            let of = contests.len();
+            let mut parts = vec![format!("missed at {} of {of} points", missed.len())];
+            if !missed.is_empty() {
+                parts.push(format!(": {}", list(&missed)));
+            }
+            if !undecided.is_empty() {
+                parts.push(format!(
+                    "; undecided at {}: {}",
+                    undecided.len(),
+                    list(&undecided)
+                ));
+            }
+            parts.concat()
+        }
+    };
+    Claim {
+        wanted: wanted.to_owned(),
+        found,
+        holds: missed.is_empty() && worst.is_some(),
     }
-    found
 }
 
 fn from(least: usize, cells: Vec<Cell>) -> Vec<Cell> {
@@ -162,5 +211,39 @@ fn judge(wanted: &str, unit: &str, cells: Vec<Cell>, excess: impl Fn(f64) -> f64
         wanted: wanted.to_owned(),
         found,
         holds: misses.is_empty(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn contest(median: f64, low: f64, high: f64) -> Contest {
+        Contest {
+            place: "hot, 1K, cpu".to_owned(),
+            median,
+            interval: (low, high),
+        }
+    }
+
+    #[test]
+    fn a_point_misses_only_with_its_whole_interval() {
+        let judged = |contests: &[Contest]| never_far_behind("w", contests);
+        let fine = judged(&[contest(1.01, 0.98, 1.07), contest(0.9, 0.8, 1.0)]);
+        assert!(fine.holds);
+        assert_eq!(fine.found, "at worst 1.01 x [0.98, 1.07] (hot, 1K, cpu)");
+        let open = judged(&[contest(1.07, 1.04, 1.1), contest(1.0, 1.0, 1.0)]);
+        assert!(open.holds);
+        assert_eq!(
+            open.found,
+            "missed at 0 of 2 points; undecided at 1: 1.07 x [1.04, 1.10] (hot, 1K, cpu)"
+        );
+        let missed = judged(&[contest(1.07, 1.06, 1.1)]);
+        assert!(!missed.holds);
+        assert_eq!(
+            missed.found,
+            "missed at 1 of 1 points: 1.07 x [1.06, 1.10] (hot, 1K, cpu)"
+        );
+        assert!(!judged(&[]).holds);
     }
 }

@@ -9,11 +9,9 @@ pub(super) enum Engine {
     Cpu,
     /// Non-temporal stores, called directly.
     CpuNt,
-    /// The automatic choice for a caller that waits.
-    AutoWaiting,
     /// The worker thread.
     Worker,
-    /// The automatic choice for a caller that goes on.
+    /// The automatic choice.
     Auto,
     /// A DPDK device.
     Dmadev,
@@ -23,13 +21,13 @@ pub(super) enum Engine {
 
 impl Engine {
     /// Those that are done when the call returns.
-    pub(super) const SYNCHRONOUS: [Engine; 3] = [Engine::Cpu, Engine::CpuNt, Engine::AutoWaiting];
+    pub(super) const SYNCHRONOUS: [Engine; 2] = [Engine::Cpu, Engine::CpuNt];
 
     /// Those that copy while the caller goes on.
     const ASYNCHRONOUS: [Engine; 4] = [Engine::Worker, Engine::Auto, Engine::Dmadev, Engine::Dsa];
 
     /// Those that the automatic choice is compared with, and itself.
-    pub(super) const IN_JOBS: [Engine; 4] =
+    pub(super) const IN_CONTESTS: [Engine; 4] =
         [Engine::Cpu, Engine::CpuNt, Engine::Worker, Engine::Auto];
 
     /// The asynchronous engines that can be had here.
@@ -45,7 +43,6 @@ impl Engine {
         match self {
             Engine::Cpu => "cpu",
             Engine::CpuNt => "cpu-nt",
-            Engine::AutoWaiting => "auto-waiting",
             Engine::Worker => "worker",
             Engine::Auto => "auto",
             Engine::Dmadev => "dmadev",

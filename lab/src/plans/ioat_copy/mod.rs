@@ -3,7 +3,8 @@
 //! | group | question |
 //! |---|---|
 //! | `copy` | memcpy in and out of cache against each engine: total, start-up, overlap, helper's time |
-//! | `job` | a copy together with other work, through a channel: which engine ends it first |
+//! | `waiting` | a copy whose submitter waits for it, through a channel: which engine ends it first |
+//! | `job` | the same with other work to be done meanwhile |
 //! | `alignment` | what an odd target costs |
 //! | `page-fault` | what a target costs that has never been touched |
 //! | `batch` | what one doorbell for many copies saves |
@@ -14,10 +15,13 @@ mod bench;
 mod claims;
 mod engines;
 
-use self::bench::Bench;
+use self::bench::{Bench, Contest};
 use self::engines::Engine;
 use crate::plan::{Axis, Case, Claim, Figure, Plan, Reading};
 use crate::report::Report;
+
+/// Who takes part in a contest, as its metrics are called.
+const CONTENDERS: [&str; 4] = ["cpu", "cpu-nt", "worker", "auto"];
 
 /// The plan.
 pub(crate) struct IoatCopy {
@@ -63,9 +67,8 @@ impl Plan for IoatCopy {
         }
         for &len in &lens {
             for heat in ["hot", "cold"] {
-                for engine in Engine::IN_JOBS {
-                    cases.push(Case::new("job", format!("{} {heat}", engine.name()), len));
-                }
+                cases.push(Case::new("waiting", heat, len));
+                cases.push(Case::new("job", heat, len));
             }
         }
         for engine in [Engine::Cpu, Engine::CpuNt, Engine::Worker] {
@@ -108,7 +111,8 @@ impl Plan for IoatCopy {
         let x = case.x as usize;
         match case.group {
             "copy" => bench.copy(Engine::named(name)?, variant == "hot", x),
-            "job" => bench.job(Engine::named(name)?, variant == "hot", x),
+            "waiting" => bench.contest(Contest::Waiting, name == "hot", x),
+            "job" => bench.contest(Contest::Job, name == "hot", x),
             "alignment" => bench.alignment(Engine::named(name)?, x),
             "page-fault" => bench.page_fault(Engine::named(name)?, variant == "fresh", x),
             "batch" => bench.batch(x),
@@ -158,9 +162,16 @@ impl Plan for IoatCopy {
             ),
             copy("Processor time of helpers, for each copy", &["helper"], us),
             Figure {
-                title: "A copy and as much other work as a cold memcpy takes",
+                title: "A copy whose submitter waits, through a channel",
+                group: "waiting",
+                metrics: &CONTENDERS,
+                x: bytes,
+                y: us,
+            },
+            Figure {
+                title: "A copy and as much other work as a cold memcpy takes, through a channel",
                 group: "job",
-                metrics: &["job"],
+                metrics: &CONTENDERS,
                 x: bytes,
                 y: us,
             },
