@@ -5,16 +5,17 @@ use std::time::{Duration, Instant};
 use crate::backend::{Backend, Outcome, Refused};
 use crate::calibration::{Copybreak, Direction};
 use crate::cpu::{Finished, execute};
-use crate::heat::{PROBE_BYTES, copy_by_heat, copy_page};
+use crate::heat::{copy_by_heat, is_cold};
 use crate::operation::{Flags, Kind};
-use crate::{Calibration, Cookie, NT_BYTES_MIN, Operation, Worker, copy_nontemporal, from_shared};
+use crate::{Calibration, Cookie, Operation, Worker};
 
 /// The `auto` engine.
 ///
-/// - Short copies, and those whose submitter is going to wait ([`Flags::URGENT`]), are done by hand.
-/// - Of a longer one the first page is done by hand, with a stopwatch. If it was in the cache, so is the rest, and
-///   by hand is fastest: a worker would first have to fetch it from there. If it was not, the worker gets the rest.
-/// - A worker that sleeps is woken for a long copy, or for many; otherwise cold memory goes past the cache, by hand.
+/// - Short copies, and those whose submitter is going to wait ([`Flags::URGENT`]), are done by hand: past the cache if
+///   they are long enough and their source is cold.
+/// - Longer ones the worker gets, if it is awake. Where that pays for cold memory only, the source is touched first, with
+///   a stopwatch.
+/// - A worker that sleeps is woken for a long copy, or for many.
 pub struct Auto {
     finished: Finished,
     worker: Option<Worker>,
@@ -50,74 +51,35 @@ impl Auto {
     #[inline]
     fn copybreak(&self, operation: &Operation) -> Copybreak {
         if self.worker.is_none() || operation.flags.contains(Flags::URGENT) {
-            return Copybreak::NEVER;
-        }
-        let inward = operation.flags.contains(Flags::CACHE);
-        if inward {
+            Copybreak::NEVER
+        } else if operation.flags.contains(Flags::CACHE) {
             self.copybreak_in
         } else {
             self.copybreak_out
         }
     }
 
-    /// Whether the worker is to have an operation that is long enough for it.
-    fn goes_to_worker(&mut self, len: usize, at: Copybreak) -> bool {
+    /// Whether the worker is to have an operation of which it takes at least `at.awake`.
+    fn goes_to_worker(&mut self, operation: &Operation, at: Copybreak) -> bool {
         let Some(worker) = &self.worker else {
             return false;
         };
-        worker.has_room()
+        let len = operation.len;
+        // What is filled is not read, and a CRC takes longer than any memory.
+        let pays = len >= at.hot
+            || operation.kind != Kind::Copy
+            // SAFETY: the submitter vouches for the source; no empty operation is handed over.
+            || unsafe { is_cold(operation.source, len) };
+        pays && worker.has_room()
             && (len >= at.asleep || worker.is_awake() || self.regret.is_enough(len, at.asleep))
-    }
-
-    /// Copies, or begins to and leaves the rest to the worker: then `false`.
-    ///
-    /// # Safety
-    ///
-    /// As for [`Backend::submit`].
-    unsafe fn copy(&mut self, cookie: Cookie, operation: &Operation) -> bool {
-        let &Operation {
-            source,
-            target,
-            len,
-            flags,
-            ..
-        } = operation;
-        let at = self.copybreak(operation);
-        if len < at.awake.max(2 * PROBE_BYTES) {
-            // SAFETY: the caller's contract.
-            unsafe {
-                match flags.contains(Flags::CACHE) {
-                    true => from_shared(source, target, len),
-                    false => copy_by_heat(source, target, len),
-                }
-            }
-            return true;
-        }
-        // SAFETY: the caller's contract; `len` is more than a page.
-        let (is_cold, rest) = unsafe { (copy_page(source, target), operation.rest(PROBE_BYTES)) };
-        if is_cold
-            && self.goes_to_worker(len, at)
-            && let Some(worker) = &mut self.worker
-        {
-            // SAFETY: the caller's contract, for the rest.
-            let taken = unsafe { worker.submit_rest(cookie, &rest, PROBE_BYTES) };
-            if taken.is_ok() {
-                return false;
-            }
-        }
-        // SAFETY: the caller's contract, for the rest.
-        unsafe {
-            match is_cold && len >= NT_BYTES_MIN && !flags.contains(Flags::CACHE) {
-                true => copy_nontemporal(rest.source, rest.target, rest.len),
-                false => from_shared(rest.source, rest.target, rest.len),
-            }
-        }
-        true
     }
 }
 
 impl Regret {
     fn is_enough(&mut self, len: usize, enough: usize) -> bool {
+        if len < REGRET_BYTES_MIN {
+            return false;
+        }
         let now = Instant::now();
         if now.duration_since(self.last) > STREAM_GAP {
             // The worker would have gone to sleep in between.
@@ -133,6 +95,9 @@ impl Regret {
     }
 }
 
+/// A shorter copy is over before the clock is read.
+const REGRET_BYTES_MIN: usize = 4096;
+
 /// Copies that are further apart are no stream: about what a worker spins.
 const STREAM_GAP: Duration = Duration::from_micros(50);
 
@@ -144,23 +109,31 @@ unsafe impl Backend for Auto {
 
     #[inline]
     unsafe fn submit(&mut self, cookie: Cookie, operation: &Operation) -> Result<(), Refused> {
-        if operation.kind == Kind::Copy {
-            // SAFETY: the caller's contract.
-            if unsafe { self.copy(cookie, operation) } {
-                self.finished.push(cookie, Outcome::DONE);
-            }
-            return Ok(());
-        }
         let at = self.copybreak(operation);
         if operation.len >= at.awake
-            && self.goes_to_worker(operation.len, at)
+            && self.goes_to_worker(operation, at)
             && let Some(worker) = &mut self.worker
         {
             // SAFETY: the caller's contract.
             return unsafe { worker.submit(cookie, operation) };
         }
-        // SAFETY: the caller's contract is `execute`'s.
-        self.finished.push(cookie, unsafe { execute(operation) });
+        let &Operation {
+            source,
+            target,
+            len,
+            flags,
+            ..
+        } = operation;
+        // SAFETY: the caller's contract is `copy_by_heat`'s and `execute`'s.
+        let outcome = unsafe {
+            if operation.kind == Kind::Copy && !flags.contains(Flags::CACHE) {
+                copy_by_heat(source, target, len);
+                Outcome::DONE
+            } else {
+                execute(operation)
+            }
+        };
+        self.finished.push(cookie, outcome);
         Ok(())
     }
 

@@ -1,9 +1,10 @@
-//! Finding out whether memory is in the cache, by copying the first page of it with a stopwatch.
+//! Finding out whether memory is in a cache, by touching four lines of it with a stopwatch.
 //!
-//! Hot memory wants an ordinary copy, cold memory a non-temporal one, and the caller cannot tell which it has. The
-//! first page of a large copy can: it takes ten times as long when it is cold.
+//! Hot memory wants an ordinary copy, cold memory a non-temporal one, and the caller cannot tell which it has. Four loads
+//! can: they run side by side, and the slowest of them takes several times as long when it comes from memory. They
+//! are spread over the source, so that memory of which only a part was used is not judged by that part alone.
 
-use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
 
 use crate::from_shared;
 use crate::nontemporal::{NT_BYTES_MIN, copy_nontemporal};
@@ -16,44 +17,58 @@ use crate::nontemporal::{NT_BYTES_MIN, copy_nontemporal};
 /// either may be shared.
 #[inline]
 pub unsafe fn copy_by_heat(source: *const u8, target: *mut u8, len: usize) {
-    if len < NT_BYTES_MIN {
-        // SAFETY: the caller's contract.
-        return unsafe { from_shared(source, target, len) };
-    }
-    // SAFETY: the caller's contract.
-    unsafe { copy_probing(source, target, len) }
-}
-
-/// # Safety
-///
-/// As above, and `len` is at least [`NT_BYTES_MIN`].
-unsafe fn copy_probing(source: *const u8, target: *mut u8, len: usize) {
-    // The pages before the one that is timed bring streams and translations under way, which the rest then has too.
-    let ahead = (len / 64).clamp(PROBE_BYTES, 4 * PROBE_BYTES) / PROBE_BYTES * PROBE_BYTES;
-    let untimed = ahead - PROBE_BYTES;
-    // SAFETY: `ahead` is less than `len`; each call takes what the last one left.
+    // SAFETY: the caller's contract; no length below the limit is zero.
     unsafe {
-        from_shared(source, target, untimed);
-        let is_cold = copy_page(source.add(untimed), target.add(untimed));
-        let (source, target) = (source.add(ahead), target.add(ahead));
-        if is_cold {
-            copy_nontemporal(source, target, len - ahead);
-        } else {
-            from_shared(source, target, len - ahead);
+        match len >= nontemporal_from() && is_cold(source, len) {
+            true => copy_nontemporal(source, target, len),
+            false => from_shared(source, target, len),
         }
     }
 }
 
-/// Copies the first page of a longer copy, and tells whether it was cold.
+/// Whether the source is in no cache.
 ///
 /// # Safety
 ///
-/// As for [`copy_by_heat`], for [`PROBE_BYTES`].
-pub(crate) unsafe fn copy_page(source: *const u8, target: *mut u8) -> bool {
-    let begin = ticks();
+/// `source` is readable for `len` bytes, and `len` is not zero. Others may write it meanwhile.
+pub(crate) unsafe fn is_cold(source: *const u8, len: usize) -> bool {
     // SAFETY: the caller's contract.
-    unsafe { from_shared(source, target, PROBE_BYTES) };
-    ticks().wrapping_sub(begin) > u64::from(COLD_TICKS.load(Relaxed))
+    unsafe { touch_ticks(source, len) > u64::from(COLD_TICKS.load(Relaxed)) }
+}
+
+/// How long four loads take, spread over the source.
+///
+/// # Safety
+///
+/// As for [`is_cold`].
+pub(crate) unsafe fn touch_ticks(source: *const u8, len: usize) -> u64 {
+    let begin = ticks();
+    for part in [1, 3, 5, 7] {
+        // SAFETY: `len` is not zero, so this is less than `len`.
+        unsafe { touch(source.add(len / 8 * part + len % 8 / 2)) };
+    }
+    ticks().wrapping_sub(begin)
+}
+
+/// Loads a byte and forgets it: nobody else may rely on a byte that a peer can be writing, and it may be uninitialized.
+///
+/// # Safety
+///
+/// The byte is readable.
+#[inline(always)]
+unsafe fn touch(at: *const u8) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    // SAFETY: a load of a readable byte.
+    unsafe {
+        core::arch::asm!("movzx {0:e}, byte ptr [{1}]", out(reg) _, in(reg) at, options(nostack, readonly, preserves_flags));
+    }
+    #[cfg(all(target_arch = "aarch64", not(miri)))]
+    // SAFETY: as above.
+    unsafe {
+        core::arch::asm!("ldrb {0:w}, [{1}]", out(reg) _, in(reg) at, options(nostack, readonly, preserves_flags));
+    }
+    #[cfg(any(miri, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
+    let _ = at;
 }
 
 /// Drops a range from every cache of the machine, where the processor lets a program do that; true if it did.
@@ -100,19 +115,30 @@ fn has_clflushopt() -> bool {
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 const LINE_BYTES: usize = 64;
 
-/// Lets calibration say how many ticks a page takes that is neither hot nor cold. Relaxed: it is a number by itself, and
-/// any value gives a correct copy.
+/// Lets calibration say how many ticks four loads take that are neither hot nor cold. Relaxed: it is a number by itself,
+/// and any value gives a correct copy.
 #[cfg(feature = "std")]
 pub(crate) fn set_cold_ticks(ticks: u32) {
     COLD_TICKS.store(ticks.max(1), Relaxed);
 }
 
-/// A page copied within the second-level cache takes 240 ticks or so, from an outer one 600 to 900, from memory more than a
-/// thousand.
-static COLD_TICKS: AtomicU32 = AtomicU32::new(800);
+/// From the second-level cache four loads take some 50 ticks with the reading of the clock, from an outer one 100 to 200, from
+/// memory 400 and more.
+static COLD_TICKS: AtomicU32 = AtomicU32::new(280);
 
-/// One page: enough to tell, too little to matter.
-pub(crate) const PROBE_BYTES: usize = 4096;
+/// Lets calibration say from what length on cold memory is better copied past the cache; `usize::MAX` for never.
+#[cfg(feature = "std")]
+pub(crate) fn set_nontemporal_from(bytes: usize) {
+    NONTEMPORAL_FROM.store(bytes.max(NT_BYTES_MIN), Relaxed);
+}
+
+/// From what length on cold memory is better copied past the cache. Relaxed, as above.
+#[inline]
+pub(crate) fn nontemporal_from() -> usize {
+    NONTEMPORAL_FROM.load(Relaxed)
+}
+
+static NONTEMPORAL_FROM: AtomicUsize = AtomicUsize::new(NT_BYTES_MIN);
 
 /// A clock that is cheap to read and runs evenly. Where there is none all memory looks hot.
 #[inline]

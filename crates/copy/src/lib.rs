@@ -80,7 +80,7 @@ pub use auto::Auto;
 pub use buffer::Buffer;
 #[cfg(feature = "std")]
 pub use calibration::{
-    Calibration, Copybreak, Direction, Override, OverrideError, Point, calibration_report,
+    Calibration, Copybreak, Direction, Jobs, Override, OverrideError, Point, calibration_report,
 };
 #[cfg(feature = "dmadev")]
 pub use dmadev::Dmadev;

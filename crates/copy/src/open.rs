@@ -44,8 +44,14 @@ fn open_named(name: &str, entries: usize, notes: &mut Vec<String>) -> Result<Cha
     };
     match name {
         "cpu" => Ok(Channel::new(Cpu::new(), entries)),
-        "cpu-nt" => Ok(Channel::new(CpuNt::new(), entries)),
-        "worker" => Ok(Channel::new(worker()?, entries)),
+        "cpu-nt" => {
+            Calibration::install_remembered();
+            Ok(Channel::new(CpuNt::new(), entries))
+        }
+        "worker" => {
+            Calibration::install_remembered();
+            Ok(Channel::new(worker()?, entries))
+        }
         "auto" => {
             let (calibration, mut found) = Calibration::of_this_machine();
             notes.append(&mut found);

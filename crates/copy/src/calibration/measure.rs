@@ -3,88 +3,44 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use super::{Calibration, Copybreak, Point};
-use crate::heat::{self, PROBE_BYTES, ticks};
-use crate::{Buffer, Channel, Operation, Waiting, Worker, WorkerOptions, copy_nontemporal};
+use super::choose::{self, Look};
+use super::{Calibration, Copybreak, Jobs, Point};
+use crate::heat::{self, touch_ticks};
+use crate::{
+    Buffer, Channel, Cpu, CpuNt, Flags, NT_BYTES_MIN, Operation, Waiting, Worker, WorkerOptions,
+    copy_nontemporal, from_shared, nontemporal,
+};
 
-/// The lengths that are measured. Doubling twice finds a crossover well enough for a choice that costs little
-/// near it.
-const LENS: [usize; 6] = [1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20];
+/// The lengths that are measured: coarsely first, then those between, so that what there was no time for is missed least.
+/// What holds at the longest is taken to hold beyond.
+const LENS: [usize; 10] = [
+    64 << 10,
+    16 << 10,
+    4 << 10,
+    256 << 10,
+    1 << 10,
+    32 << 10,
+    128 << 10,
+    8 << 10,
+    2 << 10,
+    LEN_MAX,
+];
 
-/// Repetitions of each measurement; odd, for the median.
-const ROUNDS: usize = 7;
+const LEN_MAX: usize = 512 << 10;
 
-/// Repetitions where each takes long.
-const ROUNDS_OF_LONG: usize = 3;
+/// With fewer nothing is said about an engine.
+const LENS_MIN: usize = 4;
 
-/// Measuring stops adding lengths when this much time has passed: a machine that is busy with other things
-/// starts no later. It then has no processor to spare for a helper either, and nothing can be said of longer copies.
-const BUDGET: Duration = Duration::from_millis(30);
+/// Measuring stops when this much time has passed: a machine that is busy with other things starts no later. What was measured
+/// until then is used and not remembered.
+const BUDGET: Duration = Duration::from_millis(32);
 
 pub(super) fn measure(fingerprint: u64) -> Calibration {
     let begin = Instant::now();
-    let mut calibration = Calibration {
-        fingerprint,
-        points: Vec::new(),
-        wake_ns: 0.0,
-        cold_ticks: u32::MAX,
-        copybreak_in: Copybreak::NEVER,
-        copybreak_out: Copybreak::NEVER,
-        took: Duration::ZERO,
-        overridden: None,
-    };
-    let largest = LENS[LENS.len() - 1];
-    let (Ok(mut source), Ok(mut target)) = (Buffer::new(largest), Buffer::new(largest)) else {
-        return calibration;
-    };
-    source.fill(1);
-    target.fill(2);
-    let mut bench = Bench {
-        source: source.as_ptr(),
-        target: target.as_mut_ptr(),
-    };
-    calibration.cold_ticks = bench.cold_ticks();
-
-    // With one processor a helper only takes turns with its owner.
-    let helped = std::thread::available_parallelism().is_ok_and(|n| n.get() > 1);
-    let mut channel = if helped {
-        Worker::start(WorkerOptions::default()).ok()
-    } else {
-        None
+    let mut calibration = Calibration::untaken(fingerprint);
+    if let Ok(bench) = Bench::new(begin + BUDGET) {
+        bench.measure(&mut calibration);
     }
-    .map(|worker| Channel::new(worker, 16));
-    for bytes in LENS {
-        if begin.elapsed() > BUDGET {
-            break;
-        }
-        let mut point = bench.by_hand(bytes);
-        if let Some(channel) = &mut channel {
-            bench.by_engine(channel, &mut point);
-        }
-        calibration.points.push(point);
-    }
-    if let Some(channel) = &mut channel
-        && is_whole(&calibration.points)
-    {
-        calibration.wake_ns = bench.wake_ns(channel);
-        // Memory that is in our cache is never given to the engine (see `Auto`), so cold curves compete, and the
-        // engine is asked only after a first page by hand.
-        let page_ns = calibration
-            .points
-            .iter()
-            .find(|p| p.bytes == PROBE_BYTES)
-            .map_or(0.0, |p| p.cold_ns);
-        calibration.copybreak_in = choose(&calibration, |p| {
-            (
-                p.cold_ns + p.read_ns,
-                page_ns + p.engine_caller_ns + p.engine_read_ns,
-            )
-        });
-        calibration.copybreak_out = choose(&calibration, |p| {
-            (p.cold_ns.min(p.nt_cold_ns), page_ns + p.engine_caller_ns)
-        });
-    }
-    drop(channel);
     calibration.took = begin.elapsed();
     calibration
 }
@@ -93,161 +49,371 @@ pub(super) fn is_whole(points: &[Point]) -> bool {
     points.len() == LENS.len()
 }
 
-/// The smallest measured length from which on the engine always wins by a margin, asleep and awake.
-fn choose(calibration: &Calibration, costs: impl Fn(&Point) -> (f64, f64)) -> Copybreak {
-    let from = |extra_ns: f64| {
-        let losses = calibration.points.iter().rev().take_while(|point| {
-            let (by_hand, by_engine) = costs(point);
-            by_engine + extra_ns < by_hand * MARGIN
-        });
-        losses.last().map_or(usize::MAX, |point| point.bytes)
-    };
-    Copybreak {
-        awake: from(0.0),
-        asleep: from(calibration.wake_ns).max(from(0.0)),
-    }
+fn nontemporal_from(points: &[Point]) -> usize {
+    let costs: Vec<(usize, f64, f64)> = points
+        .iter()
+        .filter(|p| p.bytes >= NT_BYTES_MIN)
+        .map(|p| (p.bytes, p.cold_ns, p.nt_cold_ns))
+        .collect();
+    choose::crossover(&costs)
 }
 
-/// An engine has to win clearly: near the crossover nothing is gained, and a helper's time is not free.
-const MARGIN: f64 = 0.9;
+fn copybreak(calibration: &Calibration, look: Look, of: impl Fn(&Point) -> Jobs) -> Copybreak {
+    let points = calibration.points.iter();
+    let jobs: Vec<(usize, Jobs)> = points.map(|p| (p.bytes, of(p))).collect();
+    choose::copybreak(&jobs, look, calibration.wake_ns)
+}
 
 struct Bench {
-    source: *const u8,
-    target: *mut u8,
+    source: Buffer,
+    target: Buffer,
+    /// What a helper is kept awake with.
+    nudged: Buffer,
+    cpu: Channel,
+    cpu_nt: Channel,
+    /// `None` where a helper would only take turns with its owner.
+    engine: Option<Channel>,
+    deadline: Instant,
+    turn_ns: f64,
 }
+
+/// Who copies.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Hand {
+    Cpu,
+    CpuNt,
+    Engine,
+}
+
+/// Time is up.
+struct TooLate;
 
 impl Bench {
-    fn by_hand(&mut self, bytes: usize) -> Point {
-        let Bench { source, target } = *self;
-        // SAFETY: both buffers hold the largest length, and are ours.
-        let memcpy = || unsafe { crate::from_shared(source, target, bytes) };
-        // SAFETY: as above.
-        let nontemporal = || unsafe { copy_nontemporal(source, target, bytes) };
-        let rounds = if bytes > 64 << 10 {
-            ROUNDS_OF_LONG
-        } else {
-            ROUNDS
+    fn new(deadline: Instant) -> std::io::Result<Bench> {
+        let (mut source, mut target) = (Buffer::new(LEN_MAX)?, Buffer::new(LEN_MAX)?);
+        source.fill(1);
+        target.fill(2);
+        let helped = std::thread::available_parallelism().is_ok_and(|n| n.get() > 1);
+        let engine = match helped {
+            true => Worker::start(WorkerOptions::default()).ok(),
+            false => None,
         };
-        let hot = |copy: &dyn Fn()| {
-            let repeats = (16384 / bytes).clamp(1, 16) as u32;
-            median(rounds, || {
-                copy();
-                let begin = Instant::now();
-                for _ in 0..repeats {
-                    copy();
-                }
-                begin.elapsed() / repeats
-            })
-        };
-        let cold = |copy: &dyn Fn()| {
-            median(rounds, || {
-                evict(source, bytes);
-                evict(target, bytes);
-                let begin = Instant::now();
-                copy();
-                begin.elapsed()
-            })
-        };
-        Point {
-            bytes,
-            hot_ns: hot(&memcpy),
-            nt_hot_ns: hot(&nontemporal),
-            cold_ns: cold(&memcpy),
-            nt_cold_ns: cold(&nontemporal),
-            read_ns: median(rounds, || {
-                memcpy();
-                let begin = Instant::now();
-                read(target, bytes);
-                begin.elapsed()
-            }),
-            ..Point::default()
+        Ok(Bench {
+            source,
+            target,
+            nudged: Buffer::new(LINE_BYTES)?,
+            cpu: Channel::new(Cpu::new(), 4),
+            cpu_nt: Channel::new(CpuNt::new(), 4),
+            engine: engine.map(|worker| Channel::new(worker, 16)),
+            deadline,
+            turn_ns: turn_ns(),
+        })
+    }
+
+    fn measure(mut self, calibration: &mut Calibration) {
+        let look = self.look(calibration);
+        calibration.streams = self.streams();
+        nontemporal::set_streams(calibration.streams);
+        for bytes in LENS {
+            let mut point = Point {
+                bytes,
+                ..Point::default()
+            };
+            let measured = self.curves(&mut point).and_then(|()| self.jobs(&mut point));
+            if measured.is_err() {
+                break;
+            }
+            calibration.points.push(point);
+        }
+        calibration.points.sort_unstable_by_key(|point| point.bytes);
+        calibration.nontemporal_from = nontemporal_from(&calibration.points);
+        if self.engine.is_some() && calibration.points.len() >= LENS_MIN {
+            calibration.wake_ns = self.wake_ns();
+            calibration.copybreak_in = copybreak(calibration, look, |p| p.inward);
+            calibration.copybreak_out = copybreak(calibration, look, |p| p.outward);
         }
     }
 
-    fn by_engine(&mut self, channel: &mut Channel, point: &mut Point) {
-        let operation = Operation::copy(self.source, self.target, point.bytes);
-        let mut totals = Vec::new();
-        let mut callers = Vec::new();
-        let mut reads = Vec::new();
-        for round in 0..=ROUNDS {
-            let begin = Instant::now();
-            // SAFETY: the buffers outlive the channel's use of them, which ends before this round does.
-            let cookie = unsafe { channel.submit(operation) }.expect("the channel is empty");
-            channel.flush();
-            let submitted = begin.elapsed();
-            let waited = channel.wait(cookie, Waiting::SPIN);
-            debug_assert!(waited.is_ok(), "there was no deadline");
-            let total = begin.elapsed();
-            let looked = Instant::now();
-            channel.poll();
-            let looking = looked.elapsed();
-            let reading = Instant::now();
-            read(self.target, point.bytes);
-            // The first round wakes the worker.
-            if round > 0 {
-                totals.push(total);
-                callers.push(submitted + looking);
-                reads.push(reading.elapsed());
+    /// Touches memory in the nearest cache, in an outer one and in none, and draws the line between the last two: an outer
+    /// cache is still better copied the ordinary way.
+    fn look(&mut self, calibration: &mut Calibration) -> Look {
+        let others = others();
+        let mut ticks = [Vec::new(), Vec::new(), Vec::new()];
+        let mut took = [Vec::new(), Vec::new(), Vec::new()];
+        for look in 0..LOOKS {
+            for (at, is_hot) in [(HOT, true), (OUTER, true), (COLD, false)] {
+                if at == OUTER && look >= LOOKS_AT_OUTER {
+                    continue;
+                }
+                self.prepare(LOOK_BYTES, is_hot);
+                if let (OUTER, Ok(others)) = (at, &others) {
+                    read(others);
+                }
+                let begin = Instant::now();
+                // SAFETY: the buffer is longer than that.
+                ticks[at].push(unsafe { touch_ticks(self.source.as_ptr(), LOOK_BYTES) });
+                took[at].push(begin.elapsed());
             }
         }
-        point.engine_ns = middle(totals);
-        point.engine_caller_ns = middle(callers);
-        point.engine_read_ns = middle(reads);
+        ticks.iter_mut().for_each(|ticks| ticks.sort_unstable());
+        let quartile = |at: usize, quarter: usize| ticks[at][ticks[at].len() * quarter / 4] as f64;
+        let between = (quartile(OUTER, 2) * quartile(COLD, 1)).sqrt();
+        calibration.cold_ticks = between.max(2.0 * quartile(HOT, 2)) as u32;
+        let [hot_ns, _, cold_ns] = took.map(middle);
+        Look { hot_ns, cold_ns }
     }
 
-    /// What the doorbell costs when the worker has gone to sleep.
-    fn wake_ns(&mut self, channel: &mut Channel) -> f64 {
-        let operation = Operation::copy(self.source, self.target, 64);
-        let mut samples = Vec::new();
-        for _ in 0..3 {
+    /// Whether cold memory is copied faster in one stream or in four.
+    fn streams(&mut self) -> u32 {
+        let mut took = [Vec::new(), Vec::new()];
+        for _ in 0..STREAM_ROUNDS {
+            for (streams, took) in [4, 1].into_iter().zip(&mut took) {
+                nontemporal::set_streams(streams);
+                self.prepare(STREAM_BYTES, false);
+                took.push(self.bare(Hand::CpuNt, STREAM_BYTES));
+            }
+        }
+        let [four, one] = took.map(middle);
+        if one < four { 1 } else { 4 }
+    }
+
+    /// What a copy takes by itself.
+    fn curves(&mut self, point: &mut Point) -> Result<(), TooLate> {
+        let bytes = point.bytes;
+        let [hot, cold, nt_hot, nt_cold, engine_hot, engine_cold] = self.medians(
+            bytes,
+            [
+                (Hand::Cpu, true),
+                (Hand::Cpu, false),
+                (Hand::CpuNt, true),
+                (Hand::CpuNt, false),
+                (Hand::Engine, true),
+                (Hand::Engine, false),
+            ],
+            |bench, (hand, is_hot)| {
+                bench.prepare(bytes, is_hot);
+                match hand {
+                    Hand::Engine => bench.job(hand, bytes, Flags::NONE, 0),
+                    _ if is_hot => bench.bare_repeatedly(hand, bytes),
+                    _ => bench.bare(hand, bytes),
+                }
+            },
+        )?;
+        *point = Point {
+            hot_ns: hot,
+            cold_ns: cold,
+            nt_hot_ns: nt_hot,
+            nt_cold_ns: nt_cold,
+            engine_hot_ns: engine_hot,
+            engine_cold_ns: engine_cold,
+            ..*point
+        };
+        Ok(())
+    }
+
+    /// What a copy and as much other work as a cold `memcpy` take together.
+    fn jobs(&mut self, point: &mut Point) -> Result<(), TooLate> {
+        let bytes = point.bytes;
+        let turns = (point.cold_ns / self.turn_ns) as u64;
+        let cold_hand = match point.nt_cold_ns < point.cold_ns && bytes >= NT_BYTES_MIN {
+            true => Hand::CpuNt,
+            false => Hand::Cpu,
+        };
+        let mut jobs = |flags, cold_hand| {
+            let [hand_hot_ns, hand_cold_ns, engine_hot_ns, engine_cold_ns] = self.medians(
+                bytes,
+                [
+                    (Hand::Cpu, true),
+                    (cold_hand, false),
+                    (Hand::Engine, true),
+                    (Hand::Engine, false),
+                ],
+                |bench, (hand, is_hot)| {
+                    bench.prepare(bytes, is_hot);
+                    bench.job(hand, bytes, flags, turns)
+                },
+            )?;
+            Ok(Jobs {
+                hand_hot_ns,
+                hand_cold_ns,
+                engine_hot_ns,
+                engine_cold_ns,
+            })
+        };
+        point.outward = jobs(Flags::NONE, cold_hand)?;
+        point.inward = jobs(Flags::CACHE, Hand::Cpu)?;
+        Ok(())
+    }
+
+    /// The median time of each way. Every way is sampled once a round, so that a bad moment is everybody's.
+    fn medians<W: Copy, const N: usize>(
+        &mut self,
+        bytes: usize,
+        ways: [W; N],
+        mut sample: impl FnMut(&mut Bench, W) -> Duration,
+    ) -> Result<[f64; N], TooLate> {
+        let mut samples = ways.map(|_| Vec::new());
+        for _ in 0..rounds(bytes) {
+            for (&way, samples) in ways.iter().zip(&mut samples) {
+                if Instant::now() > self.deadline {
+                    return Err(TooLate);
+                }
+                samples.push(sample(self, way));
+            }
+        }
+        Ok(samples.map(middle))
+    }
+
+    /// Brings both sides into this processor's cache, or out of every cache. Where the processor does not let a program do
+    /// that, the cold columns equal the hot ones, and no choice is based on a difference.
+    fn prepare(&mut self, bytes: usize, is_hot: bool) {
+        let (source, target) = (self.source.as_ptr(), self.target.as_mut_ptr());
+        // SAFETY: no length is more than the buffers hold.
+        unsafe {
+            if is_hot {
+                from_shared(source, target, bytes);
+            } else {
+                heat::evict(source, bytes);
+                heat::evict(target, bytes);
+            }
+        }
+    }
+
+    fn bare(&mut self, hand: Hand, bytes: usize) -> Duration {
+        let begin = Instant::now();
+        self.bare_untimed(hand, bytes);
+        begin.elapsed()
+    }
+
+    /// For what is shorter than the clock can tell.
+    fn bare_repeatedly(&mut self, hand: Hand, bytes: usize) -> Duration {
+        let repeats = (16384 / bytes).clamp(1, 16) as u32;
+        let begin = Instant::now();
+        for _ in 0..repeats {
+            self.bare_untimed(hand, bytes);
+        }
+        begin.elapsed() / repeats
+    }
+
+    fn bare_untimed(&mut self, hand: Hand, bytes: usize) {
+        let (source, target) = (self.source.as_ptr(), self.target.as_mut_ptr());
+        // SAFETY: no length is more than the buffers hold.
+        unsafe {
+            match hand {
+                Hand::CpuNt => copy_nontemporal(source, target, bytes),
+                _ => from_shared(source, target, bytes),
+            }
+        }
+    }
+
+    /// A copy through a channel, work meanwhile, and, where the target is to be in the cache, a pass over it.
+    fn job(&mut self, hand: Hand, bytes: usize, flags: Flags, turns: u64) -> Duration {
+        let operation =
+            Operation::copy(self.source.as_ptr(), self.target.as_mut_ptr(), bytes).with(flags);
+        let nudge = Operation::fill(self.nudged.as_mut_ptr(), LINE_BYTES, 0);
+        let channel = match hand {
+            Hand::Cpu => &mut self.cpu,
+            Hand::CpuNt => &mut self.cpu_nt,
+            Hand::Engine => match &mut self.engine {
+                Some(channel) => channel,
+                None => return Duration::ZERO,
+            },
+        };
+        if hand == Hand::Engine {
+            finish(channel, nudge, 0);
+        }
+        let begin = Instant::now();
+        finish(channel, operation, turns);
+        if flags.contains(Flags::CACHE) {
+            read(&self.target[..bytes]);
+        }
+        begin.elapsed()
+    }
+
+    /// What the doorbell costs its caller when the engine has gone to sleep.
+    fn wake_ns(&mut self) -> f64 {
+        let operation = Operation::fill(self.nudged.as_mut_ptr(), LINE_BYTES, 0);
+        let Some(channel) = &mut self.engine else {
+            return 0.0;
+        };
+        let sample = || {
             std::thread::sleep(ASLEEP_AFTER);
-            // SAFETY: as above.
+            // SAFETY: the buffer outlives the wait.
             let cookie = unsafe { channel.submit(operation) }.expect("the channel is empty");
             let begin = Instant::now();
             channel.flush();
-            samples.push(begin.elapsed());
+            let woken = begin.elapsed();
             let waited = channel.wait(cookie, Waiting::PARK);
             debug_assert!(waited.is_ok(), "there was no deadline");
-        }
-        middle(samples)
-    }
-
-    /// Between a page in any cache and one in none: some way below what three quarters of cold pages take, but not half
-    /// of it, because an outer cache is not much faster and still better copied the ordinary way.
-    fn cold_ticks(&mut self) -> u32 {
-        let Bench { source, target } = *self;
-        let page = |is_cold: bool| {
-            let mut samples: Vec<u64> = (0..2 * ROUNDS)
-                .map(|_| {
-                    if is_cold {
-                        // More than the page, so that it is long gone when the last line goes.
-                        evict(source, EVICTED_BYTES);
-                        evict(target, EVICTED_BYTES);
-                    }
-                    let begin = ticks();
-                    // SAFETY: both buffers hold a page.
-                    unsafe { crate::from_shared(source, target, PROBE_BYTES) };
-                    let took = ticks().wrapping_sub(begin);
-                    // As in a long copy, whose first page it is meant to be.
-                    // SAFETY: both buffers hold more than that.
-                    unsafe { crate::from_shared(source, target, EVICTED_BYTES) };
-                    took
-                })
-                .collect();
-            samples.sort_unstable();
-            samples[samples.len() / 4] as f64
+            woken
         };
-        (0.72 * page(true)).max(2.0 * page(false)) as u32
+        middle(std::iter::repeat_with(sample).take(3).collect())
     }
 }
 
-const EVICTED_BYTES: usize = 128 << 10;
+/// What pushes everything else out of a processor's own caches. Pages that were never written would all be the same one.
+fn others() -> std::io::Result<Buffer> {
+    let mut others = Buffer::new(OTHERS_BYTES)?;
+    // All at once if the kernel can (Linux 5.14), which is faster; if not, as they are written.
+    // SAFETY: the range is the buffer's own mapping; its pages become present and stay zero.
+    unsafe {
+        libc::madvise(
+            others.as_mut_ptr().cast(),
+            OTHERS_BYTES,
+            libc::MADV_POPULATE_WRITE,
+        )
+    };
+    others
+        .iter_mut()
+        .step_by(PAGE_BYTES)
+        .for_each(|byte| *byte = 1);
+    Ok(others)
+}
 
-/// Longer than a worker spins.
-const ASLEEP_AFTER: Duration = Duration::from_millis(1);
+/// Submits, works, waits.
+fn finish(channel: &mut Channel, operation: Operation, turns: u64) {
+    // SAFETY: within the bench's buffers, which outlive the wait below.
+    let cookie = unsafe { channel.submit(operation) }.expect("the channel is empty");
+    channel.flush();
+    work(turns);
+    let waited = channel.wait(cookie, Waiting::SPIN);
+    debug_assert!(waited.is_ok(), "there was no deadline");
+}
 
-fn median(rounds: usize, mut sample: impl FnMut() -> Duration) -> f64 {
-    middle((0..rounds).map(|_| sample()).collect())
+/// Work that touches no memory.
+#[inline(never)]
+fn work(turns: u64) {
+    let mut value = black_box(1u64);
+    for _ in 0..turns {
+        value = value
+            .wrapping_mul(6364136223846793005)
+            .wrapping_add(1442695040888963407);
+    }
+    black_box(value);
+}
+
+fn turn_ns() -> f64 {
+    let sample = || {
+        let begin = Instant::now();
+        work(PROBE_TURNS);
+        begin.elapsed()
+    };
+    let whole = middle(std::iter::repeat_with(sample).take(5).collect());
+    (whole / PROBE_TURNS as f64).max(0.01)
+}
+
+/// Reads one word of every cache line.
+fn read(bytes: &[u8]) {
+    let sum = bytes
+        .iter()
+        .step_by(LINE_BYTES)
+        .fold(0u64, |sum, &byte| sum + u64::from(byte));
+    black_box(sum);
+}
+
+/// Odd, for the median, and fewer of what takes long.
+fn rounds(bytes: usize) -> usize {
+    if bytes < 32 << 10 { 9 } else { 5 }
 }
 
 fn middle(mut samples: Vec<Duration>) -> f64 {
@@ -255,67 +421,31 @@ fn middle(mut samples: Vec<Duration>) -> f64 {
     samples[samples.len() / 2].as_nanos() as f64
 }
 
-/// Reads one word of every cache line.
-fn read(at: *const u8, bytes: usize) {
-    let mut sum = 0u64;
-    for line in (0..bytes.saturating_sub(7)).step_by(LINE_BYTES) {
-        // SAFETY: `line + 8 <= bytes`, within the buffer.
-        sum = sum.wrapping_add(unsafe { at.add(line).cast::<u64>().read_unaligned() });
-    }
-    black_box(sum);
-}
+const LOOKS: usize = 12;
 
-/// Where the processor does not let a program empty its cache the cold columns equal the hot ones, and no
-/// choice is based on a difference.
-fn evict(at: *const u8, bytes: usize) {
-    // SAFETY: within the buffers.
-    unsafe { heat::evict(at, bytes) };
-}
+/// Each empties a cache first.
+const LOOKS_AT_OUTER: usize = 5;
+
+/// Where memory is when it is looked at.
+const HOT: usize = 0;
+const OUTER: usize = 1;
+const COLD: usize = 2;
+
+/// More than a processor's own caches hold.
+const OTHERS_BYTES: usize = 4 << 20;
+
+/// What is looked at: more than a page, so that each touch needs its own translation.
+const LOOK_BYTES: usize = 128 << 10;
+
+const STREAM_BYTES: usize = 256 << 10;
+
+const STREAM_ROUNDS: usize = 7;
+
+const PROBE_TURNS: u64 = 5_000;
+
+/// Longer than a worker spins.
+const ASLEEP_AFTER: Duration = Duration::from_micros(300);
 
 const LINE_BYTES: usize = 64;
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn with(points: &[(usize, f64, f64)], wake_ns: f64) -> Calibration {
-        let point = |&(bytes, hot_ns, engine_caller_ns): &(usize, f64, f64)| Point {
-            bytes,
-            hot_ns,
-            engine_caller_ns,
-            ..Point::default()
-        };
-        Calibration {
-            fingerprint: 0,
-            points: points.iter().map(point).collect(),
-            wake_ns,
-            cold_ticks: 0,
-            copybreak_in: Copybreak::NEVER,
-            copybreak_out: Copybreak::NEVER,
-            took: Duration::ZERO,
-            overridden: None,
-        }
-    }
-
-    #[test]
-    fn the_copybreak_is_where_the_engine_begins_to_win_for_good() {
-        let costs = |p: &Point| (p.hot_ns, p.engine_caller_ns);
-        let points = [
-            (1, 10.0, 5.0),
-            (2, 20.0, 50.0),
-            (3, 100.0, 50.0),
-            (4, 1000.0, 50.0),
-        ];
-        let measured = with(&points, 200.0);
-        assert_eq!(
-            choose(&measured, costs),
-            Copybreak {
-                awake: 3,
-                asleep: 4
-            }
-        );
-        assert_eq!(choose(&with(&points, 1e6), costs).asleep, usize::MAX);
-        assert_eq!(choose(&with(&points[..2], 0.0), costs), Copybreak::NEVER);
-        assert_eq!(choose(&with(&[], 0.0), costs), Copybreak::NEVER);
-    }
-}
+const PAGE_BYTES: usize = 4096;

@@ -8,7 +8,13 @@
 //!   then fetches them from somewhere else. Bytes that go [`Out`](Direction::Out) are somebody else's to read.
 //! - *With hysteresis.* Waking a sleeping engine costs a system call. A length that is worth it once the
 //!   engine is awake is not worth waking it for: [`Copybreak::awake`] and [`Copybreak::asleep`].
+//! - *By temperature.* What is in the caller's cache is copied fast by hand and slowly by a helper, which has to fetch it from
+//!   there; in between is a range of lengths where only cold memory is worth asking for.
+//!
+//! What decides is not a difference of curves but the thing itself: a copy together with work that takes as long as a cold
+//! `memcpy`, by hand and by the engine, timed in turns.
 
+mod choose;
 mod measure;
 mod report;
 mod store;
@@ -30,8 +36,10 @@ pub enum Direction {
 /// From how many bytes on the engine costs its caller less than a copy by hand. `usize::MAX` is never.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Copybreak {
-    /// While the engine is awake.
+    /// While the engine is awake, for memory that is in no cache.
     pub awake: usize,
+    /// While the engine is awake, for all memory: nobody looks where it is. At least `awake`.
+    pub hot: usize,
     /// When it has to be woken. At least `awake`.
     pub asleep: usize,
 }
@@ -40,13 +48,15 @@ impl Copybreak {
     /// The engine is never worth it.
     pub const NEVER: Copybreak = Copybreak {
         awake: usize::MAX,
+        hot: usize::MAX,
         asleep: usize::MAX,
     };
 
-    /// One length whatever the engine does.
+    /// One length whatever the engine does, and wherever the memory is.
     pub const fn fixed(bytes: usize) -> Copybreak {
         Copybreak {
             awake: bytes,
+            hot: bytes,
             asleep: bytes,
         }
     }
@@ -65,14 +75,27 @@ pub struct Point {
     pub nt_hot_ns: f64,
     /// Non-temporal, not in the cache.
     pub nt_cold_ns: f64,
-    /// Engine, from submission to completion.
-    pub engine_ns: f64,
-    /// What submission, doorbell and the look that finds it complete cost the caller.
-    pub engine_caller_ns: f64,
-    /// Reading the target after a hot `memcpy`.
-    pub read_ns: f64,
-    /// Reading the target after the engine's copy.
-    pub engine_read_ns: f64,
+    /// Engine, from submission to completion, memory in its caller's cache.
+    pub engine_hot_ns: f64,
+    /// Engine, from submission to completion, memory in no cache.
+    pub engine_cold_ns: f64,
+    /// A copy with other work beside it.
+    pub outward: Jobs,
+    /// The same, and the caller reads the target afterwards.
+    pub inward: Jobs,
+}
+
+/// A copy together with work that takes as long as a cold `memcpy` of that length, in nanoseconds. Medians.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Jobs {
+    /// By hand, memory in the cache.
+    pub hand_hot_ns: f64,
+    /// By hand, as suits the length, memory in no cache.
+    pub hand_cold_ns: f64,
+    /// By the engine, which is awake, memory in its caller's cache.
+    pub engine_hot_ns: f64,
+    /// By the engine, memory in no cache.
+    pub engine_cold_ns: f64,
 }
 
 /// The measured curves of a machine, and what follows from them.
@@ -84,8 +107,12 @@ pub struct Calibration {
     pub points: Vec<Point>,
     /// What a doorbell costs that has to wake the engine, in nanoseconds.
     pub wake_ns: f64,
-    /// Ticks for a page above which memory counts as cold.
+    /// Ticks for four loads above which memory counts as cold.
     pub cold_ticks: u32,
+    /// In how many streams memory is copied past the cache.
+    pub streams: u32,
+    /// From what length on cold memory is copied past the cache.
+    pub nontemporal_from: usize,
     /// For bytes coming in.
     pub copybreak_in: Copybreak,
     /// For bytes going out.
@@ -107,9 +134,7 @@ impl Calibration {
         let mut notes = Vec::new();
         let fingerprint = store::fingerprint();
         let file = store::path(fingerprint);
-        let remembered = file
-            .as_deref()
-            .and_then(|file| store::load(file, fingerprint));
+        let remembered = Calibration::remembered();
         let mut calibration = remembered.unwrap_or_else(|| {
             let fresh = measure::measure(fingerprint);
             // What was measured on a busy machine is good enough for now and not for ever.
@@ -125,8 +150,43 @@ impl Calibration {
                 Err(error) => notes.push(error.to_string()),
             }
         }
-        crate::heat::set_cold_ticks(calibration.cold_ticks);
+        calibration.install();
         (calibration, notes)
+    }
+
+    /// The machine's calibration as an earlier start remembered it, if one did.
+    fn remembered() -> Option<Calibration> {
+        let fingerprint = store::fingerprint();
+        store::load(&store::path(fingerprint)?, fingerprint)
+    }
+
+    /// Lets the engines that calibrate nothing profit from an earlier start that did.
+    pub(crate) fn install_remembered() {
+        if let Some(remembered) = Calibration::remembered() {
+            remembered.install();
+        }
+    }
+
+    fn install(&self) {
+        crate::heat::set_cold_ticks(self.cold_ticks);
+        crate::heat::set_nontemporal_from(self.nontemporal_from);
+        crate::nontemporal::set_streams(self.streams);
+    }
+
+    /// Before anything was measured: copies are made by hand, and through the cache.
+    fn untaken(fingerprint: u64) -> Calibration {
+        Calibration {
+            fingerprint,
+            points: Vec::new(),
+            wake_ns: 0.0,
+            cold_ticks: u32::MAX,
+            streams: 4,
+            nontemporal_from: usize::MAX,
+            copybreak_in: Copybreak::NEVER,
+            copybreak_out: Copybreak::NEVER,
+            took: Duration::ZERO,
+            overridden: None,
+        }
     }
 
     /// True when there was time for every length.

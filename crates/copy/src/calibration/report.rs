@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Write as _};
 
-use super::{Calibration, Copybreak, Direction};
+use super::{Calibration, Copybreak, Direction, Jobs, Point};
 
 /// The copy engine's part of `toehold doctor`: what copying costs on this machine, from where on the engine is used,
 /// and which engines there are.
@@ -24,52 +24,53 @@ pub fn calibration_report() -> String {
 
 fn render(calibration: &Calibration) -> String {
     let mut text = String::from("copy engine, microseconds by length\n");
-    let columns = [
-        "hot",
-        "cold",
-        "nt hot",
-        "nt cold",
-        "engine",
-        "its caller",
-        "read",
-        "read after",
-    ];
-    let _ = write!(text, "  {:>7}", "");
-    for column in columns {
-        let _ = write!(text, " {column:>10}");
-    }
-    text.push('\n');
-    for p in &calibration.points {
-        let _ = write!(text, "  {:>7}", Size(p.bytes).to_string());
-        let by_hand = [p.hot_ns, p.cold_ns, p.nt_hot_ns, p.nt_cold_ns].map(Some);
-        let has_engine = p.engine_ns > 0.0;
-        let by_engine = [p.engine_ns, p.engine_caller_ns].map(|ns| has_engine.then_some(ns));
-        let reads = [Some(p.read_ns), has_engine.then_some(p.engine_read_ns)];
-        for ns in by_hand.into_iter().chain(by_engine).chain(reads) {
-            let cell = ns.map_or("-".to_owned(), |ns| format!("{:.2}", ns / 1000.0));
-            let _ = write!(text, " {cell:>10}");
-        }
-        text.push('\n');
+    let alone = ["hot", "cold", "nt hot", "nt cold", "engine hot", "cold"];
+    table(&mut text, calibration, &alone, |p| {
+        let by_hand = [p.hot_ns, p.cold_ns, p.nt_hot_ns, p.nt_cold_ns];
+        by_hand
+            .into_iter()
+            .chain([p.engine_hot_ns, p.engine_cold_ns])
+            .collect()
+    });
+    if calibration.points.iter().any(|p| p.engine_hot_ns > 0.0) {
+        text.push_str("with as much other work as a cold copy: by hand, and by the engine; then with the target read afterwards\n");
+        let jobs = [
+            "hot",
+            "engine",
+            "cold",
+            "engine",
+            "read, hot",
+            "engine",
+            "cold",
+            "engine",
+        ];
+        table(&mut text, calibration, &jobs, |p| {
+            let one = |j: &Jobs| {
+                [
+                    j.hand_hot_ns,
+                    j.engine_hot_ns,
+                    j.hand_cold_ns,
+                    j.engine_cold_ns,
+                ]
+            };
+            [one(&p.outward), one(&p.inward)].concat()
+        });
     }
     for (name, direction) in [("in", Direction::In), ("out", Direction::Out)] {
-        let Copybreak { awake, asleep } = calibration.copybreak(direction);
-        let _ = match (awake, asleep) {
-            (usize::MAX, _) => writeln!(text, "copybreak {name:<3} never: copies are made by hand"),
-            (awake, usize::MAX) => {
-                writeln!(
-                    text,
-                    "copybreak {name:<3} {}, and never to wake the engine",
-                    Size(awake)
-                )
-            }
-            (awake, asleep) => {
-                writeln!(
-                    text,
-                    "copybreak {name:<3} {}, {} to wake it",
-                    Size(awake),
-                    Size(asleep)
-                )
-            }
+        let Copybreak { awake, hot, asleep } = calibration.copybreak(direction);
+        if awake == usize::MAX {
+            let _ = writeln!(text, "copybreak {name:<3} never: copies are made by hand");
+            continue;
+        }
+        let _ = write!(text, "copybreak {name:<3} {}", Size(awake));
+        let _ = match hot {
+            usize::MAX => write!(text, " for cold memory only"),
+            hot if hot == awake => Ok(()),
+            hot => write!(text, " for cold memory, {} for all", Size(hot)),
+        };
+        let _ = match asleep {
+            usize::MAX => writeln!(text, ", and never to wake the engine"),
+            asleep => writeln!(text, ", {} to wake it", Size(asleep)),
         };
     }
     let wake_us = calibration.wake_ns / 1000.0;
@@ -82,8 +83,20 @@ fn render(calibration: &Calibration) -> String {
     let ticks = calibration.cold_ticks;
     let _ = writeln!(
         text,
-        "memory counts as cold when its first page takes more than {ticks} ticks"
+        "memory counts as cold when four loads of it take more than {ticks} ticks"
     );
+    let _ = match calibration.nontemporal_from {
+        usize::MAX => writeln!(text, "no copy by hand goes past the cache"),
+        bytes => writeln!(
+            text,
+            "cold copies by hand go past the cache from {} on, in {}",
+            Size(bytes),
+            match calibration.streams {
+                1 => "one stream",
+                _ => "four streams",
+            }
+        ),
+    };
     if let Some(why) = &calibration.overridden {
         let _ = writeln!(text, "chosen by {why}");
     }
@@ -92,6 +105,30 @@ fn render(calibration: &Calibration) -> String {
         ms => writeln!(text, "measured in {ms} ms"),
     };
     text
+}
+
+fn table(
+    text: &mut String,
+    calibration: &Calibration,
+    columns: &[&str],
+    cells: impl Fn(&Point) -> Vec<f64>,
+) {
+    let _ = write!(text, "  {:>7}", "");
+    for column in columns {
+        let _ = write!(text, " {column:>10}");
+    }
+    text.push('\n');
+    for point in &calibration.points {
+        let _ = write!(text, "  {:>7}", Size(point.bytes).to_string());
+        for ns in cells(point) {
+            let cell = match ns > 0.0 {
+                true => format!("{:.2}", ns / 1000.0),
+                false => "-".to_owned(),
+            };
+            let _ = write!(text, " {cell:>10}");
+        }
+        text.push('\n');
+    }
 }
 
 /// A length as people write it.

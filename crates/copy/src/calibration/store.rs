@@ -6,10 +6,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::{Calibration, Copybreak, Point};
+use super::{Calibration, Copybreak, Jobs, Point};
 
 /// Changes whenever the measurement or the file does.
-const VERSION: &str = "toehold-copy-calibration 3";
+const VERSION: &str = "toehold-copy-calibration 4";
 
 /// Names what the curves depend on: processor, caches, number of processors, kernel, and C library's `memcpy` by way
 /// of this library's own version.
@@ -91,33 +91,69 @@ fn render(calibration: &Calibration) -> String {
         fingerprint,
         wake_ns,
         cold_ticks,
+        streams,
+        nontemporal_from,
         ..
     } = calibration;
     let breaks = [calibration.copybreak_in, calibration.copybreak_out];
     let _ = writeln!(text, "machine {fingerprint}");
     let _ = writeln!(text, "wake {wake_ns}");
     let _ = writeln!(text, "cold {cold_ticks}");
+    let _ = writeln!(text, "past {nontemporal_from} {streams}");
     for (name, at) in ["in", "out"].iter().zip(breaks) {
-        let _ = writeln!(text, "{name} {} {}", at.awake, at.asleep);
+        let _ = writeln!(text, "{name} {} {} {}", at.awake, at.hot, at.asleep);
     }
     for p in &calibration.points {
-        let _ = writeln!(
-            text,
-            "point {} {} {} {} {} {} {} {} {}",
-            p.bytes,
-            p.hot_ns,
-            p.cold_ns,
-            p.nt_hot_ns,
-            p.nt_cold_ns,
-            p.engine_ns,
-            p.engine_caller_ns,
-            p.read_ns,
-            p.engine_read_ns
-        );
+        let _ = write!(text, "point {}", p.bytes);
+        for ns in numbers(p) {
+            let _ = write!(text, " {ns}");
+        }
+        text.push('\n');
     }
     text.push_str("end\n");
     text
 }
+
+/// A point's numbers, in the order of the file.
+fn numbers(p: &Point) -> [f64; NUMBERS] {
+    let jobs = |jobs: &Jobs| {
+        [
+            jobs.hand_hot_ns,
+            jobs.hand_cold_ns,
+            jobs.engine_hot_ns,
+            jobs.engine_cold_ns,
+        ]
+    };
+    let ([a, b, c, d], [e, f, g, h]) = (jobs(&p.outward), jobs(&p.inward));
+    let (nt_hot, nt_cold) = (p.nt_hot_ns, p.nt_cold_ns);
+    let (hot, cold) = (p.engine_hot_ns, p.engine_cold_ns);
+    [
+        p.hot_ns, p.cold_ns, nt_hot, nt_cold, hot, cold, a, b, c, d, e, f, g, h,
+    ]
+}
+
+fn point(bytes: usize, numbers: [f64; NUMBERS]) -> Point {
+    let jobs = |at: usize| Jobs {
+        hand_hot_ns: numbers[at],
+        hand_cold_ns: numbers[at + 1],
+        engine_hot_ns: numbers[at + 2],
+        engine_cold_ns: numbers[at + 3],
+    };
+    Point {
+        bytes,
+        hot_ns: numbers[0],
+        cold_ns: numbers[1],
+        nt_hot_ns: numbers[2],
+        nt_cold_ns: numbers[3],
+        engine_hot_ns: numbers[4],
+        engine_cold_ns: numbers[5],
+        outward: jobs(6),
+        inward: jobs(10),
+    }
+}
+
+/// Of one point, its length aside.
+const NUMBERS: usize = 14;
 
 fn parse(text: &str) -> Option<Calibration> {
     let mut lines = text.lines();
@@ -131,12 +167,16 @@ fn parse(text: &str) -> Option<Calibration> {
     let one = |words: Vec<&str>| -> Option<String> { words.first().map(|word| word.to_string()) };
     let at = |words: Vec<&str>| -> Option<Copybreak> {
         let awake = words.first()?.parse().ok()?;
-        let asleep = words.get(1)?.parse().ok()?;
-        (awake <= asleep).then_some(Copybreak { awake, asleep })
+        let hot = words.get(1)?.parse().ok()?;
+        let asleep = words.get(2)?.parse().ok()?;
+        (awake <= hot && awake <= asleep).then_some(Copybreak { awake, hot, asleep })
     };
     let fingerprint = one(field("machine")?)?.parse().ok()?;
     let wake_ns = one(field("wake")?)?.parse().ok()?;
     let cold_ticks = one(field("cold")?)?.parse().ok()?;
+    let past = field("past")?;
+    let nontemporal_from = past.first()?.parse().ok()?;
+    let streams = past.get(1)?.parse().ok().filter(|n| matches!(n, 1 | 4))?;
     let copybreak_in = at(field("in")?)?;
     let copybreak_out = at(field("out")?)?;
     let mut points = Vec::new();
@@ -152,36 +192,15 @@ fn parse(text: &str) -> Option<Calibration> {
             .iter()
             .map(|word| word.parse().ok())
             .collect::<Option<_>>()?;
-        let &[
-            hot_ns,
-            cold_ns,
-            nt_hot_ns,
-            nt_cold_ns,
-            engine_ns,
-            engine_caller_ns,
-            read_ns,
-            engine_read_ns,
-        ] = ns.as_slice()
-        else {
-            return None;
-        };
-        points.push(Point {
-            bytes,
-            hot_ns,
-            cold_ns,
-            nt_hot_ns,
-            nt_cold_ns,
-            engine_ns,
-            engine_caller_ns,
-            read_ns,
-            engine_read_ns,
-        });
+        points.push(point(bytes, ns.try_into().ok()?));
     }
     is_whole.then_some(Calibration {
         fingerprint,
         points,
         wake_ns,
         cold_ticks,
+        streams,
+        nontemporal_from,
         copybreak_in,
         copybreak_out,
         took: Duration::ZERO,
@@ -215,14 +234,20 @@ mod tests {
                 Point {
                     bytes: 4096,
                     cold_ns: 500.0,
-                    engine_read_ns: 1.0,
+                    inward: Jobs {
+                        engine_cold_ns: 1.0,
+                        ..Jobs::default()
+                    },
                     ..Point::default()
                 },
             ],
             wake_ns: 1500.0,
             cold_ticks: 700,
+            streams: 1,
+            nontemporal_from: 65536,
             copybreak_in: Copybreak {
                 awake: 4096,
+                hot: 16384,
                 asleep: usize::MAX,
             },
             copybreak_out: Copybreak::fixed(1024),
@@ -244,7 +269,10 @@ mod tests {
         }
         assert_eq!(parse(&whole.replace("machine", "elsewhere")), None);
         assert_eq!(parse(&whole.replace("12.5", "fast")), None);
-        assert_eq!(parse(&whole.replace("1024 1024", "1024 1023")), None);
+        assert_eq!(
+            parse(&whole.replace("1024 1024 1024", "1024 1024 1023")),
+            None
+        );
     }
 
     proptest::proptest! {

@@ -19,10 +19,10 @@ use self::affinity::Affinity;
 use self::queue::{Queue, Spins};
 use crate::backend::{Backend, Outcome, Refused};
 use crate::cpu::execute;
-use crate::heat::copy_by_heat;
+use crate::heat::{is_cold, nontemporal_from};
 use crate::ledger::entries_rounded;
 use crate::operation::{Flags, Kind};
-use crate::{Cookie, Operation, from_shared};
+use crate::{Cookie, Operation, copy_nontemporal, from_shared};
 
 /// The `worker` engine.
 pub struct Worker {
@@ -46,8 +46,7 @@ pub struct Worker {
 #[derive(Clone, Copy)]
 struct Record {
     cookie: Cookie,
-    /// Before the first byte of the stream, if its submitter did more itself than was ever submitted before.
-    begin: i64,
+    begin: u64,
 }
 
 /// How to run a [`Worker`].
@@ -149,40 +148,6 @@ impl Worker {
         self.thread.is_some() && self.written - self.reported < self.journal.len() as u64
     }
 
-    /// Takes an operation of which the submitter has done the first `done` bytes itself: `rest` is what is left, and
-    /// progress counts from the beginning.
-    ///
-    /// # Safety
-    ///
-    /// As for [`Backend::submit`].
-    #[inline]
-    pub(crate) unsafe fn submit_rest(
-        &mut self,
-        cookie: Cookie,
-        rest: &Operation,
-        done: usize,
-    ) -> Result<(), Refused> {
-        if !self.has_room() {
-            return Err(if self.thread.is_none() {
-                Refused::Unable
-            } else {
-                Refused::Full
-            });
-        }
-        let (index, slot) = (self.written, self.slot(self.written));
-        self.journal[slot] = Record {
-            cookie,
-            begin: self.position as i64 - done as i64,
-        };
-        let at = self.slot(cookie.get());
-        self.index_of[at] = index;
-        // SAFETY: we are the producer, the entry was reported finished (or never used), and is unpublished.
-        unsafe { self.queue.write(index, *rest) };
-        self.position += rest.len as u64;
-        self.written += 1;
-        Ok(())
-    }
-
     fn slot(&self, number: u64) -> usize {
         number as usize & (self.journal.len() - 1)
     }
@@ -197,8 +162,25 @@ unsafe impl Backend for Worker {
 
     #[inline]
     unsafe fn submit(&mut self, cookie: Cookie, operation: &Operation) -> Result<(), Refused> {
-        // SAFETY: the caller's contract.
-        unsafe { self.submit_rest(cookie, operation, 0) }
+        if !self.has_room() {
+            return Err(if self.thread.is_none() {
+                Refused::Unable
+            } else {
+                Refused::Full
+            });
+        }
+        let (index, slot) = (self.written, self.slot(self.written));
+        self.journal[slot] = Record {
+            cookie,
+            begin: self.position,
+        };
+        let at = self.slot(cookie.get());
+        self.index_of[at] = index;
+        // SAFETY: we are the producer, the entry was reported finished (or never used), and is unpublished.
+        unsafe { self.queue.write(index, *operation) };
+        self.position += operation.len as u64;
+        self.written += 1;
+        Ok(())
     }
 
     #[inline]
@@ -232,7 +214,7 @@ unsafe impl Backend for Worker {
             return 0;
         }
         // The channel cuts it off at the operation's length.
-        (self.queue.position() as i64 - record.begin).max(0) as usize
+        self.queue.position().saturating_sub(record.begin) as usize
     }
 
     fn park(&mut self, patience_ns: u64) -> bool {
@@ -290,15 +272,19 @@ fn perform(operation: &Operation, tell: &mut dyn FnMut(usize)) -> (usize, u32) {
     }
     let mut done = 0;
     let mut step = STEP_BYTES_MIN;
+    // SAFETY: as above, and the length is not zero.
+    let past_the_cache = operation.len >= nontemporal_from()
+        && !operation.flags.contains(Flags::CACHE)
+        && unsafe { is_cold(operation.source, operation.len) };
     while done < operation.len {
         let part = step.min(operation.len - done);
         // SAFETY: as above; `done + part <= len`.
         unsafe {
             let (source, target) = (operation.source.add(done), operation.target.add(done));
-            if operation.flags.contains(Flags::CACHE) {
-                from_shared(source, target, part);
+            if past_the_cache {
+                copy_nontemporal(source, target, part);
             } else {
-                copy_by_heat(source, target, part);
+                from_shared(source, target, part);
             }
         }
         done += part;

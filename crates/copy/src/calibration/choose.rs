@@ -1,0 +1,168 @@
+//! From the curves to the choice. Pure arithmetic.
+//!
+//! At each length there are three ways to go about a copy whose submitter has other work: by hand; the engine;
+//! or to look whether the memory is cold, and then the one or the other. What a way *loses* at a length is how many times as
+//! long it takes as the best one there, in cache or out of it, whichever is worse. The lengths at which the ways change are
+//! those at which the product of all losses is least: one wild measurement does not move them, and where two ways are as
+//! good as each other it does not matter which is taken.
+
+use super::{Copybreak, Jobs};
+
+/// What looking costs.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Look {
+    pub(super) hot_ns: f64,
+    pub(super) cold_ns: f64,
+}
+
+/// The lengths from which on the engine is asked, for these measurements, ascending by length. Waking the engine costs
+/// `wake_ns` more.
+pub(super) fn copybreak(jobs: &[(usize, Jobs)], look: Look, wake_ns: f64) -> Copybreak {
+    let ways = |extra_ns: f64| -> Vec<Losses> {
+        jobs.iter()
+            .map(|(_, jobs)| Losses::of(jobs, look, extra_ns))
+            .collect()
+    };
+    let (mut best, mut looks, mut asks) = (f64::INFINITY, jobs.len(), jobs.len());
+    let awake = ways(0.0);
+    // From the longest down, so that of two equal choices the one that asks the engine less often is taken.
+    for hot in (0..=jobs.len()).rev() {
+        for cold in (0..=hot).rev() {
+            let total = product(&awake[..cold], |l| l.hand)
+                * product(&awake[cold..hot], |l| l.look)
+                * product(&awake[hot..], |l| l.engine);
+            if total < best {
+                (best, looks, asks) = (total, cold, hot);
+            }
+        }
+    }
+    let asleep = ways(wake_ns);
+    let wakes = least((looks..=jobs.len()).rev(), |at| {
+        product(&asleep[..at], |l| l.hand) * product(&asleep[at..], |l| l.engine)
+    });
+    let bytes = |at: usize| jobs.get(at).map_or(usize::MAX, |(bytes, _)| *bytes);
+    Copybreak {
+        awake: bytes(looks),
+        hot: bytes(asks),
+        asleep: bytes(wakes),
+    }
+}
+
+/// The length from which on the second of two costs is the smaller one, all in all.
+pub(super) fn crossover(costs: &[(usize, f64, f64)]) -> usize {
+    let ratio = |&(_, first, second): &(usize, f64, f64)| second / first;
+    let at = least((0..=costs.len()).rev(), |at| {
+        costs[at..].iter().map(ratio).product()
+    });
+    costs.get(at).map_or(usize::MAX, |(bytes, _, _)| *bytes)
+}
+
+/// The candidate with the least cost; of equal ones the first.
+fn least(candidates: impl Iterator<Item = usize>, cost: impl Fn(usize) -> f64) -> usize {
+    let (mut best, mut found) = (f64::INFINITY, usize::MAX);
+    for candidate in candidates {
+        let cost = cost(candidate);
+        if cost < best {
+            (best, found) = (cost, candidate);
+        }
+    }
+    found
+}
+
+fn product(losses: &[Losses], of: impl Fn(&Losses) -> f64) -> f64 {
+    losses.iter().map(of).product()
+}
+
+/// How many times as long as the best each way takes at one length, hot or cold, whichever is worse.
+struct Losses {
+    hand: f64,
+    look: f64,
+    engine: f64,
+}
+
+impl Losses {
+    fn of(jobs: &Jobs, look: Look, extra_ns: f64) -> Losses {
+        let (engine_hot, engine_cold) = (
+            jobs.engine_hot_ns + extra_ns,
+            jobs.engine_cold_ns + extra_ns,
+        );
+        let best_hot = jobs.hand_hot_ns.min(engine_hot);
+        let best_cold = jobs.hand_cold_ns.min(engine_cold);
+        let worse = |hot: f64, cold: f64| (hot / best_hot).max(cold / best_cold);
+        Losses {
+            hand: worse(jobs.hand_hot_ns, jobs.hand_cold_ns),
+            look: worse(jobs.hand_hot_ns + look.hot_ns, engine_cold + look.cold_ns) * HELPER,
+            engine: worse(engine_hot, engine_cold) * HELPER,
+        }
+    }
+}
+
+/// A helper's time is not free: what gains less than this is done by hand.
+const HELPER: f64 = 1.02;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Lengths with what a job takes: by hand and by the engine hot, by hand and by the engine cold.
+    fn jobs(rows: &[(usize, [f64; 4])]) -> Vec<(usize, Jobs)> {
+        let job = |&(bytes, ns): &(usize, [f64; 4])| {
+            let jobs = Jobs {
+                hand_hot_ns: ns[0],
+                engine_hot_ns: ns[1],
+                hand_cold_ns: ns[2],
+                engine_cold_ns: ns[3],
+            };
+            (bytes, jobs)
+        };
+        rows.iter().map(job).collect()
+    }
+
+    const LOOK: Look = Look {
+        hot_ns: 2.0,
+        cold_ns: 10.0,
+    };
+
+    #[test]
+    fn between_two_lengths_the_engine_is_asked_for_cold_memory_only() {
+        let rows = jobs(&[
+            (1, [50.0, 100.0, 60.0, 100.0]),
+            (2, [100.0, 150.0, 200.0, 130.0]),
+            (4, [200.0, 190.0, 400.0, 250.0]),
+            (8, [400.0, 300.0, 800.0, 500.0]),
+        ]);
+        let found = copybreak(&rows, LOOK, 100.0);
+        assert_eq!((found.awake, found.hot, found.asleep), (2, 4, 8));
+        assert_eq!(copybreak(&rows, LOOK, 1e9).asleep, usize::MAX);
+    }
+
+    #[test]
+    fn one_wild_measurement_moves_nothing() {
+        let mut rows = jobs(&[
+            (1, [50.0, 100.0, 60.0, 100.0]),
+            (2, [100.0, 80.0, 120.0, 90.0]),
+            (4, [200.0, 150.0, 400.0, 250.0]),
+            (8, [400.0, 300.0, 800.0, 500.0]),
+        ]);
+        let calm = copybreak(&rows, LOOK, 0.0);
+        rows[2].1.engine_hot_ns = 250.0;
+        assert_eq!(copybreak(&rows, LOOK, 0.0), calm);
+        assert_eq!(calm, Copybreak::fixed(2));
+    }
+
+    #[test]
+    fn an_engine_that_gains_nothing_is_never_asked() {
+        let rows = jobs(&[(1, [100.0, 99.0, 100.0, 99.0]), (2, [200.0; 4])]);
+        assert_eq!(copybreak(&rows, LOOK, 0.0), Copybreak::NEVER);
+        assert_eq!(copybreak(&[], LOOK, 0.0), Copybreak::NEVER);
+    }
+
+    #[test]
+    fn a_crossover_is_where_the_second_begins_to_win_all_in_all() {
+        assert_eq!(crossover(&[(1, 1.0, 2.0), (2, 2.0, 1.5), (4, 4.0, 3.0)]), 2);
+        // The one length between at which it loses costs more than the one before gains.
+        assert_eq!(crossover(&[(1, 1.0, 0.8), (2, 2.0, 4.0), (4, 4.0, 3.0)]), 4);
+        assert_eq!(crossover(&[(1, 1.0, 2.0)]), usize::MAX);
+        assert_eq!(crossover(&[]), usize::MAX);
+    }
+}
