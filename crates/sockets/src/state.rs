@@ -306,13 +306,17 @@ pub(crate) fn has_table() -> bool {
     table_or_new().is_some()
 }
 
-/// A foreign descriptor of which we know that it listens.
-const LISTENER: u64 = 1;
+/// A foreign descriptor of which we know that it listens. The lower half is for the number of an early registration, which it has none of.
+const LISTENER: u64 = 1 << 32;
 
 /// Notes that `fd` listens, and that the adapter was told.
 pub(crate) fn note_listener(fd: i32) {
     if let Some(slot) = slot(fd) {
-        slot.store(LISTENER, Ordering::Release);
+        let before = slot.swap(LISTENER, Ordering::AcqRel);
+        if before >> KIND_SHIFT == 0 {
+            // It will not be connected: the kernel alone has its registrations.
+            crate::epoll::unconnected_closing(before as u32);
+        }
     }
 }
 

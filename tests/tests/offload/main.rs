@@ -2,6 +2,7 @@
 
 mod capture;
 mod programs;
+mod servers;
 mod stage;
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};

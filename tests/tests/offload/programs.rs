@@ -2,9 +2,9 @@
 
 use std::fs;
 
+use toehold_e2e::host;
 use toehold_e2e::network::{FAR, FAR_V6, NEAR};
 use toehold_e2e::process::{PATIENCE, Running};
-use toehold_e2e::{host, wait_until};
 
 use crate::stage::Stage;
 
@@ -25,15 +25,7 @@ fn curl_fetches_files_byte_for_byte() {
         .args(["-m", "http.server", "8080", "--bind", "::", "--directory"])
         .arg(&www);
     let mut server = Running::start(command, "http", stage.toehold.dir());
-    let up = wait_until(PATIENCE, || {
-        let mut look = stage.network.far(&stage.python);
-        look.args([
-            "-c",
-            "import socket; socket.create_connection(('10.84.0.1', 8080))",
-        ]);
-        server.ended().is_some() || look.output().is_ok_and(|output| output.status.success())
-    });
-    assert!(up && server.ended().is_none(), "{}", server.outputs());
+    stage.await_far_port(&mut server, 8080);
     for (name, url) in [
         ("v4", format!("http://{FAR}:8080/file")),
         ("v6", format!("http://[{FAR_V6}]:8080/file")),

@@ -2,6 +2,7 @@
 
 use std::process::Command;
 
+use toehold_e2e::network::FAR;
 use toehold_e2e::process::{PATIENCE, Running};
 use toehold_e2e::{Network, Path, Toehold, host, wait_until};
 
@@ -60,6 +61,17 @@ impl Stage {
         let server = listening(self.near("near-server", arguments));
         self.await_listeners(1);
         server
+    }
+
+    /// Waits until somebody listens in the far namespace.
+    pub(crate) fn await_far_port(&self, server: &mut Running, port: u16) {
+        let connect = format!("import socket; socket.create_connection(('{FAR}', {port}))");
+        let up = wait_until(PATIENCE, || {
+            let mut look = self.network.far(&self.python);
+            look.args(["-c", &connect]);
+            server.ended().is_some() || look.output().is_ok_and(|output| output.status.success())
+        });
+        assert!(up && server.ended().is_none(), "{}", server.outputs());
     }
 
     pub(crate) fn await_listeners(&self, count: u64) {

@@ -1,0 +1,270 @@
+//! nginx with wrk and curl, and ssh with sshd: each at either end of the engine.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use toehold_e2e::load::Pattern;
+use toehold_e2e::network::{FAR, NEAR};
+use toehold_e2e::process::{PATIENCE, Running};
+use toehold_e2e::{host, wait_until};
+
+use crate::stage::Stage;
+
+/// The side of a server.
+#[derive(Clone, Copy, PartialEq)]
+enum Side {
+    /// Over the engine.
+    Near,
+    /// On the far kernel.
+    Far,
+}
+
+impl Side {
+    fn address(self) -> &'static str {
+        match self {
+            Side::Near => NEAR,
+            Side::Far => FAR,
+        }
+    }
+
+    fn command(self, stage: &Stage, program: &Path) -> Command {
+        match self {
+            Side::Near => stage.offloaded(&program.to_string_lossy(), &[]),
+            Side::Far => stage.network.far(program),
+        }
+    }
+
+    fn other(self) -> Side {
+        match self {
+            Side::Near => Side::Far,
+            Side::Far => Side::Near,
+        }
+    }
+
+    /// Waits until a server of this side is there for the other.
+    fn await_server(self, stage: &Stage, server: &mut Running, port: u16) {
+        match self {
+            Side::Near => stage.await_listeners(1),
+            Side::Far => stage.await_far_port(server, port),
+        }
+    }
+}
+
+/// The sizes of the files served, named after themselves.
+const SIZES: [usize; 4] = [0, 1000, 65_536, 5_000_000];
+
+struct Nginx {
+    root: PathBuf,
+    server: Running,
+}
+
+impl Nginx {
+    fn start(stage: &Stage, side: Side, port: u16) -> Option<Nginx> {
+        let [nginx] = host::require(["nginx"])?;
+        let root = stage.toehold.dir().join("www");
+        fs::create_dir(&root).expect("scratch");
+        for size in SIZES {
+            let mut bytes = vec![0; size];
+            Pattern::new(size as u64).fill(0, &mut bytes);
+            fs::write(root.join(size.to_string()), bytes).expect("scratch");
+        }
+        let dir = stage.toehold.dir().display();
+        let places = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
+            .map(|kind| format!("{kind}_temp_path {dir}/{kind};"));
+        let config = format!(
+            "user root; worker_processes 2; daemon off; pid {dir}/nginx.pid; error_log {dir}/error.log;\n\
+             events {{ worker_connections 512; }}\n\
+             http {{ access_log off; sendfile on; keepalive_requests 100000; {}\n\
+             server {{ listen 0.0.0.0:{port}; root {}; }} }}\n",
+            places.join(" "),
+            root.display()
+        );
+        let path = stage.toehold.dir().join("nginx.conf");
+        fs::write(&path, config).expect("scratch");
+        let mut command = side.command(stage, &nginx);
+        command
+            .arg("-c")
+            .arg(path)
+            .arg("-p")
+            .arg(stage.toehold.dir());
+        let mut server = Running::start(command, "nginx", stage.toehold.dir());
+        side.await_server(stage, &mut server, port);
+        Some(Nginx { root, server })
+    }
+}
+
+/// Bodies byte for byte by curl, then load by wrk, with kept connections and without.
+fn nginx_serves(side: Side, port: u16) {
+    let Some(stage) = Stage::set(&[]) else { return };
+    let Some([curl, wrk]) = host::require(["curl", "wrk"]) else {
+        return;
+    };
+    let Some(nginx) = Nginx::start(&stage, side, port) else {
+        return;
+    };
+    let url = |size: usize| format!("http://{}:{port}/{size}", side.address());
+    let target = stage.toehold.dir().join("body");
+    for size in SIZES {
+        let mut command = side.other().command(&stage, &curl);
+        command.args(["-sS", "--fail", "--max-time", "60"]);
+        // Several requests over one connection: the later ones find it warmed up.
+        for _ in 0..20 {
+            command.arg("-o").arg(&target).arg(url(size));
+        }
+        Running::start(command, "curl", stage.toehold.dir()).success(PATIENCE);
+        let got = fs::read(&target).unwrap_or_default();
+        let expected = fs::read(nginx.root.join(size.to_string())).expect("we wrote it");
+        assert!(got == expected, "{size} bytes: {} others came", got.len());
+    }
+    for header in ["Accept: */*", "Connection: close"] {
+        let mut command = side.other().command(&stage, &wrk);
+        command.args(["-t1", "-c30", "-d2s", "-H", header, &url(1000)]);
+        let load = Running::start(command, "wrk", stage.toehold.dir());
+        if side == Side::Near && header.ends_with("close") {
+            // New workers take over the listener; connections of the old ones go on.
+            nginx.server.signal(libc::SIGHUP);
+        }
+        let report = load.success(PATIENCE);
+        let is_clean = report.contains("Requests/sec")
+            && !report.contains("Socket errors")
+            && !report.contains("Non-2xx");
+        assert!(is_clean, "{header}: {report}");
+    }
+    assert!(stage.engine("connections_opened") + stage.engine("connections_accepted") > 60);
+}
+
+#[test]
+fn nginx_serves_remote_clients() {
+    nginx_serves(Side::Near, 8081);
+}
+
+#[test]
+fn wrk_and_curl_load_a_remote_nginx() {
+    nginx_serves(Side::Far, 8082);
+}
+
+/// An sshd with keys of its own, and what a client needs to be let in.
+struct Sshd {
+    server: Running,
+    key: PathBuf,
+}
+
+impl Sshd {
+    fn start(stage: &Stage, side: Side, port: u16) -> Option<Sshd> {
+        let [sshd, keygen] = host::require(["sshd", "ssh-keygen"])?;
+        let dir = stage.toehold.dir();
+        let make_key = |name: &str| {
+            let path = dir.join(name);
+            let mut command = Command::new(&keygen);
+            command
+                .args(["-q", "-t", "ed25519", "-N", "", "-f"])
+                .arg(&path);
+            assert!(command.status().is_ok_and(|status| status.success()));
+            path
+        };
+        let (host_key, key) = (make_key("host_key"), make_key("key"));
+        // Where sshd goes before anybody is let in.
+        let _ = fs::create_dir_all("/run/sshd");
+        let config = dir.join("sshd_config");
+        let text = format!(
+            "Port {port}\nListenAddress 0.0.0.0\nHostKey {}\nAuthorizedKeysFile {}.pub\nPidFile none\n\
+             UsePAM no\nStrictModes no\nPermitRootLogin yes\nPasswordAuthentication no\n",
+            host_key.display(),
+            key.display()
+        );
+        fs::write(&config, text).expect("scratch");
+        let mut command = side.command(stage, &sshd);
+        command.arg("-D").arg("-e").arg("-f").arg(config);
+        let mut server = Running::start(command, "sshd", dir);
+        side.await_server(stage, &mut server, port);
+        Some(Sshd { server, key })
+    }
+}
+
+/// A command's output, a stream each way and its checksum, several sessions at a time.
+fn ssh_works(side: Side, port: u16) {
+    // SAFETY: cannot fail.
+    if unsafe { libc::geteuid() } != 0 {
+        return host::skipped("sshd lets nobody but root in here");
+    }
+    let Some(stage) = Stage::set(&[]) else { return };
+    let Some([ssh]) = host::require(["ssh"]) else {
+        return;
+    };
+    let Some(sshd) = Sshd::start(&stage, side, port) else {
+        return;
+    };
+    let dir = stage.toehold.dir();
+    let mut bytes = vec![0; 20_000_000];
+    Pattern::new(22).fill(0, &mut bytes);
+    let file = dir.join("sent");
+    fs::write(&file, &bytes).expect("scratch");
+    let session = |name: &str, remote_command: &str, input: &Path| {
+        let mut command = side.other().command(&stage, &ssh);
+        command
+            .arg("-i")
+            .arg(&sshd.key)
+            .arg("-p")
+            .arg(port.to_string());
+        for option in [
+            "BatchMode=yes",
+            "StrictHostKeyChecking=no",
+            "UserKnownHostsFile=/dev/null",
+            "IdentitiesOnly=yes",
+        ] {
+            command.args(["-F", "none", "-o", option]);
+        }
+        command.arg(format!("root@{}", side.address()));
+        command.arg(remote_command);
+        command.stdin(fs::File::open(input).expect("it is there"));
+        Running::start_fed(command, name, dir)
+    };
+    let nothing = Path::new("/dev/null");
+    let said = session("ssh-echo", "echo $((6 * 7)); exit 7", nothing).wait_for(7);
+    assert_eq!(said.trim(), "42", "{}", sshd.server.outputs());
+    let sessions: Vec<Running> = (0..3)
+        .map(|n| session(&format!("ssh-{n}"), "cat", &file))
+        .collect();
+    for (n, running) in sessions.into_iter().enumerate() {
+        assert!(running.ends_well(), "{}", sshd.server.outputs());
+        let back = fs::read(dir.join(format!("ssh-{n}.out"))).expect("its output");
+        assert!(back == bytes, "session {n}: {} other bytes", back.len());
+    }
+    let used = ["connections_accepted", "connections_opened"].map(|key| stage.engine(key));
+    assert!(used[usize::from(side == Side::Far)] >= 4, "{used:?}");
+}
+
+/// How a session ends.
+trait Ends {
+    fn wait_for(self, code: i32) -> String;
+    fn ends_well(self) -> bool;
+}
+
+impl Ends for Running {
+    fn wait_for(mut self, code: i32) -> String {
+        let ended = wait_until(PATIENCE, || self.ended().is_some());
+        let status = self.ended();
+        let got = status.and_then(|status| status.code());
+        assert!(ended && got == Some(code), "{status:?}: {}", self.outputs());
+        self.stdout()
+    }
+
+    fn ends_well(mut self) -> bool {
+        let status = self.wait(PATIENCE);
+        if !status.is_some_and(|status| status.success()) {
+            eprintln!("{status:?}: {}", self.stderr());
+        }
+        status.is_some_and(|status| status.success())
+    }
+}
+
+#[test]
+fn ssh_reaches_a_remote_sshd() {
+    ssh_works(Side::Far, 2201);
+}
+
+#[test]
+fn sshd_serves_a_remote_ssh() {
+    ssh_works(Side::Near, 2202);
+}
