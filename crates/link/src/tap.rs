@@ -127,19 +127,37 @@ impl Tap {
     /// # Errors
     /// Whatever `readv` says, for one when the device is down.
     pub fn receive(&self, frame: &mut [u8]) -> io::Result<Option<(usize, VnetHeader)>> {
+        // SAFETY: exclusively borrowed, and as long as it says.
+        unsafe { self.receive_raw(&[(frame.as_mut_ptr(), frame.len())]) }
+    }
+
+    /// As [`Tap::receive`], into several pieces one after the other (at most [`PARTS_MAX`]), which somebody else may be reading.
+    ///
+    /// # Errors
+    /// As for [`Tap::receive`].
+    ///
+    /// # Panics
+    /// When there are more parts.
+    ///
+    /// # Safety
+    /// Each part names writable memory of its length that no reference covers.
+    pub unsafe fn receive_raw(
+        &self,
+        parts: &[(*mut u8, usize)],
+    ) -> io::Result<Option<(usize, VnetHeader)>> {
+        assert!(parts.len() <= PARTS_MAX, "a frame of {} parts", parts.len());
         let mut header = [0u8; VnetHeader::BYTES];
-        let parts = [
-            libc::iovec {
-                iov_base: header.as_mut_ptr().cast(),
-                iov_len: header.len(),
-            },
-            libc::iovec {
-                iov_base: frame.as_mut_ptr().cast(),
-                iov_len: frame.len(),
-            },
-        ];
-        // SAFETY: both parts are exclusively borrowed and as long as they say.
-        let count = unsafe { libc::readv(self.file.as_raw_fd(), parts.as_ptr(), 2) };
+        let vector = |(base, len): (*mut u8, usize)| libc::iovec {
+            iov_base: base.cast(),
+            iov_len: len,
+        };
+        let mut vectors = [vector((header.as_mut_ptr(), header.len())); PARTS_MAX + 1];
+        for (target, part) in vectors[1..].iter_mut().zip(parts) {
+            *target = vector(*part);
+        }
+        let count = parts.len() as libc::c_int + 1;
+        // SAFETY: `header` is writable for its length; of the others the caller promises it.
+        let count = unsafe { libc::readv(self.file.as_raw_fd(), vectors.as_ptr(), count) };
         let Ok(count) = usize::try_from(count) else {
             let error = io::Error::last_os_error();
             return if error.kind() == io::ErrorKind::WouldBlock {

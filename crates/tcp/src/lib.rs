@@ -36,7 +36,8 @@ pub use config::{
 pub use connection::{CloseReason, Phase, State};
 pub use counters::Counters;
 pub use engine::{
-    ChecksumWork, Engine, HEADER_BUFFER_BYTES, Payload, ReceiveOffload, Transmit, TransmitOffload,
+    ChecksumWork, Engine, Expected, HEADER_BUFFER_BYTES, Payload, ReceiveOffload, Transmit,
+    TransmitOffload, USUAL_HEADERS_BYTES,
 };
 pub use host::{
     CallError, ConnectError, ConnectionId, ConnectionInfo, Event, ListenError, ListenerId, Memory,

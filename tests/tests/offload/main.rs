@@ -39,6 +39,19 @@ fn streams_are_echoed_whole_without_the_link_s_help() {
 }
 
 #[test]
+fn payload_of_a_lone_stream_is_read_to_where_it_belongs() {
+    let Some(stage) = Stage::set(&[]) else { return };
+    let _far = stage.far_server(&["echo_server", "7001"]);
+    ok(stage.near("client", &["echo_client", FAR, "7001", "100000000"]));
+    let in_place = stage.engine("payloads_in_place");
+    assert!(in_place > 0);
+    // With two programs there might be one that sees what is the other's.
+    let _near = stage.near_server(&["echo_server", "7002"]);
+    ok(stage.near("client", &["echo_client", FAR, "7001", "20000000"]));
+    assert_eq!(stage.engine("payloads_in_place"), in_place);
+}
+
+#[test]
 fn both_sides_are_told_the_true_addresses() {
     let Some(stage) = Stage::set(&[]) else { return };
     let server = stage.near_server(&["names_server", "7003"]);

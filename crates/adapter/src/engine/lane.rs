@@ -25,6 +25,9 @@ pub(super) const WINDOW_LOG2: u32 = 19;
 /// A stretch of memory that somebody else may be writing to.
 pub(super) type Part = (*const u8, usize);
 
+/// A stretch of memory that is ours to write, and that somebody else may be reading.
+pub(super) type Room = (*mut u8, usize);
+
 pub(super) struct Lane {
     region: NonNull<u8>,
     /// In the engine's own table, which is never unmapped.
@@ -151,6 +154,17 @@ impl Lane {
             }
         }
         true
+    }
+
+    /// Where the remote's stream goes from `offset` on, as far as there is room.
+    pub(super) fn room(&self, offset: u64) -> Option<[Room; 2]> {
+        let position = offset.wrapping_sub(self.base_out);
+        self.end().sender().credit_fresh().ok()?;
+        let limit = self.entry.tx_head_seen.load(Ordering::Relaxed) + (1 << WINDOW_LOG2);
+        let is_ours = (self.entry.tx_ring.load(Ordering::Relaxed)..limit).contains(&position);
+        let len = is_ours.then(|| (limit - position) as usize)?;
+        let ring = self.end().ring_out();
+        Some(stretches(position, len, WINDOW_LOG2).map(|(at, len)| (ring.wrapping_add(at), len)))
     }
 
     /// Copies out what was placed from stream offset `from` to `to`, published or not.

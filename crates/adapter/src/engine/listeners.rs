@@ -109,6 +109,12 @@ impl Listeners {
         });
     }
 
+    /// Whether nobody but this client listens.
+    pub(super) fn are_all_of(&self, client: ClientId) -> bool {
+        let mut all = self.by_address.values();
+        all.all(|known| known.target.client == client)
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.by_address.is_empty()
     }

@@ -4,9 +4,9 @@
 //! What the program sends stays in its ring until the remote has acknowledged it: it is retransmitted from there, and nowhere else is
 //! a copy. What the remote sends is placed as it arrives, ahead of gaps too, and stays until the program has taken it.
 
-use toehold_tcp::{ConnectionId, Memory, NoRoom};
+use toehold_tcp::{ConnectionId, Expected, Memory, NoRoom};
 
-use super::lane::{Lane, Part};
+use super::lane::{Lane, Part, Room};
 
 /// Bytes of one ring: what one connection can have in flight, each way. Untouched pages cost nothing.
 pub(super) const RING_BYTES: usize = 1 << 20;
@@ -46,6 +46,20 @@ impl Streams {
     /// Puts a channel beside a carrier, or takes it away.
     pub(super) fn set_lane(&mut self, id: ConnectionId, lane: Option<Lane>) {
         Self::duplex(&mut self.slots, id).lane = lane;
+    }
+
+    /// Where a payload that continues a stream would go, if that is the program's ring.
+    pub(super) fn room(&self, expected: Expected) -> Option<[Room; 2]> {
+        let duplex = self.slots.get(expected.connection.index())?.as_ref()?;
+        let lane = duplex.lane.as_ref()?;
+        let is_up = duplex.owner == expected.connection && lane.is_up();
+        is_up.then(|| lane.room(expected.offset)).flatten()
+    }
+
+    /// So many bytes were put where [`Streams::room`] said.
+    pub(super) fn note_placed(&mut self, expected: Expected, len: usize) {
+        let duplex = Self::duplex(&mut self.slots, expected.connection);
+        duplex.placed = duplex.placed.max(expected.offset + len as u64);
     }
 
     /// The parts of the send ring that are free, when `end` bytes were published and `acknowledged` of them are done with; at most

@@ -25,6 +25,7 @@
 mod captures;
 mod channels;
 mod flow;
+mod intake;
 mod lane;
 mod link;
 mod listeners;
@@ -152,6 +153,8 @@ pub(crate) struct Report {
     pub(crate) over_quota: u64,
     /// Frames the link did not take.
     pub(crate) frames_refused: u64,
+    /// Payloads that the link put into a program's ring with no copy between.
+    pub(crate) payloads_in_place: u64,
     /// Times the thread slept.
     pub(crate) sleeps: u64,
 }

@@ -12,12 +12,13 @@ use toehold_link::VnetHeader;
 use toehold_tcp::{
     ChecksumSum, ChecksumWork, CloseReason, Config, ConnectError, ConnectionId, Engine, Event,
     HEADER_BUFFER_BYTES, Instant, InterfaceAddress, ListenerId, MacAddress, Medium, Memory,
-    Offload, Options, Random, ReceiveOffload, Route,
+    Offload, Options, Random, Route,
 };
 
 use super::captures::Captures;
 use super::channels::Channels;
 use super::flow::{Flow, Next, Stage, errno_of};
+use super::intake::{Intake, Takers};
 use super::link::Link;
 use super::listeners::Listeners;
 use super::memory::{PARTS_MAX, RING_BYTES, Streams};
@@ -39,8 +40,6 @@ const FLOWS_PER_CLIENT_MAX: usize = 32_768;
 const UNMET_MAX: usize = 4096;
 /// How long they wait for each other.
 const UNMET_PATIENCE: Duration = Duration::from_secs(2);
-/// The largest frame a link hands over, with LRO.
-const FRAME_BYTES_MAX: usize = 65_536 + 64;
 /// The largest segment we leave to the link: an IP packet has 16 bits for its length.
 const LARGE_SEGMENT_BYTES: u32 = 64_000;
 /// The receive window: all that a channel's ring can hold, from the start. A program tells that it reads when it crosses half of its ring;
@@ -79,8 +78,10 @@ pub(super) struct Runner {
     began: Clock,
     report: Report,
     patience: Patience,
+    intake: Intake,
     header: Box<[u8]>,
-    frame: Box<[u8]>,
+    /// A payload whose checksum is ours to compute.
+    payload: Box<[u8]>,
 }
 
 impl Runner {
@@ -152,7 +153,8 @@ impl Runner {
             report: Report::default(),
             patience: Patience::default(),
             header: vec![0; HEADER_BUFFER_BYTES].into(),
-            frame: vec![0; FRAME_BYTES_MAX].into(),
+            intake: Intake::default(),
+            payload: vec![0; LARGE_SEGMENT_BYTES as usize].into(),
         };
         Ok((runner, outlook_file))
     }
@@ -285,25 +287,25 @@ impl Runner {
     }
 
     fn take_frames(&mut self) {
+        let may_guess = self.captures.len() == 0 && self.serves_one();
         for _ in 0..FRAMES_PER_TURN {
-            // What an interface that is down says is no news: the remotes will send again.
-            let Ok(Some((length, header))) = self.link.tap.receive(&mut self.frame) else {
-                return;
-            };
-            let offload = if self.engine.config().offload.transmit_checksum {
-                header.receive_offload()
-            } else {
-                ReceiveOffload::default()
-            };
             let now = self.now();
-            let frame = &self.frame[..length];
-            let watched = self.captures.before_frame(&self.engine, frame);
-            self.engine
-                .handle_frame(now, frame, offload, &mut self.streams);
-            if let Some(before) = watched {
-                self.captures.note_received(&self.engine, &before, frame);
+            let takers = Takers {
+                engine: &mut self.engine,
+                streams: &mut self.streams,
+                captures: &mut self.captures,
+            };
+            if !self.intake.take(&self.link.tap, now, takers, may_guess) {
+                return;
             }
         }
+    }
+
+    /// Whether there is one program that all frames are for.
+    fn serves_one(&self) -> bool {
+        let mut clients = self.flows_by_client.keys();
+        let client = clients.next().copied();
+        client.is_some_and(|client| clients.next().is_none() && self.listeners.are_all_of(client))
     }
 
     fn look_at_link(&mut self) {
@@ -611,7 +613,7 @@ impl Runner {
                 let len = payload.bytes as usize;
                 if let ChecksumWork::Payload { .. } = transmit.offload.checksum {
                     // What is summed up must be what is sent: a copy that nobody else writes to.
-                    let copy = &mut self.frame[..len];
+                    let copy = &mut self.payload[..len];
                     self.streams
                         .gather(payload.connection, payload.offset, copy);
                     transmit.complete_checksum(&mut self.header, ChecksumSum::ZERO.bytes(copy));
@@ -661,6 +663,7 @@ impl Runner {
             resets_received: counters.resets_received,
             connections_opened: counters.connections_opened,
             connections_accepted: counters.connections_accepted,
+            payloads_in_place: self.intake.placed(),
             ..self.report.clone()
         }
     }

@@ -3,7 +3,7 @@
 
 use super::recovery::Phase;
 use super::{CloseReason, Conditions, Connection, Context, News, State};
-use crate::host::{ConnectionId, Memory};
+use crate::host::{ConnectionId, Memory, NoRoom};
 use crate::position::Position;
 use crate::time::Instant;
 use crate::wire::ip::Ecn;
@@ -53,7 +53,8 @@ impl Connection {
         id: ConnectionId,
         memory: &mut dyn Memory,
     ) -> bool {
-        self.handle_in_order(cx, segment, id, memory)
+        let place = |offset| memory.place(id, offset, segment.payload);
+        self.handle_in_order(cx, segment, segment.payload.len(), place)
     }
 
     /// Header prediction: payload in its turn, or an acknowledgement of new data, in a connection
@@ -64,8 +65,8 @@ impl Connection {
         &mut self,
         cx: &mut Context<'_>,
         segment: &Segment<'_>,
-        id: ConnectionId,
-        memory: &mut dyn Memory,
+        payload_bytes: usize,
+        place: impl FnOnce(u64) -> Result<(), NoRoom>,
     ) -> bool {
         let is_expected = self.state == State::Established
             && segment.flags.0 & !Flags::PSH.0 == Flags::ACK.0
@@ -73,12 +74,12 @@ impl Connection {
             && segment.options.is_empty()
             && !self.conditions.has(Conditions::RECEIVE_DETOUR);
         let ack = Position::from_wire(segment.ack, self.iss, self.snd_una);
-        let end = self.rcv_nxt + segment.payload.len() as u64;
+        let end = self.rcv_nxt + payload_bytes as u64;
         let is_in_range = ack >= self.snd_una && ack <= self.snd_nxt && end <= self.rcv_edge;
         let advances = ack > self.snd_una;
         if !is_expected
             || !is_in_range
-            || (segment.payload.is_empty() && !advances)
+            || (payload_bytes == 0 && !advances)
             || (advances && !(self.phase == Phase::Open && self.scoreboard.is_plain()))
         {
             return false;
@@ -98,14 +99,11 @@ impl Connection {
             None if !self.conditions.has(Conditions::TIMESTAMPS) => {}
             _ => return false,
         }
-        if !segment.payload.is_empty() {
-            if memory
-                .place(id, self.rcv_nxt.byte(), segment.payload)
-                .is_err()
-            {
+        if payload_bytes > 0 {
+            if place(self.rcv_nxt.byte()).is_err() {
                 return false;
             }
-            cx.counters.bytes_received += segment.payload.len() as u64;
+            cx.counters.bytes_received += payload_bytes as u64;
         }
         cx.counters.segments_predicted += 1;
         let seq = self.rcv_nxt;
@@ -119,9 +117,9 @@ impl Connection {
         if advances {
             self.acknowledge_plainly(cx, ack);
         }
-        if !segment.payload.is_empty() {
+        if payload_bytes > 0 {
             self.news.0 |= News::PROGRESS;
-            self.schedule_ack(cx, segment.payload.len());
+            self.schedule_ack(cx, payload_bytes);
         }
         true
     }

@@ -7,7 +7,7 @@ use core::hint::black_box;
 use super::{Engine, NO_FLOW};
 use crate::config::Medium;
 use crate::connection::{Conditions, Connection, Context, FlowKey, Offer, State, Verdict};
-use crate::host::{ConnectionId, ListenerId, Memory};
+use crate::host::{ConnectionId, ListenerId, Memory, NoRoom};
 use crate::time::{Duration, Instant};
 use crate::wire::ethernet::{self, MacAddress};
 use crate::wire::ip::{self, Address, Packet};
@@ -25,6 +25,37 @@ const CONNECTIONS_IN_CACHE: usize = 4_096;
 pub struct ReceiveOffload {
     /// The TCP checksum was verified by the link, or the frame never left this machine.
     pub checksum_verified: bool,
+}
+
+/// Ethernet, IPv4 and TCP headers with a timestamp as the only option.
+pub const USUAL_HEADERS_BYTES: usize = 66;
+
+/// Where a frame's payload would belong: a byte of a connection's stream.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Expected {
+    /// Whose stream.
+    pub connection: ConnectionId,
+    /// The next byte of it.
+    pub offset: u64,
+}
+
+/// The segment of a frame of the usual layout.
+#[inline]
+fn usual_segment<'a>(h: &[u8; USUAL_HEADERS_BYTES], payload: &'a [u8]) -> Segment<'a> {
+    Segment {
+        source_port: u16_at(h, 34),
+        destination_port: u16_at(h, 36),
+        seq: u32_at(h, 38),
+        ack: u32_at(h, 42),
+        flags: Flags(h[47]),
+        window: u16_at(h, 48),
+        timestamps: Some(Timestamps {
+            value: u32_at(h, 58),
+            echo: u32_at(h, 62),
+        }),
+        options: &[],
+        payload,
+    }
 }
 
 /// Where an answer to a frame goes, when it goes back to where the frame came from.
@@ -78,6 +109,54 @@ impl Engine {
         self.slots.get(slot as usize).map_or(0, Connection::touch)
     }
 
+    /// Where the payload of the next frame belongs, should it continue what the last one brought. Memory
+    /// that takes it there straight from the link spares a copy: see [`Self::handle_placed`].
+    #[inline]
+    #[must_use]
+    pub fn expected(&self) -> Option<Expected> {
+        let (_, slot) = self.last_flow;
+        let connection = self.slots.get(slot as usize)?;
+        // Ahead of a gap stand bytes that must not be written over.
+        let is_plain = connection.state == State::Established
+            && !connection.conditions.has(Conditions::RECEIVE_DETOUR);
+        is_plain.then(|| Expected {
+            connection: ConnectionId {
+                index: slot,
+                generation: connection.generation,
+            },
+            offset: connection.rcv_nxt.byte(),
+        })
+    }
+
+    /// [`Self::handle_frame`] for a frame whose `payload_bytes` bytes of payload the host has read to
+    /// where [`Self::expected`] said. Does nothing and returns false unless they belong there: then
+    /// the host puts the frame together and calls [`Self::handle_frame`].
+    #[inline]
+    pub fn handle_placed(
+        &mut self,
+        now: Instant,
+        headers: &[u8; USUAL_HEADERS_BYTES],
+        payload_bytes: usize,
+        offload: ReceiveOffload,
+        expected: Expected,
+    ) -> bool {
+        let is_usual = self.usual_payload(headers, offload) == Some(payload_bytes);
+        let Some(slot) = is_usual.then(|| self.find_usual(headers)).flatten() else {
+            return false;
+        };
+        let segment = usual_segment(headers, &[]);
+        let is_done =
+            self.handle_usual(now, slot, &segment, payload_bytes, |connection, offset| {
+                if (Expected { connection, offset }) == expected {
+                    Ok(())
+                } else {
+                    Err(NoRoom)
+                }
+            });
+        self.counters.frames_received += u64::from(is_done);
+        is_done
+    }
+
     /// The layout that nearly all frames of a busy connection have, read in one piece: Ethernet,
     /// IPv4 without options or fragments, TCP with a timestamp alone, payload in its turn or an
     /// acknowledgement of something new. Does nothing and returns false for everything else.
@@ -94,49 +173,69 @@ impl Engine {
         offload: ReceiveOffload,
         memory: &mut dyn Memory,
     ) -> bool {
-        const HEADERS_BYTES: usize = 66;
-        let (Some(h), Medium::Ethernet { mac, .. }, true) = (
-            frame.first_chunk::<HEADERS_BYTES>(),
-            self.config.medium,
-            offload.checksum_verified,
-        ) else {
+        let Some(h) = frame.first_chunk() else {
             return false;
         };
-        let end = ethernet::HEADER_BYTES + usize::from(u16_at(h, 16));
-        let is_usual = u16_at(h, 12) == ethernet::TYPE_IPV4
+        let payload_bytes = self.usual_payload(h, offload);
+        let Some(payload) = payload_bytes.and_then(|len| frame[USUAL_HEADERS_BYTES..].get(..len))
+        else {
+            return false;
+        };
+        let Some(slot) = self.find_usual(h) else {
+            return false;
+        };
+        let segment = usual_segment(h, payload);
+        let place = |id, offset| memory.place(id, offset, payload);
+        self.handle_usual(now, slot, &segment, payload.len(), place)
+    }
+
+    /// How much payload follows headers of that layout.
+    #[inline]
+    fn usual_payload(
+        &self,
+        h: &[u8; USUAL_HEADERS_BYTES],
+        offload: ReceiveOffload,
+    ) -> Option<usize> {
+        let Medium::Ethernet { mac, .. } = self.config.medium else {
+            return None;
+        };
+        let is_usual = offload.checksum_verified
+            && u16_at(h, 12) == ethernet::TYPE_IPV4
             && h[14] == 0x45
             && u16_at(h, 20) & 0x3fff == 0
             && h[23] == ip::PROTOCOL_TCP
             && h[46] == 0x80
             && u32_at(h, 54) == 0x0101_080a
             && h[..6] == mac.0;
-        let Some(payload) = frame.get(HEADERS_BYTES..end).filter(|_| is_usual) else {
-            return false;
-        };
+        let end = ethernet::HEADER_BYTES + usize::from(u16_at(h, 16));
+        is_usual
+            .then(|| end.checked_sub(USUAL_HEADERS_BYTES))
+            .flatten()
+    }
+
+    /// Whose they are.
+    #[inline]
+    fn find_usual(&mut self, h: &[u8; USUAL_HEADERS_BYTES]) -> Option<u32> {
         let ends: [u8; 12] = *h[26..].first_chunk().expect("the header is longer");
-        let (last, mut slot) = self.last_flow;
-        if ends != last || slot == NO_FLOW {
-            let tag = Tag::v4(u32_at(h, 30), u32_at(h, 26), u16_at(h, 36), u16_at(h, 34));
-            let Some(found) = self.flows.find(tag, |_| true) else {
-                return false;
-            };
-            slot = found;
-            self.last_flow = (ends, slot);
+        let (last, slot) = self.last_flow;
+        if ends == last && slot != NO_FLOW {
+            return Some(slot);
         }
-        let segment = Segment {
-            source_port: u16_at(h, 34),
-            destination_port: u16_at(h, 36),
-            seq: u32_at(h, 38),
-            ack: u32_at(h, 42),
-            flags: Flags(h[47]),
-            window: u16_at(h, 48),
-            timestamps: Some(Timestamps {
-                value: u32_at(h, 58),
-                echo: u32_at(h, 62),
-            }),
-            options: &[],
-            payload,
-        };
+        let tag = Tag::v4(u32_at(h, 30), u32_at(h, 26), u16_at(h, 36), u16_at(h, 34));
+        let slot = self.flows.find(tag, |_| true)?;
+        self.last_flow = (ends, slot);
+        Some(slot)
+    }
+
+    #[inline]
+    fn handle_usual(
+        &mut self,
+        now: Instant,
+        slot: u32,
+        segment: &Segment<'_>,
+        payload_bytes: usize,
+        place: impl FnOnce(ConnectionId, u64) -> Result<(), NoRoom>,
+    ) -> bool {
         let connection = &mut self.slots[slot as usize];
         let id = ConnectionId {
             index: slot,
@@ -147,7 +246,8 @@ impl Engine {
             config: &self.config,
             counters: &mut self.counters,
         };
-        let is_done = connection.handle_in_order(&mut cx, &segment, id, memory);
+        let place = |offset| place(id, offset);
+        let is_done = connection.handle_in_order(&mut cx, segment, payload_bytes, place);
         if is_done {
             self.counters.segments_received += 1;
             self.settle_predicted(slot);

@@ -28,7 +28,7 @@ mod quick;
 mod table;
 mod transmit;
 
-pub use frames::ReceiveOffload;
+pub use frames::{Expected, ReceiveOffload, USUAL_HEADERS_BYTES};
 pub use transmit::{ChecksumWork, HEADER_BUFFER_BYTES, Payload, Transmit, TransmitOffload};
 
 use std::collections::VecDeque;

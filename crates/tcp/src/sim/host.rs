@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::{ConnectionId, Duration, Instant, Memory, NoRoom, Random};
+use crate::{ConnectionId, Duration, Expected, Instant, Memory, NoRoom, Random};
 
 /// What the program at one end of a connection does.
 #[derive(Clone, Copy, Debug)]
@@ -176,6 +176,21 @@ pub(crate) struct Rings {
     pub(crate) early: BTreeMap<ConnectionId, Vec<(u64, Vec<u8>)>>,
     pub(crate) random: Option<Random>,
     pub(crate) no_room_per_million: u32,
+}
+
+impl Rings {
+    /// Writes what may or may not belong there; true when there was room for all of it.
+    pub(crate) fn write_early(&mut self, expected: Expected, bytes: &[u8]) -> bool {
+        let Some(program) = self.programs.get_mut(&expected.connection) else {
+            return false;
+        };
+        let length = program.ring.0.len() as u64;
+        let room = program.taken + length - expected.offset;
+        for (at, &byte) in (expected.offset..expected.offset + room).zip(bytes) {
+            program.ring.0[(at % length) as usize] = byte;
+        }
+        bytes.len() as u64 <= room
+    }
 }
 
 impl Memory for Rings {

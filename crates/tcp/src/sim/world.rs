@@ -228,14 +228,13 @@ impl World {
                     self.print("  ->", &packet);
                 }
                 let now = self.clock_of(host);
-                let Host { engine, rings, .. } = &mut self.hosts[host];
                 if self.scenario.traits[host].ethernet {
                     let offload = ReceiveOffload {
                         checksum_verified: intact,
                     };
-                    engine.handle_frame(now, &framed(host, &packet), offload, rings);
+                    self.hosts[host].take(now, &framed(host, &packet), offload);
                 } else {
-                    engine.handle_frame(now, &packet, ReceiveOffload::default(), rings);
+                    self.hosts[host].take(now, &packet, ReceiveOffload::default());
                 }
                 self.serve(host);
             }
@@ -633,14 +632,13 @@ impl World {
         let pause = 1_000_000 / u64::from(self.scenario.forgeries_per_second);
         let next = self.now + Duration::from_micros(pause);
         let now = self.clock_of(to);
-        let Host { engine, rings, .. } = &mut self.hosts[to];
         let offload = ReceiveOffload {
             checksum_verified: verified,
         };
         if self.scenario.traits[to].ethernet {
-            engine.handle_frame(now, &framed(to, &packet), offload, rings);
+            self.hosts[to].take(now, &framed(to, &packet), offload);
         } else {
-            engine.handle_frame(now, &packet, offload, rings);
+            self.hosts[to].take(now, &packet, offload);
         }
         self.serve(to);
         self.push(next, Happening::Forgery);
@@ -674,6 +672,21 @@ impl World {
 }
 
 impl Host {
+    /// Hands a frame to the engine as a link does that reads payload to where it is expected: right or wrong, it is written there.
+    fn take(&mut self, now: Instant, frame: &[u8], offload: ReceiveOffload) {
+        let Self { engine, rings, .. } = self;
+        if let (Some(expected), Some((headers, payload))) =
+            (engine.expected(), frame.split_first_chunk())
+        {
+            let is_placed = rings.write_early(expected, payload)
+                && engine.handle_placed(now, headers, payload.len(), offload, expected);
+            if is_placed {
+                return;
+            }
+        }
+        engine.handle_frame(now, frame, offload, rings);
+    }
+
     fn new(scenario: &Scenario, index: usize, seed: u64) -> Self {
         let traits = scenario.traits[index];
         let address = |is_v6, prefix_bits| InterfaceAddress {

@@ -1,0 +1,146 @@
+//! Frames, from the link to the engine.
+//!
+//! ```text
+//!   usually                 headers + payload ──► a buffer of ours ──► the program's ring
+//!   while a stream runs     headers ──► the buffer      payload ──► the program's ring
+//! ```
+//!
+//! The second way is I/OAT's *split headers*: it spares the copy, and the cache what the copy would have filled it with. A TAP device
+//! tells nothing of a frame before it is read, so where the payload goes is a guess: that the next frame continues what the last one
+//! brought. It is made while large frames have just done so, and it is made only for somebody to whom all frames are: a wrong guess puts
+//! one program's bytes where another could see them. What was guessed wrong is put together and goes the usual way.
+
+use toehold_link::{Tap, VnetHeader};
+use toehold_tcp::{Engine, Expected, Instant, ReceiveOffload, USUAL_HEADERS_BYTES};
+
+use super::captures::Captures;
+use super::lane::Room;
+use super::memory::Streams;
+
+/// The largest frame a link hands over, with LRO.
+const FRAME_BYTES_MAX: usize = 65_536 + 64;
+/// A frame whose copy is worth a guess.
+const FRAME_BYTES_WORTH: usize = 8_192;
+/// So many of them have to continue the stream, one after the other, before the next is expected to.
+const RUN_BEFORE_GUESSING: u32 = 3;
+
+#[derive(Debug)]
+pub(super) struct Intake {
+    frame: Box<[u8]>,
+    /// Large frames of late that continued a stream.
+    run: u32,
+    /// Payloads read to where they belong.
+    placed: u64,
+}
+
+/// Whom a frame goes to.
+pub(super) struct Takers<'a> {
+    pub(super) engine: &'a mut Engine,
+    pub(super) streams: &'a mut Streams,
+    pub(super) captures: &'a mut Captures,
+}
+
+impl Default for Intake {
+    fn default() -> Intake {
+        Intake {
+            frame: vec![0; FRAME_BYTES_MAX].into(),
+            run: 0,
+            placed: 0,
+        }
+    }
+}
+
+impl Intake {
+    /// Hands the link's next frame to the engine; false when there is none.
+    pub(super) fn take(
+        &mut self,
+        tap: &Tap,
+        now: Instant,
+        takers: Takers<'_>,
+        may_guess: bool,
+    ) -> bool {
+        let Takers {
+            engine,
+            streams,
+            captures,
+        } = takers;
+        let expected = engine.expected();
+        let guess = expected.filter(|_| may_guess && self.run >= RUN_BEFORE_GUESSING);
+        let room = guess.and_then(|expected| Some((expected, streams.room(expected)?)));
+        let parts = self.parts(room.map(|(_, room)| room));
+        // SAFETY: the buffer is ours; a ring's room is mapped and ours to write. No reference to either lives.
+        // What an interface that is down says is no news: the remotes will send again.
+        let Ok(Some((length, header))) = (unsafe { tap.receive_raw(&parts) }) else {
+            return false;
+        };
+        let offload = offload_of(header, engine);
+        if let Some((expected, room)) = room.filter(|_| length > USUAL_HEADERS_BYTES) {
+            let payload_bytes = length - USUAL_HEADERS_BYTES;
+            let fits = payload_bytes <= room[0].1 + room[1].1;
+            let headers = self.frame.first_chunk().expect("longer than headers");
+            if fits && engine.handle_placed(now, headers, payload_bytes, offload, expected) {
+                streams.note_placed(expected, payload_bytes);
+                self.placed += 1;
+                return true;
+            }
+            self.put_together(room, length);
+        }
+        let frame = &self.frame[..length];
+        let watched = captures.before_frame(engine, frame);
+        engine.handle_frame(now, frame, offload, streams);
+        if let Some(before) = watched {
+            captures.note_received(engine, &before, frame);
+        }
+        if length >= FRAME_BYTES_WORTH {
+            let continues = continues(expected, length, engine.expected());
+            self.run = if continues { self.run + 1 } else { 0 };
+        }
+        true
+    }
+
+    /// How many payloads were read to where they belong.
+    pub(super) fn placed(&self) -> u64 {
+        self.placed
+    }
+
+    /// Where the next frame is read to.
+    fn parts(&mut self, room: Option<[Room; 2]>) -> [Room; 4] {
+        let (headers, rest) = self.frame.split_at_mut(USUAL_HEADERS_BYTES);
+        let [first, second] = room.unwrap_or([(std::ptr::null_mut(), 0); 2]);
+        let whole = |part: &mut [u8]| (part.as_mut_ptr(), part.len());
+        [whole(headers), first, second, whole(rest)]
+    }
+
+    /// Gets a frame's payload back from where it was not meant to be, in front of what found no room there.
+    fn put_together(&mut self, room: [Room; 2], length: usize) {
+        let payload = &mut self.frame[USUAL_HEADERS_BYTES..length];
+        let inside = payload.len().min(room[0].1 + room[1].1);
+        payload.copy_within(..payload.len() - inside, inside);
+        let (first, second) = payload[..inside].split_at_mut(inside.min(room[0].1));
+        for (part, (base, _)) in [first, second].into_iter().zip(room) {
+            // SAFETY: the ring is mapped for at least as long as `part`, which is ours.
+            unsafe { toehold_copy::from_shared(base, part.as_mut_ptr(), part.len()) };
+        }
+    }
+}
+
+fn offload_of(header: VnetHeader, engine: &Engine) -> ReceiveOffload {
+    if engine.config().offload.transmit_checksum {
+        header.receive_offload()
+    } else {
+        ReceiveOffload::default()
+    }
+}
+
+/// Whether a frame of that length was all payload that continued a stream.
+fn continues(before: Option<Expected>, length: usize, after: Option<Expected>) -> bool {
+    let payload_bytes = (length - USUAL_HEADERS_BYTES) as u64;
+    match (before, after) {
+        (Some(before), Some(after)) => {
+            before.connection == after.connection && before.offset + payload_bytes == after.offset
+        }
+        _ => false,
+    }
+}
+
+const _: () = assert!(FRAME_BYTES_WORTH > USUAL_HEADERS_BYTES);
