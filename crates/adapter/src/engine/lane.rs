@@ -14,13 +14,13 @@ use std::sync::atomic::{Ordering, fence};
 
 use toehold_channel::channel::{End, Incoming};
 use toehold_channel::doorbell::{self, WakeWord};
-use toehold_channel::layout::{Board, CLOSED_ALL, CLOSED_CLEAN, REGION_BYTES};
+use toehold_channel::layout::{Board, CAPACITY_LOG2_AMPLE, CLOSED_ALL, CLOSED_CLEAN, REGION_BYTES};
 use toehold_channel::memfd;
 use toehold_channel::ring::{Fault, stretches};
 use toehold_channel::table::{COMMAND_DETACH, COMMAND_EVICT, Entry, Mode};
 
-/// Capacity of our ring, as a power of two, and so the receive window; a program's ring need not be larger either.
-pub(super) const WINDOW_LOG2: u32 = 19;
+/// Capacity of our ring, as a power of two, and so the receive window: it takes the remote's next flight while the program reads the last.
+pub(super) const WINDOW_LOG2: u32 = 20;
 
 /// A stretch of memory that somebody else may be writing to.
 pub(super) type Part = (*const u8, usize);
@@ -267,7 +267,7 @@ impl Lane {
             .saturating_sub(self.base_in + head)
             .min(filled.len);
         let wants = end.theirs().wake.want_credit.load(Ordering::SeqCst) != 0;
-        let is_growing = filled.capacity_log2 < WINDOW_LOG2 && wants;
+        let is_growing = filled.capacity_log2 < CAPACITY_LOG2_AMPLE && wants;
         if done == 0 || (is_growing && done < filled.len) {
             return Ok(false);
         }
