@@ -23,6 +23,7 @@ Usage: cargo xtask COMMAND
   check          formatting, clippy, scripts, links in the documents
   test           everything: check, all tests, loom, sim, e2e
   loom           model checking of the lock-free protocols
+  sanitize       the copy engine under the address and thread sanitizers (a nightly toolchain)
   sim [SEED]     the TCP engine in the simulator; with SEED, that one in detail
   e2e [FILTER]   real programs, the kernel as the oracle
   fuzz [SECONDS] every fuzz target for some seconds (cargo-fuzz and a nightly toolchain)
@@ -50,6 +51,7 @@ fn main() -> ExitCode {
         Some("check") => suite::check(),
         Some("test") => suite::test(),
         Some("loom") => suite::loom(),
+        Some("sanitize") => suite::sanitize(),
         Some("sim") => suite::sim(argument),
         Some("e2e") => suite::e2e(argument),
         Some("fuzz") => suite::fuzz(argument),

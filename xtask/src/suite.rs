@@ -53,6 +53,66 @@ pub(crate) fn loom() -> bool {
     steps.conclude()
 }
 
+/// The copy engine's tests, watched by the compiler's sanitizers: what Miri would watch, on real threads.
+pub(crate) fn sanitize() -> bool {
+    let mut steps = Steps::default();
+    if !works(cargo().args(["+nightly", "--version"])) {
+        steps.skip("sanitizers", "there is no nightly toolchain");
+        return steps.conclude();
+    }
+    // What a test forgets on purpose is not worth a report. Under the other sanitizer a child of a fork may not start
+    // threads, and limits of address space leave no room for either.
+    let more = &["--test", "fork"];
+    watch(
+        &mut steps,
+        "address sanitizer",
+        "-Zsanitizer=address",
+        ("ASAN_OPTIONS", "detect_leaks=0".to_owned()),
+        more,
+    );
+    let harness = root().join("crates/copy/tests/harness.suppressions");
+    watch(
+        &mut steps,
+        "thread sanitizer",
+        // The standard library comes without the sanitizer; nothing crosses between them but calls.
+        "-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer",
+        (
+            "TSAN_OPTIONS",
+            format!("suppressions={}", harness.display()),
+        ),
+        &[],
+    );
+    steps.conclude()
+}
+
+fn watch(
+    steps: &mut Steps,
+    name: &'static str,
+    flags: &str,
+    options: (&str, String),
+    more: &[&str],
+) {
+    let mut command = cargo();
+    command
+        .env("RUSTFLAGS", flags)
+        .env(options.0, options.1)
+        .env("CARGO_TARGET_DIR", target().join("sanitize"))
+        .args(["+nightly", "test", "-p", "toehold-copy", "--target", HOST])
+        .arg("--lib");
+    for test in ["scope", "states", "differential", "corpus", "dsa"] {
+        command.args(["--test", test]);
+    }
+    command.args(more).args(["--", "--test-threads", "1"]);
+    steps.run(name, &mut command);
+}
+
+/// Sanitizers want the target named, so that build scripts are not watched, too.
+const HOST: &str = if cfg!(target_arch = "aarch64") {
+    "aarch64-unknown-linux-gnu"
+} else {
+    "x86_64-unknown-linux-gnu"
+};
+
 /// The simulator: its fixed set of seeds, or one in detail.
 pub(crate) fn sim(seed: Option<&str>) -> bool {
     let mut steps = Steps::default();
