@@ -65,17 +65,18 @@ fn write_published(html: &mut String, report: &Report) {
         return;
     }
     html.push_str(
-        "<h2>Published</h2>\n<p>On the machines of the time; not measured here.</p>\n\
-         <table><tr><th>where<th>what<th>value<th>conditions<th>systems<th>kind\n",
+        "<h2>Published</h2>\n<p>On the machines of the time, and beside it what was found here.</p>\n\
+         <table><tr><th>where<th>what<th>published<th>here<th>conditions<th>systems<th>kind\n",
     );
     for p in &report.published {
         let _ = writeln!(
             html,
-            "<tr><td>{}<td>{}<td>{} {}<td>{}<td>{}<td>{}",
+            "<tr><td>{}<td>{}<td>{} {}<td>{}<td>{}<td>{}<td>{}",
             escape(&p.figure),
             escape(&p.metric),
             escape(&p.value.to_string()),
             escape(&p.unit),
+            escape(p.here.as_deref().unwrap_or("-")),
             escape(&p.conditions),
             escape(&p.system),
             escape(&p.kind)

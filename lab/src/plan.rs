@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use crate::published::Published;
 use crate::report::Report;
 
 /// An experiment. It takes one sample when asked; how often, in which order, and what becomes of it is the
@@ -31,6 +32,12 @@ pub trait Plan {
 
     /// What else a reader has to know: what is missing here and why.
     fn notes(&self) -> Vec<String>;
+
+    /// What stands beside a published result: the same thing as found here, in a few words.
+    fn beside(&self, published: &Published, report: &Report) -> Option<String> {
+        let _ = (published, report);
+        None
+    }
 
     /// What the experiment was meant to show, and whether it did.
     fn claims(&self, report: &Report) -> Vec<Claim> {

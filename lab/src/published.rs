@@ -30,6 +30,9 @@ pub struct Published {
     /// A measurement, a claim, an ordering...
     #[serde(default)]
     pub kind: String,
+    /// What was found here. Not in the data file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub here: Option<String>,
 }
 
 /// A published value, as precise as it was published.

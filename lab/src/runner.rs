@@ -101,6 +101,11 @@ pub(crate) fn run(
         published: plan.published_as().map(published_of).unwrap_or_default(),
         notes,
     };
+    let mut published = std::mem::take(&mut report.published);
+    for result in &mut published {
+        result.here = plan.beside(result, &report);
+    }
+    report.published = published;
     report.claims = plan.claims(&report);
     report
 }

@@ -27,18 +27,38 @@ pub(crate) fn render(report: &Report, figures: &[Figure]) -> String {
         let _ = write!(text, "\n{}: {verdict}: {}", claim.wanted, claim.found);
     }
     text.push('\n');
-    if !report.published.is_empty() {
-        text.push_str("\npublished, on the machines of the time\n");
-        for p in &report.published {
-            let _ = writeln!(
-                text,
-                "  {} {}: {} {}, {} ({})",
-                p.figure, p.metric, p.value, p.unit, p.conditions, p.system
-            );
-        }
-    }
+    text.push_str(&published(report));
     for note in &report.notes {
         let _ = writeln!(text, "note: {note}");
+    }
+    text
+}
+
+/// What was published, in its own column, and what was found here, in the next.
+fn published(report: &Report) -> String {
+    if report.published.is_empty() {
+        return String::new();
+    }
+    let rows: Vec<[String; 3]> = report
+        .published
+        .iter()
+        .map(|p| {
+            [
+                format!("{} {} ({})", p.figure, p.metric, p.system),
+                format!("{} {}, {}", p.value, p.unit, p.conditions),
+                p.here.clone().unwrap_or_else(|| "-".to_owned()),
+            ]
+        })
+        .collect();
+    let head = ["", "published, on the machines of the time", "here"].map(str::to_owned);
+    let width = |at: usize| {
+        let cells = rows.iter().chain([&head]);
+        cells.map(|row| row[at].chars().count()).max().unwrap_or(0)
+    };
+    let (first, second) = (width(0), width(1));
+    let mut text = String::from("\n");
+    for [what, there, here] in [&head].into_iter().chain(&rows) {
+        let _ = writeln!(text, "  {what:<first$}  {there:<second$}  {here}");
     }
     text
 }

@@ -12,12 +12,14 @@
 //! | `pollution` | what a copy does to the working set of whoever asked for it |
 
 mod bench;
+mod beside;
 mod claims;
 mod engines;
 
 use self::bench::{Bench, Contest};
 use self::engines::Engine;
 use crate::plan::{Axis, Case, Claim, Figure, Plan, Reading};
+use crate::published::Published;
 use crate::report::Report;
 
 /// Who takes part in a contest, as its metrics are called.
@@ -215,6 +217,10 @@ impl Plan for IoatCopy {
                 y: linear("microseconds"),
             },
         ]
+    }
+
+    fn beside(&self, published: &Published, report: &Report) -> Option<String> {
+        beside::of(published, report)
     }
 
     fn claims(&self, report: &Report) -> Vec<Claim> {
