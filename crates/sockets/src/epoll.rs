@@ -92,7 +92,10 @@ struct Epoll {
     pair_count: AtomicU32,
     nested_count: AtomicU32,
     spin: SpinHistory,
+    /// When the kernel was last asked for ordinary members while rings had news; 0: ask at once.
     kernel_seen_ns: AtomicU64,
+    /// When an ordinary member last had news.
+    kernel_news_ns: AtomicU64,
     last_peer_processor: AtomicU32,
     pairs: [AtomicPtr<Pair>; PAIRS_MAX],
     boards: [AtomicU32; PAIRS_MAX],
@@ -150,6 +153,8 @@ pub(crate) fn created(fd: i32) {
                 word.store(0, Ordering::Relaxed);
             }
             epoll.spin.reset();
+            epoll.kernel_seen_ns.store(0, Ordering::Relaxed);
+            epoll.kernel_news_ns.store(0, Ordering::Relaxed);
             state::note_epoll(fd, number);
             return;
         }

@@ -16,6 +16,8 @@ use super::{BATCH, EDGE, Epoll, NESTED_MAX, READINESS, UNBOARDED_MAX, epoll};
 
 /// While shared memory keeps us busy, the kernel's own members are asked this often.
 const KERNEL_MEMBERS_NS: u64 = 50_000;
+/// Ordinary members with news this recently come before the rings: see [`kernel_members_first`].
+const KERNEL_FIRST_NS: u64 = 10_000_000;
 
 /// Members with news have their peers' words and bytes in another core's cache: asks for all of them at once.
 pub(super) fn fetch_lines(batch: &[u32]) {
@@ -108,7 +110,11 @@ pub(crate) fn wait(
     loop {
         let mut found = 0;
         if epoll.sweep() {
-            found = epoll.harvest(events, true);
+            let first = kernel_members_first(epoll, events, &mut kernel);
+            found = first + epoll.harvest(&mut events[first..], true);
+            if first > 0 {
+                return found as i32;
+            }
         }
         if found == 0 && epoll.nested_count.load(Ordering::Relaxed) != 0 {
             found = epoll.nested_events(events);
@@ -156,8 +162,10 @@ pub(crate) fn wait(
             return n;
         }
         let kept = epoll.sort_kernel_events(&mut events[..n as usize]);
-        epoll.kernel_seen_ns.store(sys::now_ns(), Ordering::Relaxed);
+        let woken = sys::now_ns();
+        epoll.kernel_seen_ns.store(woken, Ordering::Relaxed);
         if kept > 0 {
+            epoll.kernel_news_ns.store(woken, Ordering::Relaxed);
             let more = if epoll.sweep() {
                 epoll.harvest(&mut events[kept..], true)
             } else {
@@ -175,6 +183,33 @@ pub(crate) fn wait(
             }
         }
     }
+}
+
+/// The kernel reports members in the order in which they got their news, and programs that write on one connection after another see
+/// that order. News of a ring is seen first here. So while ordinary members have news now and then, they are asked after the rings were
+/// found to have some, and put before it. At most half of the places are theirs, or they could starve the rings. How many there are.
+fn kernel_members_first(
+    epoll: &Epoll,
+    events: &mut [epoll_event],
+    kernel: &mut impl FnMut(&mut [epoll_event], Option<u64>) -> i32,
+) -> usize {
+    let news = epoll.kernel_news_ns.load(Ordering::Relaxed);
+    let places = events.len() / 2;
+    if news == 0 || places == 0 {
+        return 0;
+    }
+    let now = sys::now_ns();
+    if now - news > KERNEL_FIRST_NS {
+        epoll.kernel_news_ns.store(0, Ordering::Relaxed);
+        return 0;
+    }
+    let n = kernel(&mut events[..places], Some(0));
+    let kept = epoll.sort_kernel_events(&mut events[..n.max(0) as usize]);
+    epoll.kernel_seen_ns.store(now, Ordering::Relaxed);
+    if kept > 0 {
+        epoll.kernel_news_ns.store(now, Ordering::Relaxed);
+    }
+    kept
 }
 
 /// Adds events of ordinary members, now and then, so that a busy ring does not starve them.
@@ -202,6 +237,7 @@ fn with_kernel_members(
     if kept > 0 {
         // Members that stay ready are reported every time, as the kernel would.
         epoll.kernel_seen_ns.store(0, Ordering::Relaxed);
+        epoll.kernel_news_ns.store(now, Ordering::Relaxed);
     }
     let mut total = found + kept;
     if total == 0 && epoll.sweep() {
@@ -268,6 +304,9 @@ pub(crate) fn after_kernel_wait(
 ) -> Option<i32> {
     let epoll = epoll(number)?;
     let kept = epoll.sort_kernel_events(&mut events[..returned]);
+    if kept > 0 {
+        epoll.kernel_news_ns.store(sys::now_ns(), Ordering::Relaxed);
+    }
     let more = if kept < events.len() && epoll.sweep() {
         epoll.harvest(&mut events[kept..], true)
     } else {
