@@ -10,7 +10,7 @@ use crate::steps::Steps;
 use crate::{root, target};
 
 /// What is run unless units are named: those that talk to servers in every way there is, without the hour that all of them take.
-const UNITS: [&str; 23] = [
+const UNITS: [&str; 24] = [
     "unit/auth",
     "unit/protocol",
     "unit/keyspace",
@@ -34,6 +34,7 @@ const UNITS: [&str; 23] = [
     "unit/querybuf",
     "unit/tracking",
     "integration/redis-cli",
+    "integration/replication",
 ];
 /// The programs that the suite expects to have been built.
 const PROGRAMS: [&str; 5] = [

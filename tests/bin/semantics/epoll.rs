@@ -636,7 +636,9 @@ fn order(role: &Role) {
                 let all: std::collections::BTreeSet<u64> = numbers.into_iter().collect();
                 role.say("all", format!("{result} {all:?}"));
             }
-            connections.iter().for_each(|fd| receive_all(*fd, &mut [0; 4]));
+            connections
+                .iter()
+                .for_each(|fd| receive_all(*fd, &mut [0; 4]));
             role.step();
         }
     }

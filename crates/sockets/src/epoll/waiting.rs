@@ -109,18 +109,20 @@ pub(crate) fn wait(
     let mut started = 0u64;
     loop {
         let mut found = 0;
+        let is_look = timeout_ns == Some(0);
         if epoll.sweep() {
-            let first = kernel_members_first(epoll, events, &mut kernel);
-            found = first + epoll.harvest(&mut events[first..], true);
-            if first > 0 {
+            let first = kernel_members_first(epoll, events, is_look, &mut kernel);
+            let kept = first.unwrap_or(0);
+            found = kept + epoll.harvest(&mut events[kept..], true);
+            if first.is_some() && found > 0 {
                 return found as i32;
             }
         }
         if found == 0 && epoll.nested_count.load(Ordering::Relaxed) != 0 {
             found = epoll.nested_events(events);
         }
-        if found > 0 || timeout_ns == Some(0) {
-            return with_kernel_members(epoll, events, found, timeout_ns == Some(0), &mut kernel);
+        if found > 0 || is_look {
+            return with_kernel_members(epoll, events, found, is_look, &mut kernel);
         }
         let now = sys::now_ns();
         if started == 0 {
@@ -186,22 +188,24 @@ pub(crate) fn wait(
 }
 
 /// The kernel reports members in the order in which they got their news, and programs that write on one connection after another see
-/// that order. News of a ring is seen first here. So while ordinary members have news now and then, they are asked after the rings were
-/// found to have some, and put before it. At most half of the places are theirs, or they could starve the rings. How many there are.
+/// that order. News of a ring is seen first here. So while ordinary members have news now and then, and whenever they are to be asked
+/// anyway (`always`), that happens after the rings were found to have some, and theirs is put before it. At most half of the places are
+/// theirs, or they could starve the rings. How many there are, when they were asked.
 fn kernel_members_first(
     epoll: &Epoll,
     events: &mut [epoll_event],
+    always: bool,
     kernel: &mut impl FnMut(&mut [epoll_event], Option<u64>) -> i32,
-) -> usize {
+) -> Option<usize> {
     let news = epoll.kernel_news_ns.load(Ordering::Relaxed);
     let places = events.len() / 2;
-    if news == 0 || places == 0 {
-        return 0;
+    if (news == 0 && !always) || places == 0 {
+        return None;
     }
     let now = sys::now_ns();
-    if now - news > KERNEL_FIRST_NS {
+    if now - news > KERNEL_FIRST_NS && !always {
         epoll.kernel_news_ns.store(0, Ordering::Relaxed);
-        return 0;
+        return None;
     }
     let n = kernel(&mut events[..places], Some(0));
     let kept = epoll.sort_kernel_events(&mut events[..n.max(0) as usize]);
@@ -209,7 +213,7 @@ fn kernel_members_first(
     if kept > 0 {
         epoll.kernel_news_ns.store(now, Ordering::Relaxed);
     }
-    kept
+    Some(kept)
 }
 
 /// Adds events of ordinary members, now and then, so that a busy ring does not starve them.
