@@ -65,6 +65,9 @@ impl Connection {
         {
             self.undo_if_spurious(cx, timestamps.echo);
         }
+        if self.phase == Phase::Loss {
+            self.examine_timeout(cx, &report);
+        }
         self.settle_tail_probe(cx, &report);
         self.deduce_losses(cx, &report);
         self.recover_if_needed(cx);

@@ -17,6 +17,7 @@
 mod acknowledge;
 mod assembler;
 mod congestion;
+mod frto;
 mod handshake;
 mod host;
 mod hystart;

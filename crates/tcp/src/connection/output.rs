@@ -114,6 +114,7 @@ impl Connection {
 
     fn plan_synchronized(&mut self, cx: &mut Context<'_>) -> Option<Plan> {
         if self.scoreboard.lost_bytes > 0
+            && !self.is_trying_new_data()
             && let Some(plan) = self.plan_retransmission(cx)
         {
             return Some(plan);
@@ -181,6 +182,7 @@ impl Connection {
         let payload_bytes = (span.end - span.start) as u32 - u32::from(has_fin);
         let mss = u32::from(self.mss);
         self.recovery.prr_out += u64::from(payload_bytes);
+        self.recovery.resent_end = span.end;
         self.sent_at = cx.now;
         self.arm_after_sending(cx);
         let mut flags = self.echo_flags();

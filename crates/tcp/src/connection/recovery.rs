@@ -10,6 +10,7 @@
 //! ```
 
 use super::acknowledge::Acknowledgement;
+use super::frto::Suspicion;
 use super::sent::{Delivered, Sent};
 use super::{Conditions, Connection, Context};
 use crate::position::Position;
@@ -53,6 +54,10 @@ pub(crate) struct Recovery {
     pub(super) prior: Option<(u32, u32)>,
     /// TSval of the first retransmission (RFC 3522).
     pub(crate) first_retransmission: Option<u32>,
+    /// The end of what was retransmitted last.
+    pub(crate) resent_end: Position,
+    /// Whether the timeout may have been a mistake (RFC 5682).
+    pub(super) suspicion: Suspicion,
 }
 
 /// RFC 8985 section 5.2 and 7.1.
@@ -240,6 +245,7 @@ impl Connection {
     pub(super) fn handle_retransmission_timeout(&mut self, cx: &mut Context<'_>) {
         cx.counters.timeouts += 1;
         self.forget_path_probe(cx.now);
+        self.suspect_timeout();
         let mss = u32::from(self.mss);
         if self.phase != Phase::Loss || self.snd_una >= self.recovery.point {
             if self.phase == Phase::Open {
@@ -270,7 +276,11 @@ impl Connection {
         let is_over = self.phase != Phase::Open && self.snd_una >= self.recovery.point;
         if self.phase == Phase::Loss && ack.advanced_bytes > 0 {
             // Slow start goes on with the acknowledgement that ends the recovery.
-            self.grow_window(cx, ack);
+            if self.is_trying_new_data() {
+                self.try_new_data();
+            } else {
+                self.grow_window(cx, ack);
+            }
             if is_over {
                 self.leave_recovery();
             }
@@ -328,6 +338,7 @@ impl Connection {
         self.recovery.duplicates = 0;
         self.recovery.prior = None;
         self.recovery.first_retransmission = None;
+        self.recovery.suspicion = Suspicion::Off;
         self.conditions.clear(Conditions::FORCE_RETRANSMIT);
     }
 
@@ -365,20 +376,24 @@ impl Connection {
     /// RFC 3522 (Eifel): an acknowledgement that echoes a time before the first retransmission was
     /// for the original; RFC 4015 section 3.2: restore what was reduced.
     pub(super) fn undo_if_spurious(&mut self, cx: &mut Context<'_>, echo: u32) {
-        let (Some((cwnd, ssthresh)), Some(first)) =
-            (self.recovery.prior, self.recovery.first_retransmission)
+        let (Some(prior), Some(first)) = (self.recovery.prior, self.recovery.first_retransmission)
         else {
             return;
         };
         if (echo.wrapping_sub(first) as i32) < 0 {
-            cx.counters.recoveries_undone += 1;
-            self.scoreboard.forgive();
-            self.leave_recovery();
-            self.congestion.ssthresh = ssthresh;
-            self.cwnd = self.cwnd.max(cwnd);
-            self.rack.reordering_seen = true;
-            self.rtt.forget_backoff();
+            self.undo_recovery(cx, prior);
         }
+    }
+
+    /// RFC 4015 section 3.2: nothing was lost; the window and ssthresh are what they were.
+    pub(super) fn undo_recovery(&mut self, cx: &mut Context<'_>, (cwnd, ssthresh): (u32, u32)) {
+        cx.counters.recoveries_undone += 1;
+        self.scoreboard.forgive();
+        self.leave_recovery();
+        self.congestion.ssthresh = ssthresh;
+        self.cwnd = self.cwnd.max(cwnd);
+        self.rack.reordering_seen = true;
+        self.rtt.forget_backoff();
     }
 
     /// RFC 8985 section 7.4.2: what an acknowledgement says about a tail loss probe.
