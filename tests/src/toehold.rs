@@ -21,6 +21,8 @@ pub enum Path {
     Direct,
     /// Under `toehold run --path offload`.
     Offload,
+    /// Under `toehold run`, where rules decide.
+    Auto,
 }
 
 /// One adapter with its private runtime directory, and the means to run programs under it.
@@ -175,11 +177,11 @@ impl Toehold {
     pub fn command(&self, path: Path, program: impl AsRef<OsStr>) -> Command {
         match path {
             Path::Host => self.as_user(program),
-            Path::Direct | Path::Offload => {
-                let word = if path == Path::Direct {
-                    "direct"
-                } else {
-                    "offload"
+            Path::Direct | Path::Offload | Path::Auto => {
+                let word = match path {
+                    Path::Offload => "offload",
+                    Path::Auto => "auto",
+                    _ => "direct",
                 };
                 let mut command = self.as_user(&self.product.command);
                 command.env("TOEHOLD_LIB", &self.product.library);

@@ -46,7 +46,7 @@ pub struct Header {
     pub relay_source: AtomicU32,
     /// Rules in force.
     pub rules: AtomicU32,
-    /// The first that matches decides; none: the host path.
+    /// The first that matches decides; none: [`Verdict::Direct`].
     pub rule: [RuleWords; RULES_MAX],
 }
 
@@ -91,7 +91,7 @@ const _: () = {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Verdict {
-    /// By the kernel.
+    /// By the kernel, always.
     Host = 1,
     /// By the kernel, or through shared memory where both ends are on this host.
     Direct = 2,
@@ -277,7 +277,7 @@ impl Outlook {
         rules
             .filter_map(RuleWords::rule)
             .find(|rule| rule.matches(ip, port))
-            .map_or(Verdict::Host, |rule| rule.verdict)
+            .map_or(Verdict::Direct, |rule| rule.verdict)
     }
 
     /// Says for whom a carrier stands, or (`None`) that it does for nobody any more.
@@ -378,7 +378,7 @@ mod tests {
         assert_eq!(verdict([10, 1, 0, 9], 80), Verdict::Host);
         assert_eq!(verdict([10, 1, 0, 8], 80), Verdict::Offload);
         assert_eq!(verdict([10, 1, 0, 8], 81), Verdict::OffloadOnRequest);
-        assert_eq!(verdict([11, 0, 0, 1], 80), Verdict::Host);
+        assert_eq!(verdict([11, 0, 0, 1], 80), Verdict::Direct);
         assert_eq!((theirs.netns(), theirs.relay_port()), (7, 4000));
         assert_eq!(theirs.relay_source(), [127, 1, 2, 3]);
     }

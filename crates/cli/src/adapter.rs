@@ -96,7 +96,7 @@ impl EngineArgs {
     fn settings(&self) -> Result<Option<Settings>, SettingsError> {
         let mut draft = Draft::default();
         for host in &self.no_offload {
-            draft.set("host", host)?;
+            draft.set("direct", host)?;
         }
         for offload in &self.offload {
             draft.set("offload", offload)?;

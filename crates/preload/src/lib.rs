@@ -35,8 +35,10 @@ extern "C" fn constructor() {
     if !is_started_by(path) {
         return;
     }
-    if path == b"offload" {
-        toehold_sockets::want_offload();
+    match path {
+        b"offload" => toehold_sockets::want_offload(),
+        b"auto" => toehold_sockets::want_offload_by_rule(),
+        _ => {}
     }
     let wait = match environment_variable(c"TOEHOLD_WAIT") {
         Some(b"poll") => WaitMode::Poll,

@@ -299,7 +299,7 @@ pub unsafe fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: 
 /// `connect(2)`.
 pub unsafe fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
     let mut why = None;
-    if offload::is_wanted() {
+    if offload::has_business() {
         match unsafe { opening::connect(fd, address, len) } {
             Opened::Done(result) => return result,
             Opened::Kernel(reason) => why = reason,
@@ -309,7 +309,11 @@ pub unsafe fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_
     if result == 0 || errno::get() == libc::EINPROGRESS || errno::get() == libc::EINTR {
         errno::keep(|| unsafe { note_connect(fd, address, len) });
         if let (Some(c), Some(reason)) = (state::connection(fd), why) {
-            c.entry.reason.store(reason as u32, Ordering::Relaxed);
+            if reason == Reason::Policy {
+                c.pin(reason);
+            } else {
+                c.entry.reason.store(reason as u32, Ordering::Relaxed);
+            }
         }
     }
     result

@@ -1,6 +1,7 @@
 //! Programs over the adapter's own TCP engine, against programs on kernel TCP in another network namespace.
 
 mod capture;
+mod policy;
 mod programs;
 mod servers;
 mod stage;

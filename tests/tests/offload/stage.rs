@@ -39,7 +39,12 @@ impl Stage {
 
     /// A role in the near namespace, on the offload path.
     pub(crate) fn near(&self, name: &str, arguments: &[&str]) -> Running {
-        let mut command = self.toehold.command(Path::Offload, &self.python);
+        self.near_on(Path::Offload, name, arguments)
+    }
+
+    /// A role in the near namespace.
+    pub(crate) fn near_on(&self, path: Path, name: &str, arguments: &[&str]) -> Running {
+        let mut command = self.toehold.command(path, &self.python);
         command.arg(SCRIPT).args(arguments);
         Running::start(command, name, self.toehold.dir())
     }

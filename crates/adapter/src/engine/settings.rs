@@ -11,14 +11,14 @@
 //!   mtu      9000
 //!   without  lso                 also: lro, checksum
 //!   offload  10.84.0.0/24:6379   connections there are the engine's, whoever makes them
-//!   host     10.84.0.9           connections there are the kernel's
-//!   direct   10.84.0.8           likewise, or go through shared memory
+//!   host     10.84.0.9           connections there are the kernel's, always
+//!   direct   10.84.0.8           connections there are not the engine's: the kernel's, or through shared memory
 //! ```
 
 use std::fmt;
 use std::fs;
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 
 use toehold_channel::offload::{RULES_MAX, Rule, Verdict};
@@ -220,20 +220,13 @@ impl Settings {
         rules.extend(self.addresses.iter().map(own));
         if !self.gateways.is_empty() {
             // "Everything" is not what is this host's own.
-            rules.push(rule_of([127, 0, 0, 0].into(), 8, 0, Verdict::Host));
-            rules.push(rule_of(
-                std::net::Ipv6Addr::LOCALHOST.into(),
-                128,
-                0,
-                Verdict::Host,
-            ));
-            rules.push(rule_of([0, 0, 0, 0].into(), 32, 0, Verdict::Host));
-            rules.push(rule_of(
-                std::net::Ipv6Addr::UNSPECIFIED.into(),
-                128,
-                0,
-                Verdict::Host,
-            ));
+            let own: [(IpAddr, u8); 4] = [
+                ([127, 0, 0, 0].into(), 8),
+                (Ipv6Addr::LOCALHOST.into(), 128),
+                ([0, 0, 0, 0].into(), 32),
+                (Ipv6Addr::UNSPECIFIED.into(), 128),
+            ];
+            rules.extend(own.map(|(ip, bits)| rule_of(ip, bits, 0, Verdict::Direct)));
         }
         rules.extend(self.addresses.iter().map(on_link));
         rules.extend(self.gateways.iter().map(beyond));
@@ -378,7 +371,7 @@ mod tests {
         assert_eq!(verdict("10.84.0.2", 1), Some(Verdict::Host));
         assert_eq!(verdict("10.84.0.7", 1), Some(Verdict::OffloadOnRequest));
         assert_eq!(verdict("8.8.8.8", 1), Some(Verdict::OffloadOnRequest));
-        assert_eq!(verdict("127.0.0.1", 1), Some(Verdict::Host));
+        assert_eq!(verdict("127.0.0.1", 1), Some(Verdict::Direct));
     }
 
     #[test]

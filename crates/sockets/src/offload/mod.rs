@@ -22,7 +22,7 @@ use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use std::os::fd::{AsFd, OwnedFd};
 
 use toehold_channel::memfd;
-use toehold_channel::offload::{Direction, OUTLOOK_BYTES, Outlook, store_true_ends};
+use toehold_channel::offload::{Address, Direction, OUTLOOK_BYTES, Outlook, store_true_ends};
 use toehold_channel::rendezvous::{Kind, Message};
 use toehold_channel::table::{FLAG_OFFLOAD, Reason};
 
@@ -32,8 +32,13 @@ use crate::{adapter, pairing, sys};
 /// How long a program's first connect waits to be shown the engine; an adapter that is stopped costs this once.
 const SHOW_NS: u64 = 250_000_000;
 
-/// The program asked for the offload path.
-static WANTED: AtomicBool = AtomicBool::new(false);
+/// What of the program's is the engine's: [`NOTHING`], [`BY_RULE`] or [`EVERYTHING`].
+static WANTED: AtomicU32 = AtomicU32::new(NOTHING);
+const NOTHING: u32 = 0;
+/// Connections to destinations that a rule of the operator's names (`--path auto`).
+const BY_RULE: u32 = 1;
+/// All connections to what the engine reaches, and listeners (`--path offload`).
+const EVERYTHING: u32 = 2;
 /// Where the outlook is mapped; the mapping is replaced in place when another adapter shows another.
 static OUTLOOK: AtomicPtr<u8> = AtomicPtr::new(null_mut());
 /// The adapter we are connected to has an engine.
@@ -43,13 +48,39 @@ static ASKED_EPOCH: AtomicU32 = AtomicU32::new(0);
 
 /// Has network connections carried by the adapter's engine, where it has one. Called once, before [`crate::start`].
 pub fn want_offload() {
-    WANTED.store(true, Ordering::Relaxed);
+    WANTED.store(EVERYTHING, Ordering::Relaxed);
 }
 
-/// True when the engine may be used at all.
+/// Has connections carried by the adapter's engine where a rule of the operator's says so. As [`want_offload`].
+pub fn want_offload_by_rule() {
+    WANTED.store(BY_RULE, Ordering::Relaxed);
+}
+
+/// True when the program asked for the engine.
 #[inline]
 pub(crate) fn is_wanted() -> bool {
-    WANTED.load(Ordering::Relaxed)
+    WANTED.load(Ordering::Relaxed) == EVERYTHING
+}
+
+/// True when a connection to `remote` may be the engine's. Without the program's wish loopback is not worth a question.
+fn may_be_offloaded(remote: Address) -> bool {
+    match WANTED.load(Ordering::Relaxed) {
+        NOTHING => false,
+        BY_RULE => {
+            let is_loopback = match remote.v4() {
+                Some([first, ..]) => first == 127,
+                None => remote.ip == core::net::Ipv6Addr::LOCALHOST.octets(),
+            };
+            !is_loopback
+        }
+        _ => true,
+    }
+}
+
+/// True when connections of this program may be the engine's.
+#[inline]
+pub(crate) fn has_business() -> bool {
+    WANTED.load(Ordering::Relaxed) != NOTHING
 }
 
 /// What the adapter's engine serves, asking for it if need be; `None` without an adapter or an engine.

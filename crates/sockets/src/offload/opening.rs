@@ -59,6 +59,9 @@ pub(crate) unsafe fn connect(fd: i32, address: *const sockaddr, len: socklen_t) 
     let Some(remote) = (unsafe { names::read(address, len) }) else {
         return Opened::Kernel(None);
     };
+    if !super::may_be_offloaded(remote) {
+        return Opened::Kernel(None);
+    }
     errno::keep(state::prepare);
     match errno::keep(|| begin(fd, remote)) {
         Ok(connection) => finish(&connection),
@@ -97,10 +100,13 @@ fn again(fd: i32) -> Option<Opened> {
 
 /// Hands the connection to the engine; or says why it is the kernel's.
 fn begin(fd: i32, remote: Address) -> Result<Connection, Option<Reason>> {
-    let outlook = super::outlook().ok_or(Some(Reason::NoEngine))?;
+    let no_engine = super::is_wanted().then_some(Reason::NoEngine);
+    let outlook = super::outlook().ok_or(no_engine)?;
     match outlook.verdict(remote.ip, remote.port) {
-        Verdict::Offload | Verdict::OffloadOnRequest => {}
-        Verdict::Host | Verdict::Direct => return Err(None),
+        Verdict::Offload => {}
+        Verdict::OffloadOnRequest if super::is_wanted() => {}
+        Verdict::OffloadOnRequest | Verdict::Direct => return Err(None),
+        Verdict::Host => return Err(Some(Reason::Policy)),
     }
     let option = |name| sys::getsockopt::<i32>(fd, libc::SOL_SOCKET, name).unwrap_or(-1);
     let is_tcp = option(libc::SO_TYPE) == libc::SOCK_STREAM

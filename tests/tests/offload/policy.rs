@@ -1,0 +1,76 @@
+//! Who decides which connections are the engine's: the program under `--path offload`, the operator's rules under `--path auto`.
+
+use toehold_e2e::network::FAR;
+use toehold_e2e::process::PATIENCE;
+use toehold_e2e::{Path, wait_until};
+
+use crate::stage::{Stage, listening, ok};
+
+#[test]
+fn rules_choose_by_destination_for_programs_that_did_not_ask() {
+    let rule = format!("{FAR}:7201");
+    let Some(stage) = Stage::set(&["--offload", &rule]) else {
+        return;
+    };
+    let _far = stage.far_server(&["echo_server", "7201"]);
+    let _other = stage.far_server(&["echo_server", "7202"]);
+    let auto = |name: &str, arguments: &[&str]| stage.near_on(Path::Auto, name, arguments);
+    // Offload where a rule says so.
+    ok(auto("ruled", &["echo_client", FAR, "7201", "3000000"]));
+    assert_eq!(stage.engine("connections_opened"), 1);
+    // What the engine could reach and no rule names is the kernel's, and this one has no way there.
+    ok(auto(
+        "unruled",
+        &["expect_error", FAR, "7202", "ENETUNREACH"],
+    ));
+    ok(stage.near("asked", &["echo_client", FAR, "7202", "1000"]));
+    // Two programs of this host meet in shared memory.
+    let _near = listening(auto("near-server", &["echo_server", "7203"]));
+    let client = auto("near-client", &["outlive", "127.0.0.1", "7203"]);
+    let holding = wait_until(PATIENCE, || client.stdout().contains("holding"));
+    assert!(holding, "{}", client.outputs());
+    let local = auto("local", &["echo_client", "127.0.0.1", "7203", "300000000"]);
+    let is_direct = || {
+        let connections = stage.toehold.connections();
+        connections.iter().any(|connection| connection.is_direct())
+    };
+    assert!(
+        wait_until(PATIENCE, is_direct),
+        "{:?}",
+        stage.toehold.connections()
+    );
+    ok(local);
+    assert_eq!(stage.engine("connections_opened"), 2);
+    assert_eq!(
+        stage.engine("listeners"),
+        0,
+        "listeners are for those that ask"
+    );
+}
+
+#[test]
+fn a_rule_can_forbid_shared_memory_and_the_engine() {
+    let scratch = tempfile::NamedTempFile::new().expect("scratch");
+    let rules = format!("host 127.0.0.1:7204\nhost {FAR}:7205\n");
+    std::fs::write(scratch.path(), rules).expect("scratch");
+    let Some(stage) = Stage::set(&["--config", &scratch.path().to_string_lossy()]) else {
+        return;
+    };
+    let _far = stage.far_server(&["echo_server", "7205"]);
+    ok(stage.near("forbidden", &["expect_error", FAR, "7205", "ENETUNREACH"]));
+    let _near = listening(stage.near_on(Path::Auto, "server", &["echo_server", "7204"]));
+    let client = stage.near("client", &["echo_client", "127.0.0.1", "7204", "100000000"]);
+    let reasons = || {
+        let connections = stage.toehold.connections();
+        let reasons = connections
+            .iter()
+            .map(|one| one.value["reason"].to_string());
+        reasons.collect::<Vec<_>>()
+    };
+    let seen = wait_until(PATIENCE, || {
+        reasons().iter().any(|reason| reason.contains("policy"))
+    });
+    assert!(seen, "{:?}", reasons());
+    ok(client);
+    assert_eq!(stage.engine("connections_opened"), 0);
+}
