@@ -34,15 +34,21 @@ def read_all(sock):
 
 
 def listener(port, host="0.0.0.0"):
-    sock = socket.socket()
+    """A listener; one at an IPv6 address takes IPv6 only."""
+    is_v6 = ":" in host
+    sock = socket.socket(socket.AF_INET6 if is_v6 else socket.AF_INET)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if is_v6:
+        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
     sock.bind((host, port))
+    assert sock.getsockname()[0] == host, sock.getsockname()
+    assert port in (0, sock.getsockname()[1]), sock.getsockname()
     sock.listen(512)
     print("listening", flush=True)
     return sock
 
 
-def echo_server(port):
+def echo_server(port, host="0.0.0.0"):
     """Echoes each connection to its end, then ends."""
     def serve(conn):
         with conn:
@@ -53,7 +59,7 @@ def echo_server(port):
                     return
                 conn.sendall(data)
 
-    sock = listener(int(port))
+    sock = listener(int(port), host)
     while True:
         conn, _ = sock.accept()
         threading.Thread(target=serve, args=(conn,), daemon=True).start()
@@ -74,33 +80,53 @@ def echo_client(host, port, count):
     print("local", sock.getsockname()[0])
 
 
-def names_server(port):
+def names_server(port, host="0.0.0.0"):
     """Accepts one connection and says what it is told about its ends."""
-    sock = listener(int(port))
+    sock = listener(int(port), host)
     conn, peer = sock.accept()
     assert peer == conn.getpeername(), (peer, conn.getpeername())
     conn.sendall(b"hello")
     assert conn.recv(100) == b""
-    print("peer", peer[0], peer[1], "local", *conn.getsockname())
+    print("peer", peer[0], peer[1], "local", *conn.getsockname()[:2])
 
 
 def names_client(host, port):
     """Connects and says what it is told."""
     sock = socket.create_connection((host, int(port)), timeout=30)
     assert sock.recv(5, socket.MSG_WAITALL) == b"hello"
-    print("peer", *sock.getpeername(), "local", *sock.getsockname())
+    print("peer", *sock.getpeername()[:2], "local", *sock.getsockname()[:2])
+
+
+def from_address(source, source_port, host, port):
+    """Connects from an address and port of its own choice, and must be told so."""
+    with socket.create_connection((host, int(port)), 30, (source, int(source_port))) as sock:
+        assert sock.getsockname()[0] == source, sock.getsockname()
+        assert int(source_port) in (0, sock.getsockname()[1]), sock.getsockname()
+        sock.sendall(b"from here")
+        sock.shutdown(socket.SHUT_WR)
+        assert read_all(sock) == b"from here"
+
+
+def taken(port, host):
+    """Another listener at the same place must be refused as the kernel refuses it."""
+    try:
+        listener(int(port), host)
+        raise AssertionError("listens")
+    except OSError as error:
+        assert error.errno == errno.EADDRINUSE, error
 
 
 def expect_error(host, port, name):
     """A blocking and a non-blocking connect must both fail with the error of this name."""
     want = getattr(errno, name)
-    sock = socket.socket()
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family)
     try:
         sock.connect((host, int(port)))
         raise AssertionError("connected")
     except OSError as error:
         assert error.errno == want, error
-    sock = socket.socket()
+    sock = socket.socket(family)
     sock.setblocking(False)
     got = sock.connect_ex((host, int(port)))
     if got == errno.EINPROGRESS:

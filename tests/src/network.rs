@@ -16,6 +16,8 @@ use crate::toehold::Toehold;
 
 /// The engine's address.
 pub const NEAR: &str = "10.84.0.2";
+/// The engine's IPv6 address.
+pub const NEAR_V6: &str = "fd84::2";
 /// The far kernel's address.
 pub const FAR: &str = "10.84.0.1";
 /// The far kernel's IPv6 address.

@@ -5,7 +5,11 @@
 //!   page 0        Outlook: identity, the relay, rules
 //!   then          connected[65536]   by the program's port: carriers that lead to the relay
 //!                 accepted[65536]    by the adapter's port: carriers that come from it
+//!                 accepted_v6[65536] likewise, for listeners that take IPv6 only, from ::1
 //! ```
+//!
+//! The kernel of the host knows nothing of the engine's own addresses. Each has a *stand-in* on loopback, which a program that binds the
+//! address is bound to in truth.
 //!
 //! One sealed memfd, written by the adapter alone ([`crate::memfd::create_for_readers`]), mapped readable by the library. A carrier's
 //! [`Ends`] are written before anybody can ask for them (before the urgent byte of an active open, before the connect of a
@@ -25,10 +29,12 @@ pub const OUTLOOK_MAGIC: u64 = u64::from_le_bytes(*b"TOEHOLDO");
 pub const RULES_MAX: usize = 64;
 /// Ports of one kind of carrier.
 pub const PORTS: usize = 65_536;
+/// Most addresses of an engine that have a stand-in.
+pub const OWN_MAX: usize = 16;
 /// Where the ends begin.
 const ENDS_OFFSET: usize = 4096;
 /// Length of an outlook's memfd; untouched pages cost nothing.
-pub const OUTLOOK_BYTES: usize = ENDS_OFFSET + 2 * PORTS * size_of::<Ends>();
+pub const OUTLOOK_BYTES: usize = ENDS_OFFSET + 3 * PORTS * size_of::<Ends>();
 
 /// The first page.
 #[derive(Debug)]
@@ -48,6 +54,19 @@ pub struct Header {
     pub rules: AtomicU32,
     /// The first that matches decides; none: [`Verdict::Direct`].
     pub rule: [RuleWords; RULES_MAX],
+    /// The engine's own addresses.
+    pub own: [OwnWords; OWN_MAX],
+}
+
+/// One of the engine's addresses as it lies in memory.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub struct OwnWords {
+    /// The address, memory order.
+    pub ip: [AtomicU64; 2],
+    /// IPv4 address (memory order) that stands in for it on loopback; 0: there is no address here.
+    pub stand_in: AtomicU32,
+    _reserved: u32,
 }
 
 /// One rule as it lies in memory.
@@ -183,6 +202,17 @@ pub enum Direction {
     Connected,
     /// By the adapter, to the program's listener: found by the adapter's port.
     Accepted,
+    /// Likewise, over IPv6. Its source, ::1, is anybody's: what is said of such a port is withdrawn with the carrier.
+    AcceptedV6,
+}
+
+/// One of the engine's own addresses, and what stands in for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Own {
+    /// IPv4 as IPv4-mapped IPv6.
+    pub ip: [u8; 16],
+    /// On loopback.
+    pub stand_in: [u8; 4],
 }
 
 /// A mapped outlook. Does not own the mapping.
@@ -215,8 +245,9 @@ impl Outlook {
         let place = match direction {
             Direction::Connected => usize::from(port),
             Direction::Accepted => PORTS + usize::from(port),
+            Direction::AcceptedV6 => 2 * PORTS + usize::from(port),
         };
-        // SAFETY: `place` is below twice `PORTS`; mapped and aligned by the promise of `at`; every field is an atomic.
+        // SAFETY: `place` is below three times `PORTS`; mapped and aligned by the promise of `at`; every field is an atomic.
         unsafe { &*self.base.add(ENDS_OFFSET).cast::<Ends>().add(place) }
     }
 
@@ -242,6 +273,39 @@ impl Outlook {
         let version = crate::table::LAYOUT_VERSION;
         header.version.store(version, Ordering::Relaxed);
         header.magic.store(OUTLOOK_MAGIC, Ordering::Release);
+    }
+
+    /// Says what the engine's own addresses are. Before [`Outlook::initialise`]; those beyond [`OWN_MAX`] are left out.
+    pub fn set_own(&self, own: &[Own]) {
+        for (words, own) in self.header().own.iter().zip(own) {
+            let address = Address {
+                ip: own.ip,
+                port: 0,
+            };
+            address.store(&words.ip);
+            let stand_in = u32::from_ne_bytes(own.stand_in);
+            words.stand_in.store(stand_in, Ordering::Relaxed);
+        }
+    }
+
+    /// What stands in for one of the engine's addresses.
+    pub fn stand_in_for(&self, ip: [u8; 16]) -> Option<[u8; 4]> {
+        let mut own = self.own();
+        Some(own.find(|own| own.ip == ip)?.stand_in)
+    }
+
+    /// The engine's address that something on loopback stands in for.
+    pub fn behind(&self, stand_in: [u8; 4]) -> Option<[u8; 16]> {
+        let mut own = self.own();
+        Some(own.find(|own| own.stand_in == stand_in)?.ip)
+    }
+
+    fn own(&self) -> impl Iterator<Item = Own> {
+        let all = self.header().own.iter().map(|words| Own {
+            ip: Address::load(&words.ip, 0).ip,
+            stand_in: words.stand_in.load(Ordering::Relaxed).to_ne_bytes(),
+        });
+        all.take_while(|own| own.stand_in != [0; 4])
     }
 
     /// Whether this is an outlook of our version.
@@ -381,6 +445,23 @@ mod tests {
         assert_eq!(verdict([11, 0, 0, 1], 80), Verdict::Direct);
         assert_eq!((theirs.netns(), theirs.relay_port()), (7, 4000));
         assert_eq!(theirs.relay_source(), [127, 1, 2, 3]);
+    }
+
+    #[test]
+    fn own_addresses_and_their_stand_ins_are_found_both_ways() {
+        let (_file, ours) = memfd::create_for_readers(c"outlook", OUTLOOK_BYTES).expect("memfd");
+        // SAFETY: mapped for that length, and not unmapped before the test ends.
+        let outlook = unsafe { Outlook::at(ours.as_ptr()) };
+        let (v4, v6) = (mapped([10, 0, 0, 2]), [0xfd; 16]);
+        let own = |ip, last| Own {
+            ip,
+            stand_in: [127, 99, 0, last],
+        };
+        outlook.set_own(&[own(v4, 1), own(v6, 2)]);
+        assert_eq!(outlook.stand_in_for(v6), Some([127, 99, 0, 2]));
+        assert_eq!(outlook.behind([127, 99, 0, 1]), Some(v4));
+        assert_eq!(outlook.stand_in_for(mapped([10, 0, 0, 3])), None);
+        assert_eq!(outlook.behind([0; 4]), None);
     }
 
     #[test]

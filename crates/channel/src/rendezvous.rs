@@ -107,7 +107,7 @@ pub enum Kind {
     /// no engine, with none.
     Engine = 12,
     /// Library: the carrier from `local`, at the other end of which is the relay, is for `remote`; `side` is the local port the
-    /// program asked for, or 0. The answer is one urgent byte on the carrier: 0, or an errno.
+    /// program asked for, or 0; the address it asked for is what `local` stands in for, if it does for any. The answer is one urgent byte on the carrier: 0, or an errno.
     Connect = 13,
     /// Library: the program listens at `local`, with the backlog in `slot`; `side` is 1 when it takes IPv6 only.
     Listen = 14,

@@ -34,6 +34,7 @@ export! {
     connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int;
     accept(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int;
     accept4(fd: c_int, address: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int;
+    bind(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int;
     listen(fd: c_int, backlog: c_int) -> c_int;
     getsockname(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int;
     getpeername(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int;

@@ -406,7 +406,16 @@ unsafe fn name_accepted(fd: c_int, address: *mut sockaddr, room: socklen_t, len:
 pub unsafe fn getsockname(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
     match unsafe { true_name(fd, Side::Local, address, len) } {
         Some(result) => result,
-        None => unsafe { real::getsockname(fd, address, len) },
+        None => {
+            let room = unsafe { room_in(address, len) };
+            let result = unsafe { real::getsockname(fd, address, len) };
+            if result == 0 && offload::is_wanted() {
+                if let Some(name) = errno::keep(|| offload::bound::true_name(fd)) {
+                    unsafe { names::write(name, address, room, len) };
+                }
+            }
+            result
+        }
     }
 }
 
@@ -435,6 +444,18 @@ unsafe fn true_name(
             Some(-1)
         }
     }
+}
+
+/// `bind(2)`.
+pub unsafe fn bind(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
+    if offload::is_wanted() && state::is_started() && !state::borrowed_memory() {
+        errno::keep(state::prepare);
+        let stand_in = errno::keep(|| unsafe { offload::bound::stand_in(fd, address, len) });
+        if let Some((storage, len)) = stand_in {
+            return unsafe { real::bind(fd, (&raw const storage).cast(), len) };
+        }
+    }
+    unsafe { real::bind(fd, address, len) }
 }
 
 /// `listen(2)`.

@@ -99,6 +99,8 @@ real! {
     accept(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int;
     /// `accept4(2)`.
     accept4(fd: c_int, address: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int;
+    /// `bind(2)`.
+    bind(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int;
     /// `listen(2)`.
     listen(fd: c_int, backlog: c_int) -> c_int;
     /// `shutdown(2)`.

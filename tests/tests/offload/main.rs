@@ -1,5 +1,6 @@
 //! Programs over the adapter's own TCP engine, against programs on kernel TCP in another network namespace.
 
+mod addresses;
 mod capture;
 mod policy;
 mod programs;

@@ -63,8 +63,9 @@ impl Stage {
 
     /// A near server that says when it listens, and that the engine has heard of.
     pub(crate) fn near_server(&self, arguments: &[&str]) -> Running {
+        let before = self.engine("listeners");
         let server = listening(self.near("near-server", arguments));
-        self.await_listeners(1);
+        self.await_listeners(before + 1);
         server
     }
 

@@ -7,7 +7,7 @@ use toehold_channel::rendezvous::{Kind, Message, NoCapture, unmapped};
 use super::Daemon;
 use super::connection::{Connection, Outgoing};
 use super::connections::Fault;
-use crate::engine::{Engine, Filter, Request};
+use crate::engine::{Engine, Filter, Listening, Request};
 use crate::regions::SharedFd;
 use crate::registry::{ClientId, TableId};
 
@@ -87,10 +87,13 @@ impl Daemon {
 
     pub(super) fn handle_listen(&mut self, id: ClientId, message: &Message) -> Result<(), Fault> {
         self.has_said_hello(id)?;
-        // A carrier is IPv4; a listener for IPv6 only would not take it.
-        if let Some(engine) = self.engine.as_ref().filter(|_| message.side == 0) {
-            let local = address(message.local, message.local_port);
-            engine.listen(id, local, message.slot as usize);
+        if let Some(engine) = &self.engine {
+            engine.listen(Listening {
+                client: id,
+                local: address(message.local, message.local_port),
+                backlog: message.slot as usize,
+                is_v6_only: message.side == 1,
+            });
         }
         Ok(())
     }

@@ -4,28 +4,32 @@
 //! ways that we hear of late or never. Whether it is still there the kernel knows, and is asked whenever there is a sign.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use toehold_tcp::{Engine, ListenerId, Options};
 
-use super::sys;
 use crate::registry::ClientId;
 
 /// A request to listen.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Listening {
-    pub(super) client: ClientId,
+pub(crate) struct Listening {
+    pub(crate) client: ClientId,
     /// Where the program listens.
-    pub(super) local: SocketAddr,
-    pub(super) backlog: usize,
+    pub(crate) local: SocketAddr,
+    pub(crate) backlog: usize,
+    /// It takes IPv6 only.
+    pub(crate) is_v6_only: bool,
 }
+
+/// The engine's own addresses, each with what stands in for it on loopback.
+pub(super) type Own = [(IpAddr, Ipv4Addr)];
 
 /// What stands behind an engine's listener.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Target {
     pub(super) client: ClientId,
     /// Where to connect to.
-    pub(super) address: SocketAddrV4,
+    pub(super) address: SocketAddr,
 }
 
 #[derive(Debug)]
@@ -46,25 +50,25 @@ impl Listeners {
     pub(super) fn add(
         &mut self,
         engine: &mut Engine,
-        ours: &[IpAddr],
+        ours: &Own,
         wanted: Listening,
         options: Options,
     ) {
         if self.by_address.contains_key(&wanted.local) || self.by_address.len() >= LISTENERS_MAX {
             return;
         }
-        let Some(address) = carrier_target(wanted.local, ours) else {
+        let Some(address) = carrier_target(&wanted, ours) else {
             return;
         };
         let port = wanted.local.port();
-        let serves = |ip: &&IpAddr| match wanted.local.ip() {
+        let serves = |&&(ip, stand_in): &&(IpAddr, Ipv4Addr)| match wanted.local.ip() {
             IpAddr::V4(local) if local.is_unspecified() => ip.is_ipv4(),
-            IpAddr::V6(local) if local.is_unspecified() => true,
-            local => local == **ip,
+            IpAddr::V6(local) if local.is_unspecified() => ip.is_ipv6() || !wanted.is_v6_only,
+            local => local == stand_in,
         };
         let backlog = wanted.backlog.clamp(1, BACKLOG_MAX);
         let addresses = ours.iter().filter(serves);
-        let listen = |&ip: &IpAddr| {
+        let listen = |&(ip, _): &(IpAddr, Ipv4Addr)| {
             engine
                 .listen(SocketAddr::new(ip, port), backlog, options)
                 .ok()
@@ -125,14 +129,128 @@ impl Listeners {
 }
 
 /// Where carriers for a listener are to be connected, if it takes part at all.
-fn carrier_target(local: SocketAddr, ours: &[IpAddr]) -> Option<SocketAddrV4> {
-    if local.ip().is_unspecified() {
-        return Some(SocketAddrV4::new(Ipv4Addr::LOCALHOST, local.port()));
-    }
-    sys::v4_of(local).filter(|_| ours.contains(&local.ip()))
+fn carrier_target(wanted: &Listening, ours: &Own) -> Option<SocketAddr> {
+    let (ip, port) = (wanted.local.ip(), wanted.local.port());
+    let target: IpAddr = match ip {
+        ip if ip.is_unspecified() && wanted.is_v6_only => Ipv6Addr::LOCALHOST.into(),
+        ip if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+        ip => ours
+            .iter()
+            .any(|(_, stand_in)| ip == *stand_in)
+            .then_some(ip)?,
+    };
+    Some(SocketAddr::new(target, port))
 }
 
 /// Listeners of all programs.
 const LISTENERS_MAX: usize = 1024;
 /// Connections that may wait for one program; listen(2) bounds its own by `net.core.somaxconn`.
 const BACKLOG_MAX: usize = 4096;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use toehold_tcp::{Config, InterfaceAddress, Medium, Random};
+
+    const V4: &str = "10.84.0.2";
+    const V6: &str = "fd84::2";
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().expect("address")
+    }
+
+    fn own() -> Vec<(IpAddr, Ipv4Addr)> {
+        let stand_in = |last| Ipv4Addr::new(127, 99, 0, last);
+        vec![(ip(V4), stand_in(1)), (ip(V6), stand_in(2))]
+    }
+
+    fn engine() -> Engine {
+        let address = |address, prefix_bits| InterfaceAddress {
+            address: ip(address),
+            prefix_bits,
+        };
+        let mut config = Config::new(Medium::Ip, 1500, address(V4, 24));
+        config.addresses.push(address(V6, 64));
+        Engine::new(config, Random::new(1))
+    }
+
+    fn wanted(local: &str, is_v6_only: bool) -> Listening {
+        Listening {
+            client: ClientId(1),
+            local: local.parse().expect("address and port"),
+            backlog: 5,
+            is_v6_only,
+        }
+    }
+
+    /// Where carriers go, and which of the engine's addresses are listened on, as taken ones cannot be had twice.
+    fn served(local: &str, is_v6_only: bool) -> Option<(String, [bool; 2])> {
+        let (mut engine, mut listeners) = (engine(), Listeners::default());
+        let wanted = wanted(local, is_v6_only);
+        let port = wanted.local.port();
+        listeners.add(&mut engine, &own(), wanted, Options::default());
+        let id = listeners.by_id.keys().next()?;
+        let target = listeners.target(*id).expect("it has one").address;
+        let taken = [V4, V6].map(|own| {
+            let again = engine.listen(SocketAddr::new(ip(own), port), 1, Options::default());
+            again.is_err()
+        });
+        Some((target.to_string(), taken))
+    }
+
+    #[test]
+    fn listeners_stand_for_what_the_program_bound() {
+        let to = |target: &str, taken| Some((target.to_owned(), taken));
+        assert_eq!(
+            served("0.0.0.0:80", false),
+            to("127.0.0.1:80", [true, false])
+        );
+        assert_eq!(served("[::]:80", false), to("127.0.0.1:80", [true, true]));
+        assert_eq!(served("[::]:80", true), to("[::1]:80", [false, true]));
+        assert_eq!(
+            served("127.99.0.1:80", false),
+            to("127.99.0.1:80", [true, false])
+        );
+        assert_eq!(
+            served("127.99.0.2:80", false),
+            to("127.99.0.2:80", [false, true])
+        );
+        for not_for_the_network in ["127.0.0.1:80", "[::1]:80", "127.99.0.3:80", "192.0.2.1:80"] {
+            assert_eq!(served(not_for_the_network, false), None);
+        }
+    }
+
+    #[test]
+    fn listeners_go_with_their_programs() {
+        let (mut engine, mut listeners) = (engine(), Listeners::default());
+        for local in ["0.0.0.0:80", "0.0.0.0:81", "0.0.0.0:80"] {
+            listeners.add(
+                &mut engine,
+                &own(),
+                wanted(local, false),
+                Options::default(),
+            );
+        }
+        assert_eq!(listeners.len(), 2, "one at a place");
+        let left: SocketAddr = "0.0.0.0:81".parse().expect("address");
+        listeners.retain_living(&mut engine, |address| address == left);
+        assert_eq!((listeners.len(), listeners.by_id.len()), (1, 1));
+        let free = engine.listen(SocketAddr::new(ip(V4), 80), 1, Options::default());
+        assert!(free.is_ok(), "the engine stopped listening, too");
+    }
+
+    #[test]
+    fn listeners_are_bounded() {
+        let (mut engine, mut listeners) = (engine(), Listeners::default());
+        for port in 1..=LISTENERS_MAX as u16 + 10 {
+            let local = format!("0.0.0.0:{port}");
+            listeners.add(
+                &mut engine,
+                &own(),
+                wanted(&local, false),
+                Options::default(),
+            );
+        }
+        assert_eq!(listeners.len(), LISTENERS_MAX);
+    }
+}

@@ -58,7 +58,7 @@ use crate::registry::ClientId;
 pub(crate) use captures::Filter;
 use captures::Wanted;
 use channels::Channels;
-use listeners::Listening;
+pub(crate) use listeners::Listening;
 use runner::Runner;
 use settings::Settings;
 
@@ -214,12 +214,8 @@ impl Engine {
     }
 
     /// A program listens.
-    pub(crate) fn listen(&self, client: ClientId, local: SocketAddr, backlog: usize) {
-        self.tell(Command::Listen(Listening {
-            client,
-            local,
-            backlog,
-        }));
+    pub(crate) fn listen(&self, wanted: Listening) {
+        self.tell(Command::Listen(wanted));
     }
 
     /// A program may have stopped listening.

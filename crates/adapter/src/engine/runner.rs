@@ -2,12 +2,12 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant as Clock};
 
 use toehold_channel::memfd;
-use toehold_channel::offload::{Address, Direction, OUTLOOK_BYTES, Outlook};
+use toehold_channel::offload::{Address, Direction, OUTLOOK_BYTES, OWN_MAX, Outlook, Own};
 use toehold_link::VnetHeader;
 use toehold_tcp::{
     ChecksumSum, ChecksumWork, CloseReason, Config, ConnectError, ConnectionId, Engine, Event,
@@ -61,7 +61,8 @@ pub(super) struct Runner {
     outlook: Outlook,
     relay_source: Ipv4Addr,
     relay_port: u16,
-    addresses: Vec<IpAddr>,
+    /// Our addresses, and what stands in for each on loopback.
+    own: Vec<(IpAddr, Ipv4Addr)>,
     mtu: u16,
     mtu_is_fixed: bool,
     listeners: Listeners,
@@ -107,6 +108,15 @@ impl Runner {
         let (outlook_file, base) = made.map_err(os("make what clients are shown"))?;
         // SAFETY: mapped for that length, writable, and kept for as long as the process lives.
         let outlook = unsafe { Outlook::at(base.as_ptr()) };
+        // Next to it: one for each of our addresses.
+        let stand_in = |index: usize| Ipv4Addr::new(127, 64 + a % 128, b, c ^ (1 + index as u8));
+        let own = settings.addresses.iter().take(OWN_MAX).enumerate();
+        let own: Vec<(IpAddr, Ipv4Addr)> = own.map(|(n, &(ip, _))| (ip, stand_in(n))).collect();
+        let shown = own.iter().map(|&(ip, stand_in)| Own {
+            ip: spell(ip),
+            stand_in: stand_in.octets(),
+        });
+        outlook.set_own(&shown.collect::<Vec<_>>());
         let netns = sys::namespace_of(&relay);
         outlook.initialise(
             netns,
@@ -127,7 +137,7 @@ impl Runner {
         let runner = Runner {
             link_name: format!("tap:{}{place}", settings.device.name),
             engine: Engine::new(config(settings, mtu), random),
-            addresses: settings.addresses.iter().map(|&(ip, _)| ip).collect(),
+            own,
             mtu_is_fixed: settings.mtu.is_some(),
             inbox,
             link,
@@ -327,7 +337,7 @@ impl Runner {
             match command {
                 Command::Connect(request) => self.handle_request(request),
                 Command::Listen(wanted) => {
-                    let (engine, ours) = (&mut self.engine, &self.addresses);
+                    let (engine, ours) = (&mut self.engine, &self.own);
                     self.listeners.add(engine, ours, wanted, options());
                 }
                 Command::LookAtListeners => self.look_at_listeners(),
@@ -394,17 +404,9 @@ impl Runner {
         if self.is_over_quota(request.client) {
             return refuse(libc::EAGAIN);
         }
-        let local = (request.local_port != 0).then(|| {
-            let of_family = self.addresses.iter();
-            let of_family = of_family
-                .copied()
-                .find(|ip| ip.is_ipv4() == request.remote.is_ipv4());
-            of_family.map(|ip| SocketAddr::new(ip, request.local_port))
-        });
+        let local = self.local_end(&request);
         let now = self.now();
-        let opened = self
-            .engine
-            .connect(now, local.flatten(), request.remote, options());
+        let opened = self.engine.connect(now, local, request.remote, options());
         let id = match opened {
             Ok(id) => id,
             Err(error) => return refuse(errno_of_call(error)),
@@ -416,6 +418,17 @@ impl Runner {
         );
         self.publish_ends(id, ports);
         self.insert(id, request.client, Stage::Opening, carrier);
+    }
+
+    /// The local address and port a program has asked for, if it has.
+    fn local_end(&self, request: &Request) -> Option<SocketAddr> {
+        let bound = |&&(_, stand_in): &&(IpAddr, Ipv4Addr)| request.carrier.ip() == stand_in;
+        let of_family = |&&(ip, _): &&(IpAddr, Ipv4Addr)| {
+            request.local_port != 0 && ip.is_ipv4() == request.remote.is_ipv4()
+        };
+        let own = || self.own.iter();
+        let found = own().find(bound).or_else(|| own().find(of_family));
+        found.map(|&(ip, _)| SocketAddr::new(ip, request.local_port))
     }
 
     /// Takes in connections that remotes have opened.
@@ -438,10 +451,14 @@ impl Runner {
         if self.is_over_quota(target.client) {
             return Err(io::ErrorKind::QuotaExceeded.into());
         }
-        let carrier = sys::bound_socket(self.relay_source)?;
+        let (source, direction) = match target.address {
+            SocketAddr::V4(_) => (self.relay_source.into(), Direction::Accepted),
+            SocketAddr::V6(_) => (Ipv6Addr::LOCALHOST.into(), Direction::AcceptedV6),
+        };
+        let carrier = sys::bound_socket(source)?;
         let port = carrier.local_addr()?.port();
         // Before the program can ask.
-        self.publish_ends(id, (Direction::Accepted, port, target.address.port()));
+        self.publish_ends(id, (direction, port, target.address.port()));
         sys::begin_connect(&carrier, target.address)?;
         self.insert(id, target.client, Stage::Joining, carrier);
         Ok(())
@@ -590,6 +607,10 @@ impl Runner {
             lane.close();
         }
         flow.drop_channel(&mut self.streams, &mut self.channels);
+        if let Ok(SocketAddr::V6(carrier)) = flow.carrier.local_addr() {
+            let direction = Direction::AcceptedV6;
+            self.outlook.set_ends(direction, carrier.port(), 0, None);
+        }
         let now = self.now();
         let _ = self.engine.release(now, flow.id);
         self.streams.forget(flow.id);
@@ -642,7 +663,7 @@ impl Runner {
         let counters = self.engine.counters();
         Report {
             link: self.link_name.clone(),
-            addresses: self.addresses.iter().map(IpAddr::to_string).collect(),
+            addresses: self.own.iter().map(|(ip, _)| ip.to_string()).collect(),
             mtu: self.mtu,
             connections: self.flows.iter().flatten().count(),
             channels: (self.flows.iter().flatten())

@@ -21,7 +21,7 @@ use std::io;
 use std::net::{IpAddr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 
-use toehold_channel::offload::{RULES_MAX, Rule, Verdict};
+use toehold_channel::offload::{OWN_MAX, RULES_MAX, Rule, Verdict};
 use toehold_channel::rendezvous::mapped;
 
 /// Everything an engine needs to be told.
@@ -176,6 +176,9 @@ impl Draft {
         };
         if self.addresses.is_empty() {
             return whole("an engine needs an address of its own: --address 10.84.0.2/24");
+        }
+        if self.addresses.len() > OWN_MAX {
+            return whole("more addresses than an engine can have (16)");
         }
         let of_family = |v4: bool| self.gateways.iter().filter(move |ip| ip.is_ipv4() == v4);
         if of_family(true).count() > 1 || of_family(false).count() > 1 {

@@ -1,15 +1,16 @@
 //! The few socket calls that the standard library does not have.
 
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use crate::listener::{check, owned};
 
 /// The relay: what programs connect to instead of a remote. What it accepts is reset when we die, and never delayed.
 pub(super) fn relay_listener() -> io::Result<TcpListener> {
-    let listener = socket()?;
-    bind(&listener, SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0))?;
+    let local = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0);
+    let listener = socket_for(&local)?;
+    bind(&listener, local)?;
     reset_when_closed(&listener, true)?;
     set(&listener, libc::IPPROTO_TCP, libc::TCP_NODELAY, &1i32)?;
     // SAFETY: plain system call.
@@ -18,20 +19,20 @@ pub(super) fn relay_listener() -> io::Result<TcpListener> {
 }
 
 /// A socket bound to an address and a port of the kernel's choice, that will connect to a program's listener.
-pub(super) fn bound_socket(source: Ipv4Addr) -> io::Result<TcpStream> {
-    let socket = socket()?;
+pub(super) fn bound_socket(source: IpAddr) -> io::Result<TcpStream> {
+    let source = SocketAddr::new(source, 0);
+    let socket = socket_for(&source)?;
     // Ports in TIME-WAIT are free for us: whoever has them at the other end had us.
     set(&socket, libc::SOL_SOCKET, libc::SO_REUSEADDR, &1i32)?;
-    bind(&socket, SocketAddrV4::new(source, 0))?;
+    bind(&socket, source)?;
     reset_when_closed(&socket, true)?;
     set(&socket, libc::IPPROTO_TCP, libc::TCP_NODELAY, &1i32)?;
     Ok(socket.into())
 }
 
 /// Begins to connect; completion shows as room to write.
-pub(super) fn begin_connect(socket: &TcpStream, to: SocketAddrV4) -> io::Result<()> {
-    let address = address_of(to);
-    let length = size_of::<libc::sockaddr_in>() as libc::socklen_t;
+pub(super) fn begin_connect(socket: &TcpStream, to: SocketAddr) -> io::Result<()> {
+    let (address, length) = address_of(to);
     // SAFETY: `address` is valid for `length` bytes.
     let result =
         check(unsafe { libc::connect(socket.as_raw_fd(), (&raw const address).cast(), length) });
@@ -105,40 +106,51 @@ pub(super) fn entropy() -> io::Result<[u64; 4]> {
     }
 }
 
-/// The IPv4 form of a socket address, if it has one.
-pub(super) fn v4_of(address: SocketAddr) -> Option<SocketAddrV4> {
-    match address {
-        SocketAddr::V4(v4) => Some(v4),
-        SocketAddr::V6(v6) => v6
-            .ip()
-            .to_ipv4_mapped()
-            .map(|ip| SocketAddrV4::new(ip, v6.port())),
-    }
-}
-
-fn socket() -> io::Result<OwnedFd> {
+fn socket_for(address: &SocketAddr) -> io::Result<OwnedFd> {
+    let family = if address.is_ipv4() {
+        libc::AF_INET
+    } else {
+        libc::AF_INET6
+    };
     let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     // SAFETY: no memory is involved.
-    let fd = owned(unsafe { libc::socket(libc::AF_INET, kind, 0) })?;
-    Ok(fd)
+    owned(unsafe { libc::socket(family, kind, 0) })
 }
 
-fn bind(socket: &OwnedFd, to: SocketAddrV4) -> io::Result<()> {
-    let address = address_of(to);
-    let length = size_of::<libc::sockaddr_in>() as libc::socklen_t;
+fn bind(socket: &OwnedFd, to: SocketAddr) -> io::Result<()> {
+    let (address, length) = address_of(to);
     // SAFETY: `address` is valid for `length` bytes.
     check(unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), length) })
 }
 
-fn address_of(address: SocketAddrV4) -> libc::sockaddr_in {
-    libc::sockaddr_in {
-        sin_family: libc::AF_INET as libc::sa_family_t,
-        sin_port: address.port().to_be(),
-        sin_addr: libc::in_addr {
-            s_addr: u32::from_ne_bytes(address.ip().octets()),
-        },
-        sin_zero: [0; 8],
-    }
+/// An address as the kernel has it, and its length.
+fn address_of(address: SocketAddr) -> (libc::sockaddr_storage, libc::socklen_t) {
+    // SAFETY: zeroes are a valid `sockaddr_storage`.
+    let mut storage: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
+    let base = &raw mut storage;
+    let length = match address {
+        SocketAddr::V4(v4) => {
+            let out = base.cast::<libc::sockaddr_in>();
+            // SAFETY: a `sockaddr_storage` holds any socket address, aligned.
+            unsafe {
+                (*out).sin_family = libc::AF_INET as libc::sa_family_t;
+                (*out).sin_port = v4.port().to_be();
+                (*out).sin_addr.s_addr = u32::from_ne_bytes(v4.ip().octets());
+            }
+            size_of::<libc::sockaddr_in>()
+        }
+        SocketAddr::V6(v6) => {
+            let out = base.cast::<libc::sockaddr_in6>();
+            // SAFETY: as above.
+            unsafe {
+                (*out).sin6_family = libc::AF_INET6 as libc::sa_family_t;
+                (*out).sin6_port = v6.port().to_be();
+                (*out).sin6_addr.s6_addr = v6.ip().octets();
+            }
+            size_of::<libc::sockaddr_in6>()
+        }
+    };
+    (storage, length as libc::socklen_t)
 }
 
 fn set<T>(

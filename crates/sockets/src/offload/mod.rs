@@ -11,9 +11,11 @@
 //! takes it for data, and it is taken off in its place in the stream, so that nothing of it is left behind.
 //!
 //! - this module: what the adapter shows ([`Outlook`]), listeners, accepted carriers;
+//! - [`bound`]: sockets bound to one of the engine's addresses;
 //! - [`opening`]: active opens;
 //! - [`names`]: the addresses a program is told.
 
+pub(crate) mod bound;
 pub(crate) mod names;
 pub(crate) mod opening;
 
@@ -215,10 +217,14 @@ pub(crate) fn accepted(connection: &Connection) -> bool {
     let (Some(local), Some(remote)) = (names::local(fd), names::remote(fd)) else {
         return false;
     };
-    if remote.v4() != Some(outlook.relay_source()) {
+    let direction = if remote.v4() == Some(outlook.relay_source()) {
+        Direction::Accepted
+    } else if remote.ip == core::net::Ipv6Addr::LOCALHOST.octets() {
+        Direction::AcceptedV6
+    } else {
         return false;
-    }
-    let ends = outlook.ends(Direction::Accepted, remote.port, local.port);
+    };
+    let ends = outlook.ends(direction, remote.port, local.port);
     let Some((true_local, true_remote)) = ends else {
         return false;
     };

@@ -115,7 +115,10 @@ fn begin(fd: i32, remote: Address) -> Result<Connection, Option<Reason>> {
         return Err(None);
     }
     let bound = names::local(fd).ok_or(None)?;
-    let is_any = bound.ip == [0; 16] || bound.v4() == Some([0; 4]);
+    let is_any = bound.ip == [0; 16]
+        || bound
+            .v4()
+            .is_some_and(|v4| v4 == [0; 4] || outlook.behind(v4).is_some());
     let is_beside = pairing::namespace_of(fd).unwrap_or(0) == outlook.netns();
     if !is_any || !is_beside {
         return Err(Some(Reason::NoRelay));

@@ -1,0 +1,57 @@
+//! Sockets that a program binds to one of the engine's own addresses.
+//!
+//! The kernel does not have that address, and a carrier could not reach a socket bound to it. So the socket is bound to the address's
+//! stand-in on loopback, with the port the program wants; the program is told the address it asked for. Whoever connects to the stand-in
+//! itself is a local program like any other.
+
+use libc::{sockaddr, sockaddr_storage, socklen_t};
+use toehold_channel::offload::Address;
+use toehold_channel::rendezvous::mapped;
+
+use super::names;
+use crate::sys;
+
+/// Where a socket is to be bound instead; `None`: where the program says.
+///
+/// # Safety
+/// `address` is readable for `len` bytes.
+pub(crate) unsafe fn stand_in(
+    fd: i32,
+    address: *const sockaddr,
+    len: socklen_t,
+) -> Option<(sockaddr_storage, socklen_t)> {
+    // SAFETY: the caller's promise.
+    let wanted = unsafe { names::read(address, len) }?;
+    let is_everywhere = match wanted.v4() {
+        Some([first, ..]) => first == 0 || first == 127,
+        None => wanted.ip[..15] == [0; 15],
+    };
+    let option = |level, name| sys::getsockopt::<i32>(fd, level, name).unwrap_or(-1);
+    if is_everywhere || option(libc::SOL_SOCKET, libc::SO_PROTOCOL) != libc::IPPROTO_TCP {
+        return None;
+    }
+    let stand_in = super::outlook()?.stand_in_for(wanted.ip)?;
+    if !super::is_beside(fd) {
+        return None;
+    }
+    if option(libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) == 1 {
+        // The stand-in is IPv4, whatever it stands for. The address is one alone, so nothing else comes with it.
+        sys::setsockopt_int(fd, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 0);
+    }
+    Some(names::spelled(
+        fd,
+        Address {
+            ip: mapped(stand_in),
+            port: wanted.port,
+        },
+    ))
+}
+
+/// What a program bound, when the kernel says that it is a stand-in.
+pub(crate) fn true_name(fd: i32) -> Option<(sockaddr_storage, socklen_t)> {
+    let outlook = super::known_outlook()?;
+    let local = names::local(fd)?;
+    let ip = outlook.behind(local.v4()?)?;
+    let port = local.port;
+    Some(names::spelled(fd, Address { ip, port }))
+}
