@@ -1,6 +1,7 @@
 /* Copies a megabyte while it does something else.
  *
- *     cc -I include examples/copy.c -L DIR -ltoehold_copy -lpthread -ldl -lm -o copy
+ *     cargo rustc -p toehold-copy --release --features capi --crate-type staticlib
+ *     cc -I crates/copy/include crates/copy/examples/copy.c -L target/release -ltoehold_copy -lpthread -ldl -lm -o copy
  */
 #include <stdio.h>
 #include <string.h>
