@@ -18,13 +18,13 @@ pub(super) struct Look {
 /// The lengths from which on the engine is asked, for these measurements, ascending by length. Waking the engine costs
 /// `wake_ns` more.
 pub(super) fn copybreak(jobs: &[(usize, Jobs)], look: Look, wake_ns: f64) -> Copybreak {
-    let ways = |extra_ns: f64| -> Vec<Losses> {
+    let ways = |jobs: &[(usize, Jobs)], extra_ns: f64| -> Vec<Losses> {
         jobs.iter()
             .map(|(_, jobs)| Losses::of(jobs, look, extra_ns))
             .collect()
     };
     let (mut best, mut looks, mut asks) = (f64::INFINITY, jobs.len(), jobs.len());
-    let awake = ways(0.0);
+    let awake = ways(jobs, 0.0);
     // From the longest down, so that of two equal choices the one that asks the engine less often is taken.
     for hot in (0..=jobs.len()).rev() {
         for cold in (0..=hot).rev() {
@@ -36,16 +36,33 @@ pub(super) fn copybreak(jobs: &[(usize, Jobs)], look: Look, wake_ns: f64) -> Cop
             }
         }
     }
-    let asleep = ways(wake_ns);
-    let wakes = least((looks..=jobs.len()).rev(), |at| {
+    // Waking costs the same at every length, so what is won at the longest by an engine that is awake pays for it somewhere.
+    let longer = extended(jobs);
+    let asleep = ways(&longer, wake_ns);
+    let wakes = least((looks..=longer.len()).rev(), |at| {
         product(&asleep[..at], |l| l.hand) * product(&asleep[at..], |l| l.engine)
     });
-    let bytes = |at: usize| jobs.get(at).map_or(usize::MAX, |(bytes, _)| *bytes);
+    let bytes = |at: usize| longer.get(at).map_or(usize::MAX, |(bytes, _)| *bytes);
+    let measured = |at: usize| jobs.get(at).map_or(usize::MAX, |(bytes, _)| *bytes);
+    let awake = measured(looks);
     Copybreak {
-        awake: bytes(looks),
-        hot: bytes(asks),
-        asleep: bytes(wakes),
+        awake,
+        hot: measured(asks),
+        asleep: if awake == usize::MAX {
+            awake
+        } else {
+            bytes(wakes)
+        },
     }
+}
+
+/// The jobs, and some longer ones that take as much longer as they are longer.
+fn extended(jobs: &[(usize, Jobs)]) -> Vec<(usize, Jobs)> {
+    let last = jobs.last().copied();
+    let longer = last.into_iter().flat_map(|(bytes, jobs)| {
+        [2u32, 4, 8].map(|times| (bytes * times as usize, jobs.scaled(f64::from(times))))
+    });
+    jobs.iter().copied().chain(longer).collect()
 }
 
 /// The length from which on the second of two costs is the smaller one, all in all.

@@ -98,6 +98,17 @@ pub struct Jobs {
     pub engine_cold_ns: f64,
 }
 
+impl Jobs {
+    fn scaled(self, times: f64) -> Jobs {
+        Jobs {
+            hand_hot_ns: self.hand_hot_ns * times,
+            hand_cold_ns: self.hand_cold_ns * times,
+            engine_hot_ns: self.engine_hot_ns * times,
+            engine_cold_ns: self.engine_cold_ns * times,
+        }
+    }
+}
+
 /// The measured curves of a machine, and what follows from them.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Calibration {

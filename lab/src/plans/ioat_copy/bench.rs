@@ -128,13 +128,19 @@ impl Bench {
         self.contests += 1;
         for turn in 0..2 * samples.len() {
             let at = (turn + self.contests) % samples.len();
+            let engine = Engine::IN_CONTESTS[at];
+            // Whoever waits for every copy has no helper awake, unless it asks for one.
+            let is_nudged = contest == Contest::Job || engine == Engine::Worker;
             // A helper that still spins would keep the processor from the next one's.
             std::thread::sleep(ASLEEP_AFTER);
-            let channel = self.channel(Engine::IN_CONTESTS[at])?;
+            let channel = self.channel(engine)?;
             awaken(channel, &operation);
             for _ in 0..repeats {
                 prepare(&operation, is_hot);
-                nudge(channel, nudged);
+                settle();
+                if is_nudged {
+                    nudge(channel, nudged);
+                }
                 let mut seconds = 0.0;
                 for _ in 0..calls {
                     // Again: little is pushed out by little, and who had the memory last has it in its own cache.
@@ -432,6 +438,15 @@ fn prepare(operation: &Operation, is_hot: bool) {
     }
 }
 
+/// Lets what was thrown out of the caches arrive in memory, as a helper's waking does, so that nobody copies while that is
+/// under way.
+fn settle() {
+    let begin = Instant::now();
+    while begin.elapsed() < SETTLED_AFTER {
+        std::hint::spin_loop();
+    }
+}
+
 /// What reading the clock twice adds to a measurement.
 fn clock_seconds() -> f64 {
     (0..64)
@@ -506,6 +521,8 @@ const NUDGE_BYTES: usize = 1 << 20;
 const NEAR_BYTES: usize = 128 << 10;
 
 const ALIGNMENT_BYTES: usize = 64 << 10;
+
+const SETTLED_AFTER: Duration = Duration::from_micros(20);
 
 /// Longer than a worker spins.
 const ASLEEP_AFTER: Duration = Duration::from_millis(1);
