@@ -21,7 +21,7 @@
 pub unsafe fn from_shared(source: *const u8, target: *mut u8, len: usize) {
     // SAFETY: mapped, writable and disjoint by the caller's contract. No reference to the shared side is
     // formed, and no byte read from it is used here except to be stored.
-    unsafe { core::ptr::copy_nonoverlapping(opaque(source), target, len) }
+    unsafe { copy(opaque(source), target, len) }
 }
 
 /// Copies `len` bytes of private memory at `source` into shared memory at `target`.
@@ -36,8 +36,54 @@ pub unsafe fn from_shared(source: *const u8, target: *mut u8, len: usize) {
 pub unsafe fn to_shared(source: *const u8, target: *mut u8, len: usize) {
     // SAFETY: readable, mapped and disjoint by the caller's contract. No reference to the shared side is
     // formed.
-    unsafe { core::ptr::copy_nonoverlapping(source, opaque(target as *const u8).cast_mut(), len) }
+    unsafe { copy(source, opaque(target as *const u8).cast_mut(), len) }
 }
+
+/// The platform's `memcpy`, in pieces where one call would be slow.
+///
+/// Above some two kilobytes glibc copies by `rep movsb` on processors that announce it as fast. On AMD's Zen 3 and 4 it is up to thirty
+/// times slower than a loop when the target lies a little further into its page than the source does into its own: the processor takes each load
+/// for one of the bytes just stored. Shorter calls are loops.
+///
+/// # Safety
+///
+/// As for `core::ptr::copy_nonoverlapping`.
+#[inline(always)]
+unsafe fn copy(source: *const u8, target: *mut u8, len: usize) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        if cfg!(target_arch = "x86_64") && len > PIECE_BYTES && is_just_ahead(source, target) {
+            return copy_in_pieces(source, target, len);
+        }
+        core::ptr::copy_nonoverlapping(source, target, len);
+    }
+}
+
+#[inline(always)]
+fn is_just_ahead(source: *const u8, target: *mut u8) -> bool {
+    let ahead = (target as usize).wrapping_sub(source as usize) % PAGE_BYTES;
+    (1..AHEAD_BYTES).contains(&ahead)
+}
+
+/// # Safety
+///
+/// As for `core::ptr::copy_nonoverlapping`.
+#[inline(never)]
+unsafe fn copy_in_pieces(source: *const u8, target: *mut u8, len: usize) {
+    for done in (0..len).step_by(PIECE_BYTES) {
+        let part = PIECE_BYTES.min(len - done);
+        // SAFETY: `done + part <= len`; the ranges are the caller's.
+        unsafe { core::ptr::copy_nonoverlapping(source.add(done), target.add(done), part) };
+    }
+}
+
+/// Where glibc does not use `rep movsb` yet.
+const PIECE_BYTES: usize = 2048;
+
+const PAGE_BYTES: usize = 4096;
+
+/// How far ahead is too near.
+const AHEAD_BYTES: usize = 256;
 
 /// Hides where a pointer came from, so that the compiler can neither merge two copies of the same
 /// shared bytes into one nor assume that a byte it saw earlier is still the same.
@@ -62,6 +108,28 @@ fn opaque(pointer: *const u8) -> *const u8 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pieces_are_a_whole() {
+        let source: Vec<u8> = (0..20_000u32).map(|i| (i * 7 >> 3) as u8).collect();
+        let mut target = vec![0u8; 30_000];
+        // Where in a page the target lies is the allocator's choice, so every distance is tried.
+        for shift in (0..PAGE_BYTES).step_by(63) {
+            for len in [2047, 2048, 2049, 4096, 4097, 6143, 20_000] {
+                target.fill(0xee);
+                // SAFETY: `shift + len` is less than 30,000, and the source holds 20,000.
+                unsafe { from_shared(source.as_ptr(), target.as_mut_ptr().add(shift), len) };
+                assert!(target[..shift].iter().all(|&byte| byte == 0xee));
+                assert_eq!(target[shift..shift + len], source[..len]);
+                assert!(target[shift + len..].iter().all(|&byte| byte == 0xee));
+            }
+        }
+        target.fill(0xee);
+        // SAFETY: both hold 5,000 bytes.
+        unsafe { copy_in_pieces(source.as_ptr(), target.as_mut_ptr(), 5000) };
+        assert_eq!(target[..5000], source[..5000]);
+        assert_eq!(target[5000], 0xee);
+    }
 
     #[test]
     fn bytes_arrive_in_both_directions_at_every_alignment() {
