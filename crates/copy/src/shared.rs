@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn pieces_are_a_whole() {
-        let source: Vec<u8> = (0..20_000u32).map(|i| (i * 7 >> 3) as u8).collect();
+        let source: Vec<u8> = (0..20_000u32).map(|i| ((i * 7) >> 3) as u8).collect();
         let mut target = vec![0u8; 30_000];
         // Where in a page the target lies is the allocator's choice, so every distance is tried.
         for shift in (0..PAGE_BYTES).step_by(63) {
