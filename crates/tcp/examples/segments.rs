@@ -1,12 +1,13 @@
 //! What a segment costs: the engine alone, fed with frames that were made before.
 //!
 //! ```text
-//! segments receive|send|request [--flows N] [--segments N] [--checksum] [--driver]
+//! segments receive|send|request [--flows N] [--segments N] [--burst N] [--large] [--checksum] [--driver]
 //! ```
 //!
 //! - `receive`: full segments in order, round robin over the flows; acknowledgements are polled and
 //!   the host takes what arrived.
-//! - `send`: the host publishes, full segments are polled, the remote acknowledges every second.
+//! - `send`: the host publishes `--burst` segments (2), all are polled, the remote acknowledges every second. With
+//!   `--large` the link cuts segments (LSO): a burst is one frame, and one acknowledgement.
 //! - `request`: 64 bytes in, 64 bytes out; a segment is one of each.
 //!
 //! `--driver` makes no call of the engine: what the measurement itself costs.
@@ -71,6 +72,9 @@ struct Bench {
     frames: Vec<Vec<u8>>,
     filled: usize,
     is_driver_only: bool,
+    /// Segments that the host publishes at a time.
+    burst: u64,
+    is_large: bool,
     offload: ReceiveOffload,
     now: u64,
 }
@@ -127,7 +131,7 @@ fn complete(frame: &mut [u8]) {
 }
 
 impl Bench {
-    fn new(flows: usize, payload_bytes: usize, checksum: bool) -> Self {
+    fn new(flows: usize, payload_bytes: usize, checksum: bool, is_large: bool) -> Self {
         let address = InterfaceAddress {
             address: [10, 0, 0, 1].into(),
             prefix_bits: 24,
@@ -141,7 +145,7 @@ impl Bench {
         config.half_open_max = flows + 1;
         config.offload = Offload {
             transmit_checksum: true,
-            segmentation_bytes_max: 0,
+            segmentation_bytes_max: if is_large { 64_000 } else { 0 },
         };
         let mut engine = Engine::new(config, Random::new(1));
         let listener = engine
@@ -155,6 +159,8 @@ impl Bench {
             frames: vec![vec![0; HEADER_BYTES + payload_bytes]; BATCH as usize],
             filled: 0,
             is_driver_only: false,
+            burst: 2,
+            is_large,
             offload: ReceiveOffload {
                 checksum_verified: !checksum,
             },
@@ -224,15 +230,16 @@ impl Bench {
         }
     }
 
-    /// Polls everything there is to send; returns how many frames.
-    fn transmit(&mut self) -> u64 {
+    /// Polls everything there is to send; returns how many frames, and bytes of payload.
+    fn transmit(&mut self) -> (u64, u64) {
         let now = Instant::from_micros(self.now);
-        let mut frames = 0;
+        let (mut frames, mut bytes) = (0, 0);
         while let Some(transmit) = self.engine.poll_transmit(now, &mut self.header) {
-            black_box(transmit);
+            let payload = black_box(transmit).payload;
+            bytes += payload.map_or(0, |payload| u64::from(payload.bytes));
             frames += 1;
         }
-        frames
+        (frames, bytes)
     }
 
     /// The link has another frame of the remote's.
@@ -284,57 +291,74 @@ impl Bench {
     fn send(&mut self, segments: u64) {
         let mut index = 0;
         let mut sent = 0;
+        let mut polled = 0;
         while sent < segments {
             let flow = &mut self.flows[index];
-            flow.published += 2 * PAYLOAD_BYTES as u64;
+            flow.published += self.burst * PAYLOAD_BYTES as u64;
+            let mut left = self.burst;
             if !self.is_driver_only {
                 self.engine
                     .publish(flow.id, flow.published)
                     .expect("it exists");
-                assert_eq!(self.transmit(), 2, "two full segments");
+                // Fewer while the congestion window is small; later more, until it has caught up.
+                left = self.transmit().1 / PAYLOAD_BYTES as u64;
             }
-            sent += 2;
+            sent += left;
             self.now += 10;
-            let flow = &mut self.flows[index];
-            flow.ack = flow.ack.wrapping_add(2 * PAYLOAD_BYTES as u32);
-            self.deliver(index, 0, false);
-            self.interrupt();
+            let step = if self.is_large { left } else { 2 };
+            while left > 0 {
+                let acknowledged = step.min(left);
+                left -= acknowledged;
+                let flow = &mut self.flows[index];
+                let bytes = acknowledged as u32 * PAYLOAD_BYTES as u32;
+                flow.ack = flow.ack.wrapping_add(bytes);
+                self.deliver(index, 0, false);
+                if self.filled == self.frames.len() || left == 0 {
+                    self.interrupt();
+                }
+            }
             index = if index + 1 == self.flows.len() {
                 0
             } else {
                 index + 1
             };
-            if sent.is_multiple_of(2 * BATCH) {
+            if sent >= polled + 2 * BATCH {
+                polled = sent;
                 while self.engine.poll_event().is_some() {}
             }
         }
     }
 
     fn request(&mut self, requests: u64) {
+        // A connection has one request on its way, a link delivers those of several together.
+        let together = BATCH.min(self.flows.len() as u64);
         let mut index = 0;
-        for _ in 0..requests {
-            self.deliver(index, REQUEST_BYTES, false);
+        for _ in 0..requests / together {
+            let first = index;
+            for _ in 0..together {
+                self.deliver(index, REQUEST_BYTES, false);
+                index = (index + 1) % self.flows.len();
+            }
             self.interrupt();
-            let flow = &mut self.flows[index];
-            flow.published += REQUEST_BYTES as u64;
             if !self.is_driver_only {
-                let (id, end) = (flow.id, flow.published);
                 self.take();
-                self.engine.publish(id, end).expect("it exists");
-                assert_eq!(
-                    self.transmit(),
-                    1,
-                    "the response carries the acknowledgement"
-                );
+            }
+            let mut answered = first;
+            for _ in 0..together {
+                let flow = &mut self.flows[answered];
+                flow.published += REQUEST_BYTES as u64;
+                flow.ack = flow.ack.wrapping_add(REQUEST_BYTES as u32);
+                if !self.is_driver_only {
+                    let (id, end) = (flow.id, flow.published);
+                    self.engine.publish(id, end).expect("it exists");
+                }
+                answered = (answered + 1) % self.flows.len();
+            }
+            if !self.is_driver_only {
+                let (frames, _) = self.transmit();
+                assert_eq!(frames, together, "responses carry acknowledgements");
             }
             self.now += 10;
-            let flow = &mut self.flows[index];
-            flow.ack = flow.ack.wrapping_add(REQUEST_BYTES as u32);
-            index = if index + 1 == self.flows.len() {
-                0
-            } else {
-                index + 1
-            };
         }
     }
 }
@@ -358,12 +382,14 @@ fn main() {
         "send" => 0,
         _ => {
             eprintln!(
-                "usage: segments receive|send|request [--flows N] [--segments N] [--checksum]"
+                "usage: segments receive|send|request [--flows N] [--segments N] [--burst N] [--large] [--checksum] [--driver]"
             );
             std::process::exit(2);
         }
     };
-    let mut bench = Bench::new(flows, payload_bytes, checksum);
+    let is_large = arguments.iter().any(|argument| argument == "--large");
+    let mut bench = Bench::new(flows, payload_bytes, checksum, is_large);
+    bench.burst = value("--burst", 2);
     bench.is_driver_only = arguments.iter().any(|argument| argument == "--driver");
     let began = Clock::now();
     match mode {
@@ -373,10 +399,10 @@ fn main() {
     }
     let seconds = began.elapsed().as_secs_f64();
     let counters = bench.engine.counters();
-    let expected = if mode == "send" {
-        segments / 2
-    } else {
-        segments
+    let expected = match mode {
+        "send" if is_large => segments / bench.burst,
+        "send" => segments / 2,
+        _ => segments,
     };
     assert!(
         bench.is_driver_only || counters.segments_predicted * 100 >= expected * 99,

@@ -90,7 +90,7 @@ impl Connection {
             cx.counters.retransmissions += 1;
         }
         self.conditions.clear(Conditions::FORCE_RETRANSMIT);
-        self.arm_after_sending(cx);
+        self.arm_after_sending(cx, 0);
         let flags = if self.state == State::SynReceived {
             // RFC 3168 section 6.1.1: a SYN-ACK that agrees to ECN carries ECE alone.
             let ecn = self.conditions.has(Conditions::ECN);
@@ -184,7 +184,7 @@ impl Connection {
         self.recovery.prr_out += u64::from(payload_bytes);
         self.recovery.resent_end = span.end;
         self.sent_at = cx.now;
-        self.arm_after_sending(cx);
+        self.arm_after_sending(cx, 0);
         let mut flags = self.echo_flags();
         if has_fin {
             flags = flags | Flags::FIN;
@@ -283,7 +283,7 @@ impl Connection {
             .push_alone(span.start, length as u32, cx.now);
         self.snd_nxt = span.end;
         self.sent_at = cx.now;
-        self.arm_after_sending(cx);
+        self.arm_after_sending(cx, 0);
         let mut plan = self.plan(
             PlanKind::Plain,
             span.start,
@@ -336,7 +336,7 @@ impl Connection {
         if self.conditions.has(Conditions::PACING) {
             self.pace(cx, length);
         }
-        self.arm_after_sending(cx);
+        self.arm_after_sending(cx, 0);
         plan
     }
 

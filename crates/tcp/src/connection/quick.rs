@@ -34,8 +34,9 @@ impl Connection {
         let mut flags = Flags::ACK;
         let mut payload_bytes = 0;
         if unsent > 0 {
-            payload_bytes = self.quick_payload(cx, unsent)?;
-            self.send_quickly(cx, payload_bytes);
+            let usable;
+            (payload_bytes, usable) = self.quick_payload(cx, unsent)?;
+            self.send_quickly(cx, payload_bytes, usable);
             let is_end = u64::from(payload_bytes) == unsent;
             if is_end || payload_bytes > u32::from(self.mss) {
                 flags = flags | Flags::PSH;
@@ -60,9 +61,9 @@ impl Connection {
         })
     }
 
-    /// How much of `unsent` goes in one frame, where neither a window nor Nagle has a say in it.
-    #[inline]
-    fn quick_payload(&mut self, cx: &Context<'_>, unsent: u64) -> Option<u32> {
+    /// How much of `unsent` goes in one frame, where neither a window nor Nagle has a say in it, and in all that follow at once.
+    #[inline(always)]
+    fn quick_payload(&mut self, cx: &Context<'_>, unsent: u64) -> Option<(u32, u64)> {
         let mss = u64::from(self.mss);
         let flight = self.snd_nxt - self.snd_una;
         if !self.scoreboard.has_room() {
@@ -97,12 +98,11 @@ impl Connection {
             self.conditions.set(Conditions::CWND_LIMITED);
             self.congestion.flight_bytes_max = self.cwnd;
         }
-        Some(length as u32)
+        Some((length as u32, usable))
     }
 
-    #[inline]
-    fn send_quickly(&mut self, cx: &mut Context<'_>, payload_bytes: u32) {
-        let flight_before = self.snd_nxt - self.snd_una;
+    #[inline(always)]
+    fn send_quickly(&mut self, cx: &mut Context<'_>, payload_bytes: u32, usable: u64) {
         self.scoreboard.push(self.snd_nxt, payload_bytes, cx.now);
         self.snd_nxt += u64::from(payload_bytes);
         if payload_bytes < u32::from(self.mss) {
@@ -111,13 +111,12 @@ impl Connection {
         if self.snd_nxt == self.snd_end {
             self.note_end_of_data();
         }
-        // Within a burst the timer stands already; it depends on the flight up to the second segment.
-        let is_armed = self.sent_at == cx.now
-            && flight_before > u64::from(self.mss)
-            && self.loss_timer != LossTimer::Idle;
+        // Within a burst the timer stands already: its first segment knows what follows.
+        let is_armed = self.sent_at == cx.now && self.is_armed_for_flight(cx.now);
         self.sent_at = cx.now;
         if !is_armed {
-            self.arm_after_sending(cx);
+            let follows = usable - u64::from(payload_bytes);
+            self.arm_after_sending(cx, follows);
         }
     }
 

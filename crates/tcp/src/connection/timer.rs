@@ -191,12 +191,12 @@ impl Connection {
                 self.loss_deadline = Instant::NEVER;
             }
         } else if self.loss_timer != LossTimer::Reorder {
-            self.arm_probe_or_retransmission(cx);
+            self.arm_probe_or_retransmission(cx, 0);
         }
     }
 
-    /// RFC 8985 section 7.2: a tail loss probe where one is allowed, or else RFC 6298.
-    fn arm_probe_or_retransmission(&mut self, cx: &Context<'_>) {
+    /// RFC 8985 section 7.2: a tail loss probe where one is allowed, or else RFC 6298. `follows` bytes more are about to be in flight.
+    fn arm_probe_or_retransmission(&mut self, cx: &Context<'_>, follows: u64) {
         let timeout = self.rtt.timeout(cx.config);
         if self.loss_timer == LossTimer::Persist {
             self.rtt.forget_backoff();
@@ -210,7 +210,7 @@ impl Connection {
             && let Some(smoothed) = self.rtt.smoothed()
         {
             let mut probe_after = (smoothed * 2).max(Duration::from_millis(2));
-            if self.snd_nxt - self.snd_una <= u64::from(self.mss) {
+            if self.snd_nxt - self.snd_una + follows <= u64::from(self.mss) {
                 probe_after = probe_after + REMOTE_ACK_DELAY_MAX;
             }
             self.loss_timer = LossTimer::TailProbe;
@@ -237,15 +237,26 @@ impl Connection {
         }
     }
 
-    /// After a transmission: RFC 6298 section 5.1, "if the timer is not running, start it"; RFC 8985
-    /// section 7.2, "start or restart a loss probe PTO timer after transmitting new data".
+    /// Whether the loss timer stands for what is in flight, and not for a lone segment.
     #[inline]
-    pub(super) fn arm_after_sending(&mut self, cx: &Context<'_>) {
+    pub(super) fn is_armed_for_flight(&self, now: Instant) -> bool {
+        let stands = matches!(
+            self.loss_timer,
+            LossTimer::TailProbe | LossTimer::Retransmit | LossTimer::Reorder
+        );
+        stands && self.loss_deadline < now + REMOTE_ACK_DELAY_MAX
+    }
+
+    /// After a transmission: RFC 6298 section 5.1, "if the timer is not running, start it"; RFC 8985
+    /// section 7.2, "start or restart a loss probe PTO timer after transmitting new data", of which `follows` bytes are
+    /// still to leave at this moment.
+    #[inline]
+    pub(super) fn arm_after_sending(&mut self, cx: &Context<'_>, follows: u64) {
         if matches!(
             self.loss_timer,
             LossTimer::Idle | LossTimer::Persist | LossTimer::TailProbe
         ) {
-            self.arm_probe_or_retransmission(cx);
+            self.arm_probe_or_retransmission(cx, follows);
         }
     }
 }

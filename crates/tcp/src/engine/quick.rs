@@ -42,8 +42,6 @@ impl Engine {
             index: slot,
             generation: connection.generation,
         };
-        let has_transmit_checksum = self.config.offload.transmit_checksum;
-        let transmit = write_usual(connection, now, id, &plan, has_transmit_checksum, out);
         let is_done = connection.snd_nxt == connection.snd_end;
         let deadline = connection.loss_deadline;
         let is_earlier = deadline < connection.asked_by;
@@ -62,7 +60,16 @@ impl Engine {
             self.ask_by(slot, deadline);
         }
         self.counters.frames_sent += 1;
-        Some(transmit)
+        let has_transmit_checksum = self.config.offload.transmit_checksum;
+        let connection = &self.slots[slot as usize];
+        Some(write_usual(
+            connection,
+            now,
+            id,
+            &plan,
+            has_transmit_checksum,
+            out,
+        ))
     }
 }
 

@@ -105,8 +105,9 @@ impl Engine {
             .expect("header buffer shorter than promised");
         if self.control_queue.is_empty() {
             let &slot = self.transmit_queue.front()?;
-            if let Some(transmit) = self.transmit_quickly(now, slot, out) {
-                return Some(transmit);
+            let transmit = self.transmit_quickly(now, slot, out);
+            if transmit.is_some() {
+                return transmit;
             }
         }
         self.transmit_slowly(now, out)
