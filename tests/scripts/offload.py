@@ -293,6 +293,21 @@ def held(host, port, name):
         assert error.errno == getattr(errno, name), error
 
 
+def by_turns(host, port, count):
+    """Connections that are all busy, then all idle, for ever; half of them only for three rounds."""
+    socks = [socket.create_connection((host, int(port)), timeout=60) for _ in range(int(count))]
+    for number in range(1 << 30):
+        if number == 3:
+            while len(socks) > int(count) // 2:
+                socks.pop().close()
+        for sock in socks:
+            for _ in range(100):
+                sock.sendall(b"y" * 100)
+                assert sock.recv(100, socket.MSG_WAITALL) == b"y" * 100
+        print("round", flush=True)
+        time.sleep(4)
+
+
 def backpressure_server(port):
     """Accepts one connection, does not read for a while, then reads everything."""
     sock = listener(int(port))

@@ -23,9 +23,7 @@ use std::ptr::NonNull;
 use toehold_channel::channel::{End, Incoming};
 use toehold_channel::layout::{CONTROL_BYTES, EVICT, LEFT, REGION_BYTES, RING_BYTES};
 use toehold_channel::memfd;
-use toehold_channel::table::{
-    COMMAND_DETACH, COMMAND_EVICT, FLAG_ASKED, FLAG_ATTACHED, FLAG_OFFLOAD, Mode,
-};
+use toehold_channel::table::{COMMAND_DETACH, COMMAND_EVICT, FLAG_ASKED, FLAG_ATTACHED, Mode};
 
 use crate::state::{self, Connection};
 use crate::{adapter, epoll, large, lock, options, receive, release, send, sys};
@@ -135,8 +133,6 @@ pub(crate) fn declare(connection: &Connection, end: &End<'_>) -> bool {
     let wake = &end.ours().wake;
     if entry.tx_mode.load(Ordering::Relaxed) != Mode::Carrier as u32
         || !is_over(connection, end)
-        // A channel with the adapter lasts as long as its connection.
-        || entry.flags.load(Ordering::Relaxed) & FLAG_OFFLOAD != 0
         || wake.abandoned.load(Ordering::Relaxed) != 0
         || receive::error_is_pending(connection)
     {

@@ -116,16 +116,39 @@ fn busy_connections_get_channels_and_give_them_back() {
         by_rings() >= 1 && stage.engine("channels") >= 1
     });
     assert!(seen, "{:?}", stage.toehold.connections());
-    // Back to the carrier and up again, in the middle of it all.
-    for _ in 0..3 {
+    // Back to the carrier and up again, in the middle of it all; after the longer pauses with another channel.
+    for pause_ms in [50, 300, 50, 300] {
         stage.toehold.detach_all();
-        std::thread::sleep(Duration::from_millis(50));
+        std::thread::sleep(Duration::from_millis(pause_ms));
         stage.toehold.attach_all();
         std::thread::sleep(Duration::from_millis(50));
     }
     for client in clients {
         ok(client);
     }
+}
+
+#[test]
+fn channel_that_was_taken_back_is_asked_for_again() {
+    // Eight connections, of which seven are already too many; later only four.
+    let Some(stage) = Stage::set(&["--max-connections", "8"]) else {
+        return;
+    };
+    let _far = stage.far_server(&["echo_server", "7020"]);
+    let client = stage.near("client", &["by_turns", FAR, "7020", "8"]);
+    let came_back = || {
+        let connections = stage.toehold.connections();
+        connections.iter().any(|connection| {
+            connection.count("downgrades") >= 1 && connection.count("upgrades") >= 2
+        })
+    };
+    let seen = wait_until(PATIENCE, came_back);
+    assert!(
+        seen,
+        "{}\n{:?}",
+        client.outputs(),
+        stage.toehold.connections()
+    );
 }
 
 #[test]

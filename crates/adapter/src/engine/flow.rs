@@ -66,8 +66,9 @@ pub(super) struct Flow {
     /// Bytes that went to the carrier and came from it, doorbells and the urgent byte included.
     pub(super) carrier_sent: u64,
     pub(super) carrier_got: u64,
-    /// Calls that moved bytes on the carrier.
+    /// Calls that moved bytes on the carrier, and bytes before them, since a channel was last asked for or given up.
     pub(super) calls: u32,
+    pub(super) bytes_before: u64,
     /// The entry a channel was asked for with, and where the channel has its bit.
     pub(super) entry: Option<u32>,
     pub(super) place: Option<(u64, u32)>,
@@ -75,8 +76,6 @@ pub(super) struct Flow {
     pub(super) is_unfinished: bool,
     /// The program has closed, and its carrier is gone; what it sent before is on its way.
     pub(super) has_departed: bool,
-    /// It stays without a channel.
-    pub(super) gave_up_channel: bool,
     /// It is in the list of connections to be looked at.
     pub(super) is_due: bool,
 }
@@ -112,11 +111,11 @@ impl Flow {
             carrier_sent: 0,
             carrier_got: 0,
             calls: 0,
+            bytes_before: 0,
             entry: None,
             place: None,
             is_unfinished: false,
             has_departed: false,
-            gave_up_channel: false,
             is_due: false,
         }
     }
@@ -200,10 +199,10 @@ impl Flow {
             let _ = self.give_back(cx);
         }
         match self.closed {
-            None => {
-                self.consider_channel(cx);
-                Next::Wait
-            }
+            None => match self.consider_channel(cx) {
+                Ok(()) => Next::Wait,
+                Err(_) => Next::ProgramGone,
+            },
             // Whatever the program's socket does not take now, it takes when it has room.
             Some(_) if !self.is_delivered => Next::Wait,
             Some(CloseReason::Finished) => Next::Over,

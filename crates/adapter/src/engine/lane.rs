@@ -14,7 +14,9 @@ use std::sync::atomic::{Ordering, fence};
 
 use toehold_channel::channel::{End, Incoming};
 use toehold_channel::doorbell::{self, WakeWord};
-use toehold_channel::layout::{Board, CAPACITY_LOG2_AMPLE, CLOSED_ALL, CLOSED_CLEAN, REGION_BYTES};
+use toehold_channel::layout::{
+    Board, CAPACITY_LOG2_AMPLE, CLOSED_ALL, CLOSED_CLEAN, EVICT, LEFT, REGION_BYTES,
+};
 use toehold_channel::memfd;
 use toehold_channel::ring::{Fault, stretches};
 use toehold_channel::table::{COMMAND_DETACH, COMMAND_EVICT, Entry, Mode};
@@ -293,14 +295,35 @@ impl Lane {
         (self.end().rx_mode() == Mode::Ring).then_some(self.ring_begins)
     }
 
+    /// True when either side is to be done with the channel, or is.
+    pub(super) fn is_over(&self) -> bool {
+        let wake = &self.end().theirs().wake;
+        self.is_recalled()
+            || wake.refuse.load(Ordering::Acquire) == EVICT
+            || wake.attached.load(Ordering::Acquire) == LEFT
+    }
+
+    /// Leaves the channel, as `sockets::leaving` does at the other end: once both directions are on the carrier, and both ends know. True
+    /// when the program has left, too, so that nobody uses the region any more.
+    pub(super) fn leave(&self) -> Result<bool, Fault> {
+        self.refuse();
+        let end = self.end();
+        if !self.is_idle() || !end.all_acknowledged()? {
+            return Ok(false);
+        }
+        // Release: all that we published and read comes before. Acquire: likewise at the other end.
+        end.ours().wake.attached.store(LEFT, Ordering::Release);
+        Ok(end.theirs().wake.attached.load(Ordering::Acquire) == LEFT)
+    }
+
     /// True when an operator, or want of regions, asks for the region.
-    pub(super) fn is_recalled(&self) -> bool {
+    fn is_recalled(&self) -> bool {
         let command = self.entry.command.load(Ordering::Acquire);
         matches!(command, COMMAND_DETACH | COMMAND_EVICT)
     }
 
     /// True when nothing goes by the rings any more, and nothing of ours is in them unread.
-    pub(super) fn is_idle(&self) -> bool {
+    fn is_idle(&self) -> bool {
         let end = self.end();
         let unread = end.theirs().consume.head.load(Ordering::Acquire)
             != self.entry.tx_ring.load(Ordering::Relaxed);
@@ -310,9 +333,9 @@ impl Lane {
             && !unread
     }
 
-    /// Has the program keep its direction on the carrier.
+    /// Has the program keep its direction on the carrier, and leave.
     pub(super) fn refuse(&self) {
-        self.end().ours().wake.refuse.store(1, Ordering::SeqCst);
+        self.end().ours().wake.refuse.store(EVICT, Ordering::SeqCst);
     }
 
     /// True when the program has closed with nothing left unread: a reset of the carrier then answers a doorbell of ours that crossed with

@@ -382,29 +382,39 @@ impl Flow {
     }
 
     /// Asks for a channel once there has been some traffic; gives one up that is wanted back.
-    pub(super) fn consider_channel(&mut self, cx: &mut Around<'_>) {
+    pub(super) fn consider_channel(&mut self, cx: &mut Around<'_>) -> Result<(), Gone> {
         let is_over = self.remote_finished || self.program_finished || self.closed.is_some();
         if self.has_departed {
-            return;
+            return Ok(());
         }
-        if self.entry.is_none() && !is_over && !self.gave_up_channel {
-            let has_traffic = self.calls >= CALLS_BEFORE_ASKING
-                || self.published + self.taken >= BYTES_BEFORE_ASKING;
-            let ends = (self.carrier.local_addr(), self.carrier.peer_addr());
-            if let (true, (Ok(local), Ok(remote))) = (has_traffic, ends) {
+        if self.entry.is_none() && !is_over && self.has_traffic() {
+            // Should the daemon be too busy, or the channel be wanted back later: as much traffic again before the next request.
+            self.count_anew();
+            if let (Ok(local), Ok(remote)) = (self.carrier.local_addr(), self.carrier.peer_addr()) {
                 self.entry = cx.channels.ask(cx.netns, (local, remote), self.is_active);
-                self.gave_up_channel = self.entry.is_none();
             }
         }
-        let lane = cx.streams.lane(self.id);
-        if lane.is_some_and(|lane| lane.is_recalled() && lane.is_idle()) {
+        let lane = cx.streams.lane(self.id).filter(|lane| lane.is_over());
+        if lane.map_or(Ok(false), |lane| lane.leave())? {
             self.drop_channel(cx.streams, cx.channels);
         }
+        Ok(())
     }
 
-    /// Goes on without a channel.
+    /// Enough for a channel to be worth its memory.
+    fn has_traffic(&self) -> bool {
+        let bytes = self.published + self.taken - self.bytes_before;
+        self.calls >= CALLS_BEFORE_ASKING || bytes >= BYTES_BEFORE_ASKING
+    }
+
+    fn count_anew(&mut self) {
+        self.calls = 0;
+        self.bytes_before = self.published + self.taken;
+    }
+
+    /// Goes on without a channel, until there has been some traffic again.
     pub(super) fn drop_channel(&mut self, streams: &mut Streams, channels: &mut Channels) {
-        self.gave_up_channel = true;
+        self.count_anew();
         if let Some(lane) = streams.lane(self.id) {
             lane.refuse();
             streams.set_lane(self.id, None);
