@@ -139,6 +139,15 @@ def expect_error(host, port, name):
     assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
 
 
+def connect_error(host, port, name):
+    """A blocking connect must fail with the error of this name."""
+    try:
+        socket.create_connection((host, int(port)), timeout=None)
+        raise AssertionError("connected")
+    except OSError as error:
+        assert error.errno == getattr(errno, name), error
+
+
 def nonblocking(host, port):
     """Connects without blocking, and waits in each way there is."""
     ways = [selectors.EpollSelector, selectors.PollSelector, selectors.SelectSelector]

@@ -57,9 +57,15 @@ impl Network {
 
     /// Starts an adapter in the near namespace whose engine's link leads to the far one; `options` go to the adapter.
     pub fn start(&self, options: &[&str]) -> Option<Toehold> {
+        let mut arguments = vec!["--address", "10.84.0.2/24", "--address", "fd84::2/64"];
+        arguments.extend(options);
+        self.start_with(&arguments)
+    }
+
+    /// As [`Network::start`], with no address but those among the options.
+    pub fn start_with(&self, options: &[&str]) -> Option<Toehold> {
         let link = format!("tap:toe0@{}", self.far);
-        let mut arguments = vec!["--link", &link, "--address", "10.84.0.2/24"];
-        arguments.extend(["--address", "fd84::2/64"]);
+        let mut arguments = vec!["--link", &link];
         arguments.extend(options);
         let toehold = Toehold::start_in(&["ip", "netns", "exec", &self.near], &arguments);
         if !self.bring_up() {

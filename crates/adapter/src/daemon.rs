@@ -34,6 +34,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub use poller::Stopper;
@@ -56,6 +57,29 @@ pub struct Options {
     pub sample_interval: Duration,
     /// The TCP engine, if there is to be one.
     pub engine: Option<Settings>,
+    /// Where its settings come from, to be asked again at `SIGHUP`; without this the signal is not caught.
+    pub reload: Option<Reload>,
+}
+
+/// Reads the engine's settings once more: what they are, or a sentence about what is wrong with them.
+#[derive(Clone)]
+pub struct Reload(Arc<ReadSettings>);
+
+type ReadSettings = dyn Fn() -> Result<Option<Settings>, String> + Send + Sync;
+
+impl Reload {
+    /// Settings by calling `read`.
+    pub fn by(
+        read: impl Fn() -> Result<Option<Settings>, String> + Send + Sync + 'static,
+    ) -> Reload {
+        Reload(Arc::new(read))
+    }
+}
+
+impl fmt::Debug for Reload {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("Reload")
+    }
 }
 
 impl Options {
@@ -69,6 +93,7 @@ impl Options {
             policy: Policy::SameUser,
             sample_interval: SAMPLE_INTERVAL_DEFAULT,
             engine: None,
+            reload: None,
         }
     }
 
@@ -237,12 +262,15 @@ impl Daemon {
         self.poller.stopper()
     }
 
-    /// Lets `SIGTERM` and `SIGINT` end [`Daemon::serve`]. Blocks both for the calling thread.
+    /// Lets `SIGTERM` and `SIGINT` end [`Daemon::serve`], and `SIGHUP` have it read its settings again, if it can. Blocks them for the calling thread.
     ///
     /// # Errors
     /// When the operating system does not let us.
     pub fn catch_signals(&mut self) -> Result<(), Error> {
-        let caught = self.poller.catch_signals();
+        let mut caught = self.poller.catch_signals();
+        if self.options.reload.is_some() {
+            caught = caught.and_then(|()| self.poller.catch_reload());
+        }
         caught.map_err(|source| self.os_error("catch signals for", source))
     }
 
@@ -265,6 +293,7 @@ impl Daemon {
                         self.log.say("stop", || "told to stop: leaving".into());
                         return Ok(());
                     }
+                    Source::Reload => self.handle_reload(),
                     Source::Listener => self.handle_arrivals(),
                     Source::Client(id) => self.handle_client(id, event),
                     Source::Process(id) => self.handle_process_end(id),

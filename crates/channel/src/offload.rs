@@ -18,10 +18,11 @@
 //! | word | writer | reader | ordering |
 //! |---|---|---|---|
 //! | `magic`, and all that is fixed before it | adapter, once | library | Release / Acquire |
+//! | `rules`, `rule`, `own` | adapter, between two steps of `changes` | library, which looks again when `changes` moved | see [`Outlook::publish`] |
 //! | `Ends::state`, and the words beside it | adapter | library | Release / Acquire |
 
 use crate::rendezvous::unmapped;
-use crate::sync::{AtomicU32, AtomicU64, Ordering};
+use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
 
 /// First word of an outlook: "TOEHOLDO".
 pub const OUTLOOK_MAGIC: u64 = u64::from_le_bytes(*b"TOEHOLDO");
@@ -56,6 +57,9 @@ pub struct Header {
     pub rule: [RuleWords; RULES_MAX],
     /// The engine's own addresses.
     pub own: [OwnWords; OWN_MAX],
+    /// Odd while rules and addresses are being changed.
+    pub changes: AtomicU32,
+    _reserved: u32,
 }
 
 /// One of the engine's addresses as it lies in memory.
@@ -207,7 +211,7 @@ pub enum Direction {
 }
 
 /// One of the engine's own addresses, and what stands in for it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Own {
     /// IPv4 as IPv4-mapped IPv6.
     pub ip: [u8; 16],
@@ -251,19 +255,9 @@ impl Outlook {
         unsafe { &*self.base.add(ENDS_OFFSET).cast::<Ends>().add(place) }
     }
 
-    /// Fills in the first page of a fresh outlook. Rules beyond [`RULES_MAX`] are left out.
-    pub fn initialise(&self, netns: u64, relay_port: u16, relay_source: [u8; 4], rules: &[Rule]) {
+    /// Fills in the first page of a fresh outlook, but for what [`Outlook::publish`] says.
+    pub fn initialise(&self, netns: u64, relay_port: u16, relay_source: [u8; 4]) {
         let header = self.header();
-        for (words, rule) in header.rule.iter().zip(rules) {
-            let prefix = u128::from_be_bytes(rule.prefix);
-            words.prefix[0].store((prefix >> 64) as u64, Ordering::Relaxed);
-            words.prefix[1].store(prefix as u64, Ordering::Relaxed);
-            words.prefix_bits.store(rule.prefix_bits, Ordering::Relaxed);
-            words.port.store(rule.port.into(), Ordering::Relaxed);
-            words.verdict.store(rule.verdict as u32, Ordering::Relaxed);
-        }
-        let count = rules.len().min(RULES_MAX) as u32;
-        header.rules.store(count, Ordering::Relaxed);
         header.netns.store(netns, Ordering::Relaxed);
         header
             .relay_port
@@ -275,9 +269,28 @@ impl Outlook {
         header.magic.store(OUTLOOK_MAGIC, Ordering::Release);
     }
 
-    /// Says what the engine's own addresses are. Before [`Outlook::initialise`]; those beyond [`OWN_MAX`] are left out.
-    pub fn set_own(&self, own: &[Own]) {
-        for (words, own) in self.header().own.iter().zip(own) {
+    /// Says what the rules and the engine's own addresses are from here on. Rules beyond [`RULES_MAX`] and addresses beyond [`OWN_MAX`] are
+    /// left out. A sequence lock: readers that meet a change look again.
+    pub fn publish(&self, rules: &[Rule], own: &[Own]) {
+        let header = self.header();
+        let changes = header.changes.load(Ordering::Relaxed);
+        header
+            .changes
+            .store(changes.wrapping_add(1), Ordering::Relaxed);
+        // What follows is not seen before the odd number.
+        fence(Ordering::Release);
+        for (words, rule) in header.rule.iter().zip(rules) {
+            let prefix = u128::from_be_bytes(rule.prefix);
+            words.prefix[0].store((prefix >> 64) as u64, Ordering::Relaxed);
+            words.prefix[1].store(prefix as u64, Ordering::Relaxed);
+            words.prefix_bits.store(rule.prefix_bits, Ordering::Relaxed);
+            words.port.store(rule.port.into(), Ordering::Relaxed);
+            words.verdict.store(rule.verdict as u32, Ordering::Relaxed);
+        }
+        let count = rules.len().min(RULES_MAX) as u32;
+        header.rules.store(count, Ordering::Relaxed);
+        for (n, words) in header.own.iter().enumerate() {
+            let own = own.get(n).copied().unwrap_or_default();
             let address = Address {
                 ip: own.ip,
                 port: 0,
@@ -286,18 +299,45 @@ impl Outlook {
             let stand_in = u32::from_ne_bytes(own.stand_in);
             words.stand_in.store(stand_in, Ordering::Relaxed);
         }
+        // Release: what came before is seen with the even number.
+        header
+            .changes
+            .store(changes.wrapping_add(2), Ordering::Release);
+    }
+
+    /// What `look` sees of rules and addresses while nobody changes them; nothing when the adapter stands in the middle of a change.
+    fn unchanging<T>(&self, look: impl Fn() -> T) -> Option<T> {
+        /// A change takes a microsecond, unless the adapter was stopped in it, or lost its processor.
+        const LOOKS_MAX: usize = 2_000;
+        const LOOKS_BEFORE_YIELDING: usize = 1_000;
+        let changes = &self.header().changes;
+        for looks in 0..LOOKS_MAX {
+            let before = changes.load(Ordering::Acquire);
+            let seen = look();
+            // What was seen is not newer than the second look at the number.
+            fence(Ordering::Acquire);
+            if before.is_multiple_of(2) && changes.load(Ordering::Relaxed) == before {
+                return Some(seen);
+            }
+            if looks < LOOKS_BEFORE_YIELDING {
+                core::hint::spin_loop();
+            } else {
+                std::thread::yield_now();
+            }
+        }
+        None
     }
 
     /// What stands in for one of the engine's addresses.
     pub fn stand_in_for(&self, ip: [u8; 16]) -> Option<[u8; 4]> {
-        let mut own = self.own();
-        Some(own.find(|own| own.ip == ip)?.stand_in)
+        let found = self.unchanging(|| self.own().find(|own| own.ip == ip));
+        Some(found??.stand_in)
     }
 
     /// The engine's address that something on loopback stands in for.
     pub fn behind(&self, stand_in: [u8; 4]) -> Option<[u8; 16]> {
-        let mut own = self.own();
-        Some(own.find(|own| own.stand_in == stand_in)?.ip)
+        let found = self.unchanging(|| self.own().find(|own| own.stand_in == stand_in));
+        Some(found??.ip)
     }
 
     fn own(&self) -> impl Iterator<Item = Own> {
@@ -336,12 +376,15 @@ impl Outlook {
     /// What the rules say of a destination.
     pub fn verdict(&self, ip: [u8; 16], port: u16) -> Verdict {
         let header = self.header();
-        let count = header.rules.load(Ordering::Relaxed) as usize;
-        let rules = header.rule[..count.min(RULES_MAX)].iter();
-        rules
-            .filter_map(RuleWords::rule)
-            .find(|rule| rule.matches(ip, port))
-            .map_or(Verdict::Direct, |rule| rule.verdict)
+        let verdict = || {
+            let count = header.rules.load(Ordering::Relaxed) as usize;
+            let rules = header.rule[..count.min(RULES_MAX)].iter();
+            rules
+                .filter_map(RuleWords::rule)
+                .find(|rule| rule.matches(ip, port))
+                .map_or(Verdict::Direct, |rule| rule.verdict)
+        };
+        self.unchanging(verdict).unwrap_or(Verdict::Direct)
     }
 
     /// Says for whom a carrier stands, or (`None`) that it does for nobody any more.
@@ -436,7 +479,8 @@ mod tests {
             rule([10, 1, 0, 0], 16, 80, Verdict::Offload),
             rule([10, 0, 0, 0], 8, 0, Verdict::OffloadOnRequest),
         ];
-        ours.initialise(7, 4000, [127, 1, 2, 3], &rules);
+        ours.publish(&rules, &[]);
+        ours.initialise(7, 4000, [127, 1, 2, 3]);
         assert!(theirs.is_valid());
         let verdict = |v4, port| theirs.verdict(mapped(v4), port);
         assert_eq!(verdict([10, 1, 0, 9], 80), Verdict::Host);
@@ -457,11 +501,45 @@ mod tests {
             ip,
             stand_in: [127, 99, 0, last],
         };
-        outlook.set_own(&[own(v4, 1), own(v6, 2)]);
+        outlook.publish(&[], &[own(v4, 1), own(v6, 2)]);
         assert_eq!(outlook.stand_in_for(v6), Some([127, 99, 0, 2]));
         assert_eq!(outlook.behind([127, 99, 0, 1]), Some(v4));
         assert_eq!(outlook.stand_in_for(mapped([10, 0, 0, 3])), None);
         assert_eq!(outlook.behind([0; 4]), None);
+        outlook.publish(&[], &[own(v6, 2)]);
+        assert_eq!(outlook.stand_in_for(v4), None);
+        assert_eq!(outlook.behind([127, 99, 0, 2]), Some(v6));
+    }
+
+    #[test]
+    fn rules_and_addresses_change_at_once() {
+        let (_file, ours) = memfd::create_for_readers(c"outlook", OUTLOOK_BYTES).expect("memfd");
+        // SAFETY: mapped for that length, and not unmapped before the test ends.
+        let outlook = unsafe { Outlook::at(ours.as_ptr()) };
+        let ip = mapped([10, 0, 0, 1]);
+        let sets = [
+            [
+                rule([10, 0, 0, 0], 8, 0, Verdict::Offload),
+                rule([0; 4], 0, 0, Verdict::Host),
+            ],
+            [
+                rule([11, 0, 0, 0], 8, 0, Verdict::Host),
+                rule([10, 0, 0, 0], 8, 0, Verdict::Offload),
+            ],
+        ];
+        outlook.publish(&sets[0], &[]);
+        std::thread::scope(|scope| {
+            let writer = scope.spawn(|| {
+                for round in 0..20_000 {
+                    outlook.publish(&sets[round % 2], &[]);
+                }
+            });
+            while !writer.is_finished() {
+                // The first rule of one set and the second of the other would say so. A writer that lost its processor in the middle
+                // leaves the default.
+                assert_ne!(outlook.verdict(ip, 1), Verdict::Host);
+            }
+        });
     }
 
     #[test]

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use toehold_adapter::client;
-use toehold_adapter::daemon::{self, Options};
+use toehold_adapter::daemon::{self, Options, Reload};
 use toehold_adapter::engine::settings::{Draft, Settings, SettingsError};
 use toehold_adapter::runtime_dir::{self, RuntimeDir};
 
@@ -47,7 +47,7 @@ pub(crate) struct AdapterArgs {
 }
 
 /// Options of the adapter's TCP engine.
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "TCP engine (offload path)")]
 struct EngineArgs {
     /// The engine's link: a TAP device of this network namespace, or of another
@@ -86,7 +86,8 @@ struct EngineArgs {
     #[arg(long, value_name = "CIDR[:PORT]")]
     no_offload: Vec<String>,
 
-    /// All of this in a file, one setting to a line: link, address, gateway, mtu, without, offload, host, direct
+    /// All of this in a file, one setting to a line: link, address, gateway, mtu, without, offload, host, direct; SIGHUP has it
+    /// read again
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 }
@@ -173,7 +174,8 @@ Examples:
   toehold adapter --link tap:toe0 --address 10.84.0.2/24 --gateway 10.84.0.1
 
 With a link the adapter has a TCP engine: programs under `toehold run --path offload` connect through
-it, and listen on its addresses. The TAP device is made when there is none; that needs CAP_NET_ADMIN.";
+it, and listen on its addresses. The TAP device is made when there is none; that needs CAP_NET_ADMIN. With --config, SIGHUP changes
+addresses, gateways, rules and the MTU; connections of an address that is gone are reset.";
 
 /// Runs or starts the adapter.
 pub(crate) fn run(args: &AdapterArgs) -> Result<(), Failure> {
@@ -196,6 +198,12 @@ pub(crate) fn run(args: &AdapterArgs) -> Result<(), Failure> {
     };
     options.regions_max = args.max_connections;
     options.engine = engine;
+    if args.engine.config.is_some() {
+        let engine = args.engine.clone();
+        options.reload = Some(Reload::by(move || {
+            engine.settings().map_err(|error| error.to_string())
+        }));
+    }
     match args.idle_exit {
         None => {}
         Some(0) => options.idle_exit = None,

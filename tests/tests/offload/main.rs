@@ -2,6 +2,7 @@
 
 mod addresses;
 mod capture;
+mod changes;
 mod policy;
 mod programs;
 mod servers;

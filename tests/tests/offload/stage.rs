@@ -1,10 +1,11 @@
 //! What every test here begins with.
 
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use toehold_e2e::network::FAR;
 use toehold_e2e::process::{PATIENCE, Running};
-use toehold_e2e::{Network, Path, Toehold, host, wait_until};
+use toehold_e2e::{Network, Path as Way, Toehold, host, wait_until};
 
 pub(crate) const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/offload.py");
 
@@ -21,8 +22,27 @@ impl Stage {
             host::skipped("python3 is not installed");
             return None;
         };
-        let network = Network::new()?;
-        let toehold = network.start(options)?;
+        Stage::with(python, Network::new()?, |network| network.start(options))
+    }
+
+    /// As [`Stage::set`], with the engine's settings in a file.
+    pub(crate) fn set_by(file: &Path) -> Option<Stage> {
+        let Some(python) = host::python() else {
+            host::skipped("python3 is not installed");
+            return None;
+        };
+        let file = file.to_string_lossy();
+        Stage::with(python, Network::new()?, |network| {
+            network.start_with(&["--config", &file])
+        })
+    }
+
+    fn with(
+        python: PathBuf,
+        network: Network,
+        start: impl FnOnce(&Network) -> Option<Toehold>,
+    ) -> Option<Stage> {
+        let toehold = start(&network)?;
         Some(Stage {
             network,
             toehold,
@@ -39,11 +59,11 @@ impl Stage {
 
     /// A role in the near namespace, on the offload path.
     pub(crate) fn near(&self, name: &str, arguments: &[&str]) -> Running {
-        self.near_on(Path::Offload, name, arguments)
+        self.near_on(Way::Offload, name, arguments)
     }
 
     /// A role in the near namespace.
-    pub(crate) fn near_on(&self, path: Path, name: &str, arguments: &[&str]) -> Running {
+    pub(crate) fn near_on(&self, path: Way, name: &str, arguments: &[&str]) -> Running {
         let mut command = self.toehold.command(path, &self.python);
         command.arg(SCRIPT).args(arguments);
         Running::start(command, name, self.toehold.dir())
@@ -51,7 +71,7 @@ impl Stage {
 
     /// A program in the near namespace, on the offload path.
     pub(crate) fn offloaded(&self, program: &str, arguments: &[&str]) -> Command {
-        let mut command = self.toehold.command(Path::Offload, program);
+        let mut command = self.toehold.command(Way::Offload, program);
         command.args(arguments);
         command
     }

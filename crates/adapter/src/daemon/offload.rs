@@ -4,9 +4,9 @@ use std::net::{IpAddr, SocketAddr};
 
 use toehold_channel::rendezvous::{Kind, Message, NoCapture, unmapped};
 
-use super::Daemon;
 use super::connection::{Connection, Outgoing};
 use super::connections::Fault;
+use super::{Daemon, Reload};
 use crate::engine::{Engine, Filter, Listening, Request};
 use crate::regions::SharedFd;
 use crate::registry::{ClientId, TableId};
@@ -18,6 +18,28 @@ impl Daemon {
         if let Some(socket) = socket {
             self.engine_client = Some(ClientId(self.client_next));
             self.admit(socket, None);
+        }
+    }
+
+    /// The operator has changed the settings: has the engine follow. With settings that are wrong all stays as it is.
+    pub(super) fn handle_reload(&mut self) {
+        self.poller.clear_reload();
+        let Some(Reload(read)) = self.options.reload.clone() else {
+            return;
+        };
+        let followed = match (read(), &mut self.engine) {
+            (Err(cause), _) => Err(cause),
+            (Ok(None), Some(_)) => Err("an engine that runs cannot be taken away".to_owned()),
+            (Ok(Some(settings)), Some(engine)) => {
+                engine.reconfigure(&settings).map_err(str::to_owned)
+            }
+            (Ok(_), None) => Err("there is no engine to be told".to_owned()),
+        };
+        match followed {
+            Ok(()) => self.log.answer("settings read again"),
+            Err(cause) => self
+                .log
+                .answer(&format!("settings stay as they were: {cause}")),
         }
     }
 

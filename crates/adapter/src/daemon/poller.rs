@@ -13,6 +13,7 @@ pub(super) struct Poller {
     epoll: OwnedFd,
     stop: OwnedFd,
     signals: Option<OwnedFd>,
+    reload: Option<OwnedFd>,
 }
 
 /// Where an event comes from.
@@ -26,6 +27,8 @@ pub(super) enum Source {
     Listener,
     /// A signal or a [`Stopper`].
     Stop,
+    /// A signal: the settings may have changed.
+    Reload,
 }
 
 /// One event.
@@ -61,6 +64,7 @@ impl Poller {
             epoll,
             stop,
             signals: None,
+            reload: None,
         };
         poller.watch(listener, Source::Listener)?;
         poller.watch(poller.stop.as_fd(), Source::Stop)?;
@@ -69,21 +73,46 @@ impl Poller {
 
     /// Turns `SIGTERM` and `SIGINT` into [`Source::Stop`].
     pub(super) fn catch_signals(&mut self) -> io::Result<()> {
-        let mut set = MaybeUninit::<libc::sigset_t>::uninit();
-        // SAFETY: `set` is valid for writes, initialised by the first call and only read by the last.
-        let signals = unsafe {
-            libc::sigemptyset(set.as_mut_ptr());
-            libc::sigaddset(set.as_mut_ptr(), libc::SIGTERM);
-            libc::sigaddset(set.as_mut_ptr(), libc::SIGINT);
-            libc::pthread_sigmask(libc::SIG_BLOCK, set.as_ptr(), std::ptr::null_mut());
-            libc::signalfd(-1, set.as_ptr(), libc::SFD_CLOEXEC | libc::SFD_NONBLOCK)
-        };
-        let signals = owned(signals)?;
+        let signals = caught(&[libc::SIGTERM, libc::SIGINT])?;
         self.watch(signals.as_fd(), Source::Stop)?;
         self.signals = Some(signals);
         Ok(())
     }
 
+    /// Turns `SIGHUP` into [`Source::Reload`].
+    pub(super) fn catch_reload(&mut self) -> io::Result<()> {
+        let signals = caught(&[libc::SIGHUP])?;
+        self.watch(signals.as_fd(), Source::Reload)?;
+        self.reload = Some(signals);
+        Ok(())
+    }
+
+    /// Takes the signals that have come; however many, the settings are read once.
+    pub(super) fn clear_reload(&self) {
+        let Some(signals) = &self.reload else { return };
+        let mut info = [0u8; size_of::<libc::signalfd_siginfo>()];
+        // SAFETY: `info` is writable for its length; the descriptor does not block.
+        while unsafe { libc::read(signals.as_raw_fd(), info.as_mut_ptr().cast(), info.len()) } > 0 {
+        }
+    }
+}
+
+/// Blocks signals for the calling thread; a descriptor that tells of them.
+fn caught(signals: &[libc::c_int]) -> io::Result<OwnedFd> {
+    let mut set = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: `set` is valid for writes, initialised by the first call and only read by the last.
+    let signals = unsafe {
+        libc::sigemptyset(set.as_mut_ptr());
+        for &signal in signals {
+            libc::sigaddset(set.as_mut_ptr(), signal);
+        }
+        libc::pthread_sigmask(libc::SIG_BLOCK, set.as_ptr(), std::ptr::null_mut());
+        libc::signalfd(-1, set.as_ptr(), libc::SFD_CLOEXEC | libc::SFD_NONBLOCK)
+    };
+    owned(signals)
+}
+
+impl Poller {
     pub(super) fn stopper(&self) -> io::Result<Stopper> {
         Ok(Stopper(self.stop.try_clone()?))
     }
@@ -209,6 +238,7 @@ fn token_of(source: Source) -> u64 {
         Source::Process(id) => id.0 << 2 | TAG_PROCESS,
         Source::Listener => TAG_LISTENER,
         Source::Stop => TAG_STOP,
+        Source::Reload => 1 << 2 | TAG_STOP,
     }
 }
 
@@ -218,6 +248,7 @@ fn source_of(token: u64) -> Source {
         TAG_CLIENT => Source::Client(id),
         TAG_PROCESS => Source::Process(id),
         TAG_LISTENER => Source::Listener,
+        _ if id.0 == 1 => Source::Reload,
         _ => Source::Stop,
     }
 }

@@ -222,7 +222,9 @@ pub(super) fn errno_of(reason: CloseReason) -> u8 {
         CloseReason::Refused | CloseReason::Reset => libc::ECONNREFUSED,
         CloseReason::Unreachable => libc::EHOSTUNREACH,
         CloseReason::TimedOut => libc::ETIMEDOUT,
-        CloseReason::Aborted | CloseReason::Finished => libc::ECONNABORTED,
+        // Nobody but us ends what is not yet there: its address is gone.
+        CloseReason::Aborted => libc::EADDRNOTAVAIL,
+        CloseReason::Finished => libc::ECONNABORTED,
     };
     errno as u8
 }

@@ -4,6 +4,7 @@
 //! ways that we hear of late or never. Whether it is still there the kernel knows, and is asked whenever there is a sign.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use toehold_tcp::{Engine, ListenerId, Options};
@@ -34,8 +35,9 @@ pub(super) struct Target {
 
 #[derive(Debug)]
 struct Known {
-    target: Target,
-    listeners: Vec<ListenerId>,
+    wanted: Listening,
+    /// By the engine's address.
+    listeners: BTreeMap<IpAddr, ListenerId>,
 }
 
 #[derive(Debug, Default)]
@@ -54,44 +56,53 @@ impl Listeners {
         wanted: Listening,
         options: Options,
     ) {
-        if self.by_address.contains_key(&wanted.local) || self.by_address.len() >= LISTENERS_MAX {
+        let is_known = self.by_address.contains_key(&wanted.local);
+        if is_known || self.by_address.len() >= LISTENERS_MAX || !takes_part(&wanted, ours) {
             return;
         }
-        let Some(address) = carrier_target(&wanted, ours) else {
-            return;
+        let known = Known {
+            wanted,
+            listeners: BTreeMap::new(),
         };
-        let port = wanted.local.port();
-        let serves = |&&(ip, stand_in): &&(IpAddr, Ipv4Addr)| match wanted.local.ip() {
-            IpAddr::V4(local) if local.is_unspecified() => ip.is_ipv4(),
-            IpAddr::V6(local) if local.is_unspecified() => ip.is_ipv6() || !wanted.is_v6_only,
-            local => local == stand_in,
-        };
-        let backlog = wanted.backlog.clamp(1, BACKLOG_MAX);
-        let addresses = ours.iter().filter(serves);
-        let listen = |&(ip, _): &(IpAddr, Ipv4Addr)| {
-            engine
-                .listen(SocketAddr::new(ip, port), backlog, options)
-                .ok()
-        };
-        let listeners: Vec<ListenerId> = addresses.filter_map(listen).collect();
-        if listeners.is_empty() {
-            return;
-        }
-        for &id in &listeners {
-            self.by_id.insert(id, wanted.local);
-        }
-        let target = Target {
-            client: wanted.client,
-            address,
-        };
-        let known = Known { target, listeners };
         self.by_address.insert(wanted.local, known);
+        self.follow(engine, ours, options);
+    }
+
+    /// Listens on those addresses that the programs' listeners stand for now, and on no others.
+    pub(super) fn follow(&mut self, engine: &mut Engine, ours: &Own, options: Options) {
+        for (&local, known) in &mut self.by_address {
+            let serves = |ip: IpAddr| {
+                let mut ours = ours.iter();
+                ours.any(|own| own.0 == ip && known.wanted.serves(own))
+            };
+            known.listeners.retain(|&ip, &mut id| {
+                let stays = serves(ip);
+                if !stays {
+                    engine.unlisten(id);
+                    self.by_id.remove(&id);
+                }
+                stays
+            });
+            let backlog = known.wanted.backlog.clamp(1, BACKLOG_MAX);
+            for &(ip, _) in ours.iter().filter(|own| known.wanted.serves(own)) {
+                if let Entry::Vacant(place) = known.listeners.entry(ip)
+                    && let Ok(id) =
+                        engine.listen(SocketAddr::new(ip, local.port()), backlog, options)
+                {
+                    place.insert(id);
+                    self.by_id.insert(id, local);
+                }
+            }
+        }
     }
 
     /// Where connections of an engine's listener go.
     pub(super) fn target(&self, id: ListenerId) -> Option<Target> {
-        let address = self.by_id.get(&id)?;
-        Some(self.by_address.get(address)?.target)
+        let wanted = &self.by_address.get(self.by_id.get(&id)?)?.wanted;
+        Some(Target {
+            client: wanted.client,
+            address: wanted.carrier_target(),
+        })
     }
 
     /// Stops listening for programs that no longer do.
@@ -104,7 +115,7 @@ impl Listeners {
         self.by_address.retain(|&address, known| {
             let lives = is_there(address);
             if !lives {
-                for id in &known.listeners {
+                for id in known.listeners.values() {
                     engine.unlisten(*id);
                     by_id.remove(id);
                 }
@@ -116,7 +127,7 @@ impl Listeners {
     /// Whether nobody but this client listens.
     pub(super) fn are_all_of(&self, client: ClientId) -> bool {
         let mut all = self.by_address.values();
-        all.all(|known| known.target.client == client)
+        all.all(|known| known.wanted.client == client)
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -128,18 +139,31 @@ impl Listeners {
     }
 }
 
-/// Where carriers for a listener are to be connected, if it takes part at all.
-fn carrier_target(wanted: &Listening, ours: &Own) -> Option<SocketAddr> {
-    let (ip, port) = (wanted.local.ip(), wanted.local.port());
-    let target: IpAddr = match ip {
-        ip if ip.is_unspecified() && wanted.is_v6_only => Ipv6Addr::LOCALHOST.into(),
-        ip if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
-        ip => ours
-            .iter()
-            .any(|(_, stand_in)| ip == *stand_in)
-            .then_some(ip)?,
-    };
-    Some(SocketAddr::new(target, port))
+impl Listening {
+    /// Whether it stands for one of the engine's addresses.
+    fn serves(&self, &(ip, stand_in): &(IpAddr, Ipv4Addr)) -> bool {
+        match self.local.ip() {
+            IpAddr::V4(local) if local.is_unspecified() => ip.is_ipv4(),
+            IpAddr::V6(local) if local.is_unspecified() => ip.is_ipv6() || !self.is_v6_only,
+            local => local == stand_in,
+        }
+    }
+
+    /// Where carriers for it are to be connected.
+    fn carrier_target(&self) -> SocketAddr {
+        let target: IpAddr = match self.local.ip() {
+            ip if ip.is_unspecified() && self.is_v6_only => Ipv6Addr::LOCALHOST.into(),
+            ip if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+            ip => ip,
+        };
+        SocketAddr::new(target, self.local.port())
+    }
+}
+
+/// Whether a listener is meant for the network at all.
+fn takes_part(wanted: &Listening, ours: &Own) -> bool {
+    let ip = wanted.local.ip();
+    ip.is_unspecified() || ours.iter().any(|(_, stand_in)| ip == *stand_in)
 }
 
 /// Listeners of all programs.

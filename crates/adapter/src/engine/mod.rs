@@ -105,6 +105,8 @@ enum Command {
     LookAtListeners,
     /// Somebody wants to see the frames.
     Capture(Wanted),
+    /// The operator has changed the settings.
+    Reconfigure(Box<Settings>),
     /// Say what has happened so far.
     Report(SyncSender<Report>),
     /// End.
@@ -155,6 +157,8 @@ pub(crate) struct Report {
     pub(crate) frames_refused: u64,
     /// Payloads that the link put into a program's ring with no copy between.
     pub(crate) payloads_in_place: u64,
+    /// Times the settings were changed while it ran.
+    pub(crate) reconfigured: u64,
     /// Times the thread slept.
     pub(crate) sleeps: u64,
 }
@@ -166,6 +170,8 @@ pub(crate) struct Engine {
     bell: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
     outlook: SharedFd,
+    /// What it was told last.
+    settings: Settings,
     /// The engine's connection to the adapter, for the daemon to serve.
     client: Option<OwnedFd>,
 }
@@ -194,6 +200,7 @@ impl Engine {
             bell,
             thread: Some(thread.map_err(|error| Error::Os("start a thread", error))?),
             outlook: SharedFd::new(outlook),
+            settings: settings.clone(),
             client: Some(client),
         })
     }
@@ -235,6 +242,23 @@ impl Engine {
             filter,
         }));
         Ok(theirs.into())
+    }
+
+    /// Follows other settings while it runs.
+    ///
+    /// # Errors
+    /// A sentence about what cannot be changed without a restart; then nothing is.
+    pub(crate) fn reconfigure(&mut self, settings: &Settings) -> Result<(), &'static str> {
+        let (before, after) = (&self.settings, settings);
+        if before.device != after.device {
+            return Err("another link needs another adapter");
+        }
+        if (before.lso, before.lro, before.checksum) != (after.lso, after.lro, after.checksum) {
+            return Err("other offloads of the link need another adapter");
+        }
+        self.tell(Command::Reconfigure(Box::new(settings.clone())));
+        self.settings = settings.clone();
+        Ok(())
     }
 
     /// What it has done; nothing when it does not answer soon.

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant as Clock};
 
 use toehold_channel::memfd;
-use toehold_channel::offload::{Address, Direction, OUTLOOK_BYTES, OWN_MAX, Outlook, Own};
+use toehold_channel::offload::{Address, Direction, OUTLOOK_BYTES, Outlook, Own};
 use toehold_link::VnetHeader;
 use toehold_tcp::{
     ChecksumSum, ChecksumWork, CloseReason, Config, ConnectError, ConnectionId, Engine, Event,
@@ -63,6 +63,7 @@ pub(super) struct Runner {
     relay_port: u16,
     /// Our addresses, and what stands in for each on loopback.
     own: Vec<(IpAddr, Ipv4Addr)>,
+    stand_ins: StandIns,
     mtu: u16,
     mtu_is_fixed: bool,
     listeners: Listeners,
@@ -108,22 +109,11 @@ impl Runner {
         let (outlook_file, base) = made.map_err(os("make what clients are shown"))?;
         // SAFETY: mapped for that length, writable, and kept for as long as the process lives.
         let outlook = unsafe { Outlook::at(base.as_ptr()) };
-        // Next to it: one for each of our addresses.
-        let stand_in = |index: usize| Ipv4Addr::new(127, 64 + a % 128, b, c ^ (1 + index as u8));
-        let own = settings.addresses.iter().take(OWN_MAX).enumerate();
-        let own: Vec<(IpAddr, Ipv4Addr)> = own.map(|(n, &(ip, _))| (ip, stand_in(n))).collect();
-        let shown = own.iter().map(|&(ip, stand_in)| Own {
-            ip: spell(ip),
-            stand_in: stand_in.octets(),
-        });
-        outlook.set_own(&shown.collect::<Vec<_>>());
         let netns = sys::namespace_of(&relay);
-        outlook.initialise(
-            netns,
-            relay_port,
-            relay_source.octets(),
-            &settings.all_rules(),
-        );
+        let mut stand_ins = StandIns::next_to(relay_source);
+        let own = stand_ins.for_all(settings);
+        outlook.publish(&settings.all_rules(), &shown(&own));
+        outlook.initialise(netns, relay_port, relay_source.octets());
         let poller = Poller::new().map_err(os("make an epoll instance"))?;
         let watched = poller
             .watch(link.tap.as_fd(), Source::Link)
@@ -138,6 +128,7 @@ impl Runner {
             link_name: format!("tap:{}{place}", settings.device.name),
             engine: Engine::new(config(settings, mtu), random),
             own,
+            stand_ins,
             mtu_is_fixed: settings.mtu.is_some(),
             inbox,
             link,
@@ -343,10 +334,44 @@ impl Runner {
                 Command::LookAtListeners => self.look_at_listeners(),
                 Command::Report(answer) => drop(answer.try_send(self.report())),
                 Command::Capture(wanted) => self.captures.begin(&self.link_name, wanted),
+                Command::Reconfigure(settings) => self.reconfigure(&settings),
                 Command::Stop => return false,
             }
         }
         true
+    }
+
+    /// Other addresses, routes, rules or another MTU. Connections of an address that is gone end on both sides, all others go on.
+    fn reconfigure(&mut self, settings: &Settings) {
+        let now = self.now();
+        for &(address, prefix_bits) in &settings.addresses {
+            let address = InterfaceAddress {
+                address,
+                prefix_bits,
+            };
+            self.engine.add_address(address);
+        }
+        self.engine.set_routes(&routes(settings));
+        let before = std::mem::replace(&mut self.own, self.stand_ins.for_all(settings));
+        self.listeners
+            .follow(&mut self.engine, &self.own, options());
+        for (ip, _) in before {
+            if !self.own.iter().any(|(own, _)| *own == ip) {
+                self.engine.remove_address(ip);
+            }
+        }
+        self.outlook
+            .publish(&settings.all_rules(), &shown(&self.own));
+        self.report.reconfigured += 1;
+        self.mtu_is_fixed = settings.mtu.is_some();
+        if let Some(mtu) = settings
+            .mtu
+            .or_else(|| self.link.mtu())
+            .filter(|mtu| *mtu != self.mtu)
+        {
+            self.mtu = mtu;
+            self.engine.set_mtu(now, mtu);
+        }
     }
 
     fn look_at_listeners(&mut self) {
@@ -697,6 +722,58 @@ fn make_due(due: &mut Vec<u32>, flow: &mut Flow, slot: u32) {
     }
 }
 
+/// What stands in on loopback for each address we have, or ever had.
+struct StandIns {
+    first: Ipv4Addr,
+    known: Vec<IpAddr>,
+}
+
+impl StandIns {
+    fn next_to(source: Ipv4Addr) -> StandIns {
+        StandIns {
+            first: source,
+            known: Vec::new(),
+        }
+    }
+
+    /// All addresses of the settings; those of which there was one before keep it. After 65,535 others the first are used again.
+    fn for_all(&mut self, settings: &Settings) -> Vec<(IpAddr, Ipv4Addr)> {
+        let one = |&(ip, _): &(IpAddr, u8)| {
+            let known = self.known.iter().position(|known| *known == ip);
+            let index = known.unwrap_or_else(|| {
+                self.known.push(ip);
+                self.known.len() - 1
+            });
+            let [a, b, c, d] = self.first.octets();
+            let [high, low] = (u16::from_be_bytes([c, d]) ^ (1 + index as u16)).to_be_bytes();
+            (ip, Ipv4Addr::new(a, b, high, low))
+        };
+        settings.addresses.iter().map(one).collect()
+    }
+}
+
+/// Our addresses as clients are shown them.
+fn shown(own: &[(IpAddr, Ipv4Addr)]) -> Vec<Own> {
+    let one = |&(ip, stand_in): &(IpAddr, Ipv4Addr)| Own {
+        ip: spell(ip),
+        stand_in: stand_in.octets(),
+    };
+    own.iter().map(one).collect()
+}
+
+/// Everything that is not on the link goes to the gateway of its family.
+fn routes(settings: &Settings) -> Vec<Route> {
+    let everything = |gateway: &IpAddr| Route {
+        destination: match gateway {
+            IpAddr::V4(_) => IpAddr::from([0; 4]),
+            IpAddr::V6(_) => IpAddr::from([0; 16]),
+        },
+        prefix_bits: 0,
+        gateway: *gateway,
+    };
+    settings.gateways.iter().map(everything).collect()
+}
+
 fn config(settings: &Settings, mtu: u16) -> Config {
     let addresses = settings.addresses.iter();
     let addresses = addresses.map(|&(address, prefix_bits)| InterfaceAddress {
@@ -710,16 +787,8 @@ fn config(settings: &Settings, mtu: u16) -> Config {
         mac: MacAddress([0x02, 0x54, a, b, c, d]),
         resolve: true,
     };
-    let everything = |gateway: &IpAddr| Route {
-        destination: match gateway {
-            IpAddr::V4(_) => IpAddr::from([0; 4]),
-            IpAddr::V6(_) => IpAddr::from([0; 16]),
-        },
-        prefix_bits: 0,
-        gateway: *gateway,
-    };
     Config {
-        routes: settings.gateways.iter().map(everything).collect(),
+        routes: routes(settings),
         offload: Offload {
             transmit_checksum: settings.checksum,
             segmentation_bytes_max: if settings.lso { LARGE_SEGMENT_BYTES } else { 0 },

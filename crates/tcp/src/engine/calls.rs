@@ -3,7 +3,7 @@
 use core::net::{IpAddr, SocketAddr};
 
 use super::Engine;
-use crate::config::{InterfaceAddress, Keepalive, Options};
+use crate::config::{InterfaceAddress, Keepalive, Options, Route};
 use crate::connection::{CloseReason, Conditions, Connection, Context, FlowKey, State};
 use crate::host::{CallError, ConnectError, ConnectionId, ConnectionInfo, ListenError, ListenerId};
 use crate::position::Position;
@@ -320,9 +320,42 @@ impl Engine {
         self.note(neighbour.into(), learned);
     }
 
-    /// Another of our addresses.
+    /// Another of our addresses, or another prefix for one of them.
     pub fn add_address(&mut self, address: InterfaceAddress) {
         self.interface.add(address);
+        self.forget_routes();
+    }
+
+    /// An address is ours no longer. Its connections end at once, each with a reset to its remote, as Linux ends them by
+    /// `SOCK_DESTROY`. Listeners on it are the host's to remove.
+    pub fn remove_address(&mut self, address: IpAddr) {
+        let address = Address::from(address);
+        for slot in 0..self.slots.len() {
+            let connection = &mut self.slots[slot];
+            let is_open =
+                !connection.conditions.has(Conditions::FREE) && connection.state != State::Closed;
+            if is_open && connection.key.local == address {
+                connection.abort(CloseReason::Aborted);
+                self.settle(slot as u32);
+            }
+        }
+        self.interface.remove(address);
+    }
+
+    /// Other ways to the hosts beyond the link. Connections go on by them; one to which there is no way any more ends when it next sends.
+    pub fn set_routes(&mut self, routes: &[Route]) {
+        self.interface.set_routes(routes);
+        self.forget_routes();
+    }
+
+    /// Headers with a next hop in them are written anew.
+    fn forget_routes(&mut self) {
+        for connection in &mut self.slots {
+            if connection.state != State::Closed {
+                connection.template.is_ready = false;
+                connection.template.is_usual = false;
+            }
+        }
     }
 
     /// The link's MTU has changed. Connections use a smaller one at once, and try a larger one out.

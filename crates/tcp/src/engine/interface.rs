@@ -3,7 +3,7 @@
 use core::net::IpAddr;
 use std::collections::BTreeMap;
 
-use crate::config::{Config, InterfaceAddress};
+use crate::config::{Config, InterfaceAddress, Route};
 use crate::time::{Duration, Instant};
 use crate::wire::ip::{self, Address};
 
@@ -38,22 +38,30 @@ impl Interface {
             .addresses
             .iter()
             .for_each(|address| interface.add(*address));
-        for route in &config.routes {
-            let destination = Address::from(route.destination);
-            let bits = prefix_in_128(route.destination, route.prefix_bits);
-            interface
-                .routes
-                .push((destination, bits, route.gateway.into()));
-        }
-        interface
-            .routes
-            .sort_by_key(|&(_, bits, _)| core::cmp::Reverse(bits));
+        interface.set_routes(&config.routes);
         interface
     }
 
+    pub(crate) fn set_routes(&mut self, routes: &[Route]) {
+        let routes = routes.iter().map(|route| {
+            let bits = prefix_in_128(route.destination, route.prefix_bits);
+            (route.destination.into(), bits, route.gateway.into())
+        });
+        self.routes = routes.collect();
+        self.routes
+            .sort_by_key(|&(_, bits, _)| core::cmp::Reverse(bits));
+    }
+
+    /// Adds an address, or gives one that is there another prefix.
     pub(crate) fn add(&mut self, address: InterfaceAddress) {
         let bits = prefix_in_128(address.address, address.prefix_bits);
-        self.addresses.push((address.address.into(), bits));
+        let address = Address::from(address.address);
+        self.remove(address);
+        self.addresses.push((address, bits));
+    }
+
+    pub(crate) fn remove(&mut self, address: Address) {
+        self.addresses.retain(|&(ours, _)| ours != address);
     }
 
     #[inline]

@@ -1,0 +1,176 @@
+//! What changes under an engine that runs: its addresses and routes by the operator's file, the MTU by the kernel.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use tempfile::TempDir;
+use toehold_e2e::network::{FAR, NEAR};
+use toehold_e2e::process::{PATIENCE, Running};
+use toehold_e2e::wait_until;
+
+use crate::stage::{Stage, listening, ok};
+
+/// A stage whose settings can be changed.
+struct Changing {
+    stage: Stage,
+    file: PathBuf,
+    _scratch: TempDir,
+}
+
+impl Changing {
+    fn set(settings: &str) -> Option<Changing> {
+        let scratch = TempDir::new().expect("scratch");
+        let file = scratch.path().join("engine.conf");
+        fs::write(&file, settings).expect("scratch");
+        Some(Changing {
+            stage: Stage::set_by(&file)?,
+            file,
+            _scratch: scratch,
+        })
+    }
+
+    /// Has the adapter read other settings, and waits until it follows them.
+    fn change(&mut self, settings: &str) {
+        let before = self.stage.engine("reconfigured");
+        self.signal(settings);
+        let followed = wait_until(PATIENCE, || self.stage.engine("reconfigured") > before);
+        assert!(followed, "{}", self.stage.toehold.adapter().outputs());
+    }
+
+    fn signal(&mut self, settings: &str) {
+        fs::write(&self.file, settings).expect("scratch");
+        self.stage.toehold.adapter().signal(libc::SIGHUP);
+    }
+
+    fn held(&self, host: &str, port: &str) -> Running {
+        let holder = self.stage.near("held", &["held", host, port, "ECONNRESET"]);
+        let holding = wait_until(PATIENCE, || holder.stdout().contains("holding"));
+        assert!(holding, "{}", holder.outputs());
+        holder
+    }
+}
+
+#[test]
+fn address_that_comes_is_served_and_one_that_goes_ends_its_connections() {
+    let Some(mut all) = Changing::set("address 10.84.0.2/24\n") else {
+        return;
+    };
+    let everywhere = all.stage.near_server(&["echo_server", "7401"]);
+    let seen = listening(all.stage.far("seen", &["reset_seen", "7402"]));
+    let mut held = all.held(FAR, "7402");
+    all.change("address 10.84.0.2/24\naddress 10.84.0.3/24\n");
+    for near in [NEAR, "10.84.0.3"] {
+        ok(all
+            .stage
+            .far("client", &["echo_client", near, "7401", "3000000"]));
+    }
+    let _one = all.stage.near_server(&["echo_server", "7403", "10.84.0.3"]);
+    ok(all
+        .stage
+        .far("client", &["echo_client", "10.84.0.3", "7403", "1000"]));
+    assert!(held.ended().is_none(), "what was there goes on");
+    // The first address goes.
+    all.change("address 10.84.0.3/24\n");
+    ok(held);
+    ok(seen);
+    let said = ok(all
+        .stage
+        .far("client", &["echo_client", "10.84.0.3", "7401", "3000000"]));
+    assert!(said.contains(FAR), "{said}");
+    let _far = all.stage.far_server(&["echo_server", "7404"]);
+    let said = ok(all
+        .stage
+        .near("client", &["echo_client", FAR, "7404", "1000"]));
+    assert!(said.contains("local 10.84.0.3"), "{said}");
+    drop(everywhere);
+}
+
+#[test]
+fn connection_that_is_being_made_from_an_address_that_goes_is_refused() {
+    let Some(mut all) = Changing::set("address 10.84.0.2/24\n") else {
+        return;
+    };
+    // Nobody is there: it takes the engine seconds to be sure of that.
+    let connecting = all.stage.near(
+        "connecting",
+        &["connect_error", "10.84.0.99", "9", "EADDRNOTAVAIL"],
+    );
+    let begun = wait_until(PATIENCE, || all.stage.engine("connections") == 1);
+    assert!(begun, "{}", connecting.outputs());
+    all.change("address 10.84.0.3/24\n");
+    ok(connecting);
+}
+
+#[test]
+fn gateway_that_comes_leads_beyond_the_link() {
+    let Some(mut all) = Changing::set("address 10.84.0.2/24\n") else {
+        return;
+    };
+    assert!(
+        all.stage
+            .network
+            .far_ip(&["addr", "add", "10.99.0.1/32", "dev", "lo"])
+    );
+    let _far = all.stage.far_server(&["echo_server", "7411"]);
+    let beyond = ["expect_error", "10.99.0.1", "7411", "ENETUNREACH"];
+    ok(all.stage.near("beyond", &beyond));
+    all.change("address 10.84.0.2/24\ngateway 10.84.0.1\n");
+    ok(all
+        .stage
+        .near("client", &["echo_client", "10.99.0.1", "7411", "3000000"]));
+    let on_link = all.held(FAR, "7411");
+    all.change("address 10.84.0.2/24\n");
+    ok(all.stage.near("beyond", &beyond));
+    all.stage.toehold.adapter().signal(libc::SIGTERM);
+    ok(on_link);
+}
+
+#[test]
+fn settings_that_are_wrong_change_nothing() {
+    let Some(mut all) = Changing::set("address 10.84.0.2/24\n") else {
+        return;
+    };
+    let _near = all.stage.near_server(&["echo_server", "7421"]);
+    for (wrong, cause) in [
+        ("address 10.84.0.300/24\n", "line 1"),
+        ("", "address of its own"),
+        ("address 10.84.0.2/24\nwithout lro\n", "another adapter"),
+    ] {
+        all.signal(wrong);
+        let told = wait_until(PATIENCE, || {
+            all.stage.toehold.adapter().stderr().contains(cause)
+        });
+        assert!(told, "{cause}: {}", all.stage.toehold.adapter().outputs());
+    }
+    assert_eq!(all.stage.engine("reconfigured"), 0);
+    ok(all
+        .stage
+        .far("client", &["echo_client", NEAR, "7421", "1000"]));
+}
+
+#[test]
+fn mtu_changes_in_the_middle_of_streams_both_ways() {
+    for options in [&[][..], &["--no-lso", "--no-lro"]] {
+        let Some(stage) = Stage::set(options) else {
+            return;
+        };
+        let _far = stage.far_server(&["echo_server", "7431"]);
+        let _near = stage.near_server(&["echo_server", "7432"]);
+        let clients = [
+            stage.near("near-client", &["echo_client", FAR, "7431", "150000000"]),
+            stage.far("far-client", &["echo_client", NEAR, "7432", "150000000"]),
+        ];
+        for mtu in ["1280", "9000", "1500", "600", "1500"] {
+            let device = ["link", "set", "toe0", "mtu", mtu];
+            assert!(stage.network.far_ip(&device), "{mtu}");
+            let expected = mtu.parse::<u64>().expect("a number");
+            let followed = wait_until(PATIENCE, || stage.engine("mtu") == expected);
+            assert!(followed, "{mtu}");
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        for client in clients {
+            ok(client);
+        }
+    }
+}
