@@ -121,6 +121,7 @@ impl Bench {
             Contest::Job => (operation, self.turns_of(&operation)),
         };
         let nudged = self.nudged.as_mut_ptr();
+        let (set, set_len) = (self.working_set.as_ptr(), STIRRED_BYTES);
         let repeats = repeats(len).min(32) / 2;
         let calls = inner_repeats(len, is_hot);
         let clock = clock_seconds();
@@ -137,7 +138,9 @@ impl Bench {
             awaken(channel, &operation);
             for _ in 0..repeats {
                 prepare(&operation, is_hot);
-                settle();
+                if !is_hot {
+                    stir(set, set_len);
+                }
                 if is_nudged {
                     nudge(channel, nudged);
                 }
@@ -438,21 +441,22 @@ fn prepare(operation: &Operation, is_hot: bool) {
     }
 }
 
-/// Lets what was thrown out of the caches arrive in memory, as a helper's waking does, so that nobody copies while that is
-/// under way.
-fn settle() {
-    let begin = Instant::now();
-    while begin.elapsed() < SETTLED_AFTER {
-        std::hint::spin_loop();
-    }
+/// Reads other cold memory, so that every contender finds the way to memory as busy as one whose helper was just woken by work
+/// does. A memory system that was left alone for some microseconds answers the next few kilobytes a third slower.
+fn stir(at: *const u8, len: usize) {
+    // SAFETY: within the bench's working set.
+    unsafe { evict(at, len) };
+    read(at, len);
 }
 
-/// What reading the clock twice adds to a measurement.
+/// What reading the clock twice adds to a measurement: the mean of the middle half, because the clock's steps are not much
+/// shorter, and a single interrupt is many times as long.
 fn clock_seconds() -> f64 {
-    (0..64)
+    let mut readings: Vec<f64> = (0..256)
         .map(|_| Instant::now().elapsed().as_secs_f64())
-        .sum::<f64>()
-        / 64.0
+        .collect();
+    readings.sort_by(f64::total_cmp);
+    readings[64..192].iter().sum::<f64>() / 128.0
 }
 
 /// Work that touches no memory, so that it competes with the copy for nothing but the processor.
@@ -520,9 +524,10 @@ const NUDGE_BYTES: usize = 1 << 20;
 /// What is copied in less time than a helper goes to sleep in.
 const NEAR_BYTES: usize = 128 << 10;
 
-const ALIGNMENT_BYTES: usize = 64 << 10;
+/// Part of the working set.
+const STIRRED_BYTES: usize = 256 << 10;
 
-const SETTLED_AFTER: Duration = Duration::from_micros(20);
+const ALIGNMENT_BYTES: usize = 64 << 10;
 
 /// Longer than a worker spins.
 const ASLEEP_AFTER: Duration = Duration::from_millis(1);
