@@ -18,7 +18,7 @@ pub(super) fn of(published: &Published, report: &Report) -> Option<String> {
         }
         (_, "DMA-copy vs copy-cache") => {
             span(report, ("worker hot", "total"), ("cpu hot", "total"), 1.0)
-                .map(|span| format!("a copy in cache takes 1 / {span} of the worker's time"))
+                .map(|span| format!("the worker takes {span} times as long"))
         }
         (_, "DMA-overhead vs memcpy") => {
             // Nanoseconds against microseconds.
@@ -28,7 +28,7 @@ pub(super) fn of(published: &Published, report: &Report) -> Option<String> {
                 ("worker cold", "start-up"),
                 1e3,
             )
-            .map(|span| format!("start-up takes 1 / {span} of a cold copy's time"))
+            .map(|span| format!("a cold copy takes {span} times as long as start-up"))
         }
         _ => None,
     }
