@@ -37,6 +37,16 @@ pub(crate) fn test() -> bool {
             "--show-output",
         ]),
     );
+    steps.run(
+        "copy: no std",
+        cargo().args([
+            "test",
+            "-p",
+            "toehold-copy",
+            "--lib",
+            "--no-default-features",
+        ]),
+    );
     add_devices(&mut steps);
     add_models(&mut steps);
     add_sim(&mut steps);
