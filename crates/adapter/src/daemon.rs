@@ -196,6 +196,9 @@ pub struct Daemon {
     sample_due: Option<Instant>,
     /// When to wake for it: only when something hangs on it.
     sample_next: Option<Instant>,
+    /// When channels were last asked how much they hold, and what that was beyond one share each.
+    weighed: Option<Instant>,
+    shares_beyond_one: usize,
     log: Log,
 }
 
@@ -247,6 +250,8 @@ impl Daemon {
             idle_since: Instant::now(),
             sample_due: None,
             sample_next: None,
+            weighed: None,
+            shares_beyond_one: 0,
             log,
             options,
         };

@@ -1,6 +1,7 @@
-//! Which channels give their regions back when regions run out: those that have moved nothing for longest.
+//! Which channels give their regions back when memory runs out: those that have moved nothing for longest.
 //!
-//! Pressure begins when seven eighths of the regions are in use and ends at three quarters. In between, the caller
+//! Memory is counted in *shares* of a megabyte; a channel has one, and more when its rings have grown.
+//! Pressure begins when seven eighths of the shares are in use and ends at three quarters. In between, the caller
 //! samples how much each channel has moved, at its own pace; a channel whose count stood still for
 //! [`IDLE_SAMPLES_MIN`] samples may be chosen. Without pressure nothing is kept and nothing is sampled.
 
@@ -11,7 +12,7 @@ use std::collections::BTreeMap;
 #[derive(Debug, Default)]
 pub(crate) struct Pressure {
     is_on: bool,
-    /// Channels to take back until the pressure ends.
+    /// Shares to take back until the pressure ends.
     wanted: usize,
     seen: BTreeMap<ChannelId, Seen>,
 }
@@ -19,6 +20,7 @@ pub(crate) struct Pressure {
 #[derive(Clone, Copy, Debug)]
 struct Seen {
     activity: u64,
+    shares: usize,
     idle_samples: u32,
     chosen: bool,
 }
@@ -27,28 +29,28 @@ struct Seen {
 pub(crate) const IDLE_SAMPLES_MIN: u32 = 2;
 
 impl Pressure {
-    /// Takes note of how many channels there are. Whether there is pressure.
-    pub(crate) fn is_on(&mut self, channels: usize, regions_max: usize) -> bool {
-        let high_water = regions_max - regions_max / 8;
-        let low_water = regions_max - regions_max.div_ceil(4);
-        self.is_on = channels > low_water && (self.is_on || channels >= high_water);
-        self.wanted = channels.saturating_sub(low_water);
+    /// Takes note of how many shares are in use. Whether there is pressure.
+    pub(crate) fn is_on(&mut self, shares: usize, shares_max: usize) -> bool {
+        let high_water = shares_max - shares_max / 8;
+        let low_water = shares_max - shares_max.div_ceil(4);
+        self.is_on = shares > low_water && (self.is_on || shares >= high_water);
+        self.wanted = shares.saturating_sub(low_water);
         if !self.is_on {
             self.seen.clear();
         }
         self.is_on
     }
 
-    /// Takes a sample of every channel. Answers which to take back, the longest idle first; each is named once.
+    /// Takes a sample of every channel: what it has moved, and its shares. Answers which to take back, the longest idle first; each is named once.
     pub(crate) fn sample(
         &mut self,
-        channels: impl Iterator<Item = (ChannelId, u64)>,
+        channels: impl Iterator<Item = (ChannelId, u64, usize)>,
     ) -> Vec<ChannelId> {
         let before = std::mem::take(&mut self.seen);
         self.seen = channels
-            .map(|(id, activity)| (id, Seen::next(before.get(&id), activity)))
+            .map(|(id, activity, shares)| (id, Seen::next(before.get(&id), activity, shares)))
             .collect();
-        let missing = self.missing();
+        let mut missing = self.missing();
         let idle = |seen: &Seen| !seen.chosen && seen.idle_samples >= IDLE_SAMPLES_MIN;
         let mut candidates: Vec<_> = self
             .seen
@@ -57,12 +59,16 @@ impl Pressure {
             .collect();
         // Stable, so that of equally idle channels the oldest comes first.
         candidates.sort_by_key(|(_, seen)| std::cmp::Reverse(seen.idle_samples));
-        candidates.truncate(missing);
-        let choose = |(&id, seen): (&ChannelId, &mut Seen)| {
+        let mut chosen = Vec::new();
+        for (&id, seen) in candidates {
+            if missing == 0 {
+                break;
+            }
             seen.chosen = true;
-            id
-        };
-        candidates.into_iter().map(choose).collect()
+            missing = missing.saturating_sub(seen.shares);
+            chosen.push(id);
+        }
+        chosen
     }
 
     /// Whether another sample may find channels that are still wanted.
@@ -71,21 +77,24 @@ impl Pressure {
     }
 
     fn missing(&self) -> usize {
-        let chosen = self.seen.values().filter(|seen| seen.chosen).count();
-        self.wanted.saturating_sub(chosen)
+        let chosen = self.seen.values().filter(|seen| seen.chosen);
+        let shares: usize = chosen.map(|seen| seen.shares).sum();
+        self.wanted.saturating_sub(shares)
     }
 }
 
 impl Seen {
-    fn next(before: Option<&Seen>, activity: u64) -> Seen {
+    fn next(before: Option<&Seen>, activity: u64, shares: usize) -> Seen {
         match before {
             Some(seen) if seen.activity == activity => Seen {
+                shares,
                 idle_samples: seen.idle_samples.saturating_add(1),
                 ..*seen
             },
             // One that was chosen and still moves is on its way back to its carrier.
             other => Seen {
                 activity,
+                shares,
                 idle_samples: 0,
                 chosen: other.is_some_and(|seen| seen.chosen),
             },
@@ -98,7 +107,9 @@ mod tests {
     use super::*;
 
     fn sample(pressure: &mut Pressure, activities: &[(u64, u64)]) -> Vec<u64> {
-        let channels = activities.iter().map(|&(id, moved)| (ChannelId(id), moved));
+        let channels = activities
+            .iter()
+            .map(|&(id, moved)| (ChannelId(id), moved, 1));
         pressure.sample(channels).iter().map(|id| id.0).collect()
     }
 
@@ -139,6 +150,25 @@ mod tests {
             chosen.extend(sample(&mut pressure, &activities));
         }
         assert_eq!(chosen, [3, 5]);
+        assert!(!pressure.wants_more());
+    }
+
+    #[test]
+    fn channels_with_large_rings_count_for_what_they_hold() {
+        let mut pressure = Pressure::default();
+        assert!(pressure.is_on(16, 16), "four are wanted");
+        let channels = || {
+            [
+                (ChannelId(1), 0, 1),
+                (ChannelId(2), 0, 8),
+                (ChannelId(3), 0, 7),
+            ]
+        };
+        let mut chosen = Vec::new();
+        for _ in 0..=IDLE_SAMPLES_MIN {
+            chosen = pressure.sample(channels().into_iter());
+        }
+        assert_eq!(chosen, [ChannelId(1), ChannelId(2)]);
         assert!(!pressure.wants_more());
     }
 

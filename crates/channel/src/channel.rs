@@ -108,7 +108,6 @@ impl<'a> End<'a> {
             tail: &self.entry.tx_ring,
             head_seen: &self.entry.tx_head_seen,
             capacity_log2: &self.entry.tx_capacity_log2,
-            capacity_max_log2: &self.entry.tx_capacity_max_log2,
             was_full: &self.entry.tx_was_full,
         }
     }

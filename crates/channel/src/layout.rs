@@ -33,8 +33,8 @@ pub const PAIR_MAGIC: u64 = u64::from_le_bytes(*b"TOEHOLDP");
 pub const CONTROL_BYTES: usize = 4096;
 /// Smallest ring in force, as a power of two: four pages. Two bytes under the model checker, which tries every schedule.
 pub const CAPACITY_LOG2_MIN: u32 = if cfg!(loom) { 1 } else { 14 };
-/// A ring of this size, as a power of two, holds what a program may count on: less, and a full one gives way to the carrier.
-pub const CAPACITY_LOG2_AMPLE: u32 = if cfg!(loom) { 3 } else { 19 };
+/// A ring to an engine, which reads it at its remote's pace, is large enough from here on.
+pub const CAPACITY_LOG2_ENGINE: u32 = if cfg!(loom) { 3 } else { 20 };
 /// Largest ring in force, as a power of two: more than a processor's own cache holds (`docs/decisions/0009-large-rings.md`). Address space
 /// for it is reserved, pages come as they are touched.
 pub const CAPACITY_LOG2_MAX: u32 = if cfg!(loom) { 3 } else { 22 };

@@ -16,7 +16,7 @@
 //!
 //! This module deals in offsets; the bytes themselves move through `copy` in [`crate::channel`].
 
-use crate::layout::{CAPACITY_LOG2_AMPLE, CAPACITY_LOG2_MAX, CAPACITY_LOG2_MIN, Consume, Publish};
+use crate::layout::{CAPACITY_LOG2_MAX, CAPACITY_LOG2_MIN, Consume, Publish};
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
 
 /// A word of the peer that failed its check. The channel ends; nothing else does.
@@ -58,8 +58,6 @@ pub struct Sender<'a> {
     pub head_seen: &'a AtomicU64,
     /// Capacity in force.
     pub capacity_log2: &'a AtomicU32,
-    /// What it may grow to; 0 stands for [`CAPACITY_LOG2_AMPLE`].
-    pub capacity_max_log2: &'a AtomicU32,
     /// Set when the ring was found full since it last grew.
     pub was_full: &'a AtomicU32,
 }
@@ -99,34 +97,23 @@ impl Sender<'_> {
             self.was_full.store(1, Ordering::Relaxed);
         } else if head == tail
             && self.was_full.load(Ordering::Relaxed) != 0
-            && log2 < self.capacity_max()
+            && log2 < CAPACITY_LOG2_MAX
         {
             return Ok(self.grow(log2));
         }
         Ok(credit)
     }
 
-    /// True when the ring holds less than the kernel's socket buffers would.
-    pub fn is_small(&self) -> bool {
-        self.capacity_log2.load(Ordering::Relaxed) < CAPACITY_LOG2_AMPLE
-    }
-
-    fn capacity_max(&self) -> u32 {
-        match self.capacity_max_log2.load(Ordering::Relaxed) {
-            0 => CAPACITY_LOG2_AMPLE,
-            log2 => log2.min(CAPACITY_LOG2_MAX),
-        }
+    /// True when a ring that is full gets larger once it is empty.
+    pub fn may_grow(&self) -> bool {
+        self.capacity_log2.load(Ordering::Relaxed) < CAPACITY_LOG2_MAX
     }
 
     /// Raises the capacity of a ring that is empty now and has been full; returns the new credit.
     fn grow(&self, log2: u32) -> u64 {
-        /// Two doublings at a time: from the first pages to an ample ring in three steps.
+        /// Two doublings at a time: from the first pages to the largest ring in four steps.
         const STEP: u32 = 2;
-        let log2 = if log2 < CAPACITY_LOG2_AMPLE {
-            (log2 + STEP).min(CAPACITY_LOG2_AMPLE)
-        } else {
-            self.capacity_max()
-        };
+        let log2 = (log2 + STEP).min(CAPACITY_LOG2_MAX);
         self.was_full.store(0, Ordering::Relaxed);
         self.capacity_log2.store(log2, Ordering::Relaxed);
         // Relaxed: the next store of `tail` carries it to the peer.

@@ -56,8 +56,6 @@ pub struct Header {
     pub attention: AtomicU32,
     /// The program's name: bytes packed little-endian, NUL-padded.
     pub program: [AtomicU64; PROGRAM_BYTES / 8],
-    /// Rings of the family that may grow to [`crate::layout::CAPACITY_LOG2_MAX`].
-    pub large_rings: AtomicU32,
     /// Forks whose child has not yet entered itself below.
     pub births: AtomicU32,
     /// Processes of the family, 0 for a free place. A dead one may stand here until its place is needed.
@@ -143,8 +141,7 @@ pub struct Entry {
     pub tx_calls: AtomicU64,
     /// The reader's position when last looked at.
     pub tx_head_seen: AtomicU64,
-    /// What the ring may grow to, as a power of two; 0 stands for [`crate::layout::CAPACITY_LOG2_AMPLE`].
-    pub tx_capacity_max_log2: AtomicU32,
+    _line2: u32,
     /// `TX_*`: socket options as the program believes them to be.
     pub tx_options: AtomicU32,
 

@@ -179,7 +179,7 @@ fn a_ring_that_was_full_and_is_empty_grows_to_the_largest() {
     }
     assert_eq!(
         capacities,
-        [1 << 14, 1 << 16, 1 << 18, 1 << 19, 1 << 19, 1 << 19]
+        [1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 22]
     );
 }
 

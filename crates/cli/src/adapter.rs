@@ -34,7 +34,7 @@ pub(crate) struct AdapterArgs {
     #[arg(long, value_name = "SECONDS")]
     idle_exit: Option<u64>,
 
-    /// Most connections in shared memory at a time
+    /// Most connections in shared memory at a time; one whose rings have grown counts once for each megabyte
     #[arg(long, value_name = "N", default_value_t = daemon::REGIONS_MAX_DEFAULT)]
     max_connections: usize,
 

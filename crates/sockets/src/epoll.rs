@@ -35,10 +35,10 @@ use toehold_channel::table::Mode;
 
 use crate::offload::opening;
 use crate::pairs::Pair;
-use crate::receive::{HINT_LOOK, drain_doorbells};
+use crate::receive::HINT_LOOK;
 use crate::state::Connection;
 use crate::wait::SpinHistory;
-use crate::{errno, lock, ready, state, sys};
+use crate::{doorbells, errno, lock, ready, state, sys};
 
 use early::{EARLY_LOCK, forget_early};
 use lists::{pop_ready, push_ready};
@@ -494,7 +494,7 @@ impl Epoll {
                 if let (Some(end), Some(_rx)) =
                     (connection.end(), lock::try_lock(&connection.entry.rx_lock))
                 {
-                    drain_doorbells(&connection, &end);
+                    doorbells::drain(&connection, &end);
                 }
             }
             if one.is_virtual() {

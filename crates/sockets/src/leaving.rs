@@ -26,7 +26,7 @@ use toehold_channel::memfd;
 use toehold_channel::table::{COMMAND_DETACH, COMMAND_EVICT, FLAG_ASKED, FLAG_ATTACHED, Mode};
 
 use crate::state::{self, Connection};
-use crate::{adapter, epoll, large, lock, options, receive, release, send, sys};
+use crate::{adapter, doorbells, epoll, lock, options, pending, release, send, sys};
 
 /// `attention` as it was when last followed.
 static FOLLOWED: AtomicU32 = AtomicU32::new(0);
@@ -134,7 +134,7 @@ pub(crate) fn declare(connection: &Connection, end: &End<'_>) -> bool {
     if entry.tx_mode.load(Ordering::Relaxed) != Mode::Carrier as u32
         || !is_over(connection, end)
         || wake.abandoned.load(Ordering::Relaxed) != 0
-        || receive::error_is_pending(connection)
+        || pending::is_there(connection)
     {
         return false;
     }
@@ -164,7 +164,7 @@ fn is_drained(connection: &Connection, end: &End<'_>) -> bool {
                     && end.all_acknowledged() == Ok(true);
             }
             Ok(Incoming::Skip { bytes }) => {
-                if !receive::skip_doorbells(connection, bytes) {
+                if doorbells::skip(connection, bytes) == 0 {
                     return false;
                 }
             }
@@ -240,7 +240,6 @@ fn forget_positions(connection: &Connection) {
         before.fetch_add(position.swap(0, Ordering::Relaxed), Ordering::Relaxed);
     }
     entry.tx_head_seen.store(0, Ordering::Relaxed);
-    large::give_back(entry);
     for word in [
         &entry.rx_records,
         &entry.tx_records,

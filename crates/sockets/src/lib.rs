@@ -5,7 +5,9 @@
 //!
 //! ```text
 //!   api ─► state     which descriptors are ours
-//!       ─► receive, send, overflow, large, transfer     bytes: carrier, ring, and the switches between
+//!       ─► receive, send, transfer     bytes: carrier, ring, and the switches between
+//!       ─► overflow                    when a ring is too small
+//!       ─► doorbells, pending          what else the carrier brings: bytes that are no data, errors
 //!       ─► offload   connections that the adapter's TCP engine carries
 //!       ─► poll, epoll, ready          readiness
 //!       ─► wait                        spin or sleep
@@ -21,9 +23,9 @@
 mod adapter;
 pub mod api;
 mod buffers;
+mod doorbells;
 mod epoll;
 mod errno;
-mod large;
 mod leaving;
 mod lock;
 mod offload;
@@ -31,6 +33,7 @@ mod options;
 mod overflow;
 mod pairing;
 mod pairs;
+mod pending;
 mod poll;
 mod ready;
 pub mod real;

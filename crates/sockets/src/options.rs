@@ -7,7 +7,7 @@ use toehold_channel::table::{FLAG_ATTACHED, Mode, Reason};
 
 use crate::offload::opening;
 use crate::state::Connection;
-use crate::{errno, receive, send, sys};
+use crate::{errno, pending, receive, send, sys};
 
 /// The program set `TCP_NODELAY`.
 const USER_NODELAY: u32 = 1;
@@ -74,7 +74,7 @@ pub(crate) fn set(connection: &Connection, level: i32, name: i32, value: Option<
 pub(crate) fn get(connection: &Connection, level: i32, name: i32) -> Option<i32> {
     if (level, name) == (libc::SOL_SOCKET, libc::SO_ERROR) {
         return errno::keep(|| opening::error_option(connection))
-            .or_else(|| receive::take_error_for_option(connection));
+            .or_else(|| pending::take_for_option(connection));
     }
     let bit = bit_of(connection, level, name)?;
     let options = connection.entry.tx_options.load(Ordering::Relaxed);

@@ -4,7 +4,8 @@
 use core::sync::atomic::Ordering;
 
 use toehold_channel::channel::End;
-use toehold_channel::table::Mode;
+use toehold_channel::layout::CAPACITY_LOG2_ENGINE;
+use toehold_channel::table::{FLAG_OFFLOAD, Mode};
 
 use crate::send::go_down;
 use crate::state::Connection;
@@ -13,8 +14,14 @@ use crate::state::Connection;
 /// asked of the peer then: a doorbell that nobody reads would turn the end of this process into a reset. The caller holds the send lock.
 pub(crate) fn overflow(connection: &Connection, end: &End<'_>) -> bool {
     let sender = end.sender();
-    let overflows =
-        end.tx_mode() == Mode::Ring && sender.is_small() && sender.credit_fresh() == Ok(0);
+    let entry = connection.entry;
+    let is_offloaded = entry.flags.load(Ordering::Relaxed) & FLAG_OFFLOAD != 0;
+    let is_small = if is_offloaded {
+        entry.tx_capacity_log2.load(Ordering::Relaxed) < CAPACITY_LOG2_ENGINE
+    } else {
+        sender.may_grow()
+    };
+    let overflows = end.tx_mode() == Mode::Ring && is_small && sender.credit_fresh() == Ok(0);
     if overflows {
         go_down(connection, end);
     }

@@ -5,10 +5,10 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use libc::{POLLERR, POLLHUP, POLLIN, POLLNVAL, POLLOUT, POLLPRI, POLLRDHUP, pollfd};
 
 use crate::offload::opening;
-use crate::receive::{HINT_LOOK, arm, disarm, drain_doorbells};
+use crate::receive::{HINT_LOOK, arm, disarm};
 use crate::state::{self, Connection, Kind};
 use crate::wait::KERNEL_LOOK_NS;
-use crate::{epoll, errno, leaving, lock, ready, sys, wait};
+use crate::{doorbells, epoll, errno, leaving, lock, ready, sys, wait};
 
 /// Descriptors handled without asking for memory.
 const INLINE: usize = 64;
@@ -344,7 +344,7 @@ fn disarm_all(fds: &[pollfd], copy: &[pollfd]) {
                     disarm(connection, end);
                     if kernel.revents & POLLIN != 0 {
                         if let Some(_held) = lock::try_lock(&connection.entry.rx_lock) {
-                            drain_doorbells(connection, end);
+                            doorbells::drain(connection, end);
                         }
                     }
                 });

@@ -6,10 +6,10 @@ use libc::{POLLERR, POLLHUP, POLLIN, POLLOUT, POLLPRI, POLLRDHUP};
 use toehold_channel::channel::{End, Incoming};
 use toehold_channel::table::Mode;
 
-use crate::receive::{HINT_LOOK, drain_doorbells};
+use crate::receive::HINT_LOOK;
 use crate::send::{Credit, want_credit};
 use crate::state::Connection;
-use crate::{lock, sys};
+use crate::{doorbells, lock, sys};
 
 /// The `POLL*` bits that hold now, of those in `interest` (errors and hang-up always). Asking for `POLLOUT` without credit
 /// leaves a request for it with the peer.
@@ -83,7 +83,7 @@ fn slow_incoming(connection: &Connection, end: &End<'_>) -> i16 {
         if on_carrier {
             ready |= kernel & POLLIN;
         } else if kernel & POLLIN != 0 {
-            drain_doorbells(connection, end);
+            doorbells::drain(connection, end);
         }
         if kernel & POLLRDHUP != 0 {
             ready |= POLLIN | POLLRDHUP;

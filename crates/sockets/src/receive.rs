@@ -12,14 +12,14 @@ use toehold_channel::table::{FLAG_CONNECTING, FLAG_REFUSED, Mode, Reason};
 
 use crate::offload::opening;
 use crate::state::Connection;
-use crate::{buffers, epoll, errno, leaving, lock, pairing, real, send, sys, wait};
+use crate::{
+    buffers, doorbells, epoll, errno, leaving, lock, pairing, pending, real, send, sys, wait,
+};
 
 /// The carrier reported its end or an error: ask the kernel for the details.
 pub(crate) const HINT_LOOK: u32 = 1;
 /// The carrier's end of file was seen and the ring is drained.
 pub(crate) const HINT_EOF: u32 = 2;
-/// An errno that the kernel reported while the ring still had bytes stands in the upper half.
-const HINT_ERRNO_SHIFT: u32 = 16;
 /// Without other signs, a receiver that finds its ring empty looks at the carrier this often.
 const CARRIER_LOOK_NS: u64 = 50_000;
 /// After this many fruitless non-blocking calls in a row the program is polling us: it needs no doorbell.
@@ -161,7 +161,7 @@ unsafe fn receive_attached(
             }
             Ok(Step::End) => return Ok(done),
             Err(error) if done > 0 => {
-                keep_for_next_call(connection, error);
+                pending::keep_for_next_call(connection, error);
                 return Ok(done);
             }
             Err(libc::ECONNRESET) if was_closed_cleanly(connection, &end) => {
@@ -262,7 +262,7 @@ unsafe fn step(
                 }
             }
             Ok(Incoming::Skip { bytes }) => {
-                if let Some(step) = discard(connection, bytes)? {
+                if let Some(step) = skip_doorbells(connection, bytes)? {
                     return Ok(step);
                 }
             }
@@ -351,7 +351,7 @@ fn count_peeked(fd: i32, limit: usize) -> isize {
 
 /// No byte waits on the carrier and the next one would come from there: the end, an error, or nothing yet.
 fn carrier_is_empty(connection: &Connection, end: &End<'_>) -> Result<Option<Step>, i32> {
-    if let Some(error) = take_pending_error(connection) {
+    if let Some(error) = pending::take(connection) {
         return Err(error);
     }
     let mut byte = 0u8;
@@ -366,8 +366,8 @@ fn carrier_is_empty(connection: &Connection, end: &End<'_>) -> Result<Option<Ste
     };
     if end.records_pending() && end.rx_mode() == Mode::Carrier {
         // A switch was announced meanwhile: whatever the carrier says now comes after it.
-        if result < 0 && result != -(libc::EAGAIN as isize) {
-            keep_error(connection, -result as i32);
+        if result < 0 {
+            pending::keep_for_next_call(connection, -result as i32);
         }
         if !matches!(end.incoming(), Ok(Incoming::Carrier { .. })) || result > 0 {
             return Ok(None);
@@ -381,23 +381,13 @@ fn carrier_is_empty(connection: &Connection, end: &End<'_>) -> Result<Option<Ste
     }
 }
 
-/// Takes doorbells off the carrier on the way back to it.
-fn discard(connection: &Connection, bytes: u64) -> Result<Option<Step>, i32> {
-    let mut scratch = [0u8; 64];
-    let len = scratch.len().min(bytes as usize);
-    // SAFETY: `scratch` is writable for `len` bytes.
-    let result = unsafe { sys::recv(connection.fd, scratch.as_mut_ptr(), len, libc::MSG_DONTWAIT) };
-    match result {
-        1.. => {
-            connection
-                .entry
-                .rx_carrier
-                .fetch_add(result as u64, Ordering::Relaxed);
-            Ok(None)
-        }
-        0 => Ok(Some(Step::End)),
-        error if error == -(libc::EAGAIN as isize) => Ok(Some(Step::Empty)),
-        error => Err(-error as i32),
+/// Takes doorbells off the carrier on the way back to it. `None` means: look again.
+fn skip_doorbells(connection: &Connection, bytes: u64) -> Result<Option<Step>, i32> {
+    match doorbells::take(connection, bytes) {
+        Ok(0) => Ok(Some(Step::End)),
+        Ok(_) => Ok(None),
+        Err(libc::EAGAIN) => Ok(Some(Step::Empty)),
+        Err(error) => Err(error),
     }
 }
 
@@ -429,7 +419,7 @@ fn look_at_carrier(connection: &Connection, end: &End<'_>) -> Result<Option<Step
     if entry.rx_hints.load(Ordering::Relaxed) & HINT_EOF != 0 {
         return Ok(Some(Step::End));
     }
-    let drained = drain_doorbells(connection, end);
+    let drained = doorbells::drain(connection, end);
     let mut byte = 0u8;
     // SAFETY: `byte` is writable for one byte.
     let result = unsafe {
@@ -445,7 +435,7 @@ fn look_at_carrier(connection: &Connection, end: &End<'_>) -> Result<Option<Step
     match result {
         0 if more => Ok(None),
         0 => {
-            if let Some(error) = take_pending_error(connection) {
+            if let Some(error) = pending::take(connection) {
                 return Err(error);
             }
             entry
@@ -458,7 +448,7 @@ fn look_at_carrier(connection: &Connection, end: &End<'_>) -> Result<Option<Step
         }
         1.. if sys::poll_now(connection.fd, libc::POLLRDHUP) != 0 => {
             // The end stands behind doorbells that are kept for other sleepers. It wakes them all by itself.
-            discard_doorbells(connection, end);
+            doorbells::discard(connection, end);
             Ok(None)
         }
         1.. => Ok(Some(Step::Empty)),
@@ -466,148 +456,16 @@ fn look_at_carrier(connection: &Connection, end: &End<'_>) -> Result<Option<Step
             if more {
                 return Ok(None);
             }
-            match take_pending_error(connection) {
+            match pending::take(connection) {
                 Some(error) => Err(error),
                 None => Ok(Some(Step::Empty)),
             }
         }
         error if more => {
-            keep_error(connection, -error as i32);
+            pending::keep(connection, -error as i32);
             Ok(None)
         }
         error => Err(-error as i32),
-    }
-}
-
-/// Keeps an error for after the bytes that come before it.
-pub(crate) fn keep_error(connection: &Connection, error: i32) {
-    connection.entry.rx_hints.fetch_or(
-        HINT_LOOK | (error as u32) << HINT_ERRNO_SHIFT,
-        Ordering::Relaxed,
-    );
-}
-
-/// An error that came to a call which had moved bytes already: the kernel would have kept it for the next one.
-pub(crate) fn keep_for_next_call(connection: &Connection, error: i32) {
-    let of_the_connection = matches!(
-        error,
-        libc::ECONNRESET
-            | libc::ECONNABORTED
-            | libc::ETIMEDOUT
-            | libc::EHOSTUNREACH
-            | libc::ENETUNREACH
-    );
-    if of_the_connection && !error_is_pending(connection) {
-        keep_error(connection, error);
-    }
-}
-
-/// True when an error of the kernel's waits to be reported.
-pub(crate) fn error_is_pending(connection: &Connection) -> bool {
-    connection.entry.rx_hints.load(Ordering::Relaxed) >> HINT_ERRNO_SHIFT != 0
-}
-
-pub(crate) fn take_pending_error(connection: &Connection) -> Option<i32> {
-    let hints = connection.entry.rx_hints.load(Ordering::Relaxed);
-    if hints >> HINT_ERRNO_SHIFT == 0 {
-        return None;
-    }
-    let kept = hints & ((1 << HINT_ERRNO_SHIFT) - 1);
-    connection.entry.rx_hints.store(kept, Ordering::Relaxed);
-    Some((hints >> HINT_ERRNO_SHIFT) as i32)
-}
-
-/// Takes doorbells off the carrier, in ring mode, unless somebody still has to be woken by them. Callers hold the receive lock.
-/// True when any were there.
-pub(crate) fn drain_doorbells(connection: &Connection, end: &End<'_>) -> bool {
-    let mut any = false;
-    loop {
-        let waiting = sys::bytes_waiting(connection.fd);
-        // Everything counted before this look at the records is a doorbell: a downgrade is published before the data that follows it.
-        if waiting <= 0 || end.rx_mode() != Mode::Ring || end.records_pending() {
-            return any;
-        }
-        if connection.local.sleepers.load(Ordering::SeqCst) != 0 {
-            return true;
-        }
-        let mut scratch = [0u8; 256];
-        let len = scratch.len().min(waiting as usize);
-        // SAFETY: `scratch` is writable for `len` bytes.
-        let result =
-            unsafe { sys::recv(connection.fd, scratch.as_mut_ptr(), len, libc::MSG_DONTWAIT) };
-        if result <= 0 {
-            return any;
-        }
-        connection
-            .entry
-            .rx_carrier
-            .fetch_add(result as u64, Ordering::Relaxed);
-        any = true;
-        if result == waiting {
-            return true;
-        }
-    }
-}
-
-/// Takes up to `bytes` doorbells off the carrier, on the way back to it; false when there were none. Callers hold the receive lock.
-pub(crate) fn skip_doorbells(connection: &Connection, bytes: u64) -> bool {
-    matches!(discard(connection, bytes), Ok(None))
-}
-
-/// Takes every doorbell off the carrier, whoever sleeps: the connection is being closed. Callers hold the receive lock.
-pub(crate) fn discard_doorbells(connection: &Connection, end: &End<'_>) {
-    let mut scratch = [0u8; 256];
-    while end.rx_mode() == Mode::Ring && !end.records_pending() {
-        // SAFETY: `scratch` is writable for its length.
-        let result = unsafe {
-            sys::recv(
-                connection.fd,
-                scratch.as_mut_ptr(),
-                scratch.len(),
-                libc::MSG_DONTWAIT,
-            )
-        };
-        if result <= 0 {
-            keep_if_error(connection, result);
-            return;
-        }
-        connection
-            .entry
-            .rx_carrier
-            .fetch_add(result as u64, Ordering::Relaxed);
-    }
-}
-
-/// The kernel tells an error once: when it comes to a call that was made for doorbells, it is kept for the program's next.
-fn keep_if_error(connection: &Connection, result: isize) {
-    if result < 0 && result != -(libc::EAGAIN as isize) {
-        keep_error(connection, -result as i32);
-    }
-}
-
-/// Takes `seen` doorbells that a sleeper peeked at off the carrier, if that is what they are and nobody else has to be woken by them.
-pub(crate) fn take_doorbells(connection: &Connection, end: &End<'_>, seen: usize) {
-    let Some(_held) = lock::lock(&connection.entry.rx_lock) else {
-        return;
-    };
-    // They were on the carrier before this look at the records: a downgrade is published before the data that follows it.
-    if end.rx_mode() != Mode::Ring
-        || end.records_pending()
-        || connection.local.sleepers.load(Ordering::SeqCst) != 0
-    {
-        return;
-    }
-    let mut scratch = [0u8; BELLS_PEEKED];
-    let len = seen.min(scratch.len());
-    // SAFETY: `scratch` is writable for `len` bytes.
-    let result = unsafe { sys::recv(connection.fd, scratch.as_mut_ptr(), len, libc::MSG_DONTWAIT) };
-    if result > 0 {
-        connection
-            .entry
-            .rx_carrier
-            .fetch_add(result as u64, Ordering::Relaxed);
-    } else {
-        keep_if_error(connection, result);
     }
 }
 
@@ -753,7 +611,7 @@ fn wait_for_bytes(connection: &Connection, end: &End<'_>, seen: u64) -> Result<(
     match (result, error) {
         (1.., _) => {
             if slept {
-                take_doorbells(connection, end, result as usize);
+                doorbells::take_seen(connection, end, result as usize);
             }
             Ok(())
         }
@@ -763,7 +621,7 @@ fn wait_for_bytes(connection: &Connection, end: &End<'_>, seen: u64) -> Result<(
         }
         (_, error @ (libc::EINTR | libc::EAGAIN)) => Err(error),
         (_, error) => {
-            keep_error(connection, error);
+            pending::keep(connection, error);
             Ok(())
         }
     }
@@ -786,12 +644,6 @@ pub(crate) fn waiting(connection: &Connection) -> Option<i32> {
         Incoming::Skip { bytes } => on_carrier.saturating_sub(bytes),
     };
     Some(i32::try_from(count).unwrap_or(i32::MAX))
-}
-
-/// An error that we took from the kernel and have not reported yet (`SO_ERROR`).
-pub(crate) fn take_error_for_option(connection: &Connection) -> Option<i32> {
-    connection.end()?;
-    take_pending_error(connection)
 }
 
 /// True when the socket's time-out `option` has passed since `since_ns`.

@@ -12,7 +12,7 @@ use toehold_channel::rendezvous::{Kind, Message};
 use toehold_channel::table::{EntryState, FLAG_ASKED, Mode};
 
 use crate::state::{self, Connection, Local};
-use crate::{adapter, large, lock, options, receive, send, sys};
+use crate::{adapter, doorbells, lock, options, receive, send, sys};
 
 /// The last descriptor of this process that referred to `connection` is being closed.
 pub(crate) fn release(connection: &Connection) {
@@ -36,7 +36,6 @@ pub(crate) fn release(connection: &Connection) {
         unsafe { memfd::unmap(parked, REGION_BYTES) };
     }
     if last {
-        large::give_back(entry);
         entry
             .state
             .store(EntryState::Free as u32, Ordering::Release);
@@ -71,7 +70,7 @@ fn end_channel(connection: &Connection, end: &End<'_>) {
         let unread = end.rx_mode() == Mode::Ring && end.receiver().looks_filled();
         if !unread {
             // Doorbells that nobody waits for are no data: left there, they would turn this close into a reset.
-            receive::discard_doorbells(connection, end);
+            doorbells::discard(connection, end);
         }
         unread
     };

@@ -14,13 +14,11 @@ use toehold_channel::table::{
 use toehold_copy::prefetch;
 
 use crate::offload::opening;
-use crate::receive::{
-    HINT_EOF, HINT_LOOK, arm, disarm, fault_of_peer, keep_error, timed_out, timeout_ns,
-};
+use crate::receive::{HINT_EOF, HINT_LOOK, arm, disarm, fault_of_peer, timed_out, timeout_ns};
 use crate::state::Connection;
 use crate::{
-    buffers, epoll, errno, large, leaving, lock, options, overflow, pairing, real, receive, sys,
-    wait,
+    buffers, doorbells, epoll, errno, leaving, lock, options, overflow, pairing, pending, real,
+    receive, sys, wait,
 };
 
 /// A message of this size that meets the end of a small ring goes on at once on the carrier, so that another thread's does not come between
@@ -150,7 +148,7 @@ unsafe fn transmit_attached(
                 continue;
             }
             Err(error) if done > 0 => {
-                receive::keep_for_next_call(connection, error);
+                pending::keep_for_next_call(connection, error);
                 return Ok(done);
             }
             Err(error) => return Err(error),
@@ -180,7 +178,7 @@ unsafe fn transmit_attached(
             }
             Ok(Turn::KernelFull) => {
                 // Should this process die, the kernel would answer one left there with a reset, and drop what it has not sent.
-                receive::take_doorbells(connection, &end, 1);
+                doorbells::take_seen(connection, &end, 1);
                 if !waits {
                     epoll::writing_blocked(connection);
                     epoll::watch_kernel_writable(connection);
@@ -214,10 +212,10 @@ unsafe fn turn(
         connection.pin(Reason::Unsupported);
     }
     attend(connection, end)?;
-    if receive::error_is_pending(connection) {
+    if pending::is_there(connection) {
         // The kernel reports an error once, to whichever call comes first; one that already sent something returns that instead.
         let error = if skip == 0 {
-            receive::take_pending_error(connection)
+            pending::take(connection)
         } else {
             None
         };
@@ -256,7 +254,6 @@ unsafe fn turn(
         }
     }
     if sent == 0 && want > 0 {
-        large::want(connection.entry);
         return Ok(Turn::NoCredit);
     }
     if sent < want && want <= WHOLE_BYTES && overflow::overflow(connection, end) {
@@ -264,7 +261,7 @@ unsafe fn turn(
         match unsafe { to_carrier(connection, parts, skip + sent, want - sent, flags) } {
             Ok(Turn::Sent(more)) => sent += more,
             Ok(_) => {}
-            Err(error) => receive::keep_for_next_call(connection, error),
+            Err(error) => pending::keep_for_next_call(connection, error),
         }
     }
     let entry = connection.entry;
@@ -460,12 +457,12 @@ pub(crate) fn quiesce(connection: &Connection, reason: Reason) {
             let Some(_held) = lock::lock(&connection.entry.rx_lock) else {
                 return;
             };
-            receive::discard_doorbells(connection, &end);
+            doorbells::discard(connection, &end);
             unread = match end.incoming() {
                 Ok(Incoming::Ring(filled)) => filled.len > 0,
                 Ok(Incoming::Carrier { .. }) => return,
                 Ok(Incoming::Skip { bytes }) => {
-                    receive::skip_doorbells(connection, bytes);
+                    doorbells::skip(connection, bytes);
                     false
                 }
                 Err(_) => false,
@@ -534,7 +531,7 @@ fn ring(connection: &Connection) {
         // The connection is broken, and its error was reported: what is left to read, and its end, is up to the next receive.
         entry.rx_hints.fetch_or(HINT_LOOK, Ordering::Relaxed);
     } else if result != -(libc::EAGAIN as isize) {
-        keep_error(connection, -result as i32);
+        pending::keep(connection, -result as i32);
     }
     // EAGAIN: the carrier is full, so the peer has something to read already.
 }
@@ -681,7 +678,7 @@ fn wait_for_credit(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
         }
     }
     if lock::lock(&entry.tx_lock).is_some_and(|_held| overflow::overflow(connection, end)) {
-        receive::take_doorbells(connection, end, 1);
+        doorbells::take_seen(connection, end, 1);
         return Ok(());
     }
     arm(connection, end);
@@ -698,7 +695,7 @@ fn wait_for_credit(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
         stop_wanting(connection, end);
     }
     if !sleeps {
-        receive::take_doorbells(connection, end, 1);
+        doorbells::take_seen(connection, end, 1);
         return Ok(());
     }
     local.spin.slept(sys::now_ns() - since);
@@ -713,12 +710,12 @@ fn wait_for_credit(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
         if error == libc::EINTR || error == libc::EAGAIN {
             return Err(error);
         }
-        keep_error(connection, error);
+        pending::keep(connection, error);
         let _held = lock::lock(&entry.tx_lock);
         go_down(connection, end);
         return Ok(());
     }
-    receive::take_doorbells(connection, end, result as usize);
+    doorbells::take_seen(connection, end, result as usize);
     Ok(())
 }
 

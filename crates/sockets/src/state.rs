@@ -18,7 +18,7 @@ use toehold_channel::table::{
 };
 
 use crate::pairs::Pair;
-use crate::{adapter, large, lock, offload, release, sys};
+use crate::{adapter, lock, offload, release, sys};
 
 /// Descriptors beyond this one are never tracked.
 const FDS_MAX: usize = 1 << 20;
@@ -497,7 +497,6 @@ pub(crate) fn track(fd: i32, accepted: bool, nonblocking: Option<bool>) {
 }
 
 fn reset(entry: &Entry, local: &Local) {
-    large::give_back(entry);
     for word in [
         &entry.command,
         &entry.offer,

@@ -247,13 +247,14 @@ fn epoll_pwait(pair: &Pair) {
 
 fn handler_sends(pair: &Pair) {
     const SIGNALS: usize = 50;
+    const REQUESTS: u32 = 300;
     if pair.server() {
         // Relaxed: the handler runs on this thread.
         ANSWERS_ON.store(pair.fd.cast_unsigned(), Ordering::Relaxed);
         handle(answer, libc::SA_RESTART);
         alarm(1, 1);
         let mut message = [0; 8];
-        for _ in 0..2000 {
+        for _ in 0..REQUESTS {
             receive_all(pair.fd, &mut message);
             send_all(pair.fd, &message);
         }
@@ -267,7 +268,7 @@ fn handler_sends(pair: &Pair) {
         // Messages and the handler's own are all eight bytes, and neither cuts the other in two.
         let mut message = [0; 8];
         let (mut replies, mut signals) = (0_u32, 0_u32);
-        while replies < 2000 {
+        while replies < REQUESTS {
             send_all(pair.fd, b"request.");
             loop {
                 receive_all(pair.fd, &mut message);

@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
+use toehold_channel::layout::CAPACITY_LOG2_MAX;
 use toehold_channel::rendezvous::{Kind, Message};
 use toehold_channel::table::{COMMAND_DETACH, Reason};
 
@@ -133,19 +134,31 @@ impl Daemon {
     /// Under pressure, has the least active channels give up their regions. A program that sleeps does so at its
     /// next call; until then its region costs the pages it last used.
     pub(super) fn relieve_pressure(&mut self) {
-        let count = self.registry.channel_count();
-        if !self.pressure.is_on(count, self.options.regions_max) {
+        let now = Instant::now();
+        if self
+            .weighed
+            .is_none_or(|weighed| now >= weighed + self.options.sample_interval)
+        {
+            self.weighed = Some(now);
+            let shares = self
+                .registry
+                .channels()
+                .map(|(_, ends)| shares(&self.tables, ends));
+            self.shares_beyond_one = shares.map(|shares| shares - 1).sum();
+        }
+        let in_use = self.registry.channel_count() + self.shares_beyond_one;
+        if !self.pressure.is_on(in_use, self.options.regions_max) {
             self.sample_next = None;
             return;
         }
-        let now = Instant::now();
         if self.sample_due.is_some_and(|due| now < due) {
             return;
         }
         let (registry, tables) = (&self.registry, &self.tables);
         let channels: BTreeMap<ChannelId, [End; 2]> = registry.channels().collect();
         let activities = channels.iter();
-        let activities = activities.map(|(&id, &ends)| (id, activity(tables, ends)));
+        let activities =
+            activities.map(|(&id, &ends)| (id, activity(tables, ends), shares(tables, ends)));
         let chosen = self.pressure.sample(activities);
         for end in chosen.iter().flat_map(|id| channels[id]) {
             tables.set_evict(end);
@@ -214,6 +227,17 @@ fn activity(tables: &Tables, ends: [End; 2]) -> u64 {
         })
     };
     of_end(ends[0]).wrapping_add(of_end(ends[1]))
+}
+
+/// Megabytes that a channel's rings may hold, at least one.
+fn shares(tables: &Tables, ends: [End; 2]) -> usize {
+    let of_end = |end| {
+        tables.current(end).map_or(0, |entry| {
+            let log2 = entry.tx_capacity_log2.load(Ordering::Relaxed);
+            1usize << log2.min(CAPACITY_LOG2_MAX)
+        })
+    };
+    ((of_end(ends[0]) + of_end(ends[1])) >> 20).max(1)
 }
 
 /// Keeps the two kinds of namespace number apart; cookies count up from 1.

@@ -15,7 +15,7 @@ use std::sync::atomic::{Ordering, fence};
 use toehold_channel::channel::{End, Incoming};
 use toehold_channel::doorbell::{self, WakeWord};
 use toehold_channel::layout::{
-    Board, CAPACITY_LOG2_AMPLE, CLOSED_ALL, CLOSED_CLEAN, EVICT, LEFT, REGION_BYTES,
+    Board, CAPACITY_LOG2_ENGINE, CLOSED_ALL, CLOSED_CLEAN, EVICT, LEFT, REGION_BYTES,
 };
 use toehold_channel::memfd;
 use toehold_channel::ring::{Fault, stretches};
@@ -269,7 +269,7 @@ impl Lane {
             .saturating_sub(self.base_in + head)
             .min(filled.len);
         let wants = end.theirs().wake.want_credit.load(Ordering::SeqCst) != 0;
-        let is_growing = filled.capacity_log2 < CAPACITY_LOG2_AMPLE && wants;
+        let is_growing = filled.capacity_log2 < CAPACITY_LOG2_ENGINE && wants;
         if done == 0 || (is_growing && done < filled.len) {
             return Ok(false);
         }

@@ -16,7 +16,7 @@ use toehold_channel::table::{FLAG_CONNECTING, FLAG_OFFLOAD, FLAG_REFUSED, Reason
 
 use super::names;
 use crate::state::{self, Connection};
-use crate::{adapter, epoll, errno, lock, pairing, real, receive, sys};
+use crate::{adapter, epoll, errno, lock, pairing, pending, real, receive, sys};
 
 /// How long the relay may take for the carrier's handshake, which the kernel makes on loopback all by itself.
 const RELAY_NS: u64 = 200_000_000;
@@ -83,7 +83,7 @@ fn again(fd: i32) -> Option<Opened> {
     }
     let flags = connection.entry.flags.load(Ordering::Acquire);
     if flags & FLAG_REFUSED != 0 {
-        if let Some(error) = receive::take_pending_error(&connection) {
+        if let Some(error) = pending::take(&connection) {
             errno::set(error);
             return Some(Opened::Done(-1));
         }
@@ -268,7 +268,7 @@ fn done(connection: &Connection, answer: Answer) -> Opened {
     let flags = connection.entry.flags.load(Ordering::Acquire);
     match answer {
         Answer::Refused => {
-            let error = receive::take_pending_error(connection);
+            let error = pending::take(connection);
             errno::set(error.unwrap_or(libc::ECONNREFUSED));
             Opened::Done(-1)
         }
@@ -373,7 +373,7 @@ pub(crate) fn look(connection: &Connection) -> Answer {
     match answer {
         Some(0) => settle(connection, 0),
         Some(error) => {
-            receive::keep_error(connection, i32::from(error));
+            pending::keep(connection, i32::from(error));
             settle(connection, FLAG_REFUSED);
         }
         None => {
@@ -447,7 +447,7 @@ pub(crate) fn before_transfer(connection: &Connection, flags: i32) -> Result<(),
         match look(connection) {
             Answer::Settled => return Ok(()),
             Answer::Refused => {
-                let error = receive::take_pending_error(connection);
+                let error = pending::take(connection);
                 return error.map_or(Ok(()), Err);
             }
             Answer::Pending if !waits => return Err(libc::EAGAIN),
@@ -466,7 +466,7 @@ pub(crate) fn error_option(connection: &Connection) -> Option<i32> {
         Answer::Pending => Some(0),
         Answer::Settled => None,
         Answer::Refused => {
-            let error = receive::take_pending_error(connection);
+            let error = pending::take(connection);
             // What the kernel has to say is that the carrier was reset.
             let _ = sys::getsockopt::<i32>(connection.fd, libc::SOL_SOCKET, libc::SO_ERROR);
             Some(error.unwrap_or(0))

@@ -1,0 +1,81 @@
+//! Doorbells are bytes on the carrier that are no data. Whoever reads takes them off, when nobody else has to be woken by them.
+//!
+//! Each function here states when it may be called or when it stops; all of them count what they took, and an error that meets them is kept
+//! for the program's next call: the kernel tells it once. Why they must not be left is in `docs/decisions/0008-doorbells-and-sudden-ends.md`.
+
+use core::sync::atomic::Ordering;
+
+use toehold_channel::channel::End;
+use toehold_channel::table::Mode;
+
+use crate::state::Connection;
+use crate::{lock, pending, sys};
+
+/// Doorbells taken in one call.
+const BATCH: usize = 256;
+
+/// Takes up to `limit` of the carrier's next bytes, of which the caller knows that they are doorbells. `Ok(0)` is the carrier's end. Callers
+/// hold the receive lock.
+pub(crate) fn take(connection: &Connection, limit: u64) -> Result<usize, i32> {
+    let mut scratch = [0u8; BATCH];
+    let len = limit.min(BATCH as u64) as usize;
+    // SAFETY: `scratch` is writable for `len` bytes.
+    let result = unsafe { sys::recv(connection.fd, scratch.as_mut_ptr(), len, libc::MSG_DONTWAIT) };
+    if result < 0 {
+        return Err(-result as i32);
+    }
+    let taken = &connection.entry.rx_carrier;
+    taken.fetch_add(result as u64, Ordering::Relaxed);
+    Ok(result as usize)
+}
+
+/// As [`take`], on the way back to the carrier; 0 when there were none.
+pub(crate) fn skip(connection: &Connection, limit: u64) -> usize {
+    take(connection, limit).unwrap_or_else(|error| {
+        pending::keep_for_next_call(connection, error);
+        0
+    })
+}
+
+/// Takes what stands on the carrier in ring mode, unless somebody sleeps. True when any were there. Callers hold the receive lock.
+pub(crate) fn drain(connection: &Connection, end: &End<'_>) -> bool {
+    let mut any = false;
+    loop {
+        let waiting = sys::bytes_waiting(connection.fd);
+        if waiting <= 0 || !is_ringing(end) {
+            return any;
+        }
+        if sleeps(connection) {
+            return true;
+        }
+        let taken = skip(connection, waiting as u64);
+        any |= taken > 0;
+        if taken == 0 || taken as isize == waiting {
+            return any;
+        }
+    }
+}
+
+/// Takes every one off the carrier, whoever sleeps: the connection is being closed, or has ended. Callers hold the receive lock.
+pub(crate) fn discard(connection: &Connection, end: &End<'_>) {
+    while is_ringing(end) && skip(connection, u64::MAX) > 0 {}
+}
+
+/// Takes up to `seen` that a sleeper peeked at, if that is what they are, unless somebody else sleeps. Takes the receive lock.
+pub(crate) fn take_seen(connection: &Connection, end: &End<'_>, seen: usize) {
+    let Some(_held) = lock::lock(&connection.entry.rx_lock) else {
+        return;
+    };
+    if is_ringing(end) && !sleeps(connection) {
+        skip(connection, seen as u64);
+    }
+}
+
+/// True when everything that was on the carrier before this look is a doorbell: a downgrade is published before the data that follows it.
+fn is_ringing(end: &End<'_>) -> bool {
+    end.rx_mode() == Mode::Ring && !end.records_pending()
+}
+
+fn sleeps(connection: &Connection) -> bool {
+    connection.local.sleepers.load(Ordering::SeqCst) != 0
+}

@@ -1,0 +1,57 @@
+//! Errors that the kernel told us and that the program has not heard yet.
+//!
+//! The kernel tells an error once, to whichever call comes first: one of the program's that had moved bytes already and reports those, or
+//! one of ours. Both keep it here for the program's next call.
+
+use core::sync::atomic::Ordering;
+
+use crate::receive::HINT_LOOK;
+use crate::state::Connection;
+
+/// The errno stands in the upper half of the receive hints.
+const ERRNO_SHIFT: u32 = 16;
+
+/// Keeps `error`, unless one is kept already: the first is the one that the kernel would have told.
+pub(crate) fn keep(connection: &Connection, error: i32) {
+    if !is_there(connection) {
+        let hints = HINT_LOOK | (error as u32) << ERRNO_SHIFT;
+        connection.entry.rx_hints.fetch_or(hints, Ordering::Relaxed);
+    }
+}
+
+/// As [`keep`], if it is an error of the connection and not of the call that it came to.
+pub(crate) fn keep_for_next_call(connection: &Connection, error: i32) {
+    let of_the_connection = matches!(
+        error,
+        libc::ECONNRESET
+            | libc::ECONNABORTED
+            | libc::ETIMEDOUT
+            | libc::EHOSTUNREACH
+            | libc::ENETUNREACH
+    );
+    if of_the_connection {
+        keep(connection, error);
+    }
+}
+
+/// True when an error waits to be told.
+pub(crate) fn is_there(connection: &Connection) -> bool {
+    connection.entry.rx_hints.load(Ordering::Relaxed) >> ERRNO_SHIFT != 0
+}
+
+/// The error, which is told now.
+pub(crate) fn take(connection: &Connection) -> Option<i32> {
+    let hints = connection.entry.rx_hints.load(Ordering::Relaxed);
+    if hints >> ERRNO_SHIFT == 0 {
+        return None;
+    }
+    let others = hints & ((1 << ERRNO_SHIFT) - 1);
+    connection.entry.rx_hints.store(others, Ordering::Relaxed);
+    Some((hints >> ERRNO_SHIFT) as i32)
+}
+
+/// As [`take`], for `SO_ERROR`: a connection without a channel has none that the kernel does not have.
+pub(crate) fn take_for_option(connection: &Connection) -> Option<i32> {
+    connection.end()?;
+    take(connection)
+}
