@@ -907,6 +907,22 @@ unsafe fn wait_on(
     })
 }
 
+/// What the kernel's own wait returned, less what another thread has made ours while it slept; `None`: nothing is left, wait again.
+unsafe fn after_kernel_wait(
+    known: Option<u32>,
+    events: *mut epoll_event,
+    count: c_int,
+    result: c_int,
+) -> Option<c_int> {
+    match known {
+        Some(number) if result > 0 => {
+            let list = unsafe { core::slice::from_raw_parts_mut(events, count as usize) };
+            epoll::after_kernel_wait(number, list, result as usize)
+        }
+        _ => Some(result),
+    }
+}
+
 /// `epoll_wait(2)`.
 #[inline]
 pub unsafe fn epoll_wait(
@@ -928,16 +944,9 @@ pub unsafe fn epoll_wait(
         },
         known => {
             let result = unsafe { real::epoll_wait(epfd, events, count, timeout_ms) };
-            match known {
-                // Registered by another thread while we slept.
-                Some(number) if result > 0 && epoll::is_virtual(number) => {
-                    let list = unsafe { core::slice::from_raw_parts_mut(events, count as usize) };
-                    match epoll::after_kernel_wait(number, list, result as usize) {
-                        Some(result) => result,
-                        None => unsafe { epoll_wait(epfd, events, count, timeout_ms) },
-                    }
-                }
-                _ => result,
+            match unsafe { after_kernel_wait(known, events, count, result) } {
+                Some(result) => result,
+                None => unsafe { epoll_wait(epfd, events, count, timeout_ms) },
             }
         }
     }
@@ -958,16 +967,9 @@ pub unsafe fn epoll_pwait(
         },
         known => {
             let result = unsafe { real::epoll_pwait(epfd, events, count, timeout_ms, mask) };
-            match known {
-                // Registered by another thread while we slept.
-                Some(number) if result > 0 && epoll::is_virtual(number) => {
-                    let list = unsafe { core::slice::from_raw_parts_mut(events, count as usize) };
-                    match epoll::after_kernel_wait(number, list, result as usize) {
-                        Some(result) => result,
-                        None => unsafe { epoll_pwait(epfd, events, count, timeout_ms, mask) },
-                    }
-                }
-                _ => result,
+            match unsafe { after_kernel_wait(known, events, count, result) } {
+                Some(result) => result,
+                None => unsafe { epoll_pwait(epfd, events, count, timeout_ms, mask) },
             }
         }
     }
@@ -988,16 +990,9 @@ pub unsafe fn epoll_pwait2(
         }
         known => {
             let result = unsafe { real::epoll_pwait2(epfd, events, count, timeout, mask) };
-            match known {
-                // Registered by another thread while we slept.
-                Some(number) if result > 0 && epoll::is_virtual(number) => {
-                    let list = unsafe { core::slice::from_raw_parts_mut(events, count as usize) };
-                    match epoll::after_kernel_wait(number, list, result as usize) {
-                        Some(result) => result,
-                        None => unsafe { epoll_pwait2(epfd, events, count, timeout, mask) },
-                    }
-                }
-                _ => result,
+            match unsafe { after_kernel_wait(known, events, count, result) } {
+                Some(result) => result,
+                None => unsafe { epoll_pwait2(epfd, events, count, timeout, mask) },
             }
         }
     }

@@ -11,8 +11,8 @@ use crate::receive::{arm, disarm};
 use crate::wait::KERNEL_LOOK_NS;
 use crate::{leaving, ready, sys, wait};
 
-use super::registration::{Registration, registration};
-use super::{BATCH, EDGE, Epoll, NESTED_MAX, READINESS, UNBOARDED_MAX, epoll};
+use super::registration::{Registration, registration, untag};
+use super::{BATCH, EDGE, Epoll, NESTED_MAX, READINESS, UNBOARDED_MAX, epoll, is_virtual};
 
 /// While shared memory keeps us busy, the kernel's own members are asked this often.
 const KERNEL_MEMBERS_NS: u64 = 50_000;
@@ -306,6 +306,11 @@ pub(crate) fn after_kernel_wait(
     events: &mut [epoll_event],
     returned: usize,
 ) -> Option<i32> {
+    // A registration of ours is in the kernel before it is in our books.
+    let is_tagged = |event: &epoll_event| untag(event.u64).is_some();
+    if !is_virtual(number) && !events[..returned].iter().any(is_tagged) {
+        return Some(returned as i32);
+    }
     let epoll = epoll(number)?;
     let kept = epoll.sort_kernel_events(&mut events[..returned]);
     if kept > 0 {
