@@ -3,6 +3,7 @@
 mod addresses;
 mod capture;
 mod changes;
+mod hostile;
 mod policy;
 mod programs;
 mod servers;

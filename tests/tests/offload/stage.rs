@@ -105,9 +105,14 @@ impl Stage {
         assert!(heard, "{:?}", self.toehold.status()["engine"]);
     }
 
-    /// One of the engine's numbers.
+    /// One of the engine's numbers, from an engine that answers.
     pub(crate) fn engine(&self, key: &str) -> u64 {
-        self.toehold.status()["engine"][key].as_u64().unwrap_or(0)
+        let mut number = None;
+        wait_until(PATIENCE, || {
+            number = self.toehold.status()["engine"][key].as_u64();
+            number.is_some()
+        });
+        number.expect("the engine answers")
     }
 }
 

@@ -40,6 +40,37 @@ struct Known {
     listeners: BTreeMap<IpAddr, ListenerId>,
 }
 
+impl Known {
+    fn follow(
+        &mut self,
+        by_id: &mut BTreeMap<ListenerId, SocketAddr>,
+        engine: &mut Engine,
+        ours: &Own,
+        options: Options,
+    ) {
+        let wanted = self.wanted;
+        self.listeners.retain(|&ip, &mut id| {
+            let mut ours = ours.iter();
+            let stays = ours.any(|own| own.0 == ip && wanted.serves(own));
+            if !stays {
+                engine.unlisten(id);
+                by_id.remove(&id);
+            }
+            stays
+        });
+        let backlog = wanted.backlog.clamp(1, BACKLOG_MAX);
+        let port = wanted.local.port();
+        for &(ip, _) in ours.iter().filter(|own| wanted.serves(own)) {
+            if let Entry::Vacant(place) = self.listeners.entry(ip)
+                && let Ok(id) = engine.listen(SocketAddr::new(ip, port), backlog, options)
+            {
+                place.insert(id);
+                by_id.insert(id, wanted.local);
+            }
+        }
+    }
+}
+
 #[derive(Debug, Default)]
 pub(super) struct Listeners {
     by_address: BTreeMap<SocketAddr, Known>,
@@ -60,39 +91,18 @@ impl Listeners {
         if is_known || self.by_address.len() >= LISTENERS_MAX || !takes_part(&wanted, ours) {
             return;
         }
-        let known = Known {
+        let mut known = Known {
             wanted,
             listeners: BTreeMap::new(),
         };
+        known.follow(&mut self.by_id, engine, ours, options);
         self.by_address.insert(wanted.local, known);
-        self.follow(engine, ours, options);
     }
 
     /// Listens on those addresses that the programs' listeners stand for now, and on no others.
     pub(super) fn follow(&mut self, engine: &mut Engine, ours: &Own, options: Options) {
-        for (&local, known) in &mut self.by_address {
-            let serves = |ip: IpAddr| {
-                let mut ours = ours.iter();
-                ours.any(|own| own.0 == ip && known.wanted.serves(own))
-            };
-            known.listeners.retain(|&ip, &mut id| {
-                let stays = serves(ip);
-                if !stays {
-                    engine.unlisten(id);
-                    self.by_id.remove(&id);
-                }
-                stays
-            });
-            let backlog = known.wanted.backlog.clamp(1, BACKLOG_MAX);
-            for &(ip, _) in ours.iter().filter(|own| known.wanted.serves(own)) {
-                if let Entry::Vacant(place) = known.listeners.entry(ip)
-                    && let Ok(id) =
-                        engine.listen(SocketAddr::new(ip, local.port()), backlog, options)
-                {
-                    place.insert(id);
-                    self.by_id.insert(id, local);
-                }
-            }
+        for known in self.by_address.values_mut() {
+            known.follow(&mut self.by_id, engine, ours, options);
         }
     }
 

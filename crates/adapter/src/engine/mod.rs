@@ -18,7 +18,7 @@
 //!
 //! - [`settings`]: what the operator says. No I/O but reading a file.
 //! - `runner`: the thread; `flow`, `relay`: one connection and its bytes; `memory`, `lane`: where those are; `channels`: channels and boards;
-//!   `listeners`: programs that listen; `patience`: when to sleep.
+//!   `listeners`: programs that listen; `unmet`: opens of which one half has come; `patience`: when to sleep.
 //! - `captures`: what passes on the link, to whoever asked.
 //! - `link`, `poller`, `sys`: the operating system.
 
@@ -36,6 +36,7 @@ mod relay;
 mod runner;
 pub mod settings;
 mod sys;
+mod unmet;
 
 use std::fmt;
 use std::io;
@@ -271,9 +272,7 @@ impl Engine {
     fn tell(&self, command: Command) {
         // It fails only when the thread is gone: then there is nobody to tell, and carriers die by themselves.
         if self.commands.send(command).is_ok() {
-            let one = 1u64.to_ne_bytes();
-            // SAFETY: `one` is valid for its length. An eventfd takes it unless it holds 2^64 - 2 already.
-            unsafe { libc::write(self.bell.as_raw_fd(), one.as_ptr().cast(), one.len()) };
+            ring(&self.bell);
         }
     }
 }
@@ -313,9 +312,20 @@ impl Inbox {
         };
     }
 
+    /// Has the thread look at the commands in its next turn.
+    fn ring(&self) {
+        ring(&self.bell);
+    }
+
     fn next(&self) -> Option<Command> {
         self.commands.try_recv().ok()
     }
+}
+
+fn ring(bell: &OwnedFd) {
+    let one = 1u64.to_ne_bytes();
+    // SAFETY: `one` is valid for its length. An eventfd takes it unless it holds 2^64 - 2 already.
+    unsafe { libc::write(bell.as_raw_fd(), one.as_ptr().cast(), one.len()) };
 }
 
 /// Has `start` make a thread, and threads of that thread's, to which no signal of the process goes: they are the daemon's, which may begin

@@ -1,6 +1,6 @@
 //! The engine's thread: gathers what link, programs and daemon have, feeds the engine, and carries out what it answers.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
@@ -26,20 +26,19 @@ use super::patience::Patience;
 use super::poller::{self, Poller, SERIAL_MASK, Source};
 use super::relay::Around;
 use super::settings::{Settings, spell};
+use super::unmet::{self, Unmet};
 use super::{Command, Error, Inbox, Report, Request, sys};
 use crate::proc;
 use crate::registry::ClientId;
 
 /// Frames taken off the link before everybody else's turn.
 const FRAMES_PER_TURN: usize = 256;
+/// What the daemon says, taken before everybody else's turn.
+const COMMANDS_PER_TURN: usize = 256;
 /// Programs taken in before everybody else's turn.
 const CARRIERS_PER_TURN: usize = 256;
 /// Connections of one program, or in the name of one listener's.
 const FLOWS_PER_CLIENT_MAX: usize = 32_768;
-/// Carriers and requests that have not met.
-const UNMET_MAX: usize = 4096;
-/// How long they wait for each other.
-const UNMET_PATIENCE: Duration = Duration::from_secs(2);
 /// The largest segment we leave to the link: an IP packet has 16 bits for its length.
 const LARGE_SEGMENT_BYTES: u32 = 64_000;
 /// The receive window: all that a channel's ring can hold, from the start. A program tells that it reads when it crosses half of its ring;
@@ -67,6 +66,9 @@ pub(super) struct Runner {
     mtu: u16,
     mtu_is_fixed: bool,
     listeners: Listeners,
+    /// When to look whether all listeners are there, and the earliest time for it after the last time.
+    look_at_listeners_due: Option<Clock>,
+    look_at_listeners_after: Clock,
     /// By the engine's slot.
     flows: Vec<Option<Flow>>,
     flows_by_client: BTreeMap<ClientId, usize>,
@@ -75,8 +77,8 @@ pub(super) struct Runner {
     due: Vec<u32>,
     later: Vec<u32>,
     /// Carriers at the relay whose requests have not come, and the other way round, by the program's address.
-    carriers: HashMap<SocketAddr, (TcpStream, Clock)>,
-    requests: HashMap<SocketAddr, (Request, Clock)>,
+    carriers: Unmet<TcpStream>,
+    requests: Unmet<Request>,
     began: Clock,
     report: Report,
     patience: Patience,
@@ -143,13 +145,15 @@ impl Runner {
             relay_port,
             mtu,
             listeners: Listeners::default(),
+            look_at_listeners_due: None,
+            look_at_listeners_after: Clock::now(),
             flows: Vec::new(),
             flows_by_client: BTreeMap::new(),
             serial: 0,
             due: Vec::new(),
             later: Vec::new(),
-            carriers: HashMap::new(),
-            requests: HashMap::new(),
+            carriers: Unmet::default(),
+            requests: Unmet::default(),
             began: Clock::now(),
             report: Report::default(),
             patience: Patience::default(),
@@ -196,6 +200,7 @@ impl Runner {
             self.transmit();
             self.captures.flush();
             self.forget_unmet();
+            self.look_at_listeners();
         }
     }
 
@@ -283,8 +288,10 @@ impl Runner {
         let engine = self.engine.poll_timeout();
         let engine = engine.map(|due| Duration::from_micros(due.since(now).as_micros()));
         let is_unmet = !self.carriers.is_empty() || !self.requests.is_empty();
-        let unmet = is_unmet.then_some(UNMET_PATIENCE / 2);
-        engine.into_iter().chain(unmet).min()
+        let unmet = is_unmet.then_some(unmet::PATIENCE / 2);
+        let look = self.look_at_listeners_due;
+        let look = look.map(|due| due.saturating_duration_since(Clock::now()));
+        engine.into_iter().chain(unmet).chain(look).min()
     }
 
     fn take_frames(&mut self) {
@@ -324,20 +331,25 @@ impl Runner {
     }
 
     fn take_commands(&mut self) -> bool {
-        while let Some(command) = self.inbox.next() {
+        for _ in 0..COMMANDS_PER_TURN {
+            let Some(command) = self.inbox.next() else {
+                return true;
+            };
             match command {
                 Command::Connect(request) => self.handle_request(request),
                 Command::Listen(wanted) => {
                     let (engine, ours) = (&mut self.engine, &self.own);
                     self.listeners.add(engine, ours, wanted, options());
                 }
-                Command::LookAtListeners => self.look_at_listeners(),
+                Command::LookAtListeners => self.doubt_listeners(),
                 Command::Report(answer) => drop(answer.try_send(self.report())),
                 Command::Capture(wanted) => self.captures.begin(&self.link_name, wanted),
                 Command::Reconfigure(settings) => self.reconfigure(&settings),
                 Command::Stop => return false,
             }
         }
+        // There may be more.
+        self.inbox.ring();
         true
     }
 
@@ -374,13 +386,25 @@ impl Runner {
         }
     }
 
+    /// Some listener may be gone: looks soon, but spends no more than an eighth of the time on it, however often somebody says so.
+    fn doubt_listeners(&mut self) {
+        let due = &mut self.look_at_listeners_due;
+        *due = due.or(Some(self.look_at_listeners_after));
+    }
+
     fn look_at_listeners(&mut self) {
+        let began = Clock::now();
+        if self.look_at_listeners_due.is_none_or(|due| due > began) {
+            return;
+        }
+        self.look_at_listeners_due = None;
         if self.listeners.is_empty() {
             return;
         }
         let living = proc::listening();
         let is_there = |address| living.contains(&address);
         self.listeners.retain_living(&mut self.engine, is_there);
+        self.look_at_listeners_after = Clock::now() + 7 * began.elapsed();
     }
 
     fn take_carriers(&mut self) {
@@ -392,24 +416,18 @@ impl Runner {
             let Ok(program) = carrier.peer_addr() else {
                 continue;
             };
-            match self.requests.remove(&program) {
-                Some((request, _)) => self.open(request, carrier),
-                None if self.carriers.len() < UNMET_MAX => {
-                    self.carriers.insert(program, (carrier, Clock::now()));
-                }
-                None => {}
+            match self.requests.take(&program) {
+                Some(request) => self.open(request, carrier),
+                None => self.carriers.insert(program, carrier, Clock::now()),
             }
         }
     }
 
     fn handle_request(&mut self, request: Request) {
-        match self.carriers.remove(&request.carrier) {
-            Some((carrier, _)) => self.open(request, carrier),
-            None if self.requests.len() < UNMET_MAX => {
-                self.requests
-                    .insert(request.carrier, (request, Clock::now()));
-            }
-            None => {}
+        let carrier = request.carrier;
+        match self.carriers.take(&carrier) {
+            Some(carrier) => self.open(request, carrier),
+            None => self.requests.insert(carrier, request, Clock::now()),
         }
     }
 
@@ -418,9 +436,8 @@ impl Runner {
             return;
         }
         let now = Clock::now();
-        let is_young = |since: &Clock| now.duration_since(*since) < UNMET_PATIENCE;
-        self.carriers.retain(|_, (_, since)| is_young(since));
-        self.requests.retain(|_, (_, since)| is_young(since));
+        self.carriers.forget_old(now);
+        self.requests.forget_old(now);
     }
 
     /// Begins an active open.
@@ -617,7 +634,7 @@ impl Runner {
                 self.report.programs_gone += 1;
                 if !has_joined {
                     // Nobody took it: perhaps there is nobody any more.
-                    self.look_at_listeners();
+                    self.doubt_listeners();
                 }
             }
         }

@@ -1,0 +1,86 @@
+//! Programs that mean no good, beside one that does: they lose their own connections, and nothing else is lost.
+
+use std::process::Command;
+
+use toehold_e2e::network::FAR;
+use toehold_e2e::process::{PATIENCE, Running};
+use toehold_e2e::{Path, wait_until};
+
+use crate::stage::{Stage, ok};
+
+const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/hostile.py");
+
+fn hostile(stage: &Stage, path: Path, arguments: &[&str]) -> Running {
+    let mut command: Command = stage.toehold.command(path, &stage.python);
+    command.arg(SCRIPT).args(arguments);
+    Running::start(command, "hostile", stage.toehold.dir())
+}
+
+/// Streams and short connections of somebody else's, while `hostile` goes on and after it.
+fn others_go_on(stage: &mut Stage, mut hostile: Running, until: &str) {
+    let begun = wait_until(PATIENCE, || {
+        hostile.ended().is_some() || hostile.stdout().contains(until)
+    });
+    assert!(begun, "{}", hostile.outputs());
+    let stream = stage.near("stream", &["echo_client", FAR, "7501", "40000000"]);
+    ok(stage.near("many", &["many", FAR, "7501", "200"]));
+    ok(stream);
+    hostile.signal(libc::SIGKILL);
+    hostile.wait(PATIENCE);
+    ok(stage.near("after", &["echo_client", FAR, "7501", "3000000"]));
+    let over = wait_until(PATIENCE, || stage.engine("connections") == 0);
+    assert!(over, "{} connections are left", stage.engine("connections"));
+    assert!(
+        stage.toehold.adapter().ended().is_none(),
+        "the adapter lives"
+    );
+}
+
+#[test]
+fn shared_words_that_are_rewritten_end_their_own_connections() {
+    let Some(mut stage) = Stage::set(&[]) else {
+        return;
+    };
+    let _far = stage.far_server(&["echo_server", "7501"]);
+    let program = hostile(&stage, Path::Offload, &["scribble", FAR, "7501", "6"]);
+    others_go_on(&mut stage, program, "spoiling");
+    assert!(stage.engine("programs_gone") > 0, "and that is counted");
+}
+
+#[test]
+fn requests_without_sense_are_nobody_s_loss() {
+    let Some(mut stage) = Stage::set(&[]) else {
+        return;
+    };
+    let _far = stage.far_server(&["echo_server", "7501"]);
+    let program = hostile(&stage, Path::Offload, &["garbage", FAR, "7501", "20000"]);
+    others_go_on(&mut stage, program, "sent");
+}
+
+#[test]
+fn flooded_relay_serves_those_who_say_what_they_want() {
+    let Some(mut stage) = Stage::set(&[]) else {
+        return;
+    };
+    let _far = stage.far_server(&["echo_server", "7501"]);
+    let program = hostile(&stage, Path::Host, &["flood", "60"]);
+    others_go_on(&mut stage, program, "");
+}
+
+#[test]
+fn program_that_never_reads_and_one_that_stops_hold_up_nobody() {
+    let Some(mut stage) = Stage::set(&[]) else {
+        return;
+    };
+    let _far = stage.far_server(&["echo_server", "7501"]);
+    let stopped = hostile(&stage, Path::Offload, &["greedy", FAR, "7501", "20"]);
+    let begun = wait_until(PATIENCE, || stopped.stdout().contains("greedy"));
+    assert!(begun, "{}", stopped.outputs());
+    stopped.signal(libc::SIGSTOP);
+    let program = hostile(&stage, Path::Offload, &["greedy", FAR, "7501", "20"]);
+    let stream = stage.near("stream", &["echo_client", FAR, "7501", "40000000"]);
+    ok(stream);
+    drop(stopped);
+    others_go_on(&mut stage, program, "greedy");
+    assert!(stage.engine("programs_gone") > 0, "and that is counted");
+}
