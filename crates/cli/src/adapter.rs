@@ -78,6 +78,14 @@ struct EngineArgs {
     #[arg(long)]
     no_checksum: bool,
 
+    /// After each wake-up, wait so long for more to do at once: fewer wake-ups, later answers
+    #[arg(long, value_name = "MICROSECONDS")]
+    coalesce: Option<String>,
+
+    /// Most frames taken in a row before programs have their turn (256)
+    #[arg(long, value_name = "FRAMES")]
+    batch: Option<String>,
+
     /// Destinations whose connections are the engine's, whoever makes them; may be repeated
     #[arg(long, value_name = "CIDR[:PORT]")]
     offload: Vec<String>,
@@ -86,8 +94,8 @@ struct EngineArgs {
     #[arg(long, value_name = "CIDR[:PORT]")]
     no_offload: Vec<String>,
 
-    /// All of this in a file, one setting to a line: link, address, gateway, mtu, without, offload, host, direct; SIGHUP has it
-    /// read again
+    /// All of this in a file, one setting to a line: link, address, gateway, mtu, without, coalesce, batch, offload, host,
+    /// direct; SIGHUP has it read again
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 }
@@ -105,7 +113,12 @@ impl EngineArgs {
         if let Some(file) = &self.config {
             draft.read(file)?;
         }
-        let single = [("link", &self.link), ("mtu", &self.mtu)];
+        let single = [
+            ("link", &self.link),
+            ("mtu", &self.mtu),
+            ("coalesce", &self.coalesce),
+            ("batch", &self.batch),
+        ];
         for (word, value) in single {
             if let Some(value) = value {
                 draft.set(word, value)?;
@@ -138,6 +151,8 @@ impl EngineArgs {
         let lists = [
             ("--link", self.link.as_slice()),
             ("--mtu", self.mtu.as_slice()),
+            ("--coalesce", self.coalesce.as_slice()),
+            ("--batch", self.batch.as_slice()),
             ("--address", &self.address),
             ("--gateway", &self.gateway),
             ("--offload", &self.offload),

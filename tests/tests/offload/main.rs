@@ -56,6 +56,18 @@ fn payload_of_a_lone_stream_is_read_to_where_it_belongs() {
 }
 
 #[test]
+fn gathering_and_small_batches_lose_nothing() {
+    let Some(stage) = Stage::set(&["--coalesce", "1000", "--batch", "1"]) else {
+        return;
+    };
+    let _far = stage.far_server(&["echo_server", "7021"]);
+    let _near = stage.near_server(&["echo_server", "7022"]);
+    ok(stage.near("client", &["echo_client", FAR, "7021", "20000000"]));
+    ok(stage.far("client", &["echo_client", NEAR, "7022", "20000000"]));
+    ok(stage.far("many", &["many", NEAR, "7022", "100"]));
+}
+
+#[test]
 fn both_sides_are_told_the_true_addresses() {
     let Some(stage) = Stage::set(&[]) else { return };
     let server = stage.near_server(&["names_server", "7003"]);

@@ -31,8 +31,6 @@ use super::{Command, Error, Inbox, Report, Request, sys};
 use crate::proc;
 use crate::registry::ClientId;
 
-/// Frames taken off the link before everybody else's turn.
-const FRAMES_PER_TURN: usize = 256;
 /// What the daemon says, taken before everybody else's turn.
 const COMMANDS_PER_TURN: usize = 256;
 /// Programs taken in before everybody else's turn.
@@ -65,6 +63,9 @@ pub(super) struct Runner {
     stand_ins: StandIns,
     mtu: u16,
     mtu_is_fixed: bool,
+    /// How long to wait after a wake-up for more, and how many frames to take in a row.
+    coalesce: Duration,
+    batch: usize,
     listeners: Listeners,
     /// When to look whether all listeners are there, and the earliest time for it after the last time.
     look_at_listeners_due: Option<Clock>,
@@ -132,6 +133,8 @@ impl Runner {
             own,
             stand_ins,
             mtu_is_fixed: settings.mtu.is_some(),
+            coalesce: settings.coalesce,
+            batch: settings.batch,
             inbox,
             link,
             relay,
@@ -222,6 +225,10 @@ impl Runner {
             self.channels.set_sleeping(false);
             self.report.sleeps += 1;
             patience.slept(asleep.elapsed());
+            if !self.coalesce.is_zero() && result.is_ok() && !events.is_empty() {
+                // As an adapter delays its interrupt: what comes meanwhile needs no wake-up of its own.
+                std::thread::sleep(self.coalesce);
+            }
         }
         self.patience = patience;
         result
@@ -296,7 +303,7 @@ impl Runner {
 
     fn take_frames(&mut self) {
         let may_guess = self.captures.len() == 0 && self.serves_one();
-        for _ in 0..FRAMES_PER_TURN {
+        for _ in 0..self.batch {
             let now = self.now();
             let takers = Takers {
                 engine: &mut self.engine,
@@ -375,6 +382,7 @@ impl Runner {
         self.outlook
             .publish(&settings.all_rules(), &shown(&self.own));
         self.report.reconfigured += 1;
+        (self.coalesce, self.batch) = (settings.coalesce, settings.batch);
         self.mtu_is_fixed = settings.mtu.is_some();
         if let Some(mtu) = settings
             .mtu

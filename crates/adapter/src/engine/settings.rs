@@ -10,6 +10,8 @@
 //!   gateway  10.84.0.1
 //!   mtu      9000
 //!   without  lso                 also: lro, checksum
+//!   coalesce 50                  wait so many microseconds after each wake-up, for more to do at once
+//!   batch    256                 most frames taken before everybody else's turn
 //!   offload  10.84.0.0/24:6379   connections there are the engine's, whoever makes them
 //!   host     10.84.0.9           connections there are the kernel's, always
 //!   direct   10.84.0.8           connections there are not the engine's: the kernel's, or through shared memory
@@ -20,6 +22,7 @@ use std::fs;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use toehold_channel::offload::{OWN_MAX, RULES_MAX, Rule, Verdict};
 use toehold_channel::rendezvous::mapped;
@@ -41,6 +44,10 @@ pub struct Settings {
     pub lro: bool,
     /// The kernel completes checksums, and leaves them out where both ends are on this machine.
     pub checksum: bool,
+    /// How long the engine waits after a wake-up for more to be done at once.
+    pub coalesce: Duration,
+    /// Most frames taken off the link before everybody else's turn.
+    pub batch: usize,
     /// Rules before those that follow from the addresses and gateways.
     pub rules: Vec<Rule>,
 }
@@ -99,6 +106,8 @@ pub struct Draft {
     gateways: Vec<IpAddr>,
     mtu: Option<u16>,
     without: Vec<String>,
+    coalesce_us: Option<u64>,
+    batch: Option<usize>,
     rules: Vec<Rule>,
 }
 
@@ -124,12 +133,26 @@ impl Draft {
                 "lso" | "lro" | "checksum" => self.without.push(value.to_owned()),
                 _ => return Err(format!("`{value}` is no offload: lso, lro, checksum")),
             },
+            "coalesce" => {
+                let micros = value.parse().ok().filter(|us| *us <= COALESCE_US_MAX);
+                let micros = micros.ok_or(format!(
+                    "`{value}` is no time in microseconds (0 to {COALESCE_US_MAX})"
+                ))?;
+                self.coalesce_us = Some(micros);
+            }
+            "batch" => {
+                let frames = value.parse().ok().filter(|n| (1..=BATCH_MAX).contains(n));
+                let frames = frames.ok_or(format!(
+                    "`{value}` is no number of frames (1 to {BATCH_MAX})"
+                ))?;
+                self.batch = Some(frames);
+            }
             "offload" => self.rules.push(rule(value, Verdict::Offload)?),
             "host" => self.rules.push(rule(value, Verdict::Host)?),
             "direct" => self.rules.push(rule(value, Verdict::Direct)?),
             _ => {
                 return Err(format!(
-                    "`{word}` is no setting: link, address, gateway, mtu, without, offload, host, direct"
+                    "`{word}` is no setting: link, address, gateway, mtu, without, coalesce, batch, offload, host, direct"
                 ));
             }
         }
@@ -203,6 +226,8 @@ impl Draft {
             addresses: self.addresses,
             gateways: self.gateways,
             mtu: self.mtu,
+            coalesce: Duration::from_micros(self.coalesce_us.unwrap_or(0)),
+            batch: self.batch.unwrap_or(BATCH_DEFAULT),
             rules: self.rules,
         };
         if settings.all_rules().len() > RULES_MAX {
@@ -331,6 +356,11 @@ pub(crate) fn spell(ip: IpAddr) -> [u8; 16] {
 
 /// RFC 791: every host must take 576 bytes; less than 68 is no IP.
 const MTU_MIN: u16 = 576;
+/// More would be felt as an outage.
+const COALESCE_US_MAX: u64 = 10_000;
+/// Frames taken in a row, and most of them.
+const BATCH_DEFAULT: usize = 256;
+const BATCH_MAX: usize = 65_536;
 
 #[cfg(test)]
 mod tests {
@@ -348,7 +378,7 @@ mod tests {
     fn a_whole_file_is_understood() {
         let scratch = tempfile::NamedTempFile::new().expect("scratch file");
         let text = "# a comment\nlink tap:toe0@peer\n\naddress 10.84.0.2/24 # ours\naddress fd84::2/64\n\
-                    gateway 10.84.0.1\nmtu 9000\nwithout lso\noffload [fd00::/8]:80\nhost 10.84.0.9\n";
+                    gateway 10.84.0.1\nmtu 9000\nwithout lso\ncoalesce 50\nbatch 8\noffload [fd00::/8]:80\nhost 10.84.0.9\n";
         fs::write(scratch.path(), text).expect("written");
         let mut draft = Draft::default();
         draft.read(scratch.path()).expect("understood");
@@ -357,6 +387,10 @@ mod tests {
         assert_eq!(
             (settings.lso, settings.lro, settings.mtu),
             (false, true, Some(9000))
+        );
+        assert_eq!(
+            (settings.coalesce, settings.batch),
+            (Duration::from_micros(50), 8)
         );
         assert_eq!(settings.rules.len(), 2);
         assert_eq!(settings.rules[0].port, 80);
@@ -386,6 +420,8 @@ mod tests {
             ("link", "takes one value"),
             ("route 10.0.0.0/8", "no setting"),
             ("mtu 60", "no MTU"),
+            ("coalesce 10001", "no time"),
+            ("batch 0", "no number of frames"),
             ("offload 10.0.0.0/8:0", "no port"),
         ] {
             fs::write(scratch.path(), format!("link tap:toe0\n{line}\n")).expect("written");
