@@ -306,8 +306,9 @@ pub unsafe fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_
         }
     }
     let result = unsafe { real::connect(fd, address, len) };
-    if result == 0 || errno::get() == libc::EINPROGRESS || errno::get() == libc::EINTR {
-        errno::keep(|| unsafe { note_connect(fd, address, len) });
+    let error = if result == 0 { 0 } else { errno::get() };
+    if matches!(error, 0 | libc::EINPROGRESS | libc::EINTR) {
+        errno::keep(|| unsafe { note_connect(fd, address, len, error) });
         if let (Some(c), Some(reason)) = (state::connection(fd), why) {
             if reason == Reason::Policy {
                 c.pin(reason);
@@ -319,7 +320,8 @@ pub unsafe fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_
     result
 }
 
-unsafe fn note_connect(fd: c_int, address: *const sockaddr, len: socklen_t) {
+/// `connect` on `fd` was answered with `error`, or 0.
+unsafe fn note_connect(fd: c_int, address: *const sockaddr, len: socklen_t, error: i32) {
     if address.is_null()
         || (len as usize) < size_of::<libc::sa_family_t>()
         || state::kind(fd) != Kind::Foreign
@@ -333,8 +335,12 @@ unsafe fn note_connect(fd: c_int, address: *const sockaddr, len: socklen_t) {
     {
         return;
     }
-    if sys::getsockopt::<i32>(fd, libc::SOL_SOCKET, libc::SO_TYPE) == Ok(libc::SOCK_STREAM) {
-        state::track(fd, false, None);
+    // Only what makes a connection can still be at it: that saves asking.
+    let is_under_way = error == libc::EINPROGRESS;
+    let is_stream =
+        || sys::getsockopt::<i32>(fd, libc::SOL_SOCKET, libc::SO_TYPE) == Ok(libc::SOCK_STREAM);
+    if is_under_way || is_stream() {
+        state::track(fd, false);
     }
 }
 
@@ -342,7 +348,7 @@ unsafe fn note_connect(fd: c_int, address: *const sockaddr, len: socklen_t) {
 pub unsafe fn accept(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
     let room = unsafe { room_in(address, len) };
     let result = unsafe { real::accept(fd, address, len) };
-    unsafe { note_accept(result, address, 0) };
+    unsafe { note_accept(result, address) };
     unsafe { name_accepted(result, address, room, len) };
     result
 }
@@ -356,12 +362,12 @@ pub unsafe fn accept4(
 ) -> c_int {
     let room = unsafe { room_in(address, len) };
     let result = unsafe { real::accept4(fd, address, len, flags) };
-    unsafe { note_accept(result, address, flags) };
+    unsafe { note_accept(result, address) };
     unsafe { name_accepted(result, address, room, len) };
     result
 }
 
-unsafe fn note_accept(fd: c_int, address: *mut sockaddr, flags: c_int) {
+unsafe fn note_accept(fd: c_int, address: *mut sockaddr) {
     if fd < 0 || !state::is_started() {
         return;
     }
@@ -376,7 +382,7 @@ unsafe fn note_accept(fd: c_int, address: *mut sockaddr, flags: c_int) {
         // Closed behind our back, and the number given out again.
         state::closing(fd);
     }
-    errno::keep(|| state::track(fd, true, Some(flags & libc::SOCK_NONBLOCK != 0)));
+    errno::keep(|| state::track(fd, true));
 }
 
 /// How much of an address a program wants, before the kernel overwrites it.

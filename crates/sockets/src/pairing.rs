@@ -265,6 +265,7 @@ fn attach(connection: &Connection) {
     ) else {
         return;
     };
+    connection.learn_nonblocking();
     // From here on new calls see the region and queue at the locks; SeqCst pairs with the increments of `*_in_flight`
     // that host-path calls make before they look at `region`.
     local.region.store(region, Ordering::SeqCst);

@@ -124,10 +124,25 @@ impl Connection {
         self.entry.generation.load(Ordering::Acquire) == self.generation
     }
 
-    /// True when the program asked for non-blocking calls on it.
+    /// True when the program asked for non-blocking calls on it; known once there is a channel.
     #[inline]
     pub(crate) fn nonblocking(&self) -> bool {
         self.entry.flags.load(Ordering::Relaxed) & FLAG_NONBLOCK != 0
+    }
+
+    /// Finds out whether calls on it block. From then on our `fcntl` and `ioctl` follow what the program makes of it.
+    pub(crate) fn learn_nonblocking(&self) {
+        let learn = |flags: u32| {
+            let status = sys::fcntl(self.fd, libc::F_GETFL, 0) as i32;
+            // Asked anew when another thread has changed it meanwhile: it may have told us before, or after, it told the kernel.
+            Some(if status & libc::O_NONBLOCK != 0 {
+                flags | FLAG_NONBLOCK
+            } else {
+                flags & !FLAG_NONBLOCK
+            })
+        };
+        let flags = &self.entry.flags;
+        let _ = flags.fetch_update(Ordering::Relaxed, Ordering::Relaxed, learn);
     }
 
     /// Keeps the connection on the host path for good.
@@ -453,7 +468,7 @@ pub(crate) fn make_way(fd: i32) {
 }
 
 /// Begins to track the new connection at `fd`. On any shortage it simply stays unknown to us.
-pub(crate) fn track(fd: i32, accepted: bool, nonblocking: Option<bool>) {
+pub(crate) fn track(fd: i32, accepted: bool) {
     let Some(slot) = slot(fd) else { return };
     let Some(table) = table_or_new() else { return };
     let Some(index) = table.allocate(fd as u32, |pid| !sys::process_exists(pid)) else {
@@ -465,15 +480,7 @@ pub(crate) fn track(fd: i32, accepted: bool, nonblocking: Option<bool>) {
     let generation =
         entry.generation.load(Ordering::Relaxed).wrapping_add(1) & GENERATION_MASK as u32;
     reset(entry, local);
-    let nonblocking = nonblocking
-        .unwrap_or_else(|| sys::fcntl(fd, libc::F_GETFL, 0) as i32 & libc::O_NONBLOCK != 0);
-    let mut flags = 0;
-    if accepted {
-        flags |= FLAG_ACCEPTED;
-    }
-    if nonblocking {
-        flags |= FLAG_NONBLOCK;
-    }
+    let flags = if accepted { FLAG_ACCEPTED } else { 0 };
     entry.flags.store(flags, Ordering::Relaxed);
     entry
         .reason

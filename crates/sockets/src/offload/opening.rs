@@ -147,7 +147,7 @@ fn track(fd: i32, remote: Address) -> Option<Connection> {
         // Closed behind our back, and the number given out again.
         state::closing(fd);
     }
-    state::track(fd, false, None);
+    state::track(fd, false);
     let connection = state::connection(fd)?;
     let entry = connection.entry;
     store_true_ends(entry, Address::default(), remote);
@@ -442,7 +442,7 @@ pub(crate) fn closing(connection: &Connection) {
 /// fail with.
 #[cold]
 pub(crate) fn before_transfer(connection: &Connection, flags: i32) -> Result<(), i32> {
-    let waits = flags & libc::MSG_DONTWAIT == 0 && !connection.nonblocking();
+    let waits = flags & libc::MSG_DONTWAIT == 0 && !is_nonblocking(connection.fd);
     loop {
         match look(connection) {
             Answer::Settled => return Ok(()),
