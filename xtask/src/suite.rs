@@ -109,7 +109,15 @@ fn watch(
         .env("CARGO_TARGET_DIR", target().join("sanitize"))
         .args(["+nightly", "test", "-p", "toehold-copy", "--target", HOST])
         .arg("--lib");
-    for test in ["scope", "states", "differential", "corpus", "dsa"] {
+    for test in [
+        "scope",
+        "states",
+        "flags",
+        "waiting",
+        "differential",
+        "corpus",
+        "dsa",
+    ] {
         command.args(["--test", test]);
     }
     command.args(more).args(["--", "--test-threads", "1"]);
