@@ -78,11 +78,29 @@ impl Sender<'_> {
         self.credit_fresh()
     }
 
-    /// As [`Sender::credit`], always looking at the peer's word.
+    /// As [`Sender::credit`], always looking at the peer's word. A ring that has been full and is empty now grows.
     ///
     /// # Errors
     /// [`Fault::Head`] when the peer's word contradicts our cursor.
     pub fn credit_fresh(&self) -> Result<u64, Fault> {
+        let credit = self.credit_as_it_is()?;
+        let log2 = self.capacity_log2.load(Ordering::Relaxed);
+        if credit == 0 {
+            self.was_full.store(1, Ordering::Relaxed);
+        } else if credit == 1u64 << log2
+            && self.was_full.load(Ordering::Relaxed) != 0
+            && log2 < CAPACITY_LOG2_MAX
+        {
+            return Ok(self.grow(log2));
+        }
+        Ok(credit)
+    }
+
+    /// As [`Sender::credit_fresh`], of a ring that keeps its capacity: an engine places bytes ahead of what it has published.
+    ///
+    /// # Errors
+    /// [`Fault::Head`] when the peer's word contradicts our cursor.
+    pub fn credit_as_it_is(&self) -> Result<u64, Fault> {
         let tail = self.tail.load(Ordering::Relaxed);
         let seen = self.head_seen.load(Ordering::Relaxed);
         // Acquire pairs with the Release store in `Receiver::consume`: the peer has finished reading the bytes before `head`.
@@ -91,17 +109,8 @@ impl Sender<'_> {
             return Err(Fault::Head);
         }
         self.head_seen.store(head, Ordering::Relaxed);
-        let log2 = self.capacity_log2.load(Ordering::Relaxed);
-        let credit = (1u64 << log2) - (tail - head);
-        if credit == 0 {
-            self.was_full.store(1, Ordering::Relaxed);
-        } else if head == tail
-            && self.was_full.load(Ordering::Relaxed) != 0
-            && log2 < CAPACITY_LOG2_MAX
-        {
-            return Ok(self.grow(log2));
-        }
-        Ok(credit)
+        let capacity = 1u64 << self.capacity_log2.load(Ordering::Relaxed);
+        Ok(capacity - (tail - head))
     }
 
     /// True when a ring that is full gets larger once it is empty.

@@ -133,9 +133,8 @@ impl Connection {
     /// Finds out whether calls on it block. From then on our `fcntl` and `ioctl` follow what the program makes of it.
     pub(crate) fn learn_nonblocking(&self) {
         let learn = |flags: u32| {
-            let status = sys::fcntl(self.fd, libc::F_GETFL, 0) as i32;
             // Asked anew when another thread has changed it meanwhile: it may have told us before, or after, it told the kernel.
-            Some(if status & libc::O_NONBLOCK != 0 {
+            Some(if sys::is_nonblocking(self.fd) {
                 flags | FLAG_NONBLOCK
             } else {
                 flags & !FLAG_NONBLOCK

@@ -251,6 +251,11 @@ pub(crate) fn epoll_ctl(epoll: i32, operation: i32, fd: i32, events: u32, data: 
     }
 }
 
+/// True when calls on `fd` do not block.
+pub(crate) fn is_nonblocking(fd: i32) -> bool {
+    fcntl(fd, libc::F_GETFL, 0) as i32 & libc::O_NONBLOCK != 0
+}
+
 /// `getpid(2)`, never cached: a `vfork` child shares our memory but not our number.
 pub(crate) fn getpid() -> u32 {
     // SAFETY: no arguments.

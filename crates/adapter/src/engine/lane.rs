@@ -115,7 +115,7 @@ impl Lane {
         if is_up {
             self.base_out = next - self.entry.tx_ring.load(Ordering::Relaxed);
             // All of it has been read: a switch waits until the one before is carried out.
-            self.look_at_credit()?;
+            self.end().sender().credit_as_it_is()?;
         }
         Ok(is_up)
     }
@@ -141,7 +141,7 @@ impl Lane {
         let limit = || seen.load(Ordering::Relaxed) + (1 << WINDOW_LOG2);
         if end > limit() {
             // The program may have read on since we last looked.
-            let _ = self.look_at_credit();
+            let _ = self.end().sender().credit_as_it_is();
         }
         if position < self.entry.tx_ring.load(Ordering::Relaxed) || end > limit() {
             return false;
@@ -161,7 +161,7 @@ impl Lane {
     /// Where the remote's stream goes from `offset` on, as far as there is room.
     pub(super) fn room(&self, offset: u64) -> Option<[Room; 2]> {
         let position = offset.wrapping_sub(self.base_out);
-        self.look_at_credit().ok()?;
+        self.end().sender().credit_as_it_is().ok()?;
         let limit = self.entry.tx_head_seen.load(Ordering::Relaxed) + (1 << WINDOW_LOG2);
         let is_ours = (self.entry.tx_ring.load(Ordering::Relaxed)..limit).contains(&position);
         let len = is_ours.then(|| (limit - position) as usize)?;
@@ -188,13 +188,6 @@ impl Lane {
         }
     }
 
-    /// Takes note of how far the program has read. A ring that was full grows when its sender next finds it empty; ours keeps the layout
-    /// that bytes were placed by.
-    fn look_at_credit(&self) -> Result<(), Fault> {
-        self.entry.tx_was_full.store(0, Ordering::Relaxed);
-        self.end().sender().credit_fresh().map(drop)
-    }
-
     /// Publishes the remote's stream up to `received`. True when something was.
     pub(super) fn publish(&self, received: u64) -> bool {
         let tail = self.entry.tx_ring.load(Ordering::Relaxed);
@@ -207,7 +200,7 @@ impl Lane {
 
     /// Up to which stream offset the program has read.
     pub(super) fn consumed(&self) -> Result<u64, Fault> {
-        self.look_at_credit()?;
+        self.end().sender().credit_as_it_is()?;
         Ok(self.base_out + self.entry.tx_head_seen.load(Ordering::Relaxed))
     }
 

@@ -74,7 +74,7 @@ fn again(fd: i32) -> Option<Opened> {
     let connection = state::connection(fd)?;
     let flags = connection.entry.flags.load(Ordering::Acquire);
     if flags & FLAG_CONNECTING != 0 && look(&connection) == Answer::Pending {
-        return Some(if is_nonblocking(fd) {
+        return Some(if sys::is_nonblocking(fd) {
             errno::set(libc::EALREADY);
             Opened::Done(-1)
         } else {
@@ -243,7 +243,7 @@ fn disconnect(fd: i32) {
 
 /// What follows a request: a blocking program waits for the answer.
 fn finish(connection: &Connection) -> Opened {
-    if is_nonblocking(connection.fd) {
+    if sys::is_nonblocking(connection.fd) {
         return match look(connection) {
             Answer::Pending => {
                 errno::set(libc::EINPROGRESS);
@@ -274,7 +274,7 @@ fn done(connection: &Connection, answer: Answer) -> Opened {
         }
         _ if flags & FLAG_OFFLOAD != 0 => Opened::Done(0),
         // The kernel has begun to connect, or is about to, by the program's own call.
-        _ if is_nonblocking(connection.fd) => {
+        _ if sys::is_nonblocking(connection.fd) => {
             errno::set(libc::EINPROGRESS);
             Opened::Done(-1)
         }
@@ -323,10 +323,6 @@ fn sleep(fd: i32) -> Result<(), i32> {
 
 fn set_inline(fd: i32, on: bool) {
     sys::setsockopt_int(fd, libc::SOL_SOCKET, libc::SO_OOBINLINE, on.into());
-}
-
-fn is_nonblocking(fd: i32) -> bool {
-    sys::fcntl(fd, libc::F_GETFL, 0) as i32 & libc::O_NONBLOCK != 0
 }
 
 /// True while some connection of this process waits for an answer.
@@ -380,7 +376,7 @@ pub(crate) fn look(connection: &Connection) -> Answer {
             // The adapter is gone, and nothing was said or sent: the kernel may begin afresh.
             let (_, remote) = toehold_channel::offload::true_ends(entry);
             disconnect(fd);
-            if is_nonblocking(fd) {
+            if sys::is_nonblocking(fd) {
                 kernel_connect(fd, remote);
             }
             entry.rx_carrier.store(0, Ordering::Relaxed);
@@ -442,7 +438,7 @@ pub(crate) fn closing(connection: &Connection) {
 /// fail with.
 #[cold]
 pub(crate) fn before_transfer(connection: &Connection, flags: i32) -> Result<(), i32> {
-    let waits = flags & libc::MSG_DONTWAIT == 0 && !is_nonblocking(connection.fd);
+    let waits = flags & libc::MSG_DONTWAIT == 0 && !sys::is_nonblocking(connection.fd);
     loop {
         match look(connection) {
             Answer::Settled => return Ok(()),
