@@ -17,8 +17,9 @@
 //! an end of file that nobody sent.
 //!
 //! - [`settings`]: what the operator says. No I/O but reading a file.
-//! - `runner`: the thread; `flow`, `relay`: one connection and its bytes; `memory`, `lane`: where those are; `channels`: channels and boards;
-//!   `listeners`: programs that listen; `unmet`: opens of which one half has come; `patience`: when to sleep.
+//! - `runner`: the thread, and in it `connections`, that come and go, and `orders`, from the daemon; `flow`, `relay`: one connection and its
+//!   bytes; `memory`, `lane`: where those are; `channels`: channels and boards; `listeners`: programs that listen; `stand_ins`: our addresses
+//!   on loopback; `told`: settings in the TCP's words; `unmet`: opens of which one half has come; `patience`: when to sleep.
 //! - `captures`: what passes on the link, to whoever asked.
 //! - `link`, `poller`, `sys`: the operating system.
 
@@ -35,7 +36,9 @@ mod poller;
 mod relay;
 mod runner;
 pub mod settings;
+mod stand_ins;
 mod sys;
+mod told;
 mod unmet;
 
 use std::fmt;

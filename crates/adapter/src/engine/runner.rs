@@ -1,18 +1,20 @@
 //! The engine's thread: gathers what link, programs and daemon have, feeds the engine, and carries out what it answers.
 
+mod connections;
+mod orders;
+
 use std::collections::BTreeMap;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant as Clock};
 
 use toehold_channel::memfd;
-use toehold_channel::offload::{Address, Direction, OUTLOOK_BYTES, Outlook, Own};
+use toehold_channel::offload::{OUTLOOK_BYTES, Outlook};
 use toehold_link::VnetHeader;
 use toehold_tcp::{
-    ChecksumSum, ChecksumWork, CloseReason, Config, ConnectError, ConnectionId, Engine, Event,
-    HEADER_BUFFER_BYTES, Instant, InterfaceAddress, ListenerId, MacAddress, Medium, Memory,
-    Offload, Options, Random, Route,
+    ChecksumSum, ChecksumWork, CloseReason, ConnectionId, Engine, Event, HEADER_BUFFER_BYTES,
+    Instant, Memory, Random,
 };
 
 use super::captures::Captures;
@@ -21,28 +23,16 @@ use super::flow::{Flow, Next, Stage, errno_of};
 use super::intake::{Intake, Takers};
 use super::link::Link;
 use super::listeners::Listeners;
-use super::memory::{PARTS_MAX, RING_BYTES, Streams};
+use super::memory::{PARTS_MAX, Streams};
 use super::patience::Patience;
-use super::poller::{self, Poller, SERIAL_MASK, Source};
+use super::poller::{self, Poller, Source};
 use super::relay::Around;
-use super::settings::{Settings, spell};
+use super::settings::Settings;
+use super::stand_ins::{StandIns, shown};
+use super::told::{LARGE_SEGMENT_BYTES, config};
 use super::unmet::{self, Unmet};
-use super::{Command, Error, Inbox, Report, Request, sys};
-use crate::proc;
+use super::{Error, Inbox, Report, Request, sys};
 use crate::registry::ClientId;
-
-/// What the daemon says, taken before everybody else's turn.
-const COMMANDS_PER_TURN: usize = 256;
-/// Programs taken in before everybody else's turn.
-const CARRIERS_PER_TURN: usize = 256;
-/// Connections of one program, or in the name of one listener's.
-const FLOWS_PER_CLIENT_MAX: usize = 32_768;
-/// The largest segment we leave to the link: an IP packet has 16 bits for its length.
-const LARGE_SEGMENT_BYTES: u32 = 64_000;
-/// The receive window: all that a channel's ring can hold, from the start. A program tells that it reads when it crosses half of its ring;
-/// a smaller window could close before that.
-const RECEIVE_BYTES: u32 = 1 << super::lane::WINDOW_LOG2;
-const _: () = assert!(RECEIVE_BYTES as usize <= RING_BYTES);
 
 pub(super) struct Runner {
     inbox: Inbox,
@@ -323,231 +313,6 @@ impl Runner {
         client.is_some_and(|client| clients.next().is_none() && self.listeners.are_all_of(client))
     }
 
-    fn look_at_link(&mut self) {
-        self.link.clear_changes();
-        let Some(mtu) = self
-            .link
-            .mtu()
-            .filter(|mtu| *mtu != self.mtu && !self.mtu_is_fixed)
-        else {
-            return;
-        };
-        self.mtu = mtu;
-        let now = self.now();
-        self.engine.set_mtu(now, mtu);
-    }
-
-    fn take_commands(&mut self) -> bool {
-        for _ in 0..COMMANDS_PER_TURN {
-            let Some(command) = self.inbox.next() else {
-                return true;
-            };
-            match command {
-                Command::Connect(request) => self.handle_request(request),
-                Command::Listen(wanted) => {
-                    let (engine, ours) = (&mut self.engine, &self.own);
-                    self.listeners.add(engine, ours, wanted, options());
-                }
-                Command::LookAtListeners => self.doubt_listeners(),
-                Command::Report(answer) => drop(answer.try_send(self.report())),
-                Command::Capture(wanted) => self.captures.begin(&self.link_name, wanted),
-                Command::Reconfigure(settings) => self.reconfigure(&settings),
-                Command::Stop => return false,
-            }
-        }
-        // There may be more.
-        self.inbox.ring();
-        true
-    }
-
-    /// Other addresses, routes, rules or another MTU. Connections of an address that is gone end on both sides, all others go on.
-    fn reconfigure(&mut self, settings: &Settings) {
-        let now = self.now();
-        for &(address, prefix_bits) in &settings.addresses {
-            let address = InterfaceAddress {
-                address,
-                prefix_bits,
-            };
-            self.engine.add_address(address);
-        }
-        self.engine.set_routes(&routes(settings));
-        let before = std::mem::replace(&mut self.own, self.stand_ins.for_all(settings));
-        self.listeners
-            .follow(&mut self.engine, &self.own, options());
-        for (ip, _) in before {
-            if !self.own.iter().any(|(own, _)| *own == ip) {
-                self.engine.remove_address(ip);
-            }
-        }
-        self.outlook
-            .publish(&settings.all_rules(), &shown(&self.own));
-        self.report.reconfigured += 1;
-        (self.coalesce, self.batch) = (settings.coalesce, settings.batch);
-        self.mtu_is_fixed = settings.mtu.is_some();
-        if let Some(mtu) = settings
-            .mtu
-            .or_else(|| self.link.mtu())
-            .filter(|mtu| *mtu != self.mtu)
-        {
-            self.mtu = mtu;
-            self.engine.set_mtu(now, mtu);
-        }
-    }
-
-    /// Some listener may be gone: looks soon, but spends no more than an eighth of the time on it, however often somebody says so.
-    fn doubt_listeners(&mut self) {
-        let due = &mut self.look_at_listeners_due;
-        *due = due.or(Some(self.look_at_listeners_after));
-    }
-
-    fn look_at_listeners(&mut self) {
-        let began = Clock::now();
-        if self.look_at_listeners_due.is_none_or(|due| due > began) {
-            return;
-        }
-        self.look_at_listeners_due = None;
-        if self.listeners.is_empty() {
-            return;
-        }
-        let living = proc::listening();
-        let is_there = |address| living.contains(&address);
-        self.listeners.retain_living(&mut self.engine, is_there);
-        self.look_at_listeners_after = Clock::now() + 7 * began.elapsed();
-    }
-
-    fn take_carriers(&mut self) {
-        for _ in 0..CARRIERS_PER_TURN {
-            // Without descriptors left the others wait in the backlog until there are some.
-            let Ok(Some(carrier)) = sys::accept(&self.relay) else {
-                return;
-            };
-            let Ok(program) = carrier.peer_addr() else {
-                continue;
-            };
-            match self.requests.take(&program) {
-                Some(request) => self.open(request, carrier),
-                None => self.carriers.insert(program, carrier, Clock::now()),
-            }
-        }
-    }
-
-    fn handle_request(&mut self, request: Request) {
-        let carrier = request.carrier;
-        match self.carriers.take(&carrier) {
-            Some(carrier) => self.open(request, carrier),
-            None => self.requests.insert(carrier, request, Clock::now()),
-        }
-    }
-
-    fn forget_unmet(&mut self) {
-        if self.carriers.is_empty() && self.requests.is_empty() {
-            return;
-        }
-        let now = Clock::now();
-        self.carriers.forget_old(now);
-        self.requests.forget_old(now);
-    }
-
-    /// Begins an active open.
-    fn open(&mut self, request: Request, carrier: TcpStream) {
-        let refuse = |errno: libc::c_int| drop(sys::send_urgent(&carrier, errno as u8));
-        if self.is_over_quota(request.client) {
-            return refuse(libc::EAGAIN);
-        }
-        let local = self.local_end(&request);
-        let now = self.now();
-        let opened = self.engine.connect(now, local, request.remote, options());
-        let id = match opened {
-            Ok(id) => id,
-            Err(error) => return refuse(errno_of_call(error)),
-        };
-        let ports = (
-            Direction::Connected,
-            request.carrier.port(),
-            self.relay_port,
-        );
-        self.publish_ends(id, ports);
-        self.insert(id, request.client, Stage::Opening, carrier);
-    }
-
-    /// The local address and port a program has asked for, if it has.
-    fn local_end(&self, request: &Request) -> Option<SocketAddr> {
-        let bound = |&&(_, stand_in): &&(IpAddr, Ipv4Addr)| request.carrier.ip() == stand_in;
-        let of_family = |&&(ip, _): &&(IpAddr, Ipv4Addr)| {
-            request.local_port != 0 && ip.is_ipv4() == request.remote.is_ipv4()
-        };
-        let own = || self.own.iter();
-        let found = own().find(bound).or_else(|| own().find(of_family));
-        found.map(|&(ip, _)| SocketAddr::new(ip, request.local_port))
-    }
-
-    /// Takes in connections that remotes have opened.
-    fn accept(&mut self, listener: ListenerId) {
-        while let Some(id) = self.engine.accept(listener) {
-            let joined = self.join(listener, id);
-            if joined.is_err() {
-                let now = self.now();
-                let _ = self.engine.abort(now, id);
-                let _ = self.engine.release(now, id);
-                self.streams.forget(id);
-            }
-        }
-    }
-
-    /// Begins to connect a carrier to the program's listener.
-    fn join(&mut self, listener: ListenerId, id: ConnectionId) -> io::Result<()> {
-        let target = self.listeners.target(listener);
-        let target = target.ok_or(io::ErrorKind::NotFound)?;
-        if self.is_over_quota(target.client) {
-            return Err(io::ErrorKind::QuotaExceeded.into());
-        }
-        let (source, direction) = match target.address {
-            SocketAddr::V4(_) => (self.relay_source.into(), Direction::Accepted),
-            SocketAddr::V6(_) => (Ipv6Addr::LOCALHOST.into(), Direction::AcceptedV6),
-        };
-        let carrier = sys::bound_socket(source)?;
-        let port = carrier.local_addr()?.port();
-        // Before the program can ask.
-        self.publish_ends(id, (direction, port, target.address.port()));
-        sys::begin_connect(&carrier, target.address)?;
-        self.insert(id, target.client, Stage::Joining, carrier);
-        Ok(())
-    }
-
-    fn publish_ends(&self, id: ConnectionId, (direction, port, other): (Direction, u16, u16)) {
-        let spelled = |address: SocketAddr| Address {
-            ip: spell(address.ip()),
-            port: address.port(),
-        };
-        let info = self.engine.info(id);
-        let ends = info.map(|info| (spelled(info.local), spelled(info.remote)));
-        self.outlook.set_ends(direction, port, other, ends);
-    }
-
-    fn is_over_quota(&mut self, client: ClientId) -> bool {
-        let count = self.flows_by_client.get(&client).copied().unwrap_or(0);
-        let is_over = count >= FLOWS_PER_CLIENT_MAX;
-        self.report.over_quota += u64::from(is_over);
-        is_over
-    }
-
-    fn insert(&mut self, id: ConnectionId, client: ClientId, stage: Stage, carrier: TcpStream) {
-        self.serial = (self.serial + 1) & SERIAL_MASK;
-        let (slot, serial) = (id.index(), self.serial);
-        let source = Source::Flow(slot as u32, serial);
-        if self.poller.watch_changes(carrier.as_fd(), source).is_err() {
-            let now = self.now();
-            let _ = self.engine.abort(now, id);
-            let _ = self.engine.release(now, id);
-            return self.streams.forget(id);
-        }
-        if self.flows.len() <= slot {
-            self.flows.resize_with(slot + 1, || None);
-        }
-        *self.flows_by_client.entry(client).or_default() += 1;
-        self.flows[slot] = Some(Flow::new(id, client, serial, stage, carrier));
-    }
-
     fn note_carrier(&mut self, slot: u32, serial: u32, bits: u32) {
         let flow = self.flows.get_mut(slot as usize).and_then(Option::as_mut);
         if let Some(flow) = flow.filter(|flow| flow.serial == serial) {
@@ -649,29 +414,6 @@ impl Runner {
         self.remove(slot as usize);
     }
 
-    fn remove(&mut self, slot: usize) {
-        let Some(mut flow) = self.flows[slot].take() else {
-            return;
-        };
-        if let Some(lane) = self.streams.lane(flow.id) {
-            lane.close();
-        }
-        flow.drop_channel(&mut self.streams, &mut self.channels);
-        if let Ok(SocketAddr::V6(carrier)) = flow.carrier.local_addr() {
-            let direction = Direction::AcceptedV6;
-            self.outlook.set_ends(direction, carrier.port(), 0, None);
-        }
-        let now = self.now();
-        let _ = self.engine.release(now, flow.id);
-        self.streams.forget(flow.id);
-        if let Some(count) = self.flows_by_client.get_mut(&flow.client) {
-            *count -= 1;
-            if *count == 0 {
-                self.flows_by_client.remove(&flow.client);
-            }
-        }
-    }
-
     fn transmit(&mut self) {
         let now = self.now();
         loop {
@@ -708,136 +450,11 @@ impl Runner {
             }
         }
     }
-
-    fn report(&self) -> Report {
-        let counters = self.engine.counters();
-        Report {
-            link: self.link_name.clone(),
-            addresses: self.own.iter().map(|(ip, _)| ip.to_string()).collect(),
-            mtu: self.mtu,
-            connections: self.flows.iter().flatten().count(),
-            channels: (self.flows.iter().flatten())
-                .filter(|flow| flow.place.is_some())
-                .count(),
-            listeners: self.listeners.len(),
-            captures: self.captures.len(),
-            frames_received: counters.frames_received,
-            frames_sent: counters.frames_sent,
-            frames_malformed: counters.malformed_total(),
-            segments_received: counters.segments_received,
-            segments_sent: counters.segments_sent,
-            bytes_received: counters.bytes_received,
-            bytes_sent: counters.bytes_sent,
-            retransmissions: counters.retransmissions,
-            timeouts: counters.timeouts,
-            resets_sent: counters.resets_sent,
-            resets_received: counters.resets_received,
-            connections_opened: counters.connections_opened,
-            connections_accepted: counters.connections_accepted,
-            payloads_in_place: self.intake.placed(),
-            ..self.report.clone()
-        }
-    }
 }
 
 fn make_due(due: &mut Vec<u32>, flow: &mut Flow, slot: u32) {
     if !flow.is_due {
         flow.is_due = true;
         due.push(slot);
-    }
-}
-
-/// What stands in on loopback for each address we have, or ever had.
-struct StandIns {
-    first: Ipv4Addr,
-    known: Vec<IpAddr>,
-}
-
-impl StandIns {
-    fn next_to(source: Ipv4Addr) -> StandIns {
-        StandIns {
-            first: source,
-            known: Vec::new(),
-        }
-    }
-
-    /// All addresses of the settings; those of which there was one before keep it. After 65,535 others the first are used again.
-    fn for_all(&mut self, settings: &Settings) -> Vec<(IpAddr, Ipv4Addr)> {
-        let one = |&(ip, _): &(IpAddr, u8)| {
-            let known = self.known.iter().position(|known| *known == ip);
-            let index = known.unwrap_or_else(|| {
-                self.known.push(ip);
-                self.known.len() - 1
-            });
-            let [a, b, c, d] = self.first.octets();
-            let [high, low] = (u16::from_be_bytes([c, d]) ^ (1 + index as u16)).to_be_bytes();
-            (ip, Ipv4Addr::new(a, b, high, low))
-        };
-        settings.addresses.iter().map(one).collect()
-    }
-}
-
-/// Our addresses as clients are shown them.
-fn shown(own: &[(IpAddr, Ipv4Addr)]) -> Vec<Own> {
-    let one = |&(ip, stand_in): &(IpAddr, Ipv4Addr)| Own {
-        ip: spell(ip),
-        stand_in: stand_in.octets(),
-    };
-    own.iter().map(one).collect()
-}
-
-/// Everything that is not on the link goes to the gateway of its family.
-fn routes(settings: &Settings) -> Vec<Route> {
-    let everything = |gateway: &IpAddr| Route {
-        destination: match gateway {
-            IpAddr::V4(_) => IpAddr::from([0; 4]),
-            IpAddr::V6(_) => IpAddr::from([0; 16]),
-        },
-        prefix_bits: 0,
-        gateway: *gateway,
-    };
-    settings.gateways.iter().map(everything).collect()
-}
-
-fn config(settings: &Settings, mtu: u16) -> Config {
-    let addresses = settings.addresses.iter();
-    let addresses = addresses.map(|&(address, prefix_bits)| InterfaceAddress {
-        address,
-        prefix_bits,
-    });
-    let addresses: Vec<InterfaceAddress> = addresses.collect();
-    let [.., a, b, c, d] = spell(addresses[0].address);
-    let medium = Medium::Ethernet {
-        // Locally administered, and the same after a restart: neighbours remember it.
-        mac: MacAddress([0x02, 0x54, a, b, c, d]),
-        resolve: true,
-    };
-    Config {
-        routes: routes(settings),
-        offload: Offload {
-            transmit_checksum: settings.checksum,
-            segmentation_bytes_max: if settings.lso { LARGE_SEGMENT_BYTES } else { 0 },
-        },
-        addresses: addresses.clone(),
-        ..Config::new(medium, mtu, addresses[0])
-    }
-}
-
-/// How relayed connections behave. Small segments go out at once: the program's own socket has Nagle's rule, if the program wants it.
-fn options() -> Options {
-    Options {
-        nodelay: true,
-        receive_bytes: RECEIVE_BYTES,
-        receive_bytes_max: RECEIVE_BYTES,
-        ..Options::default()
-    }
-}
-
-/// What connect(2) would have said.
-fn errno_of_call(error: ConnectError) -> libc::c_int {
-    match error {
-        ConnectError::AddressInUse | ConnectError::NoPortLeft => libc::EADDRNOTAVAIL,
-        ConnectError::AddressNotOurs | ConnectError::Unreachable => libc::ENETUNREACH,
-        ConnectError::NoSlotLeft => libc::EAGAIN,
     }
 }

@@ -1,0 +1,189 @@
+//! Connections coming and going: active opens, whose halves meet here, and passive ones, for which a carrier is made.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
+use std::os::fd::AsFd;
+use std::time::Instant as Clock;
+
+use toehold_channel::offload::{Address, Direction};
+use toehold_tcp::{ConnectError, ConnectionId, ListenerId};
+
+use super::Runner;
+use crate::engine::flow::{Flow, Stage};
+use crate::engine::poller::{SERIAL_MASK, Source};
+use crate::engine::settings::spell;
+use crate::engine::told::options;
+use crate::engine::{Request, sys};
+use crate::registry::ClientId;
+
+/// Programs taken in before everybody else's turn.
+const CARRIERS_PER_TURN: usize = 256;
+/// Connections of one program, or in the name of one listener's.
+const FLOWS_PER_CLIENT_MAX: usize = 32_768;
+
+impl Runner {
+    pub(super) fn take_carriers(&mut self) {
+        for _ in 0..CARRIERS_PER_TURN {
+            // Without descriptors left the others wait in the backlog until there are some.
+            let Ok(Some(carrier)) = sys::accept(&self.relay) else {
+                return;
+            };
+            let Ok(program) = carrier.peer_addr() else {
+                continue;
+            };
+            match self.requests.take(&program) {
+                Some(request) => self.open(request, carrier),
+                None => self.carriers.insert(program, carrier, Clock::now()),
+            }
+        }
+    }
+
+    pub(super) fn handle_request(&mut self, request: Request) {
+        let carrier = request.carrier;
+        match self.carriers.take(&carrier) {
+            Some(carrier) => self.open(request, carrier),
+            None => self.requests.insert(carrier, request, Clock::now()),
+        }
+    }
+
+    pub(super) fn forget_unmet(&mut self) {
+        if self.carriers.is_empty() && self.requests.is_empty() {
+            return;
+        }
+        let now = Clock::now();
+        self.carriers.forget_old(now);
+        self.requests.forget_old(now);
+    }
+
+    /// Begins an active open.
+    fn open(&mut self, request: Request, carrier: TcpStream) {
+        let refuse = |errno: libc::c_int| drop(sys::send_urgent(&carrier, errno as u8));
+        if self.is_over_quota(request.client) {
+            return refuse(libc::EAGAIN);
+        }
+        let local = self.local_end(&request);
+        let now = self.now();
+        let opened = self.engine.connect(now, local, request.remote, options());
+        let id = match opened {
+            Ok(id) => id,
+            Err(error) => return refuse(errno_of_call(error)),
+        };
+        let ports = (
+            Direction::Connected,
+            request.carrier.port(),
+            self.relay_port,
+        );
+        self.publish_ends(id, ports);
+        self.insert(id, request.client, Stage::Opening, carrier);
+    }
+
+    /// The local address and port a program has asked for, if it has.
+    fn local_end(&self, request: &Request) -> Option<SocketAddr> {
+        let bound = |&&(_, stand_in): &&(IpAddr, Ipv4Addr)| request.carrier.ip() == stand_in;
+        let of_family = |&&(ip, _): &&(IpAddr, Ipv4Addr)| {
+            request.local_port != 0 && ip.is_ipv4() == request.remote.is_ipv4()
+        };
+        let own = || self.own.iter();
+        let found = own().find(bound).or_else(|| own().find(of_family));
+        found.map(|&(ip, _)| SocketAddr::new(ip, request.local_port))
+    }
+
+    /// Takes in connections that remotes have opened.
+    pub(super) fn accept(&mut self, listener: ListenerId) {
+        while let Some(id) = self.engine.accept(listener) {
+            let joined = self.join(listener, id);
+            if joined.is_err() {
+                let now = self.now();
+                let _ = self.engine.abort(now, id);
+                let _ = self.engine.release(now, id);
+                self.streams.forget(id);
+            }
+        }
+    }
+
+    /// Begins to connect a carrier to the program's listener.
+    fn join(&mut self, listener: ListenerId, id: ConnectionId) -> io::Result<()> {
+        let target = self.listeners.target(listener);
+        let target = target.ok_or(io::ErrorKind::NotFound)?;
+        if self.is_over_quota(target.client) {
+            return Err(io::ErrorKind::QuotaExceeded.into());
+        }
+        let (source, direction) = match target.address {
+            SocketAddr::V4(_) => (self.relay_source.into(), Direction::Accepted),
+            SocketAddr::V6(_) => (Ipv6Addr::LOCALHOST.into(), Direction::AcceptedV6),
+        };
+        let carrier = sys::bound_socket(source)?;
+        let port = carrier.local_addr()?.port();
+        // Before the program can ask.
+        self.publish_ends(id, (direction, port, target.address.port()));
+        sys::begin_connect(&carrier, target.address)?;
+        self.insert(id, target.client, Stage::Joining, carrier);
+        Ok(())
+    }
+
+    fn publish_ends(&self, id: ConnectionId, (direction, port, other): (Direction, u16, u16)) {
+        let spelled = |address: SocketAddr| Address {
+            ip: spell(address.ip()),
+            port: address.port(),
+        };
+        let info = self.engine.info(id);
+        let ends = info.map(|info| (spelled(info.local), spelled(info.remote)));
+        self.outlook.set_ends(direction, port, other, ends);
+    }
+
+    fn is_over_quota(&mut self, client: ClientId) -> bool {
+        let count = self.flows_by_client.get(&client).copied().unwrap_or(0);
+        let is_over = count >= FLOWS_PER_CLIENT_MAX;
+        self.report.over_quota += u64::from(is_over);
+        is_over
+    }
+
+    fn insert(&mut self, id: ConnectionId, client: ClientId, stage: Stage, carrier: TcpStream) {
+        self.serial = (self.serial + 1) & SERIAL_MASK;
+        let (slot, serial) = (id.index(), self.serial);
+        let source = Source::Flow(slot as u32, serial);
+        if self.poller.watch_changes(carrier.as_fd(), source).is_err() {
+            let now = self.now();
+            let _ = self.engine.abort(now, id);
+            let _ = self.engine.release(now, id);
+            return self.streams.forget(id);
+        }
+        if self.flows.len() <= slot {
+            self.flows.resize_with(slot + 1, || None);
+        }
+        *self.flows_by_client.entry(client).or_default() += 1;
+        self.flows[slot] = Some(Flow::new(id, client, serial, stage, carrier));
+    }
+
+    pub(super) fn remove(&mut self, slot: usize) {
+        let Some(mut flow) = self.flows[slot].take() else {
+            return;
+        };
+        if let Some(lane) = self.streams.lane(flow.id) {
+            lane.close();
+        }
+        flow.drop_channel(&mut self.streams, &mut self.channels);
+        if let Ok(SocketAddr::V6(carrier)) = flow.carrier.local_addr() {
+            let direction = Direction::AcceptedV6;
+            self.outlook.set_ends(direction, carrier.port(), 0, None);
+        }
+        let now = self.now();
+        let _ = self.engine.release(now, flow.id);
+        self.streams.forget(flow.id);
+        if let Some(count) = self.flows_by_client.get_mut(&flow.client) {
+            *count -= 1;
+            if *count == 0 {
+                self.flows_by_client.remove(&flow.client);
+            }
+        }
+    }
+}
+
+/// What connect(2) would have said.
+fn errno_of_call(error: ConnectError) -> libc::c_int {
+    match error {
+        ConnectError::AddressInUse | ConnectError::NoPortLeft => libc::EADDRNOTAVAIL,
+        ConnectError::AddressNotOurs | ConnectError::Unreachable => libc::ENETUNREACH,
+        ConnectError::NoSlotLeft => libc::EAGAIN,
+    }
+}

@@ -1,0 +1,139 @@
+//! What the daemon and the link say: requests, other settings, another MTU; and the answer to how things stand.
+
+use std::time::Instant as Clock;
+
+use toehold_tcp::InterfaceAddress;
+
+use super::Runner;
+use crate::engine::settings::Settings;
+use crate::engine::stand_ins::shown;
+use crate::engine::told::{options, routes};
+use crate::engine::{Command, Report};
+use crate::proc;
+
+/// What the daemon says, taken before everybody else's turn.
+const COMMANDS_PER_TURN: usize = 256;
+
+impl Runner {
+    pub(super) fn look_at_link(&mut self) {
+        self.link.clear_changes();
+        let Some(mtu) = self
+            .link
+            .mtu()
+            .filter(|mtu| *mtu != self.mtu && !self.mtu_is_fixed)
+        else {
+            return;
+        };
+        self.mtu = mtu;
+        let now = self.now();
+        self.engine.set_mtu(now, mtu);
+    }
+
+    pub(super) fn take_commands(&mut self) -> bool {
+        for _ in 0..COMMANDS_PER_TURN {
+            let Some(command) = self.inbox.next() else {
+                return true;
+            };
+            match command {
+                Command::Connect(request) => self.handle_request(request),
+                Command::Listen(wanted) => {
+                    let (engine, ours) = (&mut self.engine, &self.own);
+                    self.listeners.add(engine, ours, wanted, options());
+                }
+                Command::LookAtListeners => self.doubt_listeners(),
+                Command::Report(answer) => drop(answer.try_send(self.report())),
+                Command::Capture(wanted) => self.captures.begin(&self.link_name, wanted),
+                Command::Reconfigure(settings) => self.reconfigure(&settings),
+                Command::Stop => return false,
+            }
+        }
+        // There may be more.
+        self.inbox.ring();
+        true
+    }
+
+    /// Other addresses, routes, rules or another MTU. Connections of an address that is gone end on both sides, all others go on.
+    fn reconfigure(&mut self, settings: &Settings) {
+        let now = self.now();
+        for &(address, prefix_bits) in &settings.addresses {
+            let address = InterfaceAddress {
+                address,
+                prefix_bits,
+            };
+            self.engine.add_address(address);
+        }
+        self.engine.set_routes(&routes(settings));
+        let before = std::mem::replace(&mut self.own, self.stand_ins.for_all(settings));
+        self.listeners
+            .follow(&mut self.engine, &self.own, options());
+        for (ip, _) in before {
+            if !self.own.iter().any(|(own, _)| *own == ip) {
+                self.engine.remove_address(ip);
+            }
+        }
+        self.outlook
+            .publish(&settings.all_rules(), &shown(&self.own));
+        self.report.reconfigured += 1;
+        (self.coalesce, self.batch) = (settings.coalesce, settings.batch);
+        self.mtu_is_fixed = settings.mtu.is_some();
+        if let Some(mtu) = settings
+            .mtu
+            .or_else(|| self.link.mtu())
+            .filter(|mtu| *mtu != self.mtu)
+        {
+            self.mtu = mtu;
+            self.engine.set_mtu(now, mtu);
+        }
+    }
+
+    /// Some listener may be gone: looks soon, but spends no more than an eighth of the time on it, however often somebody says so.
+    pub(super) fn doubt_listeners(&mut self) {
+        let due = &mut self.look_at_listeners_due;
+        *due = due.or(Some(self.look_at_listeners_after));
+    }
+
+    pub(super) fn look_at_listeners(&mut self) {
+        let began = Clock::now();
+        if self.look_at_listeners_due.is_none_or(|due| due > began) {
+            return;
+        }
+        self.look_at_listeners_due = None;
+        if self.listeners.is_empty() {
+            return;
+        }
+        let living = proc::listening();
+        let is_there = |address| living.contains(&address);
+        self.listeners.retain_living(&mut self.engine, is_there);
+        self.look_at_listeners_after = Clock::now() + 7 * began.elapsed();
+    }
+
+    fn report(&self) -> Report {
+        let counters = self.engine.counters();
+        Report {
+            link: self.link_name.clone(),
+            addresses: self.own.iter().map(|(ip, _)| ip.to_string()).collect(),
+            mtu: self.mtu,
+            connections: self.flows.iter().flatten().count(),
+            channels: (self.flows.iter().flatten())
+                .filter(|flow| flow.place.is_some())
+                .count(),
+            listeners: self.listeners.len(),
+            captures: self.captures.len(),
+            frames_received: counters.frames_received,
+            frames_sent: counters.frames_sent,
+            frames_malformed: counters.malformed_total(),
+            segments_received: counters.segments_received,
+            segments_sent: counters.segments_sent,
+            bytes_received: counters.bytes_received,
+            bytes_sent: counters.bytes_sent,
+            retransmissions: counters.retransmissions,
+            timeouts: counters.timeouts,
+            resets_sent: counters.resets_sent,
+            resets_received: counters.resets_received,
+            connections_opened: counters.connections_opened,
+            connections_accepted: counters.connections_accepted,
+            payloads_in_place: self.intake.placed(),
+            ..self.report.clone()
+        }
+    }
+}
