@@ -131,6 +131,23 @@ impl Tap {
         unsafe { self.receive_raw(&[(frame.as_mut_ptr(), frame.len())]) }
     }
 
+    /// As [`Tap::receive`], with the metadata at the beginning of `buffer` and the frame behind it: in one piece the kernel hands it over
+    /// fastest. The length is the frame's.
+    ///
+    /// # Errors
+    /// As for [`Tap::receive`].
+    pub fn receive_behind_header(
+        &self,
+        buffer: &mut [u8],
+    ) -> io::Result<Option<(usize, VnetHeader)>> {
+        let (base, len) = (buffer.as_mut_ptr(), buffer.len());
+        // SAFETY: `buffer` is writable for its length.
+        let count = unsafe { libc::read(self.file.as_raw_fd(), base.cast(), len) };
+        let length = frame_length(count)?;
+        let header = || VnetHeader::from_bytes(*buffer.first_chunk().expect("what was read"));
+        Ok(length.map(|length| (length, header())))
+    }
+
     /// As [`Tap::receive`], into several pieces one after the other (at most [`PARTS_MAX`]), which somebody else may be reading.
     ///
     /// # Errors
@@ -158,18 +175,8 @@ impl Tap {
         let count = parts.len() as libc::c_int + 1;
         // SAFETY: `header` is writable for its length; of the others the caller promises it.
         let count = unsafe { libc::readv(self.file.as_raw_fd(), vectors.as_ptr(), count) };
-        let Ok(count) = usize::try_from(count) else {
-            let error = io::Error::last_os_error();
-            return if error.kind() == io::ErrorKind::WouldBlock {
-                Ok(None)
-            } else {
-                Err(error)
-            };
-        };
-        let length = count
-            .checked_sub(VnetHeader::BYTES)
-            .ok_or(io::ErrorKind::UnexpectedEof)?;
-        Ok(Some((length, VnetHeader::from_bytes(header))))
+        let length = frame_length(count)?;
+        Ok(length.map(|length| (length, VnetHeader::from_bytes(header))))
     }
 
     /// Gives the kernel a frame that is the concatenation of `parts` (at most [`PARTS_MAX`]). False when the
@@ -188,6 +195,21 @@ impl Tap {
         }
         // SAFETY: all parts are borrowed and as long as they say.
         unsafe { self.send_raw(header, &raw[..parts.len()]) }
+    }
+
+    /// As [`Tap::send`], of a frame that stands in `buffer` behind [`VnetHeader::BYTES`] of room for `header`: in one piece the kernel takes
+    /// it fastest.
+    ///
+    /// # Errors
+    /// As for [`Tap::send`].
+    ///
+    /// # Panics
+    /// When there is no such room.
+    pub fn send_behind_header(&self, header: VnetHeader, buffer: &mut [u8]) -> io::Result<bool> {
+        buffer[..VnetHeader::BYTES].copy_from_slice(&header.to_bytes());
+        let (base, len) = (buffer.as_ptr(), buffer.len());
+        // SAFETY: `buffer` is readable for its length.
+        is_taken(unsafe { libc::write(self.file.as_raw_fd(), base.cast(), len) })
     }
 
     /// As [`Tap::send`], of memory that somebody else may be writing to: the kernel reads whatever stands there.
@@ -217,16 +239,7 @@ impl Tap {
         }
         let count = parts.len() as libc::c_int + 1;
         // SAFETY: `writev` only reads; the caller's promise.
-        let written = unsafe { libc::writev(self.file.as_raw_fd(), vectors.as_ptr(), count) };
-        if written >= 0 {
-            return Ok(true);
-        }
-        let error = io::Error::last_os_error();
-        if error.kind() == io::ErrorKind::WouldBlock {
-            Ok(false)
-        } else {
-            Err(error)
-        }
+        is_taken(unsafe { libc::writev(self.file.as_raw_fd(), vectors.as_ptr(), count) })
     }
 }
 
@@ -234,6 +247,31 @@ impl AsFd for Tap {
     /// For `poll`: readable when a frame waits.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
+    }
+}
+
+/// What a read says: a frame's length without its metadata, or that there is none.
+fn frame_length(count: isize) -> io::Result<Option<usize>> {
+    match usize::try_from(count) {
+        Ok(count) => {
+            let length = count.checked_sub(VnetHeader::BYTES);
+            length.ok_or(io::ErrorKind::UnexpectedEof.into()).map(Some)
+        }
+        Err(_) => match io::Error::last_os_error() {
+            error if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+            error => Err(error),
+        },
+    }
+}
+
+/// What a write says.
+fn is_taken(written: isize) -> io::Result<bool> {
+    if written >= 0 {
+        return Ok(true);
+    }
+    match io::Error::last_os_error() {
+        error if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
+        error => Err(error),
     }
 }
 

@@ -26,7 +26,8 @@ const RUN_BEFORE_GUESSING: u32 = 3;
 
 #[derive(Debug)]
 pub(super) struct Intake {
-    frame: Box<[u8]>,
+    /// A frame behind its metadata.
+    buffer: Box<[u8]>,
     /// Large frames of late that continued a stream.
     run: u32,
     /// Payloads read to where they belong.
@@ -43,7 +44,7 @@ pub(super) struct Takers<'a> {
 impl Default for Intake {
     fn default() -> Intake {
         Intake {
-            frame: vec![0; FRAME_BYTES_MAX].into(),
+            buffer: vec![0; VnetHeader::BYTES + FRAME_BYTES_MAX].into(),
             run: 0,
             placed: 0,
         }
@@ -67,17 +68,23 @@ impl Intake {
         let expected = engine.expected();
         let guess = expected.filter(|_| may_guess && self.run >= RUN_BEFORE_GUESSING);
         let room = guess.and_then(|expected| Some((expected, streams.room(expected)?)));
-        let parts = self.parts(room.map(|(_, room)| room));
-        // SAFETY: the buffer is ours; a ring's room is mapped and ours to write. No reference to either lives.
+        let received = match room {
+            None => tap.receive_behind_header(&mut self.buffer),
+            Some((_, room)) => {
+                let parts = self.parts(room);
+                // SAFETY: the buffer is ours; a ring's room is mapped and ours to write. No reference to either lives.
+                unsafe { tap.receive_raw(&parts) }
+            }
+        };
         // What an interface that is down says is no news: the remotes will send again.
-        let Ok(Some((length, header))) = (unsafe { tap.receive_raw(&parts) }) else {
+        let Ok(Some((length, header))) = received else {
             return false;
         };
         let offload = offload_of(header, engine);
         if let Some((expected, room)) = room.filter(|_| length > USUAL_HEADERS_BYTES) {
             let payload_bytes = length - USUAL_HEADERS_BYTES;
             let fits = payload_bytes <= room[0].1 + room[1].1;
-            let headers = self.frame.first_chunk().expect("longer than headers");
+            let headers = self.frame().first_chunk().expect("longer than headers");
             if fits && engine.handle_placed(now, headers, payload_bytes, offload, expected) {
                 streams.note_placed(expected, payload_bytes);
                 self.placed += 1;
@@ -85,7 +92,7 @@ impl Intake {
             }
             self.put_together(room, length);
         }
-        let frame = &self.frame[..length];
+        let frame = &self.buffer[VnetHeader::BYTES..][..length];
         let watched = captures.before_frame(engine, frame);
         engine.handle_frame(now, frame, offload, streams);
         if let Some(before) = watched {
@@ -103,17 +110,20 @@ impl Intake {
         self.placed
     }
 
-    /// Where the next frame is read to.
-    fn parts(&mut self, room: Option<[Room; 2]>) -> [Room; 4] {
-        let (headers, rest) = self.frame.split_at_mut(USUAL_HEADERS_BYTES);
-        let [first, second] = room.unwrap_or([(std::ptr::null_mut(), 0); 2]);
+    fn frame(&mut self) -> &mut [u8] {
+        &mut self.buffer[VnetHeader::BYTES..]
+    }
+
+    /// Where the next frame is read to: its headers, its payload, and what is more than expected.
+    fn parts(&mut self, [first, second]: [Room; 2]) -> [Room; 4] {
+        let (headers, rest) = self.frame().split_at_mut(USUAL_HEADERS_BYTES);
         let whole = |part: &mut [u8]| (part.as_mut_ptr(), part.len());
         [whole(headers), first, second, whole(rest)]
     }
 
     /// Gets a frame's payload back from where it was not meant to be, in front of what found no room there.
     fn put_together(&mut self, room: [Room; 2], length: usize) {
-        let payload = &mut self.frame[USUAL_HEADERS_BYTES..length];
+        let payload = &mut self.frame()[USUAL_HEADERS_BYTES..length];
         let inside = payload.len().min(room[0].1 + room[1].1);
         payload.copy_within(..payload.len() - inside, inside);
         let (first, second) = payload[..inside].split_at_mut(inside.min(room[0].1));

@@ -31,6 +31,7 @@ mod lane;
 mod link;
 mod listeners;
 mod memory;
+mod outlet;
 mod patience;
 mod poller;
 mod relay;

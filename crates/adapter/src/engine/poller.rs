@@ -34,13 +34,16 @@ pub(super) struct Event {
 #[derive(Debug)]
 pub(super) struct Poller {
     epoll: OwnedFd,
+    /// Room for what the kernel tells.
+    told: Box<[libc::epoll_event]>,
 }
 
 impl Poller {
     pub(super) fn new() -> io::Result<Poller> {
         // SAFETY: no memory is involved.
         let epoll = owned(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
-        Ok(Poller { epoll })
+        let told = vec![libc::epoll_event { events: 0, u64: 0 }; EVENTS_PER_TURN].into();
+        Ok(Poller { epoll, told })
     }
 
     /// Reports whenever `fd` is readable.
@@ -66,20 +69,19 @@ impl Poller {
 
     /// Waits for events; returns without any when interrupted or out of time.
     pub(super) fn wait(
-        &self,
+        &mut self,
         events: &mut Vec<Event>,
         timeout: Option<Duration>,
     ) -> io::Result<()> {
-        let mut raw = [libc::epoll_event { events: 0, u64: 0 }; EVENTS_PER_TURN];
         // Rounded up: waking just before a deadline would spin until it.
         let timeout_ms = timeout.map_or(-1, |timeout| {
             libc::c_int::try_from(timeout.as_micros().div_ceil(1000)).unwrap_or(libc::c_int::MAX)
         });
-        // SAFETY: `raw` has room for the number of events given.
+        // SAFETY: `told` has room for the number of events given.
         let count = unsafe {
             libc::epoll_wait(
                 self.epoll.as_raw_fd(),
-                raw.as_mut_ptr(),
+                self.told.as_mut_ptr(),
                 EVENTS_PER_TURN as libc::c_int,
                 timeout_ms,
             )
@@ -89,7 +91,7 @@ impl Poller {
             let interrupted = error.kind() == io::ErrorKind::Interrupted;
             return if interrupted { Ok(()) } else { Err(error) };
         }
-        events.extend(raw[..count as usize].iter().map(|event| Event {
+        events.extend(self.told[..count as usize].iter().map(|event| Event {
             source: source_of(event.u64),
             bits: event.events,
         }));

@@ -11,11 +11,7 @@ use std::time::{Duration, Instant as Clock};
 
 use toehold_channel::memfd;
 use toehold_channel::offload::{OUTLOOK_BYTES, Outlook};
-use toehold_link::VnetHeader;
-use toehold_tcp::{
-    ChecksumSum, ChecksumWork, CloseReason, ConnectionId, Engine, Event, HEADER_BUFFER_BYTES,
-    Instant, Memory, Random,
-};
+use toehold_tcp::{CloseReason, ConnectionId, Engine, Event, Instant, Random};
 
 use super::captures::Captures;
 use super::channels::Channels;
@@ -23,7 +19,8 @@ use super::flow::{Flow, Next, Stage, errno_of};
 use super::intake::{Intake, Takers};
 use super::link::Link;
 use super::listeners::Listeners;
-use super::memory::{PARTS_MAX, Streams};
+use super::memory::Streams;
+use super::outlet::Outlet;
 use super::patience::Patience;
 use super::poller::{self, Poller, Source};
 use super::relay::Around;
@@ -33,6 +30,9 @@ use super::told::{LARGE_SEGMENT_BYTES, config};
 use super::unmet::{self, Unmet};
 use super::{Error, Inbox, Report, Request, sys};
 use crate::registry::ClientId;
+
+/// Carriers and commands may wait for so many looks at the link.
+const LOOKS_BETWEEN_POLLS: u32 = 8;
 
 pub(super) struct Runner {
     inbox: Inbox,
@@ -74,9 +74,9 @@ pub(super) struct Runner {
     report: Report,
     patience: Patience,
     intake: Intake,
-    header: Box<[u8]>,
-    /// A payload whose checksum is ours to compute.
-    payload: Box<[u8]>,
+    outlet: Outlet,
+    /// Looks until the next that asks the poller, too.
+    looks_before_polling: u32,
 }
 
 impl Runner {
@@ -150,9 +150,9 @@ impl Runner {
             began: Clock::now(),
             report: Report::default(),
             patience: Patience::default(),
-            header: vec![0; HEADER_BUFFER_BYTES].into(),
             intake: Intake::default(),
-            payload: vec![0; LARGE_SEGMENT_BYTES as usize].into(),
+            looks_before_polling: 0,
+            outlet: Outlet::new(LARGE_SEGMENT_BYTES as usize),
         };
         Ok((runner, outlook_file))
     }
@@ -166,7 +166,7 @@ impl Runner {
             }
             for event in events.drain(..) {
                 match event.source {
-                    Source::Link => self.take_frames(),
+                    Source::Link => drop(self.take_frames()),
                     Source::LinkChange => self.look_at_link(),
                     Source::Relay => self.take_carriers(),
                     Source::Command => {
@@ -200,15 +200,14 @@ impl Runner {
     /// Waits for something to do, looking before sleeping while that pays. What the boards had is due afterwards.
     fn wait(&mut self, events: &mut Vec<poller::Event>) -> io::Result<()> {
         let mut patience = std::mem::take(&mut self.patience);
-        let mut result = self.poller.wait(events, Some(Duration::ZERO));
-        let has_news = result.is_err() || !events.is_empty() || !self.later.is_empty();
-        let has_news = self.sweep() || has_news;
-        let found = has_news
+        let mut result = self.look(events);
+        let found = !matches!(result, Ok(false))
+            || !self.later.is_empty()
             || patience.look(|| {
-                let found = self.sweep();
-                result = self.poller.wait(events, Some(Duration::ZERO));
-                found || result.is_err() || !events.is_empty() || self.is_timer_due()
+                result = self.look(events);
+                !matches!(result, Ok(false))
             });
+        let mut result = result.map(drop);
         if !found && !self.begin_sleep() {
             let asleep = Clock::now();
             result = self.poller.wait(events, self.timeout());
@@ -222,6 +221,22 @@ impl Runner {
         }
         self.patience = patience;
         result
+    }
+
+    /// Looks for something to do without sleeping; true when there is. The link and the boards are asked each time; the poller, which costs
+    /// as much as both together, now and then, unless it had something the last time.
+    fn look(&mut self, events: &mut Vec<poller::Event>) -> io::Result<bool> {
+        let mut found = self.sweep();
+        found |= self.take_frames();
+        if self.looks_before_polling == 0 {
+            self.poller.wait(events, Some(Duration::ZERO))?;
+            let has_others = events.iter().any(|event| event.source != Source::Link);
+            self.looks_before_polling = if has_others { 0 } else { LOOKS_BETWEEN_POLLS };
+            found |= !events.is_empty();
+        } else {
+            self.looks_before_polling -= 1;
+        }
+        Ok(found || self.is_timer_due())
     }
 
     fn is_timer_due(&self) -> bool {
@@ -291,9 +306,10 @@ impl Runner {
         engine.into_iter().chain(unmet).chain(look).min()
     }
 
-    fn take_frames(&mut self) {
+    /// Hands frames of the link to the engine, until there are none or others should have their turn; true when there were some.
+    fn take_frames(&mut self) -> bool {
         let may_guess = self.captures.len() == 0 && self.serves_one();
-        for _ in 0..self.batch {
+        for count in 0..self.batch {
             let now = self.now();
             let takers = Takers {
                 engine: &mut self.engine,
@@ -301,9 +317,10 @@ impl Runner {
                 captures: &mut self.captures,
             };
             if !self.intake.take(&self.link.tap, now, takers, may_guess) {
-                return;
+                return count > 0;
             }
         }
+        true
     }
 
     /// Whether there is one program that all frames are for.
@@ -418,33 +435,15 @@ impl Runner {
         let now = self.now();
         loop {
             let watched = self.captures.before_transmit(&self.engine);
-            let Some(mut transmit) = self.engine.poll_transmit(now, &mut self.header) else {
+            let header = self.outlet.header();
+            let Some(mut transmit) = self.engine.poll_transmit(now, header) else {
                 return;
             };
-            let mut parts = [(std::ptr::null(), 0); 1 + PARTS_MAX];
-            if let Some(payload) = transmit.payload {
-                let len = payload.bytes as usize;
-                if let ChecksumWork::Payload { .. } = transmit.offload.checksum {
-                    // What is summed up must be what is sent: a copy that nobody else writes to.
-                    let copy = &mut self.payload[..len];
-                    self.streams
-                        .gather(payload.connection, payload.offset, copy);
-                    transmit.complete_checksum(&mut self.header, ChecksumSum::ZERO.bytes(copy));
-                    parts[1] = (copy.as_ptr(), len);
-                } else {
-                    let sent = self.streams.sent(payload.connection, payload.offset, len);
-                    parts[1..].copy_from_slice(&sent);
-                }
-            }
-            parts[0] = (self.header.as_ptr(), transmit.header_bytes);
-            let header = VnetHeader::for_transmit(&transmit.offload);
-            // SAFETY: headers and copy are ours; what the streams name stays mapped until they are changed, which nothing does here.
-            let sent = unsafe { self.link.tap.send_raw(header, &parts) };
-            // As good as lost on the way: an interface that is down, or a queue that is full.
-            let is_taken = matches!(sent, Ok(true));
+            let (tap, streams) = (&self.link.tap, &mut self.streams);
+            let (pieces, is_taken) = self.outlet.send(tap, streams, &mut transmit);
             self.report.frames_refused += u64::from(!is_taken);
             if let Some(before) = watched {
-                let frame = (&parts[..], is_taken);
+                let frame = (&pieces[..], is_taken);
                 self.captures
                     .note_sent(&self.engine, &before, &transmit, frame);
             }

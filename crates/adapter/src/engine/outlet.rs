@@ -1,0 +1,84 @@
+//! Frames, from the engine to the link.
+//!
+//! ```text
+//!   small    headers, and a copy of the payload behind them ──► the link, in one piece
+//!   large    headers ──► the link      payload, where the program has it ──► the link
+//! ```
+//!
+//! A device takes one piece in faster than several: up to a page the copy costs less than that.
+
+use toehold_link::{Tap, VnetHeader};
+use toehold_tcp::{ChecksumSum, ChecksumWork, HEADER_BUFFER_BYTES, Memory, Transmit};
+
+use super::lane::Part;
+use super::memory::{PARTS_MAX, Streams};
+
+/// A frame as it was given to the link: its pieces in order.
+pub(super) type Pieces = [Part; 1 + PARTS_MAX];
+
+#[derive(Debug)]
+pub(super) struct Outlet {
+    /// Room for the link's metadata, headers, and what payload fits.
+    frame: Box<[u8]>,
+    /// A larger payload whose checksum is ours to compute.
+    payload: Box<[u8]>,
+}
+
+impl Outlet {
+    pub(super) fn new(payload_bytes_max: usize) -> Outlet {
+        Outlet {
+            frame: vec![0; VnetHeader::BYTES + HEADER_BUFFER_BYTES].into(),
+            payload: vec![0; payload_bytes_max].into(),
+        }
+    }
+
+    /// Where headers are to be written before [`Outlet::send`].
+    pub(super) fn header(&mut self) -> &mut [u8] {
+        &mut self.frame[VnetHeader::BYTES..]
+    }
+
+    /// Gives a frame to the link, whose headers are in place: its pieces, and whether the link took it.
+    pub(super) fn send(
+        &mut self,
+        tap: &Tap,
+        streams: &mut Streams,
+        transmit: &mut Transmit,
+    ) -> (Pieces, bool) {
+        let headers_end = VnetHeader::BYTES + transmit.header_bytes;
+        let payload_bytes = transmit.payload.map_or(0, |payload| payload.bytes as usize);
+        let end = headers_end + payload_bytes;
+        let is_small = end <= self.frame.len();
+        let mut pieces: Pieces = [(std::ptr::null(), 0); 1 + PARTS_MAX];
+        if let Some(payload) = transmit.payload {
+            let (id, offset) = (payload.connection, payload.offset);
+            let is_ours_to_sum = matches!(transmit.offload.checksum, ChecksumWork::Payload { .. });
+            if is_small || is_ours_to_sum {
+                // What is summed up must be what is sent: a copy that nobody else writes to.
+                let (headers, rest) =
+                    self.frame[VnetHeader::BYTES..].split_at_mut(transmit.header_bytes);
+                let room = if is_small { rest } else { &mut *self.payload };
+                let copy = &mut room[..payload_bytes];
+                streams.gather(id, offset, copy);
+                if is_ours_to_sum {
+                    transmit.complete_checksum(headers, ChecksumSum::ZERO.bytes(copy));
+                }
+                pieces[1] = (copy.as_ptr(), payload_bytes);
+            } else {
+                pieces[1..].copy_from_slice(&streams.sent(id, offset, payload_bytes));
+            }
+        }
+        pieces[0] = (
+            self.frame[VnetHeader::BYTES..].as_ptr(),
+            transmit.header_bytes,
+        );
+        let metadata = VnetHeader::for_transmit(&transmit.offload);
+        let sent = if is_small {
+            tap.send_behind_header(metadata, &mut self.frame[..end])
+        } else {
+            // SAFETY: headers and copy are ours; what the streams name stays mapped until they are changed, which nothing does here.
+            unsafe { tap.send_raw(metadata, &pieces) }
+        };
+        // As good as lost on the way otherwise: an interface that is down, or a queue that is full.
+        (pieces, matches!(sent, Ok(true)))
+    }
+}
