@@ -38,6 +38,10 @@ check: ## formatting, lints, scripts, links in the documents
 sim: ## the TCP engine in the deterministic simulator
 	cargo xtask sim
 
+.PHONY: interoperability
+interoperability: ## the TCP engine against this kernel's: all of a matrix, in a minute
+	cargo xtask interoperability
+
 .PHONY: packetdrill
 packetdrill: ## packetdrill's scripts against the engine; needs PACKETDRILL= and PACKETDRILL_SCRIPTS=
 	@PACKETDRILL='$(PACKETDRILL)' PACKETDRILL_SCRIPTS='$(PACKETDRILL_SCRIPTS)' cargo xtask packetdrill

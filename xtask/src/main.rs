@@ -1,7 +1,7 @@
 //! `cargo xtask`: the work that is more than one cargo command.
 //!
 //! - [`steps`]: runs commands one after the other, counts what they tested, ends with one line.
-//! - [`suite`]: what is run for `check`, `test`, `loom`, `sim`, `e2e`, `fuzz`.
+//! - [`suite`]: what is run for `check`, `test`, `loom`, `sim`, `interoperability`, `e2e`, `fuzz`.
 //! - [`links`]: every link inside the documents leads somewhere.
 //! - [`packetdrill`]: packetdrill's scripts against the engine, for who has packetdrill.
 //! - [`redis_suite`]: Redis's own tests on the direct path, for who has its source.
@@ -21,10 +21,12 @@ const USAGE: &str = "\
 Usage: cargo xtask COMMAND
 
   check          formatting, clippy, scripts, links in the documents
-  test           everything: check, all tests, loom, sim, e2e
+  test           everything: check, all tests, loom, sim, interoperability, e2e
   loom           model checking of the lock-free protocols
   sanitize       the copy engine under the address and thread sanitizers (a nightly toolchain)
   sim [SEED]     the TCP engine in the simulator; with SEED, that one in detail
+  interoperability [FILTER]
+                 the TCP engine against this kernel's, in every cell of a matrix
   e2e [FILTER]   real programs, the kernel as the oracle
   fuzz [SECONDS] every fuzz target for some seconds (cargo-fuzz and a nightly toolchain)
   packetdrill [FILTER] [--binary PATH] [--scripts DIR]
@@ -39,6 +41,8 @@ Environment:
   PACKETDRILL, PACKETDRILL_SCRIPTS
                      a packetdrill binary and a folder of its scripts (neither is part of Toehold)
   REDIS_SOURCE       a folder with Redis's source, for its test suite (likewise)
+  TOEHOLD_MATRIX_SEED, TOEHOLD_MATRIX_JOBS
+                     what the matrix's links do (1), and how many of its cells run at once (48)
   TOEHOLD_SOAK       how many rounds the repeated end-to-end tests run
   PROPTEST_CASES     how many cases each property test tries";
 
@@ -53,6 +57,7 @@ fn main() -> ExitCode {
         Some("loom") => suite::loom(),
         Some("sanitize") => suite::sanitize(),
         Some("sim") => suite::sim(argument),
+        Some("interoperability") => suite::interoperability(argument),
         Some("e2e") => suite::e2e(argument),
         Some("fuzz") => suite::fuzz(argument),
         Some("packetdrill") => packetdrill::run(&rest),

@@ -50,6 +50,7 @@ pub(crate) fn test() -> bool {
     add_devices(&mut steps);
     add_models(&mut steps);
     add_sim(&mut steps);
+    add_interoperability(&mut steps, None);
     packetdrill::add(&mut steps);
     redis_suite::add(&mut steps);
     add_e2e(&mut steps, None);
@@ -138,6 +139,13 @@ pub(crate) fn sim(seed: Option<&str>) -> bool {
         None => add_sim(&mut steps),
         Some(seed) => steps.run("simulator", simulator().args(["--seed", seed, "--trace"])),
     }
+    steps.conclude()
+}
+
+/// Every cell of the matrix against the kernel's TCP, or those with this in their names.
+pub(crate) fn interoperability(filter: Option<&str>) -> bool {
+    let mut steps = Steps::default();
+    add_interoperability(&mut steps, filter);
     steps.conclude()
 }
 
@@ -241,6 +249,16 @@ fn add_models(steps: &mut Steps) {
 fn add_sim(steps: &mut Steps) {
     let seeds = std::env::var("TOEHOLD_SIM_SEEDS").unwrap_or_else(|_| SIM_SEEDS.to_owned());
     steps.run("simulator", simulator().args(["--seeds", &seeds]));
+}
+
+fn add_interoperability(steps: &mut Steps, filter: Option<&str>) {
+    let mut command = cargo();
+    command.args(["test", "-p", "toehold-link", "--test", "interoperability"]);
+    command.args(["--", "--ignored", "--nocapture"]);
+    if let Some(filter) = filter {
+        command.env("TOEHOLD_MATRIX_CELLS", filter);
+    }
+    steps.run("interoperability", &mut command);
 }
 
 /// The release profile: what is tested against the kernel is what is installed.

@@ -1,0 +1,282 @@
+//! The program on the kernel's side.
+
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use crate::cell::{Cell, Pattern, REQUEST_BYTES, Role};
+use crate::engine::SERVICE;
+use crate::stream::Stream;
+
+/// Longer than any wait for a timer that a connection survives in these links.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(240);
+const PIECE_BYTES: usize = 64 * 1024;
+/// For a program that rests: twice as much by the kernel's counting, and no more later (socket(7)).
+const RESTING_BUFFER_BYTES: libc::c_int = 128 * 1024;
+const NAP: Duration = Duration::from_millis(5);
+
+/// The program: one thread for each lane.
+pub(crate) struct Program {
+    shared: Arc<Shared>,
+    lanes: Vec<JoinHandle<()>>,
+    /// Where it listens, if it does.
+    pub(crate) address: Option<SocketAddr>,
+}
+
+struct Shared {
+    cell: Cell,
+    listener: Option<TcpListener>,
+    /// Connections begun and ended, bytes sent and received.
+    begun: AtomicUsize,
+    ended: AtomicUsize,
+    sent: AtomicU64,
+    received: AtomicU64,
+    may_read: AtomicBool,
+    /// Why a lane gave up.
+    failure: Mutex<Option<io::Error>>,
+}
+
+impl Program {
+    /// Begins, in the network of the calling thread.
+    pub(crate) fn start(cell: Cell) -> io::Result<Self> {
+        let listener = match cell.role {
+            Role::Client => Some(TcpListener::bind((cell.kernel_address(), 0))?),
+            Role::Server => None,
+        };
+        if let Some(listener) = &listener {
+            limit_buffer(cell, listener)?;
+        }
+        let address = listener.as_ref().map(TcpListener::local_addr).transpose()?;
+        let shared = Arc::new(Shared {
+            cell,
+            listener,
+            begun: AtomicUsize::new(0),
+            ended: AtomicUsize::new(0),
+            sent: AtomicU64::new(0),
+            received: AtomicU64::new(0),
+            may_read: AtomicBool::new(cell.pattern != Pattern::KernelRests),
+            failure: Mutex::new(None),
+        });
+        let lane = || {
+            let shared = Arc::clone(&shared);
+            thread::spawn(move || {
+                if let Err(error) = shared.run_lane() {
+                    *shared.failure.lock().expect("nobody panics with it") = Some(error);
+                }
+            })
+        };
+        let lanes = (0..cell.lanes()).map(|_| lane()).collect();
+        Ok(Self {
+            shared,
+            lanes,
+            address,
+        })
+    }
+
+    /// A program that rested reads.
+    pub(crate) fn wake(&self) {
+        self.shared.may_read.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        self.lanes.iter().all(JoinHandle::is_finished)
+    }
+
+    /// Whether something went wrong so far.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        let failure = self.shared.failure.lock().expect("nobody panics with it");
+        match &*failure {
+            Some(error) => Err(format!("the kernel's program: {error}")),
+            None => Ok(()),
+        }
+    }
+
+    pub(crate) fn describe(&self) -> String {
+        let shared = &self.shared;
+        format!(
+            "kernel's program: {} of {} connections over, {} begun; {} bytes sent, {} received; {} of {} lanes over",
+            shared.ended.load(Ordering::Relaxed),
+            shared.cell.connections(),
+            shared
+                .begun
+                .load(Ordering::Relaxed)
+                .min(shared.cell.connections()),
+            shared.sent.load(Ordering::Relaxed),
+            shared.received.load(Ordering::Relaxed),
+            self.lanes.iter().filter(|lane| lane.is_finished()).count(),
+            self.lanes.len(),
+        )
+    }
+}
+
+impl Shared {
+    fn run_lane(&self) -> io::Result<()> {
+        // Relaxed: a count that nothing else depends on.
+        while self.begun.fetch_add(1, Ordering::Relaxed) < self.cell.connections() {
+            let stream = match &self.listener {
+                Some(listener) => listener.accept()?.0,
+                None => TcpStream::connect((self.cell.engine_address(), SERVICE))?,
+            };
+            limit_buffer(self.cell, &stream)?;
+            stream.set_read_timeout(Some(PATIENCE))?;
+            stream.set_write_timeout(Some(PATIENCE))?;
+            Exchange::new(self, &stream)?.run()?;
+            self.ended.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+}
+
+/// One connection.
+struct Exchange<'a> {
+    shared: &'a Shared,
+    stream: &'a TcpStream,
+    outgoing: Stream,
+    incoming: Stream,
+    received: u64,
+}
+
+impl<'a> Exchange<'a> {
+    fn new(shared: &'a Shared, stream: &'a TcpStream) -> io::Result<Self> {
+        let is_client = shared.cell.role == Role::Server;
+        let client = if is_client {
+            stream.local_addr()?
+        } else {
+            stream.peer_addr()?
+        };
+        Ok(Self {
+            shared,
+            stream,
+            outgoing: Stream::new(client.port(), is_client),
+            incoming: Stream::new(client.port(), !is_client),
+            received: 0,
+        })
+    }
+
+    fn run(mut self) -> io::Result<()> {
+        let all = self.shared.cell.bytes();
+        let is_client = self.shared.cell.role == Role::Server;
+        match self.shared.cell.pattern {
+            Pattern::Requests => {
+                for at in (0..all).step_by(REQUEST_BYTES as usize) {
+                    let end = all.min(at + REQUEST_BYTES);
+                    if is_client {
+                        self.send(at, end)?;
+                        self.receive(end)?;
+                    } else {
+                        self.receive(end)?;
+                        self.send(at, end)?;
+                    }
+                }
+                self.stream.shutdown(Shutdown::Write)?;
+            }
+            Pattern::HalfClose if !is_client => {
+                self.receive(all)?;
+                self.receive_end()?;
+                self.send(0, all)?;
+                return self.stream.shutdown(Shutdown::Write);
+            }
+            Pattern::Short | Pattern::HalfClose => {
+                self.send(0, all)?;
+                self.stream.shutdown(Shutdown::Write)?;
+                self.receive(all)?;
+            }
+            Pattern::Bulk | Pattern::KernelRests | Pattern::EngineRests => self.both_ways(all)?,
+        }
+        self.receive_end()
+    }
+
+    fn both_ways(&mut self, all: u64) -> io::Result<()> {
+        thread::scope(|scope| {
+            let (shared, stream, outgoing) = (self.shared, self.stream, self.outgoing);
+            let writing = scope.spawn(move || {
+                send(shared, stream, outgoing, 0, all)?;
+                stream.shutdown(Shutdown::Write)
+            });
+            while !self.shared.may_read.load(Ordering::Acquire) {
+                thread::sleep(NAP);
+            }
+            let read = self.receive(all);
+            writing.join().expect("the writer does not panic")?;
+            read
+        })
+    }
+
+    fn send(&self, from: u64, to: u64) -> io::Result<()> {
+        send(self.shared, self.stream, self.outgoing, from, to)
+    }
+
+    fn receive(&mut self, to: u64) -> io::Result<()> {
+        let mut buffer = vec![0; PIECE_BYTES.min((to - self.received) as usize)];
+        while self.received < to {
+            let most = buffer.len().min((to - self.received) as usize);
+            let count = uninterrupted(|| (&mut &*self.stream).read(&mut buffer[..most]))?;
+            if count == 0 {
+                let text = format!("the stream ends after {} of {to} bytes", self.received);
+                return Err(io::Error::other(text));
+            }
+            if let Err(at) = self.incoming.check(self.received, &buffer[..count]) {
+                return Err(io::Error::other(format!("byte {at} is not what was sent")));
+            }
+            self.received += count as u64;
+            self.shared
+                .received
+                .fetch_add(count as u64, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    fn receive_end(&mut self) -> io::Result<()> {
+        match uninterrupted(|| (&mut &*self.stream).read(&mut [0]))? {
+            0 => Ok(()),
+            _ => Err(io::Error::other("more bytes than were sent")),
+        }
+    }
+}
+
+/// A process that was stopped and goes on finds its calls interrupted where they have a time limit (signal(7)).
+fn uninterrupted(mut call: impl FnMut() -> io::Result<usize>) -> io::Result<usize> {
+    loop {
+        match call() {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            result => return result,
+        }
+    }
+}
+
+/// Keeps the kernel from buffering all there is for a program that rests. Connections inherit it from their listener.
+fn limit_buffer(cell: Cell, socket: &impl AsRawFd) -> io::Result<()> {
+    if cell.pattern != Pattern::KernelRests {
+        return Ok(());
+    }
+    let (level, name) = (libc::SOL_SOCKET, libc::SO_RCVBUF);
+    let bytes = RESTING_BUFFER_BYTES;
+    let value = (&raw const bytes).cast();
+    let length = size_of_val(&bytes) as libc::socklen_t;
+    // SAFETY: the value is an integer that outlives the call, and as long as it says.
+    match unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, value, length) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+fn send(
+    shared: &Shared,
+    mut stream: &TcpStream,
+    bytes: Stream,
+    from: u64,
+    to: u64,
+) -> io::Result<()> {
+    let mut at = from;
+    while at < to {
+        let piece = bytes.piece(at, (to - at) as usize);
+        let count = uninterrupted(|| stream.write(piece))?;
+        at += count as u64;
+        shared.sent.fetch_add(count as u64, Ordering::Relaxed);
+    }
+    Ok(())
+}

@@ -1,0 +1,377 @@
+//! One meeting: a network of its own, both programs, and the link between them.
+
+use std::io::Write;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, AsRawFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant as Clock};
+
+use toehold_link::{Direction, Tap, TapOptions, VnetHeader};
+use toehold_tcp::{Instant, ReceiveOffload};
+
+use crate::cell::{Cell, Family, Impairment, Pattern};
+use crate::engine;
+use crate::kernel::{self, PATIENCE};
+use crate::link::{Closure, Way};
+use crate::record::Record;
+use crate::report::Tally;
+
+/// How often somebody looks whether the kernel's program is done.
+const LOOK_EVERY: Duration = Duration::from_millis(10);
+const LOOK_EVERY_HOLDING: Duration = Duration::from_millis(2);
+/// The longest that a turn counts.
+const TURN_TIME_MAX: Duration = Duration::from_millis(500);
+/// How often it is looked for.
+const ADDRESS_LOOKS_MAX: u32 = 10_000;
+/// The shortest that somebody must have stopped us.
+const STOP_TIME_MIN: Duration = Duration::from_secs(2);
+const ATTEMPTS_MAX: u32 = 4;
+/// Frames taken in a row before the engine may answer.
+const FRAMES_IN_A_ROW: usize = 64;
+
+/// Whether this process may make what a meeting takes.
+pub(crate) fn can_meet() -> Result<(), String> {
+    let [cell, ..] = crate::cell::all()[..] else {
+        return Ok(());
+    };
+    let attempt = thread::spawn(move || isolated(cell).map(|_| ()));
+    attempt
+        .join()
+        .map_err(|_| "the attempt panicked".to_owned())?
+}
+
+/// Lets engine and kernel meet. Where this process was stopped meanwhile, only the kernel's timers went on: then they meet anew.
+pub(crate) fn meet(cell: Cell, seed: u64) -> Result<Tally, String> {
+    let mut attempts = 1;
+    loop {
+        match meet_once(cell, seed) {
+            Err(Failure { was_stopped, .. }) if was_stopped && attempts < ATTEMPTS_MAX => {
+                attempts += 1;
+            }
+            outcome => return outcome.map_err(|failure| failure.why),
+        }
+    }
+}
+
+struct Failure {
+    why: String,
+    was_stopped: bool,
+}
+
+impl From<String> for Failure {
+    fn from(why: String) -> Self {
+        Self {
+            why,
+            was_stopped: false,
+        }
+    }
+}
+
+/// In a thread of its own, because the namespace is the thread's.
+fn meet_once(cell: Cell, seed: u64) -> Result<Tally, Failure> {
+    let meeting = move || {
+        let tap = isolated(cell)?;
+        let kernel = kernel::Program::start(cell).map_err(|error| error.to_string())?;
+        let mut meeting = Meeting::new(cell, seed, tap, kernel);
+        let outcome = catch_unwind(AssertUnwindSafe(|| meeting.run()))
+            .unwrap_or_else(|panic| Err(format!("panicked: {}", message(&*panic))));
+        let tally = meeting.tally();
+        match outcome.and_then(|()| meeting.check(&tally)) {
+            Ok(()) => Ok(tally),
+            Err(why) => Err(Failure {
+                why: meeting.describe(&why),
+                was_stopped: meeting.note_stop(),
+            }),
+        }
+    };
+    let joined = thread::spawn(meeting).join();
+    joined.unwrap_or_else(|panic| Err(format!("panicked: {}", message(&*panic)).into()))
+}
+
+fn message(panic: &dyn std::any::Any) -> String {
+    let text = panic.downcast_ref::<String>().cloned();
+    text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()))
+        .unwrap_or_default()
+}
+
+/// Moves this thread, and those it starts, into a namespace with a configured TAP device.
+fn isolated(cell: Cell) -> Result<Tap, String> {
+    // SAFETY: `unshare` changes only which network this thread sees.
+    if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
+        return Err("cannot make a network namespace (CAP_SYS_ADMIN is needed)".to_owned());
+    }
+    let options = TapOptions {
+        multi_queue: false,
+        receive_checksum: cell.link.offloads,
+        receive_large: cell.link.offloads,
+    };
+    let tap = Tap::open("toe0", options).map_err(|error| error.to_string())?;
+    let address = match cell.family {
+        Family::V4 => format!("{}/24", cell.kernel_address()),
+        Family::V6 => format!("{}/64 nodad", cell.kernel_address()),
+    };
+    let mtu = cell.link.mtu;
+    let commands = format!(
+        "link set lo up\nlink set toe0 mtu {mtu}\nlink set toe0 up\naddr add {address} dev toe0\n"
+    );
+    let mut ip = Command::new("ip")
+        .args(["-batch", "-"])
+        .stdin(Stdio::piped())
+        .spawn()
+        .map_err(|error| format!("ip: {error}"))?;
+    let written = ip
+        .stdin
+        .take()
+        .map(|mut input| input.write_all(commands.as_bytes()));
+    let status = ip.wait().map_err(|error| format!("ip: {error}"))?;
+    if !status.success() || !matches!(written, Some(Ok(()))) {
+        return Err(format!("ip cannot configure the device: {status}"));
+    }
+    await_address(cell)?;
+    Ok(tap)
+}
+
+/// Until the kernel receives what is sent to its address: it adds the route of an IPv6 address later, and may well miss what
+/// the engine asks first.
+fn await_address(cell: Cell) -> Result<(), String> {
+    let IpAddr::V6(address) = cell.kernel_address() else {
+        return Ok(());
+    };
+    let route: String = address
+        .octets()
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    let route = format!("{route} 80 ");
+    for _ in 0..ADDRESS_LOOKS_MAX {
+        let routes = std::fs::read_to_string("/proc/thread-self/net/ipv6_route");
+        if routes.is_ok_and(|routes| routes.contains(&route)) {
+            return Ok(());
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+    Err(format!("the kernel has no route to {address}"))
+}
+
+struct Meeting {
+    cell: Cell,
+    tap: Tap,
+    kernel: kernel::Program,
+    engine: engine::Program,
+    began: Clock,
+    frame: Vec<u8>,
+    inward: Way,
+    outward: Way,
+    /// The windows of the kernel and of the engine.
+    kernels: Closure,
+    engines: Closure,
+    frames: u64,
+    record: Record,
+    /// A turn took longer than any turn does.
+    was_stopped: bool,
+    /// When this turn began.
+    turn: Clock,
+}
+
+impl Meeting {
+    fn new(cell: Cell, seed: u64, tap: Tap, kernel: kernel::Program) -> Self {
+        // Each cell has troubles of its own.
+        let name = cell.to_string();
+        let mix = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
+        let seed = name.bytes().fold(seed ^ 0xcbf2_9ce4_8422_2325, mix);
+        Self {
+            cell,
+            engine: engine::Program::new(cell, seed, kernel.address),
+            tap,
+            kernel,
+            began: Clock::now(),
+            frame: vec![0; 70_000],
+            inward: Way::new(cell.impairment, seed.wrapping_add(1)),
+            outward: Way::new(cell.impairment, seed.wrapping_add(2)),
+            kernels: Closure::default(),
+            engines: Closure::default(),
+            frames: 0,
+            record: Record::default(),
+            was_stopped: false,
+            turn: Clock::now(),
+        }
+    }
+
+    fn note_stop(&mut self) -> bool {
+        self.was_stopped |= self.turn.elapsed() > STOP_TIME_MIN;
+        self.was_stopped
+    }
+
+    fn now(&self) -> Instant {
+        Instant::from_micros(self.micros() + 1)
+    }
+
+    fn micros(&self) -> u64 {
+        self.began.elapsed().as_micros() as u64
+    }
+
+    /// Until the connections are over at both ends: the kernel's program may be done while its last bytes are on their way.
+    fn run(&mut self) -> Result<(), String> {
+        let mut waited = Duration::ZERO;
+        self.engine.start(self.now())?;
+        while !(self.engine.is_over() && self.kernel.is_over()) {
+            // A process that is stopped for a while has not waited.
+            waited += self.turn.elapsed().min(TURN_TIME_MAX);
+            self.note_stop();
+            self.turn = Clock::now();
+            if waited > PATIENCE {
+                return Err("it does not end".to_owned());
+            }
+            self.kernel.check()?;
+            let were_frames = self.receive()?;
+            self.engine.engine.handle_timeout(self.now());
+            self.wake();
+            self.engine.handle_events(self.now())?;
+            self.send()?;
+            self.engine.engine.assert_invariants();
+            if !were_frames {
+                self.sleep();
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes frames from the kernel; whether there were any.
+    fn receive(&mut self) -> Result<bool, String> {
+        let now = self.now();
+        let (engine, offloads) = (&mut self.engine, self.cell.link.offloads);
+        let deliver = &mut |header: VnetHeader, frame: &[u8]| {
+            let offload = if offloads {
+                header.receive_offload()
+            } else {
+                ReceiveOffload::default()
+            };
+            engine.handle_frame(now, frame, offload);
+        };
+        for count in 0..FRAMES_IN_A_ROW {
+            let received = self.tap.receive(&mut self.frame);
+            let Some((length, header)) =
+                received.map_err(|error| format!("the device: {error}"))?
+            else {
+                self.inward.release(Clock::now(), deliver);
+                return Ok(count > 0);
+            };
+            let frame = &mut self.frame[..length];
+            self.frames += 1;
+            self.kernels.look_at(Clock::now(), frame);
+            let fate = self.inward.pass(Clock::now(), header, frame, deliver);
+            self.record.add(now.as_micros(), Direction::In, frame, fate);
+        }
+        Ok(true)
+    }
+
+    /// Gives the kernel what the engine sends.
+    fn send(&mut self) -> Result<(), String> {
+        let mut error = None;
+        let tap = &self.tap;
+        let deliver = &mut |header: VnetHeader, frame: &[u8]| {
+            // A device that takes none at the moment has lost a frame more.
+            error = tap.send(header, &[frame]).err().or(error.take());
+        };
+        loop {
+            let now = Instant::from_micros(self.began.elapsed().as_micros() as u64 + 1);
+            let Some((length, offload)) = self.engine.poll_frame(now, &mut self.frame) else {
+                break;
+            };
+            let header = VnetHeader::for_transmit(&offload);
+            let frame = &mut self.frame[..length];
+            self.frames += 1;
+            self.engines.look_at(Clock::now(), frame);
+            let fate = self.outward.pass(Clock::now(), header, frame, deliver);
+            self.record
+                .add(now.as_micros(), Direction::Out, frame, fate);
+        }
+        self.outward.release(Clock::now(), deliver);
+        error.map_or(Ok(()), |error| Err(format!("the device: {error}")))
+    }
+
+    /// Who rests does so until its closed window was probed.
+    fn wake(&mut self) {
+        match self.cell.pattern {
+            Pattern::KernelRests if self.kernels.was_probed() => self.kernel.wake(),
+            Pattern::EngineRests if self.engines.was_probed() => {
+                let now = self.now();
+                self.engine.wake(now);
+            }
+            _ => {}
+        }
+    }
+
+    /// Until a frame comes, a timer is due, or it is time to look at the programs.
+    fn sleep(&self) {
+        let holds_any = self.inward.holds_any() || self.outward.holds_any();
+        let most = if holds_any {
+            LOOK_EVERY_HOLDING
+        } else {
+            LOOK_EVERY
+        };
+        let due = self.engine.engine.poll_timeout();
+        let due = due.map(|at| at.as_micros().saturating_sub(self.micros()));
+        let micros = due.map_or(most, Duration::from_micros).min(most);
+        let mut entry = libc::pollfd {
+            fd: self.tap.as_fd().as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        let wait = libc::timespec {
+            tv_sec: 0,
+            tv_nsec: micros.subsec_nanos().into(),
+        };
+        // SAFETY: one entry and one time, which live until the call returns; no signal mask is given.
+        unsafe { libc::ppoll(&raw mut entry, 1, &raw const wait, std::ptr::null()) };
+    }
+
+    fn tally(&self) -> Tally {
+        let counters = self.engine.engine.counters();
+        let connections = self.cell.connections() as u64;
+        Tally {
+            took: self.began.elapsed(),
+            connections,
+            bytes: 2 * connections * self.cell.bytes(),
+            frames: self.frames,
+            struck: self.inward.struck + self.outward.struck,
+            retransmissions: counters.retransmissions,
+            malformed: counters.malformed_total(),
+            closed_windows: self.kernels.segments + self.engines.segments,
+        }
+    }
+
+    /// The link did what its cell says, and nothing else was wrong with the frames.
+    fn check(&self, tally: &Tally) -> Result<(), String> {
+        let is_intact = self.cell.impairment == Impairment::None;
+        let is_damaging = matches!(self.cell.impairment, Impairment::Corruption { .. });
+        self.kernel.check()?;
+        if is_intact != (tally.struck == 0) {
+            return Err(format!("the link struck {} frames", tally.struck));
+        }
+        if tally.malformed > 0 && !is_damaging {
+            return Err("the engine found malformed frames".to_owned());
+        }
+        Ok(())
+    }
+
+    fn describe(&self, why: &str) -> String {
+        let record = match self.record.keep(&self.cell) {
+            Ok(path) => format!("its last frames: {}", path.display()),
+            Err(error) => format!("its last frames are lost: {error}"),
+        };
+        format!(
+            "{why}, after {:.1} s\n{}\n{}\nlink: {} frames, {} struck inwards, {} outwards; closed windows: kernel's {}, engine's {}\n{record}",
+            self.began.elapsed().as_secs_f64(),
+            self.kernel.describe(),
+            self.engine.describe(),
+            self.frames,
+            self.inward.struck,
+            self.outward.struck,
+            self.kernels.segments,
+            self.engines.segments,
+        )
+    }
+}
