@@ -1,5 +1,6 @@
 //! Scripts of segments, sent and expected, one behaviour of the RFCs each.
 
+#[allow(dead_code, reason = "each of the tests uses some of it")]
 mod script;
 
 use script::Stage;

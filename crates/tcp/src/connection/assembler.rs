@@ -102,6 +102,16 @@ impl Assembler {
             .filter(|range| span.end <= range.end)
     }
 
+    /// The first part of `span` that has arrived already.
+    pub(crate) fn overlap(&self, span: Span) -> Option<Span> {
+        let first = self.ranges.partition_point(|range| range.end <= span.start);
+        let range = self.ranges.get(first)?;
+        (range.start < span.end).then(|| Span {
+            start: range.start.max(span.start),
+            end: range.end.min(span.end),
+        })
+    }
+
     /// The blocks of the next SACK option: RFC 2018 section 4, "the first SACK block MUST specify
     /// the contiguous block of data containing the segment which triggered this ACK", then the
     /// most recently reported ones.

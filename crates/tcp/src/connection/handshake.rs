@@ -26,6 +26,8 @@ pub(crate) struct OpenContext<'a> {
     pub(crate) ts_offset: u32,
     /// Payload without options that the path takes.
     pub(crate) path_mss: u16,
+    /// The same of the route, whatever the path beyond has said.
+    pub(crate) route_mss: u16,
     pub(crate) generation: u32,
 }
 
@@ -87,7 +89,8 @@ impl Connection {
     fn new(open: &OpenContext<'_>, state: State) -> Self {
         let options = open.options;
         let mut conditions = Conditions::default();
-        let path_mss = open.path_mss.min(options.mss_max.max(super::MSS_MIN));
+        let mss_max = options.mss_max.max(super::MSS_MIN);
+        let (path_mss, route_mss) = (open.path_mss.min(mss_max), open.route_mss.min(mss_max));
         conditions.put(Conditions::NODELAY, options.nodelay);
         conditions.put(Conditions::PACING, options.pacing);
         let mut connection = Self {
@@ -130,7 +133,7 @@ impl Connection {
             fin_at: None,
             remote_mss: u16::MAX,
             path_mss,
-            path: super::path::PathSearch::new(path_mss),
+            path: super::path::PathSearch::new(open.now, route_mss, path_mss),
             retries: 0,
             quick_acks: QUICK_ACKS,
             options,
@@ -138,7 +141,7 @@ impl Connection {
             heard_at: open.now,
             ts_recent_at: super::coarse(open.now),
             phase: Phase::Open,
-            may_widen: false,
+            may_widen: path_mss < route_mss,
             has_duplicate: false,
             last_ack_sent: Position::FIRST_BYTE,
             sent_at: open.now,
@@ -164,7 +167,7 @@ impl Connection {
         // Negotiation leaves `rcv_wscale` at zero where the remote does not scale.
         let scales = offers(config.window_scaling, self.remote_scales());
         SynOptions {
-            mss: Some(self.path_mss),
+            mss: Some(self.advertised_mss()),
             window_scale: scales.then_some(self.rcv_wscale),
             sack_permitted: offers(config.sack, has(Conditions::SACK)),
             timestamps: timestamps.then_some(crate::wire::tcp::Timestamps {

@@ -222,8 +222,12 @@ impl Connection {
         }
         let length = segment.sequence_bytes();
         // The table of section 3.4; at the left edge also without a window, because "special
-        // allowance should be made to accept valid ACKs, URGs, and RSTs".
+        // allowance should be made to accept valid ACKs, URGs, and RSTs". Beyond the table, and like
+        // Linux (tcp_sequence), an acknowledgement at the right edge: a remote that has filled the
+        // window sends its acknowledgements from there, also while something before it is lost.
+        let is_bare = length == 0 && !flags.has(Flags::RST);
         let is_acceptable = seq == self.rcv_nxt
+            || (is_bare && seq == self.rcv_edge)
             || (seq < self.rcv_edge
                 && if length == 0 {
                     seq > self.rcv_nxt

@@ -39,11 +39,16 @@ pub(crate) struct PathSearch {
 }
 
 impl PathSearch {
-    pub(super) const fn new(route_mss: u16) -> Self {
+    /// For a connection that begins on a path which takes less than the route when a router said so to another.
+    pub(super) fn new(now: Instant, route_mss: u16, path_mss: u16) -> Self {
         Self {
             route_mss,
             ceiling: route_mss,
-            probe_at: Instant::NEVER,
+            probe_at: if path_mss < route_mss {
+                now + RAISE_AFTER
+            } else {
+                Instant::NEVER
+            },
             probe: None,
             lost_probe: None,
         }
@@ -61,9 +66,16 @@ impl Connection {
         }
         self.lower_path(cx, path_mss, RAISE_AFTER);
         if self.snd_una < self.snd_nxt && self.state.is_synchronized() {
+            self.scoreboard.mark_larger_lost(u32::from(self.mss));
             self.scoreboard.mark_first_lost(u32::from(self.mss));
             self.conditions.set(Conditions::FORCE_RETRANSMIT);
         }
+    }
+
+    /// What our SYN says: RFC 9293 section 3.7.1 and RFC 8201 section 5.3, "the MSS that a host advertises" follows from its own
+    /// link, and not from what the path takes in the other direction.
+    pub(crate) fn advertised_mss(&self) -> u16 {
+        self.path.route_mss
     }
 
     /// The link itself takes something else from now on.

@@ -93,9 +93,14 @@ impl Connection {
                 return;
             }
             cx.counters.bytes_received += bytes.len() as u64;
+            // Of a segment that repeats several parts the first is reported (RFC 2883 section 4.2).
+            let is_reported = seq < self.rcv_nxt;
             self.rcv_nxt = kept.end;
             self.news.0 |= News::PROGRESS;
             if self.conditions.has(Conditions::OUT_OF_ORDER) {
+                if let Some(known) = self.assembler.overlap(kept).filter(|_| !is_reported) {
+                    self.report_duplicate(cx, known);
+                }
                 self.fill_gap(cx);
             } else {
                 self.schedule_ack(cx, bytes.len());
@@ -129,6 +134,9 @@ impl Connection {
             return;
         }
         cx.counters.bytes_received += bytes.len() as u64;
+        if let Some(known) = self.assembler.overlap(span) {
+            self.report_duplicate(cx, known);
+        }
         self.assembler.insert(span).expect("has_room_for said so");
         self.conditions.set(Conditions::OUT_OF_ORDER);
     }

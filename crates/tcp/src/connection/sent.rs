@@ -336,6 +336,16 @@ impl Scoreboard {
         record.length
     }
 
+    /// The path has swallowed whatever is larger than `mss`. A burst's record is: its segments were as large as the path took.
+    pub(crate) fn mark_larger_lost(&mut self, mss: u32) {
+        for record in &mut self.records {
+            if record.length > mss && record.flags & (SACKED | LOST) == 0 {
+                record.flags |= LOST;
+                self.lost_bytes += record.length;
+            }
+        }
+    }
+
     /// After a retransmission timeout: the first record is lost, and all that were sent before
     /// `horizon` (RFC 8985 section 6.3). A sacked first record means that the remote has dropped
     /// what it had reported (RFC 2018 section 8): then nothing it said is believed any more.

@@ -301,7 +301,7 @@ impl Engine {
             sacked: connection.scoreboard.sacked_bytes,
             lost: connection.scoreboard.lost_bytes,
             retransmitted: connection.scoreboard.retransmitted_bytes(),
-            advertised_mss: connection.path_mss,
+            advertised_mss: connection.advertised_mss(),
             timestamps: connection.conditions.has(Conditions::TIMESTAMPS),
             selective: connection.conditions.has(Conditions::SACK),
             ecn: connection.conditions.has(Conditions::ECN),

@@ -300,7 +300,7 @@ impl Engine {
         writer.syn(&SynOptions {
             mss: Some(
                 self.interface
-                    .path_mss(now, key.remote)
+                    .route_mss(key.remote)
                     .min(options.mss_max.max(crate::connection::MSS_MIN)),
             ),
             window_scale: offer

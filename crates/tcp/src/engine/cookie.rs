@@ -14,7 +14,7 @@ use crate::time::Instant;
 use crate::wire::tcp::{Segment, SynOptions, Timestamps};
 
 /// MSS values a cookie can stand for.
-const MSS_TABLE: [u16; 8] = [216, 536, 1_024, 1_220, 1_360, 1_440, 1_460, 8_960];
+const MSS_TABLE: [u16; 8] = [216, 536, 1_024, 1_220, 1_360, 1_440, 1_460, 8_940];
 /// A cookie is good in the period it was made in and the one after.
 const PERIOD_MICROS: u64 = 64_000_000;
 const LOW_BITS: u32 = 5;

@@ -407,6 +407,7 @@ impl Engine {
             iss: self.initial_sequence_number(now, &key),
             ts_offset: self.timestamp_offset(&key),
             path_mss: self.interface.path_mss(now, key.remote),
+            route_mss: self.interface.route_mss(key.remote),
             generation,
         }
     }

@@ -180,6 +180,32 @@ impl Stage {
         self.drain();
     }
 
+    /// A packet arrives that no script can say.
+    pub(crate) fn raw(&mut self, packet: &[u8]) {
+        self.engine
+            .handle_frame(self.now, packet, ReceiveOffload::default(), &mut self.rings);
+        self.drain();
+    }
+
+    /// What a router says about the engine's segment that began at `seq`: RFC 792, with the MTU of RFC 1191.
+    pub(crate) fn too_big(&self, seq: u32, mtu: u16) -> Vec<u8> {
+        let mut quoted = Vec::new();
+        quoted.extend_from_slice(&self.local_port.to_be_bytes());
+        quoted.extend_from_slice(&REMOTE_PORT.to_be_bytes());
+        quoted.extend_from_slice(&self.isn.wrapping_add(seq).to_be_bytes());
+        let quoted = ip_header(LOCAL, REMOTE, 6, quoted.len())
+            .into_iter()
+            .chain(quoted);
+        let mut icmp = vec![3, 4, 0, 0, 0, 0];
+        icmp.extend_from_slice(&mtu.to_be_bytes());
+        icmp.extend(quoted);
+        let checksum = ChecksumSum::ZERO.bytes(&icmp).checksum();
+        icmp[2..4].copy_from_slice(&checksum);
+        let mut packet = ip_header(REMOTE, LOCAL, 1, icmp.len());
+        packet.extend_from_slice(&icmp);
+        packet
+    }
+
     /// The engine's next segment is this one.
     #[track_caller]
     pub(crate) fn expect(&mut self, script: &str) {
@@ -360,14 +386,14 @@ impl Line {
 }
 
 fn ip_packet(tcp: &[u8], is_marked: bool) -> Vec<u8> {
-    let mut packet = vec![0x45, if is_marked { 3 } else { 0 }];
-    packet.extend_from_slice(&(20 + tcp.len() as u16).to_be_bytes());
-    packet.extend_from_slice(&[0, 0, 0x40, 0, 64, 6, 0, 0]);
-    packet.extend_from_slice(&REMOTE);
-    packet.extend_from_slice(&LOCAL);
-    let checksum = ChecksumSum::ZERO.bytes(&packet).checksum();
-    packet[10..12].copy_from_slice(&checksum);
+    let mut packet = ip_header(REMOTE, LOCAL, 6, tcp.len());
     packet.extend_from_slice(tcp);
+    if is_marked {
+        packet[1] = 3;
+        packet[10..12].fill(0);
+        let checksum = ChecksumSum::ZERO.bytes(&packet[..20]).checksum();
+        packet[10..12].copy_from_slice(&checksum);
+    }
     let pseudo = ChecksumSum::ZERO
         .bytes(&packet[12..20])
         .word(6)
@@ -375,4 +401,15 @@ fn ip_packet(tcp: &[u8], is_marked: bool) -> Vec<u8> {
     let checksum = pseudo.bytes(tcp).checksum();
     packet[36..38].copy_from_slice(&checksum);
     packet
+}
+
+fn ip_header(source: [u8; 4], destination: [u8; 4], protocol: u8, payload_bytes: usize) -> Vec<u8> {
+    let mut header = vec![0x45, 0];
+    header.extend_from_slice(&(20 + payload_bytes as u16).to_be_bytes());
+    header.extend_from_slice(&[0, 0, 0x40, 0, 64, protocol, 0, 0]);
+    header.extend_from_slice(&source);
+    header.extend_from_slice(&destination);
+    let checksum = ChecksumSum::ZERO.bytes(&header).checksum();
+    header[10..12].copy_from_slice(&checksum);
+    header
 }
