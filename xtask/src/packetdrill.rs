@@ -58,8 +58,10 @@ struct Expectation {
     verdict: Verdict,
     /// The link cuts large frames up (the usual case), or the engine sends each segment by itself.
     segmentation: bool,
-    /// IPv4 addresses stand in the script.
-    v4_only: bool,
+    /// The script names its IP version, or has addresses of it.
+    only: Option<&'static str>,
+    /// The script sets another MTU for the device that there is not.
+    mtu: Option<u16>,
     reason: String,
 }
 
@@ -172,9 +174,11 @@ fn jobs(
             continue;
         }
         let segmentation = expectation.is_none_or(|expectation| expectation.segmentation);
-        let v4_only = expectation.is_some_and(|expectation| expectation.v4_only);
+        let only = expectation.and_then(|expectation| expectation.only);
+        let mtu = expectation.and_then(|expectation| expectation.mtu);
+        let mtu = mtu.map_or(String::new(), |mtu| format!(",mtu={mtu}"));
         for (version, more) in VERSIONS {
-            if v4_only && version == "ipv6" {
+            if only.is_some_and(|only| only != version) {
                 continue;
             }
             jobs.push(Job {
@@ -182,7 +186,7 @@ fn jobs(
                 key: key.clone(),
                 version,
                 flags: format!(
-                    "{}{more}",
+                    "{}{mtu}{more}",
                     if segmentation {
                         "segmentation"
                     } else {
@@ -345,7 +349,7 @@ fn key(scripts: &Path, script: &Path) -> String {
     let name = script.strip_prefix(scripts).unwrap_or(script);
     let name = name.with_extension("");
     let name = name.to_string_lossy().replace('/', "_");
-    name.strip_prefix("tcp_").unwrap_or(&name).to_owned()
+    name.trim_start_matches("tcp_").to_owned()
 }
 
 /// The line for a script: its own, or that of the longest prefix that ends in `*`.
@@ -387,13 +391,16 @@ fn parse(list: &str) -> Result<BTreeMap<String, Expectation>, String> {
         let mut expectation = Expectation {
             verdict,
             segmentation: true,
-            v4_only: false,
+            only: None,
+            mtu: None,
             reason: reason.trim().to_owned(),
         };
         for option in how {
             match option {
                 "plain" => expectation.segmentation = false,
-                "v4" => expectation.v4_only = true,
+                "v4" => expectation.only = Some("ipv4"),
+                "v6" => expectation.only = Some("ipv6"),
+                "mtu9000" => expectation.mtu = Some(9_000),
                 _ => return Err(format!("line {number}: {option} is no option")),
             }
         }
@@ -447,6 +454,12 @@ mod tests {
             Path::new("/l/tcp_close_close-on-syn-sent.pkt"),
         );
         assert_eq!(google, "close_close-on-syn-sent");
+        assert_eq!(google, linux);
+        let google = key(Path::new("/g"), Path::new("/g/tcp_info/tcp-info-last.pkt"));
+        let linux = key(
+            Path::new("/l"),
+            Path::new("/l/tcp_tcp_info_tcp-info-last.pkt"),
+        );
         assert_eq!(google, linux);
     }
 

@@ -195,6 +195,9 @@ impl Stack {
         out.word(80, info.congestion_window / mss);
         out.word(84, info.advertised_mss.into());
         out.word(88, 3);
+        // The low halves of two wide numbers.
+        out.word(120, info.acknowledged as u32);
+        out.word(128, info.received as u32);
         let unsent = self
             .stream(fd)
             .map_or(0, |stream| stream.published - info.sent);

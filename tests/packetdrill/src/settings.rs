@@ -24,6 +24,9 @@ pub(crate) struct Settings {
     congestion: CongestionControl,
     syn_retries_max: u8,
     retries_max: u8,
+    rto_max: Duration,
+    /// Every SYN is answered by a cookie.
+    always_cookies: bool,
     restart_after_idle: bool,
     tail_probes: bool,
     segmentation: bool,
@@ -64,6 +67,8 @@ impl Settings {
             },
             syn_retries_max: value("tcp_syn_retries", 0, 6).min(255) as u8,
             retries_max: value("tcp_retries2", 0, 15).min(255) as u8,
+            rto_max: Duration::from_millis(value("tcp_rto_max_ms", 0, 120_000).into()),
+            always_cookies: value("tcp_syncookies", 0, 1) == 2,
             restart_after_idle: value("tcp_slow_start_after_idle", 0, 1) != 0,
             tail_probes: value("tcp_early_retrans", 0, 3) != 0,
             segmentation: flags.split(',').any(|word| word == "segmentation"),
@@ -106,6 +111,10 @@ impl Settings {
         config.window_scaling = self.window_scaling;
         config.syn_retries_max = self.syn_retries_max;
         config.retries_max = self.retries_max;
+        config.rto_max = self.rto_max;
+        if self.always_cookies {
+            config.half_open_max = 0;
+        }
         config.restart_after_idle = self.restart_after_idle;
         config.tail_probes = self.tail_probes;
         config.delayed_ack = Duration::from_millis(40);
