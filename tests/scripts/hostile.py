@@ -94,7 +94,7 @@ def garbage(host, port, count):
     [(_, start, _), *_] = [one for one in shared_mappings() if "table" in one[0]]
     version = ctypes.c_uint32.from_address(start + 8).value
     for _ in range(int(count)):
-        kind = random.choice([2, 3, 13, 13, 13, 14, 14, 15])
+        kind = random.choice([2, 3, 14, 14, 14, 15])
         words = [random.choice([0, 1, 80, random.getrandbits(32)]) for _ in range(5)]
         ip = lambda: random.choice(
             [bytes(16), b"\0" * 10 + b"\xff\xff" + bytes([127, 0, 0, 1]), random.randbytes(16)]
@@ -119,6 +119,48 @@ def relay_port():
         if len(fields) > 3 and fields[3] == "0A" and fields[1].startswith("0100007F:"):
             return int(fields[1].split(":")[1], 16)
     raise AssertionError("no relay")
+
+
+def opening(version, remote, port, guess):
+    """What a carrier has to say first, with a pass that is guessed."""
+    return struct.pack("=4sI16s16sHHI", b"TOEO", version, guess, remote, port, 0, 0)
+
+
+def openings(host, port, count):
+    """Says all kinds of things to the relay: none of them may lead anywhere."""
+    with socket.create_connection((host, int(port)), timeout=30) as sock:
+        exchange(sock, 5)
+    [(_, start, _), *_] = [one for one in shared_mappings() if "table" in one[0]]
+    version = ctypes.c_uint32.from_address(start + 8).value
+    relay = ("127.0.0.1", relay_port())
+    remote = bytes(10) + b"\xff\xff" + socket.inet_aton(host)
+    random.seed(13)
+    print("speaking", flush=True)
+    held, said = [], 0
+    for number in range(int(count)):
+        guess = random.choice([bytes(16), b"\xff" * 16, random.randbytes(16)])
+        words = opening(version, remote, int(port), guess)
+        if number % 4 == 1:
+            words = words[: random.randrange(48)]
+        elif number % 4 == 2:
+            words = random.randbytes(random.randrange(1, 4000))
+        # Past the library, as a program without it would.
+        sock = socket.socket()
+        sock.settimeout(20)
+        sock.connect(relay)
+        sock.sendall(words)
+        said += 1
+        if len(words) < 48:
+            held.append(sock)
+            if len(held) >= 200:
+                held.pop(0).close()
+            continue
+        try:
+            assert sock.recv(1) == b"", "an answer"
+        except ConnectionResetError:
+            pass
+        sock.close()
+    print("said", said, flush=True)
 
 
 def flood(seconds):

@@ -9,8 +9,10 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use toehold_channel::offload;
+use toehold_channel::opening::OPENING_BYTES;
 use toehold_channel::table::{
-    COMMAND_DETACH, Entry, FLAG_ASKED, FLAG_OFFLOAD, LAYOUT_VERSION, Mode, Reason, WaitMode,
+    COMMAND_DETACH, Entry, FLAG_ACCEPTED, FLAG_ASKED, FLAG_OFFLOAD, LAYOUT_VERSION, Mode, Reason,
+    WaitMode,
 };
 
 /// Everything, by process.
@@ -203,6 +205,13 @@ fn connection(
     let path = if tx_path == DIRECT { tx_path } else { rx_path };
     let calls = count(&entry.tx_calls).saturating_add(count(&entry.rx_calls));
     let doorbells = word(&entry.doorbells);
+    // Where the library asked for the connection it said so first, and the answer was one byte.
+    let is_asked_for = is_offloaded && word(&entry.flags) & FLAG_ACCEPTED == 0;
+    let (asked, answered) = if is_asked_for {
+        (OPENING_BYTES as u64, 1)
+    } else {
+        (0, 0)
+    };
     let (local, remote) = addresses.unzip();
     let spell = |address: Option<SocketAddr>| address.map_or(String::new(), |a| a.to_string());
     Connection {
@@ -217,8 +226,9 @@ fn connection(
         } else {
             reason(entry).words()
         },
-        bytes_host_tx: count(&entry.tx_carrier).saturating_sub(doorbells.into()),
-        bytes_host_rx: count(&entry.rx_carrier).saturating_sub(doorbells_heard.into()),
+        bytes_host_tx: count(&entry.tx_carrier).saturating_sub(asked + u64::from(doorbells)),
+        bytes_host_rx: count(&entry.rx_carrier)
+            .saturating_sub(answered + u64::from(doorbells_heard)),
         bytes_ring_tx: count(&entry.tx_ring).saturating_add(count(&entry.tx_ring_before)),
         bytes_ring_rx: count(&entry.rx_ring).saturating_add(count(&entry.rx_ring_before)),
         upgrades: word(&entry.upgrades),

@@ -7,6 +7,7 @@
 //! - [`rendezvous`]: what the library and the adapter say to each other.
 //! - [`layout`]: the shared words of a channel and of the boards between two processes.
 //! - [`offload`]: what an adapter with a TCP engine shows its clients.
+//! - [`opening`]: what the library says first on a carrier to that engine.
 //! - [`memfd`]: making, verifying and mapping the memory behind them.
 
 pub mod channel;
@@ -16,6 +17,8 @@ pub mod layout;
 pub mod memfd;
 #[cfg(not(loom))]
 pub mod offload;
+#[cfg(not(loom))]
+pub mod opening;
 pub mod rendezvous;
 pub mod ring;
 pub mod sync;

@@ -10,8 +10,7 @@
 //!   Withdraw(entry)               ──►      forgets it
 //!   Resume(entry)                 ──►      around exec: the same Offer again, or Answer when there is no channel
 //!   Engine                        ──►      has it a TCP engine?
-//!                                 ◄──      Engine [+ what the engine shows its clients, see crate::offload]
-//!   Connect(carrier, destination) ──►      the carrier's other end is the relay: connect it to the destination
+//!                                 ◄──      Engine(pass) [+ what the engine shows its clients, see crate::offload]
 //!   Listen(address, backlog)      ──►      listens there on the engine's addresses as well
 //!   Unlisten(address)             ──►      looks whether that listener is still there
 //!   (socket closes)               ──►      tells every partner, by COMMAND_PEER_GONE in their entries
@@ -53,11 +52,12 @@ pub struct Message {
     pub side: u32,
     /// `Offer`: number of this channel in the pair.
     pub slot: u32,
-    /// `Offer`: names the pair of processes; the pair's memfd comes with the first offer that names it.
+    /// `Offer`: names the pair of processes; the pair's memfd comes with the first offer that names it. `Engine`, from the adapter: first
+    /// half of the client's pass ([`crate::opening`]).
     pub pair: u64,
     /// `Pair`: network namespace cookie (`SO_NETNS_COOKIE`).
     pub netns: u64,
-    /// `Pair`: socket cookie (`SO_COOKIE`).
+    /// `Pair`: socket cookie (`SO_COOKIE`). `Engine`, from the adapter: second half of the pass.
     pub cookie: u64,
     /// `Pair`: local address; IPv4 as an IPv4-mapped IPv6 address.
     pub local: [u8; 16],
@@ -103,12 +103,9 @@ pub enum Kind {
     /// [`Kind::Offer`] of the same side, slot and pair with both descriptors or, when there is no such channel, an
     /// [`Kind::Answer`] with `side` 0 and the entry and generation asked for.
     Resume = 11,
-    /// Library: show me your engine. The reply is of the same kind, with one descriptor (an [`crate::offload::Outlook`]) or, where there is
-    /// no engine, with none.
+    /// Library: show me your engine. The reply is of the same kind, with one descriptor (an [`crate::offload::Outlook`]) and a pass or, where
+    /// there is no engine, with neither.
     Engine = 12,
-    /// Library: the carrier from `local`, at the other end of which is the relay, is for `remote`; `side` is the local port the
-    /// program asked for, or 0; the address it asked for is what `local` stands in for, if it does for any. The answer is one urgent byte on the carrier: 0, or an errno.
-    Connect = 13,
     /// Library: the program listens at `local`, with the backlog in `slot`; `side` is 1 when it takes IPv6 only.
     Listen = 14,
     /// Library: the program has closed a descriptor that listened at `local`. There may be others.
@@ -188,7 +185,6 @@ impl Message {
             10 => Kind::Adopt,
             11 => Kind::Resume,
             12 => Kind::Engine,
-            13 => Kind::Connect,
             14 => Kind::Listen,
             15 => Kind::Unlisten,
             16 => Kind::Capture,

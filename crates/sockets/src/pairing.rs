@@ -189,7 +189,7 @@ fn receive_offers(adapter: i32) {
 pub(crate) fn handle_message(message: &Message, kind: Kind, descriptors: [Option<OwnedFd>; 2]) {
     match kind {
         Kind::Offer => take_offer(message, descriptors),
-        Kind::Engine => offload::learn(descriptors),
+        Kind::Engine => offload::learn(message, descriptors),
         _ => {}
     }
 }

@@ -58,6 +58,22 @@ fn requests_without_sense_are_nobody_s_loss() {
 }
 
 #[test]
+fn carriers_lead_nowhere_without_their_program_s_pass() {
+    let Some(mut stage) = Stage::set(&[]) else {
+        return;
+    };
+    let _far = stage.far_server(&["echo_server", "7501"]);
+    let program = hostile(&stage, Path::Offload, &["openings", FAR, "7501", "20000"]);
+    let begun = wait_until(PATIENCE, || program.stdout().contains("speaking"));
+    assert!(begun, "{}", program.outputs());
+    let refused = wait_until(PATIENCE, || stage.engine("carriers_refused") > 1000);
+    assert!(refused, "{}", program.outputs());
+    // The program's own, by which it became known.
+    assert_eq!(stage.engine("connections_opened"), 1);
+    others_go_on(&mut stage, program, "speaking");
+}
+
+#[test]
 fn flooded_relay_serves_those_who_say_what_they_want() {
     let Some(mut stage) = Stage::set(&[]) else {
         return;

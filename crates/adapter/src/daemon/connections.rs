@@ -166,7 +166,6 @@ impl Daemon {
             Kind::Capture => self.handle_capture(id, message),
             Kind::Detach | Kind::Attach => self.handle_command(id, message, kind),
             Kind::Engine => self.handle_engine(id),
-            Kind::Connect => self.handle_connect(id, message),
             Kind::Listen => self.handle_listen(id, message),
             Kind::Unlisten => self.handle_unlisten(id),
             Kind::Offer | Kind::Answer => Err(Fault::Nonsense),
@@ -220,6 +219,7 @@ impl Daemon {
         }
         connection.close();
         self.look_at_listeners();
+        self.take_pass_back(id);
         self.throttled.remove(&id);
         if self.has_no_client() {
             self.idle_since = Instant::now();

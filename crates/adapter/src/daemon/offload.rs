@@ -7,7 +7,7 @@ use toehold_channel::rendezvous::{Kind, Message, NoCapture, unmapped};
 use super::connection::{Connection, Outgoing};
 use super::connections::Fault;
 use super::{Daemon, Reload};
-use crate::engine::{Engine, Filter, Listening, Request};
+use crate::engine::{Engine, Filter, Listening};
 use crate::regions::SharedFd;
 use crate::registry::{ClientId, TableId};
 
@@ -55,11 +55,15 @@ impl Daemon {
         self.clients.get(&self.engine_client?)?.table
     }
 
-    /// Shows a client the engine, or that there is none.
+    /// Shows a client the engine, or that there is none. One that has said hello may have it carry connections.
     pub(super) fn handle_engine(&mut self, id: ClientId) -> Result<(), Fault> {
         let outlook = self.engine.as_ref().map(Engine::outlook);
+        let mut message = Message::new(Kind::Engine);
+        if let (Some(engine), Ok(())) = (&self.engine, self.has_said_hello(id)) {
+            [message.pair, message.cookie] = engine.give_pass(id);
+        }
         let outgoing = Outgoing {
-            message: Message::new(Kind::Engine),
+            message,
             descriptors: outlook.into_iter().collect(),
             offer: None,
         };
@@ -94,19 +98,6 @@ impl Daemon {
         }
     }
 
-    pub(super) fn handle_connect(&mut self, id: ClientId, message: &Message) -> Result<(), Fault> {
-        self.has_said_hello(id)?;
-        if let Some(engine) = &self.engine {
-            engine.connect(Request {
-                client: id,
-                carrier: address(message.local, message.local_port),
-                remote: address(message.remote, message.remote_port),
-                local_port: message.side as u16,
-            });
-        }
-        Ok(())
-    }
-
     pub(super) fn handle_listen(&mut self, id: ClientId, message: &Message) -> Result<(), Fault> {
         self.has_said_hello(id)?;
         if let Some(engine) = &self.engine {
@@ -124,6 +115,13 @@ impl Daemon {
         self.has_said_hello(id)?;
         self.look_at_listeners();
         Ok(())
+    }
+
+    /// A client is gone: carriers in its name lead nowhere from here on.
+    pub(super) fn take_pass_back(&self, id: ClientId) {
+        if let Some(engine) = &self.engine {
+            engine.take_pass_back(id);
+        }
     }
 
     /// Somebody may have stopped listening.

@@ -9,6 +9,7 @@
 use std::io;
 use std::net::TcpStream;
 
+use toehold_channel::opening::OPENING_BYTES;
 use toehold_tcp::{CloseReason, ConnectionId};
 
 use super::relay::Around;
@@ -63,7 +64,7 @@ pub(super) struct Flow {
     pub(super) hung_up: bool,
     failed: bool,
     pub(super) closed: Option<CloseReason>,
-    /// Bytes that went to the carrier and came from it, doorbells and the urgent byte included.
+    /// Bytes that went to the carrier and came from it, doorbells, the opening and the urgent byte included.
     pub(super) carrier_sent: u64,
     pub(super) carrier_got: u64,
     /// Calls that moved bytes on the carrier, and bytes before them, since a channel was last asked for or given up.
@@ -109,7 +110,8 @@ impl Flow {
             failed: false,
             closed: None,
             carrier_sent: 0,
-            carrier_got: 0,
+            // What a program says first is no part of its stream.
+            carrier_got: if stage == Stage::Opening { OPENING_BYTES as u64 } else { 0 },
             calls: 0,
             bytes_before: 0,
             entry: None,

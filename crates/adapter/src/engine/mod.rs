@@ -4,8 +4,8 @@
 //!   program ── carrier (kernel, loopback) ── Flow ── toehold_tcp::Engine ── Tap ── any remote
 //! ```
 //!
-//! - *Active*: the library connects the program's socket to the relay and says, over the rendezvous socket, where it is to lead. The
-//!   answer is one urgent byte on the carrier.
+//! - *Active*: the library connects the program's socket to the relay and says, in the first bytes on it, where it is to lead and by whose
+//!   leave. The answer is one urgent byte on the carrier.
 //! - *Passive*: the library says that the program listens; the engine listens on its addresses as well, and for each connection it accepts
 //!   a carrier is connected to the program's own listener. Accept, backlog, epoll and fork are the kernel's.
 //!
@@ -19,10 +19,12 @@
 //! - [`settings`]: what the operator says. No I/O but reading a file.
 //! - `runner`: the thread, and in it `connections`, that come and go, and `orders`, from the daemon; `flow`, `relay`: one connection and its
 //!   bytes; `memory`, `lane`: where those are; `channels`: channels and boards; `listeners`: programs that listen; `stand_ins`: our addresses
-//!   on loopback; `told`: settings in the TCP's words; `unmet`: opens of which one half has come; `patience`: when to sleep.
+//!   on loopback; `told`: settings in the TCP's words; `arrivals`: programs at the relay, `silent` those that say nothing, `passes` what they
+//!   are known by; `patience`: when to sleep.
 //! - `captures`: what passes on the link, to whoever asked.
 //! - `link`, `poller`, `sys`: the operating system.
 
+mod arrivals;
 mod captures;
 mod channels;
 mod flow;
@@ -32,15 +34,16 @@ mod link;
 mod listeners;
 mod memory;
 mod outlet;
+mod passes;
 mod patience;
 mod poller;
 mod relay;
 mod runner;
 pub mod settings;
+mod silent;
 mod stand_ins;
 mod sys;
 mod told;
-mod unmet;
 
 use std::fmt;
 use std::io;
@@ -55,6 +58,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 use toehold_channel::memfd::MapError;
+use toehold_channel::opening::Pass;
 use toehold_link::TapError;
 
 use crate::listener::owned;
@@ -64,6 +68,7 @@ pub(crate) use captures::Filter;
 use captures::Wanted;
 use channels::Channels;
 pub(crate) use listeners::Listening;
+use passes::Passes;
 use runner::Runner;
 use settings::Settings;
 
@@ -102,8 +107,6 @@ impl std::error::Error for Error {}
 /// What the daemon tells the engine.
 #[derive(Debug)]
 enum Command {
-    /// A carrier is to lead somewhere.
-    Connect(Request),
     /// A program listens.
     Listen(Listening),
     /// A program may have stopped listening.
@@ -120,13 +123,13 @@ enum Command {
 
 /// A program's wish to connect.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Request {
-    pub(crate) client: ClientId,
+struct Request {
+    client: ClientId,
     /// The program's end of the carrier.
-    pub(crate) carrier: SocketAddr,
-    pub(crate) remote: SocketAddr,
+    carrier: SocketAddr,
+    remote: SocketAddr,
     /// The local port it bound to; 0 for any.
-    pub(crate) local_port: u16,
+    local_port: u16,
 }
 
 /// What the engine has done, for `toehold status`.
@@ -156,6 +159,8 @@ pub(crate) struct Report {
     pub(crate) connections_accepted: u64,
     /// Connections reset because their program was gone.
     pub(crate) programs_gone: u64,
+    /// Carriers reset because they did not say, or not in time, what they are for, or by nobody's leave.
+    pub(crate) carriers_refused: u64,
     /// Requests and connections refused because a program was at its quota.
     pub(crate) over_quota: u64,
     /// Frames the link did not take.
@@ -175,6 +180,7 @@ pub(crate) struct Engine {
     bell: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
     outlook: SharedFd,
+    passes: Arc<Passes>,
     /// What it was told last.
     settings: Settings,
     /// The engine's connection to the adapter, for the daemon to serve.
@@ -197,7 +203,8 @@ impl Engine {
         };
         let (channels, client) =
             Channels::new().map_err(|error| Error::Os("make a table for the engine", error))?;
-        let (mut runner, outlook) = Runner::new(settings, inbox, channels)?;
+        let passes = Arc::new(Passes::default());
+        let (mut runner, outlook) = Runner::new(settings, inbox, channels, passes.clone())?;
         let thread = thread::Builder::new().name("engine".into());
         let thread = without_signals(|| thread.spawn(move || runner.run()));
         Ok(Engine {
@@ -205,6 +212,7 @@ impl Engine {
             bell,
             thread: Some(thread.map_err(|error| Error::Os("start a thread", error))?),
             outlook: SharedFd::new(outlook),
+            passes,
             settings: settings.clone(),
             client: Some(client),
         })
@@ -220,9 +228,14 @@ impl Engine {
         self.outlook.clone()
     }
 
-    /// A program asks for a connection.
-    pub(crate) fn connect(&self, request: Request) {
-        self.tell(Command::Connect(request));
+    /// What a client's carriers have to show to lead anywhere; nothing when the kernel has no random numbers.
+    pub(crate) fn give_pass(&self, client: ClientId) -> Pass {
+        self.passes.give(client).unwrap_or_default()
+    }
+
+    /// A client is gone.
+    pub(crate) fn take_pass_back(&self, client: ClientId) {
+        self.passes.take_back(client);
     }
 
     /// A program listens.

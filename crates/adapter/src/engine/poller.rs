@@ -1,7 +1,7 @@
 //! epoll for the engine's thread: the link, the relay, commands, and the sockets of relayed connections.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use crate::listener::{check, owned};
@@ -15,6 +15,8 @@ pub(super) enum Source {
     LinkChange,
     /// Programs wait at the relay.
     Relay,
+    /// Programs that said nothing at the relay now speak.
+    Late,
     /// The daemon has something to say.
     Command,
     /// Channels are offered.
@@ -55,6 +57,14 @@ impl Poller {
     pub(super) fn watch_changes(&self, fd: BorrowedFd<'_>, source: Source) -> io::Result<()> {
         let all = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET;
         self.add(fd, source, all)
+    }
+
+    /// Reports nothing of `fd` any more.
+    pub(super) fn unwatch(&self, fd: BorrowedFd<'_>) {
+        let (epoll, fd) = (self.epoll.as_raw_fd(), fd.as_raw_fd());
+        // It fails only when `fd` is not watched, which is what is wanted.
+        // SAFETY: no memory is involved.
+        unsafe { libc::epoll_ctl(epoll, libc::EPOLL_CTL_DEL, fd, std::ptr::null_mut()) };
     }
 
     fn add(&self, fd: BorrowedFd<'_>, source: Source, bits: libc::c_int) -> io::Result<()> {
@@ -99,6 +109,13 @@ impl Poller {
     }
 }
 
+impl AsFd for Poller {
+    /// Readable when there are events.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+}
+
 fn token_of(source: Source) -> u64 {
     match source {
         Source::Link => 0,
@@ -106,6 +123,7 @@ fn token_of(source: Source) -> u64 {
         Source::Relay => 2,
         Source::Command => 3,
         Source::Offers => 4,
+        Source::Late => 5,
         Source::Flow(slot, serial) => FLOW | u64::from(serial) << 32 | u64::from(slot),
     }
 }
@@ -117,6 +135,7 @@ fn source_of(token: u64) -> Source {
         2 => Source::Relay,
         3 => Source::Command,
         4 => Source::Offers,
+        5 => Source::Late,
         _ => Source::Flow(token as u32, (token >> 32) as u32 & SERIAL_MASK),
     }
 }
@@ -139,6 +158,7 @@ mod tests {
             Source::Relay,
             Source::Command,
             Source::Offers,
+            Source::Late,
             Source::Flow(0, 0),
             Source::Flow(u32::MAX, SERIAL_MASK),
         ] {

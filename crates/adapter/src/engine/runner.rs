@@ -5,14 +5,16 @@ mod orders;
 
 use std::collections::BTreeMap;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant as Clock};
 
 use toehold_channel::memfd;
 use toehold_channel::offload::{OUTLOOK_BYTES, Outlook};
 use toehold_tcp::{CloseReason, ConnectionId, Engine, Event, Instant, Random};
 
+use super::arrivals::Arrivals;
 use super::captures::Captures;
 use super::channels::Channels;
 use super::flow::{Flow, Next, Stage, errno_of};
@@ -21,14 +23,14 @@ use super::link::Link;
 use super::listeners::Listeners;
 use super::memory::Streams;
 use super::outlet::Outlet;
+use super::passes::Passes;
 use super::patience::Patience;
 use super::poller::{self, Poller, Source};
 use super::relay::Around;
 use super::settings::Settings;
 use super::stand_ins::{StandIns, shown};
 use super::told::{LARGE_SEGMENT_BYTES, config};
-use super::unmet::{self, Unmet};
-use super::{Error, Inbox, Report, Request, sys};
+use super::{Error, Inbox, Report, sys};
 use crate::registry::ClientId;
 
 /// Carriers and commands may wait for so many looks at the link.
@@ -38,7 +40,7 @@ pub(super) struct Runner {
     inbox: Inbox,
     link: Link,
     link_name: String,
-    relay: TcpListener,
+    arrivals: Arrivals,
     poller: Poller,
     engine: Engine,
     streams: Streams,
@@ -67,9 +69,6 @@ pub(super) struct Runner {
     /// Slots to be looked at, now and in the next turn.
     due: Vec<u32>,
     later: Vec<u32>,
-    /// Carriers at the relay whose requests have not come, and the other way round, by the program's address.
-    carriers: Unmet<TcpStream>,
-    requests: Unmet<Request>,
     began: Clock,
     report: Report,
     patience: Patience,
@@ -84,15 +83,14 @@ impl Runner {
         settings: &Settings,
         inbox: Inbox,
         channels: Channels,
+        passes: Arc<Passes>,
     ) -> Result<(Runner, OwnedFd), Error> {
         let os = |action| move |error| Error::Os(action, error);
         let link = Link::open(settings)?;
         let mtu = settings.mtu.or_else(|| link.mtu()).ok_or(Error::NoMtu)?;
-        let relay = sys::relay_listener().map_err(os("listen for programs"))?;
-        let relay_port = relay
-            .local_addr()
-            .map_err(os("listen for programs"))?
-            .port();
+        let arrivals = Arrivals::new(passes).map_err(os("listen for programs"))?;
+        let relay = arrivals.address().map_err(os("listen for programs"))?;
+        let relay_port = relay.port();
         let entropy = sys::entropy().map_err(os("get random numbers"))?;
         let mut random = Random::from_entropy(entropy);
         // Nobody else's, as far as 127.0.0.0/8 allows; nor 127.0.0.1.
@@ -102,7 +100,7 @@ impl Runner {
         let (outlook_file, base) = made.map_err(os("make what clients are shown"))?;
         // SAFETY: mapped for that length, writable, and kept for as long as the process lives.
         let outlook = unsafe { Outlook::at(base.as_ptr()) };
-        let netns = sys::namespace_of(&relay);
+        let netns = arrivals.namespace();
         let mut stand_ins = StandIns::next_to(relay_source);
         let own = stand_ins.for_all(settings);
         outlook.publish(&settings.all_rules(), &shown(&own));
@@ -111,7 +109,8 @@ impl Runner {
         let watched = poller
             .watch(link.tap.as_fd(), Source::Link)
             .and_then(|()| poller.watch(link.changes(), Source::LinkChange))
-            .and_then(|()| poller.watch(relay.as_fd(), Source::Relay))
+            .and_then(|()| poller.watch(arrivals.relay(), Source::Relay))
+            .and_then(|()| poller.watch(arrivals.late(), Source::Late))
             .and_then(|()| poller.watch(inbox.bell(), Source::Command))
             .and_then(|()| poller.watch(channels.socket(), Source::Offers));
         watched.map_err(os("watch the link"))?;
@@ -127,7 +126,7 @@ impl Runner {
             batch: settings.batch,
             inbox,
             link,
-            relay,
+            arrivals,
             poller,
             streams: Streams::default(),
             channels,
@@ -145,8 +144,6 @@ impl Runner {
             serial: 0,
             due: Vec::new(),
             later: Vec::new(),
-            carriers: Unmet::default(),
-            requests: Unmet::default(),
             began: Clock::now(),
             report: Report::default(),
             patience: Patience::default(),
@@ -168,7 +165,14 @@ impl Runner {
                 match event.source {
                     Source::Link => drop(self.take_frames()),
                     Source::LinkChange => self.look_at_link(),
-                    Source::Relay => self.take_carriers(),
+                    Source::Relay => {
+                        let wanted = self.arrivals.take(Clock::now());
+                        self.open_all(wanted);
+                    }
+                    Source::Late => {
+                        let wanted = self.arrivals.take_late();
+                        self.open_all(wanted);
+                    }
                     Source::Command => {
                         self.inbox.silence();
                         if !self.take_commands() {
@@ -192,7 +196,7 @@ impl Runner {
             self.settle();
             self.transmit();
             self.captures.flush();
-            self.forget_unmet();
+            self.arrivals.forget_old(Clock::now());
             self.look_at_listeners();
         }
     }
@@ -299,11 +303,10 @@ impl Runner {
         let now = self.now();
         let engine = self.engine.poll_timeout();
         let engine = engine.map(|due| Duration::from_micros(due.since(now).as_micros()));
-        let is_unmet = !self.carriers.is_empty() || !self.requests.is_empty();
-        let unmet = is_unmet.then_some(unmet::PATIENCE / 2);
+        let silent = self.arrivals.timeout();
         let look = self.look_at_listeners_due;
         let look = look.map(|due| due.saturating_duration_since(Clock::now()));
-        engine.into_iter().chain(unmet).chain(look).min()
+        engine.into_iter().chain(silent).chain(look).min()
     }
 
     /// Hands frames of the link to the engine, until there are none or others should have their turn; true when there were some.

@@ -1,6 +1,7 @@
 //! The few socket calls that the standard library does not have.
 
 use std::io;
+use std::mem::MaybeUninit;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
@@ -13,6 +14,7 @@ pub(super) fn relay_listener() -> io::Result<TcpListener> {
     bind(&listener, local)?;
     reset_when_closed(&listener, true)?;
     set(&listener, libc::IPPROTO_TCP, libc::TCP_NODELAY, &1i32)?;
+    set(&listener, libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT, &SILENCE_SECONDS)?;
     // SAFETY: plain system call.
     check(unsafe { libc::listen(listener.as_raw_fd(), RELAY_BACKLOG) })?;
     Ok(listener.into())
@@ -172,20 +174,26 @@ fn set<T>(
     })
 }
 
-/// Takes a connection from a listener, non-blocking; `None` when nobody waits.
-pub(super) fn accept(listener: &TcpListener) -> io::Result<Option<TcpStream>> {
-    // SAFETY: no address is asked for.
+/// Takes a connection from a listener of IPv4, non-blocking, and says whose it is; `None` when nobody waits.
+pub(super) fn accept(listener: &TcpListener) -> io::Result<Option<(TcpStream, SocketAddr)>> {
+    let mut from = MaybeUninit::<libc::sockaddr_in>::zeroed();
+    let mut len = size_of::<libc::sockaddr_in>() as libc::socklen_t;
+    // SAFETY: `from` is writable for `len` bytes.
     let fd = unsafe {
         libc::accept4(
             listener.as_raw_fd(),
-            std::ptr::null_mut(),
-            std::ptr::null_mut(),
+            from.as_mut_ptr().cast(),
+            &mut len,
             libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC,
         )
     };
     if fd >= 0 {
+        // SAFETY: zeroes are a `sockaddr_in`, and so is what the kernel wrote over them.
+        let from = unsafe { from.assume_init() };
+        let ip = Ipv4Addr::from_bits(u32::from_be(from.sin_addr.s_addr));
+        let from = SocketAddr::new(ip.into(), u16::from_be(from.sin_port));
         // SAFETY: the kernel has just made it for us.
-        return Ok(Some(unsafe { TcpStream::from_raw_fd(fd) }));
+        return Ok(Some((unsafe { TcpStream::from_raw_fd(fd) }, from)));
     }
     let error = io::Error::last_os_error();
     match error.raw_os_error() {
@@ -196,3 +204,5 @@ pub(super) fn accept(listener: &TcpListener) -> io::Result<Option<TcpStream>> {
 
 /// Programs that may wait to be taken in.
 const RELAY_BACKLOG: libc::c_int = 4096;
+/// How long the kernel keeps back who connects and says nothing.
+const SILENCE_SECONDS: libc::c_int = 1;

@@ -1,7 +1,7 @@
 //! The offload path as the program's side sees it: connections that the adapter's TCP engine carries.
 //!
 //! ```text
-//!   connect  ─► rules ─► carrier to the relay, request to the adapter ─► (Connecting) ─► one urgent byte: connected, or an errno
+//!   connect  ─► rules ─► carrier to the relay, destination said on it ─► (Connecting) ─► one urgent byte: connected, or an errno
 //!   listen   ─► the adapter is told; its engine listens as well
 //!   accept   ─► a carrier from the adapter's own address: the outlook says for whom it stands
 //! ```
@@ -20,11 +20,12 @@ pub(crate) mod names;
 pub(crate) mod opening;
 
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::os::fd::{AsFd, OwnedFd};
 
 use toehold_channel::memfd;
 use toehold_channel::offload::{Address, Direction, OUTLOOK_BYTES, Outlook, store_true_ends};
+use toehold_channel::opening::Pass;
 use toehold_channel::rendezvous::{Kind, Message};
 use toehold_channel::table::{FLAG_OFFLOAD, Reason};
 
@@ -45,6 +46,8 @@ const EVERYTHING: u32 = 2;
 static OUTLOOK: AtomicPtr<u8> = AtomicPtr::new(null_mut());
 /// The adapter we are connected to has an engine.
 static HAS_ENGINE: AtomicBool = AtomicBool::new(false);
+/// What the adapter knows our carriers by, in two halves: should they be of two adapters, neither takes the carrier.
+static PASS: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 /// The adapter connection over which the engine was asked for.
 static ASKED_EPOCH: AtomicU32 = AtomicU32::new(0);
 
@@ -110,6 +113,11 @@ fn known_outlook() -> Option<Outlook> {
     (!base.is_null()).then(|| unsafe { Outlook::at(base) })
 }
 
+/// What our carriers show, once an engine is known.
+fn pass() -> Pass {
+    PASS.each_ref().map(|half| half.load(Ordering::Relaxed))
+}
+
 /// Asks for the engine and waits for the answer; what else arrives meanwhile is dealt with. The caller holds the adapter's lock.
 fn ask(adapter: i32) {
     if !adapter::send(adapter, &Message::new(Kind::Engine), None) {
@@ -119,7 +127,7 @@ fn ask(adapter: i32) {
     loop {
         while let Some((message, kind, descriptors)) = adapter::try_receive(adapter) {
             if kind == Kind::Engine {
-                return learn(descriptors);
+                return learn(&message, descriptors);
             }
             pairing::handle_message(&message, kind, descriptors);
         }
@@ -132,8 +140,11 @@ fn ask(adapter: i32) {
 }
 
 /// Maps what the adapter shows. The caller holds the adapter's lock.
-pub(crate) fn learn(descriptors: [Option<OwnedFd>; 2]) {
+pub(crate) fn learn(message: &Message, descriptors: [Option<OwnedFd>; 2]) {
     HAS_ENGINE.store(false, Ordering::Release);
+    for (place, half) in PASS.iter().zip([message.pair, message.cookie]) {
+        place.store(half, Ordering::Relaxed);
+    }
     let [Some(file), _] = descriptors else {
         return;
     };
@@ -196,16 +207,13 @@ pub(crate) fn stopped_listening() {
 }
 
 /// Says something to the adapter, if there is one.
-fn tell(message: &Message) -> bool {
+fn tell(message: &Message) {
     let _held = adapter::lock();
-    let Some(adapter) = adapter::connected() else {
-        return false;
-    };
-    let told = adapter::send(adapter, message, None);
-    if !told {
+    if let Some(adapter) = adapter::connected()
+        && !adapter::send(adapter, message, None)
+    {
         adapter::lose(adapter);
     }
-    told
 }
 
 /// The program has accepted a connection. When it comes from the adapter, it is somebody else's in truth: notes whose, and says so.

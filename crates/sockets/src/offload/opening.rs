@@ -11,7 +11,8 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use libc::{sockaddr, socklen_t};
 use toehold_channel::offload::{Address, Direction, Verdict, store_true_ends};
-use toehold_channel::rendezvous::{Kind, Message};
+use toehold_channel::opening::{OPENING_BYTES, Opening};
+use toehold_channel::rendezvous::mapped;
 use toehold_channel::table::{FLAG_CONNECTING, FLAG_OFFLOAD, FLAG_REFUSED, Reason};
 
 use super::names;
@@ -20,6 +21,9 @@ use crate::{adapter, epoll, errno, lock, pairing, pending, real, receive, sys};
 
 /// How long the relay may take for the carrier's handshake, which the kernel makes on loopback all by itself.
 const RELAY_NS: u64 = 200_000_000;
+
+const OPENING_SENT: isize = OPENING_BYTES as isize;
+const IN_PROGRESS: i32 = -libc::EINPROGRESS;
 
 /// Connections of this process that wait for the engine's answer: while there are none, nothing here costs more than a look at this.
 static WAITING: AtomicU32 = AtomicU32::new(0);
@@ -123,13 +127,12 @@ fn begin(fd: i32, remote: Address) -> Result<Connection, Option<Reason>> {
     if !is_any || !is_beside {
         return Err(Some(Reason::NoRelay));
     }
-    let carrier = connect_carrier(fd, outlook.relay_port()).ok_or(Some(Reason::NoRelay))?;
-    let mut message = Message::new(Kind::Connect);
-    (message.local, message.local_port) = (carrier.ip, carrier.port);
-    (message.remote, message.remote_port) = (remote.ip, remote.port);
-    message.pid = state::pid();
-    message.side = bound.port.into();
-    if !super::tell(&message) {
+    let opening = Opening {
+        pass: super::pass(),
+        remote,
+        local_port: bound.port,
+    };
+    if !connect_carrier(fd, outlook.relay_port(), &opening) {
         disconnect(fd);
         return Err(Some(Reason::NoRelay));
     }
@@ -151,6 +154,8 @@ fn track(fd: i32, remote: Address) -> Option<Connection> {
     let connection = state::connection(fd)?;
     let entry = connection.entry;
     store_true_ends(entry, Address::default(), remote);
+    let said = OPENING_BYTES as u64;
+    entry.tx_carrier.store(said, Ordering::Relaxed);
     entry
         .reason
         .store(Reason::Relayed as u32, Ordering::Relaxed);
@@ -161,38 +166,43 @@ fn track(fd: i32, remote: Address) -> Option<Connection> {
     Some(connection)
 }
 
-/// Connects the program's socket to the relay; the socket's own address.
-fn connect_carrier(fd: i32, relay_port: u16) -> Option<Address> {
+/// Connects the program's socket to the relay, and says there what it is for; true when that is done.
+fn connect_carrier(fd: i32, relay_port: u16, opening: &Opening) -> bool {
     let flags = sys::fcntl(fd, libc::F_GETFL, 0);
     if flags < 0 {
-        return None;
+        return false;
     }
     let flags = flags as usize;
     // Whatever state the adapter is in, we do not wait for it longer than we mean to.
     sys::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK as usize);
     let relay = Address {
-        ip: toehold_channel::rendezvous::mapped([127, 0, 0, 1]),
+        ip: mapped([127, 0, 0, 1]),
         port: relay_port,
     };
-    let result = kernel_connect(fd, relay);
-    let connected = match -result as i32 {
-        0 => true,
-        libc::EINPROGRESS => {
-            sys::wait_for(fd, libc::POLLOUT, RELAY_NS)
-                && sys::getsockopt::<i32>(fd, libc::SOL_SOCKET, libc::SO_ERROR) == Ok(0)
-        }
-        libc::ECONNREFUSED => {
-            lose_adapter();
-            false
-        }
-        _ => false,
+    let result = match kernel_connect(fd, relay) as i32 {
+        0 | IN_PROGRESS => say(fd, opening),
+        error => error,
     };
     sys::fcntl(fd, libc::F_SETFL, flags);
-    if !connected {
-        disconnect(fd);
-        return None;
+    if result == -libc::ECONNREFUSED {
+        lose_adapter();
     }
-    names::local(fd)
+    result == 0
+}
+
+/// Says what a carrier is for, once it is connected: on loopback, at once. 0 or a negated errno.
+fn say(fd: i32, opening: &Opening) -> i32 {
+    let bytes = opening.to_bytes();
+    let mut sent = sys::send_now(fd, &bytes);
+    if sent == -(libc::EAGAIN as isize) && sys::wait_for(fd, libc::POLLOUT, RELAY_NS) {
+        sent = sys::send_now(fd, &bytes);
+    }
+    match sent {
+        OPENING_SENT => 0,
+        // A fresh socket has room for all of it.
+        0.. => -libc::EAGAIN,
+        error => error as i32,
+    }
 }
 
 /// Nobody listens where the adapter said: it is another one by now, or none.
@@ -380,6 +390,7 @@ pub(crate) fn look(connection: &Connection) -> Answer {
                 kernel_connect(fd, remote);
             }
             entry.rx_carrier.store(0, Ordering::Relaxed);
+            entry.tx_carrier.store(0, Ordering::Relaxed);
             entry.flags.fetch_and(!FLAG_OFFLOAD, Ordering::Release);
             entry
                 .reason

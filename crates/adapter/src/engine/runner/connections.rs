@@ -1,14 +1,14 @@
-//! Connections coming and going: active opens, whose halves meet here, and passive ones, for which a carrier is made.
+//! Connections coming and going: active opens, which programs ask for at the relay, and passive ones, for which a carrier is made.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 use std::os::fd::AsFd;
-use std::time::Instant as Clock;
 
 use toehold_channel::offload::{Address, Direction};
 use toehold_tcp::{ConnectError, ConnectionId, ListenerId};
 
 use super::Runner;
+use crate::engine::arrivals::Wanted;
 use crate::engine::flow::{Flow, Stage};
 use crate::engine::poller::{SERIAL_MASK, Source};
 use crate::engine::settings::spell;
@@ -16,43 +16,15 @@ use crate::engine::told::options;
 use crate::engine::{Request, sys};
 use crate::registry::ClientId;
 
-/// Programs taken in before everybody else's turn.
-const CARRIERS_PER_TURN: usize = 256;
 /// Connections of one program, or in the name of one listener's.
 const FLOWS_PER_CLIENT_MAX: usize = 32_768;
 
 impl Runner {
-    pub(super) fn take_carriers(&mut self) {
-        for _ in 0..CARRIERS_PER_TURN {
-            // Without descriptors left the others wait in the backlog until there are some.
-            let Ok(Some(carrier)) = sys::accept(&self.relay) else {
-                return;
-            };
-            let Ok(program) = carrier.peer_addr() else {
-                continue;
-            };
-            match self.requests.take(&program) {
-                Some(request) => self.open(request, carrier),
-                None => self.carriers.insert(program, carrier, Clock::now()),
-            }
+    /// Begins what programs at the relay want.
+    pub(super) fn open_all(&mut self, wanted: Vec<Wanted>) {
+        for (request, carrier) in wanted {
+            self.open(request, carrier);
         }
-    }
-
-    pub(super) fn handle_request(&mut self, request: Request) {
-        let carrier = request.carrier;
-        match self.carriers.take(&carrier) {
-            Some(carrier) => self.open(request, carrier),
-            None => self.requests.insert(carrier, request, Clock::now()),
-        }
-    }
-
-    pub(super) fn forget_unmet(&mut self) {
-        if self.carriers.is_empty() && self.requests.is_empty() {
-            return;
-        }
-        let now = Clock::now();
-        self.carriers.forget_old(now);
-        self.requests.forget_old(now);
     }
 
     /// Begins an active open.

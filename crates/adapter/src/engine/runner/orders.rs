@@ -35,7 +35,6 @@ impl Runner {
                 return true;
             };
             match command {
-                Command::Connect(request) => self.handle_request(request),
                 Command::Listen(wanted) => {
                     let (engine, ours) = (&mut self.engine, &self.own);
                     self.listeners.add(engine, ours, wanted, options());
@@ -132,6 +131,7 @@ impl Runner {
             resets_received: counters.resets_received,
             connections_opened: counters.connections_opened,
             connections_accepted: counters.connections_accepted,
+            carriers_refused: self.arrivals.refused(),
             payloads_in_place: self.intake.placed(),
             ..self.report.clone()
         }

@@ -1,0 +1,380 @@
+//! Programs at the relay, and what they want there.
+//!
+//! ```text
+//!   connect ──► relay ──► opening there? ──► its pass known? ──► Wanted
+//!                             │ not yet           │ no
+//!                             ▼                   ▼
+//!                           Silent ──(2 s)──►  reset
+//! ```
+//!
+//! The relay's socket lets the kernel keep connections back that say nothing (`TCP_DEFER_ACCEPT`): what can be accepted has usually said all.
+
+use std::io::{self, Read};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use toehold_channel::offload::Address;
+use toehold_channel::opening::{OPENING_BYTES, Opening};
+use toehold_channel::rendezvous::unmapped;
+
+use super::passes::Passes;
+use super::poller::{Event, Poller, Source};
+use super::silent::{PATIENCE, Silent};
+use super::{Request, sys};
+
+/// Programs taken in before everybody else's turn.
+const PROGRAMS_PER_TURN: usize = 256;
+
+/// A carrier, and what it is for.
+pub(super) type Wanted = (Request, TcpStream);
+
+#[derive(Debug)]
+pub(super) struct Arrivals {
+    relay: TcpListener,
+    passes: Arc<Passes>,
+    silent: Silent<Carrier>,
+    /// Of silent carriers, by their numbers.
+    poller: Poller,
+    events: Vec<Event>,
+    refused: u64,
+}
+
+/// A carrier, and what it has said so far.
+#[derive(Debug)]
+struct Carrier {
+    socket: TcpStream,
+    program: SocketAddr,
+    said: [u8; OPENING_BYTES],
+    len: usize,
+}
+
+impl Arrivals {
+    /// Listens at a port of the kernel's choice.
+    ///
+    /// # Errors
+    /// When the kernel has no descriptors left.
+    pub(super) fn new(passes: Arc<Passes>) -> io::Result<Arrivals> {
+        Ok(Arrivals {
+            relay: sys::relay_listener()?,
+            passes,
+            silent: Silent::default(),
+            poller: Poller::new()?,
+            events: Vec::new(),
+            refused: 0,
+        })
+    }
+
+    /// Takes programs in, and hands over those that have said what they want.
+    pub(super) fn take(&mut self, now: Instant) -> Vec<Wanted> {
+        let mut all = Vec::new();
+        for _ in 0..PROGRAMS_PER_TURN {
+            // Without descriptors left the others wait in the backlog until there are some.
+            let Ok(Some((socket, program))) = sys::accept(&self.relay) else {
+                break;
+            };
+            let mut carrier = Carrier::new(socket, program);
+            match carrier.hear() {
+                Ok(true) => all.extend(self.judge(carrier)),
+                Ok(false) => self.wait_for(carrier, now),
+                Err(_) => self.refused += 1,
+            }
+        }
+        all
+    }
+
+    /// Hands over those that were silent, and have now said what they want.
+    pub(super) fn take_late(&mut self) -> Vec<Wanted> {
+        let mut events = std::mem::take(&mut self.events);
+        let mut all = Vec::new();
+        // What it does not tell of now is let go in time.
+        let _ = self.poller.wait(&mut events, Some(Duration::ZERO));
+        for event in events.drain(..) {
+            let number = number_of(event.source);
+            let Some(carrier) = self.silent.get_mut(number) else {
+                continue;
+            };
+            let heard = carrier.hear();
+            if let Ok(false) = heard {
+                continue;
+            }
+            let carrier = self.silent.remove(number).expect("just seen");
+            self.poller.unwatch(carrier.socket.as_fd());
+            match heard {
+                Ok(_) => all.extend(self.judge(carrier)),
+                Err(_) => self.refused += 1,
+            }
+        }
+        self.events = events;
+        all
+    }
+
+    /// Resets those that have been silent for too long.
+    pub(super) fn forget_old(&mut self, now: Instant) {
+        if !self.silent.is_empty() {
+            self.refused += self.silent.forget_old(now) as u64;
+        }
+    }
+
+    fn wait_for(&mut self, carrier: Carrier, now: Instant) {
+        let source = source_of(self.silent.next_number());
+        match self.poller.watch_changes(carrier.socket.as_fd(), source) {
+            Ok(()) => self.refused += self.silent.insert(carrier, now) as u64,
+            Err(_) => self.refused += 1,
+        }
+    }
+
+    /// What a carrier that has said all is for; nothing without a pass.
+    fn judge(&mut self, carrier: Carrier) -> Option<Wanted> {
+        let opening = Opening::parse(&carrier.said);
+        let client = opening.and_then(|opening| self.passes.holder(opening.pass));
+        let Some((opening, client)) = opening.zip(client) else {
+            self.refused += 1;
+            return None;
+        };
+        let request = Request {
+            client,
+            carrier: carrier.program,
+            remote: spoken(opening.remote),
+            local_port: opening.local_port,
+        };
+        Some((request, carrier.socket))
+    }
+
+    /// Readable when programs wait.
+    pub(super) fn relay(&self) -> BorrowedFd<'_> {
+        self.relay.as_fd()
+    }
+
+    /// Readable when silent carriers have something to say.
+    pub(super) fn late(&self) -> BorrowedFd<'_> {
+        self.poller.as_fd()
+    }
+
+    /// Where programs are to connect to.
+    ///
+    /// # Errors
+    /// What `getsockname` answers.
+    pub(super) fn address(&self) -> io::Result<SocketAddr> {
+        self.relay.local_addr()
+    }
+
+    /// The relay's network namespace.
+    pub(super) fn namespace(&self) -> u64 {
+        sys::namespace_of(&self.relay)
+    }
+
+    /// How soon to look for those that have been silent for too long.
+    pub(super) fn timeout(&self) -> Option<Duration> {
+        (!self.silent.is_empty()).then_some(PATIENCE / 2)
+    }
+
+    /// Carriers that were reset for what they said, or did not say in time.
+    pub(super) fn refused(&self) -> u64 {
+        self.refused
+    }
+}
+
+impl Carrier {
+    fn new(socket: TcpStream, program: SocketAddr) -> Carrier {
+        Carrier {
+            socket,
+            program,
+            said: [0; OPENING_BYTES],
+            len: 0,
+        }
+    }
+
+    /// Listens to what it says now; true when that is all. Not a byte more is read: what follows is the program's.
+    fn hear(&mut self) -> io::Result<bool> {
+        while self.len < OPENING_BYTES {
+            match self.socket.read(&mut self.said[self.len..]) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(count) => self.len += count,
+                Err(error) => match error.kind() {
+                    io::ErrorKind::WouldBlock => return Ok(false),
+                    io::ErrorKind::Interrupted => {}
+                    _ => return Err(error),
+                },
+            }
+        }
+        Ok(true)
+    }
+}
+
+fn spoken(address: Address) -> SocketAddr {
+    let ip = unmapped(address.ip).map_or(IpAddr::from(address.ip), IpAddr::from);
+    SocketAddr::new(ip, address.port)
+}
+
+/// A number as the poller carries it: 63 bits of it.
+fn source_of(number: u64) -> Source {
+    Source::Flow(number as u32, (number >> 32) as u32)
+}
+
+fn number_of(source: Source) -> u64 {
+    match source {
+        Source::Flow(low, high) => u64::from(high) << 32 | u64::from(low),
+        _ => u64::MAX,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::registry::ClientId;
+    use std::io::Write;
+    use std::net::Shutdown;
+    use toehold_channel::rendezvous::mapped;
+
+    const CLIENT: ClientId = ClientId(7);
+
+    fn relay() -> (Arrivals, Opening) {
+        let passes = Arc::new(Passes::default());
+        let pass = passes.give(CLIENT).expect("random numbers");
+        let arrivals = Arrivals::new(passes).expect("a relay");
+        let remote = Address {
+            ip: mapped([10, 0, 0, 1]),
+            port: 80,
+        };
+        let opening = Opening {
+            pass,
+            remote,
+            local_port: 0,
+        };
+        (arrivals, opening)
+    }
+
+    /// A program that says `words`, and its address.
+    fn program(arrivals: &Arrivals, words: &[u8]) -> (TcpStream, SocketAddr) {
+        let address = arrivals.address().expect("bound");
+        let mut program = TcpStream::connect(address).expect("connected");
+        program.write_all(words).expect("room");
+        let own = program.local_addr().expect("connected");
+        (program, own)
+    }
+
+    /// Waits until one of the relay's descriptors is readable.
+    fn await_readable(fd: BorrowedFd<'_>) {
+        use std::os::fd::AsRawFd;
+        let mut poll = libc::pollfd {
+            fd: fd.as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        // SAFETY: one valid entry.
+        assert_eq!(unsafe { libc::poll(&mut poll, 1, 20_000) }, 1, "readable");
+    }
+
+    /// Takes what has arrived at the relay, once something has.
+    fn arrived(arrivals: &mut Arrivals) -> Vec<Wanted> {
+        await_readable(arrivals.relay());
+        arrivals.take(Instant::now())
+    }
+
+    /// Takes what silent ones have said, once one has spoken.
+    fn spoke(arrivals: &mut Arrivals) -> Vec<Wanted> {
+        await_readable(arrivals.late());
+        arrivals.take_late()
+    }
+
+    fn is_reset(mut program: TcpStream) -> bool {
+        let read = program.read(&mut [0]);
+        read.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionReset)
+    }
+
+    #[test]
+    fn program_that_says_what_it_wants_is_handed_over() {
+        let (mut arrivals, opening) = relay();
+        let mut words = opening.to_bytes().to_vec();
+        words.extend(b"data");
+        let (_program, own) = program(&arrivals, &words);
+        let (request, carrier) = arrived(&mut arrivals).pop().expect("one");
+        assert_eq!((request.client, request.carrier), (CLIENT, own));
+        assert_eq!(request.remote, "10.0.0.1:80".parse().expect("address"));
+        let mut rest = [0; 9];
+        let len = (&carrier).read(&mut rest).expect("what follows");
+        assert_eq!(&rest[..len], b"data");
+        assert_eq!(arrivals.refused(), 0);
+    }
+
+    #[test]
+    fn words_in_pieces_are_put_together() {
+        let (mut arrivals, opening) = relay();
+        let words = opening.to_bytes();
+        let (mut program, _) = program(&arrivals, &words[..1]);
+        assert!(arrived(&mut arrivals).is_empty());
+        assert!(arrivals.timeout().is_some());
+        program.write_all(&words[1..20]).expect("room");
+        assert!(spoke(&mut arrivals).is_empty());
+        program.write_all(&words[20..]).expect("room");
+        let wanted = spoke(&mut arrivals);
+        assert_eq!(wanted.len(), 1);
+        assert!(arrivals.timeout().is_none());
+        // What it says from here on is its connection's business.
+        program.write_all(b"data").expect("room");
+        let mut data = [0; 4];
+        let (_, carrier) = &wanted[0];
+        carrier.set_nonblocking(false).expect("a socket");
+        { carrier }.read_exact(&mut data).expect("data");
+        assert!(arrivals.take_late().is_empty());
+        let mut events = Vec::new();
+        let polled = arrivals.poller.wait(&mut events, Some(Duration::ZERO));
+        polled.expect("an epoll instance");
+        assert!(events.is_empty());
+    }
+
+    #[test]
+    fn nothing_is_done_without_a_pass() {
+        let (mut arrivals, opening) = relay();
+        let [first, second] = opening.pass;
+        let guesses = [[0, 0], [second, first], [first ^ 1, second], [first, second ^ 1 << 63]];
+        for pass in guesses {
+            let (program, _) = program(&arrivals, &Opening { pass, ..opening }.to_bytes());
+            assert!(arrived(&mut arrivals).is_empty());
+            assert!(is_reset(program), "{pass:?}");
+        }
+        arrivals.passes.take_back(CLIENT);
+        let (program, _) = program(&arrivals, &opening.to_bytes());
+        assert!(arrived(&mut arrivals).is_empty());
+        assert!(is_reset(program), "a pass that was taken back");
+        assert_eq!(arrivals.refused(), 1 + guesses.len() as u64);
+    }
+
+    #[test]
+    fn end_in_the_middle_and_nonsense_are_refused() {
+        let (mut arrivals, opening) = relay();
+        let words = opening.to_bytes();
+        let (short, _) = program(&arrivals, &words[..OPENING_BYTES - 1]);
+        short.shutdown(Shutdown::Write).expect("connected");
+        assert!(arrived(&mut arrivals).is_empty());
+        while arrivals.refused() == 0 {
+            assert!(spoke(&mut arrivals).is_empty());
+        }
+        let (program, _) = program(&arrivals, &[b'x'; 100]);
+        assert!(arrived(&mut arrivals).is_empty());
+        assert!(is_reset(program));
+        assert_eq!(arrivals.refused(), 2);
+    }
+
+    #[test]
+    fn silent_carriers_are_reset_in_time() {
+        let (mut arrivals, opening) = relay();
+        let (program, _) = program(&arrivals, &opening.to_bytes()[..8]);
+        assert!(arrived(&mut arrivals).is_empty());
+        let now = Instant::now();
+        arrivals.forget_old(now);
+        assert_eq!(arrivals.refused(), 0);
+        arrivals.forget_old(now + PATIENCE);
+        assert!(is_reset(program));
+        assert_eq!((arrivals.refused(), arrivals.timeout()), (1, None));
+    }
+
+    #[test]
+    fn numbers_survive_the_poller() {
+        for number in [0, 1, u64::from(u32::MAX) + 5, u64::MAX >> 1] {
+            assert_eq!(number_of(source_of(number)), number);
+        }
+    }
+}

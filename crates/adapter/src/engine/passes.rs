@@ -1,0 +1,84 @@
+//! Passes: by which the engine knows whose a carrier is.
+//!
+//! The relay is a port of loopback, which every local user can reach. What a carrier asks for is done for the client whose pass it shows, and
+//! for nobody without one; quotas count by it. The daemon gives each client a pass and takes it back; the engine's thread only looks.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use toehold_channel::opening::Pass;
+
+use super::sys;
+use crate::registry::ClientId;
+
+/// The passes of all clients that asked for one: as many as there are clients, at most.
+#[derive(Debug, Default)]
+pub(super) struct Passes(Mutex<Book>);
+
+#[derive(Debug, Default)]
+struct Book {
+    holders: HashMap<Pass, ClientId>,
+    by_client: BTreeMap<ClientId, Pass>,
+}
+
+impl Passes {
+    /// A client's pass: one, however often it asks.
+    ///
+    /// # Errors
+    /// When the kernel has no random numbers.
+    pub(super) fn give(&self, client: ClientId) -> io::Result<Pass> {
+        let mut book = self.book();
+        if let Some(pass) = book.by_client.get(&client) {
+            return Ok(*pass);
+        }
+        let [first, second, ..] = sys::entropy()?;
+        let pass = [first, second];
+        book.holders.insert(pass, client);
+        book.by_client.insert(client, pass);
+        Ok(pass)
+    }
+
+    /// A client is gone, and its pass is nobody's.
+    pub(super) fn take_back(&self, client: ClientId) {
+        let mut book = self.book();
+        if let Some(pass) = book.by_client.remove(&client) {
+            book.holders.remove(&pass);
+        }
+    }
+
+    /// Whose pass it is.
+    pub(super) fn holder(&self, pass: Pass) -> Option<ClientId> {
+        self.book().holders.get(&pass).copied()
+    }
+
+    fn book(&self) -> MutexGuard<'_, Book> {
+        // Nothing here panics between two steps.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_client_has_one_pass_until_it_is_gone() {
+        let passes = Passes::default();
+        let [one, other] = [1, 2].map(|id| passes.give(ClientId(id)).expect("random numbers"));
+        assert_ne!(one, other);
+        assert_eq!(passes.give(ClientId(1)).expect("known"), one);
+        assert_eq!(passes.holder(one), Some(ClientId(1)));
+        assert_eq!(passes.holder(other), Some(ClientId(2)));
+        passes.take_back(ClientId(1));
+        passes.take_back(ClientId(1));
+        assert_eq!(passes.holder(one), None);
+        assert_eq!(passes.holder(other), Some(ClientId(2)));
+        assert_ne!(passes.give(ClientId(1)).expect("random numbers"), one);
+    }
+
+    #[test]
+    fn nobody_has_the_pass_of_zeros() {
+        assert_eq!(Passes::default().holder([0; 2]), None);
+    }
+}

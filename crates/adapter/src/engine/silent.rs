@@ -1,0 +1,119 @@
+//! Carriers at the relay that have not said, or not in full, what they are for.
+//!
+//! A program says it within a moment. What is silent for long is so for ever, and is let go; where there are too many the oldest go: a
+//! program that floods the relay drives out its own first.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// How long a carrier may be silent.
+pub(super) const PATIENCE: Duration = Duration::from_secs(2);
+/// How many of them.
+pub(super) const COUNT_MAX: usize = 4096;
+
+/// What is silent, by its number: the later it came, the higher.
+#[derive(Debug)]
+pub(super) struct Silent<T> {
+    by_number: BTreeMap<u64, (T, Instant)>,
+    next: u64,
+}
+
+impl<T> Default for Silent<T> {
+    fn default() -> Self {
+        Silent {
+            by_number: BTreeMap::new(),
+            next: 0,
+        }
+    }
+}
+
+impl<T> Silent<T> {
+    /// The number that the next one will have.
+    pub(super) fn next_number(&self) -> u64 {
+        self.next
+    }
+
+    /// How many went because there were too many.
+    pub(super) fn insert(&mut self, one: T, now: Instant) -> usize {
+        self.by_number.insert(self.next, (one, now));
+        self.next += 1;
+        let is_full = self.by_number.len() > COUNT_MAX;
+        if is_full {
+            self.by_number.pop_first();
+        }
+        is_full.into()
+    }
+
+    pub(super) fn get_mut(&mut self, number: u64) -> Option<&mut T> {
+        self.by_number.get_mut(&number).map(|(one, _)| one)
+    }
+
+    pub(super) fn remove(&mut self, number: u64) -> Option<T> {
+        self.by_number.remove(&number).map(|(one, _)| one)
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.by_number.is_empty()
+    }
+
+    /// Those that have been silent for too long go; how many did.
+    pub(super) fn forget_old(&mut self, now: Instant) -> usize {
+        let before = self.by_number.len();
+        while let Some(oldest) = self.by_number.first_entry() {
+            let (_, since) = oldest.get();
+            if now.duration_since(*since) < PATIENCE {
+                break;
+            }
+            oldest.remove();
+        }
+        before - self.by_number.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_has_a_number_of_its_own() {
+        let mut silent = Silent::default();
+        let now = Instant::now();
+        for one in ["a", "b"] {
+            assert_eq!(silent.insert(one, now), 0);
+        }
+        assert_eq!(silent.next_number(), 2);
+        assert_eq!(silent.get_mut(1), Some(&mut "b"));
+        assert_eq!(silent.remove(0), Some("a"));
+        assert_eq!(silent.remove(0), None);
+        assert_eq!(silent.remove(1), Some("b"));
+        assert!(silent.is_empty());
+    }
+
+    #[test]
+    fn flood_drives_out_its_own_first() {
+        let mut silent = Silent::default();
+        let now = Instant::now();
+        let mut gone = 0;
+        for flood in 0..2 * COUNT_MAX {
+            gone += silent.insert(flood, now);
+            // Somebody else's, who speaks next.
+            let other = silent.next_number();
+            gone += silent.insert(flood, now);
+            assert_eq!(silent.remove(other), Some(flood));
+        }
+        assert_eq!(silent.by_number.len() + gone, 2 * COUNT_MAX);
+        assert!(silent.by_number.len() <= COUNT_MAX);
+    }
+
+    #[test]
+    fn what_is_silent_for_long_is_let_go() {
+        let mut silent = Silent::default();
+        let now = Instant::now();
+        silent.insert("old", now);
+        silent.insert("young", now + PATIENCE / 2);
+        assert_eq!(silent.forget_old(now + PATIENCE - Duration::from_nanos(1)), 0);
+        assert_eq!(silent.forget_old(now + PATIENCE), 1);
+        assert_eq!(silent.remove(0), None);
+        assert_eq!(silent.remove(1), Some("young"));
+    }
+}
