@@ -107,6 +107,48 @@ def from_address(source, source_port, host, port):
         assert read_all(sock) == b"from here"
 
 
+def one_port(host, port, other_port, own, other_own, local_port):
+    """Two connections from one local port, one of them from an address of its own choice: each must be told its own ends."""
+    socks = [socket.socket(), socket.socket()]
+    for sock in socks:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setblocking(False)
+    socks[0].bind(("0.0.0.0", int(local_port)))
+    socks[1].bind((other_own, int(local_port)))
+    for sock, to in zip(socks, (port, other_port)):
+        assert sock.connect_ex((host, int(to))) == errno.EINPROGRESS
+    assert socks[1].getsockname() == (other_own, int(local_port)), socks[1].getsockname()
+    # Both are connected before either is asked about.
+    time.sleep(0.5)
+    poll = select.poll()
+    for sock in socks:
+        poll.register(sock, select.POLLOUT)
+    while len(poll.poll(20000)) < 2:
+        pass
+    told = [(sock.getsockname(), sock.getpeername()) for sock in socks]
+    ends = [(own, int(local_port)), (other_own, int(local_port))]
+    peers = [(host, int(port)), (host, int(other_port))]
+    assert told == list(zip(ends, peers)), told
+    for sock in socks:
+        sock.setblocking(True)
+        sock.sendall(b"mine")
+        sock.shutdown(socket.SHUT_WR)
+        assert read_all(sock) == b"mine"
+
+
+def no_port(source, host, port):
+    """Bound to an address alone: the port is chosen when it connects, and told."""
+    sock = socket.socket()
+    sock.setsockopt(socket.IPPROTO_IP, 24, 1)  # IP_BIND_ADDRESS_NO_PORT
+    sock.bind((source, 0))
+    sock.connect((host, int(port)))
+    own = sock.getsockname()
+    assert own[0] == source and own[1] != 0, own
+    sock.sendall(b"%d" % own[1])
+    sock.shutdown(socket.SHUT_WR)
+    assert int(read_all(sock)) == own[1]
+
+
 def taken(port, host):
     """Another listener at the same place must be refused as the kernel refuses it."""
     try:

@@ -202,7 +202,7 @@ pub fn true_ends(entry: &crate::table::Entry) -> (Address, Address) {
 /// Which way a carrier was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// By the program, to the relay: found by the program's port.
+    /// By the program, from 127.0.0.1 to the relay: found by the program's port. Whoever comes from a stand-in knows where it comes from.
     Connected,
     /// By the adapter, to the program's listener: found by the adapter's port.
     Accepted,

@@ -32,8 +32,10 @@ impl Opening {
         let mut bytes = [0; OPENING_BYTES];
         let (magic, version) = (OPENING_MAGIC.to_ne_bytes(), LAYOUT_VERSION.to_ne_bytes());
         let pass = self.pass.map(u64::to_ne_bytes);
-        let (remote_port, local_port) =
-            (self.remote.port.to_ne_bytes(), self.local_port.to_ne_bytes());
+        let (remote_port, local_port) = (
+            self.remote.port.to_ne_bytes(),
+            self.local_port.to_ne_bytes(),
+        );
         let fields: [&[u8]; 7] = [
             &magic,
             &version,

@@ -61,6 +61,20 @@ fn listener_for_ipv6_only_leaves_ipv4_to_another() {
 }
 
 #[test]
+fn connections_of_one_port_are_told_their_own_ends() {
+    let Some(stage) = Stage::set(&["--address", "10.84.0.3/24"]) else {
+        return;
+    };
+    let _far = stage.far_server(&["echo_server", "7331"]);
+    let _other = stage.far_server(&["echo_server", "7332"]);
+    let ends = ["7331", "7332", NEAR, "10.84.0.3", "7333"];
+    let arguments = [&["one_port", FAR][..], &ends].concat();
+    ok(stage.near("one-port", &arguments));
+    ok(stage.near("no-port", &["no_port", "10.84.0.3", FAR, "7331"]));
+    assert_eq!(stage.engine("connections_opened"), 3);
+}
+
+#[test]
 fn programs_connect_from_the_address_and_port_they_bind() {
     let Some(stage) = Stage::set(&[]) else { return };
     let _far = stage.far_server(&["echo_server", "7321"]);

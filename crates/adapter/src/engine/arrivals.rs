@@ -329,7 +329,12 @@ mod tests {
     fn nothing_is_done_without_a_pass() {
         let (mut arrivals, opening) = relay();
         let [first, second] = opening.pass;
-        let guesses = [[0, 0], [second, first], [first ^ 1, second], [first, second ^ 1 << 63]];
+        let guesses = [
+            [0, 0],
+            [second, first],
+            [first ^ 1, second],
+            [first, second ^ 1 << 63],
+        ];
         for pass in guesses {
             let (program, _) = program(&arrivals, &Opening { pass, ..opening }.to_bytes());
             assert!(arrived(&mut arrivals).is_empty());

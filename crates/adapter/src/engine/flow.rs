@@ -111,7 +111,11 @@ impl Flow {
             closed: None,
             carrier_sent: 0,
             // What a program says first is no part of its stream.
-            carrier_got: if stage == Stage::Opening { OPENING_BYTES as u64 } else { 0 },
+            carrier_got: if stage == Stage::Opening {
+                OPENING_BYTES as u64
+            } else {
+                0
+            },
             calls: 0,
             bytes_before: 0,
             entry: None,

@@ -111,7 +111,10 @@ mod tests {
         let now = Instant::now();
         silent.insert("old", now);
         silent.insert("young", now + PATIENCE / 2);
-        assert_eq!(silent.forget_old(now + PATIENCE - Duration::from_nanos(1)), 0);
+        assert_eq!(
+            silent.forget_old(now + PATIENCE - Duration::from_nanos(1)),
+            0
+        );
         assert_eq!(silent.forget_old(now + PATIENCE), 1);
         assert_eq!(silent.remove(0), None);
         assert_eq!(silent.remove(1), Some("young"));

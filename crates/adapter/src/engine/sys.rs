@@ -14,7 +14,12 @@ pub(super) fn relay_listener() -> io::Result<TcpListener> {
     bind(&listener, local)?;
     reset_when_closed(&listener, true)?;
     set(&listener, libc::IPPROTO_TCP, libc::TCP_NODELAY, &1i32)?;
-    set(&listener, libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT, &SILENCE_SECONDS)?;
+    set(
+        &listener,
+        libc::IPPROTO_TCP,
+        libc::TCP_DEFER_ACCEPT,
+        &SILENCE_SECONDS,
+    )?;
     // SAFETY: plain system call.
     check(unsafe { libc::listen(listener.as_raw_fd(), RELAY_BACKLOG) })?;
     Ok(listener.into())

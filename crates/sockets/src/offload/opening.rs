@@ -10,7 +10,7 @@ use core::ffi::c_int;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use libc::{sockaddr, socklen_t};
-use toehold_channel::offload::{Address, Direction, Verdict, store_true_ends};
+use toehold_channel::offload::{Address, Direction, Verdict, store_true_ends, true_ends};
 use toehold_channel::opening::{OPENING_BYTES, Opening};
 use toehold_channel::rendezvous::mapped;
 use toehold_channel::table::{FLAG_CONNECTING, FLAG_OFFLOAD, FLAG_REFUSED, Reason};
@@ -119,10 +119,8 @@ fn begin(fd: i32, remote: Address) -> Result<Connection, Option<Reason>> {
         return Err(None);
     }
     let bound = names::local(fd).ok_or(None)?;
-    let is_any = bound.ip == [0; 16]
-        || bound
-            .v4()
-            .is_some_and(|v4| v4 == [0; 4] || outlook.behind(v4).is_some());
+    let own_ip = bound.v4().and_then(|v4| outlook.behind(v4));
+    let is_any = bound.ip == [0; 16] || bound.v4() == Some([0; 4]) || own_ip.is_some();
     let is_beside = pairing::namespace_of(fd).unwrap_or(0) == outlook.netns();
     if !is_any || !is_beside {
         return Err(Some(Reason::NoRelay));
@@ -136,7 +134,12 @@ fn begin(fd: i32, remote: Address) -> Result<Connection, Option<Reason>> {
         disconnect(fd);
         return Err(Some(Reason::NoRelay));
     }
-    match track(fd, remote) {
+    // From one of the engine's addresses it goes from there, and from the carrier's own port.
+    let local = own_ip.and_then(|ip| {
+        let port = names::local(fd)?.port;
+        Some(Address { ip, port })
+    });
+    match track(fd, local, remote) {
         Some(connection) => Ok(connection),
         None => {
             disconnect(fd);
@@ -145,7 +148,8 @@ fn begin(fd: i32, remote: Address) -> Result<Connection, Option<Reason>> {
     }
 }
 
-fn track(fd: i32, remote: Address) -> Option<Connection> {
+/// Begins to track a connection; what it is told about its own end stands, if that is known already.
+fn track(fd: i32, local: Option<Address>, remote: Address) -> Option<Connection> {
     if state::kind(fd) == state::Kind::Connection {
         // Closed behind our back, and the number given out again.
         state::closing(fd);
@@ -153,7 +157,7 @@ fn track(fd: i32, remote: Address) -> Option<Connection> {
     state::track(fd, false);
     let connection = state::connection(fd)?;
     let entry = connection.entry;
-    store_true_ends(entry, Address::default(), remote);
+    store_true_ends(entry, local.unwrap_or_default(), remote);
     let said = OPENING_BYTES as u64;
     entry.tx_carrier.store(said, Ordering::Relaxed);
     entry
@@ -384,7 +388,7 @@ pub(crate) fn look(connection: &Connection) -> Answer {
         }
         None => {
             // The adapter is gone, and nothing was said or sent: the kernel may begin afresh.
-            let (_, remote) = toehold_channel::offload::true_ends(entry);
+            let (_, remote) = true_ends(entry);
             disconnect(fd);
             if sys::is_nonblocking(fd) {
                 kernel_connect(fd, remote);
@@ -425,7 +429,8 @@ fn take(connection: &Connection) -> Option<u8> {
 fn settle(connection: &Connection, outcome: u32) {
     let entry = connection.entry;
     let is_offloaded = entry.flags.load(Ordering::Relaxed) & FLAG_OFFLOAD != 0;
-    if let (Some(outlook), true) = (super::known_outlook(), is_offloaded) {
+    let is_known = true_ends(entry).0.port != 0;
+    if let (Some(outlook), true) = (super::known_outlook(), is_offloaded && !is_known) {
         let ends = names::local(connection.fd)
             .and_then(|own| outlook.ends(Direction::Connected, own.port, outlook.relay_port()));
         if let Some((local, remote)) = ends {

@@ -10,6 +10,7 @@ use toehold_tcp::{ConnectError, ConnectionId, ListenerId};
 use super::Runner;
 use crate::engine::arrivals::Wanted;
 use crate::engine::flow::{Flow, Stage};
+use crate::engine::listeners::Own;
 use crate::engine::poller::{SERIAL_MASK, Source};
 use crate::engine::settings::spell;
 use crate::engine::told::options;
@@ -33,31 +34,20 @@ impl Runner {
         if self.is_over_quota(request.client) {
             return refuse(libc::EAGAIN);
         }
-        let local = self.local_end(&request);
+        let Ok(local) = local_end(&self.own, &request) else {
+            return refuse(libc::EADDRNOTAVAIL);
+        };
         let now = self.now();
         let opened = self.engine.connect(now, local, request.remote, options());
         let id = match opened {
             Ok(id) => id,
             Err(error) => return refuse(errno_of_call(error)),
         };
-        let ports = (
-            Direction::Connected,
-            request.carrier.port(),
-            self.relay_port,
-        );
-        self.publish_ends(id, ports);
+        if request.carrier.ip() == Ipv4Addr::LOCALHOST {
+            let port = request.carrier.port();
+            self.publish_ends(id, (Direction::Connected, port, self.relay_port));
+        }
         self.insert(id, request.client, Stage::Opening, carrier);
-    }
-
-    /// The local address and port a program has asked for, if it has.
-    fn local_end(&self, request: &Request) -> Option<SocketAddr> {
-        let bound = |&&(_, stand_in): &&(IpAddr, Ipv4Addr)| request.carrier.ip() == stand_in;
-        let of_family = |&&(ip, _): &&(IpAddr, Ipv4Addr)| {
-            request.local_port != 0 && ip.is_ipv4() == request.remote.is_ipv4()
-        };
-        let own = || self.own.iter();
-        let found = own().find(bound).or_else(|| own().find(of_family));
-        found.map(|&(ip, _)| SocketAddr::new(ip, request.local_port))
     }
 
     /// Takes in connections that remotes have opened.
@@ -151,11 +141,70 @@ impl Runner {
     }
 }
 
+/// A carrier comes from what stood in for an address that is gone.
+#[derive(Debug, PartialEq, Eq)]
+struct AddressGone;
+
+/// The local address and port a program has asked for, if it has. From a stand-in's port it connects from the same port of the address.
+fn local_end(own: &Own, request: &Request) -> Result<Option<SocketAddr>, AddressGone> {
+    let Request {
+        carrier,
+        local_port: port,
+        ..
+    } = *request;
+    if carrier.ip() != Ipv4Addr::LOCALHOST {
+        let bound = own.iter().find(|(_, stand_in)| carrier.ip() == *stand_in);
+        let &(ip, _) = bound.ok_or(AddressGone)?;
+        return Ok(Some(SocketAddr::new(ip, carrier.port())));
+    }
+    let of_family = |(ip, _): &&(IpAddr, Ipv4Addr)| ip.is_ipv4() == request.remote.is_ipv4();
+    let first = own.iter().find(of_family).filter(|_| port != 0);
+    Ok(first.map(|&(ip, _)| SocketAddr::new(ip, port)))
+}
+
 /// What connect(2) would have said.
 fn errno_of_call(error: ConnectError) -> libc::c_int {
     match error {
         ConnectError::AddressInUse | ConnectError::NoPortLeft => libc::EADDRNOTAVAIL,
         ConnectError::AddressNotOurs | ConnectError::Unreachable => libc::ENETUNREACH,
         ConnectError::NoSlotLeft => libc::EAGAIN,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(carrier: &str, remote: &str, local_port: u16) -> Request {
+        Request {
+            client: ClientId(1),
+            carrier: carrier.parse().expect("address"),
+            remote: remote.parse().expect("address"),
+            local_port,
+        }
+    }
+
+    #[test]
+    fn program_connects_from_where_it_asked_to() {
+        let own = [("10.84.0.2", 1), ("fd84::2", 2), ("10.84.0.3", 3)].map(|(ip, last)| {
+            (
+                ip.parse().expect("address"),
+                Ipv4Addr::new(127, 99, 0, last),
+            )
+        });
+        let end = |carrier, remote, port| {
+            let end = local_end(&own, &request(carrier, remote, port));
+            end.map(|end| end.map_or(String::new(), |end| end.to_string()))
+        };
+        let is = |text: &str| Ok(text.to_owned());
+        let (v4, v6) = ("10.84.0.1:80", "[fd84::1]:80");
+        assert_eq!(end("127.0.0.1:4000", v4, 0), is(""), "as the engine likes");
+        assert_eq!(end("127.0.0.1:4000", v4, 4000), is("10.84.0.2:4000"));
+        assert_eq!(end("127.0.0.1:4000", v6, 4000), is("[fd84::2]:4000"));
+        assert_eq!(end("127.99.0.3:4000", v4, 4000), is("10.84.0.3:4000"));
+        // Bound without a port, which the kernel chose when it connected.
+        assert_eq!(end("127.99.0.3:4000", v4, 0), is("10.84.0.3:4000"));
+        assert_eq!(end("127.99.0.2:4000", v6, 0), is("[fd84::2]:4000"));
+        assert_eq!(end("127.99.0.4:4000", v4, 0), Err(AddressGone));
     }
 }
