@@ -136,6 +136,89 @@ def one_port(host, port, other_port, own, other_own, local_port):
         assert read_all(sock) == b"mine"
 
 
+def fails(host, port, error):
+    try:
+        socket.create_connection((host, int(port)), timeout=30)
+    except OSError as failed:
+        assert failed.errno == error, failed
+        return True
+    return False
+
+
+def until(holds):
+    end = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < end, "in vain"
+        time.sleep(0.01)
+
+
+def at_quota(host, port, count):
+    """Has as many connections as it may, and gets no more before it has closed some. Goes on when it is told to."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+    connect = lambda: socket.create_connection((host, int(port)), timeout=30)
+    socks = [connect() for _ in range(int(count))]
+    for _ in range(3):
+        assert fails(host, port, errno.EADDRNOTAVAIL), "one too many"
+    sock = socket.socket()
+    sock.setblocking(False)
+    got = sock.connect_ex((host, int(port)))
+    if got == errno.EINPROGRESS:
+        assert select.select([], [sock], [], 20)[1], "no answer"
+        got = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    assert got == errno.EADDRNOTAVAIL, got
+    print("full", flush=True)
+    signal.sigwait([signal.SIGUSR1])
+    for sock in socks:
+        exchange_end(sock)
+    socks = []
+    # They end at the remote's pace.
+    until(lambda: not fails(host, port, errno.EADDRNOTAVAIL))
+    until(lambda: take(socks, connect) and len(socks) == int(count))
+    assert fails(host, port, errno.EADDRNOTAVAIL), "the same again"
+
+
+def take(socks, connect):
+    """One more connection, if there is one to be had."""
+    try:
+        socks.append(connect())
+    except OSError as error:
+        assert error.errno == errno.EADDRNOTAVAIL, error
+        return False
+    return True
+
+
+def exchange_end(sock):
+    """Something there and back, then the end both ways."""
+    sock.sendall(b"still here")
+    sock.shutdown(socket.SHUT_WR)
+    assert read_all(sock) == b"still here"
+    sock.close()
+
+
+def fill(host, port, count):
+    """Connects to a program until it is full: then connections are reset, and those there are go on."""
+    connect = lambda: socket.create_connection((host, int(port)), timeout=30)
+    socks = [connect() for _ in range(int(count))]
+    for sock in socks:
+        sock.sendall(b"1")
+        assert sock.recv(1) == b"1"
+
+    def is_reset():
+        try:
+            with connect() as sock:
+                sock.sendall(b"1")
+                return sock.recv(1) == b""
+        except ConnectionResetError:
+            return True
+
+    for _ in range(3):
+        assert is_reset(), "one too many"
+    for sock in socks[1:]:
+        exchange_end(sock)
+    until(lambda: not is_reset())
+    exchange_end(socks[0])
+
+
 def no_port(source, host, port):
     """Bound to an address alone: the port is chosen when it connects, and told."""
     sock = socket.socket()

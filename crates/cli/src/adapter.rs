@@ -86,6 +86,10 @@ struct EngineArgs {
     #[arg(long, value_name = "FRAMES")]
     batch: Option<String>,
 
+    /// Most connections that one program may have through the engine at a time (32768)
+    #[arg(long, value_name = "CONNECTIONS")]
+    quota: Option<String>,
+
     /// Destinations whose connections are the engine's, whoever makes them; may be repeated
     #[arg(long, value_name = "CIDR[:PORT]")]
     offload: Vec<String>,
@@ -94,8 +98,8 @@ struct EngineArgs {
     #[arg(long, value_name = "CIDR[:PORT]")]
     no_offload: Vec<String>,
 
-    /// All of this in a file, one setting to a line: link, address, gateway, mtu, without, coalesce, batch, offload, host,
-    /// direct; SIGHUP has it read again
+    /// All of this in a file, one setting to a line: link, address, gateway, mtu, without, coalesce, batch, quota,
+    /// offload, host, direct; SIGHUP has it read again
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 }
@@ -118,6 +122,7 @@ impl EngineArgs {
             ("mtu", &self.mtu),
             ("coalesce", &self.coalesce),
             ("batch", &self.batch),
+            ("quota", &self.quota),
         ];
         for (word, value) in single {
             if let Some(value) = value {
@@ -153,6 +158,7 @@ impl EngineArgs {
             ("--mtu", self.mtu.as_slice()),
             ("--coalesce", self.coalesce.as_slice()),
             ("--batch", self.batch.as_slice()),
+            ("--quota", self.quota.as_slice()),
             ("--address", &self.address),
             ("--gateway", &self.gateway),
             ("--offload", &self.offload),

@@ -6,6 +6,7 @@ mod changes;
 mod hostile;
 mod policy;
 mod programs;
+mod quota;
 mod servers;
 mod stage;
 

@@ -58,6 +58,8 @@ pub(super) struct Runner {
     /// How long to wait after a wake-up for more, and how many frames to take in a row.
     coalesce: Duration,
     batch: usize,
+    /// Most connections of one program, or in the name of one listener's.
+    quota: usize,
     listeners: Listeners,
     /// When to look whether all listeners are there, and the earliest time for it after the last time.
     look_at_listeners_due: Option<Clock>,
@@ -124,6 +126,7 @@ impl Runner {
             mtu_is_fixed: settings.mtu.is_some(),
             coalesce: settings.coalesce,
             batch: settings.batch,
+            quota: settings.quota,
             inbox,
             link,
             arrivals,

@@ -12,6 +12,7 @@
 //!   without  lso                 also: lro, checksum
 //!   coalesce 50                  wait so many microseconds after each wake-up, for more to do at once
 //!   batch    256                 most frames taken before everybody else's turn
+//!   quota    32768               most connections of one program at a time
 //!   offload  10.84.0.0/24:6379   connections there are the engine's, whoever makes them
 //!   host     10.84.0.9           connections there are the kernel's, always
 //!   direct   10.84.0.8           connections there are not the engine's: the kernel's, or through shared memory
@@ -48,6 +49,8 @@ pub struct Settings {
     pub coalesce: Duration,
     /// Most frames taken off the link before everybody else's turn.
     pub batch: usize,
+    /// Most connections of one program at a time: those it made, and those that others made to what it listens on.
+    pub quota: usize,
     /// Rules before those that follow from the addresses and gateways.
     pub rules: Vec<Rule>,
 }
@@ -108,6 +111,7 @@ pub struct Draft {
     without: Vec<String>,
     coalesce_us: Option<u64>,
     batch: Option<usize>,
+    quota: Option<usize>,
     rules: Vec<Rule>,
 }
 
@@ -147,12 +151,19 @@ impl Draft {
                 ))?;
                 self.batch = Some(frames);
             }
+            "quota" => {
+                let most = value.parse().ok().filter(|n| (1..=QUOTA_MAX).contains(n));
+                let most = most.ok_or(format!(
+                    "`{value}` is no number of connections (1 to {QUOTA_MAX})"
+                ))?;
+                self.quota = Some(most);
+            }
             "offload" => self.rules.push(rule(value, Verdict::Offload)?),
             "host" => self.rules.push(rule(value, Verdict::Host)?),
             "direct" => self.rules.push(rule(value, Verdict::Direct)?),
             _ => {
                 return Err(format!(
-                    "`{word}` is no setting: link, address, gateway, mtu, without, coalesce, batch, offload, host, direct"
+                    "`{word}` is no setting: link, address, gateway, mtu, without, coalesce, batch, quota, offload, host, direct"
                 ));
             }
         }
@@ -228,6 +239,7 @@ impl Draft {
             mtu: self.mtu,
             coalesce: Duration::from_micros(self.coalesce_us.unwrap_or(0)),
             batch: self.batch.unwrap_or(BATCH_DEFAULT),
+            quota: self.quota.unwrap_or(QUOTA_DEFAULT),
             rules: self.rules,
         };
         if settings.all_rules().len() > RULES_MAX {
@@ -361,6 +373,9 @@ const COALESCE_US_MAX: u64 = 10_000;
 /// Frames taken in a row, and most of them.
 const BATCH_DEFAULT: usize = 256;
 const BATCH_MAX: usize = 65_536;
+/// Connections of one program, and most of them.
+const QUOTA_DEFAULT: usize = 32_768;
+const QUOTA_MAX: usize = 1 << 20;
 
 #[cfg(test)]
 mod tests {
@@ -378,7 +393,7 @@ mod tests {
     fn a_whole_file_is_understood() {
         let scratch = tempfile::NamedTempFile::new().expect("scratch file");
         let text = "# a comment\nlink tap:toe0@peer\n\naddress 10.84.0.2/24 # ours\naddress fd84::2/64\n\
-                    gateway 10.84.0.1\nmtu 9000\nwithout lso\ncoalesce 50\nbatch 8\noffload [fd00::/8]:80\nhost 10.84.0.9\n";
+                    gateway 10.84.0.1\nmtu 9000\nwithout lso\ncoalesce 50\nbatch 8\nquota 5\noffload [fd00::/8]:80\nhost 10.84.0.9\n";
         fs::write(scratch.path(), text).expect("written");
         let mut draft = Draft::default();
         draft.read(scratch.path()).expect("understood");
@@ -389,8 +404,8 @@ mod tests {
             (false, true, Some(9000))
         );
         assert_eq!(
-            (settings.coalesce, settings.batch),
-            (Duration::from_micros(50), 8)
+            (settings.coalesce, settings.batch, settings.quota),
+            (Duration::from_micros(50), 8, 5)
         );
         assert_eq!(settings.rules.len(), 2);
         assert_eq!(settings.rules[0].port, 80);
@@ -422,6 +437,8 @@ mod tests {
             ("mtu 60", "no MTU"),
             ("coalesce 10001", "no time"),
             ("batch 0", "no number of frames"),
+            ("quota 0", "no number of connections"),
+            ("quota 1048577", "no number of connections"),
             ("offload 10.0.0.0/8:0", "no port"),
         ] {
             fs::write(scratch.path(), format!("link tap:toe0\n{line}\n")).expect("written");

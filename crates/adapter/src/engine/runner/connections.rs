@@ -17,9 +17,6 @@ use crate::engine::told::options;
 use crate::engine::{Request, sys};
 use crate::registry::ClientId;
 
-/// Connections of one program, or in the name of one listener's.
-const FLOWS_PER_CLIENT_MAX: usize = 32_768;
-
 impl Runner {
     /// Begins what programs at the relay want.
     pub(super) fn open_all(&mut self, wanted: Vec<Wanted>) {
@@ -32,7 +29,7 @@ impl Runner {
     fn open(&mut self, request: Request, carrier: TcpStream) {
         let refuse = |errno: libc::c_int| drop(sys::send_urgent(&carrier, errno as u8));
         if self.is_over_quota(request.client) {
-            return refuse(libc::EAGAIN);
+            return refuse(OUT_OF_CONNECTIONS);
         }
         let Ok(local) = local_end(&self.own, &request) else {
             return refuse(libc::EADDRNOTAVAIL);
@@ -95,7 +92,7 @@ impl Runner {
 
     fn is_over_quota(&mut self, client: ClientId) -> bool {
         let count = self.flows_by_client.get(&client).copied().unwrap_or(0);
-        let is_over = count >= FLOWS_PER_CLIENT_MAX;
+        let is_over = count >= self.quota;
         self.report.over_quota += u64::from(is_over);
         is_over
     }
@@ -141,6 +138,10 @@ impl Runner {
     }
 }
 
+/// What connect(2) says when all ports are in use: connections that have ended make room. (`EAGAIN` it says of Unix sockets; programs take it
+/// for "not yet", and Python for a success.)
+const OUT_OF_CONNECTIONS: libc::c_int = libc::EADDRNOTAVAIL;
+
 /// A carrier comes from what stood in for an address that is gone.
 #[derive(Debug, PartialEq, Eq)]
 struct AddressGone;
@@ -167,7 +168,7 @@ fn errno_of_call(error: ConnectError) -> libc::c_int {
     match error {
         ConnectError::AddressInUse | ConnectError::NoPortLeft => libc::EADDRNOTAVAIL,
         ConnectError::AddressNotOurs | ConnectError::Unreachable => libc::ENETUNREACH,
-        ConnectError::NoSlotLeft => libc::EAGAIN,
+        ConnectError::NoSlotLeft => OUT_OF_CONNECTIONS,
     }
 }
 

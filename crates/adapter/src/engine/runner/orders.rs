@@ -74,6 +74,7 @@ impl Runner {
             .publish(&settings.all_rules(), &shown(&self.own));
         self.report.reconfigured += 1;
         (self.coalesce, self.batch) = (settings.coalesce, settings.batch);
+        self.quota = settings.quota;
         self.mtu_is_fixed = settings.mtu.is_some();
         if let Some(mtu) = settings
             .mtu
