@@ -181,8 +181,15 @@ impl Engine {
             && connection.conditions.has(Conditions::TIMESTAMPS)
             && connection.key.remote.is_v4()
             && connection.template.link_bytes > 0;
-        if (!connection.template.is_ready || is_early) && !self.prepare_template(now, slot) {
-            return None;
+        if !connection.template.is_ready || is_early {
+            match self.prepare_template(now, slot) {
+                Way::Known => {}
+                Way::Awaited => return None,
+                Way::None => {
+                    self.lose_segment(now, slot);
+                    return None;
+                }
+            }
         }
         let connection = &mut self.slots[slot as usize];
         let mut cx = Context {
@@ -229,33 +236,51 @@ impl Engine {
         self.free_if_over(slot);
     }
 
-    /// Writes the headers a connection's segments begin with; false while the neighbour is unknown.
+    /// Without a way to the remote its next segment is as good as lost on the way: the retransmission timer sends it again, up to R2. RFC
+    /// 1122 section 4.2.3.9: of such a soft error TCP "MUST NOT abort the connection"; RFC 5461 section 4.1: but one that is not
+    /// synchronized it may.
     #[cold]
-    fn prepare_template(&mut self, now: Instant, slot: u32) -> bool {
+    fn lose_segment(&mut self, now: Instant, slot: u32) {
+        let connection = &mut self.slots[slot as usize];
+        if matches!(connection.state, State::SynSent | State::SynReceived) {
+            connection.close(CloseReason::Unreachable);
+            return self.settle_later(slot);
+        }
+        let mut cx = Context {
+            now,
+            config: &self.config,
+            counters: &mut self.counters,
+        };
+        let _lost = connection.next_segment(&mut cx);
+        let deadline = connection.next_deadline();
+        self.ask_by(slot, deadline);
+    }
+
+    /// Writes the headers a connection's segments begin with, if it is known where they go.
+    #[cold]
+    fn prepare_template(&mut self, now: Instant, slot: u32) -> Way {
         let key = self.slots[slot as usize].key;
         let mut mac = None;
         if let Medium::Ethernet { .. } = self.config.medium {
             let Some(hop) = self.interface.next_hop(key.remote) else {
-                self.slots[slot as usize].close(CloseReason::Unreachable);
-                self.settle_later(slot);
-                return false;
+                return Way::None;
             };
             match self.neighbours.resolve(now, hop) {
                 Resolution::At(found) => mac = Some(found),
                 Resolution::Ask => {
                     self.neighbours.wait(hop, slot);
                     self.ask_for(hop);
-                    return false;
+                    return Way::Awaited;
                 }
                 Resolution::Wait => {
                     self.neighbours.wait(hop, slot);
-                    return false;
+                    return Way::Awaited;
                 }
-                Resolution::Full => return false,
+                Resolution::Full => return Way::None,
             }
         }
         self.write_template(slot, &key, mac);
-        true
+        Way::Known
     }
 
     fn write_template(&mut self, slot: u32, key: &FlowKey, mac: Option<MacAddress>) {
@@ -344,11 +369,9 @@ impl Engine {
             self.forget_templates(hop);
         }
         for slot in overdue.failed {
+            // What is established has a timer of its own from here on, which will ask again.
+            self.lose_segment(now, slot);
             let connection = &mut self.slots[slot as usize];
-            // What is established has a timer of its own, which will ask again.
-            if matches!(connection.state, State::SynSent | State::SynReceived) {
-                connection.close(CloseReason::Unreachable);
-            }
             if connection.snd_nxt == connection.snd_una && connection.state == State::Closed {
                 connection.conditions.clear(Conditions::RESET_DUE);
             }
@@ -362,6 +385,16 @@ impl Engine {
             self.settle(slot);
         }
     }
+}
+
+/// Whether it is known where a connection's segments go.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Known,
+    /// The neighbour was asked.
+    Awaited,
+    /// No route leads there, or there are too many neighbours to ask.
+    None,
 }
 
 impl Connection {

@@ -1,0 +1,275 @@
+//! What becomes of connections while the way to the remote is gone: a soft error, of which none that is established dies at once
+//! (RFC 1122 section 4.2.3.9).
+
+use std::net::{IpAddr, SocketAddr};
+
+use toehold_tcp::{
+    CloseReason, Config, ConnectionId, Duration, Engine, Event, Instant, InterfaceAddress,
+    ListenerId, MacAddress, Medium, Memory, NoRoom, Options, Random, ReceiveOffload, Route,
+};
+
+const GATEWAY: &str = "10.0.0.254";
+const BEYOND: &str = "192.0.2.1";
+
+/// What arrived; what is sent is a stream whose byte n is n.
+#[derive(Default)]
+struct Rings(Vec<u8>);
+
+impl Memory for Rings {
+    fn place(&mut self, _: ConnectionId, offset: u64, bytes: &[u8]) -> Result<(), NoRoom> {
+        let end = offset as usize + bytes.len();
+        self.0.resize(self.0.len().max(end), 0);
+        self.0[offset as usize..end].copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn gather(&mut self, _: ConnectionId, offset: u64, target: &mut [u8]) {
+        for (index, byte) in target.iter_mut().enumerate() {
+            *byte = (offset as usize + index) as u8;
+        }
+    }
+}
+
+struct Host {
+    engine: Engine,
+    rings: Rings,
+    events: Vec<Event>,
+}
+
+impl Host {
+    fn new(seed: u64, address: &str) -> Host {
+        let medium = Medium::Ethernet {
+            mac: MacAddress([2, 0, 0, 0, 0, seed as u8]),
+            resolve: true,
+        };
+        let config = Config::new(medium, 1_500, on_link(address));
+        Host {
+            engine: Engine::new(config, Random::new(seed)),
+            rings: Rings::default(),
+            events: Vec::new(),
+        }
+    }
+
+    /// Everything it has to send now.
+    fn sent(&mut self, now: Instant) -> Vec<Vec<u8>> {
+        let mut frame = vec![0; 70_000];
+        let mut all = Vec::new();
+        while let Some((length, _)) = self.engine.poll_frame(now, &mut self.rings, &mut frame) {
+            all.push(frame[..length].to_vec());
+        }
+        while let Some(event) = self.engine.poll_event() {
+            self.events.push(event);
+        }
+        all
+    }
+
+    fn is_closed(&self) -> Option<CloseReason> {
+        self.events.iter().find_map(|event| match event {
+            Event::Closed { reason, .. } => Some(*reason),
+            _ => None,
+        })
+    }
+}
+
+/// A host and its gateway, which is the remote itself, under another address.
+struct Pair {
+    near: Host,
+    far: Host,
+    listener: ListenerId,
+    now: Instant,
+    /// Nothing gets from one to the other.
+    is_cut: bool,
+}
+
+impl Pair {
+    fn new() -> Pair {
+        let (mut near, mut far) = (Host::new(1, "10.0.0.1"), Host::new(2, GATEWAY));
+        near.engine.set_routes(&by_gateway());
+        far.engine.add_address(on_link(BEYOND));
+        let listener = far.engine.listen(remote(), 4, Options::default());
+        Pair {
+            near,
+            far,
+            listener: listener.expect("nobody listens"),
+            now: Instant::from_micros(1_000_000),
+            is_cut: false,
+        }
+    }
+
+    fn connect(&mut self) -> ConnectionId {
+        let opened = self
+            .near
+            .engine
+            .connect(self.now, None, remote(), Options::default());
+        opened.expect("there is a route")
+    }
+
+    /// An established connection's near end.
+    fn established(&mut self) -> ConnectionId {
+        let id = self.connect();
+        self.pass(Duration::from_millis(100));
+        assert!(self.near.events.contains(&Event::Connected(id)));
+        assert!(self.far.engine.accept(self.listener).is_some());
+        id
+    }
+
+    /// Lets time pass, in which everything arrives at once.
+    fn pass(&mut self, span: Duration) {
+        let until = self.now + span;
+        loop {
+            self.exchange();
+            let due = [&self.near, &self.far].map(|host| host.engine.poll_timeout());
+            let Some(due) = due.into_iter().flatten().min().filter(|due| *due <= until) else {
+                break;
+            };
+            self.now = self.now.max(due);
+            self.near.engine.handle_timeout(self.now);
+            self.far.engine.handle_timeout(self.now);
+        }
+        self.now = until;
+    }
+
+    fn exchange(&mut self) {
+        loop {
+            let there = self.near.sent(self.now);
+            let back = self.far.sent(self.now);
+            if there.is_empty() && back.is_empty() {
+                return;
+            }
+            if self.is_cut {
+                continue;
+            }
+            for (to, frames) in [(&mut self.far, there), (&mut self.near, back)] {
+                for frame in frames {
+                    let Host { engine, rings, .. } = to;
+                    engine.handle_frame(self.now, &frame, ReceiveOffload::default(), rings);
+                }
+            }
+        }
+    }
+}
+
+fn on_link(text: &str) -> InterfaceAddress {
+    InterfaceAddress {
+        address: ip(text),
+        prefix_bits: 24,
+    }
+}
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().expect("address")
+}
+
+fn remote() -> SocketAddr {
+    SocketAddr::new(ip(BEYOND), 80)
+}
+
+fn by_gateway() -> [Route; 1] {
+    [Route {
+        destination: ip("0.0.0.0"),
+        prefix_bits: 0,
+        gateway: ip(GATEWAY),
+    }]
+}
+
+const SOME: u64 = 5_000;
+
+fn pattern() -> Vec<u8> {
+    (0..SOME as usize).map(|at| at as u8).collect()
+}
+
+#[test]
+fn connection_outlives_its_route_and_loses_nothing() {
+    let mut pair = Pair::new();
+    let id = pair.established();
+    pair.near.engine.set_routes(&[]);
+    pair.near.engine.publish(id, SOME).expect("open");
+    pair.pass(Duration::from_secs(20));
+    assert!(pair.far.rings.0.is_empty());
+    assert_eq!(pair.near.is_closed(), None);
+    pair.near.engine.set_routes(&by_gateway());
+    // As soon as it would be sent again.
+    pair.pass(Duration::from_secs(20));
+    assert!(
+        pair.far.rings.0 == pattern(),
+        "{} bytes",
+        pair.far.rings.0.len()
+    );
+    assert_eq!(pair.near.is_closed(), None);
+}
+
+#[test]
+fn connection_whose_route_goes_in_the_middle_goes_on_when_it_is_back() {
+    let mut pair = Pair::new();
+    let id = pair.established();
+    pair.near.engine.publish(id, SOME / 2).expect("open");
+    pair.is_cut = true;
+    pair.exchange();
+    pair.is_cut = false;
+    pair.near.engine.set_routes(&[]);
+    pair.near.engine.publish(id, SOME).expect("open");
+    pair.pass(Duration::from_secs(5));
+    pair.near.engine.set_routes(&by_gateway());
+    pair.pass(Duration::from_secs(20));
+    assert!(
+        pair.far.rings.0 == pattern(),
+        "{} bytes",
+        pair.far.rings.0.len()
+    );
+}
+
+#[test]
+fn connection_that_never_gets_a_route_again_times_out() {
+    let mut pair = Pair::new();
+    let id = pair.established();
+    pair.near.engine.set_routes(&[]);
+    pair.near.engine.publish(id, 1).expect("open");
+    // RFC 1122 section 4.2.3.5: R2 is at least 100 seconds.
+    pair.pass(Duration::from_secs(100));
+    assert_eq!(pair.near.is_closed(), None);
+    pair.pass(Duration::from_secs(3_600));
+    assert_eq!(pair.near.is_closed(), Some(CloseReason::TimedOut));
+}
+
+#[test]
+fn connection_that_is_not_established_ends_with_its_route() {
+    // RFC 5461 section 4.1.
+    let mut pair = Pair::new();
+    pair.is_cut = true;
+    pair.connect();
+    pair.pass(Duration::from_millis(10));
+    pair.near.engine.set_routes(&[]);
+    pair.pass(Duration::from_secs(10));
+    assert_eq!(pair.near.is_closed(), Some(CloseReason::Unreachable));
+}
+
+#[test]
+fn finished_connection_without_a_route_is_over_in_time() {
+    let mut pair = Pair::new();
+    let id = pair.established();
+    pair.near.engine.set_routes(&[]);
+    pair.near.engine.abort(pair.now, id).expect("open");
+    pair.pass(Duration::from_secs(1));
+    assert!(pair.near.engine.release(pair.now, id).is_ok());
+    pair.pass(Duration::from_secs(1));
+    assert_eq!(pair.near.engine.info(id).map(|info| info.local), None);
+}
+
+#[test]
+fn silent_neighbour_that_comes_back_gets_what_waited() {
+    let mut pair = Pair::new();
+    let id = pair.established();
+    // Long enough for the neighbour to be forgotten.
+    pair.is_cut = true;
+    pair.pass(Duration::from_secs(300));
+    pair.near.engine.publish(id, SOME).expect("open");
+    pair.pass(Duration::from_secs(30));
+    assert_eq!(pair.near.is_closed(), None);
+    pair.is_cut = false;
+    pair.pass(Duration::from_secs(60));
+    assert!(
+        pair.far.rings.0 == pattern(),
+        "{} bytes",
+        pair.far.rings.0.len()
+    );
+}
