@@ -48,9 +48,15 @@ packetdrill: ## packetdrill's scripts against the engine; needs PACKETDRILL= and
 
 .PHONY: bench
 bench: ## the numbers of docs/benchmarks.md, about half an hour
-	@scripts/deps.sh rust demo
+	@scripts/deps.sh rust demo bench
 	cargo build --release -p toehold -p toehold-preload
 	cargo xtask bench
+
+.PHONY: bench-offload
+bench-offload: ## the numbers of docs/benchmarks/offload.md, about ten minutes; needs root
+	@scripts/deps.sh rust demo bench
+	cargo build --release -p toehold -p toehold-preload
+	cargo xtask bench-offload
 
 .PHONY: deps
 deps: ## install what the demonstration and the tests use (Debian)
@@ -78,4 +84,4 @@ uninstall: ## remove what `make install` put under PREFIX
 
 .PHONY: help
 help: ## this list
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Sees that what is needed is here, and installs Debian packages for what is not.
 #
-#   scripts/deps.sh [rust] [demo] [test]
+#   scripts/deps.sh [rust] [demo] [test] [bench]
 #
 # Does nothing when everything is there. Packages that bring a service do not start it, now or at boot: the
 # demonstration and the tests run servers of their own, on free ports, in private directories.
@@ -15,6 +15,7 @@ demo=(cc:gcc /usr/include/stdlib.h:libc6-dev redis-server:redis-server redis-ben
     iperf3:iperf3 sockperf:sockperf nginx:nginx-light wrk:wrk)
 test=("${demo[@]}" shellcheck:shellcheck curl:curl memcached:memcached pgbench:postgresql python3:python3
     node:nodejs ip:iproute2 setpriv:util-linux tshark:tshark ssh:openssh-client sshd:openssh-server)
+bench=(valgrind:valgrind ip:iproute2 ethtool:ethtool)
 services=(redis-server nginx memcached postgresql iperf3 ssh)
 # Services whose packages have other names.
 declare -A package_of=([nginx]=nginx-light [ssh]=openssh-server)
@@ -109,6 +110,7 @@ for part in "$@"; do
     rust) check_rust ;;
     demo) install_missing "${demo[@]}" ;;
     test) install_missing "${test[@]}" ;;
-    *) die "usage: scripts/deps.sh [rust] [demo] [test]" ;;
+    bench) install_missing "${bench[@]}" ;;
+    *) die "usage: scripts/deps.sh [rust] [demo] [test] [bench]" ;;
     esac
 done

@@ -2,13 +2,17 @@
 //!
 //! - [`steps`]: runs commands one after the other, counts what they tested, ends with one line.
 //! - [`suite`]: what is run for `check`, `test`, `loom`, `sim`, `interoperability`, `e2e`, `fuzz`.
+//! - [`instructions`]: what a segment costs the engine, by callgrind, for `bench`.
 //! - [`links`]: every link inside the documents leads somewhere.
 //! - [`packetdrill`]: packetdrill's scripts against the engine, for who has packetdrill.
 //! - [`redis_suite`]: Redis's own tests on the direct path, for who has its source.
+//! - [`offload`]: the offload path against the kernel's, in namespaces of its own, for `bench-offload`.
 //! - [`demo`]: real programs on both paths and one table, for `demo` and `bench`.
 
 mod demo;
+mod instructions;
 mod links;
+mod offload;
 mod packetdrill;
 mod redis_suite;
 mod steps;
@@ -34,6 +38,9 @@ Usage: cargo xtask COMMAND
   redis-suite [UNIT...] [--source DIR]
                  Redis's own test suite under `toehold run`
   bench          real programs on both paths, ten rounds each, then the lab and the engine
+  instructions   what a segment costs the engine, counted by callgrind (valgrind)
+  bench-offload [--rounds N] [--json FILE] [bulk|requests]
+                 the offload path against kernel TCP between two namespaces (root)
   demo           the same programs in under three minutes
 
 Environment:
@@ -62,7 +69,9 @@ fn main() -> ExitCode {
         Some("fuzz") => suite::fuzz(argument),
         Some("packetdrill") => packetdrill::run(&rest),
         Some("redis-suite") => redis_suite::run(&rest),
-        Some("bench") => demo::bench() && suite::bench(),
+        Some("bench") => demo::bench() && suite::bench() && instructions::run(),
+        Some("instructions") => instructions::run(),
+        Some("bench-offload") => offload::run(&rest),
         Some("demo") => demo::demo(),
         Some("help" | "--help" | "-h") => {
             println!("{USAGE}");

@@ -1,0 +1,98 @@
+//! Instructions that the engine takes for a segment, counted by callgrind: exact, whatever else the machine does.
+//!
+//! The difference of two runs of `crates/tcp/examples/segments.rs` leaves the preparation out, and the same difference with `--driver`
+//! what the measurement itself costs.
+
+use std::process::Command;
+
+use crate::{root, target};
+
+/// What is done, as the example's arguments, over how many connections, and the aim for a segment. Making 100,000 connections takes
+/// callgrind half a minute, four times.
+const WORK: [(&str, &[u64], Option<u64>); 5] = [
+    ("receive", &[1, 1_000, 100_000], Some(250)),
+    ("send", &[1, 1_000, 100_000], Some(300)),
+    ("send --burst 16", &[1, 1_000], Some(300)),
+    ("send --burst 44 --large", &[1, 1_000], Some(300)),
+    ("request", &[1, 1_000], None),
+];
+/// A multiple of every burst, so that no run ends within one.
+const SEGMENTS: u64 = 35_200;
+
+/// Prints the table of `docs/benchmarks/tcp.md`. False when something could not be counted.
+pub(crate) fn run() -> bool {
+    let mut build = Command::new("cargo");
+    build.args(["build", "--release", "-p", "toehold-tcp", "--examples"]);
+    if !build
+        .current_dir(root())
+        .status()
+        .is_ok_and(|status| status.success())
+    {
+        return false;
+    }
+    println!(
+        "\nInstructions for each segment, without the driver's share, which stands in brackets:\n"
+    );
+    println!("| | flows | instructions | aim |\n|---|---|---|---|");
+    for (work, flows, aim) in WORK {
+        let aim = aim.map_or(String::new(), |aim| aim.to_string());
+        for &flows in flows {
+            match (count(work, flows, &[]), count(work, flows, &["--driver"])) {
+                (Ok(all), Ok(driver)) => {
+                    let own = all.saturating_sub(driver);
+                    println!("| `{work}` | {flows} | {own} ({driver}) | {aim} |");
+                }
+                (Err(reason), _) | (_, Err(reason)) => {
+                    eprintln!("not counted: {work}, {flows} flows: {reason}");
+                    return false;
+                }
+            }
+        }
+    }
+    true
+}
+
+/// Instructions for a segment.
+fn count(work: &str, flows: u64, more: &[&str]) -> Result<u64, String> {
+    // Each flow has its turn in either run.
+    let unit = SEGMENTS.max(flows / SEGMENTS * SEGMENTS + u64::from(flows > SEGMENTS) * SEGMENTS);
+    let few = instructions(work, flows, unit, more)?;
+    let many = instructions(work, flows, 3 * unit, more)?;
+    Ok((many - few) / (2 * unit))
+}
+
+fn instructions(work: &str, flows: u64, segments: u64, more: &[&str]) -> Result<u64, String> {
+    let mut command = Command::new("valgrind");
+    command.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]);
+    command.arg(target().join("release/examples/segments"));
+    command.args(work.split(' ')).args(more);
+    command.args([
+        "--flows",
+        &flows.to_string(),
+        "--segments",
+        &segments.to_string(),
+    ]);
+    let done = command
+        .output()
+        .map_err(|error| format!("cannot run valgrind ({error}); it is a Debian package"))?;
+    let said = String::from_utf8_lossy(&done.stderr);
+    collected(&said).ok_or_else(|| format!("{command:?} failed: {}", said.trim()))
+}
+
+/// The number after `Collected :`.
+fn collected(said: &str) -> Option<u64> {
+    let line = said.lines().find(|line| line.contains("Collected :"))?;
+    line.rsplit(' ').next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn callgrind_s_count_is_read() {
+        let said = "==1== Callgrind, a call-graph\n==1== \n==1== Events    : Ir\n==1== Collected : 1234567\n==1== \n";
+        assert_eq!(collected(said), Some(1_234_567));
+        assert_eq!(collected("valgrind: no such file"), None);
+    }
+}

@@ -1,0 +1,358 @@
+//! The programs of one comparison, and what they took.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use super::network::{FAR_BY_TAP, FAR_BY_VETH, NEAR_ENGINE, NEAR_KERNEL, Network};
+use super::{Case, Work, output, wait_for};
+
+/// Which way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Arm {
+    Kernel,
+    Engine,
+}
+
+/// One run. CPU in seconds of one core for each unit of work: a gigabyte, or a request.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sample {
+    /// Gbit/s, or thousand requests a second.
+    pub(super) rate: f64,
+    /// Microseconds.
+    pub(super) latency_p50: Option<f64>,
+    pub(super) latency_p99: Option<f64>,
+    /// Of all cores, whoever used them.
+    pub(super) cpu_all: f64,
+    /// Of the near end: its program, and the adapter where it is in the way.
+    pub(super) cpu_near: f64,
+    /// Of the adapter alone.
+    pub(super) cpu_adapter: f64,
+}
+
+/// What a client said of itself.
+struct Outcome {
+    /// Gigabytes, or requests.
+    units: f64,
+    /// As [`Sample::rate`].
+    rate: f64,
+    /// Microseconds: median, and what 99 % do not exceed.
+    latencies: Option<(f64, f64)>,
+}
+
+/// What stands still while the arms take turns: servers and the adapter. Ended when dropped.
+pub(super) struct Scene<'n> {
+    network: &'n Network,
+    toehold: PathBuf,
+    case: Case,
+    runtime: TempDir,
+    adapter: Program,
+    /// The server that the kernel arm talks to, and the engine arm's. Far ones are the same.
+    servers: Vec<Program>,
+}
+
+/// A process of ours, ended when dropped.
+struct Program(Child);
+
+const BULK_SECONDS: &str = "2";
+const BULK_PORT: &str = "5301";
+/// Long enough that what the clock of CPU time cannot tell does not matter.
+const REQUESTS: u32 = 150_000;
+const REQUESTS_OF_ONE: u32 = 40_000;
+/// Of each client, so that the set-up of its connection is not what is measured.
+const REQUESTS_EACH_MIN: u32 = 400;
+
+impl<'n> Scene<'n> {
+    pub(super) fn set(
+        toehold: &Path,
+        network: &'n Network,
+        case: Case,
+    ) -> Result<Scene<'n>, String> {
+        let runtime = tempfile::Builder::new().prefix("toehold-").tempdir();
+        let runtime = runtime.map_err(|error| format!("no private directory: {error}"))?;
+        let mut adapter = network.near(&toehold.to_string_lossy());
+        adapter.args(["adapter", "--link", &network.link()]);
+        adapter.args(["--address", &format!("{NEAR_ENGINE}/24")]);
+        if !case.large {
+            adapter.args(["--no-lso", "--no-lro"]);
+        }
+        let mut scene = Scene {
+            network,
+            toehold: toehold.to_owned(),
+            case,
+            adapter: Program::start(adapter.env("XDG_RUNTIME_DIR", runtime.path()))?,
+            runtime,
+            servers: Vec::new(),
+        };
+        wait_for("the adapter", || scene.engine("mtu").is_some())?;
+        scene.start_servers()?;
+        Ok(scene)
+    }
+
+    fn start_servers(&mut self) -> Result<(), String> {
+        let redis = |mut command: Command, port: &str| {
+            command.args(["--save", "", "--protected-mode", "no", "--bind", "0.0.0.0"]);
+            command.args(["--daemonize", "no", "--port", port]);
+            Program::start(&mut command)
+        };
+        match self.case.work {
+            Work::Bulk { .. } => {
+                let mut server = self.network.far("iperf3");
+                server.args(["-s", "-p", BULK_PORT]);
+                self.servers.push(Program::start(&mut server)?);
+            }
+            Work::Requests { near_serves, .. } if near_serves => {
+                let listeners = self.engine("listeners");
+                let kernel = redis(self.network.near("redis-server"), "6391")?;
+                let engine = redis(self.run("redis-server"), "6392")?;
+                self.servers = vec![kernel, engine];
+                wait_for("a listener", || self.engine("listeners") > listeners)?;
+            }
+            Work::Requests { .. } => {
+                let server = redis(self.network.far("redis-server"), "6391")?;
+                self.servers.push(server);
+            }
+        }
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        Ok(())
+    }
+
+    /// Runs the load once.
+    pub(super) fn sample(&self, arm: Arm) -> Result<Sample, String> {
+        let mut client = self.client(arm);
+        let before = self.cpu_now(arm)?;
+        let children = children_cpu();
+        let said = output(&mut client)?;
+        let client_cpu = children_cpu() - children;
+        let after = self.cpu_now(arm)?;
+        let Outcome {
+            units,
+            rate,
+            latencies,
+        } = match self.case.work {
+            Work::Bulk { .. } => bulk_of(&said)?,
+            Work::Requests { clients, .. } => requests_of(&said, requests_for(clients))?,
+        };
+        let [all, server, adapter] = [0, 1, 2].map(|at| (after[at] - before[at]) / units);
+        let client_is_near = !matches!(
+            self.case.work,
+            Work::Requests {
+                near_serves: true,
+                ..
+            }
+        );
+        let program = if client_is_near {
+            client_cpu / units
+        } else {
+            server
+        };
+        Ok(Sample {
+            rate,
+            latency_p50: latencies.map(|(p50, _)| p50),
+            latency_p99: latencies.map(|(_, p99)| p99),
+            cpu_all: all,
+            cpu_near: program + adapter,
+            cpu_adapter: adapter,
+        })
+    }
+
+    /// Seconds so far: of all cores, of the arm's server, of the adapter where the arm has it.
+    fn cpu_now(&self, arm: Arm) -> Result<[f64; 3], String> {
+        let server = match arm {
+            Arm::Kernel => self.servers.first(),
+            Arm::Engine => self.servers.last(),
+        };
+        let server = server.expect("started with the scene").cpu()?;
+        let adapter = match arm {
+            Arm::Kernel => 0.0,
+            Arm::Engine => self.adapter.cpu()?,
+        };
+        Ok([all_cpu()?, server, adapter])
+    }
+
+    fn client(&self, arm: Arm) -> Command {
+        match self.case.work {
+            Work::Bulk { to_near } => {
+                let (mut command, host) = self.near_client(arm, "iperf3");
+                command.args(["-c", host, "-p", BULK_PORT, "-t", BULK_SECONDS, "-J"]);
+                command.args(to_near.then_some("-R"));
+                command
+            }
+            Work::Requests {
+                clients,
+                near_serves,
+            } => {
+                let (mut command, host, port) = match (near_serves, arm) {
+                    (true, Arm::Kernel) => {
+                        (self.network.far("redis-benchmark"), NEAR_KERNEL, "6391")
+                    }
+                    (true, Arm::Engine) => {
+                        (self.network.far("redis-benchmark"), NEAR_ENGINE, "6392")
+                    }
+                    (false, arm) => {
+                        let (command, host) = self.near_client(arm, "redis-benchmark");
+                        (command, host, "6391")
+                    }
+                };
+                command.args(["-h", host, "-p", port, "-t", "get", "--csv"]);
+                command.args(["-c", &clients.to_string()]);
+                command.args(["-n", &requests_for(clients).to_string()]);
+                command
+            }
+        }
+    }
+
+    fn near_client(&self, arm: Arm, program: &str) -> (Command, &'static str) {
+        match arm {
+            Arm::Kernel => (self.network.near(program), FAR_BY_VETH),
+            Arm::Engine => (self.run(program), FAR_BY_TAP),
+        }
+    }
+
+    /// `program` on the offload path.
+    fn run(&self, program: &str) -> Command {
+        let mut command = self.network.near(&self.toehold.to_string_lossy());
+        command.args(["run", "--path", "offload", "--", program]);
+        command.env("XDG_RUNTIME_DIR", self.runtime.path());
+        command
+    }
+
+    /// One of the engine's numbers.
+    fn engine(&self, key: &str) -> Option<u64> {
+        let mut command = Command::new(&self.toehold);
+        command.args(["status", "--json"]);
+        command.env("XDG_RUNTIME_DIR", self.runtime.path());
+        let report: Value = serde_json::from_str(&output(&mut command).ok()?).ok()?;
+        report["engine"][key].as_u64()
+    }
+}
+
+impl Program {
+    fn start(command: &mut Command) -> Result<Program, String> {
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        let started = command.spawn();
+        let started = started.map_err(|error| format!("cannot run {command:?}: {error}"))?;
+        Ok(Program(started))
+    }
+
+    /// Seconds that all its threads have run.
+    fn cpu(&self) -> Result<f64, String> {
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.0.id()));
+        let tasks = tasks.map_err(|error| format!("a program has ended: {error}"))?;
+        let of_one = |path: PathBuf| -> Option<f64> {
+            let text = fs::read_to_string(path.join("schedstat")).ok()?;
+            text.split_whitespace().next()?.parse::<f64>().ok()
+        };
+        let nanos: f64 = tasks.flatten().filter_map(|task| of_one(task.path())).sum();
+        Ok(nanos / 1e9)
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // SAFETY: our child, which has not been waited for.
+        unsafe { libc::kill(self.0.id().cast_signed(), libc::SIGTERM) };
+        let _ = self.0.wait();
+    }
+}
+
+fn requests_for(clients: u32) -> u32 {
+    if clients == 1 {
+        REQUESTS_OF_ONE
+    } else {
+        REQUESTS.max(clients * REQUESTS_EACH_MIN)
+    }
+}
+
+fn bulk_of(said: &str) -> Result<Outcome, String> {
+    let report: Value =
+        serde_json::from_str(said).map_err(|error| format!("iperf3 said {said}: {error}"))?;
+    let sum = &report["end"]["sum_received"];
+    match (sum["bytes"].as_f64(), sum["bits_per_second"].as_f64()) {
+        (Some(bytes), Some(rate)) if bytes > 0.0 => Ok(Outcome {
+            units: bytes / 1e9,
+            rate: rate / 1e9,
+            latencies: None,
+        }),
+        _ => Err(format!("iperf3 moved nothing: {said}")),
+    }
+}
+
+fn requests_of(said: &str, count: u32) -> Result<Outcome, String> {
+    let fields = said.lines().rfind(|line| line.starts_with("\"GET\""));
+    let fields: Vec<f64> = fields.map_or(Vec::new(), |line| {
+        let numbers = line.split(',').skip(1);
+        let number = |field: &str| field.trim_matches('"').parse().ok();
+        numbers.filter_map(number).collect()
+    });
+    // "GET",rps,avg,min,p50,p95,p99,max; milliseconds.
+    match fields[..] {
+        [rate, _, _, p50, _, p99, _] => Ok(Outcome {
+            units: f64::from(count),
+            rate: rate / 1e3,
+            latencies: Some((p50 * 1e3, p99 * 1e3)),
+        }),
+        _ => Err(format!("redis-benchmark said {said}")),
+    }
+}
+
+/// Seconds that all cores have worked, soft interrupts among them.
+fn all_cpu() -> Result<f64, String> {
+    let text = fs::read_to_string("/proc/stat").map_err(|error| error.to_string())?;
+    let line = text.lines().next().unwrap_or("");
+    let ticks: Vec<f64> = line
+        .split_whitespace()
+        .skip(1)
+        .filter_map(|field| field.parse().ok())
+        .collect();
+    // user nice system idle iowait irq softirq
+    match ticks[..] {
+        [user, nice, system, _, _, irq, softirq, ..] => {
+            // SAFETY: no memory is involved.
+            let per_second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) } as f64;
+            Ok((user + nice + system + irq + softirq) / per_second)
+        }
+        _ => Err("/proc/stat is not what it was".to_owned()),
+    }
+}
+
+/// Seconds that children have run which have ended.
+fn children_cpu() -> f64 {
+    // SAFETY: zeroes are a value of this plain structure, which the call fills in.
+    let usage = unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        libc::getrusage(libc::RUSAGE_CHILDREN, &mut usage);
+        usage
+    };
+    let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 / 1e6;
+    seconds(usage.ru_utime) + seconds(usage.ru_stime)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_benchmark_s_last_line_is_read() {
+        let said = "\"test\",\"rps\"\n\"GET\",\"98039.22\",\"0.261\",\"0.040\",\"0.255\",\"0.359\",\"0.503\",\"1.375\"\n";
+        let outcome = requests_of(said, 1000).expect("complete");
+        assert!((outcome.units - 1000.0).abs() < 1e-9);
+        assert!((outcome.rate - 98.039_22).abs() < 1e-9);
+        let (p50, p99) = outcome.latencies.expect("both");
+        assert!((p50 - 255.0).abs() < 1e-9 && (p99 - 503.0).abs() < 1e-9);
+        assert!(requests_of("Could not connect", 1000).is_err());
+    }
+
+    #[test]
+    fn iperf_that_moved_nothing_is_an_error() {
+        let said = r#"{"end": {"sum_received": {"bytes": 2e9, "bits_per_second": 8e9}}}"#;
+        assert!(bulk_of(said).is_ok());
+        assert!(bulk_of(r#"{"error": "unable to connect"}"#).is_err());
+    }
+}

@@ -1,0 +1,184 @@
+//! The offload path against kernel TCP between the same two network namespaces: `make bench-offload`.
+//!
+//! ```text
+//!   near ── v0 ══ veth ══ v1 ── far      the kernel's path
+//!   near ── engine ══ TAP ══ toe0 ── far    the engine's
+//! ```
+//!
+//! Both arms of a row run in turns, in the same minutes, against the same kernel at the far end; ratios are of neighbours. CPU is that of
+//! every core, and of each program by the kernel's own account.
+
+mod load;
+mod network;
+mod table;
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+
+use self::load::{Arm, Sample, Scene};
+use self::network::Network;
+use self::table::Row;
+use crate::target;
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Work {
+    /// iperf3, from the near end or to it.
+    Bulk { to_near: bool },
+    /// redis-benchmark GET of three bytes with so many clients; the server is the near one, or the far one.
+    Requests { clients: u32, near_serves: bool },
+}
+
+/// One comparison.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Case {
+    pub(crate) work: Work,
+    /// Whether links cut and gather segments (TSO, GRO; LSO, LRO), on both paths.
+    pub(crate) large: bool,
+}
+
+const BULK: [Case; 4] = [
+    bulk(true, false),
+    bulk(true, true),
+    bulk(false, false),
+    bulk(false, true),
+];
+const REQUESTS: [Case; 6] = [
+    requests(1, true),
+    requests(50, true),
+    requests(1000, true),
+    requests(1, false),
+    requests(50, false),
+    requests(1000, false),
+];
+
+const fn bulk(large: bool, to_near: bool) -> Case {
+    Case {
+        work: Work::Bulk { to_near },
+        large,
+    }
+}
+
+const fn requests(clients: u32, near_serves: bool) -> Case {
+    Case {
+        work: Work::Requests {
+            clients,
+            near_serves,
+        },
+        large: true,
+    }
+}
+
+const USAGE: &str = "\
+Usage: cargo xtask bench-offload [--rounds N] [--json FILE] [bulk|requests]
+
+The offload path against kernel TCP between two network namespaces of its own: veth on one side, a TAP device on the
+other. Needs root, ip, ethtool, iperf3 and Redis (make deps). N rounds of each row, in turns; 5 unless told.";
+
+/// Measures, prints the table, and writes the samples where asked. False when something could not be measured.
+pub(crate) fn run(arguments: &[String]) -> bool {
+    let (mut rounds, mut file, mut only) = (5, None, None);
+    let mut rest = arguments.iter();
+    while let Some(argument) = rest.next() {
+        match argument.as_str() {
+            "--rounds" => rounds = rest.next().and_then(|n| n.parse().ok()).unwrap_or(0),
+            "--json" => file = rest.next(),
+            "bulk" | "requests" => only = Some(argument.as_str()),
+            _ => rounds = 0,
+        }
+    }
+    if rounds == 0 {
+        eprintln!("{USAGE}");
+        return false;
+    }
+    let cases: Vec<Case> = match only {
+        Some("bulk") => BULK.to_vec(),
+        Some(_) => REQUESTS.to_vec(),
+        None => BULK.iter().chain(&REQUESTS).copied().collect(),
+    };
+    match measure(&cases, rounds) {
+        Ok(rows) => {
+            println!("\n{}", table::render(&rows));
+            if let Some(file) = file {
+                let report = json!({ "rounds": rounds, "rows": table::report(&rows) });
+                if let Err(error) = std::fs::write(file, format!("{report:#}\n")) {
+                    eprintln!("cannot write {file}: {error}");
+                    return false;
+                }
+            }
+            true
+        }
+        Err(reason) => {
+            eprintln!("not measured: {reason}");
+            false
+        }
+    }
+}
+
+fn measure(cases: &[Case], rounds: u32) -> Result<Vec<Row>, String> {
+    let toehold = target().join("release/toehold");
+    if !toehold.is_file() {
+        return Err(format!(
+            "{} is not there; run make build",
+            toehold.display()
+        ));
+    }
+    let network = Network::new()?;
+    let started = Instant::now();
+    let mut rows = Vec::new();
+    for (number, &case) in cases.iter().enumerate() {
+        network.set_large(case.large)?;
+        let scene = Scene::set(&toehold, &network, case)?;
+        println!("[{}/{}] {}", number + 1, cases.len(), table::title(case));
+        let mut row = Row::new(case);
+        // What is new is slower the first time, on both paths.
+        for arm in [Arm::Kernel, Arm::Engine] {
+            scene.sample(arm)?;
+        }
+        for round in 0..rounds {
+            // Who goes first has the caches of who went last: not always the same.
+            let mut arms = [Arm::Kernel, Arm::Engine];
+            if round % 2 == 1 {
+                arms.reverse();
+            }
+            for arm in arms {
+                let sample: Sample = scene.sample(arm)?;
+                row.add(arm, sample);
+            }
+        }
+        rows.push(row);
+    }
+    println!(
+        "{rounds} rounds each, {} s; congestion control of all kernels: {}.",
+        started.elapsed().as_secs(),
+        network::CONGESTION
+    );
+    Ok(rows)
+}
+
+/// Runs a command to its end; its standard output.
+fn output(command: &mut Command) -> Result<String, String> {
+    let done = command
+        .output()
+        .map_err(|error| format!("cannot run {command:?}: {error}"))?;
+    if done.status.success() {
+        Ok(String::from_utf8_lossy(&done.stdout).into_owned())
+    } else {
+        let said = String::from_utf8_lossy(&done.stderr);
+        Err(format!("{command:?} failed: {}", said.trim()))
+    }
+}
+
+/// Waits until something holds.
+fn wait_for(what: &str, mut holds: impl FnMut() -> bool) -> Result<(), String> {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !holds() {
+        if Instant::now() > deadline {
+            return Err(format!("{what}: not within ten seconds"));
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
+}

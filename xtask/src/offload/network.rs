@@ -1,0 +1,103 @@
+//! Two namespaces with two ways between them.
+
+use std::process::Command;
+
+use super::output;
+
+/// All kernels': the usual one, and what the kernel does best with on a link without loss.
+pub(super) const CONGESTION: &str = "reno";
+/// The near end's addresses: by the kernel, and by the engine.
+pub(super) const NEAR_KERNEL: &str = "10.85.0.2";
+pub(super) const NEAR_ENGINE: &str = "10.84.0.2";
+/// The far end's, one on each way.
+pub(super) const FAR_BY_VETH: &str = "10.85.0.1";
+pub(super) const FAR_BY_TAP: &str = "10.84.0.1";
+
+/// Both namespaces; gone when dropped.
+pub(super) struct Network {
+    near: String,
+    far: String,
+}
+
+impl Network {
+    pub(super) fn new() -> Result<Network, String> {
+        let name = |end: &str| format!("toehold-bench-{}-{end}", std::process::id());
+        let network = Network {
+            near: name("near"),
+            far: name("far"),
+        };
+        let (near, far) = (&*network.near, &*network.far);
+        let set_up: [&[&str]; 12] = [
+            &["netns", "add", near],
+            &["netns", "add", far],
+            &["-n", near, "link", "set", "lo", "up"],
+            &["-n", far, "link", "set", "lo", "up"],
+            &[
+                "link", "add", "v0", "netns", near, "type", "veth", "peer", "name", "v1", "netns",
+                far,
+            ],
+            &["-n", near, "addr", "add", "10.85.0.2/24", "dev", "v0"],
+            &["-n", near, "link", "set", "v0", "up"],
+            &["-n", far, "addr", "add", "10.85.0.1/24", "dev", "v1"],
+            &["-n", far, "link", "set", "v1", "up"],
+            &[
+                "-n", far, "tuntap", "add", "dev", "toe0", "mode", "tap", "vnet_hdr",
+            ],
+            &["-n", far, "addr", "add", "10.84.0.1/24", "dev", "toe0"],
+            &["-n", far, "link", "set", "toe0", "up"],
+        ];
+        for arguments in set_up {
+            output(Command::new("ip").args(arguments))?;
+        }
+        let setting = format!("net.ipv4.tcp_congestion_control={CONGESTION}");
+        for namespace in [near, far] {
+            output(network.inside(namespace, "sysctl").args(["-qw", &setting]))?;
+        }
+        Ok(network)
+    }
+
+    /// Switches segmentation and gathering of the kernels' devices. The engine's are options of its adapter.
+    pub(super) fn set_large(&self, large: bool) -> Result<(), String> {
+        let state = if large { "on" } else { "off" };
+        for (namespace, device) in [(&self.near, "v0"), (&self.far, "v1"), (&self.far, "toe0")] {
+            let mut command = self.inside(namespace, "ethtool");
+            command.args(["-K", device, "gro", state, "gso", state]);
+            // What a TAP device may be given is the engine's to say.
+            if device != "toe0" {
+                command.args(["tso", state]);
+            }
+            output(&mut command)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn near(&self, program: &str) -> Command {
+        self.inside(&self.near, program)
+    }
+
+    pub(super) fn far(&self, program: &str) -> Command {
+        self.inside(&self.far, program)
+    }
+
+    /// What the adapter calls its link.
+    pub(super) fn link(&self) -> String {
+        format!("tap:toe0@{}", self.far)
+    }
+
+    fn inside(&self, namespace: &str, program: &str) -> Command {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", namespace, program]);
+        command
+    }
+}
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        for namespace in [&self.near, &self.far] {
+            // It may never have been made.
+            let _ = Command::new("ip")
+                .args(["netns", "del", namespace])
+                .output();
+        }
+    }
+}

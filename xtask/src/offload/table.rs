@@ -1,0 +1,188 @@
+//! Samples as a table, and as JSON.
+
+use std::fmt::Write as _;
+
+use serde_json::{Value, json};
+
+use super::load::{Arm, Sample};
+use super::{Case, Work};
+
+/// All samples of one comparison.
+pub(super) struct Row {
+    case: Case,
+    kernel: Vec<Sample>,
+    engine: Vec<Sample>,
+}
+
+impl Row {
+    pub(super) fn new(case: Case) -> Row {
+        Row {
+            case,
+            kernel: Vec::new(),
+            engine: Vec::new(),
+        }
+    }
+
+    pub(super) fn add(&mut self, arm: Arm, sample: Sample) {
+        match arm {
+            Arm::Kernel => self.kernel.push(sample),
+            Arm::Engine => self.engine.push(sample),
+        }
+    }
+
+    /// Engine over kernel, round by round, of what `get` takes from a sample: median, least, most.
+    fn ratio(&self, get: impl Fn(&Sample) -> f64) -> [f64; 3] {
+        let pairs = self.kernel.iter().zip(&self.engine);
+        let mut ratios: Vec<f64> = pairs
+            .map(|(kernel, engine)| get(engine) / get(kernel))
+            .collect();
+        ratios.sort_by(f64::total_cmp);
+        [median(&ratios), ratios[0], ratios[ratios.len() - 1]]
+    }
+}
+
+pub(super) fn title(case: Case) -> String {
+    match case.work {
+        Work::Bulk { to_near } => format!(
+            "bulk {} the near end, {}",
+            if to_near { "to" } else { "from" },
+            if case.large {
+                "large segments"
+            } else {
+                "MTU 1500, nothing offloaded"
+            }
+        ),
+        Work::Requests {
+            clients,
+            near_serves,
+        } => format!(
+            "Redis GET, {clients} client{}, {} near",
+            if clients == 1 { "" } else { "s" },
+            if near_serves { "server" } else { "client" }
+        ),
+    }
+}
+
+/// Markdown: medians of the arms, and ratios with the least and the most of all rounds.
+pub(super) fn render(rows: &[Row]) -> String {
+    let mut out = String::from(
+        "| | kernel | engine | ratio | median latency | p99 | CPU of all cores, for each unit | work for a CPU second of the near end | the adapter alone |\n\
+         |---|---|---|---|---|---|---|---|---|\n",
+    );
+    for row in rows {
+        let is_bulk = matches!(row.case.work, Work::Bulk { .. });
+        let rate = |samples: &[Sample]| {
+            let unit = if is_bulk { "Gbit/s" } else { "k/s" };
+            format!("{:.1} {unit}", median_of(samples, |sample| sample.rate))
+        };
+        let latency = |get: fn(&Sample) -> Option<f64>| {
+            if row.kernel.iter().all(|sample| get(sample).is_some()) {
+                spread(row.ratio(|sample| get(sample).unwrap_or(f64::NAN)))
+            } else {
+                String::new()
+            }
+        };
+        let adapter = median_of(&row.engine, |sample| sample.cpu_adapter);
+        let adapter = if is_bulk {
+            format!("{adapter:.2} s/GB")
+        } else {
+            format!("{:.1} us/request", adapter * 1e6)
+        };
+        let _ = writeln!(
+            out,
+            "| {} | {} | {} | {} | {} | {} | {} | {} | {adapter} |",
+            title(row.case),
+            rate(&row.kernel),
+            rate(&row.engine),
+            spread(row.ratio(|sample| sample.rate)),
+            latency(|sample| sample.latency_p50),
+            latency(|sample| sample.latency_p99),
+            spread(row.ratio(|sample| sample.cpu_all)),
+            spread(row.ratio(|sample| 1.0 / sample.cpu_near)),
+        );
+    }
+    out
+}
+
+/// Every sample.
+pub(super) fn report(rows: &[Row]) -> Value {
+    let one = |sample: &Sample| {
+        json!({
+            "rate": sample.rate,
+            "latency_p50_us": sample.latency_p50,
+            "latency_p99_us": sample.latency_p99,
+            "cpu_all_s": sample.cpu_all,
+            "cpu_near_s": sample.cpu_near,
+            "cpu_adapter_s": sample.cpu_adapter,
+        })
+    };
+    let all = |samples: &[Sample]| samples.iter().map(one).collect::<Vec<Value>>();
+    rows.iter()
+        .map(|row| {
+            json!({
+                "name": title(row.case),
+                "kernel": all(&row.kernel),
+                "engine": all(&row.engine),
+            })
+        })
+        .collect()
+}
+
+fn spread([middle, low, high]: [f64; 3]) -> String {
+    format!("{middle:.2}x [{low:.2}, {high:.2}]")
+}
+
+fn median_of(samples: &[Sample], get: impl Fn(&Sample) -> f64) -> f64 {
+    let mut values: Vec<f64> = samples.iter().map(get).collect();
+    values.sort_by(f64::total_cmp);
+    median(&values)
+}
+
+/// Of sorted values, of which there is one at least.
+fn median(sorted: &[f64]) -> f64 {
+    let middle = sorted.len() / 2;
+    if sorted.len() % 2 == 1 {
+        sorted[middle]
+    } else {
+        f64::midpoint(sorted[middle - 1], sorted[middle])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(rate: f64, cpu: f64) -> Sample {
+        Sample {
+            rate,
+            latency_p50: None,
+            latency_p99: None,
+            cpu_all: cpu,
+            cpu_near: cpu / 2.0,
+            cpu_adapter: cpu / 4.0,
+        }
+    }
+
+    #[test]
+    fn ratios_are_of_neighbours() {
+        let case = Case {
+            work: Work::Bulk { to_near: false },
+            large: true,
+        };
+        let mut row = Row::new(case);
+        for (kernel, engine) in [(10.0, 20.0), (1.0, 3.0), (100.0, 100.0)] {
+            row.add(Arm::Kernel, sample(kernel, 1.0));
+            row.add(Arm::Engine, sample(engine, 0.5));
+        }
+        assert_eq!(row.ratio(|sample| sample.rate), [2.0, 1.0, 3.0]);
+        let text = render(&[row]);
+        assert!(
+            text.contains("| 10.0 Gbit/s | 20.0 Gbit/s | 2.00x [1.00, 3.00] |"),
+            "{text}"
+        );
+        assert!(
+            text.contains("| 2.00x [2.00, 2.00] | 0.12 s/GB |"),
+            "{text}"
+        );
+    }
+}
