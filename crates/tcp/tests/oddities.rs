@@ -81,3 +81,88 @@ fn a_narrow_path_limits_what_is_sent_and_not_what_is_offered() {
     stage.expect("P. 1161:1461(300) ack 1");
     assert_eq!(stage.engine.info(second).unwrap().advertised_mss, 1_460);
 }
+
+/// The probes of nmap (T1 to T7 and ECN), and those of its scans that open no connection. RFC 9293 section 3.10.7.1 and .2.
+#[test]
+fn port_scanners_learn_no_more_than_they_must() {
+    const SCANNERS: &str = "<mss 265,ws 10,sackOK,TS 4294967295:0>";
+    let mut stage = plain();
+    // An open port: only a plain SYN and an acknowledgement are answered.
+    for silent in ["-", "SFPU", "F", "FPU", "SR", "R", "PU"] {
+        stage.remote(&format!("{silent} 0:0(0) {SCANNERS}"));
+        stage.expect_nothing();
+    }
+    stage.remote(&format!(". 0:0(0) ack 7 win 1024 {SCANNERS}"));
+    stage.expect("R 7:7(0)");
+    stage.remote(&format!("S. 0:0(0) ack 7 {SCANNERS}"));
+    stage.expect("R 7:7(0)");
+    // Both congestion bits, of a listener that does not care for them.
+    stage.remote("SEW 0:0(0) win 3 <ws 10,mss 1460,sackOK>");
+    stage.expect("S. 0:0(0) ack 1");
+    stage.remote("R 1:1(0)");
+    assert_eq!(stage.engine.connection_count(), 0);
+
+    // A closed one: everything but a reset is.
+    stage.aim(81);
+    stage.remote(&format!("S 0:0(0) win 31337 {SCANNERS}"));
+    stage.expect_refusal(1);
+    for (probe, length) in [("-", 0), ("F", 1), ("FPU", 1), ("PU", 0)] {
+        stage.remote(&format!("{probe} 0:0(0) {SCANNERS}"));
+        stage.expect_refusal(length);
+    }
+    stage.remote("R 0:0(0)");
+    stage.expect_nothing();
+}
+
+/// RFC 1122 section 3.2.1.3: a source that cannot be one is not answered; nor (section 4.2.3.10) is a SYN that many may get.
+#[test]
+fn senders_that_cannot_be_are_not_answered() {
+    let mut stage = plain();
+    for source in [
+        [10, 0, 0, 1], // Ours: the LAND attack.
+        [255, 255, 255, 255],
+        [224, 0, 0, 1],
+        [0, 0, 0, 0],
+        [127, 0, 0, 1],
+    ] {
+        let packet = stage.packet("S 0:0(0) win 1000 <mss 1000>", source);
+        stage.raw(&packet);
+        stage.expect_nothing();
+        assert_eq!(stage.engine.connection_count(), 0, "{source:?}");
+    }
+}
+
+/// Headers that are none: dropped, each for its reason, and the connection they name goes on.
+#[test]
+fn broken_headers_are_counted_and_forgotten() {
+    let mut stage = plain();
+    stage.accepted("", 10_000);
+    let whole = stage.packet("P. 1:11(10) ack 1", [10, 0, 0, 2]);
+    for (at, value) in [
+        (0, 0x95),  // An IP version that is not.
+        (0, 0x44),  // A header shorter than headers are.
+        (0, 0x4f),  // And one that takes all there is.
+        (2, 0xff),  // A length beyond the packet.
+        (10, 0x11), // Another checksum.
+        (32, 0x10), // A TCP header shorter than headers are.
+        (32, 0xf0), // And one beyond the segment.
+        (36, 0x11), // Another checksum.
+    ] {
+        let mut broken = whole.clone();
+        broken[at] = value;
+        let before = stage.engine.counters().malformed_total();
+        stage.raw(&broken);
+        stage.expect_nothing();
+        assert_eq!(
+            stage.engine.counters().malformed_total(),
+            before + 1,
+            "byte {at}"
+        );
+    }
+    for length in 0..whole.len() {
+        stage.raw(&whole[..length]);
+        stage.expect_nothing();
+    }
+    stage.raw(&whole);
+    stage.expect(". 1:1(0) ack 11");
+}

@@ -60,9 +60,9 @@ impl Address {
     pub(crate) fn is_unicast(self) -> bool {
         if self.is_v4() {
             let first = self.low() >> 24;
-            first != 0 && first < 224
+            first != 0 && first != 127 && first < 224
         } else {
-            self.0[0] >> 56 != 0xff && self.0 != [0, 0]
+            self.0[0] >> 56 != 0xff && self.0 != [0, 0] && self.0 != [0, 1]
         }
     }
 

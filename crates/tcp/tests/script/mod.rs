@@ -132,6 +132,17 @@ impl Stage {
 
     /// The remote sends a segment.
     pub(crate) fn remote(&mut self, script: &str) {
+        let packet = self.packet(script, REMOTE);
+        self.raw(&packet);
+    }
+
+    /// To which port the remote's segments go, from now on.
+    pub(crate) fn aim(&mut self, port: u16) {
+        self.local_port = port;
+    }
+
+    /// A segment from somebody.
+    pub(crate) fn packet(&self, script: &str, source: [u8; 4]) -> Vec<u8> {
         let line = Line::read(script);
         let mut tcp = Vec::new();
         tcp.extend_from_slice(&REMOTE_PORT.to_be_bytes());
@@ -170,14 +181,7 @@ impl Stage {
         tcp.extend_from_slice(&options);
         // Byte n of the remote's stream, which begins at position 1, is n.
         tcp.extend((0..line.length).map(|index| (line.seq + index - 1) as u8));
-        let packet = ip_packet(&tcp, line.is_marked);
-        self.engine.handle_frame(
-            self.now,
-            &packet,
-            ReceiveOffload::default(),
-            &mut self.rings,
-        );
-        self.drain();
+        ip_packet(source, &tcp, line.is_marked)
     }
 
     /// A packet arrives that no script can say.
@@ -289,6 +293,16 @@ impl Stage {
         );
     }
 
+    /// The engine refuses a segment without an acknowledgement that took so much of the remote's numbers.
+    #[track_caller]
+    pub(crate) fn expect_refusal(&mut self, length: u32) {
+        self.drain();
+        let bytes = self.sent.pop_front().expect("a reset");
+        let packet = checker::parse(&bytes).expect("the engine sends TCP");
+        let got = (packet.flags, packet.seq, packet.ack);
+        assert_eq!(got, (0b1_0100, 0, REMOTE_ISN.wrapping_add(length)));
+    }
+
     /// The connection ends, or has ended, for this reason.
     #[track_caller]
     pub(crate) fn expect_closed(&mut self, why: CloseReason) {
@@ -337,7 +351,7 @@ struct Line {
 }
 
 impl Line {
-    /// `FLAGS SEQ:END(LENGTH) [ack N] [win N] [<options>] [ce]`
+    /// `FLAGS SEQ:END(LENGTH) [ack N] [win N] [<options>] [ce]`; `-` where no flag is set.
     fn read(script: &str) -> Self {
         let (head, options) = match script.split_once('<') {
             Some((head, options)) => (head, options.split_once('>').expect("an end of options").0),
@@ -347,6 +361,7 @@ impl Line {
         let letters = words.next().expect("flags");
         let flags = letters
             .chars()
+            .filter(|&letter| letter != '-')
             .map(|letter| 1 << "FSRP.UEW".find(letter).expect("a flag"))
             .fold(0, |flags, bit: u8| flags | bit);
         let numbers = words.next().expect("sequence numbers");
@@ -385,8 +400,8 @@ impl Line {
     }
 }
 
-fn ip_packet(tcp: &[u8], is_marked: bool) -> Vec<u8> {
-    let mut packet = ip_header(REMOTE, LOCAL, 6, tcp.len());
+fn ip_packet(source: [u8; 4], tcp: &[u8], is_marked: bool) -> Vec<u8> {
+    let mut packet = ip_header(source, LOCAL, 6, tcp.len());
     packet.extend_from_slice(tcp);
     if is_marked {
         packet[1] = 3;
