@@ -152,7 +152,8 @@ impl Cell {
         self.address(1)
     }
 
-    fn address(&self, host: u8) -> IpAddr {
+    /// One of the link's network.
+    pub(crate) fn address(&self, host: u8) -> IpAddr {
         match self.family {
             Family::V4 => [10, 9, 0, host].into(),
             Family::V6 => [0xfd09, 0, 0, 0, 0, 0, 0, u16::from(host)].into(),

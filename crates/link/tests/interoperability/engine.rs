@@ -9,9 +9,12 @@ use toehold_tcp::{
     MacAddress, Medium, Memory, NoRoom, Offload, Options, Random,
 };
 
+use crate::attack::{Attack, HALF_OPEN_MAX};
 use crate::cell::{Cell, Pattern, REQUEST_BYTES, Role};
 use crate::stream::Stream;
 
+/// The engine's hardware address.
+pub(crate) const HARDWARE: [u8; 6] = [2, 0, 0, 0, 9, 2];
 /// Where the engine's program listens.
 pub(crate) const SERVICE: u16 = 7;
 /// What the engine allows a remote to send ahead, and more.
@@ -85,8 +88,13 @@ pub(crate) struct Program {
 }
 
 impl Program {
-    pub(crate) fn new(cell: Cell, seed: u64, remote: Option<SocketAddr>) -> Self {
-        let mac = MacAddress([2, 0, 0, 0, 9, 2]);
+    pub(crate) fn new(
+        cell: Cell,
+        seed: u64,
+        remote: Option<SocketAddr>,
+        attack: Option<Attack>,
+    ) -> Self {
+        let mac = MacAddress(HARDWARE);
         let address = InterfaceAddress {
             address: cell.engine_address(),
             prefix_bits: if cell.engine_address().is_ipv4() {
@@ -102,6 +110,9 @@ impl Program {
                 transmit_checksum: true,
                 segmentation_bytes_max: 60_000,
             };
+        }
+        if attack == Some(Attack::Flood) {
+            config.half_open_max = HALF_OPEN_MAX;
         }
         let mut engine = Engine::new(config, Random::new(seed));
         let local = SocketAddr::new(cell.engine_address(), SERVICE);

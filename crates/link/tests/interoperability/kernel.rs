@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use crate::attack::Pace;
 use crate::cell::{Cell, Pattern, REQUEST_BYTES, Role};
 use crate::engine::SERVICE;
 use crate::stream::Stream;
@@ -38,11 +39,13 @@ struct Shared {
     may_read: AtomicBool,
     /// Why a lane gave up.
     failure: Mutex<Option<io::Error>>,
+    /// Of whoever attacks.
+    pace: Option<Arc<Pace>>,
 }
 
 impl Program {
     /// Begins, in the network of the calling thread.
-    pub(crate) fn start(cell: Cell) -> io::Result<Self> {
+    pub(crate) fn start(cell: Cell, pace: Option<Arc<Pace>>) -> io::Result<Self> {
         let listener = match cell.role {
             Role::Client => Some(TcpListener::bind((cell.kernel_address(), 0))?),
             Role::Server => None,
@@ -60,6 +63,7 @@ impl Program {
             received: AtomicU64::new(0),
             may_read: AtomicBool::new(cell.pattern != Pattern::KernelRests),
             failure: Mutex::new(None),
+            pace,
         });
         let lane = || {
             let shared = Arc::clone(&shared);
@@ -114,7 +118,16 @@ impl Program {
 }
 
 impl Shared {
+    fn await_salvo(&self) {
+        if let Some(pace) = &self.pace {
+            pace.await_salvo();
+        }
+    }
+
     fn run_lane(&self) -> io::Result<()> {
+        if self.cell.pattern == Pattern::Short {
+            self.await_salvo();
+        }
         // Relaxed: a count that nothing else depends on.
         while self.begun.fetch_add(1, Ordering::Relaxed) < self.cell.connections() {
             let stream = match &self.listener {
@@ -164,6 +177,7 @@ impl<'a> Exchange<'a> {
             Pattern::Requests => {
                 for at in (0..all).step_by(REQUEST_BYTES as usize) {
                     let end = all.min(at + REQUEST_BYTES);
+                    self.shared.await_salvo();
                     if is_client {
                         self.send(at, end)?;
                         self.receive(end)?;

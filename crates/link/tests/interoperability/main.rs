@@ -8,6 +8,7 @@
 //! `TOEHOLD_MATRIX_CELLS` takes only cells whose names contain it, `TOEHOLD_MATRIX_SEED` changes what the links do, and
 //! `TOEHOLD_MATRIX_JOBS` says how many cells run at once.
 
+mod attack;
 mod cell;
 mod engine;
 mod kernel;
@@ -22,9 +23,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Instant;
 
+use attack::Attack;
 use cell::Cell;
 use meeting::{can_meet, meet};
-use report::Report;
+use report::{Report, Tally};
 
 /// Cells at once: enough that a core always finds one which does not wait.
 const JOBS: usize = 48;
@@ -40,6 +42,47 @@ fn every_pair_of_circumstances() {
 #[ignore = "takes minutes: cargo xtask interoperability"]
 fn every_cell() {
     run(&cell::all());
+}
+
+/// In the name of the kernel's program, before each of its requests: whatever RFC 5961 defends against, port scanners' probes, and
+/// headers that are none. The conversation goes on, byte by byte.
+#[test]
+fn forged_and_odd_segments_disturb_nobody() {
+    attack(Attack::Salvos, "mtu1500/intact/requests");
+}
+
+/// With no room for another half-open connection, and more SYNs coming all the time, thousands of connections come and go.
+#[test]
+fn a_flood_of_syns_keeps_nobody_out() {
+    attack(Attack::Flood, "server/ipv4/mtu1500/intact/short");
+    attack(Attack::Flood, "server/ipv6/mtu1500/intact/short");
+}
+
+fn attack(attack: Attack, cells: &str) {
+    if let Err(reason) = can_meet() {
+        println!("SKIPPED: {attack:?}: {reason}");
+        return;
+    }
+    let seed = number("TOEHOLD_MATRIX_SEED", 1);
+    let cells = cell::all()
+        .into_iter()
+        .filter(|cell| cell.to_string().ends_with(cells));
+    for cell in cells {
+        match meet(cell, seed, Some(attack)) {
+            Ok(Tally {
+                hostile,
+                challenges,
+                malformed,
+                cookies,
+                connections,
+                ..
+            }) => println!(
+                "{attack:?}: {cell}: {hostile} hostile frames, {challenges} challenged, {malformed} malformed; \
+                 {cookies} of {connections} connections by cookies"
+            ),
+            Err(why) => panic!("{attack:?}: {cell} seed {seed}\n{why}"),
+        }
+    }
 }
 
 fn run(cells: &[Cell]) {
@@ -64,7 +107,7 @@ fn run(cells: &[Cell]) {
             scope.spawn(|| {
                 // Relaxed: each index is handed out once, and nothing else depends on it.
                 while let Some(&&cell) = cells.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let outcome = meet(cell, seed);
+                    let outcome = meet(cell, seed, None);
                     report
                         .lock()
                         .expect("no meeting panics")

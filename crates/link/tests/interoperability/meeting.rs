@@ -11,6 +11,7 @@ use std::time::{Duration, Instant as Clock};
 use toehold_link::{Direction, Tap, TapOptions, VnetHeader};
 use toehold_tcp::{Instant, ReceiveOffload};
 
+use crate::attack::{Attack, Attacker};
 use crate::cell::{Cell, Family, Impairment, Pattern};
 use crate::engine;
 use crate::kernel::{self, PATIENCE};
@@ -43,10 +44,10 @@ pub(crate) fn can_meet() -> Result<(), String> {
 }
 
 /// Lets engine and kernel meet. Where this process was stopped meanwhile, only the kernel's timers went on: then they meet anew.
-pub(crate) fn meet(cell: Cell, seed: u64) -> Result<Tally, String> {
+pub(crate) fn meet(cell: Cell, seed: u64, attack: Option<Attack>) -> Result<Tally, String> {
     let mut attempts = 1;
     loop {
-        match meet_once(cell, seed) {
+        match meet_once(cell, seed, attack) {
             Err(Failure { was_stopped, .. }) if was_stopped && attempts < ATTEMPTS_MAX => {
                 attempts += 1;
             }
@@ -70,14 +71,21 @@ impl From<String> for Failure {
 }
 
 /// In a thread of its own, because the namespace is the thread's.
-fn meet_once(cell: Cell, seed: u64) -> Result<Tally, Failure> {
+fn meet_once(cell: Cell, seed: u64, attack: Option<Attack>) -> Result<Tally, Failure> {
     let meeting = move || {
         let tap = isolated(cell)?;
-        let kernel = kernel::Program::start(cell).map_err(|error| error.to_string())?;
-        let mut meeting = Meeting::new(cell, seed, tap, kernel);
+        let attacker = attack.map(|attack| Attacker::start(cell, attack, seed));
+        let attacker = attacker
+            .transpose()
+            .map_err(|error| format!("the attacker: {error}"))?;
+        let pace = attacker.as_ref().map(Attacker::pace);
+        let kernel = kernel::Program::start(cell, pace).map_err(|error| error.to_string())?;
+        let mut meeting = Meeting::new(cell, seed, tap, kernel, attack);
         let outcome = catch_unwind(AssertUnwindSafe(|| meeting.run()))
             .unwrap_or_else(|panic| Err(format!("panicked: {}", message(&*panic))));
-        let tally = meeting.tally();
+        let mut tally = meeting.tally();
+        let stopped = attacker.map_or(Ok(0), |mut attacker| attacker.stop());
+        let outcome = outcome.and(stopped.map(|frames| tally.hostile = frames));
         match outcome.and_then(|()| meeting.check(&tally)) {
             Ok(()) => Ok(tally),
             Err(why) => Err(Failure {
@@ -157,6 +165,7 @@ fn await_address(cell: Cell) -> Result<(), String> {
 
 struct Meeting {
     cell: Cell,
+    attack: Option<Attack>,
     tap: Tap,
     kernel: kernel::Program,
     engine: engine::Program,
@@ -176,14 +185,21 @@ struct Meeting {
 }
 
 impl Meeting {
-    fn new(cell: Cell, seed: u64, tap: Tap, kernel: kernel::Program) -> Self {
+    fn new(
+        cell: Cell,
+        seed: u64,
+        tap: Tap,
+        kernel: kernel::Program,
+        attack: Option<Attack>,
+    ) -> Self {
         // Each cell has troubles of its own.
         let name = cell.to_string();
         let mix = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
         let seed = name.bytes().fold(seed ^ 0xcbf2_9ce4_8422_2325, mix);
         Self {
             cell,
-            engine: engine::Program::new(cell, seed, kernel.address),
+            attack,
+            engine: engine::Program::new(cell, seed, kernel.address, attack),
             tap,
             kernel,
             began: Clock::now(),
@@ -339,6 +355,9 @@ impl Meeting {
             struck: self.inward.struck + self.outward.struck,
             retransmissions: counters.retransmissions,
             malformed: counters.malformed_total(),
+            hostile: 0,
+            challenges: counters.challenges_sent + counters.challenges_suppressed,
+            cookies: counters.cookies_accepted,
             closed_windows: self.kernels.segments + self.engines.segments,
         }
     }
@@ -351,10 +370,26 @@ impl Meeting {
         if is_intact != (tally.struck == 0) {
             return Err(format!("the link struck {} frames", tally.struck));
         }
+        if let Some(attack) = self.attack {
+            return self.check_attack(attack, tally);
+        }
         if tally.malformed > 0 && !is_damaging {
             return Err("the engine found malformed frames".to_owned());
         }
         Ok(())
+    }
+
+    /// It was one, and was met as RFC 5961 and RFC 4987 want it.
+    fn check_attack(&self, attack: Attack, tally: &Tally) -> Result<(), String> {
+        let is_met = match attack {
+            Attack::Salvos => tally.challenges > 0 && tally.malformed > 0,
+            Attack::Flood => tally.cookies > 0,
+        };
+        if is_met && tally.hostile > 0 {
+            Ok(())
+        } else {
+            Err(format!("{} hostile frames, and no defence", tally.hostile))
+        }
     }
 
     fn describe(&self, why: &str) -> String {

@@ -19,6 +19,11 @@ pub(crate) struct Tally {
     pub(crate) retransmissions: u64,
     /// Frames that the engine found damaged.
     pub(crate) malformed: u64,
+    /// Frames that somebody else sent.
+    pub(crate) hostile: u64,
+    /// Challenges to them, and cookies that came back.
+    pub(crate) challenges: u64,
+    pub(crate) cookies: u64,
     /// Segments with a closed window.
     pub(crate) closed_windows: u64,
 }
