@@ -369,3 +369,6 @@ impl Drop for Lane {
         unsafe { memfd::unmap(self.region, REGION_BYTES) };
     }
 }
+
+#[cfg(test)]
+pub(super) mod tests;
