@@ -431,3 +431,6 @@ fn bytes_waiting(socket: &impl AsRawFd) -> usize {
     unsafe { libc::ioctl(socket.as_raw_fd(), libc::FIONREAD, &mut waiting) };
     waiting.max(0) as usize
 }
+
+#[cfg(test)]
+mod tests;

@@ -116,7 +116,9 @@ fn up(next: u64, carrier: u64) -> (Lane, Program) {
 }
 
 fn pattern(from: u64, len: usize) -> Vec<u8> {
-    (from..from + len as u64).map(|at| (at % 251) as u8).collect()
+    (from..from + len as u64)
+        .map(|at| (at % 251) as u8)
+        .collect()
 }
 
 fn length(room: Option<[Room; 2]>) -> Option<usize> {
@@ -226,14 +228,25 @@ fn stream_changes_its_way_at_the_right_byte_and_back() {
     assert!(!lane.begin_down(), "nobody waits for credit");
     lane.finish_down(0);
     assert!(!lane.is_up());
-    assert_eq!(lane.try_up(11, 7), Ok(false), "the program has not followed");
+    assert_eq!(
+        lane.try_up(11, 7),
+        Ok(false),
+        "the program has not followed"
+    );
     assert_eq!(program.read(100, 0), b"ring");
-    assert!(matches!(program.end().incoming(), Ok(Incoming::Carrier { .. })));
+    assert!(matches!(
+        program.end().incoming(),
+        Ok(Incoming::Carrier { .. })
+    ));
     // Seven bytes by the carrier.
     assert_eq!(lane.try_up(11, 7), Ok(true));
     assert!(lane.place(11, b"again"));
     lane.publish(16);
-    assert_eq!(program.read(100, 6), b"", "one byte on the carrier comes first");
+    assert_eq!(
+        program.read(100, 6),
+        b"",
+        "one byte on the carrier comes first"
+    );
     assert_eq!(program.read(100, 7), b"again");
     assert_eq!(lane.consumed(), Ok(16));
 }
@@ -307,7 +320,12 @@ fn small_ring_that_is_full_is_given_back_all_at_once_and_grows() {
     let capacity = 1u64 << CAPACITY_LOG2_MIN;
     program.write(&vec![1; capacity as usize]);
     assert_eq!(program.write(b"x"), 0);
-    program.end().ours().wake.want_credit.store(1, Ordering::SeqCst);
+    program
+        .end()
+        .ours()
+        .wake
+        .want_credit
+        .store(1, Ordering::SeqCst);
     assert!(lane.incoming(0, 0).is_ok());
     assert_eq!(lane.give_back(capacity - 1), Ok(false));
     assert_eq!(program.end().sender().credit_as_it_is(), Ok(0));
@@ -329,7 +347,10 @@ fn words_without_sense_are_faults() {
     ours.publish.tail.store(1 << 40, Ordering::Release);
     assert_eq!(lane.incoming(0, 0), Err(Fault::Tail));
     assert_eq!(lane.give_back(5), Err(Fault::Tail));
-    assert!(said(lane.sent(0, 10)).len() == 10, "inside the ring all the same");
+    assert!(
+        said(lane.sent(0, 10)).len() == 10,
+        "inside the ring all the same"
+    );
     ours.publish.tail.store(5, Ordering::Release);
     ours.publish.capacity_log2.store(63, Ordering::Release);
     assert_eq!(lane.incoming(0, 0), Err(Fault::Capacity));
@@ -399,4 +420,11 @@ fn end_of_the_engine_s_side_is_seen() {
     lane.close();
     let closed = &program.end().theirs().wake.closed;
     assert_eq!(closed.load(Ordering::Acquire), CLOSED_ALL);
+}
+
+impl Lane {
+    /// As an operator, or want of regions, does.
+    pub(in crate::engine) fn command(&self, command: u32) {
+        self.entry.command.store(command, Ordering::Release);
+    }
 }

@@ -1,0 +1,557 @@
+//! A connection between a real engine and a program's real socket, with a remote that is another engine.
+
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+
+use toehold_channel::table::{COMMAND_EVICT, Mode};
+use toehold_tcp::{
+    CloseReason, Config, ConnectionId, Duration, Event, InterfaceAddress, Medium, Memory, NoRoom,
+    Options, Random, ReceiveOffload,
+};
+
+use super::*;
+use crate::engine::flow::{Next, Stage};
+use crate::engine::lane::tests::{Program, channel};
+use crate::engine::told;
+use crate::registry::ClientId;
+
+/// The remote's memory: what arrived, and a send stream whose byte n is `byte(n)`.
+#[derive(Default)]
+struct Rings(Vec<u8>);
+
+impl Memory for Rings {
+    fn place(&mut self, _: ConnectionId, offset: u64, bytes: &[u8]) -> Result<(), NoRoom> {
+        let end = offset as usize + bytes.len();
+        self.0.resize(self.0.len().max(end), 0);
+        self.0[offset as usize..end].copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn gather(&mut self, _: ConnectionId, offset: u64, target: &mut [u8]) {
+        for (at, target) in target.iter_mut().enumerate() {
+            *target = byte(offset + at as u64);
+        }
+    }
+}
+
+fn byte(at: u64) -> u8 {
+    (at % 251) as u8
+}
+
+fn pattern(len: usize) -> Vec<u8> {
+    (0..len as u64).map(byte).collect()
+}
+
+struct Bench {
+    now: Instant,
+    engine: Engine,
+    streams: Streams,
+    channels: Channels,
+    _daemon: OwnedFd,
+    flow: Flow,
+    program: TcpStream,
+    remote: Engine,
+    rings: Rings,
+    remote_id: ConnectionId,
+    remote_reads: bool,
+    remote_seen: Vec<Event>,
+}
+
+impl Bench {
+    /// A program and its remote, connected.
+    fn new() -> Bench {
+        let host = |seed: u64, last: u8| {
+            let address = InterfaceAddress {
+                address: [10, 0, 0, last].into(),
+                prefix_bits: 24,
+            };
+            Engine::new(Config::new(Medium::Ip, 1_500, address), Random::new(seed))
+        };
+        let (mut engine, mut remote) = (host(1, 1), host(2, 2));
+        let at = ([10, 0, 0, 2], 80).into();
+        let listener = remote.listen(at, 1, Options::default()).expect("free");
+        let now = Instant::from_micros(1_000_000);
+        let id = engine
+            .connect(now, None, at, told::options())
+            .expect("reachable");
+        let (program, carrier) = sockets();
+        let (channels, daemon) = Channels::new().expect("a table");
+        let mut bench = Bench {
+            now,
+            engine,
+            streams: Streams::default(),
+            channels,
+            _daemon: daemon,
+            flow: Flow::new(id, ClientId(1), 1, Stage::Open, carrier),
+            program,
+            remote,
+            rings: Rings::default(),
+            remote_id: id,
+            remote_reads: true,
+            remote_seen: Vec::new(),
+        };
+        assert_eq!(bench.turn(), Next::Wait);
+        bench.remote_id = bench.remote.accept(listener).expect("connected");
+        bench
+    }
+
+    /// As it goes on until nothing does.
+    fn turn(&mut self) -> Next {
+        loop {
+            let moved = self.exchange();
+            self.note_events();
+            self.note_readiness();
+            let before = (self.flow.published, self.flow.taken);
+            let mut around = Around {
+                now: self.now,
+                engine: &mut self.engine,
+                streams: &mut self.streams,
+                channels: &mut self.channels,
+                netns: 0,
+            };
+            let next = self.flow.advance(&mut around);
+            let has_moved = moved || before != (self.flow.published, self.flow.taken);
+            if next != Next::Wait {
+                self.exchange();
+                return next;
+            }
+            if !has_moved && !self.exchange() {
+                return Next::Wait;
+            }
+        }
+    }
+
+    /// Time passes: delayed acknowledgements and probes are sent.
+    fn pass(&mut self, span: Duration) -> Next {
+        let until = self.now + span;
+        loop {
+            let next = self.turn();
+            let due = [&self.engine, &self.remote].map(Engine::poll_timeout);
+            let due = due.into_iter().flatten().min();
+            match due.filter(|due| next == Next::Wait && *due <= until) {
+                Some(due) => self.now = self.now.max(due),
+                None => return next,
+            }
+            self.engine.handle_timeout(self.now);
+            self.remote.handle_timeout(self.now);
+        }
+    }
+
+    fn exchange(&mut self) -> bool {
+        let mut frame = vec![0; 70_000];
+        let mut moved = false;
+        loop {
+            let offload = ReceiveOffload::default();
+            let there = self
+                .engine
+                .poll_frame(self.now, &mut self.streams, &mut frame);
+            if let Some((len, _)) = there {
+                let frame = &frame[..len];
+                self.remote
+                    .handle_frame(self.now, frame, offload, &mut self.rings);
+            }
+            self.remote_follows();
+            let back = self
+                .remote
+                .poll_frame(self.now, &mut self.rings, &mut frame);
+            if let Some((len, _)) = back {
+                let frame = &frame[..len];
+                self.engine
+                    .handle_frame(self.now, frame, offload, &mut self.streams);
+            }
+            if there.is_none() && back.is_none() {
+                return moved;
+            }
+            moved = true;
+        }
+    }
+
+    fn remote_follows(&mut self) {
+        while let Some(event) = self.remote.poll_event() {
+            self.remote_seen.push(event);
+        }
+        let received = self
+            .remote
+            .info(self.remote_id)
+            .map(|_| self.rings.0.len() as u64);
+        if self.remote_reads
+            && let Some(received) = received
+        {
+            let _ = self.remote.take(self.now, self.remote_id, received);
+        }
+    }
+
+    fn note_events(&mut self) {
+        while let Some(event) = self.engine.poll_event() {
+            match event {
+                Event::Progress {
+                    received,
+                    acknowledged,
+                    remote_finished,
+                    ..
+                } => {
+                    let flow = &mut self.flow;
+                    flow.note_progress(received, acknowledged, remote_finished);
+                }
+                Event::Closed { reason, .. } => self.flow.note_closed(reason),
+                _ => {}
+            }
+        }
+    }
+
+    /// What epoll would have said.
+    fn note_readiness(&mut self) {
+        let mut poll = libc::pollfd {
+            fd: self.flow.carrier.as_raw_fd(),
+            events: libc::POLLIN | libc::POLLOUT | libc::POLLRDHUP,
+            revents: 0,
+        };
+        // SAFETY: one valid entry.
+        unsafe { libc::poll(&mut poll, 1, 0) };
+        // The numbers are epoll's as well.
+        self.flow.note_carrier(poll.revents.cast_unsigned().into());
+    }
+
+    /// What the program reads while all goes on, until there is as much, or its end.
+    fn read(&mut self, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        let mut at = 0;
+        while at < len {
+            self.turn();
+            match self.program.read(&mut bytes[at..]) {
+                Ok(0) => break,
+                Ok(count) => at += count,
+                Err(error) => assert_eq!(error.kind(), io::ErrorKind::WouldBlock),
+            }
+        }
+        bytes.truncate(at);
+        bytes
+    }
+
+    /// Has the program write it all while all goes on.
+    fn write(&mut self, bytes: &[u8]) {
+        let mut at = 0;
+        while at < bytes.len() {
+            match self.program.write(&bytes[at..]) {
+                Ok(count) => at += count,
+                Err(error) => assert_eq!(error.kind(), io::ErrorKind::WouldBlock),
+            }
+            self.pass(Duration::from_millis(50));
+        }
+    }
+
+    /// Writes until nothing more is taken; how much was.
+    fn stuff(&mut self) -> usize {
+        let mut all = 0;
+        let mut refused = 0;
+        while refused < 3 {
+            match self.program.write(&pattern_from(all as u64, 1 << 16)) {
+                Ok(count) => (all, refused) = (all + count, 0),
+                Err(_) => refused += 1,
+            }
+            self.pass(Duration::from_millis(50));
+        }
+        all
+    }
+
+    fn remote_says(&mut self, len: u64) {
+        self.remote.publish(self.remote_id, len).expect("open");
+    }
+
+    fn remote_finishes(&mut self) {
+        self.remote.finish(self.now, self.remote_id).expect("open");
+    }
+
+    fn remote_saw_end(&self) -> bool {
+        let is_end = |event: &Event| {
+            matches!(
+                event,
+                Event::Progress {
+                    remote_finished: true,
+                    ..
+                }
+            )
+        };
+        self.remote_seen.iter().any(is_end)
+    }
+
+    fn remote_saw_reset(&self) -> bool {
+        let is_reset = |event: &Event| {
+            matches!(
+                event,
+                Event::Closed {
+                    reason: CloseReason::Reset,
+                    ..
+                }
+            )
+        };
+        self.remote_seen.iter().any(is_reset)
+    }
+
+    /// As the runner does for a program that is gone.
+    fn abort(&mut self) {
+        let _ = self.engine.abort(self.now, self.flow.id);
+        self.exchange();
+        self.exchange();
+    }
+
+    /// Puts a channel beside the carrier, both directions of which are rings.
+    fn with_channel(&mut self) -> Program {
+        let (lane, program) = channel();
+        lane.attach(0);
+        program.attach();
+        self.streams.set_lane(self.flow.id, Some(lane));
+        assert_eq!(self.turn(), Next::Wait);
+        program.go_up(self.flow.carrier_got);
+        assert_eq!(self.turn(), Next::Wait);
+        let lane = self.streams.lane(self.flow.id).expect("just set");
+        assert!(lane.is_up() && lane.is_ring_in());
+        program
+    }
+}
+
+fn pattern_from(from: u64, len: usize) -> Vec<u8> {
+    (from..from + len as u64).map(byte).collect()
+}
+
+/// A program's socket and its carrier.
+fn sockets() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("loopback");
+    let program = TcpStream::connect(listener.local_addr().expect("bound"));
+    let program = program.expect("it listens");
+    let (carrier, _) = listener.accept().expect("connected");
+    for socket in [&program, &carrier] {
+        socket.set_nonblocking(true).expect("a socket");
+    }
+    (program, carrier)
+}
+
+const MUCH: usize = 8 << 20;
+
+#[test]
+fn bytes_go_both_ways_whole() {
+    let mut bench = Bench::new();
+    bench.remote_says(300_000);
+    assert!(bench.read(300_000) == pattern(300_000));
+    bench.write(&pattern(300_000));
+    bench.pass(Duration::from_secs(1));
+    assert!(bench.rings.0 == pattern(300_000));
+}
+
+#[test]
+fn program_that_does_not_read_closes_the_window_and_loses_nothing() {
+    let mut bench = Bench::new();
+    bench.remote_says(MUCH as u64);
+    assert_eq!(bench.pass(Duration::from_secs(1)), Next::Wait);
+    let (taken, received) = (bench.flow.taken, bench.flow.received);
+    assert!(taken > 0, "its socket takes some");
+    assert!(received < MUCH as u64, "the window is closed");
+    assert!(received - taken <= RING_BYTES as u64);
+    assert!(!bench.flow.is_delivered);
+    assert!(bench.read(MUCH) == pattern(MUCH));
+    assert!(bench.flow.is_delivered);
+}
+
+#[test]
+fn remote_that_does_not_read_fills_one_ring_and_no_more() {
+    let mut bench = Bench::new();
+    bench.remote_reads = false;
+    let sent = bench.stuff();
+    let flow = &bench.flow;
+    assert_eq!(flow.published - flow.acknowledged, RING_BYTES as u64);
+    assert!(
+        sent as u64 > flow.published,
+        "the rest is in the program's socket"
+    );
+    bench.remote_reads = true;
+    bench.pass(Duration::from_secs(300));
+    assert_eq!(bench.rings.0.len(), sent);
+    assert!(bench.rings.0 == pattern(sent));
+}
+
+#[test]
+fn program_that_finishes_first_still_hears() {
+    let mut bench = Bench::new();
+    bench.write(b"request");
+    bench.program.shutdown(Shutdown::Write).expect("connected");
+    bench.pass(Duration::from_millis(100));
+    assert!(bench.remote_saw_end());
+    bench.remote_says(100_000);
+    assert!(bench.read(100_000) == pattern(100_000));
+    bench.remote_finishes();
+    assert_eq!(bench.read(1), b"");
+    assert_eq!(bench.pass(Duration::from_secs(1)), Next::Over);
+}
+
+#[test]
+fn remote_that_finishes_first_still_hears() {
+    let mut bench = Bench::new();
+    bench.remote_says(5);
+    bench.remote_finishes();
+    assert_eq!(bench.read(6), pattern(5));
+    assert_eq!(bench.pass(Duration::from_secs(5)), Next::Wait);
+    bench.write(&pattern(100_000));
+    bench.program.shutdown(Shutdown::Write).expect("connected");
+    assert_eq!(bench.pass(Duration::from_secs(300)), Next::Over);
+    assert!(bench.rings.0 == pattern(100_000) && bench.remote_saw_end());
+}
+
+#[test]
+fn both_may_finish_at_once() {
+    let mut bench = Bench::new();
+    bench.remote_finishes();
+    bench.program.shutdown(Shutdown::Write).expect("connected");
+    assert_eq!(bench.pass(Duration::from_secs(300)), Next::Over);
+    assert!(bench.remote_saw_end());
+}
+
+#[test]
+fn end_waits_for_what_comes_before_it() {
+    let mut bench = Bench::new();
+    bench.remote_says(MUCH as u64);
+    bench.remote_finishes();
+    bench.pass(Duration::from_secs(1));
+    assert!(!bench.flow.program_told);
+    assert!(bench.read(MUCH + 1) == pattern(MUCH));
+    assert!(bench.flow.program_told);
+}
+
+#[test]
+fn program_that_resets_resets_the_remote() {
+    let mut bench = Bench::new();
+    let program = std::mem::replace(&mut bench.program, sockets().0);
+    crate::engine::sys::reset_when_closed(&program, true).expect("a socket");
+    drop(program);
+    assert_eq!(bench.turn(), Next::ProgramGone);
+    bench.abort();
+    assert!(bench.remote_saw_reset());
+}
+
+#[test]
+fn program_that_closes_with_news_unread_is_gone() {
+    let mut bench = Bench::new();
+    bench.remote_says(1_000);
+    bench.turn();
+    // The kernel resets for a socket that is closed with bytes unread (RFC 2525 section 2.17).
+    drop(std::mem::replace(&mut bench.program, sockets().0));
+    assert_eq!(bench.turn(), Next::ProgramGone);
+}
+
+#[test]
+fn reset_of_the_remote_s_comes_after_what_the_program_had_room_for() {
+    let mut bench = Bench::new();
+    bench.remote_says(1_000_000);
+    bench.pass(Duration::from_millis(100));
+    let arrived = bench.flow.received as usize;
+    bench
+        .remote
+        .abort(bench.now, bench.remote_id)
+        .expect("open");
+    let mut next = bench.turn();
+    let mut read = 0;
+    while next == Next::Wait {
+        read += bench.read(1).len();
+        next = bench.turn();
+    }
+    assert_eq!(next, Next::RemoteGone);
+    assert!(bench.flow.is_delivered && read <= arrived);
+    assert_eq!(bench.flow.closed, Some(CloseReason::Reset));
+}
+
+#[test]
+fn bytes_go_by_rings_both_ways() {
+    let mut bench = Bench::new();
+    bench.write(b"by the carrier ");
+    let program = bench.with_channel();
+    program.write(b"by the ring");
+    assert_eq!(bench.turn(), Next::Wait);
+    bench.remote_says(1_000);
+    assert_eq!(bench.turn(), Next::Wait);
+    assert_eq!(bench.rings.0, b"by the carrier by the ring");
+    let got = bench.flow.carrier_sent;
+    assert!(program.read(2_000, got) == pattern(1_000));
+    assert_eq!(bench.flow.carrier_sent, 0, "nothing by the carrier");
+}
+
+#[test]
+fn window_of_a_channel_closes_and_opens_with_the_program_s_reading() {
+    let mut bench = Bench::new();
+    let program = bench.with_channel();
+    bench.remote_says(MUCH as u64);
+    assert_eq!(bench.pass(Duration::from_secs(1)), Next::Wait);
+    assert_eq!(
+        bench.flow.received - bench.flow.taken,
+        1 << super::super::lane::WINDOW_LOG2
+    );
+    let lane = bench.streams.lane(bench.flow.id).expect("there");
+    assert!(lane.is_up(), "the program can be rung for");
+    let wants = &program.end().theirs().wake.want_credit;
+    assert_eq!(wants.load(std::sync::atomic::Ordering::SeqCst), 1);
+    let mut got = Vec::new();
+    while got.len() < MUCH {
+        got.extend(program.read(300_000, bench.flow.carrier_sent));
+        assert_eq!(bench.pass(Duration::from_secs(1)), Next::Wait);
+    }
+    assert!(got == pattern(MUCH));
+}
+
+#[test]
+fn evicted_channel_is_left_and_the_streams_go_on_by_the_carrier() {
+    let mut bench = Bench::new();
+    let program = bench.with_channel();
+    program.write(b"ring ");
+    bench.remote_says(10);
+    assert_eq!(bench.turn(), Next::Wait);
+    let lane = bench.streams.lane(bench.flow.id).expect("there");
+    lane.command(COMMAND_EVICT);
+    assert_eq!(bench.turn(), Next::Wait);
+    bench.remote_says(20);
+    assert_eq!(bench.turn(), Next::Wait);
+    let lane = bench
+        .streams
+        .lane(bench.flow.id)
+        .expect("until both have left");
+    assert!(!lane.is_up());
+    assert_eq!(program.read(100, 0), pattern(10));
+    assert!(program.read(100, 0).is_empty());
+    assert_eq!(program.end().rx_mode(), Mode::Carrier);
+    program.go_down();
+    assert_eq!(bench.turn(), Next::Wait);
+    program.leave();
+    assert_eq!(bench.turn(), Next::Wait);
+    assert!(bench.streams.lane(bench.flow.id).is_none());
+    assert_eq!(bench.read(10), pattern_from(10, 10));
+    bench.write(b"carrier");
+    assert_eq!(bench.rings.0, b"ring carrier");
+}
+
+#[test]
+fn program_that_writes_nonsense_is_gone() {
+    let mut bench = Bench::new();
+    let program = bench.with_channel();
+    let tail = &program.end().ours().publish.tail;
+    tail.store(1 << 40, std::sync::atomic::Ordering::SeqCst);
+    assert_eq!(bench.turn(), Next::ProgramGone);
+}
+
+#[test]
+fn program_that_has_closed_cleanly_is_heard_to_the_end() {
+    use toehold_channel::layout::{CLOSED_ALL, CLOSED_CLEAN};
+    let mut bench = Bench::new();
+    let program = bench.with_channel();
+    program.write(b"last words");
+    let closed = &program.end().ours().wake.closed;
+    closed.store(
+        CLOSED_ALL | CLOSED_CLEAN,
+        std::sync::atomic::Ordering::SeqCst,
+    );
+    // A doorbell of ours that crossed with the close: the kernel resets the carrier.
+    (&bench.flow.carrier).write_all(&[0]).expect("room");
+    bench.flow.carrier_sent += 1;
+    drop(std::mem::replace(&mut bench.program, sockets().0));
+    assert_eq!(bench.pass(Duration::from_secs(1)), Next::Wait);
+    assert_eq!(bench.rings.0, b"last words");
+    assert!(bench.remote_saw_end() && bench.flow.has_departed);
+    bench.remote_finishes();
+    assert_eq!(bench.pass(Duration::from_secs(300)), Next::Over);
+}
