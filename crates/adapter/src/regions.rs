@@ -66,7 +66,7 @@ impl Regions {
 }
 
 /// A region's memfd, its control words set.
-fn create_region() -> io::Result<OwnedFd> {
+pub(crate) fn create_region() -> io::Result<OwnedFd> {
     let file = File::from(memfd::create(c"toehold-region", REGION_BYTES)?);
     // Written before anybody else has the descriptor, so plain writes are ordered before every reader.
     file.write_all_at(
@@ -88,7 +88,7 @@ fn create_region() -> io::Result<OwnedFd> {
 }
 
 /// A pair's memfd, its header set.
-fn create_pair() -> io::Result<OwnedFd> {
+pub(crate) fn create_pair() -> io::Result<OwnedFd> {
     let file = File::from(memfd::create(c"toehold-pair", PAIR_BYTES)?);
     file.write_all_at(
         &PAIR_MAGIC.to_ne_bytes(),

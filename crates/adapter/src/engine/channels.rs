@@ -388,3 +388,6 @@ fn socket_pair() -> io::Result<(OwnedFd, OwnedFd)> {
     check(unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, ends.as_mut_ptr()) })?;
     Ok((owned(ends[0])?, owned(ends[1])?))
 }
+
+#[cfg(test)]
+mod tests;

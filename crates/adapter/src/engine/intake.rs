@@ -154,3 +154,37 @@ fn continues(before: Option<Expected>, length: usize, after: Option<Expected>) -
 }
 
 const _: () = assert!(FRAME_BYTES_WORTH > USUAL_HEADERS_BYTES);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Fills the parts in order, as a read into them does.
+    fn scatter(frame: &[u8], parts: &[Room]) {
+        let mut rest = frame;
+        for &(base, len) in parts {
+            let (part, after) = rest.split_at(len.min(rest.len()));
+            // SAFETY: each part is memory of the test's, of that length.
+            unsafe { toehold_copy::to_shared(part.as_ptr(), base, part.len()) };
+            rest = after;
+        }
+    }
+
+    #[test]
+    fn frame_that_was_guessed_wrong_is_put_together() {
+        let mut intake = Intake::default();
+        let frame: Vec<u8> = (0..30_000u32).map(|at| (at % 251) as u8).collect();
+        let mut ring = vec![0u8; 1 << 16];
+        for (first, second) in [(0, 0), (1, 0), (5_000, 0), (100, 700), (20_000, 40_000)] {
+            for length in [USUAL_HEADERS_BYTES + 1, 200, 900, 5_000, 29_999, 30_000] {
+                let base = ring.as_mut_ptr();
+                let room = [(base, first), (base.wrapping_add(first), second)];
+                let parts = intake.parts(room);
+                scatter(&frame[..length], &parts);
+                intake.put_together(room, length);
+                let is_whole = intake.frame()[..length] == frame[..length];
+                assert!(is_whole, "{length} bytes, room for {first} and {second}");
+            }
+        }
+    }
+}

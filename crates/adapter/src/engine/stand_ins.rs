@@ -44,3 +44,32 @@ pub(super) fn shown(own: &[(IpAddr, Ipv4Addr)]) -> Vec<Own> {
     };
     own.iter().map(one).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::settings::Draft;
+
+    fn settings(addresses: &[&str]) -> Settings {
+        let mut draft = Draft::default();
+        draft.set("link", "tap:toe0").expect("valid");
+        for address in addresses {
+            draft.set("address", address).expect("valid");
+        }
+        draft.finish().expect("whole").expect("wanted")
+    }
+
+    #[test]
+    fn address_keeps_its_stand_in_while_others_come_and_go() {
+        let source = Ipv4Addr::new(127, 99, 1, 0);
+        let mut stand_ins = StandIns::next_to(source);
+        let first = stand_ins.for_all(&settings(&["10.0.0.1/24", "fd84::1/64"]));
+        assert_ne!(first[0].1, first[1].1);
+        let second = stand_ins.for_all(&settings(&["fd84::1/64", "10.0.0.2/24"]));
+        assert_eq!(second[0], first[1]);
+        let all = [first[0].1, first[1].1, second[1].1];
+        assert!(!all.contains(&source) && second[1].1 != first[0].1);
+        assert!(all.iter().all(Ipv4Addr::is_loopback));
+        assert_eq!(stand_ins.for_all(&settings(&["10.0.0.1/24"])), first[..1]);
+    }
+}

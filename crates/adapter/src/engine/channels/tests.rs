@@ -1,0 +1,255 @@
+//! The engine as a client, against the daemon's end of its socket.
+
+use std::net::Ipv4Addr;
+
+use toehold_channel::doorbell;
+
+use super::*;
+use crate::regions::{create_pair, create_region};
+
+const NETNS: u64 = 7;
+
+struct Bench {
+    channels: Channels,
+    daemon: OwnedFd,
+}
+
+/// What the daemon offers, and the program's view of the boards.
+struct Made {
+    message: Message,
+    region: OwnedFd,
+    pair: OwnedFd,
+    program: Pair,
+}
+
+impl Bench {
+    fn new() -> Bench {
+        let (channels, daemon) = Channels::new().expect("a table");
+        let mut bench = Bench { channels, daemon };
+        let (hello, kind) = bench.heard().expect("it says hello");
+        assert_eq!((kind, hello.pid), (Kind::Hello, std::process::id()));
+        bench
+    }
+
+    /// The next message to the daemon.
+    fn heard(&mut self) -> Option<(Message, Kind)> {
+        match wire::try_receive(self.daemon.as_fd()) {
+            Ok(Received::Message(message, kind, _)) => Some((message, kind)),
+            _ => None,
+        }
+    }
+
+    /// Asks for a channel beside the carrier of a port; the request.
+    fn ask(&mut self, port: u16) -> Message {
+        let end = |port| SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port);
+        let index = self.channels.ask(NETNS, (end(80), end(port)), true);
+        let (message, kind) = self.heard().expect("a request");
+        assert_eq!((kind, Some(message.entry)), (Kind::Pair, index));
+        message
+    }
+
+    fn offer(&self, made: &Made, descriptors: &[BorrowedFd<'_>]) {
+        let sent = wire::try_send(self.daemon.as_fd(), &made.message, descriptors);
+        sent.expect("room");
+    }
+
+    /// Everything offered and found good.
+    fn taken(&mut self) -> Vec<Offer> {
+        let mut all = Vec::new();
+        self.channels.offers(|_, offer| all.push(offer));
+        all
+    }
+
+    /// Slots of flows that have news.
+    fn news(&self) -> Vec<u32> {
+        let mut all = Vec::new();
+        let any = self.channels.sweep(|flow| all.push(flow));
+        assert_eq!(any, !all.is_empty());
+        all
+    }
+
+    /// A channel of its own for a flow, in a pair of its own.
+    fn entered(&mut self, pair: u64, slot: u32, flow: u32) -> (Message, Made) {
+        let asked = self.ask(1_000 + flow as u16);
+        let made = Made::new(&asked, pair, slot);
+        self.offer(&made, &[made.region.as_fd(), made.pair.as_fd()]);
+        let offer = self.taken().pop().expect("a good offer");
+        assert_eq!(
+            (offer.entry, offer.pair, offer.slot),
+            (asked.entry, pair, slot)
+        );
+        self.channels.enter(pair, slot, flow);
+        (asked, made)
+    }
+
+    fn state(&self, index: u32) -> u32 {
+        let entry = self.channels.table.entry(index);
+        entry.state.load(Ordering::Relaxed)
+    }
+}
+
+impl Made {
+    fn new(asked: &Message, pair: u64, slot: u32) -> Made {
+        let file = create_pair().expect("memfd");
+        Made {
+            message: Message {
+                entry: asked.entry,
+                generation: asked.generation,
+                side: 0,
+                slot,
+                pair,
+                ..Message::new(Kind::Offer)
+            },
+            region: create_region().expect("memfd"),
+            program: Pair::map(file.as_fd(), 1).expect("a pair"),
+            pair: file,
+        }
+    }
+
+    /// The engine's board, as the program sees it.
+    fn board(&self) -> &Board {
+        self.program.board(0, 0).expect("there is one")
+    }
+}
+
+#[test]
+fn entry_is_used_again_under_another_generation() {
+    let mut bench = Bench::new();
+    let first = bench.ask(1_000);
+    assert_eq!(
+        (first.netns, first.local_port, first.remote_port),
+        (NETNS, 80, 1_000)
+    );
+    assert_eq!(bench.state(first.entry), EntryState::Live as u32);
+    let other = bench.ask(1_001);
+    assert_ne!(other.entry, first.entry);
+    bench.channels.withdraw(first.entry, None);
+    let (message, kind) = bench.heard().expect("told");
+    assert_eq!((kind, message.entry), (Kind::Withdraw, first.entry));
+    assert_eq!(message.generation, first.generation);
+    assert_eq!(bench.state(first.entry), EntryState::Free as u32);
+    let again = bench.ask(1_002);
+    assert_eq!(again.entry, first.entry);
+    assert_ne!(again.generation, first.generation);
+}
+
+#[test]
+fn daemon_that_does_not_listen_costs_no_entry() {
+    let mut bench = Bench::new();
+    let end = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 80);
+    let mut asked = 0;
+    while bench.channels.ask(NETNS, (end, end), false).is_some() {
+        asked += 1;
+        assert!(asked < 100_000, "the socket is never full");
+    }
+    assert_eq!(bench.channels.free.len(), 1);
+    assert!(bench.channels.ask(NETNS, (end, end), false).is_none());
+    assert_eq!(bench.channels.used as usize, asked + 1);
+}
+
+#[test]
+fn news_is_found_by_the_bit_of_its_channel() {
+    let mut bench = Bench::new();
+    let (_, one) = bench.entered(5, 0, 40);
+    let (asked, other) = bench.entered(6, 130, 41);
+    assert!(bench.news().is_empty());
+    doorbell::mark(other.board(), 130);
+    assert_eq!(bench.news(), [41]);
+    assert!(bench.news().is_empty(), "once");
+    doorbell::mark(one.board(), 0);
+    doorbell::mark(one.board(), 1);
+    doorbell::mark(other.board(), 130);
+    assert_eq!(bench.news(), [40, 41], "and nobody has bit 1");
+    bench.channels.withdraw(asked.entry, Some((6, 130)));
+    doorbell::mark(other.board(), 130);
+    assert!(bench.news().is_empty(), "its channel is gone");
+}
+
+#[test]
+fn programs_are_told_to_ring_while_the_engine_sleeps() {
+    let mut bench = Bench::new();
+    let (asked, made) = bench.entered(5, 0, 40);
+    let sleeping = || made.board().sleeping.load(Ordering::SeqCst);
+    bench.channels.set_sleeping(true);
+    assert_eq!(sleeping(), 1);
+    bench.channels.set_sleeping(false);
+    assert_eq!(sleeping(), 0);
+    bench.channels.withdraw(asked.entry, Some((5, 0)));
+    bench.channels.set_sleeping(true);
+    assert_eq!(sleeping(), 0, "nobody would ring");
+}
+
+#[test]
+fn boards_of_a_program_s_are_its_own_side_s() {
+    let mut bench = Bench::new();
+    let (_, made) = bench.entered(5, 0, 40);
+    let theirs = bench.channels.their_board(5, 2).expect("a board");
+    doorbell::mark(theirs, 9);
+    let seen = made.program.board(1, 2).expect("a board");
+    assert_eq!(seen.bits[0].load(Ordering::SeqCst), 1 << 9);
+    assert!(bench.channels.their_board(5, BOARDS as u32).is_none());
+    assert!(bench.channels.their_board(6, 0).is_none());
+}
+
+#[test]
+fn pair_that_is_not_known_is_asked_for() {
+    let mut bench = Bench::new();
+    let asked = bench.ask(1_000);
+    let made = Made::new(&asked, 5, 0);
+    bench.offer(&made, &[made.region.as_fd()]);
+    assert!(bench.taken().is_empty());
+    let (message, kind) = bench.heard().expect("a question");
+    assert_eq!((kind, message.entry), (Kind::Resume, asked.entry));
+    assert_eq!(message.generation, asked.generation);
+    bench.offer(&made, &[made.region.as_fd(), made.pair.as_fd()]);
+    assert_eq!(bench.taken().len(), 1);
+    // Known from here on.
+    let asked = bench.ask(1_001);
+    let next = Made::new(&asked, 5, 1);
+    bench.offer(&next, &[next.region.as_fd()]);
+    assert_eq!(bench.taken().len(), 1);
+}
+
+#[test]
+fn offers_for_nobody_and_offers_without_sense_are_passed_over() {
+    let mut bench = Bench::new();
+    let asked = bench.ask(1_000);
+    let good = || Made::new(&asked, 5, 0);
+    let mut late = good();
+    late.message.generation -= 1;
+    let mut unknown = good();
+    unknown.message.entry = 9;
+    let mut beyond = good();
+    beyond.message.slot = BOARD_BITS as u32;
+    let mut swapped = good();
+    std::mem::swap(&mut swapped.region, &mut swapped.pair);
+    swapped.message.pair = 6;
+    for made in [&late, &unknown, &beyond, &swapped] {
+        bench.offer(made, &[made.region.as_fd(), made.pair.as_fd()]);
+    }
+    let foreign = memfd::create(c"foreign", REGION_BYTES).expect("memfd");
+    let made = good();
+    bench.offer(&made, &[foreign.as_fd(), made.pair.as_fd()]);
+    bench.offer(&made, &[]);
+    assert!(bench.taken().is_empty());
+    bench.offer(&made, &[made.region.as_fd(), made.pair.as_fd()]);
+    assert_eq!(bench.taken().len(), 1, "a good one is still taken");
+    // And not once its connection is gone.
+    bench.channels.withdraw(asked.entry, None);
+    bench.offer(&made, &[made.region.as_fd(), made.pair.as_fd()]);
+    assert!(bench.taken().is_empty());
+}
+
+#[test]
+fn pairs_without_a_channel_are_forgotten_when_there_are_many() {
+    let mut bench = Bench::new();
+    let (_, kept) = bench.entered(1_000, 0, 3);
+    for pair in 0..IDLE_PAIRS_MAX as u64 + 2 {
+        let (asked, _) = bench.entered(pair, 0, 4);
+        bench.channels.withdraw(asked.entry, Some((pair, 0)));
+        bench.heard();
+    }
+    assert!(bench.channels.pairs.len() <= IDLE_PAIRS_MAX + 1);
+    doorbell::mark(kept.board(), 0);
+    assert_eq!(bench.news(), [3], "what is used is kept");
+}
