@@ -17,6 +17,7 @@ const TUN_F_CSUM: libc::c_uint = 1;
 const TUN_F_TSO4: libc::c_uint = 2;
 const TUN_F_TSO6: libc::c_uint = 4;
 const TUN_F_TSO_ECN: libc::c_uint = 8;
+const IFF_PERSIST: libc::c_int = 0x0800;
 /// Pieces of one frame besides its metadata: headers, and a payload that begins in one ring and ends in
 /// another, wrapping around the ends of both.
 pub const PARTS_MAX: usize = 5;
@@ -120,6 +121,23 @@ impl Tap {
             return Err(TapError::Offload(io::Error::last_os_error()));
         }
         Ok(Self { file })
+    }
+
+    /// True when the device stays when nobody has it open: then somebody made it, and its settings are theirs.
+    ///
+    /// # Errors
+    /// Whatever `ioctl` says.
+    pub fn is_persistent(&self) -> io::Result<bool> {
+        // SAFETY: `ifreq` is a C structure of integers and unions of them: zeros are a value.
+        let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+        // SAFETY: TUNGETIFF writes one `ifreq`, which lives until the call returns.
+        let told = unsafe { libc::ioctl(self.file.as_raw_fd(), libc::TUNGETIFF, &mut request) };
+        if told < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the call, which succeeded, filled in the name and the flags.
+        let flags = unsafe { request.ifr_ifru.ifru_flags };
+        Ok(flags & IFF_PERSIST as libc::c_short != 0)
     }
 
     /// Takes a frame from the kernel into `frame`. `None` when there is none.

@@ -174,3 +174,15 @@ fn mtu_changes_in_the_middle_of_streams_both_ways() {
         }
     }
 }
+
+#[test]
+fn device_of_the_adapter_s_own_has_room_for_a_frame_of_each_of_many_connections() {
+    let Some(stage) = Stage::set(&[]) else {
+        return;
+    };
+    let mut show = stage.network.far("ip");
+    let shown = show.args(["-o", "link", "show", "toe0"]).output();
+    let shown = shown.expect("ip runs").stdout;
+    let shown = String::from_utf8_lossy(&shown);
+    assert!(shown.contains("qlen 8192"), "{shown}");
+}

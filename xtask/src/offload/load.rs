@@ -88,6 +88,7 @@ impl<'n> Scene<'n> {
             servers: Vec::new(),
         };
         wait_for("the adapter", || scene.engine("mtu").is_some())?;
+        network.bring_up(case.large)?;
         scene.start_servers()?;
         Ok(scene)
     }

@@ -129,7 +129,6 @@ fn measure(cases: &[Case], rounds: u32) -> Result<Vec<Row>, String> {
     let started = Instant::now();
     let mut rows = Vec::new();
     for (number, &case) in cases.iter().enumerate() {
-        network.set_large(case.large)?;
         let scene = Scene::set(&toehold, &network, case)?;
         println!("[{}/{}] {}", number + 1, cases.len(), table::title(case));
         let mut row = Row::new(case);

@@ -27,7 +27,7 @@ impl Network {
             far: name("far"),
         };
         let (near, far) = (&*network.near, &*network.far);
-        let set_up: [&[&str]; 12] = [
+        let set_up: [&[&str]; 9] = [
             &["netns", "add", near],
             &["netns", "add", far],
             &["-n", near, "link", "set", "lo", "up"],
@@ -40,11 +40,6 @@ impl Network {
             &["-n", near, "link", "set", "v0", "up"],
             &["-n", far, "addr", "add", "10.85.0.1/24", "dev", "v1"],
             &["-n", far, "link", "set", "v1", "up"],
-            &[
-                "-n", far, "tuntap", "add", "dev", "toe0", "mode", "tap", "vnet_hdr",
-            ],
-            &["-n", far, "addr", "add", "10.84.0.1/24", "dev", "toe0"],
-            &["-n", far, "link", "set", "toe0", "up"],
         ];
         for arguments in set_up {
             output(Command::new("ip").args(arguments))?;
@@ -56,8 +51,15 @@ impl Network {
         Ok(network)
     }
 
-    /// Switches segmentation and gathering of the kernels' devices. The engine's are options of its adapter.
-    pub(super) fn set_large(&self, large: bool) -> Result<(), String> {
+    /// Gives the far end its address on an adapter's device, which is new with the adapter, and switches segmentation and gathering of all
+    /// kernels' devices. The engine's are options of its adapter.
+    pub(super) fn bring_up(&self, large: bool) -> Result<(), String> {
+        for arguments in [
+            ["addr", "add", "10.84.0.1/24", "dev", "toe0"].as_slice(),
+            &["link", "set", "toe0", "up"],
+        ] {
+            output(Command::new("ip").args(["-n", &self.far]).args(arguments))?;
+        }
         let state = if large { "on" } else { "off" };
         for (namespace, device) in [(&self.near, "v0"), (&self.far, "v1"), (&self.far, "toe0")] {
             let mut command = self.inside(namespace, "ethtool");

@@ -12,6 +12,11 @@ use super::Error;
 use super::settings::{Device, Settings};
 use crate::listener::{check, owned};
 
+/// `linux/sockios.h`; the libc crate does not have it.
+const SIOCSIFTXQLEN: libc::Ioctl = 0x8943;
+/// A frame of each of some thousand connections may come at once; the kernel's own 1,000 would lose some.
+const QUEUE_FRAMES: libc::c_int = 8_192;
+
 /// A TAP device and the ways to ask about it.
 #[derive(Debug)]
 pub(super) struct Link {
@@ -51,21 +56,41 @@ impl Link {
         // SAFETY: no memory is involved.
         let control =
             owned(unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) });
-        Ok(Link {
+        let link = Link {
             tap,
             name: CString::new(name.as_str()).expect("checked by the settings"),
             control: control.map_err(os)?,
             changes: changes().map_err(os)?,
-        })
+        };
+        if !link.tap.is_persistent().map_err(os)? {
+            link.set_queue_frames(QUEUE_FRAMES);
+        }
+        Ok(link)
     }
 
-    /// The device's MTU now.
-    pub(super) fn mtu(&self) -> Option<u16> {
+    /// How many frames may wait for us in the device. Where the kernel refuses it stays as it was.
+    fn set_queue_frames(&self, frames: libc::c_int) {
+        let mut request = self.request();
+        // `ifr_qlen` is an int in the same union (netdevice(7)); the libc crate has no name for it.
+        request.ifr_ifru.ifru_mtu = frames;
+        let control = self.control.as_raw_fd();
+        // SAFETY: SIOCSIFTXQLEN reads one `ifreq`.
+        unsafe { libc::ioctl(control, SIOCSIFTXQLEN, &request) };
+    }
+
+    /// A question about the device.
+    fn request(&self) -> libc::ifreq {
         // SAFETY: `ifreq` is a C structure of integers and unions of them: zeroes are a value.
         let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
         for (target, &byte) in request.ifr_name.iter_mut().zip(self.name.as_bytes()) {
             *target = byte.cast_signed();
         }
+        request
+    }
+
+    /// The device's MTU now.
+    pub(super) fn mtu(&self) -> Option<u16> {
+        let mut request = self.request();
         // SAFETY: SIOCGIFMTU reads and writes one `ifreq`.
         let result = unsafe {
             libc::ioctl(
