@@ -714,13 +714,6 @@ fn nanoseconds(time: &timespec) -> u64 {
     time.tv_sec.max(0) as u64 * 1_000_000_000 + time.tv_nsec.max(0) as u64
 }
 
-fn timespec_of(ns: u64) -> timespec {
-    timespec {
-        tv_sec: (ns / 1_000_000_000) as libc::time_t,
-        tv_nsec: (ns % 1_000_000_000) as libc::c_long,
-    }
-}
-
 /// A time-out in milliseconds as the C functions give it: negative is none.
 fn limit_of_ms(timeout_ms: c_int) -> Option<u64> {
     (timeout_ms >= 0).then(|| timeout_ms as u64 * 1_000_000)
@@ -728,7 +721,7 @@ fn limit_of_ms(timeout_ms: c_int) -> Option<u64> {
 
 fn kernel_poll(mask: *const sigset_t) -> impl FnMut(&mut [pollfd], Option<u64>) -> i32 {
     move |fds, limit| {
-        let time = limit.map(timespec_of);
+        let time = limit.map(sys::timespec);
         let time = time
             .as_ref()
             .map_or(core::ptr::null(), |time| time as *const timespec);

@@ -658,6 +658,28 @@ pub(crate) fn timeout_ns(fd: i32, option: i32) -> u64 {
     time[0].max(0) as u64 * 1_000_000_000 + time[1].max(0) as u64 * 1_000
 }
 
+/// Sleeps in libc's own `ppoll`, which a signal ends as it would end the program's call, until one of `events` holds or something is wrong:
+/// what does. `None` when `limit_ns` pass before; 0 is no limit.
+pub(crate) fn sleep_until(fd: i32, events: i16, limit_ns: u64) -> Result<Option<i16>, i32> {
+    let mut one = libc::pollfd {
+        fd,
+        events,
+        revents: 0,
+    };
+    let time = sys::timespec(limit_ns);
+    let time = if limit_ns == 0 {
+        core::ptr::null()
+    } else {
+        &raw const time
+    };
+    // SAFETY: one `pollfd`, one time; no mask.
+    match unsafe { real::ppoll(&mut one, 1, time, core::ptr::null()) } {
+        0 => Ok(None),
+        1.. => Ok(Some(one.revents)),
+        _ => Err(errno::get()),
+    }
+}
+
 /// A word of the peer failed its check: this channel ends, as if the peer had reset the connection.
 #[cold]
 pub(crate) fn fault_of_peer(connection: &Connection, fault: Fault) -> i32 {

@@ -14,7 +14,9 @@ use toehold_channel::table::{
 use toehold_copy::prefetch;
 
 use crate::offload::opening;
-use crate::receive::{HINT_EOF, HINT_LOOK, arm, disarm, fault_of_peer, timed_out, timeout_ns};
+use crate::receive::{
+    HINT_EOF, HINT_LOOK, arm, disarm, fault_of_peer, sleep_until, timed_out, timeout_ns,
+};
 use crate::state::Connection;
 use crate::{
     buffers, doorbells, epoll, errno, leaving, lock, options, overflow, pairing, pending, real,
@@ -735,55 +737,22 @@ fn sleep_for_doorbell(fd: i32) -> isize {
         // SAFETY: `bells` is writable. A real `recv`, so that signals restart it exactly when they would restart a send.
         return unsafe { real::recv(fd, bells.as_mut_ptr().cast(), bells.len(), libc::MSG_PEEK) };
     }
-    let mut one = libc::pollfd {
-        fd,
-        events: libc::POLLIN | libc::POLLRDHUP,
-        revents: 0,
-    };
-    let time = libc::timespec {
-        tv_sec: (limit / 1_000_000_000) as libc::time_t,
-        tv_nsec: (limit % 1_000_000_000) as libc::c_long,
-    };
-    let time = if limit == 0 {
-        core::ptr::null()
-    } else {
-        &raw const time
-    };
-    // SAFETY: one `pollfd`, one time; no mask.
-    match unsafe { real::ppoll(&mut one, 1, time, core::ptr::null()) } {
-        0 => {
+    match sleep_until(fd, libc::POLLIN | libc::POLLRDHUP, limit) {
+        Ok(None) => {
             errno::set(libc::EAGAIN);
             -1
         }
-        1 if one.revents & libc::POLLIN != 0 => 1,
-        1 => 0,
-        _ => -1,
+        Ok(Some(seen)) if seen & libc::POLLIN != 0 => 1,
+        Ok(Some(_)) => 0,
+        Err(_) => -1,
     }
 }
 
 /// Sleeps until the kernel takes more, within `SO_SNDTIMEO`.
 fn wait_for_kernel(fd: i32) -> Result<(), i32> {
     let limit = timeout_ns(fd, libc::SO_SNDTIMEO);
-    let mut one = libc::pollfd {
-        fd,
-        events: libc::POLLOUT,
-        revents: 0,
-    };
-    let time = libc::timespec {
-        tv_sec: (limit / 1_000_000_000) as libc::time_t,
-        tv_nsec: (limit % 1_000_000_000) as libc::c_long,
-    };
-    let time = if limit == 0 {
-        core::ptr::null()
-    } else {
-        &raw const time
-    };
-    // SAFETY: one `pollfd`, one time; no mask.
-    match unsafe { real::ppoll(&mut one, 1, time, core::ptr::null()) } {
-        0 => Err(libc::EAGAIN),
-        1.. => Ok(()),
-        _ => Err(errno::get()),
-    }
+    let seen = sleep_until(fd, libc::POLLOUT, limit)?;
+    seen.map(drop).ok_or(libc::EAGAIN)
 }
 
 /// The program shuts its sending side: everything published stays readable, the carrier carries the end.

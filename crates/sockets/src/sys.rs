@@ -127,17 +127,32 @@ pub(crate) fn poll_now(fd: i32, events: i16) -> i16 {
 
 /// `poll(2)` of one descriptor for at most `limit_ns`: its events, 0 when none or on an error.
 pub(crate) fn poll_for(fd: i32, events: i16, limit_ns: u64) -> i16 {
+    poll_one(fd, events, limit_ns).unwrap_or(0)
+}
+
+/// Waits until one of `events` holds on a descriptor, or something is wrong with it; false when `limit_ns` pass without. Signals
+/// do not end it.
+pub(crate) fn wait_for(fd: i32, events: i16, limit_ns: u64) -> bool {
+    let start = now_ns();
+    loop {
+        let left = limit_ns.saturating_sub(now_ns() - start);
+        let seen = poll_one(fd, events, left);
+        if seen != Err(libc::EINTR) || left == 0 {
+            return seen.is_ok_and(|seen| seen != 0);
+        }
+    }
+}
+
+/// `ppoll(2)` of one descriptor: its events, 0 when `limit_ns` pass without.
+fn poll_one(fd: i32, events: i16, limit_ns: u64) -> Result<i16, i32> {
     let mut one = libc::pollfd {
         fd,
         events,
         revents: 0,
     };
-    let limit = libc::timespec {
-        tv_sec: (limit_ns / 1_000_000_000) as libc::time_t,
-        tv_nsec: (limit_ns % 1_000_000_000) as libc::c_long,
-    };
+    let limit = timespec(limit_ns);
     // SAFETY: one `pollfd` and one `timespec`, both valid; no signal mask.
-    let n = unsafe {
+    let result = unsafe {
         call!(
             SYS_ppoll,
             &mut one as *mut libc::pollfd,
@@ -147,38 +162,17 @@ pub(crate) fn poll_for(fd: i32, events: i16, limit_ns: u64) -> i16 {
             8
         )
     };
-    if n > 0 { one.revents } else { 0 }
+    match result {
+        0.. => Ok(one.revents),
+        error => Err(-error as i32),
+    }
 }
 
-/// Waits until one of `events` holds on a descriptor, or something is wrong with it; false when `limit_ns` pass without. Signals
-/// do not end it.
-pub(crate) fn wait_for(fd: i32, events: i16, limit_ns: u64) -> bool {
-    let start = now_ns();
-    loop {
-        let left = limit_ns.saturating_sub(now_ns() - start);
-        let mut one = libc::pollfd {
-            fd,
-            events,
-            revents: 0,
-        };
-        let time = libc::timespec {
-            tv_sec: (left / 1_000_000_000) as libc::time_t,
-            tv_nsec: (left % 1_000_000_000) as libc::c_long,
-        };
-        // SAFETY: one `pollfd` and one `timespec`, both valid; no signal mask.
-        let n = unsafe {
-            call!(
-                SYS_ppoll,
-                &mut one as *mut libc::pollfd,
-                1,
-                &time as *const libc::timespec,
-                0,
-                8
-            )
-        };
-        if n != -(libc::EINTR as isize) || left == 0 {
-            return n > 0;
-        }
+/// A length of time as the kernel spells it.
+pub(crate) fn timespec(ns: u64) -> libc::timespec {
+    libc::timespec {
+        tv_sec: (ns / 1_000_000_000) as libc::time_t,
+        tv_nsec: (ns % 1_000_000_000) as libc::c_long,
     }
 }
 

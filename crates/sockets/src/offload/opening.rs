@@ -313,26 +313,8 @@ fn sleep(fd: i32) -> Result<(), i32> {
             Ok(())
         };
     }
-    let mut one = libc::pollfd {
-        fd,
-        events: libc::POLLPRI,
-        revents: 0,
-    };
-    let time = libc::timespec {
-        tv_sec: (limit / 1_000_000_000) as libc::time_t,
-        tv_nsec: (limit % 1_000_000_000) as libc::c_long,
-    };
-    let time = if limit == 0 {
-        core::ptr::null()
-    } else {
-        &raw const time
-    };
-    // SAFETY: one `pollfd`, one time; no mask.
-    match unsafe { real::ppoll(&mut one, 1, time, core::ptr::null()) } {
-        0 => Err(libc::EINPROGRESS),
-        1.. => Ok(()),
-        _ => Err(errno::get()),
-    }
+    let seen = receive::sleep_until(fd, libc::POLLPRI, limit)?;
+    seen.map(drop).ok_or(libc::EINPROGRESS)
 }
 
 fn set_inline(fd: i32, on: bool) {
