@@ -1,0 +1,300 @@
+//! Calls that move bytes.
+
+use core::ffi::{c_int, c_uint, c_void};
+use core::sync::atomic::Ordering;
+
+use libc::{iovec, mmsghdr, msghdr, off_t, sockaddr, socklen_t, timespec};
+use toehold_channel::table::Reason;
+
+use super::readiness::nanoseconds;
+use super::{part, parts};
+use crate::receive::receive;
+use crate::send::transmit;
+use crate::state::{self, Connection};
+use crate::{errno, real, sys, transfer};
+
+/// `read(2)`.
+#[inline]
+pub unsafe fn read(fd: c_int, buffer: *mut c_void, len: usize) -> isize {
+    match state::connection(fd) {
+        None => unsafe { real::read(fd, buffer, len) },
+        Some(c) => unsafe { receive(&c, &[part(buffer, len)], 0, || real::read(fd, buffer, len)) },
+    }
+}
+
+/// `write(2)`.
+#[inline]
+pub unsafe fn write(fd: c_int, buffer: *const c_void, len: usize) -> isize {
+    match state::connection(fd) {
+        None => unsafe { real::write(fd, buffer, len) },
+        Some(c) => unsafe {
+            transmit(&c, &[part(buffer, len)], 0, || real::write(fd, buffer, len))
+        },
+    }
+}
+
+/// `recv(2)`.
+#[inline]
+pub unsafe fn recv(fd: c_int, buffer: *mut c_void, len: usize, flags: c_int) -> isize {
+    match state::connection(fd) {
+        None => unsafe { real::recv(fd, buffer, len, flags) },
+        Some(c) => unsafe {
+            receive(&c, &[part(buffer, len)], flags, || {
+                real::recv(fd, buffer, len, flags)
+            })
+        },
+    }
+}
+
+/// `send(2)`.
+#[inline]
+pub unsafe fn send(fd: c_int, buffer: *const c_void, len: usize, flags: c_int) -> isize {
+    match state::connection(fd) {
+        None => unsafe { real::send(fd, buffer, len, flags) },
+        Some(c) => unsafe {
+            transmit(&c, &[part(buffer, len)], flags, || {
+                real::send(fd, buffer, len, flags)
+            })
+        },
+    }
+}
+
+/// `recvfrom(2)`. A connected TCP socket reports no source address: the length becomes 0, as the kernel does it.
+#[inline]
+pub unsafe fn recvfrom(
+    fd: c_int,
+    buffer: *mut c_void,
+    len: usize,
+    flags: c_int,
+    address: *mut sockaddr,
+    address_len: *mut socklen_t,
+) -> isize {
+    match state::connection(fd) {
+        None => unsafe { real::recvfrom(fd, buffer, len, flags, address, address_len) },
+        Some(c) => {
+            let result = unsafe {
+                receive(&c, &[part(buffer, len)], flags, || {
+                    real::recvfrom(fd, buffer, len, flags, address, address_len)
+                })
+            };
+            if result >= 0 && !address.is_null() && !address_len.is_null() {
+                unsafe { *address_len = 0 };
+            }
+            result
+        }
+    }
+}
+
+/// `sendto(2)`. On a connected stream the address is ignored; with `MSG_FASTOPEN` it connects, which is the kernel's business.
+#[inline]
+pub unsafe fn sendto(
+    fd: c_int,
+    buffer: *const c_void,
+    len: usize,
+    flags: c_int,
+    address: *const sockaddr,
+    address_len: socklen_t,
+) -> isize {
+    match state::connection(fd) {
+        None => unsafe { real::sendto(fd, buffer, len, flags, address, address_len) },
+        Some(c) => unsafe {
+            transmit(&c, &[part(buffer, len)], flags, || {
+                real::sendto(fd, buffer, len, flags, address, address_len)
+            })
+        },
+    }
+}
+
+/// `readv(2)`.
+#[inline]
+pub unsafe fn readv(fd: c_int, iov: *const iovec, count: c_int) -> isize {
+    match (state::connection(fd), unsafe {
+        parts(iov, count.max(0) as usize)
+    }) {
+        (Some(c), Some(list)) if count >= 0 => unsafe {
+            receive(&c, list, 0, || real::readv(fd, iov, count))
+        },
+        _ => unsafe { real::readv(fd, iov, count) },
+    }
+}
+
+/// `writev(2)`.
+#[inline]
+pub unsafe fn writev(fd: c_int, iov: *const iovec, count: c_int) -> isize {
+    match (state::connection(fd), unsafe {
+        parts(iov, count.max(0) as usize)
+    }) {
+        (Some(c), Some(list)) if count >= 0 => unsafe {
+            transmit(&c, list, 0, || real::writev(fd, iov, count))
+        },
+        _ => unsafe { real::writev(fd, iov, count) },
+    }
+}
+
+/// `recvmsg(2)`.
+#[inline]
+pub unsafe fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> isize {
+    let Some(c) = state::connection(fd).filter(|_| !message.is_null()) else {
+        return unsafe { real::recvmsg(fd, message, flags) };
+    };
+    let header = unsafe { &mut *message };
+    let Some(list) = (unsafe { parts(header.msg_iov, header.msg_iovlen) }) else {
+        return unsafe { real::recvmsg(fd, message, flags) };
+    };
+    let attached = !c.local.region.load(Ordering::Relaxed).is_null();
+    let result = unsafe { receive(&c, list, flags, || real::recvmsg(fd, message, flags)) };
+    if attached && result >= 0 && flags & libc::MSG_ERRQUEUE == 0 {
+        header.msg_namelen = 0;
+        header.msg_controllen = 0;
+        header.msg_flags = 0;
+    }
+    result
+}
+
+/// `sendmsg(2)`. Control messages other than none are the kernel's: the connection stays on, or returns to, the host path.
+#[inline]
+pub unsafe fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> isize {
+    if !message.is_null() {
+        unsafe { note_passed_descriptors(&*message) };
+    }
+    let Some(c) = state::connection(fd).filter(|_| !message.is_null()) else {
+        return unsafe { real::sendmsg(fd, message, flags) };
+    };
+    let header = unsafe { &*message };
+    match unsafe { parts(header.msg_iov, header.msg_iovlen) } {
+        Some(list) => unsafe { transmit(&c, list, flags, || real::sendmsg(fd, message, flags)) },
+        None => unsafe { real::sendmsg(fd, message, flags) },
+    }
+}
+
+/// A tracked descriptor that is passed to another program leaves our hands: its connection goes to the host path.
+unsafe fn note_passed_descriptors(header: &msghdr) {
+    if header.msg_control.is_null() || header.msg_controllen == 0 {
+        return;
+    }
+    // SAFETY: the caller of `sendmsg` promises a valid control buffer; the macros stay inside it.
+    unsafe {
+        let mut at = libc::CMSG_FIRSTHDR(header);
+        while !at.is_null() {
+            if (*at).cmsg_level == libc::SOL_SOCKET && (*at).cmsg_type == libc::SCM_RIGHTS {
+                let count =
+                    ((*at).cmsg_len as usize).saturating_sub(libc::CMSG_LEN(0) as usize) / 4;
+                for n in 0..count {
+                    let fd = libc::CMSG_DATA(at).cast::<i32>().add(n).read_unaligned();
+                    if let Some(passed) = state::connection(fd) {
+                        errno::keep(|| crate::send::quiesce(&passed, Reason::Passed));
+                    }
+                }
+            }
+            at = libc::CMSG_NXTHDR(header, at);
+        }
+    }
+}
+
+/// `recvmmsg(2)`.
+pub unsafe fn recvmmsg(
+    fd: c_int,
+    messages: *mut mmsghdr,
+    count: c_uint,
+    flags: c_int,
+    timeout: *mut timespec,
+) -> c_int {
+    if state::connection(fd).is_none() || messages.is_null() {
+        return unsafe { real::recvmmsg(fd, messages, count, flags, timeout) };
+    }
+    let limit = (!timeout.is_null()).then(|| unsafe { nanoseconds(&*timeout) });
+    let start = sys::now_ns();
+    let mut flags = flags;
+    let mut done = 0;
+    while done < count {
+        let one = unsafe { &mut *messages.add(done as usize) };
+        let result = unsafe { recvmsg(fd, &mut one.msg_hdr, flags & !libc::MSG_WAITFORONE) };
+        if result < 0 {
+            break;
+        }
+        one.msg_len = result as c_uint;
+        done += 1;
+        if flags & libc::MSG_WAITFORONE != 0 {
+            flags |= libc::MSG_DONTWAIT;
+        }
+        if limit.is_some_and(|limit| sys::now_ns() - start >= limit) {
+            break;
+        }
+    }
+    if done == 0 { -1 } else { done as c_int }
+}
+
+/// `sendmmsg(2)`.
+pub unsafe fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
+    if state::connection(fd).is_none() || messages.is_null() {
+        return unsafe { real::sendmmsg(fd, messages, count, flags) };
+    }
+    let mut done = 0;
+    while done < count {
+        let one = unsafe { &mut *messages.add(done as usize) };
+        let result = unsafe { sendmsg(fd, &one.msg_hdr, flags) };
+        if result < 0 {
+            break;
+        }
+        one.msg_len = result as c_uint;
+        done += 1;
+    }
+    if done == 0 && count > 0 {
+        -1
+    } else {
+        done as c_int
+    }
+}
+
+/// `sendfile(2)`.
+pub unsafe fn sendfile(out: c_int, input: c_int, offset: *mut off_t, count: usize) -> isize {
+    match state::connection(out) {
+        None => unsafe { real::sendfile(out, input, offset, count) },
+        Some(c) => unsafe {
+            transfer::sendfile(&c, input, offset, count, || {
+                real::sendfile(out, input, offset, count)
+            })
+        },
+    }
+}
+
+/// `splice(2)`.
+pub unsafe fn splice(
+    input: c_int,
+    input_offset: *mut off_t,
+    out: c_int,
+    out_offset: *mut off_t,
+    len: usize,
+    flags: c_uint,
+) -> isize {
+    let kernel = || unsafe { real::splice(input, input_offset, out, out_offset, len, flags) };
+    let attached = |c: &Connection| !c.local.region.load(Ordering::Relaxed).is_null();
+    if let Some(c) = state::connection(out) {
+        if attached(&c) {
+            return transfer::splice_in(&c, input, len, flags);
+        }
+        // Counted like any other send on the host path.
+        return match crate::send::begin_host_send(&c) {
+            Some(()) => {
+                let result = kernel();
+                crate::send::finish_host_send(&c, result);
+                result
+            }
+            None => transfer::splice_in(&c, input, len, flags),
+        };
+    }
+    if let Some(c) = state::connection(input) {
+        if attached(&c) {
+            return transfer::splice_out(&c, out, len, flags);
+        }
+        let whole = part(core::ptr::null(), 0);
+        // SAFETY: the part is empty; the host path only calls `kernel`.
+        let result = unsafe { receive(&c, &[whole], 0, kernel) };
+        return if result == 0 && attached(&c) {
+            transfer::splice_out(&c, out, len, flags)
+        } else {
+            result
+        };
+    }
+    kernel()
+}

@@ -1,0 +1,207 @@
+//! Calls that make a connection, name its ends, and end it.
+
+use core::ffi::c_int;
+use core::sync::atomic::Ordering;
+
+use libc::{sockaddr, socklen_t};
+use toehold_channel::table::Reason;
+
+use crate::offload::names::{self, Side};
+use crate::offload::opening::{self, Opened};
+use crate::send::shutting;
+use crate::state::{self, Kind};
+use crate::{epoll, errno, offload, real, sys};
+
+/// `connect(2)`.
+pub unsafe fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
+    let mut why = None;
+    if offload::has_business() {
+        match unsafe { opening::connect(fd, address, len) } {
+            Opened::Done(result) => return result,
+            Opened::Kernel(reason) => why = reason,
+        }
+    }
+    let result = unsafe { real::connect(fd, address, len) };
+    let error = if result == 0 { 0 } else { errno::get() };
+    if matches!(error, 0 | libc::EINPROGRESS | libc::EINTR) {
+        errno::keep(|| unsafe { note_connect(fd, address, len, error) });
+        if let (Some(c), Some(reason)) = (state::connection(fd), why) {
+            if reason == Reason::Policy {
+                c.pin(reason);
+            } else {
+                c.entry.reason.store(reason as u32, Ordering::Relaxed);
+            }
+        }
+    }
+    result
+}
+
+/// `connect` on `fd` was answered with `error`, or 0.
+unsafe fn note_connect(fd: c_int, address: *const sockaddr, len: socklen_t, error: i32) {
+    if address.is_null()
+        || (len as usize) < size_of::<libc::sa_family_t>()
+        || state::kind(fd) != Kind::Foreign
+    {
+        return;
+    }
+    let family = unsafe { (*address).sa_family } as i32;
+    if !state::is_started()
+        || (family != libc::AF_INET && family != libc::AF_INET6)
+        || state::borrowed_memory()
+    {
+        return;
+    }
+    // Only what makes a connection can still be at it: that saves asking.
+    let is_under_way = error == libc::EINPROGRESS;
+    let is_stream =
+        || sys::getsockopt::<i32>(fd, libc::SOL_SOCKET, libc::SO_TYPE) == Ok(libc::SOCK_STREAM);
+    if is_under_way || is_stream() {
+        state::track(fd, false);
+    }
+}
+
+/// `accept(2)`.
+pub unsafe fn accept(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    let room = unsafe { room_in(address, len) };
+    let result = unsafe { real::accept(fd, address, len) };
+    unsafe { note_accept(result, address) };
+    unsafe { name_accepted(result, address, room, len) };
+    result
+}
+
+/// `accept4(2)`.
+pub unsafe fn accept4(
+    fd: c_int,
+    address: *mut sockaddr,
+    len: *mut socklen_t,
+    flags: c_int,
+) -> c_int {
+    let room = unsafe { room_in(address, len) };
+    let result = unsafe { real::accept4(fd, address, len, flags) };
+    unsafe { note_accept(result, address) };
+    unsafe { name_accepted(result, address, room, len) };
+    result
+}
+
+unsafe fn note_accept(fd: c_int, address: *mut sockaddr) {
+    if fd < 0 || !state::is_started() {
+        return;
+    }
+    // Other families are found out, at no cost here, when pairing is considered.
+    if !address.is_null() {
+        let family = unsafe { (*address).sa_family } as i32;
+        if family != libc::AF_INET && family != libc::AF_INET6 {
+            return;
+        }
+    }
+    if state::kind(fd) == Kind::Connection {
+        // Closed behind our back, and the number given out again.
+        state::closing(fd);
+    }
+    errno::keep(|| state::track(fd, true));
+}
+
+/// How much of an address a program wants, before the kernel overwrites it.
+unsafe fn room_in(address: *const sockaddr, len: *const socklen_t) -> socklen_t {
+    if address.is_null() || len.is_null() {
+        return 0;
+    }
+    unsafe { len.read_unaligned() }
+}
+
+/// A connection that comes from the engine has another address than its carrier.
+unsafe fn name_accepted(fd: c_int, address: *mut sockaddr, room: socklen_t, len: *mut socklen_t) {
+    if !offload::is_wanted() || fd < 0 {
+        return;
+    }
+    let Some(c) = state::connection(fd) else {
+        return;
+    };
+    if errno::keep(|| offload::accepted(&c)) && !address.is_null() && !len.is_null() {
+        if let Some(Ok(true_name)) = names::answer(&c, Side::Remote) {
+            unsafe { names::write(true_name, address, room, len) };
+        }
+    }
+}
+
+/// `getsockname(2)`.
+pub unsafe fn getsockname(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    match unsafe { true_name(fd, Side::Local, address, len) } {
+        Some(result) => result,
+        None => {
+            let room = unsafe { room_in(address, len) };
+            let result = unsafe { real::getsockname(fd, address, len) };
+            if result == 0 && offload::is_wanted() {
+                if let Some(name) = errno::keep(|| offload::bound::true_name(fd)) {
+                    unsafe { names::write(name, address, room, len) };
+                }
+            }
+            result
+        }
+    }
+}
+
+/// `getpeername(2)`.
+pub unsafe fn getpeername(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    match unsafe { true_name(fd, Side::Remote, address, len) } {
+        Some(result) => result,
+        None => unsafe { real::getpeername(fd, address, len) },
+    }
+}
+
+unsafe fn true_name(
+    fd: c_int,
+    side: Side,
+    address: *mut sockaddr,
+    len: *mut socklen_t,
+) -> Option<c_int> {
+    let c = state::connection(fd).filter(|_| !address.is_null() && !len.is_null())?;
+    match names::answer(&c, side)? {
+        Ok(name) => {
+            unsafe { names::write(name, address, len.read_unaligned(), len) };
+            Some(0)
+        }
+        Err(error) => {
+            errno::set(error);
+            Some(-1)
+        }
+    }
+}
+
+/// `bind(2)`.
+pub unsafe fn bind(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
+    if offload::is_wanted() && state::is_started() && !state::borrowed_memory() {
+        errno::keep(state::prepare);
+        let stand_in = errno::keep(|| unsafe { offload::bound::stand_in(fd, address, len) });
+        if let Some((storage, len)) = stand_in {
+            return unsafe { real::bind(fd, (&raw const storage).cast(), len) };
+        }
+    }
+    unsafe { real::bind(fd, address, len) }
+}
+
+/// `listen(2)`.
+pub unsafe fn listen(fd: c_int, backlog: c_int) -> c_int {
+    let result = unsafe { real::listen(fd, backlog) };
+    if result == 0 {
+        errno::keep(state::prepare);
+        if offload::is_wanted() && state::is_started() && !state::borrowed_memory() {
+            errno::keep(|| offload::listening(fd, backlog));
+        }
+    }
+    result
+}
+
+/// `shutdown(2)`.
+pub unsafe fn shutdown(fd: c_int, how: c_int) -> c_int {
+    if let Some(c) = state::connection(fd) {
+        if (libc::SHUT_RD..=libc::SHUT_RDWR).contains(&how) {
+            errno::keep(|| shutting(&c, how));
+        }
+    }
+    let result = unsafe { real::shutdown(fd, how) };
+    if let Some(c) = state::connection(fd) {
+        epoll::nudge(&c);
+    }
+    result
+}

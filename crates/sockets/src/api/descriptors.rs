@@ -1,0 +1,230 @@
+//! Calls about descriptors: closing, duplicating, modes and options.
+
+use core::ffi::{c_int, c_uint, c_ulong, c_void};
+use core::sync::atomic::Ordering;
+
+use libc::socklen_t;
+use toehold_channel::table::{FLAG_INHERITED, FLAG_NONBLOCK, Reason};
+
+use crate::state::{self, Connection, Kind};
+use crate::{errno, offload, options, real, sys};
+
+/// `close(2)`.
+#[inline]
+pub unsafe fn close(fd: c_int) -> c_int {
+    match state::kind(fd) {
+        Kind::Foreign => {
+            if offload::is_wanted() && state::is_listener(fd) && !state::borrowed_memory() {
+                return unsafe { close_listener(fd) };
+            }
+        }
+        Kind::Own => {
+            // Programs that close every number they can think of do not mean ours.
+            if !state::borrowed_memory() {
+                errno::set(libc::EBADF);
+                return -1;
+            }
+        }
+        Kind::Connection | Kind::Epoll => {
+            if !state::borrowed_memory() {
+                errno::keep(|| state::closing(fd));
+            }
+        }
+    }
+    unsafe { real::close(fd) }
+}
+
+#[cold]
+unsafe fn close_listener(fd: c_int) -> c_int {
+    state::forget(fd);
+    let result = unsafe { real::close(fd) };
+    errno::keep(offload::stopped_listening);
+    result
+}
+
+/// `close_range(2)`: everything but what is ours.
+pub unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    const CLOSE_RANGE_CLOEXEC: c_int = 4;
+    if flags & CLOSE_RANGE_CLOEXEC != 0
+        || first > last
+        || !state::is_started()
+        || state::borrowed_memory()
+    {
+        return unsafe { real::close_range(first, last, flags) };
+    }
+    let mut from = first;
+    let mut result = 0;
+    state::for_each(first, last, |fd, kind| match kind {
+        Kind::Own => {
+            if fd as c_uint > from {
+                result |= unsafe { real::close_range(from, fd as c_uint - 1, flags) };
+            }
+            from = fd as c_uint + 1;
+        }
+        _ => errno::keep(|| state::closing(fd)),
+    });
+    if from <= last {
+        result |= unsafe { real::close_range(from, last, flags) };
+    }
+    result
+}
+
+/// `closefrom(3)`.
+pub unsafe fn closefrom(first: c_int) {
+    unsafe { close_range(first.max(0) as c_uint, c_uint::MAX, 0) };
+}
+
+/// `dup(2)`.
+pub unsafe fn dup(fd: c_int) -> c_int {
+    let result = unsafe { real::dup(fd) };
+    note_duplicate(fd, result);
+    result
+}
+
+/// `dup2(2)`.
+pub unsafe fn dup2(from: c_int, to: c_int) -> c_int {
+    before_replacing(from, to);
+    let result = unsafe { real::dup2(from, to) };
+    if from != to {
+        note_duplicate(from, result);
+    }
+    result
+}
+
+/// `dup3(2)`.
+pub unsafe fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
+    before_replacing(from, to);
+    let result = unsafe { real::dup3(from, to, flags) };
+    note_duplicate(from, result);
+    result
+}
+
+fn note_duplicate(from: c_int, to: c_int) {
+    if to >= 0
+        && state::is_started()
+        && (state::kind(from) != Kind::Foreign || state::kind(to) != Kind::Foreign)
+        && !state::borrowed_memory()
+    {
+        errno::keep(|| state::duplicate(from, to));
+    }
+}
+
+/// A tracked connection is about to become somebody else's descriptor, by a child that shares our memory or by a list of file actions.
+pub fn passing_on(fd: c_int) {
+    if let Some(c) = state::connection(fd) {
+        errno::keep(|| crate::send::quiesce(&c, Reason::Passed));
+    }
+}
+
+fn before_replacing(from: c_int, to: c_int) {
+    if to < 3 && state::kind(from) == Kind::Connection && state::borrowed_memory() {
+        passing_on(from);
+    }
+    if from == to || state::kind(to) == Kind::Foreign || state::borrowed_memory() {
+        return;
+    }
+    if sys::fcntl(from, libc::F_GETFD, 0) < 0 {
+        return;
+    }
+    errno::keep(|| {
+        state::make_way(to);
+        state::closing(to);
+    });
+}
+
+/// `fcntl(2)`.
+pub unsafe fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
+    let result = unsafe { real::fcntl(fd, command, argument) };
+    if result >= 0 {
+        match command {
+            libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => note_duplicate(fd, result),
+            libc::F_SETFD if argument as c_int & libc::FD_CLOEXEC == 0 => {
+                if let Some(c) = state::connection(fd) {
+                    c.entry.flags.fetch_or(FLAG_INHERITED, Ordering::Relaxed);
+                }
+            }
+            libc::F_SETFL => {
+                if let Some(c) = state::connection(fd) {
+                    set_nonblocking(&c, argument as c_int & libc::O_NONBLOCK != 0);
+                }
+            }
+            _ => {}
+        }
+    }
+    result
+}
+
+fn set_nonblocking(connection: &Connection, on: bool) {
+    if on {
+        connection
+            .entry
+            .flags
+            .fetch_or(FLAG_NONBLOCK, Ordering::Relaxed);
+    } else {
+        connection
+            .entry
+            .flags
+            .fetch_and(!FLAG_NONBLOCK, Ordering::Relaxed);
+    }
+}
+
+/// `ioctl(2)`: `FIONBIO` is noted, the lengths of queues are answered from ring and carrier together.
+pub unsafe fn ioctl(fd: c_int, request: c_ulong, argument: usize) -> c_int {
+    let Some(c) = state::connection(fd) else {
+        return unsafe { real::ioctl(fd, request, argument) };
+    };
+    if argument != 0 {
+        if let Some(count) = options::queue_length(&c, request) {
+            unsafe { *(argument as *mut c_int) = count };
+            return 0;
+        }
+    }
+    let result = unsafe { real::ioctl(fd, request, argument) };
+    if result == 0 && request == libc::FIONBIO as c_ulong && argument != 0 {
+        set_nonblocking(&c, unsafe { *(argument as *const c_int) } != 0);
+    }
+    result
+}
+
+/// `getsockopt(2)`.
+pub unsafe fn getsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *mut c_void,
+    len: *mut socklen_t,
+) -> c_int {
+    if let Some(c) = state::connection(fd) {
+        if !value.is_null() && !len.is_null() && unsafe { *len } >= 4 {
+            if let Some(answer) = options::get(&c, level, name) {
+                unsafe {
+                    value.cast::<c_int>().write_unaligned(answer);
+                    *len = 4;
+                }
+                return 0;
+            }
+        }
+    }
+    unsafe { real::getsockopt(fd, level, name, value, len) }
+}
+
+/// `setsockopt(2)`.
+pub unsafe fn setsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *const c_void,
+    len: socklen_t,
+) -> c_int {
+    if let Some(c) = state::connection(fd) {
+        let number = if !value.is_null() && len >= 4 {
+            Some(unsafe { value.cast::<c_int>().read_unaligned() })
+        } else {
+            None
+        };
+        if options::set(&c, level, name, number) {
+            return 0;
+        }
+    }
+    unsafe { real::setsockopt(fd, level, name, value, len) }
+}

@@ -1,0 +1,164 @@
+//! epoll's calls.
+
+use core::ffi::c_int;
+
+use libc::{epoll_event, sigset_t, timespec};
+
+use super::readiness::{limit_of_ms, nanoseconds};
+use crate::state;
+use crate::{epoll, errno, real};
+
+/// `epoll_create(2)`.
+pub unsafe fn epoll_create(size: c_int) -> c_int {
+    let fd = unsafe { real::epoll_create(size) };
+    note_epoll(fd);
+    fd
+}
+
+/// `epoll_create1(2)`.
+pub unsafe fn epoll_create1(flags: c_int) -> c_int {
+    let fd = unsafe { real::epoll_create1(flags) };
+    note_epoll(fd);
+    fd
+}
+
+fn note_epoll(fd: c_int) {
+    if fd >= 0 && state::is_started() && !state::borrowed_memory() {
+        epoll::created(fd);
+    }
+}
+
+/// `epoll_ctl(2)`.
+#[inline]
+pub unsafe fn epoll_ctl(
+    epfd: c_int,
+    operation: c_int,
+    fd: c_int,
+    event: *mut epoll_event,
+) -> c_int {
+    if let Some(number) = state::epoll_number(epfd) {
+        let given = (!event.is_null()).then(|| unsafe { event.read_unaligned() });
+        if let Some(answer) = errno::keep(|| epoll::control(number, epfd, operation, fd, given)) {
+            return errno::result(answer.map(|()| 0)) as c_int;
+        }
+    }
+    unsafe { real::epoll_ctl(epfd, operation, fd, event) }
+}
+
+unsafe fn wait_on(
+    number: u32,
+    epfd: c_int,
+    events: *mut epoll_event,
+    count: c_int,
+    limit: Option<u64>,
+    mask: *const sigset_t,
+) -> c_int {
+    // SAFETY: the caller of the C function promises `count` writable elements.
+    let list = unsafe { core::slice::from_raw_parts_mut(events, count as usize) };
+    epoll::wait(number, list, limit, |buffer, limit| {
+        let len = buffer.len() as c_int;
+        // Rounded up, so that we never come back early and spin on what is left of a millisecond.
+        let ms = limit.map_or(-1, |ns| {
+            ns.div_ceil(1_000_000).min(c_int::MAX as u64) as c_int
+        });
+        // SAFETY: the buffer is valid; the mask is the program's own.
+        unsafe {
+            if mask.is_null() {
+                real::epoll_wait(epfd, buffer.as_mut_ptr(), len, ms)
+            } else {
+                real::epoll_pwait(epfd, buffer.as_mut_ptr(), len, ms, mask)
+            }
+        }
+    })
+}
+
+/// What the kernel's own wait returned, less what another thread has made ours while it slept; `None`: nothing is left, wait again.
+unsafe fn after_kernel_wait(
+    known: Option<u32>,
+    events: *mut epoll_event,
+    count: c_int,
+    result: c_int,
+) -> Option<c_int> {
+    match known {
+        Some(number) if result > 0 => {
+            let list = unsafe { core::slice::from_raw_parts_mut(events, count as usize) };
+            epoll::after_kernel_wait(number, list, result as usize)
+        }
+        _ => Some(result),
+    }
+}
+
+/// `epoll_wait(2)`.
+#[inline]
+pub unsafe fn epoll_wait(
+    epfd: c_int,
+    events: *mut epoll_event,
+    count: c_int,
+    timeout_ms: c_int,
+) -> c_int {
+    match state::epoll_number(epfd) {
+        Some(number) if epoll::is_virtual(number) && count > 0 && !events.is_null() => unsafe {
+            wait_on(
+                number,
+                epfd,
+                events,
+                count,
+                limit_of_ms(timeout_ms),
+                core::ptr::null(),
+            )
+        },
+        known => {
+            let result = unsafe { real::epoll_wait(epfd, events, count, timeout_ms) };
+            match unsafe { after_kernel_wait(known, events, count, result) } {
+                Some(result) => result,
+                None => unsafe { epoll_wait(epfd, events, count, timeout_ms) },
+            }
+        }
+    }
+}
+
+/// `epoll_pwait(2)`.
+#[inline]
+pub unsafe fn epoll_pwait(
+    epfd: c_int,
+    events: *mut epoll_event,
+    count: c_int,
+    timeout_ms: c_int,
+    mask: *const sigset_t,
+) -> c_int {
+    match state::epoll_number(epfd) {
+        Some(number) if epoll::is_virtual(number) && count > 0 && !events.is_null() => unsafe {
+            wait_on(number, epfd, events, count, limit_of_ms(timeout_ms), mask)
+        },
+        known => {
+            let result = unsafe { real::epoll_pwait(epfd, events, count, timeout_ms, mask) };
+            match unsafe { after_kernel_wait(known, events, count, result) } {
+                Some(result) => result,
+                None => unsafe { epoll_pwait(epfd, events, count, timeout_ms, mask) },
+            }
+        }
+    }
+}
+
+/// `epoll_pwait2(2)`.
+pub unsafe fn epoll_pwait2(
+    epfd: c_int,
+    events: *mut epoll_event,
+    count: c_int,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    match state::epoll_number(epfd) {
+        Some(number) if epoll::is_virtual(number) && count > 0 && !events.is_null() => {
+            let limit = (!timeout.is_null()).then(|| nanoseconds(unsafe { &*timeout }));
+            unsafe { wait_on(number, epfd, events, count, limit, mask) }
+        }
+        known => {
+            let result = unsafe { real::epoll_pwait2(epfd, events, count, timeout, mask) };
+            match unsafe { after_kernel_wait(known, events, count, result) } {
+                Some(result) => result,
+                None => unsafe { epoll_pwait2(epfd, events, count, timeout, mask) },
+            }
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! `poll`, `select` and their kin.
+
+use core::ffi::c_int;
+
+use libc::{fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
+
+use crate::state;
+use crate::{poll, real, sys};
+
+pub(super) fn nanoseconds(time: &timespec) -> u64 {
+    time.tv_sec.max(0) as u64 * 1_000_000_000 + time.tv_nsec.max(0) as u64
+}
+
+/// A time-out in milliseconds as the C functions give it: negative is none.
+pub(super) fn limit_of_ms(timeout_ms: c_int) -> Option<u64> {
+    (timeout_ms >= 0).then(|| timeout_ms as u64 * 1_000_000)
+}
+
+fn kernel_poll(mask: *const sigset_t) -> impl FnMut(&mut [pollfd], Option<u64>) -> i32 {
+    move |fds, limit| {
+        let time = limit.map(sys::timespec);
+        let time = time
+            .as_ref()
+            .map_or(core::ptr::null(), |time| time as *const timespec);
+        // SAFETY: the slice is valid; the mask is the program's own.
+        unsafe { real::ppoll(fds.as_mut_ptr(), fds.len() as nfds_t, time, mask) }
+    }
+}
+
+unsafe fn pollfds<'a>(fds: *mut pollfd, count: nfds_t) -> &'a mut [pollfd] {
+    if fds.is_null() {
+        return &mut [];
+    }
+    // SAFETY: the caller of the C function promises `count` elements.
+    unsafe { core::slice::from_raw_parts_mut(fds, count as usize) }
+}
+
+/// `poll(2)`.
+pub unsafe fn poll(fds: *mut pollfd, count: nfds_t, timeout_ms: c_int) -> c_int {
+    let list = unsafe { pollfds(fds, count) };
+    if !state::is_started() || !poll::concerns(list) {
+        return unsafe { real::poll(fds, count, timeout_ms) };
+    }
+    poll::poll(
+        list,
+        limit_of_ms(timeout_ms),
+        kernel_poll(core::ptr::null()),
+    )
+}
+
+/// `ppoll(2)`.
+pub unsafe fn ppoll(
+    fds: *mut pollfd,
+    count: nfds_t,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    let list = unsafe { pollfds(fds, count) };
+    if !state::is_started() || !poll::concerns(list) {
+        return unsafe { real::ppoll(fds, count, timeout, mask) };
+    }
+    let limit = (!timeout.is_null()).then(|| nanoseconds(unsafe { &*timeout }));
+    poll::poll(list, limit, kernel_poll(mask))
+}
+
+unsafe fn select_concerns(count: c_int, sets: &[&poll::Set; 3]) -> bool {
+    state::is_started()
+        && (0..count).any(|fd| sets.iter().any(|set| set.has(fd)) && poll::concerned(fd))
+}
+
+/// `select(2)`; like Linux it leaves the time not slept in `timeout`.
+pub unsafe fn select(
+    count: c_int,
+    read: *mut fd_set,
+    write: *mut fd_set,
+    except: *mut fd_set,
+    timeout: *mut timeval,
+) -> c_int {
+    let sets = unsafe {
+        [
+            poll::Set::new(read),
+            poll::Set::new(write),
+            poll::Set::new(except),
+        ]
+    };
+    if !unsafe { select_concerns(count, &[&sets[0], &sets[1], &sets[2]]) } {
+        return unsafe { real::select(count, read, write, except, timeout) };
+    }
+    let limit = (!timeout.is_null()).then(|| {
+        let time = unsafe { &*timeout };
+        time.tv_sec.max(0) as u64 * 1_000_000_000 + time.tv_usec.max(0) as u64 * 1_000
+    });
+    let start = sys::now_ns();
+    let result = poll::select(
+        count,
+        &sets[0],
+        &sets[1],
+        &sets[2],
+        limit,
+        kernel_poll(core::ptr::null()),
+    );
+    if let Some(limit) = limit {
+        let left = limit.saturating_sub(sys::now_ns() - start) / 1_000;
+        unsafe {
+            (*timeout).tv_sec = (left / 1_000_000) as libc::time_t;
+            (*timeout).tv_usec = (left % 1_000_000) as libc::suseconds_t;
+        }
+    }
+    result
+}
+
+/// `pselect(2)`.
+pub unsafe fn pselect(
+    count: c_int,
+    read: *mut fd_set,
+    write: *mut fd_set,
+    except: *mut fd_set,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    let sets = unsafe {
+        [
+            poll::Set::new(read),
+            poll::Set::new(write),
+            poll::Set::new(except),
+        ]
+    };
+    if !unsafe { select_concerns(count, &[&sets[0], &sets[1], &sets[2]]) } {
+        return unsafe { real::pselect(count, read, write, except, timeout, mask) };
+    }
+    let limit = (!timeout.is_null()).then(|| nanoseconds(unsafe { &*timeout }));
+    poll::select(
+        count,
+        &sets[0],
+        &sets[1],
+        &sets[2],
+        limit,
+        kernel_poll(mask),
+    )
+}
