@@ -2,28 +2,13 @@
 
 #![cfg(not(loom))]
 
+#[path = "../../../fuzz/inputs.rs"]
+mod inputs;
 mod support;
 
-use std::path::Path;
-
+use inputs::inputs;
 use support::walk::walk;
 use toehold_channel::rendezvous::Message;
-
-fn inputs(folder: &str) -> Vec<Vec<u8>> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/corpus")
-        .join(folder);
-    let mut files: Vec<_> = std::fs::read_dir(folder)
-        .unwrap()
-        .map(|file| file.unwrap().path())
-        .collect();
-    files.sort();
-    assert!(!files.is_empty());
-    files
-        .iter()
-        .map(|file| std::fs::read(file).unwrap())
-        .collect()
-}
 
 #[test]
 fn every_kept_message_parses_or_is_refused() {

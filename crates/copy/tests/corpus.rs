@@ -1,23 +1,17 @@
 //! Replays the programs that the fuzzer keeps (`fuzz/`), so that an ordinary test run has them, too; and plays some more.
 
+#[path = "../../../fuzz/inputs.rs"]
+mod inputs;
 mod support;
 
-use std::path::Path;
-
+use inputs::inputs;
 use support::program::{HEADER_BYTES, STEP_BYTES, play};
 
 #[test]
 fn every_kept_program_leaves_what_plain_copies_leave() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/corpus/program");
-    let mut files: Vec<_> = std::fs::read_dir(folder)
-        .expect("the corpus is part of the crate")
-        .map(|file| file.expect("readable").path())
-        .collect();
-    files.sort();
-    assert!(!files.is_empty());
     let (mut submitted, mut refused) = (0, 0);
-    for file in files {
-        let played = play(&std::fs::read(&file).expect("readable"));
+    for program in inputs("program") {
+        let played = play(&program);
         submitted += played.submitted;
         refused += played.refused;
     }

@@ -2,26 +2,11 @@
 //! ordinary test run has them, too.
 
 mod conversation;
+#[path = "../../../fuzz/inputs.rs"]
+mod inputs;
 
-use std::path::Path;
-
+use inputs::inputs;
 use toehold_tcp::{Counters, Random};
-
-fn inputs(folder: &str) -> Vec<Vec<u8>> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/corpus")
-        .join(folder);
-    let mut files: Vec<_> = std::fs::read_dir(folder)
-        .unwrap()
-        .map(|file| file.unwrap().path())
-        .collect();
-    files.sort();
-    assert!(!files.is_empty());
-    files
-        .iter()
-        .map(|file| std::fs::read(file).unwrap())
-        .collect()
-}
 
 /// How many mutations of each kept input are tried; `TOEHOLD_MUTATIONS` says otherwise.
 fn mutations() -> u64 {
