@@ -10,6 +10,7 @@
 //! - [`duet`]: one case of the semantics suite: two roles, one transcript;
 //! - [`checked`]: two ends of a checked connection, and what they owe each other;
 //! - [`load`]: the byte streams that the soak and the crash tests check;
+//! - [`nginx`]: a web server with files of known contents;
 //! - [`network`]: two network namespaces with an adapter's link between them;
 //! - [`host`]: free ports, installed programs, and skips that nobody can overlook.
 
@@ -18,11 +19,13 @@ pub mod duet;
 pub mod host;
 pub mod load;
 pub mod network;
+pub mod nginx;
 pub mod process;
 pub mod toehold;
 
 pub use checked::Checked;
 pub use duet::{Duet, Sides};
 pub use network::Network;
+pub use nginx::Nginx;
 pub use process::{Running, wait_until};
 pub use toehold::{Path, Toehold};

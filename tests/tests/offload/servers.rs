@@ -7,7 +7,7 @@ use std::process::Command;
 use toehold_e2e::load::Pattern;
 use toehold_e2e::network::{FAR, NEAR};
 use toehold_e2e::process::{PATIENCE, Running};
-use toehold_e2e::{host, wait_until};
+use toehold_e2e::{Nginx, host, wait_until};
 
 use crate::stage::Stage;
 
@@ -54,55 +54,18 @@ impl Side {
 /// The sizes of the files served, named after themselves.
 const SIZES: [usize; 4] = [0, 1000, 65_536, 5_000_000];
 
-struct Nginx {
-    root: PathBuf,
-    server: Running,
-}
-
-impl Nginx {
-    fn start(stage: &Stage, side: Side, port: u16) -> Option<Nginx> {
-        let [nginx] = host::require(["nginx"])?;
-        let root = stage.toehold.dir().join("www");
-        fs::create_dir(&root).expect("scratch");
-        for size in SIZES {
-            let mut bytes = vec![0; size];
-            Pattern::new(size as u64).fill(0, &mut bytes);
-            fs::write(root.join(size.to_string()), bytes).expect("scratch");
-        }
-        let dir = stage.toehold.dir().display();
-        let places = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
-            .map(|kind| format!("{kind}_temp_path {dir}/{kind};"));
-        let config = format!(
-            "user root; worker_processes 2; daemon off; pid {dir}/nginx.pid; error_log {dir}/error.log;\n\
-             events {{ worker_connections 512; }}\n\
-             http {{ access_log off; sendfile on; keepalive_requests 100000; {}\n\
-             server {{ listen 0.0.0.0:{port}; root {}; }} }}\n",
-            places.join(" "),
-            root.display()
-        );
-        let path = stage.toehold.dir().join("nginx.conf");
-        fs::write(&path, config).expect("scratch");
-        let mut command = side.command(stage, &nginx);
-        command
-            .arg("-c")
-            .arg(path)
-            .arg("-p")
-            .arg(stage.toehold.dir());
-        let mut server = Running::start(command, "nginx", stage.toehold.dir());
-        side.await_server(stage, &mut server, port);
-        Some(Nginx { root, server })
-    }
-}
-
 /// Bodies byte for byte by curl, then load by wrk, with kept connections and without.
 fn nginx_serves(side: Side, port: u16) {
     let Some(stage) = Stage::set(&[]) else { return };
     let Some([curl, wrk]) = host::require(["curl", "wrk"]) else {
         return;
     };
-    let Some(nginx) = Nginx::start(&stage, side, port) else {
+    let Some([program]) = host::require(["nginx"]) else {
         return;
     };
+    let command = side.command(&stage, &program);
+    let mut nginx = Nginx::start(command, stage.toehold.dir(), "0.0.0.0", port, &SIZES);
+    side.await_server(&stage, &mut nginx.server, port);
     let url = |size: usize| format!("http://{}:{port}/{size}", side.address());
     let target = stage.toehold.dir().join("body");
     for size in SIZES {
@@ -114,7 +77,7 @@ fn nginx_serves(side: Side, port: u16) {
         }
         Running::start(command, "curl", stage.toehold.dir()).success(PATIENCE);
         let got = fs::read(&target).unwrap_or_default();
-        let expected = fs::read(nginx.root.join(size.to_string())).expect("we wrote it");
+        let expected = nginx.body(size);
         assert!(got == expected, "{size} bytes: {} others came", got.len());
     }
     for header in ["Accept: */*", "Connection: close"] {

@@ -1,11 +1,9 @@
 //! nginx with two workers: bodies byte-exact, reloads without a failed request.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
-use toehold_e2e::load::Pattern;
 use toehold_e2e::process::{PATIENCE, Running};
-use toehold_e2e::{Sides, Toehold, host};
+use toehold_e2e::{Nginx, Sides, Toehold, host};
 
 use crate::{accelerated, await_port, claims, client};
 
@@ -17,64 +15,32 @@ claims!(
 /// The sizes of the files served, named after themselves.
 const SIZES: [usize; 6] = [0, 1, 1000, 65_536, 1_000_000, 12_345_678];
 
-struct Nginx {
-    port: u16,
-    root: PathBuf,
-    server: Running,
-}
-
-impl Nginx {
-    fn start(toehold: &Toehold, sides: Sides) -> Nginx {
-        let port = host::free_port();
-        let root = toehold.dir().join("www");
-        std::fs::create_dir(&root).expect("the scratch directory is writable");
-        for size in SIZES {
-            let mut bytes = vec![0; size];
-            Pattern::new(size as u64).fill(0, &mut bytes);
-            std::fs::write(root.join(size.to_string()), bytes).expect("there is room");
-        }
-        let dir = toehold.dir().display();
-        let places = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
-            .map(|kind| format!("{kind}_temp_path {dir}/{kind};"));
-        let config = format!(
-            "user root; worker_processes 2; daemon off; pid {dir}/nginx.pid; error_log {dir}/error.log;\n\
-             events {{ worker_connections 512; }}\n\
-             http {{ access_log off; sendfile on; keepalive_requests 100000; {}\n\
-             server {{ listen 127.0.0.1:{port}; root {}; }} }}\n",
-            places.join(" "),
-            root.display()
-        );
-        let path = toehold.dir().join("nginx.conf");
-        std::fs::write(&path, config).expect("there is room");
-        let mut command = toehold.command(sides.server, host::program("nginx").expect("required"));
-        command.arg("-c").arg(path).arg("-p").arg(toehold.dir());
-        let mut server = Running::start(command, "nginx", toehold.dir());
-        await_port(&mut server, port);
-        Nginx { port, root, server }
-    }
-
-    fn url(&self, size: usize) -> String {
-        format!("http://127.0.0.1:{}/{size}", self.port)
-    }
+/// nginx on one side, and where it is.
+fn serve(toehold: &Toehold, sides: Sides) -> (Nginx, impl Fn(usize) -> String) {
+    let port = host::free_port();
+    let command = toehold.command(sides.server, host::program("nginx").expect("required"));
+    let mut nginx = Nginx::start(command, toehold.dir(), "127.0.0.1", port, &SIZES);
+    await_port(&mut nginx.server, port);
+    (nginx, move |size| format!("http://127.0.0.1:{port}/{size}"))
 }
 
 fn nginx_bodies_are_exact(toehold: &Toehold, sides: Sides) {
     if host::require(["nginx", "curl"]).is_none() {
         return;
     }
-    let nginx = Nginx::start(toehold, sides);
+    let (nginx, url) = serve(toehold, sides);
     let target = toehold.dir().join("body");
     let target = target.to_string_lossy();
     for size in SIZES {
         // Several requests over one connection: the later ones find it warmed up.
-        let urls: Vec<String> = (0..30).map(|_| nginx.url(size)).collect();
+        let urls: Vec<String> = (0..30).map(|_| url(size)).collect();
         let mut arguments = vec!["-sS", "--fail", "--max-time", "30"];
         for url in &urls {
             arguments.extend(["-o", &target, url.as_str()]);
         }
         client(toehold, sides, "curl", "curl", &arguments);
         let got = std::fs::read(&*target).expect("curl wrote it");
-        let expected = std::fs::read(nginx.root.join(size.to_string())).expect("we wrote it");
+        let expected = nginx.body(size);
         assert!(
             got == expected,
             "the body of {size} bytes is not exact: {} bytes",
@@ -88,7 +54,7 @@ fn nginx_bodies_are_exact(toehold: &Toehold, sides: Sides) {
                 sides,
                 "wrk",
                 "wrk",
-                &["-t1", "-c30", "-d2s", &nginx.url(1000)],
+                &["-t1", "-c30", "-d2s", &url(1000)],
             )
         });
         no_failures(&report);
@@ -99,7 +65,7 @@ fn nginx_reloads_without_a_failed_request(toehold: &Toehold, sides: Sides) {
     if host::require(["nginx", "wrk"]).is_none() {
         return;
     }
-    let nginx = Nginx::start(toehold, sides);
+    let (nginx, url) = serve(toehold, sides);
     // A connection for each request: on a kept one, nginx may close just as the next request comes,
     // which is no failure of the transport.
     let mut command = toehold.command(sides.client, "wrk");
@@ -109,7 +75,7 @@ fn nginx_reloads_without_a_failed_request(toehold: &Toehold, sides: Sides) {
         "-d4s",
         "-H",
         "Connection: close",
-        &nginx.url(65_536),
+        &url(65_536),
     ]);
     let load = Running::start(command, "wrk", toehold.dir());
     for _ in 0..4 {
@@ -119,7 +85,7 @@ fn nginx_reloads_without_a_failed_request(toehold: &Toehold, sides: Sides) {
     no_failures(&load.success(PATIENCE));
     // And kept connections, which must at least never hang.
     let mut command = toehold.command(sides.client, "wrk");
-    command.args(["-t1", "-c20", "-d2s", "--timeout", "1s", &nginx.url(1000)]);
+    command.args(["-t1", "-c20", "-d2s", "--timeout", "1s", &url(1000)]);
     let load = Running::start(command, "wrk", toehold.dir());
     for _ in 0..2 {
         std::thread::sleep(Duration::from_millis(700));
