@@ -3,12 +3,9 @@
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
-const TYPE_IPV4: u16 = 0x0800;
-const TYPE_IPV6: u16 = 0x86dd;
-const TYPE_ARP: u16 = 0x0806;
-const PROTOCOL_ICMP: u8 = 1;
-const PROTOCOL_TCP: u8 = 6;
-const PROTOCOL_ICMP_V6: u8 = 58;
+use toehold_tcp::numbers::{
+    PROTOCOL_ICMP, PROTOCOL_ICMP_V6, PROTOCOL_TCP, TYPE_ARP, TYPE_IPV4, TYPE_IPV6,
+};
 
 /// What an Ethernet frame carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

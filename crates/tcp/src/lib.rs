@@ -30,6 +30,12 @@ pub mod sim;
 mod time;
 mod wire;
 
+/// What frames and packets say they carry.
+pub mod numbers {
+    pub use crate::wire::ethernet::{TYPE_ARP, TYPE_IPV4, TYPE_IPV6};
+    pub use crate::wire::ip::{PROTOCOL_ICMP, PROTOCOL_ICMP_V6, PROTOCOL_TCP};
+}
+
 pub use config::{
     Config, CongestionControl, InterfaceAddress, Keepalive, Medium, Offload, Options, Route,
 };

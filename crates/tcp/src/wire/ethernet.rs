@@ -18,9 +18,12 @@ impl MacAddress {
 }
 
 pub(crate) const HEADER_BYTES: usize = 14;
-pub(crate) const TYPE_IPV4: u16 = 0x0800;
-pub(crate) const TYPE_ARP: u16 = 0x0806;
-pub(crate) const TYPE_IPV6: u16 = 0x86dd;
+/// An EtherType (IEEE 802).
+pub const TYPE_IPV4: u16 = 0x0800;
+/// An EtherType (IEEE 802).
+pub const TYPE_ARP: u16 = 0x0806;
+/// An EtherType (IEEE 802).
+pub const TYPE_IPV6: u16 = 0x86dd;
 
 /// A frame's header, and what follows it.
 pub(crate) struct Frame<'a> {

@@ -8,9 +8,12 @@ use super::{Malformed, put_u16, put_u32, u16_at, u32_at};
 
 pub(crate) const V4_HEADER_BYTES: usize = 20;
 pub(crate) const V6_HEADER_BYTES: usize = 40;
-pub(crate) const PROTOCOL_ICMP: u8 = 1;
-pub(crate) const PROTOCOL_TCP: u8 = 6;
-pub(crate) const PROTOCOL_ICMP_V6: u8 = 58;
+/// A protocol of IP (IANA).
+pub const PROTOCOL_ICMP: u8 = 1;
+/// A protocol of IP (IANA).
+pub const PROTOCOL_TCP: u8 = 6;
+/// A protocol of IP (IANA).
+pub const PROTOCOL_ICMP_V6: u8 = 58;
 const PROTOCOL_V6_FRAGMENT: u8 = 44;
 const PROTOCOL_V6_NONE: u8 = 59;
 /// Hop-by-hop options, routing, destination options.
