@@ -119,6 +119,17 @@ fn gateway_that_comes_leads_beyond_the_link() {
     ok(all
         .stage
         .near("client", &["echo_client", "10.99.0.1", "7411", "3000000"]));
+    // One that goes on while its route is away.
+    let sent = all.stage.engine("bytes_sent");
+    let stream = all
+        .stage
+        .near("stream", &["echo_client", "10.99.0.1", "7411", "60000000"]);
+    let begun = wait_until(PATIENCE, || all.stage.engine("bytes_sent") > sent + 100_000);
+    assert!(begun, "{}", stream.outputs());
+    all.change("address 10.84.0.2/24\n");
+    std::thread::sleep(Duration::from_millis(300));
+    all.change("address 10.84.0.2/24\ngateway 10.84.0.1\n");
+    ok(stream);
     let on_link = all.held(FAR, "7411");
     all.change("address 10.84.0.2/24\n");
     ok(all.stage.near("beyond", &beyond));
