@@ -1,5 +1,7 @@
 //! What links and routers do to packets: cut them, mark them, damage them, answer them.
 
+use core::net::{IpAddr, SocketAddr};
+
 use super::checker;
 use crate::{ChecksumWork, Random, TransmitOffload};
 
@@ -57,6 +59,32 @@ fn complete(packet: &mut [u8], tcp_at: usize) {
     packet[tcp_at + 16..tcp_at + 18].fill(0);
     let checksum = !checker::tcp_sum(packet, tcp_at);
     packet[tcp_at + 16..tcp_at + 18].copy_from_slice(&checksum.to_be_bytes());
+}
+
+/// A SYN with an MSS of 1460, and an acceptance of SACK.
+pub(super) fn syn(source: SocketAddr, destination: SocketAddr, seq: u32) -> Vec<u8> {
+    let mut tcp = Vec::new();
+    tcp.extend_from_slice(&source.port().to_be_bytes());
+    tcp.extend_from_slice(&destination.port().to_be_bytes());
+    tcp.extend_from_slice(&seq.to_be_bytes());
+    tcp.extend_from_slice(&[0, 0, 0, 0, 7 << 4, 2, 0xff, 0xff, 0, 0, 0, 0]);
+    tcp.extend_from_slice(&[2, 4, 5, 0xb4, 1, 1, 4, 2]);
+    let mut packet = match (source.ip(), destination.ip()) {
+        (IpAddr::V4(source), IpAddr::V4(destination)) => {
+            let mut header = vec![0x45, 0, 0, 20 + tcp.len() as u8];
+            header.extend_from_slice(&[0, 0, 0x40, 0, 64, 6, 0, 0]);
+            [&header[..], &source.octets(), &destination.octets()].concat()
+        }
+        (IpAddr::V6(source), IpAddr::V6(destination)) => {
+            let header = [0x60, 0, 0, 0, 0, tcp.len() as u8, 6, 64];
+            [&header[..], &source.octets(), &destination.octets()].concat()
+        }
+        _ => unreachable!("both ends have addresses of one version"),
+    };
+    let tcp_at = packet.len();
+    packet.extend_from_slice(&tcp);
+    complete(&mut packet, tcp_at);
+    packet
 }
 
 /// Sets CE on an ECN-capable packet.

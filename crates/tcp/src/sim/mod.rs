@@ -47,6 +47,16 @@ mod tests {
         }
     }
 
+    /// Of the first seeds some are flooded with SYNs: cookies go out to strangers, and come back from those that there are.
+    #[test]
+    fn floods_are_withstood() {
+        let reports: Vec<_> = (0..40).map(|seed| run(seed, false)).collect();
+        let is_flooded = |report: &&Report| report.cookies.0 > 20;
+        let flooded: Vec<_> = reports.iter().filter(is_flooded).collect();
+        assert!(!flooded.is_empty(), "no seed is flooded");
+        assert!(flooded.iter().any(|report| report.cookies.1 > 0));
+    }
+
     /// Two long transfers over one bottleneck end up with similar shares (Jain's index).
     #[test]
     fn competing_flows_share_a_bottleneck() {

@@ -37,6 +37,9 @@ pub struct Scenario {
     pub(crate) half_open_max: usize,
     /// Frames made of noise and of other frames, a second.
     pub(crate) forgeries_per_second: u32,
+    /// SYNs in the names of hosts that there are not, a second and in all.
+    pub(crate) syns_per_second: u32,
+    pub(crate) syns: u32,
     /// When a host forgets everything.
     pub(crate) reboots: Vec<(usize, Duration)>,
     /// When a host's link takes packets of another size, and which.
@@ -95,6 +98,8 @@ impl Scenario {
                 64
             },
             forgeries_per_second,
+            syns_per_second: 0,
+            syns: 0,
             reboots: Vec::new(),
             mtu_changes: Vec::new(),
             stop_after: None,
@@ -127,7 +132,17 @@ impl Scenario {
                 .map(|(at, mtu)| (host, Duration::from_millis(at), mtu))
                 .to_vec();
         }
+        scenario.draw_flood();
         scenario
+    }
+
+    /// From dice of its own: a seed without a flood is what it was before there were any.
+    fn draw_flood(&mut self) {
+        let mut random = Random::new(self.seed ^ 0x7031_f100_d000_0001);
+        if random.below(6) == 0 {
+            self.syns_per_second = random.between(20, 1_000) as u32;
+            self.syns = random.between(100, 3_000) as u32;
+        }
     }
 
     /// `flows` transfers from host 0 to host 1 through 20 Mbit/s with a buffer of one
@@ -177,6 +192,8 @@ impl Scenario {
             no_room_per_million: 0,
             half_open_max: 64,
             forgeries_per_second: 0,
+            syns_per_second: 0,
+            syns: 0,
             reboots: Vec::new(),
             mtu_changes: Vec::new(),
             stop_after: Some(duration),

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BinaryHeap};
 use super::checker::{self, Checker};
 use super::host::{Program, Rings};
 use super::link::{Fate, Link};
-use super::mangle::{cut, flip_bit, mark_congestion, shrink_window, too_big};
+use super::mangle::{cut, flip_bit, mark_congestion, shrink_window, syn, too_big};
 use super::scenario::Scenario;
 use crate::{
     CloseReason, Config, ConnectionId, Duration, Engine, Event, Instant, InterfaceAddress,
@@ -15,6 +15,8 @@ use crate::{
 };
 
 const SERVER_PORT: u16 = 80;
+/// Hosts that flood: none of those that there are.
+const STRANGERS: (u64, u64) = (100, 200);
 /// No simulation takes longer, however bad its links, unless something is stuck.
 const VIRTUAL_TIME_MAX: Duration = Duration::from_secs(8 * 3_600);
 const FRAME_BYTES_MAX: usize = 70_000;
@@ -38,6 +40,8 @@ pub struct Report {
     pub bytes: u64,
     /// Retransmissions of all engines.
     pub retransmissions: u64,
+    /// SYN cookies of all engines, and those that came back.
+    pub cookies: (u64, u64),
     /// Payload received, by transfer.
     pub bytes_by_flow: Vec<u64>,
 }
@@ -64,6 +68,10 @@ enum Happening {
         mtu: u16,
     },
     Forgery,
+    /// So many SYNs are to come.
+    Flood {
+        left: u32,
+    },
 }
 
 #[derive(Debug)]
@@ -145,6 +153,10 @@ impl World {
         if world.scenario.is_hostile() {
             world.push(Instant::ZERO, Happening::Forgery);
         }
+        if world.scenario.syns > 0 {
+            let left = world.scenario.syns;
+            world.push(Instant::ZERO, Happening::Flood { left });
+        }
         world
     }
 
@@ -196,6 +208,11 @@ impl World {
             self.report.bytes_by_flow[program.flow] += program.taken;
         }
         self.report.virtual_time = self.now.since(Instant::ZERO);
+        for host in &self.hosts {
+            let counters = host.engine.counters();
+            self.report.cookies.0 += counters.cookies_sent;
+            self.report.cookies.1 += counters.cookies_accepted;
+        }
         self.report.retransmissions += self
             .hosts
             .iter()
@@ -259,6 +276,7 @@ impl World {
                 self.serve(host);
             }
             Happening::Forgery => self.forge(),
+            Happening::Flood { left } => self.flood(left),
         }
     }
 
@@ -644,6 +662,32 @@ impl World {
         self.push(next, Happening::Forgery);
     }
 
+    /// Somebody who does not exist wants to connect.
+    fn flood(&mut self, left: u32) {
+        let host = self.random.below(self.hosts.len() as u64) as usize;
+        let stranger = self.random.between(STRANGERS.0, STRANGERS.1) as usize;
+        let is_v6 = self.scenario.mtu >= 1_280 && self.random.below(2) == 0;
+        let source = SocketAddr::new(
+            address_of(stranger, is_v6),
+            self.random.between(1_024, 65_535) as u16,
+        );
+        let destination = SocketAddr::new(address_of(host, is_v6), SERVER_PORT);
+        let packet = syn(source, destination, self.random.bits() as u32);
+        self.push(
+            self.now,
+            Happening::Arrival {
+                host,
+                packet,
+                intact: true,
+            },
+        );
+        if left > 1 {
+            let pause = 1_000_000 / u64::from(self.scenario.syns_per_second);
+            let next = self.now + Duration::from_micros(pause);
+            self.push(next, Happening::Flood { left: left - 1 });
+        }
+    }
+
     fn print(&self, mark: &str, packet: &[u8]) {
         let Some(read) = checker::parse(packet) else {
             println!("{:?} {mark} {} bytes, not TCP", self.now, packet.len());
@@ -704,6 +748,10 @@ impl Host {
         let mut config = Config::new(medium, scenario.mtu, address(false, 24));
         config.addresses.push(address(true, 64));
         config.connections_max = 64;
+        if scenario.syns > 0 {
+            // Half-open connections leave room for others.
+            config.connections_max += scenario.half_open_max;
+        }
         config.half_open_max = scenario.half_open_max;
         config.sack = !traits.no_sack;
         config.timestamps = !traits.no_timestamps;
