@@ -2,6 +2,7 @@
 
 use core::net::IpAddr;
 
+use crate::share::Share;
 use crate::time::Duration;
 use crate::wire::ethernet::MacAddress;
 
@@ -129,6 +130,8 @@ pub struct Config {
     pub connections_max: usize,
     /// Half-open connections of all listeners; beyond, SYN cookies (RFC 4987) take over.
     pub half_open_max: usize,
+    /// The engine's share of the connections, where several have the same addresses.
+    pub share: Share,
     /// Ports for connections that name none: first and last.
     pub ephemeral_ports: (u16, u16),
     /// Lower bound of the retransmission timeout. RFC 6298 section 2.4 asks for one second and
@@ -176,6 +179,7 @@ impl Config {
             routes: Vec::new(),
             connections_max: 100_000,
             half_open_max: 4_096,
+            share: Share::WHOLE,
             ephemeral_ports: (32_768, 60_999),
             rto_min: Duration::from_millis(200),
             rto_max: Duration::from_secs(120),

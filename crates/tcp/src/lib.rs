@@ -25,6 +25,7 @@ mod engine;
 mod host;
 mod position;
 mod random;
+mod share;
 pub mod sim;
 
 mod time;
@@ -43,13 +44,14 @@ pub use connection::{CloseReason, Phase, State};
 pub use counters::Counters;
 pub use engine::{
     ChecksumWork, Engine, Expected, HEADER_BUFFER_BYTES, Payload, ReceiveOffload, Transmit,
-    TransmitOffload, USUAL_HEADERS_BYTES,
+    TransmitOffload, USUAL_HEADERS_BYTES, Whose,
 };
 pub use host::{
     CallError, ConnectError, ConnectionId, ConnectionInfo, Event, ListenError, ListenerId, Memory,
     NoRoom,
 };
 pub use random::Random;
+pub use share::Share;
 pub use time::{Duration, Instant};
 pub use wire::Malformed;
 pub use wire::checksum::Sum as ChecksumSum;

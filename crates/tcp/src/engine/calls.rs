@@ -64,7 +64,8 @@ impl Engine {
         }
     }
 
-    /// Opens a connection to `remote`, from `local` or from an address and port of our choice.
+    /// Opens a connection to `remote`, from `local` or from an address and port of our choice. Where several engines share the addresses,
+    /// it chooses among its own; a port that is named is for its owner to be asked for ([`crate::Share::owner`]).
     ///
     /// # Errors
     /// See [`ConnectError`]. Everything that the network has to say comes as an event.
@@ -128,7 +129,9 @@ impl Engine {
         let offset = super::hash_ends(self.secrets.ports, &key).wrapping_add(self.random.below(8));
         (0..count)
             .map(|step| first + (offset.wrapping_add(step) % count) as u16)
-            .find(|&local_port| self.find_flow(&FlowKey { local_port, ..key }).is_none())
+            .map(|local_port| FlowKey { local_port, ..key })
+            .find(|key| self.config.share.is_ours(key) && self.find_flow(key).is_none())
+            .map(|key| key.local_port)
     }
 
     pub(super) fn find_flow(&self, key: &FlowKey) -> Option<u32> {

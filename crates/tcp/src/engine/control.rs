@@ -54,19 +54,10 @@ impl Engine {
 
     /// RFC 826, packet reception.
     pub(super) fn handle_arp(&mut self, packet: &arp::Packet) {
-        let Medium::Ethernet { mac, resolve } = self.config.medium else {
+        let Medium::Ethernet { mac, resolve: true } = self.config.medium else {
             return;
         };
-        if !resolve {
-            return;
-        }
-        let sender = Address::v4(packet.sender.into());
-        let target = Address::v4(packet.target.into());
-        let is_for_us = self.interface.is_ours(target);
-        if !packet.sender.is_unspecified() {
-            let learned = self.neighbours.learn(sender, packet.sender_mac, is_for_us);
-            self.note(sender, learned);
-        }
+        let is_for_us = self.learn_from_arp(packet);
         if is_for_us && packet.is_request {
             self.queue_arp(&arp::Packet {
                 is_request: false,
@@ -76,6 +67,17 @@ impl Engine {
                 target: packet.sender,
             });
         }
+    }
+
+    /// Where its sender is; whether it is for us.
+    pub(super) fn learn_from_arp(&mut self, packet: &arp::Packet) -> bool {
+        let sender = Address::v4(packet.sender.into());
+        let is_for_us = self.interface.is_ours(Address::v4(packet.target.into()));
+        if !packet.sender.is_unspecified() {
+            let learned = self.neighbours.learn(sender, packet.sender_mac, is_for_us);
+            self.note(sender, learned);
+        }
+        is_for_us
     }
 
     fn queue_arp(&mut self, packet: &arp::Packet) {
@@ -130,13 +132,34 @@ impl Engine {
         packet: &Packet<'_>,
         reply_to: ReplyTo,
     ) -> Result<(), Malformed> {
-        match Message::parse(packet)? {
+        let message = Message::parse(packet)?;
+        self.learn_from_discovery(packet, &message);
+        match message {
             Message::Echo { body } => self.answer_echo(now, packet, body, reply_to),
             Message::Error { trouble, quoted } => {
                 self.handle_trouble(now, trouble, quoted, packet.source.is_v4());
             }
             Message::Solicitation { target, source_mac } => {
                 self.answer_solicitation(packet, target, source_mac);
+            }
+            Message::Advertisement { .. } | Message::Other => {}
+        }
+        Ok(())
+    }
+
+    /// Where neighbours are, by RFC 4861.
+    pub(super) fn learn_from_discovery(&mut self, packet: &Packet<'_>, message: &Message<'_>) {
+        let Medium::Ethernet { resolve, .. } = self.config.medium else {
+            return;
+        };
+        match *message {
+            // Section 7.2.3: whoever asks for us tells where it is.
+            Message::Solicitation {
+                target,
+                source_mac: Some(mac),
+            } if resolve && self.interface.is_ours(target) && packet.source.is_unicast() => {
+                let learned = self.neighbours.learn(packet.source, mac, true);
+                self.note(packet.source, learned);
             }
             Message::Advertisement {
                 target,
@@ -145,9 +168,8 @@ impl Engine {
                 let learned = self.neighbours.learn(target, mac, false);
                 self.note(target, learned);
             }
-            Message::Advertisement { .. } | Message::Other => {}
+            _ => {}
         }
-        Ok(())
     }
 
     /// RFC 1122 section 3.2.2.6, RFC 4443 section 4.2.
@@ -188,11 +210,7 @@ impl Engine {
         // Duplicate address detection (RFC 4862) asks from the unspecified address, and is answered
         // to all nodes; here it only ever finds an address that is ours.
         let (destination, to) = match source_mac {
-            Some(source_mac) if packet.source.is_unicast() => {
-                let learned = self.neighbours.learn(packet.source, source_mac, true);
-                self.note(packet.source, learned);
-                (packet.source, source_mac)
-            }
+            Some(source_mac) if packet.source.is_unicast() => (packet.source, source_mac),
             _ => (
                 Address([0xff02 << 48, 1]),
                 MacAddress([0x33, 0x33, 0, 0, 0, 1]),
@@ -355,7 +373,7 @@ impl Engine {
 }
 
 /// The flow of a quoted segment, seen from us who sent it, and its sequence number.
-fn quoted_flow(quoted: &[u8], is_v4: bool) -> Option<(FlowKey, u32)> {
+pub(super) fn quoted_flow(quoted: &[u8], is_v4: bool) -> Option<(FlowKey, u32)> {
     let (local, remote, protocol, header_bytes) = if is_v4 {
         let header = quoted.first_chunk::<{ ip::V4_HEADER_BYTES }>()?;
         let length = usize::from(header[0] & 0xf) * 4;

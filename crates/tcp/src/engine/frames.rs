@@ -306,13 +306,8 @@ impl Engine {
             return self.handle_tcp(now, packet, reply_to, offload, memory);
         }
         if packet.fragment.is_some() {
-            let whole = match self.fragments.take(now, packet)? {
-                Outcome::Whole(whole) => whole,
-                Outcome::Pending => return Ok(()),
-                Outcome::Dropped => {
-                    self.counters.fragments_dropped += 1;
-                    return Ok(());
-                }
+            let Some(whole) = self.reassemble(now, packet)? else {
+                return Ok(());
             };
             let packet = Packet {
                 fragment: None,
@@ -332,6 +327,22 @@ impl Engine {
                 Ok(())
             }
         }
+    }
+
+    /// The payload of a fragment's packet, when that was the last one missing.
+    pub(super) fn reassemble(
+        &mut self,
+        now: Instant,
+        packet: &Packet<'_>,
+    ) -> Result<Option<Vec<u8>>, Malformed> {
+        Ok(match self.fragments.take(now, packet)? {
+            Outcome::Whole(whole) => Some(whole),
+            Outcome::Pending => None,
+            Outcome::Dropped => {
+                self.counters.fragments_dropped += 1;
+                None
+            }
+        })
     }
 
     #[inline]

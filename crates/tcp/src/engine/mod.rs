@@ -25,10 +25,12 @@ mod limiter;
 mod listeners;
 mod neighbours;
 mod quick;
+mod shared;
 mod table;
 mod transmit;
 
 pub use frames::{Expected, ReceiveOffload, USUAL_HEADERS_BYTES};
+pub use shared::Whose;
 pub use transmit::{ChecksumWork, HEADER_BUFFER_BYTES, Payload, Transmit, TransmitOffload};
 
 use std::collections::VecDeque;

@@ -7,6 +7,7 @@
 
 use crate::connection::FlowKey;
 use crate::random::Random;
+use crate::share::fold;
 
 /// Marks an empty entry; no slot has this number.
 const EMPTY: u32 = u32::MAX;
@@ -173,13 +174,6 @@ impl FlowTable {
     pub(crate) fn len(&self) -> usize {
         self.length
     }
-}
-
-/// Multiplies to 128 bits and folds the halves.
-#[inline]
-fn fold(a: u64, b: u64) -> u64 {
-    let product = u128::from(a) * u128::from(b);
-    (product as u64) ^ (product >> 64) as u64
 }
 
 fn empty_entries(length: usize) -> Box<[Entry]> {

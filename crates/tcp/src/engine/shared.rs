@@ -1,0 +1,195 @@
+//! Frames where several engines share a link: whose they are, and what the others make of them.
+//!
+//! ```text
+//!   TCP, and ICMP errors about TCP     the owner of the connection
+//!   a fragment                         whoever puts together what these two hosts exchange; the whole goes the usual way
+//!   ARP, neighbour discovery           everybody: whoever has it answers, the others listen
+//!   anything else, and nonsense        whoever has it
+//! ```
+
+use super::Engine;
+use super::control::quoted_flow;
+use crate::config::Medium;
+use crate::connection::FlowKey;
+use crate::time::Instant;
+use crate::wire::icmp::Message;
+use crate::wire::ip::{self, Address, Packet};
+use crate::wire::{Malformed, arp, ethernet, u16_at, u32_at};
+
+/// Who is to have a frame; see [`crate::Share`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Whose {
+    /// [`Engine::handle_frame`] of this one.
+    Engine(usize),
+    /// [`Engine::put_together`] of this one.
+    Assembler(usize),
+    /// [`Engine::handle_frame`] of whichever has it, [`Engine::overhear`] of the others.
+    Everybody,
+    /// [`Engine::handle_frame`] of whichever has it.
+    Anybody,
+}
+
+/// Ethernet, IPv4 without options, and the ports.
+const USUAL_ENDS_BYTES: usize = 38;
+
+impl Engine {
+    /// Who is to have a frame. It is not checked for more than that takes.
+    #[inline]
+    #[must_use]
+    pub fn whose(&self, frame: &[u8]) -> Whose {
+        self.usual_owner(frame)
+            .map_or_else(|| self.find_owner(frame), Whose::Engine)
+    }
+
+    /// The owner of a TCP segment with the headers that almost all have.
+    #[inline]
+    fn usual_owner(&self, frame: &[u8]) -> Option<usize> {
+        let h = frame.first_chunk::<USUAL_ENDS_BYTES>()?;
+        let is_usual = matches!(self.config.medium, Medium::Ethernet { .. })
+            && u16_at(h, 12) == ethernet::TYPE_IPV4
+            && h[14] == 0x45
+            && u16_at(h, 20) & 0x3fff == 0
+            && h[23] == ip::PROTOCOL_TCP;
+        is_usual.then(|| {
+            self.config.share.owner_of(&FlowKey {
+                local: Address::v4(u32_at(h, 30)),
+                remote: Address::v4(u32_at(h, 26)),
+                local_port: u16_at(h, 36),
+                remote_port: u16_at(h, 34),
+            })
+        })
+    }
+
+    #[cold]
+    fn find_owner(&self, frame: &[u8]) -> Whose {
+        if let (Medium::Ethernet { .. }, Some(ethernet::TYPE_ARP)) = (
+            self.config.medium,
+            frame.get(12..14).map(|bytes| u16_at(bytes, 0)),
+        ) {
+            return Whose::Everybody;
+        }
+        let packet = self.packet_in(frame);
+        packet.map_or(Whose::Anybody, |packet| self.owner_of_packet(&packet))
+    }
+
+    fn owner_of_packet(&self, packet: &Packet<'_>) -> Whose {
+        let share = &self.config.share;
+        if packet.fragment.is_some() {
+            return Whose::Assembler(share.assembler(packet.destination, packet.source));
+        }
+        match packet.protocol {
+            ip::PROTOCOL_TCP => match packet.payload.first_chunk::<4>() {
+                Some(ports) => Whose::Engine(share.owner_of(&FlowKey {
+                    local: packet.destination,
+                    remote: packet.source,
+                    local_port: u16_at(ports, 2),
+                    remote_port: u16_at(ports, 0),
+                })),
+                None => Whose::Anybody,
+            },
+            ip::PROTOCOL_ICMP | ip::PROTOCOL_ICMP_V6 => match Message::parse(packet) {
+                Ok(Message::Error { quoted, .. }) => {
+                    let flow = quoted_flow(quoted, packet.source.is_v4());
+                    flow.map_or(Whose::Anybody, |(key, _)| {
+                        Whose::Engine(share.owner_of(&key))
+                    })
+                }
+                Ok(Message::Solicitation { .. } | Message::Advertisement { .. }) => {
+                    Whose::Everybody
+                }
+                _ => Whose::Anybody,
+            },
+            _ => Whose::Anybody,
+        }
+    }
+
+    fn packet_in<'a>(&self, frame: &'a [u8]) -> Result<Packet<'a>, Malformed> {
+        let payload = match self.config.medium {
+            Medium::Ethernet { .. } => ethernet::Frame::parse(frame)?.payload,
+            Medium::Ip => frame,
+        };
+        match payload.first().ok_or(Malformed::IpTruncated)? >> 4 {
+            4 => Packet::parse_v4(payload, true),
+            6 => Packet::parse_v6(payload),
+            _ => Err(Malformed::IpVersion),
+        }
+    }
+
+    /// Takes a frame that another engine has handled: what it says of neighbours is news here, too. Nothing is answered, and nothing counted.
+    pub fn overhear(&mut self, frame: &[u8]) {
+        // Malformed ones the other has counted.
+        let _ = self.try_overhear(frame);
+    }
+
+    fn try_overhear(&mut self, frame: &[u8]) -> Result<(), Malformed> {
+        let Medium::Ethernet { mac, resolve: true } = self.config.medium else {
+            return Ok(());
+        };
+        let header = ethernet::Frame::parse(frame)?;
+        if header.destination != mac && !header.destination.is_group() {
+            return Ok(());
+        }
+        if header.ether_type == ethernet::TYPE_ARP {
+            self.learn_from_arp(&arp::Packet::parse(header.payload)?);
+            return Ok(());
+        }
+        let packet = self.packet_in(frame)?;
+        if packet.protocol == ip::PROTOCOL_ICMP_V6 && packet.fragment.is_none() {
+            self.learn_from_discovery(&packet, &Message::parse(&packet)?);
+        }
+        Ok(())
+    }
+
+    /// Takes a fragment; anything else is malformed. The last one of its packet makes a frame of the whole, which is not necessarily this engine's; its checksums have
+    /// not been verified.
+    pub fn put_together(&mut self, now: Instant, frame: &[u8]) -> Option<Vec<u8>> {
+        self.counters.frames_received += 1;
+        let whole = self.try_put_together(now, frame);
+        whole.unwrap_or_else(|reason| {
+            self.counters.count_malformed(reason);
+            None
+        })
+    }
+
+    fn try_put_together(
+        &mut self,
+        now: Instant,
+        frame: &[u8],
+    ) -> Result<Option<Vec<u8>>, Malformed> {
+        let packet = self.packet_in(frame)?;
+        if packet.fragment.is_none() {
+            return Err(Malformed::Fragment);
+        }
+        let link_bytes = match self.config.medium {
+            Medium::Ethernet { mac, .. } => {
+                let to = ethernet::Frame::parse(frame)?.destination;
+                if to != mac && !to.is_group() {
+                    self.counters.not_for_us += 1;
+                    return Ok(None);
+                }
+                ethernet::HEADER_BYTES
+            }
+            Medium::Ip => 0,
+        };
+        let Some(payload) = self.reassemble(now, &packet)? else {
+            return Ok(None);
+        };
+        let is_v4 = packet.source.is_v4();
+        let header_bytes = ip::header_bytes(is_v4);
+        if is_v4 && header_bytes + payload.len() > usize::from(u16::MAX) {
+            return Err(Malformed::Fragment);
+        }
+        let mut whole = frame[..link_bytes].to_vec();
+        whole.resize(link_bytes + header_bytes, 0);
+        let header = ip::Header {
+            source: packet.source,
+            destination: packet.destination,
+            protocol: packet.protocol,
+        };
+        let out = &mut whole[link_bytes..];
+        header.write(out, payload.len(), Some(packet.hop_limit));
+        ip::patch(out, is_v4, payload.len(), packet.ecn, 0);
+        whole.extend_from_slice(&payload);
+        Ok(Some(whole))
+    }
+}
