@@ -429,6 +429,76 @@ def held(host, port, name):
         assert error.errno == getattr(errno, name), error
 
 
+def all_held(host, port, count, name):
+    """Holds many connections, all of which must end with the error of this name."""
+    socks = [socket.create_connection((host, int(port)), timeout=30) for _ in range(int(count))]
+    for sock in socks:
+        sock.sendall(b"x")
+        assert sock.recv(1) == b"x"
+    print("holding", flush=True)
+    for sock in socks:
+        try:
+            assert sock.recv(100), "an end instead of %s" % name
+            raise AssertionError("bytes instead of %s" % name)
+        except OSError as error:
+            assert error.errno == getattr(errno, name), error
+
+
+def pausing(host, port, count, seconds):
+    """Many connections, all of which say something, are silent, and go on."""
+    socks = [socket.create_connection((host, int(port)), timeout=30) for _ in range(int(count))]
+
+    def exchange(text):
+        for number, sock in enumerate(socks):
+            sock.sendall(text % number)
+        for number, sock in enumerate(socks):
+            want = text % number
+            assert sock.recv(len(want), socket.MSG_WAITALL) == want
+
+    exchange(b"before %6d")
+    print("silent", flush=True)
+    time.sleep(float(seconds))
+    exchange(b"after %6d")
+    for number, sock in enumerate(socks):
+        data = pattern(100000, number)
+        sock.sendall(data)
+        sock.shutdown(socket.SHUT_WR)
+        assert read_all(sock) == data
+
+
+def checksum(data):
+    """RFC 1071."""
+    total = sum(struct.unpack("!%dH" % (len(data) // 2), data))
+    while total >> 16:
+        total = (total & 0xFFFF) + (total >> 16)
+    return ~total & 0xFFFF
+
+
+def fragmented_syns(source, host, port, count):
+    """Connection requests in two fragments each, in both orders; each must be answered."""
+    out = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_RAW)
+    seen = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_TCP)
+    seen.settimeout(30)
+    ends = socket.inet_aton(source) + socket.inet_aton(host)
+    ports = range(20000, 20000 + int(count))
+    for number in ports:
+        syn = struct.pack("!HHIIBBHHH", number, int(port), number, 0, 5 << 4, 2, 65535, 0, 0)
+        sum_of = checksum(ends + struct.pack("!BBH", 0, 6, len(syn)) + syn)
+        syn = syn[:16] + struct.pack("!H", sum_of) + syn[18:]
+        pieces = [(syn[:8], 0x2000), (syn[8:], 1)]
+        for piece, place in pieces if number % 2 else reversed(pieces):
+            # The kernel fills in lengths and the header's checksum.
+            header = struct.pack("!BBHHHBBH", 0x45, 0, 0, number, place, 64, 6, 0) + ends
+            out.sendto(header + piece, (host, 0))
+    answered = set()
+    while len(answered) < len(ports):
+        packet = seen.recv(200)
+        there, here, _, ack, _, flags = struct.unpack("!HHIIBB", packet[20:34])
+        if packet[12:20] == ends[4:] + ends[:4] and there == int(port) and flags == 0x12:
+            assert ack == here + 1, (ack, here)
+            answered.add(here)
+
+
 def by_turns(host, port, count):
     """Connections that are all busy, then all idle, for ever; half of them only for three rounds."""
     socks = [socket.create_connection((host, int(port)), timeout=60) for _ in range(int(count))]

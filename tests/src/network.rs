@@ -6,6 +6,7 @@
 //! ```
 
 use std::ffi::OsStr;
+use std::fs::read_to_string;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -22,6 +23,9 @@ pub const NEAR_V6: &str = "fd84::2";
 pub const FAR: &str = "10.84.0.1";
 /// The far kernel's IPv6 address.
 pub const FAR_V6: &str = "fd84::1";
+
+/// Engine threads of adapters whose test does not say how many: every test can be run with several.
+const THREADS_VARIABLE: &str = "TOEHOLD_ENGINE_THREADS";
 
 /// Two namespaces; gone when dropped.
 #[derive(Debug)]
@@ -65,8 +69,16 @@ impl Network {
     /// As [`Network::start`], with no address but those among the options.
     pub fn start_with(&self, options: &[&str]) -> Option<Toehold> {
         let link = format!("tap:toe0@{}", self.far);
+        let threads = std::env::var(THREADS_VARIABLE).unwrap_or_default();
         let mut arguments = vec!["--link", &link];
         arguments.extend(options);
+        let says_how_many = |two: &[&str]| match two[0] {
+            "--config" => read_to_string(two[1]).is_ok_and(|text| text.contains("threads")),
+            option => option == "--threads",
+        };
+        if !threads.is_empty() && !options.windows(2).any(says_how_many) {
+            arguments.extend(["--threads", &threads]);
+        }
         let toehold = Toehold::start_in(&["ip", "netns", "exec", &self.near], &arguments);
         if !self.bring_up() {
             host::skipped("cannot make a TAP device (CAP_NET_ADMIN and the tun module are needed)");

@@ -181,8 +181,8 @@ pub struct Daemon {
     /// A descriptor to give up when there are no more, so that a client can still be turned away.
     spare: Option<File>,
     engine: Option<Engine>,
-    /// The engine, as the client that it is.
-    engine_client: Option<ClientId>,
+    /// The engine's threads, as the clients that they are.
+    engine_clients: BTreeSet<ClientId>,
     registry: Registry,
     tables: Tables,
     regions: Regions,
@@ -239,7 +239,7 @@ impl Daemon {
             listener,
             spare: spare_descriptor(),
             engine,
-            engine_client: None,
+            engine_clients: BTreeSet::new(),
             registry: Registry::new(limits, options.policy),
             tables: Tables::default(),
             regions: Regions::default(),

@@ -90,6 +90,10 @@ struct EngineArgs {
     #[arg(long, value_name = "CONNECTIONS")]
     quota: Option<String>,
 
+    /// Engine threads, each with a queue of the TAP device, which needs `multi_queue` if it was made before (1)
+    #[arg(long, value_name = "N")]
+    threads: Option<String>,
+
     /// Destinations whose connections are the engine's, whoever makes them; may be repeated
     #[arg(long, value_name = "CIDR[:PORT]")]
     offload: Vec<String>,
@@ -98,7 +102,7 @@ struct EngineArgs {
     #[arg(long, value_name = "CIDR[:PORT]")]
     no_offload: Vec<String>,
 
-    /// All of this in a file, one setting to a line: link, address, gateway, mtu, without, coalesce, batch, quota,
+    /// All of this in a file, one setting to a line: link, address, gateway, mtu, without, coalesce, batch, quota, threads,
     /// offload, host, direct; SIGHUP has it read again
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -123,6 +127,7 @@ impl EngineArgs {
             ("coalesce", &self.coalesce),
             ("batch", &self.batch),
             ("quota", &self.quota),
+            ("threads", &self.threads),
         ];
         for (word, value) in single {
             if let Some(value) = value {
@@ -159,6 +164,7 @@ impl EngineArgs {
             ("--coalesce", self.coalesce.as_slice()),
             ("--batch", self.batch.as_slice()),
             ("--quota", self.quota.as_slice()),
+            ("--threads", self.threads.as_slice()),
             ("--address", &self.address),
             ("--gateway", &self.gateway),
             ("--offload", &self.offload),

@@ -95,6 +95,8 @@ pub(crate) struct Engine {
     bytes_sent: u64,
     retransmissions: u64,
     frames_malformed: u64,
+    frames_passed_on: u64,
+    threads: Vec<Engine>,
 }
 
 /// One process.
@@ -167,7 +169,7 @@ fn render(status: &Status) -> String {
 }
 
 fn engine_lines(engine: &Engine) -> String {
-    format!(
+    let mut out = format!(
         "TCP engine on {} ({}), MTU {}: {} connections, {} listeners\n  \
          in {}B ({} segments), out {}B ({} segments), {} retransmitted, {} malformed frames\n",
         engine.link,
@@ -181,7 +183,19 @@ fn engine_lines(engine: &Engine) -> String {
         count(engine.segments_sent),
         engine.retransmissions,
         engine.frames_malformed,
-    )
+    );
+    if !engine.threads.is_empty() {
+        let of_each = engine.threads.iter();
+        let of_each = of_each.map(|thread| thread.connections.to_string());
+        let _ = writeln!(
+            out,
+            "  {} threads, with {} connections; {} frames passed from one to another",
+            engine.threads.len(),
+            of_each.collect::<Vec<_>>().join(" + "),
+            count(engine.frames_passed_on),
+        );
+    }
+    out
 }
 
 fn heading(process: &Process) -> String {
@@ -330,7 +344,8 @@ mod tests {
     #[test]
     fn engine_stands_first() {
         let answer = r#"{"engine":{"link":"tap:toe0","addresses":["10.84.0.2"],"mtu":1500,
-            "bytes_received":1500000},"processes":[]}"#;
+            "bytes_received":1500000,"frames_passed_on":12,
+            "threads":[{"connections":3},{"connections":4}]},"processes":[]}"#;
         let text = render(&parse(answer).expect("an answer"));
         assert!(
             text.starts_with("TCP engine on tap:toe0 (10.84.0.2), MTU 1500"),
@@ -338,6 +353,10 @@ mod tests {
         );
         assert!(
             text.contains("in 1.50MB") && text.contains("toehold run"),
+            "{text}"
+        );
+        assert!(
+            text.contains("2 threads, with 3 + 4 connections; 12 frames"),
             "{text}"
         );
     }

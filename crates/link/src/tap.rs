@@ -40,9 +40,11 @@ pub enum TapError {
     Device(io::Error),
     /// The name is empty, too long, or has a zero byte.
     Name,
-    /// The kernel refuses the device: usually CAP_NET_ADMIN is missing, or the device exists with
-    /// another number of queues.
+    /// The kernel refuses the device: usually CAP_NET_ADMIN is missing, or somebody else has it.
     Attach(io::Error),
+    /// The device of this name exists, and was made for several queues (`true`) where one was asked for, or the other way round; or it is
+    /// no TAP device.
+    Queues(String, bool),
     /// The kernel does not offer what the options ask for.
     Offload(io::Error),
 }
@@ -61,6 +63,15 @@ impl fmt::Display for TapError {
                 f,
                 "cannot attach to the TAP device ({error}); this needs CAP_NET_ADMIN \
                  (setcap cap_net_admin+ep) or a device made for this user (ip tuntap add)"
+            ),
+            Self::Queues(name, true) => write!(
+                f,
+                "the device {name} was made for several queues: use several (--threads 2), or make it without multi_queue"
+            ),
+            Self::Queues(name, false) => write!(
+                f,
+                "the device {name} was made for one queue, or is no TAP device; for several threads make it with multi_queue: \
+                 ip tuntap add dev {name} mode tap vnet_hdr multi_queue user YOU"
             ),
             Self::Offload(error) => write!(f, "the TAP device refuses offloads ({error})"),
         }
@@ -104,7 +115,12 @@ impl Tap {
         // SAFETY: TUNSETIFF reads and writes one `ifreq`, which lives until the call returns.
         let attached = unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, &mut request) };
         if attached < 0 {
-            return Err(TapError::Attach(io::Error::last_os_error()));
+            let error = io::Error::last_os_error();
+            // `tun_set_iff` compares IFF_MULTI_QUEUE with what the device was made with.
+            return Err(match error.raw_os_error() {
+                Some(libc::EINVAL) => TapError::Queues(name.to_owned(), !options.multi_queue),
+                _ => TapError::Attach(error),
+            });
         }
         let mut offload = if options.receive_checksum {
             TUN_F_CSUM

@@ -9,6 +9,7 @@ mod programs;
 mod quota;
 mod servers;
 mod stage;
+mod threads;
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

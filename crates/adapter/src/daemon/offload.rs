@@ -1,5 +1,6 @@
 //! What clients ask of the engine, if there is one.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
 use toehold_channel::rendezvous::{Kind, Message, NoCapture, unmapped};
@@ -12,11 +13,11 @@ use crate::regions::SharedFd;
 use crate::registry::{ClientId, TableId};
 
 impl Daemon {
-    /// Serves the engine as a client among others.
+    /// Serves the engine's threads as clients among others.
     pub(super) fn admit_engine(&mut self) {
-        let socket = self.engine.as_mut().and_then(Engine::take_client);
-        if let Some(socket) = socket {
-            self.engine_client = Some(ClientId(self.client_next));
+        let sockets = self.engine.as_mut().map(Engine::take_clients);
+        for socket in sockets.unwrap_or_default() {
+            self.engine_clients.insert(ClientId(self.client_next));
             self.admit(socket, None);
         }
     }
@@ -46,13 +47,16 @@ impl Daemon {
     /// Clients that are programs.
     pub(super) fn programs(&self) -> impl Iterator<Item = &Connection> {
         let programs = self.clients.iter();
-        let programs = programs.filter(|(id, _)| Some(**id) != self.engine_client);
+        let programs = programs.filter(|(id, _)| !self.engine_clients.contains(id));
         programs.map(|(_, client)| client)
     }
 
-    /// The engine's own table, in which there is nothing to report or command.
-    pub(super) fn engine_table(&self) -> Option<TableId> {
-        self.clients.get(&self.engine_client?)?.table
+    /// The engine's own tables, in which there is nothing to report or command.
+    pub(super) fn engine_tables(&self) -> BTreeSet<TableId> {
+        let clients = self.engine_clients.iter();
+        clients
+            .filter_map(|id| self.clients.get(id)?.table)
+            .collect()
     }
 
     /// Shows a client the engine, or that there is none. One that has said hello may have it carry connections.

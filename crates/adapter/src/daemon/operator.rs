@@ -51,8 +51,8 @@ impl Daemon {
         kind: Kind,
     ) -> Result<(), Fault> {
         let mut count = 0;
-        let own = self.engine_table();
-        for (_, table) in self.tables.iter().filter(|(id, _)| Some(*id) != own) {
+        let own = self.engine_tables();
+        for (_, table) in self.tables.iter().filter(|(id, _)| !own.contains(id)) {
             let matching = table.live().filter(|(_, entry)| {
                 let pid = entry.pid.load(Ordering::Relaxed);
                 let fd = entry.fd.load(Ordering::Relaxed);

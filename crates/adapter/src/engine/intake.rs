@@ -13,9 +13,8 @@
 use toehold_link::{Tap, VnetHeader};
 use toehold_tcp::{Engine, Expected, Instant, ReceiveOffload, USUAL_HEADERS_BYTES};
 
-use super::captures::Captures;
 use super::lane::Room;
-use super::memory::Streams;
+use super::passing::Takers;
 
 /// The largest frame a link hands over, with LRO.
 const FRAME_BYTES_MAX: usize = 65_536 + 64;
@@ -34,13 +33,6 @@ pub(super) struct Intake {
     placed: u64,
 }
 
-/// Whom a frame goes to.
-pub(super) struct Takers<'a> {
-    pub(super) engine: &'a mut Engine,
-    pub(super) streams: &'a mut Streams,
-    pub(super) captures: &'a mut Captures,
-}
-
 impl Default for Intake {
     fn default() -> Intake {
         Intake {
@@ -52,22 +44,17 @@ impl Default for Intake {
 }
 
 impl Intake {
-    /// Hands the link's next frame to the engine; false when there is none.
+    /// Takes the link's next frame; false when there is none.
     pub(super) fn take(
         &mut self,
         tap: &Tap,
         now: Instant,
-        takers: Takers<'_>,
+        mut takers: Takers<'_>,
         may_guess: bool,
     ) -> bool {
-        let Takers {
-            engine,
-            streams,
-            captures,
-        } = takers;
-        let expected = engine.expected();
-        let guess = expected.filter(|_| may_guess && self.run >= RUN_BEFORE_GUESSING);
-        let room = guess.and_then(|expected| Some((expected, streams.room(expected)?)));
+        let expected = takers.engine.expected();
+        let guess = expected.filter(|_| may_guess && self.is_run());
+        let room = guess.and_then(|expected| Some((expected, takers.streams.room(expected)?)));
         let received = match room {
             None => tap.receive_behind_header(&mut self.buffer),
             Some((_, room)) => {
@@ -80,29 +67,32 @@ impl Intake {
         let Ok(Some((length, header))) = received else {
             return false;
         };
-        let offload = offload_of(header, engine);
+        let offload = offload_of(header, takers.engine);
         if let Some((expected, room)) = room.filter(|_| length > USUAL_HEADERS_BYTES) {
             let payload_bytes = length - USUAL_HEADERS_BYTES;
             let fits = payload_bytes <= room[0].1 + room[1].1;
             let headers = self.frame().first_chunk().expect("longer than headers");
+            let engine = &mut takers.engine;
             if fits && engine.handle_placed(now, headers, payload_bytes, offload, expected) {
-                streams.note_placed(expected, payload_bytes);
+                takers.streams.note_placed(expected, payload_bytes);
                 self.placed += 1;
                 return true;
             }
             self.put_together(room, length);
         }
         let frame = &self.buffer[VnetHeader::BYTES..][..length];
-        let watched = captures.before_frame(engine, frame);
-        engine.handle_frame(now, frame, offload, streams);
-        if let Some(before) = watched {
-            captures.note_received(engine, &before, frame);
-        }
+        takers.take(now, frame, offload);
         if length >= FRAME_BYTES_WORTH {
-            let continues = continues(expected, length, engine.expected());
+            let continues = continues(expected, length, takers.engine.expected());
             self.run = if continues { self.run + 1 } else { 0 };
         }
         true
+    }
+
+    /// Whether large frames have been continuing a stream, so that it is worth guessing that the next does.
+    #[inline]
+    pub(super) fn is_run(&self) -> bool {
+        self.run >= RUN_BEFORE_GUESSING
     }
 
     /// How many payloads were read to where they belong.

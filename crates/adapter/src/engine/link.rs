@@ -47,7 +47,7 @@ impl Link {
     fn open_here(settings: &Settings) -> Result<Link, Error> {
         let Device { name, .. } = &settings.device;
         let options = TapOptions {
-            multi_queue: false,
+            multi_queue: settings.threads > 1,
             receive_checksum: settings.checksum,
             receive_large: settings.lro,
         };

@@ -6,9 +6,11 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
 
 use toehold_tcp::{Engine, ListenerId, Options};
 
+use super::clients::Clients;
 use crate::registry::ClientId;
 
 /// A request to listen.
@@ -71,13 +73,23 @@ impl Known {
     }
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Listeners {
+    /// Where it is said who listens.
+    clients: Arc<Clients>,
     by_address: BTreeMap<SocketAddr, Known>,
     by_id: BTreeMap<ListenerId, SocketAddr>,
 }
 
 impl Listeners {
+    pub(super) fn new(clients: Arc<Clients>) -> Listeners {
+        Listeners {
+            clients,
+            by_address: BTreeMap::new(),
+            by_id: BTreeMap::new(),
+        }
+    }
+
     /// Listens on those of the engine's addresses that the program's listener stands for. Listeners on loopback stand for none: they were
     /// not meant for a network.
     pub(super) fn add(
@@ -95,6 +107,7 @@ impl Listeners {
             wanted,
             listeners: BTreeMap::new(),
         };
+        self.clients.listens(wanted.client);
         known.follow(&mut self.by_id, engine, ours, options);
         self.by_address.insert(wanted.local, known);
     }
@@ -121,7 +134,7 @@ impl Listeners {
         engine: &mut Engine,
         is_there: impl Fn(SocketAddr) -> bool,
     ) {
-        let by_id = &mut self.by_id;
+        let (by_id, clients) = (&mut self.by_id, &self.clients);
         self.by_address.retain(|&address, known| {
             let lives = is_there(address);
             if !lives {
@@ -129,15 +142,10 @@ impl Listeners {
                     engine.unlisten(*id);
                     by_id.remove(id);
                 }
+                clients.stops_listening(known.wanted.client);
             }
             lives
         });
-    }
-
-    /// Whether nobody but this client listens.
-    pub(super) fn are_all_of(&self, client: ClientId) -> bool {
-        let mut all = self.by_address.values();
-        all.all(|known| known.wanted.client == client)
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -219,7 +227,7 @@ mod tests {
 
     /// Where carriers go, and which of the engine's addresses are listened on, as taken ones cannot be had twice.
     fn served(local: &str, is_v6_only: bool) -> Option<(String, [bool; 2])> {
-        let (mut engine, mut listeners) = (engine(), Listeners::default());
+        let (mut engine, mut listeners) = (engine(), Listeners::new(Arc::default()));
         let wanted = wanted(local, is_v6_only);
         let port = wanted.local.port();
         listeners.add(&mut engine, &own(), wanted, Options::default());
@@ -256,7 +264,7 @@ mod tests {
 
     #[test]
     fn listeners_go_with_their_programs() {
-        let (mut engine, mut listeners) = (engine(), Listeners::default());
+        let (mut engine, mut listeners) = (engine(), Listeners::new(Arc::default()));
         for local in ["0.0.0.0:80", "0.0.0.0:81", "0.0.0.0:80"] {
             listeners.add(
                 &mut engine,
@@ -275,7 +283,7 @@ mod tests {
 
     #[test]
     fn listeners_are_bounded() {
-        let (mut engine, mut listeners) = (engine(), Listeners::default());
+        let (mut engine, mut listeners) = (engine(), Listeners::new(Arc::default()));
         for port in 1..=LISTENERS_MAX as u16 + 10 {
             let local = format!("0.0.0.0:{port}");
             listeners.add(

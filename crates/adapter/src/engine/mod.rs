@@ -12,22 +12,28 @@
 //! Once a connection has seen some traffic the engine asks its own adapter, like any client, for a channel beside the carrier; program and
 //! engine are then peers as two programs are.
 //!
-//! One thread serves it all: it sleeps in epoll, and an engine without work costs nothing. Carriers have `SO_LINGER` 0 while they
+//! One thread serves it all, or several, each with an engine of its own and a queue of the link, and with connections that no other touches. It
+//! sleeps in epoll, and an engine without work costs nothing. Carriers have `SO_LINGER` 0 while they
 //! are in use: should we die, the kernel resets them, and the program sees what it would see of a failed network interface, instead of
 //! an end of file that nobody sent.
 //!
 //! - [`settings`]: what the operator says. No I/O but reading a file.
-//! - `runner`: the thread, and in it `connections`, that come and go, and `orders`, from the daemon; `flow`, `relay`: one connection and its
+//! - `runner`: a thread, and in it `connections`, that come and go, and `orders`, from the daemon; `flow`, `relay`: one connection and its
 //!   bytes; `memory`, `lane`: where those are; `channels`: channels and boards; `listeners`: programs that listen; `stand_ins`: our addresses
 //!   on loopback; `told`: settings in the TCP's words; `arrivals`: programs at the relay, `silent` those that say nothing, `passes` what they
 //!   are known by; `patience`: when to sleep.
+//! - `common`: what threads share; `clients`: the programs; `inbox`, `passing`: what others give a thread, and frames that go to another;
+//!   `report`: what they have done.
 //! - `captures`: what passes on the link, to whoever asked.
 //! - `link`, `poller`, `sys`: the operating system.
 
 mod arrivals;
 mod captures;
 mod channels;
+mod clients;
+mod common;
 mod flow;
+mod inbox;
 mod intake;
 mod lane;
 mod link;
@@ -35,9 +41,11 @@ mod listeners;
 mod memory;
 mod outlet;
 mod passes;
+mod passing;
 mod patience;
 mod poller;
 mod relay;
+mod report;
 mod runner;
 pub mod settings;
 mod silent;
@@ -48,28 +56,31 @@ mod told;
 use std::fmt;
 use std::io;
 use std::mem::MaybeUninit;
-use std::net::SocketAddr;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver, Sender, SyncSender};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{self, SyncSender};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use serde::Serialize;
 use toehold_channel::memfd::MapError;
 use toehold_channel::opening::Pass;
 use toehold_link::TapError;
+use toehold_tcp::{Random, Share};
 
-use crate::listener::owned;
 use crate::regions::SharedFd;
 use crate::registry::ClientId;
 pub(crate) use captures::Filter;
 use captures::Wanted;
 use channels::Channels;
+use common::Common;
+use inbox::Inbox;
+use link::Link;
 pub(crate) use listeners::Listening;
-use passes::Passes;
-use runner::Runner;
+pub(crate) use report::Report;
+use runner::{Own, Runner};
 use settings::Settings;
 
 /// Why there is no engine. The adapter does without, and everything stays on the host path.
@@ -104,21 +115,46 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// What the daemon tells the engine.
+/// What a thread is told: by the daemon, or by another thread.
 #[derive(Debug)]
 enum Command {
+    /// A carrier is to lead somewhere, by a connection of this thread's.
+    Open(Given),
     /// A program listens.
     Listen(Listening),
     /// A program may have stopped listening.
     LookAtListeners,
-    /// Somebody wants to see the frames.
-    Capture(Wanted),
     /// The operator has changed the settings.
-    Reconfigure(Box<Settings>),
+    Reconfigure(Arc<Change>),
     /// Say what has happened so far.
     Report(SyncSender<Report>),
     /// End.
     Stop,
+}
+
+/// Other settings, for all threads.
+#[derive(Debug)]
+struct Change {
+    settings: Settings,
+    /// Threads that do not follow yet.
+    left: AtomicUsize,
+}
+
+impl Change {
+    /// One more thread follows; true for the last.
+    fn is_followed_by_all(&self) -> bool {
+        // AcqRel: what the others did to follow happened before the last one says so to programs.
+        self.left.fetch_sub(1, Ordering::AcqRel) == 1
+    }
+}
+
+/// An active open, for the thread that is to do it.
+#[derive(Debug)]
+struct Given {
+    request: Request,
+    carrier: TcpStream,
+    /// Threads that could not.
+    refusals: usize,
 }
 
 /// A program's wish to connect.
@@ -132,95 +168,68 @@ struct Request {
     local_port: u16,
 }
 
-/// What the engine has done, for `toehold status`.
-#[derive(Clone, Debug, Default, Serialize)]
-pub(crate) struct Report {
-    pub(crate) link: String,
-    pub(crate) addresses: Vec<String>,
-    pub(crate) mtu: u16,
-    pub(crate) connections: usize,
-    /// Those with a channel beside the carrier.
-    pub(crate) channels: usize,
-    pub(crate) listeners: usize,
-    /// Captures that run.
-    pub(crate) captures: usize,
-    pub(crate) frames_received: u64,
-    pub(crate) frames_sent: u64,
-    pub(crate) frames_malformed: u64,
-    pub(crate) segments_received: u64,
-    pub(crate) segments_sent: u64,
-    pub(crate) bytes_received: u64,
-    pub(crate) bytes_sent: u64,
-    pub(crate) retransmissions: u64,
-    pub(crate) timeouts: u64,
-    pub(crate) resets_sent: u64,
-    pub(crate) resets_received: u64,
-    pub(crate) connections_opened: u64,
-    pub(crate) connections_accepted: u64,
-    /// Connections reset because their program was gone.
-    pub(crate) programs_gone: u64,
-    /// Carriers reset because they did not say, or not in time, what they are for, or by nobody's leave.
-    pub(crate) carriers_refused: u64,
-    /// Requests and connections refused because a program was at its quota.
-    pub(crate) over_quota: u64,
-    /// Frames the link did not take.
-    pub(crate) frames_refused: u64,
-    /// Payloads that the link put into a program's ring with no copy between.
-    pub(crate) payloads_in_place: u64,
-    /// Times the settings were changed while it ran.
-    pub(crate) reconfigured: u64,
-    /// Times the thread slept.
-    pub(crate) sleeps: u64,
-}
-
-/// A running engine.
+/// A running engine: one or several threads.
 #[derive(Debug)]
 pub(crate) struct Engine {
-    commands: Sender<Command>,
-    bell: Arc<OwnedFd>,
-    thread: Option<JoinHandle<()>>,
+    threads: Vec<JoinHandle<()>>,
+    common: Arc<Common>,
     outlook: SharedFd,
-    passes: Arc<Passes>,
     /// What it was told last.
     settings: Settings,
-    /// The engine's connection to the adapter, for the daemon to serve.
-    client: Option<OwnedFd>,
+    /// The threads' connections to the adapter, for the daemon to serve.
+    clients: Vec<OwnedFd>,
 }
 
 impl Engine {
-    /// Opens the link and starts the thread.
+    /// Opens the link and starts the threads.
     ///
     /// # Errors
     /// See [`Error`].
     pub(crate) fn start(settings: &Settings) -> Result<Engine, Error> {
-        // SAFETY: no memory is involved.
-        let bell = owned(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) });
-        let bell = Arc::new(bell.map_err(|error| Error::Os("make an event", error))?);
-        let (commands, inbox) = mpsc::channel();
-        let inbox = Inbox {
-            commands: inbox,
-            bell: bell.clone(),
-        };
-        let (channels, client) =
-            Channels::new().map_err(|error| Error::Os("make a table for the engine", error))?;
-        let passes = Arc::new(Passes::default());
-        let (mut runner, outlook) = Runner::new(settings, inbox, channels, passes.clone())?;
-        let thread = thread::Builder::new().name("engine".into());
-        let thread = without_signals(|| thread.spawn(move || runner.run()));
-        Ok(Engine {
-            commands,
-            bell,
-            thread: Some(thread.map_err(|error| Error::Os("start a thread", error))?),
-            outlook: SharedFd::new(outlook),
-            passes,
+        let count = settings.threads;
+        let os = |action| move |error| Error::Os(action, error);
+        let links = (0..count).map(|_| Link::open(settings));
+        let links: Vec<Link> = links.collect::<Result<_, _>>()?;
+        let mtu = settings.mtu.or_else(|| links[0].mtu());
+        let mtu = mtu.ok_or(Error::NoMtu)?;
+        let inboxes = (0..count).map(|_| Inbox::new());
+        let inboxes: Vec<Inbox> = inboxes
+            .collect::<Result<_, _>>()
+            .map_err(os("make an event"))?;
+        let entropy = sys::entropy().map_err(os("get random numbers"))?;
+        let mut random = Random::from_entropy(entropy);
+        let doors = inboxes.iter().map(Inbox::door).collect();
+        let (common, singles) = Common::new(settings, doors, &mut random)?;
+        let mut engine = Engine {
+            threads: Vec::new(),
+            common: Arc::new(common),
+            outlook: SharedFd::new(singles.outlook),
             settings: settings.clone(),
-            client: Some(client),
-        })
+            clients: Vec::new(),
+        };
+        let shares = Share::among(count as u32, &mut random);
+        let mut arrivals = Some(singles.arrivals);
+        for ((share, link), inbox) in shares.into_iter().zip(links).zip(inboxes) {
+            let (channels, client) = Channels::new().map_err(os("make a table for the engine"))?;
+            engine.clients.push(client);
+            let own = Own {
+                share,
+                link,
+                inbox,
+                channels,
+                arrivals: arrivals.take(),
+            };
+            let mut runner = Runner::new(settings, engine.common.clone(), own, mtu)?;
+            let thread = thread::Builder::new().name(thread_name(share.index()));
+            let thread = without_signals(|| thread.spawn(move || runner.run()));
+            engine.threads.push(thread.map_err(os("start a thread"))?);
+        }
+        Ok(engine)
     }
 
-    /// The socket by which the engine is a client; once.
-    pub(crate) fn take_client(&mut self) -> Option<OwnedFd> {
-        self.client.take()
+    /// The sockets by which the threads are clients; once.
+    pub(crate) fn take_clients(&mut self) -> Vec<OwnedFd> {
+        std::mem::take(&mut self.clients)
     }
 
     /// What clients are shown.
@@ -230,22 +239,22 @@ impl Engine {
 
     /// What a client's carriers have to show to lead anywhere; nothing when the kernel has no random numbers.
     pub(crate) fn give_pass(&self, client: ClientId) -> Pass {
-        self.passes.give(client).unwrap_or_default()
+        self.common.passes.give(client).unwrap_or_default()
     }
 
     /// A client is gone.
     pub(crate) fn take_pass_back(&self, client: ClientId) {
-        self.passes.take_back(client);
+        self.common.passes.take_back(client);
     }
 
     /// A program listens.
     pub(crate) fn listen(&self, wanted: Listening) {
-        self.tell(Command::Listen(wanted));
+        self.tell_all(|| Command::Listen(wanted));
     }
 
     /// A program may have stopped listening.
     pub(crate) fn look_at_listeners(&self) {
-        self.tell(Command::LookAtListeners);
+        self.tell_all(|| Command::LookAtListeners);
     }
 
     /// Begins a capture; the descriptor it is to be read from.
@@ -254,11 +263,13 @@ impl Engine {
     /// When there are no descriptors left.
     pub(crate) fn capture(&self, kept_max: usize, filter: Filter) -> io::Result<OwnedFd> {
         let (stream, theirs) = UnixStream::pair()?;
-        self.tell(Command::Capture(Wanted {
+        let wanted = Wanted {
             stream,
             kept_max,
             filter,
-        }));
+        };
+        let (captures, link) = (&self.common.captures, &self.common.link);
+        without_signals(|| captures.begin(link, wanted));
         Ok(theirs.into())
     }
 
@@ -274,75 +285,57 @@ impl Engine {
         if (before.lso, before.lro, before.checksum) != (after.lso, after.lro, after.checksum) {
             return Err("other offloads of the link need another adapter");
         }
-        self.tell(Command::Reconfigure(Box::new(settings.clone())));
+        if before.threads != after.threads {
+            return Err("another number of engine threads needs another adapter");
+        }
+        let change = Arc::new(Change {
+            settings: settings.clone(),
+            left: AtomicUsize::new(after.threads),
+        });
+        self.tell_all(|| Command::Reconfigure(change.clone()));
         self.settings = settings.clone();
         Ok(())
     }
 
-    /// What it has done; nothing when it does not answer soon.
+    /// What it has done; nothing when a thread does not answer soon.
     pub(crate) fn report(&self) -> Option<Report> {
-        let (answer, report) = mpsc::sync_channel(1);
-        self.tell(Command::Report(answer));
-        report.recv_timeout(REPORT_PATIENCE).ok()
+        let asked = self.common.doors.iter().map(|door| {
+            let (answer, report) = mpsc::sync_channel(1);
+            door.tell(Command::Report(answer));
+            report
+        });
+        let asked: Vec<_> = asked.collect();
+        let deadline = Instant::now() + REPORT_PATIENCE;
+        let reports = asked.into_iter().map(|report| {
+            let left = deadline.saturating_duration_since(Instant::now());
+            report.recv_timeout(left).ok()
+        });
+        Report::together(reports.collect::<Option<_>>()?)
     }
 
-    fn tell(&self, command: Command) {
-        // It fails only when the thread is gone: then there is nobody to tell, and carriers die by themselves.
-        if self.commands.send(command).is_ok() {
-            ring(&self.bell);
+    /// In the same order to each, and so that none waits for another to be told.
+    fn tell_all(&self, command: impl Fn() -> Command) {
+        for door in &self.common.doors {
+            door.tell(command());
         }
     }
 }
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        self.tell(Command::Stop);
-        if let Some(thread) = self.thread.take() {
+        self.tell_all(|| Command::Stop);
+        for thread in self.threads.drain(..) {
             // Should it have panicked, that was said already.
             let _ = thread.join();
         }
     }
 }
 
-/// The engine's side of the commands.
-#[derive(Debug)]
-struct Inbox {
-    commands: Receiver<Command>,
-    bell: Arc<OwnedFd>,
-}
-
-impl Inbox {
-    fn bell(&self) -> std::os::fd::BorrowedFd<'_> {
-        self.bell.as_fd()
+fn thread_name(index: usize) -> String {
+    match index {
+        0 => "engine".into(),
+        index => format!("engine-{index}"),
     }
-
-    /// Silences the bell; the commands themselves are taken afterwards.
-    fn silence(&self) {
-        let mut count = [0u8; 8];
-        // SAFETY: `count` is writable for its length.
-        unsafe {
-            libc::read(
-                self.bell.as_raw_fd(),
-                count.as_mut_ptr().cast(),
-                count.len(),
-            )
-        };
-    }
-
-    /// Has the thread look at the commands in its next turn.
-    fn ring(&self) {
-        ring(&self.bell);
-    }
-
-    fn next(&self) -> Option<Command> {
-        self.commands.try_recv().ok()
-    }
-}
-
-fn ring(bell: &OwnedFd) {
-    let one = 1u64.to_ne_bytes();
-    // SAFETY: `one` is valid for its length. An eventfd takes it unless it holds 2^64 - 2 already.
-    unsafe { libc::write(bell.as_raw_fd(), one.as_ptr().cast(), one.len()) };
 }
 
 /// Has `start` make a thread, and threads of that thread's, to which no signal of the process goes: they are the daemon's, which may begin

@@ -3,53 +3,58 @@
 mod connections;
 mod orders;
 
-use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant as Clock};
 
-use toehold_channel::memfd;
-use toehold_channel::offload::{OUTLOOK_BYTES, Outlook};
-use toehold_tcp::{CloseReason, ConnectionId, Engine, Event, Instant, Random};
+use toehold_tcp::{CloseReason, ConnectionId, Engine, Event, Instant, Random, Share};
 
 use super::arrivals::Arrivals;
-use super::captures::Captures;
 use super::channels::Channels;
+use super::clients::Unchanging;
+use super::common::Common;
 use super::flow::{Flow, Next, Stage, errno_of};
-use super::intake::{Intake, Takers};
+use super::inbox::Inbox;
+use super::intake::Intake;
 use super::link::Link;
 use super::listeners::Listeners;
 use super::memory::Streams;
 use super::outlet::Outlet;
-use super::passes::Passes;
+use super::passing::{PassedOn, Takers};
 use super::patience::Patience;
 use super::poller::{self, Poller, Source};
 use super::relay::Around;
+use super::report::Report;
 use super::settings::Settings;
-use super::stand_ins::{StandIns, shown};
+use super::stand_ins::StandIns;
 use super::told::{LARGE_SEGMENT_BYTES, config};
-use super::{Error, Inbox, Report, sys};
-use crate::registry::ClientId;
+use super::{Error, sys};
+
+/// What a thread has to itself from the start.
+pub(super) struct Own {
+    pub(super) share: Share,
+    pub(super) link: Link,
+    pub(super) inbox: Inbox,
+    pub(super) channels: Channels,
+    /// The first thread's: programs come there.
+    pub(super) arrivals: Option<Arrivals>,
+}
 
 /// Carriers and commands may wait for so many looks at the link.
 const LOOKS_BETWEEN_POLLS: u32 = 8;
 
 pub(super) struct Runner {
+    common: Arc<Common>,
     inbox: Inbox,
     link: Link,
-    link_name: String,
-    arrivals: Arrivals,
+    /// The first thread's.
+    arrivals: Option<Arrivals>,
     poller: Poller,
     engine: Engine,
     streams: Streams,
     channels: Channels,
-    captures: Captures,
-    netns: u64,
-    outlook: Outlook,
-    relay_source: Ipv4Addr,
-    relay_port: u16,
     /// Our addresses, and what stands in for each on loopback.
     own: Vec<(IpAddr, Ipv4Addr)>,
     stand_ins: StandIns,
@@ -66,11 +71,12 @@ pub(super) struct Runner {
     look_at_listeners_after: Clock,
     /// By the engine's slot.
     flows: Vec<Option<Flow>>,
-    flows_by_client: BTreeMap<ClientId, usize>,
     serial: u32,
     /// Slots to be looked at, now and in the next turn.
     due: Vec<u32>,
     later: Vec<u32>,
+    /// The thread that was given the last connection to open.
+    last_given: usize,
     began: Clock,
     report: Report,
     patience: Patience,
@@ -78,83 +84,70 @@ pub(super) struct Runner {
     outlet: Outlet,
     /// Looks until the next that asks the poller, too.
     looks_before_polling: u32,
+    passed_on: PassedOn,
 }
 
 impl Runner {
     pub(super) fn new(
         settings: &Settings,
-        inbox: Inbox,
-        channels: Channels,
-        passes: Arc<Passes>,
-    ) -> Result<(Runner, OwnedFd), Error> {
+        common: Arc<Common>,
+        own: Own,
+        mtu: u16,
+    ) -> Result<Runner, Error> {
         let os = |action| move |error| Error::Os(action, error);
-        let link = Link::open(settings)?;
-        let mtu = settings.mtu.or_else(|| link.mtu()).ok_or(Error::NoMtu)?;
-        let arrivals = Arrivals::new(passes).map_err(os("listen for programs"))?;
-        let relay = arrivals.address().map_err(os("listen for programs"))?;
-        let relay_port = relay.port();
+        let Own {
+            share,
+            link,
+            inbox,
+            channels,
+            arrivals,
+        } = own;
         let entropy = sys::entropy().map_err(os("get random numbers"))?;
-        let mut random = Random::from_entropy(entropy);
-        // Nobody else's, as far as 127.0.0.0/8 allows; nor 127.0.0.1.
-        let [a, b, c, _] = (random.bits() as u32).to_ne_bytes();
-        let relay_source = Ipv4Addr::new(127, 64 + a % 128, b, c);
-        let made = memfd::create_for_readers(c"toehold-outlook", OUTLOOK_BYTES);
-        let (outlook_file, base) = made.map_err(os("make what clients are shown"))?;
-        // SAFETY: mapped for that length, writable, and kept for as long as the process lives.
-        let outlook = unsafe { Outlook::at(base.as_ptr()) };
-        let netns = arrivals.namespace();
-        let mut stand_ins = StandIns::next_to(relay_source);
-        let own = stand_ins.for_all(settings);
-        outlook.publish(&settings.all_rules(), &shown(&own));
-        outlook.initialise(netns, relay_port, relay_source.octets());
+        let mut stand_ins = StandIns::next_to(common.relay_source);
         let poller = Poller::new().map_err(os("make an epoll instance"))?;
-        let watched = poller
-            .watch(link.tap.as_fd(), Source::Link)
-            .and_then(|()| poller.watch(link.changes(), Source::LinkChange))
-            .and_then(|()| poller.watch(arrivals.relay(), Source::Relay))
-            .and_then(|()| poller.watch(arrivals.late(), Source::Late))
-            .and_then(|()| poller.watch(inbox.bell(), Source::Command))
-            .and_then(|()| poller.watch(channels.socket(), Source::Offers));
+        let watch = |fd, source| poller.watch(fd, source);
+        let watched = watch(link.tap.as_fd(), Source::Link)
+            .and_then(|()| watch(link.changes(), Source::LinkChange))
+            .and_then(|()| watch(inbox.bell(), Source::Command))
+            .and_then(|()| watch(channels.socket(), Source::Offers))
+            .and_then(|()| match &arrivals {
+                Some(arrivals) => watch(arrivals.relay(), Source::Relay)
+                    .and_then(|()| watch(arrivals.late(), Source::Late)),
+                None => Ok(()),
+            });
         watched.map_err(os("watch the link"))?;
-        let namespace = settings.device.namespace.as_ref();
-        let place = namespace.map_or(String::new(), |namespace| format!("@{namespace}"));
-        let runner = Runner {
-            link_name: format!("tap:{}{place}", settings.device.name),
-            engine: Engine::new(config(settings, mtu), random),
-            own,
+        Ok(Runner {
+            engine: Engine::new(config(settings, mtu, share), Random::from_entropy(entropy)),
+            own: stand_ins.for_all(settings),
             stand_ins,
             mtu_is_fixed: settings.mtu.is_some(),
             coalesce: settings.coalesce,
             batch: settings.batch,
             quota: settings.quota,
+            listeners: Listeners::new(common.clients.clone()),
+            common,
             inbox,
             link,
             arrivals,
             poller,
             streams: Streams::default(),
             channels,
-            captures: Captures::default(),
-            netns,
-            outlook,
-            relay_source,
-            relay_port,
             mtu,
-            listeners: Listeners::default(),
             look_at_listeners_due: None,
             look_at_listeners_after: Clock::now(),
             flows: Vec::new(),
-            flows_by_client: BTreeMap::new(),
             serial: 0,
             due: Vec::new(),
             later: Vec::new(),
+            last_given: 0,
             began: Clock::now(),
             report: Report::default(),
             patience: Patience::default(),
             intake: Intake::default(),
+            passed_on: PassedOn::default(),
             looks_before_polling: 0,
             outlet: Outlet::new(LARGE_SEGMENT_BYTES as usize),
-        };
-        Ok((runner, outlook_file))
+        })
     }
 
     /// Serves until told to stop; then every connection is reset, on both sides.
@@ -168,19 +161,14 @@ impl Runner {
                 match event.source {
                     Source::Link => drop(self.take_frames()),
                     Source::LinkChange => self.look_at_link(),
-                    Source::Relay => {
-                        let wanted = self.arrivals.take(Clock::now());
-                        self.open_all(wanted);
-                    }
-                    Source::Late => {
-                        let wanted = self.arrivals.take_late();
-                        self.open_all(wanted);
-                    }
+                    Source::Relay => self.give_all(|arrivals| arrivals.take(Clock::now())),
+                    Source::Late => self.give_all(Arrivals::take_late),
                     Source::Command => {
                         self.inbox.silence();
                         if !self.take_commands() {
                             return self.stop();
                         }
+                        self.take_passed();
                     }
                     Source::Offers => self.take_offers(),
                     Source::Flow(slot, serial) => self.note_carrier(slot, serial, event.bits),
@@ -198,8 +186,10 @@ impl Runner {
             }
             self.settle();
             self.transmit();
-            self.captures.flush();
-            self.arrivals.forget_old(Clock::now());
+            self.common.captures.flush();
+            if let Some(arrivals) = &mut self.arrivals {
+                arrivals.forget_old(Clock::now());
+            }
             self.look_at_listeners();
         }
     }
@@ -235,6 +225,7 @@ impl Runner {
     fn look(&mut self, events: &mut Vec<poller::Event>) -> io::Result<bool> {
         let mut found = self.sweep();
         found |= self.take_frames();
+        found |= self.take_passed();
         if self.looks_before_polling == 0 {
             self.poller.wait(events, Some(Duration::ZERO))?;
             let has_others = events.iter().any(|event| event.source != Source::Link);
@@ -306,7 +297,7 @@ impl Runner {
         let now = self.now();
         let engine = self.engine.poll_timeout();
         let engine = engine.map(|due| Duration::from_micros(due.since(now).as_micros()));
-        let silent = self.arrivals.timeout();
+        let silent = self.arrivals.as_ref().and_then(Arrivals::timeout);
         let look = self.look_at_listeners_due;
         let look = look.map(|due| due.saturating_duration_since(Clock::now()));
         engine.into_iter().chain(silent).chain(look).min()
@@ -314,13 +305,18 @@ impl Runner {
 
     /// Hands frames of the link to the engine, until there are none or others should have their turn; true when there were some.
     fn take_frames(&mut self) -> bool {
-        let may_guess = self.captures.len() == 0 && self.serves_one();
+        // No other program comes while frames are taken: who guesses wrong puts bytes where one could see them.
+        let is_run = self.intake.is_run();
+        let clients = is_run.then(|| self.common.clients.unchanging());
+        let is_one = clients.as_ref().is_some_and(Unchanging::is_one);
         for count in 0..self.batch {
             let now = self.now();
+            let may_guess = is_one && !self.common.captures.is_watched();
             let takers = Takers {
                 engine: &mut self.engine,
                 streams: &mut self.streams,
-                captures: &mut self.captures,
+                common: &self.common,
+                passed_on: &mut self.passed_on,
             };
             if !self.intake.take(&self.link.tap, now, takers, may_guess) {
                 return count > 0;
@@ -329,11 +325,22 @@ impl Runner {
         true
     }
 
-    /// Whether there is one program that all frames are for.
-    fn serves_one(&self) -> bool {
-        let mut clients = self.flows_by_client.keys();
-        let client = clients.next().copied();
-        client.is_some_and(|client| clients.next().is_none() && self.listeners.are_all_of(client))
+    /// Takes frames that other threads' queues were given; true when there were some.
+    fn take_passed(&mut self) -> bool {
+        if !self.inbox.has_frames() {
+            return false;
+        }
+        for passed in self.inbox.frames() {
+            let now = self.now();
+            let mut takers = Takers {
+                engine: &mut self.engine,
+                streams: &mut self.streams,
+                common: &self.common,
+                passed_on: &mut self.passed_on,
+            };
+            takers.take_passed(now, &passed);
+        }
+        true
     }
 
     fn note_carrier(&mut self, slot: u32, serial: u32, bits: u32) {
@@ -413,7 +420,7 @@ impl Runner {
             engine: &mut self.engine,
             streams: &mut self.streams,
             channels: &mut self.channels,
-            netns: self.netns,
+            netns: self.common.netns,
         };
         match flow.advance(&mut around) {
             Next::Wait => {
@@ -440,7 +447,7 @@ impl Runner {
     fn transmit(&mut self) {
         let now = self.now();
         loop {
-            let watched = self.captures.before_transmit(&self.engine);
+            let watched = self.common.captures.before_transmit(&self.engine);
             let header = self.outlet.header();
             let Some(mut transmit) = self.engine.poll_transmit(now, header) else {
                 return;
@@ -450,8 +457,8 @@ impl Runner {
             self.report.frames_refused += u64::from(!is_taken);
             if let Some(before) = watched {
                 let frame = (&pieces[..], is_taken);
-                self.captures
-                    .note_sent(&self.engine, &before, &transmit, frame);
+                let captures = &self.common.captures;
+                captures.note_sent(&self.engine, &before, &transmit, frame);
             }
         }
     }

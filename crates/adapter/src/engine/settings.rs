@@ -13,6 +13,7 @@
 //!   coalesce 50                  wait so many microseconds after each wake-up, for more to do at once
 //!   batch    256                 most frames taken before everybody else's turn
 //!   quota    32768               most connections of one program at a time
+//!   threads  2                   engine threads, each with a queue of the device
 //!   offload  10.84.0.0/24:6379   connections there are the engine's, whoever makes them
 //!   host     10.84.0.9           connections there are the kernel's, always
 //!   direct   10.84.0.8           connections there are not the engine's: the kernel's, or through shared memory
@@ -51,6 +52,8 @@ pub struct Settings {
     pub batch: usize,
     /// Most connections of one program at a time: those it made, and those that others made to what it listens on.
     pub quota: usize,
+    /// Threads of the engine, each with a queue of the device.
+    pub threads: usize,
     /// Rules before those that follow from the addresses and gateways.
     pub rules: Vec<Rule>,
 }
@@ -112,6 +115,7 @@ pub struct Draft {
     coalesce_us: Option<u64>,
     batch: Option<usize>,
     quota: Option<usize>,
+    threads: Option<usize>,
     rules: Vec<Rule>,
 }
 
@@ -158,12 +162,19 @@ impl Draft {
                 ))?;
                 self.quota = Some(most);
             }
+            "threads" => {
+                let threads = value.parse().ok().filter(|n| (1..=THREADS_MAX).contains(n));
+                let threads = threads.ok_or(format!(
+                    "`{value}` is no number of engine threads (1 to {THREADS_MAX})"
+                ))?;
+                self.threads = Some(threads);
+            }
             "offload" => self.rules.push(rule(value, Verdict::Offload)?),
             "host" => self.rules.push(rule(value, Verdict::Host)?),
             "direct" => self.rules.push(rule(value, Verdict::Direct)?),
             _ => {
                 return Err(format!(
-                    "`{word}` is no setting: link, address, gateway, mtu, without, coalesce, batch, quota, offload, host, direct"
+                    "`{word}` is no setting: link, address, gateway, mtu, without, coalesce, batch, quota, threads, offload, host, direct"
                 ));
             }
         }
@@ -240,6 +251,7 @@ impl Draft {
             coalesce: Duration::from_micros(self.coalesce_us.unwrap_or(0)),
             batch: self.batch.unwrap_or(BATCH_DEFAULT),
             quota: self.quota.unwrap_or(QUOTA_DEFAULT),
+            threads: self.threads.unwrap_or(1),
             rules: self.rules,
         };
         if settings.all_rules().len() > RULES_MAX {
@@ -376,6 +388,8 @@ const BATCH_MAX: usize = 65_536;
 /// Connections of one program, and most of them.
 const QUOTA_DEFAULT: usize = 32_768;
 const QUOTA_MAX: usize = 1 << 20;
+/// Each is a client of the adapter, which serves no more than 32 of one process.
+const THREADS_MAX: usize = 16;
 
 #[cfg(test)]
 mod tests {
@@ -393,7 +407,7 @@ mod tests {
     fn a_whole_file_is_understood() {
         let scratch = tempfile::NamedTempFile::new().expect("scratch file");
         let text = "# a comment\nlink tap:toe0@peer\n\naddress 10.84.0.2/24 # ours\naddress fd84::2/64\n\
-                    gateway 10.84.0.1\nmtu 9000\nwithout lso\ncoalesce 50\nbatch 8\nquota 5\noffload [fd00::/8]:80\nhost 10.84.0.9\n";
+                    gateway 10.84.0.1\nmtu 9000\nwithout lso\ncoalesce 50\nbatch 8\nquota 5\nthreads 2\noffload [fd00::/8]:80\nhost 10.84.0.9\n";
         fs::write(scratch.path(), text).expect("written");
         let mut draft = Draft::default();
         draft.read(scratch.path()).expect("understood");
@@ -404,9 +418,10 @@ mod tests {
             (false, true, Some(9000))
         );
         assert_eq!(
-            (settings.coalesce, settings.batch, settings.quota),
-            (Duration::from_micros(50), 8, 5)
+            (settings.coalesce, settings.batch),
+            (Duration::from_micros(50), 8)
         );
+        assert_eq!((settings.quota, settings.threads), (5, 2));
         assert_eq!(settings.rules.len(), 2);
         assert_eq!(settings.rules[0].port, 80);
         let verdict = |ip: &str, port| {

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use toehold_tcp::{Config, InterfaceAddress, MacAddress, Medium, Offload, Options, Route};
+use toehold_tcp::{Config, InterfaceAddress, MacAddress, Medium, Offload, Options, Route, Share};
 
 use super::memory::RING_BYTES;
 use super::settings::{Settings, spell};
@@ -27,7 +27,7 @@ pub(super) fn routes(settings: &Settings) -> Vec<Route> {
     settings.gateways.iter().map(everything).collect()
 }
 
-pub(super) fn config(settings: &Settings, mtu: u16) -> Config {
+pub(super) fn config(settings: &Settings, mtu: u16, share: Share) -> Config {
     let addresses = settings.addresses.iter();
     let addresses = addresses.map(|&(address, prefix_bits)| InterfaceAddress {
         address,
@@ -40,14 +40,18 @@ pub(super) fn config(settings: &Settings, mtu: u16) -> Config {
         mac: MacAddress([0x02, 0x54, a, b, c, d]),
         resolve: true,
     };
+    let config = Config::new(medium, mtu, addresses[0]);
     Config {
+        share,
+        // The host's limit, not an engine's.
+        challenges_per_second_max: config.challenges_per_second_max / share.count() as u32,
         routes: routes(settings),
         offload: Offload {
             transmit_checksum: settings.checksum,
             segmentation_bytes_max: if settings.lso { LARGE_SEGMENT_BYTES } else { 0 },
         },
-        addresses: addresses.clone(),
-        ..Config::new(medium, mtu, addresses[0])
+        addresses,
+        ..config
     }
 }
 

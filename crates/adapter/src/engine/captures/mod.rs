@@ -4,14 +4,17 @@
 //!   engine's thread: frame ── describe ── Capture (pcapng) ── bounded queue ── thread of its own ── socket ── toehold capture
 //! ```
 //!
-//! Without a capture all this is one branch a frame. With one, the engine's thread copies and queues, and never waits: frames for which
-//! there is no room are left out and counted, in the capture itself. A reader that is gone ends its capture and nothing else.
+//! Without a capture all this is one branch a frame. With one, the engine's thread copies and queues, and never waits for a reader: frames
+//! for which there is no room are left out and counted, in the capture itself. A reader that is gone ends its capture and nothing else.
+//! All threads write to the same captures, each frame with its time under one lock, so that a capture is in order.
 
 mod describe;
 mod outbox;
 
 use std::net::IpAddr;
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use toehold_link::{Capture, Direction, Frame, Glance};
@@ -64,8 +67,9 @@ impl Filter {
 /// All captures of one link.
 #[derive(Debug, Default)]
 pub(super) struct Captures {
-    sinks: Vec<Sink>,
-    scratch: Vec<u8>,
+    sinks: Mutex<Vec<Sink>>,
+    /// How many there are, to be looked at for each frame. Relaxed: a capture begins with some frame, whichever.
+    count: AtomicUsize,
 }
 
 /// How things stood before a frame was taken in or made.
@@ -78,62 +82,62 @@ pub(super) struct Before {
 
 impl Captures {
     /// Begins one. With too many it ends at once.
-    pub(super) fn begin(&mut self, link: &str, wanted: Wanted) {
-        self.sinks.retain(|sink| !sink.outbox.is_abandoned());
-        if self.sinks.len() < CAPTURES_MAX
+    pub(super) fn begin(&self, link: &str, wanted: Wanted) {
+        let mut sinks = self.lock();
+        sinks.retain(|sink| !sink.outbox.is_abandoned());
+        if sinks.len() < CAPTURES_MAX
             && let Some(mut sink) = Sink::new(link, wanted)
         {
             // The reader learns at once that it is one.
             sink.flush();
-            self.sinks.push(sink);
+            sinks.push(sink);
         }
+        self.count.store(sinks.len(), Ordering::Relaxed);
     }
 
     /// What has to be remembered of the time before a frame is taken in; nothing when nobody watches.
     #[inline]
     pub(super) fn before_frame(&self, engine: &Engine, frame: &[u8]) -> Option<Before> {
-        (!self.sinks.is_empty()).then(|| Before::of(engine, frame))
+        self.is_watched().then(|| Before::of(engine, frame))
     }
 
     /// Likewise, before a frame is made.
     #[inline]
     pub(super) fn before_transmit(&self, engine: &Engine) -> Option<Counters> {
-        (!self.sinks.is_empty()).then(|| engine.counters().clone())
+        self.is_watched().then(|| engine.counters().clone())
     }
 
     /// A frame was taken in.
-    pub(super) fn note_received(&mut self, engine: &Engine, before: &Before, frame: &[u8]) {
+    pub(super) fn note_received(&self, engine: &Engine, before: &Before, frame: &[u8]) {
         let (glance, comment) = (before.glance, before.comment(engine));
         self.put(&glance, Direction::In, frame, frame.len(), &comment);
     }
 
     /// A frame was given to the link, or refused by it.
     pub(super) fn note_sent(
-        &mut self,
+        &self,
         engine: &Engine,
         before: &Counters,
         transmit: &Transmit,
         (parts, is_taken): (&[Part], bool),
     ) {
         let length = parts.iter().map(|(_, len)| len).sum();
-        let kept_max = self.sinks.iter().map(|sink| sink.kept_max).max();
-        let mut bytes = std::mem::take(&mut self.scratch);
-        copy_parts(parts, kept_max.unwrap_or(0).max(GLANCE_BYTES), &mut bytes);
+        let kept_max = self.lock().iter().map(|sink| sink.kept_max).max();
+        let bytes = copy_of(parts, kept_max.unwrap_or(0).max(GLANCE_BYTES));
         let glance = Glance::of(&bytes);
         let comment = comment_on(engine, before, transmit, (glance, is_taken));
         self.put(&glance, Direction::Out, &bytes, length, &comment);
-        self.scratch = bytes;
     }
 
     fn put(
-        &mut self,
+        &self,
         glance: &Glance,
         direction: Direction,
         bytes: &[u8],
         length: usize,
         comment: &str,
     ) {
-        for sink in &mut self.sinks {
+        for sink in self.lock().iter_mut() {
             if sink.filter.takes(glance) {
                 sink.put(direction, bytes, length, comment);
             }
@@ -142,14 +146,27 @@ impl Captures {
 
     /// Hands over what has been gathered; forgets captures whose readers are gone.
     #[inline]
-    pub(super) fn flush(&mut self) {
-        if !self.sinks.is_empty() {
-            self.sinks.retain_mut(Sink::flush);
+    pub(super) fn flush(&self) {
+        if self.is_watched() {
+            let mut sinks = self.lock();
+            sinks.retain_mut(Sink::flush);
+            self.count.store(sinks.len(), Ordering::Relaxed);
         }
     }
 
+    #[inline]
+    pub(super) fn is_watched(&self) -> bool {
+        self.len() > 0
+    }
+
+    #[inline]
     pub(super) fn len(&self) -> usize {
-        self.sinks.len()
+        self.count.load(Ordering::Relaxed)
+    }
+
+    /// A thread that panicked while it wrote has left out a frame, or a part of one: no reason to panic, too.
+    fn lock(&self) -> MutexGuard<'_, Vec<Sink>> {
+        self.sinks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -272,8 +289,8 @@ fn connection_of(
 }
 
 /// Copies the first `max` bytes of `parts`, some of which a program may be writing to.
-fn copy_parts(parts: &[Part], max: usize, out: &mut Vec<u8>) {
-    out.clear();
+fn copy_of(parts: &[Part], max: usize) -> Vec<u8> {
+    let mut out = Vec::new();
     for &(base, len) in parts {
         let at = out.len();
         let len = len.min(max - at);
@@ -281,6 +298,7 @@ fn copy_parts(parts: &[Part], max: usize, out: &mut Vec<u8>) {
         // SAFETY: the parts name readable memory of their length, and `out` was made long enough.
         unsafe { toehold_copy::from_shared(base, out.as_mut_ptr().add(at), len) };
     }
+    out
 }
 
 fn micros() -> u64 {
@@ -306,7 +324,7 @@ mod reader_tests {
         theirs
             .set_read_timeout(Some(Duration::from_secs(20)))
             .expect("a timeout");
-        let mut captures = Captures::default();
+        let captures = Captures::default();
         let wanted = Wanted {
             stream: ours,
             kept_max,
@@ -318,7 +336,7 @@ mod reader_tests {
 
     #[test]
     fn reader_that_does_not_read_costs_frames_and_learns_how_many() {
-        let (mut captures, theirs) = begun(usize::MAX, Filter::default());
+        let (captures, theirs) = begun(usize::MAX, Filter::default());
         let frame = vec![0x5a; 60_000];
         let count = 2 * outbox::QUEUE_BYTES_MAX / frame.len();
         for _ in 0..count {
@@ -335,7 +353,7 @@ mod reader_tests {
             }
             (frames, lost_in_all)
         });
-        while !captures.sinks[0].outbox.has_room(outbox::QUEUE_BYTES_MAX) {
+        while !captures.lock()[0].outbox.has_room(outbox::QUEUE_BYTES_MAX) {
             std::thread::yield_now();
         }
         drop(captures);
@@ -347,8 +365,8 @@ mod reader_tests {
 
     #[test]
     fn frames_that_follow_a_loss_tell_of_it() {
-        let (mut captures, theirs) = begun(16, Filter::default());
-        captures.sinks[0].lost = 5;
+        let (captures, theirs) = begun(16, Filter::default());
+        captures.lock()[0].lost = 5;
         captures.put(&Glance::Arp, Direction::Out, &[1; 40], 40, "after a gap");
         captures.flush();
         let mut reader = CaptureReader::new(theirs);
@@ -363,7 +381,7 @@ mod reader_tests {
 
     #[test]
     fn reader_that_is_gone_ends_its_capture_alone() {
-        let (mut captures, gone) = begun(64, Filter::default());
+        let (captures, gone) = begun(64, Filter::default());
         let (ours, mut theirs) = UnixStream::pair().expect("sockets");
         let wanted = Wanted {
             stream: ours,

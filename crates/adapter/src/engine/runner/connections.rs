@@ -8,43 +8,93 @@ use toehold_channel::offload::{Address, Direction};
 use toehold_tcp::{ConnectError, ConnectionId, ListenerId};
 
 use super::Runner;
-use crate::engine::arrivals::Wanted;
+use crate::engine::arrivals::{Arrivals, Wanted};
 use crate::engine::flow::{Flow, Stage};
-use crate::engine::listeners::Own;
+use crate::engine::listeners::{Own, Target};
 use crate::engine::poller::{SERIAL_MASK, Source};
 use crate::engine::settings::spell;
 use crate::engine::told::options;
-use crate::engine::{Request, sys};
+use crate::engine::{Command, Given, Request, sys};
 use crate::registry::ClientId;
 
 impl Runner {
-    /// Begins what programs at the relay want.
-    pub(super) fn open_all(&mut self, wanted: Vec<Wanted>) {
-        for (request, carrier) in wanted {
-            self.open(request, carrier);
+    /// Gives what programs at the relay want to the threads that are to do it.
+    pub(super) fn give_all(&mut self, take: impl FnOnce(&mut Arrivals) -> Vec<Wanted>) {
+        let wanted = self.arrivals.as_mut().map(take);
+        for (request, carrier) in wanted.unwrap_or_default() {
+            self.give(request, carrier);
+        }
+    }
+
+    /// With a port of the program's choice, to its owner; else to each in turn.
+    fn give(&mut self, request: Request, carrier: TcpStream) {
+        let local = local_end(&self.own, &request).ok().flatten();
+        let share = self.engine.config().share;
+        let there = match local {
+            Some(local) => share.owner(local, request.remote),
+            None => (self.last_given + 1) % share.count(),
+        };
+        self.last_given = there;
+        let refusals = 0;
+        let given = Given {
+            request,
+            carrier,
+            refusals,
+        };
+        self.give_to(there, given);
+    }
+
+    fn give_to(&mut self, there: usize, given: Given) {
+        if there == self.engine.config().share.index() {
+            self.open(given);
+        } else {
+            self.common.doors[there].tell(Command::Open(given));
         }
     }
 
     /// Begins an active open.
-    fn open(&mut self, request: Request, carrier: TcpStream) {
-        let refuse = |errno: libc::c_int| drop(sys::send_urgent(&carrier, errno as u8));
-        if self.is_over_quota(request.client) {
+    pub(super) fn open(&mut self, given: Given) {
+        let (request, carrier) = (given.request, &given.carrier);
+        let refuse = |errno: libc::c_int| drop(sys::send_urgent(carrier, errno as u8));
+        if !self.admit(request.client) {
             return refuse(OUT_OF_CONNECTIONS);
         }
         let Ok(local) = local_end(&self.own, &request) else {
+            self.common.clients.dismiss(request.client);
             return refuse(libc::EADDRNOTAVAIL);
         };
         let now = self.now();
         let opened = self.engine.connect(now, local, request.remote, options());
         let id = match opened {
             Ok(id) => id,
-            Err(error) => return refuse(errno_of_call(error)),
+            Err(error) => {
+                self.common.clients.dismiss(request.client);
+                return match self.next_to_try(&given, local, error) {
+                    Some((next, refusals)) => self.give_to(next, Given { refusals, ..given }),
+                    None => refuse(errno_of_call(error)),
+                };
+            }
         };
         if request.carrier.ip() == Ipv4Addr::LOCALHOST {
-            let port = request.carrier.port();
-            self.publish_ends(id, (Direction::Connected, port, self.relay_port));
+            let (port, relay) = (request.carrier.port(), self.common.relay_port);
+            self.publish_ends(id, (Direction::Connected, port, relay));
         }
+        let carrier = given.carrier;
         self.insert(id, request.client, Stage::Opening, carrier);
+    }
+
+    /// The next thread, if it may have ports or room left where we have none.
+    fn next_to_try(
+        &self,
+        given: &Given,
+        local: Option<SocketAddr>,
+        error: ConnectError,
+    ) -> Option<(usize, usize)> {
+        let share = self.engine.config().share;
+        let is_used_up = matches!(error, ConnectError::NoPortLeft | ConnectError::NoSlotLeft);
+        let refusals = given.refusals + 1;
+        let may_try = is_used_up && local.is_none() && refusals < share.count();
+        may_try.then(|| ((share.index() + 1) % share.count(), refusals))
     }
 
     /// Takes in connections that remotes have opened.
@@ -64,11 +114,19 @@ impl Runner {
     fn join(&mut self, listener: ListenerId, id: ConnectionId) -> io::Result<()> {
         let target = self.listeners.target(listener);
         let target = target.ok_or(io::ErrorKind::NotFound)?;
-        if self.is_over_quota(target.client) {
+        if !self.admit(target.client) {
             return Err(io::ErrorKind::QuotaExceeded.into());
         }
+        let begun = self.begin_carrier(target, id);
+        if begun.is_err() {
+            self.common.clients.dismiss(target.client);
+        }
+        begun.map(|carrier| self.insert(id, target.client, Stage::Joining, carrier))
+    }
+
+    fn begin_carrier(&self, target: Target, id: ConnectionId) -> io::Result<TcpStream> {
         let (source, direction) = match target.address {
-            SocketAddr::V4(_) => (self.relay_source.into(), Direction::Accepted),
+            SocketAddr::V4(_) => (self.common.relay_source.into(), Direction::Accepted),
             SocketAddr::V6(_) => (Ipv6Addr::LOCALHOST.into(), Direction::AcceptedV6),
         };
         let carrier = sys::bound_socket(source)?;
@@ -76,8 +134,7 @@ impl Runner {
         // Before the program can ask.
         self.publish_ends(id, (direction, port, target.address.port()));
         sys::begin_connect(&carrier, target.address)?;
-        self.insert(id, target.client, Stage::Joining, carrier);
-        Ok(())
+        Ok(carrier)
     }
 
     fn publish_ends(&self, id: ConnectionId, (direction, port, other): (Direction, u16, u16)) {
@@ -87,14 +144,14 @@ impl Runner {
         };
         let info = self.engine.info(id);
         let ends = info.map(|info| (spelled(info.local), spelled(info.remote)));
-        self.outlook.set_ends(direction, port, other, ends);
+        self.common.outlook.set_ends(direction, port, other, ends);
     }
 
-    fn is_over_quota(&mut self, client: ClientId) -> bool {
-        let count = self.flows_by_client.get(&client).copied().unwrap_or(0);
-        let is_over = count >= self.quota;
-        self.report.over_quota += u64::from(is_over);
-        is_over
+    /// Counts another connection of a program's; false when it is at its quota.
+    fn admit(&mut self, client: ClientId) -> bool {
+        let is_admitted = self.common.clients.admit(client, self.quota);
+        self.report.over_quota += u64::from(!is_admitted);
+        is_admitted
     }
 
     fn insert(&mut self, id: ConnectionId, client: ClientId, stage: Stage, carrier: TcpStream) {
@@ -105,12 +162,12 @@ impl Runner {
             let now = self.now();
             let _ = self.engine.abort(now, id);
             let _ = self.engine.release(now, id);
-            return self.streams.forget(id);
+            self.streams.forget(id);
+            return self.common.clients.dismiss(client);
         }
         if self.flows.len() <= slot {
             self.flows.resize_with(slot + 1, || None);
         }
-        *self.flows_by_client.entry(client).or_default() += 1;
         self.flows[slot] = Some(Flow::new(id, client, serial, stage, carrier));
     }
 
@@ -124,17 +181,13 @@ impl Runner {
         flow.drop_channel(&mut self.streams, &mut self.channels);
         if let Ok(SocketAddr::V6(carrier)) = flow.carrier.local_addr() {
             let direction = Direction::AcceptedV6;
-            self.outlook.set_ends(direction, carrier.port(), 0, None);
+            let outlook = &self.common.outlook;
+            outlook.set_ends(direction, carrier.port(), 0, None);
         }
         let now = self.now();
         let _ = self.engine.release(now, flow.id);
         self.streams.forget(flow.id);
-        if let Some(count) = self.flows_by_client.get_mut(&flow.client) {
-            *count -= 1;
-            if *count == 0 {
-                self.flows_by_client.remove(&flow.client);
-            }
-        }
+        self.common.clients.dismiss(flow.client);
     }
 }
 

@@ -5,10 +5,11 @@ use std::time::Instant as Clock;
 use toehold_tcp::InterfaceAddress;
 
 use super::Runner;
-use crate::engine::settings::Settings;
+use crate::engine::arrivals::Arrivals;
+use crate::engine::report::Report;
 use crate::engine::stand_ins::shown;
 use crate::engine::told::{options, routes};
-use crate::engine::{Command, Report};
+use crate::engine::{Change, Command};
 use crate::proc;
 
 /// What the daemon says, taken before everybody else's turn.
@@ -41,8 +42,8 @@ impl Runner {
                 }
                 Command::LookAtListeners => self.doubt_listeners(),
                 Command::Report(answer) => drop(answer.try_send(self.report())),
-                Command::Capture(wanted) => self.captures.begin(&self.link_name, wanted),
-                Command::Reconfigure(settings) => self.reconfigure(&settings),
+                Command::Open(given) => self.open(given),
+                Command::Reconfigure(change) => self.reconfigure(&change),
                 Command::Stop => return false,
             }
         }
@@ -52,7 +53,8 @@ impl Runner {
     }
 
     /// Other addresses, routes, rules or another MTU. Connections of an address that is gone end on both sides, all others go on.
-    fn reconfigure(&mut self, settings: &Settings) {
+    fn reconfigure(&mut self, change: &Change) {
+        let settings = &change.settings;
         let now = self.now();
         for &(address, prefix_bits) in &settings.addresses {
             let address = InterfaceAddress {
@@ -70,8 +72,10 @@ impl Runner {
                 self.engine.remove_address(ip);
             }
         }
-        self.outlook
-            .publish(&settings.all_rules(), &shown(&self.own));
+        if change.is_followed_by_all() {
+            let (rules, own) = (settings.all_rules(), shown(&self.own));
+            self.common.outlook.publish(&rules, &own);
+        }
         self.report.reconfigured += 1;
         (self.coalesce, self.batch) = (settings.coalesce, settings.batch);
         self.quota = settings.quota;
@@ -110,7 +114,7 @@ impl Runner {
     fn report(&self) -> Report {
         let counters = self.engine.counters();
         Report {
-            link: self.link_name.clone(),
+            link: self.common.link.clone(),
             addresses: self.own.iter().map(|(ip, _)| ip.to_string()).collect(),
             mtu: self.mtu,
             connections: self.flows.iter().flatten().count(),
@@ -118,7 +122,7 @@ impl Runner {
                 .filter(|flow| flow.place.is_some())
                 .count(),
             listeners: self.listeners.len(),
-            captures: self.captures.len(),
+            captures: self.common.captures.len(),
             frames_received: counters.frames_received,
             frames_sent: counters.frames_sent,
             frames_malformed: counters.malformed_total(),
@@ -132,8 +136,10 @@ impl Runner {
             resets_received: counters.resets_received,
             connections_opened: counters.connections_opened,
             connections_accepted: counters.connections_accepted,
-            carriers_refused: self.arrivals.refused(),
+            carriers_refused: self.arrivals.as_ref().map_or(0, Arrivals::refused),
             payloads_in_place: self.intake.placed(),
+            frames_passed_on: self.passed_on.taken,
+            frames_not_passed_on: self.passed_on.refused,
             ..self.report.clone()
         }
     }

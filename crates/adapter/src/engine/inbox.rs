@@ -1,0 +1,187 @@
+//! What reaches an engine's thread from others: commands, from the daemon and from other threads, and frames that another thread's queue
+//! was given.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use toehold_tcp::ReceiveOffload;
+
+use super::Command;
+use crate::listener::owned;
+
+/// Bytes of frames that may wait for a thread; what a link does that has no room it does as well: the remote will send it again.
+const FRAME_BYTES_MAX: usize = 4 << 20;
+/// What keeping a frame costs beside its bytes.
+const FRAME_COST_BYTES: usize = 256;
+
+/// A frame that one thread has, and another is to have.
+#[derive(Debug)]
+pub(super) struct Passed {
+    pub(super) bytes: Vec<u8>,
+    pub(super) offload: ReceiveOffload,
+    pub(super) errand: Errand,
+}
+
+/// What a frame was passed on for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Errand {
+    /// To be handled.
+    Handle,
+    /// Likewise; it was never on the link in this form.
+    HandleWhole,
+    /// To be listened to: another thread handles it.
+    Overhear,
+}
+
+/// A thread's own side.
+#[derive(Debug)]
+pub(super) struct Inbox {
+    commands: Receiver<Command>,
+    door: Arc<Door>,
+}
+
+/// Everybody else's side.
+#[derive(Debug)]
+pub(super) struct Door {
+    commands: Sender<Command>,
+    bell: OwnedFd,
+    frames: Mutex<Frames>,
+    /// There are some: to be looked at where there usually are none. Written under the lock; Relaxed, as the lock orders the frames, and a thread
+    /// that sleeps is rung for.
+    has_frames: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct Frames {
+    waiting: VecDeque<Passed>,
+    cost_bytes: usize,
+}
+
+impl Inbox {
+    /// # Errors
+    /// When there are no descriptors left.
+    pub(super) fn new() -> io::Result<Inbox> {
+        // SAFETY: no memory is involved.
+        let bell = owned(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })?;
+        let (sender, commands) = mpsc::channel();
+        let door = Door {
+            commands: sender,
+            bell,
+            frames: Mutex::default(),
+            has_frames: AtomicBool::new(false),
+        };
+        Ok(Inbox {
+            commands,
+            door: Arc::new(door),
+        })
+    }
+
+    pub(super) fn door(&self) -> Arc<Door> {
+        self.door.clone()
+    }
+
+    pub(super) fn bell(&self) -> BorrowedFd<'_> {
+        self.door.bell.as_fd()
+    }
+
+    /// Silences the bell; what came is taken afterwards.
+    pub(super) fn silence(&self) {
+        let mut count = [0u8; 8];
+        let bell = self.door.bell.as_raw_fd();
+        // SAFETY: `count` is writable for its length.
+        unsafe { libc::read(bell, count.as_mut_ptr().cast(), count.len()) };
+    }
+
+    /// Has the thread look once more in its next turn.
+    pub(super) fn ring(&self) {
+        self.door.ring();
+    }
+
+    pub(super) fn next(&self) -> Option<Command> {
+        self.commands.try_recv().ok()
+    }
+
+    #[inline]
+    pub(super) fn has_frames(&self) -> bool {
+        self.door.has_frames.load(Ordering::Relaxed)
+    }
+
+    /// All frames that have been passed on until now.
+    pub(super) fn frames(&self) -> VecDeque<Passed> {
+        let mut frames = self.door.frames();
+        frames.cost_bytes = 0;
+        self.door.has_frames.store(false, Ordering::Relaxed);
+        std::mem::take(&mut frames.waiting)
+    }
+}
+
+impl Door {
+    pub(super) fn tell(&self, command: Command) {
+        // It fails only when the thread is gone: then there is nobody to tell, and carriers die by themselves.
+        if self.commands.send(command).is_ok() {
+            self.ring();
+        }
+    }
+
+    /// Passes a frame on; false when there is no room for it.
+    pub(super) fn pass(&self, frame: Passed) -> bool {
+        let mut frames = self.frames();
+        let cost_bytes = frames.cost_bytes + frame.bytes.len() + FRAME_COST_BYTES;
+        if cost_bytes > FRAME_BYTES_MAX {
+            return false;
+        }
+        let is_first = frames.waiting.is_empty();
+        frames.cost_bytes = cost_bytes;
+        frames.waiting.push_back(frame);
+        self.has_frames.store(true, Ordering::Relaxed);
+        drop(frames);
+        if is_first {
+            self.ring();
+        }
+        true
+    }
+
+    fn frames(&self) -> MutexGuard<'_, Frames> {
+        self.frames.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ring(&self) {
+        let one = 1u64.to_ne_bytes();
+        // SAFETY: `one` is valid for its length. An eventfd takes it unless it holds 2^64 - 2 already.
+        unsafe { libc::write(self.bell.as_raw_fd(), one.as_ptr().cast(), one.len()) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frame(length: usize) -> Passed {
+        Passed {
+            bytes: vec![0; length],
+            offload: ReceiveOffload::default(),
+            errand: Errand::Handle,
+        }
+    }
+
+    #[test]
+    fn frames_wait_in_order_and_within_bounds() {
+        let inbox = Inbox::new().expect("a descriptor");
+        let door = inbox.door();
+        for length in [60_000, 1] {
+            let count = FRAME_BYTES_MAX / (length + FRAME_COST_BYTES);
+            let taken = (0..2 * count).filter(|_| door.pass(frame(length)));
+            assert_eq!(taken.count(), count);
+            assert_eq!(inbox.frames().len(), count);
+        }
+        assert!(!inbox.has_frames());
+        assert!(door.pass(frame(1)) && door.pass(frame(2)));
+        assert!(inbox.has_frames());
+        let lengths = inbox.frames().into_iter().map(|frame| frame.bytes.len());
+        assert_eq!(lengths.collect::<Vec<_>>(), [1, 2]);
+    }
+}

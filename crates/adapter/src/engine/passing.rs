@@ -1,0 +1,324 @@
+//! Frames, to the thread that is to have them.
+//!
+//! The kernel spreads the link's frames over the queues by a table of its own: where a connection's frames were last written, for a few
+//! seconds, and by a hash else (`tun_automq_select_queue` in drivers/net/tun.c). Connections belong to threads by our hash
+//! ([`toehold_tcp::Share`]). So after a silence, and when a remote connects, the first frame may come to the wrong thread, which passed_on it
+//! on; the answer, written to the right queue, leads the following ones there.
+
+use toehold_tcp::{Engine, Instant, ReceiveOffload, Whose};
+
+use super::captures::Captures;
+use super::common::Common;
+use super::inbox::{Errand, Passed};
+use super::memory::Streams;
+
+/// Whom frames go to.
+pub(super) struct Takers<'a> {
+    pub(super) engine: &'a mut Engine,
+    pub(super) streams: &'a mut Streams,
+    pub(super) common: &'a Common,
+    pub(super) passed_on: &'a mut PassedOn,
+}
+
+/// What was passed on.
+#[derive(Debug, Default)]
+pub(super) struct PassedOn {
+    pub(super) taken: u64,
+    pub(super) refused: u64,
+}
+
+impl Takers<'_> {
+    fn captures(&self) -> &Captures {
+        &self.common.captures
+    }
+
+    /// A frame that the link has given us.
+    #[inline]
+    pub(super) fn take(&mut self, now: Instant, frame: &[u8], offload: ReceiveOffload) {
+        if self.engine.config().share.count() == 1 {
+            return self.handle(now, frame, offload);
+        }
+        self.sort(now, frame, offload, Errand::Handle);
+    }
+
+    /// A frame that another thread has given us.
+    pub(super) fn take_passed(&mut self, now: Instant, passed: &Passed) {
+        match passed.errand {
+            Errand::Overhear => self.engine.overhear(&passed.bytes),
+            errand => self.sort(now, &passed.bytes, passed.offload, errand),
+        }
+    }
+
+    /// All threads agree who is to have a frame: one that was passed on stays.
+    fn sort(&mut self, now: Instant, frame: &[u8], offload: ReceiveOffload, errand: Errand) {
+        let here = self.engine.config().share.index();
+        match self.engine.whose(frame) {
+            Whose::Engine(there) | Whose::Assembler(there) if there != here => {
+                self.pass(there, frame, offload, errand);
+            }
+            Whose::Assembler(_) => self.put_together(now, frame),
+            whose => {
+                if whose == Whose::Everybody {
+                    let others = 0..self.common.doors.len();
+                    for there in others.filter(|there| *there != here) {
+                        self.pass(there, frame, offload, Errand::Overhear);
+                    }
+                }
+                match errand {
+                    Errand::HandleWhole => {
+                        self.engine.handle_frame(now, frame, offload, self.streams);
+                    }
+                    _ => self.handle(now, frame, offload),
+                }
+            }
+        }
+    }
+
+    #[inline]
+    fn handle(&mut self, now: Instant, frame: &[u8], offload: ReceiveOffload) {
+        let watched = self.captures().before_frame(self.engine, frame);
+        self.engine.handle_frame(now, frame, offload, self.streams);
+        if let Some(before) = watched {
+            self.captures().note_received(self.engine, &before, frame);
+        }
+    }
+
+    fn put_together(&mut self, now: Instant, frame: &[u8]) {
+        let watched = self.captures().before_frame(self.engine, frame);
+        let whole = self.engine.put_together(now, frame);
+        if let Some(before) = watched {
+            self.captures().note_received(self.engine, &before, frame);
+        }
+        if let Some(whole) = whole {
+            // No link has verified a checksum that spans packets.
+            self.sort(now, &whole, ReceiveOffload::default(), Errand::HandleWhole);
+        }
+    }
+
+    fn pass(&mut self, there: usize, frame: &[u8], offload: ReceiveOffload, errand: Errand) {
+        let passed = Passed {
+            bytes: frame.to_vec(),
+            offload,
+            errand,
+        };
+        if self.common.doors[there].pass(passed) {
+            self.passed_on.taken += 1;
+        } else {
+            self.passed_on.refused += 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use toehold_tcp::{Counters, HEADER_BUFFER_BYTES, MacAddress, Medium, Options, Random, Share};
+
+    use super::*;
+    use crate::engine::inbox::Inbox;
+    use crate::engine::settings::Draft;
+    use crate::engine::told::config;
+
+    const NOW: Instant = Instant::ZERO;
+    const REMOTE_MAC: [u8; 6] = [2, 0, 0, 0, 0, 9];
+
+    struct Thread {
+        engine: Engine,
+        streams: Streams,
+        passed_on: PassedOn,
+        inbox: Inbox,
+    }
+
+    struct Threads {
+        common: Common,
+        all: Vec<Thread>,
+    }
+
+    impl Threads {
+        fn new(count: u32) -> Threads {
+            let mut draft = Draft::default();
+            for (word, value) in [("link", "tap:toe0"), ("address", "10.84.0.2/24")] {
+                draft.set(word, value).expect("valid");
+            }
+            let settings = draft.finish().expect("whole").expect("there");
+            let mut random = Random::new(3);
+            let all = Share::among(count, &mut random).into_iter();
+            let all = all.map(|share| Thread {
+                engine: Engine::new(config(&settings, 1500, share), Random::new(1)),
+                streams: Streams::default(),
+                passed_on: PassedOn::default(),
+                inbox: Inbox::new().expect("a descriptor"),
+            });
+            let all: Vec<Thread> = all.collect();
+            let doors = all.iter().map(|thread| thread.inbox.door()).collect();
+            let (common, _) = Common::new(&settings, doors, &mut random).expect("loopback");
+            Threads { common, all }
+        }
+
+        fn takers(&mut self, index: usize) -> Takers<'_> {
+            let thread = &mut self.all[index];
+            Takers {
+                engine: &mut thread.engine,
+                streams: &mut thread.streams,
+                common: &self.common,
+                passed_on: &mut thread.passed_on,
+            }
+        }
+
+        /// The link gives a frame to a thread.
+        fn arrive(&mut self, index: usize, frame: &[u8]) {
+            let offload = ReceiveOffload {
+                checksum_verified: true,
+            };
+            self.takers(index).take(NOW, frame, offload);
+        }
+
+        /// Every thread takes what the others have passed on.
+        fn exchange(&mut self) {
+            for index in 0..self.all.len() {
+                for passed in self.all[index].inbox.frames() {
+                    self.takers(index).take_passed(NOW, &passed);
+                }
+            }
+        }
+
+        fn waiting(&self) -> usize {
+            let waiting = self.all.iter().map(|thread| thread.inbox.frames().len());
+            waiting.sum()
+        }
+
+        fn counts(&self, count: fn(&Counters) -> u64) -> Vec<u64> {
+            let threads = self.all.iter();
+            threads
+                .map(|thread| count(thread.engine.counters()))
+                .collect()
+        }
+
+        fn mac(&self) -> [u8; 6] {
+            match self.all[0].engine.config().medium {
+                Medium::Ethernet {
+                    mac: MacAddress(mac),
+                    ..
+                } => mac,
+                Medium::Ip => unreachable!("a TAP device carries Ethernet"),
+            }
+        }
+
+        /// A frame from the remote with an IPv4 packet, or a fragment of one that this port numbers.
+        fn packet(&self, port: u16, place: u16, payload: &[u8]) -> Vec<u8> {
+            let mut frame = [&self.mac()[..], &REMOTE_MAC, &[0x08, 0x00]].concat();
+            let length = (20 + payload.len() as u16).to_be_bytes();
+            let mut header = vec![0x45, 0, length[0], length[1]];
+            header.extend(port.to_be_bytes());
+            header.extend(place.to_be_bytes());
+            header.extend([64, 6, 0, 0, 10, 84, 0, 1, 10, 84, 0, 2]);
+            let words = header.chunks(2);
+            let sum: u32 = (words.map(|two| u32::from(u16::from_be_bytes([two[0], two[1]])))).sum();
+            let folded = (sum & 0xffff) + (sum >> 16);
+            header[10..12].copy_from_slice(&(!(folded as u16)).to_be_bytes());
+            frame.extend(header);
+            frame.extend(payload);
+            frame
+        }
+    }
+
+    /// A connection request from this port. Its checksum is the link's business.
+    fn syn(port: u16) -> Vec<u8> {
+        let mut segment = [port.to_be_bytes(), 80u16.to_be_bytes()].concat();
+        segment.extend([0; 8]);
+        segment.extend([0x50, 2, 0xff, 0xff, 0, 0, 0, 0]);
+        segment
+    }
+
+    #[test]
+    fn each_frame_is_handled_by_its_owner_and_by_nobody_else() {
+        let mut threads = Threads::new(3);
+        for port in 1..=300 {
+            let frame = threads.packet(port, 0, &syn(port));
+            threads.arrive(usize::from(port % 3), &frame);
+        }
+        threads.exchange();
+        assert_eq!(threads.waiting(), 0, "passed on once");
+        let handled = threads.counts(|counters| counters.segments_received);
+        assert_eq!(handled.iter().sum::<u64>(), 300);
+        assert!(handled.iter().all(|count| *count > 60), "{handled:?}");
+        let passed = threads.all.iter().map(|thread| thread.passed_on.taken);
+        assert!(passed.sum::<u64>() > 120);
+    }
+
+    #[test]
+    fn fragments_meet_in_one_thread_and_the_whole_goes_to_its_owner() {
+        let mut threads = Threads::new(3);
+        for port in 1..=60 {
+            let segment = {
+                let mut segment = syn(port);
+                // Nobody verifies it for the engine any more.
+                let ends = [10, 84, 0, 1, 10, 84, 0, 2, 0, 6, 0, 20];
+                let words = ends.chunks(2).chain(segment.chunks(2));
+                let sum: u32 =
+                    (words.map(|two| u32::from(u16::from_be_bytes([two[0], two[1]])))).sum();
+                let folded = (sum & 0xffff) + (sum >> 16);
+                segment[16..18].copy_from_slice(&(!(folded as u16)).to_be_bytes());
+                segment
+            };
+            let first = threads.packet(port, 0x2000, &segment[..8]);
+            let second = threads.packet(port, 1, &segment[8..]);
+            threads.arrive(usize::from(port % 3), &second);
+            threads.arrive(usize::from(port % 2), &first);
+        }
+        threads.exchange();
+        threads.exchange();
+        assert_eq!(threads.waiting(), 0);
+        let handled = threads.counts(|counters| counters.segments_received);
+        assert_eq!(handled.iter().sum::<u64>(), 60);
+        assert!(handled.iter().all(|count| *count > 5), "{handled:?}");
+        let bad = threads.counts(|counters| counters.malformed_total());
+        assert_eq!(bad, [0, 0, 0]);
+    }
+
+    #[test]
+    fn one_answers_a_neighbour_and_all_know_where_it_is() {
+        let mut threads = Threads::new(3);
+        let mut question = [&[0xff; 6][..], &REMOTE_MAC, &[0x08, 0x06]].concat();
+        question.extend([0, 1, 8, 0, 6, 4, 0, 1]);
+        question.extend(REMOTE_MAC);
+        question.extend([10, 84, 0, 1, 0, 0, 0, 0, 0, 0, 10, 84, 0, 2]);
+        threads.arrive(1, &question);
+        threads.exchange();
+        for index in 0..3 {
+            let engine = &mut threads.all[index].engine;
+            let mut header = [0; HEADER_BUFFER_BYTES];
+            let answer = engine.poll_transmit(NOW, &mut header);
+            assert_eq!(answer.is_some(), index == 1);
+            assert!(engine.poll_transmit(NOW, &mut header).is_none());
+            let remote = "10.84.0.1:80".parse().expect("address");
+            let opened = engine.connect(NOW, None, remote, Options::default());
+            opened.expect("opened");
+            assert!(engine.poll_transmit(NOW, &mut header).is_some());
+            assert_eq!(header[12..14], [0x08, 0x00], "no question of its own");
+            assert_eq!(header[..6], REMOTE_MAC);
+        }
+    }
+
+    #[test]
+    fn what_finds_no_room_is_dropped_and_counted() {
+        let mut threads = Threads::new(2);
+        let port = (1..).find(|&port| {
+            let frame = threads.packet(port, 0, &syn(port));
+            threads.all[0].engine.whose(&frame) == Whose::Engine(1)
+        });
+        let port = port.expect("half of them");
+        let mut payload = syn(port);
+        payload.resize(60_000, 0);
+        let frame = threads.packet(port, 0, &payload);
+        for _ in 0..100 {
+            threads.arrive(0, &frame);
+        }
+        let passed_on = &threads.all[0].passed_on;
+        assert!(
+            passed_on.taken > 0 && passed_on.refused > 0,
+            "{passed_on:?}"
+        );
+        assert_eq!(passed_on.taken + passed_on.refused, 100);
+        assert_eq!(threads.waiting() as u64, passed_on.taken);
+    }
+}

@@ -1,0 +1,121 @@
+//! What the engine has done, for `toehold status`.
+
+use serde::Serialize;
+
+/// What one thread has done, or all of them.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct Report {
+    pub(crate) link: String,
+    pub(crate) addresses: Vec<String>,
+    pub(crate) mtu: u16,
+    pub(crate) connections: usize,
+    /// Those with a channel beside the carrier.
+    pub(crate) channels: usize,
+    pub(crate) listeners: usize,
+    /// Captures that run.
+    pub(crate) captures: usize,
+    pub(crate) frames_received: u64,
+    pub(crate) frames_sent: u64,
+    pub(crate) frames_malformed: u64,
+    pub(crate) segments_received: u64,
+    pub(crate) segments_sent: u64,
+    pub(crate) bytes_received: u64,
+    pub(crate) bytes_sent: u64,
+    pub(crate) retransmissions: u64,
+    pub(crate) timeouts: u64,
+    pub(crate) resets_sent: u64,
+    pub(crate) resets_received: u64,
+    pub(crate) connections_opened: u64,
+    pub(crate) connections_accepted: u64,
+    /// Connections reset because their program was gone.
+    pub(crate) programs_gone: u64,
+    /// Carriers reset because they did not say, or not in time, what they are for, or by nobody's leave.
+    pub(crate) carriers_refused: u64,
+    /// Requests and connections refused because a program was at its quota.
+    pub(crate) over_quota: u64,
+    /// Frames the link did not take.
+    pub(crate) frames_refused: u64,
+    /// Payloads that the link put into a program's ring with no copy between.
+    pub(crate) payloads_in_place: u64,
+    /// Times the settings were changed while it ran.
+    pub(crate) reconfigured: u64,
+    /// Times a thread slept.
+    pub(crate) sleeps: u64,
+    /// Frames that another thread's queue was given.
+    pub(crate) frames_passed_on: u64,
+    /// Those for which that thread had no room.
+    pub(crate) frames_not_passed_on: u64,
+    /// Each thread's own, where there are several.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) threads: Vec<Report>,
+}
+
+impl Report {
+    /// What several threads have done together; `None` without any.
+    pub(super) fn together(mut threads: Vec<Report>) -> Option<Report> {
+        if threads.len() < 2 {
+            return threads.pop();
+        }
+        let first = threads[0].clone();
+        let mut all = threads[1..].iter().fold(first, Report::and);
+        all.threads = threads;
+        Some(all)
+    }
+
+    fn and(self, other: &Report) -> Report {
+        Report {
+            connections: self.connections + other.connections,
+            channels: self.channels + other.channels,
+            // All listen for all programs, and hear of it before they are asked for a report; when to stop each finds out by itself.
+            listeners: self.listeners.max(other.listeners),
+            // The settings are followed when all follow them.
+            reconfigured: self.reconfigured.min(other.reconfigured),
+            frames_received: self.frames_received + other.frames_received,
+            frames_sent: self.frames_sent + other.frames_sent,
+            frames_malformed: self.frames_malformed + other.frames_malformed,
+            segments_received: self.segments_received + other.segments_received,
+            segments_sent: self.segments_sent + other.segments_sent,
+            bytes_received: self.bytes_received + other.bytes_received,
+            bytes_sent: self.bytes_sent + other.bytes_sent,
+            retransmissions: self.retransmissions + other.retransmissions,
+            timeouts: self.timeouts + other.timeouts,
+            resets_sent: self.resets_sent + other.resets_sent,
+            resets_received: self.resets_received + other.resets_received,
+            connections_opened: self.connections_opened + other.connections_opened,
+            connections_accepted: self.connections_accepted + other.connections_accepted,
+            programs_gone: self.programs_gone + other.programs_gone,
+            carriers_refused: self.carriers_refused + other.carriers_refused,
+            over_quota: self.over_quota + other.over_quota,
+            frames_refused: self.frames_refused + other.frames_refused,
+            payloads_in_place: self.payloads_in_place + other.payloads_in_place,
+            sleeps: self.sleeps + other.sleeps,
+            frames_passed_on: self.frames_passed_on + other.frames_passed_on,
+            frames_not_passed_on: self.frames_not_passed_on + other.frames_not_passed_on,
+            // Link, addresses, MTU and captures are everybody's.
+            ..self
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_are_counted_together_and_shown_alone() {
+        let one = |connections, listeners| Report {
+            link: "tap:toe0".into(),
+            mtu: 1500,
+            connections,
+            listeners,
+            frames_passed_on: 5,
+            ..Report::default()
+        };
+        let alone = Report::together(vec![one(3, 2)]).expect("there is one");
+        assert!(alone.threads.is_empty() && alone.connections == 3);
+        let both = Report::together(vec![one(3, 2), one(4, 2)]).expect("there are two");
+        assert_eq!((both.connections, both.listeners, both.mtu), (7, 2, 1500));
+        assert_eq!((both.frames_passed_on, both.threads.len()), (10, 2));
+        assert!(Report::together(Vec::new()).is_none());
+    }
+}
