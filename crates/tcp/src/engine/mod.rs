@@ -5,7 +5,7 @@
 //!   handle_timeout ─> deadlines ──────────────────────> connection ──┤ settle
 //!   publish, take ─────────────────────────────────────> connection ─┘
 //!                                                                     │
-//!   poll_transmit <── transmit queue <──────────────────── has output ┤
+//!   poll_transmit <── turns <───────────────────────────── has output ┤
 //!   poll_event    <── event queue    <──────────────────── has news ──┤
 //!   poll_timeout  <── deadlines      <──────────────────── a deadline ┘
 //! ```
@@ -28,6 +28,7 @@ mod quick;
 mod shared;
 mod table;
 mod transmit;
+mod turns;
 
 pub use frames::{Expected, ReceiveOffload, USUAL_HEADERS_BYTES};
 pub use shared::Whose;
@@ -52,6 +53,7 @@ use limiter::Limiter;
 use listeners::Listeners;
 use neighbours::Neighbours;
 use table::FlowTable;
+use turns::Turns;
 
 /// No slot has this number.
 const NO_FLOW: u32 = u32::MAX;
@@ -79,10 +81,7 @@ pub struct Engine {
     last_flow: ([u8; 12], u32),
     listeners: Listeners,
     deadlines: Deadlines,
-    /// Slots with something to send, each once.
-    transmit_queue: VecDeque<u32>,
-    /// Segments the first in the queue has sent in a row.
-    burst: u32,
+    turns: Turns,
     /// Slots with news for the host, each once.
     event_queue: VecDeque<u32>,
     control_queue: VecDeque<ControlFrame>,
@@ -131,8 +130,7 @@ impl Engine {
             last_flow: ([0; 12], NO_FLOW),
             listeners: Listeners::default(),
             deadlines: Deadlines::default(),
-            transmit_queue: VecDeque::new(),
-            burst: 0,
+            turns: Turns::new(),
             event_queue: VecDeque::new(),
             control_queue: VecDeque::new(),
             cookie_sent_at: None,
@@ -255,7 +253,7 @@ impl Engine {
         let connection = &mut self.slots[slot as usize];
         if connection.has_pending_output() && !connection.conditions.has(Conditions::QUEUED) {
             connection.conditions.set(Conditions::QUEUED);
-            self.transmit_queue.push_back(slot);
+            self.turns.push(slot);
         }
         let is_visible = !connection.conditions.has(Conditions::PASSIVE)
             || connection.conditions.has(Conditions::ACCEPTED);
@@ -279,7 +277,7 @@ impl Engine {
         let connection = &mut self.slots[slot as usize];
         if !connection.conditions.has(Conditions::QUEUED) && connection.has_pending_output() {
             connection.conditions.set(Conditions::QUEUED);
-            self.transmit_queue.push_back(slot);
+            self.turns.push(slot);
         }
     }
 
@@ -303,7 +301,7 @@ impl Engine {
             || connection.snd_nxt < connection.snd_end;
         if has_output && !conditions.has(Conditions::QUEUED) {
             connection.conditions.set(Conditions::QUEUED);
-            self.transmit_queue.push_back(slot);
+            self.turns.push(slot);
         }
         if !conditions.has(Conditions::ANNOUNCED)
             && connection.news.0 != 0

@@ -6,7 +6,7 @@
 //! | macs.. |45..|length|id|DF.|ttl|csum|src |dst |ports |seq |ack |80fl|window|csum|nn8a |TSv |TSe |
 //! ```
 
-use super::transmit::{BURST_SEGMENTS_MAX, ChecksumWork, Payload, Transmit, TransmitOffload};
+use super::transmit::{ChecksumWork, Payload, Transmit, TransmitOffload};
 use super::{Engine, HEADER_BUFFER_BYTES};
 use crate::connection::{Conditions, Connection, Context, QuickPlan, Template};
 use crate::host::ConnectionId;
@@ -47,14 +47,9 @@ impl Engine {
         let is_earlier = deadline < connection.asked_by;
         if is_done {
             connection.conditions.clear(Conditions::QUEUED);
-            self.transmit_queue.pop_front();
-            self.burst = 0;
+            self.turns.finish();
         } else {
-            self.burst += 1;
-            if self.burst >= BURST_SEGMENTS_MAX && self.transmit_queue.len() > 1 {
-                self.burst = 0;
-                self.transmit_queue.rotate_left(1);
-            }
+            self.turns.go_on();
         }
         if is_earlier {
             self.ask_by(slot, deadline);

@@ -19,8 +19,6 @@ use super::neighbours::{Learned, Resolution};
 
 /// What [`Engine::poll_transmit`] needs for headers: the longest are echo replies, whole.
 pub const HEADER_BUFFER_BYTES: usize = 2_048;
-/// Segments one connection may send before the next has its turn.
-pub(super) const BURST_SEGMENTS_MAX: u32 = 16;
 
 /// The payload of a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -104,7 +102,7 @@ impl Engine {
             .first_chunk_mut()
             .expect("header buffer shorter than promised");
         if self.control_queue.is_empty() {
-            let &slot = self.transmit_queue.front()?;
+            let slot = self.turns.current()?;
             let transmit = self.transmit_quickly(now, slot, out);
             if transmit.is_some() {
                 return transmit;
@@ -129,13 +127,12 @@ impl Engine {
                 },
             });
         }
-        while let Some(&slot) = self.transmit_queue.front() {
+        while let Some(slot) = self.turns.current() {
             if let Some(transmit) = self.transmit_from(now, slot, header) {
                 self.counters.frames_sent += 1;
                 return Some(transmit);
             }
-            self.transmit_queue.pop_front();
-            self.burst = 0;
+            self.turns.finish();
             self.slots[slot as usize]
                 .conditions
                 .clear(Conditions::QUEUED);
@@ -212,19 +209,16 @@ impl Engine {
         }
         let deadline = connection.next_deadline();
         self.ask_by(slot, deadline);
-        self.burst += 1;
         let connection = &mut self.slots[slot as usize];
         if !connection.has_pending_output() {
             // Found out now, it needs no visit of its own.
             connection.conditions.clear(Conditions::QUEUED);
-            self.transmit_queue.pop_front();
-            self.burst = 0;
+            self.turns.finish();
             if self.slots[slot as usize].state == State::Closed {
                 self.free_if_over(slot);
             }
-        } else if self.burst >= BURST_SEGMENTS_MAX && self.transmit_queue.len() > 1 {
-            self.burst = 0;
-            self.transmit_queue.rotate_left(1);
+        } else {
+            self.turns.go_on();
         }
         Some(transmit)
     }

@@ -1,0 +1,92 @@
+//! Whose turn it is to send.
+
+use std::collections::VecDeque;
+
+/// Segments one connection may send before the next has its turn.
+const BURST_SEGMENTS_MAX: u32 = 16;
+/// No slot has this number.
+const NOBODY: u32 = u32::MAX;
+
+/// Slots with something to send, each once: one has its turn, the others wait for theirs. Mostly there is
+/// just one, and then the queue is not touched.
+#[derive(Debug)]
+pub(super) struct Turns {
+    /// Whose turn it is. Invariant: while it is nobody's, nobody waits.
+    current: u32,
+    /// Segments it has sent in a row.
+    burst: u32,
+    waiting: VecDeque<u32>,
+}
+
+impl Turns {
+    pub(super) const fn new() -> Self {
+        Self {
+            current: NOBODY,
+            burst: 0,
+            waiting: VecDeque::new(),
+        }
+    }
+
+    /// A slot that is not among them has something to send.
+    #[inline]
+    pub(super) fn push(&mut self, slot: u32) {
+        if self.current == NOBODY {
+            self.current = slot;
+        } else {
+            self.waiting.push_back(slot);
+        }
+    }
+
+    /// Whose turn it is.
+    #[inline]
+    pub(super) fn current(&self) -> Option<u32> {
+        (self.current != NOBODY).then_some(self.current)
+    }
+
+    /// The current slot has nothing more to send.
+    #[inline]
+    pub(super) fn finish(&mut self) {
+        self.burst = 0;
+        self.current = if self.waiting.is_empty() {
+            NOBODY
+        } else {
+            self.waiting.pop_front().unwrap_or(NOBODY)
+        };
+    }
+
+    /// The current slot has sent a segment, and has more: perhaps it is another's turn now.
+    #[inline]
+    pub(super) fn go_on(&mut self) {
+        self.burst += 1;
+        if self.burst >= BURST_SEGMENTS_MAX && !self.waiting.is_empty() {
+            self.waiting.push_back(self.current);
+            self.finish();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_has_its_turn_and_none_is_forgotten() {
+        let mut turns = Turns::new();
+        assert_eq!(turns.current(), None);
+        (7..10).for_each(|slot| turns.push(slot));
+        for expected in [7, 8, 9, 7, 8] {
+            for _ in 0..BURST_SEGMENTS_MAX {
+                assert_eq!(turns.current(), Some(expected));
+                turns.go_on();
+            }
+        }
+        for expected in [9, 7, 8] {
+            assert_eq!(turns.current(), Some(expected));
+            turns.finish();
+        }
+        assert_eq!(turns.current(), None);
+        turns.push(3);
+        (0..3 * BURST_SEGMENTS_MAX).for_each(|_| turns.go_on());
+        assert_eq!(turns.current(), Some(3), "alone, it goes on");
+    }
+}
