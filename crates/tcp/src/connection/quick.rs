@@ -13,6 +13,8 @@ pub(crate) struct QuickPlan {
     pub(crate) payload_bytes: u32,
     pub(crate) flags: Flags,
     pub(crate) window: u16,
+    /// How many bytes of full segments may follow at once; zero for less than one.
+    pub(crate) left_bytes: u32,
 }
 
 impl Connection {
@@ -32,14 +34,19 @@ impl Connection {
         let unsent = self.snd_end - self.snd_nxt;
         let seq = self.snd_nxt;
         let mut flags = Flags::ACK;
-        let mut payload_bytes = 0;
+        let (mut payload_bytes, mut left_bytes) = (0, 0);
         if unsent > 0 {
             let usable;
             (payload_bytes, usable) = self.quick_payload(cx, unsent)?;
             self.send_quickly(cx, payload_bytes, usable);
             let is_end = u64::from(payload_bytes) == unsent;
-            if is_end || payload_bytes > u32::from(self.mss) {
+            let mss = u32::from(self.mss);
+            if is_end || payload_bytes > mss {
                 flags = flags | Flags::PSH;
+            }
+            let rest = usable as u32 - payload_bytes;
+            if payload_bytes == mss && rest >= mss {
+                left_bytes = rest;
             }
             cx.counters.bytes_sent += u64::from(payload_bytes);
             if self.rcv_nxt > Position::FIRST_BYTE {
@@ -58,6 +65,7 @@ impl Connection {
             payload_bytes,
             flags,
             window: self.advertise(),
+            left_bytes,
         })
     }
 
@@ -99,6 +107,22 @@ impl Connection {
             self.congestion.flight_bytes_max = self.cwnd;
         }
         Some((length as u32, usable))
+    }
+
+    /// Takes another full segment to be sent, directly after one that [`Self::plan_quickly`] has planned, and
+    /// within the bytes that it said may follow. `None`: it has to be planned after all.
+    #[inline(always)]
+    pub(crate) fn send_another(&mut self, mss: u32) -> Option<Position> {
+        let seq = self.snd_nxt;
+        debug_assert!(seq + u64::from(mss) <= self.snd_end.min(self.snd_edge));
+        if !self.scoreboard.extend(mss) {
+            return None;
+        }
+        self.snd_nxt = seq + u64::from(mss);
+        if self.snd_nxt == self.snd_end {
+            self.note_end_of_data();
+        }
+        Some(seq)
     }
 
     #[inline(always)]

@@ -158,6 +158,18 @@ impl Scoreboard {
         });
     }
 
+    /// Records another part of the burst that was recorded last. False: it is long enough.
+    #[inline]
+    pub(crate) fn extend(&mut self, length: u32) -> bool {
+        match self.records.back_mut() {
+            Some(last) if last.length < BURST_BYTES_MAX => {
+                last.length += length;
+                true
+            }
+            _ => false,
+        }
+    }
+
     /// Whether what one in-order acknowledgement of new data needs is the plain case.
     #[inline]
     pub(crate) fn is_plain(&self) -> bool {

@@ -167,6 +167,7 @@ impl Engine {
         if !connection.take(now, Position::of_byte(taken)) {
             return Err(CallError::BadOffset);
         }
+        self.run.end(); // The window has moved.
         // All that can have become due is an acknowledgement.
         if connection.conditions.has(Conditions::ACK_NOW) {
             self.settle_output(slot);
@@ -353,6 +354,7 @@ impl Engine {
 
     /// Headers with a next hop in them are written anew.
     fn forget_routes(&mut self) {
+        self.run.end();
         for connection in &mut self.slots {
             if connection.state != State::Closed {
                 connection.template.is_ready = false;

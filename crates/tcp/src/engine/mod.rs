@@ -52,6 +52,7 @@ use interface::Interface;
 use limiter::Limiter;
 use listeners::Listeners;
 use neighbours::Neighbours;
+use quick::Run;
 use table::FlowTable;
 use turns::Turns;
 
@@ -82,6 +83,7 @@ pub struct Engine {
     listeners: Listeners,
     deadlines: Deadlines,
     turns: Turns,
+    run: Run,
     /// Slots with news for the host, each once.
     event_queue: VecDeque<u32>,
     control_queue: VecDeque<ControlFrame>,
@@ -131,6 +133,7 @@ impl Engine {
             listeners: Listeners::default(),
             deadlines: Deadlines::default(),
             turns: Turns::new(),
+            run: Run::none(),
             event_queue: VecDeque::new(),
             control_queue: VecDeque::new(),
             cookie_sent_at: None,
@@ -250,6 +253,7 @@ impl Engine {
     /// Looks at a connection after a step, and queues it where it belongs.
     #[inline]
     fn settle(&mut self, slot: u32) {
+        self.run.end();
         let connection = &mut self.slots[slot as usize];
         if connection.has_pending_output() && !connection.conditions.has(Conditions::QUEUED) {
             connection.conditions.set(Conditions::QUEUED);
@@ -274,6 +278,7 @@ impl Engine {
     /// [`Self::settle`] after a call of the host's: something may have to be sent, and no more.
     #[inline]
     fn settle_output(&mut self, slot: u32) {
+        self.run.end();
         let connection = &mut self.slots[slot as usize];
         if !connection.conditions.has(Conditions::QUEUED) && connection.has_pending_output() {
             connection.conditions.set(Conditions::QUEUED);
@@ -294,6 +299,7 @@ impl Engine {
     /// [`Self::settle`] after a segment in order: nothing in the cold part has changed.
     #[inline]
     fn settle_predicted(&mut self, slot: u32) {
+        self.run.end();
         let connection = &mut self.slots[slot as usize];
         let conditions = connection.conditions;
         let has_output = conditions

@@ -5,22 +5,172 @@
 //! 0        14   16     18 20  22  24   26   30   34     38   42   46   48     50  54    58   62   66
 //! | macs.. |45..|length|id|DF.|ttl|csum|src |dst |ports |seq |ack |80fl|window|csum|nn8a |TSv |TSe |
 //! ```
+//!
+//! Full segments that may leave at once are a *run*: planned together, with one look at windows and timers, and
+//! written with one set of numbers. Still each of them counts as sent only when it is polled.
 
 use super::transmit::{ChecksumWork, Payload, Transmit, TransmitOffload};
 use super::{Engine, HEADER_BUFFER_BYTES};
 use crate::connection::{Conditions, Connection, Context, QuickPlan, Template};
 use crate::host::ConnectionId;
+use crate::position::Position;
 use crate::time::Instant;
 use crate::wire::checksum::Sum;
-use crate::wire::tcp::CHECKSUM_AT;
+use crate::wire::tcp::{CHECKSUM_AT, Flags};
 use crate::wire::{put_u16, put_u32};
 
 const IP_AT: usize = 14;
 const TCP_AT: usize = 34;
 const HEADER_BYTES: usize = Template::USUAL_BYTES;
 
+/// What the segment sent last has in common with those that may follow it at once. Whatever happens between
+/// two polls (a segment, a call, a timer, other headers) ends it: then the next one is planned anew.
+#[derive(Debug)]
+pub(super) struct Run {
+    /// How many bytes of full segments may follow; zero for less than one.
+    left_bytes: u32,
+    payload_bytes: u32,
+    slot: u32,
+    generation: u32,
+    /// When the first one left; the others leave at the same moment, or not in this run.
+    now: Instant,
+    // What their headers say, in network byte order.
+    total_length: [u8; 2],
+    acknowledgement: [u8; 4],
+    offset_and_flags: [u8; 2],
+    window: [u8; 2],
+    timestamps: [u8; 8],
+    /// Sum of the IP header without its identification.
+    ip_short: u16,
+    /// Sum of the pseudo-header.
+    pseudo_short: u16,
+    /// For the link to cut it up.
+    segment_bytes: u16,
+}
+
+impl Run {
+    pub(super) const fn none() -> Self {
+        Self {
+            left_bytes: 0,
+            payload_bytes: 0,
+            slot: 0,
+            generation: 0,
+            now: Instant::ZERO,
+            total_length: [0; 2],
+            acknowledgement: [0; 4],
+            offset_and_flags: [0; 2],
+            window: [0; 2],
+            timestamps: [0; 8],
+            ip_short: 0,
+            pseudo_short: 0,
+            segment_bytes: 0,
+        }
+    }
+
+    /// The next segment has to be planned.
+    #[inline]
+    pub(super) fn end(&mut self) {
+        self.left_bytes = 0;
+    }
+
+    /// Whether another segment may follow at this moment.
+    #[inline]
+    pub(super) fn goes_on(&self, now: Instant) -> bool {
+        self.left_bytes > 0 && self.now == now
+    }
+
+    #[inline(always)]
+    fn begin(&mut self, now: Instant, slot: u32, connection: &Connection, plan: &QuickPlan) {
+        let template = &connection.template;
+        let ip_bytes = (HEADER_BYTES - IP_AT) as u32 + plan.payload_bytes;
+        let tcp_bytes = (HEADER_BYTES - TCP_AT) as u32 + plan.payload_bytes;
+        let is_large = plan.payload_bytes > u32::from(connection.mss);
+        *self = Self {
+            left_bytes: plan.left_bytes,
+            payload_bytes: plan.payload_bytes,
+            slot,
+            generation: connection.generation,
+            now,
+            total_length: (ip_bytes as u16).to_be_bytes(),
+            acknowledgement: connection.rcv_nxt.wire(connection.irs).to_be_bytes(),
+            offset_and_flags: [(((HEADER_BYTES - TCP_AT) / 4) << 4) as u8, plan.flags.0],
+            window: plan.window.to_be_bytes(),
+            timestamps: {
+                let value = u64::from(connection.timestamp(now));
+                (value << 32 | u64::from(connection.ts_recent)).to_be_bytes()
+            },
+            ip_short: Sum::join_words(template.ip_short, ip_bytes as u16, 0),
+            pseudo_short: Sum::join_words(
+                template.pseudo_short,
+                (tcp_bytes >> 16) as u16,
+                tcp_bytes as u16,
+            ),
+            segment_bytes: if is_large { connection.mss } else { 0 },
+        };
+    }
+
+    /// Writes the headers drawn above.
+    #[inline(always)]
+    fn write(
+        &self,
+        connection: &Connection,
+        seq: Position,
+        flags: Flags,
+        has_transmit_checksum: bool,
+        out: &mut [u8; HEADER_BUFFER_BYTES],
+    ) -> Transmit {
+        let h: &mut [u8; HEADER_BYTES] = out.first_chunk_mut().expect("the buffer is longer");
+        let wire = seq.wire(connection.iss);
+        *h = connection.template.bytes;
+        h[16..18].copy_from_slice(&self.total_length);
+        put_u16(h, 18, wire as u16);
+        let ip = Sum::join_words(self.ip_short, wire as u16, 0);
+        h[24..26].copy_from_slice(&(!ip).to_ne_bytes());
+        put_u32(h, 38, wire);
+        h[42..46].copy_from_slice(&self.acknowledgement);
+        h[46] = self.offset_and_flags[0];
+        h[47] = self.offset_and_flags[1] | flags.0;
+        h[48..50].copy_from_slice(&self.window);
+        h[58..66].copy_from_slice(&self.timestamps);
+        let at = TCP_AT + CHECKSUM_AT;
+        let checksum = if has_transmit_checksum {
+            h[at..at + 2].copy_from_slice(&self.pseudo_short.to_ne_bytes());
+            ChecksumWork::Link {
+                start: TCP_AT as u16,
+                at: CHECKSUM_AT as u16,
+            }
+        } else {
+            let sum = Sum::from_short(self.pseudo_short).bytes(&h[TCP_AT..]);
+            if self.payload_bytes == 0 {
+                h[at..at + 2].copy_from_slice(&sum.checksum());
+                ChecksumWork::Done
+            } else {
+                ChecksumWork::Payload { sum, at: at as u16 }
+            }
+        };
+        Transmit {
+            header_bytes: HEADER_BYTES,
+            payload: (self.payload_bytes > 0).then(|| Payload {
+                connection: ConnectionId {
+                    index: self.slot,
+                    generation: self.generation,
+                },
+                offset: seq.byte(),
+                bytes: self.payload_bytes,
+            }),
+            offload: TransmitOffload {
+                checksum,
+                segment_bytes: self.segment_bytes,
+                header_bytes: HEADER_BYTES as u16,
+                is_v6: false,
+                has_cwr: false,
+            },
+        }
+    }
+}
+
 impl Engine {
-    /// The next segment of the connection at the front of the queue, if it is a usual one.
+    /// The next segment of the connection whose turn it is, if it is a usual one.
     #[inline]
     pub(super) fn transmit_quickly(
         &mut self,
@@ -38,98 +188,54 @@ impl Engine {
             counters: &mut self.counters,
         };
         let plan = connection.plan_quickly(&mut cx)?;
-        let id = ConnectionId {
-            index: slot,
-            generation: connection.generation,
-        };
-        let is_done = connection.snd_nxt == connection.snd_end;
         let deadline = connection.loss_deadline;
-        let is_earlier = deadline < connection.asked_by;
-        if is_done {
+        if deadline < connection.asked_by {
+            connection.asked_by = deadline;
+            self.deadlines.ask_by(slot, deadline);
+        }
+        self.run.begin(now, slot, connection, &plan);
+        Some(self.leave(slot, plan.seq, Flags::default(), out))
+    }
+
+    /// The next segment of the run.
+    pub(super) fn continue_run(&mut self, out: &mut [u8; HEADER_BUFFER_BYTES]) -> Option<Transmit> {
+        let run = &mut self.run;
+        let connection = &mut self.slots[run.slot as usize];
+        let (slot, bytes) = (run.slot, run.payload_bytes);
+        let Some(seq) = connection.send_another(bytes) else {
+            run.end();
+            return None;
+        };
+        run.left_bytes -= bytes;
+        if run.left_bytes < bytes {
+            run.end();
+        }
+        self.counters.segments_sent += 1;
+        self.counters.bytes_sent += u64::from(bytes);
+        let is_end = connection.snd_nxt == connection.snd_end;
+        let flags = if is_end { Flags::PSH } else { Flags::default() };
+        Some(self.leave(slot, seq, flags, out))
+    }
+
+    /// A segment of the run leaves, from `seq` on.
+    #[inline(always)]
+    fn leave(
+        &mut self,
+        slot: u32,
+        seq: Position,
+        flags: Flags,
+        out: &mut [u8; HEADER_BUFFER_BYTES],
+    ) -> Transmit {
+        let connection = &mut self.slots[slot as usize];
+        if connection.snd_nxt == connection.snd_end {
             connection.conditions.clear(Conditions::QUEUED);
             self.turns.finish();
-        } else {
-            self.turns.go_on();
-        }
-        if is_earlier {
-            self.ask_by(slot, deadline);
+        } else if !self.turns.go_on() {
+            self.run.end();
         }
         self.counters.frames_sent += 1;
         let has_transmit_checksum = self.config.offload.transmit_checksum;
-        let connection = &self.slots[slot as usize];
-        Some(write_usual(
-            connection,
-            now,
-            id,
-            &plan,
-            has_transmit_checksum,
-            out,
-        ))
-    }
-}
-
-/// Writes the headers drawn above.
-#[inline]
-fn write_usual(
-    connection: &Connection,
-    now: Instant,
-    id: ConnectionId,
-    plan: &QuickPlan,
-    has_transmit_checksum: bool,
-    out: &mut [u8; HEADER_BUFFER_BYTES],
-) -> Transmit {
-    let template = &connection.template;
-    let h: &mut [u8; HEADER_BYTES] = out.first_chunk_mut().expect("the buffer is longer");
-    *h = template.bytes;
-    let payload_bytes = plan.payload_bytes;
-    let seq = plan.seq.wire(connection.iss);
-    let ip_bytes = (HEADER_BYTES - IP_AT) as u32 + payload_bytes;
-    let tcp_bytes = (HEADER_BYTES - TCP_AT) as u32 + payload_bytes;
-    put_u16(h, 16, ip_bytes as u16);
-    put_u16(h, 18, seq as u16);
-    let ip = Sum::join_words(template.ip_short, ip_bytes as u16, seq as u16);
-    h[24..26].copy_from_slice(&(!ip).to_ne_bytes());
-    put_u32(h, 38, seq);
-    put_u32(h, 42, connection.rcv_nxt.wire(connection.irs));
-    h[47] = plan.flags.0;
-    put_u16(h, 48, plan.window);
-    put_u32(h, 58, connection.timestamp(now));
-    put_u32(h, 62, connection.ts_recent);
-    let pseudo = Sum::join_words(
-        template.pseudo_short,
-        (tcp_bytes >> 16) as u16,
-        tcp_bytes as u16,
-    );
-    let at = TCP_AT + CHECKSUM_AT;
-    let checksum = if has_transmit_checksum {
-        h[at..at + 2].copy_from_slice(&pseudo.to_ne_bytes());
-        ChecksumWork::Link {
-            start: TCP_AT as u16,
-            at: CHECKSUM_AT as u16,
-        }
-    } else {
-        let sum = Sum::from_short(pseudo).bytes(&h[TCP_AT..]);
-        if payload_bytes == 0 {
-            h[at..at + 2].copy_from_slice(&sum.checksum());
-            ChecksumWork::Done
-        } else {
-            ChecksumWork::Payload { sum, at: at as u16 }
-        }
-    };
-    let is_large = payload_bytes > u32::from(connection.mss);
-    Transmit {
-        header_bytes: HEADER_BYTES,
-        payload: (payload_bytes > 0).then(|| Payload {
-            connection: id,
-            offset: plan.seq.byte(),
-            bytes: payload_bytes,
-        }),
-        offload: TransmitOffload {
-            checksum,
-            segment_bytes: if is_large { connection.mss } else { 0 },
-            header_bytes: HEADER_BYTES as u16,
-            is_v6: false,
-            has_cwr: false,
-        },
+        self.run
+            .write(connection, seq, flags, has_transmit_checksum, out)
     }
 }

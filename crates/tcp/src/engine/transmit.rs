@@ -101,6 +101,20 @@ impl Engine {
         let out: &mut [u8; HEADER_BUFFER_BYTES] = header
             .first_chunk_mut()
             .expect("header buffer shorter than promised");
+        if self.run.goes_on(now) {
+            let transmit = self.continue_run(out);
+            if transmit.is_some() {
+                return transmit;
+            }
+        }
+        self.transmit_next(now, out)
+    }
+
+    fn transmit_next(
+        &mut self,
+        now: Instant,
+        out: &mut [u8; HEADER_BUFFER_BYTES],
+    ) -> Option<Transmit> {
         if self.control_queue.is_empty() {
             let slot = self.turns.current()?;
             let transmit = self.transmit_quickly(now, slot, out);
@@ -112,6 +126,7 @@ impl Engine {
     }
 
     fn transmit_slowly(&mut self, now: Instant, header: &mut [u8]) -> Option<Transmit> {
+        self.run.end();
         if let Some(frame) = self.control_queue.pop_front() {
             self.counters.frames_sent += 1;
             header[..frame.0.len()].copy_from_slice(&frame.0);
@@ -218,7 +233,7 @@ impl Engine {
                 self.free_if_over(slot);
             }
         } else {
-            self.turns.go_on();
+            _ = self.turns.go_on();
         }
         Some(transmit)
     }
@@ -321,6 +336,7 @@ impl Engine {
 
     #[cold]
     fn forget_templates(&mut self, hop: Address) {
+        self.run.end();
         for connection in &mut self.slots {
             if self.interface.next_hop(connection.key.remote) == Some(hop) {
                 connection.template.is_ready = false;

@@ -54,14 +54,16 @@ impl Turns {
         };
     }
 
-    /// The current slot has sent a segment, and has more: perhaps it is another's turn now.
+    /// The current slot has sent a segment, and has more. False: now it is another's turn.
     #[inline]
-    pub(super) fn go_on(&mut self) {
+    pub(super) fn go_on(&mut self) -> bool {
         self.burst += 1;
-        if self.burst >= BURST_SEGMENTS_MAX && !self.waiting.is_empty() {
+        let is_over = self.burst >= BURST_SEGMENTS_MAX && !self.waiting.is_empty();
+        if is_over {
             self.waiting.push_back(self.current);
             self.finish();
         }
+        !is_over
     }
 }
 
@@ -75,9 +77,9 @@ mod tests {
         assert_eq!(turns.current(), None);
         (7..10).for_each(|slot| turns.push(slot));
         for expected in [7, 8, 9, 7, 8] {
-            for _ in 0..BURST_SEGMENTS_MAX {
+            for segment in 1..=BURST_SEGMENTS_MAX {
                 assert_eq!(turns.current(), Some(expected));
-                turns.go_on();
+                assert_eq!(turns.go_on(), segment < BURST_SEGMENTS_MAX);
             }
         }
         for expected in [9, 7, 8] {
@@ -86,7 +88,6 @@ mod tests {
         }
         assert_eq!(turns.current(), None);
         turns.push(3);
-        (0..3 * BURST_SEGMENTS_MAX).for_each(|_| turns.go_on());
-        assert_eq!(turns.current(), Some(3), "alone, it goes on");
+        assert!((0..3 * BURST_SEGMENTS_MAX).all(|_| turns.go_on()));
     }
 }

@@ -58,6 +58,8 @@ pub(crate) struct Traits {
     pub(crate) ethernet: bool,
     /// The link completes checksums and cuts large segments.
     pub(crate) offloads: bool,
+    /// How many frames the link takes at once; zero: all there are.
+    pub(crate) frames_at_once: u32,
 }
 
 impl Scenario {
@@ -133,6 +135,11 @@ impl Scenario {
                 .to_vec();
         }
         scenario.draw_flood();
+        for traits in &mut scenario.traits {
+            if random.below(3) == 0 {
+                traits.frames_at_once = random.between(1, 8) as u32;
+            }
+        }
         scenario
     }
 
@@ -214,6 +221,7 @@ fn draw_traits(random: &mut Random) -> Traits {
         no_window_scaling: random.below(5) == 0,
         ethernet: random.below(2) == 0,
         offloads: random.below(4) == 0,
+        frames_at_once: 0,
     }
 }
 

@@ -82,6 +82,8 @@ struct Host {
     listener: ListenerId,
     /// The earliest wake-up in the queue.
     wake_at: Instant,
+    /// When its link takes frames again.
+    link_ready_at: Instant,
 }
 
 /// The state of a transfer.
@@ -520,12 +522,24 @@ impl World {
         did
     }
 
-    /// Sends what the engine has to send. True if there was anything.
+    /// Sends what the engine has to send, and the link takes. True if there was anything.
     fn transmit(&mut self, host: usize) -> bool {
+        if self.now < self.hosts[host].link_ready_at {
+            return false;
+        }
         let now = self.clock_of(host);
         let mut frame = vec![0; FRAME_BYTES_MAX];
         let mut did = false;
+        let mut left = self.scenario.traits[host].frames_at_once;
         loop {
+            if did && left == 0 && self.scenario.traits[host].frames_at_once > 0 {
+                // The rest is polled later, perhaps after something else has happened.
+                let at = self.now + LINK_PAUSE;
+                self.hosts[host].link_ready_at = at;
+                self.push(at, Happening::Wake { host });
+                return true;
+            }
+            left = left.saturating_sub(1);
             let Host { engine, rings, .. } = &mut self.hosts[host];
             let Some((length, offload)) = engine.poll_frame(now, rings, &mut frame) else {
                 return did;
@@ -784,6 +798,7 @@ impl Host {
             way_out,
             listener,
             wake_at: Instant::NEVER,
+            link_ready_at: Instant::ZERO,
         }
     }
 
@@ -802,6 +817,8 @@ impl Host {
     }
 }
 
+/// How long a link is busy that does not take all frames at once.
+const LINK_PAUSE: Duration = Duration::from_micros(100);
 /// Length of an Ethernet header.
 const LINK_BYTES: usize = 14;
 
