@@ -119,7 +119,7 @@ impl Connection {
     }
 
     /// RFC 9293 section 3.10.7.4: SND.WND, SND.WL1; an old segment must not move the window.
-    #[inline]
+    #[inline(always)]
     pub(super) fn update_send_window(&mut self, seq: Position, ack: Position, window: u16) {
         let window = u64::from(window) << self.snd_wscale;
         let edge = ack + window;

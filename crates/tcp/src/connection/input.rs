@@ -70,18 +70,24 @@ impl Connection {
     ) -> bool {
         let is_expected = self.state == State::Established
             && segment.flags.0 & !Flags::PSH.0 == Flags::ACK.0
+            && !self.conditions.has(Conditions::RECEIVE_DETOUR)
             && segment.seq == self.rcv_nxt.wire(self.irs)
-            && segment.options.is_empty()
-            && !self.conditions.has(Conditions::RECEIVE_DETOUR);
+            && segment.options.is_empty();
+        if !is_expected {
+            return false;
+        }
         let ack = Position::from_wire(segment.ack, self.iss, self.snd_una);
-        let end = self.rcv_nxt + payload_bytes as u64;
-        let is_in_range = ack >= self.snd_una && ack <= self.snd_nxt && end <= self.rcv_edge;
         let advances = ack > self.snd_una;
-        if !is_expected
-            || !is_in_range
-            || (payload_bytes == 0 && !advances)
-            || (advances && !(self.phase == Phase::Open && self.scoreboard.is_plain()))
-        {
+        if advances {
+            let is_plain = self.phase == Phase::Open && self.scoreboard.is_plain();
+            if ack > self.snd_nxt || !is_plain {
+                return false;
+            }
+        } else if payload_bytes == 0 || ack < self.snd_una {
+            return false;
+        }
+        let end = self.rcv_nxt + payload_bytes as u64;
+        if end > self.rcv_edge {
             return false;
         }
         match segment.timestamps {
@@ -99,15 +105,17 @@ impl Connection {
             None if !self.conditions.has(Conditions::TIMESTAMPS) => {}
             _ => return false,
         }
+        let seq = self.rcv_nxt;
         if payload_bytes > 0 {
-            if place(self.rcv_nxt.byte()).is_err() {
+            if place(seq.byte()).is_err() {
                 return false;
             }
             cx.counters.bytes_received += payload_bytes as u64;
+            self.rcv_nxt = end;
+            self.news.0 |= News::PROGRESS;
+            self.schedule_ack(cx, payload_bytes);
         }
         cx.counters.segments_predicted += 1;
-        let seq = self.rcv_nxt;
-        self.rcv_nxt = end;
         let edge = ack + (u64::from(segment.window) << self.snd_wscale);
         if edge != self.snd_edge {
             // An edge that stays needs no note of who said so: what is older than this segment is
@@ -116,10 +124,6 @@ impl Connection {
         }
         if advances {
             self.acknowledge_plainly(cx, ack);
-        }
-        if payload_bytes > 0 {
-            self.news.0 |= News::PROGRESS;
-            self.schedule_ack(cx, payload_bytes);
         }
         true
     }

@@ -135,13 +135,8 @@ impl Connection {
         if self.snd_nxt == self.snd_end {
             self.note_end_of_data();
         }
-        // Within a burst the timer stands already: its first segment knows what follows.
-        let is_armed = self.sent_at == cx.now && self.is_armed_for_flight(cx.now);
         self.sent_at = cx.now;
-        if !is_armed {
-            let follows = usable - u64::from(payload_bytes);
-            self.arm_after_sending(cx, follows);
-        }
+        self.arm_after_sending(cx, usable - u64::from(payload_bytes));
     }
 
     /// Plain progress: nothing lost, nothing selectively acknowledged, nothing marked.
@@ -191,6 +186,8 @@ impl Connection {
                 self.loss_timer = LossTimer::Idle;
                 self.loss_deadline = crate::time::Instant::NEVER;
             }
+        } else if self.snd_una < self.snd_nxt {
+            self.arm_probe_or_retransmission(cx, 0);
         } else {
             self.arm_loss_timer(cx);
         }

@@ -275,7 +275,7 @@ impl Connection {
     }
 
     /// The window field of the next segment; moves the right edge if that is worth telling.
-    #[inline]
+    #[inline(always)]
     pub(super) fn advertise(&mut self) -> u16 {
         let wanted = self.rcv_taken + u64::from(self.rcv_limit);
         // RFC 9293 section 3.8.6.2.2: no offer of less than a segment or half the buffer.

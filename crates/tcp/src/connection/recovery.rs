@@ -86,7 +86,8 @@ impl Rack {
     #[inline]
     pub(super) fn note_in_order(&mut self, sent_at: Instant, una: Position, rtt: Duration) {
         self.rtt = rtt;
-        if (sent_at, una) > (self.newest_sent_at, self.newest_end) {
+        let is_later = sent_at > self.newest_sent_at;
+        if is_later || sent_at == self.newest_sent_at && una > self.newest_end {
             self.newest_sent_at = sent_at;
             self.newest_end = una;
         }

@@ -33,6 +33,7 @@ impl RttEstimator {
     }
 
     /// Takes a sample from data that was not retransmitted (Karn's algorithm, section 3).
+    #[inline(always)]
     pub(crate) fn sample(&mut self, now: Instant, rtt: Duration) {
         let rtt = rtt.max(Duration::from_micros(1));
         if self.smoothed == Duration::ZERO {
@@ -92,6 +93,7 @@ impl RttEstimator {
     }
 
     /// RTO, backed off.
+    #[inline(always)]
     pub(crate) fn timeout(&self, config: &Config) -> Duration {
         let base = match self.smoothed() {
             None => config.rto_initial,
@@ -99,6 +101,9 @@ impl RttEstimator {
             // acknowledgement by as much, however long the round trip.
             Some(smoothed) => smoothed + (self.variation * 4).max(GRANULARITY).max(config.rto_min),
         };
+        if self.backoff == 0 {
+            return base.min(config.rto_max);
+        }
         (base * (1 << self.backoff)).min(config.rto_max)
     }
 }

@@ -141,7 +141,7 @@ impl Scoreboard {
 
     /// Records a first transmission. A burst is one record: what leaves at once shares its fate, until
     /// an acknowledgement or a block says otherwise and splits it.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn push(&mut self, start: Position, length: u32, now: Instant) {
         if let Some(last) = self.records.back_mut() {
             debug_assert!(last.end() == start, "gap");
@@ -178,10 +178,34 @@ impl Scoreboard {
 
     /// Removes what stands before `una`, where nothing was sent twice or reported out of order: says
     /// when the oldest and the newest of it left. Does nothing and returns `None` in any other case.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn acknowledge_plainly(&mut self, una: Position) -> Option<InOrder> {
-        let first = self.records.front()?;
-        let oldest_sent_at = first.sent_at;
+        let first = self.records.front_mut()?;
+        let (end, sent_at) = (first.end(), first.sent_at);
+        if first.flags != 0 {
+            return None;
+        }
+        if una < end {
+            // The most usual case: a part of a burst.
+            first.length = (end - una) as u32;
+            first.start = una;
+        } else if una == end {
+            self.records.pop_front();
+            if self.records.is_empty() && self.records.capacity() > 4 * IDLE_CAPACITY {
+                self.shrink();
+            }
+        } else {
+            return self.acknowledge_several(una);
+        }
+        Some(InOrder {
+            oldest_sent_at: sent_at,
+            newest_sent_at: sent_at,
+        })
+    }
+
+    /// [`Self::acknowledge_plainly`] of more than the first record.
+    fn acknowledge_several(&mut self, una: Position) -> Option<InOrder> {
+        let oldest_sent_at = self.records.front()?.sent_at;
         let mut newest_sent_at = oldest_sent_at;
         // Looked at first, so that nothing has changed when it is another case after all.
         let mut whole = 0;

@@ -196,7 +196,8 @@ impl Connection {
     }
 
     /// RFC 8985 section 7.2: a tail loss probe where one is allowed, or else RFC 6298. `follows` bytes more are about to be in flight.
-    fn arm_probe_or_retransmission(&mut self, cx: &Context<'_>, follows: u64) {
+    #[inline(always)]
+    pub(super) fn arm_probe_or_retransmission(&mut self, cx: &Context<'_>, follows: u64) {
         let timeout = self.rtt.timeout(cx.config);
         if self.loss_timer == LossTimer::Persist {
             self.rtt.forget_backoff();
@@ -235,16 +236,6 @@ impl Connection {
             self.loss_timer = LossTimer::Idle;
             self.loss_deadline = Instant::NEVER;
         }
-    }
-
-    /// Whether the loss timer stands for what is in flight, and not for a lone segment.
-    #[inline]
-    pub(super) fn is_armed_for_flight(&self, now: Instant) -> bool {
-        let stands = matches!(
-            self.loss_timer,
-            LossTimer::TailProbe | LossTimer::Retransmit | LossTimer::Reorder
-        );
-        stands && self.loss_deadline < now + REMOTE_ACK_DELAY_MAX
     }
 
     /// After a transmission: RFC 6298 section 5.1, "if the timer is not running, start it"; RFC 8985

@@ -4,7 +4,7 @@ use super::fragments::Outcome;
 use super::table::Tag;
 use core::hint::black_box;
 
-use super::{Engine, NO_FLOW};
+use super::Engine;
 use crate::config::Medium;
 use crate::connection::{Conditions, Connection, Context, FlowKey, Offer, State, Verdict};
 use crate::host::{ConnectionId, ListenerId, Memory, NoRoom};
@@ -76,9 +76,7 @@ impl Engine {
         if self.handle_predicted(now, frame, offload, memory) {
             return;
         }
-        if let Err(reason) = self.try_handle_frame(now, frame, offload, memory) {
-            self.counters.count_malformed(reason);
-        }
+        self.handle_any(now, frame, offload, memory);
     }
 
     /// [`Self::handle_frame`] for frames that arrived together. Where connections are so many that they
@@ -218,7 +216,7 @@ impl Engine {
     fn find_usual(&mut self, h: &[u8; USUAL_HEADERS_BYTES]) -> Option<u32> {
         let ends: [u8; 12] = *h[26..].first_chunk().expect("the header is longer");
         let (last, slot) = self.last_flow;
-        if ends == last && slot != NO_FLOW {
+        if ends == last {
             return Some(slot);
         }
         let tag = Tag::v4(u32_at(h, 30), u32_at(h, 26), u16_at(h, 36), u16_at(h, 34));
@@ -236,23 +234,60 @@ impl Engine {
         payload_bytes: usize,
         place: impl FnOnce(ConnectionId, u64) -> Result<(), NoRoom>,
     ) -> bool {
-        let connection = &mut self.slots[slot as usize];
-        let id = ConnectionId {
-            index: slot,
-            generation: connection.generation,
+        let Some(connection) = self.slots.get_mut(slot as usize) else {
+            return false;
         };
+        let generation = connection.generation;
         let mut cx = Context {
             now,
             config: &self.config,
             counters: &mut self.counters,
         };
-        let place = |offset| place(id, offset);
-        let is_done = connection.handle_in_order(&mut cx, segment, payload_bytes, place);
-        if is_done {
-            self.counters.segments_received += 1;
-            self.settle_predicted(slot);
+        let place = |offset| {
+            let index = slot;
+            place(ConnectionId { index, generation }, offset)
+        };
+        if !connection.handle_in_order(&mut cx, segment, payload_bytes, place) {
+            return false;
         }
-        is_done
+        cx.counters.segments_received += 1;
+        // What `settle` does; but nothing in the cold part of the connection has changed.
+        self.run.end();
+        let conditions = connection.conditions;
+        let has_output = conditions
+            .has(Conditions::ACK_NOW | Conditions::FIN_WANTED | Conditions::TAIL_PROBE_DUE)
+            || connection.snd_nxt < connection.snd_end;
+        if has_output && !conditions.has(Conditions::QUEUED) {
+            connection.conditions.set(Conditions::QUEUED);
+            self.turns.push(slot);
+        }
+        if !conditions.has(Conditions::ANNOUNCED)
+            && connection.news.0 != 0
+            && (conditions.has(Conditions::ACCEPTED) || !conditions.has(Conditions::PASSIVE))
+        {
+            connection.conditions.set(Conditions::ANNOUNCED);
+            self.event_queue.push_back(slot);
+        }
+        let deadline = connection.ack_deadline.min(connection.loss_deadline);
+        if deadline < connection.asked_by {
+            connection.asked_by = deadline;
+            self.deadlines.ask_by(slot, deadline);
+        }
+        true
+    }
+
+    // Not inlined: the short path shall not prepare for the long one.
+    #[inline(never)]
+    fn handle_any(
+        &mut self,
+        now: Instant,
+        frame: &[u8],
+        offload: ReceiveOffload,
+        memory: &mut dyn Memory,
+    ) {
+        if let Err(reason) = self.try_handle_frame(now, frame, offload, memory) {
+            self.counters.count_malformed(reason);
+        }
     }
 
     #[inline]

@@ -56,8 +56,10 @@ use quick::Run;
 use table::FlowTable;
 use turns::Turns;
 
-/// No slot has this number.
-const NO_FLOW: u32 = u32::MAX;
+/// Addresses and ports as they stand in a frame, and the slot.
+type LastFlow = ([u8; 12], u32);
+/// No slot has this number, so that nobody finds anything there.
+const NO_FLOW: LastFlow = ([0; 12], u32::MAX);
 /// Frames without a connection that may wait for the link.
 const CONTROL_FRAMES_MAX: usize = 1_024;
 
@@ -78,8 +80,7 @@ pub struct Engine {
     free_slots: Vec<u32>,
     flows: FlowTable,
     /// The flow of the last frame on the short path: frames come in trains.
-    /// Addresses and ports as they stand in the frame, and the slot.
-    last_flow: ([u8; 12], u32),
+    last_flow: LastFlow,
     listeners: Listeners,
     deadlines: Deadlines,
     turns: Turns,
@@ -129,7 +130,7 @@ impl Engine {
             slots: Vec::with_capacity(config.connections_max),
             free_slots: Vec::new(),
             flows: FlowTable::new(&mut random),
-            last_flow: ([0; 12], NO_FLOW),
+            last_flow: NO_FLOW,
             listeners: Listeners::default(),
             deadlines: Deadlines::default(),
             turns: Turns::new(),
@@ -296,30 +297,6 @@ impl Engine {
         }
     }
 
-    /// [`Self::settle`] after a segment in order: nothing in the cold part has changed.
-    #[inline]
-    fn settle_predicted(&mut self, slot: u32) {
-        self.run.end();
-        let connection = &mut self.slots[slot as usize];
-        let conditions = connection.conditions;
-        let has_output = conditions
-            .has(Conditions::ACK_NOW | Conditions::FIN_WANTED | Conditions::TAIL_PROBE_DUE)
-            || connection.snd_nxt < connection.snd_end;
-        if has_output && !conditions.has(Conditions::QUEUED) {
-            connection.conditions.set(Conditions::QUEUED);
-            self.turns.push(slot);
-        }
-        if !conditions.has(Conditions::ANNOUNCED)
-            && connection.news.0 != 0
-            && (conditions.has(Conditions::ACCEPTED) || !conditions.has(Conditions::PASSIVE))
-        {
-            connection.conditions.set(Conditions::ANNOUNCED);
-            self.event_queue.push_back(slot);
-        }
-        let deadline = connection.ack_deadline.min(connection.loss_deadline);
-        self.ask_by(slot, deadline);
-    }
-
     /// The rare part of [`Self::settle`]: a handshake may have ended, or a connection.
     #[cold]
     fn settle_change(&mut self, slot: u32) {
@@ -348,7 +325,7 @@ impl Engine {
                 connection.conditions.clear(Conditions::IN_TABLE);
                 let tag = self.flows.tag(&connection.key);
                 self.flows.remove(tag, slot);
-                self.last_flow.1 = NO_FLOW;
+                self.last_flow = NO_FLOW;
             }
             self.free_if_over(slot);
         }
@@ -464,6 +441,7 @@ impl Engine {
                 connection.assert_invariants();
             }
         }
+        self.assert_run();
     }
 }
 

@@ -11,7 +11,7 @@
 
 use super::transmit::{ChecksumWork, Payload, Transmit, TransmitOffload};
 use super::{Engine, HEADER_BUFFER_BYTES};
-use crate::connection::{Conditions, Connection, Context, QuickPlan, Template};
+use crate::connection::{Conditions, Connection, Context, QuickPlan, State, Template};
 use crate::host::ConnectionId;
 use crate::position::Position;
 use crate::time::Instant;
@@ -22,6 +22,8 @@ use crate::wire::{put_u16, put_u32};
 const IP_AT: usize = 14;
 const TCP_AT: usize = 34;
 const HEADER_BYTES: usize = Template::USUAL_BYTES;
+/// Where the TCP header ends, in words, and the reserved bits.
+const OFFSET: u8 = (((HEADER_BYTES - TCP_AT) / 4) << 4) as u8;
 
 /// What the segment sent last has in common with those that may follow it at once. Whatever happens between
 /// two polls (a segment, a call, a timer, other headers) ends it: then the next one is planned anew.
@@ -34,16 +36,12 @@ pub(super) struct Run {
     generation: u32,
     /// When the first one left; the others leave at the same moment, or not in this run.
     now: Instant,
-    // What their headers say, in network byte order.
+    // What their headers say: from the acknowledgement to the checksum, which is the pseudo-header's, and the timestamps.
     total_length: [u8; 2],
-    acknowledgement: [u8; 4],
-    offset_and_flags: [u8; 2],
-    window: [u8; 2],
+    middle: [u8; 10],
     timestamps: [u8; 8],
     /// Sum of the IP header without its identification.
     ip_short: u16,
-    /// Sum of the pseudo-header.
-    pseudo_short: u16,
     /// For the link to cut it up.
     segment_bytes: u16,
 }
@@ -57,12 +55,9 @@ impl Run {
             generation: 0,
             now: Instant::ZERO,
             total_length: [0; 2],
-            acknowledgement: [0; 4],
-            offset_and_flags: [0; 2],
-            window: [0; 2],
+            middle: [0; 10],
             timestamps: [0; 8],
             ip_short: 0,
-            pseudo_short: 0,
             segment_bytes: 0,
         }
     }
@@ -85,6 +80,15 @@ impl Run {
         let ip_bytes = (HEADER_BYTES - IP_AT) as u32 + plan.payload_bytes;
         let tcp_bytes = (HEADER_BYTES - TCP_AT) as u32 + plan.payload_bytes;
         let is_large = plan.payload_bytes > u32::from(connection.mss);
+        let acknowledgement = connection.rcv_nxt.wire(connection.irs);
+        let words = u64::from(acknowledgement) << 32
+            | u64::from(OFFSET) << 24
+            | u64::from(plan.flags.0) << 16
+            | u64::from(plan.window);
+        let mut middle = [0; 10];
+        middle[..8].copy_from_slice(&words.to_be_bytes());
+        let pseudo = Sum::join_words(template.pseudo_short, tcp_bytes as u16, 0);
+        middle[8..].copy_from_slice(&pseudo.to_ne_bytes());
         *self = Self {
             left_bytes: plan.left_bytes,
             payload_bytes: plan.payload_bytes,
@@ -92,19 +96,12 @@ impl Run {
             generation: connection.generation,
             now,
             total_length: (ip_bytes as u16).to_be_bytes(),
-            acknowledgement: connection.rcv_nxt.wire(connection.irs).to_be_bytes(),
-            offset_and_flags: [(((HEADER_BYTES - TCP_AT) / 4) << 4) as u8, plan.flags.0],
-            window: plan.window.to_be_bytes(),
+            middle,
             timestamps: {
                 let value = u64::from(connection.timestamp(now));
                 (value << 32 | u64::from(connection.ts_recent)).to_be_bytes()
             },
             ip_short: Sum::join_words(template.ip_short, ip_bytes as u16, 0),
-            pseudo_short: Sum::join_words(
-                template.pseudo_short,
-                (tcp_bytes >> 16) as u16,
-                tcp_bytes as u16,
-            ),
             segment_bytes: if is_large { connection.mss } else { 0 },
         };
     }
@@ -127,20 +124,17 @@ impl Run {
         let ip = Sum::join_words(self.ip_short, wire as u16, 0);
         h[24..26].copy_from_slice(&(!ip).to_ne_bytes());
         put_u32(h, 38, wire);
-        h[42..46].copy_from_slice(&self.acknowledgement);
-        h[46] = self.offset_and_flags[0];
-        h[47] = self.offset_and_flags[1] | flags.0;
-        h[48..50].copy_from_slice(&self.window);
+        h[42..52].copy_from_slice(&self.middle);
+        h[47] |= flags.0;
         h[58..66].copy_from_slice(&self.timestamps);
         let at = TCP_AT + CHECKSUM_AT;
         let checksum = if has_transmit_checksum {
-            h[at..at + 2].copy_from_slice(&self.pseudo_short.to_ne_bytes());
             ChecksumWork::Link {
                 start: TCP_AT as u16,
                 at: CHECKSUM_AT as u16,
             }
         } else {
-            let sum = Sum::from_short(self.pseudo_short).bytes(&h[TCP_AT..]);
+            let sum = Sum::ZERO.bytes(&h[TCP_AT..]);
             if self.payload_bytes == 0 {
                 h[at..at + 2].copy_from_slice(&sum.checksum());
                 ChecksumWork::Done
@@ -215,6 +209,29 @@ impl Engine {
         let is_end = connection.snd_nxt == connection.snd_end;
         let flags = if is_end { Flags::PSH } else { Flags::default() };
         Some(self.leave(slot, seq, flags, out))
+    }
+
+    /// Checks that what may follow may indeed be sent, by a connection whose turn it is.
+    pub(super) fn assert_run(&self) {
+        let run = &self.run;
+        if run.left_bytes == 0 {
+            return;
+        }
+        let connection = &self.slots[run.slot as usize];
+        let bytes = u64::from(run.left_bytes);
+        assert_eq!(self.turns.current(), Some(run.slot), "a run out of turn");
+        assert_eq!(connection.generation, run.generation, "another's run");
+        assert_eq!(run.payload_bytes, u32::from(connection.mss), "not full");
+        assert!(
+            bytes <= connection.snd_end - connection.snd_nxt
+                && bytes <= connection.snd_edge - connection.snd_nxt
+                && bytes + (connection.snd_nxt - connection.snd_una) <= u64::from(connection.cwnd),
+            "a run beyond what was published or a window"
+        );
+        assert!(
+            connection.state == State::Established && connection.template.is_usual,
+            "a run of a connection that is not usual"
+        );
     }
 
     /// A segment of the run leaves, from `seq` on.

@@ -67,15 +67,8 @@ impl Sum {
             first as u32 + second as u32
         };
         let sum = short as u32 + native;
-        // Three 16-bit numbers: two folds leave no carry.
-        let sum = (sum >> 16) + (sum & 0xffff);
-        (sum + (sum >> 16)) as u16
-    }
-
-    /// A sum from its short form.
-    #[must_use]
-    pub(crate) const fn from_short(short: u16) -> Self {
-        Self(short as u64)
+        // Both halves together, and their carry: the upper half of what is added to itself, turned around.
+        (sum.wrapping_add(sum.rotate_left(16)) >> 16) as u16
     }
 
     /// The sum in 16 bits, in native byte order.
