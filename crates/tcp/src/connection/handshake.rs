@@ -129,7 +129,7 @@ impl Connection {
             snd_wl1: Position::SYN,
             snd_window_max: 0,
             snd_small_end: Position::FIRST_BYTE,
-            duplicate: None,
+            duplicate: crate::position::Span::default(),
             fin_at: None,
             remote_mss: u16::MAX,
             path_mss,

@@ -368,8 +368,8 @@ pub(crate) struct Connection {
     pub(crate) key: FlowKey,
     /// The largest window the remote ever offered (RFC 9293 section 3.8.6.2.1, RFC 5961 section 5).
     pub(crate) snd_window_max: u32,
-    /// A segment that arrived twice, to be reported (RFC 2883).
-    pub(crate) duplicate: Option<Span>,
+    /// A segment that arrived twice, to be reported (RFC 2883), while `has_duplicate`.
+    pub(crate) duplicate: Span,
     /// Where the remote's FIN stands, if it came before its turn.
     pub(crate) fin_at: Option<Position>,
     /// The remote's MSS option, or what stands for it.

@@ -162,7 +162,7 @@ impl Connection {
         cx.counters.duplicates_received += 1;
         self.conditions.set(Conditions::ACK_NOW);
         if self.conditions.has(Conditions::SACK) && span.start < span.end {
-            self.duplicate = Some(span);
+            self.duplicate = span;
             self.has_duplicate = true;
         }
     }

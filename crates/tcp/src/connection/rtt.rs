@@ -8,25 +8,27 @@ const GRANULARITY: Duration = Duration::from_millis(1);
 /// How long a minimum round-trip time is trusted (RFC 8985 section 6.2 leaves the window open).
 const MINIMUM_WINDOW: Duration = Duration::from_secs(300);
 const BACKOFF_MAX: u8 = 16;
+/// A longer sample, of nine minutes, counts as this: the sums below fit 32 bits.
+const SAMPLE_MICROS_MAX: u64 = (1 << 29) - 1;
 
-/// SRTT, RTTVAR and what follows from them.
+/// SRTT, RTTVAR and what follows from them. In microseconds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RttEstimator {
     /// SRTT; zero until the first sample.
-    smoothed: Duration,
-    variation: Duration,
-    minimum: Duration,
-    minimum_at: Instant,
+    smoothed: u32,
+    variation: u32,
+    minimum: u32,
     /// Timeouts since the last sample (RFC 6298 section 5.5: each doubles the timeout).
     backoff: u8,
+    minimum_at: Instant,
 }
 
 impl RttEstimator {
     pub(crate) const fn new() -> Self {
         Self {
-            smoothed: Duration::ZERO,
-            variation: Duration::ZERO,
-            minimum: Duration::ZERO,
+            smoothed: 0,
+            variation: 0,
+            minimum: 0,
             minimum_at: Instant::ZERO,
             backoff: 0,
         }
@@ -35,22 +37,17 @@ impl RttEstimator {
     /// Takes a sample from data that was not retransmitted (Karn's algorithm, section 3).
     #[inline(always)]
     pub(crate) fn sample(&mut self, now: Instant, rtt: Duration) {
-        let rtt = rtt.max(Duration::from_micros(1));
-        if self.smoothed == Duration::ZERO {
+        let rtt = rtt.as_micros().clamp(1, SAMPLE_MICROS_MAX) as u32;
+        if self.smoothed == 0 {
             // Section 2.2.
             self.smoothed = rtt;
-            self.variation = Duration::from_micros(rtt.as_micros() / 2);
+            self.variation = rtt / 2;
         } else {
             // Section 2.3, alpha = 1/8 and beta = 1/4.
-            let (r, s) = (rtt.as_micros(), self.smoothed.as_micros());
-            let variation = (3 * self.variation.as_micros() + r.abs_diff(s)) / 4;
-            self.variation = Duration::from_micros(variation);
-            self.smoothed = Duration::from_micros((7 * s + r) / 8);
+            self.variation = (3 * self.variation + rtt.abs_diff(self.smoothed)) / 4;
+            self.smoothed = (7 * self.smoothed + rtt) / 8;
         }
-        if self.minimum == Duration::ZERO
-            || rtt <= self.minimum
-            || now.since(self.minimum_at) > MINIMUM_WINDOW
-        {
+        if self.minimum == 0 || rtt <= self.minimum || now.since(self.minimum_at) > MINIMUM_WINDOW {
             self.minimum = rtt;
             self.minimum_at = now;
         }
@@ -65,7 +62,7 @@ impl RttEstimator {
     /// RFC 6298 section 5.7: after timeouts of the SYN, "the RTO MUST be re-initialized to 3 seconds
     /// when data transmission begins"; here to four times the initial one, unless there is a sample.
     pub(crate) fn begin_data(&mut self, was_retransmitted: bool) {
-        let is_unknown = self.smoothed == Duration::ZERO;
+        let is_unknown = self.smoothed == 0;
         self.backoff = if was_retransmitted && is_unknown {
             2
         } else {
@@ -79,17 +76,17 @@ impl RttEstimator {
 
     /// The smoothed round-trip time, once there is one.
     pub(crate) fn smoothed(&self) -> Option<Duration> {
-        (self.smoothed != Duration::ZERO).then_some(self.smoothed)
+        (self.smoothed != 0).then_some(micros(self.smoothed))
     }
 
     /// The shortest round trip of late; zero before the first.
     pub(crate) const fn minimum(&self) -> Duration {
-        self.minimum
+        micros(self.minimum)
     }
 
     /// RTTVAR.
     pub(crate) const fn variation(&self) -> Duration {
-        self.variation
+        micros(self.variation)
     }
 
     /// RTO, backed off.
@@ -99,13 +96,22 @@ impl RttEstimator {
             None => config.rto_initial,
             // The lower bound is on what is added to SRTT, as Linux has it: a remote may delay an
             // acknowledgement by as much, however long the round trip.
-            Some(smoothed) => smoothed + (self.variation * 4).max(GRANULARITY).max(config.rto_min),
+            Some(smoothed) => {
+                smoothed
+                    + micros(4 * self.variation)
+                        .max(GRANULARITY)
+                        .max(config.rto_min)
+            }
         };
         if self.backoff == 0 {
             return base.min(config.rto_max);
         }
         (base * (1 << self.backoff)).min(config.rto_max)
     }
+}
+
+const fn micros(number: u32) -> Duration {
+    Duration::from_micros(number as u64)
 }
 
 #[cfg(test)]

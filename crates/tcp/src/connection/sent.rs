@@ -32,7 +32,7 @@ const RETRANSMITTED: u8 = 4;
 const ALONE: u8 = 8;
 
 /// One transmission.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Sent {
     pub(crate) start: Position,
     pub(crate) sent_at: Instant,
@@ -101,8 +101,11 @@ pub(crate) struct InOrder {
 /// The records, and their sums.
 #[derive(Debug, Default)]
 pub(crate) struct Scoreboard {
-    /// Invariant: in sequence order, without gaps, from snd_una to snd_nxt.
-    records: VecDeque<Sent>,
+    /// Invariant: in sequence order, without gaps, from snd_una to `newest`, or to snd_nxt if that is empty.
+    earlier: VecDeque<Sent>,
+    /// The last record, where the short paths find it: often it is the only one, and the heap is left
+    /// alone. With a length of zero it is none: then all there are stand above.
+    newest: Sent,
     /// Sum of the lengths of sacked records.
     pub(crate) sacked_bytes: u32,
     /// Sum of the lengths of records that are lost and not sent again.
@@ -113,12 +116,26 @@ impl Scoreboard {
     /// Whether one more record may be made.
     #[inline]
     pub(crate) fn has_room(&self) -> bool {
-        self.records.len() < RECORDS_MAX
+        self.earlier.len() < RECORDS_MAX
+    }
+
+    /// All records in one place.
+    fn gather(&mut self) -> &mut VecDeque<Sent> {
+        if self.newest.length > 0 {
+            self.earlier.push_back(self.newest);
+            self.newest.length = 0;
+        }
+        &mut self.earlier
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &Sent> {
+        let newest = (self.newest.length > 0).then_some(&self.newest);
+        self.earlier.iter().chain(newest)
     }
 
     /// Records the first transmission of a probe for the path's MTU.
     pub(crate) fn push_alone(&mut self, start: Position, length: u32, now: Instant) {
-        self.records.push_back(Sent {
+        self.gather().push_back(Sent {
             start,
             sent_at: now,
             length,
@@ -128,10 +145,7 @@ impl Scoreboard {
 
     /// Whether all that is lost lies in `span`, and was sent once.
     pub(crate) fn is_only_loss(&self, span: Span) -> bool {
-        let mut lost = self
-            .records
-            .iter()
-            .filter(|record| record.flags & LOST != 0);
+        let mut lost = self.iter().filter(|record| record.flags & LOST != 0);
         self.lost_bytes > 0
             && lost.all(|record| {
                 let is_inside = span.start <= record.start && record.end() <= span.end;
@@ -143,31 +157,34 @@ impl Scoreboard {
     /// an acknowledgement or a block says otherwise and splits it.
     #[inline(always)]
     pub(crate) fn push(&mut self, start: Position, length: u32, now: Instant) {
-        if let Some(last) = self.records.back_mut() {
-            debug_assert!(last.end() == start, "gap");
-            if last.sent_at == now && last.flags == 0 && last.length < BURST_BYTES_MAX {
-                last.length += length;
+        if self.newest.length == 0 && !self.earlier.is_empty() {
+            self.newest = self.earlier.pop_back().expect("it is not empty");
+        }
+        if self.newest.length > 0 {
+            debug_assert!(self.newest.end() == start, "gap");
+            let is_same = self.newest.sent_at == now && self.newest.flags == 0;
+            if is_same && self.newest.length < BURST_BYTES_MAX {
+                self.newest.length += length;
                 return;
             }
+            self.earlier.push_back(self.newest);
         }
-        self.records.push_back(Sent {
+        self.newest = Sent {
             start,
             sent_at: now,
             length,
             flags: 0,
-        });
+        };
     }
 
-    /// Records another part of the burst that was recorded last. False: it is long enough.
-    #[inline]
+    /// Records another part of the burst that was recorded last. False: it has to be recorded as any other.
+    #[inline(always)]
     pub(crate) fn extend(&mut self, length: u32) -> bool {
-        match self.records.back_mut() {
-            Some(last) if last.length < BURST_BYTES_MAX => {
-                last.length += length;
-                true
-            }
-            _ => false,
+        let may_grow = (1..BURST_BYTES_MAX).contains(&self.newest.length);
+        if may_grow {
+            self.newest.length += length;
         }
+        may_grow
     }
 
     /// Whether what one in-order acknowledgement of new data needs is the plain case.
@@ -180,22 +197,20 @@ impl Scoreboard {
     /// when the oldest and the newest of it left. Does nothing and returns `None` in any other case.
     #[inline(always)]
     pub(crate) fn acknowledge_plainly(&mut self, una: Position) -> Option<InOrder> {
-        let first = self.records.front_mut()?;
+        let is_only = self.earlier.is_empty();
+        let first = self.earlier.front_mut().unwrap_or(&mut self.newest);
         let (end, sent_at) = (first.end(), first.sent_at);
-        if first.flags != 0 {
-            return None;
-        }
-        if una < end {
-            // The most usual case: a part of a burst.
-            first.length = (end - una) as u32;
-            first.start = una;
-        } else if una == end {
-            self.records.pop_front();
-            if self.records.is_empty() && self.records.capacity() > 4 * IDLE_CAPACITY {
-                self.shrink();
-            }
-        } else {
+        if first.length == 0 || first.flags != 0 || una > end {
             return self.acknowledge_several(una);
+        }
+        // The usual case: it ends in the first record, or with it.
+        first.length = (end - una) as u32;
+        first.start = una;
+        if una == end {
+            if !is_only {
+                self.earlier.pop_front();
+            }
+            self.shrink_if_idle();
         }
         Some(InOrder {
             oldest_sent_at: sent_at,
@@ -203,13 +218,12 @@ impl Scoreboard {
         })
     }
 
-    /// [`Self::acknowledge_plainly`] of more than the first record.
     fn acknowledge_several(&mut self, una: Position) -> Option<InOrder> {
-        let oldest_sent_at = self.records.front()?.sent_at;
+        let oldest_sent_at = self.oldest_sent_at()?;
         let mut newest_sent_at = oldest_sent_at;
         // Looked at first, so that nothing has changed when it is another case after all.
         let mut whole = 0;
-        for record in &self.records {
+        for record in self.iter() {
             if record.start >= una {
                 break;
             }
@@ -219,17 +233,18 @@ impl Scoreboard {
             newest_sent_at = record.sent_at;
             whole += usize::from(record.end() <= una);
         }
-        for _ in 0..whole {
-            self.records.pop_front();
-        }
-        if let Some(front) = self.records.front_mut() {
-            if front.start < una {
-                front.length -= (una - front.start) as u32;
-                front.start = una;
+        if whole > self.earlier.len() {
+            self.earlier.clear();
+            self.newest.length = 0;
+        } else {
+            self.earlier.drain(..whole);
+            let first = self.earlier.front_mut().unwrap_or(&mut self.newest);
+            if first.length > 0 && first.start < una {
+                first.length -= (una - first.start) as u32;
+                first.start = una;
             }
-        } else if self.records.capacity() > 4 * IDLE_CAPACITY {
-            self.shrink();
         }
+        self.shrink_if_idle();
         Some(InOrder {
             oldest_sent_at,
             newest_sent_at,
@@ -239,7 +254,8 @@ impl Scoreboard {
     /// Removes what stands before `una`.
     #[inline]
     pub(crate) fn acknowledge(&mut self, una: Position, delivered: &mut Delivered) {
-        while let Some(front) = self.records.front_mut() {
+        self.gather();
+        while let Some(front) = self.earlier.front_mut() {
             if front.start >= una {
                 break;
             }
@@ -261,9 +277,15 @@ impl Scoreboard {
             if !is_whole {
                 break;
             }
-            self.records.pop_front();
+            self.earlier.pop_front();
         }
-        if self.records.is_empty() && self.records.capacity() > 4 * IDLE_CAPACITY {
+        self.shrink_if_idle();
+    }
+
+    #[inline(always)]
+    fn shrink_if_idle(&mut self) {
+        let is_large = self.earlier.capacity() > 4 * IDLE_CAPACITY;
+        if is_large && self.newest.length == 0 && self.earlier.is_empty() {
             self.shrink();
         }
     }
@@ -272,16 +294,16 @@ impl Scoreboard {
     fn shrink(&mut self) {
         // Giving the memory back at once would allocate once a window; an eighth at a time ends
         // where an idle connection should be, and a busy one never empties.
-        let target = (self.records.capacity() / 8 * 7).max(IDLE_CAPACITY);
-        self.records.shrink_to(target);
+        let target = (self.earlier.capacity() / 8 * 7).max(IDLE_CAPACITY);
+        self.earlier.shrink_to(target);
     }
 
     /// Marks what a SACK block reports.
     pub(crate) fn sack(&mut self, block: Span, delivered: &mut Delivered) {
         let mut index = self
-            .records
+            .gather()
             .partition_point(|record| record.end() <= block.start);
-        while let Some(record) = self.records.get(index).copied()
+        while let Some(record) = self.earlier.get(index).copied()
             && record.start < block.end
         {
             if record.flags & SACKED == 0 {
@@ -293,7 +315,7 @@ impl Scoreboard {
                 if record.end() > block.end {
                     self.split(index, block.end);
                 }
-                let record = &mut self.records[index];
+                let record = &mut self.earlier[index];
                 if record.flags & LOST != 0 {
                     self.lost_bytes -= record.length;
                 }
@@ -308,12 +330,12 @@ impl Scoreboard {
 
     /// Cuts the record at `index` in two.
     fn split(&mut self, index: usize, at: Position) {
-        let record = &mut self.records[index];
+        let record = &mut self.earlier[index];
         let mut tail = *record;
         record.length = (at - record.start) as u32;
         tail.start = at;
         tail.length -= record.length;
-        self.records.insert(index + 1, tail);
+        self.earlier.insert(index + 1, tail);
     }
 
     /// RFC 8985 section 6.2 step 5, RACK_detect_loss: marks what must be lost, given the record
@@ -328,7 +350,7 @@ impl Scoreboard {
     ) -> (u32, Instant) {
         let mut newly_lost = 0;
         let mut look_again_at = Instant::NEVER;
-        for record in &mut self.records {
+        for record in self.gather() {
             if record.is_after(newest_sent_at, newest_end) {
                 // Records sent once are in time order: from here on all are younger.
                 if record.is_retransmitted() {
@@ -354,16 +376,16 @@ impl Scoreboard {
     /// Marks the first record that is not sacked (RFC 6582: the segment a partial ACK asks for).
     pub(crate) fn mark_first_lost(&mut self, mss: u32) -> u32 {
         let Some(index) = self
-            .records
+            .gather()
             .iter()
             .position(|record| record.flags & SACKED == 0)
         else {
             return 0;
         };
-        if self.records[index].length > mss {
-            self.split(index, self.records[index].start + u64::from(mss));
+        if self.earlier[index].length > mss {
+            self.split(index, self.earlier[index].start + u64::from(mss));
         }
-        let record = &mut self.records[index];
+        let record = &mut self.earlier[index];
         if record.flags & LOST != 0 {
             return 0;
         }
@@ -374,12 +396,14 @@ impl Scoreboard {
 
     /// The path has swallowed whatever is larger than `mss`. A burst's record is: its segments were as large as the path took.
     pub(crate) fn mark_larger_lost(&mut self, mss: u32) {
-        for record in &mut self.records {
+        let mut newly_lost = 0;
+        for record in self.gather() {
             if record.length > mss && record.flags & (SACKED | LOST) == 0 {
                 record.flags |= LOST;
-                self.lost_bytes += record.length;
+                newly_lost += record.length;
             }
         }
+        self.lost_bytes += newly_lost;
     }
 
     /// After a retransmission timeout: the first record is lost, and all that were sent before
@@ -387,10 +411,10 @@ impl Scoreboard {
     /// what it had reported (RFC 2018 section 8): then nothing it said is believed any more.
     pub(crate) fn handle_timeout(&mut self, horizon: Instant) {
         let is_reneging = self
-            .records
+            .gather()
             .front()
             .is_some_and(|first| first.flags & SACKED != 0);
-        for (index, record) in self.records.iter_mut().enumerate() {
+        for (index, record) in self.earlier.iter_mut().enumerate() {
             if is_reneging && record.flags & SACKED != 0 {
                 record.flags &= !SACKED;
                 self.sacked_bytes -= record.length;
@@ -405,7 +429,7 @@ impl Scoreboard {
 
     /// A spurious timeout or recovery: nothing that was marked lost is.
     pub(crate) fn forgive(&mut self) {
-        for record in &mut self.records {
+        for record in self.gather() {
             record.flags &= !LOST;
         }
         self.lost_bytes = 0;
@@ -417,7 +441,7 @@ impl Scoreboard {
             return None;
         }
         let index = self
-            .records
+            .gather()
             .iter()
             .position(|record| record.flags & LOST != 0)?;
         self.lost_bytes -= self.retransmit(index, mss, now);
@@ -426,13 +450,13 @@ impl Scoreboard {
 
     /// Takes the last record for a tail loss probe, cut to at most `mss`.
     pub(crate) fn retransmit_last(&mut self, mss: u32, now: Instant) -> Option<Span> {
-        let mut index = self.records.len().checked_sub(1)?;
-        let last = self.records[index];
+        let mut index = self.gather().len().checked_sub(1)?;
+        let last = self.earlier[index];
         if last.length > mss {
             self.split(index, last.end_minus(mss));
             index += 1;
         }
-        let was_lost = self.records[index].flags & LOST != 0;
+        let was_lost = self.earlier[index].flags & LOST != 0;
         let length = self.retransmit(index, mss, now);
         if was_lost {
             self.lost_bytes -= length;
@@ -441,17 +465,17 @@ impl Scoreboard {
     }
 
     fn retransmit(&mut self, index: usize, mss: u32, now: Instant) -> u32 {
-        if self.records[index].length > mss {
-            self.split(index, self.records[index].start + u64::from(mss));
+        if self.earlier[index].length > mss {
+            self.split(index, self.earlier[index].start + u64::from(mss));
         }
-        let record = &mut self.records[index];
+        let record = &mut self.earlier[index];
         record.flags = record.flags & !LOST | RETRANSMITTED;
         record.sent_at = now;
         record.length
     }
 
     fn span(&self, index: usize) -> Span {
-        let record = &self.records[index];
+        let record = &self.earlier[index];
         Span {
             start: record.start,
             end: record.end(),
@@ -460,21 +484,21 @@ impl Scoreboard {
 
     /// The oldest record's time of departure.
     pub(crate) fn oldest_sent_at(&self) -> Option<Instant> {
-        self.records.front().map(|record| record.sent_at)
+        self.iter().next().map(|record| record.sent_at)
     }
 
     /// Bytes sent again that nobody has acknowledged or that were lost once more.
     pub(crate) fn retransmitted_bytes(&self) -> u32 {
         let is_out =
             |record: &&Sent| record.flags & (RETRANSMITTED | SACKED | LOST) == RETRANSMITTED;
-        let out = self.records.iter().filter(is_out);
+        let out = self.iter().filter(is_out);
         out.map(|record| record.length).sum()
     }
 
     /// Checks that the sums are the sums and that there are no gaps.
     pub(crate) fn assert_invariants(&self, una: Position, nxt: Position) {
         let (mut sacked, mut lost, mut at) = (0, 0, una);
-        for record in &self.records {
+        for record in self.iter() {
             assert_eq!(record.start, at, "records have a gap");
             assert!(record.length > 0, "an empty record");
             assert!(
@@ -503,7 +527,7 @@ impl Scoreboard {
 
     /// Bytes of memory held beside the connection itself.
     pub(crate) fn heap_bytes(&self) -> usize {
-        self.records.capacity() * size_of::<Sent>()
+        self.earlier.capacity() * size_of::<Sent>()
     }
 }
 

@@ -219,8 +219,7 @@ impl Engine {
         };
         let transmit = write_segment(connection, &self.config, now, id, &plan, header);
         if plan.payload_bytes == 0 && plan.kind == PlanKind::Plain {
-            connection.duplicate = None; // Reported.
-            connection.has_duplicate = false;
+            connection.has_duplicate = false; // Reported.
         }
         let deadline = connection.next_deadline();
         self.ask_by(slot, deadline);
@@ -550,7 +549,7 @@ fn write_options(
     let has_timestamps = connection.conditions.has(Conditions::TIMESTAMPS);
     let has_blocks = plan.kind == PlanKind::Plain
         && connection.conditions.has(Conditions::SACK)
-        && (connection.conditions.has(Conditions::OUT_OF_ORDER) || connection.has_duplicate());
+        && (connection.conditions.has(Conditions::OUT_OF_ORDER) || connection.has_duplicate);
     if plan.kind == PlanKind::Plain && !has_blocks {
         if !has_timestamps {
             return 0;
@@ -579,11 +578,6 @@ fn write_options(
 }
 
 impl Connection {
-    #[inline]
-    fn has_duplicate(&self) -> bool {
-        self.has_duplicate
-    }
-
     /// The blocks of a SACK option: a duplicate first (RFC 2883 section 4), then what has arrived
     /// beyond a gap (RFC 2018 section 4).
     fn sack_option(&self) -> ([(u32, u32); 4], usize) {
@@ -597,7 +591,8 @@ impl Connection {
             }
         };
         let mut said = None;
-        if let Some(duplicate) = self.duplicate {
+        if self.has_duplicate {
+            let duplicate = self.duplicate;
             put(duplicate.start, duplicate.end);
             // RFC 2883 section 4: a duplicate beyond the gap is followed by the block it is in.
             said = self.assembler.containing(duplicate);
