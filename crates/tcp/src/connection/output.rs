@@ -343,7 +343,7 @@ impl Connection {
     /// The application, not the window, is the limit when a window's better part is unused: then
     /// acknowledgements must not make it grow (RFC 7661's concern).
     #[inline(always)]
-    pub(super) fn note_end_of_data(&mut self) {
+    pub(crate) fn note_end_of_data(&mut self) {
         let in_flight = self.in_flight();
         let is_in_slow_start = self.cwnd < self.congestion.ssthresh;
         let used_enough = if is_in_slow_start {

@@ -110,7 +110,8 @@ impl Connection {
     }
 
     /// Takes another full segment to be sent, directly after one that [`Self::plan_quickly`] has planned, and
-    /// within the bytes that it said may follow. `None`: it has to be planned after all.
+    /// within the bytes that it said may follow. `None`: it has to be planned after all. After the
+    /// last one [`Self::note_end_of_data`] is due.
     #[inline(always)]
     pub(crate) fn send_another(&mut self, mss: u32) -> Option<Position> {
         let seq = self.snd_nxt;
@@ -119,9 +120,6 @@ impl Connection {
             return None;
         }
         self.snd_nxt = seq + u64::from(mss);
-        if self.snd_nxt == self.snd_end {
-            self.note_end_of_data();
-        }
         Some(seq)
     }
 
@@ -136,7 +134,12 @@ impl Connection {
             self.note_end_of_data();
         }
         self.sent_at = cx.now;
-        self.arm_after_sending(cx, usable - u64::from(payload_bytes));
+        if matches!(self.loss_timer, LossTimer::Idle | LossTimer::TailProbe) {
+            let flight = self.snd_nxt.0 - self.snd_una.0;
+            self.arm_quickly(cx, flight + usable - u64::from(payload_bytes));
+        } else {
+            self.arm_after_sending(cx, usable - u64::from(payload_bytes));
+        }
     }
 
     /// Plain progress: nothing lost, nothing selectively acknowledged, nothing marked.
@@ -187,7 +190,7 @@ impl Connection {
                 self.loss_deadline = crate::time::Instant::NEVER;
             }
         } else if self.snd_una < self.snd_nxt {
-            self.arm_probe_or_retransmission(cx, 0);
+            self.arm_quickly(cx, self.snd_nxt.0 - self.snd_una.0);
         } else {
             self.arm_loss_timer(cx);
         }

@@ -89,8 +89,23 @@ impl RttEstimator {
         micros(self.variation)
     }
 
-    /// RTO, backed off.
+    /// SRTT and RTO, in microseconds, where there is a sample and nothing has timed out since.
     #[inline(always)]
+    pub(crate) fn settled(&self, config: &Config) -> Option<(u64, u64)> {
+        let smoothed = u64::from(self.smoothed);
+        let margin = u64::from(4 * self.variation)
+            .max(GRANULARITY.as_micros())
+            .max(config.rto_min.as_micros());
+        let is_settled = self.smoothed != 0 && self.backoff == 0;
+        is_settled.then(|| {
+            (
+                smoothed,
+                (smoothed + margin).min(config.rto_max.as_micros()),
+            )
+        })
+    }
+
+    /// RTO, backed off.
     pub(crate) fn timeout(&self, config: &Config) -> Duration {
         let base = match self.smoothed() {
             None => config.rto_initial,
@@ -103,9 +118,6 @@ impl RttEstimator {
                         .max(config.rto_min)
             }
         };
-        if self.backoff == 0 {
-            return base.min(config.rto_max);
-        }
         (base * (1 << self.backoff)).min(config.rto_max)
     }
 }

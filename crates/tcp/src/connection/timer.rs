@@ -8,6 +8,8 @@ use crate::time::{Duration, Instant};
 
 /// RFC 8985 section 7.2: what a lone segment's acknowledgement may be delayed by.
 const REMOTE_ACK_DELAY_MAX: Duration = Duration::from_millis(200);
+/// RFC 8985 section 7.2 leaves the lower bound to us: timers are no finer.
+const PROBE_AFTER_MIN: Duration = Duration::from_millis(2);
 /// Timeouts in a row after which the path is suspected to swallow large segments (RFC 4821
 /// section 7.7), and the payload with which it goes on.
 const BLACK_HOLE_RETRIES: u8 = 3;
@@ -196,8 +198,7 @@ impl Connection {
     }
 
     /// RFC 8985 section 7.2: a tail loss probe where one is allowed, or else RFC 6298. `follows` bytes more are about to be in flight.
-    #[inline(always)]
-    pub(super) fn arm_probe_or_retransmission(&mut self, cx: &Context<'_>, follows: u64) {
+    fn arm_probe_or_retransmission(&mut self, cx: &Context<'_>, follows: u64) {
         let timeout = self.rtt.timeout(cx.config);
         if self.loss_timer == LossTimer::Persist {
             self.rtt.forget_backoff();
@@ -210,7 +211,7 @@ impl Connection {
             && self.state.is_synchronized()
             && let Some(smoothed) = self.rtt.smoothed()
         {
-            let mut probe_after = (smoothed * 2).max(Duration::from_millis(2));
+            let mut probe_after = (smoothed * 2).max(PROBE_AFTER_MIN);
             if self.snd_nxt - self.snd_una + follows <= u64::from(self.mss) {
                 probe_after = probe_after + REMOTE_ACK_DELAY_MAX;
             }
@@ -219,6 +220,24 @@ impl Connection {
         } else {
             self.loss_timer = LossTimer::Retransmit;
             self.loss_deadline = cx.now + timeout;
+        }
+    }
+
+    /// [`Self::arm_probe_or_retransmission`] of an established connection that nothing is lost or reported
+    /// of; `flight` bytes are out, or about to be.
+    #[inline(always)]
+    pub(super) fn arm_quickly(&mut self, cx: &Context<'_>, flight: u64) {
+        let has_probes = cx.config.tail_probes && self.conditions.has(Conditions::SACK);
+        match self.rtt.settled(cx.config) {
+            Some((smoothed, timeout)) if has_probes && self.rack.probe_end.is_none() => {
+                let mut probe_after = (2 * smoothed).max(PROBE_AFTER_MIN.as_micros());
+                if flight <= u64::from(self.mss) {
+                    probe_after += REMOTE_ACK_DELAY_MAX.as_micros();
+                }
+                self.loss_timer = LossTimer::TailProbe;
+                self.loss_deadline = cx.now + Duration::from_micros(probe_after.min(timeout));
+            }
+            _ => self.arm_probe_or_retransmission(cx, flight - (self.snd_nxt - self.snd_una)),
         }
     }
 

@@ -60,6 +60,8 @@ use turns::Turns;
 type LastFlow = ([u8; 12], u32);
 /// No slot has this number, so that nobody finds anything there.
 const NO_FLOW: LastFlow = ([0; 12], u32::MAX);
+/// No hardware address in the upper part of a word, with nothing below, is this.
+const NO_MAC: u64 = 1;
 /// Frames without a connection that may wait for the link.
 const CONTROL_FRAMES_MAX: usize = 1_024;
 
@@ -75,6 +77,8 @@ pub struct Engine {
     limiter: Limiter,
     counters: Counters,
 
+    /// Our hardware address as the upper part of a word, or [`NO_MAC`].
+    own_mac: u64,
     /// Invariant: a slot is in use, or its state is CLOSED and it is in `free_slots`.
     slots: Vec<Connection>,
     free_slots: Vec<u32>,
@@ -127,6 +131,10 @@ impl Engine {
             fragments: Fragments::default(),
             limiter: Limiter::default(),
             counters: Counters::default(),
+            own_mac: match config.medium {
+                Medium::Ethernet { mac, .. } => mac.to_word() << 16,
+                _ => NO_MAC,
+            },
             slots: Vec::with_capacity(config.connections_max),
             free_slots: Vec::new(),
             flows: FlowTable::new(&mut random),

@@ -113,6 +113,7 @@ impl Run {
         connection: &Connection,
         seq: Position,
         flags: Flags,
+        has_payload: bool,
         has_transmit_checksum: bool,
         out: &mut [u8; HEADER_BUFFER_BYTES],
     ) -> Transmit {
@@ -135,16 +136,16 @@ impl Run {
             }
         } else {
             let sum = Sum::ZERO.bytes(&h[TCP_AT..]);
-            if self.payload_bytes == 0 {
+            if has_payload {
+                ChecksumWork::Payload { sum, at: at as u16 }
+            } else {
                 h[at..at + 2].copy_from_slice(&sum.checksum());
                 ChecksumWork::Done
-            } else {
-                ChecksumWork::Payload { sum, at: at as u16 }
             }
         };
         Transmit {
             header_bytes: HEADER_BYTES,
-            payload: (self.payload_bytes > 0).then(|| Payload {
+            payload: has_payload.then(|| Payload {
                 connection: ConnectionId {
                     index: self.slot,
                     generation: self.generation,
@@ -188,7 +189,25 @@ impl Engine {
             self.deadlines.ask_by(slot, deadline);
         }
         self.run.begin(now, slot, connection, &plan);
-        Some(self.leave(slot, plan.seq, Flags::default(), out))
+        let has_transmit_checksum = self.config.offload.transmit_checksum;
+        let (seq, flags) = (plan.seq, Flags::default());
+        let has_payload = plan.payload_bytes > 0;
+        let connection = &*connection;
+        let transmit = self.run.write(
+            connection,
+            seq,
+            flags,
+            has_payload,
+            has_transmit_checksum,
+            out,
+        );
+        self.counters.frames_sent += 1;
+        if connection.snd_nxt == connection.snd_end {
+            self.finish_turn(slot);
+        } else if !self.turns.go_on() {
+            self.run.end();
+        }
+        Some(transmit)
     }
 
     /// The next segment of the run.
@@ -200,15 +219,38 @@ impl Engine {
             run.end();
             return None;
         };
+        let is_end = connection.snd_nxt == connection.snd_end;
+        let flags = if is_end { Flags::PSH } else { Flags::default() };
+        let has_transmit_checksum = self.config.offload.transmit_checksum;
+        let transmit = run.write(connection, seq, flags, true, has_transmit_checksum, out);
         run.left_bytes -= bytes;
         if run.left_bytes < bytes {
             run.end();
         }
+        self.counters.frames_sent += 1;
         self.counters.segments_sent += 1;
         self.counters.bytes_sent += u64::from(bytes);
-        let is_end = connection.snd_nxt == connection.snd_end;
-        let flags = if is_end { Flags::PSH } else { Flags::default() };
-        Some(self.leave(slot, seq, flags, out))
+        if is_end {
+            self.end_run(slot);
+        } else if !self.turns.go_on() {
+            self.run.end();
+        }
+        Some(transmit)
+    }
+
+    /// A run has ended where the host's data does.
+    #[inline(never)]
+    fn end_run(&mut self, slot: u32) {
+        self.slots[slot as usize].note_end_of_data();
+        self.finish_turn(slot);
+    }
+
+    #[inline(always)]
+    fn finish_turn(&mut self, slot: u32) {
+        self.slots[slot as usize]
+            .conditions
+            .clear(Conditions::QUEUED);
+        self.turns.finish();
     }
 
     /// Checks that what may follow may indeed be sent, by a connection whose turn it is.
@@ -232,27 +274,5 @@ impl Engine {
             connection.state == State::Established && connection.template.is_usual,
             "a run of a connection that is not usual"
         );
-    }
-
-    /// A segment of the run leaves, from `seq` on.
-    #[inline(always)]
-    fn leave(
-        &mut self,
-        slot: u32,
-        seq: Position,
-        flags: Flags,
-        out: &mut [u8; HEADER_BUFFER_BYTES],
-    ) -> Transmit {
-        let connection = &mut self.slots[slot as usize];
-        if connection.snd_nxt == connection.snd_end {
-            connection.conditions.clear(Conditions::QUEUED);
-            self.turns.finish();
-        } else if !self.turns.go_on() {
-            self.run.end();
-        }
-        self.counters.frames_sent += 1;
-        let has_transmit_checksum = self.config.offload.transmit_checksum;
-        self.run
-            .write(connection, seq, flags, has_transmit_checksum, out)
     }
 }

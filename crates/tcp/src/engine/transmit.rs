@@ -107,6 +107,9 @@ impl Engine {
                 return transmit;
             }
         }
+        if self.turns.current().is_none() && self.control_queue.is_empty() {
+            return None;
+        }
         self.transmit_next(now, out)
     }
 

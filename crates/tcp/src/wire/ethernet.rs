@@ -10,6 +10,12 @@ impl MacAddress {
     /// Every host on the link.
     pub const BROADCAST: Self = Self([0xff; 6]);
 
+    /// The address as a number: its bytes from the lowest to the highest.
+    pub(crate) const fn to_word(self) -> u64 {
+        let [a, b, c, d, e, f] = self.0;
+        u64::from_le_bytes([a, b, c, d, e, f, 0, 0])
+    }
+
     /// Whether frames to this address go to more than one host.
     #[must_use]
     pub const fn is_group(self) -> bool {
