@@ -174,7 +174,7 @@ impl Conditions {
     pub(crate) const MARKED_LAST: Self = Self(1 << 23);
     /// Acknowledge at once while the remote is likely to be in slow start.
     pub(crate) const QUICK_ACK: Self = Self(1 << 24);
-    /// A segment is waiting for its turn in the engine's transmit queue.
+    /// It has its turn to send, or waits for it.
     pub(crate) const QUEUED: Self = Self(1 << 25);
     /// Its events are in the engine's event queue.
     pub(crate) const ANNOUNCED: Self = Self(1 << 26);
@@ -337,6 +337,8 @@ pub(crate) struct Connection {
     pub(crate) may_widen: bool,
     /// `duplicate` is to be reported.
     pub(crate) has_duplicate: bool,
+    /// Retransmissions or probes since the remote last acknowledged something.
+    pub(crate) retries: u8,
     /// When a delayed acknowledgement is due.
     pub(crate) ack_deadline: Instant,
     /// When `loss_timer` strikes.
@@ -358,6 +360,8 @@ pub(crate) struct Connection {
     pub(crate) snd_small_end: Position,
     /// Last.ACK.sent of RFC 7323 section 4.3.
     pub(crate) last_ack_sent: Position,
+    /// The largest window the remote ever offered (RFC 9293 section 3.8.6.2.1, RFC 5961 section 5).
+    pub(crate) snd_window_max: u32,
 
     pub(crate) rack: Rack,
     pub(crate) congestion: Congestion,
@@ -366,8 +370,6 @@ pub(crate) struct Connection {
     pub(crate) assembler: Assembler,
     pub(crate) recovery: Recovery,
     pub(crate) key: FlowKey,
-    /// The largest window the remote ever offered (RFC 9293 section 3.8.6.2.1, RFC 5961 section 5).
-    pub(crate) snd_window_max: u32,
     /// A segment that arrived twice, to be reported (RFC 2883), while `has_duplicate`.
     pub(crate) duplicate: Span,
     /// Where the remote's FIN stands, if it came before its turn.
@@ -377,8 +379,6 @@ pub(crate) struct Connection {
     /// Payload without options that the path takes, from the route's or the path's MTU.
     pub(crate) path_mss: u16,
     pub(crate) path: path::PathSearch,
-    /// Retransmissions or probes since the remote last acknowledged something.
-    pub(crate) retries: u8,
     /// Acknowledgements still to be sent at once.
     pub(crate) quick_acks: u8,
     pub(crate) options: Options,
@@ -448,10 +448,11 @@ impl Connection {
         ((now.as_micros() / 1_000) as u32).wrapping_add(self.ts_offset)
     }
 
-    /// Reads a word of each line that a segment in order needs.
+    /// Reads a word of each line that a segment in order, or its answer, needs.
     #[inline]
     pub(crate) fn touch(&self) -> u32 {
-        self.rcv_nxt.0 as u32 ^ self.iss ^ self.template.link_bytes as u32
+        let template = u32::from(self.template.bytes[0]) ^ u32::from(self.template.link_bytes);
+        self.rcv_nxt.0 as u32 ^ self.iss ^ template ^ self.snd_window_max
     }
 
     /// Bytes believed to be in the network (RFC 6675's pipe).

@@ -136,6 +136,11 @@ impl Listeners {
     }
 
     /// A listener that has become acceptable.
+    #[inline]
+    pub(crate) fn has_news(&self) -> bool {
+        !self.announced.is_empty()
+    }
+
     pub(crate) fn pop_ready(&mut self) -> Option<ListenerId> {
         loop {
             let id = self.announced.pop_front()?;

@@ -201,21 +201,30 @@ impl Engine {
 
     /// The next piece of news for the host.
     pub fn poll_event(&mut self) -> Option<Event> {
+        if self.listeners.has_news() {
+            return self.poll_any_event();
+        }
+        let &slot = self.event_queue.front()?;
+        let connection = &mut self.slots[slot as usize];
+        if connection.news.0 == News::PROGRESS
+            && connection.state != State::Closed
+            && !connection.conditions.has(Conditions::RELEASED)
+        {
+            // The usual news, and no other: the connection needs no second visit.
+            connection.news = News::default();
+            connection.conditions.clear(Conditions::ANNOUNCED);
+            self.event_queue.pop_front();
+            return Some(progress_of(slot, connection));
+        }
+        self.poll_any_event()
+    }
+
+    #[inline(never)]
+    fn poll_any_event(&mut self) -> Option<Event> {
         if let Some(listener) = self.listeners.pop_ready() {
             return Some(Event::Acceptable(listener));
         }
         while let Some(&slot) = self.event_queue.front() {
-            let connection = &mut self.slots[slot as usize];
-            if connection.news.0 == News::PROGRESS
-                && connection.state != State::Closed
-                && !connection.conditions.has(Conditions::RELEASED)
-            {
-                // The usual news, and no other: the connection needs no second visit.
-                connection.news = News::default();
-                connection.conditions.clear(Conditions::ANNOUNCED);
-                self.event_queue.pop_front();
-                return Some(progress_of(slot, connection));
-            }
             if let Some(event) = self.next_event_of(slot) {
                 return Some(event);
             }

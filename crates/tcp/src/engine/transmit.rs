@@ -391,7 +391,7 @@ impl Engine {
         }
     }
 
-    /// [`Self::settle`] where the slot may be at the front of the transmit queue.
+    /// [`Self::settle`] where it may be the slot's turn to send.
     fn settle_later(&mut self, slot: u32) {
         if self.slots[slot as usize].state == State::Closed {
             self.settle(slot);
