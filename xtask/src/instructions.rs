@@ -13,7 +13,7 @@ const WORK: [(&str, &[u64], Option<u64>); 5] = [
     ("receive", &[1, 1_000, 100_000], Some(250)),
     ("send", &[1, 1_000, 100_000], Some(300)),
     ("send --burst 16", &[1, 1_000], Some(300)),
-    ("send --burst 44 --large", &[1, 1_000], Some(300)),
+    ("send --burst 44 --large", &[1], Some(300)),
     ("request", &[1, 1_000], None),
 ];
 /// A multiple of every burst, so that no run ends within one.
