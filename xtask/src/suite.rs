@@ -54,6 +54,7 @@ pub(crate) fn test() -> bool {
     packetdrill::add(&mut steps);
     redis_suite::add(&mut steps);
     add_e2e(&mut steps, None);
+    add_threads(&mut steps);
     steps.conclude()
 }
 
@@ -266,6 +267,15 @@ fn add_e2e(steps: &mut Steps, filter: Option<&str>) {
     let mut command = cargo();
     command.args(["test", "--release", "-p", "toehold-e2e", "--no-fail-fast"]);
     steps.run("end to end", command.args(filter));
+}
+
+/// The offload path once more, with an engine of two threads.
+fn add_threads(steps: &mut Steps) {
+    let mut command = cargo();
+    command.args(["test", "--release", "-p", "toehold-e2e", "--no-fail-fast"]);
+    command.args(["--test", "offload"]);
+    command.env("TOEHOLD_ENGINE_THREADS", "2");
+    steps.run("offload, two threads", &mut command);
 }
 
 fn simulator() -> Command {
