@@ -388,6 +388,11 @@ fn main() {
         }
     };
     let is_large = arguments.iter().any(|argument| argument == "--large");
+    if is_large && flows > 1 {
+        // The remote acknowledges all that was polled at once, which it could not tell apart.
+        eprintln!("--large is for one flow");
+        std::process::exit(2);
+    }
     let mut bench = Bench::new(flows, payload_bytes, checksum, is_large);
     bench.burst = value("--burst", 2);
     bench.is_driver_only = arguments.iter().any(|argument| argument == "--driver");
