@@ -2,7 +2,7 @@
 //!
 //! The kernel spreads the link's frames over the queues by a table of its own: where a connection's frames were last written, for a few
 //! seconds, and by a hash else (`tun_automq_select_queue` in drivers/net/tun.c). Connections belong to threads by our hash
-//! ([`toehold_tcp::Share`]). So after a silence, and when a remote connects, the first frame may come to the wrong thread, which passed_on it
+//! ([`toehold_tcp::Share`]). So after a silence, and when a remote connects, the first frame may come to the wrong thread, which passes it
 //! on; the answer, written to the right queue, leads the following ones there.
 
 use toehold_tcp::{Engine, Instant, ReceiveOffload, Whose};

@@ -135,12 +135,13 @@ impl Listeners {
         connection
     }
 
-    /// A listener that has become acceptable.
+    /// Whether [`Self::pop_ready`] is worth a call.
     #[inline]
     pub(crate) fn has_news(&self) -> bool {
         !self.announced.is_empty()
     }
 
+    /// A listener that has become acceptable.
     pub(crate) fn pop_ready(&mut self) -> Option<ListenerId> {
         loop {
             let id = self.announced.pop_front()?;
