@@ -19,11 +19,13 @@
 //!   direct   10.84.0.8           connections there are not the engine's: the kernel's, or through shared memory
 //! ```
 
-use std::fmt;
+use std::fmt::{self, Display};
 use std::fs;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::time::Duration;
 
 use toehold_channel::offload::{OWN_MAX, RULES_MAX, Rule, Verdict};
@@ -133,41 +135,20 @@ impl Draft {
             "link" => self.device = Some(device(value)?),
             "address" => self.addresses.push(prefix(value)?),
             "gateway" => self.gateways.push(address(value)?),
-            "mtu" => {
-                let mtu = value.parse().ok().filter(|mtu| *mtu >= MTU_MIN);
-                self.mtu = Some(mtu.ok_or(format!("`{value}` is no MTU ({MTU_MIN} to 65535)"))?);
-            }
+            "mtu" => self.mtu = Some(number(value, "MTU", MTU_MIN..=u16::MAX)?),
             "without" => match value {
                 "lso" | "lro" | "checksum" => self.without.push(value.to_owned()),
                 _ => return Err(format!("`{value}` is no offload: lso, lro, checksum")),
             },
             "coalesce" => {
-                let micros = value.parse().ok().filter(|us| *us <= COALESCE_US_MAX);
-                let micros = micros.ok_or(format!(
-                    "`{value}` is no time in microseconds (0 to {COALESCE_US_MAX})"
-                ))?;
-                self.coalesce_us = Some(micros);
+                let what = "time in microseconds";
+                self.coalesce_us = Some(number(value, what, 0..=COALESCE_US_MAX)?);
             }
-            "batch" => {
-                let frames = value.parse().ok().filter(|n| (1..=BATCH_MAX).contains(n));
-                let frames = frames.ok_or(format!(
-                    "`{value}` is no number of frames (1 to {BATCH_MAX})"
-                ))?;
-                self.batch = Some(frames);
-            }
-            "quota" => {
-                let most = value.parse().ok().filter(|n| (1..=QUOTA_MAX).contains(n));
-                let most = most.ok_or(format!(
-                    "`{value}` is no number of connections (1 to {QUOTA_MAX})"
-                ))?;
-                self.quota = Some(most);
-            }
+            "batch" => self.batch = Some(number(value, "number of frames", 1..=BATCH_MAX)?),
+            "quota" => self.quota = Some(number(value, "number of connections", 1..=QUOTA_MAX)?),
             "threads" => {
-                let threads = value.parse().ok().filter(|n| (1..=THREADS_MAX).contains(n));
-                let threads = threads.ok_or(format!(
-                    "`{value}` is no number of engine threads (1 to {THREADS_MAX})"
-                ))?;
-                self.threads = Some(threads);
+                let what = "number of engine threads";
+                self.threads = Some(number(value, what, 1..=THREADS_MAX)?);
             }
             "offload" => self.rules.push(rule(value, Verdict::Offload)?),
             "host" => self.rules.push(rule(value, Verdict::Host)?),
@@ -315,6 +296,17 @@ fn address(value: &str) -> Result<IpAddr, String> {
     value
         .parse()
         .map_err(|_| format!("`{value}` is no address"))
+}
+
+/// A number within bounds; `what` says what it is to be.
+fn number<T: FromStr + PartialOrd + Display>(
+    value: &str,
+    what: &str,
+    bounds: RangeInclusive<T>,
+) -> Result<T, String> {
+    let number = value.parse().ok().filter(|number| bounds.contains(number));
+    let (least, most) = (bounds.start(), bounds.end());
+    number.ok_or_else(|| format!("`{value}` is no {what} ({least} to {most})"))
 }
 
 /// `ADDRESS/BITS`, or an address alone.
