@@ -147,6 +147,11 @@ impl Pair {
             }
         }
     }
+
+    fn assert_all_arrived(&self) {
+        let arrived = &self.far.rings.0;
+        assert!(*arrived == pattern(), "{} bytes", arrived.len());
+    }
 }
 
 fn on_link(text: &str) -> InterfaceAddress {
@@ -190,11 +195,7 @@ fn connection_outlives_its_route_and_loses_nothing() {
     pair.near.engine.set_routes(&by_gateway());
     // As soon as it would be sent again.
     pair.pass(Duration::from_secs(20));
-    assert!(
-        pair.far.rings.0 == pattern(),
-        "{} bytes",
-        pair.far.rings.0.len()
-    );
+    pair.assert_all_arrived();
     assert_eq!(pair.near.is_closed(), None);
 }
 
@@ -211,11 +212,7 @@ fn connection_whose_route_goes_in_the_middle_goes_on_when_it_is_back() {
     pair.pass(Duration::from_secs(5));
     pair.near.engine.set_routes(&by_gateway());
     pair.pass(Duration::from_secs(20));
-    assert!(
-        pair.far.rings.0 == pattern(),
-        "{} bytes",
-        pair.far.rings.0.len()
-    );
+    pair.assert_all_arrived();
 }
 
 #[test]
@@ -267,9 +264,5 @@ fn silent_neighbour_that_comes_back_gets_what_waited() {
     assert_eq!(pair.near.is_closed(), None);
     pair.is_cut = false;
     pair.pass(Duration::from_secs(60));
-    assert!(
-        pair.far.rings.0 == pattern(),
-        "{} bytes",
-        pair.far.rings.0.len()
-    );
+    pair.assert_all_arrived();
 }
