@@ -435,9 +435,7 @@ impl Set {
 /// `select` through [`poll`].
 pub(crate) fn select(
     count: i32,
-    read: &Set,
-    write: &Set,
-    except: &Set,
+    [read, write, except]: &[Set; 3],
     timeout_ns: Option<u64>,
     kernel: impl FnMut(&mut [pollfd], Option<u64>) -> i32,
 ) -> i32 {

@@ -63,7 +63,7 @@ pub unsafe fn ppoll(
     poll::poll(list, limit, kernel_poll(mask))
 }
 
-unsafe fn select_concerns(count: c_int, sets: &[&poll::Set; 3]) -> bool {
+fn select_concerns(count: c_int, sets: &[poll::Set; 3]) -> bool {
     state::is_started()
         && (0..count).any(|fd| sets.iter().any(|set| set.has(fd)) && poll::concerned(fd))
 }
@@ -76,14 +76,8 @@ pub unsafe fn select(
     except: *mut fd_set,
     timeout: *mut timeval,
 ) -> c_int {
-    let sets = unsafe {
-        [
-            poll::Set::new(read),
-            poll::Set::new(write),
-            poll::Set::new(except),
-        ]
-    };
-    if !unsafe { select_concerns(count, &[&sets[0], &sets[1], &sets[2]]) } {
+    let sets = unsafe { [read, write, except].map(|set| poll::Set::new(set)) };
+    if !select_concerns(count, &sets) {
         return unsafe { real::select(count, read, write, except, timeout) };
     }
     let limit = (!timeout.is_null()).then(|| {
@@ -91,14 +85,7 @@ pub unsafe fn select(
         time.tv_sec.max(0) as u64 * 1_000_000_000 + time.tv_usec.max(0) as u64 * 1_000
     });
     let start = sys::now_ns();
-    let result = poll::select(
-        count,
-        &sets[0],
-        &sets[1],
-        &sets[2],
-        limit,
-        kernel_poll(core::ptr::null()),
-    );
+    let result = poll::select(count, &sets, limit, kernel_poll(core::ptr::null()));
     if let Some(limit) = limit {
         let left = limit.saturating_sub(sys::now_ns() - start) / 1_000;
         unsafe {
@@ -118,23 +105,10 @@ pub unsafe fn pselect(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
-    let sets = unsafe {
-        [
-            poll::Set::new(read),
-            poll::Set::new(write),
-            poll::Set::new(except),
-        ]
-    };
-    if !unsafe { select_concerns(count, &[&sets[0], &sets[1], &sets[2]]) } {
+    let sets = unsafe { [read, write, except].map(|set| poll::Set::new(set)) };
+    if !select_concerns(count, &sets) {
         return unsafe { real::pselect(count, read, write, except, timeout, mask) };
     }
     let limit = (!timeout.is_null()).then(|| nanoseconds(unsafe { &*timeout }));
-    poll::select(
-        count,
-        &sets[0],
-        &sets[1],
-        &sets[2],
-        limit,
-        kernel_poll(mask),
-    )
+    poll::select(count, &sets, limit, kernel_poll(mask))
 }
