@@ -7,27 +7,26 @@
 use toehold_tcp::{ConnectionId, Expected, Memory, NoRoom};
 
 use super::lane::{Lane, Part, Room};
+use super::rings::{Ring, Rings};
 
 /// Bytes of one ring: what one connection can have in flight, each way. Untouched pages cost nothing.
 pub(super) const RING_BYTES: usize = 1 << 20;
 /// Stretches a payload can lie in: two in each of two rings.
 pub(super) const PARTS_MAX: usize = 4;
-/// Rings kept for the next connections.
-const SPARE_MAX: usize = 64;
 
 /// The streams of all connections, by their slot in the engine.
 #[derive(Debug, Default)]
 pub(super) struct Streams {
     slots: Vec<Option<Duplex>>,
-    spare: Vec<Box<[u8]>>,
+    rings: Rings,
 }
 
 #[derive(Debug)]
 struct Duplex {
     /// Slots are used again.
     owner: ConnectionId,
-    sending: Option<Box<[u8]>>,
-    receiving: Option<Box<[u8]>>,
+    sending: Option<Ring>,
+    receiving: Option<Ring>,
     /// Bytes of the receiving stream that the program, or its socket, has.
     taken: u64,
     /// The end of what was placed, gaps before it or not.
@@ -73,7 +72,7 @@ impl Streams {
     ) -> [&mut [u8]; 2] {
         let free = (RING_BYTES as u64 - (end - acknowledged)).min(limit) as usize;
         let duplex = Self::duplex(&mut self.slots, id);
-        let ring = duplex.sending.get_or_insert_with(|| fresh(&mut self.spare));
+        let ring = duplex.sending.get_or_insert_with(|| self.rings.take());
         let at = place_of(end);
         let first = free.min(RING_BYTES - at);
         let (start, rest) = ring.split_at_mut(at);
@@ -136,9 +135,7 @@ impl Streams {
         let Some(lane) = duplex.lane.as_ref().filter(|_| duplex.placed > received) else {
             return;
         };
-        let ring = duplex
-            .receiving
-            .get_or_insert_with(|| fresh(&mut self.spare));
+        let ring = duplex.receiving.get_or_insert_with(|| self.rings.take());
         lane.placed(received, duplex.placed, |at, bytes| store(ring, at, bytes));
     }
 
@@ -148,7 +145,11 @@ impl Streams {
             return;
         };
         if let Some(duplex) = place.take_if(|duplex| duplex.owner == id) {
-            Self::recycle(&mut self.spare, duplex);
+            let rings = [duplex.sending, duplex.receiving];
+            rings
+                .into_iter()
+                .flatten()
+                .for_each(|ring| self.rings.put(ring));
         }
     }
 
@@ -170,12 +171,6 @@ impl Streams {
             lane: None,
         })
     }
-
-    fn recycle(spare: &mut Vec<Box<[u8]>>, duplex: Duplex) {
-        let rings = [duplex.sending, duplex.receiving];
-        let room = SPARE_MAX.saturating_sub(spare.len());
-        spare.extend(rings.into_iter().flatten().take(room));
-    }
 }
 
 impl Memory for Streams {
@@ -190,9 +185,7 @@ impl Memory for Streams {
             if end > duplex.taken + RING_BYTES as u64 {
                 return Err(NoRoom);
             }
-            let ring = duplex
-                .receiving
-                .get_or_insert_with(|| fresh(&mut self.spare));
+            let ring = duplex.receiving.get_or_insert_with(|| self.rings.take());
             store(ring, offset, bytes);
         }
         duplex.placed = duplex.placed.max(end);
@@ -208,12 +201,6 @@ impl Memory for Streams {
             at += len;
         }
     }
-}
-
-fn fresh(spare: &mut Vec<Box<[u8]>>) -> Box<[u8]> {
-    spare
-        .pop()
-        .unwrap_or_else(|| vec![0; RING_BYTES].into_boxed_slice())
 }
 
 fn store(ring: &mut [u8], offset: u64, bytes: &[u8]) {

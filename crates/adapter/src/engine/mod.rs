@@ -46,6 +46,7 @@ mod patience;
 mod poller;
 mod relay;
 mod report;
+mod rings;
 mod runner;
 pub mod settings;
 mod silent;
