@@ -27,6 +27,15 @@ pub struct VnetHeader {
 }
 
 impl VnetHeader {
+    /// Of a frame whose checksum a kernel of this machine has left out.
+    pub(crate) const UNFINISHED: Self = Self {
+        flags: NEEDS_CHECKSUM,
+        gso_type: GSO_NONE,
+        header_bytes: 0,
+        segment_bytes: 0,
+        checksum_start: 0,
+        checksum_offset: 0,
+    };
     /// Its length before each frame.
     pub const BYTES: usize = 10;
 

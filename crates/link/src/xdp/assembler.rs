@@ -1,0 +1,245 @@
+//! Just enough of an assembler for eBPF (RFC 9669): eight bytes an instruction, jumps by label.
+//!
+//! ```text
+//!   0        1           2        4            8
+//!   | opcode | src | dst | offset | immediate  |      in native byte order
+//! ```
+
+/// One instruction (RFC 9669, section 3.1; `struct bpf_insn` of `linux/bpf.h`).
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Instruction {
+    code: u8,
+    /// The destination in the low four bits, the source in the high ones.
+    registers: u8,
+    offset: i16,
+    immediate: i32,
+}
+
+/// A register. R0 has results, R1 to R5 are arguments and lost by calls, R6 to R9 are kept, R10 is the end of the stack. Those that are used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Register {
+    R0,
+    R1,
+    R2,
+    R3,
+    R4,
+    R6 = 6,
+    R10 = 10,
+}
+
+/// How many bytes a load or store moves (section 5).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Size {
+    Word = 0x00,
+    Half = 0x08,
+    Byte = 0x10,
+    Double = 0x18,
+}
+
+/// What a jump is taken for, of unsigned numbers (section 4.3).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum If {
+    Equal = 0x10,
+    Greater = 0x20,
+    NotEqual = 0x50,
+}
+
+/// A place in the program that is jumped to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Label(usize);
+
+/// A program on its way.
+#[derive(Debug, Default)]
+pub(super) struct Assembler {
+    program: Vec<Instruction>,
+    /// Where each label stands, once it does.
+    places: Vec<Option<usize>>,
+    /// Jumps, and where to.
+    jumps: Vec<(usize, Label)>,
+}
+
+impl Assembler {
+    pub(super) fn new() -> Self {
+        Self::default()
+    }
+
+    /// A label to be placed once.
+    pub(super) fn label(&mut self) -> Label {
+        self.places.push(None);
+        Label(self.places.len() - 1)
+    }
+
+    /// The label is here.
+    pub(super) fn place(&mut self, label: Label) {
+        let before = self.places[label.0].replace(self.program.len());
+        assert!(before.is_none(), "a label stands in one place");
+    }
+
+    /// `to = from`
+    pub(super) fn copy(&mut self, to: Register, from: Register) {
+        self.push(ALU64 | MOV | BY_REGISTER, to, from, 0, 0);
+    }
+
+    /// `to = number`
+    pub(super) fn set(&mut self, to: Register, number: i32) {
+        self.push(ALU64 | MOV, to, Register::R0, 0, number);
+    }
+
+    /// `to += number`
+    pub(super) fn add(&mut self, to: Register, number: i32) {
+        self.push(ALU64 | ADD, to, Register::R0, 0, number);
+    }
+
+    /// `to = *(from + offset)`
+    pub(super) fn load(&mut self, size: Size, to: Register, from: Register, offset: i16) {
+        self.push(LDX | MEM | size as u8, to, from, offset, 0);
+    }
+
+    /// `*(to + offset) = from`
+    pub(super) fn store(&mut self, size: Size, to: Register, offset: i16, from: Register) {
+        self.push(STX | MEM | size as u8, to, from, offset, 0);
+    }
+
+    /// `*(to + offset) = number`
+    pub(super) fn store_number(&mut self, size: Size, to: Register, offset: i16, number: i32) {
+        self.push(ST | MEM | size as u8, to, Register::R0, offset, number);
+    }
+
+    /// `to` = the map behind a descriptor (section 5.4: two instructions long, BPF_PSEUDO_MAP_FD).
+    pub(super) fn load_map(&mut self, to: Register, map: i32) {
+        self.push(LD | IMM | Size::Double as u8, to, Register::R1, 0, map);
+        self.push(0, Register::R0, Register::R0, 0, 0);
+    }
+
+    /// Calls a helper (`enum bpf_func_id`).
+    pub(super) fn call(&mut self, helper: i32) {
+        self.push(JMP | CALL, Register::R0, Register::R0, 0, helper);
+    }
+
+    /// Ends with R0.
+    pub(super) fn exit(&mut self) {
+        self.push(JMP | EXIT, Register::R0, Register::R0, 0, 0);
+    }
+
+    pub(super) fn jump(&mut self, to: Label) {
+        self.push_jump(JMP, Register::R0, Register::R0, 0, to);
+    }
+
+    /// Jumps where 64 bits compare so.
+    pub(super) fn jump_if(&mut self, left: Register, is: If, right: Register, to: Label) {
+        self.push_jump(JMP | is as u8 | BY_REGISTER, left, right, 0, to);
+    }
+
+    /// Jumps where the low 32 bits compare so.
+    pub(super) fn jump_if_word(&mut self, left: Register, is: If, right: u32, to: Label) {
+        let right = right.cast_signed();
+        self.push_jump(JMP32 | is as u8, left, Register::R0, right, to);
+    }
+
+    /// Jumps where a lookup has found nothing: the verifier knows a pointer by all its bits.
+    pub(super) fn jump_if_null(&mut self, pointer: Register, to: Label) {
+        self.push_jump(JMP | If::Equal as u8, pointer, Register::R0, 0, to);
+    }
+
+    /// The program, its jumps resolved.
+    pub(super) fn finish(mut self) -> Vec<Instruction> {
+        for (at, label) in self.jumps {
+            let place = self.places[label.0].expect("every label that is jumped to is placed");
+            let distance = place as isize - at as isize - 1;
+            self.program[at].offset = i16::try_from(distance).expect("the program is short");
+        }
+        self.program
+    }
+
+    fn push_jump(&mut self, code: u8, left: Register, right: Register, number: i32, to: Label) {
+        self.jumps.push((self.program.len(), to));
+        self.push(code, left, right, 0, number);
+    }
+
+    fn push(&mut self, code: u8, to: Register, from: Register, offset: i16, immediate: i32) {
+        self.program.push(Instruction {
+            code,
+            registers: to as u8 | (from as u8) << 4,
+            offset,
+            immediate,
+        });
+    }
+}
+
+// Instruction classes and modes (RFC 9669, sections 3 to 5).
+const LD: u8 = 0x00;
+const LDX: u8 = 0x01;
+const ST: u8 = 0x02;
+const STX: u8 = 0x03;
+const JMP: u8 = 0x05;
+const JMP32: u8 = 0x06;
+const ALU64: u8 = 0x07;
+const BY_REGISTER: u8 = 0x08;
+const IMM: u8 = 0x00;
+const MEM: u8 = 0x60;
+const ADD: u8 = 0x00;
+const MOV: u8 = 0xb0;
+const CALL: u8 = 0x80;
+const EXIT: u8 = 0x90;
+
+const _: () = assert!(size_of::<Instruction>() == 8);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bytes(program: &[Instruction]) -> Vec<(u8, u8, i16, i32)> {
+        let fields = |one: &Instruction| (one.code, one.registers, one.offset, one.immediate);
+        program.iter().map(fields).collect()
+    }
+
+    /// The codes are those that `llvm-objdump` and the kernel's own documentation print.
+    #[test]
+    fn instructions_have_their_documented_codes() {
+        let mut a = Assembler::new();
+        a.copy(Register::R6, Register::R1);
+        a.set(Register::R0, 2);
+        a.add(Register::R1, 14);
+        a.load(Size::Half, Register::R4, Register::R2, 12);
+        a.store(Size::Word, Register::R10, -4, Register::R4);
+        a.store_number(Size::Double, Register::R10, -16, 0);
+        a.load_map(Register::R1, 7);
+        a.call(51);
+        a.exit();
+        let expected = [
+            (0xbf, 0x16, 0, 0),
+            (0xb7, 0x00, 0, 2),
+            (0x07, 0x01, 0, 14),
+            (0x69, 0x24, 12, 0),
+            (0x63, 0x4a, -4, 0),
+            (0x7a, 0x0a, -16, 0),
+            (0x18, 0x11, 0, 7),
+            (0x00, 0x00, 0, 0),
+            (0x85, 0x00, 0, 51),
+            (0x95, 0x00, 0, 0),
+        ];
+        assert_eq!(bytes(&a.finish()), expected);
+    }
+
+    #[test]
+    fn jumps_count_from_the_next_instruction() {
+        let mut a = Assembler::new();
+        let (back, on) = (a.label(), a.label());
+        a.place(back);
+        a.jump_if(Register::R1, If::Greater, Register::R3, on);
+        a.jump_if_word(Register::R4, If::Equal, 0x0608, back);
+        a.jump_if_word(Register::R4, If::NotEqual, u32::MAX, on);
+        a.jump_if_null(Register::R0, on);
+        a.jump(back);
+        a.place(on);
+        let expected = [
+            (0x2d, 0x31, 4, 0),
+            (0x16, 0x04, -2, 0x0608),
+            (0x56, 0x04, 2, -1),
+            (0x15, 0x00, 1, 0),
+            (0x05, 0x00, -5, 0),
+        ];
+        assert_eq!(bytes(&a.finish()), expected);
+    }
+}

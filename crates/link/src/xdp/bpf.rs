@@ -1,0 +1,268 @@
+//! bpf(2), the five commands of it that steering takes. Structures are beginnings of `union bpf_attr` (`linux/bpf.h`): what is not there is zero.
+
+use std::ffi::CStr;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+
+use super::assembler::Instruction;
+
+/// A kind of map (`enum bpf_map_type`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum MapKind {
+    Hash = 1,
+    PerCpuArray = 6,
+    Xsk = 17,
+}
+
+/// A map of fixed-size keys and values.
+#[derive(Debug)]
+pub(super) struct Map {
+    file: OwnedFd,
+    key_bytes: usize,
+    value_bytes: usize,
+}
+
+impl Map {
+    pub(super) fn new(
+        kind: MapKind,
+        key_bytes: usize,
+        value_bytes: usize,
+        entries_max: u32,
+    ) -> io::Result<Self> {
+        #[repr(C)]
+        struct Attributes {
+            kind: u32,
+            key_bytes: u32,
+            value_bytes: u32,
+            entries_max: u32,
+        }
+        let attributes = Attributes {
+            kind: kind as u32,
+            key_bytes: key_bytes as u32,
+            value_bytes: value_bytes as u32,
+            entries_max,
+        };
+        // SAFETY: the attributes name no memory.
+        let file = unsafe { bpf(BPF_MAP_CREATE, &attributes) }?;
+        Ok(Self {
+            // SAFETY: the kernel has just made this descriptor for us.
+            file: unsafe { OwnedFd::from_raw_fd(file) },
+            key_bytes,
+            value_bytes,
+        })
+    }
+
+    /// Has `key` lead to `value`.
+    pub(super) fn insert(&self, key: &[u8], value: &[u8]) -> io::Result<()> {
+        assert_eq!((key.len(), value.len()), (self.key_bytes, self.value_bytes));
+        let attributes = self.element(key, value.as_ptr());
+        // SAFETY: key and value are readable for as long as the map's are.
+        unsafe { bpf(BPF_MAP_UPDATE_ELEM, &attributes) }.map(drop)
+    }
+
+    /// Has `key` lead nowhere. It is an error if it did not lead anywhere.
+    pub(super) fn remove(&self, key: &[u8]) -> io::Result<()> {
+        assert_eq!(key.len(), self.key_bytes);
+        let attributes = self.element(key, std::ptr::null());
+        // SAFETY: the key is readable for as long as the map's are.
+        unsafe { bpf(BPF_MAP_DELETE_ELEM, &attributes) }.map(drop)
+    }
+
+    /// The sum of the eight bytes that `key` leads to in a map with a value for each processor.
+    pub(super) fn sum(&self, key: &[u8]) -> io::Result<u64> {
+        assert_eq!((key.len(), self.value_bytes), (self.key_bytes, 8));
+        let mut each = vec![0u64; PROCESSORS_MAX];
+        let attributes = self.element(key, each.as_mut_ptr().cast());
+        // SAFETY: the kernel writes eight bytes for each processor there can be, and no kernel is built for more.
+        unsafe { bpf(BPF_MAP_LOOKUP_ELEM, &attributes) }?;
+        Ok(each.iter().sum())
+    }
+
+    fn element(&self, key: &[u8], value: *const u8) -> Element {
+        Element {
+            map: self.as_raw_fd() as u32,
+            _pad: 0,
+            key: key.as_ptr() as u64,
+            value: value as u64,
+            flags: 0,
+        }
+    }
+}
+
+impl AsRawFd for Map {
+    fn as_raw_fd(&self) -> RawFd {
+        self.file.as_raw_fd()
+    }
+}
+
+#[repr(C)]
+struct Element {
+    map: u32,
+    _pad: u32,
+    key: u64,
+    value: u64,
+    flags: u64,
+}
+
+/// A program for XDP that the kernel has verified.
+#[derive(Debug)]
+pub(super) struct Program {
+    file: OwnedFd,
+}
+
+impl Program {
+    /// Has the kernel verify a program.
+    ///
+    /// # Errors
+    /// The kernel's, and what its verifier says.
+    pub(super) fn load(instructions: &[Instruction]) -> Result<Self, (io::Error, String)> {
+        let quiet = Self::try_load(instructions, &mut []);
+        let is_refused =
+            |error: &io::Error| !matches!(error.raw_os_error(), Some(libc::EPERM | libc::ENOSYS));
+        match quiet {
+            // Only a program that is wrong is worth the log.
+            Err(error) if is_refused(&error) => {
+                let mut log = vec![0; LOG_BYTES];
+                let again = Self::try_load(instructions, &mut log);
+                let said = CStr::from_bytes_until_nul(&log).unwrap_or_default();
+                again.map_err(|error| (error, said.to_string_lossy().into_owned()))
+            }
+            other => other.map_err(|error| (error, String::new())),
+        }
+    }
+
+    fn try_load(instructions: &[Instruction], log: &mut [u8]) -> io::Result<Self> {
+        #[repr(C)]
+        struct Attributes {
+            kind: u32,
+            instruction_count: u32,
+            instructions: u64,
+            license: u64,
+            log_level: u32,
+            log_bytes: u32,
+            log: u64,
+            kernel_version: u32,
+            flags: u32,
+            name: [u8; 16],
+            interface: u32,
+            attach_kind: u32,
+        }
+        let attributes = Attributes {
+            kind: BPF_PROG_TYPE_XDP,
+            instruction_count: instructions.len() as u32,
+            instructions: instructions.as_ptr() as u64,
+            license: LICENSE.as_ptr() as u64,
+            log_level: u32::from(!log.is_empty()),
+            log_bytes: log.len() as u32,
+            log: if log.is_empty() {
+                0
+            } else {
+                log.as_mut_ptr() as u64
+            },
+            kernel_version: 0,
+            flags: 0,
+            // At most fifteen bytes, and a zero.
+            name: *b"toehold_steer\0\0\0",
+            interface: 0,
+            attach_kind: BPF_XDP,
+        };
+        // SAFETY: instructions and licence are readable, the log is writable, each for what the attributes say.
+        let file = unsafe { bpf(BPF_PROG_LOAD, &attributes) }?;
+        // SAFETY: the kernel has just made this descriptor for us.
+        let file = unsafe { OwnedFd::from_raw_fd(file) };
+        Ok(Self { file })
+    }
+
+    /// Attaches the program to an interface of this thread's network namespace. It is there as long as what is returned: when this process
+    /// ends, however it does, the kernel takes the program off.
+    pub(super) fn attach(&self, interface: u32, flags: u32) -> io::Result<OwnedFd> {
+        #[repr(C)]
+        struct Attributes {
+            program: u32,
+            interface: u32,
+            attach_kind: u32,
+            flags: u32,
+        }
+        let attributes = Attributes {
+            program: self.file.as_raw_fd() as u32,
+            interface,
+            attach_kind: BPF_XDP,
+            flags,
+        };
+        // SAFETY: the attributes name no memory.
+        let file = unsafe { bpf(BPF_LINK_CREATE, &attributes) }?;
+        // SAFETY: the kernel has just made this descriptor for us.
+        Ok(unsafe { OwnedFd::from_raw_fd(file) })
+    }
+
+    /// What the program says to a frame, which comes from nowhere and goes nowhere.
+    #[cfg(test)]
+    pub(super) fn try_out(&self, frame: &[u8]) -> io::Result<u32> {
+        #[repr(C)]
+        struct Attributes {
+            program: u32,
+            verdict: u32,
+            frame_bytes: u32,
+            out_bytes: u32,
+            frame: u64,
+            out: u64,
+            repeat: u32,
+            nanoseconds: u32,
+        }
+        const BPF_PROG_TEST_RUN: libc::c_long = 10;
+        let mut attributes = Attributes {
+            program: self.file.as_raw_fd() as u32,
+            verdict: 0,
+            frame_bytes: frame.len() as u32,
+            out_bytes: 0,
+            frame: frame.as_ptr() as u64,
+            out: 0,
+            repeat: 1,
+            nanoseconds: 0,
+        };
+        let at = (&raw mut attributes).cast();
+        // SAFETY: the frame is readable for its length; nothing is to be written but the attributes.
+        unsafe { bpf_raw(BPF_PROG_TEST_RUN, at, size_of::<Attributes>()) }?;
+        Ok(attributes.verdict)
+    }
+}
+
+/// # Safety
+/// The attributes are a beginning of `union bpf_attr` for the command, and the memory they name is there.
+unsafe fn bpf<T>(command: libc::c_long, attributes: &T) -> io::Result<RawFd> {
+    // The commands that come here write nothing into their attributes.
+    let at = (&raw const *attributes).cast_mut().cast();
+    // SAFETY: the caller's promise.
+    unsafe { bpf_raw(command, at, size_of::<T>()) }
+}
+
+/// # Safety
+/// As for [`bpf`].
+unsafe fn bpf_raw(
+    command: libc::c_long,
+    attributes: *mut libc::c_void,
+    bytes: usize,
+) -> io::Result<RawFd> {
+    // SAFETY: the caller's promise.
+    let result = unsafe { libc::syscall(libc::SYS_bpf, command, attributes, bytes) };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(result as RawFd)
+}
+
+// enum bpf_cmd, bpf_prog_type, bpf_attach_type.
+const BPF_MAP_CREATE: libc::c_long = 0;
+const BPF_MAP_LOOKUP_ELEM: libc::c_long = 1;
+const BPF_MAP_UPDATE_ELEM: libc::c_long = 2;
+const BPF_MAP_DELETE_ELEM: libc::c_long = 3;
+const BPF_PROG_LOAD: libc::c_long = 5;
+const BPF_LINK_CREATE: libc::c_long = 28;
+const BPF_PROG_TYPE_XDP: u32 = 6;
+const BPF_XDP: u32 = 37;
+/// No helper that is used asks for the GPL.
+const LICENSE: &CStr = c"Apache-2.0 OR MIT";
+/// NR_CPUS at its largest (`arch/x86/Kconfig`).
+const PROCESSORS_MAX: usize = 8192;
+/// More than the verifier has to say about so short a program.
+const LOG_BYTES: usize = 256 * 1024;

@@ -1,0 +1,348 @@
+//! A socket for the frames of one receive queue, with memory of its own.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use super::error::XdpError;
+use super::interface::{check, owned, take};
+use super::partial::lacks_checksum;
+use super::rings::{self, Consumer, Producer};
+use super::steering::{XdpMode, XdpSteering};
+use super::umem::Umem;
+use crate::vnet::VnetHeader;
+
+/// How a socket is opened.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct XdpOptions {
+    /// Frames that may wait for us; a power of two.
+    pub receive_frames: u32,
+    /// Frames of ours that may be on their way; a power of two.
+    pub send_frames: u32,
+}
+
+impl Default for XdpOptions {
+    /// A frame of each of some thousand connections may come at once.
+    fn default() -> Self {
+        Self {
+            receive_frames: 4096,
+            send_frames: 2048,
+        }
+    }
+}
+
+/// What the kernel has lost (`struct xdp_statistics`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct XdpStatistics {
+    /// Frames that came while all of our memory was in use.
+    pub no_memory: u64,
+    /// Frames that came while the receive ring was full.
+    pub ring_full: u64,
+    /// Frames lost for other reasons: too long.
+    pub dropped: u64,
+    /// Frames of ours that the kernel did not understand: always 0.
+    pub invalid: u64,
+}
+
+/// One receive queue's frames, and a way out; non-blocking.
+#[derive(Debug)]
+pub struct XdpSocket {
+    receive: Consumer<libc::xdp_desc>,
+    fill: Producer<u64>,
+    transmit: Producer<libc::xdp_desc>,
+    completion: Consumer<u64>,
+    /// Chunks whose frames have been looked at, to be given back together.
+    seen: Vec<u64>,
+    /// Chunks for frames of ours.
+    free: Vec<u64>,
+    is_zero_copy: bool,
+    /// The kernel of this machine may have left checksums out.
+    may_lack_checksums: bool,
+    socket: OwnedFd,
+    /// After the socket: the kernel writes to it as long as that is open.
+    umem: Umem,
+    steering: Arc<XdpSteering>,
+}
+
+impl XdpSocket {
+    /// Opens a socket for a receive queue, to which the interface's frames for the engine go from now on. In the interface's network
+    /// namespace.
+    ///
+    /// # Errors
+    /// See [`XdpError`].
+    ///
+    /// # Panics
+    /// When the options have a number that is no power of two.
+    pub fn open(
+        steering: Arc<XdpSteering>,
+        queue: u32,
+        options: XdpOptions,
+    ) -> Result<Self, XdpError> {
+        let interface = steering.interface();
+        let setup = |action| move |error| XdpError::of(action, &interface.name, error);
+        // SAFETY: no memory is involved.
+        let socket = unsafe { libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
+        let socket = owned(socket).map_err(setup("open an AF_XDP socket"))?;
+        let XdpOptions {
+            receive_frames,
+            send_frames,
+        } = options;
+        let chunks = (receive_frames + send_frames) as usize;
+        let umem = Umem::new(chunk_bytes(interface.mtu), chunks);
+        let umem = umem.map_err(setup("get memory for frames"))?;
+        umem.register(&socket)
+            .map_err(|error| match error.raw_os_error() {
+                Some(libc::ENOBUFS) => XdpError::LockedMemory(umem.bytes()),
+                _ => XdpError::of("register memory for frames", &interface.name, error),
+            })?;
+        let ring = setup("make a ring");
+        let fill = Producer::new(&socket, rings::FILL, receive_frames).map_err(&ring)?;
+        let completion = Consumer::new(&socket, rings::COMPLETION, send_frames).map_err(&ring)?;
+        let receive = Consumer::new(&socket, rings::RECEIVE, receive_frames).map_err(&ring)?;
+        let transmit = Producer::new(&socket, rings::TRANSMIT, send_frames).map_err(&ring)?;
+        enlarge_send_buffer(&socket, umem.bytes());
+        take(|| bind(&socket, interface.index, queue, steering.mode()))
+            .map_err(setup("bind an AF_XDP socket to the receive queue"))?;
+        let is_zero_copy = is_zero_copy(&socket).map_err(setup("ask for zero copy"))?;
+        let mut addresses = umem.addresses();
+        let mut opened = Self {
+            receive,
+            fill,
+            transmit,
+            completion,
+            seen: addresses.by_ref().take(receive_frames as usize).collect(),
+            free: addresses.rev().collect(),
+            is_zero_copy,
+            may_lack_checksums: interface.is_veth || steering.mode() == XdpMode::Generic,
+            umem,
+            socket,
+            steering: steering.clone(),
+        };
+        opened.refill();
+        steering
+            .enter(queue, opened.socket.as_fd())
+            .map_err(setup("enter a socket"))?;
+        Ok(opened)
+    }
+
+    /// The oldest frame that has come, which stays where it is until [`XdpSocket::release`]. No system call.
+    #[inline]
+    pub fn peek(&mut self) -> Option<(VnetHeader, &[u8])> {
+        let Some(arrived) = self.receive.peek() else {
+            self.refill();
+            return None;
+        };
+        // SAFETY: the kernel has given this chunk to us, and gets it back when it is released.
+        let frame = unsafe { self.umem.slice(arrived.addr, arrived.len as usize) };
+        // As behind a TAP: what a kernel of this machine has left out has not been damaged since.
+        let header = if self.may_lack_checksums && lacks_checksum(frame) {
+            VnetHeader::UNFINISHED
+        } else {
+            VnetHeader::default()
+        };
+        Some((header, frame))
+    }
+
+    /// Gives the memory of the oldest frame back.
+    ///
+    /// # Panics
+    /// When there is none.
+    #[inline]
+    pub fn release(&mut self) {
+        let arrived = self.receive.pop().expect("there is a frame to release");
+        let chunk_bytes = self.umem.chunk_bytes() as u64;
+        self.seen.push(arrived.addr / chunk_bytes * chunk_bytes);
+        if self.seen.len() >= REFILL_FRAMES {
+            self.refill();
+        }
+    }
+
+    /// Room for a frame of ours, the same until [`XdpSocket::publish`]; `None` while all is on its way.
+    #[inline]
+    pub fn room(&mut self) -> Option<&mut [u8]> {
+        if self.free.is_empty() {
+            self.reclaim();
+        }
+        if self.free.is_empty() {
+            self.flush();
+            self.reclaim();
+        }
+        let &address = self.free.last()?;
+        // SAFETY: this chunk is among those that are ours.
+        Some(unsafe { self.umem.slice_mut(address, self.umem.chunk_bytes()) })
+    }
+
+    /// The frame of this length in [`XdpSocket::room`] is to be sent, at the next [`XdpSocket::flush`]. It is to be complete: nobody
+    /// computes its checksum, or cuts it.
+    ///
+    /// # Panics
+    /// When there is no room, or less.
+    pub fn publish(&mut self, length: usize) {
+        assert!(length <= self.umem.chunk_bytes(), "a frame that had room");
+        let address = self.free.pop().expect("the room that was given out");
+        // The ring has a place for every chunk of ours.
+        let is_put = self.transmit.push(libc::xdp_desc {
+            addr: address,
+            len: length as u32,
+            options: 0,
+        });
+        assert!(is_put, "there are as many places as frames of ours");
+    }
+
+    /// Has the kernel send what was published; true when it has taken all. What it has not goes with the next, or when the socket is polled.
+    pub fn flush(&mut self) -> bool {
+        self.transmit.publish();
+        let mut waiting = self.transmit.waiting();
+        while waiting > 0 && self.transmit.needs_wake_up() {
+            let before = waiting;
+            let error = self.kick();
+            waiting = self.transmit.waiting();
+            // Copies are made by the call, which does a batch and then says EAGAIN, or has sent all.
+            let is_stuck = error.is_some() && waiting == before;
+            if is_stuck || self.is_zero_copy {
+                break;
+            }
+        }
+        waiting == 0
+    }
+
+    /// Whether the interface reads and writes our memory itself.
+    #[must_use]
+    pub const fn is_zero_copy(&self) -> bool {
+        self.is_zero_copy
+    }
+
+    /// The program by which frames come here.
+    #[must_use]
+    pub fn steering(&self) -> &Arc<XdpSteering> {
+        &self.steering
+    }
+
+    /// What was lost so far.
+    ///
+    /// # Errors
+    /// Whatever `getsockopt` says.
+    pub fn statistics(&self) -> io::Result<XdpStatistics> {
+        // SAFETY: plain numbers, for which zeros are a value.
+        let mut told: libc::xdp_statistics = unsafe { std::mem::zeroed() };
+        let mut length = size_of_val(&told) as libc::socklen_t;
+        let (fd, value) = (self.socket.as_raw_fd(), (&raw mut told).cast());
+        // SAFETY: the value is writable for its length.
+        check(unsafe {
+            libc::getsockopt(fd, libc::SOL_XDP, libc::XDP_STATISTICS, value, &mut length)
+        })?;
+        // Where it copies, the kernel counts frames without memory among all others as well (`net/xdp/xsk.c`, `__xsk_rcv`).
+        let among_others = match self.is_zero_copy {
+            true => 0,
+            false => told.rx_fill_ring_empty_descs,
+        };
+        Ok(XdpStatistics {
+            no_memory: told.rx_fill_ring_empty_descs,
+            ring_full: told.rx_ring_full,
+            dropped: told.rx_dropped.saturating_sub(among_others),
+            invalid: told.tx_invalid_descs + told.rx_invalid_descs,
+        })
+    }
+
+    /// Gives the kernel all chunks that have been looked at.
+    fn refill(&mut self) {
+        if self.seen.is_empty() {
+            return;
+        }
+        for address in self.seen.drain(..) {
+            let is_put = self.fill.push(address);
+            debug_assert!(is_put, "there are as many places as frames that may come");
+        }
+        self.fill.publish();
+        if self.fill.needs_wake_up() {
+            let socket = self.socket.as_raw_fd();
+            // A driver that found no memory waits to be told that there is some.
+            // SAFETY: nothing is to be written.
+            unsafe {
+                let (null, zero) = (std::ptr::null_mut(), std::ptr::null_mut());
+                libc::recvfrom(
+                    socket,
+                    null,
+                    0,
+                    libc::MSG_DONTWAIT,
+                    zero,
+                    std::ptr::null_mut(),
+                );
+            }
+        }
+    }
+
+    /// Gets the chunks back whose frames have been sent.
+    fn reclaim(&mut self) {
+        while let Some(address) = self.completion.pop() {
+            self.free.push(address);
+        }
+    }
+
+    /// Has the kernel look at the transmit ring.
+    fn kick(&self) -> Option<io::Error> {
+        let socket = self.socket.as_raw_fd();
+        // SAFETY: nothing is to be read.
+        let sent = unsafe {
+            let (null, nobody) = (std::ptr::null(), std::ptr::null());
+            libc::sendto(socket, null, 0, libc::MSG_DONTWAIT, nobody, 0)
+        };
+        (sent < 0).then(io::Error::last_os_error)
+    }
+}
+
+impl AsFd for XdpSocket {
+    /// For `poll`: readable when a frame has come.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// The least power of two that holds a frame and what the kernel keeps before it. It takes 2,048 and 4,096.
+const fn chunk_bytes(mtu: u32) -> usize {
+    let needed = PACKET_HEADROOM + mtu + ETHERNET_AND_VLAN_BYTES;
+    if needed <= 2048 { 2048 } else { 4096 }
+}
+
+/// So that it is the rings that say how much may be on its way. Without the capability it stays as it is, and less is sent at once.
+fn enlarge_send_buffer(socket: &OwnedFd, bytes: usize) {
+    // Each frame counts with what the kernel has around it.
+    let bytes = libc::c_int::try_from(2 * bytes).unwrap_or(libc::c_int::MAX);
+    let length = size_of_val(&bytes) as libc::socklen_t;
+    let (fd, value) = (socket.as_raw_fd(), (&raw const bytes).cast());
+    // SAFETY: the value is readable for its length.
+    unsafe { libc::setsockopt(fd, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, value, length) };
+}
+
+fn bind(socket: &OwnedFd, interface: u32, queue: u32, mode: XdpMode) -> io::Result<()> {
+    let copy = match mode {
+        // Zero copy where the driver has it.
+        XdpMode::Native => 0,
+        XdpMode::Generic => libc::XDP_COPY,
+    };
+    let address = libc::sockaddr_xdp {
+        sxdp_family: libc::AF_XDP as u16,
+        sxdp_flags: libc::XDP_USE_NEED_WAKEUP | copy,
+        sxdp_ifindex: interface,
+        sxdp_queue_id: queue,
+        sxdp_shared_umem_fd: 0,
+    };
+    let length = size_of_val(&address) as libc::socklen_t;
+    // SAFETY: the address is readable for its length.
+    check(unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), length) })
+}
+
+fn is_zero_copy(socket: &OwnedFd) -> io::Result<bool> {
+    let mut options = libc::xdp_options { flags: 0 };
+    let mut length = size_of_val(&options) as libc::socklen_t;
+    let (fd, value) = (socket.as_raw_fd(), (&raw mut options).cast());
+    // SAFETY: the value is writable for its length.
+    check(unsafe { libc::getsockopt(fd, libc::SOL_XDP, libc::XDP_OPTIONS, value, &mut length) })?;
+    Ok(options.flags & libc::XDP_OPTIONS_ZEROCOPY != 0)
+}
+
+/// XDP_PACKET_HEADROOM.
+const PACKET_HEADROOM: u32 = 256;
+const ETHERNET_AND_VLAN_BYTES: u32 = 18;
+/// Chunks given back to the kernel at once.
+const REFILL_FRAMES: usize = 64;

@@ -1,0 +1,213 @@
+//! Which frames of an interface are the engine's, and where they go.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Mutex;
+
+use super::bpf::{Map, MapKind, Program};
+use super::error::{MTU_MAX, XdpError};
+use super::interface::{Interface, check, owned, take};
+use super::program::{ADDRESS_BYTES, Maps, steering};
+
+/// Where in the kernel the program runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum XdpMode {
+    /// In the interface's driver.
+    Native,
+    /// After it, on frames that the kernel has already taken in: the driver has no place for a program.
+    Generic,
+}
+
+impl XdpMode {
+    /// As `ip link` has it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Native => "native",
+            Self::Generic => "generic",
+        }
+    }
+}
+
+/// The program on an interface, and what it goes by. It is there as long as this: when the process ends, however it does, the interface is
+/// as it was before.
+///
+/// Frames for [`XdpSteering::set_addresses`]' addresses go to the sockets, or nowhere; all others to the kernel.
+#[derive(Debug)]
+pub struct XdpSteering {
+    interface: Interface,
+    mode: XdpMode,
+    addresses: Map,
+    sockets: Map,
+    drops: Map,
+    /// Those that are in the map.
+    current: Mutex<BTreeSet<IpAddr>>,
+    /// A packet socket that takes no packets: it is a member of groups, as long as it is there.
+    groups: OwnedFd,
+    _attached: OwnedFd,
+}
+
+impl XdpSteering {
+    /// Attaches the program to the interface `name` of this thread's network namespace, in the driver if that takes it. `queues` is how many
+    /// sockets there are going to be: one for each receive queue the interface has.
+    ///
+    /// # Errors
+    /// See [`XdpError`].
+    pub fn attach(name: &str, queues: u32) -> Result<Self, XdpError> {
+        let interface = Interface::find(name)?;
+        if interface.mtu > MTU_MAX {
+            return Err(XdpError::Mtu(name.to_owned(), interface.mtu));
+        }
+        if interface.receive_queues != queues {
+            let has = interface.receive_queues;
+            return Err(XdpError::Queues(name.to_owned(), has, queues));
+        }
+        let setup = |action| move |error| XdpError::of(action, name, error);
+        let map = |kind, key_bytes, value_bytes, entries_max| {
+            let map = Map::new(kind, key_bytes, value_bytes, entries_max);
+            map.map_err(setup("make a map for the steering program"))
+        };
+        let addresses = map(MapKind::Hash, ADDRESS_BYTES, 4, ADDRESSES_MAX)?;
+        let sockets = map(MapKind::Xsk, 4, 4, queues)?;
+        let drops = map(MapKind::PerCpuArray, 4, 8, 1)?;
+        let program = Program::load(&steering(Maps {
+            addresses: addresses.as_raw_fd(),
+            sockets: sockets.as_raw_fd(),
+            drops: drops.as_raw_fd(),
+        }));
+        let program = program.map_err(|(error, said)| match said.is_empty() {
+            true => XdpError::of("load the steering program", name, error),
+            false => XdpError::Verifier(error, said),
+        })?;
+        let groups = group_socket().map_err(setup("open a packet socket for groups"))?;
+        let (attached, mode) = attach(&program, &interface)?;
+        Ok(Self {
+            interface,
+            mode,
+            addresses,
+            sockets,
+            drops,
+            current: Mutex::default(),
+            groups,
+            _attached: attached,
+        })
+    }
+
+    /// From here on, frames for these addresses are steered and no others.
+    ///
+    /// # Errors
+    /// Whatever the kernel says; then some of them may be.
+    pub fn set_addresses(&self, wanted: &[IpAddr]) -> io::Result<()> {
+        let wanted: BTreeSet<IpAddr> = wanted.iter().copied().collect();
+        let mut current = self.current.lock().expect("nobody panics with it");
+        for &address in &wanted {
+            if current.insert(address) {
+                self.addresses.insert(&key_of(address), &[0; 4])?;
+                self.note_group(libc::PACKET_ADD_MEMBERSHIP, address)?;
+            }
+        }
+        for address in &*current - &wanted {
+            current.remove(&address);
+            self.addresses.remove(&key_of(address))?;
+            self.note_group(libc::PACKET_DROP_MEMBERSHIP, address)?;
+        }
+        Ok(())
+    }
+
+    /// Frames for the engine that were dropped because their receive queue has no socket.
+    #[must_use]
+    pub fn dropped(&self) -> u64 {
+        self.drops.sum(&[0; 4]).unwrap_or(0)
+    }
+
+    /// Where the program runs.
+    #[must_use]
+    pub const fn mode(&self) -> XdpMode {
+        self.mode
+    }
+
+    /// The interface's Ethernet address, which is the engine's as well.
+    #[must_use]
+    pub const fn mac(&self) -> [u8; 6] {
+        self.interface.mac
+    }
+
+    pub(super) const fn interface(&self) -> &Interface {
+        &self.interface
+    }
+
+    /// Frames of a receive queue go to this socket.
+    pub(super) fn enter(&self, queue: u32, socket: BorrowedFd<'_>) -> io::Result<()> {
+        let socket = socket.as_raw_fd().cast_unsigned();
+        self.sockets
+            .insert(&queue.to_ne_bytes(), &socket.to_ne_bytes())
+    }
+
+    /// Has the interface let through, or no longer, what is sent to the group by which an IPv6 address is solicited (RFC 4291, section 2.7.1;
+    /// RFC 2464, section 7).
+    fn note_group(&self, option: libc::c_int, address: IpAddr) -> io::Result<()> {
+        let IpAddr::V6(address) = address else {
+            return Ok(());
+        };
+        let [.., a, b, c] = address.octets();
+        let membership = libc::packet_mreq {
+            mr_ifindex: self.interface.index.cast_signed(),
+            mr_type: libc::PACKET_MR_MULTICAST as libc::c_ushort,
+            mr_alen: 6,
+            mr_address: [0x33, 0x33, 0xff, a, b, c, 0, 0],
+        };
+        let length = size_of_val(&membership) as libc::socklen_t;
+        let (socket, value) = (self.groups.as_fd().as_raw_fd(), &raw const membership);
+        // SAFETY: the value is readable for its length.
+        check(unsafe { libc::setsockopt(socket, libc::SOL_PACKET, option, value.cast(), length) })
+    }
+}
+
+/// Attaches in the driver, or else after it.
+fn attach(program: &Program, interface: &Interface) -> Result<(OwnedFd, XdpMode), XdpError> {
+    let name = || interface.name.clone();
+    let native = take(|| program.attach(interface.index, XDP_FLAGS_DRV_MODE));
+    let error = match native {
+        Ok(attached) => return Ok((attached, XdpMode::Native)),
+        Err(error) => error,
+    };
+    match error.raw_os_error() {
+        Some(libc::ERANGE) => return Err(XdpError::DriverMtu(name())),
+        Some(libc::ENOSPC) if interface.is_veth => return Err(XdpError::PeerQueues(name())),
+        Some(libc::EPERM | libc::EBUSY) => {
+            return Err(XdpError::of(
+                "attach the steering program",
+                &interface.name,
+                error,
+            ));
+        }
+        // The driver has no place for a program, or none under its present settings.
+        _ => {}
+    }
+    let attached = take(|| program.attach(interface.index, XDP_FLAGS_SKB_MODE));
+    let attached = attached
+        .map_err(|error| XdpError::of("attach the steering program", &interface.name, error))?;
+    Ok((attached, XdpMode::Generic))
+}
+
+/// Protocol 0: no frame comes by it.
+fn group_socket() -> io::Result<OwnedFd> {
+    let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
+    // SAFETY: no memory is involved.
+    owned(unsafe { libc::socket(libc::AF_PACKET, kind, 0) })
+}
+
+fn key_of(address: IpAddr) -> [u8; ADDRESS_BYTES] {
+    match address {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+        IpAddr::V6(v6) => v6.octets(),
+    }
+}
+
+/// Far more than an engine has.
+const ADDRESSES_MAX: u32 = 1024;
+/// `linux/if_link.h`.
+const XDP_FLAGS_SKB_MODE: u32 = 1 << 1;
+const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;

@@ -1,0 +1,109 @@
+//! What is said when it does not work.
+
+use std::process::Command;
+use std::sync::Arc;
+
+use toehold_link::{XdpError, XdpSocket, XdpSteering};
+
+use crate::network::Network;
+use crate::{SMALL, attach};
+
+fn refusal(network: &Network, interface: &str, queues: u32) -> XdpError {
+    network.near(|| XdpSteering::attach(interface, queues).expect_err("it is refused"))
+}
+
+#[test]
+fn interfaces_that_do_not_do_are_named_with_the_cause() {
+    let Some(network) = Network::new() else {
+        return;
+    };
+    for name in ["nothere", "", "a-name-that-is-too-long"] {
+        assert!(
+            matches!(refusal(&network, name, 1), XdpError::Interface(..)),
+            "{name}"
+        );
+    }
+    assert!(matches!(refusal(&network, "lo", 1), XdpError::Medium(..)));
+    let error = refusal(&network, "near0", 2);
+    assert!(
+        error.to_string().contains("near0 has 1 receive queue"),
+        "{error}"
+    );
+    network.near_ip("link set near0 mtu 9000");
+    let error = refusal(&network, "near0", 1);
+    assert!(
+        error.to_string().contains("MTU of near0 is 9000"),
+        "{error}"
+    );
+    network.near_ip("link set near0 mtu 1500");
+    network.far_ip("link set far0 mtu 9000");
+    let error = refusal(&network, "near0", 1);
+    assert!(matches!(error, XdpError::DriverMtu(_)), "{error}");
+}
+
+#[test]
+fn an_interface_has_one_program() {
+    let Some(network) = Network::new() else {
+        return;
+    };
+    let first = attach(&network, "near0");
+    let error = refusal(&network, "near0", 1);
+    assert!(matches!(error, XdpError::Busy(_)), "{error}");
+    let steering = Arc::clone(first.steering());
+    let second = network.near(|| XdpSocket::open(steering, 0, SMALL).expect_err("it is taken"));
+    assert!(matches!(second, XdpError::Busy(_)), "{second}");
+    drop(first);
+    drop(attach(&network, "near0"));
+}
+
+#[test]
+fn a_veth_whose_other_end_has_more_queues_is_refused() {
+    let Some(network) = Network::with_queues(2) else {
+        return;
+    };
+    let mut ethtool = Command::new("ip");
+    ethtool.args([
+        "netns",
+        "exec",
+        &network.near,
+        "ethtool",
+        "-L",
+        "near0",
+        "rx",
+        "1",
+    ]);
+    match ethtool.output() {
+        Ok(output) if output.status.success() => {}
+        _ => return println!("SKIPPED: ethtool is not installed"),
+    }
+    let error = refusal(&network, "near0", 1);
+    assert!(matches!(error, XdpError::PeerQueues(_)), "{error}");
+}
+
+/// `struct __user_cap_header_struct`, `struct __user_cap_data_struct`: capset(2) is for the calling thread alone.
+#[repr(C)]
+struct CapabilityHeader {
+    version: u32,
+    thread: i32,
+}
+
+#[test]
+fn missing_capabilities_are_named() {
+    let Some(network) = Network::new() else {
+        return;
+    };
+    let error = network.near(|| {
+        let header = CapabilityHeader {
+            version: 0x2008_0522,
+            thread: 0,
+        };
+        // Only CAP_NET_RAW (13) is left.
+        let sets: [[u32; 3]; 2] = [[1 << 13, 1 << 13, 0], [0; 3]];
+        // SAFETY: header and both sets are readable.
+        let set = unsafe { libc::syscall(libc::SYS_capset, &raw const header, sets.as_ptr()) };
+        assert_eq!(set, 0, "root may give up what it has");
+        XdpSteering::attach("near0", 1).expect_err("it is refused")
+    });
+    let said = error.to_string();
+    assert!(said.contains("has not CAP_NET_ADMIN, CAP_BPF:"), "{said}");
+}

@@ -1,0 +1,208 @@
+//! Two network namespaces with a veth between them, gone when dropped.
+//!
+//! ```text
+//!   near: AF_XDP on `near0` (10.85.0.2, fd85::2 are the kernel's) ══ `far0` (10.85.0.1, fd85::1) :far
+//! ```
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::process::{self, Command};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Long enough for whatever a busy machine does in between.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+pub(crate) struct Network {
+    pub(crate) near: String,
+    pub(crate) far: String,
+}
+
+impl Network {
+    /// `None`, said aloud, where this process may not make namespaces, or XDP programs.
+    pub(crate) fn new() -> Option<Self> {
+        Self::with_queues(1)
+    }
+
+    /// With so many queues at either end, each way.
+    pub(crate) fn with_queues(queues: u32) -> Option<Self> {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        // Relaxed: a number of one's own, nothing else.
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let name = |end: &str| format!("toehold-xdp-{}-{number}-{end}", process::id());
+        let network = Self {
+            near: name("near"),
+            far: name("far"),
+        };
+        let (near, far) = (&network.near, &network.far);
+        let queues = format!("numtxqueues {queues} numrxqueues {queues}");
+        let is_made = ip(&format!("netns add {near}")) && ip(&format!("netns add {far}"));
+        if !is_made {
+            println!(
+                "SKIPPED: cannot make network namespaces (iproute2 and CAP_SYS_ADMIN are needed)"
+            );
+            return None;
+        }
+        for command in [
+            &format!(
+                "link add near0 netns {near} {queues} type veth peer name far0 netns {far} {queues}"
+            ),
+            &format!("-n {near} addr add 10.85.0.2/24 dev near0"),
+            &format!("-n {near} addr add fd85::2/64 dev near0 nodad"),
+            &format!("-n {far} addr add 10.85.0.1/24 dev far0"),
+            &format!("-n {far} addr add fd85::1/64 dev far0 nodad"),
+            &format!("-n {near} link set near0 up"),
+            &format!("-n {far} link set far0 up"),
+        ] {
+            assert!(ip(command), "ip {command}");
+        }
+        Some(network)
+    }
+
+    /// Runs something in the near namespace, in a thread of its own; what it makes stays there.
+    pub(crate) fn near<T: Send>(&self, run: impl FnOnce() -> T + Send) -> T {
+        within(&self.near, run)
+    }
+
+    /// As [`Network::near`], in the far one.
+    pub(crate) fn far<T: Send>(&self, run: impl FnOnce() -> T + Send) -> T {
+        within(&self.far, run)
+    }
+
+    /// `ip` in the near namespace.
+    pub(crate) fn near_ip(&self, arguments: &str) {
+        assert!(ip(&format!("-n {} {arguments}", self.near)), "{arguments}");
+    }
+
+    /// `ip` in the far namespace.
+    pub(crate) fn far_ip(&self, arguments: &str) {
+        assert!(ip(&format!("-n {} {arguments}", self.far)), "{arguments}");
+    }
+
+    /// What `ip` says of a near interface.
+    pub(crate) fn near_link(&self, name: &str) -> String {
+        let output = Command::new("ip")
+            .args(["-n", &self.near, "-details", "link", "show", name])
+            .output();
+        let output = output.expect("ip was there before");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// Whoever is at the far end of the wire.
+    pub(crate) fn far_wire(&self) -> Wire {
+        self.far(|| Wire::open("far0"))
+    }
+}
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        for namespace in [&self.near, &self.far] {
+            ip(&format!("netns del {namespace}"));
+        }
+    }
+}
+
+fn within<T: Send>(namespace: &str, run: impl FnOnce() -> T + Send) -> T {
+    thread::scope(|scope| {
+        let there = scope.spawn(|| {
+            let file = File::open(format!("/run/netns/{namespace}")).expect("it was made");
+            // SAFETY: a plain system call, for a thread that ends afterwards.
+            let entered = unsafe { libc::setns(file.as_raw_fd(), libc::CLONE_NEWNET) };
+            assert_eq!(entered, 0, "{}", io::Error::last_os_error());
+            run()
+        });
+        there
+            .join()
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+/// Whether `ip` succeeded.
+fn ip(arguments: &str) -> bool {
+    let arguments = arguments.split_ascii_whitespace();
+    let output = Command::new("ip").args(arguments).output();
+    output.is_ok_and(|output| output.status.success())
+}
+
+/// Waits until something is so.
+pub(crate) fn wait_until(mut is_so: impl FnMut() -> bool) -> bool {
+    let began = Instant::now();
+    while began.elapsed() < PATIENCE {
+        if is_so() {
+            return true;
+        }
+        thread::sleep(Duration::from_millis(2));
+    }
+    false
+}
+
+/// Frames to and from an interface, as they are: a packet socket (packet(7)).
+pub(crate) struct Wire {
+    socket: OwnedFd,
+}
+
+impl Wire {
+    fn open(interface: &str) -> Self {
+        let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
+        let protocol = (libc::ETH_P_ALL as u16).to_be();
+        // SAFETY: no memory is involved; the descriptor is a new one.
+        let socket = unsafe {
+            let socket = libc::socket(libc::AF_PACKET, kind, libc::c_int::from(protocol));
+            assert!(socket >= 0, "{}", io::Error::last_os_error());
+            OwnedFd::from_raw_fd(socket)
+        };
+        let wire = Self { socket };
+        wire.set(libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, &(64 << 20));
+        wire.set(libc::SOL_PACKET, libc::PACKET_IGNORE_OUTGOING, &1);
+        let patience = libc::timeval {
+            tv_sec: 10,
+            tv_usec: 0,
+        };
+        wire.set(libc::SOL_SOCKET, libc::SO_RCVTIMEO, &patience);
+        let name = std::ffi::CString::new(interface).expect("a name");
+        // SAFETY: `sockaddr_ll` is plain data, for which zeros are a value; the name is a C string.
+        let (mut address, index): (libc::sockaddr_ll, _) =
+            unsafe { (std::mem::zeroed(), libc::if_nametoindex(name.as_ptr())) };
+        address.sll_family = libc::AF_PACKET as libc::c_ushort;
+        address.sll_protocol = protocol;
+        address.sll_ifindex = index.cast_signed();
+        let length = size_of_val(&address) as libc::socklen_t;
+        // SAFETY: the address is readable for its length.
+        let bound =
+            unsafe { libc::bind(wire.socket.as_raw_fd(), (&raw const address).cast(), length) };
+        assert_eq!(bound, 0, "{}", io::Error::last_os_error());
+        wire
+    }
+
+    pub(crate) fn send(&self, frame: &[u8]) {
+        let (base, len) = (frame.as_ptr().cast(), frame.len());
+        // SAFETY: the frame is readable for its length.
+        let sent = unsafe { libc::send(self.socket.as_raw_fd(), base, len, 0) };
+        assert_eq!(sent, len as isize, "{}", io::Error::last_os_error());
+    }
+
+    /// The next frame that is `wanted`; `None` when none comes for long.
+    pub(crate) fn receive(&self, wanted: impl Fn(&[u8]) -> bool) -> Option<Vec<u8>> {
+        let mut buffer = vec![0; 1 << 16];
+        loop {
+            let (base, len) = (buffer.as_mut_ptr().cast(), buffer.len());
+            // SAFETY: the buffer is writable for its length.
+            let got = unsafe { libc::recv(self.socket.as_raw_fd(), base, len, 0) };
+            let got = usize::try_from(got).ok()?;
+            if wanted(&buffer[..got]) {
+                buffer.truncate(got);
+                return Some(buffer);
+            }
+        }
+    }
+
+    fn set<T>(&self, level: libc::c_int, name: libc::c_int, value: &T) {
+        let length = size_of::<T>() as libc::socklen_t;
+        let (fd, value) = (self.socket.as_raw_fd(), (&raw const *value).cast());
+        // SAFETY: the value is readable for its length.
+        let set = unsafe { libc::setsockopt(fd, level, name, value, length) };
+        assert_eq!(set, 0, "{}", io::Error::last_os_error());
+    }
+}
