@@ -285,7 +285,7 @@ impl AsFd for Tap {
 }
 
 /// What a read says: a frame's length without its metadata, or that there is none.
-fn frame_length(count: isize) -> io::Result<Option<usize>> {
+pub(crate) fn frame_length(count: isize) -> io::Result<Option<usize>> {
     match usize::try_from(count) {
         Ok(count) => {
             let length = count.checked_sub(VnetHeader::BYTES);
@@ -299,7 +299,7 @@ fn frame_length(count: isize) -> io::Result<Option<usize>> {
 }
 
 /// What a write says.
-fn is_taken(written: isize) -> io::Result<bool> {
+pub(crate) fn is_taken(written: isize) -> io::Result<bool> {
     if written >= 0 {
         return Ok(true);
     }

@@ -76,6 +76,12 @@ impl VnetHeader {
         }
     }
 
+    /// True when the frame's checksum has never been computed: nobody can verify it.
+    #[must_use]
+    pub const fn lacks_checksum(&self) -> bool {
+        self.flags & NEEDS_CHECKSUM != 0
+    }
+
     /// The header as it stands before a frame.
     #[must_use]
     pub fn to_bytes(self) -> [u8; Self::BYTES] {

@@ -1,0 +1,503 @@
+//! A packet socket on an Ethernet interface (packet(7)): frames to and from whoever is at its other end, each with a [`VnetHeader`], so that
+//! the interface, or the kernel on its behalf, cuts large segments and completes checksums.
+//!
+//! ```text
+//!   small frames    interface ──► a slot of the ring, mapped here                       no system call
+//!   large frames    interface ──► their headers in a slot, themselves behind a read     one
+//!   sent            ──► one write each ──► interface, whatever its size
+//! ```
+//!
+//! The engine has an Ethernet address of its own on the interface: the kernel takes what goes there for somebody else's, and answers nothing.
+//! A filter in the socket lets through what is for that address, and what asks everybody (ARP, neighbour discovery).
+
+mod ring;
+
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use crate::tap::{PARTS_MAX, frame_length, is_taken};
+use crate::vnet::VnetHeader;
+use ring::Ring;
+
+pub use ring::Arrival;
+
+/// How a packet socket is opened.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PacketOptions {
+    /// The Ethernet address whose frames are taken.
+    pub mac: [u8; 6],
+    /// The interface's frames are spread over all sockets that say the same number here, connection by connection (PACKET_FANOUT).
+    pub group: Option<u16>,
+}
+
+/// Why a packet socket cannot be had.
+#[derive(Debug)]
+pub enum PacketError {
+    /// CAP_NET_RAW is missing.
+    Privilege,
+    /// There is no interface of this name.
+    Interface(String, io::Error),
+    /// The interface carries no Ethernet.
+    Medium(String),
+    /// The kernel refuses what the text names.
+    Setup(&'static str, io::Error),
+}
+
+impl fmt::Display for PacketError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Privilege => f.write_str(
+                "cannot open a packet socket; this needs CAP_NET_RAW in the interface's network namespace \
+                 (setcap cap_net_raw+ep, or root)",
+            ),
+            Self::Interface(name, error) => {
+                write!(f, "there is no interface {name} ({error}); `ip link` lists them")
+            }
+            Self::Medium(name) => write!(
+                f,
+                "the interface {name} carries no Ethernet; a packet link needs a network card, a veth or the like"
+            ),
+            Self::Setup(action, error) => write!(f, "the packet socket refuses {action} ({error})"),
+        }
+    }
+}
+
+impl std::error::Error for PacketError {}
+
+/// A packet socket with its receive ring, non-blocking.
+#[derive(Debug)]
+pub struct PacketSocket {
+    socket: OwnedFd,
+    ring: Ring,
+    interface: libc::c_int,
+}
+
+impl PacketSocket {
+    /// Opens a socket on the interface `name` of this thread's network namespace.
+    ///
+    /// # Errors
+    /// See [`PacketError`].
+    pub fn open(name: &str, options: PacketOptions) -> Result<PacketSocket, PacketError> {
+        // Protocol 0: nothing comes before all is set.
+        let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+        // SAFETY: no memory is involved.
+        let socket = unsafe { libc::socket(libc::AF_PACKET, kind, 0) };
+        if socket < 0 {
+            let error = io::Error::last_os_error();
+            return Err(match error.raw_os_error() {
+                Some(libc::EPERM | libc::EACCES) => PacketError::Privilege,
+                _ => PacketError::Setup("to be opened", error),
+            });
+        }
+        // SAFETY: `socket` has just returned this descriptor, and nobody else has it.
+        let socket = unsafe { OwnedFd::from_raw_fd(socket) };
+        let interface = Interface::find(&socket, name)?;
+        let refused = |what| move |error| PacketError::Setup(what, error);
+        let set = |option, value: libc::c_int| set(&socket, libc::SOL_PACKET, option, &value);
+        set(
+            libc::PACKET_VERSION,
+            libc::tpacket_versions::TPACKET_V2 as _,
+        )
+        .map_err(refused("version 2 of its ring"))?;
+        set(libc::PACKET_VNET_HDR, 1).map_err(refused("segmentation and checksum offload"))?;
+        set(libc::PACKET_IGNORE_OUTGOING, 1).map_err(refused("to leave out what is sent"))?;
+        // What does not fit into a slot is kept, and read whole.
+        set(libc::PACKET_COPY_THRESH, 1).map_err(refused("to keep large frames"))?;
+        set_filter(&socket, options.mac).map_err(refused("a filter"))?;
+        enlarge_buffers(&socket);
+        let ring = Ring::new(&socket, interface.mtu).map_err(refused("a receive ring"))?;
+        for membership in interface.memberships(options.mac) {
+            set_value(
+                &socket,
+                libc::SOL_PACKET,
+                libc::PACKET_ADD_MEMBERSHIP,
+                &membership,
+            )
+            .map_err(refused("an Ethernet address of its own"))?;
+        }
+        interface.bind(&socket).map_err(refused("the interface"))?;
+        if let Some(group) = options.group {
+            // Groups are of a namespace and not of an interface; one that has gone leaves its group for as long as a socket is left in it.
+            let group = group.wrapping_add((interface.index as u16).wrapping_mul(GROUP_STEP));
+            let way = libc::c_uint::from(group) | libc::PACKET_FANOUT_HASH << 16;
+            set(libc::PACKET_FANOUT, way.cast_signed()).map_err(refused("to share its frames"))?;
+        }
+        Ok(PacketSocket {
+            socket,
+            ring,
+            interface: interface.index,
+        })
+    }
+
+    /// The oldest frame, which stays until [`PacketSocket::release`]. `None` when there is none. No system call.
+    #[inline]
+    pub fn peek(&self) -> Option<Arrival<'_>> {
+        self.ring.peek()
+    }
+
+    /// Gives the oldest frame's slot back.
+    ///
+    /// # Panics
+    /// When no frame is there.
+    #[inline]
+    pub fn release(&mut self) {
+        self.ring.release();
+    }
+
+    /// Takes the oldest frame, which [`PacketSocket::peek`] says is not all in its slot, into several pieces one after the other (at most
+    /// [`PARTS_MAX`]), which somebody else may be reading; its slot is given back. The frame's length, or `None` when the kernel has lost it.
+    ///
+    /// # Panics
+    /// When there are more parts, or no frame.
+    ///
+    /// # Safety
+    /// Each part names writable memory of its length that no reference covers.
+    pub unsafe fn receive_raw(&mut self, parts: &[(*mut u8, usize)]) -> Option<usize> {
+        self.ring.release();
+        let mut header = [0u8; VnetHeader::BYTES];
+        let (vectors, count) = vectors((header.as_mut_ptr(), header.len()), parts);
+        // What has happened to the interface is said instead of the frame, and once: who left it at that would be one frame behind from
+        // here on.
+        for _ in 0..READS_MAX {
+            // SAFETY: `header` is writable for its length; of the others the caller promises it.
+            let got = unsafe { libc::readv(self.socket.as_raw_fd(), vectors.as_ptr(), count) };
+            match frame_length(got) {
+                Ok(length) => return length,
+                // The frame is gone with it.
+                Err(error) if error.raw_os_error() == Some(libc::EFAULT) => return None,
+                Err(_) => {}
+            }
+        }
+        None
+    }
+
+    /// Gives the interface a frame that is the concatenation of `parts` (at most [`PARTS_MAX`]), which somebody else may be writing to: the
+    /// kernel reads whatever stands there. False when it takes none at the moment.
+    ///
+    /// # Errors
+    /// Whatever `writev` says.
+    ///
+    /// # Panics
+    /// When there are more parts.
+    ///
+    /// # Safety
+    /// Each part names readable memory of its length.
+    pub unsafe fn send_raw(
+        &self,
+        header: VnetHeader,
+        parts: &[(*const u8, usize)],
+    ) -> io::Result<bool> {
+        let mut header = header.to_bytes();
+        let mut raw = [(std::ptr::null_mut(), 0); PARTS_MAX];
+        for (target, (base, len)) in raw.iter_mut().zip(parts) {
+            *target = (base.cast_mut(), *len);
+        }
+        assert!(parts.len() <= PARTS_MAX, "a frame of {} parts", parts.len());
+        let (vectors, count) = vectors((header.as_mut_ptr(), header.len()), &raw[..parts.len()]);
+        // SAFETY: `writev` only reads; the caller's promise.
+        is_taken(unsafe { libc::writev(self.socket.as_raw_fd(), vectors.as_ptr(), count) })
+    }
+
+    /// As [`PacketSocket::send_raw`], of a frame that stands in `buffer` behind [`VnetHeader::BYTES`] of room for `header`.
+    ///
+    /// # Errors
+    /// As for [`PacketSocket::send_raw`].
+    ///
+    /// # Panics
+    /// When there is no such room.
+    pub fn send_behind_header(&self, header: VnetHeader, buffer: &mut [u8]) -> io::Result<bool> {
+        buffer[..VnetHeader::BYTES].copy_from_slice(&header.to_bytes());
+        let (base, len) = (buffer.as_ptr(), buffer.len());
+        // SAFETY: `buffer` is readable for its length.
+        is_taken(unsafe { libc::write(self.socket.as_raw_fd(), base.cast(), len) })
+    }
+
+    /// Takes note of what has happened to the interface: one that went down leaves an error, which would have the socket look readable
+    /// until somebody asks.
+    pub fn clear_error(&self) {
+        let (mut error, mut length): (libc::c_int, _) = (0, size_of::<libc::c_int>() as u32);
+        let fd = self.socket.as_raw_fd();
+        // SAFETY: `error` is writable for `length` bytes.
+        unsafe {
+            let at = (&raw mut error).cast();
+            libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_ERROR, at, &mut length);
+        }
+    }
+
+    /// Which interface it is on (`ifindex`), for as long as there is one of that number.
+    #[must_use]
+    pub const fn interface(&self) -> i32 {
+        self.interface
+    }
+
+    /// Frames lost since the last time, because the ring was full.
+    #[must_use]
+    pub fn take_lost(&self) -> u64 {
+        let mut told = libc::tpacket_stats {
+            tp_packets: 0,
+            tp_drops: 0,
+        };
+        let mut length = size_of::<libc::tpacket_stats>() as u32;
+        let (fd, at) = (self.socket.as_raw_fd(), (&raw mut told).cast());
+        // SAFETY: `told` is writable for `length` bytes.
+        let done = unsafe {
+            libc::getsockopt(
+                fd,
+                libc::SOL_PACKET,
+                libc::PACKET_STATISTICS,
+                at,
+                &mut length,
+            )
+        };
+        if done == 0 {
+            u64::from(told.tp_drops)
+        } else {
+            0
+        }
+    }
+}
+
+impl AsFd for PacketSocket {
+    /// For `poll`: readable when a frame waits.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// An interface as a packet socket knows it.
+struct Interface {
+    index: libc::c_int,
+    mtu: usize,
+}
+
+impl Interface {
+    fn find(socket: &OwnedFd, name: &str) -> Result<Interface, PacketError> {
+        let missing = |error| PacketError::Interface(name.to_owned(), error);
+        if name.is_empty() || name.len() >= libc::IFNAMSIZ || name.contains('\0') {
+            return Err(missing(io::ErrorKind::InvalidInput.into()));
+        }
+        // SAFETY: `ifreq` is a C structure of integers and unions of them: zeros are a value.
+        let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+        for (target, byte) in request.ifr_name.iter_mut().zip(name.bytes()) {
+            *target = byte.cast_signed();
+        }
+        let mut ask = |what: libc::c_ulong| {
+            // SAFETY: all three requests read and write one `ifreq`.
+            let done = unsafe { libc::ioctl(socket.as_raw_fd(), what as _, &mut request) };
+            if done < 0 {
+                return Err(missing(io::Error::last_os_error()));
+            }
+            Ok(request.ifr_ifru)
+        };
+        // SAFETY: each call, which succeeded, filled in its member of the union.
+        let (index, family, mtu) = unsafe {
+            let index = ask(libc::SIOCGIFINDEX as _)?.ifru_ifindex;
+            let family = ask(libc::SIOCGIFHWADDR as _)?.ifru_hwaddr.sa_family;
+            (index, family, ask(libc::SIOCGIFMTU as _)?.ifru_mtu)
+        };
+        if family != libc::ARPHRD_ETHER {
+            return Err(PacketError::Medium(name.to_owned()));
+        }
+        let mtu = usize::try_from(mtu).unwrap_or(0);
+        Ok(Interface { index, mtu })
+    }
+
+    /// What the interface must not filter out: our address, and what goes to groups.
+    fn memberships(&self, mac: [u8; 6]) -> [libc::packet_mreq; 2] {
+        let mut address = [0; 8];
+        address[..6].copy_from_slice(&mac);
+        let one = |kind: libc::c_int, bytes| libc::packet_mreq {
+            mr_ifindex: self.index,
+            mr_type: kind as libc::c_ushort,
+            mr_alen: bytes,
+            mr_address: address,
+        };
+        [
+            one(libc::PACKET_MR_UNICAST, 6),
+            one(libc::PACKET_MR_ALLMULTI, 0),
+        ]
+    }
+
+    fn bind(&self, socket: &OwnedFd) -> io::Result<()> {
+        // SAFETY: `sockaddr_ll` is plain data, for which zeros are a value.
+        let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+        address.sll_family = libc::AF_PACKET as libc::c_ushort;
+        address.sll_protocol = (libc::ETH_P_ALL as u16).to_be();
+        address.sll_ifindex = self.index;
+        let length = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
+        // SAFETY: `address` is valid for `length` bytes.
+        done(unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), length) })
+    }
+}
+
+/// Lets through what is for `mac`, and what ARP and IPv6 say to everybody (`linux/filter.h`).
+fn set_filter(socket: &OwnedFd, mac: [u8; 6]) -> io::Result<()> {
+    let [a, b, c, d, e, f] = mac;
+    let (high, low) = (
+        u32::from_be_bytes([a, b, c, d]),
+        u32::from_be_bytes([0, 0, e, f]),
+    );
+    let mut program = filter(high, low);
+    let whole = libc::sock_fprog {
+        len: program.len() as libc::c_ushort,
+        filter: program.as_mut_ptr(),
+    };
+    set_value(socket, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &whole)
+}
+
+fn filter(mac_high: u32, mac_low: u32) -> [libc::sock_filter; 12] {
+    const WORD: u32 = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
+    const HALF: u32 = libc::BPF_LD | libc::BPF_H | libc::BPF_ABS;
+    const BYTE: u32 = libc::BPF_LD | libc::BPF_B | libc::BPF_ABS;
+    const EQUALS: u32 = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
+    const HAS: u32 = libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K;
+    const RETURN: u32 = libc::BPF_RET | libc::BPF_K;
+    let step = |code: u32, k: u32, jt: u8, jf: u8| libc::sock_filter {
+        code: code as u16,
+        jt,
+        jf,
+        k,
+    };
+    const ACCEPT: u8 = 10;
+    const REJECT: u8 = 11;
+    // Jumps are counted from the next instruction.
+    let to = |target: u8, here: u8| target - here - 1;
+    [
+        step(WORD, 0, 0, 0),
+        step(EQUALS, mac_high, 0, to(5, 1)),
+        step(HALF, 4, 0, 0),
+        step(EQUALS, mac_low, to(ACCEPT, 3), to(REJECT, 3)),
+        step(RETURN, 0, 0, 0),
+        step(BYTE, 0, 0, 0),
+        step(HAS, 1, 0, to(REJECT, 6)),
+        step(HALF, 12, 0, 0),
+        step(EQUALS, libc::ETH_P_ARP as u32, to(ACCEPT, 8), 0),
+        step(
+            EQUALS,
+            libc::ETH_P_IPV6 as u32,
+            to(ACCEPT, 9),
+            to(REJECT, 9),
+        ),
+        step(RETURN, u32::MAX, 0, 0),
+        step(RETURN, 0, 0, 0),
+    ]
+}
+
+/// Room for bursts; without CAP_NET_ADMIN as much as the host allows.
+fn enlarge_buffers(socket: &OwnedFd) {
+    for (forced, asked) in [
+        (libc::SO_RCVBUFFORCE, libc::SO_RCVBUF),
+        (libc::SO_SNDBUFFORCE, libc::SO_SNDBUF),
+    ] {
+        let set = |option| set(socket, libc::SOL_SOCKET, option, &BUFFER_BYTES);
+        // Less room is slower, and nothing worse.
+        let _ = set(forced).or_else(|_| set(asked));
+    }
+}
+
+fn vectors(
+    header: (*mut u8, usize),
+    parts: &[(*mut u8, usize)],
+) -> ([libc::iovec; PARTS_MAX + 1], libc::c_int) {
+    assert!(parts.len() <= PARTS_MAX, "a frame of {} parts", parts.len());
+    let vector = |(base, len): (*mut u8, usize)| libc::iovec {
+        iov_base: base.cast(),
+        iov_len: len,
+    };
+    let mut vectors = [vector(header); PARTS_MAX + 1];
+    for (target, part) in vectors[1..].iter_mut().zip(parts) {
+        *target = vector(*part);
+    }
+    (vectors, parts.len() as libc::c_int + 1)
+}
+
+fn set(
+    socket: &OwnedFd,
+    level: libc::c_int,
+    option: libc::c_int,
+    value: &libc::c_int,
+) -> io::Result<()> {
+    set_value(socket, level, option, value)
+}
+
+/// `value` is what the option wants: the callers' constants say so.
+fn set_value<T>(
+    socket: &OwnedFd,
+    level: libc::c_int,
+    option: libc::c_int,
+    value: &T,
+) -> io::Result<()> {
+    let (at, length) = (
+        (&raw const *value).cast(),
+        size_of::<T>() as libc::socklen_t,
+    );
+    // SAFETY: `value` is readable for its length.
+    done(unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, at, length) })
+}
+
+fn done(result: libc::c_int) -> io::Result<()> {
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+/// Odd, so that no two interfaces have the same group.
+const GROUP_STEP: u16 = 0x9e37;
+const BUFFER_BYTES: libc::c_int = 16 << 20;
+/// An interface does not go down more often than that between two reads.
+const READS_MAX: u32 = 8;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The filter's verdict, by the rules of bpf(4).
+    fn verdict(program: &[libc::sock_filter], frame: &[u8]) -> u32 {
+        let (mut at, mut accumulator) = (0, 0);
+        loop {
+            let step = program[at];
+            let (code, k) = (u32::from(step.code), step.k as usize);
+            at += 1;
+            match code & 0x07 {
+                libc::BPF_LD => {
+                    let bytes = match code & 0x18 {
+                        libc::BPF_W => &frame[k..k + 4],
+                        libc::BPF_H => &frame[k..k + 2],
+                        _ => &frame[k..=k],
+                    };
+                    accumulator = bytes
+                        .iter()
+                        .fold(0, |sum, &byte| sum << 8 | u32::from(byte));
+                }
+                libc::BPF_JMP => {
+                    let holds = match code & 0xf0 {
+                        libc::BPF_JEQ => accumulator == step.k,
+                        _ => accumulator & step.k != 0,
+                    };
+                    at += usize::from(if holds { step.jt } else { step.jf });
+                }
+                _ => return step.k,
+            }
+        }
+    }
+
+    #[test]
+    fn filter_lets_through_what_is_for_us_and_what_asks_everybody() {
+        let program = filter(0x0254_0a54, 0x0002);
+        let frame = |mac: [u8; 6], kind: u16| {
+            let mut frame = [0u8; 64];
+            frame[..6].copy_from_slice(&mac);
+            frame[12..14].copy_from_slice(&kind.to_be_bytes());
+            frame
+        };
+        let is_taken = |mac, kind| verdict(&program, &frame(mac, kind)) != 0;
+        let ours = [2, 0x54, 0x0a, 0x54, 0, 2];
+        assert!(is_taken(ours, 0x0800) && is_taken(ours, 0x86dd) && is_taken(ours, 0x0806));
+        assert!(is_taken([0xff; 6], 0x0806) && is_taken([0x33, 0x33, 0, 0, 0, 1], 0x86dd));
+        assert!(!is_taken([0xff; 6], 0x0800), "a broadcast is no segment");
+        assert!(!is_taken([2, 0x54, 0x0a, 0x54, 0, 3], 0x0800));
+        assert!(!is_taken([4, 0x54, 0x0a, 0x54, 0, 2], 0x0806));
+    }
+}

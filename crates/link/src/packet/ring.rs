@@ -1,0 +1,137 @@
+//! The receive ring of a packet socket (`linux/if_packet.h`, TPACKET_V2): slots that the kernel fills and we give back.
+//!
+//! ```text
+//!  | status length .. | address | metadata, headers, payload ... |      one slot; the status says whose it is
+//! ```
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::set_value;
+use crate::vnet::VnetHeader;
+
+/// A frame in the ring.
+#[derive(Clone, Copy, Debug)]
+pub struct Arrival<'a> {
+    /// What the kernel says of it.
+    pub header: VnetHeader,
+    /// What is in the slot: all of the frame, or its beginning.
+    pub bytes: &'a [u8],
+    /// The frame's length; not more than [`Arrival::bytes`] when all of it is there.
+    pub length: usize,
+    /// The rest waits to be read. Otherwise what is not in the slot is lost.
+    pub is_kept: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct Ring {
+    base: NonNull<u8>,
+    slot_bytes: usize,
+    slots: usize,
+    /// The oldest slot that may have a frame.
+    next: usize,
+}
+
+// SAFETY: the mapping is this value's alone, and stays where it is.
+unsafe impl Send for Ring {}
+
+impl Ring {
+    /// A ring whose slots hold frames of the MTU, if that is no more than a slot may have.
+    pub(super) fn new(socket: &OwnedFd, mtu: usize) -> io::Result<Ring> {
+        let needed = (mtu + OVERHEAD_BYTES).next_power_of_two();
+        let slot_bytes = if needed > SLOT_BYTES_MAX {
+            SLOT_BYTES_MIN
+        } else {
+            needed
+        };
+        let slot_bytes = slot_bytes.max(SLOT_BYTES_MIN);
+        let request = libc::tpacket_req {
+            tp_block_size: BLOCK_BYTES as u32,
+            tp_block_nr: (RING_BYTES / BLOCK_BYTES) as u32,
+            tp_frame_size: slot_bytes as u32,
+            tp_frame_nr: (RING_BYTES / slot_bytes) as u32,
+        };
+        set_value(socket, libc::SOL_PACKET, libc::PACKET_RX_RING, &request)?;
+        let (protection, way) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
+        let fd = socket.as_raw_fd();
+        // SAFETY: a new mapping, wherever the kernel likes.
+        let base = unsafe { libc::mmap(std::ptr::null_mut(), RING_BYTES, protection, way, fd, 0) };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Ring {
+            base: NonNull::new(base.cast()).expect("the kernel maps nothing at zero"),
+            slot_bytes,
+            slots: RING_BYTES / slot_bytes,
+            next: 0,
+        })
+    }
+
+    #[inline]
+    pub(super) fn peek(&self) -> Option<Arrival<'_>> {
+        // Acquire: with `tpacket_rcv`, which fills the slot and then says so.
+        let status = self.status().load(Ordering::Acquire);
+        if status & libc::TP_STATUS_USER == 0 {
+            return None;
+        }
+        // SAFETY: a slot of the mapping, which the kernel does not write to until it is given back; that takes `&mut self`.
+        let slot = unsafe { std::slice::from_raw_parts(self.slot(), self.slot_bytes) };
+        let word = |at: usize| u32::from_ne_bytes(*slot[at..].first_chunk().expect("in a slot"));
+        let (length, inside) = (word(LENGTH_AT), word(INSIDE_AT));
+        let mac = u16::from_ne_bytes(*slot[MAC_AT..].first_chunk().expect("in a slot"));
+        let frame_at = usize::from(mac);
+        let metadata = slot.get(frame_at.checked_sub(VnetHeader::BYTES)?..)?;
+        Some(Arrival {
+            header: VnetHeader::from_bytes(*metadata.first_chunk()?),
+            bytes: slot.get(frame_at..)?.get(..inside as usize)?,
+            length: length as usize,
+            is_kept: status & libc::TP_STATUS_COPY != 0,
+        })
+    }
+
+    #[inline]
+    pub(super) fn release(&mut self) {
+        let status = self.status();
+        assert!(
+            status.load(Ordering::Relaxed) & libc::TP_STATUS_USER != 0,
+            "a slot that is the kernel's already"
+        );
+        // Release: what we have read of it was read before.
+        status.store(libc::TP_STATUS_KERNEL, Ordering::Release);
+        self.next = if self.next + 1 == self.slots {
+            0
+        } else {
+            self.next + 1
+        };
+    }
+
+    fn status(&self) -> &AtomicU32 {
+        // SAFETY: a slot begins with its status (`tpacket2_hdr`), aligned as slots are; it is only used as an atomic.
+        unsafe { AtomicU32::from_ptr(self.slot().cast()) }
+    }
+
+    fn slot(&self) -> *mut u8 {
+        self.base.as_ptr().wrapping_add(self.next * self.slot_bytes)
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours, and no reference into it lives.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), RING_BYTES) };
+    }
+}
+
+/// As much as some connections' windows; more would only be colder.
+const RING_BYTES: usize = 8 << 20;
+const BLOCK_BYTES: usize = 1 << 16;
+/// Frames of the usual MTU, and of the larger ones that are in use.
+const SLOT_BYTES_MIN: usize = 2_048;
+const SLOT_BYTES_MAX: usize = 16_384;
+/// The slot's own words, the metadata, the frame's Ethernet header, and what aligns them.
+const OVERHEAD_BYTES: usize = 128;
+const LENGTH_AT: usize = std::mem::offset_of!(libc::tpacket2_hdr, tp_len);
+const INSIDE_AT: usize = std::mem::offset_of!(libc::tpacket2_hdr, tp_snaplen);
+const MAC_AT: usize = std::mem::offset_of!(libc::tpacket2_hdr, tp_mac);

@@ -1,0 +1,275 @@
+//! Packet sockets at both ends of a virtual Ethernet in a network namespace of its own.
+
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use toehold_link::{PacketError, PacketOptions, PacketSocket, VnetHeader};
+use toehold_tcp::{ChecksumWork, TransmitOffload};
+
+const MACS: [[u8; 6]; 2] = [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]];
+
+/// Runs `test` in a network namespace that ends with it, with `v0` and `v1` joined there; says so where that cannot be had.
+fn with_veth(test: impl FnOnce() + Send) {
+    thread::scope(|scope| {
+        let there = scope.spawn(|| {
+            // SAFETY: plain system call; this thread's namespace is nobody else's business.
+            let is_alone = unsafe { libc::unshare(libc::CLONE_NEWNET) } == 0;
+            let is_joined = is_alone
+                && ip("link add v0 type veth peer name v1")
+                && ip("link set v0 addrgenmode none")
+                && ip("link set v1 addrgenmode none")
+                && ip("link set v0 up")
+                && ip("link set v1 up");
+            if is_joined {
+                test();
+            } else {
+                eprintln!(
+                    "SKIPPED: no network namespace or no veth (CAP_SYS_ADMIN and ip are needed)"
+                );
+            }
+        });
+        there.join().expect("the test passes");
+    });
+}
+
+/// Waits for a frame: a kernel with much to do may keep it for a while.
+fn await_frame(socket: &PacketSocket) {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while socket.peek().is_none() {
+        assert!(Instant::now() < deadline, "no frame arrives");
+        thread::yield_now();
+    }
+}
+
+fn ip(arguments: &str) -> bool {
+    let status = Command::new("ip").args(arguments.split(' ')).status();
+    status.is_ok_and(|status| status.success())
+}
+
+fn open(end: usize) -> PacketSocket {
+    let options = PacketOptions {
+        mac: MACS[end],
+        group: None,
+    };
+    PacketSocket::open(["v0", "v1"][end], options).expect("the interface is there")
+}
+
+/// A frame from end 0 to end 1 that says its number.
+fn frame(number: usize, length: usize) -> Vec<u8> {
+    let mut frame = vec![0; length];
+    frame[..6].copy_from_slice(&MACS[1]);
+    frame[6..12].copy_from_slice(&MACS[0]);
+    // An Ethernet type for experiments (IEEE 802).
+    frame[12..14].copy_from_slice(&0x88b5u16.to_be_bytes());
+    for (at, byte) in frame[14..].iter_mut().enumerate() {
+        *byte = (number + at * 7) as u8;
+    }
+    frame
+}
+
+fn send(socket: &PacketSocket, frame: &[u8]) -> bool {
+    let mut buffer = vec![0; VnetHeader::BYTES];
+    buffer.extend(frame);
+    socket
+        .send_behind_header(VnetHeader::default(), &mut buffer)
+        .expect("the interface is up")
+}
+
+#[test]
+fn frames_of_all_sizes_arrive_as_they_were_sent_and_in_order() {
+    with_veth(|| {
+        let (from, mut to) = (open(0), open(1));
+        // More than the ring has slots, all in all.
+        for number in 0..10_000 {
+            let length = 60 + number * 13 % 1_455;
+            let sent = frame(number, length);
+            assert!(send(&from, &sent));
+            await_frame(&to);
+            let arrival = to.peek().expect("it is there");
+            assert_eq!((arrival.length, arrival.bytes), (length, &sent[..]));
+            to.release();
+            assert!(to.peek().is_none());
+        }
+        assert_eq!(to.take_lost(), 0);
+    });
+}
+
+#[test]
+fn frames_in_several_parts_and_larger_than_a_slot_are_read_into_several() {
+    with_veth(|| {
+        assert!(ip("link set v0 mtu 9000") && ip("link set v1 mtu 9000"));
+        let from = open(0);
+        // Its slots are for what was the MTU when it was opened.
+        assert!(ip("link set v1 mtu 1500"));
+        let mut to = open(1);
+        assert!(ip("link set v1 mtu 9000"));
+        let sent = frame(3, 9_014);
+        let (headers, payload) = sent.split_at(66);
+        let parts = [(headers.as_ptr(), 66), (payload.as_ptr(), payload.len())];
+        // SAFETY: both parts are borrowed from `sent`.
+        let taken = unsafe { from.send_raw(VnetHeader::default(), &parts) };
+        assert!(taken.expect("the interface is up"));
+        assert!(send(&from, &frame(4, 100)));
+        await_frame(&to);
+        let arrival = to.peek().expect("it is there");
+        assert!(arrival.is_kept && arrival.bytes.len() < arrival.length);
+        assert_eq!(arrival.bytes, &sent[..arrival.bytes.len()]);
+        // News of the interface comes between; the frame is not lost for it.
+        assert!(ip("link set v1 down") && ip("link set v1 up"));
+        let mut got = vec![0u8; 9_100];
+        let (first, rest) = got.split_at_mut(66);
+        let parts = [(first.as_mut_ptr(), 66), (rest.as_mut_ptr(), rest.len())];
+        // SAFETY: both parts are ours.
+        assert_eq!(unsafe { to.receive_raw(&parts) }, Some(9_014));
+        assert_eq!(got[..9_014], sent);
+        // The next is a slot's again.
+        await_frame(&to);
+        assert_eq!(to.peek().expect("it is there").bytes, frame(4, 100));
+    });
+}
+
+#[test]
+fn large_segments_are_cut_where_the_other_end_wants_them_cut() {
+    with_veth(|| {
+        let off = "-K v0 tso off gso on";
+        let cut = Command::new("ethtool").args(off.split(' ')).output();
+        if !cut.is_ok_and(|output| output.status.success()) {
+            return eprintln!("SKIPPED: ethtool is not installed");
+        }
+        let (from, mut to) = (open(0), open(1));
+        let (sent, header) = large_segment();
+        let parts = [(sent.as_ptr(), sent.len())];
+        // SAFETY: borrowed.
+        assert!(unsafe { from.send_raw(header, &parts) }.expect("the interface is up"));
+        let mut payload = Vec::new();
+        while payload.len() < 20_000 {
+            await_frame(&to);
+            let arrival = to.peek().expect("it is there");
+            assert!(arrival.length <= 1_514 && arrival.bytes.len() == arrival.length);
+            payload.extend_from_slice(&arrival.bytes[HEADERS_BYTES..]);
+            to.release();
+        }
+        assert_eq!(payload, sent[HEADERS_BYTES..]);
+    });
+}
+
+const HEADERS_BYTES: usize = 54;
+
+/// 20,000 bytes of TCP over IPv4, to be cut into segments of 1,460; their checksums are the link's to compute.
+fn large_segment() -> (Vec<u8>, VnetHeader) {
+    let mut sent = frame(9, HEADERS_BYTES + 20_000);
+    sent[12..14].copy_from_slice(&0x0800u16.to_be_bytes());
+    let ip = &mut sent[14..34];
+    ip.copy_from_slice(&[
+        0x45, 0, 0, 0, 0, 0, 0, 0, 64, 6, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2,
+    ]);
+    ip[2..4].copy_from_slice(&20_040u16.to_be_bytes());
+    let tcp = &mut sent[34..HEADERS_BYTES];
+    tcp.copy_from_slice(&[
+        0, 1, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0x50, 0x10, 1, 0, 0, 0, 0, 0,
+    ]);
+    let header = VnetHeader::for_transmit(&TransmitOffload {
+        checksum: ChecksumWork::Link { start: 34, at: 16 },
+        segment_bytes: 1_460,
+        header_bytes: HEADERS_BYTES as u16,
+        is_v6: false,
+        has_cwr: false,
+    });
+    (sent, header)
+}
+
+#[test]
+fn what_a_full_ring_cannot_take_is_counted() {
+    with_veth(|| {
+        let (from, mut to) = (open(0), open(1));
+        for number in 0..5_000 {
+            assert!(send(&from, &frame(number, 100)));
+        }
+        let (mut kept, mut lost) = (0, to.take_lost());
+        while kept as u64 + lost < 5_000 {
+            await_frame(&to);
+            let arrival = to.peek().expect("it is there");
+            assert_eq!(arrival.bytes, frame(kept, 100), "the first ones are kept");
+            to.release();
+            kept += 1;
+            lost += to.take_lost();
+        }
+        assert!(lost > 0 && to.peek().is_none());
+        assert_eq!(to.take_lost(), 0, "said once");
+        assert!(send(&from, &frame(7, 100)));
+        await_frame(&to);
+    });
+}
+
+#[test]
+fn frames_for_others_are_not_seen_and_interfaces_come_and_go() {
+    with_veth(|| {
+        let (from, to) = (open(0), open(1));
+        let mut other = frame(1, 100);
+        other[5] = 9;
+        assert!(send(&from, &other));
+        assert!(to.peek().is_none() && from.peek().is_none());
+        assert!(ip("link set v1 down"));
+        to.clear_error();
+        assert!(ip("link set v1 up"));
+        // The address is still let through, and the interface still watched.
+        let arrived = (0..100).any(|number| {
+            thread::sleep(Duration::from_millis(10));
+            send(&from, &frame(number, 100)) && to.peek().is_some()
+        });
+        assert!(arrived);
+        let missing = PacketSocket::open(
+            "nosuch0",
+            PacketOptions {
+                mac: MACS[0],
+                group: None,
+            },
+        );
+        assert!(
+            matches!(missing, Err(PacketError::Interface(..))),
+            "{missing:?}"
+        );
+        let loopback = PacketSocket::open(
+            "lo",
+            PacketOptions {
+                mac: MACS[0],
+                group: None,
+            },
+        );
+        assert!(
+            matches!(loopback, Err(PacketError::Medium(_))),
+            "{loopback:?}"
+        );
+    });
+}
+
+#[test]
+fn members_of_a_group_share_the_frames() {
+    with_veth(|| {
+        let from = open(0);
+        let member = || {
+            let options = PacketOptions {
+                mac: MACS[1],
+                group: Some(77),
+            };
+            PacketSocket::open("v1", options).expect("the interface is there")
+        };
+        let mut members = [member(), member()];
+        for number in 0..100 {
+            assert!(send(&from, &frame(number, 100)));
+        }
+        let deadline = Instant::now() + Duration::from_secs(10);
+        let mut count = 0;
+        while count < 100 {
+            assert!(Instant::now() < deadline, "{count} of 100 have come");
+            for member in &mut members {
+                while member.peek().is_some() {
+                    member.release();
+                    count += 1;
+                }
+            }
+        }
+        assert_eq!(count, 100, "each comes to one of them");
+    });
+}
