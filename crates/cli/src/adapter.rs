@@ -50,8 +50,8 @@ pub(crate) struct AdapterArgs {
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "TCP engine (offload path)")]
 struct EngineArgs {
-    /// The engine's link: a TAP device of this network namespace, or of another
-    #[arg(long, value_name = "tap:NAME[@NETNS]")]
+    /// The engine's link, of this network namespace or of another: a TAP device, or a packet socket on an interface that is there
+    #[arg(long, value_name = "tap:NAME[@NETNS] | packet:INTERFACE[@NETNS]")]
     link: Option<String>,
 
     /// An address of the engine's own on the link, with its prefix length; may be repeated
@@ -70,7 +70,7 @@ struct EngineArgs {
     #[arg(long)]
     no_lso: bool,
 
-    /// Take segments as the wire has them, not joined
+    /// Take segments as the wire has them, not joined (a packet link has what its interface does: ethtool -K)
     #[arg(long)]
     no_lro: bool,
 
@@ -90,7 +90,7 @@ struct EngineArgs {
     #[arg(long, value_name = "CONNECTIONS")]
     quota: Option<String>,
 
-    /// Engine threads, each with a queue of the TAP device, which needs `multi_queue` if it was made before (1)
+    /// Engine threads, each with its share of the link's frames; a TAP device needs `multi_queue` if it was made before (1)
     #[arg(long, value_name = "N")]
     threads: Option<String>,
 

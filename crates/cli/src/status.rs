@@ -96,6 +96,8 @@ pub(crate) struct Engine {
     retransmissions: u64,
     frames_malformed: u64,
     frames_passed_on: u64,
+    frames_lost: u64,
+    link_gone: bool,
     threads: Vec<Engine>,
 }
 
@@ -184,6 +186,13 @@ fn engine_lines(engine: &Engine) -> String {
         engine.retransmissions,
         engine.frames_malformed,
     );
+    if engine.link_gone {
+        out.push_str("  its interface does not exist; it is opened when it comes back\n");
+    }
+    if engine.frames_lost > 0 {
+        let lost = count(engine.frames_lost);
+        let _ = writeln!(out, "  {lost} frames lost, for want of room to keep them");
+    }
     if !engine.threads.is_empty() {
         let of_each = engine.threads.iter();
         let of_each = of_each.map(|thread| thread.connections.to_string());

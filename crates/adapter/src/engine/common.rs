@@ -64,10 +64,8 @@ impl Common {
         let own = StandIns::next_to(relay_source).for_all(settings);
         outlook.publish(&settings.all_rules(), &shown(&own));
         outlook.initialise(netns, relay.port(), relay_source.octets());
-        let namespace = settings.device.namespace.as_ref();
-        let place = namespace.map_or(String::new(), |namespace| format!("@{namespace}"));
         let common = Common {
-            link: format!("tap:{}{place}", settings.device.name),
+            link: settings.device.to_string(),
             netns,
             outlook,
             relay_source,

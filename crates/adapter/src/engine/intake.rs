@@ -5,15 +5,17 @@
 //!   while a stream runs     headers ──► the buffer      payload ──► the program's ring
 //! ```
 //!
-//! The second way is I/OAT's *split headers*: it spares the copy, and the cache what the copy would have filled it with. A TAP device
+//! The second way is I/OAT's *split headers*: it spares the copy, and the cache what the copy would have filled it with. A packet socket
+//! shows a large frame's headers before the frame is read, so all that continue a stream go that way. A TAP device
 //! tells nothing of a frame before it is read, so where the payload goes is a guess: that the next frame continues what the last one
 //! brought. It is made while large frames have just done so, and it is made only for somebody to whom all frames are: a wrong guess puts
 //! one program's bytes where another could see them. What was guessed wrong is put together and goes the usual way.
 
-use toehold_link::{Tap, VnetHeader};
-use toehold_tcp::{Engine, Expected, Instant, ReceiveOffload, USUAL_HEADERS_BYTES};
+use toehold_link::{PacketSocket, Tap, VnetHeader};
+use toehold_tcp::{Expected, Instant, ReceiveOffload, USUAL_HEADERS_BYTES};
 
 use super::lane::Room;
+use super::link::Device;
 use super::passing::Takers;
 
 /// The largest frame a link hands over, with LRO.
@@ -22,6 +24,15 @@ const FRAME_BYTES_MAX: usize = 65_536 + 64;
 const FRAME_BYTES_WORTH: usize = 8_192;
 /// So many of them have to continue the stream, one after the other, before the next is expected to.
 const RUN_BEFORE_GUESSING: u32 = 3;
+
+/// What may be done with payload before its frame has been handed to the engine.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct May {
+    /// Put it where it belongs.
+    pub(super) place: bool,
+    /// Put it where it probably belongs.
+    pub(super) guess: bool,
+}
 
 #[derive(Debug)]
 pub(super) struct Intake {
@@ -45,15 +56,23 @@ impl Default for Intake {
 
 impl Intake {
     /// Takes the link's next frame; false when there is none.
+    #[inline]
     pub(super) fn take(
         &mut self,
-        tap: &Tap,
+        device: &mut Device,
         now: Instant,
-        mut takers: Takers<'_>,
-        may_guess: bool,
+        takers: Takers<'_>,
+        may: May,
     ) -> bool {
+        match device {
+            Device::Tap(tap) => self.take_from_tap(tap, now, takers, may),
+            Device::Packet(socket) => self.take_from_socket(socket, now, takers, may),
+        }
+    }
+
+    fn take_from_tap(&mut self, tap: &Tap, now: Instant, mut takers: Takers<'_>, may: May) -> bool {
         let expected = takers.engine.expected();
-        let guess = expected.filter(|_| may_guess && self.is_run());
+        let guess = expected.filter(|_| may.place && may.guess && self.is_run());
         let room = guess.and_then(|expected| Some((expected, takers.streams.room(expected)?)));
         let received = match room {
             None => tap.receive_behind_header(&mut self.buffer),
@@ -67,7 +86,75 @@ impl Intake {
         let Ok(Some((length, header))) = received else {
             return false;
         };
-        let offload = offload_of(header, takers.engine);
+        let is_trusted = takers.engine.config().offload.transmit_checksum;
+        let offload = if is_trusted {
+            header.receive_offload()
+        } else {
+            ReceiveOffload::default()
+        };
+        if self.hand_over(now, &mut takers, (length, offload), room) {
+            return true;
+        }
+        if length >= FRAME_BYTES_WORTH {
+            let continues = continues(expected, length, takers.engine.expected());
+            self.run = if continues { self.run + 1 } else { 0 };
+        }
+        true
+    }
+
+    #[inline]
+    fn take_from_socket(
+        &mut self,
+        socket: &mut PacketSocket,
+        now: Instant,
+        mut takers: Takers<'_>,
+        may: May,
+    ) -> bool {
+        let Some(arrival) = socket.peek() else {
+            return false;
+        };
+        let (header, length) = (arrival.header, arrival.length);
+        let is_trusted = takers.engine.config().offload.transmit_checksum;
+        let offload = ReceiveOffload {
+            // Nobody can verify what was never computed.
+            checksum_verified: header.lacks_checksum()
+                || is_trusted && header.receive_offload().checksum_verified,
+        };
+        if length <= arrival.bytes.len() {
+            takers.take(now, arrival.bytes, offload);
+            socket.release();
+            return true;
+        }
+        if !arrival.is_kept {
+            // As good as lost on the way: the kernel had no memory for it.
+            socket.release();
+            return true;
+        }
+        let expected = arrival.bytes.first_chunk().filter(|_| may.place);
+        let expected = expected.and_then(|headers| {
+            let payload_bytes = length.checked_sub(USUAL_HEADERS_BYTES)?;
+            takers.engine.place_of(headers, payload_bytes, offload)
+        });
+        let room = expected.and_then(|expected| Some((expected, takers.streams.room(expected)?)));
+        let parts = match room {
+            None => self.parts([(std::ptr::null_mut(), 0); 2]),
+            Some((_, room)) => self.parts(room),
+        };
+        // SAFETY: the buffer is ours; a ring's room is mapped and ours to write. No reference to either lives.
+        if unsafe { socket.receive_raw(&parts) } == Some(length) {
+            self.hand_over(now, &mut takers, (length, offload), room);
+        }
+        true
+    }
+
+    /// Hands a frame to the engine, whose payload may stand in `room`, where it is expected; true when it was.
+    fn hand_over(
+        &mut self,
+        now: Instant,
+        takers: &mut Takers<'_>,
+        (length, offload): (usize, ReceiveOffload),
+        room: Option<(Expected, [Room; 2])>,
+    ) -> bool {
         if let Some((expected, room)) = room.filter(|_| length > USUAL_HEADERS_BYTES) {
             let payload_bytes = length - USUAL_HEADERS_BYTES;
             let fits = payload_bytes <= room[0].1 + room[1].1;
@@ -82,11 +169,7 @@ impl Intake {
         }
         let frame = &self.buffer[VnetHeader::BYTES..][..length];
         takers.take(now, frame, offload);
-        if length >= FRAME_BYTES_WORTH {
-            let continues = continues(expected, length, takers.engine.expected());
-            self.run = if continues { self.run + 1 } else { 0 };
-        }
-        true
+        false
     }
 
     /// Whether large frames have been continuing a stream, so that it is worth guessing that the next does.
@@ -121,14 +204,6 @@ impl Intake {
             // SAFETY: the ring is mapped for at least as long as `part`, which is ours.
             unsafe { toehold_copy::from_shared(base, part.as_mut_ptr(), part.len()) };
         }
-    }
-}
-
-fn offload_of(header: VnetHeader, engine: &Engine) -> ReceiveOffload {
-    if engine.config().offload.transmit_checksum {
-        header.receive_offload()
-    } else {
-        ReceiveOffload::default()
     }
 }
 

@@ -1,4 +1,4 @@
-//! The engine's TAP device: opened where it lives, and watched for changes there.
+//! The engine's device: opened where it lives, and watched for changes there.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -6,10 +6,12 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::thread;
 
-use toehold_link::{Tap, TapOptions};
+use toehold_link::{PacketOptions, PacketSocket, Tap, TapOptions, VnetHeader};
 
 use super::Error;
-use super::settings::{Device, Settings};
+use super::lane::Part;
+use super::settings::{DeviceKind, Settings};
+use super::told;
 use crate::listener::{check, owned};
 
 /// `linux/sockios.h`; the libc crate does not have it.
@@ -17,10 +19,20 @@ const SIOCSIFTXQLEN: libc::Ioctl = 0x8943;
 /// A frame of each of some thousand connections may come at once; the kernel's own 1,000 would lose some.
 const QUEUE_FRAMES: libc::c_int = 8_192;
 
-/// A TAP device and the ways to ask about it.
+/// Where frames come from and go to.
+#[derive(Debug)]
+pub(super) enum Device {
+    Tap(Tap),
+    Packet(PacketSocket),
+}
+
+/// A device and the ways to ask about it.
 #[derive(Debug)]
 pub(super) struct Link {
-    pub(super) tap: Tap,
+    pub(super) device: Device,
+    settings: Settings,
+    /// The interface that the device is on does not exist at the moment.
+    is_gone: bool,
     name: CString,
     /// A socket of the device's network namespace.
     control: OwnedFd,
@@ -31,38 +43,27 @@ pub(super) struct Link {
 impl Link {
     /// Attaches to the device, making it if need be.
     pub(super) fn open(settings: &Settings) -> Result<Link, Error> {
-        match &settings.device.namespace {
-            None => Link::open_here(settings),
-            // Only a thread that ends afterwards may go elsewhere: sockets belong to where they were made.
-            Some(namespace) => thread::scope(|scope| {
-                let there = scope.spawn(|| {
-                    enter(namespace).map_err(|error| Error::Namespace(namespace.clone(), error))?;
-                    Link::open_here(settings)
-                });
-                there.join().expect("opening a device does not panic")
-            }),
-        }
+        there(settings, Link::open_here)
     }
 
     fn open_here(settings: &Settings) -> Result<Link, Error> {
-        let Device { name, .. } = &settings.device;
-        let options = TapOptions {
-            multi_queue: settings.threads > 1,
-            receive_checksum: settings.checksum,
-            receive_large: settings.lro,
-        };
-        let tap = Tap::open(name, options).map_err(Error::Tap)?;
+        let name = &settings.device.name;
+        let device = Device::open(settings)?;
         let os = |error| Error::Os("watch the link", error);
         // SAFETY: no memory is involved.
         let control =
             owned(unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) });
         let link = Link {
-            tap,
+            device,
+            settings: settings.clone(),
+            is_gone: false,
             name: CString::new(name.as_str()).expect("checked by the settings"),
             control: control.map_err(os)?,
             changes: changes().map_err(os)?,
         };
-        if !link.tap.is_persistent().map_err(os)? {
+        if let Device::Tap(tap) = &link.device
+            && !tap.is_persistent().map_err(os)?
+        {
             link.set_queue_frames(QUEUE_FRAMES);
         }
         Ok(link)
@@ -105,6 +106,40 @@ impl Link {
         u16::try_from(mtu).ok().or(Some(u16::MAX))
     }
 
+    /// Looks whether the interface is still there. One that has come in its place under its name is opened: true when there is another
+    /// device to watch.
+    pub(super) fn follow(&mut self) -> bool {
+        let Device::Packet(socket) = &self.device else {
+            return false;
+        };
+        let index = self.index();
+        if index == Some(socket.interface()) {
+            return false;
+        }
+        let other = index.and_then(|_| there(&self.settings, Device::open).ok());
+        self.is_gone = other.is_none();
+        let Some(device) = other else {
+            return false;
+        };
+        self.device = device;
+        true
+    }
+
+    /// True while the interface that the device is on does not exist.
+    pub(super) fn is_gone(&self) -> bool {
+        self.is_gone
+    }
+
+    /// The number of the interface that has the name now.
+    fn index(&self) -> Option<libc::c_int> {
+        let mut request = self.request();
+        let control = self.control.as_raw_fd();
+        // SAFETY: SIOCGIFINDEX reads and writes one `ifreq`.
+        check(unsafe { libc::ioctl(control, libc::SIOCGIFINDEX as _, &mut request) }).ok()?;
+        // SAFETY: filled in by the call, which succeeded.
+        Some(unsafe { request.ifr_ifru.ifru_ifindex })
+    }
+
     /// Readable when something has changed.
     pub(super) fn changes(&self) -> BorrowedFd<'_> {
         self.changes.as_fd()
@@ -131,6 +166,105 @@ impl Link {
             }
         }
     }
+}
+
+impl Device {
+    fn open(settings: &Settings) -> Result<Device, Error> {
+        let name = &settings.device.name;
+        let has_several = settings.threads > 1;
+        match settings.device.kind {
+            DeviceKind::Tap => {
+                let options = TapOptions {
+                    multi_queue: has_several,
+                    receive_checksum: settings.checksum,
+                    receive_large: settings.lro,
+                };
+                let tap = Tap::open(name, options).map_err(Error::Tap)?;
+                Ok(Device::Tap(tap))
+            }
+            DeviceKind::Packet => {
+                let options = PacketOptions {
+                    mac: told::mac(settings),
+                    // Another adapter's is another process.
+                    group: has_several.then_some(std::process::id() as u16),
+                };
+                let socket = PacketSocket::open(name, options).map_err(Error::Packet)?;
+                Ok(Device::Packet(socket))
+            }
+        }
+    }
+
+    /// True when a frame has to be read before anything is known of it.
+    pub(super) fn has_to_guess(&self) -> bool {
+        matches!(self, Device::Tap(_))
+    }
+
+    /// Gives the device a frame in one piece, behind room for its metadata; whether it was taken.
+    pub(super) fn send_behind_header(&self, header: VnetHeader, buffer: &mut [u8]) -> bool {
+        let sent = match self {
+            Device::Tap(tap) => tap.send_behind_header(header, buffer),
+            Device::Packet(socket) => socket.send_behind_header(header, buffer),
+        };
+        sent.unwrap_or(false)
+    }
+
+    /// Gives the device a frame in several pieces; whether it was taken.
+    ///
+    /// # Safety
+    /// Each part names readable memory of its length.
+    pub(super) unsafe fn send_raw(&self, header: VnetHeader, parts: &[Part]) -> bool {
+        // SAFETY: the caller's promise.
+        let sent = unsafe {
+            match self {
+                Device::Tap(tap) => tap.send_raw(header, parts),
+                Device::Packet(socket) => socket.send_raw(header, parts),
+            }
+        };
+        sent.unwrap_or(false)
+    }
+
+    /// What an interface that went down has left to be said.
+    pub(super) fn clear_error(&self) {
+        if let Device::Packet(socket) = self {
+            socket.clear_error();
+        }
+    }
+
+    /// Frames lost since the last time, where the device tells.
+    pub(super) fn take_lost(&self) -> u64 {
+        match self {
+            Device::Tap(_) => 0,
+            Device::Packet(socket) => socket.take_lost(),
+        }
+    }
+}
+
+impl AsFd for Device {
+    /// Readable when a frame waits.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Device::Tap(tap) => tap.as_fd(),
+            Device::Packet(socket) => socket.as_fd(),
+        }
+    }
+}
+
+/// Calls `make` in the device's network namespace: sockets belong to where they were made.
+fn there<T: Send>(
+    settings: &Settings,
+    make: impl FnOnce(&Settings) -> Result<T, Error> + Send,
+) -> Result<T, Error> {
+    let Some(namespace) = &settings.device.namespace else {
+        return make(settings);
+    };
+    // Only a thread that ends afterwards may go elsewhere.
+    thread::scope(|scope| {
+        let there = scope.spawn(|| {
+            enter(namespace).map_err(|error| Error::Namespace(namespace.clone(), error))?;
+            make(settings)
+        });
+        there.join().expect("opening a device does not panic")
+    })
 }
 
 /// A socket that is told of every link that changes.

@@ -1,7 +1,7 @@
 //! The offload path's engine: a TCP of its own on a link of its own, for programs that reach it by their sockets.
 //!
 //! ```text
-//!   program ── carrier (kernel, loopback) ── Flow ── toehold_tcp::Engine ── Tap ── any remote
+//!   program ── carrier (kernel, loopback) ── Flow ── toehold_tcp::Engine ── Link ── any remote
 //! ```
 //!
 //! - *Active*: the library connects the program's socket to the relay and says, in the first bytes on it, where it is to lead and by whose
@@ -68,7 +68,7 @@ use std::time::{Duration, Instant};
 
 use toehold_channel::memfd::MapError;
 use toehold_channel::opening::Pass;
-use toehold_link::TapError;
+use toehold_link::{PacketError, TapError};
 use toehold_tcp::{Random, Share};
 
 use crate::regions::SharedFd;
@@ -89,6 +89,8 @@ use settings::Settings;
 pub enum Error {
     /// The TAP device cannot be had.
     Tap(TapError),
+    /// The packet socket cannot be had.
+    Packet(PacketError),
     /// The namespace of the device cannot be entered.
     Namespace(String, io::Error),
     /// No MTU was given, and the device does not tell.
@@ -103,6 +105,7 @@ impl fmt::Display for Error {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Error::Tap(error) => error.fmt(out),
+            Error::Packet(error) => error.fmt(out),
             Error::Namespace(name, error) => write!(
                 out,
                 "cannot enter the network namespace {name} ({error}); this needs CAP_SYS_ADMIN, and `ip netns add {name}`"

@@ -7,10 +7,11 @@
 //!
 //! A device takes one piece in faster than several: up to a page the copy costs less than that.
 
-use toehold_link::{Tap, VnetHeader};
+use toehold_link::VnetHeader;
 use toehold_tcp::{ChecksumSum, ChecksumWork, HEADER_BUFFER_BYTES, Memory, Transmit};
 
 use super::lane::Part;
+use super::link::Device;
 use super::memory::{PARTS_MAX, Streams};
 
 /// A frame as it was given to the link: its pieces in order.
@@ -40,7 +41,7 @@ impl Outlet {
     /// Gives a frame to the link, whose headers are in place: its pieces, and whether the link took it.
     pub(super) fn send(
         &mut self,
-        tap: &Tap,
+        device: &Device,
         streams: &mut Streams,
         transmit: &mut Transmit,
     ) -> (Pieces, bool) {
@@ -73,12 +74,12 @@ impl Outlet {
         );
         let metadata = VnetHeader::for_transmit(&transmit.offload);
         let sent = if is_small {
-            tap.send_behind_header(metadata, &mut self.frame[..end])
+            device.send_behind_header(metadata, &mut self.frame[..end])
         } else {
             // SAFETY: headers and copy are ours; what the streams name stays mapped until they are changed, which nothing does here.
-            unsafe { tap.send_raw(metadata, &pieces) }
+            unsafe { device.send_raw(metadata, &pieces) }
         };
         // As good as lost on the way otherwise: an interface that is down, or a queue that is full.
-        (pieces, matches!(sent, Ok(true)))
+        (pieces, sent)
     }
 }

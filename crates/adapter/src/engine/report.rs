@@ -8,6 +8,8 @@ pub(crate) struct Report {
     pub(crate) link: String,
     pub(crate) addresses: Vec<String>,
     pub(crate) mtu: u16,
+    /// The interface that the link is on does not exist at the moment.
+    pub(crate) link_gone: bool,
     pub(crate) connections: usize,
     /// Those with a channel beside the carrier.
     pub(crate) channels: usize,
@@ -35,6 +37,8 @@ pub(crate) struct Report {
     pub(crate) over_quota: u64,
     /// Frames the link did not take.
     pub(crate) frames_refused: u64,
+    /// Frames that the link had no room to keep for us.
+    pub(crate) frames_lost: u64,
     /// Payloads that the link put into a program's ring with no copy between.
     pub(crate) payloads_in_place: u64,
     /// Times the settings were changed while it ran.
@@ -87,6 +91,7 @@ impl Report {
             carriers_refused: self.carriers_refused + other.carriers_refused,
             over_quota: self.over_quota + other.over_quota,
             frames_refused: self.frames_refused + other.frames_refused,
+            frames_lost: self.frames_lost + other.frames_lost,
             payloads_in_place: self.payloads_in_place + other.payloads_in_place,
             sleeps: self.sleeps + other.sleeps,
             frames_passed_on: self.frames_passed_on + other.frames_passed_on,

@@ -17,7 +17,7 @@ use super::clients::Unchanging;
 use super::common::Common;
 use super::flow::{Flow, Next, Stage, errno_of};
 use super::inbox::Inbox;
-use super::intake::Intake;
+use super::intake::{Intake, May};
 use super::link::Link;
 use super::listeners::Listeners;
 use super::memory::Streams;
@@ -106,7 +106,7 @@ impl Runner {
         let mut stand_ins = StandIns::next_to(common.relay_source);
         let poller = Poller::new().map_err(os("make an epoll instance"))?;
         let watch = |fd, source| poller.watch(fd, source);
-        let watched = watch(link.tap.as_fd(), Source::Link)
+        let watched = watch(link.device.as_fd(), Source::Link)
             .and_then(|()| watch(link.changes(), Source::LinkChange))
             .and_then(|()| watch(inbox.bell(), Source::Command))
             .and_then(|()| watch(channels.socket(), Source::Offers))
@@ -159,7 +159,12 @@ impl Runner {
             }
             for event in events.drain(..) {
                 match event.source {
-                    Source::Link => drop(self.take_frames()),
+                    Source::Link => {
+                        if event.bits & libc::EPOLLERR as u32 != 0 {
+                            self.link.device.clear_error();
+                        }
+                        self.take_frames();
+                    }
                     Source::LinkChange => self.look_at_link(),
                     Source::Relay => self.give_all(|arrivals| arrivals.take(Clock::now())),
                     Source::Late => self.give_all(Arrivals::take_late),
@@ -306,19 +311,22 @@ impl Runner {
     /// Hands frames of the link to the engine, until there are none or others should have their turn; true when there were some.
     fn take_frames(&mut self) -> bool {
         // No other program comes while frames are taken: who guesses wrong puts bytes where one could see them.
-        let is_run = self.intake.is_run();
-        let clients = is_run.then(|| self.common.clients.unchanging());
+        let is_guessing = self.intake.is_run() && self.link.device.has_to_guess();
+        let clients = is_guessing.then(|| self.common.clients.unchanging());
         let is_one = clients.as_ref().is_some_and(Unchanging::is_one);
         for count in 0..self.batch {
             let now = self.now();
-            let may_guess = is_one && !self.common.captures.is_watched();
+            let may = May {
+                place: !self.common.captures.is_watched(),
+                guess: is_one,
+            };
             let takers = Takers {
                 engine: &mut self.engine,
                 streams: &mut self.streams,
                 common: &self.common,
                 passed_on: &mut self.passed_on,
             };
-            if !self.intake.take(&self.link.tap, now, takers, may_guess) {
+            if !self.intake.take(&mut self.link.device, now, takers, may) {
                 return count > 0;
             }
         }
@@ -452,8 +460,8 @@ impl Runner {
             let Some(mut transmit) = self.engine.poll_transmit(now, header) else {
                 return;
             };
-            let (tap, streams) = (&self.link.tap, &mut self.streams);
-            let (pieces, is_taken) = self.outlet.send(tap, streams, &mut transmit);
+            let (device, streams) = (&self.link.device, &mut self.streams);
+            let (pieces, is_taken) = self.outlet.send(device, streams, &mut transmit);
             self.report.frames_refused += u64::from(!is_taken);
             if let Some(before) = watched {
                 let frame = (&pieces[..], is_taken);

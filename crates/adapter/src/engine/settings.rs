@@ -6,6 +6,7 @@
 //!   # the link, and who we are on it
 //!   link     tap:toe0            a TAP device of this network namespace
 //!   link     tap:toe0@peer       one of the namespace `peer`, as `ip netns` names it
+//!   link     packet:eth0         an interface that is there: a network card, a veth; also with @peer
 //!   address  10.84.0.2/24
 //!   gateway  10.84.0.1
 //!   mtu      9000
@@ -34,7 +35,7 @@ use toehold_channel::rendezvous::mapped;
 /// Everything an engine needs to be told.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// The TAP device.
+    /// What the link is made of.
     pub device: Device,
     /// The engine's addresses, each with its prefix length.
     pub addresses: Vec<(IpAddr, u8)>,
@@ -54,7 +55,7 @@ pub struct Settings {
     pub batch: usize,
     /// Most connections of one program at a time: those it made, and those that others made to what it listens on.
     pub quota: usize,
-    /// Threads of the engine, each with a queue of the device.
+    /// Threads of the engine, each with its share of the device's frames.
     pub threads: usize,
     /// Rules before those that follow from the addresses and gateways.
     pub rules: Vec<Rule>,
@@ -63,10 +64,35 @@ pub struct Settings {
 /// Where the frames come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Device {
+    /// What it is.
+    pub kind: DeviceKind,
     /// The device's name.
     pub name: String,
     /// The network namespace it is in, as `ip netns` names it; ours when `None`.
     pub namespace: Option<String>,
+}
+
+/// What a link is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceKind {
+    /// A TAP device, at whose other end is the kernel.
+    Tap,
+    /// A packet socket on an interface that is there already.
+    Packet,
+}
+
+impl Display for Device {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = match self.kind {
+            DeviceKind::Tap => "tap",
+            DeviceKind::Packet => "packet",
+        };
+        write!(out, "{kind}:{}", self.name)?;
+        match &self.namespace {
+            Some(namespace) => write!(out, "@{namespace}"),
+            None => Ok(()),
+        }
+    }
 }
 
 /// What was wrong with a setting, in words.
@@ -197,7 +223,7 @@ impl Draft {
             return if is_empty && self.gateways.is_empty() && self.mtu.is_none() {
                 Ok(None)
             } else {
-                whole("an engine needs a link: --link tap:NAME")
+                whole("an engine needs a link: --link tap:NAME, or packet:INTERFACE")
             };
         };
         if self.addresses.is_empty() {
@@ -221,6 +247,11 @@ impl Draft {
             return whole("a gateway has to be in the prefix of one of the addresses");
         }
         let has = |word: &str| !self.without.iter().any(|without| without == word);
+        if device.kind == DeviceKind::Packet && !has("lro") {
+            return whole(
+                "a packet link takes segments as its interface has them: ethtool -K INTERFACE gro off, and tso off at the other end of a veth",
+            );
+        }
         let settings = Settings {
             device,
             lso: has("lso") && has("checksum"),
@@ -268,10 +299,14 @@ impl Settings {
 }
 
 fn device(value: &str) -> Result<Device, String> {
-    let Some(name) = value.strip_prefix("tap:") else {
-        return Err(format!(
-            "`{value}` is no link: tap:NAME or tap:NAME@NAMESPACE"
-        ));
+    let (kind, name) = match value.split_once(':') {
+        Some(("tap", name)) => (DeviceKind::Tap, name),
+        Some(("packet", name)) => (DeviceKind::Packet, name),
+        _ => {
+            return Err(format!(
+                "`{value}` is no link: tap:NAME or packet:INTERFACE, either with @NAMESPACE"
+            ));
+        }
     };
     let (name, namespace) = match name.split_once('@') {
         Some((name, namespace)) => (name, Some(namespace.to_owned())),
@@ -287,6 +322,7 @@ fn device(value: &str) -> Result<Device, String> {
         return Err(format!("`{value}` names no network namespace"));
     }
     Ok(Device {
+        kind,
         name: name.into(),
         namespace,
     })

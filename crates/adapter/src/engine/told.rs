@@ -27,6 +27,13 @@ pub(super) fn routes(settings: &Settings) -> Vec<Route> {
     settings.gateways.iter().map(everything).collect()
 }
 
+/// The engine's Ethernet address: locally administered, and the same after a restart, since neighbours remember it.
+pub(super) fn mac(settings: &Settings) -> [u8; 6] {
+    let (first, _) = settings.addresses[0];
+    let [.., a, b, c, d] = spell(first);
+    [0x02, 0x54, a, b, c, d]
+}
+
 pub(super) fn config(settings: &Settings, mtu: u16, share: Share) -> Config {
     let addresses = settings.addresses.iter();
     let addresses = addresses.map(|&(address, prefix_bits)| InterfaceAddress {
@@ -34,10 +41,8 @@ pub(super) fn config(settings: &Settings, mtu: u16, share: Share) -> Config {
         prefix_bits,
     });
     let addresses: Vec<InterfaceAddress> = addresses.collect();
-    let [.., a, b, c, d] = spell(addresses[0].address);
     let medium = Medium::Ethernet {
-        // Locally administered, and the same after a restart: neighbours remember it.
-        mac: MacAddress([0x02, 0x54, a, b, c, d]),
+        mac: MacAddress(mac(settings)),
         resolve: true,
     };
     let config = Config::new(medium, mtu, addresses[0]);

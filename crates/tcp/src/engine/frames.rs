@@ -126,6 +126,25 @@ impl Engine {
         })
     }
 
+    /// Where the payload belongs of a frame with these headers and `payload_bytes` bytes of it, if it is the next of an established
+    /// connection. For links that show headers first: no guess as [`Self::expected`] is, but said before all has been verified.
+    #[inline]
+    pub fn place_of(
+        &mut self,
+        headers: &[u8; USUAL_HEADERS_BYTES],
+        payload_bytes: usize,
+        offload: ReceiveOffload,
+    ) -> Option<Expected> {
+        if self.usual_payload(headers, offload) != Some(payload_bytes) {
+            return None;
+        }
+        self.find_usual(headers)?;
+        let expected = self.expected()?;
+        let connection = self.slots.get(expected.connection.index())?;
+        let is_next = u32_at(headers, 38) == connection.rcv_nxt.wire(connection.irs);
+        is_next.then_some(expected)
+    }
+
     /// [`Self::handle_frame`] for a frame whose `payload_bytes` bytes of payload the host has read to
     /// where [`Self::expected`] said. Does nothing and returns false unless they belong there: then
     /// the host puts the frame together and calls [`Self::handle_frame`].

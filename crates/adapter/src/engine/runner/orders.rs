@@ -1,11 +1,13 @@
 //! What the daemon and the link say: requests, other settings, another MTU; and the answer to how things stand.
 
+use std::os::fd::AsFd;
 use std::time::Instant as Clock;
 
 use toehold_tcp::InterfaceAddress;
 
 use super::Runner;
 use crate::engine::arrivals::Arrivals;
+use crate::engine::poller::Source;
 use crate::engine::report::Report;
 use crate::engine::stand_ins::shown;
 use crate::engine::told::{options, routes};
@@ -18,6 +20,11 @@ const COMMANDS_PER_TURN: usize = 256;
 impl Runner {
     pub(super) fn look_at_link(&mut self) {
         self.link.clear_changes();
+        if self.link.follow() {
+            // Without it frames are found only by looking: as good as lost, and said so.
+            let watched = self.poller.watch(self.link.device.as_fd(), Source::Link);
+            self.report.frames_lost += u64::from(watched.is_err());
+        }
         let Some(mtu) = self
             .link
             .mtu()
@@ -111,12 +118,14 @@ impl Runner {
         self.look_at_listeners_after = Clock::now() + 7 * began.elapsed();
     }
 
-    fn report(&self) -> Report {
+    fn report(&mut self) -> Report {
+        self.report.frames_lost += self.link.device.take_lost();
         let counters = self.engine.counters();
         Report {
             link: self.common.link.clone(),
             addresses: self.own.iter().map(|(ip, _)| ip.to_string()).collect(),
             mtu: self.mtu,
+            link_gone: self.link.is_gone(),
             connections: self.flows.iter().flatten().count(),
             channels: (self.flows.iter().flatten())
                 .filter(|flow| flow.place.is_some())
