@@ -25,7 +25,7 @@ pub mod toehold;
 
 pub use checked::Checked;
 pub use duet::{Duet, Sides};
-pub use network::Network;
+pub use network::{Link, Network};
 pub use nginx::Nginx;
 pub use process::{Running, wait_until};
 pub use toehold::{Path, Toehold};

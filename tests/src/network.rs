@@ -4,6 +4,8 @@
 //! ```text
 //!   near: program ── lo ── adapter (10.84.0.2, fd84::2) ══ toe0 ══ (10.84.0.1, fd84::1) kernel ── program :far
 //! ```
+//!
+//! `toe0` is a TAP device of the far namespace, or the far end of a veth whose near end a packet socket is on.
 
 use std::ffi::OsStr;
 use std::fs::read_to_string;
@@ -27,16 +29,45 @@ pub const FAR_V6: &str = "fd84::1";
 /// Engine threads of adapters whose test does not say how many: every test can be run with several.
 const THREADS_VARIABLE: &str = "TOEHOLD_ENGINE_THREADS";
 
+/// The kind of link of adapters whose test does not say which: every test can be run on each.
+const LINK_VARIABLE: &str = "TOEHOLD_ENGINE_LINK";
+
+/// What the adapter's link is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Link {
+    /// A TAP device of the far namespace.
+    Tap,
+    /// A packet socket on a veth.
+    Packet,
+}
+
+impl Link {
+    /// The one that this run of the tests is about.
+    pub fn of_this_run() -> Link {
+        match std::env::var(LINK_VARIABLE).as_deref() {
+            Err(_) | Ok("" | "tap") => Link::Tap,
+            Ok("packet") => Link::Packet,
+            Ok(other) => panic!("{LINK_VARIABLE} is {other}: tap or packet"),
+        }
+    }
+}
+
 /// Two namespaces; gone when dropped.
 #[derive(Debug)]
 pub struct Network {
     near: String,
     far: String,
+    link: Link,
 }
 
 impl Network {
     /// Makes both namespaces, or says loudly why it cannot.
     pub fn new() -> Option<Network> {
+        Network::with(Link::of_this_run())
+    }
+
+    /// As [`Network::new`], with a link of this kind.
+    pub fn with(link: Link) -> Option<Network> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         if host::program("ip").is_none() {
             host::skipped("ip (iproute2) is not installed");
@@ -47,6 +78,7 @@ impl Network {
         let network = Network {
             near: name("near"),
             far: name("far"),
+            link,
         };
         for namespace in [&network.near, &network.far] {
             if !ip(&["netns", "add", namespace])
@@ -56,7 +88,20 @@ impl Network {
                 return None;
             }
         }
+        if link == Link::Packet && !network.join() {
+            host::skipped("cannot make a pair of virtual interfaces (CAP_NET_ADMIN is needed)");
+            return None;
+        }
         Some(network)
+    }
+
+    /// Makes a veth: `toe0` in the far namespace, `v0` in the near one.
+    pub fn join(&self) -> bool {
+        let (near, far) = (&*self.near, &*self.far);
+        let far_end = ["type", "veth", "peer", "name", "toe0", "netns", far];
+        let mut add = vec!["link", "add", "v0", "netns", near];
+        add.extend(far_end);
+        ip(&add) && ip(&["-n", near, "link", "set", "v0", "up"])
     }
 
     /// Starts an adapter in the near namespace whose engine's link leads to the far one; `options` go to the adapter.
@@ -68,7 +113,10 @@ impl Network {
 
     /// As [`Network::start`], with no address but those among the options.
     pub fn start_with(&self, options: &[&str]) -> Option<Toehold> {
-        let link = format!("tap:toe0@{}", self.far);
+        let link = match self.link {
+            Link::Tap => format!("tap:toe0@{}", self.far),
+            Link::Packet => "packet:v0".to_owned(),
+        };
         let threads = std::env::var(THREADS_VARIABLE).unwrap_or_default();
         let mut arguments = vec!["--link", &link];
         arguments.extend(options);
@@ -87,13 +135,37 @@ impl Network {
         Some(toehold)
     }
 
-    /// Gives the far kernel its addresses on the link, which is new whenever the adapter is.
+    /// Gives the far kernel its addresses on the link: a TAP device is new whenever the adapter is.
     pub fn bring_up(&self) -> bool {
+        if self.link == Link::Packet {
+            self.far_ip(&["addr", "flush", "dev", "toe0"]);
+        }
         let device = || ip(&["-n", &self.far, "link", "show", "toe0"]);
         wait_until(Duration::from_secs(5), device)
             && self.far_ip(&["addr", "add", "10.84.0.1/24", "dev", "toe0"])
             && self.far_ip(&["addr", "add", "fd84::1/64", "dev", "toe0", "nodad"])
             && self.far_ip(&["link", "set", "toe0", "up"])
+    }
+
+    /// Sets the link's MTU, at both ends where there are two; whether that succeeded.
+    pub fn set_mtu(&self, mtu: &str) -> bool {
+        let near = ["link", "set", "v0", "mtu", mtu];
+        (self.link != Link::Packet || self.near_ip(&near))
+            && self.far_ip(&["link", "set", "toe0", "mtu", mtu])
+    }
+
+    /// Runs `ip` in the near namespace; whether it succeeded.
+    pub fn near_ip(&self, arguments: &[&str]) -> bool {
+        let mut all = vec!["-n", &self.near];
+        all.extend(arguments);
+        ip(&all)
+    }
+
+    /// A command that runs `program` in the near namespace, on its kernel.
+    pub fn near(&self, program: impl AsRef<OsStr>) -> Command {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.near]).arg(program);
+        command
     }
 
     /// Runs `ip` in the far namespace; whether it succeeded.

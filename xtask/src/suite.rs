@@ -54,7 +54,7 @@ pub(crate) fn test() -> bool {
     packetdrill::add(&mut steps);
     redis_suite::add(&mut steps);
     add_e2e(&mut steps, None);
-    add_threads(&mut steps);
+    add_offload(&mut steps);
     steps.conclude()
 }
 
@@ -270,12 +270,17 @@ fn add_e2e(steps: &mut Steps, filter: Option<&str>) {
 }
 
 /// The offload path once more, with an engine of two threads.
-fn add_threads(steps: &mut Steps) {
-    let mut command = cargo();
-    command.args(["test", "--release", "-p", "toehold-e2e", "--no-fail-fast"]);
-    command.args(["--test", "offload"]);
-    command.env("TOEHOLD_ENGINE_THREADS", "2");
-    steps.run("offload, two threads", &mut command);
+/// The offload path once more, in the other ways it can be had.
+fn add_offload(steps: &mut Steps) {
+    for (name, variable, value) in [
+        ("offload, two threads", "TOEHOLD_ENGINE_THREADS", "2"),
+        ("offload, packet link", "TOEHOLD_ENGINE_LINK", "packet"),
+    ] {
+        let mut command = cargo();
+        command.args(["test", "--release", "-p", "toehold-e2e", "--no-fail-fast"]);
+        command.args(["--test", "offload"]).env(variable, value);
+        steps.run(name, &mut command);
+    }
 }
 
 fn simulator() -> Command {

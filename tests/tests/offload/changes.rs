@@ -7,7 +7,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 use toehold_e2e::network::{FAR, NEAR};
 use toehold_e2e::process::{PATIENCE, Running};
-use toehold_e2e::wait_until;
+use toehold_e2e::{Link, wait_until};
 
 use crate::stage::{Stage, listening, ok};
 
@@ -146,7 +146,7 @@ fn settings_that_are_wrong_change_nothing() {
     for (wrong, cause) in [
         ("address 10.84.0.300/24\n", "line 1"),
         ("", "address of its own"),
-        ("address 10.84.0.2/24\nwithout lro\n", "another adapter"),
+        ("address 10.84.0.2/24\nwithout lso\n", "another adapter"),
     ] {
         all.signal(wrong);
         let told = wait_until(PATIENCE, || {
@@ -162,7 +162,12 @@ fn settings_that_are_wrong_change_nothing() {
 
 #[test]
 fn mtu_changes_in_the_middle_of_streams_both_ways() {
-    for options in [&[][..], &["--no-lso", "--no-lro"]] {
+    // A packet link has what its interface does.
+    let without: &[&str] = match Link::of_this_run() {
+        Link::Tap => &["--no-lso", "--no-lro"],
+        Link::Packet => &["--no-lso"],
+    };
+    for options in [&[][..], without] {
         let Some(stage) = Stage::set(options) else {
             return;
         };
@@ -173,8 +178,7 @@ fn mtu_changes_in_the_middle_of_streams_both_ways() {
             stage.far("far-client", &["echo_client", NEAR, "7432", "150000000"]),
         ];
         for mtu in ["1280", "9000", "1500", "600", "1500"] {
-            let device = ["link", "set", "toe0", "mtu", mtu];
-            assert!(stage.network.far_ip(&device), "{mtu}");
+            assert!(stage.network.set_mtu(mtu), "{mtu}");
             let expected = mtu.parse::<u64>().expect("a number");
             let followed = wait_until(PATIENCE, || stage.engine("mtu") == expected);
             assert!(followed, "{mtu}");
@@ -188,7 +192,7 @@ fn mtu_changes_in_the_middle_of_streams_both_ways() {
 
 #[test]
 fn device_of_the_adapter_s_own_has_room_for_a_frame_of_each_of_many_connections() {
-    let Some(stage) = Stage::set(&[]) else {
+    let Some(stage) = Stage::set_over(Link::Tap, &[]) else {
         return;
     };
     let mut show = stage.network.far("ip");

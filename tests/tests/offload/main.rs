@@ -4,6 +4,7 @@ mod addresses;
 mod capture;
 mod changes;
 mod hostile;
+mod packet;
 mod policy;
 mod programs;
 mod quota;
@@ -15,7 +16,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use toehold_e2e::network::{FAR, NEAR};
 use toehold_e2e::process::{PATIENCE, Running};
-use toehold_e2e::{Network, Path, Toehold, host, wait_until};
+use toehold_e2e::{Link, Network, Path, Toehold, host, wait_until};
 
 use stage::{SCRIPT, Stage, listening, ok};
 
@@ -46,7 +47,9 @@ fn streams_are_echoed_whole_without_the_link_s_help() {
 
 #[test]
 fn payload_of_a_lone_stream_is_read_to_where_it_belongs() {
-    let Some(stage) = Stage::set(&[]) else { return };
+    let Some(stage) = Stage::set_over(Link::Tap, &[]) else {
+        return;
+    };
     let _far = stage.far_server(&["echo_server", "7001"]);
     ok(stage.near("client", &["echo_client", FAR, "7001", "100000000"]));
     let in_place = stage.engine("payloads_in_place");
@@ -268,11 +271,8 @@ fn link_that_goes_down_and_comes_back_loses_nothing() {
     assert!(wait_until(PATIENCE, || stage.engine("bytes_sent") > 1_000_000));
     assert!(stage.network.far_ip(&["link", "set", "toe0", "down"]));
     std::thread::sleep(Duration::from_millis(300));
-    assert!(
-        stage
-            .network
-            .far_ip(&["link", "set", "toe0", "mtu", "1300", "up"])
-    );
+    assert!(stage.network.set_mtu("1300"));
+    assert!(stage.network.far_ip(&["link", "set", "toe0", "up"]));
     ok(client);
     assert_eq!(stage.engine("mtu"), 1300);
 }

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use toehold_e2e::network::FAR;
 use toehold_e2e::process::{PATIENCE, Running};
-use toehold_e2e::{Network, Path as Way, Toehold, host, wait_until};
+use toehold_e2e::{Link, Network, Path as Way, Toehold, host, wait_until};
 
 pub(crate) const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/offload.py");
 
@@ -18,11 +18,18 @@ pub(crate) struct Stage {
 
 impl Stage {
     pub(crate) fn set(options: &[&str]) -> Option<Stage> {
+        Stage::set_over(Link::of_this_run(), options)
+    }
+
+    /// As [`Stage::set`], over a link of this kind.
+    pub(crate) fn set_over(link: Link, options: &[&str]) -> Option<Stage> {
         let Some(python) = host::python() else {
             host::skipped("python3 is not installed");
             return None;
         };
-        Stage::with(python, Network::new()?, |network| network.start(options))
+        Stage::with(python, Network::with(link)?, |network| {
+            network.start(options)
+        })
     }
 
     /// As [`Stage::set`], with the engine's settings in a file.

@@ -7,7 +7,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 use toehold_e2e::network::{FAR, NEAR};
 use toehold_e2e::process::{PATIENCE, Running};
-use toehold_e2e::{Network, Path, host, wait_until};
+use toehold_e2e::{Link, Network, Path, host, wait_until};
 
 use crate::stage::{Stage, listening, ok};
 
@@ -178,7 +178,7 @@ fn devices_made_for_one_queue_are_refused_with_what_helps() {
         (&["multi_queue"], "1", "--threads 2"),
         (&["multi_queue"], "2", ""),
     ] {
-        let Some(network) = Network::new() else {
+        let Some(network) = Network::with(Link::Tap) else {
             return;
         };
         if !network.far_ip(&[&make[..], kind].concat()) {

@@ -7,8 +7,8 @@ use std::process::{Child, Command, Stdio};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use super::network::{FAR_BY_TAP, FAR_BY_VETH, NEAR_ENGINE, NEAR_KERNEL, Network};
-use super::{Case, Work, output, wait_for};
+use super::network::{FAR_BY_ENGINE, FAR_BY_KERNEL, NEAR_ENGINE, NEAR_KERNEL, Network};
+use super::{Case, Link, Work, output, wait_for};
 
 /// Which way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,9 +74,10 @@ impl<'n> Scene<'n> {
         let runtime = tempfile::Builder::new().prefix("toehold-").tempdir();
         let runtime = runtime.map_err(|error| format!("no private directory: {error}"))?;
         let mut adapter = network.near(&toehold.to_string_lossy());
-        adapter.args(["adapter", "--link", &network.link()]);
+        adapter.args(["adapter", "--link", &network.link(case.link)]);
         adapter.args(["--address", &format!("{NEAR_ENGINE}/24")]);
-        if !case.large {
+        // Over a packet socket the kernel cuts for the engine as it cuts for itself, in software.
+        if !case.large && case.link == Link::Tap {
             adapter.args(["--no-lso", "--no-lro"]);
         }
         let mut scene = Scene {
@@ -88,7 +89,7 @@ impl<'n> Scene<'n> {
             servers: Vec::new(),
         };
         wait_for("the adapter", || scene.engine("mtu").is_some())?;
-        network.bring_up(case.large)?;
+        network.bring_up(case.link, case.large)?;
         scene.start_servers()?;
         Ok(scene)
     }
@@ -208,8 +209,8 @@ impl<'n> Scene<'n> {
 
     fn near_client(&self, arm: Arm, program: &str) -> (Command, &'static str) {
         match arm {
-            Arm::Kernel => (self.network.near(program), FAR_BY_VETH),
-            Arm::Engine => (self.run(program), FAR_BY_TAP),
+            Arm::Kernel => (self.network.near(program), FAR_BY_KERNEL),
+            Arm::Engine => (self.run(program), FAR_BY_ENGINE),
         }
     }
 

@@ -1,8 +1,9 @@
 //! The offload path against kernel TCP between the same two network namespaces: `make bench-offload`.
 //!
 //! ```text
-//!   near ── v0 ══ veth ══ v1 ── far      the kernel's path
-//!   near ── engine ══ TAP ══ toe0 ── far    the engine's
+//!   near ── v0 ══ veth ══ v1 ── far         the kernel's path
+//!   near ── engine ══ TAP ══ toe0 ── far    the engine's, over a device of its own
+//!   near ── engine ── v0 ══ veth ══ v1 ── far    or by a packet socket over the kernel's veth
 //! ```
 //!
 //! Both arms of a row run in turns, in the same minutes, against the same kernel at the far end; ratios are of neighbours. CPU is that of
@@ -31,12 +32,22 @@ pub(crate) enum Work {
     Requests { clients: u32, near_serves: bool },
 }
 
+/// What the engine's link is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Link {
+    Tap,
+    Packet,
+}
+
+const LINKS: [(&str, Link); 2] = [("tap", Link::Tap), ("packet", Link::Packet)];
+
 /// One comparison.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Case {
     pub(crate) work: Work,
     /// Whether links cut and gather segments (TSO, GRO; LSO, LRO), on both paths.
     pub(crate) large: bool,
+    pub(crate) link: Link,
 }
 
 const BULK: [Case; 4] = [
@@ -58,6 +69,7 @@ const fn bulk(large: bool, to_near: bool) -> Case {
     Case {
         work: Work::Bulk { to_near },
         large,
+        link: Link::Tap,
     }
 }
 
@@ -68,28 +80,35 @@ const fn requests(clients: u32, near_serves: bool) -> Case {
             near_serves,
         },
         large: true,
+        link: Link::Tap,
     }
 }
 
 const USAGE: &str = "\
-Usage: cargo xtask bench-offload [--rounds N] [--json FILE] [bulk|requests]
+Usage: cargo xtask bench-offload [--rounds N] [--json FILE] [--link tap|packet] [bulk|requests]
 
-The offload path against kernel TCP between two network namespaces of its own: veth on one side, a TAP device on the
-other. Needs root, ip, ethtool, iperf3 and Redis (make deps). N rounds of each row, in turns; 5 unless told.";
+The offload path against kernel TCP between two network namespaces of its own: kernels over a veth, the engine over a TAP
+device, and over the same veth by a packet socket, or over one of them. Needs root, ip, ethtool, iperf3 and Redis (make
+deps). N rounds of each row, in turns; 5 unless told.";
 
 /// Measures, prints the table, and writes the samples where asked. False when something could not be measured.
 pub(crate) fn run(arguments: &[String]) -> bool {
     let (mut rounds, mut file, mut only) = (5, None, None);
+    let mut links = LINKS.to_vec();
     let mut rest = arguments.iter();
     while let Some(argument) = rest.next() {
         match argument.as_str() {
             "--rounds" => rounds = rest.next().and_then(|n| n.parse().ok()).unwrap_or(0),
             "--json" => file = rest.next(),
+            "--link" => {
+                let wanted = rest.next();
+                links.retain(|(name, _)| wanted.is_some_and(|wanted| wanted == name));
+            }
             "bulk" | "requests" => only = Some(argument.as_str()),
             _ => rounds = 0,
         }
     }
-    if rounds == 0 {
+    if rounds == 0 || links.is_empty() {
         eprintln!("{USAGE}");
         return false;
     }
@@ -98,6 +117,8 @@ pub(crate) fn run(arguments: &[String]) -> bool {
         Some(_) => REQUESTS.to_vec(),
         None => BULK.iter().chain(&REQUESTS).copied().collect(),
     };
+    let over = |case: Case| links.iter().map(move |&(_, link)| Case { link, ..case });
+    let cases: Vec<Case> = cases.into_iter().flat_map(over).collect();
     match measure(&cases, rounds) {
         Ok(rows) => {
             println!("\n{}", table::render(&rows));

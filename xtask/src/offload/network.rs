@@ -2,16 +2,16 @@
 
 use std::process::Command;
 
-use super::output;
+use super::{Link, output};
 
 /// All kernels': the usual one, and what the kernel does best with on a link without loss.
 pub(super) const CONGESTION: &str = "reno";
 /// The near end's addresses: by the kernel, and by the engine.
 pub(super) const NEAR_KERNEL: &str = "10.85.0.2";
 pub(super) const NEAR_ENGINE: &str = "10.84.0.2";
-/// The far end's, one on each way.
-pub(super) const FAR_BY_VETH: &str = "10.85.0.1";
-pub(super) const FAR_BY_TAP: &str = "10.84.0.1";
+/// The far end's, one for each.
+pub(super) const FAR_BY_KERNEL: &str = "10.85.0.1";
+pub(super) const FAR_BY_ENGINE: &str = "10.84.0.1";
 
 /// Both namespaces; gone when dropped.
 pub(super) struct Network {
@@ -51,17 +51,28 @@ impl Network {
         Ok(network)
     }
 
-    /// Gives the far end its address on an adapter's device, which is new with the adapter, and switches segmentation and gathering of all
-    /// kernels' devices. The engine's are options of its adapter.
-    pub(super) fn bring_up(&self, large: bool) -> Result<(), String> {
+    /// Gives the far end its address on the adapter's link, and switches segmentation and gathering of all kernels' devices. A TAP device
+    /// is new with the adapter; what the engine does there are options of its adapter.
+    pub(super) fn bring_up(&self, link: Link, large: bool) -> Result<(), String> {
+        let mut devices = vec![(&self.near, "v0"), (&self.far, "v1")];
+        // It may be the first scene, or one after a link of the other kind.
+        let no_more = ["addr", "del", "10.84.0.1/24", "dev", "v1"];
+        let _ = output(Command::new("ip").args(["-n", &self.far]).args(no_more));
+        let device = match link {
+            Link::Tap => "toe0",
+            Link::Packet => "v1",
+        };
         for arguments in [
-            ["addr", "add", "10.84.0.1/24", "dev", "toe0"].as_slice(),
-            &["link", "set", "toe0", "up"],
+            ["addr", "add", "10.84.0.1/24", "dev", device].as_slice(),
+            &["link", "set", device, "up"],
         ] {
             output(Command::new("ip").args(["-n", &self.far]).args(arguments))?;
         }
+        if link == Link::Tap {
+            devices.push((&self.far, "toe0"));
+        }
         let state = if large { "on" } else { "off" };
-        for (namespace, device) in [(&self.near, "v0"), (&self.far, "v1"), (&self.far, "toe0")] {
+        for (namespace, device) in devices {
             let mut command = self.inside(namespace, "ethtool");
             command.args(["-K", device, "gro", state, "gso", state]);
             // What a TAP device may be given is the engine's to say.
@@ -82,8 +93,11 @@ impl Network {
     }
 
     /// What the adapter calls its link.
-    pub(super) fn link(&self) -> String {
-        format!("tap:toe0@{}", self.far)
+    pub(super) fn link(&self, link: Link) -> String {
+        match link {
+            Link::Tap => format!("tap:toe0@{}", self.far),
+            Link::Packet => "packet:v0".to_owned(),
+        }
     }
 
     fn inside(&self, namespace: &str, program: &str) -> Command {

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use serde_json::{Value, json};
 
 use super::load::{Arm, Sample};
-use super::{Case, Work};
+use super::{Case, Link, Work};
 
 /// All samples of one comparison.
 pub(super) struct Row {
@@ -42,6 +42,14 @@ impl Row {
 }
 
 pub(super) fn title(case: Case) -> String {
+    let over = match case.link {
+        Link::Tap => "over TAP",
+        Link::Packet => "over packet",
+    };
+    format!("{}, {over}", title_of_work(case))
+}
+
+fn title_of_work(case: Case) -> String {
     match case.work {
         Work::Bulk { to_near } => format!(
             "bulk {} the near end, {}",
@@ -168,6 +176,7 @@ mod tests {
         let case = Case {
             work: Work::Bulk { to_near: false },
             large: true,
+            link: Link::Tap,
         };
         let mut row = Row::new(case);
         for (kernel, engine) in [(10.0, 20.0), (1.0, 3.0), (100.0, 100.0)] {
