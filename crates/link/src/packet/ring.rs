@@ -124,8 +124,8 @@ impl Drop for Ring {
     }
 }
 
-/// As much as some connections' windows; more would only be colder.
-const RING_BYTES: usize = 8 << 20;
+/// As much as some connections' windows. All of it is written before any of it again, so more is colder.
+const RING_BYTES: usize = 4 << 20;
 const BLOCK_BYTES: usize = 1 << 16;
 /// Frames of the usual MTU, and of the larger ones that are in use.
 const SLOT_BYTES_MIN: usize = 2_048;
