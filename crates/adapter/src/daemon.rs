@@ -19,6 +19,7 @@ mod poller;
 
 use crate::engine::Engine;
 use crate::engine::settings::Settings;
+use crate::epoll::EVENTS_PER_TURN;
 use crate::listener::{Hidden, ListenError, Listener};
 use crate::pressure::Pressure;
 use crate::regions::Regions;
@@ -287,7 +288,7 @@ impl Daemon {
         let dir = &self.options.runtime_dir;
         self.log
             .say("state", || format!("listening in {}", dir.display()));
-        let mut events = Vec::with_capacity(poller::EVENTS_PER_TURN);
+        let mut events = Vec::with_capacity(EVENTS_PER_TURN);
         loop {
             let timeout = self.timeout();
             let waited = self.poller.wait(&mut events, timeout);

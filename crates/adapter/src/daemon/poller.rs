@@ -1,6 +1,7 @@
 //! epoll, signals and the stop event: what the loop sleeps in.
 
-use crate::listener::{check, owned};
+use crate::epoll::Epoll;
+use crate::listener::owned;
 use crate::registry::ClientId;
 use std::io;
 use std::mem::MaybeUninit;
@@ -10,7 +11,7 @@ use std::time::Duration;
 /// What the loop sleeps in.
 #[derive(Debug)]
 pub(super) struct Poller {
-    epoll: OwnedFd,
+    epoll: Epoll,
     stop: OwnedFd,
     signals: Option<OwnedFd>,
     reload: Option<OwnedFd>,
@@ -57,11 +58,9 @@ impl Poller {
     /// Watches a listening socket.
     pub(super) fn new(listener: BorrowedFd<'_>) -> io::Result<Poller> {
         // SAFETY: no memory is involved.
-        let epoll = owned(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
-        // SAFETY: likewise.
         let stop = owned(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })?;
         let poller = Poller {
-            epoll,
+            epoll: Epoll::new()?,
             stop,
             signals: None,
             reload: None,
@@ -119,14 +118,12 @@ impl Poller {
 
     /// Begins to report when `fd` is readable.
     pub(super) fn watch(&self, fd: BorrowedFd<'_>, source: Source) -> io::Result<()> {
-        self.control(libc::EPOLL_CTL_ADD, fd, source, libc::EPOLLIN)
+        self.epoll.add(fd, token_of(source), libc::EPOLLIN)
     }
 
-    /// Reports nothing of `fd` any more. Closing it is not enough where others may have a duplicate: epoll watches
-    /// descriptions, and would report that one for ever.
+    /// Reports nothing of `fd` any more.
     pub(super) fn unwatch(&self, fd: BorrowedFd<'_>) {
-        // It fails only when `fd` is not watched, which is what is wanted.
-        let _ = self.control(libc::EPOLL_CTL_DEL, fd, Source::Stop, 0);
+        self.epoll.remove(fd);
     }
 
     /// Reports, or no longer reports, when `fd` is writable as well.
@@ -137,65 +134,23 @@ impl Poller {
         writable: bool,
     ) -> io::Result<()> {
         let extra = if writable { libc::EPOLLOUT } else { 0 };
-        self.control(libc::EPOLL_CTL_MOD, fd, source, libc::EPOLLIN | extra)
+        self.epoll
+            .change(fd, token_of(source), libc::EPOLLIN | extra)
     }
 
     /// Waits for events; returns without any when interrupted or out of time.
     pub(super) fn wait(
-        &self,
+        &mut self,
         events: &mut Vec<Event>,
         timeout: Option<Duration>,
     ) -> io::Result<()> {
-        let mut raw = [libc::epoll_event { events: 0, u64: 0 }; EVENTS_PER_TURN];
-        // Rounded up: waking just before a deadline would spin until it.
-        let timeout_ms = timeout.map_or(-1, |timeout| {
-            libc::c_int::try_from(timeout.as_micros().div_ceil(1000)).unwrap_or(libc::c_int::MAX)
-        });
-        // SAFETY: `raw` has room for the number of events given.
-        let count = unsafe {
-            libc::epoll_wait(
-                self.epoll.as_raw_fd(),
-                raw.as_mut_ptr(),
-                EVENTS_PER_TURN as libc::c_int,
-                timeout_ms,
-            )
-        };
-        if count < 0 {
-            let error = io::Error::last_os_error();
-            let interrupted = error.kind() == io::ErrorKind::Interrupted;
-            return if interrupted { Ok(()) } else { Err(error) };
-        }
-        events.extend(raw[..count as usize].iter().map(|event| {
-            let bits = event.events;
-            Event {
-                source: source_of(event.u64),
-                readable: bits & (libc::EPOLLIN | libc::EPOLLHUP | libc::EPOLLERR) as u32 != 0,
-                writable: bits & libc::EPOLLOUT as u32 != 0,
-            }
+        let told = self.epoll.wait(timeout)?;
+        events.extend(told.map(|(token, bits)| Event {
+            source: source_of(token),
+            readable: bits & (libc::EPOLLIN | libc::EPOLLHUP | libc::EPOLLERR) as u32 != 0,
+            writable: bits & libc::EPOLLOUT as u32 != 0,
         }));
         Ok(())
-    }
-
-    fn control(
-        &self,
-        operation: libc::c_int,
-        fd: BorrowedFd<'_>,
-        source: Source,
-        interest: libc::c_int,
-    ) -> io::Result<()> {
-        let mut event = libc::epoll_event {
-            events: interest as u32,
-            u64: token_of(source),
-        };
-        // SAFETY: `event` is valid for the call.
-        check(unsafe {
-            libc::epoll_ctl(
-                self.epoll.as_raw_fd(),
-                operation,
-                fd.as_raw_fd(),
-                &mut event,
-            )
-        })
     }
 }
 
@@ -253,37 +208,7 @@ fn source_of(token: u64) -> Source {
     }
 }
 
-/// Most events handled between two waits.
-pub(super) const EVENTS_PER_TURN: usize = 256;
-
 const TAG_CLIENT: u64 = 0;
 const TAG_PROCESS: u64 = 1;
 const TAG_LISTENER: u64 = 2;
 const TAG_STOP: u64 = 3;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::os::unix::net::UnixStream;
-
-    #[test]
-    fn nothing_is_heard_of_a_closed_socket_that_others_have_duplicated() {
-        let (listener, _connector) = UnixStream::pair().expect("sockets");
-        let poller = Poller::new(listener.as_fd()).expect("epoll");
-        let (ours, theirs) = UnixStream::pair().expect("sockets");
-        let _duplicate = ours.try_clone().expect("dup");
-        let watched = poller.watch(ours.as_fd(), Source::Client(ClientId(1)));
-        watched.expect("watched");
-        drop(theirs);
-        let mut events = Vec::new();
-        let waited = poller.wait(&mut events, Some(Duration::ZERO));
-        waited.expect("waited");
-        assert_eq!(events.len(), 1, "it is heard of while it is watched");
-        poller.unwatch(ours.as_fd());
-        drop(ours);
-        events.clear();
-        let waited = poller.wait(&mut events, Some(Duration::ZERO));
-        waited.expect("waited");
-        assert!(events.is_empty());
-    }
-}

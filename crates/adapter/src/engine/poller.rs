@@ -1,10 +1,10 @@
 //! epoll for the engine's thread: the link, the relay, commands, and the sockets of relayed connections.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
-use crate::listener::{check, owned};
+use crate::epoll::Epoll;
 
 /// What an event is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,47 +34,27 @@ pub(super) struct Event {
 }
 
 #[derive(Debug)]
-pub(super) struct Poller {
-    epoll: OwnedFd,
-    /// Room for what the kernel tells.
-    told: Box<[libc::epoll_event]>,
-}
+pub(super) struct Poller(Epoll);
 
 impl Poller {
     pub(super) fn new() -> io::Result<Poller> {
-        // SAFETY: no memory is involved.
-        let epoll = owned(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
-        let told = vec![libc::epoll_event { events: 0, u64: 0 }; EVENTS_PER_TURN].into();
-        Ok(Poller { epoll, told })
+        Epoll::new().map(Poller)
     }
 
     /// Reports whenever `fd` is readable.
     pub(super) fn watch(&self, fd: BorrowedFd<'_>, source: Source) -> io::Result<()> {
-        self.add(fd, source, libc::EPOLLIN)
+        self.0.add(fd, token_of(source), libc::EPOLLIN)
     }
 
     /// Reports each change of a socket once. Closing the socket ends it.
     pub(super) fn watch_changes(&self, fd: BorrowedFd<'_>, source: Source) -> io::Result<()> {
         let all = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET;
-        self.add(fd, source, all)
+        self.0.add(fd, token_of(source), all)
     }
 
     /// Reports nothing of `fd` any more.
     pub(super) fn unwatch(&self, fd: BorrowedFd<'_>) {
-        let (epoll, fd) = (self.epoll.as_raw_fd(), fd.as_raw_fd());
-        // It fails only when `fd` is not watched, which is what is wanted.
-        // SAFETY: no memory is involved.
-        unsafe { libc::epoll_ctl(epoll, libc::EPOLL_CTL_DEL, fd, std::ptr::null_mut()) };
-    }
-
-    fn add(&self, fd: BorrowedFd<'_>, source: Source, bits: libc::c_int) -> io::Result<()> {
-        let mut event = libc::epoll_event {
-            events: bits as u32,
-            u64: token_of(source),
-        };
-        let (epoll, fd) = (self.epoll.as_raw_fd(), fd.as_raw_fd());
-        // SAFETY: `event` is valid for the call.
-        check(unsafe { libc::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, fd, &mut event) })
+        self.0.remove(fd);
     }
 
     /// Waits for events; returns without any when interrupted or out of time.
@@ -83,27 +63,10 @@ impl Poller {
         events: &mut Vec<Event>,
         timeout: Option<Duration>,
     ) -> io::Result<()> {
-        // Rounded up: waking just before a deadline would spin until it.
-        let timeout_ms = timeout.map_or(-1, |timeout| {
-            libc::c_int::try_from(timeout.as_micros().div_ceil(1000)).unwrap_or(libc::c_int::MAX)
-        });
-        // SAFETY: `told` has room for the number of events given.
-        let count = unsafe {
-            libc::epoll_wait(
-                self.epoll.as_raw_fd(),
-                self.told.as_mut_ptr(),
-                EVENTS_PER_TURN as libc::c_int,
-                timeout_ms,
-            )
-        };
-        if count < 0 {
-            let error = io::Error::last_os_error();
-            let interrupted = error.kind() == io::ErrorKind::Interrupted;
-            return if interrupted { Ok(()) } else { Err(error) };
-        }
-        events.extend(self.told[..count as usize].iter().map(|event| Event {
-            source: source_of(event.u64),
-            bits: event.events,
+        let told = self.0.wait(timeout)?;
+        events.extend(told.map(|(token, bits)| Event {
+            source: source_of(token),
+            bits,
         }));
         Ok(())
     }
@@ -112,7 +75,7 @@ impl Poller {
 impl AsFd for Poller {
     /// Readable when there are events.
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.epoll.as_fd()
+        self.0.as_fd()
     }
 }
 
@@ -140,8 +103,6 @@ fn source_of(token: u64) -> Source {
     }
 }
 
-/// Most events handled between two waits.
-pub(super) const EVENTS_PER_TURN: usize = 256;
 /// A connection's serial number has 31 bits.
 pub(super) const SERIAL_MASK: u32 = u32::MAX >> 1;
 const FLOW: u64 = 1 << 63;

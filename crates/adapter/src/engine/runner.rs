@@ -31,6 +31,7 @@ use super::settings::Settings;
 use super::stand_ins::StandIns;
 use super::told::{LARGE_SEGMENT_BYTES, config};
 use super::{Error, sys};
+use crate::epoll::EVENTS_PER_TURN;
 
 /// What a thread has to itself from the start.
 pub(super) struct Own {
@@ -152,7 +153,7 @@ impl Runner {
 
     /// Serves until told to stop; then every connection is reset, on both sides.
     pub(super) fn run(&mut self) {
-        let mut events = Vec::with_capacity(poller::EVENTS_PER_TURN);
+        let mut events = Vec::with_capacity(EVENTS_PER_TURN);
         loop {
             if self.wait(&mut events).is_err() {
                 return;
