@@ -44,6 +44,7 @@ mod passes;
 mod passing;
 mod patience;
 mod poller;
+mod ports;
 mod relay;
 mod report;
 mod rings;

@@ -25,6 +25,7 @@ use super::outlet::Outlet;
 use super::passing::{PassedOn, Takers};
 use super::patience::Patience;
 use super::poller::{self, Poller, Source};
+use super::ports::Ports;
 use super::relay::Around;
 use super::report::Report;
 use super::settings::Settings;
@@ -59,6 +60,8 @@ pub(super) struct Runner {
     /// Our addresses, and what stands in for each on loopback.
     own: Vec<(IpAddr, Ipv4Addr)>,
     stand_ins: StandIns,
+    /// For carriers to programs that listen.
+    ports: Ports,
     mtu: u16,
     mtu_is_fixed: bool,
     /// How long to wait after a wake-up for more, and how many frames to take in a row.
@@ -103,7 +106,9 @@ impl Runner {
             channels,
             arrivals,
         } = own;
-        let entropy = sys::entropy().map_err(os("get random numbers"))?;
+        let entropy = || sys::entropy().map_err(os("get random numbers"));
+        let [first_port, ..] = entropy()?;
+        let entropy = entropy()?;
         let mut stand_ins = StandIns::next_to(common.relay_source);
         let poller = Poller::new().map_err(os("make an epoll instance"))?;
         let watch = |fd, source| poller.watch(fd, source);
@@ -121,6 +126,7 @@ impl Runner {
             engine: Engine::new(config(settings, mtu, share), Random::from_entropy(entropy)),
             own: stand_ins.for_all(settings),
             stand_ins,
+            ports: Ports::beginning_at(first_port),
             mtu_is_fixed: settings.mtu.is_some(),
             coalesce: settings.coalesce,
             batch: settings.batch,

@@ -5,6 +5,7 @@ use std::mem::MaybeUninit;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
+use super::ports::Ports;
 use crate::listener::{check, owned};
 
 /// The relay: what programs connect to instead of a remote. What it accepts is reset when we die, and never delayed.
@@ -25,16 +26,30 @@ pub(super) fn relay_listener() -> io::Result<TcpListener> {
     Ok(listener.into())
 }
 
-/// A socket bound to an address and a port of the kernel's choice, that will connect to a program's listener.
-pub(super) fn bound_socket(source: IpAddr) -> io::Result<TcpStream> {
-    let source = SocketAddr::new(source, 0);
-    let socket = socket_for(&source)?;
-    // Ports in TIME-WAIT are free for us: whoever has them at the other end had us.
+/// A socket bound to an address and one of `ports`, that will connect to a program's listener.
+pub(super) fn bound_socket(source: IpAddr, ports: &mut Ports) -> io::Result<TcpStream> {
+    let socket = socket_for(&SocketAddr::new(source, 0))?;
+    let is_bound = bind_to_free(&socket, source, ports)?;
+    // Only now: with it, a port of our choice would be ours although another carrier has it. Programs that listen may have it with us.
     set(&socket, libc::SOL_SOCKET, libc::SO_REUSEADDR, &1i32)?;
-    bind(&socket, source)?;
+    if !is_bound {
+        bind(&socket, SocketAddr::new(source, 0))?;
+    }
     reset_when_closed(&socket, true)?;
     set(&socket, libc::IPPROTO_TCP, libc::TCP_NODELAY, &1i32)?;
     Ok(socket.into())
+}
+
+/// False when none of the next few ports is free.
+fn bind_to_free(socket: &OwnedFd, source: IpAddr, ports: &mut Ports) -> io::Result<bool> {
+    for port in (0..PORTS_TRIED_MAX).map_while(|_| ports.give()) {
+        match bind(socket, SocketAddr::new(source, port)) {
+            Ok(()) => return Ok(true),
+            Err(error) if error.raw_os_error() == Some(libc::EADDRINUSE) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(false)
 }
 
 /// Begins to connect; completion shows as room to write.
@@ -209,5 +224,7 @@ pub(super) fn accept(listener: &TcpListener) -> io::Result<Option<(TcpStream, So
 
 /// Programs that may wait to be taken in.
 const RELAY_BACKLOG: libc::c_int = 4096;
+/// Ports tried before the kernel is to choose.
+const PORTS_TRIED_MAX: usize = 16;
 /// How long the kernel keeps back who connects and says nothing.
 const SILENCE_SECONDS: libc::c_int = 1;

@@ -124,12 +124,12 @@ impl Runner {
         begun.map(|carrier| self.insert(id, target.client, Stage::Joining, carrier))
     }
 
-    fn begin_carrier(&self, target: Target, id: ConnectionId) -> io::Result<TcpStream> {
+    fn begin_carrier(&mut self, target: Target, id: ConnectionId) -> io::Result<TcpStream> {
         let (source, direction) = match target.address {
             SocketAddr::V4(_) => (self.common.relay_source.into(), Direction::Accepted),
             SocketAddr::V6(_) => (Ipv6Addr::LOCALHOST.into(), Direction::AcceptedV6),
         };
-        let carrier = sys::bound_socket(source)?;
+        let carrier = sys::bound_socket(source, &mut self.ports)?;
         let port = carrier.local_addr()?.port();
         // Before the program can ask.
         self.publish_ends(id, (direction, port, target.address.port()));

@@ -1,0 +1,114 @@
+//! Ports of carriers: chosen here, because the kernel's own choice becomes slow.
+//!
+//! What bind(2) chooses is a port that nobody has, not even in TIME-WAIT, and it looks for one in order (`inet_csk_find_open_port`): with
+//! some thousands of them in use it looks at all of these, each time. The port that was given out longest ago is mostly free.
+
+use std::fs;
+use std::ops::RangeInclusive;
+
+/// The ports that this network namespace has for connections, in turns.
+#[derive(Debug)]
+pub(super) struct Ports {
+    range: RangeInclusive<u16>,
+    /// Those that the operator wants left alone.
+    reserved: Vec<RangeInclusive<u16>>,
+    next: u16,
+}
+
+impl Ports {
+    /// The kernel's settings, beginning anywhere.
+    pub(super) fn beginning_at(random: u64) -> Ports {
+        let setting = |name| fs::read_to_string(format!("/proc/sys/net/ipv4/{name}"));
+        let range = setting("ip_local_port_range").ok();
+        let range = range.and_then(|text| range_of(text.split_whitespace()));
+        let reserved = setting("ip_local_reserved_ports").unwrap_or_default();
+        // Without a range none is tried.
+        Ports::new(
+            range.unwrap_or(RangeInclusive::new(1, 0)),
+            &reserved,
+            random,
+        )
+    }
+
+    fn new(range: RangeInclusive<u16>, reserved: &str, random: u64) -> Ports {
+        let count = range.len().max(1) as u64;
+        let next = *range.start() + (random % count) as u16;
+        let reserved = reserved.trim().split(',');
+        let reserved = reserved.filter_map(|part| range_of(part.split('-')));
+        Ports {
+            reserved: reserved.collect(),
+            range,
+            next,
+        }
+    }
+
+    /// The port that was given out longest ago, whoever has it now; `None` when there is none that may be.
+    pub(super) fn give(&mut self) -> Option<u16> {
+        for _ in 0..self.range.len() {
+            let port = self.step();
+            if !self.reserved.iter().any(|range| range.contains(&port)) {
+                return Some(port);
+            }
+        }
+        None
+    }
+
+    fn step(&mut self) -> u16 {
+        let port = self.next;
+        let is_last = port == *self.range.end();
+        self.next = if is_last {
+            *self.range.start()
+        } else {
+            port + 1
+        };
+        port
+    }
+}
+
+/// One number or two.
+fn range_of<'a>(mut words: impl Iterator<Item = &'a str>) -> Option<RangeInclusive<u16>> {
+    let first = words.next()?.parse().ok()?;
+    let last = words.next().map_or(Ok(first), str::parse).ok()?;
+    (first <= last).then_some(first..=last)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn given(ports: &mut Ports, count: usize) -> Vec<u16> {
+        (0..count).map_while(|_| ports.give()).collect()
+    }
+
+    #[test]
+    fn each_port_has_its_turn() {
+        let mut ports = Ports::new(65_530..=65_535, "", 4);
+        assert_eq!(
+            given(&mut ports, 8),
+            [
+                65_534, 65_535, 65_530, 65_531, 65_532, 65_533, 65_534, 65_535
+            ]
+        );
+    }
+
+    #[test]
+    fn reserved_ports_are_left_alone() {
+        let mut ports = Ports::new(10..=19, "1,11,13-15,19-30\n", 0);
+        assert_eq!(given(&mut ports, 6), [10, 12, 16, 17, 18, 10]);
+        let mut none = Ports::new(10..=19, "1-100", 0);
+        assert_eq!(none.give(), None);
+    }
+
+    #[test]
+    fn settings_that_cannot_be_read_give_no_port() {
+        assert_eq!(
+            range_of("32768\t60999".split_whitespace()),
+            Some(32_768..=60_999)
+        );
+        for nonsense in ["", "x", "5 4", "1 70000"] {
+            assert_eq!(range_of(nonsense.split_whitespace()), None, "{nonsense}");
+        }
+        let mut none = Ports::new(RangeInclusive::new(1, 0), "", 7);
+        assert_eq!(none.give(), None);
+    }
+}
