@@ -69,23 +69,28 @@ impl Regions {
 pub(crate) fn create_region() -> io::Result<OwnedFd> {
     let file = File::from(memfd::create(c"toehold-region", REGION_BYTES)?);
     // Written before anybody else has the descriptor, so plain writes are ordered before every reader.
-    file.write_all_at(
-        &REGION_MAGIC.to_ne_bytes(),
-        offset_of!(Control, magic) as u64,
-    )?;
-    file.write_all_at(
-        &LAYOUT_VERSION.to_ne_bytes(),
-        offset_of!(Control, version) as u64,
-    )?;
-    for side in 0..2 {
-        let offset = offset_of!(Control, sides)
-            + side * size_of::<Side>()
-            + offset_of!(Side, publish)
-            + offset_of!(Publish, capacity_log2);
-        file.write_all_at(&CAPACITY_LOG2_MIN.to_ne_bytes(), offset as u64)?;
-    }
+    file.write_all_at(&first_words(), 0)?;
     Ok(file.into())
 }
+
+/// The control words of a region up to the last one that is not zero.
+fn first_words() -> [u8; CAPACITIES[1] + 4] {
+    let mut words = [0; CAPACITIES[1] + 4];
+    let mut set = |at: usize, bytes: &[u8]| words[at..at + bytes.len()].copy_from_slice(bytes);
+    set(offset_of!(Control, magic), &REGION_MAGIC.to_ne_bytes());
+    set(offset_of!(Control, version), &LAYOUT_VERSION.to_ne_bytes());
+    for at in CAPACITIES {
+        set(at, &CAPACITY_LOG2_MIN.to_ne_bytes());
+    }
+    words
+}
+
+/// Where each side says how large its ring is.
+const CAPACITIES: [usize; 2] = {
+    let of_side = offset_of!(Side, publish) + offset_of!(Publish, capacity_log2);
+    let first = offset_of!(Control, sides) + of_side;
+    [first, first + size_of::<Side>()]
+};
 
 /// A pair's memfd, its header set.
 pub(crate) fn create_pair() -> io::Result<OwnedFd> {

@@ -30,8 +30,9 @@ const OFFERS_PER_TURN: usize = 64;
 /// A channel that was offered.
 #[derive(Debug)]
 pub(super) struct Offer {
-    /// The entry it was asked for with.
+    /// The entry it was asked for with, and for which of the engine's connections.
     pub(super) entry: u32,
+    pub(super) flow: u32,
     pub(super) lane: Lane,
     pub(super) pair: u64,
     pub(super) slot: u32,
@@ -44,6 +45,8 @@ pub(super) struct Channels {
     /// Entries that are free, and one more than the highest that was ever used.
     free: Vec<u32>,
     used: u32,
+    /// The engine's slot for which each entry was last asked.
+    flows: Vec<u32>,
     pairs: BTreeMap<u64, Pair>,
 }
 
@@ -106,6 +109,7 @@ impl Channels {
             table,
             free: Vec::new(),
             used: 0,
+            flows: Vec::new(),
             pairs: BTreeMap::new(),
         };
         Ok((channels, theirs))
@@ -116,9 +120,10 @@ impl Channels {
         self.socket.as_fd()
     }
 
-    /// Asks for a channel beside a carrier; the entry it will be offered for.
+    /// Asks for a channel beside the carrier of the engine's connection at slot `flow`; the entry it will be offered for.
     pub(super) fn ask(
         &mut self,
+        flow: u32,
         netns: u64,
         (local, remote): (SocketAddr, SocketAddr),
         accepted: bool,
@@ -127,9 +132,11 @@ impl Channels {
             let fresh = self.used;
             (fresh < ENTRIES as u32).then(|| {
                 self.used += 1;
+                self.flows.push(0);
                 fresh
             })
         })?;
+        self.flows[index as usize] = flow;
         let entry = self.table.entry(index);
         reset(entry);
         let generation = entry.generation.load(Ordering::Relaxed).wrapping_add(1);
@@ -239,6 +246,7 @@ impl Channels {
             && control.version.load(Ordering::Relaxed) == LAYOUT_VERSION;
         is_region.then_some(Offer {
             entry: message.entry,
+            flow: self.flows[message.entry as usize],
             lane,
             pair: message.pair,
             slot,

@@ -391,7 +391,9 @@ impl Flow {
             // Should the daemon be too busy, or the channel be wanted back later: as much traffic again before the next request.
             self.count_anew();
             if let (Ok(local), Ok(remote)) = (self.carrier.local_addr(), self.carrier.peer_addr()) {
-                self.entry = cx.channels.ask(cx.netns, (local, remote), self.is_active);
+                let flow = self.id.index() as u32;
+                let ends = (local, remote);
+                self.entry = cx.channels.ask(flow, cx.netns, ends, self.is_active);
             }
         }
         let lane = cx.streams.lane(self.id).filter(|lane| lane.is_over());

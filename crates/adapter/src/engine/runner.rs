@@ -278,11 +278,12 @@ impl Runner {
     fn take_offers(&mut self) {
         let (flows, streams, due) = (&mut self.flows, &mut self.streams, &mut self.due);
         self.channels.offers(|channels, offer| {
+            let slot = offer.flow;
+            let flow = flows.get_mut(slot as usize).and_then(Option::as_mut);
             let asked = |flow: &&mut Flow| flow.entry == Some(offer.entry) && flow.place.is_none();
-            let Some(flow) = flows.iter_mut().flatten().find(asked) else {
+            let Some(flow) = flow.filter(asked) else {
                 return;
             };
-            let slot = flow.id.index() as u32;
             offer.lane.attach(offer.slot);
             channels.enter(offer.pair, offer.slot, slot);
             flow.place = Some((offer.pair, offer.slot));

@@ -42,7 +42,7 @@ impl Bench {
     /// Asks for a channel beside the carrier of a port; the request.
     fn ask(&mut self, port: u16) -> Message {
         let end = |port| SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port);
-        let index = self.channels.ask(NETNS, (end(80), end(port)), true);
+        let index = self.channels.ask(0, NETNS, (end(80), end(port)), true);
         let (message, kind) = self.heard().expect("a request");
         assert_eq!((kind, Some(message.entry)), (Kind::Pair, index));
         message
@@ -138,12 +138,12 @@ fn daemon_that_does_not_listen_costs_no_entry() {
     let mut bench = Bench::new();
     let end = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 80);
     let mut asked = 0;
-    while bench.channels.ask(NETNS, (end, end), false).is_some() {
+    while bench.channels.ask(0, NETNS, (end, end), false).is_some() {
         asked += 1;
         assert!(asked < 100_000, "the socket is never full");
     }
     assert_eq!(bench.channels.free.len(), 1);
-    assert!(bench.channels.ask(NETNS, (end, end), false).is_none());
+    assert!(bench.channels.ask(0, NETNS, (end, end), false).is_none());
     assert_eq!(bench.channels.used as usize, asked + 1);
 }
 
