@@ -17,7 +17,7 @@ use toehold_channel::layout::{BOARD_BITS, CAPACITY_LOG2_MIN};
 use toehold_channel::rendezvous::{Kind, Message, mapped};
 use toehold_channel::table::{
     COMMAND_NONE, Entry, EntryState, FLAG_ACCEPTED, FLAG_ASKED, FLAG_ATTACHED, FLAG_CONNECTING,
-    FLAG_PINNED, FLAG_SHUT_RX, FLAG_SHUT_TX, Reason,
+    FLAG_OFFLOAD, FLAG_PINNED, FLAG_SHUT_RX, FLAG_SHUT_TX, Reason,
 };
 
 use crate::pairs::{find_pair, map_other_side, map_pair, map_region};
@@ -26,6 +26,9 @@ use crate::{adapter, epoll, leaving, lock, offload, options, send, sys};
 
 /// Calls that moved bytes before a connection is worth pairing.
 const CALLS_BEFORE_PAIRING: u32 = 24;
+/// Such calls where the carrier leads to an engine: two requests and their answers. Until then each byte passes the kernel twice, and whatever
+/// waits in the engine's thread waits for that.
+const CALLS_BEFORE_PAIRING_OFFLOADED: u32 = 4;
 /// Bytes on the carrier that make it worth pairing whatever the calls.
 const BYTES_BEFORE_PAIRING: u64 = 256 << 10;
 /// How often, in calls on the host path, a connection that waits for an offer looks whether the adapter is still there.
@@ -43,7 +46,7 @@ pub(crate) fn after_host_call(connection: &Connection, moved: u64) {
     let flags = entry.flags.load(Ordering::Relaxed);
     let asked = flags & FLAG_ASKED != 0;
     if offered
-        || (!asked && (calls >= CALLS_BEFORE_PAIRING || moved >= BYTES_BEFORE_PAIRING))
+        || (!asked && (calls >= calls_before_pairing(flags) || moved >= BYTES_BEFORE_PAIRING))
         || (asked && (calls.is_multiple_of(CALLS_BETWEEN_LOOKS) || is_released(entry)))
     {
         consider(connection);
@@ -53,6 +56,15 @@ pub(crate) fn after_host_call(connection: &Connection, moved: u64) {
         if bytes >= BYTES_BEFORE_PAIRING {
             consider(connection);
         }
+    }
+}
+
+#[inline]
+fn calls_before_pairing(flags: u32) -> u32 {
+    if flags & FLAG_OFFLOAD == 0 {
+        CALLS_BEFORE_PAIRING
+    } else {
+        CALLS_BEFORE_PAIRING_OFFLOADED
     }
 }
 
@@ -89,7 +101,8 @@ pub(crate) fn consider(connection: &Connection) {
     let epoch = adapter::epoch();
     entry.pid.store(state::pid(), Ordering::Relaxed);
     entry.fd.store(connection.fd as u32, Ordering::Relaxed);
-    if is_released(entry) || connection.local.asked_epoch.load(Ordering::Relaxed) != epoch {
+    let asks = is_released(entry) || connection.local.asked_epoch.load(Ordering::Relaxed) != epoch;
+    if asks {
         match describe(connection) {
             Ok(message) => {
                 if !adapter::send(adapter, &message, None) {
@@ -108,7 +121,10 @@ pub(crate) fn consider(connection: &Connection) {
             }
         }
     }
-    receive_offers(adapter);
+    // An answer to what was just asked takes a while.
+    if !asks || offer_waits(connection) {
+        receive_offers(adapter);
+    }
     if !connection.local.offered.load(Ordering::Relaxed).is_null() {
         attach(connection);
     }

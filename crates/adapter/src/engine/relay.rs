@@ -12,8 +12,8 @@ use super::channels::Channels;
 use super::flow::Flow;
 use super::memory::{RING_BYTES, Streams};
 
-/// Calls on a carrier that make a channel worth its memory.
-const CALLS_BEFORE_ASKING: u32 = 16;
+/// Calls on a carrier that make a channel worth its memory. The library counts likewise (`pairing`).
+const CALLS_BEFORE_ASKING: u32 = 4;
 /// Bytes that do, whatever the calls.
 const BYTES_BEFORE_ASKING: u64 = 128 << 10;
 /// Reads from one carrier before everybody else's turn.
