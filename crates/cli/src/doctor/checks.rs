@@ -28,6 +28,7 @@ pub(super) fn all(runtime_dir: &Path) -> Vec<Check> {
         congestion_control(),
         autocorking(),
         tun(),
+        packet(),
         af_xdp(),
         locked_memory(),
         syscall_counting(),
@@ -220,6 +221,18 @@ fn tun() -> Check {
             .missing("needed to create a device: run the adapter as root or with that capability"),
         Err(error) => check(format!("/dev/net/tun: {error}"))
             .missing("load the module (modprobe tun) and give this user access to the device"),
+    }
+}
+
+fn packet() -> Check {
+    let check = |finding: String| Check::ok("packet sockets", NeededFor::Offload, finding);
+    // SAFETY: `socket` takes plain integers.
+    let socket =
+        owned(unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) });
+    match socket {
+        Ok(_) => check("can be opened".into()),
+        Err(error) => check(format!("socket: {error}"))
+            .missing("for --link packet:INTERFACE: run the adapter as root or with CAP_NET_RAW"),
     }
 }
 
