@@ -40,6 +40,13 @@ impl Position {
         isn.wrapping_add(1).wrapping_add(self.0 as u32)
     }
 
+    /// The distance back to a position that is not later.
+    #[inline]
+    pub(crate) const fn after(self, earlier: Self) -> u64 {
+        debug_assert!(earlier.0 <= self.0, "it is later");
+        self.0.wrapping_sub(earlier.0)
+    }
+
     /// The position nearest to `near` that `wire` can stand for.
     #[inline]
     pub(crate) const fn from_wire(wire: u32, isn: u32, near: Self) -> Self {

@@ -52,7 +52,7 @@ impl Connection {
         }
         if !had_flight {
             self.retries = 0; // An answer to a probe: the remote lives.
-            self.arm_loss_timer(cx);
+            self.arm_loss_timer(cx.now, cx.config);
             return;
         }
         self.sample_round_trip(cx, segment, &report);
@@ -75,7 +75,7 @@ impl Connection {
         // A reordering timer that is over has to give way to the one it stood for.
         let is_unwatched = self.loss_timer == LossTimer::Idle;
         if report.delivered.bytes > 0 || report.advanced_bytes > 0 || is_unwatched {
-            self.arm_loss_timer(cx);
+            self.arm_loss_timer(cx.now, cx.config);
         }
     }
 
@@ -92,7 +92,7 @@ impl Connection {
         if report.delivered.bytes > 0 {
             self.deduce_losses(cx, &report);
             self.adjust_window(cx, &report);
-            self.arm_loss_timer(cx);
+            self.arm_loss_timer(cx.now, cx.config);
         }
     }
 
@@ -115,7 +115,7 @@ impl Connection {
         }
         self.deduce_losses(cx, &report);
         self.adjust_window(cx, &report);
-        self.arm_loss_timer(cx);
+        self.arm_loss_timer(cx.now, cx.config);
     }
 
     /// RFC 9293 section 3.10.7.4: SND.WND, SND.WL1; an old segment must not move the window.

@@ -54,7 +54,9 @@ impl Connection {
         memory: &mut dyn Memory,
     ) -> bool {
         let place = |offset| memory.place(id, offset, segment.payload);
-        self.handle_in_order(cx, segment, segment.payload.len(), place)
+        let is_done = self.handle_in_order(cx, segment, segment.payload.len(), place);
+        cx.counters.segments_predicted += u64::from(is_done);
+        is_done
     }
 
     /// Header prediction: payload in its turn, or an acknowledgement of new data, in a connection
@@ -92,14 +94,8 @@ impl Connection {
         }
         match segment.timestamps {
             Some(timestamps) if self.conditions.has(Conditions::TIMESTAMPS) => {
-                if (timestamps.value.wrapping_sub(self.ts_recent) as i32) < 0 {
+                if !self.take_next_timestamp(cx.now, timestamps.value) {
                     return false;
-                }
-                // RFC 7323 section 4.3 (2): SEG.SEQ <= Last.ACK.sent; here SEG.SEQ is RCV.NXT, which
-                // has not moved since unless an acknowledgement waits.
-                if self.unacked_segments == 0 && !self.conditions.has(Conditions::ACK_NOW) {
-                    self.ts_recent = timestamps.value;
-                    self.ts_recent_at = super::coarse(cx.now);
                 }
             }
             None if !self.conditions.has(Conditions::TIMESTAMPS) => {}
@@ -115,7 +111,6 @@ impl Connection {
             self.news.0 |= News::PROGRESS;
             self.schedule_ack(cx, payload_bytes);
         }
-        cx.counters.segments_predicted += 1;
         let edge = ack + (u64::from(segment.window) << self.snd_wscale);
         if edge != self.snd_edge {
             // An edge that stays needs no note of who said so: what is older than this segment is

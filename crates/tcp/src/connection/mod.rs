@@ -211,9 +211,20 @@ impl Conditions {
     pub(crate) const RECEIVE_DETOUR: Self =
         Self(Self::ECN.0 | Self::OUT_OF_ORDER.0 | Self::KEEPALIVE.0 | Self::RELEASED.0);
 
+    /// What the usual acknowledgement depends on, and what of it has to be there.
+    pub(crate) const ACKNOWLEDGEMENT: Self = Self(Self::RECEIVE_DETOUR.0 | Self::AGREED_UPON.0);
+    /// What nearly every remote agrees to.
+    pub(crate) const AGREED_UPON: Self = Self(Self::TIMESTAMPS.0 | Self::SACK.0);
+
     #[inline]
     pub(crate) const fn has(self, other: Self) -> bool {
         self.0 & other.0 != 0
+    }
+
+    /// Whether of `among` these are on, and no others.
+    #[inline]
+    pub(crate) const fn are(self, among: Self, these: Self) -> bool {
+        self.0 & among.0 == these.0
     }
 
     #[inline]
@@ -320,25 +331,26 @@ pub(crate) struct Connection {
     pub(crate) rcv_limit: u32,
     /// Payload of a full segment, options already taken off.
     pub(crate) mss: u16,
-    pub(crate) state: State,
     /// Full segments received since the last acknowledgement left.
     pub(crate) unacked_segments: u8,
     pub(crate) snd_wscale: u8,
+    // The next five are compared as one word: see `is_watched_only` and `is_untroubled`.
+    pub(crate) loss_timer: LossTimer,
+    pub(crate) state: State,
+    pub(crate) phase: Phase,
+    /// `duplicate` is to be reported.
+    pub(crate) has_duplicate: bool,
+    /// The path may take larger segments than it gets: see [`path`].
+    pub(crate) may_widen: bool,
     pub(crate) rcv_wscale: u8,
     pub(crate) news: News,
-    pub(crate) loss_timer: LossTimer,
+    /// Retransmissions or probes since the remote last acknowledged something.
+    pub(crate) retries: u8,
     /// Distinguishes the connections that a slot held one after the other.
     pub(crate) generation: u32,
     /// When ts_recent was set, in units of [`TIMESTAMP_AGE_SHIFT`]: it expires after 24 days (RFC 7323
     /// section 5.5).
     pub(crate) ts_recent_at: u32,
-    pub(crate) phase: Phase,
-    /// The path may take larger segments than it gets: see [`path`].
-    pub(crate) may_widen: bool,
-    /// `duplicate` is to be reported.
-    pub(crate) has_duplicate: bool,
-    /// Retransmissions or probes since the remote last acknowledged something.
-    pub(crate) retries: u8,
     /// When a delayed acknowledgement is due.
     pub(crate) ack_deadline: Instant,
     /// When `loss_timer` strikes.
@@ -527,6 +539,10 @@ impl Connection {
                 "data in flight and no timer: {:?} {:?}",
                 self.state,
                 self.phase
+            );
+            assert!(
+                self.loss_timer != LossTimer::TailProbe || self.rack.probe_end.is_none(),
+                "a probe would follow another"
             );
             assert!(
                 self.phase == Phase::Open || self.snd_una < self.recovery.point,

@@ -2,7 +2,7 @@
 //! it into bytes. In order of urgency: a reset, the handshake, retransmissions, a tail loss probe,
 //! new data, a probe, an acknowledgement.
 
-use super::{Conditions, Connection, Context, State};
+use super::{Conditions, Connection, Context, LossTimer, State};
 use crate::config::Config;
 use crate::position::Position;
 use crate::time::Duration;
@@ -217,6 +217,10 @@ impl Connection {
             }
         };
         self.rack.probe_end = Some(self.snd_nxt);
+        if self.loss_timer == LossTimer::TailProbe {
+            // An acknowledgement came in between. RFC 8985 section 7.3: "the sender MUST re-arm the RTO timer, not the PTO timer".
+            self.arm_retransmission_timer(cx);
+        }
         Some(plan)
     }
 
@@ -397,7 +401,7 @@ impl Connection {
 
     fn wait_for_window(&mut self, cx: &Context<'_>) {
         if self.snd_una == self.snd_nxt && self.is_waiting_for_window() {
-            self.arm_loss_timer(cx);
+            self.arm_loss_timer(cx.now, cx.config);
         }
     }
 

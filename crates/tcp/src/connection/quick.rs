@@ -2,9 +2,12 @@
 //! of new data in order means. Each does exactly what the long way would have done, or nothing.
 
 use super::congestion::Progress;
+use super::sent::InOrder;
 use super::{Conditions, Connection, Context, LossTimer, News, Phase, State};
+use crate::config::Config;
 use crate::position::Position;
-use crate::wire::tcp::Flags;
+use crate::time::{Duration, Instant};
+use crate::wire::tcp::{Flags, Segment};
 
 /// A usual segment to be sent: no options but timestamps.
 #[derive(Clone, Copy, Debug)]
@@ -58,7 +61,7 @@ impl Connection {
         cx.counters.segments_sent += 1;
         self.conditions.clear(Conditions::ACK_NOW);
         self.unacked_segments = 0;
-        self.ack_deadline = crate::time::Instant::NEVER;
+        self.ack_deadline = Instant::NEVER;
         self.last_ack_sent = self.rcv_nxt;
         Some(QuickPlan {
             seq,
@@ -136,63 +139,154 @@ impl Connection {
         self.sent_at = cx.now;
         if matches!(self.loss_timer, LossTimer::Idle | LossTimer::TailProbe) {
             let flight = self.snd_nxt.0 - self.snd_una.0;
-            self.arm_quickly(cx, flight + usable - u64::from(payload_bytes));
+            self.arm_quickly(
+                cx.now,
+                cx.config,
+                flight + usable - u64::from(payload_bytes),
+            );
         } else {
             self.arm_after_sending(cx, usable - u64::from(payload_bytes));
         }
     }
 
-    /// Plain progress: nothing lost, nothing selectively acknowledged, nothing marked.
-    #[inline]
-    pub(super) fn acknowledge_plainly(&mut self, cx: &mut Context<'_>, ack: Position) {
-        let is_usual = self.rack.probe_end.is_none()
-            && self.loss_timer != LossTimer::Reorder
-            && self.conditions.has(Conditions::SACK);
+    /// The acknowledgement of new data, without payload, in a connection without trouble. Does nothing and returns
+    /// false for everything else. `segment` has timestamps and no other options.
+    #[inline(always)]
+    pub(crate) fn handle_usual_acknowledgement(
+        &mut self,
+        now: Instant,
+        config: &Config,
+        segment: &Segment<'_>,
+        timestamp: u32,
+    ) -> bool {
+        let advanced = segment.ack.wrapping_sub(self.snd_una.wire(self.iss));
+        let flight = self.snd_nxt.after(self.snd_una);
+        let is_usual = self.is_watched_only()
+            && self
+                .conditions
+                .are(Conditions::ACKNOWLEDGEMENT, Conditions::AGREED_UPON)
+            && self.scoreboard.is_plain()
+            && segment.seq == self.rcv_nxt.wire(self.irs)
+            // Between one byte and all of them.
+            && u64::from(advanced.wrapping_sub(1)) < flight
+            && self.take_next_timestamp(now, timestamp);
         if !is_usual {
-            return self.acknowledge_in_order(cx, ack);
+            return false;
         }
-        let advanced_bytes = (ack - self.snd_una) as u32;
-        let Some(newest) = self.scoreboard.acknowledge_plainly(ack) else {
-            return self.acknowledge_in_order(cx, ack);
+        let ack = self.snd_una + u64::from(advanced);
+        let Some(sent) = self.scoreboard.acknowledge_plainly(ack) else {
+            return false;
         };
+        // RFC 9293 section 3.10.7.4: SND.UNA < SEG.ACK, so it says where the window ends.
+        let window = u64::from(segment.window) << self.snd_wscale;
+        self.snd_edge = ack + window;
+        self.snd_wl1 = self.rcv_nxt;
+        self.snd_window_max = self.snd_window_max.max(window as u32);
+        self.note_progress(now, config, ack, advanced, sent);
+        true
+    }
+
+    /// Whether all that goes on is that a tail loss probe will come when nothing else does: established, nothing lost or
+    /// suspected, no probe out, nothing to be reported.
+    #[inline(always)]
+    fn is_watched_only(&self) -> bool {
+        let watched = [
+            LossTimer::TailProbe as u8,
+            State::Established as u8,
+            Phase::Open as u8,
+            0,
+        ];
+        // One word of memory.
+        let word = u32::from_ne_bytes([
+            self.loss_timer as u8,
+            self.state as u8,
+            self.phase as u8,
+            u8::from(self.has_duplicate),
+        ]);
+        word == u32::from_ne_bytes(watched)
+    }
+
+    /// TS.Recent of a segment at RCV.NXT (RFC 7323 section 4.3). False: the timestamp is an older one.
+    #[inline(always)]
+    pub(super) fn take_next_timestamp(&mut self, now: Instant, value: u32) -> bool {
+        let step = value.wrapping_sub(self.ts_recent) as i32;
+        if step <= 0 {
+            // The same again says nothing about TS.Recent's age: the remote's clock ticks every second, or faster.
+            return step == 0;
+        }
+        // (2): SEG.SEQ <= Last.ACK.sent, which has been RCV.NXT unless an acknowledgement waits.
+        if self.unacked_segments == 0 && !self.conditions.has(Conditions::ACK_NOW) {
+            self.ts_recent = value;
+            self.ts_recent_at = super::coarse(now);
+        }
+        true
+    }
+
+    /// Plain progress: nothing lost, nothing selectively acknowledged, nothing marked.
+    #[inline(never)]
+    pub(super) fn acknowledge_plainly(&mut self, cx: &mut Context<'_>, ack: Position) {
+        let sent = if self.is_watched_only() {
+            self.scoreboard.acknowledge_plainly(ack)
+        } else {
+            None
+        };
+        match sent {
+            Some(sent) => {
+                self.note_progress(cx.now, cx.config, ack, ack.after(self.snd_una) as u32, sent)
+            }
+            None => self.acknowledge_in_order(cx, ack),
+        }
+    }
+
+    #[inline(always)]
+    fn note_progress(
+        &mut self,
+        now: Instant,
+        config: &Config,
+        ack: Position,
+        advanced_bytes: u32,
+        sent: InOrder,
+    ) {
         self.snd_una = ack;
         self.retries = 0;
         self.news.0 |= News::PROGRESS;
-        let newest_rtt = cx.now.since(newest.newest_sent_at);
-        self.rtt.sample(cx.now, cx.now.since(newest.oldest_sent_at));
+        self.rtt.sample(now, now.since(sent.oldest_sent_at));
+        let newest_rtt = now.since(sent.newest_sent_at);
         // What is left was sent after the newest that arrived: RACK has nothing to suspect.
         self.rack
-            .note_in_order(newest.newest_sent_at, ack, newest_rtt);
+            .note_in_order(sent.newest_sent_at, ack, newest_rtt);
         if self.conditions.has(Conditions::CWND_LIMITED) {
-            let in_slow_start = self.cwnd < self.congestion.ssthresh;
-            if !in_slow_start || self.cwnd / 2 < self.congestion.flight_bytes_max {
-                let progress = Progress {
-                    now: cx.now,
-                    acked_bytes: advanced_bytes,
-                    mss: u32::from(self.mss),
-                    srtt: self.rtt.smoothed().unwrap_or_default(),
-                    rtt: Some(newest_rtt),
-                    una: self.snd_una,
-                    nxt: self.snd_nxt,
-                };
-                self.cwnd = self
-                    .congestion
-                    .grow(self.cwnd, progress)
-                    .min(super::recovery::WINDOW_BYTES_MAX);
-            }
+            self.grow_plainly(now, advanced_bytes, newest_rtt);
         }
-        if self.snd_una == self.snd_nxt && self.snd_nxt == self.snd_end {
+        if ack < self.snd_nxt {
+            self.arm_tail_probe(now, config, self.snd_nxt.after(ack));
+        } else if ack == self.snd_end && !self.conditions.has(Conditions::FIN_WANTED) {
             // Nothing is in flight and nothing waits for a window.
-            if self.loss_timer == LossTimer::Persist || self.is_fin_due() {
-                self.arm_loss_timer(cx);
-            } else {
-                self.loss_timer = LossTimer::Idle;
-                self.loss_deadline = crate::time::Instant::NEVER;
-            }
-        } else if self.snd_una < self.snd_nxt {
-            self.arm_quickly(cx, self.snd_nxt.0 - self.snd_una.0);
+            self.loss_timer = LossTimer::Idle;
+            self.loss_deadline = Instant::NEVER;
         } else {
-            self.arm_loss_timer(cx);
+            self.arm_loss_timer(now, config);
         }
+    }
+
+    #[inline(never)]
+    fn grow_plainly(&mut self, now: Instant, acked_bytes: u32, newest_rtt: Duration) {
+        let in_slow_start = self.cwnd < self.congestion.ssthresh;
+        if in_slow_start && self.cwnd / 2 >= self.congestion.flight_bytes_max {
+            return;
+        }
+        let progress = Progress {
+            now,
+            acked_bytes,
+            mss: u32::from(self.mss),
+            srtt: self.rtt.smoothed().unwrap_or_default(),
+            rtt: Some(newest_rtt),
+            una: self.snd_una,
+            nxt: self.snd_nxt,
+        };
+        self.cwnd = self
+            .congestion
+            .grow(self.cwnd, progress)
+            .min(super::recovery::WINDOW_BYTES_MAX);
     }
 }

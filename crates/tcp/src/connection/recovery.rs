@@ -23,6 +23,7 @@ const REORDER_PERSIST_RECOVERIES: u8 = 16;
 
 /// Where a connection stands with regard to loss.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(u8)]
 pub enum Phase {
     /// No loss is known.
     #[default]
@@ -82,8 +83,9 @@ pub(crate) struct Rack {
 }
 
 impl Rack {
-    /// [`Self::update`] where everything was sent once and arrived in order, up to `una`.
-    #[inline]
+    /// [`Self::update`] where everything was sent once and arrived in order, up to `una`. What will be delivered later stands
+    /// beyond, so `furthest` need not say so.
+    #[inline(always)]
     pub(super) fn note_in_order(&mut self, sent_at: Instant, una: Position, rtt: Duration) {
         self.rtt = rtt;
         let is_later = sent_at > self.newest_sent_at;
@@ -91,7 +93,6 @@ impl Rack {
             self.newest_sent_at = sent_at;
             self.newest_end = una;
         }
-        self.furthest = self.furthest.max(una);
     }
 
     /// RFC 8985 section 6.2, steps 2 and 3.

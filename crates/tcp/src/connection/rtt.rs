@@ -20,7 +20,8 @@ pub(crate) struct RttEstimator {
     minimum: u32,
     /// Timeouts since the last sample (RFC 6298 section 5.5: each doubles the timeout).
     backoff: u8,
-    minimum_at: Instant,
+    /// Until when the minimum is trusted.
+    minimum_until: Instant,
 }
 
 impl RttEstimator {
@@ -29,7 +30,7 @@ impl RttEstimator {
             smoothed: 0,
             variation: 0,
             minimum: 0,
-            minimum_at: Instant::ZERO,
+            minimum_until: Instant::ZERO,
             backoff: 0,
         }
     }
@@ -47,9 +48,9 @@ impl RttEstimator {
             self.variation = (3 * self.variation + rtt.abs_diff(self.smoothed)) / 4;
             self.smoothed = (7 * self.smoothed + rtt) / 8;
         }
-        if self.minimum == 0 || rtt <= self.minimum || now.since(self.minimum_at) > MINIMUM_WINDOW {
+        if rtt <= self.minimum || now >= self.minimum_until {
             self.minimum = rtt;
-            self.minimum_at = now;
+            self.minimum_until = now + MINIMUM_WINDOW;
         }
         // Section 5.7 and Karn: a fresh sample ends the backing off.
         self.backoff = 0;
@@ -89,20 +90,24 @@ impl RttEstimator {
         micros(self.variation)
     }
 
-    /// SRTT and RTO, in microseconds, where there is a sample and nothing has timed out since.
+    /// Whether there is a sample, and nothing has timed out since.
     #[inline(always)]
-    pub(crate) fn settled(&self, config: &Config) -> Option<(u64, u64)> {
+    pub(crate) fn is_settled(&self) -> bool {
+        self.smoothed != 0 && self.backoff == 0
+    }
+
+    /// SRTT and RTO then, in microseconds.
+    #[inline(always)]
+    pub(crate) fn settled(&self, config: &Config) -> (u64, u64) {
+        debug_assert!(self.is_settled());
         let smoothed = u64::from(self.smoothed);
         let margin = u64::from(4 * self.variation)
             .max(GRANULARITY.as_micros())
             .max(config.rto_min.as_micros());
-        let is_settled = self.smoothed != 0 && self.backoff == 0;
-        is_settled.then(|| {
-            (
-                smoothed,
-                (smoothed + margin).min(config.rto_max.as_micros()),
-            )
-        })
+        (
+            smoothed,
+            (smoothed + margin).min(config.rto_max.as_micros()),
+        )
     }
 
     /// RTO, backed off.

@@ -21,6 +21,8 @@ pub(crate) const RECORDS_MAX: usize = 16_384;
 const BURST_BYTES_MAX: u32 = 1 << 20;
 /// A connection with nothing in flight keeps no more capacity than this.
 const IDLE_CAPACITY: usize = 16;
+/// What it may have without being looked after.
+const CAPACITY_KEPT: usize = 4 * IDLE_CAPACITY;
 
 /// The remote has it (RFC 2018).
 const SACKED: u8 = 1;
@@ -197,19 +199,38 @@ impl Scoreboard {
     /// when the oldest and the newest of it left. Does nothing and returns `None` in any other case.
     #[inline(always)]
     pub(crate) fn acknowledge_plainly(&mut self, una: Position) -> Option<InOrder> {
-        let is_only = self.earlier.is_empty();
-        let first = self.earlier.front_mut().unwrap_or(&mut self.newest);
+        if !self.earlier.is_empty() {
+            return self.acknowledge_earlier(una);
+        }
+        let only = &mut self.newest;
+        let (end, sent_at) = (only.end(), only.sent_at);
+        if only.length == 0 || only.flags != 0 || una > end {
+            return None;
+        }
+        only.length = end.after(una) as u32;
+        only.start = una;
+        if una == end && self.earlier.capacity() > CAPACITY_KEPT {
+            self.shrink();
+        }
+        Some(InOrder {
+            oldest_sent_at: sent_at,
+            newest_sent_at: sent_at,
+        })
+    }
+
+    /// The same where there is more than one record.
+    #[inline(never)]
+    fn acknowledge_earlier(&mut self, una: Position) -> Option<InOrder> {
+        let first = self.earlier.front_mut()?;
         let (end, sent_at) = (first.end(), first.sent_at);
-        if first.length == 0 || first.flags != 0 || una > end {
+        if first.flags != 0 || una > end {
             return self.acknowledge_several(una);
         }
         // The usual case: it ends in the first record, or with it.
-        first.length = (end - una) as u32;
+        first.length = end.after(una) as u32;
         first.start = una;
         if una == end {
-            if !is_only {
-                self.earlier.pop_front();
-            }
+            self.earlier.pop_front();
             self.shrink_if_idle();
         }
         Some(InOrder {
@@ -284,7 +305,7 @@ impl Scoreboard {
 
     #[inline(always)]
     fn shrink_if_idle(&mut self) {
-        let is_large = self.earlier.capacity() > 4 * IDLE_CAPACITY;
+        let is_large = self.earlier.capacity() > CAPACITY_KEPT;
         if is_large && self.newest.length == 0 && self.earlier.is_empty() {
             self.shrink();
         }

@@ -4,6 +4,7 @@
 
 use super::recovery::Phase;
 use super::{CloseReason, Conditions, Connection, Context, State};
+use crate::config::Config;
 use crate::time::{Duration, Instant};
 
 /// RFC 8985 section 7.2: what a lone segment's acknowledgement may be delayed by.
@@ -75,7 +76,7 @@ impl Connection {
                     // RFC 6937 section 3.1 goes by what arrives. Nothing has: one segment.
                     self.cwnd = self.in_flight() + u32::from(self.mss);
                 }
-                self.arm_loss_timer(cx);
+                self.arm_loss_timer(cx.now, cx.config);
             }
             LossTimer::TailProbe => {
                 self.conditions.set(Conditions::TAIL_PROBE_DUE);
@@ -105,7 +106,7 @@ impl Connection {
                     Conditions::PROBE_DUE
                 });
                 self.rtt.back_off();
-                self.arm_loss_timer(cx);
+                self.arm_loss_timer(cx.now, cx.config);
             }
         }
     }
@@ -176,14 +177,14 @@ impl Connection {
     }
 
     /// Re-arms the loss timer after progress. A pending reordering timer stays.
-    pub(super) fn arm_loss_timer(&mut self, cx: &Context<'_>) {
+    pub(super) fn arm_loss_timer(&mut self, now: Instant, config: &Config) {
         if self.snd_una == self.snd_nxt {
             if self.is_waiting_for_window() {
                 if self.loss_timer != LossTimer::Persist {
                     self.loss_timer = LossTimer::Persist;
-                    self.loss_deadline = cx.now + self.rtt.timeout(cx.config);
+                    self.loss_deadline = now + self.rtt.timeout(config);
                 } else if !self.loss_deadline.is_armed() {
-                    self.loss_deadline = cx.now + self.rtt.timeout(cx.config);
+                    self.loss_deadline = now + self.rtt.timeout(config);
                 }
             } else {
                 if self.loss_timer == LossTimer::Persist {
@@ -193,18 +194,18 @@ impl Connection {
                 self.loss_deadline = Instant::NEVER;
             }
         } else if self.loss_timer != LossTimer::Reorder {
-            self.arm_probe_or_retransmission(cx, 0);
+            self.arm_probe_or_retransmission(now, config, 0);
         }
     }
 
     /// RFC 8985 section 7.2: a tail loss probe where one is allowed, or else RFC 6298. `follows` bytes more are about to be in flight.
-    fn arm_probe_or_retransmission(&mut self, cx: &Context<'_>, follows: u64) {
-        let timeout = self.rtt.timeout(cx.config);
+    fn arm_probe_or_retransmission(&mut self, now: Instant, config: &Config, follows: u64) {
+        let timeout = self.rtt.timeout(config);
         if self.loss_timer == LossTimer::Persist {
             self.rtt.forget_backoff();
         }
         if self.phase == Phase::Open
-            && cx.config.tail_probes
+            && config.tail_probes
             && self.conditions.has(Conditions::SACK)
             && self.scoreboard.sacked_bytes == 0
             && self.rack.probe_end.is_none()
@@ -216,32 +217,45 @@ impl Connection {
                 probe_after = probe_after + REMOTE_ACK_DELAY_MAX;
             }
             self.loss_timer = LossTimer::TailProbe;
-            self.loss_deadline = cx.now + probe_after.min(timeout);
+            self.loss_deadline = now + probe_after.min(timeout);
         } else {
             self.loss_timer = LossTimer::Retransmit;
-            self.loss_deadline = cx.now + timeout;
+            self.loss_deadline = now + timeout;
         }
     }
 
     /// [`Self::arm_probe_or_retransmission`] of an established connection that nothing is lost or reported
     /// of; `flight` bytes are out, or about to be.
     #[inline(always)]
-    pub(super) fn arm_quickly(&mut self, cx: &Context<'_>, flight: u64) {
-        let has_probes = cx.config.tail_probes && self.conditions.has(Conditions::SACK);
-        match self.rtt.settled(cx.config) {
-            Some((smoothed, timeout)) if has_probes && self.rack.probe_end.is_none() => {
-                let mut probe_after = (2 * smoothed).max(PROBE_AFTER_MIN.as_micros());
-                if flight <= u64::from(self.mss) {
-                    probe_after += REMOTE_ACK_DELAY_MAX.as_micros();
-                }
-                self.loss_timer = LossTimer::TailProbe;
-                self.loss_deadline = cx.now + Duration::from_micros(probe_after.min(timeout));
-            }
-            _ => self.arm_probe_or_retransmission(cx, flight - (self.snd_nxt - self.snd_una)),
+    pub(super) fn arm_quickly(&mut self, now: Instant, config: &Config, flight: u64) {
+        let may_probe = config.tail_probes
+            && self.conditions.has(Conditions::SACK)
+            && self.rack.probe_end.is_none()
+            && self.rtt.is_settled();
+        if may_probe {
+            self.arm_tail_probe(now, config, flight);
+        } else {
+            self.arm_probe_or_retransmission(
+                now,
+                config,
+                flight - self.snd_nxt.after(self.snd_una),
+            );
         }
     }
 
-    fn arm_retransmission_timer(&mut self, cx: &Context<'_>) {
+    /// The same where a tail loss probe is known to be allowed.
+    #[inline(always)]
+    pub(super) fn arm_tail_probe(&mut self, now: Instant, config: &Config, flight: u64) {
+        let (smoothed, timeout) = self.rtt.settled(config);
+        let mut probe_after = (2 * smoothed).max(PROBE_AFTER_MIN.as_micros());
+        if flight <= u64::from(self.mss) {
+            probe_after += REMOTE_ACK_DELAY_MAX.as_micros();
+        }
+        self.loss_timer = LossTimer::TailProbe;
+        self.loss_deadline = now + Duration::from_micros(probe_after.min(timeout));
+    }
+
+    pub(super) fn arm_retransmission_timer(&mut self, cx: &Context<'_>) {
         self.loss_timer = LossTimer::Retransmit;
         self.loss_deadline = cx.now + self.rtt.timeout(cx.config);
     }
@@ -266,7 +280,7 @@ impl Connection {
             self.loss_timer,
             LossTimer::Idle | LossTimer::Persist | LossTimer::TailProbe
         ) {
-            self.arm_probe_or_retransmission(cx, follows);
+            self.arm_probe_or_retransmission(cx.now, cx.config, follows);
         }
     }
 }

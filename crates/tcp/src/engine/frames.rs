@@ -1,10 +1,13 @@
 //! From a frame to the connection it is for.
 
+use core::hint::black_box;
+use std::collections::VecDeque;
+
+use super::deadlines::Deadlines;
 use super::fragments::Outcome;
 use super::table::Tag;
-use core::hint::black_box;
-
-use super::Engine;
+use super::turns::Turns;
+use super::{Engine, LastFlow};
 use crate::config::Medium;
 use crate::connection::{Conditions, Connection, Context, FlowKey, Offer, State, Verdict};
 use crate::host::{ConnectionId, ListenerId, Memory, NoRoom};
@@ -12,7 +15,7 @@ use crate::time::{Duration, Instant};
 use crate::wire::ethernet::{self, MacAddress};
 use crate::wire::ip::{self, Address, Packet};
 use crate::wire::tcp::{Flags, Segment, Timestamps};
-use crate::wire::{Malformed, arp, u16_at, u32_at};
+use crate::wire::{Malformed, arp, u16_at, u32_at, u64_at};
 
 /// How long after a cookie its handshake may still be under way.
 const COOKIE_GRACE: Duration = Duration::from_secs(128);
@@ -61,6 +64,35 @@ fn usual_segment<'a>(h: &[u8; USUAL_HEADERS_BYTES], payload: &'a [u8]) -> Segmen
 /// Where an answer to a frame goes, when it goes back to where the frame came from.
 pub(super) type ReplyTo = Option<MacAddress>;
 
+/// What [`Engine::settle`] does, after a segment in order: nothing in the cold part of the connection has changed.
+#[inline(always)]
+fn settle_usual(
+    connection: &mut Connection,
+    slot: u32,
+    (turns, event_queue, deadlines): (&mut Turns, &mut VecDeque<u32>, &mut Deadlines),
+) {
+    let conditions = connection.conditions;
+    let has_output = conditions
+        .has(Conditions::ACK_NOW | Conditions::FIN_WANTED | Conditions::TAIL_PROBE_DUE)
+        || connection.snd_nxt < connection.snd_end;
+    if has_output && !conditions.has(Conditions::QUEUED) {
+        connection.conditions.set(Conditions::QUEUED);
+        turns.push(slot);
+    }
+    if !conditions.has(Conditions::ANNOUNCED)
+        && connection.news.0 != 0
+        && (conditions.has(Conditions::ACCEPTED) || !conditions.has(Conditions::PASSIVE))
+    {
+        connection.conditions.set(Conditions::ANNOUNCED);
+        event_queue.push_back(slot);
+    }
+    let deadline = connection.ack_deadline.min(connection.loss_deadline);
+    if deadline < connection.asked_by {
+        connection.asked_by = deadline;
+        deadlines.ask_by(slot, deadline);
+    }
+}
+
 impl Engine {
     /// Takes a frame from the link. Payload goes to `memory`; everything else shows in what is
     /// polled afterwards. Malformed frames are counted by reason.
@@ -86,8 +118,7 @@ impl Engine {
     where
         I: Iterator<Item = (&'a [u8], ReceiveOffload)> + Clone,
     {
-        let are_several = frames.clone().nth(1).is_some();
-        if are_several && self.flows.len() > CONNECTIONS_IN_CACHE {
+        if self.flows.len() > CONNECTIONS_IN_CACHE && frames.clone().nth(1).is_some() {
             let look_up = |touched, (frame, _): (&[u8], _)| touched ^ self.look_up(frame);
             black_box(frames.clone().fold(0, look_up));
         }
@@ -112,7 +143,7 @@ impl Engine {
     #[inline]
     #[must_use]
     pub fn expected(&self) -> Option<Expected> {
-        let (_, slot) = self.last_flow;
+        let slot = self.last_flow.slot;
         let connection = self.slots.get(slot as usize)?;
         // Ahead of a gap stand bytes that must not be written over.
         let is_plain = connection.state == State::Established
@@ -135,7 +166,7 @@ impl Engine {
         payload_bytes: usize,
         offload: ReceiveOffload,
     ) -> Option<Expected> {
-        if self.usual_payload(headers, offload) != Some(payload_bytes) {
+        if !self.has_usual_payload(headers, payload_bytes, offload) {
             return None;
         }
         self.find_usual(headers)?;
@@ -157,7 +188,7 @@ impl Engine {
         offload: ReceiveOffload,
         expected: Expected,
     ) -> bool {
-        let is_usual = self.usual_payload(headers, offload) == Some(payload_bytes);
+        let is_usual = self.has_usual_payload(headers, payload_bytes, offload);
         let Some(slot) = is_usual.then(|| self.find_usual(headers)).flatten() else {
             return false;
         };
@@ -193,9 +224,14 @@ impl Engine {
         let Some(h) = frame.first_chunk() else {
             return false;
         };
-        let payload_bytes = self.usual_payload(h, offload);
-        let Some(payload) = payload_bytes.and_then(|len| frame[USUAL_HEADERS_BYTES..].get(..len))
-        else {
+        if !self.is_usual(h, offload) {
+            return false;
+        }
+        let length = usize::from(u16_at(h, 16)) + ethernet::HEADER_BYTES;
+        if length == USUAL_HEADERS_BYTES {
+            return self.handle_acknowledgement(now, h);
+        }
+        let Some(payload) = frame.get(USUAL_HEADERS_BYTES..length) else {
             return false;
         };
         let Some(slot) = self.find_usual(h) else {
@@ -206,43 +242,74 @@ impl Engine {
         self.handle_usual(now, slot, &segment, payload.len(), place)
     }
 
-    /// How much payload follows headers of that layout.
+    /// The same for an acknowledgement and nothing else.
+    #[inline(always)]
+    fn handle_acknowledgement(&mut self, now: Instant, h: &[u8; USUAL_HEADERS_BYTES]) -> bool {
+        let Some(slot) = self.find_usual(h) else {
+            return false;
+        };
+        let segment = usual_segment(h, &[]);
+        let timestamp = u32_at(h, 58);
+        let Some(connection) = self.slots.get_mut(slot as usize) else {
+            return false;
+        };
+        if !connection.handle_usual_acknowledgement(now, &self.config, &segment, timestamp) {
+            return false;
+        }
+        self.counters.segments_predicted += 1;
+        self.counters.segments_received += 1;
+        self.run.end();
+        let queues = (&mut self.turns, &mut self.event_queue, &mut self.deadlines);
+        settle_usual(connection, slot, queues);
+        true
+    }
+
+    /// Whether the headers have that layout, and say that so much payload follows.
     #[inline]
-    fn usual_payload(
+    fn has_usual_payload(
         &self,
         h: &[u8; USUAL_HEADERS_BYTES],
+        payload_bytes: usize,
         offload: ReceiveOffload,
-    ) -> Option<usize> {
+    ) -> bool {
+        let length = USUAL_HEADERS_BYTES - ethernet::HEADER_BYTES + payload_bytes;
+        self.is_usual(h, offload) && usize::from(u16_at(h, 16)) == length
+    }
+
+    /// Whether the headers have that layout.
+    #[inline(always)]
+    fn is_usual(&self, h: &[u8; USUAL_HEADERS_BYTES], offload: ReceiveOffload) -> bool {
         let first: &[u8; 8] = h.first_chunk().expect("the header is longer");
-        let is_usual = offload.checksum_verified
+        offload.checksum_verified
             && u64::from_le_bytes(*first) << 16 == self.own_mac
             && u16_at(h, 12) == ethernet::TYPE_IPV4
             && h[14] == 0x45
-            && u16_at(h, 20) & 0x3fff == 0
-            && h[23] == ip::PROTOCOL_TCP
-            && h[46] == 0x80
-            && u32_at(h, 54) == 0x0101_080a;
-        let end = ethernet::HEADER_BYTES + usize::from(u16_at(h, 16));
-        is_usual
-            .then(|| end.checked_sub(USUAL_HEADERS_BYTES))
-            .flatten()
+            // Not a fragment, and TCP.
+            && u32_at(h, 20) & 0x3fff_00ff == u32::from(ip::PROTOCOL_TCP)
+            // A timestamp's room, and the flags that say nothing of interest.
+            && u16_at(h, 46) & !u16::from(Flags::PSH.0) == 0x8000 | u16::from(Flags::ACK.0)
+            && u32_at(h, 54) == 0x0101_080a
     }
 
     /// Whose they are.
-    #[inline]
+    #[inline(always)]
     fn find_usual(&mut self, h: &[u8; USUAL_HEADERS_BYTES]) -> Option<u32> {
-        let ends: [u8; 12] = *h[26..].first_chunk().expect("the header is longer");
-        let (last, slot) = self.last_flow;
-        if ends == last {
-            return Some(slot);
+        let last = self.last_flow;
+        let (addresses, ports) = (u64_at(h, 26), u32_at(h, 34));
+        if addresses == last.addresses && ports == last.ports {
+            return Some(last.slot);
         }
         let tag = Tag::v4(u32_at(h, 30), u32_at(h, 26), u16_at(h, 36), u16_at(h, 34));
         let slot = self.flows.find(tag, |_| true)?;
-        self.last_flow = (ends, slot);
+        self.last_flow = LastFlow {
+            addresses,
+            ports,
+            slot,
+        };
         Some(slot)
     }
 
-    #[inline]
+    #[inline(always)]
     fn handle_usual(
         &mut self,
         now: Instant,
@@ -255,41 +322,23 @@ impl Engine {
             return false;
         };
         let generation = connection.generation;
+        let place = |offset| {
+            let index = slot;
+            place(ConnectionId { index, generation }, offset)
+        };
         let mut cx = Context {
             now,
             config: &self.config,
             counters: &mut self.counters,
         };
-        let place = |offset| {
-            let index = slot;
-            place(ConnectionId { index, generation }, offset)
-        };
         if !connection.handle_in_order(&mut cx, segment, payload_bytes, place) {
             return false;
         }
-        cx.counters.segments_received += 1;
-        // What `settle` does; but nothing in the cold part of the connection has changed.
+        self.counters.segments_predicted += 1;
+        self.counters.segments_received += 1;
         self.run.end();
-        let conditions = connection.conditions;
-        let has_output = conditions
-            .has(Conditions::ACK_NOW | Conditions::FIN_WANTED | Conditions::TAIL_PROBE_DUE)
-            || connection.snd_nxt < connection.snd_end;
-        if has_output && !conditions.has(Conditions::QUEUED) {
-            connection.conditions.set(Conditions::QUEUED);
-            self.turns.push(slot);
-        }
-        if !conditions.has(Conditions::ANNOUNCED)
-            && connection.news.0 != 0
-            && (conditions.has(Conditions::ACCEPTED) || !conditions.has(Conditions::PASSIVE))
-        {
-            connection.conditions.set(Conditions::ANNOUNCED);
-            self.event_queue.push_back(slot);
-        }
-        let deadline = connection.ack_deadline.min(connection.loss_deadline);
-        if deadline < connection.asked_by {
-            connection.asked_by = deadline;
-            self.deadlines.ask_by(slot, deadline);
-        }
+        let queues = (&mut self.turns, &mut self.event_queue, &mut self.deadlines);
+        settle_usual(connection, slot, queues);
         true
     }
 

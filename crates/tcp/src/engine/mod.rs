@@ -56,10 +56,21 @@ use quick::Run;
 use table::FlowTable;
 use turns::Turns;
 
-/// Addresses and ports as they stand in a frame, and the slot.
-type LastFlow = ([u8; 12], u32);
+/// Whose the last frame on the short path was.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct LastFlow {
+    /// Source and destination, as they stand in a frame, and the ports.
+    addresses: u64,
+    ports: u32,
+    slot: u32,
+}
+
 /// No slot has this number, so that nobody finds anything there.
-const NO_FLOW: LastFlow = ([0; 12], u32::MAX);
+const NO_FLOW: LastFlow = LastFlow {
+    addresses: 0,
+    ports: 0,
+    slot: u32::MAX,
+};
 /// No hardware address in the upper part of a word, with nothing below, is this.
 const NO_MAC: u64 = 1;
 /// Frames without a connection that may wait for the link.

@@ -103,13 +103,20 @@ const _: () = {
 /// Reads a big-endian `u16`. The caller has checked the length.
 #[inline]
 pub(crate) fn u16_at(bytes: &[u8], at: usize) -> u16 {
-    u16::from_be_bytes([bytes[at], bytes[at + 1]])
+    u16::from_be_bytes(*bytes[at..].first_chunk().expect("the caller has checked"))
 }
 
 /// Reads a big-endian `u32`. The caller has checked the length.
 #[inline]
 pub(crate) fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+    // In one piece, also where the caller masks a part of it.
+    u32::from_be_bytes(*bytes[at..].first_chunk().expect("the caller has checked"))
+}
+
+/// Reads a big-endian `u64`. The caller has checked the length.
+#[inline]
+pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from_be_bytes(*bytes[at..].first_chunk().expect("the caller has checked"))
 }
 
 /// Writes a big-endian `u16`.
