@@ -234,8 +234,9 @@ impl Bench {
     fn transmit(&mut self) -> (u64, u64) {
         let now = Instant::from_micros(self.now);
         let (mut frames, mut bytes) = (0, 0);
-        while let Some(transmit) = self.engine.poll_transmit(now, &mut self.header) {
-            let payload = black_box(transmit).payload;
+        let header = &mut self.header[..];
+        while let Some(transmit) = self.engine.poll_transmit(now, header) {
+            let payload = transmit.payload;
             bytes += payload.map_or(0, |payload| u64::from(payload.bytes));
             frames += 1;
         }

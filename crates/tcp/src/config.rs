@@ -135,7 +135,8 @@ pub struct Config {
     /// Ports for connections that name none: first and last.
     pub ephemeral_ports: (u16, u16),
     /// Lower bound of the retransmission timeout. RFC 6298 section 2.4 asks for one second and
-    /// allows less with a finer clock and better estimators; 200 ms is what Linux uses.
+    /// allows less with a finer clock and better estimators; 200 ms is what Linux uses. Less than the timers' granularity,
+    /// a millisecond, counts as that.
     pub rto_min: Duration,
     /// Upper bound of the retransmission timeout (RFC 6298 section 2.5: at least 60 s).
     pub rto_max: Duration,

@@ -34,6 +34,20 @@ impl Instant {
         Duration(self.0.saturating_sub(earlier.0))
     }
 
+    /// How long ago `earlier` was, which has happened.
+    #[inline]
+    pub(crate) const fn after(self, earlier: Self) -> Duration {
+        debug_assert!(earlier.0 <= self.0, "it is later");
+        Duration(self.0.wrapping_sub(earlier.0))
+    }
+
+    /// The instant a short time later than this one, which can be reached.
+    #[inline]
+    pub(crate) const fn later(self, span: Duration) -> Self {
+        debug_assert!(self.is_armed());
+        Self(self.0.wrapping_add(span.0))
+    }
+
     /// Whether this is a time that can be reached.
     #[must_use]
     pub const fn is_armed(self) -> bool {

@@ -29,6 +29,7 @@ mod receive;
 mod recovery;
 mod rtt;
 mod sent;
+mod template;
 mod timer;
 
 use core::ops::{BitAnd, BitOr, Not};
@@ -36,7 +37,8 @@ use core::ops::{BitAnd, BitOr, Not};
 pub(crate) use handshake::{Offer, OpenContext, window_scale};
 pub(crate) use input::Verdict;
 pub(crate) use output::{Plan, PlanKind};
-pub(crate) use quick::QuickPlan;
+pub(crate) use quick::Progressed;
+pub(crate) use template::{TCP_AT, Template};
 pub(crate) use timer::LossTimer;
 
 use crate::config::{Config, Options};
@@ -49,6 +51,7 @@ use assembler::Assembler;
 use congestion::Congestion;
 pub use recovery::Phase;
 use recovery::{Rack, Recovery};
+pub(crate) use rtt::GRANULARITY;
 use rtt::RttEstimator;
 use sent::Scoreboard;
 
@@ -416,43 +419,6 @@ const _: () = assert!(
     "an idle connection stays under 1 KiB"
 );
 
-/// The bytes a segment's headers begin with; lengths, numbers and checksums are patched in.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Template {
-    pub(crate) bytes: [u8; Template::BYTES_MAX],
-    /// Length of the link's header, zero while the neighbour is not resolved.
-    pub(crate) link_bytes: u8,
-    pub(crate) ip_bytes: u8,
-    pub(crate) is_ready: bool,
-    /// It is Ethernet, IPv4 and TCP with timestamps, in full: see [`Template::USUAL_BYTES`].
-    pub(crate) is_usual: bool,
-    /// The sums of the IP header as it stands here, and of the pseudo-header without the length.
-    pub(crate) ip_short: u16,
-    pub(crate) pseudo_short: u16,
-    /// The pseudo-header's sum without the length.
-    pub(crate) pseudo: crate::wire::checksum::Sum,
-}
-
-impl Template {
-    /// Ethernet and IPv6, or Ethernet, IPv4 and TCP with timestamps.
-    pub(crate) const BYTES_MAX: usize = 66;
-    /// The length of the headers that nearly all segments have.
-    pub(crate) const USUAL_BYTES: usize = 14 + 20 + 20 + 12;
-
-    pub(crate) const fn empty() -> Self {
-        Self {
-            bytes: [0; Self::BYTES_MAX],
-            link_bytes: 0,
-            ip_bytes: 0,
-            ip_short: 0,
-            pseudo_short: 0,
-            pseudo: crate::wire::checksum::Sum::ZERO,
-            is_ready: false,
-            is_usual: false,
-        }
-    }
-}
-
 impl Connection {
     /// TSval for now.
     #[inline]
@@ -543,6 +509,10 @@ impl Connection {
             assert!(
                 self.loss_timer != LossTimer::TailProbe || self.rack.probe_end.is_none(),
                 "a probe would follow another"
+            );
+            assert!(
+                !self.template.is_told || self.is_told(),
+                "the headers at hand are old ones"
             );
             assert!(
                 self.phase == Phase::Open || self.snd_una < self.recovery.point,

@@ -58,6 +58,7 @@ impl Connection {
         };
         cx.counters.segments_sent += 1;
         cx.counters.bytes_sent += u64::from(plan.payload_bytes);
+        self.template.is_told = false;
         plan.window = if plan.kind == PlanKind::Syn {
             // RFC 7323 section 2.2: the window of a SYN is never scaled.
             self.advertise_unscaled()
@@ -65,10 +66,7 @@ impl Connection {
             self.advertise()
         };
         if plan.flags.has(Flags::ACK) {
-            self.conditions.clear(Conditions::ACK_NOW);
-            self.unacked_segments = 0;
-            self.ack_deadline = crate::time::Instant::NEVER;
-            self.last_ack_sent = self.rcv_nxt;
+            self.note_acknowledged();
             if plan.payload_bytes > 0 && self.rcv_nxt > Position::FIRST_BYTE {
                 // Data flows both ways: acknowledgements will find company from now on.
                 self.conditions.clear(Conditions::QUICK_ACK);
@@ -90,7 +88,7 @@ impl Connection {
             cx.counters.retransmissions += 1;
         }
         self.conditions.clear(Conditions::FORCE_RETRANSMIT);
-        self.arm_after_sending(cx, 0);
+        self.arm_after_sending(cx.now, cx.config, 0);
         let flags = if self.state == State::SynReceived {
             // RFC 3168 section 6.1.1: a SYN-ACK that agrees to ECN carries ECE alone.
             let ecn = self.conditions.has(Conditions::ECN);
@@ -184,7 +182,7 @@ impl Connection {
         self.recovery.prr_out += u64::from(payload_bytes);
         self.recovery.resent_end = span.end;
         self.sent_at = cx.now;
-        self.arm_after_sending(cx, 0);
+        self.arm_after_sending(cx.now, cx.config, 0);
         let mut flags = self.echo_flags();
         if has_fin {
             flags = flags | Flags::FIN;
@@ -235,7 +233,7 @@ impl Connection {
             return None;
         }
         if self.snd_una == self.snd_nxt && unsent > 0 {
-            self.restart_after_idle(cx);
+            self.restart_after_idle(cx.now, cx.config);
         }
         let cwnd_room = if is_probe {
             mss
@@ -287,7 +285,7 @@ impl Connection {
             .push_alone(span.start, length as u32, cx.now);
         self.snd_nxt = span.end;
         self.sent_at = cx.now;
-        self.arm_after_sending(cx, 0);
+        self.arm_after_sending(cx.now, cx.config, 0);
         let mut plan = self.plan(
             PlanKind::Plain,
             span.start,
@@ -340,15 +338,18 @@ impl Connection {
         if self.conditions.has(Conditions::PACING) {
             self.pace(cx, length);
         }
-        self.arm_after_sending(cx, 0);
+        self.arm_after_sending(cx.now, cx.config, 0);
         plan
     }
 
     /// The application, not the window, is the limit when a window's better part is unused: then
     /// acknowledgements must not make it grow (RFC 7661's concern).
+    fn note_end_of_data(&mut self) {
+        self.note_end_of_flight(self.in_flight());
+    }
+
     #[inline(always)]
-    pub(crate) fn note_end_of_data(&mut self) {
-        let in_flight = self.in_flight();
+    pub(super) fn note_end_of_flight(&mut self, in_flight: u32) {
         let is_in_slow_start = self.cwnd < self.congestion.ssthresh;
         let used_enough = if is_in_slow_start {
             self.cwnd / 2

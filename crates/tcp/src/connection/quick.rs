@@ -7,109 +7,129 @@ use super::{Conditions, Connection, Context, LossTimer, News, Phase, State};
 use crate::config::Config;
 use crate::position::Position;
 use crate::time::{Duration, Instant};
-use crate::wire::tcp::{Flags, Segment};
+use crate::wire::tcp::Segment;
 
-/// A usual segment to be sent: no options but timestamps.
+/// A usual segment with payload to be sent: no options but timestamps.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct QuickPlan {
     pub(crate) seq: Position,
     pub(crate) payload_bytes: u32,
-    pub(crate) flags: Flags,
-    pub(crate) window: u16,
-    /// How many bytes of full segments may follow at once; zero for less than one.
+    /// How many bytes may follow at once in segments as large as this one.
     pub(crate) left_bytes: u32,
+    /// Nothing is left to be sent, for now.
+    pub(crate) is_end: bool,
+    /// For the link to cut up.
+    pub(crate) is_large: bool,
+}
+
+/// What an acknowledgement has achieved.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Progressed {
+    /// It was not a usual one.
+    No,
+    /// There is more in flight, or to be sent.
+    Partly,
+    /// Nothing is in flight and nothing waits for a window.
+    ToTheEnd,
 }
 
 impl Connection {
-    /// Plans the next segment and takes it to be sent, if it is a usual one: new data within all windows,
-    /// or an acknowledgement and nothing else to say. Otherwise does nothing.
-    #[inline]
-    pub(crate) fn plan_quickly(&mut self, cx: &mut Context<'_>) -> Option<QuickPlan> {
-        let is_usual = self.state == State::Established
-            && self.phase == Phase::Open
-            && !self.has_duplicate
-            && !self.may_widen
+    /// Whether the next segment may be a usual one.
+    #[inline(always)]
+    pub(crate) fn may_send_quickly(&self) -> bool {
+        self.is_untroubled()
             && !self.conditions.has(Conditions::TRANSMIT_DETOUR)
-            && self.scoreboard.is_plain();
-        if !is_usual {
-            return None;
-        }
-        let unsent = self.snd_end - self.snd_nxt;
-        let seq = self.snd_nxt;
-        let mut flags = Flags::ACK;
-        let (mut payload_bytes, mut left_bytes) = (0, 0);
-        if unsent > 0 {
-            let usable;
-            (payload_bytes, usable) = self.quick_payload(cx, unsent)?;
-            self.send_quickly(cx, payload_bytes, usable);
-            let is_end = u64::from(payload_bytes) == unsent;
-            let mss = u32::from(self.mss);
-            if is_end || payload_bytes > mss {
-                flags = flags | Flags::PSH;
-            }
-            let rest = usable as u32 - payload_bytes;
-            if payload_bytes == mss && rest >= mss {
-                left_bytes = rest;
-            }
-            cx.counters.bytes_sent += u64::from(payload_bytes);
-            if self.rcv_nxt > Position::FIRST_BYTE {
-                self.conditions.clear(Conditions::QUICK_ACK);
-            }
-        } else if !self.conditions.has(Conditions::ACK_NOW) {
-            return None;
-        }
-        cx.counters.segments_sent += 1;
-        self.conditions.clear(Conditions::ACK_NOW);
-        self.unacked_segments = 0;
-        self.ack_deadline = Instant::NEVER;
-        self.last_ack_sent = self.rcv_nxt;
-        Some(QuickPlan {
-            seq,
-            payload_bytes,
-            flags,
-            window: self.advertise(),
-            left_bytes,
-        })
+            && self.scoreboard.is_plain()
     }
 
-    /// How much of `unsent` goes in one frame, where neither a window nor Nagle has a say in it, and in all that follow at once.
+    /// Plans new data within all windows, where there is some and [`Self::may_send_quickly`] is true, and takes it to be
+    /// sent. Otherwise does nothing.
     #[inline(always)]
-    fn quick_payload(&mut self, cx: &Context<'_>, unsent: u64) -> Option<(u32, u64)> {
-        let mss = u64::from(self.mss);
-        let flight = self.snd_nxt - self.snd_una;
+    pub(crate) fn plan_quickly(&mut self, now: Instant, config: &Config) -> Option<QuickPlan> {
         if !self.scoreboard.has_room() {
             return None;
         }
-        if flight == 0 && cx.now.since(self.sent_at) > cx.config.rto_min {
+        let seq = self.snd_nxt;
+        let unsent = self.snd_end.after(seq);
+        let mss = u64::from(self.mss);
+        let flight = seq.after(self.snd_una);
+        if flight == 0 && now.after(self.sent_at) > config.rto_min {
             // No timeout is shorter: perhaps the connection was idle for as long.
-            self.restart_after_idle(cx);
+            self.restart_after_idle(now, config);
         }
         let cwnd_room = u64::from(self.cwnd).saturating_sub(flight);
-        let allowed = unsent.min(self.snd_edge - self.snd_nxt);
+        let allowed = unsent.min(self.snd_edge - seq);
         let usable = allowed.min(cwnd_room);
-        let segmentation = u64::from(cx.config.offload.segmentation_bytes_max);
-        let length = if usable < mss {
-            let goes = usable == unsent
-                && (self.conditions.has(Conditions::NODELAY) || self.snd_small_end <= self.snd_una);
-            if !goes {
-                return None;
-            }
-            usable
-        } else if segmentation < 2 * mss || usable < 2 * mss {
-            mss
+        let segmentation = u64::from(config.offload.segmentation_bytes_max);
+        let (length, left_bytes);
+        if usable >= mss && (segmentation < 2 * mss || usable < 2 * mss) {
+            length = mss;
+            left_bytes = usable - mss;
         } else {
-            let whole = usable.min(segmentation) / mss * mss;
-            // A tail that may go with its burst is for the long way to judge.
-            if usable == unsent && usable <= segmentation && whole < usable {
-                return None;
+            length = self.unusual_length(usable, unsent, segmentation)?;
+            left_bytes = 0;
+            if length < mss {
+                self.snd_small_end = seq + length;
             }
-            whole
-        };
+        }
         if cwnd_room < allowed {
             self.conditions.set(Conditions::CWND_LIMITED);
             self.congestion.flight_bytes_max = self.cwnd;
         }
-        Some((length as u32, usable))
+        self.scoreboard.push(seq, length as u32, now);
+        self.snd_nxt = seq + length;
+        self.sent_at = now;
+        if self.conditions.has(Conditions::QUICK_ACK) && self.rcv_nxt > Position::FIRST_BYTE {
+            self.conditions.clear(Conditions::QUICK_ACK);
+        }
+        if self.loss_timer == LossTimer::TailProbe && !self.rtt.has_backed_off() {
+            self.arm_tail_probe(now, config, flight + usable);
+        } else {
+            self.arm_after_sending(now, config, usable - length);
+        }
+        Some(QuickPlan {
+            seq,
+            payload_bytes: length as u32,
+            left_bytes: left_bytes as u32,
+            is_end: length == unsent,
+            is_large: length > mss,
+        })
+    }
+
+    /// [`Self::note_end_of_data`] where nothing in flight is known to be lost or to have arrived.
+    #[inline(always)]
+    pub(crate) fn note_end_of_plain_data(&mut self) {
+        self.note_end_of_flight(self.snd_nxt.after(self.snd_una) as u32);
+    }
+
+    /// Whether nothing is known but what the short way out can say: established, nothing lost, no duplicate
+    /// to be reported and no larger segment to be tried.
+    #[inline(always)]
+    fn is_untroubled(&self) -> bool {
+        // One word of memory.
+        let word = u32::from_ne_bytes([
+            self.state as u8,
+            self.phase as u8,
+            u8::from(self.has_duplicate),
+            u8::from(self.may_widen),
+        ]);
+        word == u32::from_ne_bytes([State::Established as u8, Phase::Open as u8, 0, 0])
+    }
+
+    /// How much of `unsent` goes in one frame that is not just a full segment, where neither a window nor Nagle has a
+    /// say in it.
+    #[inline(never)]
+    fn unusual_length(&self, usable: u64, unsent: u64, segmentation: u64) -> Option<u64> {
+        let mss = u64::from(self.mss);
+        if usable < mss {
+            let goes = usable == unsent
+                && (self.conditions.has(Conditions::NODELAY) || self.snd_small_end <= self.snd_una);
+            return goes.then_some(usable);
+        }
+        let whole = usable.min(segmentation) / mss * mss;
+        // A tail that may go with its burst is for the long way to judge.
+        let has_tail = usable == unsent && usable <= segmentation && whole < usable;
+        (!has_tail).then_some(whole)
     }
 
     /// Takes another full segment to be sent, directly after one that [`Self::plan_quickly`] has planned, and
@@ -119,38 +139,14 @@ impl Connection {
     pub(crate) fn send_another(&mut self, mss: u32) -> Option<Position> {
         let seq = self.snd_nxt;
         debug_assert!(seq + u64::from(mss) <= self.snd_end.min(self.snd_edge));
-        if !self.scoreboard.extend(mss) {
-            return None;
-        }
-        self.snd_nxt = seq + u64::from(mss);
-        Some(seq)
+        self.scoreboard.extend(mss).then(|| {
+            self.snd_nxt = seq + u64::from(mss);
+            seq
+        })
     }
 
-    #[inline(always)]
-    fn send_quickly(&mut self, cx: &mut Context<'_>, payload_bytes: u32, usable: u64) {
-        self.scoreboard.push(self.snd_nxt, payload_bytes, cx.now);
-        self.snd_nxt += u64::from(payload_bytes);
-        if payload_bytes < u32::from(self.mss) {
-            self.snd_small_end = self.snd_nxt;
-        }
-        if self.snd_nxt == self.snd_end {
-            self.note_end_of_data();
-        }
-        self.sent_at = cx.now;
-        if matches!(self.loss_timer, LossTimer::Idle | LossTimer::TailProbe) {
-            let flight = self.snd_nxt.0 - self.snd_una.0;
-            self.arm_quickly(
-                cx.now,
-                cx.config,
-                flight + usable - u64::from(payload_bytes),
-            );
-        } else {
-            self.arm_after_sending(cx, usable - u64::from(payload_bytes));
-        }
-    }
-
-    /// The acknowledgement of new data, without payload, in a connection without trouble. Does nothing and returns
-    /// false for everything else. `segment` has timestamps and no other options.
+    /// The acknowledgement of new data, without payload, in a connection without trouble. Does nothing for
+    /// everything else. `segment` has timestamps and no other options.
     #[inline(always)]
     pub(crate) fn handle_usual_acknowledgement(
         &mut self,
@@ -158,7 +154,7 @@ impl Connection {
         config: &Config,
         segment: &Segment<'_>,
         timestamp: u32,
-    ) -> bool {
+    ) -> Progressed {
         let advanced = segment.ack.wrapping_sub(self.snd_una.wire(self.iss));
         let flight = self.snd_nxt.after(self.snd_una);
         let is_usual = self.is_watched_only()
@@ -171,19 +167,20 @@ impl Connection {
             && u64::from(advanced.wrapping_sub(1)) < flight
             && self.take_next_timestamp(now, timestamp);
         if !is_usual {
-            return false;
+            return Progressed::No;
         }
         let ack = self.snd_una + u64::from(advanced);
         let Some(sent) = self.scoreboard.acknowledge_plainly(ack) else {
-            return false;
+            return Progressed::No;
         };
         // RFC 9293 section 3.10.7.4: SND.UNA < SEG.ACK, so it says where the window ends.
         let window = u64::from(segment.window) << self.snd_wscale;
         self.snd_edge = ack + window;
         self.snd_wl1 = self.rcv_nxt;
-        self.snd_window_max = self.snd_window_max.max(window as u32);
-        self.note_progress(now, config, ack, advanced, sent);
-        true
+        if window > u64::from(self.snd_window_max) {
+            self.snd_window_max = window as u32;
+        }
+        self.note_progress(now, config, ack, advanced, sent)
     }
 
     /// Whether all that goes on is that a tail loss probe will come when nothing else does: established, nothing lost or
@@ -210,16 +207,20 @@ impl Connection {
     #[inline(always)]
     pub(super) fn take_next_timestamp(&mut self, now: Instant, value: u32) -> bool {
         let step = value.wrapping_sub(self.ts_recent) as i32;
-        if step <= 0 {
-            // The same again says nothing about TS.Recent's age: the remote's clock ticks every second, or faster.
-            return step == 0;
+        if step > 0 {
+            self.renew_timestamp(now, value);
         }
+        // The same again says nothing about TS.Recent's age: the remote's clock ticks every second, or faster.
+        step >= 0
+    }
+
+    #[inline(never)]
+    fn renew_timestamp(&mut self, now: Instant, value: u32) {
         // (2): SEG.SEQ <= Last.ACK.sent, which has been RCV.NXT unless an acknowledgement waits.
         if self.unacked_segments == 0 && !self.conditions.has(Conditions::ACK_NOW) {
             self.ts_recent = value;
             self.ts_recent_at = super::coarse(now);
         }
-        true
     }
 
     /// Plain progress: nothing lost, nothing selectively acknowledged, nothing marked.
@@ -232,7 +233,8 @@ impl Connection {
         };
         match sent {
             Some(sent) => {
-                self.note_progress(cx.now, cx.config, ack, ack.after(self.snd_una) as u32, sent)
+                let advanced = ack.after(self.snd_una) as u32;
+                _ = self.note_progress(cx.now, cx.config, ack, advanced, sent);
             }
             None => self.acknowledge_in_order(cx, ack),
         }
@@ -246,12 +248,14 @@ impl Connection {
         ack: Position,
         advanced_bytes: u32,
         sent: InOrder,
-    ) {
+    ) -> Progressed {
         self.snd_una = ack;
         self.retries = 0;
         self.news.0 |= News::PROGRESS;
-        self.rtt.sample(now, now.since(sent.oldest_sent_at));
         let newest_rtt = now.since(sent.newest_sent_at);
+        let oldest_rtt = newest_rtt.as_micros().wrapping_add(sent.spread.as_micros());
+        self.rtt
+            .sample_again(now, Duration::from_micros(oldest_rtt));
         // What is left was sent after the newest that arrived: RACK has nothing to suspect.
         self.rack
             .note_in_order(sent.newest_sent_at, ack, newest_rtt);
@@ -261,12 +265,13 @@ impl Connection {
         if ack < self.snd_nxt {
             self.arm_tail_probe(now, config, self.snd_nxt.after(ack));
         } else if ack == self.snd_end && !self.conditions.has(Conditions::FIN_WANTED) {
-            // Nothing is in flight and nothing waits for a window.
-            self.loss_timer = LossTimer::Idle;
+            // The kind of timer stays: so will be the next.
             self.loss_deadline = Instant::NEVER;
+            return Progressed::ToTheEnd;
         } else {
             self.arm_loss_timer(now, config);
         }
+        Progressed::Partly
     }
 
     #[inline(never)]

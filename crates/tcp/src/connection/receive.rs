@@ -274,16 +274,33 @@ impl Connection {
         }
     }
 
+    /// The acknowledgement that was due, or may go along, is on its way.
+    #[inline(always)]
+    pub(super) fn note_acknowledged(&mut self) {
+        self.conditions.clear(Conditions::ACK_NOW);
+        self.unacked_segments = 0;
+        self.ack_deadline = Instant::NEVER;
+        self.last_ack_sent = self.rcv_nxt;
+    }
+
     /// The window field of the next segment; moves the right edge if that is worth telling.
     #[inline(always)]
     pub(super) fn advertise(&mut self) -> u16 {
+        let mut edge = self.rcv_edge;
+        let window = self.window_from(&mut edge);
+        self.rcv_edge = edge;
+        window
+    }
+
+    #[inline(always)]
+    pub(super) fn window_from(&self, edge: &mut Position) -> u16 {
         let wanted = self.rcv_taken + u64::from(self.rcv_limit);
         // RFC 9293 section 3.8.6.2.2: no offer of less than a segment or half the buffer.
         let step = u64::from(self.rcv_limit / 2).min(u64::from(self.mss));
-        if wanted >= self.rcv_edge + step {
-            self.rcv_edge = wanted;
+        if wanted >= *edge + step {
+            *edge = wanted;
         }
-        let window = self.rcv_edge - self.rcv_nxt;
+        let window = *edge - self.rcv_nxt;
         // Rounding down may seem to move the edge left by less than the scale (RFC 7323 section
         // 2.4); what arrives in between is taken all the same.
         (window >> self.rcv_wscale).min(u64::from(u16::MAX)) as u16
@@ -303,6 +320,7 @@ impl Connection {
     #[inline]
     pub(super) fn open_window(&mut self, now: Instant, taken: Position) {
         self.rcv_taken = taken;
+        self.template.is_told = false;
         if now >= self.tune_until {
             self.tune_window(now, taken);
         }

@@ -13,6 +13,7 @@ use super::acknowledge::Acknowledgement;
 use super::frto::Suspicion;
 use super::sent::{Delivered, Sent};
 use super::{Conditions, Connection, Context};
+use crate::config::Config;
 use crate::position::Position;
 use crate::time::{Duration, Instant};
 
@@ -419,10 +420,10 @@ impl Connection {
     }
 
     /// RFC 5681 section 4.1: a connection that was idle for an RTO starts slowly again.
-    pub(super) fn restart_after_idle(&mut self, cx: &Context<'_>) {
-        let idle = cx.now.since(self.sent_at);
-        if cx.config.restart_after_idle && idle > self.rtt.timeout(cx.config) {
-            self.cwnd = self.cwnd.min(self.initial_window(cx.config));
+    pub(super) fn restart_after_idle(&mut self, now: Instant, config: &Config) {
+        let idle = now.since(self.sent_at);
+        if config.restart_after_idle && idle > self.rtt.timeout(config) {
+            self.cwnd = self.cwnd.min(self.initial_window(config));
             self.congestion.end_epoch();
         }
     }

@@ -3,8 +3,8 @@
 use crate::config::Config;
 use crate::time::{Duration, Instant};
 
-/// G of RFC 6298: the granularity of the clock that drives the timers.
-const GRANULARITY: Duration = Duration::from_millis(1);
+/// G of RFC 6298: the granularity of the clock that drives the timers. `Config::rto_min` is never less.
+pub(crate) const GRANULARITY: Duration = Duration::from_millis(1);
 /// How long a minimum round-trip time is trusted (RFC 8985 section 6.2 leaves the window open).
 const MINIMUM_WINDOW: Duration = Duration::from_secs(300);
 const BACKOFF_MAX: u8 = 16;
@@ -36,24 +36,40 @@ impl RttEstimator {
     }
 
     /// Takes a sample from data that was not retransmitted (Karn's algorithm, section 3).
-    #[inline(always)]
     pub(crate) fn sample(&mut self, now: Instant, rtt: Duration) {
-        let rtt = rtt.as_micros().clamp(1, SAMPLE_MICROS_MAX) as u32;
         if self.smoothed == 0 {
             // Section 2.2.
-            self.smoothed = rtt;
-            self.variation = rtt / 2;
-        } else {
-            // Section 2.3, alpha = 1/8 and beta = 1/4.
-            self.variation = (3 * self.variation + rtt.abs_diff(self.smoothed)) / 4;
-            self.smoothed = (7 * self.smoothed + rtt) / 8;
+            self.smoothed = bounded(rtt);
+            self.variation = self.smoothed / 2;
+            return self.note_sample(now, self.smoothed);
         }
+        self.sample_again(now, rtt);
+    }
+
+    /// The same where it is not the first.
+    #[inline(always)]
+    pub(crate) fn sample_again(&mut self, now: Instant, rtt: Duration) {
+        debug_assert!(self.smoothed != 0);
+        let rtt = bounded(rtt);
+        // Section 2.3, alpha = 1/8 and beta = 1/4.
+        self.variation = (3 * self.variation + rtt.abs_diff(self.smoothed)) / 4;
+        self.smoothed = (7 * self.smoothed + rtt) / 8;
+        self.note_sample(now, rtt);
+    }
+
+    #[inline(always)]
+    fn note_sample(&mut self, now: Instant, rtt: u32) {
         if rtt <= self.minimum || now >= self.minimum_until {
-            self.minimum = rtt;
-            self.minimum_until = now + MINIMUM_WINDOW;
+            self.renew_minimum(now, rtt);
         }
         // Section 5.7 and Karn: a fresh sample ends the backing off.
         self.backoff = 0;
+    }
+
+    #[inline(never)]
+    fn renew_minimum(&mut self, now: Instant, rtt: u32) {
+        self.minimum = rtt;
+        self.minimum_until = now + MINIMUM_WINDOW;
     }
 
     pub(crate) fn back_off(&mut self) {
@@ -90,20 +106,18 @@ impl RttEstimator {
         micros(self.variation)
     }
 
-    /// Whether there is a sample, and nothing has timed out since.
+    /// Whether something has timed out since the last sample.
     #[inline(always)]
-    pub(crate) fn is_settled(&self) -> bool {
-        self.smoothed != 0 && self.backoff == 0
+    pub(crate) fn has_backed_off(&self) -> bool {
+        self.backoff != 0
     }
 
-    /// SRTT and RTO then, in microseconds.
+    /// SRTT and RTO, in microseconds, where there is a sample and nothing has timed out since.
     #[inline(always)]
     pub(crate) fn settled(&self, config: &Config) -> (u64, u64) {
-        debug_assert!(self.is_settled());
+        debug_assert!(self.smoothed != 0 && self.backoff == 0);
         let smoothed = u64::from(self.smoothed);
-        let margin = u64::from(4 * self.variation)
-            .max(GRANULARITY.as_micros())
-            .max(config.rto_min.as_micros());
+        let margin = u64::from(4 * self.variation).max(config.rto_min.as_micros());
         (
             smoothed,
             (smoothed + margin).min(config.rto_max.as_micros()),
@@ -116,14 +130,24 @@ impl RttEstimator {
             None => config.rto_initial,
             // The lower bound is on what is added to SRTT, as Linux has it: a remote may delay an
             // acknowledgement by as much, however long the round trip.
-            Some(smoothed) => {
-                smoothed
-                    + micros(4 * self.variation)
-                        .max(GRANULARITY)
-                        .max(config.rto_min)
-            }
+            Some(smoothed) => smoothed + micros(4 * self.variation).max(config.rto_min),
         };
         (base * (1 << self.backoff)).min(config.rto_max)
+    }
+}
+
+/// In microseconds, neither zero nor too long.
+#[inline(always)]
+fn bounded(rtt: Duration) -> u32 {
+    #[cold]
+    fn bound(micros: u64) -> u32 {
+        micros.clamp(1, SAMPLE_MICROS_MAX) as u32
+    }
+    let micros = rtt.as_micros();
+    if micros.wrapping_sub(1) < SAMPLE_MICROS_MAX {
+        micros as u32
+    } else {
+        bound(micros)
     }
 }
 

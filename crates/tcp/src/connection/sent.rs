@@ -13,7 +13,7 @@
 use std::collections::VecDeque;
 
 use crate::position::{Position, Span};
-use crate::time::Instant;
+use crate::time::{Duration, Instant};
 
 /// Records a connection may have: with tiny segments it is this, not the window, that limits it.
 pub(crate) const RECORDS_MAX: usize = 16_384;
@@ -93,11 +93,11 @@ impl Delivered {
     }
 }
 
-/// When the first and the last of what was acknowledged in order were sent.
+/// When the last of what was acknowledged in order was sent, and how long after the first.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct InOrder {
-    pub(crate) oldest_sent_at: Instant,
     pub(crate) newest_sent_at: Instant,
+    pub(crate) spread: Duration,
 }
 
 /// The records, and their sums.
@@ -159,18 +159,30 @@ impl Scoreboard {
     /// an acknowledgement or a block says otherwise and splits it.
     #[inline(always)]
     pub(crate) fn push(&mut self, start: Position, length: u32, now: Instant) {
-        if self.newest.length == 0 && !self.earlier.is_empty() {
-            self.newest = self.earlier.pop_back().expect("it is not empty");
+        if self.newest.length > 0 || !self.earlier.is_empty() {
+            return self.push_behind(start, length, now);
         }
-        if self.newest.length > 0 {
-            debug_assert!(self.newest.end() == start, "gap");
-            let is_same = self.newest.sent_at == now && self.newest.flags == 0;
-            if is_same && self.newest.length < BURST_BYTES_MAX {
-                self.newest.length += length;
-                return;
-            }
-            self.earlier.push_back(self.newest);
+        self.newest = Sent {
+            start,
+            sent_at: now,
+            length,
+            flags: 0,
+        };
+    }
+
+    /// The same where there are records.
+    #[inline(never)]
+    fn push_behind(&mut self, start: Position, length: u32, now: Instant) {
+        if self.newest.length == 0 {
+            self.newest = self.earlier.pop_back().expect("one of the two is there");
         }
+        debug_assert!(self.newest.end() == start, "gap");
+        let is_same = self.newest.sent_at == now && self.newest.flags == 0;
+        if is_same && self.newest.length < BURST_BYTES_MAX {
+            self.newest.length += length;
+            return;
+        }
+        self.earlier.push_back(self.newest);
         self.newest = Sent {
             start,
             sent_at: now,
@@ -182,7 +194,8 @@ impl Scoreboard {
     /// Records another part of the burst that was recorded last. False: it has to be recorded as any other.
     #[inline(always)]
     pub(crate) fn extend(&mut self, length: u32) -> bool {
-        let may_grow = (1..BURST_BYTES_MAX).contains(&self.newest.length);
+        debug_assert!(self.newest.length > 0);
+        let may_grow = self.newest.length < BURST_BYTES_MAX;
         if may_grow {
             self.newest.length += length;
         }
@@ -202,19 +215,17 @@ impl Scoreboard {
         if !self.earlier.is_empty() {
             return self.acknowledge_earlier(una);
         }
+        // The only one goes on to SND.NXT, and `una` no further.
         let only = &mut self.newest;
-        let (end, sent_at) = (only.end(), only.sent_at);
-        if only.length == 0 || only.flags != 0 || una > end {
+        debug_assert!(only.length > 0 && una <= only.end());
+        if only.flags != 0 {
             return None;
         }
-        only.length = end.after(una) as u32;
+        only.length -= una.after(only.start) as u32;
         only.start = una;
-        if una == end && self.earlier.capacity() > CAPACITY_KEPT {
-            self.shrink();
-        }
         Some(InOrder {
-            oldest_sent_at: sent_at,
-            newest_sent_at: sent_at,
+            newest_sent_at: only.sent_at,
+            spread: Duration::ZERO,
         })
     }
 
@@ -231,11 +242,11 @@ impl Scoreboard {
         first.start = una;
         if una == end {
             self.earlier.pop_front();
-            self.shrink_if_idle();
+            self.shrink_if_empty();
         }
         Some(InOrder {
-            oldest_sent_at: sent_at,
             newest_sent_at: sent_at,
+            spread: Duration::ZERO,
         })
     }
 
@@ -265,10 +276,10 @@ impl Scoreboard {
                 first.start = una;
             }
         }
-        self.shrink_if_idle();
+        self.shrink_if_empty();
         Some(InOrder {
-            oldest_sent_at,
             newest_sent_at,
+            spread: newest_sent_at.since(oldest_sent_at),
         })
     }
 
@@ -300,13 +311,12 @@ impl Scoreboard {
             }
             self.earlier.pop_front();
         }
-        self.shrink_if_idle();
+        self.shrink_if_empty();
     }
 
     #[inline(always)]
-    fn shrink_if_idle(&mut self) {
-        let is_large = self.earlier.capacity() > CAPACITY_KEPT;
-        if is_large && self.newest.length == 0 && self.earlier.is_empty() {
+    fn shrink_if_empty(&mut self) {
+        if self.earlier.is_empty() && self.earlier.capacity() > CAPACITY_KEPT {
             self.shrink();
         }
     }

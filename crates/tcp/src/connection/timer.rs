@@ -24,7 +24,7 @@ pub(crate) enum LossTimer {
     Idle,
     /// RFC 6298.
     Retransmit,
-    /// RFC 8985 section 7.
+    /// RFC 8985 section 7. While nothing is in flight it may stand here with no deadline, for what is sent next.
     TailProbe,
     /// RFC 8985 section 6.2: a record's reordering window ends.
     Reorder,
@@ -52,6 +52,7 @@ impl Connection {
         if self.ack_deadline <= cx.now {
             self.ack_deadline = Instant::NEVER;
             self.conditions.set(Conditions::ACK_NOW);
+            self.template.is_told = false;
         }
         if self.pace_at <= cx.now {
             self.conditions.clear(Conditions::PACED);
@@ -224,26 +225,8 @@ impl Connection {
         }
     }
 
-    /// [`Self::arm_probe_or_retransmission`] of an established connection that nothing is lost or reported
-    /// of; `flight` bytes are out, or about to be.
-    #[inline(always)]
-    pub(super) fn arm_quickly(&mut self, now: Instant, config: &Config, flight: u64) {
-        let may_probe = config.tail_probes
-            && self.conditions.has(Conditions::SACK)
-            && self.rack.probe_end.is_none()
-            && self.rtt.is_settled();
-        if may_probe {
-            self.arm_tail_probe(now, config, flight);
-        } else {
-            self.arm_probe_or_retransmission(
-                now,
-                config,
-                flight - self.snd_nxt.after(self.snd_una),
-            );
-        }
-    }
-
-    /// The same where a tail loss probe is known to be allowed.
+    /// [`Self::arm_probe_or_retransmission`] where a tail loss probe is armed, or was last, and no timeout was backed off
+    /// since; `flight` bytes are out, or about to be.
     #[inline(always)]
     pub(super) fn arm_tail_probe(&mut self, now: Instant, config: &Config, flight: u64) {
         let (smoothed, timeout) = self.rtt.settled(config);
@@ -251,8 +234,8 @@ impl Connection {
         if flight <= u64::from(self.mss) {
             probe_after += REMOTE_ACK_DELAY_MAX.as_micros();
         }
-        self.loss_timer = LossTimer::TailProbe;
-        self.loss_deadline = now + Duration::from_micros(probe_after.min(timeout));
+        debug_assert!(self.loss_timer == LossTimer::TailProbe);
+        self.loss_deadline = now.later(Duration::from_micros(probe_after.min(timeout)));
     }
 
     pub(super) fn arm_retransmission_timer(&mut self, cx: &Context<'_>) {
@@ -275,12 +258,12 @@ impl Connection {
     /// section 7.2, "start or restart a loss probe PTO timer after transmitting new data", of which `follows` bytes are
     /// still to leave at this moment.
     #[inline]
-    pub(super) fn arm_after_sending(&mut self, cx: &Context<'_>, follows: u64) {
+    pub(super) fn arm_after_sending(&mut self, now: Instant, config: &Config, follows: u64) {
         if matches!(
             self.loss_timer,
             LossTimer::Idle | LossTimer::Persist | LossTimer::TailProbe
         ) {
-            self.arm_probe_or_retransmission(cx.now, cx.config, follows);
+            self.arm_probe_or_retransmission(now, config, follows);
         }
     }
 }

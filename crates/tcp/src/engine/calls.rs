@@ -357,8 +357,7 @@ impl Engine {
         self.run.end();
         for connection in &mut self.slots {
             if connection.state != State::Closed {
-                connection.template.is_ready = false;
-                connection.template.is_usual = false;
+                connection.template.forget();
             }
         }
     }

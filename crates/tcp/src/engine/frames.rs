@@ -9,13 +9,15 @@ use super::table::Tag;
 use super::turns::Turns;
 use super::{Engine, LastFlow};
 use crate::config::Medium;
-use crate::connection::{Conditions, Connection, Context, FlowKey, Offer, State, Verdict};
+use crate::connection::{
+    Conditions, Connection, Context, FlowKey, Offer, Progressed, State, Verdict,
+};
 use crate::host::{ConnectionId, ListenerId, Memory, NoRoom};
 use crate::time::{Duration, Instant};
 use crate::wire::ethernet::{self, MacAddress};
 use crate::wire::ip::{self, Address, Packet};
 use crate::wire::tcp::{Flags, Segment, Timestamps};
-use crate::wire::{Malformed, arp, u16_at, u32_at, u64_at};
+use crate::wire::{Malformed, arp, u16_at, u32_at};
 
 /// How long after a cookie its handshake may still be under way.
 const COOKIE_GRACE: Duration = Duration::from_secs(128);
@@ -64,13 +66,12 @@ fn usual_segment<'a>(h: &[u8; USUAL_HEADERS_BYTES], payload: &'a [u8]) -> Segmen
 /// Where an answer to a frame goes, when it goes back to where the frame came from.
 pub(super) type ReplyTo = Option<MacAddress>;
 
+/// The queues a connection can belong to.
+type Queues<'a> = (&'a mut Turns, &'a mut VecDeque<u32>, &'a mut Deadlines);
+
 /// What [`Engine::settle`] does, after a segment in order: nothing in the cold part of the connection has changed.
 #[inline(always)]
-fn settle_usual(
-    connection: &mut Connection,
-    slot: u32,
-    (turns, event_queue, deadlines): (&mut Turns, &mut VecDeque<u32>, &mut Deadlines),
-) {
+fn settle_usual(connection: &mut Connection, slot: u32, (turns, event_queue, deadlines): Queues) {
     let conditions = connection.conditions;
     let has_output = conditions
         .has(Conditions::ACK_NOW | Conditions::FIN_WANTED | Conditions::TAIL_PROBE_DUE)
@@ -79,17 +80,28 @@ fn settle_usual(
         connection.conditions.set(Conditions::QUEUED);
         turns.push(slot);
     }
-    if !conditions.has(Conditions::ANNOUNCED)
-        && connection.news.0 != 0
-        && (conditions.has(Conditions::ACCEPTED) || !conditions.has(Conditions::PASSIVE))
-    {
-        connection.conditions.set(Conditions::ANNOUNCED);
-        event_queue.push_back(slot);
-    }
+    announce(connection, slot, event_queue);
     let deadline = connection.ack_deadline.min(connection.loss_deadline);
     if deadline < connection.asked_by {
         connection.asked_by = deadline;
         deadlines.ask_by(slot, deadline);
+    }
+}
+
+/// The host has news of a connection that has got on.
+#[inline(always)]
+fn announce(connection: &mut Connection, slot: u32, event_queue: &mut VecDeque<u32>) {
+    if !connection.conditions.has(Conditions::ANNOUNCED) {
+        announce_first(connection, slot, event_queue);
+    }
+}
+
+#[inline(never)]
+fn announce_first(connection: &mut Connection, slot: u32, event_queue: &mut VecDeque<u32>) {
+    let conditions = connection.conditions;
+    if conditions.has(Conditions::ACCEPTED) || !conditions.has(Conditions::PASSIVE) {
+        connection.conditions.set(Conditions::ANNOUNCED);
+        event_queue.push_back(slot);
     }
 }
 
@@ -253,14 +265,20 @@ impl Engine {
         let Some(connection) = self.slots.get_mut(slot as usize) else {
             return false;
         };
-        if !connection.handle_usual_acknowledgement(now, &self.config, &segment, timestamp) {
+        let progressed =
+            connection.handle_usual_acknowledgement(now, &self.config, &segment, timestamp);
+        if progressed == Progressed::No {
             return false;
         }
         self.counters.segments_predicted += 1;
         self.counters.segments_received += 1;
         self.run.end();
-        let queues = (&mut self.turns, &mut self.event_queue, &mut self.deadlines);
-        settle_usual(connection, slot, queues);
+        if progressed == Progressed::ToTheEnd {
+            announce(connection, slot, &mut self.event_queue);
+        } else {
+            let queues = (&mut self.turns, &mut self.event_queue, &mut self.deadlines);
+            settle_usual(connection, slot, queues);
+        }
         true
     }
 
@@ -295,7 +313,8 @@ impl Engine {
     #[inline(always)]
     fn find_usual(&mut self, h: &[u8; USUAL_HEADERS_BYTES]) -> Option<u32> {
         let last = self.last_flow;
-        let (addresses, ports) = (u64_at(h, 26), u32_at(h, 34));
+        let addresses = u64::from_ne_bytes(*h[26..].first_chunk().expect("the header is longer"));
+        let ports = u32::from_ne_bytes(*h[34..].first_chunk().expect("the header is longer"));
         if addresses == last.addresses && ports == last.ports {
             return Some(last.slot);
         }

@@ -38,7 +38,7 @@ use std::collections::VecDeque;
 
 use crate::config::{Config, Medium};
 use crate::connection::{
-    CloseReason, Conditions, Connection, Context, FlowKey, News, OpenContext, State,
+    CloseReason, Conditions, Connection, Context, FlowKey, GRANULARITY, News, OpenContext, State,
 };
 use crate::counters::Counters;
 use crate::host::{ConnectionId, Event, ListenerId};
@@ -125,7 +125,8 @@ impl Engine {
     /// An engine without connections. Whoever can guess the future of `random` can guess sequence
     /// numbers: outside of tests it is seeded with 256 bits of entropy.
     #[must_use]
-    pub fn new(config: Config, mut random: Random) -> Self {
+    pub fn new(mut config: Config, mut random: Random) -> Self {
+        config.rto_min = config.rto_min.max(GRANULARITY);
         let secrets = Secrets {
             isn: SipKey::draw(&mut random),
             timestamps: SipKey::draw(&mut random),
@@ -215,7 +216,7 @@ impl Engine {
         if self.listeners.has_news() {
             return self.poll_any_event();
         }
-        let &slot = self.event_queue.front()?;
+        let slot = self.event_queue.pop_front()?;
         let connection = &mut self.slots[slot as usize];
         if connection.news.0 == News::PROGRESS
             && connection.state != State::Closed
@@ -224,9 +225,9 @@ impl Engine {
             // The usual news, and no other: the connection needs no second visit.
             connection.news = News::default();
             connection.conditions.clear(Conditions::ANNOUNCED);
-            self.event_queue.pop_front();
             return Some(progress_of(slot, connection));
         }
+        self.event_queue.push_front(slot);
         self.poll_any_event()
     }
 
@@ -309,7 +310,14 @@ impl Engine {
     fn settle_output(&mut self, slot: u32) {
         self.run.end();
         let connection = &mut self.slots[slot as usize];
-        if !connection.conditions.has(Conditions::QUEUED) && connection.has_pending_output() {
+        if connection.conditions.has(Conditions::QUEUED) {
+            return;
+        }
+        // Usually there is new data.
+        let has_data = connection.state == State::Established
+            && connection.snd_nxt < connection.snd_end
+            && !connection.conditions.has(Conditions::PACED);
+        if has_data || connection.has_pending_output() {
             connection.conditions.set(Conditions::QUEUED);
             self.turns.push(slot);
         }

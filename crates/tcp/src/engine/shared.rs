@@ -188,7 +188,7 @@ impl Engine {
         };
         let out = &mut whole[link_bytes..];
         header.write(out, payload.len(), Some(packet.hop_limit));
-        ip::patch(out, is_v4, payload.len(), packet.ecn, 0);
+        ip::patch(out, is_v4, payload.len(), packet.ecn);
         whole.extend_from_slice(&payload);
         Ok(Some(whole))
     }

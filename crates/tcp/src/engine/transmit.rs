@@ -102,32 +102,43 @@ impl Engine {
             .first_chunk_mut()
             .expect("header buffer shorter than promised");
         if self.run.goes_on(now) {
-            let transmit = self.continue_run(out);
+            let transmit = if self.config.offload.transmit_checksum {
+                self.continue_run::<true>(out)
+            } else {
+                self.continue_run::<false>(out)
+            };
             if transmit.is_some() {
                 return transmit;
             }
         }
-        if self.turns.current().is_none() && self.control_queue.is_empty() {
-            return None;
+        match self.turns.current() {
+            Some(slot) if self.control_queue.is_empty() => {
+                if self.config.offload.transmit_checksum {
+                    self.transmit_next::<true>(now, slot, out)
+                } else {
+                    self.transmit_next::<false>(now, slot, out)
+                }
+            }
+            None if self.control_queue.is_empty() => None,
+            _ => self.transmit_slowly(now, out),
         }
-        self.transmit_next(now, out)
     }
 
-    fn transmit_next(
+    #[inline(never)]
+    fn transmit_next<const IS_SUMMED_BY_LINK: bool>(
         &mut self,
         now: Instant,
+        slot: u32,
         out: &mut [u8; HEADER_BUFFER_BYTES],
     ) -> Option<Transmit> {
-        if self.control_queue.is_empty() {
-            let slot = self.turns.current()?;
-            let transmit = self.transmit_quickly(now, slot, out);
-            if transmit.is_some() {
-                return transmit;
-            }
+        let transmit = self.transmit_quickly::<IS_SUMMED_BY_LINK>(now, slot, out);
+        if transmit.is_some() {
+            return transmit;
         }
         self.transmit_slowly(now, out)
     }
 
+    #[inline(never)]
     fn transmit_slowly(&mut self, now: Instant, header: &mut [u8]) -> Option<Transmit> {
         self.run.end();
         if let Some(frame) = self.control_queue.pop_front() {
@@ -321,7 +332,7 @@ impl Engine {
         let connection = &mut self.slots[slot as usize];
         let has_timestamps = connection.conditions.has(Conditions::TIMESTAMPS);
         if link_bytes > 0 && is_v4 && has_timestamps && connection.state == State::Established {
-            connection.complete_template(link_bytes + ip::V4_HEADER_BYTES);
+            connection.template.complete(key);
         }
     }
 
@@ -341,8 +352,7 @@ impl Engine {
         self.run.end();
         for connection in &mut self.slots {
             if self.interface.next_hop(connection.key.remote) == Some(hop) {
-                connection.template.is_ready = false;
-                connection.template.is_usual = false;
+                connection.template.forget();
             }
         }
     }
@@ -353,8 +363,7 @@ impl Engine {
             return;
         }
         let connection = &mut self.slots[slot as usize];
-        connection.template.is_ready = false;
-        connection.template.is_usual = false;
+        connection.template.forget();
         if let Some(hop) = self.interface.next_hop(connection.key.remote) {
             self.neighbours.suspect(hop);
         }
@@ -409,31 +418,6 @@ enum Way {
     None,
 }
 
-impl Connection {
-    /// Adds the part of the TCP header that does not change, for the short way out.
-    fn complete_template(&mut self, tcp_at: usize) {
-        let template = &mut self.template;
-        let header = tcp::Header {
-            source_port: self.key.local_port,
-            destination_port: self.key.remote_port,
-            seq: 0,
-            ack: 0,
-            flags: Flags::ACK,
-            window: 0,
-        };
-        header.write(&mut template.bytes[tcp_at..], tcp::TIMESTAMPS_BYTES);
-        let zero = Timestamps { value: 0, echo: 0 };
-        template.bytes[tcp_at + tcp::HEADER_BYTES..].copy_from_slice(&tcp::timestamps_bytes(zero));
-        // The total length is patched in later, the checksum is to be over the rest.
-        let ip_at = tcp_at - ip::V4_HEADER_BYTES;
-        template.bytes[ip_at + 2..ip_at + 4].fill(0);
-        template.bytes[ip_at + 10..ip_at + 12].fill(0);
-        template.ip_short = Sum::ZERO.bytes(&template.bytes[ip_at..tcp_at]).short();
-        template.pseudo_short = template.pseudo.short();
-        template.is_usual = true;
-    }
-}
-
 /// Writes a segment's headers.
 #[inline]
 fn write_segment(
@@ -470,13 +454,11 @@ fn write_segment(
     } else {
         Ecn::NotCapable
     };
-    let identification = plan.seq.wire(connection.iss) as u16;
     ip::patch(
         &mut out[link_bytes..],
         is_v4,
         header_bytes + payload_bytes,
         ecn,
-        identification,
     );
     tcp::Header {
         source_port: connection.key.local_port,

@@ -335,24 +335,17 @@ impl Header {
             self.source.put_v6(out, 8);
             self.destination.put_v6(out, 24);
         }
-        patch(out, self.source.is_v4(), payload_bytes, Ecn::NotCapable, 0);
+        patch(out, self.source.is_v4(), payload_bytes, Ecn::NotCapable);
     }
 }
 
 /// Completes a header for one particular packet. With DF set and no fragments, RFC 6864 section
 /// 4.1 leaves the IPv4 identification free; `identification` is there for the eye of a reader.
 #[inline]
-pub(crate) fn patch(
-    out: &mut [u8],
-    is_v4: bool,
-    payload_bytes: usize,
-    ecn: Ecn,
-    identification: u16,
-) {
+pub(crate) fn patch(out: &mut [u8], is_v4: bool, payload_bytes: usize, ecn: Ecn) {
     if is_v4 {
         out[1] = ecn.bits();
         put_u16(out, 2, (V4_HEADER_BYTES + payload_bytes) as u16);
-        put_u16(out, 4, identification);
         put_u16(out, 10, 0);
         let checksum = Sum::ZERO.bytes(&out[..V4_HEADER_BYTES]).checksum();
         out[10..12].copy_from_slice(&checksum);

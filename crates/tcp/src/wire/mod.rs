@@ -113,12 +113,6 @@ pub(crate) fn u32_at(bytes: &[u8], at: usize) -> u32 {
     u32::from_be_bytes(*bytes[at..].first_chunk().expect("the caller has checked"))
 }
 
-/// Reads a big-endian `u64`. The caller has checked the length.
-#[inline]
-pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    u64::from_be_bytes(*bytes[at..].first_chunk().expect("the caller has checked"))
-}
-
 /// Writes a big-endian `u16`.
 #[inline]
 pub(crate) fn put_u16(bytes: &mut [u8], at: usize, value: u16) {
@@ -129,4 +123,10 @@ pub(crate) fn put_u16(bytes: &mut [u8], at: usize, value: u16) {
 #[inline]
 pub(crate) fn put_u32(bytes: &mut [u8], at: usize, value: u32) {
     bytes[at..at + 4].copy_from_slice(&value.to_be_bytes());
+}
+
+/// Writes a big-endian `u64`.
+#[inline]
+pub(crate) fn put_u64(bytes: &mut [u8], at: usize, value: u64) {
+    bytes[at..at + 8].copy_from_slice(&value.to_be_bytes());
 }

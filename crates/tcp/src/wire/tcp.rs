@@ -10,6 +10,8 @@ pub(crate) const HEADER_BYTES: usize = 20;
 pub(crate) const OPTIONS_BYTES_MAX: usize = 40;
 /// NOP, NOP, timestamps: as every segment after the handshake carries them (RFC 7323 appendix A).
 pub(crate) const TIMESTAMPS_BYTES: usize = 12;
+/// Where the flags stand in the header.
+pub(crate) const FLAGS_AT: usize = 13;
 /// Where the checksum stands in the header.
 pub(crate) const CHECKSUM_AT: usize = 16;
 

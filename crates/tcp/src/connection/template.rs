@@ -1,0 +1,162 @@
+//! The headers a connection's segments begin with, so that a segment's are a copy and what differs.
+//!
+//! ```text
+//! 0        14   16     18 20  22  24   26   30   34     38   42   46   48     50  54    58   62   66
+//! | macs.. |45..|length|id|DF.|ttl|csum|src |dst |ports |seq |ack |80fl|window|csum|nn8a |TSv |TSe |
+//! ```
+//!
+//! Of a usual connection, which the drawing shows, they are kept as they left last: between two segments of a
+//! burst only the sequence number changes. The identification is zero: RFC 6864 section 4.1, "originating sources MAY set the
+//! IPv4 ID field of atomic datagrams to any value", and as all are alike a receiver's link may put them together.
+
+use super::{Conditions, Connection, FlowKey};
+use crate::time::Instant;
+use crate::wire::checksum::Sum;
+use crate::wire::tcp::{self, Flags, Timestamps};
+use crate::wire::{ip, put_u16, put_u64};
+
+const IP_AT: usize = 14;
+/// Where the TCP header of a usual segment begins.
+pub(crate) const TCP_AT: usize = IP_AT + ip::V4_HEADER_BYTES;
+/// What the data offset, the reserved bits and the flags of a usual segment say.
+const OFFSET_AND_ACK: u64 =
+    (((Template::USUAL_BYTES - TCP_AT) / 4) << 12) as u64 | Flags::ACK.0 as u64;
+
+/// The bytes a segment's headers begin with; lengths, numbers and checksums are patched in.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Template {
+    pub(crate) bytes: [u8; Template::BYTES_MAX],
+    /// Length of the link's header, zero while the neighbour is not resolved.
+    pub(crate) link_bytes: u8,
+    pub(crate) ip_bytes: u8,
+    pub(crate) is_ready: bool,
+    /// It is Ethernet, IPv4 and TCP with timestamps, in full: see [`Template::USUAL_BYTES`].
+    pub(crate) is_usual: bool,
+    /// The remote was told what is to be told: neither the acknowledgement nor the window has changed since.
+    pub(crate) is_told: bool,
+    /// Of how much payload lengths and checksums tell.
+    payload_bytes: u16,
+    /// The sums of the IP header without its length, and of the pseudo-header without the length.
+    ip_short: u16,
+    pseudo_short: u16,
+    /// The pseudo-header's sum without the length.
+    pub(crate) pseudo: Sum,
+}
+
+impl Template {
+    /// Ethernet and IPv6, or Ethernet, IPv4 and TCP with timestamps.
+    pub(crate) const BYTES_MAX: usize = 66;
+    /// The length of the headers that nearly all segments have.
+    pub(crate) const USUAL_BYTES: usize = 14 + 20 + 20 + 12;
+
+    pub(crate) const fn empty() -> Self {
+        Self {
+            bytes: [0; Self::BYTES_MAX],
+            link_bytes: 0,
+            ip_bytes: 0,
+            is_ready: false,
+            is_usual: false,
+            is_told: false,
+            payload_bytes: 0,
+            ip_short: 0,
+            pseudo_short: 0,
+            pseudo: Sum::ZERO,
+        }
+    }
+
+    /// The headers are written anew before the next segment.
+    pub(crate) fn forget(&mut self) {
+        self.is_ready = false;
+        self.is_usual = false;
+    }
+
+    /// Adds the TCP header and its option to those of Ethernet and IPv4.
+    pub(crate) fn complete(&mut self, key: &FlowKey) {
+        let header = tcp::Header {
+            source_port: key.local_port,
+            destination_port: key.remote_port,
+            seq: 0,
+            ack: 0,
+            flags: Flags::ACK,
+            window: 0,
+        };
+        header.write(&mut self.bytes[TCP_AT..], tcp::TIMESTAMPS_BYTES);
+        let zero = Timestamps { value: 0, echo: 0 };
+        self.bytes[TCP_AT + tcp::HEADER_BYTES..].copy_from_slice(&tcp::timestamps_bytes(zero));
+        put_u16(&mut self.bytes, IP_AT + 2, 0);
+        put_u16(&mut self.bytes, IP_AT + 10, 0);
+        self.ip_short = Sum::ZERO.bytes(&self.bytes[IP_AT..TCP_AT]).short();
+        self.pseudo_short = self.pseudo.short();
+        self.is_usual = true;
+        self.is_told = false;
+        self.tell_length(0);
+    }
+
+    /// Sets lengths and checksums for so much payload; the TCP checksum is the pseudo-header's sum.
+    #[inline(always)]
+    pub(crate) fn fit(&mut self, payload_bytes: u32) {
+        if u32::from(self.payload_bytes) != payload_bytes {
+            self.tell_length(payload_bytes);
+        }
+    }
+
+    #[inline(never)]
+    fn tell_length(&mut self, payload_bytes: u32) {
+        let ip_bytes = ((Self::USUAL_BYTES - IP_AT) as u32 + payload_bytes) as u16;
+        let tcp_bytes = ((Self::USUAL_BYTES - TCP_AT) as u32 + payload_bytes) as u16;
+        put_u16(&mut self.bytes, IP_AT + 2, ip_bytes);
+        let checksum = !Sum::join_words(self.ip_short, ip_bytes, 0);
+        self.bytes[IP_AT + 10..IP_AT + 12].copy_from_slice(&checksum.to_ne_bytes());
+        let partial = Sum::join_words(self.pseudo_short, tcp_bytes, 0);
+        let at = TCP_AT + tcp::CHECKSUM_AT;
+        self.bytes[at..at + 2].copy_from_slice(&partial.to_ne_bytes());
+        self.payload_bytes = payload_bytes as u16;
+    }
+}
+
+impl Connection {
+    /// Writes the headers of a usual segment without flags but ACK, and keeps what a segment that follows at once has
+    /// in common with it. Takes the acknowledgement to be sent.
+    #[inline(always)]
+    pub(crate) fn write_usual_headers(
+        &mut self,
+        now: Instant,
+        payload_bytes: u32,
+        h: &mut [u8; Template::USUAL_BYTES],
+    ) {
+        let timestamps = u64::from(self.timestamp(now)) << 32 | u64::from(self.ts_recent);
+        let template = &mut self.template;
+        template.fit(payload_bytes);
+        *h = template.bytes;
+        put_u64(h, 58, timestamps);
+        put_u64(&mut template.bytes, 58, timestamps);
+        if !template.is_told {
+            let word = self.tell();
+            put_u64(h, 42, word);
+            put_u64(&mut self.template.bytes, 42, word);
+            self.template.is_told = true;
+        }
+    }
+
+    /// The acknowledgement, the flags and the window to be sent now.
+    #[inline(always)]
+    fn tell(&mut self) -> u64 {
+        self.note_acknowledged();
+        let acknowledgement = u64::from(self.rcv_nxt.wire(self.irs));
+        acknowledgement << 32 | OFFSET_AND_ACK << 16 | u64::from(self.advertise())
+    }
+
+    /// Whether the headers at hand say what has to be said.
+    pub(super) fn is_told(&self) -> bool {
+        let (mut edge, before) = (self.rcv_edge, self.rcv_edge);
+        let window = self.window_from(&mut edge);
+        let acknowledgement = u64::from(self.rcv_nxt.wire(self.irs));
+        let word = acknowledgement << 32 | OFFSET_AND_ACK << 16 | u64::from(window);
+        edge == before
+            && self.template.bytes[42..50] == word.to_be_bytes()
+            && self.unacked_segments == 0
+            && !self.conditions.has(Conditions::ACK_NOW)
+            && !self.ack_deadline.is_armed()
+            && self.last_ack_sent == self.rcv_nxt
+    }
+}
