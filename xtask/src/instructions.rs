@@ -9,10 +9,11 @@ use crate::{root, target};
 
 /// What is done, as the example's arguments, over how many connections, and the aim for a segment. Making 100,000 connections takes
 /// callgrind half a minute, four times.
-const WORK: [(&str, &[u64], Option<u64>); 5] = [
+const WORK: [(&str, &[u64], Option<u64>); 6] = [
     ("receive", &[1, 1_000, 100_000], Some(250)),
     ("send", &[1, 1_000, 100_000], Some(300)),
-    ("send --burst 16", &[1, 1_000], Some(300)),
+    ("send --burst 16", &[1, 1_000, 100_000], Some(300)),
+    ("send --burst 44", &[1, 1_000], Some(300)),
     ("send --burst 44 --large", &[1], Some(300)),
     ("request", &[1, 1_000], None),
 ];
@@ -54,11 +55,21 @@ pub(crate) fn run() -> bool {
 
 /// Instructions for a segment.
 fn count(work: &str, flows: u64, more: &[&str]) -> Result<u64, String> {
-    // Each flow has its turn in either run.
-    let unit = SEGMENTS.max(flows / SEGMENTS * SEGMENTS + u64::from(flows > SEGMENTS) * SEGMENTS);
+    // Each flow has had its turn in either run: the first segments of a connection take the long way.
+    let unit = (flows * burst(work)).next_multiple_of(SEGMENTS);
     let few = instructions(work, flows, unit, more)?;
     let many = instructions(work, flows, 3 * unit, more)?;
     Ok((many - few) / (2 * unit))
+}
+
+/// Segments that a flow's turn takes.
+fn burst(work: &str) -> u64 {
+    let mut words = work.split(' ').skip_while(|&word| word != "--burst");
+    let default = if work.starts_with("send") { 2 } else { 1 };
+    words
+        .nth(1)
+        .and_then(|word| word.parse().ok())
+        .unwrap_or(default)
 }
 
 fn instructions(work: &str, flows: u64, segments: u64, more: &[&str]) -> Result<u64, String> {
@@ -88,6 +99,21 @@ fn collected(said: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_turn_takes_a_burst() {
+        let works = [
+            "receive",
+            "send",
+            "send --burst 16",
+            "send --burst 44 --large",
+        ];
+        assert_eq!(works.map(burst), [1, 2, 16, 44]);
+        assert!(
+            WORK.iter()
+                .all(|(work, ..)| SEGMENTS.is_multiple_of(burst(work)))
+        );
+    }
 
     #[test]
     fn callgrind_s_count_is_read() {
