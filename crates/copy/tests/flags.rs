@@ -1,6 +1,7 @@
 //! What each wish does that goes with an operation.
 
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use toehold_copy::{
     Auto, Backend, Calibration, Channel, Cookie, Copybreak, Flags, Operation, Outcome, Refused,
@@ -8,6 +9,8 @@ use toehold_copy::{
 };
 
 const LEN: usize = 20_000;
+/// What takes longer will never be done.
+const HANG: Duration = Duration::from_secs(60);
 
 fn source() -> Vec<u8> {
     (0..LEN as u32).map(|i| ((i * 13) >> 3) as u8).collect()
@@ -191,8 +194,10 @@ fn what_is_submitted_now_begins_without_another_call() {
     let operation = Operation::copy(source.as_ptr(), target.as_mut_ptr(), LEN);
     // SAFETY: both live until the wait.
     let cookie = unsafe { channel.submit(operation.with(Flags::SUBMIT_NOW)) }.unwrap();
-    // Neither asks the engine to begin, nor learns that it has ended.
+    // Neither asks the engine to begin, nor learns that it has ended. An engine that waits to be asked fails here instead of hanging.
+    let submitted = Instant::now();
     while channel.progress(cookie) < LEN {
+        assert!(submitted.elapsed() < HANG, "nobody has begun it");
         std::thread::yield_now();
     }
     assert_eq!(channel.counters().doorbells, 1);
