@@ -266,3 +266,20 @@ fn silent_neighbour_that_comes_back_gets_what_waited() {
     pair.pass(Duration::from_secs(60));
     pair.assert_all_arrived();
 }
+
+#[test]
+fn other_interfaces_with_other_addresses_are_found_at_once() {
+    let mut pair = Pair::new();
+    let id = pair.established();
+    pair.near
+        .engine
+        .change_interface(MacAddress([2, 0, 0, 0, 1, 1]));
+    pair.far
+        .engine
+        .change_interface(MacAddress([2, 0, 0, 0, 1, 2]));
+    pair.near.engine.publish(id, SOME).expect("open");
+    pair.pass(Duration::from_millis(100));
+    pair.assert_all_arrived();
+    let retransmissions = pair.near.engine.counters().retransmissions;
+    assert_eq!(retransmissions, 0);
+}

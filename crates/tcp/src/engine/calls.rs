@@ -3,7 +3,7 @@
 use core::net::{IpAddr, SocketAddr};
 
 use super::Engine;
-use crate::config::{InterfaceAddress, Keepalive, Options, Route};
+use crate::config::{InterfaceAddress, Keepalive, Medium, Options, Route};
 use crate::connection::{CloseReason, Conditions, Connection, Context, FlowKey, State};
 use crate::host::{CallError, ConnectError, ConnectionId, ConnectionInfo, ListenError, ListenerId};
 use crate::position::Position;
@@ -322,6 +322,17 @@ impl Engine {
     pub fn set_neighbour(&mut self, neighbour: IpAddr, mac: MacAddress) {
         let learned = self.neighbours.learn(neighbour.into(), mac, true);
         self.note(neighbour.into(), learned);
+    }
+
+    /// The link has another interface: our hardware address is this one now, and neighbours may be elsewhere.
+    pub fn change_interface(&mut self, mac: MacAddress) {
+        let Medium::Ethernet { mac: ours, .. } = &mut self.config.medium else {
+            return;
+        };
+        *ours = mac;
+        self.own_mac = mac.to_word() << 16;
+        self.neighbours.forget();
+        self.forget_routes();
     }
 
     /// Another of our addresses, or another prefix for one of them.

@@ -161,6 +161,13 @@ impl Neighbours {
         }
     }
 
+    /// Forgets where everybody is; who is being asked for goes on being asked for.
+    pub(crate) fn forget(&mut self) {
+        self.entries
+            .retain(|_, entry| matches!(entry, Entry::Asked(_)));
+        self.reckon();
+    }
+
     /// When there is something to do.
     #[inline]
     pub(crate) fn next_deadline(&self) -> Instant {
