@@ -1,0 +1,362 @@
+//! What a frame costs on each link, without any TCP: `cargo run --release -p toehold-link --example rates [ROUNDS]`, as root.
+//!
+//! ```text
+//!   this end: a TAP's file, or a socket on `near0` ══ the other end, a namespace: `toe0`, or `far0` of the veth
+//! ```
+//!
+//! In: the other end sends some hundred frames, many a call, then this end takes them; what each spends on that. Where the kernel
+//! works on an arrival at once, that is in the sender's time. Out: frames that the other kernel drops at once, which is in this end's time.
+//! All links in turns, medians; processor time, so that waiting does not count.
+
+use std::fs::File;
+use std::io;
+use std::net::Ipv4Addr;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::process::{self, Command};
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use toehold_link::{
+    PacketOptions, PacketSocket, Tap, TapOptions, VnetHeader, XdpOptions, XdpSocket, XdpSteering,
+};
+
+const OURS: Ipv4Addr = Ipv4Addr::new(10, 84, 0, 2);
+/// Frames in a row, and how often.
+const ROW: usize = 512;
+const ROWS: usize = 400;
+/// Frames of ours given to the link at once, as an engine answers a batch.
+const BATCH: usize = 64;
+const LENGTHS: [usize; 2] = [66, 1514];
+const KINDS: [&str; 3] = ["tap", "packet", "xdp"];
+
+fn main() {
+    let rounds = std::env::args()
+        .nth(1)
+        .map_or(5, |text| text.parse().expect("a number"));
+    let stage = Stage::new();
+    println!("| | frame | this end | the other end | lost |\n|---|---|---|---|---|");
+    for is_out in [false, true] {
+        for length in LENGTHS {
+            let mut samples: Vec<Vec<Sample>> = KINDS.iter().map(|_| Vec::new()).collect();
+            for _ in 0..rounds {
+                for (kind, samples) in KINDS.iter().zip(&mut samples) {
+                    let mut link = stage.open(kind);
+                    let sample = match is_out {
+                        true => send(&mut link, length),
+                        false => stage.receive(kind, &mut link, length),
+                    };
+                    samples.push(sample);
+                }
+            }
+            let way = if is_out { "out" } else { "in" };
+            for (kind, samples) in KINDS.iter().zip(samples) {
+                let [here, there] = [|one: &Sample| one.here, |one: &Sample| one.there];
+                let (here, there) = (median(&samples, here), median(&samples, there));
+                let lost: u64 = samples.iter().map(|one| one.lost).sum();
+                println!("| {way}, {kind} | {length} B | {here:.0} ns | {there:.0} ns | {lost} |");
+            }
+        }
+    }
+}
+
+/// Nanoseconds for each frame, and frames that did not arrive.
+struct Sample {
+    here: f64,
+    there: f64,
+    lost: u64,
+}
+
+fn median(samples: &[Sample], of: impl Fn(&Sample) -> f64) -> f64 {
+    let mut all: Vec<f64> = samples.iter().map(of).collect();
+    all.sort_by(f64::total_cmp);
+    all[all.len() / 2]
+}
+
+/// What this thread has had of the processors.
+fn processor_time() -> Duration {
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: `time` is writable.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+fn each(spent: Duration, frames: u64) -> f64 {
+    spent.as_nanos() as f64 / frames.max(1) as f64
+}
+
+enum Link {
+    Tap(Tap, Box<[u8]>),
+    Packet(PacketSocket, Box<[u8]>),
+    Xdp(Box<XdpSocket>),
+}
+
+impl Link {
+    /// Takes a frame, if there is one, and looks at its headers: whether it is one that was sent here.
+    fn take(&mut self) -> Option<bool> {
+        let is_sent = |frame: &[u8]| frame[23] == 253 && frame[30] == OURS.octets()[0];
+        match self {
+            Link::Tap(tap, buffer) => {
+                let Ok(Some((length, _))) = tap.receive_behind_header(buffer) else {
+                    return None;
+                };
+                Some(is_sent(&buffer[VnetHeader::BYTES..][..length]))
+            }
+            Link::Packet(socket, _) => {
+                let is_sent = is_sent(socket.peek()?.bytes);
+                socket.release();
+                Some(is_sent)
+            }
+            Link::Xdp(socket) => {
+                let (_, frame) = socket.peek()?;
+                let is_sent = is_sent(frame);
+                socket.release();
+                Some(is_sent)
+            }
+        }
+    }
+
+    /// Sends a frame; whether it was taken.
+    fn give(&mut self, frame: &[u8]) -> bool {
+        match self {
+            Link::Tap(tap, buffer) => {
+                let whole = &mut buffer[..VnetHeader::BYTES + frame.len()];
+                whole[VnetHeader::BYTES..].copy_from_slice(frame);
+                matches!(
+                    tap.send_behind_header(VnetHeader::default(), whole),
+                    Ok(true)
+                )
+            }
+            Link::Packet(socket, buffer) => {
+                let whole = &mut buffer[..VnetHeader::BYTES + frame.len()];
+                whole[VnetHeader::BYTES..].copy_from_slice(frame);
+                matches!(
+                    socket.send_behind_header(VnetHeader::default(), whole),
+                    Ok(true)
+                )
+            }
+            Link::Xdp(socket) => {
+                let Some(room) = socket.room() else {
+                    return false;
+                };
+                room[..frame.len()].copy_from_slice(frame);
+                socket.publish(frame.len());
+                true
+            }
+        }
+    }
+
+    fn flush(&mut self) {
+        if let Link::Xdp(socket) = self {
+            socket.flush();
+        }
+    }
+}
+
+fn send(link: &mut Link, length: usize) -> Sample {
+    let frame = frame(length, 0x88b5);
+    let (before, mut sent) = (processor_time(), 0);
+    for _ in 0..ROWS * ROW / BATCH {
+        for _ in 0..BATCH {
+            sent += u64::from(link.give(&frame));
+        }
+        link.flush();
+    }
+    Sample {
+        here: each(processor_time() - before, sent),
+        there: 0.0,
+        lost: (ROWS * ROW) as u64 - sent,
+    }
+}
+
+fn frame(length: usize, kind: u16) -> Vec<u8> {
+    // The packet socket's own; a TAP and the program take all.
+    let mut frame = vec![2, 0, 0, 0, 0, 1];
+    frame.extend([2, 0, 0, 0, 0, 9]);
+    frame.extend(kind.to_be_bytes());
+    frame.extend([0x45, 0]);
+    frame.extend((length as u16 - 14).to_be_bytes());
+    frame.extend([0, 0, 0, 0, 64, 253, 0, 0, 10, 84, 0, 1]);
+    frame.extend(OURS.octets());
+    frame.resize(length, 0);
+    frame
+}
+
+/// The other end, gone when dropped.
+struct Stage {
+    far: String,
+    near: String,
+}
+
+impl Stage {
+    fn new() -> Self {
+        let name = |end| format!("toehold-rates-{}-{end}", process::id());
+        let stage = Self {
+            far: name("far"),
+            near: name("near"),
+        };
+        let Self { far, near } = &stage;
+        for command in [
+            &format!("netns add {far}"),
+            &format!("netns add {near}"),
+            &format!("link add near0 netns {near} type veth peer name far0 netns {far}"),
+            &format!("-n {near} link set near0 up"),
+            &format!("-n {far} link set far0 up"),
+            &format!("-n {far} tuntap add dev toe0 mode tap vnet_hdr"),
+            &format!("-n {far} link set toe0 txqueuelen 8192 up"),
+        ] {
+            assert!(ip(command), "ip {command} (root is needed)");
+        }
+        stage
+    }
+
+    fn open(&self, kind: &str) -> Link {
+        match kind {
+            "tap" => self.within(&self.far, || {
+                let tap = Tap::open("toe0", TapOptions::default()).expect("a TAP device");
+                Link::Tap(tap, vec![0; 1 << 16].into())
+            }),
+            "packet" => self.within(&self.near, || {
+                let options = PacketOptions {
+                    mac: [2, 0, 0, 0, 0, 1],
+                    group: None,
+                };
+                let socket = PacketSocket::open("near0", options).expect("a packet socket");
+                Link::Packet(socket, vec![0; 1 << 16].into())
+            }),
+            _ => self.within(&self.near, || {
+                let steering = XdpSteering::attach("near0", 1).expect("a program");
+                steering.set_addresses(&[OURS.into()]).expect("an address");
+                let socket = XdpSocket::open(Arc::new(steering), 0, XdpOptions::default());
+                Link::Xdp(Box::new(socket.expect("a socket")))
+            }),
+        }
+    }
+
+    fn receive(&self, kind: &str, link: &mut Link, length: usize) -> Sample {
+        let interface = if kind == "tap" { "toe0" } else { "far0" };
+        let source = self.within(&self.far, || Source::open(interface));
+        let frame = frame(length, 0x0800);
+        let (go, gone) = (mpsc::sync_channel(0), mpsc::sync_channel(0));
+        thread::scope(|scope| {
+            let (go, wait) = go;
+            let (done, sent) = gone;
+            scope.spawn(move || {
+                while wait.recv().is_ok() {
+                    let before = processor_time();
+                    source.send(&frame);
+                    let spent = processor_time() - before;
+                    if done.send(spent).is_err() {
+                        return;
+                    }
+                }
+            });
+            let (mut here, mut there, mut taken) = (Duration::ZERO, Duration::ZERO, 0);
+            for _ in 0..ROWS {
+                go.send(()).expect("the source waits for it");
+                there += sent.recv().expect("the source says so");
+                let before = processor_time();
+                while let Some(is_sent) = link.take() {
+                    taken += u64::from(is_sent);
+                }
+                here += processor_time() - before;
+            }
+            drop(go);
+            let all = (ROWS * ROW) as u64;
+            Sample {
+                here: each(here, taken),
+                there: each(there, all),
+                lost: all - taken,
+            }
+        })
+    }
+
+    fn within<T: Send>(&self, namespace: &str, run: impl FnOnce() -> T + Send) -> T {
+        thread::scope(|scope| {
+            let there = scope.spawn(|| {
+                let file = File::open(format!("/run/netns/{namespace}")).expect("it was made");
+                // SAFETY: a plain system call, for a thread that ends afterwards.
+                let entered = unsafe { libc::setns(file.as_raw_fd(), libc::CLONE_NEWNET) };
+                assert_eq!(entered, 0, "{}", io::Error::last_os_error());
+                run()
+            });
+            there.join().expect("it does not panic")
+        })
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        for namespace in [&self.far, &self.near] {
+            ip(&format!("netns del {namespace}"));
+        }
+    }
+}
+
+/// A packet socket that sends many frames a call.
+struct Source {
+    socket: OwnedFd,
+}
+
+impl Source {
+    fn open(interface: &str) -> Self {
+        let name = std::ffi::CString::new(interface).expect("a name");
+        // SAFETY: the descriptor is new; `sockaddr_ll` is plain data; values and address are readable for their lengths.
+        unsafe {
+            let socket = libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0);
+            assert!(socket >= 0, "{}", io::Error::last_os_error());
+            let on: libc::c_int = 1;
+            let length = size_of_val(&on) as libc::socklen_t;
+            let bypass = libc::PACKET_QDISC_BYPASS;
+            libc::setsockopt(
+                socket,
+                libc::SOL_PACKET,
+                bypass,
+                (&raw const on).cast(),
+                length,
+            );
+            let mut address: libc::sockaddr_ll = std::mem::zeroed();
+            address.sll_family = libc::AF_PACKET as libc::c_ushort;
+            address.sll_ifindex = libc::if_nametoindex(name.as_ptr()).cast_signed();
+            let length = size_of_val(&address) as libc::socklen_t;
+            let bound = libc::bind(socket, (&raw const address).cast(), length);
+            assert_eq!(bound, 0, "{}", io::Error::last_os_error());
+            Self {
+                socket: OwnedFd::from_raw_fd(socket),
+            }
+        }
+    }
+
+    /// Sends a row of frames.
+    fn send(&self, frame: &[u8]) {
+        let mut vector = libc::iovec {
+            iov_base: frame.as_ptr().cast_mut().cast(),
+            iov_len: frame.len(),
+        };
+        // SAFETY: `mmsghdr` is plain data, for which zeros are a value; each message names the frame, which is only read.
+        unsafe {
+            let mut message: libc::mmsghdr = std::mem::zeroed();
+            message.msg_hdr.msg_iov = &mut vector;
+            message.msg_hdr.msg_iovlen = 1;
+            let mut all = [message; ROW];
+            let mut sent = 0;
+            while sent < ROW {
+                let (rest, count) = (&mut all[sent..], (ROW - sent) as u32);
+                let now = libc::sendmmsg(self.socket.as_raw_fd(), rest.as_mut_ptr(), count, 0);
+                assert!(now > 0, "{}", io::Error::last_os_error());
+                sent += now as usize;
+            }
+        }
+    }
+}
+
+fn ip(arguments: &str) -> bool {
+    let output = Command::new("ip")
+        .args(arguments.split_ascii_whitespace())
+        .output();
+    output.is_ok_and(|output| output.status.success())
+}
