@@ -5,7 +5,7 @@
 //!   near: program ── lo ── adapter (10.84.0.2, fd84::2) ══ toe0 ══ (10.84.0.1, fd84::1) kernel ── program :far
 //! ```
 //!
-//! `toe0` is a TAP device of the far namespace, or the far end of a veth whose near end a packet socket is on.
+//! `toe0` is a TAP device of the far namespace, or the far end of a veth whose near end has a packet socket or AF_XDP sockets.
 
 use std::ffi::OsStr;
 use std::fs::read_to_string;
@@ -32,6 +32,9 @@ const THREADS_VARIABLE: &str = "TOEHOLD_ENGINE_THREADS";
 /// The kind of link of adapters whose test does not say which: every test can be run on each.
 const LINK_VARIABLE: &str = "TOEHOLD_ENGINE_LINK";
 
+/// As many as any test has threads; a link by AF_XDP uses one for each.
+const QUEUES: [&str; 4] = ["numrxqueues", "4", "numtxqueues", "4"];
+
 /// What the adapter's link is made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Link {
@@ -39,6 +42,8 @@ pub enum Link {
     Tap,
     /// A packet socket on a veth.
     Packet,
+    /// AF_XDP sockets on a veth.
+    Xdp,
 }
 
 impl Link {
@@ -47,7 +52,8 @@ impl Link {
         match std::env::var(LINK_VARIABLE).as_deref() {
             Err(_) | Ok("" | "tap") => Link::Tap,
             Ok("packet") => Link::Packet,
-            Ok(other) => panic!("{LINK_VARIABLE} is {other}: tap or packet"),
+            Ok("xdp") => Link::Xdp,
+            Ok(other) => panic!("{LINK_VARIABLE} is {other}: tap, packet or xdp"),
         }
     }
 }
@@ -88,7 +94,7 @@ impl Network {
                 return None;
             }
         }
-        if link == Link::Packet && !network.join() {
+        if link != Link::Tap && !network.join() {
             host::skipped("cannot make a pair of virtual interfaces (CAP_NET_ADMIN is needed)");
             return None;
         }
@@ -100,8 +106,27 @@ impl Network {
         let (near, far) = (&*self.near, &*self.far);
         let far_end = ["type", "veth", "peer", "name", "toe0", "netns", far];
         let mut add = vec!["link", "add", "v0", "netns", near];
+        add.extend(QUEUES);
         add.extend(far_end);
-        ip(&add) && ip(&["-n", near, "link", "set", "v0", "up"])
+        add.extend(QUEUES);
+        ip(&add) && self.use_queues("1") && ip(&["-n", near, "link", "set", "v0", "up"])
+    }
+
+    /// Has the veth use so many of its queues each way.
+    fn use_queues(&self, count: &str) -> bool {
+        // XDP wants an end that receives by no fewer queues than the other sends by.
+        let ends = [
+            (&self.far, "toe0", "tx"),
+            (&self.near, "v0", "rx"),
+            (&self.far, "toe0", "tx"),
+        ];
+        self.link != Link::Xdp
+            || ends.iter().all(|(namespace, device, way)| {
+                let mut ethtool = Command::new("ip");
+                ethtool.args(["netns", "exec", namespace, "ethtool", "-L", device, way]);
+                // An error is that there is nothing to change (ethtool(8)).
+                ethtool.arg(count).output().is_ok()
+            })
     }
 
     /// Starts an adapter in the near namespace whose engine's link leads to the far one; `options` go to the adapter.
@@ -116,17 +141,21 @@ impl Network {
         let link = match self.link {
             Link::Tap => format!("tap:toe0@{}", self.far),
             Link::Packet => "packet:v0".to_owned(),
+            Link::Xdp => "xdp:v0".to_owned(),
         };
         let threads = std::env::var(THREADS_VARIABLE).unwrap_or_default();
         let mut arguments = vec!["--link", &link];
         arguments.extend(options);
-        let says_how_many = |two: &[&str]| match two[0] {
-            "--config" => read_to_string(two[1]).is_ok_and(|text| text.contains("threads")),
-            option => option == "--threads",
-        };
-        if !threads.is_empty() && !options.windows(2).any(says_how_many) {
+        let said = options.windows(2).find_map(|two| match two[0] {
+            "--config" => threads_in(&read_to_string(two[1]).ok()?),
+            "--threads" => Some(two[1].to_owned()),
+            _ => None,
+        });
+        if said.is_none() && !threads.is_empty() {
             arguments.extend(["--threads", &threads]);
         }
+        let default = if threads.is_empty() { "1" } else { &threads };
+        self.use_queues(said.as_deref().unwrap_or(default));
         let toehold = Toehold::start_in(&["ip", "netns", "exec", &self.near], &arguments);
         if !self.bring_up() {
             host::skipped("cannot make a TAP device (CAP_NET_ADMIN and the tun module are needed)");
@@ -137,7 +166,7 @@ impl Network {
 
     /// Gives the far kernel its addresses on the link: a TAP device is new whenever the adapter is.
     pub fn bring_up(&self) -> bool {
-        if self.link == Link::Packet {
+        if self.link != Link::Tap {
             self.far_ip(&["addr", "flush", "dev", "toe0"]);
         }
         let device = || ip(&["-n", &self.far, "link", "show", "toe0"]);
@@ -150,7 +179,7 @@ impl Network {
     /// Sets the link's MTU, at both ends where there are two; whether that succeeded.
     pub fn set_mtu(&self, mtu: &str) -> bool {
         let near = ["link", "set", "v0", "mtu", mtu];
-        (self.link != Link::Packet || self.near_ip(&near))
+        (self.link == Link::Tap || self.near_ip(&near))
             && self.far_ip(&["link", "set", "toe0", "mtu", mtu])
     }
 
@@ -189,6 +218,13 @@ impl Drop for Network {
             ip(&["netns", "del", namespace]);
         }
     }
+}
+
+/// How many threads an engine's settings ask for.
+fn threads_in(settings: &str) -> Option<String> {
+    let mut lines = settings.lines();
+    let value = lines.find_map(|line| line.strip_prefix("threads "))?;
+    Some(value.trim().to_owned())
 }
 
 fn ip(arguments: &[&str]) -> bool {

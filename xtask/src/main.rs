@@ -39,7 +39,7 @@ Usage: cargo xtask COMMAND
                  Redis's own test suite under `toehold run`
   bench          real programs on both paths, ten rounds each, then the lab and the engine
   instructions   what a segment costs the engine, counted by callgrind (valgrind)
-  bench-offload [--rounds N] [--json FILE] [--link tap|packet] [bulk|requests]
+  bench-offload [--rounds N] [--json FILE] [--link tap|packet|xdp] [bulk|requests]
                  the offload path against kernel TCP between two namespaces (root)
   demo           the same programs in under three minutes
 

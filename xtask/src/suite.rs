@@ -275,6 +275,7 @@ fn add_offload(steps: &mut Steps) {
     for (name, variable, value) in [
         ("offload, two threads", "TOEHOLD_ENGINE_THREADS", "2"),
         ("offload, packet link", "TOEHOLD_ENGINE_LINK", "packet"),
+        ("offload, xdp link", "TOEHOLD_ENGINE_LINK", "xdp"),
     ] {
         let mut command = cargo();
         command.args(["test", "--release", "-p", "toehold-e2e", "--no-fail-fast"]);

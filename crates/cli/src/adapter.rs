@@ -50,8 +50,12 @@ pub(crate) struct AdapterArgs {
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "TCP engine (offload path)")]
 struct EngineArgs {
-    /// The engine's link, of this network namespace or of another: a TAP device, or a packet socket on an interface that is there
-    #[arg(long, value_name = "tap:NAME[@NETNS] | packet:INTERFACE[@NETNS]")]
+    /// The engine's link, of this network namespace or of another: a TAP device, or a packet socket or AF_XDP on an interface that is
+    /// there
+    #[arg(
+        long,
+        value_name = "tap:NAME[@NETNS] | packet:INTERFACE[@NETNS] | xdp:INTERFACE[@NETNS]"
+    )]
     link: Option<String>,
 
     /// An address of the engine's own on the link, with its prefix length; may be repeated
@@ -74,7 +78,7 @@ struct EngineArgs {
     #[arg(long)]
     no_lro: bool,
 
-    /// Compute and verify checksums here; without this neither --no-lso nor --no-lro is possible
+    /// Compute and verify checksums here; without this neither --no-lso nor --no-lro is possible (an xdp link has none of the three)
     #[arg(long)]
     no_checksum: bool,
 

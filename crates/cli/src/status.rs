@@ -85,6 +85,7 @@ pub(crate) struct Status {
 #[serde(default)]
 pub(crate) struct Engine {
     link: String,
+    link_manner: Option<String>,
     addresses: Vec<String>,
     mtu: u64,
     connections: u64,
@@ -186,6 +187,9 @@ fn engine_lines(engine: &Engine) -> String {
         engine.retransmissions,
         engine.frames_malformed,
     );
+    if let Some(manner) = &engine.link_manner {
+        let _ = writeln!(out, "  AF_XDP {manner}");
+    }
     if engine.link_gone {
         out.push_str("  its interface does not exist; it is opened when it comes back\n");
     }
@@ -352,12 +356,16 @@ mod tests {
 
     #[test]
     fn engine_stands_first() {
-        let answer = r#"{"engine":{"link":"tap:toe0","addresses":["10.84.0.2"],"mtu":1500,
+        let answer = r#"{"engine":{"link":"xdp:eth0","link_manner":"in the driver, zero copy","addresses":["10.84.0.2"],"mtu":1500,
             "bytes_received":1500000,"frames_passed_on":12,
             "threads":[{"connections":3},{"connections":4}]},"processes":[]}"#;
         let text = render(&parse(answer).expect("an answer"));
         assert!(
-            text.starts_with("TCP engine on tap:toe0 (10.84.0.2), MTU 1500"),
+            text.starts_with("TCP engine on xdp:eth0 (10.84.0.2), MTU 1500"),
+            "{text}"
+        );
+        assert!(
+            text.contains("  AF_XDP in the driver, zero copy\n"),
             "{text}"
         );
         assert!(

@@ -11,6 +11,7 @@ mod quota;
 mod servers;
 mod stage;
 mod threads;
+mod xdp;
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

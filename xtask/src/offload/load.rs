@@ -76,7 +76,7 @@ impl<'n> Scene<'n> {
         let mut adapter = network.near(&toehold.to_string_lossy());
         adapter.args(["adapter", "--link", &network.link(case.link)]);
         adapter.args(["--address", &format!("{NEAR_ENGINE}/24")]);
-        // Over a packet socket the kernel cuts for the engine as it cuts for itself, in software.
+        // Over a packet socket the kernel cuts for the engine as it cuts for itself, in software; over AF_XDP nobody does.
         if !case.large && case.link == Link::Tap {
             adapter.args(["--no-lso", "--no-lro"]);
         }

@@ -4,6 +4,7 @@
 //!   near ── v0 ══ veth ══ v1 ── far         the kernel's path
 //!   near ── engine ══ TAP ══ toe0 ── far    the engine's, over a device of its own
 //!   near ── engine ── v0 ══ veth ══ v1 ── far    or by a packet socket over the kernel's veth
+//!   near ── engine ── x0 ══ veth ══ x1 ── far    or by AF_XDP over another, as that changes what the kernel does on it
 //! ```
 //!
 //! Both arms of a row run in turns, in the same minutes, against the same kernel at the far end; ratios are of neighbours. CPU is that of
@@ -37,9 +38,14 @@ pub(crate) enum Work {
 pub(crate) enum Link {
     Tap,
     Packet,
+    Xdp,
 }
 
-const LINKS: [(&str, Link); 2] = [("tap", Link::Tap), ("packet", Link::Packet)];
+const LINKS: [(&str, Link); 3] = [
+    ("tap", Link::Tap),
+    ("packet", Link::Packet),
+    ("xdp", Link::Xdp),
+];
 
 /// One comparison.
 #[derive(Clone, Copy, Debug)]
@@ -85,10 +91,10 @@ const fn requests(clients: u32, near_serves: bool) -> Case {
 }
 
 const USAGE: &str = "\
-Usage: cargo xtask bench-offload [--rounds N] [--json FILE] [--link tap|packet] [bulk|requests]
+Usage: cargo xtask bench-offload [--rounds N] [--json FILE] [--link tap|packet|xdp] [bulk|requests]
 
 The offload path against kernel TCP between two network namespaces of its own: kernels over a veth, the engine over a TAP
-device, and over the same veth by a packet socket, or over one of them. Needs root, ip, ethtool, iperf3 and Redis (make
+device, over the same veth by a packet socket, and over another by AF_XDP, or over one of them. Needs root, ip, ethtool, iperf3 and Redis (make
 deps). N rounds of each row, in turns; 5 unless told.";
 
 /// Measures, prints the table, and writes the samples where asked. False when something could not be measured.

@@ -27,7 +27,7 @@ impl Network {
             far: name("far"),
         };
         let (near, far) = (&*network.near, &*network.far);
-        let set_up: [&[&str]; 9] = [
+        let set_up: [&[&str]; 12] = [
             &["netns", "add", near],
             &["netns", "add", far],
             &["-n", near, "link", "set", "lo", "up"],
@@ -40,6 +40,12 @@ impl Network {
             &["-n", near, "link", "set", "v0", "up"],
             &["-n", far, "addr", "add", "10.85.0.1/24", "dev", "v1"],
             &["-n", far, "link", "set", "v1", "up"],
+            &[
+                "link", "add", "x0", "netns", near, "type", "veth", "peer", "name", "x1", "netns",
+                far,
+            ],
+            &["-n", near, "link", "set", "x0", "up"],
+            &["-n", far, "link", "set", "x1", "up"],
         ];
         for arguments in set_up {
             output(Command::new("ip").args(arguments))?;
@@ -56,11 +62,14 @@ impl Network {
     pub(super) fn bring_up(&self, link: Link, large: bool) -> Result<(), String> {
         let mut devices = vec![(&self.near, "v0"), (&self.far, "v1")];
         // It may be the first scene, or one after a link of the other kind.
-        let no_more = ["addr", "del", "10.84.0.1/24", "dev", "v1"];
-        let _ = output(Command::new("ip").args(["-n", &self.far]).args(no_more));
+        for device in ["v1", "x1"] {
+            let no_more = ["addr", "del", "10.84.0.1/24", "dev", device];
+            let _ = output(Command::new("ip").args(["-n", &self.far]).args(no_more));
+        }
         let device = match link {
             Link::Tap => "toe0",
             Link::Packet => "v1",
+            Link::Xdp => "x1",
         };
         for arguments in [
             ["addr", "add", "10.84.0.1/24", "dev", device].as_slice(),
@@ -68,17 +77,20 @@ impl Network {
         ] {
             output(Command::new("ip").args(["-n", &self.far]).args(arguments))?;
         }
-        if link == Link::Tap {
-            devices.push((&self.far, "toe0"));
+        if link != Link::Packet {
+            devices.push((&self.far, device));
         }
         let state = if large { "on" } else { "off" };
         for (namespace, device) in devices {
             let mut command = self.inside(namespace, "ethtool");
-            command.args(["-K", device, "gro", state, "gso", state]);
-            // What a TAP device may be given is the engine's to say.
-            if device != "toe0" {
-                command.args(["tso", state]);
-            }
+            command.args(["-K", device, "gro", state]);
+            match device {
+                // What a TAP device may be given is the engine's to say.
+                "toe0" => command.args(["gso", state]),
+                // XDP at the other end leaves it to send frames as they are.
+                "x1" => &mut command,
+                _ => command.args(["gso", state, "tso", state]),
+            };
             output(&mut command)?;
         }
         Ok(())
@@ -97,6 +109,7 @@ impl Network {
         match link {
             Link::Tap => format!("tap:toe0@{}", self.far),
             Link::Packet => "packet:v0".to_owned(),
+            Link::Xdp => "xdp:x0".to_owned(),
         }
     }
 

@@ -45,6 +45,7 @@ pub(super) fn title(case: Case) -> String {
     let over = match case.link {
         Link::Tap => "over TAP",
         Link::Packet => "over packet",
+        Link::Xdp => "over xdp",
     };
     format!("{}, {over}", title_of_work(case))
 }

@@ -11,7 +11,7 @@
 //! brought. It is made while large frames have just done so, and it is made only for somebody to whom all frames are: a wrong guess puts
 //! one program's bytes where another could see them. What was guessed wrong is put together and goes the usual way.
 
-use toehold_link::{PacketSocket, Tap, VnetHeader};
+use toehold_link::{PacketSocket, Tap, VnetHeader, XdpSocket};
 use toehold_tcp::{Expected, Instant, ReceiveOffload, USUAL_HEADERS_BYTES};
 
 use super::lane::Room;
@@ -67,6 +67,7 @@ impl Intake {
         match device {
             Device::Tap(tap) => self.take_from_tap(tap, now, takers, may),
             Device::Packet(socket) => self.take_from_socket(socket, now, takers, may),
+            Device::Xdp(socket) => take_from_memory(socket, now, takers),
         }
     }
 
@@ -205,6 +206,21 @@ impl Intake {
             unsafe { toehold_copy::from_shared(base, part.as_mut_ptr(), part.len()) };
         }
     }
+}
+
+/// Hands over a frame where it is, in memory that is ours until it is released.
+#[inline]
+fn take_from_memory(socket: &mut XdpSocket, now: Instant, mut takers: Takers<'_>) -> bool {
+    let Some((header, frame)) = socket.peek() else {
+        return false;
+    };
+    let offload = ReceiveOffload {
+        // Nobody can verify what was never computed.
+        checksum_verified: header.lacks_checksum(),
+    };
+    takers.take(now, frame, offload);
+    socket.release();
+    true
 }
 
 /// Whether a frame of that length was all payload that continued a stream.

@@ -3,10 +3,15 @@
 use std::ffi::CString;
 use std::fs::File;
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex};
 use std::thread;
 
-use toehold_link::{PacketOptions, PacketSocket, Tap, TapOptions, VnetHeader};
+use toehold_link::{
+    PacketOptions, PacketSocket, Tap, TapOptions, VnetHeader, XdpMode, XdpOptions, XdpSocket,
+    XdpSteering,
+};
 
 use super::Error;
 use super::lane::Part;
@@ -24,13 +29,24 @@ const QUEUE_FRAMES: libc::c_int = 8_192;
 pub(super) enum Device {
     Tap(Tap),
     Packet(PacketSocket),
+    Xdp(Box<XdpSocket>),
+}
+
+/// What a link is opened by, now and again.
+#[derive(Clone, Debug)]
+struct Opening {
+    settings: Settings,
+    /// Which of the threads it is for: of AF_XDP, its receive queue.
+    thread: usize,
+    /// All threads' program on the interface.
+    steering: Arc<Mutex<Option<Arc<XdpSteering>>>>,
 }
 
 /// A device and the ways to ask about it.
 #[derive(Debug)]
 pub(super) struct Link {
     pub(super) device: Device,
-    settings: Settings,
+    opening: Opening,
     /// The interface that the device is on does not exist at the moment.
     is_gone: bool,
     name: CString,
@@ -41,21 +57,30 @@ pub(super) struct Link {
 }
 
 impl Link {
-    /// Attaches to the device, making it if need be.
-    pub(super) fn open(settings: &Settings) -> Result<Link, Error> {
-        there(settings, Link::open_here)
+    /// Attaches to the device, making it if need be, once for each thread.
+    pub(super) fn open_all(settings: &Settings) -> Result<Vec<Link>, Error> {
+        let steering = Arc::default();
+        let open = |thread| {
+            let opening = Opening {
+                settings: settings.clone(),
+                thread,
+                steering: Arc::clone(&steering),
+            };
+            opening.there(Link::open_here)
+        };
+        (0..settings.threads).map(open).collect()
     }
 
-    fn open_here(settings: &Settings) -> Result<Link, Error> {
-        let name = &settings.device.name;
-        let device = Device::open(settings)?;
+    fn open_here(opening: &Opening) -> Result<Link, Error> {
+        let name = &opening.settings.device.name;
+        let device = opening.device()?;
         let os = |error| Error::Os("watch the link", error);
         // SAFETY: no memory is involved.
         let control =
             owned(unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) });
         let link = Link {
             device,
-            settings: settings.clone(),
+            opening: opening.clone(),
             is_gone: false,
             name: CString::new(name.as_str()).expect("checked by the settings"),
             control: control.map_err(os)?,
@@ -103,20 +128,40 @@ impl Link {
         check(result).ok()?;
         // SAFETY: filled in by the call, which succeeded.
         let mtu = unsafe { request.ifr_ifru.ifru_mtu };
-        u16::try_from(mtu).ok().or(Some(u16::MAX))
+        let mtu = u16::try_from(mtu).unwrap_or(u16::MAX);
+        Some(self.device.mtu_max().map_or(mtu, |most| mtu.min(most)))
+    }
+
+    /// The engine's Ethernet address.
+    pub(super) fn mac(&self) -> [u8; 6] {
+        match &self.device {
+            Device::Xdp(socket) => socket.steering().mac(),
+            _ => told::mac(&self.opening.settings),
+        }
+    }
+
+    /// Follows other settings, as far as they are the link's.
+    pub(super) fn reconfigure(&mut self, settings: &Settings) -> io::Result<()> {
+        self.opening.settings = settings.clone();
+        match &self.device {
+            Device::Xdp(socket) => socket.steering().set_addresses(&addresses(settings)),
+            _ => Ok(()),
+        }
     }
 
     /// Looks whether the interface is still there. One that has come in its place under its name is opened: true when there is another
     /// device to watch.
     pub(super) fn follow(&mut self) -> bool {
-        let Device::Packet(socket) = &self.device else {
-            return false;
+        let interface = match &self.device {
+            Device::Tap(_) => return false,
+            Device::Packet(socket) => socket.interface(),
+            Device::Xdp(socket) => socket.steering().interface_index().cast_signed(),
         };
         let index = self.index();
-        if index == Some(socket.interface()) {
+        if index == Some(interface) {
             return false;
         }
-        let other = index.and_then(|_| there(&self.settings, Device::open).ok());
+        let other = index.and_then(|_| self.opening.there(Opening::device).ok());
         self.is_gone = other.is_none();
         let Some(device) = other else {
             return false;
@@ -168,8 +213,9 @@ impl Link {
     }
 }
 
-impl Device {
-    fn open(settings: &Settings) -> Result<Device, Error> {
+impl Opening {
+    fn device(&self) -> Result<Device, Error> {
+        let settings = &self.settings;
         let name = &settings.device.name;
         let has_several = settings.threads > 1;
         match settings.device.kind {
@@ -191,9 +237,50 @@ impl Device {
                 let socket = PacketSocket::open(name, options).map_err(Error::Packet)?;
                 Ok(Device::Packet(socket))
             }
+            DeviceKind::Xdp => {
+                let (steering, queue) = (self.steering()?, self.thread as u32);
+                let socket = XdpSocket::open(steering, queue, XdpOptions::default());
+                Ok(Device::Xdp(Box::new(socket.map_err(Error::Xdp)?)))
+            }
         }
     }
 
+    /// The program on the interface: the first thread that needs one attaches it.
+    fn steering(&self) -> Result<Arc<XdpSteering>, Error> {
+        let mut shared = self.steering.lock().expect("nobody panics with it");
+        let attached = shared.as_ref().filter(|steering| steering.is_current());
+        if let Some(attached) = attached {
+            return Ok(attached.clone());
+        }
+        let queues = self.settings.threads as u32;
+        let attached = XdpSteering::attach(&self.settings.device.name, queues);
+        let attached = Arc::new(attached.map_err(Error::Xdp)?);
+        let steered = attached.set_addresses(&addresses(&self.settings));
+        steered.map_err(|error| Error::Os("steer frames for the addresses", error))?;
+        *shared = Some(attached.clone());
+        Ok(attached)
+    }
+
+    /// Calls `make` in the device's network namespace: sockets belong to where they were made.
+    fn there<T: Send>(
+        &self,
+        make: impl FnOnce(&Opening) -> Result<T, Error> + Send,
+    ) -> Result<T, Error> {
+        let Some(namespace) = &self.settings.device.namespace else {
+            return make(self);
+        };
+        // Only a thread that ends afterwards may go elsewhere.
+        thread::scope(|scope| {
+            let there = scope.spawn(|| {
+                enter(namespace).map_err(|error| Error::Namespace(namespace.clone(), error))?;
+                make(self)
+            });
+            there.join().expect("opening a device does not panic")
+        })
+    }
+}
+
+impl Device {
     /// True when a frame has to be read before anything is known of it.
     pub(super) fn has_to_guess(&self) -> bool {
         matches!(self, Device::Tap(_))
@@ -204,6 +291,7 @@ impl Device {
         let sent = match self {
             Device::Tap(tap) => tap.send_behind_header(header, buffer),
             Device::Packet(socket) => socket.send_behind_header(header, buffer),
+            Device::Xdp(_) => unreachable!("its frames are made where they are sent from"),
         };
         sent.unwrap_or(false)
     }
@@ -218,6 +306,7 @@ impl Device {
             match self {
                 Device::Tap(tap) => tap.send_raw(header, parts),
                 Device::Packet(socket) => socket.send_raw(header, parts),
+                Device::Xdp(_) => unreachable!("its frames are made where they are sent from"),
             }
         };
         sent.unwrap_or(false)
@@ -231,11 +320,41 @@ impl Device {
     }
 
     /// Frames lost since the last time, where the device tells.
-    pub(super) fn take_lost(&self) -> u64 {
+    pub(super) fn take_lost(&mut self) -> u64 {
         match self {
             Device::Tap(_) => 0,
             Device::Packet(socket) => socket.take_lost(),
+            Device::Xdp(socket) => socket.take_lost(),
         }
+    }
+
+    /// Has frames sent that were only put down so far.
+    #[inline]
+    pub(super) fn flush(&mut self) {
+        if let Device::Xdp(socket) = self {
+            // What the interface does not take now goes with the next.
+            socket.flush();
+        }
+    }
+
+    /// The largest MTU there is room for.
+    fn mtu_max(&self) -> Option<u16> {
+        match self {
+            Device::Xdp(socket) => Some(socket.mtu_max()),
+            _ => None,
+        }
+    }
+
+    /// How the link works, where there are several ways.
+    pub(super) fn manner(&self) -> Option<&'static str> {
+        let Device::Xdp(socket) = self else {
+            return None;
+        };
+        Some(match (socket.steering().mode(), socket.is_zero_copy()) {
+            (XdpMode::Native, true) => "in the driver, zero copy",
+            (XdpMode::Native, false) => "in the driver, copied once",
+            (XdpMode::Generic, _) => "after the driver, copied once",
+        })
     }
 }
 
@@ -245,26 +364,14 @@ impl AsFd for Device {
         match self {
             Device::Tap(tap) => tap.as_fd(),
             Device::Packet(socket) => socket.as_fd(),
+            Device::Xdp(socket) => socket.as_fd(),
         }
     }
 }
 
-/// Calls `make` in the device's network namespace: sockets belong to where they were made.
-fn there<T: Send>(
-    settings: &Settings,
-    make: impl FnOnce(&Settings) -> Result<T, Error> + Send,
-) -> Result<T, Error> {
-    let Some(namespace) = &settings.device.namespace else {
-        return make(settings);
-    };
-    // Only a thread that ends afterwards may go elsewhere.
-    thread::scope(|scope| {
-        let there = scope.spawn(|| {
-            enter(namespace).map_err(|error| Error::Namespace(namespace.clone(), error))?;
-            make(settings)
-        });
-        there.join().expect("opening a device does not panic")
-    })
+/// Whose frames are ours.
+fn addresses(settings: &Settings) -> Vec<IpAddr> {
+    settings.addresses.iter().map(|&(ip, _)| ip).collect()
 }
 
 /// A socket that is told of every link that changes.

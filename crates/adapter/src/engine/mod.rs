@@ -69,7 +69,7 @@ use std::time::{Duration, Instant};
 
 use toehold_channel::memfd::MapError;
 use toehold_channel::opening::Pass;
-use toehold_link::{PacketError, TapError};
+use toehold_link::{PacketError, TapError, XdpError};
 use toehold_tcp::{Random, Share};
 
 use crate::regions::SharedFd;
@@ -92,6 +92,8 @@ pub enum Error {
     Tap(TapError),
     /// The packet socket cannot be had.
     Packet(PacketError),
+    /// The AF_XDP sockets cannot be had.
+    Xdp(XdpError),
     /// The namespace of the device cannot be entered.
     Namespace(String, io::Error),
     /// No MTU was given, and the device does not tell.
@@ -107,6 +109,7 @@ impl fmt::Display for Error {
         match self {
             Error::Tap(error) => error.fmt(out),
             Error::Packet(error) => error.fmt(out),
+            Error::Xdp(error) => error.fmt(out),
             Error::Namespace(name, error) => write!(
                 out,
                 "cannot enter the network namespace {name} ({error}); this needs CAP_SYS_ADMIN, and `ip netns add {name}`"
@@ -193,8 +196,7 @@ impl Engine {
     pub(crate) fn start(settings: &Settings) -> Result<Engine, Error> {
         let count = settings.threads;
         let os = |action| move |error| Error::Os(action, error);
-        let links = (0..count).map(|_| Link::open(settings));
-        let links: Vec<Link> = links.collect::<Result<_, _>>()?;
+        let links = Link::open_all(settings)?;
         let mtu = settings.mtu.or_else(|| links[0].mtu());
         let mtu = mtu.ok_or(Error::NoMtu)?;
         let inboxes = (0..count).map(|_| Inbox::new());

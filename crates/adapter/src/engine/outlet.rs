@@ -3,11 +3,12 @@
 //! ```text
 //!   small    headers, and a copy of the payload behind them ──► the link, in one piece
 //!   large    headers ──► the link      payload, where the program has it ──► the link
+//!   AF_XDP   headers, and a copy of the payload behind them ──► memory that the link sends from
 //! ```
 //!
 //! A device takes one piece in faster than several: up to a page the copy costs less than that.
 
-use toehold_link::VnetHeader;
+use toehold_link::{VnetHeader, XdpSocket};
 use toehold_tcp::{ChecksumSum, ChecksumWork, HEADER_BUFFER_BYTES, Memory, Transmit};
 
 use super::lane::Part;
@@ -41,10 +42,13 @@ impl Outlet {
     /// Gives a frame to the link, whose headers are in place: its pieces, and whether the link took it.
     pub(super) fn send(
         &mut self,
-        device: &Device,
+        device: &mut Device,
         streams: &mut Streams,
         transmit: &mut Transmit,
     ) -> (Pieces, bool) {
+        if let Device::Xdp(socket) = device {
+            return self.send_from_memory(socket, streams, transmit);
+        }
         let headers_end = VnetHeader::BYTES + transmit.header_bytes;
         let payload_bytes = transmit.payload.map_or(0, |payload| payload.bytes as usize);
         let end = headers_end + payload_bytes;
@@ -81,5 +85,37 @@ impl Outlet {
         };
         // As good as lost on the way otherwise: an interface that is down, or a queue that is full.
         (pieces, sent)
+    }
+
+    /// As [`Outlet::send`], by memory that is the link's: the one copy there is.
+    fn send_from_memory(
+        &mut self,
+        socket: &mut XdpSocket,
+        streams: &mut Streams,
+        transmit: &mut Transmit,
+    ) -> (Pieces, bool) {
+        let mut pieces: Pieces = [(std::ptr::null(), 0); 1 + PARTS_MAX];
+        let headers = &mut self.frame[VnetHeader::BYTES..][..transmit.header_bytes];
+        pieces[0] = (headers.as_ptr(), headers.len());
+        let payload_bytes = transmit.payload.map_or(0, |payload| payload.bytes as usize);
+        let end = headers.len() + payload_bytes;
+        // A larger MTU may have come since the memory was cut up.
+        let room = socket.room().filter(|room| end <= room.len());
+        let Some(room) = room else {
+            return (pieces, false);
+        };
+        let (head, rest) = room.split_at_mut(headers.len());
+        if let Some(payload) = transmit.payload {
+            let copy = &mut rest[..payload_bytes];
+            streams.gather(payload.connection, payload.offset, copy);
+            if matches!(transmit.offload.checksum, ChecksumWork::Payload { .. }) {
+                transmit.complete_checksum(headers, ChecksumSum::ZERO.bytes(copy));
+            }
+            // A capture reads it before the next frame is made.
+            pieces[1] = (copy.as_ptr(), payload_bytes);
+        }
+        head.copy_from_slice(headers);
+        socket.publish(end);
+        (pieces, true)
     }
 }

@@ -116,7 +116,7 @@ mod tests {
     use super::*;
     use crate::engine::inbox::Inbox;
     use crate::engine::settings::Draft;
-    use crate::engine::told::config;
+    use crate::engine::told::{config, mac};
 
     const NOW: Instant = Instant::ZERO;
     const REMOTE_MAC: [u8; 6] = [2, 0, 0, 0, 0, 9];
@@ -143,7 +143,10 @@ mod tests {
             let mut random = Random::new(3);
             let all = Share::among(count, &mut random).into_iter();
             let all = all.map(|share| Thread {
-                engine: Engine::new(config(&settings, 1500, share), Random::new(1)),
+                engine: Engine::new(
+                    config(&settings, mac(&settings), 1500, share),
+                    Random::new(1),
+                ),
                 streams: Streams::default(),
                 passed_on: PassedOn::default(),
                 inbox: Inbox::new().expect("a descriptor"),

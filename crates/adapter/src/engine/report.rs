@@ -6,6 +6,9 @@ use serde::Serialize;
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Report {
     pub(crate) link: String,
+    /// How it works, where there are several ways.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) link_manner: Option<&'static str>,
     pub(crate) addresses: Vec<String>,
     pub(crate) mtu: u16,
     /// The interface that the link is on does not exist at the moment.

@@ -109,6 +109,7 @@ impl Runner {
         let entropy = || sys::entropy().map_err(os("get random numbers"));
         let [first_port, ..] = entropy()?;
         let entropy = entropy()?;
+        let config = config(settings, link.mac(), mtu, share);
         let mut stand_ins = StandIns::next_to(common.relay_source);
         let poller = Poller::new().map_err(os("make an epoll instance"))?;
         let watch = |fd, source| poller.watch(fd, source);
@@ -123,7 +124,7 @@ impl Runner {
             });
         watched.map_err(os("watch the link"))?;
         Ok(Runner {
-            engine: Engine::new(config(settings, mtu, share), Random::from_entropy(entropy)),
+            engine: Engine::new(config, Random::from_entropy(entropy)),
             own: stand_ins.for_all(settings),
             stand_ins,
             ports: Ports::beginning_at(first_port),
@@ -198,6 +199,7 @@ impl Runner {
             }
             self.settle();
             self.transmit();
+            self.link.device.flush();
             self.common.captures.flush();
             if let Some(arrivals) = &mut self.arrivals {
                 arrivals.forget_old(Clock::now());
@@ -298,6 +300,7 @@ impl Runner {
             let _ = self.engine.abort(now, flow.id);
         }
         self.transmit();
+        self.link.device.flush();
         // What is dropped now is reset by its `SO_LINGER`.
         self.flows.clear();
     }
@@ -468,7 +471,7 @@ impl Runner {
             let Some(mut transmit) = self.engine.poll_transmit(now, header) else {
                 return;
             };
-            let (device, streams) = (&self.link.device, &mut self.streams);
+            let (device, streams) = (&mut self.link.device, &mut self.streams);
             let (pieces, is_taken) = self.outlet.send(device, streams, &mut transmit);
             self.report.frames_refused += u64::from(!is_taken);
             if let Some(before) = watched {

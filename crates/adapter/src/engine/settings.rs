@@ -7,6 +7,7 @@
 //!   link     tap:toe0            a TAP device of this network namespace
 //!   link     tap:toe0@peer       one of the namespace `peer`, as `ip netns` names it
 //!   link     packet:eth0         an interface that is there: a network card, a veth; also with @peer
+//!   link     xdp:eth0            the same by AF_XDP: what is not for our addresses stays with the kernel
 //!   address  10.84.0.2/24
 //!   gateway  10.84.0.1
 //!   mtu      9000
@@ -79,6 +80,8 @@ pub enum DeviceKind {
     Tap,
     /// A packet socket on an interface that is there already.
     Packet,
+    /// AF_XDP sockets on such an interface: frames for our addresses are ours, all others the kernel's.
+    Xdp,
 }
 
 impl Display for Device {
@@ -86,6 +89,7 @@ impl Display for Device {
         let kind = match self.kind {
             DeviceKind::Tap => "tap",
             DeviceKind::Packet => "packet",
+            DeviceKind::Xdp => "xdp",
         };
         write!(out, "{kind}:{}", self.name)?;
         match &self.namespace {
@@ -223,7 +227,7 @@ impl Draft {
             return if is_empty && self.gateways.is_empty() && self.mtu.is_none() {
                 Ok(None)
             } else {
-                whole("an engine needs a link: --link tap:NAME, or packet:INTERFACE")
+                whole("an engine needs a link: --link tap:NAME, packet:INTERFACE or xdp:INTERFACE")
             };
         };
         if self.addresses.is_empty() {
@@ -246,7 +250,9 @@ impl Draft {
         if !self.gateways.iter().all(reachable) {
             return whole("a gateway has to be in the prefix of one of the addresses");
         }
-        let has = |word: &str| !self.without.iter().any(|without| without == word);
+        // AF_XDP hands over whole frames, and takes only complete ones.
+        let helps = device.kind != DeviceKind::Xdp;
+        let has = |word: &str| helps && !self.without.iter().any(|without| without == word);
         if device.kind == DeviceKind::Packet && !has("lro") {
             return whole(
                 "a packet link takes segments as its interface has them: ethtool -K INTERFACE gro off, and tso off at the other end of a veth",
@@ -302,9 +308,10 @@ fn device(value: &str) -> Result<Device, String> {
     let (kind, name) = match value.split_once(':') {
         Some(("tap", name)) => (DeviceKind::Tap, name),
         Some(("packet", name)) => (DeviceKind::Packet, name),
+        Some(("xdp", name)) => (DeviceKind::Xdp, name),
         _ => {
             return Err(format!(
-                "`{value}` is no link: tap:NAME or packet:INTERFACE, either with @NAMESPACE"
+                "`{value}` is no link: tap:NAME, packet:INTERFACE or xdp:INTERFACE, each with @NAMESPACE if it is in another"
             ));
         }
     };

@@ -27,14 +27,14 @@ pub(super) fn routes(settings: &Settings) -> Vec<Route> {
     settings.gateways.iter().map(everything).collect()
 }
 
-/// The engine's Ethernet address: locally administered, and the same after a restart, since neighbours remember it.
+/// An Ethernet address of the engine's own: locally administered, and the same after a restart, since neighbours remember it.
 pub(super) fn mac(settings: &Settings) -> [u8; 6] {
     let (first, _) = settings.addresses[0];
     let [.., a, b, c, d] = spell(first);
     [0x02, 0x54, a, b, c, d]
 }
 
-pub(super) fn config(settings: &Settings, mtu: u16, share: Share) -> Config {
+pub(super) fn config(settings: &Settings, mac: [u8; 6], mtu: u16, share: Share) -> Config {
     let addresses = settings.addresses.iter();
     let addresses = addresses.map(|&(address, prefix_bits)| InterfaceAddress {
         address,
@@ -42,7 +42,7 @@ pub(super) fn config(settings: &Settings, mtu: u16, share: Share) -> Config {
     });
     let addresses: Vec<InterfaceAddress> = addresses.collect();
     let medium = Medium::Ethernet {
-        mac: MacAddress(mac(settings)),
+        mac: MacAddress(mac),
         resolve: true,
     };
     let config = Config::new(medium, mtu, addresses[0]);

@@ -56,6 +56,8 @@ pub struct XdpSocket {
     /// Chunks for frames of ours.
     free: Vec<u64>,
     is_zero_copy: bool,
+    /// What was said to be lost already.
+    lost_before: u64,
     /// The kernel of this machine may have left checksums out.
     may_lack_checksums: bool,
     socket: OwnedFd,
@@ -113,6 +115,7 @@ impl XdpSocket {
             seen: addresses.by_ref().take(receive_frames as usize).collect(),
             free: addresses.rev().collect(),
             is_zero_copy,
+            lost_before: 0,
             may_lack_checksums: interface.is_veth || steering.mode() == XdpMode::Generic,
             umem,
             socket,
@@ -242,6 +245,20 @@ impl XdpSocket {
             dropped: told.rx_dropped.saturating_sub(among_others),
             invalid: told.tx_invalid_descs + told.rx_invalid_descs,
         })
+    }
+
+    /// Frames lost since the last time, for whatever reason.
+    pub fn take_lost(&mut self) -> u64 {
+        let now = self.statistics().map_or(self.lost_before, |told| {
+            told.no_memory + told.ring_full + told.dropped
+        });
+        now - std::mem::replace(&mut self.lost_before, now)
+    }
+
+    /// The largest MTU that there is room for, until it is opened anew.
+    #[must_use]
+    pub const fn mtu_max(&self) -> u16 {
+        (self.umem.chunk_bytes() as u32 - PACKET_HEADROOM - ETHERNET_AND_VLAN_BYTES) as u16
     }
 
     /// Gives the kernel all chunks that have been looked at.

@@ -134,6 +134,18 @@ impl XdpSteering {
         self.interface.mac
     }
 
+    /// The interface's number.
+    #[must_use]
+    pub const fn interface_index(&self) -> u32 {
+        self.interface.index
+    }
+
+    /// Whether the interface that has the name in this thread's network namespace is still the one that the program is on.
+    #[must_use]
+    pub fn is_current(&self) -> bool {
+        Interface::find(&self.interface.name).is_ok_and(|now| now.index == self.interface.index)
+    }
+
     pub(super) const fn interface(&self) -> &Interface {
         &self.interface
     }

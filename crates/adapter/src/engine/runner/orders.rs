@@ -3,7 +3,7 @@
 use std::os::fd::AsFd;
 use std::time::Instant as Clock;
 
-use toehold_tcp::InterfaceAddress;
+use toehold_tcp::{InterfaceAddress, MacAddress};
 
 use super::Runner;
 use crate::engine::arrivals::Arrivals;
@@ -21,6 +21,8 @@ impl Runner {
     pub(super) fn look_at_link(&mut self) {
         self.link.clear_changes();
         if self.link.follow() {
+            let mac = MacAddress(self.link.mac());
+            self.engine.change_interface(mac);
             // Without it frames are found only by looking: as good as lost, and said so.
             let watched = self.poller.watch(self.link.device.as_fd(), Source::Link);
             self.report.frames_lost += u64::from(watched.is_err());
@@ -71,6 +73,10 @@ impl Runner {
             self.engine.add_address(address);
         }
         self.engine.set_routes(&routes(settings));
+        if self.link.reconfigure(settings).is_err() {
+            // What cannot be steered here goes to the kernel, which drops it.
+            self.report.frames_lost += 1;
+        }
         let before = std::mem::replace(&mut self.own, self.stand_ins.for_all(settings));
         self.listeners
             .follow(&mut self.engine, &self.own, options());
@@ -125,6 +131,7 @@ impl Runner {
             link: self.common.link.clone(),
             addresses: self.own.iter().map(|(ip, _)| ip.to_string()).collect(),
             mtu: self.mtu,
+            link_manner: self.link.device.manner(),
             link_gone: self.link.is_gone(),
             connections: self.flows.iter().flatten().count(),
             channels: (self.flows.iter().flatten())

@@ -1,0 +1,172 @@
+//! AF_XDP on an interface that the kernel uses as well.
+
+use std::thread::sleep;
+use std::time::Duration;
+
+use toehold_e2e::network::{FAR, FAR_V6, NEAR, NEAR_V6};
+use toehold_e2e::process::{PATIENCE, Running};
+use toehold_e2e::{Link, Network, Path, Toehold, host, wait_until};
+
+use crate::stage::{SCRIPT, Stage, listening, ok};
+
+/// The near kernel's own address on the same interface, and the far one's that it talks to.
+const NEAR_KERNEL: &str = "10.86.0.2";
+const FAR_KERNEL: &str = "10.86.0.1";
+
+fn has_program(stage: &Stage) -> bool {
+    let mut show = stage.network.near("ip");
+    let shown = show
+        .args(["link", "show", "v0"])
+        .output()
+        .expect("ip was there before");
+    String::from_utf8_lossy(&shown.stdout).contains("prog/xdp")
+}
+
+#[test]
+fn engine_and_kernel_share_an_interface_and_its_ethernet_address() {
+    let Some(stage) = Stage::set_over(Link::Xdp, &[]) else {
+        return;
+    };
+    let network = &stage.network;
+    assert!(network.near_ip(&["addr", "add", &format!("{NEAR_KERNEL}/24"), "dev", "v0"]));
+    assert!(network.far_ip(&["addr", "add", &format!("{FAR_KERNEL}/24"), "dev", "toe0"]));
+    let _far = stage.far_server(&["echo_server", "7801"]);
+    let _near = stage.near_server(&["echo_server", "7802"]);
+    let _far_v6 = stage.far_server(&["echo_server", "7804", FAR_V6]);
+    let _near_v6 = stage.near_server(&["echo_server", "7805", NEAR_V6]);
+    let mut server = network.near(&stage.python);
+    server.args([SCRIPT, "echo_server", "7803"]);
+    let _kernel = listening(Running::start(server, "kernel-server", stage.toehold.dir()));
+    let on_engine = [
+        stage.near("near-v4", &["echo_client", FAR, "7801", "30000000"]),
+        stage.far("far-v4", &["echo_client", NEAR, "7802", "30000000"]),
+        stage.near("near-v6", &["echo_client", FAR_V6, "7804", "3000000"]),
+        stage.far("far-v6", &["echo_client", NEAR_V6, "7805", "3000000"]),
+    ];
+    let mut client = network.near(&stage.python);
+    client.args([SCRIPT, "echo_client", FAR_KERNEL, "7801", "30000000"]);
+    let on_kernel = Running::start(client, "kernel-client", stage.toehold.dir());
+    let to_kernel = stage.far(
+        "to-kernel",
+        &["echo_client", NEAR_KERNEL, "7803", "3000000"],
+    );
+    ok(on_kernel);
+    ok(to_kernel);
+    on_engine.into_iter().for_each(|client| drop(ok(client)));
+    // What is the kernel's has never been the engine's.
+    assert_eq!(stage.engine("connections_opened"), 2);
+    assert_eq!(stage.engine("connections_accepted"), 2);
+    assert_eq!(stage.engine("resets_sent"), 0);
+    assert_eq!(stage.engine("frames_malformed"), 0);
+    let status = stage.toehold.status();
+    assert_eq!(
+        status["engine"]["link_manner"],
+        "in the driver, copied once"
+    );
+}
+
+/// The far kernel computes checksums, and cuts its segments, once it is told to.
+#[test]
+fn finished_checksums_are_as_good_as_none() {
+    let Some(stage) = Stage::set_over(Link::Xdp, &[]) else {
+        return;
+    };
+    if host::program("ethtool").is_none() {
+        return host::skipped("ethtool is not installed");
+    }
+    let mut ethtool = stage.network.far("ethtool");
+    let done = ethtool.args(["-K", "toe0", "tx", "off"]).output();
+    assert!(done.is_ok_and(|done| done.status.success()));
+    let _far = stage.far_server(&["echo_server", "7811"]);
+    let _near = stage.near_server(&["echo_server", "7812", NEAR_V6]);
+    ok(stage.near("near-client", &["echo_client", FAR, "7811", "20000000"]));
+    ok(stage.far("far-client", &["echo_client", NEAR_V6, "7812", "3000000"]));
+    assert_eq!(stage.engine("frames_malformed"), 0);
+}
+
+#[test]
+fn each_thread_has_a_receive_queue() {
+    let Some(stage) = Stage::set_over(Link::Xdp, &["--threads", "2"]) else {
+        return;
+    };
+    if host::program("ethtool").is_none() {
+        return host::skipped("ethtool is not installed");
+    }
+    let _far = stage.far_server(&["echo_server", "7821"]);
+    let _near = stage.near_server(&["echo_server", "7822"]);
+    ok(stage.near("many", &["many", FAR, "7821", "200"]));
+    ok(stage.far("many", &["many", NEAR, "7822", "200"]));
+    let status = stage.toehold.status();
+    let threads = status["engine"]["threads"].as_array().expect("two of them");
+    let frames = threads
+        .iter()
+        .map(|thread| thread["frames_received"].as_u64());
+    let frames: Vec<u64> = frames.flatten().collect();
+    assert!(
+        frames.len() == 2 && frames.iter().all(|count| *count > 0),
+        "{frames:?}"
+    );
+    assert_eq!(stage.engine("frames_lost"), 0);
+}
+
+#[test]
+fn killed_adapter_leaves_the_interface_as_it_was_and_another_takes_it() {
+    let Some(mut stage) = Stage::set_over(Link::Xdp, &[]) else {
+        return;
+    };
+    assert!(wait_until(PATIENCE, || has_program(&stage)));
+    stage.toehold.adapter().signal(libc::SIGKILL);
+    assert!(wait_until(PATIENCE, || !has_program(&stage)));
+    stage.toehold.start_adapter();
+    let _far = stage.far_server(&["echo_server", "7831"]);
+    ok(stage.near("client", &["echo_client", FAR, "7831", "3000000"]));
+    assert!(has_program(&stage));
+}
+
+#[test]
+fn interface_that_is_gone_costs_nothing_and_is_opened_when_it_comes_back() {
+    let Some(mut stage) = Stage::set_over(Link::Xdp, &[]) else {
+        return;
+    };
+    let _far = stage.far_server(&["echo_server", "7841"]);
+    let holder = stage.near("holder", &["outlive", FAR, "7841"]);
+    assert!(wait_until(PATIENCE, || holder.stdout().contains("holding")));
+    assert!(stage.network.near_ip(&["link", "del", "v0"]));
+    let is_gone = |stage: &Stage| stage.toehold.status()["engine"]["link_gone"] == true;
+    assert!(wait_until(PATIENCE, || is_gone(&stage)));
+    // Nothing to do is no reason to stay awake.
+    let before = stage.engine("sleeps");
+    sleep(Duration::from_millis(500));
+    assert!(stage.engine("sleeps") < before + 500);
+    // Another one of its name is as good, whatever its Ethernet address.
+    assert!(stage.network.join() && stage.network.bring_up());
+    assert!(wait_until(PATIENCE, || !is_gone(&stage)));
+    let _again = stage.far_server(&["echo_server", "7842"]);
+    let _near = stage.near_server(&["echo_server", "7843"]);
+    ok(stage.near("client", &["echo_client", FAR, "7842", "3000000"]));
+    ok(stage.far("client", &["echo_client", NEAR, "7843", "3000000"]));
+    stage.toehold.adapter().signal(libc::SIGTERM);
+    ok(holder);
+}
+
+#[test]
+fn without_such_an_interface_everything_stays_on_the_host_path() {
+    if Network::with(Link::Xdp).is_none() {
+        return;
+    }
+    let Some(python) = host::python() else { return };
+    for (link, said) in [
+        ("xdp:nosuch0", "no interface nosuch0"),
+        ("xdp:lo", "no Ethernet"),
+    ] {
+        let options = ["--link", link, "--address", "10.84.0.2/24"];
+        let mut toehold = Toehold::start_in(&[], &options);
+        let mut command = toehold.command(Path::Offload, &python);
+        command.arg(SCRIPT).args(["echo_server", "0"]);
+        let mut server = listening(Running::start(command, "server", toehold.dir()));
+        assert!(toehold.status()["engine"].is_null());
+        assert!(server.ended().is_none());
+        let outputs = toehold.adapter().outputs();
+        assert!(outputs.contains(said), "{outputs}");
+    }
+}
