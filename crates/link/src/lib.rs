@@ -8,6 +8,7 @@
 
 mod capture;
 mod glance;
+mod interface;
 mod packet;
 mod tap;
 mod vnet;
@@ -15,6 +16,7 @@ mod xdp;
 
 pub use capture::{Block, Capture, CaptureReader, Direction, Frame, Packet};
 pub use glance::{Glance, TcpGlance};
+pub use interface::Interfaces;
 pub use packet::{Arrival, PacketError, PacketOptions, PacketSocket};
 pub use tap::{PARTS_MAX, Tap, TapError, TapOptions};
 pub use vnet::VnetHeader;

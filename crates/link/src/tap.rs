@@ -7,8 +7,9 @@
 use std::ffi::CStr;
 use std::fmt;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
+use crate::interface::{owned, request};
 use crate::vnet::VnetHeader;
 
 const DEVICE: &CStr = c"/dev/net/tun";
@@ -93,17 +94,7 @@ impl Tap {
     /// # Errors
     /// See [`TapError`].
     pub fn open(name: &str, options: TapOptions) -> Result<Self, TapError> {
-        let mut request: libc::ifreq = {
-            // SAFETY: `ifreq` is a C structure of integers and unions of them: zeros are a value.
-            unsafe { std::mem::zeroed() }
-        };
-        let is_valid = !name.is_empty() && name.len() < libc::IFNAMSIZ && !name.contains('\0');
-        if !is_valid {
-            return Err(TapError::Name);
-        }
-        for (target, byte) in request.ifr_name.iter_mut().zip(name.bytes()) {
-            *target = byte.cast_signed();
-        }
+        let mut request = request(name).map_err(|_| TapError::Name)?;
         let queues = if options.multi_queue {
             libc::IFF_MULTI_QUEUE
         } else {
@@ -312,10 +303,5 @@ pub(crate) fn is_taken(written: isize) -> io::Result<bool> {
 fn open_device() -> io::Result<OwnedFd> {
     let flags = libc::O_RDWR | libc::O_NONBLOCK | libc::O_CLOEXEC;
     // SAFETY: the path is a C string.
-    let fd = unsafe { libc::open(DEVICE.as_ptr(), flags) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: `open` has just returned this descriptor, and nobody else has it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    owned(unsafe { libc::open(DEVICE.as_ptr(), flags) })
 }

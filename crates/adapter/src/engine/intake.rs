@@ -14,8 +14,8 @@
 use toehold_link::{PacketSocket, Tap, VnetHeader, XdpSocket};
 use toehold_tcp::{Expected, Instant, ReceiveOffload, USUAL_HEADERS_BYTES};
 
+use super::device::Device;
 use super::lane::Room;
-use super::link::Device;
 use super::passing::Takers;
 
 /// The largest frame a link hands over, with LRO.

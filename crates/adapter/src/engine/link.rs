@@ -1,6 +1,5 @@
 //! The engine's device: opened where it lives, and watched for changes there.
 
-use std::ffi::CString;
 use std::fs::File;
 use std::io;
 use std::net::IpAddr;
@@ -9,28 +8,17 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 use toehold_link::{
-    PacketOptions, PacketSocket, Tap, TapOptions, VnetHeader, XdpMode, XdpOptions, XdpSocket,
-    XdpSteering,
+    Interfaces, PacketOptions, PacketSocket, Tap, TapOptions, XdpOptions, XdpSocket, XdpSteering,
 };
 
 use super::Error;
-use super::lane::Part;
+use super::device::Device;
 use super::settings::{DeviceKind, Settings};
 use super::told;
 use crate::listener::{check, owned};
 
-/// `linux/sockios.h`; the libc crate does not have it.
-const SIOCSIFTXQLEN: libc::Ioctl = 0x8943;
 /// A frame of each of some thousand connections may come at once; the kernel's own 1,000 would lose some.
-const QUEUE_FRAMES: libc::c_int = 8_192;
-
-/// Where frames come from and go to.
-#[derive(Debug)]
-pub(super) enum Device {
-    Tap(Tap),
-    Packet(PacketSocket),
-    Xdp(Box<XdpSocket>),
-}
+const QUEUE_FRAMES: u32 = 8_192;
 
 /// What a link is opened by, now and again.
 #[derive(Clone, Debug)]
@@ -49,9 +37,8 @@ pub(super) struct Link {
     opening: Opening,
     /// The interface that the device is on does not exist at the moment.
     is_gone: bool,
-    name: CString,
-    /// A socket of the device's network namespace.
-    control: OwnedFd,
+    /// Those of the device's network namespace.
+    interfaces: Interfaces,
     /// Readable when some link of that namespace has changed (rtnetlink(7)).
     changes: OwnedFd,
 }
@@ -72,64 +59,33 @@ impl Link {
     }
 
     fn open_here(opening: &Opening) -> Result<Link, Error> {
-        let name = &opening.settings.device.name;
         let device = opening.device()?;
         let os = |error| Error::Os("watch the link", error);
-        // SAFETY: no memory is involved.
-        let control =
-            owned(unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) });
         let link = Link {
             device,
             opening: opening.clone(),
             is_gone: false,
-            name: CString::new(name.as_str()).expect("checked by the settings"),
-            control: control.map_err(os)?,
+            interfaces: Interfaces::here().map_err(os)?,
             changes: changes().map_err(os)?,
         };
         if let Device::Tap(tap) = &link.device
             && !tap.is_persistent().map_err(os)?
         {
-            link.set_queue_frames(QUEUE_FRAMES);
+            // Where the kernel refuses it stays as it was.
+            let _ = link.interfaces.set_queue_frames(link.name(), QUEUE_FRAMES);
         }
         Ok(link)
     }
 
-    /// How many frames may wait for us in the device. Where the kernel refuses it stays as it was.
-    fn set_queue_frames(&self, frames: libc::c_int) {
-        let mut request = self.request();
-        // `ifr_qlen` is an int in the same union (netdevice(7)); the libc crate has no name for it.
-        request.ifr_ifru.ifru_mtu = frames;
-        let control = self.control.as_raw_fd();
-        // SAFETY: SIOCSIFTXQLEN reads one `ifreq`.
-        unsafe { libc::ioctl(control, SIOCSIFTXQLEN, &request) };
-    }
-
-    /// A question about the device.
-    fn request(&self) -> libc::ifreq {
-        // SAFETY: `ifreq` is a C structure of integers and unions of them: zeroes are a value.
-        let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-        for (target, &byte) in request.ifr_name.iter_mut().zip(self.name.as_bytes()) {
-            *target = byte.cast_signed();
-        }
-        request
-    }
-
     /// The device's MTU now.
     pub(super) fn mtu(&self) -> Option<u16> {
-        let mut request = self.request();
-        // SAFETY: SIOCGIFMTU reads and writes one `ifreq`.
-        let result = unsafe {
-            libc::ioctl(
-                self.control.as_raw_fd(),
-                libc::SIOCGIFMTU as _,
-                &mut request,
-            )
-        };
-        check(result).ok()?;
-        // SAFETY: filled in by the call, which succeeded.
-        let mtu = unsafe { request.ifr_ifru.ifru_mtu };
+        let mtu = self.interfaces.mtu(self.name()).ok()?;
         let mtu = u16::try_from(mtu).unwrap_or(u16::MAX);
         Some(self.device.mtu_max().map_or(mtu, |most| mtu.min(most)))
+    }
+
+    fn name(&self) -> &str {
+        &self.opening.settings.device.name
     }
 
     /// The engine's Ethernet address.
@@ -155,9 +111,9 @@ impl Link {
         let interface = match &self.device {
             Device::Tap(_) => return false,
             Device::Packet(socket) => socket.interface(),
-            Device::Xdp(socket) => socket.steering().interface_index().cast_signed(),
+            Device::Xdp(socket) => socket.steering().interface_index(),
         };
-        let index = self.index();
+        let index = self.interfaces.index(self.name()).ok();
         if index == Some(interface) {
             return false;
         }
@@ -173,16 +129,6 @@ impl Link {
     /// True while the interface that the device is on does not exist.
     pub(super) fn is_gone(&self) -> bool {
         self.is_gone
-    }
-
-    /// The number of the interface that has the name now.
-    fn index(&self) -> Option<libc::c_int> {
-        let mut request = self.request();
-        let control = self.control.as_raw_fd();
-        // SAFETY: SIOCGIFINDEX reads and writes one `ifreq`.
-        check(unsafe { libc::ioctl(control, libc::SIOCGIFINDEX as _, &mut request) }).ok()?;
-        // SAFETY: filled in by the call, which succeeded.
-        Some(unsafe { request.ifr_ifru.ifru_ifindex })
     }
 
     /// Readable when something has changed.
@@ -277,95 +223,6 @@ impl Opening {
             });
             there.join().expect("opening a device does not panic")
         })
-    }
-}
-
-impl Device {
-    /// True when a frame has to be read before anything is known of it.
-    pub(super) fn has_to_guess(&self) -> bool {
-        matches!(self, Device::Tap(_))
-    }
-
-    /// Gives the device a frame in one piece, behind room for its metadata; whether it was taken.
-    pub(super) fn send_behind_header(&self, header: VnetHeader, buffer: &mut [u8]) -> bool {
-        let sent = match self {
-            Device::Tap(tap) => tap.send_behind_header(header, buffer),
-            Device::Packet(socket) => socket.send_behind_header(header, buffer),
-            Device::Xdp(_) => unreachable!("its frames are made where they are sent from"),
-        };
-        sent.unwrap_or(false)
-    }
-
-    /// Gives the device a frame in several pieces; whether it was taken.
-    ///
-    /// # Safety
-    /// Each part names readable memory of its length.
-    pub(super) unsafe fn send_raw(&self, header: VnetHeader, parts: &[Part]) -> bool {
-        // SAFETY: the caller's promise.
-        let sent = unsafe {
-            match self {
-                Device::Tap(tap) => tap.send_raw(header, parts),
-                Device::Packet(socket) => socket.send_raw(header, parts),
-                Device::Xdp(_) => unreachable!("its frames are made where they are sent from"),
-            }
-        };
-        sent.unwrap_or(false)
-    }
-
-    /// What an interface that went down has left to be said.
-    pub(super) fn clear_error(&self) {
-        if let Device::Packet(socket) = self {
-            socket.clear_error();
-        }
-    }
-
-    /// Frames lost since the last time, where the device tells.
-    pub(super) fn take_lost(&mut self) -> u64 {
-        match self {
-            Device::Tap(_) => 0,
-            Device::Packet(socket) => socket.take_lost(),
-            Device::Xdp(socket) => socket.take_lost(),
-        }
-    }
-
-    /// Has frames sent that were only put down so far.
-    #[inline]
-    pub(super) fn flush(&mut self) {
-        if let Device::Xdp(socket) = self {
-            // What the interface does not take now goes with the next.
-            socket.flush();
-        }
-    }
-
-    /// The largest MTU there is room for.
-    fn mtu_max(&self) -> Option<u16> {
-        match self {
-            Device::Xdp(socket) => Some(socket.mtu_max()),
-            _ => None,
-        }
-    }
-
-    /// How the link works, where there are several ways.
-    pub(super) fn manner(&self) -> Option<&'static str> {
-        let Device::Xdp(socket) = self else {
-            return None;
-        };
-        Some(match (socket.steering().mode(), socket.is_zero_copy()) {
-            (XdpMode::Native, true) => "in the driver, zero copy",
-            (XdpMode::Native, false) => "in the driver, copied once",
-            (XdpMode::Generic, _) => "after the driver, copied once",
-        })
-    }
-}
-
-impl AsFd for Device {
-    /// Readable when a frame waits.
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        match self {
-            Device::Tap(tap) => tap.as_fd(),
-            Device::Packet(socket) => socket.as_fd(),
-            Device::Xdp(socket) => socket.as_fd(),
-        }
     }
 }
 

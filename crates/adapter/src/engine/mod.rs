@@ -25,13 +25,14 @@
 //! - `common`: what threads share; `clients`: the programs; `inbox`, `passing`: what others give a thread, and frames that go to another;
 //!   `report`: what they have done.
 //! - `captures`: what passes on the link, to whoever asked.
-//! - `link`, `poller`, `sys`: the operating system.
+//! - `link`, `device`, `poller`, `sys`: the operating system.
 
 mod arrivals;
 mod captures;
 mod channels;
 mod clients;
 mod common;
+mod device;
 mod flow;
 mod inbox;
 mod intake;

@@ -11,8 +11,8 @@
 use toehold_link::{VnetHeader, XdpSocket};
 use toehold_tcp::{ChecksumSum, ChecksumWork, HEADER_BUFFER_BYTES, Memory, Transmit};
 
+use super::device::Device;
 use super::lane::Part;
-use super::link::Device;
 use super::memory::{PARTS_MAX, Streams};
 
 /// A frame as it was given to the link: its pieces in order.

@@ -16,6 +16,7 @@ use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
+use crate::interface::{Interfaces, check};
 use crate::tap::{PARTS_MAX, frame_length, is_taken};
 use crate::vnet::VnetHeader;
 use ring::Ring;
@@ -70,7 +71,7 @@ impl std::error::Error for PacketError {}
 pub struct PacketSocket {
     socket: OwnedFd,
     ring: Ring,
-    interface: libc::c_int,
+    interface: u32,
 }
 
 impl PacketSocket {
@@ -92,7 +93,7 @@ impl PacketSocket {
         }
         // SAFETY: `socket` has just returned this descriptor, and nobody else has it.
         let socket = unsafe { OwnedFd::from_raw_fd(socket) };
-        let interface = Interface::find(&socket, name)?;
+        let interface = Interface::find(name)?;
         let refused = |what| move |error| PacketError::Setup(what, error);
         let set = |option, value: libc::c_int| set(&socket, libc::SOL_PACKET, option, &value);
         set(
@@ -126,7 +127,7 @@ impl PacketSocket {
         Ok(PacketSocket {
             socket,
             ring,
-            interface: interface.index,
+            interface: interface.index.cast_unsigned(),
         })
     }
 
@@ -227,7 +228,7 @@ impl PacketSocket {
 
     /// Which interface it is on (`ifindex`), for as long as there is one of that number.
     #[must_use]
-    pub const fn interface(&self) -> i32 {
+    pub const fn interface(&self) -> u32 {
         self.interface
     }
 
@@ -272,35 +273,19 @@ struct Interface {
 }
 
 impl Interface {
-    fn find(socket: &OwnedFd, name: &str) -> Result<Interface, PacketError> {
+    fn find(name: &str) -> Result<Interface, PacketError> {
         let missing = |error| PacketError::Interface(name.to_owned(), error);
-        if name.is_empty() || name.len() >= libc::IFNAMSIZ || name.contains('\0') {
-            return Err(missing(io::ErrorKind::InvalidInput.into()));
-        }
-        // SAFETY: `ifreq` is a C structure of integers and unions of them: zeros are a value.
-        let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-        for (target, byte) in request.ifr_name.iter_mut().zip(name.bytes()) {
-            *target = byte.cast_signed();
-        }
-        let mut ask = |what: libc::c_ulong| {
-            // SAFETY: all three requests read and write one `ifreq`.
-            let done = unsafe { libc::ioctl(socket.as_raw_fd(), what as _, &mut request) };
-            if done < 0 {
-                return Err(missing(io::Error::last_os_error()));
-            }
-            Ok(request.ifr_ifru)
-        };
-        // SAFETY: each call, which succeeded, filled in its member of the union.
-        let (index, family, mtu) = unsafe {
-            let index = ask(libc::SIOCGIFINDEX as _)?.ifru_ifindex;
-            let family = ask(libc::SIOCGIFHWADDR as _)?.ifru_hwaddr.sa_family;
-            (index, family, ask(libc::SIOCGIFMTU as _)?.ifru_mtu)
-        };
-        if family != libc::ARPHRD_ETHER {
+        let interfaces = Interfaces::here();
+        let interfaces = interfaces
+            .map_err(|error| PacketError::Setup("to say what interfaces there are", error))?;
+        let address = interfaces.ethernet_address(name).map_err(missing)?;
+        if address.is_none() {
             return Err(PacketError::Medium(name.to_owned()));
         }
-        let mtu = usize::try_from(mtu).unwrap_or(0);
-        Ok(Interface { index, mtu })
+        Ok(Interface {
+            index: interfaces.index(name).map_err(missing)?.cast_signed(),
+            mtu: interfaces.mtu(name).map_err(missing)? as usize,
+        })
     }
 
     /// What the interface must not filter out: our address, and what goes to groups.
@@ -327,7 +312,7 @@ impl Interface {
         address.sll_ifindex = self.index;
         let length = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
         // SAFETY: `address` is valid for `length` bytes.
-        done(unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), length) })
+        check(unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), length) })
     }
 }
 
@@ -433,14 +418,7 @@ fn set_value<T>(
         size_of::<T>() as libc::socklen_t,
     );
     // SAFETY: `value` is readable for its length.
-    done(unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, at, length) })
-}
-
-fn done(result: libc::c_int) -> io::Result<()> {
-    if result < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(())
+    check(unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, at, length) })
 }
 
 /// Odd, so that no two interfaces have the same group.

@@ -18,7 +18,7 @@ use std::marker::PhantomData;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
-use super::interface::check;
+use crate::interface::check;
 
 /// Which ring, and of what.
 #[derive(Clone, Copy, Debug)]

@@ -5,11 +5,12 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use super::error::XdpError;
-use super::interface::{check, owned, take};
+use super::interface::take;
 use super::partial::lacks_checksum;
 use super::rings::{self, Consumer, Producer};
 use super::steering::{XdpMode, XdpSteering};
 use super::umem::Umem;
+use crate::interface::{check, owned};
 use crate::vnet::VnetHeader;
 
 /// How a socket is opened.

@@ -8,8 +8,9 @@ use std::sync::Mutex;
 
 use super::bpf::{Map, MapKind, Program};
 use super::error::{MTU_MAX, XdpError};
-use super::interface::{Interface, check, owned, take};
+use super::interface::{Interface, take};
 use super::program::{ADDRESS_BYTES, Maps, steering};
+use crate::interface::{check, owned};
 
 /// Where in the kernel the program runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -5,7 +5,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-use super::interface::check;
+use crate::interface::check;
 
 /// Chunks of memory.
 #[derive(Debug)]

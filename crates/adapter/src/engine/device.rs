@@ -1,0 +1,104 @@
+//! Where frames come from and go to: the kinds of link, behind one face.
+
+use std::os::fd::{AsFd, BorrowedFd};
+
+use toehold_link::{PacketSocket, Tap, VnetHeader, XdpMode, XdpSocket};
+
+use super::lane::Part;
+
+/// An opened link.
+#[derive(Debug)]
+pub(super) enum Device {
+    Tap(Tap),
+    Packet(PacketSocket),
+    Xdp(Box<XdpSocket>),
+}
+
+impl Device {
+    /// True when a frame has to be read before anything is known of it.
+    pub(super) fn has_to_guess(&self) -> bool {
+        matches!(self, Device::Tap(_))
+    }
+
+    /// Gives the device a frame in one piece, behind room for its metadata; whether it was taken.
+    pub(super) fn send_behind_header(&self, header: VnetHeader, buffer: &mut [u8]) -> bool {
+        let sent = match self {
+            Device::Tap(tap) => tap.send_behind_header(header, buffer),
+            Device::Packet(socket) => socket.send_behind_header(header, buffer),
+            Device::Xdp(_) => unreachable!("its frames are made where they are sent from"),
+        };
+        sent.unwrap_or(false)
+    }
+
+    /// Gives the device a frame in several pieces; whether it was taken.
+    ///
+    /// # Safety
+    /// Each part names readable memory of its length.
+    pub(super) unsafe fn send_raw(&self, header: VnetHeader, parts: &[Part]) -> bool {
+        // SAFETY: the caller's promise.
+        let sent = unsafe {
+            match self {
+                Device::Tap(tap) => tap.send_raw(header, parts),
+                Device::Packet(socket) => socket.send_raw(header, parts),
+                Device::Xdp(_) => unreachable!("its frames are made where they are sent from"),
+            }
+        };
+        sent.unwrap_or(false)
+    }
+
+    /// What an interface that went down has left to be said.
+    pub(super) fn clear_error(&self) {
+        if let Device::Packet(socket) = self {
+            socket.clear_error();
+        }
+    }
+
+    /// Frames lost since the last time, where the device tells.
+    pub(super) fn take_lost(&mut self) -> u64 {
+        match self {
+            Device::Tap(_) => 0,
+            Device::Packet(socket) => socket.take_lost(),
+            Device::Xdp(socket) => socket.take_lost(),
+        }
+    }
+
+    /// Has frames sent that were only put down so far.
+    #[inline]
+    pub(super) fn flush(&mut self) {
+        if let Device::Xdp(socket) = self {
+            // What the interface does not take now goes with the next.
+            socket.flush();
+        }
+    }
+
+    /// The largest MTU there is room for.
+    pub(super) fn mtu_max(&self) -> Option<u16> {
+        match self {
+            Device::Xdp(socket) => Some(socket.mtu_max()),
+            _ => None,
+        }
+    }
+
+    /// How the link works, where there are several ways.
+    pub(super) fn manner(&self) -> Option<&'static str> {
+        let Device::Xdp(socket) = self else {
+            return None;
+        };
+        Some(match (socket.steering().mode(), socket.is_zero_copy()) {
+            (XdpMode::Native, true) => "in the driver, zero copy",
+            (XdpMode::Native, false) => "in the driver, copied once",
+            (XdpMode::Generic, _) => "after the driver, copied once",
+        })
+    }
+}
+
+impl AsFd for Device {
+    /// Readable when a frame waits.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Device::Tap(tap) => tap.as_fd(),
+            Device::Packet(socket) => socket.as_fd(),
+            Device::Xdp(socket) => socket.as_fd(),
+        }
+    }
+}
