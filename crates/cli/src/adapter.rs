@@ -202,11 +202,14 @@ TCP until it is back.
 Examples:
   toehold adapter
   toehold adapter --background --idle-exit 600
-  toehold adapter --link tap:toe0 --address 10.84.0.2/24 --gateway 10.84.0.1
+  toehold adapter --link packet:eth0 --address 10.84.0.2/24 --gateway 10.84.0.1
+  toehold adapter --link tap:toe0 --address 10.84.0.2/24
 
 With a link the adapter has a TCP engine: programs under `toehold run --path offload` connect through
-it, and listen on its addresses. The TAP device is made when there is none; that needs CAP_NET_ADMIN. With --config, SIGHUP changes
-addresses, gateways, rules and the MTU; connections of an address that is gone are reset.";
+it, and listen on its addresses, which must be free ones of the network. A packet link stands beside
+the kernel on its interface; it needs CAP_NET_RAW. A TAP device is made when there is none; that needs
+CAP_NET_ADMIN. With --config, SIGHUP changes addresses, gateways, rules and the MTU; connections of an
+address that is gone are reset.";
 
 /// Runs or starts the adapter.
 pub(crate) fn run(args: &AdapterArgs) -> Result<(), Failure> {
