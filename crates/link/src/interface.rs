@@ -1,7 +1,9 @@
 //! What the kernel says of its interfaces (netdevice(7), `linux/ethtool.h`).
 
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use crate::sys::{check, owned};
 
 /// Asks about the interfaces of the network namespace that it was made in.
 #[derive(Debug)]
@@ -141,20 +143,6 @@ pub(crate) fn request(name: &str) -> io::Result<libc::ifreq> {
         *target = byte.cast_signed();
     }
     Ok(request)
-}
-
-pub(crate) fn owned(fd: libc::c_int) -> io::Result<OwnedFd> {
-    check(fd)?;
-    // SAFETY: the kernel has just made it for us.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-}
-
-/// The error of a system call that failed.
-pub(crate) fn check(result: libc::c_int) -> io::Result<()> {
-    if result < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(())
 }
 
 /// `linux/sockios.h`, `linux/ethtool.h`; the libc crate does not have them everywhere.

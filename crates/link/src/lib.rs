@@ -10,6 +10,7 @@ mod capture;
 mod glance;
 mod interface;
 mod packet;
+mod sys;
 mod tap;
 mod vnet;
 mod xdp;

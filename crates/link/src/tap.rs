@@ -9,7 +9,8 @@ use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use crate::interface::{owned, request};
+use crate::interface::request;
+use crate::sys::owned;
 use crate::vnet::VnetHeader;
 
 const DEVICE: &CStr = c"/dev/net/tun";

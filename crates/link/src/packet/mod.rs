@@ -14,9 +14,10 @@ mod ring;
 
 use std::fmt;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use crate::interface::{Interfaces, check};
+use crate::interface::Interfaces;
+use crate::sys::{check, owned, set_option};
 use crate::tap::{PARTS_MAX, frame_length, is_taken};
 use crate::vnet::VnetHeader;
 use ring::Ring;
@@ -83,19 +84,15 @@ impl PacketSocket {
         // Protocol 0: nothing comes before all is set.
         let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
         // SAFETY: no memory is involved.
-        let socket = unsafe { libc::socket(libc::AF_PACKET, kind, 0) };
-        if socket < 0 {
-            let error = io::Error::last_os_error();
-            return Err(match error.raw_os_error() {
-                Some(libc::EPERM | libc::EACCES) => PacketError::Privilege,
-                _ => PacketError::Setup("to be opened", error),
-            });
-        }
-        // SAFETY: `socket` has just returned this descriptor, and nobody else has it.
-        let socket = unsafe { OwnedFd::from_raw_fd(socket) };
+        let socket = owned(unsafe { libc::socket(libc::AF_PACKET, kind, 0) });
+        let socket = socket.map_err(|error| match error.raw_os_error() {
+            Some(libc::EPERM | libc::EACCES) => PacketError::Privilege,
+            _ => PacketError::Setup("to be opened", error),
+        })?;
         let interface = Interface::find(name)?;
         let refused = |what| move |error| PacketError::Setup(what, error);
-        let set = |option, value: libc::c_int| set(&socket, libc::SOL_PACKET, option, &value);
+        let set =
+            |option, value: libc::c_int| set_option(&socket, libc::SOL_PACKET, option, &value);
         set(
             libc::PACKET_VERSION,
             libc::tpacket_versions::TPACKET_V2 as _,
@@ -109,7 +106,7 @@ impl PacketSocket {
         enlarge_buffers(&socket);
         let ring = Ring::new(&socket, interface.mtu).map_err(refused("a receive ring"))?;
         for membership in interface.memberships(options.mac) {
-            set_value(
+            set_option(
                 &socket,
                 libc::SOL_PACKET,
                 libc::PACKET_ADD_MEMBERSHIP,
@@ -328,7 +325,7 @@ fn set_filter(socket: &OwnedFd, mac: [u8; 6]) -> io::Result<()> {
         len: program.len() as libc::c_ushort,
         filter: program.as_mut_ptr(),
     };
-    set_value(socket, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &whole)
+    set_option(socket, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &whole)
 }
 
 fn filter(mac_high: u32, mac_low: u32) -> [libc::sock_filter; 12] {
@@ -375,7 +372,7 @@ fn enlarge_buffers(socket: &OwnedFd) {
         (libc::SO_RCVBUFFORCE, libc::SO_RCVBUF),
         (libc::SO_SNDBUFFORCE, libc::SO_SNDBUF),
     ] {
-        let set = |option| set(socket, libc::SOL_SOCKET, option, &BUFFER_BYTES);
+        let set = |option| set_option(socket, libc::SOL_SOCKET, option, &BUFFER_BYTES);
         // Less room is slower, and nothing worse.
         let _ = set(forced).or_else(|_| set(asked));
     }
@@ -395,30 +392,6 @@ fn vectors(
         *target = vector(*part);
     }
     (vectors, parts.len() as libc::c_int + 1)
-}
-
-fn set(
-    socket: &OwnedFd,
-    level: libc::c_int,
-    option: libc::c_int,
-    value: &libc::c_int,
-) -> io::Result<()> {
-    set_value(socket, level, option, value)
-}
-
-/// `value` is what the option wants: the callers' constants say so.
-fn set_value<T>(
-    socket: &OwnedFd,
-    level: libc::c_int,
-    option: libc::c_int,
-    value: &T,
-) -> io::Result<()> {
-    let (at, length) = (
-        (&raw const *value).cast(),
-        size_of::<T>() as libc::socklen_t,
-    );
-    // SAFETY: `value` is readable for its length.
-    check(unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, at, length) })
 }
 
 /// Odd, so that no two interfaces have the same group.

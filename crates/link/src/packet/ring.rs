@@ -9,7 +9,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::set_value;
+use crate::sys::set_option;
 use crate::vnet::VnetHeader;
 
 /// A frame in the ring.
@@ -53,7 +53,7 @@ impl Ring {
             tp_frame_size: slot_bytes as u32,
             tp_frame_nr: (RING_BYTES / slot_bytes) as u32,
         };
-        set_value(socket, libc::SOL_PACKET, libc::PACKET_RX_RING, &request)?;
+        set_option(socket, libc::SOL_PACKET, libc::PACKET_RX_RING, &request)?;
         let (protection, way) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
         let fd = socket.as_raw_fd();
         // SAFETY: a new mapping, wherever the kernel likes.

@@ -18,7 +18,7 @@ use std::marker::PhantomData;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
-use crate::interface::check;
+use crate::sys::{check, set_option};
 
 /// Which ring, and of what.
 #[derive(Clone, Copy, Debug)]
@@ -72,17 +72,7 @@ impl<T: Copy> Ring<T> {
     fn new(socket: &OwnedFd, kind: Kind, size: u32) -> io::Result<Self> {
         assert!(size.is_power_of_two(), "the kernel wants it");
         let fd = socket.as_raw_fd();
-        let length = size_of::<u32>() as libc::socklen_t;
-        // SAFETY: the value is readable for its length.
-        check(unsafe {
-            libc::setsockopt(
-                fd,
-                libc::SOL_XDP,
-                kind.option,
-                (&raw const size).cast(),
-                length,
-            )
-        })?;
+        set_option(socket, libc::SOL_XDP, kind.option, &size)?;
         let all = offsets(socket)?;
         let at = (kind.offsets)(&all);
         let bytes = at.desc as usize + size as usize * size_of::<T>();

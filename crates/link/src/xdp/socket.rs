@@ -10,7 +10,7 @@ use super::partial::lacks_checksum;
 use super::rings::{self, Consumer, Producer};
 use super::steering::{XdpMode, XdpSteering};
 use super::umem::Umem;
-use crate::interface::{check, owned};
+use crate::sys::{check, owned, set_option};
 use crate::vnet::VnetHeader;
 
 /// How a socket is opened.
@@ -326,10 +326,7 @@ const fn chunk_bytes(mtu: u32) -> usize {
 fn enlarge_send_buffer(socket: &OwnedFd, bytes: usize) {
     // Each frame counts with what the kernel has around it.
     let bytes = libc::c_int::try_from(2 * bytes).unwrap_or(libc::c_int::MAX);
-    let length = size_of_val(&bytes) as libc::socklen_t;
-    let (fd, value) = (socket.as_raw_fd(), (&raw const bytes).cast());
-    // SAFETY: the value is readable for its length.
-    unsafe { libc::setsockopt(fd, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, value, length) };
+    let _ = set_option(socket, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, &bytes);
 }
 
 fn bind(socket: &OwnedFd, interface: u32, queue: u32, mode: XdpMode) -> io::Result<()> {

@@ -3,14 +3,14 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Mutex;
 
 use super::bpf::{Map, MapKind, Program};
 use super::error::{MTU_MAX, XdpError};
 use super::interface::{Interface, take};
 use super::program::{ADDRESS_BYTES, Maps, steering};
-use crate::interface::{check, owned};
+use crate::sys::{owned, set_option};
 
 /// Where in the kernel the program runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -171,10 +171,7 @@ impl XdpSteering {
             mr_alen: 6,
             mr_address: [0x33, 0x33, 0xff, a, b, c, 0, 0],
         };
-        let length = size_of_val(&membership) as libc::socklen_t;
-        let (socket, value) = (self.groups.as_fd().as_raw_fd(), &raw const membership);
-        // SAFETY: the value is readable for its length.
-        check(unsafe { libc::setsockopt(socket, libc::SOL_PACKET, option, value.cast(), length) })
+        set_option(&self.groups, libc::SOL_PACKET, option, &membership)
     }
 }
 

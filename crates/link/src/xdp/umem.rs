@@ -5,7 +5,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-use crate::interface::check;
+use crate::sys::check;
 
 /// Chunks of memory.
 #[derive(Debug)]
