@@ -4,6 +4,7 @@ mod addresses;
 mod capture;
 mod changes;
 mod hostile;
+mod interface;
 mod packet;
 mod policy;
 mod programs;

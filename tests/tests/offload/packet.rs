@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use toehold_e2e::network::{FAR, NEAR};
 use toehold_e2e::process::{PATIENCE, Running};
-use toehold_e2e::{Link, Network, Path, Toehold, host, wait_until};
+use toehold_e2e::{Link, host, wait_until};
 
-use crate::stage::{SCRIPT, Stage, listening, ok};
+use crate::interface;
+use crate::stage::{SCRIPT, Stage, ok};
 
 /// The near kernel's own address on the same interface, and the far one's that it talks to.
 const NEAR_KERNEL: &str = "10.86.0.2/24";
@@ -92,47 +93,11 @@ fn interface_that_goes_down_and_comes_back_loses_nothing() {
 
 #[test]
 fn interface_that_is_gone_costs_nothing_and_is_opened_when_it_comes_back() {
-    let Some(mut stage) = Stage::set_over(Link::Packet, &[]) else {
-        return;
-    };
-    let _far = stage.far_server(&["echo_server", "7741"]);
-    let holder = stage.near("holder", &["outlive", FAR, "7741"]);
-    assert!(wait_until(PATIENCE, || holder.stdout().contains("holding")));
-    assert!(stage.network.near_ip(&["link", "del", "v0"]));
-    let is_gone = |stage: &Stage| stage.toehold.status()["engine"]["link_gone"] == true;
-    assert!(wait_until(PATIENCE, || is_gone(&stage)));
-    // Nothing to do is no reason to stay awake.
-    let before = stage.engine("sleeps");
-    sleep(Duration::from_millis(500));
-    assert!(stage.engine("sleeps") < before + 500);
-    // Another one of its name is as good.
-    assert!(stage.network.join() && stage.network.bring_up());
-    assert!(wait_until(PATIENCE, || !is_gone(&stage)));
-    let _again = stage.far_server(&["echo_server", "7742"]);
-    ok(stage.near("client", &["echo_client", FAR, "7742", "3000000"]));
-    stage.toehold.adapter().signal(libc::SIGTERM);
-    ok(holder);
+    interface::comes_back(Link::Packet, &[]);
 }
 
 #[test]
 fn without_such_an_interface_everything_stays_on_the_host_path() {
-    let Some(network) = Network::with(Link::Tap) else {
-        return;
-    };
-    let Some(python) = host::python() else { return };
-    for (link, said) in [
-        ("packet:nosuch0", "no interface nosuch0"),
-        ("packet:lo", "no Ethernet"),
-    ] {
-        let options = ["--link", link, "--address", "10.84.0.2/24"];
-        let mut toehold = Toehold::start_in(&[], &options);
-        let mut command = toehold.command(Path::Offload, &python);
-        command.arg(SCRIPT).args(["echo_server", "0"]);
-        let mut server = listening(Running::start(command, "server", toehold.dir()));
-        assert!(toehold.status()["engine"].is_null());
-        assert!(server.ended().is_none());
-        let outputs = toehold.adapter().outputs();
-        assert!(outputs.contains(said), "{outputs}");
-    }
-    drop(network);
+    interface::cannot_be_had("packet:nosuch0", "no interface nosuch0");
+    interface::cannot_be_had("packet:lo", "no Ethernet");
 }

@@ -1,12 +1,10 @@
 //! AF_XDP on an interface that the kernel uses as well.
 
-use std::thread::sleep;
-use std::time::Duration;
-
 use toehold_e2e::network::{FAR, FAR_V6, NEAR, NEAR_V6};
 use toehold_e2e::process::{PATIENCE, Running};
-use toehold_e2e::{Link, Network, Path, Toehold, host, wait_until};
+use toehold_e2e::{Link, host, wait_until};
 
+use crate::interface;
 use crate::stage::{SCRIPT, Stage, listening, ok};
 
 /// The near kernel's own address on the same interface, and the far one's that it talks to.
@@ -126,48 +124,11 @@ fn killed_adapter_leaves_the_interface_as_it_was_and_another_takes_it() {
 #[test]
 fn interface_that_is_gone_costs_nothing_and_is_opened_when_it_comes_back() {
     // The interface that comes back has one queue in use.
-    let Some(mut stage) = Stage::set_over(Link::Xdp, &["--threads", "1"]) else {
-        return;
-    };
-    let _far = stage.far_server(&["echo_server", "7841"]);
-    let holder = stage.near("holder", &["outlive", FAR, "7841"]);
-    assert!(wait_until(PATIENCE, || holder.stdout().contains("holding")));
-    assert!(stage.network.near_ip(&["link", "del", "v0"]));
-    let is_gone = |stage: &Stage| stage.toehold.status()["engine"]["link_gone"] == true;
-    assert!(wait_until(PATIENCE, || is_gone(&stage)));
-    // Nothing to do is no reason to stay awake.
-    let before = stage.engine("sleeps");
-    sleep(Duration::from_millis(500));
-    assert!(stage.engine("sleeps") < before + 500);
-    // Another one of its name is as good, whatever its Ethernet address.
-    assert!(stage.network.join() && stage.network.bring_up());
-    assert!(wait_until(PATIENCE, || !is_gone(&stage)));
-    let _again = stage.far_server(&["echo_server", "7842"]);
-    let _near = stage.near_server(&["echo_server", "7843"]);
-    ok(stage.near("client", &["echo_client", FAR, "7842", "3000000"]));
-    ok(stage.far("client", &["echo_client", NEAR, "7843", "3000000"]));
-    stage.toehold.adapter().signal(libc::SIGTERM);
-    ok(holder);
+    interface::comes_back(Link::Xdp, &["--threads", "1"]);
 }
 
 #[test]
 fn without_such_an_interface_everything_stays_on_the_host_path() {
-    if Network::with(Link::Xdp).is_none() {
-        return;
-    }
-    let Some(python) = host::python() else { return };
-    for (link, said) in [
-        ("xdp:nosuch0", "no interface nosuch0"),
-        ("xdp:lo", "no Ethernet"),
-    ] {
-        let options = ["--link", link, "--address", "10.84.0.2/24"];
-        let mut toehold = Toehold::start_in(&[], &options);
-        let mut command = toehold.command(Path::Offload, &python);
-        command.arg(SCRIPT).args(["echo_server", "0"]);
-        let mut server = listening(Running::start(command, "server", toehold.dir()));
-        assert!(toehold.status()["engine"].is_null());
-        assert!(server.ended().is_none());
-        let outputs = toehold.adapter().outputs();
-        assert!(outputs.contains(said), "{outputs}");
-    }
+    interface::cannot_be_had("xdp:nosuch0", "no interface nosuch0");
+    interface::cannot_be_had("xdp:lo", "no Ethernet");
 }

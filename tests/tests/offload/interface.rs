@@ -1,0 +1,54 @@
+//! What holds of every link that is on an interface which is there already.
+
+use std::thread::sleep;
+use std::time::Duration;
+
+use toehold_e2e::network::{FAR, NEAR};
+use toehold_e2e::process::{PATIENCE, Running};
+use toehold_e2e::{Link, Network, Path, Toehold, host, wait_until};
+
+use crate::stage::{SCRIPT, Stage, listening, ok};
+
+/// An interface that is gone costs nothing, and is opened when it comes back.
+pub(crate) fn comes_back(link: Link, options: &[&str]) {
+    let Some(mut stage) = Stage::set_over(link, options) else {
+        return;
+    };
+    let _far = stage.far_server(&["echo_server", "7741"]);
+    let holder = stage.near("holder", &["outlive", FAR, "7741"]);
+    assert!(wait_until(PATIENCE, || holder.stdout().contains("holding")));
+    assert!(stage.network.near_ip(&["link", "del", "v0"]));
+    let is_gone = |stage: &Stage| stage.toehold.status()["engine"]["link_gone"] == true;
+    assert!(wait_until(PATIENCE, || is_gone(&stage)));
+    // Nothing to do is no reason to stay awake.
+    let before = stage.engine("sleeps");
+    sleep(Duration::from_millis(500));
+    assert!(stage.engine("sleeps") < before + 500);
+    // Another one of its name is as good, whatever its Ethernet address.
+    assert!(stage.network.join() && stage.network.bring_up());
+    assert!(wait_until(PATIENCE, || !is_gone(&stage)));
+    let _again = stage.far_server(&["echo_server", "7742"]);
+    let _near = stage.near_server(&["echo_server", "7743"]);
+    ok(stage.near("client", &["echo_client", FAR, "7742", "3000000"]));
+    ok(stage.far("client", &["echo_client", NEAR, "7743", "3000000"]));
+    stage.toehold.adapter().signal(libc::SIGTERM);
+    ok(holder);
+}
+
+/// Without such an interface everything stays on the host path; the adapter says what is wrong with this one.
+pub(crate) fn cannot_be_had(link: &str, said: &str) {
+    // Whether there may be a link at all.
+    if Network::with(Link::Tap).is_none() {
+        return;
+    }
+    let Some(python) = host::python() else { return };
+    let options = ["--link", link, "--address", "10.84.0.2/24"];
+    let mut toehold = Toehold::start_in(&[], &options);
+    let mut command = toehold.command(Path::Offload, &python);
+    command.arg(SCRIPT).args(["echo_server", "0"]);
+    let mut server = listening(Running::start(command, "server", toehold.dir()));
+    assert!(toehold.status()["engine"].is_null());
+    assert!(server.ended().is_none());
+    let outputs = toehold.adapter().outputs();
+    assert!(outputs.contains(said), "{outputs}");
+}
