@@ -66,6 +66,8 @@ pub struct Counters {
     pub cookies_accepted: u64,
     /// TIME-WAIT connections that gave way to a new one (RFC 6191).
     pub time_wait_reused: u64,
+    /// TIME-WAIT connections cut short because there was no room for another.
+    pub time_wait_cut: u64,
     /// Segments for nobody.
     pub no_connection: u64,
     /// Packets for an address or protocol that is not ours.

@@ -97,7 +97,7 @@ impl Engine {
         if self.interface.next_hop(remote_address).is_none() {
             return Err(ConnectError::Unreachable);
         }
-        if !self.has_free_slot() {
+        if !self.make_room() {
             return Err(ConnectError::NoSlotLeft);
         }
         let mut key = FlowKey {

@@ -633,7 +633,7 @@ impl Engine {
         let options = listener.options;
         let offer = Offer::of(segment);
         let is_flooded = self.listeners.half_open() >= self.config.half_open_max;
-        if is_flooded || !self.has_free_slot() {
+        if is_flooded || !self.make_room() {
             self.send_cookie(now, key, &offer, options, reply_to);
             return;
         }
@@ -665,7 +665,7 @@ impl Engine {
         reply_to: ReplyTo,
         memory: &mut dyn Memory,
     ) -> bool {
-        if !self.awaits_cookies(now) || !self.has_free_slot() {
+        if !self.awaits_cookies(now) {
             return false;
         }
         let offset = self.timestamp_offset(key);
@@ -681,6 +681,9 @@ impl Engine {
             return true; // Dropped: the remote repeats its acknowledgement or its data.
         }
         let options = found.options;
+        if !self.make_room() {
+            return true; // Likewise.
+        }
         self.counters.cookies_accepted += 1;
         self.listeners.begin_half_open(listener);
         let mut counters = core::mem::take(&mut self.counters);

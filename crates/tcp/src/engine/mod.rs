@@ -73,6 +73,8 @@ const NO_FLOW: LastFlow = LastFlow {
 };
 /// No hardware address in the upper part of a word, with nothing below, is this.
 const NO_MAC: u64 = 1;
+/// Connections looked at for one in TIME-WAIT when there is no room for another: a bound on what a SYN can cost.
+const TIME_WAIT_LOOKS: usize = 64;
 /// Frames without a connection that may wait for the link.
 const CONTROL_FRAMES_MAX: usize = 1_024;
 
@@ -93,6 +95,8 @@ pub struct Engine {
     /// Invariant: a slot is in use, or its state is CLOSED and it is in `free_slots`.
     slots: Vec<Connection>,
     free_slots: Vec<u32>,
+    /// The slot that was looked at last for a connection in TIME-WAIT.
+    hand: usize,
     flows: FlowTable,
     /// The flow of the last frame on the short path: frames come in trains.
     last_flow: LastFlow,
@@ -149,6 +153,7 @@ impl Engine {
             },
             slots: Vec::with_capacity(config.connections_max),
             free_slots: Vec::new(),
+            hand: 0,
             flows: FlowTable::new(&mut random),
             last_flow: NO_FLOW,
             listeners: Listeners::default(),
@@ -391,6 +396,30 @@ impl Engine {
     /// Whether another connection can exist.
     fn has_free_slot(&self) -> bool {
         !self.free_slots.is_empty() || self.slots.len() < self.config.connections_max
+    }
+
+    /// The same, at the cost of one in TIME-WAIT if need be: like Linux (`tcp_max_tw_buckets`) we rather serve the next remote than
+    /// wait for segments of one that is gone.
+    fn make_room(&mut self) -> bool {
+        if self.has_free_slot() {
+            return true;
+        }
+        for _ in 0..self.slots.len().min(TIME_WAIT_LOOKS) {
+            self.hand = (self.hand + 1) % self.slots.len();
+            let connection = &mut self.slots[self.hand];
+            let has = |condition| connection.conditions.has(condition);
+            if connection.state == State::TimeWait
+                && has(Conditions::RELEASED)
+                && !has(Conditions::QUEUED | Conditions::ANNOUNCED)
+            {
+                connection.close(CloseReason::Finished);
+                connection.news = News::default(); // There is nobody to be told.
+                self.counters.time_wait_cut += 1;
+                self.settle(self.hand as u32);
+                return self.has_free_slot();
+            }
+        }
+        false
     }
 
     /// Puts a new connection into a slot and into the flow table. The caller has checked that

@@ -30,7 +30,7 @@ pub(super) struct Sending<'a> {
 type Count = fn(&Counters) -> u64;
 
 /// What can become of a segment other than to be taken in its turn.
-const FATES: [(Count, &str); 18] = [
+const FATES: [(Count, &str); 19] = [
     (|c| c.not_for_us, "dropped: not for this engine"),
     (|c| c.no_connection, "dropped: no such connection"),
     (|c| c.fragments_dropped, "dropped: no room for fragments"),
@@ -60,6 +60,10 @@ const FATES: [(Count, &str); 18] = [
     (
         |c| c.time_wait_reused,
         "takes the place of a connection in TIME-WAIT",
+    ),
+    (
+        |c| c.time_wait_cut,
+        "cuts another's TIME-WAIT short, for want of room",
     ),
     (|c| c.resets_sent, "answered with a reset"),
     (|c| c.resets_received, "resets the connection"),
