@@ -5,6 +5,14 @@ mod script;
 
 use script::Stage;
 
+fn plain() -> Stage {
+    Stage::new(|config, options| {
+        config.timestamps = false;
+        config.window_scaling = false;
+        options.nodelay = true;
+    })
+}
+
 /// A server that closes first, more often than TIME-WAIT lasts: there is room for three connections.
 #[test]
 fn time_wait_makes_room_for_who_comes_next() {
@@ -44,4 +52,22 @@ fn established_connections_make_no_room() {
         assert_eq!(stage.engine.accept(stage.listener).is_some(), host < 13);
     }
     assert_eq!(stage.engine.connection_count(), 3);
+}
+
+/// RFC 9293 section 3.6.1 is about data that nobody will read. What was read, and comes again with the FIN because its acknowledgement was
+/// lost, is no reason to reset: our own last data is still on its way.
+#[test]
+fn data_that_was_read_and_comes_again_with_a_fin_resets_nothing() {
+    let mut stage = plain();
+    let id = stage.accepted("", 10_000);
+    stage.remote("P. 1:101(100) ack 1");
+    stage.expect(". 1:1(0) ack 101");
+    stage.engine.take(stage.now, id, 100).unwrap();
+    stage.engine.publish(id, 50).unwrap();
+    stage.engine.release(stage.now, id).unwrap();
+    stage.expect("FP. 1:51(50) ack 101");
+    stage.remote("FP. 1:101(100) ack 1");
+    stage.expect(". 52:52(0) ack 102");
+    stage.remote(". 102:102(0) ack 52");
+    assert_eq!(stage.engine.connection_count(), 1, "it is in TIME-WAIT");
 }

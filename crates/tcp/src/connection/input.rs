@@ -186,7 +186,7 @@ impl Connection {
         }
         if self.state != State::Closed {
             // Sixth, the URG bit: RFC 6093 lets us hand urgent data over in line, and so we do.
-            if self.is_abandoned_by_host(segment) {
+            if self.is_abandoned_by_host(segment, seq) {
                 // RFC 9293 section 3.6.1: data for a host that has closed; "it SHOULD send a RST".
                 // Like Linux one with the segment's numbers: the remote may not have our FIN yet,
                 // and believes no reset beyond it.

@@ -44,9 +44,10 @@ impl Connection {
         }
     }
 
-    /// Whether this is payload that nobody will read.
-    pub(super) fn is_abandoned_by_host(&self, segment: &Segment<'_>) -> bool {
+    /// Whether this is payload that nobody will read. What was read already may come again with a FIN.
+    pub(super) fn is_abandoned_by_host(&self, segment: &Segment<'_>, seq: Position) -> bool {
         self.conditions.has(Conditions::RELEASED)
+            && seq + segment.payload.len() as u64 > self.rcv_nxt
             && !segment.payload.is_empty()
             && self.state.may_receive()
     }
