@@ -45,8 +45,8 @@ struct Question {
 #[derive(Debug)]
 pub(crate) struct Neighbours {
     entries: BTreeMap<Address, Entry>,
-    /// Slots of connections whose next segment has nowhere to go yet, and their next hop.
-    waiting: Vec<(Address, u32)>,
+    /// Slots of connections whose next segment has nowhere to go yet, and their next hop. Each once, however often it tries.
+    waiting: BTreeMap<u32, Address>,
     /// When the round ends; not armed while nothing is resolved.
     round_ends_at: Instant,
     /// The earliest question to be asked again.
@@ -60,7 +60,7 @@ impl Neighbours {
         Self {
             verifies,
             entries: BTreeMap::new(),
-            waiting: Vec::new(),
+            waiting: BTreeMap::new(),
             round_ends_at: Instant::NEVER,
             again_at: Instant::NEVER,
         }
@@ -121,7 +121,7 @@ impl Neighbours {
 
     /// Remembers that a connection waits for `hop`.
     pub(crate) fn wait(&mut self, hop: Address, slot: u32) {
-        self.waiting.push((hop, slot));
+        self.waiting.insert(slot, hop);
     }
 
     /// A neighbour has said where it is. RFC 826: an address that is known is updated always;
@@ -246,16 +246,20 @@ impl Neighbours {
     }
 
     fn wake(&mut self, hop: Address) -> Vec<u32> {
-        let (woken, waiting) = core::mem::take(&mut self.waiting)
-            .into_iter()
-            .partition::<Vec<_>, _>(|&(waited_for, _)| waited_for == hop);
-        self.waiting = waiting;
-        woken.into_iter().map(|(_, slot)| slot).collect()
+        let waiting = self.waiting.iter();
+        let woken: Vec<u32> = waiting
+            .filter(|&(_, &waited_for)| waited_for == hop)
+            .map(|(&slot, _)| slot)
+            .collect();
+        for slot in &woken {
+            self.waiting.remove(slot);
+        }
+        woken
     }
 
     /// A connection is gone.
     pub(crate) fn forget_waiting(&mut self, slot: u32) {
-        self.waiting.retain(|&(_, waiting)| waiting != slot);
+        self.waiting.remove(&slot);
     }
 }
 
@@ -325,6 +329,18 @@ mod tests {
         let overdue = neighbours.handle_timeout(neighbours.next_deadline());
         assert_eq!(overdue.gone, [HOP]);
         assert_eq!(neighbours.resolve(now, HOP), Resolution::Ask);
+    }
+
+    #[test]
+    fn who_waits_is_woken_once_however_often_it_tried() {
+        let mut neighbours = Neighbours::new(true);
+        neighbours.resolve(Instant::ZERO, HOP);
+        for slot in [7, 8, 7, 7] {
+            neighbours.wait(HOP, slot);
+        }
+        neighbours.forget_waiting(8);
+        assert_eq!(neighbours.learn(HOP, HERE, false).woken, [7]);
+        assert!(neighbours.learn(HOP, HERE, false).woken.is_empty());
     }
 
     #[test]
