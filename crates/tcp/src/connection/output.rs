@@ -1,6 +1,6 @@
 //! What to send next (RFC 9293 section 3.8 and 3.10.2). One call gives one plan; the engine turns
-//! it into bytes. In order of urgency: a reset, the handshake, retransmissions, a tail loss probe,
-//! new data, a probe, an acknowledgement.
+//! it into bytes. In order of urgency: a reset, the handshake, news of a gap, retransmissions, a tail loss
+//! probe, new data, a probe, an acknowledgement.
 
 use super::{Conditions, Connection, Context, LossTimer, State};
 use crate::config::Config;
@@ -111,6 +111,9 @@ impl Connection {
     }
 
     fn plan_synchronized(&mut self, cx: &mut Context<'_>) -> Option<Plan> {
+        if self.has_more_to_tell() {
+            return Some(self.plan(PlanKind::Plain, self.snd_nxt, 0, self.echo_flags()));
+        }
         if self.scoreboard.lost_bytes > 0
             && !self.is_trying_new_data()
             && let Some(plan) = self.plan_retransmission(cx)
@@ -142,6 +145,13 @@ impl Connection {
             return Some(self.plan(PlanKind::Plain, self.snd_nxt, 0, self.echo_flags()));
         }
         None
+    }
+
+    /// Whether an acknowledgement is due that no data may stand in for: RFC 5681 section 2, a duplicate one "carries no data"; and only
+    /// without payload there is room for blocks (RFC 2018 section 4, RFC 2883).
+    fn has_more_to_tell(&self) -> bool {
+        self.conditions.has(Conditions::ACK_NOW)
+            && (self.conditions.has(Conditions::OUT_OF_ORDER) || self.has_duplicate)
     }
 
     fn plan(&self, kind: PlanKind, seq: Position, payload_bytes: u32, flags: Flags) -> Plan {
