@@ -4,6 +4,7 @@
 mod script;
 
 use script::Stage;
+use toehold_tcp::{ConnectionId, Duration, Phase};
 
 fn plain() -> Stage {
     Stage::new(|config, options| {
@@ -49,4 +50,54 @@ fn a_duplicate_is_told_before_data_goes_the_other_way() {
     stage.expect(". 1:1(0) ack 1001 <sack 1:1001>");
     stage.expect("P. 1:1001(1000) ack 1001");
     stage.expect_nothing();
+}
+
+/// Three segments after one whose round trip took 100 ms; the tail loss probe that follows has been sent.
+fn after_a_tail_probe() -> (Stage, ConnectionId) {
+    let mut stage = plain();
+    let id = stage.accepted(",sackOK", 60_000);
+    stage.engine.publish(id, 1_000).unwrap();
+    stage.expect("P. 1:1001(1000) ack 1");
+    stage.wait(Duration::from_millis(100));
+    stage.remote(". 1:1(0) ack 1001 win 60000");
+    stage.engine.publish(id, 4_000).unwrap();
+    stage.forget_sent();
+    let round_trip = stage.engine.info(id).unwrap().round_trip.unwrap();
+    stage.wait(round_trip * 2);
+    stage.expect("P. 3001:4001(1000) ack 1");
+    stage.expect_nothing();
+    (stage, id)
+}
+
+/// RFC 8985 section 7.4.2: the acknowledgement of everything may be for the originals, which were late. The probe's own answer tells.
+#[test]
+fn a_probe_that_was_not_needed_costs_nothing() {
+    for answer in [
+        ". 1:1(0) ack 4001 win 60000 <sack 3001:4001>",
+        ". 1:1(0) ack 4001 win 60000",
+    ] {
+        let (mut stage, id) = after_a_tail_probe();
+        let before = stage.engine.info(id).unwrap().congestion_window;
+        stage.remote(". 1:1(0) ack 4001 win 60000");
+        stage.remote(answer);
+        stage.engine.publish(id, 5_000).unwrap();
+        stage.expect("P. 4001:5001(1000) ack 1");
+        stage.remote(". 1:1(0) ack 5001 win 60000");
+        assert!(stage.engine.info(id).unwrap().congestion_window >= before);
+        assert_eq!(stage.engine.counters().recoveries, 0);
+    }
+}
+
+/// The same section: when more is acknowledged and nothing was reported twice, the original was lost and the probe repaired it.
+#[test]
+fn a_probe_that_repaired_a_loss_costs_one_reduction() {
+    let (mut stage, id) = after_a_tail_probe();
+    let before = stage.engine.info(id).unwrap().congestion_window;
+    stage.remote(". 1:1(0) ack 4001 win 60000");
+    stage.engine.publish(id, 5_000).unwrap();
+    stage.expect("P. 4001:5001(1000) ack 1");
+    stage.remote(". 1:1(0) ack 5001 win 60000");
+    assert!(stage.engine.info(id).unwrap().congestion_window < before);
+    assert_eq!(stage.engine.counters().recoveries, 1);
+    assert_eq!(stage.engine.info(id).unwrap().phase, Phase::Open);
 }

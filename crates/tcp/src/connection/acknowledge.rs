@@ -18,6 +18,10 @@ pub(super) struct Acknowledgement {
     pub(super) has_duplicate_report: bool,
     /// A duplicate acknowledgement as RFC 5681 section 2 defines it.
     pub(super) is_duplicate: bool,
+    /// It would be one if anything were in flight.
+    pub(super) is_repeated: bool,
+    /// It has SACK blocks.
+    pub(super) has_blocks: bool,
 }
 
 impl Connection {
@@ -42,16 +46,16 @@ impl Connection {
             self.news.0 |= News::PROGRESS;
             self.settle_path_probe(cx.now, ack);
         } else {
-            report.is_duplicate = had_flight
-                && ack == self.snd_una
-                && segment.payload.is_empty()
-                && edge_before == self.snd_edge;
+            report.is_repeated =
+                ack == self.snd_una && segment.payload.is_empty() && edge_before == self.snd_edge;
+            report.is_duplicate = had_flight && report.is_repeated;
         }
         if self.conditions.has(Conditions::SACK) && !segment.options.is_empty() {
             self.take_sack_blocks(segment, ack, &mut report);
         }
         if !had_flight {
             self.retries = 0; // An answer to a probe: the remote lives.
+            self.settle_tail_probe(cx, &report);
             self.arm_loss_timer(cx.now, cx.config);
             return;
         }
@@ -141,6 +145,7 @@ impl Connection {
     ) {
         let mut first: Option<Span> = None;
         for (index, (start, end)) in segment.sack_blocks().enumerate() {
+            report.has_blocks = true;
             let block = Span {
                 start: Position::from_wire(start, self.iss, self.snd_una),
                 end: Position::from_wire(end, self.iss, self.snd_una),

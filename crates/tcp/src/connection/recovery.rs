@@ -407,11 +407,15 @@ impl Connection {
         if self.snd_una < probe_end {
             return;
         }
-        self.rack.probe_end = None;
-        if !self.rack.probe_is_retransmission || ack.has_duplicate_report {
-            return; // Nothing was lost.
+        let is_beyond = self.snd_una > probe_end;
+        let was_not_needed = !self.rack.probe_is_retransmission
+            || ack.has_duplicate_report
+            || ack.is_repeated && !ack.has_blocks;
+        if !was_not_needed && !is_beyond {
+            return; // Perhaps the originals were late: what is to come tells.
         }
-        if ack.advanced_bytes > 0 && self.phase == Phase::Open {
+        self.rack.probe_end = None;
+        if !was_not_needed && self.phase == Phase::Open {
             // The original was lost and the probe repaired it: one reduction is due all the same.
             self.enter_recovery(cx, true);
             self.cwnd = self.congestion.ssthresh;
