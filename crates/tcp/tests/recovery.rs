@@ -101,3 +101,28 @@ fn a_probe_that_repaired_a_loss_costs_one_reduction() {
     assert_eq!(stage.engine.counters().recoveries, 1);
     assert_eq!(stage.engine.info(id).unwrap().phase, Phase::Open);
 }
+
+/// RFC 3168 section 6.1.2: CWR goes with "the first new data packet" after a reduction "for any reason", a timeout too; and marks of the
+/// same window ask for no second one.
+#[test]
+fn a_timeout_is_a_reduction_that_is_told() {
+    let mut stage = Stage::new(|config, options| {
+        config.timestamps = false;
+        config.window_scaling = false;
+        config.tail_probes = false;
+        options.ecn = true;
+    });
+    stage.remote("SEW 0:0(0) win 65535 <mss 1000,sackOK>");
+    stage.expect("S.E 0:0(0) ack 1");
+    stage.remote(". 1:1(0) ack 1");
+    let id = stage.engine.accept(stage.listener).unwrap();
+    stage.engine.publish(id, 2_000).unwrap();
+    stage.forget_sent();
+    stage.wait(stage.engine.info(id).unwrap().timeout);
+    stage.expect(". 1:1001(1000) ack 1");
+    stage.expect_nothing();
+    stage.engine.publish(id, 3_000).unwrap();
+    stage.remote(".E 1:1(0) ack 2001");
+    stage.expect("P.W 2001:3001(1000) ack 1");
+    assert_eq!(stage.engine.counters().recoveries, 0);
+}

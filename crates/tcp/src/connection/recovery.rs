@@ -232,15 +232,19 @@ impl Connection {
         self.recovery.prr_delivered = 0;
         self.recovery.prr_out = 0;
         self.recovery.flight_at_entry = in_flight.max(1);
-        if self.conditions.has(Conditions::ECN) {
-            // RFC 3168 section 6.1.2: CWR on the first new data after the reduction.
-            self.conditions.set(Conditions::SEND_CWR);
-            self.recovery.marked_until = self.snd_nxt;
-        }
+        self.tell_reduction();
         if is_mark {
             self.recovery.prior = None; // A mark is no mistake.
         } else {
             self.conditions.set(Conditions::FORCE_RETRANSMIT);
+        }
+    }
+
+    /// RFC 3168 section 6.1.2: CWR on the first new data after a reduction, whatever the reason; and one a window is enough.
+    fn tell_reduction(&mut self) {
+        if self.conditions.has(Conditions::ECN) {
+            self.conditions.set(Conditions::SEND_CWR);
+            self.recovery.marked_until = self.snd_nxt;
         }
     }
 
@@ -258,6 +262,7 @@ impl Connection {
             let in_flight = (self.snd_nxt - self.snd_una) as u32;
             self.congestion.reduce(self.cwnd, in_flight, mss, false);
             self.recovery.first_retransmission = None;
+            self.tell_reduction();
         }
         self.congestion.end_epoch();
         let horizon = self.rack.rtt + self.reordering_window();
