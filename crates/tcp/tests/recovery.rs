@@ -4,7 +4,7 @@
 mod script;
 
 use script::Stage;
-use toehold_tcp::{ConnectionId, Duration, Phase};
+use toehold_tcp::{CloseReason, ConnectionId, Duration, Phase, State};
 
 fn plain() -> Stage {
     Stage::new(|config, options| {
@@ -125,4 +125,37 @@ fn a_timeout_is_a_reduction_that_is_told() {
     stage.remote(".E 1:1(0) ack 2001");
     stage.expect("P.W 2001:3001(1000) ack 1");
     assert_eq!(stage.engine.counters().recoveries, 0);
+}
+
+/// RFC 9293 section 3.8.6: a remote may take its window back; as long as it answers, the connection lives, data in flight or not.
+#[test]
+fn a_window_that_was_taken_back_may_stay_closed_for_ever() {
+    let mut stage = plain();
+    let id = stage.accepted(",sackOK", 60_000);
+    stage.engine.publish(id, 3_000).unwrap();
+    stage.forget_sent();
+    stage.remote(". 1:1(0) ack 1 win 0");
+    for _ in 0..40 {
+        stage.wait(Duration::from_secs(121));
+        stage.forget_sent();
+        stage.remote(". 1:1(0) ack 1 win 0");
+    }
+    assert_eq!(stage.engine.info(id).unwrap().state, State::Established);
+    stage.remote(". 1:1(0) ack 1 win 60000");
+    stage.wait(Duration::from_secs(121));
+    stage.forget_sent();
+    stage.remote(". 1:1(0) ack 3001 win 60000");
+    assert_eq!(stage.engine.info(id).unwrap().acknowledged, 3_000);
+}
+
+/// And without answers it does not.
+#[test]
+fn a_window_that_was_taken_back_in_silence_ends_the_connection() {
+    let mut stage = plain();
+    let id = stage.accepted(",sackOK", 60_000);
+    stage.engine.publish(id, 3_000).unwrap();
+    stage.forget_sent();
+    stage.remote(". 1:1(0) ack 1 win 0");
+    stage.wait(Duration::from_secs(40 * 121));
+    stage.expect_closed(CloseReason::TimedOut);
 }

@@ -49,6 +49,11 @@ impl Connection {
             report.is_repeated =
                 ack == self.snd_una && segment.payload.is_empty() && edge_before == self.snd_edge;
             report.is_duplicate = had_flight && report.is_repeated;
+            if self.snd_edge == self.snd_una {
+                // RFC 9293 section 3.8.6: the remote has taken its window back, which "SHOULD NOT time out the connection" as
+                // long as it answers: what is sent again stands for a probe.
+                self.retries = 0;
+            }
         }
         if self.conditions.has(Conditions::SACK) && !segment.options.is_empty() {
             self.take_sack_blocks(segment, ack, &mut report);
@@ -122,14 +127,17 @@ impl Connection {
         self.arm_loss_timer(cx.now, cx.config);
     }
 
-    /// RFC 9293 section 3.10.7.4: SND.WND, SND.WL1; an old segment must not move the window.
+    /// RFC 9293 section 3.10.7.4: SND.WND, SND.WL1; an old segment must not move the window. Of two that differ in nothing else the
+    /// larger window counts, as one may have overtaken the other; but like Linux (tcp_may_update_window) a closed one always.
     #[inline(always)]
     pub(super) fn update_send_window(&mut self, seq: Position, ack: Position, window: u16) {
         let window = u64::from(window) << self.snd_wscale;
         let edge = ack + window;
         let is_newer = ack > self.snd_una
             || seq > self.snd_wl1
-            || (ack == self.snd_una && seq == self.snd_wl1 && edge > self.snd_edge);
+            || (ack == self.snd_una
+                && seq == self.snd_wl1
+                && (edge > self.snd_edge || window == 0));
         if is_newer && ack >= self.snd_una {
             self.snd_edge = edge;
             self.snd_wl1 = seq;
