@@ -53,6 +53,8 @@ impl Connection {
                 // RFC 9293 section 3.8.6: the remote has taken its window back, which "SHOULD NOT time out the connection" as
                 // long as it answers: what is sent again stands for a probe.
                 self.retries = 0;
+            } else if edge_before == self.snd_una {
+                self.end_stall();
             }
         }
         if self.conditions.has(Conditions::SACK) && !segment.options.is_empty() {

@@ -138,6 +138,7 @@ impl Connection {
             quick_acks: QUICK_ACKS,
             options,
             stalled_since: open.now,
+            stalled_at: Position::SYN.0 as u32 - 1,
             heard_at: open.now,
             ts_recent_at: super::coarse(open.now),
             phase: Phase::Open,

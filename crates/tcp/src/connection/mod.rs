@@ -397,8 +397,10 @@ pub(crate) struct Connection {
     /// Acknowledgements still to be sent at once.
     pub(crate) quick_acks: u8,
     pub(crate) options: Options,
-    /// When the first of these retransmissions happened.
+    /// Since when nothing gets on, while `stalled_at` says that this is about now; the user timeout counts from there.
     pub(crate) stalled_since: Instant,
+    /// SND.UNA at that time, in its low bits.
+    pub(crate) stalled_at: u32,
     /// When the remote was last heard; maintained where a timer needs it.
     pub(crate) heard_at: Instant,
     /// Keepalive, FIN-WAIT-2 and TIME-WAIT share a timer.

@@ -2,6 +2,7 @@
 //! idleness. They are deadlines in the connection; the engine keeps the earliest of them in its heap
 //! and is not told when one moves later, so that progress costs a store and nothing else.
 
+use super::GRANULARITY;
 use super::recovery::Phase;
 use super::{CloseReason, Conditions, Connection, Context, State};
 use crate::config::Config;
@@ -80,6 +81,7 @@ impl Connection {
                 self.arm_loss_timer(cx.now, cx.config);
             }
             LossTimer::TailProbe => {
+                self.note_stall(cx.now);
                 self.conditions.set(Conditions::TAIL_PROBE_DUE);
                 self.arm_retransmission_timer(cx);
             }
@@ -115,7 +117,7 @@ impl Connection {
     /// Counts a retry, and ends the connection when it was one too many (RFC 9293 section 3.8.3).
     fn gives_up(&mut self, cx: &mut Context<'_>) -> bool {
         if self.retries == 0 {
-            self.stalled_since = self.scoreboard.oldest_sent_at().unwrap_or(cx.now);
+            self.note_stall(cx.now);
         }
         self.retries = self.retries.saturating_add(1);
         let is_too_many = match self.options.user_timeout {
@@ -129,6 +131,33 @@ impl Connection {
             self.close(CloseReason::TimedOut);
         }
         is_too_many
+    }
+
+    /// Whether `stalled_since` is about what waits to be acknowledged now.
+    fn is_stalled(&self) -> bool {
+        self.stalled_at == self.snd_una.0 as u32
+    }
+
+    /// Nothing gets on. A remote that keeps its window closed may well answer, and that ends no stall.
+    fn note_stall(&mut self, now: Instant) {
+        if !self.is_stalled() {
+            self.stalled_since = self.scoreboard.oldest_sent_at().unwrap_or(now);
+            self.stalled_at = self.snd_una.0 as u32;
+        }
+    }
+
+    /// What follows is another story, though nothing was acknowledged.
+    pub(super) fn end_stall(&mut self) {
+        // Where SND.UNA has been and will not be again.
+        self.stalled_at = (self.snd_una.0 as u32).wrapping_sub(1);
+    }
+
+    /// The host's patience may end before a timer does.
+    fn within_user_timeout(&self, at: Instant) -> Instant {
+        match self.options.user_timeout {
+            Some(limit) if self.is_stalled() => at.min(self.stalled_since + limit),
+            _ => at,
+        }
     }
 
     fn handle_idle_timeout(&mut self, cx: &mut Context<'_>) {
@@ -155,16 +184,21 @@ impl Connection {
         if self.snd_una < self.snd_nxt || silence < keepalive.idle {
             // The retransmission timer watches, or the remote was heard meanwhile.
             let again_in = (keepalive.idle - silence).max(keepalive.interval);
-            self.idle_deadline = cx.now + again_in;
+            self.idle_deadline = cx.now + again_in.max(GRANULARITY);
             return;
         }
-        if self.retries >= keepalive.probes_max {
+        // Like Linux (tcp_keepalive_timer): the user timeout, where there is one, says how much silence is too much.
+        let is_too_much = match self.options.user_timeout {
+            Some(limit) => self.retries > 0 && silence >= limit,
+            None => self.retries >= keepalive.probes_max,
+        };
+        if is_too_much {
             self.close(CloseReason::TimedOut);
             return;
         }
-        self.retries += 1;
+        self.retries = self.retries.saturating_add(1);
         self.conditions.set(Conditions::PROBE_DUE);
-        self.idle_deadline = cx.now + keepalive.interval;
+        self.idle_deadline = cx.now + keepalive.interval.max(GRANULARITY);
     }
 
     /// Starts watching for silence, if the host wants that.
@@ -181,16 +215,12 @@ impl Connection {
     pub(super) fn arm_loss_timer(&mut self, now: Instant, config: &Config) {
         if self.snd_una == self.snd_nxt {
             if self.is_waiting_for_window() {
-                if self.loss_timer != LossTimer::Persist {
+                if self.loss_timer != LossTimer::Persist || !self.loss_deadline.is_armed() {
                     self.loss_timer = LossTimer::Persist;
-                    self.loss_deadline = now + self.rtt.timeout(config);
-                } else if !self.loss_deadline.is_armed() {
-                    self.loss_deadline = now + self.rtt.timeout(config);
+                    self.loss_deadline = self.within_user_timeout(now + self.rtt.timeout(config));
                 }
             } else {
-                if self.loss_timer == LossTimer::Persist {
-                    self.rtt.forget_backoff();
-                }
+                self.stop_persisting();
                 self.loss_timer = LossTimer::Idle;
                 self.loss_deadline = Instant::NEVER;
             }
@@ -199,12 +229,18 @@ impl Connection {
         }
     }
 
+    /// The window has opened.
+    fn stop_persisting(&mut self) {
+        if self.loss_timer == LossTimer::Persist {
+            self.rtt.forget_backoff();
+            self.end_stall();
+        }
+    }
+
     /// RFC 8985 section 7.2: a tail loss probe where one is allowed, or else RFC 6298. `follows` bytes more are about to be in flight.
     fn arm_probe_or_retransmission(&mut self, now: Instant, config: &Config, follows: u64) {
         let timeout = self.rtt.timeout(config);
-        if self.loss_timer == LossTimer::Persist {
-            self.rtt.forget_backoff();
-        }
+        self.stop_persisting();
         if self.phase == Phase::Open
             && config.tail_probes
             && self.conditions.has(Conditions::SACK)
@@ -240,7 +276,7 @@ impl Connection {
 
     pub(super) fn arm_retransmission_timer(&mut self, cx: &Context<'_>) {
         self.loss_timer = LossTimer::Retransmit;
-        self.loss_deadline = cx.now + self.rtt.timeout(cx.config);
+        self.loss_deadline = self.within_user_timeout(cx.now + self.rtt.timeout(cx.config));
     }
 
     /// RFC 8985 section 6.2: RACK's own timer takes precedence while it is pending.
