@@ -17,6 +17,9 @@ use crate::time::{Duration, Instant};
 
 /// Records a connection may have: with tiny segments it is this, not the window, that limits it.
 pub(crate) const RECORDS_MAX: usize = 16_384;
+/// With so many of them no block cuts one up any more: a remote that reports single bytes shall not have us keep, and go through, a
+/// record for each (Linux's CVE-2019-11478).
+const SPLIT_RECORDS_MAX: usize = RECORDS_MAX / 2;
 /// A record of a burst grows no longer than this, so that a loss timer that looks at records sees some.
 const BURST_BYTES_MAX: u32 = 1 << 20;
 /// A connection with nothing in flight keeps no more capacity than this.
@@ -329,7 +332,7 @@ impl Scoreboard {
         self.earlier.shrink_to(target);
     }
 
-    /// Marks what a SACK block reports.
+    /// Marks what a SACK block reports. Where that would make one record too many, only those that lie in it whole.
     pub(crate) fn sack(&mut self, block: Span, delivered: &mut Delivered) {
         let mut index = self
             .gather()
@@ -338,6 +341,11 @@ impl Scoreboard {
             && record.start < block.end
         {
             if record.flags & SACKED == 0 {
+                let is_whole = block.start <= record.start && record.end() <= block.end;
+                if !is_whole && self.earlier.len() >= SPLIT_RECORDS_MAX {
+                    index += 1;
+                    continue;
+                }
                 if record.start < block.start {
                     self.split(index, block.start);
                     index += 1;
@@ -569,3 +577,36 @@ impl Sent {
 }
 
 const _: () = assert!(size_of::<Sent>() == 24, "a record is three words");
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn span(start: u64, end: u64) -> Span {
+        Span {
+            start: Position::of_byte(start),
+            end: Position::of_byte(end),
+        }
+    }
+
+    #[test]
+    fn blocks_of_single_bytes_make_a_bounded_number_of_records() {
+        let mut board = Scoreboard::default();
+        let mut delivered = Delivered::default();
+        let bytes = 1 << 18;
+        board.push(Position::FIRST_BYTE, bytes, Instant::ZERO);
+        for byte in 0..u64::from(bytes) / 2 {
+            board.sack(span(2 * byte + 1, 2 * byte + 2), &mut delivered);
+        }
+        assert!(
+            board.earlier.len() <= SPLIT_RECORDS_MAX + 1,
+            "{} records",
+            board.earlier.len()
+        );
+        board.assert_invariants(Position::FIRST_BYTE, Position::of_byte(u64::from(bytes)));
+        // What lies in a block whole is reported as ever.
+        board.sack(span(0, u64::from(bytes)), &mut delivered);
+        assert_eq!(delivered.bytes, u64::from(bytes));
+        assert_eq!(board.sacked_bytes, bytes);
+    }
+}
