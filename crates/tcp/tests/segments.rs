@@ -57,6 +57,25 @@ fn simultaneous_open() {
     assert_eq!(stage.engine.info(id).unwrap().state, State::Established);
 }
 
+/// RFC 7323 section 2.2: "the window field in a segment where the SYN bit is set MUST NOT be scaled", also in the SYN-ACK that answers a
+/// SYN which has crossed ours.
+#[test]
+fn windows_of_crossing_syns_are_not_scaled() {
+    let mut stage = Stage::new(|config, _| config.timestamps = false);
+    let id = stage.connect(Options::default());
+    stage.expect("S 0:0(0)");
+    stage.remote("S 0:0(0) win 2000 <mss 1000,ws 7>");
+    stage.expect("S. 0:0(0) ack 1");
+    stage.engine.publish(id, 5_000).unwrap();
+    stage.remote("S. 0:0(0) ack 1 win 2000 <mss 1000,ws 7>");
+    assert_eq!(stage.engine.info(id).unwrap().remote_window, 2_000);
+    stage.expect(". 1:1001(1000) ack 1");
+    stage.expect(". 1001:2001(1000) ack 1");
+    stage.expect_nothing();
+    stage.remote(". 1:1(0) ack 2001 win 2000");
+    assert_eq!(stage.engine.info(id).unwrap().remote_window, 2_000 << 7);
+}
+
 /// RFC 9293 section 3.6, figure 13: both sides close at once.
 #[test]
 fn simultaneous_close() {

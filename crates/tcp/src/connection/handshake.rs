@@ -264,11 +264,8 @@ impl Connection {
         self.last_ack_sent = self.rcv_nxt;
         if has_ack {
             let was_retransmitted = self.retries > 0;
-            let window = segment.window;
             self.handle_acknowledgement(cx, segment, Position::SYN, ack);
-            // The general path has scaled the window, which is not done in a SYN.
-            self.snd_edge = ack + u64::from(window);
-            self.snd_window_max = u32::from(window);
+            self.take_window_of_syn(ack, segment.window);
             self.establish(cx, was_retransmitted);
             self.conditions.set(Conditions::ACK_NOW);
         } else {
@@ -278,6 +275,13 @@ impl Connection {
             self.scoreboard.mark_first_lost(1);
         }
         Verdict::Done
+    }
+
+    /// RFC 7323 section 2.2: where the general path has scaled the window, "the window field in a segment where the SYN bit is set MUST NOT
+    /// be scaled".
+    pub(super) fn take_window_of_syn(&mut self, ack: Position, window: u16) {
+        self.snd_edge = ack + u64::from(window);
+        self.snd_window_max = u32::from(window);
     }
 
     /// Our SYN-ACK is acknowledged.

@@ -180,6 +180,9 @@ impl Connection {
         }
         if ack >= self.snd_una {
             self.handle_acknowledgement(cx, segment, seq, ack);
+            if crosses {
+                self.take_window_of_syn(ack, segment.window);
+            }
             self.handle_own_fin(cx);
         } else if self.conditions.has(Conditions::SACK) && !segment.options.is_empty() {
             self.handle_late_blocks(cx, segment, ack);
