@@ -245,7 +245,9 @@ impl Engine {
         }
         match trouble {
             Trouble::TooBig { mtu } => {
-                let path_mss = self.interface.narrow(now, key.remote, mtu);
+                let Some(path_mss) = self.interface.narrow(now, key.remote, mtu) else {
+                    return;
+                };
                 let mut cx = Context {
                     now,
                     config: &self.config,

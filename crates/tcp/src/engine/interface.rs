@@ -112,14 +112,29 @@ impl Interface {
         mss_of(self.mtu, remote.is_v4())
     }
 
-    /// A router says that the path to `remote` takes `mtu`. Returns the payload that follows.
-    pub(crate) fn narrow(&mut self, now: Instant, remote: Address, mtu: u32) -> u16 {
+    /// A router says that the path to `remote` takes `mtu`. Returns the payload that follows; `None` where that cannot be.
+    pub(crate) fn narrow(&mut self, now: Instant, remote: Address, mtu: u32) -> Option<u16> {
         let floor = if remote.is_v4() {
             MTU_MIN_V4
+        } else if mtu < MTU_MIN_V6 {
+            // RFC 8201 section 4: "less than the IPv6 minimum link MTU, it must discard it".
+            return None;
         } else {
             MTU_MIN_V6
         };
         let mtu = mtu.clamp(floor.min(u32::from(self.mtu)), u32::from(self.mtu)) as u16;
+        // RFC 1191 section 3 and RFC 8201 section 4: such a message never increases the estimate.
+        let is_known = match self.paths.get(&remote) {
+            Some(&(known, until)) => now < until && known < mtu,
+            None => false,
+        };
+        if !is_known {
+            self.remember(now, remote, mtu);
+        }
+        Some(mss_of(mtu, remote.is_v4()))
+    }
+
+    fn remember(&mut self, now: Instant, remote: Address, mtu: u16) {
         if self.paths.len() >= PATHS_MAX
             && !self.paths.contains_key(&remote)
             && let Some((&oldest, _)) = self.paths.iter().min_by_key(|(_, (_, until))| *until)
@@ -127,7 +142,6 @@ impl Interface {
             self.paths.remove(&oldest);
         }
         self.paths.insert(remote, (mtu, now + PATH_LIFETIME));
-        mss_of(mtu, remote.is_v4())
     }
 
     /// The link's own MTU has changed.
@@ -160,4 +174,37 @@ fn is_in_prefix(address: Address, prefix: Address, bits: u8) -> bool {
     let high = mask(u32::from(bits.min(64)));
     let low = mask(u32::from(bits.saturating_sub(64)));
     (address.0[0] ^ prefix.0[0]) & high == 0 && (address.0[1] ^ prefix.0[1]) & low == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Medium;
+
+    #[test]
+    fn routers_narrow_a_path_and_never_widen_it() {
+        let on_link = |address: &str| InterfaceAddress {
+            address: address.parse().expect("an address"),
+            prefix_bits: 24,
+        };
+        let mut interface = Interface::new(&Config::new(Medium::Ip, 1_500, on_link("10.0.0.1")));
+        let far = |address: &str| Address::from(address.parse::<IpAddr>().expect("an address"));
+        let (v4, v6) = (far("10.0.0.2"), far("fd00::2"));
+        let now = Instant::ZERO;
+        assert_eq!(interface.narrow(now, v4, 1_000), Some(960));
+        assert_eq!(interface.narrow(now, v4, 1_400), Some(1_360));
+        assert_eq!(interface.path_mss(now, v4), 960);
+        assert_eq!(interface.narrow(now, v4, 68), Some(512));
+        assert_eq!(interface.path_mss(now, v4), 512);
+        assert_eq!(interface.path_mss(now + PATH_LIFETIME, v4), 1_460);
+        assert_eq!(
+            interface.narrow(now + PATH_LIFETIME, v4, 1_400),
+            Some(1_360)
+        );
+        assert_eq!(interface.path_mss(now + PATH_LIFETIME, v4), 1_360);
+        assert_eq!(interface.narrow(now, v6, 1_279), None);
+        assert_eq!(interface.path_mss(now, v6), 1_440);
+        assert_eq!(interface.narrow(now, v6, 1_280), Some(1_220));
+        assert_eq!(interface.path_mss(now, v6), 1_220);
+    }
 }
