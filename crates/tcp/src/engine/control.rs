@@ -6,6 +6,7 @@ use crate::config::{Medium, Options};
 use crate::connection::{CloseReason, Context, FlowKey, Offer, State, window_scale};
 use crate::time::Instant;
 use crate::wire::ethernet::{self, MacAddress};
+use crate::wire::icmp::NeighbourMessage::{Advertisement, Solicitation};
 use crate::wire::icmp::{self, Message, Trouble};
 use crate::wire::ip::{self, Address, Packet};
 use crate::wire::tcp::{self, Flags, OptionWriter, Segment, SynOptions, Timestamps};
@@ -122,7 +123,7 @@ impl Engine {
         let group_mac = MacAddress([0x33, 0x33, 0xff, b, c, d]);
         let (mut frame, at) =
             self.frame_to(Some(group_mac), &header, icmp::NEIGHBOUR_BYTES, Some(255));
-        icmp::write_neighbour(&mut frame[at..], &header, hop, mac, false);
+        icmp::write_neighbour(&mut frame[at..], &header, hop, mac, Solicitation);
         self.queue(frame);
     }
 
@@ -140,7 +141,7 @@ impl Engine {
                 self.handle_trouble(now, trouble, quoted, packet.source.is_v4());
             }
             Message::Solicitation { target, source_mac } => {
-                self.answer_solicitation(packet, target, source_mac);
+                self.answer_solicitation(packet, target, source_mac.or(reply_to));
             }
             Message::Advertisement { .. } | Message::Other => {}
         }
@@ -161,10 +162,12 @@ impl Engine {
                 let learned = self.neighbours.learn(packet.source, mac, true);
                 self.note(packet.source, learned);
             }
+            // Section 7.2.5: without the flag it "MUST NOT update the cache" where that knows better.
             Message::Advertisement {
                 target,
                 mac: Some(mac),
-            } => {
+                overrides,
+            } if overrides || !self.neighbours.is_elsewhere(target, mac) => {
                 let learned = self.neighbours.learn(target, mac, false);
                 self.note(target, learned);
             }
@@ -209,8 +212,9 @@ impl Engine {
         }
         // Duplicate address detection (RFC 4862) asks from the unspecified address, and is answered
         // to all nodes; here it only ever finds an address that is ours.
+        let is_solicited = packet.source.is_unicast();
         let (destination, to) = match source_mac {
-            Some(source_mac) if packet.source.is_unicast() => (packet.source, source_mac),
+            Some(source_mac) if is_solicited => (packet.source, source_mac),
             _ => (
                 Address([0xff02 << 48, 1]),
                 MacAddress([0x33, 0x33, 0, 0, 0, 1]),
@@ -222,7 +226,8 @@ impl Engine {
             protocol: ip::PROTOCOL_ICMP_V6,
         };
         let (mut frame, at) = self.frame_to(Some(to), &header, icmp::NEIGHBOUR_BYTES, Some(255));
-        icmp::write_neighbour(&mut frame[at..], &header, target, mac, true);
+        let message = Advertisement { is_solicited };
+        icmp::write_neighbour(&mut frame[at..], &header, target, mac, message);
         self.queue(frame);
     }
 

@@ -147,9 +147,26 @@ impl Neighbours {
 
     /// Takes the sender of a connection request for its next hop, unless that is known.
     pub(crate) fn learn_if_unknown(&mut self, hop: Address, mac: MacAddress) -> Learned {
-        match self.entries.get(&hop) {
-            Some(Entry::Resolved { .. } | Entry::Doubted { .. }) => Learned::default(),
-            _ => self.learn(hop, mac, true),
+        if self.knows(hop) {
+            return Learned::default();
+        }
+        self.learn(hop, mac, true)
+    }
+
+    /// Whether it is known where `hop` is.
+    pub(crate) fn knows(&self, hop: Address) -> bool {
+        self.mac_of(hop).is_some()
+    }
+
+    /// Whether `hop` is known to be somewhere else.
+    pub(crate) fn is_elsewhere(&self, hop: Address, mac: MacAddress) -> bool {
+        self.mac_of(hop).is_some_and(|known| known != mac)
+    }
+
+    fn mac_of(&self, hop: Address) -> Option<MacAddress> {
+        match self.entries.get(&hop)? {
+            Entry::Resolved { mac, .. } | Entry::Doubted { mac, .. } => Some(*mac),
+            Entry::Asked(_) => None,
         }
     }
 

@@ -20,8 +20,9 @@ const V6_SOLICITATION: u8 = 135;
 const V6_ADVERTISEMENT: u8 = 136;
 const OPTION_SOURCE_MAC: u8 = 1;
 const OPTION_TARGET_MAC: u8 = 2;
-/// Neighbour advertisement flags: solicited, override.
-const SOLICITED_OVERRIDE: u32 = 0x6000_0000;
+/// Neighbour advertisement flags.
+const SOLICITED: u32 = 0x4000_0000;
+const OVERRIDE: u32 = 0x2000_0000;
 
 /// What an error message reports about a packet of ours.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -46,10 +47,11 @@ pub(crate) enum Message<'a> {
         target: Address,
         source_mac: Option<MacAddress>,
     },
-    /// "`target` is at `mac`."
+    /// "`target` is at `mac`", whatever was said before or (without `overrides`) if nothing was.
     Advertisement {
         target: Address,
         mac: Option<MacAddress>,
+        overrides: bool,
     },
     /// Correct, and of no interest.
     Other,
@@ -115,7 +117,11 @@ fn neighbour<'a>(packet: &ip::Packet<'a>, kind: u8) -> Result<Message<'a>, Malfo
             source_mac: mac,
         }
     } else {
-        Message::Advertisement { target, mac }
+        Message::Advertisement {
+            target,
+            mac,
+            overrides: u32_at(bytes, 4) & OVERRIDE != 0,
+        }
     })
 }
 
@@ -149,21 +155,36 @@ pub(crate) fn write_echo_reply(out: &mut [u8], header: &ip::Header, body: &[u8])
     complete(&mut out[..length], header);
 }
 
-/// Writes a neighbour solicitation (or advertisement, with `advertise`) for `target` from `mac`.
+/// What a message about a neighbour is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum NeighbourMessage {
+    Solicitation,
+    /// The answer to one, or (not solicited) news for all.
+    Advertisement {
+        is_solicited: bool,
+    },
+}
+
+/// Writes a neighbour solicitation or advertisement for `target` from `mac`.
 pub(crate) fn write_neighbour(
     out: &mut [u8],
     header: &ip::Header,
     target: Address,
     mac: MacAddress,
-    advertise: bool,
+    message: NeighbourMessage,
 ) {
+    let (advertise, flags) = match message {
+        NeighbourMessage::Solicitation => (false, 0),
+        NeighbourMessage::Advertisement { is_solicited: true } => (true, SOLICITED | OVERRIDE),
+        NeighbourMessage::Advertisement { .. } => (true, OVERRIDE),
+    };
     out[0] = if advertise {
         V6_ADVERTISEMENT
     } else {
         V6_SOLICITATION
     };
     out[1..4].fill(0);
-    put_u32(out, 4, if advertise { SOLICITED_OVERRIDE } else { 0 });
+    put_u32(out, 4, flags);
     out[8..16].copy_from_slice(&target.0[0].to_be_bytes());
     out[16..24].copy_from_slice(&target.0[1].to_be_bytes());
     out[24] = if advertise {

@@ -1,0 +1,184 @@
+//! What the engine owes the link it stands on: answers to ARP, neighbour discovery and echo requests (RFC 826, RFC 4861, RFC 792,
+//! RFC 4443).
+
+use toehold_tcp::{
+    ChecksumSum, Config, ConnectionId, Engine, Instant, InterfaceAddress, MacAddress, Medium,
+    Memory, NoRoom, Random, ReceiveOffload,
+};
+
+const OURS: MacAddress = MacAddress([2, 0, 0, 0, 0, 1]);
+const THEIRS: MacAddress = MacAddress([2, 0, 0, 0, 0, 2]);
+const BROADCAST: MacAddress = MacAddress([0xff; 6]);
+const ARP: u16 = 0x0806;
+const IPV4: u16 = 0x0800;
+const IPV6: u16 = 0x86dd;
+
+struct Rings;
+
+impl Memory for Rings {
+    fn place(&mut self, _: ConnectionId, _: u64, _: &[u8]) -> Result<(), NoRoom> {
+        Ok(())
+    }
+
+    fn gather(&mut self, _: ConnectionId, _: u64, target: &mut [u8]) {
+        target.fill(b'x');
+    }
+}
+
+/// 10.0.0.1/16 and fd00::1/64, on Ethernet of its own.
+fn engine() -> Engine {
+    let on_link = |address: &str, prefix_bits| InterfaceAddress {
+        address: address.parse().expect("an address"),
+        prefix_bits,
+    };
+    let medium = Medium::Ethernet {
+        mac: OURS,
+        resolve: true,
+    };
+    let mut config = Config::new(medium, 1_500, on_link("10.0.0.1", 16));
+    config.addresses.push(on_link("fd00::1", 64));
+    Engine::new(config, Random::new(9))
+}
+
+fn v6(last: u8) -> [u8; 16] {
+    let mut address = [0; 16];
+    (address[0], address[15]) = (0xfd, last);
+    address
+}
+
+fn frame(to: MacAddress, from: MacAddress, ether_type: u16, payload: &[u8]) -> Vec<u8> {
+    [&to.0[..], &from.0, &ether_type.to_be_bytes(), payload].concat()
+}
+
+fn v4_packet(source: [u8; 4], destination: [u8; 4], protocol: u8, payload: &[u8]) -> Vec<u8> {
+    let mut packet = vec![0x45, 0];
+    packet.extend((20 + payload.len() as u16).to_be_bytes());
+    packet.extend([0, 0, 0x40, 0, 64, protocol, 0, 0]);
+    packet.extend([source, destination].concat());
+    let checksum = ChecksumSum::ZERO.bytes(&packet).checksum();
+    packet[10..12].copy_from_slice(&checksum);
+    packet.extend(payload);
+    packet
+}
+
+fn v6_packet(
+    source: [u8; 16],
+    destination: [u8; 16],
+    hop_limit: u8,
+    mut payload: Vec<u8>,
+) -> Vec<u8> {
+    let length = (payload.len() as u16).to_be_bytes();
+    let pseudo = ChecksumSum::ZERO.bytes(&source).bytes(&destination);
+    let sum = pseudo.word(payload.len() as u16).word(58).bytes(&payload);
+    payload[2..4].copy_from_slice(&sum.checksum());
+    let mut packet = vec![0x60, 0, 0, 0, length[0], length[1], 58, hop_limit];
+    packet.extend([source, destination].concat());
+    packet.extend(payload);
+    packet
+}
+
+/// Hands a frame to the engine; what it sends at once.
+fn answers(engine: &mut Engine, frame: &[u8]) -> Vec<Vec<u8>> {
+    let now = Instant::from_micros(1_000_000);
+    engine.handle_frame(now, frame, ReceiveOffload::default(), &mut Rings);
+    sent(engine, now)
+}
+
+fn sent(engine: &mut Engine, now: Instant) -> Vec<Vec<u8>> {
+    let mut buffer = vec![0; 4_096];
+    let mut sent = Vec::new();
+    while let Some((length, _)) = engine.poll_frame(now, &mut Rings, &mut buffer) {
+        sent.push(buffer[..length].to_vec());
+    }
+    sent
+}
+
+fn arp(
+    operation: u8,
+    sender: MacAddress,
+    from: [u8; 4],
+    target: MacAddress,
+    to: [u8; 4],
+) -> Vec<u8> {
+    let head = [0, 1, 8, 0, 6, 4, 0, operation];
+    [&head[..], &sender.0, &from, &target.0, &to].concat()
+}
+
+#[test]
+fn arp_requests_for_our_addresses_are_answered_and_no_others() {
+    let nobody = MacAddress([0; 6]);
+    let (us, them) = ([10, 0, 0, 1], [10, 0, 0, 2]);
+    let request = |to| frame(BROADCAST, THEIRS, ARP, &arp(1, THEIRS, them, nobody, to));
+    let reply = frame(THEIRS, OURS, ARP, &arp(2, OURS, us, THEIRS, them));
+    let mut engine = engine();
+    assert_eq!(answers(&mut engine, &request(us)), [reply]);
+    assert!(answers(&mut engine, &request([10, 0, 0, 3])).is_empty());
+}
+
+#[test]
+fn solicitations_are_answered_also_those_of_who_has_no_address_yet() {
+    let solicitation = |source: [u8; 16], hop_limit| {
+        let option: &[u8] = if source == [0; 16] {
+            &[]
+        } else {
+            &[1, 1, 2, 0, 0, 0, 0, 2]
+        };
+        let message = [&[135, 0, 0, 0, 0, 0, 0, 0], &v6(1)[..], option].concat();
+        let packet = v6_packet(source, v6(1), hop_limit, message);
+        frame(OURS, THEIRS, IPV6, &packet)
+    };
+    let advertisement = |to: MacAddress, destination: [u8; 16]| {
+        let head = [136, 0, 0, 0, 0x60, 0, 0, 0];
+        let message = [&head[..], &v6(1), &[2, 1], &OURS.0].concat();
+        frame(to, OURS, IPV6, &v6_packet(v6(1), destination, 255, message))
+    };
+    let mut engine = engine();
+    let answer = answers(&mut engine, &solicitation(v6(2), 255));
+    assert_eq!(answer, [advertisement(THEIRS, v6(2))]);
+    // RFC 4861 section 7.1.1: what has passed a router is no neighbour's.
+    assert!(answers(&mut engine, &solicitation(v6(2), 254)).is_empty());
+    // RFC 4862 section 5.4: it asks whether the address is free.
+    let mut all_nodes = [0; 16];
+    (all_nodes[0], all_nodes[1], all_nodes[15]) = (0xff, 2, 1);
+    let answer = answers(&mut engine, &solicitation([0; 16], 255));
+    let to_all = MacAddress([0x33, 0x33, 0, 0, 0, 1]);
+    let mut expected = advertisement(to_all, all_nodes);
+    // RFC 4861 section 7.2.4: "the Solicited flag MUST be zero" where all nodes are told.
+    expected[58] = 0x20;
+    let checksum = {
+        expected[56..58].fill(0);
+        let message = expected[54..].to_vec();
+        v6_packet(v6(1), all_nodes, 255, message)[42..44].to_vec()
+    };
+    expected[56..58].copy_from_slice(&checksum);
+    assert_eq!(answer, [expected]);
+}
+
+#[test]
+fn echo_requests_come_back_whole() {
+    let mut engine = engine();
+    let (us, them) = ([10, 0, 0, 1], [10, 0, 0, 2]);
+    let echo = |kind: u8| {
+        let mut message = vec![kind, 0, 0, 0, 0x12, 0x34, 0, 7];
+        message.extend(0..101);
+        let checksum = ChecksumSum::ZERO.bytes(&message).checksum();
+        message[2..4].copy_from_slice(&checksum);
+        message
+    };
+    let request = frame(OURS, THEIRS, IPV4, &v4_packet(them, us, 1, &echo(8)));
+    let reply = frame(THEIRS, OURS, IPV4, &v4_packet(us, them, 1, &echo(0)));
+    assert_eq!(answers(&mut engine, &request), [reply]);
+    let packet = |source, destination, kind| {
+        v6_packet(source, destination, 64, {
+            let mut message = echo(kind);
+            message[2..4].fill(0);
+            message
+        })
+    };
+    let request = frame(OURS, THEIRS, IPV6, &packet(v6(2), v6(1), 128));
+    let reply = frame(THEIRS, OURS, IPV6, &packet(v6(1), v6(2), 129));
+    assert_eq!(answers(&mut engine, &request), [reply]);
+    // RFC 1122 section 3.2.2.6 leaves requests to everybody to us, and we leave them.
+    let to_all = v4_packet(them, [10, 0, 255, 255], 1, &echo(8));
+    assert!(answers(&mut engine, &frame(BROADCAST, THEIRS, IPV4, &to_all)).is_empty());
+}
