@@ -1,9 +1,9 @@
 //! What the engine owes the link it stands on: answers to ARP, neighbour discovery and echo requests (RFC 826, RFC 4861, RFC 792,
-//! RFC 4443).
+//! RFC 4443), and service to neighbours while somebody floods it.
 
 use toehold_tcp::{
-    ChecksumSum, Config, ConnectionId, Engine, Instant, InterfaceAddress, MacAddress, Medium,
-    Memory, NoRoom, Random, ReceiveOffload,
+    ChecksumSum, Config, ConnectionId, Duration, Engine, Instant, InterfaceAddress, ListenerId,
+    MacAddress, Medium, Memory, NoRoom, Options, Random, ReceiveOffload,
 };
 
 const OURS: MacAddress = MacAddress([2, 0, 0, 0, 0, 1]);
@@ -181,4 +181,69 @@ fn echo_requests_come_back_whole() {
     // RFC 1122 section 3.2.2.6 leaves requests to everybody to us, and we leave them.
     let to_all = v4_packet(them, [10, 0, 255, 255], 1, &echo(8));
     assert!(answers(&mut engine, &frame(BROADCAST, THEIRS, IPV4, &to_all)).is_empty());
+}
+
+/// A segment from a neighbour: its hardware address is made of its IP address.
+fn segment(source: [u8; 4], flags: u8, seq: u32, ack: u32) -> Vec<u8> {
+    let mut tcp = Vec::new();
+    tcp.extend(4_321_u16.to_be_bytes());
+    tcp.extend(80_u16.to_be_bytes());
+    tcp.extend(seq.to_be_bytes());
+    tcp.extend(ack.to_be_bytes());
+    tcp.extend([0x50, flags, 0xff, 0xff, 0, 0, 0, 0]);
+    let us = [10, 0, 0, 1];
+    let pseudo = ChecksumSum::ZERO.bytes(&source).bytes(&us).word(6);
+    let checksum = pseudo.word(tcp.len() as u16).bytes(&tcp).checksum();
+    tcp[16..18].copy_from_slice(&checksum);
+    let [a, b, c, d] = source;
+    let packet = v4_packet(source, us, 6, &tcp);
+    frame(OURS, MacAddress([2, 1, a, b, c, d]), IPV4, &packet)
+}
+
+const SYN: u8 = 2;
+const ACK: u8 = 16;
+
+/// More strangers than neighbours are remembered ask for connections, and are never heard again.
+#[test]
+fn neighbours_are_served_while_the_link_is_full_of_strangers() {
+    let mut engine = engine();
+    let any = "10.0.0.1:80".parse().expect("an address");
+    let listener = engine
+        .listen(any, 16, Options::default())
+        .expect("it is free");
+    for stranger in 0..6_000_u16 {
+        let [c, d] = (256 + stranger).to_be_bytes();
+        let answer = answers(&mut engine, &segment([10, 0, c, d], SYN, 7, 0));
+        assert_eq!(answer.len(), 1, "stranger {stranger}");
+        assert_eq!(answer[0][..6], [2, 1, 10, 0, c, d], "to where it came from");
+    }
+    serves(&mut engine, listener, Instant::from_micros(1_000_000), 77);
+    // The answers are repeated in vain, and nobody asks the link about those who never were.
+    let later = Instant::from_micros(31_000_000);
+    while let Some(at) = engine.poll_timeout().filter(|&at| at <= later) {
+        engine.handle_timeout(at);
+        for frame in sent(&mut engine, at) {
+            let is_segment = frame[12..14] == IPV4.to_be_bytes();
+            assert!(is_segment || frame[38..42] == [10, 0, 0, 77], "{frame:?}");
+        }
+    }
+    serves(&mut engine, listener, later, 78);
+}
+
+/// A neighbour opens a connection, and is sent something.
+fn serves(engine: &mut Engine, listener: ListenerId, now: Instant, host: u8) {
+    let client = [10, 0, 0, host];
+    let mut hand = |frame: Vec<u8>| {
+        engine.handle_frame(now, &frame, ReceiveOffload::default(), &mut Rings);
+        sent(engine, now)
+    };
+    let answer = hand(segment(client, SYN, 100, 0));
+    let isn = u32::from_be_bytes(answer[0][38..42].try_into().expect("four bytes"));
+    assert!(hand(segment(client, ACK, 101, isn.wrapping_add(1))).is_empty());
+    let id = engine.accept(listener).expect("it is established");
+    engine.publish(id, 10).expect("it is there");
+    let data = sent(engine, now + Duration::from_millis(1));
+    assert_eq!(data.len(), 1, "one segment, and no question where it goes");
+    assert_eq!(data[0][..6], [2, 1, 10, 0, 0, host]);
+    assert_eq!(data[0][54..], [b'x'; 10]);
 }

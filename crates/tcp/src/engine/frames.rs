@@ -506,7 +506,11 @@ impl Engine {
             config: &self.config,
             counters: &mut self.counters,
         };
+        let was_half_open = connection.conditions.has(Conditions::HALF_OPEN);
         let verdict = connection.handle_segment(&mut cx, &segment, packet.ecn, id, memory);
+        if was_half_open && connection.state == State::Established {
+            self.learn_from(key.remote, reply_to);
+        }
         if verdict != Verdict::Done {
             self.carry_out(now, verdict, slot, packet, &segment, reply_to);
         }
@@ -651,7 +655,7 @@ impl Engine {
             connection.conditions.set(Conditions::HALF_OPEN);
             connection
         });
-        self.learn_from(key.remote, reply_to);
+        self.answer_to(slot, reply_to);
         self.settle(slot);
     }
 
@@ -722,6 +726,18 @@ impl Engine {
     fn awaits_cookies(&self, now: Instant) -> bool {
         self.cookie_sent_at
             .is_some_and(|at| now.since(at) < COOKIE_GRACE)
+    }
+
+    /// The answer to a SYN goes to where that came from, unless we know better. Its sender is remembered when the handshake has shown that
+    /// there is one: a flood fills no table.
+    fn answer_to(&mut self, slot: u32, source: ReplyTo) {
+        let key = self.slots[slot as usize].key;
+        if let (Some(mac), Some(hop)) = (source, self.interface.next_hop(key.remote))
+            && !mac.is_group()
+            && !self.neighbours.knows(hop)
+        {
+            self.write_template(slot, &key, Some(mac));
+        }
     }
 
     /// A remote that speaks first says where its next hop is; who is known is not believed anew.

@@ -305,7 +305,7 @@ impl Engine {
         Way::Known
     }
 
-    fn write_template(&mut self, slot: u32, key: &FlowKey, mac: Option<MacAddress>) {
+    pub(super) fn write_template(&mut self, slot: u32, key: &FlowKey, mac: Option<MacAddress>) {
         let is_v4 = key.remote.is_v4();
         let template = &mut self.slots[slot as usize].template;
         let mut link_bytes = 0;
@@ -363,6 +363,9 @@ impl Engine {
             return;
         }
         let connection = &mut self.slots[slot as usize];
+        if connection.state == State::SynReceived {
+            return; // Its sender, if there is one, has only just said where it is.
+        }
         connection.template.forget();
         if let Some(hop) = self.interface.next_hop(connection.key.remote) {
             self.neighbours.suspect(hop);
