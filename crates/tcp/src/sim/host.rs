@@ -21,6 +21,8 @@ pub struct Role {
     pub read_pause: Duration,
     /// Gives up, with a reset, after having received this much.
     pub aborts_after: Option<u64>,
+    /// Lets go of the connection as soon as it has said and read everything, as `close` does, and does not wait for its end.
+    pub lets_go: bool,
 }
 
 impl Default for Role {
@@ -33,6 +35,7 @@ impl Default for Role {
             read_bytes_max: u64::MAX,
             read_pause: Duration::ZERO,
             aborts_after: None,
+            lets_go: false,
         }
     }
 }
@@ -61,6 +64,7 @@ impl Role {
                 _ => 0,
             }),
             aborts_after: (random.below(16) == 0).then(|| random.below(100_000)),
+            lets_go: false,
         }
     }
 }
@@ -94,6 +98,8 @@ pub(crate) struct Program {
     pub(crate) finished: bool,
     pub(crate) aborted: bool,
     pub(crate) is_connected: bool,
+    /// The other side has nothing to say.
+    pub(crate) expects_nothing: bool,
     pub(crate) next_write: Instant,
     pub(crate) next_read: Instant,
     ring: Ring,
@@ -124,6 +130,7 @@ impl Program {
             finished: false,
             aborted: false,
             is_connected: !is_client,
+            expects_nothing: false,
             next_write: Instant::ZERO,
             next_read: Instant::ZERO,
             ring: Ring(vec![POISON; ring_bytes as usize]),
@@ -145,6 +152,12 @@ impl Program {
             *slot = POISON;
         }
         self.taken = upto;
+    }
+
+    /// Whether the time has come to let go of the connection.
+    pub(crate) fn is_leaving(&self) -> bool {
+        let has_read = self.remote_finished && self.taken == self.received;
+        self.role.lets_go && self.finished && (has_read || self.expects_nothing)
     }
 
     /// When the program wants to run next by itself.
@@ -171,7 +184,7 @@ impl Program {
 pub(crate) struct Rings {
     pub(crate) programs: BTreeMap<ConnectionId, Program>,
     /// Programs of connections the host has let go of, whose rings the engine may still read.
-    pub(crate) parting: BTreeMap<ConnectionId, u64>,
+    pub(crate) parting: BTreeMap<ConnectionId, Program>,
     /// For connections that nobody has accepted yet: placed bytes, by offset.
     pub(crate) early: BTreeMap<ConnectionId, Vec<(u64, Vec<u8>)>>,
     pub(crate) random: Option<Random>,
@@ -226,23 +239,17 @@ impl Memory for Rings {
     }
 
     fn gather(&mut self, id: ConnectionId, offset: u64, target: &mut [u8]) {
-        let sends = match self.programs.get(&id) {
-            Some(program) => {
-                assert!(
-                    offset >= program.acknowledged,
-                    "asked for what is acknowledged"
-                );
-                assert!(
-                    offset + target.len() as u64 <= program.published,
-                    "asked for too much"
-                );
-                program.sends
-            }
-            None => *self
-                .parting
-                .get(&id)
-                .expect("asked for the ring of an unknown connection"),
-        };
+        let program = self.programs.get(&id).or_else(|| self.parting.get(&id));
+        let program = program.expect("asked for the ring of an unknown connection");
+        assert!(
+            offset >= program.acknowledged,
+            "asked for what is acknowledged"
+        );
+        assert!(
+            offset + target.len() as u64 <= program.published,
+            "asked for too much"
+        );
+        let sends = program.sends;
         for (index, byte) in target.iter_mut().enumerate() {
             *byte = stream_byte(sends, offset + index as u64);
         }

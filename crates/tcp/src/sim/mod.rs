@@ -41,10 +41,13 @@ mod tests {
 
     #[test]
     fn the_first_seeds_pass() {
+        let mut departures = 0;
         for seed in 0..40 {
             let report = run(seed, false);
             assert!(report.connections > 0, "seed {seed} simulated nothing");
+            departures += report.departures;
         }
+        assert!(departures > 20, "{departures} programs let go");
     }
 
     /// Of the first seeds some are flooded with SYNs: cookies go out to strangers, and come back from those that there are.

@@ -135,6 +135,7 @@ impl Scenario {
                 .to_vec();
         }
         scenario.draw_flood();
+        scenario.draw_departures();
         for traits in &mut scenario.traits {
             if random.below(3) == 0 {
                 traits.frames_at_once = random.between(1, 8) as u32;
@@ -149,6 +150,16 @@ impl Scenario {
         if random.below(6) == 0 {
             self.syns_per_second = random.between(20, 1_000) as u32;
             self.syns = random.between(100, 3_000) as u32;
+        }
+    }
+
+    /// Who lets go of a connection before its end; from dice of its own, likewise.
+    fn draw_departures(&mut self) {
+        let mut random = Random::new(self.seed ^ 0x7031_6010_90e5_0001);
+        for transfer in &mut self.transfers {
+            for role in [&mut transfer.client_role, &mut transfer.server_role] {
+                role.lets_go = random.below(3) == 0;
+            }
         }
     }
 

@@ -40,6 +40,8 @@ pub struct Report {
     pub bytes: u64,
     /// Retransmissions of all engines.
     pub retransmissions: u64,
+    /// Programs that let go of a connection before its end.
+    pub departures: u64,
     /// SYN cookies of all engines, and those that came back.
     pub cookies: (u64, u64),
     /// Payload received, by transfer.
@@ -314,7 +316,8 @@ impl World {
             .options
             .receive_bytes_max
             .max(transfer.options.receive_bytes);
-        let program = Program::new(transfer.client_role, index, true, ring);
+        let mut program = Program::new(transfer.client_role, index, true, ring);
+        program.expects_nothing = transfer.server_role.bytes == 0;
         self.flows.insert((local, remote), index);
         if !self.scenario.is_hostile() {
             self.checker.name(local, remote, program.sends);
@@ -333,6 +336,7 @@ impl World {
                 self.handle_event(host, event);
             }
             is_busy |= self.run_programs(host);
+            self.part(host);
             is_busy |= self.transmit(host);
             if !is_busy {
                 break;
@@ -417,10 +421,10 @@ impl World {
         let ring = options.receive_bytes_max.max(options.receive_bytes);
         self.progress[flow].server_seen = true;
         self.progress[flow].server_over = false;
+        let mut program = Program::new(role, flow, false, ring);
+        program.expects_nothing = self.scenario.transfers[flow].client_role.bytes == 0;
         let rings = &mut self.hosts[host].rings;
-        rings
-            .programs
-            .insert(id, Program::new(role, flow, false, ring));
+        rings.programs.insert(id, program);
         let no_room = core::mem::take(&mut rings.no_room_per_million);
         for (offset, bytes) in rings.early.remove(&id).unwrap_or_default() {
             crate::Memory::place(rings, id, offset, &bytes).expect("the ring is empty");
@@ -441,18 +445,8 @@ impl World {
             .engine
             .release(now, id)
             .expect("a closed connection can be released");
-        let is_client = program.sends & 1 << 40 != 0;
+        self.note_end(&program, reason == CloseReason::Finished);
         let progress = &mut self.progress[flow];
-        if is_client {
-            progress.client_over = true;
-        } else {
-            progress.server_over = true;
-        }
-        if let Some(started_at) = progress.started_at.filter(|_| is_client) {
-            self.report.connection_time = self.report.connection_time + self.now.since(started_at);
-        }
-        progress.finished_sides += u8::from(reason == CloseReason::Finished);
-        self.report.finished += u64::from(progress.finished_sides == 2);
         let transfer = &self.scenario.transfers[flow];
         let has_keepalive = transfer.options.keepalive.is_some()
             || self.scenario.server_options.keepalive.is_some();
@@ -471,6 +465,51 @@ impl World {
         );
         if program.aborted || reason != CloseReason::Finished {
             progress.excused = true;
+        }
+    }
+
+    /// One side of a transfer is over.
+    fn note_end(&mut self, program: &Program, is_finished: bool) {
+        let is_client = program.sends & 1 << 40 != 0;
+        let progress = &mut self.progress[program.flow];
+        if is_client {
+            progress.client_over = true;
+        } else {
+            progress.server_over = true;
+        }
+        if let Some(started_at) = progress.started_at.filter(|_| is_client) {
+            self.report.connection_time = self.report.connection_time + self.now.since(started_at);
+        }
+        progress.finished_sides += u8::from(is_finished);
+        self.report.finished += u64::from(progress.finished_sides == 2);
+    }
+
+    /// Programs that have said and read everything let go; the engine tells them nothing more, and reads their rings until all is
+    /// acknowledged.
+    fn part(&mut self, host: usize) {
+        let now = self.clock_of(host);
+        let Host { engine, rings, .. } = &mut self.hosts[host];
+        let programs = rings.programs.iter();
+        let leaving: Vec<ConnectionId> = programs
+            .filter(|(_, program)| program.is_leaving() && !program.aborted)
+            .map(|(&id, _)| id)
+            .collect();
+        for id in leaving {
+            let program = rings.programs.remove(&id).expect("it was there");
+            engine.release(now, id).expect("it was not released before");
+            rings.parting.insert(id, program);
+        }
+        let gone: Vec<ConnectionId> = rings.parting.keys().copied().collect();
+        let gone: Vec<Program> = gone
+            .into_iter()
+            .filter(|&id| !engine.holds_ring(id))
+            .filter_map(|id| rings.parting.remove(&id))
+            .collect();
+        for program in gone {
+            self.report.bytes += program.taken;
+            self.report.bytes_by_flow[program.flow] += program.taken;
+            self.report.departures += 1;
+            self.note_end(&program, !self.progress[program.flow].excused);
         }
     }
 
