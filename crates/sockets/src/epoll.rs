@@ -54,7 +54,9 @@ pub(crate) use early::{adopt, unconnected_closing};
 pub(crate) use membership::{
     answered, descriptor_closing, hold, materialise, outlives_exec, virtualise,
 };
-pub(crate) use waiting::{after_kernel_wait, has_ready, set_observed, wait};
+pub(crate) use waiting::{
+    after_kernel_wait, begin_kernel_wait, end_kernel_wait, has_ready, set_observed, wait,
+};
 
 /// Epoll instances known at a time; others stay the kernel's alone, with their members on the host path.
 const EPOLLS_MAX: usize = 512;
@@ -88,6 +90,7 @@ struct Epoll {
     ready_head: AtomicU32,
     ready_tail: AtomicU32,
     unboarded: AtomicU32,
+    /// Threads that sleep in the kernel on this instance, or are about to: through us or, before it had accelerated members, past us.
     sleepers: AtomicU32,
     pair_count: AtomicU32,
     nested_count: AtomicU32,
@@ -268,24 +271,29 @@ fn kick(epoll_fd: i32, fd: i32, number: u32) {
     );
 }
 
-/// True when waits on this instance need us.
+/// True when waits on this instance need us: it has accelerated members, or boards by which those that are parked may come back, or
+/// other instances that may get some.
 #[inline]
 pub(crate) fn is_virtual(number: u32) -> bool {
     epoll(number).is_some_and(|epoll| {
-        epoll.virtuals.load(Ordering::Relaxed) != 0
-            || (epoll.nested_count.load(Ordering::Relaxed) != 0 && nested_is_virtual(epoll))
+        // SeqCst: `begin_kernel_wait` looks here after it has counted its sleeper.
+        epoll.virtuals.load(Ordering::SeqCst) != 0
+            || epoll.pair_count.load(Ordering::SeqCst) != 0
+            || epoll.nested_count.load(Ordering::Relaxed) != 0
     })
 }
 
-fn nested_is_virtual(outer: &Epoll) -> bool {
-    let count = (outer.nested_count.load(Ordering::Relaxed) as usize).min(NESTED_MAX);
-    outer.nested[..count]
-        .iter()
-        .filter_map(|nested| epoll(nested.number.load(Ordering::Relaxed)))
-        .any(|inner| inner.virtuals.load(Ordering::Relaxed) != 0)
-}
-
 impl Epoll {
+    /// A member has become ours to answer, or its interest changed: threads that sleep already may know nothing of it. One of them is
+    /// woken, and finds it. Not to be called with the lock held.
+    fn show_to_sleepers(&self, n: u32, fd: i32) {
+        // After the change to the books; the sleeper counts itself, then looks at them.
+        fence(Ordering::SeqCst);
+        if self.sleepers.load(Ordering::SeqCst) != 0 {
+            kick(self.fd.load(Ordering::Relaxed) - 1, fd, n);
+        }
+    }
+
     /// Makes `one`, which is number `n`, a member that is looked at every time. The caller holds the lock, and it is not one yet.
     fn link_unboarded(&self, one: &Registration, n: u32) {
         one.state.store(UNBOARDED, Ordering::Relaxed);

@@ -142,6 +142,11 @@ impl Private {
             .map(|_| PrivateHeld(self))
     }
 
+    /// True when somebody has it at this moment.
+    pub(crate) fn is_held(&self) -> bool {
+        self.0.load(Ordering::Relaxed) != 0
+    }
+
     /// Opens it whoever had it: after fork the child's only thread is not the holder.
     pub(crate) fn reset(&self) {
         self.0.store(0, Ordering::Release);

@@ -1,7 +1,7 @@
 //! epoll in all its modes.
 
 use crate::Case;
-use crate::role::{Pair, Role, await_events, receive_all, send_all};
+use crate::role::{Pair, Role, await_events, receive_all, send_all, shown};
 use crate::sys::{self, Fd};
 
 pub(crate) const CASES: &[Case] = &[
@@ -37,6 +37,14 @@ pub(crate) const CASES: &[Case] = &[
     Case::pair(
         "registration_by_another_thread_wakes_the_waiter",
         other_thread,
+    ),
+    Case::pair(
+        "registration_taken_out_and_put_back_wakes_the_waiter",
+        put_back,
+    ),
+    Case::roles(
+        "waiter_from_before_the_traffic_hears_of_the_traffic",
+        early_waiter,
     ),
 ];
 
@@ -661,4 +669,60 @@ fn other_thread(pair: &Pair) {
         );
         pair.step();
     }
+}
+
+/// What Apache's event MPM does: one thread waits and takes out what has news, others serve it and put it back while the first waits again.
+fn put_back(pair: &Pair) {
+    const ROUNDS: usize = 20;
+    if pair.server() {
+        for _ in 0..ROUNDS {
+            send_all(pair.fd, b"ask");
+            receive_all(pair.fd, &mut [0; 6]);
+        }
+        return;
+    }
+    let epoll = watching(pair, IN);
+    let fd = pair.fd;
+    let (news, served) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        loop {
+            let seen = seen(&sys::epoll_wait(epoll, 4, -1));
+            let deleted = sys::epoll_ctl(epoll, DEL, fd, 0, 0);
+            if news.send((seen, deleted)).is_err() {
+                break;
+            }
+        }
+    });
+    for round in 0..ROUNDS {
+        let (seen, deleted) = served.recv().expect("the waiter lives");
+        let mut request = [0; 3];
+        receive_all(fd, &mut request);
+        pair.say("news", format!("{seen} {deleted} {}", shown(&request)));
+        send_all(fd, b"answer");
+        // Now and then the next request is there before the registration, else it comes while the waiter sleeps.
+        if round % 4 == 0 {
+            pair.arrived(fd, if round + 1 < ROUNDS { 3 } else { 0 });
+        } else {
+            std::thread::sleep(std::time::Duration::from_millis(2));
+        }
+        pair.say("ADD", sys::epoll_ctl(epoll, ADD, fd, IN, 7));
+    }
+}
+
+/// A thread that waits since before the connection was busy, with an interest that the traffic does not touch.
+fn early_waiter(role: &Role) {
+    let fd = role.meet();
+    let epoll = sys::epoll_create();
+    sys::epoll_ctl(epoll, ADD, fd, libc::EPOLLRDHUP, 1).value();
+    let waiter = std::thread::spawn(move || seen(&sys::epoll_wait(epoll, 4, -1)));
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    role.warm(fd);
+    role.say("MOD", sys::epoll_ctl(epoll, MOD, fd, IN, 2));
+    role.step();
+    send_all(fd, b"data");
+    role.say(
+        "the waiter",
+        waiter.join().expect("the waiter does not panic"),
+    );
+    role.step();
 }

@@ -72,20 +72,35 @@ unsafe fn wait_on(
     })
 }
 
-/// What the kernel's own wait returned, less what another thread has made ours while it slept; `None`: nothing is left, wait again.
-unsafe fn after_kernel_wait(
+/// The instance to which a wait belongs, if it is known and the wait makes sense.
+fn instance(epfd: c_int, events: *mut epoll_event, count: c_int) -> Option<u32> {
+    state::epoll_number(epfd).filter(|_| count > 0 && !events.is_null())
+}
+
+/// The kernel's own wait, as `kernel` makes it, less what another thread has made ours while it slept. `None`: nothing is left, wait again.
+unsafe fn wait_in_kernel(
     known: Option<u32>,
     events: *mut epoll_event,
     count: c_int,
-    result: c_int,
+    is_look: bool,
+    kernel: impl FnOnce() -> c_int,
 ) -> Option<c_int> {
-    match known {
-        Some(number) if result > 0 => {
-            let list = unsafe { core::slice::from_raw_parts_mut(events, count as usize) };
-            epoll::after_kernel_wait(number, list, result as usize)
-        }
-        _ => Some(result),
+    let Some(number) = known else {
+        return Some(kernel());
+    };
+    if !is_look && !epoll::begin_kernel_wait(number) {
+        return None;
     }
+    let result = kernel();
+    if !is_look {
+        epoll::end_kernel_wait(number);
+    }
+    if result <= 0 {
+        return Some(result);
+    }
+    // SAFETY: the caller of the C function promises `count` writable elements.
+    let list = unsafe { core::slice::from_raw_parts_mut(events, count as usize) };
+    epoll::after_kernel_wait(number, list, result as usize)
 }
 
 /// `epoll_wait(2)`.
@@ -96,8 +111,8 @@ pub unsafe fn epoll_wait(
     count: c_int,
     timeout_ms: c_int,
 ) -> c_int {
-    match state::epoll_number(epfd) {
-        Some(number) if epoll::is_virtual(number) && count > 0 && !events.is_null() => unsafe {
+    match instance(epfd, events, count) {
+        Some(number) if epoll::is_virtual(number) => unsafe {
             wait_on(
                 number,
                 epfd,
@@ -108,8 +123,8 @@ pub unsafe fn epoll_wait(
             )
         },
         known => {
-            let result = unsafe { real::epoll_wait(epfd, events, count, timeout_ms) };
-            match unsafe { after_kernel_wait(known, events, count, result) } {
+            let kernel = || unsafe { real::epoll_wait(epfd, events, count, timeout_ms) };
+            match unsafe { wait_in_kernel(known, events, count, timeout_ms == 0, kernel) } {
                 Some(result) => result,
                 None => unsafe { epoll_wait(epfd, events, count, timeout_ms) },
             }
@@ -126,13 +141,13 @@ pub unsafe fn epoll_pwait(
     timeout_ms: c_int,
     mask: *const sigset_t,
 ) -> c_int {
-    match state::epoll_number(epfd) {
-        Some(number) if epoll::is_virtual(number) && count > 0 && !events.is_null() => unsafe {
+    match instance(epfd, events, count) {
+        Some(number) if epoll::is_virtual(number) => unsafe {
             wait_on(number, epfd, events, count, limit_of_ms(timeout_ms), mask)
         },
         known => {
-            let result = unsafe { real::epoll_pwait(epfd, events, count, timeout_ms, mask) };
-            match unsafe { after_kernel_wait(known, events, count, result) } {
+            let kernel = || unsafe { real::epoll_pwait(epfd, events, count, timeout_ms, mask) };
+            match unsafe { wait_in_kernel(known, events, count, timeout_ms == 0, kernel) } {
                 Some(result) => result,
                 None => unsafe { epoll_pwait(epfd, events, count, timeout_ms, mask) },
             }
@@ -148,14 +163,15 @@ pub unsafe fn epoll_pwait2(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
-    match state::epoll_number(epfd) {
-        Some(number) if epoll::is_virtual(number) && count > 0 && !events.is_null() => {
+    match instance(epfd, events, count) {
+        Some(number) if epoll::is_virtual(number) => {
             let limit = (!timeout.is_null()).then(|| nanoseconds(unsafe { &*timeout }));
             unsafe { wait_on(number, epfd, events, count, limit, mask) }
         }
         known => {
-            let result = unsafe { real::epoll_pwait2(epfd, events, count, timeout, mask) };
-            match unsafe { after_kernel_wait(known, events, count, result) } {
+            let is_look = !timeout.is_null() && nanoseconds(unsafe { &*timeout }) == 0;
+            let kernel = || unsafe { real::epoll_pwait2(epfd, events, count, timeout, mask) };
+            match unsafe { wait_in_kernel(known, events, count, is_look, kernel) } {
                 Some(result) => result,
                 None => unsafe { epoll_pwait2(epfd, events, count, timeout, mask) },
             }

@@ -3,7 +3,6 @@
 use core::sync::atomic::Ordering;
 
 use libc::{EPOLLEXCLUSIVE, epoll_event};
-use toehold_channel::sync::fence;
 use toehold_channel::table::Reason;
 
 use crate::offload::opening;
@@ -17,7 +16,7 @@ use super::registration::{
     BOARDED, HELD, PARKED, PLAIN, TAG, allocate_registration, find, free_registration,
     registration, tag, untag,
 };
-use super::{ANSWER_EVENTS, CARRIER_EVENTS, Epoll, NESTED_MAX, epoll, kick};
+use super::{ANSWER_EVENTS, CARRIER_EVENTS, Epoll, NESTED_MAX, epoll};
 
 /// `epoll_ctl` on a known instance. `Some` is the answer; `None`: the kernel's own call does it all.
 pub(crate) fn control(
@@ -44,7 +43,12 @@ pub(crate) fn control(
         Kind::Own => return None,
     }
     let connection = state::connection(fd)?;
-    let known = find(&connection, number, fd);
+    let mut known = find(&connection, number, fd);
+    if known.is_none() && operation != libc::EPOLL_CTL_ADD {
+        // Another thread may have put it into the kernel and not yet into the books, and we have had its first event.
+        let _members = connection.local.membership.lock();
+        known = find(&connection, number, fd);
+    }
     match operation {
         libc::EPOLL_CTL_ADD => add(&connection, number, epoll_fd, known, event?),
         libc::EPOLL_CTL_MOD => {
@@ -70,7 +74,7 @@ pub(crate) fn control(
             one.events.store(event.events, Ordering::Relaxed);
             one.data.store(event.u64, Ordering::Relaxed);
             one.rearmed.store(1, Ordering::Relaxed);
-            look_soon(epoll, known?, epoll_fd, fd);
+            look_soon(epoll, known?, fd);
             Some(Ok(()))
         }
         libc::EPOLL_CTL_DEL => {
@@ -101,7 +105,7 @@ pub(super) fn add(
     if let Some(one) = known.and_then(registration) {
         if one.state.load(Ordering::Relaxed) == PARKED && unpark(epoll, connection, known?, &event)
         {
-            look_soon(epoll, known?, epoll_fd, connection.fd);
+            look_soon(epoll, known?, connection.fd);
             return Some(Ok(()));
         }
     }
@@ -157,8 +161,6 @@ pub(super) fn add(
     }
     if !connection.local.region.load(Ordering::Acquire).is_null() {
         virtualise_members(connection);
-        // A thread may sleep in the kernel on an instance that had no accelerated member until now.
-        kick(epoll_fd, connection.fd, n);
     }
     Some(Ok(()))
 }
@@ -236,13 +238,10 @@ fn control_nested(epoll: &Epoll, operation: i32, fd: i32, event: Option<epoll_ev
 }
 
 /// A member's interest changed: look at it at the next wait, and wake a thread that sleeps already.
-fn look_soon(epoll: &Epoll, number: u32, epoll_fd: i32, fd: i32) {
+fn look_soon(epoll: &Epoll, number: u32, fd: i32) {
     {
         let _held = epoll.lock.lock();
         push_ready(epoll, number);
     }
-    fence(Ordering::SeqCst);
-    if epoll.sleepers.load(Ordering::SeqCst) != 0 {
-        kick(epoll_fd, fd, number);
-    }
+    epoll.show_to_sleepers(number, fd);
 }

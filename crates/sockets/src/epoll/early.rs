@@ -20,18 +20,19 @@ pub(super) fn control_early(
     fd: i32,
     event: Option<epoll_event>,
 ) -> Option<Result<(), i32>> {
-    let first = state::early_registrations(fd);
+    // Held: another thread may have put it into the kernel and not yet into the books.
+    let has_any = || state::early_registrations(fd) != 0 || EARLY_LOCK.is_held();
     match operation {
         libc::EPOLL_CTL_ADD => {
             let event = event?;
             if !sys::may_connect(fd) {
                 return None;
             }
+            let _held = EARLY_LOCK.lock();
             let result = sys::epoll_ctl(epoll_fd, operation, fd, event.events, event.u64);
             if result < 0 {
                 return Some(Err(-result as i32));
             }
-            let _held = EARLY_LOCK.lock();
             let first = state::early_registrations(fd);
             if let Some((n, one)) =
                 allocate_registration().and_then(|n| Some((n, registration(n)?)))
@@ -50,7 +51,7 @@ pub(super) fn control_early(
             }
             Some(Ok(()))
         }
-        libc::EPOLL_CTL_MOD if first != 0 => {
+        libc::EPOLL_CTL_MOD if has_any() => {
             let _held = EARLY_LOCK.lock();
             let event = event?;
             let one = registration(find_early(number, fd)?)?;
@@ -58,7 +59,7 @@ pub(super) fn control_early(
             one.data.store(event.u64, Ordering::Relaxed);
             None
         }
-        libc::EPOLL_CTL_DEL if first != 0 => {
+        libc::EPOLL_CTL_DEL if has_any() => {
             let _held = EARLY_LOCK.lock();
             forget_early(find_early(number, fd)?);
             None

@@ -91,9 +91,9 @@ pub(super) fn virtualise_members(connection: &Connection) {
         if plain && !kernel_has_ours(connection, epoll, one, n) {
             return;
         }
-        let _held = epoll.lock.lock();
+        let held = epoll.lock.lock();
         if plain {
-            epoll.virtuals.fetch_add(1, Ordering::Relaxed);
+            epoll.virtuals.fetch_add(1, Ordering::SeqCst);
             let board = if several {
                 None
             } else {
@@ -109,12 +109,15 @@ pub(super) fn virtualise_members(connection: &Connection) {
                     set_home_wake(connection, WakeWord::None);
                 }
             }
-            push_ready(epoll, n);
         } else if several && one.moves(BOARDED, UNBOARDED) {
             epoll.link_unboarded(one, n);
             set_home_wake(connection, WakeWord::None);
-            push_ready(epoll, n);
+        } else {
+            return;
         }
+        push_ready(epoll, n);
+        drop(held);
+        epoll.show_to_sleepers(n, one.fd.load(Ordering::Relaxed));
     });
 }
 
@@ -268,7 +271,12 @@ fn give_board(epoll: &Epoll, number: u32, connection: &Connection, n: u32) -> Op
         })?;
         epoll.pairs[count].store(pointer, Ordering::Relaxed);
         epoll.boards[count].store(index as u32, Ordering::Relaxed);
-        epoll.pair_count.store(count as u32 + 1, Ordering::Relaxed);
+        epoll.pair_count.store(count as u32 + 1, Ordering::SeqCst);
+        // Threads may sleep already.
+        let sleeps = epoll.sleepers.load(Ordering::SeqCst) != 0;
+        pair.ours(index as u32)?
+            .sleeping
+            .store(sleeps.into(), Ordering::SeqCst);
         board = Some(index);
     }
     pair.registration(slot)?.store(n, Ordering::Relaxed);

@@ -299,6 +299,34 @@ pub(super) fn sleep(
     result
 }
 
+/// A thread is about to sleep in the kernel's own wait, on an instance without accelerated members. It counts as a sleeper, so that
+/// whoever makes a member ours wakes it: peers do not ring for boards on which nobody sleeps. False: the instance needs us by now.
+#[inline]
+pub(crate) fn begin_kernel_wait(number: u32) -> bool {
+    let Some(epoll) = epoll(number) else {
+        return true;
+    };
+    // A full barrier between this and the look: either we see the member, or whoever adds it sees us.
+    epoll.sleepers.fetch_add(1, Ordering::SeqCst);
+    if is_virtual(number) {
+        end_kernel_wait(number);
+        return false;
+    }
+    true
+}
+
+/// The sleep that [`begin_kernel_wait`] counted is over.
+#[inline]
+pub(crate) fn end_kernel_wait(number: u32) {
+    let Some(epoll) = epoll(number) else { return };
+    if epoll.pair_count.load(Ordering::Relaxed) == 0 {
+        // A board that comes at this moment stays asleep: its peer rings once without need.
+        epoll.sleepers.fetch_sub(1, Ordering::SeqCst);
+    } else {
+        epoll.end_sleep();
+    }
+}
+
 /// The kernel's own call returned `events` on an instance that got accelerated members while it slept: takes ours out and looks at
 /// them. `None`: nothing is left, wait again.
 pub(crate) fn after_kernel_wait(
