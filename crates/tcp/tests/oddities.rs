@@ -4,7 +4,7 @@
 mod script;
 
 use script::Stage;
-use toehold_tcp::Options;
+use toehold_tcp::{Duration, Options};
 
 /// Without timestamps, so that scripts are shorter.
 fn plain() -> Stage {
@@ -165,4 +165,27 @@ fn broken_headers_are_counted_and_forgotten() {
     }
     stage.raw(&whole);
     stage.expect(". 1:1(0) ack 11");
+}
+
+/// Two ends that disagree about numbers must not answer each other for ever (Linux: tcp_oow_rate_limited). What has no payload is answered
+/// twice a second; probes come more slowly.
+#[test]
+fn acknowledgements_of_the_past_are_answered_twice_a_second() {
+    let mut stage = plain();
+    stage.accepted("", 10_000);
+    stage.remote("P. 1:101(100) ack 1");
+    stage.expect(". 1:1(0) ack 101");
+    for _ in 0..4 {
+        for _ in 0..10 {
+            stage.remote(". 50:50(0) ack 1");
+        }
+        stage.expect(". 1:1(0) ack 101");
+        stage.expect_nothing();
+        stage.wait(Duration::from_millis(530));
+    }
+    // A repetition with payload has its answer always: perhaps ours was lost.
+    for _ in 0..3 {
+        stage.remote("P. 1:101(100) ack 1");
+        stage.expect(". 1:1(0) ack 101");
+    }
 }

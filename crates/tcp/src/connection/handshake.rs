@@ -136,6 +136,7 @@ impl Connection {
             path: super::path::PathSearch::new(open.now, route_mss, path_mss),
             retries: 0,
             quick_acks: QUICK_ACKS,
+            answered_at: super::half_seconds(open.now).wrapping_sub(1),
             options,
             stalled_since: open.now,
             stalled_at: Position::SYN.0 as u32 - 1,

@@ -258,8 +258,7 @@ impl Connection {
             self.enter_time_wait(cx);
         }
         if length == 0 && seq < self.rcv_nxt {
-            // A keepalive or window probe: RFC 9293 section 3.8.4, it must be answered.
-            self.conditions.set(Conditions::ACK_NOW);
+            self.answer_the_past(cx);
             return Some(Verdict::Done);
         }
         if length == 0 {
@@ -267,6 +266,18 @@ impl Connection {
         }
         self.conditions.set(Conditions::ACK_NOW);
         Some(Verdict::Done)
+    }
+
+    /// A keepalive or window probe: RFC 9293 section 3.8.4, it must be answered. Or an acknowledgement that was overtaken; or one of a remote
+    /// that has lost count, with whom we would exchange them for ever: like Linux (tcp_oow_rate_limited) only one each half second.
+    fn answer_the_past(&mut self, cx: &mut Context<'_>) {
+        let now = super::half_seconds(cx.now);
+        if self.answered_at == now {
+            cx.counters.challenges_suppressed += 1;
+        } else {
+            self.answered_at = now;
+            self.conditions.set(Conditions::ACK_NOW);
+        }
     }
 
     /// RFC 7323 section 5.3, R1: an older timestamp than one already seen.

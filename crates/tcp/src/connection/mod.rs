@@ -396,6 +396,8 @@ pub(crate) struct Connection {
     pub(crate) path: path::PathSearch,
     /// Acknowledgements still to be sent at once.
     pub(crate) quick_acks: u8,
+    /// In which half of a second an acknowledgement of the past was last answered.
+    pub(crate) answered_at: u16,
     pub(crate) options: Options,
     /// Since when nothing gets on, while `stalled_at` says that this is about now; the user timeout counts from there.
     pub(crate) stalled_since: Instant,
@@ -539,6 +541,11 @@ const TIMESTAMP_AGE_SHIFT: u32 = 20;
 #[inline]
 pub(crate) const fn coarse(at: Instant) -> u32 {
     (at.as_micros() >> TIMESTAMP_AGE_SHIFT) as u32
+}
+
+/// Half seconds, nearly (2^19 microseconds).
+pub(crate) const fn half_seconds(at: Instant) -> u16 {
+    (at.as_micros() >> 19) as u16
 }
 
 /// No path is taken to be narrower: RFC 879's default less the room its options may need; below,
