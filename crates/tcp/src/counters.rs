@@ -58,7 +58,7 @@ pub struct Counters {
     pub connections_opened: u64,
     /// Connections accepted from remotes.
     pub connections_accepted: u64,
-    /// SYNs dropped because a listener's backlog was full.
+    /// SYNs, and acknowledgements that would have ended a handshake, dropped because a listener's backlog was full.
     pub backlog_overflows: u64,
     /// SYN cookies sent (RFC 4987).
     pub cookies_sent: u64,

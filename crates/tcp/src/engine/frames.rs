@@ -496,6 +496,10 @@ impl Engine {
         let Some(slot) = self.find_flow(&key) else {
             return self.handle_stranger(now, packet, &segment, &key, reply_to, memory);
         };
+        if self.waits_for_backlog(slot, segment.flags) {
+            self.counters.backlog_overflows += 1;
+            return Ok(());
+        }
         let connection = &mut self.slots[slot as usize];
         let id = ConnectionId {
             index: slot,
@@ -516,6 +520,17 @@ impl Engine {
         }
         self.settle(slot);
         Ok(())
+    }
+
+    /// Whether this would end a handshake where no more connections can wait to be accepted. Like Linux (tcp_check_req, unless
+    /// tcp_abort_on_overflow) we take it for lost: our SYN-ACK goes out again, until there is room.
+    fn waits_for_backlog(&self, slot: u32, flags: Flags) -> bool {
+        let connection = &self.slots[slot as usize];
+        connection.conditions.has(Conditions::HALF_OPEN)
+            && connection.state == State::SynReceived
+            && flags.has(Flags::ACK)
+            && !flags.has(Flags::SYN | Flags::RST)
+            && self.listeners.is_full(ListenerId(connection.listener))
     }
 
     #[cold]

@@ -90,6 +90,11 @@ impl Listeners {
             .map(|(&id, listener)| (ListenerId(id), listener))
     }
 
+    /// Whether no further established connection can wait at this listener.
+    pub(crate) fn is_full(&self, id: ListenerId) -> bool {
+        self.by_id.get(&id.0).is_some_and(Listener::is_full)
+    }
+
     /// Half-open connections of all listeners.
     pub(crate) fn half_open(&self) -> usize {
         self.half_open

@@ -354,8 +354,7 @@ impl Engine {
             let is_established = connection.state != State::Closed;
             self.listeners.end_half_open(listener);
             if is_established && !self.listeners.push_ready(listener, id) {
-                // The listener is gone, or its backlog filled up meanwhile.
-                self.counters.backlog_overflows += 1;
+                // The listener is gone.
                 self.slots[slot as usize].abort(CloseReason::Aborted);
                 return self.settle(slot);
             }
