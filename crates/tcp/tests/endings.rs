@@ -4,6 +4,7 @@
 mod script;
 
 use script::Stage;
+use toehold_tcp::{CloseReason, Duration, State};
 
 fn plain() -> Stage {
     Stage::new(|config, options| {
@@ -70,4 +71,21 @@ fn data_that_was_read_and_comes_again_with_a_fin_resets_nothing() {
     stage.expect(". 52:52(0) ack 102");
     stage.remote(". 102:102(0) ack 52");
     assert_eq!(stage.engine.connection_count(), 1, "it is in TIME-WAIT");
+}
+
+/// The host is told once that a connection has ended: in TIME-WAIT, and not again when that is over.
+#[test]
+fn the_end_is_told_once() {
+    let mut stage = plain();
+    let id = stage.accepted("", 10_000);
+    stage.engine.finish(stage.now, id).unwrap();
+    stage.expect("F. 1:1(0) ack 1");
+    stage.remote("F. 1:1(0) ack 2");
+    stage.expect_closed(CloseReason::Finished);
+    stage.wait(Duration::from_secs(61));
+    assert_eq!(stage.engine.poll_event(), None);
+    assert_eq!(stage.engine.connection_count(), 0);
+    assert_eq!(stage.engine.info(id).unwrap().state, State::Closed);
+    stage.engine.release(stage.now, id).unwrap();
+    assert_eq!(stage.engine.info(id), None);
 }

@@ -465,9 +465,12 @@ impl Connection {
         if self.state == State::Closed {
             return;
         }
+        if self.state != State::TimeWait {
+            // Otherwise the host has been told.
+            self.close_reason = reason;
+            self.news.0 |= News::CLOSED;
+        }
         self.state = State::Closed;
-        self.close_reason = reason;
-        self.news.0 |= News::CLOSED;
         self.ack_deadline = Instant::NEVER;
         self.idle_deadline = Instant::NEVER;
         self.loss_timer = LossTimer::Idle;

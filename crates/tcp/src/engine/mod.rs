@@ -412,7 +412,6 @@ impl Engine {
                 && !has(Conditions::QUEUED | Conditions::ANNOUNCED)
             {
                 connection.close(CloseReason::Finished);
-                connection.news = News::default(); // There is nobody to be told.
                 self.counters.time_wait_cut += 1;
                 self.settle(self.hand as u32);
                 return self.has_free_slot();
