@@ -89,3 +89,29 @@ fn the_end_is_told_once() {
     stage.engine.release(stage.now, id).unwrap();
     assert_eq!(stage.engine.info(id), None);
 }
+
+/// RFC 6429 section 3: a remote that keeps its window closed may be given up. It is, once no program waits for it any more; or whoever
+/// asks for much and takes nothing holds our memory for ever.
+#[test]
+fn who_takes_nothing_from_a_host_that_has_gone_is_given_up() {
+    // Data, data that is on its way when the window closes, and nothing but a FIN.
+    for (window, bytes) in [(0, 1_000), (10_000, 1_000), (0, 0)] {
+        let mut stage = plain();
+        let id = stage.accepted("", window);
+        stage.engine.publish(id, bytes).unwrap();
+        stage.forget_sent();
+        stage.engine.release(stage.now, id).unwrap();
+        stage.remote(". 1:1(0) ack 1 win 0");
+        for _ in 0..4 {
+            stage.wait(Duration::from_secs(30));
+            stage.remote(". 1:1(0) ack 1 win 0");
+        }
+        assert_eq!(stage.engine.connection_count(), 1, "it has time");
+        for _ in 0..60 {
+            stage.wait(Duration::from_secs(30));
+            stage.remote(". 1:1(0) ack 1 win 0");
+        }
+        let case = (window, bytes);
+        assert_eq!(stage.engine.connection_count(), 0, "{case:?}");
+    }
+}

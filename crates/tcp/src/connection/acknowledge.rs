@@ -52,7 +52,7 @@ impl Connection {
             if self.snd_edge == self.snd_una {
                 // RFC 9293 section 3.8.6: the remote has taken its window back, which "SHOULD NOT time out the connection" as
                 // long as it answers: what is sent again stands for a probe.
-                self.retries = 0;
+                self.note_answer();
             } else if edge_before == self.snd_una {
                 self.end_stall();
             }
@@ -61,7 +61,7 @@ impl Connection {
             self.take_sack_blocks(segment, ack, &mut report);
         }
         if !had_flight {
-            self.retries = 0; // An answer to a probe: the remote lives.
+            self.note_answer();
             self.settle_tail_probe(cx, &report);
             self.arm_loss_timer(cx.now, cx.config);
             return;
@@ -87,6 +87,16 @@ impl Connection {
         let is_unwatched = self.loss_timer == LossTimer::Idle;
         if report.delivered.bytes > 0 || report.advanced_bytes > 0 || is_unwatched {
             self.arm_loss_timer(cx.now, cx.config);
+        }
+    }
+
+    /// An answer to a probe: the remote lives. Where no program waits for it any more it has to take something, too (RFC 6429 section 3;
+    /// Linux, tcp_probe_timer), or whoever keeps its window closed holds our memory for ever.
+    fn note_answer(&mut self) {
+        let has_more = self.snd_una < self.snd_nxt || self.is_waiting_for_window();
+        let takes_nothing = has_more && self.snd_edge == self.snd_una;
+        if !(takes_nothing && self.conditions.has(Conditions::RELEASED)) {
+            self.retries = 0;
         }
     }
 
