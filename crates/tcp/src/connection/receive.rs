@@ -259,7 +259,8 @@ impl Connection {
                 return;
             }
             if is_marked != self.conditions.has(Conditions::MARKED_LAST) {
-                // The run of (un)marked segments ends: what is pending is acknowledged as it was.
+                // The run of (un)marked segments ends. A deviation: what is pending would have an acknowledgement of its own first, as it
+                // was; here one says the new state of both, so that at the beginning of a run a delayed segment may count with it.
                 self.conditions.put(Conditions::MARKED_LAST, is_marked);
                 self.conditions.set(Conditions::ACK_NOW);
                 self.conditions.put(Conditions::ECHO_MARKS, is_marked);

@@ -1,0 +1,77 @@
+//! What the congestion window does, and how it leaves: scripts of segments.
+
+#[allow(dead_code, reason = "each of the tests uses some of it")]
+mod script;
+
+use script::Stage;
+use toehold_tcp::{CongestionControl, Duration};
+
+const MILLISECOND: Duration = Duration::from_millis(1);
+
+/// RFC 8257 section 3.2: each mark is echoed, and each end of a run of them acknowledged at once; RFC 8257 section 3.3: the window falls by
+/// the share of what was marked.
+#[test]
+fn dctcp_echoes_each_mark_and_answers_in_proportion() {
+    let mut stage = Stage::new(|config, options| {
+        config.timestamps = false;
+        options.ecn = true;
+        options.congestion = CongestionControl::Dctcp;
+    });
+    stage.remote("SEW 0:0(0) win 65535 <mss 1000,sackOK>");
+    stage.expect("S.E 0:0(0) ack 1");
+    stage.remote(". 1:1(0) ack 1");
+    let id = stage.engine.accept(stage.listener).unwrap();
+    // Acknowledgements are delayed from here on.
+    stage.engine.publish(id, 1_000).unwrap();
+    stage.remote("P. 1:101(100) ack 1");
+    stage.forget_sent();
+    stage.engine.publish(id, 2_000).unwrap();
+    stage.forget_sent();
+    stage.remote("P. 101:201(100) ack 1");
+    stage.expect_nothing();
+    stage.remote("P. 201:301(100) ack 1 ce");
+    stage.expect(".E 2001:2001(0) ack 301");
+    stage.remote("P. 301:401(100) ack 1 ce");
+    stage.remote("P. 401:501(100) ack 1 ce");
+    stage.expect(".E 2001:2001(0) ack 501");
+    stage.remote("P. 501:601(100) ack 1");
+    stage.expect(". 2001:2001(0) ack 601");
+    // Windows without a mark: the estimate, which begins at 1, falls by a sixteenth each.
+    let mut end = 2_000;
+    for _ in 0..60 {
+        stage.remote(&format!(". 601:601(0) ack {} win 65535", end + 1));
+        end += 1_000;
+        stage.engine.publish(id, end).unwrap();
+        stage.forget_sent();
+    }
+    let before = stage.engine.info(id).unwrap().congestion_window;
+    stage.remote(&format!(".E 601:601(0) ack {} win 65535", end + 1));
+    let after = stage.engine.info(id).unwrap().slow_start_threshold;
+    assert!(
+        (before * 9 / 10..before).contains(&after),
+        "{after} of {before}"
+    );
+}
+
+/// Pacing: a window is spread over its round trip, by twice the rate while slow start doubles it.
+#[test]
+fn a_paced_window_leaves_in_half_a_round_trip() {
+    let mut stage = Stage::new(|config, options| {
+        config.timestamps = false;
+        options.pacing = true;
+    });
+    let id = stage.accepted(",sackOK", 60_000);
+    assert_eq!(stage.engine.info(id).unwrap().congestion_window, 10_000);
+    let round_trip = stage.engine.info(id).unwrap().round_trip.unwrap();
+    assert_eq!(round_trip, Duration::from_millis(100));
+    stage.engine.publish(id, 10_000).unwrap();
+    for segment in 0..10 {
+        let (from, to) = (segment * 1_000 + 1, segment * 1_000 + 1_001);
+        let flags = if segment == 9 { "P." } else { "." };
+        stage.expect(&format!("{flags} {from}:{to}(1000) ack 1"));
+        stage.expect_nothing();
+        stage.wait(Duration::from_millis(5) - MILLISECOND);
+        stage.expect_nothing();
+        stage.wait(MILLISECOND);
+    }
+}
