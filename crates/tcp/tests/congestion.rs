@@ -4,7 +4,7 @@
 mod script;
 
 use script::Stage;
-use toehold_tcp::{CongestionControl, Duration};
+use toehold_tcp::{CongestionControl, Duration, Options};
 
 const MILLISECOND: Duration = Duration::from_millis(1);
 
@@ -74,4 +74,37 @@ fn a_paced_window_leaves_in_half_a_round_trip() {
         stage.expect_nothing();
         stage.wait(MILLISECOND);
     }
+}
+
+/// RFC 5681 section 4.1: after a pause of more than a timeout the window begins again where it began.
+#[test]
+fn an_idle_connection_starts_slowly_again() {
+    let mut stage = Stage::new(|config, _| config.timestamps = false);
+    let id = stage.accepted(",sackOK", 60_000);
+    let mut end = 0;
+    for _ in 0..4 {
+        end += 10_000;
+        stage.engine.publish(id, end).unwrap();
+        stage.forget_sent();
+        stage.remote(&format!(". 1:1(0) ack {} win 60000", end + 1));
+    }
+    assert!(stage.engine.info(id).unwrap().congestion_window > 15_000);
+    stage.wait(Duration::from_secs(2));
+    stage.engine.publish(id, end + 30_000).unwrap();
+    stage.forget_sent();
+    assert_eq!(stage.engine.info(id).unwrap().in_flight, 10_000);
+}
+
+/// RFC 3168 section 6.1.1.1: a SYN that gets no answer is sent again without ECN, in case somebody in between cannot stand it.
+#[test]
+fn a_syn_is_repeated_without_congestion_notification() {
+    let mut stage = Stage::new(|_, _| {});
+    let options = Options {
+        ecn: true,
+        ..Options::default()
+    };
+    stage.connect(options);
+    stage.expect("SEW 0:0(0)");
+    stage.wait(Duration::from_secs(1));
+    stage.expect("S 0:0(0)");
 }

@@ -115,3 +115,28 @@ fn who_takes_nothing_from_a_host_that_has_gone_is_given_up() {
         assert_eq!(stage.engine.connection_count(), 0, "{case:?}");
     }
 }
+
+/// RFC 6191 section 2: with timestamps it is these that tell a later SYN, whatever its sequence number.
+#[test]
+fn time_wait_gives_way_to_a_later_timestamp_and_no_other() {
+    let waiting = || {
+        let mut stage = Stage::new(|_, _| {});
+        stage.remote("S 0:0(0) win 65535 <mss 1000,TS 500 0>");
+        stage.expect("S. 0:0(0) ack 1 <TS>");
+        stage.remote(". 1:1(0) ack 1 <TS 500>");
+        let id = stage.engine.accept(stage.listener).unwrap();
+        stage.engine.finish(stage.now, id).unwrap();
+        stage.expect("F. 1:1(0) ack 1");
+        stage.remote("F. 1:1(0) ack 2 <TS 501>");
+        stage.expect(". 2:2(0) ack 2");
+        stage
+    };
+    let mut stage = waiting();
+    stage.remote("S 0:0(0) win 65535 <mss 1000,TS 502 0>");
+    stage.expect("S. 0:0(0) ack 1");
+    assert_eq!(stage.engine.counters().time_wait_reused, 1);
+    let mut stage = waiting();
+    stage.remote("S 5000:5000(0) win 65535 <mss 1000,TS 499 0>");
+    stage.expect(". 2:2(0) ack 2");
+    assert_eq!(stage.engine.counters().time_wait_reused, 0);
+}

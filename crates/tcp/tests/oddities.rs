@@ -189,3 +189,39 @@ fn acknowledgements_of_the_past_are_answered_twice_a_second() {
         stage.expect(". 1:1(0) ack 101");
     }
 }
+
+/// RFC 7323 section 5.5: after 24 days a timestamp says nothing any more; the remote's clock may have gone round half of its numbers.
+#[test]
+fn timestamps_expire() {
+    let mut stage = Stage::new(|_, _| {});
+    stage.remote("S 0:0(0) win 65535 <mss 1000,TS>");
+    stage.expect("S. 0:0(0) ack 1 <TS>");
+    stage.remote(". 1:1(0) ack 1 <TS>");
+    stage.wait(Duration::from_secs(25 * 24 * 3_600));
+    stage.remote("P. 1:11(10) ack 1 <TS>");
+    stage.expect(". 1:1(0) ack 11 <TS>");
+    let before = stage.remote_clock - 1;
+    stage.remote(&format!("P. 11:21(10) ack 1 <TS {before}>"));
+    stage.expect(". 1:1(0) ack 11 <TS>");
+}
+
+/// RFC 5961 section 7: so many a second, and not so many that somebody could count.
+#[test]
+fn challenges_are_limited() {
+    let mut stage = Stage::new(|config, _| {
+        config.timestamps = false;
+        config.challenges_per_second_max = 10;
+    });
+    stage.accepted("", 10_000);
+    let mut before = 0;
+    for _ in 0..3 {
+        for _ in 0..100 {
+            stage.remote("R 500:500(0)");
+        }
+        let sent = stage.engine.counters().challenges_sent;
+        assert!((5..15).contains(&(sent - before)), "{sent} after {before}");
+        before = sent;
+        stage.wait(Duration::from_secs(1));
+    }
+    assert_eq!(stage.engine.counters().challenges_suppressed, 300 - before);
+}

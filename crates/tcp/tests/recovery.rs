@@ -159,3 +159,25 @@ fn a_window_that_was_taken_back_in_silence_ends_the_connection() {
     stage.wait(Duration::from_secs(40 * 121));
     stage.expect_closed(CloseReason::TimedOut);
 }
+
+/// RFC 2018 section 8: a remote may drop what it has reported; after a timeout it is sent again, and so is what follows.
+#[test]
+fn what_was_reported_and_dropped_is_sent_again() {
+    let mut stage = plain();
+    let id = stage.accepted(",sackOK", 60_000);
+    stage.engine.publish(id, 5_000).unwrap();
+    stage.forget_sent();
+    stage.remote(". 1:1(0) ack 1 win 60000 <sack 1001:5001>");
+    stage.expect(". 1:1001(1000) ack 1");
+    stage.remote(". 1:1(0) ack 1001 win 60000");
+    stage.expect_nothing();
+    stage.wait(stage.engine.info(id).unwrap().timeout);
+    stage.expect(". 1001:2001(1000) ack 1");
+    stage.remote(". 1:1(0) ack 2001 win 60000");
+    stage.expect(". 2001:3001(1000) ack 1");
+    stage.expect(". 3001:4001(1000) ack 1");
+    stage.remote(". 1:1(0) ack 4001 win 60000");
+    stage.expect("P. 4001:5001(1000) ack 1");
+    stage.remote(". 1:1(0) ack 5001 win 60000");
+    assert_eq!(stage.engine.info(id).unwrap().acknowledged, 5_000);
+}
