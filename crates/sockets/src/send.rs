@@ -440,15 +440,9 @@ pub(crate) fn go_down(connection: &Connection, end: &End<'_>) {
 pub(crate) fn quiesce(connection: &Connection, reason: Reason) {
     /// A peer that was in the middle of a send when it was asked finishes it within this time, unless it is kept from running.
     const SETTLE_NS: u64 = 2_000_000;
-    connection.pin(reason);
-    let Some(end) = connection.end() else { return };
-    {
-        let Some(_held) = lock::lock(&connection.entry.tx_lock) else {
-            return;
-        };
-        end.ours().wake.refuse.store(1, Ordering::SeqCst);
-        go_down(connection, &end);
-    }
+    let Some(end) = leave_ring(connection, reason) else {
+        return;
+    };
     epoll::materialise(connection);
     connection.local.home_wake.store(0, Ordering::Relaxed);
     receive::set_wake(&end, WakeWord::None);
@@ -479,6 +473,16 @@ pub(crate) fn quiesce(connection: &Connection, reason: Reason) {
     if unread {
         fault_of_peer(connection, Fault::Record);
     }
+}
+
+/// Brings our direction down for good, and asks the peer to bring its own down before it sends again.
+pub(crate) fn leave_ring(connection: &Connection, reason: Reason) -> Option<End<'static>> {
+    connection.pin(reason);
+    let end = connection.end()?;
+    let _held = lock::lock(&connection.entry.tx_lock)?;
+    end.ours().wake.refuse.store(1, Ordering::SeqCst);
+    go_down(connection, &end);
+    Some(end)
 }
 
 /// Lets our direction follow commands and the peer when the program itself is not sending.

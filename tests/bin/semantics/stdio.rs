@@ -13,6 +13,14 @@ pub(crate) const CASES: &[Case] = &[
     Case::pair("dprintf_prints_to_the_connection", dprintf),
     Case::pair("fileno_is_the_descriptor", fileno),
     Case::roles("plain_reads_and_stdio_reads_share_one_stream", shared),
+    Case::pair(
+        "standard_output_moved_to_the_connection_reaches_it",
+        moved_output,
+    ),
+    Case::pair(
+        "standard_input_moved_to_the_connection_reads_it",
+        moved_input,
+    ),
 ];
 
 unsafe extern "C" {
@@ -226,5 +234,58 @@ fn shared(role: &Role) {
         role.step();
         role.say("line", input.line().unwrap_or_default());
         role.step();
+    }
+}
+
+/// What shells do for `echo word >&3`.
+fn moved_output(pair: &Pair) {
+    for number in 0..5 {
+        if pair.server() {
+            let mut line = [0; 5];
+            receive_all(pair.fd, &mut line);
+            pair.say("line", shown(&line));
+            send_all(pair.fd, b"heard");
+        } else {
+            let saved = sys::dup(1).fd();
+            sys::dup2(pair.fd, 1).value();
+            // SAFETY: the format takes one int; no stream but the standard ones is touched.
+            unsafe {
+                libc::printf(c"no. %d".as_ptr(), number);
+                libc::fflush(std::ptr::null_mut());
+            }
+            sys::dup2(saved, 1).value();
+            sys::close(saved).value();
+            let mut answer = [0; 5];
+            receive_all(pair.fd, &mut answer);
+            pair.say("answer", shown(&answer));
+        }
+    }
+    pair.step();
+}
+
+/// What shells do for `read word <&3`, with C's own input.
+fn moved_input(pair: &Pair) {
+    if pair.server() {
+        pair.step();
+        send_all(pair.fd, b"one\ntwo\n");
+        pair.step();
+        pair.say("rest", drain(pair.fd));
+    } else {
+        let saved = sys::dup(0).fd();
+        sys::dup2(pair.fd, 0).value();
+        pair.step();
+        for _ in 0..2 {
+            let mut line = [0_u8; 4];
+            for byte in &mut line {
+                // SAFETY: `getchar` has no preconditions.
+                *byte = unsafe { libc::getchar() } as u8;
+            }
+            pair.say("line", shown(&line).trim_end());
+        }
+        sys::dup2(saved, 0).value();
+        sys::close(saved).value();
+        send_all(pair.fd, b"and more");
+        pair.step();
+        sys::close(pair.fd).value();
     }
 }

@@ -105,7 +105,27 @@ fn note_duplicate(from: c_int, to: c_int) {
         && (state::kind(from) != Kind::Foreign || state::kind(to) != Kind::Foreign)
         && !state::borrowed_memory()
     {
-        errno::keep(|| state::duplicate(from, to));
+        errno::keep(|| {
+            state::duplicate(from, to);
+            if to < 3 {
+                becomes_standard(to);
+            }
+        });
+    }
+}
+
+/// `to`, a standard stream's descriptor, is a duplicate now: `printf` and `fgets` read and write it inside libc, past us. So both directions
+/// have to be the carrier's, for good. What lies unread in the ring cannot follow standard input; beside standard output it is read as before.
+fn becomes_standard(to: c_int) {
+    let Some(c) = state::connection(to) else {
+        return;
+    };
+    if c.local.region.load(Ordering::Relaxed).is_null() {
+        c.pin(Reason::Stdio);
+    } else if to == 0 {
+        crate::send::quiesce(&c, Reason::Stdio);
+    } else {
+        crate::send::leave_ring(&c, Reason::Stdio);
     }
 }
 
