@@ -12,6 +12,7 @@
 //!   Engine                        ──►      has it a TCP engine?
 //!                                 ◄──      Engine(pass) [+ what the engine shows its clients, see crate::offload]
 //!   Listen(address, backlog)      ──►      listens there on the engine's addresses as well
+//!                                 ◄──      Listening: who connects from here on is served
 //!   Unlisten(address)             ──►      looks whether that listener is still there
 //!   (socket closes)               ──►      tells every partner, by COMMAND_PEER_GONE in their entries
 //!
@@ -22,8 +23,8 @@
 //!                                 ◄──      Answer(kind, count) [+ memfd with JSON]
 //! ```
 //!
-//! Neither side ever waits for the other: the library sends with `MSG_DONTWAIT` and looks for an offer only when the
-//! `offer` word of its entry has changed.
+//! Neither side waits for the other in its sends, and the library looks for an offer only when the `offer` word of its entry has
+//! changed. For `Engine` and `Listening` the library waits, a quarter of a second at most: once in a process, and in each `listen`.
 
 /// File name of the adapter's socket in the runtime directory.
 pub const SOCKET_NAME: &str = "adapter.sock";
@@ -110,6 +111,9 @@ pub enum Kind {
     Listen = 14,
     /// Library: the program has closed a descriptor that listened at `local`. There may be others.
     Unlisten = 15,
+    /// Adapter: its engine listens where the client's last [`Kind::Listen`] said, as far as it is going to. The engine's thread that was the
+    /// last to do so says it first, to the daemon, with the client's number in `pair`.
+    Listening = 17,
     /// Command line: show me the frames of your link; at most `side` bytes of each (0: all), only those from or to `remote_port` and
     /// `remote`, where those are not zero. The answer carries a socket from which a pcapng capture is read; `side` of one without
     /// is a [`NoCapture`].
@@ -188,6 +192,7 @@ impl Message {
             14 => Kind::Listen,
             15 => Kind::Unlisten,
             16 => Kind::Capture,
+            17 => Kind::Listening,
             other => return Err(MessageError::Kind(other)),
         };
         Ok((message, kind))

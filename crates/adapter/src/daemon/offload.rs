@@ -115,6 +115,27 @@ impl Daemon {
         Ok(())
     }
 
+    /// All of the engine's threads listen for a client: it may know. Only the engine can say so.
+    pub(super) fn handle_listening(
+        &mut self,
+        id: ClientId,
+        message: &Message,
+    ) -> Result<(), Fault> {
+        if !self.engine_clients.contains(&id) {
+            return Err(Fault::Nonsense);
+        }
+        let client = ClientId(message.pair);
+        let outgoing = Outgoing {
+            message: Message::new(Kind::Listening),
+            descriptors: Vec::new(),
+            offer: None,
+        };
+        if let Err(fault) = self.send(client, outgoing) {
+            self.drop_client(client, &fault);
+        }
+        Ok(())
+    }
+
     pub(super) fn handle_unlisten(&mut self, id: ClientId) -> Result<(), Fault> {
         self.has_said_hello(id)?;
         self.look_at_listeners();

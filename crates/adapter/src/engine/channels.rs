@@ -20,6 +20,7 @@ use toehold_channel::table::{
 
 use super::lane::Lane;
 use super::settings::spell;
+use crate::registry::ClientId;
 use crate::wire::{self, Received};
 
 /// Pairs kept without a channel that uses them.
@@ -189,6 +190,16 @@ impl Channels {
             pair.flows[slot as usize] = 0;
             pair.count -= 1;
         }
+    }
+
+    /// All threads listen for a client, as far as they are going to: the daemon tells it.
+    pub(super) fn say_listening(&self, client: ClientId) {
+        let message = Message {
+            pair: client.0,
+            ..Message::new(Kind::Listening)
+        };
+        // Should the daemon be too busy, the client waits no longer than it means to.
+        let _ = wire::try_send(self.socket.as_fd(), &message, &[]);
     }
 
     fn discard(&mut self, index: u32) {

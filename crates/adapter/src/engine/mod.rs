@@ -130,27 +130,32 @@ enum Command {
     /// A carrier is to lead somewhere, by a connection of this thread's.
     Open(Given),
     /// A program listens.
-    Listen(Listening),
+    Listen(Arc<ForAll<Listening>>),
     /// A program may have stopped listening.
     LookAtListeners,
     /// The operator has changed the settings.
-    Reconfigure(Arc<Change>),
+    Reconfigure(Arc<ForAll<Settings>>),
     /// Say what has happened so far.
     Report(SyncSender<Report>),
     /// End.
     Stop,
 }
 
-/// Other settings, for all threads.
+/// What all threads are told, of which somebody wants to know when all of them have followed.
 #[derive(Debug)]
-struct Change {
-    settings: Settings,
-    /// Threads that do not follow yet.
+struct ForAll<T> {
+    told: T,
+    /// Threads that have not followed yet.
     left: AtomicUsize,
 }
 
-impl Change {
-    /// One more thread follows; true for the last.
+impl<T> ForAll<T> {
+    fn new(told: T, threads: usize) -> Arc<ForAll<T>> {
+        let left = AtomicUsize::new(threads);
+        Arc::new(ForAll { told, left })
+    }
+
+    /// One more thread has followed; true for the last.
     fn is_followed_by_all(&self) -> bool {
         // AcqRel: what the others did to follow happened before the last one says so to programs.
         self.left.fetch_sub(1, Ordering::AcqRel) == 1
@@ -255,9 +260,10 @@ impl Engine {
         self.common.passes.take_back(client);
     }
 
-    /// A program listens.
+    /// A program listens. When all threads do so for it, the last sends a [`toehold_channel::rendezvous::Kind::Listening`].
     pub(crate) fn listen(&self, wanted: Listening) {
-        self.tell_all(|| Command::Listen(wanted));
+        let wanted = ForAll::new(wanted, self.threads.len());
+        self.tell_all(|| Command::Listen(wanted.clone()));
     }
 
     /// A program may have stopped listening.
@@ -296,10 +302,7 @@ impl Engine {
         if before.threads != after.threads {
             return Err("another number of engine threads needs another adapter");
         }
-        let change = Arc::new(Change {
-            settings: settings.clone(),
-            left: AtomicUsize::new(after.threads),
-        });
+        let change = ForAll::new(settings.clone(), after.threads);
         self.tell_all(|| Command::Reconfigure(change.clone()));
         self.settings = settings.clone();
         Ok(())

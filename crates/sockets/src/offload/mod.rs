@@ -32,8 +32,9 @@ use toehold_channel::table::{FLAG_OFFLOAD, Reason};
 use crate::state::{self, Connection};
 use crate::{adapter, pairing, sys};
 
-/// How long a program's first connect waits to be shown the engine; an adapter that is stopped costs this once.
-const SHOW_NS: u64 = 250_000_000;
+/// How long a program's first connect waits to be shown the engine, and each `listen` for the engine to do so as well; an adapter that is
+/// stopped costs this.
+const REPLY_NS: u64 = 250_000_000;
 
 /// What of the program's is the engine's: [`NOTHING`], [`BY_RULE`] or [`EVERYTHING`].
 static WANTED: AtomicU32 = AtomicU32::new(NOTHING);
@@ -98,7 +99,7 @@ fn outlook() -> Option<Outlook> {
     if ASKED_EPOCH.load(Ordering::Relaxed) != adapter::epoch() {
         ASKED_EPOCH.store(adapter::epoch(), Ordering::Relaxed);
         HAS_ENGINE.store(false, Ordering::Release);
-        ask(adapter);
+        say_and_wait(adapter, &Message::new(Kind::Engine), Kind::Engine);
     }
     known_outlook()
 }
@@ -118,20 +119,21 @@ fn pass() -> Pass {
     PASS.each_ref().map(|half| half.load(Ordering::Relaxed))
 }
 
-/// Asks for the engine and waits for the answer; what else arrives meanwhile is dealt with. The caller holds the adapter's lock.
-fn ask(adapter: i32) {
-    if !adapter::send(adapter, &Message::new(Kind::Engine), None) {
+/// Says something to the adapter and waits until a reply of this kind has been dealt with, and all that came before it. The caller holds the
+/// adapter's lock.
+fn say_and_wait(adapter: i32, message: &Message, reply: Kind) {
+    if !adapter::send(adapter, message, None) {
         return adapter::lose(adapter);
     }
     let start = sys::now_ns();
     loop {
         while let Some((message, kind, descriptors)) = adapter::try_receive(adapter) {
-            if kind == Kind::Engine {
-                return learn(&message, descriptors);
-            }
             pairing::handle_message(&message, kind, descriptors);
+            if kind == reply {
+                return;
+            }
         }
-        let left = SHOW_NS.saturating_sub(sys::now_ns() - start);
+        let left = REPLY_NS.saturating_sub(sys::now_ns() - start);
         let is_lost = adapter::connected() != Some(adapter);
         if left == 0 || is_lost || !sys::wait_for(adapter, libc::POLLIN, left) {
             return;
@@ -178,7 +180,7 @@ pub(crate) fn learn(message: &Message, descriptors: [Option<OwnedFd>; 2]) {
     HAS_ENGINE.store(is_valid, Ordering::Release);
 }
 
-/// The program listens: the engine may do so, too.
+/// The program listens: the engine may do so, too. Whoever is told of the listener afterwards can connect at once, so this waits for it.
 pub(crate) fn listening(fd: i32, backlog: i32) {
     let option = |level, name| sys::getsockopt::<i32>(fd, level, name).unwrap_or(-1);
     if option(libc::SOL_SOCKET, libc::SO_PROTOCOL) != libc::IPPROTO_TCP || !is_beside(fd) {
@@ -192,7 +194,10 @@ pub(crate) fn listening(fd: i32, backlog: i32) {
     message.pid = state::pid();
     message.slot = backlog.max(0) as u32;
     message.side = u32::from(option(libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) == 1);
-    tell(&message);
+    let _held = adapter::lock();
+    if let Some(adapter) = adapter::connected() {
+        say_and_wait(adapter, &message, Kind::Listening);
+    }
     state::note_listener(fd);
 }
 
@@ -203,14 +208,9 @@ fn is_beside(fd: i32) -> bool {
 
 /// A descriptor of a listener was closed.
 pub(crate) fn stopped_listening() {
-    tell(&Message::new(Kind::Unlisten));
-}
-
-/// Says something to the adapter, if there is one.
-fn tell(message: &Message) {
     let _held = adapter::lock();
     if let Some(adapter) = adapter::connected()
-        && !adapter::send(adapter, message, None)
+        && !adapter::send(adapter, &Message::new(Kind::Unlisten), None)
     {
         adapter::lose(adapter);
     }

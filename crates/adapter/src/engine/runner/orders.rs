@@ -9,9 +9,10 @@ use super::Runner;
 use crate::engine::arrivals::Arrivals;
 use crate::engine::poller::Source;
 use crate::engine::report::Report;
+use crate::engine::settings::Settings;
 use crate::engine::stand_ins::shown;
 use crate::engine::told::{options, routes};
-use crate::engine::{Change, Command};
+use crate::engine::{Command, ForAll, Listening};
 use crate::proc;
 
 /// What the daemon says, taken before everybody else's turn.
@@ -45,10 +46,7 @@ impl Runner {
                 return true;
             };
             match command {
-                Command::Listen(wanted) => {
-                    let (engine, ours) = (&mut self.engine, &self.own);
-                    self.listeners.add(engine, ours, wanted, options());
-                }
+                Command::Listen(wanted) => self.listen(&wanted),
                 Command::LookAtListeners => self.doubt_listeners(),
                 Command::Report(answer) => drop(answer.try_send(self.report())),
                 Command::Open(given) => self.open(given),
@@ -61,9 +59,17 @@ impl Runner {
         true
     }
 
+    fn listen(&mut self, wanted: &ForAll<Listening>) {
+        let (engine, ours) = (&mut self.engine, &self.own);
+        self.listeners.add(engine, ours, wanted.told, options());
+        if wanted.is_followed_by_all() {
+            self.channels.say_listening(wanted.told.client);
+        }
+    }
+
     /// Other addresses, routes, rules or another MTU. Connections of an address that is gone end on both sides, all others go on.
-    fn reconfigure(&mut self, change: &Change) {
-        let settings = &change.settings;
+    fn reconfigure(&mut self, change: &ForAll<Settings>) {
+        let settings = &change.told;
         let now = self.now();
         for &(address, prefix_bits) in &settings.addresses {
             let address = InterfaceAddress {
