@@ -275,6 +275,9 @@ pub const FLAG_CONNECTING: u32 = 1 << 9;
 /// Offloaded, and the engine could not connect; the error waits for the program in `rx_hints`.
 pub const FLAG_REFUSED: u32 = 1 << 10;
 
+/// Offloaded, and the program was told that its `connect` is under way: the next one says how it went.
+pub const FLAG_UNTOLD: u32 = 1 << 11;
+
 /// No command.
 pub const COMMAND_NONE: u32 = 0;
 /// Bring both directions back to the carrier and stay there until the command is withdrawn.

@@ -80,24 +80,7 @@ fn end_channel(connection: &Connection, end: &End<'_>) {
     end.ours().wake.closed.store(closed, Ordering::Release);
     if unread {
         // RFC 1122, 4.2.2.13: closing with received data pending sends a reset, "to show that data was lost".
-        let linger = libc::linger {
-            l_onoff: 1,
-            l_linger: 0,
-        };
-        let value = &raw const linger;
-        let len = size_of::<libc::linger>();
-        // SAFETY: `linger` is readable for its length.
-        unsafe {
-            sys::raw(
-                libc::SYS_setsockopt,
-                connection.fd as usize,
-                libc::SOL_SOCKET as usize,
-                libc::SO_LINGER as usize,
-                value as usize,
-                len,
-                0,
-            )
-        };
+        sys::set_linger(connection.fd, [1, 0]);
     }
     send::notify_of_end(connection, end);
 }

@@ -204,6 +204,22 @@ pub(crate) fn setsockopt_int(fd: i32, level: i32, name: i32, value: i32) -> isiz
     unsafe { call!(SYS_setsockopt, fd, level, name, &value as *const i32, 4) }
 }
 
+/// Sets `SO_LINGER`: whether, and for how many seconds.
+pub(crate) fn set_linger(fd: i32, linger: [i32; 2]) -> isize {
+    let (level, name) = (libc::SOL_SOCKET, libc::SO_LINGER);
+    // SAFETY: two readable ints, which are a `linger`.
+    unsafe {
+        call!(
+            SYS_setsockopt,
+            fd,
+            level,
+            name,
+            linger.as_ptr(),
+            size_of::<[i32; 2]>()
+        )
+    }
+}
+
 /// `getsockname(2)` or `getpeername(2)`.
 pub(crate) fn socket_address(fd: i32, peer: bool) -> Result<libc::sockaddr_storage, i32> {
     // SAFETY: zeroes are a valid `sockaddr_storage`.

@@ -15,6 +15,10 @@ use crate::{epoll, errno, offload, real, sys};
 /// `connect(2)`.
 pub unsafe fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
     let mut why = None;
+    if state::kind(fd) == Kind::Connection && unsafe { disconnects(address, len) } {
+        errno::keep(|| let_go(fd));
+        return unsafe { real::connect(fd, address, len) };
+    }
     if offload::has_business() {
         match unsafe { opening::connect(fd, address, len) } {
             Opened::Done(result) => return result,
@@ -34,6 +38,23 @@ pub unsafe fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_
         }
     }
     result
+}
+
+/// True for `AF_UNSPEC`, by which a connection is given up and its socket is as new.
+unsafe fn disconnects(address: *const sockaddr, len: socklen_t) -> bool {
+    let has_family = !address.is_null() && len as usize >= size_of::<libc::sa_family_t>();
+    has_family && i32::from(unsafe { (*address).sa_family }) == libc::AF_UNSPEC
+}
+
+/// What is on its way through a channel goes as what is in the kernel goes: the peer sees a reset (`tcp_disconnect` in net/ipv4/tcp.c).
+fn let_go(fd: c_int) {
+    if state::borrowed_memory() {
+        return;
+    }
+    let before = sys::getsockopt::<[i32; 2]>(fd, libc::SOL_SOCKET, libc::SO_LINGER);
+    sys::set_linger(fd, [1, 0]);
+    state::closing(fd);
+    sys::set_linger(fd, before.unwrap_or_default());
 }
 
 /// `connect` on `fd` was answered with `error`, or 0.

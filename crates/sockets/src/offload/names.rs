@@ -108,6 +108,8 @@ pub(crate) fn answer(
     let (local, remote) = true_ends(connection.entry);
     match side {
         Side::Remote if is_connecting => Some(Err(libc::ENOTCONN)),
+        // Reset, or ended by both: the kernel, which is asked, has no name for that end any more either.
+        Side::Remote if sys::socket_address(connection.fd, true).is_err() => None,
         Side::Remote => Some(Ok(spelled(connection.fd, remote))),
         Side::Local => Some(Ok(spelled(connection.fd, local))),
     }

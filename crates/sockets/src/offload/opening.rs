@@ -13,7 +13,7 @@ use libc::{sockaddr, socklen_t};
 use toehold_channel::offload::{Address, Direction, Verdict, store_true_ends, true_ends};
 use toehold_channel::opening::{OPENING_BYTES, Opening};
 use toehold_channel::rendezvous::mapped;
-use toehold_channel::table::{FLAG_CONNECTING, FLAG_OFFLOAD, FLAG_REFUSED, Reason};
+use toehold_channel::table::{FLAG_CONNECTING, FLAG_OFFLOAD, FLAG_REFUSED, FLAG_UNTOLD, Reason};
 
 use super::names;
 use crate::state::{self, Connection};
@@ -88,18 +88,33 @@ fn again(fd: i32) -> Option<Opened> {
     let flags = connection.entry.flags.load(Ordering::Acquire);
     if flags & FLAG_REFUSED != 0 {
         if let Some(error) = pending::take(&connection) {
-            errno::set(error);
-            return Some(Opened::Done(-1));
+            return Some(fail(&connection, error));
         }
         // The error was reported: the socket may try again, from nothing.
         disconnect(fd);
         state::closing(fd);
         return None;
     }
-    (flags & FLAG_OFFLOAD != 0).then(|| {
-        errno::set(libc::EISCONN);
-        Opened::Done(-1)
-    })
+    if flags & FLAG_OFFLOAD == 0 {
+        return None;
+    }
+    // As `inet_stream_connect` leaves SS_CONNECTING: the first call after it is the one that succeeds.
+    let before = connection
+        .entry
+        .flags
+        .fetch_and(!FLAG_UNTOLD, Ordering::Relaxed);
+    if before & FLAG_UNTOLD != 0 {
+        return Some(Opened::Done(0));
+    }
+    errno::set(libc::EISCONN);
+    Some(Opened::Done(-1))
+}
+
+/// The program's `connect` fails: from here on its socket is as new.
+fn fail(connection: &Connection, error: i32) -> Opened {
+    errno::keep(|| disconnect(connection.fd));
+    errno::set(error);
+    Opened::Done(-1)
 }
 
 /// Hands the connection to the engine; or says why it is the kernel's.
@@ -260,12 +275,16 @@ fn finish(connection: &Connection) -> Opened {
     if sys::is_nonblocking(connection.fd) {
         return match look(connection) {
             Answer::Pending => {
+                let flags = &connection.entry.flags;
+                flags.fetch_or(FLAG_UNTOLD, Ordering::Relaxed);
                 errno::set(libc::EINPROGRESS);
                 Opened::Done(-1)
             }
             answer => done(connection, answer),
         };
     }
+    let flags = &connection.entry.flags;
+    flags.fetch_and(!FLAG_UNTOLD, Ordering::Relaxed);
     loop {
         match look(connection) {
             Answer::Pending => {}
@@ -283,8 +302,7 @@ fn done(connection: &Connection, answer: Answer) -> Opened {
     match answer {
         Answer::Refused => {
             let error = pending::take(connection);
-            errno::set(error.unwrap_or(libc::ECONNREFUSED));
-            Opened::Done(-1)
+            fail(connection, error.unwrap_or(libc::ECONNREFUSED))
         }
         _ if flags & FLAG_OFFLOAD != 0 => Opened::Done(0),
         // The kernel has begun to connect, or is about to, by the program's own call.
