@@ -62,6 +62,8 @@ pub(super) struct Flow {
     pub(super) readable: bool,
     pub(super) writable: bool,
     pub(super) hung_up: bool,
+    /// It has had an urgent byte: a read ends there, whatever is behind it.
+    pub(super) has_urgent: bool,
     failed: bool,
     pub(super) closed: Option<CloseReason>,
     /// Bytes that went to the carrier and came from it, doorbells, the opening and the urgent byte included.
@@ -107,6 +109,7 @@ impl Flow {
             readable: false,
             writable: false,
             hung_up: false,
+            has_urgent: false,
             failed: false,
             closed: None,
             carrier_sent: 0,
@@ -131,6 +134,7 @@ impl Flow {
         let has = |bit: libc::c_int| bits & bit as u32 != 0;
         self.readable |= has(libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLHUP | libc::EPOLLERR);
         self.writable |= has(libc::EPOLLOUT | libc::EPOLLHUP | libc::EPOLLERR);
+        self.has_urgent |= has(libc::EPOLLPRI);
         self.hung_up |= has(libc::EPOLLRDHUP | libc::EPOLLHUP | libc::EPOLLERR);
         self.failed |= has(libc::EPOLLERR);
     }
@@ -189,6 +193,9 @@ impl Flow {
             // A reset outranks what came before it.
             let is_reset =
                 std::mem::take(&mut self.failed) && !matches!(self.carrier.take_error(), Ok(None));
+            if is_reset {
+                self.collect_last_words(cx);
+            }
             let is_gone = is_reset
                 || self.deliver(cx).is_err()
                 || (self.closed.is_none() && self.collect(cx).is_err());

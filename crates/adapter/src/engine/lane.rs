@@ -188,10 +188,14 @@ impl Lane {
         }
     }
 
+    /// Up to which stream offset the remote's stream is published.
+    pub(super) fn published_out(&self) -> u64 {
+        self.base_out + self.entry.tx_ring.load(Ordering::Relaxed)
+    }
+
     /// Publishes the remote's stream up to `received`. True when something was.
     pub(super) fn publish(&self, received: u64) -> bool {
-        let tail = self.entry.tx_ring.load(Ordering::Relaxed);
-        let len = (received - self.base_out) - tail;
+        let len = received - self.published_out();
         if len > 0 {
             self.end().sender().publish(len as usize);
         }

@@ -128,15 +128,15 @@ impl Streams {
         duplex.is_some_and(|duplex| duplex.owner == id && duplex.placed > received)
     }
 
-    /// The receiving stream leaves the channel at `received`: what waits ahead of a gap comes to our ring.
-    pub(super) fn fetch_early(&mut self, id: ConnectionId, received: u64) {
+    /// The receiving stream leaves the channel at `published`: what was placed behind that, ahead of gaps too, comes to our ring.
+    pub(super) fn fetch_unpublished(&mut self, id: ConnectionId, published: u64) {
         let duplex = Self::duplex(&mut self.slots, id);
-        duplex.taken = received;
-        let Some(lane) = duplex.lane.as_ref().filter(|_| duplex.placed > received) else {
+        duplex.taken = published;
+        let Some(lane) = duplex.lane.as_ref().filter(|_| duplex.placed > published) else {
             return;
         };
         let ring = duplex.receiving.get_or_insert_with(|| self.rings.take());
-        lane.placed(received, duplex.placed, |at, bytes| store(ring, at, bytes));
+        lane.placed(published, duplex.placed, |at, bytes| store(ring, at, bytes));
     }
 
     /// The connection is over.

@@ -48,7 +48,8 @@ impl Poller {
 
     /// Reports each change of a socket once. Closing the socket ends it.
     pub(super) fn watch_changes(&self, fd: BorrowedFd<'_>, source: Source) -> io::Result<()> {
-        let all = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET;
+        let news = libc::EPOLLIN | libc::EPOLLPRI | libc::EPOLLRDHUP;
+        let all = news | libc::EPOLLOUT | libc::EPOLLET;
         self.0.add(fd, token_of(source), all)
     }
 

@@ -137,17 +137,14 @@ impl Flow {
         Ok(())
     }
 
-    /// Moves the remote's stream back to the carrier.
+    /// Moves the remote's stream back to the carrier: all that is not published yet. A program that wants the kernel alone may look at its ring
+    /// no more.
     fn go_down(&mut self, cx: &mut Around<'_>) -> Result<(), Gone> {
         let Some(lane) = cx.streams.lane(self.id) else {
             return Ok(());
         };
-        let has_news = lane.publish(self.received);
-        let rings = lane.begin_down();
-        if has_news {
-            self.notify(cx)?;
-        }
-        if rings {
+        let published = lane.published_out();
+        if lane.begin_down() {
             self.ring();
         }
         let count = self.carrier_sent;
@@ -155,8 +152,8 @@ impl Flow {
             lane.finish_down(count);
         }
         // What the program has not read yet is in memory of its own: our window is about what is still to come.
-        self.taken = self.received;
-        cx.streams.fetch_early(self.id, self.received);
+        self.taken = published;
+        cx.streams.fetch_unpublished(self.id, published);
         Ok(())
     }
 
@@ -173,6 +170,17 @@ impl Flow {
             let _ = cx.engine.finish(cx.now, self.id);
         }
         result
+    }
+
+    /// The program has reset its carrier: with the kernel what it sent before would be on its way already, ahead of the reset.
+    pub(super) fn collect_last_words(&mut self, cx: &mut Around<'_>) {
+        let has_finished = self.program_finished;
+        self.readable = true;
+        // Where it wrote nonsense as well there are no more words.
+        let _ = self.take_in(cx);
+        let _ = cx.engine.publish(self.id, self.published);
+        // A reset looks like an end, too.
+        self.program_finished = has_finished;
     }
 
     /// The carrier was reset: false when the program means it, true when it had closed in order before. What it published then is
@@ -292,7 +300,7 @@ impl Flow {
                             // Less than there was room for: there is no more, unless the end is next.
                             let is_all =
                                 cx.streams.lane(self.id).is_none() && (count as u64) < want;
-                            self.readable &= self.hung_up || !is_all;
+                            self.readable &= self.hung_up || self.has_urgent || !is_all;
                         }
                     }
                 }

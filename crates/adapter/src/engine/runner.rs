@@ -451,8 +451,10 @@ impl Runner {
             Next::Over => flow.end_in_order(),
             Next::RemoteGone => {}
             Next::ProgramGone => {
-                let has_joined = flow.stage != Stage::Joining;
-                let _ = self.engine.abort(now, flow.id);
+                let (id, has_joined) = (flow.id, flow.stage != Stage::Joining);
+                // What it said last goes before the reset.
+                self.transmit();
+                let _ = self.engine.abort(now, id);
                 self.report.programs_gone += 1;
                 if !has_joined {
                     // Nobody took it: perhaps there is nobody any more.

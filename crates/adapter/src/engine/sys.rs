@@ -8,12 +8,14 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use super::ports::Ports;
 use crate::listener::{check, owned};
 
-/// The relay: what programs connect to instead of a remote. What it accepts is reset when we die, and never delayed.
+/// The relay: what programs connect to instead of a remote. What it accepts is reset when we die, never delayed, and has urgent bytes in their
+/// place (RFC 6093): read past them and one of the program's would be lost.
 pub(super) fn relay_listener() -> io::Result<TcpListener> {
     let local = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0);
     let listener = socket_for(&local)?;
     bind(&listener, local)?;
     reset_when_closed(&listener, true)?;
+    set(&listener, libc::SOL_SOCKET, libc::SO_OOBINLINE, &1i32)?;
     set(&listener, libc::IPPROTO_TCP, libc::TCP_NODELAY, &1i32)?;
     set(
         &listener,
@@ -36,6 +38,7 @@ pub(super) fn bound_socket(source: IpAddr, ports: &mut Ports) -> io::Result<TcpS
         bind(&socket, SocketAddr::new(source, 0))?;
     }
     reset_when_closed(&socket, true)?;
+    set(&socket, libc::SOL_SOCKET, libc::SO_OOBINLINE, &1i32)?;
     set(&socket, libc::IPPROTO_TCP, libc::TCP_NODELAY, &1i32)?;
     Ok(socket.into())
 }

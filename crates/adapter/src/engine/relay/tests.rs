@@ -12,7 +12,7 @@ use toehold_tcp::{
 use super::*;
 use crate::engine::flow::{Next, Stage};
 use crate::engine::lane::tests::{Program, channel};
-use crate::engine::told;
+use crate::engine::{sys, told};
 use crate::registry::ClientId;
 
 /// The remote's memory: what arrived, and a send stream whose byte n is `byte(n)`.
@@ -554,4 +554,52 @@ fn program_that_has_closed_cleanly_is_heard_to_the_end() {
     assert!(bench.remote_saw_end() && bench.flow.has_departed);
     bench.remote_finishes();
     assert_eq!(bench.pass(Duration::from_secs(300)), Next::Over);
+}
+
+#[test]
+fn program_that_wants_the_kernel_alone_has_the_next_bytes_from_it() {
+    let mut bench = Bench::new();
+    let program = bench.with_channel();
+    bench.remote_says(10);
+    assert_eq!(bench.turn(), Next::Wait);
+    // It is about to give its descriptor away: to somebody who knows nothing of a ring.
+    let refuse = &program.end().ours().wake.refuse;
+    refuse.store(1, std::sync::atomic::Ordering::SeqCst);
+    bench.remote_says(30);
+    assert_eq!(bench.turn(), Next::Wait);
+    assert_eq!(bench.read(20), pattern_from(10, 20));
+    assert_eq!(program.read(100, 0), pattern(10));
+}
+
+#[test]
+fn what_a_program_says_before_it_resets_goes_before_the_reset() {
+    let mut bench = Bench::new();
+    bench.program.write_all(b"last words").expect("room");
+    sys::reset_when_closed(&bench.program, true).expect("a socket");
+    drop(std::mem::replace(&mut bench.program, sockets().0));
+    assert_eq!(bench.turn(), Next::ProgramGone);
+    bench.abort();
+    assert_eq!(bench.rings.0, b"last words");
+    assert!(bench.remote_saw_reset() && !bench.remote_saw_end());
+}
+
+#[test]
+fn program_that_departs_with_last_words_finishes_after_them() {
+    use toehold_channel::layout::{CLOSED_ALL, CLOSED_CLEAN};
+    let mut bench = Bench::new();
+    let program = bench.with_channel();
+    // As above, but its end is on the carrier as well.
+    program.write(b"last words");
+    let closed = &program.end().ours().wake.closed;
+    closed.store(
+        CLOSED_ALL | CLOSED_CLEAN,
+        std::sync::atomic::Ordering::SeqCst,
+    );
+    bench.program.shutdown(Shutdown::Write).expect("connected");
+    (&bench.flow.carrier).write_all(&[0]).expect("room");
+    bench.flow.carrier_sent += 1;
+    drop(std::mem::replace(&mut bench.program, sockets().0));
+    assert_eq!(bench.pass(Duration::from_secs(1)), Next::Wait);
+    assert_eq!(bench.rings.0, b"last words");
+    assert!(bench.remote_saw_end());
 }
