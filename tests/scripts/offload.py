@@ -80,6 +80,18 @@ def echo_client(host, port, count):
     print("local", sock.getsockname()[0])
 
 
+def urgent_client(host, port):
+    """Sends an urgent byte among others: it must be where it was sent."""
+    with socket.create_connection((host, int(port)), timeout=30) as sock:
+        sock.settimeout(None)
+        for _ in range(3):
+            sock.sendall(b"before")
+            sock.send(b"!", socket.MSG_OOB)
+            sock.sendall(b"after")
+            back = sock.recv(12, socket.MSG_WAITALL)
+            assert back == b"before!after", back
+
+
 def names_server(port, host="0.0.0.0"):
     """Accepts one connection and says what it is told about its ends."""
     sock = listener(int(port), host)

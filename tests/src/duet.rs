@@ -17,12 +17,17 @@ use std::process::Command;
 use std::time::Duration;
 
 use crate::process::{Running, ending, wait_until};
-use crate::toehold::{Path, Toehold};
+use crate::toehold::{Connection, Path, Toehold};
 
 /// The descriptor on which the two roles keep in step.
 pub const STEPS_FD: RawFd = 200;
 /// The descriptor on which the client asks whether its connection has been upgraded.
 pub const ORACLE_FD: RawFd = 201;
+
+/// Where the roles meet, if not on loopback: the server's address, for IPv4 and IPv6.
+pub const MEET_V4: &str = "E2E_MEET_V4";
+/// As [`MEET_V4`].
+pub const MEET_V6: &str = "E2E_MEET_V6";
 
 /// How each side of a connection is started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,26 +85,36 @@ impl Duet {
     /// # Panics
     /// When the host cannot start the roles at all.
     pub fn play(toehold: &Toehold, sides: Sides, program: &str, case: &str) -> Duet {
+        let roles = [sides.server, sides.client].map(|path| toehold.command(path, program));
+        let is_asked = sides.pair_up();
+        Duet::play_roles(toehold, roles, case, is_asked.then_some(is_direct))
+    }
+
+    /// As [`Duet::play`], with a server and a client of the caller's; where `is_upgraded` is given they wait until it holds of their
+    /// connection's ends.
+    ///
+    /// # Panics
+    /// As [`Duet::play`].
+    pub fn play_roles(
+        toehold: &Toehold,
+        [server, client]: [Command; 2],
+        case: &str,
+        is_upgraded: Option<Upgraded>,
+    ) -> Duet {
         let (server_steps, client_steps) = UnixStream::pair().expect("a socket pair");
         let (oracle, questions) = UnixStream::pair().expect("a socket pair");
-        let start = |role: &str, path, descriptors: Vec<(RawFd, RawFd)>| {
-            let mut command = toehold.command(path, program);
+        let start = |role: &str, mut command: Command, descriptors: Vec<(RawFd, RawFd)>| {
             command.args([role, case]).env("RUST_BACKTRACE", "0");
-            if sides.pair_up() && role == "client" {
+            if is_upgraded.is_some() && role == "client" {
                 command.env("E2E_ORACLE", "yes");
             }
             inherit(&mut command, descriptors);
-            let name = format!("{case}.{role}.{path:?}");
-            Running::start(command, &name, toehold.dir())
+            Running::start(command, &format!("{case}.{role}"), toehold.dir())
         };
-        let server = start(
-            "server",
-            sides.server,
-            vec![(server_steps.as_raw_fd(), STEPS_FD)],
-        );
+        let server = start("server", server, vec![(server_steps.as_raw_fd(), STEPS_FD)]);
         let client = start(
             "client",
-            sides.client,
+            client,
             vec![
                 (client_steps.as_raw_fd(), STEPS_FD),
                 (questions.as_raw_fd(), ORACLE_FD),
@@ -107,7 +122,8 @@ impl Duet {
         );
         drop((server_steps, client_steps, questions));
         std::thread::scope(|scope| {
-            let answers = scope.spawn(|| answer(toehold, oracle));
+            let is_upgraded = is_upgraded.unwrap_or(is_direct);
+            let answers = scope.spawn(move || answer(toehold, oracle, is_upgraded));
             let mut transcript = Vec::new();
             let mut roles = [("server", server), ("client", client)];
             wait_until(CASE_PATIENCE, || {
@@ -151,6 +167,14 @@ impl Duet {
     }
 }
 
+/// What is to hold of a connection's ends, as `toehold status` tells of them, before it counts as upgraded.
+pub type Upgraded = fn(&[&Connection]) -> bool;
+
+/// Both ends report; both must be there.
+fn is_direct(ends: &[&Connection]) -> bool {
+    ends.iter().filter(|end| end.is_direct()).count() >= 2
+}
+
 /// Longer than any case takes; shorter than a reader's patience with a hanging one.
 const CASE_PATIENCE: Duration = Duration::from_secs(40);
 
@@ -171,7 +195,7 @@ fn inherit(command: &mut Command, descriptors: Vec<(RawFd, RawFd)>) {
 }
 
 /// Answers `upgraded PORT` questions until the client is gone; counts questions' final answers.
-fn answer(toehold: &Toehold, oracle: UnixStream) -> (usize, usize) {
+fn answer(toehold: &Toehold, oracle: UnixStream, is_upgraded: Upgraded) -> (usize, usize) {
     let mut replies = oracle.try_clone().expect("a descriptor");
     let (mut asked, mut upgraded) = (0, 0);
     let mut last_port = None;
@@ -186,11 +210,8 @@ fn answer(toehold: &Toehold, oracle: UnixStream) -> (usize, usize) {
             last_port = Some(port);
         }
         let connections = toehold.connections();
-        let ours = connections
-            .iter()
-            .filter(|connection| connection.has_port(port));
-        // Both ends report; both must be there.
-        let yes = ours.filter(|connection| connection.is_direct()).count() >= 2;
+        let ours = connections.iter().filter(|one| one.has_port(port));
+        let yes = is_upgraded(&ours.collect::<Vec<_>>());
         if yes {
             upgraded += 1;
         }
@@ -199,4 +220,66 @@ fn answer(toehold: &Toehold, oracle: UnixStream) -> (usize, usize) {
         }
     }
     (asked, upgraded)
+}
+
+/// Where a case's transcript may differ from the kernel's, and why.
+#[derive(Clone, Copy, Debug)]
+pub struct Difference {
+    /// The case.
+    pub case: &'static str,
+    /// What the line that differs has in it.
+    pub line: &'static str,
+    /// Why it may.
+    pub reason: &'static str,
+}
+
+impl Difference {
+    /// Whether it is about this line of this case.
+    pub fn explains(&self, case: &str, line: &str) -> bool {
+        self.case == case && line.contains(self.line)
+    }
+}
+
+/// What rings cannot do as the kernel does it.
+pub const DIFFERENCES_OF_RINGS: &[Difference] = &[
+    Difference {
+        case: "bad_pointers_fault_and_lose_nothing",
+        line: "",
+        reason: "rings are memory: a bad pointer is a fault of the program, as libc may treat it, and no error of the call",
+    },
+    Difference {
+        case: "close_while_another_thread_receives",
+        line: "",
+        reason: "a descriptor closed under a thread that sleeps in recv on it: that thread gets EBADF",
+    },
+    Difference {
+        case: "nested_epoll_is_readable_when_its_inside_is",
+        line: "quiet",
+        reason: "an epoll instance inside another may be reported once without cause",
+    },
+    Difference {
+        case: "handler_that_uses_the_socket_does_not_deadlock",
+        line: "",
+        reason: "a signal handler that sends on the socket its thread is sending on in that moment gets EAGAIN",
+    },
+];
+
+/// Cases whose connection may stay with the kernel although both sides are accelerated, and why.
+pub const MAY_STAY: &[(&str, &str)] = &[(
+    "stream_opened_before_the_traffic_goes_on",
+    "a connection that has been given to stdio is left there",
+)];
+
+/// The names of one group's cases.
+///
+/// # Panics
+/// When the suite does not run.
+pub fn cases(program: &str, group: &str) -> Vec<String> {
+    let list = Command::new(program).arg("list").output();
+    let list = String::from_utf8(list.expect("the suite runs").stdout).expect("names are text");
+    let lines = list.lines().filter_map(|line| line.split_once(' '));
+    lines
+        .filter(|(of, _)| *of == group)
+        .map(|(_, name)| name.to_owned())
+        .collect()
 }

@@ -1,61 +1,16 @@
 //! Every case of the semantics suite, played on the kernel and on every other combination of paths.
 
+use toehold_e2e::duet::{DIFFERENCES_OF_RINGS, MAY_STAY, cases};
 use toehold_e2e::{Duet, Sides, Toehold, host};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_semantics");
-
-/// Cases whose transcript may differ from the kernel's, line by line, and why.
-///
-/// Each entry names a case, the start of the kernel's line, and the reason.
-const EXPECTED: &[(&str, &str, &str)] = &[
-    (
-        "bad_pointers_fault_and_lose_nothing",
-        "",
-        "rings are memory: a bad pointer is a fault of the program, as libc may treat it, and no error of the call",
-    ),
-    (
-        "close_while_another_thread_receives",
-        "",
-        "a descriptor closed under a thread that sleeps in recv on it: that thread gets EBADF",
-    ),
-    (
-        "nested_epoll_is_readable_when_its_inside_is",
-        "quiet",
-        "an epoll instance inside another may be reported once without cause",
-    ),
-    (
-        "handler_that_uses_the_socket_does_not_deadlock",
-        "",
-        "a signal handler that sends on the socket its thread is sending on in that moment gets EAGAIN",
-    ),
-];
-
-/// Cases whose connection may stay with the kernel although both sides are accelerated, and why.
-const MAY_STAY: &[(&str, &str)] = &[(
-    "stream_opened_before_the_traffic_goes_on",
-    "a connection that has been given to stdio is left there",
-)];
-
-/// The names of one group's cases.
-fn cases(group: &str) -> Vec<String> {
-    let list = std::process::Command::new(PROGRAM)
-        .arg("list")
-        .output()
-        .expect("the suite runs");
-    let list = String::from_utf8(list.stdout).expect("names are text");
-    let lines = list.lines().filter_map(|line| line.split_once(' '));
-    lines
-        .filter(|(of, _)| *of == group)
-        .map(|(_, name)| name.to_owned())
-        .collect()
-}
 
 /// Plays a group's cases and compares each with the kernel's transcript; reports all that differ.
 fn compare(group: &str, sides: &[Sides]) {
     let toehold = Toehold::start();
     let mut complaints = Vec::new();
     let (mut asked, mut upgraded) = (0, 0);
-    for case in cases(group) {
+    for case in cases(PROGRAM, group) {
         let oracle = Duet::play(&toehold, Sides::HOST, PROGRAM, &case);
         for &sides in sides {
             let duet = Duet::play(&toehold, sides, PROGRAM, &case);
@@ -63,9 +18,9 @@ fn compare(group: &str, sides: &[Sides]) {
                 .differences(&oracle)
                 .into_iter()
                 .filter(|line| {
-                    !EXPECTED
+                    !DIFFERENCES_OF_RINGS
                         .iter()
-                        .any(|(of, start, _)| *of == case && line.contains(start))
+                        .any(|known| known.explains(&case, line))
                 })
                 .collect();
             if !differences.is_empty() {
@@ -98,7 +53,7 @@ fn compare(group: &str, sides: &[Sides]) {
 fn reproducible_on_the_kernel(groups: &[&str]) {
     let toehold = Toehold::absent();
     for group in groups {
-        let cases = cases(group);
+        let cases = cases(PROGRAM, group);
         assert!(!cases.is_empty(), "no group is called {group}");
         for case in cases {
             let duet = Duet::play(&toehold, Sides::HOST, PROGRAM, &case);

@@ -1,7 +1,7 @@
 //! Coming to be connected: connect, listen, accept, names, refusals.
 
 use crate::Case;
-use crate::role::{Pair, Role, await_events, receive_all, send_all, shown};
+use crate::role::{Pair, Role, await_events, drain, receive_all, send_all, shown};
 use crate::sys;
 
 pub(crate) const CASES: &[Case] = &[
@@ -27,6 +27,7 @@ pub(crate) const CASES: &[Case] = &[
     Case::pair("names_are_the_addresses_of_both_ends", names),
     Case::pair6("names_are_the_addresses_of_both_ends_ipv6", names),
     Case::pair("connected_socket_refuses_a_second_connect", second_connect),
+    Case::roles("socket_that_disconnects_is_as_new", disconnecting),
     Case::pair("options_keep_what_was_set", options),
 ];
 
@@ -52,6 +53,10 @@ fn nonblocking_connect(role: &Role) {
         "events",
         format!("{:?}", sys::poll(&[(fd, libc::POLLIN | libc::POLLOUT)], 0)),
     );
+    if first.is(libc::EINPROGRESS) {
+        role.say("connect", sys::connect(fd, role.family, port));
+        role.say("connect again", sys::connect(fd, role.family, port));
+    }
     role.warm(fd);
     role.say(
         "recv",
@@ -97,7 +102,7 @@ fn refused_nonblocking(role: &Role) {
 /// A port that nobody listens on: bound, but not listening.
 fn unused_port(role: &Role) -> u16 {
     let fd = sys::socket(role.family, 0);
-    sys::bind(fd, role.family, 0).value();
+    sys::bind(fd, sys::loopback(role.family, 0)).value();
     sys::name(fd, false).expect("bound").2
 }
 
@@ -220,6 +225,37 @@ fn second_connect(pair: &Pair) {
     let mut bytes = [0; 4];
     receive_all(pair.fd, &mut bytes);
     pair.say("still connected", shown(&bytes));
+}
+
+fn disconnecting(role: &Role) {
+    if role.server() {
+        let listener = role.listen(0);
+        for _ in 0..2 {
+            let fd = sys::accept(listener).fd();
+            role.warm(fd);
+            role.step();
+            role.say("then", drain(fd));
+            role.step();
+        }
+        return;
+    }
+    let port = role.hear_port();
+    let fd = role.connect(port);
+    role.warm(fd);
+    role.step();
+    role.say("disconnect", sys::disconnect(fd));
+    role.say(
+        "getpeername",
+        sys::name(fd, true).is_err_and(|result| result.is(libc::ENOTCONN)),
+    );
+    role.say("send", sys::send(fd, b"x", libc::MSG_NOSIGNAL));
+    role.step();
+    role.say("connect", sys::connect(fd, role.family, port));
+    role.warm(fd);
+    send_all(fd, b"fine");
+    role.step();
+    role.say("shutdown", sys::shutdown(fd, libc::SHUT_WR));
+    role.step();
 }
 
 fn options(pair: &Pair) {

@@ -84,7 +84,7 @@ impl Role {
     /// A listener on a free loopback port, told to the client.
     pub(crate) fn listen(&self, flags: i32) -> Fd {
         let listener = sys::socket(self.family, flags);
-        sys::bind(listener, self.family, 0).value();
+        sys::bind(listener, sys::meeting_place(self.family, 0)).value();
         sys::listen(listener, BACKLOG).value();
         self.tell(u32::from(
             sys::name(listener, false)

@@ -3,7 +3,10 @@
 use std::ffi::{CStr, c_int, c_void};
 use std::fmt;
 use std::mem;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ptr;
+
+use toehold_e2e::duet::{MEET_V4, MEET_V6};
 
 pub(crate) type Fd = c_int;
 
@@ -259,25 +262,51 @@ pub(crate) fn socket(family: c_int, flags: c_int) -> Fd {
     ret(unsafe { libc::socket(family, libc::SOCK_STREAM | libc::SOCK_CLOEXEC | flags, 0) }).fd()
 }
 
+/// Where the roles meet: loopback, unless the harness says another address.
+pub(crate) fn meeting_place(family: c_int, port: u16) -> SocketAddr {
+    let variable = if family == libc::AF_INET {
+        MEET_V4
+    } else {
+        MEET_V6
+    };
+    match std::env::var(variable) {
+        Ok(said) => SocketAddr::new(said.parse().expect("an address"), port),
+        Err(_) => loopback(family, port),
+    }
+}
+
 /// The loopback address of a family with a port.
-pub(crate) fn loopback(family: c_int, port: u16) -> (libc::sockaddr_storage, libc::socklen_t) {
+pub(crate) fn loopback(family: c_int, port: u16) -> SocketAddr {
+    let ip = if family == libc::AF_INET {
+        IpAddr::from(Ipv4Addr::LOCALHOST)
+    } else {
+        IpAddr::from(Ipv6Addr::LOCALHOST)
+    };
+    SocketAddr::new(ip, port)
+}
+
+/// An address as the kernel takes it, and its length.
+pub(crate) fn spelled(address: SocketAddr) -> (libc::sockaddr_storage, libc::socklen_t) {
     // SAFETY: an address of zeroes is valid: the unspecified one.
     let mut storage: libc::sockaddr_storage = unsafe { mem::zeroed() };
-    let address = ptr::from_mut(&mut storage);
-    let len = if family == libc::AF_INET {
-        // SAFETY: sockaddr_storage is large and aligned enough for every address.
-        let address = unsafe { &mut *address.cast::<libc::sockaddr_in>() };
-        address.sin_family = libc::AF_INET as libc::sa_family_t;
-        address.sin_port = port.to_be();
-        address.sin_addr.s_addr = u32::from_be_bytes([127, 0, 0, 1]).to_be();
-        mem::size_of::<libc::sockaddr_in>()
-    } else {
-        // SAFETY: sockaddr_storage is large and aligned enough for every address.
-        let address = unsafe { &mut *address.cast::<libc::sockaddr_in6>() };
-        address.sin6_family = libc::AF_INET6 as libc::sa_family_t;
-        address.sin6_port = port.to_be();
-        address.sin6_addr.s6_addr[15] = 1;
-        mem::size_of::<libc::sockaddr_in6>()
+    let at = ptr::from_mut(&mut storage);
+    let len = match address {
+        SocketAddr::V4(v4) => {
+            // SAFETY: sockaddr_storage is large and aligned enough for every address.
+            let out = unsafe { &mut *at.cast::<libc::sockaddr_in>() };
+            out.sin_family = libc::AF_INET as libc::sa_family_t;
+            out.sin_port = v4.port().to_be();
+            out.sin_addr.s_addr = v4.ip().to_bits().to_be();
+            mem::size_of::<libc::sockaddr_in>()
+        }
+        SocketAddr::V6(v6) => {
+            // SAFETY: sockaddr_storage is large and aligned enough for every address.
+            let out = unsafe { &mut *at.cast::<libc::sockaddr_in6>() };
+            out.sin6_family = libc::AF_INET6 as libc::sa_family_t;
+            out.sin6_port = v6.port().to_be();
+            out.sin6_addr.s6_addr = v6.ip().octets();
+            mem::size_of::<libc::sockaddr_in6>()
+        }
     };
     (
         storage,
@@ -285,16 +314,25 @@ pub(crate) fn loopback(family: c_int, port: u16) -> (libc::sockaddr_storage, lib
     )
 }
 
-pub(crate) fn bind(fd: Fd, family: c_int, port: u16) -> Ret {
-    let (address, len) = loopback(family, port);
+pub(crate) fn bind(fd: Fd, to: SocketAddr) -> Ret {
+    let (address, len) = spelled(to);
     // SAFETY: `address` is live and `len` bytes of it are initialised.
     ret(unsafe { libc::bind(fd, ptr::from_ref(&address).cast(), len) })
 }
 
 pub(crate) fn connect(fd: Fd, family: c_int, port: u16) -> Ret {
-    let (address, len) = loopback(family, port);
+    let (address, len) = spelled(meeting_place(family, port));
     // SAFETY: `address` is live and `len` bytes of it are initialised.
     ret(unsafe { libc::connect(fd, ptr::from_ref(&address).cast(), len) })
+}
+
+/// connect(2) with `AF_UNSPEC`.
+pub(crate) fn disconnect(fd: Fd) -> Ret {
+    // SAFETY: an address of zeroes is valid: of no family.
+    let nobody: libc::sockaddr = unsafe { mem::zeroed() };
+    let len = mem::size_of::<libc::sockaddr>() as libc::socklen_t;
+    // SAFETY: `nobody` is live and `len` bytes long.
+    ret(unsafe { libc::connect(fd, &nobody, len) })
 }
 
 pub(crate) fn listen(fd: Fd, backlog: c_int) -> Ret {

@@ -251,7 +251,7 @@ fn bad_pointers(pair: &Pair) {
 }
 
 fn destination(pair: &Pair) {
-    let (address, len) = sys::loopback(pair.family, 9);
+    let (address, len) = sys::spelled(sys::loopback(pair.family, 9));
     if pair.server() {
         // SAFETY: the text and the address are live and as long as said.
         let result = sys::ret(unsafe {

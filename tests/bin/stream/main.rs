@@ -41,7 +41,7 @@ fn main() {
     let (fd, rest, listening) = match arguments[..] {
         ["listen", ref rest @ ..] => {
             let listener = sys::socket(libc::AF_INET, 0);
-            sys::bind(listener, libc::AF_INET, 0).value();
+            sys::bind(listener, sys::loopback(libc::AF_INET, 0)).value();
             sys::listen(listener, 1).value();
             println!("port {}", sys::name(listener, false).expect("bound").2);
             (sys::accept(listener).fd(), rest, true)

@@ -9,6 +9,7 @@ mod packet;
 mod policy;
 mod programs;
 mod quota;
+mod semantics;
 mod servers;
 mod stage;
 mod threads;
@@ -60,6 +61,13 @@ fn payload_of_a_lone_stream_is_read_to_where_it_belongs() {
     let _near = stage.near_server(&["echo_server", "7002"]);
     ok(stage.near("client", &["echo_client", FAR, "7001", "20000000"]));
     assert_eq!(stage.engine("payloads_in_place"), in_place);
+}
+
+#[test]
+fn urgent_bytes_keep_their_place() {
+    let Some(stage) = Stage::set(&[]) else { return };
+    let _far = stage.far_server(&["echo_server", "7031"]);
+    ok(stage.near("client", &["urgent_client", FAR, "7031"]));
 }
 
 #[test]

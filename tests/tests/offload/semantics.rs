@@ -1,0 +1,140 @@
+//! The semantics suite over the engine: a program at either end of a connection to another network sees what it sees on the kernel.
+//!
+//! It is played over one kind of link, by an engine of one thread: what a program sees does not hang on these.
+
+use toehold_e2e::duet::{DIFFERENCES_OF_RINGS, Difference, MAY_STAY, MEET_V4, MEET_V6, cases};
+use toehold_e2e::network::{FAR, FAR_V6, NEAR, NEAR_V6};
+use toehold_e2e::toehold::Connection;
+use toehold_e2e::{Duet, Link, Path, Sides};
+
+use crate::stage::Stage;
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_semantics");
+
+/// Cases that are about what the engine does not have.
+const NOT_PLAYED: &[(&str, &str)] = &[
+    (
+        "urgent_byte_travels_out_of_band",
+        "urgent bytes are carried in their place in the stream, and not marked",
+    ),
+    ("urgent_byte_inline_keeps_its_place", "likewise"),
+];
+
+/// What is otherwise because there is a network between, or an engine.
+const DIFFERENCES: &[Difference] = &[
+    Difference {
+        case: "unsent_bytes_are_none_when_all_is_read",
+        line: "unsent",
+        reason: "the acknowledgement of what was read is still on its way",
+    },
+    Difference {
+        case: "shutdown_of_a_dead_connection_is_refused",
+        line: "shutdown RD",
+        reason: "the acknowledgement of its last FIN is still on its way",
+    },
+    Difference {
+        case: "refused_nonblocking_connect_leaves_the_error",
+        line: "",
+        reason: "the engine may have the remote's answer before the call returns",
+    },
+];
+
+/// True when one of the ends is by rings both ways.
+fn is_by_rings(ends: &[&Connection]) -> bool {
+    let has_moved = |end: &Connection, key| end.count(key) > 0;
+    let mut ends = ends.iter();
+    ends.any(|end| has_moved(end, "bytes_ring_tx") && has_moved(end, "bytes_ring_rx"))
+}
+
+/// Plays a case with the program under test as its server, or as its client.
+fn play(stage: &Stage, case: &str, is_server: bool) -> Duet {
+    let near = stage.toehold.command(Path::Offload, PROGRAM);
+    let far = stage.network.far(PROGRAM);
+    let (mut roles, [v4, v6]) = if is_server {
+        ([near, far], [NEAR, NEAR_V6])
+    } else {
+        ([far, near], [FAR, FAR_V6])
+    };
+    for role in &mut roles {
+        role.env(MEET_V4, v4).env(MEET_V6, v6);
+    }
+    let mut duet = Duet::play_roles(&stage.toehold, roles, case, Some(is_by_rings));
+    for line in &mut duet.transcript {
+        for (ours, loopback) in [
+            (NEAR, "127.0.0.1"),
+            (FAR, "127.0.0.1"),
+            (NEAR_V6, "::1"),
+            (FAR_V6, "::1"),
+        ] {
+            *line = line.replace(ours, loopback);
+        }
+    }
+    duet
+}
+
+/// Plays a group's cases on either side and compares each with the kernel's transcript; reports all that differ.
+fn compare(group: &str) {
+    if Link::of_this_run() != Link::Tap {
+        eprintln!("played over a TAP link");
+        return;
+    }
+    let Some(stage) = Stage::set(&["--threads", "1"]) else {
+        return;
+    };
+    let mut complaints = Vec::new();
+    for case in cases(PROGRAM, group) {
+        if NOT_PLAYED.iter().any(|(name, _)| *name == case) {
+            continue;
+        }
+        let oracle = Duet::play(&stage.toehold, Sides::HOST, PROGRAM, &case);
+        for is_server in [true, false] {
+            let duet = play(&stage, &case, is_server);
+            let known = DIFFERENCES_OF_RINGS.iter().chain(DIFFERENCES);
+            let mut differences = duet.differences(&oracle);
+            differences.retain(|line| !known.clone().any(|known| known.explains(&case, line)));
+            let may_stay = MAY_STAY.iter().any(|(name, _)| *name == case);
+            let is_whole = may_stay || duet.upgraded >= duet.asked;
+            if !differences.is_empty() || !is_whole {
+                const LINES_MAX: usize = 12;
+                let shown = differences[..differences.len().min(LINES_MAX)].join("\n      ");
+                let (upgraded, asked) = (duet.upgraded, duet.asked);
+                complaints.push(format!(
+                    "{case} (server: {is_server}, {upgraded} of {asked} by rings):\n      {shown}"
+                ));
+            }
+        }
+    }
+    assert!(
+        complaints.is_empty(),
+        "{group}: {} complaints\n  {}",
+        complaints.len(),
+        complaints.join("\n  ")
+    );
+}
+
+macro_rules! groups {
+    ($($group:ident: $claim:ident),* $(,)?) => {$(
+        #[test]
+        fn $claim() {
+            compare(stringify!($group));
+        }
+    )*};
+}
+
+groups! {
+    connecting: connections_come_about_as_on_the_kernel,
+    transfer: every_call_moves_bytes_as_on_the_kernel,
+    flags: every_flag_means_what_it_means_on_the_kernel,
+    blocking: calls_wait_as_long_as_on_the_kernel,
+    interrupts: signals_interrupt_as_on_the_kernel,
+    ending: connections_end_as_on_the_kernel,
+    readiness: poll_and_select_tell_what_the_kernel_tells,
+    epoll: epoll_tells_what_the_kernel_tells,
+    descriptors: descriptors_mean_what_they_mean_on_the_kernel,
+    processes: families_of_processes_share_as_on_the_kernel,
+    exec: programs_that_replace_themselves_keep_their_connections,
+    threads: threads_share_as_on_the_kernel,
+    files: files_and_pipes_meet_sockets_as_on_the_kernel,
+    stdio: stdio_reads_and_writes_as_on_the_kernel,
+    many: many_connections_are_served_as_on_the_kernel,
+}
