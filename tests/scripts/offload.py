@@ -407,6 +407,42 @@ def reset_seen(port):
         pass
 
 
+def hold_open(port):
+    """Accepts connections and never ends one."""
+    sock = listener(int(port))
+    kept = []
+    while True:
+        kept.append(sock.accept()[0])
+
+
+def half_closed(host, port, seconds):
+    """Finishes first and still hears what comes much later."""
+    with socket.create_connection((host, int(port)), timeout=30) as sock:
+        sock.sendall(b"x")
+        sock.shutdown(socket.SHUT_WR)
+        assert sock.recv(1) == b"x"
+        time.sleep(float(seconds))
+        assert sock.recv(1) == b"y"
+
+
+def late_server(port, seconds):
+    """Answers an end with something late."""
+    sock = listener(int(port))
+    conn, _ = sock.accept()
+    assert read_all(conn) == b"x"
+    conn.sendall(b"x")
+    time.sleep(float(seconds))
+    conn.sendall(b"y")
+    conn.close()
+
+
+def closing_client(host, port):
+    """Closes, whatever the remote does."""
+    socket.create_connection((host, int(port)), timeout=30).close()
+    with socket.create_connection((host, int(port)), timeout=30) as sock:
+        sock.sendall(b"x")
+
+
 def outlive(host, port):
     """Holds a connection; when the adapter dies it must be reset within a second, and a new one must be the kernel's."""
     sock = socket.create_connection((host, int(port)), timeout=30)

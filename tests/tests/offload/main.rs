@@ -209,6 +209,23 @@ fn reader_that_does_not_read_slows_the_writer_down() {
 }
 
 #[test]
+fn remote_that_never_finishes_keeps_no_connection_of_a_program_that_has_closed() {
+    let Some(stage) = Stage::set(&[]) else { return };
+    // As long as the kernel would wait, which is a minute where nobody says otherwise.
+    let mut wait = stage.network.near("sh");
+    wait.args(["-c", "echo 1 > /proc/sys/net/ipv4/tcp_fin_timeout"]);
+    assert!(wait.status().expect("sh runs").success());
+    let _far = stage.far_server(&["hold_open", "7041"]);
+    ok(stage.near("closing", &["closing_client", FAR, "7041"]));
+    let over = wait_until(PATIENCE, || stage.engine("connections") == 0);
+    assert!(over, "{} connections are left", stage.engine("connections"));
+    // Who has only finished goes on listening.
+    let far = stage.far_server(&["late_server", "7042", "4"]);
+    ok(stage.near("half-closed", &["half_closed", FAR, "7042", "4"]));
+    ok(far);
+}
+
+#[test]
 fn a_thousand_short_connections_each_way() {
     let Some(stage) = Stage::set(&[]) else { return };
     let _far = stage.far_server(&["echo_server", "7011"]);

@@ -10,7 +10,7 @@ use std::io;
 use std::net::TcpStream;
 
 use toehold_channel::opening::OPENING_BYTES;
-use toehold_tcp::{CloseReason, ConnectionId};
+use toehold_tcp::{CloseReason, ConnectionId, State};
 
 use super::relay::Around;
 use super::sys;
@@ -35,6 +35,8 @@ pub(super) enum Next {
     ProgramGone,
     /// The engine's connection failed and all that came before was delivered: reset the program.
     RemoteGone,
+    /// The program is gone in order, and the remote has all it said: only the engine still waits for the remote's end, for a while.
+    Departed,
 }
 
 #[derive(Debug)]
@@ -210,6 +212,13 @@ impl Flow {
                 return Next::ProgramGone;
             }
             let _ = self.give_back(cx);
+            if cx
+                .engine
+                .info(self.id)
+                .is_some_and(|info| info.state == State::FinWait2)
+            {
+                return Next::Departed;
+            }
         }
         match self.closed {
             None => match self.consider_channel(cx) {

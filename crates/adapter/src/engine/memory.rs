@@ -200,6 +200,8 @@ impl Memory for Streams {
             unsafe { toehold_copy::from_shared(base, part.as_mut_ptr(), len) };
             at += len;
         }
+        // A program that changes its ring under way gets nothing that others have left here.
+        target[at..].fill(0);
     }
 }
 

@@ -11,6 +11,7 @@ use toehold_tcp::{Engine, Instant};
 use super::channels::Channels;
 use super::flow::Flow;
 use super::memory::{RING_BYTES, Streams};
+use super::sys;
 
 /// Calls on a carrier that make a channel worth its memory. The library counts likewise (`pairing`).
 const CALLS_BEFORE_ASKING: u32 = 4;
@@ -168,6 +169,10 @@ impl Flow {
         }
         if self.program_finished && !was_finished {
             let _ = cx.engine.finish(cx.now, self.id);
+            if !self.remote_finished {
+                // Whether it has closed or still listens, only the kernel knows; a remote may never finish.
+                let _ = sys::tell_when_gone(&self.carrier);
+            }
         }
         result
     }

@@ -449,7 +449,7 @@ impl Runner {
                 return;
             }
             Next::Over => flow.end_in_order(),
-            Next::RemoteGone => {}
+            Next::RemoteGone | Next::Departed => {}
             Next::ProgramGone => {
                 let (id, has_joined) = (flow.id, flow.stage != Stage::Joining);
                 // What it said last goes before the reset.

@@ -1,9 +1,11 @@
 //! The few socket calls that the standard library does not have.
 
+use std::fs;
 use std::io;
 use std::mem::MaybeUninit;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::OnceLock;
 
 use super::ports::Ports;
 use crate::listener::{check, owned};
@@ -74,6 +76,34 @@ pub(super) fn reset_when_closed(socket: &impl AsRawFd, reset: bool) -> io::Resul
         l_linger: 0,
     };
     set(socket, libc::SOL_SOCKET, libc::SO_LINGER, &linger)
+}
+
+/// Has a socket fail once the other end is closed and the kernel waits for our end of the stream no longer (`tcp_fin_timeout`, tcp(7)).
+pub(super) fn tell_when_gone(socket: &impl AsRawFd) -> io::Result<()> {
+    set(
+        socket,
+        libc::IPPROTO_TCP,
+        libc::TCP_KEEPIDLE,
+        &(fin_timeout_seconds() + 1),
+    )?;
+    set(
+        socket,
+        libc::IPPROTO_TCP,
+        libc::TCP_KEEPINTVL,
+        &GONE_PROBE_SECONDS,
+    )?;
+    set(socket, libc::SOL_SOCKET, libc::SO_KEEPALIVE, &1i32)
+}
+
+/// How long the kernel keeps a closed socket whose other end is not: asked once.
+fn fin_timeout_seconds() -> libc::c_int {
+    static SECONDS: OnceLock<libc::c_int> = OnceLock::new();
+    *SECONDS.get_or_init(|| {
+        let setting = fs::read_to_string("/proc/sys/net/ipv4/tcp_fin_timeout");
+        let seconds = setting.ok().and_then(|text| text.trim().parse().ok());
+        // What it is where nobody has changed it.
+        seconds.unwrap_or(60).clamp(1, 3600)
+    })
 }
 
 /// Sends one urgent byte. A read that knows nothing of it never sees it.
@@ -229,5 +259,7 @@ pub(super) fn accept(listener: &TcpListener) -> io::Result<Option<(TcpStream, So
 const RELAY_BACKLOG: libc::c_int = 4096;
 /// Ports tried before the kernel is to choose.
 const PORTS_TRIED_MAX: usize = 16;
+/// How often to look whether a socket is gone, once it could be.
+const GONE_PROBE_SECONDS: libc::c_int = 10;
 /// How long the kernel keeps back who connects and says nothing.
 const SILENCE_SECONDS: libc::c_int = 1;

@@ -2,7 +2,7 @@
 
 use std::os::fd::AsFd;
 
-use toehold_channel::layout::{CAPACITY_LOG2_MIN, REFUSE};
+use toehold_channel::layout::{CAPACITY_LOG2_MIN, CLOSED_ALL, CLOSED_CLEAN, REFUSE};
 
 use super::*;
 
@@ -88,6 +88,12 @@ impl Program {
         }
         let _crossed = receiver.consume(bytes.len(), filled);
         bytes
+    }
+
+    /// Says that it has closed with nothing left unread.
+    pub(in crate::engine) fn close_cleanly(&self) {
+        let closed = &self.end().ours().wake.closed;
+        closed.store(CLOSED_ALL | CLOSED_CLEAN, Ordering::SeqCst);
     }
 
     /// Says that it has left the channel.

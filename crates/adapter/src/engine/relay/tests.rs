@@ -536,24 +536,39 @@ fn program_that_writes_nonsense_is_gone() {
 
 #[test]
 fn program_that_has_closed_cleanly_is_heard_to_the_end() {
-    use toehold_channel::layout::{CLOSED_ALL, CLOSED_CLEAN};
     let mut bench = Bench::new();
     let program = bench.with_channel();
     program.write(b"last words");
-    let closed = &program.end().ours().wake.closed;
-    closed.store(
-        CLOSED_ALL | CLOSED_CLEAN,
-        std::sync::atomic::Ordering::SeqCst,
-    );
+    program.close_cleanly();
     // A doorbell of ours that crossed with the close: the kernel resets the carrier.
     (&bench.flow.carrier).write_all(&[0]).expect("room");
     bench.flow.carrier_sent += 1;
     drop(std::mem::replace(&mut bench.program, sockets().0));
-    assert_eq!(bench.pass(Duration::from_secs(1)), Next::Wait);
+    assert_eq!(bench.pass(Duration::from_secs(1)), Next::Departed);
     assert_eq!(bench.rings.0, b"last words");
     assert!(bench.remote_saw_end() && bench.flow.has_departed);
-    bench.remote_finishes();
-    assert_eq!(bench.pass(Duration::from_secs(300)), Next::Over);
+}
+
+#[test]
+fn remote_that_never_finishes_does_not_keep_a_program_that_is_gone() {
+    let mut bench = Bench::new();
+    let program = bench.with_channel();
+    program.close_cleanly();
+    bench.program.shutdown(Shutdown::Both).expect("connected");
+    (&bench.flow.carrier).write_all(&[0]).expect("room");
+    bench.flow.carrier_sent += 1;
+    drop(std::mem::replace(&mut bench.program, sockets().0));
+    assert_eq!(bench.pass(Duration::from_secs(1)), Next::Departed);
+    // What the runner does then.
+    bench
+        .engine
+        .release(bench.now, bench.flow.id)
+        .expect("known");
+    assert!(bench.engine.holds_ring(bench.flow.id));
+    bench.now = bench.now + Duration::from_secs(300);
+    bench.engine.handle_timeout(bench.now);
+    assert!(!bench.engine.holds_ring(bench.flow.id), "nothing is left");
+    assert!(!bench.remote_saw_reset());
 }
 
 #[test]
@@ -585,21 +600,16 @@ fn what_a_program_says_before_it_resets_goes_before_the_reset() {
 
 #[test]
 fn program_that_departs_with_last_words_finishes_after_them() {
-    use toehold_channel::layout::{CLOSED_ALL, CLOSED_CLEAN};
     let mut bench = Bench::new();
     let program = bench.with_channel();
     // As above, but its end is on the carrier as well.
     program.write(b"last words");
-    let closed = &program.end().ours().wake.closed;
-    closed.store(
-        CLOSED_ALL | CLOSED_CLEAN,
-        std::sync::atomic::Ordering::SeqCst,
-    );
+    program.close_cleanly();
     bench.program.shutdown(Shutdown::Write).expect("connected");
     (&bench.flow.carrier).write_all(&[0]).expect("room");
     bench.flow.carrier_sent += 1;
     drop(std::mem::replace(&mut bench.program, sockets().0));
-    assert_eq!(bench.pass(Duration::from_secs(1)), Next::Wait);
+    assert_eq!(bench.pass(Duration::from_secs(1)), Next::Departed);
     assert_eq!(bench.rings.0, b"last words");
     assert!(bench.remote_saw_end());
 }
