@@ -407,6 +407,55 @@ def reset_seen(port):
         pass
 
 
+def impatient(sock):
+    """Wants to hear of a silent remote within three seconds."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+
+def given_up(sock, talks=False):
+    """The remote falls silent, which must be told."""
+    print("holding", flush=True)
+    try:
+        while talks:
+            time.sleep(0.2)
+            sock.send(b"y")
+        assert sock.recv(1), "an end instead of an error"
+        raise AssertionError("bytes instead of an error")
+    except (ConnectionResetError, TimeoutError):
+        pass
+
+
+def impatient_client(host, port, when):
+    """Sets its patience before or after it connects; or how long data may stay unacknowledged."""
+    sock = socket.socket()
+    if when == "before":
+        impatient(sock)
+    sock.connect((host, int(port)))
+    sock.sendall(b"x")
+    assert sock.recv(1) == b"x"
+    if when == "after":
+        impatient(sock)
+    if when == "data":
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000)
+    given_up(sock, when == "data")
+
+
+def impatient_server(port):
+    """Its listener's patience is that of what it accepts."""
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    impatient(sock)
+    sock.bind(("0.0.0.0", int(port)))
+    sock.listen(5)
+    print("listening", flush=True)
+    conn, _ = sock.accept()
+    assert conn.recv(1) == b"x"
+    given_up(conn)
+
+
 def hold_open(port):
     """Accepts connections and never ends one."""
     sock = listener(int(port))

@@ -8,6 +8,7 @@
 //! - [`layout`]: the shared words of a channel and of the boards between two processes.
 //! - [`offload`]: what an adapter with a TCP engine shows its clients.
 //! - [`opening`]: what the library says first on a carrier to that engine.
+//! - [`patience`]: how long a program waits for a silent remote of that engine's.
 //! - [`memfd`]: making, verifying and mapping the memory behind them.
 
 pub mod channel;
@@ -19,6 +20,8 @@ pub mod memfd;
 pub mod offload;
 #[cfg(not(loom))]
 pub mod opening;
+#[cfg(not(loom))]
+pub mod patience;
 pub mod rendezvous;
 pub mod ring;
 pub mod sync;

@@ -13,6 +13,7 @@
 //!                                 ◄──      Engine(pass) [+ what the engine shows its clients, see crate::offload]
 //!   Listen(address, backlog)      ──►      listens there on the engine's addresses as well
 //!                                 ◄──      Listening: who connects from here on is served
+//!   Patience(addresses, times)    ──►      probes that connection's remote, and gives it up, as the program's socket would
 //!   Unlisten(address)             ──►      looks whether that listener is still there
 //!   (socket closes)               ──►      tells every partner, by COMMAND_PEER_GONE in their entries
 //!
@@ -114,6 +115,9 @@ pub enum Kind {
     /// Adapter: its engine listens where the client's last [`Kind::Listen`] said, as far as it is going to. The engine's thread that was the
     /// last to do so says it first, to the daemon, with the client's number in `pair`.
     Listening = 17,
+    /// Library: how patient the program is with the remote of the engine's connection between `local` and `remote`
+    /// ([`crate::patience::Patience`]).
+    Patience = 18,
     /// Command line: show me the frames of your link; at most `side` bytes of each (0: all), only those from or to `remote_port` and
     /// `remote`, where those are not zero. The answer carries a socket from which a pcapng capture is read; `side` of one without
     /// is a [`NoCapture`].
@@ -193,6 +197,7 @@ impl Message {
             15 => Kind::Unlisten,
             16 => Kind::Capture,
             17 => Kind::Listening,
+            18 => Kind::Patience,
             other => return Err(MessageError::Kind(other)),
         };
         Ok((message, kind))

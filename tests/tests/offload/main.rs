@@ -209,6 +209,32 @@ fn reader_that_does_not_read_slows_the_writer_down() {
 }
 
 #[test]
+fn silent_remote_is_given_up_as_the_program_has_set() {
+    let Some(stage) = Stage::set(&[]) else { return };
+    let _far = stage.far_server(&["echo_server", "7051"]);
+    let server = listening(stage.near("server", &["impatient_server", "7052"]));
+    let far = stage.far("far", &["held", NEAR, "7052", "ECONNRESET"]);
+    let patient = stage.near("patient", &["held", FAR, "7051", "ECONNRESET"]);
+    let clients = ["before", "after", "data"];
+    let mut impatient: Vec<Running> = clients
+        .map(|when| stage.near(when, &["impatient_client", FAR, "7051", when]))
+        .into();
+    impatient.push(server);
+    for program in impatient.iter().chain([&patient, &far]) {
+        let holding = wait_until(PATIENCE, || program.stdout().contains("holding"));
+        assert!(holding, "{}", program.outputs());
+    }
+    // Answered probes are no reason to give up.
+    std::thread::sleep(Duration::from_secs(4));
+    assert_eq!(stage.engine("connections"), 5);
+    assert!(stage.network.far_ip(&["link", "set", "toe0", "down"]));
+    for program in impatient {
+        ok(program);
+    }
+    assert_eq!(stage.engine("connections"), 1, "the patient one is left");
+}
+
+#[test]
 fn remote_that_never_finishes_keeps_no_connection_of_a_program_that_has_closed() {
     let Some(stage) = Stage::set(&[]) else { return };
     // As long as the kernel would wait, which is a minute where nobody says otherwise.

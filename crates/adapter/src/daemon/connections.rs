@@ -168,6 +168,7 @@ impl Daemon {
             Kind::Engine => self.handle_engine(id),
             Kind::Listen => self.handle_listen(id, message),
             Kind::Unlisten => self.handle_unlisten(id),
+            Kind::Patience => self.handle_patience(id, message),
             Kind::Listening => self.handle_listening(id, message),
             Kind::Offer | Kind::Answer => Err(Fault::Nonsense),
         }

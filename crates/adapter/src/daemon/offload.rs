@@ -3,12 +3,14 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
+use toehold_channel::patience::Patience;
 use toehold_channel::rendezvous::{Kind, Message, NoCapture, unmapped};
+use toehold_tcp::{Duration, Keepalive};
 
 use super::connection::{Connection, Outgoing};
 use super::connections::Fault;
 use super::{Daemon, Reload};
-use crate::engine::{Engine, Filter, Listening};
+use crate::engine::{Engine, Filter, Holder, Listening, Manner};
 use crate::regions::SharedFd;
 use crate::registry::{ClientId, TableId};
 
@@ -63,8 +65,8 @@ impl Daemon {
     pub(super) fn handle_engine(&mut self, id: ClientId) -> Result<(), Fault> {
         let outlook = self.engine.as_ref().map(Engine::outlook);
         let mut message = Message::new(Kind::Engine);
-        if let (Some(engine), Ok(())) = (&self.engine, self.has_said_hello(id)) {
-            [message.pair, message.cookie] = engine.give_pass(id);
+        if let (Some(engine), Ok(holder)) = (&self.engine, self.holder(id)) {
+            [message.pair, message.cookie] = engine.give_pass(holder);
         }
         let outgoing = Outgoing {
             message,
@@ -103,10 +105,10 @@ impl Daemon {
     }
 
     pub(super) fn handle_listen(&mut self, id: ClientId, message: &Message) -> Result<(), Fault> {
-        self.has_said_hello(id)?;
+        let holder = self.holder(id)?;
         if let Some(engine) = &self.engine {
             engine.listen(Listening {
-                client: id,
+                holder,
                 local: address(message.local, message.local_port),
                 backlog: message.slot as usize,
                 is_v6_only: message.side == 1,
@@ -136,8 +138,32 @@ impl Daemon {
         Ok(())
     }
 
+    /// A program has set how patient it is with one of its remotes.
+    pub(super) fn handle_patience(&mut self, id: ClientId, message: &Message) -> Result<(), Fault> {
+        let Holder { family, .. } = self.holder(id)?;
+        let patience = Patience::said(message);
+        let seconds = |seconds: u32| Duration::from_secs(seconds.into());
+        let keepalive = patience.keepalive.map(|keepalive| Keepalive {
+            idle: seconds(keepalive.idle_seconds),
+            interval: seconds(keepalive.interval_seconds),
+            probes_max: keepalive.probes_max,
+        });
+        let user_timeout = patience.user_timeout_ms;
+        let user_timeout = user_timeout.map(|ms| Duration::from_millis(ms.get().into()));
+        if let Some(engine) = &self.engine {
+            engine.be_patient(Manner {
+                family,
+                local: address(message.local, message.local_port),
+                remote: address(message.remote, message.remote_port),
+                keepalive,
+                user_timeout,
+            });
+        }
+        Ok(())
+    }
+
     pub(super) fn handle_unlisten(&mut self, id: ClientId) -> Result<(), Fault> {
-        self.has_said_hello(id)?;
+        self.holder(id)?;
         self.look_at_listeners();
         Ok(())
     }
@@ -156,10 +182,11 @@ impl Daemon {
         }
     }
 
-    fn has_said_hello(&self, id: ClientId) -> Result<(), Fault> {
-        let connection = self.clients.get(&id);
-        let has = connection.is_some_and(|connection| connection.table.is_some());
-        has.then_some(()).ok_or(Fault::OutOfTurn)
+    /// What a client that has said hello is known by.
+    fn holder(&self, id: ClientId) -> Result<Holder, Fault> {
+        let family = self.clients.get(&id).and_then(|client| client.table);
+        let family = family.ok_or(Fault::OutOfTurn)?;
+        Ok(Holder { client: id, family })
     }
 }
 

@@ -128,13 +128,13 @@ impl Arrivals {
     /// What a carrier that has said all is for; nothing without a pass.
     fn judge(&mut self, carrier: Carrier) -> Option<Wanted> {
         let opening = Opening::parse(&carrier.said);
-        let client = opening.and_then(|opening| self.passes.holder(opening.pass));
-        let Some((opening, client)) = opening.zip(client) else {
+        let holder = opening.and_then(|opening| self.passes.holder(opening.pass));
+        let Some((opening, holder)) = opening.zip(holder) else {
             self.refused += 1;
             return None;
         };
         let request = Request {
-            client,
+            holder,
             carrier: carrier.program,
             remote: spoken(opening.remote),
             local_port: opening.local_port,
@@ -223,16 +223,21 @@ fn number_of(source: Source) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::registry::ClientId;
+    use crate::engine::Holder;
+    use crate::registry::{ClientId, TableId};
     use std::io::Write;
     use std::net::Shutdown;
     use toehold_channel::rendezvous::mapped;
 
     const CLIENT: ClientId = ClientId(7);
+    const HOLDER: Holder = Holder {
+        client: CLIENT,
+        family: TableId(5),
+    };
 
     fn relay() -> (Arrivals, Opening) {
         let passes = Arc::new(Passes::default());
-        let pass = passes.give(CLIENT).expect("random numbers");
+        let pass = passes.give(HOLDER).expect("random numbers");
         let arrivals = Arrivals::new(passes).expect("a relay");
         let remote = Address {
             ip: mapped([10, 0, 0, 1]),
@@ -291,7 +296,7 @@ mod tests {
         words.extend(b"data");
         let (_program, own) = program(&arrivals, &words);
         let (request, carrier) = arrived(&mut arrivals).pop().expect("one");
-        assert_eq!((request.client, request.carrier), (CLIENT, own));
+        assert_eq!((request.holder, request.carrier), (HOLDER, own));
         assert_eq!(request.remote, "10.0.0.1:80".parse().expect("address"));
         let mut rest = [0; 9];
         let len = (&carrier).read(&mut rest).expect("what follows");

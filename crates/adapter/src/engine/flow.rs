@@ -13,8 +13,7 @@ use toehold_channel::opening::OPENING_BYTES;
 use toehold_tcp::{CloseReason, ConnectionId, State};
 
 use super::relay::Around;
-use super::sys;
-use crate::registry::ClientId;
+use super::{Holder, sys};
 
 /// How far a connection is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,7 +41,7 @@ pub(super) enum Next {
 #[derive(Debug)]
 pub(super) struct Flow {
     pub(super) id: ConnectionId,
-    pub(super) client: ClientId,
+    pub(super) holder: Holder,
     pub(super) serial: u32,
     pub(super) stage: Stage,
     /// The program connected; a remote did otherwise.
@@ -88,14 +87,14 @@ pub(super) struct Flow {
 impl Flow {
     pub(super) fn new(
         id: ConnectionId,
-        client: ClientId,
+        holder: Holder,
         serial: u32,
         stage: Stage,
         carrier: TcpStream,
     ) -> Flow {
         Flow {
             id,
-            client,
+            holder,
             serial,
             stage,
             is_active: stage == Stage::Opening,

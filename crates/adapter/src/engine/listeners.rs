@@ -10,13 +10,13 @@ use std::sync::Arc;
 
 use toehold_tcp::{Engine, ListenerId, Options};
 
+use super::Holder;
 use super::clients::Clients;
-use crate::registry::ClientId;
 
 /// A request to listen.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Listening {
-    pub(crate) client: ClientId,
+    pub(crate) holder: Holder,
     /// Where the program listens.
     pub(crate) local: SocketAddr,
     pub(crate) backlog: usize,
@@ -30,7 +30,7 @@ pub(super) type Own = [(IpAddr, Ipv4Addr)];
 /// What stands behind an engine's listener.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Target {
-    pub(super) client: ClientId,
+    pub(super) holder: Holder,
     /// Where to connect to.
     pub(super) address: SocketAddr,
 }
@@ -107,7 +107,7 @@ impl Listeners {
             wanted,
             listeners: BTreeMap::new(),
         };
-        self.clients.listens(wanted.client);
+        self.clients.listens(wanted.holder.client);
         known.follow(&mut self.by_id, engine, ours, options);
         self.by_address.insert(wanted.local, known);
     }
@@ -123,7 +123,7 @@ impl Listeners {
     pub(super) fn target(&self, id: ListenerId) -> Option<Target> {
         let wanted = &self.by_address.get(self.by_id.get(&id)?)?.wanted;
         Some(Target {
-            client: wanted.client,
+            holder: wanted.holder,
             address: wanted.carrier_target(),
         })
     }
@@ -142,7 +142,7 @@ impl Listeners {
                     engine.unlisten(*id);
                     by_id.remove(id);
                 }
-                clients.stops_listening(known.wanted.client);
+                clients.stops_listening(known.wanted.holder.client);
             }
             lives
         });
@@ -192,6 +192,7 @@ const BACKLOG_MAX: usize = 4096;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::registry::{ClientId, TableId};
     use toehold_tcp::{Config, InterfaceAddress, Medium, Random};
 
     const V4: &str = "10.84.0.2";
@@ -218,7 +219,10 @@ mod tests {
 
     fn wanted(local: &str, is_v6_only: bool) -> Listening {
         Listening {
-            client: ClientId(1),
+            holder: Holder {
+                client: ClientId(1),
+                family: TableId(1),
+            },
             local: local.parse().expect("address and port"),
             backlog: 5,
             is_v6_only,

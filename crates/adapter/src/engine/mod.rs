@@ -71,10 +71,10 @@ use std::time::{Duration, Instant};
 use toehold_channel::memfd::MapError;
 use toehold_channel::opening::Pass;
 use toehold_link::{PacketError, TapError, XdpError};
-use toehold_tcp::{Random, Share};
+use toehold_tcp::{Keepalive, Random, Share};
 
 use crate::regions::SharedFd;
-use crate::registry::ClientId;
+use crate::registry::{ClientId, TableId};
 pub(crate) use captures::Filter;
 use captures::Wanted;
 use channels::Channels;
@@ -133,6 +133,8 @@ enum Command {
     Listen(Arc<ForAll<Listening>>),
     /// A program may have stopped listening.
     LookAtListeners,
+    /// A program is more patient with a remote, or less.
+    BePatient(Manner),
     /// The operator has changed the settings.
     Reconfigure(Arc<ForAll<Settings>>),
     /// Say what has happened so far.
@@ -171,10 +173,31 @@ struct Given {
     refusals: usize,
 }
 
+/// Whose a connection or a listener is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Holder {
+    /// The process that made it.
+    pub(crate) client: ClientId,
+    /// The table of its fork family, of whose processes any may have it now.
+    pub(crate) family: TableId,
+}
+
+/// How patient a program is with the remote of one of its connections.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Manner {
+    /// Of the program that says so.
+    pub(crate) family: TableId,
+    /// The connection's ends, as the program is told them.
+    pub(crate) local: SocketAddr,
+    pub(crate) remote: SocketAddr,
+    pub(crate) keepalive: Option<Keepalive>,
+    pub(crate) user_timeout: Option<toehold_tcp::Duration>,
+}
+
 /// A program's wish to connect.
 #[derive(Clone, Copy, Debug)]
 struct Request {
-    client: ClientId,
+    holder: Holder,
     /// The program's end of the carrier.
     carrier: SocketAddr,
     remote: SocketAddr,
@@ -251,8 +274,8 @@ impl Engine {
     }
 
     /// What a client's carriers have to show to lead anywhere; nothing when the kernel has no random numbers.
-    pub(crate) fn give_pass(&self, client: ClientId) -> Pass {
-        self.common.passes.give(client).unwrap_or_default()
+    pub(crate) fn give_pass(&self, holder: Holder) -> Pass {
+        self.common.passes.give(holder).unwrap_or_default()
     }
 
     /// A client is gone.
@@ -264,6 +287,11 @@ impl Engine {
     pub(crate) fn listen(&self, wanted: Listening) {
         let wanted = ForAll::new(wanted, self.threads.len());
         self.tell_all(|| Command::Listen(wanted.clone()));
+    }
+
+    /// A program says how patient it is with a remote.
+    pub(crate) fn be_patient(&self, manner: Manner) {
+        self.tell_all(|| Command::BePatient(manner));
     }
 
     /// A program may have stopped listening.

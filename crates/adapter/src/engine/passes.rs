@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use toehold_channel::opening::Pass;
 
-use super::sys;
+use super::{Holder, sys};
 use crate::registry::ClientId;
 
 /// The passes of all clients that asked for one: as many as there are clients, at most.
@@ -18,7 +18,7 @@ pub(super) struct Passes(Mutex<Book>);
 
 #[derive(Debug, Default)]
 struct Book {
-    holders: HashMap<Pass, ClientId>,
+    holders: HashMap<Pass, Holder>,
     by_client: BTreeMap<ClientId, Pass>,
 }
 
@@ -27,15 +27,15 @@ impl Passes {
     ///
     /// # Errors
     /// When the kernel has no random numbers.
-    pub(super) fn give(&self, client: ClientId) -> io::Result<Pass> {
+    pub(super) fn give(&self, holder: Holder) -> io::Result<Pass> {
         let mut book = self.book();
-        if let Some(pass) = book.by_client.get(&client) {
+        if let Some(pass) = book.by_client.get(&holder.client) {
             return Ok(*pass);
         }
         let [first, second, ..] = sys::entropy()?;
         let pass = [first, second];
-        book.holders.insert(pass, client);
-        book.by_client.insert(client, pass);
+        book.holders.insert(pass, holder);
+        book.by_client.insert(holder.client, pass);
         Ok(pass)
     }
 
@@ -48,7 +48,7 @@ impl Passes {
     }
 
     /// Whose pass it is.
-    pub(super) fn holder(&self, pass: Pass) -> Option<ClientId> {
+    pub(super) fn holder(&self, pass: Pass) -> Option<Holder> {
         self.book().holders.get(&pass).copied()
     }
 
@@ -61,20 +61,28 @@ impl Passes {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::registry::TableId;
+
+    fn holder(client: u64) -> Holder {
+        Holder {
+            client: ClientId(client),
+            family: TableId(9),
+        }
+    }
 
     #[test]
     fn each_client_has_one_pass_until_it_is_gone() {
         let passes = Passes::default();
-        let [one, other] = [1, 2].map(|id| passes.give(ClientId(id)).expect("random numbers"));
+        let [one, other] = [1, 2].map(|id| passes.give(holder(id)).expect("random numbers"));
         assert_ne!(one, other);
-        assert_eq!(passes.give(ClientId(1)).expect("known"), one);
-        assert_eq!(passes.holder(one), Some(ClientId(1)));
-        assert_eq!(passes.holder(other), Some(ClientId(2)));
+        assert_eq!(passes.give(holder(1)).expect("known"), one);
+        assert_eq!(passes.holder(one), Some(holder(1)));
+        assert_eq!(passes.holder(other), Some(holder(2)));
         passes.take_back(ClientId(1));
         passes.take_back(ClientId(1));
         assert_eq!(passes.holder(one), None);
-        assert_eq!(passes.holder(other), Some(ClientId(2)));
-        assert_ne!(passes.give(ClientId(1)).expect("random numbers"), one);
+        assert_eq!(passes.holder(other), Some(holder(2)));
+        assert_ne!(passes.give(holder(1)).expect("random numbers"), one);
     }
 
     #[test]

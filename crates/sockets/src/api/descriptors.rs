@@ -6,6 +6,7 @@ use core::sync::atomic::Ordering;
 use libc::socklen_t;
 use toehold_channel::table::{FLAG_INHERITED, FLAG_NONBLOCK, Reason};
 
+use crate::offload::patience;
 use crate::state::{self, Connection, Kind};
 use crate::{errno, offload, options, real, sys};
 
@@ -245,6 +246,11 @@ pub unsafe fn setsockopt(
         if options::set(&c, level, name, number) {
             return 0;
         }
+        let result = unsafe { real::setsockopt(fd, level, name, value, len) };
+        if result == 0 {
+            errno::keep(|| patience::option_set(&c, level, name));
+        }
+        return result;
     }
     unsafe { real::setsockopt(fd, level, name, value, len) }
 }

@@ -13,11 +13,13 @@
 //! - this module: what the adapter shows ([`Outlook`]), listeners, accepted carriers;
 //! - [`bound`]: sockets bound to one of the engine's addresses;
 //! - [`opening`]: active opens;
-//! - [`names`]: the addresses a program is told.
+//! - [`names`]: the addresses a program is told;
+//! - [`patience`]: how long a silent remote is waited for.
 
 pub(crate) mod bound;
 pub(crate) mod names;
 pub(crate) mod opening;
+pub(crate) mod patience;
 
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
@@ -208,9 +210,14 @@ fn is_beside(fd: i32) -> bool {
 
 /// A descriptor of a listener was closed.
 pub(crate) fn stopped_listening() {
+    tell(&Message::new(Kind::Unlisten));
+}
+
+/// Says something to the adapter, if there is one.
+fn tell(message: &Message) {
     let _held = adapter::lock();
     if let Some(adapter) = adapter::connected()
-        && !adapter::send(adapter, &Message::new(Kind::Unlisten), None)
+        && !adapter::send(adapter, message, None)
     {
         adapter::lose(adapter);
     }
@@ -242,5 +249,6 @@ pub(crate) fn accepted(connection: &Connection) -> bool {
         .reason
         .store(Reason::Relayed as u32, Ordering::Relaxed);
     entry.flags.fetch_or(FLAG_OFFLOAD, Ordering::Release);
+    patience::begin(connection);
     true
 }

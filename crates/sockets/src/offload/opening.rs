@@ -403,6 +403,9 @@ pub(crate) fn look(connection: &Connection) -> Answer {
         }
     }
     drop(held);
+    if answer == Some(0) {
+        super::patience::begin(connection);
+    }
     epoll::answered(connection);
     match answer {
         Some(1..) => Answer::Refused,

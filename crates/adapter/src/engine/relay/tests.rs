@@ -12,8 +12,8 @@ use toehold_tcp::{
 use super::*;
 use crate::engine::flow::{Next, Stage};
 use crate::engine::lane::tests::{Program, channel};
-use crate::engine::{sys, told};
-use crate::registry::ClientId;
+use crate::engine::{Holder, sys, told};
+use crate::registry::{ClientId, TableId};
 
 /// The remote's memory: what arrived, and a send stream whose byte n is `byte(n)`.
 #[derive(Default)]
@@ -41,6 +41,11 @@ fn byte(at: u64) -> u8 {
 fn pattern(len: usize) -> Vec<u8> {
     (0..len as u64).map(byte).collect()
 }
+
+const HOLDER: Holder = Holder {
+    client: ClientId(1),
+    family: TableId(1),
+};
 
 struct Bench {
     now: Instant,
@@ -82,7 +87,7 @@ impl Bench {
             streams: Streams::default(),
             channels,
             _daemon: daemon,
-            flow: Flow::new(id, ClientId(1), 1, Stage::Open, carrier),
+            flow: Flow::new(id, HOLDER, 1, Stage::Open, carrier),
             program,
             remote,
             rings: Rings::default(),
@@ -565,7 +570,7 @@ fn remote_that_never_finishes_does_not_keep_a_program_that_is_gone() {
         .release(bench.now, bench.flow.id)
         .expect("known");
     assert!(bench.engine.holds_ring(bench.flow.id));
-    bench.now = bench.now + Duration::from_secs(300);
+    bench.now += Duration::from_secs(300);
     bench.engine.handle_timeout(bench.now);
     assert!(!bench.engine.holds_ring(bench.flow.id), "nothing is left");
     assert!(!bench.remote_saw_reset());

@@ -14,7 +14,7 @@ use crate::engine::listeners::{Own, Target};
 use crate::engine::poller::{SERIAL_MASK, Source};
 use crate::engine::settings::spell;
 use crate::engine::told::options;
-use crate::engine::{Command, Given, Request, sys};
+use crate::engine::{Command, Given, Holder, Request, sys};
 use crate::registry::ClientId;
 
 impl Runner {
@@ -56,11 +56,11 @@ impl Runner {
     pub(super) fn open(&mut self, given: Given) {
         let (request, carrier) = (given.request, &given.carrier);
         let refuse = |errno: libc::c_int| drop(sys::send_urgent(carrier, errno as u8));
-        if !self.admit(request.client) {
+        if !self.admit(request.holder.client) {
             return refuse(OUT_OF_CONNECTIONS);
         }
         let Ok(local) = local_end(&self.own, &request) else {
-            self.common.clients.dismiss(request.client);
+            self.common.clients.dismiss(request.holder.client);
             return refuse(libc::EADDRNOTAVAIL);
         };
         let now = self.now();
@@ -68,7 +68,7 @@ impl Runner {
         let id = match opened {
             Ok(id) => id,
             Err(error) => {
-                self.common.clients.dismiss(request.client);
+                self.common.clients.dismiss(request.holder.client);
                 return match self.next_to_try(&given, local, error) {
                     Some((next, refusals)) => self.give_to(next, Given { refusals, ..given }),
                     None => refuse(errno_of_call(error)),
@@ -80,7 +80,7 @@ impl Runner {
             self.publish_ends(id, (Direction::Connected, port, relay));
         }
         let carrier = given.carrier;
-        self.insert(id, request.client, Stage::Opening, carrier);
+        self.insert(id, request.holder, Stage::Opening, carrier);
     }
 
     /// The next thread, if it may have ports or room left where we have none.
@@ -114,14 +114,14 @@ impl Runner {
     fn join(&mut self, listener: ListenerId, id: ConnectionId) -> io::Result<()> {
         let target = self.listeners.target(listener);
         let target = target.ok_or(io::ErrorKind::NotFound)?;
-        if !self.admit(target.client) {
+        if !self.admit(target.holder.client) {
             return Err(io::ErrorKind::QuotaExceeded.into());
         }
         let begun = self.begin_carrier(target, id);
         if begun.is_err() {
-            self.common.clients.dismiss(target.client);
+            self.common.clients.dismiss(target.holder.client);
         }
-        begun.map(|carrier| self.insert(id, target.client, Stage::Joining, carrier))
+        begun.map(|carrier| self.insert(id, target.holder, Stage::Joining, carrier))
     }
 
     fn begin_carrier(&mut self, target: Target, id: ConnectionId) -> io::Result<TcpStream> {
@@ -154,7 +154,7 @@ impl Runner {
         is_admitted
     }
 
-    fn insert(&mut self, id: ConnectionId, client: ClientId, stage: Stage, carrier: TcpStream) {
+    fn insert(&mut self, id: ConnectionId, holder: Holder, stage: Stage, carrier: TcpStream) {
         self.serial = (self.serial + 1) & SERIAL_MASK;
         let (slot, serial) = (id.index(), self.serial);
         let source = Source::Flow(slot as u32, serial);
@@ -163,12 +163,12 @@ impl Runner {
             let _ = self.engine.abort(now, id);
             let _ = self.engine.release(now, id);
             self.streams.forget(id);
-            return self.common.clients.dismiss(client);
+            return self.common.clients.dismiss(holder.client);
         }
         if self.flows.len() <= slot {
             self.flows.resize_with(slot + 1, || None);
         }
-        self.flows[slot] = Some(Flow::new(id, client, serial, stage, carrier));
+        self.flows[slot] = Some(Flow::new(id, holder, serial, stage, carrier));
     }
 
     pub(super) fn remove(&mut self, slot: usize) {
@@ -187,7 +187,7 @@ impl Runner {
         let now = self.now();
         let _ = self.engine.release(now, flow.id);
         self.streams.forget(flow.id);
-        self.common.clients.dismiss(flow.client);
+        self.common.clients.dismiss(flow.holder.client);
     }
 }
 
@@ -228,10 +228,14 @@ fn errno_of_call(error: ConnectError) -> libc::c_int {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::registry::TableId;
 
     fn request(carrier: &str, remote: &str, local_port: u16) -> Request {
         Request {
-            client: ClientId(1),
+            holder: Holder {
+                client: ClientId(1),
+                family: TableId(1),
+            },
             carrier: carrier.parse().expect("address"),
             remote: remote.parse().expect("address"),
             local_port,

@@ -12,7 +12,7 @@ use crate::engine::report::Report;
 use crate::engine::settings::Settings;
 use crate::engine::stand_ins::shown;
 use crate::engine::told::{options, routes};
-use crate::engine::{Command, ForAll, Listening};
+use crate::engine::{Command, ForAll, Listening, Manner};
 use crate::proc;
 
 /// What the daemon says, taken before everybody else's turn.
@@ -48,6 +48,7 @@ impl Runner {
             match command {
                 Command::Listen(wanted) => self.listen(&wanted),
                 Command::LookAtListeners => self.doubt_listeners(),
+                Command::BePatient(manner) => self.be_patient(&manner),
                 Command::Report(answer) => drop(answer.try_send(self.report())),
                 Command::Open(given) => self.open(given),
                 Command::Reconfigure(change) => self.reconfigure(&change),
@@ -63,8 +64,21 @@ impl Runner {
         let (engine, ours) = (&mut self.engine, &self.own);
         self.listeners.add(engine, ours, wanted.told, options());
         if wanted.is_followed_by_all() {
-            self.channels.say_listening(wanted.told.client);
+            self.channels.say_listening(wanted.told.holder.client);
         }
+    }
+
+    /// A program is patient with its remotes, and with nobody else's. Another thread has the connection, if it is not here.
+    fn be_patient(&mut self, manner: &Manner) {
+        let id = self.engine.connection_between(manner.local, manner.remote);
+        let flow = id.and_then(|id| self.flows.get(id.index())?.as_ref());
+        let Some(flow) = flow.filter(|flow| flow.holder.family == manner.family) else {
+            return;
+        };
+        let (id, now) = (flow.id, self.now());
+        let (keepalive, user_timeout) = (manner.keepalive, manner.user_timeout);
+        // It fails only for a connection that is over.
+        let _ = self.engine.set_patience(now, id, keepalive, user_timeout);
     }
 
     /// Other addresses, routes, rules or another MTU. Connections of an address that is gone end on both sides, all others go on.

@@ -1,0 +1,65 @@
+//! How patient a program is with a silent remote: what it says to its socket, the engine does.
+//!
+//! The kernel's own timers watch the carrier, whose other end is the adapter and never silent. What the program has set is read off
+//! the carrier when the connection is there (a listener hands it down) and whenever it sets something.
+
+use core::num::NonZeroU32;
+use core::sync::atomic::Ordering;
+
+use toehold_channel::offload::true_ends;
+use toehold_channel::patience::{Keepalive, Patience};
+use toehold_channel::table::{FLAG_CONNECTING, FLAG_OFFLOAD};
+
+use crate::state::Connection;
+use crate::sys;
+
+/// A connection through the engine is there: says what the program has set, if it has set something.
+pub(super) fn begin(connection: &Connection) {
+    let patience = patience_of(connection.fd);
+    if patience != Patience::default() {
+        tell(connection, &patience);
+    }
+}
+
+/// The program has set an option.
+pub(crate) fn option_set(connection: &Connection, level: i32, name: i32) {
+    let is_ours = matches!(
+        (level, name),
+        (libc::SOL_SOCKET, libc::SO_KEEPALIVE)
+            | (
+                libc::IPPROTO_TCP,
+                libc::TCP_KEEPIDLE
+                    | libc::TCP_KEEPINTVL
+                    | libc::TCP_KEEPCNT
+                    | libc::TCP_USER_TIMEOUT
+            )
+    );
+    let flags = connection.entry.flags.load(Ordering::Acquire);
+    // One that waits for its answer says it when it is there.
+    if is_ours && flags & FLAG_OFFLOAD != 0 && flags & FLAG_CONNECTING == 0 {
+        tell(connection, &patience_of(connection.fd));
+    }
+}
+
+fn patience_of(fd: i32) -> Patience {
+    let option = |level, name| sys::getsockopt::<i32>(fd, level, name).unwrap_or(0);
+    let tcp = |name| option(libc::IPPROTO_TCP, name).max(0).unsigned_abs();
+    let keepalive = || Keepalive {
+        idle_seconds: tcp(libc::TCP_KEEPIDLE),
+        interval_seconds: tcp(libc::TCP_KEEPINTVL),
+        probes_max: u8::try_from(tcp(libc::TCP_KEEPCNT)).unwrap_or(u8::MAX),
+    };
+    let is_kept = option(libc::SOL_SOCKET, libc::SO_KEEPALIVE) != 0;
+    Patience {
+        keepalive: is_kept.then(keepalive),
+        user_timeout_ms: NonZeroU32::new(tcp(libc::TCP_USER_TIMEOUT)),
+    }
+}
+
+fn tell(connection: &Connection, patience: &Patience) {
+    let (local, remote) = true_ends(connection.entry);
+    let mut message = patience.message();
+    (message.local, message.local_port) = (local.ip, local.port);
+    (message.remote, message.remote_port) = (remote.ip, remote.port);
+    super::tell(&message);
+}
