@@ -62,3 +62,23 @@ fn who_waits_may_leave() {
     assert_eq!(stage.engine.connection_count(), usize::from(BACKLOG));
     stage.engine.assert_invariants();
 }
+
+/// A cookie is good for two minutes at most, also while others are sent.
+#[test]
+fn cookies_go_stale() {
+    let mut stage = Stage::new(|config, _| {
+        config.timestamps = false;
+        config.half_open_max = 0;
+    });
+    let (early, late) = ([10, 0, 0, 10], [10, 0, 0, 11]);
+    stage.raw(&stage.packet("S 0:0(0) win 65535 <mss 1000>", early));
+    stage.expect("S. 0:0(0) ack 1");
+    let acknowledgement = stage.packet(". 1:1(0) ack 1", early);
+    stage.wait(Duration::from_secs(190));
+    stage.raw(&stage.packet("S 0:0(0) win 65535 <mss 1000>", late));
+    stage.expect("S. 0:0(0) ack 1");
+    stage.raw(&acknowledgement);
+    assert!(stage.engine.accept(stage.listener).is_none());
+    stage.raw(&stage.packet(". 1:1(0) ack 1", late));
+    assert!(stage.engine.accept(stage.listener).is_some());
+}

@@ -4,7 +4,7 @@
 mod script;
 
 use script::Stage;
-use toehold_tcp::{CloseReason, Duration, State};
+use toehold_tcp::{CloseReason, Duration, Options, State};
 
 fn plain() -> Stage {
     Stage::new(|config, options| {
@@ -139,4 +139,35 @@ fn time_wait_gives_way_to_a_later_timestamp_and_no_other() {
     stage.remote("S 5000:5000(0) win 65535 <mss 1000,TS 499 0>");
     stage.expect(". 2:2(0) ack 2");
     assert_eq!(stage.engine.counters().time_wait_reused, 0);
+}
+
+/// RFC 9293 section 3.10.4: an attempt that is called off leaves nothing behind.
+#[test]
+fn an_attempt_may_be_called_off() {
+    let mut stage = plain();
+    let id = stage.connect(Options::default());
+    stage.expect("S 0:0(0)");
+    stage.engine.finish(stage.now, id).unwrap();
+    stage.expect_closed(CloseReason::Aborted);
+    stage.wait(Duration::from_secs(10));
+    stage.expect_nothing();
+    stage.engine.release(stage.now, id).unwrap();
+    assert_eq!(stage.engine.connection_count(), 0);
+}
+
+/// RFC 9293 section 3.10.7.4: a FIN that comes again in TIME-WAIT begins it anew.
+#[test]
+fn a_repeated_fin_prolongs_time_wait() {
+    let mut stage = plain();
+    let id = stage.accepted("", 10_000);
+    stage.engine.finish(stage.now, id).unwrap();
+    stage.expect("F. 1:1(0) ack 1");
+    for _ in 0..3 {
+        stage.remote("F. 1:1(0) ack 2");
+        stage.expect(". 2:2(0) ack 2");
+        stage.wait(Duration::from_secs(40));
+        assert_eq!(stage.engine.info(id).unwrap().state, State::TimeWait);
+    }
+    stage.wait(Duration::from_secs(20));
+    assert_eq!(stage.engine.info(id).unwrap().state, State::Closed);
 }

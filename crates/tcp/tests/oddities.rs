@@ -225,3 +225,40 @@ fn challenges_are_limited() {
     }
     assert_eq!(stage.engine.counters().challenges_suppressed, 300 - before);
 }
+
+/// RFC 9293 section 3.7.1: who does not say what it takes gets 536 bytes.
+#[test]
+fn segments_are_small_for_who_does_not_say() {
+    let mut stage = plain();
+    stage.remote("S 0:0(0) win 65535");
+    stage.expect("S. 0:0(0) ack 1 <mss 1460>");
+    stage.remote(". 1:1(0) ack 1");
+    let id = stage.engine.accept(stage.listener).unwrap();
+    stage.engine.publish(id, 1_000).unwrap();
+    stage.expect(". 1:537(536) ack 1");
+    stage.expect("P. 537:1001(464) ack 1");
+}
+
+/// RFC 8899 section 5.1.1: a path that a router called narrow is tried again after ten minutes, and not before.
+#[test]
+fn a_narrow_path_is_tried_again() {
+    let mut stage = plain();
+    let id = stage.accepted(",sackOK", 60_000);
+    stage.engine.publish(id, 1_000).unwrap();
+    stage.expect("P. 1:1001(1000) ack 1");
+    stage.raw(&stage.too_big(1, 600));
+    stage.forget_sent();
+    stage.remote(". 1:1(0) ack 1001 win 60000");
+    assert_eq!(stage.engine.info(id).unwrap().mss, 560);
+    stage.wait(Duration::from_secs(599));
+    stage.engine.publish(id, 2_120).unwrap();
+    stage.expect(". 1001:1561(560) ack 1");
+    stage.expect("P. 1561:2121(560) ack 1");
+    stage.remote(". 1:1(0) ack 2121 win 60000");
+    stage.wait(Duration::from_secs(2));
+    stage.engine.publish(id, 4_120).unwrap();
+    stage.expect(". 2121:3121(1000) ack 1");
+    stage.forget_sent();
+    stage.remote(". 1:1(0) ack 4121 win 60000");
+    assert_eq!(stage.engine.info(id).unwrap().mss, 1_000);
+}
