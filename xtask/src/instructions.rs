@@ -55,11 +55,17 @@ pub(crate) fn run() -> bool {
 
 /// Instructions for a segment.
 fn count(work: &str, flows: u64, more: &[&str]) -> Result<u64, String> {
-    // Each flow has had its turn in either run: the first segments of a connection take the long way.
-    let unit = (flows * burst(work)).next_multiple_of(SEGMENTS);
-    let few = instructions(work, flows, unit, more)?;
-    let many = instructions(work, flows, 3 * unit, more)?;
-    Ok((many - few) / (2 * unit))
+    let turn = (flows * burst(work)).next_multiple_of(SEGMENTS);
+    let begun = (turns_to_begin(work) * flows * burst(work)).next_multiple_of(SEGMENTS);
+    let few = instructions(work, flows, begun, more)?;
+    let many = instructions(work, flows, begun + 2 * turn, more)?;
+    Ok((many - few) / (2 * turn))
+}
+
+/// Turns that each flow has had before it is counted: the first segments of a connection take the long way, and the first sixteen that it
+/// receives are acknowledged one by one.
+fn turns_to_begin(work: &str) -> u64 {
+    if work == "receive" { 20 } else { 1 }
 }
 
 /// Segments that a flow's turn takes.
