@@ -231,6 +231,7 @@ impl Bench {
     }
 
     /// Polls everything there is to send; returns how many frames, and bytes of payload.
+    #[inline(always)]
     fn transmit(&mut self) -> (u64, u64) {
         let now = Instant::from_micros(self.now);
         let (mut frames, mut bytes) = (0, 0);
@@ -325,7 +326,11 @@ impl Bench {
             };
             if sent >= polled + 2 * BATCH {
                 polled = sent;
-                while self.engine.poll_event().is_some() {}
+                while let Some(event) = self.engine.poll_event() {
+                    if let Event::Progress { acknowledged, .. } = event {
+                        black_box(acknowledged);
+                    }
+                }
             }
         }
     }

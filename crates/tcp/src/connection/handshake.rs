@@ -61,7 +61,9 @@ impl Connection {
     /// A passive open: a SYN came, a SYN-ACK is to be sent.
     pub(crate) fn accept(open: &OpenContext<'_>, offer: &Offer) -> Self {
         let mut connection = Self::new(open, State::SynReceived);
-        connection.conditions.set(Conditions::PASSIVE);
+        connection
+            .conditions
+            .set(Conditions::PASSIVE | Conditions::UNSEEN);
         connection.negotiate(open.config, open.now, offer);
         connection
     }

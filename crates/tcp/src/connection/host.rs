@@ -18,15 +18,15 @@ impl Connection {
         is_valid
     }
 
-    /// The host has taken everything before `taken` out of its receive ring. Returns false for
-    /// bytes that have not arrived or were taken before.
+    /// The host has taken everything before `taken` out of its receive ring. Whether the remote is to be told at once; `None` for bytes that
+    /// have not arrived or were taken before.
     #[inline]
-    pub(crate) fn take(&mut self, now: Instant, taken: Position) -> bool {
-        let is_valid = taken >= self.rcv_taken && taken.byte() <= self.received_bytes();
-        if is_valid && taken > self.rcv_taken {
-            self.open_window(now, taken);
+    pub(crate) fn take(&mut self, now: Instant, taken: Position) -> Option<bool> {
+        if taken <= self.rcv_taken {
+            return (taken == self.rcv_taken).then_some(false);
         }
-        is_valid
+        let fin = u64::from(self.conditions.has(Conditions::FIN_RECEIVED));
+        (taken + fin <= self.rcv_nxt).then(|| self.open_window(now, taken))
     }
 
     /// RFC 9293 section 3.10.4, CLOSE: what is published is still sent, then a FIN.
@@ -90,7 +90,8 @@ impl Connection {
     /// Bytes of the remote's stream that stand in the host's ring without a gap.
     #[inline]
     pub(crate) fn received_bytes(&self) -> u64 {
-        self.rcv_nxt.byte() - u64::from(self.conditions.has(Conditions::FIN_RECEIVED))
+        let fin = u64::from(self.conditions.has(Conditions::FIN_RECEIVED));
+        self.rcv_nxt.after(Position::FIRST_BYTE) - fin
     }
 
     /// Bytes of the host's stream that the remote has acknowledged.

@@ -110,7 +110,7 @@ impl Connection {
             self.rcv_nxt = end;
             self.template.is_told = false;
             self.news.0 |= News::PROGRESS;
-            self.schedule_ack(cx, payload_bytes);
+            self.schedule_ack(cx.now, cx.config, payload_bytes);
         }
         let edge = ack + (u64::from(segment.window) << self.snd_wscale);
         if edge != self.snd_edge {

@@ -43,6 +43,7 @@ pub(crate) use timer::LossTimer;
 
 use crate::config::{Config, Options};
 use crate::counters::Counters;
+use crate::host::ConnectionId;
 use crate::position::{Position, Span};
 use crate::time::Instant;
 use crate::wire::ip::Address;
@@ -171,8 +172,8 @@ impl Conditions {
     pub(crate) const PASSIVE: Self = Self(1 << 20);
     /// The host has let go of the connection.
     pub(crate) const RELEASED: Self = Self(1 << 21);
-    /// The host has been given the connection by `accept`.
-    pub(crate) const ACCEPTED: Self = Self(1 << 22);
+    /// Came in through a listener, and the host has not been given it by `accept`: it hears nothing of it.
+    pub(crate) const UNSEEN: Self = Self(1 << 22);
     /// The remote marked congestion on the last segment (DCTCP's receiver state).
     pub(crate) const MARKED_LAST: Self = Self(1 << 23);
     /// Acknowledge at once while the remote is likely to be in slow start.
@@ -214,6 +215,8 @@ impl Conditions {
     pub(crate) const RECEIVE_DETOUR: Self =
         Self(Self::ECN.0 | Self::OUT_OF_ORDER.0 | Self::KEEPALIVE.0 | Self::RELEASED.0);
 
+    /// What the usual payload depends on.
+    pub(crate) const RECEPTION: Self = Self(Self::RECEIVE_DETOUR.0 | Self::TIMESTAMPS.0);
     /// What the usual acknowledgement depends on, and what of it has to be there.
     pub(crate) const ACKNOWLEDGEMENT: Self = Self(Self::RECEIVE_DETOUR.0 | Self::AGREED_UPON.0);
     /// What nearly every remote agrees to.
@@ -424,6 +427,15 @@ const _: () = assert!(
 );
 
 impl Connection {
+    /// What the host calls the connection, which is in this slot.
+    #[inline]
+    pub(crate) fn id(&self, slot: u32) -> ConnectionId {
+        ConnectionId {
+            index: slot,
+            generation: self.generation,
+        }
+    }
+
     /// TSval for now.
     #[inline]
     pub(crate) fn timestamp(&self, now: Instant) -> u32 {

@@ -37,7 +37,8 @@ impl Connection {
     /// Whether the next segment may be a usual one.
     #[inline(always)]
     pub(crate) fn may_send_quickly(&self) -> bool {
-        self.is_untroubled()
+        self.template.is_usual
+            && self.is_untroubled()
             && !self.conditions.has(Conditions::TRANSMIT_DETOUR)
             && self.scoreboard.is_plain()
     }
@@ -83,7 +84,7 @@ impl Connection {
             self.conditions.clear(Conditions::QUICK_ACK);
         }
         if self.loss_timer == LossTimer::TailProbe && !self.rtt.has_backed_off() {
-            self.arm_tail_probe(now, config, flight + usable);
+            self.arm_tail_probe(now, config, flight + usable, mss);
         } else {
             self.arm_after_sending(now, config, usable - length);
         }
@@ -143,6 +144,38 @@ impl Connection {
             self.snd_nxt = seq + u64::from(mss);
             seq
         })
+    }
+
+    /// Whether a segment has payload that continues the stream and says nothing else: that something was acknowledged, or that the window is another one.
+    /// If so, its timestamp is taken; otherwise nothing has happened. `segment` has timestamps and no other options.
+    #[inline(always)]
+    pub(crate) fn continues_plainly(
+        &mut self,
+        now: Instant,
+        segment: &Segment<'_>,
+        payload_bytes: usize,
+    ) -> bool {
+        let timestamp = segment.timestamps.map_or(0, |timestamps| timestamps.value);
+        let edge = self.snd_una + (u64::from(segment.window) << self.snd_wscale);
+        payload_bytes > 0
+            && self.state == State::Established
+            && self
+                .conditions
+                .are(Conditions::RECEPTION, Conditions::TIMESTAMPS)
+            && segment.seq == self.rcv_nxt.wire(self.irs)
+            && segment.ack == self.snd_una.wire(self.iss)
+            && edge == self.snd_edge
+            && self.rcv_nxt + payload_bytes as u64 <= self.rcv_edge
+            && self.take_next_timestamp(now, timestamp)
+    }
+
+    /// So much payload of such a segment is in its place.
+    #[inline(always)]
+    pub(crate) fn note_payload(&mut self, now: Instant, config: &Config, bytes: usize) {
+        self.rcv_nxt += bytes as u64;
+        self.template.is_told = false;
+        self.news.0 |= News::PROGRESS;
+        self.schedule_ack(now, config, bytes);
     }
 
     /// The acknowledgement of new data, without payload, in a connection without trouble. Does nothing for
@@ -263,7 +296,8 @@ impl Connection {
             self.grow_plainly(now, advanced_bytes, newest_rtt);
         }
         if ack < self.snd_nxt {
-            self.arm_tail_probe(now, config, self.snd_nxt.after(ack));
+            let mss = u64::from(self.mss);
+            self.arm_tail_probe(now, config, self.snd_nxt.after(ack), mss);
         } else if ack == self.snd_end && !self.conditions.has(Conditions::FIN_WANTED) {
             // The kind of timer stays: so will be the next.
             self.loss_deadline = Instant::NEVER;

@@ -2,6 +2,7 @@
 //! (RFC 9293 sections 3.8.6 and 3.10.7.4 from the seventh step on, RFC 5681 section 4.2, RFC 2018).
 
 use super::{CloseReason, Conditions, Connection, Context, News, State};
+use crate::config::Config;
 use crate::host::{ConnectionId, Memory};
 use crate::position::{Position, Span};
 use crate::time::{Duration, Instant};
@@ -104,7 +105,7 @@ impl Connection {
                 }
                 self.fill_gap(cx);
             } else {
-                self.schedule_ack(cx, bytes.len());
+                self.schedule_ack(cx.now, cx.config, bytes.len());
             }
         } else {
             self.receive_early(cx, bytes, kept, id, memory);
@@ -183,20 +184,22 @@ impl Connection {
 
     /// RFC 9293 section 3.8.6.3 and RFC 5681 section 4.2, for data in order.
     #[inline(always)]
-    pub(super) fn schedule_ack(&mut self, cx: &Context<'_>, bytes: usize) {
+    pub(super) fn schedule_ack(&mut self, now: Instant, config: &Config, bytes: usize) {
+        if self.conditions.has(Conditions::ACK_NOW) {
+            return;
+        }
         // A frame that the link coalesced stands for several segments.
-        let segments = if bytes > usize::from(self.mss) {
+        self.unacked_segments += if bytes > usize::from(self.mss) {
             SEGMENTS_PER_ACK
         } else {
             1
         };
-        self.unacked_segments = self.unacked_segments.saturating_add(segments);
         if self.unacked_segments >= SEGMENTS_PER_ACK {
             self.conditions.set(Conditions::ACK_NOW);
         } else if self.conditions.has(Conditions::QUICK_ACK) {
             self.acknowledge_quickly();
         } else if !self.ack_deadline.is_armed() {
-            self.ack_deadline = cx.now + cx.config.delayed_ack;
+            self.ack_deadline = now.later(config.delayed_ack);
         }
     }
 
@@ -318,37 +321,49 @@ impl Connection {
     }
 
     /// The host has taken everything before `taken`: opens the window, and lets it grow for a host
-    /// that empties it as fast as it fills (dynamic right-sizing).
+    /// that empties it as fast as it fills (dynamic right-sizing). Whether a window update of its own is due.
     #[inline]
-    pub(super) fn open_window(&mut self, now: Instant, taken: Position) {
+    pub(super) fn open_window(&mut self, now: Instant, taken: Position) -> bool {
         self.rcv_taken = taken;
         self.template.is_told = false;
         if now >= self.tune_until {
             self.tune_window(now, taken);
         }
-        // A window update of its own is due when the remote may be running out of window.
-        let known = self.rcv_edge - self.rcv_nxt;
         let half = u64::from(self.rcv_limit / 2);
-        if known < half {
-            let wanted = taken + u64::from(self.rcv_limit);
-            let step = half.min(2 * u64::from(self.mss));
-            if wanted >= self.rcv_edge + step && self.state.may_receive() {
-                self.conditions.set(Conditions::ACK_NOW);
-            }
-        }
+        // It is when the remote may be running out of window.
+        self.rcv_edge < self.rcv_nxt + half && self.tell_window(taken, half)
     }
 
-    #[cold]
+    #[inline(never)]
+    fn tell_window(&mut self, taken: Position, half: u64) -> bool {
+        let wanted = taken + u64::from(self.rcv_limit);
+        let step = half.min(2 * u64::from(self.mss));
+        let is_due = wanted >= self.rcv_edge + step && self.state.may_receive();
+        if is_due {
+            self.conditions.set(Conditions::ACK_NOW);
+        }
+        is_due
+    }
+
+    #[inline(always)]
     fn tune_window(&mut self, now: Instant, taken: Position) {
-        let took = (taken - self.tune_taken).min(u64::from(u32::MAX / 2)) as u32;
+        let took = taken.after(self.tune_taken);
+        if 2 * took > u64::from(self.rcv_limit) {
+            self.widen_window(took);
+        }
+        self.tune_until = now + self.rtt.smoothed().unwrap_or(TUNE_ROUND);
+        self.tune_taken = taken;
+    }
+
+    #[inline(never)]
+    fn widen_window(&mut self, took: u64) {
+        let wanted = 2 * took.min(u64::from(u32::MAX / 2)) as u32;
         let bound = self
             .options
             .receive_bytes_max
             .min(0xffff << self.rcv_wscale);
-        if 2 * took > self.rcv_limit && self.rcv_limit < bound {
-            self.rcv_limit = (2 * took).min(bound);
+        if self.rcv_limit < bound {
+            self.rcv_limit = wanted.min(bound);
         }
-        self.tune_until = now + self.rtt.smoothed().unwrap_or(TUNE_ROUND);
-        self.tune_taken = taken;
     }
 }

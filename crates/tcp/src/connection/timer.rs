@@ -262,12 +262,12 @@ impl Connection {
     }
 
     /// [`Self::arm_probe_or_retransmission`] where a tail loss probe is armed, or was last, and no timeout was backed off
-    /// since; `flight` bytes are out, or about to be.
+    /// since; `flight` bytes are out, or about to be, in segments of `mss`.
     #[inline(always)]
-    pub(super) fn arm_tail_probe(&mut self, now: Instant, config: &Config, flight: u64) {
+    pub(super) fn arm_tail_probe(&mut self, now: Instant, config: &Config, flight: u64, mss: u64) {
         let (smoothed, timeout) = self.rtt.settled(config);
         let mut probe_after = (2 * smoothed).max(PROBE_AFTER_MIN.as_micros());
-        if flight <= u64::from(self.mss) {
+        if flight <= mss {
             probe_after += REMOTE_ACK_DELAY_MAX.as_micros();
         }
         debug_assert!(self.loss_timer == LossTimer::TailProbe);

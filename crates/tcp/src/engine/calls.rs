@@ -57,7 +57,7 @@ impl Engine {
             let is_alive = connection.generation == id.generation
                 && !connection.conditions.has(Conditions::FREE);
             if is_alive {
-                connection.conditions.set(Conditions::ACCEPTED);
+                connection.conditions.clear(Conditions::UNSEEN);
                 self.settle(id.index);
                 return Some(id);
             }
@@ -163,16 +163,18 @@ impl Engine {
     #[inline]
     pub fn take(&mut self, now: Instant, id: ConnectionId, taken: u64) -> Result<(), CallError> {
         let slot = self.slot_of(id).ok_or(CallError::NoConnection)?;
-        let connection = &mut self.slots[slot as usize];
-        if !connection.take(now, Position::of_byte(taken)) {
-            return Err(CallError::BadOffset);
-        }
+        let position = Position::of_byte(taken);
+        let is_told = self.slots[slot as usize].take(now, position);
         self.run.end(); // The window has moved.
-        // All that can have become due is an acknowledgement.
-        if connection.conditions.has(Conditions::ACK_NOW) {
-            self.settle_output(slot);
+        if is_told.ok_or(CallError::BadOffset)? {
+            self.settle_window(slot);
         }
         Ok(())
+    }
+
+    #[inline(never)]
+    fn settle_window(&mut self, slot: u32) {
+        self.settle_output(slot);
     }
 
     /// The host will publish nothing more: when everything is sent, the remote is told.

@@ -22,6 +22,7 @@ mod fragments;
 mod frames;
 mod interface;
 mod limiter;
+mod line;
 mod listeners;
 mod neighbours;
 mod quick;
@@ -29,10 +30,11 @@ mod shared;
 mod table;
 mod transmit;
 mod turns;
+mod usual;
 
-pub use frames::{Expected, ReceiveOffload, USUAL_HEADERS_BYTES};
 pub use shared::Whose;
 pub use transmit::{ChecksumWork, HEADER_BUFFER_BYTES, Payload, Transmit, TransmitOffload};
+pub use usual::{Expected, ReceiveOffload, USUAL_HEADERS_BYTES};
 
 use std::collections::VecDeque;
 
@@ -50,25 +52,23 @@ use deadlines::Deadlines;
 use fragments::Fragments;
 use interface::Interface;
 use limiter::Limiter;
+use line::Line;
 use listeners::Listeners;
 use neighbours::Neighbours;
 use quick::Run;
-use table::FlowTable;
+use table::{Ends, FlowTable};
 use turns::Turns;
 
 /// Whose the last frame on the short path was.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct LastFlow {
-    /// Source and destination, as they stand in a frame, and the ports.
-    addresses: u64,
-    ports: u32,
+    ends: Ends,
     slot: u32,
 }
 
 /// No slot has this number, so that nobody finds anything there.
 const NO_FLOW: LastFlow = LastFlow {
-    addresses: 0,
-    ports: 0,
+    ends: Ends::NOBODY,
     slot: u32::MAX,
 };
 /// No hardware address in the upper part of a word, with nothing below, is this.
@@ -105,7 +105,7 @@ pub struct Engine {
     turns: Turns,
     run: Run,
     /// Slots with news for the host, each once.
-    event_queue: VecDeque<u32>,
+    event_queue: Line,
     control_queue: VecDeque<ControlFrame>,
     /// When a SYN was last answered with a cookie.
     cookie_sent_at: Option<Instant>,
@@ -160,7 +160,7 @@ impl Engine {
             deadlines: Deadlines::default(),
             turns: Turns::new(),
             run: Run::none(),
-            event_queue: VecDeque::new(),
+            event_queue: Line::new(),
             control_queue: VecDeque::new(),
             cookie_sent_at: None,
             random,
@@ -217,23 +217,24 @@ impl Engine {
     }
 
     /// The next piece of news for the host.
+    #[inline]
     pub fn poll_event(&mut self) -> Option<Event> {
         if self.listeners.has_news() {
             return self.poll_any_event();
         }
-        let slot = self.event_queue.pop_front()?;
+        let slot = self.event_queue.first()?;
         let connection = &mut self.slots[slot as usize];
-        if connection.news.0 == News::PROGRESS
-            && connection.state != State::Closed
-            && !connection.conditions.has(Conditions::RELEASED)
-        {
-            // The usual news, and no other: the connection needs no second visit.
-            connection.news = News::default();
-            connection.conditions.clear(Conditions::ANNOUNCED);
-            return Some(progress_of(slot, connection));
+        let is_usual =
+            connection.news.0 == News::PROGRESS && !connection.conditions.has(Conditions::RELEASED);
+        if !is_usual {
+            return self.poll_any_event();
         }
-        self.event_queue.push_front(slot);
-        self.poll_any_event()
+        // The usual news, and no other: the connection needs no second visit.
+        debug_assert!(connection.state != State::Closed, "that were other news");
+        self.event_queue.pop();
+        connection.news = News::default();
+        connection.conditions.clear(Conditions::ANNOUNCED);
+        Some(progress_of(slot, connection))
     }
 
     #[inline(never)]
@@ -241,11 +242,11 @@ impl Engine {
         if let Some(listener) = self.listeners.pop_ready() {
             return Some(Event::Acceptable(listener));
         }
-        while let Some(&slot) = self.event_queue.front() {
+        while let Some(slot) = self.event_queue.first() {
             if let Some(event) = self.next_event_of(slot) {
                 return Some(event);
             }
-            self.event_queue.pop_front();
+            self.event_queue.pop();
             self.slots[slot as usize]
                 .conditions
                 .clear(Conditions::ANNOUNCED);
@@ -294,12 +295,8 @@ impl Engine {
             connection.conditions.set(Conditions::QUEUED);
             self.turns.push(slot);
         }
-        let is_visible = !connection.conditions.has(Conditions::PASSIVE)
-            || connection.conditions.has(Conditions::ACCEPTED);
-        if connection.news.0 != 0 && is_visible && !connection.conditions.has(Conditions::ANNOUNCED)
-        {
-            connection.conditions.set(Conditions::ANNOUNCED);
-            self.event_queue.push_back(slot);
+        if connection.news.0 != 0 {
+            announce(connection, slot, &mut self.event_queue);
         }
         let deadline = connection.next_deadline();
         let has_changed =
@@ -311,18 +308,17 @@ impl Engine {
     }
 
     /// [`Self::settle`] after a call of the host's: something may have to be sent, and no more.
-    #[inline]
+    #[inline(always)]
     fn settle_output(&mut self, slot: u32) {
         self.run.end();
         let connection = &mut self.slots[slot as usize];
-        if connection.conditions.has(Conditions::QUEUED) {
-            return;
-        }
-        // Usually there is new data.
-        let has_data = connection.state == State::Established
-            && connection.snd_nxt < connection.snd_end
-            && !connection.conditions.has(Conditions::PACED);
-        if has_data || connection.has_pending_output() {
+        // Usually there is new data, and nothing in its way.
+        let is_usual = !connection
+            .conditions
+            .has(Conditions::QUEUED | Conditions::PACED)
+            && connection.state == State::Established
+            && connection.snd_nxt < connection.snd_end;
+        if is_usual || has_new_output(connection) {
             connection.conditions.set(Conditions::QUEUED);
             self.turns.push(slot);
         }
@@ -375,11 +371,10 @@ impl Engine {
     fn free_if_over(&mut self, slot: u32) {
         let connection = &mut self.slots[slot as usize];
         let has = |condition| connection.conditions.has(condition);
-        let is_unseen = has(Conditions::PASSIVE) && !has(Conditions::ACCEPTED);
         let is_over = connection.state == State::Closed
             && !has(Conditions::RESET_DUE | Conditions::QUEUED | Conditions::ANNOUNCED)
             && !has(Conditions::IN_TABLE | Conditions::FREE)
-            && (has(Conditions::RELEASED) || is_unseen);
+            && has(Conditions::RELEASED | Conditions::UNSEEN);
         if is_over {
             connection.conditions = Conditions::FREE;
             connection.generation = connection.generation.wrapping_add(1);
@@ -505,6 +500,22 @@ impl Engine {
             }
         }
         self.assert_run();
+    }
+}
+
+/// Whether it has something to send, and no turn.
+#[inline(never)]
+fn has_new_output(connection: &Connection) -> bool {
+    !connection.conditions.has(Conditions::QUEUED) && connection.has_pending_output()
+}
+
+/// The host has news of a connection.
+#[inline(always)]
+fn announce(connection: &mut Connection, slot: u32, event_queue: &mut Line) {
+    let kept_back = Conditions::ANNOUNCED | Conditions::UNSEEN;
+    if !connection.conditions.has(kept_back) {
+        connection.conditions.set(Conditions::ANNOUNCED);
+        event_queue.push(slot);
     }
 }
 

@@ -111,22 +111,18 @@ fn sum_usual_headers(h: &[u8; HEADER_BYTES]) -> Sum {
 }
 
 impl Engine {
-    /// The next segment of the connection whose turn it is, if it is a usual one.
-    #[inline(always)]
-    pub(super) fn transmit_quickly<const IS_SUMMED_BY_LINK: bool>(
+    /// The next segment of the connection whose turn it is, where [`Connection::may_send_quickly`] is true and there is data.
+    #[inline(never)]
+    pub(super) fn send_quickly<const IS_SUMMED_BY_LINK: bool>(
         &mut self,
         now: Instant,
         slot: u32,
         out: &mut [u8; HEADER_BUFFER_BYTES],
     ) -> Option<Transmit> {
         let connection = &mut self.slots[slot as usize];
-        if !connection.template.is_usual || !connection.may_send_quickly() {
-            return None;
-        }
-        if connection.snd_nxt == connection.snd_end {
-            return self.acknowledge_quickly::<IS_SUMMED_BY_LINK>(now, slot, out);
-        }
-        let plan = connection.plan_quickly(now, &self.config)?;
+        let Some(plan) = connection.plan_quickly(now, &self.config) else {
+            return self.transmit_slowly(now, out);
+        };
         let bytes = plan.payload_bytes;
         if connection.loss_deadline < connection.asked_by {
             connection.asked_by = connection.loss_deadline;
@@ -163,18 +159,15 @@ impl Engine {
         Some(usual_frame::<IS_SUMMED_BY_LINK>(h, payload, segment_bytes))
     }
 
-    /// The same where there is no data: an acknowledgement, if one is due.
+    /// The same where there is no data and an acknowledgement is due.
     #[inline(never)]
-    fn acknowledge_quickly<const IS_SUMMED_BY_LINK: bool>(
+    pub(super) fn acknowledge_quickly<const IS_SUMMED_BY_LINK: bool>(
         &mut self,
         now: Instant,
         slot: u32,
         out: &mut [u8; HEADER_BUFFER_BYTES],
     ) -> Option<Transmit> {
         let connection = &mut self.slots[slot as usize];
-        if !connection.conditions.has(Conditions::ACK_NOW) {
-            return None;
-        }
         let h = out.first_chunk_mut().expect("the buffer is longer");
         connection.write_usual_headers(now, 0, h);
         put_u32(h, TCP_AT + 4, connection.snd_nxt.wire(connection.iss));

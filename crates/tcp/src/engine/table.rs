@@ -14,24 +14,42 @@ const EMPTY: u32 = u32::MAX;
 /// Marks the slot of an IPv6 connection. Slots are fewer than 2^31.
 const V6: u32 = 1 << 31;
 
+/// The ends of an IPv4 flow as they stand in the headers of a frame from the remote: its address and ours, its port and ours.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Ends {
+    pub(crate) addresses: u64,
+    pub(crate) ports: u32,
+}
+
+impl Ends {
+    /// No flow has these.
+    pub(crate) const NOBODY: Self = Self {
+        addresses: 0,
+        ports: 0,
+    };
+
+    fn of(key: &FlowKey) -> Self {
+        let [remote, local] = [key.remote, key.local].map(|address| address.low().to_be_bytes());
+        let [remote_port, local_port] = [key.remote_port, key.local_port].map(u16::to_be_bytes);
+        let mut addresses = [0; 8];
+        addresses[..4].copy_from_slice(&remote);
+        addresses[4..].copy_from_slice(&local);
+        let ports = [remote_port[0], remote_port[1], local_port[0], local_port[1]];
+        Self {
+            addresses: u64::from_ne_bytes(addresses),
+            ports: u32::from_ne_bytes(ports),
+        }
+    }
+}
+
 /// What stands for a flow: its ends, or a hash of them and the mark that says so.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Tag {
-    words: [u32; 3],
+    ends: Ends,
     mark: u32,
 }
 
 impl Tag {
-    /// Of an IPv4 flow.
-    #[inline]
-    pub(crate) const fn v4(local: u32, remote: u32, local_port: u16, remote_port: u16) -> Self {
-        let ports = (local_port as u32) << 16 | remote_port as u32;
-        Self {
-            words: [local, remote, ports],
-            mark: 0,
-        }
-    }
-
     /// Whether the ends have to be compared in the connection.
     #[inline]
     pub(crate) const fn is_hash(self) -> bool {
@@ -41,16 +59,45 @@ impl Tag {
 
 #[derive(Clone, Copy, Debug)]
 struct Entry {
-    words: [u32; 3],
-    /// The slot, and `V6`.
-    slot: u32,
+    addresses: u64,
+    /// The ports above the slot and `V6`: what differs from the ports by less than `V6` is the slot of an IPv4 flow.
+    ports_and_slot: u64,
 }
+
+impl Entry {
+    const NOBODY: Self = Self::new(Ends::NOBODY, EMPTY);
+
+    const fn new(ends: Ends, slot: u32) -> Self {
+        Self {
+            addresses: ends.addresses,
+            ports_and_slot: (ends.ports as u64) << 32 | slot as u64,
+        }
+    }
+
+    #[inline(always)]
+    fn ends(&self) -> Ends {
+        Ends {
+            addresses: self.addresses,
+            ports: (self.ports_and_slot >> 32) as u32,
+        }
+    }
+
+    /// The slot, and `V6`.
+    #[inline(always)]
+    fn slot(&self) -> u32 {
+        self.ports_and_slot as u32
+    }
+}
+
+const _: () = assert!(size_of::<Entry>() == 16);
 
 #[derive(Debug)]
 pub(crate) struct FlowTable {
     /// Invariant: a power of two long, at least a half of it empty.
     entries: Box<[Entry]>,
     length: usize,
+    /// Insertions and removals so far: while it is the same, so is what is found.
+    changes: u64,
     secret: [u64; 2],
 }
 
@@ -61,6 +108,7 @@ impl FlowTable {
         Self {
             entries: empty_entries(SMALLEST),
             length: 0,
+            changes: 0,
             secret: [random.bits(), random.bits()],
         }
     }
@@ -68,12 +116,10 @@ impl FlowTable {
     /// What stands for a flow in this table.
     pub(crate) fn tag(&self, key: &FlowKey) -> Tag {
         if key.local.is_v4() && key.remote.is_v4() {
-            return Tag::v4(
-                key.local.low(),
-                key.remote.low(),
-                key.local_port,
-                key.remote_port,
-            );
+            return Tag {
+                ends: Ends::of(key),
+                mark: 0,
+            };
         }
         let ports = u64::from(key.local_port) << 16 | u64::from(key.remote_port);
         let first = fold(
@@ -86,37 +132,59 @@ impl FlowTable {
         );
         let third = fold(ports ^ second, self.secret[1] | 1);
         Tag {
-            words: [third as u32, (third >> 32) as u32, (first ^ second) as u32],
+            ends: Ends {
+                addresses: third,
+                ports: (first ^ second) as u32,
+            },
             mark: V6,
         }
     }
 
     /// Where to begin looking. Not cryptographic: a remote that could learn the secret might make
     /// chains longer, and would still meet the limit on its connections.
-    #[inline]
-    fn home(&self, words: [u32; 3]) -> usize {
-        let first = u64::from(words[0]) << 32 | u64::from(words[1]);
-        let hash = fold(first ^ self.secret[0], u64::from(words[2]) ^ self.secret[1]);
+    #[inline(always)]
+    fn home(&self, ends: Ends) -> usize {
+        let hash = fold(
+            ends.addresses ^ self.secret[0],
+            u64::from(ends.ports) ^ self.secret[1],
+        );
         hash as usize & (self.entries.len() - 1)
     }
 
-    /// The slot whose connection has the tag, and `is_it`.
-    #[inline]
-    pub(crate) fn find(&self, tag: Tag, mut is_it: impl FnMut(u32) -> bool) -> Option<u32> {
+    /// The slot of an IPv4 flow.
+    #[inline(always)]
+    pub(crate) fn find_v4(&self, ends: Ends) -> Option<u32> {
         let mask = self.entries.len() - 1;
-        let mut at = self.home(tag.words);
+        let mut at = self.home(ends);
         loop {
-            let entry = self.entries[at & mask];
-            if entry.slot == EMPTY {
+            let entry = &self.entries[at];
+            let rest = entry.ports_and_slot ^ u64::from(ends.ports) << 32;
+            if entry.addresses == ends.addresses && rest < u64::from(V6) {
+                return Some(rest as u32);
+            }
+            if entry.slot() == EMPTY {
                 return None;
             }
-            if entry.words == tag.words && entry.slot & V6 == tag.mark {
-                let slot = entry.slot & !V6;
+            at = (at + 1) & mask;
+        }
+    }
+
+    /// The slot whose connection has the tag, and `is_it`.
+    pub(crate) fn find(&self, tag: Tag, mut is_it: impl FnMut(u32) -> bool) -> Option<u32> {
+        let mask = self.entries.len() - 1;
+        let mut at = self.home(tag.ends);
+        loop {
+            let entry = self.entries[at];
+            if entry.slot() == EMPTY {
+                return None;
+            }
+            if entry.ends() == tag.ends && entry.slot() & V6 == tag.mark {
+                let slot = entry.slot() & !V6;
                 if is_it(slot) {
                     return Some(slot);
                 }
             }
-            at += 1;
+            at = (at + 1) & mask;
         }
     }
 
@@ -126,21 +194,19 @@ impl FlowTable {
         if (self.length + 1) * 2 > self.entries.len() {
             let larger = empty_entries(self.entries.len() * 2);
             let old = core::mem::replace(&mut self.entries, larger);
-            for entry in old.iter().filter(|entry| entry.slot != EMPTY) {
+            for entry in old.iter().filter(|entry| entry.slot() != EMPTY) {
                 self.put(*entry);
             }
         }
-        self.put(Entry {
-            words: tag.words,
-            slot: slot | tag.mark,
-        });
+        self.put(Entry::new(tag.ends, slot | tag.mark));
         self.length += 1;
+        self.changes += 1;
     }
 
     fn put(&mut self, entry: Entry) {
         let mask = self.entries.len() - 1;
-        let mut at = self.home(entry.words);
-        while self.entries[at].slot != EMPTY {
+        let mut at = self.home(entry.ends());
+        while self.entries[at].slot() != EMPTY {
             at = (at + 1) & mask;
         }
         self.entries[at] = entry;
@@ -149,42 +215,40 @@ impl FlowTable {
     /// Removes the flow in `slot`.
     pub(crate) fn remove(&mut self, tag: Tag, slot: u32) {
         let mask = self.entries.len() - 1;
-        let mut at = self.home(tag.words);
-        while self.entries[at].slot != slot | tag.mark {
+        let mut at = self.home(tag.ends);
+        while self.entries[at].slot() != slot | tag.mark {
             assert!(
-                self.entries[at].slot != EMPTY,
+                self.entries[at].slot() != EMPTY,
                 "the flow to be removed is not in the table"
             );
             at = (at + 1) & mask;
         }
         self.length -= 1;
+        self.changes += 1;
         // Move back whatever would become unreachable behind the hole.
         let mut next = (at + 1) & mask;
-        while self.entries[next].slot != EMPTY {
-            let home = self.home(self.entries[next].words);
+        while self.entries[next].slot() != EMPTY {
+            let home = self.home(self.entries[next].ends());
             if (next.wrapping_sub(home) & mask) >= (next.wrapping_sub(at) & mask) {
                 self.entries[at] = self.entries[next];
                 at = next;
             }
             next = (next + 1) & mask;
         }
-        self.entries[at].slot = EMPTY;
+        self.entries[at] = Entry::NOBODY;
     }
 
     pub(crate) fn len(&self) -> usize {
         self.length
     }
+
+    pub(crate) fn changes(&self) -> u64 {
+        self.changes
+    }
 }
 
 fn empty_entries(length: usize) -> Box<[Entry]> {
-    vec![
-        Entry {
-            words: [0; 3],
-            slot: EMPTY
-        };
-        length
-    ]
-    .into_boxed_slice()
+    vec![Entry::NOBODY; length].into_boxed_slice()
 }
 
 #[cfg(test)]
@@ -236,8 +300,8 @@ mod tests {
         for number in 0..100_000 {
             let tag = table.tag(&key(number));
             let mask = table.entries.len() - 1;
-            let mut at = table.home(tag.words);
-            while table.entries[at].slot != number | tag.mark {
+            let mut at = table.home(tag.ends);
+            while table.entries[at].slot() != number | tag.mark {
                 at = (at + 1) & mask;
                 probes += 1;
             }

@@ -96,7 +96,7 @@ impl Engine {
     ///
     /// # Panics
     /// When `header` is shorter.
-    #[inline]
+    #[inline(always)]
     pub fn poll_transmit(&mut self, now: Instant, header: &mut [u8]) -> Option<Transmit> {
         let out: &mut [u8; HEADER_BUFFER_BYTES] = header
             .first_chunk_mut()
@@ -124,22 +124,33 @@ impl Engine {
         }
     }
 
-    #[inline(never)]
+    /// The next frame of the connection whose turn it is. Which way is decided here, so that each of them begins with what it needs.
+    #[inline(always)]
     fn transmit_next<const IS_SUMMED_BY_LINK: bool>(
         &mut self,
         now: Instant,
         slot: u32,
         out: &mut [u8; HEADER_BUFFER_BYTES],
     ) -> Option<Transmit> {
-        let transmit = self.transmit_quickly::<IS_SUMMED_BY_LINK>(now, slot, out);
-        if transmit.is_some() {
-            return transmit;
+        let connection = &self.slots[slot as usize];
+        if !connection.may_send_quickly() {
+            return self.transmit_slowly(now, out);
+        }
+        if connection.snd_nxt < connection.snd_end {
+            return self.send_quickly::<IS_SUMMED_BY_LINK>(now, slot, out);
+        }
+        if connection.conditions.has(Conditions::ACK_NOW) {
+            return self.acknowledge_quickly::<IS_SUMMED_BY_LINK>(now, slot, out);
         }
         self.transmit_slowly(now, out)
     }
 
     #[inline(never)]
-    fn transmit_slowly(&mut self, now: Instant, header: &mut [u8]) -> Option<Transmit> {
+    pub(super) fn transmit_slowly(
+        &mut self,
+        now: Instant,
+        header: &mut [u8; HEADER_BUFFER_BYTES],
+    ) -> Option<Transmit> {
         self.run.end();
         if let Some(frame) = self.control_queue.pop_front() {
             self.counters.frames_sent += 1;

@@ -1,6 +1,6 @@
 //! Whose turn it is to send.
 
-use std::collections::VecDeque;
+use super::line::Line;
 
 /// Segments one connection may send before the next has its turn.
 const BURST_SEGMENTS_MAX: u32 = 16;
@@ -15,7 +15,7 @@ pub(super) struct Turns {
     current: u32,
     /// Segments it has sent in a row.
     burst: u32,
-    waiting: VecDeque<u32>,
+    waiting: Line,
 }
 
 impl Turns {
@@ -23,17 +23,17 @@ impl Turns {
         Self {
             current: NOBODY,
             burst: 0,
-            waiting: VecDeque::new(),
+            waiting: Line::new(),
         }
     }
 
     /// A slot that is not among them has something to send.
-    #[inline]
+    #[inline(always)]
     pub(super) fn push(&mut self, slot: u32) {
         if self.current == NOBODY {
             self.current = slot;
         } else {
-            self.waiting.push_back(slot);
+            self.waiting.push(slot);
         }
     }
 
@@ -47,11 +47,7 @@ impl Turns {
     #[inline]
     pub(super) fn finish(&mut self) {
         self.burst = 0;
-        self.current = if self.waiting.is_empty() {
-            NOBODY
-        } else {
-            self.waiting.pop_front().unwrap_or(NOBODY)
-        };
+        self.current = self.waiting.pop().unwrap_or(NOBODY);
     }
 
     /// The current slot has sent a segment, and has more. False: now it is another's turn.
@@ -60,7 +56,7 @@ impl Turns {
         self.burst += 1;
         let is_over = self.burst >= BURST_SEGMENTS_MAX && !self.waiting.is_empty();
         if is_over {
-            self.waiting.push_back(self.current);
+            self.waiting.push(self.current);
             self.finish();
         }
         !is_over

@@ -1,0 +1,432 @@
+//! The short way in: segments in order, over Ethernet and IPv4 with timestamps. Everything else goes by way of
+//! [`Engine::handle_any`].
+//!
+//! ```text
+//!   headers as they nearly always are ──> whose? ──> payload and nothing else ────> its place, an acknowledgement perhaps
+//!                                                    payload and something else ──> what any segment in order does
+//!                                                    an acknowledgement ──────────> what was sent is forgotten
+//! ```
+
+use core::hint::black_box;
+
+use super::deadlines::Deadlines;
+use super::line::Line;
+use super::table::Ends;
+use super::turns::Turns;
+use super::{Engine, LastFlow, announce};
+use crate::connection::{Conditions, Connection, Context, Progressed, State};
+use crate::host::{ConnectionId, Memory, NoRoom};
+use crate::position::Position;
+use crate::time::Instant;
+use crate::wire::tcp::{Flags, Segment, Timestamps};
+use crate::wire::{ethernet, ip, u16_at, u32_at};
+
+/// Connections whose hot lines, and entries in the flow table, find room in a core's own cache.
+const CONNECTIONS_IN_CACHE: usize = 4_096;
+
+/// Frames whose connections are looked up before the first is handled.
+const LOOKED_UP_TOGETHER: usize = 32;
+
+/// What the link knows about a frame it delivers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct ReceiveOffload {
+    /// The TCP checksum was verified by the link, or the frame never left this machine.
+    pub checksum_verified: bool,
+}
+
+/// Ethernet, IPv4 and TCP headers with a timestamp as the only option.
+pub const USUAL_HEADERS_BYTES: usize = 66;
+
+/// Where a frame's payload would belong: a byte of a connection's stream.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Expected {
+    /// Whose stream.
+    pub connection: ConnectionId,
+    /// The next byte of it.
+    pub offset: u64,
+}
+
+/// The segment of a frame of the usual layout; its payload is told apart.
+#[inline]
+fn usual_segment(h: &[u8; USUAL_HEADERS_BYTES]) -> Segment<'static> {
+    Segment {
+        source_port: u16_at(h, 34),
+        destination_port: u16_at(h, 36),
+        seq: u32_at(h, 38),
+        ack: u32_at(h, 42),
+        flags: Flags(h[47]),
+        window: u16_at(h, 48),
+        timestamps: Some(Timestamps {
+            value: u32_at(h, 58),
+            echo: u32_at(h, 62),
+        }),
+        options: &[],
+        payload: &[],
+    }
+}
+
+/// The ends of a frame of the usual layout.
+#[inline(always)]
+fn usual_ends(h: &[u8; USUAL_HEADERS_BYTES]) -> Ends {
+    Ends {
+        addresses: u64::from_ne_bytes(*h[26..].first_chunk().expect("the header is longer")),
+        ports: u32::from_ne_bytes(*h[34..].first_chunk().expect("the header is longer")),
+    }
+}
+
+/// The queues a connection can belong to.
+type Queues<'a> = (&'a mut Turns, &'a mut Line, &'a mut Deadlines);
+
+/// What [`Engine::settle`] does, after a segment in order: nothing in the cold part of the connection has changed.
+#[inline(always)]
+fn settle_usual(connection: &mut Connection, slot: u32, (turns, event_queue, deadlines): Queues) {
+    let conditions = connection.conditions;
+    let has_output = conditions
+        .has(Conditions::ACK_NOW | Conditions::FIN_WANTED | Conditions::TAIL_PROBE_DUE)
+        || connection.snd_nxt < connection.snd_end;
+    if has_output && !conditions.has(Conditions::QUEUED) {
+        connection.conditions.set(Conditions::QUEUED);
+        turns.push(slot);
+    }
+    announce(connection, slot, event_queue);
+    let deadline = connection.ack_deadline.min(connection.loss_deadline);
+    if deadline < connection.asked_by {
+        connection.asked_by = deadline;
+        deadlines.ask_by(slot, deadline);
+    }
+}
+
+/// The same after payload and nothing else: what is to be sent has its turn already, or waits for an acknowledgement, a window or its time.
+#[inline(always)]
+fn settle_payload(connection: &mut Connection, slot: u32, (turns, event_queue, deadlines): Queues) {
+    if connection.conditions.has(Conditions::ACK_NOW) {
+        if !connection.conditions.has(Conditions::QUEUED) {
+            connection.conditions.set(Conditions::QUEUED);
+            turns.push(slot);
+        }
+    } else if connection.ack_deadline < connection.asked_by {
+        connection.asked_by = connection.ack_deadline;
+        deadlines.ask_by(slot, connection.ack_deadline);
+    }
+    announce(connection, slot, event_queue);
+}
+
+impl Engine {
+    /// Takes a frame from the link. Payload goes to `memory`; everything else shows in what is
+    /// polled afterwards. Malformed frames are counted by reason.
+    #[inline]
+    pub fn handle_frame(
+        &mut self,
+        now: Instant,
+        frame: &[u8],
+        offload: ReceiveOffload,
+        memory: &mut dyn Memory,
+    ) {
+        self.handle_one(now, frame, offload, memory, None);
+    }
+
+    /// [`Self::handle_frame`] for frames that arrived together. Where connections are so many that they
+    /// do not stay in the cache, several frames' are looked up before the first is handled: the
+    /// memory's delays pass at once instead of one after the other.
+    pub fn handle_frames<'a, I>(&mut self, now: Instant, frames: I, memory: &mut dyn Memory)
+    where
+        I: Iterator<Item = (&'a [u8], ReceiveOffload)> + Clone,
+    {
+        if self.flows.len() > CONNECTIONS_IN_CACHE && frames.clone().nth(1).is_some() {
+            return self.handle_looked_up(now, frames, memory);
+        }
+        for (frame, offload) in frames {
+            self.handle_one(now, frame, offload, memory, None);
+        }
+    }
+
+    #[inline(never)]
+    fn handle_looked_up<'a, I>(&mut self, now: Instant, mut frames: I, memory: &mut dyn Memory)
+    where
+        I: Iterator<Item = (&'a [u8], ReceiveOffload)> + Clone,
+    {
+        loop {
+            let changes = self.flows.changes();
+            let mut slots = [None; LOOKED_UP_TOGETHER];
+            let mut touched = 0;
+            for (slot, (frame, _)) in slots.iter_mut().zip(frames.clone()) {
+                *slot = self.look_up(frame);
+                touched ^= slot.map_or(0, |slot| self.slots[slot as usize].touch());
+            }
+            black_box(touched);
+            for slot in slots {
+                let Some((frame, offload)) = frames.next() else {
+                    return;
+                };
+                let slot = slot.filter(|_| self.flows.changes() == changes);
+                self.handle_one(now, frame, offload, memory, slot);
+            }
+        }
+    }
+
+    /// The slot that [`Self::handle_predicted`] will find for a frame, should it be of the usual layout.
+    #[inline(always)]
+    fn look_up(&self, frame: &[u8]) -> Option<u32> {
+        self.flows.find_v4(usual_ends(frame.first_chunk()?))
+    }
+
+    /// A frame, whose connection was looked up before if `slot` is there.
+    #[inline(always)]
+    fn handle_one(
+        &mut self,
+        now: Instant,
+        frame: &[u8],
+        offload: ReceiveOffload,
+        memory: &mut dyn Memory,
+        slot: Option<u32>,
+    ) {
+        self.counters.frames_received += 1;
+        if !self.handle_predicted(now, frame, offload, memory, slot) {
+            self.handle_any(now, frame, offload, memory);
+        }
+    }
+
+    /// Where the payload of the next frame belongs, should it continue what the last one brought. Memory
+    /// that takes it there straight from the link spares a copy: see [`Self::handle_placed`].
+    #[inline]
+    #[must_use]
+    pub fn expected(&self) -> Option<Expected> {
+        let slot = self.last_flow.slot;
+        let connection = self.slots.get(slot as usize)?;
+        // Ahead of a gap stand bytes that must not be written over.
+        let is_plain = connection.state == State::Established
+            && !connection.conditions.has(Conditions::RECEIVE_DETOUR);
+        is_plain.then(|| Expected {
+            connection: ConnectionId {
+                index: slot,
+                generation: connection.generation,
+            },
+            offset: connection.rcv_nxt.byte(),
+        })
+    }
+
+    /// Where the payload belongs of a frame with these headers and `payload_bytes` bytes of it, if it is the next of an established
+    /// connection. For links that show headers first: no guess as [`Self::expected`] is, but said before all has been verified.
+    #[inline]
+    pub fn place_of(
+        &mut self,
+        headers: &[u8; USUAL_HEADERS_BYTES],
+        payload_bytes: usize,
+        offload: ReceiveOffload,
+    ) -> Option<Expected> {
+        if !self.has_usual_payload(headers, payload_bytes, offload) {
+            return None;
+        }
+        self.find_usual(headers, None)?;
+        let expected = self.expected()?;
+        let connection = self.slots.get(expected.connection.index())?;
+        let is_next = u32_at(headers, 38) == connection.rcv_nxt.wire(connection.irs);
+        is_next.then_some(expected)
+    }
+
+    /// [`Self::handle_frame`] for a frame whose `payload_bytes` bytes of payload the host has read to
+    /// where [`Self::expected`] said. Does nothing and returns false unless they belong there: then
+    /// the host puts the frame together and calls [`Self::handle_frame`].
+    #[inline]
+    pub fn handle_placed(
+        &mut self,
+        now: Instant,
+        headers: &[u8; USUAL_HEADERS_BYTES],
+        payload_bytes: usize,
+        offload: ReceiveOffload,
+        expected: Expected,
+    ) -> bool {
+        let is_usual = self.has_usual_payload(headers, payload_bytes, offload);
+        let Some(slot) = is_usual.then(|| self.find_usual(headers, None)).flatten() else {
+            return false;
+        };
+        let place = |connection, offset| {
+            if (Expected { connection, offset }) == expected {
+                Ok(())
+            } else {
+                Err(NoRoom)
+            }
+        };
+        let is_done = self
+            .handle_payload(now, slot, headers, payload_bytes, place)
+            .unwrap_or_else(|| self.handle_mixed(now, slot, headers, payload_bytes, place));
+        self.counters.frames_received += u64::from(is_done);
+        is_done
+    }
+
+    /// The layout that nearly all frames of a busy connection have, read in one piece: Ethernet,
+    /// IPv4 without options or fragments, TCP with a timestamp alone, payload in its turn or an
+    /// acknowledgement of something new. Does nothing and returns false for everything else.
+    ///
+    /// ```text
+    /// 0        14   16     20   22  23    26   30   34     38   42   46   48     54    58   62   66
+    /// | macs.. |45..|length|frag|ttl|proto|src |dst |ports |seq |ack |80fl|window|nn8a |TSv |TSe |
+    /// ```
+    #[inline(always)]
+    fn handle_predicted(
+        &mut self,
+        now: Instant,
+        frame: &[u8],
+        offload: ReceiveOffload,
+        memory: &mut dyn Memory,
+        slot: Option<u32>,
+    ) -> bool {
+        let Some((h, rest)) = frame.split_first_chunk() else {
+            return false;
+        };
+        if !self.is_usual(h, offload) {
+            return false;
+        }
+        let payload_bytes =
+            usize::from(u16_at(h, 16)).wrapping_sub(USUAL_HEADERS_BYTES - ethernet::HEADER_BYTES);
+        if payload_bytes == 0 {
+            return self.handle_acknowledgement(now, h, slot);
+        }
+        // What follows may be the link's padding.
+        let Some(payload) = rest.get(..payload_bytes) else {
+            return false;
+        };
+        let Some(slot) = self.find_usual(h, slot) else {
+            return false;
+        };
+        let place = |id, offset| memory.place(id, offset, payload);
+        self.handle_payload(now, slot, h, payload_bytes, place)
+            .unwrap_or_else(|| {
+                let place = |id, offset| memory.place(id, offset, payload);
+                self.handle_mixed(now, slot, h, payload_bytes, place)
+            })
+    }
+
+    /// The same for an acknowledgement and nothing else.
+    #[inline(always)]
+    fn handle_acknowledgement(
+        &mut self,
+        now: Instant,
+        h: &[u8; USUAL_HEADERS_BYTES],
+        slot: Option<u32>,
+    ) -> bool {
+        let Some(slot) = self.find_usual(h, slot) else {
+            return false;
+        };
+        let segment = usual_segment(h);
+        let timestamp = u32_at(h, 58);
+        let Some(connection) = self.slots.get_mut(slot as usize) else {
+            return false;
+        };
+        let progressed =
+            connection.handle_usual_acknowledgement(now, &self.config, &segment, timestamp);
+        if progressed == Progressed::No {
+            return false;
+        }
+        self.counters.segments_predicted += 1;
+        self.counters.segments_received += 1;
+        self.run.end();
+        if progressed == Progressed::ToTheEnd {
+            announce(connection, slot, &mut self.event_queue);
+        } else {
+            let queues = (&mut self.turns, &mut self.event_queue, &mut self.deadlines);
+            settle_usual(connection, slot, queues);
+        }
+        true
+    }
+
+    /// Whether the headers have that layout, and say that so much payload follows.
+    #[inline]
+    fn has_usual_payload(
+        &self,
+        h: &[u8; USUAL_HEADERS_BYTES],
+        payload_bytes: usize,
+        offload: ReceiveOffload,
+    ) -> bool {
+        let length = USUAL_HEADERS_BYTES - ethernet::HEADER_BYTES + payload_bytes;
+        self.is_usual(h, offload) && usize::from(u16_at(h, 16)) == length
+    }
+
+    /// Whether the headers have that layout.
+    #[inline(always)]
+    fn is_usual(&self, h: &[u8; USUAL_HEADERS_BYTES], offload: ReceiveOffload) -> bool {
+        let first: &[u8; 8] = h.first_chunk().expect("the header is longer");
+        offload.checksum_verified
+            && u64::from_le_bytes(*first) << 16 == self.own_mac
+            && u16_at(h, 12) == ethernet::TYPE_IPV4
+            && h[14] == 0x45
+            // Not a fragment, and TCP.
+            && u32_at(h, 20) & 0x3fff_00ff == u32::from(ip::PROTOCOL_TCP)
+            // A timestamp's room, and the flags that say nothing of interest.
+            && u16_at(h, 46) & !u16::from(Flags::PSH.0) == 0x8000 | u16::from(Flags::ACK.0)
+            && u32_at(h, 54) == 0x0101_080a
+    }
+
+    /// Whose they are; `slot`, if that is known.
+    #[inline(always)]
+    fn find_usual(&mut self, h: &[u8; USUAL_HEADERS_BYTES], slot: Option<u32>) -> Option<u32> {
+        let last = self.last_flow;
+        let ends = usual_ends(h);
+        if ends == last.ends {
+            return Some(last.slot);
+        }
+        let slot = match slot {
+            Some(slot) => slot,
+            None => self.flows.find_v4(ends)?,
+        };
+        self.last_flow = LastFlow { ends, slot };
+        Some(slot)
+    }
+
+    /// A segment with payload and nothing else; `None`: it is not one. False: there is no place for it.
+    #[inline(always)]
+    fn handle_payload(
+        &mut self,
+        now: Instant,
+        slot: u32,
+        h: &[u8; USUAL_HEADERS_BYTES],
+        payload_bytes: usize,
+        place: impl FnOnce(ConnectionId, u64) -> Result<(), NoRoom>,
+    ) -> Option<bool> {
+        let connection = self.slots.get_mut(slot as usize)?;
+        if !connection.continues_plainly(now, &usual_segment(h), payload_bytes) {
+            return None;
+        }
+        let offset = connection.rcv_nxt.after(Position::FIRST_BYTE);
+        if place(connection.id(slot), offset).is_err() {
+            return Some(false);
+        }
+        self.counters.bytes_received += payload_bytes as u64;
+        connection.note_payload(now, &self.config, payload_bytes);
+        let queues = (&mut self.turns, &mut self.event_queue, &mut self.deadlines);
+        settle_payload(connection, slot, queues);
+        self.run.end();
+        self.counters.segments_predicted += 1;
+        self.counters.segments_received += 1;
+        Some(true)
+    }
+
+    /// One that acknowledges something, too, or has another window.
+    #[inline(never)]
+    fn handle_mixed(
+        &mut self,
+        now: Instant,
+        slot: u32,
+        h: &[u8; USUAL_HEADERS_BYTES],
+        payload_bytes: usize,
+        place: impl FnOnce(ConnectionId, u64) -> Result<(), NoRoom>,
+    ) -> bool {
+        let connection = &mut self.slots[slot as usize];
+        let id = connection.id(slot);
+        let mut cx = Context {
+            now,
+            config: &self.config,
+            counters: &mut self.counters,
+        };
+        let place = |offset| place(id, offset);
+        if !connection.handle_in_order(&mut cx, &usual_segment(h), payload_bytes, place) {
+            return false;
+        }
+        self.counters.segments_predicted += 1;
+        self.counters.segments_received += 1;
+        self.run.end();
+        let queues = (&mut self.turns, &mut self.event_queue, &mut self.deadlines);
+        settle_usual(connection, slot, queues);
+        true
+    }
+}

@@ -1,0 +1,262 @@
+//! Frames that arrive together are handled as if each had come alone: also where connections are so many that they are looked up before,
+//! and some of them end, and others begin, between two frames of a batch.
+
+use toehold_tcp::{
+    ChecksumSum, Config, ConnectionId, Engine, Event, HEADER_BUFFER_BYTES, Instant,
+    InterfaceAddress, ListenerId, MacAddress, Medium, Memory, NoRoom, Options, Random,
+    ReceiveOffload,
+};
+
+const OURS: MacAddress = MacAddress([2, 0, 0, 0, 0, 1]);
+const THEIRS: [u8; 6] = [2, 0, 0, 0, 0, 2];
+const SYN: u8 = 2;
+const RST: u8 = 4;
+const PSH: u8 = 8;
+const ACK: u8 = 16;
+/// More than 4,096, of which some are closed at any time.
+const FLOWS: usize = 4_800;
+/// Frames that a link delivers together: more than are looked up together, too.
+const BATCH: u64 = 80;
+const VERIFIED: ReceiveOffload = ReceiveOffload {
+    checksum_verified: true,
+};
+
+/// What was placed where.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Placed(Vec<(ConnectionId, u64, Vec<u8>)>);
+
+impl Memory for Placed {
+    fn place(&mut self, id: ConnectionId, offset: u64, bytes: &[u8]) -> Result<(), NoRoom> {
+        self.0.push((id, offset, bytes.to_vec()));
+        Ok(())
+    }
+
+    fn gather(&mut self, _: ConnectionId, _: u64, target: &mut [u8]) {
+        target.fill(7);
+    }
+}
+
+/// An engine and what it does.
+struct Side {
+    engine: Engine,
+    listener: ListenerId,
+    placed: Placed,
+}
+
+/// What a side has to say after a step.
+#[derive(Debug, PartialEq, Eq)]
+struct Said {
+    events: Vec<Event>,
+    frames: Vec<Vec<u8>>,
+    placed: Placed,
+}
+
+impl Side {
+    fn new() -> Self {
+        let address = InterfaceAddress {
+            address: [10, 0, 0, 1].into(),
+            prefix_bits: 24,
+        };
+        let medium = Medium::Ethernet {
+            mac: OURS,
+            resolve: true,
+        };
+        let mut config = Config::new(medium, 1_500, address);
+        config.connections_max = FLOWS + 8;
+        config.half_open_max = FLOWS;
+        let mut engine = Engine::new(config, Random::new(3));
+        let listener = engine
+            .listen(([0, 0, 0, 0], 80).into(), FLOWS, Options::default())
+            .expect("the engine is new");
+        Self {
+            engine,
+            listener,
+            placed: Placed::default(),
+        }
+    }
+
+    /// The host takes what has arrived, and lets go of what is over.
+    fn say(&mut self, now: Instant) -> Said {
+        let mut said = Said {
+            events: Vec::new(),
+            frames: Vec::new(),
+            placed: core::mem::take(&mut self.placed),
+        };
+        while let Some(event) = self.engine.poll_event() {
+            said.events.push(event);
+            match event {
+                Event::Acceptable(_) => while self.engine.accept(self.listener).is_some() {},
+                Event::Progress {
+                    connection,
+                    received,
+                    ..
+                } => self
+                    .engine
+                    .take(now, connection, received)
+                    .expect("received"),
+                Event::Closed { connection, .. } => {
+                    self.engine.release(now, connection).expect("not let go of");
+                }
+                _ => unreachable!("nothing is opened from here"),
+            }
+        }
+        let mut frame = vec![0; HEADER_BUFFER_BYTES];
+        while let Some((length, _)) = self.engine.poll_frame(now, &mut self.placed, &mut frame) {
+            said.frames.push(frame[..length].to_vec());
+        }
+        said
+    }
+}
+
+/// A remote's end.
+#[derive(Clone, Copy, Default)]
+struct Flow {
+    is_open: bool,
+    isn: u32,
+    seq: u32,
+}
+
+impl Flow {
+    fn frame(&self, port: u16, flags: u8, payload: &[u8], now: Instant) -> Vec<u8> {
+        let options: &[u8] = match flags & SYN {
+            0 => &[],
+            _ => &[2, 4, 5, 0xb4, 3, 3, 0, 4, 2, 1, 1, 1],
+        };
+        let mut frame = [&OURS.0[..], &THEIRS, &[8, 0, 0x45, 0]].concat();
+        let tcp_bytes = 32 + options.len();
+        frame.extend(((20 + tcp_bytes + payload.len()) as u16).to_be_bytes());
+        frame.extend([0, 0, 0x40, 0, 64, 6, 0, 0, 10, 0, 0, 2, 10, 0, 0, 1]);
+        let sum = ChecksumSum::ZERO.bytes(&frame[14..34]).checksum();
+        frame[24..26].copy_from_slice(&sum);
+        frame.extend(port.to_be_bytes());
+        frame.extend(80u16.to_be_bytes());
+        frame.extend(self.seq.to_be_bytes());
+        frame.extend(self.isn.wrapping_add(1).to_be_bytes());
+        frame.extend([(tcp_bytes as u8 / 4) << 4, flags]);
+        frame.extend([0xff, 0xff, 0, 0, 0, 0, 1, 1, 8, 10]);
+        frame.extend((now.as_micros() as u32 / 1_000).to_be_bytes());
+        frame.extend([0; 4]);
+        frame.extend(options);
+        frame.extend(payload);
+        frame
+    }
+}
+
+/// What the remotes send next: mostly payload in order.
+fn remote(flow: &mut Flow, port: u16, random: &mut Random, now: Instant) -> Vec<u8> {
+    if !flow.is_open {
+        // Another connection between the same ends, above what was used before.
+        *flow = Flow {
+            is_open: true,
+            isn: 0,
+            seq: flow.seq.wrapping_add(100_000),
+        };
+        let frame = flow.frame(port, SYN, &[], now);
+        flow.seq = flow.seq.wrapping_add(1);
+        return frame;
+    }
+    match random.below(16) {
+        0 => {
+            flow.is_open = false;
+            flow.frame(port, RST, &[], now)
+        }
+        1 => flow.frame(port, ACK, &[], now),
+        2 => flow.frame(port, ACK, &[], now)[..30].to_vec(),
+        _ => {
+            let payload = vec![random.below(256) as u8; 1 + random.below(100) as usize];
+            let mut frame = flow.frame(port, ACK | PSH, &payload, now);
+            flow.seq = flow.seq.wrapping_add(payload.len() as u32);
+            // A link pads what is short.
+            frame.resize(frame.len() + random.below(3) as usize, 0);
+            frame
+        }
+    }
+}
+
+#[test]
+fn together_is_as_one_after_the_other() {
+    let mut random = Random::new(11);
+    let (mut together, mut alone) = (Side::new(), Side::new());
+    let mut flows = vec![Flow::default(); FLOWS];
+    let (mut payloads, mut ends) = (0, 0);
+    for step in 0..2_000u64 {
+        let now = Instant::from_micros(1_000_000 + step * 1_000);
+        // First everybody connects; then a few at a time have their turn, more than once in a batch.
+        let begin = step * BATCH;
+        let batch: Vec<Vec<u8>> = (begin..begin + BATCH)
+            .map(|turn| {
+                let index = match turn < FLOWS as u64 {
+                    true => turn,
+                    false => (turn / 400 * 37 + random.below(60)) % FLOWS as u64,
+                } as usize;
+                let port = 10_000 + index as u16;
+                remote(&mut flows[index], port, &mut random, now)
+            })
+            .collect();
+        let frames = batch.iter().map(|frame| (&frame[..], VERIFIED));
+        together
+            .engine
+            .handle_frames(now, frames.clone(), &mut together.placed);
+        for (frame, offload) in frames {
+            alone
+                .engine
+                .handle_frame(now, frame, offload, &mut alone.placed);
+        }
+        let said = together.say(now);
+        assert_eq!(said, alone.say(now), "step {step}");
+        payloads += said.placed.0.len();
+        let is_end = |event: &&Event| matches!(event, Event::Closed { .. });
+        ends += said.events.iter().filter(is_end).count();
+        for frame in &said.frames {
+            learn(&mut flows, frame);
+        }
+    }
+    together.engine.assert_invariants();
+    assert_eq!(together.engine.counters(), alone.engine.counters());
+    assert!(together.engine.connection_count() > 4_096, "too few");
+    assert!(payloads > 50_000 && ends > 5_000, "{payloads}, {ends}");
+    let predicted = together.engine.counters().segments_predicted;
+    assert!(predicted > 50_000, "{predicted}");
+}
+
+/// A duplicate acknowledgement says something, though it continues the stream where it is expected to.
+#[test]
+fn an_acknowledgement_alone_is_not_payload_in_its_place() {
+    let mut side = Side::new();
+    let now = Instant::from_micros(1_000_000);
+    let mut flow = [Flow {
+        is_open: true,
+        ..Flow::default()
+    }];
+    let port = 10_000;
+    let step = |side: &mut Side, flow: &mut [Flow], flags, payload: &[u8]| {
+        let frame = flow[0].frame(port, flags, payload, now);
+        side.engine
+            .handle_frame(now, &frame, VERIFIED, &mut side.placed);
+        flow[0].seq += payload.len() as u32 + u32::from(flags & SYN != 0);
+        for frame in side.say(now).frames {
+            learn(flow, &frame);
+        }
+    };
+    step(&mut side, &mut flow, SYN, &[]);
+    step(&mut side, &mut flow, ACK, &[]);
+    step(&mut side, &mut flow, ACK, &[1; 100]);
+    let expected = side.engine.expected().expect("the last one's next byte");
+    let mut place = |payload: &[u8]| {
+        let frame = flow[0].frame(port, ACK, payload, now);
+        let headers = frame.first_chunk().expect("usual headers");
+        side.engine
+            .handle_placed(now, headers, payload.len(), VERIFIED, expected)
+    };
+    assert!(!place(&[]));
+    assert!(place(&[2; 100]));
+}
+
+/// A SYN-ACK tells a remote where our numbers begin.
+fn learn(flows: &mut [Flow], frame: &[u8]) {
+    if frame[47] & SYN != 0 {
+        let port = u16::from_be_bytes([frame[36], frame[37]]);
+        let isn = frame[38..42].try_into().expect("four bytes");
+        flows[usize::from(port) - 10_000].isn = u32::from_be_bytes(isn);
+    }
+}
