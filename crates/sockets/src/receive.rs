@@ -112,7 +112,15 @@ unsafe fn receive_attached(
     }
     let total = buffers::total(parts).ok_or(libc::EINVAL)?;
     if total == 0 {
-        return Ok(0);
+        // The kernel waits for something to be there, or its end or error, and then takes nothing of it (tcp_recvmsg_locked).
+        let mut byte = 0u8;
+        let byte = iovec {
+            iov_base: (&raw mut byte).cast(),
+            iov_len: 1,
+        };
+        let flags = flags & libc::MSG_DONTWAIT | libc::MSG_PEEK;
+        // SAFETY: `byte` is writable.
+        return unsafe { receive_attached(connection, &[byte], flags) }.map(|_| 0);
     }
     let waits = flags & libc::MSG_DONTWAIT == 0 && !connection.nonblocking();
     let all = flags & libc::MSG_WAITALL != 0 && flags & libc::MSG_PEEK == 0;

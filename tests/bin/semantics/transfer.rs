@@ -211,6 +211,7 @@ fn empty(pair: &Pair) {
             "poll finds nothing",
             format!("{:?}", sys::poll(&[(fd, libc::POLLIN)], 0)),
         );
+        asked_for_nothing(pair, "nothing there");
         pair.step();
         pair.step();
         pair.arrived(fd, 4);
@@ -223,6 +224,41 @@ fn empty(pair: &Pair) {
         let result = sys::recv(fd, &mut bytes, 0);
         pair.say("recv", shown(&bytes[..result.len()]));
     }
+    pair.step();
+    if pair.server() {
+        pair.say("shutdown", sys::shutdown(fd, libc::SHUT_WR));
+        pair.say("send of nothing", sys::send(fd, &[], libc::MSG_NOSIGNAL));
+        pair.step();
+    } else {
+        // Waits until the end is there, and is not told it.
+        pair.say("recv waits", sys::recv(fd, &mut [], 0));
+        asked_for_nothing(pair, "at the end");
+        pair.say("recv", sys::recv(fd, &mut [0; 8], 0));
+        pair.step();
+    }
+}
+
+/// Every call that receives, asked for no bytes and not to wait.
+fn asked_for_nothing(pair: &Pair, when: &str) {
+    let fd = pair.fd;
+    for (name, flags) in [
+        ("recv", 0),
+        ("peek", libc::MSG_PEEK),
+        ("recv all", libc::MSG_WAITALL),
+    ] {
+        let result = sys::recv(fd, &mut [], flags | libc::MSG_DONTWAIT);
+        pair.say(&format!("{name} of nothing, {when}"), result);
+    }
+    let (result, flags) = sys::recvmsg(fd, &mut [], libc::MSG_DONTWAIT);
+    pair.say(
+        &format!("recvmsg of nothing, {when}"),
+        format!("{result} {flags:x}"),
+    );
+    pair.say(&format!("read of nothing, {when}"), sys::read(fd, &mut []));
+    pair.say(
+        &format!("readv of nothing, {when}"),
+        sys::readv(fd, &mut []),
+    );
 }
 
 fn bad_pointers(pair: &Pair) {

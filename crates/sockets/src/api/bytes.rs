@@ -11,14 +11,16 @@ use super::{part, parts};
 use crate::receive::receive;
 use crate::send::transmit;
 use crate::state::{self, Connection};
-use crate::{errno, real, sys, transfer};
+use crate::{buffers, errno, real, sys, transfer};
 
-/// `read(2)`.
+/// `read(2)`. Unlike `recv(2)` it never waits for, nor reports, anything when asked for no bytes.
 #[inline]
 pub unsafe fn read(fd: c_int, buffer: *mut c_void, len: usize) -> isize {
     match state::connection(fd) {
-        None => unsafe { real::read(fd, buffer, len) },
-        Some(c) => unsafe { receive(&c, &[part(buffer, len)], 0, || real::read(fd, buffer, len)) },
+        Some(c) if len > 0 => unsafe {
+            receive(&c, &[part(buffer, len)], 0, || real::read(fd, buffer, len))
+        },
+        _ => unsafe { real::read(fd, buffer, len) },
     }
 }
 
@@ -111,7 +113,7 @@ pub unsafe fn readv(fd: c_int, iov: *const iovec, count: c_int) -> isize {
     match (state::connection(fd), unsafe {
         parts(iov, count.max(0) as usize)
     }) {
-        (Some(c), Some(list)) if count >= 0 => unsafe {
+        (Some(c), Some(list)) if count >= 0 && buffers::total(list) != Some(0) => unsafe {
             receive(&c, list, 0, || real::readv(fd, iov, count))
         },
         _ => unsafe { real::readv(fd, iov, count) },
