@@ -22,6 +22,9 @@ use crate::ring::{Fault, Filled, Receiver, Sender};
 use crate::sync::{Ordering, fence};
 use crate::table::{Entry, Mode};
 
+/// Places that two outstanding records can lead to.
+pub const AHEAD_MAX: usize = 4;
+
 /// One end of a mapped channel, borrowed for one operation.
 #[derive(Clone, Copy)]
 pub struct End<'a> {
@@ -215,6 +218,57 @@ impl<'a> End<'a> {
             }
         }
         Err(Fault::Record)
+    }
+
+    /// Where all bytes are that [`End::incoming`] would come to one after the other, for those who look without taking. Changes nothing.
+    /// Callers hold the receive lock.
+    ///
+    /// # Errors
+    /// A [`Fault`] when the peer's words contradict what was counted.
+    pub fn ahead(&self) -> Result<[Option<Incoming>; AHEAD_MAX], Fault> {
+        let entry = self.entry;
+        let mut done = entry.rx_records.load(Ordering::Relaxed);
+        // Acquire as in `incoming_switching`; the ring's end is loaded after it, so it lies beyond what the records say.
+        let announced = self.theirs().switch.records.load(Ordering::Acquire);
+        if announced.wrapping_sub(done) > RECORDS_OUTSTANDING_MAX {
+            return Err(Fault::Record);
+        }
+        let mut filled = self.receiver().available()?;
+        let mut carrier = entry.rx_carrier.load(Ordering::Relaxed);
+        let mut ring = entry.rx_ring.load(Ordering::Relaxed);
+        let mut mode = self.rx_mode();
+        let mut ahead = [None; AHEAD_MAX];
+        for place in &mut ahead {
+            if done == announced {
+                *place = match mode {
+                    Mode::Carrier => Some(Incoming::Carrier { limit: u64::MAX }),
+                    Mode::Ring => Some(Incoming::Ring(filled)),
+                    Mode::Skip => return Err(Fault::Record),
+                };
+                return Ok(ahead);
+            }
+            let record = &self.theirs().switch.record[done as usize % RECORD_SLOTS];
+            let at_carrier = record.carrier.load(Ordering::Relaxed);
+            let at_ring = record.ring.load(Ordering::Relaxed);
+            let bytes = at_carrier.checked_sub(carrier).ok_or(Fault::Record)?;
+            let len = at_ring.checked_sub(ring).ok_or(Fault::Record)?;
+            if len > filled.len || (mode != Mode::Ring && len > 0) {
+                return Err(Fault::Record);
+            }
+            if mode == Mode::Ring {
+                *place = Some(Incoming::Ring(Filled { len, ..filled }));
+                filled.len -= len;
+                (ring, mode) = (at_ring, Mode::Skip);
+                continue;
+            }
+            (*place, mode) = match mode {
+                Mode::Carrier => (Some(Incoming::Carrier { limit: bytes }), Mode::Ring),
+                _ => (Some(Incoming::Skip { bytes }), Mode::Carrier),
+            };
+            carrier = at_carrier;
+            done = done.wrapping_add(1);
+        }
+        Ok(ahead)
     }
 
     fn acknowledge(&self, records: u32) {

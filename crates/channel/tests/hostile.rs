@@ -55,7 +55,8 @@ fn a_region_rewritten_while_we_work_costs_at_most_a_fault() {
             for _ in 0..3_000 {
                 let len = random.len(19) as usize;
                 match random.below(8) {
-                    0..=2 => drop(victim.try_send(&bytes[..len])),
+                    0..=1 => drop(victim.try_send(&bytes[..len])),
+                    2 => drop(victim.end().ahead()),
                     3..=5 => drop(victim.try_receive(len, random.below(4) == 0)),
                     6 => drop(victim.try_up()),
                     _ if victim.end().tx_mode() == Mode::Ring => {

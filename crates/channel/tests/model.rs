@@ -10,6 +10,7 @@ use std::collections::VecDeque;
 use proptest::prelude::*;
 use support::byte_at;
 use support::party::{Party, Received, connect};
+use toehold_channel::channel::Incoming;
 use toehold_channel::sync::Ordering;
 use toehold_channel::table::Mode;
 
@@ -124,6 +125,31 @@ impl Pair {
         }
     }
 
+    /// Who only looks sees every byte that was sent, wherever it is.
+    fn check_ahead(&self) {
+        for side in 0..2 {
+            let mut on_carrier = self.parties[side].carrier_in().waiting() as u64;
+            let mut seen = 0;
+            for part in self.parties[side]
+                .end()
+                .ahead()
+                .unwrap()
+                .into_iter()
+                .flatten()
+            {
+                match part {
+                    Incoming::Ring(filled) => seen += filled.len,
+                    Incoming::Skip { bytes } => on_carrier -= bytes,
+                    Incoming::Carrier { limit } => {
+                        seen += on_carrier.min(limit);
+                        on_carrier -= on_carrier.min(limit);
+                    }
+                }
+            }
+            assert_eq!(seen, self.on_the_way[1 - side].len() as u64);
+        }
+    }
+
     fn drain(&mut self) {
         for side in 0..2 {
             while self.receive(side, usize::MAX, false) > 0 {}
@@ -144,6 +170,7 @@ proptest! {
         for step in steps {
             pair.perform(step);
             pair.check_credit();
+            pair.check_ahead();
         }
         pair.drain();
         pair.check_credit();

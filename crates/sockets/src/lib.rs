@@ -6,6 +6,7 @@
 //! ```text
 //!   api ─► state     which descriptors are ours
 //!       ─► receive, send, transfer     bytes: carrier, ring, and the switches between
+//!       ─► ahead                       looking at bytes without taking them
 //!       ─► overflow                    when a ring is too small
 //!       ─► doorbells, pending          what else the carrier brings: bytes that are no data, errors
 //!       ─► offload   connections that the adapter's TCP engine carries
@@ -21,6 +22,7 @@
 #![allow(clippy::collapsible_if)]
 
 mod adapter;
+mod ahead;
 pub mod api;
 mod buffers;
 mod doorbells;

@@ -7,7 +7,7 @@ use toehold_channel::table::{FLAG_ATTACHED, Mode, Reason};
 
 use crate::offload::opening;
 use crate::state::Connection;
-use crate::{errno, pending, receive, send, sys};
+use crate::{ahead, errno, pending, send, sys};
 
 /// The program set `TCP_NODELAY`.
 const USER_NODELAY: u32 = 1;
@@ -58,14 +58,18 @@ pub(crate) fn set(connection: &Connection, level: i32, name: i32, value: Option<
         }
         return true;
     }
-    let kernel_only = match (level, name) {
-        (libc::IPPROTO_TCP, libc::TCP_ULP) => true,
-        (libc::SOL_SOCKET, libc::SO_ZEROCOPY | libc::SO_OOBINLINE) => value != Some(0),
-        (libc::SOL_SOCKET, libc::SO_RCVLOWAT) => value.is_some_and(|bytes| bytes > 1),
-        _ => false,
-    };
-    if kernel_only {
-        errno::keep(|| send::quiesce(connection, Reason::Unsupported));
+    match (level, name) {
+        // The kernel takes the stream over.
+        (libc::IPPROTO_TCP, libc::TCP_ULP) => {
+            errno::keep(|| send::quiesce(connection, Reason::Unsupported));
+        }
+        (libc::SOL_SOCKET, libc::SO_ZEROCOPY | libc::SO_OOBINLINE) if value != Some(0) => {
+            errno::keep(|| send::retire(connection, Reason::Unsupported));
+        }
+        (libc::SOL_SOCKET, libc::SO_RCVLOWAT) if value.is_some_and(|bytes| bytes > 1) => {
+            errno::keep(|| send::retire(connection, Reason::Unsupported));
+        }
+        _ => {}
     }
     false
 }
@@ -84,7 +88,7 @@ pub(crate) fn get(connection: &Connection, level: i32, name: i32) -> Option<i32>
 /// The program asks by `ioctl` how much waits in a queue: the answer, where it is ours.
 pub(crate) fn queue_length(connection: &Connection, request: c_ulong) -> Option<i32> {
     if request == libc::FIONREAD as c_ulong {
-        return receive::waiting(connection);
+        return ahead::waiting(connection);
     }
     let in_ring = connection.entry.tx_mode.load(Ordering::Relaxed) == Mode::Ring as u32;
     // What is in the ring is with the peer; what the kernel still counts is a doorbell.

@@ -4,7 +4,7 @@ use core::sync::atomic::Ordering;
 
 use libc::{POLLERR, POLLHUP, POLLIN, POLLOUT, POLLPRI, POLLRDHUP};
 use toehold_channel::channel::{End, Incoming};
-use toehold_channel::table::Mode;
+use toehold_channel::table::{FLAG_SHUT_RX, Mode};
 
 use crate::receive::HINT_LOOK;
 use crate::send::{Credit, want_credit};
@@ -20,6 +20,7 @@ pub(crate) fn events(connection: &Connection, end: &End<'_>, interest: i16) -> i
     let plain = end.rx_mode() == Mode::Ring
         && !end.records_pending()
         && entry.rx_hints.load(Ordering::Relaxed) == 0
+        && entry.flags.load(Ordering::Relaxed) & FLAG_SHUT_RX == 0
         && end.theirs().wake.closed.load(Ordering::Relaxed) == 0;
     if plain {
         if end.receiver().looks_filled() {
@@ -63,6 +64,7 @@ fn slow_incoming(connection: &Connection, end: &End<'_>) -> i16 {
         return 0;
     };
     let hinted = entry.rx_hints.load(Ordering::Relaxed) != 0
+        || entry.flags.load(Ordering::Relaxed) & FLAG_SHUT_RX != 0
         || end.theirs().wake.closed.load(Ordering::Relaxed) != 0;
     let mut on_carrier = false;
     match end.incoming() {

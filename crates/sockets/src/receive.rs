@@ -8,12 +8,12 @@ use toehold_channel::doorbell::WakeWord;
 use toehold_channel::layout::{CLOSED_CLEAN, RING_BYTES};
 use toehold_channel::ring::Fault;
 use toehold_channel::sync::fence;
-use toehold_channel::table::{FLAG_CONNECTING, FLAG_REFUSED, Mode, Reason};
+use toehold_channel::table::{FLAG_CONNECTING, FLAG_REFUSED, FLAG_SHUT_RX, Mode, Reason};
 
 use crate::offload::opening;
 use crate::state::Connection;
 use crate::{
-    buffers, doorbells, epoll, errno, leaving, lock, pairing, pending, real, send, sys, wait,
+    ahead, buffers, doorbells, epoll, errno, leaving, lock, pairing, pending, real, send, sys, wait,
 };
 
 /// The carrier reported its end or an error: ask the kernel for the details.
@@ -25,6 +25,8 @@ const CARRIER_LOOK_NS: u64 = 50_000;
 /// After this many fruitless non-blocking calls in a row the program is polling us: it needs no doorbell.
 const EMPTY_CALLS_POLLING: u32 = 8;
 
+/// How often a thread looks again that cannot sleep until there is news.
+const LOOK_AGAIN_NS: u64 = 1_000_000;
 /// Doorbells a sleeper looks at, and takes off, in one go.
 const BELLS_PEEKED: usize = 64;
 /// A peek that waits for everything asked for.
@@ -125,6 +127,8 @@ unsafe fn receive_attached(
     let waits = flags & libc::MSG_DONTWAIT == 0 && !connection.nonblocking();
     let all = flags & libc::MSG_WAITALL != 0 && flags & libc::MSG_PEEK == 0;
     let mut done = 0;
+    // The end was seen, on the carrier or in the peer's words: one more look is enough.
+    let (mut ended, mut closed) = (false, false);
     loop {
         let end;
         let step = {
@@ -153,16 +157,30 @@ unsafe fn receive_attached(
                 if flags & PEEK_ALL == PEEK_ALL && waits && moved < total.min(RING_BYTES / 2) {
                     // Nothing was consumed: wait until more stands behind what was seen, then look at all of it again.
                     done = 0;
+                    if end.records_pending() {
+                        // The rest comes on the carrier, where bytes that were seen already keep anything from sleeping.
+                        if ended {
+                            return Ok(moved);
+                        }
+                        let seen = sleep_until(connection.fd, libc::POLLRDHUP, LOOK_AGAIN_NS)?;
+                        ended = seen.is_some();
+                        continue;
+                    }
                     let seen = entry.rx_ring.load(Ordering::Relaxed) + moved as u64;
                     local.users.fetch_add(1, Ordering::SeqCst);
                     let waited = wait_for_bytes(connection, &end, seen);
                     local.users.fetch_sub(1, Ordering::SeqCst);
                     match waited {
-                        Ok(()) if entry.rx_hints.load(Ordering::Relaxed) == 0 => continue,
+                        Ok(()) if entry.rx_hints.load(Ordering::Relaxed) == 0 && !closed => {
+                            closed = end.theirs().wake.closed.load(Ordering::Acquire) != 0;
+                            continue;
+                        }
                         _ => return Ok(moved),
                     }
                 }
-                if !all || done == total {
+                // What follows a switch is as much there as what comes before it.
+                let goes_on = all || flags & libc::MSG_PEEK == 0 && end.records_pending();
+                if done == total || !goes_on {
                     return Ok(done);
                 }
                 continue;
@@ -179,6 +197,7 @@ unsafe fn receive_attached(
                 return Ok(0);
             }
             Err(error) => return Err(error),
+            Ok(Step::Empty) if done > 0 && !all => return Ok(done),
             Ok(Step::Empty) => {}
         }
         if !waits {
@@ -245,6 +264,13 @@ unsafe fn step(
     flags: i32,
 ) -> Result<Step, i32> {
     let entry = connection.entry;
+    if flags & libc::MSG_PEEK != 0 && end.records_pending() {
+        // SAFETY: the caller's promise.
+        let seen = unsafe { ahead::peek(connection, end, parts, skip, want, flags) }?;
+        if seen > 0 {
+            return Ok(Step::Got(seen, false));
+        }
+    }
     loop {
         match end.incoming() {
             Ok(Incoming::Ring(filled)) if filled.len > 0 => {
@@ -446,9 +472,12 @@ fn look_at_carrier(connection: &Connection, end: &End<'_>) -> Result<Option<Step
             if let Some(error) = pending::take(connection) {
                 return Err(error);
             }
-            entry
-                .rx_hints
-                .fetch_or(HINT_EOF | HINT_LOOK, Ordering::Relaxed);
+            // A program that has said it will not read is told the same while the stream goes on.
+            if entry.flags.load(Ordering::Relaxed) & FLAG_SHUT_RX == 0 {
+                entry
+                    .rx_hints
+                    .fetch_or(HINT_EOF | HINT_LOOK, Ordering::Relaxed);
+            }
             Ok(Some(Step::End))
         }
         1.. if more || (drained && connection.local.sleepers.load(Ordering::Relaxed) == 0) => {
@@ -638,20 +667,6 @@ fn wait_for_bytes(connection: &Connection, end: &End<'_>, seen: u64) -> Result<(
 /// True when the only news is that the peer has closed: then the carrier's end is on its way and sleeping on it is right.
 fn only_closed_news(end: &End<'_>) -> bool {
     !(end.records_pending() || end.rx_mode() != Mode::Carrier && end.receiver().looks_filled())
-}
-
-/// Bytes that a receive would find now (`FIONREAD`), of an attached connection.
-pub(crate) fn waiting(connection: &Connection) -> Option<i32> {
-    connection.end()?;
-    let _held = lock::lock(&connection.entry.rx_lock)?;
-    let end = connection.end()?;
-    let on_carrier = sys::bytes_waiting(connection.fd).max(0) as u64;
-    let count = match end.incoming().ok()? {
-        Incoming::Ring(filled) => filled.len,
-        Incoming::Carrier { limit } => on_carrier.min(limit),
-        Incoming::Skip { bytes } => on_carrier.saturating_sub(bytes),
-    };
-    Some(i32::try_from(count).unwrap_or(i32::MAX))
 }
 
 /// True when the socket's time-out `option` has passed since `since_ns`.

@@ -4,12 +4,12 @@ use core::ptr::null_mut;
 use core::sync::atomic::Ordering;
 use std::ptr::NonNull;
 
-use toehold_channel::channel::End;
+use toehold_channel::channel::{End, Incoming};
 use toehold_channel::doorbell::WakeWord;
 use toehold_channel::layout::{CLOSED_ALL, CLOSED_CLEAN, REGION_BYTES};
 use toehold_channel::memfd;
 use toehold_channel::rendezvous::{Kind, Message};
-use toehold_channel::table::{EntryState, FLAG_ASKED, Mode};
+use toehold_channel::table::{EntryState, FLAG_ASKED};
 
 use crate::state::{self, Connection, Local};
 use crate::{adapter, doorbells, lock, options, receive, send, sys};
@@ -67,12 +67,7 @@ fn end_channel(connection: &Connection, end: &End<'_>) {
     receive::set_wake(end, WakeWord::None);
     let unread = {
         let _rx = lock::lock(&connection.entry.rx_lock);
-        let unread = end.rx_mode() == Mode::Ring && end.receiver().looks_filled();
-        if !unread {
-            // Doorbells that nobody waits for are no data: left there, they would turn this close into a reset.
-            doorbells::discard(connection, end);
-        }
-        unread
+        leaves_unread(connection, end)
     };
     let _tx = lock::lock(&connection.entry.tx_lock);
     let clean = !unread && sys::bytes_waiting(connection.fd) <= 0 && !options::resets(connection);
@@ -83,6 +78,22 @@ fn end_channel(connection: &Connection, end: &End<'_>) {
         sys::set_linger(connection.fd, [1, 0]);
     }
     send::notify_of_end(connection, end);
+}
+
+/// True when bytes in the ring are left unread. When not, takes doorbells off the carrier: nobody waits for them and they are no data, but
+/// left there they would turn this close into a reset. The caller holds the receive lock.
+fn leaves_unread(connection: &Connection, end: &End<'_>) -> bool {
+    loop {
+        match end.incoming() {
+            Ok(Incoming::Ring(filled)) if filled.len > 0 => return true,
+            Ok(Incoming::Ring(_)) => {
+                doorbells::discard(connection, end);
+                return false;
+            }
+            Ok(Incoming::Skip { bytes }) if doorbells::skip(connection, bytes) > 0 => {}
+            _ => return false,
+        }
+    }
 }
 
 /// Tells the adapter that this end has no channel any more; the caller holds the adapter's lock.

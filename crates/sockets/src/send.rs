@@ -433,6 +433,13 @@ pub(crate) fn go_down(connection: &Connection, end: &End<'_>) {
     }
 }
 
+/// The program wants something of its socket that rings cannot express: both directions are brought down, now or at the peer's next send, and
+/// stay there. What is unread in the ring stays readable.
+pub(crate) fn retire(connection: &Connection, reason: Reason) {
+    connection.pin(reason);
+    service(connection);
+}
+
 /// The descriptor is about to serve somebody who knows nothing of rings (another program, a kernel feature): brings both directions to where the
 /// kernel alone is right, and keeps them there. Our own goes down at once. The peer is asked to bring its down before it sends again; what it
 /// published before that is waited for, and must be read by us: if the program leaves bytes unread, they cannot follow the
@@ -782,6 +789,10 @@ pub(crate) fn shutting(connection: &Connection, how: i32) {
         }
     } else {
         entry.flags.fetch_or(flags, Ordering::Relaxed);
+    }
+    if how == libc::SHUT_RD {
+        // What comes after all is the kernel's to show.
+        retire(connection, Reason::Closing);
     }
     options::before_shutdown(connection);
 }

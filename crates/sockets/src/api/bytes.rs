@@ -120,13 +120,13 @@ pub unsafe fn readv(fd: c_int, iov: *const iovec, count: c_int) -> isize {
     }
 }
 
-/// `writev(2)`.
+/// `writev(2)`. Unlike `write(2)` it tells no error when it has nothing to write.
 #[inline]
 pub unsafe fn writev(fd: c_int, iov: *const iovec, count: c_int) -> isize {
     match (state::connection(fd), unsafe {
         parts(iov, count.max(0) as usize)
     }) {
-        (Some(c), Some(list)) if count >= 0 => unsafe {
+        (Some(c), Some(list)) if count >= 0 && buffers::total(list) != Some(0) => unsafe {
             transmit(&c, list, 0, || real::writev(fd, iov, count))
         },
         _ => unsafe { real::writev(fd, iov, count) },

@@ -13,7 +13,7 @@ use super::early::control_early;
 use super::lists::push_ready;
 use super::membership::{answered, leave, virtualise_members};
 use super::registration::{
-    BOARDED, HELD, PARKED, PLAIN, TAG, allocate_registration, find, free_registration,
+    BOARDED, HELD, PARKED, PLAIN, TAG, allocate_registration, armed, find, free_registration,
     registration, tag, untag,
 };
 use super::{ANSWER_EVENTS, CARRIER_EVENTS, Epoll, NESTED_MAX, epoll};
@@ -58,12 +58,12 @@ pub(crate) fn control(
             }
             let event = event?;
             if one.state.load(Ordering::Relaxed) == HELD {
-                one.events.store(event.events, Ordering::Relaxed);
+                one.events.store(armed(event.events), Ordering::Relaxed);
                 one.data.store(event.u64, Ordering::Relaxed);
                 return Some(Ok(()));
             }
             if !one.is_virtual() {
-                one.events.store(event.events, Ordering::Relaxed);
+                one.events.store(armed(event.events), Ordering::Relaxed);
                 one.data.store(event.u64, Ordering::Relaxed);
                 return None;
             }
@@ -71,7 +71,7 @@ pub(crate) fn control(
             if (event.events | one.events.load(Ordering::Relaxed)) & EPOLLEXCLUSIVE as u32 != 0 {
                 return Some(Err(libc::EINVAL));
             }
-            one.events.store(event.events, Ordering::Relaxed);
+            one.events.store(armed(event.events), Ordering::Relaxed);
             one.data.store(event.u64, Ordering::Relaxed);
             one.rearmed.store(1, Ordering::Relaxed);
             look_soon(epoll, known?, fd);
@@ -139,7 +139,7 @@ pub(super) fn add(
         .store(connection.generation, Ordering::Relaxed);
     one.fd.store(connection.fd, Ordering::Relaxed);
     one.epoll.store(number, Ordering::Relaxed);
-    one.events.store(event.events, Ordering::Relaxed);
+    one.events.store(armed(event.events), Ordering::Relaxed);
     one.data.store(event.u64, Ordering::Relaxed);
     one.on_ready.store(0, Ordering::Relaxed);
     one.rearmed.store(1, Ordering::Relaxed);
@@ -174,7 +174,7 @@ fn unpark(epoll: &Epoll, connection: &Connection, n: u32, event: &epoll_event) -
     if one.state.load(Ordering::Relaxed) != PARKED {
         return false;
     }
-    one.events.store(event.events, Ordering::Relaxed);
+    one.events.store(armed(event.events), Ordering::Relaxed);
     one.data.store(event.u64, Ordering::Relaxed);
     one.rearmed.store(1, Ordering::Relaxed);
     epoll.virtuals.fetch_add(1, Ordering::Relaxed);

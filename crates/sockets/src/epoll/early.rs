@@ -7,7 +7,9 @@ use libc::epoll_event;
 use crate::state::Connection;
 use crate::{lock, state, sys};
 
-use super::registration::{EARLY, PLAIN, allocate_registration, free_registration, registration};
+use super::registration::{
+    EARLY, PLAIN, allocate_registration, armed, free_registration, registration,
+};
 
 /// Held while the list of an unconnected socket's registrations changes.
 pub(super) static EARLY_LOCK: lock::Private = lock::Private::new();
@@ -39,7 +41,7 @@ pub(super) fn control_early(
             {
                 one.fd.store(fd, Ordering::Relaxed);
                 one.epoll.store(number, Ordering::Relaxed);
-                one.events.store(event.events, Ordering::Relaxed);
+                one.events.store(armed(event.events), Ordering::Relaxed);
                 one.data.store(event.u64, Ordering::Relaxed);
                 one.on_ready.store(0, Ordering::Relaxed);
                 one.rearmed.store(1, Ordering::Relaxed);
@@ -55,7 +57,7 @@ pub(super) fn control_early(
             let _held = EARLY_LOCK.lock();
             let event = event?;
             let one = registration(find_early(number, fd)?)?;
-            one.events.store(event.events, Ordering::Relaxed);
+            one.events.store(armed(event.events), Ordering::Relaxed);
             one.data.store(event.u64, Ordering::Relaxed);
             None
         }

@@ -20,7 +20,7 @@ pub(super) struct Registration {
     pub(super) fd: AtomicI32,
     /// Epoll number.
     pub(super) epoll: AtomicU32,
-    /// The program's events.
+    /// The program's events as [`armed`]; without any readiness when a one-shot registration has fired.
     pub(super) events: AtomicU32,
     /// The program's data.
     pub(super) data: AtomicU64,
@@ -60,6 +60,11 @@ static FREE_HEAD: AtomicU32 = AtomicU32::new(0);
 pub(super) static NEXT_UNUSED: AtomicU32 = AtomicU32::new(1);
 /// Upper half of our tags; a program whose own data begins with it keeps the kernel's epoll.
 pub(super) static TAG: AtomicU32 = AtomicU32::new(0);
+
+/// What `epoll_ctl` makes of the program's events: errors and hang-ups are always among them.
+pub(super) fn armed(events: u32) -> u32 {
+    events | (libc::EPOLLERR | libc::EPOLLHUP) as u32
+}
 
 pub(super) fn registration(number: u32) -> Option<&'static Registration> {
     if number == 0 || number as usize >= REGISTRATIONS_MAX {

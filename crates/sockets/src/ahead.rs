@@ -1,0 +1,143 @@
+//! Looking at received bytes without taking them (`MSG_PEEK`, `FIONREAD`), past the places where a direction changes between carrier and
+//! ring. Who takes bytes comes to those places one after the other; who only looks must see behind them, or would wait for ever for what is there.
+
+use libc::iovec;
+use toehold_channel::channel::{End, Incoming};
+
+use crate::receive::fault_of_peer;
+use crate::state::Connection;
+use crate::{buffers, lock, sys};
+
+/// Bytes of the carrier that can be passed over for those behind them: twice what two switches in a row leave there in practice.
+const PASSED_MAX: usize = 32 << 10;
+const SCRATCH_BYTES: usize = 4096;
+const SCRATCHES: usize = PASSED_MAX / SCRATCH_BYTES;
+
+/// Bytes that a receive would find now (`FIONREAD`), of an attached connection.
+pub(crate) fn waiting(connection: &Connection) -> Option<i32> {
+    connection.end()?;
+    let _held = lock::lock(&connection.entry.rx_lock)?;
+    let end = connection.end()?;
+    let count = count(connection, &end).ok()?;
+    Some(i32::try_from(count).unwrap_or(i32::MAX))
+}
+
+/// Bytes that could be received now. Callers hold the receive lock.
+fn count(connection: &Connection, end: &End<'_>) -> Result<u64, i32> {
+    // A switch is published before what follows it: of the bytes seen now, all that no record speaks of are data.
+    let mut on_carrier = sys::bytes_waiting(connection.fd).max(0) as u64;
+    let ahead = end
+        .ahead()
+        .map_err(|fault| fault_of_peer(connection, fault))?;
+    let mut count = 0;
+    for part in ahead.into_iter().flatten() {
+        let (bytes, is_data) = match part {
+            Incoming::Ring(filled) => {
+                count += filled.len;
+                continue;
+            }
+            Incoming::Carrier { limit } => (limit, true),
+            Incoming::Skip { bytes } => (bytes, false),
+        };
+        let here = bytes.min(on_carrier);
+        count += if is_data { here } else { 0 };
+        on_carrier -= here;
+        if here < bytes {
+            break;
+        }
+    }
+    Ok(count)
+}
+
+/// Copies up to `want` bytes to `parts`, from byte `skip` on, and takes none; how many. With `MSG_TRUNC` in `flags` they are only
+/// counted. Callers hold the receive lock.
+///
+/// # Safety
+/// `parts` are writable from byte `skip` on, for `want` bytes.
+pub(crate) unsafe fn peek(
+    connection: &Connection,
+    end: &End<'_>,
+    parts: &[iovec],
+    skip: usize,
+    want: usize,
+    flags: i32,
+) -> Result<usize, i32> {
+    if flags & libc::MSG_TRUNC != 0 {
+        return Ok(count(connection, end)?.min(want as u64) as usize);
+    }
+    let mut on_carrier = sys::bytes_waiting(connection.fd).max(0) as u64;
+    let ahead = end
+        .ahead()
+        .map_err(|fault| fault_of_peer(connection, fault))?;
+    let (mut done, mut passed, mut in_ring) = (0, 0, 0);
+    for part in ahead.into_iter().flatten() {
+        let left = want - done;
+        match part {
+            Incoming::Ring(filled) => {
+                let len = left.min(filled.len as usize);
+                let stretches = end.receiver().peek(in_ring, len, filled);
+                // SAFETY: `ahead` checked that these bytes are inside the ring; `parts` by the caller's promise.
+                unsafe { buffers::scatter(end.ring_in(), stretches, parts, skip + done) };
+                in_ring += filled.len;
+                done += len;
+            }
+            Incoming::Skip { bytes } | Incoming::Carrier { limit: bytes } => {
+                let here = bytes.min(on_carrier);
+                on_carrier -= here;
+                if matches!(part, Incoming::Carrier { .. }) {
+                    let len = left.min(usize::try_from(here).unwrap_or(usize::MAX));
+                    // SAFETY: the caller's promise.
+                    let seen = unsafe { peek_behind(connection, passed, parts, skip + done, len) };
+                    done += seen;
+                    if seen < len {
+                        break;
+                    }
+                }
+                passed += here as usize;
+                if here < bytes {
+                    break;
+                }
+            }
+        }
+    }
+    Ok(done)
+}
+
+/// Looks at `len` bytes of the carrier behind its first `passed` ones; how many came.
+///
+/// # Safety
+/// `parts` are writable from byte `skip` on, for `len` bytes.
+unsafe fn peek_behind(
+    connection: &Connection,
+    passed: usize,
+    parts: &[iovec],
+    skip: usize,
+    len: usize,
+) -> usize {
+    if len == 0 || passed > PASSED_MAX {
+        return 0;
+    }
+    let mut scratch = [0u8; SCRATCH_BYTES];
+    let (window, count) = buffers::window(parts, skip, len);
+    let nothing = iovec {
+        iov_base: core::ptr::null_mut(),
+        iov_len: 0,
+    };
+    let mut list = [nothing; SCRATCHES + 16];
+    for (index, part) in list[..SCRATCHES].iter_mut().enumerate() {
+        // All of them are the same bytes: nobody reads what is passed over.
+        part.iov_base = scratch.as_mut_ptr().cast();
+        part.iov_len = passed
+            .saturating_sub(index * SCRATCH_BYTES)
+            .min(SCRATCH_BYTES);
+    }
+    list[SCRATCHES..SCRATCHES + count].copy_from_slice(&window[..count]);
+    // SAFETY: zeroes are a valid `msghdr`.
+    let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
+    message.msg_iov = list.as_mut_ptr();
+    message.msg_iovlen = (SCRATCHES + count) as _;
+    let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+    // SAFETY: the list names `scratch` and parts of the program's buffers.
+    let result = unsafe { sys::recvmsg(connection.fd, &mut message, flags) };
+    usize::try_from(result).map_or(0, |seen| seen.saturating_sub(passed))
+}
