@@ -150,6 +150,38 @@ impl Duet {
         })
     }
 
+    /// The first line that differs from the oracle's, with what both roles did before, by the numbers their lines begin with; `None` when
+    /// none does.
+    pub fn first_difference(&self, oracle: &Duet) -> Option<String> {
+        const SHOWN: usize = 24;
+        let turn = |line: &String| -> Option<usize> {
+            let (_, said) = line.split_once(": ")?;
+            said.split(' ').next()?.parse().ok()
+        };
+        let mut same = 0;
+        while self.transcript.get(same) == oracle.transcript.get(same) {
+            same += 1;
+            if same >= self.transcript.len().max(oracle.transcript.len()) {
+                return None;
+            }
+        }
+        let last = oracle.transcript[..=same].iter().rev().find_map(turn);
+        let mut before: Vec<&String> = oracle.transcript.iter().collect();
+        before.retain(|line| turn(line).is_some_and(|turn| Some(turn) < last));
+        before.sort_by_key(|line| turn(line));
+        let before = before[before.len().saturating_sub(SHOWN)..].to_vec();
+        let got = self
+            .transcript
+            .iter()
+            .skip(same)
+            .take(4)
+            .collect::<Vec<_>>();
+        let expected = oracle.transcript.get(same);
+        Some(format!(
+            "{before:#?}\n  expected {expected:?}\n  got      {got:?}"
+        ))
+    }
+
     /// Where this transcript departs from the oracle's, line by line; empty when nowhere.
     pub fn differences(&self, oracle: &Duet) -> Vec<String> {
         let longest = self.transcript.len().max(oracle.transcript.len());

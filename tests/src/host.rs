@@ -71,10 +71,16 @@ pub fn require<const N: usize>(names: [&str; N]) -> Option<[PathBuf; N]> {
     found.try_into().ok()
 }
 
+/// The first seed of what is drawn by lot: 0, or the number in `TOEHOLD_SEED`.
+pub fn seed() -> u64 {
+    number("TOEHOLD_SEED").unwrap_or(0)
+}
+
 /// How many rounds a repeated test runs: `usual`, or the number in `TOEHOLD_SOAK`.
 pub fn rounds(usual: u64) -> u64 {
-    std::env::var("TOEHOLD_SOAK")
-        .ok()
-        .and_then(|value| value.parse().ok())
-        .unwrap_or(usual)
+    number("TOEHOLD_SOAK").unwrap_or(usual)
+}
+
+fn number(variable: &str) -> Option<u64> {
+    std::env::var(variable).ok()?.parse().ok()
 }

@@ -142,3 +142,55 @@ groups! {
     stdio: stdio_reads_and_writes_as_on_the_kernel,
     many: many_connections_are_served_as_on_the_kernel,
 }
+
+/// Conversations of random calls (`semantics server improvised:SEED`): sixteen, or the number in TOEHOLD_SOAK, which then begin
+/// at TOEHOLD_SEED.
+mod improvised {
+    use super::{PROGRAM, Sides};
+    use toehold_e2e::{Duet, Toehold, host};
+
+    fn compare(all: &[Sides]) {
+        let toehold = Toehold::start();
+        let mut complaints = Vec::new();
+        let (mut asked, mut upgraded) = (0, 0);
+        for seed in host::seed()..host::seed() + host::rounds(16) {
+            let case = format!("improvised:{seed}");
+            let oracle = Duet::play(&toehold, Sides::HOST, PROGRAM, &case);
+            let well = oracle
+                .transcript
+                .iter()
+                .filter(|line| line.ends_with(": exit 0"));
+            if well.count() != 2 {
+                complaints.push(format!("{case} on the kernel: {:#?}", oracle.transcript));
+            }
+            for &sides in all {
+                let duet = Duet::play(&toehold, sides, PROGRAM, &case);
+                if let Some(first) = duet.first_difference(&oracle) {
+                    complaints.push(format!("{case} ({sides:?}): {first}"));
+                }
+                asked += duet.asked;
+                upgraded += duet.upgraded;
+            }
+        }
+        assert!(complaints.is_empty(), "{}", complaints.join("\n"));
+        assert_eq!(
+            upgraded, asked,
+            "connections that should have been upgraded"
+        );
+    }
+
+    #[test]
+    fn kernel_repeats_itself() {
+        compare(&[Sides::HOST]);
+    }
+
+    #[test]
+    fn random_conversations_go_as_on_the_kernel() {
+        compare(&[Sides::DIRECT]);
+    }
+
+    #[test]
+    fn random_conversations_with_one_accelerated_side_go_as_on_the_kernel() {
+        compare(&[Sides::SERVER_ONLY, Sides::CLIENT_ONLY]);
+    }
+}

@@ -2,7 +2,7 @@
 //!
 //! `semantics list` names the cases; `semantics server CASE` and `semantics client CASE`, started together
 //! by the harness, play one. What they print is what POSIX lets a program observe and the kernel decides:
-//! run on another path, the same lines must come out.
+//! run on another path, the same lines must come out. A case called `improvised:SEED` is drawn by lot.
 
 mod blocking;
 mod connecting;
@@ -12,6 +12,7 @@ mod epoll;
 mod exec;
 mod files;
 mod flags;
+mod improvised;
 mod interrupts;
 mod many;
 mod processes;
@@ -103,14 +104,25 @@ fn main() {
                     .for_each(|case| println!("{group} {}", case.name));
             }
         }
-        ["server", name] => case(name).play(Side::Server),
-        ["client", name] => case(name).play(Side::Client),
+        ["server", name] => play(name, Side::Server),
+        ["client", name] => play(name, Side::Client),
         // What `exec` runs, with the connection on an inherited descriptor.
         ["executed", ref rest @ ..] => exec::executed(rest),
         _ => {
             eprintln!("usage: semantics list | server CASE | client CASE");
             std::process::exit(2);
         }
+    }
+}
+
+fn play(name: &str, side: Side) {
+    match name.strip_prefix("improvised:") {
+        Some(seed) => {
+            let family = libc::AF_INET;
+            let seed = seed.parse().expect("a seed is a number");
+            improvised::play(&Role { side, family }.pair(), seed);
+        }
+        None => case(name).play(side),
     }
 }
 

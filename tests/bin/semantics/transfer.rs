@@ -27,10 +27,10 @@ pub(crate) const CASES: &[Case] = &[
     ),
 ];
 
-type Sender = (&'static str, fn(Fd, &[u8]) -> Ret);
-type Receiver = (&'static str, fn(Fd, &mut [u8]) -> Ret);
+pub(crate) type Sender = (&'static str, fn(Fd, &[u8]) -> Ret);
+pub(crate) type Receiver = (&'static str, fn(Fd, &mut [u8]) -> Ret);
 
-const SENDERS: &[Sender] = &[
+pub(crate) const SENDERS: &[Sender] = &[
     ("write", sys::write),
     ("send", |fd, bytes| sys::send(fd, bytes, 0)),
     ("writev", sys::writev),
@@ -50,7 +50,7 @@ const SENDERS: &[Sender] = &[
     }),
 ];
 
-const RECEIVERS: &[Receiver] = &[
+pub(crate) const RECEIVERS: &[Receiver] = &[
     ("read", sys::read),
     ("recv", |fd, bytes| sys::recv(fd, bytes, 0)),
     ("readv", sys::readv),
