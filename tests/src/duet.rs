@@ -150,6 +150,17 @@ impl Duet {
         })
     }
 
+    /// The same without lines that tell of one of `calls`.
+    #[must_use]
+    pub fn without(mut self, calls: &[&str]) -> Duet {
+        self.transcript.retain(|line| {
+            !calls
+                .iter()
+                .any(|call| line.contains(&format!(" {call} -> ")))
+        });
+        self
+    }
+
     /// The first line that differs from the oracle's, with what both roles did before, by the numbers their lines begin with; `None` when
     /// none does.
     pub fn first_difference(&self, oracle: &Duet) -> Option<String> {

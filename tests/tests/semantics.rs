@@ -146,16 +146,24 @@ groups! {
 /// Conversations of random calls (`semantics server improvised:SEED`): sixteen, or the number in TOEHOLD_SOAK, which then begin
 /// at TOEHOLD_SEED.
 mod improvised {
+    use std::panic::AssertUnwindSafe;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::Duration;
+
     use super::{PROGRAM, Sides};
     use toehold_e2e::{Duet, Toehold, host};
 
     fn compare(all: &[Sides]) {
-        let toehold = Toehold::start();
+        compare_under(&Toehold::start(), all, &[]);
+    }
+
+    fn compare_under(toehold: &Toehold, all: &[Sides], without: &[&str]) {
         let mut complaints = Vec::new();
         let (mut asked, mut upgraded) = (0, 0);
         for seed in host::seed()..host::seed() + host::rounds(16) {
             let case = format!("improvised:{seed}");
-            let oracle = Duet::play(&toehold, Sides::HOST, PROGRAM, &case);
+            let play = |sides| Duet::play(toehold, sides, PROGRAM, &case).without(without);
+            let oracle = play(Sides::HOST);
             let well = oracle
                 .transcript
                 .iter()
@@ -164,7 +172,7 @@ mod improvised {
                 complaints.push(format!("{case} on the kernel: {:#?}", oracle.transcript));
             }
             for &sides in all {
-                let duet = Duet::play(&toehold, sides, PROGRAM, &case);
+                let duet = play(sides);
                 if let Some(first) = duet.first_difference(&oracle) {
                     complaints.push(format!("{case} ({sides:?}): {first}"));
                 }
@@ -187,6 +195,32 @@ mod improvised {
     #[test]
     fn random_conversations_go_as_on_the_kernel() {
         compare(&[Sides::DIRECT]);
+    }
+
+    /// An operator sends connections back to the kernel, and lets them move again, all the time.
+    #[test]
+    fn random_conversations_go_as_on_the_kernel_whatever_the_operator_does() {
+        let toehold = Toehold::start();
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let operator = scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    toehold.detach_all();
+                    std::thread::sleep(Duration::from_millis(1));
+                    toehold.attach_all();
+                    std::thread::sleep(Duration::from_millis(3));
+                }
+            });
+            let result = std::panic::catch_unwind(AssertUnwindSafe(|| {
+                // Who answers a registration changes, and may tell an edge once more.
+                compare_under(&toehold, &[Sides::DIRECT], &["edge"]);
+            }));
+            done.store(true, Ordering::Relaxed);
+            operator.join().expect("the operator does not panic");
+            if let Err(complaints) = result {
+                std::panic::resume_unwind(complaints);
+            }
+        });
     }
 
     #[test]

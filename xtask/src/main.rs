@@ -51,6 +51,7 @@ Environment:
   TOEHOLD_MATRIX_SEED, TOEHOLD_MATRIX_JOBS
                      what the matrix's links do (1), and how many of its cells run at once (48)
   TOEHOLD_SOAK       how many rounds the repeated end-to-end tests run
+  TOEHOLD_SEED       the first seed of what they draw by lot (0)
   PROPTEST_CASES     how many cases each property test tries";
 
 fn main() -> ExitCode {

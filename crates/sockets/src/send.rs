@@ -396,7 +396,7 @@ fn attend_slowly(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
             let told = matches!(command, COMMAND_DETACH | COMMAND_EVICT);
             if told && end.theirs().wake.abandoned.load(Ordering::Acquire) == 0 {
                 // Both directions are to come down: a peer that sleeps should hear of it.
-                ring(connection);
+                ring_if_open(connection);
             }
             go_down(connection, end);
         }
@@ -423,7 +423,7 @@ pub(crate) fn go_down(connection: &Connection, end: &End<'_>) {
     // A dead peer sleeps no more, and its kernel would answer a doorbell with a reset that drops what it has not delivered yet.
     let peer_is_gone = connection.entry.command.load(Ordering::Relaxed) == COMMAND_PEER_GONE;
     if end.begin_down() && !peer_is_gone {
-        ring(connection);
+        ring_if_open(connection);
     }
     end.finish_down();
     stop_wanting(connection, end);
@@ -530,6 +530,14 @@ fn notify(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
             .store(suppressed.wrapping_add(1), Ordering::Relaxed);
     }
     Ok(())
+}
+
+/// As [`ring`], unless the carrier has ended: the doorbell would be told the error that the program has not heard yet.
+#[cold]
+fn ring_if_open(connection: &Connection) {
+    if sys::poll_now(connection.fd, 0) & (libc::POLLERR | libc::POLLHUP) == 0 {
+        ring(connection);
+    }
 }
 
 /// One byte on the carrier. The caller holds the send lock, the direction is in ring mode.
