@@ -323,6 +323,10 @@ unsafe fn from_carrier(
     flags: i32,
 ) -> Result<Option<Step>, i32> {
     let entry = connection.entry;
+    if skip > 0 && sys::is_at_mark(connection.fd) {
+        // tcp(7): a receive that has some bytes stops at the urgent mark.
+        return Ok(Some(Step::End));
+    }
     let waiting = sys::bytes_waiting(connection.fd);
     // The switch is published before the first doorbell is sent: if there is none yet, everything that waits is data.
     let pending_before = end.records_pending();

@@ -105,6 +105,16 @@ pub(crate) fn bytes_waiting(fd: i32) -> isize {
     if result < 0 { result } else { waiting as isize }
 }
 
+/// True when the next byte to be read stands behind an urgent one (`SIOCATMARK`).
+pub(crate) fn is_at_mark(fd: i32) -> bool {
+    /// include/uapi/asm-generic/sockios.h.
+    const SIOCATMARK: usize = 0x8905;
+    let mut at_mark: libc::c_int = 0;
+    // SAFETY: `at_mark` is writable for an int.
+    let result = unsafe { call!(SYS_ioctl, fd, SIOCATMARK, &mut at_mark as *mut libc::c_int) };
+    result == 0 && at_mark != 0
+}
+
 /// Bytes in a socket's send queue that the other end has not acknowledged (`SIOCOUTQ`), or an error.
 pub(crate) fn bytes_unacknowledged(fd: i32) -> isize {
     let mut waiting: libc::c_int = 0;

@@ -177,8 +177,11 @@ fn forked_child(pair: &Pair) {
             keep_open(pair.fd);
             execute(&["child", &pair.fd.to_string()]);
         }
-        pair.say("close", sys::close(pair.fd));
-        pair.say("child", sys::wait_for(child));
+        // Said after the child's lines, whoever is faster.
+        let closed = sys::close(pair.fd);
+        let ended = sys::wait_for(child);
+        pair.say("close", closed);
+        pair.say("child", ended);
     }
 }
 
