@@ -205,7 +205,7 @@ impl<'a> Player<'a> {
                 let result = sys::shutdown(fd, libc::SHUT_WR);
                 ("shutdown for writing".to_owned(), result.to_string())
             }
-            97 | 98 if draw.how % 2 == 0 => {
+            97 | 98 if draw.how.is_multiple_of(2) => {
                 did.closed = true;
                 if draw.call == 97 {
                     sys::shutdown(fd, libc::SHUT_RDWR);
@@ -229,7 +229,11 @@ impl<'a> Player<'a> {
         let mut bytes = vec![0; len];
         self.outgoing.fill(self.sent as u64, &mut bytes);
         // The call that sends two messages wants two halves.
-        let senders = if len % 2 == 0 && len > 0 { 8 } else { 5 };
+        let senders = if len.is_multiple_of(2) && len > 0 {
+            8
+        } else {
+            5
+        };
         let (name, sender) = SENDERS[draw.which as usize % senders];
         let (name, result) = match draw.how % 3 {
             0 => ("send DONTWAIT", sys::send(fd, &bytes, libc::MSG_DONTWAIT)),
@@ -248,7 +252,7 @@ impl<'a> Player<'a> {
             _ => draw.len.max(1),
         };
         let waits = self.unread < wanted;
-        let nonblocking = draw.how % 4 == 0 || (waits && !self.ended);
+        let nonblocking = draw.how.is_multiple_of(4) || (waits && !self.ended);
         let (name, result) = if nonblocking {
             flags |= libc::MSG_DONTWAIT;
             (format!("recv {flags:#x}"), sys::recv(fd, &mut bytes, flags))
@@ -317,7 +321,7 @@ impl<'a> Player<'a> {
         let (from, to) = sys::pipe();
         let child = sys::fork();
         if child == 0 {
-            let (call, seen) = if draw.fd % 2 == 0 {
+            let (call, seen) = if draw.fd.is_multiple_of(2) {
                 self.send(fd, draw, did)
             } else {
                 self.receive(fd, draw, did)
@@ -341,7 +345,7 @@ impl<'a> Player<'a> {
 
     fn duplicate_or_close(&mut self, draw: &Draw) -> (String, String) {
         let index = draw.fd % self.fds.len();
-        if self.fds.len() < 4 && draw.which % 2 == 0 {
+        if self.fds.len() < 4 && draw.which.is_multiple_of(2) {
             self.fds.push(sys::dup(self.fds[index]).fd());
             ("dup".to_owned(), format!("{} of them", self.fds.len()))
         } else if index > 0 {
@@ -355,7 +359,7 @@ impl<'a> Player<'a> {
 
     /// Another set of events for one of the instances, under whichever descriptor it knows.
     fn register(&self, draw: &Draw) -> (String, String) {
-        let (name, epoll, always) = if draw.which % 2 == 0 {
+        let (name, epoll, always) = if draw.which.is_multiple_of(2) {
             ("level", self.level, 0)
         } else {
             ("edge", self.edge, libc::EPOLLET)
@@ -381,7 +385,7 @@ impl<'a> Player<'a> {
 
     /// Options that change how calls behave, but nothing's time.
     fn set(&mut self, fd: Fd, draw: &Draw) -> (String, String) {
-        let on = i32::from(draw.how % 2 == 0);
+        let on = i32::from(draw.how.is_multiple_of(2));
         let set = |level, option, value: i32| sys::set_option(fd, level, option, value);
         let (name, result): (&str, Ret) = match draw.which % 5 {
             0 => ("TCP_NODELAY", set(libc::IPPROTO_TCP, libc::TCP_NODELAY, on)),
