@@ -2,6 +2,8 @@
 
 use core::ffi::c_char;
 
+use crate::program::preloads_library;
+
 /// Names the descriptor of what the former program left (`toehold_sockets::succeed`).
 pub(crate) const ESTATE: &core::ffi::CStr = c"TOEHOLD_ESTATE";
 
@@ -59,6 +61,32 @@ impl Environment {
             }
         }
         Some(longer)
+    }
+
+    /// A copy without `LD_PRELOAD`, for a program that breaks on it: what else is listed there is for this C library, too.
+    ///
+    /// # Safety
+    /// As [`Environment::copy`].
+    pub(crate) unsafe fn without_library(environment: *const *const c_char) -> Option<Environment> {
+        // SAFETY: the caller's promise.
+        let mut copy = unsafe { Environment::copy(environment) }?;
+        let (count, pointers) = (copy.variables, copy.base.cast::<*const c_char>());
+        copy.variables = 0;
+        for n in 0..count {
+            // SAFETY: one of those that `copy` pushed; what is pushed below comes no later in the array.
+            let variable = unsafe { *pointers.add(n) };
+            // SAFETY: variables are NUL-terminated strings.
+            if !preloads_library(unsafe { core::ffi::CStr::from_ptr(variable) }.to_bytes()) {
+                copy.push(variable);
+            }
+        }
+        copy.push(core::ptr::null());
+        Some(copy)
+    }
+
+    /// The copy as it is.
+    pub(crate) fn as_ptr(&self) -> *const *const c_char {
+        self.base.cast()
     }
 
     /// The copy, with the number of an estate's descriptor in it.

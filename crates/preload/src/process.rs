@@ -5,7 +5,7 @@ use core::ffi::{c_char, c_int, c_void};
 use toehold_sockets::{api, before_exec, ending, exec_failed, holds_connections, real};
 
 use crate::environment::Environment;
-use crate::program::{Outlook, Target, outlook};
+use crate::program::{Outlook, Target, breaks_on_library, outlook};
 
 /// Registers for the ordinary end of the program.
 pub(crate) fn follow_exit() {
@@ -54,6 +54,9 @@ pub(crate) unsafe fn execute(
     environment: *const *const c_char,
     call: impl FnOnce(*const *const c_char) -> c_int,
 ) -> c_int {
+    // SAFETY: the caller's promise.
+    let shorter = unsafe { environment_it_bears(target, environment) };
+    let environment = shorter.as_ref().map_or(environment, Environment::as_ptr);
     if !holds_connections() {
         return call(environment);
     }
@@ -75,6 +78,60 @@ pub(crate) unsafe fn execute(
     let result = call(environment);
     exec_failed(departure);
     result
+}
+
+/// An environment without this library, where the program would not start with it.
+///
+/// # Safety
+/// As [`execute`].
+unsafe fn environment_it_bears(
+    target: Target,
+    environment: *const *const c_char,
+) -> Option<Environment> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if breaks_on_library(target, environment) {
+            Environment::without_library(environment)
+        } else {
+            None
+        }
+    }
+}
+
+/// `posix_spawn(3)`: libc executes the program without calling us.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn posix_spawn(
+    pid: *mut c_int,
+    path: *const c_char,
+    actions: *const c_void,
+    attributes: *const c_void,
+    argv: *const *const c_char,
+    envp: *const *const c_char,
+) -> c_int {
+    // SAFETY: passed on with the caller's promises.
+    unsafe {
+        let shorter = environment_it_bears(Target::Path(path), envp);
+        let envp = shorter.as_ref().map_or(envp, Environment::as_ptr);
+        real::posix_spawn(pid, path, actions, attributes, argv, envp)
+    }
+}
+
+/// `posix_spawnp(3)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn posix_spawnp(
+    pid: *mut c_int,
+    file: *const c_char,
+    actions: *const c_void,
+    attributes: *const c_void,
+    argv: *const *const c_char,
+    envp: *const *const c_char,
+) -> c_int {
+    // SAFETY: as above.
+    unsafe {
+        let shorter = environment_it_bears(Target::Name(file), envp);
+        let envp = shorter.as_ref().map_or(envp, Environment::as_ptr);
+        real::posix_spawnp(pid, file, actions, attributes, argv, envp)
+    }
 }
 
 unsafe extern "C" {

@@ -50,6 +50,30 @@ pub(crate) unsafe fn outlook(target: Target, environment: *const *const c_char) 
     }
 }
 
+/// True when `environment` would have the loader of another C library load us: musl's does as `LD_PRELOAD` says, and fails.
+///
+/// # Safety
+/// What `target` names and `environment` are as `execve(2)` wants them.
+pub(crate) unsafe fn breaks_on_library(target: Target, environment: *const *const c_char) -> bool {
+    // SAFETY: the caller's promise.
+    if !unsafe { names_library(environment) } {
+        return false;
+    }
+    let mut path = Buffer::new();
+    // SAFETY: as above.
+    let opened = unsafe { open(target, &mut path) };
+    opened.is_ok_and(|opened| opened.loader(SCRIPT_DEPTH_MAX) == Loader::Foreign)
+}
+
+/// True when an environment variable lists this library to be preloaded.
+pub(crate) fn preloads_library(variable: &[u8]) -> bool {
+    let list = variable.strip_prefix(b"LD_PRELOAD=");
+    list.is_some_and(|list| {
+        list.split(|byte| matches!(byte, b':' | b' '))
+            .any(is_library)
+    })
+}
+
 unsafe fn open(target: Target, path: &mut Buffer) -> Result<Opened, Outlook> {
     match target {
         Target::Descriptor(fd) => Ok(Opened::Borrowed(fd)),
@@ -167,6 +191,11 @@ impl Opened {
 
     /// True when the loader of this program is the one that loads us, and takes orders from the environment.
     fn takes_library(&self, depth: u32) -> bool {
+        self.loader(depth) == Loader::Ours
+    }
+
+    /// What loads the program, or the interpreter of a script.
+    fn loader(&self, depth: u32) -> Loader {
         let mut head = [0u8; HEAD_BYTES];
         let len = self.read_at(&mut head, 0);
         let head = &head[..len];
@@ -177,13 +206,17 @@ impl Opened {
             let mut words = line.split(u8::is_ascii_whitespace);
             let word = words.find(|word| !word.is_empty()).unwrap_or(&[]);
             if depth == 0 || word.is_empty() || !path.set(&[word]) {
-                return false;
+                return Loader::Unknown;
             }
             // SAFETY: NUL-terminated by `set`.
-            return unsafe { Opened::open(path.as_ptr()) }
-                .is_ok_and(|interpreter| interpreter.takes_library(depth - 1));
+            let interpreter = unsafe { Opened::open(path.as_ptr()) };
+            return interpreter.map_or(Loader::Unknown, |one| one.loader(depth - 1));
         }
-        !self.changes_rights() && self.has_our_loader(head)
+        if self.changes_rights() {
+            // Whichever it is, it ignores `LD_PRELOAD`.
+            return Loader::Unknown;
+        }
+        self.loader_of_elf(head)
     }
 
     /// True when executing it would change who the process is (set-uid, set-gid, capabilities): then the loader ignores us.
@@ -208,8 +241,8 @@ impl Opened {
         set_uid || set_gid || grants()
     }
 
-    /// True for an ELF program of this machine whose interpreter (PT_INTERP) is glibc's loader.
-    fn has_our_loader(&self, head: &[u8]) -> bool {
+    /// The interpreter (PT_INTERP) of an ELF program of this machine.
+    fn loader_of_elf(&self, head: &[u8]) -> Loader {
         const CLASS_64: u8 = 2;
         const PT_INTERP: u32 = 3;
         const ENTRY_BYTES: usize = 56;
@@ -223,7 +256,7 @@ impl Opened {
             || number(head, 18, 2) != MACHINE
             || number(head, 54, 2) < ENTRY_BYTES as u64
         {
-            return false;
+            return Loader::Unknown;
         }
         let (table, step, entries) = (
             number(head, 32, 8),
@@ -233,17 +266,32 @@ impl Opened {
         for index in 0..entries.min(ENTRIES_MAX) {
             let mut entry = [0u8; ENTRY_BYTES];
             if self.read_at(&mut entry, table.wrapping_add(index * step)) < ENTRY_BYTES {
-                return false;
+                return Loader::Unknown;
             }
             if number(&entry, 0, 4) == u64::from(PT_INTERP) {
                 let mut name = [0u8; 256];
                 let len = (number(&entry, 32, 8) as usize).min(name.len());
                 let len = self.read_at(&mut name[..len], number(&entry, 8, 8));
-                return contains(&name[..len], b"/ld-linux");
+                return if contains(&name[..len], b"/ld-linux") {
+                    Loader::Ours
+                } else {
+                    Loader::Foreign
+                };
             }
         }
-        false
+        Loader::Unknown
     }
+}
+
+/// Who will load a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Loader {
+    /// glibc's, which loads us.
+    Ours,
+    /// Another C library's.
+    Foreign,
+    /// Nobody, or nobody who would load us, or we cannot tell.
+    Unknown,
 }
 
 /// True when the loader will take orders from the environment: it does not for a process whose identities differ.
@@ -267,9 +315,8 @@ unsafe fn names_library(environment: *const *const c_char) -> bool {
         }
         // SAFETY: NUL-terminated by the caller's promise.
         let variable = unsafe { CStr::from_ptr(variable) }.to_bytes();
-        if let Some(list) = variable.strip_prefix(b"LD_PRELOAD=") {
-            let mut libraries = list.split(|byte| matches!(byte, b':' | b' '));
-            preloaded = libraries.any(is_library);
+        if variable.starts_with(b"LD_PRELOAD=") {
+            preloaded = preloads_library(variable);
         } else if let Some(path) = variable.strip_prefix(b"TOEHOLD_PATH=") {
             wanted = crate::is_started_by(path);
         }

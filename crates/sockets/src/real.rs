@@ -157,6 +157,10 @@ real! {
     fdopen(fd: c_int, mode: *const c_char) -> *mut libc::FILE;
     /// `posix_spawn_file_actions_adddup2(3)`.
     posix_spawn_file_actions_adddup2(actions: *mut c_void, from: c_int, to: c_int) -> c_int;
+    /// `posix_spawn(3)`.
+    posix_spawn(pid: *mut c_int, path: *const c_char, actions: *const c_void, attributes: *const c_void, argv: *const *const c_char, envp: *const *const c_char) -> c_int;
+    /// `posix_spawnp(3)`.
+    posix_spawnp(pid: *mut c_int, file: *const c_char, actions: *const c_void, attributes: *const c_void, argv: *const *const c_char, envp: *const *const c_char) -> c_int;
     /// `execvpe(3)`.
     execvpe(file: *const c_char, argv: *const *const c_char, envp: *const *const c_char) -> c_int;
     /// `fexecve(3)`.

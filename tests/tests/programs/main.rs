@@ -1,5 +1,6 @@
 //! Real programs, unmodified: their data byte-exact, their own checks passed.
 
+mod foreign;
 mod nginx;
 mod postgres;
 mod redis;

@@ -1,0 +1,63 @@
+//! Programs of another C library, started by one under Toehold.
+
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::PathBuf;
+
+use toehold_e2e::process::{PATIENCE, Running};
+use toehold_e2e::{Path, Toehold, host};
+
+const LOADER: &str = "/lib64/ld-linux-x86-64.so.2";
+
+/// musl's loader heeds `LD_PRELOAD`, too, and refuses to start a program with a library of glibc's. Here glibc's own loader stands in for it,
+/// under a name that is not its own; so the program starts in any case, and shows what it was given.
+#[test]
+fn are_started_without_the_library() {
+    let Some([env, sh, python]) = host::require(["env", "sh", "python3"]) else {
+        return;
+    };
+    let toehold = Toehold::start();
+    let Some(foreign) = foreign_env(&toehold, &env) else {
+        return;
+    };
+    let foreign = foreign.to_string_lossy();
+    let run = |program: &PathBuf, script: &str| {
+        let mut command = toehold.command(Path::Direct, program);
+        command.args(["-c", script]).env("MARK", "is here");
+        Running::start(command, "started", toehold.dir()).success(PATIENCE)
+    };
+    let spawn =
+        format!("import os; os.waitpid(os.posix_spawn('{foreign}', ['env'], os.environ), 0)");
+    for said in [
+        run(&sh, &foreign),
+        run(&sh, &format!("exec {foreign}")),
+        run(&python, &spawn),
+    ] {
+        assert!(said.contains("MARK=is here"), "{said}");
+        assert!(!said.contains("LD_PRELOAD"), "{said}");
+    }
+    let native = run(&sh, &env.to_string_lossy());
+    assert!(native.contains("libtoehold.so"), "{native}");
+}
+
+/// A copy of env(1) that asks for another loader.
+fn foreign_env(toehold: &Toehold, env: &PathBuf) -> Option<PathBuf> {
+    let loader = toehold.dir().join("ld");
+    let name = loader.to_string_lossy();
+    let mut file = std::fs::read(env).expect("env can be read");
+    let at = file
+        .windows(LOADER.len())
+        .position(|bytes| bytes == LOADER.as_bytes());
+    let Some(at) = at.filter(|_| name.len() <= LOADER.len()) else {
+        host::skipped(
+            "env(1) asks for another loader, or the scratch directory's name is too long",
+        );
+        return None;
+    };
+    file[at..at + LOADER.len()].fill(0);
+    file[at..at + name.len()].copy_from_slice(name.as_bytes());
+    symlink(LOADER, &loader).expect("scratch");
+    let foreign = toehold.dir().join("env");
+    std::fs::write(&foreign, file).expect("scratch");
+    std::fs::set_permissions(&foreign, PermissionsExt::from_mode(0o755)).expect("it is ours");
+    Some(foreign)
+}
