@@ -143,7 +143,7 @@ groups! {
     many: many_connections_are_served_as_on_the_kernel,
 }
 
-/// Conversations of random calls (`semantics server improvised:SEED`): sixteen, or the number in TOEHOLD_SOAK, which then begin
+/// Conversations of random calls (`semantics server improvised:SEED`): eight, or the number in TOEHOLD_SOAK, which then begin
 /// at TOEHOLD_SEED.
 mod improvised {
     use std::panic::AssertUnwindSafe;
@@ -160,7 +160,7 @@ mod improvised {
     fn compare_under(toehold: &Toehold, all: &[Sides], without: &[&str]) {
         let mut complaints = Vec::new();
         let (mut asked, mut upgraded) = (0, 0);
-        for seed in host::seed()..host::seed() + host::rounds(16) {
+        for seed in host::seed()..host::seed() + host::rounds(8) {
             let case = format!("improvised:{seed}");
             let play = |sides| Duet::play(toehold, sides, PROGRAM, &case).without(without);
             let oracle = play(Sides::HOST);

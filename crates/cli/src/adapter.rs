@@ -312,25 +312,28 @@ fn start(runtime_dir: &Path, args: &AdapterArgs) -> Result<(), Failure> {
     let mut adapter = command
         .spawn()
         .map_err(|error| Failure::new(format!("cannot start an adapter: {error}")))?;
-    let deadline = Instant::now() + START_PATIENCE;
+    let mut deadline = Instant::now() + START_PATIENCE;
+    let mut ended = None;
     loop {
-        match client::ping(runtime_dir) {
-            Ok(_) => return Ok(()),
-            Err(error) if Instant::now() >= deadline => {
+        let answer = client::ping(runtime_dir);
+        match (answer, ended) {
+            (Ok(_), _) => return Ok(()),
+            (Err(_), Some(status)) if Instant::now() >= deadline => {
+                return Err(Failure::new(format!(
+                    "the adapter ended at once ({status}); run `toehold adapter` to see why"
+                )));
+            }
+            (Err(error), None) if Instant::now() >= deadline => {
                 return Err(Failure::new(format!(
                     "the adapter did not come up: {error}"
                 )));
             }
-            Err(_) => {}
+            _ => {}
         }
-        if let Ok(Some(status)) = adapter.try_wait() {
-            // It may have met another adapter that came up in the same moment, which is as good.
-            return match client::ping(runtime_dir) {
-                Ok(_) => Ok(()),
-                Err(_) => Err(Failure::new(format!(
-                    "the adapter ended at once ({status}); run `toehold adapter` to see why"
-                ))),
-            };
+        if let (Ok(Some(status)), None) = (adapter.try_wait(), ended) {
+            // It may have met another adapter that comes up in the same moment, which is as good.
+            ended = Some(status);
+            deadline = deadline.min(Instant::now() + OTHER_PATIENCE);
         }
         thread::sleep(Duration::from_millis(2));
     }
@@ -341,5 +344,7 @@ fn this_program() -> Result<PathBuf, String> {
         .map_err(|error: io::Error| format!("cannot find this program's own file: {error}"))
 }
 
+/// How long an adapter that was started in the same moment by somebody else may take to answer.
+const OTHER_PATIENCE: Duration = Duration::from_millis(250);
 /// How long an adapter may take to answer for the first time.
 const START_PATIENCE: Duration = Duration::from_secs(1);

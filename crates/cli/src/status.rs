@@ -1,5 +1,6 @@
 //! `toehold status`: am I accelerated, and if not, why not?
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -96,6 +97,7 @@ pub(crate) struct Engine {
     bytes_sent: u64,
     retransmissions: u64,
     frames_malformed: u64,
+    frames_malformed_by_reason: BTreeMap<String, u64>,
     frames_passed_on: u64,
     frames_lost: u64,
     link_gone: bool,
@@ -187,6 +189,15 @@ fn engine_lines(engine: &Engine) -> String {
         engine.retransmissions,
         engine.frames_malformed,
     );
+    if !engine.frames_malformed_by_reason.is_empty() {
+        let reasons = engine.frames_malformed_by_reason.iter();
+        let reasons = reasons.map(|(reason, number)| format!("{} {reason}", count(*number)));
+        let _ = writeln!(
+            out,
+            "  malformed: {}",
+            reasons.collect::<Vec<_>>().join(", ")
+        );
+    }
     if let Some(manner) = &engine.link_manner {
         let _ = writeln!(out, "  AF_XDP {manner}");
     }

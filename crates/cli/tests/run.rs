@@ -184,6 +184,29 @@ fn an_adapter_is_started_and_is_no_child_of_the_program() {
 }
 
 #[test]
+fn adapters_started_in_the_same_moment_become_one() {
+    for round in 0..10 {
+        let scratch = Scratch::new(&format!("moment-{round}"));
+        let dir = scratch.0.join("run");
+        let all: Vec<_> = (0..6)
+            .map(|_| {
+                let mut one = toehold();
+                one.args(["adapter", "--background", "--runtime-dir"])
+                    .arg(&dir);
+                thread::spawn(move || output(&mut one))
+            })
+            .collect();
+        for one in all {
+            let output = one.join().expect("it does not panic");
+            assert!(output.status.success(), "{}", error_of(&output));
+        }
+        let running = toehold_adapter::client::ping(&dir).expect("an adapter");
+        // SAFETY: as above.
+        unsafe { libc::kill(running.pid as libc::pid_t, libc::SIGTERM) };
+    }
+}
+
+#[test]
 fn an_adapter_of_another_version_means_the_host_path() {
     let scratch = Scratch::new("version");
     let dir = scratch.0.join("run");

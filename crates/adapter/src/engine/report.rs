@@ -1,6 +1,9 @@
 //! What the engine has done, for `toehold status`.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
+use toehold_tcp::{Counters, Malformed};
 
 /// What one thread has done, or all of them.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -22,6 +25,8 @@ pub(crate) struct Report {
     pub(crate) frames_received: u64,
     pub(crate) frames_sent: u64,
     pub(crate) frames_malformed: u64,
+    /// The same by what is wrong with them, in words; nothing of what has not happened.
+    pub(crate) frames_malformed_by_reason: BTreeMap<String, u64>,
     pub(crate) segments_received: u64,
     pub(crate) segments_sent: u64,
     pub(crate) bytes_received: u64,
@@ -69,7 +74,13 @@ impl Report {
         Some(all)
     }
 
-    fn and(self, other: &Report) -> Report {
+    fn and(mut self, other: &Report) -> Report {
+        for (reason, count) in &other.frames_malformed_by_reason {
+            *self
+                .frames_malformed_by_reason
+                .entry(reason.clone())
+                .or_default() += count;
+        }
         Report {
             connections: self.connections + other.connections,
             channels: self.channels + other.channels,
@@ -105,6 +116,14 @@ impl Report {
     }
 }
 
+/// How many frames were malformed, by reason.
+pub(crate) fn malformed_by_reason(counters: &Counters) -> BTreeMap<String, u64> {
+    let all = Malformed::ALL.into_iter();
+    all.map(|reason| (reason.to_string(), counters.malformed(reason)))
+        .filter(|(_, count)| *count > 0)
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -117,6 +136,7 @@ mod tests {
             connections,
             listeners,
             frames_passed_on: 5,
+            frames_malformed_by_reason: BTreeMap::from([("wrong TCP checksum".to_owned(), 2)]),
             ..Report::default()
         };
         let alone = Report::together(vec![one(3, 2)]).expect("there is one");
@@ -124,6 +144,7 @@ mod tests {
         let both = Report::together(vec![one(3, 2), one(4, 2)]).expect("there are two");
         assert_eq!((both.connections, both.listeners, both.mtu), (7, 2, 1500));
         assert_eq!((both.frames_passed_on, both.threads.len()), (10, 2));
+        assert_eq!(both.frames_malformed_by_reason["wrong TCP checksum"], 4);
         assert!(Report::together(Vec::new()).is_none());
     }
 }

@@ -37,6 +37,9 @@ use crate::{adapter, pairing, sys};
 /// How long a program's first connect waits to be shown the engine, and each `listen` for the engine to do so as well; an adapter that is
 /// stopped costs this.
 const REPLY_NS: u64 = 250_000_000;
+/// The same for the first question to an adapter, on whose answer hangs whether the program's listeners are ever served: on a host with more to
+/// do than time the adapter may have to wait for its turn.
+const FIRST_REPLY_NS: u64 = 1_000_000_000;
 
 /// What of the program's is the engine's: [`NOTHING`], [`BY_RULE`] or [`EVERYTHING`].
 static WANTED: AtomicU32 = AtomicU32::new(NOTHING);
@@ -101,7 +104,8 @@ fn outlook() -> Option<Outlook> {
     if ASKED_EPOCH.load(Ordering::Relaxed) != adapter::epoch() {
         ASKED_EPOCH.store(adapter::epoch(), Ordering::Relaxed);
         HAS_ENGINE.store(false, Ordering::Release);
-        say_and_wait(adapter, &Message::new(Kind::Engine), Kind::Engine);
+        let question = Message::new(Kind::Engine);
+        say_and_wait(adapter, &question, Kind::Engine, FIRST_REPLY_NS);
     }
     known_outlook()
 }
@@ -121,9 +125,9 @@ fn pass() -> Pass {
     PASS.each_ref().map(|half| half.load(Ordering::Relaxed))
 }
 
-/// Says something to the adapter and waits until a reply of this kind has been dealt with, and all that came before it. The caller holds the
-/// adapter's lock.
-fn say_and_wait(adapter: i32, message: &Message, reply: Kind) {
+/// Says something to the adapter and waits until a reply of this kind has been dealt with, and all that came before it, for `limit_ns` at most.
+/// The caller holds the adapter's lock.
+fn say_and_wait(adapter: i32, message: &Message, reply: Kind, limit_ns: u64) {
     if !adapter::send(adapter, message, None) {
         return adapter::lose(adapter);
     }
@@ -135,7 +139,7 @@ fn say_and_wait(adapter: i32, message: &Message, reply: Kind) {
                 return;
             }
         }
-        let left = REPLY_NS.saturating_sub(sys::now_ns() - start);
+        let left = limit_ns.saturating_sub(sys::now_ns() - start);
         let is_lost = adapter::connected() != Some(adapter);
         if left == 0 || is_lost || !sys::wait_for(adapter, libc::POLLIN, left) {
             return;
@@ -198,7 +202,7 @@ pub(crate) fn listening(fd: i32, backlog: i32) {
     message.side = u32::from(option(libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) == 1);
     let _held = adapter::lock();
     if let Some(adapter) = adapter::connected() {
-        say_and_wait(adapter, &message, Kind::Listening);
+        say_and_wait(adapter, &message, Kind::Listening, REPLY_NS);
     }
     state::note_listener(fd);
 }

@@ -8,7 +8,7 @@ use toehold_tcp::{InterfaceAddress, MacAddress};
 use super::Runner;
 use crate::engine::arrivals::Arrivals;
 use crate::engine::poller::Source;
-use crate::engine::report::Report;
+use crate::engine::report::{Report, malformed_by_reason};
 use crate::engine::settings::Settings;
 use crate::engine::stand_ins::shown;
 use crate::engine::told::{options, routes};
@@ -162,6 +162,7 @@ impl Runner {
             frames_received: counters.frames_received,
             frames_sent: counters.frames_sent,
             frames_malformed: counters.malformed_total(),
+            frames_malformed_by_reason: malformed_by_reason(counters),
             segments_received: counters.segments_received,
             segments_sent: counters.segments_sent,
             bytes_received: counters.bytes_received,
