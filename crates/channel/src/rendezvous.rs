@@ -25,7 +25,8 @@
 //! ```
 //!
 //! Neither side waits for the other in its sends, and the library looks for an offer only when the `offer` word of its entry has
-//! changed. For `Engine` and `Listening` the library waits, a quarter of a second at most: once in a process, and in each `listen`.
+//! changed. For `Engine` the library waits, a second at most, once for each adapter it meets; for `Listening` a quarter of a second at most, in
+//! each `listen`.
 
 /// File name of the adapter's socket in the runtime directory.
 pub const SOCKET_NAME: &str = "adapter.sock";

@@ -34,11 +34,10 @@ use toehold_channel::table::{FLAG_OFFLOAD, Reason};
 use crate::state::{self, Connection};
 use crate::{adapter, pairing, sys};
 
-/// How long a program's first connect waits to be shown the engine, and each `listen` for the engine to do so as well; an adapter that is
-/// stopped costs this.
+/// How long each `listen` waits for the engine to do so as well; an adapter that is stopped costs this.
 const REPLY_NS: u64 = 250_000_000;
-/// The same for the first question to an adapter, on whose answer hangs whether the program's listeners are ever served: on a host with more to
-/// do than time the adapter may have to wait for its turn.
+/// How long a program's first `connect` or `listen` waits to be shown the engine. Whether its listeners are ever served hangs on the answer, and
+/// on a host with more to do than time the adapter may have to wait for its turn.
 const FIRST_REPLY_NS: u64 = 1_000_000_000;
 
 /// What of the program's is the engine's: [`NOTHING`], [`BY_RULE`] or [`EVERYTHING`].
