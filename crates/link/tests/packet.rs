@@ -244,6 +244,35 @@ fn frames_for_others_are_not_seen_and_interfaces_come_and_go() {
     });
 }
 
+/// The frame with the tag of a virtual LAN (IEEE 802.1Q, section 9), of which number 0 is none.
+fn tagged(frame: &[u8], lan: u16) -> Vec<u8> {
+    let (addresses, rest) = frame.split_at(12);
+    let priority = 5 << 13;
+    let tag = [0x8100u16, priority | lan].map(u16::to_be_bytes).concat();
+    [addresses, &tag, rest].concat()
+}
+
+#[test]
+fn frames_of_a_virtual_lan_are_not_the_interfaces() {
+    with_veth(|| {
+        let (from, mut to) = (open(0), open(1));
+        for number in 0..100 {
+            // The kernel takes tags off before any socket sees the frame (`skb_vlan_untag`).
+            assert!(send(&from, &tagged(&frame(number, 100), 5)));
+            assert!(send(&from, &frame(number, 200)));
+            await_frame(&to);
+            let arrival = to.peek().expect("it is there");
+            assert_eq!(arrival.bytes, frame(number, 200), "not the one with a tag");
+            to.release();
+        }
+        assert!(to.peek().is_none());
+        assert!(send(&from, &tagged(&frame(1, 100), 0)));
+        await_frame(&to);
+        let arrival = to.peek().expect("a priority is no virtual LAN");
+        assert_eq!(arrival.bytes, frame(1, 100));
+    });
+}
+
 #[test]
 fn members_of_a_group_share_the_frames() {
     with_veth(|| {

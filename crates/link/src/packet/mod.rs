@@ -8,7 +8,8 @@
 //! ```
 //!
 //! The engine has an Ethernet address of its own on the interface: the kernel takes what goes there for somebody else's, and answers nothing.
-//! A filter in the socket lets through what is for that address, and what asks everybody (ARP, neighbour discovery).
+//! A filter in the socket lets through what is for that address, and what asks everybody (ARP, neighbour discovery), unless it is of a
+//! virtual LAN: that is another interface.
 
 mod ring;
 
@@ -313,7 +314,7 @@ impl Interface {
     }
 }
 
-/// Lets through what is for `mac`, and what ARP and IPv6 say to everybody (`linux/filter.h`).
+/// Lets through what is for `mac`, and what ARP and IPv6 say to everybody, without a virtual LAN's tag (`linux/filter.h`).
 fn set_filter(socket: &OwnedFd, mac: [u8; 6]) -> io::Result<()> {
     let [a, b, c, d, e, f] = mac;
     let (high, low) = (
@@ -328,7 +329,7 @@ fn set_filter(socket: &OwnedFd, mac: [u8; 6]) -> io::Result<()> {
     set_option(socket, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &whole)
 }
 
-fn filter(mac_high: u32, mac_low: u32) -> [libc::sock_filter; 12] {
+fn filter(mac_high: u32, mac_low: u32) -> [libc::sock_filter; 16] {
     const WORD: u32 = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
     const HALF: u32 = libc::BPF_LD | libc::BPF_H | libc::BPF_ABS;
     const BYTE: u32 = libc::BPF_LD | libc::BPF_B | libc::BPF_ABS;
@@ -341,25 +342,32 @@ fn filter(mac_high: u32, mac_low: u32) -> [libc::sock_filter; 12] {
         jf,
         k,
     };
-    const ACCEPT: u8 = 10;
-    const REJECT: u8 = 11;
+    const ADDRESS: u8 = 4;
+    const GROUP: u8 = 9;
+    const ACCEPT: u8 = 14;
+    const REJECT: u8 = 15;
     // Jumps are counted from the next instruction.
     let to = |target: u8, here: u8| target - here - 1;
     [
+        // A frame of a virtual LAN is another interface's, though its tag is not among its bytes any more. Number 0 is none (IEEE 802.1Q).
+        step(WORD, TAG_IS_THERE, 0, 0),
+        step(EQUALS, 0, to(ADDRESS, 1), 0),
+        step(WORD, TAG, 0, 0),
+        step(HAS, VIRTUAL_LAN, to(REJECT, 3), 0),
         step(WORD, 0, 0, 0),
-        step(EQUALS, mac_high, 0, to(5, 1)),
+        step(EQUALS, mac_high, 0, to(GROUP, 5)),
         step(HALF, 4, 0, 0),
-        step(EQUALS, mac_low, to(ACCEPT, 3), to(REJECT, 3)),
+        step(EQUALS, mac_low, to(ACCEPT, 7), to(REJECT, 7)),
         step(RETURN, 0, 0, 0),
         step(BYTE, 0, 0, 0),
-        step(HAS, 1, 0, to(REJECT, 6)),
+        step(HAS, 1, 0, to(REJECT, 10)),
         step(HALF, 12, 0, 0),
-        step(EQUALS, libc::ETH_P_ARP as u32, to(ACCEPT, 8), 0),
+        step(EQUALS, libc::ETH_P_ARP as u32, to(ACCEPT, 12), 0),
         step(
             EQUALS,
             libc::ETH_P_IPV6 as u32,
-            to(ACCEPT, 9),
-            to(REJECT, 9),
+            to(ACCEPT, 13),
+            to(REJECT, 13),
         ),
         step(RETURN, u32::MAX, 0, 0),
         step(RETURN, 0, 0, 0),
@@ -394,6 +402,10 @@ fn vectors(
     (vectors, parts.len() as libc::c_int + 1)
 }
 
+/// What the kernel knows beside the frame's bytes (`SKF_AD_OFF`): whether it had a tag, and the tag's number.
+const TAG_IS_THERE: u32 = (libc::SKF_AD_OFF + libc::SKF_AD_VLAN_TAG_PRESENT).cast_unsigned();
+const TAG: u32 = (libc::SKF_AD_OFF + libc::SKF_AD_VLAN_TAG).cast_unsigned();
+const VIRTUAL_LAN: u32 = 0x0fff;
 /// Odd, so that no two interfaces have the same group.
 const GROUP_STEP: u16 = 0x9e37;
 const BUFFER_BYTES: libc::c_int = 16 << 20;
@@ -405,13 +417,15 @@ mod tests {
     use super::*;
 
     /// The filter's verdict, by the rules of bpf(4).
-    fn verdict(program: &[libc::sock_filter], frame: &[u8]) -> u32 {
+    fn verdict(program: &[libc::sock_filter], frame: &[u8], tag: Option<u32>) -> u32 {
         let (mut at, mut accumulator) = (0, 0);
         loop {
             let step = program[at];
             let (code, k) = (u32::from(step.code), step.k as usize);
             at += 1;
             match code & 0x07 {
+                libc::BPF_LD if step.k == TAG_IS_THERE => accumulator = u32::from(tag.is_some()),
+                libc::BPF_LD if step.k == TAG => accumulator = tag.unwrap_or(5),
                 libc::BPF_LD => {
                     let bytes = match code & 0x18 {
                         libc::BPF_W => &frame[k..k + 4],
@@ -443,12 +457,14 @@ mod tests {
             frame[12..14].copy_from_slice(&kind.to_be_bytes());
             frame
         };
-        let is_taken = |mac, kind| verdict(&program, &frame(mac, kind)) != 0;
+        let is_taken = |mac, kind| verdict(&program, &frame(mac, kind), None) != 0;
         let ours = [2, 0x54, 0x0a, 0x54, 0, 2];
         assert!(is_taken(ours, 0x0800) && is_taken(ours, 0x86dd) && is_taken(ours, 0x0806));
         assert!(is_taken([0xff; 6], 0x0806) && is_taken([0x33, 0x33, 0, 0, 0, 1], 0x86dd));
         assert!(!is_taken([0xff; 6], 0x0800), "a broadcast is no segment");
         assert!(!is_taken([2, 0x54, 0x0a, 0x54, 0, 3], 0x0800));
         assert!(!is_taken([4, 0x54, 0x0a, 0x54, 0, 2], 0x0806));
+        let is_taken_of = |tag| verdict(&program, &frame(ours, 0x0800), Some(tag)) != 0;
+        assert!(!is_taken_of(5) && !is_taken_of(0xe005) && is_taken_of(0xe000));
     }
 }
