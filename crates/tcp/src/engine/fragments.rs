@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use crate::time::{Duration, Instant};
 use crate::wire::Malformed;
-use crate::wire::ip::{Address, Packet};
+use crate::wire::ip::{Address, Ecn, Packet};
 
 /// Packets in pieces at a time, and the bytes they may hold.
 const PACKETS_MAX: usize = 64;
@@ -28,6 +28,23 @@ struct Partial {
     total: Option<usize>,
     expires_at: Instant,
     is_condemned: bool,
+    /// Some piece was marked; some piece's sender knows no marks.
+    is_marked: bool,
+    is_incapable: bool,
+}
+
+impl Partial {
+    /// RFC 3168 section 5.3: "Reassembly of a fragmented packet MUST NOT lose indications of congestion": a mark on one piece is one on the
+    /// whole. That "MUST NOT occur if any of the other fragments ... carries the Not-ECT codepoint": then the packet is dropped, which is
+    /// an indication, too (and what Linux does, `ip_frag_ecn_table`).
+    fn ecn(&self) -> Option<Ecn> {
+        match (self.is_marked, self.is_incapable) {
+            (true, true) => None,
+            (true, false) => Some(Ecn::CongestionExperienced),
+            (false, true) => Some(Ecn::NotCapable),
+            (false, false) => Some(Ecn::Capable),
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -39,11 +56,11 @@ pub(crate) struct Fragments {
 /// What came of a fragment.
 #[derive(Debug)]
 pub(crate) enum Outcome {
-    /// The packet's payload is whole.
-    Whole(Vec<u8>),
+    /// The packet's payload is whole; and what its pieces say together of congestion.
+    Whole(Vec<u8>, Ecn),
     /// More is to come.
     Pending,
-    /// There is no room for it.
+    /// There is no room for it, or its packet cannot be had.
     Dropped,
 }
 
@@ -78,6 +95,8 @@ impl Fragments {
             total: None,
             expires_at: now + LIFETIME,
             is_condemned: false,
+            is_marked: false,
+            is_incapable: false,
         });
         let growth = end.saturating_sub(partial.bytes.len());
         if self.held_bytes + growth > BYTES_MAX || partial.pieces.len() >= PIECES_MAX {
@@ -103,18 +122,19 @@ impl Fragments {
         partial.bytes.resize(partial.bytes.len().max(end), 0);
         partial.bytes[start..end].copy_from_slice(packet.payload);
         self.held_bytes += growth;
+        partial.is_marked |= packet.ecn == Ecn::CongestionExperienced;
+        partial.is_incapable |= packet.ecn == Ecn::NotCapable;
         if !place.more {
             partial.total = Some(end);
         }
         let held: usize = partial.pieces.iter().map(|piece| piece.1 - piece.0).sum();
         if partial.total == Some(held) {
-            let whole = self
-                .packets
-                .remove(&key)
-                .expect("it was just updated")
-                .bytes;
-            self.held_bytes -= whole.len();
-            return Ok(Outcome::Whole(whole));
+            let whole = self.packets.remove(&key).expect("it was just updated");
+            self.held_bytes -= whole.bytes.len();
+            return Ok(match whole.ecn() {
+                Some(ecn) => Outcome::Whole(whole.bytes, ecn),
+                None => Outcome::Dropped,
+            });
         }
         Ok(Outcome::Pending)
     }
@@ -160,12 +180,38 @@ mod tests {
             for index in order {
                 let (start, end, more) = pieces[index];
                 let packet = fragment(&data[start..end], start, more);
-                if let Outcome::Whole(bytes) = fragments.take(Instant::ZERO, &packet).unwrap() {
+                if let Outcome::Whole(bytes, _) = fragments.take(Instant::ZERO, &packet).unwrap() {
                     whole = Some(bytes);
                 }
             }
             assert_eq!(whole.as_deref(), Some(&data[..]));
             assert_eq!(fragments.held_bytes, 0);
+        }
+    }
+
+    #[test]
+    fn a_mark_on_one_piece_is_one_on_the_whole() {
+        use Ecn::{Capable, CongestionExperienced as Marked, NotCapable};
+        for (marks, expected) in [
+            ([Capable, Capable], Some(Capable)),
+            ([NotCapable, NotCapable], Some(NotCapable)),
+            ([Marked, Capable], Some(Marked)),
+            ([Capable, Marked], Some(Marked)),
+            ([Marked, NotCapable], None),
+            ([NotCapable, Marked], None),
+        ] {
+            let mut fragments = Fragments::default();
+            let data = [0; 16];
+            let mut first = fragment(&data[..8], 0, true);
+            let mut second = fragment(&data[8..], 8, false);
+            (first.ecn, second.ecn) = (marks[0], marks[1]);
+            fragments.take(Instant::ZERO, &first).unwrap();
+            let ecn = match fragments.take(Instant::ZERO, &second).unwrap() {
+                Outcome::Whole(_, ecn) => Some(ecn),
+                _ => None,
+            };
+            assert_eq!(ecn, expected, "{marks:?}");
+            assert_eq!((fragments.packets.len(), fragments.held_bytes), (0, 0));
         }
     }
 

@@ -8,7 +8,7 @@ use crate::connection::{Conditions, Connection, Context, FlowKey, Offer, State, 
 use crate::host::{ConnectionId, ListenerId, Memory};
 use crate::time::{Duration, Instant};
 use crate::wire::ethernet::{self, MacAddress};
-use crate::wire::ip::{self, Address, Packet};
+use crate::wire::ip::{self, Address, Ecn, Packet};
 use crate::wire::tcp::{Flags, Segment};
 use crate::wire::{Malformed, arp};
 
@@ -84,12 +84,13 @@ impl Engine {
             return self.handle_tcp(now, packet, reply_to, offload, memory);
         }
         if packet.fragment.is_some() {
-            let Some(whole) = self.reassemble(now, packet)? else {
+            let Some((whole, ecn)) = self.reassemble(now, packet)? else {
                 return Ok(());
             };
             let packet = Packet {
                 fragment: None,
                 payload: &whole,
+                ecn,
                 ..*packet
             };
             // A link verifies no checksum that spans packets.
@@ -107,14 +108,14 @@ impl Engine {
         }
     }
 
-    /// The payload of a fragment's packet, when that was the last one missing.
+    /// The payload of a fragment's packet, and what it says of congestion, when that was the last one missing.
     pub(super) fn reassemble(
         &mut self,
         now: Instant,
         packet: &Packet<'_>,
-    ) -> Result<Option<Vec<u8>>, Malformed> {
+    ) -> Result<Option<(Vec<u8>, Ecn)>, Malformed> {
         Ok(match self.fragments.take(now, packet)? {
-            Outcome::Whole(whole) => Some(whole),
+            Outcome::Whole(whole, ecn) => Some((whole, ecn)),
             Outcome::Pending => None,
             Outcome::Dropped => {
                 self.counters.fragments_dropped += 1;

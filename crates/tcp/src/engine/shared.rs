@@ -171,7 +171,7 @@ impl Engine {
             }
             Medium::Ip => 0,
         };
-        let Some(payload) = self.reassemble(now, &packet)? else {
+        let Some((payload, ecn)) = self.reassemble(now, &packet)? else {
             return Ok(None);
         };
         let is_v4 = packet.source.is_v4();
@@ -188,7 +188,7 @@ impl Engine {
         };
         let out = &mut whole[link_bytes..];
         header.write(out, payload.len(), Some(packet.hop_limit));
-        ip::patch(out, is_v4, payload.len(), packet.ecn);
+        ip::patch(out, is_v4, payload.len(), ecn);
         whole.extend_from_slice(&payload);
         Ok(Some(whole))
     }
