@@ -102,6 +102,38 @@ fn a_probe_that_repaired_a_loss_costs_one_reduction() {
     assert_eq!(stage.engine.info(id).unwrap().phase, Phase::Open);
 }
 
+/// RFC 8985 section 6.2 step 2: the echo of a time before the retransmission tells that it was the original that arrived. The
+/// retransmission's time must not have everything that was sent before it look lost.
+#[test]
+fn an_original_that_was_late_is_not_taken_for_its_retransmission() {
+    let mut stage = Stage::new(|config, options| {
+        config.window_scaling = false;
+        config.tail_probes = false;
+        options.nodelay = true;
+    });
+    stage.remote("S 0:0(0) win 65535 <mss 1012,sackOK,TS>");
+    stage.expect("S. 0:0(0) ack 1 <TS>");
+    stage.wait(Duration::from_millis(20));
+    stage.remote(". 1:1(0) ack 1 win 60000 <TS>");
+    let id = stage.engine.accept(stage.listener).unwrap();
+    stage.engine.publish(id, 5_000).unwrap();
+    let originals = u64::from(stage.engine_clock) + 20;
+    stage.forget_sent();
+    stage.wait(stage.engine.info(id).unwrap().timeout);
+    stage.expect(". 1:1001(1000) ack 1");
+    stage.expect_nothing();
+    // More than the shortest round trip later: by that alone it might be the retransmission.
+    stage.wait(Duration::from_millis(50));
+    for ack in [1_001, 2_001, 3_001, 4_001] {
+        stage.remote(&format!(
+            ". 1:1(0) ack {ack} win 60000 <TS {}:{originals}>",
+            stage.remote_clock
+        ));
+        stage.expect_nothing();
+    }
+    assert_eq!(stage.engine.counters().retransmissions, 1);
+}
+
 /// RFC 3168 section 6.1.2: CWR goes with "the first new data packet" after a reduction "for any reason", a timeout too; and marks of the
 /// same window ask for no second one.
 #[test]

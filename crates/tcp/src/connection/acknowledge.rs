@@ -5,7 +5,7 @@ use super::recovery::Phase;
 use super::sent::Delivered;
 use super::{Conditions, Connection, Context, LossTimer, News};
 use crate::position::{Position, Span};
-use crate::time::Duration;
+use crate::time::{Duration, Instant};
 use crate::wire::tcp::{Flags, Segment};
 
 /// What one acknowledgement brought.
@@ -40,7 +40,9 @@ impl Connection {
         let had_flight = self.snd_una < self.snd_nxt;
         if ack > self.snd_una {
             report.advanced_bytes = ack - self.snd_una;
-            self.scoreboard.acknowledge(ack, &mut report.delivered);
+            let answered = self.answered_by(cx, segment);
+            self.scoreboard
+                .acknowledge(ack, answered, &mut report.delivered);
             self.snd_una = ack;
             self.retries = 0;
             self.news.0 |= News::PROGRESS;
@@ -123,7 +125,8 @@ impl Connection {
             advanced_bytes: ack - self.snd_una,
             ..Default::default()
         };
-        self.scoreboard.acknowledge(ack, &mut report.delivered);
+        self.scoreboard
+            .acknowledge(ack, Instant::NEVER, &mut report.delivered);
         self.snd_una = ack;
         self.retries = 0;
         self.news.0 |= News::PROGRESS;
@@ -217,6 +220,22 @@ impl Connection {
                 self.rtt
                     .sample(cx.now, Duration::from_millis(u64::from(elapsed)));
             }
+        }
+    }
+
+    /// When what the remote answers had left at the latest, by the timestamp it echoes (RFC 7323 section 3): the end of its millisecond.
+    fn answered_by(&self, cx: &Context<'_>, segment: &Segment<'_>) -> Instant {
+        let Some(timestamps) = segment.timestamps else {
+            return Instant::NEVER;
+        };
+        let age = self.timestamp(cx.now).wrapping_sub(timestamps.echo);
+        let tick = (cx.now.as_micros() / 1_000).checked_sub(u64::from(age));
+        match tick {
+            Some(tick) if self.conditions.has(Conditions::TIMESTAMPS) => {
+                Instant::from_micros((tick + 1) * 1_000 - 1)
+            }
+            // From the future, or before our time: nobody's.
+            _ => Instant::NEVER,
         }
     }
 

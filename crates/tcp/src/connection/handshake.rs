@@ -81,9 +81,11 @@ impl Connection {
         connection.advertise_unscaled();
         connection.last_ack_sent = connection.rcv_nxt;
         connection.finish_handshake(cx, segment, Position::FIRST_BYTE);
-        connection
-            .scoreboard
-            .acknowledge(Position::FIRST_BYTE, &mut Default::default());
+        connection.scoreboard.acknowledge(
+            Position::FIRST_BYTE,
+            Instant::NEVER,
+            &mut Default::default(),
+        );
         connection.snd_una = Position::FIRST_BYTE;
         connection
     }

@@ -79,6 +79,17 @@ pub(crate) struct Delivered {
 
 impl Delivered {
     fn note(&mut self, record: &Sent) {
+        self.count(record);
+        if self
+            .newest
+            .is_none_or(|newest| record.is_after(newest.sent_at, newest.end()))
+        {
+            self.newest = Some(*record);
+        }
+    }
+
+    /// All of it but when it was sent.
+    fn count(&mut self, record: &Sent) {
         self.bytes += u64::from(record.length);
         self.furthest = self.furthest.max(record.end());
         if !record.is_retransmitted() {
@@ -86,12 +97,6 @@ impl Delivered {
             *oldest = (*oldest).min(record.sent_at);
             let lowest = self.lowest_original.get_or_insert(record.end());
             *lowest = (*lowest).min(record.end());
-        }
-        if self
-            .newest
-            .is_none_or(|newest| record.is_after(newest.sent_at, newest.end()))
-        {
-            self.newest = Some(*record);
         }
     }
 }
@@ -286,9 +291,16 @@ impl Scoreboard {
         })
     }
 
-    /// Removes what stands before `una`.
+    /// Removes what stands before `una`. What the first record brought had left by `answered`, as far as anybody can say
+    /// ([`Instant::NEVER`]): a retransmission that left later had not arrived, so that its time tells nothing (RFC 8985 section 6.2 step
+    /// 2, condition 1).
     #[inline]
-    pub(crate) fn acknowledge(&mut self, una: Position, delivered: &mut Delivered) {
+    pub(crate) fn acknowledge(
+        &mut self,
+        una: Position,
+        mut answered: Instant,
+        delivered: &mut Delivered,
+    ) {
         self.gather();
         while let Some(front) = self.earlier.front_mut() {
             if front.start >= una {
@@ -307,8 +319,14 @@ impl Scoreboard {
                 if covered.flags & LOST != 0 {
                     self.lost_bytes -= covered.length;
                 }
-                delivered.note(&covered);
+                // The echo is of what arrived where the acknowledgement stood before (RFC 7323 section 4.3), and of nothing beyond.
+                if covered.is_retransmitted() && covered.sent_at > answered {
+                    delivered.count(&covered);
+                } else {
+                    delivered.note(&covered);
+                }
             }
+            answered = Instant::NEVER;
             if !is_whole {
                 break;
             }
