@@ -29,23 +29,34 @@ fn dctcp_echoes_each_mark_and_answers_in_proportion() {
     stage.forget_sent();
     stage.remote("P. 101:201(100) ack 1");
     stage.expect_nothing();
+    // What waited for its acknowledgement was not marked.
     stage.remote("P. 201:301(100) ack 1 ce");
+    stage.expect(". 2001:2001(0) ack 201");
     stage.expect(".E 2001:2001(0) ack 301");
     stage.remote("P. 301:401(100) ack 1 ce");
     stage.remote("P. 401:501(100) ack 1 ce");
     stage.expect(".E 2001:2001(0) ack 501");
     stage.remote("P. 501:601(100) ack 1");
     stage.expect(". 2001:2001(0) ack 601");
+    // And the other way round.
+    stage.remote("P. 601:701(100) ack 1 ce");
+    stage.expect(".E 2001:2001(0) ack 701");
+    stage.remote("P. 701:801(100) ack 1 ce");
+    stage.expect_nothing();
+    stage.remote("P. 801:901(100) ack 1");
+    stage.expect(".E 2001:2001(0) ack 801");
+    stage.expect(". 2001:2001(0) ack 901");
+    stage.expect_nothing();
     // Windows without a mark: the estimate, which begins at 1, falls by a sixteenth each.
     let mut end = 2_000;
     for _ in 0..60 {
-        stage.remote(&format!(". 601:601(0) ack {} win 65535", end + 1));
+        stage.remote(&format!(". 901:901(0) ack {} win 65535", end + 1));
         end += 1_000;
         stage.engine.publish(id, end).unwrap();
         stage.forget_sent();
     }
     let before = stage.engine.info(id).unwrap().congestion_window;
-    stage.remote(&format!(".E 601:601(0) ack {} win 65535", end + 1));
+    stage.remote(&format!(".E 901:901(0) ack {} win 65535", end + 1));
     let after = stage.engine.info(id).unwrap().slow_start_threshold;
     assert!(
         (before * 9 / 10..before).contains(&after),

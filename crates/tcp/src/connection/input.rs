@@ -23,6 +23,8 @@ pub(crate) enum Verdict {
     Challenge,
     /// The segment is a SYN that may replace this connection in TIME-WAIT.
     Reopen,
+    /// Acknowledge what came before the segment, up to `last_ack_sent`, which was marked if this one is not.
+    AcknowledgeRun,
 }
 
 impl Connection {
@@ -175,9 +177,7 @@ impl Connection {
         if self.conditions.has(Conditions::KEEPALIVE) {
             self.heard_at = cx.now;
         }
-        if self.conditions.has(Conditions::ECN) {
-            self.take_marks(cx, segment, ecn);
-        }
+        let ends_run = self.conditions.has(Conditions::ECN) && self.take_marks(cx, segment, ecn);
         if ack >= self.snd_una {
             self.handle_acknowledgement(cx, segment, seq, ack);
             if crosses {
@@ -199,6 +199,9 @@ impl Connection {
             }
             self.receive(cx, segment, seq, id, memory);
             self.handle_own_fin(cx);
+        }
+        if ends_run {
+            return Verdict::AcknowledgeRun;
         }
         Verdict::Done
     }

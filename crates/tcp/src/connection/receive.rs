@@ -253,22 +253,19 @@ impl Connection {
         self.idle_deadline = cx.now + cx.config.time_wait;
     }
 
-    /// RFC 3168 section 6.1.3, or RFC 8257 section 3.2 for DCTCP.
-    pub(super) fn take_marks(&mut self, cx: &mut Context<'_>, segment: &Segment<'_>, ecn: Ecn) {
+    /// RFC 3168 section 6.1.3, or RFC 8257 section 3.2 for DCTCP. Whether what came before is to be acknowledged
+    /// now, up to `last_ack_sent`.
+    pub(super) fn take_marks(
+        &mut self,
+        cx: &mut Context<'_>,
+        segment: &Segment<'_>,
+        ecn: Ecn,
+    ) -> bool {
         let is_marked = ecn == Ecn::CongestionExperienced;
         cx.counters.marks_received += u64::from(is_marked);
         if self.congestion.echoes_each_mark() {
-            if segment.payload.is_empty() {
-                return;
-            }
-            if is_marked != self.conditions.has(Conditions::MARKED_LAST) {
-                // The run of (un)marked segments ends. A deviation: what is pending would have an acknowledgement of its own first, as it
-                // was; here one says the new state of both, so that at the beginning of a run a delayed segment may count with it.
-                self.conditions.put(Conditions::MARKED_LAST, is_marked);
-                self.conditions.set(Conditions::ACK_NOW);
-                self.conditions.put(Conditions::ECHO_MARKS, is_marked);
-            }
-            return;
+            let is_turn = is_marked != self.conditions.has(Conditions::MARKED_LAST);
+            return is_turn && !segment.payload.is_empty() && self.turn_marks();
         }
         if segment.flags.has(Flags::CWR) {
             self.conditions.clear(Conditions::ECHO_MARKS);
@@ -277,6 +274,21 @@ impl Connection {
             self.conditions
                 .set(Conditions::ECHO_MARKS | Conditions::ACK_NOW);
         }
+        false
+    }
+
+    /// A run of marked, or unmarked, segments is over. The next is acknowledged at once, in its own way; and before it, in theirs, those that
+    /// wait for an acknowledgement: true where there are any (RFC 8257 section 3.2, figure 1; Linux, dctcp_ece_ack_update).
+    fn turn_marks(&mut self) -> bool {
+        let was_marked = self.conditions.has(Conditions::MARKED_LAST);
+        let is_run_pending = self.unacked_segments > 0;
+        if is_run_pending {
+            self.note_acknowledged();
+        }
+        self.conditions.put(Conditions::MARKED_LAST, !was_marked);
+        self.conditions.put(Conditions::ECHO_MARKS, !was_marked);
+        self.conditions.set(Conditions::ACK_NOW);
+        is_run_pending
     }
 
     /// The acknowledgement that was due, or may go along, is on its way.

@@ -3,7 +3,7 @@
 use super::frames::ReplyTo;
 use super::{CONTROL_FRAMES_MAX, Engine, HEADER_BUFFER_BYTES};
 use crate::config::{Medium, Options};
-use crate::connection::{CloseReason, Context, FlowKey, Offer, State, window_scale};
+use crate::connection::{CloseReason, Conditions, Context, FlowKey, Offer, State, window_scale};
 use crate::time::Instant;
 use crate::wire::ethernet::{self, MacAddress};
 use crate::wire::icmp::NeighbourMessage::{Advertisement, Solicitation};
@@ -301,6 +301,34 @@ impl Engine {
             window: 0,
         };
         self.queue_segment(packet.destination, packet.source, &header, &[], reply_to);
+    }
+
+    /// Acknowledges what came before the segment that was handled last. Not by the connection's turn: that has come further by then.
+    pub(super) fn acknowledge_run(&mut self, now: Instant, slot: u32, reply_to: ReplyTo) {
+        let connection = &self.slots[slot as usize];
+        let (end, key) = (connection.last_ack_sent, connection.key);
+        let mut flags = Flags::ACK;
+        if !connection.conditions.has(Conditions::MARKED_LAST) {
+            flags = flags | Flags::ECE;
+        }
+        let window = (connection.rcv_edge - end) >> connection.rcv_wscale;
+        let header = tcp::Header {
+            source_port: key.local_port,
+            destination_port: key.remote_port,
+            seq: connection.snd_nxt.wire(connection.iss),
+            ack: end.wire(connection.irs),
+            flags,
+            window: window.min(u64::from(u16::MAX)) as u16,
+        };
+        let mut writer = OptionWriter::new();
+        if connection.conditions.has(Conditions::TIMESTAMPS) {
+            writer.timestamps(Timestamps {
+                value: connection.timestamp(now),
+                echo: connection.ts_recent,
+            });
+        }
+        self.counters.segments_sent += 1;
+        self.queue_segment(key.local, key.remote, &header, writer.as_bytes(), reply_to);
     }
 
     /// Answers a SYN without remembering it (RFC 4987 section 3.6).

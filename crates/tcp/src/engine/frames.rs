@@ -216,6 +216,7 @@ impl Engine {
                     self.counters.challenges_suppressed += 1;
                 }
             }
+            Verdict::AcknowledgeRun => self.acknowledge_run(now, slot, reply_to),
             Verdict::Reopen => {
                 let old = &mut self.slots[slot as usize];
                 let key = old.key;
