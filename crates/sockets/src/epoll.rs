@@ -13,12 +13,13 @@
 //! edge-triggered one leaves it until news arrives. Cost is by members with news, not by members.
 //!
 //! Here is the instance. [`registration`] is what a program registered, [`control`](mod@control) changes it, [`membership`] says who answers it,
-//! [`early`] knows it before there is a connection, [`lists`] threads it, [`waiting`] is `epoll_wait`.
+//! [`early`] knows it before there is a connection, [`lists`] threads it, [`nested`] sees it from outside, [`waiting`] is `epoll_wait`.
 
 mod control;
 mod early;
 mod lists;
 mod membership;
+mod nested;
 mod registration;
 mod waiting;
 
@@ -42,21 +43,23 @@ use crate::{doorbells, errno, lock, ready, state, sys};
 
 use early::{EARLY_LOCK, forget_early};
 use lists::{pop_ready, push_ready};
-use membership::set_home_wake;
+use membership::{believe_kernel, is_anothers, set_home_wake};
+use nested::{NESTED_MAX, Nested, forget_nested};
 use registration::{
-    EARLY, FREE_LOCK, HELD, NEXT_UNUSED, REGISTRATIONS, REGISTRATIONS_MAX, Registration, TAG,
-    UNBOARDED, each_registration, free_registration, registration, tag, unlink, untag,
+    EARLY, FORKS, FREE_LOCK, HELD, NEXT_UNUSED, PLAIN, REGISTRATIONS, REGISTRATIONS_MAX,
+    Registration, TAG, UNBOARDED, each_registration, free_registration, registration, tag, unlink,
+    untag,
 };
 use waiting::{fetch_lines, unboarded_has_news};
 
 pub(crate) use control::control;
 pub(crate) use early::{adopt, unconnected_closing};
 pub(crate) use membership::{
-    answered, descriptor_closing, hold, materialise, outlives_exec, virtualise,
+    answered, descriptor_closing, hand_back, hold, holds_down, materialise, outlives_exec,
+    virtualise,
 };
-pub(crate) use waiting::{
-    after_kernel_wait, begin_kernel_wait, end_kernel_wait, has_ready, set_observed, wait,
-};
+pub(crate) use nested::{has_news, has_ready, set_observed};
+pub(crate) use waiting::{after_kernel_wait, begin_kernel_wait, end_kernel_wait, wait};
 
 /// Epoll instances known at a time; others stay the kernel's alone, with their members on the host path.
 const EPOLLS_MAX: usize = 512;
@@ -64,8 +67,6 @@ const EPOLLS_MAX: usize = 512;
 const PAIRS_MAX: usize = 1024;
 /// Members without a board that one sleep can arm.
 const UNBOARDED_MAX: usize = 512;
-/// Epoll instances inside one.
-const NESTED_MAX: usize = 8;
 /// Members looked at per turn.
 const BATCH: usize = 64;
 /// Doorbells left on a carrier before they are taken off.
@@ -103,14 +104,8 @@ struct Epoll {
     pairs: [AtomicPtr<Pair>; PAIRS_MAX],
     boards: [AtomicU32; PAIRS_MAX],
     nested: [Nested; NESTED_MAX],
-}
-
-/// An epoll instance registered in another.
-struct Nested {
-    number: AtomicU32,
-    fd: AtomicI32,
-    events: AtomicU32,
-    data: AtomicU64,
+    /// 1 when an ordinary member has been registered that the kernel tells of once: edge-triggered, or one-shot.
+    tells_once: AtomicU32,
 }
 
 static EPOLLS: AtomicPtr<Epoll> = AtomicPtr::new(null_mut());
@@ -152,6 +147,7 @@ pub(crate) fn created(fd: i32) {
                 &epoll.sleepers,
                 &epoll.pair_count,
                 &epoll.nested_count,
+                &epoll.tells_once,
             ] {
                 word.store(0, Ordering::Relaxed);
             }
@@ -193,12 +189,14 @@ pub(crate) fn closing(number: u32) {
             if let Some(connection) = one.behind() {
                 let _members = connection.local.membership.lock();
                 unlink(&connection, n);
-                set_home_wake(&connection, WakeWord::None);
+                if !is_anothers(&connection, one) {
+                    set_home_wake(&connection, WakeWord::None);
+                }
             }
             free_registration(n);
         }
     }
-    let _held = epoll.lock.lock();
+    let held = epoll.lock.lock();
     for place in 0..epoll.pair_count.load(Ordering::Relaxed) as usize {
         let pair = epoll.pairs[place].load(Ordering::Relaxed);
         // SAFETY: places of the pair table are never released.
@@ -208,7 +206,14 @@ pub(crate) fn closing(number: u32) {
         }
     }
     epoll.pair_count.store(0, Ordering::Relaxed);
+    drop(held);
+    forget_nested(number);
     epoll.fd.store(0, Ordering::Release);
+}
+
+/// A child is about to get all registrations, too.
+pub(crate) fn forking() {
+    FORKS.fetch_add(1, Ordering::Relaxed);
 }
 
 /// After fork the boards are the parent's: the child looks at its members one by one.
@@ -473,7 +478,8 @@ impl Epoll {
     /// Sorts out what the kernel returned: tagged events go to the ready list, the others stay. Returns how many stayed.
     fn sort_kernel_events(&self, events: &mut [epoll_event]) -> usize {
         let mut kept = 0;
-        let _held = self.lock.lock();
+        let mut strange = 0;
+        let held = self.lock.lock();
         for at in 0..events.len() {
             let event = events[at];
             let Some(number) = untag(event.u64) else {
@@ -510,27 +516,15 @@ impl Epoll {
                     one.rearmed.store(1, Ordering::Relaxed);
                 }
                 push_ready(self, number);
+            } else if one.state.load(Ordering::Relaxed) == PLAIN {
+                strange = number;
             }
+        }
+        drop(held);
+        if strange != 0 {
+            believe_kernel(strange);
         }
         kept
-    }
-
-    fn nested_events(&self, out: &mut [epoll_event]) -> usize {
-        let count = (self.nested_count.load(Ordering::Relaxed) as usize).min(NESTED_MAX);
-        let mut written = 0;
-        for nested in &self.nested[..count] {
-            if written < out.len()
-                && nested.events.load(Ordering::Relaxed) & EPOLLIN as u32 != 0
-                && has_ready(nested.number.load(Ordering::Relaxed))
-            {
-                out[written] = epoll_event {
-                    events: EPOLLIN as u32,
-                    u64: nested.data.load(Ordering::Relaxed),
-                };
-                written += 1;
-            }
-        }
-        written
     }
 }
 

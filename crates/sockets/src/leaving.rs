@@ -181,7 +181,7 @@ pub(crate) fn finish(connection: &Connection) {
         return;
     }
     // The kernel's registrations first: once the region is gone nobody looks at ours.
-    epoll::materialise(connection);
+    epoll::hand_back(connection, &end);
     if !frees(connection, &end) {
         return;
     }

@@ -41,7 +41,8 @@ pub(crate) fn accelerated(fd: i32) -> bool {
         Kind::Connection => {
             state::connection(fd).is_some_and(|c| !c.local.region.load(Ordering::Relaxed).is_null())
         }
-        Kind::Epoll => state::epoll_number(fd).is_some_and(epoll::is_virtual),
+        // Even without accelerated members: it may get some while the program sleeps.
+        Kind::Epoll => true,
         _ => false,
     }
 }
@@ -106,8 +107,9 @@ fn look(fd: i32, interest: i16) -> Option<i16> {
             ready & (interest | POLLERR | POLLHUP)
         }),
         Kind::Epoll => {
-            let number = state::epoll_number(fd).filter(|&number| epoll::is_virtual(number))?;
-            (interest & POLLIN != 0 && epoll::has_ready(number)).then_some(POLLIN)
+            // fs/eventpoll.c: EPOLLIN | EPOLLRDNORM.
+            let wanted = interest & (POLLIN | POLLRDNORM);
+            (wanted != 0 && epoll::has_news(state::epoll_number(fd)?)).then_some(wanted)
         }
         _ => None,
     }
@@ -250,7 +252,7 @@ fn looks_ready(fd: i32, interest: i16) -> bool {
             .unwrap_or(false)
         }
         Kind::Connection => look(fd, interest).unwrap_or(0) != 0,
-        Kind::Epoll => look(fd, interest).unwrap_or(0) != 0,
+        Kind::Epoll => state::epoll_number(fd).is_some_and(epoll::has_ready),
         _ => false,
     }
 }

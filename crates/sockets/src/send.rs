@@ -366,11 +366,13 @@ fn attend_slowly(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
             .store(Reason::PeerGone as u32, Ordering::Relaxed),
         _ => {}
     }
+    // Its registrations can only be answered by the kernel.
+    let held_down = end.tx_mode() != Mode::Ring && epoll::holds_down(connection);
     // Whoever wants its own direction down wants the other down, too.
     let left = end.ours().wake.attached.load(Ordering::Relaxed) == LEFT;
     let refuse = if left || command == COMMAND_EVICT {
         EVICT
-    } else if pinned || command == COMMAND_DETACH {
+    } else if pinned || command == COMMAND_DETACH || held_down {
         REFUSE
     } else {
         0
@@ -380,6 +382,7 @@ fn attend_slowly(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
     }
     let stay_down = pinned
         || command != 0
+        || held_down
         || flags & (FLAG_SHUT_TX | FLAG_SHUT_RX) != 0
         || entry.rx_hints.load(Ordering::Relaxed) & HINT_EOF != 0
         || end.theirs().wake.closed.load(Ordering::Acquire) != 0
@@ -396,13 +399,17 @@ fn attend_slowly(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
             let told = matches!(command, COMMAND_DETACH | COMMAND_EVICT);
             if told && end.theirs().wake.abandoned.load(Ordering::Acquire) == 0 {
                 // Both directions are to come down: a peer that sleeps should hear of it.
-                ring_if_open(connection);
+                ring_if_open(connection, end);
             }
             go_down(connection, end);
         }
         return Ok(());
     }
     if stay_down {
+        if end.records_pending() || end.rx_mode() != Mode::Carrier {
+            // The peer went up before it saw that we refuse: the kernel knows nothing of what it sends.
+            epoll::virtualise(connection);
+        }
         return Ok(());
     }
     epoll::virtualise(connection);
@@ -423,7 +430,7 @@ pub(crate) fn go_down(connection: &Connection, end: &End<'_>) {
     // A dead peer sleeps no more, and its kernel would answer a doorbell with a reset that drops what it has not delivered yet.
     let peer_is_gone = connection.entry.command.load(Ordering::Relaxed) == COMMAND_PEER_GONE;
     if end.begin_down() && !peer_is_gone {
-        ring_if_open(connection);
+        ring_if_open(connection, end);
     }
     end.finish_down();
     stop_wanting(connection, end);
@@ -504,9 +511,10 @@ pub(crate) fn service(connection: &Connection) {
     leaving::declare(connection, &end);
     if end.tx_mode() == Mode::Carrier
         && end.rx_mode() == Mode::Carrier
+        && !end.records_pending()
         && end.ours().wake.refuse.load(Ordering::Relaxed) != 0
     {
-        epoll::materialise(connection);
+        epoll::hand_back(connection, &end);
     }
 }
 
@@ -532,10 +540,13 @@ fn notify(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
     Ok(())
 }
 
-/// As [`ring`], unless the carrier has ended: the doorbell would be told the error that the program has not heard yet.
+/// As [`ring`], unless the peer's direction has ended, or the carrier has. Such a peer waits for no credit and has nothing to bring down, and
+/// if it has closed, the doorbell would provoke the reset, or be told the error, that is for what the program sends next.
 #[cold]
-fn ring_if_open(connection: &Connection) {
-    if sys::poll_now(connection.fd, 0) & (libc::POLLERR | libc::POLLHUP) == 0 {
+fn ring_if_open(connection: &Connection, end: &End<'_>) {
+    let ended = libc::POLLRDHUP | libc::POLLERR | libc::POLLHUP;
+    let closed = end.theirs().wake.closed.load(Ordering::Acquire) != 0;
+    if !closed && sys::poll_now(connection.fd, libc::POLLRDHUP) & ended == 0 {
         ring(connection);
     }
 }

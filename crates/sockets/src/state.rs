@@ -144,6 +144,11 @@ impl Connection {
         let _ = flags.fetch_update(Ordering::Relaxed, Ordering::Relaxed, learn);
     }
 
+    /// True when another process of the family, alive, holds it too.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.entry.holders.load(Ordering::Relaxed) > 1 && family_alive()
+    }
+
     /// Keeps the connection on the host path for good.
     pub(crate) fn pin(&self, reason: Reason) {
         self.entry
@@ -742,6 +747,7 @@ pub(crate) fn leave_family(pid: u32) {
 
 /// Fork, parent's side, before the child exists: the child will hold every connection that we hold. No allocation, no lock.
 pub extern "C" fn before_fork() {
+    crate::epoll::forking();
     if let Some(table) = table() {
         table.header().births.fetch_add(1, Ordering::AcqRel);
     }

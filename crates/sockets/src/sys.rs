@@ -271,6 +271,23 @@ pub(crate) fn epoll_ctl(epoll: i32, operation: i32, fd: i32, events: u32, data: 
     }
 }
 
+/// `epoll_wait(2)` that does not wait: how many events were written.
+pub(crate) fn epoll_look(epoll: i32, events: &mut [libc::epoll_event]) -> usize {
+    // SAFETY: `events` is writable for its length; no time-out and no mask.
+    let count = unsafe {
+        call!(
+            SYS_epoll_pwait,
+            epoll,
+            events.as_mut_ptr(),
+            events.len(),
+            0,
+            core::ptr::null::<u8>(),
+            0
+        )
+    };
+    usize::try_from(count).unwrap_or(0)
+}
+
 /// True when calls on `fd` do not block.
 pub(crate) fn is_nonblocking(fd: i32) -> bool {
     fcntl(fd, libc::F_GETFL, 0) as i32 & libc::O_NONBLOCK != 0

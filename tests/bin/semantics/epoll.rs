@@ -16,6 +16,8 @@ pub(crate) const CASES: &[Case] = &[
     Case::pair("oneshot_is_silent_until_rearmed", oneshot),
     Case::pair("exclusive_waiters_miss_nothing", exclusive),
     Case::pair("nested_epoll_is_readable_when_its_inside_is", nested),
+    Case::pair("epoll_is_polled_with_members_of_both_kinds", polled),
+    Case::pair("epoll_inside_an_epoll_inside_an_epoll", nested_deep),
     Case::pair("epoll_mixes_sockets_pipes_and_eventfds", mixed),
     Case::pair("epoll_wakes_for_data_that_comes_later", wakes),
     Case::pair(
@@ -45,6 +47,10 @@ pub(crate) const CASES: &[Case] = &[
     Case::roles(
         "waiter_from_before_the_traffic_hears_of_the_traffic",
         early_waiter,
+    ),
+    Case::roles(
+        "poll_of_an_epoll_from_before_the_traffic_hears_of_the_traffic",
+        early_poller,
     ),
 ];
 
@@ -237,6 +243,87 @@ fn exclusive(pair: &Pair) {
         pair.step();
     }
     pair.say("every byte was read once", true);
+}
+
+/// What `poll`, `select` and a look at `epoll` itself say of it.
+fn from_outside(epoll: Fd) -> String {
+    let (result, seen) = sys::poll(&[(epoll, libc::POLLIN | libc::POLLRDNORM)], 0);
+    let selected = sys::select(&[epoll], &[], Some(0), false);
+    format!("{result} {seen:x?}, {selected}, {}", now(epoll))
+}
+
+fn polled(pair: &Pair) {
+    let inner = watching(pair, IN);
+    let event = sys::eventfd();
+    sys::epoll_ctl(inner, ADD, event, IN, 21).value();
+    let wait = || format!("{:?}", sys::poll(&[(inner, libc::POLLIN)], -1));
+    pair.say("quiet", from_outside(inner));
+    sys::write(event, &1_u64.to_ne_bytes()).value();
+    pair.say("the event", format!("{} {}", wait(), from_outside(inner)));
+    sys::read(event, &mut [0; 8]).value();
+    pair.say("quiet again", from_outside(inner));
+    let waker = std::thread::spawn(move || {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+        sys::write(event, &1_u64.to_ne_bytes())
+    });
+    pair.say("a later event", wait());
+    pair.say("written", waker.join().expect("the waker does not panic"));
+    pair.step();
+    parts(pair, &[b"data", b"more"], |_| {
+        pair.say("both", from_outside(inner));
+        receive_all(pair.fd, &mut [0; 4]);
+        pair.say("read", from_outside(inner));
+    });
+    sys::read(event, &mut [0; 8]).value();
+    pair.say("nothing", from_outside(inner));
+    for _ in 0..3 {
+        if pair.server() {
+            pair.step();
+            std::thread::sleep(std::time::Duration::from_millis(5));
+            send_all(pair.fd, b"later");
+        } else {
+            pair.step();
+            pair.say("later", wait());
+            receive_all(pair.fd, &mut [0; 5]);
+            pair.say("read", from_outside(inner));
+        }
+        pair.step();
+    }
+}
+
+fn nested_deep(pair: &Pair) {
+    let inner = watching(pair, IN);
+    let [middle, outer] = [inner, 0].map(|_| sys::epoll_create());
+    pair.say("ADD", sys::epoll_ctl(middle, ADD, inner, IN, 1));
+    pair.say("ADD", sys::epoll_ctl(outer, ADD, middle, IN, 2));
+    pair.say("a circle", sys::epoll_ctl(inner, ADD, outer, IN, 3));
+    pair.step();
+    parts(pair, &[b"data", b"more"], |_| {
+        for epoll in [outer, middle] {
+            let seen = sys::poll(&[(epoll, libc::POLLIN)], -1);
+            pair.say("poll", format!("{seen:?} {}", now(epoll)));
+        }
+        receive_all(pair.fd, &mut [0; 4]);
+    });
+    for _ in 0..3 {
+        if pair.server() {
+            pair.step();
+            std::thread::sleep(std::time::Duration::from_millis(5));
+            send_all(pair.fd, b"later");
+        } else {
+            now(inner);
+            pair.step();
+            pair.say("later", seen(&sys::epoll_wait(outer, 4, -1)));
+            receive_all(pair.fd, &mut [0; 5]);
+        }
+        pair.step();
+    }
+    // The number of a closed one may be given to another, which is nobody's member.
+    sys::close(inner).value();
+    let another = watching(pair, OUT);
+    pair.say("the number is taken again", another == inner);
+    pair.say("another", now(another));
+    pair.say("middle", now(middle));
 }
 
 fn nested(pair: &Pair) {
@@ -707,6 +794,23 @@ fn put_back(pair: &Pair) {
         }
         pair.say("ADD", sys::epoll_ctl(epoll, ADD, fd, IN, 7));
     }
+}
+
+/// As [`early_waiter`], with a thread that waits from outside the instance.
+fn early_poller(role: &Role) {
+    const PATIENCE_MS: i32 = 5000;
+    let fd = role.meet();
+    let epoll = sys::epoll_create();
+    sys::epoll_ctl(epoll, ADD, fd, libc::EPOLLRDHUP, 1).value();
+    let waiter = std::thread::spawn(move || sys::poll(&[(epoll, libc::POLLIN)], PATIENCE_MS));
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    role.warm(fd);
+    role.say("MOD", sys::epoll_ctl(epoll, MOD, fd, IN, 2));
+    role.step();
+    send_all(fd, b"data");
+    let seen = waiter.join().expect("the waiter does not panic");
+    role.say("the waiter", format!("{seen:?}"));
+    role.step();
 }
 
 /// A thread that waits since before the connection was busy, with an interest that the traffic does not touch.

@@ -22,6 +22,10 @@ pub(crate) const CASES: &[Case] = &[
     Case::pair("spawned_programs_do_not_disturb_the_connection", spawned),
     Case::pair("fork_under_traffic_loses_nothing", fork_under_traffic),
     Case::pair("epoll_is_shared_with_a_child", shared_epoll),
+    Case::pair(
+        "child_that_closes_what_it_inherited_disturbs_nobody",
+        closing_child,
+    ),
     Case::roles("prefork_workers_share_a_listener", prefork),
     Case::roles("accept_then_fork_serves_in_children", accept_then_fork),
     Case::roles("child_connects_for_itself", child_connects),
@@ -269,6 +273,50 @@ fn shared_epoll(pair: &Pair) {
         pair.say("child", sys::wait_for(child));
         pair.say("parent", sys::epoll_wait(epoll, 4, 0).0);
     }
+}
+
+/// What a program does before it becomes another one, or a daemon: closes what it has, in whatever order.
+fn closing_child(pair: &Pair) {
+    const PATIENCE_MS: i32 = 5000;
+    const ROUNDS: usize = 4;
+    if pair.server() {
+        for _ in 0..ROUNDS {
+            pair.step();
+            send_all(pair.fd, b"data");
+        }
+        pair.step();
+        return;
+    }
+    let epoll = sys::epoll_create();
+    sys::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, pair.fd, libc::EPOLLIN, 4).value();
+    let (wait, go) = sys::pipe();
+    let mut children = Vec::new();
+    for round in 0..ROUNDS {
+        children.push(in_child(|| {
+            let mut closed = [epoll, pair.fd];
+            if round % 2 == 1 {
+                closed.reverse();
+            }
+            for fd in closed {
+                sys::close(fd).value();
+            }
+            // Two of them live on.
+            round < 2 || sys::read(wait, &mut [0; 1]).value() == 1
+        }));
+        std::thread::sleep(std::time::Duration::from_millis(10));
+        pair.step();
+        pair.say(
+            "event",
+            format!("{:?}", sys::epoll_wait(epoll, 4, PATIENCE_MS)),
+        );
+        receive_all(pair.fd, &mut [0; 4]);
+        pair.say("quiet", format!("{:?}", sys::epoll_wait(epoll, 4, 0)));
+    }
+    sys::write(go, b"..").value();
+    for child in children {
+        pair.say("child", sys::wait_for(child));
+    }
+    pair.step();
 }
 
 /// Serves one connection: warms it up, then echoes until its end.

@@ -12,11 +12,12 @@ use crate::{state, sys};
 use super::early::control_early;
 use super::lists::push_ready;
 use super::membership::{answered, leave, virtualise_members};
+use super::nested::control_nested;
 use super::registration::{
     BOARDED, HELD, PARKED, PLAIN, TAG, allocate_registration, armed, find, free_registration,
     registration, tag, untag,
 };
-use super::{ANSWER_EVENTS, CARRIER_EVENTS, Epoll, NESTED_MAX, epoll};
+use super::{ANSWER_EVENTS, CARRIER_EVENTS, Epoll, epoll};
 
 /// `epoll_ctl` on a known instance. `Some` is the answer; `None`: the kernel's own call does it all.
 pub(crate) fn control(
@@ -32,12 +33,12 @@ pub(crate) fn control(
             // One in four thousand million: this program's data looks like our tags. Its epolls stay the kernel's.
             TAG.store(0, Ordering::Relaxed);
         }
+        if state::connection(fd).is_none_or(|connection| connection.end().is_none()) {
+            epoll.note_ordinary(event.events);
+        }
     }
     match state::kind(fd) {
-        Kind::Epoll => {
-            control_nested(epoll, operation, fd, event);
-            return None;
-        }
+        Kind::Epoll => return control_nested(epoll, epoll_fd, operation, fd, event),
         Kind::Connection => {}
         Kind::Foreign => return control_early(number, epoll_fd, operation, fd, event),
         Kind::Own => return None,
@@ -190,51 +191,6 @@ fn unpark(epoll: &Epoll, connection: &Connection, n: u32, event: &epoll_event) -
 pub(super) fn is_only_member(connection: &Connection) -> bool {
     registration(connection.local.registrations.load(Ordering::Acquire))
         .is_none_or(|one| one.next.load(Ordering::Relaxed) == 0)
-}
-
-fn control_nested(epoll: &Epoll, operation: i32, fd: i32, event: Option<epoll_event>) {
-    let Some(child) = state::epoll_number(fd) else {
-        return;
-    };
-    let _held = epoll.lock.lock();
-    let count = epoll.nested_count.load(Ordering::Relaxed) as usize;
-    let place = epoll.nested[..count]
-        .iter()
-        .position(|n| n.number.load(Ordering::Relaxed) == child);
-    match (operation, place, event) {
-        (libc::EPOLL_CTL_ADD, None, Some(event)) if count < NESTED_MAX => {
-            let nested = &epoll.nested[count];
-            nested.number.store(child, Ordering::Relaxed);
-            nested.fd.store(fd, Ordering::Relaxed);
-            nested.events.store(event.events, Ordering::Relaxed);
-            nested.data.store(event.u64, Ordering::Relaxed);
-            epoll
-                .nested_count
-                .store(count as u32 + 1, Ordering::Relaxed);
-        }
-        (libc::EPOLL_CTL_MOD, Some(place), Some(event)) => {
-            epoll.nested[place]
-                .events
-                .store(event.events, Ordering::Relaxed);
-            epoll.nested[place].data.store(event.u64, Ordering::Relaxed);
-        }
-        (libc::EPOLL_CTL_DEL, Some(place), _) => {
-            let last = &epoll.nested[count - 1];
-            let gone = &epoll.nested[place];
-            gone.number
-                .store(last.number.load(Ordering::Relaxed), Ordering::Relaxed);
-            gone.fd
-                .store(last.fd.load(Ordering::Relaxed), Ordering::Relaxed);
-            gone.events
-                .store(last.events.load(Ordering::Relaxed), Ordering::Relaxed);
-            gone.data
-                .store(last.data.load(Ordering::Relaxed), Ordering::Relaxed);
-            epoll
-                .nested_count
-                .store(count as u32 - 1, Ordering::Relaxed);
-        }
-        _ => {}
-    }
 }
 
 /// A member's interest changed: look at it at the next wait, and wake a thread that sleeps already.

@@ -1,8 +1,14 @@
 //! Who answers a connection's registrations: the kernel, or we.
+//!
+//! A fork leaves a registration with two processes and the kernel with one. While both hold the connection neither changes what the kernel has,
+//! or the other would answer what the kernel answers, or nobody would ([`is_anothers`]): ours stays ours, and while the program's stands
+//! there the connection stays on its carrier ([`holds_down`]). Nor do they take each other's wake word away.
 
 use core::sync::atomic::Ordering;
 
+use toehold_channel::channel::End;
 use toehold_channel::doorbell::WakeWord;
+use toehold_channel::sync::fence;
 use toehold_channel::table::Reason;
 
 use crate::receive::set_wake;
@@ -22,6 +28,7 @@ pub(super) fn leave(epoll: &Epoll, connection: &Connection, number: u32) {
     let Some(one) = registration(number) else {
         return;
     };
+    let stays = is_anothers(connection, one);
     {
         let _held = epoll.lock.lock();
         if one.is_virtual() || one.state.load(Ordering::Relaxed) == HELD {
@@ -32,7 +39,7 @@ pub(super) fn leave(epoll: &Epoll, connection: &Connection, number: u32) {
     }
     unlink(connection, number);
     free_registration(number);
-    if connection.local.registrations.load(Ordering::Relaxed) == 0 {
+    if connection.local.registrations.load(Ordering::Relaxed) == 0 && !stays {
         set_home_wake(connection, WakeWord::None);
     }
 }
@@ -53,13 +60,40 @@ pub(crate) fn descriptor_closing(connection: &Connection, another: Option<i32>) 
         }
         let number = one.epoll.load(Ordering::Relaxed);
         if let Some(epoll) = epoll(number) {
-            if one.state.load(Ordering::Relaxed) != PLAIN {
+            if one.state.load(Ordering::Relaxed) != PLAIN && !is_anothers(connection, one) {
                 let epoll_fd = epoll.fd.load(Ordering::Relaxed) - 1;
                 sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_DEL, connection.fd, 0, 0);
             }
             leave(epoll, connection, n);
         }
     });
+}
+
+/// True when another process has the registration as well as we, so that what the kernel has is not ours to change.
+pub(super) fn is_anothers(connection: &Connection, one: &Registration) -> bool {
+    one.is_inherited() && connection.is_shared()
+}
+
+/// True when the kernel answers a registration that another process has, too.
+pub(crate) fn holds_down(connection: &Connection) -> bool {
+    let mut any = false;
+    each_registration(connection, |_, one| {
+        any |= one.state.load(Ordering::Relaxed) == PLAIN && is_anothers(connection, one);
+    });
+    any
+}
+
+/// The kernel told of `n` by our tag while we believed that it has the program's data: another process has changed it.
+#[cold]
+pub(super) fn believe_kernel(n: u32) {
+    let Some(one) = registration(n).filter(|one| one.is_inherited()) else {
+        return;
+    };
+    if let Some(connection) = one.behind() {
+        if connection.end().is_some() {
+            virtualise(&connection);
+        }
+    }
 }
 
 /// True when an instance that the connection is registered with stays open over an exec: the new program will have the kernel's events
@@ -181,10 +215,26 @@ pub(crate) fn answered(connection: &Connection) {
     });
 }
 
+/// Both directions are on the carrier and refused: as [`materialise`], unless the peer was quicker.
+pub(crate) fn hand_back(connection: &Connection, end: &End<'_>) {
+    materialise(connection);
+    // The peer may have gone up before it saw that we refuse, and told the board that we no longer look at. Either it sees the wake word that
+    // was stored last, or we see its record.
+    fence(Ordering::SeqCst);
+    if end.records_pending() {
+        virtualise(connection);
+    }
+}
+
 /// The connection is back on the carrier for good: the kernel answers the program's registrations again.
 pub(crate) fn materialise(connection: &Connection) {
     let _members = connection.local.membership.lock();
+    let mut all = true;
     each_registration(connection, |n, one| {
+        if one.state.load(Ordering::Relaxed) != PLAIN && is_anothers(connection, one) {
+            all = false;
+            return;
+        }
         let number = one.epoll.load(Ordering::Relaxed);
         let Some(epoll) = epoll(number) else { return };
         let epoll_fd = epoll.fd.load(Ordering::Relaxed) - 1;
@@ -215,6 +265,7 @@ pub(crate) fn materialise(connection: &Connection) {
         match was {
             BOARDED | UNBOARDED => {
                 let events = one.events.load(Ordering::Relaxed);
+                epoll.note_ordinary(events);
                 sys::epoll_ctl(
                     epoll_fd,
                     libc::EPOLL_CTL_MOD,
@@ -230,8 +281,10 @@ pub(crate) fn materialise(connection: &Connection) {
             _ => {}
         }
     });
-    // Should the peer move up again before we notice, its first byte must ring.
-    set_home_wake(connection, WakeWord::Bell);
+    if all {
+        // Should the peer move up again before we notice, its first byte must ring.
+        set_home_wake(connection, WakeWord::Bell);
+    }
 }
 
 pub(super) fn set_home_wake(connection: &Connection, word: WakeWord) {

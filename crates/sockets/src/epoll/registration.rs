@@ -35,6 +35,8 @@ pub(super) struct Registration {
     pub(super) edge_tail: AtomicU64,
     /// Edge-triggered: report whatever holds at the next look (a new registration, a modified one, news from the kernel).
     pub(super) rearmed: AtomicU32,
+    /// [`FORKS`] when it was made.
+    pub(super) forks: AtomicU32,
 }
 
 // States of a registration. They change under the instance's lock, save BOARDED to PARKED, which is one exchange; and what the kernel has
@@ -56,6 +58,8 @@ pub(super) const PARKED: u32 = 4;
 pub(super) const HELD: u32 = 5;
 pub(super) static REGISTRATIONS: AtomicPtr<Registration> = AtomicPtr::new(null_mut());
 pub(super) static FREE_LOCK: lock::Private = lock::Private::new();
+/// Forks of this process, and of those that it was forked from.
+pub(super) static FORKS: AtomicU32 = AtomicU32::new(0);
 static FREE_HEAD: AtomicU32 = AtomicU32::new(0);
 pub(super) static NEXT_UNUSED: AtomicU32 = AtomicU32::new(1);
 /// Upper half of our tags; a program whose own data begins with it keeps the kernel's epoll.
@@ -114,6 +118,11 @@ impl Registration {
         new
     }
 
+    /// True when a fork came after it: another process may have it, in the same instance of the kernel's.
+    pub(super) fn is_inherited(&self) -> bool {
+        self.forks.load(Ordering::Relaxed) != FORKS.load(Ordering::Relaxed)
+    }
+
     /// One step from a state to another; false when it was in a third.
     pub(super) fn moves(&self, from: u32, to: u32) -> bool {
         self.state
@@ -128,17 +137,20 @@ impl Registration {
 
 pub(super) fn allocate_registration() -> Option<u32> {
     let _held = FREE_LOCK.lock();
-    let head = FREE_HEAD.load(Ordering::Relaxed);
-    if let Some(free) = registration(head) {
+    let mut n = FREE_HEAD.load(Ordering::Relaxed);
+    if let Some(free) = registration(n) {
         FREE_HEAD.store(free.next.load(Ordering::Relaxed), Ordering::Relaxed);
-        return Some(head);
+    } else {
+        n = NEXT_UNUSED.load(Ordering::Relaxed);
+        if n as usize >= REGISTRATIONS_MAX {
+            return None;
+        }
+        NEXT_UNUSED.store(n + 1, Ordering::Relaxed);
     }
-    let next = NEXT_UNUSED.load(Ordering::Relaxed);
-    if next as usize >= REGISTRATIONS_MAX {
-        return None;
-    }
-    NEXT_UNUSED.store(next + 1, Ordering::Relaxed);
-    Some(next)
+    registration(n)?
+        .forks
+        .store(FORKS.load(Ordering::Relaxed), Ordering::Relaxed);
+    Some(n)
 }
 
 pub(super) fn free_registration(number: u32) {

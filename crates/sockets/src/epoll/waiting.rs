@@ -11,8 +11,9 @@ use crate::receive::{arm, disarm};
 use crate::wait::KERNEL_LOOK_NS;
 use crate::{leaving, ready, sys, wait};
 
+use super::nested::without_repeats;
 use super::registration::{Registration, registration, untag};
-use super::{BATCH, EDGE, Epoll, NESTED_MAX, READINESS, UNBOARDED_MAX, epoll, is_virtual};
+use super::{EDGE, Epoll, READINESS, UNBOARDED_MAX, epoll, is_virtual};
 
 /// While shared memory keeps us busy, the kernel's own members are asked this often.
 const KERNEL_MEMBERS_NS: u64 = 50_000;
@@ -51,39 +52,7 @@ pub(super) fn unboarded_has_news(one: &Registration) -> bool {
     ready != 0 && (wanted & EDGE == 0 || one.is_new_edge(&connection, all, false))
 }
 
-/// True when a wait on instance `number` would return at once because of accelerated members; changes nothing.
-pub(crate) fn has_ready(number: u32) -> bool {
-    let Some(epoll) = epoll(number) else {
-        return false;
-    };
-    let mut one = [epoll_event { events: 0, u64: 0 }; 1];
-    for _ in 0..BATCH {
-        if !epoll.sweep() {
-            return false;
-        }
-        if epoll.harvest(&mut one, false) > 0 {
-            return true;
-        }
-    }
-    false
-}
-
-/// Announces or ends a sleep on instance `number` by somebody who watches its descriptor from outside.
-pub(crate) fn set_observed(number: u32, observed: bool) {
-    let Some(epoll) = epoll(number) else { return };
-    if observed {
-        epoll.begin_sleep();
-    } else {
-        epoll.end_sleep();
-    }
-    let mut members = [0u32; UNBOARDED_MAX];
-    let count = epoll.unboarded_members(&mut members);
-    for &n in &members[..count] {
-        arm_member(n, observed);
-    }
-}
-
-fn arm_member(n: u32, on: bool) {
+pub(super) fn arm_member(n: u32, on: bool) {
     if let Some(connection) = registration(n).and_then(Registration::behind) {
         if let Some(end) = connection.end() {
             if on {
@@ -250,22 +219,6 @@ fn with_kernel_members(
     total as i32
 }
 
-/// An instance inside this one that we found ready is ready to the kernel, too: once is enough.
-fn without_repeats(events: &mut [epoll_event], found: usize, kept: usize) -> usize {
-    let mut unique = 0;
-    for at in found..found + kept {
-        let event = events[at];
-        if events[..found]
-            .iter()
-            .all(|known| { known.u64 } != { event.u64 })
-        {
-            events[found + unique] = event;
-            unique += 1;
-        }
-    }
-    unique
-}
-
 pub(super) fn sleep(
     epoll: &Epoll,
     events: &mut [epoll_event],
@@ -278,20 +231,12 @@ pub(super) fn sleep(
     for &n in &members[..count] {
         arm_member(n, true);
     }
-    let nested = (epoll.nested_count.load(Ordering::Relaxed) as usize).min(NESTED_MAX);
-    for inner in &epoll.nested[..nested] {
-        set_observed(inner.number.load(Ordering::Relaxed), true);
-    }
+    epoll.set_nested_observed(true);
     // The other half of `toehold_channel::doorbell`: we said that we sleep, now look again.
     fence(Ordering::SeqCst);
-    let news = epoll.sweep()
-        || epoll.nested[..nested]
-            .iter()
-            .any(|inner| has_ready(inner.number.load(Ordering::Relaxed)));
+    let news = epoll.sweep() || epoll.has_nested_ready();
     let result = kernel(events, if news { Some(0) } else { left });
-    for inner in &epoll.nested[..nested] {
-        set_observed(inner.number.load(Ordering::Relaxed), false);
-    }
+    epoll.set_nested_observed(false);
     for &n in &members[..count] {
         arm_member(n, false);
     }

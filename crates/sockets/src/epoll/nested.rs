@@ -1,0 +1,220 @@
+//! An instance seen from outside: inside another one, or among the descriptors of a `poll`.
+//!
+//! The kernel calls an instance readable when it has an event for it, be that only one of ours. So where that may be, its events are taken and
+//! sorted: ours go to the ready list, and those of ordinary members, which the kernel repeats, are asked for again by the program. A member
+//! that the kernel tells once ([`Epoll::tells_once`]) must not be taken from the program: such an instance may be called readable
+//! without cause, once.
+
+use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+
+use libc::{EPOLLIN, epoll_event};
+
+use crate::{state, sys};
+
+use super::waiting::arm_member;
+use super::{BATCH, EDGE, EPOLLS_MAX, Epoll, ONESHOT, UNBOARDED_MAX, epoll, is_virtual};
+
+/// Epoll instances inside one.
+pub(super) const NESTED_MAX: usize = 8;
+
+/// An epoll instance registered in another.
+pub(super) struct Nested {
+    number: AtomicU32,
+    fd: AtomicI32,
+    events: AtomicU32,
+    data: AtomicU64,
+}
+
+impl Nested {
+    fn set(&self, number: u32, fd: i32, event: epoll_event) {
+        self.number.store(number, Ordering::Relaxed);
+        self.fd.store(fd, Ordering::Relaxed);
+        self.events.store(event.events, Ordering::Relaxed);
+        self.data.store(event.u64, Ordering::Relaxed);
+    }
+}
+
+/// `epoll_ctl` on `epoll`, which is at `epoll_fd`, for the instance at `fd`.
+pub(super) fn control_nested(
+    epoll: &Epoll,
+    epoll_fd: i32,
+    operation: i32,
+    fd: i32,
+    event: Option<epoll_event>,
+) -> Option<Result<(), i32>> {
+    let child = state::epoll_number(fd)?;
+    let given = match operation {
+        libc::EPOLL_CTL_DEL => epoll_event { events: 0, u64: 0 },
+        _ => event?,
+    };
+    let _held = epoll.lock.lock();
+    // The kernel first: it refuses circles, and we follow what is booked here without looking for them.
+    let result = sys::epoll_ctl(epoll_fd, operation, fd, given.events, given.u64);
+    if result < 0 {
+        return Some(Err(-result as i32));
+    }
+    let known = epoll.known_nested();
+    let place = known.iter().position(|one| {
+        one.number.load(Ordering::Relaxed) == child && one.fd.load(Ordering::Relaxed) == fd
+    });
+    match (operation, place) {
+        (libc::EPOLL_CTL_ADD, None) if known.len() < NESTED_MAX => {
+            epoll.nested[known.len()].set(child, fd, given);
+            epoll
+                .nested_count
+                .store(known.len() as u32 + 1, Ordering::Relaxed);
+        }
+        (libc::EPOLL_CTL_MOD, Some(place)) => known[place].set(child, fd, given),
+        (libc::EPOLL_CTL_DEL, Some(place)) => remove(epoll, place),
+        _ => {}
+    }
+    Some(Ok(()))
+}
+
+/// Takes a place off the list; the caller holds the instance's lock.
+fn remove(epoll: &Epoll, place: usize) {
+    let known = epoll.known_nested();
+    let last = &known[known.len() - 1];
+    let event = epoll_event {
+        events: last.events.load(Ordering::Relaxed),
+        u64: last.data.load(Ordering::Relaxed),
+    };
+    known[place].set(
+        last.number.load(Ordering::Relaxed),
+        last.fd.load(Ordering::Relaxed),
+        event,
+    );
+    epoll
+        .nested_count
+        .store(known.len() as u32 - 1, Ordering::Relaxed);
+}
+
+/// Instance `number` is gone, and the kernel has taken it out of all others.
+pub(super) fn forget_nested(number: u32) {
+    for outer in (0..EPOLLS_MAX as u32).map_while(epoll) {
+        if outer.nested_count.load(Ordering::Relaxed) == 0 {
+            continue;
+        }
+        let _held = outer.lock.lock();
+        let is_gone = |one: &Nested| one.number.load(Ordering::Relaxed) == number;
+        while let Some(place) = outer.known_nested().iter().position(is_gone) {
+            remove(outer, place);
+        }
+    }
+}
+
+/// Announces or ends a sleep on instance `number` by somebody who watches its descriptor from outside.
+pub(crate) fn set_observed(number: u32, observed: bool) {
+    let Some(epoll) = epoll(number) else { return };
+    if observed {
+        epoll.begin_sleep();
+    } else {
+        epoll.end_sleep();
+    }
+    let mut members = [0u32; UNBOARDED_MAX];
+    let count = epoll.unboarded_members(&mut members);
+    for &n in &members[..count] {
+        arm_member(n, observed);
+    }
+    epoll.set_nested_observed(observed);
+}
+
+/// True when a wait on instance `number` would return at once because of accelerated members, here or further inside; changes nothing.
+pub(crate) fn has_ready(number: u32) -> bool {
+    let Some(epoll) = epoll(number) else {
+        return false;
+    };
+    let mut one = [epoll_event { events: 0, u64: 0 }; 1];
+    for _ in 0..BATCH {
+        if !epoll.sweep() {
+            break;
+        }
+        if epoll.harvest(&mut one, false) > 0 {
+            return true;
+        }
+    }
+    epoll.has_nested_ready()
+}
+
+/// True when a wait on instance `number` would return at once.
+pub(crate) fn has_news(number: u32) -> bool {
+    // Sorting what the kernel has may make a member ready.
+    has_ready(number)
+        || epoll(number).is_some_and(|epoll| epoll.kernel_has_news(is_virtual(number)))
+        || has_ready(number)
+}
+
+impl Epoll {
+    /// A member is registered with the kernel for `event`: does it tell of it once?
+    pub(super) fn note_ordinary(&self, events: u32) {
+        if events & (EDGE | ONESHOT) != 0 {
+            self.tells_once.store(1, Ordering::Relaxed);
+        }
+    }
+
+    fn kernel_has_news(&self, has_ours: bool) -> bool {
+        let fd = self.fd.load(Ordering::Relaxed) - 1;
+        if !has_ours || self.tells_once.load(Ordering::Relaxed) != 0 {
+            return sys::poll_now(fd, libc::POLLIN) != 0;
+        }
+        loop {
+            let mut events = [epoll_event { events: 0, u64: 0 }; BATCH];
+            let count = sys::epoll_look(fd, &mut events);
+            if self.sort_kernel_events(&mut events[..count]) > 0 {
+                return true;
+            }
+            // Ours are edge-triggered: each look finds fewer.
+            if count < BATCH {
+                return false;
+            }
+        }
+    }
+
+    fn known_nested(&self) -> &[Nested] {
+        &self.nested[..(self.nested_count.load(Ordering::Relaxed) as usize).min(NESTED_MAX)]
+    }
+
+    pub(super) fn set_nested_observed(&self, observed: bool) {
+        for inner in self.known_nested() {
+            set_observed(inner.number.load(Ordering::Relaxed), observed);
+        }
+    }
+
+    pub(super) fn has_nested_ready(&self) -> bool {
+        let mut one = [epoll_event { events: 0, u64: 0 }; 1];
+        self.nested_events(&mut one) > 0
+    }
+
+    pub(super) fn nested_events(&self, out: &mut [epoll_event]) -> usize {
+        let mut written = 0;
+        for inner in self.known_nested() {
+            if written < out.len()
+                && inner.events.load(Ordering::Relaxed) & EPOLLIN as u32 != 0
+                && has_ready(inner.number.load(Ordering::Relaxed))
+            {
+                out[written] = epoll_event {
+                    events: EPOLLIN as u32,
+                    u64: inner.data.load(Ordering::Relaxed),
+                };
+                written += 1;
+            }
+        }
+        written
+    }
+}
+
+/// An instance inside this one that we found ready is ready to the kernel, too: once is enough.
+pub(super) fn without_repeats(events: &mut [epoll_event], found: usize, kept: usize) -> usize {
+    let mut unique = 0;
+    for at in found..found + kept {
+        let event = events[at];
+        if events[..found]
+            .iter()
+            .all(|known| { known.u64 } != { event.u64 })
+        {
+            events[found + unique] = event;
+            unique += 1;
+        }
+    }
+    unique
+}
