@@ -25,7 +25,9 @@ pub(crate) fn prepare_carrier(connection: &Connection) {
         options |= USER_CORK;
         sys::setsockopt_int(fd, libc::IPPROTO_TCP, libc::TCP_CORK, 0);
     }
-    sys::setsockopt_int(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, 1);
+    if options & USER_NODELAY == 0 {
+        sys::setsockopt_int(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, 1);
+    }
     connection
         .entry
         .tx_options

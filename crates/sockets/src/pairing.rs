@@ -123,7 +123,7 @@ pub(crate) fn consider(connection: &Connection) {
     }
     // An answer to what was just asked takes a while.
     if !asks || offer_waits(connection) {
-        receive_offers(adapter);
+        receive_offers(adapter, connection);
     }
     if !connection.local.offered.load(Ordering::Relaxed).is_null() {
         attach(connection);
@@ -134,11 +134,9 @@ pub(crate) fn consider(connection: &Connection) {
 fn describe(connection: &Connection) -> Result<Message, Reason> {
     let fd = connection.fd;
     let option = |name| sys::getsockopt::<i32>(fd, libc::SOL_SOCKET, name).unwrap_or(-1);
-    let domain = option(libc::SO_DOMAIN);
-    if (domain != libc::AF_INET && domain != libc::AF_INET6)
-        || option(libc::SO_TYPE) != libc::SOCK_STREAM
-        || option(libc::SO_PROTOCOL) != libc::IPPROTO_TCP
-    {
+    let offload = offload::carrier_namespace(connection);
+    // Only TCP has the number of TCP: neither another family nor MPTCP has. A carrier to the engine was looked at when it became one.
+    if offload.is_none() && option(libc::SO_PROTOCOL) != libc::IPPROTO_TCP {
         return Err(Reason::NotTcp);
     }
     let ulp = sys::getsockopt::<[u8; 16]>(fd, libc::IPPROTO_TCP, libc::TCP_ULP).unwrap_or_default();
@@ -153,8 +151,13 @@ fn describe(connection: &Connection) -> Result<Message, Reason> {
     message.entry = connection.index;
     message.generation = connection.generation;
     message.pid = state::pid();
-    message.netns = namespace_of(fd).ok_or(Reason::Unsupported)?;
-    message.cookie = sys::getsockopt::<u64>(fd, libc::SOL_SOCKET, libc::SO_COOKIE).unwrap_or(0);
+    if let Some(netns) = offload {
+        // Its other end is the adapter's: never this socket itself, which is what the cookie is for.
+        message.netns = netns;
+    } else {
+        message.netns = namespace_of(fd).ok_or(Reason::Unsupported)?;
+        message.cookie = sys::getsockopt::<u64>(fd, libc::SOL_SOCKET, libc::SO_COOKIE).unwrap_or(0);
+    }
     let local = sys::socket_address(fd, false).map_err(|_| Reason::Closing)?;
     let remote = sys::socket_address(fd, true).map_err(|_| Reason::Closing)?;
     (message.local, message.local_port) = address_of(&local).ok_or(Reason::NotTcp)?;
@@ -189,14 +192,19 @@ fn address_of(storage: &libc::sockaddr_storage) -> Option<([u8; 16], u16)> {
     }
 }
 
-/// Takes every offer that has arrived; the caller holds the adapter's lock.
-fn receive_offers(adapter: i32) {
+/// Takes the offers that have arrived, until `connection` has its own: what is behind that waits for whom it is for. The caller holds the
+/// adapter's lock.
+fn receive_offers(adapter: i32, connection: &Connection) {
     /// Messages taken in one go; more wait for the next call.
     const OFFERS_MAX: usize = 256;
+    let waited = offer_waits(connection);
     for _ in 0..OFFERS_MAX {
         match adapter::try_receive(adapter) {
             Some((message, kind, descriptors)) => handle_message(&message, kind, descriptors),
             None => return,
+        }
+        if waited && !offer_waits(connection) {
+            return;
         }
     }
 }

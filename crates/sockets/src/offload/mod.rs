@@ -206,6 +206,13 @@ pub(crate) fn listening(fd: i32, backlog: i32) {
     state::note_listener(fd);
 }
 
+/// The network namespace of a connection whose carrier leads to the engine: the relay's, or there would be no carrier.
+pub(crate) fn carrier_namespace(connection: &Connection) -> Option<u64> {
+    let is_offloaded = connection.entry.flags.load(Ordering::Relaxed) & FLAG_OFFLOAD != 0;
+    let outlook = known_outlook().filter(|_| is_offloaded)?;
+    Some(outlook.netns())
+}
+
 /// True when the program's socket and the relay are in the same network namespace.
 fn is_beside(fd: i32) -> bool {
     outlook().is_some_and(|outlook| outlook.netns() == pairing::namespace_of(fd).unwrap_or(0))
