@@ -13,8 +13,10 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Connections, and regions that the adapter may have.
 const COUNT: usize = 40;
 /// Where the adapter stops taking regions back: three quarters.
-const LOW_WATER: usize = 30;
-const REGION: &str = "/memfd:toehold-region";
+const LOW_WATER: u64 = 30;
+const SLAB: &str = "/memfd:toehold-slab";
+/// Address space of one region: two rings of 4 MiB, and a page.
+const REGION_BYTES: u64 = (8 << 20) + 4096;
 
 /// Two programs with many connections, and a line to one of them.
 struct Crowd {
@@ -73,27 +75,31 @@ impl Crowd {
         self.client.success(PATIENCE);
     }
 
-    /// Regions that each of the two has mapped.
-    fn mapped(&self) -> [usize; 2] {
+    /// Address space of slabs that each of the two has mapped, in regions. What it has left is replaced by other memory.
+    fn mapped(&self) -> [u64; 2] {
         [&self.server, &self.client].map(|program| {
             let maps = std::fs::read_to_string(format!("/proc/{}/maps", program.pid()));
             let maps = maps.unwrap_or_default();
-            maps.lines().filter(|line| line.contains(REGION)).count()
+            let slabs = maps.lines().filter(|line| line.contains(SLAB));
+            let lengths = slabs.filter_map(|line| {
+                let (from, to) = line.split_once(' ')?.0.split_once('-')?;
+                let at = |text| u64::from_str_radix(text, 16).ok();
+                Some(at(to)? - at(from)?)
+            });
+            lengths.sum::<u64>() / REGION_BYTES
         })
     }
 }
 
-/// Regions that the adapter holds, and the memory in them.
-fn held(toehold: &mut Toehold) -> (usize, u64) {
+/// Memory in the slabs that the adapter holds, KiB.
+fn held(toehold: &mut Toehold) -> u64 {
     let directory = format!("/proc/{}/fd", toehold.adapter().pid());
     let open = std::fs::read_dir(directory).expect("it runs").flatten();
-    let regions = open.filter(|entry| {
-        std::fs::read_link(entry.path()).is_ok_and(|link| link.to_string_lossy().contains(REGION))
+    let slabs = open.filter(|entry| {
+        std::fs::read_link(entry.path()).is_ok_and(|link| link.to_string_lossy().contains(SLAB))
     });
-    let blocks = regions.filter_map(|entry| std::fs::metadata(entry.path()).ok());
-    blocks.fold((0, 0), |(count, bytes), file| {
-        (count + 1, bytes + file.blocks() * 512)
-    })
+    let files = slabs.filter_map(|entry| std::fs::metadata(entry.path()).ok());
+    files.map(|file| file.blocks() / 2).sum()
 }
 
 fn direct(toehold: &Toehold) -> usize {
@@ -107,29 +113,24 @@ fn regions_of_idle_connections_are_given_back_and_can_be_had_again() {
     toehold.start_adapter_with(&["--max-connections", &COUNT.to_string()]);
     let mut crowd = Crowd::start(&toehold);
     // The adapter may have begun to take regions back before the last connection had one.
-    let before = held(&mut toehold);
-    assert!(before.0 > LOW_WATER, "{before:?}");
+    let before = (crowd.mapped(), held(&mut toehold));
+    assert!(
+        before.0.iter().all(|&mapped| mapped > LOW_WATER),
+        "{before:?}"
+    );
     let relieved = wait_until(PATIENCE, || {
         crowd.order("idle");
-        let mapped = crowd.mapped();
-        held(&mut toehold).0 <= LOW_WATER && mapped.iter().all(|&regions| regions <= LOW_WATER)
+        crowd.mapped().iter().all(|&mapped| mapped <= LOW_WATER)
     });
     let after = held(&mut toehold);
-    eprintln!(
-        "before: {} regions, {} KiB; after: {} regions, {} KiB; mapped {:?}",
-        before.0,
-        before.1 >> 10,
-        after.0,
-        after.1 >> 10,
-        crowd.mapped()
-    );
+    eprintln!("before: {before:?} KiB; after: {after} KiB");
     assert!(
         relieved,
-        "{after:?}, mapped {:?}\n{:?}",
+        "{after}, mapped {:?}\n{:?}",
         crowd.mapped(),
         toehold.connections()
     );
-    assert!(after.1 < before.1, "no memory was freed");
+    assert!(after < before.1, "no memory was freed");
 
     // Whoever comes back to life is served on rings again, and loses nothing meanwhile.
     for round in 0..3 {
@@ -169,7 +170,7 @@ fn detached_connections_give_their_regions_back_and_attach_again() {
     assert_eq!(toehold.detach_all(), 2 * COUNT as u32);
     let given_back = wait_until(PATIENCE, || {
         crowd.order("idle");
-        crowd.mapped() == [0, 0] && held(&mut toehold) == (0, 0)
+        crowd.mapped() == [0, 0] && held(&mut toehold) == 0
     });
     assert!(
         given_back,

@@ -187,6 +187,8 @@ pub struct Daemon {
     registry: Registry,
     tables: Tables,
     regions: Regions,
+    /// Added to the numbers of pairs, so that no other adapter's have them: programs outlive us with pairs of ours.
+    pair_numbers: u64,
     clients: BTreeMap<ClientId, Connection>,
     client_next: u64,
     /// Clients whose socket will take more when the kernel has fewer descriptors in flight.
@@ -244,6 +246,7 @@ impl Daemon {
             registry: Registry::new(limits, options.policy),
             tables: Tables::default(),
             regions: Regions::default(),
+            pair_numbers: random_number(),
             clients: BTreeMap::new(),
             client_next: 1,
             throttled: BTreeSet::new(),
@@ -320,6 +323,7 @@ impl Daemon {
             self.flush(id);
         }
         self.release_regions();
+        self.regions.cool(Instant::now());
         self.introduce_held_back();
         self.relieve_pressure();
     }
@@ -340,8 +344,10 @@ impl Daemon {
         let leave = leave.map(|idle| (self.idle_since + idle).saturating_duration_since(now));
         let sample = self.sample_next;
         let sample = sample.map(|due| due.saturating_duration_since(now));
+        let cool = self.regions.cool_due();
+        let cool = cool.map(|due| due.saturating_duration_since(now));
         let retry = (!self.throttled.is_empty()).then_some(THROTTLE_RETRY);
-        [leave, sample, retry].into_iter().flatten().min()
+        [leave, sample, cool, retry].into_iter().flatten().min()
     }
 
     fn has_no_client(&self) -> bool {
@@ -374,6 +380,13 @@ impl Daemon {
             source,
         }
     }
+}
+
+fn random_number() -> u64 {
+    let mut number = [0u8; 8];
+    // SAFETY: `number` is writable for its length.
+    unsafe { libc::getrandom(number.as_mut_ptr().cast(), number.len(), 0) };
+    u64::from_ne_bytes(number)
 }
 
 fn spare_descriptor() -> Option<File> {

@@ -1,17 +1,26 @@
-//! The memory of channels and pairs: made here, written once, handed out, and kept as a descriptor, not mapped, for
-//! programs that replace themselves and have to map it again.
+//! The memory of channels and pairs: made here, handed out, and kept as descriptors, not mapped. A pair's channels lie in slabs, by their
+//! slots (`toehold_channel::layout`). A channel in a slot that had one before costs neither descriptor nor mapping, and finds its pages there.
+//!
+//! ```text
+//!   free ─► in use ─► warm ─► in use …       control words written anew each time, by us; what is in the rings both sides have seen
+//!                       └───► free           after WARM_FOR, or when WARM_MAX others are warm: pages given back
+//! ```
 
 use crate::registry::{ChannelId, Ended, Match, PairId};
+use crate::slots::Forks;
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::fs::File;
 use std::io;
 use std::mem::offset_of;
-use std::os::fd::OwnedFd;
+use std::ops::Range;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::rc::Rc;
+use std::time::{Duration, Instant};
 use toehold_channel::layout::{
-    CAPACITY_LOG2_MIN, Control, PAIR_BYTES, PAIR_MAGIC, PairHeader, Publish, REGION_BYTES,
-    REGION_MAGIC, Side,
+    CAPACITY_LOG2_MIN, CONTROL_BYTES, Control, PAIR_BYTES, PAIR_MAGIC, PairHeader, Publish,
+    REGION_BYTES, REGION_MAGIC, RING_BYTES, SLAB_BYTES, SLAB_SLOTS, Side, place_in_slab, slab_of,
 };
 use toehold_channel::memfd;
 use toehold_channel::table::LAYOUT_VERSION;
@@ -19,63 +28,250 @@ use toehold_channel::table::LAYOUT_VERSION;
 /// A descriptor that several messages may share until each is sent.
 pub(crate) type SharedFd = Rc<OwnedFd>;
 
-/// The memory of every channel and every pair that the registry knows.
+/// Regions without a channel whose pages are kept.
+pub(crate) const WARM_MAX: usize = 1024;
+/// For how long.
+pub(crate) const WARM_FOR: Duration = Duration::from_secs(1);
+/// Of each ring of a warm region so much is kept at most.
+const WARM_RING_BYTES: usize = 1 << CAPACITY_LOG2_MIN;
+
+/// The memory of every pair that the registry knows.
 #[derive(Debug, Default)]
 pub(crate) struct Regions {
-    channels: BTreeMap<ChannelId, SharedFd>,
-    pairs: BTreeMap<PairId, SharedFd>,
+    pairs: BTreeMap<PairId, PairMemory>,
+    channels: BTreeMap<ChannelId, (PairId, u32)>,
+    /// Since when.
+    warm: BTreeMap<(PairId, u32), Instant>,
+    /// When to look at them; nothing when there are none.
+    cool_due: Option<Instant>,
+}
+
+#[derive(Debug)]
+struct PairMemory {
+    boards: SharedFd,
+    slabs: BTreeMap<u32, Slab>,
+}
+
+#[derive(Debug)]
+struct Slab {
+    file: SharedFd,
+    forks: Forks,
+    /// Which side has been given the descriptor.
+    shown: [bool; 2],
+    /// Another process has it as well: nothing new goes in.
+    is_closed: bool,
+    in_use: u32,
 }
 
 /// What one channel needs.
 #[derive(Debug)]
 pub(crate) struct Memory {
-    /// The channel's own.
-    pub(crate) region: SharedFd,
+    /// The slab it lies in.
+    pub(crate) slab: SharedFd,
+    /// Which side has had that before.
+    pub(crate) shown: [bool; 2],
     /// Its pair's.
     pub(crate) pair: SharedFd,
 }
 
 impl Regions {
-    /// Makes what a new channel needs: a region, and the pair's memory unless its pair has some.
+    /// Makes what a new channel needs, as far as its pair has not got it.
     pub(crate) fn create(&mut self, matched: &Match) -> io::Result<Memory> {
-        let pair = match self.pairs.get(&matched.pair) {
-            Some(pair) => pair.clone(),
-            None => SharedFd::new(create_pair()?),
+        let pair = match self.pairs.entry(matched.pair) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(place) => place.insert(PairMemory {
+                boards: SharedFd::new(create_pair()?),
+                slabs: BTreeMap::new(),
+            }),
         };
-        let region = SharedFd::new(create_region()?);
-        self.pairs.insert(matched.pair, pair.clone());
-        self.channels.insert(matched.channel, region.clone());
-        Ok(Memory { region, pair })
+        let slab = pair.slab(matched.slot, matched.forks)?;
+        begin_region(&slab.file, matched.slot)?;
+        slab.in_use += 1;
+        let shown = std::mem::replace(&mut slab.shown, [true; 2]);
+        let slab = slab.file.clone();
+        let place = (matched.pair, matched.slot);
+        self.warm.remove(&place);
+        self.channels.insert(matched.channel, place);
+        let pair = pair.boards.clone();
+        Ok(Memory { slab, shown, pair })
     }
 
-    /// What a channel was made with.
-    pub(crate) fn get(&self, channel: ChannelId, pair: PairId) -> Option<Memory> {
+    /// What a channel was made with; for another process of a family as well, which has to see no more than that.
+    pub(crate) fn get(&mut self, channel: ChannelId, for_another: bool) -> Option<Memory> {
+        let &(pair_id, slot) = self.channels.get(&channel)?;
+        let pair = self.pairs.get_mut(&pair_id)?;
+        let slab = pair.slabs.get_mut(&slab_of(slot))?;
+        if for_another {
+            slab.is_closed = true;
+            let first = slab_of(slot) * SLAB_SLOTS;
+            for other in first..first + SLAB_SLOTS {
+                if self.warm.remove(&(pair_id, other)).is_some() {
+                    slab.clear(other);
+                }
+            }
+        }
         Some(Memory {
-            region: self.channels.get(&channel)?.clone(),
-            pair: self.pairs.get(&pair)?.clone(),
+            slab: slab.file.clone(),
+            shown: [false; 2],
+            pair: pair.boards.clone(),
         })
     }
 
-    /// Keeps something no longer. What never came to have memory can end as well.
-    pub(crate) fn close(&mut self, ended: Ended) {
+    /// Keeps something no longer, or only for a while. What never came to have memory can end as well.
+    pub(crate) fn close(&mut self, ended: Ended, now: Instant) {
         match ended {
-            Ended::Channel(id) => drop(self.channels.remove(&id)),
-            Ended::Pair(id) => drop(self.pairs.remove(&id)),
+            Ended::Channel(id) => {
+                if let Some(place) = self.channels.remove(&id) {
+                    self.end_channel(place, now);
+                }
+            }
+            Ended::Pair(id) => {
+                let Some(pair) = self.pairs.remove(&id) else {
+                    return;
+                };
+                self.warm.retain(|&(pair, _), _| pair != id);
+                for slab in pair.slabs.values() {
+                    // A process that is still there has it mapped.
+                    slab.give_back(0..SLAB_BYTES);
+                }
+            }
         }
+    }
+
+    fn end_channel(&mut self, place: (PairId, u32), now: Instant) {
+        let (pair, slot) = place;
+        let pair = self.pairs.get_mut(&pair);
+        let Some(slab) = pair.and_then(|pair| pair.slabs.get_mut(&slab_of(slot))) else {
+            return;
+        };
+        slab.in_use -= 1;
+        if self.warm.len() < WARM_MAX && !slab.is_closed {
+            slab.trim(slot);
+            self.warm.insert(place, now);
+            self.cool_due.get_or_insert(now + WARM_FOR);
+        } else {
+            slab.clear(slot);
+        }
+    }
+
+    /// Gives back the pages of what has been warm for long enough, and slabs that hold nothing any more.
+    pub(crate) fn cool(&mut self, now: Instant) {
+        if self.cool_due.is_none_or(|due| now < due) {
+            return;
+        }
+        let mut cold = Vec::new();
+        self.warm.retain(|&place, since| {
+            let is_cold = now.saturating_duration_since(*since) >= WARM_FOR;
+            if is_cold {
+                cold.push(place);
+            }
+            !is_cold
+        });
+        self.cool_due = (!self.warm.is_empty()).then_some(now + WARM_FOR);
+        for (id, slot) in cold {
+            let Some(pair) = self.pairs.get_mut(&id) else {
+                continue;
+            };
+            let Some(slab) = pair.slabs.get(&slab_of(slot)) else {
+                continue;
+            };
+            if slab.in_use > 0 {
+                slab.clear(slot);
+                continue;
+            }
+            // Whoever needs it again is shown another. Others of its regions may be warm for a moment longer, which nobody would miss.
+            slab.give_back(0..SLAB_BYTES);
+            pair.slabs.remove(&slab_of(slot));
+        }
+    }
+
+    /// When there may be something to [`Regions::cool`].
+    pub(crate) fn cool_due(&self) -> Option<Instant> {
+        self.cool_due
     }
 }
 
-/// A region's memfd, its control words set.
-pub(crate) fn create_region() -> io::Result<OwnedFd> {
-    let file = File::from(memfd::create(c"toehold-region", REGION_BYTES)?);
-    // Written before anybody else has the descriptor, so plain writes are ordered before every reader.
-    file.write_all_at(&first_words(), 0)?;
-    Ok(file.into())
+impl PairMemory {
+    /// The slab that a slot is in. Should that be one that a channel must not use, the registry has seen to it that nobody else does.
+    fn slab(&mut self, slot: u32, forks: Forks) -> io::Result<&mut Slab> {
+        let index = slab_of(slot);
+        let is_good = |slab: &Slab| !slab.is_closed && slab.forks == forks;
+        if !self.slabs.get(&index).is_some_and(is_good) {
+            let slab = Slab {
+                file: SharedFd::new(create_slab()?),
+                forks,
+                shown: [false; 2],
+                is_closed: false,
+                in_use: 0,
+            };
+            if let Some(before) = self.slabs.insert(index, slab) {
+                before.give_back(0..SLAB_BYTES);
+            }
+        }
+        Ok(self.slabs.get_mut(&index).expect("just made"))
+    }
 }
 
-/// The control words of a region up to the last one that is not zero.
-fn first_words() -> [u8; CAPACITIES[1] + 4] {
-    let mut words = [0; CAPACITIES[1] + 4];
+impl Slab {
+    /// Gives back the pages of a region, control words included.
+    fn clear(&self, slot: u32) {
+        let begins = place_in_slab(slot);
+        self.give_back(begins..begins + REGION_BYTES);
+    }
+
+    /// Gives back what grown rings have left.
+    fn trim(&self, slot: u32) {
+        for ring in 0..2 {
+            let begins = place_in_slab(slot) + CONTROL_BYTES + ring * RING_BYTES;
+            let rest = begins + WARM_RING_BYTES..begins + RING_BYTES;
+            // SAFETY: plain system call.
+            let data = unsafe {
+                let from = rest.start as libc::off_t;
+                libc::lseek(self.file.as_raw_fd(), from, libc::SEEK_DATA)
+            };
+            if (0..rest.end as libc::off_t).contains(&data) {
+                self.give_back(rest);
+            }
+        }
+    }
+
+    fn give_back(&self, part: Range<usize>) {
+        let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        // SAFETY: plain system call. It fails only for want of memory, of which it gives some back.
+        unsafe {
+            libc::fallocate(
+                self.file.as_raw_fd(),
+                mode,
+                part.start as libc::off_t,
+                part.len() as libc::off_t,
+            )
+        };
+    }
+}
+
+/// A slab's memfd.
+pub(crate) fn create_slab() -> io::Result<OwnedFd> {
+    memfd::create(c"toehold-slab", SLAB_BYTES)
+}
+
+/// Sets the control words of the region of a slot. Nobody uses them: both sides have left the channel before, if there was one.
+pub(crate) fn begin_region(slab: &OwnedFd, slot: u32) -> io::Result<()> {
+    let words = first_words();
+    // SAFETY: `words` is readable for its length.
+    let written = unsafe {
+        let at = place_in_slab(slot) as libc::off_t;
+        libc::pwrite(slab.as_raw_fd(), words.as_ptr().cast(), words.len(), at)
+    };
+    if written == words.len() as isize {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+/// The control words of a region.
+fn first_words() -> [u8; size_of::<Control>()] {
+    let mut words = [0; size_of::<Control>()];
     let mut set = |at: usize, bytes: &[u8]| words[at..at + bytes.len()].copy_from_slice(bytes);
     set(offset_of!(Control, magic), &REGION_MAGIC.to_ne_bytes());
     set(offset_of!(Control, version), &LAYOUT_VERSION.to_ne_bytes());
@@ -107,38 +303,4 @@ pub(crate) fn create_pair() -> io::Result<OwnedFd> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::os::fd::AsFd;
-    use std::sync::atomic::Ordering;
-
-    #[test]
-    fn a_region_says_what_it_is_and_how_large_its_rings_are() {
-        let file = create_region().expect("memfd");
-        let base = memfd::map(file.as_fd(), REGION_BYTES).expect("sealed, of the right length");
-        // SAFETY: mapped just now, of the right length and aligned to a page.
-        let control: &Control = unsafe { base.cast().as_ref() };
-        assert_eq!(control.magic.load(Ordering::Relaxed), REGION_MAGIC);
-        assert_eq!(control.version.load(Ordering::Relaxed), LAYOUT_VERSION);
-        for side in &control.sides {
-            let capacity_log2 = side.publish.capacity_log2.load(Ordering::Relaxed);
-            assert_eq!(capacity_log2, CAPACITY_LOG2_MIN);
-            assert_eq!(side.publish.tail.load(Ordering::Relaxed), 0);
-            assert_eq!(side.wake.attached.load(Ordering::Relaxed), 0);
-        }
-        // SAFETY: `control` is not used any more.
-        unsafe { memfd::unmap(base, REGION_BYTES) };
-    }
-
-    #[test]
-    fn a_pair_says_what_it_is() {
-        let file = create_pair().expect("memfd");
-        let base = memfd::map(file.as_fd(), PAIR_BYTES).expect("sealed, of the right length");
-        // SAFETY: mapped just now, of the right length and aligned to a page.
-        let header: &PairHeader = unsafe { base.cast().as_ref() };
-        assert_eq!(header.magic.load(Ordering::Relaxed), PAIR_MAGIC);
-        assert_eq!(header.version.load(Ordering::Relaxed), LAYOUT_VERSION);
-        // SAFETY: `header` is not used any more.
-        unsafe { memfd::unmap(base, PAIR_BYTES) };
-    }
-}
+mod tests;

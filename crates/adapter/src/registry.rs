@@ -98,7 +98,8 @@ impl Registry {
     /// A client asks for a partner. `is_current` tells whether an end still is what its table entry describes.
     ///
     /// Asking again for the same entry ends whatever that entry was part of; but what one process of a family has been
-    /// introduced for, no other can have as well.
+    /// introduced for, no other can have as well, and who has been introduced for just that has an offer on its way. Were
+    /// its channel ended, its region could become another's while it takes it.
     pub fn ask(&mut self, ask: Ask, is_current: &dyn Fn(End) -> bool) -> Outcome {
         let Some(client) = self.clients.get(&ask.client) else {
             return Outcome::Refused(Reason::NoAdapter);
@@ -109,6 +110,9 @@ impl Registry {
         };
         if self.is_in_use_by_family(key, &ask) {
             return Outcome::Refused(Reason::Shared);
+        }
+        if self.is_offered(key, &ask) {
+            return Outcome::Waiting(Reason::PartnerNotAttached);
         }
         self.forget(key);
         if ask.tuple == ask.tuple.mirrored() {
@@ -148,7 +152,8 @@ impl Registry {
 
     /// A client has lost what it was offered for an end, because its process runs another program now: which channel
     /// was that? The end is in this client's name from here on if it was in that of the same process. Another process
-    /// of the family may ask as well, one that was forked before it ran its program, but it takes nobody's end away.
+    /// of the family may ask as well, one that was forked before it ran its program, but it takes nobody's end away; and it gets nothing
+    /// where it would see other channels than the one that it asks for.
     pub fn resume(&mut self, id: ClientId, entry: u32, generation: u32) -> Option<Resumed> {
         let process = self.clients.get(&id)?.process;
         let key = EntryKey {
@@ -163,17 +168,24 @@ impl Registry {
             return None;
         }
         let before = registered.client;
-        if before != id && self.clients[&before].process.pid == process.pid {
+        let is_by_another = self.clients[&before].process.pid != process.pid;
+        let Channel { pair, slot, .. } = self.channels[&channel];
+        if is_by_another {
+            let pair = self.pairs.get_mut(&pair).expect("a channel's pair");
+            if !pair.slots.close_slab(slot) {
+                return None;
+            }
+        } else if before != id {
             self.bequeath(key, id);
             self.remove_if_unused(before);
         }
-        let Channel { pair, slot, .. } = self.channels[&channel];
         Some(Resumed {
             channel,
             pair,
             slot,
             side: side as u32,
             before,
+            is_by_another,
         })
     }
 
@@ -375,6 +387,16 @@ impl Registry {
         })
     }
 
+    /// Whether just what is asked for was offered to who asks.
+    fn is_offered(&self, key: EntryKey, ask: &Ask) -> bool {
+        self.ends.get(&key).is_some_and(|registered| {
+            registered.client == ask.client
+                && registered.end.generation == ask.generation
+                && registered.tuple == ask.tuple
+                && matches!(registered.place, Place::Channel(..))
+        })
+    }
+
     fn insert_pending(&mut self, key: EntryKey, ask: &Ask) {
         let end = End {
             table: key.table,
@@ -387,6 +409,8 @@ impl Registry {
             tuple: ask.tuple,
             cookie: ask.cookie,
             accepted: ask.accepted,
+            forks: ask.forks,
+            wants_slab: ask.wants_slab,
             place: Place::Pending(ask.tuple),
         };
         self.ends.insert(key, registered);
@@ -407,7 +431,8 @@ impl Registry {
         let clients = sides.map(|key| self.ends[&key].client);
         let (pair_id, is_new) = self.pair_of(clients);
         let pair = self.pairs.get_mut(&pair_id).expect("looked up above");
-        let Some(slot) = pair.slots.take() else {
+        let forks = sides.map(|key| self.ends[&key].forks);
+        let Some(slot) = pair.slots.take(forks) else {
             return Outcome::Waiting(Reason::NoResources);
         };
         let id = ChannelId(self.channel_next);
@@ -429,11 +454,13 @@ impl Registry {
             client: clients[side],
             end: self.ends[&sides[side]].end,
             pair_attached: attached[side],
+            wants_slab: self.ends[&sides[side]].wants_slab,
         });
         Outcome::Matched(Match {
             channel: id,
             pair: pair_id,
             slot,
+            forks,
             sides: introductions,
         })
     }

@@ -1,39 +1,67 @@
-//! Slot numbers of one pair of processes: handed out lowest first, so that the boards' used words stay few.
+//! Slot numbers of one pair of processes: handed out lowest first, so that the boards' used words stay few, and the slabs in use as well.
+//!
+//! What two processes share of a slab they share of all of it. A child that one of them forks inherits its slabs as they are: whoever
+//! has forked since gets no slot in them any more, until they are empty and can be replaced.
+
+use toehold_channel::layout::SLAB_SLOTS;
 
 /// Which slots are taken. Numbers below `limit` only.
 #[derive(Debug)]
 pub(crate) struct Slots {
-    words: Vec<u64>,
+    slabs: Vec<Slab>,
     limit: u32,
     taken: u32,
+}
+
+/// How often each of the two processes has forked.
+pub(crate) type Forks = [u32; 2];
+
+#[derive(Debug, Default)]
+struct Slab {
+    /// One bit for each slot.
+    taken: u8,
+    /// When its first slot was taken.
+    forks: Forks,
+    /// Others may see it now.
+    is_closed: bool,
+}
+
+const _: () = assert!(SLAB_SLOTS == u8::BITS);
+
+impl Slab {
+    fn takes(&self, forks: Forks) -> bool {
+        let has_room = self.taken != u8::MAX;
+        self.taken == 0 || (has_room && !self.is_closed && self.forks == forks)
+    }
 }
 
 impl Slots {
     /// No slot taken, `limit` of them in all.
     pub(crate) fn new(limit: u32) -> Slots {
         Slots {
-            words: Vec::new(),
+            slabs: Vec::new(),
             limit,
             taken: 0,
         }
     }
 
-    /// The lowest free slot, or nothing when all are taken.
-    pub(crate) fn take(&mut self) -> Option<u32> {
-        let found = self.words.iter().position(|&word| word != u64::MAX);
-        let index = found.unwrap_or(self.words.len());
-        let bit = match found {
-            Some(index) => self.words[index].trailing_ones(),
-            None => 0,
-        };
-        let slot = index as u32 * u64::BITS + bit;
+    /// The lowest free slot for two that have forked so often, or nothing when all are taken.
+    pub(crate) fn take(&mut self, forks: Forks) -> Option<u32> {
+        let found = self.slabs.iter().position(|slab| slab.takes(forks));
+        let index = found.unwrap_or(self.slabs.len());
+        let bit = found.map_or(0, |index| self.slabs[index].taken.trailing_ones());
+        let slot = index as u32 * SLAB_SLOTS + bit;
         if slot >= self.limit {
             return None;
         }
         if found.is_none() {
-            self.words.push(0);
+            self.slabs.push(Slab::default());
         }
-        self.words[index] |= 1 << bit;
+        let slab = &mut self.slabs[index];
+        if slab.taken == 0 {
+            (slab.forks, slab.is_closed) = (forks, false);
+        }
+        slab.taken |= 1 << bit;
         self.taken += 1;
         Some(slot)
     }
@@ -43,11 +71,19 @@ impl Slots {
     /// # Panics
     /// When it was not taken: two channels would have shared it.
     pub(crate) fn release(&mut self, slot: u32) {
-        let word = &mut self.words[(slot / u64::BITS) as usize];
-        let mask = 1u64 << (slot % u64::BITS);
-        assert!(*word & mask != 0, "slot {slot} was not taken");
-        *word &= !mask;
+        let slab = &mut self.slabs[(slot / SLAB_SLOTS) as usize];
+        let mask = 1u8 << (slot % SLAB_SLOTS);
+        assert!(slab.taken & mask != 0, "slot {slot} was not taken");
+        slab.taken &= !mask;
         self.taken -= 1;
+    }
+
+    /// Has the slab of a slot take no more channels, if this is its only one; false, and nothing changed, when there are others.
+    pub(crate) fn close_slab(&mut self, slot: u32) -> bool {
+        let slab = &mut self.slabs[(slot / SLAB_SLOTS) as usize];
+        let is_alone = slab.taken == 1 << (slot % SLAB_SLOTS);
+        slab.is_closed |= is_alone;
+        is_alone
     }
 
     /// Whether no slot is taken.
@@ -60,27 +96,29 @@ impl Slots {
 mod tests {
     use super::*;
 
+    const NEVER: Forks = [0, 0];
+
     #[test]
     fn slots_come_lowest_first_and_are_reused() {
         let mut slots = Slots::new(1000);
-        let first: Vec<_> = (0..130).map(|_| slots.take().expect("free")).collect();
+        let first: Vec<_> = (0..130).map(|_| slots.take(NEVER).expect("free")).collect();
         assert_eq!(first, (0..130).collect::<Vec<_>>());
         slots.release(64);
         slots.release(3);
-        assert_eq!(slots.take(), Some(3));
-        assert_eq!(slots.take(), Some(64));
-        assert_eq!(slots.take(), Some(130));
+        assert_eq!(slots.take(NEVER), Some(3));
+        assert_eq!(slots.take(NEVER), Some(64));
+        assert_eq!(slots.take(NEVER), Some(130));
     }
 
     #[test]
     fn a_full_set_has_no_slot_until_one_is_given_back() {
         let mut slots = Slots::new(65);
         for slot in 0..65 {
-            assert_eq!(slots.take(), Some(slot));
+            assert_eq!(slots.take(NEVER), Some(slot));
         }
-        assert_eq!(slots.take(), None);
+        assert_eq!(slots.take(NEVER), None);
         slots.release(64);
-        assert_eq!(slots.take(), Some(64));
+        assert_eq!(slots.take(NEVER), Some(64));
         for slot in 0..65 {
             slots.release(slot);
         }
@@ -88,10 +126,36 @@ mod tests {
     }
 
     #[test]
+    fn slab_from_before_a_fork_gets_no_channel_until_it_is_empty() {
+        let mut slots = Slots::new(1000);
+        assert_eq!([0, 1].map(|_| slots.take(NEVER)), [Some(0), Some(1)]);
+        assert_eq!(slots.take([0, 1]), Some(SLAB_SLOTS), "a slab of its own");
+        assert_eq!(slots.take([1, 1]), Some(2 * SLAB_SLOTS), "whoever forked");
+        slots.release(0);
+        assert_eq!(slots.take([0, 1]), Some(SLAB_SLOTS + 1));
+        slots.release(1);
+        assert_eq!(slots.take([0, 1]), Some(0), "empty: another slab");
+        assert_eq!(slots.take(NEVER), Some(3 * SLAB_SLOTS));
+    }
+
+    #[test]
+    fn slab_is_closed_for_its_only_channel_and_opened_when_empty() {
+        let mut slots = Slots::new(1000);
+        assert_eq!([0, 1].map(|_| slots.take(NEVER)), [Some(0), Some(1)]);
+        assert!(!slots.close_slab(0), "there is another");
+        slots.release(1);
+        assert!(slots.close_slab(0));
+        assert_eq!(slots.take(NEVER), Some(SLAB_SLOTS));
+        slots.release(0);
+        assert_eq!(slots.take(NEVER), Some(0));
+        assert_eq!(slots.take(NEVER), Some(1));
+    }
+
+    #[test]
     #[should_panic(expected = "was not taken")]
     fn a_slot_cannot_be_given_back_twice() {
         let mut slots = Slots::new(64);
-        slots.take();
+        slots.take(NEVER);
         slots.release(0);
         slots.release(0);
     }

@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use toehold_channel::rendezvous::{Kind, MESSAGE_BYTES, Message, MessageError};
 
-/// Most descriptors a message may carry: an offer's region and pair.
+/// Most descriptors a message may carry: an offer's slab and pair.
 pub const DESCRIPTORS_MAX: usize = 2;
 
 /// What arrived.

@@ -154,11 +154,12 @@ fn a_child_is_served_although_its_parent_left_before_it_spoke() {
     let FakeLibrary {
         socket: of_parent,
         table,
+        ..
     } = parent;
     drop(of_parent);
     // Once another is served that came later, the parent's departure has been handled.
     FakeLibrary::new(&scratch.path()).settle();
-    let child = FakeLibrary { socket, table };
+    let child = FakeLibrary::at(socket, table);
     child.hello(child.table.file.as_fd());
     child.settle();
 }
@@ -174,7 +175,7 @@ fn a_child_has_the_table_of_its_family_and_no_other() {
         let (socket, theirs) = socket_pair(libc::SOCK_SEQPACKET);
         parent.adopt(&[theirs.as_fd()]);
         drop(theirs);
-        let child = FakeLibrary { socket, table };
+        let child = FakeLibrary::at(socket, table);
         child.hello(child.table.file.as_fd());
         assert!(child.is_dropped());
         parent.settle();
@@ -211,10 +212,7 @@ fn what_is_no_connected_socket_of_our_kind_is_not_adopted() {
         parent.adopt(descriptors);
         assert!(parent.is_dropped(), "{descriptors:?}");
     }
-    let nobody = FakeLibrary {
-        socket: connect(&scratch.path()),
-        table: FakeTable::new(),
-    };
+    let nobody = FakeLibrary::at(connect(&scratch.path()), FakeTable::new());
     nobody.adopt(&[packets.as_fd()]);
     assert!(nobody.is_dropped(), "who has not said hello has no family");
 }
@@ -254,7 +252,7 @@ fn a_child_that_makes_its_socket_block_holds_nobody_up() {
     let blocking = unsafe { libc::fcntl(theirs.as_raw_fd(), libc::F_SETFL, 0) };
     assert_eq!(blocking, 0);
     let table = parent.table.again();
-    let child = FakeLibrary { socket, table };
+    let child = FakeLibrary::at(socket, table);
     child.hello(child.table.file.as_fd());
     // Neither reading from it nor writing to it, full as it gets, may stop the adapter.
     let ping = Message::new(Kind::Ping);
@@ -279,7 +277,6 @@ fn a_new_program_has_the_channel_of_the_old_one() {
     let before = client.settle().pop().expect("the second offer");
     let tail = &before.control().sides[0].publish.tail;
     tail.store(4711, Ordering::Release);
-    before.unmap();
 
     // More programs, one after the other, than a process may have connections.
     let mut program = client;
@@ -294,7 +291,6 @@ fn a_new_program_has_the_channel_of_the_old_one() {
         assert!(again.pair.is_some(), "it has lost that mapping, too");
         let tail = &again.control().sides[0].publish.tail;
         assert_eq!(tail.load(Ordering::Acquire), 4711);
-        again.unmap();
         assert_eq!(program.offers(connected), 1, "it was no news");
     }
     assert_eq!(server.command(accepted), COMMAND_NONE);

@@ -144,10 +144,7 @@ fn processes_of_one_family_share_their_table() {
     let scratch = Scratch::new();
     let _adapter = Adapter::start(&scratch.path());
     let parent = FakeLibrary::new(&scratch.path());
-    let child = FakeLibrary {
-        socket: connect(&scratch.path()),
-        table: parent.table.again(),
-    };
+    let child = FakeLibrary::at(connect(&scratch.path()), parent.table.again());
     use std::os::fd::AsFd;
     child.hello(child.table.file.as_fd());
     let client = FakeLibrary::new(&scratch.path());
@@ -184,11 +181,8 @@ fn ten_thousand_connections_are_paired() {
         for port in ports {
             client.pair(false, port, 80);
         }
-        slots.extend(client.settle().iter().map(|offer| {
-            offer.unmap();
-            offer.message.slot
-        }));
-        server.settle().iter().for_each(|offer| offer.unmap());
+        slots.extend(client.settle().iter().map(|offer| offer.message.slot));
+        server.settle();
     }
     slots.sort_unstable();
     let expected: Vec<u32> = (0..u32::from(CONNECTIONS)).collect();
@@ -217,7 +211,6 @@ fn offers_wait_for_a_program_that_is_busy() {
             offers.iter().filter(|offer| offer.pair.is_some()).count(),
             1
         );
-        offers.iter().for_each(|offer| offer.unmap());
     }
 }
 

@@ -6,7 +6,12 @@
 //!              side 0: Line set │ side 1: Line set   boards   side 0: Board × BOARDS
 //!   page 1   ring 0 (side 0 writes)                           side 1: Board × BOARDS
 //!    …       ring 1 (side 1 writes)                  a Board: sleep word, then one bit per channel
+//!
+//!   slab, SLAB_SLOTS regions of one pair             slot s of a pair: region s % SLAB_SLOTS of its slab s / SLAB_SLOTS
 //! ```
+//!
+//! A slab is one memfd, shown to each of the two processes once. Slots are used again, and with them regions, mappings and pages: most
+//! channels begin and end without any of these being made (`docs/decisions/0014-slabs.md`).
 //!
 //! Words, who writes them, and how they are ordered:
 //!
@@ -40,12 +45,26 @@ pub const CAPACITY_LOG2_ENGINE: u32 = if cfg!(loom) { 3 } else { 20 };
 pub const CAPACITY_LOG2_MAX: u32 = if cfg!(loom) { 3 } else { 22 };
 /// Address space of one ring.
 pub const RING_BYTES: usize = 1 << CAPACITY_LOG2_MAX;
-/// Length of a region's memfd.
+/// Length of a region.
 pub const REGION_BYTES: usize = CONTROL_BYTES + 2 * RING_BYTES;
+/// Regions of one slab.
+pub const SLAB_SLOTS: u32 = 8;
+/// Length of a slab's memfd; untouched pages cost nothing.
+pub const SLAB_BYTES: usize = SLAB_SLOTS as usize * REGION_BYTES;
 /// Switch records a direction can have unacknowledged: one up, and the down that may always follow it.
 pub const RECORDS_OUTSTANDING_MAX: u32 = 2;
 /// Room for records: twice that, so that a slot is never rewritten while it can be read.
 pub const RECORD_SLOTS: usize = 4;
+
+/// Which of a pair's slabs a slot is in.
+pub const fn slab_of(slot: u32) -> u32 {
+    slot / SLAB_SLOTS
+}
+
+/// Where in its slab the region of a slot begins.
+pub const fn place_in_slab(slot: u32) -> usize {
+    (slot % SLAB_SLOTS) as usize * REGION_BYTES
+}
 
 /// A page's worth of control words, both sides.
 #[derive(Default)]
@@ -205,5 +224,7 @@ const _: () = {
     assert!(size_of::<Side>() == 512);
     assert!(size_of::<Board>() == 128 + BOARD_BITS / 8);
     assert!(CAPACITY_LOG2_MIN <= CAPACITY_LOG2_MAX && CAPACITY_LOG2_MIN >= 12);
+    assert!(BOARD_BITS.is_multiple_of(SLAB_SLOTS as usize));
+    assert!(REGION_BYTES.is_multiple_of(4096));
     assert!(RECORD_SLOTS >= 2 * RECORDS_OUTSTANDING_MAX as usize);
 };

@@ -1,5 +1,6 @@
 //! Sealed memfds: made by the adapter (or a family's first process), verified before they are mapped.
 
+use core::ops::Range;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
@@ -57,6 +58,20 @@ fn create_with(name: &core::ffi::CStr, len: usize, seals: i32) -> io::Result<Own
     }
 }
 
+/// Number of the file behind a descriptor: no other memfd has it while this one is open or mapped somewhere.
+///
+/// # Errors
+/// When it is no descriptor.
+pub fn number(fd: BorrowedFd<'_>) -> io::Result<u64> {
+    // SAFETY: `stat` is plain data, for which zeroes are a value.
+    let mut stat: libc::stat = unsafe { core::mem::zeroed() };
+    // SAFETY: `stat` is valid for writes of its size.
+    if unsafe { libc::fstat(fd.as_raw_fd(), &mut stat) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(stat.st_ino)
+}
+
 /// Why a descriptor that came from elsewhere was not mapped.
 #[derive(Debug)]
 pub enum MapError {
@@ -102,24 +117,29 @@ fn verify(fd: BorrowedFd<'_>, len: usize) -> Result<(), MapError> {
 /// Maps a file whose length is sealed.
 fn map_whole(fd: i32, len: usize, protection: i32) -> io::Result<NonNull<u8>> {
     // SAFETY: a fresh mapping of our own.
-    unsafe { map_at(core::ptr::null_mut(), fd, len, protection) }
+    unsafe { map_at(core::ptr::null_mut(), fd, 0..len, protection) }
 }
 
-/// As [`map_whole`], at `place` unless that is null.
+/// Maps a part of a file whose length is sealed, at `place` unless that is null.
 ///
 /// # Safety
 /// Nothing but what may be replaced is at `place`.
-unsafe fn map_at(place: *mut u8, fd: i32, len: usize, protection: i32) -> io::Result<NonNull<u8>> {
+unsafe fn map_at(
+    place: *mut u8,
+    fd: i32,
+    part: Range<usize>,
+    protection: i32,
+) -> io::Result<NonNull<u8>> {
     let fixed = if place.is_null() { 0 } else { libc::MAP_FIXED };
     // SAFETY: the caller's promise; the file's length is fixed by its seals, so no page of it can vanish.
     let base = unsafe {
         libc::mmap(
             place.cast(),
-            len,
+            part.len(),
             protection,
             libc::MAP_SHARED | libc::MAP_NORESERVE | fixed,
             fd,
-            0,
+            part.start as libc::off_t,
         )
     };
     if base == libc::MAP_FAILED {
@@ -128,29 +148,30 @@ unsafe fn map_at(place: *mut u8, fd: i32, len: usize, protection: i32) -> io::Re
     NonNull::new(base.cast()).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
 }
 
-/// As [`map`], in place of what [`replace`] left at `base`.
+/// As [`map`] of a file of exactly `len` bytes, but only `part` of it, in place of what [`replace`] left at `base`.
 ///
 /// # Errors
 /// As for [`map`]; then `base` is as it was.
 ///
 /// # Safety
-/// `base` was given to [`replace`] with the same `len`, and nothing else is there.
+/// `base` was given to [`replace`] with the length of `part`, nothing else is there, and `part` lies in the file.
 pub unsafe fn map_over(
     base: NonNull<u8>,
     fd: BorrowedFd<'_>,
     len: usize,
+    part: Range<usize>,
 ) -> Result<NonNull<u8>, MapError> {
     verify(fd, len)?;
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     // SAFETY: the caller's promise.
-    unsafe { map_at(base.as_ptr(), fd.as_raw_fd(), len, protection) }.map_err(MapError::Os)
+    unsafe { map_at(base.as_ptr(), fd.as_raw_fd(), part, protection) }.map_err(MapError::Os)
 }
 
-/// Ends a mapping made by [`map`], and puts empty private memory in its place, so that its addresses stay ours. False, and nothing
-/// changed, when the kernel refuses.
+/// Ends a mapping made by [`map`], or a part of one, and puts empty private memory in its place, so that its addresses stay ours. False,
+/// and nothing changed, when the kernel refuses.
 ///
 /// # Safety
-/// `base` came from [`map`] with the same `len`. Whoever still uses it gets along with memory that reads as zero.
+/// `len` bytes from `base` on are a mapping from [`map`], or whole pages of one. Whoever still uses it gets along with memory that reads as zero.
 #[must_use]
 pub unsafe fn replace(base: NonNull<u8>, len: usize) -> bool {
     // SAFETY: over a mapping of ours, by the caller's promise.

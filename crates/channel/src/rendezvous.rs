@@ -6,7 +6,7 @@
 //!   Hello + table memfd           ──►      maps the table, keeps it by process
 //!   Adopt + socket                ──►      serves a forked child that cannot connect by itself
 //!   Pair(entry, 4-tuple, …)       ──►      looks for the mirrored tuple in the same network namespace
-//!                                 ◄──      Offer(entry, side, slot, pair) + region [+ pair memfd]     (to both)
+//!                                 ◄──      Offer(entry, side, slot, pair) [+ slab] [+ pair memfd]      (to both)
 //!   Withdraw(entry)               ──►      forgets it
 //!   Resume(entry)                 ──►      around exec: the same Offer again, or Answer when there is no channel
 //!   Engine                        ──►      has it a TCP engine?
@@ -51,12 +51,14 @@ pub struct Message {
     pub generation: u32,
     /// `Hello`: process id. `Query`: process id, 0 for all.
     pub pid: u32,
-    /// `Offer`: 0 or 1. `Query`: descriptor or `u32::MAX` for all. `Answer`: how many it touched.
+    /// `Offer`: 0 or 1. `Pair`: 1 when the slab is to be attached even if it was before. `Query`: descriptor or `u32::MAX` for all.
+    /// `Answer`: how many it touched.
     pub side: u32,
-    /// `Offer`: number of this channel in the pair.
+    /// `Offer`: number of this channel in the pair, and so its place in the pair's slabs. `Pair`: how often the process has forked. Slabs
+    /// that a child has inherited get no further channels.
     pub slot: u32,
-    /// `Offer`: names the pair of processes; the pair's memfd comes with the first offer that names it. `Engine`, from the adapter: first
-    /// half of the client's pass ([`crate::opening`]).
+    /// `Offer`: names the pair of processes, and no other ever. The pair's memfd comes with the first offer that names it, a slab's with the
+    /// first channel in it. `Engine`, from the adapter: first half of the client's pass ([`crate::opening`]).
     pub pair: u64,
     /// `Pair`: network namespace cookie (`SO_NETNS_COOKIE`).
     pub netns: u64,
@@ -70,9 +72,14 @@ pub struct Message {
     pub local_port: u16,
     /// `Pair`: remote port, host byte order.
     pub remote_port: u16,
-    /// `Offer`: 1 when the pair's memfd is the second descriptor.
-    pub pair_attached: u32,
+    /// `Offer`: which descriptors come with it, in this order: [`SLAB_ATTACHED`], [`PAIR_ATTACHED`].
+    pub attached: u32,
 }
+
+/// In `attached`: the slab that the channel is in.
+pub const SLAB_ATTACHED: u32 = 1;
+/// In `attached`: the pair's memory.
+pub const PAIR_ATTACHED: u32 = 2;
 
 const _: () = assert!(size_of::<Message>() == 96);
 
@@ -86,7 +93,7 @@ pub enum Kind {
     Pair = 2,
     /// Library: this connection is gone, has given its channel up, or stays on the host.
     Withdraw = 3,
-    /// Adapter: here is a region (first descriptor), and perhaps the pair's (second).
+    /// Adapter: here is a region; the descriptors of what is new to the receiver come with it.
     Offer = 4,
     /// Command line: are you there?
     Ping = 5,
@@ -103,7 +110,8 @@ pub enum Kind {
     Adopt = 10,
     /// Library, before its process replaces its program, or after that said hello again: give me the descriptors of the channel of
     /// this entry and generation. The reply, on the same socket and without a change of the entry's `offer` word, is an
-    /// [`Kind::Offer`] of the same side, slot and pair with both descriptors or, when there is no such channel, an
+    /// [`Kind::Offer`] of the same side, slot and pair with both descriptors or, when there is no such channel (or the asker is another
+    /// process than the one it was offered to, and others lie in the same slab), an
     /// [`Kind::Answer`] with `side` 0 and the entry and generation asked for.
     Resume = 11,
     /// Library: show me your engine. The reply is of the same kind, with one descriptor (an [`crate::offload::Outlook`]) and a pass or, where

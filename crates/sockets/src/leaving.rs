@@ -21,12 +21,11 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::ptr::NonNull;
 
 use toehold_channel::channel::{End, Incoming};
-use toehold_channel::layout::{CONTROL_BYTES, EVICT, LEFT, REGION_BYTES, RING_BYTES};
-use toehold_channel::memfd;
+use toehold_channel::layout::{CONTROL_BYTES, EVICT, LEFT, RING_BYTES};
 use toehold_channel::table::{COMMAND_DETACH, COMMAND_EVICT, FLAG_ASKED, FLAG_ATTACHED, Mode};
 
 use crate::state::{self, Connection};
-use crate::{adapter, doorbells, epoll, lock, options, pending, release, send, sys};
+use crate::{adapter, doorbells, epoll, lock, options, pending, release, send, slabs, sys};
 
 /// `attention` as it was when last followed.
 static FOLLOWED: AtomicU32 = AtomicU32::new(0);
@@ -217,7 +216,7 @@ fn frees(connection: &Connection, end: &End<'_>) -> bool {
         return false;
     }
     local.region.store(null_mut(), Ordering::SeqCst);
-    if !empty(region) {
+    if !empty(connection, region) {
         local.region.store(region, Ordering::SeqCst);
         return false;
     }
@@ -258,15 +257,12 @@ fn forget_positions(connection: &Connection) {
 }
 
 /// Frees the rings, for the peer as well, and puts empty private memory in the region's place.
-fn empty(region: *mut u8) -> bool {
+fn empty(connection: &Connection, region: *mut u8) -> bool {
     // SAFETY: both ends have left, so nobody reads or writes the rings; the control page, which the peer still looks at, stays. A hostile
     // peer that uses them all the same finds zeroes.
     unsafe {
         let rings = region.add(CONTROL_BYTES);
         libc::madvise(rings.cast(), 2 * RING_BYTES, libc::MADV_REMOVE);
     }
-    NonNull::new(region).is_some_and(|base| {
-        // SAFETY: a mapping of this length, made for `region`; whoever still holds an `End` of it finds memory there.
-        unsafe { memfd::replace(base, REGION_BYTES) }
-    })
+    NonNull::new(region).is_some_and(|region| slabs::replace(connection, region))
 }

@@ -42,6 +42,7 @@ pub mod real;
 mod receive;
 mod release;
 mod send;
+mod slabs;
 mod state;
 mod succession;
 mod sys;

@@ -11,18 +11,19 @@
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering;
 use std::os::fd::{AsFd, OwnedFd};
+use std::ptr::NonNull;
 
 use toehold_channel::doorbell::WakeWord;
 use toehold_channel::layout::{BOARD_BITS, CAPACITY_LOG2_MIN};
-use toehold_channel::rendezvous::{Kind, Message, mapped};
+use toehold_channel::rendezvous::{Kind, Message, PAIR_ATTACHED, mapped};
 use toehold_channel::table::{
     COMMAND_NONE, Entry, EntryState, FLAG_ACCEPTED, FLAG_ASKED, FLAG_ATTACHED, FLAG_CONNECTING,
     FLAG_OFFLOAD, FLAG_PINNED, FLAG_SHUT_RX, FLAG_SHUT_TX, Reason,
 };
 
-use crate::pairs::{find_pair, map_other_side, map_pair, map_region};
+use crate::pairs::{find_pair, map_other_side, map_pair};
 use crate::state::{self, Connection};
-use crate::{adapter, epoll, leaving, lock, offload, options, send, sys};
+use crate::{adapter, epoll, leaving, lock, offload, options, send, slabs, sys};
 
 /// Calls that moved bytes before a connection is worth pairing.
 const CALLS_BEFORE_PAIRING: u32 = 24;
@@ -103,6 +104,13 @@ pub(crate) fn consider(connection: &Connection) {
     entry.fd.store(connection.fd as u32, Ordering::Relaxed);
     let asks = is_released(entry) || connection.local.asked_epoch.load(Ordering::Relaxed) != epoch;
     if asks {
+        // The refusal is answered with this: without a new one it is not asked again.
+        let _ = entry.verdict.compare_exchange(
+            Reason::Detached as u32,
+            Reason::None as u32,
+            Ordering::Relaxed,
+            Ordering::Relaxed,
+        );
         match describe(connection) {
             Ok(message) => {
                 if !adapter::send(adapter, &message, None) {
@@ -151,6 +159,9 @@ fn describe(connection: &Connection) -> Result<Message, Reason> {
     message.entry = connection.index;
     message.generation = connection.generation;
     message.pid = state::pid();
+    message.slot = state::forks();
+    let is_parked = !connection.local.parked.load(Ordering::Relaxed).is_null();
+    message.side = u32::from(is_parked);
     if let Some(netns) = offload {
         // Its other end is the adapter's: never this socket itself, which is what the cookie is for.
         message.netns = netns;
@@ -218,11 +229,13 @@ pub(crate) fn handle_message(message: &Message, kind: Kind, descriptors: [Option
     }
 }
 
-/// Maps what was offered and leaves it with the connection for [`attach`]. Descriptors close on return.
+/// Finds or maps what was offered and leaves it with the connection for [`attach`]. Descriptors close on return.
 pub(crate) fn take_offer(message: &Message, descriptors: [Option<OwnedFd>; 2]) {
-    let [region_fd, pair_fd] = descriptors;
+    let (slab_fd, pair_fd) = attached(message, descriptors);
+    let slab_fd = slab_fd.as_ref().map(AsFd::as_fd);
     let side = (message.side & 1) as usize;
-    // The pair first: a later offer may refer to it even if this connection is gone by now.
+    let slot = message.slot.min(BOARD_BITS as u32 - 1);
+    // The memory first: later offers may refer to it even if this connection is gone by now.
     let pair = find_pair(message.pair, side)
         .or_else(|| {
             pair_fd
@@ -230,6 +243,7 @@ pub(crate) fn take_offer(message: &Message, descriptors: [Option<OwnedFd>; 2]) {
                 .and_then(|fd| map_pair(message.pair, side, fd.as_fd()))
         })
         .or_else(|| map_other_side(message.pair, side));
+    let found = pair.and_then(|pair| Some((pair, slabs::find(pair, slot, slab_fd)?)));
     let (Some(table), Some(local)) = (state::table(), state::local(message.entry)) else {
         return;
     };
@@ -241,38 +255,64 @@ pub(crate) fn take_offer(message: &Message, descriptors: [Option<OwnedFd>; 2]) {
     {
         return;
     }
+    let parked = NonNull::new(local.parked.load(Ordering::Relaxed));
+    let is_short = found.is_none() || (parked.is_some() && slab_fd.is_none());
+    if is_short && (slab_fd.is_none() || pair_fd.is_none()) {
+        // Given up here for want of use; the answer is this offer once more, all of it.
+        return ask_again(message);
+    }
     entry.offers_taken.fetch_add(1, Ordering::Relaxed);
     if local.descriptors.load(Ordering::Relaxed) == 0
         || !local.offered.load(Ordering::Relaxed).is_null()
     {
         return;
     }
-    let (Some(pair), Some(region_fd)) = (pair, region_fd) else {
+    let region = found.and_then(|(_, (_, region))| match (parked, slab_fd) {
+        (Some(parked), Some(file)) => slabs::map_over(parked, slot, file),
+        _ => Some(region),
+    });
+    let region = region.filter(|region| slabs::is_region(*region));
+    let (Some((pair, (slab, _))), Some(region)) = (found, region) else {
         entry
             .reason
             .store(Reason::NoResources as u32, Ordering::Relaxed);
         return;
     };
-    let parked = local.parked.swap(null_mut(), Ordering::Relaxed);
-    let Ok(region) = map_region(region_fd.as_fd(), parked) else {
-        entry
-            .reason
-            .store(Reason::NoResources as u32, Ordering::Relaxed);
-        return;
-    };
+    if parked.is_none() {
+        slabs::enter(local, slab);
+    }
     pair.channels.fetch_add(1, Ordering::Relaxed);
-    pair.slots_used.fetch_max(
-        message.slot.min(BOARD_BITS as u32 - 1) + 1,
-        Ordering::Relaxed,
-    );
+    pair.slots_used.fetch_max(slot + 1, Ordering::Relaxed);
     entry.side.store(side as u32, Ordering::Relaxed);
-    entry
-        .slot
-        .store(message.slot.min(BOARD_BITS as u32 - 1), Ordering::Relaxed);
+    entry.slot.store(slot, Ordering::Relaxed);
     local
         .pair
         .store(core::ptr::from_ref(pair).cast_mut(), Ordering::Relaxed);
     local.offered.store(region.as_ptr(), Ordering::Relaxed);
+}
+
+/// The slab and the pair that come with an offer.
+fn attached(
+    message: &Message,
+    [first, second]: [Option<OwnedFd>; 2],
+) -> (Option<OwnedFd>, Option<OwnedFd>) {
+    match message.attached {
+        PAIR_ATTACHED => (None, first),
+        _ => (first, second),
+    }
+}
+
+/// Asks for an offer once more.
+fn ask_again(message: &Message) {
+    let Some(adapter) = adapter::connected() else {
+        return;
+    };
+    let mut again = Message::new(Kind::Resume);
+    again.entry = message.entry;
+    again.generation = message.generation;
+    if !adapter::send(adapter, &again, None) {
+        adapter::lose(adapter);
+    }
 }
 
 /// Puts the offered region to use if nothing is in flight; otherwise the next call tries again. The caller holds the adapter's lock.

@@ -1,4 +1,4 @@
-//! Mappings that come from the adapter: regions, and the pairs of processes whose boards serve many of them.
+//! Pairs of processes, whose boards serve many channels.
 
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
@@ -6,13 +6,13 @@ use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 
 use toehold_channel::layout::{
-    BOARD_BITS, BOARDS, BOARDS_OFFSET, Board, Boards, CONTROL_BYTES, Control, PAIR_BYTES,
-    PAIR_MAGIC, PairHeader, REGION_BYTES, REGION_MAGIC,
+    BOARD_BITS, BOARDS, BOARDS_OFFSET, Board, Boards, PAIR_BYTES, PAIR_MAGIC, PairHeader,
+    SLAB_SLOTS,
 };
 use toehold_channel::memfd;
 use toehold_channel::table::LAYOUT_VERSION;
 
-use crate::{epoll, state};
+use crate::{epoll, slabs, state};
 
 /// Two processes and the boards between them, as this process maps them. Kept for as long as a channel uses it.
 pub(crate) struct Pair {
@@ -28,7 +28,12 @@ pub(crate) struct Pair {
     pub(crate) slots_used: AtomicU32,
     /// Registration by slot, for our boards.
     pub(crate) registrations: *mut AtomicU32,
+    /// Slab by number, see [`crate::slabs`]; behind the registrations.
+    slabs: *mut AtomicU32,
 }
+
+/// Places for registrations, and for slabs.
+const PLACES: usize = BOARD_BITS + BOARD_BITS / SLAB_SLOTS as usize;
 
 impl Pair {
     fn board_at(&self, side: usize, index: u32) -> Option<&Board> {
@@ -61,6 +66,15 @@ impl Pair {
         // SAFETY: the array has BOARD_BITS places and lives as long as the pair.
         Some(unsafe { &*self.registrations.add(slot as usize) })
     }
+
+    /// Where the slab of that index is to be found.
+    pub(crate) fn slab(&self, index: u32) -> Option<&AtomicU32> {
+        if index as usize >= BOARD_BITS / SLAB_SLOTS as usize {
+            return None;
+        }
+        // SAFETY: the array has that many places and lives as long as the pair.
+        Some(unsafe { &*self.slabs.add(index as usize) })
+    }
 }
 
 /// Pairs this process can be part of at a time.
@@ -78,26 +92,6 @@ fn pairs() -> Option<&'static [Pair]> {
     }
     // SAFETY: zeroes are valid `Pair`s (null pointers, zero atomics); the reservation is never released.
     Some(unsafe { core::slice::from_raw_parts(base, PAIRS_MAX) })
-}
-
-/// A region's memfd, mapped and verified; in the address range `parked` unless that is null.
-pub(crate) fn map_region(fd: BorrowedFd<'_>, parked: *mut u8) -> Result<NonNull<u8>, ()> {
-    let base = match NonNull::new(parked) {
-        // SAFETY: `leaving` put that range aside, and it is used for this connection's regions only.
-        Some(parked) => unsafe { memfd::map_over(parked, fd, REGION_BYTES) },
-        None => memfd::map(fd, REGION_BYTES),
-    };
-    let base = base.map_err(drop)?;
-    // SAFETY: just mapped, page-aligned, all atomics.
-    let control = unsafe { &*base.as_ptr().cast::<Control>() };
-    if control.magic.load(Ordering::Relaxed) == REGION_MAGIC
-        && control.version.load(Ordering::Relaxed) == LAYOUT_VERSION
-    {
-        return Ok(base);
-    }
-    // SAFETY: mapped above with this length and not shown to anybody.
-    unsafe { memfd::unmap(base, REGION_BYTES) };
-    Err(())
 }
 
 /// A pair that this process has mapped already.
@@ -127,7 +121,7 @@ pub(crate) fn map_other_side(id: u64, side: usize) -> Option<&'static Pair> {
 fn adopt_pair(id: u64, side: usize, base: NonNull<u8>) -> Option<&'static Pair> {
     // SAFETY: just mapped, page-aligned, all atomics.
     let header = unsafe { &*base.as_ptr().cast::<PairHeader>() };
-    let registrations = state::reserve(BOARD_BITS * size_of::<AtomicU32>());
+    let registrations = state::reserve(PLACES * size_of::<AtomicU32>()).cast::<AtomicU32>();
     // An unused place before an idle one: the adapter may still name the pair that stands there.
     let place = pairs()?.iter().position(|pair| pair.base.is_null());
     let place = place.or_else(|| {
@@ -150,10 +144,11 @@ fn adopt_pair(id: u64, side: usize, base: NonNull<u8>) -> Option<&'static Pair> 
     unsafe {
         if !(*pair).base.is_null() {
             epoll::forget_pair(pair);
+            slabs::retire_all(&*pair);
             memfd::unmap(NonNull::new_unchecked((*pair).base), PAIR_BYTES);
             libc::munmap(
                 (*pair).registrations.cast(),
-                BOARD_BITS * size_of::<AtomicU32>(),
+                PLACES * size_of::<AtomicU32>(),
             );
         }
         pair.write(Pair {
@@ -163,10 +158,9 @@ fn adopt_pair(id: u64, side: usize, base: NonNull<u8>) -> Option<&'static Pair> 
             channels: AtomicU32::new(0),
             epolls: [const { AtomicU32::new(0) }; BOARDS],
             slots_used: AtomicU32::new(0),
-            registrations: registrations.cast(),
+            registrations,
+            slabs: registrations.add(BOARD_BITS),
         });
         Some(&*pair)
     }
 }
-
-const _: () = assert!(CONTROL_BYTES == 4096);

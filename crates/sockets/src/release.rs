@@ -6,34 +6,32 @@ use std::ptr::NonNull;
 
 use toehold_channel::channel::{End, Incoming};
 use toehold_channel::doorbell::WakeWord;
-use toehold_channel::layout::{CLOSED_ALL, CLOSED_CLEAN, REGION_BYTES};
-use toehold_channel::memfd;
+use toehold_channel::layout::{CLOSED_ALL, CLOSED_CLEAN};
 use toehold_channel::rendezvous::{Kind, Message};
 use toehold_channel::table::{EntryState, FLAG_ASKED};
 
 use crate::state::{self, Connection, Local};
-use crate::{adapter, doorbells, lock, options, receive, send, sys};
+use crate::{adapter, doorbells, lock, options, receive, send, slabs, sys};
 
 /// The last descriptor of this process that referred to `connection` is being closed.
 pub(crate) fn release(connection: &Connection) {
     let (entry, local) = (connection.entry, connection.local);
     let last = entry.holders.fetch_sub(1, Ordering::AcqRel) <= 1 || !state::family_alive();
-    let offered = local.offered.load(Ordering::Relaxed);
-    if last {
-        if let Some(end) = connection.end() {
-            end_channel(connection, &end);
-        }
-        if entry.flags.load(Ordering::Relaxed) & FLAG_ASKED != 0 {
-            let _held = adapter::lock();
+    let asked = last && entry.flags.load(Ordering::Relaxed) & FLAG_ASKED != 0;
+    if let (true, Some(end)) = (last, connection.end()) {
+        end_channel(connection, &end);
+    }
+    if let Some(region) = NonNull::new(local.offered.load(Ordering::Relaxed)) {
+        // Before the adapter hears of it: the next connection's region may be in the same place.
+        leave_region(connection, region);
+    }
+    local.parked.store(null_mut(), Ordering::Relaxed);
+    if asked || local.slab.load(Ordering::Relaxed) != 0 {
+        let _held = adapter::lock();
+        if asked {
             withdraw(connection);
         }
-    }
-    if !offered.is_null() {
-        unmap(connection, offered);
-    }
-    if let Some(parked) = NonNull::new(local.parked.swap(null_mut(), Ordering::Relaxed)) {
-        // SAFETY: `leaving` put that range aside, empty, for this connection's next region.
-        unsafe { memfd::unmap(parked, REGION_BYTES) };
+        slabs::leave(local);
     }
     if last {
         entry
@@ -118,8 +116,8 @@ pub(crate) fn leave_pair(local: &Local) {
     }
 }
 
-/// Ends this process's mapping of a region once nobody here is inside it.
-fn unmap(connection: &Connection, region: *mut u8) {
+/// Ends this process's use of a region once nobody here is inside it.
+fn leave_region(connection: &Connection, region: NonNull<u8>) {
     /// Turns to wait for threads that were inside a call when the descriptor was closed.
     const TURNS_MAX: u32 = 1000;
     let (entry, local) = (connection.entry, connection.local);
@@ -128,19 +126,21 @@ fn unmap(connection: &Connection, region: *mut u8) {
     local.region.store(null_mut(), Ordering::SeqCst);
     drop(rx);
     drop(tx);
+    let is_inside =
+        || local.sleepers.load(Ordering::SeqCst) != 0 || local.users.load(Ordering::SeqCst) != 0;
     let mut turns = 0;
-    while local.sleepers.load(Ordering::SeqCst) != 0 || local.users.load(Ordering::SeqCst) != 0 {
+    while is_inside() && turns < TURNS_MAX {
         turns += 1;
-        if turns > TURNS_MAX {
-            // A thread still sleeps on the closed descriptor: leave it the mapping rather than pull it away.
-            return;
-        }
         sys::yield_now();
     }
     local.offered.store(null_mut(), Ordering::Relaxed);
     leave_pair(local);
-    if let Some(base) = NonNull::new(region) {
-        // SAFETY: mapped by `pairs::map_region` with this length; nobody is inside and nobody can find it any more.
-        unsafe { memfd::unmap(base, REGION_BYTES) };
+    if is_inside() {
+        // A thread still sleeps on the closed descriptor: it gets memory in which it can do no harm, for as long as the process lives.
+        slabs::replace(connection, region);
+        local.slab.store(0, Ordering::Relaxed);
+    } else if !local.parked.load(Ordering::Relaxed).is_null() {
+        // Mapped for this connection alone, in a hole of its slab.
+        slabs::replace(connection, region);
     }
 }

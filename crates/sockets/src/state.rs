@@ -29,6 +29,8 @@ const OWN_FD_MIN: usize = 700;
 static ENABLED: AtomicBool = AtomicBool::new(false);
 static PID: AtomicU32 = AtomicU32::new(0);
 static WAIT: AtomicU32 = AtomicU32::new(0);
+/// How often this process, and those that it descends from, have forked.
+static FORKS: AtomicU32 = AtomicU32::new(0);
 static FDS: AtomicPtr<AtomicU64> = AtomicPtr::new(null_mut());
 static LOCALS: AtomicPtr<Local> = AtomicPtr::new(null_mut());
 static TABLE: AtomicPtr<u8> = AtomicPtr::new(null_mut());
@@ -64,6 +66,8 @@ pub(crate) struct Local {
     pub(crate) offered: AtomicPtr<u8>,
     /// Address range of a region that was left, for the next one.
     pub(crate) parked: AtomicPtr<u8>,
+    /// The slab that its first region is in, by number; 0 for none.
+    pub(crate) slab: AtomicU32,
     /// Since when the channel has been drained and refused, nanoseconds; 0 when it is not.
     pub(crate) over_since_ns: AtomicU64,
     /// The wake word to return to when nobody sleeps.
@@ -204,6 +208,11 @@ pub(crate) fn is_started() -> bool {
 #[inline]
 pub(crate) fn pid() -> u32 {
     PID.load(Ordering::Relaxed)
+}
+
+/// Changes with each child that inherits what we have mapped.
+pub(crate) fn forks() -> u32 {
+    FORKS.load(Ordering::Relaxed)
 }
 
 /// How to wait.
@@ -748,6 +757,7 @@ pub(crate) fn leave_family(pid: u32) {
 /// Fork, parent's side, before the child exists: the child will hold every connection that we hold. No allocation, no lock.
 pub extern "C" fn before_fork() {
     crate::epoll::forking();
+    FORKS.fetch_add(1, Ordering::Relaxed);
     if let Some(table) = table() {
         table.header().births.fetch_add(1, Ordering::AcqRel);
     }

@@ -2,7 +2,7 @@
 //!
 //! All that the library knows is in memory that exec throws away. What the family shares (positions, modes, counts) is in the table's
 //! memfd; the rest, which descriptor stands for which entry and where its region is, is written into a memfd of its own, the
-//! *estate*, whose number travels in the environment. Region and pair descriptors come from the adapter once more ([`Kind::Resume`](toehold_channel::rendezvous::Kind::Resume)),
+//! *estate*, whose number travels in the environment. Slab and pair descriptors come from the adapter once more ([`Kind::Resume`](toehold_channel::rendezvous::Kind::Resume)),
 //! before the exec: a program whose adapter does not answer is no worse off than one whose successor lacks the library.
 //!
 //! ```text
@@ -15,7 +15,6 @@
 //! The locks stay taken over the exec where nobody else of the family holds the connection: no thread of ours can then be in the
 //! middle of a change to what is handed on.
 
-use core::ptr::null_mut;
 use core::sync::atomic::Ordering;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 use std::ptr::NonNull;
@@ -27,7 +26,7 @@ use toehold_channel::rendezvous::{Kind as Said, Message};
 use toehold_channel::table::{EntryState, FLAG_INHERITED, FLAG_PINNED, Reason};
 
 use crate::state::{self, Connection, Kind};
-use crate::{adapter, epoll, lock, pairing, pairs, receive, send, sys};
+use crate::{adapter, epoll, lock, pairing, pairs, receive, send, slabs, sys};
 
 /// Connections of one process whose channels are handed on; further ones go back to their carriers.
 const RESUMED_MAX: u32 = 1024;
@@ -60,8 +59,8 @@ struct Heirloom {
     generation: u32,
     /// [`LOCKED`], [`OFFERED`].
     flags: u32,
-    /// Region and pair, -1 for none.
-    region_fd: i32,
+    /// Slab and pair, -1 for none.
+    slab_fd: i32,
     pair_fd: i32,
     slot: u32,
     side: u32,
@@ -266,7 +265,7 @@ pub fn exec_failed(departure: Departure) {
     if let Some((_, estate)) = departure.estate {
         set_close_on_exec(state::table_fd(), true);
         for heirloom in estate.heirlooms() {
-            close_all([heirloom.region_fd, heirloom.pair_fd]);
+            close_all([heirloom.slab_fd, heirloom.pair_fd]);
             if heirloom.flags & LOCKED != 0 {
                 if let Some(entry) = state::entry(heirloom.entry) {
                     entry.rx_lock.store(0, Ordering::Release);
@@ -312,8 +311,8 @@ pub fn succeed(estate_fd: i32) {
     let known = state::is_started() && state::adopt_table(table_fd);
     for heirloom in estate.heirlooms() {
         let taken = known && take_over(heirloom);
-        close_all([heirloom.region_fd, heirloom.pair_fd]);
-        if !taken && heirloom.region_fd >= 0 {
+        close_all([heirloom.slab_fd, heirloom.pair_fd]);
+        if !taken && heirloom.slab_fd >= 0 {
             // We cannot say where in its stream it is: better no stream than a wrong one.
             // SAFETY: plain system call.
             unsafe {
@@ -367,7 +366,7 @@ fn take_over(heirloom: &Heirloom) -> bool {
         entry.pid.store(state::pid(), Ordering::Relaxed);
         entry.fd.store(heirloom.fd as u32, Ordering::Relaxed);
     }
-    let mapped = heirloom.region_fd < 0 || map(&connection, heirloom);
+    let mapped = heirloom.slab_fd < 0 || map(&connection, heirloom);
     if heirloom.flags & LOCKED != 0 {
         entry.rx_lock.store(0, Ordering::Release);
         entry.tx_lock.store(0, Ordering::Release);
@@ -385,20 +384,23 @@ fn map(connection: &Connection, heirloom: &Heirloom) -> bool {
     let local = connection.local;
     let side = (heirloom.side & 1) as usize;
     // SAFETY: the former program left both descriptors open for us; our caller closes them.
-    let (region_fd, pair_fd) = unsafe {
+    let (slab_fd, pair_fd) = unsafe {
         (
-            BorrowedFd::borrow_raw(heirloom.region_fd),
+            BorrowedFd::borrow_raw(heirloom.slab_fd),
             BorrowedFd::borrow_raw(heirloom.pair_fd),
         )
     };
     let _held = adapter::lock();
     let pair = pairs::find_pair(heirloom.pair, side)
         .or_else(|| pairs::map_pair(heirloom.pair, side, pair_fd));
-    let (Some(pair), Ok(region)) = (pair, pairs::map_region(region_fd, null_mut())) else {
+    let slot = heirloom.slot.min(BOARD_BITS as u32 - 1);
+    let found = pair.and_then(|pair| Some((pair, slabs::find(pair, slot, Some(slab_fd))?)));
+    let Some((pair, (slab, region))) = found.filter(|(_, (_, region))| slabs::is_region(*region))
+    else {
         return false;
     };
+    slabs::enter(local, slab);
     pair.channels.fetch_add(1, Ordering::Relaxed);
-    let slot = heirloom.slot.min(BOARD_BITS as u32 - 1);
     pair.slots_used.fetch_max(slot + 1, Ordering::Relaxed);
     let pair = core::ptr::from_ref(pair).cast_mut();
     local.pair.store(pair, Ordering::Relaxed);
@@ -492,11 +494,11 @@ fn hand_on(
             core::mem::forget((rx, tx));
             heirloom.flags |= LOCKED;
         } else {
-            close_all([heirloom.region_fd, heirloom.pair_fd]);
+            close_all([heirloom.slab_fd, heirloom.pair_fd]);
             return false;
         }
     }
-    for fd in [heirloom.region_fd, heirloom.pair_fd] {
+    for fd in [heirloom.slab_fd, heirloom.pair_fd] {
         if fd >= 0 {
             set_close_on_exec(fd, false);
         }
@@ -522,7 +524,7 @@ fn heirloom_of(connection: &Connection) -> Heirloom {
         entry: connection.index,
         generation: connection.generation,
         flags: 0,
-        region_fd: -1,
+        slab_fd: -1,
         pair_fd: -1,
         slot: 0,
         side: 0,
@@ -579,8 +581,8 @@ impl Resumer {
                     let is_ours = answer.entry == connection.index
                         && answer.generation == connection.generation;
                     match (kind, descriptors) {
-                        (Said::Offer, [Some(region), Some(pair)]) if is_ours => {
-                            heirloom.region_fd = region.into_raw_fd();
+                        (Said::Offer, [Some(slab), Some(pair)]) if is_ours => {
+                            heirloom.slab_fd = slab.into_raw_fd();
                             heirloom.pair_fd = pair.into_raw_fd();
                             heirloom.slot = answer.slot;
                             heirloom.side = answer.side;

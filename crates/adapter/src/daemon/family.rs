@@ -13,7 +13,7 @@ use crate::listener::{check, number_of};
 use crate::registry::{ClientId, End, Resumed, TableId};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use toehold_channel::rendezvous::{Kind, Message};
+use toehold_channel::rendezvous::{Kind, Message, PAIR_ATTACHED, SLAB_ATTACHED};
 
 impl Daemon {
     /// Serves a socket as if it had been accepted, on its sender's word.
@@ -51,7 +51,8 @@ impl Daemon {
         self.tables.current(end)?;
         let resumed = self.registry.resume(id, end.entry, end.generation)?;
         self.bury_predecessor(resumed);
-        let memory = self.regions.get(resumed.channel, resumed.pair)?;
+        self.release_regions();
+        let memory = self.regions.get(resumed.channel, resumed.is_by_another)?;
         self.log
             .say("resume", || "offered a channel once more".into());
         Some(Outgoing {
@@ -60,11 +61,11 @@ impl Daemon {
                 generation: end.generation,
                 side: resumed.side,
                 slot: resumed.slot,
-                pair: resumed.pair.0,
-                pair_attached: 1,
+                pair: self.spoken(resumed.pair),
+                attached: SLAB_ATTACHED | PAIR_ATTACHED,
                 ..Message::new(Kind::Offer)
             },
-            descriptors: vec![memory.region, memory.pair],
+            descriptors: vec![memory.slab, memory.pair],
             offer: None,
         })
     }

@@ -6,7 +6,7 @@ use super::connections::Fault;
 use crate::proc;
 use crate::regions::Memory;
 use crate::registry::{
-    Address, Ask, ChannelId, ClientId, End, Introduction, Match, Outcome, Tuple,
+    Address, Ask, ChannelId, ClientId, End, Introduction, Match, Outcome, PairId, Tuple,
 };
 use crate::tables::Tables;
 use std::collections::BTreeMap;
@@ -14,7 +14,7 @@ use std::io;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 use toehold_channel::layout::CAPACITY_LOG2_MAX;
-use toehold_channel::rendezvous::{Kind, Message};
+use toehold_channel::rendezvous::{Kind, Message, PAIR_ATTACHED, SLAB_ATTACHED};
 use toehold_channel::table::{COMMAND_DETACH, Reason};
 
 impl Daemon {
@@ -48,6 +48,8 @@ impl Daemon {
             tuple: tuple_of(message, netns),
             cookie: message.cookie,
             accepted: mapped.is_accepted(end.entry),
+            forks: message.slot,
+            wants_slab: message.side == 1,
         };
         self.tables.clear_evict(end);
         let mut outcome = self.registry.ask(ask, &is_current(&self.tables));
@@ -95,9 +97,15 @@ impl Daemon {
 
     /// Gives up the memory of what has ended.
     pub(super) fn release_regions(&mut self) {
+        let now = Instant::now();
         while let Some(ended) = self.registry.poll_ended() {
-            self.regions.close(ended);
+            self.regions.close(ended, now);
         }
+    }
+
+    /// A pair's number as clients know it.
+    pub(super) fn spoken(&self, pair: PairId) -> u64 {
+        self.pair_numbers.wrapping_add(pair.0)
     }
 
     /// Introduces what had to wait for a region, as far as there are regions now.
@@ -113,6 +121,8 @@ impl Daemon {
 
     /// Makes a channel's memory and offers it to both ends. Without memory or descriptors for it both wait.
     fn introduce(&mut self, matched: &Match) -> io::Result<()> {
+        // Its slot may be that of a channel which has ended in this turn.
+        self.release_regions();
         let memory = self.regions.create(matched).inspect_err(|error| {
             self.registry.postpone(matched);
             for side in &matched.sides {
@@ -123,7 +133,8 @@ impl Daemon {
         })?;
         self.log.say("pair", || "introduced two programs".into());
         for (side, introduction) in matched.sides.iter().enumerate() {
-            let offer = offer_of(matched, side as u32, introduction, &memory);
+            let mut offer = offer_of(matched, side as u32, introduction, &memory);
+            offer.message.pair = self.spoken(matched.pair);
             if self.send(introduction.client, offer).is_err() {
                 self.drop_client(introduction.client, &Fault::Deaf);
             }
@@ -174,19 +185,21 @@ impl Daemon {
 }
 
 fn offer_of(matched: &Match, side: u32, to: &Introduction, memory: &Memory) -> Outgoing {
+    let slab = to.wants_slab || !memory.shown[side as usize];
+    let attached =
+        if slab { SLAB_ATTACHED } else { 0 } | if to.pair_attached { PAIR_ATTACHED } else { 0 };
+    let slab = slab.then_some(&memory.slab);
     let pair = to.pair_attached.then_some(&memory.pair);
-    let descriptors = std::iter::once(&memory.region).chain(pair);
     Outgoing {
         message: Message {
             entry: to.end.entry,
             generation: to.end.generation,
             side,
             slot: matched.slot,
-            pair: matched.pair.0,
-            pair_attached: u32::from(to.pair_attached),
+            attached,
             ..Message::new(Kind::Offer)
         },
-        descriptors: descriptors.cloned().collect(),
+        descriptors: slab.into_iter().chain(pair).cloned().collect(),
         offer: Some(to.end),
     }
 }

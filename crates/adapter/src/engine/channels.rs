@@ -10,10 +10,10 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use toehold_channel::layout::{
     BOARD_BITS, BOARD_WORDS, BOARDS, BOARDS_OFFSET, Board, Boards, Control, PAIR_BYTES, PAIR_MAGIC,
-    PairHeader, REGION_BYTES, REGION_MAGIC,
+    PairHeader, REGION_MAGIC, SLAB_BYTES, place_in_slab, slab_of,
 };
 use toehold_channel::memfd;
-use toehold_channel::rendezvous::{Kind, Message};
+use toehold_channel::rendezvous::{Kind, Message, PAIR_ATTACHED, SLAB_ATTACHED};
 use toehold_channel::table::{
     ENTRIES, Entry, EntryState, FLAG_ACCEPTED, LAYOUT_VERSION, TABLE_BYTES, Table, WaitMode,
 };
@@ -82,6 +82,8 @@ struct Pair {
     /// The engine's slot, plus one, by the channel's.
     flows: Vec<u32>,
     count: usize,
+    /// Where the regions are, by slab, and the numbers of the slabs' files.
+    slabs: Vec<Option<(NonNull<u8>, u64)>>,
 }
 
 // SAFETY: boards are atomics all through, and only the engine's thread has this mapping of them.
@@ -229,8 +231,25 @@ impl Channels {
         let is_current = entry.state.load(Ordering::Relaxed) == EntryState::Live as u32
             && entry.generation.load(Ordering::Relaxed) == message.generation;
         let slot = message.slot;
-        if !self.pairs.contains_key(&message.pair) {
-            let Some(file) = descriptors.get(1) else {
+        let has = |bit| message.attached & bit != 0;
+        let mut descriptors = descriptors.iter().map(OwnedFd::as_fd);
+        let slab = has(SLAB_ATTACHED).then(|| descriptors.next()).flatten();
+        let file = has(PAIR_ATTACHED).then(|| descriptors.next()).flatten();
+        if let (Some(file), false) = (file, self.pairs.contains_key(&message.pair)) {
+            let pair = Pair::map(file, message.side as usize)?;
+            self.make_room();
+            self.pairs.insert(message.pair, pair);
+        }
+        if slot as usize >= BOARD_BITS {
+            return None;
+        }
+        let pair = self.pairs.get_mut(&message.pair);
+        let region = pair.and_then(|pair| pair.region(slot, slab));
+        if !is_current {
+            return None;
+        }
+        let Some(region) = region else {
+            if slab.is_none() || file.is_none() {
                 // Forgotten for want of use: the daemon still has it.
                 let again = Message {
                     entry: message.entry,
@@ -239,17 +258,10 @@ impl Channels {
                     ..Message::new(Kind::Resume)
                 };
                 let _ = wire::try_send(self.socket.as_fd(), &again, &[]);
-                return None;
-            };
-            let pair = Pair::map(file.as_fd(), message.side as usize)?;
-            self.make_room();
-            self.pairs.insert(message.pair, pair);
-        }
-        if !is_current || slot as usize >= BOARD_BITS {
+            }
             return None;
-        }
-        let region = memfd::map(descriptors.first()?.as_fd(), REGION_BYTES).ok()?;
-        // SAFETY: just mapped for that length, and nobody else's.
+        };
+        // SAFETY: a region of one of the pair's slabs, which are mapped for as long as the pair has a channel.
         let lane = unsafe { Lane::new(region, entry, message.side as usize) };
         // SAFETY: mapped, page-aligned, all atomics.
         let control = unsafe { region.cast::<Control>().as_ref() };
@@ -330,6 +342,7 @@ impl Pair {
             side: side & 1,
             flows: Vec::new(),
             count: 0,
+            slabs: Vec::new(),
         };
         // SAFETY: mapped, page-aligned, all atomics.
         let header = unsafe { base.cast::<PairHeader>().as_ref() };
@@ -354,6 +367,27 @@ impl Pair {
         boards.boards.get(index as usize)
     }
 
+    /// The region of a slot; `file` is its slab if that is new to us. One that stood in its place holds no channel any more, or the daemon
+    /// would not have given it up.
+    fn region(&mut self, slot: u32, file: Option<BorrowedFd<'_>>) -> Option<NonNull<u8>> {
+        let index = slab_of(slot) as usize;
+        if self.slabs.len() <= index {
+            self.slabs.resize(index + 1, None);
+        }
+        let place = &mut self.slabs[index];
+        let number = |file: &BorrowedFd<'_>| memfd::number(*file).ok();
+        let is_known = |file: &BorrowedFd<'_>| place.map(|known| known.1) == number(file);
+        if let Some(file) = file.filter(|file| !is_known(file)) {
+            let fresh = (memfd::map(file, SLAB_BYTES).ok()?, number(&file)?);
+            if let Some((before, _)) = place.replace(fresh) {
+                // SAFETY: mapped here with this length, and nothing uses it any more.
+                unsafe { memfd::unmap(before, SLAB_BYTES) };
+            }
+        }
+        // SAFETY: inside the mapping.
+        place.map(|(base, _)| unsafe { base.add(place_in_slab(slot)) })
+    }
+
     /// The words of our board that can have bits.
     fn words(&self) -> &[AtomicU64] {
         let count = self.flows.len().div_ceil(64).min(BOARD_WORDS);
@@ -366,6 +400,10 @@ impl Drop for Pair {
     fn drop(&mut self) {
         // SAFETY: mapped by `map` with this length; every reference into it borrows from `self`.
         unsafe { memfd::unmap(self.base, PAIR_BYTES) };
+        for &(slab, _) in self.slabs.iter().flatten() {
+            // SAFETY: mapped by `region` with this length; a pair that is dropped has no channel.
+            unsafe { memfd::unmap(slab, SLAB_BYTES) };
+        }
     }
 }
 

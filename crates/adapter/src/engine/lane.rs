@@ -14,10 +14,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use toehold_channel::channel::{End, Incoming};
 use toehold_channel::doorbell::{self, WakeWord};
-use toehold_channel::layout::{
-    Board, CAPACITY_LOG2_ENGINE, CLOSED_ALL, CLOSED_CLEAN, EVICT, LEFT, REGION_BYTES,
-};
-use toehold_channel::memfd;
+use toehold_channel::layout::{Board, CAPACITY_LOG2_ENGINE, CLOSED_ALL, CLOSED_CLEAN, EVICT, LEFT};
 use toehold_channel::ring::{Fault, stretches};
 use toehold_channel::table::{COMMAND_DETACH, COMMAND_EVICT, Entry, Mode};
 
@@ -58,7 +55,7 @@ impl Lane {
     /// A lane over a mapped region.
     ///
     /// # Safety
-    /// `region` is a mapping of [`REGION_BYTES`] that belongs to the lane from here on.
+    /// `region` is a mapping of [`toehold_channel::layout::REGION_BYTES`] that outlives the lane.
     pub(super) unsafe fn new(region: NonNull<u8>, entry: &'static Entry, side: usize) -> Lane {
         Lane {
             region,
@@ -71,7 +68,7 @@ impl Lane {
     }
 
     pub(super) fn end(&self) -> End<'_> {
-        // SAFETY: the mapping lives as long as `self`, and `side` is 0 or 1.
+        // SAFETY: the mapping outlives `self` by the promise of `new`, and `side` is 0 or 1.
         unsafe { End::at(self.entry, self.region.as_ptr(), self.side) }
     }
 
@@ -364,13 +361,6 @@ impl Lane {
         let closed = &self.end().ours().wake.closed;
         closed.store(CLOSED_ALL, Ordering::Release);
         fence(Ordering::SeqCst);
-    }
-}
-
-impl Drop for Lane {
-    fn drop(&mut self) {
-        // SAFETY: the mapping is ours by the promise of `new`; nothing refers to it any more.
-        unsafe { memfd::unmap(self.region, REGION_BYTES) };
     }
 }
 

@@ -1,7 +1,7 @@
 //! The registry's words: what it is told, what it answers, and the records it keeps.
 
 use super::{CHANNELS_PER_PAIR_MAX, ENDS_PER_PROCESS_MAX, PENDING_PER_PROCESS_MAX};
-use crate::slots::Slots;
+use crate::slots::{Forks, Slots};
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use toehold_channel::table::Reason;
@@ -108,6 +108,10 @@ pub struct Ask {
     pub cookie: u64,
     /// Whether this end accepted the connection; it connected otherwise.
     pub accepted: bool,
+    /// How often the process has forked.
+    pub forks: u32,
+    /// Whether it needs the slab's descriptor even if it was given that before.
+    pub wants_slab: bool,
 }
 
 /// What came of an [`Ask`].
@@ -130,6 +134,8 @@ pub struct Match {
     pub pair: PairId,
     /// Its number in that pair.
     pub slot: u32,
+    /// How often the process of either side has forked: a slab of other numbers is not to be used.
+    pub forks: Forks,
     /// Who is offered side 0 and side 1.
     pub sides: [Introduction; 2],
 }
@@ -150,6 +156,8 @@ pub struct Introduction {
     pub end: End,
     /// Whether the pair's memory goes with it: it is this process's first offer of the pair.
     pub pair_attached: bool,
+    /// Whether the slab goes with it even if this process was given it before.
+    pub wants_slab: bool,
 }
 
 /// What the registry knows no longer; its memory need not be kept.
@@ -174,6 +182,8 @@ pub struct Resumed {
     pub side: u32,
     /// In whose name the end was until now.
     pub before: ClientId,
+    /// Whether who asks is another process than the one it was offered to. The channel's slab is closed then.
+    pub is_by_another: bool,
 }
 
 /// Who may be introduced to whom.
@@ -243,6 +253,8 @@ pub(super) struct Registered {
     pub(super) tuple: Tuple,
     pub(super) cookie: u64,
     pub(super) accepted: bool,
+    pub(super) forks: u32,
+    pub(super) wants_slab: bool,
     pub(super) place: Place,
 }
 

@@ -3,6 +3,7 @@
 mod naive;
 
 use super::*;
+use toehold_channel::layout::SLAB_SLOTS;
 
 impl Registry {
     /// The invariants of the module's documentation.
@@ -82,6 +83,8 @@ fn ask(client: u64, entry: u32, local: u16, remote: u16) -> Ask {
         },
         cookie: 0,
         accepted: local < 100,
+        forks: 0,
+        wants_slab: false,
     }
 }
 
@@ -242,11 +245,27 @@ fn a_late_withdrawal_does_not_touch_the_entrys_successor() {
 fn asking_again_ends_what_the_entry_was_part_of() {
     let mut registry = registry(2);
     let first = join(&mut registry, 1);
-    let again = registry.ask(ask(0, 1, 80, 5001), CURRENT);
+    let next = |ask| Ask {
+        generation: 2,
+        ..ask
+    };
+    let again = registry.ask(next(ask(0, 1, 80, 5001)), CURRENT);
     assert_eq!(again, Outcome::Waiting(Reason::NoPartner));
     assert_eq!(registry.partner(first.sides[0].end), None);
-    let again = registry.ask(ask(1, 1, 5001, 80), CURRENT);
+    let again = registry.ask(next(ask(1, 1, 5001, 80)), CURRENT);
     assert_eq!(matched(again).slot, 0, "the first channel has no end left");
+    registry.check();
+}
+
+#[test]
+fn asking_twice_for_one_channel_is_asking_once() {
+    let mut registry = registry(2);
+    let first = join(&mut registry, 1);
+    let again = registry.ask(ask(1, 1, 5001, 80), CURRENT);
+    assert_eq!(again, Outcome::Waiting(Reason::PartnerNotAttached));
+    registry.withdraw(ClientId(0), 1, 1);
+    let other = join(&mut registry, 2);
+    assert_ne!(other.slot, first.slot, "the asker may be in the first");
     registry.check();
 }
 
@@ -396,6 +415,7 @@ fn a_new_program_of_a_process_has_the_channels_of_the_old_one() {
             slot: matched.slot,
             side: 0,
             before: ClientId(1),
+            is_by_another: false,
         };
         assert_eq!(resumed, Some(expected));
         assert_eq!(registry.partner(end), Some(matched.sides[1].end));
@@ -406,12 +426,46 @@ fn a_new_program_of_a_process_has_the_channels_of_the_old_one() {
 }
 
 #[test]
+fn a_forked_program_sees_no_channel_but_the_one_it_asks_for() {
+    let mut registry = registry(2);
+    let [first, second] = [1, 2].map(|entry| join(&mut registry, entry));
+    registry.join(ClientId(2), process(2, 1));
+    assert_eq!(
+        registry.resume(ClientId(2), 1, 1),
+        None,
+        "another beside it"
+    );
+    registry.withdraw(ClientId(1), 2, 1);
+    registry.withdraw(ClientId(0), 2, 1);
+    assert!(registry.resume(ClientId(2), 1, 1).is_some());
+    let third = join(&mut registry, 3);
+    assert_eq!([first.slot, second.slot, third.slot], [0, 1, SLAB_SLOTS]);
+    registry.check();
+}
+
+#[test]
+fn who_has_forked_gets_no_channel_that_the_child_would_see() {
+    let mut registry = registry(2);
+    let before = join(&mut registry, 1);
+    registry.ask(ask(0, 2, 80, 5002), CURRENT);
+    let forked = Ask {
+        forks: 1,
+        ..ask(1, 2, 5002, 80)
+    };
+    let after = matched(registry.ask(forked, CURRENT));
+    assert_eq!([before.slot, after.slot], [0, SLAB_SLOTS]);
+    assert_eq!([before.forks, after.forks], [[0, 0], [1, 0]]);
+    assert_eq!(before.pair, after.pair);
+    registry.check();
+}
+
+#[test]
 fn a_forked_program_may_have_a_channel_again_but_not_take_it() {
     let mut registry = registry(2);
     let matched = join(&mut registry, 1);
     registry.join(ClientId(2), process(2, 1));
     let resumed = registry.resume(ClientId(2), 1, 1).expect("of its family");
-    assert_eq!(resumed.before, ClientId(1));
+    assert_eq!((resumed.before, resumed.is_by_another), (ClientId(1), true));
     assert_eq!(registry.ends_of(ClientId(2)).count(), 0);
     assert_eq!(
         registry.ends_of(ClientId(1)).next(),

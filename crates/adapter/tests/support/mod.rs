@@ -3,6 +3,8 @@
 
 pub(crate) mod program;
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -14,9 +16,11 @@ use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use toehold_adapter::daemon::{Daemon, Error, Options, Stopper};
 use toehold_adapter::wire::{self, Received};
-use toehold_channel::layout::{Control, PAIR_BYTES, PAIR_MAGIC, REGION_BYTES, REGION_MAGIC};
+use toehold_channel::layout::{
+    Control, PAIR_BYTES, PAIR_MAGIC, REGION_MAGIC, SLAB_BYTES, place_in_slab, slab_of,
+};
 use toehold_channel::memfd;
-use toehold_channel::rendezvous::{Kind, Message, mapped};
+use toehold_channel::rendezvous::{Kind, Message, PAIR_ATTACHED, SLAB_ATTACHED, mapped};
 use toehold_channel::table::{
     Entry, EntryState, FLAG_ACCEPTED, FLAG_ASKED, TABLE_BYTES, Table, WaitMode,
 };
@@ -173,25 +177,24 @@ pub(crate) struct FakeOffer {
     pub(crate) message: Message,
     pub(crate) region: NonNull<u8>,
     pub(crate) pair: Option<File>,
+    pub(crate) slab: Option<File>,
 }
 
 impl FakeOffer {
     pub(crate) fn control(&self) -> &Control {
-        // SAFETY: mapped as a region; only a test that looks no further unmaps it.
+        // SAFETY: in a mapping that is never ended; all atomics.
         unsafe { self.region.cast().as_ref() }
     }
-
-    /// Ends the mapping, for tests with very many.
-    pub(crate) fn unmap(&self) {
-        // SAFETY: mapped by `take_offer` with this length; the test looks at it no more.
-        unsafe { memfd::unmap(self.region, REGION_BYTES) };
-    }
 }
+
+/// Slabs by pair, side and number.
+type Slabs = RefCell<BTreeMap<(u64, u32, u32), NonNull<u8>>>;
 
 /// A library that said hello, or is about to.
 pub(crate) struct FakeLibrary {
     pub(crate) socket: OwnedFd,
     pub(crate) table: FakeTable,
+    slabs: Slabs,
 }
 
 impl FakeLibrary {
@@ -202,19 +205,25 @@ impl FakeLibrary {
 
     pub(crate) fn with_table(dir: &Path, table: FakeTable) -> FakeLibrary {
         let socket = connect(dir);
-        let library = FakeLibrary { socket, table };
+        let library = FakeLibrary::at(socket, table);
         library.hello(library.table.file.as_fd());
         library
+    }
+
+    /// One that has not said hello.
+    pub(crate) fn at(socket: OwnedFd, table: FakeTable) -> FakeLibrary {
+        FakeLibrary {
+            socket,
+            table,
+            slabs: Slabs::default(),
+        }
     }
 
     /// As a forked child comes to the adapter: through the connection of its parent, with its parent's table.
     pub(crate) fn adopted(&self) -> FakeLibrary {
         let (socket, theirs) = socket_pair(libc::SOCK_SEQPACKET);
         self.adopt(&[theirs.as_fd()]);
-        let child = FakeLibrary {
-            socket,
-            table: self.table.again(),
-        };
+        let child = FakeLibrary::at(socket, self.table.again());
         child.hello(child.table.file.as_fd());
         child
     }
@@ -240,7 +249,7 @@ impl FakeLibrary {
         wire::send(self.socket.as_fd(), &resume, &[]).expect("sent");
         match wire::receive(self.socket.as_fd()).expect("received") {
             Received::Message(message, Kind::Offer, descriptors) => {
-                Ok(take_offer(message, descriptors))
+                Ok(self.take_offer(message, descriptors))
             }
             Received::Message(message, Kind::Answer, _) => Err(message),
             other => panic!("unexpected: {other:?}"),
@@ -287,7 +296,7 @@ impl FakeLibrary {
             match wire::receive(self.socket.as_fd()).expect("received") {
                 Received::Message(_, Kind::Answer, _) => return offers,
                 Received::Message(message, Kind::Offer, descriptors) => {
-                    offers.push(take_offer(message, descriptors));
+                    offers.push(self.take_offer(message, descriptors));
                 }
                 other => panic!("unexpected: {other:?}"),
             }
@@ -313,7 +322,7 @@ impl FakeLibrary {
     pub(crate) fn offer(&self) -> FakeOffer {
         match wire::receive(self.socket.as_fd()).expect("received") {
             Received::Message(message, Kind::Offer, descriptors) => {
-                take_offer(message, descriptors)
+                self.take_offer(message, descriptors)
             }
             other => panic!("no offer: {other:?}"),
         }
@@ -342,6 +351,37 @@ impl FakeLibrary {
             }
         }
     }
+
+    fn take_offer(&self, message: Message, mut descriptors: Vec<OwnedFd>) -> FakeOffer {
+        let mut next = |bit| {
+            let is_attached = message.attached & bit != 0;
+            is_attached.then(|| File::from(descriptors.remove(0)))
+        };
+        let (slab, pair) = (next(SLAB_ATTACHED), next(PAIR_ATTACHED));
+        assert!(descriptors.is_empty(), "a slab and a pair at most");
+        if let Some(pair) = &pair {
+            assert_eq!(pair.metadata().expect("metadata").len(), PAIR_BYTES as u64);
+            let mut magic = [0u8; 8];
+            pair.read_exact_at(&mut magic, 0).expect("read");
+            assert_eq!(u64::from_ne_bytes(magic), PAIR_MAGIC);
+        }
+        let name = (message.pair, message.side, slab_of(message.slot));
+        let mut slabs = self.slabs.borrow_mut();
+        if let Some(slab) = &slab {
+            let base = memfd::map(slab.as_fd(), SLAB_BYTES);
+            slabs.insert(name, base.expect("sealed, of the right length"));
+        }
+        let base = slabs.get(&name).expect("shown before");
+        let offer = FakeOffer {
+            message,
+            // SAFETY: inside the mapping.
+            region: unsafe { base.add(place_in_slab(message.slot)) },
+            pair,
+            slab,
+        };
+        assert_eq!(offer.control().magic.load(Ordering::Relaxed), REGION_MAGIC);
+        offer
+    }
 }
 
 pub(crate) fn pair_message(end: FakeEnd) -> Message {
@@ -355,26 +395,6 @@ pub(crate) fn pair_message(end: FakeEnd) -> Message {
         remote_port: end.remote_port,
         ..Message::new(Kind::Pair)
     }
-}
-
-fn take_offer(message: Message, mut descriptors: Vec<OwnedFd>) -> FakeOffer {
-    let pair = (message.pair_attached == 1).then(|| File::from(descriptors.pop().expect("a pair")));
-    if let Some(pair) = &pair {
-        assert_eq!(pair.metadata().expect("metadata").len(), PAIR_BYTES as u64);
-        let mut magic = [0u8; 8];
-        pair.read_exact_at(&mut magic, 0).expect("read");
-        assert_eq!(u64::from_ne_bytes(magic), PAIR_MAGIC);
-    }
-    let region = descriptors.pop().expect("a region");
-    assert!(descriptors.is_empty(), "a region and perhaps a pair");
-    let region = memfd::map(region.as_fd(), REGION_BYTES).expect("sealed, of the right length");
-    let offer = FakeOffer {
-        message,
-        region,
-        pair,
-    };
-    assert_eq!(offer.control().magic.load(Ordering::Relaxed), REGION_MAGIC);
-    offer
 }
 
 /// Two connected sockets of one kind, blocking.

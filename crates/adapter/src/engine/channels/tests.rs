@@ -5,7 +5,9 @@ use std::net::Ipv4Addr;
 use toehold_channel::doorbell;
 
 use super::*;
-use crate::regions::{create_pair, create_region};
+use toehold_channel::layout::{REGION_BYTES, SLAB_SLOTS};
+
+use crate::regions::{begin_region, create_pair, create_slab};
 
 const NETNS: u64 = 7;
 
@@ -17,7 +19,7 @@ struct Bench {
 /// What the daemon offers, and the program's view of the boards.
 struct Made {
     message: Message,
-    region: OwnedFd,
+    slab: OwnedFd,
     pair: OwnedFd,
     program: Pair,
 }
@@ -49,7 +51,11 @@ impl Bench {
     }
 
     fn offer(&self, made: &Made, descriptors: &[BorrowedFd<'_>]) {
-        let sent = wire::try_send(self.daemon.as_fd(), &made.message, descriptors);
+        let message = Message {
+            attached: [0, SLAB_ATTACHED, SLAB_ATTACHED | PAIR_ATTACHED][descriptors.len()],
+            ..made.message
+        };
+        let sent = wire::try_send(self.daemon.as_fd(), &message, descriptors);
         sent.expect("room");
     }
 
@@ -72,7 +78,7 @@ impl Bench {
     fn entered(&mut self, pair: u64, slot: u32, flow: u32) -> (Message, Made) {
         let asked = self.ask(1_000 + flow as u16);
         let made = Made::new(&asked, pair, slot);
-        self.offer(&made, &[made.region.as_fd(), made.pair.as_fd()]);
+        self.offer(&made, &[made.slab.as_fd(), made.pair.as_fd()]);
         let offer = self.taken().pop().expect("a good offer");
         assert_eq!(
             (offer.entry, offer.pair, offer.slot),
@@ -91,6 +97,8 @@ impl Bench {
 impl Made {
     fn new(asked: &Message, pair: u64, slot: u32) -> Made {
         let file = create_pair().expect("memfd");
+        let slab = create_slab().expect("memfd");
+        begin_region(&slab, slot).expect("memory");
         Made {
             message: Message {
                 entry: asked.entry,
@@ -100,7 +108,7 @@ impl Made {
                 pair,
                 ..Message::new(Kind::Offer)
             },
-            region: create_region().expect("memfd"),
+            slab,
             program: Pair::map(file.as_fd(), 1).expect("a pair"),
             pair: file,
         }
@@ -196,18 +204,52 @@ fn pair_that_is_not_known_is_asked_for() {
     let mut bench = Bench::new();
     let asked = bench.ask(1_000);
     let made = Made::new(&asked, 5, 0);
-    bench.offer(&made, &[made.region.as_fd()]);
+    bench.offer(&made, &[made.slab.as_fd()]);
     assert!(bench.taken().is_empty());
     let (message, kind) = bench.heard().expect("a question");
     assert_eq!((kind, message.entry), (Kind::Resume, asked.entry));
     assert_eq!(message.generation, asked.generation);
-    bench.offer(&made, &[made.region.as_fd(), made.pair.as_fd()]);
+    bench.offer(&made, &[made.slab.as_fd(), made.pair.as_fd()]);
     assert_eq!(bench.taken().len(), 1);
     // Known from here on.
     let asked = bench.ask(1_001);
     let next = Made::new(&asked, 5, 1);
-    bench.offer(&next, &[next.region.as_fd()]);
+    begin_region(&made.slab, 1).expect("memory");
+    bench.offer(&next, &[]);
     assert_eq!(bench.taken().len(), 1);
+    // The next slab is not.
+    let next = Made::new(&asked, 5, SLAB_SLOTS);
+    bench.offer(&next, &[]);
+    assert!(bench.taken().is_empty());
+    let (message, kind) = bench.heard().expect("a question");
+    assert_eq!((kind, message.entry), (Kind::Resume, asked.entry));
+    bench.offer(&next, &[next.slab.as_fd()]);
+    assert_eq!(bench.taken().len(), 1);
+}
+
+#[test]
+fn slab_that_is_shown_again_stays_and_another_takes_its_place() {
+    let mut bench = Bench::new();
+    let (_, made) = bench.entered(5, 0, 40);
+    let asked = bench.ask(1_001);
+    begin_region(&made.slab, 1).expect("memory");
+    let mut beside = Made::new(&asked, 5, 1);
+    beside.slab = made.slab.try_clone().expect("descriptors");
+    bench.offer(&beside, &[beside.slab.as_fd(), made.pair.as_fd()]);
+    let offer = bench.taken().pop().expect("a good offer");
+    let base = |bench: &Bench| bench.channels.pairs[&5].slabs[0].expect("mapped").0;
+    let before = base(&bench);
+    let region = std::ptr::from_ref(offer.lane.end().ours()) as usize - before.as_ptr() as usize;
+    assert!(
+        (REGION_BYTES..2 * REGION_BYTES).contains(&region),
+        "the second"
+    );
+    let asked = bench.ask(1_002);
+    let other = Made::new(&asked, 5, 1);
+    bench.offer(&other, &[other.slab.as_fd()]);
+    assert_eq!(bench.taken().len(), 1);
+    let number = bench.channels.pairs[&5].slabs[0].expect("mapped").1;
+    assert_eq!(Some(number), memfd::number(other.slab.as_fd()).ok());
 }
 
 #[test]
@@ -222,21 +264,23 @@ fn offers_for_nobody_and_offers_without_sense_are_passed_over() {
     let mut beyond = good();
     beyond.message.slot = BOARD_BITS as u32;
     let mut swapped = good();
-    std::mem::swap(&mut swapped.region, &mut swapped.pair);
+    std::mem::swap(&mut swapped.slab, &mut swapped.pair);
     swapped.message.pair = 6;
     for made in [&late, &unknown, &beyond, &swapped] {
-        bench.offer(made, &[made.region.as_fd(), made.pair.as_fd()]);
+        bench.offer(made, &[made.slab.as_fd(), made.pair.as_fd()]);
     }
     let foreign = memfd::create(c"foreign", REGION_BYTES).expect("memfd");
     let made = good();
     bench.offer(&made, &[foreign.as_fd(), made.pair.as_fd()]);
-    bench.offer(&made, &[]);
+    let mut short = good();
+    short.message.slot = 9 * SLAB_SLOTS;
+    bench.offer(&short, &[]);
     assert!(bench.taken().is_empty());
-    bench.offer(&made, &[made.region.as_fd(), made.pair.as_fd()]);
+    bench.offer(&made, &[made.slab.as_fd(), made.pair.as_fd()]);
     assert_eq!(bench.taken().len(), 1, "a good one is still taken");
     // And not once its connection is gone.
     bench.channels.withdraw(asked.entry, None);
-    bench.offer(&made, &[made.region.as_fd(), made.pair.as_fd()]);
+    bench.offer(&made, &[made.slab.as_fd(), made.pair.as_fd()]);
     assert!(bench.taken().is_empty());
 }
 

@@ -2,7 +2,8 @@
 
 use std::os::fd::AsFd;
 
-use toehold_channel::layout::{CAPACITY_LOG2_MIN, CLOSED_ALL, CLOSED_CLEAN, REFUSE};
+use toehold_channel::layout::{CAPACITY_LOG2_MIN, CLOSED_ALL, CLOSED_CLEAN, REFUSE, REGION_BYTES};
+use toehold_channel::memfd;
 
 use super::*;
 
@@ -17,7 +18,7 @@ pub(in crate::engine) fn channel() -> (Lane, Program) {
     let file = memfd::create(c"toehold-region", REGION_BYTES).expect("memfd");
     let map = || memfd::map(file.as_fd(), REGION_BYTES).expect("sealed, of the right length");
     let entry = || -> &'static Entry { Box::leak(Box::default()) };
-    // SAFETY: mapped just now for that length, and nobody else's.
+    // SAFETY: mapped just now for that length, and never unmapped.
     let lane = unsafe { Lane::new(map(), entry(), 0) };
     let program = Program {
         entry: entry(),

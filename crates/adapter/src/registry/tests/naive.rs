@@ -103,6 +103,13 @@ impl Naive {
         })
     }
 
+    fn is_offered(&self, ask: &Ask, end: End) -> bool {
+        self.ends.iter().any(|known| {
+            (known.end, known.client, known.tuple) == (end, ask.client, ask.tuple)
+                && known.channel.is_some()
+        })
+    }
+
     fn is_connected(&self, client: ClientId) -> bool {
         let mut clients = self.clients.iter();
         clients.any(|known| known.0 == client && known.2)
@@ -260,6 +267,10 @@ impl Run {
             assert_eq!(outcome, Outcome::Refused(Reason::Shared));
             return;
         }
+        if self.naive.is_offered(&ask, end) {
+            assert_eq!(outcome, Outcome::Waiting(Reason::PartnerNotAttached));
+            return;
+        }
         let room = {
             let mirror = self.naive.ask(&ask, end);
             mirror.map(|mirror| (mirror, self.naive.channels() < self.naive.regions_max))
@@ -313,7 +324,13 @@ impl Run {
         let resumed = self.registry.resume(id, entry, end.generation);
         let known = self.naive.ends.iter_mut().find(|known| known.end == end);
         let known = known.expect("both know it");
+        let is_by_another = pid_of(known.client) != pid_of(id);
         let before = resumed.map(|resumed| (resumed.channel, resumed.before));
+        if before.is_none() && known.channel.is_some() {
+            // Another process of the family does not see what is none of its own.
+            assert!(is_by_another);
+            return;
+        }
         assert_eq!(before, known.channel.map(|channel| (channel, known.client)));
         if known.channel.is_some() && pid_of(known.client) == pid_of(id) {
             known.client = id;

@@ -1,0 +1,189 @@
+//! The memory of channels as both ends and the kernel see it.
+
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
+use std::ptr::NonNull;
+use std::sync::atomic::Ordering;
+
+use super::*;
+use crate::registry::{ClientId, End, Introduction, TableId};
+
+const NEVER: Forks = [0, 0];
+
+fn matched(channel: u64, slot: u32, forks: Forks) -> Match {
+    let end = |table| Introduction {
+        client: ClientId(table),
+        end: End {
+            table: TableId(table),
+            entry: slot,
+            generation: 1,
+        },
+        pair_attached: false,
+        wants_slab: false,
+    };
+    Match {
+        channel: ChannelId(channel),
+        pair: PairId(1),
+        slot,
+        forks,
+        sides: [end(1), end(2)],
+    }
+}
+
+/// A slab as a program has it.
+struct Mapped(NonNull<u8>);
+
+impl Mapped {
+    fn of(memory: &Memory) -> Mapped {
+        let base =
+            memfd::map(memory.slab.as_fd(), SLAB_BYTES).expect("sealed, of the right length");
+        Mapped(base)
+    }
+
+    fn control(&self, slot: u32) -> &Control {
+        // SAFETY: inside the mapping, which lives as long as `self`; all atomics.
+        unsafe { self.0.add(place_in_slab(slot)).cast().as_ref() }
+    }
+
+    /// Writes to each page of a ring's first bytes.
+    fn fill(&self, slot: u32, ring: usize, bytes: usize) {
+        let begins = place_in_slab(slot) + CONTROL_BYTES + ring * RING_BYTES;
+        for at in (0..bytes).step_by(4096) {
+            // SAFETY: inside the mapping; nobody else uses it.
+            unsafe { self.0.add(begins + at).write(1) };
+        }
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `of` with this length; references into it borrow from `self`.
+        unsafe { memfd::unmap(self.0, SLAB_BYTES) };
+    }
+}
+
+/// Pages that a slab holds.
+fn pages(memory: &Memory) -> u64 {
+    let file = File::from(memory.slab.try_clone().expect("descriptors"));
+    file.metadata().expect("metadata").blocks() / 8
+}
+
+#[test]
+fn region_says_what_it_is_and_how_large_its_rings_are_each_time() {
+    let (mut regions, now) = (Regions::default(), Instant::now());
+    for channel in 0..2 {
+        let memory = regions.create(&matched(channel, 3, NEVER)).expect("memory");
+        let slab = Mapped::of(&memory);
+        let control = slab.control(3);
+        assert_eq!(control.magic.load(Ordering::Relaxed), REGION_MAGIC);
+        assert_eq!(control.version.load(Ordering::Relaxed), LAYOUT_VERSION);
+        for side in &control.sides {
+            let capacity_log2 = side.publish.capacity_log2.load(Ordering::Relaxed);
+            assert_eq!(capacity_log2, CAPACITY_LOG2_MIN);
+            assert_eq!(side.publish.tail.load(Ordering::Relaxed), 0);
+            assert_eq!(side.wake.attached.load(Ordering::Relaxed), 0);
+            // What the next channel must not find.
+            side.publish.capacity_log2.store(22, Ordering::Relaxed);
+            side.publish.tail.store(77, Ordering::Relaxed);
+            side.wake.attached.store(1, Ordering::Relaxed);
+            side.wake.processor.store(1, Ordering::Relaxed);
+        }
+        regions.close(Ended::Channel(ChannelId(channel)), now);
+    }
+}
+
+#[test]
+fn slab_is_shown_once_and_its_slots_are_its_regions() {
+    let mut regions = Regions::default();
+    let first = regions.create(&matched(1, 0, NEVER)).expect("memory");
+    let second = regions.create(&matched(2, 1, NEVER)).expect("memory");
+    let third = regions
+        .create(&matched(3, SLAB_SLOTS, NEVER))
+        .expect("memory");
+    assert_eq!(
+        [first.shown, second.shown, third.shown],
+        [[false; 2], [true; 2], [false; 2]]
+    );
+    assert!(Rc::ptr_eq(&first.slab, &second.slab));
+    assert!(!Rc::ptr_eq(&first.slab, &third.slab));
+    assert!(Rc::ptr_eq(&first.pair, &third.pair));
+}
+
+#[test]
+fn warm_region_keeps_its_first_pages_for_a_while() {
+    let (mut regions, now) = (Regions::default(), Instant::now());
+    let memory = regions.create(&matched(1, 0, NEVER)).expect("memory");
+    // One more that stays, or the slab would go.
+    regions.create(&matched(2, 1, NEVER)).expect("memory");
+    let slab = Mapped::of(&memory);
+    slab.fill(0, 0, 1 << 20);
+    slab.fill(0, 1, 8192);
+    assert_eq!(pages(&memory), 2 + 256 + 2);
+    regions.close(Ended::Channel(ChannelId(1)), now);
+    let kept = (WARM_RING_BYTES / 4096) as u64;
+    assert_eq!(pages(&memory), 2 + kept + 2);
+    assert_eq!(regions.cool_due(), Some(now + WARM_FOR));
+    regions.cool(now + WARM_FOR / 2);
+    assert_eq!(pages(&memory), 2 + kept + 2);
+    regions.cool(now + WARM_FOR);
+    assert_eq!(pages(&memory), 1, "the other's control words");
+    assert_eq!(regions.cool_due(), None);
+    let again = regions.create(&matched(3, 0, NEVER)).expect("memory");
+    assert_eq!(again.shown, [true; 2]);
+}
+
+#[test]
+fn slab_without_channels_is_given_up_and_so_is_all_of_a_pair() {
+    let (mut regions, now) = (Regions::default(), Instant::now());
+    let memory = regions.create(&matched(1, 0, NEVER)).expect("memory");
+    regions.close(Ended::Channel(ChannelId(1)), now);
+    regions.cool(now + WARM_FOR);
+    assert_eq!(pages(&memory), 0);
+    let other = regions.create(&matched(2, 0, NEVER)).expect("memory");
+    assert_eq!(other.shown, [false; 2]);
+    assert!(!Rc::ptr_eq(&memory.slab, &other.slab));
+    Mapped::of(&other).fill(0, 1, 8192);
+    regions.close(Ended::Channel(ChannelId(2)), now);
+    regions.close(Ended::Pair(PairId(1)), now);
+    assert_eq!(pages(&other), 0);
+    assert!(regions.warm.is_empty());
+}
+
+#[test]
+fn who_has_forked_gets_another_slab() {
+    let (mut regions, now) = (Regions::default(), Instant::now());
+    let before = regions.create(&matched(1, 0, NEVER)).expect("memory");
+    regions.close(Ended::Channel(ChannelId(1)), now);
+    let after = regions.create(&matched(2, 0, [0, 1])).expect("memory");
+    assert!(!Rc::ptr_eq(&before.slab, &after.slab));
+    assert_eq!(after.shown, [false; 2]);
+    assert_eq!(pages(&before), 0, "a child may have it mapped");
+}
+
+#[test]
+fn another_process_is_shown_nothing_but_the_channel_it_resumes() {
+    let (mut regions, now) = (Regions::default(), Instant::now());
+    regions.create(&matched(1, 0, NEVER)).expect("memory");
+    let memory = regions.create(&matched(2, 1, NEVER)).expect("memory");
+    Mapped::of(&memory).fill(0, 0, 8192);
+    regions.close(Ended::Channel(ChannelId(1)), now);
+    assert_eq!(pages(&memory), 4, "one is warm");
+    let shown = regions.get(ChannelId(2), true).expect("it has memory");
+    assert_eq!((pages(&shown), shown.shown), (1, [false; 2]));
+    regions.close(Ended::Channel(ChannelId(2)), now);
+    assert_eq!(pages(&shown), 0, "nothing of it is kept");
+    let next = regions.create(&matched(3, 1, NEVER)).expect("memory");
+    assert!(!Rc::ptr_eq(&shown.slab, &next.slab));
+}
+
+#[test]
+fn a_pair_says_what_it_is() {
+    let file = create_pair().expect("memfd");
+    let base = memfd::map(file.as_fd(), PAIR_BYTES).expect("sealed, of the right length");
+    // SAFETY: mapped just now, of the right length and aligned to a page.
+    let header: &PairHeader = unsafe { base.cast().as_ref() };
+    assert_eq!(header.magic.load(Ordering::Relaxed), PAIR_MAGIC);
+    assert_eq!(header.version.load(Ordering::Relaxed), LAYOUT_VERSION);
+    // SAFETY: `header` is not used any more.
+    unsafe { memfd::unmap(base, PAIR_BYTES) };
+}
