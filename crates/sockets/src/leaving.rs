@@ -143,11 +143,14 @@ pub(crate) fn declare(connection: &Connection, end: &End<'_>) -> bool {
     ) else {
         return false;
     };
-    if connection.end().is_none() || !is_drained(connection, end) {
+    let Some(end) = connection.end().filter(|_| connection.is_current()) else {
+        return false;
+    };
+    if !is_drained(connection, &end) {
         return false;
     }
     // Release pairs with the Acquire load in `finish`: all that we published and read comes before.
-    wake.attached.store(LEFT, Ordering::Release);
+    end.ours().wake.attached.store(LEFT, Ordering::Release);
     true
 }
 

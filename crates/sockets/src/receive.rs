@@ -100,7 +100,7 @@ unsafe fn receive_attached(
     parts: &[iovec],
     flags: i32,
 ) -> Result<usize, i32> {
-    let (entry, local) = (connection.entry, connection.local);
+    let entry = connection.entry;
     if flags & libc::MSG_OOB != 0 {
         // Urgent data never travels in a ring: the sender went down for it.
         let part = parts.first().ok_or(libc::EINVAL)?;
@@ -167,10 +167,10 @@ unsafe fn receive_attached(
                         continue;
                     }
                     let seen = entry.rx_ring.load(Ordering::Relaxed) + moved as u64;
-                    local.users.fetch_add(1, Ordering::SeqCst);
-                    let waited = wait_for_bytes(connection, &end, seen);
-                    local.users.fetch_sub(1, Ordering::SeqCst);
-                    match waited {
+                    let Some(inside) = connection.inside() else {
+                        return Ok(moved);
+                    };
+                    match wait_for_bytes(connection, &inside, seen) {
                         Ok(()) if entry.rx_hints.load(Ordering::Relaxed) == 0 && !closed => {
                             closed = end.theirs().wake.closed.load(Ordering::Acquire) != 0;
                             continue;
@@ -204,7 +204,7 @@ unsafe fn receive_attached(
             if done > 0 {
                 return Ok(done);
             }
-            if arm_for_unknown_wait(connection, &end) {
+            if arm_for_unknown_wait(connection) {
                 continue;
             }
             return Err(libc::EAGAIN);
@@ -215,10 +215,10 @@ unsafe fn receive_attached(
         {
             send::service(connection);
         }
-        local.users.fetch_add(1, Ordering::SeqCst);
-        let waited = wait_for_bytes(connection, &end, entry.rx_ring.load(Ordering::Relaxed));
-        local.users.fetch_sub(1, Ordering::SeqCst);
-        match waited {
+        let Some(inside) = connection.inside() else {
+            continue;
+        };
+        match wait_for_bytes(connection, &inside, entry.rx_ring.load(Ordering::Relaxed)) {
             Ok(()) => {}
             Err(_) if done > 0 => return Ok(done),
             Err(error) => return Err(error),
@@ -511,16 +511,20 @@ fn look_at_carrier(connection: &Connection, end: &End<'_>) -> Result<Option<Step
 }
 
 /// A non-blocking call found nothing, and how the program will wait is unknown: ask for a doorbell. True when something arrived meanwhile.
-fn arm_for_unknown_wait(connection: &Connection, end: &End<'_>) -> bool {
+fn arm_for_unknown_wait(connection: &Connection) -> bool {
     let entry = connection.entry;
     let empty = entry.rx_empty.load(Ordering::Relaxed).wrapping_add(1);
     entry.rx_empty.store(empty, Ordering::Relaxed);
     if connection.local.home_wake.load(Ordering::Relaxed) != 0 || empty > EMPTY_CALLS_POLLING {
         return false;
     }
+    let Some(end) = connection.inside() else {
+        // The next look says what became of it.
+        return true;
+    };
     {
         let _held = connection.local.arming.lock();
-        set_wake(end, WakeWord::Bell);
+        set_wake(&end, WakeWord::Bell);
     }
     fence(Ordering::SeqCst);
     if !end.records_pending() {

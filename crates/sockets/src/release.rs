@@ -21,12 +21,11 @@ pub(crate) fn release(connection: &Connection) {
     if let (true, Some(end)) = (last, connection.end()) {
         end_channel(connection, &end);
     }
-    if let Some(region) = NonNull::new(local.offered.load(Ordering::Relaxed)) {
-        // Before the adapter hears of it: the next connection's region may be in the same place.
-        leave_region(connection, region);
-    }
+    let region = NonNull::new(local.offered.load(Ordering::Relaxed));
+    // Before the adapter hears of it: the next connection's region may be in the same place.
+    let left = region.map_or(Left::Empty, |region| leave_region(connection, region));
     local.parked.store(null_mut(), Ordering::Relaxed);
-    if asked || local.slab.load(Ordering::Relaxed) != 0 {
+    if left != Left::NotAtAll && (asked || local.slab.load(Ordering::Relaxed) != 0) {
         let _held = adapter::lock();
         if asked {
             withdraw(connection);
@@ -34,9 +33,12 @@ pub(crate) fn release(connection: &Connection) {
         slabs::leave(local);
     }
     if last {
-        entry
-            .state
-            .store(EntryState::Free as u32, Ordering::Release);
+        // A thread that is still inside counts itself out in this connection's words: they become no other's.
+        let state = match left {
+            Left::Empty => EntryState::Free,
+            Left::WithThreads | Left::NotAtAll => EntryState::Ended,
+        };
+        entry.state.store(state as u32, Ordering::Release);
     }
 }
 
@@ -116,14 +118,29 @@ pub(crate) fn leave_pair(local: &Local) {
     }
 }
 
+/// How a region was left.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Left {
+    /// Nobody here is inside any more.
+    Empty,
+    /// A thread that sleeps on the closed descriptor has other memory in its place.
+    WithThreads,
+    /// As before, but the kernel had no other memory: the region must not become another connection's.
+    NotAtAll,
+}
+
 /// Ends this process's use of a region once nobody here is inside it.
-fn leave_region(connection: &Connection, region: NonNull<u8>) {
+fn leave_region(connection: &Connection, region: NonNull<u8>) -> Left {
     /// Turns to wait for threads that were inside a call when the descriptor was closed.
     const TURNS_MAX: u32 = 1000;
     let (entry, local) = (connection.entry, connection.local);
     let rx = lock::lock(&entry.rx_lock);
     let tx = lock::lock(&entry.tx_lock);
-    local.region.store(null_mut(), Ordering::SeqCst);
+    {
+        // Whoever says how he waits looks for the region under this lock.
+        let _held = local.arming.lock();
+        local.region.store(null_mut(), Ordering::SeqCst);
+    }
     drop(rx);
     drop(tx);
     let is_inside =
@@ -136,11 +153,17 @@ fn leave_region(connection: &Connection, region: NonNull<u8>) {
     local.offered.store(null_mut(), Ordering::Relaxed);
     leave_pair(local);
     if is_inside() {
-        // A thread still sleeps on the closed descriptor: it gets memory in which it can do no harm, for as long as the process lives.
-        slabs::replace(connection, region);
+        // It gets memory in which it can do no harm, for as long as the process lives.
         local.slab.store(0, Ordering::Relaxed);
-    } else if !local.parked.load(Ordering::Relaxed).is_null() {
+        return if slabs::replace(connection, region) {
+            Left::WithThreads
+        } else {
+            Left::NotAtAll
+        };
+    }
+    if !local.parked.load(Ordering::Relaxed).is_null() {
         // Mapped for this connection alone, in a hole of its slab.
         slabs::replace(connection, region);
     }
+    Left::Empty
 }

@@ -155,10 +155,13 @@ unsafe fn transmit_attached(
             }
             Err(error) => return Err(error),
             Ok(Turn::NoCredit) => {
+                let Some(inside) = connection.inside() else {
+                    continue;
+                };
                 if !waits {
                     // Before the request, not after: news of credit that arrives in between must count as an edge.
                     epoll::writing_blocked(connection);
-                    match want_credit(connection, &end) {
+                    match want_credit(connection, &inside) {
                         Credit::Here | Credit::WentDown => continue,
                         Credit::WillRing => {
                             return if done > 0 {
@@ -169,10 +172,7 @@ unsafe fn transmit_attached(
                         }
                     }
                 }
-                connection.local.users.fetch_add(1, Ordering::SeqCst);
-                let waited = wait_for_credit(connection, &end);
-                connection.local.users.fetch_sub(1, Ordering::SeqCst);
-                match waited {
+                match wait_for_credit(connection, &inside) {
                     Ok(()) => {}
                     Err(_) if done > 0 => return Ok(done),
                     Err(error) => return Err(error),
@@ -454,9 +454,12 @@ pub(crate) fn retire(connection: &Connection, reason: Reason) {
 pub(crate) fn quiesce(connection: &Connection, reason: Reason) {
     /// A peer that was in the middle of a send when it was asked finishes it within this time, unless it is kept from running.
     const SETTLE_NS: u64 = 2_000_000;
-    let Some(end) = leave_ring(connection, reason) else {
-        return;
+    let Some(end) = connection.inside() else {
+        return connection.pin(reason);
     };
+    if !leave_ring(connection, reason) {
+        return;
+    }
     epoll::materialise(connection);
     connection.local.home_wake.store(0, Ordering::Relaxed);
     receive::set_wake(&end, WakeWord::None);
@@ -489,19 +492,25 @@ pub(crate) fn quiesce(connection: &Connection, reason: Reason) {
     }
 }
 
-/// Brings our direction down for good, and asks the peer to bring its own down before it sends again.
-pub(crate) fn leave_ring(connection: &Connection, reason: Reason) -> Option<End<'static>> {
+/// Brings our direction down for good, and asks the peer to bring its own down before it sends again. False when there is no channel.
+pub(crate) fn leave_ring(connection: &Connection, reason: Reason) -> bool {
     connection.pin(reason);
-    let end = connection.end()?;
-    let _held = lock::lock(&connection.entry.tx_lock)?;
+    let Some(_held) = lock::lock(&connection.entry.tx_lock) else {
+        return false;
+    };
+    let Some(end) = connection.end() else {
+        return false;
+    };
     end.ours().wake.refuse.store(1, Ordering::SeqCst);
     go_down(connection, &end);
-    Some(end)
+    true
 }
 
 /// Lets our direction follow commands and the peer when the program itself is not sending.
 pub(crate) fn service(connection: &Connection) {
-    let Some(end) = connection.end() else { return };
+    let Some(end) = connection.inside() else {
+        return;
+    };
     {
         let Some(_held) = lock::try_lock(&connection.entry.tx_lock) else {
             return;
@@ -795,7 +804,7 @@ pub(crate) fn shutting(connection: &Connection, how: i32) {
     if how != libc::SHUT_WR {
         flags |= FLAG_SHUT_RX;
     }
-    if let Some(end) = connection.end() {
+    if let Some(end) = connection.inside() {
         let _held = lock::lock(&entry.tx_lock);
         entry.flags.fetch_or(flags, Ordering::Relaxed);
         if flags & FLAG_SHUT_TX != 0 {

@@ -183,11 +183,8 @@ fn retire(slab: &Slab) {
 
 /// All slabs of a pair that is being forgotten.
 pub(crate) fn retire_all(pair: &Pair) {
-    for index in 0..=slab_of(pair.slots_used.load(Ordering::Relaxed)) {
-        let number = pair
-            .slab(index)
-            .map_or(0, |one| one.load(Ordering::Relaxed));
-        if let Some(slab) = slab(number) {
+    for place in (0..).map_while(|index| pair.slab(index)) {
+        if let Some(slab) = slab(place.load(Ordering::Relaxed)) {
             retire(slab);
         }
     }

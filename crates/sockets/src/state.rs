@@ -107,6 +107,28 @@ pub(crate) struct Connection {
     pub(crate) local: &'static Local,
 }
 
+/// A thread at work on a region outside the direction locks.
+pub(crate) struct Inside {
+    end: End<'static>,
+    local: &'static Local,
+}
+
+impl core::ops::Deref for Inside {
+    type Target = End<'static>;
+
+    #[inline]
+    fn deref(&self) -> &End<'static> {
+        &self.end
+    }
+}
+
+impl Drop for Inside {
+    #[inline]
+    fn drop(&mut self) {
+        self.local.users.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
 impl Connection {
     /// Our end of its channel, when one is attached in this process.
     #[inline]
@@ -116,10 +138,24 @@ impl Connection {
             return None;
         }
         let side = self.entry.side.load(Ordering::Relaxed) as usize & 1;
-        // SAFETY: the region is unmapped only by `release::release`, under both direction locks and after the
-        // descriptor is gone; callers hold one of those locks or only load atomics of a mapping that
-        // `release` delays while `users` or `sleepers` is not zero.
+        // SAFETY: a region is given up only by `release::release` and `leaving::finish`, under both direction locks and while `users` and
+        // `sleepers` are zero. It stays mapped then, or its addresses do, but may become another connection's: callers hold one of those
+        // locks or are [`Connection::inside`] while they write.
         Some(unsafe { End::at(self.entry, region, side) })
+    }
+
+    /// Our end of its channel, which stays this connection's until the guard is dropped.
+    #[inline]
+    pub(crate) fn inside(&self) -> Option<Inside> {
+        // Before the look at the region: whoever gives it up takes it away first, and looks at the count then.
+        self.local.users.fetch_add(1, Ordering::SeqCst);
+        let end = self.end().filter(|_| self.is_current());
+        let local = self.local;
+        let Some(end) = end else {
+            local.users.fetch_sub(1, Ordering::SeqCst);
+            return None;
+        };
+        Some(Inside { end, local })
     }
 
     /// True when the descriptor still names this connection.

@@ -54,7 +54,7 @@ pub(super) fn unboarded_has_news(one: &Registration) -> bool {
 
 pub(super) fn arm_member(n: u32, on: bool) {
     if let Some(connection) = registration(n).and_then(Registration::behind) {
-        if let Some(end) = connection.end() {
+        if let Some(end) = connection.inside() {
             if on {
                 arm(&connection, &end)
             } else {
