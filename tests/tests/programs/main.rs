@@ -68,10 +68,23 @@ pub(crate) fn client(
 }
 
 /// Runs `load` and, when both sides are accelerated, sees that some of its connections left the kernel.
-pub(crate) fn accelerated<T>(toehold: &Toehold, sides: Sides, load: impl FnOnce() -> T) -> T {
+pub(crate) fn accelerated<T>(toehold: &Toehold, sides: Sides, mut load: impl FnMut() -> T) -> T {
+    /// Loads: one may be over before it is looked at, where many programs want the cores.
+    const LOADS_MAX: usize = 4;
     if !sides.pair_up() {
         return load();
     }
+    for _ in 0..LOADS_MAX {
+        let (result, direct) = watched(toehold, &mut load);
+        if direct > 0 {
+            return result;
+        }
+    }
+    panic!("no connection of the load ever left the kernel");
+}
+
+/// Runs a load; the most connections that were on rings at a time.
+fn watched<T>(toehold: &Toehold, load: &mut impl FnMut() -> T) -> (T, usize) {
     let (done, direct) = (AtomicBool::new(false), AtomicUsize::new(0));
     let result = std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -89,9 +102,7 @@ pub(crate) fn accelerated<T>(toehold: &Toehold, sides: Sides, load: impl FnOnce(
         let _done = Done(&done);
         load()
     });
-    let direct = direct.load(Ordering::Relaxed);
-    assert!(direct > 0, "no connection of the load ever left the kernel");
-    result
+    (result, direct.load(Ordering::Relaxed))
 }
 
 /// Raises a flag when dropped.
