@@ -2,7 +2,8 @@
 //! ring. Who takes bytes comes to those places one after the other; who only looks must see behind them, or would wait for ever for what is there.
 
 use libc::iovec;
-use toehold_channel::channel::{End, Incoming};
+use toehold_channel::channel::{AHEAD_MAX, End, Incoming};
+use toehold_channel::ring::Filled;
 
 use crate::receive::fault_of_peer;
 use crate::state::Connection;
@@ -22,31 +23,55 @@ pub(crate) fn waiting(connection: &Connection) -> Option<i32> {
     Some(i32::try_from(count).unwrap_or(i32::MAX))
 }
 
-/// Bytes that could be received now. Callers hold the receive lock.
-fn count(connection: &Connection, end: &End<'_>) -> Result<u64, i32> {
+/// Bytes that have arrived, next to each other in one place.
+#[derive(Clone, Copy)]
+enum Part {
+    Ring(Filled),
+    Carrier(u64),
+    /// Doorbells on the carrier.
+    Skip(u64),
+}
+
+/// All that has arrived, in the order in which it is received. Callers hold the receive lock.
+fn parts_ahead(connection: &Connection, end: &End<'_>) -> Result<[Option<Part>; AHEAD_MAX], i32> {
     // A switch is published before what follows it: of the bytes seen now, all that no record speaks of are data.
     let mut on_carrier = sys::bytes_waiting(connection.fd).max(0) as u64;
     let ahead = end
         .ahead()
         .map_err(|fault| fault_of_peer(connection, fault))?;
-    let mut count = 0;
-    for part in ahead.into_iter().flatten() {
-        let (bytes, is_data) = match part {
-            Incoming::Ring(filled) => {
-                count += filled.len;
-                continue;
+    let mut parts = [None; AHEAD_MAX];
+    for (place, coming) in parts.iter_mut().zip(ahead.into_iter().flatten()) {
+        let (part, has_all) = match coming {
+            Incoming::Ring(filled) => (Part::Ring(filled), true),
+            Incoming::Carrier { limit } => {
+                let here = limit.min(on_carrier);
+                (Part::Carrier(here), here == limit)
             }
-            Incoming::Carrier { limit } => (limit, true),
-            Incoming::Skip { bytes } => (bytes, false),
+            Incoming::Skip { bytes } => {
+                let here = bytes.min(on_carrier);
+                (Part::Skip(here), here == bytes)
+            }
         };
-        let here = bytes.min(on_carrier);
-        count += if is_data { here } else { 0 };
-        on_carrier -= here;
-        if here < bytes {
+        if let Part::Carrier(here) | Part::Skip(here) = part {
+            on_carrier -= here;
+        }
+        *place = Some(part);
+        if !has_all {
             break;
         }
     }
-    Ok(count)
+    Ok(parts)
+}
+
+/// Bytes that could be received now. Callers hold the receive lock.
+fn count(connection: &Connection, end: &End<'_>) -> Result<u64, i32> {
+    let parts = parts_ahead(connection, end)?;
+    let lengths = parts.into_iter().flatten().map(|part| match part {
+        Part::Ring(filled) => filled.len,
+        Part::Carrier(here) => here,
+        Part::Skip(_) => 0,
+    });
+    Ok(lengths.sum())
 }
 
 /// Copies up to `want` bytes to `parts`, from byte `skip` on, and takes none; how many. With `MSG_TRUNC` in `flags` they are only
@@ -65,15 +90,11 @@ pub(crate) unsafe fn peek(
     if flags & libc::MSG_TRUNC != 0 {
         return Ok(count(connection, end)?.min(want as u64) as usize);
     }
-    let mut on_carrier = sys::bytes_waiting(connection.fd).max(0) as u64;
-    let ahead = end
-        .ahead()
-        .map_err(|fault| fault_of_peer(connection, fault))?;
     let (mut done, mut passed, mut in_ring) = (0, 0, 0);
-    for part in ahead.into_iter().flatten() {
+    for part in parts_ahead(connection, end)?.into_iter().flatten() {
         let left = want - done;
         match part {
-            Incoming::Ring(filled) => {
+            Part::Ring(filled) => {
                 let len = left.min(filled.len as usize);
                 let stretches = end.receiver().peek(in_ring, len, filled);
                 // SAFETY: `ahead` checked that these bytes are inside the ring; `parts` by the caller's promise.
@@ -81,23 +102,17 @@ pub(crate) unsafe fn peek(
                 in_ring += filled.len;
                 done += len;
             }
-            Incoming::Skip { bytes } | Incoming::Carrier { limit: bytes } => {
-                let here = bytes.min(on_carrier);
-                on_carrier -= here;
-                if matches!(part, Incoming::Carrier { .. }) {
-                    let len = left.min(usize::try_from(here).unwrap_or(usize::MAX));
-                    // SAFETY: the caller's promise.
-                    let seen = unsafe { peek_behind(connection, passed, parts, skip + done, len) };
-                    done += seen;
-                    if seen < len {
-                        break;
-                    }
-                }
-                passed += here as usize;
-                if here < bytes {
+            Part::Carrier(here) => {
+                let len = left.min(usize::try_from(here).unwrap_or(usize::MAX));
+                // SAFETY: the caller's promise.
+                let seen = unsafe { peek_behind(connection, passed, parts, skip + done, len) };
+                done += seen;
+                if seen < len {
                     break;
                 }
+                passed += here as usize;
             }
+            Part::Skip(here) => passed += here as usize,
         }
     }
     Ok(done)
