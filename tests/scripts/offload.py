@@ -424,20 +424,35 @@ def given_up(sock, talks=False):
             sock.send(b"y")
         assert sock.recv(1), "an end instead of an error"
         raise AssertionError("bytes instead of an error")
-    except (ConnectionResetError, TimeoutError):
-        pass
+    except OSError as error:
+        assert error.errno == errno.ETIMEDOUT, error
+    # Once said, it is an end like any other, behind what came before.
+    assert read_all(sock).strip(b"y") == b""
 
 
 def impatient_client(host, port, when):
-    """Sets its patience before or after it connects; or how long data may stay unacknowledged."""
+    """Sets its patience before or after it connects, or while its bytes go by rings; or how long data may stay unacknowledged."""
     sock = socket.socket()
     if when == "before":
         impatient(sock)
     sock.connect((host, int(port)))
     sock.sendall(b"x")
     assert sock.recv(1) == b"x"
-    if when == "after":
+    for _ in range(100 if when in ("rings", "asked") else 0):
+        sock.sendall(b"x")
+        assert sock.recv(1) == b"x"
+    if when in ("after", "rings", "asked"):
         impatient(sock)
+    if when == "asked":
+        # The error may be asked for instead of met.
+        print("holding", flush=True)
+        poll = select.poll()
+        poll.register(sock, select.POLLIN)
+        assert poll.poll()[0][1] & select.POLLERR
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ETIMEDOUT
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
+        assert sock.recv(1) == b""
+        return
     if when == "data":
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000)
     given_up(sock, when == "data")

@@ -102,7 +102,9 @@ pub struct Ends {
     pub remote: [AtomicU64; 2],
     /// The engine's port above the remote's.
     pub ports: AtomicU32,
-    _reserved: [u32; 5],
+    /// The errno that the connection ended with, where the carrier's own end does not say it.
+    pub errno: AtomicU32,
+    _reserved: [u32; 4],
 }
 
 const _: () = {
@@ -208,6 +210,39 @@ pub enum Direction {
     Accepted,
     /// Likewise, over IPv6. Its source, ::1, is anybody's: what is said of such a port is withdrawn with the carrier.
     AcceptedV6,
+}
+
+/// Where an outlook speaks of a carrier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Which way the carrier was made.
+    pub direction: Direction,
+    /// The port by which carriers of that kind are told apart.
+    pub port: u16,
+}
+
+impl Place {
+    /// As a word of a table's entry, where 0 is no place.
+    pub fn to_word(self) -> u32 {
+        let direction = match self.direction {
+            Direction::Connected => 1,
+            Direction::Accepted => 2,
+            Direction::AcceptedV6 => 3,
+        };
+        direction << 16 | u32::from(self.port)
+    }
+
+    /// The place that a word names, if it names one.
+    pub fn from_word(word: u32) -> Option<Place> {
+        let direction = match word >> 16 {
+            1 => Direction::Connected,
+            2 => Direction::Accepted,
+            3 => Direction::AcceptedV6,
+            _ => return None,
+        };
+        let port = word as u16;
+        Some(Place { direction, port })
+    }
 }
 
 /// One of the engine's own addresses, and what stands in for it.
@@ -398,6 +433,9 @@ impl Outlook {
         let words = self.ends_at(direction, port);
         words.state.store(0, Ordering::Release);
         let Some((local, remote)) = ends else { return };
+        // What is said of the last one's end is gone before its addresses are: see `errno_of`.
+        words.errno.store(0, Ordering::Relaxed);
+        fence(Ordering::Release);
         local.store(&words.local);
         remote.store(&words.remote);
         let ports = u32::from(local.port) << 16 | u32::from(remote.port);
@@ -407,6 +445,29 @@ impl Outlook {
             .store(carrier_port.into(), Ordering::Relaxed);
         // Release pairs with the Acquire load in `ends`.
         words.state.store(1, Ordering::Release);
+    }
+
+    /// Says with which errno the connection has ended that a carrier stands for: before the carrier is reset.
+    pub fn set_errno(&self, place: Place, errno: u32) {
+        let words = self.ends_at(place.direction, place.port);
+        // Release pairs with the Acquire load in `errno_of`: the addresses were there before.
+        words.errno.store(errno, Ordering::Release);
+    }
+
+    /// The errno that the connection between these ends has ended with, if its carrier, at this place, was reset for one. It stays until
+    /// another carrier has that place, whose ends are others.
+    pub fn errno_of(&self, place: Place, local: Address, remote: Address) -> Option<u32> {
+        let words = self.ends_at(place.direction, place.port);
+        let errno = words.errno.load(Ordering::Acquire);
+        let ports = words.ports.load(Ordering::Relaxed);
+        let ends = (
+            Address::load(&words.local, (ports >> 16) as u16),
+            Address::load(&words.remote, ports as u16),
+        );
+        // Acquire: had other addresses been seen, the errno would be gone by now.
+        fence(Ordering::Acquire);
+        let is_theirs = words.errno.load(Ordering::Relaxed) == errno && ends == (local, remote);
+        (errno != 0 && is_theirs).then_some(errno)
     }
 
     /// The true local and remote address of a carrier, if it stands for any.
@@ -540,6 +601,40 @@ mod tests {
                 assert_ne!(outlook.verdict(ip, 1), Verdict::Host);
             }
         });
+    }
+
+    #[test]
+    fn errno_is_that_of_the_very_connection() {
+        let (_file, ours) = memfd::create_for_readers(c"outlook", OUTLOOK_BYTES).expect("memfd");
+        // SAFETY: mapped for that length, and not unmapped before the test ends.
+        let outlook = unsafe { Outlook::at(ours.as_ptr()) };
+        let at = |last, port| Address {
+            ip: mapped([10, 0, 0, last]),
+            port,
+        };
+        let (local, remote) = (at(2, 33_000), at(1, 80));
+        for direction in [
+            Direction::Connected,
+            Direction::Accepted,
+            Direction::AcceptedV6,
+        ] {
+            let place = Place {
+                direction,
+                port: 65_535,
+            };
+            assert_eq!(Place::from_word(place.to_word()), Some(place));
+            outlook.set_ends(direction, place.port, 80, Some((local, remote)));
+            assert_eq!(outlook.errno_of(place, local, remote), None);
+            outlook.set_errno(place, 110);
+            assert_eq!(outlook.errno_of(place, local, remote), Some(110));
+            assert_eq!(outlook.errno_of(place, local, at(1, 81)), None);
+            // The carrier is gone; its program may not have heard of it yet.
+            outlook.set_ends(direction, place.port, 0, None);
+            assert_eq!(outlook.errno_of(place, local, remote), Some(110));
+            outlook.set_ends(direction, place.port, 80, Some((local, remote)));
+            assert_eq!(outlook.errno_of(place, local, remote), None);
+        }
+        assert_eq!(Place::from_word(0), None);
     }
 
     #[test]

@@ -96,7 +96,8 @@ pub struct Entry {
     pub slot: AtomicU32,
     /// Of an offloaded connection: its true ports, local above remote.
     pub true_ports: AtomicU32,
-    _line0: u32,
+    /// Where the outlook speaks of its carrier: an `offload::Place` as a word, or 0.
+    pub place: AtomicU32,
 
     /// Receiving: the lock of this line, the owner's thread id or 0.
     pub rx_lock: AtomicU32,

@@ -5,7 +5,7 @@ use core::sync::atomic::Ordering;
 
 use toehold_channel::table::{FLAG_ATTACHED, Mode, Reason};
 
-use crate::offload::opening;
+use crate::offload::{endings, opening};
 use crate::state::Connection;
 use crate::{ahead, errno, pending, send, sys};
 
@@ -80,7 +80,11 @@ pub(crate) fn set(connection: &Connection, level: i32, name: i32, value: Option<
 pub(crate) fn get(connection: &Connection, level: i32, name: i32) -> Option<i32> {
     if (level, name) == (libc::SOL_SOCKET, libc::SO_ERROR) {
         return errno::keep(|| opening::error_option(connection))
-            .or_else(|| pending::take_for_option(connection));
+            .or_else(|| {
+                let kept = pending::take_for_option(connection)?;
+                Some(endings::receive_error(connection, kept))
+            })
+            .or_else(|| errno::keep(|| endings::error_option(connection)));
     }
     let bit = bit_of(connection, level, name)?;
     let options = connection.entry.tx_options.load(Ordering::Relaxed);

@@ -10,7 +10,7 @@ use toehold_channel::ring::Fault;
 use toehold_channel::sync::fence;
 use toehold_channel::table::{FLAG_CONNECTING, FLAG_REFUSED, FLAG_SHUT_RX, Mode, Reason};
 
-use crate::offload::opening;
+use crate::offload::{endings, opening};
 use crate::state::Connection;
 use crate::{
     ahead, buffers, doorbells, epoll, errno, leaving, lock, pairing, pending, real, send, sys, wait,
@@ -76,7 +76,7 @@ pub(crate) unsafe fn receive(
             } else if result > 0 {
                 errno::keep(|| pairing::after_host_call(connection, result as u64));
             }
-            return result;
+            return endings::correct(connection, result, endings::receive_error);
         }
         entry.rx_in_flight.fetch_sub(1, Ordering::SeqCst);
     }
@@ -92,7 +92,7 @@ pub(crate) unsafe fn receive(
         // SAFETY: the caller's promise.
         return unsafe { receive(connection, parts, flags, kernel) };
     }
-    errno::result(result)
+    errno::result(result.map_err(|error| endings::receive_error(connection, error)))
 }
 
 unsafe fn receive_attached(

@@ -13,7 +13,7 @@ use toehold_channel::table::{
 };
 use toehold_copy::prefetch;
 
-use crate::offload::opening;
+use crate::offload::{endings, opening};
 use crate::receive::{
     HINT_EOF, HINT_LOOK, arm, disarm, fault_of_peer, sleep_until, timed_out, timeout_ns,
 };
@@ -53,7 +53,7 @@ pub(crate) unsafe fn transmit(
             if flags & (libc::MSG_OOB | libc::MSG_ZEROCOPY | libc::MSG_FASTOPEN) != 0 {
                 connection.pin(Reason::Unsupported);
             }
-            result
+            endings::correct(connection, result, endings::send_error)
         }
         None => {
             // SAFETY: the caller's promise.
@@ -65,7 +65,7 @@ pub(crate) unsafe fn transmit(
                 // SAFETY: the caller's promise.
                 return unsafe { transmit(connection, parts, flags, kernel) };
             }
-            errno::result(result)
+            errno::result(result.map_err(|error| endings::send_error(connection, error)))
         }
     }
 }

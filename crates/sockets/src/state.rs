@@ -583,6 +583,7 @@ fn reset(entry: &Entry, local: &Local) {
         &entry.spins_failed,
         &entry.faults,
         &entry.true_ports,
+        &entry.place,
     ] {
         word.store(0, Ordering::Relaxed);
     }

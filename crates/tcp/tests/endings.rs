@@ -171,3 +171,29 @@ fn a_repeated_fin_prolongs_time_wait() {
     stage.wait(Duration::from_secs(20));
     assert_eq!(stage.engine.info(id).unwrap().state, State::Closed);
 }
+
+/// RFC 1122 section 4.2.3.9: a soft error ends nothing by itself; RFC 5461 section 2 and Linux (tcp_write_err): it is why, when the remote is
+/// given up, unless that was heard in between.
+#[test]
+fn soft_error_is_the_reason_when_silence_ends_the_connection() {
+    for (is_told, is_heard, why) in [
+        (false, false, CloseReason::TimedOut),
+        (true, false, CloseReason::Unreachable),
+        (true, true, CloseReason::TimedOut),
+    ] {
+        let mut stage = plain();
+        let id = stage.accepted(",sackOK", 60_000);
+        stage.engine.publish(id, 2_000).unwrap();
+        stage.forget_sent();
+        if is_told {
+            stage.raw(&stage.unreachable(1));
+        }
+        if is_heard {
+            stage.remote(". 1:1(0) ack 1001 win 60000");
+        }
+        stage.wait(Duration::from_secs(60));
+        assert_eq!(stage.engine.info(id).unwrap().state, State::Established);
+        stage.wait(Duration::from_secs(40 * 121));
+        stage.expect_closed(why);
+    }
+}

@@ -215,7 +215,7 @@ fn silent_remote_is_given_up_as_the_program_has_set() {
     let server = listening(stage.near("server", &["impatient_server", "7052"]));
     let far = stage.far("far", &["held", NEAR, "7052", "ECONNRESET"]);
     let patient = stage.near("patient", &["held", FAR, "7051", "ECONNRESET"]);
-    let clients = ["before", "after", "data"];
+    let clients = ["before", "after", "rings", "asked", "data"];
     let mut impatient: Vec<Running> = clients
         .map(|when| stage.near(when, &["impatient_client", FAR, "7051", when]))
         .into();
@@ -226,7 +226,7 @@ fn silent_remote_is_given_up_as_the_program_has_set() {
     }
     // Answered probes are no reason to give up.
     std::thread::sleep(Duration::from_secs(4));
-    assert_eq!(stage.engine("connections"), 5);
+    assert_eq!(stage.engine("connections"), 7);
     assert!(stage.network.far_ip(&["link", "set", "toe0", "down"]));
     for program in impatient {
         ok(program);

@@ -7,8 +7,9 @@
 //! ```
 
 use std::io;
-use std::net::TcpStream;
+use std::net::{Ipv4Addr, TcpStream};
 
+use toehold_channel::offload::{Direction, Place};
 use toehold_channel::opening::OPENING_BYTES;
 use toehold_tcp::{CloseReason, ConnectionId, State};
 
@@ -229,6 +230,26 @@ impl Flow {
             Some(CloseReason::Finished) => Next::Over,
             Some(_) => Next::RemoteGone,
         }
+    }
+
+    /// Where the outlook speaks of the carrier, if it does. From a stand-in a program knows itself where it connects from.
+    pub(super) fn place_of_carrier(&self) -> Option<Place> {
+        let (direction, end) = if self.is_active {
+            let end = self.carrier.peer_addr().ok();
+            let end = end.filter(|end| end.ip() == Ipv4Addr::LOCALHOST);
+            (Direction::Connected, end)
+        } else {
+            let end = self.carrier.local_addr().ok();
+            let is_v6 = end.is_some_and(|end| end.is_ipv6());
+            let direction = if is_v6 {
+                Direction::AcceptedV6
+            } else {
+                Direction::Accepted
+            };
+            (direction, end)
+        };
+        let port = end?.port();
+        Some(Place { direction, port })
     }
 
     /// Lets the carrier end in order instead of with a reset.

@@ -412,7 +412,15 @@ impl Runner {
     fn handle_closed(&mut self, id: ConnectionId, reason: CloseReason) {
         let Some(flow) = self.flow(id) else { return };
         flow.note_closed(reason);
-        if flow.stage == Stage::Opening {
+        let is_opening = flow.stage == Stage::Opening;
+        if matches!(reason, CloseReason::TimedOut | CloseReason::Unreachable)
+            && let Some(place) = flow.place_of_carrier().filter(|_| !is_opening)
+        {
+            let errno = errno_of(reason).into();
+            self.common.outlook.set_errno(place, errno);
+        }
+        let Some(flow) = self.flow(id) else { return };
+        if is_opening {
             let _ = flow.tell_result(errno_of(reason));
             self.remove(id.index());
         }

@@ -8,6 +8,7 @@ use toehold_channel::table::Reason;
 
 use super::readiness::nanoseconds;
 use super::{part, parts};
+use crate::offload::endings;
 use crate::receive::receive;
 use crate::send::transmit;
 use crate::state::{self, Connection};
@@ -252,11 +253,11 @@ pub unsafe fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: 
 pub unsafe fn sendfile(out: c_int, input: c_int, offset: *mut off_t, count: usize) -> isize {
     match state::connection(out) {
         None => unsafe { real::sendfile(out, input, offset, count) },
-        Some(c) => unsafe {
-            transfer::sendfile(&c, input, offset, count, || {
-                real::sendfile(out, input, offset, count)
-            })
-        },
+        Some(c) => {
+            let kernel = || unsafe { real::sendfile(out, input, offset, count) };
+            let result = unsafe { transfer::sendfile(&c, input, offset, count, kernel) };
+            endings::correct(&c, result, endings::send_error)
+        }
     }
 }
 

@@ -13,10 +13,12 @@
 //! - this module: what the adapter shows ([`Outlook`]), listeners, accepted carriers;
 //! - [`bound`]: sockets bound to one of the engine's addresses;
 //! - [`opening`]: active opens;
+//! - [`endings`]: why connections ended;
 //! - [`names`]: the addresses a program is told;
 //! - [`patience`]: how long a silent remote is waited for.
 
 pub(crate) mod bound;
+pub(crate) mod endings;
 pub(crate) mod names;
 pub(crate) mod opening;
 pub(crate) mod patience;
@@ -26,7 +28,9 @@ use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::os::fd::{AsFd, OwnedFd};
 
 use toehold_channel::memfd;
-use toehold_channel::offload::{Address, Direction, OUTLOOK_BYTES, Outlook, store_true_ends};
+use toehold_channel::offload::{
+    Address, Direction, OUTLOOK_BYTES, Outlook, Place, store_true_ends,
+};
 use toehold_channel::opening::Pass;
 use toehold_channel::rendezvous::{Kind, Message};
 use toehold_channel::table::{FLAG_OFFLOAD, Reason};
@@ -249,12 +253,14 @@ pub(crate) fn accepted(connection: &Connection) -> bool {
     } else {
         return false;
     };
-    let ends = outlook.ends(direction, remote.port, local.port);
+    let port = remote.port;
+    let ends = outlook.ends(direction, port, local.port);
     let Some((true_local, true_remote)) = ends else {
         return false;
     };
     let entry = connection.entry;
     store_true_ends(entry, true_local, true_remote);
+    endings::note_place(connection, Place { direction, port });
     entry
         .reason
         .store(Reason::Relayed as u32, Ordering::Relaxed);

@@ -10,7 +10,7 @@ use core::ffi::c_int;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use libc::{sockaddr, socklen_t};
-use toehold_channel::offload::{Address, Direction, Verdict, store_true_ends, true_ends};
+use toehold_channel::offload::{Address, Direction, Place, Verdict, store_true_ends, true_ends};
 use toehold_channel::opening::{OPENING_BYTES, Opening};
 use toehold_channel::rendezvous::mapped;
 use toehold_channel::table::{FLAG_CONNECTING, FLAG_OFFLOAD, FLAG_REFUSED, FLAG_UNTOLD, Reason};
@@ -434,10 +434,11 @@ fn settle(connection: &Connection, outcome: u32) {
     let is_offloaded = entry.flags.load(Ordering::Relaxed) & FLAG_OFFLOAD != 0;
     let is_known = true_ends(entry).0.port != 0;
     if let (Some(outlook), true) = (super::known_outlook(), is_offloaded && !is_known) {
-        let ends = names::local(connection.fd)
-            .and_then(|own| outlook.ends(Direction::Connected, own.port, outlook.relay_port()));
-        if let Some((local, remote)) = ends {
+        let direction = Direction::Connected;
+        let port = names::local(connection.fd).map_or(0, |own| own.port);
+        if let Some((local, remote)) = outlook.ends(direction, port, outlook.relay_port()) {
             store_true_ends(entry, local, remote);
+            super::endings::note_place(connection, Place { direction, port });
         }
     }
     let over = FLAG_CONNECTING | if outcome != 0 { FLAG_OFFLOAD } else { 0 };

@@ -48,6 +48,7 @@ impl Connection {
             self.news.0 |= News::PROGRESS;
             self.settle_path_probe(cx.now, ack);
         } else {
+            self.forget_no_way();
             report.is_repeated =
                 ack == self.snd_una && segment.payload.is_empty() && edge_before == self.snd_edge;
             report.is_duplicate = had_flight && report.is_repeated;

@@ -117,7 +117,7 @@ pub enum CloseReason {
     Reset,
     /// Nothing came back for too long.
     TimedOut,
-    /// There was no way to the remote: no route, or no neighbour that answered.
+    /// There was no way to the remote, and so nothing came back: no route, no neighbour that answered, or a router that said so.
     Unreachable,
     /// The host gave it up.
     Aborted,
@@ -406,6 +406,9 @@ pub(crate) struct Connection {
     pub(crate) stalled_since: Instant,
     /// SND.UNA at that time, in its low bits.
     pub(crate) stalled_at: u32,
+    /// SND.UNA, in its low bits, when somebody said that there is no way to the remote: a soft error (RFC 5461 section 2). What the remote
+    /// says afterwards refutes it.
+    pub(crate) no_way_at: u32,
     /// When the remote was last heard; maintained where a timer needs it.
     pub(crate) heard_at: Instant,
     /// Keepalive, FIN-WAIT-2 and TIME-WAIT share a timer.

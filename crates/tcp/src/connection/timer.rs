@@ -6,6 +6,7 @@ use super::GRANULARITY;
 use super::recovery::Phase;
 use super::{CloseReason, Conditions, Connection, Context, State};
 use crate::config::Config;
+use crate::position::Position;
 use crate::time::{Duration, Instant};
 
 /// RFC 8985 section 7.2: what a lone segment's acknowledgement may be delayed by.
@@ -128,9 +129,31 @@ impl Connection {
             _ => self.retries > cx.config.syn_retries_max,
         };
         if is_too_many {
-            self.close(CloseReason::TimedOut);
+            self.close_for_silence();
         }
         is_too_many
+    }
+
+    /// Like Linux (tcp_write_err): the soft error, if there was one and the remote has said nothing since, is why.
+    fn close_for_silence(&mut self) {
+        let has_no_way = self.no_way_at == self.snd_una.0 as u32;
+        self.close(if has_no_way {
+            CloseReason::Unreachable
+        } else {
+            CloseReason::TimedOut
+        });
+    }
+
+    /// The segment that begins at `seq` has found no way to the remote. A probe proves nothing (tcp_v4_err wants a number in flight).
+    pub(crate) fn note_no_way(&mut self, seq: Position) {
+        if self.snd_una <= seq && seq <= self.snd_nxt {
+            self.no_way_at = self.snd_una.0 as u32;
+        }
+    }
+
+    /// The remote lives, though it acknowledged nothing new.
+    pub(super) fn forget_no_way(&mut self) {
+        self.no_way_at = (self.snd_una.0 as u32).wrapping_sub(1);
     }
 
     /// Whether `stalled_since` is about what waits to be acknowledged now.
@@ -193,7 +216,7 @@ impl Connection {
             None => self.retries >= keepalive.probes_max,
         };
         if is_too_much {
-            self.close(CloseReason::TimedOut);
+            self.close_for_silence();
             return;
         }
         self.retries = self.retries.saturating_add(1);

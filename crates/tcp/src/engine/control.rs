@@ -264,7 +264,8 @@ impl Engine {
             Trouble::Refused if connection.state == State::SynSent => {
                 connection.close(CloseReason::Refused);
             }
-            Trouble::Refused | Trouble::Unreachable => {}
+            Trouble::Refused => {}
+            Trouble::Unreachable => connection.note_no_way(connection.snd_una),
         }
         self.settle(slot);
     }

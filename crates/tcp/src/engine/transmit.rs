@@ -284,7 +284,9 @@ impl Engine {
             config: &self.config,
             counters: &mut self.counters,
         };
-        let _lost = connection.next_segment(&mut cx);
+        if let Some(lost) = connection.next_segment(&mut cx) {
+            connection.note_no_way(lost.seq);
+        }
         let deadline = connection.next_deadline();
         self.ask_by(slot, deadline);
     }

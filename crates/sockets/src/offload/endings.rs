@@ -1,0 +1,71 @@
+//! Why a connection through the engine has ended: the kernel knows that its carrier was reset.
+//!
+//! A reset is the only error an adapter can give a carrier. Where the remote was silent the kernel would say so (`ETIMEDOUT`, or why nothing
+//! came back), and so does the outlook.
+
+use core::sync::atomic::Ordering;
+
+use toehold_channel::offload::{Place, true_ends};
+use toehold_channel::table::FLAG_OFFLOAD;
+
+use crate::state::Connection;
+use crate::{errno, sys};
+
+/// Where the outlook will speak of this connection's carrier.
+pub(super) fn note_place(connection: &Connection, place: Place) {
+    connection
+        .entry
+        .place
+        .store(place.to_word(), Ordering::Relaxed);
+}
+
+/// What a receive says that failed with `error`. After the remote's end a reset is told as a broken pipe (tcp_reset).
+#[cold]
+pub(crate) fn receive_error(connection: &Connection, error: i32) -> i32 {
+    match error {
+        libc::ECONNRESET | libc::EPIPE => reason(connection).unwrap_or(error),
+        _ => error,
+    }
+}
+
+/// What a send says that failed with `error`. A broken pipe is told again and again, and has raised its signal.
+#[cold]
+pub(crate) fn send_error(connection: &Connection, error: i32) -> i32 {
+    match error {
+        libc::ECONNRESET => reason(connection).unwrap_or(error),
+        _ => error,
+    }
+}
+
+/// The result of a call of the program's own, whose errno is corrected if it failed.
+#[inline]
+pub(crate) fn correct(
+    connection: &Connection,
+    result: isize,
+    error_of: fn(&Connection, i32) -> i32,
+) -> isize {
+    if result < 0 {
+        errno::set(error_of(connection, errno::get()));
+    }
+    result
+}
+
+/// `SO_ERROR`, which the kernel tells once; `None` where it is the kernel's alone to tell.
+pub(crate) fn error_option(connection: &Connection) -> Option<i32> {
+    if connection.entry.place.load(Ordering::Relaxed) == 0 {
+        return None;
+    }
+    let told = sys::getsockopt::<i32>(connection.fd, libc::SOL_SOCKET, libc::SO_ERROR).ok()?;
+    Some(receive_error(connection, told))
+}
+
+fn reason(connection: &Connection) -> Option<i32> {
+    let entry = connection.entry;
+    if entry.flags.load(Ordering::Acquire) & FLAG_OFFLOAD == 0 {
+        return None;
+    }
+    let place = Place::from_word(entry.place.load(Ordering::Relaxed))?;
+    let (local, remote) = true_ends(entry);
+    let errno = super::known_outlook()?.errno_of(place, local, remote)?;
+    i32::try_from(errno).ok()
+}
