@@ -12,6 +12,7 @@ use toehold_tcp::{Engine, ListenerId, Options};
 
 use super::Holder;
 use super::clients::Clients;
+use crate::registry::ClientId;
 
 /// A request to listen.
 #[derive(Clone, Copy, Debug)]
@@ -79,6 +80,9 @@ pub(super) struct Listeners {
     clients: Arc<Clients>,
     by_address: BTreeMap<SocketAddr, Known>,
     by_id: BTreeMap<ListenerId, SocketAddr>,
+    /// How many each program has.
+    of_each: BTreeMap<ClientId, usize>,
+    refused: u64,
 }
 
 impl Listeners {
@@ -87,6 +91,8 @@ impl Listeners {
             clients,
             by_address: BTreeMap::new(),
             by_id: BTreeMap::new(),
+            of_each: BTreeMap::new(),
+            refused: 0,
         }
     }
 
@@ -99,10 +105,15 @@ impl Listeners {
         wanted: Listening,
         options: Options,
     ) {
-        let is_known = self.by_address.contains_key(&wanted.local);
-        if is_known || self.by_address.len() >= LISTENERS_MAX || !takes_part(&wanted, ours) {
+        if self.by_address.contains_key(&wanted.local) || !takes_part(&wanted, ours) {
             return;
         }
+        let of_this = self.of_each.entry(wanted.holder.client).or_default();
+        if *of_this >= LISTENERS_OF_ONE_MAX || self.by_address.len() >= LISTENERS_MAX {
+            self.refused += 1;
+            return;
+        }
+        *of_this += 1;
         let mut known = Known {
             wanted,
             listeners: BTreeMap::new(),
@@ -134,7 +145,7 @@ impl Listeners {
         engine: &mut Engine,
         is_there: impl Fn(SocketAddr) -> bool,
     ) {
-        let (by_id, clients) = (&mut self.by_id, &self.clients);
+        let (by_id, of_each, clients) = (&mut self.by_id, &mut self.of_each, &self.clients);
         self.by_address.retain(|&address, known| {
             let lives = is_there(address);
             if !lives {
@@ -142,10 +153,22 @@ impl Listeners {
                     engine.unlisten(*id);
                     by_id.remove(id);
                 }
-                clients.stops_listening(known.wanted.holder.client);
+                let client = known.wanted.holder.client;
+                clients.stops_listening(client);
+                if let Entry::Occupied(mut count) = of_each.entry(client) {
+                    *count.get_mut() -= 1;
+                    if *count.get() == 0 {
+                        count.remove();
+                    }
+                }
             }
             lives
         });
+    }
+
+    /// How many were refused because their program, or all together, had too many.
+    pub(super) fn refused(&self) -> u64 {
+        self.refused
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -184,15 +207,17 @@ fn takes_part(wanted: &Listening, ours: &Own) -> bool {
     ip.is_unspecified() || ours.iter().any(|(_, stand_in)| ip == *stand_in)
 }
 
-/// Listeners of all programs.
-const LISTENERS_MAX: usize = 1024;
+/// Listeners of one program: another's must not be used up by it.
+pub(super) const LISTENERS_OF_ONE_MAX: usize = 1024;
+/// Listeners of all programs: a bound on memory, a few hundred bytes each.
+pub(super) const LISTENERS_MAX: usize = 16 * LISTENERS_OF_ONE_MAX;
 /// Connections that may wait for one program; listen(2) bounds its own by `net.core.somaxconn`.
 const BACKLOG_MAX: usize = 4096;
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::registry::{ClientId, TableId};
+    use crate::registry::TableId;
     use toehold_tcp::{Config, InterfaceAddress, Medium, Random};
 
     const V4: &str = "10.84.0.2";
@@ -286,17 +311,27 @@ mod tests {
     }
 
     #[test]
-    fn listeners_are_bounded() {
+    fn listeners_of_one_program_are_bounded_and_leave_room_for_others() {
         let (mut engine, mut listeners) = (engine(), Listeners::new(Arc::default()));
-        for port in 1..=LISTENERS_MAX as u16 + 10 {
-            let local = format!("0.0.0.0:{port}");
-            listeners.add(
-                &mut engine,
-                &own(),
-                wanted(&local, false),
-                Options::default(),
-            );
+        let mut add = |listeners: &mut Listeners, client, port: usize| {
+            let mut wanted = wanted(&format!("0.0.0.0:{port}"), false);
+            wanted.holder.client = ClientId(client);
+            listeners.add(&mut engine, &own(), wanted, Options::default());
+        };
+        for port in 1..=LISTENERS_OF_ONE_MAX + 10 {
+            add(&mut listeners, 1, port);
         }
-        assert_eq!(listeners.len(), LISTENERS_MAX);
+        let one = LISTENERS_OF_ONE_MAX;
+        assert_eq!((listeners.len(), listeners.refused()), (one, 10));
+        for port in one + 1..=LISTENERS_MAX + 10 {
+            add(&mut listeners, (port / one) as u64 + 10, port);
+        }
+        assert_eq!((listeners.len(), listeners.refused()), (LISTENERS_MAX, 20));
+        // Known already: nothing to refuse.
+        add(&mut listeners, 1, 1);
+        assert_eq!(listeners.refused(), 20);
+        listeners.retain_living(&mut self::engine(), |address| address.port() > 1);
+        add(&mut listeners, 1, 1);
+        assert_eq!((listeners.len(), listeners.refused()), (LISTENERS_MAX, 20));
     }
 }

@@ -20,6 +20,10 @@ pub(crate) struct Report {
     /// Those with a channel beside the carrier.
     pub(crate) channels: usize,
     pub(crate) listeners: usize,
+    /// Listeners of programs that are not the engine's, because there are too many: of one program, or of all.
+    pub(crate) listeners_refused: u64,
+    pub(crate) listeners_of_one_max: usize,
+    pub(crate) listeners_max: usize,
     /// Captures that run.
     pub(crate) captures: usize,
     pub(crate) frames_received: u64,
@@ -86,6 +90,7 @@ impl Report {
             channels: self.channels + other.channels,
             // All listen for all programs, and hear of it before they are asked for a report; when to stop each finds out by itself.
             listeners: self.listeners.max(other.listeners),
+            listeners_refused: self.listeners_refused.max(other.listeners_refused),
             // The settings are followed when all follow them.
             reconfigured: self.reconfigured.min(other.reconfigured),
             frames_received: self.frames_received + other.frames_received,

@@ -1,5 +1,6 @@
 //! Listeners, and the connections that wait to be accepted.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::config::Options;
@@ -23,6 +24,8 @@ pub(crate) struct Listener {
 #[derive(Debug, Default)]
 pub(crate) struct Listeners {
     by_id: BTreeMap<u32, Listener>,
+    /// The same by port and address: there may be thousands, and each SYN asks.
+    by_end: BTreeMap<(u16, Option<Address>), u32>,
     next_id: u32,
     half_open: usize,
     announced: VecDeque<ListenerId>,
@@ -36,14 +39,11 @@ impl Listeners {
         backlog: usize,
         options: Options,
     ) -> Result<ListenerId, ListenError> {
-        let is_taken = self
-            .by_id
-            .values()
-            .any(|other| other.port == port && other.address == address);
-        if is_taken {
+        let Entry::Vacant(place) = self.by_end.entry((port, address)) else {
             return Err(ListenError::AddressInUse);
-        }
+        };
         let id = self.next_id;
+        place.insert(id);
         self.next_id += 1;
         let listener = Listener {
             address,
@@ -67,27 +67,18 @@ impl Listeners {
 
     /// Removes a listener; returns the connections nobody accepted.
     pub(crate) fn remove(&mut self, id: ListenerId) -> VecDeque<ConnectionId> {
-        self.by_id
-            .remove(&id.0)
-            .map(|listener| listener.ready)
-            .unwrap_or_default()
+        let Some(listener) = self.by_id.remove(&id.0) else {
+            return VecDeque::new();
+        };
+        self.by_end.remove(&(listener.port, listener.address));
+        listener.ready
     }
 
     /// The listener for a segment to this address and port; one for the address itself is preferred.
     pub(crate) fn find(&self, address: Address, port: u16) -> Option<(ListenerId, &Listener)> {
-        let matches = |exact: bool| {
-            self.by_id.iter().find(|(_, listener)| {
-                listener.port == port
-                    && if exact {
-                        listener.address == Some(address)
-                    } else {
-                        listener.address.is_none()
-                    }
-            })
-        };
-        matches(true)
-            .or_else(|| matches(false))
-            .map(|(&id, listener)| (ListenerId(id), listener))
+        let of = |address| self.by_end.get(&(port, address));
+        let id = of(Some(address)).or_else(|| of(None))?;
+        Some((ListenerId(*id), self.by_id.get(id)?))
     }
 
     /// Whether no further established connection can wait at this listener.

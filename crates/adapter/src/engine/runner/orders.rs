@@ -7,6 +7,7 @@ use toehold_tcp::{InterfaceAddress, MacAddress};
 
 use super::Runner;
 use crate::engine::arrivals::Arrivals;
+use crate::engine::listeners::{LISTENERS_MAX, LISTENERS_OF_ONE_MAX};
 use crate::engine::poller::Source;
 use crate::engine::report::{Report, malformed_by_reason};
 use crate::engine::settings::Settings;
@@ -158,6 +159,9 @@ impl Runner {
                 .filter(|flow| flow.place.is_some())
                 .count(),
             listeners: self.listeners.len(),
+            listeners_refused: self.listeners.refused(),
+            listeners_of_one_max: LISTENERS_OF_ONE_MAX,
+            listeners_max: LISTENERS_MAX,
             captures: self.common.captures.len(),
             frames_received: counters.frames_received,
             frames_sent: counters.frames_sent,
