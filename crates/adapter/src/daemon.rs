@@ -182,6 +182,8 @@ pub struct Daemon {
     /// A descriptor to give up when there are no more, so that a client can still be turned away.
     spare: Option<File>,
     engine: Option<Engine>,
+    /// Why there is none, where one was wanted.
+    no_engine: Option<String>,
     /// The engine's threads, as the clients that they are.
     engine_clients: BTreeSet<ClientId>,
     registry: Registry,
@@ -230,11 +232,14 @@ impl Daemon {
         })?;
         let mut log = Log::new(options.foreground);
         let engine = options.engine.as_ref().map(Engine::start).transpose();
-        let engine = engine.unwrap_or_else(|error| {
-            // Programs do without: their connections stay on the host path.
-            log.say("engine", || format!("no TCP engine: {error}"));
-            None
-        });
+        let (engine, no_engine) = match engine {
+            Ok(engine) => (engine, None),
+            Err(error) => {
+                // Programs do without: their connections stay on the host path.
+                log.say("engine", || format!("no TCP engine: {error}"));
+                (None, Some(error.to_string()))
+            }
+        };
         options.regions_max = options.regions_max.min(poller::regions_by_descriptors());
         let limits = Limits::with_regions(options.regions_max);
         let mut daemon = Daemon {
@@ -242,6 +247,7 @@ impl Daemon {
             listener,
             spare: spare_descriptor(),
             engine,
+            no_engine,
             engine_clients: BTreeSet::new(),
             registry: Registry::new(limits, options.policy),
             tables: Tables::default(),

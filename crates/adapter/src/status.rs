@@ -21,6 +21,9 @@ pub(crate) struct Report {
     pub(crate) processes: Vec<Process>,
     /// What the TCP engine has done, where there is one.
     pub(crate) engine: Option<engine::Report>,
+    /// Why there is none, where the operator wanted one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) no_engine: Option<String>,
 }
 
 /// One process of a family.
@@ -76,7 +79,7 @@ pub(crate) fn report(
     clients: impl Iterator<Item = Client>,
     tables: &Tables,
     registry: &Registry,
-    engine: Option<engine::Report>,
+    (engine, no_engine): (Option<engine::Report>, Option<String>),
 ) -> Report {
     let mut processes = BTreeMap::new();
     let mut families = BTreeMap::new();
@@ -138,7 +141,11 @@ pub(crate) fn report(
     for process in &mut processes {
         process.connections.sort_by_key(|connection| connection.fd);
     }
-    Report { processes, engine }
+    Report {
+        processes,
+        engine,
+        no_engine,
+    }
 }
 
 /// Which processes run, each looked at once.

@@ -11,6 +11,7 @@ use std::time::Duration;
 use support::{Adapter, FakeLibrary, Scratch, try_connect};
 use toehold_adapter::client::{self, ClientError};
 use toehold_adapter::daemon::{Daemon, Error, Options};
+use toehold_adapter::engine::settings::Draft;
 use toehold_channel::table::{
     COMMAND_DETACH, COMMAND_NONE, EntryState, FLAG_ASKED, LAYOUT_VERSION, Mode, Reason,
 };
@@ -37,6 +38,28 @@ fn an_adapter_says_who_it_is() {
     let socket = scratch.path().join("adapter.sock");
     let mode = socket.metadata().expect("there").permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
+}
+
+#[test]
+fn status_tells_why_there_is_no_engine() {
+    let scratch = Scratch::new();
+    let mut draft = Draft::default();
+    for (word, value) in [("link", "packet:nosuch0"), ("address", "10.84.0.2/24")] {
+        draft.set(word, value).expect("a setting");
+    }
+    let options = Options {
+        engine: draft.finish().expect("settings"),
+        ..quiet(&scratch.path())
+    };
+    let _adapter = Adapter::start_with(options);
+    let report = status(&scratch);
+    assert!(report["engine"].is_null());
+    // With the privilege it is the interface that is missing.
+    let why = report["no_engine"].as_str().expect("a reason");
+    assert!(
+        why.contains("nosuch0") || why.contains("CAP_NET_RAW"),
+        "{why}"
+    );
 }
 
 #[test]

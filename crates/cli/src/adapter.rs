@@ -17,6 +17,7 @@ use toehold_adapter::runtime_dir::{self, RuntimeDir};
 
 use crate::failure::Failure;
 use crate::run;
+use crate::status::Status;
 
 /// Options of `toehold adapter`.
 #[derive(Args, Debug)]
@@ -317,7 +318,10 @@ fn start(runtime_dir: &Path, args: &AdapterArgs) -> Result<(), Failure> {
     loop {
         let answer = client::ping(runtime_dir);
         match (answer, ended) {
-            (Ok(_), _) => return Ok(()),
+            (Ok(_), _) => {
+                warn_of_missing_engine(runtime_dir);
+                return Ok(());
+            }
             (Err(_), Some(status)) if Instant::now() >= deadline => {
                 return Err(Failure::new(format!(
                     "the adapter ended at once ({status}); run `toehold adapter` to see why"
@@ -336,6 +340,13 @@ fn start(runtime_dir: &Path, args: &AdapterArgs) -> Result<(), Failure> {
             deadline = deadline.min(Instant::now() + OTHER_PATIENCE);
         }
         thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// An adapter in the background cannot say itself why it does without.
+fn warn_of_missing_engine(runtime_dir: &Path) {
+    if let Some(why) = Status::ask(runtime_dir).and_then(|status| status.no_engine) {
+        eprintln!("toehold: no TCP engine: {why}");
     }
 }
 

@@ -79,6 +79,9 @@ pub(crate) struct Status {
     /// The adapter's TCP engine, where it has one.
     #[serde(default)]
     pub(crate) engine: Option<Engine>,
+    /// Why there is none, where one was wanted.
+    #[serde(default)]
+    pub(crate) no_engine: Option<String>,
 }
 
 /// What the TCP engine has done.
@@ -91,6 +94,9 @@ pub(crate) struct Engine {
     mtu: u64,
     connections: u64,
     listeners: u64,
+    listeners_refused: u64,
+    listeners_of_one_max: u64,
+    listeners_max: u64,
     segments_received: u64,
     segments_sent: u64,
     bytes_received: u64,
@@ -157,6 +163,9 @@ fn parse<T: serde::de::DeserializeOwned>(json: &str) -> Result<T, Failure> {
 
 fn render(status: &Status) -> String {
     let mut out = status.engine.as_ref().map_or(String::new(), engine_lines);
+    if let Some(why) = &status.no_engine {
+        let _ = writeln!(out, "no TCP engine: {why}");
+    }
     if status.processes.is_empty() {
         out.push_str("no accelerated program is running; start one with: toehold run -- PROGRAM\n");
         return out;
@@ -207,6 +216,15 @@ fn engine_lines(engine: &Engine) -> String {
     if engine.frames_lost > 0 {
         let lost = count(engine.frames_lost);
         let _ = writeln!(out, "  {lost} frames lost, for want of room to keep them");
+    }
+    if engine.listeners_refused > 0 {
+        let _ = writeln!(
+            out,
+            "  {} listeners are the kernel's alone: one program may have {} here, and all together {}",
+            count(engine.listeners_refused),
+            engine.listeners_of_one_max,
+            engine.listeners_max,
+        );
     }
     if !engine.threads.is_empty() {
         let of_each = engine.threads.iter();
@@ -368,7 +386,7 @@ mod tests {
     #[test]
     fn engine_stands_first() {
         let answer = r#"{"engine":{"link":"xdp:eth0","link_manner":"in the driver, zero copy","addresses":["10.84.0.2"],"mtu":1500,
-            "bytes_received":1500000,"frames_passed_on":12,
+            "bytes_received":1500000,"frames_passed_on":12,"listeners_refused":3,"listeners_of_one_max":1024,"listeners_max":16384,
             "threads":[{"connections":3},{"connections":4}]},"processes":[]}"#;
         let text = render(&parse(answer).expect("an answer"));
         assert!(
@@ -379,12 +397,24 @@ mod tests {
             text.contains("  AF_XDP in the driver, zero copy\n"),
             "{text}"
         );
+        let refused = "  3 listeners are the kernel's alone: one program may have 1024 here, and all together 16384\n";
+        assert!(text.contains(refused), "{text}");
         assert!(
             text.contains("in 1.50MB") && text.contains("toehold run"),
             "{text}"
         );
         assert!(
             text.contains("2 threads, with 3 + 4 connections; 12 frames"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn a_missing_engine_is_said_with_its_reason() {
+        let answer = r#"{"engine":null,"no_engine":"it needs CAP_NET_ADMIN","processes":[]}"#;
+        let text = render(&parse(answer).expect("an answer"));
+        assert!(
+            text.starts_with("no TCP engine: it needs CAP_NET_ADMIN\n"),
             "{text}"
         );
     }

@@ -19,6 +19,7 @@ use toehold_channel::rendezvous::{Kind, Message};
 impl Daemon {
     pub(super) fn handle_status(&mut self, id: ClientId) -> Result<(), Fault> {
         let engine = self.engine.as_ref().and_then(Engine::report);
+        let engine = (engine, self.no_engine.clone());
         let processes = self.programs().filter(|client| client.is_open());
         let processes = processes.filter_map(|client| {
             let table = client.table?;
