@@ -1,6 +1,7 @@
 """Ends of TCP connections for the offload tests, in plain Python: each role checks what it sees and says `ok`."""
 
 import errno
+import fcntl
 import hashlib
 import os
 import selectors
@@ -9,6 +10,7 @@ import signal
 import socket
 import struct
 import sys
+import termios
 import threading
 import time
 
@@ -469,6 +471,25 @@ def impatient_server(port):
     conn, _ = sock.accept()
     assert conn.recv(1) == b"x"
     given_up(conn)
+
+
+def unacknowledged(host, port):
+    """Asks how much of what it sent the remote has not acknowledged, which is told what to do."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+    waiting = lambda: struct.unpack("i", fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)))[0]
+    sock = socket.create_connection((host, int(port)), timeout=30)
+    for _ in range(100):
+        sock.sendall(b"x")
+        assert sock.recv(1) == b"x"
+    until(lambda: waiting() == 0)
+    print("holding", flush=True)
+    signal.sigwait([signal.SIGUSR1])
+    sock.sendall(bytes(1000))
+    assert waiting() == 1000, waiting()
+    sock.sendall(bytes(500))
+    assert waiting() == 1500, waiting()
+    print("sent", flush=True)
+    until(lambda: waiting() == 0)
 
 
 def hold_open(port):

@@ -3,7 +3,8 @@
 use core::ffi::c_ulong;
 use core::sync::atomic::Ordering;
 
-use toehold_channel::table::{FLAG_ATTACHED, Mode, Reason};
+use toehold_channel::channel::End;
+use toehold_channel::table::{FLAG_ATTACHED, FLAG_OFFLOAD, Mode, Reason};
 
 use crate::offload::{endings, opening};
 use crate::state::Connection;
@@ -97,8 +98,22 @@ pub(crate) fn queue_length(connection: &Connection, request: c_ulong) -> Option<
         return ahead::waiting(connection);
     }
     let in_ring = connection.entry.tx_mode.load(Ordering::Relaxed) == Mode::Ring as u32;
-    // What is in the ring is with the peer; what the kernel still counts is a doorbell.
-    (request == libc::TIOCOUTQ as c_ulong && in_ring).then_some(0)
+    (request == libc::TIOCOUTQ as c_ulong && in_ring).then(|| unacknowledged(connection))
+}
+
+/// What waits in the ring for its acknowledgement (tcp(7), `SIOCOUTQ`); what the kernel still counts are doorbells. The engine gives a remote's
+/// acknowledgements back as credit. Between two programs what is in the ring is with the peer, as what is in a receiver's buffer is: it was
+/// acknowledged when it came.
+fn unacknowledged(connection: &Connection) -> i32 {
+    let entry = connection.entry;
+    if entry.flags.load(Ordering::Relaxed) & FLAG_OFFLOAD == 0 {
+        return 0;
+    }
+    let head = |end: End<'_>| end.theirs().consume.head.load(Ordering::Acquire);
+    let head = connection.end().map_or(u64::MAX, head);
+    // A head beyond it is the engine's to be caught for, at the next send.
+    let waiting = entry.tx_ring.load(Ordering::Relaxed).saturating_sub(head);
+    i32::try_from(waiting).unwrap_or(i32::MAX)
 }
 
 fn bit_of(connection: &Connection, level: i32, name: i32) -> Option<u32> {

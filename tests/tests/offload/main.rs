@@ -235,6 +235,23 @@ fn silent_remote_is_given_up_as_the_program_has_set() {
 }
 
 #[test]
+fn what_the_remote_has_not_acknowledged_is_counted() {
+    let Some(stage) = Stage::set(&[]) else { return };
+    let _far = stage.far_server(&["echo_server", "7053"]);
+    let program = stage.near("program", &["unacknowledged", FAR, "7053"]);
+    let says = |word| {
+        let said = wait_until(PATIENCE, || program.stdout().contains(word));
+        assert!(said, "{}", program.outputs());
+    };
+    says("holding");
+    assert!(stage.network.far_ip(&["link", "set", "toe0", "down"]));
+    program.signal(libc::SIGUSR1);
+    says("sent");
+    assert!(stage.network.far_ip(&["link", "set", "toe0", "up"]));
+    ok(program);
+}
+
+#[test]
 fn remote_that_never_finishes_keeps_no_connection_of_a_program_that_has_closed() {
     let Some(stage) = Stage::set(&[]) else { return };
     // As long as the kernel would wait, which is a minute where nobody says otherwise.
