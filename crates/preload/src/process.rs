@@ -2,7 +2,9 @@
 
 use core::ffi::{c_char, c_int, c_void};
 
-use toehold_sockets::{api, before_exec, ending, exec_failed, holds_connections, real};
+use toehold_sockets::{
+    api, before_exec, ending, exec_failed, holds_connections, real, say_what_is_set,
+};
 
 use crate::environment::Environment;
 use crate::program::{Outlook, Target, breaks_on_library, outlook};
@@ -70,6 +72,7 @@ pub(crate) unsafe fn execute(
         Outlook::WithLibrary => unsafe { Environment::copy(environment) },
         _ => None,
     };
+    say_what_is_set();
     let departure = before_exec(longer.is_some());
     let environment = match (&mut longer, departure.descriptor()) {
         (Some(longer), Some(estate)) => longer.with_estate(estate),

@@ -50,6 +50,7 @@ mod transfer;
 mod wait;
 
 pub use adapter::set_runtime_directory;
+pub use offload::patience::say_what_is_set;
 pub use offload::{want_offload, want_offload_by_rule};
 pub use state::{after_fork_in_child, before_fork, ending, fork_failed, start};
 pub use succession::{Departure, before_exec, exec_failed, holds_connections, succeed};

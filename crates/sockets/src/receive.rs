@@ -10,6 +10,7 @@ use toehold_channel::ring::Fault;
 use toehold_channel::sync::fence;
 use toehold_channel::table::{FLAG_CONNECTING, FLAG_REFUSED, FLAG_SHUT_RX, Mode, Reason};
 
+use crate::offload::patience::say_what_is_set;
 use crate::offload::{endings, opening};
 use crate::state::Connection;
 use crate::{
@@ -55,6 +56,7 @@ pub(crate) unsafe fn receive(
 ) -> isize {
     let (entry, local) = (connection.entry, connection.local);
     if local.region.load(Ordering::Relaxed).is_null() {
+        say_what_is_set();
         if pairing::offer_waits(connection) || !local.offered.load(Ordering::Relaxed).is_null() {
             errno::keep(|| pairing::consider(connection));
         }

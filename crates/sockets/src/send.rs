@@ -13,6 +13,7 @@ use toehold_channel::table::{
 };
 use toehold_copy::prefetch;
 
+use crate::offload::patience::say_what_is_set;
 use crate::offload::{endings, opening};
 use crate::receive::{
     HINT_EOF, HINT_LOOK, arm, disarm, fault_of_peer, sleep_until, timed_out, timeout_ns,
@@ -77,6 +78,7 @@ pub(crate) fn begin_host_send(connection: &Connection) -> Option<()> {
     if !local.region.load(Ordering::Relaxed).is_null() {
         return None;
     }
+    say_what_is_set();
     if pairing::offer_waits(connection) || !local.offered.load(Ordering::Relaxed).is_null() {
         errno::keep(|| pairing::consider(connection));
     }

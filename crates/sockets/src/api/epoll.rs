@@ -5,6 +5,7 @@ use core::ffi::c_int;
 use libc::{epoll_event, sigset_t, timespec};
 
 use super::readiness::{limit_of_ms, nanoseconds};
+use crate::offload::patience::say_what_is_set;
 use crate::state;
 use crate::{epoll, errno, real};
 
@@ -74,6 +75,7 @@ unsafe fn wait_on(
 
 /// The instance to which a wait belongs, if it is known and the wait makes sense.
 fn instance(epfd: c_int, events: *mut epoll_event, count: c_int) -> Option<u32> {
+    say_what_is_set();
     state::epoll_number(epfd).filter(|_| count > 0 && !events.is_null())
 }
 

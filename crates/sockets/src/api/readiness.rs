@@ -4,6 +4,7 @@ use core::ffi::c_int;
 
 use libc::{fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 
+use crate::offload::patience::say_what_is_set;
 use crate::state;
 use crate::{poll, real, sys};
 
@@ -28,6 +29,7 @@ fn kernel_poll(mask: *const sigset_t) -> impl FnMut(&mut [pollfd], Option<u64>) 
 }
 
 unsafe fn pollfds<'a>(fds: *mut pollfd, count: nfds_t) -> &'a mut [pollfd] {
+    say_what_is_set();
     if fds.is_null() {
         return &mut [];
     }
@@ -64,6 +66,7 @@ pub unsafe fn ppoll(
 }
 
 fn select_concerns(count: c_int, sets: &[poll::Set; 3]) -> bool {
+    say_what_is_set();
     state::is_started()
         && (0..count).any(|fd| sets.iter().any(|set| set.has(fd)) && poll::concerned(fd))
 }
