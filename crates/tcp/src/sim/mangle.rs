@@ -61,6 +61,54 @@ fn complete(packet: &mut [u8], tcp_at: usize) {
     packet[tcp_at + 16..tcp_at + 18].copy_from_slice(&checksum.to_be_bytes());
 }
 
+/// The pieces that a narrow network makes of a packet (RFC 791 section 3.2, RFC 8200 section 4.5), in any order. One that is
+/// too small for that stays whole.
+pub(super) fn fragments(packet: &[u8], identification: u32, random: &mut Random) -> Vec<Vec<u8>> {
+    let is_v4 = packet[0] >> 4 == 4;
+    let (header, payload) = packet.split_at(if is_v4 { 20 } else { 40 });
+    let units = (payload.len() as u64 - 1) / 8;
+    if units == 0 {
+        return vec![packet.to_vec()];
+    }
+    let cuts = random.between(1, 3);
+    let mut edges: Vec<usize> = (0..cuts)
+        .map(|_| 8 * random.between(1, units) as usize)
+        .chain([0, payload.len()])
+        .collect();
+    edges.sort_unstable();
+    edges.dedup();
+    let mut pieces: Vec<Vec<u8>> = edges
+        .windows(2)
+        .map(|edges| {
+            let (start, end) = (edges[0], edges[1]);
+            let more = u16::from(end < payload.len());
+            let part = &payload[start..end];
+            let mut piece = header.to_vec();
+            if is_v4 {
+                piece[2..4].copy_from_slice(&(20 + part.len() as u16).to_be_bytes());
+                piece[4..6].copy_from_slice(&(identification as u16).to_be_bytes());
+                let place = more << 13 | (start / 8) as u16;
+                piece[6..8].copy_from_slice(&place.to_be_bytes());
+                piece[10..12].fill(0);
+                let checksum = !checker::ip_sum(&piece);
+                piece[10..12].copy_from_slice(&checksum.to_be_bytes());
+            } else {
+                piece[4..6].copy_from_slice(&(8 + part.len() as u16).to_be_bytes());
+                let next = std::mem::replace(&mut piece[6], 44);
+                piece.extend([next, 0]);
+                piece.extend((start as u16 | more).to_be_bytes());
+                piece.extend(identification.to_be_bytes());
+            }
+            piece.extend_from_slice(part);
+            piece
+        })
+        .collect();
+    for last in (1..pieces.len()).rev() {
+        pieces.swap(last, random.below(last as u64 + 1) as usize);
+    }
+    pieces
+}
+
 /// A SYN with an MSS of 1460, and an acceptance of SACK.
 pub(super) fn syn(source: SocketAddr, destination: SocketAddr, seq: u32) -> Vec<u8> {
     let mut tcp = Vec::new();

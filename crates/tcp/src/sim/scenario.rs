@@ -33,6 +33,8 @@ pub struct Scenario {
     pub(crate) clock_offset: Vec<Duration>,
     /// How often, in a million, a host has no room for payload.
     pub(crate) no_room_per_million: u32,
+    /// Packets that arrive in pieces, in a million; some of the pieces are lost.
+    pub(crate) fragmented_per_million: u32,
     /// Half-open connections before cookies.
     pub(crate) half_open_max: usize,
     /// Frames made of noise and of other frames, a second.
@@ -94,6 +96,7 @@ impl Scenario {
             } else {
                 0
             },
+            fragmented_per_million: 0,
             half_open_max: if random.below(5) == 0 {
                 random.below(3) as usize
             } else {
@@ -136,6 +139,8 @@ impl Scenario {
         }
         scenario.draw_flood();
         scenario.draw_departures();
+        scenario.draw_fragments();
+        scenario.draw_patience();
         for traits in &mut scenario.traits {
             if random.below(3) == 0 {
                 traits.frames_at_once = random.between(1, 8) as u32;
@@ -159,6 +164,26 @@ impl Scenario {
         for transfer in &mut self.transfers {
             for role in [&mut transfer.client_role, &mut transfer.server_role] {
                 role.lets_go = random.below(3) == 0;
+            }
+        }
+    }
+
+    /// How much arrives in pieces; likewise.
+    fn draw_fragments(&mut self) {
+        let mut random = Random::new(self.seed ^ 0x7031_f4a6_3e47_0001);
+        if random.below(5) == 0 {
+            self.fragmented_per_million = random.between(1_000, 300_000) as u32;
+        }
+    }
+
+    /// Who does not wait for ever; likewise.
+    fn draw_patience(&mut self) {
+        let mut random = Random::new(self.seed ^ 0x7031_9a71_e4ce_0001);
+        let transfers = self.transfers.iter_mut();
+        let options = transfers.map(|transfer| &mut transfer.options);
+        for options in options.chain([&mut self.server_options]) {
+            if random.below(6) == 0 {
+                options.user_timeout = Some(Duration::from_secs(random.between(5, 120)));
             }
         }
     }
@@ -208,6 +233,7 @@ impl Scenario {
             clock_ppm: vec![0; 2],
             clock_offset: vec![Duration::ZERO; 2],
             no_room_per_million: 0,
+            fragmented_per_million: 0,
             half_open_max: 64,
             forgeries_per_second: 0,
             syns_per_second: 0,
@@ -216,6 +242,12 @@ impl Scenario {
             mtu_changes: Vec::new(),
             stop_after: Some(duration),
         }
+    }
+
+    /// Whether one end of a transfer does not wait for ever for what it has sent to be acknowledged.
+    pub(crate) fn is_impatient(&self, transfer: usize) -> bool {
+        let ends = [self.transfers[transfer].options, self.server_options];
+        ends.iter().any(|options| options.user_timeout.is_some())
     }
 
     /// Whether forged frames may end connections or damage streams: then only the engine's own

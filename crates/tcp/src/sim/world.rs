@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BinaryHeap};
 use super::checker::{self, Checker};
 use super::host::{Program, Rings};
 use super::link::{Fate, Link};
-use super::mangle::{cut, flip_bit, mark_congestion, shrink_window, syn, too_big};
+use super::mangle::{cut, flip_bit, fragments, mark_congestion, shrink_window, syn, too_big};
 use super::scenario::Scenario;
 use crate::{
     CloseReason, Config, ConnectionId, Duration, Engine, Event, Instant, InterfaceAddress,
@@ -242,20 +242,17 @@ impl World {
                 packet,
                 intact,
             } => {
-                if intact {
-                    self.checker.delivered(&packet);
-                }
-                if self.trace {
-                    self.print("  ->", &packet);
-                }
-                let now = self.clock_of(host);
-                if self.scenario.traits[host].ethernet {
-                    let offload = ReceiveOffload {
-                        checksum_verified: intact,
-                    };
-                    self.hosts[host].take(now, &framed(host, &packet), offload);
+                let share = self.scenario.fragmented_per_million;
+                if intact && share > 0 && self.random.chance(share) {
+                    self.arrive_in_pieces(host, &packet);
                 } else {
-                    self.hosts[host].take(now, &packet, ReceiveOffload::default());
+                    if intact {
+                        self.checker.delivered(&packet);
+                    }
+                    if self.trace {
+                        self.print("  ->", &packet);
+                    }
+                    self.take(host, &packet, intact);
                 }
                 self.serve(host);
             }
@@ -281,6 +278,36 @@ impl World {
             }
             Happening::Forgery => self.forge(),
             Happening::Flood { left } => self.flood(left),
+        }
+    }
+
+    fn take(&mut self, host: usize, packet: &[u8], intact: bool) {
+        let now = self.clock_of(host);
+        if self.scenario.traits[host].ethernet {
+            let offload = ReceiveOffload {
+                checksum_verified: intact,
+            };
+            self.hosts[host].take(now, &framed(host, packet), offload);
+        } else {
+            self.hosts[host].take(now, packet, ReceiveOffload::default());
+        }
+    }
+
+    /// A packet that was cut up on its way, of which a piece may be missing.
+    fn arrive_in_pieces(&mut self, host: usize, packet: &[u8]) {
+        self.report.troubles += 1;
+        self.order += 1;
+        let mut pieces = fragments(packet, self.order as u32, &mut self.random);
+        if self.random.below(50) == 0 {
+            pieces.pop();
+        } else {
+            self.checker.delivered(packet);
+        }
+        if self.trace {
+            self.print(&format!("  -> in {} pieces", pieces.len()), packet);
+        }
+        for piece in pieces {
+            self.take(host, &piece, true);
         }
     }
 
@@ -450,6 +477,7 @@ impl World {
         let transfer = &self.scenario.transfers[flow];
         let has_keepalive = transfer.options.keepalive.is_some()
             || self.scenario.server_options.keepalive.is_some();
+        let may_be_given_up = has_keepalive || self.scenario.is_impatient(flow);
         let may_fail = progress.excused
             || self.scenario.is_hostile()
             || program.aborted
@@ -457,8 +485,7 @@ impl World {
             // Its last acknowledgement was lost so often that the remote's TIME-WAIT is over: the FIN,
             // sent once more, meets nobody (RFC 9293 section 3.6.1 accepts that).
             || (program.finished && program.remote_finished && reason == CloseReason::Reset)
-            || (has_keepalive && reason == CloseReason::TimedOut)
-            || (has_keepalive && reason == CloseReason::Reset);
+            || (may_be_given_up && matches!(reason, CloseReason::TimedOut | CloseReason::Reset));
         assert!(
             may_fail || reason == CloseReason::Finished,
             "flow {flow} ended with {reason:?}: {program:?}"
@@ -509,6 +536,8 @@ impl World {
             self.report.bytes += program.taken;
             self.report.bytes_by_flow[program.flow] += program.taken;
             self.report.departures += 1;
+            // Its engine may have given up a silent remote, of which nobody is told; and the remote may wait for its end for ever.
+            self.progress[program.flow].excused |= self.scenario.is_impatient(program.flow);
             self.note_end(&program, !self.progress[program.flow].excused);
         }
     }
