@@ -1,18 +1,15 @@
 //! Addresses and routes that change while the engine runs.
 
+#[allow(dead_code, reason = "each of the tests uses some of it")]
+mod support;
+
 use std::net::{IpAddr, SocketAddr};
 
+use support::on_link;
 use toehold_tcp::{
     CloseReason, Config, ConnectError, ConnectionId, Engine, Event, HEADER_BUFFER_BYTES, Instant,
-    InterfaceAddress, Medium, Options, Random, Route,
+    Medium, Options, Random, Route,
 };
-
-fn address(text: &str) -> InterfaceAddress {
-    InterfaceAddress {
-        address: ip(text),
-        prefix_bits: 24,
-    }
-}
 
 fn ip(text: &str) -> IpAddr {
     text.parse().expect("address")
@@ -35,9 +32,9 @@ fn closed(engine: &mut Engine) -> Vec<(ConnectionId, CloseReason)> {
 
 #[test]
 fn address_that_goes_takes_its_connections_and_no_others() {
-    let config = Config::new(Medium::Ip, 1500, address("10.0.0.1"));
+    let config = Config::new(Medium::Ip, 1500, on_link("10.0.0.1"));
     let mut engine = Engine::new(config, Random::new(1));
-    engine.add_address(address("10.0.0.2"));
+    engine.add_address(on_link("10.0.0.2"));
     let first = connect(&mut engine, "10.0.0.1", "10.0.0.9").expect("opened");
     let second = connect(&mut engine, "10.0.0.2", "10.0.0.9").expect("opened");
     engine.remove_address(ip("10.0.0.1"));
@@ -50,13 +47,13 @@ fn address_that_goes_takes_its_connections_and_no_others() {
     let again = connect(&mut engine, "10.0.0.1", "10.0.0.9");
     assert_eq!(again, Err(ConnectError::AddressNotOurs));
     // And comes back.
-    engine.add_address(address("10.0.0.1"));
+    engine.add_address(on_link("10.0.0.1"));
     assert!(connect(&mut engine, "10.0.0.1", "10.0.0.9").is_ok());
 }
 
 #[test]
 fn routes_lead_where_they_say_now() {
-    let config = Config::new(Medium::Ip, 1500, address("10.0.0.1"));
+    let config = Config::new(Medium::Ip, 1500, on_link("10.0.0.1"));
     let mut engine = Engine::new(config, Random::new(1));
     let beyond = |engine: &mut Engine| connect(engine, "10.0.0.1", "192.0.2.1");
     assert_eq!(beyond(&mut engine), Err(ConnectError::Unreachable));

@@ -2,6 +2,8 @@
 
 #[allow(dead_code, reason = "each of the tests uses some of it")]
 mod script;
+#[allow(dead_code, reason = "each of the tests uses some of it")]
+mod support;
 
 use script::Stage;
 use toehold_tcp::Duration;

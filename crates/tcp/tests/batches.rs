@@ -1,10 +1,13 @@
 //! Frames that arrive together are handled as if each had come alone: also where connections are so many that they are looked up before,
 //! and some of them end, and others begin, between two frames of a batch.
 
+#[allow(dead_code, reason = "each of the tests uses some of it")]
+mod support;
+
+use support::{ethernet, on_link};
 use toehold_tcp::{
-    ChecksumSum, Config, ConnectionId, Engine, Event, HEADER_BUFFER_BYTES, Instant,
-    InterfaceAddress, ListenerId, MacAddress, Medium, Memory, NoRoom, Options, Random,
-    ReceiveOffload,
+    ChecksumSum, Config, ConnectionId, Engine, Event, HEADER_BUFFER_BYTES, Instant, ListenerId,
+    MacAddress, Memory, NoRoom, Options, Random, ReceiveOffload,
 };
 
 const OURS: MacAddress = MacAddress([2, 0, 0, 0, 0, 1]);
@@ -53,15 +56,7 @@ struct Said {
 
 impl Side {
     fn new() -> Self {
-        let address = InterfaceAddress {
-            address: [10, 0, 0, 1].into(),
-            prefix_bits: 24,
-        };
-        let medium = Medium::Ethernet {
-            mac: OURS,
-            resolve: true,
-        };
-        let mut config = Config::new(medium, 1_500, address);
+        let mut config = Config::new(ethernet(1), 1_500, on_link("10.0.0.1"));
         config.connections_max = FLOWS + 8;
         config.half_open_max = FLOWS;
         let mut engine = Engine::new(config, Random::new(3));

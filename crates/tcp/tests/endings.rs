@@ -2,17 +2,11 @@
 
 #[allow(dead_code, reason = "each of the tests uses some of it")]
 mod script;
+#[allow(dead_code, reason = "each of the tests uses some of it")]
+mod support;
 
-use script::Stage;
+use script::{Stage, plain};
 use toehold_tcp::{CloseReason, Duration, Options, State};
-
-fn plain() -> Stage {
-    Stage::new(|config, options| {
-        config.timestamps = false;
-        config.window_scaling = false;
-        options.nodelay = true;
-    })
-}
 
 /// A server that closes first, more often than TIME-WAIT lasts: there is room for three connections.
 #[test]

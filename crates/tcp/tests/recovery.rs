@@ -2,17 +2,11 @@
 
 #[allow(dead_code, reason = "each of the tests uses some of it")]
 mod script;
+#[allow(dead_code, reason = "each of the tests uses some of it")]
+mod support;
 
-use script::Stage;
+use script::{Stage, plain};
 use toehold_tcp::{CloseReason, ConnectionId, Duration, Phase, State};
-
-fn plain() -> Stage {
-    Stage::new(|config, options| {
-        config.timestamps = false;
-        config.window_scaling = false;
-        options.nodelay = true;
-    })
-}
 
 /// RFC 5681 section 3.2 counts duplicates without payload, and RFC 2018 section 4 wants each of them to carry blocks: data of our own does
 /// not go before what the remote has to know.

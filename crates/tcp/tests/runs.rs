@@ -1,10 +1,14 @@
 //! Full segments that leave as a run, over Ethernet: each must be what it would be alone, and nothing may
 //! leave that something between two polls has made wrong.
 
+#[allow(dead_code, reason = "each of the tests uses some of it")]
+mod support;
+
+use support::{ethernet, on_link};
 use toehold_tcp::sim::checker;
 use toehold_tcp::{
-    ChecksumSum, Config, ConnectionId, Duration, Engine, Event, Instant, InterfaceAddress,
-    MacAddress, Medium, Memory, NoRoom, Options, Random, ReceiveOffload,
+    ChecksumSum, Config, ConnectionId, Duration, Engine, Event, Instant, MacAddress, Memory,
+    NoRoom, Options, Random, ReceiveOffload,
 };
 
 const OURS: MacAddress = MacAddress([2, 0, 0, 0, 0, 1]);
@@ -56,15 +60,10 @@ struct Stage {
 
 impl Stage {
     fn new() -> Self {
-        let address = InterfaceAddress {
-            address: [10, 0, 0, 1].into(),
-            prefix_bits: 24,
-        };
-        let medium = Medium::Ethernet {
-            mac: OURS,
-            resolve: true,
-        };
-        let mut engine = Engine::new(Config::new(medium, 1_500, address), Random::new(9));
+        let mut engine = Engine::new(
+            Config::new(ethernet(1), 1_500, on_link("10.0.0.1")),
+            Random::new(9),
+        );
         let listener = engine
             .listen(([0, 0, 0, 0], 80).into(), 1, Options::default())
             .expect("the engine is new");

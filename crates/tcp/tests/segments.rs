@@ -2,20 +2,13 @@
 
 #[allow(dead_code, reason = "each of the tests uses some of it")]
 mod script;
+#[allow(dead_code, reason = "each of the tests uses some of it")]
+mod support;
 
-use script::Stage;
+use script::{Stage, plain};
 use toehold_tcp::{CloseReason, Duration, Event, Keepalive, Options, State};
 
 const MILLISECOND: Duration = Duration::from_millis(1);
-
-fn plain() -> Stage {
-    // Without timestamps and scaling, so that scripts stay short; each test adds what it is about.
-    Stage::new(|config, options| {
-        config.timestamps = false;
-        config.window_scaling = false;
-        options.nodelay = true;
-    })
-}
 
 /// RFC 9293 section 3.5, figure 6.
 #[test]

@@ -1,10 +1,14 @@
 //! Several engines on one link with the same addresses: frames reach any of them, and connections notice nothing.
 
+#[allow(dead_code, reason = "each of the tests uses some of it")]
+mod support;
+
 use std::net::{IpAddr, SocketAddr};
 
+use support::{ethernet, on_link};
 use toehold_tcp::{
-    CloseReason, Config, ConnectError, ConnectionId, Engine, Event, Instant, InterfaceAddress,
-    MacAddress, Medium, Memory, NoRoom, Options, Random, ReceiveOffload, Share, Whose,
+    CloseReason, Config, ConnectError, ConnectionId, Engine, Event, Instant, Memory, NoRoom,
+    Options, Random, ReceiveOffload, Share, Whose,
 };
 
 const ENGINES: u32 = 3;
@@ -37,16 +41,8 @@ fn value(at: u64) -> u8 {
 }
 
 fn config(addresses: [&str; 2], last: u8) -> Config {
-    let medium = Medium::Ethernet {
-        mac: MacAddress([2, 0, 0, 0, 0, last]),
-        resolve: true,
-    };
-    let address = |text: &str| InterfaceAddress {
-        address: text.parse().expect("address"),
-        prefix_bits: if text.contains(':') { 64 } else { 24 },
-    };
-    let mut config = Config::new(medium, 1_500, address(addresses[0]));
-    config.addresses.push(address(addresses[1]));
+    let mut config = Config::new(ethernet(last), 1_500, on_link(addresses[0]));
+    config.addresses.push(on_link(addresses[1]));
     config
 }
 

@@ -1,34 +1,19 @@
 //! What becomes of connections while the way to the remote is gone: a soft error, of which none that is established dies at once
 //! (RFC 1122 section 4.2.3.9).
 
+#[allow(dead_code, reason = "each of the tests uses some of it")]
+mod support;
+
 use std::net::{IpAddr, SocketAddr};
 
+use support::{Rings, ethernet, on_link};
 use toehold_tcp::{
-    CloseReason, Config, ConnectionId, Duration, Engine, Event, Instant, InterfaceAddress,
-    ListenerId, MacAddress, Medium, Memory, NoRoom, Options, Random, ReceiveOffload, Route,
+    CloseReason, Config, ConnectionId, Duration, Engine, Event, Instant, ListenerId, MacAddress,
+    Options, Random, ReceiveOffload, Route,
 };
 
 const GATEWAY: &str = "10.0.0.254";
 const BEYOND: &str = "192.0.2.1";
-
-/// What arrived; what is sent is a stream whose byte n is n.
-#[derive(Default)]
-struct Rings(Vec<u8>);
-
-impl Memory for Rings {
-    fn place(&mut self, _: ConnectionId, offset: u64, bytes: &[u8]) -> Result<(), NoRoom> {
-        let end = offset as usize + bytes.len();
-        self.0.resize(self.0.len().max(end), 0);
-        self.0[offset as usize..end].copy_from_slice(bytes);
-        Ok(())
-    }
-
-    fn gather(&mut self, _: ConnectionId, offset: u64, target: &mut [u8]) {
-        for (index, byte) in target.iter_mut().enumerate() {
-            *byte = (offset as usize + index) as u8;
-        }
-    }
-}
 
 struct Host {
     engine: Engine,
@@ -38,11 +23,7 @@ struct Host {
 
 impl Host {
     fn new(seed: u64, address: &str) -> Host {
-        let medium = Medium::Ethernet {
-            mac: MacAddress([2, 0, 0, 0, 0, seed as u8]),
-            resolve: true,
-        };
-        let config = Config::new(medium, 1_500, on_link(address));
+        let config = Config::new(ethernet(seed as u8), 1_500, on_link(address));
         Host {
             engine: Engine::new(config, Random::new(seed)),
             rings: Rings::default(),
@@ -149,15 +130,8 @@ impl Pair {
     }
 
     fn assert_all_arrived(&self) {
-        let arrived = &self.far.rings.0;
+        let arrived = &self.far.rings.received;
         assert!(*arrived == pattern(), "{} bytes", arrived.len());
-    }
-}
-
-fn on_link(text: &str) -> InterfaceAddress {
-    InterfaceAddress {
-        address: ip(text),
-        prefix_bits: 24,
     }
 }
 
@@ -190,7 +164,7 @@ fn connection_outlives_its_route_and_loses_nothing() {
     pair.near.engine.set_routes(&[]);
     pair.near.engine.publish(id, SOME).expect("open");
     pair.pass(Duration::from_secs(20));
-    assert!(pair.far.rings.0.is_empty());
+    assert!(pair.far.rings.received.is_empty());
     assert_eq!(pair.near.is_closed(), None);
     pair.near.engine.set_routes(&by_gateway());
     // As soon as it would be sent again.

@@ -6,10 +6,11 @@
 
 use std::collections::VecDeque;
 
+use crate::support::{Rings, on_link};
 use toehold_tcp::sim::checker::{self, Packet};
 use toehold_tcp::{
-    ChecksumSum, CloseReason, Config, ConnectionId, Duration, Engine, Event, Instant,
-    InterfaceAddress, ListenerId, Medium, Memory, NoRoom, Options, Random, ReceiveOffload,
+    ChecksumSum, CloseReason, Config, ConnectionId, Duration, Engine, Event, Instant, ListenerId,
+    Medium, Options, Random, ReceiveOffload,
 };
 
 const LOCAL: [u8; 4] = [10, 0, 0, 1];
@@ -17,27 +18,6 @@ const REMOTE: [u8; 4] = [10, 0, 0, 2];
 const REMOTE_ISN: u32 = 0xffff_ff00;
 const SERVER_PORT: u16 = 80;
 const REMOTE_PORT: u16 = 4_321;
-
-/// Rings without an end: what arrived, and a send stream whose byte n is n.
-#[derive(Default)]
-pub(crate) struct Rings {
-    pub(crate) received: Vec<u8>,
-}
-
-impl Memory for Rings {
-    fn place(&mut self, _: ConnectionId, offset: u64, bytes: &[u8]) -> Result<(), NoRoom> {
-        let end = offset as usize + bytes.len();
-        self.received.resize(self.received.len().max(end), 0);
-        self.received[offset as usize..end].copy_from_slice(bytes);
-        Ok(())
-    }
-
-    fn gather(&mut self, _: ConnectionId, offset: u64, target: &mut [u8]) {
-        for (index, byte) in target.iter_mut().enumerate() {
-            *byte = (offset as usize + index) as u8;
-        }
-    }
-}
 
 /// The stage. Time stands still unless [`Stage::wait`] moves it.
 pub(crate) struct Stage {
@@ -54,14 +34,19 @@ pub(crate) struct Stage {
     pub(crate) engine_clock: u32,
 }
 
+/// A stage without timestamps and scaling, so that scripts stay short; each test adds what it is about.
+pub(crate) fn plain() -> Stage {
+    Stage::new(|config, options| {
+        config.timestamps = false;
+        config.window_scaling = false;
+        options.nodelay = true;
+    })
+}
+
 impl Stage {
     /// An engine that listens on port 80, without ECN, 100 ms from its remote.
     pub(crate) fn new(change: impl FnOnce(&mut Config, &mut Options)) -> Self {
-        let address = InterfaceAddress {
-            address: LOCAL.into(),
-            prefix_bits: 24,
-        };
-        let mut config = Config::new(Medium::Ip, 1_500, address);
+        let mut config = Config::new(Medium::Ip, 1_500, on_link("10.0.0.1"));
         let mut options = Options::default();
         change(&mut config, &mut options);
         let mut engine = Engine::new(config, Random::new(42));
