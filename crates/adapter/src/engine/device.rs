@@ -20,32 +20,6 @@ impl Device {
         matches!(self, Device::Tap(_))
     }
 
-    /// Gives the device a frame in one piece, behind room for its metadata; whether it was taken.
-    pub(super) fn send_behind_header(&self, header: VnetHeader, buffer: &mut [u8]) -> bool {
-        let sent = match self {
-            Device::Tap(tap) => tap.send_behind_header(header, buffer),
-            Device::Packet(socket) => socket.send_behind_header(header, buffer),
-            Device::Xdp(_) => unreachable!("its frames are made where they are sent from"),
-        };
-        sent.unwrap_or(false)
-    }
-
-    /// Gives the device a frame in several pieces; whether it was taken.
-    ///
-    /// # Safety
-    /// Each part names readable memory of its length.
-    pub(super) unsafe fn send_raw(&self, header: VnetHeader, parts: &[Part]) -> bool {
-        // SAFETY: the caller's promise.
-        let sent = unsafe {
-            match self {
-                Device::Tap(tap) => tap.send_raw(header, parts),
-                Device::Packet(socket) => socket.send_raw(header, parts),
-                Device::Xdp(_) => unreachable!("its frames are made where they are sent from"),
-            }
-        };
-        sent.unwrap_or(false)
-    }
-
     /// What an interface that went down has left to be said.
     pub(super) fn clear_error(&self) {
         if let Device::Packet(socket) = self {
@@ -89,6 +63,39 @@ impl Device {
             (XdpMode::Native, false) => "in the driver, copied once",
             (XdpMode::Generic, _) => "after the driver, copied once",
         })
+    }
+}
+
+/// A device that frames are written to. (AF_XDP frames are made where they are sent from.)
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Written<'a> {
+    Tap(&'a Tap),
+    Packet(&'a PacketSocket),
+}
+
+impl Written<'_> {
+    /// Gives the device a frame in one piece, behind room for its metadata; whether it was taken.
+    pub(super) fn send_behind_header(self, header: VnetHeader, buffer: &mut [u8]) -> bool {
+        let sent = match self {
+            Written::Tap(tap) => tap.send_behind_header(header, buffer),
+            Written::Packet(socket) => socket.send_behind_header(header, buffer),
+        };
+        sent.unwrap_or(false)
+    }
+
+    /// Gives the device a frame in several pieces; whether it was taken.
+    ///
+    /// # Safety
+    /// Each part names readable memory of its length.
+    pub(super) unsafe fn send_raw(self, header: VnetHeader, parts: &[Part]) -> bool {
+        // SAFETY: the caller's promise.
+        let sent = unsafe {
+            match self {
+                Written::Tap(tap) => tap.send_raw(header, parts),
+                Written::Packet(socket) => socket.send_raw(header, parts),
+            }
+        };
+        sent.unwrap_or(false)
     }
 }
 

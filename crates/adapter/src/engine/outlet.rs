@@ -11,7 +11,7 @@
 use toehold_link::{VnetHeader, XdpSocket};
 use toehold_tcp::{ChecksumSum, ChecksumWork, HEADER_BUFFER_BYTES, Memory, Transmit};
 
-use super::device::Device;
+use super::device::{Device, Written};
 use super::lane::Part;
 use super::memory::{PARTS_MAX, Streams};
 
@@ -46,9 +46,11 @@ impl Outlet {
         streams: &mut Streams,
         transmit: &mut Transmit,
     ) -> (Pieces, bool) {
-        if let Device::Xdp(socket) = device {
-            return self.send_from_memory(socket, streams, transmit);
-        }
+        let device = match device {
+            Device::Tap(tap) => Written::Tap(tap),
+            Device::Packet(socket) => Written::Packet(socket),
+            Device::Xdp(socket) => return self.send_from_memory(socket, streams, transmit),
+        };
         let headers_end = VnetHeader::BYTES + transmit.header_bytes;
         let payload_bytes = transmit.payload.map_or(0, |payload| payload.bytes as usize);
         let end = headers_end + payload_bytes;
