@@ -8,16 +8,19 @@
 //! works on an arrival at once, that is in the sender's time. Out: frames that the other kernel drops at once, which is in this end's time.
 //! All links in turns, medians; processor time, so that waiting does not count.
 
-use std::fs::File;
+#[path = "../tests/support/mod.rs"]
+mod support;
+
 use std::io;
 use std::net::Ipv4Addr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::process::{self, Command};
+use std::process;
 use std::sync::Arc;
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
+use support::{ip, within};
 use toehold_link::{
     PacketOptions, PacketSocket, Tap, TapOptions, VnetHeader, XdpOptions, XdpSocket, XdpSteering,
 };
@@ -216,11 +219,11 @@ impl Stage {
 
     fn open(&self, kind: &str) -> Link {
         match kind {
-            "tap" => self.within(&self.far, || {
+            "tap" => within(&self.far, || {
                 let tap = Tap::open("toe0", TapOptions::default()).expect("a TAP device");
                 Link::Tap(tap, vec![0; 1 << 16].into())
             }),
-            "packet" => self.within(&self.near, || {
+            "packet" => within(&self.near, || {
                 let options = PacketOptions {
                     mac: [2, 0, 0, 0, 0, 1],
                     group: None,
@@ -228,7 +231,7 @@ impl Stage {
                 let socket = PacketSocket::open("near0", options).expect("a packet socket");
                 Link::Packet(socket, vec![0; 1 << 16].into())
             }),
-            _ => self.within(&self.near, || {
+            _ => within(&self.near, || {
                 let steering = XdpSteering::attach("near0", 1).expect("a program");
                 steering.set_addresses(&[OURS.into()]).expect("an address");
                 let socket = XdpSocket::open(Arc::new(steering), 0, XdpOptions::default());
@@ -239,7 +242,7 @@ impl Stage {
 
     fn receive(&self, kind: &str, link: &mut Link, length: usize) -> Sample {
         let interface = if kind == "tap" { "toe0" } else { "far0" };
-        let source = self.within(&self.far, || Source::open(interface));
+        let source = within(&self.far, || Source::open(interface));
         let frame = frame(length, 0x0800);
         let (go, gone) = (mpsc::sync_channel(0), mpsc::sync_channel(0));
         thread::scope(|scope| {
@@ -272,19 +275,6 @@ impl Stage {
                 there: each(there, all),
                 lost: all - taken,
             }
-        })
-    }
-
-    fn within<T: Send>(&self, namespace: &str, run: impl FnOnce() -> T + Send) -> T {
-        thread::scope(|scope| {
-            let there = scope.spawn(|| {
-                let file = File::open(format!("/run/netns/{namespace}")).expect("it was made");
-                // SAFETY: a plain system call, for a thread that ends afterwards.
-                let entered = unsafe { libc::setns(file.as_raw_fd(), libc::CLONE_NEWNET) };
-                assert_eq!(entered, 0, "{}", io::Error::last_os_error());
-                run()
-            });
-            there.join().expect("it does not panic")
         })
     }
 }
@@ -352,11 +342,4 @@ impl Source {
             }
         }
     }
-}
-
-fn ip(arguments: &str) -> bool {
-    let output = Command::new("ip")
-        .args(arguments.split_ascii_whitespace())
-        .output();
-    output.is_ok_and(|output| output.status.success())
 }

@@ -1,9 +1,13 @@
 //! Packet sockets at both ends of a virtual Ethernet in a network namespace of its own.
 
+#[allow(dead_code, reason = "each of the tests uses some of it")]
+mod support;
+
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use support::ip;
 use toehold_link::{PacketError, PacketOptions, PacketSocket, VnetHeader};
 use toehold_tcp::{ChecksumWork, TransmitOffload};
 
@@ -40,11 +44,6 @@ fn await_frame(socket: &PacketSocket) {
         assert!(Instant::now() < deadline, "no frame arrives");
         thread::yield_now();
     }
-}
-
-fn ip(arguments: &str) -> bool {
-    let status = Command::new("ip").args(arguments.split(' ')).status();
-    status.is_ok_and(|status| status.success())
 }
 
 fn open(end: usize) -> PacketSocket {

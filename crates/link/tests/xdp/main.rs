@@ -2,6 +2,8 @@
 
 mod errors;
 mod network;
+#[path = "../support/mod.rs"]
+mod support;
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};

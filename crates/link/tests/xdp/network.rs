@@ -4,13 +4,14 @@
 //!   near: AF_XDP on `near0` (10.85.0.2, fd85::2 are the kernel's) ══ `far0` (10.85.0.1, fd85::1) :far
 //! ```
 
-use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::process::{self, Command};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
+
+use crate::support::{ip, within};
 
 /// Long enough for whatever a busy machine does in between.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
@@ -102,28 +103,6 @@ impl Drop for Network {
             ip(&format!("netns del {namespace}"));
         }
     }
-}
-
-fn within<T: Send>(namespace: &str, run: impl FnOnce() -> T + Send) -> T {
-    thread::scope(|scope| {
-        let there = scope.spawn(|| {
-            let file = File::open(format!("/run/netns/{namespace}")).expect("it was made");
-            // SAFETY: a plain system call, for a thread that ends afterwards.
-            let entered = unsafe { libc::setns(file.as_raw_fd(), libc::CLONE_NEWNET) };
-            assert_eq!(entered, 0, "{}", io::Error::last_os_error());
-            run()
-        });
-        there
-            .join()
-            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-    })
-}
-
-/// Whether `ip` succeeded.
-fn ip(arguments: &str) -> bool {
-    let arguments = arguments.split_ascii_whitespace();
-    let output = Command::new("ip").args(arguments).output();
-    output.is_ok_and(|output| output.status.success())
 }
 
 /// Waits until something is so.
