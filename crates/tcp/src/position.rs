@@ -4,54 +4,62 @@
 //! comparisons are comparisons. Only the two functions here know about wrapping.
 //!
 //! ```text
-//!   position   2^32 - 1    2^32    2^32 + 1   ...   2^32 + n
-//!   wire       ISN         ISN+1   ISN+2            ISN+1+n       (mod 2^32)
-//!   meaning    SYN         byte 0  byte 1           FIN, after n bytes
+//!   position   -1      0       1       ...   n
+//!   wire       ISN     ISN+1   ISN+2         ISN+1+n       (mod 2^32)
+//!   meaning    SYN     byte 0  byte 1        FIN, after n bytes
 //! ```
 //!
-//! Positions begin at 2^32 so that the SYN, and any old segment up to 2^31 before it, has one too.
+//! They count the bytes of the stream, and are signed so that the SYN, and any old segment up to 2^31 before it, has one too. What a connection
+//! keeps of its initial sequence number is the number of the first byte.
 
 use core::fmt;
 use core::ops::{Add, AddAssign, Sub};
 
 /// A place in one direction of a connection's sequence space.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-pub(crate) struct Position(pub(crate) u64);
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Position(pub(crate) i64);
 
 impl Position {
     /// Where the SYN stands.
-    pub(crate) const SYN: Self = Self((1 << 32) - 1);
+    pub(crate) const SYN: Self = Self(-1);
     /// Where the first byte of the stream stands.
-    pub(crate) const FIRST_BYTE: Self = Self(1 << 32);
+    pub(crate) const FIRST_BYTE: Self = Self(0);
 
     /// The position of a byte of the stream.
     pub(crate) const fn of_byte(offset: u64) -> Self {
-        Self(Self::FIRST_BYTE.0 + offset)
+        Self(offset as i64)
     }
 
     /// How many bytes of the stream stand before this position.
     pub(crate) const fn byte(self) -> u64 {
-        self.0.saturating_sub(Self::FIRST_BYTE.0)
+        if self.0 < 0 { 0 } else { self.0 as u64 }
     }
 
-    /// The 32 bits that stand for this position on the wire, in a stream whose SYN has `isn`.
+    /// The 32 bits that stand for this position on the wire, in a stream whose first byte has `first`.
     #[inline]
-    pub(crate) const fn wire(self, isn: u32) -> u32 {
-        isn.wrapping_add(1).wrapping_add(self.0 as u32)
+    pub(crate) const fn wire(self, first: u32) -> u32 {
+        first.wrapping_add(self.0 as u32)
     }
 
     /// The distance back to a position that is not later.
     #[inline]
     pub(crate) const fn after(self, earlier: Self) -> u64 {
         debug_assert!(earlier.0 <= self.0, "it is later");
-        self.0.wrapping_sub(earlier.0)
+        self.0.wrapping_sub(earlier.0) as u64
     }
 
     /// The position nearest to `near` that `wire` can stand for.
     #[inline]
-    pub(crate) const fn from_wire(wire: u32, isn: u32, near: Self) -> Self {
-        let distance = wire.wrapping_sub(near.wire(isn)) as i32;
-        Self(near.0.wrapping_add_signed(distance as i64))
+    pub(crate) const fn from_wire(wire: u32, first: u32, near: Self) -> Self {
+        let distance = wire.wrapping_sub(near.wire(first)) as i32;
+        Self(near.0.wrapping_add(distance as i64))
+    }
+}
+
+/// Before everything that any wire number can stand for.
+impl Default for Position {
+    fn default() -> Self {
+        Self(-(1 << 32))
     }
 }
 
@@ -59,14 +67,14 @@ impl Add<u64> for Position {
     type Output = Self;
     #[inline]
     fn add(self, bytes: u64) -> Self {
-        Self(self.0 + bytes)
+        Self(self.0.wrapping_add_unsigned(bytes))
     }
 }
 
 impl AddAssign<u64> for Position {
     #[inline]
     fn add_assign(&mut self, bytes: u64) {
-        self.0 += bytes;
+        *self = *self + bytes;
     }
 }
 
@@ -75,13 +83,13 @@ impl Sub for Position {
     type Output = u64;
     #[inline]
     fn sub(self, earlier: Self) -> u64 {
-        self.0.saturating_sub(earlier.0)
+        self.0.wrapping_sub(earlier.0).max(0) as u64
     }
 }
 
 impl fmt::Debug for Position {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:+}", self.0 as i64 - Self::FIRST_BYTE.0 as i64)
+        write!(f, "{:+}", self.0)
     }
 }
 
@@ -101,20 +109,22 @@ mod tests {
     #[test]
     fn wire_numbers_wrap_where_positions_do_not() {
         let isn = u32::MAX - 2;
-        assert_eq!(Position::SYN.wire(isn), isn);
-        assert_eq!(Position::of_byte(0).wire(isn), u32::MAX - 1);
-        assert_eq!(Position::of_byte(2).wire(isn), 0);
+        let first = isn + 1;
+        assert_eq!(Position::SYN.wire(first), isn);
+        assert_eq!(Position::of_byte(0).wire(first), u32::MAX - 1);
+        assert_eq!(Position::of_byte(2).wire(first), 0);
         for offset in [0, 1, 2, 3, (1u64 << 32) - 1, 1 << 32, 1 << 40] {
             let position = Position::of_byte(offset);
             let near = position + 70_000;
-            assert_eq!(Position::from_wire(position.wire(isn), isn, near), position);
-            assert_eq!(Position::from_wire(near.wire(isn), isn, position), near);
+            let wire = |position: Position| position.wire(first);
+            assert_eq!(Position::from_wire(wire(position), first, near), position);
+            assert_eq!(Position::from_wire(wire(near), first, position), near);
         }
     }
 
     #[test]
     fn an_old_segment_has_a_position_before_the_syn() {
-        let old = Position::from_wire(99, 100, Position::FIRST_BYTE);
+        let old = Position::from_wire(99, 101, Position::FIRST_BYTE);
         assert!(old < Position::SYN);
     }
 }

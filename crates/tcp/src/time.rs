@@ -28,6 +28,20 @@ impl Instant {
         self.0
     }
 
+    /// The clock of the timestamps we send: RFC 7323 section 5.4 wants 1 ms to 1 s for a tick, and 1024 us take no division.
+    #[inline]
+    pub(crate) const fn timestamp_ticks(self) -> u32 {
+        (self.0 >> TIMESTAMP_TICK_SHIFT) as u32
+    }
+
+    /// The last moment of the tick so many before this one's; `None`: that was before the epoch.
+    pub(crate) const fn end_of_timestamp(self, ticks_ago: u32) -> Option<Self> {
+        match (self.0 >> TIMESTAMP_TICK_SHIFT).checked_sub(ticks_ago as u64) {
+            Some(tick) => Some(Self(((tick + 1) << TIMESTAMP_TICK_SHIFT) - 1)),
+            None => None,
+        }
+    }
+
     /// How long ago `earlier` was; zero when it has not happened yet.
     #[must_use]
     pub const fn since(self, earlier: Self) -> Duration {
@@ -54,6 +68,8 @@ impl Instant {
         self.0 != u64::MAX
     }
 }
+
+const TIMESTAMP_TICK_SHIFT: u32 = 10;
 
 impl Add<Duration> for Instant {
     type Output = Self;
@@ -90,6 +106,11 @@ impl Duration {
     #[must_use]
     pub const fn from_micros(micros: u64) -> Self {
         Self(micros)
+    }
+
+    /// A span of so many ticks of [`Instant::timestamp_ticks`].
+    pub(crate) const fn from_timestamp_ticks(ticks: u32) -> Self {
+        Self((ticks as u64) << TIMESTAMP_TICK_SHIFT)
     }
 
     /// A span of `millis` milliseconds.

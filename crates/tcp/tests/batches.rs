@@ -85,10 +85,7 @@ impl Side {
                     connection,
                     received,
                     ..
-                } => self
-                    .engine
-                    .take(now, connection, received)
-                    .expect("received"),
+                } => self.engine.take(connection, received).expect("received"),
                 Event::Closed { connection, .. } => {
                     self.engine.release(now, connection).expect("not let go of");
                 }

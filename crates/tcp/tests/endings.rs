@@ -57,7 +57,7 @@ fn data_that_was_read_and_comes_again_with_a_fin_resets_nothing() {
     let id = stage.accepted("", 10_000);
     stage.remote("P. 1:101(100) ack 1");
     stage.expect(". 1:1(0) ack 101");
-    stage.engine.take(stage.now, id, 100).unwrap();
+    stage.engine.take(id, 100).unwrap();
     stage.engine.publish(id, 50).unwrap();
     stage.engine.release(stage.now, id).unwrap();
     stage.expect("FP. 1:51(50) ack 101");

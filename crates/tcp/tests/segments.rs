@@ -377,9 +377,9 @@ fn the_window_opens_when_the_host_takes() {
     stage.expect(". 1:1(0) ack 1001 win 1000");
     stage.remote("P. 1001:2001(1000) ack 1");
     stage.expect(". 1:1(0) ack 2001 win 0");
-    stage.engine.take(stage.now, id, 100).unwrap();
+    stage.engine.take(id, 100).unwrap();
     stage.expect_nothing();
-    stage.engine.take(stage.now, id, 2_000).unwrap();
+    stage.engine.take(id, 2_000).unwrap();
     stage.expect(". 1:1(0) ack 2001 win 2000");
 }
 

@@ -299,7 +299,6 @@ impl Stack {
         bytes: usize,
         flags: c_int,
     ) -> Result<Option<Answer>, c_int> {
-        let now = self.now();
         let stream = self.stream(fd)?;
         let available = (stream.received - stream.read) as usize;
         if available == 0 || bytes == 0 {
@@ -317,7 +316,7 @@ impl Stack {
         if flags & libc::MSG_PEEK == 0 {
             self.stream(fd)?.read = end as u64;
             // A connection that is closed has no window to open.
-            let _ = self.engine().take(now, id, end as u64);
+            let _ = self.engine().take(id, end as u64);
         }
         Ok(Some(Answer::Bytes(taken)))
     }

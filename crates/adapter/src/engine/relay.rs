@@ -69,7 +69,7 @@ impl Flow {
         }
         if self.taken > before && self.closed.is_none() {
             // It fails only for a connection that has closed, of which an event is on its way.
-            let _ = cx.engine.take(cx.now, self.id, self.taken);
+            let _ = cx.engine.take(self.id, self.taken);
         }
         if self.remote_finished && self.is_delivered && !self.program_told {
             self.program_told = true;
@@ -205,7 +205,7 @@ impl Flow {
         }
         if let Ok(taken) = lane.consumed().map(|taken| taken.max(self.taken)) {
             self.taken = taken;
-            let _ = cx.engine.take(cx.now, self.id, taken);
+            let _ = cx.engine.take(self.id, taken);
         }
         if !self.program_finished {
             self.program_finished = true;

@@ -140,11 +140,11 @@ impl Program {
     }
 
     /// A program that rested takes everything at once.
-    pub(crate) fn wake(&mut self, now: Instant) {
+    pub(crate) fn wake(&mut self) {
         self.is_resting = false;
         for (id, received) in std::mem::take(&mut self.untaken) {
             // A connection that has ended since has nothing to take.
-            let _ = self.engine.take(now, id, received);
+            let _ = self.engine.take(id, received);
         }
     }
 
@@ -224,7 +224,7 @@ impl Program {
             self.untaken.insert(id, received);
         } else {
             self.engine
-                .take(now, id, received)
+                .take(id, received)
                 .map_err(|error| format!("take: {error:?}"))?;
         }
         let all = self.cell.bytes();

@@ -313,8 +313,7 @@ impl Meeting {
         match self.cell.pattern {
             Pattern::KernelRests if self.kernels.was_probed() => self.kernel.wake(),
             Pattern::EngineRests if self.engines.was_probed() => {
-                let now = self.now();
-                self.engine.wake(now);
+                self.engine.wake();
             }
             _ => {}
         }

@@ -171,8 +171,8 @@ impl Connection {
         for (index, (start, end)) in segment.sack_blocks().enumerate() {
             report.has_blocks = true;
             let block = Span {
-                start: Position::from_wire(start, self.iss, self.snd_una),
-                end: Position::from_wire(end, self.iss, self.snd_una),
+                start: Position::from_wire(start, self.snd_first, self.snd_una),
+                end: Position::from_wire(end, self.snd_first, self.snd_una),
             };
             if block.start >= block.end || block.end > self.snd_nxt {
                 continue;
@@ -219,22 +219,19 @@ impl Connection {
             let elapsed = self.timestamp(cx.now).wrapping_sub(timestamps.echo);
             if elapsed < 1 << 20 {
                 self.rtt
-                    .sample(cx.now, Duration::from_millis(u64::from(elapsed)));
+                    .sample(cx.now, Duration::from_timestamp_ticks(elapsed));
             }
         }
     }
 
-    /// When what the remote answers had left at the latest, by the timestamp it echoes (RFC 7323 section 3): the end of its millisecond.
+    /// When what the remote answers had left at the latest, by the timestamp it echoes (RFC 7323 section 3): the end of its tick.
     fn answered_by(&self, cx: &Context<'_>, segment: &Segment<'_>) -> Instant {
         let Some(timestamps) = segment.timestamps else {
             return Instant::NEVER;
         };
         let age = self.timestamp(cx.now).wrapping_sub(timestamps.echo);
-        let tick = (cx.now.as_micros() / 1_000).checked_sub(u64::from(age));
-        match tick {
-            Some(tick) if self.conditions.has(Conditions::TIMESTAMPS) => {
-                Instant::from_micros((tick + 1) * 1_000 - 1)
-            }
+        match cx.now.end_of_timestamp(age) {
+            Some(end) if self.conditions.has(Conditions::TIMESTAMPS) => end,
             // From the future, or before our time: nobody's.
             _ => Instant::NEVER,
         }

@@ -5,7 +5,8 @@ use super::input::Verdict;
 use super::receive::{QUICK_ACKS, TUNE_ROUND};
 use super::recovery::{Phase, Rack, Recovery};
 use super::{
-    CloseReason, Conditions, Connection, Context, FlowKey, LossTimer, News, State, Template,
+    CloseReason, Conditions, Connection, Context, FlowKey, LossTimer, News, Prediction, State,
+    Template,
 };
 use crate::config::{Config, Options};
 use crate::position::Position;
@@ -61,9 +62,8 @@ impl Connection {
     /// A passive open: a SYN came, a SYN-ACK is to be sent.
     pub(crate) fn accept(open: &OpenContext<'_>, offer: &Offer) -> Self {
         let mut connection = Self::new(open, State::SynReceived);
-        connection
-            .conditions
-            .set(Conditions::PASSIVE | Conditions::UNSEEN);
+        connection.conditions.set(Conditions::PASSIVE);
+        connection.news.0 |= News::UNSEEN;
         connection.negotiate(open.config, open.now, offer);
         connection
     }
@@ -107,15 +107,15 @@ impl Connection {
             snd_edge: Position::FIRST_BYTE,
             asked_by: Instant::NEVER,
             conditions,
-            iss: open.iss,
-            irs: 0,
+            snd_first: open.iss.wrapping_add(1),
+            rcv_first: 0,
             ts_recent: 0,
+            prediction: Prediction::NONE,
             ts_offset: open.ts_offset,
             cwnd: 0,
-            rcv_limit: options.receive_bytes.min(options.receive_bytes_max),
+            rcv_limit: 0,
             mss: 0,
             state,
-            unacked_segments: 0,
             snd_wscale: 0,
             rcv_wscale: window_scale(open.config, options.receive_bytes_max),
             news: News::default(),
@@ -160,6 +160,8 @@ impl Connection {
             listener: 0,
             template: Template::empty(),
         };
+        let window_max = options.receive_bytes_max.min(connection.window_max());
+        connection.rcv_limit = options.receive_bytes.min(window_max);
         connection.update_mss();
         connection.cwnd = connection.initial_window(open.config);
         connection
@@ -192,7 +194,7 @@ impl Connection {
     /// Agrees on options: each is used only if both sides have it.
     fn negotiate(&mut self, config: &Config, now: Instant, offer: &Offer) {
         let syn = &offer.syn;
-        self.irs = offer.irs;
+        self.rcv_first = offer.irs.wrapping_add(1);
         self.rcv_nxt = Position::FIRST_BYTE;
         let is_v4 = self.key.remote.is_v4();
         self.remote_mss = syn.mss.unwrap_or(if is_v4 {
@@ -238,7 +240,7 @@ impl Connection {
         segment: &Segment<'_>,
     ) -> Verdict {
         let flags = segment.flags;
-        let ack = Position::from_wire(segment.ack, self.iss, self.snd_una);
+        let ack = Position::from_wire(segment.ack, self.snd_first, self.snd_una);
         // First, check the ACK bit: SEG.ACK =< ISS or SEG.ACK > SND.NXT is refused.
         let has_ack = flags.has(Flags::ACK);
         if has_ack && (ack <= Position::SYN || ack > self.snd_nxt) {

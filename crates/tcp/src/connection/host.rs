@@ -1,6 +1,6 @@
 //! What the host asks of a connection (the calls of RFC 9293 section 3.10.1 to 3.10.6).
 
-use super::{CloseReason, Conditions, Connection, Context, State};
+use super::{CloseReason, Conditions, Connection, Context, News, State};
 use crate::config::Keepalive;
 use crate::position::Position;
 use crate::time::{Duration, Instant};
@@ -8,7 +8,6 @@ use crate::time::{Duration, Instant};
 impl Connection {
     /// The host has published everything before `end` in its send ring. Returns false, changing
     /// nothing, for an end that moves back or follows the host's own FIN.
-    #[inline]
     pub(crate) fn publish(&mut self, end: Position) -> bool {
         let is_valid = end >= self.snd_end
             && (end == self.snd_end || !self.conditions.has(Conditions::FIN_WANTED));
@@ -18,15 +17,30 @@ impl Connection {
         is_valid
     }
 
+    /// Whether the host may publish everything before `end`, some of it new, and nothing but a window can be in its way.
+    #[inline(always)]
+    pub(crate) fn may_send_up_to(&self, end: Position) -> bool {
+        let is_over = Conditions::FREE | Conditions::RELEASED | Conditions::FIN_WANTED;
+        !self.conditions.has(is_over | Conditions::PACED)
+            && self.state == State::Established
+            && self.snd_end < end
+    }
+
+    /// Whether the host can take everything before `taken`, some of it new, and more is to come.
+    #[inline(always)]
+    pub(crate) fn has_more_for(&self, taken: Position) -> bool {
+        let is_over = Conditions::FREE | Conditions::RELEASED | Conditions::FIN_RECEIVED;
+        !self.conditions.has(is_over) && self.rcv_taken < taken && taken <= self.rcv_nxt
+    }
+
     /// The host has taken everything before `taken` out of its receive ring. Whether the remote is to be told at once; `None` for bytes that
     /// have not arrived or were taken before.
-    #[inline]
-    pub(crate) fn take(&mut self, now: Instant, taken: Position) -> Option<bool> {
+    pub(crate) fn take(&mut self, taken: Position) -> Option<bool> {
         if taken <= self.rcv_taken {
             return (taken == self.rcv_taken).then_some(false);
         }
         let fin = u64::from(self.conditions.has(Conditions::FIN_RECEIVED));
-        (taken + fin <= self.rcv_nxt).then(|| self.open_window(now, taken))
+        (taken + fin <= self.rcv_nxt).then(|| self.open_window(taken))
     }
 
     /// RFC 9293 section 3.10.4, CLOSE: what is published is still sent, then a FIN.
@@ -58,6 +72,7 @@ impl Connection {
     /// The host lets go: nobody will read any more, and nobody will be told.
     pub(crate) fn release(&mut self, cx: &mut Context<'_>) {
         self.conditions.set(Conditions::RELEASED);
+        self.news.0 |= News::RELEASED;
         let has_unread = self.rcv_taken.byte() < self.received_bytes()
             || self.conditions.has(Conditions::OUT_OF_ORDER);
         match self.state {

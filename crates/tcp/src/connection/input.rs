@@ -75,12 +75,12 @@ impl Connection {
         let is_expected = self.state == State::Established
             && segment.flags.0 & !Flags::PSH.0 == Flags::ACK.0
             && !self.conditions.has(Conditions::RECEIVE_DETOUR)
-            && segment.seq == self.rcv_nxt.wire(self.irs)
+            && segment.seq == self.rcv_nxt.wire(self.rcv_first)
             && segment.options.is_empty();
         if !is_expected {
             return false;
         }
-        let ack = Position::from_wire(segment.ack, self.iss, self.snd_una);
+        let ack = Position::from_wire(segment.ack, self.snd_first, self.snd_una);
         let advances = ack > self.snd_una;
         if advances {
             let is_plain = self.phase == Phase::Open && self.scoreboard.is_plain();
@@ -112,7 +112,7 @@ impl Connection {
             self.rcv_nxt = end;
             self.template.is_told = false;
             self.news.0 |= News::PROGRESS;
-            self.schedule_ack(cx.now, cx.config, payload_bytes);
+            self.acknowledge(cx, payload_bytes);
         }
         let edge = ack + (u64::from(segment.window) << self.snd_wscale);
         if edge != self.snd_edge {
@@ -136,7 +136,7 @@ impl Connection {
         memory: &mut dyn Memory,
     ) -> Verdict {
         self.template.is_told = false;
-        let seq = Position::from_wire(segment.seq, self.irs, self.rcv_nxt);
+        let seq = Position::from_wire(segment.seq, self.rcv_first, self.rcv_nxt);
         let flags = segment.flags;
         if self.state == State::TimeWait && self.may_reopen(segment, seq) {
             return Verdict::Reopen;
@@ -161,7 +161,7 @@ impl Connection {
         if !flags.has(Flags::ACK) {
             return Verdict::Done;
         }
-        let ack = Position::from_wire(segment.ack, self.iss, self.snd_una);
+        let ack = Position::from_wire(segment.ack, self.snd_first, self.snd_una);
         if self.state == State::SynReceived {
             if ack <= self.snd_una || ack > self.snd_nxt {
                 return Verdict::Refuse;
@@ -335,7 +335,7 @@ impl Connection {
             && !segment.flags.has(Flags::RST)
             && seq == Position::SYN
             && segment.payload.is_empty()
-            && segment.ack == self.snd_nxt.wire(self.iss)
+            && segment.ack == self.snd_nxt.wire(self.snd_first)
     }
 
     /// RFC 9293 section 3.10.7.4, SYN in TIME-WAIT, and RFC 6191 section 2: a new incarnation must

@@ -24,6 +24,7 @@ mod hystart;
 mod input;
 mod output;
 mod path;
+mod prediction;
 mod quick;
 mod receive;
 mod recovery;
@@ -37,7 +38,9 @@ use core::ops::{BitAnd, BitOr, Not};
 pub(crate) use handshake::{Offer, OpenContext, window_scale};
 pub(crate) use input::Verdict;
 pub(crate) use output::{Plan, PlanKind};
+pub(crate) use prediction::{OtherWay, Prediction};
 pub(crate) use quick::Progressed;
+pub(crate) use receive::Acknowledge;
 pub(crate) use template::{TCP_AT, Template};
 pub(crate) use timer::LossTimer;
 
@@ -172,16 +175,12 @@ impl Conditions {
     pub(crate) const PASSIVE: Self = Self(1 << 20);
     /// The host has let go of the connection.
     pub(crate) const RELEASED: Self = Self(1 << 21);
-    /// Came in through a listener, and the host has not been given it by `accept`: it hears nothing of it.
-    pub(crate) const UNSEEN: Self = Self(1 << 22);
     /// The remote marked congestion on the last segment (DCTCP's receiver state).
     pub(crate) const MARKED_LAST: Self = Self(1 << 23);
     /// Acknowledge at once while the remote is likely to be in slow start.
     pub(crate) const QUICK_ACK: Self = Self(1 << 24);
     /// It has its turn to send, or waits for it.
     pub(crate) const QUEUED: Self = Self(1 << 25);
-    /// Its events are in the engine's event queue.
-    pub(crate) const ANNOUNCED: Self = Self(1 << 26);
     /// The slot holds no connection.
     pub(crate) const FREE: Self = Self(1 << 27);
     /// Windows are scaled, both ways (RFC 7323 section 2.2).
@@ -274,7 +273,7 @@ impl Not for Conditions {
     }
 }
 
-/// What the host has not been told yet.
+/// What the host has not been told yet, and what stands in the way of telling it just that.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct News(pub(crate) u8);
 
@@ -282,6 +281,24 @@ impl News {
     pub(crate) const CONNECTED: u8 = 1;
     pub(crate) const PROGRESS: u8 = 2;
     pub(crate) const CLOSED: u8 = 4;
+    /// What the host can be told.
+    pub(crate) const ANY: u8 = Self::CONNECTED | Self::PROGRESS | Self::CLOSED;
+    /// It is in the engine's event queue.
+    pub(crate) const ANNOUNCED: u8 = 8;
+    /// It came in through a listener, and the host has not been given it by `accept`: it hears nothing of it.
+    pub(crate) const UNSEEN: u8 = 16;
+    /// One of both sides has finished, the remote or we: events say so, or have a FIN to leave out of account.
+    pub(crate) const ENDING: u8 = 32;
+    /// The host has let go, and hears nothing more.
+    pub(crate) const RELEASED: u8 = 64;
+
+    /// What nearly all news are.
+    pub(crate) const PLAIN_PROGRESS: Self = Self(Self::PROGRESS | Self::ANNOUNCED);
+
+    #[inline(always)]
+    pub(crate) fn has(self, these: u8) -> bool {
+        self.0 & these != 0
+    }
 }
 
 /// The two ends of a connection.
@@ -308,7 +325,7 @@ pub(crate) struct Connection {
     /// The next byte expected.
     pub(crate) rcv_nxt: Position,
     /// The right edge of the window as the remote knows it. Never moves left (RFC 9293 section
-    /// 3.8.6: "a TCP receiver SHOULD NOT shrink the window").
+    /// 3.8.6: "a TCP receiver SHOULD NOT shrink the window"). Invariant: `rcv_nxt <= rcv_edge`.
     pub(crate) rcv_edge: Position,
     /// The host has taken everything before. Invariant: `rcv_taken <= rcv_nxt`.
     pub(crate) rcv_taken: Position,
@@ -325,20 +342,18 @@ pub(crate) struct Connection {
     pub(crate) asked_by: Instant,
     // The second line: what segments in order look at and change.
     pub(crate) conditions: Conditions,
-    pub(crate) iss: u32,
-    pub(crate) irs: u32,
+    /// The sequence number of our first byte: ISS + 1.
+    pub(crate) snd_first: u32,
+    /// That of the remote's: IRS + 1.
+    pub(crate) rcv_first: u32,
     /// TS.Recent (RFC 7323 section 4.3).
     pub(crate) ts_recent: u32,
-    /// Added to the millisecond clock to give TSval; different for every pair of ends.
-    pub(crate) ts_offset: u32,
-    /// The congestion window, in bytes.
-    pub(crate) cwnd: u32,
-    /// The receive window's size when the host has taken everything.
+    /// What payload says of the other direction as long as it says nothing new of it.
+    pub(crate) prediction: Prediction,
+    /// The receive window's size when the host has taken everything. Invariant: its field can tell it.
     pub(crate) rcv_limit: u32,
     /// Payload of a full segment, options already taken off.
     pub(crate) mss: u16,
-    /// Full segments received since the last acknowledgement left.
-    pub(crate) unacked_segments: u8,
     pub(crate) snd_wscale: u8,
     // The next five are compared as one word: see `is_watched_only` and `is_untroubled`.
     pub(crate) loss_timer: LossTimer,
@@ -357,12 +372,16 @@ pub(crate) struct Connection {
     /// When ts_recent was set, in units of [`TIMESTAMP_AGE_SHIFT`]: it expires after 24 days (RFC 7323
     /// section 5.5).
     pub(crate) ts_recent_at: u32,
-    /// When a delayed acknowledgement is due.
+    /// When a delayed acknowledgement is due. Armed while one segment waits for another, and no acknowledgement is due.
     pub(crate) ack_deadline: Instant,
     /// When `loss_timer` strikes.
     pub(crate) loss_deadline: Instant,
 
     // The third line: what acknowledgements and the host's reading need beside these.
+    /// Added to the clock to give TSval; different for every pair of ends.
+    pub(crate) ts_offset: u32,
+    /// The congestion window, in bytes.
+    pub(crate) cwnd: u32,
     pub(crate) scoreboard: Scoreboard,
     /// SND.WL1: the sequence number of the segment that last moved the window.
     pub(crate) snd_wl1: Position,
@@ -380,6 +399,8 @@ pub(crate) struct Connection {
     pub(crate) last_ack_sent: Position,
     /// The largest window the remote ever offered (RFC 9293 section 3.8.6.2.1, RFC 5961 section 5).
     pub(crate) snd_window_max: u32,
+    /// The listener it came through, when PASSIVE.
+    pub(crate) listener: u32,
 
     pub(crate) rack: Rack,
     pub(crate) congestion: Congestion,
@@ -399,6 +420,7 @@ pub(crate) struct Connection {
     pub(crate) path: path::PathSearch,
     /// Acknowledgements still to be sent at once.
     pub(crate) quick_acks: u8,
+    pub(crate) close_reason: CloseReason,
     /// In which half of a second an acknowledgement of the past was last answered.
     pub(crate) answered_at: u16,
     pub(crate) options: Options,
@@ -415,13 +437,10 @@ pub(crate) struct Connection {
     pub(crate) idle_deadline: Instant,
     /// When pacing lets the next segment go.
     pub(crate) pace_at: Instant,
-    pub(crate) close_reason: CloseReason,
-    /// The listener it came through, when PASSIVE.
-    pub(crate) listener: u32,
 }
 
 const _: () = assert!(
-    core::mem::offset_of!(Connection, scoreboard) == 128,
+    core::mem::offset_of!(Connection, ts_offset) == 128,
     "what segments in order need fits two cache lines"
 );
 const _: () = assert!(
@@ -442,14 +461,14 @@ impl Connection {
     /// TSval for now.
     #[inline]
     pub(crate) fn timestamp(&self, now: Instant) -> u32 {
-        ((now.as_micros() / 1_000) as u32).wrapping_add(self.ts_offset)
+        now.timestamp_ticks().wrapping_add(self.ts_offset)
     }
 
     /// Reads a word of each line that a segment in order needs. Those that only its answer needs, too, would cost more here
     /// than they hide later: 7.1 M/s where it is 8.9, with 100,000 flows.
     #[inline]
     pub(crate) fn touch(&self) -> u32 {
-        self.rcv_nxt.0 as u32 ^ self.iss ^ u32::from(self.template.link_bytes)
+        self.rcv_nxt.0 as u32 ^ self.snd_first ^ u32::from(self.template.link_bytes)
     }
 
     /// Bytes believed to be in the network (RFC 6675's pipe).
@@ -511,6 +530,11 @@ impl Connection {
             "sent what the host has not published"
         );
         assert!(self.rcv_taken <= self.rcv_nxt, "took what has not arrived");
+        assert!(self.rcv_nxt <= self.rcv_edge, "got what was not asked for");
+        assert!(
+            self.rcv_limit <= self.window_max(),
+            "a window that cannot be told"
+        );
         if self.state != State::Closed {
             self.scoreboard
                 .assert_invariants(self.snd_una, self.snd_nxt);
@@ -536,6 +560,7 @@ impl Connection {
                 !self.template.is_told || self.is_told(),
                 "the headers at hand are old ones"
             );
+            self.assert_prediction();
             assert!(
                 self.phase == Phase::Open || self.snd_una < self.recovery.point,
                 "recovery did not end at its point"

@@ -2,7 +2,7 @@
 //! it into bytes. In order of urgency: a reset, the handshake, news of a gap, retransmissions, a tail loss
 //! probe, new data, a probe, an acknowledgement.
 
-use super::{Conditions, Connection, Context, LossTimer, State};
+use super::{Conditions, Connection, Context, LossTimer, News, Prediction, State};
 use crate::config::Config;
 use crate::position::Position;
 use crate::time::Duration;
@@ -59,11 +59,12 @@ impl Connection {
         cx.counters.segments_sent += 1;
         cx.counters.bytes_sent += u64::from(plan.payload_bytes);
         self.template.is_told = false;
+        self.prediction = Prediction::NONE;
         plan.window = if plan.kind == PlanKind::Syn {
             // RFC 7323 section 2.2: the window of a SYN is never scaled.
             self.advertise_unscaled()
         } else {
-            self.advertise()
+            self.advertise(cx.now)
         };
         if plan.flags.has(Flags::ACK) {
             self.note_acknowledged();
@@ -332,6 +333,7 @@ impl Connection {
         if with_fin {
             flags = flags | Flags::FIN;
             self.conditions.set(Conditions::FIN_SENT);
+            self.news.0 |= News::ENDING;
             self.state = match self.state {
                 State::CloseWait => State::LastAck,
                 _ => State::FinWait1,

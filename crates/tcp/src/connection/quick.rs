@@ -3,11 +3,10 @@
 
 use super::congestion::Progress;
 use super::sent::InOrder;
-use super::{Conditions, Connection, Context, LossTimer, News, Phase, State};
+use super::{Conditions, Connection, Context, LossTimer, News, OtherWay, Phase, State};
 use crate::config::Config;
 use crate::position::Position;
 use crate::time::{Duration, Instant};
-use crate::wire::tcp::Segment;
 
 /// A usual segment with payload to be sent: no options but timestamps.
 #[derive(Clone, Copy, Debug)]
@@ -147,55 +146,89 @@ impl Connection {
     }
 
     /// Whether a segment has payload that continues the stream and says nothing else: that something was acknowledged, or that the window is another one.
-    /// If so, its timestamp is taken; otherwise nothing has happened. `segment` has timestamps and no other options.
+    /// If so, its timestamp is taken; otherwise nothing has happened. The segment has timestamps and no other options.
     #[inline(always)]
     pub(crate) fn continues_plainly(
         &mut self,
         now: Instant,
-        segment: &Segment<'_>,
+        said: OtherWay,
+        seq: u32,
+        timestamp: u32,
         payload_bytes: usize,
     ) -> bool {
-        let timestamp = segment.timestamps.map_or(0, |timestamps| timestamps.value);
-        let edge = self.snd_una + (u64::from(segment.window) << self.snd_wscale);
         payload_bytes > 0
-            && self.state == State::Established
-            && self
-                .conditions
-                .are(Conditions::RECEPTION, Conditions::TIMESTAMPS)
-            && segment.seq == self.rcv_nxt.wire(self.irs)
-            && segment.ack == self.snd_una.wire(self.iss)
-            && edge == self.snd_edge
+            && self.prediction.holds(said)
+            && seq == self.rcv_nxt.wire(self.rcv_first)
             && self.rcv_nxt + payload_bytes as u64 <= self.rcv_edge
             && self.take_next_timestamp(now, timestamp)
     }
 
-    /// So much payload of such a segment is in its place.
+    /// There was no place for the payload of such a segment: as the long way has it, it is as good as lost. Only of the window, which stays, it
+    /// was the last to speak.
+    pub(crate) fn note_refusal(&mut self) {
+        self.snd_wl1 = self.rcv_nxt;
+    }
+
+    /// So much payload of such a segment is in its place, which is progress.
     #[inline(always)]
-    pub(crate) fn note_payload(&mut self, now: Instant, config: &Config, bytes: usize) {
+    pub(crate) fn note_payload(&mut self, bytes: usize) {
         self.rcv_nxt += bytes as u64;
         self.template.is_told = false;
-        self.news.0 |= News::PROGRESS;
-        self.schedule_ack(now, config, bytes);
     }
 
     /// The acknowledgement of new data, without payload, in a connection without trouble. Does nothing for
-    /// everything else. `segment` has timestamps and no other options.
+    /// everything else. The segment has timestamps and no other options.
     #[inline(always)]
     pub(crate) fn handle_usual_acknowledgement(
         &mut self,
         now: Instant,
         config: &Config,
-        segment: &Segment<'_>,
+        said: OtherWay,
+        seq: u32,
         timestamp: u32,
     ) -> Progressed {
-        let advanced = segment.ack.wrapping_sub(self.snd_una.wire(self.iss));
-        let flight = self.snd_nxt.after(self.snd_una);
-        let is_usual = self.is_watched_only()
+        if self.prediction.holds_but_for_the_ack(said) {
+            self.take_acknowledgement::<true>(now, config, said, seq, timestamp)
+        } else {
+            self.examine_acknowledgement(now, config, said, seq, timestamp)
+        }
+    }
+
+    /// The same of one that nothing was predicted of, or that has another window.
+    #[inline(never)]
+    fn examine_acknowledgement(
+        &mut self,
+        now: Instant,
+        config: &Config,
+        said: OtherWay,
+        seq: u32,
+        timestamp: u32,
+    ) -> Progressed {
+        let may_be_usual = said.has_usual_flags()
             && self
                 .conditions
-                .are(Conditions::ACKNOWLEDGEMENT, Conditions::AGREED_UPON)
+                .are(Conditions::ACKNOWLEDGEMENT, Conditions::AGREED_UPON);
+        if may_be_usual {
+            self.take_acknowledgement::<false>(now, config, said, seq, timestamp)
+        } else {
+            Progressed::No
+        }
+    }
+
+    #[inline(always)]
+    fn take_acknowledgement<const HAS_USUAL_WINDOW: bool>(
+        &mut self,
+        now: Instant,
+        config: &Config,
+        said: OtherWay,
+        seq: u32,
+        timestamp: u32,
+    ) -> Progressed {
+        let advanced = said.ack().wrapping_sub(self.snd_una.wire(self.snd_first));
+        let flight = self.snd_nxt.after(self.snd_una);
+        let is_usual = self.is_watched_only()
             && self.scoreboard.is_plain()
-            && segment.seq == self.rcv_nxt.wire(self.irs)
+            && seq == self.rcv_nxt.wire(self.rcv_first)
             // Between one byte and all of them.
             && u64::from(advanced.wrapping_sub(1)) < flight
             && self.take_next_timestamp(now, timestamp);
@@ -207,12 +240,15 @@ impl Connection {
             return Progressed::No;
         };
         // RFC 9293 section 3.10.7.4: SND.UNA < SEG.ACK, so it says where the window ends.
-        let window = u64::from(segment.window) << self.snd_wscale;
-        self.snd_edge = ack + window;
-        self.snd_wl1 = self.rcv_nxt;
-        if window > u64::from(self.snd_window_max) {
-            self.snd_window_max = window as u32;
+        if HAS_USUAL_WINDOW {
+            self.snd_edge += u64::from(advanced);
+        } else {
+            let window = u64::from(said.window()) << self.snd_wscale;
+            self.snd_edge = ack + window;
+            self.snd_window_max = self.snd_window_max.max(window as u32);
         }
+        self.snd_wl1 = self.rcv_nxt;
+        self.predict_the_same(said);
         self.note_progress(now, config, ack, advanced, sent)
     }
 
@@ -239,21 +275,21 @@ impl Connection {
     /// TS.Recent of a segment at RCV.NXT (RFC 7323 section 4.3). False: the timestamp is an older one.
     #[inline(always)]
     pub(super) fn take_next_timestamp(&mut self, now: Instant, value: u32) -> bool {
-        let step = value.wrapping_sub(self.ts_recent) as i32;
-        if step > 0 {
-            self.renew_timestamp(now, value);
-        }
         // The same again says nothing about TS.Recent's age: the remote's clock ticks every second, or faster.
-        step >= 0
+        value == self.ts_recent || self.take_newer_timestamp(now, value)
     }
 
-    #[inline(never)]
-    fn renew_timestamp(&mut self, now: Instant, value: u32) {
+    #[inline(always)]
+    fn take_newer_timestamp(&mut self, now: Instant, value: u32) -> bool {
+        if (value.wrapping_sub(self.ts_recent) as i32) < 0 {
+            return false;
+        }
         // (2): SEG.SEQ <= Last.ACK.sent, which has been RCV.NXT unless an acknowledgement waits.
-        if self.unacked_segments == 0 && !self.conditions.has(Conditions::ACK_NOW) {
+        if !self.ack_deadline.is_armed() && !self.conditions.has(Conditions::ACK_NOW) {
             self.ts_recent = value;
             self.ts_recent_at = super::coarse(now);
         }
+        true
     }
 
     /// Plain progress: nothing lost, nothing selectively acknowledged, nothing marked.
@@ -267,12 +303,14 @@ impl Connection {
         match sent {
             Some(sent) => {
                 let advanced = ack.after(self.snd_una) as u32;
+                self.news.0 |= News::PROGRESS;
                 _ = self.note_progress(cx.now, cx.config, ack, advanced, sent);
             }
             None => self.acknowledge_in_order(cx, ack),
         }
     }
 
+    /// What has arrived is news for the host, which is for the caller to note.
     #[inline(always)]
     fn note_progress(
         &mut self,
@@ -284,7 +322,6 @@ impl Connection {
     ) -> Progressed {
         self.snd_una = ack;
         self.retries = 0;
-        self.news.0 |= News::PROGRESS;
         let newest_rtt = now.since(sent.newest_sent_at);
         let oldest_rtt = newest_rtt.as_micros().wrapping_add(sent.spread.as_micros());
         self.rtt

@@ -9,12 +9,19 @@ use crate::time::{Duration, Instant};
 use crate::wire::ip::Ecn;
 use crate::wire::tcp::{Flags, Segment};
 
-/// RFC 5681 section 4.2: "an ACK SHOULD be generated for at least every second full-sized segment".
-const SEGMENTS_PER_ACK: u8 = 2;
 /// Acknowledgements sent at once in the beginning, while the remote is in slow start.
 pub(super) const QUICK_ACKS: u8 = 16;
 /// A round for window tuning when no round trip was measured.
 pub(super) const TUNE_ROUND: Duration = Duration::from_millis(100);
+
+/// When what has arrived is acknowledged.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Acknowledge {
+    /// `ACK_NOW` has to be set, if it is not.
+    Now,
+    /// At `ack_deadline`, or with something else.
+    Later,
+}
 
 impl Connection {
     /// Takes payload and FIN of an acceptable segment.
@@ -105,7 +112,7 @@ impl Connection {
                 }
                 self.fill_gap(cx);
             } else {
-                self.schedule_ack(cx.now, cx.config, bytes.len());
+                self.acknowledge(cx, bytes.len());
             }
         } else {
             self.receive_early(cx, bytes, kept, id, memory);
@@ -182,34 +189,54 @@ impl Connection {
         }
     }
 
-    /// RFC 9293 section 3.8.6.3 and RFC 5681 section 4.2, for data in order.
+    /// RFC 9293 section 3.8.6.3 and RFC 5681 section 4.2, for data in order: "an ACK SHOULD be generated for at least every second full-sized
+    /// segment".
     #[inline(always)]
-    pub(super) fn schedule_ack(&mut self, now: Instant, config: &Config, bytes: usize) {
-        if self.conditions.has(Conditions::ACK_NOW) {
-            return;
+    pub(crate) fn schedule_ack(
+        &mut self,
+        now: Instant,
+        config: &Config,
+        bytes: usize,
+    ) -> Acknowledge {
+        if self
+            .conditions
+            .has(Conditions::ACK_NOW | Conditions::QUICK_ACK)
+        {
+            return if self.conditions.has(Conditions::ACK_NOW) {
+                Acknowledge::Now
+            } else {
+                self.acknowledge_at_once(bytes)
+            };
         }
-        // A frame that the link coalesced stands for several segments.
-        self.unacked_segments += if bytes > usize::from(self.mss) {
-            SEGMENTS_PER_ACK
-        } else {
-            1
-        };
-        if self.unacked_segments >= SEGMENTS_PER_ACK {
+        if self.is_second_segment(bytes) {
+            return Acknowledge::Now;
+        }
+        self.ack_deadline = now.later(config.delayed_ack);
+        Acknowledge::Later
+    }
+
+    /// The same, and it is noted what comes of it.
+    pub(super) fn acknowledge(&mut self, cx: &mut Context<'_>, bytes: usize) {
+        if self.schedule_ack(cx.now, cx.config, bytes) == Acknowledge::Now {
             self.conditions.set(Conditions::ACK_NOW);
-        } else if self.conditions.has(Conditions::QUICK_ACK) {
-            self.acknowledge_quickly();
-        } else if !self.ack_deadline.is_armed() {
-            self.ack_deadline = now.later(config.delayed_ack);
         }
     }
 
-    #[cold]
-    fn acknowledge_quickly(&mut self) {
-        self.conditions.set(Conditions::ACK_NOW);
-        self.quick_acks = self.quick_acks.saturating_sub(1);
-        if self.quick_acks == 0 {
-            self.conditions.clear(Conditions::QUICK_ACK);
+    /// Whether an acknowledgement waits for this segment. A frame that the link coalesced stands for several.
+    #[inline(always)]
+    fn is_second_segment(&self, bytes: usize) -> bool {
+        self.ack_deadline.is_armed() || bytes > usize::from(self.mss)
+    }
+
+    #[inline(never)]
+    fn acknowledge_at_once(&mut self, bytes: usize) -> Acknowledge {
+        if !self.is_second_segment(bytes) {
+            self.quick_acks = self.quick_acks.saturating_sub(1);
+            if self.quick_acks == 0 {
+                self.conditions.clear(Conditions::QUICK_ACK);
+            }
         }
+        Acknowledge::Now
     }
 
     fn receive_fin(&mut self, cx: &mut Context<'_>, at: Position) {
@@ -225,13 +252,14 @@ impl Connection {
     /// RFC 9293 section 3.10.7.4, eighth step.
     fn take_fin(&mut self, cx: &mut Context<'_>) {
         self.rcv_nxt += 1;
+        self.rcv_edge = self.rcv_edge.max(self.rcv_nxt);
         // Whatever claimed to lie beyond the end of the stream never did.
         self.assembler = Default::default();
         self.fin_at = None;
         self.conditions.clear(Conditions::OUT_OF_ORDER);
         self.conditions
             .set(Conditions::FIN_RECEIVED | Conditions::ACK_NOW);
-        self.news.0 |= News::PROGRESS;
+        self.news.0 |= News::PROGRESS | News::ENDING;
         match self.state {
             State::Established => self.state = State::CloseWait,
             // "If our FIN has been ACKed (perhaps in this segment), then enter TIME-WAIT".
@@ -281,7 +309,7 @@ impl Connection {
     /// wait for an acknowledgement: true where there are any (RFC 8257 section 3.2, figure 1; Linux, dctcp_ece_ack_update).
     fn turn_marks(&mut self) -> bool {
         let was_marked = self.conditions.has(Conditions::MARKED_LAST);
-        let is_run_pending = self.unacked_segments > 0;
+        let is_run_pending = self.last_ack_sent < self.rcv_nxt;
         if is_run_pending {
             self.note_acknowledged();
         }
@@ -295,14 +323,23 @@ impl Connection {
     #[inline(always)]
     pub(super) fn note_acknowledged(&mut self) {
         self.conditions.clear(Conditions::ACK_NOW);
-        self.unacked_segments = 0;
+        self.note_told();
+    }
+
+    /// The same where it is not due any more.
+    #[inline(always)]
+    pub(super) fn note_told(&mut self) {
         self.ack_deadline = Instant::NEVER;
         self.last_ack_sent = self.rcv_nxt;
     }
 
-    /// The window field of the next segment; moves the right edge if that is worth telling.
+    /// The window field of the next segment; moves the right edge if that is worth telling. How large the window should be matters now, and
+    /// not before.
     #[inline(always)]
-    pub(super) fn advertise(&mut self) -> u16 {
+    pub(super) fn advertise(&mut self, now: Instant) -> u16 {
+        if now >= self.tune_until {
+            self.tune_window(now);
+        }
         let mut edge = self.rcv_edge;
         let window = self.window_from(&mut edge);
         self.rcv_edge = edge;
@@ -317,10 +354,17 @@ impl Connection {
         if wanted >= *edge + step {
             *edge = wanted;
         }
-        let window = *edge - self.rcv_nxt;
+        let window = edge.after(self.rcv_nxt) >> self.rcv_wscale;
+        debug_assert!(window <= u64::from(u16::MAX), "rcv_limit has a bound");
         // Rounding down may seem to move the edge left by less than the scale (RFC 7323 section
         // 2.4); what arrives in between is taken all the same.
-        (window >> self.rcv_wscale).min(u64::from(u16::MAX)) as u16
+        window as u16
+    }
+
+    /// The largest window that the field can tell.
+    #[inline]
+    pub(super) fn window_max(&self) -> u32 {
+        u32::from(u16::MAX) << self.rcv_wscale
     }
 
     /// The window field of a SYN.
@@ -332,15 +376,11 @@ impl Connection {
         window as u16
     }
 
-    /// The host has taken everything before `taken`: opens the window, and lets it grow for a host
-    /// that empties it as fast as it fills (dynamic right-sizing). Whether a window update of its own is due.
-    #[inline]
-    pub(super) fn open_window(&mut self, now: Instant, taken: Position) -> bool {
+    /// The host has taken everything before `taken`: opens the window. Whether a window update of its own is due.
+    #[inline(always)]
+    pub(crate) fn open_window(&mut self, taken: Position) -> bool {
         self.rcv_taken = taken;
         self.template.is_told = false;
-        if now >= self.tune_until {
-            self.tune_window(now, taken);
-        }
         let half = u64::from(self.rcv_limit / 2);
         // It is when the remote may be running out of window.
         self.rcv_edge < self.rcv_nxt + half && self.tell_window(taken, half)
@@ -357,23 +397,21 @@ impl Connection {
         is_due
     }
 
+    /// A round is over: the window grows for a host that empties it as fast as it fills (dynamic right-sizing).
     #[inline(always)]
-    fn tune_window(&mut self, now: Instant, taken: Position) {
-        let took = taken.after(self.tune_taken);
+    fn tune_window(&mut self, now: Instant) {
+        let took = self.rcv_taken.after(self.tune_taken);
         if 2 * took > u64::from(self.rcv_limit) {
             self.widen_window(took);
         }
-        self.tune_until = now + self.rtt.smoothed().unwrap_or(TUNE_ROUND);
-        self.tune_taken = taken;
+        self.tune_until = now.later(self.rtt.smoothed().unwrap_or(TUNE_ROUND));
+        self.tune_taken = self.rcv_taken;
     }
 
-    #[inline(never)]
+    #[inline(always)]
     fn widen_window(&mut self, took: u64) {
         let wanted = 2 * took.min(u64::from(u32::MAX / 2)) as u32;
-        let bound = self
-            .options
-            .receive_bytes_max
-            .min(0xffff << self.rcv_wscale);
+        let bound = self.options.receive_bytes_max.min(self.window_max());
         if self.rcv_limit < bound {
             self.rcv_limit = wanted.min(bound);
         }

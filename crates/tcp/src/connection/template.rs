@@ -13,7 +13,7 @@ use super::{Conditions, Connection, FlowKey};
 use crate::time::Instant;
 use crate::wire::checksum::Sum;
 use crate::wire::tcp::{self, Flags, Timestamps};
-use crate::wire::{ip, put_u16, put_u64};
+use crate::wire::{ip, put_u16, put_u32, put_u64};
 
 const IP_AT: usize = 14;
 /// Where the TCP header of a usual segment begins.
@@ -92,10 +92,16 @@ impl Template {
         self.tell_length(0);
     }
 
+    /// Whether lengths and checksums are those for so much payload.
+    #[inline(always)]
+    pub(crate) fn fits(&self, payload_bytes: u32) -> bool {
+        u32::from(self.payload_bytes) == payload_bytes
+    }
+
     /// Sets lengths and checksums for so much payload; the TCP checksum is the pseudo-header's sum.
     #[inline(always)]
     pub(crate) fn fit(&mut self, payload_bytes: u32) {
-        if u32::from(self.payload_bytes) != payload_bytes {
+        if !self.fits(payload_bytes) {
             self.tell_length(payload_bytes);
         }
     }
@@ -131,30 +137,49 @@ impl Connection {
         put_u64(h, 58, timestamps);
         put_u64(&mut template.bytes, 58, timestamps);
         if !template.is_told {
-            let word = self.tell();
+            let word = self.tell(now);
             put_u64(h, 42, word);
             put_u64(&mut self.template.bytes, 42, word);
             self.template.is_told = true;
         }
     }
 
+    /// The same for an acknowledgement alone, which is due, where the headers at hand have no room for payload. Nothing follows at once, so
+    /// nothing is kept. The conditions that it was due and had its turn are the caller's to clear.
+    #[inline(always)]
+    pub(crate) fn write_usual_acknowledgement(
+        &mut self,
+        now: Instant,
+        h: &mut [u8; Template::USUAL_BYTES],
+    ) {
+        debug_assert!(self.template.fits(0));
+        *h = self.template.bytes;
+        self.template.is_told = false;
+        self.note_told();
+        let window = self.advertise(now);
+        put_u32(h, TCP_AT + 4, self.snd_nxt.wire(self.snd_first));
+        put_u32(h, TCP_AT + 8, self.rcv_nxt.wire(self.rcv_first));
+        put_u16(h, TCP_AT + 14, window);
+        put_u32(h, 58, self.timestamp(now));
+        put_u32(h, 62, self.ts_recent);
+    }
+
     /// The acknowledgement, the flags and the window to be sent now.
     #[inline(always)]
-    fn tell(&mut self) -> u64 {
+    fn tell(&mut self, now: Instant) -> u64 {
         self.note_acknowledged();
-        let acknowledgement = u64::from(self.rcv_nxt.wire(self.irs));
-        acknowledgement << 32 | OFFSET_AND_ACK << 16 | u64::from(self.advertise())
+        let acknowledgement = u64::from(self.rcv_nxt.wire(self.rcv_first));
+        acknowledgement << 32 | OFFSET_AND_ACK << 16 | u64::from(self.advertise(now))
     }
 
     /// Whether the headers at hand say what has to be said.
     pub(super) fn is_told(&self) -> bool {
         let (mut edge, before) = (self.rcv_edge, self.rcv_edge);
         let window = self.window_from(&mut edge);
-        let acknowledgement = u64::from(self.rcv_nxt.wire(self.irs));
+        let acknowledgement = u64::from(self.rcv_nxt.wire(self.rcv_first));
         let word = acknowledgement << 32 | OFFSET_AND_ACK << 16 | u64::from(window);
         edge == before
             && self.template.bytes[42..50] == word.to_be_bytes()
-            && self.unacked_segments == 0
             && !self.conditions.has(Conditions::ACK_NOW)
             && !self.ack_deadline.is_armed()
             && self.last_ack_sent == self.rcv_nxt

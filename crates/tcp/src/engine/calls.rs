@@ -4,7 +4,7 @@ use core::net::{IpAddr, SocketAddr};
 
 use super::Engine;
 use crate::config::{InterfaceAddress, Keepalive, Medium, Options, Route};
-use crate::connection::{CloseReason, Conditions, Connection, Context, FlowKey, State};
+use crate::connection::{CloseReason, Conditions, Connection, Context, FlowKey, News, State};
 use crate::host::{CallError, ConnectError, ConnectionId, ConnectionInfo, ListenError, ListenerId};
 use crate::position::Position;
 use crate::time::{Duration, Instant};
@@ -57,7 +57,7 @@ impl Engine {
             let is_alive = connection.generation == id.generation
                 && !connection.conditions.has(Conditions::FREE);
             if is_alive {
-                connection.conditions.clear(Conditions::UNSEEN);
+                connection.news.0 &= !News::UNSEEN;
                 self.settle(id.index);
                 return Some(id);
             }
@@ -147,8 +147,29 @@ impl Engine {
     /// [`CallError::BadOffset`] for an end before an earlier one, or after [`Self::finish`].
     #[inline]
     pub fn publish(&mut self, id: ConnectionId, end: u64) -> Result<(), CallError> {
+        let end = Position::of_byte(end);
+        match self.slots.get_mut(id.index()) {
+            Some(connection)
+                if connection.generation == id.generation && connection.may_send_up_to(end) =>
+            {
+                self.run.end();
+                connection.snd_end = end;
+                let before = connection.conditions;
+                connection.conditions.set(Conditions::QUEUED);
+                if !before.has(Conditions::QUEUED) {
+                    self.turns.push(id.index);
+                }
+                Ok(())
+            }
+            _ => self.publish_unusually(id, end),
+        }
+    }
+
+    /// [`Self::publish`] of nothing more, where it is not the next to be sent, or of what cannot be published.
+    #[inline(never)]
+    fn publish_unusually(&mut self, id: ConnectionId, end: Position) -> Result<(), CallError> {
         let slot = self.slot_of(id).ok_or(CallError::NoConnection)?;
-        if !self.slots[slot as usize].publish(Position::of_byte(end)) {
+        if !self.slots[slot as usize].publish(end) {
             return Err(CallError::BadOffset);
         }
         self.settle_output(slot);
@@ -161,20 +182,32 @@ impl Engine {
     /// # Errors
     /// [`CallError::BadOffset`] for bytes that have not arrived, or fewer than before.
     #[inline]
-    pub fn take(&mut self, now: Instant, id: ConnectionId, taken: u64) -> Result<(), CallError> {
-        let slot = self.slot_of(id).ok_or(CallError::NoConnection)?;
+    pub fn take(&mut self, id: ConnectionId, taken: u64) -> Result<(), CallError> {
         let position = Position::of_byte(taken);
-        let is_told = self.slots[slot as usize].take(now, position);
-        self.run.end(); // The window has moved.
-        if is_told.ok_or(CallError::BadOffset)? {
-            self.settle_window(slot);
+        match self.slots.get_mut(id.index()) {
+            Some(connection)
+                if connection.generation == id.generation && connection.has_more_for(position) =>
+            {
+                self.run.end(); // The window has moved.
+                if connection.open_window(position) {
+                    self.settle_output(id.index);
+                }
+                Ok(())
+            }
+            _ => self.take_unusually(id, position),
         }
-        Ok(())
     }
 
+    /// [`Self::take`] of nothing more, of the end of a stream, or of what cannot be taken.
     #[inline(never)]
-    fn settle_window(&mut self, slot: u32) {
-        self.settle_output(slot);
+    fn take_unusually(&mut self, id: ConnectionId, taken: Position) -> Result<(), CallError> {
+        let slot = self.slot_of(id).ok_or(CallError::NoConnection)?;
+        let is_told = self.slots[slot as usize].take(taken);
+        self.run.end();
+        if is_told.ok_or(CallError::BadOffset)? {
+            self.settle_output(slot);
+        }
+        Ok(())
     }
 
     /// The host will publish nothing more: when everything is sent, the remote is told.

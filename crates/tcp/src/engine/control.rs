@@ -242,8 +242,8 @@ impl Engine {
         let connection = &mut self.slots[slot as usize];
         // RFC 5927 section 4.1: the quoted sequence number must be in flight.
         let (una, nxt) = (
-            connection.snd_una.wire(connection.iss),
-            connection.snd_nxt.wire(connection.iss),
+            connection.snd_una.wire(connection.snd_first),
+            connection.snd_nxt.wire(connection.snd_first),
         );
         if seq.wrapping_sub(una) >= nxt.wrapping_sub(una) {
             return;
@@ -316,8 +316,8 @@ impl Engine {
         let header = tcp::Header {
             source_port: key.local_port,
             destination_port: key.remote_port,
-            seq: connection.snd_nxt.wire(connection.iss),
-            ack: end.wire(connection.irs),
+            seq: connection.snd_nxt.wire(connection.snd_first),
+            ack: end.wire(connection.rcv_first),
             flags,
             window: window.min(u64::from(u16::MAX)) as u16,
         };
@@ -348,7 +348,7 @@ impl Engine {
         offer.syn.timestamps = offer.syn.timestamps.filter(|_| self.config.timestamps);
         let has_timestamps = offer.syn.timestamps.is_some();
         let (isn, bits) = self.secrets.cookies.make(now, key, &offer);
-        let clock = super::cookie::stamp((now.as_micros() / 1_000) as u32, bits);
+        let clock = super::cookie::stamp(now.timestamp_ticks(), bits);
         let scale = window_scale(&self.config, options.receive_bytes_max);
         let mut writer = OptionWriter::new();
         writer.syn(&SynOptions {

@@ -3,7 +3,7 @@
 //! ```text
 //!   our ISN      | 27 bits of SipHash(ends, their ISN, minute, index, options) | minute mod 4 | MSS |
 //!                  31                                                        5   4 3        ... 0
-//!   our TSval    | milliseconds, the low six bits replaced: SACK, ECN, window scale (15: none)     |
+//!   our TSval    | its clock, the low six bits replaced: SACK, ECN, window scale (15: none)        |
 //! ```
 //!
 //! Without timestamps the remote's options do not survive: then no SACK and no scaling, but service.

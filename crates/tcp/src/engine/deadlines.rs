@@ -35,7 +35,7 @@ impl Deadlines {
     }
 
     /// Makes sure that `slot` is asked at `at` or before.
-    #[inline]
+    #[inline(never)]
     pub(crate) fn ask_by(&mut self, slot: u32, at: Instant) {
         let place = self.places.get(slot as usize).copied().unwrap_or(ABSENT);
         if place == ABSENT {

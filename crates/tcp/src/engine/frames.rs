@@ -28,6 +28,7 @@ impl Engine {
         offload: ReceiveOffload,
         memory: &mut dyn Memory,
     ) {
+        self.counters.frames_received += 1;
         if let Err(reason) = self.try_handle_frame(now, frame, offload, memory) {
             self.counters.count_malformed(reason);
         }
@@ -220,7 +221,7 @@ impl Engine {
             Verdict::Reopen => {
                 let old = &mut self.slots[slot as usize];
                 let key = old.key;
-                let old_end = old.snd_nxt.wire(old.iss);
+                let old_end = old.snd_nxt.wire(old.snd_first);
                 // Without a listener the old connection stays, and the SYN meets silence.
                 let listener = self.listeners.find(key.local, key.local_port);
                 if listener.is_some_and(|(_, listener)| !listener.is_full()) {

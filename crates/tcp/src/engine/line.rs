@@ -1,7 +1,7 @@
 //! Slots that wait for something, the first come first.
 
-/// Who has been served stays in place until nobody waits, or there is no room: so both ends are an index. Each slot is among them once at
-/// most, so there are no more than connections.
+/// Who has been served stays in place until somebody asks for the first and nobody waits, or there is no room: so both ends are an index. Each
+/// slot is among them once at most, so there are no more than connections.
 #[derive(Debug, Default)]
 pub(super) struct Line {
     slots: Vec<u32>,
@@ -39,8 +39,13 @@ impl Line {
 
     /// Who is next.
     #[inline(always)]
-    pub(super) fn first(&self) -> Option<u32> {
-        self.slots.get(self.served).copied()
+    pub(super) fn first(&mut self) -> Option<u32> {
+        let first = self.slots.get(self.served).copied();
+        if first.is_none() {
+            self.slots.clear();
+            self.served = 0;
+        }
+        first
     }
 
     /// The first one leaves.
@@ -48,10 +53,6 @@ impl Line {
     pub(super) fn pop(&mut self) -> Option<u32> {
         let slot = self.first()?;
         self.served += 1;
-        if self.is_empty() {
-            self.slots.clear();
-            self.served = 0;
-        }
         Some(slot)
     }
 

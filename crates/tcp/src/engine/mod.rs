@@ -40,10 +40,12 @@ use std::collections::VecDeque;
 
 use crate::config::{Config, Medium};
 use crate::connection::{
-    CloseReason, Conditions, Connection, Context, FlowKey, GRANULARITY, News, OpenContext, State,
+    CloseReason, Conditions, Connection, Context, FlowKey, GRANULARITY, News, OpenContext,
+    Prediction, State,
 };
 use crate::counters::Counters;
 use crate::host::{ConnectionId, Event, ListenerId};
+use crate::position::Position;
 use crate::random::{Random, SipKey};
 use crate::time::Instant;
 use control::ControlFrame;
@@ -71,6 +73,8 @@ const NO_FLOW: LastFlow = LastFlow {
     ends: Ends::NOBODY,
     slot: u32::MAX,
 };
+/// Stands for the listeners among slots; none has this number.
+const LISTENERS: u32 = u32::MAX;
 /// No hardware address in the upper part of a word, with nothing below, is this.
 const NO_MAC: u64 = 1;
 /// Connections looked at for one in TIME-WAIT when there is no room for another: a bound on what a SYN can cost.
@@ -104,7 +108,7 @@ pub struct Engine {
     deadlines: Deadlines,
     turns: Turns,
     run: Run,
-    /// Slots with news for the host, each once.
+    /// Slots with news for the host, each once, and [`LISTENERS`] while these have some.
     event_queue: Line,
     control_queue: VecDeque<ControlFrame>,
     /// When a SYN was last answered with a cookie.
@@ -219,37 +223,45 @@ impl Engine {
     /// The next piece of news for the host.
     #[inline]
     pub fn poll_event(&mut self) -> Option<Event> {
-        if self.listeners.has_news() {
-            return self.poll_any_event();
-        }
         let slot = self.event_queue.first()?;
-        let connection = &mut self.slots[slot as usize];
-        let is_usual =
-            connection.news.0 == News::PROGRESS && !connection.conditions.has(Conditions::RELEASED);
-        if !is_usual {
-            return self.poll_any_event();
+        match self.slots.get_mut(slot as usize) {
+            // The usual news, and no other: the connection needs no second visit.
+            Some(connection) if connection.news == News::PLAIN_PROGRESS => {
+                debug_assert!(connection.state != State::Closed, "that were other news");
+                self.event_queue.pop();
+                connection.news = News::default();
+                Some(Event::Progress {
+                    connection: connection.id(slot),
+                    received: connection.rcv_nxt.after(Position::FIRST_BYTE),
+                    acknowledged: connection.snd_una.after(Position::FIRST_BYTE),
+                    remote_finished: false,
+                })
+            }
+            _ => {
+                let event = self.poll_any_event()?;
+                Some(event)
+            }
         }
-        // The usual news, and no other: the connection needs no second visit.
-        debug_assert!(connection.state != State::Closed, "that were other news");
-        self.event_queue.pop();
-        connection.news = News::default();
-        connection.conditions.clear(Conditions::ANNOUNCED);
-        Some(progress_of(slot, connection))
     }
 
     #[inline(never)]
     fn poll_any_event(&mut self) -> Option<Event> {
-        if let Some(listener) = self.listeners.pop_ready() {
-            return Some(Event::Acceptable(listener));
-        }
         while let Some(slot) = self.event_queue.first() {
+            if slot == LISTENERS {
+                let listener = self.listeners.pop_ready();
+                if !self.listeners.has_news() {
+                    self.event_queue.pop();
+                }
+                match listener {
+                    Some(listener) => return Some(Event::Acceptable(listener)),
+                    None => continue,
+                }
+            }
             if let Some(event) = self.next_event_of(slot) {
                 return Some(event);
             }
             self.event_queue.pop();
-            self.slots[slot as usize]
-                .conditions
-                .clear(Conditions::ANNOUNCED);
+            self.slots[slot as usize].news.0 &= !News::ANNOUNCED;
             self.free_if_over(slot);
         }
         None
@@ -261,22 +273,22 @@ impl Engine {
             index: slot,
             generation: connection.generation,
         };
-        if connection.conditions.has(Conditions::RELEASED) {
-            connection.news = News::default();
+        if connection.news.has(News::RELEASED) {
+            connection.news.0 &= !News::ANY;
         }
-        let news = connection.news.0;
-        if news & News::CONNECTED != 0 {
+        let news = connection.news;
+        if news.has(News::CONNECTED) {
             connection.news.0 &= !News::CONNECTED;
             if !connection.conditions.has(Conditions::PASSIVE) {
                 return Some(Event::Connected(id));
             }
             return self.next_event_of(slot);
         }
-        if news & News::PROGRESS != 0 {
+        if news.has(News::PROGRESS) {
             connection.news.0 &= !News::PROGRESS;
             return Some(progress_of(slot, connection));
         }
-        if news & News::CLOSED != 0 {
+        if news.has(News::CLOSED) {
             connection.news.0 &= !News::CLOSED;
             return Some(Event::Closed {
                 connection: id,
@@ -291,11 +303,12 @@ impl Engine {
     fn settle(&mut self, slot: u32) {
         self.run.end();
         let connection = &mut self.slots[slot as usize];
+        connection.prediction = Prediction::NONE;
         if connection.has_pending_output() && !connection.conditions.has(Conditions::QUEUED) {
             connection.conditions.set(Conditions::QUEUED);
             self.turns.push(slot);
         }
-        if connection.news.0 != 0 {
+        if connection.news.has(News::ANY) {
             announce(connection, slot, &mut self.event_queue);
         }
         let deadline = connection.next_deadline();
@@ -308,17 +321,11 @@ impl Engine {
     }
 
     /// [`Self::settle`] after a call of the host's: something may have to be sent, and no more.
-    #[inline(always)]
+    #[inline(never)]
     fn settle_output(&mut self, slot: u32) {
         self.run.end();
         let connection = &mut self.slots[slot as usize];
-        // Usually there is new data, and nothing in its way.
-        let is_usual = !connection
-            .conditions
-            .has(Conditions::QUEUED | Conditions::PACED)
-            && connection.state == State::Established
-            && connection.snd_nxt < connection.snd_end;
-        if is_usual || has_new_output(connection) {
+        if !connection.conditions.has(Conditions::QUEUED) && connection.has_pending_output() {
             connection.conditions.set(Conditions::QUEUED);
             self.turns.push(slot);
         }
@@ -349,10 +356,14 @@ impl Engine {
             connection.conditions.clear(Conditions::HALF_OPEN);
             let is_established = connection.state != State::Closed;
             self.listeners.end_half_open(listener);
+            let had_news = self.listeners.has_news();
             if is_established && !self.listeners.push_ready(listener, id) {
                 // The listener is gone.
                 self.slots[slot as usize].abort(CloseReason::Aborted);
                 return self.settle(slot);
+            }
+            if !had_news && self.listeners.has_news() {
+                self.event_queue.push(LISTENERS);
             }
         }
         let connection = &mut self.slots[slot as usize];
@@ -372,11 +383,13 @@ impl Engine {
         let connection = &mut self.slots[slot as usize];
         let has = |condition| connection.conditions.has(condition);
         let is_over = connection.state == State::Closed
-            && !has(Conditions::RESET_DUE | Conditions::QUEUED | Conditions::ANNOUNCED)
+            && !has(Conditions::RESET_DUE | Conditions::QUEUED)
             && !has(Conditions::IN_TABLE | Conditions::FREE)
-            && has(Conditions::RELEASED | Conditions::UNSEEN);
+            && !connection.news.has(News::ANNOUNCED)
+            && connection.news.has(News::RELEASED | News::UNSEEN);
         if is_over {
             connection.conditions = Conditions::FREE;
+            connection.news = News::default();
             connection.generation = connection.generation.wrapping_add(1);
             connection.scoreboard = Default::default();
             connection.assembler = Default::default();
@@ -404,7 +417,8 @@ impl Engine {
             let has = |condition| connection.conditions.has(condition);
             if connection.state == State::TimeWait
                 && has(Conditions::RELEASED)
-                && !has(Conditions::QUEUED | Conditions::ANNOUNCED)
+                && !has(Conditions::QUEUED)
+                && !connection.news.has(News::ANNOUNCED)
             {
                 connection.close(CloseReason::Finished);
                 self.counters.time_wait_cut += 1;
@@ -503,18 +517,22 @@ impl Engine {
     }
 }
 
-/// Whether it has something to send, and no turn.
-#[inline(never)]
-fn has_new_output(connection: &Connection) -> bool {
-    !connection.conditions.has(Conditions::QUEUED) && connection.has_pending_output()
-}
-
 /// The host has news of a connection.
 #[inline(always)]
 fn announce(connection: &mut Connection, slot: u32, event_queue: &mut Line) {
-    let kept_back = Conditions::ANNOUNCED | Conditions::UNSEEN;
-    if !connection.conditions.has(kept_back) {
-        connection.conditions.set(Conditions::ANNOUNCED);
+    if !connection.news.has(News::ANNOUNCED | News::UNSEEN) {
+        connection.news.0 |= News::ANNOUNCED;
+        event_queue.push(slot);
+    }
+}
+
+/// The same where there is progress, and that not noted yet.
+#[inline(always)]
+fn announce_progress(connection: &mut Connection, slot: u32, event_queue: &mut Line) {
+    if connection.news.has(News::ANNOUNCED | News::UNSEEN) {
+        connection.news.0 |= News::PROGRESS;
+    } else {
+        connection.news.0 |= News::PROGRESS | News::ANNOUNCED;
         event_queue.push(slot);
     }
 }

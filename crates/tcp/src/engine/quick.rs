@@ -112,8 +112,8 @@ fn sum_usual_headers(h: &[u8; HEADER_BYTES]) -> Sum {
 
 impl Engine {
     /// The next segment of the connection whose turn it is, where [`Connection::may_send_quickly`] is true and there is data.
-    #[inline(never)]
-    pub(super) fn send_quickly<const IS_SUMMED_BY_LINK: bool>(
+    #[inline(always)]
+    fn send_quickly<const IS_SUMMED_BY_LINK: bool>(
         &mut self,
         now: Instant,
         slot: u32,
@@ -130,7 +130,7 @@ impl Engine {
         }
         let h = out.first_chunk_mut().expect("the buffer is longer");
         connection.write_usual_headers(now, bytes, h);
-        put_u32(h, TCP_AT + 4, plan.seq.wire(connection.iss));
+        put_u32(h, TCP_AT + 4, plan.seq.wire(connection.snd_first));
         let generation = connection.generation;
         self.run = Run {
             left_bytes: plan.left_bytes,
@@ -159,19 +159,33 @@ impl Engine {
         Some(usual_frame::<IS_SUMMED_BY_LINK>(h, payload, segment_bytes))
     }
 
-    /// The same where there is no data and an acknowledgement is due.
+    /// The next frame of the connection whose turn it is, where nothing has a turn before it: an acknowledgement alone, or what the other ways
+    /// make of it. Which way is decided here, so that each of them begins with what it needs.
+    // Not inlined, and without a call that comes back: so it has no registers to save.
     #[inline(never)]
-    pub(super) fn acknowledge_quickly<const IS_SUMMED_BY_LINK: bool>(
+    pub(super) fn transmit_next<const IS_SUMMED_BY_LINK: bool>(
         &mut self,
         now: Instant,
         slot: u32,
         out: &mut [u8; HEADER_BUFFER_BYTES],
     ) -> Option<Transmit> {
         let connection = &mut self.slots[slot as usize];
+        if !connection.may_send_quickly() {
+            return self.transmit_slowly(now, out);
+        }
+        if connection.snd_nxt < connection.snd_end {
+            return self.send_quickly::<IS_SUMMED_BY_LINK>(now, slot, out);
+        }
+        if !connection.conditions.has(Conditions::ACK_NOW) {
+            return self.transmit_slowly(now, out);
+        }
+        if !connection.template.fits(0) {
+            return self.acknowledge_after_data::<IS_SUMMED_BY_LINK>(now, slot, out);
+        }
         let h = out.first_chunk_mut().expect("the buffer is longer");
-        connection.write_usual_headers(now, 0, h);
-        put_u32(h, TCP_AT + 4, connection.snd_nxt.wire(connection.iss));
-        connection.conditions.clear(Conditions::QUEUED);
+        let is_over = Conditions::ACK_NOW | Conditions::QUEUED;
+        connection.conditions.clear(is_over);
+        connection.write_usual_acknowledgement(now, h);
         self.run.end();
         self.turns.finish();
         self.counters.frames_sent += 1;
@@ -179,9 +193,48 @@ impl Engine {
         Some(usual_frame::<IS_SUMMED_BY_LINK>(h, None, 0))
     }
 
-    /// The next segment of the run.
+    /// The same where the headers at hand had payload behind them.
     #[inline(never)]
+    fn acknowledge_after_data<const IS_SUMMED_BY_LINK: bool>(
+        &mut self,
+        now: Instant,
+        slot: u32,
+        out: &mut [u8; HEADER_BUFFER_BYTES],
+    ) -> Option<Transmit> {
+        self.slots[slot as usize].template.fit(0);
+        self.transmit_next::<IS_SUMMED_BY_LINK>(now, slot, out)
+    }
+
+    /// The next segment of the run.
+    #[inline(always)]
     pub(super) fn continue_run<const IS_SUMMED_BY_LINK: bool>(
+        &mut self,
+        out: &mut [u8; HEADER_BUFFER_BYTES],
+    ) -> Option<Transmit> {
+        if self.turns.is_last_in_a_row() {
+            self.end_turn::<IS_SUMMED_BY_LINK>(out)
+        } else {
+            self.send_another::<IS_SUMMED_BY_LINK>(out)
+        }
+    }
+
+    /// The last segment before it is another's turn.
+    #[inline(never)]
+    fn end_turn<const IS_SUMMED_BY_LINK: bool>(
+        &mut self,
+        out: &mut [u8; HEADER_BUFFER_BYTES],
+    ) -> Option<Transmit> {
+        let transmit = self.send_another::<IS_SUMMED_BY_LINK>(out);
+        let connection = &self.slots[self.run.slot as usize];
+        if transmit.is_some() && connection.conditions.has(Conditions::QUEUED) {
+            self.turns.give_way();
+            self.run.end();
+        }
+        transmit
+    }
+
+    #[inline(never)]
+    fn send_another<const IS_SUMMED_BY_LINK: bool>(
         &mut self,
         out: &mut [u8; HEADER_BUFFER_BYTES],
     ) -> Option<Transmit> {
@@ -195,7 +248,7 @@ impl Engine {
         run.left_bytes -= bytes;
         let h = out.first_chunk_mut().expect("the buffer is longer");
         *h = connection.template.bytes;
-        put_u32(h, TCP_AT + 4, seq.wire(connection.iss));
+        put_u32(h, TCP_AT + 4, seq.wire(connection.snd_first));
         self.counters.frames_sent += 1;
         self.counters.segments_sent += 1;
         self.counters.bytes_sent += u64::from(bytes);
@@ -205,8 +258,8 @@ impl Engine {
             connection.note_end_of_plain_data();
             connection.conditions.clear(Conditions::QUEUED);
             self.turns.finish();
-        } else if !self.turns.go_on() {
-            run.end();
+        } else {
+            self.turns.count();
         }
         Some(usual_frame::<IS_SUMMED_BY_LINK>(h, payload, 0))
     }

@@ -14,30 +14,31 @@ const EMPTY: u32 = u32::MAX;
 /// Marks the slot of an IPv6 connection. Slots are fewer than 2^31.
 const V6: u32 = 1 << 31;
 
-/// The ends of an IPv4 flow as they stand in the headers of a frame from the remote: its address and ours, its port and ours.
+/// The ends of an IPv4 flow as they stand in the headers of a frame from the remote: its address, ours, its port and ours.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Ends {
-    pub(crate) addresses: u64,
-    pub(crate) ports: u32,
+    /// What differs most often comes first.
+    pub(crate) local_and_ports: u64,
+    pub(crate) remote: u32,
 }
 
 impl Ends {
     /// No flow has these.
     pub(crate) const NOBODY: Self = Self {
-        addresses: 0,
-        ports: 0,
+        local_and_ports: 0,
+        remote: 0,
     };
 
     fn of(key: &FlowKey) -> Self {
         let [remote, local] = [key.remote, key.local].map(|address| address.low().to_be_bytes());
         let [remote_port, local_port] = [key.remote_port, key.local_port].map(u16::to_be_bytes);
-        let mut addresses = [0; 8];
-        addresses[..4].copy_from_slice(&remote);
-        addresses[4..].copy_from_slice(&local);
-        let ports = [remote_port[0], remote_port[1], local_port[0], local_port[1]];
+        let mut local_and_ports = [0; 8];
+        local_and_ports[..4].copy_from_slice(&local);
+        local_and_ports[4..6].copy_from_slice(&remote_port);
+        local_and_ports[6..].copy_from_slice(&local_port);
         Self {
-            addresses: u64::from_ne_bytes(addresses),
-            ports: u32::from_ne_bytes(ports),
+            local_and_ports: u64::from_ne_bytes(local_and_ports),
+            remote: u32::from_ne_bytes(remote),
         }
     }
 }
@@ -59,9 +60,10 @@ impl Tag {
 
 #[derive(Clone, Copy, Debug)]
 struct Entry {
-    addresses: u64,
-    /// The ports above the slot and `V6`: what differs from the ports by less than `V6` is the slot of an IPv4 flow.
-    ports_and_slot: u64,
+    local_and_ports: u64,
+    remote: u32,
+    /// The slot, and `V6`.
+    slot: u32,
 }
 
 impl Entry {
@@ -69,23 +71,18 @@ impl Entry {
 
     const fn new(ends: Ends, slot: u32) -> Self {
         Self {
-            addresses: ends.addresses,
-            ports_and_slot: (ends.ports as u64) << 32 | slot as u64,
+            local_and_ports: ends.local_and_ports,
+            remote: ends.remote,
+            slot,
         }
     }
 
     #[inline(always)]
     fn ends(&self) -> Ends {
         Ends {
-            addresses: self.addresses,
-            ports: (self.ports_and_slot >> 32) as u32,
+            local_and_ports: self.local_and_ports,
+            remote: self.remote,
         }
-    }
-
-    /// The slot, and `V6`.
-    #[inline(always)]
-    fn slot(&self) -> u32 {
-        self.ports_and_slot as u32
     }
 }
 
@@ -133,8 +130,8 @@ impl FlowTable {
         let third = fold(ports ^ second, self.secret[1] | 1);
         Tag {
             ends: Ends {
-                addresses: third,
-                ports: (first ^ second) as u32,
+                local_and_ports: third,
+                remote: (first ^ second) as u32,
             },
             mark: V6,
         }
@@ -143,26 +140,29 @@ impl FlowTable {
     /// Where to begin looking. Not cryptographic: a remote that could learn the secret might make
     /// chains longer, and would still meet the limit on its connections.
     #[inline(always)]
-    fn home(&self, ends: Ends) -> usize {
+    fn hash(&self, ends: Ends) -> usize {
         let hash = fold(
-            ends.addresses ^ self.secret[0],
-            u64::from(ends.ports) ^ self.secret[1],
+            ends.local_and_ports ^ self.secret[0],
+            u64::from(ends.remote) ^ self.secret[1],
         );
-        hash as usize & (self.entries.len() - 1)
+        hash as usize
     }
 
-    /// The slot of an IPv4 flow.
+    fn home(&self, ends: Ends) -> usize {
+        self.hash(ends) & (self.entries.len() - 1)
+    }
+
+    /// The slot of an IPv4 flow. What is no slot's number stands for an IPv6 flow whose hash happens to look like these ends, or for nobody.
     #[inline(always)]
     pub(crate) fn find_v4(&self, ends: Ends) -> Option<u32> {
-        let mask = self.entries.len() - 1;
-        let mut at = self.home(ends);
+        let mask = self.entries.len().checked_sub(1)?;
+        let mut at = self.hash(ends) & mask;
         loop {
             let entry = &self.entries[at];
-            let rest = entry.ports_and_slot ^ u64::from(ends.ports) << 32;
-            if entry.addresses == ends.addresses && rest < u64::from(V6) {
-                return Some(rest as u32);
+            if entry.ends() == ends {
+                return Some(entry.slot);
             }
-            if entry.slot() == EMPTY {
+            if entry.slot == EMPTY {
                 return None;
             }
             at = (at + 1) & mask;
@@ -175,11 +175,11 @@ impl FlowTable {
         let mut at = self.home(tag.ends);
         loop {
             let entry = self.entries[at];
-            if entry.slot() == EMPTY {
+            if entry.slot == EMPTY {
                 return None;
             }
-            if entry.ends() == tag.ends && entry.slot() & V6 == tag.mark {
-                let slot = entry.slot() & !V6;
+            if entry.ends() == tag.ends && entry.slot & V6 == tag.mark {
+                let slot = entry.slot & !V6;
                 if is_it(slot) {
                     return Some(slot);
                 }
@@ -194,7 +194,7 @@ impl FlowTable {
         if (self.length + 1) * 2 > self.entries.len() {
             let larger = empty_entries(self.entries.len() * 2);
             let old = core::mem::replace(&mut self.entries, larger);
-            for entry in old.iter().filter(|entry| entry.slot() != EMPTY) {
+            for entry in old.iter().filter(|entry| entry.slot != EMPTY) {
                 self.put(*entry);
             }
         }
@@ -206,7 +206,7 @@ impl FlowTable {
     fn put(&mut self, entry: Entry) {
         let mask = self.entries.len() - 1;
         let mut at = self.home(entry.ends());
-        while self.entries[at].slot() != EMPTY {
+        while self.entries[at].slot != EMPTY {
             at = (at + 1) & mask;
         }
         self.entries[at] = entry;
@@ -216,9 +216,9 @@ impl FlowTable {
     pub(crate) fn remove(&mut self, tag: Tag, slot: u32) {
         let mask = self.entries.len() - 1;
         let mut at = self.home(tag.ends);
-        while self.entries[at].slot() != slot | tag.mark {
+        while self.entries[at].slot != slot | tag.mark {
             assert!(
-                self.entries[at].slot() != EMPTY,
+                self.entries[at].slot != EMPTY,
                 "the flow to be removed is not in the table"
             );
             at = (at + 1) & mask;
@@ -227,7 +227,7 @@ impl FlowTable {
         self.changes += 1;
         // Move back whatever would become unreachable behind the hole.
         let mut next = (at + 1) & mask;
-        while self.entries[next].slot() != EMPTY {
+        while self.entries[next].slot != EMPTY {
             let home = self.home(self.entries[next].ends());
             if (next.wrapping_sub(home) & mask) >= (next.wrapping_sub(at) & mask) {
                 self.entries[at] = self.entries[next];
@@ -301,7 +301,7 @@ mod tests {
             let tag = table.tag(&key(number));
             let mask = table.entries.len() - 1;
             let mut at = table.home(tag.ends);
-            while table.entries[at].slot() != number | tag.mark {
+            while table.entries[at].slot != number | tag.mark {
                 at = (at + 1) & mask;
                 probes += 1;
             }

@@ -124,27 +124,6 @@ impl Engine {
         }
     }
 
-    /// The next frame of the connection whose turn it is. Which way is decided here, so that each of them begins with what it needs.
-    #[inline(always)]
-    fn transmit_next<const IS_SUMMED_BY_LINK: bool>(
-        &mut self,
-        now: Instant,
-        slot: u32,
-        out: &mut [u8; HEADER_BUFFER_BYTES],
-    ) -> Option<Transmit> {
-        let connection = &self.slots[slot as usize];
-        if !connection.may_send_quickly() {
-            return self.transmit_slowly(now, out);
-        }
-        if connection.snd_nxt < connection.snd_end {
-            return self.send_quickly::<IS_SUMMED_BY_LINK>(now, slot, out);
-        }
-        if connection.conditions.has(Conditions::ACK_NOW) {
-            return self.acknowledge_quickly::<IS_SUMMED_BY_LINK>(now, slot, out);
-        }
-        self.transmit_slowly(now, out)
-    }
-
     #[inline(never)]
     pub(super) fn transmit_slowly(
         &mut self,
@@ -479,9 +458,9 @@ fn write_segment(
     tcp::Header {
         source_port: connection.key.local_port,
         destination_port: connection.key.remote_port,
-        seq: plan.seq.wire(connection.iss),
+        seq: plan.seq.wire(connection.snd_first),
         ack: if plan.flags.has(Flags::ACK) {
-            connection.rcv_nxt.wire(connection.irs)
+            connection.rcv_nxt.wire(connection.rcv_first)
         } else {
             0
         },
@@ -584,7 +563,7 @@ impl Connection {
     fn sack_option(&self) -> ([(u32, u32); 4], usize) {
         let mut blocks = [(0, 0); 4];
         let mut count = 0;
-        let wire = |position: Position| position.wire(self.irs);
+        let wire = |position: Position| position.wire(self.rcv_first);
         let mut put = |start: Position, end: Position| {
             if count < blocks.len() {
                 blocks[count] = (wire(start), wire(end));

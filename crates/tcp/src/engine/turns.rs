@@ -53,13 +53,30 @@ impl Turns {
     /// The current slot has sent a segment, and has more. False: now it is another's turn.
     #[inline]
     pub(super) fn go_on(&mut self) -> bool {
-        self.burst += 1;
-        let is_over = self.burst >= BURST_SEGMENTS_MAX && !self.waiting.is_empty();
+        let is_over = self.is_last_in_a_row();
+        self.count();
         if is_over {
-            self.waiting.push(self.current);
-            self.finish();
+            self.give_way();
         }
         !is_over
+    }
+
+    /// Whether another's turn comes after the next segment.
+    #[inline(always)]
+    pub(super) fn is_last_in_a_row(&self) -> bool {
+        self.burst + 1 >= BURST_SEGMENTS_MAX && !self.waiting.is_empty()
+    }
+
+    /// The current slot has sent a segment.
+    #[inline(always)]
+    pub(super) fn count(&mut self) {
+        self.burst += 1;
+    }
+
+    /// It is another's turn, though the current slot has more to send.
+    pub(super) fn give_way(&mut self) {
+        self.waiting.push(self.current);
+        self.finish();
     }
 }
 

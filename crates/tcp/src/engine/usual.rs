@@ -13,8 +13,10 @@ use super::deadlines::Deadlines;
 use super::line::Line;
 use super::table::Ends;
 use super::turns::Turns;
-use super::{Engine, LastFlow, announce};
-use crate::connection::{Conditions, Connection, Context, Progressed, State};
+use super::{Engine, LastFlow, announce_progress};
+use crate::connection::{
+    Acknowledge, Conditions, Connection, Context, OtherWay, Progressed, State,
+};
 use crate::host::{ConnectionId, Memory, NoRoom};
 use crate::position::Position;
 use crate::time::Instant;
@@ -65,12 +67,18 @@ fn usual_segment(h: &[u8; USUAL_HEADERS_BYTES]) -> Segment<'static> {
     }
 }
 
+/// What a frame of the usual layout says of the other direction.
+#[inline(always)]
+fn other_way(h: &[u8; USUAL_HEADERS_BYTES]) -> OtherWay {
+    OtherWay::of(*h[42..].first_chunk().expect("the header is longer"))
+}
+
 /// The ends of a frame of the usual layout.
 #[inline(always)]
 fn usual_ends(h: &[u8; USUAL_HEADERS_BYTES]) -> Ends {
     Ends {
-        addresses: u64::from_ne_bytes(*h[26..].first_chunk().expect("the header is longer")),
-        ports: u32::from_ne_bytes(*h[34..].first_chunk().expect("the header is longer")),
+        local_and_ports: u64::from_ne_bytes(*h[30..].first_chunk().expect("the header is longer")),
+        remote: u32::from_ne_bytes(*h[26..].first_chunk().expect("the header is longer")),
     }
 }
 
@@ -88,7 +96,7 @@ fn settle_usual(connection: &mut Connection, slot: u32, (turns, event_queue, dea
         connection.conditions.set(Conditions::QUEUED);
         turns.push(slot);
     }
-    announce(connection, slot, event_queue);
+    announce_progress(connection, slot, event_queue);
     let deadline = connection.ack_deadline.min(connection.loss_deadline);
     if deadline < connection.asked_by {
         connection.asked_by = deadline;
@@ -96,19 +104,31 @@ fn settle_usual(connection: &mut Connection, slot: u32, (turns, event_queue, dea
     }
 }
 
-/// The same after payload and nothing else: what is to be sent has its turn already, or waits for an acknowledgement, a window or its time.
+/// The same after payload and nothing else, whose acknowledgement was scheduled: what is to be sent has its turn already, or waits for an
+/// acknowledgement, a window or its time.
 #[inline(always)]
-fn settle_payload(connection: &mut Connection, slot: u32, (turns, event_queue, deadlines): Queues) {
-    if connection.conditions.has(Conditions::ACK_NOW) {
-        if !connection.conditions.has(Conditions::QUEUED) {
-            connection.conditions.set(Conditions::QUEUED);
-            turns.push(slot);
+fn settle_payload(
+    connection: &mut Connection,
+    slot: u32,
+    acknowledge: Acknowledge,
+    (turns, event_queue, deadlines): Queues,
+) {
+    match acknowledge {
+        Acknowledge::Now => {
+            let before = connection.conditions;
+            connection.conditions = before | Conditions::ACK_NOW | Conditions::QUEUED;
+            if !before.has(Conditions::QUEUED) {
+                turns.push(slot);
+            }
         }
-    } else if connection.ack_deadline < connection.asked_by {
-        connection.asked_by = connection.ack_deadline;
-        deadlines.ask_by(slot, connection.ack_deadline);
+        Acknowledge::Later => {
+            if connection.ack_deadline < connection.asked_by {
+                connection.asked_by = connection.ack_deadline;
+                deadlines.ask_by(slot, connection.ack_deadline);
+            }
+        }
     }
-    announce(connection, slot, event_queue);
+    announce_progress(connection, slot, event_queue);
 }
 
 impl Engine {
@@ -122,7 +142,11 @@ impl Engine {
         offload: ReceiveOffload,
         memory: &mut dyn Memory,
     ) {
-        self.handle_one(now, frame, offload, memory, None);
+        if self.handle_predicted(now, frame, offload, memory, None) {
+            self.note_predicted(1);
+        } else {
+            self.handle_any(now, frame, offload, memory);
+        }
     }
 
     /// [`Self::handle_frame`] for frames that arrived together. Where connections are so many that they
@@ -135,9 +159,15 @@ impl Engine {
         if self.flows.len() > CONNECTIONS_IN_CACHE && frames.clone().nth(1).is_some() {
             return self.handle_looked_up(now, frames, memory);
         }
+        let mut predicted = 0;
         for (frame, offload) in frames {
-            self.handle_one(now, frame, offload, memory, None);
+            if self.handle_predicted(now, frame, offload, memory, None) {
+                predicted += 1;
+            } else {
+                self.handle_any(now, frame, offload, memory);
+            }
         }
+        self.note_predicted(predicted);
     }
 
     #[inline(never)]
@@ -151,16 +181,23 @@ impl Engine {
             let mut touched = 0;
             for (slot, (frame, _)) in slots.iter_mut().zip(frames.clone()) {
                 *slot = self.look_up(frame);
-                touched ^= slot.map_or(0, |slot| self.slots[slot as usize].touch());
+                let connection = slot.and_then(|slot| self.slots.get(slot as usize));
+                touched ^= connection.map_or(0, Connection::touch);
             }
             black_box(touched);
+            let mut predicted = 0;
             for slot in slots {
                 let Some((frame, offload)) = frames.next() else {
-                    return;
+                    return self.note_predicted(predicted);
                 };
                 let slot = slot.filter(|_| self.flows.changes() == changes);
-                self.handle_one(now, frame, offload, memory, slot);
+                if self.handle_predicted(now, frame, offload, memory, slot) {
+                    predicted += 1;
+                } else {
+                    self.handle_any(now, frame, offload, memory);
+                }
             }
+            self.note_predicted(predicted);
         }
     }
 
@@ -170,20 +207,13 @@ impl Engine {
         self.flows.find_v4(usual_ends(frame.first_chunk()?))
     }
 
-    /// A frame, whose connection was looked up before if `slot` is there.
+    /// So many frames went the short way.
     #[inline(always)]
-    fn handle_one(
-        &mut self,
-        now: Instant,
-        frame: &[u8],
-        offload: ReceiveOffload,
-        memory: &mut dyn Memory,
-        slot: Option<u32>,
-    ) {
-        self.counters.frames_received += 1;
-        if !self.handle_predicted(now, frame, offload, memory, slot) {
-            self.handle_any(now, frame, offload, memory);
-        }
+    fn note_predicted(&mut self, frames: u64) {
+        self.run.end();
+        self.counters.frames_received += frames;
+        self.counters.segments_predicted += frames;
+        self.counters.segments_received += frames;
     }
 
     /// Where the payload of the next frame belongs, should it continue what the last one brought. Memory
@@ -220,7 +250,7 @@ impl Engine {
         self.find_usual(headers, None)?;
         let expected = self.expected()?;
         let connection = self.slots.get(expected.connection.index())?;
-        let is_next = u32_at(headers, 38) == connection.rcv_nxt.wire(connection.irs);
+        let is_next = u32_at(headers, 38) == connection.rcv_nxt.wire(connection.rcv_first);
         is_next.then_some(expected)
     }
 
@@ -250,7 +280,9 @@ impl Engine {
         let is_done = self
             .handle_payload(now, slot, headers, payload_bytes, place)
             .unwrap_or_else(|| self.handle_mixed(now, slot, headers, payload_bytes, place));
-        self.counters.frames_received += u64::from(is_done);
+        if is_done {
+            self.note_predicted(1);
+        }
         is_done
     }
 
@@ -290,11 +322,14 @@ impl Engine {
             return false;
         };
         let place = |id, offset| memory.place(id, offset, payload);
-        self.handle_payload(now, slot, h, payload_bytes, place)
-            .unwrap_or_else(|| {
+        match self.handle_payload(now, slot, h, payload_bytes, place) {
+            Some(true) => true,
+            Some(false) => self.refuse_payload(slot),
+            None => {
                 let place = |id, offset| memory.place(id, offset, payload);
                 self.handle_mixed(now, slot, h, payload_bytes, place)
-            })
+            }
+        }
     }
 
     /// The same for an acknowledgement and nothing else.
@@ -308,21 +343,17 @@ impl Engine {
         let Some(slot) = self.find_usual(h, slot) else {
             return false;
         };
-        let segment = usual_segment(h);
-        let timestamp = u32_at(h, 58);
+        let (said, seq, timestamp) = (other_way(h), u32_at(h, 38), u32_at(h, 58));
         let Some(connection) = self.slots.get_mut(slot as usize) else {
             return false;
         };
-        let progressed =
-            connection.handle_usual_acknowledgement(now, &self.config, &segment, timestamp);
+        let config = &self.config;
+        let progressed = connection.handle_usual_acknowledgement(now, config, said, seq, timestamp);
         if progressed == Progressed::No {
             return false;
         }
-        self.counters.segments_predicted += 1;
-        self.counters.segments_received += 1;
-        self.run.end();
         if progressed == Progressed::ToTheEnd {
-            announce(connection, slot, &mut self.event_queue);
+            announce_progress(connection, slot, &mut self.event_queue);
         } else {
             let queues = (&mut self.turns, &mut self.event_queue, &mut self.deadlines);
             settle_usual(connection, slot, queues);
@@ -339,10 +370,12 @@ impl Engine {
         offload: ReceiveOffload,
     ) -> bool {
         let length = USUAL_HEADERS_BYTES - ethernet::HEADER_BYTES + payload_bytes;
-        self.is_usual(h, offload) && usize::from(u16_at(h, 16)) == length
+        self.is_usual(h, offload)
+            && other_way(h).has_usual_flags()
+            && usize::from(u16_at(h, 16)) == length
     }
 
-    /// Whether the headers have that layout.
+    /// Whether the headers have that layout; offset and flags are for others to look at.
     #[inline(always)]
     fn is_usual(&self, h: &[u8; USUAL_HEADERS_BYTES], offload: ReceiveOffload) -> bool {
         let first: &[u8; 8] = h.first_chunk().expect("the header is longer");
@@ -350,25 +383,23 @@ impl Engine {
             && u64::from_le_bytes(*first) << 16 == self.own_mac
             && u16_at(h, 12) == ethernet::TYPE_IPV4
             && h[14] == 0x45
-            // Not a fragment, and TCP.
-            && u32_at(h, 20) & 0x3fff_00ff == u32::from(ip::PROTOCOL_TCP)
-            // A timestamp's room, and the flags that say nothing of interest.
-            && u16_at(h, 46) & !u16::from(Flags::PSH.0) == 0x8000 | u16::from(Flags::ACK.0)
+            // Not a fragment.
+            && u32_at(h, 20) & 0x3fff_0000 == 0
+            && h[23] == ip::PROTOCOL_TCP
             && u32_at(h, 54) == 0x0101_080a
     }
 
-    /// Whose they are; `slot`, if that is known.
+    /// Whose they are; `slot`, if that is known. Then there are so many connections that trains are not to be expected.
     #[inline(always)]
     fn find_usual(&mut self, h: &[u8; USUAL_HEADERS_BYTES], slot: Option<u32>) -> Option<u32> {
-        let last = self.last_flow;
-        let ends = usual_ends(h);
-        if ends == last.ends {
-            return Some(last.slot);
+        if slot.is_some() {
+            return slot;
         }
-        let slot = match slot {
-            Some(slot) => slot,
-            None => self.flows.find_v4(ends)?,
-        };
+        let ends = usual_ends(h);
+        if ends == self.last_flow.ends {
+            return Some(self.last_flow.slot);
+        }
+        let slot = self.flows.find_v4(ends)?;
         self.last_flow = LastFlow { ends, slot };
         Some(slot)
     }
@@ -384,7 +415,8 @@ impl Engine {
         place: impl FnOnce(ConnectionId, u64) -> Result<(), NoRoom>,
     ) -> Option<bool> {
         let connection = self.slots.get_mut(slot as usize)?;
-        if !connection.continues_plainly(now, &usual_segment(h), payload_bytes) {
+        let (seq, timestamp) = (u32_at(h, 38), u32_at(h, 58));
+        if !connection.continues_plainly(now, other_way(h), seq, timestamp, payload_bytes) {
             return None;
         }
         let offset = connection.rcv_nxt.after(Position::FIRST_BYTE);
@@ -392,13 +424,19 @@ impl Engine {
             return Some(false);
         }
         self.counters.bytes_received += payload_bytes as u64;
-        connection.note_payload(now, &self.config, payload_bytes);
+        connection.note_payload(payload_bytes);
+        let acknowledge = connection.schedule_ack(now, &self.config, payload_bytes);
         let queues = (&mut self.turns, &mut self.event_queue, &mut self.deadlines);
-        settle_payload(connection, slot, queues);
-        self.run.end();
-        self.counters.segments_predicted += 1;
-        self.counters.segments_received += 1;
+        settle_payload(connection, slot, acknowledge, queues);
         Some(true)
+    }
+
+    /// The same where there was no place for it, and that is all there is to be said.
+    #[cold]
+    fn refuse_payload(&mut self, slot: u32) -> bool {
+        self.counters.host_had_no_room += 1;
+        self.slots[slot as usize].note_refusal();
+        true
     }
 
     /// One that acknowledges something, too, or has another window.
@@ -411,7 +449,12 @@ impl Engine {
         payload_bytes: usize,
         place: impl FnOnce(ConnectionId, u64) -> Result<(), NoRoom>,
     ) -> bool {
-        let connection = &mut self.slots[slot as usize];
+        if !other_way(h).has_usual_flags() {
+            return false;
+        }
+        let Some(connection) = self.slots.get_mut(slot as usize) else {
+            return false;
+        };
         let id = connection.id(slot);
         let mut cx = Context {
             now,
@@ -422,9 +465,7 @@ impl Engine {
         if !connection.handle_in_order(&mut cx, &usual_segment(h), payload_bytes, place) {
             return false;
         }
-        self.counters.segments_predicted += 1;
-        self.counters.segments_received += 1;
-        self.run.end();
+        connection.predict(other_way(h));
         let queues = (&mut self.turns, &mut self.event_queue, &mut self.deadlines);
         settle_usual(connection, slot, queues);
         true

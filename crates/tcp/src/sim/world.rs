@@ -559,7 +559,7 @@ impl World {
                 program.read(upto, checked);
                 did = true;
                 program.next_read = self.now + program.role.read_pause;
-                engine.take(now, id, upto).expect("it has arrived");
+                engine.take(id, upto).expect("it has arrived");
             }
             if program
                 .role

@@ -231,7 +231,7 @@ impl Conversation<'_> {
                     let unread = held.received - held.taken;
                     held.taken += unread * u64::from(value) / 255;
                     let (id, taken) = (held.id, held.taken);
-                    let _ = self.engine.take(self.now, id, taken);
+                    let _ = self.engine.take(id, taken);
                 }
             }
             9 => {

@@ -222,7 +222,7 @@ fn closed_window_is_told_and_probed() {
     wire.was_said(Direction::Out, "window probe");
     let received = wire.client.engine.info(client).expect("open").received;
     wire.client.streams.take(client, received);
-    let taken = wire.client.engine.take(wire.now, client, received);
+    let taken = wire.client.engine.take(client, received);
     taken.expect("taken");
     wire.run(&[]);
     wire.was_said(Direction::In, "opens the window");

@@ -182,7 +182,7 @@ impl Bench {
         if self.remote_reads
             && let Some(received) = received
         {
-            let _ = self.remote.take(self.now, self.remote_id, received);
+            let _ = self.remote.take(self.remote_id, received);
         }
     }
 

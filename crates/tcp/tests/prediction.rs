@@ -1,0 +1,261 @@
+//! The short way in and the long way: a segment whose checksum the link has verified goes the one, the same segment unverified the other, and
+//! nothing that anybody sees may differ.
+
+use toehold_tcp::{
+    ChecksumSum, Config, ConnectionId, Engine, Event, HEADER_BUFFER_BYTES, Instant,
+    InterfaceAddress, MacAddress, Medium, Memory, NoRoom, Options, Random, ReceiveOffload,
+};
+
+const OURS: MacAddress = MacAddress([2, 0, 0, 0, 0, 1]);
+const THEIRS: [u8; 6] = [2, 0, 0, 0, 0, 2];
+const SYN: u8 = 2;
+const PSH: u8 = 8;
+const ACK: u8 = 16;
+const MSS: u64 = 1_448;
+
+/// What was placed where, in a step in which there is room or none.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Placed {
+    bytes: Vec<(u64, Vec<u8>)>,
+    is_full: bool,
+}
+
+impl Memory for Placed {
+    fn place(&mut self, _: ConnectionId, offset: u64, bytes: &[u8]) -> Result<(), NoRoom> {
+        if self.is_full {
+            return Err(NoRoom);
+        }
+        self.bytes.push((offset, bytes.to_vec()));
+        Ok(())
+    }
+
+    fn gather(&mut self, _: ConnectionId, offset: u64, target: &mut [u8]) {
+        for (byte, at) in target.iter_mut().zip(offset..) {
+            *byte = at as u8;
+        }
+    }
+}
+
+/// An engine with one connection that a remote has opened.
+struct Side {
+    engine: Engine,
+    id: Option<ConnectionId>,
+    placed: Placed,
+    offload: ReceiveOffload,
+}
+
+impl Side {
+    fn new(checksum_verified: bool) -> Self {
+        let address = InterfaceAddress {
+            address: [10, 0, 0, 1].into(),
+            prefix_bits: 24,
+        };
+        let medium = Medium::Ethernet {
+            mac: OURS,
+            resolve: true,
+        };
+        Self {
+            engine: Engine::new(Config::new(medium, 1_500, address), Random::new(4)),
+            id: None,
+            placed: Placed::default(),
+            offload: ReceiveOffload { checksum_verified },
+        }
+    }
+
+    fn take(&mut self, now: Instant, frame: &[u8]) {
+        self.engine
+            .handle_frame(now, frame, self.offload, &mut self.placed);
+        self.engine.assert_invariants();
+    }
+
+    fn frames(&mut self, now: Instant) -> Vec<Vec<u8>> {
+        let mut frame = vec![0; HEADER_BUFFER_BYTES];
+        let mut frames = Vec::new();
+        while let Some((length, _)) = self.engine.poll_frame(now, &mut self.placed, &mut frame) {
+            frames.push(frame[..length].to_vec());
+            self.engine.assert_invariants();
+        }
+        frames
+    }
+
+    fn events(&mut self) -> Vec<Event> {
+        std::iter::from_fn(|| self.engine.poll_event()).collect()
+    }
+}
+
+/// The remote's end.
+#[derive(Clone, Copy, Default)]
+struct Remote {
+    isn: u32,
+    seq: u32,
+    ack: u32,
+    window: u16,
+    clock: u32,
+}
+
+impl Remote {
+    fn frame(&self, flags: u8, options: &[u8], payload: &[u8]) -> Vec<u8> {
+        let mut frame = [&OURS.0[..], &THEIRS, &[8, 0, 0x45, 0]].concat();
+        let tcp_bytes = 32 + options.len();
+        frame.extend(((20 + tcp_bytes + payload.len()) as u16).to_be_bytes());
+        frame.extend([0, 0, 0x40, 0, 64, 6, 0, 0, 10, 0, 0, 2, 10, 0, 0, 1]);
+        let sum = ChecksumSum::ZERO.bytes(&frame[14..34]).checksum();
+        frame[24..26].copy_from_slice(&sum);
+        frame.extend([0x27, 0x10, 0, 80]);
+        frame.extend(self.seq.to_be_bytes());
+        frame.extend(self.isn.wrapping_add(self.ack).to_be_bytes());
+        frame.extend([(tcp_bytes as u8 / 4) << 4, flags]);
+        frame.extend(self.window.to_be_bytes());
+        frame.extend([0, 0, 0, 0, 1, 1, 8, 10]);
+        frame.extend(self.clock.to_be_bytes());
+        frame.extend([0; 4]);
+        frame.extend(options);
+        frame.extend(payload);
+        let tcp = &frame[34..];
+        let pseudo = ChecksumSum::ZERO.bytes(&frame[26..34]).word(6);
+        let sum = pseudo.word(tcp.len() as u16).bytes(tcp).checksum();
+        frame[50..52].copy_from_slice(&sum);
+        frame
+    }
+
+    /// A segment of a remote that mostly does what is expected: the same window, all or some of what is in flight acknowledged, payload in
+    /// order.
+    fn segment(&mut self, random: &mut Random, in_flight: u32) -> Vec<u8> {
+        self.clock += u32::from(random.below(4) == 0);
+        match random.below(24) {
+            0 => self.window = 1_000 + random.below(60_000) as u16,
+            1 => self.clock -= 1,
+            _ => {}
+        }
+        match random.below(4) {
+            0 => self.ack += in_flight,
+            1 => self.ack += random.below(u64::from(in_flight) + 1) as u32,
+            _ => {}
+        }
+        let flags = ACK | if random.below(3) == 0 { PSH } else { 0 };
+        let bytes = match random.below(8) {
+            0 => 0,
+            1 => random.below(MSS) as usize,
+            2 => 3 * MSS as usize, // As a link puts segments together.
+            _ => MSS as usize,
+        };
+        let mut early = *self;
+        if random.below(40) == 0 {
+            early.seq = early.seq.wrapping_add(random.below(9_000) as u32);
+            early.seq = early.seq.wrapping_sub(random.below(9_000) as u32);
+        }
+        let frame = early.frame(flags, &[], &vec![random.below(256) as u8; bytes]);
+        if early.seq == self.seq {
+            self.seq = self.seq.wrapping_add(bytes as u32);
+        }
+        frame
+    }
+}
+
+/// Opens the connection on both sides.
+fn open(sides: &mut [Side; 2], now: Instant) -> Remote {
+    let mut remote = Remote {
+        seq: 1_000,
+        window: 60_000,
+        clock: 77,
+        ..Remote::default()
+    };
+    let syn = remote.frame(SYN, &[2, 4, 5, 0xb4, 3, 3, 2, 4, 2, 1, 1, 1], &[]);
+    remote.seq += 1;
+    for side in &mut *sides {
+        let listener = side
+            .engine
+            .listen(([0, 0, 0, 0], 80).into(), 1, Options::default())
+            .expect("the engine is new");
+        side.take(now, &syn);
+        let answer = side.frames(now).remove(0);
+        let isn = u32::from_be_bytes(answer[38..42].try_into().expect("four bytes"));
+        remote.isn = isn.wrapping_add(1);
+        side.take(now, &remote.frame(ACK, &[], &[]));
+        side.id = side.engine.accept(listener);
+        side.events();
+    }
+    remote
+}
+
+#[test]
+fn the_short_way_is_as_the_long_way() {
+    let mut random = Random::new(21);
+    let mut short_ways = 0;
+    for _ in 0..60 {
+        let mut sides = [Side::new(true), Side::new(false)];
+        let mut now = Instant::from_micros(1_000_000);
+        let mut remote = open(&mut sides, now);
+        let (mut published, mut taken, mut in_flight) = (0, 0, 0);
+        for step in 0..400 {
+            now += toehold_tcp::Duration::from_micros(random.below(3_000));
+            published += random.below(3) * random.below(4_000);
+            let before = remote.seq;
+            let frame = remote.segment(&mut random, in_flight);
+            let is_full = random.below(50) == 0;
+            let keeps = random.below(3) == 0;
+            let said = sides.each_mut().map(|side| {
+                side.placed.is_full = is_full;
+                let id = side.id.expect("it was accepted");
+                side.engine.handle_timeout(now);
+                _ = side.engine.publish(id, published);
+                side.take(now, &frame);
+                let info = side.engine.info(id);
+                if let (Some(info), false) = (info, keeps) {
+                    _ = side.engine.take(id, info.received);
+                }
+                let placed = core::mem::take(&mut side.placed);
+                (
+                    placed,
+                    side.events(),
+                    side.frames(now),
+                    side.engine.info(id),
+                )
+            });
+            let [short, long] = said;
+            // Not assert_eq, which would print every byte.
+            assert!(
+                short == long,
+                "{:?} and {:?} at step {step}",
+                short.3,
+                long.3
+            );
+            let Some(info) = short.3 else {
+                break;
+            };
+            // What was not taken is sent again; what was sent can be acknowledged.
+            let received = info.received as u32;
+            if received < remote.seq.wrapping_sub(1_001) {
+                remote.seq = 1_001 + received;
+            }
+            assert!(before.wrapping_sub(1_001) <= received.max(taken));
+            taken = received;
+            in_flight = (info.sent as u32).wrapping_sub(remote.ack);
+        }
+        let [short, long] = sides.each_ref().map(|side| side.engine.counters());
+        assert_eq!(short.bytes_received, long.bytes_received);
+        assert_eq!(short.host_had_no_room, long.host_had_no_room);
+        assert_eq!(short.segments_received, long.segments_received);
+        short_ways += short.segments_predicted;
+    }
+    assert!(short_ways > 5_000, "{short_ways} went the short way");
+}
+
+/// No flow has these ends, and where nobody was heard they must not be taken for the last one's.
+#[test]
+fn a_segment_from_nowhere_to_nowhere_is_nobodys() {
+    let mut side = Side::new(true);
+    let now = Instant::from_micros(1_000_000);
+    for payload in [&[][..], &[1; 100]] {
+        let mut frame = Remote::default().frame(ACK, &[], payload);
+        frame[26..38].fill(0);
+        side.take(now, &frame);
+        side.engine.handle_frames(
+            now,
+            [(&frame[..], side.offload)].into_iter(),
+            &mut side.placed,
+        );
+    }
+    assert_eq!(side.frames(now).len(), 0);
+    assert_eq!(side.engine.connection_count(), 0);
+}
