@@ -46,7 +46,7 @@ use lists::{pop_ready, push_ready};
 use membership::{believe_kernel, is_anothers, set_home_wake};
 use nested::{NESTED_MAX, Nested, forget_nested};
 use registration::{
-    EARLY, FORKS, FREE_LOCK, HELD, NEXT_UNUSED, PLAIN, REGISTRATIONS, REGISTRATIONS_MAX,
+    EARLY, FORKS, FREE_LOCK, HELD, NEXT_UNUSED, ONCE, PLAIN, REGISTRATIONS, REGISTRATIONS_MAX,
     Registration, TAG, UNBOARDED, each_registration, free_registration, registration, tag, unlink,
     untag,
 };
@@ -55,8 +55,8 @@ use waiting::{fetch_lines, unboarded_has_news};
 pub(crate) use control::control;
 pub(crate) use early::{adopt, unconnected_closing};
 pub(crate) use membership::{
-    answered, descriptor_closing, hand_back, hold, holds_down, materialise, outlives_exec,
-    virtualise,
+    answered, descriptor_closing, hand_back, hold, holds_down, leaving_program, materialise,
+    outlives_exec, virtualise,
 };
 pub(crate) use nested::{has_news, has_ready, set_observed};
 pub(crate) use waiting::{after_kernel_wait, begin_kernel_wait, end_kernel_wait, wait};
@@ -477,6 +477,7 @@ impl Epoll {
 
     /// Sorts out what the kernel returned: tagged events go to the ready list, the others stay. Returns how many stayed.
     fn sort_kernel_events(&self, events: &mut [epoll_event]) -> usize {
+        take_answers(events);
         let mut kept = 0;
         let mut strange = 0;
         let held = self.lock.lock();
@@ -490,13 +491,16 @@ impl Epoll {
             let Some(one) = registration(number) else {
                 continue;
             };
-            let Some(connection) = one.behind() else {
-                continue;
-            };
-            if one.state.load(Ordering::Relaxed) == HELD {
-                errno::keep(|| opening::look(&connection));
+            if matches!(one.state.load(Ordering::Relaxed), ONCE | EARLY) {
+                if let Some(told) = one.tell_once(&event) {
+                    events[kept] = told;
+                    kept += 1;
+                }
                 continue;
             }
+            let Some(connection) = one.behind().filter(|one| one.end().is_some()) else {
+                continue;
+            };
             if event.events & (EPOLLPRI | EPOLLRDHUP | EPOLLHUP | EPOLLERR) as u32 != 0 {
                 connection
                     .entry
@@ -525,6 +529,18 @@ impl Epoll {
             believe_kernel(strange);
         }
         kept
+    }
+}
+
+/// The engine's answers among `events` are taken, which gives the kernel back what waited for them. No lock is held.
+fn take_answers(events: &[epoll_event]) {
+    let ours = events
+        .iter()
+        .filter_map(|event| registration(untag(event.u64)?));
+    for one in ours.filter(|one| one.state.load(Ordering::Relaxed) == HELD) {
+        if let Some(connection) = one.behind() {
+            errno::keep(|| opening::look(&connection));
+        }
     }
 }
 

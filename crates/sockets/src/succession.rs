@@ -197,6 +197,9 @@ pub fn before_exec(follows: bool) -> Departure {
     if borrowed && !follows {
         return Departure::IDLE;
     }
+    if !borrowed {
+        epoll::leaving_program();
+    }
     let mut estate = if follows { create_estate() } else { None };
     if borrowed && estate.is_none() {
         return Departure::IDLE;

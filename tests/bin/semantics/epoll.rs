@@ -14,6 +14,10 @@ pub(crate) const CASES: &[Case] = &[
         edge_first,
     ),
     Case::pair("oneshot_is_silent_until_rearmed", oneshot),
+    Case::roles(
+        "oneshot_that_has_told_is_silent_while_the_connection_moves",
+        oneshot_moves,
+    ),
     Case::pair("exclusive_waiters_miss_nothing", exclusive),
     Case::pair("nested_epoll_is_readable_when_its_inside_is", nested),
     Case::pair("epoll_is_polled_with_members_of_both_kinds", polled),
@@ -214,6 +218,70 @@ fn oneshot(pair: &Pair) {
     parts(pair, &[b"three", b"four"], |_| {
         pair.say("event", now(epoll))
     });
+}
+
+/// A worker that was told of a connection keeps it to itself until it arms it again, however busy it makes it meanwhile.
+fn oneshot_moves(role: &Role) {
+    const ONE: i32 = libc::EPOLLONESHOT;
+    let epolls = [0; 3].map(|_| sys::epoll_create());
+    let all = || epolls.map(now).join(", ");
+    let send = |fd, bytes| {
+        if role.server() {
+            send_all(fd, bytes);
+        } else {
+            role.arrived(fd, bytes.len());
+        }
+    };
+    // One registers before there is a connection.
+    let listener = role.server().then(|| role.listen(0));
+    let fd = match listener {
+        Some(listener) => sys::accept(listener).fd(),
+        None => {
+            let port = role.hear_port();
+            let fd = sys::socket(role.family, 0);
+            sys::epoll_ctl(epolls[2], ADD, fd, IN | ONE, 3).value();
+            role.say("ADD twice", sys::epoll_ctl(epolls[2], ADD, fd, OUT, 4));
+            role.say("unconnected", all());
+            sys::connect(fd, role.family, port).value();
+            fd
+        }
+    };
+    sys::epoll_ctl(epolls[0], ADD, fd, IN | ONE, 1).value();
+    sys::epoll_ctl(epolls[1], ADD, fd, IN | ONE, 1).value();
+    for (epoll, data) in [(epolls[1], 2), (epolls[2], 3)] {
+        let result = sys::epoll_ctl(epoll, MOD, fd, IN | ONE, data);
+        role.say("MOD", result);
+    }
+    role.step();
+    send(fd, b"first");
+    if !role.server() {
+        role.say("first", all());
+        role.say("told", all());
+        receive_all(fd, &mut [0; 5]);
+    }
+    role.step();
+    role.warm(fd);
+    role.step();
+    send(fd, b"later");
+    if !role.server() {
+        role.say("not armed", all());
+        let events = [IN | ONE, IN, IN | ONE];
+        for (epoll, events) in epolls.into_iter().zip(events) {
+            role.say("MOD", sys::epoll_ctl(epoll, MOD, fd, events, 9));
+            role.say("armed", now(epoll));
+            role.say("told", now(epoll));
+        }
+        receive_all(fd, &mut [0; 5]);
+    }
+    role.step();
+    if role.server() {
+        sys::close(fd).value();
+    } else {
+        sys::shutdown(fd, libc::SHUT_WR).value();
+        await_events(fd, libc::POLLHUP);
+        role.say("over", all());
+    }
+    role.step();
 }
 
 fn exclusive(pair: &Pair) {

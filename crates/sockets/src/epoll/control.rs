@@ -14,7 +14,7 @@ use super::lists::push_ready;
 use super::membership::{answered, leave, virtualise_members};
 use super::nested::control_nested;
 use super::registration::{
-    BOARDED, HELD, PARKED, PLAIN, TAG, allocate_registration, armed, find, free_registration,
+    BOARDED, HELD, ONCE, PARKED, PLAIN, TAG, allocate_registration, armed, find, free_registration,
     registration, tag, untag,
 };
 use super::{ANSWER_EVENTS, CARRIER_EVENTS, Epoll, epoll};
@@ -63,9 +63,13 @@ pub(crate) fn control(
                 one.data.store(event.u64, Ordering::Relaxed);
                 return Some(Ok(()));
             }
+            if one.is_kernels() {
+                let _members = connection.local.membership.lock();
+                if one.is_kernels() {
+                    return Some(modify_kernels(epoll, epoll_fd, known?, &event));
+                }
+            }
             if !one.is_virtual() {
-                one.events.store(armed(event.events), Ordering::Relaxed);
-                one.data.store(event.u64, Ordering::Relaxed);
                 return None;
             }
             // epoll_ctl(2): an exclusive registration cannot be modified, nor an ordinary one made exclusive.
@@ -95,6 +99,47 @@ pub(crate) fn control(
     }
 }
 
+/// The program changes a registration that the kernel answers. The caller holds the lock under which what the kernel has changes.
+pub(super) fn modify_kernels(
+    epoll: &Epoll,
+    epoll_fd: i32,
+    n: u32,
+    event: &epoll_event,
+) -> Result<(), i32> {
+    let one = registration(n).ok_or(libc::ENOENT)?;
+    let wanted = epoll_event {
+        events: armed(event.events),
+        ..*event
+    };
+    let fd = one.fd.load(Ordering::Relaxed);
+    // Before the kernel's: what it tells of the new arming must be known.
+    let held = epoll.lock.lock();
+    let before = (
+        one.events.load(Ordering::Relaxed),
+        one.data.load(Ordering::Relaxed),
+        one.armings.load(Ordering::Relaxed),
+        one.state.load(Ordering::Relaxed),
+    );
+    let (data, state) = one.arm(n, &wanted);
+    if state == ONCE {
+        one.moves(PLAIN, ONCE);
+    }
+    drop(held);
+    let result = sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_MOD, fd, event.events, data);
+    if result < 0 {
+        let _held = epoll.lock.lock();
+        one.events.store(before.0, Ordering::Relaxed);
+        one.data.store(before.1, Ordering::Relaxed);
+        one.armings.store(before.2, Ordering::Relaxed);
+        one.state.store(before.3, Ordering::Relaxed);
+        return Err(-result as i32);
+    }
+    if state == PLAIN {
+        one.moves(ONCE, PLAIN);
+    }
+    Ok(())
+}
+
 pub(super) fn add(
     connection: &Connection,
     number: u32,
@@ -118,11 +163,22 @@ pub(super) fn add(
     let n = allocate_registration();
     let is_attached = !connection.local.region.load(Ordering::Acquire).is_null()
         && TAG.load(Ordering::Relaxed) != 0;
+    // In the books first: what a one-shot tells is not told again.
+    let armed = n.and_then(registration).zip(n).map(|(one, n)| {
+        let event = epoll_event {
+            events: armed(event.events),
+            ..event
+        };
+        let (data, state) = one.arm(n, &event);
+        one.state
+            .store(if is_held { HELD } else { state }, Ordering::Relaxed);
+        data
+    });
     let (events, data) = match n {
         Some(n) if is_held => (ANSWER_EVENTS, tag(n)),
         // Ours from the start: a thread that sleeps on the instance must not meet the member twice, as the kernel's and as ours.
         Some(n) if is_attached => (CARRIER_EVENTS, tag(n)),
-        _ => (event.events, event.u64),
+        _ => (event.events, armed.unwrap_or(event.u64)),
     };
     let result = sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_ADD, connection.fd, events, data);
     if result < 0 {
@@ -140,12 +196,8 @@ pub(super) fn add(
         .store(connection.generation, Ordering::Relaxed);
     one.fd.store(connection.fd, Ordering::Relaxed);
     one.epoll.store(number, Ordering::Relaxed);
-    one.events.store(armed(event.events), Ordering::Relaxed);
-    one.data.store(event.u64, Ordering::Relaxed);
     one.on_ready.store(0, Ordering::Relaxed);
     one.rearmed.store(1, Ordering::Relaxed);
-    one.state
-        .store(if is_held { HELD } else { PLAIN }, Ordering::Relaxed);
     if is_held {
         epoll.virtuals.fetch_add(1, Ordering::Relaxed);
     }

@@ -7,9 +7,11 @@ use libc::epoll_event;
 use crate::state::Connection;
 use crate::{lock, state, sys};
 
+use super::control::modify_kernels;
 use super::registration::{
-    EARLY, PLAIN, allocate_registration, armed, free_registration, registration,
+    EARLY, ONCE, PLAIN, allocate_registration, armed, free_registration, registration,
 };
+use super::{ONESHOT, epoll};
 
 /// Held while the list of an unconnected socket's registrations changes.
 pub(super) static EARLY_LOCK: lock::Private = lock::Private::new();
@@ -31,35 +33,44 @@ pub(super) fn control_early(
                 return None;
             }
             let _held = EARLY_LOCK.lock();
-            let result = sys::epoll_ctl(epoll_fd, operation, fd, event.events, event.u64);
-            if result < 0 {
-                return Some(Err(-result as i32));
-            }
             let first = state::early_registrations(fd);
-            if let Some((n, one)) =
-                allocate_registration().and_then(|n| Some((n, registration(n)?)))
-            {
+            let entered = allocate_registration().and_then(|n| Some((n, registration(n)?)));
+            let mut data = event.u64;
+            if let Some((n, one)) = entered {
                 one.fd.store(fd, Ordering::Relaxed);
                 one.epoll.store(number, Ordering::Relaxed);
-                one.events.store(armed(event.events), Ordering::Relaxed);
-                one.data.store(event.u64, Ordering::Relaxed);
                 one.on_ready.store(0, Ordering::Relaxed);
                 one.rearmed.store(1, Ordering::Relaxed);
                 one.next.store(first, Ordering::Relaxed);
+                let event = epoll_event {
+                    events: armed(event.events),
+                    ..event
+                };
+                data = one.arm(n, &event).0;
                 one.state.store(EARLY, Ordering::Relaxed);
-                if !state::set_early_registrations(fd, first, n) {
-                    free_registration(n);
-                }
             }
-            Some(Ok(()))
+            let result = sys::epoll_ctl(epoll_fd, operation, fd, event.events, data);
+            let Some((n, _)) = entered else {
+                return Some(answer_of(result));
+            };
+            if result < 0 {
+                free_registration(n);
+            } else if !state::set_early_registrations(fd, first, n) {
+                // The number stands for something else by now, which is the kernel's alone.
+                free_registration(n);
+                sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_MOD, fd, event.events, event.u64);
+            }
+            Some(answer_of(result))
         }
         libc::EPOLL_CTL_MOD if has_any() => {
             let _held = EARLY_LOCK.lock();
             let event = event?;
-            let one = registration(find_early(number, fd)?)?;
-            one.events.store(armed(event.events), Ordering::Relaxed);
-            one.data.store(event.u64, Ordering::Relaxed);
-            None
+            Some(modify_kernels(
+                epoll(number)?,
+                epoll_fd,
+                find_early(number, fd)?,
+                &event,
+            ))
         }
         libc::EPOLL_CTL_DEL if has_any() => {
             let _held = EARLY_LOCK.lock();
@@ -67,6 +78,14 @@ pub(super) fn control_early(
             None
         }
         _ => None,
+    }
+}
+
+fn answer_of(result: isize) -> Result<(), i32> {
+    if result < 0 {
+        Err(-result as i32)
+    } else {
+        Ok(())
     }
 }
 
@@ -108,7 +127,9 @@ pub(crate) fn adopt(connection: &Connection, first: u32) {
     while let Some(one) = registration(n) {
         one.generation
             .store(connection.generation, Ordering::Relaxed);
-        one.state.store(PLAIN, Ordering::Relaxed);
+        let once = one.events.load(Ordering::Relaxed) & ONESHOT != 0;
+        one.state
+            .store(if once { ONCE } else { PLAIN }, Ordering::Relaxed);
         one.connection
             .store(connection.index + 1, Ordering::Release);
         n = one.next.load(Ordering::Relaxed);

@@ -6,6 +6,7 @@
 
 use core::sync::atomic::Ordering;
 
+use libc::epoll_event;
 use toehold_channel::channel::End;
 use toehold_channel::doorbell::WakeWord;
 use toehold_channel::sync::fence;
@@ -18,10 +19,10 @@ use crate::sys;
 use super::control::is_only_member;
 use super::lists::{push_ready, remove_ready, remove_unboarded};
 use super::registration::{
-    BOARDED, GONE, HELD, PARKED, PLAIN, Registration, TAG, UNBOARDED, each_registration,
-    free_registration, registration, tag, unlink,
+    BOARDED, EARLY, GONE, HELD, NEXT_UNUSED, ONCE, PARKED, PLAIN, Registration, TAG, UNBOARDED,
+    each_registration, free_registration, registration, tag, unlink,
 };
-use super::{ANSWER_EVENTS, CARRIER_EVENTS, Epoll, PAIRS_MAX, epoll};
+use super::{ANSWER_EVENTS, CARRIER_EVENTS, Epoll, ONESHOT, PAIRS_MAX, epoll};
 
 /// Removes a registration from our books altogether. The caller holds the connection's `membership` lock.
 pub(super) fn leave(epoll: &Epoll, connection: &Connection, number: u32) {
@@ -60,7 +61,7 @@ pub(crate) fn descriptor_closing(connection: &Connection, another: Option<i32>) 
         }
         let number = one.epoll.load(Ordering::Relaxed);
         if let Some(epoll) = epoll(number) {
-            if one.state.load(Ordering::Relaxed) != PLAIN && !is_anothers(connection, one) {
+            if !one.is_kernels() && !is_anothers(connection, one) {
                 let epoll_fd = epoll.fd.load(Ordering::Relaxed) - 1;
                 sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_DEL, connection.fd, 0, 0);
             }
@@ -78,7 +79,7 @@ pub(super) fn is_anothers(connection: &Connection, one: &Registration) -> bool {
 pub(crate) fn holds_down(connection: &Connection) -> bool {
     let mut any = false;
     each_registration(connection, |_, one| {
-        any |= one.state.load(Ordering::Relaxed) == PLAIN && is_anothers(connection, one);
+        any |= one.is_kernels() && is_anothers(connection, one);
     });
     any
 }
@@ -121,7 +122,7 @@ pub(super) fn virtualise_members(connection: &Connection) {
     each_registration(connection, |n, one| {
         let number = one.epoll.load(Ordering::Relaxed);
         let Some(epoll) = epoll(number) else { return };
-        let plain = one.state.load(Ordering::Relaxed) == PLAIN;
+        let plain = one.is_kernels();
         if plain && !kernel_has_ours(connection, epoll, one, n) {
             return;
         }
@@ -175,6 +176,60 @@ fn kernel_has_ours(connection: &Connection, epoll: &Epoll, one: &Registration, n
     false
 }
 
+/// Puts the program's events back in the kernel, for a registration that is [`PLAIN`].
+fn kernel_has_programs(epoll: &Epoll, one: &Registration, n: u32) {
+    let wanted = epoll_event {
+        events: one.events.load(Ordering::Relaxed),
+        u64: one.data.load(Ordering::Relaxed),
+    };
+    let data = {
+        let _held = epoll.lock.lock();
+        let (data, state) = one.arm(n, &wanted);
+        one.moves(PLAIN, state);
+        data
+    };
+    epoll.note_ordinary(wanted.events);
+    // One that has told already will tell errors and hang-ups once more: `Registration::tell_once` knows.
+    sys::epoll_ctl(
+        epoll.fd.load(Ordering::Relaxed) - 1,
+        libc::EPOLL_CTL_MOD,
+        one.fd.load(Ordering::Relaxed),
+        wanted.events,
+        data,
+    );
+}
+
+/// The program is about to be replaced by another, which will have the kernel's events of instances that stay open: those of one-shots must be
+/// its own, too.
+pub(crate) fn leaving_program() {
+    for n in 1..NEXT_UNUSED.load(Ordering::Relaxed) {
+        let Some(one) = registration(n).filter(|one| !one.is_inherited()) else {
+            continue;
+        };
+        let Some(epoll) = epoll(one.epoll.load(Ordering::Relaxed)) else {
+            return;
+        };
+        let is_once = match one.state.load(Ordering::Relaxed) {
+            ONCE => true,
+            EARLY => one.events.load(Ordering::Relaxed) & ONESHOT != 0,
+            _ => false,
+        };
+        let epoll_fd = epoll.fd.load(Ordering::Relaxed) - 1;
+        let flags = sys::fcntl(epoll_fd, libc::F_GETFD, 0);
+        if is_once && flags >= 0 && flags as i32 & libc::FD_CLOEXEC == 0 {
+            let (events, data) = (&one.events, &one.data);
+            sys::epoll_ctl(
+                epoll_fd,
+                libc::EPOLL_CTL_MOD,
+                one.fd.load(Ordering::Relaxed),
+                events.load(Ordering::Relaxed),
+                data.load(Ordering::Relaxed),
+            );
+            one.moves(ONCE, PLAIN);
+        }
+    }
+}
+
 /// The connection waits for the engine's answer, while its carrier is connected already: registrations that were made before are ours until then.
 pub(crate) fn hold(connection: &Connection) {
     let _members = connection.local.membership.lock();
@@ -182,7 +237,8 @@ pub(crate) fn hold(connection: &Connection) {
         let Some(epoll) = epoll(one.epoll.load(Ordering::Relaxed)) else {
             return;
         };
-        if TAG.load(Ordering::Relaxed) != 0 && one.moves(PLAIN, HELD) {
+        let moves = || one.moves(PLAIN, HELD) || one.moves(ONCE, HELD);
+        if TAG.load(Ordering::Relaxed) != 0 && moves() {
             epoll.virtuals.fetch_add(1, Ordering::Relaxed);
             sys::epoll_ctl(
                 epoll.fd.load(Ordering::Relaxed) - 1,
@@ -197,20 +253,13 @@ pub(crate) fn hold(connection: &Connection) {
 
 /// The engine has answered: the kernel has the program's registrations, and reports what holds now.
 pub(crate) fn answered(connection: &Connection) {
-    each_registration(connection, |_, one| {
-        let held = one.moves(HELD, PLAIN);
+    each_registration(connection, |n, one| {
         let Some(epoll) = epoll(one.epoll.load(Ordering::Relaxed)) else {
             return;
         };
-        if held {
+        if one.moves(HELD, PLAIN) {
             epoll.virtuals.fetch_sub(1, Ordering::Relaxed);
-            sys::epoll_ctl(
-                epoll.fd.load(Ordering::Relaxed) - 1,
-                libc::EPOLL_CTL_MOD,
-                one.fd.load(Ordering::Relaxed),
-                one.events.load(Ordering::Relaxed),
-                one.data.load(Ordering::Relaxed),
-            );
+            kernel_has_programs(epoll, one, n);
         }
     });
 }
@@ -231,7 +280,7 @@ pub(crate) fn materialise(connection: &Connection) {
     let _members = connection.local.membership.lock();
     let mut all = true;
     each_registration(connection, |n, one| {
-        if one.state.load(Ordering::Relaxed) != PLAIN && is_anothers(connection, one) {
+        if !one.is_kernels() && is_anothers(connection, one) {
             all = false;
             return;
         }
@@ -263,17 +312,7 @@ pub(crate) fn materialise(connection: &Connection) {
             }
         };
         match was {
-            BOARDED | UNBOARDED => {
-                let events = one.events.load(Ordering::Relaxed);
-                epoll.note_ordinary(events);
-                sys::epoll_ctl(
-                    epoll_fd,
-                    libc::EPOLL_CTL_MOD,
-                    fd,
-                    events,
-                    one.data.load(Ordering::Relaxed),
-                );
-            }
+            BOARDED | UNBOARDED => kernel_has_programs(epoll, one, n),
             PARKED => {
                 sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_DEL, fd, 0, 0);
                 leave(epoll, connection, n);

@@ -3,13 +3,20 @@
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
+use libc::epoll_event;
 use toehold_channel::table::EntryState;
 
 use crate::state::Connection;
 use crate::{lock, state};
 
+use super::{ONESHOT, READINESS};
+
 /// Registrations of tracked connections at a time.
-pub(super) const REGISTRATIONS_MAX: usize = 1 << 17;
+pub(super) const REGISTRATIONS_MAX: usize = 1 << NUMBER_BITS;
+const NUMBER_BITS: u32 = 17;
+/// A tag has a registration's number in its lower half, and above that which arming of a one-shot it is; 0 is none.
+const NUMBER_MASK: u64 = (1 << NUMBER_BITS) - 1;
+const ARMINGS_MAX: u32 = (1 << (32 - NUMBER_BITS)) - 1;
 
 /// One `epoll_ctl(ADD)` of a tracked connection. All zeroes is a free one.
 #[derive(Default)]
@@ -37,6 +44,8 @@ pub(super) struct Registration {
     pub(super) rearmed: AtomicU32,
     /// [`FORKS`] when it was made.
     pub(super) forks: AtomicU32,
+    /// One-shot: how often it was armed in the kernel. Changes under the instance's lock.
+    pub(super) armings: AtomicU32,
 }
 
 // States of a registration. They change under the instance's lock, save BOARDED to PARKED, which is one exchange; and what the kernel has
@@ -50,7 +59,9 @@ pub(super) const PLAIN: u32 = 1;
 pub(super) const BOARDED: u32 = 2;
 /// The kernel has ours; it is looked at every time.
 pub(super) const UNBOARDED: u32 = 3;
-/// Of a socket that is not connected yet: the kernel has the program's events and data, and no connection has it on its list.
+/// The kernel has the program's events and our tag: it tells once, and whoever answers next must know whether it has.
+pub(super) const ONCE: u32 = 7;
+/// Of a socket that is not connected yet: the kernel has what it has of [`PLAIN`] or [`ONCE`], and no connection has it on its list.
 pub(super) const EARLY: u32 = 6;
 /// The program removed it; the kernel still has ours, because programs that remove often add again.
 pub(super) const PARKED: u32 = 4;
@@ -84,7 +95,7 @@ pub(super) fn tag(number: u32) -> u64 {
 
 pub(super) fn untag(data: u64) -> Option<u32> {
     let tag = TAG.load(Ordering::Relaxed);
-    (tag != 0 && (data >> 32) as u32 == tag).then_some(data as u32)
+    (tag != 0 && (data >> 32) as u32 == tag).then_some((data & NUMBER_MASK) as u32)
 }
 
 impl Registration {
@@ -121,6 +132,45 @@ impl Registration {
     /// True when a fork came after it: another process may have it, in the same instance of the kernel's.
     pub(super) fn is_inherited(&self) -> bool {
         self.forks.load(Ordering::Relaxed) != FORKS.load(Ordering::Relaxed)
+    }
+
+    /// True when the kernel answers it, as the program has registered it.
+    pub(super) fn is_kernels(&self) -> bool {
+        matches!(self.state.load(Ordering::Relaxed), PLAIN | ONCE)
+    }
+
+    /// Notes `event` and returns the data that the kernel is to have with it, and the state that makes. Callers hold the instance's lock, or have
+    /// shown the registration, number `n`, to nobody.
+    pub(super) fn arm(&self, n: u32, event: &epoll_event) -> (u64, u32) {
+        self.events.store(event.events, Ordering::Relaxed);
+        self.data.store(event.u64, Ordering::Relaxed);
+        if event.events & ONESHOT == 0 || TAG.load(Ordering::Relaxed) == 0 {
+            return (event.u64, PLAIN);
+        }
+        let armings = (self.armings.load(Ordering::Relaxed) % ARMINGS_MAX) + 1;
+        self.armings.store(armings, Ordering::Relaxed);
+        (tag(n) | u64::from(armings) << NUMBER_BITS, ONCE)
+    }
+
+    /// What the kernel tells by `event`, once, in the program's terms: `None` when that was told. Callers hold the instance's lock.
+    pub(super) fn tell_once(&self, event: &epoll_event) -> Option<epoll_event> {
+        let wanted = self.events.load(Ordering::Relaxed);
+        let arming = (event.u64 as u32) >> NUMBER_BITS;
+        if arming == 0 {
+            // Of another time, when it was ours to answer.
+            return None;
+        }
+        // One that was on its way when the program armed anew comes before what that will bring.
+        if arming == self.armings.load(Ordering::Relaxed) {
+            if wanted & READINESS == 0 {
+                return None;
+            }
+            self.events.store(wanted & !READINESS, Ordering::Relaxed);
+        }
+        Some(epoll_event {
+            events: event.events,
+            u64: self.data.load(Ordering::Relaxed),
+        })
     }
 
     /// One step from a state to another; false when it was in a third.

@@ -42,6 +42,9 @@ pub(super) fn unboarded_has_news(one: &Registration) -> bool {
         return false;
     };
     let wanted = one.events.load(Ordering::Relaxed);
+    if wanted & READINESS == 0 {
+        return false;
+    }
     connection.local.users.fetch_add(1, Ordering::SeqCst);
     let all = connection.end().map_or(0, |end| {
         let interest = wanted & READINESS | EPOLLRDHUP as u32;
