@@ -5,7 +5,7 @@ use crate::proc::{self, Sockets};
 use crate::registry::{Registry, TableId};
 use crate::tables::{MappedTable, Tables};
 use serde::Serialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use toehold_channel::offload;
@@ -141,12 +141,34 @@ pub(crate) fn report(
     for process in &mut processes {
         process.connections.sort_by_key(|connection| connection.fd);
     }
+    tell_of_silent_partners(&mut processes);
     Report {
         processes,
         engine,
         no_engine,
     }
 }
+
+/// An end that waits for a partner may have one that is known here and has not asked, because something keeps it on the kernel.
+fn tell_of_silent_partners(processes: &mut [Process]) {
+    let known: BTreeSet<(String, String)> = processes
+        .iter()
+        .flat_map(|process| &process.connections)
+        .map(|one| (one.local.clone(), one.remote.clone()))
+        .collect();
+    for one in processes
+        .iter_mut()
+        .flat_map(|process| &mut process.connections)
+    {
+        let is_known = || known.contains(&(one.remote.clone(), one.local.clone()));
+        if one.reason == Reason::NoPartner.words() && is_known() {
+            one.reason = PARTNER_IS_SILENT;
+        }
+    }
+}
+
+/// Why a connection is on the host path whose other end is listed, too.
+const PARTNER_IS_SILENT: &str = "the other end has a reason of its own: see there";
 
 /// Which processes run, each looked at once.
 #[derive(Debug, Default)]

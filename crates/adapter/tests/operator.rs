@@ -143,6 +143,38 @@ fn status_finds_the_addresses_of_connections_that_never_asked() {
 }
 
 #[test]
+fn status_tells_of_a_partner_that_is_there_and_has_not_asked() {
+    let scratch = Scratch::new();
+    let _adapter = Adapter::start(&scratch.path());
+    let library = FakeLibrary::new(&scratch.path());
+    let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
+    let stream = TcpStream::connect(listener.local_addr().expect("address")).expect("connect");
+    let (pinned, _) = library.table.open(stream.as_raw_fd() as u32, false);
+    let pinned = library.table.entry(pinned);
+    pinned.flags.fetch_and(!FLAG_ASKED, Ordering::Relaxed);
+    let stdio = Reason::Stdio;
+    pinned.reason.store(stdio as u32, Ordering::Relaxed);
+    let here = stream.local_addr().expect("address").port();
+    let there = stream.peer_addr().expect("address").port();
+    library.pair(true, there, here);
+    library.settle();
+
+    let report = status(&scratch);
+    let connections = &report["processes"][0]["connections"];
+    let reasons: Vec<_> = connections.as_array().expect("list").iter().collect();
+    let reason_of = |port: u16| {
+        let local = format!("127.0.0.1:{port}");
+        let one = reasons.iter().find(|one| one["local"] == *local);
+        one.expect("listed")["reason"].clone()
+    };
+    assert_eq!(reason_of(here), stdio.words());
+    assert_eq!(
+        reason_of(there),
+        "the other end has a reason of its own: see there"
+    );
+}
+
+#[test]
 fn status_does_not_list_the_dead() {
     let scratch = Scratch::new();
     let _adapter = Adapter::start(&scratch.path());
