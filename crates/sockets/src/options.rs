@@ -92,6 +92,13 @@ pub(crate) fn get(connection: &Connection, level: i32, name: i32) -> Option<i32>
     Some(i32::from(options & bit != 0))
 }
 
+/// The connection's error, which is told now, as by `SO_ERROR`; 0 when there is none.
+pub(crate) fn take_error(connection: &Connection) -> i32 {
+    let (level, name) = (libc::SOL_SOCKET, libc::SO_ERROR);
+    get(connection, level, name)
+        .unwrap_or_else(|| sys::getsockopt(connection.fd, level, name).unwrap_or(0))
+}
+
 /// The program asks by `ioctl` how much waits in a queue: the answer, where it is ours.
 pub(crate) fn queue_length(connection: &Connection, request: c_ulong) -> Option<i32> {
     if request == libc::FIONREAD as c_ulong {

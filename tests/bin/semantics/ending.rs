@@ -27,6 +27,10 @@ pub(crate) const CASES: &[Case] = &[
     Case::pair("linger_zero_resets", linger_zero),
     Case::pair("reset_is_reported_once", reset_once),
     Case::pair("reset_after_data_leaves_the_data", reset_after_data),
+    Case::pair(
+        "reset_after_data_is_told_first_by_recvmmsg",
+        reset_told_first,
+    ),
     Case::pair("killed_with_unread_data_is_an_end", killed_with_unread),
     Case::pair("end_of_stream_stays_the_end", eof_stays),
     Case::pair("end_of_stream_wakes_a_sleeper", eof_wakes),
@@ -293,6 +297,28 @@ fn reset_after_data(pair: &Pair) {
         pair.say("events", all_events(pair));
         pair.say("received", drain(pair.fd));
         pair.say("recv", sys::recv(pair.fd, &mut [0; 8], 0));
+    }
+}
+
+fn reset_told_first(pair: &Pair) {
+    if pair.server() {
+        send_all(pair.fd, b"data before the reset");
+        pair.step();
+        linger(pair.fd, 0);
+        pair.say("close", sys::close(pair.fd));
+        pair.step();
+    } else {
+        pair.arrived(pair.fd, 21);
+        pair.step();
+        pair.step();
+        await_events(pair.fd, libc::POLLHUP);
+        for count in [2, 2, 1, 1] {
+            let mut bytes = [0; 16];
+            let (result, lengths) = sys::recvmmsg(pair.fd, &mut bytes, count, 0);
+            let text = String::from_utf8_lossy(&bytes).replace('\0', ".");
+            pair.say("recvmmsg", format!("{result} {lengths:?} {text}"));
+        }
+        pair.say("SO_ERROR", sys::socket_error(pair.fd));
     }
 }
 

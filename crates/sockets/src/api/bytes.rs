@@ -12,7 +12,7 @@ use crate::offload::endings;
 use crate::receive::receive;
 use crate::send::transmit;
 use crate::state::{self, Connection};
-use crate::{buffers, errno, real, sys, transfer};
+use crate::{buffers, errno, options, pending, real, sys, transfer};
 
 /// `read(2)`. Unlike `recv(2)` it never waits for, nor reports, anything when asked for no bytes.
 #[inline]
@@ -202,8 +202,16 @@ pub unsafe fn recvmmsg(
     flags: c_int,
     timeout: *mut timespec,
 ) -> c_int {
-    if state::connection(fd).is_none() || messages.is_null() {
+    let connection = state::connection(fd).filter(|_| !messages.is_null());
+    let Some(connection) = connection else {
         return unsafe { real::recvmmsg(fd, messages, count, flags, timeout) };
+    };
+    // Where all other calls tell an error after the bytes that came before it, this one tells it first (net/socket.c, do_recvmmsg).
+    if flags & libc::MSG_ERRQUEUE == 0 {
+        let error = errno::keep(|| options::take_error(&connection));
+        if error != 0 {
+            return errno::result(Err(error)) as c_int;
+        }
     }
     let limit = (!timeout.is_null()).then(|| unsafe { nanoseconds(&*timeout) });
     let start = sys::now_ns();
@@ -212,6 +220,9 @@ pub unsafe fn recvmmsg(
     while done < count {
         let one = unsafe { &mut *messages.add(done as usize) };
         let result = unsafe { recvmsg(fd, &mut one.msg_hdr, flags & !libc::MSG_WAITFORONE) };
+        if result < 0 && done > 0 && connection.end().is_some() {
+            pending::keep_for_next_call(&connection, errno::get());
+        }
         if result < 0 {
             break;
         }
@@ -224,7 +235,15 @@ pub unsafe fn recvmmsg(
             break;
         }
     }
-    if done == 0 { -1 } else { done as c_int }
+    if done == 0 && count > 0 {
+        return -1;
+    }
+    if let Some(limit) = limit.filter(|_| done > 0) {
+        // What is left of it, as the kernel leaves it.
+        let left = sys::timespec(limit.saturating_sub(sys::now_ns() - start));
+        unsafe { timeout.write(left) };
+    }
+    done as c_int
 }
 
 /// `sendmmsg(2)`.
