@@ -13,13 +13,14 @@
 //! edge-triggered one leaves it until news arrives. Cost is by members with news, not by members.
 //!
 //! Here is the instance. [`registration`] is what a program registered, [`control`](mod@control) changes it, [`membership`] says who answers it,
-//! [`early`] knows it before there is a connection, [`lists`] threads it, [`nested`] sees it from outside, [`waiting`] is `epoll_wait`.
+//! [`early`] knows it before there is a connection, [`lists`] threads it, [`nested`] sees it from outside, [`orphans`] outlive their descriptors, [`waiting`] is `epoll_wait`.
 
 mod control;
 mod early;
 mod lists;
 mod membership;
 mod nested;
+mod orphans;
 mod registration;
 mod waiting;
 
@@ -59,6 +60,7 @@ pub(crate) use membership::{
     outlives_exec, virtualise,
 };
 pub(crate) use nested::{has_news, has_ready, set_observed};
+pub(crate) use orphans::moved;
 pub(crate) use waiting::{after_kernel_wait, begin_kernel_wait, end_kernel_wait, wait};
 
 /// Epoll instances known at a time; others stay the kernel's alone, with their members on the host path.
@@ -563,11 +565,7 @@ fn is_kernel_edge(connection: &Connection, events: u32) -> bool {
 pub(crate) fn watch_kernel_writable(connection: &Connection) {
     each_registration(connection, |n, one| {
         if let Some(epoll) = epoll(one.epoll.load(Ordering::Relaxed)).filter(|_| one.is_virtual()) {
-            kick(
-                epoll.fd.load(Ordering::Relaxed) - 1,
-                one.fd.load(Ordering::Relaxed),
-                n,
-            );
+            kick(epoll.fd.load(Ordering::Relaxed) - 1, one.carrier(), n);
         }
     });
 }
@@ -601,11 +599,7 @@ pub(crate) fn nudge(connection: &Connection) {
             return;
         };
         if let Some(epoll) = epoll(one.epoll.load(Ordering::Relaxed)) {
-            kick(
-                epoll.fd.load(Ordering::Relaxed) - 1,
-                one.fd.load(Ordering::Relaxed),
-                number,
-            );
+            kick(epoll.fd.load(Ordering::Relaxed) - 1, one.carrier(), number);
         }
     }
 }

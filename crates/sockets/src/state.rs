@@ -492,6 +492,14 @@ pub(crate) fn own(fd: i32) -> i32 {
     fd
 }
 
+/// A duplicate of `fd` that is ours.
+pub(crate) fn duplicate_for_us(fd: i32) -> Option<i32> {
+    let ours = sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, OWN_FD_MIN);
+    let ours = i32::try_from(ours).ok().filter(|&ours| ours >= 0)?;
+    slot(ours)?.store(3 << KIND_SHIFT, Ordering::Release);
+    Some(ours)
+}
+
 /// Closes a descriptor of ours.
 pub(crate) fn disown(fd: i32) {
     forget(fd);
@@ -514,6 +522,7 @@ pub(crate) fn make_way(fd: i32) {
     }
     let _ = TABLE_FD.compare_exchange(fd, moved, Ordering::Relaxed, Ordering::Relaxed);
     adapter::moved(fd, moved);
+    crate::epoll::moved(fd, moved);
 }
 
 /// Begins to track the new connection at `fd`. On any shortage it simply stays unknown to us.
@@ -646,12 +655,8 @@ pub(crate) fn closing(fd: i32) {
         1 => {
             if let Some(connection) = connection_of_word(fd, word) {
                 slot.store(0, Ordering::Release);
-                let another = if connection.local.descriptors.load(Ordering::Relaxed) > 1 {
-                    descriptor_of(word)
-                } else {
-                    None
-                };
-                crate::epoll::descriptor_closing(&connection, another);
+                let last = connection.local.descriptors.load(Ordering::Relaxed) <= 1;
+                crate::epoll::descriptor_closing(&connection, last);
                 if connection.local.descriptors.fetch_sub(1, Ordering::AcqRel) == 1 {
                     offload::opening::closing(&connection);
                     release::release(&connection);
@@ -668,12 +673,6 @@ pub(crate) fn closing(fd: i32) {
         }
         _ => {}
     }
-}
-
-/// Some descriptor that stands for the same connection.
-fn descriptor_of(word: u64) -> Option<i32> {
-    (0..=highest_descriptor()? as i32)
-        .find(|&fd| slot(fd).is_some_and(|slot| slot.load(Ordering::Relaxed) == word))
 }
 
 /// Every tracked descriptor from `first` to `last`, in order.

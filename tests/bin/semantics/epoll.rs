@@ -1,7 +1,7 @@
 //! epoll in all its modes.
 
 use crate::Case;
-use crate::role::{Pair, Role, await_events, receive_all, send_all, shown};
+use crate::role::{Pair, Role, await_events, drain, receive_all, send_all, shown};
 use crate::sys::{self, Fd};
 
 pub(crate) const CASES: &[Case] = &[
@@ -34,6 +34,7 @@ pub(crate) const CASES: &[Case] = &[
     Case::pair("epoll_ctl_refuses_what_it_must", refusals),
     Case::pair("closing_a_descriptor_ends_its_registration", close_removes),
     Case::pair("duplicate_keeps_the_registration", dup_keeps),
+    Case::pair("registration_outlives_its_descriptor", outlives),
     Case::pair("end_of_stream_is_an_event", end_events),
     Case::pair("reset_is_an_event", reset_events),
     Case::roles("registration_made_before_connecting_holds", before_connect),
@@ -607,6 +608,63 @@ fn dup_keeps(pair: &Pair) {
             pair.say("more", now(epoll));
         }
     });
+}
+
+/// The kernel knows a registration by file and number: it goes on while the file is open, and can be changed when the number is the file's again.
+fn outlives(pair: &Pair) {
+    let epolls = [IN, IN | ET, IN | libc::EPOLLONESHOT].map(|events| watching(pair, events));
+    let fd = pair.fd;
+    let copy = sys::dup(fd).fd();
+    pair.say("close", sys::close(fd));
+    let all = || epolls.map(now).join(", ");
+    for round in 0..5 {
+        pair.step();
+        if pair.server() {
+            send_all(copy, b"data");
+            pair.step();
+            continue;
+        }
+        pair.step();
+        pair.arrived(copy, 4);
+        pair.say("data", all());
+        pair.say("again", all());
+        let change = |operation, fd, data| sys::epoll_ctl(epolls[0], operation, fd, IN, data);
+        match round {
+            0 => {
+                pair.say("MOD of a closed one", change(MOD, fd, 8));
+                pair.say("MOD of the copy", change(MOD, copy, 8));
+                pair.say("DEL of the copy", change(DEL, copy, 8));
+            }
+            1 => {
+                pair.say("ADD of the copy", change(ADD, copy, 8));
+                pair.say("both", now(epolls[0]));
+                pair.say("DEL of the copy", change(DEL, copy, 8));
+            }
+            2 => {
+                pair.say("the number is taken again", sys::dup(copy).fd() == fd);
+                pair.say("ADD", change(ADD, fd, 9));
+                pair.say("MOD", change(MOD, fd, 9));
+                sys::epoll_ctl(epolls[2], MOD, fd, IN | libc::EPOLLONESHOT, 9).value();
+            }
+            3 => {
+                pair.say("DEL", change(DEL, fd, 9));
+                pair.say("MOD", change(MOD, fd, 9));
+                pair.say("close", sys::close(fd));
+            }
+            _ => {}
+        }
+        pair.say("then", all());
+        receive_all(copy, &mut [0; 4]);
+        pair.say("read", all());
+    }
+    pair.step();
+    // Nothing of ours keeps the connection open.
+    if pair.server() {
+        pair.say("close", sys::close(copy));
+    } else {
+        pair.say("then", drain(copy));
+        pair.say("at the end", all());
+    }
 }
 
 fn end_events(pair: &Pair) {

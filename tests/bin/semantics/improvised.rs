@@ -263,12 +263,7 @@ impl<'a> Player<'a> {
             if bytes.is_empty() {
                 bytes.push(0);
             }
-            let mut which = (draw.how / 4) as usize % RECEIVERS.len();
-            if self.ended && RECEIVERS[which].0 == "recvmmsg" {
-                // It tells a pending error before the bytes that came first, where all others tell it after (net/socket.c).
-                which -= 1;
-            }
-            let (name, receiver) = RECEIVERS[which];
+            let (name, receiver) = RECEIVERS[(draw.how / 4) as usize % RECEIVERS.len()];
             if waits && !self.ended {
                 (
                     name.to_owned(),
@@ -348,8 +343,8 @@ impl<'a> Player<'a> {
         if self.fds.len() < 4 && draw.which.is_multiple_of(2) {
             self.fds.push(sys::dup(self.fds[index]).fd());
             ("dup".to_owned(), format!("{} of them", self.fds.len()))
-        } else if index > 0 {
-            // The first one stays: it is what the instances know.
+        } else if self.fds.len() > 1 {
+            // Be it the one that the instances know: they go on telling of it.
             let result = sys::close(self.fds.swap_remove(index));
             ("close one".to_owned(), result.to_string())
         } else {

@@ -79,7 +79,7 @@ pub(crate) fn control(
             one.events.store(armed(event.events), Ordering::Relaxed);
             one.data.store(event.u64, Ordering::Relaxed);
             one.rearmed.store(1, Ordering::Relaxed);
-            look_soon(epoll, known?, fd);
+            look_soon(epoll, known?);
             Some(Ok(()))
         }
         libc::EPOLL_CTL_DEL => {
@@ -92,8 +92,14 @@ pub(crate) fn control(
                 return Some(Err(libc::ENOENT));
             }
             let _members = connection.local.membership.lock();
-            leave(epoll, &connection, find(&connection, number, fd)?);
-            None
+            let n = find(&connection, number, fd)?;
+            let carrier = one.carrier();
+            let is_orphan = carrier != fd;
+            if is_orphan {
+                sys::epoll_ctl(epoll_fd, operation, carrier, 0, 0);
+            }
+            leave(epoll, &connection, n);
+            is_orphan.then_some(Ok(()))
         }
         _ => None,
     }
@@ -111,7 +117,7 @@ pub(super) fn modify_kernels(
         events: armed(event.events),
         ..*event
     };
-    let fd = one.fd.load(Ordering::Relaxed);
+    let fd = one.carrier();
     // Before the kernel's: what it tells of the new arming must be known.
     let held = epoll.lock.lock();
     let before = (
@@ -151,7 +157,7 @@ pub(super) fn add(
     if let Some(one) = known.and_then(registration) {
         if one.state.load(Ordering::Relaxed) == PARKED && unpark(epoll, connection, known?, &event)
         {
-            look_soon(epoll, known?, connection.fd);
+            look_soon(epoll, known?);
             return Some(Ok(()));
         }
     }
@@ -246,10 +252,12 @@ pub(super) fn is_only_member(connection: &Connection) -> bool {
 }
 
 /// A member's interest changed: look at it at the next wait, and wake a thread that sleeps already.
-fn look_soon(epoll: &Epoll, number: u32, fd: i32) {
+fn look_soon(epoll: &Epoll, number: u32) {
     {
         let _held = epoll.lock.lock();
         push_ready(epoll, number);
     }
-    epoll.show_to_sleepers(number, fd);
+    if let Some(one) = registration(number) {
+        epoll.show_to_sleepers(number, one.carrier());
+    }
 }

@@ -18,6 +18,7 @@ use crate::sys;
 
 use super::control::is_only_member;
 use super::lists::{push_ready, remove_ready, remove_unboarded};
+use super::orphans::outlives_descriptor;
 use super::registration::{
     BOARDED, EARLY, GONE, HELD, NEXT_UNUSED, ONCE, PARKED, PLAIN, Registration, TAG, UNBOARDED,
     each_registration, free_registration, registration, tag, unlink,
@@ -45,28 +46,25 @@ pub(super) fn leave(epoll: &Epoll, connection: &Connection, number: u32) {
     }
 }
 
-/// A descriptor of a tracked connection is being closed. Registrations live as long as the description (epoll(7), questions 6 and 7):
-/// while `another` descriptor is left, they go on under it.
-pub(crate) fn descriptor_closing(connection: &Connection, another: Option<i32>) {
+/// A descriptor of a tracked connection is being closed, the `last` one in this process or not.
+pub(crate) fn descriptor_closing(connection: &Connection, last: bool) {
     if connection.local.registrations.load(Ordering::Relaxed) == 0 {
         return;
     }
     let _members = connection.local.membership.lock();
     each_registration(connection, |n, one| {
-        if let Some(another) = another {
-            if one.fd.load(Ordering::Relaxed) == connection.fd {
-                one.fd.store(another, Ordering::Relaxed);
-            }
+        let is_named = one.carrier() == connection.fd;
+        let Some(epoll) = epoll(one.epoll.load(Ordering::Relaxed)) else {
+            return;
+        };
+        if !last && (!is_named || outlives_descriptor(connection, epoll, one, n)) {
             return;
         }
-        let number = one.epoll.load(Ordering::Relaxed);
-        if let Some(epoll) = epoll(number) {
-            if !one.is_kernels() && !is_anothers(connection, one) {
-                let epoll_fd = epoll.fd.load(Ordering::Relaxed) - 1;
-                sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_DEL, connection.fd, 0, 0);
-            }
-            leave(epoll, connection, n);
+        if !one.is_kernels() && !is_anothers(connection, one) {
+            let epoll_fd = epoll.fd.load(Ordering::Relaxed) - 1;
+            sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_DEL, one.carrier(), 0, 0);
         }
+        leave(epoll, connection, n);
     });
 }
 
@@ -152,7 +150,7 @@ pub(super) fn virtualise_members(connection: &Connection) {
         }
         push_ready(epoll, n);
         drop(held);
-        epoll.show_to_sleepers(n, one.fd.load(Ordering::Relaxed));
+        epoll.show_to_sleepers(n, one.carrier());
     });
 }
 
@@ -163,7 +161,7 @@ fn kernel_has_ours(connection: &Connection, epoll: &Epoll, one: &Registration, n
         return false;
     }
     let epoll_fd = epoll.fd.load(Ordering::Relaxed) - 1;
-    let fd = one.fd.load(Ordering::Relaxed);
+    let fd = one.carrier();
     if sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_MOD, fd, CARRIER_EVENTS, tag(n)) >= 0 {
         return true;
     }
@@ -177,7 +175,7 @@ fn kernel_has_ours(connection: &Connection, epoll: &Epoll, one: &Registration, n
 }
 
 /// Puts the program's events back in the kernel, for a registration that is [`PLAIN`].
-fn kernel_has_programs(epoll: &Epoll, one: &Registration, n: u32) {
+pub(super) fn kernel_has_programs(epoll: &Epoll, one: &Registration, n: u32) {
     let wanted = epoll_event {
         events: one.events.load(Ordering::Relaxed),
         u64: one.data.load(Ordering::Relaxed),
@@ -193,7 +191,7 @@ fn kernel_has_programs(epoll: &Epoll, one: &Registration, n: u32) {
     sys::epoll_ctl(
         epoll.fd.load(Ordering::Relaxed) - 1,
         libc::EPOLL_CTL_MOD,
-        one.fd.load(Ordering::Relaxed),
+        one.carrier(),
         wanted.events,
         data,
     );
@@ -221,7 +219,7 @@ pub(crate) fn leaving_program() {
             sys::epoll_ctl(
                 epoll_fd,
                 libc::EPOLL_CTL_MOD,
-                one.fd.load(Ordering::Relaxed),
+                one.carrier(),
                 events.load(Ordering::Relaxed),
                 data.load(Ordering::Relaxed),
             );
@@ -243,7 +241,7 @@ pub(crate) fn hold(connection: &Connection) {
             sys::epoll_ctl(
                 epoll.fd.load(Ordering::Relaxed) - 1,
                 libc::EPOLL_CTL_MOD,
-                one.fd.load(Ordering::Relaxed),
+                one.carrier(),
                 ANSWER_EVENTS,
                 tag(n),
             );
@@ -287,7 +285,7 @@ pub(crate) fn materialise(connection: &Connection) {
         let number = one.epoll.load(Ordering::Relaxed);
         let Some(epoll) = epoll(number) else { return };
         let epoll_fd = epoll.fd.load(Ordering::Relaxed) - 1;
-        let fd = one.fd.load(Ordering::Relaxed);
+        let fd = one.carrier();
         let was = {
             let _held = epoll.lock.lock();
             let was = one.state.load(Ordering::Relaxed);

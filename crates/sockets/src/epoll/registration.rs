@@ -24,7 +24,10 @@ pub(super) struct Registration {
     /// Connection number plus one; 0 is free.
     pub(super) connection: AtomicU32,
     pub(super) generation: AtomicU32,
+    /// By which the program knows it.
     pub(super) fd: AtomicI32,
+    /// By which the kernel does, plus one, when that is closed ([`super::orphans`]); 0 while it is the same.
+    pub(super) stand_in: AtomicI32,
     /// Epoll number.
     pub(super) epoll: AtomicU32,
     /// The program's events as [`armed`]; without any readiness when a one-shot registration has fired.
@@ -99,10 +102,18 @@ pub(super) fn untag(data: u64) -> Option<u32> {
 }
 
 impl Registration {
+    /// The descriptor by which the kernel knows it.
+    pub(super) fn carrier(&self) -> i32 {
+        match self.stand_in.load(Ordering::Relaxed) {
+            0 => self.fd.load(Ordering::Relaxed),
+            stand_in => stand_in - 1,
+        }
+    }
+
     pub(super) fn behind(&self) -> Option<Connection> {
         let index = self.connection.load(Ordering::Acquire).checked_sub(1)?;
         let connection = Connection {
-            fd: self.fd.load(Ordering::Relaxed),
+            fd: self.carrier(),
             index,
             generation: self.generation.load(Ordering::Relaxed),
             entry: state::entry(index)?,
@@ -208,6 +219,10 @@ pub(super) fn free_registration(number: u32) {
         return;
     };
     gone.connection.store(0, Ordering::Release);
+    let stand_in = gone.stand_in.swap(0, Ordering::Relaxed);
+    if stand_in != 0 {
+        state::disown(stand_in - 1);
+    }
     gone.state.store(0, Ordering::Relaxed);
     let _held = FREE_LOCK.lock();
     gone.next
