@@ -101,40 +101,34 @@ unsafe fn environment_it_bears(
     }
 }
 
-/// `posix_spawn(3)`: libc executes the program without calling us.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn posix_spawn(
-    pid: *mut c_int,
-    path: *const c_char,
-    actions: *const c_void,
-    attributes: *const c_void,
-    argv: *const *const c_char,
-    envp: *const *const c_char,
-) -> c_int {
-    // SAFETY: passed on with the caller's promises.
-    unsafe {
-        let shorter = environment_it_bears(Target::Path(path), envp);
-        let envp = shorter.as_ref().map_or(envp, Environment::as_ptr);
-        real::posix_spawn(pid, path, actions, attributes, argv, envp)
-    }
+/// The `posix_spawn`s: libc executes the program without calling us.
+macro_rules! spawns {
+    ($($(#[$doc:meta])* $name:ident by $target:path;)*) => {$(
+        $(#[$doc])*
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name(
+            pid: *mut c_int,
+            program: *const c_char,
+            actions: *const c_void,
+            attributes: *const c_void,
+            argv: *const *const c_char,
+            envp: *const *const c_char,
+        ) -> c_int {
+            // SAFETY: passed on with the caller's promises.
+            unsafe {
+                let shorter = environment_it_bears($target(program), envp);
+                let envp = shorter.as_ref().map_or(envp, Environment::as_ptr);
+                real::$name(pid, program, actions, attributes, argv, envp)
+            }
+        }
+    )*};
 }
 
-/// `posix_spawnp(3)`.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn posix_spawnp(
-    pid: *mut c_int,
-    file: *const c_char,
-    actions: *const c_void,
-    attributes: *const c_void,
-    argv: *const *const c_char,
-    envp: *const *const c_char,
-) -> c_int {
-    // SAFETY: as above.
-    unsafe {
-        let shorter = environment_it_bears(Target::Name(file), envp);
-        let envp = shorter.as_ref().map_or(envp, Environment::as_ptr);
-        real::posix_spawnp(pid, file, actions, attributes, argv, envp)
-    }
+spawns! {
+    /// `posix_spawn(3)`.
+    posix_spawn by Target::Path;
+    /// `posix_spawnp(3)`.
+    posix_spawnp by Target::Name;
 }
 
 unsafe extern "C" {

@@ -126,20 +126,4 @@ macro_rules! groups {
     )*};
 }
 
-groups! {
-    connecting: connections_come_about_as_on_the_kernel,
-    transfer: every_call_moves_bytes_as_on_the_kernel,
-    flags: every_flag_means_what_it_means_on_the_kernel,
-    blocking: calls_wait_as_long_as_on_the_kernel,
-    interrupts: signals_interrupt_as_on_the_kernel,
-    ending: connections_end_as_on_the_kernel,
-    readiness: poll_and_select_tell_what_the_kernel_tells,
-    epoll: epoll_tells_what_the_kernel_tells,
-    descriptors: descriptors_mean_what_they_mean_on_the_kernel,
-    processes: families_of_processes_share_as_on_the_kernel,
-    exec: programs_that_replace_themselves_keep_their_connections,
-    threads: threads_share_as_on_the_kernel,
-    files: files_and_pipes_meet_sockets_as_on_the_kernel,
-    stdio: stdio_reads_and_writes_as_on_the_kernel,
-    many: many_connections_are_served_as_on_the_kernel,
-}
+toehold_e2e::each_semantics_group!(groups);
