@@ -142,7 +142,9 @@ pub struct Entry {
     pub tx_calls: AtomicU64,
     /// The reader's position when last looked at.
     pub tx_head_seen: AtomicU64,
-    _line2: u32,
+    /// `SO_RCVLOWAT` as the program set it while a channel was attached; 0 when it has not. The carrier's is 1 then, or it would not wake
+    /// for a doorbell.
+    pub rx_low_water: AtomicU32,
     /// `TX_*`: socket options as the program believes them to be.
     pub tx_options: AtomicU32,
 

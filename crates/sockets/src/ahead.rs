@@ -64,7 +64,7 @@ fn parts_ahead(connection: &Connection, end: &End<'_>) -> Result<[Option<Part>; 
 }
 
 /// Bytes that could be received now. Callers hold the receive lock.
-fn count(connection: &Connection, end: &End<'_>) -> Result<u64, i32> {
+pub(crate) fn count(connection: &Connection, end: &End<'_>) -> Result<u64, i32> {
     let parts = parts_ahead(connection, end)?;
     let lengths = parts.into_iter().flatten().map(|part| match part {
         Part::Ring(filled) => filled.len,

@@ -182,6 +182,12 @@ pub(crate) fn finish(connection: &Connection) {
     if !declare(connection, &end) {
         return;
     }
+    if options::low_water(connection) > 1
+        && end.theirs().wake.attached.load(Ordering::Acquire) != LEFT
+    {
+        // The kernel's registrations would tell of each byte until the region is gone: one moment is short enough.
+        return;
+    }
     // The kernel's registrations first: once the region is gone nobody looks at ours.
     epoll::hand_back(connection, &end);
     if !frees(connection, &end) {

@@ -37,6 +37,7 @@ pub(crate) fn prepare_carrier(connection: &Connection) {
 
 /// The carrier is no doorbell any more: it gets what the program has set meanwhile.
 pub(crate) fn restore_carrier(connection: &Connection) {
+    restore_low_water(connection);
     let options = connection.entry.tx_options.load(Ordering::Relaxed);
     for (name, bit) in [
         (libc::TCP_NODELAY, USER_NODELAY),
@@ -69,12 +70,46 @@ pub(crate) fn set(connection: &Connection, level: i32, name: i32, value: Option<
         (libc::SOL_SOCKET, libc::SO_ZEROCOPY | libc::SO_OOBINLINE) if value != Some(0) => {
             errno::keep(|| send::retire(connection, Reason::Unsupported));
         }
+        (libc::SOL_SOCKET, libc::SO_RCVLOWAT) if connection.end().is_some() => {
+            return value.is_some_and(|bytes| set_low_water(connection, bytes));
+        }
         (libc::SOL_SOCKET, libc::SO_RCVLOWAT) if value.is_some_and(|bytes| bytes > 1) => {
             errno::keep(|| send::retire(connection, Reason::Unsupported));
         }
         _ => {}
     }
     false
+}
+
+/// The bytes that a receive waits for, and that make a connection readable (`SO_RCVLOWAT`).
+#[inline]
+pub(crate) fn low_water(connection: &Connection) -> usize {
+    connection.entry.rx_low_water.load(Ordering::Relaxed).max(1) as usize
+}
+
+/// Keeps the program's `SO_RCVLOWAT`, within the kernel's bounds, and the carrier's at 1: no doorbell would reach more (tcp_data_ready). False
+/// when the kernel refuses it.
+fn set_low_water(connection: &Connection, bytes: i32) -> bool {
+    let (fd, level, name) = (connection.fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT);
+    if sys::setsockopt_int(fd, level, name, bytes) < 0 {
+        return false;
+    }
+    let bounded = sys::getsockopt::<i32>(fd, level, name).unwrap_or(1);
+    sys::setsockopt_int(fd, level, name, 1);
+    connection
+        .entry
+        .rx_low_water
+        .store(bounded as u32, Ordering::Relaxed);
+    true
+}
+
+/// The kernel alone decides from here on when the connection is readable.
+pub(crate) fn restore_low_water(connection: &Connection) {
+    let bytes = connection.entry.rx_low_water.swap(0, Ordering::Relaxed);
+    if bytes > 1 {
+        let (level, name) = (libc::SOL_SOCKET, libc::SO_RCVLOWAT);
+        sys::setsockopt_int(connection.fd, level, name, bytes as i32);
+    }
 }
 
 /// The program asks for an int option: the answer, where it is ours.
@@ -86,6 +121,10 @@ pub(crate) fn get(connection: &Connection, level: i32, name: i32) -> Option<i32>
                 Some(endings::receive_error(connection, kept))
             })
             .or_else(|| errno::keep(|| endings::error_option(connection)));
+    }
+    if (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT) {
+        let bytes = connection.entry.rx_low_water.load(Ordering::Relaxed);
+        return (bytes != 0).then_some(bytes as i32);
     }
     let bit = bit_of(connection, level, name)?;
     let options = connection.entry.tx_options.load(Ordering::Relaxed);

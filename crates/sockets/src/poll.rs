@@ -8,7 +8,7 @@ use crate::offload::opening;
 use crate::receive::{HINT_LOOK, arm, disarm};
 use crate::state::{self, Connection, Kind};
 use crate::wait::KERNEL_LOOK_NS;
-use crate::{doorbells, epoll, errno, leaving, lock, ready, sys, wait};
+use crate::{doorbells, epoll, errno, leaving, lock, options, ready, sys, wait};
 
 /// Descriptors handled without asking for memory.
 const INLINE: usize = 64;
@@ -244,6 +244,9 @@ fn looks_ready(fd: i32, interest: i16) -> bool {
     match state::kind(fd) {
         Kind::Connection if interest & (POLLIN | POLLRDNORM) != 0 => {
             with_connection(fd, |connection, end| {
+                if options::low_water(connection) > 1 {
+                    return look(fd, interest).unwrap_or(0) != 0;
+                }
                 end.receiver().looks_filled()
                     && end.rx_mode() != toehold_channel::table::Mode::Carrier
                     || end.records_pending()

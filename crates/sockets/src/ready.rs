@@ -9,7 +9,7 @@ use toehold_channel::table::{FLAG_SHUT_RX, Mode};
 use crate::receive::HINT_LOOK;
 use crate::send::{Credit, want_credit};
 use crate::state::Connection;
-use crate::{doorbells, lock, sys};
+use crate::{ahead, doorbells, lock, options, sys};
 
 /// The `POLL*` bits that hold now, of those in `interest` (errors and hang-up always). Asking for `POLLOUT` without credit
 /// leaves a request for it with the peer.
@@ -20,6 +20,7 @@ pub(crate) fn events(connection: &Connection, end: &End<'_>, interest: i16) -> i
     let plain = end.rx_mode() == Mode::Ring
         && !end.records_pending()
         && entry.rx_hints.load(Ordering::Relaxed) == 0
+        && entry.rx_low_water.load(Ordering::Relaxed) <= 1
         && entry.flags.load(Ordering::Relaxed) & FLAG_SHUT_RX == 0
         && end.theirs().wake.closed.load(Ordering::Relaxed) == 0;
     if plain {
@@ -66,13 +67,9 @@ fn slow_incoming(connection: &Connection, end: &End<'_>) -> i16 {
     let hinted = entry.rx_hints.load(Ordering::Relaxed) != 0
         || entry.flags.load(Ordering::Relaxed) & FLAG_SHUT_RX != 0
         || end.theirs().wake.closed.load(Ordering::Relaxed) != 0;
-    let mut on_carrier = false;
+    let (mut on_carrier, mut has_bytes) = (false, false);
     match end.incoming() {
-        Ok(Incoming::Ring(filled)) => {
-            if filled.len > 0 {
-                ready |= POLLIN;
-            }
-        }
+        Ok(Incoming::Ring(filled)) => has_bytes = filled.len > 0,
         Ok(Incoming::Carrier { .. }) => on_carrier = true,
         // The doorbells in between are taken off by the next receive; until then what follows them makes it readable.
         Ok(Incoming::Skip { bytes }) => {
@@ -83,7 +80,7 @@ fn slow_incoming(connection: &Connection, end: &End<'_>) -> i16 {
     if on_carrier || hinted {
         let kernel = sys::poll_now(connection.fd, POLLIN | POLLRDHUP);
         if on_carrier {
-            ready |= kernel & POLLIN;
+            has_bytes = kernel & POLLIN != 0;
         } else if kernel & POLLIN != 0 {
             doorbells::drain(connection, end);
         }
@@ -94,6 +91,13 @@ fn slow_incoming(connection: &Connection, end: &End<'_>) -> i16 {
         if kernel & (POLLHUP | POLLERR) != 0 {
             ready |= POLLIN;
         }
+    }
+    // tcp_epollin_ready: as many as a receive would wait for.
+    let wanted = options::low_water(connection);
+    if has_bytes
+        && (wanted == 1 || ahead::count(connection, end).unwrap_or(u64::MAX) >= wanted as u64)
+    {
+        ready |= POLLIN;
     }
     if entry.rx_hints.load(Ordering::Relaxed) >> 16 != 0 {
         ready |= POLLIN | POLLERR;

@@ -13,7 +13,9 @@ mod waiting;
 use crate::offload::patience::say_what_is_set;
 use crate::offload::{endings, opening};
 use crate::state::Connection;
-use crate::{ahead, buffers, doorbells, errno, leaving, lock, pairing, pending, send, sys};
+use crate::{
+    ahead, buffers, doorbells, errno, leaving, lock, options, pairing, pending, send, sys,
+};
 
 pub(crate) use waiting::{arm, disarm, set_wake, sleep_until, timed_out, timeout_ns};
 use waiting::{arm_for_unknown_wait, wait_for_bytes};
@@ -27,8 +29,6 @@ const CARRIER_LOOK_NS: u64 = 50_000;
 
 /// How often a thread looks again that cannot sleep until there is news.
 const LOOK_AGAIN_NS: u64 = 1_000_000;
-/// A peek that waits for everything asked for.
-const PEEK_ALL: i32 = libc::MSG_PEEK | libc::MSG_WAITALL;
 
 /// One look at a connection.
 enum Step {
@@ -124,7 +124,12 @@ unsafe fn receive_attached(
         return unsafe { receive_attached(connection, &[byte], flags) }.map(|_| 0);
     }
     let waits = flags & libc::MSG_DONTWAIT == 0 && !connection.nonblocking();
-    let all = flags & libc::MSG_WAITALL != 0 && flags & libc::MSG_PEEK == 0;
+    // As sock_rcvlowat.
+    let least = match flags & libc::MSG_WAITALL {
+        0 => options::low_water(connection).min(total),
+        _ => total,
+    };
+    let takes = flags & libc::MSG_PEEK == 0;
     let mut done = 0;
     // The end was seen, on the carrier or in the peer's words: one more look is enough.
     let (mut ended, mut closed) = (false, false);
@@ -153,7 +158,7 @@ unsafe fn receive_attached(
                 done += moved;
                 entry.rx_empty.store(0, Ordering::Relaxed);
                 after_receive(connection, &end, look_for_sleeper);
-                if flags & PEEK_ALL == PEEK_ALL && waits && moved < total.min(RING_BYTES / 2) {
+                if !takes && waits && moved < least.min(RING_BYTES / 2) {
                     // Nothing was consumed: wait until more stands behind what was seen, then look at all of it again.
                     done = 0;
                     if end.records_pending() {
@@ -178,7 +183,7 @@ unsafe fn receive_attached(
                     }
                 }
                 // What follows a switch is as much there as what comes before it.
-                let goes_on = all || flags & libc::MSG_PEEK == 0 && end.records_pending();
+                let goes_on = takes && (done < least || end.records_pending());
                 if done == total || !goes_on {
                     return Ok(done);
                 }
@@ -196,7 +201,7 @@ unsafe fn receive_attached(
                 return Ok(0);
             }
             Err(error) => return Err(error),
-            Ok(Step::Empty) if done > 0 && !all => return Ok(done),
+            Ok(Step::Empty) if done >= least => return Ok(done),
             Ok(Step::Empty) => {}
         }
         if !waits {

@@ -463,6 +463,7 @@ pub(crate) fn quiesce(connection: &Connection, reason: Reason) {
         return;
     }
     epoll::materialise(connection);
+    options::restore_low_water(connection);
     connection.local.home_wake.store(0, Ordering::Relaxed);
     receive::set_wake(&end, WakeWord::None);
     let start = sys::now_ns();
@@ -523,6 +524,7 @@ pub(crate) fn service(connection: &Connection) {
     if end.tx_mode() == Mode::Carrier
         && end.rx_mode() == Mode::Carrier
         && !end.records_pending()
+        && options::low_water(connection) == 1
         && end.ours().wake.refuse.load(Ordering::Relaxed) != 0
     {
         epoll::hand_back(connection, &end);

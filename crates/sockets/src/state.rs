@@ -572,6 +572,7 @@ fn reset(entry: &Entry, local: &Local) {
         &entry.slot,
         &entry.rx_lock,
         &entry.rx_in_flight,
+        &entry.rx_low_water,
         &entry.rx_mode,
         &entry.rx_records,
         &entry.rx_hints,

@@ -19,6 +19,10 @@ pub(crate) const CASES: &[Case] = &[
     ),
     Case::pair("send_timeout_ends_the_wait", send_timeout),
     Case::pair("receive_low_water_mark_holds_poll_back", low_water),
+    Case::pair(
+        "receive_low_water_mark_counts_what_waits_already",
+        low_water_later,
+    ),
     Case::pair("unsent_bytes_are_none_when_all_is_read", unsent),
 ];
 
@@ -258,6 +262,68 @@ fn low_water(pair: &Pair) {
         }
         pair.say("recv", try_recv(fd));
     }
+}
+
+/// The mark is set when bytes wait already, wherever those are, and more come in parts.
+fn low_water_later(pair: &Pair) {
+    const SOON: std::time::Duration = std::time::Duration::from_millis(5);
+    let fd = pair.fd;
+    if pair.server() {
+        send_all(fd, b"12345");
+        for _ in 0..2 {
+            pair.step();
+            for part in ["abcde", "fghij"] {
+                std::thread::sleep(SOON);
+                send_all(fd, part.as_bytes());
+            }
+        }
+        pair.step();
+        send_all(fd, b"last");
+        std::thread::sleep(SOON);
+        pair.say("close", sys::close(fd));
+        return;
+    }
+    let [level, edge] = [libc::EPOLLIN, libc::EPOLLIN | libc::EPOLLET].map(|events| {
+        let epoll = sys::epoll_create();
+        sys::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, fd, events, 7).value();
+        epoll
+    });
+    let (socket, name) = (libc::SOL_SOCKET, libc::SO_RCVLOWAT);
+    let look = || {
+        let polled = sys::poll(&[(fd, libc::POLLIN)], 0);
+        let selected = sys::select(&[fd], &[], Some(0), false);
+        let listed = sys::epoll_wait(level, 4, 0);
+        format!("{polled:?} {selected} {listed:?}")
+    };
+    pair.arrived(fd, 5);
+    pair.say("edge", format!("{:?}", sys::epoll_wait(edge, 4, 0)));
+    pair.say("readable", look());
+    pair.say("set", sys::set_option(fd, socket, name, 10));
+    pair.say("is", sys::option(fd, socket, name));
+    pair.say("too few", look());
+    let mut bytes = [0; 8];
+    let result = sys::recv(fd, &mut bytes[..3], libc::MSG_DONTWAIT);
+    pair.say("some of them", result);
+    pair.step();
+    let result = sys::recv(fd, &mut bytes, 0);
+    pair.say("as many as fit", format!("{result} {}", shown(&bytes)));
+    pair.arrived(fd, 4);
+    pair.say("the rest", look());
+    pair.step();
+    let woken = sys::epoll_wait(edge, 4, -1);
+    pair.say("enough", format!("{woken:?} {}", look()));
+    pair.arrived(fd, 14);
+    pair.say("peek", sys::recv(fd, &mut bytes, libc::MSG_PEEK));
+    receive_all(fd, &mut [0; 12]);
+    pair.say("two", look());
+    pair.say("set", sys::set_option(fd, socket, name, 1));
+    pair.say("two are enough", look());
+    pair.say("set", sys::set_option(fd, socket, name, 1000));
+    pair.step();
+    // The end is as good as any number of bytes.
+    let result = sys::recv(fd, &mut [0; 100], 0);
+    pair.say("the last", result);
+    pair.say("at the end", look());
 }
 
 fn unsent(pair: &Pair) {

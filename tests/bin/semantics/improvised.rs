@@ -388,8 +388,7 @@ impl<'a> Player<'a> {
                 "SO_KEEPALIVE",
                 set(libc::SOL_SOCKET, libc::SO_KEEPALIVE, on),
             ),
-            // Of bytes that wait in a ring already, each is enough.
-            2 if self.unread == 0 => {
+            2 => {
                 self.exact_edges = false;
                 self.low_water = if on == 1 { 100 } else { 1 };
                 let result = set(libc::SOL_SOCKET, libc::SO_RCVLOWAT, 1 + on * 99);
