@@ -331,7 +331,7 @@ pub(super) fn set_home_wake(connection: &Connection, word: WakeWord) {
         .home_wake
         .store(word.to_word(), Ordering::Relaxed);
     if connection.local.sleepers.load(Ordering::SeqCst) == 0 {
-        if let Some(end) = connection.end() {
+        if let Some(end) = connection.inside() {
             set_wake(&end, word);
         }
     }
