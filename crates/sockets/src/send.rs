@@ -491,7 +491,8 @@ pub(crate) fn quiesce(connection: &Connection, reason: Reason) {
     }
     end.ours().wake.abandoned.store(1, Ordering::SeqCst);
     if unread {
-        fault_of_peer(connection, Fault::Record);
+        // With what has come on the carrier since: it is behind what is lost.
+        sys::disconnect(connection.fd);
     }
 }
 

@@ -230,6 +230,16 @@ pub(crate) fn set_linger(fd: i32, linger: [i32; 2]) -> isize {
     }
 }
 
+/// Resets a connection and drops what was received of it (connect(2), `AF_UNSPEC`): the next call says `ECONNRESET`, those after it that
+/// there is no connection (tcp_disconnect).
+pub(crate) fn disconnect(fd: i32) {
+    // SAFETY: zeroes are a valid `sockaddr`, of the family `AF_UNSPEC`.
+    let nobody: libc::sockaddr = unsafe { core::mem::zeroed() };
+    let len = size_of::<libc::sockaddr>();
+    // SAFETY: `nobody` is readable for its length.
+    unsafe { call!(SYS_connect, fd, &raw const nobody, len) };
+}
+
 /// `getsockname(2)` or `getpeername(2)`.
 pub(crate) fn socket_address(fd: i32, peer: bool) -> Result<libc::sockaddr_storage, i32> {
     // SAFETY: zeroes are a valid `sockaddr_storage`.

@@ -80,18 +80,25 @@ fn by_ioctl(pair: &Pair) {
 
 fn partial_write(pair: &Pair) {
     const LEN: usize = 64 << 20;
+    const SETTLED: std::time::Duration = std::time::Duration::from_millis(50);
     if pair.server() {
         sys::set_nonblocking(pair.fd, true);
         let bytes = vec![9; LEN];
         let first = sys::write(pair.fd, &bytes);
         pair.say("write takes a part", first.len() > 0 && first.len() < LEN);
-        let mut sent = first.len();
+        let (mut sent, mut before) = (first.len(), 0);
         let refusal = loop {
             let result = sys::write(pair.fd, &bytes[sent..]);
-            if result.0.is_err() {
+            if result.0.is_ok() {
+                sent += result.len();
+                continue;
+            }
+            // What is on its way may still make room.
+            if sent == before {
                 break result;
             }
-            sent += result.len();
+            before = sent;
+            std::thread::sleep(SETTLED);
         };
         pair.say("then", refusal);
         pair.say("writev", sys::writev(pair.fd, &bytes[..100]));

@@ -53,10 +53,12 @@ fn nonblocking_connect(role: &Role) {
         "events",
         format!("{:?}", sys::poll(&[(fd, libc::POLLIN | libc::POLLOUT)], 0)),
     );
-    if first.is(libc::EINPROGRESS) {
-        role.say("connect", sys::connect(fd, role.family, port));
-        role.say("connect again", sys::connect(fd, role.family, port));
-    }
+    let done = match first {
+        first if first.is(libc::EINPROGRESS) => sys::connect(fd, role.family, port),
+        first => first,
+    };
+    role.say("connect", done);
+    role.say("connect again", sys::connect(fd, role.family, port));
     role.warm(fd);
     role.say(
         "recv",

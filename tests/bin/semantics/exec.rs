@@ -329,22 +329,23 @@ fn drain_it(fd: Fd) {
         sys::shutdown(fd, libc::SHUT_WR);
         let result = sys::recv(fd, &mut bytes[received..], 0);
         match result.0 {
-            Ok(0) => break "EOF",
+            Ok(0) => break "EOF".to_owned(),
             Ok(_) => received += result.len(),
             Err(libc::EINTR) => {}
             Err(errno) => {
                 break if errno == libc::ECONNRESET {
-                    "ECONNRESET"
+                    "ECONNRESET".to_owned()
                 } else {
-                    "wrong error"
+                    format!("error {errno}")
                 };
             }
         }
     };
     let right = bytes[..received] == expected[100..][..received];
     let complete = received == 8900 && end == "EOF";
-    println!(
-        "no gap -> {}",
-        right && (complete || end == "ECONNRESET" || end == "EOF" && received == 0)
-    );
+    if right && (complete || end == "ECONNRESET" || end == "EOF" && received == 0) {
+        println!("no gap -> true");
+    } else {
+        println!("no gap -> false: {received} bytes, right: {right}, then {end}");
+    }
 }

@@ -249,23 +249,9 @@ fn kernel_connect(fd: i32, to: Address) -> isize {
     }
 }
 
-/// Makes a socket what it was before it connected (connect(2), `AF_UNSPEC`).
+/// Makes a socket what it was before it connected.
 fn disconnect(fd: i32) {
-    // SAFETY: zeroes are a valid `sockaddr`, of the family `AF_UNSPEC`.
-    let nobody: sockaddr = unsafe { core::mem::zeroed() };
-    let len = size_of::<sockaddr>();
-    // SAFETY: `nobody` is readable for its length.
-    unsafe {
-        sys::raw(
-            libc::SYS_connect,
-            fd as usize,
-            &raw const nobody as usize,
-            len,
-            0,
-            0,
-            0,
-        )
-    };
+    sys::disconnect(fd);
     // The reset of the carrier is no news for the program.
     let _ = sys::getsockopt::<i32>(fd, libc::SOL_SOCKET, libc::SO_ERROR);
 }
