@@ -47,7 +47,7 @@ use lists::{pop_ready, push_ready};
 use membership::{believe_kernel, is_anothers, set_home_wake};
 use nested::{NESTED_MAX, Nested, forget_nested};
 use registration::{
-    EARLY, FORKS, FREE_LOCK, HELD, NEXT_UNUSED, ONCE, PLAIN, REGISTRATIONS, REGISTRATIONS_MAX,
+    EARLY, FREE_LOCK, HELD, NEXT_UNUSED, ONCE, PLAIN, REGISTRATIONS, REGISTRATIONS_MAX,
     Registration, TAG, UNBOARDED, each_registration, free_registration, registration, tag, unlink,
     untag,
 };
@@ -211,11 +211,6 @@ pub(crate) fn closing(number: u32) {
     drop(held);
     forget_nested(number);
     epoll.fd.store(0, Ordering::Release);
-}
-
-/// A child is about to get all registrations, too.
-pub(crate) fn forking() {
-    FORKS.fetch_add(1, Ordering::Relaxed);
 }
 
 /// After fork the boards are the parent's: the child looks at its members one by one.

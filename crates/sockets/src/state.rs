@@ -793,7 +793,6 @@ pub(crate) fn leave_family(pid: u32) {
 
 /// Fork, parent's side, before the child exists: the child will hold every connection that we hold. No allocation, no lock.
 pub extern "C" fn before_fork() {
-    crate::epoll::forking();
     FORKS.fetch_add(1, Ordering::Relaxed);
     if let Some(table) = table() {
         table.header().births.fetch_add(1, Ordering::AcqRel);

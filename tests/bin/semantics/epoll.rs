@@ -1,7 +1,7 @@
 //! epoll in all its modes.
 
 use crate::Case;
-use crate::role::{Pair, Role, await_events, drain, receive_all, send_all, shown};
+use crate::role::{Pair, Role, await_events, drain, fill, receive_all, send_all, shown};
 use crate::sys::{self, Fd};
 
 pub(crate) const CASES: &[Case] = &[
@@ -166,19 +166,6 @@ fn edge_room(pair: &Pair) {
             receive_all(pair.fd, &mut vec![0; sent]);
             pair.step();
         }
-    }
-}
-
-/// Sends until the socket is full; how much it took.
-fn fill(fd: Fd) -> usize {
-    let chunk = vec![1; 1 << 16];
-    let mut sent = 0;
-    loop {
-        let result = sys::send(fd, &chunk, libc::MSG_DONTWAIT);
-        if result.is(libc::EAGAIN) {
-            return sent;
-        }
-        sent += usize::try_from(result.value()).expect("not negative");
     }
 }
 

@@ -1,7 +1,7 @@
 //! poll and select, over accelerated and ordinary descriptors together.
 
 use crate::Case;
-use crate::role::{Pair, await_events, receive_all, send_all};
+use crate::role::{Pair, await_events, fill, receive_all, send_all};
 use crate::sys::{self, Fd};
 
 pub(crate) const CASES: &[Case] = &[
@@ -200,15 +200,7 @@ fn poll_wakes_for_pipe(pair: &Pair) {
 fn poll_room(pair: &Pair) {
     if pair.server() {
         sys::set_nonblocking(pair.fd, true);
-        let chunk = vec![1; 1 << 16];
-        let mut sent = 0;
-        loop {
-            let result = sys::send(pair.fd, &chunk, 0);
-            if result.is(libc::EAGAIN) {
-                break;
-            }
-            sent += result.len();
-        }
+        let sent = fill(pair.fd);
         pair.say("full", format!("{:?}", sys::poll(&[(pair.fd, BOTH)], 0)));
         pair.say("full, select", sys::select(&[], &[pair.fd], Some(0), false));
         pair.tell(u32::try_from(sent).expect("below 4 GB"));

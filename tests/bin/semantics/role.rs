@@ -313,3 +313,22 @@ pub(crate) fn sample(len: usize) -> Vec<u8> {
     toehold_e2e::load::Pattern::new(len as u64).fill(0, &mut bytes);
     bytes
 }
+
+/// Sends until nothing more is taken, not even when all that was on its way has arrived; how much.
+pub(crate) fn fill(fd: Fd) -> usize {
+    const ARRIVED: std::time::Duration = std::time::Duration::from_millis(50);
+    let chunk = vec![1; 1 << 16];
+    let (mut sent, mut before) = (0, 0);
+    loop {
+        let result = sys::send(fd, &chunk, libc::MSG_DONTWAIT);
+        if !result.is(libc::EAGAIN) {
+            sent += usize::try_from(result.value()).expect("not negative");
+            continue;
+        }
+        if sent == before {
+            return sent;
+        }
+        before = sent;
+        std::thread::sleep(ARRIVED);
+    }
+}

@@ -45,7 +45,7 @@ pub(super) struct Registration {
     pub(super) edge_tail: AtomicU64,
     /// Edge-triggered: report whatever holds at the next look (a new registration, a modified one, news from the kernel).
     pub(super) rearmed: AtomicU32,
-    /// [`FORKS`] when it was made.
+    /// [`state::forks`] when it was made.
     pub(super) forks: AtomicU32,
     /// One-shot: how often it was armed in the kernel. Changes under the instance's lock.
     pub(super) armings: AtomicU32,
@@ -72,8 +72,6 @@ pub(super) const PARKED: u32 = 4;
 pub(super) const HELD: u32 = 5;
 pub(super) static REGISTRATIONS: AtomicPtr<Registration> = AtomicPtr::new(null_mut());
 pub(super) static FREE_LOCK: lock::Private = lock::Private::new();
-/// Forks of this process, and of those that it was forked from.
-pub(super) static FORKS: AtomicU32 = AtomicU32::new(0);
 static FREE_HEAD: AtomicU32 = AtomicU32::new(0);
 pub(super) static NEXT_UNUSED: AtomicU32 = AtomicU32::new(1);
 /// Upper half of our tags; a program whose own data begins with it keeps the kernel's epoll.
@@ -142,7 +140,7 @@ impl Registration {
 
     /// True when a fork came after it: another process may have it, in the same instance of the kernel's.
     pub(super) fn is_inherited(&self) -> bool {
-        self.forks.load(Ordering::Relaxed) != FORKS.load(Ordering::Relaxed)
+        self.forks.load(Ordering::Relaxed) != state::forks()
     }
 
     /// True when the kernel answers it, as the program has registered it.
@@ -210,7 +208,7 @@ pub(super) fn allocate_registration() -> Option<u32> {
     }
     registration(n)?
         .forks
-        .store(FORKS.load(Ordering::Relaxed), Ordering::Relaxed);
+        .store(state::forks(), Ordering::Relaxed);
     Some(n)
 }
 
