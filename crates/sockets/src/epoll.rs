@@ -401,27 +401,22 @@ impl Epoll {
 
     #[inline]
     fn look_at(&self, connection: &Connection, events: u32, processor: u32) -> u32 {
-        connection.local.users.fetch_add(1, Ordering::SeqCst);
-        let ready = match connection.end() {
-            Some(end) => {
-                self.last_peer_processor.store(
-                    end.theirs().wake.processor.load(Ordering::Relaxed),
-                    Ordering::Relaxed,
-                );
-                // Stored only when it changed: the peer has this line in its cache.
-                if end.ours().wake.processor.load(Ordering::Relaxed) != processor {
-                    end.ours()
-                        .wake
-                        .processor
-                        .store(processor, Ordering::Relaxed);
-                }
-                // Poll and epoll share these bits (include/uapi/linux/eventpoll.h).
-                ready::events(connection, &end, (events & READINESS) as i16) as u16 as u32
-            }
-            None => 0,
+        let Some(end) = connection.inside() else {
+            return 0;
         };
-        connection.local.users.fetch_sub(1, Ordering::SeqCst);
-        ready
+        self.last_peer_processor.store(
+            end.theirs().wake.processor.load(Ordering::Relaxed),
+            Ordering::Relaxed,
+        );
+        // Stored only when it changed: the peer has this line in its cache.
+        if end.ours().wake.processor.load(Ordering::Relaxed) != processor {
+            end.ours()
+                .wake
+                .processor
+                .store(processor, Ordering::Relaxed);
+        }
+        // Poll and epoll share these bits (include/uapi/linux/eventpoll.h).
+        ready::events(connection, &end, (events & READINESS) as i16) as u16 as u32
     }
 
     /// One more thread sleeps on this instance: says so on all its boards.

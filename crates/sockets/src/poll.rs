@@ -131,10 +131,8 @@ fn with_connection<T>(
     work: impl FnOnce(&Connection, &toehold_channel::channel::End<'static>) -> T,
 ) -> Option<T> {
     let connection = state::connection(fd)?;
-    connection.local.users.fetch_add(1, Ordering::SeqCst);
-    let out = connection.end().map(|end| work(&connection, &end));
-    connection.local.users.fetch_sub(1, Ordering::SeqCst);
-    out
+    let end = connection.inside()?;
+    Some(work(&connection, &end))
 }
 
 /// Looks at every accelerated descriptor; returns how many are ready.

@@ -45,12 +45,10 @@ pub(super) fn unboarded_has_news(one: &Registration) -> bool {
     if wanted & READINESS == 0 {
         return false;
     }
-    connection.local.users.fetch_add(1, Ordering::SeqCst);
-    let all = connection.end().map_or(0, |end| {
+    let all = connection.inside().map_or(0, |end| {
         let interest = wanted & READINESS | EPOLLRDHUP as u32;
         ready::events(&connection, &end, interest as i16) as u16 as u32
     });
-    connection.local.users.fetch_sub(1, Ordering::SeqCst);
     let ready = all & (wanted | (EPOLLERR | EPOLLHUP) as u32);
     ready != 0 && (wanted & EDGE == 0 || one.is_new_edge(&connection, all, false))
 }
