@@ -21,12 +21,10 @@ pub(crate) fn take(connection: &Connection, limit: u64) -> Result<usize, i32> {
     let len = limit.min(BATCH as u64) as usize;
     // SAFETY: `scratch` is writable for `len` bytes.
     let result = unsafe { sys::recv(connection.fd, scratch.as_mut_ptr(), len, libc::MSG_DONTWAIT) };
-    if result < 0 {
-        return Err(-result as i32);
-    }
+    let bytes = sys::answer(result)?;
     let taken = &connection.entry.rx_carrier;
-    taken.fetch_add(result as u64, Ordering::Relaxed);
-    Ok(result as usize)
+    taken.fetch_add(bytes as u64, Ordering::Relaxed);
+    Ok(bytes)
 }
 
 /// As [`take`], on the way back to the carrier; 0 when there were none.

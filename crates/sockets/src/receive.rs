@@ -105,11 +105,7 @@ unsafe fn receive_attached(
         let part = parts.first().ok_or(libc::EINVAL)?;
         // SAFETY: the caller's promise.
         let result = unsafe { sys::recv(connection.fd, part.iov_base.cast(), part.iov_len, flags) };
-        return if result < 0 {
-            Err(-result as i32)
-        } else {
-            Ok(result as usize)
-        };
+        return sys::answer(result);
     }
     let total = buffers::total(parts).ok_or(libc::EINVAL)?;
     if total == 0 {

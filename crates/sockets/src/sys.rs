@@ -3,6 +3,12 @@
 
 #![allow(clippy::too_many_arguments)]
 
+/// What the kernel returned: a number, or an errno.
+#[inline]
+pub(crate) fn answer(result: isize) -> Result<usize, i32> {
+    usize::try_from(result).map_err(|_| -result as i32)
+}
+
 /// A raw system call.
 ///
 /// # Safety
@@ -201,11 +207,7 @@ pub(crate) fn getsockopt<T: Copy + Default>(fd: i32, level: i32, name: i32) -> R
             &mut len as *mut libc::socklen_t
         )
     };
-    if result < 0 {
-        Err(-result as i32)
-    } else {
-        Ok(value)
-    }
+    answer(result).map(|_| value)
 }
 
 /// `setsockopt(2)` of an int.
@@ -253,11 +255,7 @@ pub(crate) fn socket_address(fd: i32, peer: bool) -> Result<libc::sockaddr_stora
     let (a, l) = (&raw mut address, &raw mut len);
     // SAFETY: both are writable; the kernel writes at most `len` bytes.
     let result = unsafe { raw(number, fd as usize, a as usize, l as usize, 0, 0, 0) };
-    if result < 0 {
-        Err(-result as i32)
-    } else {
-        Ok(address)
-    }
+    answer(result).map(|_| address)
 }
 
 /// `fcntl(2)`.

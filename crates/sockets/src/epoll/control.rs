@@ -132,13 +132,13 @@ pub(super) fn modify_kernels(
     }
     drop(held);
     let result = sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_MOD, fd, event.events, data);
-    if result < 0 {
+    if let Err(error) = sys::answer(result) {
         let _held = epoll.lock.lock();
         one.events.store(before.0, Ordering::Relaxed);
         one.data.store(before.1, Ordering::Relaxed);
         one.armings.store(before.2, Ordering::Relaxed);
         one.state.store(before.3, Ordering::Relaxed);
-        return Err(-result as i32);
+        return Err(error);
     }
     if state == PLAIN {
         one.moves(ONCE, PLAIN);
@@ -187,11 +187,11 @@ pub(super) fn add(
         _ => (event.events, armed.unwrap_or(event.u64)),
     };
     let result = sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_ADD, connection.fd, events, data);
-    if result < 0 {
+    if let Err(error) = sys::answer(result) {
         if let Some(n) = n {
             free_registration(n);
         }
-        return Some(Err(-result as i32));
+        return Some(Err(error));
     }
     let Some(n) = n else {
         connection.pin(Reason::NoResources);

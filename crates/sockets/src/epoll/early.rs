@@ -51,7 +51,7 @@ pub(super) fn control_early(
             }
             let result = sys::epoll_ctl(epoll_fd, operation, fd, event.events, data);
             let Some((n, _)) = entered else {
-                return Some(answer_of(result));
+                return Some(sys::answer(result).map(drop));
             };
             if result < 0 {
                 free_registration(n);
@@ -60,7 +60,7 @@ pub(super) fn control_early(
                 free_registration(n);
                 sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_MOD, fd, event.events, event.u64);
             }
-            Some(answer_of(result))
+            Some(sys::answer(result).map(drop))
         }
         libc::EPOLL_CTL_MOD if has_any() => {
             let _held = EARLY_LOCK.lock();
@@ -78,14 +78,6 @@ pub(super) fn control_early(
             None
         }
         _ => None,
-    }
-}
-
-fn answer_of(result: isize) -> Result<(), i32> {
-    if result < 0 {
-        Err(-result as i32)
-    } else {
-        Ok(())
     }
 }
 

@@ -50,8 +50,8 @@ pub(super) fn control_nested(
     let _held = epoll.lock.lock();
     // The kernel first: it refuses circles, and we follow what is booked here without looking for them.
     let result = sys::epoll_ctl(epoll_fd, operation, fd, given.events, given.u64);
-    if result < 0 {
-        return Some(Err(-result as i32));
+    if let Err(error) = sys::answer(result) {
+        return Some(Err(error));
     }
     let known = epoll.known_nested();
     let place = known.iter().position(|one| {
