@@ -19,6 +19,7 @@ mod poller;
 
 use crate::engine::Engine;
 use crate::engine::settings::Settings;
+use crate::entropy;
 use crate::epoll::EVENTS_PER_TURN;
 use crate::listener::{Hidden, ListenError, Listener};
 use crate::pressure::Pressure;
@@ -230,6 +231,11 @@ impl Daemon {
             runtime_dir: options.runtime_dir.clone(),
             source,
         })?;
+        let [pair_numbers, ..] = entropy::bits().map_err(|source| Error::Os {
+            action: "get random numbers for",
+            runtime_dir: options.runtime_dir.clone(),
+            source,
+        })?;
         let mut log = Log::new(options.foreground);
         let engine = options.engine.as_ref().map(Engine::start).transpose();
         let (engine, no_engine) = match engine {
@@ -252,7 +258,7 @@ impl Daemon {
             registry: Registry::new(limits, options.policy),
             tables: Tables::default(),
             regions: Regions::default(),
-            pair_numbers: random_number(),
+            pair_numbers,
             clients: BTreeMap::new(),
             client_next: 1,
             throttled: BTreeSet::new(),
@@ -386,13 +392,6 @@ impl Daemon {
             source,
         }
     }
-}
-
-fn random_number() -> u64 {
-    let mut number = [0u8; 8];
-    // SAFETY: `number` is writable for its length.
-    unsafe { libc::getrandom(number.as_mut_ptr().cast(), number.len(), 0) };
-    u64::from_ne_bytes(number)
 }
 
 fn spare_descriptor() -> Option<File> {

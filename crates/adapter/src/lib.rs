@@ -10,6 +10,7 @@
 pub mod client;
 pub mod daemon;
 pub mod engine;
+mod entropy;
 mod epoll;
 mod listener;
 mod pressure;

@@ -73,6 +73,7 @@ use toehold_channel::opening::Pass;
 use toehold_link::{PacketError, TapError, XdpError};
 use toehold_tcp::{Keepalive, Random, Share};
 
+use crate::entropy;
 use crate::regions::SharedFd;
 use crate::registry::{ClientId, TableId};
 pub(crate) use captures::Filter;
@@ -232,7 +233,7 @@ impl Engine {
         let inboxes: Vec<Inbox> = inboxes
             .collect::<Result<_, _>>()
             .map_err(os("make an event"))?;
-        let entropy = sys::entropy().map_err(os("get random numbers"))?;
+        let entropy = entropy::bits().map_err(os("get random numbers"))?;
         let mut random = Random::from_entropy(entropy);
         let doors = inboxes.iter().map(Inbox::door).collect();
         let (common, singles) = Common::new(settings, doors, &mut random)?;

@@ -9,7 +9,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use toehold_channel::opening::Pass;
 
-use super::{Holder, sys};
+use super::Holder;
+use crate::entropy;
 use crate::registry::ClientId;
 
 /// The passes of all clients that asked for one: as many as there are clients, at most.
@@ -32,7 +33,7 @@ impl Passes {
         if let Some(pass) = book.by_client.get(&holder.client) {
             return Ok(*pass);
         }
-        let [first, second, ..] = sys::entropy()?;
+        let [first, second, ..] = entropy::bits()?;
         let pass = [first, second];
         book.holders.insert(pass, holder);
         book.by_client.insert(holder.client, pass);

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant as Clock};
 
 use toehold_tcp::{CloseReason, ConnectionId, Engine, Event, Instant, Random, Share};
 
+use super::Error;
 use super::arrivals::Arrivals;
 use super::channels::Channels;
 use super::clients::Unchanging;
@@ -31,7 +32,7 @@ use super::report::Report;
 use super::settings::Settings;
 use super::stand_ins::StandIns;
 use super::told::{LARGE_SEGMENT_BYTES, config};
-use super::{Error, sys};
+use crate::entropy;
 use crate::epoll::EVENTS_PER_TURN;
 
 /// What a thread has to itself from the start.
@@ -106,7 +107,7 @@ impl Runner {
             channels,
             arrivals,
         } = own;
-        let entropy = || sys::entropy().map_err(os("get random numbers"));
+        let entropy = || entropy::bits().map_err(os("get random numbers"));
         let [first_port, ..] = entropy()?;
         let entropy = entropy()?;
         let config = config(settings, link.mac(), mtu, share);

@@ -149,18 +149,6 @@ pub(super) fn namespace_of(socket: &impl AsRawFd) -> u64 {
     if result == 0 { cookie } else { 0 }
 }
 
-/// 256 bits of the kernel's entropy.
-pub(super) fn entropy() -> io::Result<[u64; 4]> {
-    let mut bits = [0u64; 4];
-    // SAFETY: `bits` is writable for its size.
-    let got = unsafe { libc::getrandom(bits.as_mut_ptr().cast(), size_of_val(&bits), 0) };
-    if got == size_of_val(&bits) as isize {
-        Ok(bits)
-    } else {
-        Err(io::Error::last_os_error())
-    }
-}
-
 fn socket_for(address: &SocketAddr) -> io::Result<OwnedFd> {
     let family = if address.is_ipv4() {
         libc::AF_INET
