@@ -4,14 +4,12 @@
 #[allow(dead_code, reason = "each of the tests uses some of it")]
 mod support;
 
-use support::{ethernet, on_link};
+use support::{Segment, ethernet, on_link};
 use toehold_tcp::{
-    ChecksumSum, Config, ConnectionId, Engine, Event, HEADER_BUFFER_BYTES, Instant, ListenerId,
-    MacAddress, Memory, NoRoom, Options, Random, ReceiveOffload,
+    Config, ConnectionId, Engine, Event, HEADER_BUFFER_BYTES, Instant, ListenerId, Memory, NoRoom,
+    Options, Random, ReceiveOffload,
 };
 
-const OURS: MacAddress = MacAddress([2, 0, 0, 0, 0, 1]);
-const THEIRS: [u8; 6] = [2, 0, 0, 0, 0, 2];
 const SYN: u8 = 2;
 const RST: u8 = 4;
 const PSH: u8 = 8;
@@ -114,23 +112,17 @@ impl Flow {
             0 => &[],
             _ => &[2, 4, 5, 0xb4, 3, 3, 0, 4, 2, 1, 1, 1],
         };
-        let mut frame = [&OURS.0[..], &THEIRS, &[8, 0, 0x45, 0]].concat();
-        let tcp_bytes = 32 + options.len();
-        frame.extend(((20 + tcp_bytes + payload.len()) as u16).to_be_bytes());
-        frame.extend([0, 0, 0x40, 0, 64, 6, 0, 0, 10, 0, 0, 2, 10, 0, 0, 1]);
-        let sum = ChecksumSum::ZERO.bytes(&frame[14..34]).checksum();
-        frame[24..26].copy_from_slice(&sum);
-        frame.extend(port.to_be_bytes());
-        frame.extend(80u16.to_be_bytes());
-        frame.extend(self.seq.to_be_bytes());
-        frame.extend(self.isn.wrapping_add(1).to_be_bytes());
-        frame.extend([(tcp_bytes as u8 / 4) << 4, flags]);
-        frame.extend([0xff, 0xff, 0, 0, 0, 0, 1, 1, 8, 10]);
-        frame.extend((now.as_micros() as u32 / 1_000).to_be_bytes());
-        frame.extend([0; 4]);
-        frame.extend(options);
-        frame.extend(payload);
-        frame
+        Segment {
+            port,
+            seq: self.seq,
+            ack: self.isn.wrapping_add(1),
+            flags,
+            window: u16::MAX,
+            clock: now.as_micros() as u32 / 1_000,
+            options,
+            payload,
+        }
+        .frame()
     }
 }
 

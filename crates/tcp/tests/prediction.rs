@@ -1,13 +1,15 @@
 //! The short way in and the long way: a segment whose checksum the link has verified goes the one, the same segment unverified the other, and
 //! nothing that anybody sees may differ.
 
+#[allow(dead_code, reason = "each of the tests uses some of it")]
+mod support;
+
+use support::{Segment, ethernet, on_link};
 use toehold_tcp::{
-    ChecksumSum, Config, ConnectionId, Engine, Event, HEADER_BUFFER_BYTES, Instant,
-    InterfaceAddress, MacAddress, Medium, Memory, NoRoom, Options, Random, ReceiveOffload,
+    ChecksumSum, Config, ConnectionId, Engine, Event, HEADER_BUFFER_BYTES, Instant, Memory, NoRoom,
+    Options, Random, ReceiveOffload,
 };
 
-const OURS: MacAddress = MacAddress([2, 0, 0, 0, 0, 1]);
-const THEIRS: [u8; 6] = [2, 0, 0, 0, 0, 2];
 const SYN: u8 = 2;
 const PSH: u8 = 8;
 const ACK: u8 = 16;
@@ -46,16 +48,11 @@ struct Side {
 
 impl Side {
     fn new(checksum_verified: bool) -> Self {
-        let address = InterfaceAddress {
-            address: [10, 0, 0, 1].into(),
-            prefix_bits: 24,
-        };
-        let medium = Medium::Ethernet {
-            mac: OURS,
-            resolve: true,
-        };
         Self {
-            engine: Engine::new(Config::new(medium, 1_500, address), Random::new(4)),
+            engine: Engine::new(
+                Config::new(ethernet(1), 1_500, on_link("10.0.0.1")),
+                Random::new(4),
+            ),
             id: None,
             placed: Placed::default(),
             offload: ReceiveOffload { checksum_verified },
@@ -95,22 +92,17 @@ struct Remote {
 
 impl Remote {
     fn frame(&self, flags: u8, options: &[u8], payload: &[u8]) -> Vec<u8> {
-        let mut frame = [&OURS.0[..], &THEIRS, &[8, 0, 0x45, 0]].concat();
-        let tcp_bytes = 32 + options.len();
-        frame.extend(((20 + tcp_bytes + payload.len()) as u16).to_be_bytes());
-        frame.extend([0, 0, 0x40, 0, 64, 6, 0, 0, 10, 0, 0, 2, 10, 0, 0, 1]);
-        let sum = ChecksumSum::ZERO.bytes(&frame[14..34]).checksum();
-        frame[24..26].copy_from_slice(&sum);
-        frame.extend([0x27, 0x10, 0, 80]);
-        frame.extend(self.seq.to_be_bytes());
-        frame.extend(self.isn.wrapping_add(self.ack).to_be_bytes());
-        frame.extend([(tcp_bytes as u8 / 4) << 4, flags]);
-        frame.extend(self.window.to_be_bytes());
-        frame.extend([0, 0, 0, 0, 1, 1, 8, 10]);
-        frame.extend(self.clock.to_be_bytes());
-        frame.extend([0; 4]);
-        frame.extend(options);
-        frame.extend(payload);
+        let mut frame = Segment {
+            port: 10_000,
+            seq: self.seq,
+            ack: self.isn.wrapping_add(self.ack),
+            flags,
+            window: self.window,
+            clock: self.clock,
+            options,
+            payload,
+        }
+        .frame();
         let tcp = &frame[34..];
         let pseudo = ChecksumSum::ZERO.bytes(&frame[26..34]).word(6);
         let sum = pseudo.word(tcp.len() as u16).bytes(tcp).checksum();
