@@ -1,8 +1,12 @@
 //! epoll in all its modes.
 
+mod outside;
+
 use crate::Case;
 use crate::role::{Pair, Role, await_events, drain, fill, receive_all, send_all, shown};
 use crate::sys::{self, Fd};
+
+use outside::{nested, nested_deep, polled};
 
 pub(crate) const CASES: &[Case] = &[
     Case::pair("level_triggered_events_repeat", level),
@@ -299,122 +303,6 @@ fn exclusive(pair: &Pair) {
         pair.step();
     }
     pair.say("every byte was read once", true);
-}
-
-/// What `poll`, `select` and a look at `epoll` itself say of it.
-fn from_outside(epoll: Fd) -> String {
-    let (result, seen) = sys::poll(&[(epoll, libc::POLLIN | libc::POLLRDNORM)], 0);
-    let selected = sys::select(&[epoll], &[], Some(0), false);
-    format!("{result} {seen:x?}, {selected}, {}", now(epoll))
-}
-
-fn polled(pair: &Pair) {
-    let inner = watching(pair, IN);
-    let event = sys::eventfd();
-    sys::epoll_ctl(inner, ADD, event, IN, 21).value();
-    let wait = || format!("{:?}", sys::poll(&[(inner, libc::POLLIN)], -1));
-    pair.say("quiet", from_outside(inner));
-    sys::write(event, &1_u64.to_ne_bytes()).value();
-    pair.say("the event", format!("{} {}", wait(), from_outside(inner)));
-    sys::read(event, &mut [0; 8]).value();
-    pair.say("quiet again", from_outside(inner));
-    let waker = std::thread::spawn(move || {
-        std::thread::sleep(std::time::Duration::from_millis(5));
-        sys::write(event, &1_u64.to_ne_bytes())
-    });
-    pair.say("a later event", wait());
-    pair.say("written", waker.join().expect("the waker does not panic"));
-    pair.step();
-    parts(pair, &[b"data", b"more"], |_| {
-        // An engine tells of bytes a moment after they can be counted.
-        while sys::epoll_wait(inner, 2, 0).0.len() < 2 {
-            std::thread::yield_now();
-        }
-        pair.say("both", from_outside(inner));
-        receive_all(pair.fd, &mut [0; 4]);
-        pair.say("read", from_outside(inner));
-    });
-    sys::read(event, &mut [0; 8]).value();
-    pair.say("nothing", from_outside(inner));
-    for _ in 0..3 {
-        if pair.server() {
-            pair.step();
-            std::thread::sleep(std::time::Duration::from_millis(5));
-            send_all(pair.fd, b"later");
-        } else {
-            pair.step();
-            pair.say("later", wait());
-            receive_all(pair.fd, &mut [0; 5]);
-            pair.say("read", from_outside(inner));
-        }
-        pair.step();
-    }
-}
-
-fn nested_deep(pair: &Pair) {
-    let inner = watching(pair, IN);
-    let [middle, outer] = [inner, 0].map(|_| sys::epoll_create());
-    pair.say("ADD", sys::epoll_ctl(middle, ADD, inner, IN, 1));
-    pair.say("ADD", sys::epoll_ctl(outer, ADD, middle, IN, 2));
-    pair.say("a circle", sys::epoll_ctl(inner, ADD, outer, IN, 3));
-    pair.step();
-    parts(pair, &[b"data", b"more"], |_| {
-        for epoll in [outer, middle] {
-            let seen = sys::poll(&[(epoll, libc::POLLIN)], -1);
-            pair.say("poll", format!("{seen:?} {}", now(epoll)));
-        }
-        receive_all(pair.fd, &mut [0; 4]);
-    });
-    for _ in 0..3 {
-        if pair.server() {
-            pair.step();
-            std::thread::sleep(std::time::Duration::from_millis(5));
-            send_all(pair.fd, b"later");
-        } else {
-            now(inner);
-            pair.step();
-            pair.say("later", seen(&sys::epoll_wait(outer, 4, -1)));
-            receive_all(pair.fd, &mut [0; 5]);
-        }
-        pair.step();
-    }
-    // The number of a closed one may be given to another, which is nobody's member.
-    sys::close(inner).value();
-    let another = watching(pair, OUT);
-    pair.say("the number is taken again", another == inner);
-    pair.say("another", now(another));
-    pair.say("middle", now(middle));
-}
-
-fn nested(pair: &Pair) {
-    let inner = watching(pair, IN);
-    let outer = sys::epoll_create();
-    pair.say("ADD", sys::epoll_ctl(outer, ADD, inner, IN, 99));
-    pair.say("quiet", now(outer));
-    pair.step();
-    parts(pair, &[b"data", b"more"], |_| {
-        pair.say(
-            "poll of the inner",
-            format!("{:?}", sys::poll(&[(inner, libc::POLLIN)], -1)),
-        );
-        pair.say("outer", now(outer));
-        pair.say("inner", now(inner));
-        pair.say("outer again", now(outer));
-        receive_all(pair.fd, &mut [0; 4]);
-        pair.say("read", format!("{} {}", now(outer), now(inner)));
-    });
-    if pair.server() {
-        pair.step();
-        std::thread::sleep(std::time::Duration::from_millis(30));
-        send_all(pair.fd, b"late");
-    } else {
-        pair.step();
-        pair.say(
-            "woken through the outer",
-            seen(&sys::epoll_wait(outer, 4, -1)),
-        );
-    }
-    pair.step();
 }
 
 fn mixed(pair: &Pair) {
