@@ -7,12 +7,13 @@
 //!
 //! ```text
 //!   page 0     Header
-//!   page 1..   Entry 0 │ Entry 1 │ …          256 bytes each, untouched pages cost nothing
+//!   page 1..   Entry 0 │ Entry 1 │ …          320 bytes each, untouched pages cost nothing
 //!
 //!   Entry      line 0   identity, flags, adapter's words     (cold)
 //!              line 1   receiving: lock, counts, cursor      (this family's readers)
 //!              line 2   sending: lock, counts, cursor        (this family's writers)
 //!              line 3   counters for status                  (written under either lock)
+//!              line 4   who sleeps, and how to wake them     (this family's sleepers)
 //! ```
 //!
 //! Orderings: words guarded by a line's lock are `Relaxed`, the lock orders them; `generation`, `command`
@@ -24,7 +25,7 @@ use crate::sync::{AtomicU32, AtomicU64, Ordering};
 /// First word of a table: "TOEHOLDT".
 pub const TABLE_MAGIC: u64 = u64::from_le_bytes(*b"TOEHOLDT");
 /// Changes whenever the meaning of any shared layout (table, region, board, message) changes.
-pub const LAYOUT_VERSION: u32 = 4;
+pub const LAYOUT_VERSION: u32 = 5;
 /// Entries in a table: the most connections one fork family can have tracked at a time.
 pub const ENTRIES: usize = 65_536;
 /// Where the first entry begins.
@@ -36,6 +37,9 @@ pub const PROGRAM_BYTES: usize = 64;
 
 /// Processes of a family that are told apart; beyond that a last close may go unnoticed.
 pub const FAMILY_MAX: usize = 512;
+
+/// Processes asleep on one connection that are told apart; one more than that may sleep through what the others leave.
+pub const ASLEEP_MAX: usize = 13;
 
 /// The table's first page.
 #[repr(C)]
@@ -64,7 +68,7 @@ pub struct Header {
 
 /// One tracked connection.
 #[derive(Default)]
-#[repr(C, align(256))]
+#[repr(C, align(64))]
 pub struct Entry {
     /// [`EntryState`] as a number. Allocation is a compare-exchange from `Free`.
     pub state: AtomicU32,
@@ -168,18 +172,28 @@ pub struct Entry {
     pub true_local: [AtomicU64; 2],
     /// Its true remote address, likewise.
     pub true_remote: [AtomicU64; 2],
+
+    /// The lock of this line, which makes a change of it and of the wake word one step.
+    pub wake_lock: AtomicU32,
+    /// The [`crate::doorbell::WakeWord`] to return to when nobody sleeps.
+    pub home_wake: AtomicU32,
+    /// Process whose epoll instance that word is about.
+    pub home_pid: AtomicU32,
+    /// Processes with threads that sleep in the kernel for it, 0 for a free place. A dead one may stand here.
+    pub asleep: [AtomicU32; ASLEEP_MAX],
 }
 
 #[cfg(not(loom))]
 const _: () = assert!(size_of::<Header>() <= ENTRIES_OFFSET);
 #[cfg(not(loom))]
-const _: () = assert!(size_of::<Entry>() == 256);
+const _: () = assert!(size_of::<Entry>() == 320);
 #[cfg(not(loom))]
 const _: () = {
     assert!(core::mem::offset_of!(Entry, rx_lock) == 64);
     assert!(core::mem::offset_of!(Entry, tx_lock) == 128);
     assert!(core::mem::offset_of!(Entry, upgrades) == 192);
     assert!(core::mem::offset_of!(Entry, true_local) == 224);
+    assert!(core::mem::offset_of!(Entry, wake_lock) == 256);
 };
 
 /// Life of an [`Entry`].

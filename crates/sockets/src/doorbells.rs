@@ -9,7 +9,7 @@ use toehold_channel::channel::End;
 use toehold_channel::table::Mode;
 
 use crate::state::Connection;
-use crate::{lock, pending, sys};
+use crate::{lock, pending, sleepers, sys};
 
 /// Doorbells taken in one call.
 const BATCH: usize = 256;
@@ -43,7 +43,7 @@ pub(crate) fn drain(connection: &Connection, end: &End<'_>) -> bool {
         if waiting <= 0 || !is_ringing(end) {
             return any;
         }
-        if sleeps(connection) {
+        if sleepers::need_doorbell(connection) {
             return true;
         }
         let taken = skip(connection, waiting as u64);
@@ -64,7 +64,7 @@ pub(crate) fn take_seen(connection: &Connection, end: &End<'_>, seen: usize) {
     let Some(_held) = lock::lock(&connection.entry.rx_lock) else {
         return;
     };
-    if is_ringing(end) && !sleeps(connection) {
+    if is_ringing(end) && !sleepers::need_doorbell(connection) {
         skip(connection, seen as u64);
     }
 }
@@ -72,8 +72,4 @@ pub(crate) fn take_seen(connection: &Connection, end: &End<'_>, seen: usize) {
 /// True when everything that was on the carrier before this look is a doorbell: a downgrade is published before the data that follows it.
 fn is_ringing(end: &End<'_>) -> bool {
     end.rx_mode() == Mode::Ring && !end.records_pending()
-}
-
-fn sleeps(connection: &Connection) -> bool {
-    connection.local.sleepers.load(Ordering::SeqCst) != 0
 }

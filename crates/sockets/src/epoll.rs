@@ -40,7 +40,7 @@ use crate::pairs::Pair;
 use crate::receive::HINT_LOOK;
 use crate::state::Connection;
 use crate::wait::SpinHistory;
-use crate::{doorbells, errno, lock, ready, state, sys};
+use crate::{doorbells, errno, lock, ready, sleepers, state, sys};
 
 use early::{EARLY_LOCK, forget_early};
 use lists::{pop_ready, push_ready};
@@ -571,7 +571,7 @@ pub(crate) fn writing_blocked(connection: &Connection) {
 /// Shows `connection` to the epoll instance that has it on a board, and wakes a thread that sleeps there: news that no peer marks, or whose
 /// doorbell somebody else has taken.
 pub(crate) fn nudge(connection: &Connection) {
-    let home = connection.local.home_wake.load(Ordering::Relaxed);
+    let home = sleepers::home(connection);
     let Ok(WakeWord::Board { board, bit }) = WakeWord::from_untrusted(home) else {
         return;
     };
@@ -581,7 +581,8 @@ pub(crate) fn nudge(connection: &Connection) {
         return;
     };
     mark(board, bit);
-    if board.sleeping.load(Ordering::SeqCst) == 1 {
+    // Another process's is woken by the doorbell, which is left to it.
+    if board.sleeping.load(Ordering::SeqCst) == 1 && !sleepers::is_home_anothers(connection) {
         let number = pair
             .registration(bit)
             .map_or(0, |number| number.load(Ordering::Relaxed));

@@ -195,7 +195,7 @@ pub(crate) fn finish(connection: &Connection) {
     }
     // What another thread registered meanwhile.
     epoll::materialise(connection);
-    connection.local.home_wake.store(0, Ordering::Relaxed);
+    connection.entry.home_wake.store(0, Ordering::Relaxed);
 }
 
 fn frees(connection: &Connection, end: &End<'_>) -> bool {

@@ -43,6 +43,7 @@ mod receive;
 mod release;
 mod send;
 mod slabs;
+mod sleepers;
 mod state;
 mod succession;
 mod sys;

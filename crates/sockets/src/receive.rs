@@ -14,7 +14,7 @@ use crate::offload::patience::say_what_is_set;
 use crate::offload::{endings, opening};
 use crate::state::Connection;
 use crate::{
-    ahead, buffers, doorbells, errno, leaving, lock, options, pairing, pending, send, sys,
+    ahead, buffers, doorbells, errno, leaving, lock, options, pairing, pending, send, sleepers, sys,
 };
 
 pub(crate) use waiting::{arm, disarm, set_wake, sleep_until, timed_out, timeout_ns};
@@ -484,9 +484,7 @@ fn look_at_carrier(connection: &Connection, end: &End<'_>) -> Result<Option<Step
             }
             Ok(Some(Step::End))
         }
-        1.. if more || (drained && connection.local.sleepers.load(Ordering::Relaxed) == 0) => {
-            Ok(None)
-        }
+        1.. if more || (drained && !sleepers::need_doorbell(connection)) => Ok(None),
         1.. if sys::poll_now(connection.fd, libc::POLLRDHUP) != 0 => {
             // The end stands behind doorbells that are kept for other sleepers. It wakes them all by itself.
             doorbells::discard(connection, end);

@@ -11,11 +11,12 @@ use toehold_channel::rendezvous::{Kind, Message};
 use toehold_channel::table::{EntryState, FLAG_ASKED};
 
 use crate::state::{self, Connection, Local};
-use crate::{adapter, doorbells, lock, options, receive, send, slabs, sys};
+use crate::{adapter, doorbells, lock, options, receive, send, slabs, sleepers, sys};
 
 /// The last descriptor of this process that referred to `connection` is being closed.
 pub(crate) fn release(connection: &Connection) {
     let (entry, local) = (connection.entry, connection.local);
+    sleepers::part(connection);
     let last = entry.holders.fetch_sub(1, Ordering::AcqRel) <= 1 || !state::family_alive();
     let asked = last && entry.flags.load(Ordering::Relaxed) & FLAG_ASKED != 0;
     if let (true, Some(end)) = (last, connection.end()) {
@@ -44,6 +45,7 @@ pub(crate) fn release(connection: &Connection) {
 
 /// This process ends and with it its hold on `connection`; nothing is unmapped, other threads may still be inside.
 pub(crate) fn holder_ends(connection: &Connection) {
+    sleepers::part(connection);
     let last =
         connection.entry.holders.fetch_sub(1, Ordering::AcqRel) <= 1 || !state::family_alive();
     if last {
@@ -138,7 +140,7 @@ fn leave_region(connection: &Connection, region: NonNull<u8>) -> Left {
     let tx = lock::lock(&entry.tx_lock);
     {
         // Whoever says how he waits looks for the region under this lock.
-        let _held = local.arming.lock();
+        let _held = lock::lock(&entry.wake_lock);
         local.region.store(null_mut(), Ordering::SeqCst);
     }
     drop(rx);

@@ -21,7 +21,7 @@ use crate::receive::{
 use crate::state::Connection;
 use crate::{
     buffers, doorbells, epoll, errno, leaving, lock, options, overflow, pairing, pending, real,
-    receive, sys, wait,
+    receive, sleepers, sys, wait,
 };
 
 /// A message of this size that meets the end of a small ring goes on at once on the carrier, so that another thread's does not come between
@@ -464,7 +464,7 @@ pub(crate) fn quiesce(connection: &Connection, reason: Reason) {
     }
     epoll::materialise(connection);
     options::restore_low_water(connection);
-    connection.local.home_wake.store(0, Ordering::Relaxed);
+    connection.entry.home_wake.store(0, Ordering::Relaxed);
     receive::set_wake(&end, WakeWord::None);
     let start = sys::now_ns();
     let mut unread = true;
@@ -654,11 +654,11 @@ pub(crate) fn want_credit(connection: &Connection, end: &End<'_>) -> Credit {
 
 /// How the program will wait for the credit is unknown when it neither sleeps nor has the connection on a board: ask for a doorbell.
 fn ask_for_doorbell(connection: &Connection, end: &End<'_>) -> Credit {
-    let local = connection.local;
+    let entry = connection.entry;
     {
-        let _held = local.arming.lock();
-        if local.sleepers.load(Ordering::SeqCst) != 0
-            || local.home_wake.load(Ordering::Relaxed) != 0
+        let _held = lock::lock(&entry.wake_lock);
+        if connection.local.sleepers.load(Ordering::SeqCst) != 0
+            || sleepers::home(connection) != WakeWord::None.to_word()
         {
             return Credit::WillRing;
         }
@@ -681,6 +681,7 @@ fn stop_wanting(connection: &Connection, end: &End<'_>) {
     let readers = local.readers.load(Ordering::SeqCst);
     if local.sleepers.load(Ordering::SeqCst) <= readers
         && (local.registrations.load(Ordering::Relaxed) == 0 || end.tx_mode() != Mode::Ring)
+        && !connection.is_shared()
     {
         end.ours().wake.want_credit.store(0, Ordering::SeqCst);
     }

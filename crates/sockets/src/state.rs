@@ -70,14 +70,10 @@ pub(crate) struct Local {
     pub(crate) slab: AtomicU32,
     /// Since when the channel has been drained and refused, nanoseconds; 0 when it is not.
     pub(crate) over_since_ns: AtomicU64,
-    /// The wake word to return to when nobody sleeps.
-    pub(crate) home_wake: AtomicU32,
     /// Threads of this process that sleep in the kernel for this connection.
     pub(crate) sleepers: AtomicU32,
     /// Those of them that wait for bytes only.
     pub(crate) readers: AtomicU32,
-    /// Makes a change of `sleepers` and of the wake word one step.
-    pub(crate) arming: lock::Private,
     /// Descriptors of this process that refer to it.
     pub(crate) descriptors: AtomicU32,
     /// First of its epoll registrations, 0 for none.
@@ -594,7 +590,13 @@ fn reset(entry: &Entry, local: &Local) {
         &entry.faults,
         &entry.true_ports,
         &entry.place,
-    ] {
+        &entry.wake_lock,
+        &entry.home_wake,
+        &entry.home_pid,
+    ]
+    .into_iter()
+    .chain(&entry.asleep)
+    {
         word.store(0, Ordering::Relaxed);
     }
     for word in [
@@ -614,7 +616,6 @@ fn reset(entry: &Entry, local: &Local) {
     local.pair.store(null_mut(), Ordering::Relaxed);
     local.offered.store(null_mut(), Ordering::Relaxed);
     for word in [
-        &local.home_wake,
         &local.sleepers,
         &local.registrations,
         &local.asked_epoch,
@@ -825,7 +826,6 @@ pub extern "C" fn after_fork_in_child() {
     TABLE_LOCK.reset();
     // The threads that slept or worked on a connection stayed with the parent.
     each_held(|_, _, local| {
-        local.arming.reset();
         local.membership.reset();
         local.sleepers.store(0, Ordering::Relaxed);
         local.readers.store(0, Ordering::Relaxed);

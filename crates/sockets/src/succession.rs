@@ -26,7 +26,7 @@ use toehold_channel::rendezvous::{Kind as Said, Message};
 use toehold_channel::table::{EntryState, FLAG_INHERITED, FLAG_PINNED, Reason};
 
 use crate::state::{self, Connection, Kind};
-use crate::{adapter, epoll, lock, pairing, pairs, receive, send, slabs, sys};
+use crate::{adapter, epoll, lock, pairing, pairs, receive, send, slabs, sleepers, sys};
 
 /// Connections of one process whose channels are handed on; further ones go back to their carriers.
 const RESUMED_MAX: u32 = 1024;
@@ -410,6 +410,8 @@ fn map(connection: &Connection, heirloom: &Heirloom) -> bool {
     local.offered.store(region.as_ptr(), Ordering::Relaxed);
     if heirloom.flags & OFFERED == 0 {
         local.region.store(region.as_ptr(), Ordering::SeqCst);
+        // The former program's threads ended in their sleep, and its epoll instances are not known here.
+        sleepers::part(connection);
         if let Some(end) = connection.end() {
             // Until we know better how this program waits, ring.
             receive::set_wake(&end, WakeWord::Bell);

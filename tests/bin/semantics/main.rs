@@ -86,6 +86,7 @@ const GROUPS: &[(&str, &[Case])] = &[
     ("epoll", epoll::CASES),
     ("descriptors", descriptors::CASES),
     ("processes", processes::CASES),
+    ("processes", processes::asleep::CASES),
     ("exec", exec::CASES),
     ("threads", threads::CASES),
     ("files", files::CASES),

@@ -1,5 +1,7 @@
 //! fork, vfork and spawn around live connections.
 
+pub(crate) mod asleep;
+
 use std::process::{Command, Stdio};
 
 use crate::Case;

@@ -13,8 +13,8 @@ use toehold_channel::sync::fence;
 use toehold_channel::table::Reason;
 
 use crate::receive::set_wake;
-use crate::state::Connection;
-use crate::sys;
+use crate::state::{self, Connection};
+use crate::{lock, sleepers, sys};
 
 use super::control::is_only_member;
 use super::lists::{push_ready, remove_ready, remove_unboarded};
@@ -127,7 +127,8 @@ pub(super) fn virtualise_members(connection: &Connection) {
         let held = epoll.lock.lock();
         if plain {
             epoll.virtuals.fetch_add(1, Ordering::SeqCst);
-            let board = if several {
+            // A pair's boards are told apart in one process only.
+            let board = if several || connection.is_shared() {
                 None
             } else {
                 give_board(epoll, number, connection, n)
@@ -325,12 +326,14 @@ pub(crate) fn materialise(connection: &Connection) {
 }
 
 pub(super) fn set_home_wake(connection: &Connection, word: WakeWord) {
-    let _held = connection.local.arming.lock();
-    connection
-        .local
-        .home_wake
-        .store(word.to_word(), Ordering::Relaxed);
-    if connection.local.sleepers.load(Ordering::SeqCst) == 0 {
+    let entry = connection.entry;
+    let _held = lock::lock(&entry.wake_lock);
+    if sleepers::is_home_anothers(connection) {
+        return;
+    }
+    entry.home_wake.store(word.to_word(), Ordering::Relaxed);
+    entry.home_pid.store(state::pid(), Ordering::Relaxed);
+    if !sleepers::are_there(connection) {
         if let Some(end) = connection.inside() {
             set_wake(&end, word);
         }

@@ -8,7 +8,7 @@ use toehold_channel::sync::fence;
 use toehold_channel::table::Mode;
 
 use crate::state::Connection;
-use crate::{doorbells, epoll, errno, leaving, lock, pending, real, sys, wait};
+use crate::{doorbells, epoll, errno, leaving, lock, pending, real, sleepers, sys, wait};
 
 use super::HINT_LOOK;
 
@@ -22,7 +22,7 @@ pub(super) fn arm_for_unknown_wait(connection: &Connection) -> bool {
     let entry = connection.entry;
     let empty = entry.rx_empty.load(Ordering::Relaxed).wrapping_add(1);
     entry.rx_empty.store(empty, Ordering::Relaxed);
-    if connection.local.home_wake.load(Ordering::Relaxed) != 0 || empty > EMPTY_CALLS_POLLING {
+    if sleepers::home(connection) != WakeWord::None.to_word() || empty > EMPTY_CALLS_POLLING {
         return false;
     }
     let Some(end) = connection.inside() else {
@@ -30,7 +30,7 @@ pub(super) fn arm_for_unknown_wait(connection: &Connection) -> bool {
         return true;
     };
     {
-        let _held = connection.local.arming.lock();
+        let _held = lock::lock(&entry.wake_lock);
         set_wake(&end, WakeWord::Bell);
     }
     fence(Ordering::SeqCst);
@@ -53,8 +53,8 @@ pub(crate) fn set_wake(end: &End<'_>, word: WakeWord) {
 /// Registers a sleeper and asks the peer to ring. Every call is followed by [`disarm`].
 pub(crate) fn arm(connection: &Connection, end: &End<'_>) {
     {
-        let _held = connection.local.arming.lock();
-        connection.local.sleepers.fetch_add(1, Ordering::SeqCst);
+        let _held = lock::lock(&connection.entry.wake_lock);
+        sleepers::enter(connection);
         set_wake(end, WakeWord::Bell);
     }
     // Pairs with the barrier in `Sender::publish` and `Receiver::consume`, see `toehold_channel::doorbell`.
@@ -63,13 +63,13 @@ pub(crate) fn arm(connection: &Connection, end: &End<'_>) {
 
 /// Takes back what [`arm`] did.
 pub(crate) fn disarm(connection: &Connection, end: &End<'_>) {
-    let local = connection.local;
+    let entry = connection.entry;
     let rung = {
-        let _held = local.arming.lock();
+        let _held = lock::lock(&entry.wake_lock);
         // While others still sleep they keep the doorbell.
-        let word = match local.sleepers.fetch_sub(1, Ordering::SeqCst) {
-            1 => local.home_wake.load(Ordering::Relaxed),
-            _ => WakeWord::Bell.to_word(),
+        let word = match sleepers::leave(connection) {
+            true => sleepers::home(connection),
+            false => WakeWord::Bell.to_word(),
         };
         end.ours().wake.wake.swap(word, Ordering::SeqCst) == WakeWord::None.to_word()
     };

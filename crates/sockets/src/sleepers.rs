@@ -1,0 +1,116 @@
+//! Who of a family sleeps on a connection.
+//!
+//! One wake word and one carrier serve all processes that hold a connection. So whoever wakes up leaves both as the others need them: the word
+//! asks for a doorbell while anybody sleeps, and a doorbell stays on the carrier until everybody whom it was to wake has seen it.
+//!
+//! A process that was killed in its sleep is known to be dead once its parent has reaped it; until then its doorbells stay, and who would
+//! sleep beside it finds them each time.
+
+use core::sync::atomic::Ordering;
+
+use toehold_channel::doorbell::WakeWord;
+
+use crate::state::{self, Connection};
+use crate::sys;
+
+/// A thread of this process is going to sleep. Callers hold the connection's wake lock.
+pub(crate) fn enter(connection: &Connection) {
+    if connection.local.sleepers.fetch_add(1, Ordering::SeqCst) > 0 {
+        return;
+    }
+    let me = state::pid();
+    let is_free = |pid: u32| pid == 0 || pid == me || !sys::process_exists(pid);
+    let mut places = connection.entry.asleep.iter();
+    if let Some(place) = places.find(|place| is_free(place.load(Ordering::Relaxed))) {
+        place.store(me, Ordering::SeqCst);
+    }
+}
+
+/// It woke. True when nobody sleeps any more. Callers hold the connection's wake lock.
+pub(crate) fn leave(connection: &Connection) -> bool {
+    if connection.local.sleepers.fetch_sub(1, Ordering::SeqCst) > 1 {
+        return false;
+    }
+    give_place_back(connection);
+    !are_elsewhere(connection)
+}
+
+/// This process gives the connection up: none of its threads sleeps on it any more, nor an epoll instance.
+pub(crate) fn part(connection: &Connection) {
+    let entry = connection.entry;
+    give_place_back(connection);
+    if entry.home_pid.load(Ordering::Relaxed) == state::pid() {
+        entry
+            .home_wake
+            .store(WakeWord::None.to_word(), Ordering::Relaxed);
+    }
+}
+
+fn give_place_back(connection: &Connection) {
+    let me = state::pid();
+    let mut places = connection.entry.asleep.iter();
+    if let Some(place) = places.find(|place| place.load(Ordering::Relaxed) == me) {
+        place.store(0, Ordering::SeqCst);
+    }
+}
+
+/// True when anybody sleeps and has asked for a doorbell.
+pub(crate) fn are_there(connection: &Connection) -> bool {
+    connection.local.sleepers.load(Ordering::SeqCst) != 0 || are_elsewhere(connection)
+}
+
+/// True when another process needs a doorbell to wake, on this connection or on an epoll instance of its own.
+pub(crate) fn need_doorbell(connection: &Connection) -> bool {
+    are_there(connection) || sleeps_on_anothers_board(connection)
+}
+
+/// The wake word to return to when nobody sleeps, as a number.
+pub(crate) fn home(connection: &Connection) -> u32 {
+    let entry = connection.entry;
+    let owner = entry.home_pid.load(Ordering::Relaxed);
+    match entry.home_wake.load(Ordering::Relaxed) {
+        word if word == WakeWord::None.to_word() || owner == state::pid() => word,
+        word if is_shared_with(connection, owner) => word,
+        _ => WakeWord::None.to_word(),
+    }
+}
+
+/// True when that word is about an epoll instance of another process.
+pub(crate) fn is_home_anothers(connection: &Connection) -> bool {
+    home(connection) != WakeWord::None.to_word()
+        && connection.entry.home_pid.load(Ordering::Relaxed) != state::pid()
+}
+
+fn is_shared_with(connection: &Connection, owner: u32) -> bool {
+    connection.entry.holders.load(Ordering::Relaxed) > 1 && sys::process_exists(owner)
+}
+
+fn are_elsewhere(connection: &Connection) -> bool {
+    let entry = connection.entry;
+    // A process that holds it alone may have been killed beside others; those places are free.
+    if entry.holders.load(Ordering::Relaxed) <= 1 {
+        return false;
+    }
+    let me = state::pid();
+    entry.asleep.iter().any(|place| {
+        let pid = place.load(Ordering::SeqCst);
+        let sleeps = pid != 0 && pid != me && sys::process_exists(pid);
+        if !sleeps && pid != 0 && pid != me {
+            let _ = place.compare_exchange(pid, 0, Ordering::SeqCst, Ordering::Relaxed);
+        }
+        sleeps
+    })
+}
+
+fn sleeps_on_anothers_board(connection: &Connection) -> bool {
+    if !is_home_anothers(connection) {
+        return false;
+    }
+    let Ok(WakeWord::Board { board, .. }) = WakeWord::from_untrusted(home(connection)) else {
+        return false;
+    };
+    // SAFETY: places of the pair table are never released.
+    let pair = unsafe { connection.local.pair.load(Ordering::Relaxed).as_ref() };
+    pair.and_then(|pair| pair.ours(board))
+        .is_some_and(|board| board.sleeping.load(Ordering::SeqCst) == 1)
+}
