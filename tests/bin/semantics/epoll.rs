@@ -34,6 +34,10 @@ pub(crate) const CASES: &[Case] = &[
     ),
     Case::pair("epoll_pwait2_waits_by_nanoseconds", pwait2),
     Case::pair("room_is_reported_when_it_returns", room),
+    Case::roles(
+        "room_asked_for_before_the_connection_moves_is_reported",
+        room_from_before,
+    ),
     Case::pair("modified_interest_takes_effect", modify),
     Case::pair("epoll_ctl_refuses_what_it_must", refusals),
     Case::pair("closing_a_descriptor_ends_its_registration", close_removes),
@@ -402,6 +406,48 @@ fn room(pair: &Pair) {
         std::thread::sleep(std::time::Duration::from_millis(20));
         receive_all(pair.fd, &mut vec![0; sent]);
         pair.step();
+    }
+}
+
+/// A writer that waits for room in the kernel's buffer takes its channel meanwhile: the room it waits for is the kernel's still.
+fn room_from_before(role: &Role) {
+    /// The last of them asks for a channel, and the next would take it: the writer is to be the first who has it.
+    const READS: usize = 24;
+    let fd = role.meet();
+    if role.server() {
+        sys::set_nonblocking(fd, true);
+        let epoll = sys::epoll_create();
+        sys::epoll_ctl(epoll, ADD, fd, IN, 7).value();
+        role.tell(u32::try_from(fill(fd)).expect("below 4 GB"));
+        sys::epoll_ctl(epoll, MOD, fd, IN | OUT, 7).value();
+        // The peer has read often enough to have asked for a channel.
+        role.step();
+        for _ in 0..100 {
+            assert!(sys::recv(fd, &mut [0; 1], 0).is(libc::EAGAIN));
+            sys::epoll_wait(epoll, 16, 1);
+        }
+        role.step();
+        role.say("room returns", seen(&sys::epoll_wait(epoll, 16, -1)));
+        // A program that asks anew, too, while its direction is where it was.
+        role.tell(u32::try_from(fill(fd)).expect("below 4 GB"));
+        sys::epoll_ctl(epoll, MOD, fd, IN, 7).value();
+        sys::epoll_ctl(epoll, MOD, fd, IN | OUT, 8).value();
+        role.step();
+        role.say("and again", seen(&sys::epoll_wait(epoll, 16, -1)));
+        role.step();
+    } else {
+        let mut rest = role.hear() as usize;
+        for _ in 0..READS {
+            receive_all(fd, &mut [0; 100]);
+            rest -= 100;
+        }
+        role.step();
+        role.step();
+        receive_all(fd, &mut vec![0; rest]);
+        rest = role.hear() as usize;
+        role.step();
+        receive_all(fd, &mut vec![0; rest]);
+        role.step();
     }
 }
 

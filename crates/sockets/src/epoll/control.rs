@@ -2,8 +2,8 @@
 
 use core::sync::atomic::Ordering;
 
-use libc::{EPOLLEXCLUSIVE, epoll_event};
-use toehold_channel::table::Reason;
+use libc::{EPOLLEXCLUSIVE, EPOLLOUT, epoll_event};
+use toehold_channel::table::{Mode, Reason};
 
 use crate::offload::opening;
 use crate::state::{Connection, Kind};
@@ -17,7 +17,7 @@ use super::registration::{
     BOARDED, HELD, ONCE, PARKED, PLAIN, TAG, allocate_registration, armed, find, free_registration,
     registration, tag, untag,
 };
-use super::{ANSWER_EVENTS, CARRIER_EVENTS, Epoll, epoll};
+use super::{ANSWER_EVENTS, CARRIER_EVENTS, Epoll, epoll, kick};
 
 /// `epoll_ctl` on a known instance. `Some` is the answer; `None`: the kernel's own call does it all.
 pub(crate) fn control(
@@ -257,7 +257,18 @@ fn look_soon(epoll: &Epoll, number: u32) {
         let _held = epoll.lock.lock();
         push_ready(epoll, number);
     }
-    if let Some(one) = registration(number) {
+    let Some(one) = registration(number) else {
+        return;
+    };
+    let wants_room = one.events.load(Ordering::Relaxed) & EPOLLOUT as u32 != 0;
+    let on_carrier = |connection: Connection| {
+        let end = connection.end();
+        end.is_some_and(|end| end.tx_mode() != Mode::Ring)
+    };
+    if wants_room && one.behind().is_some_and(on_carrier) {
+        // The room is the kernel's, and so are the news of it.
+        kick(epoll.fd.load(Ordering::Relaxed) - 1, one.carrier(), number);
+    } else {
         epoll.show_to_sleepers(number, one.carrier());
     }
 }

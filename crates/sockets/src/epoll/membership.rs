@@ -23,7 +23,7 @@ use super::registration::{
     BOARDED, EARLY, GONE, HELD, NEXT_UNUSED, ONCE, PARKED, PLAIN, Registration, TAG, UNBOARDED,
     each_registration, free_registration, registration, tag, unlink,
 };
-use super::{ANSWER_EVENTS, CARRIER_EVENTS, Epoll, ONESHOT, PAIRS_MAX, epoll};
+use super::{ANSWER_EVENTS, Epoll, ONESHOT, PAIRS_MAX, epoll};
 
 /// Removes a registration from our books altogether. The caller holds the connection's `membership` lock.
 pub(super) fn leave(epoll: &Epoll, connection: &Connection, number: u32) {
@@ -162,13 +162,13 @@ fn kernel_has_ours(connection: &Connection, epoll: &Epoll, one: &Registration, n
         return false;
     }
     let epoll_fd = epoll.fd.load(Ordering::Relaxed) - 1;
-    let fd = one.carrier();
-    if sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_MOD, fd, CARRIER_EVENTS, tag(n)) >= 0 {
+    let (fd, events) = (one.carrier(), one.carrier_events());
+    if sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_MOD, fd, events, tag(n)) >= 0 {
         return true;
     }
     // EPOLLEXCLUSIVE registrations cannot be modified: take the old one out, put ours in.
     sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_DEL, fd, 0, 0);
-    if sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_ADD, fd, CARRIER_EVENTS, tag(n)) >= 0 {
+    if sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_ADD, fd, events, tag(n)) >= 0 {
         return true;
     }
     connection.pin(Reason::NoResources);

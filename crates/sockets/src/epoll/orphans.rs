@@ -13,7 +13,7 @@ use crate::sys;
 
 use super::membership::{is_anothers, kernel_has_programs};
 use super::registration::{HELD, NEXT_UNUSED, PARKED, Registration, registration, tag};
-use super::{ANSWER_EVENTS, CARRIER_EVENTS, Epoll, epoll};
+use super::{ANSWER_EVENTS, Epoll, epoll};
 
 /// The number of registration `one` is being closed: true when it goes on. The caller holds the connection's `membership` lock.
 pub(super) fn outlives_descriptor(
@@ -61,7 +61,7 @@ fn put_under(epoll: &Epoll, one: &Registration, n: u32, fd: i32) {
     sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_DEL, fd, 0, 0);
     let events = match one.state.load(Ordering::Relaxed) {
         HELD => ANSWER_EVENTS,
-        _ => CARRIER_EVENTS,
+        _ => one.carrier_events(),
     };
     let (add, carrier) = (libc::EPOLL_CTL_ADD, one.carrier());
     sys::epoll_ctl(epoll_fd, add, carrier, events, tag(n));

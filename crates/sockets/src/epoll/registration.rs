@@ -3,13 +3,13 @@
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
-use libc::epoll_event;
+use libc::{EPOLLOUT, epoll_event};
 use toehold_channel::table::EntryState;
 
 use crate::state::Connection;
 use crate::{lock, state};
 
-use super::{ONESHOT, READINESS};
+use super::{CARRIER_EVENTS, ONESHOT, READINESS};
 
 /// Registrations of tracked connections at a time.
 pub(super) const REGISTRATIONS_MAX: usize = 1 << NUMBER_BITS;
@@ -106,6 +106,12 @@ impl Registration {
             0 => self.fd.load(Ordering::Relaxed),
             stand_in => stand_in - 1,
         }
+    }
+
+    /// What the kernel is to watch on the carrier while the registration is ours to answer. Room, too, if the program asks for it: that may
+    /// be the kernel's buffer's, and one that is full already is filled by no send of ours.
+    pub(super) fn carrier_events(&self) -> u32 {
+        CARRIER_EVENTS | self.events.load(Ordering::Relaxed) & EPOLLOUT as u32
     }
 
     pub(super) fn behind(&self) -> Option<Connection> {
