@@ -139,6 +139,7 @@ impl Connection {
             path_mss,
             path: super::path::PathSearch::new(open.now, route_mss, path_mss),
             retries: 0,
+            is_told: false,
             quick_acks: QUICK_ACKS,
             answered_at: super::half_seconds(open.now).wrapping_sub(1),
             options,

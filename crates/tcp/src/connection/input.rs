@@ -110,7 +110,7 @@ impl Connection {
             }
             cx.counters.bytes_received += payload_bytes as u64;
             self.rcv_nxt = end;
-            self.template.is_told = false;
+            self.is_told = false;
             self.news.0 |= News::PROGRESS;
             self.acknowledge(cx, payload_bytes);
         }
@@ -135,7 +135,7 @@ impl Connection {
         id: ConnectionId,
         memory: &mut dyn Memory,
     ) -> Verdict {
-        self.template.is_told = false;
+        self.is_told = false;
         let seq = Position::from_wire(segment.seq, self.rcv_first, self.rcv_nxt);
         let flags = segment.flags;
         if self.state == State::TimeWait && self.may_reopen(segment, seq) {

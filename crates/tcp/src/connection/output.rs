@@ -58,7 +58,7 @@ impl Connection {
         };
         cx.counters.segments_sent += 1;
         cx.counters.bytes_sent += u64::from(plan.payload_bytes);
-        self.template.is_told = false;
+        self.is_told = false;
         self.prediction = Prediction::NONE;
         plan.window = if plan.kind == PlanKind::Syn {
             // RFC 7323 section 2.2: the window of a SYN is never scaled.

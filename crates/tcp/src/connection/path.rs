@@ -102,6 +102,7 @@ impl Connection {
         cx.counters.mtu_reductions += 1;
         self.path_mss = path_mss;
         self.update_mss();
+        self.conditions.set(Conditions::WINDOW_MOVED); // Beyond an initial window of these segments.
         self.path.probe = None;
         self.path.ceiling = self.path.route_mss;
         self.path.probe_at = cx.now + again_after;

@@ -53,8 +53,7 @@ impl Connection {
         let unsent = self.snd_end.after(seq);
         let mss = u64::from(self.mss);
         let flight = seq.after(self.snd_una);
-        if flight == 0 && now.after(self.sent_at) > config.rto_min {
-            // No timeout is shorter: perhaps the connection was idle for as long.
+        if flight == 0 {
             self.restart_after_idle(now, config);
         }
         let cwnd_room = u64::from(self.cwnd).saturating_sub(flight);
@@ -173,7 +172,7 @@ impl Connection {
     #[inline(always)]
     pub(crate) fn note_payload(&mut self, bytes: usize) {
         self.rcv_nxt += bytes as u64;
-        self.template.is_told = false;
+        self.is_told = false;
     }
 
     /// The acknowledgement of new data, without payload, in a connection without trouble. Does nothing for
@@ -227,7 +226,6 @@ impl Connection {
         let advanced = said.ack().wrapping_sub(self.snd_una.wire(self.snd_first));
         let flight = self.snd_nxt.after(self.snd_una);
         let is_usual = self.is_watched_only()
-            && self.scoreboard.is_plain()
             && seq == self.rcv_nxt.wire(self.rcv_first)
             // Between one byte and all of them.
             && u64::from(advanced.wrapping_sub(1)) < flight
@@ -236,9 +234,42 @@ impl Connection {
             return Progressed::No;
         }
         let ack = self.snd_una + u64::from(advanced);
-        let Some(sent) = self.scoreboard.acknowledge_plainly(ack) else {
+        let Some(sent) = self.scoreboard.acknowledge_only(ack) else {
+            return self
+                .take_another_acknowledgement::<HAS_USUAL_WINDOW>(now, config, said, advanced);
+        };
+        self.take_window::<HAS_USUAL_WINDOW>(said, ack, advanced);
+        self.note_progress(now, config, ack, advanced, sent)
+    }
+
+    /// The same where more than one record tells of what is in flight.
+    #[inline(never)]
+    fn take_another_acknowledgement<const HAS_USUAL_WINDOW: bool>(
+        &mut self,
+        now: Instant,
+        config: &Config,
+        said: OtherWay,
+        advanced: u32,
+    ) -> Progressed {
+        let ack = self.snd_una + u64::from(advanced);
+        if !self.scoreboard.is_plain() {
+            return Progressed::No;
+        }
+        let Some(sent) = self.scoreboard.acknowledge_earlier(ack) else {
             return Progressed::No;
         };
+        self.take_window::<HAS_USUAL_WINDOW>(said, ack, advanced);
+        self.note_progress(now, config, ack, advanced, sent)
+    }
+
+    /// What an acknowledgement of so much says of the window. The prediction follows it.
+    #[inline(always)]
+    fn take_window<const HAS_USUAL_WINDOW: bool>(
+        &mut self,
+        said: OtherWay,
+        ack: Position,
+        advanced: u32,
+    ) {
         // RFC 9293 section 3.10.7.4: SND.UNA < SEG.ACK, so it says where the window ends.
         if HAS_USUAL_WINDOW {
             self.snd_edge += u64::from(advanced);
@@ -249,7 +280,6 @@ impl Connection {
         }
         self.snd_wl1 = self.rcv_nxt;
         self.predict_the_same(said);
-        self.note_progress(now, config, ack, advanced, sent)
     }
 
     /// Whether all that goes on is that a tail loss probe will come when nothing else does: established, nothing lost or
@@ -360,9 +390,6 @@ impl Connection {
             una: self.snd_una,
             nxt: self.snd_nxt,
         };
-        self.cwnd = self
-            .congestion
-            .grow(self.cwnd, progress)
-            .min(super::recovery::WINDOW_BYTES_MAX);
+        self.grow(progress);
     }
 }

@@ -380,7 +380,7 @@ impl Connection {
     #[inline(always)]
     pub(crate) fn open_window(&mut self, taken: Position) -> bool {
         self.rcv_taken = taken;
-        self.template.is_told = false;
+        self.is_told = false;
         let half = u64::from(self.rcv_limit / 2);
         // It is when the remote may be running out of window.
         self.rcv_edge < self.rcv_nxt + half && self.tell_window(taken, half)

@@ -10,6 +10,7 @@
 //! ```
 
 use super::acknowledge::Acknowledgement;
+use super::congestion::Progress;
 use super::frto::Suspicion;
 use super::sent::{Delivered, Sent};
 use super::{Conditions, Connection, Context};
@@ -228,6 +229,7 @@ impl Connection {
         self.congestion
             .reduce(self.cwnd, in_flight, u32::from(self.mss), is_mark);
         self.phase = Phase::Recovery;
+        self.conditions.set(Conditions::WINDOW_MOVED);
         self.recovery.point = self.snd_nxt;
         self.recovery.prr_delivered = 0;
         self.recovery.prr_out = 0;
@@ -269,6 +271,7 @@ impl Connection {
         let old = Instant::from_micros(cx.now.as_micros().saturating_sub(horizon.as_micros()));
         self.scoreboard.handle_timeout(old);
         self.phase = Phase::Loss;
+        self.conditions.set(Conditions::WINDOW_MOVED);
         self.recovery.point = self.snd_nxt;
         self.recovery.duplicates = 0;
         self.recovery.duplicate_bytes = 0;
@@ -313,7 +316,7 @@ impl Connection {
 
     fn grow_window(&mut self, cx: &Context<'_>, ack: &Acknowledgement) {
         let srtt = self.rtt.smoothed().unwrap_or_default();
-        let progress = super::congestion::Progress {
+        let progress = Progress {
             now: cx.now,
             // What a SACK block reported before has had its effect: it let new data go.
             acked_bytes: ack.delivered.bytes.min(ack.advanced_bytes) as u32,
@@ -326,10 +329,14 @@ impl Connection {
             una: self.snd_una,
             nxt: self.snd_nxt,
         };
-        self.cwnd = self
-            .congestion
-            .grow(self.cwnd, progress)
-            .min(WINDOW_BYTES_MAX);
+        self.grow(progress);
+    }
+
+    /// What was acknowledged lets the congestion window grow.
+    pub(super) fn grow(&mut self, progress: Progress) {
+        self.conditions.set(Conditions::WINDOW_MOVED);
+        let grown = self.congestion.grow(self.cwnd, progress);
+        self.cwnd = grown.min(WINDOW_BYTES_MAX);
     }
 
     fn leave_recovery(&mut self) {
@@ -400,6 +407,7 @@ impl Connection {
         self.leave_recovery();
         self.congestion.ssthresh = ssthresh;
         self.cwnd = self.cwnd.max(cwnd);
+        self.conditions.set(Conditions::WINDOW_MOVED);
         self.rack.reordering_seen = true;
         self.rtt.forget_backoff();
     }
@@ -428,12 +436,24 @@ impl Connection {
         }
     }
 
-    /// RFC 5681 section 4.1: a connection that was idle for an RTO starts slowly again.
+    /// RFC 5681 section 4.1: a connection that was idle for an RTO starts slowly again. One whose window has never been its limit does so
+    /// anyway.
+    #[inline(always)]
     pub(super) fn restart_after_idle(&mut self, now: Instant, config: &Config) {
+        // No timeout is shorter.
+        let has_moved = self.conditions.has(Conditions::WINDOW_MOVED);
+        if has_moved && now.after(self.sent_at) > config.rto_min {
+            self.restart_if_idle(now, config);
+        }
+    }
+
+    #[inline(never)]
+    fn restart_if_idle(&mut self, now: Instant, config: &Config) {
         let idle = now.since(self.sent_at);
         if config.restart_after_idle && idle > self.rtt.timeout(config) {
             self.cwnd = self.cwnd.min(self.initial_window(config));
             self.congestion.end_epoch();
+            self.conditions.clear(Conditions::WINDOW_MOVED);
         }
     }
 }

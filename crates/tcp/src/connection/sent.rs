@@ -220,15 +220,19 @@ impl Scoreboard {
     /// when the oldest and the newest of it left. Does nothing and returns `None` in any other case.
     #[inline(always)]
     pub(crate) fn acknowledge_plainly(&mut self, una: Position) -> Option<InOrder> {
-        if !self.earlier.is_empty() {
-            return self.acknowledge_earlier(una);
-        }
-        // The only one goes on to SND.NXT, and `una` no further.
+        let of_only = self.acknowledge_only(una);
+        of_only.or_else(|| self.acknowledge_earlier(una))
+    }
+
+    /// The same where there is but one record.
+    #[inline(always)]
+    pub(crate) fn acknowledge_only(&mut self, una: Position) -> Option<InOrder> {
         let only = &mut self.newest;
-        debug_assert!(only.length > 0 && una <= only.end());
-        if only.flags != 0 {
+        if only.flags != 0 || !self.earlier.is_empty() {
             return None;
         }
+        // It goes on to SND.NXT, and `una` no further.
+        debug_assert!(only.length > 0 && una <= only.end());
         only.length -= una.after(only.start) as u32;
         only.start = una;
         Some(InOrder {
@@ -237,9 +241,9 @@ impl Scoreboard {
         })
     }
 
-    /// The same where there is more than one record.
+    /// The same where there is more than one.
     #[inline(never)]
-    fn acknowledge_earlier(&mut self, una: Position) -> Option<InOrder> {
+    pub(crate) fn acknowledge_earlier(&mut self, una: Position) -> Option<InOrder> {
         let first = self.earlier.front_mut()?;
         let (end, sent_at) = (first.end(), first.sent_at);
         if first.flags != 0 || una > end {

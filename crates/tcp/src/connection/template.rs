@@ -32,8 +32,6 @@ pub(crate) struct Template {
     pub(crate) is_ready: bool,
     /// It is Ethernet, IPv4 and TCP with timestamps, in full: see [`Template::USUAL_BYTES`].
     pub(crate) is_usual: bool,
-    /// The remote was told what is to be told: neither the acknowledgement nor the window has changed since.
-    pub(crate) is_told: bool,
     /// Of how much payload lengths and checksums tell.
     payload_bytes: u16,
     /// The sums of the IP header without its length, and of the pseudo-header without the length.
@@ -56,7 +54,6 @@ impl Template {
             ip_bytes: 0,
             is_ready: false,
             is_usual: false,
-            is_told: false,
             payload_bytes: 0,
             ip_short: 0,
             pseudo_short: 0,
@@ -88,7 +85,6 @@ impl Template {
         self.ip_short = Sum::ZERO.bytes(&self.bytes[IP_AT..TCP_AT]).short();
         self.pseudo_short = self.pseudo.short();
         self.is_usual = true;
-        self.is_told = false;
         self.tell_length(0);
     }
 
@@ -136,11 +132,11 @@ impl Connection {
         *h = template.bytes;
         put_u64(h, 58, timestamps);
         put_u64(&mut template.bytes, 58, timestamps);
-        if !template.is_told {
+        if !self.is_told {
             let word = self.tell(now);
             put_u64(h, 42, word);
             put_u64(&mut self.template.bytes, 42, word);
-            self.template.is_told = true;
+            self.is_told = true;
         }
     }
 
@@ -154,7 +150,7 @@ impl Connection {
     ) {
         debug_assert!(self.template.fits(0));
         *h = self.template.bytes;
-        self.template.is_told = false;
+        self.is_told = false;
         self.note_told();
         let window = self.advertise(now);
         put_u32(h, TCP_AT + 4, self.snd_nxt.wire(self.snd_first));
@@ -173,7 +169,7 @@ impl Connection {
     }
 
     /// Whether the headers at hand say what has to be said.
-    pub(super) fn is_told(&self) -> bool {
+    pub(super) fn headers_tell_all(&self) -> bool {
         let (mut edge, before) = (self.rcv_edge, self.rcv_edge);
         let window = self.window_from(&mut edge);
         let acknowledgement = u64::from(self.rcv_nxt.wire(self.rcv_first));

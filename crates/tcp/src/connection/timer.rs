@@ -54,7 +54,7 @@ impl Connection {
         if self.ack_deadline <= cx.now {
             self.ack_deadline = Instant::NEVER;
             self.conditions.set(Conditions::ACK_NOW);
-            self.template.is_told = false;
+            self.is_told = false;
         }
         if self.pace_at <= cx.now {
             self.conditions.clear(Conditions::PACED);

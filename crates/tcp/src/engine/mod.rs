@@ -510,7 +510,7 @@ impl Engine {
         );
         for connection in &self.slots {
             if !connection.conditions.has(Conditions::FREE) {
-                connection.assert_invariants();
+                connection.assert_invariants(&self.config);
             }
         }
         self.assert_run();

@@ -325,6 +325,7 @@ impl Engine {
         let has_timestamps = connection.conditions.has(Conditions::TIMESTAMPS);
         if link_bytes > 0 && is_v4 && has_timestamps && connection.state == State::Established {
             connection.template.complete(key);
+            connection.is_told = false;
         }
     }
 
