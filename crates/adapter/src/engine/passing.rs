@@ -192,7 +192,7 @@ mod tests {
         fn counts(&self, count: fn(&Counters) -> u64) -> Vec<u64> {
             let threads = self.all.iter();
             threads
-                .map(|thread| count(thread.engine.counters()))
+                .map(|thread| count(&thread.engine.counters()))
                 .collect()
         }
 

@@ -92,7 +92,9 @@ pub struct Engine {
     neighbours: Neighbours,
     fragments: Fragments,
     limiter: Limiter,
+    /// Without [`Self::short_ways`].
     counters: Counters,
+    short_ways: ShortWays,
 
     /// Our hardware address as the upper part of a word, or [`NO_MAC`].
     own_mac: u64,
@@ -113,6 +115,13 @@ pub struct Engine {
     control_queue: VecDeque<ControlFrame>,
     /// When a SYN was last answered with a cookie.
     cookie_sent_at: Option<Instant>,
+}
+
+/// Frames that took the short ways, each of them a segment: what would be several of [`Counters`] is counted once.
+#[derive(Debug, Default)]
+struct ShortWays {
+    received: u64,
+    sent: u64,
 }
 
 /// What others must not be able to guess.
@@ -151,6 +160,7 @@ impl Engine {
             fragments: Fragments::default(),
             limiter: Limiter::default(),
             counters: Counters::default(),
+            short_ways: ShortWays::default(),
             own_mac: match config.medium {
                 Medium::Ethernet { mac, .. } => mac.to_word() << 16,
                 _ => NO_MAC,
@@ -174,8 +184,15 @@ impl Engine {
 
     /// What was counted since the engine was made.
     #[must_use]
-    pub const fn counters(&self) -> &Counters {
-        &self.counters
+    pub fn counters(&self) -> Counters {
+        let ShortWays { received, sent } = self.short_ways;
+        let mut counters = self.counters.clone();
+        counters.frames_received += received;
+        counters.segments_received += received;
+        counters.segments_predicted += received;
+        counters.frames_sent += sent;
+        counters.segments_sent += sent;
+        counters
     }
 
     /// The configuration it was made with.

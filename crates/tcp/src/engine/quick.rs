@@ -139,8 +139,7 @@ impl Engine {
             generation,
             now,
         };
-        self.counters.frames_sent += 1;
-        self.counters.segments_sent += 1;
+        self.short_ways.sent += 1;
         self.counters.bytes_sent += u64::from(bytes);
         if plan.is_end {
             h[FLAGS_AT + TCP_AT] |= Flags::PSH.0;
@@ -150,13 +149,12 @@ impl Engine {
         } else if !self.turns.go_on() {
             self.run.end();
         }
-        let mut segment_bytes = 0;
+        let payload = payload(slot, generation, plan.seq, bytes);
         if plan.is_large {
             h[FLAGS_AT + TCP_AT] |= Flags::PSH.0;
-            segment_bytes = connection.mss;
+            return Some(usual_frame::<IS_SUMMED_BY_LINK>(h, payload, connection.mss));
         }
-        let payload = payload(slot, generation, plan.seq, bytes);
-        Some(usual_frame::<IS_SUMMED_BY_LINK>(h, payload, segment_bytes))
+        Some(usual_frame::<IS_SUMMED_BY_LINK>(h, payload, 0))
     }
 
     /// The next frame of the connection whose turn it is, where nothing has a turn before it: an acknowledgement alone, or what the other ways
@@ -188,8 +186,7 @@ impl Engine {
         connection.write_usual_acknowledgement(now, h);
         self.run.end();
         self.turns.finish();
-        self.counters.frames_sent += 1;
-        self.counters.segments_sent += 1;
+        self.short_ways.sent += 1;
         Some(usual_frame::<IS_SUMMED_BY_LINK>(h, None, 0))
     }
 
@@ -249,8 +246,7 @@ impl Engine {
         let h = out.first_chunk_mut().expect("the buffer is longer");
         *h = connection.template.bytes;
         put_u32(h, TCP_AT + 4, seq.wire(connection.snd_first));
-        self.counters.frames_sent += 1;
-        self.counters.segments_sent += 1;
+        self.short_ways.sent += 1;
         self.counters.bytes_sent += u64::from(bytes);
         let payload = payload(run.slot, run.generation, seq, bytes);
         if connection.snd_nxt == connection.snd_end {

@@ -29,6 +29,9 @@ const CONNECTIONS_IN_CACHE: usize = 4_096;
 /// Frames whose connections are looked up before the first is handled.
 const LOOKED_UP_TOGETHER: usize = 32;
 
+/// Stands for no slot.
+const NO_SLOT: u32 = u32::MAX;
+
 /// What the link knows about a frame it delivers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ReceiveOffload {
@@ -142,7 +145,7 @@ impl Engine {
         offload: ReceiveOffload,
         memory: &mut dyn Memory,
     ) {
-        if self.handle_predicted(now, frame, offload, memory, None) {
+        if self.handle_predicted(now, frame, offload, memory) {
             self.note_predicted(1);
         } else {
             self.handle_any(now, frame, offload, memory);
@@ -161,7 +164,7 @@ impl Engine {
         }
         let mut predicted = 0;
         for (frame, offload) in frames {
-            if self.handle_predicted(now, frame, offload, memory, None) {
+            if self.handle_predicted(now, frame, offload, memory) {
                 predicted += 1;
             } else {
                 self.handle_any(now, frame, offload, memory);
@@ -171,49 +174,81 @@ impl Engine {
     }
 
     #[inline(never)]
-    fn handle_looked_up<'a, I>(&mut self, now: Instant, mut frames: I, memory: &mut dyn Memory)
+    fn handle_looked_up<'a, I>(&mut self, now: Instant, frames: I, memory: &mut dyn Memory)
     where
         I: Iterator<Item = (&'a [u8], ReceiveOffload)> + Clone,
     {
+        let mut slots = [NO_SLOT; LOOKED_UP_TOGETHER];
+        // A copy of its own finds room in registers.
+        let mut frames = frames.clone();
         loop {
             let changes = self.flows.changes();
-            let mut slots = [None; LOOKED_UP_TOGETHER];
-            let mut touched = 0;
-            for (slot, (frame, _)) in slots.iter_mut().zip(frames.clone()) {
-                *slot = self.look_up(frame);
-                let connection = slot.and_then(|slot| self.slots.get(slot as usize));
-                touched ^= connection.map_or(0, Connection::touch);
-            }
-            black_box(touched);
-            let mut predicted = 0;
-            for slot in slots {
+            let count = self.look_up_together(frames.clone(), &mut slots);
+            let (mut handled, mut unusual) = (0, 0);
+            for &slot in &slots[..count] {
                 let Some((frame, offload)) = frames.next() else {
-                    return self.note_predicted(predicted);
+                    break;
                 };
-                let slot = slot.filter(|_| self.flows.changes() == changes);
-                if self.handle_predicted(now, frame, offload, memory, slot) {
-                    predicted += 1;
-                } else {
+                handled += 1;
+                if !self.handle_found(now, slot, frame, offload, memory) {
+                    unusual += 1;
                     self.handle_any(now, frame, offload, memory);
+                    if self.flows.changes() != changes {
+                        break;
+                    }
                 }
             }
-            self.note_predicted(predicted);
+            self.note_predicted(handled - unusual);
+            // Connections have come or gone: what was found for the others may be no more.
+            for _ in handled as usize..count {
+                if let Some((frame, offload)) = frames.next() {
+                    self.handle_alone(now, frame, offload, memory);
+                }
+            }
+            if count < LOOKED_UP_TOGETHER {
+                return;
+            }
         }
     }
 
-    /// The slot that [`Self::handle_predicted`] will find for a frame, should it be of the usual layout.
-    #[inline(always)]
-    fn look_up(&self, frame: &[u8]) -> Option<u32> {
-        self.flows.find_v4(usual_ends(frame.first_chunk()?))
+    #[cold]
+    fn handle_alone(
+        &mut self,
+        now: Instant,
+        frame: &[u8],
+        offload: ReceiveOffload,
+        memory: &mut dyn Memory,
+    ) {
+        self.handle_frame(now, frame, offload, memory);
+    }
+
+    /// Finds out whose the next frames are, should they be of the usual layout, and has a look at these connections; returns how many there
+    /// are.
+    // Not inlined: it has use for every register.
+    #[inline(never)]
+    fn look_up_together<'a>(
+        &self,
+        frames: impl Iterator<Item = (&'a [u8], ReceiveOffload)>,
+        slots: &mut [u32; LOOKED_UP_TOGETHER],
+    ) -> usize {
+        let (mut count, mut touched) = (0, 0);
+        for (slot, (frame, _)) in slots.iter_mut().zip(frames) {
+            count += 1;
+            let ends = frame.first_chunk().map(usual_ends);
+            let found = ends.and_then(|ends| self.flows.find_v4(ends));
+            *slot = found.unwrap_or(NO_SLOT);
+            let connection = self.slots.get(*slot as usize);
+            touched ^= connection.map_or(0, Connection::touch);
+        }
+        black_box(touched);
+        count
     }
 
     /// So many frames went the short way.
     #[inline(always)]
     fn note_predicted(&mut self, frames: u64) {
         self.run.end();
-        self.counters.frames_received += frames;
-        self.counters.segments_predicted += frames;
-        self.counters.segments_received += frames;
+        self.short_ways.received += frames;
     }
 
     /// Where the payload of the next frame belongs, should it continue what the last one brought. Memory
@@ -247,7 +282,7 @@ impl Engine {
         if !self.has_usual_payload(headers, payload_bytes, offload) {
             return None;
         }
-        self.find_usual(headers, None)?;
+        self.find_usual(headers)?;
         let expected = self.expected()?;
         let connection = self.slots.get(expected.connection.index())?;
         let is_next = u32_at(headers, 38) == connection.rcv_nxt.wire(connection.rcv_first);
@@ -267,7 +302,7 @@ impl Engine {
         expected: Expected,
     ) -> bool {
         let is_usual = self.has_usual_payload(headers, payload_bytes, offload);
-        let Some(slot) = is_usual.then(|| self.find_usual(headers, None)).flatten() else {
+        let Some(slot) = is_usual.then(|| self.find_usual(headers)).flatten() else {
             return false;
         };
         let place = |connection, offset| {
@@ -301,7 +336,6 @@ impl Engine {
         frame: &[u8],
         offload: ReceiveOffload,
         memory: &mut dyn Memory,
-        slot: Option<u32>,
     ) -> bool {
         let Some((h, rest)) = frame.split_first_chunk() else {
             return false;
@@ -309,16 +343,45 @@ impl Engine {
         if !self.is_usual(h, offload) {
             return false;
         }
+        let Some(slot) = self.find_usual(h) else {
+            return false;
+        };
+        self.handle_usual(now, slot, h, rest, memory)
+    }
+
+    /// The same where the slot was found before. Then there are so many connections that trains are not to be expected.
+    #[inline(always)]
+    fn handle_found(
+        &mut self,
+        now: Instant,
+        slot: u32,
+        frame: &[u8],
+        offload: ReceiveOffload,
+        memory: &mut dyn Memory,
+    ) -> bool {
+        let Some((h, rest)) = frame.split_first_chunk() else {
+            return false;
+        };
+        self.is_usual(h, offload) && self.handle_usual(now, slot, h, rest, memory)
+    }
+
+    /// The same where it is known that the headers have that layout, and whose they are.
+    #[inline(always)]
+    fn handle_usual(
+        &mut self,
+        now: Instant,
+        slot: u32,
+        h: &[u8; USUAL_HEADERS_BYTES],
+        rest: &[u8],
+        memory: &mut dyn Memory,
+    ) -> bool {
         let payload_bytes =
             usize::from(u16_at(h, 16)).wrapping_sub(USUAL_HEADERS_BYTES - ethernet::HEADER_BYTES);
         if payload_bytes == 0 {
-            return self.handle_acknowledgement(now, h, slot);
+            return self.handle_acknowledgement(now, slot, h);
         }
         // What follows may be the link's padding.
         let Some(payload) = rest.get(..payload_bytes) else {
-            return false;
-        };
-        let Some(slot) = self.find_usual(h, slot) else {
             return false;
         };
         let place = |id, offset| memory.place(id, offset, payload);
@@ -337,12 +400,9 @@ impl Engine {
     fn handle_acknowledgement(
         &mut self,
         now: Instant,
+        slot: u32,
         h: &[u8; USUAL_HEADERS_BYTES],
-        slot: Option<u32>,
     ) -> bool {
-        let Some(slot) = self.find_usual(h, slot) else {
-            return false;
-        };
         let (said, seq, timestamp) = (other_way(h), u32_at(h, 38), u32_at(h, 58));
         let Some(connection) = self.slots.get_mut(slot as usize) else {
             return false;
@@ -389,12 +449,9 @@ impl Engine {
             && u32_at(h, 54) == 0x0101_080a
     }
 
-    /// Whose they are; `slot`, if that is known. Then there are so many connections that trains are not to be expected.
+    /// Whose they are. Frames of one connection come in trains.
     #[inline(always)]
-    fn find_usual(&mut self, h: &[u8; USUAL_HEADERS_BYTES], slot: Option<u32>) -> Option<u32> {
-        if slot.is_some() {
-            return slot;
-        }
+    fn find_usual(&mut self, h: &[u8; USUAL_HEADERS_BYTES]) -> Option<u32> {
         let ends = usual_ends(h);
         if ends == self.last_flow.ends {
             return Some(self.last_flow.slot);

@@ -104,7 +104,7 @@ impl Captures {
     /// Likewise, before a frame is made.
     #[inline]
     pub(super) fn before_transmit(&self, engine: &Engine) -> Option<Counters> {
-        self.is_watched().then(|| engine.counters().clone())
+        self.is_watched().then(|| engine.counters())
     }
 
     /// A frame was taken in.
@@ -175,7 +175,7 @@ impl Before {
         let glance = Glance::of(frame);
         Before {
             connection: connection_of(engine, &glance, Direction::In),
-            counters: engine.counters().clone(),
+            counters: engine.counters(),
             glance,
         }
     }
@@ -188,7 +188,7 @@ impl Before {
         };
         describe::received(&Reception {
             glance: self.glance,
-            counters: [&self.counters, engine.counters()],
+            counters: [&self.counters, &engine.counters()],
             before: self.connection.map(|(_, info)| info),
             after,
         })
@@ -204,7 +204,7 @@ fn comment_on(
 ) -> String {
     describe::sent(&Sending {
         glance,
-        counters: [before, engine.counters()],
+        counters: [before, &engine.counters()],
         after: connection_of(engine, &glance, Direction::Out),
         stream: transmit.payload.map(|payload| payload.offset),
         segment_bytes: transmit.offload.segment_bytes,

@@ -97,7 +97,7 @@ impl Wire {
         let mut out = Vec::new();
         loop {
             let engine = &mut self.server.engine;
-            let before = engine.counters().clone();
+            let before = engine.counters();
             let mut header = [0; HEADER_BUFFER_BYTES];
             let Some(transmit) = engine.poll_transmit(self.now, &mut header) else {
                 return out;

@@ -166,7 +166,7 @@ impl Runner {
             frames_received: counters.frames_received,
             frames_sent: counters.frames_sent,
             frames_malformed: counters.malformed_total(),
-            frames_malformed_by_reason: malformed_by_reason(counters),
+            frames_malformed_by_reason: malformed_by_reason(&counters),
             segments_received: counters.segments_received,
             segments_sent: counters.segments_sent,
             bytes_received: counters.bytes_received,
