@@ -23,7 +23,7 @@ pub(crate) struct CaptureArgs {
     write: Option<PathBuf>,
 
     /// Stop after this many frames
-    #[arg(short, long, value_name = "N")]
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
 
     /// Keep only the first bytes of each frame; 128 are the headers
@@ -88,9 +88,20 @@ pub(crate) fn run(args: &CaptureArgs) -> Result<(), Failure> {
     match done {
         Ok(told) => told.conclude(),
         // Whoever read our output has seen enough.
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        Err(error) => Err(Failure::new(format!("the capture ended: {error}"))),
+        Err(Ended::Writing(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        Err(Ended::Reading(error)) => Err(Failure::new(format!("the capture ended: {error}"))),
+        Err(Ended::Writing(error)) => {
+            let to = args.write.as_deref().filter(|path| path.as_os_str() != "-");
+            let to = to.map_or("standard output".into(), |path| path.display().to_string());
+            Err(Failure::new(format!("cannot write {to}: {error}")))
+        }
     }
+}
+
+/// Which side of a capture failed.
+enum Ended {
+    Reading(io::Error),
+    Writing(io::Error),
 }
 
 /// What became of a capture.
@@ -108,17 +119,21 @@ impl Told {
                 "the adapter takes no more captures (8 at a time)",
             ));
         }
-        eprintln!("{} frames, {} lost to the capture", self.frames, self.lost);
+        let frames = if self.frames == 1 { "frame" } else { "frames" };
+        eprintln!(
+            "{} {frames}, {} lost to the capture",
+            self.frames, self.lost
+        );
         Ok(())
     }
 }
 
 /// Passes blocks on until the input ends, or `count` frames were seen.
-fn pump(live: Live<'_>, output: &mut Output, count: Option<u64>) -> io::Result<Told> {
+fn pump(live: Live<'_>, output: &mut Output, count: Option<u64>) -> Result<Told, Ended> {
     let mut reader = CaptureReader::new(BufReader::with_capacity(READ_BYTES, live));
     let mut told = Told::default();
     while count.is_none_or(|count| told.frames < count) {
-        let Some(block) = reader.next_block()? else {
+        let Some(block) = reader.next_block().map_err(Ended::Reading)? else {
             break;
         };
         told.blocks += 1;
@@ -128,12 +143,13 @@ fn pump(live: Live<'_>, output: &mut Output, count: Option<u64>) -> io::Result<T
             told.frames += 1;
             told.lost += packet.lost;
         }
-        output.put(&block, packet.as_ref())?;
+        let put = output.put(&block, packet.as_ref());
+        put.map_err(Ended::Writing)?;
         if reader.get_ref().buffer().is_empty() {
-            output.flush()?;
+            output.flush().map_err(Ended::Writing)?;
         }
     }
-    output.flush()?;
+    output.flush().map_err(Ended::Writing)?;
     Ok(told)
 }
 

@@ -79,6 +79,7 @@ fn wrong_options_are_2() {
         &["run"][..],
         &["run", "--path", "fast", "--", "true"],
         &["runn"],
+        &["capture", "-c", "0"],
         &[],
     ] {
         assert_eq!(

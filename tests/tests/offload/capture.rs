@@ -39,6 +39,20 @@ fn frames(file: &Path) -> Vec<(Direction, Glance, String)> {
 }
 
 #[test]
+fn a_full_disk_is_named() {
+    let Some(stage) = Stage::set(&[]) else { return };
+    let mut capture = capturing(&stage, &["-w", "/dev/full"]);
+    ok(stage.far("refused", &["expect_error", NEAR, "7199", "ECONNREFUSED"]));
+    let ended = capture.wait(PATIENCE).and_then(|status| status.code());
+    assert_eq!(ended, Some(1), "{}", capture.outputs());
+    let said = capture.stderr();
+    assert!(
+        said.contains("cannot write /dev/full: No space left"),
+        "{said}"
+    );
+}
+
+#[test]
 fn every_frame_is_there_with_what_the_engine_did() {
     let Some(stage) = Stage::set(&[]) else { return };
     let (received, sent) = (stage.engine("frames_received"), stage.engine("frames_sent"));

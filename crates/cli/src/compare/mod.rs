@@ -378,7 +378,11 @@ impl Comparison<'_> {
                     )
                 })
             }
-            Err(error) => format!("failed: {error}"),
+            // The programs' own words, which follow, are said once: when all is over.
+            Err(error) => {
+                let first = error.lines().next().unwrap_or_default();
+                format!("failed: {}", first.trim_end_matches([':', ';']))
+            }
         };
         eprintln!(
             "[{done}/{all}] {}: {outcome} (about {left:.0} s left)",
