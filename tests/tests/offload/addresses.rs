@@ -75,6 +75,31 @@ fn connections_of_one_port_are_told_their_own_ends() {
 }
 
 #[test]
+fn programs_of_the_host_reach_what_listens_at_the_engine_s_address() {
+    let Some(stage) = Stage::set(&[]) else { return };
+    ok(stage.near("nobody", &["expect_error", NEAR, "7341", "ECONNREFUSED"]));
+    for (port, bound, reached) in [
+        ("7342", "0.0.0.0", NEAR),
+        ("7343", NEAR, NEAR),
+        ("7344", NEAR_V6, NEAR_V6),
+    ] {
+        let server = stage.near_server(&["names_server", port, bound]);
+        let client = ok(stage.near("client", &["names_client", reached, port]));
+        let client = client.split_whitespace().collect::<Vec<_>>();
+        let server = ok(server);
+        let server = server.split_whitespace().collect::<Vec<_>>();
+        // listening, peer A P local A P, ok; and peer A P local A P, ok.
+        assert_eq!(client[1..3], [reached, port]);
+        assert_eq!(server[5..7], client[1..3], "the server's end");
+        stage.await_listeners(0);
+    }
+    let _server = stage.near_server(&["echo_server", "7345", NEAR]);
+    ok(stage.near("client", &["echo_client", NEAR, "7345", "30000000"]));
+    ok(stage.near("from", &["from_address", NEAR, "0", NEAR, "7345"]));
+    assert_eq!(stage.engine("connections_opened"), 0);
+}
+
+#[test]
 fn programs_connect_from_the_address_and_port_they_bind() {
     let Some(stage) = Stage::set(&[]) else { return };
     let _far = stage.far_server(&["echo_server", "7321"]);

@@ -280,14 +280,12 @@ impl Draft {
 }
 
 impl Settings {
-    /// The rules, and those that follow: our own addresses are nobody's to connect to; what the engine can reach is its business for
-    /// programs that ask for it.
+    /// The rules, and those that follow: what the engine can reach is its business for programs that ask for it. That goes for our own
+    /// addresses, too: such programs know them from the outlook, and what stands in for them.
     pub fn all_rules(&self) -> Vec<Rule> {
-        let own = |&(ip, _): &(IpAddr, u8)| rule_of(ip, 128, 0, Verdict::Host);
         let on_link = |&(ip, bits): &(IpAddr, u8)| rule_of(ip, bits, 0, Verdict::OffloadOnRequest);
         let beyond = |ip: &IpAddr| rule_of(*ip, 0, 0, Verdict::OffloadOnRequest);
         let mut rules = self.rules.clone();
-        rules.extend(self.addresses.iter().map(own));
         if !self.gateways.is_empty() {
             // "Everything" is not what is this host's own.
             let own: [(IpAddr, u8); 4] = [
@@ -470,7 +468,7 @@ mod tests {
         assert_eq!(verdict("fd00::1", 80), Some(Verdict::Offload));
         assert_eq!(verdict("fd00::1", 81), None);
         assert_eq!(verdict("10.84.0.9", 1), Some(Verdict::Host));
-        assert_eq!(verdict("10.84.0.2", 1), Some(Verdict::Host));
+        assert_eq!(verdict("10.84.0.2", 1), Some(Verdict::OffloadOnRequest));
         assert_eq!(verdict("10.84.0.7", 1), Some(Verdict::OffloadOnRequest));
         assert_eq!(verdict("8.8.8.8", 1), Some(Verdict::OffloadOnRequest));
         assert_eq!(verdict("127.0.0.1", 1), Some(Verdict::Direct));

@@ -15,6 +15,8 @@ use crate::{epoll, errno, offload, real, sys};
 /// `connect(2)`.
 pub unsafe fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
     let mut why = None;
+    let mut to = (address, len);
+    let beside;
     if state::kind(fd) == Kind::Connection && unsafe { disconnects(address, len) } {
         errno::keep(|| let_go(fd));
         return unsafe { real::connect(fd, address, len) };
@@ -23,9 +25,14 @@ pub unsafe fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_
         match unsafe { opening::connect(fd, address, len) } {
             Opened::Done(result) => return result,
             Opened::Kernel(reason) => why = reason,
+            Opened::Beside(end) => {
+                let (storage, len) = errno::keep(|| names::spelled(fd, end));
+                beside = storage;
+                to = ((&raw const beside).cast(), len);
+            }
         }
     }
-    let result = unsafe { real::connect(fd, address, len) };
+    let result = unsafe { real::connect(fd, to.0, to.1) };
     let error = if result == 0 { 0 } else { errno::get() };
     if matches!(error, 0 | libc::EINPROGRESS | libc::EINTR) {
         errno::keep(|| unsafe { note_connect(fd, address, len, error) });
@@ -138,10 +145,14 @@ unsafe fn name_accepted(fd: c_int, address: *mut sockaddr, room: socklen_t, len:
     let Some(c) = state::connection(fd) else {
         return;
     };
-    if errno::keep(|| offload::accepted(&c)) && !address.is_null() && !len.is_null() {
-        if let Some(Ok(true_name)) = names::answer(&c, Side::Remote) {
-            unsafe { names::write(true_name, address, room, len) };
-        }
+    let is_engine_s = errno::keep(|| offload::accepted(&c));
+    if address.is_null() || len.is_null() {
+        return;
+    }
+    if !is_engine_s {
+        unsafe { name_stand_in(fd, Side::Remote, address, room, len) };
+    } else if let Some(Ok(true_name)) = names::answer(&c, Side::Remote) {
+        unsafe { names::write(true_name, address, room, len) };
     }
 }
 
@@ -153,12 +164,23 @@ pub unsafe fn getsockname(fd: c_int, address: *mut sockaddr, len: *mut socklen_t
             let room = unsafe { room_in(address, len) };
             let result = unsafe { real::getsockname(fd, address, len) };
             if result == 0 && offload::is_wanted() {
-                if let Some(name) = errno::keep(|| offload::bound::true_name(fd)) {
-                    unsafe { names::write(name, address, room, len) };
-                }
+                unsafe { name_stand_in(fd, Side::Local, address, room, len) };
             }
             result
         }
+    }
+}
+
+/// The kernel's answer is a stand-in of one of the engine's addresses: that one is told.
+unsafe fn name_stand_in(
+    fd: c_int,
+    side: Side,
+    address: *mut sockaddr,
+    room: socklen_t,
+    len: *mut socklen_t,
+) {
+    if let Some(name) = errno::keep(|| offload::bound::true_name(fd, side)) {
+        unsafe { names::write(name, address, room, len) };
     }
 }
 
@@ -166,7 +188,14 @@ pub unsafe fn getsockname(fd: c_int, address: *mut sockaddr, len: *mut socklen_t
 pub unsafe fn getpeername(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
     match unsafe { true_name(fd, Side::Remote, address, len) } {
         Some(result) => result,
-        None => unsafe { real::getpeername(fd, address, len) },
+        None => {
+            let room = unsafe { room_in(address, len) };
+            let result = unsafe { real::getpeername(fd, address, len) };
+            if result == 0 && offload::is_wanted() {
+                unsafe { name_stand_in(fd, Side::Remote, address, room, len) };
+            }
+            result
+        }
     }
 }
 

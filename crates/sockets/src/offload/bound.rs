@@ -2,13 +2,13 @@
 //!
 //! The kernel does not have that address, and a carrier could not reach a socket bound to it. So the socket is bound to the address's
 //! stand-in on loopback, with the port the program wants; the program is told the address it asked for. Whoever connects to the stand-in
-//! itself is a local program like any other.
+//! is a program of this host that wants that address ([`super::opening`]), or the stand-in itself: a local program like any other.
 
 use libc::{sockaddr, sockaddr_storage, socklen_t};
 use toehold_channel::offload::Address;
 use toehold_channel::rendezvous::mapped;
 
-use super::names;
+use super::names::{self, Side};
 use crate::sys;
 
 /// Where a socket is to be bound instead; `None`: where the program says.
@@ -47,11 +47,14 @@ pub(crate) unsafe fn stand_in(
     ))
 }
 
-/// What a program bound, when the kernel says that it is a stand-in.
-pub(crate) fn true_name(fd: i32) -> Option<(sockaddr_storage, socklen_t)> {
+/// What a program bound, or connected to, when the kernel says that it is a stand-in.
+pub(crate) fn true_name(fd: i32, side: Side) -> Option<(sockaddr_storage, socklen_t)> {
     let outlook = super::known_outlook()?;
-    let local = names::local(fd)?;
-    let ip = outlook.behind(local.v4()?)?;
-    let port = local.port;
+    let end = match side {
+        Side::Local => names::local(fd)?,
+        Side::Remote => names::remote(fd)?,
+    };
+    let ip = outlook.behind(end.v4()?)?;
+    let port = end.port;
     Some(names::spelled(fd, Address { ip, port }))
 }

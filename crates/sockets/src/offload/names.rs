@@ -67,7 +67,7 @@ pub(crate) unsafe fn read(address: *const sockaddr, len: socklen_t) -> Option<Ad
 }
 
 /// An address as a socket of `fd`'s family spells it, and its length.
-pub(super) fn spelled(fd: i32, address: Address) -> (sockaddr_storage, socklen_t) {
+pub(crate) fn spelled(fd: i32, address: Address) -> (sockaddr_storage, socklen_t) {
     // SAFETY: zeroes are a valid `sockaddr_storage`.
     let mut storage: sockaddr_storage = unsafe { core::mem::zeroed() };
     let domain = sys::getsockopt::<i32>(fd, libc::SOL_SOCKET, libc::SO_DOMAIN);

@@ -35,6 +35,8 @@ pub(crate) enum Opened {
     Done(c_int),
     /// It is the kernel's, perhaps for a reason worth telling.
     Kernel(Option<Reason>),
+    /// It is the kernel's, to this address: the program wants one of the engine's own, where a program of this host listens.
+    Beside(Address),
 }
 
 /// What the engine has said.
@@ -69,7 +71,7 @@ pub(crate) unsafe fn connect(fd: i32, address: *const sockaddr, len: socklen_t) 
     errno::keep(state::prepare);
     match errno::keep(|| begin(fd, remote)) {
         Ok(connection) => finish(&connection),
-        Err(reason) => Opened::Kernel(reason),
+        Err(instead) => instead,
     }
 }
 
@@ -117,28 +119,36 @@ fn fail(connection: &Connection, error: i32) -> Opened {
     Opened::Done(-1)
 }
 
-/// Hands the connection to the engine; or says why it is the kernel's.
-fn begin(fd: i32, remote: Address) -> Result<Connection, Option<Reason>> {
+/// Hands the connection to the engine; or says what becomes of it instead.
+fn begin(fd: i32, remote: Address) -> Result<Connection, Opened> {
+    let kernel = |reason| Opened::Kernel(Some(reason));
     let no_engine = super::is_wanted().then_some(Reason::NoEngine);
-    let outlook = super::outlook().ok_or(no_engine)?;
+    let outlook = super::outlook().ok_or(Opened::Kernel(no_engine))?;
     match outlook.verdict(remote.ip, remote.port) {
         Verdict::Offload => {}
         Verdict::OffloadOnRequest if super::is_wanted() => {}
-        Verdict::OffloadOnRequest | Verdict::Direct => return Err(None),
-        Verdict::Host => return Err(Some(Reason::Policy)),
+        Verdict::OffloadOnRequest | Verdict::Direct => return Err(Opened::Kernel(None)),
+        Verdict::Host => return Err(kernel(Reason::Policy)),
     }
     let option = |name| sys::getsockopt::<i32>(fd, libc::SOL_SOCKET, name).unwrap_or(-1);
     let is_tcp = option(libc::SO_TYPE) == libc::SOCK_STREAM
         && option(libc::SO_PROTOCOL) == libc::IPPROTO_TCP;
     if !is_tcp {
-        return Err(None);
+        return Err(Opened::Kernel(None));
     }
-    let bound = names::local(fd).ok_or(None)?;
+    let bound = names::local(fd).ok_or(Opened::Kernel(None))?;
     let own_ip = bound.v4().and_then(|v4| outlook.behind(v4));
     let is_any = bound.ip == [0; 16] || bound.v4() == Some([0; 4]) || own_ip.is_some();
     let is_beside = pairing::namespace_of(fd).unwrap_or(0) == outlook.netns();
     if !is_any || !is_beside {
-        return Err(Some(Reason::NoRelay));
+        return Err(kernel(Reason::NoRelay));
+    }
+    if let Some(stand_in) = outlook.stand_in_for(remote.ip) {
+        // No frame of the engine's comes back to it.
+        return Err(Opened::Beside(Address {
+            ip: mapped(stand_in),
+            port: remote.port,
+        }));
     }
     let opening = Opening {
         pass: super::pass(),
@@ -147,7 +157,7 @@ fn begin(fd: i32, remote: Address) -> Result<Connection, Option<Reason>> {
     };
     if !connect_carrier(fd, outlook.relay_port(), &opening) {
         disconnect(fd);
-        return Err(Some(Reason::NoRelay));
+        return Err(kernel(Reason::NoRelay));
     }
     // From one of the engine's addresses it goes from there, and from the carrier's own port.
     let local = own_ip.and_then(|ip| {
@@ -158,7 +168,7 @@ fn begin(fd: i32, remote: Address) -> Result<Connection, Option<Reason>> {
         Some(connection) => Ok(connection),
         None => {
             disconnect(fd);
-            Err(Some(Reason::NoResources))
+            Err(kernel(Reason::NoResources))
         }
     }
 }
