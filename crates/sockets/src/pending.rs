@@ -28,6 +28,7 @@ pub(crate) fn keep_for_next_call(connection: &Connection, error: i32) {
             | libc::ETIMEDOUT
             | libc::EHOSTUNREACH
             | libc::ENETUNREACH
+            | libc::EACCES
     );
     if of_the_connection {
         keep(connection, error);

@@ -166,21 +166,48 @@ fn a_repeated_fin_prolongs_time_wait() {
     assert_eq!(stage.engine.info(id).unwrap().state, State::Closed);
 }
 
+/// RFC 792: codes of "destination unreachable".
+const NET_UNREACHABLE: u8 = 0;
+const HOST_UNREACHABLE: u8 = 1;
+
+/// RFC 5461 section 4.1 and Linux (tcp_v4_err): who connects is told of soft errors at once, too.
+#[test]
+fn attempt_ends_with_the_first_that_says_there_is_no_way() {
+    const PORT_UNREACHABLE: u8 = 3;
+    const PROHIBITED: u8 = 13;
+    for (code, why) in [
+        (NET_UNREACHABLE, CloseReason::NoRoute),
+        (HOST_UNREACHABLE, CloseReason::Unreachable),
+        (PORT_UNREACHABLE, CloseReason::Refused),
+        (PROHIBITED, CloseReason::Unreachable),
+    ] {
+        let mut stage = plain();
+        stage.connect(Options::default());
+        stage.expect("S 0:0(0)");
+        // RFC 5927 section 4.1: not about what is in flight.
+        stage.raw(&stage.unreachable(1, code));
+        assert_eq!(stage.engine.poll_event(), None);
+        stage.raw(&stage.unreachable(0, code));
+        stage.expect_closed(why);
+    }
+}
+
 /// RFC 1122 section 4.2.3.9: a soft error ends nothing by itself; RFC 5461 section 2 and Linux (tcp_write_err): it is why, when the remote is
 /// given up, unless that was heard in between.
 #[test]
 fn soft_error_is_the_reason_when_silence_ends_the_connection() {
-    for (is_told, is_heard, why) in [
-        (false, false, CloseReason::TimedOut),
-        (true, false, CloseReason::Unreachable),
-        (true, true, CloseReason::TimedOut),
+    for (told, is_heard, why) in [
+        (None, false, CloseReason::TimedOut),
+        (Some(NET_UNREACHABLE), false, CloseReason::NoRoute),
+        (Some(HOST_UNREACHABLE), false, CloseReason::Unreachable),
+        (Some(HOST_UNREACHABLE), true, CloseReason::TimedOut),
     ] {
         let mut stage = plain();
         let id = stage.accepted(",sackOK", 60_000);
         stage.engine.publish(id, 2_000).unwrap();
         stage.forget_sent();
-        if is_told {
-            stage.raw(&stage.unreachable(1));
+        if let Some(code) = told {
+            stage.raw(&stage.unreachable(1, code));
         }
         if is_heard {
             stage.remote(". 1:1(0) ack 1001 win 60000");

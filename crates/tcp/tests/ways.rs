@@ -199,7 +199,7 @@ fn connection_that_never_gets_a_route_again_ends_in_time() {
     pair.pass(Duration::from_secs(100));
     assert_eq!(pair.near.is_closed(), None);
     pair.pass(Duration::from_secs(3_600));
-    assert_eq!(pair.near.is_closed(), Some(CloseReason::Unreachable));
+    assert_eq!(pair.near.is_closed(), Some(CloseReason::NoRoute));
 }
 
 #[test]

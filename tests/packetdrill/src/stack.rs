@@ -303,6 +303,8 @@ pub(crate) fn errno_of(reason: CloseReason) -> Option<c_int> {
         CloseReason::Reset => Some(libc::ECONNRESET),
         CloseReason::TimedOut => Some(libc::ETIMEDOUT),
         CloseReason::Unreachable => Some(libc::EHOSTUNREACH),
+        CloseReason::NoRoute => Some(libc::ENETUNREACH),
+        CloseReason::Forbidden => Some(libc::EACCES),
     }
 }
 

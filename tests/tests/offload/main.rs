@@ -118,6 +118,29 @@ fn connects_that_fail_fail_as_on_the_kernel() {
 }
 
 #[test]
+fn connects_that_a_router_refuses_fail_as_on_the_kernel() {
+    let Some(stage) = Stage::set(&["--gateway", FAR]) else {
+        return;
+    };
+    let far = |arguments: &[&str]| {
+        let mut command = stage.network.far(arguments[0]);
+        let output = command.args(&arguments[1..]).output().expect("iproute2");
+        assert!(output.status.success(), "{arguments:?}: {output:?}");
+    };
+    // Forwarding is what makes a kernel say why it does not.
+    far(&["sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward"]);
+    far(&["ip", "route", "add", "unreachable", "10.97.0.0/16"]);
+    far(&["ip", "route", "add", "prohibit", "10.98.0.0/16"]);
+    for (host, errno) in [
+        ("10.96.0.1", "ENETUNREACH"),
+        ("10.97.0.1", "EHOSTUNREACH"),
+        ("10.98.0.1", "EHOSTUNREACH"),
+    ] {
+        ok(stage.near("refused", &["expect_error", host, "9", errno]));
+    }
+}
+
+#[test]
 fn connection_is_not_there_before_the_remote_has_answered() {
     let Some(stage) = Stage::set(&[]) else { return };
     ok(stage.near("slow", &["slow_connect", "10.84.0.78", "9"]));

@@ -258,11 +258,19 @@ impl Flow {
     }
 }
 
+/// Whether a connection that was there ended so because nothing came back.
+pub(super) fn is_silence(reason: CloseReason) -> bool {
+    use CloseReason::{Forbidden, NoRoute, TimedOut, Unreachable};
+    matches!(reason, TimedOut | Unreachable | NoRoute | Forbidden)
+}
+
 /// What connect(2) would have said.
 pub(super) fn errno_of(reason: CloseReason) -> u8 {
     let errno = match reason {
         CloseReason::Refused | CloseReason::Reset => libc::ECONNREFUSED,
         CloseReason::Unreachable => libc::EHOSTUNREACH,
+        CloseReason::NoRoute => libc::ENETUNREACH,
+        CloseReason::Forbidden => libc::EACCES,
         CloseReason::TimedOut => libc::ETIMEDOUT,
         // Nobody but us ends what is not yet there: its address is gone.
         CloseReason::Aborted => libc::EADDRNOTAVAIL,
@@ -281,6 +289,8 @@ mod tests {
             CloseReason::Refused,
             CloseReason::Reset,
             CloseReason::Unreachable,
+            CloseReason::NoRoute,
+            CloseReason::Forbidden,
             CloseReason::TimedOut,
             CloseReason::Aborted,
             CloseReason::Finished,

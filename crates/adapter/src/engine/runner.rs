@@ -16,7 +16,7 @@ use super::arrivals::Arrivals;
 use super::channels::Channels;
 use super::clients::Unchanging;
 use super::common::Common;
-use super::flow::{Flow, Next, Stage, errno_of};
+use super::flow::{Flow, Next, Stage, errno_of, is_silence};
 use super::inbox::Inbox;
 use super::intake::{Intake, May};
 use super::link::Link;
@@ -414,7 +414,7 @@ impl Runner {
         let Some(flow) = self.flow(id) else { return };
         flow.note_closed(reason);
         let is_opening = flow.stage == Stage::Opening;
-        if matches!(reason, CloseReason::TimedOut | CloseReason::Unreachable)
+        if is_silence(reason)
             && let Some(place) = flow.place_of_carrier().filter(|_| !is_opening)
         {
             let errno = errno_of(reason).into();

@@ -120,8 +120,12 @@ pub enum CloseReason {
     Reset,
     /// Nothing came back for too long.
     TimedOut,
-    /// There was no way to the remote, and so nothing came back: no route, no neighbour that answered, or a router that said so.
+    /// There was no way to the remote, and so nothing came back: no neighbour that answered, or a router that said so.
     Unreachable,
+    /// There was no way to its network: no route of ours, or of a router that said so.
+    NoRoute,
+    /// A router said that it is forbidden (ICMPv6 alone tells).
+    Forbidden,
     /// The host gave it up.
     Aborted,
 }
@@ -425,6 +429,7 @@ pub(crate) struct Connection {
     pub(crate) path: path::PathSearch,
     /// Acknowledgements still to be sent at once.
     pub(crate) quick_acks: u8,
+    /// Once it has ended, or is in TIME-WAIT; before, what was said with `no_way_at`.
     pub(crate) close_reason: CloseReason,
     /// In which half of a second an acknowledgement of the past was last answered.
     pub(crate) answered_at: u16,

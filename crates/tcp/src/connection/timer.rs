@@ -138,16 +138,18 @@ impl Connection {
     fn close_for_silence(&mut self) {
         let has_no_way = self.no_way_at == self.snd_una.0 as u32;
         self.close(if has_no_way {
-            CloseReason::Unreachable
+            self.close_reason
         } else {
             CloseReason::TimedOut
         });
     }
 
     /// The segment that begins at `seq` has found no way to the remote. A probe proves nothing (tcp_v4_err wants a number in flight).
-    pub(crate) fn note_no_way(&mut self, seq: Position) {
-        if self.snd_una <= seq && seq <= self.snd_nxt {
+    pub(crate) fn note_no_way(&mut self, seq: Position, why: CloseReason) {
+        let is_over = matches!(self.state, State::TimeWait | State::Closed);
+        if self.snd_una <= seq && seq <= self.snd_nxt && !is_over {
             self.no_way_at = self.snd_una.0 as u32;
+            self.close_reason = why;
         }
     }
 

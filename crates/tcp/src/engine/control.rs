@@ -3,7 +3,9 @@
 use super::frames::ReplyTo;
 use super::{CONTROL_FRAMES_MAX, Engine, HEADER_BUFFER_BYTES};
 use crate::config::{Medium, Options};
-use crate::connection::{CloseReason, Conditions, Context, FlowKey, Offer, State, window_scale};
+use crate::connection::{
+    CloseReason, Conditions, Connection, Context, FlowKey, Offer, State, window_scale,
+};
 use crate::time::Instant;
 use crate::wire::ethernet::{self, MacAddress};
 use crate::wire::icmp::NeighbourMessage::{Advertisement, Solicitation};
@@ -260,12 +262,10 @@ impl Engine {
                 };
                 connection.narrow_path(&mut cx, path_mss);
             }
-            // RFC 5461 section 4.1: hard errors abort what is not synchronized, and no more.
-            Trouble::Refused if connection.state == State::SynSent => {
-                connection.close(CloseReason::Refused);
-            }
-            Trouble::Refused => {}
-            Trouble::Unreachable => connection.note_no_way(connection.snd_una),
+            Trouble::Refused => end_attempt(connection, CloseReason::Refused),
+            Trouble::Unreachable => note_no_way(connection, CloseReason::Unreachable),
+            Trouble::NoRoute => note_no_way(connection, CloseReason::NoRoute),
+            Trouble::Forbidden => note_no_way(connection, CloseReason::Forbidden),
         }
         self.settle(slot);
     }
@@ -406,6 +406,19 @@ impl Engine {
         bytes[tcp::CHECKSUM_AT..tcp::CHECKSUM_AT + 2].copy_from_slice(&checksum);
         self.queue(frame);
     }
+}
+
+/// RFC 5461 section 4.1: errors abort what is not synchronized, and no more. Like Linux (tcp_v4_err), soft ones as well: whoever connects is
+/// told at once.
+fn end_attempt(connection: &mut Connection, why: CloseReason) {
+    if connection.state == State::SynSent {
+        connection.close(why);
+    }
+}
+
+fn note_no_way(connection: &mut Connection, why: CloseReason) {
+    connection.note_no_way(connection.snd_una, why);
+    end_attempt(connection, why);
 }
 
 /// The flow of a quoted segment, seen from us who sent it, and its sequence number.

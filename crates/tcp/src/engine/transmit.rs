@@ -201,8 +201,8 @@ impl Engine {
             match self.prepare_template(now, slot) {
                 Way::Known => {}
                 Way::Awaited => return None,
-                Way::None => {
-                    self.lose_segment(now, slot);
+                Way::None(why) => {
+                    self.lose_segment(now, slot, why);
                     return None;
                 }
             }
@@ -252,10 +252,10 @@ impl Engine {
     /// 1122 section 4.2.3.9: of such a soft error TCP "MUST NOT abort the connection"; RFC 5461 section 4.1: but one that is not
     /// synchronized it may.
     #[cold]
-    fn lose_segment(&mut self, now: Instant, slot: u32) {
+    fn lose_segment(&mut self, now: Instant, slot: u32, why: CloseReason) {
         let connection = &mut self.slots[slot as usize];
         if matches!(connection.state, State::SynSent | State::SynReceived) {
-            connection.close(CloseReason::Unreachable);
+            connection.close(why);
             return self.settle_later(slot);
         }
         let mut cx = Context {
@@ -264,7 +264,7 @@ impl Engine {
             counters: &mut self.counters,
         };
         if let Some(lost) = connection.next_segment(&mut cx) {
-            connection.note_no_way(lost.seq);
+            connection.note_no_way(lost.seq, why);
         }
         let deadline = connection.next_deadline();
         self.ask_by(slot, deadline);
@@ -277,7 +277,7 @@ impl Engine {
         let mut mac = None;
         if let Medium::Ethernet { .. } = self.config.medium {
             let Some(hop) = self.interface.next_hop(key.remote) else {
-                return Way::None;
+                return Way::None(CloseReason::NoRoute);
             };
             match self.neighbours.resolve(now, hop) {
                 Resolution::At(found) => mac = Some(found),
@@ -290,7 +290,7 @@ impl Engine {
                     self.neighbours.wait(hop, slot);
                     return Way::Awaited;
                 }
-                Resolution::Full => return Way::None,
+                Resolution::Full => return Way::None(CloseReason::Unreachable),
             }
         }
         self.write_template(slot, &key, mac);
@@ -387,7 +387,7 @@ impl Engine {
         }
         for slot in overdue.failed {
             // What is established has a timer of its own from here on, which will ask again.
-            self.lose_segment(now, slot);
+            self.lose_segment(now, slot, CloseReason::Unreachable);
             let connection = &mut self.slots[slot as usize];
             if connection.snd_nxt == connection.snd_una && connection.state == State::Closed {
                 connection.conditions.clear(Conditions::RESET_DUE);
@@ -411,7 +411,7 @@ enum Way {
     /// The neighbour was asked.
     Awaited,
     /// No route leads there, or there are too many neighbours to ask.
-    None,
+    None(CloseReason),
 }
 
 /// Writes a segment's headers.

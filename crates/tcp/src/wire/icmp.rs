@@ -12,8 +12,10 @@ pub(crate) const NEIGHBOUR_BYTES: usize = 32;
 const V4_ECHO_REPLY: u8 = 0;
 const V4_UNREACHABLE: u8 = 3;
 const V4_ECHO: u8 = 8;
+const V4_TIME_EXCEEDED: u8 = 11;
 const V6_UNREACHABLE: u8 = 1;
 const V6_TOO_BIG: u8 = 2;
+const V6_TIME_EXCEEDED: u8 = 3;
 const V6_ECHO: u8 = 128;
 const V6_ECHO_REPLY: u8 = 129;
 const V6_SOLICITATION: u8 = 135;
@@ -29,9 +31,13 @@ const OVERRIDE: u32 = 0x2000_0000;
 pub(crate) enum Trouble {
     /// The path takes no packet larger than this.
     TooBig { mtu: u32 },
-    /// Host or network out of reach: soft errors (RFC 9293 section 3.9.2.2).
+    /// Host out of reach: a soft error (RFC 9293 section 3.9.2.2), as are the next two.
     Unreachable,
-    /// Nobody listens, or it is forbidden: hard errors before a connection exists (RFC 5461).
+    /// Network out of reach.
+    NoRoute,
+    /// Not to be reached from here.
+    Forbidden,
+    /// Nobody listens: a hard error before a connection exists (RFC 5461).
     Refused,
 }
 
@@ -85,12 +91,16 @@ impl<'a> Message<'a> {
             }),
             // RFC 1122 section 4.2.3.9: codes 2 to 4 are hard errors.
             (true, V4_UNREACHABLE, 2 | 3) => error(Trouble::Refused),
-            (true, V4_UNREACHABLE, _) => error(Trouble::Unreachable),
+            // Which of the others are the network's is Linux's to say: icmp_err_convert, tcp_v4_err, icmpv6_err_convert.
+            (true, V4_UNREACHABLE, 0 | 6 | 9 | 11) => error(Trouble::NoRoute),
+            (true, V4_UNREACHABLE, _) | (true, V4_TIME_EXCEEDED, _) => error(Trouble::Unreachable),
             (false, V6_TOO_BIG, _) => error(Trouble::TooBig {
                 mtu: u32_at(bytes, 4),
             }),
-            (false, V6_UNREACHABLE, 1 | 4) => error(Trouble::Refused),
-            (false, V6_UNREACHABLE, _) => error(Trouble::Unreachable),
+            (false, V6_UNREACHABLE, 0) => error(Trouble::NoRoute),
+            (false, V6_UNREACHABLE, 1 | 5 | 6) => error(Trouble::Forbidden),
+            (false, V6_UNREACHABLE, 4) => error(Trouble::Refused),
+            (false, V6_UNREACHABLE | V6_TIME_EXCEEDED, _) => error(Trouble::Unreachable),
             (false, V6_SOLICITATION | V6_ADVERTISEMENT, 0) => neighbour(packet, kind)?,
             _ => Self::Other,
         })

@@ -195,10 +195,10 @@ impl Stage {
         packet
     }
 
-    /// What a router says about the engine's segment that began at `seq`: RFC 792, host unreachable.
-    pub(crate) fn unreachable(&self, seq: u32) -> Vec<u8> {
+    /// What a router says about the engine's segment that began at `seq`: RFC 792, destination unreachable, and why.
+    pub(crate) fn unreachable(&self, seq: u32, code: u8) -> Vec<u8> {
         let mut packet = self.too_big(seq, 0);
-        packet[21] = 1;
+        packet[21] = code;
         packet[22..24].fill(0);
         let checksum = ChecksumSum::ZERO.bytes(&packet[20..]).checksum();
         packet[22..24].copy_from_slice(&checksum);
