@@ -10,6 +10,7 @@ import signal
 import socket
 import struct
 import sys
+import tempfile
 import termios
 import threading
 import time
@@ -92,6 +93,9 @@ def urgent_client(host, port):
             sock.sendall(b"after")
             back = sock.recv(12, socket.MSG_WAITALL)
             assert back == b"before!after", back
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+        print("holding", flush=True)
+        signal.sigwait([signal.SIGUSR1])
 
 
 def names_server(port, host="0.0.0.0"):
@@ -458,6 +462,47 @@ def impatient_client(host, port, when):
     if when == "data":
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000)
     given_up(sock, when == "data")
+
+
+def impatient_sender(host, port, by):
+    """The remote has finished and falls silent. The first send says so, the second is a broken pipe."""
+    sock = socket.create_connection((host, int(port)))
+    sock.settimeout(None)
+    impatient(sock)
+    assert sock.recv(1) == b""
+    pipes = []
+    signal.signal(signal.SIGPIPE, lambda *_: pipes.append(1))
+    read, write = os.pipe()
+    os.write(write, b"data")
+    file = tempfile.TemporaryFile()
+    file.write(b"data")
+    file.flush()
+    send = {
+        "send": lambda: sock.send(b"data"),
+        "splice": lambda: os.splice(read, sock.fileno(), 4),
+        "sendfile": lambda: os.sendfile(sock.fileno(), file.fileno(), 0, 4),
+    }[by]
+    print("holding", flush=True)
+    poll = select.poll()
+    poll.register(sock, 0)
+    assert poll.poll()[0][1] & select.POLLERR
+    for error, signals in ((errno.ETIMEDOUT, []), (errno.EPIPE, [1])):
+        try:
+            send()
+            raise AssertionError("sent")
+        except OSError as seen:
+            assert seen.errno == error, seen
+        # The interpreter calls a handler when it comes to it.
+        until(lambda: pipes == signals)
+
+
+def finished_server(port):
+    """Finishes what it accepts, and listens on."""
+    sock = listener(int(port))
+    kept = []
+    while True:
+        kept.append(sock.accept()[0])
+        kept[-1].shutdown(socket.SHUT_WR)
 
 
 def impatient_server(port):

@@ -352,13 +352,15 @@ pub enum Reason {
     NoEngine = 20,
     /// The adapter's engine serves the destination, but the connection could not be handed to it.
     NoRelay = 21,
+    /// Carried by the adapter's engine, and the program has sent urgent data, which arrives in its place and without its mark.
+    Unmarked = 22,
 }
 
 impl Reason {
     /// The reason behind a number, if it is one.
     pub fn from_word(word: u32) -> Option<Reason> {
         use Reason::*;
-        const ALL: [Reason; 22] = [
+        const ALL: [Reason; 23] = [
             None,
             FewBytes,
             NoAdapter,
@@ -381,6 +383,7 @@ impl Reason {
             Relayed,
             NoEngine,
             NoRelay,
+            Unmarked,
         ];
         ALL.get(word as usize).copied()
     }
@@ -414,6 +417,7 @@ impl Reason {
             }
             Reason::NoEngine => "the adapter has no engine for this destination",
             Reason::NoRelay => "could not be handed to the adapter's engine",
+            Reason::Unmarked => "the adapter's engine carries its urgent data unmarked",
         }
     }
 }

@@ -8,8 +8,8 @@ use toehold_channel::doorbell::{self, WakeWord};
 use toehold_channel::layout::{EVICT, LEFT, REFUSE};
 use toehold_channel::ring::Fault;
 use toehold_channel::table::{
-    COMMAND_DETACH, COMMAND_EVICT, COMMAND_PEER_GONE, FLAG_CONNECTING, FLAG_PINNED, FLAG_REFUSED,
-    FLAG_SHUT_RX, FLAG_SHUT_TX, Mode, Reason,
+    COMMAND_DETACH, COMMAND_EVICT, COMMAND_PEER_GONE, FLAG_CONNECTING, FLAG_OFFLOAD, FLAG_PINNED,
+    FLAG_REFUSED, FLAG_SHUT_RX, FLAG_SHUT_TX, Mode, Reason,
 };
 use toehold_copy::prefetch;
 
@@ -47,12 +47,19 @@ pub(crate) unsafe fn transmit(
             return errno::result(Err(error));
         }
     }
+    if state & FLAG_OFFLOAD != 0
+        && connection.entry.tx_mode.load(Ordering::Relaxed) == Mode::Carrier as u32
+    {
+        if let Some(error) = errno::keep(|| endings::silence(connection)) {
+            return errno::result(Err(error));
+        }
+    }
     match begin_host_send(connection) {
         Some(()) => {
             let result = kernel();
             finish_host_send(connection, result);
             if flags & (libc::MSG_OOB | libc::MSG_ZEROCOPY | libc::MSG_FASTOPEN) != 0 {
-                connection.pin(Reason::Unsupported);
+                stay_on_carrier(connection, flags);
             }
             endings::correct(connection, result, endings::send_error)
         }
@@ -69,6 +76,17 @@ pub(crate) unsafe fn transmit(
             errno::result(result.map_err(|error| endings::send_error(connection, error)))
         }
     }
+}
+
+/// Rings cannot express what `flags` ask for; nor can the engine mark urgent data, which is told.
+#[cold]
+fn stay_on_carrier(connection: &Connection, flags: i32) {
+    let state = connection.entry.flags.load(Ordering::Relaxed);
+    let is_unmarked = flags & libc::MSG_OOB != 0 && state & FLAG_OFFLOAD != 0;
+    connection.pin(match is_unmarked {
+        true => Reason::Unmarked,
+        false => Reason::Unsupported,
+    });
 }
 
 /// Enters a kernel send on the host path; `None` when the connection has a channel and must be used through it.
@@ -211,9 +229,8 @@ unsafe fn turn(
     want: usize,
     flags: i32,
 ) -> Result<Turn, i32> {
-    let special = flags & (libc::MSG_OOB | libc::MSG_ZEROCOPY) != 0;
-    if special {
-        connection.pin(Reason::Unsupported);
+    if flags & (libc::MSG_OOB | libc::MSG_ZEROCOPY) != 0 {
+        stay_on_carrier(connection, flags);
     }
     attend(connection, end)?;
     if pending::is_there(connection) {

@@ -67,7 +67,13 @@ fn payload_of_a_lone_stream_is_read_to_where_it_belongs() {
 fn urgent_bytes_keep_their_place() {
     let Some(stage) = Stage::set(&[]) else { return };
     let _far = stage.far_server(&["echo_server", "7031"]);
-    ok(stage.near("client", &["urgent_client", FAR, "7031"]));
+    let client = stage.near("client", &["urgent_client", FAR, "7031"]);
+    let is_told = wait_until(PATIENCE, || {
+        format!("{:?}", stage.toehold.connections()).contains("unmarked")
+    });
+    assert!(is_told, "{}", client.outputs());
+    client.signal(libc::SIGUSR1);
+    ok(client);
 }
 
 #[test]
@@ -255,6 +261,22 @@ fn silent_remote_is_given_up_as_the_program_has_set() {
         ok(program);
     }
     assert_eq!(stage.engine("connections"), 1, "the patient one is left");
+}
+
+#[test]
+fn send_to_a_silent_remote_that_has_finished_is_no_broken_pipe() {
+    let Some(stage) = Stage::set(&[]) else { return };
+    let _far = stage.far_server(&["finished_server", "7054"]);
+    let senders = ["send", "splice", "sendfile"];
+    let senders = senders.map(|by| stage.near(by, &["impatient_sender", FAR, "7054", by]));
+    for program in &senders {
+        let holding = wait_until(PATIENCE, || program.stdout().contains("holding"));
+        assert!(holding, "{}", program.outputs());
+    }
+    assert!(stage.network.far_ip(&["link", "set", "toe0", "down"]));
+    for program in senders {
+        ok(program);
+    }
 }
 
 #[test]

@@ -273,6 +273,9 @@ pub unsafe fn sendfile(out: c_int, input: c_int, offset: *mut off_t, count: usiz
     match state::connection(out) {
         None => unsafe { real::sendfile(out, input, offset, count) },
         Some(c) => {
+            if let Some(error) = errno::keep(|| endings::silence(&c)) {
+                return errno::result(Err(error));
+            }
             let kernel = || unsafe { real::sendfile(out, input, offset, count) };
             let result = unsafe { transfer::sendfile(&c, input, offset, count, kernel) };
             endings::correct(&c, result, endings::send_error)
@@ -295,12 +298,15 @@ pub unsafe fn splice(
         if attached(&c) {
             return transfer::splice_in(&c, input, len, flags);
         }
+        if let Some(error) = errno::keep(|| endings::silence(&c)) {
+            return errno::result(Err(error));
+        }
         // Counted like any other send on the host path.
         return match crate::send::begin_host_send(&c) {
             Some(()) => {
                 let result = kernel();
                 crate::send::finish_host_send(&c, result);
-                result
+                endings::correct(&c, result, endings::send_error)
             }
             None => transfer::splice_in(&c, input, len, flags),
         };
