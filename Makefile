@@ -46,6 +46,11 @@ interoperability: ## the TCP engine against this kernel's: all of a matrix, in a
 packetdrill: ## packetdrill's scripts against the engine; needs PACKETDRILL= and PACKETDRILL_SCRIPTS=
 	@PACKETDRILL='$(PACKETDRILL)' PACKETDRILL_SCRIPTS='$(PACKETDRILL_SCRIPTS)' cargo xtask packetdrill
 
+.PHONY: programs
+programs: ## the table of docs/programs.md: some forty programs, four ways each, about twenty minutes; installs them
+	@scripts/deps.sh rust programs
+	cargo xtask programs
+
 .PHONY: bench
 bench: ## the numbers of docs/benchmarks.md, about half an hour
 	@scripts/deps.sh rust demo bench
@@ -84,4 +89,4 @@ uninstall: ## remove what `make install` put under PREFIX
 
 .PHONY: help
 help: ## this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24

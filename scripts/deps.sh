@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Sees that what is needed is here, and installs Debian packages for what is not.
 #
-#   scripts/deps.sh [rust] [demo] [test] [bench]
+#   scripts/deps.sh [rust] [demo] [test] [bench] [programs]
 #
 # Does nothing when everything is there. Packages that bring a service do not start it, now or at boot: the
 # demonstration and the tests run servers of their own, on free ports, in private directories.
@@ -16,9 +16,11 @@ demo=(cc:gcc /usr/include/stdlib.h:libc6-dev redis-server:redis-server redis-ben
 test=("${demo[@]}" shellcheck:shellcheck curl:curl memcached:memcached pgbench:postgresql python3:python3
     node:nodejs ip:iproute2 setpriv:util-linux tshark:tshark ssh:openssh-client sshd:openssh-server)
 bench=(valgrind:valgrind ip:iproute2 ethtool:ethtool)
-services=(redis-server nginx memcached postgresql iperf3 ssh)
+services=(redis-server nginx memcached postgresql iperf3 ssh beanstalkd caddy dovecot etcd haproxy hitch lighttpd mosquitto named
+    php8.2-fpm rsync smbd nmbd squid stunnel4 varnish)
 # Services whose packages have other names.
-declare -A package_of=([nginx]=nginx-light [ssh]=openssh-server)
+declare -A package_of=([nginx]=nginx-light [ssh]=openssh-server [dovecot]=dovecot-core [etcd]=etcd-server [named]=bind9 [smbd]=samba
+    [nmbd]=samba)
 policy=/usr/sbin/policy-rc.d
 forbidden=no
 
@@ -41,7 +43,7 @@ check_rust() {
 }
 
 is_installed() {
-    command -v "$1" >/dev/null || [ -f "$1" ] || compgen -G "/usr/lib/postgresql/*/bin/$1" >/dev/null
+    command -v "$1" >/dev/null || [ -e "$1" ] || compgen -G "/usr/lib/postgresql/*/bin/$1" >/dev/null
 }
 
 as_root() {
@@ -111,6 +113,10 @@ for part in "$@"; do
     demo) install_missing "${demo[@]}" ;;
     test) install_missing "${test[@]}" ;;
     bench) install_missing "${bench[@]}" ;;
-    *) die "usage: scripts/deps.sh [rust] [demo] [test] [bench]" ;;
+    programs)
+        mapfile -t programs < <(sed -n 's/^# needs: //p' "${BASH_SOURCE%/*}"/../tests/programs/*.sh | tr ' ' '\n' | sort -u)
+        install_missing "${programs[@]}"
+        ;;
+    *) die "usage: scripts/deps.sh [rust] [demo] [test] [bench] [programs]" ;;
     esac
 done

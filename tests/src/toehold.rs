@@ -369,13 +369,15 @@ fn product() -> &'static Product {
     })
 }
 
-/// The directory of the running profile: tests run from `PROFILE/deps`.
+/// The directory of the running profile: programs run from there, and tests from `deps` in it.
 fn target_dir() -> PathBuf {
-    let test = std::env::current_exe().expect("a running test has a path");
-    let dir = test
-        .parent()
-        .and_then(FilePath::parent)
-        .expect("tests run from PROFILE/deps");
+    let program = std::env::current_exe().expect("a running program has a path");
+    let dir = program.parent().expect("programs lie in a directory");
+    let dir = if dir.ends_with("deps") {
+        dir.parent().expect("deps lies in a profile")
+    } else {
+        dir
+    };
     dir.to_path_buf()
 }
 

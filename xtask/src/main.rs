@@ -5,6 +5,7 @@
 //! - [`instructions`]: what a segment costs the engine, by callgrind, for `bench`.
 //! - [`links`]: every link inside the documents leads somewhere.
 //! - [`packetdrill`]: packetdrill's scripts against the engine, for who has packetdrill.
+//! - [`programs`]: the programs of others, four ways, for `docs/programs.md`.
 //! - [`redis_suite`]: Redis's own tests on the direct path, for who has its source.
 //! - [`offload`]: the offload path against the kernel's, in namespaces of its own, for `bench-offload`.
 //! - [`demo`]: real programs on both paths and one table, for `demo` and `bench`.
@@ -14,6 +15,7 @@ mod instructions;
 mod links;
 mod offload;
 mod packetdrill;
+mod programs;
 mod redis_suite;
 mod steps;
 mod suite;
@@ -32,6 +34,8 @@ Usage: cargo xtask COMMAND
   interoperability [FILTER]
                  the TCP engine against this kernel's, in every cell of a matrix
   e2e [FILTER]   real programs, the kernel as the oracle
+  programs [--rounds N] [--json FILE] [--markdown FILE] [--list] [CASE...]
+                 the programs of docs/programs.md: on the kernel, and with both ends or one accelerated
   fuzz [SECONDS] every fuzz target for some seconds (cargo-fuzz and a nightly toolchain)
   packetdrill [FILTER] [--binary PATH] [--scripts DIR]
                  packetdrill's scripts against the TCP engine, in virtual time
@@ -69,6 +73,7 @@ fn main() -> ExitCode {
         Some("e2e") => suite::e2e(argument),
         Some("fuzz") => suite::fuzz(argument),
         Some("packetdrill") => packetdrill::run(&rest),
+        Some("programs") => programs::run(&rest),
         Some("redis-suite") => redis_suite::run(&rest),
         Some("bench") => demo::bench() && suite::bench() && instructions::run(),
         Some("instructions") => instructions::run(),

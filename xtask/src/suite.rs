@@ -213,8 +213,15 @@ fn add_checks(steps: &mut Steps) {
         steps.run(
             "scripts",
             command
-                .arg(".ci/run")
+                .args([".ci/run", "tests/programs/stage"])
                 .args(scripts(&root().join("scripts"))),
+        );
+        // What `stage` reads: without a first line, and with variables of its.
+        let mut command = Command::new("shellcheck");
+        command.args(["--shell", "bash", "--severity", "warning"]);
+        steps.run(
+            "cases of programs",
+            command.args(scripts(&root().join("tests/programs"))),
         );
     } else {
         steps.skip("scripts", "shellcheck is not installed (make deps)");

@@ -1,0 +1,68 @@
+# what: PHP-FPM behind nginx: FastCGI over TCP, kept connections
+# needs: php-fpm8.2:php8.2-fpm nginx:nginx-light curl:curl ab:apache2-utils
+
+prepare() {
+    cat >index.php <<'END'
+<?php
+$n = (int) $_GET["n"];
+for ($i = 0; $i < $n; $i++) { echo md5((string) $i), "\n"; }
+END
+    cat >fpm.conf <<END
+[global]
+daemonize = no
+error_log = $HERE/fpm.log
+[www]
+$([ -z "$AS_ROOT" ] || printf 'user = root\ngroup = root\n')
+listen = 127.0.0.1:$PORT2
+pm = static
+pm.max_children = 3
+END
+    cat >nginx.conf <<END
+${AS_ROOT:+user root;}
+worker_processes 1;
+daemon off;
+pid $HERE/pid;
+error_log $HERE/log;
+events { worker_connections 512; }
+http {
+    access_log off;
+    keepalive_requests 1000000;
+    client_body_temp_path $HERE/body;
+    proxy_temp_path $HERE/proxy;
+    fastcgi_temp_path $HERE/fastcgi;
+    uwsgi_temp_path $HERE/uwsgi;
+    scgi_temp_path $HERE/scgi;
+    upstream php { server 127.0.0.1:$PORT2; keepalive 3; }
+    server {
+        listen 127.0.0.1:$PORT;
+        location / {
+            fastcgi_pass php;
+            fastcgi_keep_conn on;
+            fastcgi_param SCRIPT_FILENAME $HERE/index.php;
+            fastcgi_param REQUEST_METHOD \$request_method;
+            fastcgi_param QUERY_STRING \$query_string;
+        }
+    }
+}
+END
+}
+
+server() {
+    php-fpm8.2 -R -y fpm.conf &
+    nginx -p "$HERE" -c "$HERE/nginx.conf" &
+    wait
+}
+
+ready() {
+    await "$PORT2"
+}
+
+client() {
+    local n
+    for n in 0 1 1000 100000; do
+        local urls=()
+        for _ in {1..10}; do urls+=("http://127.0.0.1:$PORT/?n=$n"); done
+        curl -sS --fail --max-time 50 "${urls[@]}" | cksum
+    done
+    ab -q -k -c 3 -n 5000 "http://127.0.0.1:$PORT/?n=10" | grep -E '^(Complete|Failed)'
+}
