@@ -73,6 +73,7 @@ fn main() -> ExitCode {
         let report = sim::run(seed, arguments.trace);
         total.connections += report.connections;
         total.finished += report.finished;
+        total.simultaneous += report.simultaneous;
         total.connection_time = total.connection_time + report.connection_time;
         total.virtual_time = total.virtual_time + report.virtual_time;
         total.packets += report.packets;
@@ -81,12 +82,13 @@ fn main() -> ExitCode {
         total.retransmissions += report.retransmissions;
     }
     println!(
-        "{} seeds passed in {:.1} s: {} connections ({} finished by both sides), {:.1} connection \
+        "{} seeds passed in {:.1} s: {} connections ({} finished by both sides, {} of these opened by both), {:.1} connection \
          hours, {} packets ({} in trouble), {} retransmissions, {:.1} MB compared",
         arguments.seeds,
         began.elapsed().as_secs_f64(),
         total.connections,
         total.finished,
+        total.simultaneous,
         total.connection_time.as_secs_f64() / 3_600.0,
         total.packets,
         total.troubles,

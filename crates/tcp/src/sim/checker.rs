@@ -234,7 +234,9 @@ impl Checker {
                 is_ambiguous,
                 ..Side::default()
             };
-            if packet.flags & ACK == 0 {
+            // Both ends of what is opened from both sides have the same port.
+            let is_simultaneous = packet.source.port() == packet.destination.port();
+            if packet.flags & ACK == 0 && !is_simultaneous {
                 other = Side::default();
             } else {
                 // What had reached it came before it had a sequence number: the SYN's window.

@@ -41,13 +41,15 @@ mod tests {
 
     #[test]
     fn the_first_seeds_pass() {
-        let mut departures = 0;
+        let (mut departures, mut simultaneous) = (0, 0);
         for seed in 0..40 {
             let report = run(seed, false);
             assert!(report.connections > 0, "seed {seed} simulated nothing");
             departures += report.departures;
+            simultaneous += report.simultaneous;
         }
         assert!(departures > 20, "{departures} programs let go");
+        assert!(simultaneous > 5, "{simultaneous} opened from both sides");
     }
 
     /// Of the first seeds some are flooded with SYNs: cookies go out to strangers, and come back from those that there are.

@@ -10,6 +10,8 @@ pub(crate) struct Transfer {
     pub(crate) client: usize,
     pub(crate) server: usize,
     pub(crate) is_v6: bool,
+    /// Nobody listens: both connect to each other at the same moment (RFC 9293 section 3.5, figure 8).
+    pub(crate) is_simultaneous: bool,
     pub(crate) start: Duration,
     pub(crate) options: Options,
     pub(crate) client_role: Role,
@@ -141,6 +143,7 @@ impl Scenario {
         scenario.draw_departures();
         scenario.draw_fragments();
         scenario.draw_patience();
+        scenario.draw_simultaneous();
         for traits in &mut scenario.traits {
             if random.below(3) == 0 {
                 traits.frames_at_once = random.between(1, 8) as u32;
@@ -188,6 +191,14 @@ impl Scenario {
         }
     }
 
+    /// Who connects to each other; likewise.
+    fn draw_simultaneous(&mut self) {
+        let mut random = Random::new(self.seed ^ 0x7031_51a0_17a0_0001);
+        for transfer in &mut self.transfers {
+            transfer.is_simultaneous = random.below(8) == 0;
+        }
+    }
+
     /// `flows` transfers from host 0 to host 1 through 20 Mbit/s with a buffer of one
     /// bandwidth-delay product, for as long as they are given.
     #[must_use]
@@ -211,6 +222,7 @@ impl Scenario {
             client: 0,
             server: 1,
             is_v6: false,
+            is_simultaneous: false,
             start: Duration::from_millis(100 * index as u64),
             options,
             client_role: Role {
@@ -299,6 +311,7 @@ fn draw_transfer(random: &mut Random, hosts: usize, is_v6: bool) -> Transfer {
         client,
         server,
         is_v6,
+        is_simultaneous: false,
         start: Duration::from_millis(random.below(2_000)),
         options: draw_options(random),
         client_role: Role::draw(random),

@@ -15,6 +15,8 @@ use crate::{
 };
 
 const SERVER_PORT: u16 = 80;
+/// From here on, both ends of a transfer that is opened from both sides have the same port.
+const SIMULTANEOUS_PORTS: u16 = 10_000;
 /// Hosts that flood: none of those that there are.
 const STRANGERS: (u64, u64) = (100, 200);
 /// No simulation takes longer, however bad its links, unless something is stuck.
@@ -28,6 +30,8 @@ pub struct Report {
     pub connections: u64,
     /// Connections whose both ends finished in order.
     pub finished: u64,
+    /// Of these, the ones that both ends opened at once.
+    pub simultaneous: u64,
     /// Virtual time that connections existed, both ends counted as one.
     pub connection_time: Duration,
     /// Virtual time from the first event to the last.
@@ -329,29 +333,58 @@ impl World {
 
     fn start(&mut self, index: usize) {
         let transfer = self.scenario.transfers[index].clone();
-        let remote = SocketAddr::new(address_of(transfer.server, transfer.is_v6), SERVER_PORT);
-        let now = self.clock_of(transfer.client);
-        let host = &mut self.hosts[transfer.client];
+        let [client, server] = [transfer.client, transfer.server]
+            .map(|host| SocketAddr::new(address_of(host, transfer.is_v6), SERVER_PORT));
         self.progress[index].started_at = Some(self.now);
         self.report.connections += 1;
-        let id = host
-            .engine
-            .connect(now, None, remote, transfer.options)
+        if transfer.is_simultaneous {
+            let ends = [client, server]
+                .map(|end| SocketAddr::new(end.ip(), SIMULTANEOUS_PORTS + index as u16));
+            self.connect(index, true, Some(ends[0]), ends[1]);
+            self.connect(index, false, Some(ends[1]), ends[0]);
+            self.progress[index].server_seen = true;
+            self.serve(transfer.client);
+            self.serve(transfer.server);
+        } else {
+            self.connect(index, true, None, server);
+            self.serve(transfer.client);
+        }
+    }
+
+    /// One side of a transfer opens its connection.
+    fn connect(
+        &mut self,
+        index: usize,
+        is_client: bool,
+        local: Option<SocketAddr>,
+        remote: SocketAddr,
+    ) {
+        let transfer = &self.scenario.transfers[index];
+        let (host, options, role, other) = if is_client {
+            let (role, other) = (transfer.client_role, transfer.server_role);
+            (transfer.client, transfer.options, role, other)
+        } else {
+            let (role, other) = (transfer.server_role, transfer.client_role);
+            (transfer.server, self.scenario.server_options, role, other)
+        };
+        let now = self.clock_of(host);
+        let Host { engine, rings, .. } = &mut self.hosts[host];
+        let id = engine
+            .connect(now, local, remote, options)
             .expect("nothing stands in the way of a connection");
-        let local = host.engine.info(id).expect("it was just made").local;
-        let ring = transfer
-            .options
-            .receive_bytes_max
-            .max(transfer.options.receive_bytes);
-        let mut program = Program::new(transfer.client_role, index, true, ring);
-        program.expects_nothing = transfer.server_role.bytes == 0;
-        self.flows.insert((local, remote), index);
-        if !self.scenario.is_hostile() {
+        let local = engine.info(id).expect("it was just made").local;
+        let ring = options.receive_bytes_max.max(options.receive_bytes);
+        let mut program = Program::new(role, index, is_client, ring);
+        program.is_connected = false;
+        program.expects_nothing = other.bytes == 0;
+        if is_client {
+            self.flows.insert((local, remote), index);
+        }
+        if is_client && !self.scenario.is_hostile() {
             self.checker.name(local, remote, program.sends);
             self.checker.name(remote, local, program.expects);
         }
-        host.rings.programs.insert(id, program);
-        self.serve(transfer.client);
+        rings.programs.insert(id, program);
     }
 
     /// Runs a host until it has nothing more to do at this moment.
@@ -508,7 +541,11 @@ impl World {
             self.report.connection_time = self.report.connection_time + self.now.since(started_at);
         }
         progress.finished_sides += u8::from(is_finished);
-        self.report.finished += u64::from(progress.finished_sides == 2);
+        if progress.finished_sides == 2 {
+            self.report.finished += 1;
+            let is_simultaneous = self.scenario.transfers[program.flow].is_simultaneous;
+            self.report.simultaneous += u64::from(is_simultaneous);
+        }
     }
 
     /// Programs that have said and read everything let go; the engine tells them nothing more, and reads their rings until all is
