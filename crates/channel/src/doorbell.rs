@@ -89,25 +89,25 @@ pub fn must_ring<'b>(
     wake: &Wake,
     board: impl FnOnce(u32) -> Option<&'b Board>,
 ) -> Result<bool, Fault> {
-    let word = wake.wake.load(Ordering::SeqCst);
-    match WakeWord::from_untrusted(word)? {
-        WakeWord::None => Ok(false),
-        WakeWord::Bell => Ok(wake
-            .wake
-            .compare_exchange(WORD_BELL, WORD_NONE, Ordering::SeqCst, Ordering::Relaxed)
-            .is_ok()),
-        WakeWord::Board { board: index, bit } => {
-            let Some(board) = board(index) else {
-                return Err(Fault::Wake);
-            };
-            mark(board, bit);
-            Ok(board.sleeping.load(Ordering::SeqCst) == 1
-                && board
-                    .sleeping
-                    .compare_exchange(1, 0, Ordering::SeqCst, Ordering::Relaxed)
-                    .is_ok())
+    let mut word = wake.wake.load(Ordering::SeqCst);
+    if word == WORD_BELL {
+        let (bell, none) = (WORD_BELL, WORD_NONE);
+        match (wake.wake).compare_exchange(bell, none, Ordering::SeqCst, Ordering::SeqCst) {
+            Ok(_) => return Ok(true),
+            // Somebody was quicker: another ringer, or the sleeper, who looks by itself and may have put a board there, which has not heard.
+            Err(instead) => word = instead,
         }
     }
+    let WakeWord::Board { board: index, bit } = WakeWord::from_untrusted(word)? else {
+        return Ok(false);
+    };
+    let board = board(index).ok_or(Fault::Wake)?;
+    mark(board, bit);
+    Ok(board.sleeping.load(Ordering::SeqCst) == 1
+        && board
+            .sleeping
+            .compare_exchange(1, 0, Ordering::SeqCst, Ordering::Relaxed)
+            .is_ok())
 }
 
 /// Sets `bit` of `board`.

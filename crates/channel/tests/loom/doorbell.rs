@@ -6,7 +6,7 @@ use super::explore;
 use super::support::carrier::Carrier;
 use super::support::party::connect_upgraded;
 use super::support::{bytes_at, check_bytes};
-use toehold_channel::doorbell::{WakeWord, must_ring};
+use toehold_channel::doorbell::{WakeWord, mark, must_ring};
 use toehold_channel::layout::{Board, Wake};
 use toehold_channel::sync::{AtomicU64, Ordering, fence};
 
@@ -132,6 +132,25 @@ impl Instance {
         }
         true
     }
+}
+
+/// A thread that slept for a doorbell wakes by itself, sees the news and puts the board's word back, while the ringer is about to ring.
+#[test]
+fn a_board_hears_of_news_that_a_sleeper_beside_it_has_seen() {
+    explore(3, || {
+        let instance = Instance::new();
+        let word = &instance.wakes[0].wake;
+        let board = word.swap(WakeWord::Bell.to_word(), Ordering::SeqCst);
+        let ringer = instance.clone();
+        let thread = loom::thread::spawn(move || ringer.publish(0, 1));
+        if instance.wakes[0].wake.swap(board, Ordering::SeqCst) == WakeWord::None.to_word() {
+            mark(&instance.board, BITS[0]);
+        }
+        thread.join().unwrap();
+        let mut seen = [0; 2];
+        assert!(instance.sweep(&mut seen), "nobody has marked the board");
+        assert_eq!(seen, [1, 0]);
+    });
 }
 
 #[test]
