@@ -69,8 +69,11 @@ fn both_sleep(pair: &Pair) {
         return;
     }
     for ways in WAYS {
-        let (done, go) = (sys::pipe(), sys::pipe());
-        let children = ways.map(|sleep| {
+        let done = sys::pipe();
+        // To each its own: whoever is quick does not take the other's turn.
+        let gos = [(); 2].map(|()| sys::pipe());
+        let children = [0, 1].map(|which| {
+            let (sleep, go) = (ways[which], gos[which]);
             in_child(|| {
                 (0..ROUNDS).all(|_| {
                     sleep(pair.fd);
@@ -88,7 +91,9 @@ fn both_sleep(pair: &Pair) {
                 pair.step();
             }
             sys::read(done.0, &mut [0; 1]).value();
-            sys::write(go.1, b"..").value();
+            for go in gos {
+                sys::write(go.1, b".").value();
+            }
         }
         for child in children {
             pair.say("child", sys::wait_for(child));
