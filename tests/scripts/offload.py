@@ -85,6 +85,8 @@ def echo_client(host, port, count):
 
 def urgent_client(host, port):
     """Sends an urgent byte among others: it must be where it was sent."""
+    # Before what is waited for can be seen from outside.
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
     with socket.create_connection((host, int(port)), timeout=30) as sock:
         sock.settimeout(None)
         for _ in range(3):
@@ -93,7 +95,6 @@ def urgent_client(host, port):
             sock.sendall(b"after")
             back = sock.recv(12, socket.MSG_WAITALL)
             assert back == b"before!after", back
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
         print("holding", flush=True)
         signal.sigwait([signal.SIGUSR1])
 
