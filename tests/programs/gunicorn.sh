@@ -2,13 +2,7 @@
 # needs: gunicorn:gunicorn /usr/lib/python3/dist-packages/gevent:python3-gevent /usr/lib/python3/dist-packages/tornado:python3-tornado curl:curl
 
 prepare() {
-    cat >app.py <<'END'
-def app(environ, start):
-    size = int(environ["PATH_INFO"][1:] or 0)
-    body = (b"%d\n" % size * (size // 2 + 1))[:size]
-    start("200 OK", [("Content-Length", str(len(body)))])
-    return [body]
-END
+    wsgi_app app
 }
 
 # Kind of workers, port

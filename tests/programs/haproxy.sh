@@ -2,13 +2,7 @@
 # needs: haproxy:haproxy lighttpd:lighttpd curl:curl
 
 prepare() {
-    payloads
-    cat >lighttpd.conf <<END
-server.port = $PORT2
-server.bind = "127.0.0.1"
-server.document-root = "$FILES"
-server.max-keep-alive-requests = 10000
-END
+    files_by_lighttpd "$PORT2" 10000
     cat >haproxy.cfg <<END
 global
     maxconn 200

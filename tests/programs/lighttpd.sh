@@ -2,13 +2,7 @@
 # needs: lighttpd:lighttpd curl:curl
 
 prepare() {
-    payloads
-    cat >lighttpd.conf <<END
-server.port = $PORT
-server.bind = "127.0.0.1"
-server.document-root = "$FILES"
-server.max-keep-alive-requests = 1000
-END
+    files_by_lighttpd "$PORT" 1000
 }
 
 server() {

@@ -4,22 +4,8 @@
 prepare() {
     payloads
     certificate
-    cat >nginx.conf <<END
-${AS_ROOT:+user root;}
-worker_processes 2;
-daemon off;
-pid $HERE/pid;
-error_log $HERE/log;
-events { worker_connections 512; }
-http {
-    access_log off;
+    nginx_config 2 <<END
     sendfile on;
-    keepalive_requests 1000000;
-    client_body_temp_path $HERE/body;
-    proxy_temp_path $HERE/proxy;
-    fastcgi_temp_path $HERE/fastcgi;
-    uwsgi_temp_path $HERE/uwsgi;
-    scgi_temp_path $HERE/scgi;
     server { listen 127.0.0.1:$PORT; root $FILES; }
     server {
         listen 127.0.0.1:$PORT2 ssl http2;
@@ -27,7 +13,6 @@ http {
         ssl_certificate cert.pem;
         ssl_certificate_key key.pem;
     }
-}
 END
 }
 

@@ -3,7 +3,6 @@
 # user: root
 
 prepare() {
-    payloads
     mkdir -p /run/sshd
     ssh-keygen -q -t ed25519 -N '' -f host
     ssh-keygen -q -t ed25519 -N '' -f key
@@ -27,12 +26,7 @@ StrictHostKeyChecking no
 UserKnownHostsFile $HERE/known
 LogLevel ERROR
 END
-    cat >lighttpd.conf <<END
-server.port = $PORT2
-server.bind = "127.0.0.1"
-server.document-root = "$FILES"
-server.max-keep-alive-requests = 1000
-END
+    files_by_lighttpd "$PORT2" 1000
 }
 
 server() {

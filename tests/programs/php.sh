@@ -17,21 +17,7 @@ listen = 127.0.0.1:$PORT2
 pm = static
 pm.max_children = 3
 END
-    cat >nginx.conf <<END
-${AS_ROOT:+user root;}
-worker_processes 1;
-daemon off;
-pid $HERE/pid;
-error_log $HERE/log;
-events { worker_connections 512; }
-http {
-    access_log off;
-    keepalive_requests 1000000;
-    client_body_temp_path $HERE/body;
-    proxy_temp_path $HERE/proxy;
-    fastcgi_temp_path $HERE/fastcgi;
-    uwsgi_temp_path $HERE/uwsgi;
-    scgi_temp_path $HERE/scgi;
+    nginx_config 1 <<END
     upstream php { server 127.0.0.1:$PORT2; keepalive 3; }
     server {
         listen 127.0.0.1:$PORT;
@@ -43,7 +29,6 @@ http {
             fastcgi_param QUERY_STRING \$query_string;
         }
     }
-}
 END
 }
 

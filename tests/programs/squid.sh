@@ -3,14 +3,8 @@
 # user: root
 
 prepare() {
-    payloads
     chmod 777 "$HERE"
-    cat >lighttpd.conf <<END
-server.port = $PORT2
-server.bind = "127.0.0.1"
-server.document-root = "$FILES"
-server.max-keep-alive-requests = 10000
-END
+    files_by_lighttpd "$PORT2" 10000
     cat >squid.conf <<END
 http_port 127.0.0.1:$PORT
 http_access allow all
@@ -34,6 +28,5 @@ ready() {
 }
 
 client() {
-    fetch --proxy "http://127.0.0.1:$PORT" "http://127.0.0.1:$PORT2"
-    fetch --proxy "http://127.0.0.1:$PORT" --proxytunnel "http://127.0.0.1:$PORT2"
+    fetch_by_proxy
 }

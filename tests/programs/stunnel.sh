@@ -2,14 +2,8 @@
 # needs: stunnel4:stunnel4 socat:socat lighttpd:lighttpd curl:curl openssl:openssl
 
 prepare() {
-    payloads
     certificate
-    cat >lighttpd.conf <<END
-server.port = $PORT4
-server.bind = "127.0.0.1"
-server.document-root = "$FILES"
-server.max-keep-alive-requests = 10000
-END
+    files_by_lighttpd "$PORT4" 10000
     local common="foreground = yes
 pid =
 debug = 3"

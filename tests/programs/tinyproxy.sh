@@ -2,13 +2,7 @@
 # needs: tinyproxy:tinyproxy-bin lighttpd:lighttpd curl:curl
 
 prepare() {
-    payloads
-    cat >lighttpd.conf <<END
-server.port = $PORT2
-server.bind = "127.0.0.1"
-server.document-root = "$FILES"
-server.max-keep-alive-requests = 10000
-END
+    files_by_lighttpd "$PORT2" 10000
     cat >tinyproxy.conf <<END
 Port $PORT
 Listen 127.0.0.1
@@ -29,6 +23,5 @@ ready() {
 }
 
 client() {
-    fetch --proxy "http://127.0.0.1:$PORT" "http://127.0.0.1:$PORT2"
-    fetch --proxy "http://127.0.0.1:$PORT" --proxytunnel "http://127.0.0.1:$PORT2"
+    fetch_by_proxy
 }

@@ -3,13 +3,8 @@
 # user: root
 
 prepare() {
-    payloads
     certificate
-    cat >lighttpd.conf <<END
-server.port = $PORT2
-server.bind = "127.0.0.1"
-server.document-root = "$FILES"
-END
+    files_by_lighttpd "$PORT2"
     cat >hitch.conf <<END
 frontend = "[127.0.0.1]:$PORT3"
 backend = "[127.0.0.1]:$PORT"
