@@ -9,7 +9,7 @@ use toehold_e2e::network::{FAR, NEAR};
 use toehold_e2e::process::{PATIENCE, Running};
 use toehold_e2e::{Link, wait_until};
 
-use crate::stage::{Stage, listening, ok};
+use crate::stage::{Stage, await_word, listening, ok};
 
 /// A stage whose settings can be changed.
 struct Changing {
@@ -45,8 +45,7 @@ impl Changing {
 
     fn held(&self, host: &str, port: &str) -> Running {
         let holder = self.stage.near("held", &["held", host, port, "ECONNRESET"]);
-        let holding = wait_until(PATIENCE, || holder.stdout().contains("holding"));
-        assert!(holding, "{}", holder.outputs());
+        await_word(&holder, "holding");
         holder
     }
 }

@@ -7,7 +7,7 @@ use toehold_e2e::network::{FAR, NEAR};
 use toehold_e2e::process::{PATIENCE, Running};
 use toehold_e2e::{Link, Network, Path, Toehold, host, wait_until};
 
-use crate::stage::{SCRIPT, Stage, listening, ok};
+use crate::stage::{SCRIPT, Stage, await_word, listening, ok};
 
 /// An interface that is gone costs nothing, and is opened when it comes back.
 pub(crate) fn comes_back(link: Link, options: &[&str]) {
@@ -16,7 +16,7 @@ pub(crate) fn comes_back(link: Link, options: &[&str]) {
     };
     let _far = stage.far_server(&["echo_server", "7741"]);
     let holder = stage.near("holder", &["outlive", FAR, "7741"]);
-    assert!(wait_until(PATIENCE, || holder.stdout().contains("holding")));
+    await_word(&holder, "holding");
     assert!(stage.network.near_ip(&["link", "del", "v0"]));
     let is_gone = |stage: &Stage| stage.toehold.status()["engine"]["link_gone"] == true;
     assert!(wait_until(PATIENCE, || is_gone(&stage)));

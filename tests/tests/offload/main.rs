@@ -21,7 +21,7 @@ use toehold_e2e::network::{FAR, NEAR};
 use toehold_e2e::process::{PATIENCE, Running};
 use toehold_e2e::{Link, Network, Path, Toehold, host, wait_until};
 
-use stage::{SCRIPT, Stage, listening, ok};
+use stage::{SCRIPT, Stage, await_word, listening, ok};
 
 #[test]
 fn streams_are_echoed_whole_as_client_and_as_server() {
@@ -250,8 +250,7 @@ fn silent_remote_is_given_up_as_the_program_has_set() {
         .into();
     impatient.push(server);
     for program in impatient.iter().chain([&patient, &far]) {
-        let holding = wait_until(PATIENCE, || program.stdout().contains("holding"));
-        assert!(holding, "{}", program.outputs());
+        await_word(program, "holding");
     }
     // Answered probes are no reason to give up.
     std::thread::sleep(Duration::from_secs(4));
@@ -270,8 +269,7 @@ fn send_to_a_silent_remote_that_has_finished_is_no_broken_pipe() {
     let senders = ["send", "splice", "sendfile"];
     let senders = senders.map(|by| stage.near(by, &["impatient_sender", FAR, "7054", by]));
     for program in &senders {
-        let holding = wait_until(PATIENCE, || program.stdout().contains("holding"));
-        assert!(holding, "{}", program.outputs());
+        await_word(program, "holding");
     }
     assert!(stage.network.far_ip(&["link", "set", "toe0", "down"]));
     for program in senders {
@@ -284,14 +282,10 @@ fn what_the_remote_has_not_acknowledged_is_counted() {
     let Some(stage) = Stage::set(&[]) else { return };
     let _far = stage.far_server(&["echo_server", "7053"]);
     let program = stage.near("program", &["unacknowledged", FAR, "7053"]);
-    let says = |word| {
-        let said = wait_until(PATIENCE, || program.stdout().contains(word));
-        assert!(said, "{}", program.outputs());
-    };
-    says("holding");
+    await_word(&program, "holding");
     assert!(stage.network.far_ip(&["link", "set", "toe0", "down"]));
     program.signal(libc::SIGUSR1);
-    says("sent");
+    await_word(&program, "sent");
     assert!(stage.network.far_ip(&["link", "set", "toe0", "up"]));
     ok(program);
 }
@@ -346,8 +340,7 @@ fn killed_adapter_looks_like_a_failed_interface() {
     };
     let _far = stage.far_server(&["echo_server", "7014"]);
     let holder = stage.near("holder", &["outlive", FAR, "7014"]);
-    let holding = wait_until(PATIENCE, || holder.stdout().contains("holding"));
-    assert!(holding, "{}", holder.outputs());
+    await_word(&holder, "holding");
     stage.toehold.adapter().signal(libc::SIGKILL);
     let killed = SystemTime::now().duration_since(UNIX_EPOCH).expect("later");
     let said = ok(holder);
@@ -370,8 +363,7 @@ fn adapter_that_is_told_to_stop_resets_both_sides() {
     };
     let seen = listening(stage.far("seen", &["reset_seen", "7019"]));
     let holder = stage.near("holder", &["held", FAR, "7019", "ECONNRESET"]);
-    let holding = wait_until(PATIENCE, || holder.stdout().contains("holding"));
-    assert!(holding, "{}", holder.outputs());
+    await_word(&holder, "holding");
     stage.toehold.adapter().signal(libc::SIGTERM);
     ok(holder);
     // The remote does not have to find out by its own timer.
@@ -397,8 +389,7 @@ fn status_tells_of_offloaded_connections() {
     let Some(stage) = Stage::set(&[]) else { return };
     let _far = stage.far_server(&["echo_server", "7016"]);
     let holder = stage.near("holder", &["outlive", FAR, "7016"]);
-    let holding = wait_until(PATIENCE, || holder.stdout().contains("holding"));
-    assert!(holding, "{}", holder.outputs());
+    await_word(&holder, "holding");
     let connections = stage.toehold.connections();
     let [connection] = &connections[..] else {
         panic!("{connections:?}");

@@ -4,7 +4,7 @@ use toehold_e2e::network::FAR;
 use toehold_e2e::process::PATIENCE;
 use toehold_e2e::{Path, wait_until};
 
-use crate::stage::{Stage, listening, ok};
+use crate::stage::{Stage, await_word, listening, ok};
 
 #[test]
 fn rules_choose_by_destination_for_programs_that_did_not_ask() {
@@ -27,8 +27,7 @@ fn rules_choose_by_destination_for_programs_that_did_not_ask() {
     // Two programs of this host meet in shared memory.
     let _near = listening(auto("near-server", &["echo_server", "7203"]));
     let client = auto("near-client", &["outlive", "127.0.0.1", "7203"]);
-    let holding = wait_until(PATIENCE, || client.stdout().contains("holding"));
-    assert!(holding, "{}", client.outputs());
+    await_word(&client, "holding");
     let local = auto("local", &["echo_client", "127.0.0.1", "7203", "300000000"]);
     let is_direct = || {
         let connections = stage.toehold.connections();

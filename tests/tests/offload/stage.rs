@@ -132,6 +132,12 @@ pub(crate) fn listening(mut server: Running) -> Running {
     server
 }
 
+/// Returns when a program has said `word`.
+pub(crate) fn await_word(program: &Running, word: &str) {
+    let said = wait_until(PATIENCE, || program.stdout().contains(word));
+    assert!(said, "{}", program.outputs());
+}
+
 /// What a role said, which ended well.
 pub(crate) fn ok(running: Running) -> String {
     let said = running.success(PATIENCE);

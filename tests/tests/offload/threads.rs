@@ -9,7 +9,7 @@ use toehold_e2e::network::{FAR, NEAR};
 use toehold_e2e::process::{PATIENCE, Running};
 use toehold_e2e::{Link, Network, Path, host, wait_until};
 
-use crate::stage::{Stage, listening, ok};
+use crate::stage::{Stage, await_word, listening, ok};
 
 /// One of the numbers of each thread.
 fn of_each(stage: &Stage, key: &str) -> Vec<u64> {
@@ -109,8 +109,7 @@ fn killed_adapter_resets_what_all_threads_have() {
     };
     let _far = stage.far_server(&["echo_server", "7631"]);
     let holder = stage.near("holder", &["all_held", FAR, "7631", "10", "ECONNRESET"]);
-    let holding = wait_until(PATIENCE, || holder.stdout().contains("holding"));
-    assert!(holding, "{}", holder.outputs());
+    await_word(&holder, "holding");
     assert_eq!(of_each(&stage, "connections"), [5, 5], "in turns");
     stage.toehold.adapter().signal(libc::SIGKILL);
     ok(holder);
@@ -130,8 +129,7 @@ fn all_threads_follow_other_settings() {
     let _near = stage.near_server(&["echo_server", "7641"]);
     let _seen = stage.far_server(&["echo_server", "7642"]);
     let held = stage.near("held", &["all_held", FAR, "7642", "9", "ECONNRESET"]);
-    let holding = wait_until(PATIENCE, || held.stdout().contains("holding"));
-    assert!(holding, "{}", held.outputs());
+    await_word(&held, "holding");
     fs::write(&file, "address 10.84.0.3/24\nthreads 3\nmtu 1400\n").expect("scratch");
     stage.toehold.adapter().signal(libc::SIGHUP);
     let followed = wait_until(PATIENCE, || stage.engine("reconfigured") == 1);
