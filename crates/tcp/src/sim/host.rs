@@ -1,8 +1,17 @@
 //! A simulated host: an engine, rings for its connections, and a program at each of them.
 
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::collections::BTreeMap;
 
-use crate::{ConnectionId, Duration, Expected, Instant, Memory, NoRoom, Random};
+use super::link::Link;
+use super::scenario::Scenario;
+use crate::{
+    Config, ConnectionId, Duration, Engine, Expected, Instant, InterfaceAddress, ListenerId,
+    MacAddress, Medium, Memory, NoRoom, Offload, Random, ReceiveOffload,
+};
+
+/// Where servers listen.
+pub(super) const SERVER_PORT: u16 = 80;
 
 /// What the program at one end of a connection does.
 #[derive(Clone, Copy, Debug)]
@@ -129,7 +138,7 @@ impl Program {
             remote_finished: false,
             finished: false,
             aborted: false,
-            is_connected: !is_client,
+            is_connected: false,
             expects_nothing: false,
             next_write: Instant::ZERO,
             next_read: Instant::ZERO,
@@ -254,4 +263,144 @@ impl Memory for Rings {
             *byte = stream_byte(sends, offset + index as u64);
         }
     }
+}
+
+/// A simulated host, and its way to the others.
+#[derive(Debug)]
+pub(super) struct Host {
+    pub(super) engine: Engine,
+    pub(super) rings: Rings,
+    pub(super) way_out: Link,
+    pub(super) listener: ListenerId,
+    /// The earliest wake-up in the queue.
+    pub(super) wake_at: Instant,
+    /// When its link takes frames again.
+    pub(super) link_ready_at: Instant,
+}
+
+impl Host {
+    /// Hands a frame to the engine as a link does that reads payload to where it is expected: right or wrong, it is written there.
+    pub(super) fn take(&mut self, now: Instant, frame: &[u8], offload: ReceiveOffload) {
+        let Self { engine, rings, .. } = self;
+        if let (Some(expected), Some((headers, payload))) =
+            (engine.expected(), frame.split_first_chunk())
+        {
+            let is_placed = rings.write_early(expected, payload)
+                && engine.handle_placed(now, headers, payload.len(), offload, expected);
+            if is_placed {
+                return;
+            }
+        }
+        engine.handle_frame(now, frame, offload, rings);
+    }
+
+    pub(super) fn new(scenario: &Scenario, index: usize, seed: u64) -> Self {
+        let traits = scenario.traits[index];
+        let address = |is_v6, prefix_bits| InterfaceAddress {
+            address: address_of(index, is_v6),
+            prefix_bits,
+        };
+        let medium = if traits.ethernet {
+            Medium::Ethernet {
+                mac: mac_of(index),
+                resolve: false,
+            }
+        } else {
+            Medium::Ip
+        };
+        let mut config = Config::new(medium, scenario.mtu, address(false, 24));
+        config.addresses.push(address(true, 64));
+        config.connections_max = 64;
+        if scenario.syns > 0 {
+            // Half-open connections leave room for others.
+            config.connections_max += scenario.half_open_max;
+        }
+        config.half_open_max = scenario.half_open_max;
+        config.sack = !traits.no_sack;
+        config.timestamps = !traits.no_timestamps;
+        config.window_scaling = !traits.no_window_scaling;
+        if traits.offloads {
+            config.offload = Offload {
+                transmit_checksum: true,
+                segmentation_bytes_max: 60_000,
+            };
+        }
+        let mut random = Random::new(seed);
+        let rings = Rings {
+            random: Some(Random::new(random.bits())),
+            no_room_per_million: scenario.no_room_per_million,
+            ..Rings::default()
+        };
+        let mut engine = Engine::new(config, random);
+        let any = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), SERVER_PORT);
+        let listener = engine
+            .listen(any, 128, scenario.server_options)
+            .expect("a new engine has no other listener");
+        for other in 0..scenario.hosts {
+            engine.set_neighbour(address_of(other, false), mac_of(other));
+            engine.set_neighbour(address_of(other, true), mac_of(other));
+        }
+        let way_out = Link::new(scenario.impairments[index]);
+        Self {
+            engine,
+            rings,
+            way_out,
+            listener,
+            wake_at: Instant::NEVER,
+            link_ready_at: Instant::ZERO,
+        }
+    }
+
+    pub(super) fn describe(&self) -> String {
+        let connections: Vec<_> = self
+            .rings
+            .programs
+            .iter()
+            .map(|(&id, program)| (self.engine.info(id), program.published, program.taken))
+            .collect();
+        format!(
+            "{:?}: {connections:?}\n{:?}",
+            self.listener,
+            self.engine.counters()
+        )
+    }
+}
+
+/// Length of an Ethernet header.
+pub(super) const LINK_BYTES: usize = 14;
+
+pub(super) fn mac_of(host: usize) -> MacAddress {
+    MacAddress([2, 0, 0, 0, 0, host as u8])
+}
+
+/// A packet in the frame that brings it to `host`.
+pub(super) fn framed(host: usize, packet: &[u8]) -> Vec<u8> {
+    let ether_type = if packet.first().is_some_and(|first| first >> 4 == 6) {
+        0x86dd
+    } else {
+        0x0800
+    };
+    let mut frame = mac_of(host).0.to_vec();
+    frame.extend_from_slice(&[2, 0, 0, 0, 0, 99]);
+    frame.extend_from_slice(&u16::to_be_bytes(ether_type));
+    frame.extend_from_slice(packet);
+    frame
+}
+
+pub(super) fn address_of(host: usize, is_v6: bool) -> IpAddr {
+    if is_v6 {
+        Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, host as u16 + 1).into()
+    } else {
+        Ipv4Addr::new(10, 0, 0, host as u8 + 1).into()
+    }
+}
+
+/// The host a packet is addressed to.
+pub(super) fn host_of(packet: &[u8]) -> Option<usize> {
+    let last = match packet.first()? >> 4 {
+        4 => *packet.get(19)?,
+        6 => *packet.get(39)?,
+        _ => return None,
+    };
+    usize::from(last).checked_sub(1)
 }

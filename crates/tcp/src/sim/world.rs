@@ -1,26 +1,24 @@
 //! The event loop: whatever happens next, happens now.
 
+mod troubles;
+
 use core::cmp::Reverse;
-use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use core::net::SocketAddr;
 use std::collections::{BTreeMap, BinaryHeap};
 
 use super::checker::{self, Checker};
-use super::host::{Program, Rings};
-use super::link::{Fate, Link};
-use super::mangle::{cut, flip_bit, fragments, mark_congestion, shrink_window, syn, too_big};
+use super::host::{Host, LINK_BYTES, Program, SERVER_PORT, address_of, framed, host_of};
+use super::link::Fate;
+use super::mangle::{cut, flip_bit, fragments, mark_congestion, shrink_window, too_big};
 use super::scenario::Scenario;
-use crate::{
-    CloseReason, Config, ConnectionId, Duration, Engine, Event, Instant, InterfaceAddress,
-    ListenerId, MacAddress, Medium, Offload, Random, ReceiveOffload,
-};
+use crate::{CloseReason, ConnectionId, Duration, Event, Instant, Random, ReceiveOffload};
 
-const SERVER_PORT: u16 = 80;
 /// From here on, both ends of a transfer that is opened from both sides have the same port.
 const SIMULTANEOUS_PORTS: u16 = 10_000;
-/// Hosts that flood: none of those that there are.
-const STRANGERS: (u64, u64) = (100, 200);
 /// No simulation takes longer, however bad its links, unless something is stuck.
 const VIRTUAL_TIME_MAX: Duration = Duration::from_secs(8 * 3_600);
+/// How long a link is busy that does not take all frames at once.
+const LINK_PAUSE: Duration = Duration::from_micros(100);
 const FRAME_BYTES_MAX: usize = 70_000;
 
 /// What a simulation did.
@@ -78,18 +76,6 @@ enum Happening {
     Flood {
         left: u32,
     },
-}
-
-#[derive(Debug)]
-struct Host {
-    engine: Engine,
-    rings: Rings,
-    way_out: Link,
-    listener: ListenerId,
-    /// The earliest wake-up in the queue.
-    wake_at: Instant,
-    /// When its link takes frames again.
-    link_ready_at: Instant,
 }
 
 /// The state of a transfer.
@@ -375,7 +361,6 @@ impl World {
         let local = engine.info(id).expect("it was just made").local;
         let ring = options.receive_bytes_max.max(options.receive_bytes);
         let mut program = Program::new(role, index, is_client, ring);
-        program.is_connected = false;
         program.expects_nothing = other.bytes == 0;
         if is_client {
             self.flows.insert((local, remote), index);
@@ -482,6 +467,7 @@ impl World {
         self.progress[flow].server_seen = true;
         self.progress[flow].server_over = false;
         let mut program = Program::new(role, flow, false, ring);
+        program.is_connected = true;
         program.expects_nothing = self.scenario.transfers[flow].client_role.bytes == 0;
         let rings = &mut self.hosts[host].rings;
         rings.programs.insert(id, program);
@@ -725,88 +711,6 @@ impl World {
         }
     }
 
-    /// A host loses its memory. Whoever was connected to it finds out.
-    fn reboot(&mut self, host: usize) {
-        for (transfer, progress) in self.scenario.transfers.iter().zip(&mut self.progress) {
-            if (transfer.client == host || transfer.server == host) && progress.started_at.is_some()
-            {
-                progress.excused = true;
-            }
-        }
-        let seed = self.random.bits();
-        self.report.retransmissions += self.hosts[host].engine.counters().retransmissions;
-        let way_out = Link::new(self.hosts[host].way_out.impairments);
-        self.hosts[host] = Host {
-            way_out,
-            ..Host::new(&self.scenario, host, seed)
-        };
-    }
-
-    /// Sends a frame that nobody has sent: noise, or a segment of a connection with parts changed.
-    fn forge(&mut self) {
-        let random = &mut self.random;
-        let host = random.below(self.hosts.len() as u64) as usize;
-        let mut packet = if self.seen.is_empty() || random.below(8) == 0 {
-            (0..random.below(120))
-                .map(|_| random.bits() as u8)
-                .collect()
-        } else {
-            self.seen[random.below(self.seen.len() as u64) as usize].clone()
-        };
-        for _ in 0..random.below(5) {
-            if !packet.is_empty() {
-                let at = random.below(packet.len().min(80) as u64) as usize;
-                packet[at] = random.bits() as u8;
-            }
-        }
-        if random.below(4) == 0 {
-            packet.truncate(random.below(packet.len() as u64 + 1) as usize);
-        }
-        let to = host_of(&packet)
-            .filter(|&to| to < self.hosts.len())
-            .unwrap_or(host);
-        let verified = random.below(4) != 0;
-        let pause = 1_000_000 / u64::from(self.scenario.forgeries_per_second);
-        let next = self.now + Duration::from_micros(pause);
-        let now = self.clock_of(to);
-        let offload = ReceiveOffload {
-            checksum_verified: verified,
-        };
-        if self.scenario.traits[to].ethernet {
-            self.hosts[to].take(now, &framed(to, &packet), offload);
-        } else {
-            self.hosts[to].take(now, &packet, offload);
-        }
-        self.serve(to);
-        self.push(next, Happening::Forgery);
-    }
-
-    /// Somebody who does not exist wants to connect.
-    fn flood(&mut self, left: u32) {
-        let host = self.random.below(self.hosts.len() as u64) as usize;
-        let stranger = self.random.between(STRANGERS.0, STRANGERS.1) as usize;
-        let is_v6 = self.scenario.mtu >= 1_280 && self.random.below(2) == 0;
-        let source = SocketAddr::new(
-            address_of(stranger, is_v6),
-            self.random.between(1_024, 65_535) as u16,
-        );
-        let destination = SocketAddr::new(address_of(host, is_v6), SERVER_PORT);
-        let packet = syn(source, destination, self.random.bits() as u32);
-        self.push(
-            self.now,
-            Happening::Arrival {
-                host,
-                packet,
-                intact: true,
-            },
-        );
-        if left > 1 {
-            let pause = 1_000_000 / u64::from(self.scenario.syns_per_second);
-            let next = self.now + Duration::from_micros(pause);
-            self.push(next, Happening::Flood { left: left - 1 });
-        }
-    }
-
     fn print(&self, mark: &str, packet: &[u8]) {
         let Some(read) = checker::parse(packet) else {
             println!("{:?} {mark} {} bytes, not TCP", self.now, packet.len());
@@ -832,133 +736,4 @@ impl World {
             read.timestamps,
         );
     }
-}
-
-impl Host {
-    /// Hands a frame to the engine as a link does that reads payload to where it is expected: right or wrong, it is written there.
-    fn take(&mut self, now: Instant, frame: &[u8], offload: ReceiveOffload) {
-        let Self { engine, rings, .. } = self;
-        if let (Some(expected), Some((headers, payload))) =
-            (engine.expected(), frame.split_first_chunk())
-        {
-            let is_placed = rings.write_early(expected, payload)
-                && engine.handle_placed(now, headers, payload.len(), offload, expected);
-            if is_placed {
-                return;
-            }
-        }
-        engine.handle_frame(now, frame, offload, rings);
-    }
-
-    fn new(scenario: &Scenario, index: usize, seed: u64) -> Self {
-        let traits = scenario.traits[index];
-        let address = |is_v6, prefix_bits| InterfaceAddress {
-            address: address_of(index, is_v6),
-            prefix_bits,
-        };
-        let medium = if traits.ethernet {
-            Medium::Ethernet {
-                mac: mac_of(index),
-                resolve: false,
-            }
-        } else {
-            Medium::Ip
-        };
-        let mut config = Config::new(medium, scenario.mtu, address(false, 24));
-        config.addresses.push(address(true, 64));
-        config.connections_max = 64;
-        if scenario.syns > 0 {
-            // Half-open connections leave room for others.
-            config.connections_max += scenario.half_open_max;
-        }
-        config.half_open_max = scenario.half_open_max;
-        config.sack = !traits.no_sack;
-        config.timestamps = !traits.no_timestamps;
-        config.window_scaling = !traits.no_window_scaling;
-        if traits.offloads {
-            config.offload = Offload {
-                transmit_checksum: true,
-                segmentation_bytes_max: 60_000,
-            };
-        }
-        let mut random = Random::new(seed);
-        let rings = Rings {
-            random: Some(Random::new(random.bits())),
-            no_room_per_million: scenario.no_room_per_million,
-            ..Rings::default()
-        };
-        let mut engine = Engine::new(config, random);
-        let any = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), SERVER_PORT);
-        let listener = engine
-            .listen(any, 128, scenario.server_options)
-            .expect("a new engine has no other listener");
-        for other in 0..scenario.hosts {
-            engine.set_neighbour(address_of(other, false), mac_of(other));
-            engine.set_neighbour(address_of(other, true), mac_of(other));
-        }
-        let way_out = Link::new(scenario.impairments[index]);
-        Self {
-            engine,
-            rings,
-            way_out,
-            listener,
-            wake_at: Instant::NEVER,
-            link_ready_at: Instant::ZERO,
-        }
-    }
-
-    fn describe(&self) -> String {
-        let connections: Vec<_> = self
-            .rings
-            .programs
-            .iter()
-            .map(|(&id, program)| (self.engine.info(id), program.published, program.taken))
-            .collect();
-        format!(
-            "{:?}: {connections:?}\n{:?}",
-            self.listener,
-            self.engine.counters()
-        )
-    }
-}
-
-/// How long a link is busy that does not take all frames at once.
-const LINK_PAUSE: Duration = Duration::from_micros(100);
-/// Length of an Ethernet header.
-const LINK_BYTES: usize = 14;
-
-fn mac_of(host: usize) -> MacAddress {
-    MacAddress([2, 0, 0, 0, 0, host as u8])
-}
-
-/// A packet in the frame that brings it to `host`.
-fn framed(host: usize, packet: &[u8]) -> Vec<u8> {
-    let ether_type = if packet.first().is_some_and(|first| first >> 4 == 6) {
-        0x86dd
-    } else {
-        0x0800
-    };
-    let mut frame = mac_of(host).0.to_vec();
-    frame.extend_from_slice(&[2, 0, 0, 0, 0, 99]);
-    frame.extend_from_slice(&u16::to_be_bytes(ether_type));
-    frame.extend_from_slice(packet);
-    frame
-}
-
-fn address_of(host: usize, is_v6: bool) -> IpAddr {
-    if is_v6 {
-        Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, host as u16 + 1).into()
-    } else {
-        Ipv4Addr::new(10, 0, 0, host as u8 + 1).into()
-    }
-}
-
-/// The host a packet is addressed to.
-fn host_of(packet: &[u8]) -> Option<usize> {
-    let last = match packet.first()? >> 4 {
-        4 => *packet.get(19)?,
-        6 => *packet.get(39)?,
-        _ => return None,
-    };
-    usize::from(last).checked_sub(1)
 }

@@ -1,0 +1,96 @@
+//! Troubles that no link makes: hosts that forget everything, frames that nobody has sent, SYNs of nobody.
+
+use core::net::SocketAddr;
+
+use super::{Happening, World};
+use crate::sim::host::{Host, SERVER_PORT, address_of, framed, host_of};
+use crate::sim::link::Link;
+use crate::sim::mangle::syn;
+use crate::{Duration, ReceiveOffload};
+
+/// Hosts that flood: none of those that there are.
+const STRANGERS: (u64, u64) = (100, 200);
+
+impl World {
+    /// A host loses its memory. Whoever was connected to it finds out.
+    pub(super) fn reboot(&mut self, host: usize) {
+        for (transfer, progress) in self.scenario.transfers.iter().zip(&mut self.progress) {
+            if (transfer.client == host || transfer.server == host) && progress.started_at.is_some()
+            {
+                progress.excused = true;
+            }
+        }
+        let seed = self.random.bits();
+        self.report.retransmissions += self.hosts[host].engine.counters().retransmissions;
+        let way_out = Link::new(self.hosts[host].way_out.impairments);
+        self.hosts[host] = Host {
+            way_out,
+            ..Host::new(&self.scenario, host, seed)
+        };
+    }
+
+    /// Sends a frame that nobody has sent: noise, or a segment of a connection with parts changed.
+    pub(super) fn forge(&mut self) {
+        let random = &mut self.random;
+        let host = random.below(self.hosts.len() as u64) as usize;
+        let mut packet = if self.seen.is_empty() || random.below(8) == 0 {
+            (0..random.below(120))
+                .map(|_| random.bits() as u8)
+                .collect()
+        } else {
+            self.seen[random.below(self.seen.len() as u64) as usize].clone()
+        };
+        for _ in 0..random.below(5) {
+            if !packet.is_empty() {
+                let at = random.below(packet.len().min(80) as u64) as usize;
+                packet[at] = random.bits() as u8;
+            }
+        }
+        if random.below(4) == 0 {
+            packet.truncate(random.below(packet.len() as u64 + 1) as usize);
+        }
+        let to = host_of(&packet)
+            .filter(|&to| to < self.hosts.len())
+            .unwrap_or(host);
+        let verified = random.below(4) != 0;
+        let pause = 1_000_000 / u64::from(self.scenario.forgeries_per_second);
+        let next = self.now + Duration::from_micros(pause);
+        let now = self.clock_of(to);
+        let offload = ReceiveOffload {
+            checksum_verified: verified,
+        };
+        if self.scenario.traits[to].ethernet {
+            self.hosts[to].take(now, &framed(to, &packet), offload);
+        } else {
+            self.hosts[to].take(now, &packet, offload);
+        }
+        self.serve(to);
+        self.push(next, Happening::Forgery);
+    }
+
+    /// Somebody who does not exist wants to connect.
+    pub(super) fn flood(&mut self, left: u32) {
+        let host = self.random.below(self.hosts.len() as u64) as usize;
+        let stranger = self.random.between(STRANGERS.0, STRANGERS.1) as usize;
+        let is_v6 = self.scenario.mtu >= 1_280 && self.random.below(2) == 0;
+        let source = SocketAddr::new(
+            address_of(stranger, is_v6),
+            self.random.between(1_024, 65_535) as u16,
+        );
+        let destination = SocketAddr::new(address_of(host, is_v6), SERVER_PORT);
+        let packet = syn(source, destination, self.random.bits() as u32);
+        self.push(
+            self.now,
+            Happening::Arrival {
+                host,
+                packet,
+                intact: true,
+            },
+        );
+        if left > 1 {
+            let pause = 1_000_000 / u64::from(self.scenario.syns_per_second);
+            let next = self.now + Duration::from_micros(pause);
+            self.push(next, Happening::Flood { left: left - 1 });
+        }
+    }
+}
