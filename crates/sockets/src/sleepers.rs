@@ -94,11 +94,14 @@ fn are_elsewhere(connection: &Connection) -> bool {
     let me = state::pid();
     entry.asleep.iter().any(|place| {
         let pid = place.load(Ordering::SeqCst);
-        let sleeps = pid != 0 && pid != me && sys::process_exists(pid);
-        if !sleeps && pid != 0 && pid != me {
+        if pid == 0 || pid == me {
+            return false;
+        }
+        let is_alive = sys::process_exists(pid);
+        if !is_alive {
             let _ = place.compare_exchange(pid, 0, Ordering::SeqCst, Ordering::Relaxed);
         }
-        sleeps
+        is_alive
     })
 }
 
