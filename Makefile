@@ -27,8 +27,13 @@ demo: ## install load generators, build, and show the kernel against Toehold
 
 .PHONY: test
 test: ## everything that can be tested on this host; installs what that takes
-	@scripts/deps.sh rust demo test
+	@scripts/deps.sh rust demo test suites
 	cargo xtask test
+
+.PHONY: suites
+suites: ## the table of docs/suites.md: test suites of other projects, plain and accelerated
+	@scripts/deps.sh rust test suites
+	cargo xtask suites $(SUITES)
 
 .PHONY: check
 check: ## formatting, lints, scripts, links in the documents

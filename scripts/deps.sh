@@ -1,20 +1,26 @@
 #!/usr/bin/env bash
 # Sees that what is needed is here, and installs Debian packages for what is not.
 #
-#   scripts/deps.sh [rust] [demo] [test] [bench] [programs]
+#   scripts/deps.sh [rust] [demo] [test] [bench] [programs] [suites]
 #
-# Does nothing when everything is there. Packages that bring a service do not start it, now or at boot: the
-# demonstration and the tests run servers of their own, on free ports, in private directories.
+# Does nothing when everything is there. Packages that bring a service do not start it, now or at
+# boot: the demonstration and the tests run servers of their own, on free ports, in private
+# directories.
 set -euo pipefail
 
 # Keep in step with `rust-version` in Cargo.toml.
 rust_minor_min=88
 
-# program or file:package
+# program or file:package. `cargo xtask check` sees that each program of the tests stands here.
 demo=(cc:gcc /usr/include/stdlib.h:libc6-dev redis-server:redis-server redis-benchmark:redis-tools
-    iperf3:iperf3 sockperf:sockperf nginx:nginx-light wrk:wrk)
-test=("${demo[@]}" shellcheck:shellcheck curl:curl memcached:memcached pgbench:postgresql python3:python3
-    node:nodejs ip:iproute2 setpriv:util-linux tshark:tshark ssh:openssh-client sshd:openssh-server)
+    redis-cli:redis-tools iperf3:iperf3 sockperf:sockperf nginx:nginx-light wrk:wrk)
+test=("${demo[@]}" curl:curl ethtool:ethtool initdb:postgresql ip:iproute2 memcached:memcached
+    node:nodejs pg_isready:postgresql pgbench:postgresql pkg-config:pkg-config postgres:postgresql
+    psql:postgresql python3:python3 redis-check-rdb:redis-tools setpriv:util-linux
+    shellcheck:shellcheck ssh:openssh-client ssh-keygen:openssh-client sshd:openssh-server
+    tclsh:tcl tshark:tshark /usr/include/linux/idxd.h:linux-libc-dev)
+suites=(cmake:cmake cc:gcc dpkg-source:dpkg-dev make:make python3.11:python3.11 tclsh:tcl
+    /usr/lib/python3.11/test/test_socket.py:libpython3.11-testsuite)
 bench=(valgrind:valgrind ip:iproute2 ethtool:ethtool)
 services=(redis-server nginx memcached postgresql iperf3 ssh beanstalkd caddy dovecot etcd haproxy hitch lighttpd mosquitto named
     php8.2-fpm rsync smbd nmbd squid stunnel4 varnish)
@@ -113,10 +119,11 @@ for part in "$@"; do
     demo) install_missing "${demo[@]}" ;;
     test) install_missing "${test[@]}" ;;
     bench) install_missing "${bench[@]}" ;;
+    suites) install_missing "${suites[@]}" ;;
     programs)
         mapfile -t programs < <(sed -n 's/^# needs: //p' "${BASH_SOURCE%/*}"/../tests/programs/*.sh | tr ' ' '\n' | sort -u)
         install_missing "${programs[@]}"
         ;;
-    *) die "usage: scripts/deps.sh [rust] [demo] [test] [bench] [programs]" ;;
+    *) die "usage: scripts/deps.sh [rust] [demo] [test] [bench] [programs] [suites]" ;;
     esac
 done

@@ -1,5 +1,5 @@
-//! Whole conversations: a remote that says almost the right thing, a host, and time. See `conversation`,
-//! which the crate's own tests share.
+//! Whole conversations: a remote that says almost the right thing, a host, and time. See
+//! `conversation`, which the crate's own tests share.
 
 #![no_main]
 

@@ -1,4 +1,5 @@
-//! Programs for a copy channel over engines that misbehave: see `program.rs`, which the crate's own tests share.
+//! Programs for a copy channel over engines that misbehave: see `program.rs`, which the crate's own
+//! tests share.
 
 #![no_main]
 

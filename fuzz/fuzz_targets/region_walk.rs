@@ -1,10 +1,11 @@
-//! A region that somebody rewrites between the calls of its other end: see `walk.rs`, which the crate's own tests share.
+//! A region that somebody rewrites between the calls of its other end: see `walk.rs`, which the
+//! crate's own tests share.
 
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
 
-#[path = "../../crates/channel/tests/support/mod.rs"]
+#[path = "../../crates/stream/tests/support/mod.rs"]
 mod support;
 
 fuzz_target!(|script: &[u8]| {

@@ -23,7 +23,8 @@ pub fn run(name: &str, options: Options) -> Option<Report> {
     Some(runner::run(plan.as_mut(), options, |_, _| ()))
 }
 
-/// What `toehold lab ARGS...` does. Returns the exit code: 0, 1 when something failed, 2 for a wrong command line.
+/// What `toehold lab ARGS...` does. Returns the exit code: 0, 1 when something failed, 2 for a
+/// wrong command line.
 pub fn run_from_args(args: &[String]) -> i32 {
     let words: Vec<&str> = args.iter().map(String::as_str).collect();
     match words.as_slice() {

@@ -13,7 +13,8 @@ pub(crate) fn render(report: &Report, figures: &[Figure]) -> String {
         "<!doctype html>\n<html lang=\"en\"><meta charset=\"utf-8\">\
          <meta name=\"viewport\" content=\"width=device-width\">\n\
          <title>{name}</title>\n<style>{STYLE}</style>\n\
-         <h1>{name}</h1>\n<p>{}</p>\n<p>{}. Medians of {} interleaved rounds; bars reach from the first \
+         <h1>{name}</h1>\n<p>{}</p>\n<p>{}. Medians of {} interleaved rounds; bars reach from the \
+         first \
          quartile to the third.</p>\n",
         escape(report.about),
         escape(&report.environment.summary()),
@@ -65,7 +66,8 @@ fn write_published(html: &mut String, report: &Report) {
         return;
     }
     html.push_str(
-        "<h2>Published</h2>\n<p>On the machines of the time, and beside it what was found here.</p>\n\
+        "<h2>Published</h2>\n<p>On the machines of the time, and beside it what was found \
+        here.</p>\n\
          <table><tr><th>where<th>what<th>published<th>here<th>conditions<th>systems<th>kind\n",
     );
     for p in &report.published {
@@ -94,7 +96,8 @@ fn write_rows(html: &mut String, report: &Report, figures: &[Figure]) {
         let is_bytes = figures.iter().any(|f| f.group == row.group && f.x.is_bytes);
         let _ = writeln!(
             html,
-            "<tr><td>{}<td>{}<td class=n>{}<td>{}<td class=n>{}<td>{}<td class=n>{:.1} %<td class=n>{}",
+            "<tr><td>{}<td>{}<td class=n>{}<td>{}<td class=n>{}<td>{}<td class=n>{:.1} %<td \
+            class=n>{}",
             escape(row.group),
             escape(&row.series),
             number(row.x, is_bytes),
@@ -108,8 +111,10 @@ fn write_rows(html: &mut String, report: &Report, figures: &[Figure]) {
     html.push_str("</table>\n");
 }
 
-const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;\
+const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;\
+padding:0 1rem;\
 color:#222;background:#fff}svg{width:100%;height:auto}svg text{font-size:11px;fill:#444}\
-.grid{stroke:#e4e4e4}.line{fill:none;stroke-width:1.8}table{border-collapse:collapse;font-size:13px}\
+.grid{stroke:#e4e4e4}.line{fill:none;stroke-width:1.8}\
+table{border-collapse:collapse;font-size:13px}\
 td,th{padding:2px 8px;border-bottom:1px solid #e4e4e4;text-align:left;vertical-align:top}\
 .n{text-align:right;font-variant-numeric:tabular-nums}";

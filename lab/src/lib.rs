@@ -1,9 +1,10 @@
 //! The lab: experiments, their runner, and the published numbers beside them.
 //!
-//! A [`Plan`] says what can be measured: cases, and how to take one sample of each. The [`runner`] takes the
-//! samples in interleaved rounds, so that whatever else the machine does hits every case alike, and makes a [`Report`]:
-//! rows of samples with median and spread, the environment, and what was published about the same experiment.
-//! Published and measured numbers stand side by side and are never mixed.
+//! A [`Plan`] says what can be measured: cases, and how to take one sample of each. The [`runner`]
+//! takes the samples in interleaved rounds, so that whatever else the machine does hits every case
+//! alike, and makes a [`Report`]: rows of samples with median and spread, the environment, and what
+//! was published about the same experiment. Published and measured numbers stand side by side and
+//! are never mixed.
 //!
 //! A report prints as tables, as JSON, and as one HTML file with its plots in it.
 
@@ -21,8 +22,8 @@ mod table;
 
 pub use command::{list, run, run_from_args};
 pub use environment::Environment;
-pub use plan::{Axis, Case, Claim, Figure, Plan, Reading};
+pub use plan::{Axis, Case, Figure, Plan, Reading};
 pub use published::{Published, published_of};
-pub use report::{Report, Row};
+pub use report::{Claim, Report, Row};
 pub use runner::Options;
 pub use sample::Samples;

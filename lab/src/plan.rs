@@ -1,12 +1,10 @@
 //! What an experiment has to say for itself.
 
-use serde::Serialize;
-
 use crate::published::Published;
-use crate::report::Report;
+use crate::report::{Claim, Report};
 
-/// An experiment. It takes one sample when asked; how often, in which order, and what becomes of it is the
-/// runner's business.
+/// An experiment. It takes one sample when asked; how often, in which order, and what becomes of it
+/// is the runner's business.
 pub trait Plan {
     /// What the user writes to run it.
     fn name(&self) -> &'static str;
@@ -46,23 +44,12 @@ pub trait Plan {
     }
 }
 
-/// Something that was to be shown.
-#[derive(Clone, PartialEq, Debug, Serialize)]
-pub struct Claim {
-    /// What was wanted.
-    pub wanted: String,
-    /// What was found.
-    pub found: String,
-    /// Whether that is what was wanted.
-    pub holds: bool,
-}
-
 /// One thing to measure: a point of a series, in a group of series that belong together.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Case {
     /// Which part of the experiment.
     pub group: &'static str,
-    /// What is compared with what: an engine, a system.
+    /// The compared engine or system.
     pub series: String,
     /// Where on the group's axis.
     pub x: f64,
@@ -82,7 +69,7 @@ impl Case {
 /// One measured value.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Reading {
-    /// What was measured.
+    /// The measured quantity.
     pub metric: &'static str,
     /// Its unit.
     pub unit: &'static str,

@@ -13,10 +13,10 @@ pub struct Published {
     /// Where in the paper.
     #[serde(default)]
     pub figure: String,
-    /// What was compared.
+    /// The systems that were compared.
     #[serde(default)]
     pub system: String,
-    /// What was measured.
+    /// The measured quantity.
     #[serde(default)]
     pub metric: String,
     /// In what.
@@ -30,7 +30,7 @@ pub struct Published {
     /// A measurement, a claim, an ordering...
     #[serde(default)]
     pub kind: String,
-    /// What was found here. Not in the data file.
+    /// This host's result. Not in the data file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub here: Option<String>,
 }
@@ -72,7 +72,7 @@ impl std::fmt::Display for Value {
     }
 }
 
-/// What was published about this experiment, in the order of the data file.
+/// The published numbers of this experiment, in the order of the data file.
 pub fn published_of(experiment: &str) -> Vec<Published> {
     let file: File = serde_yaml_ng::from_str(DATA).expect("the data file is read by a test");
     file.results

@@ -3,7 +3,6 @@
 use serde::Serialize;
 
 use crate::environment::Environment;
-use crate::plan::Claim;
 use crate::published::Published;
 use crate::sample::Samples;
 
@@ -20,14 +19,25 @@ pub struct Report {
     pub environment: Environment,
     /// Rounds that were taken.
     pub rounds: usize,
-    /// What was measured here.
+    /// This host's measurements.
     pub rows: Vec<Row>,
-    /// What was to be shown, and whether it was.
+    /// The claims, and whether they hold.
     pub claims: Vec<Claim>,
-    /// What was published about the same experiment, elsewhere, on other machines.
+    /// Published numbers of this experiment, from other machines.
     pub published: Vec<Published>,
     /// What else a reader has to know.
     pub notes: Vec<String>,
+}
+
+/// Something that was to be shown.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Claim {
+    /// The aim.
+    pub wanted: String,
+    /// The result.
+    pub found: String,
+    /// Whether that is what was wanted.
+    pub holds: bool,
 }
 
 /// One metric of one case.
@@ -35,7 +45,7 @@ pub struct Report {
 pub struct Row {
     /// Which part of the experiment.
     pub group: &'static str,
-    /// What was measured: an engine, a system.
+    /// The measured engine or system.
     pub series: String,
     /// Where on the group's axis.
     pub x: f64,

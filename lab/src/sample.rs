@@ -28,7 +28,8 @@ impl Samples {
         self.quantile(0.5)
     }
 
-    /// The value that this part of the samples stays below: linear between neighbours, NaN without samples.
+    /// The value that this part of the samples stays below: linear between neighbours, NaN without
+    /// samples.
     pub fn quantile(&self, part: f64) -> f64 {
         let mut sorted = self.0.clone();
         sorted.sort_by(f64::total_cmp);
@@ -45,8 +46,9 @@ impl Samples {
         self.0.iter().zip(&others.0).map(|(a, b)| a / b).collect()
     }
 
-    /// Between which two samples the true median lies in at least 95 of 100 cases, whatever the distribution: each sample
-    /// falls below it as a coin falls. Fewer than six samples cannot tell; then it is the least and the greatest.
+    /// Between which two samples the true median lies in at least 95 of 100 cases, whatever the
+    /// distribution: each sample falls below it as a coin falls. Fewer than six samples cannot
+    /// tell; then it is the least and the greatest.
     pub fn median_interval(&self) -> (f64, f64) {
         let mut sorted = self.0.clone();
         sorted.sort_by(f64::total_cmp);
@@ -66,8 +68,8 @@ impl Samples {
         }
     }
 
-    /// Half of what lies between the quartiles, as a part of the median: about two thirds of a standard deviation,
-    /// and untouched by a few wild samples.
+    /// Half of what lies between the quartiles, as a part of the median: about two thirds of a
+    /// standard deviation, and untouched by a few wild samples.
     pub fn spread(&self) -> f64 {
         let (low, high) = (self.quantile(0.25), self.quantile(0.75));
         let median = self.median();

@@ -34,7 +34,7 @@ pub(crate) fn render(report: &Report, figures: &[Figure]) -> String {
     text
 }
 
-/// What was published, in its own column, and what was found here, in the next.
+/// Published numbers in one column, and this host's in the next.
 fn published(report: &Report) -> String {
     if report.published.is_empty() {
         return String::new();

@@ -105,6 +105,8 @@ def garbage(host, port, count):
         try:
             adapter.send(message, socket.MSG_DONTWAIT)
             sent += 1
+            if sent == 1:
+                print("sending", flush=True)
         except BlockingIOError:
             time.sleep(0.001)
         except OSError:
@@ -174,6 +176,8 @@ def flood(seconds):
         sock.connect_ex(("127.0.0.1", port))
         held.append(sock)
         made += 1
+        if made == 800:
+            print("flooding", flush=True)
         if len(held) >= 800:
             held.pop(0).close()
     print("made", made)

@@ -29,8 +29,8 @@ pub struct Counters {
 }
 
 impl Checked {
-    /// Starts both ends of connection `name`; each sends `bytes` (0: without end), only the client with
-    /// `one_way`.
+    /// Starts both ends of connection `name`; each sends `bytes` (0: without end), only the client
+    /// with `one_way`.
     ///
     /// # Panics
     /// When the server does not come up.

@@ -36,8 +36,17 @@ pub fn program(name: &str) -> Option<PathBuf> {
         .find(|path| path.is_file())
 }
 
-/// The Python interpreter itself, past any launcher script that stands before it in `PATH`.
+/// The Python interpreter itself, past any launcher script that stands before it in `PATH`; `None`
+/// after saying, as a skip, that there is none.
 pub fn python() -> Option<PathBuf> {
+    let python = interpreter();
+    if python.is_none() {
+        skipped("python3 is not installed");
+    }
+    python
+}
+
+fn interpreter() -> Option<PathBuf> {
     let launcher = program("python3")?;
     let output = Command::new(launcher)
         .args(["-c", "import sys; print(sys.executable)"])

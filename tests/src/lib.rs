@@ -1,9 +1,9 @@
 //! End-to-end tests: ordinary programs, run twice, the kernel as the oracle.
 //!
-//! The programs under test know nothing of Toehold. The tests build the command line and the preload
-//! library, start programs under them and look only at what a user could look at: output, exit codes,
-//! `toehold status`. Only the operator who detaches and attaches thousands of times calls the adapter's
-//! client library instead of starting a command each time.
+//! The programs under test know nothing of Toehold. The tests build the command line and the
+//! preload library, start programs under them and look only at what a user could look at: output,
+//! exit codes, `toehold status`. Only the operator who detaches and attaches thousands of times
+//! calls the adapter's client library instead of starting a command each time.
 //!
 //! - [`toehold`]: finds the product, starts an adapter, runs programs on a chosen path;
 //! - [`process`]: child processes that cannot outlive their test, and waits that cannot last;

@@ -1,7 +1,8 @@
 //! The byte streams that the soak and the crash tests check.
 //!
-//! The byte at a position is a function of the seed and the position alone, so that a receiver can check
-//! every byte without ever having been told what was sent, and a byte lost, doubled or moved shows at once.
+//! The byte at a position is a function of the seed and the position alone, so that a receiver can
+//! check every byte without ever having been told what was sent, and a byte lost, doubled or moved
+//! shows at once.
 
 /// A reproducible source of decisions (splitmix64).
 #[derive(Clone, Debug)]
@@ -76,8 +77,8 @@ impl Pattern {
         None
     }
 
-    /// Where in the stream the first eight of `bytes` belong, looking `reach` bytes around `position`:
-    /// tells a lost part from a repeated one.
+    /// Where in the stream the first eight of `bytes` belong, looking `reach` bytes around
+    /// `position`: tells a lost part from a repeated one.
     pub fn locate(self, position: u64, bytes: &[u8], reach: u64) -> Option<u64> {
         let sample = bytes.get(..8)?;
         let mut around = vec![0; usize::try_from(2 * reach).ok()? + 8];

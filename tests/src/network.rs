@@ -1,11 +1,13 @@
-//! Two network namespaces with an adapter's link between them: the near one has the adapter and the programs under test, the far one a
-//! kernel and programs that know nothing of Toehold.
+//! Two network namespaces with an adapter's link between them: the near one has the adapter and the
+//! programs under test, the far one a kernel and programs that know nothing of Toehold.
 //!
 //! ```text
-//!   near: program ── lo ── adapter (10.84.0.2, fd84::2) ══ toe0 ══ (10.84.0.1, fd84::1) kernel ── program :far
+//!   near: program ── lo ── adapter (10.84.0.2, fd84::2)
+//!                             ══ toe0 ══ (10.84.0.1, fd84::1) kernel ── program :far
 //! ```
 //!
-//! `toe0` is a TAP device of the far namespace, or the far end of a veth whose near end has a packet socket or AF_XDP sockets.
+//! `toe0` is a TAP device of the far namespace, or the far end of a veth whose near end has a
+//! packet socket or AF_XDP sockets.
 
 use std::ffi::OsStr;
 use std::fs::read_to_string;
@@ -129,7 +131,8 @@ impl Network {
             })
     }
 
-    /// Starts an adapter in the near namespace whose engine's link leads to the far one; `options` go to the adapter.
+    /// Starts an adapter in the near namespace whose engine's link leads to the far one; `options`
+    /// go to the adapter.
     pub fn start(&self, options: &[&str]) -> Option<Toehold> {
         let mut arguments = vec!["--address", "10.84.0.2/24", "--address", "fd84::2/64"];
         arguments.extend(options);

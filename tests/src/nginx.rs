@@ -16,8 +16,8 @@ pub struct Nginx {
 }
 
 impl Nginx {
-    /// Has `command`, which begins nginx, serve files of these sizes, named after them, at `address` and `port`. All that it writes is
-    /// in `dir`. The caller waits until it is there.
+    /// Has `command`, which begins nginx, serve files of these sizes, named after them, at
+    /// `address` and `port`. All that it writes is in `dir`. The caller waits until it is there.
     ///
     /// # Panics
     /// When `dir` is not writable.
@@ -59,7 +59,8 @@ fn configuration(dir: &Path, root: &Path, address: &str, port: u16) -> String {
     let places = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
         .map(|kind| format!("{kind}_temp_path {dir}/{kind};"));
     format!(
-        "user root; worker_processes 2; daemon off; pid {dir}/nginx.pid; error_log {dir}/error.log;\n\
+        "user root; worker_processes 2; daemon off; pid {dir}/nginx.pid; error_log \
+        {dir}/error.log;\n\
          events {{ worker_connections 512; }}\n\
          http {{ access_log off; sendfile on; keepalive_requests 100000; {}\n\
          server {{ listen {address}:{port}; root {root}; }} }}\n",

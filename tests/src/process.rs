@@ -1,7 +1,7 @@
 //! Child processes that cannot outlive their test, and waits that cannot last.
 //!
-//! A test ends by assertion or by panic; either way every process it started is gone afterwards. Each
-//! [`Running`] leads its own process group, so that workers and forked children go with it.
+//! A test ends by assertion or by panic; either way every process it started is gone afterwards.
+//! Each [`Running`] leads its own process group, so that workers and forked children go with it.
 
 use std::fs::File;
 use std::io::Read;
@@ -38,7 +38,8 @@ pub struct Running {
 }
 
 impl Running {
-    /// Starts `command` in its own process group, output going to `NAME.out` and `NAME.err` in `dir`.
+    /// Starts `command` in its own process group, output going to `NAME.out` and `NAME.err` in
+    /// `dir`.
     ///
     /// # Panics
     /// When the program cannot be started.
@@ -115,8 +116,8 @@ impl Running {
     /// Sends `signal` to the process alone.
     pub fn signal(&self, signal: i32) {
         if self.status.is_none() {
-            // SAFETY: kill takes no pointers. The child has not been reaped while `status` is `None`,
-            // so the number is still this process's.
+            // SAFETY: kill takes no pointers. The child has not been reaped while `status` is
+            // `None`, so the number is still this process's.
             unsafe { libc::kill(self.child.id().cast_signed(), signal) };
         }
     }
@@ -170,8 +171,8 @@ impl Running {
 
     fn kill_group(&self) {
         // SAFETY: kill takes no pointers. The group is the one this child was made leader of; it
-        // cannot have been given to anyone else while one of its members lives, and if none does the
-        // call fails harmlessly.
+        // cannot have been given to anyone else while one of its members lives, and if none does
+        // the call fails harmlessly.
         unsafe { libc::kill(-self.child.id().cast_signed(), libc::SIGKILL) };
     }
 }

@@ -94,7 +94,8 @@ impl Toehold {
         toehold
     }
 
-    /// As [`Toehold::start`], with every program started by `starter` and the adapter told `adapter_arguments`.
+    /// As [`Toehold::start`], with every program started by `starter` and the adapter told
+    /// `adapter_arguments`.
     ///
     /// # Panics
     /// As [`Toehold::start`].
@@ -367,6 +368,11 @@ fn product() -> &'static Product {
             library: dir.join("libtoehold.so"),
         }
     })
+}
+
+/// The library under test, built.
+pub fn library() -> PathBuf {
+    product().library.clone()
 }
 
 /// The directory of the running profile: programs run from there, and tests from `deps` in it.

@@ -75,7 +75,8 @@ impl Crowd {
         self.client.success(PATIENCE);
     }
 
-    /// Address space of slabs that each of the two has mapped, in regions. What it has left is replaced by other memory.
+    /// Address space of slabs that each of the two has mapped, in regions. What it has left is
+    /// replaced by other memory.
     fn mapped(&self) -> [u64; 2] {
         [&self.server, &self.client].map(|program| {
             let maps = std::fs::read_to_string(format!("/proc/{}/maps", program.pid()));

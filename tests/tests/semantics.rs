@@ -48,8 +48,8 @@ fn compare(group: &str, sides: &[Sides]) {
     );
 }
 
-/// What the suite itself promises: on the kernel each case ends well and, asked again (TOEHOLD_SOAK), says
-/// the same thing.
+/// What the suite itself promises: on the kernel each case ends well and, asked again
+/// (TOEHOLD_SOAK), says the same thing.
 fn reproducible_on_the_kernel(groups: &[&str]) {
     let toehold = Toehold::absent();
     for group in groups {
@@ -107,7 +107,10 @@ macro_rules! groups {
 
             #[test]
             fn one_accelerated_side_changes_nothing() {
-                super::compare(stringify!($group), &[super::Sides::SERVER_ONLY, super::Sides::CLIENT_ONLY]);
+                super::compare(
+                        stringify!($group),
+                        &[super::Sides::SERVER_ONLY, super::Sides::CLIENT_ONLY],
+                    );
             }
         }
     )*};
@@ -115,8 +118,8 @@ macro_rules! groups {
 
 toehold_e2e::each_semantics_group!(groups);
 
-/// Conversations of random calls (`semantics server improvised:SEED`): eight, or the number in TOEHOLD_SOAK, which then begin
-/// at TOEHOLD_SEED.
+/// Conversations of random calls (`semantics server improvised:SEED`): eight, or the number in
+/// TOEHOLD_SOAK, which then begin at TOEHOLD_SEED.
 mod improvised {
     use std::panic::AssertUnwindSafe;
     use std::sync::atomic::{AtomicBool, Ordering};

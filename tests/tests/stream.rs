@@ -87,7 +87,8 @@ fn nothing_is_lost_while_an_operator_detaches_and_attaches_thousands_of_times() 
         told += u64::from(toehold.attach_all());
         std::thread::sleep(Duration::from_micros(random.below(1500)));
         if round % 200 == 199 {
-            // Bytes must have moved in both directions meanwhile, or the switches have stopped them.
+            // Bytes must have moved in both directions meanwhile, or the switches have stopped
+            // them.
             let moved = |checked: &Checked| {
                 checked
                     .server_counters()

@@ -1,14 +1,15 @@
-//! Instructions that the engine takes for a segment, counted by callgrind: exact, whatever else the machine does.
+//! Instructions that the engine takes for a segment, counted by callgrind: exact, whatever else the
+//! machine does.
 //!
-//! The difference of two runs of `crates/tcp/examples/segments.rs` leaves the preparation out, and the same difference with `--driver`
-//! what the measurement itself costs.
+//! The difference of two runs of `crates/tcp/examples/segments.rs` leaves the preparation out, and
+//! the same difference with `--driver` what the measurement itself costs.
 
 use std::process::Command;
 
 use crate::{root, target};
 
-/// What is done, as the example's arguments, over how many connections, and the aim for a segment. Making 100,000 connections takes
-/// callgrind half a minute, four times.
+/// The example's arguments, the numbers of connections, and the aim for a segment.
+/// Making 100,000 connections takes callgrind half a minute, four times.
 const WORK: [(&str, &[u64], Option<u64>); 6] = [
     ("receive", &[1, 1_000, 100_000], Some(250)),
     ("send", &[1, 1_000, 100_000], Some(300)),
@@ -62,8 +63,8 @@ fn count(work: &str, flows: u64, more: &[&str]) -> Result<u64, String> {
     Ok((many - few) / (2 * turn))
 }
 
-/// Turns that each flow has had before it is counted: the first segments of a connection take the long way, and the first sixteen that it
-/// receives are acknowledged one by one.
+/// Turns that each flow has had before it is counted: the first segments of a connection take the
+/// long way, and the first sixteen that it receives are acknowledged one by one.
 fn turns_to_begin(work: &str) -> u64 {
     if work == "receive" { 20 } else { 1 }
 }
@@ -123,7 +124,8 @@ mod tests {
 
     #[test]
     fn callgrind_s_count_is_read() {
-        let said = "==1== Callgrind, a call-graph\n==1== \n==1== Events    : Ir\n==1== Collected : 1234567\n==1== \n";
+        let said = "==1== Callgrind, a call-graph\n==1== \n\
+            ==1== Events    : Ir\n==1== Collected : 1234567\n==1== \n";
         assert_eq!(collected(said), Some(1_234_567));
         assert_eq!(collected("valgrind: no such file"), None);
     }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 /// Looks at all Markdown below `root`, prints dead links; true when there are none.
 pub(crate) fn check(root: &Path) -> bool {
     let (mut links, mut dead) = (0, 0);
-    for document in documents(root) {
+    for document in files(root, &["md"]) {
         let text = std::fs::read_to_string(&document).unwrap_or_default();
         for link in relative_links(&text) {
             links += 1;
@@ -20,8 +20,8 @@ pub(crate) fn check(root: &Path) -> bool {
     dead == 0
 }
 
-/// Markdown files, without what is built or hidden.
-fn documents(dir: &Path) -> Vec<PathBuf> {
+/// Files with one of these extensions, without built and hidden ones.
+pub(crate) fn files(dir: &Path, extensions: &[&str]) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
         let name = entry.file_name();
@@ -30,8 +30,11 @@ fn documents(dir: &Path) -> Vec<PathBuf> {
             continue;
         }
         if path.is_dir() {
-            found.extend(documents(&path));
-        } else if path.extension().is_some_and(|extension| extension == "md") {
+            found.extend(files(&path, extensions));
+        } else if extensions.iter().any(|&wanted| {
+            path.extension()
+                .is_some_and(|extension| extension == wanted)
+        }) {
             found.push(path);
         }
     }

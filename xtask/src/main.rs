@@ -4,10 +4,14 @@
 //! - [`suite`]: what is run for `check`, `test`, `loom`, `sim`, `interoperability`, `e2e`, `fuzz`.
 //! - [`instructions`]: what a segment costs the engine, by callgrind, for `bench`.
 //! - [`links`]: every link inside the documents leads somewhere.
+//! - [`text`]: lines end at 100 columns, comments open with their subject.
 //! - [`packetdrill`]: packetdrill's scripts against the engine, for who has packetdrill.
 //! - [`programs`]: the programs of others, four ways, for `docs/programs.md`.
-//! - [`redis_suite`]: Redis's own tests on the direct path, for who has its source.
-//! - [`offload`]: the offload path against the kernel's, in namespaces of its own, for `bench-offload`.
+//! - [`suites`]: test suites of other projects, plain and accelerated, for `docs/suites.md`.
+//! - [`offload`]: the offload path against the kernel's, in namespaces of its own, for
+//!   `bench-offload`.
+//! - [`skips`]: which tests may be skipped where everything must be tested.
+//! - [`tools`]: what the tests start is what `scripts/deps.sh` installs.
 //! - [`demo`]: real programs on both paths and one table, for `demo` and `bench`.
 
 mod demo;
@@ -16,9 +20,12 @@ mod links;
 mod offload;
 mod packetdrill;
 mod programs;
-mod redis_suite;
+mod skips;
 mod steps;
 mod suite;
+mod suites;
+mod text;
+mod tools;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -26,7 +33,7 @@ use std::process::ExitCode;
 const USAGE: &str = "\
 Usage: cargo xtask COMMAND
 
-  check          formatting, clippy, scripts, links in the documents
+  check          formatting, clippy, scripts, links in the documents, lengths of lines
   test           everything: check, all tests, loom, sim, interoperability, e2e
   loom           model checking of the lock-free protocols
   sanitize       the copy engine under the address and thread sanitizers (a nightly toolchain)
@@ -35,12 +42,12 @@ Usage: cargo xtask COMMAND
                  the TCP engine against this kernel's, in every cell of a matrix
   e2e [FILTER]   real programs, the kernel as the oracle
   programs [--rounds N] [--json FILE] [--markdown FILE] [--list] [CASE...]
-                 the programs of docs/programs.md: on the kernel, and with both ends or one accelerated
+                 the programs of docs/programs.md: on the kernel, with both ends or one accelerated
   fuzz [SECONDS] every fuzz target for some seconds (cargo-fuzz and a nightly toolchain)
   packetdrill [FILTER] [--binary PATH] [--scripts DIR]
                  packetdrill's scripts against the TCP engine, in virtual time
-  redis-suite [UNIT...] [--source DIR]
-                 Redis's own test suite under `toehold run`
+  suites [--quick] [--only PART] [--json FILE] [--markdown FILE] [--list] [SUITE...]
+                 test suites of other projects, plain and accelerated: what differs
   bench          real programs on both paths, ten rounds each, then the lab and the engine
   instructions   what a segment costs the engine, counted by callgrind (valgrind)
   bench-offload [--rounds N] [--json FILE] [--link tap|packet|xdp] [bulk|requests]
@@ -48,10 +55,10 @@ Usage: cargo xtask COMMAND
   demo           the same programs in under three minutes
 
 Environment:
+  CI                 where it is `true`, a skip that nobody expects is a failure
   TOEHOLD_SIM_SEEDS  how many seeds `sim` runs (1000)
   PACKETDRILL, PACKETDRILL_SCRIPTS
                      a packetdrill binary and a folder of its scripts (neither is part of Toehold)
-  REDIS_SOURCE       a folder with Redis's source, for its test suite (likewise)
   TOEHOLD_MATRIX_SEED, TOEHOLD_MATRIX_JOBS
                      what the matrix's links do (1), and how many of its cells run at once (48)
   TOEHOLD_SOAK       how many rounds the repeated end-to-end tests run
@@ -74,7 +81,7 @@ fn main() -> ExitCode {
         Some("fuzz") => suite::fuzz(argument),
         Some("packetdrill") => packetdrill::run(&rest),
         Some("programs") => programs::run(&rest),
-        Some("redis-suite") => redis_suite::run(&rest),
+        Some("suites") => suites::run(&rest),
         Some("bench") => demo::bench() && suite::bench() && instructions::run(),
         Some("instructions") => instructions::run(),
         Some("bench-offload") => offload::run(&rest),

@@ -1,9 +1,10 @@
 //! packetdrill's scripts against the engine, by way of the shared library in `tests/packetdrill`.
 //!
-//! Neither packetdrill nor its scripts are part of this project: paths to both are given. What is expected of
-//! each script stands in `tests/packetdrill/scripts.txt`: that it passes, that it fails because it asks for
-//! something the RFCs leave open and Linux decided otherwise, or that it is about something else than TCP on
-//! the wire. A script that is expected to fail and passes is a finding, too.
+//! Neither packetdrill nor its scripts are part of this project: paths to both are given. What is
+//! expected of each script stands in `tests/packetdrill/scripts.txt`: that it passes, that it fails
+//! because it asks for something the RFCs leave open and Linux decided otherwise, or that it is
+//! about something else than TCP on the wire. A script that is expected to fail and passes is a
+//! finding, too.
 //!
 //! Each script runs in a network namespace of its own, where its `sysctl` commands hurt nobody.
 
@@ -22,19 +23,20 @@ use crate::{root, target};
 const EXPECTATIONS: &str = "tests/packetdrill/scripts.txt";
 /// Virtual time does not wait: a script that takes longer hangs.
 const SCRIPT_TIME_MAX: Duration = Duration::from_secs(60);
-/// How each script is run. IPv6 headers are longer: with this MTU the MSS is the one scripts expect.
+/// How each script is run. IPv6 headers are longer: with this MTU the MSS is the one scripts
+/// expect.
 const VERSIONS: [(&str, &str); 3] = [
     ("ipv4", ""),
     ("ipv6", ",mtu=1520"),
     ("ipv4-mapped-ipv6", ""),
 ];
-/// The namespace's devices, and then packetdrill with its arguments. Some scripts set a queueing discipline on
-/// the device that packetdrill would have made.
+/// The namespace's devices, and then packetdrill with its arguments. Some scripts set a queueing
+/// discipline on the device that packetdrill would have made.
 const INSIDE: &str = "ip link set lo up; \
     ip link add tun0 type veth peer name tun1 2>/dev/null; ip link set tun0 up; \
     export LD_PRELOAD=\"$1\"; shift; ulimit -s 512; exec \"$@\"";
 
-/// What is expected of a script.
+/// The expected result of a script.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Verdict {
     Pass,
@@ -65,7 +67,7 @@ struct Expectation {
     reason: String,
 }
 
-/// What is needed, and where it is.
+/// The programs that are needed, and where they are.
 struct Setup {
     binary: PathBuf,
     scripts: PathBuf,
@@ -259,7 +261,8 @@ fn run_one(setup: &Setup, job: &Job) -> Result<(), String> {
         .spawn()
         .map_err(|error| format!("unshare: {error}"))?;
     let passed = wait(&mut child);
-    // Scripts leave this behind; each command above becomes the next, so the number is packetdrill's.
+    // Scripts leave this behind; each command above becomes the next, so the number is
+    // packetdrill's.
     let _ = std::fs::remove_file(format!("/tmp/sysctl_restore_{}.sh", child.id()));
     if passed {
         return Ok(());

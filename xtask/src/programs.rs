@@ -1,6 +1,7 @@
 //! Programs that nobody wrote with Toehold in mind, run four ways: the table of `docs/programs.md`.
 //!
-//! The cases are scripts in `tests/programs`; what runs them needs the tests' library and so is a program beside the tests.
+//! The cases are scripts in `tests/programs`; what runs them needs the tests' library and so is a
+//! program beside the tests.
 
 use std::process::Command;
 

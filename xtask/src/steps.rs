@@ -1,20 +1,23 @@
 //! Commands one after the other, with a count at the end.
 //!
-//! A step that fails does not stop the next: one run tells everything that is wrong. Tests are counted from
-//! the lines that the test runner prints; a step without tests counts as one.
+//! A step that fails does not stop the next: one run tells everything that is wrong. Tests are
+//! counted from the lines that the test runner prints; a step without tests counts as one.
+//! A skipped test is counted as skipped and not as passed.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use crate::root;
+use crate::skips::{self, Skip};
+
+/// Parts of a step that take less have no line of their own in the table, unless they failed.
+const PART_SHOWN_SECONDS: f64 = 5.0;
 
 /// What a run of steps has come to so far.
 #[derive(Debug, Default)]
 pub(crate) struct Steps {
     done: Vec<Step>,
-    skips: Vec<String>,
 }
 
 /// A finished step.
@@ -22,8 +25,25 @@ pub(crate) struct Steps {
 struct Step {
     name: &'static str,
     took: Duration,
+    counts: Counts,
+    parts: Vec<Part>,
+    skips: Vec<Skip>,
+}
+
+/// A test program of a step.
+#[derive(Clone, Debug, PartialEq)]
+struct Part {
+    name: String,
+    counts: Counts,
+    seconds: f64,
+}
+
+/// Tests by their ends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Counts {
     passed: u64,
     failed: u64,
+    skipped: u64,
 }
 
 impl Steps {
@@ -31,12 +51,13 @@ impl Steps {
     pub(crate) fn run(&mut self, name: &'static str, command: &mut Command) {
         println!("\n==> {name}: {}", words(command));
         let started = Instant::now();
-        let seen = Mutex::new(Seen::default());
-        let success = tee(command.current_dir(root()), &seen);
-        let seen = seen.into_inner().expect("no reader panicked");
-        let (passed, failed) = seen.outcome(success);
-        self.skips.extend(seen.skips);
-        self.finished(name, started, passed, failed);
+        let mut seen = Seen::default();
+        let success = tee(
+            command.current_dir(root()),
+            &mut std::io::stdout(),
+            &mut seen,
+        );
+        self.done.push(seen.step(name, started, success));
     }
 
     /// Runs a check of our own, which prints what it finds.
@@ -44,120 +65,237 @@ impl Steps {
         println!("\n==> {name}");
         let started = Instant::now();
         let success = check();
-        self.finished(name, started, success.into(), (!success).into());
+        self.done.push(Seen::default().step(name, started, success));
     }
 
     /// Notes, loudly, that something was not run.
-    pub(crate) fn skip(&mut self, name: &str, reason: &str) {
+    pub(crate) fn skip(&mut self, name: &'static str, reason: &str) {
         println!("\n==> {name}\nSKIPPED: {name}: {reason}");
-        self.skips.push(format!("SKIPPED: {name}: {reason}"));
+        self.done.push(Step {
+            name,
+            took: Duration::ZERO,
+            counts: Counts {
+                skipped: 1,
+                ..Counts::default()
+            },
+            parts: Vec::new(),
+            skips: vec![Skip {
+                what: name.to_owned(),
+                reason: reason.to_owned(),
+            }],
+        });
     }
 
     /// Prints the table, the skips and the closing line; true when nothing failed.
+    ///
+    /// With `CI=true` a skip that is not in the list of [`skips`] is a failure.
     pub(crate) fn conclude(self) -> bool {
         println!();
+        let mut total = Counts::default();
         for step in &self.done {
-            let verdict = if step.failed == 0 { "ok" } else { "FAILED" };
-            println!(
-                "{:<28} {:>6} passed {:>4} failed {:>6.0} s  {verdict}",
-                step.name,
-                step.passed,
-                step.failed,
-                step.took.as_secs_f64()
-            );
+            println!("{}", row(step.name, step.counts, step.took.as_secs_f64()));
+            let shown = |part: &&Part| part.counts.failed > 0 || part.seconds >= PART_SHOWN_SECONDS;
+            // One part alone is the step.
+            for part in step
+                .parts
+                .iter()
+                .filter(shown)
+                .filter(|_| step.parts.len() > 1)
+            {
+                println!(
+                    "{}",
+                    row(&format!("  {}", part.name), part.counts, part.seconds)
+                );
+            }
+            total.passed += step.counts.passed;
+            total.failed += step.counts.failed;
+            total.skipped += step.counts.skipped;
         }
-        for skip in &self.skips {
-            println!("{skip}");
+        let all_must_run = skips::are_failures();
+        for skip in self.done.iter().flat_map(|step| &step.skips) {
+            println!("SKIPPED: {}: {}", skip.what, skip.reason);
+            match skip.expected() {
+                Some(reason) => println!("         expected: {reason}"),
+                None if all_must_run => {
+                    println!("         FAILED: xtask/src/skips.rs does not expect this skip");
+                    total.skipped -= 1;
+                    total.failed += 1;
+                }
+                None => {}
+            }
         }
-        let passed: u64 = self.done.iter().map(|step| step.passed).sum();
-        let failed: u64 = self.done.iter().map(|step| step.failed).sum();
-        println!("{passed} passed, {failed} failed");
-        failed == 0
+        let took: f64 = self.done.iter().map(|step| step.took.as_secs_f64()).sum();
+        println!(
+            "{} steps in {:.0} min {:02.0} s",
+            self.done.len(),
+            (took / 60.0).floor(),
+            took % 60.0
+        );
+        println!(
+            "{} passed, {} failed, {} skipped",
+            total.passed, total.failed, total.skipped
+        );
+        total.failed == 0
     }
+}
 
-    fn finished(&mut self, name: &'static str, started: Instant, passed: u64, failed: u64) {
-        self.done.push(Step {
-            name,
-            took: started.elapsed(),
-            passed,
-            failed,
-        });
-    }
+/// A line of the closing table.
+fn row(name: &str, counts: Counts, seconds: f64) -> String {
+    let verdict = if counts.failed == 0 { "ok" } else { "FAILED" };
+    format!(
+        "{name:<44} {:>6} passed {:>4} failed {:>4} skipped {seconds:>6.0} s  {verdict}",
+        counts.passed, counts.failed, counts.skipped
+    )
 }
 
 /// What a step's output said.
 #[derive(Debug, Default)]
 struct Seen {
-    passed: u64,
-    failed: u64,
-    skips: Vec<String>,
+    parts: Vec<Part>,
+    skips: Vec<Skip>,
+    /// Tests that were ignored, and that nothing else runs.
+    ignored: Vec<Skip>,
+    /// The test whose captured output is being shown.
+    test: Option<String>,
 }
 
 impl Seen {
-    /// Passed and failed, for a step that ended in success or not.
-    fn outcome(&self, success: bool) -> (u64, u64) {
-        match (self.passed + self.failed, success) {
-            (0, true) => (1, 0),
-            (0, false) => (0, 1),
-            (_, true) => (self.passed, self.failed),
-            // A process of the step died without a count: it must not look like a success.
-            (_, false) => (self.passed, self.failed.max(1)),
+    /// The step, which ended in success or not.
+    fn step(self, name: &'static str, started: Instant, success: bool) -> Step {
+        let counts = self.outcome(success);
+        Step {
+            name,
+            took: started.elapsed(),
+            counts,
+            parts: self.parts,
+            skips: [self.skips, self.ignored].concat(),
         }
+    }
+
+    /// Tests by their ends, for a step that ended in success or not.
+    fn outcome(&self, success: bool) -> Counts {
+        let mut counts = Counts::default();
+        for part in &self.parts {
+            counts.passed += part.counts.passed;
+            counts.failed += part.counts.failed;
+        }
+        let told = counts.passed + counts.failed > 0;
+        match (told, success) {
+            (false, true) => counts.passed = 1,
+            (false, false) => counts.failed = 1,
+            // A process of the step died without a count: it must not look like a success.
+            (true, false) => counts.failed = counts.failed.max(1),
+            (true, true) => {}
+        }
+        // The test runner knows no skips: such a test has passed for it.
+        counts.skipped = self.skips.len() as u64;
+        counts.passed = counts.passed.saturating_sub(counts.skipped);
+        counts.skipped += self.ignored.len() as u64;
+        counts
     }
 
     fn look_at(&mut self, line: &str) {
-        if let Some((passed, failed)) = counts(line) {
-            self.passed += passed;
-            self.failed += failed;
-        } else if line.starts_with("SKIPPED") || line.starts_with("skipped: ") {
-            self.skips.push(line.to_owned());
+        if let Some(program) = program_of(line) {
+            self.test = None;
+            self.parts.push(Part {
+                name: program,
+                counts: Counts::default(),
+                seconds: 0.0,
+            });
+        } else if let Some((counts, seconds)) = result_of(line) {
+            self.test = None;
+            // Some programs print such a line of themselves, without cargo.
+            if self.parts.is_empty() {
+                self.parts.push(Part {
+                    name: String::new(),
+                    counts: Counts::default(),
+                    seconds: 0.0,
+                });
+            }
+            let part = self.parts.last_mut().expect("just made sure");
+            part.counts.passed += counts.passed;
+            part.counts.failed += counts.failed;
+            part.seconds += seconds;
+        } else if let Some(skip) = Skip::ignored(line) {
+            // The test runner does not count it as passed.
+            self.ignored.push(skip);
+        } else if let Some(test) = line.strip_prefix("---- ") {
+            self.test = test.strip_suffix(" stdout ----").map(str::to_owned);
+        } else if let Some(skip) = Skip::parse(line, self.test.as_deref()) {
+            let is_known = self.skips.iter().any(|known| known.what == skip.what);
+            let part = self.parts.last_mut();
+            if let Some(part) = part.filter(|_| !is_known) {
+                part.counts.skipped += 1;
+            }
+            if !is_known {
+                self.skips.push(skip);
+            }
         }
     }
 }
 
-/// The counts of `test result: ok. 4 passed; 0 failed; …`.
-fn counts(line: &str) -> Option<(u64, u64)> {
-    let (_, counts) = line.strip_prefix("test result: ")?.split_once(". ")?;
-    let mut fields = counts.split("; ");
-    let mut next = |word: &str| fields.next()?.strip_suffix(word)?.trim().parse().ok();
-    Some((next("passed")?, next("failed")?))
+/// The test program that cargo says it runs now: `Running tests/a.rs (target/debug/deps/a-0123)`.
+fn program_of(line: &str) -> Option<String> {
+    let line = line.trim_start();
+    if let Some(package) = line.strip_prefix("Doc-tests ") {
+        return Some(format!("{package}: documentation"));
+    }
+    let (source, program) = line.strip_prefix("Running ")?.split_once(" (")?;
+    let program = program.strip_suffix(')')?.rsplit('/').next()?;
+    let name = program.rsplit_once('-').map_or(program, |(name, _)| name);
+    Some(match source.strip_prefix("unittests ") {
+        Some(_) => format!("{name}: unit tests"),
+        None => name.to_owned(),
+    })
 }
 
-/// Runs a command, shows its output as it comes and looks at each line; true when it succeeded.
-fn tee(command: &mut Command, seen: &Mutex<Seen>) -> bool {
-    let child = command
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn();
-    let mut child = match child {
-        Ok(child) => child,
+/// The counts and the seconds of `test result: ok. 4 passed; 0 failed; …; finished in 0.01s`.
+fn result_of(line: &str) -> Option<(Counts, f64)> {
+    let (_, told) = line.strip_prefix("test result: ")?.split_once(". ")?;
+    let mut fields = told.split("; ");
+    let mut next = |word: &str| fields.next()?.strip_suffix(word)?.trim().parse().ok();
+    let counts = Counts {
+        passed: next("passed")?,
+        failed: next("failed")?,
+        skipped: 0,
+    };
+    let seconds = told.rsplit_once("finished in ").and_then(|(_, seconds)| {
+        let seconds = seconds.trim_end().strip_suffix('s')?;
+        seconds.parse().ok()
+    });
+    Some((counts, seconds.unwrap_or(0.0)))
+}
+
+/// Runs a command, writes its output to `shown` as it comes and looks at each line; true when it
+/// succeeded.
+///
+/// Both of its outputs go through one pipe, so that their lines keep their order.
+fn tee(command: &mut Command, shown: &mut impl Write, seen: &mut Seen) -> bool {
+    let child = std::io::pipe().and_then(|(reader, writer)| {
+        command.stdin(Stdio::null()).stdout(writer.try_clone()?);
+        Ok((command.stderr(writer).spawn()?, reader))
+    });
+    // The command's copies of the pipe's end would keep it open.
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    let (mut child, reader) = match child {
+        Ok(begun) => begun,
         Err(error) => {
             eprintln!("cannot run {}: {error}", words(command));
             return false;
         }
     };
-    let outputs = (child.stdout.take(), child.stderr.take());
-    std::thread::scope(|scope| {
-        scope.spawn(|| pass_on(outputs.0, &mut std::io::stdout(), seen));
-        scope.spawn(|| pass_on(outputs.1, &mut std::io::stderr(), seen));
-    });
-    child.wait().is_ok_and(|status| status.success())
-}
-
-fn pass_on(from: Option<impl Read>, to: &mut impl Write, seen: &Mutex<Seen>) {
-    let Some(from) = from else { return };
-    let mut from = BufReader::new(from);
+    let mut reader = BufReader::new(reader);
     let mut line = Vec::new();
-    while from.read_until(b'\n', &mut line).is_ok_and(|read| read > 0) {
+    while reader
+        .read_until(b'\n', &mut line)
+        .is_ok_and(|read| read > 0)
+    {
         // A reader of ours that has gone away must not stop the step.
-        let _ = to.write_all(&line);
-        let text = String::from_utf8_lossy(&line);
-        seen.lock()
-            .expect("no reader panicked")
-            .look_at(text.trim_end());
+        let _ = shown.write_all(&line);
+        seen.look_at(String::from_utf8_lossy(&line).trim_end());
         line.clear();
     }
+    child.wait().is_ok_and(|status| status.success())
 }
 
 /// A command as one would type it.
@@ -178,37 +316,99 @@ fn words(command: &Command) -> String {
 mod tests {
     use super::*;
 
-    #[test]
-    fn counts_are_read_from_the_runner_s_line() {
-        let line = "test result: FAILED. 12 passed; 3 failed; 0 ignored; 0 measured; 1 filtered out; finished in 2.00s";
-        assert_eq!(counts(line), Some((12, 3)));
-        assert_eq!(counts("test worker::model ... ok"), None);
-    }
-
-    /// What a step with this output and this end comes to.
-    fn outcome(output: &str, success: bool) -> (u64, u64) {
+    /// A step's output, looked at.
+    fn seen(output: &str) -> Seen {
         let mut seen = Seen::default();
         output.lines().for_each(|line| seen.look_at(line));
-        seen.outcome(success)
+        seen
+    }
+
+    fn counts(passed: u64, failed: u64, skipped: u64) -> Counts {
+        Counts {
+            passed,
+            failed,
+            skipped,
+        }
+    }
+
+    #[test]
+    fn counts_are_read_from_the_runner_s_line() {
+        let line = "test result: FAILED. 12 passed; 3 failed; 0 ignored; 0 measured; \
+                    1 filtered out; finished in 2.00s";
+        assert_eq!(result_of(line), Some((counts(12, 3, 0), 2.0)));
+        assert_eq!(result_of("test worker::model ... ok"), None);
     }
 
     #[test]
     fn a_step_that_dies_after_its_tests_has_failed() {
-        let output = "test result: ok. 2 passed; 0 failed; 0 ignored";
-        assert_eq!(outcome(output, true), (2, 0));
-        assert_eq!(outcome(output, false), (2, 1));
+        let seen = seen("test result: ok. 2 passed; 0 failed; 0 ignored");
+        assert_eq!(seen.outcome(true), counts(2, 0, 0));
+        assert_eq!(seen.outcome(false), counts(2, 1, 0));
     }
 
     #[test]
     fn a_step_without_tests_counts_as_one() {
-        assert_eq!(outcome("all is well", true), (1, 0));
-        assert_eq!(outcome("", false), (0, 1));
+        assert_eq!(seen("all is well").outcome(true), counts(1, 0, 0));
+        assert_eq!(seen("").outcome(false), counts(0, 1, 0));
     }
 
     #[test]
-    fn skips_are_kept_for_the_end() {
+    fn skipped_tests_have_not_passed() {
+        let seen = seen(
+            "SKIPPED: x: y\n\
+             test z ... SKIPPED: z: no tool\n\
+             SKIPPED: x: y, once more\n\
+             test result: ok. 5 passed; 0 failed; 0 ignored; finished in 1.00s",
+        );
+        assert_eq!(seen.outcome(true), counts(3, 0, 2));
+    }
+
+    #[test]
+    fn skips_in_shown_output_are_told_by_the_name_of_their_test() {
+        let seen = seen(
+            "successes:\n\n---- worker stdout ----\nSKIPPED: only root may\n\n\
+             test result: ok. 1 passed; 0 failed; 0 ignored",
+        );
+        assert_eq!(seen.skips[0].what, "worker");
+        assert_eq!(seen.skips[0].reason, "only root may");
+    }
+
+    #[test]
+    fn ignored_tests_are_skipped_unless_something_else_runs_them() {
+        let seen = seen(
+            "test role ... ignored, run by the tests of this file, in another process\n\
+             test slow ... ignored, takes hours\n\
+             test result: ok. 1 passed; 0 failed; 2 ignored",
+        );
+        assert_eq!(seen.outcome(true), counts(1, 0, 1));
+        assert_eq!(seen.ignored[0].what, "slow");
+    }
+
+    #[test]
+    fn each_test_program_is_a_part() {
+        let seen = seen(
+            "     Running unittests src/lib.rs (target/debug/deps/toehold_copy-0a1b)\n\
+             test result: ok. 4 passed; 0 failed; 0 ignored; finished in 0.50s\n\
+             \x20    Running tests/fork.rs (target/debug/deps/fork-0a1b)\n\
+             test result: ok. 1 passed; 1 failed; 0 ignored; finished in 9.00s",
+        );
+        let names: Vec<&str> = seen.parts.iter().map(|part| &*part.name).collect();
+        assert_eq!(names, ["toehold_copy: unit tests", "fork"]);
+        assert_eq!(seen.parts[1].counts, counts(1, 1, 0));
+        assert_eq!(seen.parts[1].seconds, 9.0);
+    }
+
+    #[test]
+    fn both_outputs_are_looked_at_in_their_order() {
+        let mut command = Command::new("sh");
+        command.args([
+            "-c",
+            "echo '---- a stdout ----'; echo SKIPPED: b >&2; exit 3",
+        ]);
         let mut seen = Seen::default();
-        seen.look_at("SKIPPED: x: y");
-        assert_eq!(seen.skips, ["SKIPPED: x: y"]);
+        let mut shown = Vec::new();
+        assert!(!tee(&mut command, &mut shown, &mut seen));
+        assert_eq!(shown, b"---- a stdout ----\nSKIPPED: b\n");
+        assert_eq!(seen.skips[0].what, "a");
     }
 }

@@ -1,20 +1,20 @@
-//! What is run, in which order, with which options.
+//! The steps of each command, their order and their options.
 
 use std::path::Path;
 use std::process::Command;
 
 use crate::steps::Steps;
-use crate::{links, packetdrill, redis_suite, root, target};
+use crate::{links, packetdrill, root, target, text, tools};
 
 /// Seeds of the simulator in a full test; about half a minute on one core.
 const SIM_SEEDS: &str = "1000";
 /// Crates with loom models, and the tests that hold them.
 const MODELS: [(&str, &str, &[&str]); 2] = [
-    ("toehold-channel", "loom: channel", &["--test", "loom"]),
+    ("toehold-stream", "loom: stream", &["--test", "loom"]),
     ("toehold-copy", "loom: copy", &["--lib", "model"]),
 ];
 
-/// Formatting, lints, scripts, links.
+/// Formatting, lints, scripts, links, the form of the text.
 pub(crate) fn check() -> bool {
     let mut steps = Steps::default();
     add_checks(&mut steps);
@@ -52,7 +52,7 @@ pub(crate) fn test() -> bool {
     add_sim(&mut steps);
     add_interoperability(&mut steps, None);
     packetdrill::add(&mut steps);
-    redis_suite::add(&mut steps);
+    add_suites(&mut steps);
     add_e2e(&mut steps, None);
     add_offload(&mut steps);
     steps.conclude()
@@ -65,15 +65,16 @@ pub(crate) fn loom() -> bool {
     steps.conclude()
 }
 
-/// The copy engine's tests, watched by the compiler's sanitizers: what Miri would watch, on real threads.
+/// The copy engine's tests, watched by the compiler's sanitizers: what Miri would watch, on real
+/// threads.
 pub(crate) fn sanitize() -> bool {
     let mut steps = Steps::default();
     if !works(cargo().args(["+nightly", "--version"])) {
         steps.skip("sanitizers", "there is no nightly toolchain");
         return steps.conclude();
     }
-    // What a test forgets on purpose is not worth a report. Under the other sanitizer a child of a fork may not start
-    // threads, and limits of address space leave no room for either.
+    // What a test forgets on purpose is not worth a report. Under the other sanitizer a child of a
+    // fork may not start threads, and limits of address space leave no room for either.
     let more = &["--test", "fork"];
     watch(
         &mut steps,
@@ -177,7 +178,7 @@ pub(crate) fn fuzz(seconds: Option<&str>) -> bool {
     steps.conclude()
 }
 
-/// What is measured besides real programs: copies, and the engine alone.
+/// Measurements other than real programs: copies, and the engine alone.
 pub(crate) fn bench() -> bool {
     let mut steps = Steps::default();
     let toehold = target().join("release/toehold");
@@ -208,6 +209,11 @@ fn add_checks(steps: &mut Steps) {
             "warnings",
         ]),
     );
+    // Alone, so that no other package adds features: both must do without the standard library.
+    steps.run(
+        "stream: no std",
+        cargo().args(["check", "--quiet", "--package", "toehold-stream"]),
+    );
     if works(Command::new("shellcheck").arg("--version")) {
         let mut command = Command::new("shellcheck");
         steps.run(
@@ -227,6 +233,8 @@ fn add_checks(steps: &mut Steps) {
         steps.skip("scripts", "shellcheck is not installed (make deps)");
     }
     steps.check("links", || links::check(root()));
+    steps.check("text", || text::check(root()));
+    steps.check("tools", || tools::check(root()));
 }
 
 /// DPDK's DMA devices, of which the skeleton needs no hardware.
@@ -276,7 +284,15 @@ fn add_e2e(steps: &mut Steps, filter: Option<&str>) {
     steps.run("end to end", command.args(filter));
 }
 
-/// The offload path once more, with an engine of two threads.
+/// The quick part of the suites of other projects.
+fn add_suites(steps: &mut Steps) {
+    let this = std::env::current_exe().expect("a running program has a path");
+    steps.run(
+        "suites of others",
+        Command::new(this).args(["suites", "--quick"]),
+    );
+}
+
 /// The offload path once more, in the other ways it can be had.
 fn add_offload(steps: &mut Steps) {
     for (name, variable, value) in [
@@ -334,7 +350,8 @@ mod tests {
 
     #[test]
     fn fuzz_targets_are_those_of_the_manifest() {
-        let manifest = "[package]\nname = \"fuzz\"\n\n[[bin]]\nname = \"frames\"\npath = \"a\"\n\n[[bin]]\nname = \"messages\"\n";
+        let manifest = "[package]\nname = \"fuzz\"\n\n\
+            [[bin]]\nname = \"frames\"\npath = \"a\"\n\n[[bin]]\nname = \"messages\"\n";
         assert_eq!(fuzz_targets(manifest), ["frames", "messages"]);
     }
 }

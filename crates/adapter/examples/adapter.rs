@@ -1,4 +1,5 @@
-//! An adapter in the foreground, for trying a library against it: `cargo run --example adapter -- DIRECTORY`.
+//! An adapter in the foreground, for trying a library against it:
+//! `cargo run --example adapter -- DIRECTORY`.
 
 use toehold_adapter::daemon::{self, Options};
 use toehold_adapter::runtime_dir;

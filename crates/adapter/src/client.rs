@@ -55,7 +55,7 @@ pub enum ClientError {
     NotAllowed,
     /// The operating system refused.
     Os {
-        /// What was tried.
+        /// The attempted action.
         action: &'static str,
         /// What it answered.
         source: io::Error,
@@ -81,7 +81,8 @@ impl fmt::Display for ClientError {
             }
             ClientError::OtherVersion { theirs } => write!(
                 out,
-                "the adapter is of another version (layout {theirs}, this is {LAYOUT_VERSION}); stop it and start this one"
+                "the adapter is of another version (layout {theirs}, this is {LAYOUT_VERSION}); \
+                stop it and start this one"
             ),
             ClientError::TimedOut => {
                 let seconds = ANSWER_TIMEOUT.as_secs();
@@ -97,7 +98,8 @@ impl fmt::Display for ClientError {
             ClientError::NoAnswer => write!(out, "the adapter had no memory to collect its answer"),
             ClientError::NoEngine => write!(
                 out,
-                "the adapter has no TCP engine, and so no link to capture; give it one with: toehold adapter --link"
+                "the adapter has no TCP engine, and so no link to capture; give it one with: \
+                toehold adapter --link"
             ),
             ClientError::NotAllowed => {
                 write!(out, "the adapter shows its link to its own user only")
@@ -140,8 +142,9 @@ pub fn status(runtime_dir: &Path) -> Result<String, ClientError> {
     Ok(text)
 }
 
-/// Has connections go back to the kernel and stay there: those of one process, or of all when `pid` is 0; one
-/// descriptor, or all. Answers how many it told; a program that sleeps follows at its next call.
+/// Has connections go back to the kernel and stay there: those of one process, or of all when `pid`
+/// is 0; one descriptor, or all. Answers how many it told; a program that sleeps follows at its
+/// next call.
 ///
 /// # Errors
 /// See [`ClientError`].
@@ -181,7 +184,8 @@ pub struct CaptureOptions {
 /// A capture under way. The adapter stays while it is held.
 #[derive(Debug)]
 pub struct Capturing {
-    /// What is captured, in pcapng; it ends when the adapter does, or at once when too many are under way.
+    /// The captured frames, in pcapng; the stream ends when the adapter does, or at once when too
+    /// many are under way.
     pub stream: UnixStream,
     _asker: Asker,
 }

@@ -1,12 +1,12 @@
 //! The adapter's process: one thread around an epoll loop, with no timer while nothing needs one.
 //!
-//! It gathers what clients say, feeds it to the [`Registry`], and carries out what that answers. It never waits for
-//! a client: what a client's socket will not take is kept, up to a bound, until it does; a client that goes past its
-//! bounds or talks nonsense is dropped, and stays on what it has.
+//! It gathers what clients say, feeds it to the [`Registry`], and carries out what that answers. It
+//! never waits for a client: what a client's socket will not take is kept, up to a bound, until it
+//! does; a client that goes past its bounds or talks nonsense is dropped, and stays on what it has.
 //!
-//! Two things have to come together before a process counts as gone: its socket is closed (a forked child may still
-//! hold it, and the connections with it), and the process itself has ended (a program may have closed a descriptor
-//! that it did not know to be ours).
+//! Two things have to come together before a process counts as gone: its socket is closed (a forked
+//! child may still hold it, and the connections with it), and the process itself has ended (a
+//! program may have closed a descriptor that it did not know to be ours).
 
 mod connection;
 mod connections;
@@ -17,6 +17,7 @@ mod offload;
 mod operator;
 mod poller;
 
+use crate::diag::Diag;
 use crate::engine::Engine;
 use crate::engine::settings::Settings;
 use crate::entropy;
@@ -50,8 +51,8 @@ pub struct Options {
     pub foreground: bool,
     /// Leave after this long without a client; never when `None`.
     pub idle_exit: Option<Duration>,
-    /// Most channels at a time; fewer when three quarters of the descriptors we may have are fewer. Each has a region,
-    /// of which only the pages in use cost memory, and a descriptor of it.
+    /// Most channels at a time; fewer when three quarters of the descriptors we may have are fewer.
+    /// Each has a region, of which only the pages in use cost memory, and a descriptor of it.
     pub regions_max: usize,
     /// Who may be introduced to whom.
     pub policy: Policy,
@@ -59,11 +60,13 @@ pub struct Options {
     pub sample_interval: Duration,
     /// The TCP engine, if there is to be one.
     pub engine: Option<Settings>,
-    /// Where its settings come from, to be asked again at `SIGHUP`; without this the signal is not caught.
+    /// Where its settings come from, to be asked again at `SIGHUP`; without this the signal is not
+    /// caught.
     pub reload: Option<Reload>,
 }
 
-/// Reads the engine's settings once more: what they are, or a sentence about what is wrong with them.
+/// Reads the engine's settings once more: what they are, or a sentence about what is wrong with
+/// them.
 #[derive(Clone)]
 pub struct Reload(Arc<ReadSettings>);
 
@@ -130,7 +133,7 @@ pub enum Error {
     },
     /// The operating system refused.
     Os {
-        /// What was tried.
+        /// The attempted action.
         action: &'static str,
         /// The directory it was tried for.
         runtime_dir: PathBuf,
@@ -162,10 +165,12 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// Runs the adapter until it is told to stop (`SIGTERM`, `SIGINT`) or has been idle for long enough.
+/// Runs the adapter until it is told to stop (`SIGTERM`, `SIGINT`) or has been idle for long
+/// enough.
 ///
 /// # Errors
-/// When the runtime directory is refused, another adapter serves it, or the operating system does not let us.
+/// When the runtime directory is refused, another adapter serves it, or the operating system does
+/// not let us.
 pub fn run(options: Options) -> Result<(), Error> {
     poller::give_up_privileges();
     poller::raise_descriptor_limit();
@@ -182,15 +187,20 @@ pub struct Daemon {
     listener: Listener,
     /// A descriptor to give up when there are no more, so that a client can still be turned away.
     spare: Option<File>,
+    /// The place of the next descriptor that a client shows.
+    room: Option<File>,
     engine: Option<Engine>,
     /// Why there is none, where one was wanted.
     no_engine: Option<String>,
     /// The engine's threads, as the clients that they are.
     engine_clients: BTreeSet<ClientId>,
     registry: Registry,
+    /// Without it nothing can be proved, and nobody is introduced.
+    diag: Option<Diag>,
     tables: Tables,
     regions: Regions,
-    /// Added to the numbers of pairs, so that no other adapter's have them: programs outlive us with pairs of ours.
+    /// Added to the numbers of pairs, so that no other adapter's have them: programs outlive us
+    /// with pairs of ours.
     pair_numbers: u64,
     clients: BTreeMap<ClientId, Connection>,
     client_next: u64,
@@ -209,10 +219,12 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Takes the runtime directory and listens in it. Clients can connect from here on; [`Daemon::serve`] serves them.
+    /// Takes the runtime directory and listens in it. Clients can connect from here on;
+    /// [`Daemon::serve`] serves them.
     ///
     /// # Errors
-    /// When the runtime directory is refused, another adapter serves it, or the operating system does not let us.
+    /// When the runtime directory is refused, another adapter serves it, or the operating system
+    /// does not let us.
     pub fn bind(mut options: Options) -> Result<Daemon, Error> {
         let dir = RuntimeDir::open_or_create(&options.runtime_dir).map_err(Error::RuntimeDir)?;
         let listener = Listener::bind(&dir).map_err(|error| match error {
@@ -246,16 +258,24 @@ impl Daemon {
                 (None, Some(error.to_string()))
             }
         };
+        let diag = Diag::open();
+        if let Err(error) = &diag {
+            log.say("proof", || {
+                format!("cannot ask the kernel about sockets, so nothing is paired: {error}")
+            });
+        }
         options.regions_max = options.regions_max.min(poller::regions_by_descriptors());
         let limits = Limits::with_regions(options.regions_max);
         let mut daemon = Daemon {
             poller,
             listener,
             spare: spare_descriptor(),
+            room: spare_descriptor(),
             engine,
             no_engine,
             engine_clients: BTreeSet::new(),
             registry: Registry::new(limits, options.policy),
+            diag: diag.ok(),
             tables: Tables::default(),
             regions: Regions::default(),
             pair_numbers,
@@ -283,7 +303,8 @@ impl Daemon {
         self.poller.stopper()
     }
 
-    /// Lets `SIGTERM` and `SIGINT` end [`Daemon::serve`], and `SIGHUP` have it read its settings again, if it can. Blocks them for the calling thread.
+    /// Lets `SIGTERM` and `SIGINT` end [`Daemon::serve`], and `SIGHUP` have it read its settings
+    /// again, if it can. Blocks them for the calling thread.
     ///
     /// # Errors
     /// When the operating system does not let us.
@@ -295,7 +316,8 @@ impl Daemon {
         caught.map_err(|source| self.os_error("catch signals for", source))
     }
 
-    /// Serves clients until stopped or idle for long enough. The socket is gone when the daemon is dropped.
+    /// Serves clients until stopped or idle for long enough. The socket is gone when the daemon is
+    /// dropped.
     ///
     /// # Errors
     /// When waiting for events fails, which only a broken kernel does.
@@ -349,7 +371,8 @@ impl Daemon {
         }
     }
 
-    /// How long to sleep: for ever, unless we may leave, or wait for something that brings no event.
+    /// How long to sleep: for ever, unless we may leave, or wait for something that brings no
+    /// event.
     fn timeout(&self) -> Option<Duration> {
         let now = Instant::now();
         let leave = self.options.idle_exit.filter(|_| self.has_no_client());
@@ -398,6 +421,6 @@ fn spare_descriptor() -> Option<File> {
     File::open("/dev/null").ok()
 }
 
-/// How long to wait before sending again when too many descriptors are on their way to clients: that comes down
-/// when they take them, which brings us no event.
+/// How long to wait before sending again when too many descriptors are on their way to clients:
+/// that comes down when they take them, which brings us no event.
 const THROTTLE_RETRY: Duration = Duration::from_millis(20);

@@ -25,7 +25,8 @@ impl Epoll {
         Ok(Epoll { epoll, told })
     }
 
-    /// Begins to report `bits` (`EPOLL*`) of `fd`, under a token. Closing all duplicates of it ends that.
+    /// Begins to report `bits` (`EPOLL*`) of `fd`, under a token. Closing all duplicates of it ends
+    /// that.
     pub(crate) fn add(&self, fd: BorrowedFd<'_>, token: u64, bits: libc::c_int) -> io::Result<()> {
         self.control(libc::EPOLL_CTL_ADD, fd, token, bits)
     }
@@ -40,8 +41,8 @@ impl Epoll {
         self.control(libc::EPOLL_CTL_MOD, fd, token, bits)
     }
 
-    /// Reports nothing of `fd` any more. Closing it is not enough where others may have a duplicate: epoll watches
-    /// descriptions, and would report that one for ever.
+    /// Reports nothing of `fd` any more. Closing it is not enough where others may have a
+    /// duplicate: epoll watches descriptions, and would report that one for ever.
     pub(crate) fn remove(&self, fd: BorrowedFd<'_>) {
         // It fails only when `fd` is not watched, which is what is wanted.
         let _ = self.control(libc::EPOLL_CTL_DEL, fd, 0, 0);

@@ -9,12 +9,14 @@
 
 pub mod client;
 pub mod daemon;
+mod diag;
 pub mod engine;
 mod entropy;
 mod epoll;
 mod listener;
 mod pressure;
 mod proc;
+mod proof;
 mod regions;
 pub mod registry;
 pub mod runtime_dir;

@@ -1,7 +1,7 @@
 //! The adapter's place in the runtime directory: its lock and its listening socket.
 //!
-//! The lock decides who is the adapter; the socket file only says where. So a socket whose adapter died is taken
-//! over without a guess, and one whose adapter lives never is.
+//! The lock decides who is the adapter; the socket file only says where. So a socket whose adapter
+//! died is taken over without a guess, and one whose adapter lives never is.
 
 use crate::runtime_dir::RuntimeDir;
 use std::fs::{self, File, OpenOptions};
@@ -67,7 +67,8 @@ pub(crate) enum Hidden {
 }
 
 impl Listener {
-    /// Takes the socket from where clients look for it, so that leaving cuts nobody off who has just come.
+    /// Takes the socket from where clients look for it, so that leaving cuts nobody off who has
+    /// just come.
     pub(crate) fn hide(&self) -> io::Result<Hidden> {
         let aside = self.path.with_extension("old");
         fs::rename(&self.path, &aside)?;
@@ -92,7 +93,8 @@ impl AsFd for Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // Nobody else can have taken its place: we still hold the lock. If it is gone already, all the better.
+        // Nobody else can have taken its place: we still hold the lock. If it is gone already, all
+        // the better.
         let _ = fs::remove_file(&self.path);
     }
 }
@@ -144,6 +146,8 @@ fn listen(path: &Path) -> io::Result<OwnedFd> {
     // SAFETY: `address` is valid for `length` bytes.
     check(unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), length) })?;
     fs::set_permissions(&unready, fs::Permissions::from_mode(0o600))?;
+    // Accepted sockets are as this one (unix_sock_inherit_flags).
+    crate::wire::ask_for_senders(socket.as_fd())?;
     // SAFETY: plain system call.
     check(unsafe { libc::listen(socket.as_raw_fd(), BACKLOG) })?;
     fs::rename(&unready, path)?;
@@ -175,7 +179,8 @@ fn remove_if_there(path: &Path) -> io::Result<()> {
     }
 }
 
-/// The process at the other end of a connected socket, as it was when it connected (or began to listen).
+/// The process at the other end of a connected socket, as it was when it connected (or began to
+/// listen).
 pub(crate) fn peer_of(socket: BorrowedFd<'_>) -> io::Result<libc::ucred> {
     let mut peer = libc::ucred {
         pid: 0,

@@ -1,14 +1,16 @@
-//! Which channels give their regions back when memory runs out: those that have moved nothing for longest.
+//! Which channels give their regions back when memory runs out: those that have moved nothing for
+//! longest.
 //!
-//! Memory is counted in *shares* of a megabyte; a channel has one, and more when its rings have grown.
-//! Pressure begins when seven eighths of the shares are in use and ends at three quarters. In between, the caller
-//! samples how much each channel has moved, at its own pace; a channel whose count stood still for
-//! [`IDLE_SAMPLES_MIN`] samples may be chosen. Without pressure nothing is kept and nothing is sampled.
+//! Memory is counted in *shares* of a megabyte; a channel has one, and more when its rings have
+//! grown. Pressure begins when seven eighths of the shares are in use and ends at three quarters.
+//! In between, the caller samples how much each channel has moved, at its own pace; a channel whose
+//! count stood still for [`IDLE_SAMPLES_MIN`] samples may be chosen. Without pressure nothing is
+//! kept and nothing is sampled.
 
 use crate::registry::ChannelId;
 use std::collections::BTreeMap;
 
-/// What was seen while there is pressure.
+/// Activity of channels while there is pressure.
 #[derive(Debug, Default)]
 pub(crate) struct Pressure {
     is_on: bool,
@@ -41,7 +43,8 @@ impl Pressure {
         self.is_on
     }
 
-    /// Takes a sample of every channel: what it has moved, and its shares. Answers which to take back, the longest idle first; each is named once.
+    /// Takes a sample of every channel: what it has moved, and its shares. Answers which to take
+    /// back, the longest idle first; each is named once.
     pub(crate) fn sample(
         &mut self,
         channels: impl Iterator<Item = (ChannelId, u64, usize)>,

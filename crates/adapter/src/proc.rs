@@ -9,7 +9,8 @@ use std::os::unix::fs::MetadataExt;
 /// The TCP sockets of processes, found by descriptor.
 #[derive(Debug, Default)]
 pub(crate) struct Sockets {
-    /// By network namespace: the kernel takes a while to list many sockets, so each list is read once.
+    /// By network namespace: the kernel takes a while to list many sockets, so each list is read
+    /// once.
     lists: BTreeMap<u64, SocketList>,
 }
 
@@ -17,7 +18,8 @@ pub(crate) struct Sockets {
 type SocketList = HashMap<u64, (SocketAddr, SocketAddr)>;
 
 impl Sockets {
-    /// Local and remote address of a descriptor of a process, if it is a TCP socket and we may look.
+    /// Local and remote address of a descriptor of a process, if it is a TCP socket and we may
+    /// look.
     pub(crate) fn addresses(&mut self, pid: u32, fd: u32) -> Option<(SocketAddr, SocketAddr)> {
         let target = fs::read_link(format!("/proc/{pid}/fd/{fd}")).ok()?;
         let inode = target
@@ -32,7 +34,8 @@ impl Sockets {
         list.get(&inode.parse().ok()?).copied()
     }
 
-    /// Whether some process has the socket of these addresses open, in the network namespace of `pid`.
+    /// Whether some process has the socket of these addresses open, in the network namespace of
+    /// `pid`.
     pub(crate) fn is_open(&mut self, pid: u32, local: SocketAddr, remote: SocketAddr) -> bool {
         let Some(namespace) = network_namespace(pid) else {
             return false;

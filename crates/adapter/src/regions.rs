@@ -1,9 +1,11 @@
-//! The memory of channels and pairs: made here, handed out, and kept as descriptors, not mapped. A pair's channels lie in slabs, by their
-//! slots (`toehold_channel::layout`). A channel in a slot that had one before costs neither descriptor nor mapping, and finds its pages there.
+//! The memory of channels and pairs: made here, handed out, and kept as descriptors, not mapped. A
+//! pair's channels lie in slabs, by their slots (`toehold_channel::layout`). A channel in a slot
+//! that had one before costs neither descriptor nor mapping, and finds its pages there.
 //!
 //! ```text
-//!   free ─► in use ─► warm ─► in use …       control words written anew each time, by us; what is in the rings both sides have seen
-//!                       └───► free           after WARM_FOR, or when WARM_MAX others are warm: pages given back
+//!   free ─► in use ─► warm ─► in use …   we write the control words anew each time; both sides
+//!                       │                have seen the bytes in the rings
+//!                       └───► free       after WARM_FOR, or when WARM_MAX others are warm
 //! ```
 
 use crate::registry::{ChannelId, Ended, Match, PairId};
@@ -48,7 +50,7 @@ pub(crate) struct Regions {
 
 #[derive(Debug)]
 struct PairMemory {
-    boards: SharedFd,
+    bitmaps: SharedFd,
     slabs: BTreeMap<u32, Slab>,
 }
 
@@ -80,7 +82,7 @@ impl Regions {
         let pair = match self.pairs.entry(matched.pair) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(place) => place.insert(PairMemory {
-                boards: SharedFd::new(create_pair()?),
+                bitmaps: SharedFd::new(create_pair()?),
                 slabs: BTreeMap::new(),
             }),
         };
@@ -92,11 +94,12 @@ impl Regions {
         let place = (matched.pair, matched.slot);
         self.warm.remove(&place);
         self.channels.insert(matched.channel, place);
-        let pair = pair.boards.clone();
+        let pair = pair.bitmaps.clone();
         Ok(Memory { slab, shown, pair })
     }
 
-    /// What a channel was made with; for another process of a family as well, which has to see no more than that.
+    /// What a channel was made with; for another process of a family as well, which has to see no
+    /// more than that.
     pub(crate) fn get(&mut self, channel: ChannelId, for_another: bool) -> Option<Memory> {
         let &(pair_id, slot) = self.channels.get(&channel)?;
         let pair = self.pairs.get_mut(&pair_id)?;
@@ -113,11 +116,12 @@ impl Regions {
         Some(Memory {
             slab: slab.file.clone(),
             shown: [false; 2],
-            pair: pair.boards.clone(),
+            pair: pair.bitmaps.clone(),
         })
     }
 
-    /// Keeps something no longer, or only for a while. What never came to have memory can end as well.
+    /// Keeps something no longer, or only for a while. What never came to have memory can end as
+    /// well.
     pub(crate) fn close(&mut self, ended: Ended, now: Instant) {
         match ended {
             Ended::Channel(id) => {
@@ -154,7 +158,8 @@ impl Regions {
         }
     }
 
-    /// Gives back the pages of what has been warm for long enough, and slabs that hold nothing any more.
+    /// Gives back the pages of what has been warm for long enough, and slabs that hold nothing any
+    /// more.
     pub(crate) fn cool(&mut self, now: Instant) {
         if self.cool_due.is_none_or(|due| now < due) {
             return;
@@ -179,7 +184,8 @@ impl Regions {
                 slab.clear(slot);
                 continue;
             }
-            // Whoever needs it again is shown another. Others of its regions may be warm for a moment longer, which nobody would miss.
+            // Whoever needs it again is shown another. Others of its regions may be warm for a
+            // moment longer, which nobody would miss.
             slab.give_back(0..SLAB_BYTES);
             pair.slabs.remove(&slab_of(slot));
         }
@@ -192,7 +198,8 @@ impl Regions {
 }
 
 impl PairMemory {
-    /// The slab that a slot is in. Should that be one that a channel must not use, the registry has seen to it that nobody else does.
+    /// The slab that a slot is in. Should that be one that a channel must not use, the registry has
+    /// seen to it that nobody else does.
     fn slab(&mut self, slot: u32, forks: Forks) -> io::Result<&mut Slab> {
         let index = slab_of(slot);
         let is_good = |slab: &Slab| !slab.is_closed && slab.forks == forks;
@@ -254,7 +261,8 @@ pub(crate) fn create_slab() -> io::Result<OwnedFd> {
     memfd::create(c"toehold-slab", SLAB_BYTES)
 }
 
-/// Sets the control words of the region of a slot. Nobody uses them: both sides have left the channel before, if there was one.
+/// Sets the control words of the region of a slot. Nobody uses them: both sides have left the
+/// channel before, if there was one.
 pub(crate) fn begin_region(slab: &OwnedFd, slot: u32) -> io::Result<()> {
     let words = first_words();
     // SAFETY: `words` is readable for its length.

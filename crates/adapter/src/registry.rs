@@ -1,11 +1,11 @@
 //! The registry: who is there, who waits for a partner, and who was introduced to whom.
 //!
-//! This is the adapter's core. It does no I/O and knows no clock: [`crate::daemon`] feeds it what clients say and
-//! carries out what it answers.
+//! This is the adapter's core. It does no I/O and knows no clock: [`crate::daemon`] feeds it what
+//! clients say and carries out what it answers.
 //!
 //! ```text
 //!   client   one process's socket to us; several of one fork family share a table
-//!   end      one end of a TCP connection: (table, entry, generation), owned by the client that asked
+//!   end      one end of a TCP connection: (table, entry, generation); the asking client owns it
 //!
 //!              ask                       mirror asks
 //!   (unknown) ─────► pending (by tuple) ─────────────► in a channel (pair, slot, side)
@@ -16,12 +16,14 @@
 //! Invariants, checked by [`Registry::check`] in tests:
 //! - an end is pending under its own tuple, or on one side of one channel, never both;
 //! - a channel has at least one end, and its slot is taken in its pair until the last has left;
-//! - a pair is named by *(client of side 0, client of side 1)*, so that within a pair a process is always on the same
-//!   side, and the boards of that side are its own; two processes that connect to each other both ways are two pairs.
+//! - a pair is named by *(client of side 0, client of side 1)*, so that within a pair a process is
+//!   always on the same side, and the ready bitmaps of that side are its own; two processes that
+//!   connect to each other both ways are two pairs.
 //!
-//! What an end claims about its tuple is believed: the clients belong to one user, who may connect what is theirs.
-//! An end whose table entry has moved on is *stale*; the caller says which are, through a closure, because only
-//! shared memory knows.
+//! What an [`Ask`] says about its socket is so: the caller has seen the socket. It was so at that
+//! moment, and the caller looks again when two ends come together. One socket is claimed once. An
+//! end whose table entry has moved on is *stale*; the caller says which are,
+//! through a closure, because only shared memory knows.
 
 mod model;
 #[cfg(test)]
@@ -31,7 +33,7 @@ pub use model::*;
 
 use crate::slots::Slots;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use toehold_channel::layout::BOARD_BITS;
+use toehold_channel::layout::READY_BITS;
 use toehold_channel::table::{ENTRIES, Reason};
 
 /// The registry. See the module's documentation.
@@ -42,14 +44,17 @@ pub struct Registry {
     clients: BTreeMap<ClientId, Client>,
     ends: BTreeMap<EntryKey, Registered>,
     pending: BTreeMap<Tuple, EntryKey>,
-    /// Tuples whose mirror is pending too, held back because no region was to be had; smaller tuple of each two.
+    /// Ends by the cookie of their socket, where they have one: a socket is claimed once.
+    claims: BTreeMap<u64, EntryKey>,
+    /// Tuples whose mirror is pending too, held back because no region was to be had; smaller tuple
+    /// of each two.
     held_back: BTreeSet<Tuple>,
     channels: BTreeMap<ChannelId, Channel>,
     pairs: BTreeMap<PairId, Pair>,
     pairs_by_clients: BTreeMap<[ClientId; 2], PairId>,
     channel_next: u64,
     pair_next: u64,
-    /// What has ended since the caller last asked.
+    /// Channels and pairs that have ended since the caller last asked.
     ended: VecDeque<Ended>,
 }
 
@@ -57,8 +62,8 @@ pub struct Registry {
 pub const ENDS_PER_PROCESS_MAX: usize = ENTRIES;
 /// Most ends one process can have waiting for a partner.
 pub const PENDING_PER_PROCESS_MAX: usize = 32_768;
-/// Channels one pair can number: its boards have no more bits.
-pub const CHANNELS_PER_PAIR_MAX: u32 = BOARD_BITS as u32;
+/// Channels one pair can number: its ready bitmaps have no more bits.
+pub const CHANNELS_PER_PAIR_MAX: u32 = READY_BITS as u32;
 const _: () = assert!(PENDING_PER_PROCESS_MAX <= ENDS_PER_PROCESS_MAX);
 
 impl Registry {
@@ -70,6 +75,7 @@ impl Registry {
             clients: BTreeMap::new(),
             ends: BTreeMap::new(),
             pending: BTreeMap::new(),
+            claims: BTreeMap::new(),
             held_back: BTreeSet::new(),
             channels: BTreeMap::new(),
             pairs: BTreeMap::new(),
@@ -80,7 +86,13 @@ impl Registry {
         }
     }
 
-    /// A process said hello. Its `id` is its own for ever: a client that comes back is another client.
+    /// How many channels were made, those that have ended included.
+    pub fn channels_made(&self) -> u64 {
+        self.channel_next - 1
+    }
+
+    /// A process said hello. Its `id` is its own for ever: a client that comes back is another
+    /// client.
     ///
     /// # Panics
     /// When `id` is in use.
@@ -95,11 +107,13 @@ impl Registry {
         assert!(before.is_none(), "client {id:?} joined twice");
     }
 
-    /// A client asks for a partner. `is_current` tells whether an end still is what its table entry describes.
+    /// A client asks for a partner. `is_current` tells whether an end still is what its table entry
+    /// describes.
     ///
-    /// Asking again for the same entry ends whatever that entry was part of; but what one process of a family has been
-    /// introduced for, no other can have as well, and who has been introduced for just that has an offer on its way. Were
-    /// its channel ended, its region could become another's while it takes it.
+    /// Asking again for the same entry ends whatever that entry was part of; but what one process
+    /// of a family has been introduced for, no other can have as well, and who has been introduced
+    /// for just that has an offer on its way. Were its channel ended, its region could become
+    /// another's while it takes it.
     pub fn ask(&mut self, ask: Ask, is_current: &dyn Fn(End) -> bool) -> Outcome {
         let Some(client) = self.clients.get(&ask.client) else {
             return Outcome::Refused(Reason::NoAdapter);
@@ -115,6 +129,16 @@ impl Registry {
             return Outcome::Waiting(Reason::PartnerNotAttached);
         }
         self.forget(key);
+        if let Some(&other) = self.claims.get(&ask.cookie)
+            && self.keep_if_current(other, is_current)
+        {
+            // Another entry has claimed this very socket, which cannot be the other end, either.
+            let is_mirror = self.ends[&other].tuple == ask.tuple.mirrored();
+            return Outcome::Refused(match is_mirror {
+                true => Reason::Unsupported,
+                false => Reason::Shared,
+            });
+        }
         if ask.tuple == ask.tuple.mirrored() {
             // A socket connected to itself: both directions would share one entry.
             return Outcome::Refused(Reason::Unsupported);
@@ -150,10 +174,11 @@ impl Registry {
         }
     }
 
-    /// A client has lost what it was offered for an end, because its process runs another program now: which channel
-    /// was that? The end is in this client's name from here on if it was in that of the same process. Another process
-    /// of the family may ask as well, one that was forked before it ran its program, but it takes nobody's end away; and it gets nothing
-    /// where it would see other channels than the one that it asks for.
+    /// A client has lost what it was offered for an end, because its process runs another program
+    /// now: which channel was that? The end is in this client's name from here on if it was in that
+    /// of the same process. Another process of the family may ask as well, one that was forked
+    /// before it ran its program, but it takes nobody's end away; and it gets nothing where it
+    /// would see other channels than the one that it asks for.
     pub fn resume(&mut self, id: ClientId, entry: u32, generation: u32) -> Option<Resumed> {
         let process = self.clients.get(&id)?.process;
         let key = EntryKey {
@@ -189,8 +214,9 @@ impl Registry {
         })
     }
 
-    /// The client's socket is closed: it waits for nobody any more. Its channels go on, for as long as its process
-    /// lives; `true` when there are such, and [`Registry::process_gone`] is still to be called.
+    /// The client's socket is closed: it waits for nobody any more. Its channels go on, for as long
+    /// as its process lives; `true` when there are such, and [`Registry::process_gone`] is still to
+    /// be called.
     pub fn leave(&mut self, id: ClientId) -> bool {
         let Some(client) = self.clients.get_mut(&id) else {
             return false;
@@ -205,9 +231,9 @@ impl Registry {
         self.clients.contains_key(&id)
     }
 
-    /// The process of a client that left has ended, and those of its ends with it of which `is_gone`. The others are
-    /// held by its family: by its connected client if there is one, else still in the name of this client. Returns the
-    /// partners of those that are gone.
+    /// The process of a client that left has ended, and those of its ends with it of which
+    /// `is_gone`. The others are held by its family: by its connected client if there is one, else
+    /// still in the name of this client. Returns the partners of those that are gone.
     pub fn process_gone(&mut self, id: ClientId, is_gone: &dyn Fn(End) -> bool) -> Vec<End> {
         let Some(client) = self.clients.get(&id) else {
             return Vec::new();
@@ -227,7 +253,8 @@ impl Registry {
         bereft
     }
 
-    /// Introduces one of the pairs that were held back for want of a region, if there is one and a region.
+    /// Introduces one of the pairs that were held back for want of a region, if there is one and a
+    /// region.
     pub fn poll_held_back(&mut self, is_current: &dyn Fn(End) -> bool) -> Option<Match> {
         while self.channels.len() < self.limits.regions_max {
             let tuple = self.held_back.pop_first()?;
@@ -246,7 +273,8 @@ impl Registry {
         None
     }
 
-    /// A channel could not be made after all: nobody was offered anything, and both ends wait until it can.
+    /// A channel could not be made after all: nobody was offered anything, and both ends wait until
+    /// it can.
     ///
     /// # Panics
     /// Unless `matched` is the last answer of this registry.
@@ -292,6 +320,18 @@ impl Registry {
     pub fn end(&self, table: TableId, entry: u32) -> Option<(End, Tuple)> {
         let registered = self.ends.get(&EntryKey { table, entry })?;
         Some((registered.end, registered.tuple))
+    }
+
+    /// The proved facts of an end: its tuple and the cookie of its socket.
+    pub fn claim(&self, end: End) -> Option<(Tuple, u64)> {
+        let registered = self.ends.get(&end.key())?;
+        (registered.end == end).then_some((registered.tuple, registered.cookie))
+    }
+
+    /// The client in whose name an end is.
+    pub fn owner(&self, end: End) -> Option<ClientId> {
+        let registered = self.ends.get(&end.key())?;
+        (registered.end == end).then_some(registered.client)
     }
 
     /// The end that waits under a tuple.
@@ -371,10 +411,6 @@ impl Registry {
         if self.policy == Policy::SameUser && uid != client.process.uid {
             return Some(Reason::OtherUser);
         }
-        if ask.cookie != 0 && ask.cookie == mirror.cookie {
-            // One socket cannot be both ends of a connection between two.
-            return Some(Reason::Unsupported);
-        }
         None
     }
 
@@ -414,6 +450,9 @@ impl Registry {
             place: Place::Pending(ask.tuple),
         };
         self.ends.insert(key, registered);
+        if ask.cookie != 0 {
+            self.claims.insert(ask.cookie, key);
+        }
         self.pending.insert(ask.tuple, key);
         let client = self.client_mut(ask.client);
         client.entries.insert(key.entry);
@@ -465,7 +504,8 @@ impl Registry {
         })
     }
 
-    /// Side 0 is the connecting end; when both or neither say they accepted, the lower process id, then the lower entry.
+    /// Side 0 is the connecting end; when both or neither say they accepted, the lower process id,
+    /// then the lower entry.
     fn in_order_of_sides(&self, one: EntryKey, other: EntryKey) -> [EntryKey; 2] {
         let rank = |key: EntryKey| {
             let registered = &self.ends[&key];
@@ -506,6 +546,9 @@ impl Registry {
         let Some(registered) = self.ends.remove(&key) else {
             return;
         };
+        if self.claims.get(&registered.cookie) == Some(&key) {
+            self.claims.remove(&registered.cookie);
+        }
         let client = self.client_mut(registered.client);
         client.entries.remove(&key.entry);
         if let Place::Channel(id, side) = registered.place {
@@ -525,7 +568,8 @@ impl Registry {
         self.ended.push_back(Ended::Channel(id));
         if pair.slots.is_empty() {
             let clients = pair.clients;
-            // A pair outlives its channels while both processes are there: they keep its memory mapped.
+            // A pair outlives its channels while both processes are there: they keep its memory
+            // mapped.
             if clients.iter().any(|id| !self.is_connected(*id)) {
                 self.remove_pair(channel.pair);
             }

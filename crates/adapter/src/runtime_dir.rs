@@ -145,7 +145,7 @@ pub enum RuntimeDirError {
     },
     /// The operating system said no.
     Io {
-        /// What was tried: "create" or "look at".
+        /// The attempted action: "create" or "look at".
         action: &'static str,
         /// The path it was tried on.
         path: PathBuf,
@@ -165,7 +165,10 @@ impl RuntimeDirError {
 
     /// Whether the directory merely does not exist yet.
     pub fn is_missing(&self) -> bool {
-        matches!(self, RuntimeDirError::Io { source, .. } if source.kind() == io::ErrorKind::NotFound)
+        match self {
+            RuntimeDirError::Io { source, .. } => source.kind() == io::ErrorKind::NotFound,
+            _ => false,
+        }
     }
 }
 
@@ -174,7 +177,8 @@ impl fmt::Display for RuntimeDirError {
         match self {
             RuntimeDirError::Link { path } => write!(
                 out,
-                "runtime directory {} is a symbolic link; remove it or name another with --runtime-dir",
+                "runtime directory {} is a symbolic link; remove it or name another with \
+                --runtime-dir",
                 path.display()
             ),
             RuntimeDirError::NotADirectory { path } => write!(
@@ -184,7 +188,8 @@ impl fmt::Display for RuntimeDirError {
             ),
             RuntimeDirError::ForeignOwner { path, uid } => write!(
                 out,
-                "runtime directory {} belongs to user {uid}, not to you; name another with --runtime-dir",
+                "runtime directory {} belongs to user {uid}, not to you; name another with \
+                --runtime-dir",
                 path.display()
             ),
             RuntimeDirError::OpenToOthers { path, mode } => write!(

@@ -1,7 +1,9 @@
-//! Slot numbers of one pair of processes: handed out lowest first, so that the boards' used words stay few, and the slabs in use as well.
+//! Slot numbers of one pair of processes: handed out lowest first, so that the ready bitmaps' used
+//! words stay few, and the slabs in use as well.
 //!
-//! What two processes share of a slab they share of all of it. A child that one of them forks inherits its slabs as they are: whoever
-//! has forked since gets no slot in them any more, until they are empty and can be replaced.
+//! What two processes share of a slab they share of all of it. A child that one of them forks
+//! inherits its slabs as they are: whoever has forked since gets no slot in them any more, until
+//! they are empty and can be replaced.
 
 use toehold_channel::layout::SLAB_SLOTS;
 
@@ -78,7 +80,8 @@ impl Slots {
         self.taken -= 1;
     }
 
-    /// Has the slab of a slot take no more channels, if this is its only one; false, and nothing changed, when there are others.
+    /// Has the slab of a slot take no more channels, if this is its only one; false, and nothing
+    /// changed, when there are others.
     pub(crate) fn close_slab(&mut self, slot: u32) -> bool {
         let slab = &mut self.slabs[(slot / SLAB_SLOTS) as usize];
         let is_alone = slab.taken == 1 << (slot % SLAB_SLOTS);

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use toehold_channel::offload;
-use toehold_channel::opening::OPENING_BYTES;
+use toehold_channel::preamble::PREAMBLE_BYTES;
 use toehold_channel::table::{
     COMMAND_DETACH, Entry, FLAG_ACCEPTED, FLAG_ASKED, FLAG_OFFLOAD, LAYOUT_VERSION, Mode, Reason,
     WaitMode,
@@ -19,6 +19,8 @@ use toehold_channel::table::{
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
     pub(crate) processes: Vec<Process>,
+    /// Connections that this adapter has given a channel, those that have ended included.
+    pub(crate) channels_made: u64,
     /// What the TCP engine has done, where there is one.
     pub(crate) engine: Option<engine::Report>,
     /// Why there is none, where the operator wanted one.
@@ -73,8 +75,8 @@ pub(crate) struct Client {
     pub(crate) table: TableId,
 }
 
-/// Collects the report. A process is listed when it said hello, or when it was the last to use a connection of such
-/// a process's family. Entries of members that were killed are freed on the way.
+/// Collects the report. A process is listed when it said hello, or when it was the last to use a
+/// connection of such a process's family. Entries of members that were killed are freed on the way.
 pub(crate) fn report(
     clients: impl Iterator<Item = Client>,
     tables: &Tables,
@@ -144,12 +146,14 @@ pub(crate) fn report(
     tell_of_silent_partners(&mut processes);
     Report {
         processes,
+        channels_made: registry.channels_made(),
         engine,
         no_engine,
     }
 }
 
-/// An end that waits for a partner may have one that is known here and has not asked, because something keeps it on the kernel.
+/// An end that waits for a partner may have one that is known here and has not asked, because
+/// something keeps it on the kernel.
 fn tell_of_silent_partners(processes: &mut [Process]) {
     let known: BTreeSet<(String, String)> = processes
         .iter()
@@ -190,7 +194,8 @@ enum Fate {
     Gone,
 }
 
-/// What became of a connection when the process that used it last is gone, killed perhaps, so that it could not say so.
+/// What became of a connection when the process that used it last is gone, killed perhaps, so that
+/// it could not say so.
 fn fate(
     table: &MappedTable,
     entry: &Entry,
@@ -237,7 +242,7 @@ fn connection(
     // Where the library asked for the connection it said so first, and the answer was one byte.
     let is_asked_for = is_offloaded && word(&entry.flags) & FLAG_ACCEPTED == 0;
     let (asked, answered) = if is_asked_for {
-        (OPENING_BYTES as u64, 1)
+        (PREAMBLE_BYTES as u64, 1)
     } else {
         (0, 0)
     };
@@ -272,8 +277,8 @@ fn connection(
     }
 }
 
-/// Why a connection is on the host path: what the library found, else what the adapter answered, else what follows
-/// from how far it got.
+/// Why a connection is on the host path: what the library found, else what the adapter answered,
+/// else what follows from how far it got.
 fn reason(entry: &Entry) -> Reason {
     let word = |word: &AtomicU32| Reason::from_word(word.load(Ordering::Relaxed));
     let library = word(&entry.reason).unwrap_or(Reason::None);

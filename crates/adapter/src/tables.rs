@@ -1,7 +1,8 @@
-//! The connection tables of the clients, each mapped once however many processes of its family say hello.
+//! The connection tables of the clients, each mapped once however many processes of its family say
+//! hello.
 //!
-//! Every word of a table is the client's to write at any time: what is read here is bounded before it is used, and
-//! nothing else depends on its being true.
+//! Every word of a table is the client's to write at any time: what is read here is bounded before
+//! it is used, and nothing else depends on its being true.
 
 use crate::registry::{End, TableId};
 use std::collections::BTreeMap;
@@ -74,7 +75,8 @@ impl Tables {
         Ok(id)
     }
 
-    /// The table behind a descriptor, provided that it is the one expected, which this user has already.
+    /// The table behind a descriptor, provided that it is the one expected, which this user has
+    /// already.
     pub(crate) fn recognise(
         &self,
         expected: TableId,
@@ -136,13 +138,14 @@ impl Tables {
     pub(crate) fn bump_offer(&self, end: End) {
         if let Some(entry) = self.current(end) {
             entry.verdict.store(Reason::None as u32, Ordering::Relaxed);
-            // Pairs with the library's Acquire load: the message is in its socket before the count moves.
+            // Pairs with the library's Acquire load: the message is in its socket before the count
+            // moves.
             entry.offer.fetch_add(1, Ordering::Release);
         }
     }
 
-    /// Tells the library that the process at the other end is gone. Outranks every other command: the operator's
-    /// wish to detach is a wish about a connection that goes on.
+    /// Tells the library that the process at the other end is gone. Outranks every other command:
+    /// the operator's wish to detach is a wish about a connection that goes on.
     pub(crate) fn set_peer_gone(&self, end: End) {
         if let Some(entry) = self.current(end) {
             entry.command.store(COMMAND_PEER_GONE, Ordering::Release);
@@ -215,8 +218,8 @@ impl MappedTable {
         })
     }
 
-    /// Frees a live entry whose holders are gone. It was theirs to free; a late message cannot name its successor, which is of
-    /// another generation.
+    /// Frees a live entry whose holders are gone. It was theirs to free; a late message cannot name
+    /// its successor, which is of another generation.
     pub(crate) fn reap(&self, index: u32) {
         if let Some(entry) = self.entry(index) {
             let (live, free) = (EntryState::Live as u32, EntryState::Free as u32);
@@ -227,7 +230,8 @@ impl MappedTable {
         }
     }
 
-    /// Processes that entered themselves as members of the family, dead ones and inventions included.
+    /// Processes that entered themselves as members of the family, dead ones and inventions
+    /// included.
     pub(crate) fn members(&self) -> impl Iterator<Item = u32> {
         let places = self.header().family.iter();
         let members = places.map(|place| place.load(Ordering::Relaxed));
@@ -245,21 +249,22 @@ impl MappedTable {
 
     /// The first page.
     pub(crate) fn header(&self) -> &toehold_channel::table::Header {
-        // SAFETY: a `Header` lies at the start of the mapping, which lives as long as `self`; it is atomics all
-        // through, so it may change under the reference.
+        // SAFETY: a `Header` lies at the start of the mapping, which lives as long as `self`; it is
+        // atomics all through, so it may change under the reference.
         unsafe { self.base.cast().as_ref() }
     }
 
     fn entry(&self, index: u32) -> Option<&Entry> {
         let table = self.table();
         let entry: *const Entry = table.entry(index)?;
-        // SAFETY: `table.entry` checked the bounds; the mapping lives as long as `self`; an `Entry` is atomics all
-        // through.
+        // SAFETY: `table.entry` checked the bounds; the mapping lives as long as `self`; an `Entry`
+        // is atomics all through.
         Some(unsafe { &*entry })
     }
 
     fn table(&self) -> Table {
-        // SAFETY: `base` is a mapping of `TABLE_BYTES`, ended only by `drop`; references do not outlive `self`.
+        // SAFETY: `base` is a mapping of `TABLE_BYTES`, ended only by `drop`; references do not
+        // outlive `self`.
         unsafe { Table::at(self.base.as_ptr()) }
     }
 }

@@ -13,6 +13,8 @@ pub const DESCRIPTORS_MAX: usize = 2;
 pub enum Received {
     /// A message and its descriptors.
     Message(Message, Kind, Vec<OwnedFd>),
+    /// A message whose descriptors the kernel did not hand over: too many, or we may have no more.
+    Stripped(Message, Kind),
     /// Something else; its descriptors are closed already.
     Nonsense(MessageError),
     /// The other end has closed.
@@ -24,19 +26,64 @@ pub enum Received {
 /// # Errors
 /// What `recvmsg` answers; `WouldBlock` when there is nothing.
 pub fn receive(socket: BorrowedFd<'_>) -> io::Result<Received> {
-    receive_with(socket, 0)
+    receive_with(socket, 0).map(|(received, _)| received)
 }
 
-/// Receives one message, if there is one. Never blocks, whatever somebody who shares the socket's description has made
-/// of its `O_NONBLOCK`.
+/// Who sent a message, by the kernel's account at that moment (`SCM_CREDENTIALS`, unix(7)): process
+/// and user are 0 and the overflow user's when the socket did not ask for it, see
+/// [`ask_for_senders`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sender {
+    /// Its process, as our pid namespace numbers it; 0 when that does not see it.
+    pub pid: u32,
+    /// Its real user.
+    pub uid: u32,
+}
+
+/// Has the kernel say of each message who sent it. Either end of a socket may ask; messages that
+/// were sent before are without.
+///
+/// # Errors
+/// What `setsockopt` answers.
+pub fn ask_for_senders(socket: BorrowedFd<'_>) -> io::Result<()> {
+    let on: libc::c_int = 1;
+    // SAFETY: `on` is valid for its length.
+    let set = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PASSCRED,
+            (&raw const on).cast(),
+            size_of_val(&on) as libc::socklen_t,
+        )
+    };
+    if set != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+/// Receives one message, if there is one. Never blocks, whatever somebody who shares the socket's
+/// description has made of its `O_NONBLOCK`.
 ///
 /// # Errors
 /// What `recvmsg` answers; `WouldBlock` when there is nothing.
 pub fn try_receive(socket: BorrowedFd<'_>) -> io::Result<Received> {
+    try_receive_from(socket).map(|(received, _)| received)
+}
+
+/// As [`try_receive`], and who sent it.
+///
+/// # Errors
+/// What `recvmsg` answers; `WouldBlock` when there is nothing.
+pub fn try_receive_from(socket: BorrowedFd<'_>) -> io::Result<(Received, Option<Sender>)> {
     receive_with(socket, libc::MSG_DONTWAIT)
 }
 
-fn receive_with(socket: BorrowedFd<'_>, flags: libc::c_int) -> io::Result<Received> {
+fn receive_with(
+    socket: BorrowedFd<'_>,
+    flags: libc::c_int,
+) -> io::Result<(Received, Option<Sender>)> {
     // One byte more than a message, so that a longer one is seen to be longer.
     let mut bytes = [0u8; MESSAGE_BYTES + 1];
     let mut control = Control::new();
@@ -53,18 +100,22 @@ fn receive_with(socket: BorrowedFd<'_>, flags: libc::c_int) -> io::Result<Receiv
     if length < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: `recvmsg` filled `header` and its control buffer, and nobody has taken the descriptors yet.
-    let descriptors = unsafe { take_descriptors(&header) };
+    // SAFETY: `recvmsg` filled `header` and its control buffer, and nobody has taken the
+    // descriptors yet.
+    let (descriptors, sender) = unsafe { take_control(&header) };
     if length == 0 && descriptors.is_empty() {
-        return Ok(Received::Closed);
+        return Ok((Received::Closed, None));
     }
-    if header.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0 {
-        return Ok(Received::Nonsense(MessageError::Foreign));
+    if header.msg_flags & libc::MSG_TRUNC != 0 {
+        return Ok((Received::Nonsense(MessageError::Foreign), sender));
     }
-    Ok(match Message::parse(&bytes[..length as usize]) {
+    let is_stripped = header.msg_flags & libc::MSG_CTRUNC != 0;
+    let received = match Message::parse(&bytes[..length as usize]) {
+        Ok((message, kind)) if is_stripped => Received::Stripped(message, kind),
         Ok((message, kind)) => Received::Message(message, kind, descriptors),
         Err(error) => Received::Nonsense(error),
-    })
+    };
+    Ok((received, sender))
 }
 
 /// Sends one message. Blocks only when the socket does; never raises `SIGPIPE`.
@@ -82,7 +133,8 @@ pub fn send(
     send_with(socket, message, descriptors, 0)
 }
 
-/// Sends one message, if the socket takes it. Never blocks, like [`try_receive`]; never raises `SIGPIPE`.
+/// Sends one message, if the socket takes it. Never blocks, like [`try_receive`]; never raises
+/// `SIGPIPE`.
 ///
 /// # Errors
 /// What `sendmsg` answers; `WouldBlock` when the socket is full.
@@ -140,8 +192,9 @@ fn send_with(
     Ok(())
 }
 
-/// Room for the control data of [`DESCRIPTORS_MAX`] descriptors, aligned as the kernel wants it. The kernel closes,
-/// and does not hand over, what finds no room.
+/// Room for the control data of [`DESCRIPTORS_MAX`] descriptors and of a sender, aligned as the
+/// kernel wants it.
+/// The kernel closes, and does not hand over, what finds no room.
 #[repr(C, align(8))]
 struct Control([MaybeUninit<u8>; CONTROL_BYTES]);
 
@@ -162,9 +215,10 @@ impl Control {
 }
 
 /// # Safety
-/// `header` was filled by `recvmsg`, its control buffer is still there, and this is called once for it.
-unsafe fn take_descriptors(header: &libc::msghdr) -> Vec<OwnedFd> {
-    let mut taken = Vec::new();
+/// `header` was filled by `recvmsg`, its control buffer is still there, and this is called once for
+/// it.
+unsafe fn take_control(header: &libc::msghdr) -> (Vec<OwnedFd>, Option<Sender>) {
+    let (mut taken, mut sender) = (Vec::new(), None);
     // SAFETY: the kernel wrote well-formed headers into the buffer that `header` names.
     let mut next = unsafe { libc::CMSG_FIRSTHDR(header) };
     while !next.is_null() {
@@ -175,17 +229,26 @@ unsafe fn take_descriptors(header: &libc::msghdr) -> Vec<OwnedFd> {
             // SAFETY: plain arithmetic.
             let payload = length - unsafe { libc::CMSG_LEN(0) } as usize;
             for index in 0..payload / size_of::<RawFd>() {
-                // SAFETY: within the payload; the kernel made each descriptor for us, and nobody else has it.
+                // SAFETY: within the payload; the kernel made each descriptor for us, and nobody
+                // else has it.
                 taken.push(unsafe {
                     let number = libc::CMSG_DATA(next).cast::<RawFd>().add(index);
                     OwnedFd::from_raw_fd(number.read_unaligned())
                 });
             }
         }
+        if level == libc::SOL_SOCKET && kind == libc::SCM_CREDENTIALS {
+            // SAFETY: the kernel wrote a `ucred` behind that header.
+            let said = unsafe { libc::CMSG_DATA(next).cast::<libc::ucred>().read_unaligned() };
+            sender = Some(Sender {
+                pid: said.pid as u32,
+                uid: said.uid,
+            });
+        }
         // SAFETY: as for the first.
         next = unsafe { libc::CMSG_NXTHDR(header, next) };
     }
-    taken
+    (taken, sender)
 }
 
 fn raw_numbers(descriptors: &[BorrowedFd<'_>]) -> [RawFd; DESCRIPTORS_MAX] {
@@ -197,5 +260,7 @@ fn raw_numbers(descriptors: &[BorrowedFd<'_>]) -> [RawFd; DESCRIPTORS_MAX] {
 }
 
 // SAFETY: plain arithmetic.
-const CONTROL_BYTES: usize =
-    unsafe { libc::CMSG_SPACE((DESCRIPTORS_MAX * size_of::<RawFd>()) as u32) } as usize;
+const CONTROL_BYTES: usize = unsafe {
+    libc::CMSG_SPACE((DESCRIPTORS_MAX * size_of::<RawFd>()) as u32)
+        + libc::CMSG_SPACE(size_of::<libc::ucred>() as u32)
+} as usize;

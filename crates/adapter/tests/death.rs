@@ -10,12 +10,11 @@ use support::program::Program;
 use support::{Adapter, FakeEnd, FakeLibrary, Scratch, connect};
 use toehold_channel::table::{COMMAND_NONE, COMMAND_PEER_GONE};
 
-/// What the other process does; nothing when this runs as a test.
+/// What the other process does.
 #[test]
+#[ignore = "run by the tests of this file, in another process"]
 fn role() {
-    let Some((role, dir)) = support::program::role() else {
-        return;
-    };
+    let (role, dir) = support::program::role();
     let stream = TcpStream::connect(("127.0.0.1", support::program::port())).expect("connected");
     let port = |address: std::io::Result<SocketAddr>| address.expect("connected").port();
     let mut library = FakeLibrary::new(&dir);

@@ -3,12 +3,12 @@
 mod support;
 
 use std::net::{TcpListener, TcpStream};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use support::{Adapter, FakeLibrary, Scratch, try_connect};
+use support::{Adapter, FakeLibrary, Scratch, sockets, try_connect};
 use toehold_adapter::client::{self, ClientError};
 use toehold_adapter::daemon::{Daemon, Error, Options};
 use toehold_adapter::engine::settings::Draft;
@@ -87,24 +87,23 @@ fn status_tells_paths_reasons_and_counts() {
     assert_eq!(process["program"], "fake-program");
     assert_eq!(process["wait"], "adaptive");
     let connections = process["connections"].as_array().expect("list");
-    let of = |port: u16| {
-        let remote = format!("127.0.0.1:{port}");
+    let of = |end: support::FakeEnd| {
+        let (local, remote) = sockets::addresses(end.local_port, end.remote_port);
+        let (local, remote) = (local.to_string(), remote.to_string());
         connections
             .iter()
-            .find(|c| c["remote"] == *remote)
+            .find(|c| c["local"] == *local && c["remote"] == *remote)
             .expect("listed")
     };
-    assert_eq!(of(alone.remote_port)["path"], "host");
-    assert_eq!(of(alone.remote_port)["reason"], Reason::NoPartner.words());
-    let talking = of(talking.remote_port);
-    assert_eq!(talking["local"], "127.0.0.1:80");
+    assert_eq!(of(alone)["path"], "host");
+    assert_eq!(of(alone)["reason"], Reason::NoPartner.words());
+    let talking = of(talking);
     assert_eq!(talking["path"], "direct");
     assert_eq!(talking["tx_path"], "direct");
     assert_eq!(talking["rx_path"], "host");
     assert_eq!(talking["bytes_ring_tx"], 1000);
     assert_eq!(talking["bytes_host_tx"], 50, "doorbells are nobody's bytes");
-    let listening = connections.iter().find(|c| c["remote"] == "127.0.0.1:80");
-    assert_eq!(listening.expect("listed")["bytes_host_rx"], 50);
+    assert_eq!(of(partner)["bytes_host_rx"], 50);
     assert_eq!(talking["copies"], 10);
     assert_eq!(talking["syscalls_avoided"], 7);
     for field in [
@@ -149,6 +148,7 @@ fn status_tells_of_a_partner_that_is_there_and_has_not_asked() {
     let library = FakeLibrary::new(&scratch.path());
     let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
     let stream = TcpStream::connect(listener.local_addr().expect("address")).expect("connect");
+    let _accepted = listener.accept().expect("accept");
     let (pinned, _) = library.table.open(stream.as_raw_fd() as u32, false);
     let pinned = library.table.entry(pinned);
     pinned.flags.fetch_and(!FLAG_ASKED, Ordering::Relaxed);
@@ -188,8 +188,10 @@ fn status_does_not_list_the_dead() {
     let stream = TcpStream::connect(("127.0.0.1", port)).expect("connect");
     let (_accepted, remote) = listener.accept().expect("accept");
     let held = library.pair(true, port, remote.port());
-    let lost = library.pair(true, port, 1);
+    let closed = sockets::connection();
+    let lost = library.pair_showing(true, closed.0.as_fd());
     library.settle();
+    drop(closed);
     for end in [held, lost] {
         let entry = library.table.entry(end.entry);
         entry.pid.store(child.id(), Ordering::Relaxed);

@@ -1,6 +1,7 @@
-//! What this machine's memory can do: one thread copies into a ring, another, on the next core, copies out. No sockets, no protocol, no
-//! sleeping; the bulk numbers of the direct path can be at most this. The size of the ring decides where the reader finds the bytes: in the
-//! writer's own cache, in the shared one, or in memory.
+//! What this machine's memory can do: one thread copies into a ring, another, on the next core,
+//! copies out. No sockets, no protocol, no sleeping; the bulk numbers of the direct path can be at
+//! most this. The size of the ring decides where the reader finds the bytes: in the writer's own
+//! cache, in the shared one, or in memory.
 //!
 //!     cargo run --release -p toehold-channel --example handover
 
@@ -41,7 +42,8 @@ fn main() {
                     }
                     let source = (base + at as usize % capacity) as *const u8;
                     let to = &mut target[at as usize % BUFFER_BYTES..][..CHUNK_BYTES];
-                    // SAFETY: the chunk lies inside the ring; the other thread does not touch it until `head` passes it.
+                    // SAFETY: the chunk lies inside the ring; the other thread does not touch it
+                    // until `head` passes it.
                     unsafe { toehold_copy::from_shared(source, to.as_mut_ptr(), CHUNK_BYTES) };
                     // Nobody looks at the bytes: without this the compiler leaves the copy out.
                     std::hint::black_box(to);

@@ -3,23 +3,24 @@
 //! A side tells the other how to reach it in one word, its *wake word*:
 //!
 //! ```text
-//!   sleeper                                   ringer
-//!   wake := BELL (or board.sleeping := 1)     publish tail (or head)
+//!   sleeper                                   notifier
+//!   wake := BELL (or bitmap.sleeping := 1)    publish tail (or head)
 //!   fence SeqCst                              fence SeqCst (in `publish` / `consume`)
 //!   look again: tail, credit, records         load wake
 //!   nothing? sleep in the kernel              BELL?  take it to NONE; whoever took it rings
 //! ```
 //!
-//! Either the ringer's load sees BELL, or the sleeper's second look sees what was published: with both fences
-//! one of the two loads comes after the other side's store. So no wake-up is lost, and a side that is awake costs its
-//! peer one load.
+//! Either the notifier's load sees BELL, or the sleeper's second look sees what was published: with
+//! both fences one of the two loads comes after the other side's store. So no wake-up is lost, and
+//! a side that is awake costs its peer one load.
 //!
-//! With `BOARD` the ringer first sets the channel's bit on the named board, so that a process awake in `epoll_wait` finds it
-//! by scanning words; it rings only when that board's `sleeping` is 1 and it was the one to take it to 0.
-//! The bit is set with a read-modify-write (a full barrier) before `sleeping` is loaded; the sleeper stores `sleeping`,
-//! fences, then scans the bits: the same argument.
+//! With `BITMAP` the notifier first sets the channel's bit on the named ready bitmap, so that a
+//! process awake in `epoll_wait` finds it by scanning words; it rings only when that ready bitmap's
+//! `sleeping` is 1 and it was the one to take it to 0. The bit is set with a read-modify-write (a
+//! full barrier) before `sleeping` is loaded; the sleeper stores `sleeping`, fences, then scans the
+//! bits: the same argument.
 
-use crate::layout::{BOARD_BITS, BOARDS, Board, Wake};
+use crate::layout::{READY_BITMAPS, READY_BITS, ReadyBitmap, Wake};
 use crate::ring::Fault;
 use crate::sync::Ordering;
 
@@ -30,10 +31,10 @@ pub enum WakeWord {
     None,
     /// It sleeps, or may: ring the carrier, once.
     Bell,
-    /// Set `bit` on board `board`; ring the carrier if that board sleeps.
-    Board {
-        /// Board of the sleeping side.
-        board: u32,
+    /// Set `bit` in ready bitmap `bitmap`; ring the carrier if that bitmap's owner sleeps.
+    Bitmap {
+        /// Ready bitmap of the sleeping side.
+        bitmap: u32,
         /// The channel's slot.
         bit: u32,
     },
@@ -41,9 +42,9 @@ pub enum WakeWord {
 
 const WORD_NONE: u32 = 0;
 const WORD_BELL: u32 = 1;
-const WORD_BOARD: u32 = 1 << 31;
-const BOARD_SHIFT: u32 = 16;
-const _: () = assert!(BOARD_BITS <= 1 << BOARD_SHIFT && BOARDS < 1 << 15);
+const WORD_BITMAP: u32 = 1 << 31;
+const BITMAP_SHIFT: u32 = 16;
+const _: () = assert!(READY_BITS <= 1 << BITMAP_SHIFT && READY_BITMAPS < 1 << 15);
 
 impl WakeWord {
     /// Its number.
@@ -52,7 +53,7 @@ impl WakeWord {
         match self {
             WakeWord::None => WORD_NONE,
             WakeWord::Bell => WORD_BELL,
-            WakeWord::Board { board, bit } => WORD_BOARD | board << BOARD_SHIFT | bit,
+            WakeWord::Bitmap { bitmap, bit } => WORD_BITMAP | bitmap << BITMAP_SHIFT | bit,
         }
     }
 
@@ -64,13 +65,13 @@ impl WakeWord {
     pub fn from_untrusted(word: u32) -> Result<WakeWord, Fault> {
         if word == WORD_NONE {
             Ok(WakeWord::None)
-        } else if word & WORD_BOARD != 0 {
-            let board = (word & !WORD_BOARD) >> BOARD_SHIFT;
-            let bit = word & ((1 << BOARD_SHIFT) - 1);
-            if board as usize >= BOARDS || bit as usize >= BOARD_BITS {
+        } else if word & WORD_BITMAP != 0 {
+            let bitmap = (word & !WORD_BITMAP) >> BITMAP_SHIFT;
+            let bit = word & ((1 << BITMAP_SHIFT) - 1);
+            if bitmap as usize >= READY_BITMAPS || bit as usize >= READY_BITS {
                 return Err(Fault::Wake);
             }
-            Ok(WakeWord::Board { board, bit })
+            Ok(WakeWord::Bitmap { bitmap, bit })
         } else if word == WORD_BELL {
             Ok(WakeWord::Bell)
         } else {
@@ -79,45 +80,49 @@ impl WakeWord {
     }
 }
 
-/// Decides, after something was published to the side that owns `wake`, whether its carrier must be rung.
-/// `board` finds one of that side's boards. Consumes the request: of several ringers one is told to ring.
+/// Decides, after something was published to the side that owns `wake`, whether its carrier must be
+/// rung. `bitmap` finds one of that side's ready bitmaps. Consumes the request: of several
+/// notifiers one is told to ring.
 ///
 /// # Errors
 /// [`Fault::Wake`] when the word makes no sense.
 #[inline]
 pub fn must_ring<'b>(
     wake: &Wake,
-    board: impl FnOnce(u32) -> Option<&'b Board>,
+    bitmap: impl FnOnce(u32) -> Option<&'b ReadyBitmap>,
 ) -> Result<bool, Fault> {
     let mut word = wake.wake.load(Ordering::SeqCst);
     if word == WORD_BELL {
         let (bell, none) = (WORD_BELL, WORD_NONE);
         match (wake.wake).compare_exchange(bell, none, Ordering::SeqCst, Ordering::SeqCst) {
             Ok(_) => return Ok(true),
-            // Somebody was quicker: another ringer, or the sleeper, who looks by itself and may have put a board there, which has not heard.
+            // Somebody was quicker: another notifier, or the sleeper, who looks by itself and may
+            // have put a ready bitmap there, which has not heard.
             Err(instead) => word = instead,
         }
     }
-    let WakeWord::Board { board: index, bit } = WakeWord::from_untrusted(word)? else {
+    let WakeWord::Bitmap { bitmap: index, bit } = WakeWord::from_untrusted(word)? else {
         return Ok(false);
     };
-    let board = board(index).ok_or(Fault::Wake)?;
-    mark(board, bit);
-    Ok(board.sleeping.load(Ordering::SeqCst) == 1
-        && board
+    let bitmap = bitmap(index).ok_or(Fault::Wake)?;
+    mark(bitmap, bit);
+    Ok(bitmap.sleeping.load(Ordering::SeqCst) == 1
+        && bitmap
             .sleeping
             .compare_exchange(1, 0, Ordering::SeqCst, Ordering::Relaxed)
             .is_ok())
 }
 
-/// Sets `bit` of `board`.
+/// Sets `bit` of `bitmap`.
 ///
-/// Without looking first: the owner sweeps bits to zero as it finds them, so in request-response traffic the bit is almost always clear,
-/// and a load before the read-modify-write would fetch the line from the other core twice.
+/// Without looking first: the owner sweeps bits to zero as it finds them, so in request-response
+/// traffic the bit is almost always clear, and a load before the read-modify-write would fetch the
+/// line from the other core twice.
 #[inline]
-pub fn mark(board: &Board, bit: u32) {
-    board.bits[bit as usize / 64].fetch_or(1 << (bit % 64), Ordering::SeqCst);
-    // `must_ring` loads `sleeping` next: two `SeqCst` accesses stay in order, which loom knows of fences only.
+pub fn mark(bitmap: &ReadyBitmap, bit: u32) {
+    bitmap.bits[bit as usize / 64].fetch_or(1 << (bit % 64), Ordering::SeqCst);
+    // `must_ring` loads `sleeping` next: two `SeqCst` accesses stay in order, which loom knows of
+    // fences only.
     #[cfg(loom)]
     crate::sync::fence(Ordering::SeqCst);
 }

@@ -1,17 +1,19 @@
-//! Shared layouts a peer can write: the channel's *region* and the pair's *boards*.
+//! Shared layouts a peer can write: the channel's *region* and the pair's *ready bitmaps*.
 //!
 //! ```text
 //!   region, one per connection                       pair, one per two processes
 //!   page 0   Control                                 page 0   PairHeader
-//!              side 0: Line set │ side 1: Line set   boards   side 0: Board × BOARDS
-//!   page 1   ring 0 (side 0 writes)                           side 1: Board × BOARDS
-//!    …       ring 1 (side 1 writes)                  a Board: sleep word, then one bit per channel
+//!              side 0: Line set │ side 1: Line set   bitmaps  side 0: ReadyBitmap × 8
+//!   page 1   ring 0 (side 0 writes)                           side 1: ReadyBitmap × 8
+//!    …       ring 1 (side 1 writes)                  each: sleep word, then one bit per channel
 //!
-//!   slab, SLAB_SLOTS regions of one pair             slot s of a pair: region s % SLAB_SLOTS of its slab s / SLAB_SLOTS
+//!   slab, SLAB_SLOTS regions of one pair             slot s of a pair: slab s / SLAB_SLOTS,
+//!                                                    region s % SLAB_SLOTS in it
 //! ```
 //!
-//! A slab is one memfd, shown to each of the two processes once. Slots are used again, and with them regions, mappings and pages: most
-//! channels begin and end without any of these being made (`docs/decisions/0014-slabs.md`).
+//! A slab is one memfd, shown to each of the two processes once. Slots are used again, and with
+//! them regions, mappings and pages: most channels begin and end without any of these being made
+//! (`docs/decisions/0014-slabs.md`).
 //!
 //! Words, who writes them, and how they are ordered:
 //!
@@ -26,7 +28,8 @@
 //! | `attached`, `closed` | either side | the other | `Release` / `Acquire` | `state` |
 //! | `wake`, `want_credit` | the side that sleeps | the side that rings | `SeqCst` fences | `wake` |
 //!
-//! Everything here is written by a hostile peer for all we know: load a word once, check it, use the copy.
+//! Everything here is written by a hostile peer for all we know: load a word once, check it, use
+//! the copy.
 
 use crate::sync::{AtomicU32, AtomicU64};
 
@@ -36,12 +39,14 @@ pub const REGION_MAGIC: u64 = u64::from_le_bytes(*b"TOEHOLDR");
 pub const PAIR_MAGIC: u64 = u64::from_le_bytes(*b"TOEHOLDP");
 /// Bytes before the first ring.
 pub const CONTROL_BYTES: usize = 4096;
-/// Smallest ring in force, as a power of two: four pages. Two bytes under the model checker, which tries every schedule.
+/// Smallest ring in force, as a power of two: four pages. Two bytes under the model checker, which
+/// tries every schedule.
 pub const CAPACITY_LOG2_MIN: u32 = if cfg!(loom) { 1 } else { 14 };
 /// A ring to an engine, which reads it at its remote's pace, is large enough from here on.
 pub const CAPACITY_LOG2_ENGINE: u32 = if cfg!(loom) { 3 } else { 20 };
-/// Largest ring in force, as a power of two: more than a processor's own cache holds (`docs/decisions/0009-large-rings.md`). Address space
-/// for it is reserved, pages come as they are touched.
+/// Largest ring in force, as a power of two: more than a processor's own cache holds
+/// (`docs/decisions/0009-large-rings.md`). Address space for it is reserved, pages come as they are
+/// touched.
 pub const CAPACITY_LOG2_MAX: u32 = if cfg!(loom) { 3 } else { 22 };
 /// Address space of one ring.
 pub const RING_BYTES: usize = 1 << CAPACITY_LOG2_MAX;
@@ -51,7 +56,8 @@ pub const REGION_BYTES: usize = CONTROL_BYTES + 2 * RING_BYTES;
 pub const SLAB_SLOTS: u32 = 8;
 /// Length of a slab's memfd; untouched pages cost nothing.
 pub const SLAB_BYTES: usize = SLAB_SLOTS as usize * REGION_BYTES;
-/// Switch records a direction can have unacknowledged: one up, and the down that may always follow it.
+/// Switch records a direction can have unacknowledged: one up, and the down that may always follow
+/// it.
 pub const RECORDS_OUTSTANDING_MAX: u32 = 2;
 /// Room for records: twice that, so that a slot is never rewritten while it can be read.
 pub const RECORD_SLOTS: usize = 4;
@@ -143,21 +149,27 @@ pub struct Wake {
     pub wake: AtomicU32,
     /// This side waits for credit in its sending direction.
     pub want_credit: AtomicU32,
-    /// 1 once this side has mapped the region and reads by its records; [`LEFT`] once it has done with it.
+    /// 1 once this side has mapped the region and reads by its records; [`LEFT`] once it has done
+    /// with it.
     pub attached: AtomicU32,
     /// `CLOSED_*`: what this side has ended, a hint to look at the carrier.
     pub closed: AtomicU32,
-    /// This side asks the other to bring its sending direction back to the carrier and leave it there ([`REFUSE`]), and to give the
-    /// channel up at once ([`EVICT`]).
+    /// This side asks the other to bring its sending direction back to the carrier and leave it
+    /// there ([`REFUSE`]), and to give the channel up at once ([`EVICT`]).
     pub refuse: AtomicU32,
-    /// This side has stopped reading its ring for good: its descriptor went to a program that knows nothing of rings. Bytes still in
-    /// the ring then are lost, and the sender, who can see that, must end the connection.
+    /// This side has stopped reading its ring for good: its descriptor went to a program that knows
+    /// nothing of rings. Bytes still in the ring then are lost, and the sender, who can see that,
+    /// must end the connection.
     pub abandoned: AtomicU32,
-    /// Processor this side last waited on, plus one: spinning for a peer on one's own core is pointless.
+    /// 1 while this side's end is to be a reset (`SO_LINGER` of no time).
+    pub resets: AtomicU32,
+    /// Processor this side last waited on, plus one: spinning for a peer on one's own core is
+    /// pointless.
     pub processor: AtomicU32,
 }
 
-/// In `attached`: the side's directions are on the carrier, it has carried out every record and will publish none again.
+/// In `attached`: the side's directions are on the carrier, it has carried out every record and
+/// will publish none again.
 pub const LEFT: u32 = 2;
 /// In `refuse`: stay on the carrier for as long as this stands here.
 pub const REFUSE: u32 = 1;
@@ -167,32 +179,34 @@ pub const EVICT: u32 = 2;
 pub const CLOSED_TX: u32 = 1;
 /// The side has closed the connection altogether.
 pub const CLOSED_ALL: u32 = 2;
-/// With [`CLOSED_ALL`]: nothing was left unread. A reset that follows all the same answers a doorbell that crossed with the close.
+/// With [`CLOSED_ALL`]: nothing was left unread. A reset that follows all the same answers a
+/// doorbell that crossed with the close.
 pub const CLOSED_CLEAN: u32 = 4;
 
-/// Boards on each side of a pair: epoll instances that can be served by bits.
-pub const BOARDS: usize = 8;
+/// Ready bitmaps on each side of a pair: epoll instances that can be served by bits.
+pub const READY_BITMAPS: usize = 8;
 /// Channels a pair can number.
-pub const BOARD_BITS: usize = if cfg!(loom) { 64 } else { 65_536 };
-/// Words of a board.
-pub const BOARD_WORDS: usize = BOARD_BITS / 64;
+pub const READY_BITS: usize = if cfg!(loom) { 64 } else { 65_536 };
+/// Words of a ready bitmap.
+pub const READY_WORDS: usize = READY_BITS / 64;
 
-/// An activity board: which channels of a pair have news for one epoll instance.
+/// A ready bitmap: which channels of a pair have news for one epoll instance.
 #[repr(C, align(128))]
-pub struct Board {
-    /// 1 while somebody sleeps on this board's epoll instance: the ringer takes it to 0 and rings.
+pub struct ReadyBitmap {
+    /// 1 while somebody sleeps on this ready bitmap's epoll instance: the notifier takes it to 0
+    /// and rings.
     pub sleeping: AtomicU32,
     _pad: [u32; 31],
     /// One bit per channel.
-    pub bits: [AtomicU64; BOARD_WORDS],
+    pub bits: [AtomicU64; READY_WORDS],
 }
 
-impl Default for Board {
-    fn default() -> Board {
-        Board {
+impl Default for ReadyBitmap {
+    fn default() -> ReadyBitmap {
+        ReadyBitmap {
             sleeping: AtomicU32::new(0),
             _pad: [0; 31],
-            bits: std::array::from_fn(|_| AtomicU64::new(0)),
+            bits: core::array::from_fn(|_| AtomicU64::new(0)),
         }
     }
 }
@@ -206,25 +220,26 @@ pub struct PairHeader {
     pub version: AtomicU32,
 }
 
-/// The boards of one side.
+/// The ready bitmaps of one side.
 #[repr(C)]
-pub struct Boards {
+pub struct ReadyBitmaps {
     /// By epoll instance, in the order the side uses them.
-    pub boards: [Board; BOARDS],
+    pub bitmaps: [ReadyBitmap; READY_BITMAPS],
 }
 
-/// Where side 0's boards begin in a pair.
-pub const BOARDS_OFFSET: usize = 4096;
+/// Where side 0's ready bitmaps begin in a pair.
+pub const READY_BITMAPS_OFFSET: usize = 4096;
 /// Length of a pair's memfd.
-pub const PAIR_BYTES: usize = (BOARDS_OFFSET + 2 * size_of::<Boards>()).next_multiple_of(4096);
+pub const PAIR_BYTES: usize =
+    (READY_BITMAPS_OFFSET + 2 * size_of::<ReadyBitmaps>()).next_multiple_of(4096);
 
 #[cfg(not(loom))]
 const _: () = {
     assert!(size_of::<Control>() <= CONTROL_BYTES);
     assert!(size_of::<Side>() == 512);
-    assert!(size_of::<Board>() == 128 + BOARD_BITS / 8);
+    assert!(size_of::<ReadyBitmap>() == 128 + READY_BITS / 8);
     assert!(CAPACITY_LOG2_MIN <= CAPACITY_LOG2_MAX && CAPACITY_LOG2_MIN >= 12);
-    assert!(BOARD_BITS.is_multiple_of(SLAB_SLOTS as usize));
+    assert!(READY_BITS.is_multiple_of(SLAB_SLOTS as usize));
     assert!(REGION_BYTES.is_multiple_of(4096));
     assert!(RECORD_SLOTS >= 2 * RECORDS_OUTSTANDING_MAX as usize);
 };

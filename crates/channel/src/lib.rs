@@ -1,27 +1,31 @@
-//! Channels: duplex byte streams in shared memory beside a kernel socket.
+//! The memory that two ends of a connection share, beside a kernel socket that works without it.
 //!
-//! - [`channel`]: one end of a channel: its rings, and the switches between carrier and ring.
 //! - [`ring`]: one direction: cursors, credit, checks on what the peer wrote.
 //! - [`doorbell`]: waking a peer that sleeps, and only then.
 //! - [`table`]: what a fork family shares about its connections, and shows to the adapter.
+//! - [`layout`]: the shared words of a channel and of the ready bitmaps between two processes.
 //! - [`rendezvous`]: what the library and the adapter say to each other.
-//! - [`layout`]: the shared words of a channel and of the boards between two processes.
 //! - [`offload`]: what an adapter with a TCP engine shows its clients.
-//! - [`opening`]: what the library says first on a carrier to that engine.
-//! - [`patience`]: how long a program waits for a silent remote of that engine's.
+//! - [`preamble`]: what the library says first on a carrier to that engine.
+//! - [`liveness`]: keepalive and user timeout, for a silent remote of that engine's.
 //! - [`memfd`]: making, verifying and mapping the memory behind them.
+//!
+//! The first four need nothing but `core`. The others make system calls, or speak of what needs
+//! them; the feature `host`, which is on unless it is refused, adds them.
 
-pub mod channel;
+#![cfg_attr(not(any(feature = "host", loom, test)), no_std)]
+
 pub mod doorbell;
 pub mod layout;
-#[cfg(not(loom))]
+#[cfg(all(feature = "host", not(loom)))]
+pub mod liveness;
+#[cfg(all(feature = "host", not(loom)))]
 pub mod memfd;
-#[cfg(not(loom))]
+#[cfg(all(feature = "host", not(loom)))]
 pub mod offload;
-#[cfg(not(loom))]
-pub mod opening;
-#[cfg(not(loom))]
-pub mod patience;
+#[cfg(all(feature = "host", not(loom)))]
+pub mod preamble;
+#[cfg(feature = "host")]
 pub mod rendezvous;
 pub mod ring;
 pub mod sync;

@@ -1,11 +1,13 @@
-//! Sealed memfds: made by the adapter (or a family's first process), verified before they are mapped.
+//! Sealed memfds: made by the adapter (or a family's first process), verified before they are
+//! mapped.
 
 use core::ops::Range;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 
-/// Seals every shared memfd carries: its length is fixed for ever and nobody can add or remove a seal.
+/// Seals every shared memfd carries: its length is fixed for ever and nobody can add or remove a
+/// seal.
 pub const SEALS: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
 
 /// A new memfd of `len` zero bytes, sealed with [`SEALS`].
@@ -16,7 +18,8 @@ pub fn create(name: &core::ffi::CStr, len: usize) -> io::Result<OwnedFd> {
     create_with(name, len, SEALS)
 }
 
-/// A new memfd that nobody but its maker can ever write: the descriptor, for readers, and the maker's mapping.
+/// A new memfd that nobody but its maker can ever write: the descriptor, for readers, and the
+/// maker's mapping.
 ///
 /// # Errors
 /// As for [`create`]; and before Linux 5.1, which has no such seal.
@@ -58,7 +61,8 @@ fn create_with(name: &core::ffi::CStr, len: usize, seals: i32) -> io::Result<Own
     }
 }
 
-/// Number of the file behind a descriptor: no other memfd has it while this one is open or mapped somewhere.
+/// Number of the file behind a descriptor: no other memfd has it while this one is open or mapped
+/// somewhere.
 ///
 /// # Errors
 /// When it is no descriptor.
@@ -83,7 +87,8 @@ pub enum MapError {
     Os(io::Error),
 }
 
-/// Maps all of a sealed memfd of exactly `len` bytes, readable and writable. The mapping lives until [`unmap`].
+/// Maps all of a sealed memfd of exactly `len` bytes, readable and writable. The mapping lives
+/// until [`unmap`].
 ///
 /// # Errors
 /// When it is not sealed, not of that length, or cannot be mapped.
@@ -131,7 +136,8 @@ unsafe fn map_at(
     protection: i32,
 ) -> io::Result<NonNull<u8>> {
     let fixed = if place.is_null() { 0 } else { libc::MAP_FIXED };
-    // SAFETY: the caller's promise; the file's length is fixed by its seals, so no page of it can vanish.
+    // SAFETY: the caller's promise; the file's length is fixed by its seals, so no page of it can
+    // vanish.
     let base = unsafe {
         libc::mmap(
             place.cast(),
@@ -148,13 +154,15 @@ unsafe fn map_at(
     NonNull::new(base.cast()).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
 }
 
-/// As [`map`] of a file of exactly `len` bytes, but only `part` of it, in place of what [`replace`] left at `base`.
+/// As [`map`] of a file of exactly `len` bytes, but only `part` of it, in place of what [`replace`]
+/// left at `base`.
 ///
 /// # Errors
 /// As for [`map`]; then `base` is as it was.
 ///
 /// # Safety
-/// `base` was given to [`replace`] with the length of `part`, nothing else is there, and `part` lies in the file.
+/// `base` was given to [`replace`] with the length of `part`, nothing else is there, and `part`
+/// lies in the file.
 pub unsafe fn map_over(
     base: NonNull<u8>,
     fd: BorrowedFd<'_>,
@@ -167,11 +175,12 @@ pub unsafe fn map_over(
     unsafe { map_at(base.as_ptr(), fd.as_raw_fd(), part, protection) }.map_err(MapError::Os)
 }
 
-/// Ends a mapping made by [`map`], or a part of one, and puts empty private memory in its place, so that its addresses stay ours. False,
-/// and nothing changed, when the kernel refuses.
+/// Ends a mapping made by [`map`], or a part of one, and puts empty private memory in its place, so
+/// that its addresses stay ours. False, and nothing changed, when the kernel refuses.
 ///
 /// # Safety
-/// `len` bytes from `base` on are a mapping from [`map`], or whole pages of one. Whoever still uses it gets along with memory that reads as zero.
+/// `len` bytes from `base` on are a mapping from [`map`], or whole pages of one. Whoever still uses
+/// it gets along with memory that reads as zero.
 #[must_use]
 pub unsafe fn replace(base: NonNull<u8>, len: usize) -> bool {
     // SAFETY: over a mapping of ours, by the caller's promise.
@@ -199,7 +208,8 @@ pub fn map_to_read(fd: BorrowedFd<'_>, len: usize) -> Result<NonNull<u8>, MapErr
 /// Ends a mapping made by [`map`] or [`map_to_read`].
 ///
 /// # Safety
-/// `base` came from one of the functions here with the same `len`, and nothing uses the mapping any more.
+/// `base` came from one of the functions here with the same `len`, and nothing uses the mapping any
+/// more.
 pub unsafe fn unmap(base: NonNull<u8>, len: usize) {
     // SAFETY: the caller's promise.
     unsafe { libc::munmap(base.as_ptr().cast(), len) };

@@ -1,47 +1,48 @@
-//! What an adapter with a TCP engine shows its clients: which destinations the engine serves, where its relay listens, and for
-//! whom a carrier stands.
+//! What an adapter with a TCP engine shows its clients: which destinations the engine serves, where
+//! its relay listens, and for whom a carrier stands.
 //!
 //! ```text
-//!   page 0        Outlook: identity, the relay, rules
+//!   page 0        RoutingPage: identity, the relay, rules
 //!   then          connected[65536]   by the program's port: carriers that lead to the relay
 //!                 accepted[65536]    by the adapter's port: carriers that come from it
 //!                 accepted_v6[65536] likewise, for listeners that take IPv6 only, from ::1
 //! ```
 //!
-//! The kernel of the host knows nothing of the engine's own addresses. Each has a *stand-in* on loopback, which a program that binds the
-//! address is bound to in truth.
+//! The kernel of the host knows nothing of the engine's own addresses. Each has a *loopback alias*
+//! on loopback, which a program that binds the address is bound to in truth.
 //!
-//! One sealed memfd, written by the adapter alone ([`crate::memfd::create_for_readers`]), mapped readable by the library. A carrier's
-//! [`Ends`] are written before anybody can ask for them (before the urgent byte of an active open, before the connect of a
-//! passive one) and stay until the port is used again: a program may accept a connection that has ended already.
+//! One sealed memfd, written by the adapter alone ([`crate::memfd::create_for_readers`]), mapped
+//! readable by the library. A carrier's [`Ends`] are written before anybody can ask for them
+//! (before the urgent byte of an active open, before the connect of a passive one) and stay until
+//! the port is used again: a program may accept a connection that has ended already.
 //!
 //! | word | writer | reader | ordering |
 //! |---|---|---|---|
 //! | `magic`, and all that is fixed before it | adapter, once | library | Release / Acquire |
-//! | `rules`, `rule`, `own` | adapter, between two steps of `changes` | library, which looks again when `changes` moved | see [`Outlook::publish`] |
+//! | `rules`, `rule`, `own` | adapter, between two steps of `changes` | library, which looks again when `changes` moved | see [`RoutingPage::publish`] |
 //! | `Ends::state`, and the words beside it | adapter | library | Release / Acquire |
 
 use crate::rendezvous::unmapped;
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
 
-/// First word of an outlook: "TOEHOLDO".
-pub const OUTLOOK_MAGIC: u64 = u64::from_le_bytes(*b"TOEHOLDO");
-/// Most rules an outlook can hold.
+/// First word of a routing page: "TOEHOLDO".
+pub const ROUTING_PAGE_MAGIC: u64 = u64::from_le_bytes(*b"TOEHOLDO");
+/// Most rules a routing page can hold.
 pub const RULES_MAX: usize = 64;
 /// Ports of one kind of carrier.
 pub const PORTS: usize = 65_536;
-/// Most addresses of an engine that have a stand-in.
+/// Most addresses of an engine that have a loopback alias.
 pub const OWN_MAX: usize = 16;
 /// Where the ends begin.
 const ENDS_OFFSET: usize = 4096;
-/// Length of an outlook's memfd; untouched pages cost nothing.
-pub const OUTLOOK_BYTES: usize = ENDS_OFFSET + 3 * PORTS * size_of::<Ends>();
+/// Length of a routing page's memfd; untouched pages cost nothing.
+pub const ROUTING_PAGE_BYTES: usize = ENDS_OFFSET + 3 * PORTS * size_of::<Ends>();
 
 /// The first page.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Header {
-    /// [`OUTLOOK_MAGIC`], last of all.
+    /// [`ROUTING_PAGE_MAGIC`], last of all.
     pub magic: AtomicU64,
     /// [`crate::table::LAYOUT_VERSION`].
     pub version: AtomicU32,
@@ -53,7 +54,7 @@ pub struct Header {
     pub relay_source: AtomicU32,
     /// Rules in force.
     pub rules: AtomicU32,
-    /// The first that matches decides; none: [`Verdict::Direct`].
+    /// The first that matches decides; none: [`RuleAction::Direct`].
     pub rule: [RuleWords; RULES_MAX],
     /// The engine's own addresses.
     pub own: [OwnWords; OWN_MAX],
@@ -68,8 +69,8 @@ pub struct Header {
 pub struct OwnWords {
     /// The address, memory order.
     pub ip: [AtomicU64; 2],
-    /// IPv4 address (memory order) that stands in for it on loopback; 0: there is no address here.
-    pub stand_in: AtomicU32,
+    /// Its loopback alias, IPv4 (memory order); 0: there is no address here.
+    pub alias: AtomicU32,
     _reserved: u32,
 }
 
@@ -83,8 +84,8 @@ pub struct RuleWords {
     pub prefix_bits: AtomicU32,
     /// Destination port; 0 for all.
     pub port: AtomicU32,
-    /// A [`Verdict`] as a number.
-    pub verdict: AtomicU32,
+    /// A [`RuleAction`] as a number.
+    pub action: AtomicU32,
     _reserved: u32,
 }
 
@@ -115,7 +116,7 @@ const _: () = {
 /// How connections to a destination travel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
-pub enum Verdict {
+pub enum RuleAction {
     /// By the kernel, always.
     Host = 1,
     /// By the kernel, or through shared memory where both ends are on this host.
@@ -136,7 +137,7 @@ pub struct Rule {
     /// Destination port; 0 for all.
     pub port: u16,
     /// What it says.
-    pub verdict: Verdict,
+    pub action: RuleAction,
 }
 
 impl Rule {
@@ -204,24 +205,26 @@ pub fn true_ends(entry: &crate::table::Entry) -> (Address, Address) {
 /// Which way a carrier was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// By the program, from 127.0.0.1 to the relay: found by the program's port. Whoever comes from a stand-in knows where it comes from.
+    /// By the program, from 127.0.0.1 to the relay: found by the program's port. Whoever comes from
+    /// a loopback alias knows where it comes from.
     Connected,
     /// By the adapter, to the program's listener: found by the adapter's port.
     Accepted,
-    /// Likewise, over IPv6. Its source, ::1, is anybody's: what is said of such a port is withdrawn with the carrier.
+    /// By the adapter, over IPv6. Any program can use its source, ::1: such a port's entry is
+    /// withdrawn with the carrier.
     AcceptedV6,
 }
 
-/// Where an outlook speaks of a carrier.
+/// Where a routing page speaks of a carrier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct CarrierKey {
     /// Which way the carrier was made.
     pub direction: Direction,
     /// The port by which carriers of that kind are told apart.
     pub port: u16,
 }
 
-impl Place {
+impl CarrierKey {
     /// As a word of a table's entry, where 0 is no place.
     pub fn to_word(self) -> u32 {
         let direction = match self.direction {
@@ -233,7 +236,7 @@ impl Place {
     }
 
     /// The place that a word names, if it names one.
-    pub fn from_word(word: u32) -> Option<Place> {
+    pub fn from_word(word: u32) -> Option<CarrierKey> {
         let direction = match word >> 16 {
             1 => Direction::Connected,
             2 => Direction::Accepted,
@@ -241,38 +244,39 @@ impl Place {
             _ => return None,
         };
         let port = word as u16;
-        Some(Place { direction, port })
+        Some(CarrierKey { direction, port })
     }
 }
 
-/// One of the engine's own addresses, and what stands in for it.
+/// One of the engine's own addresses, and its loopback alias.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Own {
     /// IPv4 as IPv4-mapped IPv6.
     pub ip: [u8; 16],
     /// On loopback.
-    pub stand_in: [u8; 4],
+    pub alias: [u8; 4],
 }
 
-/// A mapped outlook. Does not own the mapping.
+/// A mapped routing page. Does not own the mapping.
 #[derive(Clone, Copy, Debug)]
-pub struct Outlook {
+pub struct RoutingPage {
     base: *mut u8,
 }
 
-// SAFETY: an outlook is atomics all through; any thread may use them.
-unsafe impl Send for Outlook {}
+// SAFETY: a routing page is atomics all through; any thread may use them.
+unsafe impl Send for RoutingPage {}
 // SAFETY: as above.
-unsafe impl Sync for Outlook {}
+unsafe impl Sync for RoutingPage {}
 
-impl Outlook {
-    /// An outlook at `base`.
+impl RoutingPage {
+    /// a routing page at `base`.
     ///
     /// # Safety
-    /// `base` is page-aligned, mapped for [`OUTLOOK_BYTES`], readable, and stays so for as long as the outlook is used; writable, if
-    /// any of [`Outlook::initialise`] and [`Outlook::set_ends`] is called.
-    pub unsafe fn at(base: *mut u8) -> Outlook {
-        Outlook { base }
+    /// `base` is page-aligned, mapped for [`ROUTING_PAGE_BYTES`], readable, and stays so for as
+    /// long as the routing page is used; writable, if any of [`RoutingPage::initialise`] and
+    /// [`RoutingPage::set_ends`] is called.
+    pub unsafe fn at(base: *mut u8) -> RoutingPage {
+        RoutingPage { base }
     }
 
     fn header(&self) -> &Header {
@@ -286,11 +290,12 @@ impl Outlook {
             Direction::Accepted => PORTS + usize::from(port),
             Direction::AcceptedV6 => 2 * PORTS + usize::from(port),
         };
-        // SAFETY: `place` is below three times `PORTS`; mapped and aligned by the promise of `at`; every field is an atomic.
+        // SAFETY: `place` is below three times `PORTS`; mapped and aligned by the promise of `at`;
+        // every field is an atomic.
         unsafe { &*self.base.add(ENDS_OFFSET).cast::<Ends>().add(place) }
     }
 
-    /// Fills in the first page of a fresh outlook, but for what [`Outlook::publish`] says.
+    /// Fills in the first page of a fresh routing page, but for what [`RoutingPage::publish`] says.
     pub fn initialise(&self, netns: u64, relay_port: u16, relay_source: [u8; 4]) {
         let header = self.header();
         header.netns.store(netns, Ordering::Relaxed);
@@ -301,11 +306,12 @@ impl Outlook {
         header.relay_source.store(source, Ordering::Relaxed);
         let version = crate::table::LAYOUT_VERSION;
         header.version.store(version, Ordering::Relaxed);
-        header.magic.store(OUTLOOK_MAGIC, Ordering::Release);
+        header.magic.store(ROUTING_PAGE_MAGIC, Ordering::Release);
     }
 
-    /// Says what the rules and the engine's own addresses are from here on. Rules beyond [`RULES_MAX`] and addresses beyond [`OWN_MAX`] are
-    /// left out. A sequence lock: readers that meet a change look again.
+    /// Says what the rules and the engine's own addresses are from here on. Rules beyond
+    /// [`RULES_MAX`] and addresses beyond [`OWN_MAX`] are left out. A sequence lock: readers that
+    /// meet a change look again.
     pub fn publish(&self, rules: &[Rule], own: &[Own]) {
         let header = self.header();
         let changes = header.changes.load(Ordering::Relaxed);
@@ -320,7 +326,7 @@ impl Outlook {
             words.prefix[1].store(prefix as u64, Ordering::Relaxed);
             words.prefix_bits.store(rule.prefix_bits, Ordering::Relaxed);
             words.port.store(rule.port.into(), Ordering::Relaxed);
-            words.verdict.store(rule.verdict as u32, Ordering::Relaxed);
+            words.action.store(rule.action as u32, Ordering::Relaxed);
         }
         let count = rules.len().min(RULES_MAX) as u32;
         header.rules.store(count, Ordering::Relaxed);
@@ -331,8 +337,8 @@ impl Outlook {
                 port: 0,
             };
             address.store(&words.ip);
-            let stand_in = u32::from_ne_bytes(own.stand_in);
-            words.stand_in.store(stand_in, Ordering::Relaxed);
+            let alias = u32::from_ne_bytes(own.alias);
+            words.alias.store(alias, Ordering::Relaxed);
         }
         // Release: what came before is seen with the even number.
         header
@@ -340,16 +346,18 @@ impl Outlook {
             .store(changes.wrapping_add(2), Ordering::Release);
     }
 
-    /// What `look` sees of rules and addresses while nobody changes them; nothing when the adapter stands in the middle of a change.
+    /// What `look` sees of rules and addresses while nobody changes them; nothing when the adapter
+    /// stands in the middle of a change.
     fn unchanging<T>(&self, look: impl Fn() -> T) -> Option<T> {
-        /// A change takes a microsecond, unless the adapter was stopped in it, or lost its processor.
+        /// A change takes a microsecond, unless the adapter was stopped in it, or lost its
+        /// processor.
         const LOOKS_MAX: usize = 2_000;
         const LOOKS_BEFORE_YIELDING: usize = 1_000;
         let changes = &self.header().changes;
         for looks in 0..LOOKS_MAX {
             let before = changes.load(Ordering::Acquire);
             let seen = look();
-            // What was seen is not newer than the second look at the number.
+            // The words read above are not newer than the second load of `changes`.
             fence(Ordering::Acquire);
             if before.is_multiple_of(2) && changes.load(Ordering::Relaxed) == before {
                 return Some(seen);
@@ -363,30 +371,30 @@ impl Outlook {
         None
     }
 
-    /// What stands in for one of the engine's addresses.
-    pub fn stand_in_for(&self, ip: [u8; 16]) -> Option<[u8; 4]> {
+    /// The loopback alias of one of the engine's addresses.
+    pub fn alias_of(&self, ip: [u8; 16]) -> Option<[u8; 4]> {
         let found = self.unchanging(|| self.own().find(|own| own.ip == ip));
-        Some(found??.stand_in)
+        Some(found??.alias)
     }
 
-    /// The engine's address that something on loopback stands in for.
-    pub fn behind(&self, stand_in: [u8; 4]) -> Option<[u8; 16]> {
-        let found = self.unchanging(|| self.own().find(|own| own.stand_in == stand_in));
+    /// The engine's address behind a loopback alias.
+    pub fn behind(&self, alias: [u8; 4]) -> Option<[u8; 16]> {
+        let found = self.unchanging(|| self.own().find(|own| own.alias == alias));
         Some(found??.ip)
     }
 
     fn own(&self) -> impl Iterator<Item = Own> {
         let all = self.header().own.iter().map(|words| Own {
             ip: Address::load(&words.ip, 0).ip,
-            stand_in: words.stand_in.load(Ordering::Relaxed).to_ne_bytes(),
+            alias: words.alias.load(Ordering::Relaxed).to_ne_bytes(),
         });
-        all.take_while(|own| own.stand_in != [0; 4])
+        all.take_while(|own| own.alias != [0; 4])
     }
 
-    /// Whether this is an outlook of our version.
+    /// Whether this is a routing page of our version.
     pub fn is_valid(&self) -> bool {
         let header = self.header();
-        header.magic.load(Ordering::Acquire) == OUTLOOK_MAGIC
+        header.magic.load(Ordering::Acquire) == ROUTING_PAGE_MAGIC
             && header.version.load(Ordering::Relaxed) == crate::table::LAYOUT_VERSION
     }
 
@@ -409,17 +417,17 @@ impl Outlook {
     }
 
     /// What the rules say of a destination.
-    pub fn verdict(&self, ip: [u8; 16], port: u16) -> Verdict {
+    pub fn action(&self, ip: [u8; 16], port: u16) -> RuleAction {
         let header = self.header();
-        let verdict = || {
+        let action = || {
             let count = header.rules.load(Ordering::Relaxed) as usize;
             let rules = header.rule[..count.min(RULES_MAX)].iter();
             rules
                 .filter_map(RuleWords::rule)
                 .find(|rule| rule.matches(ip, port))
-                .map_or(Verdict::Direct, |rule| rule.verdict)
+                .map_or(RuleAction::Direct, |rule| rule.action)
         };
-        self.unchanging(verdict).unwrap_or(Verdict::Direct)
+        self.unchanging(action).unwrap_or(RuleAction::Direct)
     }
 
     /// Says for whom a carrier stands, or (`None`) that it does for nobody any more.
@@ -433,7 +441,7 @@ impl Outlook {
         let words = self.ends_at(direction, port);
         words.state.store(0, Ordering::Release);
         let Some((local, remote)) = ends else { return };
-        // What is said of the last one's end is gone before its addresses are: see `errno_of`.
+        // The last carrier's errno is cleared before its addresses change: see `errno_of`.
         words.errno.store(0, Ordering::Relaxed);
         fence(Ordering::Release);
         local.store(&words.local);
@@ -447,16 +455,18 @@ impl Outlook {
         words.state.store(1, Ordering::Release);
     }
 
-    /// Says with which errno the connection has ended that a carrier stands for: before the carrier is reset.
-    pub fn set_errno(&self, place: Place, errno: u32) {
+    /// Says with which errno the connection has ended that a carrier stands for: before the carrier
+    /// is reset.
+    pub fn set_errno(&self, place: CarrierKey, errno: u32) {
         let words = self.ends_at(place.direction, place.port);
         // Release pairs with the Acquire load in `errno_of`: the addresses were there before.
         words.errno.store(errno, Ordering::Release);
     }
 
-    /// The errno that the connection between these ends has ended with, if its carrier, at this place, was reset for one. It stays until
-    /// another carrier has that place, whose ends are others.
-    pub fn errno_of(&self, place: Place, local: Address, remote: Address) -> Option<u32> {
+    /// The errno that the connection between these ends has ended with, if its carrier, at this
+    /// place, was reset for one. It stays until another carrier has that place, whose ends are
+    /// others.
+    pub fn errno_of(&self, place: CarrierKey, local: Address, remote: Address) -> Option<u32> {
         let words = self.ends_at(place.direction, place.port);
         let errno = words.errno.load(Ordering::Acquire);
         let ports = words.ports.load(Ordering::Relaxed);
@@ -494,18 +504,18 @@ impl Outlook {
 impl RuleWords {
     fn rule(&self) -> Option<Rule> {
         let half = |n: usize| u128::from(self.prefix[n].load(Ordering::Relaxed));
-        let verdict = match self.verdict.load(Ordering::Relaxed) {
-            1 => Verdict::Host,
-            2 => Verdict::Direct,
-            3 => Verdict::Offload,
-            4 => Verdict::OffloadOnRequest,
+        let action = match self.action.load(Ordering::Relaxed) {
+            1 => RuleAction::Host,
+            2 => RuleAction::Direct,
+            3 => RuleAction::Offload,
+            4 => RuleAction::OffloadOnRequest,
             _ => return None,
         };
         Some(Rule {
             prefix: (half(0) << 64 | half(1)).to_be_bytes(),
             prefix_bits: self.prefix_bits.load(Ordering::Relaxed),
             port: self.port.load(Ordering::Relaxed) as u16,
-            verdict,
+            action,
         })
     }
 }
@@ -517,97 +527,101 @@ mod tests {
     use crate::rendezvous::mapped;
     use std::os::fd::AsFd;
 
-    fn rule(v4: [u8; 4], bits: u32, port: u16, verdict: Verdict) -> Rule {
+    fn rule(v4: [u8; 4], bits: u32, port: u16, action: RuleAction) -> Rule {
         Rule {
             prefix: mapped(v4),
             prefix_bits: 96 + bits,
             port,
-            verdict,
+            action,
         }
     }
 
     #[test]
     fn first_rule_that_matches_decides() {
-        let (file, ours) = memfd::create_for_readers(c"outlook", OUTLOOK_BYTES).expect("memfd");
+        let (file, ours) =
+            memfd::create_for_readers(c"routing_page", ROUTING_PAGE_BYTES).expect("memfd");
         // SAFETY: mapped for that length, and not unmapped before the test ends.
-        let ours = unsafe { Outlook::at(ours.as_ptr()) };
-        let base = memfd::map_to_read(file.as_fd(), OUTLOOK_BYTES).expect("mapped");
+        let ours = unsafe { RoutingPage::at(ours.as_ptr()) };
+        let base = memfd::map_to_read(file.as_fd(), ROUTING_PAGE_BYTES).expect("mapped");
         // SAFETY: as above.
-        let theirs = unsafe { Outlook::at(base.as_ptr()) };
+        let theirs = unsafe { RoutingPage::at(base.as_ptr()) };
         assert!(!theirs.is_valid());
         let rules = [
-            rule([10, 1, 0, 9], 32, 0, Verdict::Host),
-            rule([10, 1, 0, 0], 16, 80, Verdict::Offload),
-            rule([10, 0, 0, 0], 8, 0, Verdict::OffloadOnRequest),
+            rule([10, 1, 0, 9], 32, 0, RuleAction::Host),
+            rule([10, 1, 0, 0], 16, 80, RuleAction::Offload),
+            rule([10, 0, 0, 0], 8, 0, RuleAction::OffloadOnRequest),
         ];
         ours.publish(&rules, &[]);
         ours.initialise(7, 4000, [127, 1, 2, 3]);
         assert!(theirs.is_valid());
-        let verdict = |v4, port| theirs.verdict(mapped(v4), port);
-        assert_eq!(verdict([10, 1, 0, 9], 80), Verdict::Host);
-        assert_eq!(verdict([10, 1, 0, 8], 80), Verdict::Offload);
-        assert_eq!(verdict([10, 1, 0, 8], 81), Verdict::OffloadOnRequest);
-        assert_eq!(verdict([11, 0, 0, 1], 80), Verdict::Direct);
+        let action = |v4, port| theirs.action(mapped(v4), port);
+        assert_eq!(action([10, 1, 0, 9], 80), RuleAction::Host);
+        assert_eq!(action([10, 1, 0, 8], 80), RuleAction::Offload);
+        assert_eq!(action([10, 1, 0, 8], 81), RuleAction::OffloadOnRequest);
+        assert_eq!(action([11, 0, 0, 1], 80), RuleAction::Direct);
         assert_eq!((theirs.netns(), theirs.relay_port()), (7, 4000));
         assert_eq!(theirs.relay_source(), [127, 1, 2, 3]);
     }
 
     #[test]
-    fn own_addresses_and_their_stand_ins_are_found_both_ways() {
-        let (_file, ours) = memfd::create_for_readers(c"outlook", OUTLOOK_BYTES).expect("memfd");
+    fn own_addresses_and_their_aliases_are_found_both_ways() {
+        let (_file, ours) =
+            memfd::create_for_readers(c"routing_page", ROUTING_PAGE_BYTES).expect("memfd");
         // SAFETY: mapped for that length, and not unmapped before the test ends.
-        let outlook = unsafe { Outlook::at(ours.as_ptr()) };
+        let routing_page = unsafe { RoutingPage::at(ours.as_ptr()) };
         let (v4, v6) = (mapped([10, 0, 0, 2]), [0xfd; 16]);
         let own = |ip, last| Own {
             ip,
-            stand_in: [127, 99, 0, last],
+            alias: [127, 99, 0, last],
         };
-        outlook.publish(&[], &[own(v4, 1), own(v6, 2)]);
-        assert_eq!(outlook.stand_in_for(v6), Some([127, 99, 0, 2]));
-        assert_eq!(outlook.behind([127, 99, 0, 1]), Some(v4));
-        assert_eq!(outlook.stand_in_for(mapped([10, 0, 0, 3])), None);
-        assert_eq!(outlook.behind([0; 4]), None);
-        outlook.publish(&[], &[own(v6, 2)]);
-        assert_eq!(outlook.stand_in_for(v4), None);
-        assert_eq!(outlook.behind([127, 99, 0, 2]), Some(v6));
+        routing_page.publish(&[], &[own(v4, 1), own(v6, 2)]);
+        assert_eq!(routing_page.alias_of(v6), Some([127, 99, 0, 2]));
+        assert_eq!(routing_page.behind([127, 99, 0, 1]), Some(v4));
+        assert_eq!(routing_page.alias_of(mapped([10, 0, 0, 3])), None);
+        assert_eq!(routing_page.behind([0; 4]), None);
+        routing_page.publish(&[], &[own(v6, 2)]);
+        assert_eq!(routing_page.alias_of(v4), None);
+        assert_eq!(routing_page.behind([127, 99, 0, 2]), Some(v6));
     }
 
     #[test]
     fn rules_and_addresses_change_at_once() {
-        let (_file, ours) = memfd::create_for_readers(c"outlook", OUTLOOK_BYTES).expect("memfd");
+        let (_file, ours) =
+            memfd::create_for_readers(c"routing_page", ROUTING_PAGE_BYTES).expect("memfd");
         // SAFETY: mapped for that length, and not unmapped before the test ends.
-        let outlook = unsafe { Outlook::at(ours.as_ptr()) };
+        let routing_page = unsafe { RoutingPage::at(ours.as_ptr()) };
         let ip = mapped([10, 0, 0, 1]);
         let sets = [
             [
-                rule([10, 0, 0, 0], 8, 0, Verdict::Offload),
-                rule([0; 4], 0, 0, Verdict::Host),
+                rule([10, 0, 0, 0], 8, 0, RuleAction::Offload),
+                rule([0; 4], 0, 0, RuleAction::Host),
             ],
             [
-                rule([11, 0, 0, 0], 8, 0, Verdict::Host),
-                rule([10, 0, 0, 0], 8, 0, Verdict::Offload),
+                rule([11, 0, 0, 0], 8, 0, RuleAction::Host),
+                rule([10, 0, 0, 0], 8, 0, RuleAction::Offload),
             ],
         ];
-        outlook.publish(&sets[0], &[]);
+        routing_page.publish(&sets[0], &[]);
         std::thread::scope(|scope| {
             let writer = scope.spawn(|| {
                 for round in 0..20_000 {
-                    outlook.publish(&sets[round % 2], &[]);
+                    routing_page.publish(&sets[round % 2], &[]);
                 }
             });
             while !writer.is_finished() {
-                // The first rule of one set and the second of the other would say so. A writer that lost its processor in the middle
-                // leaves the default.
-                assert_ne!(outlook.verdict(ip, 1), Verdict::Host);
+                // The first rule of one set and the second of the other would say so. A writer that
+                // lost its processor in the middle leaves the default.
+                assert_ne!(routing_page.action(ip, 1), RuleAction::Host);
             }
         });
     }
 
     #[test]
     fn errno_is_that_of_the_very_connection() {
-        let (_file, ours) = memfd::create_for_readers(c"outlook", OUTLOOK_BYTES).expect("memfd");
+        let (_file, ours) =
+            memfd::create_for_readers(c"routing_page", ROUTING_PAGE_BYTES).expect("memfd");
         // SAFETY: mapped for that length, and not unmapped before the test ends.
-        let outlook = unsafe { Outlook::at(ours.as_ptr()) };
+        let routing_page = unsafe { RoutingPage::at(ours.as_ptr()) };
         let at = |last, port| Address {
             ip: mapped([10, 0, 0, last]),
             port,
@@ -618,43 +632,44 @@ mod tests {
             Direction::Accepted,
             Direction::AcceptedV6,
         ] {
-            let place = Place {
+            let place = CarrierKey {
                 direction,
                 port: 65_535,
             };
-            assert_eq!(Place::from_word(place.to_word()), Some(place));
-            outlook.set_ends(direction, place.port, 80, Some((local, remote)));
-            assert_eq!(outlook.errno_of(place, local, remote), None);
-            outlook.set_errno(place, 110);
-            assert_eq!(outlook.errno_of(place, local, remote), Some(110));
-            assert_eq!(outlook.errno_of(place, local, at(1, 81)), None);
+            assert_eq!(CarrierKey::from_word(place.to_word()), Some(place));
+            routing_page.set_ends(direction, place.port, 80, Some((local, remote)));
+            assert_eq!(routing_page.errno_of(place, local, remote), None);
+            routing_page.set_errno(place, 110);
+            assert_eq!(routing_page.errno_of(place, local, remote), Some(110));
+            assert_eq!(routing_page.errno_of(place, local, at(1, 81)), None);
             // The carrier is gone; its program may not have heard of it yet.
-            outlook.set_ends(direction, place.port, 0, None);
-            assert_eq!(outlook.errno_of(place, local, remote), Some(110));
-            outlook.set_ends(direction, place.port, 80, Some((local, remote)));
-            assert_eq!(outlook.errno_of(place, local, remote), None);
+            routing_page.set_ends(direction, place.port, 0, None);
+            assert_eq!(routing_page.errno_of(place, local, remote), Some(110));
+            routing_page.set_ends(direction, place.port, 80, Some((local, remote)));
+            assert_eq!(routing_page.errno_of(place, local, remote), None);
         }
-        assert_eq!(Place::from_word(0), None);
+        assert_eq!(CarrierKey::from_word(0), None);
     }
 
     #[test]
     fn ends_are_those_of_the_very_carrier() {
-        let (file, ours) = memfd::create_for_readers(c"outlook", OUTLOOK_BYTES).expect("memfd");
+        let (file, ours) =
+            memfd::create_for_readers(c"routing_page", ROUTING_PAGE_BYTES).expect("memfd");
         // SAFETY: mapped for that length, and not unmapped before the test ends.
-        let outlook = unsafe { Outlook::at(ours.as_ptr()) };
+        let routing_page = unsafe { RoutingPage::at(ours.as_ptr()) };
         let at = |last, port| Address {
             ip: mapped([10, 0, 0, last]),
             port,
         };
         let ends = Some((at(2, 33_000), at(1, 80)));
-        outlook.set_ends(Direction::Accepted, 65_535, 80, ends);
-        assert_eq!(outlook.ends(Direction::Accepted, 65_535, 80), ends);
-        assert_eq!(outlook.ends(Direction::Accepted, 65_535, 81), None);
-        assert_eq!(outlook.ends(Direction::Connected, 65_535, 80), None);
-        outlook.set_ends(Direction::Accepted, 65_535, 80, None);
-        assert_eq!(outlook.ends(Direction::Accepted, 65_535, 80), None);
+        routing_page.set_ends(Direction::Accepted, 65_535, 80, ends);
+        assert_eq!(routing_page.ends(Direction::Accepted, 65_535, 80), ends);
+        assert_eq!(routing_page.ends(Direction::Accepted, 65_535, 81), None);
+        assert_eq!(routing_page.ends(Direction::Connected, 65_535, 80), None);
+        routing_page.set_ends(Direction::Accepted, 65_535, 80, None);
+        assert_eq!(routing_page.ends(Direction::Accepted, 65_535, 80), None);
         assert!(
-            memfd::map(file.as_fd(), OUTLOOK_BYTES).is_err(),
+            memfd::map(file.as_fd(), ROUTING_PAGE_BYTES).is_err(),
             "readers cannot write"
         );
     }

@@ -1,21 +1,21 @@
-//! What the library and the adapter say to each other: fixed-size messages over an `AF_UNIX` `SOCK_SEQPACKET`
-//! socket in the user's runtime directory, descriptors beside them (`SCM_RIGHTS`).
+//! What the library and the adapter say to each other: fixed-size messages over an `AF_UNIX`
+//! `SOCK_SEQPACKET` socket in the user's runtime directory, descriptors beside them (`SCM_RIGHTS`).
 //!
 //! ```text
 //!   library                                adapter
 //!   Hello + table memfd           ──►      maps the table, keeps it by process
 //!   Adopt + socket                ──►      serves a forked child that cannot connect by itself
-//!   Pair(entry, 4-tuple, …)       ──►      looks for the mirrored tuple in the same network namespace
-//!                                 ◄──      Offer(entry, side, slot, pair) [+ slab] [+ pair memfd]      (to both)
+//!   Pair(entry) + the socket      ──►      has the kernel say whose end it is, looks for the other
+//!                                 ◄──      to both: Offer(entry, side, slot) [+ descriptors]
 //!   Withdraw(entry)               ──►      forgets it
-//!   Resume(entry)                 ──►      around exec: the same Offer again, or Answer when there is no channel
+//!   Resume(entry) [+ the socket]  ──►      around exec: the Offer again; Answer: no channel
 //!   Engine                        ──►      has it a TCP engine?
-//!                                 ◄──      Engine(pass) [+ what the engine shows its clients, see crate::offload]
+//!                                 ◄──      Engine(token) [+ routing page, see crate::offload]
 //!   Listen(address, backlog)      ──►      listens there on the engine's addresses as well
 //!                                 ◄──      Listening: who connects from here on is served
-//!   Patience(addresses, times)    ──►      probes that connection's remote, and gives it up, as the program's socket would
+//!   Liveness(addresses, times)    ──►      probes the remote, as the program's socket would
 //!   Unlisten(address)             ──►      looks whether that listener is still there
-//!   (socket closes)               ──►      tells every partner, by COMMAND_PEER_GONE in their entries
+//!   (socket closes)               ──►      tells every peer: COMMAND_PEER_GONE in its entry
 //!
 //!   toehold capture               ──►      Capture(bytes kept, port, address)
 //!                                 ◄──      Answer [+ a socket to read the capture from]
@@ -24,9 +24,9 @@
 //!                                 ◄──      Answer(kind, count) [+ memfd with JSON]
 //! ```
 //!
-//! Neither side waits for the other in its sends, and the library looks for an offer only when the `offer` word of its entry has
-//! changed. For `Engine` the library waits, a second at most, once for each adapter it meets; for `Listening` a quarter of a second at most, in
-//! each `listen`.
+//! Neither side waits for the other in its sends, and the library looks for an offer only when the
+//! `offer` word of its entry has changed. For `Engine` the library waits, a second at most, once
+//! for each adapter it meets; for `Listening` a quarter of a second at most, in each `listen`.
 
 /// File name of the adapter's socket in the runtime directory.
 pub const SOCKET_NAME: &str = "adapter.sock";
@@ -51,28 +51,31 @@ pub struct Message {
     pub generation: u32,
     /// `Hello`: process id. `Query`: process id, 0 for all.
     pub pid: u32,
-    /// `Offer`: 0 or 1. `Pair`: 1 when the slab is to be attached even if it was before. `Query`: descriptor or `u32::MAX` for all.
-    /// `Answer`: how many it touched.
+    /// `Offer`: 0 or 1. `Pair`: 1 when the slab is to be attached even if it was before. `Query`:
+    /// descriptor or `u32::MAX` for all. `Answer`: how many it touched.
     pub side: u32,
-    /// `Offer`: number of this channel in the pair, and so its place in the pair's slabs. `Pair`: how often the process has forked. Slabs
-    /// that a child has inherited get no further channels.
+    /// `Offer`: number of this channel in the pair, and so its place in the pair's slabs. `Pair`:
+    /// how often the process has forked. Slabs that a child has inherited get no further channels.
     pub slot: u32,
-    /// `Offer`: names the pair of processes, and no other ever. The pair's memfd comes with the first offer that names it, a slab's with the
-    /// first channel in it. `Engine`, from the adapter: first half of the client's pass ([`crate::opening`]).
+    /// `Offer`: names the pair of processes, and no other ever. The pair's memfd comes with the
+    /// first offer that names it, a slab's with the first channel in it. `Engine`, from the
+    /// adapter: first half of the client's pass ([`crate::preamble`]).
     pub pair: u64,
-    /// `Pair`: network namespace cookie (`SO_NETNS_COOKIE`).
+    /// Not used.
     pub netns: u64,
-    /// `Pair`: socket cookie (`SO_COOKIE`). `Engine`, from the adapter: second half of the pass.
+    /// `Engine`, from the adapter: second half of the pass.
     pub cookie: u64,
-    /// `Pair`: local address; IPv4 as an IPv4-mapped IPv6 address.
+    /// `Listen`, `Patience`, and `Pair` of an engine's thread: local address; IPv4 as an
+    /// IPv4-mapped IPv6 address.
     pub local: [u8; 16],
-    /// `Pair`: remote address, likewise.
+    /// Remote address, likewise.
     pub remote: [u8; 16],
-    /// `Pair`: local port, host byte order.
+    /// Local port, host byte order.
     pub local_port: u16,
-    /// `Pair`: remote port, host byte order.
+    /// Remote port, host byte order.
     pub remote_port: u16,
-    /// `Offer`: which descriptors come with it, in this order: [`SLAB_ATTACHED`], [`PAIR_ATTACHED`].
+    /// `Offer`: which descriptors come with it, in this order: [`SLAB_ATTACHED`],
+    /// [`PAIR_ATTACHED`].
     pub attached: u32,
 }
 
@@ -89,7 +92,8 @@ const _: () = assert!(size_of::<Message>() == 96);
 pub enum Kind {
     /// Library: here I am; one descriptor, the table.
     Hello = 1,
-    /// Library: pair this connection when you can.
+    /// Library: pair this connection when you can; one descriptor, its socket. An engine's thread,
+    /// which is in the adapter's process, names the addresses instead.
     Pair = 2,
     /// Library: this connection is gone, has given its channel up, or stays on the host.
     Withdraw = 3,
@@ -105,31 +109,36 @@ pub enum Kind {
     Attach = 8,
     /// Adapter: done, `side` says how many; or no channel to resume.
     Answer = 9,
-    /// Library, over a connection inherited from its parent: one descriptor, the adapter's end of a new connection. A forked child that
-    /// changed its user or root directory could not connect by itself.
+    /// Library, over a connection inherited from its parent: one descriptor, the adapter's end of a
+    /// new connection. A forked child that changed its user or root directory could not connect by
+    /// itself.
     Adopt = 10,
-    /// Library, before its process replaces its program, or after that said hello again: give me the descriptors of the channel of
-    /// this entry and generation. The reply, on the same socket and without a change of the entry's `offer` word, is an
-    /// [`Kind::Offer`] of the same side, slot and pair with both descriptors or, when there is no such channel (or the asker is another
-    /// process than the one it was offered to, and others lie in the same slab), an
-    /// [`Kind::Answer`] with `side` 0 and the entry and generation asked for.
+    /// Library, before its process replaces its program, or after that said hello again: give me
+    /// the descriptors of the channel of this entry and generation. The reply, on the same socket
+    /// and without a change of the entry's `offer` word, is an [`Kind::Offer`] of the same side,
+    /// slot and pair with both descriptors or, when there is no such channel (or the asker is
+    /// another process than the one it was offered to, and others lie in the same slab; or it is of
+    /// another user and does not show the socket), an [`Kind::Answer`] with `side` 0 and the entry
+    /// and generation asked for.
     Resume = 11,
-    /// Library: show me your engine. The reply is of the same kind, with one descriptor (an [`crate::offload::Outlook`]) and a pass or, where
-    /// there is no engine, with neither.
+    /// Library: show me your engine. The reply is of the same kind, with one descriptor (an
+    /// [`crate::offload::RoutingPage`]) and a pass or, where there is no engine, with neither.
     Engine = 12,
-    /// Library: the program listens at `local`, with the backlog in `slot`; `side` is 1 when it takes IPv6 only.
+    /// Library: the program listens at `local`, with the backlog in `slot`; `side` is 1 when it
+    /// takes IPv6 only.
     Listen = 14,
     /// Library: the program has closed a descriptor that listened at `local`. There may be others.
     Unlisten = 15,
-    /// Adapter: its engine listens where the client's last [`Kind::Listen`] said, as far as it is going to. The engine's thread that was the
-    /// last to do so says it first, to the daemon, with the client's number in `pair`.
+    /// Adapter: its engine listens where the client's last [`Kind::Listen`] said, as far as it is
+    /// going to. The engine's thread that was the last to do so says it first, to the daemon, with
+    /// the client's number in `pair`.
     Listening = 17,
-    /// Library: how patient the program is with the remote of the engine's connection between `local` and `remote`
-    /// ([`crate::patience::Patience`]).
-    Patience = 18,
-    /// Command line: show me the frames of your link; at most `side` bytes of each (0: all), only those from or to `remote_port` and
-    /// `remote`, where those are not zero. The answer carries a socket from which a pcapng capture is read; `side` of one without
-    /// is a [`NoCapture`].
+    /// Library: the program's liveness settings for the remote of the engine's connection between
+    /// `local` and `remote` ([`crate::liveness::Liveness`]).
+    Liveness = 18,
+    /// Command line: show me the frames of your link; at most `side` bytes of each (0: all), only
+    /// those from or to `remote_port` and `remote`, where those are not zero. The answer carries a
+    /// socket from which a pcapng capture is read; `side` of one without is a [`NoCapture`].
     Capture = 16,
 }
 
@@ -145,7 +154,7 @@ pub enum NoCapture {
     NoDescriptors = 3,
 }
 
-/// What was wrong with a message.
+/// The fault of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MessageError {
     /// Not [`MESSAGE_BYTES`] long, or not ours.
@@ -169,7 +178,8 @@ impl Message {
 
     /// Its bytes.
     pub fn as_bytes(&self) -> &[u8; MESSAGE_BYTES] {
-        // SAFETY: `Message` is `repr(C)` without padding (its size is the sum of its fields, asserted above).
+        // SAFETY: `Message` is `repr(C)` without padding (its size is the sum of its fields,
+        // asserted above).
         unsafe { &*(self as *const Message).cast() }
     }
 
@@ -181,7 +191,8 @@ impl Message {
         if bytes.len() != MESSAGE_BYTES {
             return Err(MessageError::Foreign);
         }
-        // SAFETY: the length was checked; every bit pattern is a valid `Message`; the read is unaligned.
+        // SAFETY: the length was checked; every bit pattern is a valid `Message`; the read is
+        // unaligned.
         let message = unsafe { bytes.as_ptr().cast::<Message>().read_unaligned() };
         if message.magic != MESSAGE_MAGIC {
             return Err(MessageError::Foreign);
@@ -206,7 +217,7 @@ impl Message {
             15 => Kind::Unlisten,
             16 => Kind::Capture,
             17 => Kind::Listening,
-            18 => Kind::Patience,
+            18 => Kind::Liveness,
             other => return Err(MessageError::Kind(other)),
         };
         Ok((message, kind))
@@ -221,7 +232,8 @@ pub fn unmapped(ip: [u8; 16]) -> Option<[u8; 4]> {
         .flatten()
 }
 
-/// An IPv4 address as IPv4-mapped IPv6, so that both ends of a dual-stack connection spell it alike.
+/// An IPv4 address as IPv4-mapped IPv6, so that both ends of a dual-stack connection spell it
+/// alike.
 pub fn mapped(v4: [u8; 4]) -> [u8; 16] {
     let mut out = [0u8; 16];
     out[10] = 0xff;

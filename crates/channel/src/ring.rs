@@ -7,14 +7,19 @@
 //!              offset = position & (capacity - 1)       └─ wraps
 //! ```
 //!
-//! Positions count bytes since the ring began and never wrap in practice (2^64). Each end keeps its own cursor in memory the
-//! peer cannot write; the shared word only publishes it. Invariant: `head <= tail <= head + capacity`, checked on
-//! every load of the peer's word.
+//! Positions count bytes since the ring began and never wrap in practice (2^64). Each end keeps its
+//! own cursor in memory the peer cannot write; the shared word only publishes it. Invariant:
+//! `head <= tail <= head + capacity`, checked on every load of the peer's word.
 //!
-//! The capacity in force may change only while the ring is empty, so a receiver that has loaded `tail` and not yet
-//! published a `head` equal to it reads the capacity that those bytes were laid out with.
+//! The cursors are in the family's table. A member of the family may have changed its user, so the
+//! table is no safer than the peer's words: each word is loaded once, checked, and used from the
+//! local copy. Whatever the words say, [`stretches`] never leaves the ring.
 //!
-//! This module deals in offsets; the bytes themselves move through `copy` in [`crate::channel`].
+//! The capacity in force may change only while the ring is empty, so a receiver that has loaded
+//! `tail` and not yet published a `head` equal to it reads the capacity that those bytes were laid
+//! out with.
+//!
+//! This module deals in offsets; its callers move the bytes.
 
 use crate::layout::{CAPACITY_LOG2_MAX, CAPACITY_LOG2_MIN, Consume, Publish};
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
@@ -30,17 +35,23 @@ pub enum Fault {
     Capacity,
     /// A switch record contradicts what was counted, or there are too many.
     Record,
-    /// The wake word names a board or bit that does not exist.
+    /// The wake word names a ready bitmap or bit that does not exist.
     Wake,
+    /// Our own cursor, in the family's table, contradicts itself: another process of the family,
+    /// perhaps of another user, wrote nonsense there.
+    Table,
 }
 
 /// Up to two stretches of ring memory, in order: `(offset, length)`.
 pub type Stretches = [(usize, usize); 2];
 
-/// Splits `len` bytes at `position` of a ring of `1 << capacity_log2` bytes at its end.
+/// Splits `len` bytes at `position` of a ring of `1 << capacity_log2` bytes at its end. Both
+/// stretches lie in the largest ring, whatever the arguments; their sum is `len` when `len` is at
+/// most a capacity that we allow.
 #[inline]
 pub fn stretches(position: u64, len: usize, capacity_log2: u32) -> Stretches {
-    let capacity = 1usize << capacity_log2;
+    let capacity = 1usize << capacity_log2.min(CAPACITY_LOG2_MAX);
+    let len = len.min(capacity);
     let offset = (position as usize) & (capacity - 1);
     let first = len.min(capacity - offset);
     [(offset, first), (0, len - first)]
@@ -63,28 +74,30 @@ pub struct Sender<'a> {
 }
 
 impl Sender<'_> {
-    /// Bytes that may be published now; looks at the peer's word only when fewer than `want` are known of.
+    /// Bytes that may be published now; looks at the peer's word only when fewer than `want` are
+    /// known of.
     ///
     /// # Errors
     /// [`Fault::Head`] when the peer's word contradicts our cursor.
     #[inline]
     pub fn credit(&self, want: u64) -> Result<u64, Fault> {
         let tail = self.tail.load(Ordering::Relaxed);
-        let capacity = 1u64 << self.capacity_log2.load(Ordering::Relaxed);
-        let known = capacity - (tail - self.head_seen.load(Ordering::Relaxed));
+        let seen = self.head_seen.load(Ordering::Relaxed);
+        let known = room(self.capacity()?, tail, seen).ok_or(Fault::Table)?;
         if known >= want {
             return Ok(known);
         }
         self.credit_fresh()
     }
 
-    /// As [`Sender::credit`], always looking at the peer's word. A ring that has been full and is empty now grows.
+    /// As [`Sender::credit`], always looking at the peer's word. A ring that has been full and is
+    /// empty now grows.
     ///
     /// # Errors
     /// [`Fault::Head`] when the peer's word contradicts our cursor.
     pub fn credit_fresh(&self) -> Result<u64, Fault> {
-        let credit = self.credit_as_it_is()?;
-        let log2 = self.capacity_log2.load(Ordering::Relaxed);
+        let log2 = self.capacity()?;
+        let credit = self.credit_with(log2)?;
         if credit == 0 {
             self.was_full.store(1, Ordering::Relaxed);
         } else if credit == 1u64 << log2
@@ -96,21 +109,46 @@ impl Sender<'_> {
         Ok(credit)
     }
 
-    /// As [`Sender::credit_fresh`], of a ring that keeps its capacity: an engine places bytes ahead of what it has published.
+    /// As [`Sender::credit_fresh`], of a ring that keeps its capacity: an engine places bytes ahead
+    /// of what it has published.
     ///
     /// # Errors
     /// [`Fault::Head`] when the peer's word contradicts our cursor.
     pub fn credit_as_it_is(&self) -> Result<u64, Fault> {
+        self.credit_with(self.capacity()?)
+    }
+
+    fn credit_with(&self, log2: u32) -> Result<u64, Fault> {
         let tail = self.tail.load(Ordering::Relaxed);
         let seen = self.head_seen.load(Ordering::Relaxed);
-        // Acquire pairs with the Release store in `Receiver::consume`: the peer has finished reading the bytes before `head`.
+        // Acquire pairs with the Release store in `Receiver::consume`: the peer has finished
+        // reading the bytes before `head`.
         let head = self.consume.head.load(Ordering::Acquire);
         if head < seen || head > tail {
             return Err(Fault::Head);
         }
+        let credit = room(log2, tail, head).ok_or(Fault::Table)?;
         self.head_seen.store(head, Ordering::Relaxed);
-        let capacity = 1u64 << self.capacity_log2.load(Ordering::Relaxed);
-        Ok(capacity - (tail - head))
+        Ok(credit)
+    }
+
+    /// Capacity in force, as a power of two.
+    #[inline]
+    fn capacity(&self) -> Result<u32, Fault> {
+        let log2 = self.capacity_log2.load(Ordering::Relaxed);
+        match (CAPACITY_LOG2_MIN..=CAPACITY_LOG2_MAX).contains(&log2) {
+            true => Ok(log2),
+            false => Err(Fault::Table),
+        }
+    }
+
+    /// Whether the ring has room, by the peer's word and without a change or a check: a hint.
+    #[inline]
+    pub fn looks_writable(&self) -> bool {
+        let head = self.consume.head.load(Ordering::Acquire);
+        let tail = self.tail.load(Ordering::Relaxed);
+        let log2 = self.capacity_log2.load(Ordering::Relaxed);
+        tail.wrapping_sub(head) < 1u64 << log2.min(CAPACITY_LOG2_MAX)
     }
 
     /// True when a ring that is full gets larger once it is empty.
@@ -130,7 +168,8 @@ impl Sender<'_> {
         1u64 << log2
     }
 
-    /// Where the next `len` bytes go. `len` must not exceed the credit.
+    /// Where the next `len` bytes go. `len` must not exceed the credit. Stretches lie in the ring
+    /// in any case; they are shorter than `len` when the table changed since.
     #[inline]
     pub fn reserve(&self, len: usize) -> Stretches {
         stretches(
@@ -140,14 +179,14 @@ impl Sender<'_> {
         )
     }
 
-    /// Publishes the next `len` bytes. A full barrier: what the caller reads next (the peer's wake word) is
-    /// read after the peer can see these bytes. See [`crate::doorbell`].
+    /// Publishes the next `len` bytes. A full barrier: what the caller reads next (the peer's wake
+    /// word) is read after the peer can see these bytes. See [`crate::doorbell`].
     #[inline]
     pub fn publish(&self, len: usize) {
-        let tail = self.tail.load(Ordering::Relaxed) + len as u64;
+        let tail = self.tail.load(Ordering::Relaxed).wrapping_add(len as u64);
         self.tail.store(tail, Ordering::Relaxed);
-        // Release (part of SeqCst) pairs with the Acquire load in `Receiver::available`. On x86 one exchange is cheaper
-        // than a store and a fence; loom knows only the fence.
+        // Release (part of SeqCst) pairs with the Acquire load in `Receiver::available`. On x86 one
+        // exchange is cheaper than a store and a fence; loom knows only the fence.
         #[cfg(not(loom))]
         self.publish.tail.swap(tail, Ordering::SeqCst);
         #[cfg(loom)]
@@ -159,11 +198,18 @@ impl Sender<'_> {
     /// As [`Sender::publish`] without the barrier, for all but the last of several publications.
     #[inline]
     pub fn publish_part(&self, len: usize) {
-        let tail = self.tail.load(Ordering::Relaxed) + len as u64;
+        let tail = self.tail.load(Ordering::Relaxed).wrapping_add(len as u64);
         self.tail.store(tail, Ordering::Relaxed);
         // Release pairs with the Acquire load in `Receiver::available`.
         self.publish.tail.store(tail, Ordering::Release);
     }
+}
+
+/// Bytes that fit beside those from `head` to `tail`; nothing when the cursors contradict the
+/// capacity.
+#[inline]
+fn room(capacity_log2: u32, tail: u64, head: u64) -> Option<u64> {
+    (1u64 << capacity_log2).checked_sub(tail.wrapping_sub(head))
 }
 
 /// The receiving end. Callers hold the direction's receive lock.
@@ -189,7 +235,8 @@ impl Receiver<'_> {
     /// Unread bytes.
     ///
     /// # Errors
-    /// [`Fault::Tail`] or [`Fault::Capacity`] when the peer's words contradict our cursor or each other.
+    /// [`Fault::Tail`] or [`Fault::Capacity`] when the peer's words contradict our cursor or each
+    /// other.
     #[inline]
     pub fn available(&self) -> Result<Filled, Fault> {
         let head = self.head.load(Ordering::Relaxed);
@@ -222,21 +269,23 @@ impl Receiver<'_> {
     #[inline]
     pub fn peek(&self, skip: u64, len: usize, filled: Filled) -> Stretches {
         stretches(
-            self.head.load(Ordering::Relaxed) + skip,
+            self.head.load(Ordering::Relaxed).wrapping_add(skip),
             len,
             filled.capacity_log2,
         )
     }
 
-    /// Gives `len` bytes back as credit. True when that took the ring from at least half full to less: the moment to
-    /// look whether the sender sleeps for credit, and then a full barrier has passed (see [`crate::doorbell`]).
+    /// Gives `len` bytes back as credit. True when that took the ring from at least half full to
+    /// less: the moment to look whether the sender sleeps for credit, and then a full barrier has
+    /// passed (see [`crate::doorbell`]).
     ///
-    /// No sleeper is missed: it sleeps only on a full ring. Bytes that we took without looking were less than half a ring (or we looked), so
-    /// at least half a ring of what it published is still to come, and taking that passes the mark.
+    /// No sleeper is missed: it sleeps only on a full ring. Bytes that we took without looking were
+    /// less than half a ring (or we looked), so at least half a ring of what it published is still
+    /// to come, and taking that passes the mark.
     #[inline]
     #[must_use]
     pub fn consume(&self, len: usize, filled: Filled) -> bool {
-        let head = self.head.load(Ordering::Relaxed) + len as u64;
+        let head = self.head.load(Ordering::Relaxed).wrapping_add(len as u64);
         self.head.store(head, Ordering::Relaxed);
         // Release pairs with the Acquire load in `Sender::credit_fresh`: our reads are done.
         self.consume.head.store(head, Ordering::Release);

@@ -1,9 +1,9 @@
 //! Atomics and fences: the machine's own, or loom's when the protocols are model-checked.
 
+#[cfg(not(loom))]
+pub use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 #[cfg(loom)]
 pub use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
-#[cfg(not(loom))]
-pub use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 /// One step of a spin loop.
 #[inline]
@@ -11,5 +11,5 @@ pub fn spin_hint() {
     #[cfg(loom)]
     loom::thread::yield_now();
     #[cfg(not(loom))]
-    std::hint::spin_loop();
+    core::hint::spin_loop();
 }

@@ -1,31 +1,35 @@
 //! The *connection table*: what a fork family shares about its connections.
 //!
-//! A family is a process and everything it forks. Its table is one sealed memfd, mapped `MAP_SHARED`, inherited
-//! by fork and shown to the adapter, never to a peer. The library keeps counts, cursors and locks here,
-//! because a descriptor shared over fork has one stream position, not two. The adapter reads it to answer
-//! `toehold status` and writes three words of an entry: `command`, `offer` and `verdict`.
+//! A family is a process and everything it forks. Its table is one sealed memfd, mapped
+//! `MAP_SHARED`, inherited by fork and shown to the adapter, never to a peer. The library keeps
+//! counts, cursors and locks here, because a descriptor shared over fork has one stream position,
+//! not two. The adapter reads it to answer `toehold status` and writes three words of an entry:
+//! `command`, `offer` and `verdict`.
 //!
 //! ```text
 //!   page 0     Header
-//!   page 1..   Entry 0 │ Entry 1 │ …          320 bytes each, untouched pages cost nothing
+//!   page 1..   Entry 0 │ Entry 1 │ …          384 bytes each, untouched pages cost nothing
 //!
 //!   Entry      line 0   identity, flags, adapter's words     (cold)
 //!              line 1   receiving: lock, counts, cursor      (this family's readers)
 //!              line 2   sending: lock, counts, cursor        (this family's writers)
 //!              line 3   counters for status                  (written under either lock)
 //!              line 4   who sleeps, and how to wake them     (this family's sleepers)
+//!              line 5   which members of the family hold it (a bit each)
 //! ```
 //!
-//! Orderings: words guarded by a line's lock are `Relaxed`, the lock orders them; `generation`, `command`
-//! and `offer` are stored with `Release` and loaded with `Acquire` (pairs: allocate/lookup, adapter/library).
-//! Everything the adapter reads for status is a momentary value and `Relaxed`.
+//! Orderings: words guarded by a line's lock are `Relaxed`, the lock orders them; `generation`,
+//! `command` and `offer` are stored with `Release` and loaded with `Acquire` (pairs:
+//! allocate/lookup, adapter/library). Everything the adapter reads for status is a momentary value
+//! and `Relaxed`.
 
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
 /// First word of a table: "TOEHOLDT".
 pub const TABLE_MAGIC: u64 = u64::from_le_bytes(*b"TOEHOLDT");
-/// Changes whenever the meaning of any shared layout (table, region, board, message) changes.
-pub const LAYOUT_VERSION: u32 = 5;
+/// Changes whenever the meaning of any shared layout (table, region, ready bitmap, message)
+/// changes.
+pub const LAYOUT_VERSION: u32 = 6;
 /// Entries in a table: the most connections one fork family can have tracked at a time.
 pub const ENTRIES: usize = 65_536;
 /// Where the first entry begins.
@@ -38,7 +42,8 @@ pub const PROGRAM_BYTES: usize = 64;
 /// Processes of a family that are told apart; beyond that a last close may go unnoticed.
 pub const FAMILY_MAX: usize = 512;
 
-/// Processes asleep on one connection that are told apart; one more than that may sleep through what the others leave.
+/// Processes asleep on one connection that are told apart; one more than that may sleep through
+/// what the others leave.
 pub const ASLEEP_MAX: usize = 13;
 
 /// The table's first page.
@@ -56,13 +61,15 @@ pub struct Header {
     pub wait_mode: AtomicU32,
     /// One more than the highest entry ever used; the adapter looks no further.
     pub entries_used: AtomicU32,
-    /// By the adapter: changes when it wants something of an entry (`command`), or a channel of one was given up.
+    /// By the adapter: changes when it wants something of an entry (`command`), or a channel of one
+    /// was given up.
     pub attention: AtomicU32,
     /// The program's name: bytes packed little-endian, NUL-padded.
     pub program: [AtomicU64; PROGRAM_BYTES / 8],
     /// Forks whose child has not yet entered itself below.
     pub births: AtomicU32,
-    /// Processes of the family, 0 for a free place. A dead one may stand here until its place is needed.
+    /// Processes of the family, 0 for a free place. A dead one may stand here until its place is
+    /// needed.
     pub family: [AtomicU32; FAMILY_MAX],
 }
 
@@ -72,7 +79,8 @@ pub struct Header {
 pub struct Entry {
     /// [`EntryState`] as a number. Allocation is a compare-exchange from `Free`.
     pub state: AtomicU32,
-    /// Counts the uses of this entry, so that a late message or descriptor cannot name its successor.
+    /// Counts the uses of this entry, so that a late message or descriptor cannot name its
+    /// successor.
     pub generation: AtomicU32,
     /// Processes of the family that hold a descriptor of it.
     pub holders: AtomicU32,
@@ -96,11 +104,11 @@ pub struct Entry {
     pub offers_taken: AtomicU32,
     /// This end's place in the region: 0 or 1.
     pub side: AtomicU32,
-    /// Number of this channel in its pair of processes; its bit on the boards.
+    /// Number of this channel in its pair of processes; its bit on the ready bitmaps.
     pub slot: AtomicU32,
     /// Of an offloaded connection: its true ports, local above remote.
     pub true_ports: AtomicU32,
-    /// Where the outlook speaks of its carrier: an `offload::Place` as a word, or 0.
+    /// Where the routing page speaks of its carrier: an `offload::CarrierKey` as a word, or 0.
     pub place: AtomicU32,
 
     /// Receiving: the lock of this line, the owner's thread id or 0.
@@ -130,7 +138,8 @@ pub struct Entry {
     pub tx_lock: AtomicU32,
     /// Threads inside a kernel send on the carrier while the direction is on the carrier.
     pub tx_in_flight: AtomicU32,
-    /// Stream bytes given to the carrier, doorbells included (the program's own are this less `doorbells`).
+    /// Stream bytes given to the carrier, doorbells included (the program's own are this less
+    /// `doorbells`).
     pub tx_carrier: AtomicU64,
     /// Ring bytes published.
     pub tx_ring: AtomicU64,
@@ -146,8 +155,8 @@ pub struct Entry {
     pub tx_calls: AtomicU64,
     /// The reader's position when last looked at.
     pub tx_head_seen: AtomicU64,
-    /// `SO_RCVLOWAT` as the program set it while a channel was attached; 0 when it has not. The carrier's is 1 then, or it would not wake
-    /// for a doorbell.
+    /// `SO_RCVLOWAT` as the program set it while a channel was attached; 0 when it has not. The
+    /// carrier's is 1 then, or it would not wake for a doorbell.
     pub rx_low_water: AtomicU32,
     /// `TX_*`: socket options as the program believes them to be.
     pub tx_options: AtomicU32,
@@ -168,7 +177,8 @@ pub struct Entry {
     pub spins_failed: AtomicU32,
     /// Peer faults: words of the peer that failed their check.
     pub faults: AtomicU32,
-    /// Of an offloaded connection: its true local address, IPv4 as IPv4-mapped IPv6, bytes in memory order.
+    /// Of an offloaded connection: its true local address, IPv4 as IPv4-mapped IPv6, bytes in
+    /// memory order.
     pub true_local: [AtomicU64; 2],
     /// Its true remote address, likewise.
     pub true_remote: [AtomicU64; 2],
@@ -179,14 +189,19 @@ pub struct Entry {
     pub home_wake: AtomicU32,
     /// Process whose epoll instance that word is about.
     pub home_pid: AtomicU32,
-    /// Processes with threads that sleep in the kernel for it, 0 for a free place. A dead one may stand here.
+    /// Processes with threads that sleep in the kernel for it, 0 for a free place. A dead one may
+    /// stand here.
     pub asleep: [AtomicU32; ASLEEP_MAX],
+
+    /// One bit for each of `holders`, by its place in [`Header::family`]: those that are killed are
+    /// taken off the count by it.
+    pub held_by: [AtomicU64; FAMILY_MAX / 64],
 }
 
 #[cfg(not(loom))]
 const _: () = assert!(size_of::<Header>() <= ENTRIES_OFFSET);
 #[cfg(not(loom))]
-const _: () = assert!(size_of::<Entry>() == 320);
+const _: () = assert!(size_of::<Entry>() == 384);
 #[cfg(not(loom))]
 const _: () = {
     assert!(core::mem::offset_of!(Entry, rx_lock) == 64);
@@ -194,6 +209,7 @@ const _: () = {
     assert!(core::mem::offset_of!(Entry, upgrades) == 192);
     assert!(core::mem::offset_of!(Entry, true_local) == 224);
     assert!(core::mem::offset_of!(Entry, wake_lock) == 256);
+    assert!(core::mem::offset_of!(Entry, held_by) == 320);
 };
 
 /// Life of an [`Entry`].
@@ -218,7 +234,8 @@ pub enum Mode {
     Carrier = 0,
     /// By the ring.
     Ring = 1,
-    /// Receiving only: the ring is drained, the doorbells before the next data byte are being skipped.
+    /// Receiving only: the ring is drained, the doorbells before the next data byte are being
+    /// skipped.
     Skip = 2,
 }
 
@@ -285,14 +302,16 @@ pub const FLAG_SHUT_RX: u32 = 1 << 6;
 
 /// The program cleared close-on-exec on a descriptor of it: it means to pass it on.
 pub const FLAG_INHERITED: u32 = 1 << 7;
-/// The carrier leads to the adapter's TCP engine; the program's addresses are in `true_local` and `true_remote`.
+/// The carrier leads to the adapter's TCP engine; the program's addresses are in `true_local` and
+/// `true_remote`.
 pub const FLAG_OFFLOAD: u32 = 1 << 8;
 /// Offloaded, and the engine has not yet said whether the remote answers.
 pub const FLAG_CONNECTING: u32 = 1 << 9;
 /// Offloaded, and the engine could not connect; the error waits for the program in `rx_hints`.
 pub const FLAG_REFUSED: u32 = 1 << 10;
 
-/// Offloaded, and the program was told that its `connect` is under way: the next one says how it went.
+/// Offloaded, and the program was told that its `connect` is under way: the next one says how it
+/// went.
 pub const FLAG_UNTOLD: u32 = 1 << 11;
 
 /// No command.
@@ -301,7 +320,8 @@ pub const COMMAND_NONE: u32 = 0;
 pub const COMMAND_DETACH: u32 = 1;
 /// The peer's process is gone: bring the sending direction back, the kernel knows the rest.
 pub const COMMAND_PEER_GONE: u32 = 2;
-/// As [`COMMAND_DETACH`], because regions are short: give the channel up at once. Ends when the library withdraws.
+/// As [`COMMAND_DETACH`], because regions are short: give the channel up at once. Ends when the
+/// library withdraws.
 pub const COMMAND_EVICT: u32 = 3;
 
 /// Why a connection is on the host path.
@@ -314,7 +334,8 @@ pub enum Reason {
     FewBytes = 1,
     /// The adapter does not answer.
     NoAdapter = 2,
-    /// The adapter was asked and knows no partner: the other end is not under Toehold, or on another host.
+    /// The adapter was asked and knows no partner: the other end is not under Toehold, or on
+    /// another host.
     NoPartner = 3,
     /// Both ends are known; the partner has not yet attached.
     PartnerNotAttached = 4,
@@ -334,7 +355,8 @@ pub enum Reason {
     PeerFault = 11,
     /// The program uses it through stdio.
     Stdio = 12,
-    /// The program uses something that rings cannot express (urgent data, TCP_ULP, zero-copy sends).
+    /// The program uses something that rings cannot express (urgent data, TCP_ULP, zero-copy
+    /// sends).
     Unsupported = 13,
     /// Its descriptor was passed to another program.
     Passed = 14,
@@ -348,19 +370,29 @@ pub enum Reason {
     Version = 18,
     /// Carried by the adapter's engine; between program and adapter the kernel relays it.
     Relayed = 19,
-    /// The program asked for the offload path, and the adapter has no engine that serves the destination.
+    /// The program asked for the offload path, and the adapter has no engine that serves the
+    /// destination.
     NoEngine = 20,
     /// The adapter's engine serves the destination, but the connection could not be handed to it.
     NoRelay = 21,
-    /// Carried by the adapter's engine, and the program has sent urgent data, which arrives in its place and without its mark.
+    /// Carried by the adapter's engine, and the program has sent urgent data, which arrives in its
+    /// place and without its mark.
     Unmarked = 22,
+    /// The program waits for it in a way that the library does not see: by io_uring, or in an epoll
+    /// instance that the library does not know.
+    UnseenWaits = 23,
+    /// A thread of the program is inside a kernel call on it, and an end attaches only between
+    /// calls: a thread that is blocked in `recv` where nothing arrives keeps it where it is.
+    InCall = 24,
+    /// Its socket was duplicated before it was connected: the library knows one of its numbers.
+    Duplicated = 25,
 }
 
 impl Reason {
     /// The reason behind a number, if it is one.
     pub fn from_word(word: u32) -> Option<Reason> {
         use Reason::*;
-        const ALL: [Reason; 23] = [
+        const ALL: [Reason; 26] = [
             None,
             FewBytes,
             NoAdapter,
@@ -384,6 +416,9 @@ impl Reason {
             NoEngine,
             NoRelay,
             Unmarked,
+            UnseenWaits,
+            InCall,
+            Duplicated,
         ];
         ALL.get(word as usize).copied()
     }
@@ -418,6 +453,9 @@ impl Reason {
             Reason::NoEngine => "the adapter has no engine for this destination",
             Reason::NoRelay => "could not be handed to the adapter's engine",
             Reason::Unmarked => "the adapter's engine carries its urgent data unmarked",
+            Reason::UnseenWaits => "the program waits in a way that the library does not see",
+            Reason::InCall => "a thread of the program is inside a call on it",
+            Reason::Duplicated => "its descriptor was duplicated before it was connected",
         }
     }
 }
@@ -437,8 +475,8 @@ impl Table {
     /// A table at `base`.
     ///
     /// # Safety
-    /// `base` is page-aligned, mapped readable and writable for [`TABLE_BYTES`], and stays so for as long as any
-    /// reference given out by this table is used.
+    /// `base` is page-aligned, mapped readable and writable for [`TABLE_BYTES`], and stays so for
+    /// as long as any reference given out by this table is used.
     pub unsafe fn at(base: *mut u8) -> Table {
         Table { base }
     }
@@ -498,8 +536,8 @@ impl Table {
         header.magic.store(TABLE_MAGIC, Ordering::Release);
     }
 
-    /// Claims a free entry, trying `hint` first; nothing when the table is full. `gone` tells whether a process has ended: what only a
-    /// dead process held is free.
+    /// Claims a free entry, trying `hint` first; nothing when the table is full. `gone` tells
+    /// whether a process has ended: what only a dead process held is free.
     pub fn allocate(&self, hint: u32, gone: impl Fn(u32) -> bool) -> Option<u32> {
         /// Entries looked at before giving up; a full table is not worth a walk of 65,536 lines.
         const PROBES_MAX: u32 = 1024;

@@ -4,10 +4,8 @@
 
 #[path = "../../../fuzz/inputs.rs"]
 mod inputs;
-mod support;
 
 use inputs::inputs;
-use support::walk::walk;
 use toehold_channel::rendezvous::Message;
 
 #[test]
@@ -17,11 +15,4 @@ fn every_kept_message_parses_or_is_refused() {
         .map(|bytes| Message::parse(bytes).is_ok())
         .collect();
     assert!(answers.contains(&true) && answers.contains(&false));
-}
-
-#[test]
-fn every_kept_walk_ends() {
-    for script in inputs("walk") {
-        walk(&script);
-    }
 }

@@ -19,7 +19,9 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn bytes_of_another_length_are_foreign(bytes in prop::collection::vec(any::<u8>(), 0..3 * MESSAGE_BYTES)) {
+    fn bytes_of_another_length_are_foreign(
+        bytes in prop::collection::vec(any::<u8>(), 0..3 * MESSAGE_BYTES)
+    ) {
         prop_assume!(bytes.len() != MESSAGE_BYTES);
         prop_assert_eq!(Message::parse(&bytes), Err(MessageError::Foreign));
     }

@@ -14,7 +14,8 @@ fn with_table(test: impl FnOnce(Table)) {
     // SAFETY: the layout is not empty; zeroed memory is a free table.
     let base = unsafe { alloc_zeroed(layout) };
     assert!(!base.is_null());
-    // SAFETY: page-aligned, TABLE_BYTES long, and outlives `test`, which cannot keep a copy of the table.
+    // SAFETY: page-aligned, TABLE_BYTES long, and outlives `test`, which cannot keep a copy of the
+    // table.
     test(unsafe { Table::at(base) });
     // SAFETY: allocated above with this layout.
     unsafe { dealloc(base, layout) };
@@ -100,7 +101,7 @@ fn a_table_without_a_free_place_near_the_hint_gives_none() {
     with_table(|table| {
         while table.allocate(3, |_| false).is_some() {}
         assert!(table.allocate(3, |_| false).is_none());
-        // What is given back can be had again.
+        // An entry that is given back can be claimed again.
         table
             .entry(3)
             .unwrap()

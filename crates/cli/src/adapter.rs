@@ -16,7 +16,7 @@ use toehold_adapter::engine::settings::{Draft, Settings, SettingsError};
 use toehold_adapter::runtime_dir::{self, RuntimeDir};
 
 use crate::failure::Failure;
-use crate::run;
+use crate::preload;
 use crate::status::Status;
 
 /// Options of `toehold adapter`.
@@ -35,7 +35,8 @@ pub(crate) struct AdapterArgs {
     #[arg(long, value_name = "SECONDS")]
     idle_exit: Option<u64>,
 
-    /// Most connections in shared memory at a time; one whose rings have grown counts once for each megabyte
+    /// Most connections in shared memory at a time; one whose rings have grown counts once for each
+    /// megabyte
     #[arg(long, value_name = "N", default_value_t = daemon::REGIONS_MAX_DEFAULT)]
     max_connections: usize,
 
@@ -51,8 +52,8 @@ pub(crate) struct AdapterArgs {
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "TCP engine (offload path)")]
 struct EngineArgs {
-    /// The engine's link, of this network namespace or of another: a TAP device, or a packet socket or AF_XDP on an interface that is
-    /// there
+    /// The engine's link, of this network namespace or of another: a TAP device, or a packet socket
+    /// or AF_XDP on an interface that is there
     #[arg(
         long,
         value_name = "tap:NAME[@NETNS] | packet:INTERFACE[@NETNS] | xdp:INTERFACE[@NETNS]"
@@ -75,11 +76,13 @@ struct EngineArgs {
     #[arg(long)]
     no_lso: bool,
 
-    /// Take segments as the wire has them, not joined (a packet link has what its interface does: ethtool -K)
+    /// Take segments as the wire has them, not joined (a packet link has what its interface does:
+    /// ethtool -K)
     #[arg(long)]
     no_lro: bool,
 
-    /// Compute and verify checksums here; without this neither --no-lso nor --no-lro is possible (an xdp link has none of the three)
+    /// Compute and verify checksums here; without this neither --no-lso nor --no-lro is possible
+    /// (an xdp link has none of the three)
     #[arg(long)]
     no_checksum: bool,
 
@@ -95,7 +98,8 @@ struct EngineArgs {
     #[arg(long, value_name = "CONNECTIONS")]
     quota: Option<String>,
 
-    /// Engine threads, each with its share of the link's frames; a TAP device needs `multi_queue` if it was made before (1)
+    /// Engine threads, each with its share of the link's frames; a TAP device needs `multi_queue`
+    /// if it was made before (1)
     #[arg(long, value_name = "N")]
     threads: Option<String>,
 
@@ -107,8 +111,8 @@ struct EngineArgs {
     #[arg(long, value_name = "CIDR[:PORT]")]
     no_offload: Vec<String>,
 
-    /// All of this in a file, one setting to a line: link, address, gateway, mtu, without, coalesce, batch, quota, threads,
-    /// offload, host, direct; SIGHUP has it read again
+    /// All of this in a file, one setting to a line: link, address, gateway, mtu, without,
+    /// coalesce, batch, quota, threads, offload, host, direct; SIGHUP has it read again
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 }
@@ -156,7 +160,7 @@ impl EngineArgs {
         draft.finish()
     }
 
-    /// The same options for another process.
+    /// These options, as arguments for another process.
     fn arguments(&self) -> Vec<OsString> {
         let mut out = Vec::new();
         let mut give = |option: &str, value: &OsStr| {
@@ -206,11 +210,11 @@ Examples:
   toehold adapter --link packet:eth0 --address 10.84.0.2/24 --gateway 10.84.0.1
   toehold adapter --link tap:toe0 --address 10.84.0.2/24
 
-With a link the adapter has a TCP engine: programs under `toehold run --path offload` connect through
-it, and listen on its addresses, which must be free ones of the network. A packet link stands beside
-the kernel on its interface; it needs CAP_NET_RAW. A TAP device is made when there is none; that needs
-CAP_NET_ADMIN. With --config, SIGHUP changes addresses, gateways, rules and the MTU; connections of an
-address that is gone are reset.";
+With a link the adapter has a TCP engine: programs under `toehold run --path offload` connect
+through it, and listen on its addresses, which must be free ones of the network. A packet link
+stands beside the kernel on its interface; it needs CAP_NET_RAW. A TAP device is made when there is
+none; that needs CAP_NET_ADMIN. With --config, SIGHUP changes addresses, gateways, rules and the
+MTU; connections of an address that is gone are reset.";
 
 /// Runs or starts the adapter.
 pub(crate) fn run(args: &AdapterArgs) -> Result<(), Failure> {
@@ -291,7 +295,7 @@ fn start(runtime_dir: &Path, args: &AdapterArgs) -> Result<(), Failure> {
         .stdout(Stdio::null())
         .stderr(Stdio::null());
     // Within an accelerated shell it must not be accelerated itself.
-    run::remove_acceleration(&mut command);
+    preload::remove_acceleration(&mut command);
     // It outlives us: it must not keep a directory busy, a terminal, or a pipe somebody reads.
     command.current_dir("/");
     let prepare = || {
@@ -313,7 +317,7 @@ fn start(runtime_dir: &Path, args: &AdapterArgs) -> Result<(), Failure> {
     let mut adapter = command
         .spawn()
         .map_err(|error| Failure::new(format!("cannot start an adapter: {error}")))?;
-    let mut deadline = Instant::now() + START_PATIENCE;
+    let mut deadline = Instant::now() + START_TIMEOUT;
     let mut ended = None;
     loop {
         let answer = client::ping(runtime_dir);
@@ -337,7 +341,7 @@ fn start(runtime_dir: &Path, args: &AdapterArgs) -> Result<(), Failure> {
         if let (Ok(Some(status)), None) = (adapter.try_wait(), ended) {
             // It may have met another adapter that comes up in the same moment, which is as good.
             ended = Some(status);
-            deadline = deadline.min(Instant::now() + OTHER_PATIENCE);
+            deadline = deadline.min(Instant::now() + OTHER_TIMEOUT);
         }
         thread::sleep(Duration::from_millis(2));
     }
@@ -356,6 +360,6 @@ fn this_program() -> Result<PathBuf, String> {
 }
 
 /// How long an adapter that was started in the same moment by somebody else may take to answer.
-const OTHER_PATIENCE: Duration = Duration::from_millis(250);
+const OTHER_TIMEOUT: Duration = Duration::from_millis(250);
 /// How long an adapter may take to answer for the first time.
-const START_PATIENCE: Duration = Duration::from_secs(1);
+const START_TIMEOUT: Duration = Duration::from_secs(1);

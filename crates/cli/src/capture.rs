@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use toehold_adapter::client::{self, CaptureOptions};
 use toehold_adapter::runtime_dir;
-use toehold_link::{Block, CaptureReader, Direction, Glance, Packet};
+use toehold_link::{Block, CaptureReader, Direction, Packet, PacketSummary};
 
 use crate::failure::Failure;
 
@@ -45,16 +45,17 @@ pub(crate) struct CaptureArgs {
 
 const EXAMPLES: &str = "\
 Examples:
-  toehold capture                              a line for each frame, and what the engine did with it
+  toehold capture                              a line for each frame, with the engine's action
   toehold capture --port 6379 -c 20
   toehold capture -w link.pcapng               for Wireshark, with a comment for each packet
   toehold capture -s 128 -w - | wireshark -k -i -
   toehold capture -w - | tshark -r - -T fields -e frame.number -e frame.comment
 
-It shows the link of an adapter that has one (toehold adapter --link), to the adapter's own user. Stop
-it with ^C. Frames the other side of the link cuts up or joins (LSO, LRO) are shown whole, and checksums
-it completes are shown incomplete. A reader that is too slow loses frames, never the engine: how many is
-said in the capture, and at the end. Connections through shared memory (--path direct) have no frames.";
+It shows the link of an adapter that has one (toehold adapter --link), to the adapter's own user.
+Stop it with ^C. Frames that the other side of the link cuts or joins (LSO, LRO) are shown whole,
+and checksums that it completes are shown incomplete. A reader that is too slow loses frames, never
+the engine: the capture says how many, and so does its end. Connections through shared memory
+(--path direct) have no frames.";
 
 /// Captures until there is no more, or enough.
 pub(crate) fn run(args: &CaptureArgs) -> Result<(), Failure> {
@@ -189,9 +190,9 @@ fn line(packet: &Packet<'_>) -> String {
         0 => String::new(),
         lost => format!("({lost} frames lost here) "),
     };
-    let glance = Glance::of(packet.bytes);
+    let summary = PacketSummary::of(packet.bytes);
     let comment = packet.comment;
-    format!("{hours:02}:{minutes:02}:{seconds:02}.{micros:06} {lost}{way} {glance} | {comment}")
+    format!("{hours:02}:{minutes:02}:{seconds:02}.{micros:06} {lost}{way} {summary} | {comment}")
 }
 
 /// The adapter's end, until a signal asks us to stop.
@@ -230,7 +231,8 @@ impl Read for Live<'_> {
 
 /// ^C and its like, as a descriptor instead of an end.
 fn signals() -> io::Result<OwnedFd> {
-    // SAFETY: `sigset_t` is plain data, which `sigemptyset` makes valid; the calls write to it alone.
+    // SAFETY: `sigset_t` is plain data, which `sigemptyset` makes valid; the calls write to it
+    // alone.
     let fd = unsafe {
         let mut set: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&mut set);

@@ -2,10 +2,9 @@
 
 use std::io::{self, Write};
 
-use clap::{Args, CommandFactory};
+use clap::{Args, Command};
 use clap_complete::Shell;
 
-use crate::cli::Cli;
 use crate::failure::Failure;
 
 /// Options of `toehold completions`.
@@ -23,10 +22,10 @@ Examples:
   toehold completions zsh  > \"${fpath[1]}/_toehold\"
   toehold completions fish > ~/.config/fish/completions/toehold.fish";
 
-/// Prints them.
-pub(crate) fn run(args: &CompletionsArgs) -> Result<(), Failure> {
+/// Prints those of `command_line`.
+pub(crate) fn run(args: &CompletionsArgs, mut command_line: Command) -> Result<(), Failure> {
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut Cli::command(), "toehold", &mut script);
+    clap_complete::generate(args.shell, &mut command_line, "toehold", &mut script);
     io::stdout()
         .write_all(&script)
         .map_err(|error| Failure::new(format!("cannot write the completions: {error}")))

@@ -40,7 +40,7 @@ pub(crate) struct Check {
     state: State,
     /// Which path cannot work without it.
     needed_for: NeededFor,
-    /// What was found.
+    /// The finding, in words.
     finding: String,
     /// What to do, when there is something to do.
     advice: Option<String>,

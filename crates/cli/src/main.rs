@@ -1,8 +1,8 @@
 //! Cheaper TCP for unmodified programs: run, status, compare, lab.
 //!
-//! One module for each subcommand; what several of them share stands beside them:
-//! [`library`] finds `libtoehold.so`, [`program`] judges what is to be run, [`options`] holds common
-//! choices, [`failure`] is how a subcommand ends badly.
+//! One module for each subcommand; what several of them share stands beside them: [`library`] finds
+//! `libtoehold.so`, [`program`] judges what is to be run, [`options`] holds common choices,
+//! [`failure`] is how a subcommand ends badly.
 
 mod adapter;
 mod capture;
@@ -16,13 +16,14 @@ mod lab;
 mod library;
 mod man;
 mod options;
+mod preload;
 mod program;
 mod run;
 mod status;
 
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 
 use crate::cli::{Cli, Command};
 
@@ -36,8 +37,8 @@ fn main() -> ExitCode {
         Command::Compare(args) => compare::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Lab(args) => return lab::run(&args),
-        Command::Man(args) => man::run(&args),
-        Command::Completions(args) => completions::run(&args),
+        Command::Man(args) => man::run(&args, Cli::command()),
+        Command::Completions(args) => completions::run(&args, Cli::command()),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -4,9 +4,8 @@ use std::fs;
 use std::io;
 use std::path::PathBuf;
 
-use clap::{Args, CommandFactory};
+use clap::{Args, Command};
 
-use crate::cli::Cli;
 use crate::failure::Failure;
 
 /// Options of `toehold man`.
@@ -17,10 +16,10 @@ pub(crate) struct ManArgs {
     out: PathBuf,
 }
 
-/// Writes them.
-pub(crate) fn run(args: &ManArgs) -> Result<(), Failure> {
+/// Writes those of `command_line`.
+pub(crate) fn run(args: &ManArgs, command_line: Command) -> Result<(), Failure> {
     let written = fs::create_dir_all(&args.out).and_then(|()| {
-        clap_mangen::generate_to(Cli::command().disable_help_subcommand(true), &args.out)
+        clap_mangen::generate_to(command_line.disable_help_subcommand(true), &args.out)
     });
     written.map_err(|error: io::Error| {
         Failure::new(format!(

@@ -7,7 +7,8 @@ use serde::Serialize;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum PathChoice {
-    /// The best path each connection can have: the engine where a rule of the adapter's says so, shared memory on this host, else the kernel
+    /// The best path each connection can have: the engine where a rule of the adapter's says so,
+    /// shared memory on this host, else the kernel
     Auto,
     /// Kernel TCP only: the program runs without the library
     Host,

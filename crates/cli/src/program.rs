@@ -69,6 +69,8 @@ pub(crate) enum Obstacle {
     ForeignMachine(PathBuf),
     /// Linked against another C library.
     ForeignLoader(PathBuf, String),
+    /// Linked with a library that ends the program unless it comes first (AddressSanitizer).
+    Sanitized(PathBuf, String),
 }
 
 impl fmt::Display for Obstacle {
@@ -97,6 +99,11 @@ impl fmt::Display for Obstacle {
             Obstacle::ForeignLoader(path, loader) => write!(
                 out,
                 "{} uses the loader {loader}; the library is for glibc's",
+                path.display()
+            ),
+            Obstacle::Sanitized(path, library) => write!(
+                out,
+                "{} is linked with {library}, which must come before any preloaded library",
                 path.display()
             ),
         }
@@ -137,7 +144,9 @@ fn inspect(path: &Path, depth: u32) -> Option<Obstacle> {
     };
     match header.loader(&file) {
         None => Some(Obstacle::Static(path.into())),
-        Some(loader) if loader.contains("ld-linux") => None,
+        Some(loader) if loader.contains("ld-linux") => header
+            .library_that_must_be_first(&file)
+            .map(|library| Obstacle::Sanitized(path.into(), library)),
         Some(loader) => Some(Obstacle::ForeignLoader(path.into(), loader)),
     }
 }
@@ -259,6 +268,54 @@ impl ElfHeader {
         })
     }
 
+    /// The program headers of a kind.
+    fn segments<'a>(
+        &'a self,
+        file: &'a File,
+        kind: u32,
+    ) -> impl Iterator<Item = [u8; HEADER_BYTES]> + 'a {
+        let usable = self.entry_bytes >= HEADER_BYTES as u64;
+        let indices = 0..if usable { self.entries } else { 0 };
+        let headers = indices.filter_map(|index| {
+            let mut header = [0u8; HEADER_BYTES];
+            let offset = self.table_offset.checked_add(index * self.entry_bytes)?;
+            file.read_exact_at(&mut header, offset).ok()?;
+            Some(header)
+        });
+        headers.filter(move |header| u32_at(header, 0) == Some(kind))
+    }
+
+    /// The run-time part of AddressSanitizer, if the program is linked with it: it ends a program
+    /// in which any other library comes first.
+    fn library_that_must_be_first(&self, file: &File) -> Option<String> {
+        const PT_LOAD: u32 = 1;
+        const PT_DYNAMIC: u32 = 2;
+        const DT_NEEDED: u64 = 1;
+        const DT_STRTAB: u64 = 5;
+        let dynamic = self.segments(file, PT_DYNAMIC).next()?;
+        let length = u64_at(&dynamic, 32)?.min(DYNAMIC_BYTES_MAX) as usize;
+        let mut table = vec![0; length];
+        file.read_exact_at(&mut table, u64_at(&dynamic, 8)?).ok()?;
+        let tags = |wanted| {
+            let entries = table.chunks_exact(16);
+            let values = entries.filter(move |entry| u64_at(entry, 0) == Some(wanted));
+            values.filter_map(|entry| u64_at(entry, 8))
+        };
+        // The strings' address in memory, and from that their place in the file.
+        let address = tags(DT_STRTAB).next()?;
+        let strings = self.segments(file, PT_LOAD).find_map(|segment| {
+            let at = address.checked_sub(u64_at(&segment, 16)?)?;
+            (at < u64_at(&segment, 32)?).then_some(at.checked_add(u64_at(&segment, 8)?)?)
+        })?;
+        let mut needed = tags(DT_NEEDED).filter_map(|name| {
+            let mut text = [0u8; 64];
+            let length = file.read_at(&mut text, strings.checked_add(name)?).ok()?;
+            let name = text[..length].split(|byte| *byte == 0).next()?;
+            Some(String::from_utf8_lossy(name).into_owned())
+        });
+        needed.find(|name| FIRST_LIBRARIES.iter().any(|first| name.starts_with(first)))
+    }
+
     /// The loader (PT_INTERP) the program asks for; `None` when it asks for none.
     fn loader(&self, file: &File) -> Option<String> {
         const PT_INTERP: u32 = 3;
@@ -307,6 +364,15 @@ const SCRIPT_DEPTH_MAX: u32 = 4;
 const HEAD_BYTES: usize = 256;
 
 const LOADER_BYTES_MAX: u64 = 4096;
+
+/// Bytes of a program header of a 64-bit program.
+const HEADER_BYTES: usize = 56;
+
+/// Bytes of a dynamic section that are looked at; ordinary programs have 640.
+const DYNAMIC_BYTES_MAX: u64 = 8192;
+
+/// How the names of AddressSanitizer's run-time libraries begin: GCC's and Clang's.
+const FIRST_LIBRARIES: [&str; 2] = ["libasan.so", "libclang_rt.asan"];
 
 /// What `execvp` searches when there is no PATH.
 const PATH_DEFAULT: &str = "/bin:/usr/bin";

@@ -5,9 +5,10 @@
 
 use std::convert::Infallible;
 use std::env;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::io;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::num::NonZeroU32;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -20,6 +21,7 @@ use crate::adapter;
 use crate::failure::{Failure, STATUS_CANNOT_EXECUTE, STATUS_NOT_FOUND};
 use crate::library;
 use crate::options::{PathChoice, WaitChoice};
+use crate::preload::{self, PAIR_AFTER, PRELOAD};
 use crate::program::{self, FindError};
 
 /// Options of `toehold run`.
@@ -33,6 +35,10 @@ pub(crate) struct RunArgs {
     /// How the program waits for bytes
     #[arg(long, value_enum, default_value = "adaptive")]
     wait: WaitChoice,
+
+    /// Pair a connection after so many calls that moved bytes: 1 for tests of short connections
+    #[arg(long, value_name = "CALLS", hide = true)]
+    pair_after: Option<NonZeroU32>,
 
     /// Where to meet the adapter
     #[arg(long, value_name = "DIR")]
@@ -67,10 +73,10 @@ pub(crate) fn run(args: RunArgs) -> Result<Infallible, Failure> {
     command.arg0(name).args(&args.program[1..]);
     match acceleration(&args, &path) {
         Ok(Some(acceleration)) => acceleration.apply(&mut command),
-        Ok(None) => remove_acceleration(&mut command),
+        Ok(None) => preload::remove_acceleration(&mut command),
         Err(sentence) => {
             warn(&format!("{sentence}; the program runs on kernel TCP"));
-            remove_acceleration(&mut command);
+            preload::remove_acceleration(&mut command);
         }
     }
     let error = command.exec();
@@ -91,6 +97,7 @@ struct Acceleration {
     runtime_dir: PathBuf,
     path: PathChoice,
     wait: WaitChoice,
+    pair_after: Option<NonZeroU32>,
 }
 
 /// Prepares everything; `None` when none is wanted, a sentence when it cannot be had.
@@ -142,12 +149,13 @@ fn acceleration(args: &RunArgs, program: &Path) -> Result<Option<Acceleration>, 
         runtime_dir: dir.path().into(),
         path: args.path,
         wait: args.wait,
+        pair_after: args.pair_after,
     }))
 }
 
 impl Acceleration {
     fn apply(&self, command: &mut Command) {
-        let others = without_library(env::var_os(PRELOAD).as_deref());
+        let others = preload::without_library(env::var_os(PRELOAD).as_deref());
         let mut preload = self.library.clone().into_os_string();
         if let Some(others) = others {
             // First, so that our calls are found before those of any other such library.
@@ -159,57 +167,22 @@ impl Acceleration {
             .env("TOEHOLD_RUNTIME_DIR", &self.runtime_dir)
             .env("TOEHOLD_PATH", self.path.word())
             .env("TOEHOLD_WAIT", self.wait.word());
+        match self.pair_after {
+            Some(calls) => command.env(PAIR_AFTER, calls.to_string()),
+            None => command.env_remove(PAIR_AFTER),
+        };
     }
-}
-
-/// Undoes what an outer `toehold run` has put into the environment.
-pub(crate) fn remove_acceleration(command: &mut Command) {
-    match without_library(env::var_os(PRELOAD).as_deref()) {
-        Some(others) => command.env(PRELOAD, others),
-        None => command.env_remove(PRELOAD),
-    };
-    command
-        .env_remove("TOEHOLD_PATH")
-        .env_remove("TOEHOLD_WAIT");
-}
-
-/// The preloaded libraries that are not ours; `None` when there are none.
-fn without_library(preload: Option<&OsStr>) -> Option<OsString> {
-    let is_ours =
-        |path: &[u8]| path.rsplit(|byte| *byte == b'/').next() == Some(library::NAME.as_bytes());
-    let others: Vec<&[u8]> = preload?
-        .as_bytes()
-        .split(|byte| matches!(byte, b':' | b' '))
-        .filter(|path| !path.is_empty() && !is_ours(path))
-        .collect();
-    (!others.is_empty()).then(|| OsString::from_vec(others.join(&b':')))
 }
 
 fn warn(sentence: &str) {
     eprintln!("toehold: {sentence}");
 }
 
-/// The loader's list of libraries to load first.
-const PRELOAD: &str = "LD_PRELOAD";
-
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::ffi::OsStr;
 
-    #[test]
-    fn only_our_library_is_taken_out() {
-        let out = |list: &str| without_library(Some(OsStr::new(list)));
-        assert_eq!(out("/a/libtoehold.so"), None);
-        assert_eq!(
-            out("/a/libtoehold.so:/b/other.so c.so"),
-            Some("/b/other.so:c.so".into())
-        );
-        assert_eq!(
-            out("/a/libtoehold.so.bak"),
-            Some("/a/libtoehold.so.bak".into())
-        );
-        assert_eq!(without_library(None), None);
-    }
+    use super::*;
 
     #[test]
     fn our_library_stands_first_and_once() {
@@ -218,6 +191,7 @@ mod tests {
             runtime_dir: "/r".into(),
             path: PathChoice::Direct,
             wait: WaitChoice::Event,
+            pair_after: NonZeroU32::new(1),
         };
         let mut command = Command::new("true");
         acceleration.apply(&mut command);
@@ -233,6 +207,7 @@ mod tests {
         );
         assert_eq!(get("TOEHOLD_PATH"), Some("direct".into()));
         assert_eq!(get("TOEHOLD_WAIT"), Some("event".into()));
+        assert_eq!(get("TOEHOLD_PAIR_AFTER"), Some("1".into()));
         assert_eq!(get("TOEHOLD_RUNTIME_DIR"), Some("/r".into()));
     }
 }

@@ -220,7 +220,8 @@ fn engine_lines(engine: &Engine) -> String {
     if engine.listeners_refused > 0 {
         let _ = writeln!(
             out,
-            "  {} listeners are the kernel's alone: one program may have {} here, and all together {}",
+            "  {} listeners are the kernel's alone: one program may have {} here, and all \
+            together {}",
             count(engine.listeners_refused),
             engine.listeners_of_one_max,
             engine.listeners_max,
@@ -362,9 +363,11 @@ fn count(value: u64) -> String {
 mod tests {
     use super::*;
 
-    const ANSWER: &str = r#"{"processes":[{"pid":7,"program":"redis-server","uid":5,"wait":"adaptive",
+    const ANSWER: &str = r#"{"processes":[{"pid":7,"program":"redis-server","uid":5,
+"wait":"adaptive",
         "a_later_version_s_field":1,"connections":[
-        {"fd":9,"local":"127.0.0.1:6379","remote":"127.0.0.1:40000","path":"direct","tx_path":"direct",
+        {"fd":9,"local":"127.0.0.1:6379","remote":"127.0.0.1:40000","path":"direct",
+"tx_path":"direct",
          "rx_path":"host","reason":"","bytes_ring_tx":1500000,"bytes_host_rx":12,"upgrades":1,
          "doorbells_rung":3,"doorbells_suppressed":4000},
         {"fd":10,"path":"host","reason":"no partner"}]}]}"#;
@@ -385,8 +388,10 @@ mod tests {
 
     #[test]
     fn engine_stands_first() {
-        let answer = r#"{"engine":{"link":"xdp:eth0","link_manner":"in the driver, zero copy","addresses":["10.84.0.2"],"mtu":1500,
-            "bytes_received":1500000,"frames_passed_on":12,"listeners_refused":3,"listeners_of_one_max":1024,"listeners_max":16384,
+        let answer = r#"{"engine":{"link":"xdp:eth0","link_manner":"in the driver, zero copy",
+"addresses":["10.84.0.2"],"mtu":1500,
+            "bytes_received":1500000,"frames_passed_on":12,"listeners_refused":3,
+"listeners_of_one_max":1024,"listeners_max":16384,
             "threads":[{"connections":3},{"connections":4}]},"processes":[]}"#;
         let text = render(&parse(answer).expect("an answer"));
         assert!(
@@ -397,7 +402,8 @@ mod tests {
             text.contains("  AF_XDP in the driver, zero copy\n"),
             "{text}"
         );
-        let refused = "  3 listeners are the kernel's alone: one program may have 1024 here, and all together 16384\n";
+        let refused = "  3 listeners are the kernel's alone: one program may have 1024 here, \
+            and all together 16384\n";
         assert!(text.contains(refused), "{text}");
         assert!(
             text.contains("in 1.50MB") && text.contains("toehold run"),

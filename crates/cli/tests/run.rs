@@ -1,4 +1,5 @@
-//! `toehold run` from the outside: it runs the program whatever stands in the way, and ends as it does.
+//! `toehold run` from the outside: it runs the program whatever stands in the way, and ends as it
+//! does.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};

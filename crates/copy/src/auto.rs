@@ -5,16 +5,16 @@ use std::time::{Duration, Instant};
 use crate::backend::{Backend, Outcome, Refused};
 use crate::calibration::{Copybreak, Direction};
 use crate::cpu::{Finished, execute};
-use crate::heat::{copy_by_heat, is_cold};
 use crate::operation::{Flags, Kind};
+use crate::residency::{copy_by_residency, is_cold};
 use crate::{Calibration, Cookie, Operation, Worker};
 
 /// The `auto` engine.
 ///
-/// - Short copies, and those whose submitter is going to wait ([`Flags::URGENT`]), are done by hand: past the cache if
-///   they are long enough and their source is cold.
-/// - Longer ones the worker gets, if it is awake. Where that pays for cold memory only, the source is touched first, with
-///   a stopwatch.
+/// - Short copies, and those whose submitter is going to wait ([`Flags::URGENT`]), are done by
+///   hand: past the cache if they are long enough and their source is cold.
+/// - Longer ones the worker gets, if it is awake. Where that pays for cold memory only, the source
+///   is touched first, with a stopwatch.
 /// - A worker that sleeps is woken for a long copy, or for many.
 pub struct Auto {
     finished: Finished,
@@ -25,8 +25,9 @@ pub struct Auto {
     regret: Regret,
 }
 
-/// Bytes copied by hand that an awake worker would have been given. When they add up to what would have been worth waking it
-/// for, it is woken: a stream of copies each too short for that is not kept from it for ever.
+/// Bytes copied by hand that an awake worker would have been given. When they add up to what would
+/// have been worth waking it for, it is woken: a stream of copies each too short for that is not
+/// kept from it for ever.
 struct Regret {
     bytes: usize,
     last: Instant,
@@ -65,7 +66,7 @@ impl Auto {
             return false;
         };
         let len = operation.len;
-        // What is filled is not read, and a CRC takes longer than any memory.
+        // A fill reads no source, and a CRC takes longer than any memory access.
         let pays = len >= at.hot
             || operation.kind != Kind::Copy
             // SAFETY: the submitter vouches for the source; no empty operation is handed over.
@@ -124,10 +125,10 @@ unsafe impl Backend for Auto {
             flags,
             ..
         } = operation;
-        // SAFETY: the caller's contract is `copy_by_heat`'s and `execute`'s.
+        // SAFETY: the caller's contract is `copy_by_residency`'s and `execute`'s.
         let outcome = unsafe {
             if operation.kind == Kind::Copy && !flags.contains(Flags::CACHE) {
-                copy_by_heat(source, target, len);
+                copy_by_residency(source, target, len);
                 Outcome::DONE
             } else {
                 execute(operation)

@@ -6,15 +6,16 @@ use crate::{Cookie, Operation};
 
 /// The hands of a copy engine: accepts operations, carries them out, says which are done.
 ///
-/// A backend keeps no history and makes no promises about order. The channel above it keeps the ledger,
-/// holds back fenced operations, finishes on the processor what the engine could not, and refuses bad
-/// ranges before they get here.
+/// A backend keeps no history and makes no promises about order. The channel above it keeps the
+/// ledger, holds back fenced operations, finishes on the processor what the engine could not, and
+/// refuses bad ranges before they get here.
 ///
 /// # Safety
 ///
-/// An implementation, once it has reported an operation's outcome, must never again touch the memory
-/// that the operation names. When it is dropped, or has reported [`Outcome::Gone`], the same holds for all.
-/// It touches nothing but the target's `len` bytes and reads nothing but the source's.
+/// An implementation, once it has reported an operation's outcome, must never again touch the
+/// memory that the operation names. When it is dropped, or has reported [`Outcome::Gone`], the same
+/// holds for all. It touches nothing but the target's `len` bytes and reads nothing but the
+/// source's.
 pub unsafe trait Backend: Send + Any {
     /// A short, fixed name: what the user writes to select it.
     fn name(&self) -> &'static str;
@@ -28,8 +29,8 @@ pub unsafe trait Backend: Send + Any {
     ///
     /// # Safety
     ///
-    /// The operation has been checked, and its memory stays valid, its source unwritten and its target
-    /// untouched by others, until its outcome is reported.
+    /// The operation has been checked, and its memory stays valid, its source unwritten and its
+    /// target untouched by others, until its outcome is reported.
     unsafe fn submit(&mut self, cookie: Cookie, operation: &Operation) -> Result<(), Refused>;
 
     /// Rings the doorbell: what was submitted since the last one begins now, if it had not.
@@ -44,14 +45,15 @@ pub unsafe trait Backend: Send + Any {
         0
     }
 
-    /// Sleeps until there may be an outcome to report, or until `patience_ns` have passed, or for no
-    /// reason at all. An engine that cannot wake a sleeper returns at once and answers `false`.
+    /// Sleeps until there may be an outcome to report, or until `patience_ns` have passed, or for
+    /// no reason at all. An engine that cannot wake a sleeper returns at once and answers `false`.
     fn park(&mut self, patience_ns: u64) -> bool {
         let _ = patience_ns;
         false
     }
 
-    /// Processor time that helpers have spent for this engine, in nanoseconds; `None` where that is not known.
+    /// Processor time that helpers have spent for this engine, in nanoseconds; `None` where that is
+    /// not known.
     fn helper_cpu_ns(&self) -> Option<u64> {
         Some(0)
     }
@@ -62,8 +64,8 @@ pub unsafe trait Backend: Send + Any {
     }
 
     /// Called in the child after a fork, before anything else: the helpers stayed in the parent.
-    /// Everything that was not reported has been written off and must not be reported any more, and nothing that
-    /// belongs to the parent may be touched.
+    /// Everything that was not reported has been written off and must not be reported any more, and
+    /// nothing that belongs to the parent may be touched.
     fn forget_after_fork(&mut self);
 }
 

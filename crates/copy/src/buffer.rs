@@ -1,18 +1,18 @@
 //! Registered buffers: memory that an engine may use however it reaches it.
 //!
-//! A device reaches memory by address translations of its own. If a fork makes a page copy-on-write while
-//! the device writes it, the process's next store moves the process to a new page and the device goes on writing the old
-//! one: bytes are lost without an error. That, with concurrent receives, ended the kernel's `net_dma`. A
-//! buffer's pages are therefore marked to be wiped in a child: they are never shared, so never copied.
-//! The child finds zeros.
+//! A device reaches memory by address translations of its own. If a fork makes a page copy-on-write
+//! while the device writes it, the process's next store moves the process to a new page and the
+//! device goes on writing the old one: bytes are lost without an error. That, with concurrent
+//! receives, ended the kernel's `net_dma`. A buffer's pages are therefore marked to be wiped in a
+//! child: they are never shared, so never copied. The child finds zeros.
 
 use std::collections::BTreeMap;
 use std::io;
 use std::ops::{Deref, DerefMut};
 use std::sync::RwLock;
 
-/// A page-aligned, zeroed buffer whose pages are never copied on write. After a fork the parent keeps its
-/// contents; in the child it reads as zeros.
+/// A page-aligned, zeroed buffer whose pages are never copied on write. After a fork the parent
+/// keeps its contents; in the child it reads as zeros.
 pub struct Buffer {
     base: *mut u8,
     len: usize,
@@ -29,8 +29,8 @@ impl Buffer {
     ///
     /// # Errors
     ///
-    /// `ENOMEM` when the address space or its limit is used up; `EINVAL` on a kernel before 4.14, which
-    /// cannot keep pages from being copied.
+    /// `ENOMEM` when the address space or its limit is used up; `EINVAL` on a kernel before 4.14,
+    /// which cannot keep pages from being copied.
     pub fn new(len: usize) -> io::Result<Buffer> {
         let mapped = len
             .checked_next_multiple_of(PAGE_BYTES)
@@ -68,7 +68,8 @@ impl Buffer {
     ///
     /// # Errors
     ///
-    /// `ENOMEM` or `EPERM` when the limit of locked memory (`ulimit -l`) forbids it. The buffer stays usable.
+    /// `ENOMEM` or `EPERM` when the limit of locked memory (`ulimit -l`) forbids it. The buffer
+    /// stays usable.
     pub fn lock(&self) -> io::Result<()> {
         // SAFETY: our own mapping.
         match unsafe { libc::mlock(self.base.cast(), self.mapped) } {

@@ -181,8 +181,8 @@ pub unsafe extern "C" fn toehold_copy_copy_crc32c(
 
 /// # Safety
 ///
-/// As for [`Channel::copy_vectored`]; the lists have as many parts as they say; `channel` and `cookie` are valid or
-/// null.
+/// As for [`Channel::copy_vectored`]; the lists have as many parts as they say; `channel` and
+/// `cookie` are valid or null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn toehold_copy_vectored(
     channel: *mut Channel,

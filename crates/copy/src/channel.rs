@@ -12,23 +12,25 @@ use crate::{Cookie, Operation};
 
 /// A channel to a copy engine, for one producer.
 ///
-/// Operations go in with [`submit`](Self::submit) and get consecutive cookies; the engine may finish them
-/// in any order; [`poll`](Self::poll) learns of that and returns the *watermark*, the last cookie up
-/// to which everything is over. [`progress`](Self::progress) tells how much of one that is still running can
-/// be used already.
+/// Operations go in with [`submit`](Self::submit) and get consecutive cookies; the engine may
+/// finish them in any order; [`poll`](Self::poll) learns of that and returns the *watermark*, the
+/// last cookie up to which everything is over. [`progress`](Self::progress) tells how much of one
+/// that is still running can be used already.
 ///
-/// An operation is *held* while it is fenced or while the engine's queue is full, and handed over by a later
-/// poll. What an engine cannot do, or does not finish, the processor does: a channel always works.
+/// An operation is *held* while it is fenced or while the engine's queue is full, and handed over
+/// by a later poll. What an engine cannot do, or does not finish, the processor does: a channel
+/// always works.
 ///
 /// Dropping a channel waits for everything in flight. Memory in the safe interface is tied to
 /// [`scope`](Self::scope) instead, which cannot be forgotten.
 ///
 /// # Fork
 ///
-/// In the child of a fork, everything that was in flight ends as [`Fault::Forked`] (the parent's engine goes on in
-/// the parent's memory only), and what is submitted from then on is done by the processor. Never lend
-/// an engine private memory that a fork may copy on write *and* that the child relies on: the child
-/// has the bytes as they were at that instant. [`Buffer`](crate::Buffer) is never copied.
+/// In the child of a fork, everything that was in flight ends as [`Fault::Forked`] (the parent's
+/// engine goes on in the parent's memory only), and what is submitted from then on is done by the
+/// processor. Never lend an engine private memory that a fork may copy on write *and* that the
+/// child relies on: the child has the bytes as they were at that instant. [`Buffer`](crate::Buffer)
+/// is never copied.
 pub struct Channel {
     backend: Box<dyn Backend>,
     ledger: Ledger,
@@ -78,8 +80,8 @@ pub struct Counters {
 }
 
 impl Channel {
-    /// A channel to this engine, for at most about `entries` operations in flight: a power of two, between
-    /// 2 and 65,536.
+    /// A channel to this engine, for at most about `entries` operations in flight: a power of two,
+    /// between 2 and 65,536.
     pub fn new(backend: impl Backend + 'static, entries: usize) -> Channel {
         Channel::from_boxed(Box::new(backend), entries)
     }
@@ -102,7 +104,8 @@ impl Channel {
         self.recovery = recovery;
     }
 
-    /// Submits an operation. It begins at once, or with the batch's doorbell, whichever the engine does.
+    /// Submits an operation. It begins at once, or with the batch's doorbell, whichever the engine
+    /// does.
     ///
     /// # Errors
     ///
@@ -110,12 +113,13 @@ impl Channel {
     ///
     /// # Safety
     ///
-    /// Until the operation is over ([`Status::is_over`], or the watermark has reached its cookie, or this channel
-    /// has been dropped), whatever happens to this `Channel` value:
-    /// - the source is readable and nobody writes it, unless any mixture of old and new bytes is acceptable;
+    /// Until the operation is over ([`Status::is_over`], or the watermark has reached its cookie,
+    /// or this channel has been dropped), whatever happens to this `Channel` value:
+    /// - the source is readable and nobody writes it, unless any mixture of old and new bytes is
+    ///   acceptable;
     /// - the target is writable and nobody reads or writes it, except for reading the bytes that
-    ///   [`progress`](Self::progress) has reported; or it is memory that several processes share and that nobody
-    ///   trusts ([`from_shared`](crate::from_shared)).
+    ///   [`progress`](Self::progress) has reported; or it is memory that several processes share
+    ///   and that nobody trusts ([`from_shared`](crate::from_shared)).
     ///
     /// An address that is not mapped ends the process with SIGSEGV, or the operation with a fault,
     /// whichever the engine does.
@@ -139,9 +143,9 @@ impl Channel {
         Ok(cookie)
     }
 
-    /// Copies a list of sources to a list of targets, as if each were one piece; the cookie is the last
-    /// operation's, and [`wait_through`](Self::wait_through) waits for them all. Empty parts are allowed. `None`
-    /// when there was nothing to copy.
+    /// Copies a list of sources to a list of targets, as if each were one piece; the cookie is the
+    /// last operation's, and [`wait_through`](Self::wait_through) waits for them all. Empty parts
+    /// are allowed. `None` when there was nothing to copy.
     ///
     /// # Errors
     ///
@@ -149,7 +153,8 @@ impl Channel {
     ///
     /// # Safety
     ///
-    /// As for [`submit`](Self::submit), for every part. Sources and targets do not overlap across parts.
+    /// As for [`submit`](Self::submit), for every part. Sources and targets do not overlap across
+    /// parts.
     pub unsafe fn copy_vectored(
         &mut self,
         sources: &[(*const u8, usize)],
@@ -196,8 +201,8 @@ impl Channel {
         }
     }
 
-    /// Learns what has ended, hands over what was held, and returns the watermark: every operation up
-    /// to and including that cookie is over.
+    /// Learns what has ended, hands over what was held, and returns the watermark: every operation
+    /// up to and including that cookie is over.
     #[inline]
     pub fn poll(&mut self) -> Cookie {
         self.check_fork();
@@ -213,7 +218,8 @@ impl Channel {
         self.ledger.watermark()
     }
 
-    /// How an operation stands. Learns nothing new except a pending operation's progress: poll first.
+    /// How an operation stands. Learns nothing new except a pending operation's progress: poll
+    /// first.
     ///
     /// # Panics
     ///
@@ -228,8 +234,8 @@ impl Channel {
         }
     }
 
-    /// Bytes at the beginning of the operation's target that are in place and may be read, while the rest
-    /// is still being written. A failed operation has none to rely on.
+    /// Bytes at the beginning of the operation's target that are in place and may be read, while
+    /// the rest is still being written. A failed operation has none to rely on.
     ///
     /// # Panics
     ///
@@ -314,8 +320,8 @@ impl Channel {
         self.counters
     }
 
-    /// Processor time that the engine's helpers have spent so far, in nanoseconds. It is a cost of the
-    /// copies, wherever it was spent. `None` where that is not known.
+    /// Processor time that the engine's helpers have spent so far, in nanoseconds. It is a cost of
+    /// the copies, wherever it was spent. `None` where that is not known.
     pub fn helper_cpu_ns(&self) -> Option<u64> {
         self.backend.helper_cpu_ns()
     }
@@ -357,7 +363,8 @@ impl Channel {
             self.settle(next, Outcome::DONE);
             return;
         }
-        // SAFETY: checked when it was submitted; its submitter vouches for the memory until it is over.
+        // SAFETY: checked when it was submitted; its submitter vouches for the memory until it is
+        // over.
         match unsafe { self.backend.submit(next, &operation) } {
             Ok(()) => {
                 self.handed = next;

@@ -5,8 +5,9 @@ use core::fmt;
 /// Names one operation of one [`Channel`](crate::Channel), in order of submission.
 ///
 /// Cookies of a channel count up from one and are never reused: at a thousand million operations a
-/// second, 64 bits last for five centuries. So they can be compared, and "everything up to and including this one"
-/// is a single comparison with [`Channel::watermark`](crate::Channel::watermark).
+/// second, 64 bits last for five centuries. So they can be compared, and "everything up to and
+/// including this one" is a single comparison with
+/// [`Channel::watermark`](crate::Channel::watermark).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Cookie(u64);
 

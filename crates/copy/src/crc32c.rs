@@ -1,7 +1,8 @@
 //! CRC-32C (Castagnoli), and a copy that computes it in the same pass.
 //!
 //! The bytes are copied a block at a time and summed from the private side while they are in the
-//! first-level cache, never read twice from a source that somebody else could change between the two.
+//! first-level cache, never read twice from a source that somebody else could change between the
+//! two.
 
 /// Continues `crc` (zero to begin) over `bytes`.
 pub fn crc32c(crc: u32, bytes: &[u8]) -> u32 {
@@ -13,8 +14,8 @@ pub fn crc32c(crc: u32, bytes: &[u8]) -> u32 {
 ///
 /// # Safety
 ///
-/// As for [`from_shared`](crate::from_shared). When others can write the *target* too, the sum is of
-/// whatever they left there.
+/// As for [`from_shared`](crate::from_shared). When others can write the *target* too, the sum is
+/// of whatever they left there.
 pub(crate) unsafe fn copy_crc32c(crc: u32, source: *const u8, target: *mut u8, len: usize) -> u32 {
     let mut crc = crc;
     let mut at = 0;

@@ -1,6 +1,7 @@
 //! The `fault` engine: does everything an engine may do to its user, and little of what it should.
 //!
-//! For tests of everything built on a channel. One seed decides; the same seed misbehaves the same way.
+//! For tests of everything built on a channel. One seed decides; the same seed misbehaves the same
+//! way.
 
 use alloc::collections::VecDeque;
 
@@ -9,7 +10,8 @@ use crate::cpu::execute;
 use crate::operation::Kind;
 use crate::{Cookie, Operation};
 
-/// What the engine is to do wrong, and how often. Each `*_in_256` is a chance: 0 is never, 256 always.
+/// What the engine is to do wrong, and how often. Each `*_in_256` is a chance: 0 is never, 256
+/// always.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Mischief {
     /// Decides everything below.
@@ -30,8 +32,8 @@ pub struct Mischief {
     pub gone_after: u64,
 }
 
-/// The engine. It writes an operation's bytes a little at a time, from poll to poll, so that a user who looks at
-/// bytes before they are reported finds them missing.
+/// The engine. It writes an operation's bytes a little at a time, from poll to poll, so that a user
+/// who looks at bytes before they are reported finds them missing.
 pub struct Faulty {
     mischief: Mischief,
     random: SplitMix64,
@@ -73,7 +75,8 @@ impl Faulty {
     }
 }
 
-// SAFETY: works only within `submit` and `poll`, on operations it has not reported, within their ranges.
+// SAFETY: works only within `submit` and `poll`, on operations it has not reported, within their
+// ranges.
 unsafe impl Backend for Faulty {
     fn name(&self) -> &'static str {
         "fault"

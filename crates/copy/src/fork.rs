@@ -1,8 +1,8 @@
 //! Noticing that this process is a fork, without asking the kernel each time.
 //!
-//! An engine's helper thread stays in the parent. A channel that finds itself in the child must not wait
-//! for it. One page that the kernel wipes in the child (`MADV_WIPEONFORK`) tells: a zero there is news.
-//! The epoch counts the generations of this process family as seen from here.
+//! An engine's helper thread stays in the parent. A channel that finds itself in the child must not
+//! wait for it. One page that the kernel wipes in the child (`MADV_WIPEONFORK`) tells: a zero there
+//! is news. The epoch counts the generations of this process family as seen from here.
 
 use crate::sync::os::{AtomicU64, Ordering::Relaxed};
 use std::sync::OnceLock;

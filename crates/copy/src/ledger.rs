@@ -1,4 +1,5 @@
-//! The record of what was asked and how it ended: completions in any order beneath, one watermark above.
+//! The record of what was asked and how it ended: completions in any order beneath, one watermark
+//! above.
 //!
 //! ```text
 //!   cookie     5     6     7     8     9    10

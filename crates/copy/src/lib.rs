@@ -2,11 +2,12 @@
 //!
 //! Three layers, each usable by itself:
 //!
-//! - [`from_shared`] and [`to_shared`] copy now, without forming a reference to memory that a peer may
-//!   be writing.
-//! - [`Channel::submit`] hands an [`Operation`] to an engine and returns a [`Cookie`]. It is unsafe: the caller keeps the
-//!   memory alive.
-//! - [`Channel::scope`] is safe: memory is lent to a scope, which does not end before the copies do.
+//! - [`from_shared`] and [`to_shared`] copy now, without forming a reference to memory that a peer
+//!   may be writing.
+//! - [`Channel::submit`] hands an [`Operation`] to an engine and returns a [`Cookie`]. It is
+//!   unsafe: the caller keeps the memory alive.
+//! - [`Channel::scope`] is safe: memory is lent to a scope, which does not end before the copies
+//!   do.
 //!
 //! An engine is a [`Backend`]. [`open`] chooses one by name, or by what [`Calibration`] measured.
 //!
@@ -16,7 +17,8 @@
 //!   watermark <───┴── processor finishes what is left <───┘ outcome
 //! ```
 //!
-//! The crate's README tells what each engine is good for, where it loses, and what is not supported.
+//! The crate's README tells what each engine is good for, where it loses, and what is not
+//! supported.
 
 #![cfg_attr(not(feature = "std"), no_std)]
 
@@ -29,11 +31,11 @@ mod cpu;
 mod crc32c;
 mod error;
 mod fault;
-mod heat;
 mod ledger;
 mod nontemporal;
 mod operation;
 pub mod prefetch;
+mod residency;
 mod scope;
 mod shared;
 mod wait;
@@ -66,10 +68,10 @@ pub use cpu::Cpu;
 pub use crc32c::crc32c;
 pub use error::{Fault, SubmitError, TimedOut};
 pub use fault::{Faulty, Mischief};
-pub use heat::{copy_by_heat, evict};
 pub use ledger::Status;
 pub use nontemporal::{CpuNt, NT_BYTES_MIN, copy_nontemporal};
 pub use operation::{Flags, Kind, Operation};
+pub use residency::{copy_by_residency, evict};
 pub use scope::{Scope, Ticket};
 pub use shared::{from_shared, to_shared};
 pub use wait::Waiting;

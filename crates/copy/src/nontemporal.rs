@@ -1,10 +1,11 @@
 //! Copies past the cache: non-temporal stores, in one stream or four, fetched ahead.
 //!
-//! An ordinary store to a line that is not in the cache first reads the line from memory, and then pushes
-//! something else out. A non-temporal store does neither, so a large copy of cold memory saves a third
-//! of its traffic and leaves the caller's working set where it was. On some processors walking four pages side by side,
-//! which keeps four streams of the hardware prefetcher and four memory banks busy, is worth as much again; on others,
-//! whose prefetcher follows one stream far enough, it loses all that was gained. Calibration measures which it is.
+//! An ordinary store to a line that is not in the cache first reads the line from memory, and then
+//! pushes something else out. A non-temporal store does neither, so a large copy of cold memory
+//! saves a third of its traffic and leaves the caller's working set where it was. On some
+//! processors walking four pages side by side, which keeps four streams of the hardware prefetcher
+//! and four memory banks busy, is worth as much again; on others, whose prefetcher follows one
+//! stream far enough, it loses all that was gained. Calibration measures which it is.
 //!
 //! ```text
 //!             stream 0    stream 1    stream 2    stream 3
@@ -78,15 +79,16 @@ unsafe impl Backend for CpuNt {
     }
 }
 
-/// Below this a copy is a few hundred nanoseconds, and the fence and the lost cache lines cost more.
+/// Below this a copy is a few hundred nanoseconds, and the fence and the lost cache lines cost
+/// more.
 pub const NT_BYTES_MIN: usize = 64 * 1024;
 
 /// Copies past the cache where the processor can, otherwise like [`from_shared`].
 ///
 /// # Safety
 ///
-/// As for [`from_shared`] and [`to_shared`](crate::to_shared): no reference to either side is formed, and
-/// either may be shared.
+/// As for [`from_shared`] and [`to_shared`](crate::to_shared): no reference to either side is
+/// formed, and either may be shared.
 pub unsafe fn copy_nontemporal(source: *const u8, target: *mut u8, len: usize) {
     let head = target.align_offset(LINE_BYTES).min(len);
     let body = (len - head) / (4 * LINE_BYTES) * (4 * LINE_BYTES);
@@ -131,7 +133,8 @@ unsafe fn copy_body(source: *const u8, target: *mut u8, len: usize) {
     let mut done = 0;
     while done < len {
         let stride = ((len - done) / 4).min(PAGE_BYTES);
-        // SAFETY: `done + 4 * stride <= len`; both are multiples of a line, so the target stays aligned.
+        // SAFETY: `done + 4 * stride <= len`; both are multiples of a line, so the target stays
+        // aligned.
         unsafe {
             let (source, target) = (source.add(done), target.add(done));
             if wide {
@@ -169,8 +172,8 @@ fn has_avx() -> bool {
     return has_avx_asked();
 }
 
-/// Whether the processor has AVX and the system keeps its registers (Intel's manual, volume 1, 14.3). Asked once: in a virtual
-/// machine the answer comes from the host, microseconds later.
+/// Whether the processor has AVX and the system keeps its registers (Intel's manual, volume 1,
+/// 14.3). Asked once: in a virtual machine the answer comes from the host, microseconds later.
 #[cfg(all(target_arch = "x86_64", not(miri), any(test, not(feature = "std"))))]
 fn has_avx_asked() -> bool {
     const OSXSAVE_AND_AVX: u32 = 0b11 << 27;
@@ -187,7 +190,13 @@ fn has_avx_asked() -> bool {
         let kept: u32;
         // SAFETY: the system has enabled the instruction, which reads a register.
         unsafe {
-            core::arch::asm!("xgetbv", in("ecx") 0, out("eax") kept, out("edx") _, options(nomem, nostack, preserves_flags));
+            core::arch::asm!(
+                "xgetbv",
+                in("ecx") 0,
+                out("eax") kept,
+                out("edx") _,
+                options(nomem, nostack, preserves_flags)
+            );
         }
         answer = kept & XMM_AND_YMM == XMM_AND_YMM;
     }
@@ -195,8 +204,9 @@ fn has_avx_asked() -> bool {
     answer
 }
 
-/// Defines one group's copy: a loop over the lines of a stream, one line of each of the four a turn.
-/// It is assembly so that the compiler sees no typed access to memory that a peer may be writing.
+/// Defines one group's copy: a loop over the lines of a stream, one line of each of the four a
+/// turn. It is assembly so that the compiler sees no typed access to memory that a peer may be
+/// writing.
 ///
 /// The prefetches run past the end of each stream. A prefetch never faults.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -206,8 +216,8 @@ macro_rules! copy_group {
         ///
         /// # Safety
         ///
-        /// The processor has the instructions; both sides are valid for `4 * stride`, a multiple of four
-        /// lines and not zero; `target` is aligned to a line.
+        /// The processor has the instructions; both sides are valid for `4 * stride`, a multiple of
+        /// four lines and not zero; `target` is aligned to a line.
         unsafe fn $name(source: *const u8, target: *mut u8, stride: usize) {
             // SAFETY: reads `source..source + 4 * stride` and writes as much of `target`, a line of
             // each stream a turn, until the first stream is done. Clobbers are declared.
@@ -307,16 +317,17 @@ copy_group!(
     ]
 );
 
-/// One stream, four lines a turn, fetched a page ahead: close enough to be there in time, and across the
-/// page's end, where the hardware's own prefetcher stops.
+/// One stream, four lines a turn, fetched a page ahead: close enough to be there in time, and
+/// across the page's end, where the hardware's own prefetcher stops.
 ///
 /// # Safety
 ///
-/// The processor has AVX; both sides are valid for `len`, a multiple of four lines and not zero; `target` is aligned to
-/// a line.
+/// The processor has AVX; both sides are valid for `len`, a multiple of four lines and not zero;
+/// `target` is aligned to a line.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 unsafe fn copy_stream_avx(source: *const u8, target: *mut u8, len: usize) {
-    // SAFETY: reads `source..source + len` and writes as much of `target`; a prefetch never faults. Clobbers are declared.
+    // SAFETY: reads `source..source + len` and writes as much of `target`; a prefetch never faults.
+    // Clobbers are declared.
     unsafe {
         core::arch::asm!(
             "2:",

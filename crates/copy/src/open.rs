@@ -11,8 +11,8 @@ pub struct Opened {
     pub notes: Vec<String>,
 }
 
-/// Opens a channel to the engine of this name, or to the one that `TOEHOLD_COPY_ENGINE` names, or to `auto`. When that
-/// is not to be had, a note says why, and the processor does the work.
+/// Opens a channel to the engine of this name, or to the one that `TOEHOLD_COPY_ENGINE` names, or
+/// to `auto`. When that is not to be had, a note says why, and the processor does the work.
 ///
 /// ```
 /// let opened = toehold_copy::open(Some("warp-drive"), 64);

@@ -60,7 +60,8 @@ impl BitOr for Flags {
     }
 }
 
-/// One piece of work for an engine. Making one is safe, for it only names memory; submitting it is not.
+/// One piece of work for an engine. Making one is safe, for it only names memory; submitting it is
+/// not.
 #[derive(Clone, Copy, Debug)]
 pub struct Operation {
     pub(crate) source: *const u8,
@@ -72,8 +73,8 @@ pub struct Operation {
     pub(crate) flags: Flags,
 }
 
-// SAFETY: an operation is a description. Whoever submits it promises that the memory it names may be
-// used from the engine's thread (`Channel::submit`).
+// SAFETY: an operation is a description. Whoever submits it promises that the memory it names may
+// be used from the engine's thread (`Channel::submit`).
 unsafe impl Send for Operation {}
 
 impl Operation {
@@ -90,7 +91,8 @@ impl Operation {
         }
     }
 
-    /// Fills `len` bytes with the eight bytes of `pattern`, lowest first, over and over from `target` on.
+    /// Fills `len` bytes with the eight bytes of `pattern`, lowest first, over and over from
+    /// `target` on.
     #[inline]
     pub const fn fill(target: *mut u8, len: usize, pattern: u64) -> Operation {
         let source = core::ptr::null();
@@ -123,7 +125,7 @@ impl Operation {
         }
     }
 
-    /// The same operation with these wishes and no others.
+    /// This operation with these flags instead of its own.
     #[inline]
     pub const fn with(mut self, flags: Flags) -> Operation {
         self.flags = flags;
@@ -197,8 +199,8 @@ impl Operation {
         Ok(())
     }
 
-    /// What is left of it after its first `done` bytes. A CRC cannot be entered half-way without the
-    /// value so far, so it starts over.
+    /// The rest of this operation after its first `done` bytes. A CRC cannot be entered half-way
+    /// without the value so far, so it starts over.
     ///
     /// # Safety
     ///

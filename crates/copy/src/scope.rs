@@ -1,8 +1,9 @@
 //! The safe interface: memory is lent for a scope, and the scope does not end before the copies do.
 //!
-//! A handle that waits in its destructor is not enough: a handle can be forgotten, and the memory would be
-//! freed under the engine. So the loan is the scope's, as with [`std::thread::scope`]: whatever happens to the tickets,
-//! leaving the scope, by return or by panic, waits for everything that was submitted in it.
+//! A handle that waits in its destructor is not enough: a handle can be forgotten, and the memory
+//! would be freed under the engine. So the loan is the scope's, as with [`std::thread::scope`]:
+//! whatever happens to the tickets, leaving the scope, by return or by panic, waits for everything
+//! that was submitted in it.
 
 use core::cell::RefCell;
 use core::marker::PhantomData;
@@ -45,7 +46,7 @@ impl Channel {
     /// });
     /// ```
     ///
-    /// Nor can it be used while it is lent:
+    /// Memory cannot be used while it is lent:
     ///
     /// ```compile_fail
     /// # let mut channel = toehold_copy::Channel::new(toehold_copy::Cpu::new(), 64);
@@ -77,8 +78,8 @@ pub struct Scope<'scope, 'env: 'scope> {
     scope: PhantomData<&'scope mut &'scope ()>,
 }
 
-/// Waits for everything when it is dropped, which the scope's owner cannot prevent: it is a local of
-/// [`Channel::scope`].
+/// Waits for everything when it is dropped, which the scope's owner cannot prevent: it is a local
+/// of [`Channel::scope`].
 struct Drained<'env>(&'env mut Channel);
 
 impl Drop for Drained<'_> {
@@ -92,7 +93,8 @@ impl<'scope> Scope<'scope, '_> {
     ///
     /// # Panics
     ///
-    /// When the target is shorter, or the engine needs [registered](crate::Buffer) memory and this is not.
+    /// When the target is shorter, or the engine needs [registered](crate::Buffer) memory and this
+    /// is not.
     pub fn copy<'a>(
         &'a self,
         source: &'scope [u8],
@@ -109,7 +111,8 @@ impl<'scope> Scope<'scope, '_> {
         ))
     }
 
-    /// Copies, and continues the CRC-32C `seed` (zero to begin) over the bytes: [`Ticket::wait_crc32c`].
+    /// Copies, and continues the CRC-32C `seed` (zero to begin) over the bytes:
+    /// [`Ticket::wait_crc32c`].
     ///
     /// # Panics
     ///
@@ -151,8 +154,9 @@ impl<'scope> Scope<'scope, '_> {
         }
         self.keep_evicted(channel);
         let (target, len) = (operation.target, operation.len);
-        // SAFETY: both ranges are borrowed for 'scope. `Channel::scope` drains the channel before 'scope
-        // ends, whatever becomes of the ticket, and the ticket lends out only bytes in place.
+        // SAFETY: both ranges are borrowed for 'scope. `Channel::scope` drains the channel before
+        // 'scope ends, whatever becomes of the ticket, and the ticket lends out only bytes in
+        // place.
         let cookie = unsafe { channel.submit(operation.with(Flags::NONE)) }
             .unwrap_or_else(|error| panic!("{error}"));
         Ticket {
@@ -164,7 +168,8 @@ impl<'scope> Scope<'scope, '_> {
         }
     }
 
-    /// Remembers how the operation ended whose entry the next one takes, unless it simply ended well.
+    /// Remembers how the operation ended whose entry the next one takes, unless it simply ended
+    /// well.
     fn keep_evicted(&self, channel: &mut Channel) {
         let next = channel.issued().get() + 1;
         if let Some(old) = next
@@ -203,8 +208,8 @@ impl<'scope> Ticket<'_, 'scope> {
             Status::Done { .. } | Status::Retired => self.len,
             Status::Failed(_) => 0,
         };
-        // SAFETY: the target is lent for 'scope, which outlives this borrow; its first `bytes` are in
-        // place, the engine does not touch them again, and they were initialized before.
+        // SAFETY: the target is lent for 'scope, which outlives this borrow; its first `bytes` are
+        // in place, the engine does not touch them again, and they were initialized before.
         unsafe { slice::from_raw_parts(self.target, bytes.min(self.len)) }
     }
 
@@ -213,8 +218,8 @@ impl<'scope> Ticket<'_, 'scope> {
         self.scope.look(self.cookie).is_over()
     }
 
-    /// Waits for the copy and gives the written part of the target back. A deadline in `waiting` is ignored:
-    /// the loan cannot end early.
+    /// Waits for the copy and gives the written part of the target back. A deadline in `waiting` is
+    /// ignored: the loan cannot end early.
     ///
     /// # Errors
     ///
@@ -235,7 +240,8 @@ impl<'scope> Ticket<'_, 'scope> {
             Status::Failed(fault) => return Err(fault),
             Status::Pending { .. } => unreachable!("waiting without a deadline ends with the copy"),
         };
-        // SAFETY: lent for 'scope, over, and this ticket, which is consumed, was the only way to it.
+        // SAFETY: lent for 'scope, over, and this ticket, which is consumed, was the only way to
+        // it.
         Ok((
             unsafe { slice::from_raw_parts_mut(self.target, self.len) },
             crc32c,

@@ -1,26 +1,27 @@
 //! Copies in and out of memory that somebody else may be writing.
 //!
 //! A region shared with a peer is not Rust memory: the peer may change any byte at any time, so a
-//! `&[u8]` or `&mut [u8]` into it would be undefined behaviour the moment it is formed. The two calls
-//! here take raw pointers, form no reference to the shared side, and hand the bytes to the platform's
-//! `memcpy`, whose loads and stores the compiler cannot see into.
+//! `&[u8]` or `&mut [u8]` into it would be undefined behaviour the moment it is formed. The two
+//! calls here take raw pointers, form no reference to the shared side, and hand the bytes to the
+//! platform's `memcpy`, whose loads and stores the compiler cannot see into.
 //!
-//! What arrives is *some* value of each byte. A peer that writes while we read gives us a mixture of
-//! old and new: a caller must treat copied bytes as data and never check them in place and use them
-//! again from the region. Ordering is not provided: a position published with Release and read
+//! What arrives is *some* value of each byte. A peer that writes while we read gives us a mixture
+//! of old and new: a caller must treat copied bytes as data and never check them in place and use
+//! them again from the region. Ordering is not provided: a position published with Release and read
 //! with Acquire makes the bytes before it visible.
 
 /// Copies `len` bytes out of shared memory at `source` to private memory at `target`.
 ///
 /// # Safety
 ///
-/// - `source` is mapped and readable for `len` bytes for the whole call. Others may write it meanwhile.
+/// - `source` is mapped and readable for `len` bytes for the whole call. Others may write it
+///   meanwhile.
 /// - `target` is writable for `len` bytes and nobody else touches it during the call.
 /// - The two ranges do not overlap.
 #[inline]
 pub unsafe fn from_shared(source: *const u8, target: *mut u8, len: usize) {
-    // SAFETY: mapped, writable and disjoint by the caller's contract. No reference to the shared side is
-    // formed, and no byte read from it is used here except to be stored.
+    // SAFETY: mapped, writable and disjoint by the caller's contract. No reference to the shared
+    // side is formed, and no byte read from it is used here except to be stored.
     unsafe { copy(opaque(source), target, len) }
 }
 
@@ -29,21 +30,22 @@ pub unsafe fn from_shared(source: *const u8, target: *mut u8, len: usize) {
 /// # Safety
 ///
 /// - `source` is readable for `len` bytes and nobody writes it during the call.
-/// - `target` is mapped and writable for `len` bytes for the whole call. Others may read or write it
-///   meanwhile; what they then see is theirs to distrust.
+/// - `target` is mapped and writable for `len` bytes for the whole call. Others may read or write
+///   it meanwhile; what they then see is theirs to distrust.
 /// - The two ranges do not overlap.
 #[inline]
 pub unsafe fn to_shared(source: *const u8, target: *mut u8, len: usize) {
-    // SAFETY: readable, mapped and disjoint by the caller's contract. No reference to the shared side is
-    // formed.
+    // SAFETY: readable, mapped and disjoint by the caller's contract. No reference to the shared
+    // side is formed.
     unsafe { copy(source, opaque(target as *const u8).cast_mut(), len) }
 }
 
 /// The platform's `memcpy`, in pieces where one call would be slow.
 ///
-/// Above some two kilobytes glibc copies by `rep movsb` on processors that announce it as fast. On AMD's Zen 3 and 4 it is up to thirty
-/// times slower than a loop when the target lies a little further into its page than the source does into its own: the processor takes each load
-/// for one of the bytes just stored. Shorter calls are loops.
+/// Above some two kilobytes glibc copies by `rep movsb` on processors that announce it as fast. On
+/// AMD's Zen 3 and 4 it is up to thirty times slower than a loop when the target lies a little
+/// further into its page than the source does into its own: the processor takes each load for one
+/// of the bytes just stored. Shorter calls are loops.
 ///
 /// # Safety
 ///
@@ -88,7 +90,8 @@ const AHEAD_BYTES: usize = 256;
 /// Hides where a pointer came from, so that the compiler can neither merge two copies of the same
 /// shared bytes into one nor assume that a byte it saw earlier is still the same.
 ///
-/// An empty instruction keeps the pointer in its register; `black_box` would take it through the stack.
+/// An empty instruction keeps the pointer in its register; `black_box` would take it through the
+/// stack.
 #[inline(always)]
 fn opaque(pointer: *const u8) -> *const u8 {
     #[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri)))]
@@ -140,8 +143,8 @@ mod tests {
             for len in [0, 1, 7, 8, 63, 64, 65, 200] {
                 let mut shared = vec![0u8; 300];
                 let mut back = vec![0u8; 300];
-                // SAFETY: `offset + len` is at most 263 and each vector holds 300 bytes; the three are
-                // separate allocations.
+                // SAFETY: `offset + len` is at most 263 and each vector holds 300 bytes; the three
+                // are separate allocations.
                 unsafe {
                     to_shared(
                         source.as_ptr().add(offset),

@@ -1,5 +1,5 @@
-//! The atomics of this crate, from one place: loom's when the model checker runs, else the platform's.
-//! And one thing neither has: a word to sleep on.
+//! The atomics of this crate, from one place: loom's when the model checker runs, else the
+//! platform's. And one thing neither has: a word to sleep on.
 
 #[cfg(loom)]
 pub(crate) use loom::{
@@ -115,18 +115,21 @@ impl Gate {
 pub(crate) fn processor() -> u32 {
     #[cfg(loom)]
     return 0;
-    // SAFETY: no pointers. It fails only where there is no such call; no processor has that number then.
+    // SAFETY: no pointers. It fails only where there is no such call; no processor has that number
+    // then.
     #[cfg(not(loom))]
     unsafe {
         libc::sched_getcpu() as u32
     }
 }
 
-/// Half of a fence for the side that runs often. Only the compiler is held back, because the other side,
-/// which runs rarely, makes every processor of this process pass a full fence: [`fence_heavy`].
+/// Half of a fence for the side that runs often. Only the compiler is held back, because the other
+/// side, which runs rarely, makes every processor of this process pass a full fence:
+/// [`fence_heavy`].
 ///
-/// A store before `fence_light` and a load after it, against a store before `fence_heavy` and a load after
-/// it: at least one of the two loads sees the other side's store. As with two full fences.
+/// A store before `fence_light` and a load after it, against a store before `fence_heavy` and a
+/// load after it: at least one of the two loads sees the other side's store. As with two full
+/// fences.
 #[inline(always)]
 pub(crate) fn fence_light() {
     #[cfg(not(loom))]
@@ -136,8 +139,9 @@ pub(crate) fn fence_light() {
     fence(Ordering::SeqCst);
 }
 
-/// The other half of [`fence_light`]. False when the kernel stopped providing it (a system call filter
-/// that was installed since): the caller may then miss the other side's store, and must not rely on it.
+/// The other half of [`fence_light`]. False when the kernel stopped providing it (a system call
+/// filter that was installed since): the caller may then miss the other side's store, and must not
+/// rely on it.
 #[must_use]
 pub(crate) fn fence_heavy() -> bool {
     #[cfg(not(loom))]

@@ -46,20 +46,20 @@ impl Waiting {
         }
     }
 
-    /// The same, looking this many times before it yields or sleeps.
+    /// Looks this many times before it yields or sleeps.
     pub const fn with_spins(mut self, spins: u32) -> Waiting {
         self.spins = spins;
         self
     }
 
-    /// The same, but only until then.
+    /// Waits until `deadline` at most.
     #[cfg(feature = "std")]
     pub fn until(mut self, deadline: Instant) -> Waiting {
         self.deadline = Some(deadline);
         self
     }
 
-    /// The same, but only for so long, from now.
+    /// Waits for this long at most, from now.
     #[cfg(feature = "std")]
     pub fn at_most(self, patience: Duration) -> Waiting {
         self.until(Instant::now() + patience)

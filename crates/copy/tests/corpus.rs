@@ -1,4 +1,5 @@
-//! Replays the programs that the fuzzer keeps (`fuzz/`), so that an ordinary test run has them, too; and plays some more.
+//! Replays the programs that the fuzzer keeps (`fuzz/`), so that an ordinary test run has them,
+//! too; and plays some more.
 
 #[path = "../../../fuzz/inputs.rs"]
 mod inputs;

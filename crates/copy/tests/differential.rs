@@ -1,4 +1,5 @@
-//! Every engine against plain copies: random operations, lengths, alignments and flags; the memory is the same.
+//! Every engine against plain copies: random operations, lengths, alignments and flags; the memory
+//! is the same.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -72,8 +73,8 @@ impl Arena {
 fn run(mut channel: Channel, steps: &[Step]) -> Result<(), TestCaseError> {
     let mut arena = Arena::new();
     let mut sums = Vec::new();
-    // SAFETY of every submission: the arena outlives the channel, which is drained before the target is
-    // looked at; pieces of the target are handed out once.
+    // SAFETY of every submission: the arena outlives the channel, which is drained before the
+    // target is looked at; pieces of the target are handed out once.
     for step in steps {
         while channel.vacant() < 16 {
             channel.poll();

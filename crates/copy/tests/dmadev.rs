@@ -1,4 +1,5 @@
-//! The `dmadev` engine on DPDK's skeleton device: `cargo test -p toehold-copy --features dmadev --test dmadev`.
+//! The `dmadev` engine on DPDK's skeleton device:
+//! `cargo test -p toehold-copy --features dmadev --test dmadev`.
 //!
 //! One test, because a process has one DPDK and the skeleton is one device.
 #![cfg(feature = "dmadev")]

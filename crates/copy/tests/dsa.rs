@@ -68,7 +68,8 @@ fn whatever_the_device_does_the_bytes_are_right() {
                     .unwrap();
                 assert_eq!(sum, crc32c(0, &sources[7][..5555]));
             });
-            // A device that exaggerates is believed up to what it was asked for: those bytes are its word.
+            // A device that exaggerates is believed up to what it was asked for: those bytes are
+            // its word.
             if !temper.exaggerates {
                 assert!(targets == sources, "{temper:?} in round {round}");
                 assert!(
@@ -168,13 +169,16 @@ fn layouts_and_constants_are_the_kernels() {
         #define R(f) (int)offsetof(struct dsa_completion_record, f)
         int main(void) {
             struct dsa_hw_desc d = { .flags = 0xabcdef, .opcode = 0x12 };
-            printf("%d %d %d %d %d %d %d %d %x\n", (int)sizeof(struct dsa_hw_desc), D(completion_addr),
+            printf("%d %d %d %d %d %d %d %d %x\n",
+            (int)sizeof(struct dsa_hw_desc), D(completion_addr),
                 D(src_addr), D(pattern), D(dst_addr), D(xfer_size), D(int_handle), D(op_specific),
                 ((unsigned *)&d)[1]);
-            printf("%d %d %d %d %d\n", (int)sizeof(struct dsa_completion_record), R(status), R(bytes_completed),
+            printf("%d %d %d %d %d\n",
+            (int)sizeof(struct dsa_completion_record), R(status), R(bytes_completed),
                 R(fault_addr), R(op_specific));
             printf("%d %d %d\n", DSA_OPCODE_NOOP, DSA_OPCODE_MEMMOVE, DSA_OPCODE_MEMFILL);
-            printf("%d %d %d %d\n", IDXD_OP_FLAG_BOF, IDXD_OP_FLAG_CRAV, IDXD_OP_FLAG_RCR, IDXD_OP_FLAG_CC);
+            printf("%d %d %d %d\n",
+            IDXD_OP_FLAG_BOF, IDXD_OP_FLAG_CRAV, IDXD_OP_FLAG_RCR, IDXD_OP_FLAG_CC);
             printf("%d %d %d %d %d\n", DSA_COMP_NONE, DSA_COMP_SUCCESS, DSA_COMP_PAGE_FAULT_NOBOF,
                 DSA_COMP_BAD_OPCODE, DSA_COMP_STATUS_MASK);
             return 0;
@@ -205,7 +209,8 @@ fn layouts_and_constants_are_the_kernels() {
     use std::mem::{offset_of, size_of};
     let packed = 0x00ab_cdef | 0x12 << 24;
     let ours = format!(
-        "{} {} {} {} {} {} {} {} {packed:x}\n{} {} {} {} {}\n{} {} {}\n{} {} {} {}\n{} {} {} {} {}\n",
+        "{} {} {} {} {} {} {} {} {packed:x}\n{} {} {} {} {}\n{} {} {}\n{} {} {} {}\n{} {} {} {} \
+        {}\n",
         size_of::<Descriptor>(),
         offset_of!(Descriptor, completion_addr),
         offset_of!(Descriptor, source_or_pattern),

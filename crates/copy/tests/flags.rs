@@ -23,7 +23,8 @@ enum Seen {
     Doorbell,
 }
 
-/// Does nothing, writes down what it was asked for, and says at the next poll that all of it is done.
+/// Does nothing, writes down what it was asked for, and says at the next poll that all of it is
+/// done.
 #[derive(Default)]
 struct Recorder {
     seen: Arc<Mutex<Vec<Seen>>>,
@@ -93,7 +94,8 @@ const ALWAYS: Copybreak = Copybreak {
     asleep: 1,
 };
 
-/// Whether `auto` copies by hand: then it is over before any doorbell. Waits for the end, and checks the bytes.
+/// Whether `auto` copies by hand: then it is over before any doorbell. Waits for the end, and
+/// checks the bytes.
 fn is_by_hand(auto: &mut Auto, number: u64, flags: Flags) -> bool {
     let (source, mut target) = (source(), vec![0; LEN]);
     let operation = Operation::copy(source.as_ptr(), target.as_mut_ptr(), LEN).with(flags);
@@ -194,7 +196,8 @@ fn what_is_submitted_now_begins_without_another_call() {
     let operation = Operation::copy(source.as_ptr(), target.as_mut_ptr(), LEN);
     // SAFETY: both live until the wait.
     let cookie = unsafe { channel.submit(operation.with(Flags::SUBMIT_NOW)) }.unwrap();
-    // Neither asks the engine to begin, nor learns that it has ended. An engine that waits to be asked fails here instead of hanging.
+    // Neither asks the engine to begin, nor learns that it has ended. An engine that waits to be
+    // asked fails here instead of hanging.
     let submitted = Instant::now();
     while channel.progress(cookie) < LEN {
         assert!(submitted.elapsed() < HANG, "nobody has begun it");

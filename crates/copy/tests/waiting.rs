@@ -20,7 +20,8 @@ enum Ends {
 /// More parks than fit into a brief wait; dropping the channel gets through them.
 const MANY_PARKS: u32 = 100_000;
 
-/// Ends one operation when it is told to, touches no memory, and writes down the patience of whoever parked.
+/// Ends one operation when it is told to, touches no memory, and writes down the patience of
+/// whoever parked.
 struct Sleeper {
     ends: Ends,
     can_wake: bool,
@@ -67,7 +68,8 @@ fn copied(patiences: &Mutex<Vec<u64>>) -> Vec<u64> {
     patiences.lock().unwrap().clone()
 }
 
-/// A channel to a sleeper with one operation in flight, and how long it was told to sleep each time.
+/// A channel to a sleeper with one operation in flight, and how long it was told to sleep each
+/// time.
 fn asleep(ends: Ends, can_wake: bool) -> (Channel, Cookie, Arc<Mutex<Vec<u64>>>) {
     let patiences = Arc::default();
     let sleeper = Sleeper {

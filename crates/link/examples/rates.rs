@@ -1,12 +1,14 @@
-//! What a frame costs on each link, without any TCP: `cargo run --release -p toehold-link --example rates [ROUNDS]`, as root.
+//! What a frame costs on each link, without any TCP:
+//! `cargo run --release -p toehold-link --example rates [ROUNDS]`, as root.
 //!
 //! ```text
-//!   this end: a TAP's file, or a socket on `near0` ══ the other end, a namespace: `toe0`, or `far0` of the veth
+//!   this end: a TAP's file, or a socket on `near0` ══ in a namespace: `toe0` or `far0`
 //! ```
 //!
-//! In: the other end sends some hundred frames, many a call, then this end takes them; what each spends on that. Where the kernel
-//! works on an arrival at once, that is in the sender's time. Out: frames that the other kernel drops at once, which is in this end's time.
-//! All links in turns, medians; processor time, so that waiting does not count.
+//! In: the other end sends some hundred frames, many a call, then this end takes them; what each
+//! spends on that. Where the kernel works on an arrival at once, that is in the sender's time. Out:
+//! frames that the other kernel drops at once, which is in this end's time. All links in turns,
+//! medians; processor time, so that waiting does not count.
 
 #[path = "../tests/support/mod.rs"]
 mod support;
@@ -99,7 +101,8 @@ enum Link {
 }
 
 impl Link {
-    /// Takes a frame, if there is one, and looks at its headers: whether it is one that was sent here.
+    /// Takes a frame, if there is one, and looks at its headers: whether it is one that was sent
+    /// here.
     fn take(&mut self) -> Option<bool> {
         let is_sent = |frame: &[u8]| frame[23] == 253 && frame[30] == OURS.octets()[0];
         match self {
@@ -295,7 +298,8 @@ struct Source {
 impl Source {
     fn open(interface: &str) -> Self {
         let name = std::ffi::CString::new(interface).expect("a name");
-        // SAFETY: the descriptor is new; `sockaddr_ll` is plain data; values and address are readable for their lengths.
+        // SAFETY: the descriptor is new; `sockaddr_ll` is plain data; values and address are
+        // readable for their lengths.
         unsafe {
             let socket = libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0);
             assert!(socket >= 0, "{}", io::Error::last_os_error());
@@ -327,7 +331,8 @@ impl Source {
             iov_base: frame.as_ptr().cast_mut().cast(),
             iov_len: frame.len(),
         };
-        // SAFETY: `mmsghdr` is plain data, for which zeros are a value; each message names the frame, which is only read.
+        // SAFETY: `mmsghdr` is plain data, for which zeros are a value; each message names the
+        // frame, which is only read.
         unsafe {
             let mut message: libc::mmsghdr = std::mem::zeroed();
             message.msg_hdr.msg_iov = &mut vector;

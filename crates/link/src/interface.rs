@@ -96,7 +96,8 @@ impl Interfaces {
 
     /// The first bytes of the driver's name, up to a zero.
     pub(crate) fn driver(&self, name: &str) -> io::Result<Vec<u8>> {
-        /// `struct ethtool_drvinfo`: after the driver's name come five more and four numbers, which nobody asks for here.
+        /// `struct ethtool_drvinfo`: after the driver's name come five more and four numbers, which
+        /// nobody asks for here.
         #[repr(C)]
         struct Driver {
             command: u32,

@@ -1,24 +1,24 @@
 //! Links: frames in and out, with what the other side has done or shall do about checksums and
 //! segmentation.
 //!
-//! [`VnetHeader`] is the one form of that metadata. [`Tap`] is a device whose other end is this machine's kernel; [`PacketSocket`] and
-//! [`XdpSocket`] are on an interface that is there already, and that the kernel goes on using. [`Capture`] writes what passes to a pcapng file,
-//! [`CaptureReader`] reads it again; [`Glance`] says in
-//! a line what a frame is.
+//! [`VnetHeader`] is the one form of that metadata. [`Tap`] is a device whose other end is this
+//! machine's kernel; [`PacketSocket`] and [`XdpSocket`] are on an interface that is there already,
+//! and that the kernel goes on using. [`Capture`] writes what passes to a pcapng file,
+//! [`CaptureReader`] reads it again; [`PacketSummary`] says in a line what a frame is.
 
 mod capture;
-mod glance;
 mod interface;
 mod packet;
+mod summary;
 mod sys;
 mod tap;
 mod vnet;
 mod xdp;
 
 pub use capture::{Block, Capture, CaptureReader, Direction, Frame, Packet};
-pub use glance::{Glance, TcpGlance};
 pub use interface::Interfaces;
 pub use packet::{Arrival, PacketError, PacketOptions, PacketSocket};
+pub use summary::{PacketSummary, TcpSummary};
 pub use tap::{PARTS_MAX, Tap, TapError, TapOptions};
 pub use vnet::VnetHeader;
 pub use xdp::{XdpError, XdpMode, XdpOptions, XdpSocket, XdpStatistics, XdpSteering};

@@ -1,5 +1,5 @@
-//! A TAP device: Ethernet frames to and from this machine's kernel (`linux/if_tun.h`), each behind a
-//! [`VnetHeader`], so that segmentation and checksum offload work in both directions.
+//! A TAP device: Ethernet frames to and from this machine's kernel (`linux/if_tun.h`), each behind
+//! a [`VnetHeader`], so that segmentation and checksum offload work in both directions.
 //!
 //! One [`Tap`] is one queue of a device. Several queues of one device are several [`Tap`]s opened
 //! with the same name; the kernel hashes flows over them.
@@ -20,8 +20,8 @@ const TUN_F_TSO4: libc::c_uint = 2;
 const TUN_F_TSO6: libc::c_uint = 4;
 const TUN_F_TSO_ECN: libc::c_uint = 8;
 const IFF_PERSIST: libc::c_int = 0x0800;
-/// Pieces of one frame besides its metadata: headers, and a payload that begins in one ring and ends in
-/// another, wrapping around the ends of both.
+/// Pieces of one frame besides its metadata: headers, and a payload that begins in one ring and
+/// ends in another, wrapping around the ends of both.
 pub const PARTS_MAX: usize = 5;
 
 /// How a queue is opened.
@@ -44,8 +44,8 @@ pub enum TapError {
     Name,
     /// The kernel refuses the device: usually CAP_NET_ADMIN is missing, or somebody else has it.
     Attach(io::Error),
-    /// The device of this name exists, and was made for several queues (`true`) where one was asked for, or the other way round; or it is
-    /// no TAP device.
+    /// The device of this name exists, and was made for several queues (`true`) where one was asked
+    /// for, or the other way round; or it is no TAP device.
     Queues(String, bool),
     /// The kernel does not offer what the options ask for.
     Offload(io::Error),
@@ -68,11 +68,13 @@ impl fmt::Display for TapError {
             ),
             Self::Queues(name, true) => write!(
                 f,
-                "the device {name} was made for several queues: use several (--threads 2), or make it without multi_queue"
+                "the device {name} was made for several queues: use several (--threads 2), or \
+                make it without multi_queue"
             ),
             Self::Queues(name, false) => write!(
                 f,
-                "the device {name} was made for one queue, or is no TAP device; for several threads make it with multi_queue: \
+                "the device {name} was made for one queue, or is no TAP device; for several \
+                threads make it with multi_queue: \
                  ip tuntap add dev {name} mode tap vnet_hdr multi_queue user YOU"
             ),
             Self::Offload(error) => write!(f, "the TAP device refuses offloads ({error})"),
@@ -89,8 +91,8 @@ pub struct Tap {
 }
 
 impl Tap {
-    /// Attaches to the device `name`, which is made if it does not exist, and then vanishes with its
-    /// last queue.
+    /// Attaches to the device `name`, which is made if it does not exist, and then vanishes with
+    /// its last queue.
     ///
     /// # Errors
     /// See [`TapError`].
@@ -131,7 +133,8 @@ impl Tap {
         Ok(Self { file })
     }
 
-    /// True when the device stays when nobody has it open: then somebody made it, and its settings are theirs.
+    /// True when the device stays when nobody has it open: then somebody made it, and its settings
+    /// are theirs.
     ///
     /// # Errors
     /// Whatever `ioctl` says.
@@ -157,8 +160,8 @@ impl Tap {
         unsafe { self.receive_raw(&[(frame.as_mut_ptr(), frame.len())]) }
     }
 
-    /// As [`Tap::receive`], with the metadata at the beginning of `buffer` and the frame behind it: in one piece the kernel hands it over
-    /// fastest. The length is the frame's.
+    /// As [`Tap::receive`], with the metadata at the beginning of `buffer` and the frame behind it:
+    /// in one piece the kernel hands it over fastest. The length is the frame's.
     ///
     /// # Errors
     /// As for [`Tap::receive`].
@@ -174,7 +177,8 @@ impl Tap {
         Ok(length.map(|length| (length, header())))
     }
 
-    /// As [`Tap::receive`], into several pieces one after the other (at most [`PARTS_MAX`]), which somebody else may be reading.
+    /// As [`Tap::receive`], into several pieces one after the other (at most [`PARTS_MAX`]), which
+    /// somebody else may be reading.
     ///
     /// # Errors
     /// As for [`Tap::receive`].
@@ -205,8 +209,8 @@ impl Tap {
         Ok(length.map(|length| (length, VnetHeader::from_bytes(header))))
     }
 
-    /// Gives the kernel a frame that is the concatenation of `parts` (at most [`PARTS_MAX`]). False when the
-    /// device takes none at the moment.
+    /// Gives the kernel a frame that is the concatenation of `parts` (at most [`PARTS_MAX`]). False
+    /// when the device takes none at the moment.
     ///
     /// # Errors
     /// Whatever `writev` says.
@@ -223,8 +227,8 @@ impl Tap {
         unsafe { self.send_raw(header, &raw[..parts.len()]) }
     }
 
-    /// As [`Tap::send`], of a frame that stands in `buffer` behind [`VnetHeader::BYTES`] of room for `header`: in one piece the kernel takes
-    /// it fastest.
+    /// As [`Tap::send`], of a frame that stands in `buffer` behind [`VnetHeader::BYTES`] of room
+    /// for `header`: in one piece the kernel takes it fastest.
     ///
     /// # Errors
     /// As for [`Tap::send`].
@@ -238,7 +242,8 @@ impl Tap {
         is_taken(unsafe { libc::write(self.file.as_raw_fd(), base.cast(), len) })
     }
 
-    /// As [`Tap::send`], of memory that somebody else may be writing to: the kernel reads whatever stands there.
+    /// As [`Tap::send`], of memory that somebody else may be writing to: the kernel reads whatever
+    /// stands there.
     ///
     /// # Errors
     /// As for [`Tap::send`].

@@ -13,7 +13,8 @@ use toehold_tcp::{ChecksumWork, TransmitOffload};
 
 const MACS: [[u8; 6]; 2] = [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]];
 
-/// Runs `test` in a network namespace that ends with it, with `v0` and `v1` joined there; says so where that cannot be had.
+/// Runs `test` in a network namespace that ends with it, with `v0` and `v1` joined there; says so
+/// where that cannot be had.
 fn with_veth(test: impl FnOnce() + Send) {
     thread::scope(|scope| {
         let there = scope.spawn(|| {
@@ -155,7 +156,8 @@ fn large_segments_are_cut_where_the_other_end_wants_them_cut() {
 
 const HEADERS_BYTES: usize = 54;
 
-/// 20,000 bytes of TCP over IPv4, to be cut into segments of 1,460; their checksums are the link's to compute.
+/// 20,000 bytes of TCP over IPv4, to be cut into segments of 1,460; their checksums are the link's
+/// to compute.
 fn large_segment() -> (Vec<u8>, VnetHeader) {
     let mut sent = frame(9, HEADERS_BYTES + 20_000);
     sent[12..14].copy_from_slice(&0x0800u16.to_be_bytes());

@@ -1,14 +1,17 @@
-//! `syscall(2)`: programs that make socket calls by number meet the same code as those that make them by name.
+//! `syscall(2)`: programs that make socket calls by number meet the same code as those that make
+//! them by name.
 
 use core::ffi::{c_char, c_int, c_long, c_uint, c_ulong};
 
-use toehold_sockets::{after_fork_in_child, api, before_fork, ending, fork_failed, real};
+use toehold_sockets::{api, ending, real};
 
+use crate::fork::forked;
 use crate::process::execute;
 use crate::program::Target;
 
-/// `syscall(number, ...)`. Variadic in C; on every ABI we serve the six arguments travel where fixed ones would, and reading more of
-/// them than were passed only reads what happens to stand there.
+/// `syscall(number, ...)`. Variadic in C; on every ABI we serve the six arguments travel where
+/// fixed ones would, and reading more of them than were passed only reads what happens to stand
+/// there.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn syscall(
     number: c_long,
@@ -20,13 +23,20 @@ unsafe extern "C" fn syscall(
     f: usize,
 ) -> c_long {
     let fd = a as c_int;
-    // SAFETY: every arm passes the arguments on, in the system call's order, with the caller's promises.
+    // SAFETY: every arm passes the arguments on, in the system call's order, with the caller's
+    // promises.
     unsafe {
         match number {
             libc::SYS_read => api::read(fd, b as _, c) as c_long,
             libc::SYS_write => api::write(fd, b as _, c) as c_long,
             libc::SYS_readv => api::readv(fd, b as _, c as c_int) as c_long,
             libc::SYS_writev => api::writev(fd, b as _, c as c_int) as c_long,
+            // On 64-bit machines the offset is whole in its first half (`pos_from_hilo`,
+            // fs/read_write.c).
+            libc::SYS_preadv2 => api::preadv2(fd, b as _, c as c_int, d as _, f as c_int) as c_long,
+            libc::SYS_pwritev2 => {
+                api::pwritev2(fd, b as _, c as c_int, d as _, f as c_int) as c_long
+            }
             libc::SYS_recvfrom => {
                 api::recvfrom(fd, b as _, c, d as c_int, e as _, f as _) as c_long
             }
@@ -63,6 +73,12 @@ unsafe extern "C" fn syscall(
             libc::SYS_ppoll => api::ppoll(a as _, b as libc::nfds_t, c as _, d as _).into(),
             #[cfg(target_arch = "x86_64")]
             libc::SYS_select => api::select(fd, b as _, c as _, d as _, e as _).into(),
+            libc::SYS_pselect6 => {
+                // The mask and its size, by one pointer (pselect6(2)).
+                let mask = (f as *const [usize; 2]).as_ref();
+                let mask = mask.map_or(core::ptr::null(), |mask| mask[0] as *const _);
+                api::pselect(fd, b as _, c as _, d as _, e as _, mask).into()
+            }
             #[cfg(target_arch = "x86_64")]
             libc::SYS_epoll_create => api::epoll_create(fd).into(),
             libc::SYS_epoll_create1 => api::epoll_create1(fd).into(),
@@ -84,6 +100,10 @@ unsafe extern "C" fn syscall(
             libc::SYS_clone if a & libc::CLONE_VM as usize == 0 => {
                 forked(|| real::syscall(number, a, b, c, d, e, f))
             }
+            // The flags are the first word of its arguments (clone3(2)).
+            libc::SYS_clone3 if a != 0 && *(a as *const u64) & libc::CLONE_VM as u64 == 0 => {
+                forked(|| real::syscall(number, a, b, c, d, e, f))
+            }
             #[cfg(target_arch = "x86_64")]
             libc::SYS_fork => forked(|| real::syscall(number, a, b, c, d, e, f)),
             libc::SYS_execve => {
@@ -99,6 +119,10 @@ unsafe extern "C" fn syscall(
                 };
                 execute(target, d as _, by_number).into()
             }
+            libc::SYS_io_submit => {
+                leave_to_kernel(b, c as *const *const KernelRequest);
+                real::syscall(number, a, b, c, d, e, f)
+            }
             libc::SYS_exit_group => {
                 ending();
                 real::syscall(number, a, b, c, d, e, f)
@@ -108,14 +132,27 @@ unsafe extern "C" fn syscall(
     }
 }
 
-/// A fork made by number runs no `pthread_atfork` handlers: do what ours would have done.
-fn forked(fork: impl FnOnce() -> c_long) -> c_long {
-    before_fork();
-    let result = fork();
-    match result {
-        0 => after_fork_in_child(),
-        1.. => {}
-        _ => fork_failed(),
+/// The start of `struct iocb` (include/uapi/linux/aio_abi.h).
+#[repr(C)]
+struct KernelRequest {
+    data: u64,
+    key_and_flags: u64,
+    opcode: u16,
+    priority: i16,
+    fildes: c_int,
+}
+
+/// The kernel itself is going to read and write these descriptors.
+unsafe fn leave_to_kernel(count: usize, requests: *const *const KernelRequest) {
+    if requests.is_null() {
+        return;
     }
-    result
+    for n in 0..count {
+        // SAFETY: the caller of `io_submit` promises `count` pointers to requests.
+        unsafe {
+            if let Some(request) = (*requests.add(n)).as_ref() {
+                api::passing_on(request.fildes);
+            }
+        }
+    }
 }

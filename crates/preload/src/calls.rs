@@ -61,64 +61,9 @@ export! {
     epoll_pwait(epfd: c_int, events: *mut epoll_event, count: c_int, timeout_ms: c_int, mask: *const sigset_t) -> c_int;
     epoll_pwait2(epfd: c_int, events: *mut epoll_event, count: c_int, timeout: *const timespec, mask: *const sigset_t) -> c_int;
     sendfile(out: c_int, input: c_int, offset: *mut off_t, count: size_t) -> ssize_t;
+    preadv2(fd: c_int, iov: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t;
+    pwritev2(fd: c_int, iov: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t;
+    eventfd_read(fd: c_int, value: *mut u64) -> c_int;
+    eventfd_write(fd: c_int, value: u64) -> c_int;
     splice(input: c_int, input_offset: *mut off_t, out: c_int, out_offset: *mut off_t, len: size_t, flags: c_uint) -> ssize_t;
-}
-
-/// `fcntl` of programs built with 64-bit file offsets.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: usize) -> c_int {
-    // SAFETY: as above.
-    unsafe { api::fcntl(fd, command, argument) }
-}
-
-/// `sendfile` of programs built with 64-bit file offsets.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn sendfile64(
-    out: c_int,
-    input: c_int,
-    offset: *mut off_t,
-    count: size_t,
-) -> ssize_t {
-    // SAFETY: as above.
-    unsafe { api::sendfile(out, input, offset, count) }
-}
-
-/// libc's own name for `connect`, which some programs bind to.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn __connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
-    // SAFETY: as above.
-    unsafe { api::connect(fd, address, len) }
-}
-
-/// libc's own name for `read`.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn __read(fd: c_int, buffer: *mut c_void, len: size_t) -> ssize_t {
-    // SAFETY: as above.
-    unsafe { api::read(fd, buffer, len) }
-}
-
-/// libc's own name for `write`.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn __write(fd: c_int, buffer: *const c_void, len: size_t) -> ssize_t {
-    // SAFETY: as above.
-    unsafe { api::write(fd, buffer, len) }
-}
-
-/// libc's own name for `send`.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn __send(
-    fd: c_int,
-    buffer: *const c_void,
-    len: size_t,
-    flags: c_int,
-) -> ssize_t {
-    // SAFETY: as above.
-    unsafe { api::send(fd, buffer, len, flags) }
-}
-
-/// libc's own name for `close`.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn __close(fd: c_int) -> c_int {
-    // SAFETY: as above.
-    unsafe { api::close(fd) }
 }

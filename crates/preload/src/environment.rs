@@ -63,7 +63,8 @@ impl Environment {
         Some(longer)
     }
 
-    /// A copy without `LD_PRELOAD`, for a program that breaks on it: what else is listed there is for this C library, too.
+    /// A copy without `LD_PRELOAD`, for a program that breaks on it: what else is listed there is
+    /// for this C library, too.
     ///
     /// # Safety
     /// As [`Environment::copy`].
@@ -73,7 +74,8 @@ impl Environment {
         let (count, pointers) = (copy.variables, copy.base.cast::<*const c_char>());
         copy.variables = 0;
         for n in 0..count {
-            // SAFETY: one of those that `copy` pushed; what is pushed below comes no later in the array.
+            // SAFETY: one of those that `copy` pushed; what is pushed below comes no later in the
+            // array.
             let variable = unsafe { *pointers.add(n) };
             // SAFETY: variables are NUL-terminated strings.
             if !preloads_library(unsafe { core::ffi::CStr::from_ptr(variable) }.to_bytes()) {
@@ -107,7 +109,8 @@ impl Environment {
             (digits, at)
         };
         let text = name.iter().chain(b"=").chain(&digits.0[digits.1..]);
-        // SAFETY: the last VARIABLE_BYTES_MAX bytes of the mapping are for this; it was zeroed, so the text ends with NUL.
+        // SAFETY: the last VARIABLE_BYTES_MAX bytes of the mapping are for this; it was zeroed, so
+        // the text ends with NUL.
         let variable = unsafe { self.base.add(self.len - VARIABLE_BYTES_MAX) };
         for (n, &byte) in text.take(VARIABLE_BYTES_MAX - 1).enumerate() {
             // SAFETY: `n` is below VARIABLE_BYTES_MAX.

@@ -3,10 +3,12 @@
 use core::ffi::{c_char, c_int, c_void};
 
 use toehold_sockets::{
-    api, before_exec, ending, exec_failed, holds_connections, real, say_what_is_set,
+    after_fork_in_child, api, before_exec, before_spawn, ending, exec_failed, holds_connections,
+    real, say_what_is_set,
 };
 
 use crate::environment::Environment;
+use crate::fork::forked;
 use crate::program::{Outlook, Target, breaks_on_library, outlook};
 
 /// Registers for the ordinary end of the program.
@@ -14,8 +16,14 @@ pub(crate) fn follow_exit() {
     extern "C" fn at_exit() {
         ending();
     }
+    unsafe extern "C" {
+        fn at_quick_exit(handler: extern "C" fn()) -> c_int;
+    }
     // SAFETY: the handler lives as long as the library, which is never unloaded.
-    unsafe { libc::atexit(at_exit) };
+    unsafe {
+        libc::atexit(at_exit);
+        at_quick_exit(at_exit);
+    }
 }
 
 /// `_exit(2)`: no `atexit` handlers run.
@@ -35,7 +43,85 @@ unsafe extern "C" fn _Exit(status: c_int) -> ! {
     unsafe { _exit(status) }
 }
 
-/// `posix_spawn_file_actions_adddup2(3)`: the child will have the descriptor, and libc makes it without calling us.
+/// `_Fork(3)`: no `pthread_atfork` handlers run.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn _Fork() -> libc::pid_t {
+    // SAFETY: passed on with the caller's promises.
+    forked(|| unsafe { real::_Fork() }.into()) as libc::pid_t
+}
+
+/// What a process made by `clone` begins with.
+#[repr(C)]
+struct Beginning(extern "C" fn(*mut c_void) -> c_int, *mut c_void);
+
+/// `clone(2)` in libc's form. A process with memory of its own is a fork for us. Variadic in C; the
+/// optional arguments travel where fixed ones would, the seventh on the stack.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn clone(
+    function: extern "C" fn(*mut c_void) -> c_int,
+    stack: *mut c_void,
+    flags: c_int,
+    argument: *mut c_void,
+    parent: usize,
+    tls: usize,
+    child: usize,
+) -> c_int {
+    extern "C" fn begin(beginning: *mut c_void) -> c_int {
+        after_fork_in_child();
+        // SAFETY: the child has a copy of its parent's memory, and this in it.
+        let Beginning(function, argument) = unsafe { beginning.cast::<Beginning>().read() };
+        function(argument)
+    }
+    if flags & libc::CLONE_VM != 0 {
+        // SAFETY: passed on with the caller's promises, here and below.
+        return unsafe { real::clone(function, stack, flags, argument, parent, tls, child) };
+    }
+    let mut beginning = Beginning(function, argument);
+    let at = (&raw mut beginning).cast();
+    // SAFETY: as above; the parent's stack, with `beginning`, is copied with its memory.
+    let fork = || unsafe { real::clone(begin, stack, flags, at, parent, tls, child) };
+    forked(|| fork().into()) as c_int
+}
+
+/// `clone` by libc's own name.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __clone(
+    function: extern "C" fn(*mut c_void) -> c_int,
+    stack: *mut c_void,
+    flags: c_int,
+    argument: *mut c_void,
+    parent: usize,
+    tls: usize,
+    child: usize,
+) -> c_int {
+    // SAFETY: as `clone`.
+    unsafe { clone(function, stack, flags, argument, parent, tls, child) }
+}
+
+/// `daemon(3)`: libc puts `/dev/null` at the standard descriptors without calling us.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn daemon(keeps_directory: c_int, keeps_descriptors: c_int) -> c_int {
+    // SAFETY: passed on with the caller's promises.
+    let result = unsafe { real::daemon(keeps_directory, keeps_descriptors) };
+    if result == 0 && keeps_descriptors == 0 {
+        api::standard_descriptors_replaced();
+    }
+    result
+}
+
+/// `login_tty(3)`: libc puts a terminal at the standard descriptors without calling us.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn login_tty(fd: c_int) -> c_int {
+    // SAFETY: passed on with the caller's promises.
+    let result = unsafe { real::login_tty(fd) };
+    if result == 0 {
+        api::standard_descriptors_replaced();
+    }
+    result
+}
+
+/// `posix_spawn_file_actions_adddup2(3)`: the child will have the descriptor, and libc makes it
+/// without calling us.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn posix_spawn_file_actions_adddup2(
     actions: *mut c_void,
@@ -47,7 +133,8 @@ unsafe extern "C" fn posix_spawn_file_actions_adddup2(
     unsafe { real::posix_spawn_file_actions_adddup2(actions, from, to) }
 }
 
-/// Becomes another program by `call`, which gets the environment to give it. Returns only when that failed.
+/// Becomes another program by `call`, which gets the environment to give it. Returns only when that
+/// failed.
 ///
 /// # Safety
 /// What `target` names and `environment` are as `execve(2)` wants them.
@@ -118,6 +205,7 @@ macro_rules! spawns {
             unsafe {
                 let shorter = environment_it_bears($target(program), envp);
                 let envp = shorter.as_ref().map_or(envp, Environment::as_ptr);
+                before_spawn();
                 real::$name(pid, program, actions, attributes, argv, envp)
             }
         }
@@ -131,6 +219,22 @@ spawns! {
     posix_spawnp by Target::Name;
 }
 
+/// `system(3)`: libc executes the shell without calling us.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn system(command: *const c_char) -> c_int {
+    before_spawn();
+    // SAFETY: passed on with the caller's promises.
+    unsafe { real::system(command) }
+}
+
+/// `popen(3)`: as [`system`].
+#[unsafe(no_mangle)]
+unsafe extern "C" fn popen(command: *const c_char, mode: *const c_char) -> *mut libc::FILE {
+    before_spawn();
+    // SAFETY: passed on with the caller's promises.
+    unsafe { real::popen(command, mode) }
+}
+
 unsafe extern "C" {
     /// This process's environment, where libc keeps it.
     static environ: *const *const c_char;
@@ -138,7 +242,8 @@ unsafe extern "C" {
 
 /// The environment that calls without one give to the new program.
 pub(crate) fn current_environment() -> *const *const c_char {
-    // SAFETY: libc's own variable; a program that changes it while it executes another races with itself.
+    // SAFETY: libc's own variable; a program that changes it while it executes another races with
+    // itself.
     unsafe { environ }
 }
 
@@ -226,8 +331,8 @@ unsafe extern "C" fn execveat(
     }
 }
 
-/// The calls that take the arguments one by one. The registers that hold the first of them are put on the stack right below the
-/// others: that is the array that the calls above want.
+/// The calls that take the arguments one by one. The registers that hold the first of them are put
+/// on the stack right below the others: that is the array that the calls above want.
 #[cfg(target_arch = "x86_64")]
 mod listed {
     use super::{c_char, c_int, current_environment, execve, execvp};
@@ -286,7 +391,8 @@ mod listed {
         argv: *const *const c_char,
     ) -> c_int {
         let mut end = argv;
-        // SAFETY: the caller of `execle` ended its arguments with a null pointer, and gave an environment after it.
+        // SAFETY: the caller of `execle` ended its arguments with a null pointer, and gave an
+        // environment after it.
         unsafe {
             while !(*end).is_null() {
                 end = end.add(1);

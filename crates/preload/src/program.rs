@@ -1,12 +1,13 @@
-//! Whether a program that is about to be executed will have this library in it, too: it must be linked against the loader
-//! that loads us, keep its user's rights, and be given the environment that names us.
+//! Whether a program that is about to be executed will have this library in it, too: it must be
+//! linked against the loader that loads us, keep its user's rights, and be given the environment
+//! that names us.
 //!
 //! Runs between fork and exec, so it uses nothing but system calls and the stack.
 
 use core::ffi::{CStr, c_char, c_int};
 use core::mem::MaybeUninit;
 
-/// What is about to be executed.
+/// The program that is about to be executed.
 #[derive(Clone, Copy)]
 pub(crate) enum Target {
     /// The file at a path.
@@ -50,7 +51,8 @@ pub(crate) unsafe fn outlook(target: Target, environment: *const *const c_char) 
     }
 }
 
-/// True when `environment` would have the loader of another C library load us: musl's does as `LD_PRELOAD` says, and fails.
+/// True when a program would not start with us in `environment`: the loader of another C library
+/// (musl's) does as `LD_PRELOAD` says, and fails; AddressSanitizer wants to come first.
 ///
 /// # Safety
 /// What `target` names and `environment` are as `execve(2)` wants them.
@@ -62,7 +64,12 @@ pub(crate) unsafe fn breaks_on_library(target: Target, environment: *const *cons
     let mut path = Buffer::new();
     // SAFETY: as above.
     let opened = unsafe { open(target, &mut path) };
-    opened.is_ok_and(|opened| opened.loader(SCRIPT_DEPTH_MAX) == Loader::Foreign)
+    opened.is_ok_and(|opened| {
+        matches!(
+            opened.loader(SCRIPT_DEPTH_MAX),
+            Loader::Foreign | Loader::Strict
+        )
+    })
 }
 
 /// True when an environment variable lists this library to be preloaded.
@@ -110,7 +117,8 @@ unsafe fn open(target: Target, path: &mut Buffer) -> Result<Opened, Outlook> {
 
 /// Finds a program as `execvp(3)` does: by this process's own `PATH`.
 fn search(name: &[u8], path: &mut Buffer) -> Result<Opened, Outlook> {
-    // SAFETY: the name is NUL-terminated; the result is read before anybody can change the environment.
+    // SAFETY: the name is NUL-terminated; the result is read before anybody can change the
+    // environment.
     let value = unsafe { libc::getenv(c"PATH".as_ptr()) };
     let directories = if value.is_null() {
         PATH_DEFAULT
@@ -189,7 +197,8 @@ impl Opened {
         read.max(0) as usize
     }
 
-    /// True when the loader of this program is the one that loads us, and takes orders from the environment.
+    /// True when the loader of this program is the one that loads us, and takes orders from the
+    /// environment.
     fn takes_library(&self, depth: u32) -> bool {
         self.loader(depth) == Loader::Ours
     }
@@ -219,7 +228,8 @@ impl Opened {
         self.loader_of_elf(head)
     }
 
-    /// True when executing it would change who the process is (set-uid, set-gid, capabilities): then the loader ignores us.
+    /// True when executing it would change who the process is (set-uid, set-gid, capabilities):
+    /// then the loader ignores us.
     fn changes_rights(&self) -> bool {
         let mut stat = MaybeUninit::<libc::stat>::zeroed();
         // SAFETY: `stat` is writable for its size.
@@ -235,7 +245,8 @@ impl Opened {
         // Root has every capability already, so file capabilities change nothing for it.
         let grants = || {
             let name = c"security.capability".as_ptr();
-            // SAFETY: the name is NUL-terminated; a null buffer of size zero asks for the length only.
+            // SAFETY: the name is NUL-terminated; a null buffer of size zero asks for the length
+            // only.
             uid != 0 && unsafe { libc::fgetxattr(self.fd(), name, core::ptr::null_mut(), 0) } > 0
         };
         set_uid || set_gid || grants()
@@ -272,14 +283,70 @@ impl Opened {
                 let mut name = [0u8; 256];
                 let len = (number(&entry, 32, 8) as usize).min(name.len());
                 let len = self.read_at(&mut name[..len], number(&entry, 8, 8));
-                return if contains(&name[..len], b"/ld-linux") {
-                    Loader::Ours
-                } else {
+                return if !contains(&name[..len], b"/ld-linux") {
                     Loader::Foreign
+                } else if self.must_be_first(table, step, entries.min(ENTRIES_MAX)) {
+                    Loader::Strict
+                } else {
+                    Loader::Ours
                 };
             }
         }
         Loader::Unknown
+    }
+
+    /// True for a program that is linked with a library which ends it unless that library comes
+    /// first of all: the run-time part of AddressSanitizer.
+    fn must_be_first(&self, table: u64, step: u64, entries: u64) -> bool {
+        const PT_LOAD: u64 = 1;
+        const PT_DYNAMIC: u64 = 2;
+        const DT_NEEDED: u64 = 1;
+        const DT_STRTAB: u64 = 5;
+        const HEADER_BYTES: usize = 56;
+        /// Entries of the dynamic section that are looked at; ordinary programs have 40.
+        const DYNAMIC_MAX: u64 = 512;
+        let header = |index: u64| {
+            let mut header = [0u8; HEADER_BYTES];
+            let got = self.read_at(&mut header, table.wrapping_add(index * step));
+            (got == HEADER_BYTES).then_some(header)
+        };
+        // Offset, address and length in the file of each segment of a kind.
+        let segments = |kind| {
+            let of_kind = (0..entries).filter_map(header);
+            of_kind
+                .filter(move |header| number(header, 0, 4) == kind)
+                .map(|header| {
+                    let (offset, address) = (number(&header, 8, 8), number(&header, 16, 8));
+                    (offset, address, number(&header, 32, 8))
+                })
+        };
+        let Some((dynamic, _, len)) = segments(PT_DYNAMIC).next() else {
+            return false;
+        };
+        let tags = |wanted| {
+            let all = (0..(len / 16).min(DYNAMIC_MAX)).map_while(|index| {
+                let mut entry = [0u8; 16];
+                let got = self.read_at(&mut entry, dynamic.wrapping_add(index * 16));
+                (got == entry.len()).then(|| (number(&entry, 0, 8), number(&entry, 8, 8)))
+            });
+            all.filter(move |(tag, _)| *tag == wanted)
+                .map(|(_, value)| value)
+        };
+        let strings = tags(DT_STRTAB).next().and_then(|strings| {
+            let holds = |&(_, address, len): &(u64, u64, u64)| {
+                strings.checked_sub(address).is_some_and(|at| at < len)
+            };
+            let (offset, address, _) = segments(PT_LOAD).find(holds)?;
+            Some((strings - address).wrapping_add(offset))
+        });
+        let Some(strings) = strings else { return false };
+        tags(DT_NEEDED).any(|name| {
+            let mut text = [0u8; 64];
+            let len = self.read_at(&mut text, strings.wrapping_add(name));
+            FIRST_LIBRARIES
+                .iter()
+                .any(|first| text[..len].starts_with(first))
+        })
     }
 }
 
@@ -290,11 +357,14 @@ enum Loader {
     Ours,
     /// Another C library's.
     Foreign,
+    /// glibc's, of a program that ends when any other library is loaded before one of its own.
+    Strict,
     /// Nobody, or nobody who would load us, or we cannot tell.
     Unknown,
 }
 
-/// True when the loader will take orders from the environment: it does not for a process whose identities differ.
+/// True when the loader will take orders from the environment: it does not for a process whose
+/// identities differ.
 fn has_own_rights() -> bool {
     // SAFETY: no preconditions.
     unsafe { libc::getuid() == libc::geteuid() && libc::getgid() == libc::getegid() }
@@ -379,6 +449,9 @@ fn contains(bytes: &[u8], wanted: &[u8]) -> bool {
         .any(|candidate| candidate == wanted)
 }
 
+/// How the names of libraries begin that end a program unless they come first: AddressSanitizer of
+/// GCC and of Clang.
+const FIRST_LIBRARIES: [&[u8]; 2] = [b"libasan.so", b"libclang_rt.asan"];
 /// The file name under which `toehold run` installs this library.
 const LIBRARY: &[u8] = b"libtoehold.so";
 const OPEN_FLAGS: c_int = libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK;

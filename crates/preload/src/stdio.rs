@@ -1,5 +1,6 @@
-//! Streams over sockets. libc's stdio reads and writes inside itself, past us. A socket given to `fdopen` before it carries much traffic
-//! simply stays on the host path; one that already has a channel gets a stream whose reads and writes are our calls.
+//! Streams over sockets. libc's stdio reads and writes inside itself, past us. A socket given to
+//! `fdopen` before it carries much traffic simply stays on the host path; one that already has a
+//! channel gets a stream whose reads and writes are our calls.
 
 use core::ffi::{c_char, c_int, c_void};
 
@@ -23,7 +24,8 @@ unsafe extern "C" {
     ) -> *mut FILE;
 }
 
-/// Where glibc keeps a stream's descriptor (`struct _IO_FILE`, public since 1992, fixed by its ABI), so that `fileno` answers.
+/// Where glibc keeps a stream's descriptor (`struct _IO_FILE`, public since 1992, fixed by its
+/// ABI), so that `fileno` answers.
 const FILENO_OFFSET: usize = 112;
 
 unsafe extern "C" fn cookie_read(cookie: *mut c_void, buffer: *mut c_char, len: size_t) -> ssize_t {
@@ -88,10 +90,78 @@ unsafe extern "C" fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
     stream
 }
 
+/// libc's own name for `fdopen`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn _IO_fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
+    // SAFETY: passed on with the caller's promises.
+    unsafe { fdopen(fd, mode) }
+}
+
+/// libc closes the descriptor behind `stream` inside itself.
+///
+/// # Safety
+/// The stream is open.
+unsafe fn before_closing(stream: *mut FILE) {
+    if !stream.is_null() {
+        // SAFETY: the caller's promise.
+        api::stream_closes(unsafe { libc::fileno(stream) });
+    }
+}
+
+/// `fclose(3)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fclose(stream: *mut FILE) -> c_int {
+    // SAFETY: passed on with the caller's promises.
+    unsafe {
+        before_closing(stream);
+        real::fclose(stream)
+    }
+}
+
+/// libc's own name for `fclose`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn _IO_fclose(stream: *mut FILE) -> c_int {
+    // SAFETY: passed on with the caller's promises.
+    unsafe { fclose(stream) }
+}
+
+/// `freopen(3)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn freopen(
+    path: *const c_char,
+    mode: *const c_char,
+    stream: *mut FILE,
+) -> *mut FILE {
+    // SAFETY: passed on with the caller's promises. Without a path the file stays the same.
+    unsafe {
+        if !path.is_null() {
+            before_closing(stream);
+        }
+        real::freopen(path, mode, stream)
+    }
+}
+
+/// `freopen` of programs built with 64-bit file offsets.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn freopen64(
+    path: *const c_char,
+    mode: *const c_char,
+    stream: *mut FILE,
+) -> *mut FILE {
+    // SAFETY: as in `freopen`.
+    unsafe {
+        if !path.is_null() {
+            before_closing(stream);
+        }
+        real::freopen64(path, mode, stream)
+    }
+}
+
 #[cfg(target_arch = "x86_64")]
 mod formatted {
-    //! `dprintf`. C passes its arguments in registers that only the callee knows how to walk; this little assembly saves them as the
-    //! ABI's `va_list` wants them and calls a Rust function with that list (System V AMD64 ABI, 3.5.7).
+    //! `dprintf`. C passes its arguments in registers that only the callee knows how to walk; this
+    //! little assembly saves them as the ABI's `va_list` wants them and calls a Rust function with
+    //! that list (System V AMD64 ABI, 3.5.7).
 
     use super::{api, c_char, c_int, c_void, size_t};
 
@@ -114,8 +184,9 @@ mod formatted {
         ) -> c_int;
     }
 
-    /// Saves the argument registers on the stack (System V AMD64 ABI, figure 3.33), makes a `va_list` that starts at register argument
-    /// `$first / 8`, and calls [`print`] with descriptor, format and list.
+    /// Saves the argument registers on the stack (System V AMD64 ABI, figure 3.33), makes a
+    /// `va_list` that starts at register argument `$first / 8`, and calls [`print`] with
+    /// descriptor, format and list.
     macro_rules! variadic {
         ($first:literal, $format:literal) => {
             core::arch::naked_asm!(
@@ -174,10 +245,23 @@ mod formatted {
         unsafe { print(fd, format, list) }
     }
 
+    /// `vdprintf` as `_FORTIFY_SOURCE` compiles it.
+    #[unsafe(no_mangle)]
+    unsafe extern "C" fn __vdprintf_chk(
+        fd: c_int,
+        _flag: c_int,
+        format: *const c_char,
+        list: *mut VaList,
+    ) -> c_int {
+        // SAFETY: passed on with the caller's promises.
+        unsafe { print(fd, format, list) }
+    }
+
     /// Formats and writes, as `vdprintf(3)` does.
     unsafe extern "C" fn print(fd: c_int, format: *const c_char, list: *mut VaList) -> c_int {
         let mut small = [0 as c_char; 1024];
-        // SAFETY: `list` came from the caller's arguments; a copy is walked, so it can be walked again.
+        // SAFETY: `list` came from the caller's arguments; a copy is walked, so it can be walked
+        // again.
         let mut first = unsafe { *list };
         // SAFETY: the buffer is writable for its length; format and list are the caller's.
         let len = unsafe { vsnprintf(small.as_mut_ptr(), small.len(), format, &mut first) };
@@ -188,7 +272,8 @@ mod formatted {
             // SAFETY: `len` bytes were written.
             return unsafe { write_all(fd, small.as_ptr().cast(), len as usize) };
         }
-        // SAFETY: a plain allocation, freed below. The program itself chose to format: this is no data path of ours.
+        // SAFETY: a plain allocation, freed below. The program itself chose to format: this is no
+        // data path of ours.
         let large = unsafe { libc::malloc(len as usize + 1) };
         if large.is_null() {
             return -1;

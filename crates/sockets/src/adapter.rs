@@ -1,4 +1,5 @@
-//! The connection to the adapter and what goes over it: fixed messages, descriptors beside them, and never a wait.
+//! The connection to the adapter and what goes over it: fixed messages, descriptors beside them,
+//! and never a wait.
 
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
@@ -12,9 +13,10 @@ use crate::{lock, state, sys};
 const RETRY_NS: u64 = 200_000_000;
 
 static ADAPTER: AtomicI32 = AtomicI32::new(-1);
-/// The parent's connection, inherited: good for one message, the one that gets us our own.
+/// A connection that our parent's adapter has taken in for us, over which nothing was said yet.
 static INHERITED: AtomicI32 = AtomicI32::new(-1);
-/// Counts the adapter connections of this process, so that requests to a dead adapter are made again.
+/// Counts the adapter connections of this process, so that requests to a dead adapter are made
+/// again.
 static EPOCH: AtomicU32 = AtomicU32::new(0);
 static RETRY_AT_NS: AtomicU64 = AtomicU64::new(0);
 static LOCK: lock::Private = lock::Private::new();
@@ -56,14 +58,21 @@ pub fn set_runtime_directory(directory: &[u8]) {
     ADDRESS.store(base, Ordering::Release);
 }
 
-/// After fork: the parent's adapter connection is not ours.
+/// After fork: the parent's adapter connection is not ours. Over it come the regions of connections
+/// that the parent has later, so we give it up at once, before this process changes its user or
+/// listens to anybody, for one of our own. No allocation, no lock.
 pub(crate) fn forked() {
     LOCK.reset();
-    let adapter = ADAPTER.swap(-1, Ordering::Relaxed);
-    if adapter >= 0 {
-        let older = INHERITED.swap(adapter, Ordering::Relaxed);
-        if older >= 0 {
-            state::disown(older);
+    let own = ADAPTER.swap(-1, Ordering::Relaxed);
+    let unused = INHERITED.swap(-1, Ordering::Relaxed);
+    let parents = if own >= 0 { own } else { unused };
+    if parents >= 0 {
+        let adopted = connect_through(parents).map_or(-1, state::own);
+        INHERITED.store(adopted, Ordering::Relaxed);
+    }
+    for inherited in [own, unused] {
+        if inherited >= 0 {
+            state::disown(inherited);
         }
     }
     EPOCH.fetch_add(1, Ordering::Relaxed);
@@ -102,11 +111,11 @@ pub(crate) fn reach() -> Option<i32> {
     }
     RETRY_AT_NS.store(now + RETRY_NS, Ordering::Relaxed);
     EPOCH.fetch_add(1, Ordering::Relaxed);
-    let fd = match connect_through_parent() {
-        Some(fd) => fd,
-        None => connect_by_path(address)?,
+    let adopted = INHERITED.swap(-1, Ordering::Relaxed);
+    let fd = match adopted >= 0 {
+        true => adopted,
+        false => state::own(connect_by_path(address)?),
     };
-    let fd = state::own(fd);
     let mut hello = Message::new(Kind::Hello);
     hello.pid = state::pid();
     if !send(fd, &hello, Some(state::table_fd())) {
@@ -154,12 +163,9 @@ fn connect_by_path(address: *const libc::sockaddr_un) -> Option<i32> {
     Some(fd)
 }
 
-/// A forked child may have another user or root directory by now; what it inherited still leads to the adapter.
-fn connect_through_parent() -> Option<i32> {
-    let inherited = INHERITED.swap(-1, Ordering::Relaxed);
-    if inherited < 0 {
-        return None;
-    }
+/// A connection of our own by way of the parent's. When it is needed, this process may have another
+/// user or root directory.
+fn connect_through(inherited: i32) -> Option<i32> {
     let mut ends = [-1i32; 2];
     let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     // SAFETY: `ends` is writable for two descriptors.
@@ -176,8 +182,9 @@ fn connect_through_parent() -> Option<i32> {
     };
     let mut adopt = Message::new(Kind::Adopt);
     adopt.pid = state::pid();
-    let sent = made >= 0 && send(inherited, &adopt, Some(ends[1]));
-    state::disown(inherited);
+    // The adapter asks for it, too, but perhaps after we have said hello.
+    let is_named = made >= 0 && name_sender(ends[0]);
+    let sent = is_named && send(inherited, &adopt, Some(ends[1]));
     if made >= 0 {
         sys::close(ends[1]);
         if sent {
@@ -186,6 +193,24 @@ fn connect_through_parent() -> Option<i32> {
         sys::close(ends[0]);
     }
     None
+}
+
+/// Has the kernel add our process and user to what we send (`SO_PASSCRED`, unix(7)).
+fn name_sender(fd: i32) -> bool {
+    let on: i32 = 1;
+    // SAFETY: `on` is valid for its length.
+    let set = unsafe {
+        sys::raw(
+            libc::SYS_setsockopt,
+            fd as usize,
+            libc::SOL_SOCKET as usize,
+            libc::SO_PASSCRED as usize,
+            &raw const on as usize,
+            size_of::<i32>(),
+            0,
+        )
+    };
+    set >= 0
 }
 
 /// Only our own user's adapter, or root's, is told anything.
@@ -203,7 +228,7 @@ fn is_trusted(fd: i32) -> bool {
         .is_ok_and(|peer| peer.uid == 0 || peer.uid == uid)
 }
 
-/// Room for two descriptors in a control message.
+/// Room for two descriptors in a control message, and for who sent it.
 #[repr(C, align(8))]
 struct ControlBuffer([u8; 64]);
 
@@ -250,7 +275,8 @@ pub(crate) fn lose(fd: i32) {
 /// A message and the descriptors beside it.
 pub(crate) type Received = (Message, Kind, [Option<OwnedFd>; 2]);
 
-/// The next message that has arrived, if there is one; what is no message of ours is passed over. The caller holds the lock.
+/// The next message that has arrived, if there is one; what is no message of ours is passed over.
+/// The caller holds the lock.
 pub(crate) fn try_receive(adapter: i32) -> Option<Received> {
     loop {
         let mut bytes = [0u8; MESSAGE_BYTES];
@@ -288,7 +314,8 @@ pub(crate) fn try_receive(adapter: i32) -> Option<Received> {
 
 fn descriptors_in(header: &libc::msghdr) -> [Option<OwnedFd>; 2] {
     let mut out = [None, None];
-    // SAFETY: the kernel filled the control buffer that `header` describes; the macros stay inside it.
+    // SAFETY: the kernel filled the control buffer that `header` describes; the macros stay inside
+    // it.
     unsafe {
         let mut at = libc::CMSG_FIRSTHDR(header);
         while !at.is_null() {

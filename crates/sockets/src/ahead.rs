@@ -1,15 +1,17 @@
-//! Looking at received bytes without taking them (`MSG_PEEK`, `FIONREAD`), past the places where a direction changes between carrier and
-//! ring. Who takes bytes comes to those places one after the other; who only looks must see behind them, or would wait for ever for what is there.
+//! Looking at received bytes without taking them (`MSG_PEEK`, `FIONREAD`), past the places where a
+//! direction changes between carrier and ring. Who takes bytes comes to those places one after the
+//! other; who only looks must see behind them, or would wait for ever for what is there.
 
 use libc::iovec;
-use toehold_channel::channel::{AHEAD_MAX, End, Incoming};
 use toehold_channel::ring::Filled;
+use toehold_stream::end::{AHEAD_MAX, End, Incoming};
 
 use crate::receive::fault_of_peer;
 use crate::state::Connection;
 use crate::{buffers, lock, sys};
 
-/// Bytes of the carrier that can be passed over for those behind them: twice what two switches in a row leave there in practice.
+/// Bytes of the carrier that can be passed over for those behind them: twice what two switches in a
+/// row leave there in practice.
 const PASSED_MAX: usize = 32 << 10;
 const SCRATCH_BYTES: usize = 4096;
 const SCRATCHES: usize = PASSED_MAX / SCRATCH_BYTES;
@@ -34,7 +36,8 @@ enum Part {
 
 /// All that has arrived, in the order in which it is received. Callers hold the receive lock.
 fn parts_ahead(connection: &Connection, end: &End<'_>) -> Result<[Option<Part>; AHEAD_MAX], i32> {
-    // A switch is published before what follows it: of the bytes seen now, all that no record speaks of are data.
+    // A switch is published before what follows it: of the bytes seen now, all that no record
+    // speaks of are data.
     let mut on_carrier = sys::bytes_waiting(connection.fd).max(0) as u64;
     let ahead = end
         .ahead()
@@ -74,8 +77,8 @@ pub(crate) fn count(connection: &Connection, end: &End<'_>) -> Result<u64, i32> 
     Ok(lengths.sum())
 }
 
-/// Copies up to `want` bytes to `parts`, from byte `skip` on, and takes none; how many. With `MSG_TRUNC` in `flags` they are only
-/// counted. Callers hold the receive lock.
+/// Copies up to `want` bytes to `parts`, from byte `skip` on, and takes none; how many. With
+/// `MSG_TRUNC` in `flags` they are only counted. Callers hold the receive lock.
 ///
 /// # Safety
 /// `parts` are writable from byte `skip` on, for `want` bytes.
@@ -97,7 +100,8 @@ pub(crate) unsafe fn peek(
             Part::Ring(filled) => {
                 let len = left.min(filled.len as usize);
                 let stretches = end.receiver().peek(in_ring, len, filled);
-                // SAFETY: `ahead` checked that these bytes are inside the ring; `parts` by the caller's promise.
+                // SAFETY: `ahead` checked that these bytes are inside the ring; `parts` by the
+                // caller's promise.
                 unsafe { buffers::scatter(end.ring_in(), stretches, parts, skip + done) };
                 in_ring += filled.len;
                 done += len;

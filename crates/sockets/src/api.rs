@@ -1,13 +1,14 @@
-//! The socket layer's calls, each with the signature and the contract of the libc function of the same name. Descriptors that are
-//! not ours cost one branch, then the real call.
+//! The socket layer's calls, each with the signature and the contract of the libc function of the
+//! same name. Descriptors that are not ours cost one branch, then the real call.
 //!
 //! - [`bytes`]: calls that move bytes;
 //! - [`connections`]: calls that make a connection, name its ends, and end it;
 //! - [`descriptors`]: closing, duplicating, modes and options;
 //! - [`readiness`], [`epoll`]: calls that wait.
 
-// Every function here forwards its arguments, with its caller's promises, to the libc function of the same name or to the layer
-// below; one argument covers all of these blocks, here and in the modules, so it is not repeated at each.
+// Every function here forwards its arguments, with its caller's promises, to the libc function of
+// the same name or to the layer below; one argument covers all of these blocks, here and in the
+// modules, so it is not repeated at each.
 #![allow(clippy::missing_safety_doc, clippy::undocumented_unsafe_blocks)]
 
 mod bytes;
@@ -20,25 +21,25 @@ use core::ffi::{c_int, c_void};
 use core::sync::atomic::Ordering;
 
 use libc::{iovec, pollfd};
-use toehold_channel::table::Reason;
+use toehold_channel::table::{Mode, Reason};
 
 pub use self::bytes::{
-    read, readv, recv, recvfrom, recvmmsg, recvmsg, send, sendfile, sendmmsg, sendmsg, sendto,
-    splice, write, writev,
+    eventfd_read, eventfd_write, preadv2, pwritev2, read, readv, recv, recvfrom, recvmmsg, recvmsg,
+    send, sendfile, sendmmsg, sendmsg, sendto, splice, write, writev,
 };
 pub use self::connections::{
     accept, accept4, bind, connect, getpeername, getsockname, listen, shutdown,
 };
 pub use self::descriptors::{
     close, close_range, closefrom, dup, dup2, dup3, fcntl, getsockopt, ioctl, passing_on,
-    setsockopt,
+    setsockopt, standard_descriptors_replaced,
 };
 pub use self::epoll::{
     epoll_create, epoll_create1, epoll_ctl, epoll_pwait, epoll_pwait2, epoll_wait,
 };
 pub use self::readiness::{poll, ppoll, pselect, select};
 use crate::state::{self, Kind};
-use crate::{buffers, pairing, real};
+use crate::{buffers, errno, pairing, real, sys};
 
 #[inline]
 fn part(base: *const c_void, len: usize) -> iovec {
@@ -84,8 +85,9 @@ pub(crate) fn wait_writable(fd: i32) {
     unsafe { poll(&mut one, 1, 100) };
 }
 
-/// A descriptor is about to be used by stdio, whose own reads and writes do not pass through us: true when the stream must be served
-/// by our calls (the connection has a channel already), false when the kernel's will do and the connection stays on the host path.
+/// A descriptor is about to be used by stdio, whose own reads and writes do not pass through us:
+/// true when the stream must be served by our calls (the connection has a channel already), false
+/// when the kernel's will do and the connection stays on the host path.
 pub fn stdio_needs_us(fd: c_int) -> bool {
     let Some(c) = state::connection(fd) else {
         return false;
@@ -97,7 +99,18 @@ pub fn stdio_needs_us(fd: c_int) -> bool {
     false
 }
 
-/// True when `fd` is tracked: calls that libc makes on its behalf inside itself must be made through us.
+/// libc is about to close `fd`, which a stream of its own has, inside itself: its number may be
+/// given out again. A stream that is served by our calls closes by them.
+pub fn stream_closes(fd: c_int) {
+    let has_channel = |c: state::Connection| !c.local.region.load(Ordering::Relaxed).is_null();
+    let is_known = state::connection(fd).is_some() || state::is_noted(fd);
+    if is_known && !state::connection(fd).is_some_and(has_channel) && !state::borrowed_memory() {
+        crate::errno::keep(|| state::closing(fd));
+    }
+}
+
+/// True when `fd` is tracked: calls that libc makes on its behalf inside itself must be made
+/// through us.
 pub fn is_tracked(fd: c_int) -> bool {
     state::kind(fd) == Kind::Connection
 }
@@ -111,4 +124,61 @@ pub fn service(fd: c_int) {
             crate::send::service(&c);
         }
     }
+}
+
+/// A part of the program that does not know us is going to write to `fd`: our direction moves to
+/// the carrier, for good.
+pub fn before_kernel_writes(fd: c_int) {
+    let Some(c) = state::connection(fd) else {
+        return;
+    };
+    errno::keep(|| match c.local.region.load(Ordering::Relaxed).is_null() {
+        true => c.pin(Reason::Unsupported),
+        false => drop(crate::send::leave_ring(&c, Reason::Unsupported)),
+    });
+}
+
+/// A part of the program that does not know us is going to read from `fd` into these `len` bytes.
+/// `None`: it may, the carrier has all that comes. Otherwise the read has been made here, with this
+/// result.
+///
+/// # Safety
+/// `buffer` is writable for `len` bytes.
+pub unsafe fn before_kernel_reads(
+    fd: c_int,
+    buffer: *mut c_void,
+    len: usize,
+) -> Option<Result<usize, i32>> {
+    /// A peer that was in the middle of a send when it was refused finishes it within this time.
+    const SETTLE_NS: u64 = 4_000_000;
+    let c = state::connection(fd)?;
+    if c.local.region.load(Ordering::Relaxed).is_null() {
+        c.pin(Reason::Unsupported);
+        return None;
+    }
+    errno::keep(|| {
+        crate::send::leave_ring(&c, Reason::Unsupported);
+        let start = sys::now_ns();
+        loop {
+            // SAFETY: the caller's promise.
+            let got = unsafe { recv(fd, buffer, len, libc::MSG_DONTWAIT) };
+            if got >= 0 {
+                return Some(Ok(got as usize));
+            }
+            if errno::get() != libc::EAGAIN {
+                return Some(Err(errno::get()));
+            }
+            let is_down = c
+                .end()
+                .is_none_or(|end| end.rx_mode() == Mode::Carrier && !end.records_pending());
+            if is_down {
+                return None;
+            }
+            if sys::now_ns() - start >= SETTLE_NS {
+                crate::send::quiesce(&c, Reason::Unsupported);
+                return None;
+            }
+            sys::yield_now();
+        }
+    })
 }

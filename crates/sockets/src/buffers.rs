@@ -14,7 +14,8 @@ pub(crate) fn total(parts: &[iovec]) -> Option<usize> {
     })
 }
 
-/// Calls `each` with the stretches of program memory that bytes `skip..skip + len` of `parts` occupy.
+/// Calls `each` with the stretches of program memory that bytes `skip..skip + len` of `parts`
+/// occupy.
 #[inline]
 fn each_piece(
     parts: &[iovec],
@@ -40,7 +41,8 @@ fn each_piece(
 /// Copies ring bytes into the program's buffers, from its byte `skip` on.
 ///
 /// # Safety
-/// `ring` maps the stretches; `parts` are writable, at least `skip` plus the stretches' length in total.
+/// `ring` maps the stretches; `parts` are writable, at least `skip` plus the stretches' length in
+/// total.
 #[inline]
 pub(crate) unsafe fn scatter(ring: *mut u8, stretches: Stretches, parts: &[iovec], skip: usize) {
     let mut at = skip;
@@ -58,7 +60,8 @@ pub(crate) unsafe fn scatter(ring: *mut u8, stretches: Stretches, parts: &[iovec
 /// Copies the program's bytes, from `skip` on, into ring memory.
 ///
 /// # Safety
-/// `ring` maps the stretches; `parts` are readable, at least `skip` plus the stretches' length in total.
+/// `ring` maps the stretches; `parts` are readable, at least `skip` plus the stretches' length in
+/// total.
 #[inline]
 pub(crate) unsafe fn gather(ring: *mut u8, stretches: Stretches, parts: &[iovec], skip: usize) {
     let mut at = skip;
@@ -73,7 +76,8 @@ pub(crate) unsafe fn gather(ring: *mut u8, stretches: Stretches, parts: &[iovec]
     }
 }
 
-/// Up to 16 parts that name bytes `skip..skip + len` of `parts`, for a kernel call; returns them and how many there are.
+/// Up to 16 parts that name bytes `skip..skip + len` of `parts`, for a kernel call; returns them
+/// and how many there are.
 pub(crate) fn window(parts: &[iovec], skip: usize, len: usize) -> ([iovec; 16], usize) {
     let mut out = [iovec {
         iov_base: core::ptr::null_mut(),

@@ -1,12 +1,14 @@
-//! Doorbells are bytes on the carrier that are no data. Whoever reads takes them off, when nobody else has to be woken by them.
+//! Doorbells are bytes on the carrier that are no data. Whoever reads takes them off, when nobody
+//! else has to be woken by them.
 //!
-//! Each function here states when it may be called or when it stops; all of them count what they took, and an error that meets them is kept
-//! for the program's next call: the kernel tells it once. Why they must not be left is in `docs/decisions/0008-doorbells-and-sudden-ends.md`.
+//! Each function here states when it may be called or when it stops; all of them count what they
+//! took, and an error that meets them is kept for the program's next call: the kernel tells it
+//! once. Why they must not be left is in `docs/decisions/0008-doorbells-and-sudden-ends.md`.
 
 use core::sync::atomic::Ordering;
 
-use toehold_channel::channel::End;
 use toehold_channel::table::Mode;
+use toehold_stream::end::End;
 
 use crate::state::Connection;
 use crate::{lock, pending, sleepers, sys};
@@ -14,8 +16,8 @@ use crate::{lock, pending, sleepers, sys};
 /// Doorbells taken in one call.
 const BATCH: usize = 256;
 
-/// Takes up to `limit` of the carrier's next bytes, of which the caller knows that they are doorbells. `Ok(0)` is the carrier's end. Callers
-/// hold the receive lock.
+/// Takes up to `limit` of the carrier's next bytes, of which the caller knows that they are
+/// doorbells. `Ok(0)` is the carrier's end. Callers hold the receive lock.
 pub(crate) fn take(connection: &Connection, limit: u64) -> Result<usize, i32> {
     let mut scratch = [0u8; BATCH];
     let len = limit.min(BATCH as u64) as usize;
@@ -35,7 +37,8 @@ pub(crate) fn skip(connection: &Connection, limit: u64) -> usize {
     })
 }
 
-/// Takes what stands on the carrier in ring mode, unless somebody sleeps. True when any were there. Callers hold the receive lock.
+/// Takes what stands on the carrier in ring mode, unless somebody sleeps. True when any were there.
+/// Callers hold the receive lock.
 pub(crate) fn drain(connection: &Connection, end: &End<'_>) -> bool {
     let mut any = false;
     loop {
@@ -54,14 +57,34 @@ pub(crate) fn drain(connection: &Connection, end: &End<'_>) -> bool {
     }
 }
 
-/// Takes every one off the carrier, whoever sleeps: the connection is being closed, or has ended. Callers hold the receive lock.
+/// Takes every one off the carrier, whoever sleeps: the connection is being closed, or has ended.
+/// Callers hold the receive lock.
 pub(crate) fn discard(connection: &Connection, end: &End<'_>) {
-    while is_ringing(end) && skip(connection, u64::MAX) > 0 {}
+    loop {
+        // Counted before the look at the mode: bytes that come later may be data.
+        let waiting = sys::bytes_waiting(connection.fd);
+        if waiting <= 0 || !is_ringing(end) || skip(connection, waiting as u64) == 0 {
+            return;
+        }
+    }
 }
 
-/// Takes up to `seen` that a sleeper peeked at, if that is what they are, unless somebody else sleeps. Takes the receive lock.
+/// As [`drain`], if the receive lock can be had at once. Before this process gives the kernel bytes
+/// to deliver: should it die then, one left unread would be answered with a reset, and the kernel
+/// would drop what it has not delivered yet.
+pub(crate) fn tidy(connection: &Connection, end: &End<'_>) {
+    if end.rx_mode() == Mode::Ring {
+        if let Some(_held) = lock::try_lock(&connection.entry.rx_lock) {
+            drain(connection, end);
+        }
+    }
+}
+
+/// Takes up to `seen` that a sleeper peeked at, if that is what they are, unless somebody else
+/// sleeps. Takes the receive lock.
 pub(crate) fn take_seen(connection: &Connection, end: &End<'_>, seen: usize) {
     let Some(_held) = lock::lock(&connection.entry.rx_lock) else {
+        // They stay for the next receive.
         return;
     };
     if is_ringing(end) && !sleepers::need_doorbell(connection) {
@@ -69,7 +92,8 @@ pub(crate) fn take_seen(connection: &Connection, end: &End<'_>, seen: usize) {
     }
 }
 
-/// True when everything that was on the carrier before this look is a doorbell: a downgrade is published before the data that follows it.
+/// True when everything that was on the carrier before this look is a doorbell: a downgrade is
+/// published before the data that follows it.
 fn is_ringing(end: &End<'_>) -> bool {
     end.rx_mode() == Mode::Ring && !end.records_pending()
 }

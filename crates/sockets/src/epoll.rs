@@ -1,19 +1,23 @@
 //! Epoll instances with accelerated members.
 //!
-//! An epoll instance stays the kernel's. While a member has a channel its kernel registration is replaced by one of ours: edge-triggered,
-//! watching only for doorbells and the carrier's end, with a tag instead of the program's data. What the program registered is
-//! kept here and answered from shared memory:
+//! An epoll instance stays the kernel's. While a member has a channel its kernel registration is
+//! replaced by one of ours: edge-triggered, watching only for doorbells and the carrier's end, with
+//! a tag instead of the program's data. What the program registered is kept here and answered from
+//! shared memory:
 //!
 //! ```text
-//!   peers mark bits ──► boards ──(sweep)──► ready list ──(look at each)──► the program's events
+//!   peers mark bits ──► ready bitmaps ──(sweep)──► ready list ──(look at each)──► events
 //!   kernel events   ──► tagged: onto the ready list; others: straight to the program
 //! ```
 //!
-//! The ready list is the kernel's own algorithm (fs/eventpoll.c): a level-triggered member that was reported goes back to its tail, an
-//! edge-triggered one leaves it until news arrives. Cost is by members with news, not by members.
+//! The ready list is the kernel's own algorithm (fs/eventpoll.c): a level-triggered member that was
+//! reported goes back to its tail, an edge-triggered one leaves it until news arrives. Cost is by
+//! members with news, not by members.
 //!
-//! Here is the instance. [`registration`] is what a program registered, [`control`](mod@control) changes it, [`membership`] says who answers it,
-//! [`early`] knows it before there is a connection, [`lists`] threads it, [`nested`] sees it from outside, [`orphans`] outlive their descriptors, [`waiting`] is `epoll_wait`.
+//! Here is the instance. [`registration`] is what a program registered, [`control`](mod@control)
+//! changes it, [`membership`] says who answers it, [`early`] knows it before there is a connection,
+//! [`lists`] threads it, [`nested`] sees it from outside, [`orphans`] outlive their descriptors,
+//! [`waiting`] is `epoll_wait`.
 
 mod control;
 mod early;
@@ -31,11 +35,11 @@ use libc::{
     EPOLLERR, EPOLLET, EPOLLHUP, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLPRI, EPOLLRDHUP, epoll_event,
 };
 use toehold_channel::doorbell::{WakeWord, mark};
-use toehold_channel::layout::BOARDS;
+use toehold_channel::layout::READY_BITMAPS;
 use toehold_channel::sync::fence;
 use toehold_channel::table::Mode;
 
-use crate::offload::opening;
+use crate::offload::active_open;
 use crate::pairs::Pair;
 use crate::receive::HINT_LOOK;
 use crate::state::Connection;
@@ -47,11 +51,10 @@ use lists::{pop_ready, push_ready};
 use membership::{believe_kernel, is_anothers, set_home_wake};
 use nested::{NESTED_MAX, Nested, forget_nested};
 use registration::{
-    EARLY, FREE_LOCK, HELD, NEXT_UNUSED, ONCE, PLAIN, REGISTRATIONS, REGISTRATIONS_MAX,
-    Registration, TAG, UNBOARDED, each_registration, free_registration, registration, tag, unlink,
-    untag,
+    EARLY, FREE_LOCK, HELD, NEXT_UNUSED, ONCE, PLAIN, POLLED, REGISTRATIONS, REGISTRATIONS_MAX,
+    Registration, TAG, each_registration, free_registration, registration, tag, unlink, untag,
 };
-use waiting::{fetch_lines, unboarded_has_news};
+use waiting::{fetch_lines, polled_has_news};
 
 pub(crate) use control::control;
 pub(crate) use early::{adopt, unconnected_closing};
@@ -63,16 +66,16 @@ pub(crate) use nested::{has_news, has_ready, set_observed};
 pub(crate) use orphans::moved;
 pub(crate) use waiting::{after_kernel_wait, begin_kernel_wait, end_kernel_wait, wait};
 
-/// Epoll instances known at a time; others stay the kernel's alone, with their members on the host path.
+/// Epoll instances known at a time; others stay the kernel's alone, with their members on the host
+/// path.
 const EPOLLS_MAX: usize = 512;
-/// Peer processes whose boards one instance sweeps; members of further ones are looked at one by one.
+/// Peer processes whose ready bitmaps one instance sweeps; members of further ones are looked at
+/// one by one.
 const PAIRS_MAX: usize = 1024;
-/// Members without a board that one sleep can arm.
-const UNBOARDED_MAX: usize = 512;
+/// Members without a ready bitmap that one sleep can arm.
+const POLLED_MAX: usize = 512;
 /// Members looked at per turn.
 const BATCH: usize = 64;
-/// Doorbells left on a carrier before they are taken off.
-const WAKEUPS_PER_DRAIN: u32 = 16;
 const READINESS: u32 = (EPOLLIN | EPOLLOUT | EPOLLPRI | EPOLLRDHUP | EPOLLERR | EPOLLHUP) as u32;
 const EDGE: u32 = EPOLLET as u32;
 const ONESHOT: u32 = EPOLLONESHOT as u32;
@@ -85,15 +88,17 @@ const ANSWER_EVENTS: u32 = (EPOLLPRI | EPOLLRDHUP) as u32;
 #[repr(C, align(128))]
 struct Epoll {
     lock: lock::Private,
-    /// The descriptor plus one; 0 is free.
+    /// One of its descriptors, plus one; 0 is free. It is open in this process.
     fd: AtomicI32,
+    /// How many this process has.
     descriptors: AtomicU32,
     /// Registrations that are ours to answer.
     virtuals: AtomicU32,
     ready_head: AtomicU32,
     ready_tail: AtomicU32,
-    unboarded: AtomicU32,
-    /// Threads that sleep in the kernel on this instance, or are about to: through us or, before it had accelerated members, past us.
+    polled: AtomicU32,
+    /// Threads that sleep in the kernel on this instance, or are about to: through us or, before it
+    /// had accelerated members, past us.
     sleepers: AtomicU32,
     pair_count: AtomicU32,
     nested_count: AtomicU32,
@@ -104,10 +109,22 @@ struct Epoll {
     kernel_news_ns: AtomicU64,
     last_peer_processor: AtomicU32,
     pairs: [AtomicPtr<Pair>; PAIRS_MAX],
-    boards: [AtomicU32; PAIRS_MAX],
+    bitmaps: [AtomicU32; PAIRS_MAX],
     nested: [Nested; NESTED_MAX],
-    /// 1 when an ordinary member has been registered that the kernel tells of once: edge-triggered, or one-shot.
+    /// 1 when an ordinary member has been registered that the kernel tells of once: edge-triggered,
+    /// or one-shot.
     tells_once: AtomicU32,
+}
+
+/// What a look at a ready member came to.
+#[derive(Clone, Copy, Default)]
+struct Look {
+    /// Of the registration, when the look began.
+    version: u32,
+    /// What the connection is ready for, as `POLL*` bits.
+    all: u16,
+    /// Those of them that the program asked for.
+    ready: u16,
 }
 
 static EPOLLS: AtomicPtr<Epoll> = AtomicPtr::new(null_mut());
@@ -145,7 +162,7 @@ pub(crate) fn created(fd: i32) {
                 &epoll.virtuals,
                 &epoll.ready_head,
                 &epoll.ready_tail,
-                &epoll.unboarded,
+                &epoll.polled,
                 &epoll.sleepers,
                 &epoll.pair_count,
                 &epoll.nested_count,
@@ -169,10 +186,16 @@ pub(crate) fn duplicated(number: u32) {
     }
 }
 
-/// A descriptor of instance `number` is being closed.
-pub(crate) fn closing(number: u32) {
+/// Descriptor `fd` of instance `number` is being closed, and stands for nothing any more.
+pub(crate) fn closing(number: u32, fd: i32) {
     let Some(epoll) = epoll(number) else { return };
     if epoll.descriptors.fetch_sub(1, Ordering::AcqRel) != 1 {
+        if epoll.fd.load(Ordering::Relaxed) == fd + 1 {
+            // What we ask of the kernel must not go to the file that has this number next.
+            if let Some(other) = state::descriptor_of_epoll(number) {
+                epoll.fd.store(other + 1, Ordering::Relaxed);
+            }
+        }
         return;
     }
     for n in 1..NEXT_UNUSED.load(Ordering::Relaxed) {
@@ -203,8 +226,8 @@ pub(crate) fn closing(number: u32) {
         let pair = epoll.pairs[place].load(Ordering::Relaxed);
         // SAFETY: places of the pair table are never released.
         if let Some(pair) = unsafe { pair.as_ref() } {
-            let board = epoll.boards[place].load(Ordering::Relaxed) as usize;
-            pair.epolls[board.min(BOARDS - 1)].store(0, Ordering::Relaxed);
+            let bitmap = epoll.bitmaps[place].load(Ordering::Relaxed) as usize;
+            pair.epolls[bitmap.min(READY_BITMAPS - 1)].store(0, Ordering::Relaxed);
         }
     }
     epoll.pair_count.store(0, Ordering::Relaxed);
@@ -213,7 +236,7 @@ pub(crate) fn closing(number: u32) {
     epoll.fd.store(0, Ordering::Release);
 }
 
-/// After fork the boards are the parent's: the child looks at its members one by one.
+/// After fork the ready bitmaps are the parent's: the child looks at its members one by one.
 pub(crate) fn forked() {
     FREE_LOCK.reset();
     EARLY_LOCK.reset();
@@ -228,17 +251,17 @@ pub(crate) fn forked() {
             continue;
         }
         epoll.pair_count.store(0, Ordering::Relaxed);
-        epoll.unboarded.store(0, Ordering::Relaxed);
+        epoll.polled.store(0, Ordering::Relaxed);
         for n in 1..NEXT_UNUSED.load(Ordering::Relaxed) {
             let Some(one) = registration(n) else { break };
             if one.epoll.load(Ordering::Relaxed) == number && one.is_virtual() {
-                epoll.link_unboarded(one, n);
+                epoll.link_polled(one, n);
             }
         }
     }
 }
 
-/// A pair is about to be unmapped: no channel uses it, so no board of it matters.
+/// A pair is about to be unmapped: no channel uses it, so no ready bitmap of it matters.
 pub(crate) fn forget_pair(pair: *mut Pair) {
     for number in 0..EPOLLS_MAX as u32 {
         let Some(epoll) = epoll(number) else { return };
@@ -253,8 +276,8 @@ pub(crate) fn forget_pair(pair: *mut Pair) {
         {
             let last = count - 1;
             epoll.pairs[place].store(epoll.pairs[last].load(Ordering::Relaxed), Ordering::Relaxed);
-            epoll.boards[place].store(
-                epoll.boards[last].load(Ordering::Relaxed),
+            epoll.bitmaps[place].store(
+                epoll.bitmaps[last].load(Ordering::Relaxed),
                 Ordering::Relaxed,
             );
             epoll.pair_count.store(last as u32, Ordering::Relaxed);
@@ -262,7 +285,8 @@ pub(crate) fn forget_pair(pair: *mut Pair) {
     }
 }
 
-/// Wakes a thread that sleeps in the kernel on this instance: a carrier is practically always writable.
+/// Wakes a thread that sleeps in the kernel on this instance: a carrier is practically always
+/// writable.
 fn kick(epoll_fd: i32, fd: i32, number: u32) {
     sys::epoll_ctl(
         epoll_fd,
@@ -273,8 +297,8 @@ fn kick(epoll_fd: i32, fd: i32, number: u32) {
     );
 }
 
-/// True when waits on this instance need us: it has accelerated members, or boards by which those that are parked may come back, or
-/// other instances that may get some.
+/// True when waits on this instance need us: it has accelerated members, or ready bitmaps by which
+/// those that are parked may come back, or other instances that may get some.
 #[inline]
 pub(crate) fn is_virtual(number: u32) -> bool {
     epoll(number).is_some_and(|epoll| {
@@ -286,8 +310,8 @@ pub(crate) fn is_virtual(number: u32) -> bool {
 }
 
 impl Epoll {
-    /// A member has become ours to answer, or its interest changed: threads that sleep already may know nothing of it. One of them is
-    /// woken, and finds it. Not to be called with the lock held.
+    /// A member has become ours to answer, or its interest changed: threads that sleep already may
+    /// know nothing of it. One of them is woken, and finds it. Not to be called with the lock held.
     fn show_to_sleepers(&self, n: u32, fd: i32) {
         // After the change to the books; the sleeper counts itself, then looks at them.
         fence(Ordering::SeqCst);
@@ -296,31 +320,38 @@ impl Epoll {
         }
     }
 
-    /// Makes `one`, which is number `n`, a member that is looked at every time. The caller holds the lock, and it is not one yet.
-    fn link_unboarded(&self, one: &Registration, n: u32) {
-        one.state.store(UNBOARDED, Ordering::Relaxed);
-        one.unboarded_next
-            .store(self.unboarded.load(Ordering::Relaxed), Ordering::Relaxed);
-        self.unboarded.store(n, Ordering::Relaxed);
+    /// Makes `one`, which is number `n`, a member that is looked at every time. The caller holds
+    /// the lock, and it is not one yet.
+    fn link_polled(&self, one: &Registration, n: u32) {
+        one.state.store(POLLED, Ordering::Relaxed);
+        one.polled_next
+            .store(self.polled.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.polled.store(n, Ordering::Relaxed);
     }
 
-    /// Moves marked bits and boardless members with news onto the ready list. True when the list has anything.
+    /// Moves marked bits and polled members with news onto the ready list. True when the list
+    /// has anything.
     fn sweep(&self) -> bool {
         let _held = self.lock.lock();
         for place in 0..self.pair_count.load(Ordering::Relaxed) as usize {
-            // SAFETY: places of the pair table are never released, and pairs leave this list before they are unmapped.
+            // SAFETY: places of the pair table are never released, and pairs leave this list before
+            // they are unmapped.
             let Some(pair) = (unsafe { self.pairs[place].load(Ordering::Relaxed).as_ref() }) else {
                 continue;
             };
-            let Some(board) = pair.ours(self.boards[place].load(Ordering::Relaxed)) else {
+            let Some(bitmap) = pair.ours(self.bitmaps[place].load(Ordering::Relaxed)) else {
                 continue;
             };
             let words = (pair.slots_used.load(Ordering::Relaxed) as usize).div_ceil(64);
-            for (w, word) in board.bits[..words.min(board.bits.len())].iter().enumerate() {
+            for (w, word) in bitmap.bits[..words.min(bitmap.bits.len())]
+                .iter()
+                .enumerate()
+            {
                 if word.load(Ordering::Relaxed) == 0 {
                     continue;
                 }
-                // A full barrier: what the marker published before it set the bit is seen when the member is looked at.
+                // A full barrier: what the marker published before it set the bit is seen when the
+                // member is looked at.
                 let mut bits = word.swap(0, Ordering::SeqCst);
                 while bits != 0 {
                     let slot = w as u32 * 64 + bits.trailing_zeros();
@@ -331,22 +362,25 @@ impl Epoll {
                 }
             }
         }
-        let mut n = self.unboarded.load(Ordering::Relaxed);
+        let mut n = self.polled.load(Ordering::Relaxed);
         while let Some(one) = registration(n) {
-            if one.on_ready.load(Ordering::Relaxed) == 0 && unboarded_has_news(one) {
+            if one.on_ready.load(Ordering::Relaxed) == 0 && polled_has_news(one) {
                 push_ready(self, n);
             }
-            n = one.unboarded_next.load(Ordering::Relaxed);
+            n = one.polled_next.load(Ordering::Relaxed);
         }
         self.ready_head.load(Ordering::Relaxed) != 0
     }
 
-    /// Looks at ready members and writes what the program asked for. `consume` is false for a look that must change nothing.
+    /// Looks at ready members and writes what the program asked for. `consume` is false for a look
+    /// that must change nothing.
+    ///
+    /// The looks are made without the lock, which must not be held over a system call, so two
+    /// threads may be looking at one member. What is reported, and what that leaves of the member,
+    /// is then decided in one step under the lock, as fs/eventpoll.c does it under `ep->mtx`: a
+    /// one-shot or an edge is told to one of them.
     fn harvest(&self, out: &mut [epoll_event], consume: bool) -> usize {
-        let mut written = 0;
         let mut batch = [0u32; BATCH];
-        let mut again = [0u32; BATCH];
-        let mut again_count = 0;
         let mut count = 0;
         {
             let _held = self.lock.lock();
@@ -358,45 +392,91 @@ impl Epoll {
         }
         fetch_lines(&batch[..count]);
         let processor = sys::processor() + 1;
-        for &number in &batch[..count] {
-            let Some(one) = registration(number) else {
-                continue;
-            };
-            if !one.is_virtual() {
-                continue;
-            }
-            let events = one.events.load(Ordering::Relaxed);
-            if events & READINESS == 0 && events & ONESHOT != 0 {
-                continue;
-            }
-            let Some(connection) = one.behind() else {
-                continue;
-            };
-            // The stream's end is an edge even for a program that asked for bytes only: it shows in `EPOLLRDHUP`.
-            let all = self.look_at(&connection, events | EPOLLRDHUP as u32, processor);
-            let ready = all & (events | (EPOLLERR | EPOLLHUP) as u32);
-            if ready == 0 || (events & EDGE != 0 && !one.is_new_edge(&connection, all, consume)) {
-                continue;
-            }
-            out[written] = epoll_event {
-                events: ready,
-                u64: one.data.load(Ordering::Relaxed),
-            };
-            written += 1;
-            if consume && events & ONESHOT != 0 {
-                one.events.store(events & !READINESS, Ordering::Relaxed);
-            } else if !consume || events & EDGE == 0 {
-                again[again_count] = number;
-                again_count += 1;
+        let mut looks = [Look::default(); BATCH];
+        let mut found = 0;
+        for at in 0..count {
+            let number = batch[at];
+            if let Some(look) = self.look(number, processor) {
+                (batch[found], looks[found]) = (number, look);
+                found += 1;
             }
         }
-        if again_count > 0 {
+        let mut written = 0;
+        if found > 0 {
             let _held = self.lock.lock();
-            for &number in &again[..again_count] {
-                push_ready(self, number);
+            for (&number, look) in batch.iter().zip(&looks[..found]) {
+                if let Some(event) = self.report(number, look, consume) {
+                    out[written] = event;
+                    written += 1;
+                }
             }
         }
+        self.share();
         written
+    }
+
+    /// What `number` is ready for, if anything that the program asked for.
+    #[inline]
+    fn look(&self, number: u32, processor: u32) -> Option<Look> {
+        let one = registration(number)?;
+        // Acquire pairs with the Release store in `Registration::set`: the events are those of this
+        // version or of a later one, and `report` drops a look that a later one has overtaken.
+        let version = one.version.load(Ordering::Acquire);
+        let events = one.events.load(Ordering::Relaxed);
+        if !one.is_virtual() || events & READINESS == 0 && events & ONESHOT != 0 {
+            return None;
+        }
+        let connection = one.behind()?;
+        // The stream's end is an edge even for a program that asked for bytes only: it shows in
+        // `EPOLLRDHUP`.
+        let all = self.look_at(&connection, events | EPOLLRDHUP as u32, processor);
+        let ready = all & (events | (EPOLLERR | EPOLLHUP) as u32);
+        (ready != 0).then_some(Look {
+            version,
+            all: all as u16,
+            ready: ready as u16,
+        })
+    }
+
+    /// The event that `look` comes to, if nobody has told it and nothing has changed since. The
+    /// caller holds the lock.
+    #[inline]
+    fn report(&self, number: u32, look: &Look, consume: bool) -> Option<epoll_event> {
+        let one = registration(number)?;
+        // Whoever set it anew has put it on the ready list again.
+        if one.version.load(Ordering::Relaxed) != look.version || !one.is_virtual() {
+            return None;
+        }
+        let events = one.events.load(Ordering::Relaxed);
+        if events & READINESS == 0 && events & ONESHOT != 0 {
+            return None;
+        }
+        if events & EDGE != 0 && !one.is_new_edge(&one.behind()?, look.all.into(), consume) {
+            return None;
+        }
+        if consume && events & ONESHOT != 0 {
+            one.events.store(events & !READINESS, Ordering::Relaxed);
+        } else if !consume || events & EDGE == 0 {
+            push_ready(self, number);
+        }
+        Some(epoll_event {
+            events: look.ready.into(),
+            u64: one.data.load(Ordering::Relaxed),
+        })
+    }
+
+    /// A thread has taken its part of the ready list: one that sleeps is woken for the rest, as by
+    /// `ep_done_scan` (fs/eventpoll.c). No peer rings for the rest, because one has rung already
+    /// for what was taken. Not to be called with the lock held.
+    #[inline]
+    fn share(&self) {
+        let left = self.ready_head.load(Ordering::SeqCst);
+        // SeqCst pairs with the count in `begin_sleep`, after which the sleeper looks at the list.
+        if left != 0 && self.sleepers.load(Ordering::SeqCst) != 0 {
+            if let Some(one) = registration(left) {
+                kick(self.fd.load(Ordering::Relaxed) - 1, one.carrier(), left);
+            }
+        }
     }
 
     #[inline]
@@ -419,15 +499,15 @@ impl Epoll {
         ready::events(connection, &end, (events & READINESS) as i16) as u16 as u32
     }
 
-    /// One more thread sleeps on this instance: says so on all its boards.
+    /// One more thread sleeps on this instance: says so on all its ready bitmaps.
     fn begin_sleep(&self) {
         let _held = self.lock.lock();
         self.sleepers.fetch_add(1, Ordering::SeqCst);
         self.set_sleeping(1);
     }
 
-    /// One less. The ringer of this wake-up took the boards' sleep words: for threads that still sleep they are set again, and what
-    /// was marked in between is taken by us.
+    /// One less. The notifier of this wake-up took the ready bitmaps' sleep words: for threads that
+    /// still sleep they are set again, and what was marked in between is taken by us.
     fn end_sleep(&self) {
         let others = {
             let _held = self.lock.lock();
@@ -441,33 +521,34 @@ impl Epoll {
         }
     }
 
-    /// Sets or clears the sleep words of all boards. The caller holds the lock.
+    /// Sets or clears the sleep words of all ready bitmaps. The caller holds the lock.
     fn set_sleeping(&self, sleeping: u32) {
         for place in 0..self.pair_count.load(Ordering::Relaxed) as usize {
             // SAFETY: as in `sweep`.
             let Some(pair) = (unsafe { self.pairs[place].load(Ordering::Relaxed).as_ref() }) else {
                 continue;
             };
-            if let Some(board) = pair.ours(self.boards[place].load(Ordering::Relaxed)) {
-                board.sleeping.store(sleeping, Ordering::SeqCst);
+            if let Some(bitmap) = pair.ours(self.bitmaps[place].load(Ordering::Relaxed)) {
+                bitmap.sleeping.store(sleeping, Ordering::SeqCst);
             }
         }
     }
 
-    /// Boardless members, as many as one sleep can arm.
-    fn unboarded_members(&self, out: &mut [u32]) -> usize {
+    /// Polled members, as many as one sleep can arm.
+    fn polled_members(&self, out: &mut [u32]) -> usize {
         let _held = self.lock.lock();
         let mut count = 0;
-        let mut n = self.unboarded.load(Ordering::Relaxed);
+        let mut n = self.polled.load(Ordering::Relaxed);
         while let (Some(one), true) = (registration(n), count < out.len()) {
             out[count] = n;
             count += 1;
-            n = one.unboarded_next.load(Ordering::Relaxed);
+            n = one.polled_next.load(Ordering::Relaxed);
         }
         count
     }
 
-    /// Sorts out what the kernel returned: tagged events go to the ready list, the others stay. Returns how many stayed.
+    /// Sorts out what the kernel returned: tagged events go to the ready list, the others stay.
+    /// Returns how many stayed.
     fn sort_kernel_events(&self, events: &mut [epoll_event]) -> usize {
         take_answers(events);
         let mut kept = 0;
@@ -499,13 +580,12 @@ impl Epoll {
                     .rx_hints
                     .fetch_or(HINT_LOOK, Ordering::Relaxed);
             }
-            let wakeups = connection.entry.wakeups.fetch_add(1, Ordering::Relaxed);
-            if wakeups % WAKEUPS_PER_DRAIN == WAKEUPS_PER_DRAIN - 1 {
-                if let (Some(end), Some(_rx)) =
-                    (connection.end(), lock::try_lock(&connection.entry.rx_lock))
-                {
-                    doorbells::drain(&connection, &end);
-                }
+            connection.entry.wakeups.fetch_add(1, Ordering::Relaxed);
+            if let Some(end) = connection
+                .inside()
+                .filter(|_| event.events & EPOLLIN as u32 != 0)
+            {
+                doorbells::tidy(&connection, &end);
             }
             if one.is_virtual() {
                 if is_kernel_edge(&connection, event.events) {
@@ -524,20 +604,22 @@ impl Epoll {
     }
 }
 
-/// The engine's answers among `events` are taken, which gives the kernel back what waited for them. No lock is held.
+/// The engine's answers among `events` are taken, which gives the kernel back what waited for them.
+/// No lock is held.
 fn take_answers(events: &[epoll_event]) {
     let ours = events
         .iter()
         .filter_map(|event| registration(untag(event.u64)?));
     for one in ours.filter(|one| one.state.load(Ordering::Relaxed) == HELD) {
         if let Some(connection) = one.behind() {
-            errno::keep(|| opening::look(&connection));
+            errno::keep(|| active_open::look(&connection));
         }
     }
 }
 
-/// True when what the kernel reported on a carrier is an edge for the program too: the bytes are the kernel's. What ends a connection is an
-/// edge by itself, once, and so is room after a refusal ([`writing_blocked`], `Registration::is_new_edge`).
+/// True when what the kernel reported on a carrier is an edge for the program too: the bytes are
+/// the kernel's. What ends a connection is an edge by itself, once, and so is room after a refusal
+/// ([`writing_blocked`], `Registration::is_new_edge`).
 fn is_kernel_edge(connection: &Connection, events: u32) -> bool {
     if events & EPOLLPRI as u32 != 0 {
         return true;
@@ -551,7 +633,8 @@ fn is_kernel_edge(connection: &Connection, events: u32) -> bool {
     events & EPOLLIN as u32 != 0 && (end.rx_mode() != Mode::Ring || end.records_pending())
 }
 
-/// The program met a full kernel buffer on a connection whose direction is on the carrier: let the kernel tell when there is room.
+/// The program met a full kernel buffer on a connection whose direction is on the carrier: let the
+/// kernel tell when there is room.
 pub(crate) fn watch_kernel_writable(connection: &Connection) {
     each_registration(connection, |n, one| {
         if let Some(epoll) = epoll(one.epoll.load(Ordering::Relaxed)).filter(|_| one.is_virtual()) {
@@ -568,21 +651,21 @@ pub(crate) fn writing_blocked(connection: &Connection) {
     });
 }
 
-/// Shows `connection` to the epoll instance that has it on a board, and wakes a thread that sleeps there: news that no peer marks, or whose
-/// doorbell somebody else has taken.
+/// Shows `connection` to the epoll instance that has it on a ready bitmap, and wakes a thread that
+/// sleeps there: news that no peer marks, or whose doorbell somebody else has taken.
 pub(crate) fn nudge(connection: &Connection) {
     let home = sleepers::home(connection);
-    let Ok(WakeWord::Board { board, bit }) = WakeWord::from_untrusted(home) else {
+    let Ok(WakeWord::Bitmap { bitmap, bit }) = WakeWord::from_untrusted(home) else {
         return;
     };
     // SAFETY: places of the pair table are never released.
     let pair = unsafe { connection.local.pair.load(Ordering::Relaxed).as_ref() };
-    let Some((pair, board)) = pair.and_then(|pair| Some((pair, pair.ours(board)?))) else {
+    let Some((pair, bitmap)) = pair.and_then(|pair| Some((pair, pair.ours(bitmap)?))) else {
         return;
     };
-    mark(board, bit);
+    mark(bitmap, bit);
     // Another process's is woken by the doorbell, which is left to it.
-    if board.sleeping.load(Ordering::SeqCst) == 1 && !sleepers::is_home_anothers(connection) {
+    if bitmap.sleeping.load(Ordering::SeqCst) == 1 && !sleepers::is_home_anothers(connection) {
         let number = pair
             .registration(bit)
             .map_or(0, |number| number.load(Ordering::Relaxed));

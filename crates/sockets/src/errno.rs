@@ -1,6 +1,7 @@
 //! The program's `errno`: set when we fail, untouched when we do not.
 
-/// Not an errno: the connection has left its channel while the call was on its way, and is the kernel's again.
+/// Not an errno: the connection has left its channel while the call was on its way, and is the
+/// kernel's again.
 pub(crate) const LEFT_CHANNEL: i32 = i32::MAX;
 
 /// Its value.
@@ -26,6 +27,16 @@ pub(crate) fn keep<T>(work: impl FnOnce() -> T) -> T {
     out
 }
 
+/// How a call ends that cannot go on: a count when it has moved bytes, so that the program does not
+/// move them again, else `error`.
+#[inline]
+pub(crate) fn unless_moved(done: usize, error: i32) -> Result<usize, i32> {
+    match done {
+        0 => Err(error),
+        _ => Ok(done),
+    }
+}
+
 /// A result as a C function gives it: the count, or -1 with errno set.
 #[inline]
 pub(crate) fn result(result: Result<usize, i32>) -> isize {
@@ -35,5 +46,16 @@ pub(crate) fn result(result: Result<usize, i32>) -> isize {
             set(error);
             -1
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_moved_is_said_whatever_stops_the_call() {
+        assert_eq!(unless_moved(7, libc::EAGAIN), Ok(7));
+        assert_eq!(unless_moved(0, LEFT_CHANNEL), Err(LEFT_CHANNEL));
     }
 }

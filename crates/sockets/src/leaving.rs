@@ -1,43 +1,52 @@
 //! Giving a channel back, for good, while its connection goes on.
 //!
-//! A detached connection is back on its carrier, but its region would stay mapped at both ends. Once both directions are down and
-//! acknowledged, at once when regions are short, else after a while ([`LEAVE_AFTER_NS`]: an operator may think better of it), each end declares that it will not go up in this region again ([`LEFT`]), frees it when it sees that the other has
-//! declared so, too, and tells the adapter ([`Kind::Withdraw`](toehold_channel::rendezvous::Kind::Withdraw)), which drops the descriptor. A later upgrade begins anew, by asking.
+//! A detached connection is back on its carrier, but its region would stay mapped at both ends.
+//! Once both directions are down and acknowledged, at once when regions are short, else after a
+//! while ([`LEAVE_AFTER_NS`]: an operator may think better of it), each end declares that it will
+//! not go up in this region again ([`LEFT`]), frees it when it sees that the other has declared so,
+//! too, and tells the adapter ([`Kind::Withdraw`](toehold_channel::rendezvous::Kind::Withdraw)),
+//! which drops the descriptor. A later upgrade begins anew, by asking.
 //!
 //! ```text
 //!   refuse (either side) ─► both directions down, records carried out ─► we: LEFT ─┐
-//!                                                                      peer: LEFT ─┴─► pages freed, region replaced, Withdraw
+//!                                                                      peer: LEFT ─┤
+//!                                          pages freed, region replaced, Withdraw ◄┘
 //! ```
 //!
-//! After LEFT an end publishes nothing in the region, so whoever is second may free the rings under both: a peer that sleeps keeps one page.
-//! Another thread may still hold an [`End`] of the region: its address range is not given up but replaced by empty private memory, in which
-//! every look finds nothing, and used again by the connection's next region.
+//! After LEFT an end publishes nothing in the region, so whoever is second may free the rings under
+//! both: a peer that sleeps keeps one page. Another thread may still hold an [`End`] of the region:
+//! its address range is not given up but replaced by empty private memory, in which every look
+//! finds nothing, and used again by the connection's next region.
 //!
-//! A connection that nobody uses is served when its process uses another, or goes to sleep ([`follow`]): the table's `attention` tells that the
-//! adapter wants something of some entry.
+//! A connection that nobody uses is served when its process uses another, or goes to sleep
+//! ([`follow`]): the table's `attention` tells that the adapter wants something of some entry.
 
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::ptr::NonNull;
 
-use toehold_channel::channel::{End, Incoming};
 use toehold_channel::layout::{CONTROL_BYTES, EVICT, LEFT, RING_BYTES};
 use toehold_channel::table::{COMMAND_DETACH, COMMAND_EVICT, FLAG_ASKED, FLAG_ATTACHED, Mode};
+use toehold_stream::end::{End, Incoming};
 
 use crate::state::{self, Connection};
-use crate::{adapter, doorbells, epoll, lock, options, pending, release, send, slabs, sys};
+use crate::{
+    adapter, doorbells, epoll, holders, lock, options, pending, release, send, slabs, sys,
+};
 
 /// `attention` as it was when last followed.
 static FOLLOWED: AtomicU32 = AtomicU32::new(0);
 /// Some channel was refused, and its peer had not done its part when we last looked.
 static UNFINISHED: AtomicBool = AtomicBool::new(false);
 static LOOK_AT_NS: AtomicU64 = AtomicU64::new(0);
-/// Unfinished ones are looked after at most this often: it is a walk over all that this process holds.
+/// Unfinished ones are looked after at most this often: it is a walk over all that this process
+/// holds.
 const LOOK_INTERVAL_NS: u64 = 20_000_000;
 /// How long a channel may be paused before it is given up.
 const LEAVE_AFTER_NS: u64 = 100_000_000;
 
-/// Before a thread sleeps for events, and after calls on the host path: follows what the adapter wants of connections that nobody is using.
+/// Before a thread sleeps for events, and after calls on the host path: follows what the adapter
+/// wants of connections that nobody is using.
 #[inline]
 pub(crate) fn follow() {
     let Some(table) = state::table() else { return };
@@ -126,7 +135,8 @@ fn is_over(connection: &Connection, end: &End<'_>) -> bool {
     }
 }
 
-/// Declares that this end has left the channel, when it is over and everything in it has been carried out. True when it has left.
+/// Declares that this end has left the channel, when it is over and everything in it has been
+/// carried out. True when it has left.
 pub(crate) fn declare(connection: &Connection, end: &End<'_>) -> bool {
     let entry = connection.entry;
     let wake = &end.ours().wake;
@@ -176,7 +186,8 @@ fn is_drained(connection: &Connection, end: &End<'_>) -> bool {
     false
 }
 
-/// Frees the region when both ends have left it. Called where no call of this thread is on the connection.
+/// Frees the region when both ends have left it. Called where no call of this thread is on the
+/// connection.
 pub(crate) fn finish(connection: &Connection) {
     let Some(end) = connection.end() else { return };
     if !declare(connection, &end) {
@@ -185,7 +196,8 @@ pub(crate) fn finish(connection: &Connection) {
     if options::low_water(connection) > 1
         && end.theirs().wake.attached.load(Ordering::Acquire) != LEFT
     {
-        // The kernel's registrations would tell of each byte until the region is gone: one moment is short enough.
+        // The kernel's registrations would tell of each byte until the region is gone: one moment
+        // is short enough.
         return;
     }
     // The kernel's registrations first: once the region is gone nobody looks at ours.
@@ -200,11 +212,12 @@ pub(crate) fn finish(connection: &Connection) {
 
 fn frees(connection: &Connection, end: &End<'_>) -> bool {
     let (entry, local) = (connection.entry, connection.local);
-    // Acquire pairs with the Release store in `declare` at the other end: what it published is visible.
+    // Acquire pairs with the Release store in `declare` at the other end: what it published is
+    // visible.
     if end.theirs().wake.attached.load(Ordering::Acquire) != LEFT {
         return false;
     }
-    if entry.holders.load(Ordering::Relaxed) > 1 && state::family_alive() {
+    if holders::are_others(entry) {
         // Others of the family have it mapped and would go on by it.
         return false;
     }
@@ -267,8 +280,8 @@ fn forget_positions(connection: &Connection) {
 
 /// Frees the rings, for the peer as well, and puts empty private memory in the region's place.
 fn empty(connection: &Connection, region: *mut u8) -> bool {
-    // SAFETY: both ends have left, so nobody reads or writes the rings; the control page, which the peer still looks at, stays. A hostile
-    // peer that uses them all the same finds zeroes.
+    // SAFETY: both ends have left, so nobody reads or writes the rings; the control page, which the
+    // peer still looks at, stays. A hostile peer that uses them all the same finds zeroes.
     unsafe {
         let rings = region.add(CONTROL_BYTES);
         libc::madvise(rings.cast(), 2 * RING_BYTES, libc::MADV_REMOVE);

@@ -1,23 +1,26 @@
 //! Socket semantics over a carrier with a channel beside it.
 //!
-//! Every descriptor stays a kernel socket (the *carrier*). This crate keeps, beside it, what is needed to move its bytes through shared
-//! memory and still behave as the kernel would: [`api`] has one function for each libc call, with its contract.
+//! Every descriptor stays a kernel socket (the *carrier*). This crate keeps, beside it, what is
+//! needed to move its bytes through shared memory and still behave as the kernel would: [`api`] has
+//! one function for each libc call, with its contract.
 //!
 //! ```text
 //!   api ─► state     which descriptors are ours
 //!       ─► receive, send, transfer     bytes: carrier, ring, and the switches between
 //!       ─► ahead                       looking at bytes without taking them
 //!       ─► overflow                    when a ring is too small
-//!       ─► doorbells, pending          what else the carrier brings: bytes that are no data, errors
+//!       ─► doorbells, pending          bytes on the carrier that are no data; errors
 //!       ─► offload   connections that the adapter's TCP engine carries
 //!       ─► poll, epoll, ready          readiness
 //!       ─► wait                        spin or sleep
+//!       ─► waits                       whether we see how the program waits
 //!       ─► pairing, pairs, adapter     how a connection comes by its channel
 //!       ─► leaving                     how it gives it up again
 //!       ─► release, succession         how it ends, or goes on in another program
 //! ```
 //!
-//! It lives inside other people's programs: no heap on any path, no thread, no signal, errno untouched on success.
+//! It lives inside other people's programs: no heap on any path, no thread, no signal, errno
+//! untouched on success.
 
 #![allow(clippy::collapsible_if)]
 
@@ -25,9 +28,11 @@ mod adapter;
 mod ahead;
 pub mod api;
 mod buffers;
+pub mod deferral;
 mod doorbells;
 mod epoll;
 mod errno;
+mod holders;
 mod leaving;
 mod lock;
 mod offload;
@@ -49,9 +54,13 @@ mod succession;
 mod sys;
 mod transfer;
 mod wait;
+mod waits;
 
 pub use adapter::set_runtime_directory;
-pub use offload::patience::say_what_is_set;
+pub use offload::liveness::say_what_is_set;
 pub use offload::{want_offload, want_offload_by_rule};
+pub use pairing::set_calls_before_pairing;
 pub use state::{after_fork_in_child, before_fork, ending, fork_failed, start};
-pub use succession::{Departure, before_exec, exec_failed, holds_connections, succeed};
+pub use succession::{
+    Departure, before_exec, before_spawn, exec_failed, holds_connections, succeed,
+};

@@ -1,13 +1,22 @@
 //! Locks for state that a fork family shares, and for our own.
 //!
-//! A family lock names its owner: the process in the upper bits, a fingerprint of the thread in the lower. When the
-//! owning process is dead the lock is taken over: what it guards (cursors, counts) is always stored whole, last,
-//! so a dead owner leaves either the old or the new value.
+//! A family lock names its owner: the process in the upper bits, a fingerprint of the thread in the
+//! lower. When the owning process is dead the lock is taken over: what it guards (cursors, counts)
+//! is always stored whole, last, so a dead owner leaves either the old or the new value.
+//!
+//! A living owner keeps the lock, of whatever user it is. It may be in the middle of a copy, kept
+//! from its processor; the rest of that copy would overwrite what a second owner has published, and
+//! no check before its own publication could undo that.
+//!
+//! A member of the family may belong to another user by now, and can write anything into a lock.
+//! Nobody waits for ever: after [`WAIT_NS_MAX`] the caller gives up its operation. Each caller
+//! either changes nothing that the lock guards then, or says why the change is harmless.
 
 use core::sync::atomic::Ordering;
 
 use toehold_channel::sync::AtomicU32;
 
+use crate::deferral::{self, Section};
 use crate::{state, sys};
 
 /// Bits of the thread's fingerprint in an owner word; process numbers need at most 22.
@@ -16,89 +25,137 @@ const THREAD_BITS: u32 = 10;
 /// This thread as an owner, never 0.
 #[inline]
 fn owner_word() -> u32 {
-    let thread: usize;
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: reads the thread pointer, which the ABI keeps at fs:0.
-    unsafe {
-        core::arch::asm!("mov {}, fs:0", out(reg) thread, options(nostack, readonly, preserves_flags));
-    }
-    #[cfg(target_arch = "aarch64")]
-    // SAFETY: reads the thread pointer.
-    unsafe {
-        core::arch::asm!("mrs {}, tpidr_el0", out(reg) thread, options(nostack, nomem, preserves_flags));
-    }
+    let thread = deferral::thread_pointer();
     let fingerprint = (thread >> 6) as u32 ^ (thread >> 16) as u32;
     state::pid() << THREAD_BITS | fingerprint & ((1 << THREAD_BITS) - 1)
 }
 
 /// A held family lock; released on drop.
-pub(crate) struct Held<'a>(&'a AtomicU32);
+pub(crate) struct Held<'a> {
+    word: &'a AtomicU32,
+    /// After the lock is open: signals that came meanwhile are delivered when this is dropped.
+    _section: Section,
+}
 
 impl Drop for Held<'_> {
     #[inline]
     fn drop(&mut self) {
         // Release pairs with the Acquire in `lock`.
-        self.0.store(0, Ordering::Release);
+        self.word.store(0, Ordering::Release);
     }
 }
 
 /// Takes `word` if nobody has it.
 #[inline]
 pub(crate) fn try_lock(word: &AtomicU32) -> Option<Held<'_>> {
-    word.compare_exchange(0, owner_word(), Ordering::Acquire, Ordering::Relaxed)
-        .ok()
-        .map(|_| Held(word))
+    // Before the lock is taken: a handler in between would find it held by its own thread.
+    let section = deferral::enter();
+    if word
+        .compare_exchange(0, owner_word(), Ordering::Acquire, Ordering::Relaxed)
+        .is_err()
+    {
+        return None;
+    }
+    Some(Held {
+        word,
+        _section: section,
+    })
 }
 
-/// Takes `word`; `None` when this very thread seems to hold it already (a signal handler interrupted the holder).
+/// Takes `word`; `None` when this very thread seems to hold it already (a signal handler that
+/// [`deferral`] could not keep out interrupted the holder), and when its owner does not let go
+/// ([`WAIT_NS_MAX`]).
 #[inline]
 pub(crate) fn lock(word: &AtomicU32) -> Option<Held<'_>> {
     match try_lock(word) {
         Some(held) => Some(held),
-        None => lock_contended(word),
+        None => lock_contended(word, WAIT_NS_MAX),
     }
 }
 
+/// How long to wait for a living holder, which copies at most a ring's worth of bytes. One that
+/// takes longer is stopped by a signal or a debugger, or the word was forged.
+const WAIT_NS_MAX: u64 = 10_000_000_000;
+
 #[cold]
-fn lock_contended(word: &AtomicU32) -> Option<Held<'_>> {
-    /// Turns of pause before yielding: the holder is copying at most a ring's worth.
-    const SPINS: u32 = 200;
+fn lock_contended(word: &AtomicU32, wait_ns_max: u64) -> Option<Held<'_>> {
     /// After this long with our own fingerprint on it, the holder is us.
     const REENTRY_NS: u64 = 20_000_000;
     let me = owner_word();
-    let mut since = 0u64;
-    let mut turn = 0u32;
+    let (mut since, mut began) = (0u64, 0u64);
+    let mut wait = Wait::default();
     loop {
         let owner = word.load(Ordering::Relaxed);
         if owner == 0 {
             if let Some(held) = try_lock(word) {
                 return Some(held);
             }
+        }
+        if !wait.turn() {
             continue;
         }
-        turn = turn.wrapping_add(1);
-        if turn < SPINS {
-            core::hint::spin_loop();
-            continue;
+        let now = sys::now_ns();
+        if began == 0 {
+            began = now;
         }
-        sys::yield_now();
-        if turn.is_multiple_of(64) {
-            if owner == me {
-                let now = sys::now_ns();
-                if since == 0 {
-                    since = now;
-                } else if now - since > REENTRY_NS {
-                    return None;
-                }
-            }
-            let pid = owner >> THREAD_BITS;
-            if pid != state::pid() && !sys::process_exists(pid) {
-                let taken = word.compare_exchange(owner, me, Ordering::Acquire, Ordering::Relaxed);
-                if taken.is_ok() {
-                    return Some(Held(word));
-                }
+        if now - began > wait_ns_max {
+            return None;
+        }
+        if owner == me {
+            if since == 0 {
+                since = now;
+            } else if now - since > REENTRY_NS {
+                return None;
             }
         }
+        let pid = owner >> THREAD_BITS;
+        if pid != state::pid() && (pid == 0 || !sys::process_exists(pid)) {
+            let section = deferral::enter();
+            let taken = word.compare_exchange(owner, me, Ordering::Acquire, Ordering::Relaxed);
+            if taken.is_ok() {
+                return Some(Held {
+                    word,
+                    _section: section,
+                });
+            }
+        }
+    }
+}
+
+/// How a thread waits for a lock: it spins, then lets others run, then sleeps.
+///
+/// It must sleep. `sched_yield` lets only threads of the same priority run, so a real-time thread
+/// that yields for ever keeps the holder from its processor until the kernel's throttle steps in
+/// (`sched_rt_runtime_us`, sched(7)): one second for a lock that is held for a microsecond. It
+/// sleeps by time and not on a futex, because a holder that has sleepers to wake must open its lock
+/// by an exchange, which costs each uncontended send more than the few sleeps ever save.
+#[derive(Default)]
+struct Wait {
+    turns: u32,
+}
+
+impl Wait {
+    /// Waits a little; true when it slept.
+    fn turn(&mut self) -> bool {
+        /// Pauses: the holder is copying at most a ring's worth.
+        const SPINS: u32 = 200;
+        const YIELDS: u32 = 256;
+        const SLEEP_NS_MIN: u64 = 20_000;
+        /// Doublings of it.
+        const DOUBLINGS_MAX: u32 = 5;
+        self.turns = self.turns.saturating_add(1);
+        match self.turns {
+            ..=SPINS => {
+                core::hint::spin_loop();
+                return false;
+            }
+            turn if turn <= SPINS + YIELDS => {
+                sys::yield_now();
+                return false;
+            }
+            turn => sys::sleep(SLEEP_NS_MIN << (turn - SPINS - YIELDS - 1).min(DOUBLINGS_MAX)),
+        }
+        true
     }
 }
 
@@ -107,7 +164,11 @@ fn lock_contended(word: &AtomicU32) -> Option<Held<'_>> {
 pub(crate) struct Private(AtomicU32);
 
 /// A held [`Private`] lock.
-pub(crate) struct PrivateHeld<'a>(&'a Private);
+pub(crate) struct PrivateHeld<'a> {
+    lock: &'a Private,
+    /// As of [`Held`].
+    _section: Section,
+}
 
 impl Private {
     /// An open lock. All zeroes is one, too.
@@ -118,28 +179,30 @@ impl Private {
     /// Takes it.
     #[inline]
     pub(crate) fn lock(&self) -> PrivateHeld<'_> {
-        let mut turn = 0u32;
-        while self
-            .0
-            .compare_exchange_weak(0, 1, Ordering::Acquire, Ordering::Relaxed)
-            .is_err()
-        {
-            turn += 1;
-            if turn < 200 {
-                core::hint::spin_loop()
-            } else {
-                sys::yield_now()
+        let mut wait = Wait::default();
+        loop {
+            if let Some(held) = self.try_lock() {
+                return held;
             }
+            wait.turn();
         }
-        PrivateHeld(self)
     }
 
     /// Takes it if nobody has it.
+    #[inline]
     pub(crate) fn try_lock(&self) -> Option<PrivateHeld<'_>> {
-        self.0
+        let section = deferral::enter();
+        if self
+            .0
             .compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed)
-            .ok()
-            .map(|_| PrivateHeld(self))
+            .is_err()
+        {
+            return None;
+        }
+        Some(PrivateHeld {
+            lock: self,
+            _section: section,
+        })
     }
 
     /// True when somebody has it at this moment.
@@ -156,6 +219,142 @@ impl Private {
 impl Drop for PrivateHeld<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.0.0.store(0, Ordering::Release);
+        self.lock.0.store(0, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use core::sync::atomic::AtomicBool;
+    use std::io::Read;
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+
+    const SHORT_NS: u64 = 50_000_000;
+
+    #[test]
+    fn no_owner_is_waited_for_for_ever() {
+        // Ours by its number, but no thread's: forged.
+        let forged = AtomicU32::new(owner_word() ^ 1);
+        assert!(lock_contended(&forged, SHORT_NS).is_none());
+        let by_init = AtomicU32::new(1 << THREAD_BITS | 1);
+        assert!(lock_contended(&by_init, SHORT_NS).is_none());
+    }
+
+    /// The owner is in the middle of a copy, as far as anybody can tell.
+    #[test]
+    fn a_living_owner_of_another_user_keeps_its_lock_and_a_dead_one_does_not() {
+        // SAFETY: no arguments.
+        if unsafe { libc::geteuid() } != 0 {
+            eprintln!("SKIPPED: only root can start a process of another user");
+            return;
+        }
+        let (mut says, changed_user) = std::io::pipe().expect("a pipe");
+        // SAFETY: the child makes system calls only, and is ended below.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: as above; the byte is readable.
+            unsafe {
+                libc::setuid(65_534);
+                libc::write(changed_user.as_raw_fd(), c"".as_ptr().cast(), 1);
+                loop {
+                    libc::pause();
+                }
+            }
+        }
+        says.read_exact(&mut [0])
+            .expect("the child says that it is ready");
+        let owner = (child as u32) << THREAD_BITS | 1;
+        let word = AtomicU32::new(owner);
+        let taken_from_the_living = lock_contended(&word, 10 * SHORT_NS).is_some();
+        // SAFETY: a child of ours.
+        unsafe {
+            libc::kill(child, libc::SIGKILL);
+            libc::waitpid(child, core::ptr::null_mut(), 0);
+        }
+        assert!(!taken_from_the_living);
+        assert_eq!(word.load(Ordering::Relaxed), owner);
+        assert!(lock_contended(&word, u64::MAX).is_some());
+    }
+
+    /// Nanoseconds that this thread has run.
+    fn processor_time_ns() -> u64 {
+        // SAFETY: zeroes are a valid time, and it is writable.
+        unsafe {
+            let mut time: libc::timespec = core::mem::zeroed();
+            libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time);
+            time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+        }
+    }
+
+    /// Ties this thread to the processor that `on` names; false when it may not have the policy.
+    fn schedule(on: usize, policy: i32, priority: i32) -> bool {
+        // SAFETY: zeroes are an empty set and a valid parameter; both are live.
+        unsafe {
+            let mut set: libc::cpu_set_t = core::mem::zeroed();
+            libc::CPU_SET(on, &mut set);
+            let mut parameter: libc::sched_param = core::mem::zeroed();
+            parameter.sched_priority = priority;
+            libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set) == 0
+                && libc::sched_setscheduler(0, policy, &parameter) == 0
+        }
+    }
+
+    /// A real-time thread waits for a lock that an ordinary one holds on the same processor.
+    /// Returns how long it ran meanwhile.
+    fn waiting_time_ns(
+        lock: impl Fn() + Sync,
+        is_locked: &AtomicBool,
+        unlock: impl Fn(),
+    ) -> Option<u64> {
+        let on = usize::try_from(sys::processor()).expect("a small number");
+        let waits = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            assert!(schedule(on, libc::SCHED_OTHER, 0));
+            let waiter = scope.spawn(|| {
+                if !schedule(on, libc::SCHED_FIFO, 1) {
+                    waits.store(true, Ordering::SeqCst);
+                    return None;
+                }
+                let before = processor_time_ns();
+                waits.store(true, Ordering::SeqCst);
+                lock();
+                Some(processor_time_ns() - before)
+            });
+            while !waits.load(Ordering::SeqCst) {
+                std::thread::yield_now();
+            }
+            assert!(is_locked.load(Ordering::SeqCst));
+            unlock();
+            waiter.join().expect("the waiter does not panic")
+        })
+    }
+
+    /// Far more than a waiter that sleeps ever runs, far less than the kernel lets one that does
+    /// not.
+    const RUN_NS_MAX: u64 = 100_000_000;
+
+    #[test]
+    fn real_time_waiter_lets_an_ordinary_holder_run() {
+        let private = Private::new();
+        let held = std::cell::Cell::new(Some(private.lock()));
+        let locked = AtomicBool::new(true);
+        let ran = waiting_time_ns(|| drop(private.lock()), &locked, || drop(held.take()));
+        let word = AtomicU32::new(0);
+        let held = std::cell::Cell::new(lock(&word));
+        let family = waiting_time_ns(|| drop(lock(&word)), &locked, || drop(held.take()));
+        let (Some(ran), Some(family)) = (ran, family) else {
+            eprintln!("SKIPPED: no right to real-time scheduling (RLIMIT_RTPRIO)");
+            return;
+        };
+        assert!(
+            ran < RUN_NS_MAX,
+            "waited for a private lock for {ran} ns of its own"
+        );
+        assert!(
+            family < RUN_NS_MAX,
+            "waited for a family lock for {family} ns of its own"
+        );
     }
 }

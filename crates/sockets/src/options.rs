@@ -3,19 +3,20 @@
 use core::ffi::c_ulong;
 use core::sync::atomic::Ordering;
 
-use toehold_channel::channel::End;
 use toehold_channel::table::{FLAG_ATTACHED, FLAG_OFFLOAD, Mode, Reason};
+use toehold_stream::end::End;
 
-use crate::offload::{endings, opening};
+use crate::offload::{active_open, endings};
 use crate::state::Connection;
-use crate::{ahead, errno, pending, send, sys};
+use crate::{ahead, errno, pending, receive, send, sys};
 
 /// The program set `TCP_NODELAY`.
 const USER_NODELAY: u32 = 1;
 /// The program set `TCP_CORK`.
 const USER_CORK: u32 = 2;
 
-/// Before a carrier serves as doorbell: nothing may hold a single byte back. RFC 896's delay and corking go, the program's view is kept.
+/// Before a carrier serves as doorbell: nothing may hold a single byte back. RFC 896's delay and
+/// corking go, the program's view is kept.
 pub(crate) fn prepare_carrier(connection: &Connection) {
     let fd = connection.fd;
     let mut options = 0;
@@ -50,8 +51,8 @@ pub(crate) fn restore_carrier(connection: &Connection) {
     }
 }
 
-/// The program sets an option, to `value` if that is an int; true when the kernel must not hear of it. What rings cannot express brings
-/// the connection back to its carrier first.
+/// The program sets an option, to `value` if that is an int; true when the kernel must not hear of
+/// it. What rings cannot express brings the connection back to its carrier first.
 pub(crate) fn set(connection: &Connection, level: i32, name: i32, value: Option<i32>) -> bool {
     if let (Some(value), Some(bit)) = (value, bit_of(connection, level, name)) {
         let options = &connection.entry.tx_options;
@@ -67,7 +68,9 @@ pub(crate) fn set(connection: &Connection, level: i32, name: i32, value: Option<
         (libc::IPPROTO_TCP, libc::TCP_ULP) => {
             errno::keep(|| send::quiesce(connection, Reason::Unsupported));
         }
-        (libc::SOL_SOCKET, libc::SO_ZEROCOPY | libc::SO_OOBINLINE) if value != Some(0) => {
+        (level, name)
+            if is_kernels(level, name) && value.is_some_and(|value| is_on(name, value)) =>
+        {
             errno::keep(|| send::retire(connection, Reason::Unsupported));
         }
         (libc::SOL_SOCKET, libc::SO_RCVLOWAT) if connection.end().is_some() => {
@@ -81,14 +84,54 @@ pub(crate) fn set(connection: &Connection, level: i32, name: i32, value: Option<
     false
 }
 
+/// `TCP_INQ`: a control message with what is left to be read (include/uapi/linux/tcp.h).
+const TCP_INQ: i32 = 36;
+/// Options with which the kernel does to bytes, or tells of them, what rings do not: all of them
+/// are ints, and inherited by what a listener accepts. The last three are the `_NEW` ones of
+/// include/uapi/asm-generic/socket.h.
+const OF_THE_KERNEL: [(i32, i32); 10] = [
+    (libc::SOL_SOCKET, libc::SO_ZEROCOPY),
+    (libc::SOL_SOCKET, libc::SO_OOBINLINE),
+    (libc::SOL_SOCKET, libc::SO_PEEK_OFF),
+    (libc::SOL_SOCKET, libc::SO_TIMESTAMP),
+    (libc::SOL_SOCKET, libc::SO_TIMESTAMPNS),
+    (libc::SOL_SOCKET, libc::SO_TIMESTAMPING),
+    (libc::IPPROTO_TCP, TCP_INQ),
+    (libc::SOL_SOCKET, 63),
+    (libc::SOL_SOCKET, 64),
+    (libc::SOL_SOCKET, 65),
+];
+
+fn is_kernels(level: i32, name: i32) -> bool {
+    OF_THE_KERNEL.contains(&(level, name))
+}
+
+/// `SO_PEEK_OFF` is off when it is negative, any other option when it is 0.
+fn is_on(name: i32, value: i32) -> bool {
+    match name {
+        libc::SO_PEEK_OFF => value >= 0,
+        _ => value != 0,
+    }
+}
+
+/// True when the program, or the listener that accepted the connection, has asked the kernel for
+/// what rings cannot express: one of those options, or signals (`O_ASYNC`).
+pub(crate) fn needs_kernel(connection: &Connection) -> bool {
+    let fd = connection.fd;
+    let is_set = |&(level, name): &(i32, i32)| {
+        sys::getsockopt::<i32>(fd, level, name).is_ok_and(|value| is_on(name, value))
+    };
+    sys::is_signalling(fd) || OF_THE_KERNEL.iter().any(is_set)
+}
+
 /// The bytes that a receive waits for, and that make a connection readable (`SO_RCVLOWAT`).
 #[inline]
 pub(crate) fn low_water(connection: &Connection) -> usize {
     connection.entry.rx_low_water.load(Ordering::Relaxed).max(1) as usize
 }
 
-/// Keeps the program's `SO_RCVLOWAT`, within the kernel's bounds, and the carrier's at 1: no doorbell would reach more (tcp_data_ready). False
-/// when the kernel refuses it.
+/// Keeps the program's `SO_RCVLOWAT`, within the kernel's bounds, and the carrier's at 1: no
+/// doorbell would reach more (tcp_data_ready). False when the kernel refuses it.
 fn set_low_water(connection: &Connection, bytes: i32) -> bool {
     let (fd, level, name) = (connection.fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT);
     if sys::setsockopt_int(fd, level, name, bytes) < 0 {
@@ -115,12 +158,20 @@ pub(crate) fn restore_low_water(connection: &Connection) {
 /// The program asks for an int option: the answer, where it is ours.
 pub(crate) fn get(connection: &Connection, level: i32, name: i32) -> Option<i32> {
     if (level, name) == (libc::SOL_SOCKET, libc::SO_ERROR) {
-        return errno::keep(|| opening::error_option(connection))
+        return errno::keep(|| active_open::error_option(connection))
             .or_else(|| {
                 let kept = pending::take_for_option(connection)?;
-                Some(endings::receive_error(connection, kept))
+                Some(endings::receive_error(
+                    connection,
+                    true_error(connection, kept),
+                ))
             })
-            .or_else(|| errno::keep(|| endings::error_option(connection)));
+            .or_else(|| errno::keep(|| endings::error_option(connection)))
+            .or_else(|| {
+                connection.end()?;
+                let error = sys::getsockopt(connection.fd, level, name).ok()?;
+                Some(true_error(connection, error))
+            });
     }
     if (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT) {
         let bytes = connection.entry.rx_low_water.load(Ordering::Relaxed);
@@ -129,6 +180,20 @@ pub(crate) fn get(connection: &Connection, level: i32, name: i32) -> Option<i32>
     let bit = bit_of(connection, level, name)?;
     let options = connection.entry.tx_options.load(Ordering::Relaxed);
     Some(i32::from(options & bit != 0))
+}
+
+/// `error` as it would be without doorbells.
+fn true_error(connection: &Connection, error: i32) -> i32 {
+    let is_doorbells = error == libc::ECONNRESET
+        && (connection.inside()).is_some_and(|end| receive::was_closed_cleanly(connection, &end));
+    if is_doorbells { 0 } else { error }
+}
+
+/// Tells the peer whether the end of this process, however it comes, is to be a reset.
+pub(crate) fn publish_resets(connection: &Connection) {
+    if let Some(end) = connection.inside() {
+        (end.ours().wake.resets).store(u32::from(resets(connection)), Ordering::Relaxed);
+    }
 }
 
 /// The connection's error, which is told now, as by `SO_ERROR`; 0 when there is none.
@@ -147,8 +212,9 @@ pub(crate) fn queue_length(connection: &Connection, request: c_ulong) -> Option<
     (request == libc::TIOCOUTQ as c_ulong && in_ring).then(|| unacknowledged(connection))
 }
 
-/// What waits in the ring for its acknowledgement (tcp(7), `SIOCOUTQ`); what the kernel still counts are doorbells. The engine gives a remote's
-/// acknowledgements back as credit. Between two programs what is in the ring is with the peer, as what is in a receiver's buffer is: it was
+/// What waits in the ring for its acknowledgement (tcp(7), `SIOCOUTQ`); what the kernel still
+/// counts are doorbells. The engine gives a remote's acknowledgements back as credit. Between two
+/// programs what is in the ring is with the peer, as what is in a receiver's buffer is: it was
 /// acknowledged when it came.
 fn unacknowledged(connection: &Connection) -> i32 {
     let entry = connection.entry;
@@ -181,7 +247,8 @@ pub(crate) fn resets(connection: &Connection) -> bool {
         .is_ok_and(|[on, seconds]| on != 0 && seconds == 0)
 }
 
-/// A shutdown flushes what a cork holds; on the carrier nothing is held, so there is nothing to do but forget the cork.
+/// A shutdown flushes what a cork holds; on the carrier nothing is held, so there is nothing to do
+/// but forget the cork.
 pub(crate) fn before_shutdown(connection: &Connection) {
     connection
         .entry

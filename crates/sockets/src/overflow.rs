@@ -1,17 +1,19 @@
-//! A full ring holds less than the kernel would, and programs count on what the kernel takes: some write all they have before either end
-//! reads, some servers count what they could not send. So a ring that nobody empties gives way to the carrier.
+//! A full ring holds less than the kernel would, and programs count on what the kernel takes: some
+//! write all they have before either end reads, some servers count what they could not send. So a
+//! ring that nobody empties gives way to the carrier.
 
 use core::sync::atomic::Ordering;
 
-use toehold_channel::channel::End;
 use toehold_channel::layout::CAPACITY_LOG2_ENGINE;
 use toehold_channel::table::{FLAG_OFFLOAD, Mode};
+use toehold_stream::end::End;
 
 use crate::send::go_down;
 use crate::state::Connection;
 
-/// While a full ring is small the rest goes by the carrier, and the direction comes back to a larger one. True when it did. Nothing was
-/// asked of the peer then: a doorbell that nobody reads would turn the end of this process into a reset. The caller holds the send lock.
+/// While a full ring is small the rest goes by the carrier, and the direction comes back to a
+/// larger one. True when it did. Nothing was asked of the peer then: a doorbell that nobody reads
+/// would turn the end of this process into a reset. The caller holds the send lock.
 pub(crate) fn overflow(connection: &Connection, end: &End<'_>) -> bool {
     let sender = end.sender();
     let entry = connection.entry;
@@ -26,11 +28,4 @@ pub(crate) fn overflow(connection: &Connection, end: &End<'_>) -> bool {
         go_down(connection, end);
     }
     overflows
-}
-
-/// True when the peer waits for us as we wait for it. Both have said that they want credit before either looks.
-pub(crate) fn both_wait(end: &End<'_>) -> bool {
-    let filled = end.receiver().available();
-    end.theirs().wake.want_credit.load(Ordering::SeqCst) != 0
-        && filled.is_ok_and(|filled| filled.len >= 1 << filled.capacity_log2)
 }

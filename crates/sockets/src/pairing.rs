@@ -1,21 +1,23 @@
 //! From a plain connection to one with a channel beside it, and back to nothing.
 //!
 //! ```text
-//!   enough traffic ─► ask the adapter (never waiting) ─► its offer changes a word of our entry ─► map, verify our counts
-//!   against the kernel's, announce `attached` ─► each sender moves its direction up when it next has something to do
+//!   enough traffic ─► ask the adapter (never waiting) ─► its offer changes a word of our entry
+//!   ─► map, verify our counts against the kernel's, announce `attached`
+//!   ─► each sender moves its direction up at its next call
 //! ```
 //!
-//! The counts are verified with `TCP_INFO`: if a single byte went past our hooks, we would not know where in the stream we are,
-//! and the connection stays on the host path ([`Reason::CountsDisagree`]).
+//! The counts are verified with `TCP_INFO`: if a single byte went past our hooks, we would not know
+//! where in the stream we are, and the connection stays on the host path
+//! ([`Reason::CountsDisagree`]).
 
 use core::ptr::null_mut;
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU32, Ordering};
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 
 use toehold_channel::doorbell::WakeWord;
-use toehold_channel::layout::{BOARD_BITS, CAPACITY_LOG2_MIN};
-use toehold_channel::rendezvous::{Kind, Message, PAIR_ATTACHED, mapped};
+use toehold_channel::layout::{CAPACITY_LOG2_MIN, READY_BITS};
+use toehold_channel::rendezvous::{Kind, Message, PAIR_ATTACHED};
 use toehold_channel::table::{
     COMMAND_NONE, Entry, EntryState, FLAG_ACCEPTED, FLAG_ASKED, FLAG_ATTACHED, FLAG_CONNECTING,
     FLAG_OFFLOAD, FLAG_PINNED, FLAG_SHUT_RX, FLAG_SHUT_TX, Reason,
@@ -23,17 +25,29 @@ use toehold_channel::table::{
 
 use crate::pairs::{find_pair, map_other_side, map_pair};
 use crate::state::{self, Connection};
-use crate::{adapter, epoll, leaving, lock, offload, options, send, slabs, sys};
+use crate::{adapter, epoll, holders, leaving, lock, offload, options, send, slabs, sys, waits};
 
 /// Calls that moved bytes before a connection is worth pairing.
 const CALLS_BEFORE_PAIRING: u32 = 24;
-/// Such calls where the carrier leads to an engine: two requests and their answers. Until then each byte passes the kernel twice, and whatever
-/// waits in the engine's thread waits for that.
+/// Such calls where the carrier leads to an engine: two requests and their answers. Until then each
+/// byte passes the kernel twice, and whatever waits in the engine's thread waits for that.
 const CALLS_BEFORE_PAIRING_OFFLOADED: u32 = 4;
 /// Bytes on the carrier that make it worth pairing whatever the calls.
 const BYTES_BEFORE_PAIRING: u64 = 256 << 10;
-/// How often, in calls on the host path, a connection that waits for an offer looks whether the adapter is still there.
+/// How often, in calls on the host path, a connection that waits for an offer looks whether the
+/// adapter is still there.
 const CALLS_BETWEEN_LOOKS: u32 = 256;
+
+/// What [`set_calls_before_pairing`] was told; 0 is [`CALLS_BEFORE_PAIRING`].
+static CALLS_TOLD: AtomicU32 = AtomicU32::new(0);
+
+/// Has connections ask for pairing after so many calls that moved bytes, whatever they lead to.
+///
+/// Foreign test suites set it to 1: most of their connections end long before the usual number.
+pub fn set_calls_before_pairing(calls: u32) {
+    // Relaxed: set once, before `main`.
+    CALLS_TOLD.store(calls, Ordering::Relaxed);
+}
 
 /// Called after calls that moved bytes on the host path: asks for pairing, or takes an offer.
 #[inline]
@@ -47,7 +61,9 @@ pub(crate) fn after_host_call(connection: &Connection, moved: u64) {
     let flags = entry.flags.load(Ordering::Relaxed);
     let asked = flags & FLAG_ASKED != 0;
     if offered
-        || (!asked && (calls >= calls_before_pairing(flags) || moved >= BYTES_BEFORE_PAIRING))
+        || (!asked
+            && (calls >= calls_before_pairing(flags) || moved >= BYTES_BEFORE_PAIRING)
+            && waits::may_be_seen(connection.local, calls))
         || (asked && (calls.is_multiple_of(CALLS_BETWEEN_LOOKS) || is_released(entry)))
     {
         consider(connection);
@@ -62,10 +78,10 @@ pub(crate) fn after_host_call(connection: &Connection, moved: u64) {
 
 #[inline]
 fn calls_before_pairing(flags: u32) -> u32 {
-    if flags & FLAG_OFFLOAD == 0 {
-        CALLS_BEFORE_PAIRING
-    } else {
-        CALLS_BEFORE_PAIRING_OFFLOADED
+    match CALLS_TOLD.load(Ordering::Relaxed) {
+        0 if flags & FLAG_OFFLOAD == 0 => CALLS_BEFORE_PAIRING,
+        0 => CALLS_BEFORE_PAIRING_OFFLOADED,
+        calls => calls,
     }
 }
 
@@ -84,6 +100,12 @@ pub(crate) fn consider(connection: &Connection) {
         != 0
         || !connection.local.region.load(Ordering::Relaxed).is_null()
     {
+        return;
+    }
+    if entry.flags.load(Ordering::Relaxed) & FLAG_ASKED == 0 && !waits::are_seen(connection) {
+        entry
+            .reason
+            .store(Reason::UnseenWaits as u32, Ordering::Relaxed);
         return;
     }
     let Some(_held) = adapter::try_lock() else {
@@ -113,7 +135,7 @@ pub(crate) fn consider(connection: &Connection) {
         );
         match describe(connection) {
             Ok(message) => {
-                if !adapter::send(adapter, &message, None) {
+                if !adapter::send(adapter, &message, Some(connection.fd)) {
                     adapter::lose(adapter);
                     return;
                 }
@@ -138,13 +160,15 @@ pub(crate) fn consider(connection: &Connection) {
     }
 }
 
-/// The request for a connection, or why it can never be paired.
+/// The request for a connection, or why it can never be paired. The descriptor goes with it: the
+/// adapter believes the socket, and nothing that we could say about it.
 fn describe(connection: &Connection) -> Result<Message, Reason> {
     let fd = connection.fd;
     let option = |name| sys::getsockopt::<i32>(fd, libc::SOL_SOCKET, name).unwrap_or(-1);
-    let offload = offload::carrier_namespace(connection);
-    // Only TCP has the number of TCP: neither another family nor MPTCP has. A carrier to the engine was looked at when it became one.
-    if offload.is_none() && option(libc::SO_PROTOCOL) != libc::IPPROTO_TCP {
+    let is_offloaded = connection.entry.flags.load(Ordering::Relaxed) & FLAG_OFFLOAD != 0;
+    // Only TCP has the number of TCP: neither another family nor MPTCP has. A carrier to the engine
+    // was looked at when it became one.
+    if !is_offloaded && option(libc::SO_PROTOCOL) != libc::IPPROTO_TCP {
         return Err(Reason::NotTcp);
     }
     let ulp = sys::getsockopt::<[u8; 16]>(fd, libc::IPPROTO_TCP, libc::TCP_ULP).unwrap_or_default();
@@ -162,17 +186,6 @@ fn describe(connection: &Connection) -> Result<Message, Reason> {
     message.slot = state::forks();
     let is_parked = !connection.local.parked.load(Ordering::Relaxed).is_null();
     message.side = u32::from(is_parked);
-    if let Some(netns) = offload {
-        // Its other end is the adapter's: never this socket itself, which is what the cookie is for.
-        message.netns = netns;
-    } else {
-        message.netns = namespace_of(fd).ok_or(Reason::Unsupported)?;
-        message.cookie = sys::getsockopt::<u64>(fd, libc::SOL_SOCKET, libc::SO_COOKIE).unwrap_or(0);
-    }
-    let local = sys::socket_address(fd, false).map_err(|_| Reason::Closing)?;
-    let remote = sys::socket_address(fd, true).map_err(|_| Reason::Closing)?;
-    (message.local, message.local_port) = address_of(&local).ok_or(Reason::NotTcp)?;
-    (message.remote, message.remote_port) = address_of(&remote).ok_or(Reason::NotTcp)?;
     Ok(message)
 }
 
@@ -183,28 +196,8 @@ pub(crate) fn namespace_of(fd: i32) -> Option<u64> {
     sys::getsockopt::<u64>(fd, libc::SOL_SOCKET, SO_NETNS_COOKIE).ok()
 }
 
-fn address_of(storage: &libc::sockaddr_storage) -> Option<([u8; 16], u16)> {
-    let base = storage as *const libc::sockaddr_storage;
-    match storage.ss_family as i32 {
-        libc::AF_INET => {
-            // SAFETY: the family says which structure the storage holds, and it is large enough for any.
-            let v4 = unsafe { &*base.cast::<libc::sockaddr_in>() };
-            Some((
-                mapped(v4.sin_addr.s_addr.to_ne_bytes()),
-                u16::from_be(v4.sin_port),
-            ))
-        }
-        libc::AF_INET6 => {
-            // SAFETY: as above.
-            let v6 = unsafe { &*base.cast::<libc::sockaddr_in6>() };
-            Some((v6.sin6_addr.s6_addr, u16::from_be(v6.sin6_port)))
-        }
-        _ => None,
-    }
-}
-
-/// Takes the offers that have arrived, until `connection` has its own: what is behind that waits for whom it is for. The caller holds the
-/// adapter's lock.
+/// Takes the offers that have arrived, until `connection` has its own: what is behind that waits
+/// for whom it is for. The caller holds the adapter's lock.
 fn receive_offers(adapter: i32, connection: &Connection) {
     /// Messages taken in one go; more wait for the next call.
     const OFFERS_MAX: usize = 256;
@@ -229,12 +222,13 @@ pub(crate) fn handle_message(message: &Message, kind: Kind, descriptors: [Option
     }
 }
 
-/// Finds or maps what was offered and leaves it with the connection for [`attach`]. Descriptors close on return.
+/// Finds or maps what was offered and leaves it with the connection for [`attach`]. Descriptors
+/// close on return.
 pub(crate) fn take_offer(message: &Message, descriptors: [Option<OwnedFd>; 2]) {
     let (slab_fd, pair_fd) = attached(message, descriptors);
     let slab_fd = slab_fd.as_ref().map(AsFd::as_fd);
     let side = (message.side & 1) as usize;
-    let slot = message.slot.min(BOARD_BITS as u32 - 1);
+    let slot = message.slot.min(READY_BITS as u32 - 1);
     // The memory first: later offers may refer to it even if this connection is gone by now.
     let pair = find_pair(message.pair, side)
         .or_else(|| {
@@ -315,11 +309,12 @@ fn ask_again(message: &Message) {
     }
 }
 
-/// Puts the offered region to use if nothing is in flight; otherwise the next call tries again. The caller holds the adapter's lock.
+/// Puts the offered region to use if nothing is in flight; otherwise the next call tries again. The
+/// caller holds the adapter's lock.
 fn attach(connection: &Connection) {
     let (entry, local) = (connection.entry, connection.local);
     let region = local.offered.load(Ordering::Relaxed);
-    if entry.holders.load(Ordering::Relaxed) > 1 && others_alive(connection) {
+    if holders::are_others(entry) {
         entry.reason.store(Reason::Shared as u32, Ordering::Relaxed);
         return;
     }
@@ -330,13 +325,18 @@ fn attach(connection: &Connection) {
         return;
     };
     connection.learn_nonblocking();
-    // From here on new calls see the region and queue at the locks; SeqCst pairs with the increments of `*_in_flight`
-    // that host-path calls make before they look at `region`.
+    if options::needs_kernel(connection) {
+        connection.pin(Reason::Unsupported);
+        return;
+    }
+    // From here on new calls see the region and queue at the locks; SeqCst pairs with the
+    // increments of `*_in_flight` that host-path calls make before they look at `region`.
     local.region.store(region, Ordering::SeqCst);
     if entry.rx_in_flight.load(Ordering::SeqCst) != 0
         || entry.tx_in_flight.load(Ordering::SeqCst) != 0
     {
         local.region.store(null_mut(), Ordering::SeqCst);
+        entry.reason.store(Reason::InCall as u32, Ordering::Relaxed);
         return;
     }
     match counts_agree(connection) {
@@ -365,6 +365,7 @@ fn attach(connection: &Connection) {
             .wake
             .wake
             .store(WakeWord::Bell.to_word(), Ordering::Relaxed);
+        options::publish_resets(connection);
         // Release pairs with the Acquire load in `End::try_up`.
         end.ours().wake.attached.store(1, Ordering::Release);
     }
@@ -372,11 +373,6 @@ fn attach(connection: &Connection) {
     drop(tx);
     epoll::virtualise(connection);
     send::service(connection);
-}
-
-/// True when another process of the family that may hold this connection is still alive.
-fn others_alive(connection: &Connection) -> bool {
-    state::family_alive() && connection.entry.holders.load(Ordering::Relaxed) > 1
 }
 
 /// Compares our byte counts with the kernel's; `None` when bytes were on the move while we looked.
@@ -419,7 +415,8 @@ fn counts_agree(connection: &Connection) -> Option<bool> {
             continue;
         }
         let received = word(&after, BYTES_RECEIVED);
-        // RFC 4898 counts in `tcpi_bytes_acked` what left the send queue; the SYN of an active open is counted as one.
+        // RFC 4898 counts in `tcpi_bytes_acked` what left the send queue; the SYN of an active open
+        // is counted as one.
         let sent = word(&after, BYTES_ACKED) + unacknowledged as u64;
         let ours_rx = entry.rx_carrier.load(Ordering::Relaxed);
         let ours_tx = entry.tx_carrier.load(Ordering::Relaxed);
@@ -429,7 +426,8 @@ fn counts_agree(connection: &Connection) -> Option<bool> {
     None
 }
 
-/// Asked while an operator kept it detached, which is over now: the adapter forgot the request with the refusal.
+/// Asked while an operator kept it detached, which is over now: the adapter forgot the request with
+/// the refusal.
 #[inline]
 fn is_released(entry: &Entry) -> bool {
     entry.verdict.load(Ordering::Relaxed) == Reason::Detached as u32 && !commanded(entry)

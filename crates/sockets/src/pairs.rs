@@ -1,4 +1,4 @@
-//! Pairs of processes, whose boards serve many channels.
+//! Pairs of processes, whose ready bitmaps serve many channels.
 
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
@@ -6,15 +6,16 @@ use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 
 use toehold_channel::layout::{
-    BOARD_BITS, BOARDS, BOARDS_OFFSET, Board, Boards, PAIR_BYTES, PAIR_MAGIC, PairHeader,
-    SLAB_SLOTS,
+    PAIR_BYTES, PAIR_MAGIC, PairHeader, READY_BITMAPS, READY_BITMAPS_OFFSET, READY_BITS,
+    ReadyBitmap, ReadyBitmaps, SLAB_SLOTS,
 };
 use toehold_channel::memfd;
 use toehold_channel::table::LAYOUT_VERSION;
 
 use crate::{epoll, slabs, state};
 
-/// Two processes and the boards between them, as this process maps them. Kept for as long as a channel uses it.
+/// Two processes and the ready bitmaps between them, as this process maps them. Kept for as long as
+/// a channel uses it.
 pub(crate) struct Pair {
     id: u64,
     base: *mut u8,
@@ -22,54 +23,61 @@ pub(crate) struct Pair {
     side: usize,
     /// Channels of ours that use it; 0 is a free place.
     pub(crate) channels: AtomicU32,
-    /// Epoll object (plus one) served by each of our boards.
-    pub(crate) epolls: [AtomicU32; BOARDS],
+    /// Epoll object (plus one) served by each of our ready bitmaps.
+    pub(crate) epolls: [AtomicU32; READY_BITMAPS],
     /// One more than the highest slot in use.
     pub(crate) slots_used: AtomicU32,
-    /// Registration by slot, for our boards.
+    /// Registration by slot, for our ready bitmaps.
     pub(crate) registrations: *mut AtomicU32,
     /// Slab by number, see [`crate::slabs`]; behind the registrations.
     slabs: *mut AtomicU32,
 }
 
 /// Places for registrations, and for slabs.
-const PLACES: usize = BOARD_BITS + BOARD_BITS / SLAB_SLOTS as usize;
+const PLACES: usize = READY_BITS + READY_BITS / SLAB_SLOTS as usize;
 
 impl Pair {
-    fn board_at(&self, side: usize, index: u32) -> Option<&Board> {
-        if index as usize >= BOARDS {
+    fn bitmap_at(&self, side: usize, index: u32) -> Option<&ReadyBitmap> {
+        if index as usize >= READY_BITMAPS {
             return None;
         }
-        // SAFETY: `base` maps PAIR_BYTES while the pair is in use; both sides' boards lie inside; all atomics.
-        let boards = unsafe { &*self.base.add(BOARDS_OFFSET).cast::<Boards>().add(side) };
-        boards.boards.get(index as usize)
+        // SAFETY: `base` maps PAIR_BYTES while the pair is in use; both sides' ready bitmaps lie
+        // inside; all atomics.
+        let bitmaps = unsafe {
+            &*self
+                .base
+                .add(READY_BITMAPS_OFFSET)
+                .cast::<ReadyBitmaps>()
+                .add(side)
+        };
+        bitmaps.bitmaps.get(index as usize)
     }
 
-    /// One of our boards: we sleep on it and sweep it.
+    /// One of our ready bitmaps: we sleep on it and sweep it.
     #[inline]
-    pub(crate) fn ours(&self, index: u32) -> Option<&Board> {
-        self.board_at(self.side, index)
+    pub(crate) fn ours(&self, index: u32) -> Option<&ReadyBitmap> {
+        self.bitmap_at(self.side, index)
     }
 
-    /// One of the peer's boards: we mark it.
+    /// One of the peer's ready bitmaps: we mark it.
     #[inline]
-    pub(crate) fn theirs(&self, index: u32) -> Option<&Board> {
-        self.board_at(1 - self.side, index)
+    pub(crate) fn theirs(&self, index: u32) -> Option<&ReadyBitmap> {
+        self.bitmap_at(1 - self.side, index)
     }
 
-    /// The registration that a bit of our boards stands for.
+    /// The registration that a bit of our ready bitmaps stands for.
     #[inline]
     pub(crate) fn registration(&self, slot: u32) -> Option<&AtomicU32> {
-        if slot as usize >= BOARD_BITS {
+        if slot as usize >= READY_BITS {
             return None;
         }
-        // SAFETY: the array has BOARD_BITS places and lives as long as the pair.
+        // SAFETY: the array has READY_BITS places and lives as long as the pair.
         Some(unsafe { &*self.registrations.add(slot as usize) })
     }
 
     /// Where the slab of that index is to be found.
     pub(crate) fn slab(&self, index: u32) -> Option<&AtomicU32> {
-        if index as usize >= BOARD_BITS / SLAB_SLOTS as usize {
+        if index as usize >= READY_BITS / SLAB_SLOTS as usize {
             return None;
         }
         // SAFETY: the array has that many places and lives as long as the pair.
@@ -90,7 +98,8 @@ fn pairs() -> Option<&'static [Pair]> {
         }
         PAIRS.store(base, Ordering::Release);
     }
-    // SAFETY: zeroes are valid `Pair`s (null pointers, zero atomics); the reservation is never released.
+    // SAFETY: zeroes are valid `Pair`s (null pointers, zero atomics); the reservation is never
+    // released.
     Some(unsafe { core::slice::from_raw_parts(base, PAIRS_MAX) })
 }
 
@@ -107,7 +116,8 @@ pub(crate) fn map_pair(id: u64, side: usize, fd: BorrowedFd<'_>) -> Option<&'sta
     adopt_pair(id, side, memfd::map(fd, PAIR_BYTES).ok()?)
 }
 
-/// A program that talks to itself is both sides of one pair, whose memfd comes once: map the same pages again.
+/// A program that talks to itself is both sides of one pair, whose memfd comes once: map the same
+/// pages again.
 pub(crate) fn map_other_side(id: u64, side: usize) -> Option<&'static Pair> {
     let known = find_pair(id, 1 - side)?;
     // SAFETY: an old size of zero duplicates a shared mapping (mremap(2)); the known one stays.
@@ -139,8 +149,8 @@ fn adopt_pair(id: u64, side: usize, base: NonNull<u8>) -> Option<&'static Pair> 
         return None;
     };
     let pair = PAIRS.load(Ordering::Relaxed).wrapping_add(place);
-    // SAFETY: `place` is inside the reservation; no channel uses this place (its count is 0) and we hold the adapter's
-    // lock, under which places are given out.
+    // SAFETY: `place` is inside the reservation; no channel uses this place (its count is 0) and we
+    // hold the adapter's lock, under which places are given out.
     unsafe {
         if !(*pair).base.is_null() {
             epoll::forget_pair(pair);
@@ -156,10 +166,10 @@ fn adopt_pair(id: u64, side: usize, base: NonNull<u8>) -> Option<&'static Pair> 
             base: base.as_ptr(),
             side,
             channels: AtomicU32::new(0),
-            epolls: [const { AtomicU32::new(0) }; BOARDS],
+            epolls: [const { AtomicU32::new(0) }; READY_BITMAPS],
             slots_used: AtomicU32::new(0),
             registrations,
-            slabs: registrations.add(BOARD_BITS),
+            slabs: registrations.add(READY_BITS),
         });
         Some(&*pair)
     }

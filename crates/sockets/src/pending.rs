@@ -1,7 +1,8 @@
 //! Errors that the kernel told us and that the program has not heard yet.
 //!
-//! The kernel tells an error once, to whichever call comes first: one of the program's that had moved bytes already and reports those, or
-//! one of ours. Both keep it here for the program's next call.
+//! The kernel tells an error once, to whichever call comes first: one of the program's that had
+//! moved bytes already and reports those, or one of ours. Both keep it here for the program's next
+//! call.
 
 use core::sync::atomic::Ordering;
 
@@ -51,7 +52,8 @@ pub(crate) fn take(connection: &Connection) -> Option<i32> {
     Some((hints >> ERRNO_SHIFT) as i32)
 }
 
-/// As [`take`], for `SO_ERROR`: a connection without a channel has none that the kernel does not have.
+/// As [`take`], for `SO_ERROR`: a connection without a channel has none that the kernel does not
+/// have.
 pub(crate) fn take_for_option(connection: &Connection) -> Option<i32> {
     connection.end()?;
     take(connection)

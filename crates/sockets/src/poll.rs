@@ -1,22 +1,25 @@
-//! `poll` and `select`: accelerated descriptors are looked at in shared memory, the others by the kernel, and a sleep watches both.
+//! `poll` and `select`: accelerated descriptors are looked at in shared memory, the others by the
+//! kernel, and a sleep watches both.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use libc::{POLLERR, POLLHUP, POLLIN, POLLNVAL, POLLOUT, POLLPRI, POLLRDHUP, pollfd};
 
-use crate::offload::opening;
+use crate::offload::active_open;
 use crate::receive::{HINT_LOOK, arm, disarm};
 use crate::state::{self, Connection, Kind};
 use crate::wait::KERNEL_LOOK_NS;
-use crate::{doorbells, epoll, errno, leaving, lock, options, ready, sys, wait};
+use crate::{doorbells, epoll, errno, leaving, lock, options, ready, sys, wait, waits};
 
 /// Descriptors handled without asking for memory.
 const INLINE: usize = 64;
-/// `POLLRDNORM` and `POLLWRNORM` are what `POLLIN` and `POLLOUT` mean to sockets (include/uapi/asm-generic/poll.h).
+/// `POLLRDNORM` and `POLLWRNORM` are what `POLLIN` and `POLLOUT` mean to sockets
+/// (include/uapi/asm-generic/poll.h).
 const POLLRDNORM: i16 = 0x040;
 const POLLWRNORM: i16 = 0x100;
 
-/// How often descriptors that are not accelerated are asked while accelerated ones are ready all the time.
+/// How often descriptors that are not accelerated are asked while accelerated ones are ready all
+/// the time.
 const KERNEL_DESCRIPTORS_NS: u64 = 50_000;
 static KERNEL_SEEN_NS: AtomicU64 = AtomicU64::new(0);
 
@@ -29,7 +32,7 @@ pub(crate) fn concerns(fds: &[pollfd]) -> bool {
 /// True when the answer for `fd` needs us.
 #[inline]
 pub(crate) fn concerned(fd: i32) -> bool {
-    accelerated(fd) || opening::is_waiting(fd)
+    accelerated(fd) || active_open::is_waiting(fd)
 }
 
 #[inline]
@@ -38,9 +41,10 @@ pub(crate) fn accelerated(fd: i32) -> bool {
         return false;
     }
     match state::kind(fd) {
-        Kind::Connection => {
-            state::connection(fd).is_some_and(|c| !c.local.region.load(Ordering::Relaxed).is_null())
-        }
+        Kind::Connection => state::connection(fd).is_some_and(|c| {
+            waits::seen(c.local);
+            !c.local.region.load(Ordering::Relaxed).is_null()
+        }),
         // Even without accelerated members: it may get some while the program sleeps.
         Kind::Epoll => true,
         _ => false,
@@ -128,9 +132,10 @@ fn alias(interest: i16) -> i16 {
 
 fn with_connection<T>(
     fd: i32,
-    work: impl FnOnce(&Connection, &toehold_channel::channel::End<'static>) -> T,
+    work: impl FnOnce(&Connection, &toehold_stream::end::End<'static>) -> T,
 ) -> Option<T> {
     let connection = state::connection(fd)?;
+    waits::seen(connection.local);
     let end = connection.inside()?;
     Some(work(&connection, &end))
 }
@@ -149,8 +154,8 @@ fn look_at_all(fds: &mut [pollfd]) -> i32 {
     count
 }
 
-/// `poll` over descriptors of which at least one is accelerated. `kernel` is `ppoll` with the program's signal mask: it gets the
-/// array and the time-out in nanoseconds (`None`: no limit).
+/// `poll` over descriptors of which at least one is accelerated. `kernel` is `ppoll` with the
+/// program's signal mask: it gets the array and the time-out in nanoseconds (`None`: no limit).
 pub(crate) fn poll(
     fds: &mut [pollfd],
     timeout_ns: Option<u64>,
@@ -171,7 +176,8 @@ pub(crate) fn poll(
         let found = look_at_all(fds);
         let now = sys::now_ns();
         if found > 0 || timeout_ns == Some(0) {
-            // While shared memory alone keeps the program busy, the kernel's descriptors are asked now and then, not every time.
+            // While shared memory alone keeps the program busy, the kernel's descriptors are asked
+            // now and then, not every time.
             let due = now - KERNEL_SEEN_NS.load(Ordering::Relaxed) >= KERNEL_DESCRIPTORS_NS;
             if found > 0 && (!ordinary || (!due && timeout_ns != Some(0))) {
                 return found;
@@ -185,7 +191,7 @@ pub(crate) fn poll(
         }
         let left = timeout_ns.map(|limit| limit.saturating_sub(now - started));
         if let Some(local) = history {
-            let budget = local.spin.budget_ns().min(left.unwrap_or(u64::MAX));
+            let budget = wait::budget_ns(&local.spin).min(left.unwrap_or(u64::MAX));
             let endless = budget == u64::MAX;
             if budget > 0 {
                 let slice = if endless { KERNEL_LOOK_NS } else { budget };
@@ -258,7 +264,8 @@ fn looks_ready(fd: i32, interest: i16) -> bool {
     }
 }
 
-/// Asks the kernel about the ordinary descriptors without waiting and adds its answers; returns how many it added.
+/// Asks the kernel about the ordinary descriptors without waiting and adds its answers; returns how
+/// many it added.
 fn merge(
     fds: &mut [pollfd],
     copy: &mut [pollfd],
@@ -292,11 +299,11 @@ fn merge(
 
 /// False while `fd` waits for the engine's answer; takes it when it is there.
 fn has_answer(fd: i32) -> bool {
-    if !opening::is_waiting(fd) {
+    if !active_open::is_waiting(fd) {
         return true;
     }
     errno::keep(|| {
-        state::connection(fd).is_none_or(|c| opening::look(&c) != opening::Answer::Pending)
+        state::connection(fd).is_none_or(|c| active_open::look(&c) != active_open::Answer::Pending)
     })
 }
 
@@ -308,7 +315,7 @@ fn arm_all(fds: &[pollfd], copy: &mut [pollfd]) {
             continue;
         }
         match state::kind(from.fd) {
-            Kind::Connection if opening::is_waiting(from.fd) => to.events = libc::POLLPRI,
+            Kind::Connection if active_open::is_waiting(from.fd) => to.events = libc::POLLPRI,
             Kind::Connection => {
                 // Armed before `users` is given back: `unmap` waits for sleepers.
                 with_connection(from.fd, |connection, end| {
@@ -362,8 +369,8 @@ fn disarm_all(fds: &[pollfd], copy: &[pollfd]) {
     }
 }
 
-/// Sleeps in the kernel with every accelerated descriptor armed. Returns the number ready among the ordinary ones, plus
-/// accelerated ones if there are such; 0 means: look again.
+/// Sleeps in the kernel with every accelerated descriptor armed. Returns the number ready among the
+/// ordinary ones, plus accelerated ones if there are such; 0 means: look again.
 fn sleep(
     fds: &mut [pollfd],
     copy: &mut [pollfd],
@@ -393,7 +400,8 @@ fn sleep(
     count
 }
 
-/// Bits of a `select` set that a descriptor's poll events stand for (fs/select.c: POLLIN_SET and so on).
+/// Bits of a `select` set that a descriptor's poll events stand for (fs/select.c: POLLIN_SET and so
+/// on).
 const READ_SET: i16 = POLLIN | POLLHUP | POLLERR;
 const WRITE_SET: i16 = POLLOUT | POLLERR;
 const EXCEPT_SET: i16 = POLLPRI;
@@ -413,7 +421,8 @@ impl Set {
     }
 
     pub(crate) fn has(&self, fd: i32) -> bool {
-        // SAFETY: `new`'s caller promises room for this descriptor. Programs may allocate larger sets than `fd_set`.
+        // SAFETY: `new`'s caller promises room for this descriptor. Programs may allocate larger
+        // sets than `fd_set`.
         self.word(fd)
             .is_some_and(|word| unsafe { word.read() } >> (fd % 64) & 1 != 0)
     }

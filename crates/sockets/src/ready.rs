@@ -3,16 +3,16 @@
 use core::sync::atomic::Ordering;
 
 use libc::{POLLERR, POLLHUP, POLLIN, POLLOUT, POLLPRI, POLLRDHUP};
-use toehold_channel::channel::{End, Incoming};
 use toehold_channel::table::{FLAG_SHUT_RX, Mode};
+use toehold_stream::end::{End, Incoming};
 
-use crate::receive::HINT_LOOK;
+use crate::receive::{HINT_LOOK, was_closed_cleanly};
 use crate::send::{Credit, want_credit};
 use crate::state::Connection;
 use crate::{ahead, doorbells, lock, options, sys};
 
-/// The `POLL*` bits that hold now, of those in `interest` (errors and hang-up always). Asking for `POLLOUT` without credit
-/// leaves a request for it with the peer.
+/// The `POLL*` bits that hold now, of those in `interest` (errors and hang-up always). Asking for
+/// `POLLOUT` without credit leaves a request for it with the peer.
 #[inline]
 pub(crate) fn events(connection: &Connection, end: &End<'_>, interest: i16) -> i16 {
     let entry = connection.entry;
@@ -41,10 +41,7 @@ pub(crate) fn events(connection: &Connection, end: &End<'_>, interest: i16) -> i
 
 fn outgoing(connection: &Connection, end: &End<'_>) -> i16 {
     if end.tx_mode() == Mode::Ring {
-        let head = end.theirs().consume.head.load(Ordering::Acquire);
-        let tail = connection.entry.tx_ring.load(Ordering::Relaxed);
-        let capacity = 1u64 << connection.entry.tx_capacity_log2.load(Ordering::Relaxed);
-        if tail.wrapping_sub(head) < capacity {
+        if end.sender().looks_writable() {
             return POLLOUT;
         }
         match want_credit(connection, end) {
@@ -62,7 +59,9 @@ fn slow_incoming(connection: &Connection, end: &End<'_>) -> i16 {
     let entry = connection.entry;
     let mut ready = 0;
     let Some(_held) = lock::lock(&entry.rx_lock) else {
-        return 0;
+        // Readiness that is not there costs the program a call. Readiness that is kept from it may
+        // cost it its wake-up.
+        return POLLIN;
     };
     let hinted = entry.rx_hints.load(Ordering::Relaxed) != 0
         || entry.flags.load(Ordering::Relaxed) & FLAG_SHUT_RX != 0
@@ -71,14 +70,18 @@ fn slow_incoming(connection: &Connection, end: &End<'_>) -> i16 {
     match end.incoming() {
         Ok(Incoming::Ring(filled)) => has_bytes = filled.len > 0,
         Ok(Incoming::Carrier { .. }) => on_carrier = true,
-        // The doorbells in between are taken off by the next receive; until then what follows them makes it readable.
+        // The doorbells in between are taken off by the next receive; until then what follows them
+        // makes it readable.
         Ok(Incoming::Skip { bytes }) => {
             on_carrier = sys::bytes_waiting(connection.fd) as i64 > bytes as i64
         }
         Err(_) => return POLLIN | POLLERR | POLLHUP,
     }
     if on_carrier || hinted {
-        let kernel = sys::poll_now(connection.fd, POLLIN | POLLRDHUP);
+        let mut kernel = sys::poll_now(connection.fd, POLLIN | POLLRDHUP);
+        if kernel & POLLERR != 0 && was_closed_cleanly(connection, end) {
+            kernel = POLLIN | POLLRDHUP;
+        }
         if on_carrier {
             has_bytes = kernel & POLLIN != 0;
         } else if kernel & POLLIN != 0 {

@@ -1,5 +1,6 @@
-//! The calls we stand in front of: the next definition after ours, found once with `dlsym(RTLD_NEXT)`. Using libc's own wrapper
-//! and not the bare system call keeps cancellation points and other preloaded libraries in the chain.
+//! The calls we stand in front of: the next definition after ours, found once with
+//! `dlsym(RTLD_NEXT)`. Using libc's own wrapper and not the bare system call keeps cancellation
+//! points and other preloaded libraries in the chain.
 
 use core::ffi::{CStr, c_char, c_int, c_long, c_uint, c_void};
 use core::sync::atomic::{AtomicPtr, Ordering};
@@ -41,7 +42,8 @@ macro_rules! real {
                 unsafe { *libc::__errno_location() = libc::ENOSYS };
                 return crate::real::Failure::FAILURE;
             }
-            // SAFETY: the symbol of this name has this signature; the caller answers for the arguments.
+            // SAFETY: the symbol of this name has this signature; the caller answers for the
+            // arguments.
             unsafe { core::mem::transmute::<*mut c_void, unsafe extern "C" fn($($type),*) -> $ret>(found)($($arg),*) }
         }
     )*};
@@ -64,6 +66,10 @@ impl Failure for ssize_t {
 impl<T> Failure for *mut T {
     const FAILURE: *mut T = core::ptr::null_mut();
 }
+impl Failure for usize {
+    /// `SIG_ERR`.
+    const FAILURE: usize = usize::MAX;
+}
 impl Failure for () {
     const FAILURE: () = ();
 }
@@ -77,6 +83,10 @@ real! {
     readv(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t;
     /// `writev(2)`.
     writev(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t;
+    /// `preadv2(2)`.
+    preadv2(fd: c_int, iov: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t;
+    /// `pwritev2(2)`.
+    pwritev2(fd: c_int, iov: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t;
     /// `recv(2)`.
     recv(fd: c_int, buffer: *mut c_void, len: size_t, flags: c_int) -> ssize_t;
     /// `send(2)`.
@@ -153,10 +163,49 @@ real! {
     splice(input: c_int, input_offset: *mut off_t, out: c_int, out_offset: *mut off_t, len: size_t, flags: c_uint) -> ssize_t;
     /// `syscall(2)`.
     syscall(number: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> c_long;
+    /// `aio_read(3)`.
+    aio_read(request: *mut c_void) -> c_int;
+    /// `aio_write(3)`.
+    aio_write(request: *mut c_void) -> c_int;
+    /// `lio_listio(3)`.
+    lio_listio(mode: c_int, list: *const *mut c_void, count: c_int, event: *mut c_void) -> c_int;
+    /// `sigaction(2)`.
+    sigaction(signal: c_int, new: *const libc::sigaction, old: *mut libc::sigaction) -> c_int;
+    /// `signal(2)`.
+    signal(signal: c_int, handler: usize) -> usize;
+    /// `bsd_signal(3)`.
+    bsd_signal(signal: c_int, handler: usize) -> usize;
+    /// `ssignal(3)`.
+    ssignal(signal: c_int, handler: usize) -> usize;
+    /// `sysv_signal(3)`.
+    sysv_signal(signal: c_int, handler: usize) -> usize;
+    /// `sysv_signal` by libc's own name.
+    __sysv_signal(signal: c_int, handler: usize) -> usize;
+    /// `sigset(3)`.
+    sigset(signal: c_int, handler: usize) -> usize;
+    /// `_Fork(3)`.
+    #[allow(non_snake_case)]
+    _Fork() -> c_int;
+    /// `clone(2)`.
+    clone(function: extern "C" fn(*mut c_void) -> c_int, stack: *mut c_void, flags: c_int, argument: *mut c_void, parent: usize, tls: usize, child: usize) -> c_int;
+    /// `daemon(3)`.
+    daemon(keeps_directory: c_int, keeps_descriptors: c_int) -> c_int;
+    /// `login_tty(3)`.
+    login_tty(fd: c_int) -> c_int;
+    /// `fclose(3)`.
+    fclose(stream: *mut libc::FILE) -> c_int;
+    /// `freopen(3)`.
+    freopen(path: *const c_char, mode: *const c_char, stream: *mut libc::FILE) -> *mut libc::FILE;
+    /// `freopen64(3)`.
+    freopen64(path: *const c_char, mode: *const c_char, stream: *mut libc::FILE) -> *mut libc::FILE;
     /// `fdopen(3)`.
     fdopen(fd: c_int, mode: *const c_char) -> *mut libc::FILE;
     /// `posix_spawn_file_actions_adddup2(3)`.
     posix_spawn_file_actions_adddup2(actions: *mut c_void, from: c_int, to: c_int) -> c_int;
+    /// `system(3)`.
+    system(command: *const c_char) -> c_int;
+    /// `popen(3)`.
+    popen(command: *const c_char, mode: *const c_char) -> *mut libc::FILE;
     /// `posix_spawn(3)`.
     posix_spawn(pid: *mut c_int, path: *const c_char, actions: *const c_void, attributes: *const c_void, argv: *const *const c_char, envp: *const *const c_char) -> c_int;
     /// `posix_spawnp(3)`.

@@ -3,21 +3,28 @@
 use core::sync::atomic::Ordering;
 
 use libc::iovec;
-use toehold_channel::channel::{End, Incoming};
-use toehold_channel::layout::{CLOSED_CLEAN, RING_BYTES};
+use toehold_channel::layout::{CLOSED_ALL, CLOSED_CLEAN, RING_BYTES};
 use toehold_channel::ring::Fault;
-use toehold_channel::table::{FLAG_CONNECTING, FLAG_REFUSED, FLAG_SHUT_RX, Mode, Reason};
+use toehold_channel::table::{
+    FLAG_CONNECTING, FLAG_OFFLOAD, FLAG_REFUSED, FLAG_SHUT_RX, Mode, Reason,
+};
+use toehold_stream::end::End;
+use toehold_stream::next::{Carrier, Next};
 
 mod waiting;
 
-use crate::offload::patience::say_what_is_set;
-use crate::offload::{endings, opening};
+use crate::offload::liveness::say_what_is_set;
+use crate::offload::{active_open, endings};
 use crate::state::Connection;
 use crate::{
-    ahead, buffers, doorbells, errno, leaving, lock, options, pairing, pending, send, sleepers, sys,
+    ahead, buffers, doorbells, errno, leaving, lock, options, pairing, pending, send, sleepers,
+    sys, waits,
 };
 
-pub(crate) use waiting::{arm, disarm, set_wake, sleep_until, timed_out, timeout_ns};
+pub(crate) use waiting::Patience;
+pub(crate) use waiting::{
+    arm, disarm, set_wake, sleep_for_news, sleep_until, timed_out, timeout_ns, wake_by_carrier,
+};
 use waiting::{arm_for_unknown_wait, wait_for_bytes};
 
 /// The carrier reported its end or an error: ask the kernel for the details.
@@ -40,7 +47,30 @@ enum Step {
     Empty,
 }
 
-/// Receives into `parts`; `kernel` is the program's own call, made when the connection is on the host path.
+/// Room for the control messages that come with bytes of the carrier.
+pub(crate) struct Control {
+    /// The program's buffer: its address, and its length before and after the call.
+    pub(crate) buffer: *mut core::ffi::c_void,
+    pub(crate) len: usize,
+    pub(crate) filled: usize,
+    /// `msg_flags` of the kernel's answer.
+    pub(crate) flags: i32,
+}
+
+impl Control {
+    /// For calls that have no room for any.
+    pub(crate) const fn none() -> Control {
+        Control {
+            buffer: core::ptr::null_mut(),
+            len: 0,
+            filled: 0,
+            flags: 0,
+        }
+    }
+}
+
+/// Receives into `parts`; `kernel` is the program's own call, made when the connection is on the
+/// host path.
 ///
 /// # Safety
 /// `parts` are writable.
@@ -51,6 +81,22 @@ pub(crate) unsafe fn receive(
     flags: i32,
     kernel: impl FnOnce() -> isize,
 ) -> isize {
+    // SAFETY: the caller's promise.
+    unsafe { receive_message(connection, parts, &mut Control::none(), flags, kernel) }
+}
+
+/// As [`receive`], with control messages.
+///
+/// # Safety
+/// `parts` and `control` are writable.
+#[inline]
+pub(crate) unsafe fn receive_message(
+    connection: &Connection,
+    parts: &[iovec],
+    control: &mut Control,
+    flags: i32,
+    kernel: impl FnOnce() -> isize,
+) -> isize {
     let (entry, local) = (connection.entry, connection.local);
     if local.region.load(Ordering::Relaxed).is_null() {
         say_what_is_set();
@@ -58,11 +104,12 @@ pub(crate) unsafe fn receive(
             errno::keep(|| pairing::consider(connection));
         }
         if entry.flags.load(Ordering::Relaxed) & (FLAG_CONNECTING | FLAG_REFUSED) != 0 {
-            if let Err(error) = opening::before_transfer(connection, flags) {
+            if let Err(error) = active_open::before_transfer(connection, flags) {
                 return errno::result(Err(error));
             }
         }
-        // SeqCst pairs with the store of `region` in `pairing::attach`: it sees our count, or we see its region.
+        // SeqCst pairs with the store of `region` in `pairing::attach`: it sees our count, or we
+        // see its region.
         entry.rx_in_flight.fetch_add(1, Ordering::SeqCst);
         if local.region.load(Ordering::SeqCst).is_null() {
             let result = kernel();
@@ -70,6 +117,7 @@ pub(crate) unsafe fn receive(
                 entry.rx_carrier.fetch_add(result as u64, Ordering::Relaxed);
             }
             entry.rx_in_flight.fetch_sub(1, Ordering::SeqCst);
+            waits::after_call(local, result);
             if flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) != 0 {
                 connection.pin(Reason::Unsupported);
             } else if result > 0 {
@@ -83,13 +131,13 @@ pub(crate) unsafe fn receive(
         return kernel();
     }
     // SAFETY: the caller's promise.
-    let result = unsafe { receive_attached(connection, parts, flags) };
+    let result = unsafe { receive_attached(connection, parts, control, flags) };
     if entry.tx_mode.load(Ordering::Relaxed) == Mode::Carrier as u32 {
         errno::keep(|| leaving::finish(connection));
     }
     if result == Err(errno::LEFT_CHANNEL) {
         // SAFETY: the caller's promise.
-        return unsafe { receive(connection, parts, flags, kernel) };
+        return unsafe { receive_message(connection, parts, control, flags, kernel) };
     }
     errno::result(result.map_err(|error| endings::receive_error(connection, error)))
 }
@@ -97,6 +145,7 @@ pub(crate) unsafe fn receive(
 unsafe fn receive_attached(
     connection: &Connection,
     parts: &[iovec],
+    control: &mut Control,
     flags: i32,
 ) -> Result<usize, i32> {
     let entry = connection.entry;
@@ -109,7 +158,8 @@ unsafe fn receive_attached(
     }
     let total = buffers::total(parts).ok_or(libc::EINVAL)?;
     if total == 0 {
-        // The kernel waits for something to be there, or its end or error, and then takes nothing of it (tcp_recvmsg_locked).
+        // The kernel waits for something to be there, or its end or error, and then takes nothing
+        // of it (tcp_recvmsg_locked).
         let mut byte = 0u8;
         let byte = iovec {
             iov_base: (&raw mut byte).cast(),
@@ -117,7 +167,8 @@ unsafe fn receive_attached(
         };
         let flags = flags & libc::MSG_DONTWAIT | libc::MSG_PEEK;
         // SAFETY: `byte` is writable.
-        return unsafe { receive_attached(connection, &[byte], flags) }.map(|_| 0);
+        return unsafe { receive_attached(connection, &[byte], &mut Control::none(), flags) }
+            .map(|_| 0);
     }
     let waits = flags & libc::MSG_DONTWAIT == 0 && !connection.nonblocking();
     // As sock_rcvlowat.
@@ -126,6 +177,7 @@ unsafe fn receive_attached(
         _ => total,
     };
     let takes = flags & libc::MSG_PEEK == 0;
+    let mut patience = Patience::default();
     let mut done = 0;
     // The end was seen, on the carrier or in the peer's words: one more look is enough.
     let (mut ended, mut closed) = (false, false);
@@ -133,21 +185,26 @@ unsafe fn receive_attached(
         let end;
         let step = {
             let Some(_held) = lock::lock(&entry.rx_lock) else {
-                return Err(libc::EAGAIN);
+                return errno::unless_moved(done, libc::EAGAIN);
             };
             if !connection.is_current() {
-                return Err(libc::EBADF);
+                return errno::unless_moved(done, libc::EBADF);
             }
             let Some(attached) = connection.end() else {
-                return if done > 0 {
-                    Ok(done)
-                } else {
-                    Err(errno::LEFT_CHANNEL)
-                };
+                return errno::unless_moved(done, errno::LEFT_CHANNEL);
             };
             end = attached;
             // SAFETY: the caller's promise.
-            unsafe { step(connection, &end, parts, done, total - done, flags) }
+            unsafe {
+                step(
+                    connection,
+                    &end,
+                    (parts, control),
+                    done,
+                    total - done,
+                    flags,
+                )
+            }
         };
         match step {
             Ok(Step::Got(moved, look_for_sleeper)) => {
@@ -155,10 +212,12 @@ unsafe fn receive_attached(
                 entry.rx_empty.store(0, Ordering::Relaxed);
                 after_receive(connection, &end, look_for_sleeper);
                 if !takes && waits && moved < least.min(RING_BYTES / 2) {
-                    // Nothing was consumed: wait until more stands behind what was seen, then look at all of it again.
+                    // Nothing was consumed: wait until more stands behind what was seen, then look
+                    // at all of it again.
                     done = 0;
                     if end.records_pending() {
-                        // The rest comes on the carrier, where bytes that were seen already keep anything from sleeping.
+                        // The rest comes on the carrier, where bytes that were seen already keep
+                        // anything from sleeping.
                         if ended {
                             return Ok(moved);
                         }
@@ -170,7 +229,7 @@ unsafe fn receive_attached(
                     let Some(inside) = connection.inside() else {
                         return Ok(moved);
                     };
-                    match wait_for_bytes(connection, &inside, seen) {
+                    match wait_for_bytes(connection, &inside, seen, &mut patience) {
                         Ok(()) if entry.rx_hints.load(Ordering::Relaxed) == 0 && !closed => {
                             closed = end.theirs().wake.closed.load(Ordering::Acquire) != 0;
                             continue;
@@ -218,7 +277,8 @@ unsafe fn receive_attached(
         let Some(inside) = connection.inside() else {
             continue;
         };
-        match wait_for_bytes(connection, &inside, entry.rx_ring.load(Ordering::Relaxed)) {
+        let seen = entry.rx_ring.load(Ordering::Relaxed);
+        match wait_for_bytes(connection, &inside, seen, &mut patience) {
             Ok(()) => {}
             Err(_) if done > 0 => return Ok(done),
             Err(error) => return Err(error),
@@ -226,22 +286,33 @@ unsafe fn receive_attached(
     }
 }
 
-/// True when the reset that the kernel reports answers nothing but a doorbell of ours: the peer had read everything when it closed, and
-/// we have sent nothing since. The kernel's own connection would simply have ended.
+/// True when the reset that the kernel reports answers nothing but a doorbell: the peer had read
+/// all that we sent when it closed or was killed, and did not ask for a reset. Without us there
+/// would have been no doorbell, and the kernel's own connection would simply have ended.
 #[cold]
-fn was_closed_cleanly(connection: &Connection, end: &End<'_>) -> bool {
+pub(crate) fn was_closed_cleanly(connection: &Connection, end: &End<'_>) -> bool {
     let entry = connection.entry;
-    let closed = end.theirs().wake.closed.load(Ordering::Acquire);
-    closed & CLOSED_CLEAN != 0
-        && entry.tx_mode.load(Ordering::Relaxed) == Mode::Ring as u32
-        && end.theirs().consume.head.load(Ordering::Acquire)
-            == entry.tx_ring.load(Ordering::Relaxed)
+    let wake = &end.theirs().wake;
+    let is_read =
+        end.theirs().consume.head.load(Ordering::Acquire) == entry.tx_ring.load(Ordering::Relaxed);
+    let closed = wake.closed.load(Ordering::Acquire);
+    if closed & CLOSED_CLEAN != 0 {
+        return is_read && end.tx_mode() == Mode::Ring;
+    }
+    // A peer that says nothing of its end was killed. An engine resets as its remote does.
+    let was_killed = closed & CLOSED_ALL == 0
+        && wake.resets.load(Ordering::Relaxed) == 0
+        && wake.abandoned.load(Ordering::Relaxed) == 0
+        && wake.refuse.load(Ordering::Relaxed) == 0
+        && entry.flags.load(Ordering::Relaxed) & FLAG_OFFLOAD == 0;
+    was_killed && is_read && end.carrier_is_unused()
 }
 
-/// What follows a receive, outside the receive lock: credit for a sleeping sender, and our own direction's upgrade.
+/// What follows a receive, outside the receive lock: credit for a sleeping sender, and our own
+/// direction's upgrade.
 #[inline]
 fn after_receive(connection: &Connection, end: &End<'_>, look_for_sleeper: bool) {
-    if look_for_sleeper && end.theirs().wake.want_credit.load(Ordering::SeqCst) != 0 {
+    if look_for_sleeper && end.is_asked_for_credit() {
         send::notify_of_credit(connection, end);
     }
     let entry = connection.entry;
@@ -258,7 +329,7 @@ fn after_receive(connection: &Connection, end: &End<'_>, look_for_sleeper: bool)
 unsafe fn step(
     connection: &Connection,
     end: &End<'_>,
-    parts: &[iovec],
+    (parts, control): (&[iovec], &mut Control),
     skip: usize,
     want: usize,
     flags: i32,
@@ -271,13 +342,16 @@ unsafe fn step(
             return Ok(Step::Got(seen, false));
         }
     }
+    let mut seen = Carrier::Unseen;
     loop {
-        match end.incoming() {
-            Ok(Incoming::Ring(filled)) if filled.len > 0 => {
+        let next = end.next(seen, 0);
+        match next.map_err(|fault| fault_of_peer(connection, fault))? {
+            Next::Ring(filled) => {
                 let len = want.min(filled.len as usize);
                 let stretches = end.receiver().peek(0, len, filled);
                 if flags & libc::MSG_TRUNC == 0 {
-                    // SAFETY: `incoming` checked that these bytes are inside the ring; `parts` by the caller's promise.
+                    // SAFETY: `next` checked that these bytes are inside the ring; `parts` by the
+                    // caller's promise.
                     unsafe { buffers::scatter(end.ring_in(), stretches, parts, skip) };
                 }
                 let mut crossed = false;
@@ -290,105 +364,94 @@ unsafe fn step(
                 }
                 return Ok(Step::Got(len, crossed));
             }
-            Ok(Incoming::Ring(_)) => {
+            // The ring is empty. Doorbells may be for other sleepers: it has its own look.
+            _ if end.rx_mode() == Mode::Ring => {
                 if let Some(step) = ring_is_empty(connection, end)? {
                     return Ok(step);
                 }
+                seen = Carrier::Unseen;
             }
-            Ok(Incoming::Skip { bytes }) => {
-                if let Some(step) = skip_doorbells(connection, bytes)? {
-                    return Ok(step);
-                }
+            Next::Look if skip > 0 && sys::is_at_mark(connection.fd) => {
+                // tcp(7): a receive that has some bytes stops at the urgent mark.
+                return Ok(Step::End);
             }
-            Ok(Incoming::Carrier { limit }) => {
-                let limit = usize::try_from(limit).unwrap_or(usize::MAX).min(want);
+            Next::Look => seen = look_at_data(connection, end, want)?,
+            Next::Data { max } => {
+                let max = usize::try_from(max).unwrap_or(usize::MAX).min(want);
                 // SAFETY: the caller's promise.
-                let step = unsafe { from_carrier(connection, end, parts, skip, limit, flags) }?;
-                if let Some(step) = step {
-                    return Ok(step);
+                return unsafe { from_carrier(connection, parts, control, skip, max, flags) };
+            }
+            Next::Doorbells { max } => {
+                seen = match doorbells::take(connection, max) {
+                    Ok(0) => Carrier::Ended,
+                    Ok(_) => Carrier::Unseen,
+                    Err(libc::EAGAIN) => Carrier::Empty,
+                    Err(error) => return Err(error),
                 }
             }
-            Err(fault) => return Err(fault_of_peer(connection, fault)),
+            Next::Wait => return Ok(Step::Empty),
+            Next::End | Next::Cut => return Ok(Step::End),
         }
     }
 }
 
-/// Carrier mode: at most `limit` bytes from the kernel. `None` means: look again.
+/// Takes at most `max` bytes of data that were seen on the carrier.
+///
+/// # Safety
+/// `parts` are writable from byte `skip` on, for `max` bytes.
 unsafe fn from_carrier(
     connection: &Connection,
-    end: &End<'_>,
     parts: &[iovec],
+    control: &mut Control,
     skip: usize,
-    limit: usize,
+    max: usize,
     flags: i32,
-) -> Result<Option<Step>, i32> {
-    let entry = connection.entry;
-    if skip > 0 && sys::is_at_mark(connection.fd) {
-        // tcp(7): a receive that has some bytes stops at the urgent mark.
-        return Ok(Some(Step::End));
-    }
-    let waiting = sys::bytes_waiting(connection.fd);
-    // The switch is published before the first doorbell is sent: if there is none yet, everything that waits is data.
-    let pending_before = end.records_pending();
-    if waiting > 0 && pending_before {
-        if let Ok(Incoming::Carrier { limit: exact }) = end.incoming() {
-            if exact < limit as u64 {
-                // SAFETY: the caller's promise, for fewer bytes.
-                return unsafe {
-                    from_carrier(connection, end, parts, skip, exact as usize, flags)
-                };
-            }
-        } else {
-            return Ok(None);
-        }
-    }
-    let waiting = if waiting > 0 {
-        waiting as usize
-    } else {
-        match carrier_is_empty(connection, end)? {
-            // At an urgent mark the kernel counts nothing and yet has bytes.
-            None => match count_peeked(connection.fd, limit) {
-                // What was counted came before this look at the records.
-                counted @ 1.. if !end.records_pending() && end.rx_mode() == Mode::Carrier => {
-                    counted as usize
-                }
-                _ => return Ok(None),
-            },
-            other => return Ok(other),
-        }
-    };
-    let (mut window, count) = buffers::window(parts, skip, limit.min(waiting));
+) -> Result<Step, i32> {
+    let (mut window, count) = buffers::window(parts, skip, max);
     // SAFETY: zeroes are a valid `msghdr`.
     let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
     message.msg_iov = window.as_mut_ptr();
     message.msg_iovlen = count as _;
+    message.msg_control = control.buffer;
+    message.msg_controllen = control.len as _;
     let flags = flags & (libc::MSG_PEEK | libc::MSG_TRUNC) | libc::MSG_DONTWAIT;
     // SAFETY: the window names parts of the program's buffers.
     let result = unsafe { sys::recvmsg(connection.fd, &mut message, flags) };
     if result > 0 {
+        control.filled = message.msg_controllen as usize;
+        control.flags = message.msg_flags & libc::MSG_CTRUNC;
         if flags & libc::MSG_PEEK == 0 {
-            entry.rx_carrier.fetch_add(result as u64, Ordering::Relaxed);
+            let taken = &connection.entry.rx_carrier;
+            taken.fetch_add(result as u64, Ordering::Relaxed);
         }
-        return Ok(Some(Step::Got(result as usize, false)));
+        return Ok(Step::Got(result as usize, false));
     }
     if result == 0 {
-        return Ok(Some(Step::End));
+        return Ok(Step::End);
     }
     match -result as i32 {
-        libc::EAGAIN => Ok(Some(Step::Empty)),
+        libc::EAGAIN => Ok(Step::Empty),
         error => Err(error),
     }
 }
 
-/// Bytes that a receive of at most `limit` would return now, counted without copying or taking them (tcp(7), `MSG_TRUNC`).
+/// Bytes that a receive of at most `limit` would return now, counted without copying or taking them
+/// (tcp(7), `MSG_TRUNC`).
 fn count_peeked(fd: i32, limit: usize) -> isize {
     let flags = libc::MSG_PEEK | libc::MSG_TRUNC | libc::MSG_DONTWAIT;
     // SAFETY: with `MSG_TRUNC` the kernel writes nothing to the buffer of a TCP receive.
     unsafe { sys::recv(fd, core::ptr::null_mut(), limit, flags) }
 }
 
-/// No byte waits on the carrier and the next one would come from there: the end, an error, or nothing yet.
-fn carrier_is_empty(connection: &Connection, end: &End<'_>) -> Result<Option<Step>, i32> {
+/// Looks for at most `want` bytes of data on the carrier.
+///
+/// # Errors
+/// An error that the kernel reports, or reported before, when no byte comes before it.
+fn look_at_data(connection: &Connection, end: &End<'_>, want: usize) -> Result<Carrier, i32> {
+    let waiting = sys::bytes_waiting(connection.fd);
+    if waiting > 0 {
+        return Ok(Carrier::Waiting(waiting as u64));
+    }
     if let Some(error) = pending::take(connection) {
         return Err(error);
     }
@@ -402,34 +465,27 @@ fn carrier_is_empty(connection: &Connection, end: &End<'_>) -> Result<Option<Ste
             libc::MSG_PEEK | libc::MSG_DONTWAIT,
         )
     };
-    if end.records_pending() && end.rx_mode() == Mode::Carrier {
-        // A switch was announced meanwhile: whatever the carrier says now comes after it.
-        if result < 0 {
-            pending::keep_for_next_call(connection, -result as i32);
-        }
-        if !matches!(end.incoming(), Ok(Incoming::Carrier { .. })) || result > 0 {
-            return Ok(None);
-        }
-    }
     match result {
-        1.. => Ok(None),
-        0 => Ok(Some(Step::End)),
-        error if error == -(libc::EAGAIN as isize) => Ok(Some(Step::Empty)),
-        error => Err(-error as i32),
+        // At an urgent mark the kernel counts nothing and yet has bytes.
+        1.. => Ok(match count_peeked(connection.fd, want) {
+            counted @ 1.. => Carrier::Waiting(counted as u64),
+            _ => Carrier::Unseen,
+        }),
+        0 => Ok(Carrier::Ended),
+        error if error == -(libc::EAGAIN as isize) => Ok(Carrier::Empty),
+        // The error comes after all that was announced before it.
+        error => match end.next(Carrier::Ended, 0) {
+            Ok(Next::End | Next::Cut) => Err(-error as i32),
+            _ => {
+                pending::keep_for_next_call(connection, -error as i32);
+                Ok(Carrier::Unseen)
+            }
+        },
     }
 }
 
-/// Takes doorbells off the carrier on the way back to it. `None` means: look again.
-fn skip_doorbells(connection: &Connection, bytes: u64) -> Result<Option<Step>, i32> {
-    match doorbells::take(connection, bytes) {
-        Ok(0) => Ok(Some(Step::End)),
-        Ok(_) => Ok(None),
-        Err(libc::EAGAIN) => Ok(Some(Step::Empty)),
-        Err(error) => Err(error),
-    }
-}
-
-/// The ring is empty: has the stream ended? Asks the kernel only when there is a sign, or when it was not asked for a while.
+/// The ring is empty: has the stream ended? Asks the kernel only when there is a sign, or when it
+/// was not asked for a while.
 #[inline]
 fn ring_is_empty(connection: &Connection, end: &End<'_>) -> Result<Option<Step>, i32> {
     let entry = connection.entry;
@@ -451,7 +507,8 @@ fn ring_is_empty(connection: &Connection, end: &End<'_>) -> Result<Option<Step>,
     look_at_carrier(connection, end)
 }
 
-/// Ring mode, ring empty: takes doorbells off the carrier and finds its end. `None` means: look again.
+/// Ring mode, ring empty: takes doorbells off the carrier and finds its end. `None` means: look
+/// again.
 fn look_at_carrier(connection: &Connection, end: &End<'_>) -> Result<Option<Step>, i32> {
     let entry = connection.entry;
     if entry.rx_hints.load(Ordering::Relaxed) & HINT_EOF != 0 {
@@ -468,7 +525,7 @@ fn look_at_carrier(connection: &Connection, end: &End<'_>) -> Result<Option<Step
             libc::MSG_PEEK | libc::MSG_DONTWAIT,
         )
     };
-    // What was published before the end is visible now that we have seen the end.
+    // Bytes published before the end are visible now that we have seen the end.
     let more = end.receiver().looks_filled() || end.records_pending();
     match result {
         0 if more => Ok(None),
@@ -486,7 +543,8 @@ fn look_at_carrier(connection: &Connection, end: &End<'_>) -> Result<Option<Step
         }
         1.. if more || (drained && !sleepers::need_doorbell(connection)) => Ok(None),
         1.. if sys::poll_now(connection.fd, libc::POLLRDHUP) != 0 => {
-            // The end stands behind doorbells that are kept for other sleepers. It wakes them all by itself.
+            // The end stands behind doorbells that are kept for other sleepers. It wakes them all
+            // by itself.
             doorbells::discard(connection, end);
             Ok(None)
         }

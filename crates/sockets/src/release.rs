@@ -4,20 +4,20 @@ use core::ptr::null_mut;
 use core::sync::atomic::Ordering;
 use std::ptr::NonNull;
 
-use toehold_channel::channel::{End, Incoming};
 use toehold_channel::doorbell::WakeWord;
 use toehold_channel::layout::{CLOSED_ALL, CLOSED_CLEAN};
 use toehold_channel::rendezvous::{Kind, Message};
 use toehold_channel::table::{EntryState, FLAG_ASKED};
+use toehold_stream::end::{End, Incoming};
 
 use crate::state::{self, Connection, Local};
-use crate::{adapter, doorbells, lock, options, receive, send, slabs, sleepers, sys};
+use crate::{adapter, doorbells, holders, lock, options, receive, send, slabs, sleepers, sys};
 
 /// The last descriptor of this process that referred to `connection` is being closed.
 pub(crate) fn release(connection: &Connection) {
     let (entry, local) = (connection.entry, connection.local);
     sleepers::part(connection);
-    let last = entry.holders.fetch_sub(1, Ordering::AcqRel) <= 1 || !state::family_alive();
+    let last = holders::leave(entry);
     let asked = last && entry.flags.load(Ordering::Relaxed) & FLAG_ASKED != 0;
     if let (true, Some(end)) = (last, connection.end()) {
         end_channel(connection, &end);
@@ -34,7 +34,8 @@ pub(crate) fn release(connection: &Connection) {
         slabs::leave(local);
     }
     if last {
-        // A thread that is still inside counts itself out in this connection's words: they become no other's.
+        // A thread that is still inside counts itself out in this connection's words: they become
+        // no other's.
         let state = match left {
             Left::Empty => EntryState::Free,
             Left::WithThreads | Left::NotAtAll => EntryState::Ended,
@@ -43,11 +44,11 @@ pub(crate) fn release(connection: &Connection) {
     }
 }
 
-/// This process ends and with it its hold on `connection`; nothing is unmapped, other threads may still be inside.
+/// This process ends and with it its hold on `connection`; nothing is unmapped, other threads may
+/// still be inside.
 pub(crate) fn holder_ends(connection: &Connection) {
     sleepers::part(connection);
-    let last =
-        connection.entry.holders.fetch_sub(1, Ordering::AcqRel) <= 1 || !state::family_alive();
+    let last = holders::leave(connection.entry);
     if last {
         if let Some(end) = connection.end() {
             end_channel(connection, &end);
@@ -67,23 +68,29 @@ fn end_channel(connection: &Connection, end: &End<'_>) {
         return;
     }
     receive::set_wake(end, WakeWord::None);
-    let unread = {
-        let _rx = lock::lock(&connection.entry.rx_lock);
-        leaves_unread(connection, end)
-    };
-    let _tx = lock::lock(&connection.entry.tx_lock);
-    let clean = !unread && sys::bytes_waiting(connection.fd) <= 0 && !options::resets(connection);
+    // Without the lock nobody looks, and nothing is taken off the carrier: the kernel resets when
+    // something is left there, and the peer is not told that all was read.
+    let unread = lock::lock(&connection.entry.rx_lock).map(|_held| leaves_unread(connection, end));
+    // Who cannot have this lock says that it ends all the same. The word is stored by nobody else
+    // at the last close, and a peer that finds it too early is not told that the end is clean.
+    let tx = lock::lock(&connection.entry.tx_lock);
+    let clean = unread == Some(false)
+        && tx.is_some()
+        && sys::bytes_waiting(connection.fd) <= 0
+        && !options::resets(connection);
     let closed = CLOSED_ALL | if clean { CLOSED_CLEAN } else { 0 };
     end.ours().wake.closed.store(closed, Ordering::Release);
-    if unread {
-        // RFC 1122, 4.2.2.13: closing with received data pending sends a reset, "to show that data was lost".
+    if unread == Some(true) {
+        // RFC 1122, 4.2.2.13: closing with received data pending sends a reset, "to show that data
+        // was lost".
         sys::set_linger(connection.fd, [1, 0]);
     }
     send::notify_of_end(connection, end);
 }
 
-/// True when bytes in the ring are left unread. When not, takes doorbells off the carrier: nobody waits for them and they are no data, but
-/// left there they would turn this close into a reset. The caller holds the receive lock.
+/// True when bytes in the ring are left unread. When not, takes doorbells off the carrier: nobody
+/// waits for them and they are no data, but left there they would turn this close into a reset. The
+/// caller holds the receive lock.
 fn leaves_unread(connection: &Connection, end: &End<'_>) -> bool {
     loop {
         match end.incoming() {
@@ -127,7 +134,8 @@ enum Left {
     Empty,
     /// A thread that sleeps on the closed descriptor has other memory in its place.
     WithThreads,
-    /// As before, but the kernel had no other memory: the region must not become another connection's.
+    /// As before, but the kernel had no other memory: the region must not become another
+    /// connection's.
     NotAtAll,
 }
 
@@ -138,15 +146,19 @@ fn leave_region(connection: &Connection, region: NonNull<u8>) -> Left {
     let (entry, local) = (connection.entry, connection.local);
     let rx = lock::lock(&entry.rx_lock);
     let tx = lock::lock(&entry.tx_lock);
-    {
-        // Whoever says how he waits looks for the region under this lock.
-        let _held = lock::lock(&entry.wake_lock);
-        local.region.store(null_mut(), Ordering::SeqCst);
-    }
+    // Whoever says how he waits looks for the region under this lock.
+    let wake = lock::lock(&entry.wake_lock);
+    // A lock that we do not have may be held by a thread of this process that is in the region.
+    let has_all = rx.is_some() && tx.is_some() && wake.is_some();
+    local.region.store(null_mut(), Ordering::SeqCst);
+    drop(wake);
     drop(rx);
     drop(tx);
-    let is_inside =
-        || local.sleepers.load(Ordering::SeqCst) != 0 || local.users.load(Ordering::SeqCst) != 0;
+    let is_inside = || {
+        !has_all
+            || local.sleepers.load(Ordering::SeqCst) != 0
+            || local.users.load(Ordering::SeqCst) != 0
+    };
     let mut turns = 0;
     while is_inside() && turns < TURNS_MAX {
         turns += 1;

@@ -1,9 +1,9 @@
-//! Sending: to the carrier until the direction moves up, then to the ring; doorbells; and the way back down.
+//! Sending: to the carrier until the direction moves up, then to the ring; doorbells; and the way
+//! back down.
 
 use core::sync::atomic::{Ordering, fence};
 
 use libc::iovec;
-use toehold_channel::channel::{End, Incoming};
 use toehold_channel::doorbell::{self, WakeWord};
 use toehold_channel::layout::{EVICT, LEFT, REFUSE};
 use toehold_channel::ring::Fault;
@@ -12,23 +12,26 @@ use toehold_channel::table::{
     FLAG_REFUSED, FLAG_SHUT_RX, FLAG_SHUT_TX, Mode, Reason,
 };
 use toehold_copy::prefetch;
+use toehold_stream::credit;
+use toehold_stream::end::{End, Incoming};
 
-use crate::offload::patience::say_what_is_set;
-use crate::offload::{endings, opening};
+use crate::offload::liveness::say_what_is_set;
+use crate::offload::{active_open, endings};
 use crate::receive::{
-    HINT_EOF, HINT_LOOK, arm, disarm, fault_of_peer, sleep_until, timed_out, timeout_ns,
+    HINT_EOF, HINT_LOOK, Patience, arm, disarm, fault_of_peer, sleep_for_news, sleep_until,
+    timed_out, timeout_ns,
 };
 use crate::state::Connection;
 use crate::{
     buffers, doorbells, epoll, errno, leaving, lock, options, overflow, pairing, pending, real,
-    receive, sleepers, sys, wait,
+    receive, sleepers, sys, wait, waits,
 };
 
-/// A message of this size that meets the end of a small ring goes on at once on the carrier, so that another thread's does not come between
-/// its parts: to the kernel it would have been one.
+/// A message of this size that meets the end of a small ring goes on at once on the carrier, so
+/// that another thread's does not come between its parts: to the kernel it would have been one.
 const WHOLE_BYTES: usize = 4096;
 /// Bytes copied before the reader is shown them: it starts on the first while we copy the next.
-const CHUNK_BYTES: usize = 32 << 10;
+pub(crate) const CHUNK_BYTES: usize = 32 << 10;
 
 /// Sends `parts`; `kernel` is the program's own call, made when the connection is on the host path.
 ///
@@ -43,7 +46,7 @@ pub(crate) unsafe fn transmit(
 ) -> isize {
     let state = connection.entry.flags.load(Ordering::Relaxed);
     if state & (FLAG_CONNECTING | FLAG_REFUSED) != 0 {
-        if let Err(error) = opening::before_transfer(connection, flags) {
+        if let Err(error) = active_open::before_transfer(connection, flags) {
             return errno::result(Err(error));
         }
     }
@@ -57,6 +60,7 @@ pub(crate) unsafe fn transmit(
     match begin_host_send(connection) {
         Some(()) => {
             let result = kernel();
+            waits::after_call(connection.local, result);
             finish_host_send(connection, result);
             if flags & (libc::MSG_OOB | libc::MSG_ZEROCOPY | libc::MSG_FASTOPEN) != 0 {
                 stay_on_carrier(connection, flags);
@@ -89,7 +93,8 @@ fn stay_on_carrier(connection: &Connection, flags: i32) {
     });
 }
 
-/// Enters a kernel send on the host path; `None` when the connection has a channel and must be used through it.
+/// Enters a kernel send on the host path; `None` when the connection has a channel and must be used
+/// through it.
 #[inline]
 pub(crate) fn begin_host_send(connection: &Connection) -> Option<()> {
     let (entry, local) = (connection.entry, connection.local);
@@ -123,13 +128,15 @@ pub(crate) fn finish_host_send(connection: &Connection, result: isize) {
 }
 
 /// What one turn under the send lock came to.
-enum Turn {
+pub(crate) enum Turn {
     /// Bytes moved.
     Sent(usize),
     /// The ring is full.
     NoCredit,
     /// The kernel's buffer is full.
     KernelFull,
+    /// There are no more bytes to send.
+    Dry,
 }
 
 unsafe fn transmit_attached(
@@ -137,31 +144,47 @@ unsafe fn transmit_attached(
     parts: &[iovec],
     flags: i32,
 ) -> Result<usize, i32> {
-    let entry = connection.entry;
     let total = buffers::total(parts).ok_or(libc::EINVAL)?;
     let waits = flags & libc::MSG_DONTWAIT == 0 && !connection.nonblocking();
+    carry(connection, total, waits, |end, done| {
+        // SAFETY: the caller's promise.
+        unsafe { turn(connection, end, parts, done, total - done, flags) }
+    })
+}
+
+/// Sends `total` bytes by `turn`, which gets the number of bytes sent so far and is called under
+/// the send lock. A call that `waits` sleeps between two turns, without the lock; any other
+/// returns.
+///
+/// # Errors
+/// An errno, or [`errno::LEFT_CHANNEL`]. After the first byte an error is kept for the next call.
+#[inline]
+pub(crate) fn carry(
+    connection: &Connection,
+    total: usize,
+    waits: bool,
+    mut turn: impl FnMut(&End<'_>, usize) -> Result<Turn, i32>,
+) -> Result<usize, i32> {
+    let entry = connection.entry;
+    let mut patience = Patience::default();
     let mut done = 0;
     loop {
         let end;
         let turn = {
             let Some(_held) = lock::lock(&entry.tx_lock) else {
-                return Err(libc::EAGAIN);
+                return errno::unless_moved(done, libc::EAGAIN);
             };
             if !connection.is_current() {
-                return Err(libc::EBADF);
+                return errno::unless_moved(done, libc::EBADF);
             }
             let Some(attached) = connection.end() else {
-                return if done > 0 {
-                    Ok(done)
-                } else {
-                    Err(errno::LEFT_CHANNEL)
-                };
+                return errno::unless_moved(done, errno::LEFT_CHANNEL);
             };
             end = attached;
-            // SAFETY: the caller's promise.
-            unsafe { turn(connection, &end, parts, done, total - done, flags) }
+            turn(&end, done)
         };
         match turn {
+            Ok(Turn::Dry) => return Ok(done),
             Ok(Turn::Sent(moved)) => {
                 done += moved;
                 if done >= total {
@@ -179,7 +202,8 @@ unsafe fn transmit_attached(
                     continue;
                 };
                 if !waits {
-                    // Before the request, not after: news of credit that arrives in between must count as an edge.
+                    // Before the request, not after: news of credit that arrives in between must
+                    // count as an edge.
                     epoll::writing_blocked(connection);
                     match want_credit(connection, &inside) {
                         Credit::Here | Credit::WentDown => continue,
@@ -192,15 +216,14 @@ unsafe fn transmit_attached(
                         }
                     }
                 }
-                match wait_for_credit(connection, &inside) {
+                match wait_for_credit(connection, &inside, &mut patience) {
                     Ok(()) => {}
                     Err(_) if done > 0 => return Ok(done),
                     Err(error) => return Err(error),
                 }
             }
             Ok(Turn::KernelFull) => {
-                // Should this process die, the kernel would answer one left there with a reset, and drop what it has not sent.
-                doorbells::take_seen(connection, &end, 1);
+                doorbells::tidy(connection, &end);
                 if !waits {
                     epoll::writing_blocked(connection);
                     epoll::watch_kernel_writable(connection);
@@ -210,7 +233,7 @@ unsafe fn transmit_attached(
                         Err(libc::EAGAIN)
                     };
                 }
-                match wait_for_kernel(connection.fd) {
+                match wait_for_kernel(connection.fd, &mut patience) {
                     Ok(()) => {}
                     Err(_) if done > 0 => return Ok(done),
                     Err(error) => return Err(error),
@@ -232,19 +255,10 @@ unsafe fn turn(
     if flags & (libc::MSG_OOB | libc::MSG_ZEROCOPY) != 0 {
         stay_on_carrier(connection, flags);
     }
-    attend(connection, end)?;
-    if pending::is_there(connection) {
-        // The kernel reports an error once, to whichever call comes first; one that already sent something returns that instead.
-        let error = if skip == 0 {
-            pending::take(connection)
-        } else {
-            None
-        };
-        return Err(error.unwrap_or(libc::ECONNRESET));
-    }
+    begin_turn(connection, end, skip)?;
     if end.tx_mode() != Mode::Ring {
         // SAFETY: the caller's promise.
-        return unsafe { to_carrier(connection, parts, skip, want, flags) };
+        return unsafe { to_carrier(connection, end, parts, skip, want, flags) };
     }
     let sender = end.sender();
     fetch_lines(connection, end, want);
@@ -259,7 +273,8 @@ unsafe fn turn(
             break;
         }
         let stretches = sender.reserve(len);
-        // SAFETY: `len` is within the credit, so the stretches are ours to write; `parts` by the caller's promise.
+        // SAFETY: `len` is within the credit, so the stretches are ours to write; `parts` by the
+        // caller's promise.
         unsafe { buffers::gather(end.ring_out(), stretches, parts, skip + sent) };
         sent += len;
         if sent < want && credit as usize > len {
@@ -279,7 +294,7 @@ unsafe fn turn(
     }
     if sent < want && want <= WHOLE_BYTES && overflow::overflow(connection, end) {
         // SAFETY: the caller's promise.
-        match unsafe { to_carrier(connection, parts, skip + sent, want - sent, flags) } {
+        match unsafe { to_carrier(connection, end, parts, skip + sent, want - sent, flags) } {
             Ok(Turn::Sent(more)) => sent += more,
             Ok(_) => {}
             Err(error) => pending::keep_for_next_call(connection, error),
@@ -293,7 +308,26 @@ unsafe fn turn(
     Ok(Turn::Sent(sent))
 }
 
-/// The lines that a short message will write are in the reader's cache: asks for all of them at once, before the first is needed.
+/// What every turn begins with: the direction follows what is wanted of it, and an error that waits
+/// is told. `done` is the number of bytes that the call has sent. The caller holds the send lock.
+#[inline]
+pub(crate) fn begin_turn(connection: &Connection, end: &End<'_>, done: usize) -> Result<(), i32> {
+    attend(connection, end)?;
+    if !pending::is_there(connection) {
+        return Ok(());
+    }
+    // The kernel reports an error once, to whichever call comes first; one that already sent
+    // something returns that instead.
+    let error = if done == 0 {
+        pending::take(connection)
+    } else {
+        None
+    };
+    Err(error.unwrap_or(libc::ECONNRESET))
+}
+
+/// The lines that a short message will write are in the reader's cache: asks for all of them at
+/// once, before the first is needed.
 #[inline]
 fn fetch_lines(connection: &Connection, end: &End<'_>, want: usize) {
     /// Longer messages hide the transfers behind their copy.
@@ -304,13 +338,13 @@ fn fetch_lines(connection: &Connection, end: &End<'_>, want: usize) {
     prefetch::for_write(&raw const end.ours().publish.tail);
     let (offset, _) = end.sender().reserve(1)[0];
     prefetch::for_write(end.ring_out().wrapping_add(offset).cast_const());
-    if let Ok(WakeWord::Board { board, bit }) =
+    if let Ok(WakeWord::Bitmap { bitmap, bit }) =
         WakeWord::from_untrusted(end.theirs().wake.wake.load(Ordering::Relaxed))
     {
         let pair = connection.local.pair.load(Ordering::Relaxed);
         // SAFETY: as in `notify`.
-        if let Some(board) = unsafe { pair.as_ref() }.and_then(|pair| pair.theirs(board)) {
-            prefetch::for_write(&raw const board.bits[bit as usize / 64]);
+        if let Some(bitmap) = unsafe { pair.as_ref() }.and_then(|pair| pair.theirs(bitmap)) {
+            prefetch::for_write(&raw const bitmap.bits[bit as usize / 64]);
         }
     }
 }
@@ -318,17 +352,20 @@ fn fetch_lines(connection: &Connection, end: &End<'_>, want: usize) {
 /// Sends on the carrier, without waiting.
 unsafe fn to_carrier(
     connection: &Connection,
+    end: &End<'_>,
     parts: &[iovec],
     skip: usize,
     want: usize,
     flags: i32,
 ) -> Result<Turn, i32> {
+    doorbells::tidy(connection, end);
     let (mut window, count) = buffers::window(parts, skip, want);
     // SAFETY: zeroes are a valid `msghdr`.
     let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
     message.msg_iov = window.as_mut_ptr();
     message.msg_iovlen = count as _;
-    // SAFETY: the window names parts of the program's buffers. SIGPIPE comes from the kernel, unless the flags forbid it.
+    // SAFETY: the window names parts of the program's buffers. SIGPIPE comes from the kernel,
+    // unless the flags forbid it.
     let result = unsafe {
         sys::sendmsg(
             connection.fd,
@@ -349,8 +386,8 @@ unsafe fn to_carrier(
     }
 }
 
-/// Does what the operator, the adapter, the peer or the state of the connection ask of our direction: up, down, or nothing.
-/// The caller holds the send lock.
+/// Does what the operator, the adapter, the peer or the state of the connection ask of our
+/// direction: up, down, or nothing. The caller holds the send lock.
 #[inline]
 fn attend(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
     let entry = connection.entry;
@@ -426,7 +463,8 @@ fn attend_slowly(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
     }
     if stay_down {
         if end.records_pending() || end.rx_mode() != Mode::Carrier {
-            // The peer went up before it saw that we refuse: the kernel knows nothing of what it sends.
+            // The peer went up before it saw that we refuse: the kernel knows nothing of what it
+            // sends.
             epoll::virtualise(connection);
         }
         return Ok(());
@@ -446,12 +484,14 @@ pub(crate) fn go_down(connection: &Connection, end: &End<'_>) {
     if end.tx_mode() != Mode::Ring {
         return;
     }
-    // A dead peer sleeps no more, and its kernel would answer a doorbell with a reset that drops what it has not delivered yet.
+    // A dead peer sleeps no more, and its kernel would answer a doorbell with a reset that drops
+    // what it has not delivered yet.
     let peer_is_gone = connection.entry.command.load(Ordering::Relaxed) == COMMAND_PEER_GONE;
-    if end.begin_down() && !peer_is_gone {
-        ring_if_open(connection, end);
-    }
-    end.finish_down();
+    end.go_down(|peer_sleeps| {
+        if peer_sleeps && !peer_is_gone {
+            ring_if_open(connection, end);
+        }
+    });
     stop_wanting(connection, end);
     if connection.local.registrations.load(Ordering::Relaxed) != 0 {
         // Whoever waits for room in an epoll instance hears of it from the kernel now.
@@ -459,19 +499,21 @@ pub(crate) fn go_down(connection: &Connection, end: &End<'_>) {
     }
 }
 
-/// The program wants something of its socket that rings cannot express: both directions are brought down, now or at the peer's next send, and
-/// stay there. What is unread in the ring stays readable.
+/// The program wants something of its socket that rings cannot express: both directions are brought
+/// down, now or at the peer's next send, and stay there. What is unread in the ring stays readable.
 pub(crate) fn retire(connection: &Connection, reason: Reason) {
     connection.pin(reason);
     service(connection);
 }
 
-/// The descriptor is about to serve somebody who knows nothing of rings (another program, a kernel feature): brings both directions to where the
-/// kernel alone is right, and keeps them there. Our own goes down at once. The peer is asked to bring its down before it sends again; what it
-/// published before that is waited for, and must be read by us: if the program leaves bytes unread, they cannot follow the
-/// descriptor, and the connection is reset rather than continued with a gap.
+/// The descriptor is about to serve somebody who knows nothing of rings (another program, a kernel
+/// feature): brings both directions to where the kernel alone is right, and keeps them there. Our
+/// own goes down at once. The peer is asked to bring its down before it sends again; what it
+/// published before that is waited for, and must be read by us: if the program leaves bytes unread,
+/// they cannot follow the descriptor, and the connection is reset rather than continued with a gap.
 pub(crate) fn quiesce(connection: &Connection, reason: Reason) {
-    /// A peer that was in the middle of a send when it was asked finishes it within this time, unless it is kept from running.
+    /// A peer that was in the middle of a send when it was asked finishes it within this time,
+    /// unless it is kept from running.
     const SETTLE_NS: u64 = 2_000_000;
     let Some(end) = connection.inside() else {
         return connection.pin(reason);
@@ -488,7 +530,9 @@ pub(crate) fn quiesce(connection: &Connection, reason: Reason) {
     while sys::now_ns() - start < SETTLE_NS || unread {
         {
             let Some(_held) = lock::lock(&connection.entry.rx_lock) else {
-                return;
+                // Nobody can tell what is unread: as if something were.
+                unread = true;
+                break;
             };
             doorbells::discard(connection, &end);
             unread = match end.incoming() {
@@ -513,10 +557,30 @@ pub(crate) fn quiesce(connection: &Connection, reason: Reason) {
     }
 }
 
-/// Brings our direction down for good, and asks the peer to bring its own down before it sends again. False when there is no channel.
+/// Another program gets the descriptor, too, and this one goes on with it: both directions become
+/// the kernel's for good, so that what either writes is in the stream. What lies unread in the ring
+/// stays for this program.
+pub(crate) fn lend(connection: &Connection) {
+    if leave_ring(connection, Reason::Passed) {
+        if let Some(end) = connection.inside() {
+            doorbells::tidy(connection, &end);
+        }
+    }
+}
+
+/// Brings our direction down for good, and asks the peer to bring its own down before it sends
+/// again. False when there is no channel, or when the send lock cannot be had. The caller goes on
+/// to use the carrier in any case. With our direction still in the ring, the peer would take those
+/// bytes for doorbells; so the connection is reset then.
 pub(crate) fn leave_ring(connection: &Connection, reason: Reason) -> bool {
     connection.pin(reason);
     let Some(_held) = lock::lock(&connection.entry.tx_lock) else {
+        if connection
+            .inside()
+            .is_some_and(|end| end.tx_mode() != Mode::Carrier)
+        {
+            sys::disconnect(connection.fd);
+        }
         return false;
     };
     let Some(end) = connection.end() else {
@@ -549,15 +613,16 @@ pub(crate) fn service(connection: &Connection) {
     }
 }
 
-/// Makes the peer notice what was just published. The caller holds the send lock and has passed a full barrier.
+/// Makes the peer notice what was just published. The caller holds the send lock and has passed a
+/// full barrier.
 #[inline]
-fn notify(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
+pub(crate) fn notify(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
     let entry = connection.entry;
     let pair = connection.local.pair.load(Ordering::Relaxed);
     // SAFETY: a connection's pair stays mapped until its release, which takes the send lock first.
     let pair = unsafe { pair.as_ref() };
-    let rung = doorbell::must_ring(&end.theirs().wake, |board| {
-        pair.and_then(|pair| pair.theirs(board))
+    let rung = doorbell::must_ring(&end.theirs().wake, |bitmap| {
+        pair.and_then(|pair| pair.theirs(bitmap))
     })
     .map_err(|fault| fault_of_peer(connection, fault))?;
     if rung {
@@ -571,8 +636,9 @@ fn notify(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
     Ok(())
 }
 
-/// As [`ring`], unless the peer's direction has ended, or the carrier has. Such a peer waits for no credit and has nothing to bring down, and
-/// if it has closed, the doorbell would provoke the reset, or be told the error, that is for what the program sends next.
+/// As [`ring`], unless the peer's direction has ended, or the carrier has. Such a peer waits for no
+/// credit and has nothing to bring down, and if it has closed, the doorbell would provoke the
+/// reset, or be told the error, that is for what the program sends next.
 #[cold]
 fn ring_if_open(connection: &Connection, end: &End<'_>) {
     let ended = libc::POLLRDHUP | libc::POLLERR | libc::POLLHUP;
@@ -591,7 +657,8 @@ fn ring(connection: &Connection) {
         entry.tx_carrier.fetch_add(1, Ordering::Relaxed);
         entry.doorbells.fetch_add(1, Ordering::Relaxed);
     } else if result == -(libc::EPIPE as isize) {
-        // The connection is broken, and its error was reported: what is left to read, and its end, is up to the next receive.
+        // The connection is broken, and its error was reported: what is left to read, and its end,
+        // is up to the next receive.
         entry.rx_hints.fetch_or(HINT_LOOK, Ordering::Relaxed);
     } else if result != -(libc::EAGAIN as isize) {
         pending::keep(connection, -result as i32);
@@ -603,6 +670,8 @@ fn ring(connection: &Connection) {
 #[cold]
 pub(crate) fn notify_of_credit(connection: &Connection, end: &End<'_>) {
     let Some(_held) = lock::lock(&connection.entry.tx_lock) else {
+        // A doorbell outside the lock could come between another's data. The peer's request stays,
+        // and the next receive that crosses its mark looks again.
         return;
     };
     if end.tx_mode() != Mode::Ring {
@@ -613,16 +682,17 @@ pub(crate) fn notify_of_credit(connection: &Connection, end: &End<'_>) {
     }
 }
 
-/// The connection is being closed: a peer that is awake should look. The caller holds the send lock.
+/// The connection is being closed: a peer that is awake should look. The caller holds the send
+/// lock.
 pub(crate) fn notify_of_end(connection: &Connection, end: &End<'_>) {
     fence(Ordering::SeqCst);
     if end.tx_mode() == Mode::Ring {
         let pair = connection.local.pair.load(Ordering::Relaxed);
-        // A sleeping peer is woken by the carrier's own end; one that is awake by its board.
+        // A sleeping peer is woken by the carrier's own end; one that is awake by its ready bitmap.
         // SAFETY: as in `notify`.
         let pair = unsafe { pair.as_ref() };
-        let _ = doorbell::must_ring(&end.theirs().wake, |board| {
-            pair.and_then(|pair| pair.theirs(board))
+        let _ = doorbell::must_ring(&end.theirs().wake, |bitmap| {
+            pair.and_then(|pair| pair.theirs(bitmap))
         });
     }
 }
@@ -641,26 +711,25 @@ pub(crate) enum Credit {
 pub(crate) fn want_credit(connection: &Connection, end: &End<'_>) -> Credit {
     advance_incoming(connection, end);
     let Some(_held) = lock::lock(&connection.entry.tx_lock) else {
-        return Credit::WillRing;
+        // Nobody was asked to ring, so nobody may sleep for it. The next send says EAGAIN.
+        return Credit::WentDown;
     };
     if end.tx_mode() != Mode::Ring || overflow::overflow(connection, end) {
         return Credit::WentDown;
     }
-    end.ours().wake.want_credit.store(1, Ordering::SeqCst);
-    // Fences: the look at the credit below comes after the store above.
-    let can_ring = end.peer_can_ring();
+    let asked = end.ask_for_credit(|| Ok(end.sender().credit_fresh()? == 0));
     let ended = connection.entry.rx_hints.load(Ordering::Relaxed) & (HINT_EOF | HINT_LOOK) != 0;
-    match end.sender().credit_fresh() {
-        Ok(0) if can_ring && !ended && !overflow::both_wait(end) => {
-            ask_for_doorbell(connection, end)
-        }
-        Ok(0) => {
-            go_down(connection, end);
-            Credit::WentDown
-        }
-        Ok(_) => {
+    match asked {
+        Ok(credit::Credit::Here) => {
             stop_wanting(connection, end);
             Credit::Here
+        }
+        Ok(credit::Credit::WillRing) if !ended && !end.both_wait() => {
+            ask_for_doorbell(connection, end)
+        }
+        Ok(_) => {
+            go_down(connection, end);
+            Credit::WentDown
         }
         Err(fault) => {
             fault_of_peer(connection, fault);
@@ -669,11 +738,15 @@ pub(crate) fn want_credit(connection: &Connection, end: &End<'_>) -> Credit {
     }
 }
 
-/// How the program will wait for the credit is unknown when it neither sleeps nor has the connection on a board: ask for a doorbell.
+/// How the program will wait for the credit is unknown when it neither sleeps nor has the
+/// connection on a ready bitmap: ask for a doorbell.
 fn ask_for_doorbell(connection: &Connection, end: &End<'_>) -> Credit {
     let entry = connection.entry;
     {
-        let _held = lock::lock(&entry.wake_lock);
+        let held = lock::lock(&entry.wake_lock);
+        if held.is_none() {
+            receive::wake_by_carrier(connection, end);
+        }
         if connection.local.sleepers.load(Ordering::SeqCst) != 0
             || sleepers::home(connection) != WakeWord::None.to_word()
         {
@@ -689,24 +762,28 @@ fn ask_for_doorbell(connection: &Connection, end: &End<'_>) -> Credit {
     }
 }
 
-/// Takes the request for credit back, unless somebody else may still rely on it. A stale one costs the peer one look for each half ring, and
-/// its doorbells meet a sender that is back on the carrier: should that be killed, they would make its kernel send a reset and drop what it
-/// has not delivered yet, where without us it would have delivered all and ended in order. The caller holds the send lock, under which requests are made.
+/// Takes the request for credit back, unless somebody else may still rely on it. A stale one costs
+/// the peer one look for each half ring, and its doorbells meet a sender that is back on the
+/// carrier: should that be killed, they would make its kernel send a reset and drop what it has not
+/// delivered yet, where without us it would have delivered all and ended in order. The caller holds
+/// the send lock, under which requests are made.
 fn stop_wanting(connection: &Connection, end: &End<'_>) {
     let local = connection.local;
-    // A thread that has just armed and is not counted as a reader yet makes us leave the request as it is, which is always right.
+    // A thread that has just armed and is not counted as a reader yet makes us leave the request as
+    // it is, which is always right.
     let readers = local.readers.load(Ordering::SeqCst);
     if local.sleepers.load(Ordering::SeqCst) <= readers
         && (local.registrations.load(Ordering::Relaxed) == 0 || end.tx_mode() != Mode::Ring)
         && !connection.is_shared()
     {
-        end.ours().wake.want_credit.store(0, Ordering::SeqCst);
+        end.stop_asking();
     }
 }
 
 /// Carries out switches of the peer that need nothing more to be read.
 pub(crate) fn advance_incoming(connection: &Connection, end: &End<'_>) {
     if end.records_pending() {
+        // Without the lock they wait for the next receive.
         if let Some(_held) = lock::lock(&connection.entry.rx_lock) {
             if let Ok(Incoming::Ring(_)) = end.incoming() {}
         }
@@ -714,9 +791,14 @@ pub(crate) fn advance_incoming(connection: &Connection, end: &End<'_>) {
 }
 
 /// Blocks until there may be credit, or the direction went down.
-fn wait_for_credit(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
+fn wait_for_credit(
+    connection: &Connection,
+    end: &End<'_>,
+    patience: &mut Patience,
+) -> Result<(), i32> {
+    let limit_ns = patience.left_ns(connection.fd, libc::SO_SNDTIMEO)?;
     let (entry, local) = (connection.entry, connection.local);
-    let budget = local.spin.budget_ns();
+    let budget = wait::budget_ns(&local.spin);
     let processor = end.theirs().wake.processor.load(Ordering::Relaxed);
     end.ours()
         .wake
@@ -742,7 +824,7 @@ fn wait_for_credit(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
         }
     }
     if lock::lock(&entry.tx_lock).is_some_and(|_held| overflow::overflow(connection, end)) {
-        doorbells::take_seen(connection, end, 1);
+        doorbells::tidy(connection, end);
         return Ok(());
     }
     arm(connection, end);
@@ -750,24 +832,24 @@ fn wait_for_credit(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
     let sleeps = matches!(asked, Credit::WillRing) && !full_no_more(end);
     let (mut result, mut error) = (1, 0);
     if sleeps {
-        result = sleep_for_doorbell(connection.fd);
+        result = sleep_for_doorbell(connection.fd, limit_ns);
         error = if result < 0 { errno::get() } else { 0 };
         entry.wakeups.fetch_add(1, Ordering::Relaxed);
     }
     disarm(connection, end);
+    // Without the lock a stale request stays, which costs the peer a look.
     if let Some(_held) = lock::lock(&entry.tx_lock) {
         stop_wanting(connection, end);
     }
     if !sleeps {
-        doorbells::take_seen(connection, end, 1);
+        doorbells::tidy(connection, end);
         return Ok(());
     }
     local.spin.slept(sys::now_ns() - since);
     if result == 0 {
         // The carrier ended: nobody can ring us, the kernel takes over.
         entry.rx_hints.fetch_or(HINT_LOOK, Ordering::Relaxed);
-        let _held = lock::lock(&entry.tx_lock);
-        go_down(connection, end);
+        go_down_locked(connection, end);
         return Ok(());
     }
     if result < 0 {
@@ -775,49 +857,47 @@ fn wait_for_credit(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
             return Err(error);
         }
         pending::keep(connection, error);
-        let _held = lock::lock(&entry.tx_lock);
-        go_down(connection, end);
+        go_down_locked(connection, end);
         return Ok(());
     }
     doorbells::take_seen(connection, end, result as usize);
     Ok(())
 }
 
-/// True when the ring is known not to be full by our own cursors' account of the peer's word.
-fn full_no_more(end: &End<'_>) -> bool {
-    let head = end.theirs().consume.head.load(Ordering::Acquire);
-    let tail = end.entry.tx_ring.load(Ordering::Relaxed);
-    let capacity = 1u64 << end.entry.tx_capacity_log2.load(Ordering::Relaxed);
-    tail.wrapping_sub(head) < capacity
+/// As [`go_down`], for callers without the send lock. Where the lock cannot be had the direction
+/// stays as it is: the next send meets the same lock, and says so.
+fn go_down_locked(connection: &Connection, end: &End<'_>) {
+    if let Some(_held) = lock::lock(&connection.entry.tx_lock) {
+        go_down(connection, end);
+    }
 }
 
-/// Sleeps until bytes are on the carrier (their number), it ended (0), or something went wrong (-1 and errno), within `SO_SNDTIMEO`.
-fn sleep_for_doorbell(fd: i32) -> isize {
-    let limit = timeout_ns(fd, libc::SO_SNDTIMEO);
-    if limit == 0 && timeout_ns(fd, libc::SO_RCVTIMEO) == 0 {
+/// True when the ring is known not to be full by our own cursors' account of the peer's word.
+fn full_no_more(end: &End<'_>) -> bool {
+    end.sender().looks_writable()
+}
+
+/// Sleeps until bytes are on the carrier (their number), it ended (0), or something went wrong (-1
+/// and errno), within `SO_SNDTIMEO`.
+fn sleep_for_doorbell(fd: i32, limit_ns: u64) -> isize {
+    if limit_ns == 0 && timeout_ns(fd, libc::SO_RCVTIMEO) == 0 {
         let mut bells = [0u8; 64];
-        // SAFETY: `bells` is writable. A real `recv`, so that signals restart it exactly when they would restart a send.
+        // SAFETY: `bells` is writable. A real `recv`, so that signals restart it exactly when they
+        // would restart a send.
         return unsafe { real::recv(fd, bells.as_mut_ptr().cast(), bells.len(), libc::MSG_PEEK) };
     }
-    match sleep_until(fd, libc::POLLIN | libc::POLLRDHUP, limit) {
-        Ok(None) => {
-            errno::set(libc::EAGAIN);
-            -1
-        }
-        Ok(Some(seen)) if seen & libc::POLLIN != 0 => 1,
-        Ok(Some(_)) => 0,
-        Err(_) => -1,
-    }
+    sleep_for_news(fd, limit_ns)
 }
 
 /// Sleeps until the kernel takes more, within `SO_SNDTIMEO`.
-fn wait_for_kernel(fd: i32) -> Result<(), i32> {
-    let limit = timeout_ns(fd, libc::SO_SNDTIMEO);
-    let seen = sleep_until(fd, libc::POLLOUT, limit)?;
+fn wait_for_kernel(fd: i32, patience: &mut Patience) -> Result<(), i32> {
+    let limit_ns = patience.left_ns(fd, libc::SO_SNDTIMEO)?;
+    let seen = sleep_until(fd, libc::POLLOUT, limit_ns)?;
     seen.map(drop).ok_or(libc::EAGAIN)
 }
 
-/// The program shuts its sending side: everything published stays readable, the carrier carries the end.
+/// The program shuts its sending side: everything published stays readable, the carrier carries the
+/// end.
 pub(crate) fn shutting(connection: &Connection, how: i32) {
     let entry = connection.entry;
     let mut flags = 0;
@@ -828,11 +908,15 @@ pub(crate) fn shutting(connection: &Connection, how: i32) {
         flags |= FLAG_SHUT_RX;
     }
     if let Some(end) = connection.inside() {
-        let _held = lock::lock(&entry.tx_lock);
+        let held = lock::lock(&entry.tx_lock);
         entry.flags.fetch_or(flags, Ordering::Relaxed);
         if flags & FLAG_SHUT_TX != 0 {
-            // Back to the carrier first, so that a second send meets the kernel's EPIPE.
-            go_down(connection, &end);
+            // Back to the carrier first, so that a second send meets the kernel's EPIPE. Without
+            // the lock that send brings the direction down itself, by the flag. Both words only
+            // gain bits, so they may be written without it.
+            if held.is_some() {
+                go_down(connection, &end);
+            }
             end.ours()
                 .wake
                 .closed

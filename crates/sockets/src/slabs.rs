@@ -1,16 +1,19 @@
-//! Slabs as this process maps them: whole, once, and for as long as a channel of ours is in one, or might soon be again.
+//! Slabs as this process maps them: whole, once, and for as long as a channel of ours is in one, or
+//! might soon be again.
 //!
-//! A region's place in its slab is used again by other connections. Where some thread could still be inside a region that is given up, its
-//! range is replaced by private memory, a *hole*, and the slab mapped a second time for whoever comes next.
+//! A region's place in its slab is used again by other connections. Where some thread could still
+//! be inside a region that is given up, its range is replaced by private memory, a *hole*, and the
+//! slab mapped a second time for whoever comes next.
 //!
 //! ```text
-//!   mapped ──► found by its pair ──(a hole where the next region goes; another slab in its place; the pair forgotten)──► retired
-//!                │ nobody uses it, and IDLE_MAX others are unused, too                    nobody uses it │
-//!                └────────────────────────────────► unmapped ◄────────────────────────────────────────┘
+//!   mapped ──► found by its pair ──(a hole at the next region's place, or
+//!                │                    another slab in its place, or the pair is gone)──► retired
+//!                │ nobody uses it, and IDLE_MAX others are unused too      nobody uses it │
+//!                └─────────────────────────► unmapped ◄───────────────────────────────────┘
 //! ```
 //!
-//! The adapter shows a slab once. Should it be unmapped here by the time of the next offer, we ask for it again.
-//! Callers of everything here hold the adapter's lock.
+//! The adapter shows a slab once. Should it be unmapped here by the time of the next offer, we ask
+//! for it again. Callers of everything here hold the adapter's lock.
 
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
@@ -72,7 +75,8 @@ fn slab(number: u32) -> Option<&'static Slab> {
     slabs()?.get(number.checked_sub(1)? as usize)
 }
 
-/// Where a slot's region is: in the slab that is known or, if `file` is another, in that one. The number of the slab, and the region.
+/// Where a slot's region is: in the slab that is known or, if `file` is another, in that one. The
+/// number of the slab, and the region.
 pub(crate) fn find(
     pair: &Pair,
     slot: u32,
@@ -198,14 +202,16 @@ fn unmap(slab: &Slab) {
     }
 }
 
-/// Puts private memory in the place of a region which somebody may still look at. False when that cannot be.
+/// Puts private memory in the place of a region which somebody may still look at. False when that
+/// cannot be.
 pub(crate) fn replace(connection: &Connection, region: NonNull<u8>) -> bool {
     let local = connection.local;
-    // SAFETY: whole pages of a slab's mapping, or of what took their place; whoever looks there finds zeroes.
+    // SAFETY: whole pages of a slab's mapping, or of what took their place; whoever looks there
+    // finds zeroes.
     if !unsafe { memfd::replace(region, REGION_BYTES) } {
         return false;
     }
-    // What is parked is a hole already.
+    // A parked mapping is a hole already.
     if local.parked.load(Ordering::Relaxed).is_null()
         && let Some(slab) = slab(local.slab.load(Ordering::Relaxed))
     {
@@ -215,7 +221,8 @@ pub(crate) fn replace(connection: &Connection, region: NonNull<u8>) -> bool {
     true
 }
 
-/// The region of a slot of slab `file`, in the hole that an earlier region of the same connection has left.
+/// The region of a slot of slab `file`, in the hole that an earlier region of the same connection
+/// has left.
 pub(crate) fn map_over(
     parked: NonNull<u8>,
     slot: u32,
@@ -223,6 +230,7 @@ pub(crate) fn map_over(
 ) -> Option<NonNull<u8>> {
     let begins = place_in_slab(slot);
     let part = begins..begins + REGION_BYTES;
-    // SAFETY: `replace` made that hole, it is used for this connection's regions only, and a slot's place is in the slab.
+    // SAFETY: `replace` made that hole, it is used for this connection's regions only, and a slot's
+    // place is in the slab.
     unsafe { memfd::map_over(parked, file, SLAB_BYTES, part) }.ok()
 }

@@ -1,10 +1,11 @@
 //! Who of a family sleeps on a connection.
 //!
-//! One wake word and one carrier serve all processes that hold a connection. So whoever wakes up leaves both as the others need them: the word
-//! asks for a doorbell while anybody sleeps, and a doorbell stays on the carrier until everybody whom it was to wake has seen it.
+//! One wake word and one carrier serve all processes that hold a connection. So whoever wakes up
+//! leaves both as the others need them: the word asks for a doorbell while anybody sleeps, and a
+//! doorbell stays on the carrier until everybody whom it was to wake has seen it.
 //!
-//! A process that was killed in its sleep is known to be dead once its parent has reaped it; until then its doorbells stay, and who would
-//! sleep beside it finds them each time.
+//! A process that was killed in its sleep is known to be dead once its parent has reaped it; until
+//! then its doorbells stay, and who would sleep beside it finds them each time.
 
 use core::sync::atomic::Ordering;
 
@@ -35,7 +36,8 @@ pub(crate) fn leave(connection: &Connection) -> bool {
     !are_elsewhere(connection)
 }
 
-/// This process gives the connection up: none of its threads sleeps on it any more, nor an epoll instance.
+/// This process gives the connection up: none of its threads sleeps on it any more, nor an epoll
+/// instance.
 pub(crate) fn part(connection: &Connection) {
     let entry = connection.entry;
     give_place_back(connection);
@@ -59,9 +61,10 @@ pub(crate) fn are_there(connection: &Connection) -> bool {
     connection.local.sleepers.load(Ordering::SeqCst) != 0 || are_elsewhere(connection)
 }
 
-/// True when another process needs a doorbell to wake, on this connection or on an epoll instance of its own.
+/// True when another process needs a doorbell to wake, on this connection or on an epoll instance
+/// of its own.
 pub(crate) fn need_doorbell(connection: &Connection) -> bool {
-    are_there(connection) || sleeps_on_anothers_board(connection)
+    are_there(connection) || sleeps_on_anothers_bitmap(connection)
 }
 
 /// The wake word to return to when nobody sleeps, as a number.
@@ -72,6 +75,17 @@ pub(crate) fn home(connection: &Connection) -> u32 {
         word if word == WakeWord::None.to_word() || owner == state::pid() => word,
         word if is_shared_with(connection, owner) => word,
         _ => WakeWord::None.to_word(),
+    }
+}
+
+/// That word when it is about an epoll instance of this process, else the number of
+/// [`WakeWord::None`].
+pub(crate) fn own_home(connection: &Connection) -> u32 {
+    let entry = connection.entry;
+    if entry.home_pid.load(Ordering::Relaxed) == state::pid() {
+        entry.home_wake.load(Ordering::Relaxed)
+    } else {
+        WakeWord::None.to_word()
     }
 }
 
@@ -105,15 +119,15 @@ fn are_elsewhere(connection: &Connection) -> bool {
     })
 }
 
-fn sleeps_on_anothers_board(connection: &Connection) -> bool {
+fn sleeps_on_anothers_bitmap(connection: &Connection) -> bool {
     if !is_home_anothers(connection) {
         return false;
     }
-    let Ok(WakeWord::Board { board, .. }) = WakeWord::from_untrusted(home(connection)) else {
+    let Ok(WakeWord::Bitmap { bitmap, .. }) = WakeWord::from_untrusted(home(connection)) else {
         return false;
     };
     // SAFETY: places of the pair table are never released.
     let pair = unsafe { connection.local.pair.load(Ordering::Relaxed).as_ref() };
-    pair.and_then(|pair| pair.ours(board))
-        .is_some_and(|board| board.sleeping.load(Ordering::SeqCst) == 1)
+    pair.and_then(|pair| pair.ours(bitmap))
+        .is_some_and(|bitmap| bitmap.sleeping.load(Ordering::SeqCst) == 1)
 }

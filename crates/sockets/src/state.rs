@@ -1,7 +1,8 @@
 //! What this process knows about its descriptors.
 //!
 //! ```text
-//!   fds[fd]  ──►  Connection: entry in the family's table (shared over fork) + Local (this process: mappings, sleepers)
+//!   fds[fd]  ──►  Connection: entry in the family's table (shared over fork)
+//!                 + Local (this process: mappings, sleepers)
 //!            ──►  an epoll instance (crate::epoll)
 //!            ──►  a descriptor of our own that the program must not close
 //! ```
@@ -11,18 +12,19 @@
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
-use toehold_channel::channel::End;
 use toehold_channel::memfd;
 use toehold_channel::table::{
     ENTRIES, Entry, EntryState, FLAG_ACCEPTED, FLAG_NONBLOCK, Reason, TABLE_BYTES, Table, WaitMode,
 };
+use toehold_stream::end::End;
 
 use crate::pairs::Pair;
-use crate::{adapter, lock, offload, release, sys};
+use crate::{adapter, holders, lock, offload, release, sys};
 
 /// Descriptors beyond this one are never tracked.
 const FDS_MAX: usize = 1 << 20;
-/// Our own descriptors are moved up to here, out of the way of programs that expect the lowest numbers.
+/// Our own descriptors are moved up to here, out of the way of programs that expect the lowest
+/// numbers.
 const OWN_FD_MIN: usize = 700;
 
 /// Set once, when the library is started for this process.
@@ -32,6 +34,8 @@ static WAIT: AtomicU32 = AtomicU32::new(0);
 /// How often this process, and those that it descends from, have forked.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 static FDS: AtomicPtr<AtomicU64> = AtomicPtr::new(null_mut());
+/// No number above this one has ever stood for anything.
+static HIGHEST: AtomicU32 = AtomicU32::new(0);
 static LOCALS: AtomicPtr<Local> = AtomicPtr::new(null_mut());
 static TABLE: AtomicPtr<u8> = AtomicPtr::new(null_mut());
 static TABLE_FD: AtomicI32 = AtomicI32::new(-1);
@@ -88,6 +92,8 @@ pub(crate) struct Local {
     pub(crate) carrier_seen_ns: AtomicU64,
     /// Threads at work on the mapping outside the direction locks.
     pub(crate) users: AtomicU32,
+    /// Whether the program has been seen waiting for it, see [`crate::waits`].
+    pub(crate) waits: AtomicU32,
 }
 
 /// A tracked connection behind a descriptor.
@@ -134,16 +140,18 @@ impl Connection {
             return None;
         }
         let side = self.entry.side.load(Ordering::Relaxed) as usize & 1;
-        // SAFETY: a region is given up only by `release::release` and `leaving::finish`, under both direction locks and while `users` and
-        // `sleepers` are zero. It stays mapped then, or its addresses do, but may become another connection's: callers hold one of those
-        // locks or are [`Connection::inside`] while they write.
+        // SAFETY: a region is given up only by `release::release` and `leaving::finish`, under both
+        // direction locks and while `users` and `sleepers` are zero. It stays mapped then, or its
+        // addresses do, but may become another connection's: callers hold one of those locks or are
+        // [`Connection::inside`] while they write.
         Some(unsafe { End::at(self.entry, region, side) })
     }
 
     /// Our end of its channel, which stays this connection's until the guard is dropped.
     #[inline]
     pub(crate) fn inside(&self) -> Option<Inside> {
-        // Before the look at the region: whoever gives it up takes it away first, and looks at the count then.
+        // Before the look at the region: whoever gives it up takes it away first, and looks at the
+        // count then.
         self.local.users.fetch_add(1, Ordering::SeqCst);
         let end = self.end().filter(|_| self.is_current());
         let local = self.local;
@@ -166,10 +174,12 @@ impl Connection {
         self.entry.flags.load(Ordering::Relaxed) & FLAG_NONBLOCK != 0
     }
 
-    /// Finds out whether calls on it block. From then on our `fcntl` and `ioctl` follow what the program makes of it.
+    /// Finds out whether calls on it block. From then on our `fcntl` and `ioctl` follow what the
+    /// program makes of it.
     pub(crate) fn learn_nonblocking(&self) {
         let learn = |flags: u32| {
-            // Asked anew when another thread has changed it meanwhile: it may have told us before, or after, it told the kernel.
+            // Asked anew when another thread has changed it meanwhile: it may have told us before,
+            // or after, it told the kernel.
             Some(if sys::is_nonblocking(self.fd) {
                 flags | FLAG_NONBLOCK
             } else {
@@ -182,7 +192,7 @@ impl Connection {
 
     /// True when another process of the family, alive, holds it too.
     pub(crate) fn is_shared(&self) -> bool {
-        self.entry.holders.load(Ordering::Relaxed) > 1 && family_alive()
+        holders::are_others(self.entry)
     }
 
     /// Keeps the connection on the host path for good.
@@ -266,6 +276,15 @@ fn slot(fd: i32) -> Option<&'static AtomicU64> {
     Some(unsafe { &*base.add(fd as usize) })
 }
 
+/// Notes what `fd` stands for, a word of [`Kind`].
+fn note(fd: i32, word: u64) {
+    if let Some(slot) = slot(fd) {
+        // Before the word: whoever walks up to it finds what it left out already closed.
+        HIGHEST.fetch_max(fd as u32, Ordering::Relaxed);
+        slot.store(word, Ordering::Release);
+    }
+}
+
 /// What `fd` stands for.
 #[inline]
 pub(crate) fn kind(fd: i32) -> Kind {
@@ -316,7 +335,8 @@ pub(crate) fn early_registrations(fd: i32) -> u32 {
     }
 }
 
-/// Replaces what [`early_registrations`] says. False when `fd` has come to stand for something else.
+/// Replaces what [`early_registrations`] says. False when `fd` has come to stand for something
+/// else.
 pub(crate) fn set_early_registrations(fd: i32, was: u32, number: u32) -> bool {
     slot(fd).is_some_and(|slot| {
         slot.compare_exchange(
@@ -331,9 +351,7 @@ pub(crate) fn set_early_registrations(fd: i32, was: u32, number: u32) -> bool {
 
 /// Notes what `fd` stands for.
 pub(crate) fn note_epoll(fd: i32, number: u32) {
-    if let Some(slot) = slot(fd) {
-        slot.store(2 << KIND_SHIFT | u64::from(number), Ordering::Release);
-    }
+    note(fd, 2 << KIND_SHIFT | u64::from(number));
 }
 
 /// Forgets what `fd` stands for.
@@ -349,7 +367,8 @@ pub(crate) fn local(index: u32) -> Option<&'static Local> {
     if base.is_null() || index as usize >= ENTRIES {
         return None;
     }
-    // SAFETY: in bounds by the check above; the reservation lasts as long as the process; all atomics.
+    // SAFETY: in bounds by the check above; the reservation lasts as long as the process; all
+    // atomics.
     Some(unsafe { &*base.add(index as usize) })
 }
 
@@ -366,7 +385,8 @@ pub(crate) fn has_table() -> bool {
     table_or_new().is_some()
 }
 
-/// A foreign descriptor of which we know that it listens. The lower half is for the number of an early registration, which it has none of.
+/// A foreign descriptor of which we know that it listens. The lower half is for the number of an
+/// early registration, which it has none of.
 const LISTENER: u64 = 1 << 32;
 
 /// Notes that `fd` listens, and that the adapter was told.
@@ -378,6 +398,45 @@ pub(crate) fn note_listener(fd: i32) {
             crate::epoll::unconnected_closing(before as u32);
         }
     }
+}
+
+/// A foreign descriptor that is registered with an epoll instance which we do not know.
+const UNSEEN: u64 = 1 << 33;
+
+/// Notes that `fd`, which is no connection yet, is waited for where we do not see it: when it is
+/// one, it stays on the kernel.
+pub(crate) fn note_unseen(fd: i32) {
+    if !sys::may_connect(fd) {
+        return;
+    }
+    if let Some(slot) = slot(fd) {
+        let unseen = |word: u64| (word >> KIND_SHIFT == 0).then_some(word | UNSEEN);
+        let _ = slot.fetch_update(Ordering::AcqRel, Ordering::Relaxed, unseen);
+    }
+}
+
+/// A foreign descriptor that was duplicated. Once connected, only one of its numbers would be
+/// known.
+const DUPLICATED: u64 = 1 << 34;
+
+/// Notes that `from` and `to`, no connections yet, are one socket: when it is connected, it stays
+/// on the kernel, because bytes would pass by the number that we do not know.
+pub(crate) fn note_duplicated(from: i32, to: i32) {
+    if !sys::may_connect(from) {
+        return;
+    }
+    for slot in [from, to].into_iter().filter_map(slot) {
+        let duplicated = |word: u64| (word >> KIND_SHIFT == 0).then_some(word | DUPLICATED);
+        let _ = slot.fetch_update(Ordering::AcqRel, Ordering::Relaxed, duplicated);
+    }
+}
+
+/// True when something is known of `fd`, which is no connection: registrations, that it listens,
+/// that it has another number, or that it is waited for elsewhere.
+#[inline]
+pub(crate) fn is_noted(fd: i32) -> bool {
+    let word = slot(fd).map_or(0, |slot| slot.load(Ordering::Relaxed));
+    word != 0 && word >> KIND_SHIFT == 0
 }
 
 /// True when `fd` was noted to listen.
@@ -415,7 +474,7 @@ fn table_or_new() -> Option<Table> {
     let mut program = [0u8; 48];
     let len = program_name(&mut program);
     table.initialise(pid(), wait_mode(), &program[..len]);
-    join_family_of(&table, pid());
+    holders::join_self(&table);
     TABLE_FD.store(own(fd.into_raw_fd()), Ordering::Relaxed);
     TABLE.store(base.as_ptr(), Ordering::Release);
     Some(table)
@@ -441,7 +500,7 @@ pub(crate) fn adopt_table(fd: i32) -> bool {
     }
     TABLE_FD.store(own(fd), Ordering::Relaxed);
     TABLE.store(base.as_ptr(), Ordering::Release);
-    join_family_of(&table, pid());
+    holders::join_self(&table);
     if !family_alive() {
         // Nobody but us goes by the name in it.
         let mut program = [0u8; 48];
@@ -453,9 +512,7 @@ pub(crate) fn adopt_table(fd: i32) -> bool {
 
 /// Notes that `fd` stands for a connection.
 pub(crate) fn note_connection(fd: i32, index: u32, generation: u32) {
-    if let Some(slot) = slot(fd) {
-        slot.store(connection_word(index, generation), Ordering::Release);
-    }
+    note(fd, connection_word(index, generation));
 }
 
 fn connection_word(index: u32, generation: u32) -> u64 {
@@ -475,25 +532,43 @@ fn program_name(out: &mut [u8]) -> usize {
 
 /// Moves a descriptor of ours out of the program's way and marks it; returns its number now.
 pub(crate) fn own(fd: i32) -> i32 {
-    let moved = sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, OWN_FD_MIN);
-    let fd = if moved >= 0 {
-        sys::close(fd);
-        moved as i32
-    } else {
-        fd
+    let moved = out_of_the_way(fd);
+    let fd = match moved {
+        Some(moved) => {
+            sys::close(fd);
+            moved
+        }
+        None => fd,
     };
-    if let Some(slot) = slot(fd) {
-        slot.store(3 << KIND_SHIFT, Ordering::Release);
-    }
+    note(fd, 3 << KIND_SHIFT);
     fd
+}
+
+/// A duplicate of `fd` where programs do not expect one: high up, or, where the limit on numbers is
+/// low, as high as there is a free one.
+fn out_of_the_way(fd: i32) -> Option<i32> {
+    /// Numbers below the limit that are tried at once.
+    const STEP: usize = 8;
+    let limit = descriptor_limit();
+    let mut least = OWN_FD_MIN.min(limit);
+    loop {
+        // Above the limit there is nothing (EINVAL); above the highest free one neither (EMFILE).
+        let moved = sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, least);
+        if moved >= 0 {
+            return Some(moved as i32);
+        }
+        if least == 0 {
+            return None;
+        }
+        least = least.saturating_sub(STEP);
+    }
 }
 
 /// A duplicate of `fd` that is ours.
 pub(crate) fn duplicate_for_us(fd: i32) -> Option<i32> {
-    let ours = sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, OWN_FD_MIN);
-    let ours = i32::try_from(ours).ok().filter(|&ours| ours >= 0)?;
-    slot(ours)?.store(3 << KIND_SHIFT, Ordering::Release);
-    Some(ours)
+    let ours = out_of_the_way(fd)?;
+    note(ours, 3 << KIND_SHIFT);
+    (kind(ours) == Kind::Own).then_some(ours)
 }
 
 /// Closes a descriptor of ours.
@@ -502,20 +577,21 @@ pub(crate) fn disown(fd: i32) {
     sys::close(fd);
 }
 
-/// The program is about to place another file at `fd`: if we live there, move.
+/// The program is about to place another file at `fd`: if we live there, move. Where there is no
+/// other number we go without: what has this one may be the program's from now on.
 pub(crate) fn make_way(fd: i32) {
     if kind(fd) != Kind::Own {
         return;
     }
-    let moved = sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, OWN_FD_MIN);
+    let moved = out_of_the_way(fd);
     forget(fd);
-    if moved < 0 {
-        return;
-    }
-    let moved = moved as i32;
-    if let Some(slot) = slot(moved) {
-        slot.store(3 << KIND_SHIFT, Ordering::Release);
-    }
+    let moved = match moved {
+        Some(moved) => {
+            note(moved, 3 << KIND_SHIFT);
+            moved
+        }
+        None => -1,
+    };
     let _ = TABLE_FD.compare_exchange(fd, moved, Ordering::Relaxed, Ordering::Relaxed);
     adapter::moved(fd, moved);
     crate::epoll::moved(fd, moved);
@@ -539,7 +615,7 @@ pub(crate) fn track(fd: i32, accepted: bool) {
     entry
         .reason
         .store(Reason::FewBytes as u32, Ordering::Relaxed);
-    entry.holders.store(1, Ordering::Relaxed);
+    holders::begin(entry);
     entry.pid.store(pid(), Ordering::Relaxed);
     entry.fd.store(fd as u32, Ordering::Relaxed);
     entry.generation.store(generation, Ordering::Release);
@@ -548,9 +624,15 @@ pub(crate) fn track(fd: i32, accepted: bool) {
         .store(EntryState::Live as u32, Ordering::Release);
     local.descriptors.store(1, Ordering::Relaxed);
     let word = connection_word(index, generation);
+    HIGHEST.fetch_max(fd as u32, Ordering::Relaxed);
     let before = slot.swap(word, Ordering::AcqRel);
     if before >> KIND_SHIFT == 0 && before != 0 {
         if let Some(connection) = connection_of_word(fd, word) {
+            if before & UNSEEN != 0 {
+                connection.pin(Reason::UnseenWaits);
+            } else if before & DUPLICATED != 0 {
+                connection.pin(Reason::Duplicated);
+            }
             crate::epoll::adopt(&connection, before as u32);
         }
     }
@@ -615,12 +697,9 @@ fn reset(entry: &Entry, local: &Local) {
     local.region.store(null_mut(), Ordering::Relaxed);
     local.pair.store(null_mut(), Ordering::Relaxed);
     local.offered.store(null_mut(), Ordering::Relaxed);
-    for word in [
-        &local.sleepers,
-        &local.registrations,
-        &local.asked_epoch,
-        &local.users,
-    ] {
+    // `sleepers`, `readers` and `users` stay: a thread may count itself in and out through a
+    // descriptor that named this entry before, whoever has it by then.
+    for word in [&local.registrations, &local.asked_epoch, &local.waits] {
         word.store(0, Ordering::Relaxed);
     }
     local.spin.reset();
@@ -638,12 +717,12 @@ pub(crate) fn duplicate(from: i32, to: i32) {
         1 => {
             if let Some(connection) = connection_of_word(from, word) {
                 connection.local.descriptors.fetch_add(1, Ordering::Relaxed);
-                target.store(word, Ordering::Release);
+                note(to, word);
             }
         }
         2 => {
             crate::epoll::duplicated(word as u32);
-            target.store(word, Ordering::Release);
+            note(to, word);
         }
         _ => target.store(0, Ordering::Release),
     }
@@ -660,14 +739,14 @@ pub(crate) fn closing(fd: i32) {
                 let last = connection.local.descriptors.load(Ordering::Relaxed) <= 1;
                 crate::epoll::descriptor_closing(&connection, last);
                 if connection.local.descriptors.fetch_sub(1, Ordering::AcqRel) == 1 {
-                    offload::opening::closing(&connection);
+                    offload::active_open::closing(&connection);
                     release::release(&connection);
                 }
             }
         }
         2 => {
             slot.store(0, Ordering::Release);
-            crate::epoll::closing(word as u32);
+            crate::epoll::closing(word as u32, fd);
         }
         0 if word != 0 => {
             slot.store(0, Ordering::Release);
@@ -679,10 +758,8 @@ pub(crate) fn closing(fd: i32) {
 
 /// Every tracked descriptor from `first` to `last`, in order.
 pub(crate) fn for_each(first: u32, last: u32, mut each: impl FnMut(i32, Kind)) {
-    let Some(limit) = highest_descriptor() else {
-        return;
-    };
-    for fd in first..=last.min(limit) {
+    // Whatever the limit is now: a number stays when the limit is lowered.
+    for fd in first..=last.min(HIGHEST.load(Ordering::Relaxed)) {
         match kind(fd as i32) {
             Kind::Foreign => {}
             known => each(fd as i32, known),
@@ -690,23 +767,32 @@ pub(crate) fn for_each(first: u32, last: u32, mut each: impl FnMut(i32, Kind)) {
     }
 }
 
-/// One less than the kernel's own bound on descriptor numbers here.
-fn highest_descriptor() -> Option<u32> {
+/// A descriptor of epoll instance `number`.
+pub(crate) fn descriptor_of_epoll(number: u32) -> Option<i32> {
+    let last = HIGHEST.load(Ordering::Relaxed) as i32;
+    (0..=last).find(|&fd| epoll_number(fd) == Some(number))
+}
+
+/// One more than the kernel gives out as a descriptor's number now. Those above it, from before a
+/// limit was lowered, live on.
+pub(crate) fn descriptor_limit() -> usize {
     let mut limit = libc::rlimit {
         rlim_cur: 0,
         rlim_max: 0,
     };
     // SAFETY: `limit` is writable.
-    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) } != 0 {
-        return None;
+    match unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) } {
+        0 => usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX),
+        _ => OWN_FD_MIN,
     }
-    Some((limit.rlim_cur as usize).min(FDS_MAX).saturating_sub(1) as u32)
 }
 
-/// True when another process of this family is alive: only then can somebody else hold our descriptors.
+/// True when another process of this family is alive: only then can somebody else hold our
+/// descriptors.
 pub(crate) fn family_alive() -> bool {
     let Some(table) = table() else { return false };
-    // A child that was killed before it could enter itself is no member, and whoever has no child is waiting for none.
+    // A child that was killed before it could enter itself is no member, and whoever has no child
+    // is waiting for none.
     if table.header().births.load(Ordering::Acquire) != 0 && sys::has_children() {
         return true;
     }
@@ -716,27 +802,8 @@ pub(crate) fn family_alive() -> bool {
     })
 }
 
-/// Enters process `pid` in the family's list; a full list has room again when members are gone.
-pub(crate) fn join_family(pid: u32) {
-    if let Some(table) = table() {
-        join_family_of(&table, pid);
-    }
-}
-
-fn join_family_of(table: &Table, pid: u32) {
-    for place in &table.header().family {
-        let member = place.load(Ordering::Relaxed);
-        if (member == 0 || member == pid || !sys::process_exists(member))
-            && place
-                .compare_exchange(member, pid, Ordering::Relaxed, Ordering::Relaxed)
-                .is_ok()
-        {
-            return;
-        }
-    }
-}
-
-/// True in a `vfork` child (or a raw `clone` that shares memory): what it closes is its own, what we know is its parent's.
+/// True in a `vfork` child (or a raw `clone` that shares memory): what it closes is its own, what
+/// we know is its parent's.
 #[inline]
 pub(crate) fn borrowed_memory() -> bool {
     sys::getpid() != pid()
@@ -744,6 +811,17 @@ pub(crate) fn borrowed_memory() -> bool {
 
 /// Every connection that this process holds, by number.
 pub(crate) fn each_held(mut each: impl FnMut(u32, &'static Entry, &'static Local)) {
+    each_used(|index, entry, local| {
+        if local.descriptors.load(Ordering::Relaxed) > 0
+            && entry.state.load(Ordering::Relaxed) == EntryState::Live as u32
+        {
+            each(index, entry, local);
+        }
+    });
+}
+
+/// Every entry that has been somebody's, by number.
+fn each_used(mut each: impl FnMut(u32, &'static Entry, &'static Local)) {
     let Some(table) = table() else { return };
     let used = table
         .header()
@@ -754,15 +832,12 @@ pub(crate) fn each_held(mut each: impl FnMut(u32, &'static Entry, &'static Local
         let (Some(entry), Some(local)) = (entry(index), local(index)) else {
             return;
         };
-        if local.descriptors.load(Ordering::Relaxed) > 0
-            && entry.state.load(Ordering::Relaxed) == EntryState::Live as u32
-        {
-            each(index, entry, local);
-        }
+        each(index, entry, local);
     }
 }
 
-/// The process is about to end: the kernel will close what it holds. Descriptors stay known, for threads that still run.
+/// The process is about to end: the kernel will close what it holds. Descriptors stay known, for
+/// threads that still run.
 pub fn ending() {
     if !is_started() || borrowed_memory() {
         return;
@@ -792,7 +867,8 @@ pub(crate) fn leave_family(pid: u32) {
     }
 }
 
-/// Fork, parent's side, before the child exists: the child will hold every connection that we hold. No allocation, no lock.
+/// Fork, parent's side, before the child exists: the child will hold every connection that we hold.
+/// No allocation, no lock.
 pub extern "C" fn before_fork() {
     FORKS.fetch_add(1, Ordering::Relaxed);
     if let Some(table) = table() {
@@ -813,28 +889,52 @@ pub fn fork_failed() {
     });
 }
 
-/// The program listens: it will have connections, perhaps in children that can no longer reach the adapter by themselves.
+/// The program listens: it will have connections, perhaps in children that can no longer reach the
+/// adapter by themselves.
 pub(crate) fn prepare() {
     if is_started() && !borrowed_memory() && table_or_new().is_some() {
         adapter::say_hello_once();
     }
 }
 
-/// Fork, child's side: another process number, an adapter connection and epoll boards that are the parent's.
+/// Fork, child's side: another process number, an adapter connection and epoll ready bitmaps that
+/// are the parent's.
 pub extern "C" fn after_fork_in_child() {
     PID.store(sys::getpid(), Ordering::Relaxed);
     TABLE_LOCK.reset();
-    // The threads that slept or worked on a connection stayed with the parent.
-    each_held(|_, _, local| {
-        local.membership.reset();
-        local.sleepers.store(0, Ordering::Relaxed);
-        local.readers.store(0, Ordering::Relaxed);
-        local.users.store(0, Ordering::Relaxed);
+    // The threads that slept or worked on a connection stayed with the parent, on connections that
+    // have ended, too.
+    each_held(|_, _, local| local.membership.reset());
+    each_used(|_, _, local| {
+        for count in [&local.sleepers, &local.readers, &local.users] {
+            if count.load(Ordering::Relaxed) != 0 {
+                count.store(0, Ordering::Relaxed);
+            }
+        }
     });
     if let Some(table) = table() {
-        join_family_of(&table, pid());
+        holders::join_self(&table);
+        each_held(|_, entry, _| holders::mark(entry, holders::place()));
         table.header().births.fetch_sub(1, Ordering::AcqRel);
     }
     adapter::forked();
     crate::epoll::forked();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A thread found the connection, counted itself in, and is about to count itself out again.
+    #[test]
+    fn entry_that_is_used_again_keeps_the_count_of_threads_inside() {
+        let (entry, local) = (Entry::default(), Local::default());
+        for count in [&local.users, &local.sleepers, &local.readers] {
+            count.fetch_add(1, Ordering::SeqCst);
+        }
+        reset(&entry, &local);
+        for count in [&local.users, &local.sleepers, &local.readers] {
+            assert_eq!(count.fetch_sub(1, Ordering::SeqCst), 1);
+        }
+    }
 }

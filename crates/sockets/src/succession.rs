@@ -1,32 +1,36 @@
 //! exec: one program takes another's place in a process, and its connections go on.
 //!
-//! All that the library knows is in memory that exec throws away. What the family shares (positions, modes, counts) is in the table's
-//! memfd; the rest, which descriptor stands for which entry and where its region is, is written into a memfd of its own, the
-//! *estate*, whose number travels in the environment. Slab and pair descriptors come from the adapter once more ([`Kind::Resume`](toehold_channel::rendezvous::Kind::Resume)),
-//! before the exec: a program whose adapter does not answer is no worse off than one whose successor lacks the library.
+//! All that the library knows is in memory that exec throws away. What the family shares
+//! (positions, modes, counts) is in the table's memfd; the rest, which descriptor stands for which
+//! entry and where its region is, is written into a memfd of its own, the *estate*, whose number
+//! travels in the environment. Slab and pair descriptors come from the adapter once more
+//! ([`Kind::Resume`](toehold_channel::rendezvous::Kind::Resume)), before the exec: a program whose
+//! adapter does not answer is no worse off than one whose successor lacks the library.
 //!
 //! ```text
-//!   before exec, per descriptor that stays open                                   in the new program, before `main`
-//!     successor has the library      ─► keep both locks, ask for its descriptors   ─► map, enter, unlock
-//!     it has not, or uses stdio on it ─► both directions to the carrier (send::quiesce), for good
-//!     it is a forked child's leak     ─► nothing: the parent goes on with it
+//!   before exec, for each descriptor that stays open
+//!     successor has the library ─► keep both locks, ask for its descriptors
+//!                                  ─► in the new program, before `main`: map, enter, unlock
+//!     it has not, or uses stdio ─► both directions to the carrier (send::quiesce), for good
+//!     a forked child's leak     ─► both directions to the carrier (send::lend): parent and
+//!                                  program share it
 //! ```
 //!
-//! The locks stay taken over the exec where nobody else of the family holds the connection: no thread of ours can then be in the
-//! middle of a change to what is handed on.
+//! The locks stay taken over the exec where nobody else of the family holds the connection: no
+//! thread of ours can then be in the middle of a change to what is handed on.
 
 use core::sync::atomic::Ordering;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 use std::ptr::NonNull;
 
 use toehold_channel::doorbell::WakeWord;
-use toehold_channel::layout::BOARD_BITS;
+use toehold_channel::layout::READY_BITS;
 use toehold_channel::memfd;
 use toehold_channel::rendezvous::{Kind as Said, Message};
-use toehold_channel::table::{EntryState, FLAG_INHERITED, FLAG_PINNED, Reason};
+use toehold_channel::table::{Entry, EntryState, FLAG_INHERITED, FLAG_PINNED, Reason};
 
 use crate::state::{self, Connection, Kind};
-use crate::{adapter, epoll, lock, pairing, pairs, receive, send, slabs, sleepers, sys};
+use crate::{adapter, epoll, holders, lock, pairing, pairs, receive, send, slabs, sleepers, sys};
 
 /// Connections of one process whose channels are handed on; further ones go back to their carriers.
 const RESUMED_MAX: u32 = 1024;
@@ -39,7 +43,8 @@ const MAGIC: u64 = u64::from_le_bytes(*b"TOEHOLDE");
 #[repr(C)]
 struct Header {
     magic: u64,
-    /// The process it is meant for: a number in an environment that was passed on further means nothing.
+    /// The process it is meant for: a number in an environment that was passed on further means
+    /// nothing.
     pid: u32,
     table_fd: i32,
     /// Heirlooms that follow.
@@ -72,7 +77,7 @@ const LOCKED: u32 = 1;
 /// The region is an offer that was not put to use yet.
 const OFFERED: u32 = 2;
 
-/// What was done for an exec, and has to be undone when it fails.
+/// The preparations for an exec, which must be undone when it fails.
 #[must_use]
 pub struct Departure {
     /// The estate: its descriptor and its mapping.
@@ -163,7 +168,8 @@ impl Estate {
         if count >= self.capacity {
             return false;
         }
-        // SAFETY: inside the mapping by the check above, and aligned: both sizes are multiples of eight.
+        // SAFETY: inside the mapping by the check above, and aligned: both sizes are multiples of
+        // eight.
         unsafe {
             let first = self.base.as_ptr().add(size_of::<Header>());
             first.cast::<Heirloom>().add(count).write(heirloom);
@@ -187,70 +193,77 @@ pub fn holds_connections() -> bool {
     any
 }
 
-/// The process is about to become another program. What is close-on-exec it holds no longer; the rest is handed on when the
-/// new program `follows`, that is: will have the library.
+/// The process is about to become another program. What is close-on-exec it holds no longer; the
+/// rest is handed on when the new program `follows`, that is: will have the library.
 pub fn before_exec(follows: bool) -> Departure {
     if !state::is_started() || state::table().is_none() {
         return Departure::IDLE;
     }
     let borrowed = state::borrowed_memory();
-    if borrowed && !follows {
-        return Departure::IDLE;
-    }
+    // A `vfork` child closes what it likes, our descriptors included.
+    let follows = follows && !is_closed(state::table_fd());
     if !borrowed {
         epoll::leaving_program();
     }
     let mut estate = if follows { create_estate() } else { None };
     if borrowed && estate.is_none() {
+        before_spawn();
         return Departure::IDLE;
     }
     let mut resumer = Resumer::new();
+    let mut any_survives = false;
     each_survivor(|connection, is_first| {
         if !is_first {
             hand_on_duplicate(connection, estate.as_mut());
             return;
         }
-        let (entry, local) = (connection.entry, connection.local);
+        let entry = connection.entry;
         // Its successor's hold; the present program's goes below.
-        let shared = entry.holders.fetch_add(1, Ordering::AcqRel) > 1 || borrowed;
+        let shared = borrowed || holders::are_others(entry);
+        entry.holders.fetch_add(1, Ordering::AcqRel);
         let handed_on = estate
             .as_mut()
             .filter(|_| !is_standard(connection))
             .is_some_and(|(_, estate)| hand_on(connection, estate, &mut resumer, shared));
-        if handed_on || borrowed {
-            if !handed_on {
-                entry.holders.fetch_sub(1, Ordering::AcqRel);
-            }
+        if handed_on {
             return;
         }
-        if local.region.load(Ordering::Relaxed).is_null() {
-            // Nothing to bring back; what the new program does with it we shall not see.
-            if !shared {
-                connection.pin(Reason::Passed);
-            }
-        } else if !shared
-            || entry.flags.load(Ordering::Relaxed) & FLAG_INHERITED != 0
-            || is_standard(connection)
-        {
-            // Other connections that a forked child still has are leaks rather than gifts: the parent goes on with them.
+        if borrowed {
+            entry.holders.fetch_sub(1, Ordering::AcqRel);
+            send::lend(connection);
+            return;
+        }
+        // Other connections that a forked child still has are leaks rather than gifts, as far as
+        // anybody can tell: the parent goes on with them, and may not miss what the child writes.
+        let is_gift = !shared || entry.flags.load(Ordering::Relaxed) & FLAG_INHERITED != 0;
+        if is_gift || is_standard(connection) {
             send::quiesce(connection, Reason::Passed);
+        } else {
+            send::lend(connection);
         }
     });
     if !borrowed {
         state::each_held(|_, entry, _| {
             entry.holders.fetch_sub(1, Ordering::AcqRel);
+            holders::unmark(entry, holders::place());
+        });
+        each_survivor(|connection, _| {
+            any_survives = true;
+            holders::mark(connection.entry, holders::place());
         });
     }
     let estate = estate.filter(|(_, estate)| estate.header().count > 0);
     match &estate {
-        Some((fd, _)) => {
+        Some((fd, handed_on)) => {
             set_close_on_exec(state::table_fd(), false);
             set_close_on_exec(fd.as_raw_fd(), false);
             if borrowed {
-                state::join_family(sys::getpid());
+                let place = state::table().and_then(|table| holders::join(&table, sys::getpid()));
+                each_handed_on(handed_on, |entry| holders::mark(entry, place));
             }
         }
-        None if !borrowed => state::leave_family(sys::getpid()),
+        // What survives without us is held until that program ends: the family should miss it.
+        None if !borrowed && !any_survives => state::leave_family(sys::getpid()),
         None => {}
     }
     Departure {
@@ -258,6 +271,18 @@ pub fn before_exec(follows: bool) -> Departure {
         borrowed,
         idle: false,
     }
+}
+
+/// A child is about to execute a program, without our seeing it: what stays open there is lent.
+pub fn before_spawn() {
+    if !state::is_started() || state::table().is_none() {
+        return;
+    }
+    each_survivor(|connection, is_first| {
+        if is_first {
+            send::lend(connection);
+        }
+    });
 }
 
 /// It did not become one.
@@ -277,19 +302,22 @@ pub fn exec_failed(departure: Departure) {
             }
         }
         if departure.borrowed {
-            each_handed_on(&estate, |heirloom| {
-                if let Some(entry) = state::entry(heirloom.entry) {
-                    entry.holders.fetch_sub(1, Ordering::AcqRel);
-                }
+            let place = state::table().and_then(|table| holders::join(&table, sys::getpid()));
+            each_handed_on(&estate, |entry| {
+                holders::unmark(entry, place);
+                entry.holders.fetch_sub(1, Ordering::AcqRel);
             });
             state::leave_family(sys::getpid());
         }
         estate.close();
     }
     if !departure.borrowed {
-        state::join_family(sys::getpid());
+        if let Some(table) = state::table() {
+            holders::join_self(&table);
+        }
         state::each_held(|_, entry, _| {
             entry.holders.fetch_add(1, Ordering::AcqRel);
+            holders::mark(entry, holders::place());
         });
         each_survivor(|connection, is_first| {
             if is_first {
@@ -299,8 +327,8 @@ pub fn exec_failed(departure: Departure) {
     }
 }
 
-/// Before `main` of a program that took another's place: takes over what that one left at `estate_fd`. Once, after
-/// [`crate::start`].
+/// Before `main` of a program that took another's place: takes over what that one left at
+/// `estate_fd`. Once, after [`crate::start`].
 pub fn succeed(estate_fd: i32) {
     if estate_fd < 0 || sys::fcntl(estate_fd, libc::F_GETFD, 0) < 0 {
         return;
@@ -396,7 +424,7 @@ fn map(connection: &Connection, heirloom: &Heirloom) -> bool {
     let _held = adapter::lock();
     let pair = pairs::find_pair(heirloom.pair, side)
         .or_else(|| pairs::map_pair(heirloom.pair, side, pair_fd));
-    let slot = heirloom.slot.min(BOARD_BITS as u32 - 1);
+    let slot = heirloom.slot.min(READY_BITS as u32 - 1);
     let found = pair.and_then(|pair| Some((pair, slabs::find(pair, slot, Some(slab_fd))?)));
     let Some((pair, (slab, region))) = found.filter(|(_, (_, region))| slabs::is_region(*region))
     else {
@@ -410,7 +438,8 @@ fn map(connection: &Connection, heirloom: &Heirloom) -> bool {
     local.offered.store(region.as_ptr(), Ordering::Relaxed);
     if heirloom.flags & OFFERED == 0 {
         local.region.store(region.as_ptr(), Ordering::SeqCst);
-        // The former program's threads ended in their sleep, and its epoll instances are not known here.
+        // The former program's threads ended in their sleep, and its epoll instances are not known
+        // here.
         sleepers::part(connection);
         if let Some(end) = connection.end() {
             // Until we know better how this program waits, ring.
@@ -437,7 +466,8 @@ fn create_estate() -> Option<(OwnedFd, Estate)> {
     Some((fd, estate))
 }
 
-/// Calls `each` with every connection's descriptors that stay open over an exec, and whether it is the connection's first.
+/// Calls `each` with every connection's descriptors that stay open over an exec, and whether it is
+/// the connection's first.
 fn each_survivor(mut each: impl FnMut(&Connection, bool)) {
     state::for_each(0, u32::MAX, |fd, kind| {
         if kind != Kind::Connection || closes_on_exec(fd) {
@@ -456,13 +486,18 @@ fn each_survivor(mut each: impl FnMut(&Connection, bool)) {
     });
 }
 
+fn is_closed(fd: i32) -> bool {
+    sys::fcntl(fd, libc::F_GETFD, 0) < 0
+}
+
 /// True when it is closed by exec, or not open at all.
 fn closes_on_exec(fd: i32) -> bool {
     let flags = sys::fcntl(fd, libc::F_GETFD, 0);
     flags < 0 || flags as i32 & libc::FD_CLOEXEC != 0
 }
 
-/// True when standard input, output or error is this connection: stdio inside libc reads and writes them past us.
+/// True when standard input, output or error is this connection: stdio inside libc reads and writes
+/// them past us.
 fn is_standard(connection: &Connection) -> bool {
     (0..3).any(|fd| {
         !closes_on_exec(fd)
@@ -537,12 +572,13 @@ fn heirloom_of(connection: &Connection) -> Heirloom {
     }
 }
 
-/// Calls `each` with the first heirloom of every connection.
-fn each_handed_on(estate: &Estate, mut each: impl FnMut(&Heirloom)) {
+/// Calls `each` with the entry of every connection that is handed on.
+fn each_handed_on(estate: &Estate, mut each: impl FnMut(&Entry)) {
     let all = estate.heirlooms();
     for (n, heirloom) in all.iter().enumerate() {
-        if !all[..n].iter().any(|other| other.entry == heirloom.entry) {
-            each(heirloom);
+        let is_first = !all[..n].iter().any(|other| other.entry == heirloom.entry);
+        if let Some(entry) = state::entry(heirloom.entry).filter(|_| is_first) {
+            each(entry);
         }
     }
 }
@@ -571,13 +607,18 @@ impl Resumer {
             self.deadline_ns = sys::now_ns() + ANSWERS_NS;
         }
         let _held = adapter::lock();
+        if state::borrowed_memory() && adapter::connected().is_none_or(is_closed) {
+            // In this child only: the parent, whose memory this is, goes on with it.
+            return false;
+        }
         let Some(adapter) = adapter::reach() else {
             return false;
         };
         let mut request = Message::new(Said::Resume);
         request.entry = connection.index;
         request.generation = connection.generation;
-        if !adapter::send(adapter, &request, None) {
+        // A process that was forked before it changed its user has to show what it asks for.
+        if !adapter::send(adapter, &request, Some(connection.fd)) {
             return false;
         }
         loop {

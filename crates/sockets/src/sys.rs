@@ -1,5 +1,6 @@
-//! System calls made on our own behalf: no libc wrapper in between, so none of our own hooks, no cancellation point, and
-//! `errno` stays as the program left it. Each returns what the kernel returned: a negated errno below zero.
+//! System calls made on our own behalf: no libc wrapper in between, so none of our own hooks, no
+//! cancellation point, and `errno` stays as the program left it. Each returns what the kernel
+//! returned: a negated errno below zero.
 
 #![allow(clippy::too_many_arguments)]
 
@@ -121,7 +122,8 @@ pub(crate) fn is_at_mark(fd: i32) -> bool {
     result == 0 && at_mark != 0
 }
 
-/// Bytes in a socket's send queue that the other end has not acknowledged (`SIOCOUTQ`), or an error.
+/// Bytes in a socket's send queue that the other end has not acknowledged (`SIOCOUTQ`), or an
+/// error.
 pub(crate) fn bytes_unacknowledged(fd: i32) -> isize {
     let mut waiting: libc::c_int = 0;
     // SAFETY: `waiting` is writable for an int.
@@ -146,8 +148,8 @@ pub(crate) fn poll_for(fd: i32, events: i16, limit_ns: u64) -> i16 {
     poll_one(fd, events, limit_ns).unwrap_or(0)
 }
 
-/// Waits until one of `events` holds on a descriptor, or something is wrong with it; false when `limit_ns` pass without. Signals
-/// do not end it.
+/// Waits until one of `events` holds on a descriptor, or something is wrong with it; false when
+/// `limit_ns` pass without. Signals do not end it.
 pub(crate) fn wait_for(fd: i32, events: i16, limit_ns: u64) -> bool {
     let start = now_ns();
     loop {
@@ -232,8 +234,8 @@ pub(crate) fn set_linger(fd: i32, linger: [i32; 2]) -> isize {
     }
 }
 
-/// Resets a connection and drops what was received of it (connect(2), `AF_UNSPEC`): the next call says `ECONNRESET`, those after it that
-/// there is no connection (tcp_disconnect).
+/// Resets a connection and drops what was received of it (connect(2), `AF_UNSPEC`): the next call
+/// says `ECONNRESET`, those after it that there is no connection (tcp_disconnect).
 pub(crate) fn disconnect(fd: i32) {
     // SAFETY: zeroes are a valid `sockaddr`, of the family `AF_UNSPEC`.
     let nobody: libc::sockaddr = unsafe { core::mem::zeroed() };
@@ -262,6 +264,50 @@ pub(crate) fn socket_address(fd: i32, peer: bool) -> Result<libc::sockaddr_stora
 pub(crate) fn fcntl(fd: i32, command: i32, argument: usize) -> isize {
     // SAFETY: used with commands that take integers only.
     unsafe { call!(SYS_fcntl, fd, command, argument) }
+}
+
+/// Moves a file's position; where it is then.
+pub(crate) fn seek_from_here(fd: i32, bytes: isize) -> isize {
+    // SAFETY: moves a file position, no memory.
+    unsafe { call!(SYS_lseek, fd, bytes, libc::SEEK_CUR) }
+}
+
+/// `splice(2)` from or to a pipe, which is not waited for.
+pub(crate) fn splice(from: i32, to: i32, len: usize, flags: u32) -> isize {
+    let flags = flags | libc::SPLICE_F_NONBLOCK;
+    // SAFETY: no offsets, so no memory.
+    unsafe { call!(SYS_splice, from, 0, to, 0, len, flags) }
+}
+
+/// Reads from a pipe what it has, without waiting: `EAGAIN` when it is empty.
+///
+/// # Safety
+/// `parts` are writable.
+pub(crate) unsafe fn read_now(pipe: i32, parts: &[libc::iovec]) -> isize {
+    // The position as two halves: of the current one, -1.
+    let here = usize::MAX;
+    let (base, count, flags) = (parts.as_ptr() as usize, parts.len(), libc::RWF_NOWAIT);
+    // SAFETY: the caller's promise.
+    let read = unsafe {
+        raw(
+            libc::SYS_preadv2,
+            pipe as usize,
+            base,
+            count,
+            here,
+            0,
+            flags as usize,
+        )
+    };
+    if read != -(libc::EOPNOTSUPP as isize) {
+        return read;
+    }
+    // Pipes know the flag since Linux 6.4.
+    if bytes_waiting(pipe) == 0 {
+        return -(libc::EAGAIN as isize);
+    }
+    // SAFETY: as above.
+    unsafe { raw(libc::SYS_readv, pipe as usize, base, count, 0, 0, 0) }
 }
 
 /// `epoll_ctl(2)`.
@@ -299,6 +345,11 @@ pub(crate) fn epoll_look(epoll: i32, events: &mut [libc::epoll_event]) -> usize 
 /// True when calls on `fd` do not block.
 pub(crate) fn is_nonblocking(fd: i32) -> bool {
     fcntl(fd, libc::F_GETFL, 0) as i32 & libc::O_NONBLOCK != 0
+}
+
+/// True when the kernel sends a signal for news on `fd`.
+pub(crate) fn is_signalling(fd: i32) -> bool {
+    fcntl(fd, libc::F_GETFL, 0) as i32 & libc::O_ASYNC != 0
 }
 
 /// `getpid(2)`, never cached: a `vfork` child shares our memory but not our number.
@@ -381,7 +432,8 @@ pub(crate) fn now_ns() -> u64 {
         tv_sec: 0,
         tv_nsec: 0,
     };
-    // SAFETY: `time` is writable. `clock_gettime` is answered in user space (vDSO) and is not one of our hooks.
+    // SAFETY: `time` is writable. `clock_gettime` is answered in user space (vDSO) and is not one
+    // of our hooks.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
@@ -393,10 +445,44 @@ pub(crate) fn processor() -> u32 {
     unsafe { libc::sched_getcpu() as u32 }
 }
 
-/// True for a stream socket of the internet that does not listen: the kind that can become a connection.
+/// True for a stream socket of the internet that does not listen: the kind that can become a
+/// connection.
 pub(crate) fn may_connect(fd: i32) -> bool {
     let option = |name| getsockopt::<i32>(fd, libc::SOL_SOCKET, name);
     option(libc::SO_TYPE) == Ok(libc::SOCK_STREAM)
         && matches!(option(libc::SO_DOMAIN), Ok(libc::AF_INET | libc::AF_INET6))
         && option(libc::SO_ACCEPTCONN) == Ok(0)
+}
+
+/// `rt_sigprocmask(2)`: sets this thread's mask.
+pub(crate) fn set_signal_mask(mask: u64) {
+    // SAFETY: `mask` is readable for the eight bytes that the kernel's masks have.
+    unsafe { call!(SYS_rt_sigprocmask, libc::SIG_SETMASK, &raw const mask, 0, 8) };
+}
+
+/// `rt_sigprocmask(2)`: blocks `mask` as well; the mask before.
+pub(crate) fn block_signals(mask: u64) -> u64 {
+    let mut before = 0u64;
+    let (new, old) = (&raw const mask, &raw mut before);
+    // SAFETY: both are eight bytes.
+    unsafe { call!(SYS_rt_sigprocmask, libc::SIG_BLOCK, new, old, 8) };
+    before
+}
+
+/// Sends a signal to this thread, as it came; false when the kernel refuses.
+pub(crate) fn queue_signal_here(signal: i32, info: *const libc::siginfo_t) -> bool {
+    // SAFETY: `info` is what the kernel gave to a handler. A process may send itself any (`si_code`
+    // of the kernel's included, rt_tgsigqueueinfo(2)).
+    unsafe {
+        let (process, thread) = (call!(SYS_getpid), call!(SYS_gettid));
+        call!(SYS_rt_tgsigqueueinfo, process, thread, signal, info) == 0
+    }
+}
+
+/// `clock_nanosleep(2)` for `ns`; a signal may end it early.
+pub(crate) fn sleep(ns: u64) {
+    let time = timespec(ns);
+    let clock = libc::CLOCK_MONOTONIC;
+    // SAFETY: `time` is readable; the rest is not asked for.
+    unsafe { call!(SYS_clock_nanosleep, clock, 0, &raw const time, 0) };
 }

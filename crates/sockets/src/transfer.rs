@@ -1,11 +1,17 @@
-//! `sendfile` and `splice` where one end is an accelerated socket: the file or pipe is read straight into ring memory, or written straight from it.
+//! `sendfile` and `splice` where one end is an accelerated socket: the file or pipe is read
+//! straight into ring memory, or written straight from it.
+
+use core::sync::atomic::Ordering;
 
 use libc::{iovec, off_t};
+use toehold_channel::table::Mode;
+use toehold_stream::end::End;
 
-use crate::receive::receive;
-use crate::send::{begin_host_send, finish_host_send, transmit};
+use crate::offload::endings;
+use crate::receive::{fault_of_peer, receive, sleep_until};
+use crate::send::{self, Turn, begin_host_send, finish_host_send, transmit};
 use crate::state::Connection;
-use crate::{errno, sys};
+use crate::{doorbells, errno, leaving, sys};
 
 /// Bytes moved per turn, through a buffer on the stack.
 const TURN_BYTES: usize = 64 << 10;
@@ -19,12 +25,17 @@ pub(crate) unsafe fn sendfile(
     input: i32,
     offset: *mut off_t,
     count: usize,
-    kernel: impl FnOnce() -> isize,
+    kernel: impl Fn() -> isize,
 ) -> isize {
     if begin_host_send(connection).is_some() {
         let result = kernel();
         finish_host_send(connection, result);
         return result;
+    }
+    if offset.is_null() && sys::seek_from_here(input, 0) < 0 {
+        // A pipe or a socket: the kernel refuses it, and moves nothing (fs/splice.c,
+        // `splice_direct_to_actor`).
+        return kernel();
     }
     let mut buffer = [core::mem::MaybeUninit::<u8>::uninit(); TURN_BYTES];
     let mut done = 0usize;
@@ -50,8 +61,12 @@ pub(crate) unsafe fn sendfile(
         };
         if got <= 0 {
             if got < 0 && done == 0 {
-                errno::set(-got as i32);
-                return -1;
+                let error = match -got as i32 {
+                    // What cannot be read can be no source (fs/splice.c).
+                    libc::EISDIR => libc::EINVAL,
+                    error => error,
+                };
+                return errno::result(Err(error));
             }
             break;
         }
@@ -68,20 +83,9 @@ pub(crate) unsafe fn sendfile(
         let moved = sent.max(0);
         match &mut position {
             Some(at) => *at += moved as off_t,
-            // What was read and could not be sent is still the file's.
+            // Bytes that were read and could not be sent go back to the file.
             None if moved < got => {
-                // SAFETY: moves a file position, no memory.
-                unsafe {
-                    sys::raw(
-                        libc::SYS_lseek,
-                        input as usize,
-                        (moved - got) as usize,
-                        libc::SEEK_CUR as usize,
-                        0,
-                        0,
-                        0,
-                    )
-                };
+                sys::seek_from_here(input, moved - got);
             }
             None => {}
         }
@@ -100,43 +104,152 @@ pub(crate) unsafe fn sendfile(
     done as isize
 }
 
-/// `splice` from a pipe to an accelerated connection: as much as the pipe has and the connection takes at once.
-pub(crate) fn splice_in(connection: &Connection, pipe: i32, len: usize, flags: u32) -> isize {
-    let mut buffer = [core::mem::MaybeUninit::<u8>::uninit(); TURN_BYTES];
-    let waiting = sys::bytes_waiting(pipe);
-    let want = len
-        .min(TURN_BYTES)
-        .min(if waiting > 0 { waiting as usize } else { len });
-    if waiting == 0 && flags & libc::SPLICE_F_NONBLOCK != 0 {
-        errno::set(libc::EAGAIN);
-        return -1;
+/// `splice` from a pipe to a tracked connection. `kernel` is the program's own call.
+pub(crate) fn splice_in(
+    connection: &Connection,
+    pipe: i32,
+    len: usize,
+    flags: u32,
+    kernel: impl Fn() -> isize,
+) -> isize {
+    loop {
+        if begin_host_send(connection).is_some() {
+            let result = kernel();
+            finish_host_send(connection, result);
+            return endings::correct(connection, result, endings::send_error);
+        }
+        if !is_splice(pipe, len, flags) {
+            return kernel();
+        }
+        let result = pipe_has_bytes(pipe, flags).and_then(|has_bytes| match has_bytes {
+            false => Ok(None),
+            true if connection.nonblocking() => pipe_to_ring(connection, pipe, len, flags),
+            true => pipe_by_buffer(connection, pipe, len).map(Some),
+        });
+        if connection.entry.tx_mode.load(Ordering::Relaxed) == Mode::Carrier as u32 {
+            errno::keep(|| leaving::finish(connection));
+        }
+        match result {
+            // Another reader of the pipe was quicker.
+            Ok(Some(0)) | Err(errno::LEFT_CHANNEL) => {}
+            Ok(moved) => return moved.unwrap_or(0) as isize,
+            Err(error) => {
+                return errno::result(Err(endings::send_error(connection, error)));
+            }
+        }
     }
-    // A pipe cannot take bytes back: only as many are read as are sure to be sent, waiting for room if need be.
-    // SAFETY: `buffer` is writable for `want` bytes.
-    let got = unsafe {
-        sys::raw(
-            libc::SYS_read,
-            pipe as usize,
-            buffer.as_mut_ptr() as usize,
-            want,
-            0,
-            0,
-            0,
-        )
-    };
-    if got <= 0 {
-        return if got == 0 {
-            0
-        } else {
-            errno::set(-got as i32);
-            -1
+}
+
+/// False for what the kernel refuses, or does nothing for: it is asked, and moves nothing. One end
+/// of a splice is a pipe, and none of ours has offsets.
+fn is_splice(pipe: i32, len: usize, flags: u32) -> bool {
+    const SPLICE_F_ALL: u32 =
+        libc::SPLICE_F_MOVE | libc::SPLICE_F_NONBLOCK | libc::SPLICE_F_MORE | libc::SPLICE_F_GIFT;
+    len > 0 && flags & !SPLICE_F_ALL == 0 && sys::fcntl(pipe, libc::F_GETPIPE_SZ, 0) >= 0
+}
+
+/// True when a splice finds or awaits no room or bytes in the pipe (fs/splice.c, `do_splice`).
+fn waits_for_pipe(pipe: i32, flags: u32) -> bool {
+    flags & libc::SPLICE_F_NONBLOCK == 0 && !sys::is_nonblocking(pipe)
+}
+
+/// Waits for bytes in a pipe, if the call does; false when nobody is left who could write some.
+fn pipe_has_bytes(pipe: i32, flags: u32) -> Result<bool, i32> {
+    loop {
+        let seen = sys::poll_now(pipe, libc::POLLIN);
+        if seen & libc::POLLIN != 0 {
+            return Ok(true);
+        }
+        if seen & libc::POLLHUP != 0 {
+            return Ok(false);
+        }
+        if !waits_for_pipe(pipe, flags) {
+            return Err(libc::EAGAIN);
+        }
+        sleep_until(pipe, libc::POLLIN, 0)?;
+    }
+}
+
+/// As much of a pipe as the connection takes at once. A pipe cannot take bytes back, so they are
+/// read only when there is room for them, and straight into it.
+fn pipe_to_ring(
+    connection: &Connection,
+    pipe: i32,
+    len: usize,
+    flags: u32,
+) -> Result<Option<usize>, i32> {
+    let turn = |end: &End<'_>, done: usize| {
+        send::begin_turn(connection, end, done)?;
+        if end.tx_mode() != Mode::Ring {
+            doorbells::tidy(connection, end);
+            return pipe_to_carrier(connection, pipe, len - done, flags);
+        }
+        let sender = end.sender();
+        let want = (len - done).min(send::CHUNK_BYTES);
+        let credit = sender
+            .credit(want as u64)
+            .map_err(|fault| fault_of_peer(connection, fault))?;
+        let room = want.min(credit as usize);
+        if room == 0 {
+            return Ok(Turn::NoCredit);
+        }
+        let part = |(offset, len): (usize, usize)| iovec {
+            iov_base: end.ring_out().wrapping_add(offset).cast(),
+            iov_len: len,
         };
+        // SAFETY: `room` is within the credit, so the stretches are ours to write.
+        let read = unsafe { sys::read_now(pipe, &sender.reserve(room).map(part)) };
+        match sys::answer(read) {
+            Ok(0) | Err(libc::EAGAIN) => Ok(Turn::Dry),
+            Ok(bytes) => {
+                sender.publish(bytes);
+                send::notify(connection, end)?;
+                Ok(Turn::Sent(bytes))
+            }
+            Err(error) => Err(error),
+        }
+    };
+    send::carry(connection, len, false, turn).map(Some)
+}
+
+/// The kernel's own splice to the carrier of a non-blocking connection. The caller holds the send
+/// lock.
+fn pipe_to_carrier(
+    connection: &Connection,
+    pipe: i32,
+    len: usize,
+    flags: u32,
+) -> Result<Turn, i32> {
+    match sys::answer(sys::splice(pipe, connection.fd, len, flags)) {
+        Ok(0) => Ok(Turn::Dry),
+        Ok(bytes) => {
+            let sent = &connection.entry.tx_carrier;
+            sent.fetch_add(bytes as u64, Ordering::Relaxed);
+            Ok(Turn::Sent(bytes))
+        }
+        Err(libc::EAGAIN) if sys::bytes_waiting(pipe) > 0 => Ok(Turn::KernelFull),
+        Err(libc::EAGAIN) => Ok(Turn::Dry),
+        Err(error) => Err(error),
     }
+}
+
+/// What a pipe has, up to a bufferful, to a blocking connection, waiting for room there.
+fn pipe_by_buffer(connection: &Connection, pipe: i32, len: usize) -> Result<usize, i32> {
+    let mut buffer = [core::mem::MaybeUninit::<u8>::uninit(); TURN_BYTES];
+    let part = iovec {
+        iov_base: buffer.as_mut_ptr().cast(),
+        iov_len: len.min(TURN_BYTES),
+    };
+    // SAFETY: `part` names writable bytes of `buffer`.
+    let got = match sys::answer(unsafe { sys::read_now(pipe, &[part]) }) {
+        Err(libc::EAGAIN) => return Ok(0),
+        other => other?,
+    };
     let mut done = 0usize;
-    while done < got as usize {
+    while done < got {
         let part = iovec {
             iov_base: buffer.as_mut_ptr().cast::<u8>().wrapping_add(done).cast(),
-            iov_len: got as usize - done,
+            iov_len: got - done,
         };
         // SAFETY: these bytes of `buffer` were just written.
         let sent = unsafe {
@@ -144,76 +257,86 @@ pub(crate) fn splice_in(connection: &Connection, pipe: i32, len: usize, flags: u
                 crate::api::kernel_send(connection.fd, &part)
             })
         };
-        if sent < 0 {
-            if errno::get() == libc::EAGAIN || errno::get() == libc::EINTR {
-                crate::api::wait_writable(connection.fd);
-                continue;
-            }
-            return if done > 0 { done as isize } else { -1 };
+        if sent >= 0 {
+            done += sent as usize;
+            continue;
         }
-        done += sent as usize;
+        match errno::get() {
+            libc::EAGAIN | libc::EINTR => crate::api::wait_writable(connection.fd),
+            _ if done > 0 => return Ok(done),
+            error => return Err(error),
+        }
     }
-    done as isize
+    Ok(done)
 }
 
-/// `splice` from an accelerated connection to a pipe.
-pub(crate) fn splice_out(connection: &Connection, pipe: i32, len: usize, flags: u32) -> isize {
-    let mut buffer = [core::mem::MaybeUninit::<u8>::uninit(); TURN_BYTES];
-    // Only what the pipe has room for: what was received cannot be given back.
-    // SAFETY: no memory involved.
-    let capacity = sys::fcntl(pipe, libc::F_GETPIPE_SZ, 0).max(4096);
-    let room = (capacity - sys::bytes_waiting(pipe).max(0)).max(0) as usize;
-    let pages_free = room / 4096 * 4096;
-    if pages_free == 0 && flags & libc::SPLICE_F_NONBLOCK != 0 {
-        errno::set(libc::EAGAIN);
-        return -1;
+/// `splice` from an accelerated connection to a pipe. `kernel` is the program's own call.
+pub(crate) fn splice_out(
+    connection: &Connection,
+    pipe: i32,
+    len: usize,
+    flags: u32,
+    kernel: impl Fn() -> isize,
+) -> isize {
+    if !is_splice(pipe, len, flags) {
+        return kernel();
     }
-    let want = len.min(TURN_BYTES).min(pages_free.max(4096));
+    // Received bytes cannot be given back, so receive only as much as the pipe surely takes.
+    let room = match pipe_has_room(pipe, flags) {
+        Ok(Some(room)) => room,
+        Ok(None) => return kernel(),
+        Err(error) => return errno::result(Err(error)),
+    };
+    let mut buffer = [core::mem::MaybeUninit::<u8>::uninit(); TURN_BYTES];
     let part = iovec {
         iov_base: buffer.as_mut_ptr().cast(),
-        iov_len: want,
+        iov_len: len.min(TURN_BYTES).min(room),
     };
-    let receive_flags = if flags & libc::SPLICE_F_NONBLOCK != 0 {
-        libc::MSG_DONTWAIT
-    } else {
-        0
-    };
-    // SAFETY: `part` names `want` writable bytes.
+    // Whether this waits is up to the connection alone (net/ipv4/tcp.c, `tcp_splice_read`).
+    // SAFETY: `part` names writable bytes of `buffer`.
     let got = unsafe {
-        receive(connection, &[part], receive_flags, || {
+        receive(connection, &[part], 0, || {
             crate::api::kernel_recv(connection.fd, &part)
         })
     };
-    if got <= 0 {
-        return got;
-    }
-    let mut done = 0usize;
-    while done < got as usize {
-        let base = buffer.as_ptr() as usize + done;
+    let mut done = 0isize;
+    while done < got {
+        let base = buffer.as_ptr() as usize + done as usize;
+        let left = (got - done) as usize;
         // SAFETY: these bytes of `buffer` were just written.
-        let written = unsafe {
-            sys::raw(
-                libc::SYS_write,
-                pipe as usize,
-                base,
-                got as usize - done,
-                0,
-                0,
-                0,
-            )
-        };
-        match written {
-            1.. => done += written as usize,
-            error if error == -(libc::EAGAIN as isize) => {
-                sys::poll_now(pipe, libc::POLLOUT);
-                sys::yield_now();
+        let written = unsafe { sys::raw(libc::SYS_write, pipe as usize, base, left, 0, 0, 0) };
+        match sys::answer(written) {
+            Ok(bytes) => done += bytes as isize,
+            // Another writer took the room that we saw.
+            Err(libc::EAGAIN | libc::EINTR) => {
+                let _ = sleep_until(pipe, libc::POLLOUT, 0);
             }
-            error if error == -(libc::EINTR as isize) => {}
-            error => {
-                errno::set(-error as i32);
-                return if done > 0 { done as isize } else { -1 };
-            }
+            Err(error) if done == 0 => return errno::result(Err(error)),
+            Err(_) => return done,
         }
     }
-    done as isize
+    got
+}
+
+/// Waits for room in a pipe, if the call does: bytes that it takes at once. `None` when nobody is
+/// left who could read them. An empty pipe takes its whole capacity; in any other nothing tells how
+/// many bytes each of its pages holds, but that one is free (pipe(7), `PIPE_BUF`).
+fn pipe_has_room(pipe: i32, flags: u32) -> Result<Option<usize>, i32> {
+    loop {
+        let seen = sys::poll_now(pipe, libc::POLLOUT);
+        if seen & libc::POLLERR != 0 {
+            return Ok(None);
+        }
+        if seen & libc::POLLOUT != 0 {
+            let capacity = sys::fcntl(pipe, libc::F_GETPIPE_SZ, 0);
+            return Ok(Some(match sys::bytes_waiting(pipe) {
+                0 => capacity.max(libc::PIPE_BUF as isize) as usize,
+                _ => libc::PIPE_BUF,
+            }));
+        }
+        if !waits_for_pipe(pipe, flags) {
+            return Err(libc::EAGAIN);
+        }
+        sleep_until(pipe, libc::POLLOUT, 0)?;
+    }
 }

@@ -1,13 +1,15 @@
 //! What a segment costs: the engine alone, fed with frames that were made before.
 //!
 //! ```text
-//! segments receive|send|request [--flows N] [--segments N] [--burst N] [--large] [--checksum] [--driver]
+//! segments receive|send|request [--flows N] [--segments N] [--burst N]
+//!     [--large] [--checksum] [--driver]
 //! ```
 //!
 //! - `receive`: full segments in order, round robin over the flows; acknowledgements are polled and
 //!   the host takes what arrived.
-//! - `send`: the host publishes `--burst` segments (2), all are polled, the remote acknowledges every second. With
-//!   `--large` the link cuts segments (LSO): a burst is one frame, and one acknowledgement.
+//! - `send`: the host publishes `--burst` segments (2), all are polled, the remote acknowledges
+//!   every second. With `--large` the link cuts segments (LSO): a burst is one frame, and one
+//!   acknowledgement.
 //! - `request`: 64 bytes in, 64 bytes out; a segment is one of each.
 //!
 //! `--driver` makes no call of the engine: what the measurement itself costs.
@@ -323,7 +325,8 @@ impl Bench {
         }
     }
 
-    /// What the congestion window has held back leaves before the next flow has its turn: all that is polled is one flow's.
+    /// What the congestion window has held back leaves before the next flow has its turn: all that
+    /// is polled is one flow's.
     #[cold]
     fn send_rest(&mut self, index: usize, mut owed: u64) {
         while owed > 0 {
@@ -335,7 +338,8 @@ impl Bench {
         }
     }
 
-    /// The remote acknowledges so many segments that arrived together: every second, or what was one frame.
+    /// The remote acknowledges so many segments that arrived together: every second, or what was
+    /// one frame.
     #[inline(always)]
     fn acknowledge(&mut self, index: usize, segments: u64) {
         let step = if self.is_large { segments } else { 2 };
@@ -406,7 +410,8 @@ fn main() {
         "send" => 0,
         _ => {
             eprintln!(
-                "usage: segments receive|send|request [--flows N] [--segments N] [--burst N] [--large] [--checksum] [--driver]"
+                "usage: segments receive|send|request [--flows N] [--segments N] [--burst N] \
+                [--large] [--checksum] [--driver]"
             );
             std::process::exit(2);
         }
@@ -438,7 +443,8 @@ fn main() {
         "the short path was not measured"
     );
     println!(
-        "{mode}: {segments} segments over {flows} flows in {seconds:.2} s: {:.2} M/s, {:.0} ns each; \
+        "{mode}: {segments} segments over {flows} flows in {seconds:.2} s: {:.2} M/s, {:.0} ns \
+        each; \
          {} predicted, {} retransmitted",
         segments as f64 / seconds / 1e6,
         seconds * 1e9 / segments as f64,

@@ -135,8 +135,8 @@ pub struct Config {
     /// Ports for connections that name none: first and last.
     pub ephemeral_ports: (u16, u16),
     /// Lower bound of the retransmission timeout. RFC 6298 section 2.4 asks for one second and
-    /// allows less with a finer clock and better estimators; 200 ms is what Linux uses. Less than the timers' granularity,
-    /// a millisecond, counts as that.
+    /// allows less with a finer clock and better estimators; 200 ms is what Linux uses. Less than
+    /// the timers' granularity, a millisecond, counts as that.
     pub rto_min: Duration,
     /// Upper bound of the retransmission timeout (RFC 6298 section 2.5: at least 60 s).
     pub rto_max: Duration,
@@ -164,8 +164,14 @@ pub struct Config {
     pub tail_probes: bool,
     /// Begin with the initial window again after an idle time (RFC 5681 section 4.1).
     pub restart_after_idle: bool,
-    /// Challenge acknowledgements and resets per second (RFC 5961 section 7).
+    /// Challenge acknowledgements a second, of all connections (RFC 5961 section 7). Each
+    /// connection sends at most one in half a second, as on Linux (`tcp_invalid_ratelimit`). This
+    /// limit and the next two count apart: a flood that uses up one takes nothing from the others.
     pub challenges_per_second_max: u32,
+    /// Resets a second that refuse segments without a connection (RFC 9293 section 3.10.7.1).
+    pub refusals_per_second_max: u32,
+    /// Echo replies a second (RFC 1122 section 3.2.2.6, RFC 4443 section 4.2).
+    pub echo_replies_per_second_max: u32,
 }
 
 impl Config {
@@ -196,6 +202,8 @@ impl Config {
             tail_probes: true,
             restart_after_idle: true,
             challenges_per_second_max: 1_000,
+            refusals_per_second_max: 1_000,
+            echo_replies_per_second_max: 1_000,
         }
     }
 }

@@ -48,8 +48,10 @@ pub struct Counters {
     pub too_many_gaps: u64,
     /// Challenge acknowledgements sent (RFC 5961).
     pub challenges_sent: u64,
-    /// Challenges and resets that the rate limit suppressed.
+    /// Challenges that a rate limit suppressed, the connection's or the engine's.
     pub challenges_suppressed: u64,
+    /// Resets for segments without a connection that the rate limit suppressed.
+    pub refusals_suppressed: u64,
     /// Resets sent.
     pub resets_sent: u64,
     /// Resets received and believed.
@@ -58,7 +60,8 @@ pub struct Counters {
     pub connections_opened: u64,
     /// Connections accepted from remotes.
     pub connections_accepted: u64,
-    /// SYNs, and acknowledgements that would have ended a handshake, dropped because a listener's backlog was full.
+    /// SYNs, and acknowledgements that would have ended a handshake, dropped because a listener's
+    /// backlog was full.
     pub backlog_overflows: u64,
     /// SYN cookies sent (RFC 4987).
     pub cookies_sent: u64,

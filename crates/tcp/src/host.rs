@@ -8,7 +8,7 @@
 
 use core::net::SocketAddr;
 
-use crate::connection::{CloseReason, Phase};
+use crate::state::{CloseReason, Phase};
 use crate::time::Duration;
 
 /// A connection, for as long as the host has not let go of it.
@@ -90,7 +90,7 @@ pub enum ListenError {
 /// Why a connection cannot be opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ConnectError {
-    /// The same two ends are connected already.
+    /// These two ends are connected already.
     AddressInUse,
     /// The local address is not one of the engine's.
     AddressNotOurs,
@@ -121,7 +121,7 @@ pub struct ConnectionInfo {
     /// The other end.
     pub remote: SocketAddr,
     /// The state of RFC 9293.
-    pub state: crate::connection::State,
+    pub state: crate::state::State,
     /// Bytes received without a gap.
     pub received: u64,
     /// Bytes acknowledged by the remote.

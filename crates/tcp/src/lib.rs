@@ -22,12 +22,13 @@ mod config;
 mod connection;
 mod counters;
 mod engine;
+mod flow;
 mod host;
 mod position;
 mod random;
 mod share;
 pub mod sim;
-
+mod state;
 mod time;
 mod wire;
 
@@ -40,7 +41,6 @@ pub mod numbers {
 pub use config::{
     Config, CongestionControl, InterfaceAddress, Keepalive, Medium, Offload, Options, Route,
 };
-pub use connection::{CloseReason, Phase, State};
 pub use counters::Counters;
 pub use engine::{
     ChecksumWork, Engine, Expected, HEADER_BUFFER_BYTES, Payload, ReceiveOffload, Transmit,
@@ -52,6 +52,7 @@ pub use host::{
 };
 pub use random::Random;
 pub use share::Share;
+pub use state::{CloseReason, Phase, State};
 pub use time::{Duration, Instant};
 pub use wire::Malformed;
 pub use wire::checksum::Sum as ChecksumSum;

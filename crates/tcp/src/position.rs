@@ -9,8 +9,9 @@
 //!   meaning    SYN     byte 0  byte 1        FIN, after n bytes
 //! ```
 //!
-//! They count the bytes of the stream, and are signed so that the SYN, and any old segment up to 2^31 before it, has one too. What a connection
-//! keeps of its initial sequence number is the number of the first byte.
+//! They count the bytes of the stream, and are signed so that the SYN, and any old segment up to
+//! 2^31 before it, has one too. What a connection keeps of its initial sequence number is the
+//! number of the first byte.
 
 use core::fmt;
 use core::ops::{Add, AddAssign, Sub};
@@ -35,7 +36,8 @@ impl Position {
         if self.0 < 0 { 0 } else { self.0 as u64 }
     }
 
-    /// The 32 bits that stand for this position on the wire, in a stream whose first byte has `first`.
+    /// The 32 bits that stand for this position on the wire, in a stream whose first byte has
+    /// `first`.
     #[inline]
     pub(crate) const fn wire(self, first: u32) -> u32 {
         first.wrapping_add(self.0 as u32)

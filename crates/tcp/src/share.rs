@@ -1,12 +1,13 @@
 //! Several engines with the same addresses on one link: which of them a connection belongs to.
 //!
-//! A keyed hash of both ends decides, the same for all of them: so nobody has to be asked, a port is in use or in TIME-WAIT where its
-//! connection is, and a remote that does not know the key cannot load one engine more than the others.
+//! A keyed hash of both ends decides, the same for all of them: so nobody has to be asked, a port
+//! is in use or in TIME-WAIT where its connection is, and a remote that does not know the key
+//! cannot load one engine more than the others.
 
 use core::fmt;
 use core::net::SocketAddr;
 
-use crate::connection::FlowKey;
+use crate::flow::FlowKey;
 use crate::random::Random;
 use crate::wire::ip::Address;
 
@@ -68,7 +69,8 @@ impl Share {
         self.place(key.local, key.remote, ports)
     }
 
-    /// Who puts the fragments together that one address sends to another: they do not all have ports.
+    /// Who puts the fragments together that one address sends to another: they do not all have
+    /// ports.
     pub(crate) fn assembler(&self, local: Address, remote: Address) -> usize {
         self.place(local, remote, 0)
     }

@@ -28,7 +28,8 @@ impl Instant {
         self.0
     }
 
-    /// The clock of the timestamps we send: RFC 7323 section 5.4 wants 1 ms to 1 s for a tick, and 1024 us take no division.
+    /// The clock of the timestamps we send: RFC 7323 section 5.4 wants 1 ms to 1 s for a tick, and
+    /// 1024 us take no division.
     #[inline]
     pub(crate) const fn timestamp_ticks(self) -> u32 {
         (self.0 >> TIMESTAMP_TICK_SHIFT) as u32

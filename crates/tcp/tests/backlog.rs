@@ -11,8 +11,8 @@ use toehold_tcp::Duration;
 /// Room of the stage's listener.
 const BACKLOG: u8 = 16;
 
-/// Like Linux (tcp_abort_on_overflow is off): a handshake that ends where there is no room is not over yet. Nobody is reset, and who waits
-/// gets on when there is room.
+/// Like Linux (tcp_abort_on_overflow is off): a handshake that ends where there is no room is not
+/// over yet. Nobody is reset, and who waits gets on when there is room.
 #[test]
 fn handshakes_wait_while_the_backlog_is_full() {
     let mut stage = Stage::new(|config, _| config.timestamps = false);

@@ -1,5 +1,6 @@
-//! Frames that arrive together are handled as if each had come alone: also where connections are so many that they are looked up before,
-//! and some of them end, and others begin, between two frames of a batch.
+//! Frames that arrive together are handled as if each had come alone: also where connections are so
+//! many that they are looked up before, and some of them end, and others begin, between two frames
+//! of a batch.
 
 #[allow(dead_code, reason = "each of the tests uses some of it")]
 mod support;
@@ -22,7 +23,7 @@ const VERIFIED: ReceiveOffload = ReceiveOffload {
     checksum_verified: true,
 };
 
-/// What was placed where.
+/// Payload with its places.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Placed(Vec<(ConnectionId, u64, Vec<u8>)>);
 
@@ -165,7 +166,8 @@ fn together_is_as_one_after_the_other() {
     let (mut payloads, mut ends) = (0, 0);
     for step in 0..2_000u64 {
         let now = Instant::from_micros(1_000_000 + step * 1_000);
-        // First everybody connects; then a few at a time have their turn, more than once in a batch.
+        // First everybody connects; then a few at a time have their turn, more than once in a
+        // batch.
         let begin = step * BATCH;
         let batch: Vec<Vec<u8>> = (begin..begin + BATCH)
             .map(|turn| {
@@ -203,7 +205,8 @@ fn together_is_as_one_after_the_other() {
     assert!(predicted > 50_000, "{predicted}");
 }
 
-/// A duplicate acknowledgement says something, though it continues the stream where it is expected to.
+/// A duplicate acknowledgement says something, though it continues the stream where it is expected
+/// to.
 #[test]
 fn an_acknowledgement_alone_is_not_payload_in_its_place() {
     let mut side = Side::new();

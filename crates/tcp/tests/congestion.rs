@@ -10,8 +10,8 @@ use toehold_tcp::{CongestionControl, Duration, Options};
 
 const MILLISECOND: Duration = Duration::from_millis(1);
 
-/// RFC 8257 section 3.2: each mark is echoed, and each end of a run of them acknowledged at once; RFC 8257 section 3.3: the window falls by
-/// the share of what was marked.
+/// RFC 8257 section 3.2: each mark is echoed, and each end of a run of them acknowledged at once;
+/// RFC 8257 section 3.3: the window falls by the share of what was marked.
 #[test]
 fn dctcp_echoes_each_mark_and_answers_in_proportion() {
     let mut stage = Stage::new(|config, options| {
@@ -89,7 +89,8 @@ fn a_paced_window_leaves_in_half_a_round_trip() {
     }
 }
 
-/// RFC 5681 section 4.1: after a pause of more than a timeout the window begins again where it began.
+/// RFC 5681 section 4.1: after a pause of more than a timeout the window begins again where it
+/// began.
 #[test]
 fn an_idle_connection_starts_slowly_again() {
     let mut stage = Stage::new(|config, _| config.timestamps = false);
@@ -108,7 +109,8 @@ fn an_idle_connection_starts_slowly_again() {
     assert_eq!(stage.engine.info(id).unwrap().in_flight, 10_000);
 }
 
-/// RFC 3168 section 6.1.1.1: a SYN that gets no answer is sent again without ECN, in case somebody in between cannot stand it.
+/// RFC 3168 section 6.1.1.1: a SYN that gets no answer is sent again without ECN, in case somebody
+/// in between cannot stand it.
 #[test]
 fn a_syn_is_repeated_without_congestion_notification() {
     let mut stage = Stage::new(|_, _| {});

@@ -1,5 +1,5 @@
-//! Replays the inputs that the fuzzers keep (`fuzz/`), and what a generator makes of them, so that an
-//! ordinary test run has them, too.
+//! Replays the inputs that the fuzzers keep (`fuzz/`), and what a generator makes of them, so that
+//! an ordinary test run has them, too.
 
 mod conversation;
 #[path = "../../../fuzz/inputs.rs"]

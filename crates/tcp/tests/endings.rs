@@ -8,7 +8,8 @@ mod support;
 use script::{Stage, plain};
 use toehold_tcp::{CloseReason, Duration, Options, State};
 
-/// A server that closes first, more often than TIME-WAIT lasts: there is room for three connections.
+/// A server that closes first, more often than TIME-WAIT lasts: there is room for three
+/// connections.
 #[test]
 fn time_wait_makes_room_for_who_comes_next() {
     let mut stage = Stage::new(|config, _| {
@@ -32,7 +33,7 @@ fn time_wait_makes_room_for_who_comes_next() {
     stage.engine.assert_invariants();
 }
 
-/// The same with connections that are in use: they stay, and whoever comes next meets silence.
+/// Connections in use stay, and the next remote gets no answer.
 #[test]
 fn established_connections_make_no_room() {
     let mut stage = Stage::new(|config, _| {
@@ -49,8 +50,9 @@ fn established_connections_make_no_room() {
     assert_eq!(stage.engine.connection_count(), 3);
 }
 
-/// RFC 9293 section 3.6.1 is about data that nobody will read. What was read, and comes again with the FIN because its acknowledgement was
-/// lost, is no reason to reset: our own last data is still on its way.
+/// RFC 9293 section 3.6.1 is about data that nobody will read. What was read, and comes again with
+/// the FIN because its acknowledgement was lost, is no reason to reset: our own last data is still
+/// on its way.
 #[test]
 fn data_that_was_read_and_comes_again_with_a_fin_resets_nothing() {
     let mut stage = plain();
@@ -67,7 +69,8 @@ fn data_that_was_read_and_comes_again_with_a_fin_resets_nothing() {
     assert_eq!(stage.engine.connection_count(), 1, "it is in TIME-WAIT");
 }
 
-/// The host is told once that a connection has ended: in TIME-WAIT, and not again when that is over.
+/// The host is told once that a connection has ended: in TIME-WAIT, and not again when that is
+/// over.
 #[test]
 fn the_end_is_told_once() {
     let mut stage = plain();
@@ -84,8 +87,9 @@ fn the_end_is_told_once() {
     assert_eq!(stage.engine.info(id), None);
 }
 
-/// RFC 6429 section 3: a remote that keeps its window closed may be given up. It is, once no program waits for it any more; or whoever
-/// asks for much and takes nothing holds our memory for ever.
+/// RFC 6429 section 3: a remote that keeps its window closed may be given up. It is, once no
+/// program waits for it any more; or whoever asks for much and takes nothing holds our memory for
+/// ever.
 #[test]
 fn who_takes_nothing_from_a_host_that_has_gone_is_given_up() {
     // Data, data that is on its way when the window closes, and nothing but a FIN.
@@ -110,7 +114,8 @@ fn who_takes_nothing_from_a_host_that_has_gone_is_given_up() {
     }
 }
 
-/// RFC 6191 section 2: with timestamps it is these that tell a later SYN, whatever its sequence number.
+/// RFC 6191 section 2: with timestamps it is these that tell a later SYN, whatever its sequence
+/// number.
 #[test]
 fn time_wait_gives_way_to_a_later_timestamp_and_no_other() {
     let waiting = || {
@@ -192,8 +197,8 @@ fn attempt_ends_with_the_first_that_says_there_is_no_way() {
     }
 }
 
-/// RFC 1122 section 4.2.3.9: a soft error ends nothing by itself; RFC 5461 section 2 and Linux (tcp_write_err): it is why, when the remote is
-/// given up, unless that was heard in between.
+/// RFC 1122 section 4.2.3.9: a soft error ends nothing by itself; RFC 5461 section 2 and Linux
+/// (tcp_write_err): it is why, when the remote is given up, unless that was heard in between.
 #[test]
 fn soft_error_is_the_reason_when_silence_ends_the_connection() {
     for (told, is_heard, why) in [

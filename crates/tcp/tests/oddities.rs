@@ -32,7 +32,8 @@ fn partial_duplicates_are_reported() {
     stage.expect(". 1:1(0) ack 9001 <sack 5001:6001>");
 }
 
-/// A remote that has filled the window acknowledges from its right edge, where the table of RFC 9293 section 3.4 ends.
+/// A remote that has filled the window acknowledges from its right edge, where the table of RFC
+/// 9293 section 3.4 ends.
 #[test]
 fn an_acknowledgement_at_the_right_edge_counts() {
     let mut stage = Stage::new(|config, options| {
@@ -57,8 +58,8 @@ fn an_acknowledgement_at_the_right_edge_counts() {
     assert!(stage.engine.info(id).is_some());
 }
 
-/// RFC 1191 section 3.1, RFC 8201 section 5.3: all that was too large is sent again at once, and later connections know the path; what
-/// they offer to receive depends on our own link.
+/// RFC 1191 section 3.1, RFC 8201 section 5.3: all that was too large is sent again at once, and
+/// later connections know the path; what they offer to receive depends on our own link.
 #[test]
 fn a_narrow_path_limits_what_is_sent_and_not_what_is_offered() {
     let mut stage = plain();
@@ -84,7 +85,8 @@ fn a_narrow_path_limits_what_is_sent_and_not_what_is_offered() {
     assert_eq!(stage.engine.info(second).unwrap().advertised_mss, 1_460);
 }
 
-/// The probes of nmap (T1 to T7 and ECN), and those of its scans that open no connection. RFC 9293 section 3.10.7.1 and .2.
+/// The probes of nmap (T1 to T7 and ECN), and those of its scans that open no connection. RFC 9293
+/// section 3.10.7.1 and .2.
 #[test]
 fn port_scanners_learn_no_more_than_they_must() {
     const SCANNERS: &str = "<mss 265,ws 10,sackOK,TS 4294967295:0>";
@@ -116,7 +118,8 @@ fn port_scanners_learn_no_more_than_they_must() {
     stage.expect_nothing();
 }
 
-/// RFC 1122 section 3.2.1.3: a source that cannot be one is not answered; nor (section 4.2.3.10) is a SYN that many may get.
+/// RFC 1122 section 3.2.1.3: a source that cannot be one is not answered; nor (section 4.2.3.10) is
+/// a SYN that many may get.
 #[test]
 fn senders_that_cannot_be_are_not_answered() {
     let mut stage = plain();
@@ -169,8 +172,8 @@ fn broken_headers_are_counted_and_forgotten() {
     stage.expect(". 1:1(0) ack 11");
 }
 
-/// Two ends that disagree about numbers must not answer each other for ever (Linux: tcp_oow_rate_limited). What has no payload is answered
-/// twice a second; probes come more slowly.
+/// Two ends that disagree about numbers must not answer each other for ever (Linux:
+/// tcp_oow_rate_limited). What has no payload is answered twice a second; probes come more slowly.
 #[test]
 fn acknowledgements_of_the_past_are_answered_twice_a_second() {
     let mut stage = plain();
@@ -192,7 +195,8 @@ fn acknowledgements_of_the_past_are_answered_twice_a_second() {
     }
 }
 
-/// RFC 7323 section 5.5: after 24 days a timestamp says nothing any more; the remote's clock may have gone round half of its numbers.
+/// RFC 7323 section 5.5: after 24 days a timestamp says nothing any more; the remote's clock may
+/// have gone round half of its numbers.
 #[test]
 fn timestamps_expire() {
     let mut stage = Stage::new(|_, _| {});
@@ -214,18 +218,91 @@ fn challenges_are_limited() {
         config.timestamps = false;
         config.challenges_per_second_max = 10;
     });
-    stage.accepted("", 10_000);
+    let from = [10, 0, 0, 2];
+    // The limit of all connections shows with many of them: one is challenged twice a second.
+    let sources = 4_000..4_100;
+    for port in sources.clone() {
+        stage.come_from(port);
+        stage.accepted("", 10_000);
+        // The listener tells of the next one when it was found empty.
+        assert_eq!(stage.engine.accept(stage.listener), None);
+        while stage.engine.poll_event().is_some() {}
+    }
     let mut before = 0;
     for _ in 0..3 {
-        for _ in 0..100 {
-            stage.remote("R 500:500(0)");
+        stage.wait(Duration::from_secs(1));
+        for port in sources.clone() {
+            stage.come_from(port);
+            let reset = stage.packet("R 500:500(0)", from);
+            stage.raw(&reset);
         }
         let sent = stage.engine.counters().challenges_sent;
         assert!((5..15).contains(&(sent - before)), "{sent} after {before}");
         before = sent;
-        stage.wait(Duration::from_secs(1));
     }
     assert_eq!(stage.engine.counters().challenges_suppressed, 300 - before);
+}
+
+/// Linux's `tcp_invalid_ratelimit`: one challenge in half a second for each connection, so that
+/// nobody uses up the others' (RFC 5961 section 7).
+#[test]
+fn one_connection_does_not_use_up_the_challenges_of_another() {
+    let mut stage = Stage::new(|config, _| {
+        config.timestamps = false;
+        config.challenges_per_second_max = 10;
+    });
+    for port in [4_000, 5_000] {
+        stage.come_from(port);
+        stage.accepted("", 10_000);
+        // The listener tells of the next one when it was found empty.
+        assert_eq!(stage.engine.accept(stage.listener), None);
+        while stage.engine.poll_event().is_some() {}
+    }
+    for _ in 0..100 {
+        stage.remote("R 500:500(0)");
+    }
+    stage.expect(". 1:1(0) ack 1");
+    stage.expect_nothing();
+    stage.come_from(4_000);
+    stage.remote("R 500:500(0)");
+    assert_eq!(stage.engine.counters().challenges_sent, 2);
+    assert_eq!(stage.engine.counters().challenges_suppressed, 99);
+    stage.wait(Duration::from_millis(550));
+    stage.remote("R 500:500(0)");
+    assert_eq!(stage.engine.counters().challenges_sent, 3);
+}
+
+/// A flood of echo requests silences neither refusals nor challenges, and no flood of refusals the
+/// challenges: each kind of answer has a limit of its own.
+#[test]
+fn floods_of_one_kind_silence_no_other_answers() {
+    let mut stage = Stage::new(|config, _| {
+        config.timestamps = false;
+        config.challenges_per_second_max = 10;
+        config.refusals_per_second_max = 10;
+        config.echo_replies_per_second_max = 10;
+    });
+    stage.accepted("", 10_000);
+    let ping = stage.echo_request();
+    let before = stage.engine.counters().frames_sent;
+    for _ in 0..100 {
+        stage.raw(&ping);
+    }
+    let replies = stage.engine.counters().frames_sent - before;
+    assert!((5..15).contains(&replies), "{replies} echo replies");
+    stage.forget_sent();
+    for _ in 0..100 {
+        stage.come_from(9_999);
+        stage.remote(". 1:1(0) ack 77");
+    }
+    let refusals = stage.engine.counters().resets_sent;
+    assert!((5..15).contains(&refusals), "{refusals} refusals");
+    assert_eq!(stage.engine.counters().refusals_suppressed, 100 - refusals);
+    stage.come_from(4_321);
+    stage.forget_sent();
+    stage.remote("R 500:500(0)");
+    stage.expect(". 1:1(0) ack 1");
+    assert_eq!(stage.engine.counters().challenges_suppressed, 0);
 }
 
 /// RFC 9293 section 3.7.1: who does not say what it takes gets 536 bytes.
@@ -241,7 +318,8 @@ fn segments_are_small_for_who_does_not_say() {
     stage.expect("P. 537:1001(464) ack 1");
 }
 
-/// RFC 8899 section 5.1.1: a path that a router called narrow is tried again after ten minutes, and not before.
+/// RFC 8899 section 5.1.1: a path that a router called narrow is tried again after ten minutes, and
+/// not before.
 #[test]
 fn a_narrow_path_is_tried_again() {
     let mut stage = plain();

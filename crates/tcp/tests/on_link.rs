@@ -1,5 +1,6 @@
-//! What the engine owes the link it stands on: answers to ARP, neighbour discovery and echo requests (RFC 826, RFC 4861, RFC 792,
-//! RFC 4443), and service to neighbours while somebody floods it.
+//! What the engine owes the link it stands on: answers to ARP, neighbour discovery and echo
+//! requests (RFC 826, RFC 4861, RFC 792, RFC 4443), and service to neighbours while somebody floods
+//! it.
 
 use toehold_tcp::{
     ChecksumSum, Config, ConnectionId, Duration, Engine, Instant, InterfaceAddress, ListenerId,

@@ -1,5 +1,5 @@
-//! The short way in and the long way: a segment whose checksum the link has verified goes the one, the same segment unverified the other, and
-//! nothing that anybody sees may differ.
+//! The short way in and the long way: a segment whose checksum the link has verified goes the one,
+//! the same segment unverified the other, and nothing that anybody sees may differ.
 
 #[allow(dead_code, reason = "each of the tests uses some of it")]
 mod support;
@@ -15,7 +15,7 @@ const PSH: u8 = 8;
 const ACK: u8 = 16;
 const MSS: u64 = 1_448;
 
-/// What was placed where, in a step in which there is room or none.
+/// Payload with its places, in a step in which there is room or none.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Placed {
     bytes: Vec<(u64, Vec<u8>)>,
@@ -110,8 +110,8 @@ impl Remote {
         frame
     }
 
-    /// A segment of a remote that mostly does what is expected: the same window, all or some of what is in flight acknowledged, payload in
-    /// order.
+    /// A segment of a remote that mostly does what is expected: the same window, all or some of
+    /// what is in flight acknowledged, payload in order.
     fn segment(&mut self, random: &mut Random, in_flight: u32) -> Vec<u8> {
         self.clock += u32::from(random.below(4) == 0);
         match random.below(24) {
@@ -215,7 +215,7 @@ fn the_short_way_is_as_the_long_way() {
             let Some(info) = short.3 else {
                 break;
             };
-            // What was not taken is sent again; what was sent can be acknowledged.
+            // Data that was not taken is sent again; data that was sent can be acknowledged.
             let received = info.received as u32;
             if received < remote.seq.wrapping_sub(1_001) {
                 remote.seq = 1_001 + received;

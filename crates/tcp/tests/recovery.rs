@@ -8,8 +8,8 @@ mod support;
 use script::{Stage, plain};
 use toehold_tcp::{CloseReason, ConnectionId, Duration, Phase, State};
 
-/// RFC 5681 section 3.2 counts duplicates without payload, and RFC 2018 section 4 wants each of them to carry blocks: data of our own does
-/// not go before what the remote has to know.
+/// RFC 5681 section 3.2 counts duplicates without payload, and RFC 2018 section 4 wants each of
+/// them to carry blocks: data of our own does not go before what the remote has to know.
 #[test]
 fn a_gap_is_told_before_data_goes_the_other_way() {
     let mut stage = plain();
@@ -46,7 +46,8 @@ fn a_duplicate_is_told_before_data_goes_the_other_way() {
     stage.expect_nothing();
 }
 
-/// Three segments after one whose round trip took 100 ms; the tail loss probe that follows has been sent.
+/// Three segments after one whose round trip took 100 ms; the tail loss probe that follows has been
+/// sent.
 fn after_a_tail_probe() -> (Stage, ConnectionId) {
     let mut stage = plain();
     let id = stage.accepted(",sackOK", 60_000);
@@ -63,7 +64,8 @@ fn after_a_tail_probe() -> (Stage, ConnectionId) {
     (stage, id)
 }
 
-/// RFC 8985 section 7.4.2: the acknowledgement of everything may be for the originals, which were late. The probe's own answer tells.
+/// RFC 8985 section 7.4.2: the acknowledgement of everything may be for the originals, which were
+/// late. The probe's own answer tells.
 #[test]
 fn a_probe_that_was_not_needed_costs_nothing() {
     for answer in [
@@ -82,7 +84,8 @@ fn a_probe_that_was_not_needed_costs_nothing() {
     }
 }
 
-/// The same section: when more is acknowledged and nothing was reported twice, the original was lost and the probe repaired it.
+/// RFC 8985 section 7.4.2: when more is acknowledged and nothing was reported twice, the original
+/// was lost and the probe repaired it.
 #[test]
 fn a_probe_that_repaired_a_loss_costs_one_reduction() {
     let (mut stage, id) = after_a_tail_probe();
@@ -96,8 +99,9 @@ fn a_probe_that_repaired_a_loss_costs_one_reduction() {
     assert_eq!(stage.engine.info(id).unwrap().phase, Phase::Open);
 }
 
-/// RFC 8985 section 6.2 step 2: the echo of a time before the retransmission tells that it was the original that arrived. The
-/// retransmission's time must not have everything that was sent before it look lost.
+/// RFC 8985 section 6.2 step 2: the echo of a time before the retransmission tells that it was the
+/// original that arrived. The retransmission's time must not have everything that was sent before
+/// it look lost.
 #[test]
 fn an_original_that_was_late_is_not_taken_for_its_retransmission() {
     let mut stage = Stage::new(|config, options| {
@@ -128,8 +132,8 @@ fn an_original_that_was_late_is_not_taken_for_its_retransmission() {
     assert_eq!(stage.engine.counters().retransmissions, 1);
 }
 
-/// RFC 3168 section 6.1.2: CWR goes with "the first new data packet" after a reduction "for any reason", a timeout too; and marks of the
-/// same window ask for no second one.
+/// RFC 3168 section 6.1.2: CWR goes with "the first new data packet" after a reduction "for any
+/// reason", a timeout too; and marks of the same window ask for no second one.
 #[test]
 fn a_timeout_is_a_reduction_that_is_told() {
     let mut stage = Stage::new(|config, options| {
@@ -153,7 +157,8 @@ fn a_timeout_is_a_reduction_that_is_told() {
     assert_eq!(stage.engine.counters().recoveries, 0);
 }
 
-/// RFC 9293 section 3.8.6: a remote may take its window back; as long as it answers, the connection lives, data in flight or not.
+/// RFC 9293 section 3.8.6: a remote may take its window back; as long as it answers, the connection
+/// lives, data in flight or not.
 #[test]
 fn a_window_that_was_taken_back_may_stay_closed_for_ever() {
     let mut stage = plain();
@@ -186,7 +191,8 @@ fn a_window_that_was_taken_back_in_silence_ends_the_connection() {
     stage.expect_closed(CloseReason::TimedOut);
 }
 
-/// RFC 2018 section 8: a remote may drop what it has reported; after a timeout it is sent again, and so is what follows.
+/// RFC 2018 section 8: a remote may drop what it has reported; after a timeout it is sent again,
+/// and so is what follows.
 #[test]
 fn what_was_reported_and_dropped_is_sent_again() {
     let mut stage = plain();

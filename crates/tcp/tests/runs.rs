@@ -1,5 +1,5 @@
-//! Full segments that leave as a run, over Ethernet: each must be what it would be alone, and nothing may
-//! leave that something between two polls has made wrong.
+//! Full segments that leave as a run, over Ethernet: each must be what it would be alone, and
+//! nothing may leave that something between two polls has made wrong.
 
 #[allow(dead_code, reason = "each of the tests uses some of it")]
 mod support;
@@ -157,7 +157,8 @@ impl Stage {
     }
 }
 
-/// Only the end of what was published is pushed, and what does not fill a segment waits for nothing.
+/// Only the end of what was published is pushed, and what does not fill a segment waits for
+/// nothing.
 #[test]
 fn a_run_is_a_row_of_full_segments_and_its_tail() {
     let mut stage = Stage::new();
@@ -237,7 +238,7 @@ fn calls_end_the_run() {
     assert_eq!(stage.poll(), None);
 }
 
-/// What is polled later has left later: its round trip is measured from then.
+/// A segment that is polled later has left later: its round trip is measured from then.
 #[test]
 fn time_that_passes_ends_the_run() {
     let mut stage = Stage::new();

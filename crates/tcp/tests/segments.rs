@@ -50,8 +50,8 @@ fn simultaneous_open() {
     assert_eq!(stage.engine.info(id).unwrap().state, State::Established);
 }
 
-/// RFC 7323 section 2.2: "the window field in a segment where the SYN bit is set MUST NOT be scaled", also in the SYN-ACK that answers a
-/// SYN which has crossed ours.
+/// RFC 7323 section 2.2: "the window field in a segment where the SYN bit is set MUST NOT be
+/// scaled", also in the SYN-ACK that answers a SYN which has crossed ours.
 #[test]
 fn windows_of_crossing_syns_are_not_scaled() {
     let mut stage = Stage::new(|config, _| config.timestamps = false);
@@ -289,7 +289,8 @@ fn after_a_timeout(syn_options: &str) -> Stage {
     stage
 }
 
-/// RFC 5682 section 2.1: the flight was late, not lost. Nothing but its first segment is sent again.
+/// RFC 5682 section 2.1: the flight was late, not lost. Nothing but its first segment is sent
+/// again.
 #[test]
 fn a_spurious_timeout_is_undone_without_timestamps() {
     for syn_options in ["", ",sackOK"] {
@@ -392,8 +393,11 @@ fn attackers_are_challenged() {
     stage.expect(". 1:1(0) ack 1");
     stage.remote("R 70000:70000(0)");
     stage.expect_nothing();
+    // Once in half a second, like Linux.
+    stage.wait(Duration::from_millis(550));
     stage.remote("S 500:500(0)");
     stage.expect(". 1:1(0) ack 1");
+    stage.wait(Duration::from_millis(550));
     stage.remote("P. 1:11(10) ack 900000");
     stage.expect(". 1:1(0) ack 1");
     assert_eq!(stage.engine.info(id).unwrap().received, 0);
@@ -414,9 +418,47 @@ fn paws_refuses_the_past() {
     stage.expect(". 1:1(0) ack 11 <TS>");
     stage.remote("P. 11:21(10) ack 1 <TS>");
     stage.expect(". 1:1(0) ack 21 <TS>");
-    // RFC 7323 section 3.2: without the option it is no segment of this connection.
-    stage.remote("P. 21:31(10) ack 1");
-    stage.expect_nothing();
+}
+
+/// RFC 7323 section 3.2 would drop data without the expected option; like Linux we take them.
+/// "A TCP MUST NOT abort a TCP connection because any segment lacks an expected TSopt."
+#[test]
+fn data_without_the_timestamps_agreed_upon_are_taken() {
+    let mut stage = Stage::new(|_, _| {});
+    let id = stage.accepted(",TS", 10_000);
+    stage.remote("P. 1:11(10) ack 1");
+    stage.expect(". 1:1(0) ack 11 <TS>");
+    stage.remote("P. 31:41(10) ack 1");
+    stage.expect(". 1:1(0) ack 11 <TS>");
+    stage.remote("P. 11:31(20) ack 1 <TS>");
+    stage.expect(". 1:1(0) ack 41 <TS>");
+    assert_eq!(stage.engine.info(id).unwrap().received, 40);
+    // Our own data are acknowledged without the option, too, and the round trip is measured.
+    stage.engine.publish(id, 500).unwrap();
+    stage.expect("P. 1:501(500) ack 41 <TS>");
+    stage.wait(Duration::from_millis(30));
+    stage.remote(". 41:41(0) ack 501");
+    assert_eq!(stage.engine.info(id).unwrap().acknowledged, 500);
+    assert_eq!(stage.engine.info(id).unwrap().retries, 0);
+    stage.remote("F. 41:41(0) ack 501");
+    stage.expect(". 501:501(0) ack 42 <TS>");
+}
+
+/// RFC 9293 section 3.10.7.4 and RFC 5961 section 4.2: the SYN of a remote that has forgotten the
+/// connection is challenged "irrespective of the sequence number", and of its options; its reset
+/// then ends what is half open.
+#[test]
+fn a_syn_without_timestamps_finds_out_that_the_connection_is_half_open() {
+    for syn in ["S 700000:700000(0)", "S 5:5(0)", "S 0:0(0)"] {
+        let mut stage = Stage::new(|_, _| {});
+        stage.remote("S 0:0(0) win 65535 <mss 1000,TS>");
+        stage.expect("S. 0:0(0) ack 1 <TS>");
+        stage.remote(". 1:1(0) ack 1 <TS>");
+        stage.remote(syn);
+        stage.expect(". 1:1(0) ack 1 <TS>");
+        stage.remote("R 1:1(0)");
+        assert_eq!(stage.engine.connection_count(), 0);
+    }
 }
 
 /// RFC 3168 section 6.1: ECN is negotiated, echoed until CWR, and answered once a window.
@@ -517,8 +559,8 @@ fn cookies_carry_a_flood() {
     assert_eq!(stage.engine.counters().cookies_accepted, 1);
 }
 
-/// RFC 9293 section 3.6.1: the reset for data that nobody will read is one the remote believes: it has
-/// not seen the FIN, whose loss the retransmission stands for.
+/// RFC 9293 section 3.6.1: the reset for data that nobody will read is one the remote believes: it
+/// has not seen the FIN, whose loss the retransmission stands for.
 #[test]
 fn data_for_a_host_that_has_gone_is_refused_with_its_own_numbers() {
     let mut stage = plain();
@@ -572,7 +614,8 @@ fn slow_start_ends_at_twice_the_flight() {
     assert_eq!(stage.engine.info(id).unwrap().congestion_window, 18_000);
 }
 
-/// RFC 5681 section 3.1: the acknowledgement that ends the recovery of a timeout counts like any other.
+/// RFC 5681 section 3.1: the acknowledgement that ends the recovery of a timeout counts like any
+/// other.
 #[test]
 fn slow_start_goes_on_with_the_acknowledgement_that_ends_it() {
     let mut stage = plain();
@@ -610,8 +653,7 @@ fn a_recovery_that_a_timer_begins_sends_one_segment() {
     assert_eq!(stage.engine.info(id).unwrap().sacked, before + 1_000);
 }
 
-/// A connection over a path that has swallowed what was full, and carries 730 bytes since.
-fn after_a_black_hole() -> (Stage, toehold_tcp::ConnectionId) {
+fn on_a_dark_path() -> (Stage, toehold_tcp::ConnectionId) {
     let mut stage = plain();
     stage.remote("S 0:0(0) win 65535 <mss 1460,sackOK>");
     stage.expect("S. 0:0(0) ack 1");
@@ -621,11 +663,110 @@ fn after_a_black_hole() -> (Stage, toehold_tcp::ConnectionId) {
         .engine
         .accept(stage.listener)
         .expect("it is established");
+    (stage, id)
+}
+
+/// Two full segments of which nothing is heard through three timeouts, so that the first has gone
+/// again in a small segment.
+fn in_doubt(stage: &mut Stage, id: toehold_tcp::ConnectionId) {
     stage.engine.publish(id, 2_920).unwrap();
-    stage.wait(Duration::from_secs(3));
+    stage.expect(". 1:1461(1460) ack 1");
+    stage.expect("P. 1461:2921(1460) ack 1");
+    while stage.engine.counters().timeouts < 2 {
+        stage.wait(MILLISECOND);
+    }
+    stage.forget_sent();
+    wait_for_timeout(stage, id);
+    stage.expect(". 1:731(730) ack 1");
+    stage.expect_nothing();
+}
+
+/// RFC 4821 section 7.7: where even that is too large it gets smaller.
+#[test]
+fn a_small_segment_gets_smaller_until_one_passes() {
+    let (mut stage, id) = on_a_dark_path();
+    in_doubt(&mut stage, id);
+    for _ in 0..2 {
+        wait_for_timeout(&mut stage, id);
+        stage.expect(". 1:513(512) ack 1");
+    }
+    stage.remote(". 1:1(0) ack 513");
+    stage.forget_sent();
+    wait_for_timeout(&mut stage, id);
+    stage.expect(". 513:731(218) ack 1");
+    stage.remote(". 1:1(0) ack 1461");
     stage.forget_sent();
     stage.remote(". 1:1(0) ack 2921");
+    assert_eq!(stage.engine.info(id).unwrap().mss, 1_460);
+}
+
+fn wait_for_timeout(stage: &mut Stage, id: toehold_tcp::ConnectionId) {
+    let before = stage.engine.counters().timeouts;
+    while stage.engine.counters().timeouts == before {
+        stage.wait(MILLISECOND);
+    }
+    assert!(stage.engine.info(id).unwrap().retries > 0);
+}
+
+/// RFC 4821 section 7.7: an outage stops segments of every size. What carries on after it is as
+/// large as before.
+#[test]
+fn an_outage_is_no_black_hole() {
+    for stamps in ["", ",TS"] {
+        let mut stage = Stage::new(|_, options| options.nodelay = true);
+        stage.remote(&format!("S 0:0(0) win 65535 <mss 1460,sackOK{stamps}>"));
+        stage.expect("S. 0:0(0) ack 1");
+        stage.wait(Duration::from_millis(1));
+        let stamps = stamps.trim_start_matches(',');
+        stage.remote(&format!(". 1:1(0) ack 1 <{stamps}>"));
+        let id = stage.engine.accept(stage.listener).expect("established");
+        let mss = u64::from(stage.engine.info(id).unwrap().mss);
+        stage.engine.publish(id, 100 * mss).unwrap();
+        stage.forget_sent();
+        // 2.5 s without an answer.
+        stage.wait(Duration::from_millis(2_500));
+        assert!(stage.engine.info(id).unwrap().retries >= 3);
+        stage.wait(Duration::from_millis(800));
+        stage.forget_sent();
+        let small = if stamps.is_empty() { 512 } else { 500 };
+        stage.remote(&format!(". 1:1(0) ack {} <{stamps}>", 1 + small));
+        for _ in 0..20 {
+            stage.forget_sent();
+            let sent = stage.engine.info(id).unwrap().sent;
+            let ack = (1 + 10 * mss).max(sent + 1);
+            stage.remote(&format!(". 1:1(0) ack {ack} <{stamps}>"));
+            let info = stage.engine.info(id).unwrap();
+            assert_eq!(u64::from(info.mss), mss, "{info:?}");
+        }
+        assert_eq!(stage.engine.info(id).unwrap().acknowledged, 100 * mss);
+        assert_eq!(stage.engine.counters().mtu_reductions, 0);
+        // A later outage, of segments that arrive at last, is none either.
+        stage.engine.publish(id, 102 * mss).unwrap();
+        stage.wait(Duration::from_secs(8));
+        stage.forget_sent();
+        let (start, end) = (1 + 100 * mss, 1 + 102 * mss);
+        stage.remote(&format!(". 1:1(0) ack {} <{stamps}>", start + small));
+        stage.remote(&format!(". 1:1(0) ack {end} <{stamps}>"));
+        assert_eq!(stage.engine.counters().mtu_reductions, 0);
+    }
+}
+
+/// A connection over a path that has swallowed what was full, and carries 730 bytes since.
+fn after_a_black_hole() -> (Stage, toehold_tcp::ConnectionId) {
+    let (mut stage, id) = on_a_dark_path();
+    in_doubt(&mut stage, id);
+    // A small segment passes. A large one does not, and the next small one does.
+    stage.remote(". 1:1(0) ack 731");
+    stage.expect(". 731:1461(730) ack 1");
+    stage.expect("P. 1461:2921(1460) ack 1");
+    stage.remote(". 1:1(0) ack 1461");
+    assert_eq!(stage.engine.info(id).unwrap().mss, 1_460);
+    wait_for_timeout(&mut stage, id);
+    stage.expect(". 1461:2191(730) ack 1");
+    stage.remote(". 1:1(0) ack 2191");
     assert_eq!(stage.engine.info(id).unwrap().mss, 730);
+    stage.expect("P. 2191:2921(730) ack 1");
+    stage.remote(". 1:1(0) ack 2921");
     // The window has to grow before a probe is worth its risk.
     let mut end = 2_920;
     for _ in 0..8 {

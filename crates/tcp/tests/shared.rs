@@ -1,4 +1,5 @@
-//! Several engines on one link with the same addresses: frames reach any of them, and connections notice nothing.
+//! Several engines on one link with the same addresses: frames reach any of them, and connections
+//! notice nothing.
 
 #[allow(dead_code, reason = "each of the tests uses some of it")]
 mod support;

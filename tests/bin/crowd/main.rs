@@ -1,8 +1,10 @@
 //! Many connections between two programs, most of them idle.
 //!
-//! `crowd server` prints its port and echoes on every connection, in one event loop. `crowd client PORT COUNT` opens the connections,
-//! talks once on each, and then does what it is told, line by line: `talk N` on connection N, `idle` for a while on all but the first,
-//! which it keeps using; it ends when there are no more. Every byte is checked; each line is answered with one.
+//! `crowd server` prints its port and echoes on every connection, in one event loop.
+//! `crowd client PORT COUNT` opens the connections, talks once on each, and then does what it is
+//! told, line by line: `talk N` on connection N, `idle` for a while on all but the first, which it
+//! keeps using; it ends when there are no more. Every byte is checked; each line is answered with
+//! one.
 
 use std::collections::HashMap;
 use std::io::{BufRead, Read, Write};

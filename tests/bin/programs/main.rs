@@ -1,9 +1,10 @@
-//! Programs that nobody wrote with Toehold in mind, run four ways: as they are, with both ends under `toehold run`, with
-//! the server alone, with the client alone. What a client writes and how it ends must be the same in all four.
+//! Programs that nobody wrote with Toehold in mind, run four ways: as they are, with both ends
+//! under `toehold run`, with the server alone, with the client alone. What a client writes and how
+//! it ends must be the same in all four.
 //!
 //! ```text
 //!   programs/NAME.sh    # what, needs, user          case     what a script says of itself
-//!                       server, client, ...          run      stages of it, once, and what status said meanwhile
+//!                       server, client, ...          run      its stages, once, and their status
 //!                                                    table    what came of all runs
 //! ```
 
@@ -31,7 +32,7 @@ Usage: cargo xtask programs [--rounds N] [--json FILE] [--markdown FILE] [--list
   --markdown FILE  the table as it stands in docs/programs.md
   --list           the cases and what they are";
 
-/// What was asked for.
+/// The command line's options.
 struct Options {
     rounds: usize,
     json: Option<String>,

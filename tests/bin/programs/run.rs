@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::ErrorKind;
 use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Command, ExitStatus};
@@ -15,7 +16,8 @@ use crate::case::Case;
 
 /// Ports that a case may use: `PORT`, `PORT2`, ...
 const PORTS: usize = 4;
-/// A port that was free may be taken before the server asks for it.
+/// A port that was free may be taken before the server asks for it. Whatever else keeps a server
+/// from coming up is a failure at once.
 const STARTS_MAX: usize = 2;
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
@@ -27,7 +29,7 @@ pub(crate) struct Outcome {
     pub(crate) success: bool,
     /// From the client's start to its end.
     pub(crate) took: Duration,
-    /// What was seen of its connections.
+    /// Its connections, as `toehold status` showed them.
     pub(crate) seen: Seen,
     /// Standard errors, for a reader of a failure.
     pub(crate) errors: String,
@@ -44,28 +46,39 @@ pub(crate) struct Seen {
 
 /// Runs a case once; all that it started is gone afterwards.
 pub(crate) fn run(case: &Case, sides: Sides) -> Outcome {
-    for _ in 1..STARTS_MAX {
-        if let Ok(outcome) = attempt(case, sides) {
-            return outcome;
+    let mut starts = 0;
+    loop {
+        starts += 1;
+        let ports = free_ports();
+        match attempt(case, sides, &ports) {
+            Ok(outcome) => return outcome,
+            Err(_) if starts < STARTS_MAX && ports.iter().any(is_taken) => {}
+            Err(errors) => {
+                return Outcome {
+                    result: "the server did not come up".to_owned(),
+                    success: false,
+                    took: Duration::ZERO,
+                    seen: Seen::default(),
+                    errors,
+                };
+            }
         }
     }
-    attempt(case, sides).unwrap_or_else(|errors| Outcome {
-        result: "the server did not come up".to_owned(),
-        success: false,
-        took: Duration::ZERO,
-        seen: Seen::default(),
-        errors,
-    })
+}
+
+/// Whether somebody listens on a port; all that we started is gone.
+fn is_taken(port: &u16) -> bool {
+    let bound = TcpListener::bind(("127.0.0.1", *port));
+    bound.is_err_and(|error| error.kind() == ErrorKind::AddrInUse)
 }
 
 /// As [`run`]; an error, with what was said, when the server does not come up.
-fn attempt(case: &Case, sides: Sides) -> Result<Outcome, String> {
+fn attempt(case: &Case, sides: Sides, ports: &[u16]) -> Result<Outcome, String> {
     let toehold = toehold(case, sides);
-    let ports = free_ports();
     let stage = |path: Path, name: &str| {
         let mut command = toehold.command(path, "bash");
         command.arg(script("stage")).arg(&case.file).arg(name);
-        settle(&mut command, &toehold, &ports);
+        settle(&mut command, &toehold, ports);
         Running::start(command, name, toehold.dir())
     };
     let outcome = (|| {
@@ -179,7 +192,8 @@ impl Seen {
     }
 }
 
-/// Daemons leave the process group they were started in: they are children of ours by then (see `adopt_strays`).
+/// Daemons leave the process group they were started in: they are children of ours by then (see
+/// `adopt_strays`).
 fn end_strays() {
     loop {
         let children = format!("/proc/self/task/{}/children", std::process::id());
@@ -189,7 +203,8 @@ fn end_strays() {
             return;
         }
         for pid in children.filter_map(|pid| pid.parse().ok()) {
-            // SAFETY: no pointers but to a local. They are children of ours that nobody has waited for, so the numbers are theirs.
+            // SAFETY: no pointers but to a local. They are children of ours that nobody has waited
+            // for, so the numbers are theirs.
             unsafe {
                 libc::kill(pid, libc::SIGKILL);
                 libc::waitpid(pid, std::ptr::null_mut(), 0);

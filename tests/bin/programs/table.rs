@@ -41,7 +41,8 @@ impl Row {
         Row::of(case, Came::Skipped(why))
     }
 
-    /// From the runs on the kernel, with both ends accelerated, and with the server or the client alone.
+    /// From the runs on the kernel, with both ends accelerated, and with the server or the client
+    /// alone.
     pub(crate) fn new(
         case: &Case,
         host: &[Outcome],
@@ -135,7 +136,8 @@ impl Same {
         }
     }
 
-    /// The kernel's time, and how many times faster both ends accelerated are: median, least and most of the rounds.
+    /// The kernel's time, and how many times faster both ends accelerated are: median, least and
+    /// most of the rounds.
     fn times(&self) -> String {
         let (least, ratio, most) = self.ratio();
         let host = median(&self.host);
@@ -172,8 +174,10 @@ pub(crate) fn plain(rows: &[Row]) -> String {
         let _ = writeln!(out, "{:<16} {}", row.name, row.verdict());
     }
     out.push_str(
-        "\nsame: exit codes and outputs as on the kernel, with both ends under `toehold run` and with each alone. Times: the client's, on the\n\
-         kernel, and how many times faster with both ends accelerated (median, least and most of the rounds).\n",
+        "\nsame: exit codes and outputs as on the kernel, with both ends under `toehold run` and \
+        with each alone. Times: the client's, on the\n\
+         kernel, and how many times faster with both ends accelerated (median, least and most of \
+         the rounds).\n",
     );
     for row in rows {
         if let Came::Broken(said) | Came::Differs(said) = &row.came {

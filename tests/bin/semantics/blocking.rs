@@ -24,6 +24,11 @@ pub(crate) const CASES: &[Case] = &[
         low_water_later,
     ),
     Case::pair("unsent_bytes_are_none_when_all_is_read", unsent),
+    Case::pair(
+        "receive_timeout_is_for_the_whole_call",
+        timeout_of_whole_receive,
+    ),
+    Case::pair("send_timeout_is_for_the_whole_call", timeout_of_whole_send),
 ];
 
 /// A recv that may not wait, shown.
@@ -93,7 +98,7 @@ fn partial_write(pair: &Pair) {
                 sent += result.len();
                 continue;
             }
-            // What is on its way may still make room.
+            // Bytes on their way may still make room.
             if sent == before {
                 break result;
             }
@@ -346,4 +351,54 @@ fn unsent(pair: &Pair) {
         receive_all(pair.fd, &mut [0; 10]);
         pair.step();
     }
+}
+
+/// Bytes trickle in more often than the time-out: a receive of all of them ends by it all the same.
+fn timeout_of_whole_receive(pair: &Pair) {
+    const TRICKLES: usize = 30;
+    if pair.server() {
+        pair.step();
+        for _ in 0..TRICKLES {
+            send_all(pair.fd, b".");
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        pair.step();
+        return;
+    }
+    let (level, name) = (libc::SOL_SOCKET, libc::SO_RCVTIMEO);
+    sys::set_option(pair.fd, level, name, timeout(100)).value();
+    pair.step();
+    let mut bytes = [0; TRICKLES];
+    let result = sys::recv(pair.fd, &mut bytes, libc::MSG_WAITALL);
+    let got = result.len();
+    pair.say("a part", got > 0 && got < TRICKLES);
+    sys::set_option(pair.fd, level, name, timeout(0)).value();
+    receive_all(pair.fd, &mut bytes[got..]);
+    pair.say("all of it", bytes == [b'.'; TRICKLES]);
+    pair.step();
+}
+
+/// Room comes more often than the time-out.
+fn timeout_of_whole_send(pair: &Pair) {
+    const LEN: usize = 64 << 20;
+    /// Taken at a time: more than the sender waits for before it goes on.
+    const PART: usize = 1 << 20;
+    if pair.server() {
+        let (level, name) = (libc::SOL_SOCKET, libc::SO_SNDTIMEO);
+        sys::set_option(pair.fd, level, name, timeout(200)).value();
+        let result = sys::send(pair.fd, &vec![7; LEN], 0);
+        let sent = usize::try_from(result.value()).expect("a part was sent");
+        pair.say("a part", sent > 0 && sent < LEN);
+        pair.tell(u32::try_from(sent).expect("below 4 GB"));
+        pair.step();
+        return;
+    }
+    let (mut received, mut bytes) = (0, vec![0; PART]);
+    for _ in 0..20 {
+        received += sys::recv(pair.fd, &mut bytes, libc::MSG_DONTWAIT).len();
+        std::thread::sleep(std::time::Duration::from_millis(40));
+    }
+    let sent = pair.hear() as usize;
+    receive_all(pair.fd, &mut vec![0; sent - received]);
+    pair.step();
 }

@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use crate::Case;
-use crate::role::{Pair, await_events, drain, receive_all, sample, send_all, shown};
+use crate::role::{Pair, Role, await_events, drain, receive_all, sample, send_all, shown};
 use crate::sys::{self, Fd};
 
 pub(crate) const CASES: &[Case] = &[
@@ -27,6 +27,12 @@ pub(crate) const CASES: &[Case] = &[
         as_stdio,
     ),
     Case::pair("connection_under_a_high_number", high_number),
+    Case::roles("numbers_are_the_programs_where_there_are_few", few_numbers),
+    Case::roles("limit_lowered_below_open_descriptors", limit_lowered),
+    Case::roles(
+        "socket_that_had_two_numbers_before_it_was_connected",
+        two_numbers,
+    ),
 ];
 
 /// The server sends `text`; the client receives it on `fd`.
@@ -38,6 +44,38 @@ fn pass(pair: &Pair, fd: Fd, text: &str) {
         receive_all(fd, &mut bytes);
         pair.say("received", shown(&bytes));
     }
+}
+
+/// Enough questions and answers for any connection that can leave the kernel.
+const QUESTIONS: usize = 3000;
+
+fn two_numbers(role: &Role) {
+    let mut bytes = [0; 8];
+    if role.server() {
+        let listener = role.listen(0);
+        let fd = sys::accept(listener).fd();
+        for _ in 0..QUESTIONS + 2 {
+            receive_all(fd, &mut bytes);
+            send_all(fd, &bytes);
+        }
+        role.step();
+        return;
+    }
+    let port = role.hear_port();
+    let fd = sys::socket(role.family, 0);
+    let copy = sys::dup(fd).fd();
+    role.say("connect", sys::connect(fd, role.family, port));
+    let mut ask = |number| {
+        send_all(number, b"question");
+        receive_all(number, &mut bytes);
+        shown(&bytes)
+    };
+    for _ in 0..QUESTIONS {
+        ask(fd);
+    }
+    role.say("by the copy", ask(copy));
+    role.say("by the first", ask(fd));
+    role.step();
 }
 
 fn dup_shares(pair: &Pair) {
@@ -206,8 +244,7 @@ fn passing(pair: &Pair) {
     let mut bytes = [0; 13];
     receive_all(pair.fd, &mut bytes);
     pair.say("the first received", shown(&bytes));
-    let (ours, theirs) = std::os::unix::net::UnixStream::pair().expect("a socket pair");
-    let (ours, theirs) = (raw(&ours), raw(&theirs));
+    let (ours, theirs) = socket_pair();
     let child = sys::fork();
     if child == 0 {
         // A stranger: it never held the connection under its own number.
@@ -225,6 +262,12 @@ fn passing(pair: &Pair) {
     pair.say("the child ended with", sys::wait_for(child));
 }
 
+/// Two Unix sockets, connected.
+pub(crate) fn socket_pair() -> (Fd, Fd) {
+    let (ours, theirs) = std::os::unix::net::UnixStream::pair().expect("a socket pair");
+    (raw(&ours), raw(&theirs))
+}
+
 fn raw(stream: &std::os::unix::net::UnixStream) -> Fd {
     use std::os::fd::AsRawFd;
     sys::dup(stream.as_raw_fd()).fd()
@@ -232,13 +275,26 @@ fn raw(stream: &std::os::unix::net::UnixStream) -> Fd {
 
 /// Sends a descriptor over a Unix socket.
 fn send_descriptor(over: Fd, fd: Fd) -> sys::Ret {
+    send_descriptor_by(over, fd, |over, header| {
+        // SAFETY: the header names live buffers.
+        sys::ret(unsafe { libc::sendmsg(over, header, 0) } as i64)
+    })
+}
+
+/// Sends a descriptor over a Unix socket by a call of the caller's.
+pub(crate) fn send_descriptor_by(
+    over: Fd,
+    fd: Fd,
+    send: impl FnOnce(Fd, &libc::msghdr) -> sys::Ret,
+) -> sys::Ret {
     let mut control = [0_u64; 4];
     let mut byte = [b'.'];
     let mut list = libc::iovec {
         iov_base: byte.as_mut_ptr().cast(),
         iov_len: 1,
     };
-    // SAFETY: the header names only live buffers; CMSG_FIRSTHDR finds room for one descriptor in them.
+    // SAFETY: the header names only live buffers; CMSG_FIRSTHDR finds room for one descriptor in
+    // them.
     unsafe {
         let mut header: libc::msghdr = std::mem::zeroed();
         header.msg_iov = &mut list;
@@ -250,12 +306,12 @@ fn send_descriptor(over: Fd, fd: Fd) -> sys::Ret {
         (*message).cmsg_type = libc::SCM_RIGHTS;
         (*message).cmsg_len = libc::CMSG_LEN(4) as usize;
         libc::CMSG_DATA(message).cast::<Fd>().write_unaligned(fd);
-        sys::ret(libc::sendmsg(over, &header, 0) as i64)
+        send(over, &header)
     }
 }
 
 /// Receives a descriptor over a Unix socket.
-fn receive_descriptor(over: Fd) -> Fd {
+pub(crate) fn receive_descriptor(over: Fd) -> Fd {
     let mut control = [0_u64; 4];
     let mut byte = [0];
     let mut list = libc::iovec {
@@ -329,4 +385,86 @@ fn high_number(pair: &Pair) {
         receive_all(copy, &mut [0; 1]);
     }
     pair.step();
+}
+
+fn limit_numbers(to: libc::rlim_t) {
+    let limit = libc::rlimit {
+        rlim_cur: to,
+        rlim_max: to,
+    };
+    // SAFETY: the limit is live.
+    let set = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) };
+    assert_eq!(set, 0);
+}
+
+/// A connection, on which bytes have gone both ways.
+fn connection(role: &Role, listener: Option<Fd>, port: u16) -> Fd {
+    let fd = match listener {
+        Some(listener) => sys::accept(listener).fd(),
+        None => role.connect(port),
+    };
+    role.warm(fd);
+    fd
+}
+
+/// A program may put its files at any number below the limit, whatever was there.
+fn few_numbers(role: &Role) {
+    limit_numbers(64);
+    let (listener, port) = match role.server() {
+        true => (Some(role.listen(0)), 0),
+        false => (None, role.hear_port()),
+    };
+    let first = connection(role, listener, port);
+    let (reader, writer) = sys::pipe();
+    sys::set_nonblocking(reader, true);
+    for number in 20..60 {
+        sys::dup2(writer, number).value();
+    }
+    role.step();
+    let second = connection(role, listener, port);
+    for fd in [first, second] {
+        if role.server() {
+            send_all(fd, b"to each");
+        } else {
+            let mut bytes = [0; 7];
+            receive_all(fd, &mut bytes);
+            role.say("received", shown(&bytes));
+        }
+    }
+    role.say("nobody wrote", sys::read(reader, &mut [0; 8]));
+    for number in 20..60 {
+        sys::write(number, b".").value();
+    }
+    role.say("written", sys::read(reader, &mut [0; 64]));
+    for number in 20..60 {
+        sys::close(number).value();
+    }
+    role.step();
+}
+
+/// `close_range` up to the end is for all that are open, and for those above a lowered limit.
+fn limit_lowered(role: &Role) {
+    let (listener, port) = match role.server() {
+        true => (Some(role.listen(0)), 0),
+        false => (None, role.hear_port()),
+    };
+    let first = connection(role, listener, port);
+    let high = sys::fcntl(first, libc::F_DUPFD, 600).fd();
+    role.step();
+    limit_numbers(256);
+    // SAFETY: no memory is involved.
+    let closed = unsafe { libc::syscall(libc::SYS_close_range, 300, u32::MAX, 0) };
+    role.say("close_range", closed);
+    role.say("the high one", sys::read(high, &mut [0; 1]));
+    let second = connection(role, listener, port);
+    for fd in [first, second] {
+        if role.server() {
+            send_all(fd, b"to each");
+        } else {
+            let mut bytes = [0; 7];
+            receive_all(fd, &mut bytes);
+            role.say("received", shown(&bytes));
+        }
+    }
+    role.step();
 }

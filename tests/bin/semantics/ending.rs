@@ -32,6 +32,31 @@ pub(crate) const CASES: &[Case] = &[
         reset_told_first,
     ),
     Case::pair("killed_with_unread_data_is_an_end", killed_with_unread),
+    Case::pair("killed_idle_is_an_end", |pair| killed(pair, in_receive, 0)),
+    Case::pair("killed_idle_after_poll_is_an_end", |pair| {
+        killed(pair, in_poll, 0);
+    }),
+    Case::pair("killed_idle_after_epoll_is_an_end", |pair| {
+        killed(pair, in_epoll, 0);
+    }),
+    Case::pair("killed_idle_after_retrying_is_an_end", |pair| {
+        killed(pair, by_retrying, 0);
+    }),
+    Case::pair("killed_sender_loses_nothing_that_was_taken", |pair| {
+        killed(pair, in_receive, usize::MAX);
+    }),
+    Case::pair("killed_sender_that_polled_loses_nothing", |pair| {
+        killed(pair, in_poll, usize::MAX);
+    }),
+    Case::pair("killed_sender_with_epoll_loses_nothing", |pair| {
+        killed(pair, in_epoll, usize::MAX);
+    }),
+    Case::pair("killed_sender_that_retried_loses_nothing", |pair| {
+        killed(pair, by_retrying, usize::MAX);
+    }),
+    Case::pair("killed_sender_of_a_little_loses_nothing", |pair| {
+        killed(pair, in_epoll, 100_000);
+    }),
     Case::pair("end_of_stream_stays_the_end", eof_stays),
     Case::pair("end_of_stream_wakes_a_sleeper", eof_wakes),
     Case::pair("reset_wakes_a_sleeper", reset_wakes),
@@ -331,7 +356,8 @@ fn killed_with_unread(pair: &Pair) {
     } else {
         send_all(pair.fd, b"never read");
         pair.step();
-        // Nobody is left to reset what lay unread in shared memory: there, a killed peer is at its end.
+        // Nobody is left to reset what lay unread in shared memory: there, a killed peer is at its
+        // end.
         let result = sys::recv(pair.fd, &mut [0; 8], 0);
         pair.say(
             "recv ends",
@@ -345,6 +371,90 @@ fn killed_with_unread(pair: &Pair) {
         };
         pair.say("send is refused", refused);
     }
+}
+
+/// How a program waits for a request.
+type Wait = fn(sys::Fd);
+
+fn in_receive(_: sys::Fd) {}
+
+fn in_poll(fd: sys::Fd) {
+    await_events(fd, libc::POLLIN);
+}
+
+/// Level-triggered, and by one instance for all requests, as event loops have it.
+fn in_epoll(fd: sys::Fd) {
+    const PATIENCE_MS: i32 = 20_000;
+    static EPOLL: std::sync::OnceLock<sys::Fd> = std::sync::OnceLock::new();
+    let epoll = *EPOLL.get_or_init(|| {
+        let epoll = sys::epoll_create();
+        sys::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, fd, libc::EPOLLIN, 4).value();
+        epoll
+    });
+    sys::epoll_wait(epoll, 4, PATIENCE_MS).0.value();
+}
+
+fn by_retrying(fd: sys::Fd) {
+    let peek = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+    while sys::recv(fd, &mut [0], peek).is(libc::EAGAIN) {
+        std::thread::sleep(std::time::Duration::from_micros(200));
+    }
+}
+
+/// The server answers requests, sends what the connection takes, `most` at most, and dies of
+/// SIGKILL. It has read all that it was sent, so its end is the end of the stream, behind every
+/// byte taken.
+fn killed(pair: &Pair, wait: Wait, most: usize) {
+    const REQUESTS: usize = 20;
+    /// Long enough for the server to sleep.
+    const PAUSE: std::time::Duration = std::time::Duration::from_millis(2);
+    if pair.server() {
+        for _ in 0..REQUESTS {
+            wait(pair.fd);
+            receive_all(pair.fd, &mut [0; 7]);
+            send_all(pair.fd, b"reply");
+        }
+        let mut sent = 0;
+        if most < usize::MAX {
+            send_all(pair.fd, &sample(most));
+            sent = most;
+        } else {
+            let chunk = sample(1 << 16);
+            // Until the connection takes no more, not even when all that is on its way has arrived.
+            for _ in 0..3 {
+                loop {
+                    let result = sys::send(pair.fd, &chunk, libc::MSG_DONTWAIT);
+                    if result.is(libc::EAGAIN) {
+                        break;
+                    }
+                    sent += result.len();
+                }
+                std::thread::sleep(25 * PAUSE);
+            }
+        }
+        pair.tell(u32::try_from(sent).expect("below 4 GB"));
+        // SAFETY: takes no pointers; ends this process.
+        unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+    }
+    for _ in 0..REQUESTS {
+        std::thread::sleep(PAUSE);
+        send_all(pair.fd, b"request");
+        receive_all(pair.fd, &mut [0; 5]);
+    }
+    let sent = pair.hear() as usize;
+    pair.until_the_other_is_gone();
+    let (mut received, mut bytes) = (0, vec![0; 1 << 16]);
+    let end = loop {
+        let result = sys::recv(pair.fd, &mut bytes, 0);
+        if result.len() == 0 {
+            break result;
+        }
+        received += result.len();
+    };
+    pair.say("all that was taken", received == sent);
+    pair.say("then", end);
+    pair.say("and again", sys::recv(pair.fd, &mut bytes, 0));
+    pair.say("error", sys::socket_error(pair.fd));
 }
 
 fn eof_stays(pair: &Pair) {

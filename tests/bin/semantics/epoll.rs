@@ -1,6 +1,10 @@
 //! epoll in all its modes.
 
+mod duplicates;
+mod moving;
 mod outside;
+mod sharing;
+mod unseen;
 
 use crate::Case;
 use crate::role::{Pair, Role, await_events, drain, fill, receive_all, send_all, shown};
@@ -57,6 +61,39 @@ pub(crate) const CASES: &[Case] = &[
         "registration_taken_out_and_put_back_wakes_the_waiter",
         put_back,
     ),
+    Case::pair(
+        "registration_goes_from_one_instance_to_another_and_back",
+        moving::between_instances,
+    ),
+    Case::roles(
+        "registration_taken_out_is_put_back_by_a_child",
+        moving::by_a_child,
+    ),
+    Case::pair(
+        "what_is_told_once_is_told_to_one_of_two_threads",
+        sharing::told_once,
+    ),
+    Case::roles(
+        "news_on_several_connections_wakes_several_threads",
+        sharing::news_for_each,
+    ),
+    Case::roles(
+        "heavy_traffic_of_a_program_that_waits_past_libc",
+        unseen::heavy,
+    ),
+    Case::roles(
+        "member_of_one_instance_among_many_hundreds",
+        unseen::many_instances,
+    ),
+    Case::pair("instance_lives_on_in_its_duplicate", duplicates::outlives),
+    Case::roles(
+        "instance_from_before_the_traffic_lives_on_in_its_duplicate",
+        duplicates::outlives_from_before,
+    ),
+    Case::pair(
+        "sleeper_in_a_duplicate_of_the_instance_is_woken",
+        duplicates::sleeper,
+    ),
     Case::roles(
         "waiter_from_before_the_traffic_hears_of_the_traffic",
         early_waiter,
@@ -86,7 +123,7 @@ fn now(epoll: Fd) -> String {
     seen(&sys::epoll_wait(epoll, 16, 0))
 }
 
-/// The same of what has arrived: an engine tells of bytes a moment after they can be counted.
+/// As above for arrived bytes: an engine reports them a moment after they can be counted.
 fn arrival(epoll: Fd) -> String {
     const MOMENT_MS: i32 = 1_000;
     seen(&sys::epoll_wait(epoll, 16, MOMENT_MS))
@@ -228,7 +265,8 @@ fn oneshot(pair: &Pair) {
     });
 }
 
-/// A worker that was told of a connection keeps it to itself until it arms it again, however busy it makes it meanwhile.
+/// A worker that was told of a connection keeps it to itself until it arms it again, however busy
+/// it makes it meanwhile.
 fn oneshot_moves(role: &Role) {
     const ONE: i32 = libc::EPOLLONESHOT;
     let epolls = [0; 3].map(|_| sys::epoll_create());
@@ -421,9 +459,11 @@ fn room(pair: &Pair) {
     }
 }
 
-/// A writer that waits for room in the kernel's buffer takes its channel meanwhile: the room it waits for is the kernel's still.
+/// A writer that waits for room in the kernel's buffer takes its channel meanwhile: the room it
+/// waits for is the kernel's still.
 fn room_from_before(role: &Role) {
-    /// The last of them asks for a channel, and the next would take it: the writer is to be the first who has it.
+    /// The last of them asks for a channel, and the next would take it: the writer is to be the
+    /// first who has it.
     const READS: usize = 24;
     let fd = role.meet();
     if role.server() {
@@ -547,7 +587,8 @@ fn dup_keeps(pair: &Pair) {
     });
 }
 
-/// The kernel knows a registration by file and number: it goes on while the file is open, and can be changed when the number is the file's again.
+/// The kernel knows a registration by file and number: it goes on while the file is open, and can
+/// be changed when the number is the file's again.
 fn outlives(pair: &Pair) {
     let epolls = [IN, IN | ET, IN | libc::EPOLLONESHOT].map(|events| watching(pair, events));
     let fd = pair.fd;
@@ -787,7 +828,8 @@ fn order(role: &Role) {
             connections.iter().for_each(|fd| role.arrived(*fd, 4));
             let (result, events) = sys::epoll_wait(epoll, 16, -1);
             let numbers: Vec<u64> = events.iter().map(|event| event.0).collect();
-            // Where the accelerated one was last. Elsewhere rings and kernel are two queues, and their members come in another order.
+            // Where the accelerated one was last. Elsewhere rings and kernel are two queues, and
+            // their members come in another order.
             if turn[2] == 1 {
                 role.say("in order", format!("{result} {numbers:?}"));
             } else {
@@ -821,7 +863,8 @@ fn other_thread(pair: &Pair) {
     }
 }
 
-/// What Apache's event MPM does: one thread waits and takes out what has news, others serve it and put it back while the first waits again.
+/// What Apache's event MPM does: one thread waits and takes out what has news, others serve it and
+/// put it back while the first waits again.
 fn put_back(pair: &Pair) {
     const ROUNDS: usize = 20;
     if pair.server() {
@@ -849,7 +892,8 @@ fn put_back(pair: &Pair) {
         receive_all(fd, &mut request);
         pair.say("news", format!("{seen} {deleted} {}", shown(&request)));
         send_all(fd, b"answer");
-        // Now and then the next request is there before the registration, else it comes while the waiter sleeps.
+        // Now and then the next request is there before the registration, else it comes while the
+        // waiter sleeps.
         if round % 4 == 0 {
             pair.arrived(fd, if round + 1 < ROUNDS { 3 } else { 0 });
         } else {
@@ -876,7 +920,8 @@ fn early_poller(role: &Role) {
     role.step();
 }
 
-/// A thread that waits since before the connection was busy, with an interest that the traffic does not touch.
+/// A thread that waits since before the connection was busy, with an interest that the traffic does
+/// not touch.
 fn early_waiter(role: &Role) {
     let fd = role.meet();
     let epoll = sys::epoll_create();

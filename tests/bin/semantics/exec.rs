@@ -20,6 +20,23 @@ pub(crate) const CASES: &[Case] = &[
         "program_without_the_library_sees_no_gap",
         without_the_library,
     ),
+    Case::pair("system_writes_to_an_inherited_connection", |pair| {
+        inherited(pair, by_system);
+    }),
+    Case::pair("popen_writes_to_an_inherited_connection", |pair| {
+        inherited(pair, by_popen);
+    }),
+    Case::pair("posix_spawn_writes_to_an_inherited_connection", |pair| {
+        inherited(pair, by_posix_spawn);
+    }),
+    Case::pair(
+        "vfork_child_that_closes_the_rest_writes_to_an_inherited_connection",
+        |pair| inherited(pair, by_vfork_that_closes),
+    ),
+    Case::pair(
+        "vfork_child_writes_to_its_own_number_of_a_connection",
+        |pair| inherited(pair, by_vfork_that_duplicates),
+    ),
 ];
 
 /// Becomes this very program in another role.
@@ -139,7 +156,8 @@ fn chain(fd: Fd, call: usize) {
     let end = std::ptr::null::<c_char>();
     let file = std::fs::File::open(path.to_str().expect("readable")).expect("it runs");
     let file = std::os::fd::AsRawFd::as_raw_fd(&file);
-    // SAFETY: every string lives and ends in NUL, every list ends with a null pointer; `environ` is libc's.
+    // SAFETY: every string lives and ends in NUL, every list ends with a null pointer; `environ` is
+    // libc's.
     let failed = unsafe {
         match call {
             0 => libc::execv(path.as_ptr(), argv.as_ptr()),
@@ -319,8 +337,9 @@ fn without_the_library(pair: &Pair) {
     }
 }
 
-/// Bytes in a ring cannot follow a descriptor to a program that knows nothing of rings. What it gets is what was sent, from where
-/// the former program stopped, or an error at once; never a later byte in an earlier one's place.
+/// Bytes in a ring cannot follow a descriptor to a program that knows nothing of rings. What it
+/// gets is what was sent, from where the former program stopped, or an error at once; never a later
+/// byte in an earlier one's place.
 fn drain_it(fd: Fd) {
     let expected = sample(9000);
     let mut bytes = vec![0; 9000];
@@ -348,4 +367,113 @@ fn drain_it(fd: Fd) {
     } else {
         println!("no gap -> false: {received} bytes, right: {right}, then {end}");
     }
+}
+
+/// Has a shell write to a connection by its number.
+type Child = fn(Fd);
+
+/// The parent goes on with the connection: what it sends before and after stands around the
+/// child's.
+fn inherited(pair: &Pair, child: Child) {
+    if !pair.server() {
+        pair.say("received", drain(pair.fd));
+        return;
+    }
+    keep_open(pair.fd);
+    send_all(pair.fd, b"before; ");
+    child(pair.fd);
+    send_all(pair.fd, b"; after");
+    pair.say("close", sys::close(pair.fd));
+}
+
+fn command(fd: Fd) -> CString {
+    assert!(fd < 10, "shells redirect to one digit");
+    CString::new(format!("printf child >&{fd}")).expect("no NUL")
+}
+
+fn by_system(fd: Fd) {
+    let command = command(fd);
+    // SAFETY: a live, NUL-terminated text.
+    sys::ret(unsafe { libc::system(sys::text(&command)) }).value();
+}
+
+fn by_popen(fd: Fd) {
+    let command = command(fd);
+    // SAFETY: live, NUL-terminated texts; the stream is closed once.
+    let end = unsafe {
+        let stream = libc::popen(sys::text(&command), sys::text(c"r"));
+        assert!(!stream.is_null());
+        libc::pclose(stream)
+    };
+    assert_eq!(end, 0);
+}
+
+fn by_posix_spawn(fd: Fd) {
+    let command = command(fd);
+    let arguments = [c"sh", c"-c", command.as_c_str()].map(|text| sys::text(text).cast_mut());
+    let arguments = [
+        arguments[0],
+        arguments[1],
+        arguments[2],
+        std::ptr::null_mut(),
+    ];
+    let (path, mut child) = (sys::text(c"/bin/sh"), 0);
+    let (no_actions, no_attributes) = (std::ptr::null(), std::ptr::null());
+    // SAFETY: all texts are live and NUL-terminated, and the lists end with null.
+    let failed = unsafe {
+        libc::posix_spawn(
+            &mut child,
+            path,
+            no_actions,
+            no_attributes,
+            arguments.as_ptr(),
+            environ.cast(),
+        )
+    };
+    assert_eq!(failed, 0);
+    assert_eq!(sys::wait_for(child), "exit 0");
+}
+
+fn by_vfork_that_closes(fd: Fd) {
+    by_vfork(fd, |fd| {
+        for other in (3..1024).filter(|&other| other != fd) {
+            // SAFETY: numbers of the child's own table.
+            unsafe { libc::close(other) };
+        }
+    });
+}
+
+/// The shell writes to number 9, which the child alone has.
+fn by_vfork_that_duplicates(fd: Fd) {
+    assert_ne!(fd, 9);
+    by_vfork(9, move |_| {
+        // SAFETY: takes no pointers.
+        unsafe {
+            libc::dup2(fd, 9);
+            libc::close(fd);
+        }
+    });
+}
+
+fn by_vfork(target: Fd, prepare: impl Fn(Fd)) {
+    let command = command(target);
+    let arguments = [
+        sys::text(c"sh"),
+        sys::text(c"-c"),
+        sys::text(&command),
+        std::ptr::null(),
+    ];
+    let path = sys::text(c"/bin/sh");
+    // SAFETY: the child shares this stack and leaves by exec or _exit; it allocates nothing.
+    #[expect(deprecated, reason = "what is tested is vfork itself")]
+    let child = unsafe {
+        let child = libc::vfork();
+        if child == 0 {
+            prepare(target);
+            libc::execv(path, arguments.as_ptr());
+            libc::_exit(1);
+        }
+        child
+    };
+    assert_eq!(sys::wait_for(child), "exit 0");
 }

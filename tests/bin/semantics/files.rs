@@ -5,8 +5,11 @@ use std::os::fd::AsRawFd;
 use std::ptr;
 
 use crate::Case;
-use crate::role::{Checksum, Pair, drain, receive_all, sample, send_all, shown};
+use crate::role::{
+    Checksum, Pair, await_events, drain, fill, receive_all, sample, send_all, shown,
+};
 use crate::sys::{self, Fd, Ret};
+use crate::transfer::{RECEIVERS, SENDERS};
 
 pub(crate) const CASES: &[Case] = &[
     Case::pair("sendfile_sends_the_file_and_moves_the_offset", sendfile),
@@ -17,6 +20,17 @@ pub(crate) const CASES: &[Case] = &[
     Case::pair("splice_through_a_pipe_forwards_everything", splice_relay),
     Case::pair("sendfile_between_writes_keeps_the_order", interleaved),
     Case::pair("files_and_pipes_of_the_program_are_untouched", untouched),
+    Case::pair(
+        "nonblocking_calls_on_a_full_connection_return_at_once",
+        full_connection,
+    ),
+    Case::pair(
+        "nonblocking_calls_on_an_empty_connection_return_at_once",
+        empty_connection,
+    ),
+    Case::pair("nonblocking_splice_to_a_full_pipe_returns", full_pipe),
+    Case::pair("splice_waits_for_the_connection_by_its_flags", splice_waits),
+    Case::pair("what_splice_and_sendfile_refuse_moves_nothing", refused),
 ];
 
 /// A file with known contents, already unlinked.
@@ -254,4 +268,155 @@ fn untouched(pair: &Pair) {
         splice(reader, file.as_raw_fd(), 4, 0)
     });
     pair.step();
+}
+
+/// Every call that sends without waiting; the bytes that a pipe or a file holds stay there.
+fn full_connection(pair: &Pair) {
+    if !pair.server() {
+        let sent = pair.hear() as usize;
+        receive_all(pair.fd, &mut vec![0; sent]);
+        verdict(pair, "after it", &sample(1000));
+        pair.step();
+        return;
+    }
+    let (reader, writer) = sys::pipe();
+    sys::write(writer, &sample(1000)).value();
+    let file = file(1000);
+    let sent = fill(pair.fd);
+    for (name, sender) in SENDERS {
+        // The calls that take no flags, and those whose flags say nothing, go by the descriptor's.
+        sys::set_nonblocking(pair.fd, true);
+        pair.say(name, sender(pair.fd, &[0; 1000]));
+        sys::set_nonblocking(pair.fd, false);
+    }
+    pair.say("send", sys::send(pair.fd, &[0; 1000], libc::MSG_DONTWAIT));
+    let result = sys::sendmsg(pair.fd, &[0; 1000], libc::MSG_DONTWAIT);
+    pair.say("sendmsg", result);
+    sys::set_nonblocking(pair.fd, true);
+    for flags in [0, libc::SPLICE_F_NONBLOCK] {
+        pair.say("splice", splice(reader, pair.fd, 1000, flags));
+    }
+    let mut offset = 0;
+    let result = call_sendfile(pair.fd, file.as_raw_fd(), Some(&mut offset), 1000);
+    pair.say("sendfile", format!("{result}, offset {offset}"));
+    pair.say("in the pipe", sys::readable_bytes(reader));
+    pair.tell(u32::try_from(sent).expect("below 4 GB"));
+    await_events(pair.fd, libc::POLLOUT);
+    pair.say("splice", splice(reader, pair.fd, 1000, 0));
+    pair.step();
+}
+
+/// Every call that receives without waiting.
+fn empty_connection(pair: &Pair) {
+    if pair.server() {
+        let (_, writer) = sys::pipe();
+        sys::set_nonblocking(pair.fd, true);
+        for (name, receiver) in RECEIVERS {
+            pair.say(name, receiver(pair.fd, &mut [0; 8]));
+        }
+        for flags in [0, libc::SPLICE_F_NONBLOCK] {
+            pair.say("splice", splice(pair.fd, writer, 8, flags));
+        }
+        sys::set_nonblocking(pair.fd, false);
+        let flags = libc::MSG_DONTWAIT;
+        pair.say("recv", sys::recv(pair.fd, &mut [0; 8], flags));
+        let all = flags | libc::MSG_WAITALL;
+        pair.say("recv all", sys::recv(pair.fd, &mut [0; 8], all));
+        let peek = flags | libc::MSG_PEEK;
+        pair.say("peek", sys::recv(pair.fd, &mut [0; 8], peek));
+        pair.say("recvmsg", sys::recvmsg(pair.fd, &mut [0; 8], flags).0);
+        pair.say("recvmmsg", sys::recvmmsg(pair.fd, &mut [0; 8], 1, flags).0);
+    }
+    pair.step();
+}
+
+/// Sixteen pages, none of them full, and none to spare.
+fn full_pipe(pair: &Pair) {
+    if pair.server() {
+        send_all(pair.fd, b"for the pipe");
+        pair.step();
+        return;
+    }
+    pair.arrived(pair.fd, 12);
+    sys::set_nonblocking(pair.fd, true);
+    let (reader, writer) = sys::pipe();
+    for _ in 0..16 {
+        sys::write(writer, &[1; 2049]).value();
+    }
+    let flags = libc::SPLICE_F_NONBLOCK;
+    pair.say("splice", splice(pair.fd, writer, 100, flags));
+    sys::read(reader, &mut [0; 2049]).value();
+    pair.say("splice", splice(pair.fd, writer, 100, flags));
+    let mut bytes = vec![0; 15 * 2049 + 12];
+    receive_all_of_pipe(reader, &mut bytes);
+    pair.say("last", shown(&bytes[15 * 2049..]));
+    pair.step();
+}
+
+fn receive_all_of_pipe(reader: Fd, bytes: &mut [u8]) {
+    let mut received = 0;
+    while received < bytes.len() {
+        received += sys::read(reader, &mut bytes[received..]).len();
+    }
+}
+
+/// `SPLICE_F_NONBLOCK` speaks of the pipe; whether the connection is waited for is up to its own
+/// flag.
+fn splice_waits(pair: &Pair) {
+    const MOMENT: std::time::Duration = std::time::Duration::from_millis(50);
+    pair.step();
+    if pair.server() {
+        std::thread::sleep(MOMENT);
+        send_all(pair.fd, b"late");
+        pair.step();
+        pair.say("close", sys::close(pair.fd));
+        return;
+    }
+    let (reader, writer) = sys::pipe();
+    let flags = libc::SPLICE_F_NONBLOCK;
+    pair.say("splice", splice(pair.fd, writer, 100, flags));
+    let result = splice(reader, pair.fd, 4, flags);
+    pair.say("splice", result);
+    let result = splice(reader, pair.fd, 4, flags);
+    pair.say("splice of an empty pipe", result);
+    sys::set_nonblocking(reader, true);
+    let result = splice(reader, pair.fd, 4, 0);
+    pair.say("splice of an empty, non-blocking pipe", result);
+    sys::close(writer).value();
+    let result = splice(reader, pair.fd, 4, flags);
+    pair.say("splice of an ended pipe", result);
+    pair.step();
+}
+
+fn refused(pair: &Pair) {
+    if !pair.server() {
+        pair.say("received", drain(pair.fd));
+        return;
+    }
+    let (fd, file) = (pair.fd, file(100));
+    let (reader, writer) = sys::pipe();
+    sys::write(writer, b"stays").value();
+    let none = ptr::null_mut();
+    let mut offset = 0;
+    pair.say("sendfile of a pipe", call_sendfile(fd, reader, None, 5));
+    let result = call_sendfile(fd, reader, Some(&mut offset), 5);
+    pair.say("sendfile of a pipe, with an offset", result);
+    pair.say("sendfile of a connection", call_sendfile(fd, fd, None, 5));
+    let directory = std::fs::File::open("/").expect("the root can be read");
+    let result = call_sendfile(fd, directory.as_raw_fd(), None, 5);
+    pair.say("sendfile of a directory", result);
+    pair.say("splice of a file", splice(file.as_raw_fd(), fd, 5, 0));
+    pair.say("splice of a connection", splice(fd, fd, 5, 0));
+    pair.say("splice of nothing", splice(reader, fd, 0, 0));
+    pair.say("splice with other flags", splice(reader, fd, 5, 1 << 6));
+    // SAFETY: the offset outlives both calls.
+    let (from, to) = unsafe {
+        (
+            libc::splice(reader, &mut offset, fd, none, 5, 0),
+            libc::splice(reader, none, fd, &mut offset, 5, 0),
+        )
+    };
+    pair.say("splice with offsets", format!("{from} {to}"));
+    pair.say("in the pipe", sys::readable_bytes(reader));
+    pair.say("close", sys::close(fd));
 }

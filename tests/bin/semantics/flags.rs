@@ -21,6 +21,19 @@ pub(crate) const CASES: &[Case] = &[
     Case::pair("urgent_byte_travels_out_of_band", urgent),
     Case::pair("urgent_byte_inline_keeps_its_place", urgent_inline),
     Case::pair("error_queue_is_empty", error_queue),
+    Case::pair("what_is_left_comes_with_what_is_received", what_is_left),
+    Case::pair("signals_are_sent_for_what_arrives", |pair| {
+        signalled(pair, |fd| {
+            let flags = sys::fcntl(fd, libc::F_GETFL, 0).value() as i32;
+            sys::fcntl(fd, libc::F_SETFL, flags | libc::O_ASYNC).value();
+        });
+    }),
+    Case::pair("signals_are_sent_for_what_arrives_by_ioctl", |pair| {
+        signalled(pair, |fd| {
+            sys::ioctl(fd, libc::FIOASYNC, &mut 1).value();
+        });
+    }),
+    Case::pair("poll_of_a_negative_number_is_refused", poll_of_too_many),
 ];
 
 /// recv with flags, shown with what it found.
@@ -393,4 +406,92 @@ fn error_queue(pair: &Pair) {
 /// Long enough that the other role is most likely asleep in its call again; nothing depends on it.
 fn pause() {
     std::thread::sleep(std::time::Duration::from_millis(10));
+}
+
+/// The types of the control messages that come with what is received once `option` is set.
+fn control_messages(pair: &Pair, (level, name): (i32, i32)) {
+    if pair.server() {
+        pair.step();
+        send_all(pair.fd, b"stamped");
+        pair.step();
+        pair.step();
+        return;
+    }
+    pair.say("option", sys::set_option(pair.fd, level, name, 1));
+    pair.step();
+    pair.step();
+    pair.arrived(pair.fd, 7);
+    let (mut bytes, mut control) = ([0_u8; 4], [0_u64; 32]);
+    let mut list = [libc::iovec {
+        iov_base: bytes.as_mut_ptr().cast(),
+        iov_len: bytes.len(),
+    }];
+    // SAFETY: a msghdr of zeroes is valid.
+    let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
+    header.msg_iov = list.as_mut_ptr();
+    header.msg_iovlen = 1;
+    header.msg_control = control.as_mut_ptr().cast();
+    header.msg_controllen = size_of_val(&control);
+    // SAFETY: every buffer the header names outlives the call.
+    let result = sys::ret(unsafe { libc::recvmsg(pair.fd, &mut header, 0) } as i64);
+    pair.say("recvmsg", result);
+    // SAFETY: the kernel filled the control buffer in.
+    let kinds = unsafe {
+        let mut kinds = Vec::new();
+        let mut at = libc::CMSG_FIRSTHDR(&header);
+        while !at.is_null() {
+            kinds.push(((*at).cmsg_level, (*at).cmsg_type));
+            at = libc::CMSG_NXTHDR(&header, at);
+        }
+        kinds
+    };
+    pair.say("control messages", format!("{kinds:?}"));
+    pair.step();
+}
+
+fn what_is_left(pair: &Pair) {
+    /// include/uapi/linux/tcp.h.
+    const TCP_INQ: i32 = 36;
+    control_messages(pair, (libc::IPPROTO_TCP, TCP_INQ));
+}
+
+fn signalled(pair: &Pair, ask: fn(sys::Fd)) {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    static SIGNALS: AtomicU32 = AtomicU32::new(0);
+    extern "C" fn count(_: i32) {
+        SIGNALS.fetch_add(1, Ordering::SeqCst);
+    }
+    if pair.server() {
+        pair.step();
+        send_all(pair.fd, b"news");
+        pair.step();
+        pair.step();
+        return;
+    }
+    let handler = count as extern "C" fn(i32);
+    // SAFETY: the handler only adds to an atomic; the owner is this process.
+    unsafe { libc::signal(libc::SIGIO, handler as usize) };
+    sys::fcntl(pair.fd, libc::F_SETOWN, std::process::id() as i32).value();
+    ask(pair.fd);
+    pair.step();
+    pair.step();
+    pair.arrived(pair.fd, 4);
+    let start = std::time::Instant::now();
+    while SIGNALS.load(Ordering::SeqCst) == 0 && start.elapsed().as_secs() < 5 {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    pair.say("signalled", SIGNALS.load(Ordering::SeqCst) > 0);
+    pair.step();
+}
+
+fn poll_of_too_many(pair: &Pair) {
+    let mut one = libc::pollfd {
+        fd: pair.fd,
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    // SAFETY: the kernel refuses the number before it looks at the array.
+    let result = sys::ret(unsafe { libc::poll(&mut one, -1_i64 as libc::nfds_t, 0) });
+    pair.say("poll", result);
+    pair.step();
 }

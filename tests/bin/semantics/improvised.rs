@@ -1,7 +1,9 @@
-//! Conversations that nobody thought of: a seed decides who does what, call by call, and both roles see the same script.
+//! Conversations that nobody thought of: a seed decides who does what, call by call, and both roles
+//! see the same script.
 //!
-//! One role acts at a time. It then tells the other what it sent, took and ended, and the other waits until that has arrived,
-//! so that on the kernel a seed says the same thing each time. Whatever a call returns is a line of the transcript.
+//! One role acts at a time. It then tells the other what it sent, took and ended, and the other
+//! waits until that has arrived, so that on the kernel a seed says the same thing each time.
+//! Whatever a call returns is a line of the transcript.
 
 use toehold_e2e::load::{Pattern, Random};
 
@@ -126,7 +128,8 @@ struct Player<'a> {
     ended: bool,
     /// `SO_RCVLOWAT`: fewer bytes than these are waited for.
     low_water: usize,
-    /// Edges come only with bytes and ends. A shutdown of our own, and options that the kernel alone serves, may be told as one more.
+    /// Edges come only with bytes and ends. A shutdown of our own, and options that the kernel
+    /// alone serves, may be told as one more.
     exact_edges: bool,
 }
 

@@ -23,6 +23,12 @@ pub(crate) const CASES: &[Case] = &[
         "handler_that_uses_the_socket_does_not_deadlock",
         handler_sends,
     ),
+    Case::pair("handler_that_closes_does_not_deadlock", handler_closes),
+    Case::pair(
+        "handler_that_jumps_out_of_calls_leaves_them_usable",
+        handler_jumps,
+    ),
+    Case::roles("handlers_are_told_as_they_were_installed", installed),
     Case::pair("timer_storm_loses_no_byte", storm),
     Case::roles("accept_is_interrupted_without_sa_restart", accept),
 ];
@@ -60,7 +66,8 @@ fn handle(handler: extern "C" fn(i32), flags: i32) {
 
 /// Has SIGALRM come after `first_ms` and then every `every_ms` (0: once).
 ///
-/// Where a call must be interrupted the signal repeats: a single one could come before the call sleeps.
+/// Where a call must be interrupted the signal repeats: a single one could come before the call
+/// sleeps.
 fn alarm(first_ms: i64, every_ms: i64) {
     let time = |ms: i64| libc::timeval {
         tv_sec: ms / 1000,
@@ -289,6 +296,218 @@ fn handler_sends(pair: &Pair) {
         pair.say("replies", replies);
         pair.say("every signal's message came", signals == total);
         pair.step();
+    }
+}
+
+/// What `close_some` closes: a duplicate of the connection on `ANSWERS_ON`, of which it then makes
+/// another.
+static DUPLICATE: AtomicU32 = AtomicU32::new(u32::MAX);
+
+extern "C" fn close_some(_: i32) {
+    count(0);
+    // Relaxed: this thread's own.
+    let fd = DUPLICATE.load(Ordering::Relaxed).cast_signed();
+    sys::close(fd).value();
+    let connection = ANSWERS_ON.load(Ordering::Relaxed).cast_signed();
+    DUPLICATE.store(sys::dup(connection).fd().cast_unsigned(), Ordering::Relaxed);
+}
+
+/// The thread makes and closes connections, and registers them, while a handler does.
+fn handler_closes(pair: &Pair) {
+    const SIGNALS: u32 = 2000;
+    const STILL: u32 = 20_000;
+    DUPLICATE.store(sys::dup(pair.fd).fd().cast_unsigned(), Ordering::Relaxed);
+    ANSWERS_ON.store(pair.fd.cast_unsigned(), Ordering::Relaxed);
+    let epoll = sys::epoll_create();
+    if pair.server() {
+        handle(close_some, libc::SA_RESTART);
+        storm_every_us(100);
+        let mut message = [0; 8];
+        let mut rounds = 0;
+        loop {
+            receive_all(pair.fd, &mut message);
+            send_all(pair.fd, &message);
+            for fd in [pair.fd, sys::dup(pair.fd).fd()] {
+                sys::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, fd, libc::EPOLLIN, 1).value();
+                sys::epoll_ctl(epoll, libc::EPOLL_CTL_DEL, fd, 0, 0).value();
+                if fd != pair.fd {
+                    sys::close(fd).value();
+                }
+            }
+            rounds += 1;
+            if caught() >= SIGNALS || rounds >= STILL {
+                break;
+            }
+        }
+        alarm(0, 0);
+        let duplicate = DUPLICATE.load(Ordering::Relaxed).cast_signed();
+        sys::close(duplicate).value();
+        sys::close(pair.fd).value();
+    } else {
+        while sys::send(pair.fd, b"request.", libc::MSG_NOSIGNAL)
+            .0
+            .is_ok()
+        {
+            if sys::recv(pair.fd, &mut [0; 8], libc::MSG_WAITALL).len() < 8 {
+                break;
+            }
+        }
+    }
+    pair.say("is over", true);
+}
+
+/// Has SIGALRM come all the time.
+fn storm_every_us(us: i64) {
+    let time = libc::timeval {
+        tv_sec: 0,
+        tv_usec: us,
+    };
+    let timer = libc::itimerval {
+        it_interval: time,
+        it_value: time,
+    };
+    // SAFETY: the timer is live; the old one is not wanted.
+    let set = unsafe { libc::setitimer(libc::ITIMER_REAL, &timer, ptr::null_mut()) };
+    assert_eq!(set, 0);
+}
+
+/// `sigjmp_buf` (200 bytes on x86-64, 312 on aarch64), and calls that the libc crate lacks.
+#[repr(C, align(16))]
+struct Place([u64; 48]);
+
+unsafe extern "C" {
+    fn siglongjmp(place: *mut Place, value: i32) -> !;
+}
+
+static mut PLACE: Place = Place([0; 48]);
+
+extern "C" fn jump(_: i32) {
+    count(0);
+    // SAFETY: armed by `until_jump`, whose frame is alive while the timer runs.
+    unsafe { siglongjmp(&raw mut PLACE, 1) }
+}
+
+/// Calls `__sigsetjmp(PLACE, 1)`, which is a macro in C; then `work` with `argument` until the
+/// handler jumps. Written out, for Rust knows no function that returns twice.
+#[cfg(target_arch = "x86_64")]
+#[unsafe(naked)]
+unsafe extern "C" fn until_jump(work: extern "C" fn(i32), argument: i32) {
+    core::arch::naked_asm!(
+        "push rbx",
+        "push r12",
+        "sub rsp, 8",
+        "mov rbx, rdi",
+        "mov r12d, esi",
+        "lea rdi, [rip + {place}]",
+        "mov esi, 1",
+        "call {set}@PLT",
+        "test eax, eax",
+        "jne 2f",
+        "mov edi, r12d",
+        "call rbx",
+        "2:",
+        "add rsp, 8",
+        "pop r12",
+        "pop rbx",
+        "ret",
+        place = sym PLACE,
+        set = sym sigsetjmp,
+    )
+}
+
+#[cfg(target_arch = "x86_64")]
+unsafe extern "C" {
+    #[link_name = "__sigsetjmp"]
+    fn sigsetjmp(place: *mut Place, saves_mask: i32) -> i32;
+}
+
+extern "C" fn send_for_ever(fd: i32) {
+    let time = |us: i64| libc::timeval {
+        tv_sec: 0,
+        tv_usec: us,
+    };
+    let once = libc::itimerval {
+        it_interval: time(0),
+        it_value: time(50),
+    };
+    // SAFETY: the timer is live. From here on there is a place to jump to.
+    unsafe { libc::setitimer(libc::ITIMER_REAL, &once, ptr::null_mut()) };
+    loop {
+        // No wait: only calls that are on their way are left, and none that sleeps.
+        let _ = sys::send(fd, &[7; 64], libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
+    }
+}
+
+/// Programs of before threads end a call that takes too long by a jump out of it.
+fn handler_jumps(pair: &Pair) {
+    const JUMPS: u32 = 3000;
+    if pair.server() {
+        handle(jump, libc::SA_RESTART);
+        for _ in 0..JUMPS {
+            // SAFETY: the jump leaves frames that own nothing.
+            unsafe { until_jump(send_for_ever, pair.fd) };
+        }
+        pair.say("jumps", caught());
+        pair.say("a send at last", sys::send(pair.fd, &[7; 64], 0));
+        sys::shutdown(pair.fd, libc::SHUT_WR).value();
+        pair.say("then", crate::role::drain(pair.fd));
+    } else {
+        let mut bytes = vec![0; 1 << 16];
+        loop {
+            let got = sys::recv(pair.fd, &mut bytes, 0);
+            if got.len() == 0 {
+                pair.say("ends with", got);
+                break;
+            }
+            assert!(
+                bytes[..got.len()].iter().all(|byte| *byte == 7),
+                "another byte"
+            );
+        }
+        sys::close(pair.fd).value();
+    }
+}
+
+/// What a program asks about its handlers is what it has said.
+fn installed(role: &Role) {
+    extern "C" fn plain(_: i32) {}
+    extern "C" fn detailed(_: i32, _: *mut libc::siginfo_t, _: *mut std::ffi::c_void) {}
+    // SAFETY: actions of zeroes are valid, and all are live.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        let mut before: libc::sigaction = std::mem::zeroed();
+        let mut ask = |what: &str, handler: usize, flags: i32| {
+            action.sa_sigaction = handler;
+            action.sa_flags = flags;
+            libc::sigaction(libc::SIGUSR2, &action, &mut before);
+            let is = |function: usize| before.sa_sigaction == function;
+            let name = match () {
+                () if is(plain as *const () as usize) => "plain",
+                () if is(detailed as *const () as usize) => "detailed",
+                () if is(libc::SIG_DFL) => "default",
+                () if is(libc::SIG_IGN) => "ignored",
+                () => "unknown",
+            };
+            let flags = before.sa_flags & !0x0400_0000;
+            role.say(what, format!("{name} {flags:#x}"));
+        };
+        ask("at first", plain as *const () as usize, libc::SA_RESTART);
+        ask(
+            "a plain one",
+            detailed as *const () as usize,
+            libc::SA_SIGINFO,
+        );
+        ask("a detailed one", libc::SIG_IGN, 0);
+        ask("none", plain as *const () as usize, libc::SA_RESETHAND);
+        ask("one for once", libc::SIG_DFL, 0);
+        ask("the default", libc::SIG_DFL, 0);
+        let signal = |handler: usize| {
+            let before = libc::signal(libc::SIGUSR2, handler);
+            before == plain as *const () as usize
+        };
+        role.say("signal", signal(plain as *const () as usize));
+        role.say("signal again", signal(libc::SIG_DFL));
+        role.say("and again", signal(libc::SIG_DFL));
     }
 }
 

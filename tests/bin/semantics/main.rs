@@ -1,9 +1,11 @@
 //! A program of many small cases, each a server and a client that write down all they see.
 //!
-//! `semantics list` names the cases; `semantics server CASE` and `semantics client CASE`, started together
-//! by the harness, play one. What they print is what POSIX lets a program observe and the kernel decides:
-//! run on another path, the same lines must come out. A case called `improvised:SEED` is drawn by lot.
+//! `semantics list` names the cases; `semantics server CASE` and `semantics client CASE`, started
+//! together by the harness, play one. What they print is what POSIX lets a program observe and the
+//! kernel decides: run on another path, the same lines must come out. A case called
+//! `improvised:SEED` is drawn by lot.
 
+mod aliases;
 mod blocking;
 mod connecting;
 mod descriptors;
@@ -91,6 +93,7 @@ const GROUPS: &[(&str, &[Case])] = &[
     ("threads", threads::CASES),
     ("files", files::CASES),
     ("stdio", stdio::CASES),
+    ("aliases", aliases::CASES),
     ("many", many::CASES),
 ];
 

@@ -98,7 +98,8 @@ fn ten_thousand(role: &Role) {
     };
     // SAFETY: the limit is live.
     let raised = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) } == 0;
-    // A host that lets us have fewer gets fewer; the answer to that question must be the same twice.
+    // A host that lets us have fewer gets fewer; the answer to that question must be the same
+    // twice.
     let connections = if raised { CONNECTIONS } else { 500 };
     if role.server() {
         serve(role, connections);

@@ -1,6 +1,7 @@
 //! fork, vfork and spawn around live connections.
 
 pub(crate) mod asleep;
+mod other_user;
 
 use std::process::{Command, Stdio};
 
@@ -20,6 +21,12 @@ pub(crate) const CASES: &[Case] = &[
     ),
     Case::pair("connection_ends_with_its_last_holder", last_holder),
     Case::pair("killed_child_leaves_the_parents_connection", killed_child),
+    Case::pair("last_holder_closes_after_another_was_killed", |pair| {
+        killed_holder(pair, false);
+    }),
+    Case::pair("last_holder_closes_after_a_program_was_killed", |pair| {
+        killed_holder(pair, true);
+    }),
     Case::pair("grandchild_reads_on", grandchild),
     Case::pair("spawned_programs_do_not_disturb_the_connection", spawned),
     Case::pair("fork_under_traffic_loses_nothing", fork_under_traffic),
@@ -27,6 +34,10 @@ pub(crate) const CASES: &[Case] = &[
     Case::pair(
         "child_that_closes_what_it_inherited_disturbs_nobody",
         closing_child,
+    ),
+    Case::pair(
+        "table_that_another_user_writes_over_stops_nobody",
+        other_user::scribbled_over,
     ),
     Case::roles("prefork_workers_share_a_listener", prefork),
     Case::roles("accept_then_fork_serves_in_children", accept_then_fork),
@@ -189,6 +200,47 @@ fn killed_child(pair: &Pair) {
     }
 }
 
+/// Three processes hold the connection: one is killed, one closes it and lives on, and the last
+/// one's close is the end, which is in order although nobody took the last wake-up off.
+fn killed_holder(pair: &Pair, executes: bool) {
+    if !pair.server() {
+        pair.step();
+        send_all(pair.fd, b"wake up");
+        pair.step();
+        pair.say("received", drain(pair.fd));
+        pair.step();
+        return;
+    }
+    let (wait, go) = sys::pipe();
+    let lives_on = in_child(|| {
+        sys::close(pair.fd).value();
+        sys::read(wait, &mut [0; 1]).value() == 1
+    });
+    let (told, tell) = sys::pipe();
+    let child = in_child(|| {
+        sys::write(tell, b".").value();
+        if executes {
+            sys::fcntl(pair.fd, libc::F_SETFD, 0).value();
+            let error = std::os::unix::process::CommandExt::exec(Command::new("sleep").arg("60"));
+            panic!("exec failed: {error}");
+        }
+        sys::read(wait, &mut [0; 1]).value() == 2
+    });
+    sys::read(told, &mut [0; 1]).value();
+    std::thread::sleep(std::time::Duration::from_millis(30));
+    // SAFETY: our child, not reaped yet.
+    unsafe { libc::kill(child, libc::SIGKILL) };
+    pair.say("killed", sys::wait_for(child));
+    pair.step();
+    pair.say("right", receives(pair.fd, b"wake up"));
+    send_all(pair.fd, b"the last words");
+    pair.step();
+    pair.say("close", sys::close(pair.fd));
+    pair.step();
+    sys::write(go, b".").value();
+    pair.say("the other", sys::wait_for(lives_on));
+}
+
 fn grandchild(pair: &Pair) {
     let bytes = sample(300_000);
     if pair.server() {
@@ -277,7 +329,8 @@ fn shared_epoll(pair: &Pair) {
     }
 }
 
-/// What a program does before it becomes another one, or a daemon: closes what it has, in whatever order.
+/// What a program does before it becomes another one, or a daemon: closes what it has, in whatever
+/// order.
 fn closing_child(pair: &Pair) {
     const PATIENCE_MS: i32 = 5000;
     const ROUNDS: usize = 4;

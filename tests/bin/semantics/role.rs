@@ -37,8 +37,8 @@ impl Role {
 
     /// Returns once `count` bytes can be read from `fd`.
     ///
-    /// Even on loopback bytes may arrive a moment after the send that carried them has returned, so a
-    /// look that does not wait must be preceded by this.
+    /// Even on loopback bytes may arrive a moment after the send that carried them has returned, so
+    /// a look that does not wait must be preceded by this.
     pub(crate) fn arrived(&self, fd: Fd, count: usize) {
         let start = std::time::Instant::now();
         while sys::readable_bytes(fd).len() < count {
@@ -65,6 +65,11 @@ impl Role {
             4,
             "the other role is gone"
         );
+    }
+
+    /// Returns once the other role's process has ended.
+    pub(crate) fn until_the_other_is_gone(&self) {
+        while sys::read(STEPS_FD, &mut [0; 4]).is(libc::EINTR) {}
     }
 
     /// Waits for a number from the other role.
@@ -125,8 +130,8 @@ impl Role {
         }
     }
 
-    /// Moves enough bytes both ways for any upgrade policy, and waits until the upgrade has happened if
-    /// the harness expects one. Both roles call it; the client leads.
+    /// Moves enough bytes both ways for any upgrade policy, and waits until the upgrade has
+    /// happened if the harness expects one. Both roles call it; the client leads.
     pub(crate) fn warm(&self, fd: Fd) {
         if self.server() {
             loop {

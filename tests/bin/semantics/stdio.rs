@@ -9,6 +9,7 @@ pub(crate) const CASES: &[Case] = &[
     Case::pair("fread_and_fwrite_move_blocks", blocks),
     Case::roles("stream_opened_before_the_traffic_goes_on", opened_early),
     Case::pair("fclose_ends_the_connection", fclose_ends),
+    Case::roles("number_that_fclose_freed_is_as_new", freed_number),
     Case::pair("end_of_stream_is_feof", feof),
     Case::pair("dprintf_prints_to_the_connection", dprintf),
     Case::pair("fileno_is_the_descriptor", fileno),
@@ -61,7 +62,8 @@ impl Stream {
     }
 
     fn read(self, bytes: &mut [u8]) -> usize {
-        // SAFETY: the pointer and length are those of one live, exclusive slice; the stream is open.
+        // SAFETY: the pointer and length are those of one live, exclusive slice; the stream is
+        // open.
         unsafe { libc::fread(bytes.as_mut_ptr().cast(), 1, bytes.len(), self.0) }
     }
 
@@ -158,6 +160,53 @@ fn fclose_ends(pair: &Pair) {
         pair.say("received", drain(pair.fd));
         pair.step();
     }
+}
+
+/// A registered socket ends with its stream, and the next socket has its number.
+fn freed_number(role: &Role) {
+    let listener = role.server().then(|| role.listen(0));
+    let port = if role.server() { 0 } else { role.hear_port() };
+    let epoll = sys::epoll_create();
+    let add = |fd, data| sys::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, fd, libc::EPOLLIN, data);
+    let mut former = None;
+    for (turn, is_connected) in (0..).zip([true, false, true, true]) {
+        let fd = match listener {
+            Some(listener) if is_connected => sys::accept(listener).fd(),
+            _ => sys::socket(role.family, 0),
+        };
+        let is_former = former.is_none_or(|former| former == fd);
+        role.say("the former's number", is_former);
+        role.say("ADD", add(fd, turn));
+        role.say("ADD twice", add(fd, turn));
+        if is_connected {
+            if !role.server() {
+                sys::connect(fd, role.family, port).value();
+            }
+            send_all(fd, b"data");
+            let (result, events) = sys::epoll_wait(epoll, 4, 5_000);
+            role.say("news", format!("{result} {events:?}"));
+            receive_all(fd, &mut [0; 4]);
+        }
+        let stream = Stream::open(fd, c"r");
+        role.step();
+        role.say("fclose", stream.close());
+        former = Some(fd);
+        role.step();
+    }
+    // Closed by its number while it was not connected.
+    let fd = sys::socket(role.family, 0);
+    role.say("ADD", add(fd, 8));
+    sys::close(fd).value();
+    let fd = match listener {
+        Some(listener) => sys::accept(listener).fd(),
+        None => role.connect(port),
+    };
+    role.warm(fd);
+    send_all(fd, b"data");
+    role.arrived(fd, 4);
+    let (result, events) = sys::epoll_wait(epoll, 4, 0);
+    role.say("never registered", format!("{result} {events:?}"));
+    role.step();
 }
 
 fn feof(pair: &Pair) {

@@ -135,7 +135,8 @@ pub(crate) fn sendto(fd: Fd, bytes: &[u8], flags: c_int) -> Ret {
     })
 }
 
-/// The parts of `bytes`, cut in `count` pieces, as a scatter-gather list with an empty part in front.
+/// The parts of `bytes`, cut in `count` pieces, as a scatter-gather list with an empty part in
+/// front.
 fn parts(bytes: *mut u8, len: usize, count: usize) -> Vec<libc::iovec> {
     let mut list = vec![libc::iovec {
         iov_base: ptr::null_mut(),
@@ -752,12 +753,61 @@ pub(crate) fn poll_chk(wanted: &[(Fd, i16)], timeout_ms: c_int) -> (Ret, Vec<i16
 
 /// A system call by number, through libc's `syscall()`, on a buffer.
 pub(crate) fn raw(number: libc::c_long, fd: Fd, bytes: *mut u8, len: usize) -> Ret {
-    // SAFETY: only calls that take a descriptor, a buffer and its length, and ignore the rest or take
-    // zeroes (flags, no address), are made; the callers pass live buffers.
+    // SAFETY: only calls that take a descriptor, a buffer and its length, and ignore the rest or
+    // take zeroes (flags, no address), are made; the callers pass live buffers.
     ret(unsafe { libc::syscall(number, fd, bytes, len, 0, 0, 0) })
 }
 
 /// The name of a C string literal's bytes, for calls that take one.
 pub(crate) fn text(bytes: &CStr) -> *const libc::c_char {
     bytes.as_ptr()
+}
+
+/// A system call that no library can stand in front of.
+///
+/// # Safety
+/// As the system call.
+pub(crate) unsafe fn past_libc(number: libc::c_long, arguments: [usize; 6]) -> Ret {
+    let [a, b, c, d, e, f] = arguments;
+    let result: isize;
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the caller's promise; the kernel changes rcx and r11 beside the result (syscall(2)).
+    unsafe {
+        std::arch::asm!(
+            "syscall",
+            inlateout("rax") number as isize => result,
+            in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d, in("r8") e, in("r9") f,
+            lateout("rcx") _, lateout("r11") _,
+            options(nostack),
+        );
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: the caller's promise (syscall(2)).
+    unsafe {
+        std::arch::asm!(
+            "svc 0",
+            in("x8") number as isize,
+            inlateout("x0") a => result,
+            in("x1") b, in("x2") c, in("x3") d, in("x4") e, in("x5") f,
+            options(nostack),
+        );
+    }
+    Ret(match result {
+        0.. => Ok(result as i64),
+        _ => Err(-result as i32),
+    })
+}
+
+/// One descriptor's events, by a `ppoll` that no library can stand in front of.
+pub(crate) fn poll_past_libc(fd: Fd, events: i16, timeout_ms: i64) -> i16 {
+    let mut one = libc::pollfd {
+        fd,
+        events,
+        revents: 0,
+    };
+    let mut time = timespec(timeout_ms);
+    let (one_at, time_at) = (&raw mut one as usize, &raw mut time as usize);
+    // SAFETY: one live `pollfd` and one live time, which the kernel may write; no mask.
+    unsafe { past_libc(libc::SYS_ppoll, [one_at, 1, time_at, 0, 0, 0]) }.value();
+    one.revents
 }

@@ -23,7 +23,8 @@ impl Ledger {
         let file = file.expect("the ledger can be opened");
         file.set_len(16)
             .expect("the ledger has room for two counters");
-        // SAFETY: a new shared mapping of a file of 16 bytes; page-aligned, so aligned for the counters.
+        // SAFETY: a new shared mapping of a file of 16 bytes; page-aligned, so aligned for the
+        // counters.
         let mapping = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),

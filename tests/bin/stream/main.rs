@@ -1,12 +1,14 @@
 //! Random, checked traffic in both directions of one connection.
 //!
 //! `stream listen SEED BYTES LEDGER [one-way]` prints its port and serves one connection;
-//! `stream connect PORT SEED BYTES LEDGER [one-way]` is the other end. Each end sends `BYTES` bytes of its
-//! own stream (0: without end) and checks those of the other's; with `one-way` the listening end only
-//! receives. The calls, their sizes, their waiting and their pauses follow from the seed.
+//! `stream connect PORT SEED BYTES LEDGER [one-way]` is the other end. Each end sends `BYTES` bytes
+//! of its own stream (0: without end) and checks those of the other's; with `one-way` the listening
+//! end only receives, and the connecting end receives nothing until it has sent all. The calls,
+//! their sizes, their waiting and their pauses follow from the seed.
 //!
-//! The ledger is a file of two counters, kept up to date in shared memory: what this end has sent and what
-//! it has received and checked. It outlives a killed process and so tells what its peer was owed.
+//! The ledger is a file of two counters, kept up to date in shared memory: what this end has sent
+//! and what it has received and checked. It outlives a killed process and so tells what its peer
+//! was owed.
 
 mod ledger;
 mod ops;
@@ -72,6 +74,14 @@ fn main() {
         sys::set_nonblocking(fd, true);
     }
     let right = thread::scope(|scope| {
+        if !end.receives {
+            // Not in two threads: a connection moves to shared memory only while no thread is in
+            // a kernel call on it, and the receiving thread would stay in one.
+            println!("{}", end.send());
+            let (verdict, right) = end.receive();
+            println!("{verdict}");
+            return right;
+        }
         scope.spawn(|| println!("{}", end.send()));
         let (verdict, right) = end.receive();
         println!("{verdict}");
@@ -108,7 +118,8 @@ impl End {
         format!("sent {sent}, all")
     }
 
-    /// Receives and checks the peer's stream to its end; says how that went, and whether it was right.
+    /// Receives and checks the peer's stream to its end; says how that went, and whether it was
+    /// right.
     fn receive(&self) -> (String, bool) {
         let pattern = Pattern::new(self.seed ^ 1);
         let mut random = Random::new(self.seed ^ 0xfeed);
@@ -126,7 +137,8 @@ impl End {
                 let offset = usize::try_from(position - received).expect("within the buffer");
                 let found = pattern.locate(position, &buffer[offset..count], 4 << 20);
                 let verdict = format!(
-                    "WRONG byte at {position} ({offset} into a read of {count}, seed {}): the bytes there belong at {found:?}",
+                    "WRONG byte at {position} ({offset} into a read of {count}, seed {}): the \
+                    bytes there belong at {found:?}",
                     self.seed
                 );
                 return (verdict, false);
@@ -155,7 +167,8 @@ fn pause(random: &mut Random) {
 
 fn usage() -> ! {
     eprintln!(
-        "usage: stream listen SEED BYTES LEDGER [one-way] | connect PORT SEED BYTES LEDGER [one-way]"
+        "usage: stream listen SEED BYTES LEDGER [one-way] | connect PORT SEED BYTES LEDGER \
+        [one-way]"
     );
     std::process::exit(2);
 }

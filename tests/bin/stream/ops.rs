@@ -1,4 +1,4 @@
-//! The same transfer by every call and every way of waiting.
+//! One transfer by every call and every way of waiting.
 
 use toehold_e2e::load::Random;
 
@@ -105,7 +105,7 @@ impl Receiver {
         }
     }
 
-    /// What was peeked must be what is read.
+    /// The bytes that were peeked must be those that are read.
     fn peek_then_read(&self, bytes: &mut [u8]) -> Ret {
         let peeked = sys::recv(self.fd, bytes, libc::MSG_PEEK);
         if peeked.len() == 0 {

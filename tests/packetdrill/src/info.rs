@@ -80,7 +80,7 @@ impl Stack {
             let id = stream.id;
             let keepalive = wishes.keepalive.then(|| wishes.keepalive_or_default());
             let engine = self.engine();
-            let _ = engine.set_patience(now, id, keepalive, wishes.user_timeout);
+            let _ = engine.set_liveness(now, id, keepalive, wishes.user_timeout);
             self.set_cork(fd, name == libc::TCP_NODELAY && value != 0);
         }
         Ok(0)

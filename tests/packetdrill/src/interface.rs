@@ -1,8 +1,9 @@
 //! The C side: `struct packetdrill_interface`, filled with the functions below.
 //!
-//! Each unpacks its arguments, makes the call on [`Shared`] and leaves errno behind. packetdrill passes
-//! buffers that it owns for the length of the call; where a script passes a bad pointer on purpose, the answer
-//! is `EFAULT` for the null pointer, and the triaged list names the scripts that do worse.
+//! Each unpacks its arguments, makes the call on [`Shared`] and leaves errno behind. packetdrill
+//! passes buffers that it owns for the length of the call; where a script passes a bad pointer on
+//! purpose, the answer is `EFAULT` for the null pointer, and the triaged list names the scripts
+//! that do worse.
 
 use std::ffi::{CStr, c_char, c_int, c_long, c_longlong, c_ulong, c_void};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -54,8 +55,8 @@ pub struct Interface {
         libc::socklen_t,
     ) -> isize,
     sendmsg: unsafe extern "C" fn(UserData, c_int, *const libc::msghdr, c_int) -> isize,
-    // Declared with `...` there. On the ABIs of Linux a variadic call passes a first integer or pointer
-    // argument as any other call does.
+    // Declared with `...` there. On the ABIs of Linux a variadic call passes a first integer or
+    // pointer argument as any other call does.
     fcntl: extern "C" fn(UserData, c_int, c_int, c_long) -> c_int,
     ioctl: unsafe extern "C" fn(UserData, c_int, c_ulong, *mut c_int) -> c_int,
     close: extern "C" fn(UserData, c_int) -> c_int,
@@ -477,7 +478,8 @@ pub unsafe extern "C" fn getsockopt(
     unsafe { libc::syscall(libc::SYS_getsockopt, fd, level, name, value, length) as c_int }
 }
 
-/// Closes our descriptors, and passes everything else on: packetdrill itself closes what a script left open.
+/// Closes our descriptors, and passes everything else on: packetdrill itself closes what a script
+/// left open.
 #[unsafe(no_mangle)]
 pub extern "C" fn close(fd: c_int) -> c_int {
     if fd >= FIRST && Shared::get().is_some() {

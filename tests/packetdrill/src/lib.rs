@@ -1,9 +1,9 @@
 //! The engine behind packetdrill's interface for shared libraries (`--so_filename`).
 //!
-//! packetdrill interprets a script of socket calls and packets. Here the calls reach a small socket layer
-//! over [`toehold_tcp::Engine`], the packets are the engine's frames, and the clock is ours: it moves when
-//! the script waits, and then at once. A script of ten minutes takes no longer than one of a second, and
-//! every run of it is the same.
+//! packetdrill interprets a script of socket calls and packets. Here the calls reach a small socket
+//! layer over [`toehold_tcp::Engine`], the packets are the engine's frames, and the clock is ours:
+//! it moves when the script waits, and then at once. A script of ten minutes takes no longer than
+//! one of a second, and every run of it is the same.
 //!
 //! ```text
 //!   packetdrill ── socket calls ──> [calls] ──> [socket] ──┐
@@ -12,14 +12,15 @@
 //!               ── usleep, gettimeofday ──────> virtual time
 //! ```
 //!
-//! The settings of the engine are those of the kernel: scripts begin with `sysctl`, and [`settings`] reads
-//! back what they wrote. Some of packetdrill's own calls (`getsockopt` for its Python assertions) do not go
-//! through the interface; the runner therefore also preloads this library, which answers them for the
-//! descriptors that are its own.
+//! The settings of the engine are those of the kernel: scripts begin with `sysctl`, and
+//! [`settings`] reads back what they wrote. Some of packetdrill's own calls (`getsockopt` for its
+//! Python assertions) do not go through the interface; the runner therefore also preloads this
+//! library, which answers them for the descriptors that are its own.
 //!
 //! The socket layer is for tests: rings without a bound, no fork, no urgent data, no error queue.
 //!
-//! packetdrill and its scripts are not part of this project: `cargo xtask packetdrill` takes the path of both.
+//! packetdrill and its scripts are not part of this project: `cargo xtask packetdrill` takes the
+//! path of both.
 
 mod calls;
 mod descriptors;

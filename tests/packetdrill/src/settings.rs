@@ -34,8 +34,8 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    /// Reads the settings of this network namespace. `flags` is what the runner passed in `--so_flags`:
-    /// words separated by commas, `segmentation` and `mtu=BYTES`.
+    /// Reads the settings of this network namespace. `flags` is what the runner passed in
+    /// `--so_flags`: words separated by commas, `segmentation` and `mtu=BYTES`.
     pub(crate) fn read(flags: &str) -> Self {
         Self::from_lookup(flags, &|name| {
             std::fs::read_to_string(format!("/proc/sys/net/ipv4/{name}")).ok()

@@ -1,4 +1,5 @@
-//! The stack between two threads: the script's, which moves the clock, and the one that sleeps in calls.
+//! The stack between two threads: the script's, which moves the clock, and the one that sleeps in
+//! calls.
 
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -21,8 +22,8 @@ const HANDOVER: std::time::Duration = std::time::Duration::from_millis(10);
 static SHARED: OnceLock<Shared> = OnceLock::new();
 
 thread_local! {
-    /// When the call this thread slept in was over. packetdrill asks for the time first thing after it, and by
-    /// then the script's thread may have moved the clock.
+    /// When the call this thread slept in was over. packetdrill asks for the time first thing after
+    /// it, and by then the script's thread may have moved the clock.
     static ENDED_AT: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
@@ -84,9 +85,9 @@ impl Shared {
         self.let_the_other_finish();
     }
 
-    /// packetdrill's other thread writes down what a call brought, a descriptor for example, and takes for
-    /// that a lock that the script's thread leaves free only while it sleeps. Our sleep takes no time: so
-    /// this is the moment to let it have some.
+    /// packetdrill's other thread writes down what a call brought, a descriptor for example, and
+    /// takes for that a lock that the script's thread leaves free only while it sleeps. Our sleep
+    /// takes no time: so this is the moment to let it have some.
     fn let_the_other_finish(&self) {
         // Relaxed: set and read by the same thread, or else one wait later.
         if self.has_ended.swap(false, Relaxed) {

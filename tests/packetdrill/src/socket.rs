@@ -1,4 +1,5 @@
-//! A socket as a program sees it: what it wished for, where its stream stands, which calls would block.
+//! A socket as a program sees it: what it wished for, where its stream stands, which calls would
+//! block.
 
 use std::collections::VecDeque;
 use std::ffi::c_int;
@@ -23,7 +24,7 @@ pub(crate) struct Socket {
     pub(crate) role: Role,
 }
 
-/// What was set on a socket; accepted ones inherit it.
+/// Options set on a socket; accepted sockets inherit them.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Wishes {
     pub(crate) nodelay: bool,

@@ -96,7 +96,8 @@ impl Stack {
         self.settle();
     }
 
-    /// The next packet of ours, with its time; waits for one as long as something may bring it forth.
+    /// The next packet of ours, with its time; waits for one as long as something may bring it
+    /// forth.
     pub(crate) fn next_packet(&mut self) -> Option<(Instant, Vec<u8>)> {
         let until = self.now + PATIENCE;
         loop {

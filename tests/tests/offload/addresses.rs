@@ -51,7 +51,7 @@ fn listener_for_ipv6_only_leaves_ipv4_to_another() {
     is_served(&stage, 7311, "::", NEAR_V6);
     is_refused(&stage, 7312, "::", NEAR);
     stage.await_listeners(0);
-    // The same port, twice.
+    // One port, twice.
     let v6 = stage.near_server(&["names_server", "7313", "::"]);
     let v4 = stage.near_server(&["names_server", "7313", "0.0.0.0"]);
     ok(stage.far("v4", &["names_client", NEAR, "7313"]));

@@ -8,7 +8,7 @@ use toehold_adapter::client::{self, CaptureOptions};
 use toehold_e2e::network::{FAR, NEAR};
 use toehold_e2e::process::{PATIENCE, Running};
 use toehold_e2e::{Toehold, host, wait_until};
-use toehold_link::{CaptureReader, Direction, Glance};
+use toehold_link::{CaptureReader, Direction, PacketSummary};
 
 use crate::stage::{Stage, ok};
 
@@ -24,15 +24,15 @@ fn capturing(stage: &Stage, arguments: &[&str]) -> Running {
 }
 
 /// Every frame of a capture: direction, what it is, what was said of it; and how many were lost.
-fn frames(file: &Path) -> Vec<(Direction, Glance, String)> {
+fn frames(file: &Path) -> Vec<(Direction, PacketSummary, String)> {
     let mut reader = CaptureReader::new(File::open(file).expect("a capture"));
     let mut frames = Vec::new();
     while let Some(block) = reader.next_block().expect("whole") {
         if let Some(packet) = block.packet() {
             assert_eq!(packet.lost, 0, "a frame is missing");
             let direction = packet.direction.expect("said");
-            let glance = Glance::of(packet.bytes);
-            frames.push((direction, glance, packet.comment.to_owned()));
+            let summary = PacketSummary::of(packet.bytes);
+            frames.push((direction, summary, packet.comment.to_owned()));
         }
     }
     frames
@@ -79,7 +79,8 @@ fn every_frame_is_there_with_what_the_engine_did() {
         let frames = seen.iter().filter(|(direction, ..)| *direction == way);
         frames.count() as u64
     });
-    // The kernel says something of its own on a new link now and then, perhaps before the capture began or after it ended.
+    // The kernel says something of its own on a new link now and then, perhaps before the capture
+    // began or after it ended.
     assert!(both[0] <= stage.engine("frames_received") - received);
     assert!(both[1] <= stage.engine("frames_sent") - sent);
     for (way, words) in [

@@ -1,4 +1,5 @@
-//! What changes under an engine that runs: its addresses and routes by the operator's file, the MTU by the kernel.
+//! What changes under an engine that runs: its addresses and routes by the operator's file, the MTU
+//! by the kernel.
 
 use std::fs;
 use std::path::PathBuf;
@@ -173,7 +174,7 @@ fn mtu_changes_in_the_middle_of_streams_both_ways() {
     };
     let largest = match Link::of_this_run() {
         Link::Tap | Link::Packet => "9000",
-        // What is received stands in pieces of memory of a size.
+        // Received frames stand in pieces of memory of one size.
         Link::Xdp => "1700",
     };
     for options in [&[][..], without] {

@@ -35,7 +35,8 @@ pub(crate) fn comes_back(link: Link, options: &[&str]) {
     ok(holder);
 }
 
-/// Without such an interface everything stays on the host path; the adapter says what is wrong with this one.
+/// Without such an interface everything stays on the host path; the adapter says what is wrong with
+/// this one.
 pub(crate) fn cannot_be_had(link: &str, said: &str) {
     // Whether there may be a link at all.
     if Network::with(Link::Tap).is_none() {

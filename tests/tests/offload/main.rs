@@ -1,4 +1,5 @@
-//! Programs over the adapter's own TCP engine, against programs on kernel TCP in another network namespace.
+//! Programs over the adapter's own TCP engine, against programs on kernel TCP in another network
+//! namespace.
 
 mod addresses;
 mod capture;
@@ -174,7 +175,8 @@ fn busy_connections_get_channels_and_give_them_back() {
         by_rings() >= 1 && stage.engine("channels") >= 1
     });
     assert!(seen, "{:?}", stage.toehold.connections());
-    // Back to the carrier and up again, in the middle of it all; after the longer pauses with another channel.
+    // Back to the carrier and up again, in the middle of it all; after the longer pauses with
+    // another channel.
     for pause_ms in [50, 300, 50, 300] {
         stage.toehold.detach_all();
         std::thread::sleep(Duration::from_millis(pause_ms));
@@ -301,7 +303,7 @@ fn remote_that_never_finishes_keeps_no_connection_of_a_program_that_has_closed()
     ok(stage.near("closing", &["closing_client", FAR, "7041"]));
     let over = wait_until(PATIENCE, || stage.engine("connections") == 0);
     assert!(over, "{} connections are left", stage.engine("connections"));
-    // Who has only finished goes on listening.
+    // A program that has only finished sending goes on receiving.
     let far = stage.far_server(&["late_server", "7042", "4"]);
     ok(stage.near("half-closed", &["half_closed", FAR, "7042", "4"]));
     ok(far);

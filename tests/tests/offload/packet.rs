@@ -34,7 +34,7 @@ fn engine_and_kernel_share_an_interface() {
     let on_kernel = Running::start(command, "kernel-client", stage.toehold.dir());
     ok(on_kernel);
     on_engine.into_iter().for_each(|client| drop(ok(client)));
-    // What is the kernel's alone has never been the engine's.
+    // The engine has never seen the kernel's connections.
     assert_eq!(stage.engine("connections_opened"), 1);
     assert_eq!(stage.engine("resets_sent"), 0);
     assert_eq!(stage.engine("frames_malformed"), 0);
@@ -42,7 +42,7 @@ fn engine_and_kernel_share_an_interface() {
 
 #[test]
 fn payload_of_several_programs_is_read_to_where_it_belongs() {
-    // What is passed on between threads is copied.
+    // Frames that are passed on between threads are copied.
     let Some(stage) = Stage::set_over(Link::Packet, &["--threads", "1"]) else {
         return;
     };

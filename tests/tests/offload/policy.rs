@@ -1,4 +1,5 @@
-//! Who decides which connections are the engine's: the program under `--path offload`, the operator's rules under `--path auto`.
+//! Who decides which connections are the engine's: the program under `--path offload`, the
+//! operator's rules under `--path auto`.
 
 use toehold_e2e::network::FAR;
 use toehold_e2e::process::PATIENCE;

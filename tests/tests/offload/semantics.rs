@@ -1,6 +1,8 @@
-//! The semantics suite over the engine: a program at either end of a connection to another network sees what it sees on the kernel.
+//! The semantics suite over the engine: a program at either end of a connection to another network
+//! sees what it sees on the kernel.
 //!
-//! It is played over one kind of link, by an engine of one thread: what a program sees does not hang on these.
+//! It is played over one kind of link, by an engine of one thread: what a program sees does not
+//! hang on these.
 
 use toehold_e2e::duet::{DIFFERENCES_OF_RINGS, Difference, MAY_STAY, MEET_V4, MEET_V6, cases};
 use toehold_e2e::network::{FAR, FAR_V6, NEAR, NEAR_V6};
@@ -20,7 +22,7 @@ const NOT_PLAYED: &[(&str, &str)] = &[
     ("urgent_byte_inline_keeps_its_place", "likewise"),
 ];
 
-/// What is otherwise because there is a network between, or an engine.
+/// Differences that a network between the ends causes, or an engine.
 const DIFFERENCES: &[Difference] = &[
     Difference {
         case: "unsent_bytes_are_none_when_all_is_read",
@@ -87,7 +89,8 @@ fn play(stage: &Stage, case: &str, is_server: bool) -> Duet {
     duet
 }
 
-/// Plays a group's cases on either side and compares each with the kernel's transcript; reports all that differ.
+/// Plays a group's cases on either side and compares each with the kernel's transcript; reports all
+/// that differ.
 fn compare(group: &str) {
     if Link::of_this_run() != Link::Tap {
         eprintln!("played over a TAP link");

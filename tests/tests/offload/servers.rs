@@ -131,7 +131,8 @@ impl Sshd {
         let _ = fs::create_dir_all("/run/sshd");
         let config = dir.join("sshd_config");
         let text = format!(
-            "Port {port}\nListenAddress 0.0.0.0\nHostKey {}\nAuthorizedKeysFile {}.pub\nPidFile none\n\
+            "Port {port}\nListenAddress 0.0.0.0\nHostKey {}\nAuthorizedKeysFile {}.pub\nPidFile \
+            none\n\
              UsePAM no\nStrictModes no\nPermitRootLogin yes\nPasswordAuthentication no\n",
             host_key.display(),
             key.display()

@@ -23,10 +23,7 @@ impl Stage {
 
     /// As [`Stage::set`], over a link of this kind.
     pub(crate) fn set_over(link: Link, options: &[&str]) -> Option<Stage> {
-        let Some(python) = host::python() else {
-            host::skipped("python3 is not installed");
-            return None;
-        };
+        let python = host::python()?;
         Stage::with(python, Network::with(link)?, |network| {
             network.start(options)
         })
@@ -34,10 +31,7 @@ impl Stage {
 
     /// As [`Stage::set`], with the engine's settings in a file.
     pub(crate) fn set_by(file: &Path) -> Option<Stage> {
-        let Some(python) = host::python() else {
-            host::skipped("python3 is not installed");
-            return None;
-        };
+        let python = host::python()?;
         let file = file.to_string_lossy();
         Stage::with(python, Network::new()?, |network| {
             network.start_with(&["--config", &file])

@@ -51,7 +51,7 @@ fn engine_and_kernel_share_an_interface_and_its_ethernet_address() {
     ok(on_kernel);
     ok(to_kernel);
     on_engine.into_iter().for_each(|client| drop(ok(client)));
-    // What is the kernel's has never been the engine's.
+    // The engine has never seen the kernel's connections.
     assert_eq!(stage.engine("connections_opened"), 2);
     assert_eq!(stage.engine("connections_accepted"), 2);
     assert_eq!(stage.engine("resets_sent"), 0);

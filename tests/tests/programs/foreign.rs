@@ -8,8 +8,9 @@ use toehold_e2e::{Path, Toehold, host};
 
 const LOADER: &str = "/lib64/ld-linux-x86-64.so.2";
 
-/// musl's loader heeds `LD_PRELOAD`, too, and refuses to start a program with a library of glibc's. Here glibc's own loader stands in for it,
-/// under a name that is not its own; so the program starts in any case, and shows what it was given.
+/// musl's loader heeds `LD_PRELOAD`, too, and refuses to start a program with a library of glibc's.
+/// Here glibc's own loader stands in for it, under a name that is not its own; so the program
+/// starts in any case, and shows what it was given.
 #[test]
 fn are_started_without_the_library() {
     let Some([env, sh, python]) = host::require(["env", "sh", "python3"]) else {
@@ -37,6 +38,47 @@ fn are_started_without_the_library() {
     }
     let native = run(&sh, &env.to_string_lossy());
     assert!(native.contains("libtoehold.so"), "{native}");
+}
+
+/// A program that is linked with AddressSanitizer's shared library ends at once when another one is
+/// loaded first.
+#[test]
+fn sanitized_programs_are_started_without_the_library() {
+    let Some([cc, sh]) = host::require(["cc", "sh"]) else {
+        return;
+    };
+    let toehold = Toehold::start();
+    let (source, program) = (toehold.dir().join("p.c"), toehold.dir().join("p"));
+    let text = "#include <stdio.h>\nint main(void) { puts(\"sanitized\"); return 0; }\n";
+    std::fs::write(&source, text).expect("scratch");
+    let mut command = std::process::Command::new(cc);
+    command.args(["-fsanitize=address", "-shared-libasan", "-o"]);
+    if !command
+        .arg(&program)
+        .arg(&source)
+        .status()
+        .is_ok_and(|status| status.success())
+    {
+        // GCC's is shared by default, and knows no such option.
+        let mut command = std::process::Command::new("cc");
+        command
+            .args(["-fsanitize=address", "-o"])
+            .arg(&program)
+            .arg(&source);
+        if !command.status().is_ok_and(|status| status.success()) {
+            host::skipped("the C compiler has no AddressSanitizer");
+            return;
+        }
+    }
+    let run = |mut command: std::process::Command| {
+        command.env("ASAN_OPTIONS", "detect_leaks=0");
+        Running::start(command, "sanitized", toehold.dir()).success(PATIENCE)
+    };
+    let direct = toehold.command(Path::Direct, &program);
+    assert!(run(direct).contains("sanitized"));
+    let mut by_shell = toehold.command(Path::Direct, &sh);
+    by_shell.args(["-c", &program.to_string_lossy()]);
+    assert!(run(by_shell).contains("sanitized"));
 }
 
 /// A copy of env(1) that asks for another loader.

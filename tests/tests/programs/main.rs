@@ -67,7 +67,8 @@ pub(crate) fn client(
     Running::start(command, name, toehold.dir()).success(PATIENCE)
 }
 
-/// Runs `load` and, when both sides are accelerated, sees that some of its connections left the kernel.
+/// Runs `load` and, when both sides are accelerated, sees that some of its connections left the
+/// kernel.
 pub(crate) fn accelerated<T>(toehold: &Toehold, sides: Sides, mut load: impl FnMut() -> T) -> T {
     /// Loads: one may be over before it is looked at, where many programs want the cores.
     const LOADS_MAX: usize = 4;

@@ -104,9 +104,12 @@ fn postgres_books_balance(toehold: &Toehold, sides: Sides) {
     });
     let query = |text: &str| run("psql", "psql", &["-At", "-c", text, "postgres"]);
     let sums = query(
-        "select (select sum(abalance) from pgbench_accounts) = (select sum(delta) from pgbench_history)
-            and (select sum(tbalance) from pgbench_tellers) = (select sum(bbalance) from pgbench_branches)
-            and (select sum(delta) from pgbench_history) = (select sum(bbalance) from pgbench_branches)",
+        "select (select sum(abalance) from pgbench_accounts)
+                = (select sum(delta) from pgbench_history)
+            and (select sum(tbalance) from pgbench_tellers)
+                = (select sum(bbalance) from pgbench_branches)
+            and (select sum(delta) from pgbench_history)
+                = (select sum(bbalance) from pgbench_branches)",
     );
     assert_eq!(sums.trim(), "t", "the books do not balance");
     // A large result, checked against its own sum.

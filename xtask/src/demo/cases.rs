@@ -74,7 +74,7 @@ impl Program {
         candidates.find(|candidate| candidate.is_file())
     }
 
-    /// The same as the first word of a command.
+    /// The program's path, quoted as the first word of a command.
     fn word(&self) -> String {
         let path = self.path().unwrap_or_else(|| self.name.into());
         quoted(&path)
@@ -122,7 +122,8 @@ pub(crate) fn all(scratch: &Path, seconds: u32, requests: u32) -> io::Result<Vec
         ready: format!("tcp:{nginx_port}"),
         programs: [&NGINX, &WRK],
     };
-    // A number of requests that takes the kernel some four seconds, and the direct path less than one.
+    // A number of requests that takes the kernel some four seconds, and the direct path less than
+    // one.
     Ok(vec![
         redis("redis-50", "Redis GET, 50 clients", 50, 1, 450_000),
         redis("redis-1", "Redis GET, 1 client", 1, 1, 80_000),
@@ -156,7 +157,8 @@ pub(crate) fn all(scratch: &Path, seconds: u32, requests: u32) -> io::Result<Vec
             ),
             // Past 600,000 messages a second its own bookkeeping ends with an error.
             client: format!(
-                "{} ping-pong --tcp -i 127.0.0.1 -p {sockperf_port} -m 64 --mps 500000 -t {seconds}",
+                "{} ping-pong --tcp -i 127.0.0.1 -p {sockperf_port} -m 64 --mps 500000 -t \
+                {seconds}",
                 SOCKPERF.word()
             ),
             ready: format!("tcp:{sockperf_port}"),
@@ -181,7 +183,8 @@ pub(crate) fn congestion_control() -> String {
     }
 }
 
-/// BBR paces, which halves the kernel's bulk throughput on loopback: iperf3 then asks for reno, where it may.
+/// BBR paces, which halves the kernel's bulk throughput on loopback: iperf3 then asks for reno,
+/// where it may.
 fn fast_congestion_control() -> &'static str {
     let allowed = sysctl("tcp_allowed_congestion_control").unwrap_or_default();
     let may = is_root() || allowed.split(' ').any(|name| name == "reno");

@@ -1,8 +1,9 @@
 //! Real programs on both paths: `make demo` and `make bench`.
 //!
-//! Each case is one `toehold compare`, which does the measuring: fresh servers, interleaved rounds, intervals.
-//! Here are only the cases, one after the other, and the table at the end. All ports are free ones of the
-//! loopback interface; all files that programs write go to a private directory that is removed.
+//! Each case is one `toehold compare`, which does the measuring: fresh servers, interleaved rounds,
+//! intervals. Here are only the cases, one after the other, and the table at the end. All ports are
+//! free ones of the loopback interface; all files that programs write go to a private directory
+//! that is removed.
 
 mod cases;
 mod table;
@@ -79,7 +80,8 @@ fn run(plan: &Plan) -> bool {
     let pin = pin();
     println!("{}\n", doctor(&toehold));
     println!(
-        "Congestion control is {}; server and client are placed by --pin {pin} (PIN=none or PIN=same changes it);",
+        "Congestion control is {}; server and client are placed by --pin {pin} (PIN=none or \
+        PIN=same changes it);",
         cases::congestion_control()
     );
     println!("both paths run in turns, {} rounds each.", plan.rounds);

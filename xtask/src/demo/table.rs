@@ -118,8 +118,10 @@ pub(crate) fn render(rows: &[Row]) -> String {
         }
     }
     out.push_str(
-        "\nhost: kernel TCP. direct: the same programs under toehold run. Medians. times: how much better direct is\n\
-         (throughput, or latency the other way round). CPU/work: time of all cores per unit of work, against host.\n",
+        "\nhost: kernel TCP. direct: the same programs under toehold run. Medians. times: how \
+        much better direct is\n\
+         (throughput, or latency the other way round). CPU/work: time of all cores per unit of \
+         work, against host.\n",
     );
     let measured = || {
         rows.iter()

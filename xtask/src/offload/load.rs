@@ -76,7 +76,8 @@ impl<'n> Scene<'n> {
         let mut adapter = network.near(&toehold.to_string_lossy());
         adapter.args(["adapter", "--link", &network.link(case.link)]);
         adapter.args(["--address", &format!("{NEAR_ENGINE}/24")]);
-        // Over a packet socket the kernel cuts for the engine as it cuts for itself, in software; over AF_XDP nobody does.
+        // Over a packet socket the kernel cuts for the engine as it cuts for itself, in software;
+        // over AF_XDP nobody does.
         if !case.large && case.link == Link::Tap {
             adapter.args(["--no-lso", "--no-lro"]);
         }
@@ -342,7 +343,8 @@ mod tests {
 
     #[test]
     fn a_benchmark_s_last_line_is_read() {
-        let said = "\"test\",\"rps\"\n\"GET\",\"98039.22\",\"0.261\",\"0.040\",\"0.255\",\"0.359\",\"0.503\",\"1.375\"\n";
+        let said = "\"test\",\"rps\"\n\
+            \"GET\",\"98039.22\",\"0.261\",\"0.040\",\"0.255\",\"0.359\",\"0.503\",\"1.375\"\n";
         let outcome = requests_of(said, 1000).expect("complete");
         assert!((outcome.units - 1000.0).abs() < 1e-9);
         assert!((outcome.rate - 98.039_22).abs() < 1e-9);

@@ -1,14 +1,16 @@
-//! The offload path against kernel TCP between the same two network namespaces: `make bench-offload`.
+//! The offload path against kernel TCP between the same two network namespaces:
+//! `make bench-offload`.
 //!
 //! ```text
 //!   near ── v0 ══ veth ══ v1 ── far         the kernel's path
 //!   near ── engine ══ TAP ══ toe0 ── far    the engine's, over a device of its own
 //!   near ── engine ── v0 ══ veth ══ v1 ── far    or by a packet socket over the kernel's veth
-//!   near ── engine ── x0 ══ veth ══ x1 ── far    or by AF_XDP over another, as that changes what the kernel does on it
+//!   near ── engine ── x0 ══ veth ══ x1 ── far    or by AF_XDP over a veth of its own
 //! ```
 //!
-//! Both arms of a row run in turns, in the same minutes, against the same kernel at the far end; ratios are of neighbours. CPU is that of
-//! every core, and of each program by the kernel's own account.
+//! Both arms of a row run in turns, in the same minutes, against the same kernel at the far end;
+//! ratios are of neighbours. CPU is that of every core, and of each program by the kernel's own
+//! account.
 
 mod load;
 mod network;
@@ -24,12 +26,13 @@ use self::network::Network;
 use self::table::Row;
 use crate::target;
 
-/// What is measured.
+/// A row of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Work {
     /// iperf3, from the near end or to it.
     Bulk { to_near: bool },
-    /// redis-benchmark GET of three bytes with so many clients; the server is the near one, or the far one.
+    /// redis-benchmark GET of three bytes with so many clients; the server is the near one, or the
+    /// far one.
     Requests { clients: u32, near_serves: bool },
 }
 
@@ -93,11 +96,13 @@ const fn requests(clients: u32, near_serves: bool) -> Case {
 const USAGE: &str = "\
 Usage: cargo xtask bench-offload [--rounds N] [--json FILE] [--link tap|packet|xdp] [bulk|requests]
 
-The offload path against kernel TCP between two network namespaces of its own: kernels over a veth, the engine over a TAP
-device, over the same veth by a packet socket, and over another by AF_XDP, or over one of them. Needs root, ip, ethtool, iperf3 and Redis (make
-deps). N rounds of each row, in turns; 5 unless told.";
+The offload path against kernel TCP between two network namespaces of its own: the kernels over a
+veth; the engine over a TAP device, over that veth by a packet socket, and over another veth by
+AF_XDP, or over one of them. Needs root, ip, ethtool, iperf3 and Redis (make deps). N rounds of each
+row, in turns; 5 by default.";
 
-/// Measures, prints the table, and writes the samples where asked. False when something could not be measured.
+/// Measures, prints the table, and writes the samples where asked. False when something could not
+/// be measured.
 pub(crate) fn run(arguments: &[String]) -> bool {
     let (mut rounds, mut file, mut only) = (5, None, None);
     let mut links = LINKS.to_vec();
@@ -159,7 +164,7 @@ fn measure(cases: &[Case], rounds: u32) -> Result<Vec<Row>, String> {
         let scene = Scene::set(&toehold, &network, case)?;
         println!("[{}/{}] {}", number + 1, cases.len(), table::title(case));
         let mut row = Row::new(case);
-        // What is new is slower the first time, on both paths.
+        // The first run is slower on both paths.
         for arm in [Arm::Kernel, Arm::Engine] {
             scene.sample(arm)?;
         }

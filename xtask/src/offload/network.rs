@@ -57,8 +57,9 @@ impl Network {
         Ok(network)
     }
 
-    /// Gives the far end its address on the adapter's link, and switches segmentation and gathering of all kernels' devices. A TAP device
-    /// is new with the adapter; what the engine does there are options of its adapter.
+    /// Gives the far end its address on the adapter's link, and switches segmentation and gathering
+    /// of all kernels' devices. A TAP device is new with the adapter; what the engine does there
+    /// are options of its adapter.
     pub(super) fn bring_up(&self, link: Link, large: bool) -> Result<(), String> {
         let mut devices = vec![(&self.near, "v0"), (&self.far, "v1")];
         // It may be the first scene, or one after a link of the other kind.

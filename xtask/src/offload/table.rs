@@ -75,7 +75,8 @@ fn title_of_work(case: Case) -> String {
 /// Markdown: medians of the arms, and ratios with the least and the most of all rounds.
 pub(super) fn render(rows: &[Row]) -> String {
     let mut out = String::from(
-        "| | kernel | engine | ratio | median latency | p99 | CPU of all cores, for each unit | work for a CPU second of the near end | the adapter alone |\n\
+        "| | kernel | engine | ratio | median latency | p99 | CPU of all cores, for each unit | \
+        work for a CPU second of the near end | the adapter alone |\n\
          |---|---|---|---|---|---|---|---|---|\n",
     );
     for row in rows {

@@ -15,11 +15,12 @@ pub(super) struct Connection {
     /// Gone when the client is only waited for to end.
     socket: Option<OwnedFd>,
     pub(super) pid: u32,
+    /// The user that it was when it last said something.
     pub(super) uid: u32,
     /// For a client that another one brought to us.
     vouched: Option<Voucher>,
-    /// The process itself, so that its number cannot be mistaken for its successor's. Absent for a process that we
-    /// cannot see, in another pid namespace.
+    /// The process itself, so that its number cannot be mistaken for its successor's. Absent for a
+    /// process that we cannot see, in another pid namespace.
     pub(super) pidfd: Option<OwnedFd>,
     /// Its table, once it said hello.
     pub(super) table: Option<TableId>,
@@ -35,7 +36,8 @@ pub(super) struct Connection {
 pub(super) struct Voucher {
     /// The user that policy takes it for.
     pub(super) uid: u32,
-    /// Its family's table. It is kept for this client from the start: who vouched may be gone before it says hello.
+    /// Its family's table. It is kept for this client from the start: who vouched may be gone
+    /// before it says hello.
     pub(super) table: TableId,
 }
 
@@ -146,7 +148,8 @@ impl Connection {
         self.socket.is_some()
     }
 
-    /// Whether the process has ended. One that we cannot see has, as far as we know, when its socket closes.
+    /// Whether the process has ended. One that we cannot see has, as far as we know, when its
+    /// socket closes.
     pub(super) fn process_has_ended(&self) -> bool {
         let Some(pidfd) = &self.pidfd else {
             return true;
@@ -161,8 +164,8 @@ impl Connection {
     }
 }
 
-/// A process as a descriptor; nothing for one that has ended already or lies outside our pid namespace (number 0), and
-/// on a kernel that knows no such thing.
+/// A process as a descriptor; nothing for one that has ended already or lies outside our pid
+/// namespace (number 0), and on a kernel that knows no such thing.
 fn open_process(pid: libc::pid_t) -> io::Result<Option<OwnedFd>> {
     // SAFETY: plain system call.
     let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };

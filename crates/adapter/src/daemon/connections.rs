@@ -6,7 +6,7 @@ use super::{Daemon, spare_descriptor};
 use crate::proc::{self, Sockets};
 use crate::registry::{ClientId, End, Policy, Process};
 use crate::tables::TableError;
-use crate::wire::{self, Received};
+use crate::wire::{self, Received, Sender};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::io;
@@ -24,6 +24,8 @@ pub(super) enum Fault {
     Version(u32),
     /// A message came with descriptors it should not have, or without those it should.
     Descriptors,
+    /// The kernel does not say who sent it.
+    Nameless,
     /// Hello twice, or a request before any.
     OutOfTurn,
     /// A table that cannot be used.
@@ -37,6 +39,7 @@ impl Fault {
         match self {
             Fault::Nonsense => "sent something that is no request".into(),
             Fault::Version(version) => format!("speaks version {version}"),
+            Fault::Nameless => "sent a request in nobody's name".into(),
             Fault::Descriptors => "sent the wrong descriptors".into(),
             Fault::OutOfTurn => "did not say hello once and first".into(),
             Fault::Table(error) => format!("sent a table that cannot be used: {error}"),
@@ -69,7 +72,8 @@ impl Daemon {
     }
 
     pub(super) fn admit(&mut self, socket: OwnedFd, vouched: Option<Voucher>) {
-        let connection = match Connection::new(socket, vouched) {
+        let named = wire::ask_for_senders(socket.as_fd());
+        let connection = match named.and_then(|()| Connection::new(socket, vouched)) {
             Ok(connection) => connection,
             Err(error) => {
                 let text = || format!("turned a client away: {error}");
@@ -110,7 +114,8 @@ impl Daemon {
         None
     }
 
-    /// Out of descriptors: the client would knock for ever, and keep us awake, were it not let in and sent away.
+    /// Out of descriptors: the client would knock for ever, and keep us awake, were it not let in
+    /// and sent away.
     fn turn_one_away(&mut self) {
         self.spare = None;
         drop(self.listener.accept());
@@ -125,23 +130,72 @@ impl Daemon {
             let Some(socket) = self.clients.get(&id).and_then(Connection::socket) else {
                 return;
             };
-            let handled = match wire::try_receive(socket) {
-                Ok(Received::Message(message, kind, descriptors)) => {
-                    self.handle_message(id, &message, kind, descriptors)
+            self.room = None;
+            let handled = match wire::try_receive_from(socket) {
+                Ok((Received::Stripped(message, Kind::Pair), _)) => {
+                    self.handle_stripped_pair(id, &message)
                 }
-                Ok(Received::Nonsense(MessageError::Version(v))) => Err(Fault::Version(v)),
-                Ok(Received::Nonsense(_)) => Err(Fault::Nonsense),
-                Ok(Received::Closed) => return self.part(id),
+                Ok((Received::Message(message, kind, descriptors), sender)) => {
+                    match self.recognise(id, kind, sender) {
+                        Ok(true) => self.handle_message(id, &message, kind, descriptors),
+                        Ok(false) => Ok(()),
+                        Err(fault) => Err(fault),
+                    }
+                }
+                Ok((Received::Nonsense(MessageError::Version(v)), _)) => Err(Fault::Version(v)),
+                Ok((Received::Stripped(..) | Received::Nonsense(_), _)) => Err(Fault::Nonsense),
+                Ok((Received::Closed, _)) => return self.part(id),
                 Err(error) => match error.kind() {
                     io::ErrorKind::WouldBlock => return,
                     io::ErrorKind::Interrupted => continue,
                     _ => return self.part(id),
                 },
             };
+            self.keep_room();
             if let Err(fault) = handled {
                 return self.drop_client(id, &fault);
             }
         }
+    }
+
+    /// Keeps a place for what the next message shows. Without one the kernel would drop that.
+    pub(super) fn keep_room(&mut self) {
+        if self.room.is_none() {
+            self.room = self.spare.as_ref().and_then(|spare| spare.try_clone().ok());
+        }
+    }
+
+    /// Whether a message is to be heard. What a client may do follows from the user it is now. One
+    /// that came over a socket which another process holds, too, and that is another user, is heard
+    /// only when it brings a socket of its own.
+    fn recognise(
+        &mut self,
+        id: ClientId,
+        kind: Kind,
+        sender: Option<Sender>,
+    ) -> Result<bool, Fault> {
+        let sender = sender.ok_or(Fault::Nameless)?;
+        let client = self.clients.get_mut(&id).expect("it spoke");
+        if sender.pid == client.pid {
+            client.uid = sender.uid;
+            return Ok(true);
+        }
+        if sender.uid == client.uid || kind == Kind::Adopt {
+            return Ok(true);
+        }
+        let pid = sender.pid;
+        self.log.say("fault", || {
+            format!("passed over what process {pid} said in another's name")
+        });
+        Ok(false)
+    }
+
+    /// Whether a client may ask about connections of others, and command them.
+    pub(super) fn is_operator(&self, id: ClientId) -> bool {
+        // SAFETY: cannot fail.
+        let own_uid = unsafe { libc::geteuid() };
+        let client = self.clients.get(&id);
+        client.is_some_and(|client| client.uid == own_uid || client.uid == 0)
     }
 
     fn handle_message(
@@ -151,24 +205,33 @@ impl Daemon {
         kind: Kind,
         mut descriptors: Vec<OwnedFd>,
     ) -> Result<(), Fault> {
-        let expected = usize::from(matches!(kind, Kind::Hello | Kind::Adopt));
-        if descriptors.len() != expected {
+        let is_engine = self.engine_clients.contains(&id);
+        let expected = match kind {
+            Kind::Hello | Kind::Adopt => 1..=1,
+            Kind::Pair if !is_engine => 1..=1,
+            Kind::Resume => 0..=1,
+            _ => 0..=0,
+        };
+        if !expected.contains(&descriptors.len()) {
             return Err(Fault::Descriptors);
         }
         match kind {
             Kind::Hello => self.handle_hello(id, descriptors.pop().expect("counted above")),
             Kind::Adopt => self.handle_adopt(id, descriptors.pop().expect("counted above")),
-            Kind::Resume => self.handle_resume(id, message),
-            Kind::Pair => self.handle_pair(id, message),
+            Kind::Resume => self.handle_resume(id, message, descriptors.pop()),
+            Kind::Pair => self.handle_pair(id, message, descriptors.pop()),
             Kind::Withdraw => self.handle_withdraw(id, message),
             Kind::Ping => self.answer(id, 0, None),
+            Kind::Status | Kind::Detach | Kind::Attach if !self.is_operator(id) => {
+                self.answer(id, 0, None)
+            }
             Kind::Status => self.handle_status(id),
             Kind::Capture => self.handle_capture(id, message),
             Kind::Detach | Kind::Attach => self.handle_command(id, message, kind),
             Kind::Engine => self.handle_engine(id),
             Kind::Listen => self.handle_listen(id, message),
             Kind::Unlisten => self.handle_unlisten(id),
-            Kind::Patience => self.handle_patience(id, message),
+            Kind::Liveness => self.handle_liveness(id, message),
             Kind::Listening => self.handle_listening(id, message),
             Kind::Offer | Kind::Answer => Err(Fault::Nonsense),
         }
@@ -199,7 +262,8 @@ impl Daemon {
 
     pub(super) fn drop_client(&mut self, id: ClientId, fault: &Fault) {
         if let Fault::Version(_) = fault {
-            // It learns our version from any message of ours. Whether it is still listening is its business.
+            // It learns our version from any message of ours. Whether it is still listening is its
+            // business.
             let _ = self.answer(id, 0, None);
         }
         if let Some(connection) = self.clients.get(&id) {
@@ -255,7 +319,8 @@ impl Daemon {
         }
     }
 
-    /// A process has ended. Whoever had channels with it is told, except for those that its family still holds.
+    /// A process has ended. Whoever had channels with it is told, except for those that its family
+    /// still holds.
     fn bury(&mut self, id: ClientId) {
         let survivor = self.survivor(id);
         let Some(connection) = self.clients.get_mut(&id) else {
@@ -275,7 +340,8 @@ impl Daemon {
                     };
                     match entry.holders.load(Ordering::Relaxed) {
                         0 => false,
-                        // The count is the dead process's own, if it had no time to take itself off; or not.
+                        // The count is the dead process's own, if it had no time to take itself
+                        // off; or not.
                         1 if entry.pid.load(Ordering::Relaxed) == pid => is_open().unwrap_or(false),
                         _ => true,
                     }
@@ -310,8 +376,8 @@ impl Daemon {
         }
     }
 
-    /// A living process of a dead client's family: another client, or one that proves to be of it by having its
-    /// table mapped.
+    /// A living process of a dead client's family: another client, or one that proves to be of it
+    /// by having its table mapped.
     fn survivor(&self, id: ClientId) -> Option<u32> {
         let heir = self.registry.heir(id);
         if let Some(heir) = heir.and_then(|heir| self.clients.get(&heir)) {

@@ -1,15 +1,18 @@
-//! Clients that come by way of their family: forked children that cannot find us by themselves, and processes that run
-//! another program now.
+//! Clients that come by way of their family: forked children that cannot find us by themselves, and
+//! processes that run another program now.
 //!
-//! A forked child may have changed its user or its root directory before it has a connection to ask for. What it
-//! inherited of its parent still leads to us: over that it sends one end of a fresh socket pair, and is served there. It
-//! is believed what its parent was believed, for the one table that they share.
+//! A forked child may have changed its user or its root directory before it has a connection to ask
+//! for. What it inherited of its parent still leads to us: over that it sends one end of a fresh
+//! socket pair, and is served there. It may use the one table that they share, and counts as its
+//! parent's user where two ends are introduced, for it has shown its end. Everything else follows
+//! from the user that it is.
 
 use super::Daemon;
 use super::connection::{Outgoing, Voucher};
 use super::connections::Fault;
 use super::introductions::is_current;
 use crate::listener::{check, number_of};
+use crate::proof;
 use crate::registry::{ClientId, End, Resumed, TableId};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -19,22 +22,34 @@ impl Daemon {
     /// Serves a socket as if it had been accepted, on its sender's word.
     pub(super) fn handle_adopt(&mut self, id: ClientId, socket: OwnedFd) -> Result<(), Fault> {
         let parent = &self.clients[&id];
-        let table = parent.table.ok_or(Fault::OutOfTurn)?;
+        // One that was adopted itself and has not said hello has its family's.
+        let table = parent.held_table().ok_or(Fault::OutOfTurn)?;
         let uid = parent.policy_uid();
         prepare(socket.as_fd()).map_err(|_| Fault::Descriptors)?;
         self.admit(socket, Some(Voucher { uid, table }));
         Ok(())
     }
 
-    /// Offers a process once more what its former program had mapped.
-    pub(super) fn handle_resume(&mut self, id: ClientId, message: &Message) -> Result<(), Fault> {
+    /// Offers a process once more what its former program had mapped. A process of another user
+    /// than the end's has to show the connection.
+    pub(super) fn handle_resume(
+        &mut self,
+        id: ClientId,
+        message: &Message,
+        shown: Option<OwnedFd>,
+    ) -> Result<(), Fault> {
         let table = self.clients[&id].table.ok_or(Fault::OutOfTurn)?;
         let end = End {
             table,
             entry: message.entry,
             generation: message.generation,
         };
-        let reply = self.resume(id, end).unwrap_or_else(|| Outgoing {
+        let cookie = shown.and_then(|shown| proof::cookie(shown.as_fd()).ok());
+        let claimed = self.registry.claim(end).map(|(_, cookie)| cookie);
+        let is_shown = cookie.is_some() && cookie == claimed;
+        let may = is_shown || self.speaks_for(id, end);
+        let resumed = if may { self.resume(id, end) } else { None };
+        let reply = resumed.unwrap_or_else(|| Outgoing {
             message: Message {
                 pid: std::process::id(),
                 entry: end.entry,
@@ -70,7 +85,8 @@ impl Daemon {
         })
     }
 
-    /// The former program of a process is waited for no more once its last channel has gone to the new one.
+    /// The former program of a process is waited for no more once its last channel has gone to the
+    /// new one.
     fn bury_predecessor(&mut self, resumed: Resumed) {
         let before = resumed.before;
         let is_over = !self.registry.knows(before)
@@ -80,8 +96,8 @@ impl Daemon {
         }
     }
 
-    /// Forgets what a family has closed while it had nobody to tell us: clients that left, and whose processes live on,
-    /// may have such ends.
+    /// Forgets what a family has closed while it had nobody to tell us: clients that left, and
+    /// whose processes live on, may have such ends.
     pub(super) fn sweep_departed(&mut self, table: TableId) {
         let departed = self.clients.iter();
         let departed = departed.filter(|(_, client)| !client.is_open());

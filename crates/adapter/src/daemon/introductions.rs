@@ -1,9 +1,9 @@
 //! Pairing: what clients ask, what they are offered, and what is taken back when regions run out.
 
 use super::Daemon;
-use super::connection::Outgoing;
+use super::connection::{Connection, Outgoing};
 use super::connections::Fault;
-use crate::proc;
+use crate::proof::{self, OWN_NETNS, Proved};
 use crate::regions::Memory;
 use crate::registry::{
     Address, Ask, ChannelId, ClientId, End, Introduction, Match, Outcome, PairId, Tuple,
@@ -11,6 +11,7 @@ use crate::registry::{
 use crate::tables::Tables;
 use std::collections::BTreeMap;
 use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 use toehold_channel::layout::CAPACITY_LOG2_MAX;
@@ -18,14 +19,17 @@ use toehold_channel::rendezvous::{Kind, Message, PAIR_ATTACHED, SLAB_ATTACHED};
 use toehold_channel::table::{COMMAND_DETACH, Reason};
 
 impl Daemon {
-    pub(super) fn handle_pair(&mut self, id: ClientId, message: &Message) -> Result<(), Fault> {
+    /// Asks for a partner of the end that `shown` is. The engine's threads show nothing: they are
+    /// in this process, and say what is so.
+    pub(super) fn handle_pair(
+        &mut self,
+        id: ClientId,
+        message: &Message,
+        shown: Option<OwnedFd>,
+    ) -> Result<(), Fault> {
+        let end = self.end_of(id, message)?;
+        let table = end.table;
         let connection = self.clients.get_mut(&id).expect("it spoke");
-        let table = connection.table.ok_or(Fault::OutOfTurn)?;
-        let end = End {
-            table,
-            entry: message.entry,
-            generation: message.generation,
-        };
         connection.asks_since_sweep = connection.asks_since_sweep.saturating_add(1);
         let asks_since_sweep = connection.asks_since_sweep;
         let Some(entry) = self.tables.current(end) else {
@@ -36,17 +40,30 @@ impl Daemon {
             self.tables.set_verdict(end, Reason::Detached);
             return Ok(());
         }
-        let Some(netns) = known_netns(message.netns, connection.pid) else {
-            self.tables.set_verdict(end, Reason::NoPartner);
-            return Ok(());
+        let proved = match &shown {
+            Some(shown) => self.prove(shown),
+            None => Ok(Proved {
+                tuple: tuple_of(message),
+                cookie: 0,
+            }),
+        };
+        // Before any answer: the program may close its own now, and the connection ends with it.
+        drop(shown);
+        self.keep_room();
+        let proved = match proved {
+            Ok(proved) => proved,
+            Err(reason) => {
+                self.tables.set_verdict(end, reason);
+                return Ok(());
+            }
         };
         let mapped = self.tables.get(table).expect("current above");
         let ask = Ask {
             client: id,
             entry: end.entry,
             generation: end.generation,
-            tuple: tuple_of(message, netns),
-            cookie: message.cookie,
+            tuple: proved.tuple,
+            cookie: proved.cookie,
             accepted: mapped.is_accepted(end.entry),
             forks: message.slot,
             wants_slab: message.side == 1,
@@ -77,14 +94,55 @@ impl Daemon {
         Ok(())
     }
 
-    pub(super) fn handle_withdraw(&mut self, id: ClientId, message: &Message) -> Result<(), Fault> {
-        let connection = self.clients.get(&id).expect("it spoke");
-        let table = connection.table.ok_or(Fault::OutOfTurn)?;
-        let end = End {
+    /// A request whose socket we had no place for.
+    pub(super) fn handle_stripped_pair(
+        &mut self,
+        id: ClientId,
+        message: &Message,
+    ) -> Result<(), Fault> {
+        let end = self.end_of(id, message)?;
+        self.tables.set_verdict(end, Reason::NoResources);
+        Ok(())
+    }
+
+    /// The end that a client's message is about.
+    fn end_of(&self, id: ClientId, message: &Message) -> Result<End, Fault> {
+        let table = self.clients[&id].table.ok_or(Fault::OutOfTurn)?;
+        Ok(End {
             table,
             entry: message.entry,
             generation: message.generation,
-        };
+        })
+    }
+
+    fn prove(&self, shown: &OwnedFd) -> Result<Proved, Reason> {
+        let diag = self.diag.as_ref().ok_or(Reason::NoPartner)?;
+        proof::examine(shown.as_fd(), diag)
+    }
+
+    /// Whether an end's socket is established at this moment: it was when it was shown, and another
+    /// may have its addresses since.
+    fn is_established(&self, client: ClientId, end: End) -> bool {
+        if self.engine_clients.contains(&client) {
+            return true;
+        }
+        let claim = self.registry.claim(end).zip(self.diag.as_ref());
+        claim.is_some_and(|((tuple, cookie), diag)| diag.established(&tuple, cookie).is_some())
+    }
+
+    /// Whether a client may speak for an end: the one in whose name it is, or another process of
+    /// the family and of that one's user.
+    pub(super) fn speaks_for(&self, id: ClientId, end: End) -> bool {
+        let uid = |id| self.clients.get(&id).map(|client: &Connection| client.uid);
+        let owner = self.registry.owner(end);
+        owner.is_none_or(|owner| owner == id || uid(owner) == uid(id))
+    }
+
+    pub(super) fn handle_withdraw(&mut self, id: ClientId, message: &Message) -> Result<(), Fault> {
+        let end = self.end_of(id, message)?;
+        if !self.speaks_for(id, end) {
+            return Ok(());
+        }
         if let Some(partner) = self.registry.partner(end) {
             // Should it have left the channel, too, it can give up the region now.
             self.tables.call_attention(partner.table);
@@ -119,8 +177,26 @@ impl Daemon {
         }
     }
 
-    /// Makes a channel's memory and offers it to both ends. Without memory or descriptors for it both wait.
+    /// Makes a channel's memory and offers it to both ends. Without memory or descriptors for it
+    /// both wait.
     fn introduce(&mut self, matched: &Match) -> io::Result<()> {
+        let sides = matched.sides.iter();
+        let gone: Vec<_> = sides
+            .filter(|side| !self.is_established(side.client, side.end))
+            .collect();
+        if !gone.is_empty() {
+            self.registry.postpone(matched);
+            for side in gone {
+                let End {
+                    entry, generation, ..
+                } = side.end;
+                self.registry.withdraw(side.client, entry, generation);
+            }
+            for side in &matched.sides {
+                self.tables.set_verdict(side.end, Reason::NoPartner);
+            }
+            return Ok(());
+        }
         // Its slot may be that of a channel which has ended in this turn.
         self.release_regions();
         let memory = self.regions.create(matched).inspect_err(|error| {
@@ -142,8 +218,8 @@ impl Daemon {
         Ok(())
     }
 
-    /// Under pressure, has the least active channels give up their regions. A program that sleeps does so at its
-    /// next call; until then its region costs the pages it last used.
+    /// Under pressure, has the least active channels give up their regions. A program that sleeps
+    /// does so at its next call; until then its region costs the pages it last used.
     pub(super) fn relieve_pressure(&mut self) {
         let now = Instant::now();
         if self
@@ -208,9 +284,9 @@ pub(super) fn is_current(tables: &Tables) -> impl Fn(End) -> bool + '_ {
     |end| tables.current(end).is_some()
 }
 
-fn tuple_of(message: &Message, netns: u64) -> Tuple {
+fn tuple_of(message: &Message) -> Tuple {
     Tuple {
-        netns,
+        netns: OWN_NETNS,
         local: Address {
             ip: message.local,
             port: message.local_port,
@@ -220,15 +296,6 @@ fn tuple_of(message: &Message, netns: u64) -> Tuple {
             port: message.remote_port,
         },
     }
-}
-
-/// The network namespace a client named or, where the kernel gave it no cookie (before Linux 5.14), the one it is
-/// in. Without either we must not guess: equal addresses in two namespaces are two connections.
-fn known_netns(cookie: u64, pid: u32) -> Option<u64> {
-    if cookie != 0 {
-        return Some(cookie);
-    }
-    proc::network_namespace(pid).map(|inode| inode | NETNS_BY_INODE)
 }
 
 /// Ring bytes both ends have moved: it stands still while a channel is idle.
@@ -253,7 +320,6 @@ fn shares(tables: &Tables, ends: [End; 2]) -> usize {
     ((of_end(ends[0]) + of_end(ends[1])) >> 20).max(1)
 }
 
-/// Keeps the two kinds of namespace number apart; cookies count up from 1.
-const NETNS_BY_INODE: u64 = 1 << 63;
-/// A client at its quota has its stale ends looked for at most once in so many requests: that walks all its ends.
+/// A client at its quota has its stale ends looked for at most once in so many requests: that walks
+/// all its ends.
 const ASKS_PER_SWEEP_MIN: u32 = 1024;

@@ -1,4 +1,5 @@
-//! What an adapter in the foreground reports: a line per kind of event, and not more of one kind than a person reads.
+//! What an adapter in the foreground reports: a line per kind of event, and not more of one kind
+//! than a person reads.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -24,7 +25,8 @@ impl Log {
         }
     }
 
-    /// Says a line, unless one of its kind was said a moment ago; those are counted, and the next line tells.
+    /// Says a line, unless one of its kind was said a moment ago; those are counted, and the next
+    /// line tells.
     pub(super) fn say(&mut self, kind: &'static str, text: impl FnOnce() -> String) {
         if !self.enabled {
             return;

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
-use toehold_channel::patience::Patience;
+use toehold_channel::liveness::Liveness;
 use toehold_channel::rendezvous::{Kind, Message, NoCapture, unmapped};
 use toehold_tcp::{Duration, Keepalive};
 
@@ -24,7 +24,8 @@ impl Daemon {
         }
     }
 
-    /// The operator has changed the settings: has the engine follow. With settings that are wrong all stays as it is.
+    /// The operator has changed the settings: has the engine follow. With settings that are wrong
+    /// all stays as it is.
     pub(super) fn handle_reload(&mut self) {
         self.poller.clear_reload();
         let Some(Reload(read)) = self.options.reload.clone() else {
@@ -61,23 +62,24 @@ impl Daemon {
             .collect()
     }
 
-    /// Shows a client the engine, or that there is none. One that has said hello may have it carry connections.
+    /// Shows a client the engine, or that there is none. One that has said hello may have it carry
+    /// connections.
     pub(super) fn handle_engine(&mut self, id: ClientId) -> Result<(), Fault> {
-        let outlook = self.engine.as_ref().map(Engine::outlook);
+        let routing_page = self.engine.as_ref().map(Engine::routing_page);
         let mut message = Message::new(Kind::Engine);
         if let (Some(engine), Ok(holder)) = (&self.engine, self.holder(id)) {
-            [message.pair, message.cookie] = engine.give_pass(holder);
+            [message.pair, message.cookie] = engine.give_token(holder);
         }
         let outgoing = Outgoing {
             message,
-            descriptors: outlook.into_iter().collect(),
+            descriptors: routing_page.into_iter().collect(),
             offer: None,
         };
         self.send(id, outgoing)
     }
 
-    /// Begins a capture of the engine's link. Whoever sees the frames sees what programs say: only the adapter's own user may, whatever
-    /// the policy about introductions.
+    /// Begins a capture of the engine's link. Whoever sees the frames sees what programs say: only
+    /// the adapter's own user may, whatever the policy about introductions.
     pub(super) fn handle_capture(&mut self, id: ClientId, message: &Message) -> Result<(), Fault> {
         let filter = Filter {
             port: message.remote_port,
@@ -87,11 +89,8 @@ impl Daemon {
             0 => usize::MAX,
             bytes => bytes as usize,
         };
-        // SAFETY: cannot fail.
-        let own_uid = unsafe { libc::geteuid() };
-        let is_own = |client: &Connection| client.uid == own_uid || client.uid == 0;
         let begun = match &self.engine {
-            _ if !self.clients.get(&id).is_some_and(is_own) => Err(NoCapture::OtherUser),
+            _ if !self.is_operator(id) => Err(NoCapture::OtherUser),
             None => Err(NoCapture::NoEngine),
             Some(engine) => {
                 let stream = engine.capture(kept_max, filter);
@@ -138,20 +137,20 @@ impl Daemon {
         Ok(())
     }
 
-    /// A program has set how patient it is with one of its remotes.
-    pub(super) fn handle_patience(&mut self, id: ClientId, message: &Message) -> Result<(), Fault> {
+    /// A program has changed its liveness settings for one of its remotes.
+    pub(super) fn handle_liveness(&mut self, id: ClientId, message: &Message) -> Result<(), Fault> {
         let Holder { family, .. } = self.holder(id)?;
-        let patience = Patience::said(message);
+        let liveness = Liveness::said(message);
         let seconds = |seconds: u32| Duration::from_secs(seconds.into());
-        let keepalive = patience.keepalive.map(|keepalive| Keepalive {
+        let keepalive = liveness.keepalive.map(|keepalive| Keepalive {
             idle: seconds(keepalive.idle_seconds),
             interval: seconds(keepalive.interval_seconds),
             probes_max: keepalive.probes_max,
         });
-        let user_timeout = patience.user_timeout_ms;
+        let user_timeout = liveness.user_timeout_ms;
         let user_timeout = user_timeout.map(|ms| Duration::from_millis(ms.get().into()));
         if let Some(engine) = &self.engine {
-            engine.be_patient(Manner {
+            engine.set_liveness(Manner {
                 family,
                 local: address(message.local, message.local_port),
                 remote: address(message.remote, message.remote_port),

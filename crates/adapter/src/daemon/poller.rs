@@ -49,7 +49,8 @@ impl Stopper {
     /// Ends it, now or as soon as it begins.
     pub fn stop(&self) {
         let one = 1u64.to_ne_bytes();
-        // SAFETY: `one` is valid for its length. An eventfd takes it unless it holds 2^64 - 2 already.
+        // SAFETY: `one` is valid for its length. An eventfd takes it unless it holds 2^64 - 2
+        // already.
         unsafe { libc::write(self.0.as_raw_fd(), one.as_ptr().cast(), one.len()) };
     }
 }
@@ -154,9 +155,11 @@ impl Poller {
     }
 }
 
-/// Gives up, for good, what privileges a later `exec` could bring. An adapter serves one user and needs none.
+/// Gives up, for good, what privileges a later `exec` could bring. An adapter serves one user and
+/// needs none.
 pub(super) fn give_up_privileges() {
-    // SAFETY: plain system call. It cannot fail on a kernel that has it, and one without has no better.
+    // SAFETY: plain system call. It cannot fail on a kernel that has it, and one without has no
+    // better.
     unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
 }
 
@@ -170,7 +173,8 @@ pub(super) fn raise_descriptor_limit() {
     // SAFETY: filled by the call above, which succeeded.
     let mut limit = unsafe { limit.assume_init() };
     limit.rlim_cur = limit.rlim_max;
-    // SAFETY: `limit` is valid. With fewer descriptors we serve fewer clients, and say so when it comes to that.
+    // SAFETY: `limit` is valid. With fewer descriptors we serve fewer clients, and say so when it
+    // comes to that.
     unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) };
 }
 

@@ -1,13 +1,14 @@
 //! Programs at the relay, and what they want there.
 //!
 //! ```text
-//!   connect ──► relay ──► opening there? ──► its pass known? ──► Wanted
+//!   connect ──► relay ──► preamble there? ──► its token known? ──► Wanted
 //!                             │ not yet           │ no
 //!                             ▼                   ▼
 //!                           Silent ──(2 s)──►  reset
 //! ```
 //!
-//! The relay's socket lets the kernel keep connections back that say nothing (`TCP_DEFER_ACCEPT`): what can be accepted has usually said all.
+//! The relay's socket lets the kernel keep connections back that say nothing (`TCP_DEFER_ACCEPT`):
+//! what can be accepted has usually said all.
 
 use std::io::{self, Read};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -16,12 +17,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use toehold_channel::offload::Address;
-use toehold_channel::opening::{OPENING_BYTES, Opening};
+use toehold_channel::preamble::{ConnectPreamble, PREAMBLE_BYTES};
 use toehold_channel::rendezvous::unmapped;
 
-use super::passes::Passes;
 use super::poller::{Event, Poller, Source};
-use super::silent::{PATIENCE, Silent};
+use super::silent::{Silent, TIMEOUT};
+use super::tokens::Tokens;
 use super::{Request, sys};
 
 /// Programs taken in before everybody else's turn.
@@ -33,7 +34,7 @@ pub(super) type Wanted = (Request, TcpStream);
 #[derive(Debug)]
 pub(super) struct Arrivals {
     relay: TcpListener,
-    passes: Arc<Passes>,
+    tokens: Arc<Tokens>,
     silent: Silent<Carrier>,
     /// Of silent carriers, by their numbers.
     poller: Poller,
@@ -46,7 +47,7 @@ pub(super) struct Arrivals {
 struct Carrier {
     socket: TcpStream,
     program: SocketAddr,
-    said: [u8; OPENING_BYTES],
+    said: [u8; PREAMBLE_BYTES],
     len: usize,
 }
 
@@ -55,10 +56,10 @@ impl Arrivals {
     ///
     /// # Errors
     /// When the kernel has no descriptors left.
-    pub(super) fn new(passes: Arc<Passes>) -> io::Result<Arrivals> {
+    pub(super) fn new(tokens: Arc<Tokens>) -> io::Result<Arrivals> {
         Ok(Arrivals {
             relay: sys::relay_listener()?,
-            passes,
+            tokens,
             silent: Silent::default(),
             poller: Poller::new()?,
             events: Vec::new(),
@@ -125,19 +126,19 @@ impl Arrivals {
         }
     }
 
-    /// What a carrier that has said all is for; nothing without a pass.
+    /// What a carrier that has said all is for; nothing without a token.
     fn judge(&mut self, carrier: Carrier) -> Option<Wanted> {
-        let opening = Opening::parse(&carrier.said);
-        let holder = opening.and_then(|opening| self.passes.holder(opening.pass));
-        let Some((opening, holder)) = opening.zip(holder) else {
+        let preamble = ConnectPreamble::parse(&carrier.said);
+        let holder = preamble.and_then(|preamble| self.tokens.holder(preamble.token));
+        let Some((preamble, holder)) = preamble.zip(holder) else {
             self.refused += 1;
             return None;
         };
         let request = Request {
             holder,
             carrier: carrier.program,
-            remote: spoken(opening.remote),
-            local_port: opening.local_port,
+            remote: spoken(preamble.remote),
+            local_port: preamble.local_port,
         };
         Some((request, carrier.socket))
     }
@@ -167,7 +168,7 @@ impl Arrivals {
 
     /// How soon to look for those that have been silent for too long.
     pub(super) fn timeout(&self) -> Option<Duration> {
-        (!self.silent.is_empty()).then_some(PATIENCE / 2)
+        (!self.silent.is_empty()).then_some(TIMEOUT / 2)
     }
 
     /// Carriers that were reset for what they said, or did not say in time.
@@ -181,14 +182,15 @@ impl Carrier {
         Carrier {
             socket,
             program,
-            said: [0; OPENING_BYTES],
+            said: [0; PREAMBLE_BYTES],
             len: 0,
         }
     }
 
-    /// Listens to what it says now; true when that is all. Not a byte more is read: what follows is the program's.
+    /// Listens to what it says now; true when that is all. Not a byte more is read: what follows is
+    /// the program's.
     fn hear(&mut self) -> io::Result<bool> {
-        while self.len < OPENING_BYTES {
+        while self.len < PREAMBLE_BYTES {
             match self.socket.read(&mut self.said[self.len..]) {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Ok(count) => self.len += count,
@@ -235,20 +237,20 @@ mod tests {
         family: TableId(5),
     };
 
-    fn relay() -> (Arrivals, Opening) {
-        let passes = Arc::new(Passes::default());
-        let pass = passes.give(HOLDER).expect("random numbers");
-        let arrivals = Arrivals::new(passes).expect("a relay");
+    fn relay() -> (Arrivals, ConnectPreamble) {
+        let tokens = Arc::new(Tokens::default());
+        let token = tokens.give(HOLDER).expect("random numbers");
+        let arrivals = Arrivals::new(tokens).expect("a relay");
         let remote = Address {
             ip: mapped([10, 0, 0, 1]),
             port: 80,
         };
-        let opening = Opening {
-            pass,
+        let preamble = ConnectPreamble {
+            token,
             remote,
             local_port: 0,
         };
-        (arrivals, opening)
+        (arrivals, preamble)
     }
 
     /// A program that says `words`, and its address.
@@ -291,8 +293,8 @@ mod tests {
 
     #[test]
     fn program_that_says_what_it_wants_is_handed_over() {
-        let (mut arrivals, opening) = relay();
-        let mut words = opening.to_bytes().to_vec();
+        let (mut arrivals, preamble) = relay();
+        let mut words = preamble.to_bytes().to_vec();
         words.extend(b"data");
         let (_program, own) = program(&arrivals, &words);
         let (request, carrier) = arrived(&mut arrivals).pop().expect("one");
@@ -306,8 +308,8 @@ mod tests {
 
     #[test]
     fn words_in_pieces_are_put_together() {
-        let (mut arrivals, opening) = relay();
-        let words = opening.to_bytes();
+        let (mut arrivals, preamble) = relay();
+        let words = preamble.to_bytes();
         let (mut program, _) = program(&arrivals, &words[..1]);
         assert!(arrived(&mut arrivals).is_empty());
         assert!(arrivals.timeout().is_some());
@@ -332,31 +334,32 @@ mod tests {
 
     #[test]
     fn nothing_is_done_without_a_pass() {
-        let (mut arrivals, opening) = relay();
-        let [first, second] = opening.pass;
+        let (mut arrivals, preamble) = relay();
+        let [first, second] = preamble.token;
         let guesses = [
             [0, 0],
             [second, first],
             [first ^ 1, second],
             [first, second ^ 1 << 63],
         ];
-        for pass in guesses {
-            let (program, _) = program(&arrivals, &Opening { pass, ..opening }.to_bytes());
+        for token in guesses {
+            let (program, _) =
+                program(&arrivals, &ConnectPreamble { token, ..preamble }.to_bytes());
             assert!(arrived(&mut arrivals).is_empty());
-            assert!(is_reset(program), "{pass:?}");
+            assert!(is_reset(program), "{token:?}");
         }
-        arrivals.passes.take_back(CLIENT);
-        let (program, _) = program(&arrivals, &opening.to_bytes());
+        arrivals.tokens.take_back(CLIENT);
+        let (program, _) = program(&arrivals, &preamble.to_bytes());
         assert!(arrived(&mut arrivals).is_empty());
-        assert!(is_reset(program), "a pass that was taken back");
+        assert!(is_reset(program), "a token that was taken back");
         assert_eq!(arrivals.refused(), 1 + guesses.len() as u64);
     }
 
     #[test]
     fn end_in_the_middle_and_nonsense_are_refused() {
-        let (mut arrivals, opening) = relay();
-        let words = opening.to_bytes();
-        let (short, _) = program(&arrivals, &words[..OPENING_BYTES - 1]);
+        let (mut arrivals, preamble) = relay();
+        let words = preamble.to_bytes();
+        let (short, _) = program(&arrivals, &words[..PREAMBLE_BYTES - 1]);
         short.shutdown(Shutdown::Write).expect("connected");
         assert!(arrived(&mut arrivals).is_empty());
         while arrivals.refused() == 0 {
@@ -370,13 +373,13 @@ mod tests {
 
     #[test]
     fn silent_carriers_are_reset_in_time() {
-        let (mut arrivals, opening) = relay();
-        let (program, _) = program(&arrivals, &opening.to_bytes()[..8]);
+        let (mut arrivals, preamble) = relay();
+        let (program, _) = program(&arrivals, &preamble.to_bytes()[..8]);
         assert!(arrived(&mut arrivals).is_empty());
         let now = Instant::now();
         arrivals.forget_old(now);
         assert_eq!(arrivals.refused(), 0);
-        arrivals.forget_old(now + PATIENCE);
+        arrivals.forget_old(now + TIMEOUT);
         assert!(is_reset(program));
         assert_eq!((arrivals.refused(), arrivals.timeout()), (1, None));
     }

@@ -1,5 +1,6 @@
-//! The engine as a client of its own adapter: it asks for channels to the programs whose carriers it has, as those programs do, over a
-//! socket and with a table of its own. To the daemon it is a process like any other.
+//! The engine as a client of its own adapter: it asks for channels to the programs whose carriers
+//! it has, as those programs do, over a socket and with a table of its own. To the daemon it is a
+//! process like any other.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -9,8 +10,8 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use toehold_channel::layout::{
-    BOARD_BITS, BOARD_WORDS, BOARDS, BOARDS_OFFSET, Board, Boards, Control, PAIR_BYTES, PAIR_MAGIC,
-    PairHeader, REGION_MAGIC, SLAB_BYTES, place_in_slab, slab_of,
+    Control, PAIR_BYTES, PAIR_MAGIC, PairHeader, READY_BITMAPS, READY_BITMAPS_OFFSET, READY_BITS,
+    READY_WORDS, REGION_MAGIC, ReadyBitmap, ReadyBitmaps, SLAB_BYTES, place_in_slab, slab_of,
 };
 use toehold_channel::memfd;
 use toehold_channel::rendezvous::{Kind, Message, PAIR_ATTACHED, SLAB_ATTACHED};
@@ -18,7 +19,7 @@ use toehold_channel::table::{
     ENTRIES, Entry, EntryState, FLAG_ACCEPTED, LAYOUT_VERSION, TABLE_BYTES, Table, WaitMode,
 };
 
-use super::lane::Lane;
+use super::endpoint::Endpoint;
 use super::settings::spell;
 use crate::registry::ClientId;
 use crate::wire::{self, Received};
@@ -34,7 +35,7 @@ pub(super) struct Offer {
     /// The entry it was asked for with, and for which of the engine's connections.
     pub(super) entry: u32,
     pub(super) flow: u32,
-    pub(super) lane: Lane,
+    pub(super) endpoint: Endpoint,
     pub(super) pair: u64,
     pub(super) slot: u32,
 }
@@ -74,7 +75,7 @@ impl Mapped {
     }
 }
 
-/// Two processes, one of them this one, and the boards between them.
+/// Two processes, one of them this one, and the ready bitmaps between them.
 #[derive(Debug)]
 struct Pair {
     base: NonNull<u8>,
@@ -86,7 +87,8 @@ struct Pair {
     slabs: Vec<Option<(NonNull<u8>, u64)>>,
 }
 
-// SAFETY: boards are atomics all through, and only the engine's thread has this mapping of them.
+// SAFETY: ready bitmaps are atomics all through, and only the engine's thread has this mapping of
+// them.
 unsafe impl Send for Pair {}
 
 impl Channels {
@@ -123,7 +125,8 @@ impl Channels {
         self.socket.as_fd()
     }
 
-    /// Asks for a channel beside the carrier of the engine's connection at slot `flow`; the entry it will be offered for.
+    /// Asks for a channel beside the carrier of the engine's connection at slot `flow`; the entry
+    /// it will be offered for.
     pub(super) fn ask(
         &mut self,
         flow: u32,
@@ -219,7 +222,7 @@ impl Channels {
                         each(self, offer);
                     }
                 }
-                Ok(Received::Message(..) | Received::Nonsense(_)) => {}
+                Ok(Received::Message(..) | Received::Stripped(..) | Received::Nonsense(_)) => {}
                 // The daemon outlives us.
                 Ok(Received::Closed) | Err(_) => return,
             }
@@ -240,7 +243,7 @@ impl Channels {
             self.make_room();
             self.pairs.insert(message.pair, pair);
         }
-        if slot as usize >= BOARD_BITS {
+        if slot as usize >= READY_BITS {
             return None;
         }
         let pair = self.pairs.get_mut(&message.pair);
@@ -261,8 +264,9 @@ impl Channels {
             }
             return None;
         };
-        // SAFETY: a region of one of the pair's slabs, which are mapped for as long as the pair has a channel.
-        let lane = unsafe { Lane::new(region, entry, message.side as usize) };
+        // SAFETY: a region of one of the pair's slabs, which are mapped for as long as the pair has
+        // a channel.
+        let endpoint = unsafe { Endpoint::new(region, entry, message.side as usize) };
         // SAFETY: mapped, page-aligned, all atomics.
         let control = unsafe { region.cast::<Control>().as_ref() };
         let is_region = control.magic.load(Ordering::Relaxed) == REGION_MAGIC
@@ -270,7 +274,7 @@ impl Channels {
         is_region.then_some(Offer {
             entry: message.entry,
             flow: self.flows[message.entry as usize],
-            lane,
+            endpoint,
             pair: message.pair,
             slot,
         })
@@ -282,7 +286,7 @@ impl Channels {
         }
     }
 
-    /// A connection of the engine's has a bit on its pair's board from here on.
+    /// A connection of the engine's has a bit on its pair's ready bitmap from here on.
     pub(super) fn enter(&mut self, pair: u64, slot: u32, flow: u32) {
         let Some(pair) = self.pairs.get_mut(&pair) else {
             return;
@@ -294,13 +298,14 @@ impl Channels {
         pair.count += 1;
     }
 
-    /// One of the program's boards.
-    pub(super) fn their_board(&self, pair: u64, index: u32) -> Option<&Board> {
+    /// One of the program's ready bitmaps.
+    pub(super) fn their_bitmap(&self, pair: u64, index: u32) -> Option<&ReadyBitmap> {
         let pair = self.pairs.get(&pair)?;
-        pair.board(1 - pair.side, index)
+        pair.bitmap(1 - pair.side, index)
     }
 
-    /// Takes every bit that programs have set since the last time; hands over the slots of the connections. True when any was set.
+    /// Takes every bit that programs have set since the last time; hands over the slots of the
+    /// connections. True when any was set.
     pub(super) fn sweep(&self, mut each: impl FnMut(u32)) -> bool {
         let mut any = false;
         for pair in self.pairs.values().filter(|pair| pair.count > 0) {
@@ -308,7 +313,8 @@ impl Channels {
                 if word.load(Ordering::Relaxed) == 0 {
                     continue;
                 }
-                // A full barrier: what the marker published before it set the bit is seen when the connection is looked at.
+                // A full barrier: what the marker published before it set the bit is seen when the
+                // connection is looked at.
                 let mut bits = word.swap(0, Ordering::SeqCst);
                 while bits != 0 {
                     let slot = index * 64 + bits.trailing_zeros() as usize;
@@ -323,11 +329,11 @@ impl Channels {
         any
     }
 
-    /// Says on every board whether programs have to ring. Look once more after saying so.
+    /// Says on every ready bitmap whether programs have to ring. Look once more after saying so.
     pub(super) fn set_sleeping(&self, sleeping: bool) {
         for pair in self.pairs.values().filter(|pair| pair.count > 0) {
-            if let Some(board) = pair.board(pair.side, 0) {
-                board.sleeping.store(sleeping.into(), Ordering::SeqCst);
+            if let Some(bitmap) = pair.bitmap(pair.side, 0) {
+                bitmap.sleeping.store(sleeping.into(), Ordering::SeqCst);
             }
         }
         fence(Ordering::SeqCst);
@@ -351,24 +357,25 @@ impl Pair {
         is_pair.then_some(pair)
     }
 
-    fn board(&self, side: usize, index: u32) -> Option<&Board> {
-        if index as usize >= BOARDS {
+    fn bitmap(&self, side: usize, index: u32) -> Option<&ReadyBitmap> {
+        if index as usize >= READY_BITMAPS {
             return None;
         }
-        // SAFETY: both sides' boards lie inside the mapping, which lives as long as `self`; all atomics.
-        let boards = unsafe {
+        // SAFETY: both sides' ready bitmaps lie inside the mapping, which lives as long as `self`;
+        // all atomics.
+        let bitmaps = unsafe {
             &*self
                 .base
                 .as_ptr()
-                .add(BOARDS_OFFSET)
-                .cast::<Boards>()
+                .add(READY_BITMAPS_OFFSET)
+                .cast::<ReadyBitmaps>()
                 .add(side)
         };
-        boards.boards.get(index as usize)
+        bitmaps.bitmaps.get(index as usize)
     }
 
-    /// The region of a slot; `file` is its slab if that is new to us. One that stood in its place holds no channel any more, or the daemon
-    /// would not have given it up.
+    /// The region of a slot; `file` is its slab if that is new to us. One that stood in its place
+    /// holds no channel any more, or the daemon would not have given it up.
     fn region(&mut self, slot: u32, file: Option<BorrowedFd<'_>>) -> Option<NonNull<u8>> {
         let index = slab_of(slot) as usize;
         if self.slabs.len() <= index {
@@ -388,11 +395,11 @@ impl Pair {
         place.map(|(base, _)| unsafe { base.add(place_in_slab(slot)) })
     }
 
-    /// The words of our board that can have bits.
+    /// The words of our ready bitmap that can have bits.
     fn words(&self) -> &[AtomicU64] {
-        let count = self.flows.len().div_ceil(64).min(BOARD_WORDS);
-        self.board(self.side, 0)
-            .map_or(&[], |board| &board.bits[..count])
+        let count = self.flows.len().div_ceil(64).min(READY_WORDS);
+        self.bitmap(self.side, 0)
+            .map_or(&[], |bitmap| &bitmap.bits[..count])
     }
 }
 
@@ -443,7 +450,12 @@ fn socket_pair() -> io::Result<(OwnedFd, OwnedFd)> {
     let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     // SAFETY: `ends` is writable for two descriptors.
     check(unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, ends.as_mut_ptr()) })?;
-    Ok((owned(ends[0])?, owned(ends[1])?))
+    let ends = (owned(ends[0])?, owned(ends[1])?);
+    // The daemon hears nobody who has no name, and an engine's thread speaks before the daemon
+    // asks.
+    wire::ask_for_senders(ends.0.as_fd())?;
+    wire::ask_for_senders(ends.1.as_fd())?;
+    Ok(ends)
 }
 
 #[cfg(test)]

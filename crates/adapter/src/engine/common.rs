@@ -1,11 +1,12 @@
-//! What the threads of one engine have in common: what programs are shown, who they are, the captures; and each other.
+//! What the threads of one engine have in common: what programs are shown, who they are, the
+//! captures; and each other.
 
 use std::net::Ipv4Addr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use toehold_channel::memfd;
-use toehold_channel::offload::{OUTLOOK_BYTES, Outlook};
+use toehold_channel::offload::{ROUTING_PAGE_BYTES, RoutingPage};
 use toehold_tcp::Random;
 
 use super::Error;
@@ -13,9 +14,9 @@ use super::arrivals::Arrivals;
 use super::captures::Captures;
 use super::clients::Clients;
 use super::inbox::Door;
-use super::passes::Passes;
+use super::loopback_aliases::{LoopbackAliases, shown};
 use super::settings::Settings;
-use super::stand_ins::{StandIns, shown};
+use super::tokens::Tokens;
 
 #[derive(Debug)]
 pub(super) struct Common {
@@ -23,13 +24,14 @@ pub(super) struct Common {
     pub(super) link: String,
     /// The relay's network namespace.
     pub(super) netns: u64,
-    /// Whoever makes a carrier says whose it is; rules and addresses change when the last thread follows.
-    pub(super) outlook: Outlook,
+    /// Whoever makes a carrier says whose it is; rules and addresses change when the last thread
+    /// follows.
+    pub(super) routing_page: RoutingPage,
     pub(super) relay_source: Ipv4Addr,
     pub(super) relay_port: u16,
     pub(super) captures: Captures,
     pub(super) clients: Arc<Clients>,
-    pub(super) passes: Arc<Passes>,
+    pub(super) tokens: Arc<Tokens>,
     /// The threads, by their index.
     pub(super) doors: Vec<Arc<Door>>,
 }
@@ -38,7 +40,7 @@ pub(super) struct Common {
 pub(super) struct Singles {
     pub(super) arrivals: Arrivals,
     /// What clients are shown.
-    pub(super) outlook: OwnedFd,
+    pub(super) routing_page: OwnedFd,
 }
 
 impl Common {
@@ -50,34 +52,34 @@ impl Common {
         random: &mut Random,
     ) -> Result<(Common, Singles), Error> {
         let os = |action| move |error| Error::Os(action, error);
-        let passes = Arc::new(Passes::default());
-        let arrivals = Arrivals::new(passes.clone()).map_err(os("listen for programs"))?;
+        let tokens = Arc::new(Tokens::default());
+        let arrivals = Arrivals::new(tokens.clone()).map_err(os("listen for programs"))?;
         let relay = arrivals.address().map_err(os("listen for programs"))?;
         // Nobody else's, as far as 127.0.0.0/8 allows; nor 127.0.0.1.
         let [a, b, c, _] = (random.bits() as u32).to_ne_bytes();
         let relay_source = Ipv4Addr::new(127, 64 + a % 128, b, c);
-        let made = memfd::create_for_readers(c"toehold-outlook", OUTLOOK_BYTES);
+        let made = memfd::create_for_readers(c"toehold-routing_page", ROUTING_PAGE_BYTES);
         let (file, base) = made.map_err(os("make what clients are shown"))?;
         // SAFETY: mapped for that length, writable, and kept for as long as the process lives.
-        let outlook = unsafe { Outlook::at(base.as_ptr()) };
+        let routing_page = unsafe { RoutingPage::at(base.as_ptr()) };
         let netns = arrivals.namespace();
-        let own = StandIns::next_to(relay_source).for_all(settings);
-        outlook.publish(&settings.all_rules(), &shown(&own));
-        outlook.initialise(netns, relay.port(), relay_source.octets());
+        let own = LoopbackAliases::next_to(relay_source).for_all(settings);
+        routing_page.publish(&settings.all_rules(), &shown(&own));
+        routing_page.initialise(netns, relay.port(), relay_source.octets());
         let common = Common {
             link: settings.device.to_string(),
             netns,
-            outlook,
+            routing_page,
             relay_source,
             relay_port: relay.port(),
             captures: Captures::default(),
             clients: Arc::default(),
-            passes,
+            tokens,
             doors,
         };
         let singles = Singles {
             arrivals,
-            outlook: file,
+            routing_page: file,
         };
         Ok((common, singles))
     }

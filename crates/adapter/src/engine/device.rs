@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use toehold_link::{PacketSocket, Tap, VnetHeader, XdpMode, XdpSocket};
 
-use super::lane::Part;
+use super::endpoint::Part;
 
 /// An opened link.
 #[derive(Debug)]

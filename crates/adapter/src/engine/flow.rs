@@ -9,11 +9,10 @@
 use std::io;
 use std::net::{Ipv4Addr, TcpStream};
 
-use toehold_channel::offload::{Direction, Place};
-use toehold_channel::opening::OPENING_BYTES;
-use toehold_tcp::{CloseReason, ConnectionId, State};
+use toehold_channel::offload::{CarrierKey, Direction};
+use toehold_channel::preamble::PREAMBLE_BYTES;
+use toehold_tcp::{CloseReason, ConnectionId};
 
-use super::relay::Around;
 use super::{Holder, sys};
 
 /// How far a connection is.
@@ -22,21 +21,6 @@ pub(super) enum Stage {
     Opening,
     Joining,
     Open,
-}
-
-/// What is to be done with a connection after a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Next {
-    /// Wait for more.
-    Wait,
-    /// Everything went both ways, ends included: close in order.
-    Over,
-    /// The program is gone, or its socket failed: reset the remote.
-    ProgramGone,
-    /// The engine's connection failed and all that came before was delivered: reset the program.
-    RemoteGone,
-    /// The program is gone in order, and the remote has all it said: only the engine still waits for the remote's end, for a while.
-    Departed,
 }
 
 #[derive(Debug)]
@@ -66,12 +50,14 @@ pub(super) struct Flow {
     pub(super) hung_up: bool,
     /// It has had an urgent byte: a read ends there, whatever is behind it.
     pub(super) has_urgent: bool,
-    failed: bool,
+    pub(super) failed: bool,
     pub(super) closed: Option<CloseReason>,
-    /// Bytes that went to the carrier and came from it, doorbells, the opening and the urgent byte included.
+    /// Bytes that went to the carrier and came from it, doorbells, the preamble and the urgent byte
+    /// included.
     pub(super) carrier_sent: u64,
     pub(super) carrier_got: u64,
-    /// Calls that moved bytes on the carrier, and bytes before them, since a channel was last asked for or given up.
+    /// Calls that moved bytes on the carrier, and bytes before them, since a channel was last asked
+    /// for or given up.
     pub(super) calls: u32,
     pub(super) bytes_before: u64,
     /// The entry a channel was asked for with, and where the channel has its bit.
@@ -117,7 +103,7 @@ impl Flow {
             carrier_sent: 0,
             // What a program says first is no part of its stream.
             carrier_got: if stage == Stage::Opening {
-                OPENING_BYTES as u64
+                PREAMBLE_BYTES as u64
             } else {
                 0
             },
@@ -166,74 +152,9 @@ impl Flow {
         Ok(())
     }
 
-    /// Does all that can be done now.
-    pub(super) fn advance(&mut self, cx: &mut Around<'_>) -> Next {
-        match self.stage {
-            // A program that knows nothing of us may have sent something and finished; one that gave up has not.
-            Stage::Opening if self.hung_up && self.has_nothing_to_read() => Next::ProgramGone,
-            Stage::Opening => Next::Wait,
-            Stage::Joining if self.closed.is_some() => Next::RemoteGone,
-            Stage::Joining if !self.writable => Next::Wait,
-            Stage::Joining => match self.carrier.take_error() {
-                Ok(None) => {
-                    self.stage = Stage::Open;
-                    self.relay(cx)
-                }
-                _ => Next::ProgramGone,
-            },
-            Stage::Open => self.relay(cx),
-        }
-    }
-
-    fn has_nothing_to_read(&self) -> bool {
-        let mut byte = [0u8; 1];
-        !matches!(self.carrier.peek(&mut byte), Ok(1))
-    }
-
-    fn relay(&mut self, cx: &mut Around<'_>) -> Next {
-        if !self.has_departed {
-            // A reset outranks what came before it.
-            let is_reset =
-                std::mem::take(&mut self.failed) && !matches!(self.carrier.take_error(), Ok(None));
-            if is_reset {
-                self.collect_last_words(cx);
-            }
-            let is_gone = is_reset
-                || self.deliver(cx).is_err()
-                || (self.closed.is_none() && self.collect(cx).is_err());
-            if is_gone && !self.depart(cx) {
-                return Next::ProgramGone;
-            }
-        }
-        if self.has_departed {
-            self.is_delivered = true;
-            if self.received > self.taken {
-                // RFC 1122 section 4.2.2.13: nobody will read what the remote still sends.
-                return Next::ProgramGone;
-            }
-            let _ = self.give_back(cx);
-            if cx
-                .engine
-                .info(self.id)
-                .is_some_and(|info| info.state == State::FinWait2)
-            {
-                return Next::Departed;
-            }
-        }
-        match self.closed {
-            None => match self.consider_channel(cx) {
-                Ok(()) => Next::Wait,
-                Err(_) => Next::ProgramGone,
-            },
-            // Whatever the program's socket does not take now, it takes when it has room.
-            Some(_) if !self.is_delivered => Next::Wait,
-            Some(CloseReason::Finished) => Next::Over,
-            Some(_) => Next::RemoteGone,
-        }
-    }
-
-    /// Where the outlook speaks of the carrier, if it does. From a stand-in a program knows itself where it connects from.
-    pub(super) fn place_of_carrier(&self) -> Option<Place> {
+    /// Where the routing page speaks of the carrier, if it does. From a loopback alias a program
+    /// knows itself where it connects from.
+    pub(super) fn place_of_carrier(&self) -> Option<CarrierKey> {
         let (direction, end) = if self.is_active {
             let end = self.carrier.peer_addr().ok();
             let end = end.filter(|end| end.ip() == Ipv4Addr::LOCALHOST);
@@ -249,7 +170,7 @@ impl Flow {
             (direction, end)
         };
         let port = end?.port();
-        Some(Place { direction, port })
+        Some(CarrierKey { direction, port })
     }
 
     /// Lets the carrier end in order instead of with a reset.

@@ -1,5 +1,5 @@
-//! What reaches an engine's thread from others: commands, from the daemon and from other threads, and frames that another thread's queue
-//! was given.
+//! What reaches an engine's thread from others: commands, from the daemon and from other threads,
+//! and frames that another thread's queue was given.
 
 use std::collections::VecDeque;
 use std::io;
@@ -13,7 +13,8 @@ use toehold_tcp::ReceiveOffload;
 use super::Command;
 use crate::listener::owned;
 
-/// Bytes of frames that may wait for a thread; what a link does that has no room it does as well: the remote will send it again.
+/// Bytes of frames that may wait for a thread; what a link does that has no room it does as well:
+/// the remote will send it again.
 const FRAME_BYTES_MAX: usize = 4 << 20;
 /// What keeping a frame costs beside its bytes.
 const FRAME_COST_BYTES: usize = 256;
@@ -31,7 +32,7 @@ pub(super) struct Passed {
 pub(super) enum Errand {
     /// To be handled.
     Handle,
-    /// Likewise; it was never on the link in this form.
+    /// Handle a reassembled frame, which was never on the link in this form.
     HandleWhole,
     /// To be listened to: another thread handles it.
     Overhear,
@@ -50,8 +51,8 @@ pub(super) struct Door {
     commands: Sender<Command>,
     bell: OwnedFd,
     frames: Mutex<Frames>,
-    /// There are some: to be looked at where there usually are none. Written under the lock; Relaxed, as the lock orders the frames, and a thread
-    /// that sleeps is rung for.
+    /// There are some: to be looked at where there usually are none. Written under the lock;
+    /// Relaxed, as the lock orders the frames, and a thread that sleeps is rung for.
     has_frames: AtomicBool,
 }
 
@@ -121,7 +122,8 @@ impl Inbox {
 
 impl Door {
     pub(super) fn tell(&self, command: Command) {
-        // It fails only when the thread is gone: then there is nobody to tell, and carriers die by themselves.
+        // It fails only when the thread is gone: then there is nobody to tell, and carriers die by
+        // themselves.
         if self.commands.send(command).is_ok() {
             self.ring();
         }
@@ -151,7 +153,8 @@ impl Door {
 
     fn ring(&self) {
         let one = 1u64.to_ne_bytes();
-        // SAFETY: `one` is valid for its length. An eventfd takes it unless it holds 2^64 - 2 already.
+        // SAFETY: `one` is valid for its length. An eventfd takes it unless it holds 2^64 - 2
+        // already.
         unsafe { libc::write(self.bell.as_raw_fd(), one.as_ptr().cast(), one.len()) };
     }
 }

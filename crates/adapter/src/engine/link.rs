@@ -14,10 +14,11 @@ use toehold_link::{
 use super::Error;
 use super::device::Device;
 use super::settings::{DeviceKind, Settings};
-use super::told;
+use super::tcp_config;
 use crate::listener::{check, owned};
 
-/// A frame of each of some thousand connections may come at once; the kernel's own 1,000 would lose some.
+/// A frame of each of some thousand connections may come at once; the kernel's own 1,000 would lose
+/// some.
 const QUEUE_FRAMES: u32 = 8_192;
 
 /// What a link is opened by, now and again.
@@ -92,7 +93,7 @@ impl Link {
     pub(super) fn mac(&self) -> [u8; 6] {
         match &self.device {
             Device::Xdp(socket) => socket.steering().mac(),
-            _ => told::mac(&self.opening.settings),
+            _ => tcp_config::mac(&self.opening.settings),
         }
     }
 
@@ -105,8 +106,8 @@ impl Link {
         }
     }
 
-    /// Looks whether the interface is still there. One that has come in its place under its name is opened: true when there is another
-    /// device to watch.
+    /// Looks whether the interface is still there. One that has come in its place under its name is
+    /// opened: true when there is another device to watch.
     pub(super) fn follow(&mut self) -> bool {
         let interface = match &self.device {
             Device::Tap(_) => return false,
@@ -176,7 +177,7 @@ impl Opening {
             }
             DeviceKind::Packet => {
                 let options = PacketOptions {
-                    mac: told::mac(settings),
+                    mac: tcp_config::mac(settings),
                     // Another adapter's is another process.
                     group: has_several.then_some(std::process::id() as u16),
                 };

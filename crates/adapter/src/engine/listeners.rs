@@ -1,7 +1,8 @@
 //! Programs that listen, and the engine's listeners on their behalf.
 //!
-//! A program's listener is known by its address and port, not by a descriptor: descriptors are inherited, passed on and closed in
-//! ways that we hear of late or never. Whether it is still there the kernel knows, and is asked whenever there is a sign.
+//! A program's listener is known by its address and port, not by a descriptor: descriptors are
+//! inherited, passed on and closed in ways that we hear of late or never. Whether it is still there
+//! the kernel knows, and is asked whenever there is a sign.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -25,7 +26,7 @@ pub(crate) struct Listening {
     pub(crate) is_v6_only: bool,
 }
 
-/// The engine's own addresses, each with what stands in for it on loopback.
+/// The engine's own addresses, each with its loopback alias.
 pub(super) type Own = [(IpAddr, Ipv4Addr)];
 
 /// What stands behind an engine's listener.
@@ -96,8 +97,8 @@ impl Listeners {
         }
     }
 
-    /// Listens on those of the engine's addresses that the program's listener stands for. Listeners on loopback stand for none: they were
-    /// not meant for a network.
+    /// Listens on those of the engine's addresses that the program's listener stands for. Listeners
+    /// on loopback stand for none: they were not meant for a network.
     pub(super) fn add(
         &mut self,
         engine: &mut Engine,
@@ -182,11 +183,11 @@ impl Listeners {
 
 impl Listening {
     /// Whether it stands for one of the engine's addresses.
-    fn serves(&self, &(ip, stand_in): &(IpAddr, Ipv4Addr)) -> bool {
+    fn serves(&self, &(ip, alias): &(IpAddr, Ipv4Addr)) -> bool {
         match self.local.ip() {
             IpAddr::V4(local) if local.is_unspecified() => ip.is_ipv4(),
             IpAddr::V6(local) if local.is_unspecified() => ip.is_ipv6() || !self.is_v6_only,
-            local => local == stand_in,
+            local => local == alias,
         }
     }
 
@@ -204,7 +205,7 @@ impl Listening {
 /// Whether a listener is meant for the network at all.
 fn takes_part(wanted: &Listening, ours: &Own) -> bool {
     let ip = wanted.local.ip();
-    ip.is_unspecified() || ours.iter().any(|(_, stand_in)| ip == *stand_in)
+    ip.is_unspecified() || ours.iter().any(|(_, alias)| ip == *alias)
 }
 
 /// Listeners of one program: another's must not be used up by it.
@@ -228,8 +229,8 @@ mod tests {
     }
 
     fn own() -> Vec<(IpAddr, Ipv4Addr)> {
-        let stand_in = |last| Ipv4Addr::new(127, 99, 0, last);
-        vec![(ip(V4), stand_in(1)), (ip(V6), stand_in(2))]
+        let alias = |last| Ipv4Addr::new(127, 99, 0, last);
+        vec![(ip(V4), alias(1)), (ip(V6), alias(2))]
     }
 
     fn engine() -> Engine {
@@ -254,7 +255,8 @@ mod tests {
         }
     }
 
-    /// Where carriers go, and which of the engine's addresses are listened on, as taken ones cannot be had twice.
+    /// Where carriers go, and which of the engine's addresses are listened on, as taken ones cannot
+    /// be had twice.
     fn served(local: &str, is_v6_only: bool) -> Option<(String, [bool; 2])> {
         let (mut engine, mut listeners) = (engine(), Listeners::new(Arc::default()));
         let wanted = wanted(local, is_v6_only);

@@ -1,16 +1,15 @@
-//! Where the bytes of connections are: in rings of the adapter's own while a carrier brings and takes them, in the program's while a
-//! channel does.
+//! Where the bytes of connections are: in rings of the adapter's own while a carrier brings and
+//! takes them, in the program's while a channel does.
 //!
-//! What the program sends stays in its ring until the remote has acknowledged it: it is retransmitted from there, and nowhere else is
-//! a copy. What the remote sends is placed as it arrives, ahead of gaps too, and stays until the program has taken it.
+//! What the program sends stays in its ring until the remote has acknowledged it: it is
+//! retransmitted from there, and nowhere else is a copy. What the remote sends is placed as it
+//! arrives, ahead of gaps too, and stays until the program has taken it.
 
 use toehold_tcp::{ConnectionId, Expected, Memory, NoRoom};
 
-use super::lane::{Lane, Part, Room};
-use super::rings::{Ring, Rings};
+use super::endpoint::{Endpoint, Part, Room};
+use super::rings::{RING_BYTES, Ring, Rings};
 
-/// Bytes of one ring: what one connection can have in flight, each way. Untouched pages cost nothing.
-pub(super) const RING_BYTES: usize = 1 << 20;
 /// Stretches a payload can lie in: two in each of two rings.
 pub(super) const PARTS_MAX: usize = 4;
 
@@ -31,28 +30,28 @@ struct Duplex {
     taken: u64,
     /// The end of what was placed, gaps before it or not.
     placed: u64,
-    lane: Option<Lane>,
+    endpoint: Option<Endpoint>,
 }
 
 impl Streams {
     /// The channel beside a connection's carrier, if there is one.
     #[inline]
-    pub(super) fn lane(&mut self, id: ConnectionId) -> Option<&mut Lane> {
+    pub(super) fn endpoint(&mut self, id: ConnectionId) -> Option<&mut Endpoint> {
         let duplex = self.slots.get_mut(id.index())?.as_mut()?;
-        duplex.lane.as_mut().filter(|_| duplex.owner == id)
+        duplex.endpoint.as_mut().filter(|_| duplex.owner == id)
     }
 
     /// Puts a channel beside a carrier, or takes it away.
-    pub(super) fn set_lane(&mut self, id: ConnectionId, lane: Option<Lane>) {
-        Self::duplex(&mut self.slots, id).lane = lane;
+    pub(super) fn set_endpoint(&mut self, id: ConnectionId, endpoint: Option<Endpoint>) {
+        Self::duplex(&mut self.slots, id).endpoint = endpoint;
     }
 
     /// Where a payload that continues a stream would go, if that is the program's ring.
     pub(super) fn room(&self, expected: Expected) -> Option<[Room; 2]> {
         let duplex = self.slots.get(expected.connection.index())?.as_ref()?;
-        let lane = duplex.lane.as_ref()?;
-        let is_up = duplex.owner == expected.connection && lane.is_up();
-        is_up.then(|| lane.room(expected.offset)).flatten()
+        let endpoint = duplex.endpoint.as_ref()?;
+        let is_up = duplex.owner == expected.connection && endpoint.is_up();
+        is_up.then(|| endpoint.room(expected.offset)).flatten()
     }
 
     /// So many bytes were put where [`Streams::room`] said.
@@ -61,8 +60,8 @@ impl Streams {
         duplex.placed = duplex.placed.max(expected.offset + len as u64);
     }
 
-    /// The parts of the send ring that are free, when `end` bytes were published and `acknowledged` of them are done with; at most
-    /// `limit` bytes.
+    /// The parts of the send ring that are free, when `end` bytes were published and `acknowledged`
+    /// of them are done with; at most `limit` bytes.
     pub(super) fn free_to_send(
         &mut self,
         id: ConnectionId,
@@ -79,14 +78,15 @@ impl Streams {
         [&mut rest[..first], &mut start[..free - first]]
     }
 
-    /// Published bytes, for the link. Of those in a channel the program can change what they say, not where they are.
+    /// Published bytes, for the link. Of those in a channel the program can change what they say,
+    /// not where they are.
     pub(super) fn sent(&self, id: ConnectionId, offset: u64, len: usize) -> [Part; PARTS_MAX] {
         let duplex = self.slots.get(id.index()).and_then(Option::as_ref);
         let duplex = duplex.filter(|duplex| duplex.owner == id);
         let duplex = duplex.expect("the engine asks for published bytes only");
         let mut parts = [(std::ptr::null(), 0); PARTS_MAX];
-        let channel = duplex.lane.as_ref();
-        let channel = channel.and_then(|lane| Some((lane, lane.ring_begins()?)));
+        let channel = duplex.endpoint.as_ref();
+        let channel = channel.and_then(|endpoint| Some((endpoint, endpoint.ring_begins()?)));
         let own = match channel {
             Some((_, begins)) => (begins.saturating_sub(offset) as usize).min(len),
             None => len,
@@ -98,8 +98,8 @@ impl Streams {
                 *part = (stretch.as_ptr(), stretch.len());
             }
         }
-        if let Some((lane, _)) = channel.filter(|_| own < len) {
-            let in_channel = lane.sent(offset + own as u64, len - own);
+        if let Some((endpoint, _)) = channel.filter(|_| own < len) {
+            let in_channel = endpoint.sent(offset + own as u64, len - own);
             parts[2..].copy_from_slice(&in_channel);
         }
         parts
@@ -128,15 +128,20 @@ impl Streams {
         duplex.is_some_and(|duplex| duplex.owner == id && duplex.placed > received)
     }
 
-    /// The receiving stream leaves the channel at `published`: what was placed behind that, ahead of gaps too, comes to our ring.
+    /// The receiving stream leaves the channel at `published`: what was placed behind that, ahead
+    /// of gaps too, comes to our ring.
     pub(super) fn fetch_unpublished(&mut self, id: ConnectionId, published: u64) {
         let duplex = Self::duplex(&mut self.slots, id);
         duplex.taken = published;
-        let Some(lane) = duplex.lane.as_ref().filter(|_| duplex.placed > published) else {
+        let Some(endpoint) = duplex
+            .endpoint
+            .as_ref()
+            .filter(|_| duplex.placed > published)
+        else {
             return;
         };
         let ring = duplex.receiving.get_or_insert_with(|| self.rings.take());
-        lane.placed(published, duplex.placed, |at, bytes| store(ring, at, bytes));
+        endpoint.placed(published, duplex.placed, |at, bytes| store(ring, at, bytes));
     }
 
     /// The connection is over.
@@ -168,7 +173,7 @@ impl Streams {
             receiving: None,
             taken: 0,
             placed: 0,
-            lane: None,
+            endpoint: None,
         })
     }
 }
@@ -177,8 +182,8 @@ impl Memory for Streams {
     fn place(&mut self, id: ConnectionId, offset: u64, bytes: &[u8]) -> Result<(), NoRoom> {
         let duplex = Self::duplex(&mut self.slots, id);
         let end = offset + bytes.len() as u64;
-        if let Some(lane) = duplex.lane.as_ref().filter(|lane| lane.is_up()) {
-            if !lane.place(offset, bytes) {
+        if let Some(endpoint) = duplex.endpoint.as_ref().filter(|endpoint| endpoint.is_up()) {
+            if !endpoint.place(offset, bytes) {
                 return Err(NoRoom);
             }
         } else {
@@ -222,5 +227,4 @@ fn stretches(ring: &[u8], offset: u64, len: usize) -> [&[u8]; 2] {
     [&ring[at..at + first], &ring[..len - first]]
 }
 
-const _: () = assert!(RING_BYTES.is_power_of_two());
 const _: () = assert!(PARTS_MAX < toehold_link::PARTS_MAX);

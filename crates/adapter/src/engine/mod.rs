@@ -1,60 +1,70 @@
-//! The offload path's engine: a TCP of its own on a link of its own, for programs that reach it by their sockets.
+//! The offload path's engine: a TCP of its own on a link of its own, for programs that reach it by
+//! their sockets.
 //!
 //! ```text
 //!   program ── carrier (kernel, loopback) ── Flow ── toehold_tcp::Engine ── Link ── any remote
 //! ```
 //!
-//! - *Active*: the library connects the program's socket to the relay and says, in the first bytes on it, where it is to lead and by whose
-//!   leave. The answer is one urgent byte on the carrier.
-//! - *Passive*: the library says that the program listens; the engine listens on its addresses as well, and for each connection it accepts
-//!   a carrier is connected to the program's own listener. Accept, backlog, epoll and fork are the kernel's.
+//! - *Active*: the library connects the program's socket to the relay and says, in the first bytes
+//!   on it, where it is to lead and by whose leave. The answer is one urgent byte on the carrier.
+//! - *Passive*: the library says that the program listens; the engine listens on its addresses as
+//!   well, and for each connection it accepts a carrier is connected to the program's own listener.
+//!   Accept, backlog, epoll and fork are the kernel's.
 //!
-//! Once a connection has seen some traffic the engine asks its own adapter, like any client, for a channel beside the carrier; program and
-//! engine are then peers as two programs are.
+//! Once a connection has seen some traffic the engine asks its own adapter, like any client, for a
+//! channel beside the carrier; program and engine are then peers as two programs are.
 //!
-//! One thread serves it all, or several, each with an engine of its own and a queue of the link, and with connections that no other touches. It
-//! sleeps in epoll, and an engine without work costs nothing. Carriers have `SO_LINGER` 0 while they
-//! are in use: should we die, the kernel resets them, and the program sees what it would see of a failed network interface, instead of
-//! an end of file that nobody sent.
+//! One thread serves it all, or several, each with an engine of its own and a queue of the link,
+//! and with connections that no other touches. It sleeps in epoll, and an engine without work costs
+//! nothing. Carriers have `SO_LINGER` 0 while they are in use: should we die, the kernel resets
+//! them, and the program sees what it would see of a failed network interface, instead of an end of
+//! file that nobody sent.
 //!
-//! - [`settings`]: what the operator says. No I/O but reading a file.
-//! - `runner`: a thread, and in it `connections`, that come and go, and `orders`, from the daemon; `flow`, `relay`: one connection and its
-//!   bytes; `memory`, `lane`: where those are; `channels`: channels and boards; `listeners`: programs that listen; `stand_ins`: our addresses
-//!   on loopback; `told`: settings in the TCP's words; `arrivals`: programs at the relay, `silent` those that say nothing, `passes` what they
-//!   are known by; `patience`: when to sleep.
-//! - `common`: what threads share; `clients`: the programs; `inbox`, `passing`: what others give a thread, and frames that go to another;
-//!   `report`: what they have done.
-//! - `captures`: what passes on the link, to whoever asked.
+//! - [`settings`]: the operator's settings. No I/O but reading a file.
+//! - `runner`: a thread; in it `connections` (connections come and go) and `orders` (the daemon's
+//!   commands).
+//! - `flow`, `relay`: one connection and its bytes. `memory`, `endpoint`: where the bytes are.
+//!   `channels`: channels and ready bitmaps.
+//! - `receiver`, `transmitter`: frames from and to the link.
+//! - `listeners`: programs that listen. `loopback_aliases`: loopback addresses that stand for ours.
+//!   `tcp_config`: the TCP's configuration from the settings.
+//! - `arrivals`: programs at the relay; `silent`: those that have not sent their preamble;
+//!   `tokens`: how the engine knows whose a carrier is.
+//! - `common`: what the threads share. `clients`: the programs. `inbox`, `passing`: commands and
+//!   frames from other threads. `report`: counters for `toehold status`.
+//! - `captures`: frames of the link, for those who ask.
+//! - `spinning`: when to look for more work, and when to sleep.
 //! - `link`, `device`, `poller`, `sys`: the operating system.
 
+mod advance;
 mod arrivals;
 mod captures;
 mod channels;
 mod clients;
 mod common;
 mod device;
+mod endpoint;
 mod flow;
 mod inbox;
-mod intake;
-mod lane;
 mod link;
 mod listeners;
+mod loopback_aliases;
 mod memory;
-mod outlet;
-mod passes;
 mod passing;
-mod patience;
 mod poller;
 mod ports;
+mod receiver;
 mod relay;
 mod report;
 mod rings;
 mod runner;
 pub mod settings;
 mod silent;
-mod stand_ins;
+mod spinning;
 mod sys;
-mod told;
+mod tcp_config;
+mod tokens;
+mod transmitter;
 
 use std::fmt;
 use std::io;
@@ -69,7 +79,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use toehold_channel::memfd::MapError;
-use toehold_channel::opening::Pass;
+use toehold_channel::preamble::ClientToken;
 use toehold_link::{PacketError, TapError, XdpError};
 use toehold_tcp::{Keepalive, Random, Share};
 
@@ -101,7 +111,7 @@ pub enum Error {
     /// No MTU was given, and the device does not tell.
     NoMtu,
     /// What clients are shown cannot be mapped.
-    Outlook(MapError),
+    RoutingPage(MapError),
     /// The operating system refused.
     Os(&'static str, io::Error),
 }
@@ -114,10 +124,13 @@ impl fmt::Display for Error {
             Error::Xdp(error) => error.fmt(out),
             Error::Namespace(name, error) => write!(
                 out,
-                "cannot enter the network namespace {name} ({error}); this needs CAP_SYS_ADMIN, and `ip netns add {name}`"
+                "cannot enter the network namespace {name} ({error}); this needs CAP_SYS_ADMIN, \
+                and `ip netns add {name}`"
             ),
             Error::NoMtu => write!(out, "the link does not tell its MTU; give one with --mtu"),
-            Error::Outlook(error) => write!(out, "cannot map what clients are shown: {error:?}"),
+            Error::RoutingPage(error) => {
+                write!(out, "cannot map what clients are shown: {error:?}")
+            }
             Error::Os(action, error) => write!(out, "cannot {action}: {error}"),
         }
     }
@@ -134,8 +147,8 @@ enum Command {
     Listen(Arc<ForAll<Listening>>),
     /// A program may have stopped listening.
     LookAtListeners,
-    /// A program is more patient with a remote, or less.
-    BePatient(Manner),
+    /// A program has changed its liveness settings for a remote.
+    SetLiveness(Manner),
     /// The operator has changed the settings.
     Reconfigure(Arc<ForAll<Settings>>),
     /// Say what has happened so far.
@@ -183,7 +196,7 @@ pub(crate) struct Holder {
     pub(crate) family: TableId,
 }
 
-/// How patient a program is with the remote of one of its connections.
+/// A program's liveness settings for the remote of one of its connections.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Manner {
     /// Of the program that says so.
@@ -211,7 +224,7 @@ struct Request {
 pub(crate) struct Engine {
     threads: Vec<JoinHandle<()>>,
     common: Arc<Common>,
-    outlook: SharedFd,
+    routing_page: SharedFd,
     /// What it was told last.
     settings: Settings,
     /// The threads' connections to the adapter, for the daemon to serve.
@@ -240,7 +253,7 @@ impl Engine {
         let mut engine = Engine {
             threads: Vec::new(),
             common: Arc::new(common),
-            outlook: SharedFd::new(singles.outlook),
+            routing_page: SharedFd::new(singles.routing_page),
             settings: settings.clone(),
             clients: Vec::new(),
         };
@@ -270,29 +283,31 @@ impl Engine {
     }
 
     /// What clients are shown.
-    pub(crate) fn outlook(&self) -> SharedFd {
-        self.outlook.clone()
+    pub(crate) fn routing_page(&self) -> SharedFd {
+        self.routing_page.clone()
     }
 
-    /// What a client's carriers have to show to lead anywhere; nothing when the kernel has no random numbers.
-    pub(crate) fn give_pass(&self, holder: Holder) -> Pass {
-        self.common.passes.give(holder).unwrap_or_default()
+    /// What a client's carriers have to show to lead anywhere; nothing when the kernel has no
+    /// random numbers.
+    pub(crate) fn give_token(&self, holder: Holder) -> ClientToken {
+        self.common.tokens.give(holder).unwrap_or_default()
     }
 
     /// A client is gone.
     pub(crate) fn take_pass_back(&self, client: ClientId) {
-        self.common.passes.take_back(client);
+        self.common.tokens.take_back(client);
     }
 
-    /// A program listens. When all threads do so for it, the last sends a [`toehold_channel::rendezvous::Kind::Listening`].
+    /// A program listens. When all threads do so for it, the last sends a
+    /// [`toehold_channel::rendezvous::Kind::Listening`].
     pub(crate) fn listen(&self, wanted: Listening) {
         let wanted = ForAll::new(wanted, self.threads.len());
         self.tell_all(|| Command::Listen(wanted.clone()));
     }
 
-    /// A program says how patient it is with a remote.
-    pub(crate) fn be_patient(&self, manner: Manner) {
-        self.tell_all(|| Command::BePatient(manner));
+    /// A program reports its liveness settings for a remote.
+    pub(crate) fn set_liveness(&self, manner: Manner) {
+        self.tell_all(|| Command::SetLiveness(manner));
     }
 
     /// A program may have stopped listening.
@@ -345,7 +360,7 @@ impl Engine {
             report
         });
         let asked: Vec<_> = asked.collect();
-        let deadline = Instant::now() + REPORT_PATIENCE;
+        let deadline = Instant::now() + REPORT_TIMEOUT;
         let reports = asked.into_iter().map(|report| {
             let left = deadline.saturating_duration_since(Instant::now());
             report.recv_timeout(left).ok()
@@ -378,8 +393,8 @@ fn thread_name(index: usize) -> String {
     }
 }
 
-/// Has `start` make a thread, and threads of that thread's, to which no signal of the process goes: they are the daemon's, which may begin
-/// to catch them later.
+/// Has `start` make a thread, and threads of that thread's, to which no signal of the process goes:
+/// they are the daemon's, which may begin to catch them later.
 fn without_signals<T>(start: impl FnOnce() -> T) -> T {
     let mut all = MaybeUninit::<libc::sigset_t>::uninit();
     let mut before = MaybeUninit::<libc::sigset_t>::uninit();
@@ -395,4 +410,4 @@ fn without_signals<T>(start: impl FnOnce() -> T) -> T {
 }
 
 /// How long `toehold status` waits for a busy engine.
-const REPORT_PATIENCE: Duration = Duration::from_millis(200);
+const REPORT_TIMEOUT: Duration = Duration::from_millis(200);

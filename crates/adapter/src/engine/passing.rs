@@ -1,9 +1,10 @@
 //! Frames, to the thread that is to have them.
 //!
-//! The kernel spreads the link's frames over the queues by a table of its own: where a connection's frames were last written, for a few
-//! seconds, and by a hash else (`tun_automq_select_queue` in drivers/net/tun.c). Connections belong to threads by our hash
-//! ([`toehold_tcp::Share`]). So after a silence, and when a remote connects, the first frame may come to the wrong thread, which passes it
-//! on; the answer, written to the right queue, leads the following ones there.
+//! The kernel spreads the link's frames over the queues by a table of its own: where a connection's
+//! frames were last written, for a few seconds, and by a hash else (`tun_automq_select_queue` in
+//! drivers/net/tun.c). Connections belong to threads by our hash ([`toehold_tcp::Share`]). So after
+//! a silence, and when a remote connects, the first frame may come to the wrong thread, which
+//! passes it on; the answer, written to the right queue, leads the following ones there.
 
 use toehold_tcp::{Engine, Instant, ReceiveOffload, Whose};
 
@@ -20,7 +21,7 @@ pub(super) struct Takers<'a> {
     pub(super) passed_on: &'a mut PassedOn,
 }
 
-/// What was passed on.
+/// Counters of frames passed on.
 #[derive(Debug, Default)]
 pub(super) struct PassedOn {
     pub(super) taken: u64,
@@ -116,7 +117,7 @@ mod tests {
     use super::*;
     use crate::engine::inbox::Inbox;
     use crate::engine::settings::Draft;
-    use crate::engine::told::{config, mac};
+    use crate::engine::tcp_config::{config, mac};
 
     const NOW: Instant = Instant::ZERO;
     const REMOTE_MAC: [u8; 6] = [2, 0, 0, 0, 0, 9];
@@ -206,7 +207,8 @@ mod tests {
             }
         }
 
-        /// A frame from the remote with an IPv4 packet, or a fragment of one that this port numbers.
+        /// A frame from the remote with an IPv4 packet, or a fragment of one that this port
+        /// numbers.
         fn packet(&self, port: u16, place: u16, payload: &[u8]) -> Vec<u8> {
             let mut frame = [&self.mac()[..], &REMOTE_MAC, &[0x08, 0x00]].concat();
             let length = (20 + payload.len() as u16).to_be_bytes();

@@ -1,4 +1,5 @@
-//! epoll for the engine's thread: the link, the relay, commands, and the sockets of relayed connections.
+//! epoll for the engine's thread: the link, the relay, commands, and the sockets of relayed
+//! connections.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -21,7 +22,8 @@ pub(super) enum Source {
     Command,
     /// Channels are offered.
     Offers,
-    /// A relayed connection's socket: its slot, and which of the slot's connections it was registered for.
+    /// A relayed connection's socket: its slot, and which of the slot's connections it was
+    /// registered for.
     Flow(u32, u32),
 }
 

@@ -1,26 +1,30 @@
 //! The bytes of one connection, both ways: by the carrier, or by the channel beside it.
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
-use std::net::Shutdown;
+use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsRawFd;
 
-use toehold_channel::channel::Incoming;
 use toehold_channel::ring::Fault;
+use toehold_stream::credit::Credit;
+use toehold_stream::next::{Carrier, Next};
 use toehold_tcp::{Engine, Instant};
 
 use super::channels::Channels;
 use super::flow::Flow;
-use super::memory::{RING_BYTES, Streams};
+use super::memory::Streams;
+use super::rings::RING_BYTES;
 use super::sys;
 
-/// Calls on a carrier that make a channel worth its memory. The library counts likewise (`pairing`).
+/// Calls on a carrier that make a channel worth its memory. The library counts likewise
+/// (`pairing`).
 const CALLS_BEFORE_ASKING: u32 = 4;
 /// Bytes that do, whatever the calls.
 const BYTES_BEFORE_ASKING: u64 = 128 << 10;
 /// Reads from one carrier before everybody else's turn.
 const STEPS_MAX: u32 = 64;
-/// Unread bytes in the program's ring from which on we want to hear that it reads: a reader tells when it crosses half a ring.
-const UNREAD_BEFORE_WANTING: u64 = 1 << (super::lane::WINDOW_LOG2 - 1);
+/// Unread bytes in the program's ring from which on we want to hear that it reads: a reader tells
+/// when it crosses half a ring.
+const UNREAD_BEFORE_WANTING: u64 = 1 << (super::endpoint::WINDOW_LOG2 - 1);
 
 /// What a connection's step works with.
 pub(super) struct Around<'a> {
@@ -53,10 +57,10 @@ impl Flow {
     pub(super) fn deliver(&mut self, cx: &mut Around<'_>) -> Result<(), Gone> {
         let before = self.taken;
         let stays_down = self.program_finished;
-        let lane = cx.streams.lane(self.id);
-        let (is_up, goes_down) = lane.map_or((false, false), |lane| {
-            let is_up = lane.is_up();
-            (is_up, is_up && (stays_down || lane.is_unwanted()))
+        let endpoint = cx.streams.endpoint(self.id);
+        let (is_up, goes_down) = endpoint.map_or((false, false), |endpoint| {
+            let is_up = endpoint.is_up();
+            (is_up, is_up && (stays_down || endpoint.is_unwanted()))
         });
         if goes_down {
             self.go_down(cx)?;
@@ -100,20 +104,18 @@ impl Flow {
     }
 
     fn deliver_by_ring(&mut self, cx: &mut Around<'_>) -> Result<(), Gone> {
-        let Some(lane) = cx.streams.lane(self.id) else {
+        let Some(endpoint) = cx.streams.endpoint(self.id) else {
             return Ok(());
         };
-        let has_news = lane.publish(self.received);
-        let mut taken = lane.consumed()?;
-        let wants = self.received - taken >= UNREAD_BEFORE_WANTING;
-        lane.want_credit(wants);
+        let has_news = endpoint.publish(self.received);
         let mut is_deaf = false;
-        if wants {
-            // What was read before we asked nobody tells; and only a program whose own direction is a ring can tell at all.
-            is_deaf = !lane.can_be_rung();
-            taken = lane.consumed()?;
-            is_deaf &= self.received - taken >= UNREAD_BEFORE_WANTING;
+        if self.received - endpoint.consumed()? >= UNREAD_BEFORE_WANTING {
+            let credit = endpoint.want_credit(self.received, UNREAD_BEFORE_WANTING)?;
+            is_deaf = credit == Credit::Unreachable;
+        } else {
+            endpoint.stop_wanting();
         }
+        let taken = endpoint.consumed()?;
         self.is_delivered = true;
         self.taken = taken;
         cx.streams.take(self.id, taken);
@@ -131,28 +133,28 @@ impl Flow {
             return Ok(());
         }
         let (next, count) = (self.received, self.carrier_sent);
-        match cx.streams.lane(self.id) {
-            Some(lane) if !lane.is_unwanted() => drop(lane.try_up(next, count)?),
+        match cx.streams.endpoint(self.id) {
+            Some(endpoint) if !endpoint.is_unwanted() => drop(endpoint.try_up(next, count)?),
             _ => {}
         }
         Ok(())
     }
 
-    /// Moves the remote's stream back to the carrier: all that is not published yet. A program that wants the kernel alone may look at its ring
-    /// no more.
+    /// Moves the remote's stream back to the carrier: all that is not published yet. A program that
+    /// wants the kernel alone may look at its ring no more.
     fn go_down(&mut self, cx: &mut Around<'_>) -> Result<(), Gone> {
-        let Some(lane) = cx.streams.lane(self.id) else {
+        let Some(endpoint) = cx.streams.endpoint(self.id) else {
             return Ok(());
         };
-        let published = lane.published_out();
-        if lane.begin_down() {
-            self.ring();
-        }
-        let count = self.carrier_sent;
-        if let Some(lane) = cx.streams.lane(self.id) {
-            lane.finish_down(count);
-        }
-        // What the program has not read yet is in memory of its own: our window is about what is still to come.
+        let published = endpoint.published_out();
+        endpoint.go_down(|must_ring| {
+            if must_ring && !self.program_told {
+                self.carrier_sent += ring(&mut self.carrier);
+            }
+            self.carrier_sent
+        });
+        // What the program has not read yet is in memory of its own: our window is about what is
+        // still to come.
         self.taken = published;
         cx.streams.fetch_unpublished(self.id, published);
         Ok(())
@@ -170,14 +172,16 @@ impl Flow {
         if self.program_finished && !was_finished {
             let _ = cx.engine.finish(cx.now, self.id);
             if !self.remote_finished {
-                // Whether it has closed or still listens, only the kernel knows; a remote may never finish.
+                // Whether it has closed or still listens, only the kernel knows; a remote may never
+                // finish.
                 let _ = sys::tell_when_gone(&self.carrier);
             }
         }
         result
     }
 
-    /// The program has reset its carrier: with the kernel what it sent before would be on its way already, ahead of the reset.
+    /// The program has reset its carrier: with the kernel what it sent before would be on its way
+    /// already, ahead of the reset.
     pub(super) fn collect_last_words(&mut self, cx: &mut Around<'_>) {
         let has_finished = self.program_finished;
         self.readable = true;
@@ -188,22 +192,21 @@ impl Flow {
         self.program_finished = has_finished;
     }
 
-    /// The carrier was reset: false when the program means it, true when it had closed in order before. What it published then is
-    /// still to be sent.
-    pub(super) fn depart(&mut self, cx: &mut Around<'_>) -> bool {
+    /// The program is gone, by a reset of the carrier or by its own words: false when it means a
+    /// reset, true when it had closed in order before, or was killed with nothing unread. The bytes
+    /// that it published before are still to be sent.
+    pub(super) fn depart(&mut self, cx: &mut Around<'_>, is_reset: bool) -> bool {
         let (published, got, sent) = (self.published, self.carrier_got, self.carrier_sent);
-        let Some(lane) = cx
-            .streams
-            .lane(self.id)
-            .filter(|lane| lane.was_closed_cleanly(sent))
-        else {
+        let Some(endpoint) = cx.streams.endpoint(self.id).filter(|endpoint| {
+            endpoint.was_closed_cleanly(sent) || is_reset && endpoint.was_killed_idle(sent)
+        }) else {
             return false;
         };
-        if let Ok(Incoming::Ring(filled)) = lane.incoming(published, got) {
-            self.published = lane.published(filled.len);
+        if let Ok(Next::Ring(filled)) = endpoint.next(published, got, Carrier::Unseen) {
+            self.published = endpoint.published(filled.len);
             let _ = cx.engine.publish(self.id, self.published);
         }
-        if let Ok(taken) = lane.consumed().map(|taken| taken.max(self.taken)) {
+        if let Ok(taken) = endpoint.consumed().map(|taken| taken.max(self.taken)) {
             self.taken = taken;
             let _ = cx.engine.take(self.id, taken);
         }
@@ -217,94 +220,67 @@ impl Flow {
 
     pub(super) fn give_back(&mut self, cx: &mut Around<'_>) -> Result<(), Gone> {
         let acknowledged = self.acknowledged;
-        let lane = cx.streams.lane(self.id);
-        let wants = lane.map_or(Ok(false), |lane| lane.give_back(acknowledged))?;
+        let endpoint = cx.streams.endpoint(self.id);
+        let wants = endpoint.map_or(Ok(false), |endpoint| endpoint.give_back(acknowledged))?;
         if wants { self.notify(cx) } else { Ok(()) }
     }
 
     fn take_in(&mut self, cx: &mut Around<'_>) -> Result<(), Gone> {
-        let mut carrier_ended = false;
+        // Once its end is seen, nothing else is to be seen there.
+        let mut seen = Carrier::Unseen;
         for _ in 0..STEPS_MAX {
             if self.program_finished {
                 return Ok(());
             }
+            if !self.readable && seen == Carrier::Unseen {
+                seen = Carrier::Empty;
+            }
             let (published, got) = (self.published, self.carrier_got);
-            let incoming = match cx.streams.lane(self.id) {
-                None => Incoming::Carrier { limit: u64::MAX },
-                Some(lane) => {
-                    // Counted before the look at the records: a switch is published before its first doorbell is sent, so what waits now
-                    // is data unless the records say otherwise.
-                    let counts = self.readable && !lane.is_ring_in();
-                    let waiting = if counts {
-                        bytes_waiting(&self.carrier)
-                    } else {
-                        0
-                    };
-                    match lane.incoming(published, got)? {
-                        Incoming::Carrier { limit } if waiting > 0 => Incoming::Carrier {
-                            limit: limit.min(waiting as u64),
-                        },
-                        Incoming::Carrier { .. } if self.readable => match self.look_for_end()? {
-                            // Should a switch have come before the end, the bytes before it are elsewhere.
-                            true if !lane.has_records() => Incoming::Carrier { limit: 1 },
-                            // But not again and again.
-                            true if carrier_ended => return Err(Gone),
-                            true => {
-                                carrier_ended = true;
-                                continue;
-                            }
-                            false if self.readable => continue,
-                            false => return Ok(()),
-                        },
-                        incoming => incoming,
-                    }
-                }
+            let next = match cx.streams.endpoint(self.id) {
+                Some(endpoint) => endpoint.next(published, got, seen)?,
+                None if self.readable => Next::Data { max: u64::MAX },
+                None => Next::Wait,
             };
-            match incoming {
-                Incoming::Ring(filled) => {
-                    let Some(lane) = cx.streams.lane(self.id) else {
+            let seen_before = std::mem::replace(&mut seen, Carrier::Unseen);
+            match next {
+                Next::Wait => return Ok(()),
+                Next::Look => seen = self.look()?,
+                Next::End => self.program_finished = true,
+                Next::Cut => return Err(Gone),
+                Next::Ring(filled) => {
+                    let Some(endpoint) = cx.streams.endpoint(self.id) else {
                         return Ok(());
                     };
-                    self.published = lane.published(filled.len);
-                    // A switch is published before the bytes that follow it: what waits then is no doorbell.
-                    if !lane.is_ring_in() {
-                        return Ok(());
-                    }
-                    if carrier_ended {
-                        self.program_finished = true;
-                        return Ok(());
-                    }
-                    if !self.readable {
-                        return Ok(());
-                    }
-                    carrier_ended = self.take_doorbells(cx)?;
+                    self.published = endpoint.published(filled.len);
+                    seen = seen_before;
                 }
-                Incoming::Skip { bytes } => {
+                Next::Doorbells { max } => {
                     let mut scratch = [0u8; 256];
-                    let len = scratch.len().min(bytes as usize);
+                    let len = scratch.len().min(max as usize);
                     match self.read_carrier(&mut [IoSliceMut::new(&mut scratch[..len])])? {
                         None => return Ok(()),
-                        Some(0) => self.program_finished = true,
+                        Some(0) => seen = Carrier::Ended,
                         Some(_) => {}
                     }
                 }
-                Incoming::Carrier { limit } => {
+                Next::Data { max } => {
                     let room = RING_BYTES as u64 - (self.published - self.acknowledged);
-                    if room == 0 || !self.readable {
+                    if room == 0 {
                         return Ok(());
                     }
                     let (end, done) = (self.published, self.acknowledged);
-                    let parts = cx.streams.free_to_send(self.id, end, done, limit);
-                    let want = room.min(limit);
+                    let parts = cx.streams.free_to_send(self.id, end, done, max);
+                    let want = room.min(max);
                     match self.read_carrier(&mut parts.map(IoSliceMut::new))? {
                         None => return Ok(()),
                         Some(0) => self.program_finished = true,
                         Some(count) => {
                             self.published += count as u64;
                             self.calls += 1;
-                            // Less than there was room for: there is no more, unless the end is next.
+                            // Less than there was room for: there is no more, unless the end is
+                            // next.
                             let is_all =
-                                cx.streams.lane(self.id).is_none() && (count as u64) < want;
+                                cx.streams.endpoint(self.id).is_none() && (count as u64) < want;
                             self.readable &= self.hung_up || self.has_urgent || !is_all;
                         }
                     }
@@ -316,36 +292,22 @@ impl Flow {
         Ok(())
     }
 
-    /// Takes doorbells off the carrier; true when its end is behind them.
-    fn take_doorbells(&mut self, cx: &mut Around<'_>) -> Result<bool, Gone> {
+    /// The bytes on the carrier now. A byte that arrives at this moment stays there.
+    fn look(&mut self) -> io::Result<Carrier> {
         let waiting = bytes_waiting(&self.carrier);
-        let is_ring = cx
-            .streams
-            .lane(self.id)
-            .is_some_and(|lane| lane.is_ring_in());
-        if !is_ring {
-            return Ok(false);
+        if waiting > 0 {
+            return Ok(Carrier::Waiting(waiting as u64));
         }
-        let mut scratch = [0u8; 256];
-        if waiting == 0 {
-            return Ok(self.look_for_end()?);
-        }
-        let len = scratch.len().min(waiting);
-        let read = self.read_carrier(&mut [IoSliceMut::new(&mut scratch[..len])])?;
-        Ok(read == Some(0))
-    }
-
-    /// Nothing waits on the carrier: true when that is because of its end. Should a byte have come in this moment, it stays where it is.
-    fn look_for_end(&mut self) -> io::Result<bool> {
         let mut byte = [0u8; 1];
         match self.carrier.peek(&mut byte) {
-            Ok(count) => Ok(count == 0),
+            Ok(0) => Ok(Carrier::Ended),
+            Ok(_) => Ok(Carrier::Unseen),
             Err(error) => match error.kind() {
                 io::ErrorKind::WouldBlock => {
                     self.readable = false;
-                    Ok(false)
+                    Ok(Carrier::Empty)
                 }
-                io::ErrorKind::Interrupted => Ok(false),
+                io::ErrorKind::Interrupted => Ok(Carrier::Unseen),
                 _ => Err(error),
             },
         }
@@ -376,10 +338,14 @@ impl Flow {
             return Ok(());
         };
         let channels = &*cx.channels;
-        // A byte on a direction that is not a ring would be data. Nobody sleeps for one there: see `channel`, rule 3.
-        let lane = cx.streams.lane(self.id).filter(|lane| lane.is_up());
-        let rings = lane.map_or(Ok(false), |lane| {
-            lane.must_ring(|board| channels.their_board(pair, board))
+        // A byte on a direction that is not a ring would be data. Nobody sleeps for one there: see
+        // `channel`, rule 3.
+        let endpoint = cx
+            .streams
+            .endpoint(self.id)
+            .filter(|endpoint| endpoint.is_up());
+        let rings = endpoint.map_or(Ok(false), |endpoint| {
+            endpoint.must_ring(|bitmap| channels.their_bitmap(pair, bitmap))
         })?;
         if rings {
             self.ring();
@@ -387,10 +353,9 @@ impl Flow {
         Ok(())
     }
 
-    /// One byte on the carrier. Where it is full, or broken, the program has something to look at already.
     fn ring(&mut self) {
-        if !self.program_told && matches!(self.carrier.write(&[0]), Ok(1)) {
-            self.carrier_sent += 1;
+        if !self.program_told {
+            self.carrier_sent += ring(&mut self.carrier);
         }
     }
 
@@ -401,7 +366,8 @@ impl Flow {
             return Ok(());
         }
         if self.entry.is_none() && !is_over && self.has_traffic() {
-            // Should the daemon be too busy, or the channel be wanted back later: as much traffic again before the next request.
+            // Should the daemon be too busy, or the channel be wanted back later: as much traffic
+            // again before the next request.
             self.count_anew();
             if let (Ok(local), Ok(remote)) = (self.carrier.local_addr(), self.carrier.peer_addr()) {
                 let flow = self.id.index() as u32;
@@ -409,8 +375,11 @@ impl Flow {
                 self.entry = cx.channels.ask(flow, cx.netns, ends, self.is_active);
             }
         }
-        let lane = cx.streams.lane(self.id).filter(|lane| lane.is_over());
-        if lane.map_or(Ok(false), |lane| lane.leave())? {
+        let endpoint = cx
+            .streams
+            .endpoint(self.id)
+            .filter(|endpoint| endpoint.is_over());
+        if endpoint.map_or(Ok(false), |endpoint| endpoint.leave())? {
             self.drop_channel(cx.streams, cx.channels);
         }
         Ok(())
@@ -430,14 +399,20 @@ impl Flow {
     /// Goes on without a channel, until there has been some traffic again.
     pub(super) fn drop_channel(&mut self, streams: &mut Streams, channels: &mut Channels) {
         self.count_anew();
-        if let Some(lane) = streams.lane(self.id) {
-            lane.refuse();
-            streams.set_lane(self.id, None);
+        if let Some(endpoint) = streams.endpoint(self.id) {
+            endpoint.refuse();
+            streams.set_endpoint(self.id, None);
         }
         if let Some(entry) = self.entry.take() {
             channels.withdraw(entry, self.place.take());
         }
     }
+}
+
+/// One byte on the carrier; how many it took. Where it is full, or broken, the program has
+/// something to look at already.
+fn ring(carrier: &mut TcpStream) -> u64 {
+    carrier.write(&[0]).map_or(0, |count| count as u64)
 }
 
 fn bytes_waiting(socket: &impl AsRawFd) -> usize {

@@ -20,7 +20,8 @@ pub(crate) struct Report {
     /// Those with a channel beside the carrier.
     pub(crate) channels: usize,
     pub(crate) listeners: usize,
-    /// Listeners of programs that are not the engine's, because there are too many: of one program, or of all.
+    /// Listeners of programs that are not the engine's, because there are too many: of one program,
+    /// or of all.
     pub(crate) listeners_refused: u64,
     pub(crate) listeners_of_one_max: usize,
     pub(crate) listeners_max: usize,
@@ -29,7 +30,7 @@ pub(crate) struct Report {
     pub(crate) frames_received: u64,
     pub(crate) frames_sent: u64,
     pub(crate) frames_malformed: u64,
-    /// The same by what is wrong with them, in words; nothing of what has not happened.
+    /// Malformed frames by reason, in words; reasons without frames are left out.
     pub(crate) frames_malformed_by_reason: BTreeMap<String, u64>,
     pub(crate) segments_received: u64,
     pub(crate) segments_sent: u64,
@@ -43,7 +44,8 @@ pub(crate) struct Report {
     pub(crate) connections_accepted: u64,
     /// Connections reset because their program was gone.
     pub(crate) programs_gone: u64,
-    /// Carriers reset because they did not say, or not in time, what they are for, or by nobody's leave.
+    /// Carriers reset because they did not say, or not in time, what they are for, or by nobody's
+    /// leave.
     pub(crate) carriers_refused: u64,
     /// Requests and connections refused because a program was at its quota.
     pub(crate) over_quota: u64,
@@ -88,7 +90,8 @@ impl Report {
         Report {
             connections: self.connections + other.connections,
             channels: self.channels + other.channels,
-            // All listen for all programs, and hear of it before they are asked for a report; when to stop each finds out by itself.
+            // All listen for all programs, and hear of it before they are asked for a report; when
+            // to stop each finds out by itself.
             listeners: self.listeners.max(other.listeners),
             listeners_refused: self.listeners_refused.max(other.listeners_refused),
             // The settings are followed when all follow them.

@@ -1,13 +1,16 @@
-//! Rings of the adapter's own, for what a carrier brings and takes: address space of which pages come as they are touched.
+//! Rings of the adapter's own, for what a carrier brings and takes: address space of which pages
+//! come as they are touched.
 //!
-//! They are mapped, not allocated: an allocator that gives out a large piece of memory again clears all of it first, and then all of its pages
-//! are there.
+//! They are mapped, not allocated: an allocator that gives out a large piece of memory again clears
+//! all of it first, and then all of its pages are there.
 
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
-use super::memory::RING_BYTES;
-
+/// Bytes of one ring: what one connection can have in flight, each way. Untouched pages cost
+/// nothing.
+pub(super) const RING_BYTES: usize = 1 << 20;
+const _: () = assert!(RING_BYTES.is_power_of_two());
 /// Rings mapped in one go.
 const SLAB_RINGS: usize = 16;
 /// Rings that keep their pages for the next connections.
@@ -24,7 +27,8 @@ impl Deref for Ring {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: mapped by `Rings::map` for as long as the ring is there, initialised by the kernel, and nobody else's.
+        // SAFETY: mapped by `Rings::map` for as long as the ring is there, initialised by the
+        // kernel, and nobody else's.
         unsafe { std::slice::from_raw_parts(self.0.as_ptr(), RING_BYTES) }
     }
 }
@@ -39,7 +43,8 @@ impl DerefMut for Ring {
 impl Ring {
     /// Gives the pages back; what was in them is gone.
     fn cool(&mut self) {
-        // SAFETY: private memory of ours, which is zeroes from here on. Should the kernel refuse, the pages stay.
+        // SAFETY: private memory of ours, which is zeroes from here on. Should the kernel refuse,
+        // the pages stay.
         unsafe { libc::madvise(self.0.as_ptr().cast(), RING_BYTES, libc::MADV_DONTNEED) };
     }
 }
@@ -88,8 +93,8 @@ impl Rings {
             let layout = std::alloc::Layout::new::<[u8; RING_BYTES]>();
             std::alloc::handle_alloc_error(layout);
         };
-        // A ring of which little is used would have a large page all the same. A kernel without such pages says no, which is as good.
-        // SAFETY: the mapping just made.
+        // A ring of which little is used would have a large page all the same. A kernel without
+        // such pages says no, which is as good. SAFETY: the mapping just made.
         unsafe { libc::madvise(base.as_ptr().cast(), len, libc::MADV_NOHUGEPAGE) };
         // SAFETY: inside the mapping.
         let ring = |at: usize| Ring(unsafe { base.add(at * RING_BYTES) });

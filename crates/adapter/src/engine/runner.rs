@@ -1,4 +1,5 @@
-//! The engine's thread: gathers what link, programs and daemon have, feeds the engine, and carries out what it answers.
+//! The engine's thread: gathers what link, programs and daemon have, feeds the engine, and carries
+//! out what it answers.
 
 mod connections;
 mod orders;
@@ -12,26 +13,27 @@ use std::time::{Duration, Instant as Clock};
 use toehold_tcp::{CloseReason, ConnectionId, Engine, Event, Instant, Random, Share};
 
 use super::Error;
+use super::advance::Next;
 use super::arrivals::Arrivals;
 use super::channels::Channels;
 use super::clients::Unchanging;
 use super::common::Common;
-use super::flow::{Flow, Next, Stage, errno_of, is_silence};
+use super::flow::{Flow, Stage, errno_of, is_silence};
 use super::inbox::Inbox;
-use super::intake::{Intake, May};
 use super::link::Link;
 use super::listeners::Listeners;
+use super::loopback_aliases::LoopbackAliases;
 use super::memory::Streams;
-use super::outlet::Outlet;
 use super::passing::{PassedOn, Takers};
-use super::patience::Patience;
 use super::poller::{self, Poller, Source};
 use super::ports::Ports;
+use super::receiver::{FrameReceiver, May};
 use super::relay::Around;
 use super::report::Report;
 use super::settings::Settings;
-use super::stand_ins::StandIns;
-use super::told::{LARGE_SEGMENT_BYTES, config};
+use super::spinning::Spinning;
+use super::tcp_config::{LARGE_SEGMENT_BYTES, config};
+use super::transmitter::FrameTransmitter;
 use crate::entropy;
 use crate::epoll::EVENTS_PER_TURN;
 
@@ -58,9 +60,9 @@ pub(super) struct Runner {
     engine: Engine,
     streams: Streams,
     channels: Channels,
-    /// Our addresses, and what stands in for each on loopback.
+    /// Our addresses, each with its loopback alias.
     own: Vec<(IpAddr, Ipv4Addr)>,
-    stand_ins: StandIns,
+    loopback_aliases: LoopbackAliases,
     /// For carriers to programs that listen.
     ports: Ports,
     mtu: u16,
@@ -71,7 +73,8 @@ pub(super) struct Runner {
     /// Most connections of one program, or in the name of one listener's.
     quota: usize,
     listeners: Listeners,
-    /// When to look whether all listeners are there, and the earliest time for it after the last time.
+    /// When to look whether all listeners are there, and the earliest time for it after the last
+    /// time.
     look_at_listeners_due: Option<Clock>,
     look_at_listeners_after: Clock,
     /// By the engine's slot.
@@ -84,9 +87,9 @@ pub(super) struct Runner {
     last_given: usize,
     began: Clock,
     report: Report,
-    patience: Patience,
-    intake: Intake,
-    outlet: Outlet,
+    spinning: Spinning,
+    receiver: FrameReceiver,
+    transmitter: FrameTransmitter,
     /// Looks until the next that asks the poller, too.
     looks_before_polling: u32,
     passed_on: PassedOn,
@@ -111,7 +114,7 @@ impl Runner {
         let [first_port, ..] = entropy()?;
         let entropy = entropy()?;
         let config = config(settings, link.mac(), mtu, share);
-        let mut stand_ins = StandIns::next_to(common.relay_source);
+        let mut loopback_aliases = LoopbackAliases::next_to(common.relay_source);
         let poller = Poller::new().map_err(os("make an epoll instance"))?;
         let watch = |fd, source| poller.watch(fd, source);
         let watched = watch(link.device.as_fd(), Source::Link)
@@ -126,8 +129,8 @@ impl Runner {
         watched.map_err(os("watch the link"))?;
         Ok(Runner {
             engine: Engine::new(config, Random::from_entropy(entropy)),
-            own: stand_ins.for_all(settings),
-            stand_ins,
+            own: loopback_aliases.for_all(settings),
+            loopback_aliases,
             ports: Ports::beginning_at(first_port),
             mtu_is_fixed: settings.mtu.is_some(),
             coalesce: settings.coalesce,
@@ -151,11 +154,11 @@ impl Runner {
             last_given: 0,
             began: Clock::now(),
             report: Report::default(),
-            patience: Patience::default(),
-            intake: Intake::default(),
+            spinning: Spinning::default(),
+            receiver: FrameReceiver::default(),
             passed_on: PassedOn::default(),
             looks_before_polling: 0,
-            outlet: Outlet::new(LARGE_SEGMENT_BYTES as usize),
+            transmitter: FrameTransmitter::new(LARGE_SEGMENT_BYTES as usize),
         })
     }
 
@@ -209,13 +212,14 @@ impl Runner {
         }
     }
 
-    /// Waits for something to do, looking before sleeping while that pays. What the boards had is due afterwards.
+    /// Waits for something to do, looking before sleeping while that pays. What the ready bitmaps
+    /// had is due afterwards.
     fn wait(&mut self, events: &mut Vec<poller::Event>) -> io::Result<()> {
-        let mut patience = std::mem::take(&mut self.patience);
+        let mut spinning = std::mem::take(&mut self.spinning);
         let mut result = self.look(events);
         let found = !matches!(result, Ok(false))
             || !self.later.is_empty()
-            || patience.look(|| {
+            || spinning.look(|| {
                 result = self.look(events);
                 !matches!(result, Ok(false))
             });
@@ -225,18 +229,20 @@ impl Runner {
             result = self.poller.wait(events, self.timeout());
             self.channels.set_sleeping(false);
             self.report.sleeps += 1;
-            patience.slept(asleep.elapsed());
+            spinning.slept(asleep.elapsed());
             if !self.coalesce.is_zero() && result.is_ok() && !events.is_empty() {
-                // As an adapter delays its interrupt: what comes meanwhile needs no wake-up of its own.
+                // As an adapter delays its interrupt: what comes meanwhile needs no wake-up of its
+                // own.
                 std::thread::sleep(self.coalesce);
             }
         }
-        self.patience = patience;
+        self.spinning = spinning;
         result
     }
 
-    /// Looks for something to do without sleeping; true when there is. The link and the boards are asked each time; the poller, which costs
-    /// as much as both together, now and then, unless it had something the last time.
+    /// Looks for something to do without sleeping; true when there is. The link and the ready
+    /// bitmaps are asked each time; the poller, which costs as much as both together, now and then,
+    /// unless it had something the last time.
     fn look(&mut self, events: &mut Vec<poller::Event>) -> io::Result<bool> {
         let mut found = self.sweep();
         found |= self.take_frames();
@@ -268,7 +274,7 @@ impl Runner {
         has_news
     }
 
-    /// Looks at the boards; true when there was news.
+    /// Looks at the ready bitmaps; true when there was news.
     fn sweep(&mut self) -> bool {
         let (flows, due) = (&mut self.flows, &mut self.due);
         self.channels.sweep(|slot| {
@@ -287,10 +293,10 @@ impl Runner {
             let Some(flow) = flow.filter(asked) else {
                 return;
             };
-            offer.lane.attach(offer.slot);
+            offer.endpoint.attach(offer.slot);
             channels.enter(offer.pair, offer.slot, slot);
             flow.place = Some((offer.pair, offer.slot));
-            streams.set_lane(flow.id, Some(offer.lane));
+            streams.set_endpoint(flow.id, Some(offer.endpoint));
             make_due(due, flow, slot);
         });
     }
@@ -302,7 +308,7 @@ impl Runner {
         }
         self.transmit();
         self.link.device.flush();
-        // What is dropped now is reset by its `SO_LINGER`.
+        // `SO_LINGER` resets the carriers that are dropped now.
         self.flows.clear();
     }
 
@@ -320,10 +326,12 @@ impl Runner {
         engine.into_iter().chain(silent).chain(look).min()
     }
 
-    /// Hands frames of the link to the engine, until there are none or others should have their turn; true when there were some.
+    /// Hands frames of the link to the engine, until there are none or others should have their
+    /// turn; true when there were some.
     fn take_frames(&mut self) -> bool {
-        // No other program comes while frames are taken: who guesses wrong puts bytes where one could see them.
-        let is_guessing = self.intake.is_run() && self.link.device.has_to_guess();
+        // No other program comes while frames are taken: who guesses wrong puts bytes where one
+        // could see them.
+        let is_guessing = self.receiver.is_run() && self.link.device.has_to_guess();
         let clients = is_guessing.then(|| self.common.clients.unchanging());
         let is_one = clients.as_ref().is_some_and(Unchanging::is_one);
         for count in 0..self.batch {
@@ -338,7 +346,7 @@ impl Runner {
                 common: &self.common,
                 passed_on: &mut self.passed_on,
             };
-            if !self.intake.take(&mut self.link.device, now, takers, may) {
+            if !self.receiver.take(&mut self.link.device, now, takers, may) {
                 return count > 0;
             }
         }
@@ -418,7 +426,7 @@ impl Runner {
             && let Some(place) = flow.place_of_carrier().filter(|_| !is_opening)
         {
             let errno = errno_of(reason).into();
-            self.common.outlook.set_errno(place, errno);
+            self.common.routing_page.set_errno(place, errno);
         }
         let Some(flow) = self.flow(id) else { return };
         if is_opening {
@@ -478,12 +486,12 @@ impl Runner {
         let now = self.now();
         loop {
             let watched = self.common.captures.before_transmit(&self.engine);
-            let header = self.outlet.header();
+            let header = self.transmitter.header();
             let Some(mut transmit) = self.engine.poll_transmit(now, header) else {
                 return;
             };
             let (device, streams) = (&mut self.link.device, &mut self.streams);
-            let (pieces, is_taken) = self.outlet.send(device, streams, &mut transmit);
+            let (pieces, is_taken) = self.transmitter.send(device, streams, &mut transmit);
             self.report.frames_refused += u64::from(!is_taken);
             if let Some(before) = watched {
                 let frame = (&pieces[..], is_taken);

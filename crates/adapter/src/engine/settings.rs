@@ -1,24 +1,25 @@
-//! What the operator says about the engine: its link, its addresses, its ways, and which destinations are its business.
+//! What the operator says about the engine: its link, its addresses, its ways, and which
+//! destinations are its business.
 //!
-//! The same words serve as command line options and, one to a line, as a file:
+//! These words serve as command line options and, one to a line, as a file:
 //!
 //! ```text
 //!   # the link, and who we are on it
 //!   link     tap:toe0            a TAP device of this network namespace
 //!   link     tap:toe0@peer       one of the namespace `peer`, as `ip netns` names it
-//!   link     packet:eth0         an interface that is there: a network card, a veth; also with @peer
-//!   link     xdp:eth0            the same by AF_XDP: what is not for our addresses stays with the kernel
+//!   link     packet:eth0         an existing interface: a network card, a veth; also with @peer
+//!   link     xdp:eth0            by AF_XDP; frames for other addresses stay with the kernel
 //!   address  10.84.0.2/24
 //!   gateway  10.84.0.1
 //!   mtu      9000
 //!   without  lso                 also: lro, checksum
-//!   coalesce 50                  wait so many microseconds after each wake-up, for more to do at once
+//!   coalesce 50                  after each wake-up, wait so many microseconds for more work
 //!   batch    256                 most frames taken before everybody else's turn
 //!   quota    32768               most connections of one program at a time
 //!   threads  2                   engine threads, each with a queue of the device
 //!   offload  10.84.0.0/24:6379   connections there are the engine's, whoever makes them
 //!   host     10.84.0.9           connections there are the kernel's, always
-//!   direct   10.84.0.8           connections there are not the engine's: the kernel's, or through shared memory
+//!   direct   10.84.0.8           connections there use the kernel or shared memory
 //! ```
 
 use std::fmt::{self, Display};
@@ -30,7 +31,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
-use toehold_channel::offload::{OWN_MAX, RULES_MAX, Rule, Verdict};
+use toehold_channel::offload::{OWN_MAX, RULES_MAX, Rule, RuleAction};
 use toehold_channel::rendezvous::mapped;
 
 /// Everything an engine needs to be told.
@@ -54,7 +55,8 @@ pub struct Settings {
     pub coalesce: Duration,
     /// Most frames taken off the link before everybody else's turn.
     pub batch: usize,
-    /// Most connections of one program at a time: those it made, and those that others made to what it listens on.
+    /// Most connections of one program at a time: those it made, and those that others made to what
+    /// it listens on.
     pub quota: usize,
     /// Threads of the engine, each with its share of the device's frames.
     pub threads: usize,
@@ -80,7 +82,8 @@ pub enum DeviceKind {
     Tap,
     /// A packet socket on an interface that is there already.
     Packet,
-    /// AF_XDP sockets on such an interface: frames for our addresses are ours, all others the kernel's.
+    /// AF_XDP sockets on such an interface: frames for our addresses are ours, all others the
+    /// kernel's.
     Xdp,
 }
 
@@ -99,7 +102,7 @@ impl Display for Device {
     }
 }
 
-/// What was wrong with a setting, in words.
+/// The error in a setting, in words.
 #[derive(Debug)]
 pub enum SettingsError {
     /// A value.
@@ -110,7 +113,7 @@ pub enum SettingsError {
         file: PathBuf,
         /// Which line, from 1.
         line: usize,
-        /// What was wrong with it.
+        /// The error.
         cause: String,
     },
     /// The file could not be read.
@@ -180,12 +183,13 @@ impl Draft {
                 let what = "number of engine threads";
                 self.threads = Some(number(value, what, 1..=THREADS_MAX)?);
             }
-            "offload" => self.rules.push(rule(value, Verdict::Offload)?),
-            "host" => self.rules.push(rule(value, Verdict::Host)?),
-            "direct" => self.rules.push(rule(value, Verdict::Direct)?),
+            "offload" => self.rules.push(rule(value, RuleAction::Offload)?),
+            "host" => self.rules.push(rule(value, RuleAction::Host)?),
+            "direct" => self.rules.push(rule(value, RuleAction::Direct)?),
             _ => {
                 return Err(format!(
-                    "`{word}` is no setting: link, address, gateway, mtu, without, coalesce, batch, quota, threads, offload, host, direct"
+                    "`{word}` is no setting: link, address, gateway, mtu, without, coalesce, \
+                    batch, quota, threads, offload, host, direct"
                 ));
             }
         }
@@ -241,7 +245,7 @@ impl Draft {
             return whole("one gateway of each family is enough");
         }
         let reachable = |gateway: &IpAddr| {
-            let on_link = |&(ip, bits): &(IpAddr, u8)| rule_of(ip, bits, 0, Verdict::Host);
+            let on_link = |&(ip, bits): &(IpAddr, u8)| rule_of(ip, bits, 0, RuleAction::Host);
             let on_link = self.addresses.iter().map(on_link);
             on_link
                 .into_iter()
@@ -255,7 +259,8 @@ impl Draft {
         let has = |word: &str| helps && !self.without.iter().any(|without| without == word);
         if device.kind == DeviceKind::Packet && !has("lro") {
             return whole(
-                "a packet link takes segments as its interface has them: ethtool -K INTERFACE gro off, and tso off at the other end of a veth",
+                "a packet link takes segments as its interface has them: ethtool -K INTERFACE gro \
+                off, and tso off at the other end of a veth",
             );
         }
         let settings = Settings {
@@ -280,11 +285,13 @@ impl Draft {
 }
 
 impl Settings {
-    /// The rules, and those that follow: what the engine can reach is its business for programs that ask for it. That goes for our own
-    /// addresses, too: such programs know them from the outlook, and what stands in for them.
+    /// The rules, and those that follow: what the engine can reach is its business for programs
+    /// that ask for it. That goes for our own addresses, too: such programs know them from the
+    /// routing page, and what stands in for them.
     pub fn all_rules(&self) -> Vec<Rule> {
-        let on_link = |&(ip, bits): &(IpAddr, u8)| rule_of(ip, bits, 0, Verdict::OffloadOnRequest);
-        let beyond = |ip: &IpAddr| rule_of(*ip, 0, 0, Verdict::OffloadOnRequest);
+        let on_link =
+            |&(ip, bits): &(IpAddr, u8)| rule_of(ip, bits, 0, RuleAction::OffloadOnRequest);
+        let beyond = |ip: &IpAddr| rule_of(*ip, 0, 0, RuleAction::OffloadOnRequest);
         let mut rules = self.rules.clone();
         if !self.gateways.is_empty() {
             // "Everything" is not what is this host's own.
@@ -294,7 +301,7 @@ impl Settings {
                 ([0, 0, 0, 0].into(), 32),
                 (Ipv6Addr::UNSPECIFIED.into(), 128),
             ];
-            rules.extend(own.map(|(ip, bits)| rule_of(ip, bits, 0, Verdict::Direct)));
+            rules.extend(own.map(|(ip, bits)| rule_of(ip, bits, 0, RuleAction::Direct)));
         }
         rules.extend(self.addresses.iter().map(on_link));
         rules.extend(self.gateways.iter().map(beyond));
@@ -309,7 +316,8 @@ fn device(value: &str) -> Result<Device, String> {
         Some(("xdp", name)) => (DeviceKind::Xdp, name),
         _ => {
             return Err(format!(
-                "`{value}` is no link: tap:NAME, packet:INTERFACE or xdp:INTERFACE, each with @NAMESPACE if it is in another"
+                "`{value}` is no link: tap:NAME, packet:INTERFACE or xdp:INTERFACE, each with \
+                @NAMESPACE if it is in another"
             ));
         }
     };
@@ -366,7 +374,7 @@ fn prefix(value: &str) -> Result<(IpAddr, u8), String> {
 }
 
 /// `PREFIX`, `PREFIX:PORT`, or `[PREFIX]:PORT` where the prefix is IPv6.
-fn rule(value: &str, verdict: Verdict) -> Result<Rule, String> {
+fn rule(value: &str, action: RuleAction) -> Result<Rule, String> {
     let (network, port) = match value
         .strip_prefix('[')
         .and_then(|rest| rest.split_once(']'))
@@ -386,10 +394,10 @@ fn rule(value: &str, verdict: Verdict) -> Result<Rule, String> {
             .ok_or(format!("`{text}` is no port"))?,
     };
     let (ip, bits) = prefix(network)?;
-    Ok(rule_of(ip, bits, port, verdict))
+    Ok(rule_of(ip, bits, port, action))
 }
 
-fn rule_of(ip: IpAddr, bits: u8, port: u16, verdict: Verdict) -> Rule {
+fn rule_of(ip: IpAddr, bits: u8, port: u16, action: RuleAction) -> Rule {
     let bits = u32::from(bits);
     Rule {
         prefix: spell(ip),
@@ -399,7 +407,7 @@ fn rule_of(ip: IpAddr, bits: u8, port: u16, verdict: Verdict) -> Rule {
             bits
         },
         port,
-        verdict,
+        action,
     }
 }
 
@@ -439,8 +447,10 @@ mod tests {
     #[test]
     fn a_whole_file_is_understood() {
         let scratch = tempfile::NamedTempFile::new().expect("scratch file");
-        let text = "# a comment\nlink tap:toe0@peer\n\naddress 10.84.0.2/24 # ours\naddress fd84::2/64\n\
-                    gateway 10.84.0.1\nmtu 9000\nwithout lso\ncoalesce 50\nbatch 8\nquota 5\nthreads 2\noffload [fd00::/8]:80\nhost 10.84.0.9\n";
+        let text = "# a comment\nlink tap:toe0@peer\n\n\
+            address 10.84.0.2/24 # ours\naddress fd84::2/64\n\
+                    gateway 10.84.0.1\nmtu 9000\nwithout lso\ncoalesce 50\nbatch 8\nquota \
+                    5\nthreads 2\noffload [fd00::/8]:80\nhost 10.84.0.9\n";
         fs::write(scratch.path(), text).expect("written");
         let mut draft = Draft::default();
         draft.read(scratch.path()).expect("understood");
@@ -457,21 +467,21 @@ mod tests {
         assert_eq!((settings.quota, settings.threads), (5, 2));
         assert_eq!(settings.rules.len(), 2);
         assert_eq!(settings.rules[0].port, 80);
-        let verdict = |ip: &str, port| {
+        let action = |ip: &str, port| {
             let ip = spell(ip.parse().expect("address"));
             let rules = settings.all_rules();
             rules
                 .iter()
                 .find(|rule| rule.matches(ip, port))
-                .map(|rule| rule.verdict)
+                .map(|rule| rule.action)
         };
-        assert_eq!(verdict("fd00::1", 80), Some(Verdict::Offload));
-        assert_eq!(verdict("fd00::1", 81), None);
-        assert_eq!(verdict("10.84.0.9", 1), Some(Verdict::Host));
-        assert_eq!(verdict("10.84.0.2", 1), Some(Verdict::OffloadOnRequest));
-        assert_eq!(verdict("10.84.0.7", 1), Some(Verdict::OffloadOnRequest));
-        assert_eq!(verdict("8.8.8.8", 1), Some(Verdict::OffloadOnRequest));
-        assert_eq!(verdict("127.0.0.1", 1), Some(Verdict::Direct));
+        assert_eq!(action("fd00::1", 80), Some(RuleAction::Offload));
+        assert_eq!(action("fd00::1", 81), None);
+        assert_eq!(action("10.84.0.9", 1), Some(RuleAction::Host));
+        assert_eq!(action("10.84.0.2", 1), Some(RuleAction::OffloadOnRequest));
+        assert_eq!(action("10.84.0.7", 1), Some(RuleAction::OffloadOnRequest));
+        assert_eq!(action("8.8.8.8", 1), Some(RuleAction::OffloadOnRequest));
+        assert_eq!(action("127.0.0.1", 1), Some(RuleAction::Direct));
     }
 
     #[test]

@@ -1,17 +1,17 @@
 //! Carriers at the relay that have not said, or not in full, what they are for.
 //!
-//! A program says it within a moment. What is silent for long is so for ever, and is let go; where there are too many the oldest go: a
-//! program that floods the relay drives out its own first.
+//! A program says it within a moment. What is silent for long is so for ever, and is let go; where
+//! there are too many the oldest go: a program that floods the relay drives out its own first.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 /// How long a carrier may be silent.
-pub(super) const PATIENCE: Duration = Duration::from_secs(2);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(2);
 /// How many of them.
 pub(super) const COUNT_MAX: usize = 4096;
 
-/// What is silent, by its number: the later it came, the higher.
+/// Silent carriers by number: the later one came, the higher its number.
 #[derive(Debug)]
 pub(super) struct Silent<T> {
     by_number: BTreeMap<u64, (T, Instant)>,
@@ -61,7 +61,7 @@ impl<T> Silent<T> {
         let before = self.by_number.len();
         while let Some(oldest) = self.by_number.first_entry() {
             let (_, since) = oldest.get();
-            if now.duration_since(*since) < PATIENCE {
+            if now.duration_since(*since) < TIMEOUT {
                 break;
             }
             oldest.remove();
@@ -110,12 +110,12 @@ mod tests {
         let mut silent = Silent::default();
         let now = Instant::now();
         silent.insert("old", now);
-        silent.insert("young", now + PATIENCE / 2);
+        silent.insert("young", now + TIMEOUT / 2);
         assert_eq!(
-            silent.forget_old(now + PATIENCE - Duration::from_nanos(1)),
+            silent.forget_old(now + TIMEOUT - Duration::from_nanos(1)),
             0
         );
-        assert_eq!(silent.forget_old(now + PATIENCE), 1);
+        assert_eq!(silent.forget_old(now + TIMEOUT), 1);
         assert_eq!(silent.remove(0), None);
         assert_eq!(silent.remove(1), Some("young"));
     }

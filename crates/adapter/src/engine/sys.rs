@@ -10,8 +10,9 @@ use std::sync::OnceLock;
 use super::ports::Ports;
 use crate::listener::{check, owned};
 
-/// The relay: what programs connect to instead of a remote. What it accepts is reset when we die, never delayed, and has urgent bytes in their
-/// place (RFC 6093): read past them and one of the program's would be lost.
+/// The relay: what programs connect to instead of a remote. What it accepts is reset when we die,
+/// never delayed, and has urgent bytes in their place (RFC 6093): read past them and one of the
+/// program's would be lost.
 pub(super) fn relay_listener() -> io::Result<TcpListener> {
     let local = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0);
     let listener = socket_for(&local)?;
@@ -34,7 +35,8 @@ pub(super) fn relay_listener() -> io::Result<TcpListener> {
 pub(super) fn bound_socket(source: IpAddr, ports: &mut Ports) -> io::Result<TcpStream> {
     let socket = socket_for(&SocketAddr::new(source, 0))?;
     let is_bound = bind_to_free(&socket, source, ports)?;
-    // Only now: with it, a port of our choice would be ours although another carrier has it. Programs that listen may have it with us.
+    // Only now: with it, a port of our choice would be ours although another carrier has it.
+    // Programs that listen may have it with us.
     set(&socket, libc::SOL_SOCKET, libc::SO_REUSEADDR, &1i32)?;
     if !is_bound {
         bind(&socket, SocketAddr::new(source, 0))?;
@@ -78,7 +80,8 @@ pub(super) fn reset_when_closed(socket: &impl AsRawFd, reset: bool) -> io::Resul
     set(socket, libc::SOL_SOCKET, libc::SO_LINGER, &linger)
 }
 
-/// Has a socket fail once the other end is closed and the kernel waits for our end of the stream no longer (`tcp_fin_timeout`, tcp(7)).
+/// Has a socket fail once the other end is closed and the kernel waits for our end of the stream no
+/// longer (`tcp_fin_timeout`, tcp(7)).
 pub(super) fn tell_when_gone(socket: &impl AsRawFd) -> io::Result<()> {
     set(
         socket,
@@ -215,7 +218,8 @@ fn set<T>(
     })
 }
 
-/// Takes a connection from a listener of IPv4, non-blocking, and says whose it is; `None` when nobody waits.
+/// Takes a connection from a listener of IPv4, non-blocking, and says whose it is; `None` when
+/// nobody waits.
 pub(super) fn accept(listener: &TcpListener) -> io::Result<Option<(TcpStream, SocketAddr)>> {
     let mut from = MaybeUninit::<libc::sockaddr_in>::zeroed();
     let mut len = size_of::<libc::sockaddr_in>() as libc::socklen_t;

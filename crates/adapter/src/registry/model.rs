@@ -72,7 +72,7 @@ impl Tuple {
         (spoken(self.local), spoken(self.remote))
     }
 
-    /// The same connection seen from its other end.
+    /// This connection seen from its other end.
     pub fn mirrored(self) -> Tuple {
         Tuple {
             netns: self.netns,
@@ -136,7 +136,7 @@ pub struct Match {
     pub slot: u32,
     /// How often the process of either side has forked: a slab of other numbers is not to be used.
     pub forks: Forks,
-    /// Who is offered side 0 and side 1.
+    /// The ends that are offered side 0 and side 1.
     pub sides: [Introduction; 2],
 }
 
@@ -182,7 +182,8 @@ pub struct Resumed {
     pub side: u32,
     /// In whose name the end was until now.
     pub before: ClientId,
-    /// Whether who asks is another process than the one it was offered to. The channel's slab is closed then.
+    /// Whether who asks is another process than the one it was offered to. The channel's slab is
+    /// closed then.
     pub is_by_another: bool,
 }
 

@@ -1,7 +1,9 @@
-//! A library's side of the rendezvous, reduced to what the adapter can see: a table, a socket, messages.
+//! A library's side of the rendezvous, reduced to what the adapter can see: a table, a socket,
+//! messages.
 #![allow(dead_code, reason = "each test file uses its part")]
 
 pub(crate) mod program;
+pub(crate) mod sockets;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -20,7 +22,7 @@ use toehold_channel::layout::{
     Control, PAIR_BYTES, PAIR_MAGIC, REGION_MAGIC, SLAB_BYTES, place_in_slab, slab_of,
 };
 use toehold_channel::memfd;
-use toehold_channel::rendezvous::{Kind, Message, PAIR_ATTACHED, SLAB_ATTACHED, mapped};
+use toehold_channel::rendezvous::{Kind, Message, PAIR_ATTACHED, SLAB_ATTACHED};
 use toehold_channel::table::{
     Entry, EntryState, FLAG_ACCEPTED, FLAG_ASKED, TABLE_BYTES, Table, WaitMode,
 };
@@ -117,7 +119,7 @@ impl FakeTable {
         table
     }
 
-    /// The same table, as another process of the family has it.
+    /// This table, as another process of the family has it.
     pub(crate) fn again(&self) -> FakeTable {
         FakeTable {
             file: self.file.try_clone().expect("dup"),
@@ -163,7 +165,7 @@ impl FakeTable {
     }
 }
 
-/// One end of a connection in a test: its entry, its generation and its addresses.
+/// One end of a connection in a test: its entry, its generation and the ports that name it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FakeEnd {
     pub(crate) entry: u32,
@@ -219,7 +221,8 @@ impl FakeLibrary {
         }
     }
 
-    /// As a forked child comes to the adapter: through the connection of its parent, with its parent's table.
+    /// As a forked child comes to the adapter: through the connection of its parent, with its
+    /// parent's table.
     pub(crate) fn adopted(&self) -> FakeLibrary {
         let (socket, theirs) = socket_pair(libc::SOCK_SEQPACKET);
         self.adopt(&[theirs.as_fd()]);
@@ -233,7 +236,8 @@ impl FakeLibrary {
         wire::send(self.socket.as_fd(), &adopt, descriptors).expect("sent");
     }
 
-    /// As a program comes that its process has replaced another with: the old socket is closed, the table the same.
+    /// As a program comes that its process has replaced another with: the old socket is closed, the
+    /// table the same.
     pub(crate) fn replaced(self, dir: &Path) -> FakeLibrary {
         drop(self.socket);
         FakeLibrary::with_table(dir, self.table)
@@ -276,7 +280,25 @@ impl FakeLibrary {
     }
 
     pub(crate) fn ask(&self, end: FakeEnd) {
-        wire::send(self.socket.as_fd(), &pair_message(end), &[]).expect("sent");
+        self.ask_showing(end, sockets::of(end.local_port, end.remote_port));
+    }
+
+    /// Opens an entry and asks for a partner by a descriptor.
+    pub(crate) fn pair_showing(&self, accepted: bool, shown: BorrowedFd<'_>) -> FakeEnd {
+        let (entry, generation) = self.table.open(0, accepted);
+        let end = FakeEnd {
+            entry,
+            generation,
+            local_port: 0,
+            remote_port: 0,
+        };
+        self.ask_showing(end, shown);
+        end
+    }
+
+    /// Asks for a partner of an end, and shows some descriptor as its socket.
+    pub(crate) fn ask_showing(&self, end: FakeEnd, shown: BorrowedFd<'_>) {
+        wire::send(self.socket.as_fd(), &pair_message(end), &[shown]).expect("sent");
     }
 
     pub(crate) fn withdraw(&self, end: FakeEnd) {
@@ -303,7 +325,8 @@ impl FakeLibrary {
         }
     }
 
-    /// Waits until something is so that the adapter does on its own account, bounded by turns of the adapter.
+    /// Waits until something is so that the adapter does on its own account, bounded by turns of
+    /// the adapter.
     pub(crate) fn settle_until(&self, mut is_so: impl FnMut() -> bool) -> Vec<FakeOffer> {
         let mut offers = Vec::new();
         for _ in 0..TURNS_MAX {
@@ -388,11 +411,6 @@ pub(crate) fn pair_message(end: FakeEnd) -> Message {
     Message {
         entry: end.entry,
         generation: end.generation,
-        netns: 1,
-        local: mapped([127, 0, 0, 1]),
-        remote: mapped([127, 0, 0, 1]),
-        local_port: end.local_port,
-        remote_port: end.remote_port,
         ..Message::new(Kind::Pair)
     }
 }
@@ -405,16 +423,33 @@ pub(crate) fn socket_pair(kind: libc::c_int) -> (OwnedFd, OwnedFd) {
         let kind = kind | libc::SOCK_CLOEXEC;
         let made = libc::socketpair(libc::AF_UNIX, kind, 0, ends.as_mut_ptr());
         assert_eq!(made, 0, "socketpair: {}", io::Error::last_os_error());
-        (OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1]))
+        let ends = ends.map(|end| OwnedFd::from_raw_fd(end));
+        // As the library does: what is said before the adapter asks is said in somebody's name.
+        wire::ask_for_senders(ends[0].as_fd()).expect("a socket");
+        ends.into()
     }
 }
 
-/// Takes all the descriptors this process may have: the adapter keeps one for every channel.
+/// Enough for two for each of ten thousand connections, and for what the adapter keeps.
+const DESCRIPTORS: u64 = 65_536;
+
+/// Fewer than a process has that nobody has limited.
+const DESCRIPTORS_FEW: u64 = 1024;
+
+/// Takes all the descriptors this process may have, which root decides itself.
 fn raise_descriptor_limit() {
     // SAFETY: `limit` is valid for both calls.
     unsafe {
         let mut limit: libc::rlimit = std::mem::zeroed();
         if libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) == 0 {
+            let mut more = limit;
+            more.rlim_cur = limit.rlim_max.max(DESCRIPTORS);
+            more.rlim_max = more.rlim_cur;
+            // A test that plays a process with few has asked for few.
+            if limit.rlim_max >= DESCRIPTORS_FEW && libc::setrlimit(libc::RLIMIT_NOFILE, &more) == 0
+            {
+                return;
+            }
             limit.rlim_cur = limit.rlim_max;
             libc::setrlimit(libc::RLIMIT_NOFILE, &limit);
         }

@@ -4,7 +4,8 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 
-/// Another process. The test program needs a test named `role` that plays it.
+/// Another process. The test program needs a test named `role` that plays it, and that is ignored
+/// otherwise: by itself such a test would pass without having tested anything.
 pub(crate) struct Program {
     pub(crate) child: Child,
     output: BufReader<ChildStdout>,
@@ -14,7 +15,13 @@ impl Program {
     pub(crate) fn start(role: &str, dir: &Path, port: u16) -> Program {
         let own = std::env::current_exe().expect("own path");
         let mut child = Command::new(own)
-            .args(["--exact", "role", "--nocapture", "--test-threads=1"])
+            .args([
+                "--ignored",
+                "--exact",
+                "role",
+                "--nocapture",
+                "--test-threads=1",
+            ])
             .env("TOEHOLD_TEST_ROLE", role)
             .env("TOEHOLD_TEST_DIR", dir)
             .env("TOEHOLD_TEST_PORT", port.to_string())
@@ -50,11 +57,14 @@ impl Drop for Program {
     }
 }
 
-/// What this process is to be, and in which runtime directory; nothing when it is the test itself.
-pub(crate) fn role() -> Option<(String, PathBuf)> {
-    let role = std::env::var("TOEHOLD_TEST_ROLE").ok()?;
+/// What this process is to be, and in which runtime directory.
+///
+/// # Panics
+/// When no [`Program`] has started this process.
+pub(crate) fn role() -> (String, PathBuf) {
+    let role = std::env::var("TOEHOLD_TEST_ROLE").expect("a test starts this process");
     let dir = std::env::var_os("TOEHOLD_TEST_DIR").expect("set with the role");
-    Some((role, dir.into()))
+    (role, dir.into())
 }
 
 /// The port that the test told this process.

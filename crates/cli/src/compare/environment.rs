@@ -1,4 +1,4 @@
-//! What was measured on: every number is a number of this host, on this day.
+//! The environment of a measurement: every number belongs to this host, on this day.
 
 use std::fs;
 
@@ -76,12 +76,14 @@ impl Environment {
         let mut warnings = Vec::new();
         if let Some(load) = self.load_before.filter(|load| *load > LOAD_QUIET) {
             warnings.push(format!(
-                "other work was running before the first round (load average {load}): expect wider intervals"
+                "other work was running before the first round (load average {load}): expect \
+                wider intervals"
             ));
         }
         if self.congestion_control == "bbr" {
             warnings.push(
-                "congestion control is bbr, which paces: the kernel's bulk throughput on loopback is \
+                "congestion control is bbr, which paces: the kernel's bulk throughput on loopback \
+                is \
                  about half of what it is with reno or cubic"
                     .to_owned(),
             );

@@ -5,7 +5,7 @@
 
 use std::fmt::Write;
 
-use super::report::{ArmMetric, Group, MetricReport, Report, Verdict};
+use super::report::{ArmMetric, Conclusion, Group, MetricReport, Report};
 use super::table::{self, number};
 
 /// Renders the page.
@@ -75,8 +75,8 @@ fn figure(metric: &MetricReport) -> String {
             .as_ref()
             .map_or("-".to_owned(), |summary| number(summary.median));
         let class = match arm.verdict {
-            Some(Verdict::Better) => "better",
-            Some(Verdict::Worse) => "worse",
+            Some(Conclusion::Better) => "better",
+            Some(Conclusion::Worse) => "worse",
             _ => "quiet",
         };
         let _ = write!(
@@ -114,7 +114,8 @@ fn plot(metric: &MetricReport) -> String {
         let at = x(value);
         let _ = write!(
             svg,
-            "<line class=rule x1={at:.1} y1=0 x2={at:.1} y2={bottom} /><text x={at:.1} y={:.1} text-anchor=middle>{}</text>",
+            "<line class=rule x1={at:.1} y1=0 x2={at:.1} y2={bottom} /><text x={at:.1} y={:.1} \
+            text-anchor=middle>{}</text>",
             height - 4.0,
             short(value)
         );
@@ -149,7 +150,8 @@ fn draw_arm(svg: &mut String, arm: &ArmMetric, row: usize, x: &dyn Fn(f64) -> f6
         );
     }
     for (at, sample) in samples.iter().enumerate() {
-        // Rounds descend through the row, so that equal samples do not hide each other and a drift shows.
+        // Rounds descend through the row, so that equal samples do not hide each other and a drift
+        // shows.
         let step = if samples.len() > 1 {
             at as f64 / (samples.len() - 1) as f64 - 0.5
         } else {
@@ -222,20 +224,26 @@ const HEAD: &str = "<!doctype html><html lang=en><head><meta charset=utf-8>\
 const STYLE: &str = "\
 :root{color-scheme:light dark;--paper:#fff;--ink:#1b1e23;--quiet:#5d6673;--rule:#dfe3e8;\
 --c0:#5d6673;--c1:#0b6bcb;--c2:#b3570a;--c3:#7a3fb5;--good:#0b6b3a;--bad:#a8321e}\
-@media(prefers-color-scheme:dark){:root{--paper:#14171b;--ink:#e6e9ed;--quiet:#98a2b0;--rule:#2c323a;\
+@media(prefers-color-scheme:dark){\
+:root{--paper:#14171b;--ink:#e6e9ed;--quiet:#98a2b0;--rule:#2c323a;\
 --c0:#98a2b0;--c1:#5fa8f5;--c2:#f0a35e;--c3:#bd93f0;--good:#5cc98a;--bad:#f08a74}}\
 body{margin:0;background:var(--paper);color:var(--ink);font:15px/1.5 system-ui,sans-serif}\
 main{max-width:1120px;margin:0 auto;padding:24px 20px 48px}h1{font-size:1.5rem;margin:.2em 0 .6em}\
-h2{font-size:1.1rem;margin:2em 0 .6em}dl{display:grid;grid-template-columns:max-content 1fr;gap:2px 16px;margin:0}\
+h2{font-size:1.1rem;margin:2em 0 .6em}\
+dl{display:grid;grid-template-columns:max-content 1fr;gap:2px 16px;margin:0}\
 dt{color:var(--quiet)}dd{margin:0;overflow-wrap:anywhere}code{font-size:.92em}\
-.grid{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,500px),1fr));gap:18px 28px}\
-figure{margin:0;border-top:1px solid var(--rule);padding-top:8px}svg{width:100%;height:auto;display:block}\
+.grid{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,500px),1fr));\
+gap:18px 28px}\
+figure{margin:0;border-top:1px solid var(--rule);padding-top:8px}\
+svg{width:100%;height:auto;display:block}\
 svg text{fill:var(--quiet);font-size:11px}.rule{stroke:var(--rule)}circle{opacity:.75}\
 .band{opacity:.18}.median{stroke-width:2.5}\
 .c0{fill:var(--c0);stroke:var(--c0)}.c1{fill:var(--c1);stroke:var(--c1)}\
-.c2{fill:var(--c2);stroke:var(--c2)}.c3{fill:var(--c3);stroke:var(--c3)}circle,.band{stroke-width:0}\
+.c2{fill:var(--c2);stroke:var(--c2)}.c3{fill:var(--c3);stroke:var(--c3)}\
+circle,.band{stroke-width:0}\
 table{border-collapse:collapse;font-size:.9em}td{padding:1px 14px 1px 0}.number{text-align:right;\
-font-variant-numeric:tabular-nums}.quiet{color:var(--quiet)}.better{color:var(--good)}.worse{color:var(--bad)}";
+font-variant-numeric:tabular-nums}.quiet{color:var(--quiet)}\
+.better{color:var(--good)}.worse{color:var(--bad)}";
 
 #[cfg(test)]
 mod tests {

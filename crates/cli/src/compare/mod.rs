@@ -6,7 +6,8 @@
 //! - rounds of the paths are interleaved in a shuffled, mirrored order, each with a fresh server;
 //! - ratios carry an interval, and an interval that includes one is "no detectable difference";
 //! - `--aa` runs the base path twice: what differs there is noise;
-//! - the CPU time of *all* cores counts, kernel and helpers included, per unit of the client's work;
+//! - the CPU time of *all* cores counts, kernel and helpers included, per unit of the client's
+//!   work;
 //! - both paths run under `toehold run`, so its own start-up is on both sides.
 
 mod cpus;
@@ -43,7 +44,7 @@ use self::parse::Tool;
 use self::process::{Launch, Program};
 use self::ready::Ready;
 use self::report::{ArmReport, ConnectionsSeen, Plan, Report};
-use self::round::{Patience, Round, Setup};
+use self::round::{Round, Setup, Timeouts};
 use self::schedule::Arm;
 use self::syscalls::Tracepoint;
 use crate::failure::Failure;
@@ -61,21 +62,37 @@ pub(crate) struct CompareArgs {
 
     /// The client's command, quoted; it has to end by itself
     ///
-    /// The output of redis-benchmark, iperf3 -J, sockperf, wrk, pgbench, memtier_benchmark and ab is
-    /// understood; any other client is measured by its run time.
+    /// The output of redis-benchmark, iperf3 -J, sockperf, wrk, pgbench, memtier_benchmark and ab
+    /// is understood; any other client is measured by its run time.
     #[arg(long, value_name = "COMMAND")]
     client: String,
 
     /// Measured rounds of each path
-    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 10,
+        value_parser = clap::value_parser!(u32).range(1..=1000)
+    )]
     rounds: u32,
 
     /// Rounds of each path before those, thrown away
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(0..=100))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 1,
+        value_parser = clap::value_parser!(u32).range(0..=100)
+    )]
     warmup: u32,
 
     /// Paths to compare, separated by commas; naming one twice shows the noise
-    #[arg(long, value_name = "PATHS", value_enum, value_delimiter = ',', default_values = ["host", "direct"])]
+    #[arg(
+        long,
+        value_name = "PATHS",
+        value_enum,
+        value_delimiter = ',',
+        default_values = ["host", "direct"]
+    )]
     paths: Vec<PathChoice>,
 
     /// When a fresh server can be measured
@@ -293,8 +310,8 @@ impl Comparison<'_> {
         }
     }
 
-    /// One more round of each arm, in which system calls are counted and connections looked at, both
-    /// of which would disturb a measurement; the reason when calls were not counted.
+    /// One more round of each arm, in which system calls are counted and connections looked at,
+    /// both of which would disturb a measurement; the reason when calls were not counted.
     fn look_closer(&self, reports: &mut [ArmReport]) -> Option<String> {
         if self.args.no_syscalls {
             return Some("--no-syscalls was given".to_owned());
@@ -409,7 +426,7 @@ fn elsewhere(reports: &[ArmReport]) -> Option<String> {
 fn setup(args: &CompareArgs, placement: Placement, scratch: &Scratch) -> Result<Setup, Failure> {
     let toehold = std::env::current_exe()
         .map_err(|error| Failure::new(format!("cannot find this program's own file: {error}")))?;
-    let patience = Patience {
+    let timeouts = Timeouts {
         server: Duration::from_secs(args.ready_timeout),
         client: Duration::from_secs(args.timeout),
     };
@@ -422,7 +439,7 @@ fn setup(args: &CompareArgs, placement: Placement, scratch: &Scratch) -> Result<
         ready: args.ready.clone(),
         wait: args.wait,
         placement,
-        patience,
+        timeouts,
         scratch: scratch.0.clone(),
         adapter: None,
     })
@@ -450,7 +467,7 @@ fn start_adapter(setup: &Setup, engine: Option<&Path>) -> Result<Program, Failur
     };
     let mut adapter = Program::start(&launch)
         .map_err(|error| Failure::new(format!("cannot start the adapter: {error}")))?;
-    let deadline = Instant::now() + ADAPTER_PATIENCE;
+    let deadline = Instant::now() + ADAPTER_TIMEOUT;
     while let Err(error) = client::ping(&runtime_dir) {
         if let Some(ended) = adapter.poll() {
             let words = adapter.last_words();
@@ -520,4 +537,4 @@ const CORES_ELSEWHERE_QUIET: f64 = 0.05;
 /// How often connections are looked at in the extra round.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
-const ADAPTER_PATIENCE: Duration = Duration::from_secs(5);
+const ADAPTER_TIMEOUT: Duration = Duration::from_secs(5);

@@ -113,7 +113,8 @@ impl Program {
             Some(gate) => gate.spawn(&mut command)?,
         };
         let pid = child.id() as libc::pid_t;
-        // SAFETY: pidfd_open takes plain integers; the child is not reaped yet, so its id is its own.
+        // SAFETY: pidfd_open takes plain integers; the child is not reaped yet, so its id is its
+        // own.
         let pidfd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
         if pidfd < 0 {
             let error = io::Error::last_os_error();
@@ -150,14 +151,14 @@ impl Program {
     pub(crate) fn stop(&mut self) -> Option<Ended> {
         let family = self.family();
         signal(-self.pid, libc::SIGTERM);
-        let patience = Instant::now() + TERM_PATIENCE;
+        let deadline = Instant::now() + TERM_TIMEOUT;
         while self.ended.is_none() {
-            let left = patience.saturating_duration_since(Instant::now());
+            let left = deadline.saturating_duration_since(Instant::now());
             if !self.poll_end(left) && left.is_zero() {
                 break;
             }
         }
-        while family.iter().any(is_alive) && Instant::now() < patience {
+        while family.iter().any(is_alive) && Instant::now() < deadline {
             thread::sleep(Duration::from_millis(2));
         }
         // The family again: it may have grown since.
@@ -175,8 +176,8 @@ impl Program {
             while !self.poll_end(Duration::from_secs(1)) {}
         }
         // Only a process stuck in the kernel outlasts this; waiting longer would not help it.
-        let patience = Instant::now() + KILL_PATIENCE;
-        while rest.iter().any(is_alive) && Instant::now() < patience {
+        let deadline = Instant::now() + KILL_TIMEOUT;
+        while rest.iter().any(is_alive) && Instant::now() < deadline {
             thread::sleep(Duration::from_millis(2));
         }
         // Orphans of the family are ours now (we are their subreaper): let none stay a zombie.
@@ -231,8 +232,8 @@ impl Program {
         }
     }
 
-    /// Waits at most `patience` for the end and records it; whether it has ended.
-    fn poll_end(&mut self, patience: Duration) -> bool {
+    /// Waits at most `timeout` for the end and records it; whether it has ended.
+    fn poll_end(&mut self, timeout: Duration) -> bool {
         if self.ended.is_some() {
             return true;
         }
@@ -241,7 +242,7 @@ impl Program {
             events: libc::POLLIN,
             revents: 0,
         };
-        let milliseconds = patience.as_micros().div_ceil(1000).min(POLL_MS_MAX) as libc::c_int;
+        let milliseconds = timeout.as_micros().div_ceil(1000).min(POLL_MS_MAX) as libc::c_int;
         // SAFETY: `entry` is one valid pollfd. An interruption by a signal reads as "not yet".
         let ready = unsafe { libc::poll(&mut entry, 1, milliseconds) };
         if ready <= 0 {
@@ -429,10 +430,10 @@ fn read_lossy(path: &Path) -> String {
 }
 
 /// How long a program may take to end by itself: PostgreSQL's shutdown needs a second.
-const TERM_PATIENCE: Duration = Duration::from_secs(4);
+const TERM_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// How long the kernel may take to end a killed process.
-const KILL_PATIENCE: Duration = Duration::from_secs(2);
+const KILL_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The longest single wait, after which the interruption flag is looked at again.
 const POLL_MS_MAX: u128 = 500;

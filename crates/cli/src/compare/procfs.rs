@@ -131,8 +131,8 @@ impl Snapshot {
         snapshot
     }
 
-    /// What was used since `before`. Times include processes that ended in between, because their
-    /// parents inherit them; switches of threads that ended are lost with them.
+    /// CPU time and switches since `before`. Times include processes that ended in between, because
+    /// their parents inherit them; switches of threads that ended are lost with them.
     pub(crate) fn since(&self, before: &Snapshot) -> Usage {
         let mut usage = Usage {
             user: (self.user - before.user).max(0.0),
@@ -360,7 +360,8 @@ mod tests {
 
     #[test]
     fn only_listeners_count() {
-        let listener = "   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 4242 1 0";
+        let listener = "   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 \
+            00:00000000 00000000     0        0 4242 1 0";
         assert_eq!(parse_listener(listener), Some((4242, 8080)));
         assert_eq!(parse_listener(&listener.replace(" 0A ", " 01 ")), None);
         assert_eq!(parse_listener("  sl  local_address rem_address   st"), None);

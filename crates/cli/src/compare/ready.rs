@@ -94,7 +94,7 @@ impl Ready {
     /// # Errors
     ///
     /// A sentence, when the server ends first or is not ready in time.
-    pub(crate) fn wait(&self, server: &mut Program, patience: Duration) -> Result<(), String> {
+    pub(crate) fn wait(&self, server: &mut Program, timeout: Duration) -> Result<(), String> {
         let started = Instant::now();
         let mut pause = PAUSE_MIN;
         loop {
@@ -116,15 +116,15 @@ impl Ready {
                 return Err("interrupted".to_owned());
             }
             let limit = if let Ready::Sleep(duration) = self {
-                *duration + patience
+                *duration + timeout
             } else {
-                patience
+                timeout
             };
             if started.elapsed() > limit {
                 let words = server.last_words();
                 return Err(format!(
                     "the server was not ready ({self}) within {} s; its last words:\n  {words}",
-                    patience.as_secs_f64()
+                    timeout.as_secs_f64()
                 ));
             }
             thread::sleep(pause);
@@ -149,8 +149,7 @@ impl Ready {
                 let Ok(mut addresses) = (host.as_str(), *port).to_socket_addrs() else {
                     return false;
                 };
-                addresses
-                    .any(|address| TcpStream::connect_timeout(&address, PROBE_PATIENCE).is_ok())
+                addresses.any(|address| TcpStream::connect_timeout(&address, PROBE_TIMEOUT).is_ok())
             }
             Ready::Unix(path) => UnixStream::connect(path).is_ok(),
             Ready::Command(command) => {
@@ -183,7 +182,7 @@ impl std::fmt::Display for Ready {
 
 const PAUSE_MIN: Duration = Duration::from_millis(2);
 const PAUSE_MAX: Duration = Duration::from_millis(50);
-const PROBE_PATIENCE: Duration = Duration::from_millis(500);
+const PROBE_TIMEOUT: Duration = Duration::from_millis(500);
 
 #[cfg(test)]
 mod tests {

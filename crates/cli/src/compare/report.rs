@@ -16,7 +16,7 @@ use crate::status::Status;
 pub(crate) struct Report {
     /// Names this form of the document.
     pub(crate) schema: &'static str,
-    /// What was asked for.
+    /// The command line's wishes.
     pub(crate) plan: Plan,
     /// What it ran on.
     pub(crate) environment: Environment,
@@ -86,7 +86,8 @@ pub(crate) struct ConnectionsSeen {
 }
 
 impl ConnectionsSeen {
-    /// Counts the ends of connections that the adapter knows: two for one between accelerated programs.
+    /// Counts the ends of connections that the adapter knows: two for one between accelerated
+    /// programs.
     pub(crate) fn of(status: &Status) -> ConnectionsSeen {
         let mut seen = ConnectionsSeen::default();
         for connection in status
@@ -170,13 +171,13 @@ pub(crate) struct ArmMetric {
     /// Compared with the base; `None` for the base itself, or when it cannot be told.
     pub(crate) ratio: Option<Ratio>,
     /// The conclusion; `None` for the base itself.
-    pub(crate) verdict: Option<Verdict>,
+    pub(crate) verdict: Option<Conclusion>,
 }
 
 /// What a ratio comes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Verdict {
+pub(crate) enum Conclusion {
     /// An improvement on the base.
     Better,
     /// The opposite.
@@ -189,15 +190,15 @@ pub(crate) enum Verdict {
     NotComparable,
 }
 
-impl Verdict {
+impl Conclusion {
     /// The words of the table.
     pub(crate) fn words(self) -> &'static str {
         match self {
-            Verdict::Better => "better",
-            Verdict::Worse => "worse",
-            Verdict::NoDetectableDifference => "no detectable difference",
-            Verdict::TooFewRounds => "too few rounds to tell",
-            Verdict::NotComparable => "",
+            Conclusion::Better => "better",
+            Conclusion::Worse => "worse",
+            Conclusion::NoDetectableDifference => "no detectable difference",
+            Conclusion::TooFewRounds => "too few rounds to tell",
+            Conclusion::NotComparable => "",
         }
     }
 
@@ -207,21 +208,21 @@ impl Verdict {
         ratio: Option<&Ratio>,
         better: Better,
         noise_floor: Option<f64>,
-    ) -> Verdict {
+    ) -> Conclusion {
         let Some(ratio) = ratio else {
-            return Verdict::NotComparable;
+            return Conclusion::NotComparable;
         };
         let Some(different) = stats::is_different(rounds) else {
-            return Verdict::TooFewRounds;
+            return Conclusion::TooFewRounds;
         };
         let within_noise = noise_floor.is_some_and(|floor| (ratio.value - 1.0).abs() <= floor);
         if ratio.includes_one() || within_noise || !different {
-            return Verdict::NoDetectableDifference;
+            return Conclusion::NoDetectableDifference;
         }
         if (ratio.value > 1.0) == (better == Better::Higher) {
-            Verdict::Better
+            Conclusion::Better
         } else {
-            Verdict::Worse
+            Conclusion::Worse
         }
     }
 }
@@ -287,7 +288,7 @@ fn metric_report(
             } else {
                 stats::ratio(&pairs, seed)
             };
-            let verdict = Verdict::of(&pairs, ratio.as_ref(), known.better, floor);
+            let verdict = Conclusion::of(&pairs, ratio.as_ref(), known.better, floor);
             ArmMetric {
                 label: arms[arm].label.clone(),
                 samples: samples[arm].clone(),
@@ -338,7 +339,7 @@ fn counted(arms: &[ArmReport]) -> Vec<MetricReport> {
                     samples: vec![value],
                     summary: stats::summarize(value.as_slice(), 0),
                     ratio: None,
-                    verdict: (at > 0).then_some(Verdict::NotComparable),
+                    verdict: (at > 0).then_some(Conclusion::NotComparable),
                 }
             })
             .collect(),
@@ -407,7 +408,7 @@ pub(crate) mod tests {
         arm
     }
 
-    fn verdict(report: &[MetricReport], name: &str, arm: usize) -> Option<Verdict> {
+    fn verdict(report: &[MetricReport], name: &str, arm: usize) -> Option<Conclusion> {
         report
             .iter()
             .find(|metric| metric.name == name)
@@ -424,8 +425,11 @@ pub(crate) mod tests {
         ];
         let report = metrics(&arms, false, 1);
         assert_eq!(verdict(&report, "requests", 0), None);
-        assert_eq!(verdict(&report, "requests", 1), Some(Verdict::Better));
-        assert_eq!(verdict(&report, "CPU, all cores", 1), Some(Verdict::Better));
+        assert_eq!(verdict(&report, "requests", 1), Some(Conclusion::Better));
+        assert_eq!(
+            verdict(&report, "CPU, all cores", 1),
+            Some(Conclusion::Better)
+        );
     }
 
     #[test]
@@ -436,7 +440,7 @@ pub(crate) mod tests {
         ];
         assert_eq!(
             verdict(&metrics(&arms, false, 1), "requests", 1),
-            Some(Verdict::Worse)
+            Some(Conclusion::Worse)
         );
     }
 
@@ -445,7 +449,7 @@ pub(crate) mod tests {
         let base = [100.0, 100.1, 99.9, 100.0];
         let slightly = [103.0, 103.1, 102.9, 103.0];
         let without = metrics(&[arm("host", &base), arm("direct", &slightly)], false, 1);
-        assert_eq!(verdict(&without, "requests", 1), Some(Verdict::Better));
+        assert_eq!(verdict(&without, "requests", 1), Some(Conclusion::Better));
         let control = arm("host again", &[104.0, 104.1, 103.9, 104.0]);
         let with = metrics(
             &[arm("host", &base), arm("direct", &slightly), control],
@@ -454,7 +458,7 @@ pub(crate) mod tests {
         );
         assert_eq!(
             verdict(&with, "requests", 1),
-            Some(Verdict::NoDetectableDifference)
+            Some(Conclusion::NoDetectableDifference)
         );
     }
 
@@ -480,7 +484,7 @@ pub(crate) mod tests {
         let arms = [arm("host", &[1.0; 4]), arm("direct", &[1.0; 4])];
         assert_eq!(
             verdict(&metrics(&arms, false, 1), "CPU, server", 1),
-            Some(Verdict::NotComparable)
+            Some(Conclusion::NotComparable)
         );
     }
 

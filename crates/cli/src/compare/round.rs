@@ -35,7 +35,7 @@ pub(crate) struct Setup {
     /// Where each side runs.
     pub(crate) placement: Placement,
     /// Longest time for the server to be ready, and for the client to end.
-    pub(crate) patience: Patience,
+    pub(crate) timeouts: Timeouts,
     /// Where output is kept, and the runtime directory.
     pub(crate) scratch: PathBuf,
     /// The adapter's process, when one runs for this comparison.
@@ -44,7 +44,7 @@ pub(crate) struct Setup {
 
 /// Bounds on waiting.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Patience {
+pub(crate) struct Timeouts {
     /// For the server to be ready.
     pub(crate) server: Duration,
     /// For the client to end.
@@ -92,7 +92,7 @@ impl Setup {
     ) -> Result<Round, String> {
         self.ready.check_free()?;
         let mut server = self.start("server", &self.server, path, tracepoint)?;
-        self.ready.wait(&mut server, self.patience.server)?;
+        self.ready.wait(&mut server, self.timeouts.server)?;
         // Let the server finish what it does after it began to listen.
         thread::sleep(SETTLE);
         let adapter_before = self.adapter_snapshot();
@@ -102,7 +102,7 @@ impl Setup {
             HostTimes::now().map_err(|error| format!("cannot read /proc/stat: {error}"))?;
 
         let mut client = self.start("client", &self.client, path, tracepoint)?;
-        let ended = client.wait_until(Instant::now() + self.patience.client);
+        let ended = client.wait_until(Instant::now() + self.timeouts.client);
 
         let host_after =
             HostTimes::now().map_err(|error| format!("cannot read /proc/stat: {error}"))?;
@@ -115,7 +115,7 @@ impl Setup {
             }
             return Err(format!(
                 "the client did not end within {} s (see --timeout); its last words:\n  {}",
-                self.patience.client.as_secs(),
+                self.timeouts.client.as_secs(),
                 client.last_words()
             ));
         };

@@ -1,7 +1,8 @@
 //! Turns a quoted command (`--server 'redis-server --port 7000'`) into words to execute.
 //!
 //! A plain command is executed directly, so that no shell stands between `toehold run` and the
-//! program. One that uses the shell (pipes, variables, globs, assignments) is handed to `/bin/sh -c`.
+//! program. One that uses the shell (pipes, variables, globs, assignments) is handed to
+//! `/bin/sh -c`.
 
 /// The words of `command`, or a shell that runs it.
 pub(crate) fn words(command: &str) -> Vec<String> {

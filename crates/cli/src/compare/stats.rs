@@ -131,8 +131,9 @@ pub(crate) fn ratio(rounds: &[(f64, f64)], seed: u64) -> Option<Ratio> {
 /// them to do so whatever their values.
 ///
 /// From six rounds on this is the Wilcoxon signed-rank test of the paired ratios: under the null
-/// hypothesis each ratio is as likely above one as below. Four or five rounds can only be told apart
-/// when the two paths do not overlap at all, which has a probability of 2 / C(8, 4) = 2.9 % or less.
+/// hypothesis each ratio is as likely above one as below. Four or five rounds can only be told
+/// apart when the two paths do not overlap at all, which has a probability of 2 / C(8, 4) = 2.9 %
+/// or less.
 pub(crate) fn is_different(rounds: &[(f64, f64)]) -> Option<bool> {
     match rounds.len() {
         0..ROUNDS_FOR_SEPARATION => None,

@@ -34,7 +34,10 @@ impl Tracepoint {
         let tracepoint = Tracepoint(id);
         // A file may be readable where events may not be opened: try one on this process.
         Counter::open(tracepoint, 0).map_err(|error| {
-            format!("the kernel refuses performance events ({error}); lower kernel.perf_event_paranoid or be root")
+            format!(
+                "the kernel refuses performance events ({error}); \
+             lower kernel.perf_event_paranoid or be root"
+            )
         })?;
         Ok(tracepoint)
     }

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::report::{ArmMetric, ArmReport, Group, MetricReport, Report, Verdict};
+use super::report::{ArmMetric, ArmReport, Conclusion, Group, MetricReport, Report};
 use super::stats::ROUNDS_FOR_SEPARATION;
 
 /// Renders the table.
@@ -67,7 +67,8 @@ pub(crate) fn notes(report: &Report) -> Vec<String> {
         .collect();
     if let Some(floor) = report.metrics.first().and_then(|metric| metric.noise_floor) {
         notes.push(format!(
-            "noise floor, from the same path run twice: {:.1} % for {}; {} metrics have one of their own",
+            "noise floor, from the same path run twice: {:.1} % for {}; {} metrics have one of \
+            their own",
             floor * 100.0,
             report.metrics[0].name,
             floors.len()
@@ -75,7 +76,8 @@ pub(crate) fn notes(report: &Report) -> Vec<String> {
     }
     if report.plan.rounds < ROUNDS_FOR_SEPARATION {
         notes.push(format!(
-            "a difference can be shown from {ROUNDS_FOR_SEPARATION} rounds on; ten are better (--rounds)"
+            "a difference can be shown from {ROUNDS_FOR_SEPARATION} rounds on; ten are better \
+            (--rounds)"
         ));
     }
     let compared = report
@@ -114,7 +116,8 @@ fn arm_notes(arm: &ArmReport) -> Vec<String> {
         notes.push(text);
         if seen.direct + seen.offload == 0 {
             notes.push(format!(
-                "{}: no connection was seen to leave kernel TCP, so this arm may compare the kernel \
+                "{}: no connection was seen to leave kernel TCP, so this arm may compare the \
+                kernel \
                  with itself",
                 arm.label
             ));
@@ -160,7 +163,7 @@ pub(crate) fn conclusion(base: &ArmMetric, arm: &ArmMetric) -> String {
             times(ratio.high),
             verdict.words()
         ),
-        (None, Verdict::NotComparable) => match (&base.summary, &arm.summary) {
+        (None, Conclusion::NotComparable) => match (&base.summary, &arm.summary) {
             (Some(base), Some(arm)) if base.median > 0.0 => times(arm.median / base.median),
             _ => "-".to_owned(),
         },

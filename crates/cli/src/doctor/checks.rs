@@ -187,7 +187,8 @@ fn congestion_control() -> Check {
     let check = Check::ok("congestion control", NeededFor::Compare, name.clone());
     if name == "bbr" {
         return check.warn(
-            "bbr paces, also on loopback: for a comparison with the kernel at its best use cubic or \
+            "bbr paces, also on loopback: for a comparison with the kernel at its best use cubic \
+            or \
              reno (sysctl net.ipv4.tcp_congestion_control)",
         );
     }

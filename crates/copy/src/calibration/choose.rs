@@ -1,10 +1,11 @@
 //! From the curves to the choice. Pure arithmetic.
 //!
-//! At each length there are three ways to go about a copy whose submitter has other work: by hand; the engine;
-//! or to look whether the memory is cold, and then the one or the other. What a way *loses* at a length is how many times as
-//! long it takes as the best one there, in cache or out of it, whichever is worse. The lengths at which the ways change are
-//! those at which the product of all losses is least: one wild measurement does not move them, and where two ways are as
-//! good as each other it does not matter which is taken.
+//! At each length there are three ways to go about a copy whose submitter has other work: by hand;
+//! the engine; or to look whether the memory is cold, and then the one or the other. What a way
+//! *loses* at a length is how many times as long it takes as the best one there, in cache or out of
+//! it, whichever is worse. The lengths at which the ways change are those at which the product of
+//! all losses is least: one wild measurement does not move them, and where two ways are as good as
+//! each other it does not matter which is taken.
 
 use super::{Copybreak, Jobs};
 
@@ -15,8 +16,8 @@ pub(super) struct Look {
     pub(super) cold_ns: f64,
 }
 
-/// The lengths from which on the engine is asked, for these measurements, ascending by length. Waking the engine costs
-/// `wake_ns` more.
+/// The lengths from which on the engine is asked, for these measurements, ascending by length.
+/// Waking the engine costs `wake_ns` more.
 pub(super) fn copybreak(jobs: &[(usize, Jobs)], look: Look, wake_ns: f64) -> Copybreak {
     let ways = |jobs: &[(usize, Jobs)], extra_ns: f64| -> Vec<Losses> {
         jobs.iter()
@@ -25,7 +26,8 @@ pub(super) fn copybreak(jobs: &[(usize, Jobs)], look: Look, wake_ns: f64) -> Cop
     };
     let (mut best, mut looks, mut asks) = (f64::INFINITY, jobs.len(), jobs.len());
     let awake = ways(jobs, 0.0);
-    // From the longest down, so that of two equal choices the one that asks the engine less often is taken.
+    // From the longest down, so that of two equal choices the one that asks the engine less often
+    // is taken.
     for hot in (0..=jobs.len()).rev() {
         for cold in (0..=hot).rev() {
             let total = product(&awake[..cold], |l| l.hand)
@@ -36,7 +38,8 @@ pub(super) fn copybreak(jobs: &[(usize, Jobs)], look: Look, wake_ns: f64) -> Cop
             }
         }
     }
-    // Waking costs the same at every length, so what is won at the longest by an engine that is awake pays for it somewhere.
+    // Waking costs the same at every length, so what is won at the longest by an engine that is
+    // awake pays for it somewhere.
     let longer = extended(jobs);
     let asleep = ways(&longer, wake_ns);
     let wakes = least((looks..=longer.len()).rev(), |at| {
@@ -90,7 +93,8 @@ fn product(losses: &[Losses], of: impl Fn(&Losses) -> f64) -> f64 {
     losses.iter().map(of).product()
 }
 
-/// How many times as long as the best each way takes at one length, hot or cold, whichever is worse.
+/// How many times as long as the best each way takes at one length, hot or cold, whichever is
+/// worse.
 struct Losses {
     hand: f64,
     look: f64,
@@ -121,7 +125,8 @@ const HELPER: f64 = 1.02;
 mod tests {
     use super::*;
 
-    /// Lengths with what a job takes: by hand and by the engine hot, by hand and by the engine cold.
+    /// Lengths with what a job takes: by hand and by the engine hot, by hand and by the engine
+    /// cold.
     fn jobs(rows: &[(usize, [f64; 4])]) -> Vec<(usize, Jobs)> {
         let job = |&(bytes, ns): &(usize, [f64; 4])| {
             let jobs = Jobs {

@@ -5,14 +5,14 @@ use std::time::{Duration, Instant};
 
 use super::choose::{self, Look};
 use super::{Calibration, Copybreak, Jobs, Point};
-use crate::heat::{self, touch_ticks};
+use crate::residency::{self, touch_ticks};
 use crate::{
     Buffer, Channel, Cpu, CpuNt, Flags, NT_BYTES_MIN, Operation, Waiting, Worker, WorkerOptions,
     copy_nontemporal, from_shared, nontemporal,
 };
 
-/// The lengths that are measured: coarsely first, then those between, so that what there was no time for is missed least.
-/// What holds at the longest is taken to hold beyond.
+/// The lengths that are measured: coarsely first, then those between, so that what there was no
+/// time for is missed least. What holds at the longest is taken to hold beyond.
 const LENS: [usize; 10] = [
     64 << 10,
     16 << 10,
@@ -31,8 +31,8 @@ const LEN_MAX: usize = 512 << 10;
 /// With fewer nothing is said about an engine.
 const LENS_MIN: usize = 4;
 
-/// Measuring stops when this much time has passed: a machine that is busy with other things starts no later. What was measured
-/// until then is used and not remembered.
+/// Measuring stops when this much time has passed: a machine that is busy with other things starts
+/// no later. What was measured until then is used and not remembered.
 const BUDGET: Duration = Duration::from_millis(32);
 
 pub(super) fn measure(fingerprint: u64) -> Calibration {
@@ -134,8 +134,8 @@ impl Bench {
         }
     }
 
-    /// Touches memory in the nearest cache, in an outer one and in none, and draws the line between the last two: an outer
-    /// cache is still better copied the ordinary way.
+    /// Touches memory in the nearest cache, in an outer one and in none, and draws the line between
+    /// the last two: an outer cache is still better copied the ordinary way.
     fn look(&mut self, calibration: &mut Calibration) -> Look {
         let others = others();
         let mut ticks = [Vec::new(), Vec::new(), Vec::new()];
@@ -249,7 +249,8 @@ impl Bench {
         Ok(())
     }
 
-    /// The median time of each way. Every way is sampled once a round, so that a bad moment is everybody's.
+    /// The median time of each way. Every way is sampled once a round, so that a bad moment is
+    /// everybody's.
     fn medians<W: Copy, const N: usize>(
         &mut self,
         bytes: usize,
@@ -268,8 +269,9 @@ impl Bench {
         Ok(samples.map(middle))
     }
 
-    /// Brings both sides into this processor's cache, or out of every cache. Where the processor does not let a program do
-    /// that, the cold columns equal the hot ones, and no choice is based on a difference.
+    /// Brings both sides into this processor's cache, or out of every cache. Where the processor
+    /// does not let a program do that, the cold columns equal the hot ones, and no choice is based
+    /// on a difference.
     fn prepare(&mut self, bytes: usize, is_hot: bool) {
         let (source, target) = (self.source.as_ptr(), self.target.as_mut_ptr());
         // SAFETY: no length is more than the buffers hold.
@@ -277,8 +279,8 @@ impl Bench {
             if is_hot {
                 from_shared(source, target, bytes);
             } else {
-                heat::evict(source, bytes);
-                heat::evict(target, bytes);
+                residency::evict(source, bytes);
+                residency::evict(target, bytes);
             }
         }
     }
@@ -310,7 +312,8 @@ impl Bench {
         }
     }
 
-    /// A copy through a channel, work meanwhile, and, where the target is to be in the cache, a pass over it.
+    /// A copy through a channel, work meanwhile, and, where the target is to be in the cache, a
+    /// pass over it.
     fn job(&mut self, hand: Hand, bytes: usize, flags: Flags, turns: u64) -> Duration {
         let operation =
             Operation::copy(self.source.as_ptr(), self.target.as_mut_ptr(), bytes).with(flags);
@@ -355,7 +358,8 @@ impl Bench {
     }
 }
 
-/// What pushes everything else out of a processor's own caches. Pages that were never written would all be the same one.
+/// What pushes everything else out of a processor's own caches. Pages that were never written would
+/// all be the same one.
 fn others() -> std::io::Result<Buffer> {
     let mut others = Buffer::new(OTHERS_BYTES)?;
     // All at once if the kernel can (Linux 5.14), which is faster; if not, as they are written.
@@ -427,7 +431,8 @@ fn middle(mut samples: Vec<Duration>) -> f64 {
 
 const LOOKS: usize = 12;
 
-/// Less than this part of what cold memory takes is not cold, even where an outer cache cannot be told from memory.
+/// Less than this part of what cold memory takes is not cold, even where an outer cache cannot be
+/// told from memory.
 const COLD_PART: f64 = 0.66;
 
 /// Each empties a cache first.
@@ -441,7 +446,7 @@ const COLD: usize = 2;
 /// More than a processor's own caches hold.
 const OTHERS_BYTES: usize = 4 << 20;
 
-/// What is looked at: more than a page, so that each touch needs its own translation.
+/// Memory for the timed loads: more than a page, so that each touch needs its own translation.
 const LOOK_BYTES: usize = 128 << 10;
 
 const STREAM_BYTES: usize = 256 << 10;

@@ -1,18 +1,21 @@
 //! What copying costs on this machine, and from what size the engine pays.
 //!
-//! A copy engine has a start-up cost and a memcpy has none, so there is a length below which asking the engine is a
-//! loss: the *copybreak*. In ten years of one driver's life it moved from 4 KB to 256 KB, so it is measured, in
-//! under 50 ms, and remembered per machine.
+//! A copy engine has a start-up cost and a memcpy has none, so there is a length below which asking
+//! the engine is a loss: the *copybreak*. In ten years of one driver's life it moved from 4 KB to
+//! 256 KB, so it is measured, in under 50 ms, and remembered per machine.
 //!
-//! - *Per direction.* Bytes that come [`In`](Direction::In) are read next, by the processor that asked: with an engine it
-//!   then fetches them from somewhere else. Bytes that go [`Out`](Direction::Out) are somebody else's to read.
-//! - *With hysteresis.* Waking a sleeping engine costs a system call. A length that is worth it once the
-//!   engine is awake is not worth waking it for: [`Copybreak::awake`] and [`Copybreak::asleep`].
-//! - *By temperature.* What is in the caller's cache is copied fast by hand and slowly by a helper, which has to fetch it from
-//!   there; in between is a range of lengths where only cold memory is worth asking for.
+//! - *Per direction.* Bytes that come [`In`](Direction::In) are read next, by the processor that
+//!   asked: with an engine it then fetches them from somewhere else. Bytes that go
+//!   [`Out`](Direction::Out) are somebody else's to read.
+//! - *With hysteresis.* Waking a sleeping engine costs a system call. A length that is worth it
+//!   once the engine is awake is not worth waking it for: [`Copybreak::awake`] and
+//!   [`Copybreak::asleep`].
+//! - *By temperature.* What is in the caller's cache is copied fast by hand and slowly by a helper,
+//!   which has to fetch it from there; in between is a range of lengths where only cold memory is
+//!   worth asking for.
 //!
-//! What decides is not a difference of curves but the thing itself: a copy together with work that takes as long as a cold
-//! `memcpy`, by hand and by the engine, timed in turns.
+//! What decides is not a difference of curves but the thing itself: a copy together with work that
+//! takes as long as a cold `memcpy`, by hand and by the engine, timed in turns.
 
 mod choose;
 mod measure;
@@ -33,7 +36,8 @@ pub enum Direction {
     Out,
 }
 
-/// From how many bytes on the engine costs its caller less than a copy by hand. `usize::MAX` is never.
+/// From how many bytes on the engine costs its caller less than a copy by hand. `usize::MAX` is
+/// never.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Copybreak {
     /// While the engine is awake, for memory that is in no cache.
@@ -81,11 +85,12 @@ pub struct Point {
     pub engine_cold_ns: f64,
     /// A copy with other work beside it.
     pub outward: Jobs,
-    /// The same, and the caller reads the target afterwards.
+    /// As `outward`, and the caller reads the target afterwards.
     pub inward: Jobs,
 }
 
-/// A copy together with work that takes as long as a cold `memcpy` of that length, in nanoseconds. Medians.
+/// A copy together with work that takes as long as a cold `memcpy` of that length, in nanoseconds.
+/// Medians.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Jobs {
     /// By hand, memory in the cache.
@@ -136,11 +141,11 @@ pub struct Calibration {
 
 impl Calibration {
     /// The machine's calibration: remembered, or else measured and remembered, then overridden by
-    /// `TOEHOLD_COPYBREAK`. The second value holds one sentence for each thing that was not as it should be; they do
-    /// not keep the result from being usable.
+    /// `TOEHOLD_COPYBREAK`. The second value holds one sentence for each thing that was not as it
+    /// should be; they do not keep the result from being usable.
     ///
-    /// `TOEHOLD_COPY_CALIBRATION` names the file to remember it in, or is `off`. Otherwise it is below
-    /// `$XDG_CACHE_HOME` or `~/.cache`, in `toehold/`.
+    /// `TOEHOLD_COPY_CALIBRATION` names the file to remember it in, or is `off`. Otherwise it is
+    /// below `$XDG_CACHE_HOME` or `~/.cache`, in `toehold/`.
     pub fn of_this_machine() -> (Calibration, Vec<String>) {
         let mut notes = Vec::new();
         let fingerprint = store::fingerprint();
@@ -148,7 +153,8 @@ impl Calibration {
         let remembered = Calibration::remembered();
         let mut calibration = remembered.unwrap_or_else(|| {
             let fresh = measure::measure(fingerprint);
-            // What was measured on a busy machine is good enough for now and not for ever.
+            // A calibration on a busy machine is good enough for this process, but not for the
+            // file.
             let worth_keeping = file.as_deref().filter(|_| fresh.is_whole());
             if let Some(Err(error)) = worth_keeping.map(|file| store::save(file, &fresh)) {
                 notes.push(format!("the calibration could not be remembered: {error}"));
@@ -179,8 +185,8 @@ impl Calibration {
     }
 
     fn install(&self) {
-        crate::heat::set_cold_ticks(self.cold_ticks);
-        crate::heat::set_nontemporal_from(self.nontemporal_from);
+        crate::residency::set_cold_ticks(self.cold_ticks);
+        crate::residency::set_nontemporal_from(self.nontemporal_from);
         crate::nontemporal::set_streams(self.streams);
     }
 

@@ -4,8 +4,8 @@ use std::fmt::{self, Write as _};
 
 use super::{Calibration, Copybreak, Direction, Jobs, Point};
 
-/// The copy engine's part of `toehold doctor`: what copying costs on this machine, from where on the engine is used,
-/// and which engines there are.
+/// The copy engine's part of `toehold doctor`: what copying costs on this machine, from where on
+/// the engine is used, and which engines there are.
 pub fn calibration_report() -> String {
     let (calibration, notes) = Calibration::of_this_machine();
     let mut text = render(&calibration);
@@ -33,7 +33,10 @@ fn render(calibration: &Calibration) -> String {
             .collect()
     });
     if calibration.points.iter().any(|p| p.engine_hot_ns > 0.0) {
-        text.push_str("with as much other work as a cold copy: by hand, and by the engine; then with the target read afterwards\n");
+        text.push_str(
+            "with as much other work as a cold copy: by hand, and by the engine; \
+             then with the target read afterwards\n",
+        );
         let jobs = [
             "hot",
             "engine",

@@ -11,8 +11,8 @@ use super::{Calibration, Copybreak, Jobs, Point};
 /// Changes whenever the measurement or the file does.
 const VERSION: &str = "toehold-copy-calibration 4";
 
-/// Names what the curves depend on: processor, caches, number of processors, kernel, and C library's `memcpy` by way
-/// of this library's own version.
+/// Names what the curves depend on: processor, caches, number of processors, kernel, and C
+/// library's `memcpy` by way of this library's own version.
 pub(super) fn fingerprint() -> u64 {
     let mut text = String::from(VERSION);
     text.push_str(env!("CARGO_PKG_VERSION"));

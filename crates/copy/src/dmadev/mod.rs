@@ -1,12 +1,12 @@
 //! The `dmadev` engine: any DMA device that DPDK drives.
 //!
-//! Only devices that use this process's own addresses (`SVA`): others want memory pinned and mapped for
-//! them first. Still, only registered memory: a device that writes behind the page tables' back is what a fork
-//! must not meet. DPDK's skeleton device, a thread that copies, needs neither hardware nor privileges nor huge pages,
-//! and is the default.
+//! Only devices that use this process's own addresses (`SVA`): others want memory pinned and mapped
+//! for them first. Still, only registered memory: a device that writes behind the page tables' back
+//! is what a fork must not meet. DPDK's skeleton device, a thread that copies, needs neither
+//! hardware nor privileges nor huge pages, and is the default.
 //!
-//! `TOEHOLD_DMADEV_EAL` holds DPDK's own arguments, separated by spaces, for anything else. DPDK starts once in
-//! a process and stays.
+//! `TOEHOLD_DMADEV_EAL` holds DPDK's own arguments, separated by spaces, for anything else. DPDK
+//! starts once in a process and stays.
 
 use std::collections::VecDeque;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -103,7 +103,8 @@ impl Dmadev {
     }
 }
 
-// SAFETY: an operation's outcome is reported when the device says that it is done with it. Dropping stops the device.
+// SAFETY: an operation's outcome is reported when the device says that it is done with it. Dropping
+// stops the device.
 unsafe impl Backend for Dmadev {
     fn name(&self) -> &'static str {
         "dmadev"
@@ -212,7 +213,8 @@ fn start_dpdk() -> Result<(), String> {
             // DPDK keeps the strings.
             std::mem::forget(args);
             let before = Affinity::get();
-            // SAFETY: as many strings as it is told, which live for ever. DPDK may reorder the pointers.
+            // SAFETY: as many strings as it is told, which live for ever. DPDK may reorder the
+            // pointers.
             let parsed =
                 unsafe { toehold_dmadev_init(pointers.len() as c_int, pointers.as_mut_ptr()) };
             before.set();
@@ -249,7 +251,8 @@ impl Affinity {
 static TAKEN: Mutex<Vec<i16>> = Mutex::new(Vec::new());
 
 /// No huge pages, no files, no buses: just the skeleton device.
-const EAL_DEFAULT: &str = "--no-huge --no-shconf --no-pci --no-telemetry --iova-mode=va --log-level=critical --vdev=dma_skeleton";
+const EAL_DEFAULT: &str = "--no-huge --no-shconf --no-pci --no-telemetry --iova-mode=va \
+    --log-level=critical --vdev=dma_skeleton";
 
 const COMPLETIONS_MAX: u16 = 64;
 

@@ -1,4 +1,5 @@
-//! What the device reads and writes, as the kernel's `linux/idxd.h` has it. A test compiles that header and compares.
+//! What the device reads and writes, as the kernel's `linux/idxd.h` has it. A test compiles that
+//! header and compares.
 
 /// A descriptor: one piece of work.
 #[repr(C, align(64))]
@@ -25,7 +26,7 @@ pub struct Descriptor {
 }
 
 impl Descriptor {
-    /// What is to be done: see [`opcode`].
+    /// The operation: see [`opcode`].
     pub fn opcode(&self) -> u8 {
         (self.flags_and_opcode >> 24) as u8
     }

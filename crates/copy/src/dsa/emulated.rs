@@ -1,4 +1,5 @@
-//! A small device for tests: reads descriptors, moves bytes, writes completion records, on a thread of its own.
+//! A small device for tests: reads descriptors, moves bytes, writes completion records, on a thread
+//! of its own.
 //!
 //! It is as asynchronous as the real one, and can be told to have its troubles.
 

@@ -1,20 +1,22 @@
 //! The `dsa` engine: Intel's Data Streaming Accelerator, from user space.
 //!
-//! A work queue of the device is handed to user space by its driver (`idxd`). A descriptor of 64 bytes names
-//! source, target and length by this process's own addresses; the device translates them itself, writes the
-//! target, and then a completion record that we poll.
+//! A work queue of the device is handed to user space by its driver (`idxd`). A descriptor of 64
+//! bytes names source, target and length by this process's own addresses; the device translates
+//! them itself, writes the target, and then a completion record that we poll.
 //!
-//! - *Submission* goes to the queue's [`Portal`]: mapped into this process, or, where the kernel does not
-//!   allow that, by `write(2)`.
-//! - *Long operations* go in pieces of at most what the queue takes, one after another, which also tells
-//!   their progress.
-//! - *A page that is not there* stops the device: we do not let it wait for one, as that holds up everybody's
-//!   work. It reports how far it came and the processor does the rest, touching the page like any program.
-//! - *CRC* is left to the processor: the device can do it, but how it continues a seed could not be checked without
-//!   one.
+//! - *Submission* goes to the queue's [`Portal`]: mapped into this process, or, where the kernel
+//!   does not allow that, by `write(2)`.
+//! - *Long operations* go in pieces of at most what the queue takes, one after another, which also
+//!   tells their progress.
+//! - *A page that is not there* stops the device: we do not let it wait for one, as that holds up
+//!   everybody's work. It reports how far it came and the processor does the rest, touching the
+//!   page like any program.
+//! - *CRC* is left to the processor: the device can do it, but how it continues a seed could not be
+//!   checked without one.
 //!
-//! A device that disappears is closed, upon which the driver lets it finish or drop what it has of ours; then everything is reported
-//! as gone. A child never uses its parent's queue, which is bound to the parent's memory.
+//! A device that disappears is closed, upon which the driver lets it finish or drop what it has of
+//! ours; then everything is reported as gone. A child never uses its parent's queue, which is bound
+//! to the parent's memory.
 
 pub mod descriptor;
 mod emulated;
@@ -90,7 +92,8 @@ impl Dsa {
         })
     }
 
-    /// Opens a work queue of this machine and tries it. The sentence tells which, and how it is reached.
+    /// Opens a work queue of this machine and tries it. The sentence tells which, and how it is
+    /// reached.
     ///
     /// # Errors
     ///
@@ -120,8 +123,8 @@ impl Dsa {
         let rest = unsafe { slot.operation.rest(slot.done) };
         let descriptor = describe(&rest, slot.piece, record);
         let portal = self.portal.as_mut().ok_or(PortalError::Gone)?;
-        // SAFETY: the descriptor names the operation's memory and our record, which both stay until the
-        // record says that the device is done, or until it is gone.
+        // SAFETY: the descriptor names the operation's memory and our record, which both stay until
+        // the record says that the device is done, or until it is gone.
         unsafe { portal.submit(&descriptor) }?;
         slot.is_submitted = true;
         Ok(())
@@ -132,7 +135,8 @@ impl Dsa {
         let record = self.record(at);
         // SAFETY: a byte of our buffer that the device writes: an atomic is how to look at it.
         let status = unsafe { AtomicU8::from_ptr(record.cast()) };
-        // Acquire pairs with the device's ordering: data first, then the rest of the record, then the status.
+        // Acquire pairs with the device's ordering: data first, then the rest of the record, then
+        // the status.
         if status.load(Acquire) & status::MASK == status::NONE {
             return None;
         }
@@ -194,8 +198,8 @@ impl Dsa {
     }
 }
 
-// SAFETY: a slot's outcome is reported when its record says that the device is done with it, or after the queue was
-// closed, which the driver does not survive with work of ours in the device.
+// SAFETY: a slot's outcome is reported when its record says that the device is done with it, or
+// after the queue was closed, which the driver does not survive with work of ours in the device.
 unsafe impl Backend for Dsa {
     fn name(&self) -> &'static str {
         "dsa"
@@ -237,7 +241,8 @@ unsafe impl Backend for Dsa {
                 continue;
             }
             if !self.slots[at].is_submitted {
-                // Held back by a full queue. If the device is gone, the end of this function finds out.
+                // Held back by a full queue. If the device is gone, the end of this function finds
+                // out.
                 if self.submit_piece(at) == Err(PortalError::Gone) {
                     self.portal = None;
                 }
@@ -270,7 +275,8 @@ unsafe impl Backend for Dsa {
     }
 
     fn forget_after_fork(&mut self) {
-        // The mapping did not come along, and its place may be somebody else's: it must not be unmapped.
+        // The mapping did not come along, and its place may be somebody else's: it must not be
+        // unmapped.
         std::mem::forget(self.portal.take());
         for at in 0..self.slots.len() {
             if self.slots[at].cookie.is_some() {

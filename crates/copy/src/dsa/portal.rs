@@ -17,8 +17,8 @@ pub trait Portal: Send {
     ///
     /// # Safety
     ///
-    /// The memory and the completion record that the descriptor names are the device's until the record says
-    /// otherwise, or until the portal has been dropped.
+    /// The memory and the completion record that the descriptor names are the device's until the
+    /// record says otherwise, or until the portal has been dropped.
     unsafe fn submit(&mut self, descriptor: &Descriptor) -> Result<(), PortalError>;
 
     /// Whether the device is still there.
@@ -97,7 +97,8 @@ impl Mapped {
 
 impl Portal for Mapped {
     unsafe fn submit(&mut self, descriptor: &Descriptor) -> Result<(), PortalError> {
-        // SAFETY: the page is mapped; `new` found the instruction; the caller vouches for the descriptor.
+        // SAFETY: the page is mapped; `new` found the instruction; the caller vouches for the
+        // descriptor.
         unsafe { store(self.page, descriptor, self.mode) }
     }
 
@@ -113,7 +114,8 @@ impl Drop for Mapped {
     }
 }
 
-/// A queue that is written to: a system call each, where the kernel trusts no program with the portal.
+/// A queue that is written to: a system call each, where the kernel trusts no program with the
+/// portal.
 pub(super) struct Written {
     device: File,
     state: PathBuf,
@@ -148,8 +150,8 @@ impl Portal for Written {
 #[cfg(target_arch = "x86_64")]
 unsafe fn store(page: *mut u8, descriptor: &Descriptor, mode: Mode) -> Result<(), PortalError> {
     let is_full: u8;
-    // SAFETY: stores 64 bytes to the portal. The fence puts the cleared record, and whatever else was written for the
-    // device to see, before it.
+    // SAFETY: stores 64 bytes to the portal. The fence puts the cleared record, and whatever else
+    // was written for the device to see, before it.
     unsafe {
         match mode {
             Mode::Dedicated => {

@@ -22,8 +22,8 @@ pub struct Found {
     pub transfer_max: usize,
 }
 
-/// Looks for queues below `sys` (`/sys/bus/dsa/devices`). For every entry that is a queue: the queue, or a sentence why it
-/// cannot be used.
+/// Looks for queues below `sys` (`/sys/bus/dsa/devices`). For every entry that is a queue: the
+/// queue, or a sentence why it cannot be used.
 ///
 /// # Errors
 ///
@@ -129,8 +129,8 @@ fn try_out(dsa: Dsa, name: &str) -> Result<Dsa, String> {
     match channel.wait(cookie, waiting) {
         Ok(Status::Done { .. }) if channel.counters().refused == 0 && target == source => {}
         Ok(_) => return Err(refused()),
-        // A device that is silent and there might still write the target: closing it is the only way
-        // to be sure, and that is what dropping its portal does.
+        // A device that is silent and there might still write the target: closing it is the only
+        // way to be sure, and that is what dropping its portal does.
         Err(_) => {
             drop(channel.into_backend());
             return Err(format!("{name} does not answer"));

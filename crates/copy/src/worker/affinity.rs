@@ -36,8 +36,9 @@ impl Affinity {
         set
     }
 
-    /// Moves this thread away from a processor if it runs there and may run elsewhere. A helper on its owner's processor
-    /// only takes turns with it, and one that spins there takes its owner's. False when it has to stay.
+    /// Moves this thread away from a processor if it runs there and may run elsewhere. A helper on
+    /// its owner's processor only takes turns with it, and one that spins there takes its owner's.
+    /// False when it has to stay.
     pub(super) fn leave(&self, processor: u32) -> bool {
         if crate::sync::processor() != processor {
             return true;

@@ -1,8 +1,9 @@
 //! The `worker` engine: a thread that copies while its owner does something else.
 //!
-//! It spins for a while after each piece of work and then sleeps, so that a parked worker costs nothing. One doorbell
-//! covers everything submitted since the last. Its processor time is a cost of the copies like any other, and
-//! [`Channel::helper_cpu_ns`](crate::Channel::helper_cpu_ns) tells it.
+//! It spins for a while after each piece of work and then sleeps, so that a parked worker costs
+//! nothing. One doorbell covers everything submitted since the last. Its processor time is a cost
+//! of the copies like any other, and [`Channel::helper_cpu_ns`](crate::Channel::helper_cpu_ns)
+//! tells it.
 
 mod affinity;
 #[cfg(all(test, loom))]
@@ -19,9 +20,9 @@ use self::affinity::Affinity;
 use self::queue::{Queue, Spins};
 use crate::backend::{Backend, Outcome, Refused};
 use crate::cpu::execute;
-use crate::heat::{is_cold, nontemporal_from};
 use crate::ledger::entries_rounded;
 use crate::operation::{Flags, Kind};
+use crate::residency::{is_cold, nontemporal_from};
 use crate::{Cookie, Operation, copy_nontemporal, from_shared};
 
 /// The `worker` engine.
@@ -61,8 +62,8 @@ pub struct WorkerOptions {
 }
 
 impl Default for WorkerOptions {
-    /// 256 entries, not pinned. Spins for some tens of microseconds, which is what a wake-up costs, unless
-    /// this is the only processor, where spinning keeps its owner from giving it work.
+    /// 256 entries, not pinned. Spins for some tens of microseconds, which is what a wake-up costs,
+    /// unless this is the only processor, where spinning keeps its owner from giving it work.
     fn default() -> WorkerOptions {
         let processors = std::thread::available_parallelism().map_or(1, |n| n.get());
         let spin_max = if processors > 1 {
@@ -153,8 +154,8 @@ impl Worker {
     }
 }
 
-// SAFETY: the thread touches an operation's ranges only before it counts it as finished, `poll` reports only
-// finished ones, and `drop` joins the thread.
+// SAFETY: the thread touches an operation's ranges only before it counts it as finished, `poll`
+// reports only finished ones, and `drop` joins the thread.
 unsafe impl Backend for Worker {
     fn name(&self) -> &'static str {
         "worker"
@@ -176,7 +177,8 @@ unsafe impl Backend for Worker {
         };
         let at = self.slot(cookie.get());
         self.index_of[at] = index;
-        // SAFETY: we are the producer, the entry was reported finished (or never used), and is unpublished.
+        // SAFETY: we are the producer, the entry was reported finished (or never used), and is
+        // unpublished.
         unsafe { self.queue.write(index, *operation) };
         self.position += operation.len as u64;
         self.written += 1;
@@ -260,8 +262,9 @@ impl Drop for Worker {
     }
 }
 
-/// What the thread does with one operation. Copies go in steps so that their beginning can be used early:
-/// small ones at first, then larger, as whoever waits for the beginning does not wait for the end.
+/// What the thread does with one operation. Copies go in steps so that their beginning can be used
+/// early: small ones at first, then larger, as whoever waits for the beginning does not wait for
+/// the end.
 fn perform(operation: &Operation, tell: &mut dyn FnMut(usize)) -> (usize, u32) {
     if operation.kind != Kind::Copy {
         // SAFETY: the channel's submitter vouches for the memory until the operation is finished.
@@ -299,7 +302,8 @@ struct SignalsBlocked(libc::sigset_t);
 
 impl SignalsBlocked {
     fn new() -> SignalsBlocked {
-        // SAFETY: both sets are on our stack; `sigfillset` initializes the first, the call the second.
+        // SAFETY: both sets are on our stack; `sigfillset` initializes the first, the call the
+        // second.
         unsafe {
             let mut all = std::mem::zeroed();
             let mut before = std::mem::zeroed();
@@ -323,7 +327,8 @@ const STEP_BYTES_MIN: usize = 4096;
 /// Telling costs a cache line's journey; once in this many bytes it is lost in the noise.
 const STEP_BYTES_MAX: usize = 64 * 1024;
 
-/// About what it costs to fall asleep and be woken, so that spinning costs at most twice the better choice.
+/// About what it costs to fall asleep and be woken, so that spinning costs at most twice the better
+/// choice.
 const SPIN_MAX: Duration = Duration::from_micros(50);
 
 /// The thread calls `memcpy` and little else.

@@ -1,4 +1,5 @@
-//! The worker's queue: one producer, one consumer, each with its own cache lines, and two gates to sleep at.
+//! The worker's queue: one producer, one consumer, each with its own cache lines, and two gates to
+//! sleep at.
 //!
 //! | word | writer | reader | ordering | line |
 //! |---|---|---|---|---|
@@ -9,9 +10,10 @@
 //! | `anxious`: the producer sleeps or is about to | both | both | see below | own |
 //! | entry | producer, then worker's result | worker, then producer | by `tail` and `head` | own |
 //!
-//! Sleeping. Whoever goes to sleep says so, fences, and looks again; whoever has news publishes it, fences, and
-//! looks whether anybody sleeps. Of two accesses before and after two fences, one sees the other: either
-//! the sleeper sees the news and stays up, or the bearer sees the sleeper and wakes it.
+//! Sleeping. Whoever goes to sleep says so, fences, and looks again; whoever has news publishes it,
+//! fences, and looks whether anybody sleeps. Of two accesses before and after two fences, one sees
+//! the other: either the sleeper sees the news and stays up, or the bearer sees the sleeper and
+//! wakes it.
 //!
 //! ```text
 //!   worker, going to sleep          producer, flushing
@@ -21,8 +23,8 @@
 //!     yes: sleep while idle == 1      yes: idle := 0, wake
 //! ```
 //!
-//! The producer flushes often and the worker falls asleep rarely, so the worker pays for both fences. The other
-//! way round (`anxious`, `head`) both are ordinary fences.
+//! The producer flushes often and the worker falls asleep rarely, so the worker pays for both
+//! fences. The other way round (`anxious`, `head`) both are ordinary fences.
 
 use std::time::Duration;
 
@@ -59,7 +61,8 @@ struct Entry<T> {
 #[repr(align(128))]
 struct Line<T>(T);
 
-// SAFETY: entries are handed from the producer to the worker by `tail`, and back by `head`; the rest is atomic.
+// SAFETY: entries are handed from the producer to the worker by `tail`, and back by `head`; the
+// rest is atomic.
 unsafe impl<T: Send> Sync for Queue<T> {}
 
 impl<T: Copy> Queue<T> {
@@ -97,11 +100,12 @@ impl<T: Copy> Queue<T> {
     ///
     /// # Safety
     ///
-    /// Only the one producer calls this, with `head <= index < head + entries` for a `head` that it has
-    /// [read](Self::finished), and `index` not yet published.
+    /// Only the one producer calls this, with `head <= index < head + entries` for a `head` that it
+    /// has [read](Self::finished), and `index` not yet published.
     #[inline]
     pub(crate) unsafe fn write(&self, index: u64, work: T) {
-        // SAFETY: unpublished and finished, so the worker is nowhere near it (`finished` was an Acquire load).
+        // SAFETY: unpublished and finished, so the worker is nowhere near it (`finished` was an
+        // Acquire load).
         self.entry(index)
             .work
             .with_mut(|at| unsafe { at.write(work) });
@@ -155,7 +159,8 @@ impl<T: Copy> Queue<T> {
         self.idle.0.word.load(Relaxed) == 0
     }
 
-    /// Sleeps until more than `seen` entries are finished, or the patience is over, or for no reason.
+    /// Sleeps until more than `seen` entries are finished, or the patience is over, or for no
+    /// reason.
     pub(crate) fn sleep_until_finished(&self, seen: u64, patience_ns: u64) {
         let gate = &self.anxious.0;
         // Relaxed: ordered by the fence; the column on the left, with `head` for `tail`.
@@ -178,9 +183,9 @@ impl<T: Copy> Queue<T> {
 
 /// The worker's end.
 impl<T: Copy> Queue<T> {
-    /// Works until told to stop. `work` does one entry, telling the second argument how many of its bytes are
-    /// in place whenever it likes, and returns bytes and result. `woken` is told after each sleep which processor
-    /// ended it, and answers whether spinning here may help.
+    /// Works until told to stop. `work` does one entry, telling the second argument how many of its
+    /// bytes are in place whenever it likes, and returns bytes and result. `woken` is told after
+    /// each sleep which processor ended it, and answers whether spinning here may help.
     pub(crate) fn run(
         &self,
         mut spins: Spins,
@@ -201,7 +206,8 @@ impl<T: Copy> Queue<T> {
             }
             while head != tail {
                 let entry = self.entry(head);
-                // SAFETY: published (the Acquire load above) and not finished, so the producer leaves it alone.
+                // SAFETY: published (the Acquire load above) and not finished, so the producer
+                // leaves it alone.
                 let item = entry.work.with(|at| unsafe { at.read() });
                 let (bytes, result) = work(&item, &mut |bytes| {
                     self.done.0.position.store(position + bytes as u64, Release);
@@ -210,7 +216,8 @@ impl<T: Copy> Queue<T> {
                 head += 1;
                 entry.result.store(result, Relaxed);
                 self.done.0.position.store(position, Release);
-                // Release pairs with the Acquire load in `finished`: bytes and result before the count.
+                // Release pairs with the Acquire load in `finished`: bytes and result before the
+                // count.
                 self.done.0.head.store(head, Release);
                 self.wake_producer();
             }
@@ -255,8 +262,8 @@ impl<T: Copy> Queue<T> {
     }
 }
 
-/// How long the worker spins before it sleeps. A sleep that turns out short should have been a spin, so the next one
-/// is; after a long one hardly any time is spent hoping.
+/// How long the worker spins before it sleeps. A sleep that turns out short should have been a
+/// spin, so the next one is; after a long one hardly any time is spent hoping.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Spins {
     now: Duration,
@@ -281,7 +288,8 @@ impl Spins {
         false
     }
 
-    /// A sleep is over that began with this idleness. Being woken is part of its length, and can be most of it.
+    /// A sleep is over that began with this idleness. Being woken is part of its length, and can be
+    /// most of it.
     fn learn(&mut self, idle: &Idle, may_help: bool) {
         self.now = match idle.lasted() < 4 * self.max {
             _ if !may_help => Duration::ZERO,

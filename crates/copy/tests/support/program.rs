@@ -1,5 +1,6 @@
-//! Programs for a channel, as bytes: which engine and what it does wrong, then what is submitted, in which pieces, with which flags. The
-//! memory must come out as plain copies leave it. Shared by the corpus and the fuzzer.
+//! Programs for a channel, as bytes: which engine and what it does wrong, then what is submitted,
+//! in which pieces, with which flags. The memory must come out as plain copies leave it. Shared by
+//! the corpus and the fuzzer.
 
 use toehold_copy::{
     Channel, Cookie, Cpu, CpuNt, Faulty, Flags, Mischief, Operation, Status, SubmitError, Waiting,
@@ -26,7 +27,8 @@ pub(crate) struct Played {
     pub(crate) refused: u64,
 }
 
-/// Plays `program`. Panics when a byte differs from what plain copies leave, or the books do not balance.
+/// Plays `program`. Panics when a byte differs from what plain copies leave, or the books do not
+/// balance.
 pub(crate) fn play(program: &[u8]) -> Played {
     let mut header = [0u8; HEADER_BYTES];
     let given = program.len().min(HEADER_BYTES);
@@ -74,7 +76,8 @@ struct Player {
     source: Vec<u8>,
     target: Vec<u8>,
     model: Vec<u8>,
-    /// Everything in the target before this has been given out: pieces never meet, so no fence is needed.
+    /// Everything in the target before this has been given out: pieces never meet, so no fence is
+    /// needed.
     next: usize,
     played: Played,
     /// The last operation that has a sum, and the sum.
@@ -113,8 +116,8 @@ impl Player {
 
     fn submit(&mut self, operation: Operation) -> Cookie {
         self.played.submitted += 1;
-        // SAFETY: source and target outlive the channel's work: `conclude` drains it. Each piece of the target is given out once, and
-        // nobody looks at it before.
+        // SAFETY: source and target outlive the channel's work: `conclude` drains it. Each piece of
+        // the target is given out once, and nobody looks at it before.
         unsafe { self.channel.submit(operation) }.expect("there is room, and the pieces are apart")
     }
 

@@ -1,4 +1,5 @@
-//! Reading what [`Capture`](super::Capture) writes: one section, one interface, this machine's byte order, microseconds.
+//! Reading what [`Capture`](super::Capture) writes: one section, one interface, this machine's byte
+//! order, microseconds.
 
 use std::io::{self, Read};
 
@@ -37,7 +38,7 @@ pub struct Packet<'a> {
     pub length: usize,
     /// Frames lost to the capture just before it.
     pub lost: u64,
-    /// What was said about it.
+    /// The frame's comment.
     pub comment: &'a str,
 }
 
@@ -55,10 +56,12 @@ impl<R: Read> CaptureReader<R> {
         &self.input
     }
 
-    /// The next block; `None` at the end. A capture that was cut off ends with its last whole block.
+    /// The next block; `None` at the end. A capture that was cut off ends with its last whole
+    /// block.
     ///
     /// # Errors
-    /// `InvalidData` for something that is no capture, or one of another byte order; else what the input says.
+    /// `InvalidData` for something that is no capture, or one of another byte order; else what the
+    /// input says.
     pub fn next_block(&mut self) -> io::Result<Option<Block>> {
         let mut bytes = vec![0; 12];
         if !self.fill(&mut bytes)? {

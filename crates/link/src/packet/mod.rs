@@ -1,15 +1,17 @@
-//! A packet socket on an Ethernet interface (packet(7)): frames to and from whoever is at its other end, each with a [`VnetHeader`], so that
-//! the interface, or the kernel on its behalf, cuts large segments and completes checksums.
+//! A packet socket on an Ethernet interface (packet(7)): frames to and from whoever is at its other
+//! end, each with a [`VnetHeader`], so that the interface, or the kernel on its behalf, cuts large
+//! segments and completes checksums.
 //!
 //! ```text
-//!   small frames    interface ──► a slot of the ring, mapped here                       no system call
+//!   small frames    interface ──► a slot of the ring, mapped here                   no system call
 //!   large frames    interface ──► their headers in a slot, themselves behind a read     one
 //!   sent            ──► one write each ──► interface, whatever its size
 //! ```
 //!
-//! The engine has an Ethernet address of its own on the interface: the kernel takes what goes there for somebody else's, and answers nothing.
-//! A filter in the socket lets through what is for that address, and what asks everybody (ARP, neighbour discovery), unless it is of a
-//! virtual LAN: that is another interface.
+//! The engine has an Ethernet address of its own on the interface: the kernel takes what goes there
+//! for somebody else's, and answers nothing. A filter in the socket lets through what is for that
+//! address, and what asks everybody (ARP, neighbour discovery), unless it is of a virtual LAN: that
+//! is another interface.
 
 mod ring;
 
@@ -30,7 +32,8 @@ pub use ring::Arrival;
 pub struct PacketOptions {
     /// The Ethernet address whose frames are taken.
     pub mac: [u8; 6],
-    /// The interface's frames are spread over all sockets that say the same number here, connection by connection (PACKET_FANOUT).
+    /// The interface's frames are spread over all sockets that say the same number here, connection
+    /// by connection (PACKET_FANOUT).
     pub group: Option<u16>,
 }
 
@@ -51,15 +54,20 @@ impl fmt::Display for PacketError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Privilege => f.write_str(
-                "cannot open a packet socket; this needs CAP_NET_RAW in the interface's network namespace \
+                "cannot open a packet socket; this needs CAP_NET_RAW in the interface's network \
+                namespace \
                  (setcap cap_net_raw+ep, or root)",
             ),
             Self::Interface(name, error) => {
-                write!(f, "there is no interface {name} ({error}); `ip link` lists them")
+                write!(
+                    f,
+                    "there is no interface {name} ({error}); `ip link` lists them"
+                )
             }
             Self::Medium(name) => write!(
                 f,
-                "the interface {name} carries no Ethernet; a packet link needs a network card, a veth or the like"
+                "the interface {name} carries no Ethernet; a packet link needs a network card, a \
+                veth or the like"
             ),
             Self::Setup(action, error) => write!(f, "the packet socket refuses {action} ({error})"),
         }
@@ -117,7 +125,8 @@ impl PacketSocket {
         }
         interface.bind(&socket).map_err(refused("the interface"))?;
         if let Some(group) = options.group {
-            // Groups are of a namespace and not of an interface; one that has gone leaves its group for as long as a socket is left in it.
+            // Groups are of a namespace and not of an interface; one that has gone leaves its group
+            // for as long as a socket is left in it.
             let group = group.wrapping_add((interface.index as u16).wrapping_mul(GROUP_STEP));
             let way = libc::c_uint::from(group) | libc::PACKET_FANOUT_HASH << 16;
             set(libc::PACKET_FANOUT, way.cast_signed()).map_err(refused("to share its frames"))?;
@@ -129,7 +138,8 @@ impl PacketSocket {
         })
     }
 
-    /// The oldest frame, which stays until [`PacketSocket::release`]. `None` when there is none. No system call.
+    /// The oldest frame, which stays until [`PacketSocket::release`]. `None` when there is none. No
+    /// system call.
     #[inline]
     pub fn peek(&self) -> Option<Arrival<'_>> {
         self.ring.peek()
@@ -144,8 +154,9 @@ impl PacketSocket {
         self.ring.release();
     }
 
-    /// Takes the oldest frame, which [`PacketSocket::peek`] says is not all in its slot, into several pieces one after the other (at most
-    /// [`PARTS_MAX`]), which somebody else may be reading; its slot is given back. The frame's length, or `None` when the kernel has lost it.
+    /// Takes the oldest frame, which [`PacketSocket::peek`] says is not all in its slot, into
+    /// several pieces one after the other (at most [`PARTS_MAX`]), which somebody else may be
+    /// reading; its slot is given back. The frame's length, or `None` when the kernel has lost it.
     ///
     /// # Panics
     /// When there are more parts, or no frame.
@@ -156,8 +167,8 @@ impl PacketSocket {
         self.ring.release();
         let mut header = [0u8; VnetHeader::BYTES];
         let (vectors, count) = vectors((header.as_mut_ptr(), header.len()), parts);
-        // What has happened to the interface is said instead of the frame, and once: who left it at that would be one frame behind from
-        // here on.
+        // A read reports an interface's error once, instead of its frame. A caller that stopped at
+        // that would be one frame behind from here on.
         for _ in 0..READS_MAX {
             // SAFETY: `header` is writable for its length; of the others the caller promises it.
             let got = unsafe { libc::readv(self.socket.as_raw_fd(), vectors.as_ptr(), count) };
@@ -171,8 +182,9 @@ impl PacketSocket {
         None
     }
 
-    /// Gives the interface a frame that is the concatenation of `parts` (at most [`PARTS_MAX`]), which somebody else may be writing to: the
-    /// kernel reads whatever stands there. False when it takes none at the moment.
+    /// Gives the interface a frame that is the concatenation of `parts` (at most [`PARTS_MAX`]),
+    /// which somebody else may be writing to: the kernel reads whatever stands there. False when it
+    /// takes none at the moment.
     ///
     /// # Errors
     /// Whatever `writev` says.
@@ -198,7 +210,8 @@ impl PacketSocket {
         is_taken(unsafe { libc::writev(self.socket.as_raw_fd(), vectors.as_ptr(), count) })
     }
 
-    /// As [`PacketSocket::send_raw`], of a frame that stands in `buffer` behind [`VnetHeader::BYTES`] of room for `header`.
+    /// As [`PacketSocket::send_raw`], of a frame that stands in `buffer` behind
+    /// [`VnetHeader::BYTES`] of room for `header`.
     ///
     /// # Errors
     /// As for [`PacketSocket::send_raw`].
@@ -212,8 +225,8 @@ impl PacketSocket {
         is_taken(unsafe { libc::write(self.socket.as_raw_fd(), base.cast(), len) })
     }
 
-    /// Takes note of what has happened to the interface: one that went down leaves an error, which would have the socket look readable
-    /// until somebody asks.
+    /// Takes note of what has happened to the interface: one that went down leaves an error, which
+    /// would have the socket look readable until somebody asks.
     pub fn clear_error(&self) {
         let (mut error, mut length): (libc::c_int, _) = (0, size_of::<libc::c_int>() as u32);
         let fd = self.socket.as_raw_fd();
@@ -314,7 +327,8 @@ impl Interface {
     }
 }
 
-/// Lets through what is for `mac`, and what ARP and IPv6 say to everybody, without a virtual LAN's tag (`linux/filter.h`).
+/// Lets through what is for `mac`, and what ARP and IPv6 say to everybody, without a virtual LAN's
+/// tag (`linux/filter.h`).
 fn set_filter(socket: &OwnedFd, mac: [u8; 6]) -> io::Result<()> {
     let [a, b, c, d, e, f] = mac;
     let (high, low) = (
@@ -349,7 +363,8 @@ fn filter(mac_high: u32, mac_low: u32) -> [libc::sock_filter; 16] {
     // Jumps are counted from the next instruction.
     let to = |target: u8, here: u8| target - here - 1;
     [
-        // A frame of a virtual LAN is another interface's, though its tag is not among its bytes any more. Number 0 is none (IEEE 802.1Q).
+        // A frame of a virtual LAN is another interface's, though its tag is not among its bytes
+        // any more. Number 0 is none (IEEE 802.1Q).
         step(WORD, TAG_IS_THERE, 0, 0),
         step(EQUALS, 0, to(ADDRESS, 1), 0),
         step(WORD, TAG, 0, 0),
@@ -402,7 +417,8 @@ fn vectors(
     (vectors, parts.len() as libc::c_int + 1)
 }
 
-/// What the kernel knows beside the frame's bytes (`SKF_AD_OFF`): whether it had a tag, and the tag's number.
+/// What the kernel knows beside the frame's bytes (`SKF_AD_OFF`): whether it had a tag, and the
+/// tag's number.
 const TAG_IS_THERE: u32 = (libc::SKF_AD_OFF + libc::SKF_AD_VLAN_TAG_PRESENT).cast_unsigned();
 const TAG: u32 = (libc::SKF_AD_OFF + libc::SKF_AD_VLAN_TAG).cast_unsigned();
 const VIRTUAL_LAN: u32 = 0x0fff;

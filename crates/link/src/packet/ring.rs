@@ -1,7 +1,8 @@
-//! The receive ring of a packet socket (`linux/if_packet.h`, TPACKET_V2): slots that the kernel fills and we give back.
+//! The receive ring of a packet socket (`linux/if_packet.h`, TPACKET_V2): slots that the kernel
+//! fills and we give back.
 //!
 //! ```text
-//!  | status length .. | address | metadata, headers, payload ... |      one slot; the status says whose it is
+//!  | status length .. | address | metadata, headers, payload ... |   a slot; status: its owner
 //! ```
 
 use std::io;
@@ -17,7 +18,7 @@ use crate::vnet::VnetHeader;
 pub struct Arrival<'a> {
     /// What the kernel says of it.
     pub header: VnetHeader,
-    /// What is in the slot: all of the frame, or its beginning.
+    /// The bytes in the slot: the whole frame, or its beginning.
     pub bytes: &'a [u8],
     /// The frame's length; not more than [`Arrival::bytes`] when all of it is there.
     pub length: usize,
@@ -76,7 +77,8 @@ impl Ring {
         if status & libc::TP_STATUS_USER == 0 {
             return None;
         }
-        // SAFETY: a slot of the mapping, which the kernel does not write to until it is given back; that takes `&mut self`.
+        // SAFETY: a slot of the mapping, which the kernel does not write to until it is given back;
+        // that takes `&mut self`.
         let slot = unsafe { std::slice::from_raw_parts(self.slot(), self.slot_bytes) };
         let word = |at: usize| u32::from_ne_bytes(*slot[at..].first_chunk().expect("in a slot"));
         let (length, inside) = (word(LENGTH_AT), word(INSIDE_AT));
@@ -108,7 +110,8 @@ impl Ring {
     }
 
     fn status(&self) -> &AtomicU32 {
-        // SAFETY: a slot begins with its status (`tpacket2_hdr`), aligned as slots are; it is only used as an atomic.
+        // SAFETY: a slot begins with its status (`tpacket2_hdr`), aligned as slots are; it is only
+        // used as an atomic.
         unsafe { AtomicU32::from_ptr(self.slot().cast()) }
     }
 
@@ -124,7 +127,8 @@ impl Drop for Ring {
     }
 }
 
-/// As much as some connections' windows. All of it is written before any of it again, so more is colder.
+/// As much as some connections' windows. All of it is written before any of it again, so more is
+/// colder.
 const RING_BYTES: usize = 4 << 20;
 const BLOCK_BYTES: usize = 1 << 16;
 /// Frames of the usual MTU, and of the larger ones that are in use.

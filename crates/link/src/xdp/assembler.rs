@@ -16,7 +16,8 @@ pub(super) struct Instruction {
     immediate: i32,
 }
 
-/// A register. R0 has results, R1 to R5 are arguments and lost by calls, R6 to R9 are kept, R10 is the end of the stack. Those that are used.
+/// A register. R0 has results, R1 to R5 are arguments and lost by calls, R6 to R9 are kept, R10 is
+/// the end of the stack. Those that are used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Register {
     R0,

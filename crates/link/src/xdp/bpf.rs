@@ -1,4 +1,5 @@
-//! bpf(2), the five commands of it that steering takes. Structures are beginnings of `union bpf_attr` (`linux/bpf.h`): what is not there is zero.
+//! bpf(2), the five commands of it that steering takes. Structures are beginnings of
+//! `union bpf_attr` (`linux/bpf.h`): what is not there is zero.
 
 use std::ffi::CStr;
 use std::io;
@@ -73,7 +74,8 @@ impl Map {
         assert_eq!((key.len(), self.value_bytes), (self.key_bytes, 8));
         let mut each = vec![0u64; PROCESSORS_MAX];
         let attributes = self.element(key, each.as_mut_ptr().cast());
-        // SAFETY: the kernel writes eight bytes for each processor there can be, and no kernel is built for more.
+        // SAFETY: the kernel writes eight bytes for each processor there can be, and no kernel is
+        // built for more.
         unsafe { bpf(BPF_MAP_LOOKUP_ELEM, &attributes) }?;
         Ok(each.iter().sum())
     }
@@ -166,15 +168,17 @@ impl Program {
             interface: 0,
             attach_kind: BPF_XDP,
         };
-        // SAFETY: instructions and licence are readable, the log is writable, each for what the attributes say.
+        // SAFETY: instructions and licence are readable, the log is writable, each for what the
+        // attributes say.
         let file = unsafe { bpf(BPF_PROG_LOAD, &attributes) }?;
         // SAFETY: the kernel has just made this descriptor for us.
         let file = unsafe { OwnedFd::from_raw_fd(file) };
         Ok(Self { file })
     }
 
-    /// Attaches the program to an interface of this thread's network namespace. It is there as long as what is returned: when this process
-    /// ends, however it does, the kernel takes the program off.
+    /// Attaches the program to an interface of this thread's network namespace. It is there as long
+    /// as what is returned: when this process ends, however it does, the kernel takes the program
+    /// off.
     pub(super) fn attach(&self, interface: u32, flags: u32) -> io::Result<OwnedFd> {
         #[repr(C)]
         struct Attributes {
@@ -221,14 +225,16 @@ impl Program {
             nanoseconds: 0,
         };
         let at = (&raw mut attributes).cast();
-        // SAFETY: the frame is readable for its length; nothing is to be written but the attributes.
+        // SAFETY: the frame is readable for its length; nothing is to be written but the
+        // attributes.
         unsafe { bpf_raw(BPF_PROG_TEST_RUN, at, size_of::<Attributes>()) }?;
         Ok(attributes.verdict)
     }
 }
 
 /// # Safety
-/// The attributes are a beginning of `union bpf_attr` for the command, and the memory they name is there.
+/// The attributes are a beginning of `union bpf_attr` for the command, and the memory they name is
+/// there.
 unsafe fn bpf<T>(command: libc::c_long, attributes: &T) -> io::Result<RawFd> {
     // The commands that come here write nothing into their attributes.
     let at = (&raw const *attributes).cast_mut().cast();

@@ -54,28 +54,34 @@ impl fmt::Display for XdpError {
             Self::Medium(name) => write!(f, "the interface {name} carries no Ethernet"),
             Self::Mtu(name, mtu) => write!(
                 f,
-                "the MTU of {name} is {mtu}, and AF_XDP has room for {MTU_MAX} (a veth for about 3500): ip link set {name} mtu 3000"
+                "the MTU of {name} is {mtu}, and AF_XDP has room for {MTU_MAX} (a veth for about \
+                3500): ip link set {name} mtu 3000"
             ),
             Self::DriverMtu(name) => write!(
                 f,
-                "the driver of {name} takes no XDP program with this MTU; a veth counts that of its other end: at most about 3500 on both"
+                "the driver of {name} takes no XDP program with this MTU; a veth counts that of \
+                its other end: at most about 3500 on both"
             ),
             Self::PeerQueues(name) => write!(
                 f,
-                "the other end of {name} sends by more queues than {name} receives by: ethtool -L on either end"
+                "the other end of {name} sends by more queues than {name} receives by: ethtool -L \
+                on either end"
             ),
             Self::Queues(name, has, asked) => write!(
                 f,
-                "the interface {name} has {has} receive queue(s), of which {asked} would be served, and frames of the others lost: \
+                "the interface {name} has {has} receive queue(s), of which {asked} would be \
+                served, and frames of the others lost: \
                  --threads {has}, or ethtool -L {name} combined {asked}"
             ),
             Self::Busy(name) => write!(
                 f,
-                "the interface {name} has an XDP program already, or its queue an AF_XDP socket: `ip link show {name}`"
+                "the interface {name} has an XDP program already, or its queue an AF_XDP socket: \
+                `ip link show {name}`"
             ),
             Self::Privilege(missing) => write!(
                 f,
-                "an XDP link needs CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF, in the first network namespace, and has not {}: run the adapter \
+                "an XDP link needs CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF, in the first network \
+                namespace, and has not {}: run the adapter \
                  as root, or setcap cap_net_admin,cap_net_raw,cap_bpf,cap_ipc_lock+ep",
                 match &missing[..] {
                     [] => "all of them there".to_owned(),
@@ -84,7 +90,8 @@ impl fmt::Display for XdpError {
             ),
             Self::LockedMemory(bytes) => write!(
                 f,
-                "{bytes} bytes for frames cannot be locked: raise the limit (ulimit -l), or grant CAP_IPC_LOCK"
+                "{bytes} bytes for frames cannot be locked: raise the limit (ulimit -l), or grant \
+                CAP_IPC_LOCK"
             ),
             Self::Verifier(error, said) => {
                 write!(
@@ -111,5 +118,6 @@ fn missing_capabilities() -> Vec<&'static str> {
 
 /// `linux/capability.h`.
 const NEEDED: [(u32, &str); 3] = [(12, "CAP_NET_ADMIN"), (13, "CAP_NET_RAW"), (39, "CAP_BPF")];
-/// A page, less what the kernel keeps before each frame (XDP_PACKET_HEADROOM), Ethernet's header and a VLAN's.
+/// A page, less what the kernel keeps before each frame (XDP_PACKET_HEADROOM), Ethernet's header
+/// and a VLAN's.
 pub(super) const MTU_MAX: u32 = 4096 - 256 - 14 - 4;

@@ -40,8 +40,8 @@ impl Interface {
     }
 }
 
-/// Takes an interface or one of its queues. Whoever had it, and is gone, has it for a moment longer: the kernel lets go of a queue by a
-/// worker of its own (`xp_put_pool`).
+/// Takes an interface or one of its queues. Whoever had it, and is gone, has it for a moment
+/// longer: the kernel lets go of a queue by a worker of its own (`xp_put_pool`).
 pub(super) fn take<T>(mut attempt: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     for _ in 0..BUSY_ATTEMPTS {
         match attempt() {

@@ -1,22 +1,26 @@
-//! AF_XDP (`Documentation/networking/af_xdp.rst`): the frames of an interface that are for the engine's addresses, in memory that is ours, and
-//! frames of ours out. All else stays with the kernel, on the same interface.
+//! AF_XDP (`Documentation/networking/af_xdp.rst`): the frames of an interface that are for the
+//! engine's addresses, in memory that is ours, and frames of ours out. All else stays with the
+//! kernel, on the same interface.
 //!
 //! ```text
-//!                      ┌ steering, in the driver ┐     ┌ XdpSocket, one for each receive queue ─────────┐
-//!   interface ──frame──► for one of our addresses ├─────► receive ring ──► peek, release ──► fill ring    │
-//!                      │ else: to the kernel      │     │                                                  │
-//!   interface ◄────────┴──────────────────────────┴───────◄ transmit ring ◄── publish, room ◄── completion │
-//!                                                       └────────────────────────────────────────────────┘
+//!              ┌ steering, in the driver ┐   ┌ XdpSocket, one for each receive queue ────────┐
+//!   interface ──► for one of our addresses ├───► receive ring ─► peek, release ─► fill ring      │
+//!              │ else: to the kernel      │   │                                               │
+//!   interface ◄┴──────────────────────────┴───◄ transmit ring ◄─ publish, room ◄─ completion    │
+//!                                             └───────────────────────────────────────────────┘
 //! ```
 //!
-//! Receiving takes no system call, sending one for many frames. Frames are whole and complete, both ways: nobody cuts segments, computes
-//! checksums or says which are right (`partial` sees where the kernel of this machine has left them out).
+//! Receiving takes no system call, sending one for many frames. Frames are whole and complete, both
+//! ways: nobody cuts segments, computes checksums or says which are right (`partial` sees where the
+//! kernel of this machine has left them out).
 //!
-//! - [`XdpSteering`]: the program and its maps. `program` is what it says, `assembler` and `bpf` how.
+//! - [`XdpSteering`]: the program and its maps. `program` is what it says, `assembler` and `bpf`
+//!   how.
 //! - [`XdpSocket`]: `umem` is its memory, `rings` what it shares with the kernel.
 //! - `interface`: what the interface tells of itself.
 //!
-//! Deliberately absent: frames in several pieces (XDP_USE_SG), memory shared by several sockets, busy polling (SO_PREFER_BUSY_POLL).
+//! Deliberately absent: frames in several pieces (XDP_USE_SG), memory shared by several sockets,
+//! busy polling (SO_PREFER_BUSY_POLL).
 
 mod assembler;
 mod bpf;

@@ -1,13 +1,15 @@
 //! Frames whose TCP checksum has never been computed. XDP does not say which they are.
 //!
-//! A kernel sends to its own machine with only the pseudo-header's sum in the checksum's place (CHECKSUM_PARTIAL), for the device to go on
-//! from; a veth has no need to. Such a frame is known by that very sum. A finished checksum looks the same once in 65,536 times, and a damaged
-//! frame is then taken as often as one whose checksum happens to be right.
+//! A kernel sends to its own machine with only the pseudo-header's sum in the checksum's place
+//! (CHECKSUM_PARTIAL), for the device to go on from; a veth has no need to. Such a frame is known
+//! by that very sum. A finished checksum looks the same once in 65,536 times, and a damaged frame
+//! is then taken as often as one whose checksum happens to be right.
 
 use toehold_tcp::ChecksumSum;
 use toehold_tcp::numbers::{PROTOCOL_TCP, TYPE_IPV4, TYPE_IPV6};
 
-/// Whether an Ethernet frame carries a TCP segment with the pseudo-header's sum for a checksum (RFC 9293, section 3.1; RFC 8200, section 8.1).
+/// Whether an Ethernet frame carries a TCP segment with the pseudo-header's sum for a checksum (RFC
+/// 9293, section 3.1; RFC 8200, section 8.1).
 pub(super) fn lacks_checksum(frame: &[u8]) -> bool {
     pseudo_header(frame).is_some_and(|(sum, checksum)| sum.partial() == checksum)
 }
@@ -48,7 +50,8 @@ fn pseudo_header(frame: &[u8]) -> Option<(ChecksumSum, [u8; 2])> {
 mod tests {
     use super::*;
 
-    /// A frame with a TCP segment of `payload` zeros and an unfinished checksum, and where that stands.
+    /// A frame with a TCP segment of `payload` zeros and an unfinished checksum, and where that
+    /// stands.
     fn unfinished(is_v6: bool, options: usize, payload: usize) -> (Vec<u8>, usize) {
         let mut frame = vec![2; 12];
         let segment_bytes = 20 + payload;

@@ -1,15 +1,16 @@
 //! The program that says, frame by frame, whose it is.
 //!
 //! ```text
-//!   IPv4  ── destination ───────────────────────────┐
-//!   ARP   ── the address that is asked for ─────────┤
-//!   IPv6  ── destination ───────────────────────────┼─► one of the engine's? ──► the socket of the frame's queue
-//!         └─ a solicitation to a group: its target ─┘            │ no                  │ nobody there
-//!   all else ────────────────────────────────────────────────────┴──► the kernel       └──► dropped, and counted
+//!   IPv4 ── destination ─────────────┐
+//!   ARP  ── the requested address ───┤
+//!   IPv6 ── destination ─────────────┼─► the engine's? ──► the socket of the frame's queue
+//!        └─ a solicitation's target ─┘        │ no                │ no socket
+//!   all else ─────────────────────────────────┴──► the kernel     └──► dropped, and counted
 //! ```
 //!
-//! Options do not matter, and fragments go where the first one goes: addresses stand at the same place in all of them. Solicitations go
-//! to groups that several addresses share (RFC 4291, section 2.7.1), of which some may be the kernel's: so it is the target that counts.
+//! Options do not matter, and fragments go where the first one goes: addresses stand at the same
+//! place in all of them. Solicitations go to groups that several addresses share (RFC 4291, section
+//! 2.7.1), of which some may be the kernel's: so it is the target that counts.
 
 use super::assembler::{Assembler, If, Instruction, Label, Register, Size};
 
@@ -122,14 +123,16 @@ pub(super) fn steering(maps: Maps) -> Vec<Instruction> {
     a.finish()
 }
 
-/// Leaves to the kernel what has not all of the bytes that are looked at next: the verifier wants each access proven.
+/// Leaves to the kernel what has not all of the bytes that are looked at next: the verifier wants
+/// each access proven.
 fn leave_shorter(a: &mut Assembler, bytes: i16, pass: Label) {
     a.copy(Register::R1, Register::R2);
     a.add(Register::R1, i32::from(bytes));
     a.jump_if(Register::R1, If::Greater, Register::R3, pass);
 }
 
-/// Makes the key from the destination, or from the target of a solicitation to ff02::1:ff00:0/104; falls through to the lookup.
+/// Makes the key from the destination, or from the target of a solicitation to ff02::1:ff00:0/104;
+/// falls through to the lookup.
 fn steer_by_ipv6(a: &mut Assembler, pass: Label) {
     let (by_destination, copied) = (a.label(), a.label());
     for (offset, expected) in [(0, [0xff, 2, 0, 0]), (4, [0; 4]), (8, [0, 0, 0, 1])] {
@@ -160,7 +163,8 @@ fn steer_by_ipv6(a: &mut Assembler, pass: Label) {
     a.place(copied);
 }
 
-/// Makes the key from an address in the frame. By words: with the two bytes that some platforms leave in front of a frame all are aligned.
+/// Makes the key from an address in the frame. By words: with the two bytes that some platforms
+/// leave in front of a frame all are aligned.
 fn copy_address(a: &mut Assembler, from: i16) {
     for offset in (0..ADDRESS_BYTES as i16).step_by(4) {
         a.load(Size::Word, Register::R4, Register::R2, from + offset);
@@ -175,8 +179,8 @@ fn key_of_lookup(a: &mut Assembler, map: i32, key: i16) {
     a.add(Register::R2, i32::from(key));
 }
 
-/// Gives the frame to the socket of its queue. Where there is none it must not go to the kernel, which would answer for an address that
-/// is not its own, or forward it.
+/// Gives the frame to the socket of its queue. Where there is none it must not go to the kernel,
+/// which would answer for an address that is not its own, or forward it.
 fn redirect(a: &mut Assembler, maps: Maps) {
     let (taken, uncounted) = (a.label(), a.label());
     a.load_map(Register::R1, maps.sockets);
@@ -223,14 +227,16 @@ mod tests {
         _maps: [Map; 2],
     }
 
-    /// The program with the engine's two addresses, and no sockets. `None`, said aloud, without the privilege.
+    /// The program with the engine's two addresses, and no sockets. `None`, said aloud, without the
+    /// privilege.
     fn bench() -> Option<Bench> {
         let addresses = Map::new(MapKind::Hash, ADDRESS_BYTES, 4, 8);
         let addresses = match addresses {
             Ok(addresses) => addresses,
             Err(error) => {
                 println!(
-                    "SKIPPED: steering by the kernel's own run of the program: {error} (CAP_BPF and CAP_NET_ADMIN are needed)"
+                    "SKIPPED: steering by the kernel's own run of the program: {error} (CAP_BPF \
+                    and CAP_NET_ADMIN are needed)"
                 );
                 return None;
             }

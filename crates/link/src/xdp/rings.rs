@@ -1,4 +1,5 @@
-//! The rings between this process and the kernel (`net/xdp/xsk_queue.h`): one side produces, the other consumes.
+//! The rings between this process and the kernel (`net/xdp/xsk_queue.h`): one side produces, the
+//! other consumes.
 //!
 //! ```text
 //!   fill        free chunks        ──► kernel        receive      frames that came  ◄── kernel
@@ -159,7 +160,8 @@ impl<T: Copy> Producer<T> {
         })
     }
 
-    /// Puts an entry down, which the kernel sees after [`Producer::publish`]; false when there is no room.
+    /// Puts an entry down, which the kernel sees after [`Producer::publish`]; false when there is
+    /// no room.
     #[inline]
     pub(super) fn push(&mut self, entry: T) -> bool {
         if self.next.wrapping_sub(self.consumed) == self.ring.size {
@@ -168,7 +170,8 @@ impl<T: Copy> Producer<T> {
                 return false;
             }
         }
-        // SAFETY: the kernel has consumed what stood there, and sees nothing of it before it is published.
+        // SAFETY: the kernel has consumed what stood there, and sees nothing of it before it is
+        // published.
         unsafe { self.ring.entry(self.next).write(entry) };
         self.next = self.next.wrapping_add(1);
         true
@@ -210,7 +213,8 @@ impl<T: Copy> Consumer<T> {
         })
     }
 
-    /// The next entry, which stays. When those are used up that were there the last time, the kernel gets their places back.
+    /// The next entry, which stays. When those are used up that were there the last time, the
+    /// kernel gets their places back.
     #[inline]
     pub(super) fn peek(&mut self) -> Option<T> {
         if self.next == self.produced {

@@ -57,7 +57,7 @@ pub struct XdpSocket {
     /// Chunks for frames of ours.
     free: Vec<u64>,
     is_zero_copy: bool,
-    /// What was said to be lost already.
+    /// Losses that were already reported.
     lost_before: u64,
     /// The kernel of this machine may have left checksums out.
     may_lack_checksums: bool,
@@ -68,8 +68,8 @@ pub struct XdpSocket {
 }
 
 impl XdpSocket {
-    /// Opens a socket for a receive queue, to which the interface's frames for the engine go from now on. In the interface's network
-    /// namespace.
+    /// Opens a socket for a receive queue, to which the interface's frames for the engine go from
+    /// now on. In the interface's network namespace.
     ///
     /// # Errors
     /// See [`XdpError`].
@@ -129,7 +129,8 @@ impl XdpSocket {
         Ok(opened)
     }
 
-    /// The oldest frame that has come, which stays where it is until [`XdpSocket::release`]. No system call.
+    /// The oldest frame that has come, which stays where it is until [`XdpSocket::release`]. No
+    /// system call.
     #[inline]
     pub fn peek(&mut self) -> Option<(VnetHeader, &[u8])> {
         let Some(arrived) = self.receive.peek() else {
@@ -161,7 +162,8 @@ impl XdpSocket {
         }
     }
 
-    /// Room for a frame of ours, the same until [`XdpSocket::publish`]; `None` while all is on its way.
+    /// Room for a frame of ours, the same until [`XdpSocket::publish`]; `None` while all is on its
+    /// way.
     #[inline]
     pub fn room(&mut self) -> Option<&mut [u8]> {
         if self.free.is_empty() {
@@ -176,8 +178,8 @@ impl XdpSocket {
         Some(unsafe { self.umem.slice_mut(address, self.umem.chunk_bytes()) })
     }
 
-    /// The frame of this length in [`XdpSocket::room`] is to be sent, at the next [`XdpSocket::flush`]. It is to be complete: nobody
-    /// computes its checksum, or cuts it.
+    /// The frame of this length in [`XdpSocket::room`] is to be sent, at the next
+    /// [`XdpSocket::flush`]. It is to be complete: nobody computes its checksum, or cuts it.
     ///
     /// # Panics
     /// When there is no room, or less.
@@ -193,7 +195,8 @@ impl XdpSocket {
         assert!(is_put, "there are as many places as frames of ours");
     }
 
-    /// Has the kernel send what was published; true when it has taken all. What it has not goes with the next, or when the socket is polled.
+    /// Has the kernel send what was published; true when it has taken all. What it has not goes
+    /// with the next, or when the socket is polled.
     pub fn flush(&mut self) -> bool {
         self.transmit.publish();
         let mut waiting = self.transmit.waiting();
@@ -201,7 +204,8 @@ impl XdpSocket {
             let before = waiting;
             let error = self.kick();
             waiting = self.transmit.waiting();
-            // Copies are made by the call, which does a batch and then says EAGAIN, or has sent all.
+            // Copies are made by the call, which does a batch and then says EAGAIN, or has sent
+            // all.
             let is_stuck = error.is_some() && waiting == before;
             if is_stuck || self.is_zero_copy {
                 break;
@@ -222,7 +226,7 @@ impl XdpSocket {
         &self.steering
     }
 
-    /// What was lost so far.
+    /// Frames lost so far.
     ///
     /// # Errors
     /// Whatever `getsockopt` says.
@@ -235,7 +239,8 @@ impl XdpSocket {
         check(unsafe {
             libc::getsockopt(fd, libc::SOL_XDP, libc::XDP_STATISTICS, value, &mut length)
         })?;
-        // Where it copies, the kernel counts frames without memory among all others as well (`net/xdp/xsk.c`, `__xsk_rcv`).
+        // Where it copies, the kernel counts frames without memory among all others as well
+        // (`net/xdp/xsk.c`, `__xsk_rcv`).
         let among_others = match self.is_zero_copy {
             true => 0,
             false => told.rx_fill_ring_empty_descs,
@@ -316,13 +321,15 @@ impl AsFd for XdpSocket {
     }
 }
 
-/// The least power of two that holds a frame and what the kernel keeps before it. It takes 2,048 and 4,096.
+/// The least power of two that holds a frame and what the kernel keeps before it. It takes 2,048
+/// and 4,096.
 const fn chunk_bytes(mtu: u32) -> usize {
     let needed = PACKET_HEADROOM + mtu + ETHERNET_AND_VLAN_BYTES;
     if needed <= 2048 { 2048 } else { 4096 }
 }
 
-/// So that it is the rings that say how much may be on its way. Without the capability it stays as it is, and less is sent at once.
+/// So that it is the rings that say how much may be on its way. Without the capability it stays as
+/// it is, and less is sent at once.
 fn enlarge_send_buffer(socket: &OwnedFd, bytes: usize) {
     // Each frame counts with what the kernel has around it.
     let bytes = libc::c_int::try_from(2 * bytes).unwrap_or(libc::c_int::MAX);

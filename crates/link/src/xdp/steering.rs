@@ -17,7 +17,8 @@ use crate::sys::{owned, set_option};
 pub enum XdpMode {
     /// In the interface's driver.
     Native,
-    /// After it, on frames that the kernel has already taken in: the driver has no place for a program.
+    /// After it, on frames that the kernel has already taken in: the driver has no place for a
+    /// program.
     Generic,
 }
 
@@ -32,10 +33,11 @@ impl XdpMode {
     }
 }
 
-/// The program on an interface, and what it goes by. It is there as long as this: when the process ends, however it does, the interface is
-/// as it was before.
+/// The program on an interface, and what it goes by. It is there as long as this: when the process
+/// ends, however it does, the interface is as it was before.
 ///
-/// Frames for [`XdpSteering::set_addresses`]' addresses go to the sockets, or nowhere; all others to the kernel.
+/// Frames for [`XdpSteering::set_addresses`]' addresses go to the sockets, or nowhere; all others
+/// to the kernel.
 #[derive(Debug)]
 pub struct XdpSteering {
     interface: Interface,
@@ -51,8 +53,9 @@ pub struct XdpSteering {
 }
 
 impl XdpSteering {
-    /// Attaches the program to the interface `name` of this thread's network namespace, in the driver if that takes it. `queues` is how many
-    /// sockets there are going to be: one for each receive queue the interface has.
+    /// Attaches the program to the interface `name` of this thread's network namespace, in the
+    /// driver if that takes it. `queues` is how many sockets there are going to be: one for each
+    /// receive queue the interface has.
     ///
     /// # Errors
     /// See [`XdpError`].
@@ -141,7 +144,8 @@ impl XdpSteering {
         self.interface.index
     }
 
-    /// Whether the interface that has the name in this thread's network namespace is still the one that the program is on.
+    /// Whether the interface that has the name in this thread's network namespace is still the one
+    /// that the program is on.
     #[must_use]
     pub fn is_current(&self) -> bool {
         Interface::find(&self.interface.name).is_ok_and(|now| now.index == self.interface.index)
@@ -158,8 +162,8 @@ impl XdpSteering {
             .insert(&queue.to_ne_bytes(), &socket.to_ne_bytes())
     }
 
-    /// Has the interface let through, or no longer, what is sent to the group by which an IPv6 address is solicited (RFC 4291, section 2.7.1;
-    /// RFC 2464, section 7).
+    /// Has the interface let through, or no longer, what is sent to the group by which an IPv6
+    /// address is solicited (RFC 4291, section 2.7.1; RFC 2464, section 7).
     fn note_group(&self, option: libc::c_int, address: IpAddr) -> io::Result<()> {
         let IpAddr::V6(address) = address else {
             return Ok(());

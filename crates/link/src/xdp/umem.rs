@@ -1,6 +1,8 @@
-//! Memory in chunks of one size, each for a frame, that this process and the kernel hand each other (AF_XDP: "UMEM").
+//! Memory in chunks of one size, each for a frame, that this process and the kernel hand each other
+//! (AF_XDP: "UMEM").
 //!
-//! A chunk is the kernel's from when its address is given away (fill or transmit ring) until it comes back (receive or completion ring).
+//! A chunk is the kernel's from when its address is given away (fill or transmit ring) until it
+//! comes back (receive or completion ring).
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -53,7 +55,8 @@ impl Umem {
         };
         let length = size_of_val(&registration) as libc::socklen_t;
         let (socket, value) = (socket.as_raw_fd(), &raw const registration);
-        // SAFETY: the value is readable for its length; the memory it names stays mapped as long as this, which outlives the socket.
+        // SAFETY: the value is readable for its length; the memory it names stays mapped as long as
+        // this, which outlives the socket.
         check(unsafe {
             libc::setsockopt(
                 socket,
@@ -103,7 +106,8 @@ impl Umem {
         unsafe { std::slice::from_raw_parts_mut(at, length) }
     }
 
-    /// Where an address is that the kernel may have written: one that is none of ours ends the program.
+    /// Where an address is that the kernel may have written: one that is none of ours ends the
+    /// program.
     fn at(&self, address: u64, length: usize) -> *mut u8 {
         let offset = address as usize;
         let is_inside =

@@ -1,5 +1,6 @@
-//! Somebody on the link who wishes the connections ill: segments in the name of the kernel's program that its numbers do not fit,
-//! segments that nobody sends in earnest, and SYNs in the names of many.
+//! Somebody on the link who wishes the connections ill: segments in the name of the kernel's
+//! program that its numbers do not fit, segments that nobody sends in earnest, and SYNs in the
+//! names of many.
 
 use std::ffi::CStr;
 use std::io;
@@ -29,7 +30,7 @@ pub(crate) const HALF_OPEN_MAX: usize = 256;
 const FLOOD_BURST: u32 = 64;
 const NAP: Duration = Duration::from_micros(100);
 
-/// What is done to a meeting.
+/// The attack on a meeting.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Attack {
     /// Before each request a salvo of segments in the name of who sends it.
@@ -135,7 +136,8 @@ fn flood(cell: Cell, wire: &Wire, pace: &Pace, random: &mut Random) -> io::Resul
     Ok(())
 }
 
-/// Waits until one is wanted, listens where the conversation is, and sends what does not belong to it.
+/// Waits until one is wanted, listens where the conversation is, and sends what does not belong to
+/// it.
 fn fire_salvos(cell: Cell, wire: &Wire, pace: &Pace, random: &mut Random) -> io::Result<()> {
     let mut overheard = None;
     while !pace.is_over.load(Ordering::Acquire) {
@@ -267,7 +269,8 @@ impl Overheard {
             frame
         };
         vec![
-            // A header that is longer than the segment, shorter than a header, and a checksum of another.
+            // A header that is longer than the segment, shorter than a header, and a checksum of
+            // another.
             damaged(tcp + 12, 0xf0),
             damaged(tcp + 12, 0x10),
             damaged(tcp + 16, whole[tcp + 16] ^ 0x55),

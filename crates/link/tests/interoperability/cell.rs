@@ -17,7 +17,8 @@ pub(crate) enum Family {
     V6,
 }
 
-/// A link's MTU, and whether segmentation and checksums are left to the other side of it, both ways.
+/// A link's MTU, and whether segmentation and checksums are left to the other side of it, both
+/// ways.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Link {
     pub(crate) mtu: u16,
@@ -45,7 +46,8 @@ pub(crate) enum Pattern {
     Short,
     /// Who connects sends all and ends its direction; only then the other begins.
     HalfClose,
-    /// As `Bulk`, but the kernel's program does not read until its window has been closed for a while.
+    /// As `Bulk`, but the kernel's program does not read until its window has been closed for a
+    /// while.
     KernelRests,
     /// As `Bulk`, but the engine's program does not.
     EngineRests,
@@ -112,7 +114,8 @@ pub(crate) struct Cell {
 }
 
 impl Cell {
-    /// What each side sends on a connection. Links with large frames carry more, so that there are enough frames to be struck.
+    /// What each side sends on a connection. Links with large frames carry more, so that there are
+    /// enough frames to be struck.
     pub(crate) fn bytes(&self) -> u64 {
         let frame = if self.link.offloads {
             60_000
@@ -129,8 +132,8 @@ impl Cell {
         }
     }
 
-    /// How many connections there are. A SYN that is lost costs a second of waiting, as RFC 6298 wants it: where frames vanish,
-    /// fewer connections take as long.
+    /// How many connections there are. A SYN that is lost costs a second of waiting, as RFC 6298
+    /// wants it: where frames vanish, fewer connections take as long.
     pub(crate) fn connections(&self) -> usize {
         match (self.pattern, self.impairment) {
             (Pattern::Short, Impairment::Loss { .. } | Impairment::Corruption { .. }) => 100,
@@ -242,7 +245,8 @@ pub(crate) fn all() -> Vec<Cell> {
     cells
 }
 
-/// Cells in which every pair of values meets that meets anywhere: always the one with the most that are missing.
+/// Cells in which every pair of values meets that meets anywhere: always the one with the most that
+/// are missing.
 pub(crate) fn pairwise() -> Vec<Cell> {
     let all = all();
     let mut missing: BTreeSet<_> = all.iter().flat_map(Cell::pairs).collect();

@@ -282,7 +282,8 @@ impl Program {
 
     pub(crate) fn describe(&self) -> String {
         let mut text = format!(
-            "engine's program: {} of {} connections over; {} bytes of ended ones aside, rings hold {}",
+            "engine's program: {} of {} connections over; {} bytes of ended ones aside, rings \
+            hold {}",
             self.ended,
             self.cell.connections(),
             self.ended as u64 * self.cell.bytes(),

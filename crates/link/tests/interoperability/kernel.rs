@@ -14,7 +14,7 @@ use crate::engine::SERVICE;
 use crate::stream::Stream;
 
 /// Longer than any wait for a timer that a connection survives in these links.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(240);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(240);
 const PIECE_BYTES: usize = 64 * 1024;
 /// For a program that rests: twice as much by the kernel's counting, and no more later (socket(7)).
 const RESTING_BUFFER_BYTES: libc::c_int = 128 * 1024;
@@ -102,7 +102,8 @@ impl Program {
     pub(crate) fn describe(&self) -> String {
         let shared = &self.shared;
         format!(
-            "kernel's program: {} of {} connections over, {} begun; {} bytes sent, {} received; {} of {} lanes over",
+            "kernel's program: {} of {} connections over, {} begun; {} bytes sent, {} received; \
+            {} of {} lanes over",
             shared.ended.load(Ordering::Relaxed),
             shared.cell.connections(),
             shared
@@ -135,8 +136,8 @@ impl Shared {
                 None => TcpStream::connect((self.cell.engine_address(), SERVICE))?,
             };
             limit_buffer(self.cell, &stream)?;
-            stream.set_read_timeout(Some(PATIENCE))?;
-            stream.set_write_timeout(Some(PATIENCE))?;
+            stream.set_read_timeout(Some(TIMEOUT))?;
+            stream.set_write_timeout(Some(TIMEOUT))?;
             Exchange::new(self, &stream)?.run()?;
             self.ended.fetch_add(1, Ordering::Relaxed);
         }
@@ -252,7 +253,8 @@ impl<'a> Exchange<'a> {
     }
 }
 
-/// A process that was stopped and goes on finds its calls interrupted where they have a time limit (signal(7)).
+/// A process that was stopped and goes on finds its calls interrupted where they have a time limit
+/// (signal(7)).
 fn uninterrupted(mut call: impl FnMut() -> io::Result<usize>) -> io::Result<usize> {
     loop {
         match call() {
@@ -262,7 +264,8 @@ fn uninterrupted(mut call: impl FnMut() -> io::Result<usize>) -> io::Result<usiz
     }
 }
 
-/// Keeps the kernel from buffering all there is for a program that rests. Connections inherit it from their listener.
+/// Keeps the kernel from buffering all there is for a program that rests. Connections inherit it
+/// from their listener.
 fn limit_buffer(cell: Cell, socket: &impl AsRawFd) -> io::Result<()> {
     if cell.pattern != Pattern::KernelRests {
         return Ok(());

@@ -12,8 +12,9 @@ const ETHERNET_BYTES: usize = 14;
 const HELD_FRAMES_MAX: u64 = 4;
 const HELD_TIME_MAX: Duration = Duration::from_millis(10);
 const NEEDS_CHECKSUM: u8 = 1;
-/// Of ARP and neighbour discovery one frame is struck in each direction: where three attempts to find a neighbour fail, either
-/// stack gives up (RFC 4861 section 7.2.2), and there is no connection to look at.
+/// Of ARP and neighbour discovery one frame is struck in each direction: where three attempts to
+/// find a neighbour fail, either stack gives up (RFC 4861 section 7.2.2), and there is no
+/// connection to look at.
 const STRANGERS_STRUCK_MAX: u64 = 1;
 /// By then the first frame is struck: the shortest meetings have some more.
 const FIRST_MAX: u64 = 12;
@@ -32,7 +33,8 @@ pub(crate) enum Fate {
 pub(crate) struct Way {
     impairment: Impairment,
     random: Random,
-    /// Frames that could have been struck so far, and the one that will be struck first, so that one is.
+    /// Frames that could have been struck so far, and the one that will be struck first, so that
+    /// one is.
     seen: u64,
     first: u64,
     held: Vec<Held>,
@@ -93,7 +95,7 @@ impl Way {
                 });
                 return Fate::Held;
             }
-            // What is not IP has no checksum but Ethernet's own, which would catch all of this.
+            // Frames without IP have no checksum but Ethernet's own, which would catch all of this.
             Impairment::Corruption { every } if is_ip(frame) && self.strikes(every, frame) => {
                 complete(header, frame);
                 let at = self

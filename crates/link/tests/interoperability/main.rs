@@ -1,12 +1,14 @@
-//! The engine against this machine's kernel: the kernel's TCP is the oracle, and every byte is compared.
+//! The engine against this machine's kernel: the kernel's TCP is the oracle, and every byte is
+//! compared.
 //!
-//! The product of roles, families, links, impairments and patterns of use ([`cell`]) has hundreds of cells. A test run takes a
-//! selection in which every pair of values of two dimensions meets at least once; all of them are run by
-//! `cargo xtask interoperability` (`make interoperability`). Each cell has a network namespace and a TAP device of its own; most of
-//! what they do is to wait for timers, so many run at once.
+//! The product of roles, families, links, impairments and patterns of use ([`cell`]) has hundreds
+//! of cells. A test run takes a selection in which every pair of values of two dimensions meets at
+//! least once; all of them are run by `cargo xtask interoperability` (`make interoperability`).
+//! Each cell has a network namespace and a TAP device of its own; most of what they do is to wait
+//! for timers, so many run at once.
 //!
-//! `TOEHOLD_MATRIX_CELLS` takes only cells whose names contain it, `TOEHOLD_MATRIX_SEED` changes what the links do, and
-//! `TOEHOLD_MATRIX_JOBS` says how many cells run at once.
+//! `TOEHOLD_MATRIX_CELLS` takes only cells whose names contain it, `TOEHOLD_MATRIX_SEED` changes
+//! what the links do, and `TOEHOLD_MATRIX_JOBS` says how many cells run at once.
 
 mod attack;
 mod cell;
@@ -39,19 +41,21 @@ fn every_pair_of_circumstances() {
 
 /// Every cell of the product.
 #[test]
-#[ignore = "takes minutes: cargo xtask interoperability"]
+#[ignore = "run by `cargo xtask interoperability`: it takes minutes"]
 fn every_cell() {
     run(&cell::all());
 }
 
-/// In the name of the kernel's program, before each of its requests: whatever RFC 5961 defends against, port scanners' probes, and
-/// headers that are none. The conversation goes on, byte by byte.
+/// In the name of the kernel's program, before each of its requests: whatever RFC 5961 defends
+/// against, port scanners' probes, and headers that are none. The conversation goes on, byte by
+/// byte.
 #[test]
 fn forged_and_odd_segments_disturb_nobody() {
     attack(Attack::Salvos, "mtu1500/intact/requests");
 }
 
-/// With no room for another half-open connection, and more SYNs coming all the time, thousands of connections come and go.
+/// With no room for another half-open connection, and more SYNs coming all the time, thousands of
+/// connections come and go.
 #[test]
 fn a_flood_of_syns_keeps_nobody_out() {
     attack(Attack::Flood, "server/ipv4/mtu1500/intact/short");
@@ -77,7 +81,8 @@ fn attack(attack: Attack, cells: &str) {
                 connections,
                 ..
             }) => println!(
-                "{attack:?}: {cell}: {hostile} hostile frames, {challenges} challenged, {malformed} malformed; \
+                "{attack:?}: {cell}: {hostile} hostile frames, {challenges} challenged, \
+                {malformed} malformed; \
                  {cookies} of {connections} connections by cookies"
             ),
             Err(why) => panic!("{attack:?}: {cell} seed {seed}\n{why}"),

@@ -14,7 +14,7 @@ use toehold_tcp::{Instant, ReceiveOffload};
 use crate::attack::{Attack, Attacker};
 use crate::cell::{Cell, Family, Impairment, Pattern};
 use crate::engine;
-use crate::kernel::{self, PATIENCE};
+use crate::kernel::{self, TIMEOUT};
 use crate::link::{Closure, Way};
 use crate::record::Record;
 use crate::report::Tally;
@@ -43,7 +43,8 @@ pub(crate) fn can_meet() -> Result<(), String> {
         .map_err(|_| "the attempt panicked".to_owned())?
 }
 
-/// Lets engine and kernel meet. Where this process was stopped meanwhile, only the kernel's timers went on: then they meet anew.
+/// Lets engine and kernel meet. Where this process was stopped meanwhile, only the kernel's timers
+/// went on: then they meet anew.
 pub(crate) fn meet(cell: Cell, seed: u64, attack: Option<Attack>) -> Result<Tally, String> {
     let mut attempts = 1;
     loop {
@@ -141,8 +142,8 @@ fn isolated(cell: Cell) -> Result<Tap, String> {
     Ok(tap)
 }
 
-/// Until the kernel receives what is sent to its address: it adds the route of an IPv6 address later, and may well miss what
-/// the engine asks first.
+/// Until the kernel receives what is sent to its address: it adds the route of an IPv6 address
+/// later, and may well miss what the engine asks first.
 fn await_address(cell: Cell) -> Result<(), String> {
     let IpAddr::V6(address) = cell.kernel_address() else {
         return Ok(());
@@ -228,7 +229,8 @@ impl Meeting {
         self.began.elapsed().as_micros() as u64
     }
 
-    /// Until the connections are over at both ends: the kernel's program may be done while its last bytes are on their way.
+    /// Until the connections are over at both ends: the kernel's program may be done while its last
+    /// bytes are on their way.
     fn run(&mut self) -> Result<(), String> {
         let mut waited = Duration::ZERO;
         self.engine.start(self.now())?;
@@ -237,7 +239,7 @@ impl Meeting {
             waited += self.turn.elapsed().min(TURN_TIME_MAX);
             self.note_stop();
             self.turn = Clock::now();
-            if waited > PATIENCE {
+            if waited > TIMEOUT {
                 return Err("it does not end".to_owned());
             }
             self.kernel.check()?;
@@ -339,7 +341,8 @@ impl Meeting {
             tv_sec: 0,
             tv_nsec: micros.subsec_nanos().into(),
         };
-        // SAFETY: one entry and one time, which live until the call returns; no signal mask is given.
+        // SAFETY: one entry and one time, which live until the call returns; no signal mask is
+        // given.
         unsafe { libc::ppoll(&raw mut entry, 1, &raw const wait, std::ptr::null()) };
     }
 
@@ -397,7 +400,8 @@ impl Meeting {
             Err(error) => format!("its last frames are lost: {error}"),
         };
         format!(
-            "{why}, after {:.1} s\n{}\n{}\nlink: {} frames, {} struck inwards, {} outwards; closed windows: kernel's {}, engine's {}\n{record}",
+            "{why}, after {:.1} s\n{}\n{}\nlink: {} frames, {} struck inwards, {} outwards; \
+            closed windows: kernel's {}, engine's {}\n{record}",
             self.began.elapsed().as_secs_f64(),
             self.kernel.describe(),
             self.engine.describe(),

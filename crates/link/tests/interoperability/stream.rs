@@ -1,4 +1,5 @@
-//! What is sent: bytes that differ from place to place, from connection to connection and from one direction to the other.
+//! Payload: bytes that differ from place to place, from connection to connection and from one
+//! direction to the other.
 
 use std::sync::LazyLock;
 

@@ -6,7 +6,8 @@ use std::os::fd::AsRawFd;
 use std::process::Command;
 use std::thread;
 
-/// Runs something in a namespace that `ip netns` made, in a thread of its own; what it makes stays there.
+/// Runs something in a namespace that `ip netns` made, in a thread of its own; what it makes stays
+/// there.
 pub(crate) fn within<T: Send>(namespace: &str, run: impl FnOnce() -> T + Send) -> T {
     thread::scope(|scope| {
         let there = scope.spawn(|| {

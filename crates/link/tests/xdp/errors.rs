@@ -1,4 +1,4 @@
-//! What is said when it does not work.
+//! Error messages.
 
 use std::process::Command;
 use std::sync::Arc;
@@ -80,7 +80,8 @@ fn a_veth_whose_other_end_has_more_queues_is_refused() {
     assert!(matches!(error, XdpError::PeerQueues(_)), "{error}");
 }
 
-/// `struct __user_cap_header_struct`, `struct __user_cap_data_struct`: capset(2) is for the calling thread alone.
+/// `struct __user_cap_header_struct`, `struct __user_cap_data_struct`: capset(2) is for the calling
+/// thread alone.
 #[repr(C)]
 struct CapabilityHeader {
     version: u32,

@@ -1,4 +1,5 @@
-//! AF_XDP sockets on one end of a veth, in namespaces of the tests' own. At the other end is a packet socket, or a kernel.
+//! AF_XDP sockets on one end of a veth, in namespaces of the tests' own. At the other end is a
+//! packet socket, or a kernel.
 
 mod errors;
 mod network;
@@ -11,7 +12,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::thread;
 
-use network::{Network, PATIENCE, wait_until};
+use network::{Network, TIMEOUT, wait_until};
 use toehold_link::{VnetHeader, XdpMode, XdpOptions, XdpSocket, XdpSteering};
 
 const OURS_V4: [u8; 4] = [10, 84, 0, 2];
@@ -318,7 +319,7 @@ fn frames_whose_checksum_the_other_kernel_left_out_are_known() {
     network.far_ip("route add 10.84.0.2 dev far0");
     network.far_ip(&format!("neigh add 10.84.0.2 lladdr {mac} dev far0"));
     let mut is_verified = |port: u16| {
-        let call = move || TcpStream::connect_timeout(&SocketAddr::from((OURS_V4, port)), PATIENCE);
+        let call = move || TcpStream::connect_timeout(&SocketAddr::from((OURS_V4, port)), TIMEOUT);
         thread::scope(|scope| {
             let caller = scope.spawn(|| network.far(call));
             let (header, syn) = next(&mut socket);
@@ -402,7 +403,7 @@ fn a_process_that_is_killed_leaves_nothing_behind() {
         let steering = XdpSteering::attach("near0", 1).expect("a program");
         let _socket = XdpSocket::open(Arc::new(steering), 0, SMALL).expect("a socket");
         println!("attached");
-        thread::sleep(2 * PATIENCE);
+        thread::sleep(2 * TIMEOUT);
         return;
     }
     let Some(network) = Network::new() else {

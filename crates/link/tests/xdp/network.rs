@@ -1,7 +1,7 @@
 //! Two network namespaces with a veth between them, gone when dropped.
 //!
 //! ```text
-//!   near: AF_XDP on `near0` (10.85.0.2, fd85::2 are the kernel's) ══ `far0` (10.85.0.1, fd85::1) :far
+//!   near: AF_XDP on `near0` (kernel: 10.85.0.2, fd85::2) ══ `far0` (10.85.0.1, fd85::1) :far
 //! ```
 
 use std::io;
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use crate::support::{ip, within};
 
 /// Long enough for whatever a busy machine does in between.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
 
 pub(crate) struct Network {
     pub(crate) near: String,
@@ -108,7 +108,7 @@ impl Drop for Network {
 /// Waits until something is so.
 pub(crate) fn wait_until(mut is_so: impl FnMut() -> bool) -> bool {
     let began = Instant::now();
-    while began.elapsed() < PATIENCE {
+    while began.elapsed() < TIMEOUT {
         if is_so() {
             return true;
         }
@@ -135,11 +135,11 @@ impl Wire {
         let wire = Self { socket };
         wire.set(libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, &(64 << 20));
         wire.set(libc::SOL_PACKET, libc::PACKET_IGNORE_OUTGOING, &1);
-        let patience = libc::timeval {
+        let timeout = libc::timeval {
             tv_sec: 10,
             tv_usec: 0,
         };
-        wire.set(libc::SOL_SOCKET, libc::SO_RCVTIMEO, &patience);
+        wire.set(libc::SOL_SOCKET, libc::SO_RCVTIMEO, &timeout);
         let name = std::ffi::CString::new(interface).expect("a name");
         // SAFETY: `sockaddr_ll` is plain data, for which zeros are a value; the name is a C string.
         let (mut address, index): (libc::sockaddr_ll, _) =

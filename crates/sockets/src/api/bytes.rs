@@ -9,7 +9,7 @@ use toehold_channel::table::Reason;
 use super::readiness::nanoseconds;
 use super::{part, parts};
 use crate::offload::endings;
-use crate::receive::receive;
+use crate::receive::{Control, receive, receive_message};
 use crate::send::transmit;
 use crate::state::{self, Connection};
 use crate::{buffers, errno, options, pending, real, sys, transfer};
@@ -62,7 +62,8 @@ pub unsafe fn send(fd: c_int, buffer: *const c_void, len: usize, flags: c_int) -
     }
 }
 
-/// `recvfrom(2)`. A connected TCP socket reports no source address: the length becomes 0, as the kernel does it.
+/// `recvfrom(2)`. A connected TCP socket reports no source address: the length becomes 0, as the
+/// kernel does it.
 #[inline]
 pub unsafe fn recvfrom(
     fd: c_int,
@@ -88,7 +89,8 @@ pub unsafe fn recvfrom(
     }
 }
 
-/// `sendto(2)`. On a connected stream the address is ignored; with `MSG_FASTOPEN` it connects, which is the kernel's business.
+/// `sendto(2)`. On a connected stream the address is ignored; with `MSG_FASTOPEN` it connects,
+/// which is the kernel's business.
 #[inline]
 pub unsafe fn sendto(
     fd: c_int,
@@ -134,6 +136,84 @@ pub unsafe fn writev(fd: c_int, iov: *const iovec, count: c_int) -> isize {
     }
 }
 
+/// `preadv2(2)`. At offset -1 it is `readv(2)`, for sockets, too; at any other the kernel says
+/// `ESPIPE`.
+pub unsafe fn preadv2(
+    fd: c_int,
+    iov: *const iovec,
+    count: c_int,
+    offset: off_t,
+    flags: c_int,
+) -> isize {
+    let kernel = || unsafe { real::preadv2(fd, iov, count, offset, flags) };
+    match (state::connection(fd), unsafe {
+        parts(iov, count.max(0) as usize)
+    }) {
+        (Some(c), Some(list)) if offset == -1 && count >= 0 && buffers::total(list) != Some(0) => {
+            match message_flags(flags) {
+                Some(flags) => unsafe { receive(&c, list, flags, kernel) },
+                None => errno::result(Err(libc::EOPNOTSUPP)),
+            }
+        }
+        _ => kernel(),
+    }
+}
+
+/// `pwritev2(2)`. At offset -1 it is `writev(2)`.
+pub unsafe fn pwritev2(
+    fd: c_int,
+    iov: *const iovec,
+    count: c_int,
+    offset: off_t,
+    flags: c_int,
+) -> isize {
+    let kernel = || unsafe { real::pwritev2(fd, iov, count, offset, flags) };
+    match (state::connection(fd), unsafe {
+        parts(iov, count.max(0) as usize)
+    }) {
+        (Some(c), Some(list)) if offset == -1 && count >= 0 && buffers::total(list) != Some(0) => {
+            match message_flags(flags) {
+                Some(flags) => unsafe { transmit(&c, list, flags, kernel) },
+                None => errno::result(Err(libc::EOPNOTSUPP)),
+            }
+        }
+        _ => kernel(),
+    }
+}
+
+/// What a socket makes of the flags of `preadv2` and `pwritev2` (`kiocb_set_rw_flags` in
+/// include/linux/fs.h, `sock_read_iter` in net/socket.c); `None` where it refuses them. Most are
+/// about files and change nothing.
+fn message_flags(flags: c_int) -> Option<c_int> {
+    /// Of files: `RWF_HIPRI`, `RWF_DSYNC`, `RWF_SYNC`, `RWF_APPEND`.
+    const WITHOUT_EFFECT: c_int = 0x1 | 0x2 | 0x4 | 0x10;
+    /// Sockets know it since Linux 6.4.
+    const RWF_NOWAIT: c_int = 0x8;
+    match flags & !(WITHOUT_EFFECT | RWF_NOWAIT) {
+        0 if flags & RWF_NOWAIT != 0 => Some(libc::MSG_DONTWAIT),
+        0 => Some(0),
+        _ => None,
+    }
+}
+
+/// `eventfd_read(3)`, which reads eight bytes of whatever the descriptor is.
+pub unsafe fn eventfd_read(fd: c_int, value: *mut u64) -> c_int {
+    let whole = size_of::<u64>();
+    match unsafe { read(fd, value.cast(), whole) } {
+        got if got == whole as isize => 0,
+        _ => -1,
+    }
+}
+
+/// `eventfd_write(3)`.
+pub unsafe fn eventfd_write(fd: c_int, value: u64) -> c_int {
+    let whole = size_of::<u64>();
+    match unsafe { write(fd, (&raw const value).cast(), whole) } {
+        put if put == whole as isize => 0,
+        _ => -1,
+    }
+}
+
 /// `recvmsg(2)`.
 #[inline]
 pub unsafe fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> isize {
@@ -145,16 +225,23 @@ pub unsafe fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> isize {
         return unsafe { real::recvmsg(fd, message, flags) };
     };
     let attached = !c.local.region.load(Ordering::Relaxed).is_null();
-    let result = unsafe { receive(&c, list, flags, || real::recvmsg(fd, message, flags)) };
+    let mut control = Control {
+        buffer: header.msg_control,
+        len: header.msg_controllen,
+        ..Control::none()
+    };
+    let kernel = || unsafe { real::recvmsg(fd, message, flags) };
+    let result = unsafe { receive_message(&c, list, &mut control, flags, kernel) };
     if attached && result >= 0 && flags & libc::MSG_ERRQUEUE == 0 {
         header.msg_namelen = 0;
-        header.msg_controllen = 0;
-        header.msg_flags = 0;
+        header.msg_controllen = control.filled;
+        header.msg_flags = control.flags;
     }
     result
 }
 
-/// `sendmsg(2)`. Control messages other than none are the kernel's: the connection stays on, or returns to, the host path.
+/// `sendmsg(2)`. Control messages other than none are the kernel's: the connection stays on, or
+/// returns to, the host path.
 #[inline]
 pub unsafe fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> isize {
     if !message.is_null() {
@@ -170,7 +257,8 @@ pub unsafe fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> isize 
     }
 }
 
-/// A tracked descriptor that is passed to another program leaves our hands: its connection goes to the host path.
+/// A tracked descriptor that is passed to another program leaves our hands: its connection goes to
+/// the host path.
 unsafe fn note_passed_descriptors(header: &msghdr) {
     if header.msg_control.is_null() || header.msg_controllen == 0 {
         return;
@@ -206,7 +294,8 @@ pub unsafe fn recvmmsg(
     let Some(connection) = connection else {
         return unsafe { real::recvmmsg(fd, messages, count, flags, timeout) };
     };
-    // Where all other calls tell an error after the bytes that came before it, this one tells it first (net/socket.c, do_recvmmsg).
+    // Where all other calls tell an error after the bytes that came before it, this one tells it
+    // first (net/socket.c, do_recvmmsg).
     if flags & libc::MSG_ERRQUEUE == 0 {
         let error = errno::keep(|| options::take_error(&connection));
         if error != 0 {
@@ -239,16 +328,24 @@ pub unsafe fn recvmmsg(
         return -1;
     }
     if let Some(limit) = limit.filter(|_| done > 0) {
-        // What is left of it, as the kernel leaves it.
+        // The rest of the time-out, as the kernel leaves it.
         let left = sys::timespec(limit.saturating_sub(sys::now_ns() - start));
         unsafe { timeout.write(left) };
     }
     done as c_int
 }
 
+/// The kernel sends no more at a time (`UIO_MAXIOV`, `__sys_sendmmsg` in net/socket.c).
+const MESSAGES_MAX: c_uint = 1024;
+
 /// `sendmmsg(2)`.
 pub unsafe fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
     if state::connection(fd).is_none() || messages.is_null() {
+        if state::is_started() && !messages.is_null() {
+            for n in 0..count.min(MESSAGES_MAX) {
+                unsafe { note_passed_descriptors(&(*messages.add(n as usize)).msg_hdr) };
+            }
+        }
         return unsafe { real::sendmmsg(fd, messages, count, flags) };
     }
     let mut done = 0;
@@ -294,32 +391,26 @@ pub unsafe fn splice(
 ) -> isize {
     let kernel = || unsafe { real::splice(input, input_offset, out, out_offset, len, flags) };
     let attached = |c: &Connection| !c.local.region.load(Ordering::Relaxed).is_null();
+    let has_offsets = !input_offset.is_null() || !out_offset.is_null();
+    if has_offsets {
+        // Of a socket and a pipe neither has one: the kernel refuses the call.
+        return kernel();
+    }
     if let Some(c) = state::connection(out) {
-        if attached(&c) {
-            return transfer::splice_in(&c, input, len, flags);
-        }
         if let Some(error) = errno::keep(|| endings::silence(&c)) {
             return errno::result(Err(error));
         }
-        // Counted like any other send on the host path.
-        return match crate::send::begin_host_send(&c) {
-            Some(()) => {
-                let result = kernel();
-                crate::send::finish_host_send(&c, result);
-                endings::correct(&c, result, endings::send_error)
-            }
-            None => transfer::splice_in(&c, input, len, flags),
-        };
+        return transfer::splice_in(&c, input, len, flags, kernel);
     }
     if let Some(c) = state::connection(input) {
         if attached(&c) {
-            return transfer::splice_out(&c, out, len, flags);
+            return transfer::splice_out(&c, out, len, flags, kernel);
         }
         let whole = part(core::ptr::null(), 0);
         // SAFETY: the part is empty; the host path only calls `kernel`.
         let result = unsafe { receive(&c, &[whole], 0, kernel) };
         return if result == 0 && attached(&c) {
-            transfer::splice_out(&c, out, len, flags)
+            transfer::splice_out(&c, out, len, flags, kernel)
         } else {
             result
         };

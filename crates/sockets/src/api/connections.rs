@@ -6,8 +6,8 @@ use core::sync::atomic::Ordering;
 use libc::{sockaddr, socklen_t};
 use toehold_channel::table::Reason;
 
+use crate::offload::active_open::{self, Opened};
 use crate::offload::names::{self, Side};
-use crate::offload::opening::{self, Opened};
 use crate::send::shutting;
 use crate::state::{self, Kind};
 use crate::{epoll, errno, offload, real, sys};
@@ -22,7 +22,7 @@ pub unsafe fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_
         return unsafe { real::connect(fd, address, len) };
     }
     if offload::has_business() {
-        match unsafe { opening::connect(fd, address, len) } {
+        match unsafe { active_open::connect(fd, address, len) } {
             Opened::Done(result) => return result,
             Opened::Kernel(reason) => why = reason,
             Opened::Beside(end) => {
@@ -53,7 +53,8 @@ unsafe fn disconnects(address: *const sockaddr, len: socklen_t) -> bool {
     has_family && i32::from(unsafe { (*address).sa_family }) == libc::AF_UNSPEC
 }
 
-/// What is on its way through a channel goes as what is in the kernel goes: the peer sees a reset (`tcp_disconnect` in net/ipv4/tcp.c).
+/// Bytes on their way through a channel are dropped like those in the kernel: the peer sees a reset
+/// (`tcp_disconnect` in net/ipv4/tcp.c).
 fn let_go(fd: c_int) {
     if state::borrowed_memory() {
         return;
@@ -150,7 +151,7 @@ unsafe fn name_accepted(fd: c_int, address: *mut sockaddr, room: socklen_t, len:
         return;
     }
     if !is_engine_s {
-        unsafe { name_stand_in(fd, Side::Remote, address, room, len) };
+        unsafe { name_alias(fd, Side::Remote, address, room, len) };
     } else if let Some(Ok(true_name)) = names::answer(&c, Side::Remote) {
         unsafe { names::write(true_name, address, room, len) };
     }
@@ -164,15 +165,15 @@ pub unsafe fn getsockname(fd: c_int, address: *mut sockaddr, len: *mut socklen_t
             let room = unsafe { room_in(address, len) };
             let result = unsafe { real::getsockname(fd, address, len) };
             if result == 0 && offload::is_wanted() {
-                unsafe { name_stand_in(fd, Side::Local, address, room, len) };
+                unsafe { name_alias(fd, Side::Local, address, room, len) };
             }
             result
         }
     }
 }
 
-/// The kernel's answer is a stand-in of one of the engine's addresses: that one is told.
-unsafe fn name_stand_in(
+/// The kernel's answer is a loopback alias of one of the engine's addresses: that one is told.
+unsafe fn name_alias(
     fd: c_int,
     side: Side,
     address: *mut sockaddr,
@@ -192,7 +193,7 @@ pub unsafe fn getpeername(fd: c_int, address: *mut sockaddr, len: *mut socklen_t
             let room = unsafe { room_in(address, len) };
             let result = unsafe { real::getpeername(fd, address, len) };
             if result == 0 && offload::is_wanted() {
-                unsafe { name_stand_in(fd, Side::Remote, address, room, len) };
+                unsafe { name_alias(fd, Side::Remote, address, room, len) };
             }
             result
         }
@@ -222,8 +223,8 @@ unsafe fn true_name(
 pub unsafe fn bind(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
     if offload::is_wanted() && state::is_started() && !state::borrowed_memory() {
         errno::keep(state::prepare);
-        let stand_in = errno::keep(|| unsafe { offload::bound::stand_in(fd, address, len) });
-        if let Some((storage, len)) = stand_in {
+        let alias = errno::keep(|| unsafe { offload::bound::alias(fd, address, len) });
+        if let Some((storage, len)) = alias {
             return unsafe { real::bind(fd, (&raw const storage).cast(), len) };
         }
     }

@@ -6,7 +6,7 @@ use core::sync::atomic::Ordering;
 use libc::socklen_t;
 use toehold_channel::table::{FLAG_INHERITED, FLAG_NONBLOCK, Reason};
 
-use crate::offload::patience;
+use crate::offload::liveness;
 use crate::state::{self, Connection, Kind};
 use crate::{errno, offload, options, real, sys};
 
@@ -15,8 +15,11 @@ use crate::{errno, offload, options, real, sys};
 pub unsafe fn close(fd: c_int) -> c_int {
     match state::kind(fd) {
         Kind::Foreign => {
-            if offload::is_wanted() && state::is_listener(fd) && !state::borrowed_memory() {
-                return unsafe { close_listener(fd) };
+            if state::is_noted(fd) && !state::borrowed_memory() {
+                if offload::is_wanted() && state::is_listener(fd) {
+                    return unsafe { close_listener(fd) };
+                }
+                errno::keep(|| state::closing(fd));
             }
         }
         Kind::Own => {
@@ -101,22 +104,31 @@ pub unsafe fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
 }
 
 fn note_duplicate(from: c_int, to: c_int) {
-    if to >= 0
-        && state::is_started()
-        && (state::kind(from) != Kind::Foreign || state::kind(to) != Kind::Foreign)
-        && !state::borrowed_memory()
-    {
-        errno::keep(|| {
+    if to < 0 || !state::is_started() {
+        return;
+    }
+    if state::kind(from) == Kind::Foreign && state::kind(to) == Kind::Foreign {
+        if !state::borrowed_memory() {
+            errno::keep(|| state::note_duplicated(from, to));
+        }
+        return;
+    }
+    errno::keep(|| {
+        if !state::borrowed_memory() {
             state::duplicate(from, to);
             if to < 3 {
                 becomes_standard(to);
             }
-        });
-    }
+        } else if let Some(c) = state::connection(from) {
+            // A `vfork` child's own number: nobody will know it for what it is.
+            crate::send::lend(&c);
+        }
+    });
 }
 
-/// `to`, a standard stream's descriptor, is a duplicate now: `printf` and `fgets` read and write it inside libc, past us. So both directions
-/// have to be the carrier's, for good. What lies unread in the ring cannot follow standard input; beside standard output it is read as before.
+/// `to`, a standard stream's descriptor, is a duplicate now: `printf` and `fgets` read and write it
+/// inside libc, past us. So both directions have to be the carrier's, for good. What lies unread in
+/// the ring cannot follow standard input; beside standard output it is read as before.
 fn becomes_standard(to: c_int) {
     let Some(c) = state::connection(to) else {
         return;
@@ -130,10 +142,18 @@ fn becomes_standard(to: c_int) {
     }
 }
 
-/// A tracked connection is about to become somebody else's descriptor, by a child that shares our memory or by a list of file actions.
+/// A tracked connection is about to become somebody else's descriptor, by a child that shares our
+/// memory or by a list of file actions.
 pub fn passing_on(fd: c_int) {
     if let Some(c) = state::connection(fd) {
         errno::keep(|| crate::send::quiesce(&c, Reason::Passed));
+    }
+}
+
+/// libc has put other files at descriptors 0, 1 and 2 without calling us.
+pub fn standard_descriptors_replaced() {
+    if !state::borrowed_memory() {
+        errno::keep(|| (0..3).for_each(state::closing));
     }
 }
 
@@ -167,6 +187,10 @@ pub unsafe fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
             libc::F_SETFL => {
                 if let Some(c) = state::connection(fd) {
                     set_nonblocking(&c, argument as c_int & libc::O_NONBLOCK != 0);
+                    if argument as c_int & libc::O_ASYNC != 0 {
+                        // Nothing sends a signal for what comes to a ring.
+                        errno::keep(|| crate::send::retire(&c, Reason::Unsupported));
+                    }
                 }
             }
             _ => {}
@@ -189,7 +213,8 @@ fn set_nonblocking(connection: &Connection, on: bool) {
     }
 }
 
-/// `ioctl(2)`: `FIONBIO` is noted, the lengths of queues are answered from ring and carrier together.
+/// `ioctl(2)`: `FIONBIO` is noted, the lengths of queues are answered from ring and carrier
+/// together.
 pub unsafe fn ioctl(fd: c_int, request: c_ulong, argument: usize) -> c_int {
     let Some(c) = state::connection(fd) else {
         return unsafe { real::ioctl(fd, request, argument) };
@@ -203,6 +228,10 @@ pub unsafe fn ioctl(fd: c_int, request: c_ulong, argument: usize) -> c_int {
     let result = unsafe { real::ioctl(fd, request, argument) };
     if result == 0 && request == libc::FIONBIO as c_ulong && argument != 0 {
         set_nonblocking(&c, unsafe { *(argument as *const c_int) } != 0);
+    }
+    let is_async = request == libc::FIOASYNC as c_ulong && argument != 0;
+    if result == 0 && is_async && unsafe { *(argument as *const c_int) } != 0 {
+        errno::keep(|| crate::send::retire(&c, Reason::Unsupported));
     }
     result
 }
@@ -248,7 +277,12 @@ pub unsafe fn setsockopt(
         }
         let result = unsafe { real::setsockopt(fd, level, name, value, len) };
         if result == 0 {
-            errno::keep(|| patience::option_set(&c, level, name));
+            errno::keep(|| {
+                liveness::option_set(&c, level, name);
+                if (level, name) == (libc::SOL_SOCKET, libc::SO_LINGER) {
+                    options::publish_resets(&c);
+                }
+            });
         }
         return result;
     }

@@ -5,9 +5,9 @@ use core::ffi::c_int;
 use libc::{epoll_event, sigset_t, timespec};
 
 use super::readiness::{limit_of_ms, nanoseconds};
-use crate::offload::patience::say_what_is_set;
+use crate::offload::liveness::say_what_is_set;
 use crate::state;
-use crate::{epoll, errno, real};
+use crate::{epoll, errno, real, waits};
 
 /// `epoll_create(2)`.
 pub unsafe fn epoll_create(size: c_int) -> c_int {
@@ -43,7 +43,16 @@ pub unsafe fn epoll_ctl(
             return errno::result(answer.map(|()| 0)) as c_int;
         }
     }
-    unsafe { real::epoll_ctl(epfd, operation, fd, event) }
+    let result = unsafe { real::epoll_ctl(epfd, operation, fd, event) };
+    if result == 0
+        && operation == libc::EPOLL_CTL_ADD
+        && state::is_started()
+        && state::epoll_number(epfd).is_none()
+        && !state::borrowed_memory()
+    {
+        errno::keep(|| waits::are_elsewhere(fd));
+    }
+    result
 }
 
 unsafe fn wait_on(
@@ -79,7 +88,8 @@ fn instance(epfd: c_int, events: *mut epoll_event, count: c_int) -> Option<u32> 
     state::epoll_number(epfd).filter(|_| count > 0 && !events.is_null())
 }
 
-/// The kernel's own wait, as `kernel` makes it, less what another thread has made ours while it slept. `None`: nothing is left, wait again.
+/// The kernel's own wait, as `kernel` makes it, less what another thread has made ours while it
+/// slept. `None`: nothing is left, wait again.
 unsafe fn wait_in_kernel(
     known: Option<u32>,
     events: *mut epoll_event,

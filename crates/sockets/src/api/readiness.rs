@@ -4,7 +4,7 @@ use core::ffi::c_int;
 
 use libc::{fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 
-use crate::offload::patience::say_what_is_set;
+use crate::offload::liveness::say_what_is_set;
 use crate::state;
 use crate::{poll, real, sys};
 
@@ -30,7 +30,11 @@ fn kernel_poll(mask: *const sigset_t) -> impl FnMut(&mut [pollfd], Option<u64>) 
 
 unsafe fn pollfds<'a>(fds: *mut pollfd, count: nfds_t) -> &'a mut [pollfd] {
     say_what_is_set();
-    if fds.is_null() {
+    // More than there can be descriptors: the kernel refuses the call and reads nothing
+    // (fs/select.c, `do_sys_poll`). Only a long list is worth the question: a negative count is
+    // the longest.
+    let is_long = count > nfds_t::from(libc::FD_SETSIZE as u32);
+    if fds.is_null() || is_long && count > state::descriptor_limit() as nfds_t {
         return &mut [];
     }
     // SAFETY: the caller of the C function promises `count` elements.

@@ -5,21 +5,22 @@ use core::sync::atomic::Ordering;
 use libc::{EPOLLEXCLUSIVE, EPOLLOUT, epoll_event};
 use toehold_channel::table::{Mode, Reason};
 
-use crate::offload::opening;
+use crate::offload::active_open;
 use crate::state::{Connection, Kind};
-use crate::{state, sys};
+use crate::{state, sys, waits};
 
 use super::early::control_early;
 use super::lists::push_ready;
-use super::membership::{answered, leave, virtualise_members};
+use super::membership::{answered, become_ours, leave, virtualise_members};
 use super::nested::control_nested;
 use super::registration::{
-    BOARDED, HELD, ONCE, PARKED, PLAIN, TAG, allocate_registration, armed, find, free_registration,
-    registration, tag, untag,
+    HELD, IN_BITMAP, ONCE, PARKED, PLAIN, TAG, allocate_registration, armed, find,
+    free_registration, registration, tag, untag,
 };
 use super::{ANSWER_EVENTS, CARRIER_EVENTS, Epoll, epoll, kick};
 
-/// `epoll_ctl` on a known instance. `Some` is the answer; `None`: the kernel's own call does it all.
+/// `epoll_ctl` on a known instance. `Some` is the answer; `None`: the kernel's own call does it
+/// all.
 pub(crate) fn control(
     number: u32,
     epoll_fd: i32,
@@ -30,7 +31,8 @@ pub(crate) fn control(
     let epoll = epoll(number)?;
     if let (Some(event), libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD) = (event, operation) {
         if untag(event.u64).is_some() {
-            // One in four thousand million: this program's data looks like our tags. Its epolls stay the kernel's.
+            // One in four thousand million: this program's data looks like our tags. Its epolls
+            // stay the kernel's.
             TAG.store(0, Ordering::Relaxed);
         }
         if state::connection(fd).is_none_or(|connection| connection.end().is_none()) {
@@ -46,7 +48,8 @@ pub(crate) fn control(
     let connection = state::connection(fd)?;
     let mut known = find(&connection, number, fd);
     if known.is_none() && operation != libc::EPOLL_CTL_ADD {
-        // Another thread may have put it into the kernel and not yet into the books, and we have had its first event.
+        // Another thread may have put it into the kernel and not yet into the books, and we have
+        // had its first event.
         let _members = connection.local.membership.lock();
         known = find(&connection, number, fd);
     }
@@ -59,8 +62,8 @@ pub(crate) fn control(
             }
             let event = event?;
             if one.state.load(Ordering::Relaxed) == HELD {
-                one.events.store(armed(event.events), Ordering::Relaxed);
-                one.data.store(event.u64, Ordering::Relaxed);
+                let _held = epoll.lock.lock();
+                one.set(armed(event.events), event.u64);
                 return Some(Ok(()));
             }
             if one.is_kernels() {
@@ -72,19 +75,23 @@ pub(crate) fn control(
             if !one.is_virtual() {
                 return None;
             }
-            // epoll_ctl(2): an exclusive registration cannot be modified, nor an ordinary one made exclusive.
+            // epoll_ctl(2): an exclusive registration cannot be modified, nor an ordinary one made
+            // exclusive.
             if (event.events | one.events.load(Ordering::Relaxed)) & EPOLLEXCLUSIVE as u32 != 0 {
                 return Some(Err(libc::EINVAL));
             }
-            one.events.store(armed(event.events), Ordering::Relaxed);
-            one.data.store(event.u64, Ordering::Relaxed);
-            one.rearmed.store(1, Ordering::Relaxed);
-            look_soon(epoll, known?);
+            {
+                let _held = epoll.lock.lock();
+                one.set(armed(event.events), event.u64);
+                one.rearmed.store(1, Ordering::Relaxed);
+                push_ready(epoll, known?);
+            }
+            show(epoll, known?);
             Some(Ok(()))
         }
         libc::EPOLL_CTL_DEL => {
             let one = registration(known?)?;
-            if one.moves(BOARDED, PARKED) {
+            if one.moves(IN_BITMAP, PARKED) {
                 epoll.virtuals.fetch_sub(1, Ordering::Relaxed);
                 return Some(Ok(()));
             }
@@ -105,7 +112,8 @@ pub(crate) fn control(
     }
 }
 
-/// The program changes a registration that the kernel answers. The caller holds the lock under which what the kernel has changes.
+/// The program changes a registration that the kernel answers. The caller holds the lock under
+/// which what the kernel has changes.
 pub(super) fn modify_kernels(
     epoll: &Epoll,
     epoll_fd: i32,
@@ -134,8 +142,7 @@ pub(super) fn modify_kernels(
     let result = sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_MOD, fd, event.events, data);
     if let Err(error) = sys::answer(result) {
         let _held = epoll.lock.lock();
-        one.events.store(before.0, Ordering::Relaxed);
-        one.data.store(before.1, Ordering::Relaxed);
+        one.set(before.0, before.1);
         one.armings.store(before.2, Ordering::Relaxed);
         one.state.store(before.3, Ordering::Relaxed);
         return Err(error);
@@ -155,17 +162,42 @@ pub(super) fn add(
 ) -> Option<Result<(), i32>> {
     let epoll = epoll(number)?;
     if let Some(one) = known.and_then(registration) {
-        if one.state.load(Ordering::Relaxed) == PARKED && unpark(epoll, connection, known?, &event)
+        if one.state.load(Ordering::Relaxed) == PARKED
+            && take_back(epoll, number, connection, known?, &event)
         {
-            look_soon(epoll, known?);
+            show(epoll, known?);
             return Some(Ok(()));
         }
     }
-    let _members = connection.local.membership.lock();
-    if find(connection, number, connection.fd).is_some() {
-        return Some(Err(libc::EEXIST));
+    let members = connection.local.membership.lock();
+    if let Some(n) = find(connection, number, connection.fd) {
+        let fd = connection.fd;
+        if registration(n).is_some_and(|one| one.carrier() != fd) {
+            // The number was closed, its registration went to a duplicate in the kernel, and now
+            // the number is the same file's again: the kernel would have kept the registration.
+            return Some(Err(libc::EEXIST));
+        }
+        // The kernel knows whether it is the same file.
+        let result = sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_ADD, fd, event.events, event.u64);
+        if let Err(error) = sys::answer(result) {
+            return Some(Err(error));
+        }
+        // The number was closed past us and given out again. What it stands for now is as new.
+        drop(members);
+        sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_DEL, fd, 0, 0);
+        state::closing(fd);
+        return match control(number, epoll_fd, libc::EPOLL_CTL_ADD, fd, Some(event)) {
+            Some(answer) => Some(answer),
+            None => {
+                let add = libc::EPOLL_CTL_ADD;
+                let result = sys::epoll_ctl(epoll_fd, add, fd, event.events, event.u64);
+                Some(sys::answer(result).map(drop))
+            }
+        };
     }
-    let is_held = opening::is_connecting(connection) && TAG.load(Ordering::Relaxed) != 0;
+    let _members = members;
+    waits::seen(connection.local);
+    let is_held = active_open::is_connecting(connection) && TAG.load(Ordering::Relaxed) != 0;
     let n = allocate_registration();
     let is_attached = !connection.local.region.load(Ordering::Acquire).is_null()
         && TAG.load(Ordering::Relaxed) != 0;
@@ -182,7 +214,8 @@ pub(super) fn add(
     });
     let (events, data) = match n {
         Some(n) if is_held => (ANSWER_EVENTS, tag(n)),
-        // Ours from the start: a thread that sleeps on the instance must not meet the member twice, as the kernel's and as ours.
+        // Ours from the start: a thread that sleeps on the instance must not meet the member twice,
+        // as the kernel's and as ours.
         Some(n) if is_attached => (CARRIER_EVENTS, tag(n)),
         _ => (event.events, armed.unwrap_or(event.u64)),
     };
@@ -214,7 +247,7 @@ pub(super) fn add(
     one.connection
         .store(connection.index + 1, Ordering::Release);
     connection.local.registrations.store(n, Ordering::Release);
-    if is_held && !opening::is_connecting(connection) {
+    if is_held && !active_open::is_connecting(connection) {
         // Another thread has taken the answer meanwhile.
         answered(connection);
     }
@@ -225,23 +258,29 @@ pub(super) fn add(
 }
 
 /// A parked registration is added again. False when it is on its way out of the books.
-fn unpark(epoll: &Epoll, connection: &Connection, n: u32, event: &epoll_event) -> bool {
+///
+/// While it was parked the connection may have been another instance's, or a fork may have come: so
+/// it is decided anew how it hears of news.
+fn take_back(
+    epoll: &Epoll,
+    number: u32,
+    connection: &Connection,
+    n: u32,
+    event: &epoll_event,
+) -> bool {
     let Some(one) = registration(n) else {
         return false;
     };
+    let _members = connection.local.membership.lock();
     let _held = epoll.lock.lock();
     if one.state.load(Ordering::Relaxed) != PARKED {
         return false;
     }
-    one.events.store(armed(event.events), Ordering::Relaxed);
-    one.data.store(event.u64, Ordering::Relaxed);
+    one.set(armed(event.events), event.u64);
     one.rearmed.store(1, Ordering::Relaxed);
-    epoll.virtuals.fetch_add(1, Ordering::Relaxed);
-    if is_only_member(connection) {
-        one.state.store(BOARDED, Ordering::Relaxed);
-    } else {
-        epoll.link_unboarded(one, n);
-    }
+    epoll.virtuals.fetch_add(1, Ordering::SeqCst);
+    become_ours(epoll, number, connection, one, n);
+    push_ready(epoll, n);
     true
 }
 
@@ -251,12 +290,9 @@ pub(super) fn is_only_member(connection: &Connection) -> bool {
         .is_none_or(|one| one.next.load(Ordering::Relaxed) == 0)
 }
 
-/// A member's interest changed: look at it at the next wait, and wake a thread that sleeps already.
-fn look_soon(epoll: &Epoll, number: u32) {
-    {
-        let _held = epoll.lock.lock();
-        push_ready(epoll, number);
-    }
+/// A member's interest changed, and it is on the ready list: wakes a thread that sleeps already.
+/// Not to be called with the lock held.
+fn show(epoll: &Epoll, number: u32) {
     let Some(one) = registration(number) else {
         return;
     };

@@ -1,11 +1,12 @@
-//! Registrations of sockets that are not connected yet: known by descriptor until there is a connection to own them.
+//! Registrations of sockets that are not connected yet: known by descriptor until there is a
+//! connection to own them.
 
 use core::sync::atomic::Ordering;
 
 use libc::epoll_event;
 
 use crate::state::Connection;
-use crate::{lock, state, sys};
+use crate::{lock, state, sys, waits};
 
 use super::control::modify_kernels;
 use super::registration::{
@@ -16,7 +17,8 @@ use super::{ONESHOT, epoll};
 /// Held while the list of an unconnected socket's registrations changes.
 pub(super) static EARLY_LOCK: lock::Private = lock::Private::new();
 
-/// `epoll_ctl` on what is no connection. A stream socket may become one: many programs register first and connect then.
+/// `epoll_ctl` on what is no connection. A stream socket may become one: many programs register
+/// first and connect then.
 pub(super) fn control_early(
     number: u32,
     epoll_fd: i32,
@@ -111,10 +113,14 @@ pub(super) fn forget_early(gone: u32) {
     free_registration(gone);
 }
 
-/// A socket that was registered before it was connected is a connection now; `first` is its first registration.
+/// A socket that was registered before it was connected is a connection now; `first` is its first
+/// registration.
 pub(crate) fn adopt(connection: &Connection, first: u32) {
     let _members = connection.local.membership.lock();
     let _held = EARLY_LOCK.lock();
+    if first != 0 {
+        waits::seen(connection.local);
+    }
     let mut n = first;
     while let Some(one) = registration(n) {
         one.generation

@@ -1,4 +1,5 @@
-//! The ready list and the list of members without a board, both threaded through the registrations.
+//! The ready list and the list of members without a ready bitmap, both threaded through the
+//! registrations.
 
 use core::sync::atomic::Ordering;
 
@@ -59,16 +60,13 @@ pub(super) fn remove_ready(epoll: &Epoll, number: u32) {
     }
 }
 
-pub(super) fn remove_unboarded(epoll: &Epoll, number: u32) {
-    let mut place = &epoll.unboarded;
+pub(super) fn remove_polled(epoll: &Epoll, number: u32) {
+    let mut place = &epoll.polled;
     while let Some(one) = registration(place.load(Ordering::Relaxed)) {
         if place.load(Ordering::Relaxed) == number {
-            place.store(
-                one.unboarded_next.load(Ordering::Relaxed),
-                Ordering::Relaxed,
-            );
+            place.store(one.polled_next.load(Ordering::Relaxed), Ordering::Relaxed);
             return;
         }
-        place = &one.unboarded_next;
+        place = &one.polled_next;
     }
 }

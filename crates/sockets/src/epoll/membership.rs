@@ -1,31 +1,34 @@
 //! Who answers a connection's registrations: the kernel, or we.
 //!
-//! A fork leaves a registration with two processes and the kernel with one. While both hold the connection neither changes what the kernel has,
-//! or the other would answer what the kernel answers, or nobody would ([`is_anothers`]): ours stays ours, and while the program's stands
-//! there the connection stays on its carrier ([`holds_down`]). Nor do they take each other's wake word away.
+//! A fork leaves a registration with two processes and the kernel with one. While both hold the
+//! connection neither changes what the kernel has, or the other would answer what the kernel
+//! answers, or nobody would ([`is_anothers`]): ours stays ours, and while the program's stands
+//! there the connection stays on its carrier ([`holds_down`]). Nor do they take each other's wake
+//! word away.
 
 use core::sync::atomic::Ordering;
 
 use libc::epoll_event;
-use toehold_channel::channel::End;
 use toehold_channel::doorbell::WakeWord;
 use toehold_channel::sync::fence;
-use toehold_channel::table::Reason;
+use toehold_channel::table::{FLAG_ASKED, Reason};
+use toehold_stream::end::End;
 
-use crate::receive::set_wake;
+use crate::receive::{set_wake, wake_by_carrier};
 use crate::state::{self, Connection};
 use crate::{lock, sleepers, sys};
 
 use super::control::is_only_member;
-use super::lists::{push_ready, remove_ready, remove_unboarded};
+use super::lists::{push_ready, remove_polled, remove_ready};
 use super::orphans::outlives_descriptor;
 use super::registration::{
-    BOARDED, EARLY, GONE, HELD, NEXT_UNUSED, ONCE, PARKED, PLAIN, Registration, TAG, UNBOARDED,
+    EARLY, GONE, HELD, IN_BITMAP, NEXT_UNUSED, ONCE, PARKED, PLAIN, POLLED, Registration, TAG,
     each_registration, free_registration, registration, tag, unlink,
 };
 use super::{ANSWER_EVENTS, Epoll, ONESHOT, PAIRS_MAX, epoll};
 
-/// Removes a registration from our books altogether. The caller holds the connection's `membership` lock.
+/// Removes a registration from our books altogether. The caller holds the connection's `membership`
+/// lock.
 pub(super) fn leave(epoll: &Epoll, connection: &Connection, number: u32) {
     let Some(one) = registration(number) else {
         return;
@@ -37,7 +40,7 @@ pub(super) fn leave(epoll: &Epoll, connection: &Connection, number: u32) {
             epoll.virtuals.fetch_sub(1, Ordering::Relaxed);
         }
         remove_ready(epoll, number);
-        remove_unboarded(epoll, number);
+        remove_polled(epoll, number);
     }
     unlink(connection, number);
     free_registration(number);
@@ -51,6 +54,11 @@ pub(crate) fn descriptor_closing(connection: &Connection, last: bool) {
     if connection.local.registrations.load(Ordering::Relaxed) == 0 {
         return;
     }
+    // The adapter may still hold the socket that it was shown. The kernel would then keep the
+    // registration and tell of a descriptor that the program has closed.
+    let was_shown = last
+        && connection.entry.flags.load(Ordering::Relaxed) & FLAG_ASKED != 0
+        && !connection.is_shared();
     let _members = connection.local.membership.lock();
     each_registration(connection, |n, one| {
         let is_named = one.carrier() == connection.fd;
@@ -60,7 +68,7 @@ pub(crate) fn descriptor_closing(connection: &Connection, last: bool) {
         if !last && (!is_named || outlives_descriptor(connection, epoll, one, n)) {
             return;
         }
-        if !one.is_kernels() && !is_anothers(connection, one) {
+        if (!one.is_kernels() || was_shown) && !is_anothers(connection, one) {
             let epoll_fd = epoll.fd.load(Ordering::Relaxed) - 1;
             sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_DEL, one.carrier(), 0, 0);
         }
@@ -68,7 +76,8 @@ pub(crate) fn descriptor_closing(connection: &Connection, last: bool) {
     });
 }
 
-/// True when another process has the registration as well as we, so that what the kernel has is not ours to change.
+/// True when another process has the registration as well as we, so that what the kernel has is not
+/// ours to change.
 pub(super) fn is_anothers(connection: &Connection, one: &Registration) -> bool {
     one.is_inherited() && connection.is_shared()
 }
@@ -82,7 +91,8 @@ pub(crate) fn holds_down(connection: &Connection) -> bool {
     any
 }
 
-/// The kernel told of `n` by our tag while we believed that it has the program's data: another process has changed it.
+/// The kernel told of `n` by our tag while we believed that it has the program's data: another
+/// process has changed it.
 #[cold]
 pub(super) fn believe_kernel(n: u32) {
     let Some(one) = registration(n).filter(|one| one.is_inherited()) else {
@@ -95,8 +105,8 @@ pub(super) fn believe_kernel(n: u32) {
     }
 }
 
-/// True when an instance that the connection is registered with stays open over an exec: the new program will have the kernel's events
-/// of it, and those must be right.
+/// True when an instance that the connection is registered with stays open over an exec: the new
+/// program will have the kernel's events of it, and those must be right.
 pub(crate) fn outlives_exec(connection: &Connection) -> bool {
     let mut any = false;
     each_registration(connection, |_, one| {
@@ -127,24 +137,9 @@ pub(super) fn virtualise_members(connection: &Connection) {
         let held = epoll.lock.lock();
         if plain {
             epoll.virtuals.fetch_add(1, Ordering::SeqCst);
-            // A pair's boards are told apart in one process only.
-            let board = if several || connection.is_shared() {
-                None
-            } else {
-                give_board(epoll, number, connection, n)
-            };
-            match board {
-                Some(word) => {
-                    one.state.store(BOARDED, Ordering::Relaxed);
-                    set_home_wake(connection, word);
-                }
-                None => {
-                    epoll.link_unboarded(one, n);
-                    set_home_wake(connection, WakeWord::None);
-                }
-            }
-        } else if several && one.moves(BOARDED, UNBOARDED) {
-            epoll.link_unboarded(one, n);
+            become_ours(epoll, number, connection, one, n);
+        } else if several && one.moves(IN_BITMAP, POLLED) {
+            epoll.link_polled(one, n);
             set_home_wake(connection, WakeWord::None);
         } else {
             return;
@@ -155,7 +150,35 @@ pub(super) fn virtualise_members(connection: &Connection) {
     });
 }
 
-/// Puts our events and tag in place of the program's in the kernel. False when that cannot be: the connection stays on its carrier.
+/// Registration `n` is ours to answer from now on: a ready bitmap reports it where that can be,
+/// else it is looked at every time. The caller holds the connection's `membership` lock and the
+/// instance's.
+pub(super) fn become_ours(
+    epoll: &Epoll,
+    number: u32,
+    connection: &Connection,
+    one: &Registration,
+    n: u32,
+) {
+    // A pair's ready bitmaps are told apart in one process only.
+    let has_bitmap = is_only_member(connection) && !connection.is_shared();
+    let bitmap = has_bitmap.then(|| give_bitmap(epoll, number, connection, n));
+    match bitmap.flatten() {
+        Some(word) => {
+            one.state.store(IN_BITMAP, Ordering::Relaxed);
+            if sleepers::own_home(connection) != word.to_word() {
+                set_home_wake(connection, word);
+            }
+        }
+        None => {
+            epoll.link_polled(one, n);
+            set_home_wake(connection, WakeWord::None);
+        }
+    }
+}
+
+/// Puts our events and tag in place of the program's in the kernel. False when that cannot be: the
+/// connection stays on its carrier.
 fn kernel_has_ours(connection: &Connection, epoll: &Epoll, one: &Registration, n: u32) -> bool {
     if TAG.load(Ordering::Relaxed) == 0 {
         connection.pin(Reason::Unsupported);
@@ -188,7 +211,8 @@ pub(super) fn kernel_has_programs(epoll: &Epoll, one: &Registration, n: u32) {
         data
     };
     epoll.note_ordinary(wanted.events);
-    // One that has told already will tell errors and hang-ups once more: `Registration::tell_once` knows.
+    // One that has told already will tell errors and hang-ups once more: `Registration::tell_once`
+    // knows.
     sys::epoll_ctl(
         epoll.fd.load(Ordering::Relaxed) - 1,
         libc::EPOLL_CTL_MOD,
@@ -198,8 +222,8 @@ pub(super) fn kernel_has_programs(epoll: &Epoll, one: &Registration, n: u32) {
     );
 }
 
-/// The program is about to be replaced by another, which will have the kernel's events of instances that stay open: those of one-shots must be
-/// its own, too.
+/// The program is about to be replaced by another, which will have the kernel's events of instances
+/// that stay open: those of one-shots must be its own, too.
 pub(crate) fn leaving_program() {
     for n in 1..NEXT_UNUSED.load(Ordering::Relaxed) {
         let Some(one) = registration(n).filter(|one| !one.is_inherited()) else {
@@ -229,7 +253,8 @@ pub(crate) fn leaving_program() {
     }
 }
 
-/// The connection waits for the engine's answer, while its carrier is connected already: registrations that were made before are ours until then.
+/// The connection waits for the engine's answer, while its carrier is connected already:
+/// registrations that were made before are ours until then.
 pub(crate) fn hold(connection: &Connection) {
     let _members = connection.local.membership.lock();
     each_registration(connection, |n, one| {
@@ -266,15 +291,16 @@ pub(crate) fn answered(connection: &Connection) {
 /// Both directions are on the carrier and refused: as [`materialise`], unless the peer was quicker.
 pub(crate) fn hand_back(connection: &Connection, end: &End<'_>) {
     materialise(connection);
-    // The peer may have gone up before it saw that we refuse, and told the board that we no longer look at. Either it sees the wake word that
-    // was stored last, or we see its record.
+    // The peer may have gone up before it saw that we refuse, and told the ready bitmap that we no
+    // longer look at. Either it sees the wake word that was stored last, or we see its record.
     fence(Ordering::SeqCst);
     if end.records_pending() {
         virtualise(connection);
     }
 }
 
-/// The connection is back on the carrier for good: the kernel answers the program's registrations again.
+/// The connection is back on the carrier for good: the kernel answers the program's registrations
+/// again.
 pub(crate) fn materialise(connection: &Connection) {
     let _members = connection.local.membership.lock();
     let mut all = true;
@@ -291,8 +317,9 @@ pub(crate) fn materialise(connection: &Connection) {
             let _held = epoll.lock.lock();
             let was = one.state.load(Ordering::Relaxed);
             match was {
-                BOARDED | UNBOARDED => {
-                    // A program may park it at this very moment: then it is gone, as if it had been before.
+                IN_BITMAP | POLLED => {
+                    // A program may park it at this very moment: then it is gone, as if it had been
+                    // before.
                     let was = one.state.swap(PLAIN, Ordering::Relaxed);
                     if was == PARKED {
                         one.state.store(GONE, Ordering::Relaxed);
@@ -300,7 +327,7 @@ pub(crate) fn materialise(connection: &Connection) {
                         epoll.virtuals.fetch_sub(1, Ordering::Relaxed);
                     }
                     remove_ready(epoll, n);
-                    remove_unboarded(epoll, n);
+                    remove_polled(epoll, n);
                     was
                 }
                 PARKED => {
@@ -311,7 +338,7 @@ pub(crate) fn materialise(connection: &Connection) {
             }
         };
         match was {
-            BOARDED | UNBOARDED => kernel_has_programs(epoll, one, n),
+            IN_BITMAP | POLLED => kernel_has_programs(epoll, one, n),
             PARKED => {
                 sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_DEL, fd, 0, 0);
                 leave(epoll, connection, n);
@@ -327,7 +354,12 @@ pub(crate) fn materialise(connection: &Connection) {
 
 pub(super) fn set_home_wake(connection: &Connection, word: WakeWord) {
     let entry = connection.entry;
-    let _held = lock::lock(&entry.wake_lock);
+    let held = lock::lock(&entry.wake_lock);
+    if held.is_none()
+        && let Some(end) = connection.inside()
+    {
+        wake_by_carrier(connection, &end);
+    }
     if sleepers::is_home_anothers(connection) {
         return;
     }
@@ -340,20 +372,21 @@ pub(super) fn set_home_wake(connection: &Connection, word: WakeWord) {
     }
 }
 
-/// A board for registration `n`, under the instance's lock: the one this instance has in the connection's pair, or a new one.
-fn give_board(epoll: &Epoll, number: u32, connection: &Connection, n: u32) -> Option<WakeWord> {
+/// A ready bitmap for registration `n`, under the instance's lock: the one this instance has in the
+/// connection's pair, or a new one.
+fn give_bitmap(epoll: &Epoll, number: u32, connection: &Connection, n: u32) -> Option<WakeWord> {
     let pointer = connection.local.pair.load(Ordering::Relaxed);
     // SAFETY: places of the pair table are never released.
     let pair = unsafe { pointer.as_ref() }?;
     let slot = connection.entry.slot.load(Ordering::Relaxed);
-    let mut board = None;
+    let mut bitmap = None;
     for (index, user) in pair.epolls.iter().enumerate() {
         if user.load(Ordering::Relaxed) == number + 1 {
-            board = Some(index);
+            bitmap = Some(index);
             break;
         }
     }
-    if board.is_none() {
+    if bitmap.is_none() {
         let count = epoll.pair_count.load(Ordering::Relaxed) as usize;
         if count == PAIRS_MAX {
             return None;
@@ -363,18 +396,18 @@ fn give_board(epoll: &Epoll, number: u32, connection: &Connection, n: u32) -> Op
                 .is_ok()
         })?;
         epoll.pairs[count].store(pointer, Ordering::Relaxed);
-        epoll.boards[count].store(index as u32, Ordering::Relaxed);
+        epoll.bitmaps[count].store(index as u32, Ordering::Relaxed);
         epoll.pair_count.store(count as u32 + 1, Ordering::SeqCst);
         // Threads may sleep already.
         let sleeps = epoll.sleepers.load(Ordering::SeqCst) != 0;
         pair.ours(index as u32)?
             .sleeping
             .store(sleeps.into(), Ordering::SeqCst);
-        board = Some(index);
+        bitmap = Some(index);
     }
     pair.registration(slot)?.store(n, Ordering::Relaxed);
-    Some(WakeWord::Board {
-        board: board? as u32,
+    Some(WakeWord::Bitmap {
+        bitmap: bitmap? as u32,
         bit: slot,
     })
 }

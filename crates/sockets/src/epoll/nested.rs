@@ -1,9 +1,10 @@
 //! An instance seen from outside: inside another one, or among the descriptors of a `poll`.
 //!
-//! The kernel calls an instance readable when it has an event for it, be that only one of ours. So where that may be, its events are taken and
-//! sorted: ours go to the ready list, and those of ordinary members, which the kernel repeats, are asked for again by the program. A member
-//! that the kernel tells once ([`Epoll::tells_once`]) must not be taken from the program: such an instance may be called readable
-//! without cause, once.
+//! The kernel calls an instance readable when it has an event for it, be that only one of ours. So
+//! where that may be, its events are taken and sorted: ours go to the ready list, and those of
+//! ordinary members, which the kernel repeats, are asked for again by the program. A member that
+//! the kernel tells once ([`Epoll::tells_once`]) must not be taken from the program: such an
+//! instance may be called readable without cause, once.
 
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
@@ -12,7 +13,7 @@ use libc::{EPOLLIN, epoll_event};
 use crate::{state, sys};
 
 use super::waiting::arm_member;
-use super::{BATCH, EDGE, EPOLLS_MAX, Epoll, ONESHOT, UNBOARDED_MAX, epoll, is_virtual};
+use super::{BATCH, EDGE, EPOLLS_MAX, Epoll, ONESHOT, POLLED_MAX, epoll, is_virtual};
 
 /// Epoll instances inside one.
 pub(super) const NESTED_MAX: usize = 8;
@@ -48,7 +49,8 @@ pub(super) fn control_nested(
         _ => event?,
     };
     let _held = epoll.lock.lock();
-    // The kernel first: it refuses circles, and we follow what is booked here without looking for them.
+    // The kernel first: it refuses circles, and we follow what is booked here without looking for
+    // them.
     let result = sys::epoll_ctl(epoll_fd, operation, fd, given.events, given.u64);
     if let Err(error) = sys::answer(result) {
         return Some(Err(error));
@@ -103,7 +105,8 @@ pub(super) fn forget_nested(number: u32) {
     }
 }
 
-/// Announces or ends a sleep on instance `number` by somebody who watches its descriptor from outside.
+/// Announces or ends a sleep on instance `number` by somebody who watches its descriptor from
+/// outside.
 pub(crate) fn set_observed(number: u32, observed: bool) {
     let Some(epoll) = epoll(number) else { return };
     if observed {
@@ -111,15 +114,16 @@ pub(crate) fn set_observed(number: u32, observed: bool) {
     } else {
         epoll.end_sleep();
     }
-    let mut members = [0u32; UNBOARDED_MAX];
-    let count = epoll.unboarded_members(&mut members);
+    let mut members = [0u32; POLLED_MAX];
+    let count = epoll.polled_members(&mut members);
     for &n in &members[..count] {
         arm_member(n, observed);
     }
     epoll.set_nested_observed(observed);
 }
 
-/// True when a wait on instance `number` would return at once because of accelerated members, here or further inside; changes nothing.
+/// True when a wait on instance `number` would return at once because of accelerated members, here
+/// or further inside; changes nothing.
 pub(crate) fn has_ready(number: u32) -> bool {
     let Some(epoll) = epoll(number) else {
         return false;

@@ -1,8 +1,10 @@
 //! Registrations whose descriptor was closed while another of the same connection stays open.
 //!
-//! The kernel knows a registration by file and number, and goes on telling of it for as long as the file is open (epoll(7), questions 6 and 7);
-//! but nothing can change it any more, unless the same file gets the same number again. We have to, when the connection moves. So before the
-//! number is closed the registration is put under one of ours, a duplicate that ends with it. The program knows it by the number that it had.
+//! The kernel knows a registration by file and number, and goes on telling of it for as long as the
+//! file is open (epoll(7), questions 6 and 7); but nothing can change it any more, unless the same
+//! file gets the same number again. We have to, when the connection moves. So before the number is
+//! closed the registration is put under one of ours, a duplicate that ends with it. The program
+//! knows it by the number that it had.
 
 use core::sync::atomic::Ordering;
 
@@ -15,7 +17,8 @@ use super::membership::{is_anothers, kernel_has_programs};
 use super::registration::{HELD, NEXT_UNUSED, PARKED, Registration, registration, tag};
 use super::{ANSWER_EVENTS, Epoll, epoll};
 
-/// The number of registration `one` is being closed: true when it goes on. The caller holds the connection's `membership` lock.
+/// The number of registration `one` is being closed: true when it goes on. The caller holds the
+/// connection's `membership` lock.
 pub(super) fn outlives_descriptor(
     connection: &Connection,
     epoll: &Epoll,
@@ -30,10 +33,10 @@ pub(super) fn outlives_descriptor(
     if one.state.load(Ordering::Relaxed) == PARKED || is_anothers(connection, one) {
         return false;
     }
-    let Some(stand_in) = state::duplicate_for_us(connection.fd) else {
+    let Some(duplicate) = state::duplicate_for_us(connection.fd) else {
         return false;
     };
-    let before = one.stand_in.swap(stand_in + 1, Ordering::Relaxed);
+    let before = one.duplicate.swap(duplicate + 1, Ordering::Relaxed);
     if before != 0 {
         state::disown(before - 1);
     }
@@ -46,7 +49,7 @@ pub(crate) fn moved(fd: i32, to: i32) {
     for n in 1..NEXT_UNUSED.load(Ordering::Relaxed) {
         let Some(one) = registration(n) else { return };
         let is_it = one
-            .stand_in
+            .duplicate
             .compare_exchange(fd + 1, to + 1, Ordering::Relaxed, Ordering::Relaxed)
             .is_ok();
         if let (true, Some(epoll)) = (is_it, epoll(one.epoll.load(Ordering::Relaxed))) {
@@ -55,7 +58,7 @@ pub(crate) fn moved(fd: i32, to: i32) {
     }
 }
 
-/// Has the kernel know it by its stand-in, and no longer by `fd`.
+/// Has the kernel know it by its duplicate, and no longer by `fd`.
 fn put_under(epoll: &Epoll, one: &Registration, n: u32, fd: i32) {
     let epoll_fd = epoll.fd.load(Ordering::Relaxed) - 1;
     sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_DEL, fd, 0, 0);

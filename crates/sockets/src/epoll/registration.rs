@@ -14,7 +14,8 @@ use super::{CARRIER_EVENTS, ONESHOT, READINESS};
 /// Registrations of tracked connections at a time.
 pub(super) const REGISTRATIONS_MAX: usize = 1 << NUMBER_BITS;
 const NUMBER_BITS: u32 = 17;
-/// A tag has a registration's number in its lower half, and above that which arming of a one-shot it is; 0 is none.
+/// A tag has a registration's number in its lower half, and above that which arming of a one-shot
+/// it is; 0 is none.
 const NUMBER_MASK: u64 = (1 << NUMBER_BITS) - 1;
 const ARMINGS_MAX: u32 = (1 << (32 - NUMBER_BITS)) - 1;
 
@@ -26,24 +27,31 @@ pub(super) struct Registration {
     pub(super) generation: AtomicU32,
     /// By which the program knows it.
     pub(super) fd: AtomicI32,
-    /// By which the kernel does, plus one, when that is closed ([`super::orphans`]); 0 while it is the same.
-    pub(super) stand_in: AtomicI32,
+    /// By which the kernel does, plus one, when that is closed ([`super::orphans`]); 0 while it is
+    /// the same.
+    pub(super) duplicate: AtomicI32,
     /// Epoll number.
     pub(super) epoll: AtomicU32,
-    /// The program's events as [`armed`]; without any readiness when a one-shot registration has fired.
+    /// The program's events as [`armed`]; without any readiness when a one-shot registration has
+    /// fired.
     pub(super) events: AtomicU32,
     /// The program's data.
     pub(super) data: AtomicU64,
+    /// Changes whenever `events` and `data` are set anew, but not when a one-shot is told. It is
+    /// never reset, so that a look which began before such a change can be recognised, even by
+    /// another registration in the same place.
+    pub(super) version: AtomicU32,
     pub(super) state: AtomicU32,
     /// Next registration of the same connection, or next free one.
     pub(super) next: AtomicU32,
     pub(super) ready_next: AtomicU32,
     pub(super) on_ready: AtomicU32,
-    pub(super) unboarded_next: AtomicU32,
+    pub(super) polled_next: AtomicU32,
     /// Edge-triggered: what was reported last, and the peer's position then.
     pub(super) edge_mask: AtomicU32,
     pub(super) edge_tail: AtomicU64,
-    /// Edge-triggered: report whatever holds at the next look (a new registration, a modified one, news from the kernel).
+    /// Edge-triggered: report whatever holds at the next look (a new registration, a modified one,
+    /// news from the kernel).
     pub(super) rearmed: AtomicU32,
     /// [`state::forks`] when it was made.
     pub(super) forks: AtomicU32,
@@ -51,20 +59,22 @@ pub(super) struct Registration {
     pub(super) armings: AtomicU32,
 }
 
-// States of a registration. They change under the instance's lock, save BOARDED to PARKED, which is one exchange; and what the kernel has
-// changes under the connection's `membership` lock, too.
+// States of a registration. They change under the instance's lock, save IN_BITMAP to PARKED, which
+// is one exchange; and what the kernel has changes under the connection's `membership` lock, too.
 
 /// Being taken out of the books.
 pub(super) const GONE: u32 = 0;
 /// The kernel has the program's events and data.
 pub(super) const PLAIN: u32 = 1;
-/// The kernel has ours; a board reports it.
-pub(super) const BOARDED: u32 = 2;
+/// The kernel has ours; a ready bitmap reports it.
+pub(super) const IN_BITMAP: u32 = 2;
 /// The kernel has ours; it is looked at every time.
-pub(super) const UNBOARDED: u32 = 3;
-/// The kernel has the program's events and our tag: it tells once, and whoever answers next must know whether it has.
+pub(super) const POLLED: u32 = 3;
+/// The kernel has the program's events and our tag: it tells once, and whoever answers next must
+/// know whether it has.
 pub(super) const ONCE: u32 = 7;
-/// Of a socket that is not connected yet: the kernel has what it has of [`PLAIN`] or [`ONCE`], and no connection has it on its list.
+/// Of a socket that is not connected yet: the kernel has what it has of [`PLAIN`] or [`ONCE`], and
+/// no connection has it on its list.
 pub(super) const EARLY: u32 = 6;
 /// The program removed it; the kernel still has ours, because programs that remove often add again.
 pub(super) const PARKED: u32 = 4;
@@ -102,14 +112,15 @@ pub(super) fn untag(data: u64) -> Option<u32> {
 impl Registration {
     /// The descriptor by which the kernel knows it.
     pub(super) fn carrier(&self) -> i32 {
-        match self.stand_in.load(Ordering::Relaxed) {
+        match self.duplicate.load(Ordering::Relaxed) {
             0 => self.fd.load(Ordering::Relaxed),
-            stand_in => stand_in - 1,
+            duplicate => duplicate - 1,
         }
     }
 
-    /// What the kernel is to watch on the carrier while the registration is ours to answer. Room, too, if the program asks for it: that may
-    /// be the kernel's buffer's, and one that is full already is filled by no send of ours.
+    /// What the kernel is to watch on the carrier while the registration is ours to answer. Room,
+    /// too, if the program asks for it: that may be the kernel's buffer's, and one that is full
+    /// already is filled by no send of ours.
     pub(super) fn carrier_events(&self) -> u32 {
         CARRIER_EVENTS | self.events.load(Ordering::Relaxed) & EPOLLOUT as u32
     }
@@ -128,7 +139,8 @@ impl Registration {
             .then_some(connection)
     }
 
-    /// Edge-triggered: whether `ready` is more than what was reported before, or new bytes came since. `consume` remembers it as reported.
+    /// Edge-triggered: whether `ready` is more than what was reported before, or new bytes came
+    /// since. `consume` remembers it as reported.
     pub(super) fn is_new_edge(&self, connection: &Connection, ready: u32, consume: bool) -> bool {
         let tail = connection
             .end()
@@ -144,7 +156,19 @@ impl Registration {
         new
     }
 
-    /// True when a fork came after it: another process may have it, in the same instance of the kernel's.
+    /// Notes what the program registered: whoever is looking by the former interest has nothing to
+    /// report. Callers hold the instance's lock, or have shown the registration to nobody.
+    pub(super) fn set(&self, events: u32, data: u64) {
+        self.events.store(events, Ordering::Relaxed);
+        self.data.store(data, Ordering::Relaxed);
+        let version = self.version.load(Ordering::Relaxed);
+        // Release pairs with the Acquire load in `Epoll::look`, which then loads the new events.
+        self.version
+            .store(version.wrapping_add(1), Ordering::Release);
+    }
+
+    /// True when a fork came after it: another process may have it, in the same instance of the
+    /// kernel's.
     pub(super) fn is_inherited(&self) -> bool {
         self.forks.load(Ordering::Relaxed) != state::forks()
     }
@@ -154,11 +178,11 @@ impl Registration {
         matches!(self.state.load(Ordering::Relaxed), PLAIN | ONCE)
     }
 
-    /// Notes `event` and returns the data that the kernel is to have with it, and the state that makes. Callers hold the instance's lock, or have
-    /// shown the registration, number `n`, to nobody.
+    /// Notes `event` and returns the data that the kernel is to have with it, and the state that
+    /// makes. Callers hold the instance's lock, or have shown the registration, number `n`, to
+    /// nobody.
     pub(super) fn arm(&self, n: u32, event: &epoll_event) -> (u64, u32) {
-        self.events.store(event.events, Ordering::Relaxed);
-        self.data.store(event.u64, Ordering::Relaxed);
+        self.set(event.events, event.u64);
         if event.events & ONESHOT == 0 || TAG.load(Ordering::Relaxed) == 0 {
             return (event.u64, PLAIN);
         }
@@ -167,7 +191,8 @@ impl Registration {
         (tag(n) | u64::from(armings) << NUMBER_BITS, ONCE)
     }
 
-    /// What the kernel tells by `event`, once, in the program's terms: `None` when that was told. Callers hold the instance's lock.
+    /// What the kernel tells by `event`, once, in the program's terms: `None` when that was told.
+    /// Callers hold the instance's lock.
     pub(super) fn tell_once(&self, event: &epoll_event) -> Option<epoll_event> {
         let wanted = self.events.load(Ordering::Relaxed);
         let arming = (event.u64 as u32) >> NUMBER_BITS;
@@ -196,7 +221,7 @@ impl Registration {
     }
 
     pub(super) fn is_virtual(&self) -> bool {
-        matches!(self.state.load(Ordering::Relaxed), BOARDED | UNBOARDED)
+        matches!(self.state.load(Ordering::Relaxed), IN_BITMAP | POLLED)
     }
 }
 
@@ -223,9 +248,9 @@ pub(super) fn free_registration(number: u32) {
         return;
     };
     gone.connection.store(0, Ordering::Release);
-    let stand_in = gone.stand_in.swap(0, Ordering::Relaxed);
-    if stand_in != 0 {
-        state::disown(stand_in - 1);
+    let duplicate = gone.duplicate.swap(0, Ordering::Relaxed);
+    if duplicate != 0 {
+        state::disown(duplicate - 1);
     }
     gone.state.store(0, Ordering::Relaxed);
     let _held = FREE_LOCK.lock();

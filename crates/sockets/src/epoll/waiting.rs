@@ -9,18 +9,19 @@ use toehold_copy::prefetch;
 
 use crate::receive::{arm, disarm};
 use crate::wait::KERNEL_LOOK_NS;
-use crate::{leaving, ready, sys, wait};
+use crate::{errno, leaving, ready, sys, wait};
 
 use super::nested::without_repeats;
 use super::registration::{Registration, registration, untag};
-use super::{EDGE, Epoll, READINESS, UNBOARDED_MAX, epoll, is_virtual};
+use super::{EDGE, Epoll, POLLED_MAX, READINESS, epoll, is_virtual};
 
 /// While shared memory keeps us busy, the kernel's own members are asked this often.
 const KERNEL_MEMBERS_NS: u64 = 50_000;
 /// Ordinary members with news this recently come before the rings: see [`kernel_members_first`].
 const KERNEL_FIRST_NS: u64 = 10_000_000;
 
-/// Members with news have their peers' words and bytes in another core's cache: asks for all of them at once.
+/// Members with news have their peers' words and bytes in another core's cache: asks for all of
+/// them at once.
 pub(super) fn fetch_lines(batch: &[u32]) {
     for connection in batch
         .iter()
@@ -29,7 +30,8 @@ pub(super) fn fetch_lines(batch: &[u32]) {
     {
         if let Some(end) = connection.end() {
             prefetch::for_read(&raw const end.theirs().publish.tail);
-            // A ring that never filled has its first capacity; for one that grew the hint is wrong and harmless.
+            // A ring that never filled has its first capacity; for one that grew the hint is wrong
+            // and harmless.
             let offset = connection.entry.rx_ring.load(Ordering::Relaxed) as usize
                 & ((1 << CAPACITY_LOG2_MIN) - 1);
             prefetch::for_read(end.ring_in().wrapping_add(offset).cast_const());
@@ -37,7 +39,7 @@ pub(super) fn fetch_lines(batch: &[u32]) {
     }
 }
 
-pub(super) fn unboarded_has_news(one: &Registration) -> bool {
+pub(super) fn polled_has_news(one: &Registration) -> bool {
     let Some(connection) = one.behind() else {
         return false;
     };
@@ -65,8 +67,9 @@ pub(super) fn arm_member(n: u32, on: bool) {
     }
 }
 
-/// `epoll_wait` on an instance with accelerated members. `kernel` waits on the kernel's side: it gets the buffer and the time-out in
-/// nanoseconds (`None`: no limit) and returns what `epoll_wait` does.
+/// `epoll_wait` on an instance with accelerated members. `kernel` waits on the kernel's side: it
+/// gets the buffer and the time-out in nanoseconds (`None`: no limit) and returns what `epoll_wait`
+/// does.
 pub(crate) fn wait(
     number: u32,
     events: &mut [epoll_event],
@@ -99,7 +102,7 @@ pub(crate) fn wait(
             started = now;
         }
         let left = timeout_ns.map(|limit| limit.saturating_sub(now - started));
-        let budget = epoll.spin.budget_ns().min(left.unwrap_or(u64::MAX));
+        let budget = wait::budget_ns(&epoll.spin).min(left.unwrap_or(u64::MAX));
         if budget > 0 {
             let slice = budget.min(KERNEL_LOOK_NS.max(if budget == u64::MAX { 0 } else { budget }));
             let slice = if budget == u64::MAX {
@@ -131,6 +134,8 @@ pub(crate) fn wait(
         let n = sleep(epoll, events, left, &mut kernel);
         epoll.spin.slept(sys::now_ns() - now);
         if n < 0 {
+            // Connections marked meanwhile are on the list, and this thread has other work.
+            errno::keep(|| epoll.share());
             return n;
         }
         let kept = epoll.sort_kernel_events(&mut events[..n as usize]);
@@ -157,10 +162,12 @@ pub(crate) fn wait(
     }
 }
 
-/// The kernel reports members in the order in which they got their news, and programs that write on one connection after another see
-/// that order. News of a ring is seen first here. So while ordinary members have news now and then, and whenever they are to be asked
-/// anyway (`always`), that happens after the rings were found to have some, and theirs is put before it. At most half of the places are
-/// theirs, or they could starve the rings. How many there are, when they were asked.
+/// The kernel reports members in the order in which they got their news, and programs that write on
+/// one connection after another see that order. News of a ring is seen first here. So while
+/// ordinary members have news now and then, and whenever they are to be asked anyway (`always`),
+/// that happens after the rings were found to have some, and theirs is put before it. At most half
+/// of the places are theirs, or they could starve the rings. How many there are, when they were
+/// asked.
 fn kernel_members_first(
     epoll: &Epoll,
     events: &mut [epoll_event],
@@ -226,8 +233,8 @@ pub(super) fn sleep(
     left: Option<u64>,
     kernel: &mut impl FnMut(&mut [epoll_event], Option<u64>) -> i32,
 ) -> i32 {
-    let mut members = [0u32; UNBOARDED_MAX];
-    let count = epoll.unboarded_members(&mut members);
+    let mut members = [0u32; POLLED_MAX];
+    let count = epoll.polled_members(&mut members);
     epoll.begin_sleep();
     for &n in &members[..count] {
         arm_member(n, true);
@@ -245,14 +252,16 @@ pub(super) fn sleep(
     result
 }
 
-/// A thread is about to sleep in the kernel's own wait, on an instance without accelerated members. It counts as a sleeper, so that
-/// whoever makes a member ours wakes it: peers do not ring for boards on which nobody sleeps. False: the instance needs us by now.
+/// A thread is about to sleep in the kernel's own wait, on an instance without accelerated members.
+/// It counts as a sleeper, so that whoever makes a member ours wakes it: peers do not ring for
+/// ready bitmaps on which nobody sleeps. False: the instance needs us by now.
 #[inline]
 pub(crate) fn begin_kernel_wait(number: u32) -> bool {
     let Some(epoll) = epoll(number) else {
         return true;
     };
-    // A full barrier between this and the look: either we see the member, or whoever adds it sees us.
+    // A full barrier between this and the look: either we see the member, or whoever adds it sees
+    // us.
     epoll.sleepers.fetch_add(1, Ordering::SeqCst);
     if is_virtual(number) {
         end_kernel_wait(number);
@@ -266,15 +275,15 @@ pub(crate) fn begin_kernel_wait(number: u32) -> bool {
 pub(crate) fn end_kernel_wait(number: u32) {
     let Some(epoll) = epoll(number) else { return };
     if epoll.pair_count.load(Ordering::Relaxed) == 0 {
-        // A board that comes at this moment stays asleep: its peer rings once without need.
+        // A ready bitmap that comes at this moment stays asleep: its peer rings once without need.
         epoll.sleepers.fetch_sub(1, Ordering::SeqCst);
     } else {
         epoll.end_sleep();
     }
 }
 
-/// The kernel's own call returned `events` on an instance that got accelerated members while it slept: takes ours out and looks at
-/// them. `None`: nothing is left, wait again.
+/// The kernel's own call returned `events` on an instance that got accelerated members while it
+/// slept: takes ours out and looks at them. `None`: nothing is left, wait again.
 pub(crate) fn after_kernel_wait(
     number: u32,
     events: &mut [epoll_event],

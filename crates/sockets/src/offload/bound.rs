@@ -1,8 +1,10 @@
 //! Sockets that a program binds to one of the engine's own addresses.
 //!
-//! The kernel does not have that address, and a carrier could not reach a socket bound to it. So the socket is bound to the address's
-//! stand-in on loopback, with the port the program wants; the program is told the address it asked for. Whoever connects to the stand-in
-//! is a program of this host that wants that address ([`super::opening`]), or the stand-in itself: a local program like any other.
+//! The kernel does not have that address, and a carrier could not reach a socket bound to it. So
+//! the socket is bound to the address's loopback alias, with the port the program wants; the
+//! program is told the address it asked for. Whoever connects to the loopback alias is a program of
+//! this host that wants that address ([`super::active_open`]), or the loopback alias itself: a
+//! local program like any other.
 
 use libc::{sockaddr, sockaddr_storage, socklen_t};
 use toehold_channel::offload::Address;
@@ -15,7 +17,7 @@ use crate::sys;
 ///
 /// # Safety
 /// `address` is readable for `len` bytes.
-pub(crate) unsafe fn stand_in(
+pub(crate) unsafe fn alias(
     fd: i32,
     address: *const sockaddr,
     len: socklen_t,
@@ -30,31 +32,32 @@ pub(crate) unsafe fn stand_in(
     if is_everywhere || option(libc::SOL_SOCKET, libc::SO_PROTOCOL) != libc::IPPROTO_TCP {
         return None;
     }
-    let stand_in = super::outlook()?.stand_in_for(wanted.ip)?;
+    let alias = super::routing_page()?.alias_of(wanted.ip)?;
     if !super::is_beside(fd) {
         return None;
     }
     if option(libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) == 1 {
-        // The stand-in is IPv4, whatever it stands for. The address is one alone, so nothing else comes with it.
+        // The loopback alias is IPv4, whatever it stands for. The address is one alone, so nothing
+        // else comes with it.
         sys::setsockopt_int(fd, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 0);
     }
     Some(names::spelled(
         fd,
         Address {
-            ip: mapped(stand_in),
+            ip: mapped(alias),
             port: wanted.port,
         },
     ))
 }
 
-/// What a program bound, or connected to, when the kernel says that it is a stand-in.
+/// What a program bound, or connected to, when the kernel says that it is a loopback alias.
 pub(crate) fn true_name(fd: i32, side: Side) -> Option<(sockaddr_storage, socklen_t)> {
-    let outlook = super::known_outlook()?;
+    let routing_page = super::known_routing_page()?;
     let end = match side {
         Side::Local => names::local(fd)?,
         Side::Remote => names::remote(fd)?,
     };
-    let ip = outlook.behind(end.v4()?)?;
+    let ip = routing_page.behind(end.v4()?)?;
     let port = end.port;
     Some(names::spelled(fd, Address { ip, port }))
 }

@@ -1,25 +1,26 @@
 //! Why a connection through the engine has ended: the kernel knows that its carrier was reset.
 //!
-//! A reset is the only error an adapter can give a carrier. Where the remote was silent the kernel would say so (`ETIMEDOUT`, or why nothing
-//! came back), and so does the outlook.
+//! A reset is the only error an adapter can give a carrier. Where the remote was silent the kernel
+//! would say so (`ETIMEDOUT`, or why nothing came back), and so does the routing page.
 
 use core::sync::atomic::Ordering;
 
-use toehold_channel::offload::{Place, true_ends};
+use toehold_channel::offload::{CarrierKey, true_ends};
 use toehold_channel::table::FLAG_OFFLOAD;
 
 use crate::state::Connection;
 use crate::{errno, sys};
 
-/// Where the outlook will speak of this connection's carrier.
-pub(super) fn note_place(connection: &Connection, place: Place) {
+/// Where the routing page will speak of this connection's carrier.
+pub(super) fn note_place(connection: &Connection, place: CarrierKey) {
     connection
         .entry
         .place
         .store(place.to_word(), Ordering::Relaxed);
 }
 
-/// What a receive says that failed with `error`. After the remote's end a reset is told as a broken pipe (tcp_reset).
+/// What a receive says that failed with `error`. After the remote's end a reset is told as a broken
+/// pipe (tcp_reset).
 #[cold]
 pub(crate) fn receive_error(connection: &Connection, error: i32) -> i32 {
     match error {
@@ -28,15 +29,17 @@ pub(crate) fn receive_error(connection: &Connection, error: i32) -> i32 {
     }
 }
 
-/// What a send says without being made, of a connection that is on the carrier: that the remote is silent. Once it has finished, the reset is
-/// a broken pipe to the kernel, with its signal; the time-out would have been told first, and silently (sk_stream_error).
+/// What a send says without being made, of a connection that is on the carrier: that the remote is
+/// silent. Once it has finished, the reset is a broken pipe to the kernel, with its signal; the
+/// time-out would have been told first, and silently (sk_stream_error).
 pub(crate) fn silence(connection: &Connection) -> Option<i32> {
     let error = reason(connection)?;
     let told = sys::getsockopt::<i32>(connection.fd, libc::SOL_SOCKET, libc::SO_ERROR).ok()?;
     matches!(told, libc::ECONNRESET | libc::EPIPE).then_some(error)
 }
 
-/// What a send says that failed with `error`. A broken pipe is told again and again, and has raised its signal.
+/// What a send says that failed with `error`. A broken pipe is told again and again, and has raised
+/// its signal.
 #[cold]
 pub(crate) fn send_error(connection: &Connection, error: i32) -> i32 {
     match error {
@@ -72,8 +75,8 @@ fn reason(connection: &Connection) -> Option<i32> {
     if entry.flags.load(Ordering::Acquire) & FLAG_OFFLOAD == 0 {
         return None;
     }
-    let place = Place::from_word(entry.place.load(Ordering::Relaxed))?;
+    let place = CarrierKey::from_word(entry.place.load(Ordering::Relaxed))?;
     let (local, remote) = true_ends(entry);
-    let errno = super::known_outlook()?.errno_of(place, local, remote)?;
+    let errno = super::known_routing_page()?.errno_of(place, local, remote)?;
     i32::try_from(errno).ok()
 }

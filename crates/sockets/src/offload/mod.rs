@@ -1,27 +1,30 @@
-//! The offload path as the program's side sees it: connections that the adapter's TCP engine carries.
+//! The offload path as the program's side sees it: connections that the adapter's TCP engine
+//! carries.
 //!
 //! ```text
-//!   connect  ─► rules ─► carrier to the relay, destination said on it ─► (Connecting) ─► one urgent byte: connected, or an errno
+//!   connect  ─► rules ─► carrier to the relay, connect preamble ─► (Connecting)
+//!            ─► one urgent byte: connected, or an errno
 //!   listen   ─► the adapter is told; its engine listens as well
-//!   accept   ─► a carrier from the adapter's own address: the outlook says for whom it stands
+//!   accept   ─► a carrier from the adapter's own address: the routing page says for whom it stands
 //! ```
 //!
-//! The carrier is a kernel connection to the adapter, established long before the remote has answered: until the urgent byte is
-//! there the program must see a connection that is still being made. It is urgent, so that a program that reads past our hooks never
-//! takes it for data, and it is taken off in its place in the stream, so that nothing of it is left behind.
+//! The carrier is a kernel connection to the adapter, established long before the remote has
+//! answered: until the urgent byte is there the program must see a connection that is still being
+//! made. It is urgent, so that a program that reads past our hooks never takes it for data, and it
+//! is taken off in its place in the stream, so that nothing of it is left behind.
 //!
-//! - this module: what the adapter shows ([`Outlook`]), listeners, accepted carriers;
+//! - this module: what the adapter shows ([`RoutingPage`]), listeners, accepted carriers;
 //! - [`bound`]: sockets bound to one of the engine's addresses;
-//! - [`opening`]: active opens;
+//! - [`active_open`]: active opens;
 //! - [`endings`]: why connections ended;
 //! - [`names`]: the addresses a program is told;
-//! - [`patience`]: how long a silent remote is waited for.
+//! - [`liveness`]: keepalive and user timeout, for silent remotes.
 
+pub(crate) mod active_open;
 pub(crate) mod bound;
 pub(crate) mod endings;
+pub(crate) mod liveness;
 pub(crate) mod names;
-pub(crate) mod opening;
-pub(crate) mod patience;
 
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
@@ -29,19 +32,21 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use toehold_channel::memfd;
 use toehold_channel::offload::{
-    Address, Direction, OUTLOOK_BYTES, Outlook, Place, store_true_ends,
+    Address, CarrierKey, Direction, ROUTING_PAGE_BYTES, RoutingPage, store_true_ends,
 };
-use toehold_channel::opening::Pass;
+use toehold_channel::preamble::ClientToken;
 use toehold_channel::rendezvous::{Kind, Message};
 use toehold_channel::table::{FLAG_OFFLOAD, Reason};
 
 use crate::state::{self, Connection};
 use crate::{adapter, pairing, sys};
 
-/// How long each `listen` waits for the engine to do so as well; an adapter that is stopped costs this.
+/// How long each `listen` waits for the engine to do so as well; an adapter that is stopped costs
+/// this.
 const REPLY_NS: u64 = 250_000_000;
-/// How long a program's first `connect` or `listen` waits to be shown the engine. Whether its listeners are ever served hangs on the answer, and
-/// on a host with more to do than time the adapter may have to wait for its turn.
+/// How long a program's first `connect` or `listen` waits to be shown the engine. Whether its
+/// listeners are ever served hangs on the answer, and on a host with more to do than time the
+/// adapter may have to wait for its turn.
 const FIRST_REPLY_NS: u64 = 1_000_000_000;
 
 /// What of the program's is the engine's: [`NOTHING`], [`BY_RULE`] or [`EVERYTHING`].
@@ -51,21 +56,25 @@ const NOTHING: u32 = 0;
 const BY_RULE: u32 = 1;
 /// All connections to what the engine reaches, and listeners (`--path offload`).
 const EVERYTHING: u32 = 2;
-/// Where the outlook is mapped; the mapping is replaced in place when another adapter shows another.
-static OUTLOOK: AtomicPtr<u8> = AtomicPtr::new(null_mut());
+/// Where the routing page is mapped; the mapping is replaced in place when another adapter shows
+/// another.
+static ROUTING_PAGE: AtomicPtr<u8> = AtomicPtr::new(null_mut());
 /// The adapter we are connected to has an engine.
 static HAS_ENGINE: AtomicBool = AtomicBool::new(false);
-/// What the adapter knows our carriers by, in two halves: should they be of two adapters, neither takes the carrier.
+/// What the adapter knows our carriers by, in two halves: should they be of two adapters, neither
+/// takes the carrier.
 static PASS: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 /// The adapter connection over which the engine was asked for.
 static ASKED_EPOCH: AtomicU32 = AtomicU32::new(0);
 
-/// Has network connections carried by the adapter's engine, where it has one. Called once, before [`crate::start`].
+/// Has network connections carried by the adapter's engine, where it has one. Called once, before
+/// [`crate::start`].
 pub fn want_offload() {
     WANTED.store(EVERYTHING, Ordering::Relaxed);
 }
 
-/// Has connections carried by the adapter's engine where a rule of the operator's says so. As [`want_offload`].
+/// Has connections carried by the adapter's engine where a rule of the operator's says so. As
+/// [`want_offload`].
 pub fn want_offload_by_rule() {
     WANTED.store(BY_RULE, Ordering::Relaxed);
 }
@@ -76,7 +85,8 @@ pub(crate) fn is_wanted() -> bool {
     WANTED.load(Ordering::Relaxed) == EVERYTHING
 }
 
-/// True when a connection to `remote` may be the engine's. Without the program's wish loopback is not worth a question.
+/// True when a connection to `remote` may be the engine's. Without the program's wish loopback is
+/// not worth a question.
 fn may_be_offloaded(remote: Address) -> bool {
     match WANTED.load(Ordering::Relaxed) {
         NOTHING => false,
@@ -97,8 +107,9 @@ pub(crate) fn has_business() -> bool {
     WANTED.load(Ordering::Relaxed) != NOTHING
 }
 
-/// What the adapter's engine serves, asking for it if need be; `None` without an adapter or an engine.
-fn outlook() -> Option<Outlook> {
+/// What the adapter's engine serves, asking for it if need be; `None` without an adapter or an
+/// engine.
+fn routing_page() -> Option<RoutingPage> {
     if !state::has_table() {
         return None;
     }
@@ -110,26 +121,26 @@ fn outlook() -> Option<Outlook> {
         let question = Message::new(Kind::Engine);
         say_and_wait(adapter, &question, Kind::Engine, FIRST_REPLY_NS);
     }
-    known_outlook()
+    known_routing_page()
 }
 
-/// As [`outlook`], without asking.
-fn known_outlook() -> Option<Outlook> {
+/// As [`routing_page`], without asking.
+fn known_routing_page() -> Option<RoutingPage> {
     if !HAS_ENGINE.load(Ordering::Acquire) {
         return None;
     }
-    let base = OUTLOOK.load(Ordering::Acquire);
+    let base = ROUTING_PAGE.load(Ordering::Acquire);
     // SAFETY: mapped by `learn` for this length, and only ever replaced in place.
-    (!base.is_null()).then(|| unsafe { Outlook::at(base) })
+    (!base.is_null()).then(|| unsafe { RoutingPage::at(base) })
 }
 
 /// What our carriers show, once an engine is known.
-fn pass() -> Pass {
+fn client_token() -> ClientToken {
     PASS.each_ref().map(|half| half.load(Ordering::Relaxed))
 }
 
-/// Says something to the adapter and waits until a reply of this kind has been dealt with, and all that came before it, for `limit_ns` at most.
-/// The caller holds the adapter's lock.
+/// Says something to the adapter and waits until a reply of this kind has been dealt with, and all
+/// that came before it, for `limit_ns` at most. The caller holds the adapter's lock.
 fn say_and_wait(adapter: i32, message: &Message, reply: Kind, limit_ns: u64) {
     if !adapter::send(adapter, message, None) {
         return adapter::lose(adapter);
@@ -159,21 +170,22 @@ pub(crate) fn learn(message: &Message, descriptors: [Option<OwnedFd>; 2]) {
     let [Some(file), _] = descriptors else {
         return;
     };
-    let Ok(fresh) = memfd::map_to_read(file.as_fd(), OUTLOOK_BYTES) else {
+    let Ok(fresh) = memfd::map_to_read(file.as_fd(), ROUTING_PAGE_BYTES) else {
         return;
     };
-    let known = OUTLOOK.load(Ordering::Relaxed);
+    let known = ROUTING_PAGE.load(Ordering::Relaxed);
     let base = if known.is_null() {
         fresh.as_ptr()
     } else {
         let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
-        // SAFETY: both are mappings of ours of this length. Whoever reads the old one sees the new one from some word on, and checks
-        // nothing across words but addresses, which are for telling only.
+        // SAFETY: both are mappings of ours of this length. Whoever reads the old one sees the new
+        // one from some word on, and checks nothing across words but addresses, which are for
+        // telling only.
         let moved = unsafe {
             libc::mremap(
                 fresh.as_ptr().cast(),
-                OUTLOOK_BYTES,
-                OUTLOOK_BYTES,
+                ROUTING_PAGE_BYTES,
+                ROUTING_PAGE_BYTES,
                 flags,
                 known.cast::<libc::c_void>(),
             )
@@ -183,13 +195,14 @@ pub(crate) fn learn(message: &Message, descriptors: [Option<OwnedFd>; 2]) {
         }
         known
     };
-    OUTLOOK.store(base, Ordering::Release);
+    ROUTING_PAGE.store(base, Ordering::Release);
     // SAFETY: just mapped for this length.
-    let is_valid = unsafe { Outlook::at(base) }.is_valid();
+    let is_valid = unsafe { RoutingPage::at(base) }.is_valid();
     HAS_ENGINE.store(is_valid, Ordering::Release);
 }
 
-/// The program listens: the engine may do so, too. Whoever is told of the listener afterwards can connect at once, so this waits for it.
+/// The program listens: the engine may do so, too. Whoever is told of the listener afterwards can
+/// connect at once, so this waits for it.
 pub(crate) fn listening(fd: i32, backlog: i32) {
     let option = |level, name| sys::getsockopt::<i32>(fd, level, name).unwrap_or(-1);
     if option(libc::SOL_SOCKET, libc::SO_PROTOCOL) != libc::IPPROTO_TCP || !is_beside(fd) {
@@ -210,16 +223,10 @@ pub(crate) fn listening(fd: i32, backlog: i32) {
     state::note_listener(fd);
 }
 
-/// The network namespace of a connection whose carrier leads to the engine: the relay's, or there would be no carrier.
-pub(crate) fn carrier_namespace(connection: &Connection) -> Option<u64> {
-    let is_offloaded = connection.entry.flags.load(Ordering::Relaxed) & FLAG_OFFLOAD != 0;
-    let outlook = known_outlook().filter(|_| is_offloaded)?;
-    Some(outlook.netns())
-}
-
 /// True when the program's socket and the relay are in the same network namespace.
 fn is_beside(fd: i32) -> bool {
-    outlook().is_some_and(|outlook| outlook.netns() == pairing::namespace_of(fd).unwrap_or(0))
+    routing_page()
+        .is_some_and(|routing_page| routing_page.netns() == pairing::namespace_of(fd).unwrap_or(0))
 }
 
 /// A descriptor of a listener was closed.
@@ -237,16 +244,17 @@ fn tell(message: &Message) {
     }
 }
 
-/// The program has accepted a connection. When it comes from the adapter, it is somebody else's in truth: notes whose, and says so.
+/// The program has accepted a connection. When it comes from the adapter, it is somebody else's in
+/// truth: notes whose, and says so.
 pub(crate) fn accepted(connection: &Connection) -> bool {
-    let Some(outlook) = known_outlook() else {
+    let Some(routing_page) = known_routing_page() else {
         return false;
     };
     let fd = connection.fd;
     let (Some(local), Some(remote)) = (names::local(fd), names::remote(fd)) else {
         return false;
     };
-    let direction = if remote.v4() == Some(outlook.relay_source()) {
+    let direction = if remote.v4() == Some(routing_page.relay_source()) {
         Direction::Accepted
     } else if remote.ip == core::net::Ipv6Addr::LOCALHOST.octets() {
         Direction::AcceptedV6
@@ -254,17 +262,17 @@ pub(crate) fn accepted(connection: &Connection) -> bool {
         return false;
     };
     let port = remote.port;
-    let ends = outlook.ends(direction, port, local.port);
+    let ends = routing_page.ends(direction, port, local.port);
     let Some((true_local, true_remote)) = ends else {
         return false;
     };
     let entry = connection.entry;
     store_true_ends(entry, true_local, true_remote);
-    endings::note_place(connection, Place { direction, port });
+    endings::note_place(connection, CarrierKey { direction, port });
     entry
         .reason
         .store(Reason::Relayed as u32, Ordering::Relaxed);
     entry.flags.fetch_or(FLAG_OFFLOAD, Ordering::Release);
-    patience::begin(connection);
+    liveness::begin(connection);
     true
 }

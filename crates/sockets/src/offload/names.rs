@@ -1,4 +1,5 @@
-//! The addresses a program is told: of an offloaded connection those of the engine's, not of the carrier's.
+//! The addresses a program is told: of an offloaded connection those of the engine's, not of the
+//! carrier's.
 
 use core::sync::atomic::Ordering;
 
@@ -92,7 +93,8 @@ pub(crate) fn spelled(fd: i32, address: Address) -> (sockaddr_storage, socklen_t
     (storage, size_of::<sockaddr_in6>() as socklen_t)
 }
 
-/// The answer to a program that asks for an end of an offloaded connection: `None` for the kernel to give.
+/// The answer to a program that asks for an end of an offloaded connection: `None` for the kernel
+/// to give.
 pub(crate) fn answer(
     connection: &Connection,
     side: Side,
@@ -102,20 +104,22 @@ pub(crate) fn answer(
         return None;
     }
     if flags & FLAG_CONNECTING != 0 {
-        super::opening::look(connection);
+        super::active_open::look(connection);
     }
     let is_connecting = connection.entry.flags.load(Ordering::Acquire) & FLAG_CONNECTING != 0;
     let (local, remote) = true_ends(connection.entry);
     match side {
         Side::Remote if is_connecting => Some(Err(libc::ENOTCONN)),
-        // Reset, or ended by both: the kernel, which is asked, has no name for that end any more either.
+        // Reset, or ended by both: the kernel, which is asked, has no name for that end any more
+        // either.
         Side::Remote if sys::socket_address(connection.fd, true).is_err() => None,
         Side::Remote => Some(Ok(spelled(connection.fd, remote))),
         Side::Local => Some(Ok(spelled(connection.fd, local))),
     }
 }
 
-/// Gives a program an address the way the kernel does: cut to the room there is, with its whole length.
+/// Gives a program an address the way the kernel does: cut to the room there is, with its whole
+/// length.
 ///
 /// # Safety
 /// `address` is writable for `room` bytes, `len` for itself.

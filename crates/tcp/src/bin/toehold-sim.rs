@@ -82,7 +82,8 @@ fn main() -> ExitCode {
         total.retransmissions += report.retransmissions;
     }
     println!(
-        "{} seeds passed in {:.1} s: {} connections ({} finished by both sides, {} of these opened by both), {:.1} connection \
+        "{} seeds passed in {:.1} s: {} connections ({} finished by both sides, {} of these \
+        opened by both), {:.1} connection \
          hours, {} packets ({} in trouble), {} retransmissions, {:.1} MB compared",
         arguments.seeds,
         began.elapsed().as_secs_f64(),

@@ -1,10 +1,10 @@
 //! The sender's half of an arriving segment: RFC 9293 section 3.10.7.4, fifth step, and what SACK
 //! (RFC 2018, RFC 6675, RFC 2883), ECN (RFC 3168) and the timers make of it.
 
-use super::recovery::Phase;
 use super::sent::Delivered;
 use super::{Conditions, Connection, Context, LossTimer, News};
 use crate::position::{Position, Span};
+use crate::state::Phase;
 use crate::time::{Duration, Instant};
 use crate::wire::tcp::{Flags, Segment};
 
@@ -46,15 +46,16 @@ impl Connection {
             self.snd_una = ack;
             self.retries = 0;
             self.news.0 |= News::PROGRESS;
-            self.settle_path_probe(cx.now, ack);
+            self.settle_path_probe(cx, ack);
         } else {
             self.forget_no_way();
             report.is_repeated =
                 ack == self.snd_una && segment.payload.is_empty() && edge_before == self.snd_edge;
             report.is_duplicate = had_flight && report.is_repeated;
             if self.snd_edge == self.snd_una {
-                // RFC 9293 section 3.8.6: the remote has taken its window back, which "SHOULD NOT time out the connection" as
-                // long as it answers: what is sent again stands for a probe.
+                // RFC 9293 section 3.8.6: the remote has taken its window back, which "SHOULD NOT
+                // time out the connection" as long as it answers: what is sent again stands for a
+                // probe.
                 self.note_answer();
             } else if edge_before == self.snd_una {
                 self.end_stall();
@@ -93,8 +94,9 @@ impl Connection {
         }
     }
 
-    /// An answer to a probe: the remote lives. Where no program waits for it any more it has to take something, too (RFC 6429 section 3;
-    /// Linux, tcp_probe_timer), or whoever keeps its window closed holds our memory for ever.
+    /// An answer to a probe: the remote lives. Where no program waits for it any more it has to
+    /// take something, too (RFC 6429 section 3; Linux, tcp_probe_timer), or whoever keeps its
+    /// window closed holds our memory for ever.
     fn note_answer(&mut self) {
         let has_more = self.snd_una < self.snd_nxt || self.is_waiting_for_window();
         let takes_nothing = has_more && self.snd_edge == self.snd_una;
@@ -131,7 +133,7 @@ impl Connection {
         self.snd_una = ack;
         self.retries = 0;
         self.news.0 |= News::PROGRESS;
-        self.settle_path_probe(cx.now, ack);
+        self.settle_path_probe(cx, ack);
         if let Some(sent_at) = report.delivered.oldest_sent_at {
             self.rtt.sample(cx.now, cx.now.since(sent_at));
         }
@@ -143,8 +145,9 @@ impl Connection {
         self.arm_loss_timer(cx.now, cx.config);
     }
 
-    /// RFC 9293 section 3.10.7.4: SND.WND, SND.WL1; an old segment must not move the window. Of two that differ in nothing else the
-    /// larger window counts, as one may have overtaken the other; but like Linux (tcp_may_update_window) a closed one always.
+    /// RFC 9293 section 3.10.7.4: SND.WND, SND.WL1; an old segment must not move the window. Of two
+    /// that differ in nothing else the larger window counts, as one may have overtaken the other;
+    /// but like Linux (tcp_may_update_window) a closed one always.
     #[inline(always)]
     pub(super) fn update_send_window(&mut self, seq: Position, ack: Position, window: u16) {
         let window = u64::from(window) << self.snd_wscale;
@@ -224,7 +227,8 @@ impl Connection {
         }
     }
 
-    /// When what the remote answers had left at the latest, by the timestamp it echoes (RFC 7323 section 3): the end of its tick.
+    /// When what the remote answers had left at the latest, by the timestamp it echoes (RFC 7323
+    /// section 3): the end of its tick.
     fn answered_by(&self, cx: &Context<'_>, segment: &Segment<'_>) -> Instant {
         let Some(timestamps) = segment.timestamps else {
             return Instant::NEVER;

@@ -1,7 +1,8 @@
 //! Which bytes beyond the contiguous ones have arrived.
 //!
 //! The bytes themselves already stand in the host's ring, at their place; here are only their
-//! ranges: sorted, disjoint, never touching. Bounded, because the remote decides how many there are.
+//! ranges: sorted, disjoint, never touching. Bounded, because the remote decides how many there
+//! are.
 
 use crate::position::{Position, Span};
 

@@ -1,4 +1,5 @@
-//! Congestion control: how the window grows on acknowledgements, and what it falls to on congestion.
+//! Congestion control: how the window grows on acknowledgements, and what it falls to on
+//! congestion.
 //!
 //! The three algorithms share slow start and differ in two functions, [`Congestion::grow`] and
 //! [`Congestion::reduce`]. Windows are in bytes. How the reduction is spread over a round trip is
@@ -17,7 +18,8 @@ const CUBIC_C: f64 = 0.4;
 /// RFC 8257 section 4.2: the weight g of the newest fraction.
 const DCTCP_GAIN: f64 = 1.0 / 16.0;
 
-// The order is that of use: a connection that does not fill its window reads no further than two fields.
+// The order is that of use: a connection that does not fill its window reads no further than two
+// fields.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(crate) struct Congestion {

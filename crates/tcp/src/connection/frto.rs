@@ -1,22 +1,23 @@
-//! F-RTO (RFC 5682): finding out whether a retransmission timeout was a mistake, where the remote has no timestamps
-//! that would tell at once (RFC 3522, in `recovery.rs`).
+//! F-RTO (RFC 5682): finding out whether a retransmission timeout was a mistake, where the remote
+//! has no timestamps that would tell at once (RFC 3522, in `recovery.rs`).
 //!
 //! ```text
 //!   timeout: the first segment again        partial acknowledgement: two new segments
 //!     Off ------------------> Retransmitted ------------------------------------> Tried
 //!                              |   all, or not even the segment: Off                |
 //!                              |                                                    |
-//!                         a delayed flight would have been acknowledged in parts    +-- originals arrived: undone
-//!                                                                                   +-- only new data did: the loss was real
+//!                         a delayed flight would have been acknowledged in parts    |
+//!                                               originals arrived: undone ----------+
+//!                                               only new data: the loss was real ---+
 //! ```
 //!
-//! What was in flight at the timeout is taken for lost and not sent again before the answer to the new segments has come: if
-//! that acknowledges any of it, the network had it all the time.
+//! Data in flight at the timeout is taken for lost and not sent again before the answer to the
+//! new segments has come: if that acknowledges any of it, the network had it all the time.
 
 use super::acknowledge::Acknowledgement;
-use super::recovery::Phase;
 use super::{Conditions, Connection, Context};
 use crate::position::Position;
+use crate::state::Phase;
 
 /// Section 2.1 step 2b: "transmit up to two new (previously unsent) segments".
 const NEW_SEGMENTS: u32 = 2;
@@ -36,8 +37,8 @@ pub(crate) enum Suspicion {
 }
 
 impl Connection {
-    /// Step 1, when the timeout strikes. Only one that ends an undisturbed time is suspected: "if the TCP sender is already
-    /// in RTO recovery ... do not enter step 2".
+    /// Step 1, when the timeout strikes. Only one that ends an undisturbed time is suspected: "if
+    /// the TCP sender is already in RTO recovery ... do not enter step 2".
     pub(super) fn suspect_timeout(&mut self) {
         let is_told_otherwise = self.conditions.has(Conditions::TIMESTAMPS);
         self.recovery.suspicion = if self.phase == Phase::Open && !is_told_otherwise {
@@ -58,14 +59,16 @@ impl Connection {
 
     fn examine_first(&mut self, ack: &Acknowledgement) {
         if ack.advanced_bytes == 0 {
-            // Section 3.1 step 2: with SACK, "stay in step 2 and wait for the next new acknowledgment". Section 2.1 step 2a:
-            // without, "if the acknowledgment is a duplicate ACK ... revert to the conventional RTO recovery".
+            // Section 3.1 step 2: with SACK, "stay in step 2 and wait for the next new
+            // acknowledgment". Section 2.1 step 2a: without, "if the acknowledgment is a duplicate
+            // ACK ... revert to the conventional RTO recovery".
             if ack.is_duplicate && !self.conditions.has(Conditions::SACK) {
                 self.recovery.suspicion = Suspicion::Off;
             }
             return;
         }
-        // Step 2a: "covers recover", "OR the acknowledgment does not acknowledge all of the data that was retransmitted".
+        // Step 2a: "covers recover", "OR the acknowledgment does not acknowledge all of the data
+        // that was retransmitted".
         let is_partial =
             self.snd_una >= self.recovery.resent_end && self.snd_una < self.recovery.point;
         self.recovery.suspicion = if is_partial && self.has_new_segment() {
@@ -75,7 +78,8 @@ impl Connection {
         };
     }
 
-    /// Step 2b: without new data, or with a closed window, "the recommended action is to revert to conventional recovery".
+    /// Step 2b: without new data, or with a closed window, "the recommended action is to revert to
+    /// conventional recovery".
     fn has_new_segment(&self) -> bool {
         let unsent = self.snd_end - self.snd_nxt;
         let window = self.snd_edge - self.snd_nxt;
@@ -83,8 +87,8 @@ impl Connection {
     }
 
     fn examine_second(&mut self, cx: &mut Context<'_>, ack: &Acknowledgement) {
-        // Step 3b: "the acknowledgment ... acknowledges data that was not retransmitted after the timeout", cumulatively or, in
-        // section 3.1, selectively.
+        // Step 3b: "the acknowledgment ... acknowledges data that was not retransmitted after the
+        // timeout", cumulatively or, in section 3.1, selectively.
         let is_original = |end: Position| end <= self.recovery.point;
         if ack.delivered.lowest_original.is_some_and(is_original) {
             if let Some(prior) = self.recovery.prior {

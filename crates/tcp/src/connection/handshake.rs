@@ -3,13 +3,12 @@
 
 use super::input::Verdict;
 use super::receive::{QUICK_ACKS, TUNE_ROUND};
-use super::recovery::{Phase, Rack, Recovery};
-use super::{
-    CloseReason, Conditions, Connection, Context, FlowKey, LossTimer, News, Prediction, State,
-    Template,
-};
+use super::recovery::{Rack, Recovery};
+use super::{Conditions, Connection, Context, LossTimer, News, Prediction, Template};
 use crate::config::{Config, Options};
+use crate::flow::FlowKey;
 use crate::position::Position;
+use crate::state::{CloseReason, Phase, State};
 use crate::time::Instant;
 use crate::wire::tcp::{Flags, Segment, SynOptions, WINDOW_SCALE_MAX};
 
@@ -27,7 +26,7 @@ pub(crate) struct OpenContext<'a> {
     pub(crate) ts_offset: u32,
     /// Payload without options that the path takes.
     pub(crate) path_mss: u16,
-    /// The same of the route, whatever the path beyond has said.
+    /// Payload without options that the route takes, whatever the path beyond has said.
     pub(crate) route_mss: u16,
     pub(crate) generation: u32,
 }
@@ -286,8 +285,8 @@ impl Connection {
         Verdict::Done
     }
 
-    /// RFC 7323 section 2.2: where the general path has scaled the window, "the window field in a segment where the SYN bit is set MUST NOT
-    /// be scaled".
+    /// RFC 7323 section 2.2: where the general path has scaled the window, "the window field in a
+    /// segment where the SYN bit is set MUST NOT be scaled".
     pub(super) fn take_window_of_syn(&mut self, ack: Position, window: u16) {
         self.snd_edge = ack + u64::from(window);
         self.snd_window_max = u32::from(window);

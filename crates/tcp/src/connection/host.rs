@@ -1,8 +1,9 @@
 //! What the host asks of a connection (the calls of RFC 9293 section 3.10.1 to 3.10.6).
 
-use super::{CloseReason, Conditions, Connection, Context, News, State};
+use super::{Conditions, Connection, Context, News};
 use crate::config::Keepalive;
 use crate::position::Position;
+use crate::state::{CloseReason, State};
 use crate::time::{Duration, Instant};
 
 impl Connection {
@@ -17,7 +18,8 @@ impl Connection {
         is_valid
     }
 
-    /// Whether the host may publish everything before `end`, some of it new, and nothing but a window can be in its way.
+    /// Whether the host may publish everything before `end`, some of it new, and nothing but a
+    /// window can be in its way.
     #[inline(always)]
     pub(crate) fn may_send_up_to(&self, end: Position) -> bool {
         let is_over = Conditions::FREE | Conditions::RELEASED | Conditions::FIN_WANTED;
@@ -33,8 +35,8 @@ impl Connection {
         !self.conditions.has(is_over) && self.rcv_taken < taken && taken <= self.rcv_nxt
     }
 
-    /// The host has taken everything before `taken` out of its receive ring. Whether the remote is to be told at once; `None` for bytes that
-    /// have not arrived or were taken before.
+    /// The host has taken everything before `taken` out of its receive ring. Whether the remote is
+    /// to be told at once; `None` for bytes that have not arrived or were taken before.
     pub(crate) fn take(&mut self, taken: Position) -> Option<bool> {
         if taken <= self.rcv_taken {
             return (taken == self.rcv_taken).then_some(false);
@@ -85,7 +87,7 @@ impl Connection {
     }
 
     /// When a silent remote is probed, and when it is given up.
-    pub(crate) fn set_patience(
+    pub(crate) fn set_liveness(
         &mut self,
         cx: &Context<'_>,
         keepalive: Option<Keepalive>,

@@ -7,8 +7,8 @@
 //!                they are back where they were
 //! ```
 //!
-//! CSS, conservative slow start, grows a quarter as fast: time to find out whether the rise was a queue
-//! of ours. The names below are the RFC's.
+//! CSS, conservative slow start, grows a quarter as fast: time to find out whether the rise was a
+//! queue of ours. The names below are the RFC's.
 
 use crate::position::Position;
 
@@ -59,8 +59,8 @@ pub(super) enum Growth {
 }
 
 impl HyStart {
-    /// RFC 9406 section 4.2, for an acknowledgement of `acked_bytes` up to `una`, whose newest segment
-    /// took `rtt_micros`, while everything before `nxt` has been sent.
+    /// RFC 9406 section 4.2, for an acknowledgement of `acked_bytes` up to `una`, whose newest
+    /// segment took `rtt_micros`, while everything before `nxt` has been sent.
     pub(super) fn grow(
         &mut self,
         acked_bytes: u32,

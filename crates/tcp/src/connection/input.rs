@@ -1,10 +1,10 @@
 //! A segment arrives at a connection: RFC 9293 section 3.10.7, with the defences of RFC 5961 and
 //! RFC 7323 (PAWS). Segments in order take the short path at the top.
 
-use super::recovery::Phase;
-use super::{CloseReason, Conditions, Connection, Context, News, State};
+use super::{Conditions, Connection, Context, News};
 use crate::host::{ConnectionId, Memory, NoRoom};
 use crate::position::Position;
+use crate::state::{CloseReason, Phase, State};
 use crate::time::Instant;
 use crate::wire::ip::Ecn;
 use crate::wire::tcp::{Flags, Segment};
@@ -23,7 +23,8 @@ pub(crate) enum Verdict {
     Challenge,
     /// The segment is a SYN that may replace this connection in TIME-WAIT.
     Reopen,
-    /// Acknowledge what came before the segment, up to `last_ack_sent`, which was marked if this one is not.
+    /// Acknowledge what came before the segment, up to `last_ack_sent`, which was marked if this
+    /// one is not.
     AcknowledgeRun,
 }
 
@@ -220,18 +221,16 @@ impl Connection {
             self.note_old_segment(cx, segment, seq);
             return Some(Verdict::Challenge);
         }
-        if self.conditions.has(Conditions::TIMESTAMPS)
-            && segment.timestamps.is_none()
-            && !flags.has(Flags::RST)
-        {
-            // RFC 7323 section 3.2: "a TCP SHOULD silently drop the segment".
-            return Some(Verdict::Done);
-        }
+        // RFC 7323 section 3.2: "If a non-<RST> segment is received without a TSopt, a TCP SHOULD
+        // silently drop the segment." A deviation, and Linux's (tcp_validate_incoming): the segment
+        // is judged by its numbers, as on a connection without timestamps. A remote that has
+        // forgotten the connection may send a SYN without the option, and must have the challenge
+        // of RFC 5961 section 4.2; and a middlebox that removes the option must not stop the data.
         let length = segment.sequence_bytes();
         // The table of section 3.4; at the left edge also without a window, because "special
-        // allowance should be made to accept valid ACKs, URGs, and RSTs". Beyond the table, and like
-        // Linux (tcp_sequence), an acknowledgement at the right edge: a remote that has filled the
-        // window sends its acknowledgements from there, also while something before it is lost.
+        // allowance should be made to accept valid ACKs, URGs, and RSTs". Beyond the table, and
+        // like Linux (tcp_sequence), an acknowledgement at the right edge: a remote that has filled
+        // the window sends its acknowledgements from there, also while something before it is lost.
         let is_bare = length == 0 && !flags.has(Flags::RST);
         let is_acceptable = seq == self.rcv_nxt
             || (is_bare && seq == self.rcv_edge)
@@ -271,16 +270,24 @@ impl Connection {
         Some(Verdict::Done)
     }
 
-    /// A keepalive or window probe: RFC 9293 section 3.8.4, it must be answered. Or an acknowledgement that was overtaken; or one of a remote
-    /// that has lost count, with whom we would exchange them for ever: like Linux (tcp_oow_rate_limited) only one each half second.
+    /// A keepalive or window probe: RFC 9293 section 3.8.4, it must be answered. Or an
+    /// acknowledgement that was overtaken; or one of a remote that has lost count, with whom we
+    /// would exchange them for ever: like Linux (tcp_oow_rate_limited) only one each half second.
     fn answer_the_past(&mut self, cx: &mut Context<'_>) {
-        let now = super::half_seconds(cx.now);
-        if self.answered_at == now {
-            cx.counters.challenges_suppressed += 1;
-        } else {
-            self.answered_at = now;
+        if self.may_answer_again(cx.now) {
             self.conditions.set(Conditions::ACK_NOW);
+        } else {
+            cx.counters.challenges_suppressed += 1;
         }
+    }
+
+    /// Whether this is the first answer of its half second to what is not acceptable (Linux:
+    /// `tcp_invalid_ratelimit`, 500 ms).
+    pub(crate) fn may_answer_again(&mut self, now: Instant) -> bool {
+        let now = super::half_seconds(now);
+        let is_first = self.answered_at != now;
+        self.answered_at = now;
+        is_first
     }
 
     /// RFC 7323 section 5.3, R1: an older timestamp than one already seen.
@@ -326,8 +333,8 @@ impl Connection {
         Verdict::Done
     }
 
-    /// RFC 9293 section 3.5, figure 8: in a simultaneous open the remote's SYN-ACK arrives where its
-    /// SYN is known already. Only its acknowledgement is news.
+    /// RFC 9293 section 3.5, figure 8: in a simultaneous open the remote's SYN-ACK arrives where
+    /// its SYN is known already. Only its acknowledgement is news.
     fn crosses_our_syn(&self, segment: &Segment<'_>, seq: Position) -> bool {
         self.state == State::SynReceived
             && segment.flags.has(Flags::SYN)

@@ -1,8 +1,9 @@
 //! One connection: the state machine of RFC 9293, without addresses on frames and without payload.
 //!
 //! A connection is told what arrived ([`input`]), what time it is ([`timer`]) and what its host
-//! wants ([`host`]); it is asked for the next segment ([`output`]). It answers with flags, deadlines
-//! and plans, never with bytes: those stay in the host's rings, named by their stream offset.
+//! wants ([`host`]); it is asked for the next segment ([`output`]). It answers with flags,
+//! deadlines and plans, never with bytes: those stay in the host's rings, named by their stream
+//! offset.
 //!
 //! ```text
 //!   send ring      | acknowledged |   in flight   |  not sent  |  free
@@ -46,89 +47,18 @@ pub(crate) use timer::LossTimer;
 
 use crate::config::{Config, Options};
 use crate::counters::Counters;
+use crate::flow::FlowKey;
 use crate::host::ConnectionId;
 use crate::position::{Position, Span};
+use crate::state::{CloseReason, Phase, State};
 use crate::time::Instant;
-use crate::wire::ip::Address;
 use crate::wire::tcp::Flags;
 use assembler::Assembler;
 use congestion::Congestion;
-pub use recovery::Phase;
 use recovery::{Rack, Recovery};
 pub(crate) use rtt::GRANULARITY;
 use rtt::RttEstimator;
 use sent::Scoreboard;
-
-/// The states of RFC 9293 section 3.3.2. LISTEN is a table of its own; CLOSED means that nothing
-/// will be sent or taken any more, and that the host has to be told or has to let go.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u8)]
-pub enum State {
-    /// No connection.
-    Closed,
-    /// A SYN is on its way; nothing has come back.
-    SynSent,
-    /// A SYN came; ours is not acknowledged.
-    SynReceived,
-    /// Open in both directions.
-    Established,
-    /// We have finished; the remote has not even acknowledged it.
-    FinWait1,
-    /// We have finished; the remote may still send.
-    FinWait2,
-    /// The remote has finished; the host may still send.
-    CloseWait,
-    /// Both have finished at once; ours is not acknowledged.
-    Closing,
-    /// Both have finished; ours, the later, is not acknowledged.
-    LastAck,
-    /// Waiting for old segments to die.
-    TimeWait,
-}
-
-impl State {
-    /// Whether the handshake is over and the connection has not ended.
-    #[inline]
-    pub(crate) const fn is_synchronized(self) -> bool {
-        !matches!(self, Self::Closed | Self::SynSent | Self::SynReceived)
-    }
-
-    /// Whether the host's bytes may be sent in this state.
-    #[inline]
-    pub(crate) const fn may_send(self) -> bool {
-        matches!(
-            self,
-            Self::Established | Self::CloseWait | Self::FinWait1 | Self::LastAck | Self::Closing
-        )
-    }
-
-    /// Whether the remote may still send payload.
-    #[inline]
-    pub(crate) const fn may_receive(self) -> bool {
-        matches!(self, Self::Established | Self::FinWait1 | Self::FinWait2)
-    }
-}
-
-/// Why a connection ended.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum CloseReason {
-    /// Both sides finished in order.
-    Finished,
-    /// The remote refused, with a reset or by way of ICMP, before the connection existed.
-    Refused,
-    /// The remote reset it.
-    Reset,
-    /// Nothing came back for too long.
-    TimedOut,
-    /// There was no way to the remote, and so nothing came back: no neighbour that answered, or a router that said so.
-    Unreachable,
-    /// There was no way to its network: no route of ours, or of a router that said so.
-    NoRoute,
-    /// A router said that it is forbidden (ICMPv6 alone tells).
-    Forbidden,
-    /// The host gave it up.
-    Aborted,
-}
 
 /// A set of conditions of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -179,8 +109,8 @@ impl Conditions {
     pub(crate) const PASSIVE: Self = Self(1 << 20);
     /// The host has let go of the connection.
     pub(crate) const RELEASED: Self = Self(1 << 21);
-    /// The congestion window has grown or shrunk: it may be larger than an initial one, and a stage of its growth have begun.
-    /// Invariant: it is not larger otherwise.
+    /// The congestion window has grown or shrunk: it may be larger than an initial one, and a stage
+    /// of its growth have begun. Invariant: it is not larger otherwise.
     pub(crate) const WINDOW_MOVED: Self = Self(1 << 22);
     /// The remote marked congestion on the last segment (DCTCP's receiver state).
     pub(crate) const MARKED_LAST: Self = Self(1 << 23);
@@ -292,9 +222,11 @@ impl News {
     pub(crate) const ANY: u8 = Self::CONNECTED | Self::PROGRESS | Self::CLOSED;
     /// It is in the engine's event queue.
     pub(crate) const ANNOUNCED: u8 = 8;
-    /// It came in through a listener, and the host has not been given it by `accept`: it hears nothing of it.
+    /// It came in through a listener, and the host has not been given it by `accept`: it hears
+    /// nothing of it.
     pub(crate) const UNSEEN: u8 = 16;
-    /// One of both sides has finished, the remote or we: events say so, or have a FIN to leave out of account.
+    /// One of both sides has finished, the remote or we: events say so, or have a FIN to leave out
+    /// of account.
     pub(crate) const ENDING: u8 = 32;
     /// The host has let go, and hears nothing more.
     pub(crate) const RELEASED: u8 = 64;
@@ -306,15 +238,6 @@ impl News {
     pub(crate) fn has(self, these: u8) -> bool {
         self.0 & these != 0
     }
-}
-
-/// The two ends of a connection.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) struct FlowKey {
-    pub(crate) local: Address,
-    pub(crate) remote: Address,
-    pub(crate) local_port: u16,
-    pub(crate) remote_port: u16,
 }
 
 /// What every step needs from outside.
@@ -357,7 +280,8 @@ pub(crate) struct Connection {
     pub(crate) ts_recent: u32,
     /// What payload says of the other direction as long as it says nothing new of it.
     pub(crate) prediction: Prediction,
-    /// The receive window's size when the host has taken everything. Invariant: its field can tell it.
+    /// The receive window's size when the host has taken everything. Invariant: its field can tell
+    /// it.
     pub(crate) rcv_limit: u32,
     /// Payload of a full segment, options already taken off.
     pub(crate) mss: u16,
@@ -374,14 +298,16 @@ pub(crate) struct Connection {
     pub(crate) news: News,
     /// Retransmissions or probes since the remote last acknowledged something.
     pub(crate) retries: u8,
-    /// The remote was told what is to be told, and the template's headers do: neither the acknowledgement nor the window has changed since.
+    /// The remote was told what is to be told, and the template's headers do: neither the
+    /// acknowledgement nor the window has changed since.
     pub(crate) is_told: bool,
     /// Distinguishes the connections that a slot held one after the other.
     pub(crate) generation: u32,
-    /// When ts_recent was set, in units of [`TIMESTAMP_AGE_SHIFT`]: it expires after 24 days (RFC 7323
-    /// section 5.5).
+    /// When ts_recent was set, in units of [`TIMESTAMP_AGE_SHIFT`]: it expires after 24 days (RFC
+    /// 7323 section 5.5).
     pub(crate) ts_recent_at: u32,
-    /// When a delayed acknowledgement is due. Armed while one segment waits for another, and no acknowledgement is due.
+    /// When a delayed acknowledgement is due. Armed while one segment waits for another, and no
+    /// acknowledgement is due.
     pub(crate) ack_deadline: Instant,
     /// When `loss_timer` strikes.
     pub(crate) loss_deadline: Instant,
@@ -394,7 +320,8 @@ pub(crate) struct Connection {
     pub(crate) scoreboard: Scoreboard,
     /// SND.WL1: the sequence number of the segment that last moved the window.
     pub(crate) snd_wl1: Position,
-    /// Receive window auto-tuning: when the measured round ends and what had been taken when it began.
+    /// Receive window auto-tuning: when the measured round ends and what had been taken when it
+    /// began.
     pub(crate) tune_until: Instant,
     pub(crate) tune_taken: Position,
     /// Link, IP and TCP header as every segment of this connection begins.
@@ -434,12 +361,13 @@ pub(crate) struct Connection {
     /// In which half of a second an acknowledgement of the past was last answered.
     pub(crate) answered_at: u16,
     pub(crate) options: Options,
-    /// Since when nothing gets on, while `stalled_at` says that this is about now; the user timeout counts from there.
+    /// Since when nothing gets on, while `stalled_at` says that this is about now; the user timeout
+    /// counts from there.
     pub(crate) stalled_since: Instant,
     /// SND.UNA at that time, in its low bits.
     pub(crate) stalled_at: u32,
-    /// SND.UNA, in its low bits, when somebody said that there is no way to the remote: a soft error (RFC 5461 section 2). What the remote
-    /// says afterwards refutes it.
+    /// SND.UNA, in its low bits, when somebody said that there is no way to the remote: a soft
+    /// error (RFC 5461 section 2). What the remote says afterwards refutes it.
     pub(crate) no_way_at: u32,
     /// When the remote was last heard; maintained where a timer needs it.
     pub(crate) heard_at: Instant,
@@ -474,8 +402,8 @@ impl Connection {
         now.timestamp_ticks().wrapping_add(self.ts_offset)
     }
 
-    /// Reads a word of each line that a segment in order needs. Those that only its answer needs, too, would cost more here
-    /// than they hide later.
+    /// Reads a word of each line that a segment in order needs. Those that only its answer needs,
+    /// too, would cost more here than they hide later.
     #[inline]
     pub(crate) fn touch(&self) -> u32 {
         self.rcv_nxt.0 as u32 ^ self.snd_first
@@ -611,5 +539,6 @@ pub(crate) const fn half_seconds(at: Instant) -> u16 {
 }
 
 /// No path is taken to be narrower: RFC 879's default less the room its options may need; below,
-/// per-segment costs would let a remote turn small acknowledgements into much work (CVE-2019-11479).
+/// per-segment costs would let a remote turn small acknowledgements into much work
+/// (CVE-2019-11479).
 pub(crate) const MSS_MIN: u16 = 48;

@@ -1,10 +1,11 @@
 //! What to send next (RFC 9293 section 3.8 and 3.10.2). One call gives one plan; the engine turns
-//! it into bytes. In order of urgency: a reset, the handshake, news of a gap, retransmissions, a tail loss
-//! probe, new data, a probe, an acknowledgement.
+//! it into bytes. In order of urgency: a reset, the handshake, news of a gap, retransmissions, a
+//! tail loss probe, new data, a probe, an acknowledgement.
 
-use super::{Conditions, Connection, Context, LossTimer, News, Prediction, State};
+use super::{Conditions, Connection, Context, LossTimer, News, Prediction};
 use crate::config::Config;
 use crate::position::Position;
+use crate::state::State;
 use crate::time::Duration;
 use crate::wire::tcp::Flags;
 
@@ -148,8 +149,9 @@ impl Connection {
         None
     }
 
-    /// Whether an acknowledgement is due that no data may stand in for: RFC 5681 section 2, a duplicate one "carries no data"; and only
-    /// without payload there is room for blocks (RFC 2018 section 4, RFC 2883).
+    /// Whether an acknowledgement is due that no data may stand in for: RFC 5681 section 2, a
+    /// duplicate one "carries no data"; and only without payload there is room for blocks (RFC 2018
+    /// section 4, RFC 2883).
     fn has_more_to_tell(&self) -> bool {
         self.conditions.has(Conditions::ACK_NOW)
             && (self.conditions.has(Conditions::OUT_OF_ORDER) || self.has_duplicate)
@@ -177,7 +179,8 @@ impl Connection {
             return None;
         }
         self.conditions.clear(Conditions::FORCE_RETRANSMIT);
-        let span = self.scoreboard.retransmit_lost(mss, cx.now)?;
+        let bytes_max = self.retransmission_bytes_max();
+        let span = self.scoreboard.retransmit_lost(bytes_max, cx.now)?;
         Some(self.plan_again(cx, span))
     }
 
@@ -227,7 +230,8 @@ impl Connection {
         };
         self.rack.probe_end = Some(self.snd_nxt);
         if self.loss_timer == LossTimer::TailProbe {
-            // An acknowledgement came in between. RFC 8985 section 7.3: "the sender MUST re-arm the RTO timer, not the PTO timer".
+            // An acknowledgement came in between. RFC 8985 section 7.3: "the sender MUST re-arm the
+            // RTO timer, not the PTO timer".
             self.arm_retransmission_timer(cx);
         }
         Some(plan)
@@ -325,8 +329,9 @@ impl Connection {
         if is_end {
             self.note_end_of_data();
         }
-        // RFC 9293 section 3.9.1.2: PSH where the host's data ends for now; also where the link cuts
-        // up a burst, so that a receiver that coalesces segments hands the burst on at its end.
+        // RFC 9293 section 3.9.1.2: PSH where the host's data ends for now; also where the link
+        // cuts up a burst, so that a receiver that coalesces segments hands the burst on at its
+        // end.
         if is_end || length > u64::from(self.mss) {
             flags = flags | Flags::PSH;
         }

@@ -1,5 +1,5 @@
-//! The path's MTU: what ICMP and black holes take away (RFC 1191, RFC 8201, RFC 4821 section 7.7), and
-//! the search that finds it again (RFC 4821 section 7, RFC 8899 section 5).
+//! The path's MTU: what ICMP and black holes take away (RFC 1191, RFC 8201, RFC 4821 section 7.7),
+//! and the search that finds it again (RFC 4821 section 7, RFC 8899 section 5).
 //!
 //! ```text
 //!   path_mss              candidate                ceiling
@@ -8,7 +8,8 @@
 //!             lost, alone: becomes the ceiling; the window stays as it is
 //! ```
 //!
-//! A probe is new data in a segment of its own, so its loss costs a retransmission and nothing else.
+//! A probe is new data in a segment of its own, so its loss costs a retransmission and nothing
+//! else.
 
 use super::{Conditions, Connection, Context};
 use crate::position::{Position, Span};
@@ -18,6 +19,11 @@ use crate::time::{Duration, Instant};
 const RAISE_AFTER: Duration = Duration::from_secs(600);
 /// After a black hole was suspected: most of them are outages.
 const DOUBT_AFTER: Duration = Duration::from_secs(30);
+/// Timeouts in a row after which the path is doubted (RFC 4821 section 7.7), and the size with
+/// which it goes on.
+const BLACK_HOLE_RETRIES: u8 = 3;
+const BLACK_HOLE_MSS: u16 = 1_024;
+const BLACK_HOLE_MSS_MIN: u16 = 512;
 /// RFC 4821 section 7.5: the search is over when it could win no more than this.
 const GAIN_BYTES_MIN: u16 = 32;
 /// RFC 4821 section 7.3: so many probes' worth of window, or a loss would cost a timeout.
@@ -34,12 +40,43 @@ pub(crate) struct PathSearch {
     probe_at: Instant,
     /// The probe that is out, and its size.
     probe: Option<(Span, u16)>,
-    /// The last probe that was lost: sending it again is no answer to congestion.
-    lost_probe: Option<Span>,
+    /// The last probe that was lost: sending it again is no answer to congestion. Empty: none.
+    lost_probe: Span,
+    doubt: Doubt,
+}
+
+/// Whether timeouts in a row are an outage, which stops segments of every size, or a black hole,
+/// which lets small ones pass.
+///
+/// ```text
+///          timeouts in a row            acknowledged alone           a timeout
+///   None -----------------> SmallSent ---------------> SmallPassed -----------> SmallSentAgain
+///    ^                          |                           |                         |
+///    +--------------------------+---------------------------+     acknowledged alone: |
+///         a full segment is acknowledged: an outage                      a black hole v
+/// ```
+/// Positions are the low bits of those of our stream; sizes are of the MSS, options included.
+#[derive(Clone, Copy, Debug, Default)]
+enum Doubt {
+    #[default]
+    None,
+    /// The lost bytes are sent again in a segment of this size; the second number is where that
+    /// segment ends, once it has left.
+    SmallSent(u32, u16),
+    /// The small segment has arrived. Everything before this has, and no full segment since.
+    SmallPassed(u32, u16),
+    /// A large segment has met a timeout since, and a small one is on its way again.
+    SmallSentAgain(u32, u16),
+}
+
+/// What a path takes that swallows segments of this size, as far as anybody can guess.
+fn smaller(size: u16) -> u16 {
+    (size / 2).clamp(BLACK_HOLE_MSS_MIN, BLACK_HOLE_MSS)
 }
 
 impl PathSearch {
-    /// For a connection that begins on a path which takes less than the route when a router said so to another.
+    /// For a connection that begins on a path which takes less than the route when a router said so
+    /// to another.
     pub(super) fn new(now: Instant, route_mss: u16, path_mss: u16) -> Self {
         Self {
             route_mss,
@@ -50,7 +87,8 @@ impl PathSearch {
                 Instant::NEVER
             },
             probe: None,
-            lost_probe: None,
+            lost_probe: Span::default(),
+            doubt: Doubt::None,
         }
     }
 }
@@ -72,8 +110,9 @@ impl Connection {
         }
     }
 
-    /// What our SYN says: RFC 9293 section 3.7.1 and RFC 8201 section 5.3, "the MSS that a host advertises" follows from its own
-    /// link, and not from what the path takes in the other direction.
+    /// What our SYN says: RFC 9293 section 3.7.1 and RFC 8201 section 5.3, "the MSS that a host
+    /// advertises" follows from its own link, and not from what the path takes in the other
+    /// direction.
     pub(crate) fn advertised_mss(&self) -> u16 {
         self.path.route_mss
     }
@@ -91,18 +130,72 @@ impl Connection {
         }
     }
 
-    /// RFC 4821 section 7.7: timeouts in a row look like a path that swallows large segments.
-    pub(super) fn suspect_black_hole(&mut self, cx: &mut Context<'_>, path_mss: u16) {
-        if path_mss < self.path_mss {
-            self.lower_path(cx, path_mss, DOUBT_AFTER);
+    /// RFC 4821 section 7.7: timeouts in a row may be a path that swallows large segments. Most are
+    /// outages, and "full-stop timeouts" alone do not tell the two apart: so the first segment goes
+    /// again as a small one, and nothing else changes before that has proved something.
+    pub(super) fn doubt_path(&mut self) {
+        let una = self.snd_una.0 as u32;
+        let is_due = self.retries >= BLACK_HOLE_RETRIES;
+        self.path.doubt = match self.path.doubt {
+            Doubt::SmallPassed(before, size)
+                if una.wrapping_sub(before) < u32::from(self.mss)
+                    && self.scoreboard.oldest_bytes() > self.payload_of(size) =>
+            {
+                Doubt::SmallSentAgain(una, size)
+            }
+            Doubt::SmallSent(end, size) => Doubt::SmallSent(end, smaller(size)),
+            Doubt::SmallSentAgain(..) => self.path.doubt,
+            // What passed is long past.
+            Doubt::None | Doubt::SmallPassed(..) if !is_due => Doubt::None,
+            Doubt::None | Doubt::SmallPassed(..) => Doubt::SmallSent(una, smaller(self.path_mss)),
+        };
+    }
+
+    /// The largest payload to be sent again now: less than a segment while the path is in doubt.
+    pub(super) fn retransmission_bytes_max(&mut self) -> u32 {
+        let mss = u32::from(self.mss);
+        let (Doubt::SmallSent(_, size) | Doubt::SmallSentAgain(_, size)) = self.path.doubt else {
+            return mss;
+        };
+        let small = self.payload_of(size).min(mss);
+        if let Doubt::SmallSent(end, _) | Doubt::SmallSentAgain(end, _) = &mut self.path.doubt {
+            *end = (self.snd_una.0 as u32).wrapping_add(small);
         }
+        small
+    }
+
+    /// Everything before `una` has arrived: what does that say of the path?
+    #[cold]
+    fn settle_doubt(&mut self, cx: &mut Context<'_>, una: Position) {
+        let una = una.0 as u32;
+        let is_beyond = |end: u32| una.wrapping_sub(end) as i32 > 0;
+        self.path.doubt = match self.path.doubt {
+            Doubt::SmallSent(end, size) if !is_beyond(end) => Doubt::SmallPassed(una, size),
+            Doubt::SmallPassed(before, size) if una.wrapping_sub(before) < u32::from(self.mss) => {
+                Doubt::SmallPassed(una, size)
+            }
+            Doubt::SmallSentAgain(end, size) if !is_beyond(end) => {
+                if size < self.path_mss {
+                    self.lower_path(cx, size, DOUBT_AFTER);
+                }
+                Doubt::None
+            }
+            _ => Doubt::None,
+        };
+    }
+
+    /// The payload of a segment of this size.
+    fn payload_of(&self, size: u16) -> u32 {
+        let is_stamped = self.conditions.has(Conditions::TIMESTAMPS);
+        u32::from(size) - if is_stamped { 12 } else { 0 }
     }
 
     fn lower_path(&mut self, cx: &mut Context<'_>, path_mss: u16, again_after: Duration) {
         cx.counters.mtu_reductions += 1;
         self.path_mss = path_mss;
         self.update_mss();
-        self.conditions.set(Conditions::WINDOW_MOVED); // Beyond an initial window of these segments.
+        // Beyond an initial window of these segments.
+        self.conditions.set(Conditions::WINDOW_MOVED);
         self.path.probe = None;
         self.path.ceiling = self.path.route_mss;
         self.path.probe_at = cx.now + again_after;
@@ -143,28 +236,31 @@ impl Connection {
 
     /// Everything before `una` has arrived: perhaps the probe has.
     #[inline]
-    pub(super) fn settle_path_probe(&mut self, now: Instant, una: Position) {
+    pub(super) fn settle_path_probe(&mut self, cx: &mut Context<'_>, una: Position) {
         if let Some((span, size)) = self.path.probe
             && una >= span.end
         {
             self.path.probe = None;
             self.path_mss = size;
             self.update_mss();
-            self.go_on_searching(now);
+            self.go_on_searching(cx.now);
+        }
+        if !matches!(self.path.doubt, Doubt::None) {
+            self.settle_doubt(cx, una);
         }
     }
 
-    /// Whether all that was lost is the probe. Then it was too large, and this is no congestion (RFC
-    /// 4821 section 7.6.2): it only has to be sent again.
+    /// Whether all that was lost is the probe. Then it was too large, and this is no congestion
+    /// (RFC 4821 section 7.6.2): it only has to be sent again.
     pub(super) fn lost_only_the_probe(&mut self, now: Instant) -> bool {
         let span = match self.path.probe {
-            Some((span, _)) => Some(span),
+            Some((span, _)) => span,
             None => self.path.lost_probe,
         };
-        let Some(span) = span.filter(|&span| self.scoreboard.is_only_loss(span)) else {
+        if span.start == span.end || !self.scoreboard.is_only_loss(span) {
             return false;
-        };
-        self.path.lost_probe = Some(span);
+        }
+        self.path.lost_probe = span;
         self.forget_path_probe(now);
         true
     }

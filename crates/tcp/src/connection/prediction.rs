@@ -1,15 +1,19 @@
-//! Header prediction: what a segment with payload says of the other direction when it says nothing new of it.
+//! Header prediction: what a segment with payload says of the other direction when it says nothing
+//! new of it.
 //!
-//! Of a remote that only sends, one segment after the other has the same acknowledgement, flags and window. They stand in eight bytes of the
-//! header, which are compared as they are with those of the last one that was examined in full. Like Linux (`pred_flags` of its `tcp_sock`) a
-//! connection has none while anything is the matter with it: then no segment is as predicted, and the comparison stands for all that was asked
-//! when the prediction was made.
+//! Of a remote that only sends, one segment after the other has the same acknowledgement, flags and
+//! window. They stand in eight bytes of the header, which are compared as they are with those of
+//! the last one that was examined in full. Like Linux (`pred_flags` of its `tcp_sock`) a connection
+//! has none while anything is the matter with it: then no segment is as predicted, and the
+//! comparison stands for all that was asked when the prediction was made.
 
-use super::{Conditions, Connection, State};
+use super::{Conditions, Connection};
 use crate::position::Position;
+use crate::state::State;
 use crate::wire::tcp::Flags;
 
-/// The acknowledgement, the offset, the flags and the window of a header, as they stand there; PSH left out, which says nothing.
+/// The acknowledgement, the offset, the flags and the window of a header, as they stand there; PSH
+/// left out, which says nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct OtherWay(u64);
 
@@ -45,7 +49,7 @@ impl OtherWay {
     }
 }
 
-/// What is expected of the next segment's headers.
+/// The expected headers of the next segment.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Prediction(OtherWay);
 
@@ -75,13 +79,15 @@ impl Connection {
                 .are(Conditions::RECEPTION, Conditions::TIMESTAMPS)
     }
 
-    /// A segment with these headers, no options but timestamps and a usual offset has been taken: its acknowledgement and its window count.
+    /// A segment with these headers, no options but timestamps and a usual offset has been taken:
+    /// its acknowledgement and its window count.
     #[inline(always)]
     pub(super) fn predict_the_same(&mut self, said: OtherWay) {
         self.prediction = Prediction(said);
     }
 
-    /// The same where the window may not have been believed: that is no news the next time, either, but has to be examined.
+    /// As `predict_the_same`, when the window may not have been believed: it is no news next time
+    /// either, but has to be examined.
     #[inline(always)]
     pub(crate) fn predict(&mut self, said: OtherWay) {
         debug_assert!(self.is_predictable());

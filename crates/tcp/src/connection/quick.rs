@@ -1,11 +1,13 @@
-//! The two short paths of a connection without trouble: what it sends next, and what an acknowledgement
-//! of new data in order means. Each does exactly what the long way would have done, or nothing.
+//! The two short paths of a connection without trouble: what it sends next, and what an
+//! acknowledgement of new data in order means. Each does exactly what the long way would have done,
+//! or nothing.
 
 use super::congestion::Progress;
 use super::sent::InOrder;
-use super::{Conditions, Connection, Context, LossTimer, News, OtherWay, Phase, State};
+use super::{Conditions, Connection, Context, LossTimer, News, OtherWay};
 use crate::config::Config;
 use crate::position::Position;
+use crate::state::{Phase, State};
 use crate::time::{Duration, Instant};
 
 /// A usual segment with payload to be sent: no options but timestamps.
@@ -42,8 +44,8 @@ impl Connection {
             && self.scoreboard.is_plain()
     }
 
-    /// Plans new data within all windows, where there is some and [`Self::may_send_quickly`] is true, and takes it to be
-    /// sent. Otherwise does nothing.
+    /// Plans new data within all windows, where there is some and [`Self::may_send_quickly`] is
+    /// true, and takes it to be sent. Otherwise does nothing.
     #[inline(always)]
     pub(crate) fn plan_quickly(&mut self, now: Instant, config: &Config) -> Option<QuickPlan> {
         if !self.scoreboard.has_room() {
@@ -101,8 +103,8 @@ impl Connection {
         self.note_end_of_flight(self.snd_nxt.after(self.snd_una) as u32);
     }
 
-    /// Whether nothing is known but what the short way out can say: established, nothing lost, no duplicate
-    /// to be reported and no larger segment to be tried.
+    /// Whether nothing is known but what the short way out can say: established, nothing lost, no
+    /// duplicate to be reported and no larger segment to be tried.
     #[inline(always)]
     fn is_untroubled(&self) -> bool {
         // One word of memory.
@@ -115,8 +117,8 @@ impl Connection {
         word == u32::from_ne_bytes([State::Established as u8, Phase::Open as u8, 0, 0])
     }
 
-    /// How much of `unsent` goes in one frame that is not just a full segment, where neither a window nor Nagle has a
-    /// say in it.
+    /// How much of `unsent` goes in one frame that is not just a full segment, where neither a
+    /// window nor Nagle has a say in it.
     #[inline(never)]
     fn unusual_length(&self, usable: u64, unsent: u64, segmentation: u64) -> Option<u64> {
         let mss = u64::from(self.mss);
@@ -131,9 +133,9 @@ impl Connection {
         (!has_tail).then_some(whole)
     }
 
-    /// Takes another full segment to be sent, directly after one that [`Self::plan_quickly`] has planned, and
-    /// within the bytes that it said may follow. `None`: it has to be planned after all. After the
-    /// last one [`Self::note_end_of_data`] is due.
+    /// Takes another full segment to be sent, directly after one that [`Self::plan_quickly`] has
+    /// planned, and within the bytes that it said may follow. `None`: it has to be planned after
+    /// all. After the last one [`Self::note_end_of_data`] is due.
     #[inline(always)]
     pub(crate) fn send_another(&mut self, mss: u32) -> Option<Position> {
         let seq = self.snd_nxt;
@@ -144,8 +146,9 @@ impl Connection {
         })
     }
 
-    /// Whether a segment has payload that continues the stream and says nothing else: that something was acknowledged, or that the window is another one.
-    /// If so, its timestamp is taken; otherwise nothing has happened. The segment has timestamps and no other options.
+    /// Whether a segment has payload that continues the stream and says nothing else: that
+    /// something was acknowledged, or that the window is another one. If so, its timestamp is
+    /// taken; otherwise nothing has happened. The segment has timestamps and no other options.
     #[inline(always)]
     pub(crate) fn continues_plainly(
         &mut self,
@@ -162,8 +165,8 @@ impl Connection {
             && self.take_next_timestamp(now, timestamp)
     }
 
-    /// There was no place for the payload of such a segment: as the long way has it, it is as good as lost. Only of the window, which stays, it
-    /// was the last to speak.
+    /// There was no place for the payload of such a segment: as the long way has it, it is as good
+    /// as lost. Only of the window, which stays, it was the last to speak.
     pub(crate) fn note_refusal(&mut self) {
         self.snd_wl1 = self.rcv_nxt;
     }
@@ -175,8 +178,8 @@ impl Connection {
         self.is_told = false;
     }
 
-    /// The acknowledgement of new data, without payload, in a connection without trouble. Does nothing for
-    /// everything else. The segment has timestamps and no other options.
+    /// The acknowledgement of new data, without payload, in a connection without trouble. Does
+    /// nothing for everything else. The segment has timestamps and no other options.
     #[inline(always)]
     pub(crate) fn handle_usual_acknowledgement(
         &mut self,
@@ -193,7 +196,7 @@ impl Connection {
         }
     }
 
-    /// The same of one that nothing was predicted of, or that has another window.
+    /// An acknowledgement without a prediction, or with another window.
     #[inline(never)]
     fn examine_acknowledgement(
         &mut self,
@@ -242,7 +245,7 @@ impl Connection {
         self.note_progress(now, config, ack, advanced, sent)
     }
 
-    /// The same where more than one record tells of what is in flight.
+    /// An acknowledgement while several records describe the data in flight.
     #[inline(never)]
     fn take_another_acknowledgement<const HAS_USUAL_WINDOW: bool>(
         &mut self,
@@ -282,8 +285,8 @@ impl Connection {
         self.predict_the_same(said);
     }
 
-    /// Whether all that goes on is that a tail loss probe will come when nothing else does: established, nothing lost or
-    /// suspected, no probe out, nothing to be reported.
+    /// Whether all that goes on is that a tail loss probe will come when nothing else does:
+    /// established, nothing lost or suspected, no probe out, nothing to be reported.
     #[inline(always)]
     fn is_watched_only(&self) -> bool {
         let watched = [
@@ -302,10 +305,12 @@ impl Connection {
         word == u32::from_ne_bytes(watched)
     }
 
-    /// TS.Recent of a segment at RCV.NXT (RFC 7323 section 4.3). False: the timestamp is an older one.
+    /// TS.Recent of a segment at RCV.NXT (RFC 7323 section 4.3). False: the timestamp is an older
+    /// one.
     #[inline(always)]
     pub(super) fn take_next_timestamp(&mut self, now: Instant, value: u32) -> bool {
-        // The same again says nothing about TS.Recent's age: the remote's clock ticks every second, or faster.
+        // An equal timestamp says nothing about TS.Recent's age: the remote's clock ticks every
+        // second, or faster.
         value == self.ts_recent || self.take_newer_timestamp(now, value)
     }
 
@@ -340,7 +345,7 @@ impl Connection {
         }
     }
 
-    /// What has arrived is news for the host, which is for the caller to note.
+    /// Arrived data is news for the host; the caller notes it.
     #[inline(always)]
     fn note_progress(
         &mut self,
@@ -356,7 +361,7 @@ impl Connection {
         let oldest_rtt = newest_rtt.as_micros().wrapping_add(sent.spread.as_micros());
         self.rtt
             .sample_again(now, Duration::from_micros(oldest_rtt));
-        // What is left was sent after the newest that arrived: RACK has nothing to suspect.
+        // The rest was sent after the newest that arrived: RACK has nothing to suspect.
         self.rack
             .note_in_order(sent.newest_sent_at, ack, newest_rtt);
         if self.conditions.has(Conditions::CWND_LIMITED) {

@@ -1,10 +1,11 @@
 //! The receiver's half: payload to its place, acknowledgements in time, a window the remote can use
 //! (RFC 9293 sections 3.8.6 and 3.10.7.4 from the seventh step on, RFC 5681 section 4.2, RFC 2018).
 
-use super::{CloseReason, Conditions, Connection, Context, News, State};
+use super::{Conditions, Connection, Context, News};
 use crate::config::Config;
 use crate::host::{ConnectionId, Memory};
 use crate::position::{Position, Span};
+use crate::state::{CloseReason, State};
 use crate::time::{Duration, Instant};
 use crate::wire::ip::Ecn;
 use crate::wire::tcp::{Flags, Segment};
@@ -52,7 +53,8 @@ impl Connection {
         }
     }
 
-    /// Whether this is payload that nobody will read. What was read already may come again with a FIN.
+    /// Whether this is payload that nobody will read. What was read already may come again with a
+    /// FIN.
     pub(super) fn is_abandoned_by_host(&self, segment: &Segment<'_>, seq: Position) -> bool {
         self.conditions.has(Conditions::RELEASED)
             && seq + segment.payload.len() as u64 > self.rcv_nxt
@@ -189,8 +191,8 @@ impl Connection {
         }
     }
 
-    /// RFC 9293 section 3.8.6.3 and RFC 5681 section 4.2, for data in order: "an ACK SHOULD be generated for at least every second full-sized
-    /// segment".
+    /// RFC 9293 section 3.8.6.3 and RFC 5681 section 4.2, for data in order: "an ACK SHOULD be
+    /// generated for at least every second full-sized segment".
     #[inline(always)]
     pub(crate) fn schedule_ack(
         &mut self,
@@ -215,14 +217,15 @@ impl Connection {
         Acknowledge::Later
     }
 
-    /// The same, and it is noted what comes of it.
+    /// Schedules an acknowledgement, and notes one that is due now.
     pub(super) fn acknowledge(&mut self, cx: &mut Context<'_>, bytes: usize) {
         if self.schedule_ack(cx.now, cx.config, bytes) == Acknowledge::Now {
             self.conditions.set(Conditions::ACK_NOW);
         }
     }
 
-    /// Whether an acknowledgement waits for this segment. A frame that the link coalesced stands for several.
+    /// Whether an acknowledgement waits for this segment. A frame that the link coalesced stands
+    /// for several.
     #[inline(always)]
     fn is_second_segment(&self, bytes: usize) -> bool {
         self.ack_deadline.is_armed() || bytes > usize::from(self.mss)
@@ -281,8 +284,8 @@ impl Connection {
         self.idle_deadline = cx.now + cx.config.time_wait;
     }
 
-    /// RFC 3168 section 6.1.3, or RFC 8257 section 3.2 for DCTCP. Whether what came before is to be acknowledged
-    /// now, up to `last_ack_sent`.
+    /// RFC 3168 section 6.1.3, or RFC 8257 section 3.2 for DCTCP. Whether what came before is to be
+    /// acknowledged now, up to `last_ack_sent`.
     pub(super) fn take_marks(
         &mut self,
         cx: &mut Context<'_>,
@@ -305,8 +308,9 @@ impl Connection {
         false
     }
 
-    /// A run of marked, or unmarked, segments is over. The next is acknowledged at once, in its own way; and before it, in theirs, those that
-    /// wait for an acknowledgement: true where there are any (RFC 8257 section 3.2, figure 1; Linux, dctcp_ece_ack_update).
+    /// A run of marked, or unmarked, segments is over. The next is acknowledged at once, in its own
+    /// way; and before it, in theirs, those that wait for an acknowledgement: true where there are
+    /// any (RFC 8257 section 3.2, figure 1; Linux, dctcp_ece_ack_update).
     fn turn_marks(&mut self) -> bool {
         let was_marked = self.conditions.has(Conditions::MARKED_LAST);
         let is_run_pending = self.last_ack_sent < self.rcv_nxt;
@@ -326,15 +330,15 @@ impl Connection {
         self.note_told();
     }
 
-    /// The same where it is not due any more.
+    /// An acknowledgement that was not due has left with other data.
     #[inline(always)]
     pub(super) fn note_told(&mut self) {
         self.ack_deadline = Instant::NEVER;
         self.last_ack_sent = self.rcv_nxt;
     }
 
-    /// The window field of the next segment; moves the right edge if that is worth telling. How large the window should be matters now, and
-    /// not before.
+    /// The window field of the next segment; moves the right edge if that is worth telling. How
+    /// large the window should be matters now, and not before.
     #[inline(always)]
     pub(super) fn advertise(&mut self, now: Instant) -> u16 {
         if now >= self.tune_until {
@@ -376,7 +380,8 @@ impl Connection {
         window as u16
     }
 
-    /// The host has taken everything before `taken`: opens the window. Whether a window update of its own is due.
+    /// The host has taken everything before `taken`: opens the window. Whether a window update of
+    /// its own is due.
     #[inline(always)]
     pub(crate) fn open_window(&mut self, taken: Position) -> bool {
         self.rcv_taken = taken;
@@ -397,7 +402,8 @@ impl Connection {
         is_due
     }
 
-    /// A round is over: the window grows for a host that empties it as fast as it fills (dynamic right-sizing).
+    /// A round is over: the window grows for a host that empties it as fast as it fills (dynamic
+    /// right-sizing).
     #[inline(always)]
     fn tune_window(&mut self, now: Instant) {
         let took = self.rcv_taken.after(self.tune_taken);

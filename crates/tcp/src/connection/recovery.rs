@@ -16,25 +16,13 @@ use super::sent::{Delivered, Sent};
 use super::{Conditions, Connection, Context};
 use crate::config::Config;
 use crate::position::Position;
+use crate::state::Phase;
 use crate::time::{Duration, Instant};
 
 /// RFC 5681 section 3.2: three duplicates.
 const DUPLICATE_THRESHOLD: u32 = 3;
 /// RFC 8985 section 6.2 step 4: recoveries for which a widened reordering window is kept.
 const REORDER_PERSIST_RECOVERIES: u8 = 16;
-
-/// Where a connection stands with regard to loss.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-#[repr(u8)]
-pub enum Phase {
-    /// No loss is known.
-    #[default]
-    Open,
-    /// Losses are being repaired, or a mark answered, at the pace of the arrivals.
-    Recovery,
-    /// A timeout: everything begins again, in slow start.
-    Loss,
-}
 
 /// The state of a recovery.
 #[derive(Clone, Copy, Debug, Default)]
@@ -85,8 +73,8 @@ pub(crate) struct Rack {
 }
 
 impl Rack {
-    /// [`Self::update`] where everything was sent once and arrived in order, up to `una`. What will be delivered later stands
-    /// beyond, so `furthest` need not say so.
+    /// [`Self::update`] where everything was sent once and arrived in order, up to `una`. What will
+    /// be delivered later stands beyond, so `furthest` need not say so.
     #[inline(always)]
     pub(super) fn note_in_order(&mut self, sent_at: Instant, una: Position, rtt: Duration) {
         self.rtt = rtt;
@@ -242,7 +230,8 @@ impl Connection {
         }
     }
 
-    /// RFC 3168 section 6.1.2: CWR on the first new data after a reduction, whatever the reason; and one a window is enough.
+    /// RFC 3168 section 6.1.2: CWR on the first new data after a reduction, whatever the reason;
+    /// and one a window is enough.
     fn tell_reduction(&mut self) {
         if self.conditions.has(Conditions::ECN) {
             self.conditions.set(Conditions::SEND_CWR);
@@ -332,7 +321,7 @@ impl Connection {
         self.grow(progress);
     }
 
-    /// What was acknowledged lets the congestion window grow.
+    /// Acknowledged data lets the congestion window grow.
     pub(super) fn grow(&mut self, progress: Progress) {
         self.conditions.set(Conditions::WINDOW_MOVED);
         let grown = self.congestion.grow(self.cwnd, progress);
@@ -358,8 +347,8 @@ impl Connection {
     }
 
     /// PRR (RFC 6937 section 3.1), with the slow-start reduction bound where an acknowledgement
-    /// shows that nothing more was lost, and the conservative one otherwise: the rule of its successor,
-    /// RFC 9937, where it is called SafeACK.
+    /// shows that nothing more was lost, and the conservative one otherwise: the rule of its
+    /// successor, RFC 9937, where it is called SafeACK.
     fn reduce_proportionally(&mut self, ack: &Acknowledgement) {
         // Without SACK a duplicate stands for a segment; with it the blocks have told already.
         let is_unreported = ack.is_duplicate && !self.conditions.has(Conditions::SACK);
@@ -436,8 +425,8 @@ impl Connection {
         }
     }
 
-    /// RFC 5681 section 4.1: a connection that was idle for an RTO starts slowly again. One whose window has never been its limit does so
-    /// anyway.
+    /// RFC 5681 section 4.1: a connection that was idle for an RTO starts slowly again. One whose
+    /// window has never been its limit does so anyway.
     #[inline(always)]
     pub(super) fn restart_after_idle(&mut self, now: Instant, config: &Config) {
         // No timeout is shorter.

@@ -3,7 +3,8 @@
 use crate::config::Config;
 use crate::time::{Duration, Instant};
 
-/// G of RFC 6298: the granularity of the clock that drives the timers. `Config::rto_min` is never less.
+/// G of RFC 6298: the granularity of the clock that drives the timers. `Config::rto_min` is never
+/// less.
 pub(crate) const GRANULARITY: Duration = Duration::from_millis(1);
 /// How long a minimum round-trip time is trusted (RFC 8985 section 6.2 leaves the window open).
 const MINIMUM_WINDOW: Duration = Duration::from_secs(300);
@@ -46,7 +47,7 @@ impl RttEstimator {
         self.sample_again(now, rtt);
     }
 
-    /// The same where it is not the first.
+    /// As [`Self::sample`], for every sample but the first.
     #[inline(always)]
     pub(crate) fn sample_again(&mut self, now: Instant, rtt: Duration) {
         debug_assert!(self.smoothed != 0);
@@ -76,8 +77,9 @@ impl RttEstimator {
         self.backoff = (self.backoff + 1).min(BACKOFF_MAX);
     }
 
-    /// RFC 6298 section 5.7: after timeouts of the SYN, "the RTO MUST be re-initialized to 3 seconds
-    /// when data transmission begins"; here to four times the initial one, unless there is a sample.
+    /// RFC 6298 section 5.7: after timeouts of the SYN, "the RTO MUST be re-initialized to 3
+    /// seconds when data transmission begins"; here to four times the initial one, unless there is
+    /// a sample.
     pub(crate) fn begin_data(&mut self, was_retransmitted: bool) {
         let is_unknown = self.smoothed == 0;
         self.backoff = if was_retransmitted && is_unknown {

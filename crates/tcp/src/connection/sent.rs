@@ -1,4 +1,5 @@
-//! What has been sent and not yet acknowledged: one record for each transmission, in sequence order.
+//! Data sent and not yet acknowledged: one record for each transmission, in sequence
+//! order.
 //!
 //! The payload is not here: it stays in the host's ring, and is read again for a retransmission.
 //! Records are split where the remote acknowledges part of one. The three sums below let the send
@@ -17,10 +18,11 @@ use crate::time::{Duration, Instant};
 
 /// Records a connection may have: with tiny segments it is this, not the window, that limits it.
 pub(crate) const RECORDS_MAX: usize = 16_384;
-/// With so many of them no block cuts one up any more: a remote that reports single bytes shall not have us keep, and go through, a
-/// record for each (Linux's CVE-2019-11478).
+/// With so many of them no block cuts one up any more: a remote that reports single bytes shall not
+/// have us keep, and go through, a record for each (Linux's CVE-2019-11478).
 const SPLIT_RECORDS_MAX: usize = RECORDS_MAX / 2;
-/// A record of a burst grows no longer than this, so that a loss timer that looks at records sees some.
+/// A record of a burst grows no longer than this, so that a loss timer that looks at records sees
+/// some.
 const BURST_BYTES_MAX: u32 = 1 << 20;
 /// A connection with nothing in flight keeps no more capacity than this.
 const IDLE_CAPACITY: usize = 16;
@@ -111,10 +113,11 @@ pub(crate) struct InOrder {
 /// The records, and their sums.
 #[derive(Debug, Default)]
 pub(crate) struct Scoreboard {
-    /// Invariant: in sequence order, without gaps, from snd_una to `newest`, or to snd_nxt if that is empty.
+    /// Invariant: in sequence order, without gaps, from snd_una to `newest`, or to snd_nxt if that
+    /// is empty.
     earlier: VecDeque<Sent>,
-    /// The last record, where the short paths find it: often it is the only one, and the heap is left
-    /// alone. With a length of zero it is none: then all there are stand above.
+    /// The last record, where the short paths find it: often it is the only one, and the heap is
+    /// left alone. With a length of zero it is none: then all there are stand above.
     newest: Sent,
     /// Sum of the lengths of sacked records.
     pub(crate) sacked_bytes: u32,
@@ -163,8 +166,8 @@ impl Scoreboard {
             })
     }
 
-    /// Records a first transmission. A burst is one record: what leaves at once shares its fate, until
-    /// an acknowledgement or a block says otherwise and splits it.
+    /// Records a first transmission. A burst is one record: what leaves at once shares its fate,
+    /// until an acknowledgement or a block says otherwise and splits it.
     #[inline(always)]
     pub(crate) fn push(&mut self, start: Position, length: u32, now: Instant) {
         if self.newest.length > 0 || !self.earlier.is_empty() {
@@ -178,7 +181,7 @@ impl Scoreboard {
         };
     }
 
-    /// The same where there are records.
+    /// As [`Self::push`], when there are records.
     #[inline(never)]
     fn push_behind(&mut self, start: Position, length: u32, now: Instant) {
         if self.newest.length == 0 {
@@ -199,7 +202,8 @@ impl Scoreboard {
         };
     }
 
-    /// Records another part of the burst that was recorded last. False: it has to be recorded as any other.
+    /// Records another part of the burst that was recorded last. False: it has to be recorded as
+    /// any other.
     #[inline(always)]
     pub(crate) fn extend(&mut self, length: u32) -> bool {
         debug_assert!(self.newest.length > 0);
@@ -216,15 +220,16 @@ impl Scoreboard {
         self.sacked_bytes | self.lost_bytes == 0
     }
 
-    /// Removes what stands before `una`, where nothing was sent twice or reported out of order: says
-    /// when the oldest and the newest of it left. Does nothing and returns `None` in any other case.
+    /// Removes what stands before `una`, where nothing was sent twice or reported out of order:
+    /// says when the oldest and the newest of it left. Does nothing and returns `None` in any other
+    /// case.
     #[inline(always)]
     pub(crate) fn acknowledge_plainly(&mut self, una: Position) -> Option<InOrder> {
         let of_only = self.acknowledge_only(una);
         of_only.or_else(|| self.acknowledge_earlier(una))
     }
 
-    /// The same where there is but one record.
+    /// As [`Self::acknowledge_plainly`], when there is one record.
     #[inline(always)]
     pub(crate) fn acknowledge_only(&mut self, una: Position) -> Option<InOrder> {
         let only = &mut self.newest;
@@ -241,7 +246,7 @@ impl Scoreboard {
         })
     }
 
-    /// The same where there is more than one.
+    /// As [`Self::acknowledge_plainly`], when there are several records.
     #[inline(never)]
     pub(crate) fn acknowledge_earlier(&mut self, una: Position) -> Option<InOrder> {
         let first = self.earlier.front_mut()?;
@@ -295,9 +300,9 @@ impl Scoreboard {
         })
     }
 
-    /// Removes what stands before `una`. What the first record brought had left by `answered`, as far as anybody can say
-    /// ([`Instant::NEVER`]): a retransmission that left later had not arrived, so that its time tells nothing (RFC 8985 section 6.2 step
-    /// 2, condition 1).
+    /// Removes what stands before `una`. What the first record brought had left by `answered`, as
+    /// far as anybody can say ([`Instant::NEVER`]): a retransmission that left later had not
+    /// arrived, so that its time tells nothing (RFC 8985 section 6.2 step 2, condition 1).
     #[inline]
     pub(crate) fn acknowledge(
         &mut self,
@@ -323,7 +328,8 @@ impl Scoreboard {
                 if covered.flags & LOST != 0 {
                     self.lost_bytes -= covered.length;
                 }
-                // The echo is of what arrived where the acknowledgement stood before (RFC 7323 section 4.3), and of nothing beyond.
+                // The echo is of what arrived where the acknowledgement stood before (RFC 7323
+                // section 4.3), and of nothing beyond.
                 if covered.is_retransmitted() && covered.sent_at > answered {
                     delivered.count(&covered);
                 } else {
@@ -354,7 +360,8 @@ impl Scoreboard {
         self.earlier.shrink_to(target);
     }
 
-    /// Marks what a SACK block reports. Where that would make one record too many, only those that lie in it whole.
+    /// Marks what a SACK block reports. Where that would make one record too many, only those that
+    /// lie in it whole.
     pub(crate) fn sack(&mut self, block: Span, delivered: &mut Delivered) {
         let mut index = self
             .gather()
@@ -455,7 +462,8 @@ impl Scoreboard {
         record.length
     }
 
-    /// The path has swallowed whatever is larger than `mss`. A burst's record is: its segments were as large as the path took.
+    /// The path has swallowed whatever is larger than `mss`. A burst's record is: its segments were
+    /// as large as the path took.
     pub(crate) fn mark_larger_lost(&mut self, mss: u32) {
         let mut newly_lost = 0;
         for record in self.gather() {
@@ -548,6 +556,11 @@ impl Scoreboard {
         self.iter().next().map(|record| record.sent_at)
     }
 
+    /// How much the oldest record takes.
+    pub(crate) fn oldest_bytes(&self) -> u32 {
+        self.iter().next().map_or(0, |record| record.length)
+    }
+
     /// Bytes sent again that nobody has acknowledged or that were lost once more.
     pub(crate) fn retransmitted_bytes(&self) -> u32 {
         let is_out =
@@ -613,22 +626,22 @@ mod tests {
 
     #[test]
     fn blocks_of_single_bytes_make_a_bounded_number_of_records() {
-        let mut board = Scoreboard::default();
+        let mut bitmap = Scoreboard::default();
         let mut delivered = Delivered::default();
         let bytes = 1 << 18;
-        board.push(Position::FIRST_BYTE, bytes, Instant::ZERO);
+        bitmap.push(Position::FIRST_BYTE, bytes, Instant::ZERO);
         for byte in 0..u64::from(bytes) / 2 {
-            board.sack(span(2 * byte + 1, 2 * byte + 2), &mut delivered);
+            bitmap.sack(span(2 * byte + 1, 2 * byte + 2), &mut delivered);
         }
         assert!(
-            board.earlier.len() <= SPLIT_RECORDS_MAX + 1,
+            bitmap.earlier.len() <= SPLIT_RECORDS_MAX + 1,
             "{} records",
-            board.earlier.len()
+            bitmap.earlier.len()
         );
-        board.assert_invariants(Position::FIRST_BYTE, Position::of_byte(u64::from(bytes)));
+        bitmap.assert_invariants(Position::FIRST_BYTE, Position::of_byte(u64::from(bytes)));
         // What lies in a block whole is reported as ever.
-        board.sack(span(0, u64::from(bytes)), &mut delivered);
+        bitmap.sack(span(0, u64::from(bytes)), &mut delivered);
         assert_eq!(delivered.bytes, u64::from(bytes));
-        assert_eq!(board.sacked_bytes, bytes);
+        assert_eq!(bitmap.sacked_bytes, bytes);
     }
 }

@@ -1,15 +1,17 @@
 //! The headers a connection's segments begin with, so that a segment's are a copy and what differs.
 //!
 //! ```text
-//! 0        14   16     18 20  22  24   26   30   34     38   42   46   48     50  54    58   62   66
-//! | macs.. |45..|length|id|DF.|ttl|csum|src |dst |ports |seq |ack |80fl|window|csum|nn8a |TSv |TSe |
+//! 0       14   16     18 20  22  24   26   30   34     38   42   46   48     50   54   58   62  66
+//! |macs.. |45..|length|id|DF.|ttl|csum|src |dst |ports |seq |ack |80fl|window|csum|nn8a |TSv |TSe |
 //! ```
 //!
-//! Of a usual connection, which the drawing shows, they are kept as they left last: between two segments of a
-//! burst only the sequence number changes. The identification is zero: RFC 6864 section 4.1, "originating sources MAY set the
-//! IPv4 ID field of atomic datagrams to any value", and as all are alike a receiver's link may put them together.
+//! Of a usual connection, which the drawing shows, they are kept as they left last: between two
+//! segments of a burst only the sequence number changes. The identification is zero: RFC 6864
+//! section 4.1, "originating sources MAY set the IPv4 ID field of atomic datagrams to any value",
+//! and as all are alike a receiver's link may put them together.
 
-use super::{Conditions, Connection, FlowKey};
+use super::{Conditions, Connection};
+use crate::flow::FlowKey;
 use crate::time::Instant;
 use crate::wire::checksum::Sum;
 use crate::wire::tcp::{self, Flags, Timestamps};
@@ -117,8 +119,8 @@ impl Template {
 }
 
 impl Connection {
-    /// Writes the headers of a usual segment without flags but ACK, and keeps what a segment that follows at once has
-    /// in common with it. Takes the acknowledgement to be sent.
+    /// Writes the headers of a usual segment without flags but ACK, and keeps what a segment that
+    /// follows at once has in common with it. Takes the acknowledgement to be sent.
     #[inline(always)]
     pub(crate) fn write_usual_headers(
         &mut self,
@@ -140,8 +142,9 @@ impl Connection {
         }
     }
 
-    /// The same for an acknowledgement alone, which is due, where the headers at hand have no room for payload. Nothing follows at once, so
-    /// nothing is kept. The conditions that it was due and had its turn are the caller's to clear.
+    /// Writes the headers of a bare acknowledgement that is due, when the kept headers have no room
+    /// for payload. Nothing follows at once, so nothing is kept. The conditions that it was due and
+    /// had its turn are the caller's to clear.
     #[inline(always)]
     pub(crate) fn write_usual_acknowledgement(
         &mut self,

@@ -1,23 +1,18 @@
 //! Timers: one for loss (whatever is nearest of four), one for delayed acknowledgements, one for
-//! idleness. They are deadlines in the connection; the engine keeps the earliest of them in its heap
-//! and is not told when one moves later, so that progress costs a store and nothing else.
+//! idleness. They are deadlines in the connection; the engine keeps the earliest of them in its
+//! heap and is not told when one moves later, so that progress costs a store and nothing else.
 
 use super::GRANULARITY;
-use super::recovery::Phase;
-use super::{CloseReason, Conditions, Connection, Context, State};
+use super::{Conditions, Connection, Context};
 use crate::config::Config;
 use crate::position::Position;
+use crate::state::{CloseReason, Phase, State};
 use crate::time::{Duration, Instant};
 
 /// RFC 8985 section 7.2: what a lone segment's acknowledgement may be delayed by.
 const REMOTE_ACK_DELAY_MAX: Duration = Duration::from_millis(200);
 /// RFC 8985 section 7.2 leaves the lower bound to us: timers are no finer.
 const PROBE_AFTER_MIN: Duration = Duration::from_millis(2);
-/// Timeouts in a row after which the path is suspected to swallow large segments (RFC 4821
-/// section 7.7), and the payload with which it goes on.
-const BLACK_HOLE_RETRIES: u8 = 3;
-const BLACK_HOLE_MSS: u16 = 1_024;
-const BLACK_HOLE_MSS_MIN: u16 = 512;
 
 /// What strikes at `loss_deadline`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -26,7 +21,8 @@ pub(crate) enum LossTimer {
     Idle,
     /// RFC 6298.
     Retransmit,
-    /// RFC 8985 section 7. While nothing is in flight it may stand here with no deadline, for what is sent next.
+    /// RFC 8985 section 7. While nothing is in flight it may stand here with no deadline, for what
+    /// is sent next.
     TailProbe,
     /// RFC 8985 section 6.2: a record's reordering window ends.
     Reorder,
@@ -90,9 +86,8 @@ impl Connection {
                 if self.gives_up(cx) {
                     return;
                 }
-                if self.retries >= BLACK_HOLE_RETRIES && self.state.is_synchronized() {
-                    let narrower = (self.path_mss / 2).clamp(BLACK_HOLE_MSS_MIN, BLACK_HOLE_MSS);
-                    self.suspect_black_hole(cx, narrower);
+                if self.state.is_synchronized() {
+                    self.doubt_path();
                 }
                 self.handle_retransmission_timeout(cx);
                 self.arm_retransmission_timer(cx);
@@ -134,7 +129,8 @@ impl Connection {
         is_too_many
     }
 
-    /// Like Linux (tcp_write_err): the soft error, if there was one and the remote has said nothing since, is why.
+    /// Like Linux (tcp_write_err): the soft error, if there was one and the remote has said nothing
+    /// since, is why.
     fn close_for_silence(&mut self) {
         let has_no_way = self.no_way_at == self.snd_una.0 as u32;
         self.close(if has_no_way {
@@ -144,7 +140,8 @@ impl Connection {
         });
     }
 
-    /// The segment that begins at `seq` has found no way to the remote. A probe proves nothing (tcp_v4_err wants a number in flight).
+    /// The segment that begins at `seq` has found no way to the remote. A probe proves nothing
+    /// (tcp_v4_err wants a number in flight).
     pub(crate) fn note_no_way(&mut self, seq: Position, why: CloseReason) {
         let is_over = matches!(self.state, State::TimeWait | State::Closed);
         if self.snd_una <= seq && seq <= self.snd_nxt && !is_over {
@@ -163,7 +160,8 @@ impl Connection {
         self.stalled_at == self.snd_una.0 as u32
     }
 
-    /// Nothing gets on. A remote that keeps its window closed may well answer, and that ends no stall.
+    /// Nothing gets on. A remote that keeps its window closed may well answer, and that ends no
+    /// stall.
     fn note_stall(&mut self, now: Instant) {
         if !self.is_stalled() {
             self.stalled_since = self.scoreboard.oldest_sent_at().unwrap_or(now);
@@ -212,7 +210,8 @@ impl Connection {
             self.idle_deadline = cx.now + again_in.max(GRANULARITY);
             return;
         }
-        // Like Linux (tcp_keepalive_timer): the user timeout, where there is one, says how much silence is too much.
+        // Like Linux (tcp_keepalive_timer): the user timeout, where there is one, says how much
+        // silence is too much.
         let is_too_much = match self.options.user_timeout {
             Some(limit) => self.retries > 0 && silence >= limit,
             None => self.retries >= keepalive.probes_max,
@@ -262,7 +261,8 @@ impl Connection {
         }
     }
 
-    /// RFC 8985 section 7.2: a tail loss probe where one is allowed, or else RFC 6298. `follows` bytes more are about to be in flight.
+    /// RFC 8985 section 7.2: a tail loss probe where one is allowed, or else RFC 6298. `follows`
+    /// bytes more are about to be in flight.
     fn arm_probe_or_retransmission(&mut self, now: Instant, config: &Config, follows: u64) {
         let timeout = self.rtt.timeout(config);
         self.stop_persisting();
@@ -286,8 +286,8 @@ impl Connection {
         }
     }
 
-    /// [`Self::arm_probe_or_retransmission`] where a tail loss probe is armed, or was last, and no timeout was backed off
-    /// since; `flight` bytes are out, or about to be, in segments of `mss`.
+    /// [`Self::arm_probe_or_retransmission`] where a tail loss probe is armed, or was last, and no
+    /// timeout was backed off since; `flight` bytes are out, or about to be, in segments of `mss`.
     #[inline(always)]
     pub(super) fn arm_tail_probe(&mut self, now: Instant, config: &Config, flight: u64, mss: u64) {
         let (smoothed, timeout) = self.rtt.settled(config);
@@ -315,9 +315,9 @@ impl Connection {
         }
     }
 
-    /// After a transmission: RFC 6298 section 5.1, "if the timer is not running, start it"; RFC 8985
-    /// section 7.2, "start or restart a loss probe PTO timer after transmitting new data", of which `follows` bytes are
-    /// still to leave at this moment.
+    /// After a transmission: RFC 6298 section 5.1, "if the timer is not running, start it"; RFC
+    /// 8985 section 7.2, "start or restart a loss probe PTO timer after transmitting new data", of
+    /// which `follows` bytes are still to leave at this moment.
     #[inline]
     pub(super) fn arm_after_sending(&mut self, now: Instant, config: &Config, follows: u64) {
         if matches!(

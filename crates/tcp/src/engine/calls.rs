@@ -4,9 +4,11 @@ use core::net::{IpAddr, SocketAddr};
 
 use super::Engine;
 use crate::config::{InterfaceAddress, Keepalive, Medium, Options, Route};
-use crate::connection::{CloseReason, Conditions, Connection, Context, FlowKey, News, State};
+use crate::connection::{Conditions, Connection, Context, News};
+use crate::flow::FlowKey;
 use crate::host::{CallError, ConnectError, ConnectionId, ConnectionInfo, ListenError, ListenerId};
 use crate::position::Position;
+use crate::state::{CloseReason, State};
 use crate::time::{Duration, Instant};
 use crate::wire::ethernet::MacAddress;
 use crate::wire::ip::Address;
@@ -64,8 +66,9 @@ impl Engine {
         }
     }
 
-    /// Opens a connection to `remote`, from `local` or from an address and port of our choice. Where several engines share the addresses,
-    /// it chooses among its own; a port that is named is for its owner to be asked for ([`crate::Share::owner`]).
+    /// Opens a connection to `remote`, from `local` or from an address and port of our choice.
+    /// Where several engines share the addresses, it chooses among its own; a port that is named is
+    /// for its owner to be asked for ([`crate::Share::owner`]).
     ///
     /// # Errors
     /// See [`ConnectError`]. Everything that the network has to say comes as an event.
@@ -165,7 +168,8 @@ impl Engine {
         }
     }
 
-    /// [`Self::publish`] of nothing more, where it is not the next to be sent, or of what cannot be published.
+    /// [`Self::publish`] of nothing more, where it is not the next to be sent, or of what cannot be
+    /// published.
     #[inline(never)]
     fn publish_unusually(&mut self, id: ConnectionId, end: Position) -> Result<(), CallError> {
         let slot = self.slot_of(id).ok_or(CallError::NoConnection)?;
@@ -278,7 +282,7 @@ impl Engine {
     ///
     /// # Errors
     /// [`CallError::NoConnection`].
-    pub fn set_patience(
+    pub fn set_liveness(
         &mut self,
         now: Instant,
         id: ConnectionId,
@@ -286,7 +290,7 @@ impl Engine {
         user_timeout: Option<Duration>,
     ) -> Result<(), CallError> {
         self.call(now, id, |connection, cx| {
-            connection.set_patience(cx, keepalive, user_timeout);
+            connection.set_liveness(cx, keepalive, user_timeout);
             Ok(())
         })
     }
@@ -359,7 +363,8 @@ impl Engine {
         self.note(neighbour.into(), learned);
     }
 
-    /// The link has another interface: our hardware address is this one now, and neighbours may be elsewhere.
+    /// The link has another interface: our hardware address is this one now, and neighbours may be
+    /// elsewhere.
     pub fn change_interface(&mut self, mac: MacAddress) {
         let Medium::Ethernet { mac: ours, .. } = &mut self.config.medium else {
             return;
@@ -376,8 +381,8 @@ impl Engine {
         self.forget_routes();
     }
 
-    /// An address is ours no longer. Its connections end at once, each with a reset to its remote, as Linux ends them by
-    /// `SOCK_DESTROY`. Listeners on it are the host's to remove.
+    /// An address is ours no longer. Its connections end at once, each with a reset to its remote,
+    /// as Linux ends them by `SOCK_DESTROY`. Listeners on it are the host's to remove.
     pub fn remove_address(&mut self, address: IpAddr) {
         let address = Address::from(address);
         for slot in 0..self.slots.len() {
@@ -392,7 +397,8 @@ impl Engine {
         self.interface.remove(address);
     }
 
-    /// Other ways to the hosts beyond the link. Connections go on by them; one to which there is no way any more ends when it next sends.
+    /// Other ways to the hosts beyond the link. Connections go on by them; one to which there is no
+    /// way any more ends when it next sends.
     pub fn set_routes(&mut self, routes: &[Route]) {
         self.interface.set_routes(routes);
         self.forget_routes();

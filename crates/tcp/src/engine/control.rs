@@ -3,9 +3,9 @@
 use super::frames::ReplyTo;
 use super::{CONTROL_FRAMES_MAX, Engine, HEADER_BUFFER_BYTES};
 use crate::config::{Medium, Options};
-use crate::connection::{
-    CloseReason, Conditions, Connection, Context, FlowKey, Offer, State, window_scale,
-};
+use crate::connection::{Conditions, Connection, Context, Offer, window_scale};
+use crate::flow::FlowKey;
+use crate::state::{CloseReason, State};
 use crate::time::Instant;
 use crate::wire::ethernet::{self, MacAddress};
 use crate::wire::icmp::NeighbourMessage::{Advertisement, Solicitation};
@@ -164,7 +164,8 @@ impl Engine {
                 let learned = self.neighbours.learn(packet.source, mac, true);
                 self.note(packet.source, learned);
             }
-            // Section 7.2.5: without the flag it "MUST NOT update the cache" where that knows better.
+            // Section 7.2.5: without the flag it "MUST NOT update the cache" where that knows
+            // better.
             Message::Advertisement {
                 target,
                 mac: Some(mac),
@@ -179,13 +180,13 @@ impl Engine {
 
     /// RFC 1122 section 3.2.2.6, RFC 4443 section 4.2.
     fn answer_echo(&mut self, now: Instant, packet: &Packet<'_>, body: &[u8], reply_to: ReplyTo) {
-        let limit = self.config.challenges_per_second_max;
+        let limit = self.config.echo_replies_per_second_max;
         let fits = body.len() + 4 + 40 + ethernet::HEADER_BYTES
             <= HEADER_BUFFER_BYTES.min(usize::from(self.config.mtu));
         if !self.interface.is_ours(packet.destination)
             || !packet.source.is_unicast()
             || !fits
-            || !self.limiter.allows(now, limit, &mut self.random)
+            || !self.echo_replies.allows(now, limit, &mut self.random)
         {
             return;
         }
@@ -281,9 +282,9 @@ impl Engine {
         if segment.flags.has(Flags::RST) {
             return;
         }
-        let limit = self.config.challenges_per_second_max;
-        if !self.limiter.allows(now, limit, &mut self.random) {
-            self.counters.challenges_suppressed += 1;
+        let limit = self.config.refusals_per_second_max;
+        if !self.refusals.allows(now, limit, &mut self.random) {
+            self.counters.refusals_suppressed += 1;
             return;
         }
         self.counters.resets_sent += 1;
@@ -304,7 +305,8 @@ impl Engine {
         self.queue_segment(packet.destination, packet.source, &header, &[], reply_to);
     }
 
-    /// Acknowledges what came before the segment that was handled last. Not by the connection's turn: that has come further by then.
+    /// Acknowledges what came before the segment that was handled last. Not by the connection's
+    /// turn: that has come further by then.
     pub(super) fn acknowledge_run(&mut self, now: Instant, slot: u32, reply_to: ReplyTo) {
         let connection = &self.slots[slot as usize];
         let (end, key) = (connection.last_ack_sent, connection.key);
@@ -408,8 +410,8 @@ impl Engine {
     }
 }
 
-/// RFC 5461 section 4.1: errors abort what is not synchronized, and no more. Like Linux (tcp_v4_err), soft ones as well: whoever connects is
-/// told at once.
+/// RFC 5461 section 4.1: errors abort what is not synchronized, and no more. Like Linux
+/// (tcp_v4_err), soft ones as well: whoever connects is told at once.
 fn end_attempt(connection: &mut Connection, why: CloseReason) {
     if connection.state == State::SynSent {
         connection.close(why);

@@ -1,14 +1,16 @@
 //! SYN cookies (RFC 4987 section 3.6): a half-open connection that is stored in the remote.
 //!
 //! ```text
-//!   our ISN      | 27 bits of SipHash(ends, their ISN, minute, index, options) | minute mod 4 | MSS |
-//!                  31                                                        5   4 3        ... 0
-//!   our TSval    | its clock, the low six bits replaced: SACK, ECN, window scale (15: none)        |
+//!   ISN    | 27 bits of SipHash(ends, their ISN, minute, index, options) | minute mod 4 | MSS |
+//!            31                                                        5   4 3        ... 0
+//!   TSval  | its clock, the low six bits replaced: SACK, ECN, window scale (15: none)        |
 //! ```
 //!
-//! Without timestamps the remote's options do not survive: then no SACK and no scaling, but service.
+//! Without timestamps the remote's options do not survive: then no SACK and no scaling, but
+//! service.
 
-use super::super::connection::{FlowKey, Offer};
+use super::super::connection::Offer;
+use crate::flow::FlowKey;
 use crate::random::{Random, SipKey};
 use crate::time::Instant;
 use crate::wire::tcp::{Segment, SynOptions, Timestamps};

@@ -34,9 +34,10 @@ struct Partial {
 }
 
 impl Partial {
-    /// RFC 3168 section 5.3: "Reassembly of a fragmented packet MUST NOT lose indications of congestion": a mark on one piece is one on the
-    /// whole. That "MUST NOT occur if any of the other fragments ... carries the Not-ECT codepoint": then the packet is dropped, which is
-    /// an indication, too (and what Linux does, `ip_frag_ecn_table`).
+    /// RFC 3168 section 5.3: "Reassembly of a fragmented packet MUST NOT lose indications of
+    /// congestion": a mark on one piece is one on the whole. That "MUST NOT occur if any of the
+    /// other fragments ... carries the Not-ECT codepoint": then the packet is dropped, which is an
+    /// indication, too (and what Linux does, `ip_frag_ecn_table`).
     fn ecn(&self) -> Option<Ecn> {
         match (self.is_marked, self.is_incapable) {
             (true, true) => None,

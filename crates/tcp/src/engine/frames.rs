@@ -1,11 +1,14 @@
-//! From a frame to the connection it is for: the long way, which every frame may go. Most take the short one of `usual.rs`.
+//! From a frame to the connection it is for: the long way, which every frame may go. Most take the
+//! short one of `usual.rs`.
 
 use super::Engine;
 use super::fragments::Outcome;
 use super::usual::ReceiveOffload;
 use crate::config::Medium;
-use crate::connection::{Conditions, Connection, Context, FlowKey, Offer, State, Verdict};
+use crate::connection::{Conditions, Connection, Context, Offer, Verdict};
+use crate::flow::FlowKey;
 use crate::host::{ConnectionId, ListenerId, Memory};
+use crate::state::State;
 use crate::time::{Duration, Instant};
 use crate::wire::ethernet::{self, MacAddress};
 use crate::wire::ip::{self, Address, Ecn, Packet};
@@ -109,7 +112,8 @@ impl Engine {
         }
     }
 
-    /// The payload of a fragment's packet, and what it says of congestion, when that was the last one missing.
+    /// The payload of a fragment's packet, and what it says of congestion, when that was the last
+    /// one missing.
     pub(super) fn reassemble(
         &mut self,
         now: Instant,
@@ -182,8 +186,9 @@ impl Engine {
         Ok(())
     }
 
-    /// Whether this would end a handshake where no more connections can wait to be accepted. Like Linux (tcp_check_req, unless
-    /// tcp_abort_on_overflow) we take it for lost: our SYN-ACK goes out again, until there is room.
+    /// Whether this would end a handshake where no more connections can wait to be accepted. Like
+    /// Linux (tcp_check_req, unless tcp_abort_on_overflow) we take it for lost: our SYN-ACK goes
+    /// out again, until there is room.
     fn waits_for_backlog(&self, slot: u32, flags: Flags) -> bool {
         let connection = &self.slots[slot as usize];
         connection.conditions.has(Conditions::HALF_OPEN)
@@ -207,12 +212,15 @@ impl Engine {
             Verdict::Done => {}
             Verdict::Refuse => self.refuse(now, packet, segment, reply_to),
             Verdict::Challenge => {
+                // RFC 5961 section 7, as Linux has it (tcp_send_challenge_ack): the connection's
+                // limit first, so that one connection uses up no other's share.
                 let limit = self.config.challenges_per_second_max;
-                if self.limiter.allows(now, limit, &mut self.random) {
+                let connection = &mut self.slots[slot as usize];
+                if connection.may_answer_again(now)
+                    && self.challenges.allows(now, limit, &mut self.random)
+                {
                     self.counters.challenges_sent += 1;
-                    self.slots[slot as usize]
-                        .conditions
-                        .set(Conditions::ACK_NOW);
+                    connection.conditions.set(Conditions::ACK_NOW);
                 } else {
                     self.counters.challenges_suppressed += 1;
                 }
@@ -226,7 +234,7 @@ impl Engine {
                 let listener = self.listeners.find(key.local, key.local_port);
                 if listener.is_some_and(|(_, listener)| !listener.is_full()) {
                     self.counters.time_wait_reused += 1;
-                    old.close(crate::connection::CloseReason::Finished);
+                    old.close(crate::state::CloseReason::Finished);
                     self.settle(slot);
                     self.open_passively(now, segment, &key, reply_to, Some(old_end));
                 }
@@ -245,8 +253,8 @@ impl Engine {
         reply_to: ReplyTo,
         memory: &mut dyn Memory,
     ) -> Result<(), Malformed> {
-        // RFC 1122 section 3.2.1.3: "a host MUST silently discard" what comes from where nothing can; nor
-        // does anything of ours come from the link.
+        // RFC 1122 section 3.2.1.3: "a host MUST silently discard" what comes from where nothing
+        // can; nor does anything of ours come from the link.
         let can_be = key.remote.is_unicast() && !self.interface.is_ours(key.remote);
         if !self.interface.is_ours(key.local) || !can_be {
             self.counters.not_for_us += 1;
@@ -404,8 +412,8 @@ impl Engine {
             .is_some_and(|at| now.since(at) < COOKIE_GRACE)
     }
 
-    /// The answer to a SYN goes to where that came from, unless we know better. Its sender is remembered when the handshake has shown that
-    /// there is one: a flood fills no table.
+    /// The answer to a SYN goes to where that came from, unless we know better. Its sender is
+    /// remembered when the handshake has shown that there is one: a flood fills no table.
     fn answer_to(&mut self, slot: u32, source: ReplyTo) {
         let key = self.slots[slot as usize].key;
         if let (Some(mac), Some(hop)) = (source, self.interface.next_hop(key.remote))

@@ -112,7 +112,8 @@ impl Interface {
         mss_of(self.mtu, remote.is_v4())
     }
 
-    /// A router says that the path to `remote` takes `mtu`. Returns the payload that follows; `None` where that cannot be.
+    /// A router says that the path to `remote` takes `mtu`. Returns the payload that follows;
+    /// `None` where that cannot be.
     pub(crate) fn narrow(&mut self, now: Instant, remote: Address, mtu: u32) -> Option<u16> {
         let floor = if remote.is_v4() {
             MTU_MIN_V4

@@ -1,7 +1,8 @@
 //! Slots that wait for something, the first come first.
 
-/// Who has been served stays in place until somebody asks for the first and nobody waits, or there is no room: so both ends are an index. Each
-/// slot is among them once at most, so there are no more than connections.
+/// A served slot stays in place until somebody asks for the first and nobody waits, or there
+/// is no room: so both ends are an index. Each slot is among them once at most, so there are no
+/// more than connections.
 #[derive(Debug, Default)]
 pub(super) struct Line {
     slots: Vec<u32>,
@@ -37,7 +38,7 @@ impl Line {
         }
     }
 
-    /// Who is next.
+    /// The next slot.
     #[inline(always)]
     pub(super) fn first(&mut self) -> Option<u32> {
         let first = self.slots.get(self.served).copied();

@@ -24,7 +24,7 @@ pub(crate) struct Listener {
 #[derive(Debug, Default)]
 pub(crate) struct Listeners {
     by_id: BTreeMap<u32, Listener>,
-    /// The same by port and address: there may be thousands, and each SYN asks.
+    /// Listeners' ids by port and address: there may be thousands, and each SYN asks.
     by_end: BTreeMap<(u16, Option<Address>), u32>,
     next_id: u32,
     half_open: usize,
@@ -74,7 +74,8 @@ impl Listeners {
         listener.ready
     }
 
-    /// The listener for a segment to this address and port; one for the address itself is preferred.
+    /// The listener for a segment to this address and port; one for the address itself is
+    /// preferred.
     pub(crate) fn find(&self, address: Address, port: u16) -> Option<(ListenerId, &Listener)> {
         let of = |address| self.by_end.get(&(port, address));
         let id = of(Some(address)).or_else(|| of(None))?;

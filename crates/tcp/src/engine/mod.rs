@@ -40,13 +40,14 @@ use std::collections::VecDeque;
 
 use crate::config::{Config, Medium};
 use crate::connection::{
-    CloseReason, Conditions, Connection, Context, FlowKey, GRANULARITY, News, OpenContext,
-    Prediction, State,
+    Conditions, Connection, Context, GRANULARITY, News, OpenContext, Prediction,
 };
 use crate::counters::Counters;
+use crate::flow::FlowKey;
 use crate::host::{ConnectionId, Event, ListenerId};
 use crate::position::Position;
 use crate::random::{Random, SipKey};
+use crate::state::{CloseReason, State};
 use crate::time::Instant;
 use control::ControlFrame;
 use cookie::Cookies;
@@ -77,7 +78,8 @@ const NO_FLOW: LastFlow = LastFlow {
 const LISTENERS: u32 = u32::MAX;
 /// No hardware address in the upper part of a word, with nothing below, is this.
 const NO_MAC: u64 = 1;
-/// Connections looked at for one in TIME-WAIT when there is no room for another: a bound on what a SYN can cost.
+/// Connections looked at for one in TIME-WAIT when there is no room for another: a bound on what a
+/// SYN can cost.
 const TIME_WAIT_LOOKS: usize = 64;
 /// Frames without a connection that may wait for the link.
 const CONTROL_FRAMES_MAX: usize = 1_024;
@@ -91,7 +93,10 @@ pub struct Engine {
     interface: Interface,
     neighbours: Neighbours,
     fragments: Fragments,
-    limiter: Limiter,
+    /// One for each kind of answer that anybody can provoke: a flood of one silences no other.
+    challenges: Limiter,
+    refusals: Limiter,
+    echo_replies: Limiter,
     /// Without [`Self::short_ways`].
     counters: Counters,
     short_ways: ShortWays,
@@ -117,7 +122,8 @@ pub struct Engine {
     cookie_sent_at: Option<Instant>,
 }
 
-/// Frames that took the short ways, each of them a segment: what would be several of [`Counters`] is counted once.
+/// Frames that took the short ways, each of them a segment: what would be several of [`Counters`]
+/// is counted once.
 #[derive(Debug, Default)]
 struct ShortWays {
     received: u64,
@@ -158,7 +164,9 @@ impl Engine {
                 Medium::Ethernet { resolve: true, .. }
             )),
             fragments: Fragments::default(),
-            limiter: Limiter::default(),
+            challenges: Limiter::default(),
+            refusals: Limiter::default(),
+            echo_replies: Limiter::default(),
             counters: Counters::default(),
             short_ways: ShortWays::default(),
             own_mac: match config.medium {
@@ -182,7 +190,7 @@ impl Engine {
         }
     }
 
-    /// What was counted since the engine was made.
+    /// The counters since the engine was made.
     #[must_use]
     pub fn counters(&self) -> Counters {
         let ShortWays { received, sent } = self.short_ways;
@@ -422,8 +430,9 @@ impl Engine {
         !self.free_slots.is_empty() || self.slots.len() < self.config.connections_max
     }
 
-    /// The same, at the cost of one in TIME-WAIT if need be: like Linux (`tcp_max_tw_buckets`) we rather serve the next remote than
-    /// wait for segments of one that is gone.
+    /// Makes room for a connection, at the cost of one in TIME-WAIT if need be: like Linux
+    /// (`tcp_max_tw_buckets`) we rather serve the next remote than wait for segments of one that is
+    /// gone.
     fn make_room(&mut self) -> bool {
         if self.has_free_slot() {
             return true;
@@ -543,7 +552,7 @@ fn announce(connection: &mut Connection, slot: u32, event_queue: &mut Line) {
     }
 }
 
-/// The same where there is progress, and that not noted yet.
+/// The host has news of a connection: progress, not noted yet.
 #[inline(always)]
 fn announce_progress(connection: &mut Connection, slot: u32, event_queue: &mut Line) {
     if connection.news.has(News::ANNOUNCED | News::UNSEEN) {

@@ -9,8 +9,8 @@
 //! ```
 //!
 //! RFC 1122 section 2.3.2.1 wants entries verified about once a minute, also those in use: every
-//! [`ROUND`] the engine says which are, and those nobody has confirmed since are asked; frames go on
-//! meanwhile. What is not in use is forgotten.
+//! [`ROUND`] the engine says which are, and those nobody has confirmed since are asked; frames go
+//! on meanwhile. What is not in use is forgotten.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -45,7 +45,8 @@ struct Question {
 #[derive(Debug)]
 pub(crate) struct Neighbours {
     entries: BTreeMap<Address, Entry>,
-    /// Slots of connections whose next segment has nowhere to go yet, and their next hop. Each once, however often it tries.
+    /// Slots of connections whose next segment has nowhere to go yet, and their next hop. Each
+    /// once, however often it tries.
     waiting: BTreeMap<u32, Address>,
     /// When the round ends; not armed while nothing is resolved.
     round_ends_at: Instant,
@@ -196,8 +197,8 @@ impl Neighbours {
         self.round_ends_at <= now
     }
 
-    /// Doubts what nobody has confirmed for a round, if it is in use, and forgets it otherwise. Returns
-    /// whom to ask.
+    /// Doubts what nobody has confirmed for a round, if it is in use, and forgets it otherwise.
+    /// Returns whom to ask.
     pub(crate) fn begin_round(&mut self, now: Instant, in_use: &BTreeSet<Address>) -> Vec<Address> {
         let mut ask = Vec::new();
         self.entries.retain(|hop, entry| match entry {

@@ -2,14 +2,16 @@
 //! Ethernet and IPv4 with timestamps. Everything else goes by way of
 //! [`Engine::transmit_from`]. What their headers look like stands in `connection/template.rs`.
 //!
-//! Full segments that may leave at once are a *run*: planned together, with one look at windows and timers, and
-//! written with one set of numbers. Still each of them counts as sent only when it is polled.
+//! Full segments that may leave at once are a *run*: planned together, with one look at windows and
+//! timers, and written with one set of numbers. Still each of them counts as sent only when it is
+//! polled.
 
 use super::transmit::{ChecksumWork, Payload, Transmit, TransmitOffload};
 use super::{Engine, HEADER_BUFFER_BYTES};
-use crate::connection::{Conditions, State, TCP_AT, Template};
+use crate::connection::{Conditions, TCP_AT, Template};
 use crate::host::ConnectionId;
 use crate::position::Position;
+use crate::state::State;
 use crate::time::Instant;
 use crate::wire::checksum::Sum;
 use crate::wire::put_u32;
@@ -17,8 +19,8 @@ use crate::wire::tcp::{CHECKSUM_AT, FLAGS_AT, Flags};
 
 const HEADER_BYTES: usize = Template::USUAL_BYTES;
 
-/// The segments that may follow the one sent last at once. Whatever happens between two polls (a segment, a call, a timer,
-/// other headers) ends it: then the next one is planned anew.
+/// The segments that may follow the one sent last at once. Whatever happens between two polls (a
+/// segment, a call, a timer, other headers) ends it: then the next one is planned anew.
 #[derive(Debug)]
 pub(super) struct Run {
     /// How many bytes may follow, in segments of `payload_bytes`.
@@ -111,7 +113,8 @@ fn sum_usual_headers(h: &[u8; HEADER_BYTES]) -> Sum {
 }
 
 impl Engine {
-    /// The next segment of the connection whose turn it is, where [`Connection::may_send_quickly`] is true and there is data.
+    /// The next segment of the connection whose turn it is, where [`Connection::may_send_quickly`]
+    /// is true and there is data.
     #[inline(always)]
     fn send_quickly<const IS_SUMMED_BY_LINK: bool>(
         &mut self,
@@ -157,8 +160,9 @@ impl Engine {
         Some(usual_frame::<IS_SUMMED_BY_LINK>(h, payload, 0))
     }
 
-    /// The next frame of the connection whose turn it is, where nothing has a turn before it: an acknowledgement alone, or what the other ways
-    /// make of it. Which way is decided here, so that each of them begins with what it needs.
+    /// The next frame of the connection whose turn it is, where nothing has a turn before it: an
+    /// acknowledgement alone, or what the other ways make of it. Which way is decided here, so that
+    /// each of them begins with what it needs.
     // Not inlined, and without a call that comes back: so it has no registers to save.
     #[inline(never)]
     pub(super) fn transmit_next<const IS_SUMMED_BY_LINK: bool>(
@@ -190,7 +194,7 @@ impl Engine {
         Some(usual_frame::<IS_SUMMED_BY_LINK>(h, None, 0))
     }
 
-    /// The same where the headers at hand had payload behind them.
+    /// Sends an acknowledgement when the kept headers had payload behind them.
     #[inline(never)]
     fn acknowledge_after_data<const IS_SUMMED_BY_LINK: bool>(
         &mut self,

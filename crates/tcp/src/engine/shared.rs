@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   TCP, and ICMP errors about TCP     the owner of the connection
-//!   a fragment                         whoever puts together what these two hosts exchange; the whole goes the usual way
+//!   a fragment                         the thread that reassembles for these two hosts
 //!   ARP, neighbour discovery           everybody: whoever has it answers, the others listen
 //!   anything else, and nonsense        whoever has it
 //! ```
@@ -10,13 +10,13 @@
 use super::Engine;
 use super::control::quoted_flow;
 use crate::config::Medium;
-use crate::connection::FlowKey;
+use crate::flow::FlowKey;
 use crate::time::Instant;
 use crate::wire::icmp::Message;
 use crate::wire::ip::{self, Address, Packet};
 use crate::wire::{Malformed, arp, ethernet, u16_at, u32_at};
 
-/// Who is to have a frame; see [`crate::Share`].
+/// The owner of a frame; see [`crate::Share`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Whose {
     /// [`Engine::handle_frame`] of this one.
@@ -33,7 +33,7 @@ pub enum Whose {
 const USUAL_ENDS_BYTES: usize = 38;
 
 impl Engine {
-    /// Who is to have a frame. It is not checked for more than that takes.
+    /// The owner of a frame. The frame is checked no further than that takes.
     #[inline]
     #[must_use]
     pub fn whose(&self, frame: &[u8]) -> Whose {
@@ -115,7 +115,8 @@ impl Engine {
         }
     }
 
-    /// Takes a frame that another engine has handled: what it says of neighbours is news here, too. Nothing is answered, and nothing counted.
+    /// Takes a frame that another engine has handled: what it says of neighbours is news here, too.
+    /// Nothing is answered, and nothing counted.
     pub fn overhear(&mut self, frame: &[u8]) {
         // Malformed ones the other has counted.
         let _ = self.try_overhear(frame);
@@ -140,8 +141,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Takes a fragment; anything else is malformed. The last one of its packet makes a frame of the whole, which is not necessarily this engine's; its checksums have
-    /// not been verified.
+    /// Takes a fragment; anything else is malformed. The last one of its packet makes a frame of
+    /// the whole, which is not necessarily this engine's; its checksums have not been verified.
     pub fn put_together(&mut self, now: Instant, frame: &[u8]) -> Option<Vec<u8>> {
         self.counters.frames_received += 1;
         let whole = self.try_put_together(now, frame);

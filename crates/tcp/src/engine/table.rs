@@ -1,11 +1,11 @@
 //! Finding a connection by its ends: open addressing, linear probing, keyed hash.
 //!
-//! An entry is sixteen bytes: for IPv4 the ends themselves, so that a connection is found without being
-//! touched; for IPv6 96 bits of hash, and the ends are compared in the connection. Deletion shifts
-//! entries back instead of leaving tombstones: a table that has seen a billion connections probes like
-//! a new one.
+//! An entry is sixteen bytes: for IPv4 the ends themselves, so that a connection is found without
+//! being touched; for IPv6 96 bits of hash, and the ends are compared in the connection. Deletion
+//! shifts entries back instead of leaving tombstones: a table that has seen a billion connections
+//! probes like a new one.
 
-use crate::connection::FlowKey;
+use crate::flow::FlowKey;
 use crate::random::Random;
 use crate::share::fold;
 
@@ -14,7 +14,8 @@ const EMPTY: u32 = u32::MAX;
 /// Marks the slot of an IPv6 connection. Slots are fewer than 2^31.
 const V6: u32 = 1 << 31;
 
-/// The ends of an IPv4 flow as they stand in the headers of a frame from the remote: its address, ours, its port and ours.
+/// The ends of an IPv4 flow as they stand in the headers of a frame from the remote: its address,
+/// ours, its port and ours.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Ends {
     /// What differs most often comes first.
@@ -152,7 +153,8 @@ impl FlowTable {
         self.hash(ends) & (self.entries.len() - 1)
     }
 
-    /// The slot of an IPv4 flow. What is no slot's number stands for an IPv6 flow whose hash happens to look like these ends, or for nobody.
+    /// The slot of an IPv4 flow. What is no slot's number stands for an IPv6 flow whose hash
+    /// happens to look like these ends, or for nobody.
     #[inline(always)]
     pub(crate) fn find_v4(&self, ends: Ends) -> Option<u32> {
         let mask = self.entries.len().checked_sub(1)?;

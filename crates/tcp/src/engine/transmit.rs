@@ -4,11 +4,13 @@
 //! its place in the host's ring. A link that gathers (writev, descriptors) never copies payload;
 //! [`Engine::poll_frame`] is for those that want one piece.
 
-use super::{Engine, FlowKey};
+use super::Engine;
 use crate::config::Medium;
-use crate::connection::{CloseReason, Conditions, Connection, Context, Plan, PlanKind, State};
+use crate::connection::{Conditions, Connection, Context, Plan, PlanKind};
+use crate::flow::FlowKey;
 use crate::host::{ConnectionId, Memory};
 use crate::position::Position;
+use crate::state::{CloseReason, State};
 use crate::time::Instant;
 use crate::wire::checksum::Sum;
 use crate::wire::ethernet::{self, MacAddress};
@@ -31,7 +33,7 @@ pub struct Payload {
     pub bytes: u32,
 }
 
-/// What is left to do for a frame's TCP checksum.
+/// The work that is left for a frame's TCP checksum.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ChecksumWork {
     /// Nothing.
@@ -248,8 +250,9 @@ impl Engine {
         self.free_if_over(slot);
     }
 
-    /// Without a way to the remote its next segment is as good as lost on the way: the retransmission timer sends it again, up to R2. RFC
-    /// 1122 section 4.2.3.9: of such a soft error TCP "MUST NOT abort the connection"; RFC 5461 section 4.1: but one that is not
+    /// Without a way to the remote its next segment is as good as lost on the way: the
+    /// retransmission timer sends it again, up to R2. RFC 1122 section 4.2.3.9: of such a soft
+    /// error TCP "MUST NOT abort the connection"; RFC 5461 section 4.1: but one that is not
     /// synchronized it may.
     #[cold]
     fn lose_segment(&mut self, now: Instant, slot: u32, why: CloseReason) {
@@ -329,8 +332,8 @@ impl Engine {
         }
     }
 
-    /// A neighbour was heard: connections that waited have their turn, and headers with an old address
-    /// are written anew.
+    /// A neighbour was heard: connections that waited have their turn, and headers with an old
+    /// address are written anew.
     pub(super) fn note(&mut self, hop: Address, learned: Learned) {
         if learned.has_moved {
             self.forget_templates(hop);
@@ -386,7 +389,7 @@ impl Engine {
             self.forget_templates(hop);
         }
         for slot in overdue.failed {
-            // What is established has a timer of its own from here on, which will ask again.
+            // An established connection has its own timer from here on, which will ask again.
             self.lose_segment(now, slot, CloseReason::Unreachable);
             let connection = &mut self.slots[slot as usize];
             if connection.snd_nxt == connection.snd_una && connection.state == State::Closed {

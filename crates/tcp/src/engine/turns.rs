@@ -7,8 +7,8 @@ const BURST_SEGMENTS_MAX: u32 = 16;
 /// No slot has this number.
 const NOBODY: u32 = u32::MAX;
 
-/// Slots with something to send, each once: one has its turn, the others wait for theirs. Mostly there is
-/// just one, and then the queue is not touched.
+/// Slots with something to send, each once: one has its turn, the others wait for theirs. Mostly
+/// there is just one, and then the queue is not touched.
 #[derive(Debug)]
 pub(super) struct Turns {
     /// Whose turn it is. Invariant: while it is nobody's, nobody waits.

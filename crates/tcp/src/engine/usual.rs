@@ -1,10 +1,10 @@
-//! The short way in: segments in order, over Ethernet and IPv4 with timestamps. Everything else goes by way of
-//! [`Engine::handle_any`].
+//! The short way in: segments in order, over Ethernet and IPv4 with timestamps. Everything else
+//! goes by way of [`Engine::handle_any`].
 //!
 //! ```text
-//!   headers as they nearly always are ──> whose? ──> payload and nothing else ────> its place, an acknowledgement perhaps
-//!                                                    payload and something else ──> what any segment in order does
-//!                                                    an acknowledgement ──────────> what was sent is forgotten
+//!   common headers ──> whose? ──> payload and nothing else ────> its place, perhaps an ACK
+//!                                 payload and something else ──> as any segment in order
+//!                                 an acknowledgement ──────────> records of sent data are dropped
 //! ```
 
 use core::hint::black_box;
@@ -14,11 +14,10 @@ use super::line::Line;
 use super::table::Ends;
 use super::turns::Turns;
 use super::{Engine, LastFlow, announce_progress};
-use crate::connection::{
-    Acknowledge, Conditions, Connection, Context, OtherWay, Progressed, State,
-};
+use crate::connection::{Acknowledge, Conditions, Connection, Context, OtherWay, Progressed};
 use crate::host::{ConnectionId, Memory, NoRoom};
 use crate::position::Position;
+use crate::state::State;
 use crate::time::Instant;
 use crate::wire::tcp::{Flags, Segment, Timestamps};
 use crate::wire::{ethernet, ip, u16_at, u32_at};
@@ -88,7 +87,8 @@ fn usual_ends(h: &[u8; USUAL_HEADERS_BYTES]) -> Ends {
 /// The queues a connection can belong to.
 type Queues<'a> = (&'a mut Turns, &'a mut Line, &'a mut Deadlines);
 
-/// What [`Engine::settle`] does, after a segment in order: nothing in the cold part of the connection has changed.
+/// What [`Engine::settle`] does, after a segment in order: nothing in the cold part of the
+/// connection has changed.
 #[inline(always)]
 fn settle_usual(connection: &mut Connection, slot: u32, (turns, event_queue, deadlines): Queues) {
     let conditions = connection.conditions;
@@ -107,8 +107,8 @@ fn settle_usual(connection: &mut Connection, slot: u32, (turns, event_queue, dea
     }
 }
 
-/// The same after payload and nothing else, whose acknowledgement was scheduled: what is to be sent has its turn already, or waits for an
-/// acknowledgement, a window or its time.
+/// As [`settle_usual`], after payload and nothing else, whose acknowledgement is scheduled: output
+/// has its turn already, or waits for an acknowledgement, a window or its time.
 #[inline(always)]
 fn settle_payload(
     connection: &mut Connection,
@@ -152,9 +152,9 @@ impl Engine {
         }
     }
 
-    /// [`Self::handle_frame`] for frames that arrived together. Where connections are so many that they
-    /// do not stay in the cache, several frames' are looked up before the first is handled: the
-    /// memory's delays pass at once instead of one after the other.
+    /// [`Self::handle_frame`] for frames that arrived together. Where connections are so many that
+    /// they do not stay in the cache, several frames' are looked up before the first is handled:
+    /// the memory's delays pass at once instead of one after the other.
     pub fn handle_frames<'a, I>(&mut self, now: Instant, frames: I, memory: &mut dyn Memory)
     where
         I: Iterator<Item = (&'a [u8], ReceiveOffload)> + Clone,
@@ -222,8 +222,8 @@ impl Engine {
         self.handle_frame(now, frame, offload, memory);
     }
 
-    /// Finds out whose the next frames are, should they be of the usual layout, and has a look at these connections; returns how many there
-    /// are.
+    /// Finds out whose the next frames are, should they be of the usual layout, and has a look at
+    /// these connections; returns how many there are.
     // Not inlined: it has use for every register.
     #[inline(never)]
     fn look_up_together<'a>(
@@ -251,8 +251,9 @@ impl Engine {
         self.short_ways.received += frames;
     }
 
-    /// Where the payload of the next frame belongs, should it continue what the last one brought. Memory
-    /// that takes it there straight from the link spares a copy: see [`Self::handle_placed`].
+    /// Where the payload of the next frame belongs, should it continue what the last one brought.
+    /// Memory that takes it there straight from the link spares a copy: see
+    /// [`Self::handle_placed`].
     #[inline]
     #[must_use]
     pub fn expected(&self) -> Option<Expected> {
@@ -270,8 +271,9 @@ impl Engine {
         })
     }
 
-    /// Where the payload belongs of a frame with these headers and `payload_bytes` bytes of it, if it is the next of an established
-    /// connection. For links that show headers first: no guess as [`Self::expected`] is, but said before all has been verified.
+    /// Where the payload belongs of a frame with these headers and `payload_bytes` bytes of it, if
+    /// it is the next of an established connection. For links that show headers first: no guess as
+    /// [`Self::expected`] is, but said before all has been verified.
     #[inline]
     pub fn place_of(
         &mut self,
@@ -289,9 +291,9 @@ impl Engine {
         is_next.then_some(expected)
     }
 
-    /// [`Self::handle_frame`] for a frame whose `payload_bytes` bytes of payload the host has read to
-    /// where [`Self::expected`] said. Does nothing and returns false unless they belong there: then
-    /// the host puts the frame together and calls [`Self::handle_frame`].
+    /// [`Self::handle_frame`] for a frame whose `payload_bytes` bytes of payload the host has read
+    /// to where [`Self::expected`] said. Does nothing and returns false unless they belong there:
+    /// then the host puts the frame together and calls [`Self::handle_frame`].
     #[inline]
     pub fn handle_placed(
         &mut self,
@@ -326,8 +328,8 @@ impl Engine {
     /// acknowledgement of something new. Does nothing and returns false for everything else.
     ///
     /// ```text
-    /// 0        14   16     20   22  23    26   30   34     38   42   46   48     54    58   62   66
-    /// | macs.. |45..|length|frag|ttl|proto|src |dst |ports |seq |ack |80fl|window|nn8a |TSv |TSe |
+    /// 0       14   16     20   22  23    26   30   34     38   42   46   48     54   58   62  66
+    /// |macs.. |45..|length|frag|ttl|proto|src |dst |ports |seq |ack |80fl|window|nn8a |TSv |TSe |
     /// ```
     #[inline(always)]
     fn handle_predicted(
@@ -349,7 +351,8 @@ impl Engine {
         self.handle_usual(now, slot, h, rest, memory)
     }
 
-    /// The same where the slot was found before. Then there are so many connections that trains are not to be expected.
+    /// Handles a usual frame whose slot was found before. Then there are so many connections that
+    /// trains are not to be expected.
     #[inline(always)]
     fn handle_found(
         &mut self,
@@ -365,7 +368,7 @@ impl Engine {
         self.is_usual(h, offload) && self.handle_usual(now, slot, h, rest, memory)
     }
 
-    /// The same where it is known that the headers have that layout, and whose they are.
+    /// Handles a frame whose headers are known to have that layout, of a known connection.
     #[inline(always)]
     fn handle_usual(
         &mut self,
@@ -395,7 +398,7 @@ impl Engine {
         }
     }
 
-    /// The same for an acknowledgement and nothing else.
+    /// Handles an acknowledgement and nothing else.
     #[inline(always)]
     fn handle_acknowledgement(
         &mut self,
@@ -461,7 +464,8 @@ impl Engine {
         Some(slot)
     }
 
-    /// A segment with payload and nothing else; `None`: it is not one. False: there is no place for it.
+    /// A segment with payload and nothing else; `None`: it is not one. False: there is no place for
+    /// it.
     #[inline(always)]
     fn handle_payload(
         &mut self,
@@ -488,7 +492,7 @@ impl Engine {
         Some(true)
     }
 
-    /// The same where there was no place for it, and that is all there is to be said.
+    /// The host had no room: counts it and drops the segment.
     #[cold]
     fn refuse_payload(&mut self, slot: u32) -> bool {
         self.counters.host_had_no_room += 1;

@@ -239,7 +239,7 @@ impl Checker {
             if packet.flags & ACK == 0 && !is_simultaneous {
                 other = Side::default();
             } else {
-                // What had reached it came before it had a sequence number: the SYN's window.
+                // The window that had reached it came before it had a sequence number: the SYN's.
                 side.may_send_to = other.edge_of_syn();
             }
         }
@@ -320,7 +320,8 @@ impl Checker {
             assert!(!older, "a timestamp that runs backwards: {packet:?}");
             side.timestamp = Some(value);
         }
-        // A SYN-ACK may be a cookie, which remembers nothing: not even a connection that came of it.
+        // A SYN-ACK may be a cookie, which remembers nothing: not even a connection that came of
+        // it.
         if packet.flags & ACK != 0
             && has_syn == 0
             && let Some(ack) = other.position(packet.ack, other.sent_end)

@@ -31,7 +31,8 @@ pub struct Impairments {
     pub shrink_per_million: u32,
     /// A limited queue marks instead of dropping, above half its size (RFC 3168).
     pub marks: bool,
-    /// The largest packet that passes; zero: as large as the link's. And whether the sender is told.
+    /// The largest packet that passes; zero: as large as the link's. And whether the sender is
+    /// told.
     pub path_mtu: u16,
     /// An ICMP message reports packets that are too big.
     pub reports_too_big: bool,

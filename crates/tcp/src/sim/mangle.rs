@@ -61,8 +61,8 @@ fn complete(packet: &mut [u8], tcp_at: usize) {
     packet[tcp_at + 16..tcp_at + 18].copy_from_slice(&checksum.to_be_bytes());
 }
 
-/// The pieces that a narrow network makes of a packet (RFC 791 section 3.2, RFC 8200 section 4.5), in any order. One that is
-/// too small for that stays whole.
+/// The pieces that a narrow network makes of a packet (RFC 791 section 3.2, RFC 8200 section 4.5),
+/// in any order. One that is too small for that stays whole.
 pub(super) fn fragments(packet: &[u8], identification: u32, random: &mut Random) -> Vec<Vec<u8>> {
     let is_v4 = packet[0] >> 4 == 4;
     let (header, payload) = packet.split_at(if is_v4 { 20 } else { 40 });

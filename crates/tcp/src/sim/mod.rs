@@ -12,11 +12,12 @@ pub mod checker;
 mod host;
 mod link;
 mod mangle;
+mod role;
 mod scenario;
 mod world;
 
-pub use host::Role;
 pub use link::Impairments;
+pub use role::Role;
 pub use scenario::Scenario;
 pub use world::{Report, World};
 
@@ -52,7 +53,8 @@ mod tests {
         assert!(simultaneous > 5, "{simultaneous} opened from both sides");
     }
 
-    /// Of the first seeds some are flooded with SYNs: cookies go out to strangers, and come back from those that there are.
+    /// Of the first seeds some are flooded with SYNs: cookies go out to strangers, and come back
+    /// from those that there are.
     #[test]
     fn floods_are_withstood() {
         let reports: Vec<_> = (0..40).map(|seed| run(seed, false)).collect();

@@ -1,7 +1,7 @@
 //! What a seed stands for: hosts, links, transfers and troubles.
 
-use super::host::Role;
 use super::link::Impairments;
+use super::role::Role;
 use crate::{CongestionControl, Duration, Keepalive, Options, Random};
 
 /// One connection to be made.
@@ -10,7 +10,8 @@ pub(crate) struct Transfer {
     pub(crate) client: usize,
     pub(crate) server: usize,
     pub(crate) is_v6: bool,
-    /// Nobody listens: both connect to each other at the same moment (RFC 9293 section 3.5, figure 8).
+    /// Nobody listens: both connect to each other at the same moment (RFC 9293 section 3.5, figure
+    /// 8).
     pub(crate) is_simultaneous: bool,
     pub(crate) start: Duration,
     pub(crate) options: Options,
@@ -256,7 +257,8 @@ impl Scenario {
         }
     }
 
-    /// Whether one end of a transfer does not wait for ever for what it has sent to be acknowledged.
+    /// Whether one end of a transfer does not wait for ever for what it has sent to be
+    /// acknowledged.
     pub(crate) fn is_impatient(&self, transfer: usize) -> bool {
         let ends = [self.transfers[transfer].options, self.server_options];
         ends.iter().any(|options| options.user_timeout.is_some())

@@ -501,8 +501,8 @@ impl World {
             || self.scenario.is_hostile()
             || program.aborted
             || (!program.is_connected && reason != CloseReason::Finished)
-            // Its last acknowledgement was lost so often that the remote's TIME-WAIT is over: the FIN,
-            // sent once more, meets nobody (RFC 9293 section 3.6.1 accepts that).
+            // Its last acknowledgement was lost so often that the remote's TIME-WAIT is over: the
+            // FIN, sent once more, meets nobody (RFC 9293 section 3.6.1 accepts that).
             || (program.finished && program.remote_finished && reason == CloseReason::Reset)
             || (may_be_given_up && matches!(reason, CloseReason::TimedOut | CloseReason::Reset));
         assert!(
@@ -534,8 +534,8 @@ impl World {
         }
     }
 
-    /// Programs that have said and read everything let go; the engine tells them nothing more, and reads their rings until all is
-    /// acknowledged.
+    /// Programs that have said and read everything let go; the engine tells them nothing more, and
+    /// reads their rings until all is acknowledged.
     fn part(&mut self, host: usize) {
         let now = self.clock_of(host);
         let Host { engine, rings, .. } = &mut self.hosts[host];
@@ -559,7 +559,8 @@ impl World {
             self.report.bytes += program.taken;
             self.report.bytes_by_flow[program.flow] += program.taken;
             self.report.departures += 1;
-            // Its engine may have given up a silent remote, of which nobody is told; and the remote may wait for its end for ever.
+            // Its engine may have given up a silent remote, of which nobody is told; and the remote
+            // may wait for its end for ever.
             self.progress[program.flow].excused |= self.scenario.is_impatient(program.flow);
             self.note_end(&program, !self.progress[program.flow].excused);
         }

@@ -67,7 +67,8 @@ impl Sum {
             first as u32 + second as u32
         };
         let sum = short as u32 + native;
-        // Both halves together, and their carry: the upper half of what is added to itself, turned around.
+        // Both halves together, and their carry: the upper half of what is added to itself, turned
+        // around.
         (sum.wrapping_add(sum.rotate_left(16)) >> 16) as u16
     }
 

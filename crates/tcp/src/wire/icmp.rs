@@ -91,7 +91,8 @@ impl<'a> Message<'a> {
             }),
             // RFC 1122 section 4.2.3.9: codes 2 to 4 are hard errors.
             (true, V4_UNREACHABLE, 2 | 3) => error(Trouble::Refused),
-            // Which of the others are the network's is Linux's to say: icmp_err_convert, tcp_v4_err, icmpv6_err_convert.
+            // Which of the others are the network's is Linux's to say: icmp_err_convert,
+            // tcp_v4_err, icmpv6_err_convert.
             (true, V4_UNREACHABLE, 0 | 6 | 9 | 11) => error(Trouble::NoRoute),
             (true, V4_UNREACHABLE, _) | (true, V4_TIME_EXCEEDED, _) => error(Trouble::Unreachable),
             (false, V6_TOO_BIG, _) => error(Trouble::TooBig {

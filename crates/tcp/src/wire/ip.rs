@@ -223,7 +223,8 @@ impl<'a> Packet<'a> {
             return Err(Malformed::IpTruncated);
         };
         let source = Address::v6_at(header, 8);
-        // The unspecified source is legitimate in neighbour discovery alone, which checks it itself.
+        // The unspecified source is legitimate in neighbour discovery alone, which checks it
+        // itself.
         if source.0[0] >> 56 == 0xff || source.is_v4() {
             return Err(Malformed::IpSource);
         }

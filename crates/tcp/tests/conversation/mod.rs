@@ -1,10 +1,10 @@
 //! What anybody on the link may do to an engine: bytes as frames, and bytes as a conversation.
 //!
-//! Shared by the fuzz targets (`fuzz/`) and the tests that replay what they found. A conversation is a
-//! program of single bytes with arguments: the remote sends segments whose numbers are near what the
-//! engine expects, so that mutation reaches the state machine and not only the parser; the host makes its
-//! calls; time passes. After every step all invariants hold, what is to be sent is drained, and the
-//! engine has said nothing that a receiver would have to take for nonsense.
+//! Shared by the fuzz targets (`fuzz/`) and the tests that replay what they found. A conversation
+//! is a program of single bytes with arguments: the remote sends segments whose numbers are near
+//! what the engine expects, so that mutation reaches the state machine and not only the parser; the
+//! host makes its calls; time passes. After every step all invariants hold, what is to be sent is
+//! drained, and the engine has said nothing that a receiver would have to take for nonsense.
 
 use toehold_tcp::{
     ChecksumSum, Config, CongestionControl, ConnectionId, Counters, Duration, Engine, Event,

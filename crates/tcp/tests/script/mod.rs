@@ -25,6 +25,7 @@ pub(crate) struct Stage {
     pub(crate) rings: Rings,
     pub(crate) now: Instant,
     pub(crate) listener: ListenerId,
+    remote_port: u16,
     /// The engine's ISN, once its SYN was seen, and its port.
     isn: u32,
     local_port: u16,
@@ -34,7 +35,8 @@ pub(crate) struct Stage {
     pub(crate) engine_clock: u32,
 }
 
-/// A stage without timestamps and scaling, so that scripts stay short; each test adds what it is about.
+/// A stage without timestamps and scaling, so that scripts stay short; each test adds what it is
+/// about.
 pub(crate) fn plain() -> Stage {
     Stage::new(|config, options| {
         config.timestamps = false;
@@ -58,6 +60,7 @@ impl Stage {
             rings: Rings::default(),
             now: Instant::from_micros(1_000_000),
             listener,
+            remote_port: REMOTE_PORT,
             isn: 0,
             local_port: SERVER_PORT,
             sent: VecDeque::new(),
@@ -126,11 +129,26 @@ impl Stage {
         self.local_port = port;
     }
 
+    /// From which port the remote's segments come, from now on.
+    pub(crate) fn come_from(&mut self, port: u16) {
+        self.remote_port = port;
+    }
+
+    /// The remote asks for an echo (RFC 792).
+    pub(crate) fn echo_request(&self) -> Vec<u8> {
+        let mut icmp = vec![8, 0, 0, 0, 0, 1, 0, 1];
+        let checksum = ChecksumSum::ZERO.bytes(&icmp).checksum();
+        icmp[2..4].copy_from_slice(&checksum);
+        let mut packet = ip_header(REMOTE, LOCAL, 1, icmp.len());
+        packet.extend_from_slice(&icmp);
+        packet
+    }
+
     /// A segment from somebody.
     pub(crate) fn packet(&self, script: &str, source: [u8; 4]) -> Vec<u8> {
         let line = Line::read(script);
         let mut tcp = Vec::new();
-        tcp.extend_from_slice(&REMOTE_PORT.to_be_bytes());
+        tcp.extend_from_slice(&self.remote_port.to_be_bytes());
         tcp.extend_from_slice(&self.local_port.to_be_bytes());
         tcp.extend_from_slice(&REMOTE_ISN.wrapping_add(line.seq as u32).to_be_bytes());
         let ack = line.ack.map_or(0, |ack| self.isn.wrapping_add(ack as u32));
@@ -176,7 +194,8 @@ impl Stage {
         self.drain();
     }
 
-    /// What a router says about the engine's segment that began at `seq`: RFC 792, with the MTU of RFC 1191.
+    /// What a router says about the engine's segment that began at `seq`: RFC 792, with the MTU of
+    /// RFC 1191.
     pub(crate) fn too_big(&self, seq: u32, mtu: u16) -> Vec<u8> {
         let mut quoted = Vec::new();
         quoted.extend_from_slice(&self.local_port.to_be_bytes());
@@ -195,7 +214,8 @@ impl Stage {
         packet
     }
 
-    /// What a router says about the engine's segment that began at `seq`: RFC 792, destination unreachable, and why.
+    /// What a router says about the engine's segment that began at `seq`: RFC 792, destination
+    /// unreachable, and why.
     pub(crate) fn unreachable(&self, seq: u32, code: u8) -> Vec<u8> {
         let mut packet = self.too_big(seq, 0);
         packet[21] = code;
@@ -288,7 +308,8 @@ impl Stage {
         );
     }
 
-    /// The engine refuses a segment without an acknowledgement that took so much of the remote's numbers.
+    /// The engine refuses a segment without an acknowledgement that took so much of the remote's
+    /// numbers.
     #[track_caller]
     pub(crate) fn expect_refusal(&mut self, length: u32) {
         self.drain();

@@ -41,8 +41,8 @@ impl Memory for Rings {
     }
 }
 
-/// A segment with timestamps from 10.0.0.2 to port 80 of 10.0.0.1, as Ethernet brings it to the host made by [`ethernet`]`(1)`. Its checksum is not
-/// computed.
+/// A segment with timestamps from 10.0.0.2 to port 80 of 10.0.0.1, as Ethernet brings it to the
+/// host made by [`ethernet`]`(1)`. Its checksum is not computed.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Segment<'a> {
     pub(crate) port: u16,

@@ -12,7 +12,8 @@ use super::engines::Engine;
 use crate::plan::Reading;
 use crate::sample::Samples;
 
-/// Memory and engines, opened when they are first needed and kept: a cold start is not what is measured.
+/// Memory and engines, opened when they are first needed and kept: a cold start is not what is
+/// measured.
 pub(super) struct Bench {
     source: Buffer,
     target: Buffer,
@@ -107,8 +108,8 @@ impl Bench {
         Ok(readings)
     }
 
-    /// The same copy by every contender, through a channel, on the same memory, within one moment: each in turn, twice.
-    /// Who begins changes from sample to sample.
+    /// One copy by every contender, through a channel, on the same memory, within one moment:
+    /// each in turn, twice. Who begins changes from sample to sample.
     pub(super) fn contest(
         &mut self,
         contest: Contest,
@@ -146,7 +147,8 @@ impl Bench {
                 }
                 let mut seconds = 0.0;
                 for _ in 0..calls {
-                    // Again: little is pushed out by little, and who had the memory last has it in its own cache.
+                    // Again: little is pushed out by little, and who had the memory last has it in
+                    // its own cache.
                     if is_hot && len <= NEAR_BYTES {
                         prepare(&operation, true);
                     }
@@ -165,8 +167,8 @@ impl Bench {
             .collect())
     }
 
-    /// Turns of work that take as long as a cold `memcpy` of this length: measured once, so that every engine gets the
-    /// same.
+    /// Turns of work that take as long as a cold `memcpy` of this length: measured once, so that
+    /// every engine gets the same.
     fn turns_of(&mut self, operation: &Operation) -> u64 {
         let len = operation.len();
         if let Some(&(_, turns)) = self.turns.iter().find(|(known, _)| *known == len) {
@@ -350,7 +352,8 @@ impl Bench {
     }
 }
 
-/// How much of the copy's time is left for other work: how much shorter both are together than one after the other.
+/// How much of the copy's time is left for other work: how much shorter both are together than one
+/// after the other.
 fn overlap(
     channel: &mut Channel,
     operation: &Operation,
@@ -387,7 +390,8 @@ fn by_hand(engine: Engine, operation: &Operation) {
 }
 
 fn submit(channel: &mut Channel, operation: &Operation) -> toehold_copy::Cookie {
-    // SAFETY: within the bench's buffers; every caller waits with `finish` before it uses them again.
+    // SAFETY: within the bench's buffers; every caller waits with `finish` before it uses them
+    // again.
     let cookie = unsafe { channel.submit(*operation) };
     channel.flush();
     cookie.expect("the channel is empty")
@@ -413,9 +417,10 @@ fn awaken(channel: &mut Channel, operation: &Operation) {
     }
 }
 
-/// Wakes a helper that went to sleep while the memory was prepared, with work that leaves this processor's cache alone and
-/// that is long enough to be worth waking it for. What waking costs is the group `asleep`. Where there is no helper the
-/// work would be done here, and would throw out what was prepared.
+/// Wakes a helper that went to sleep while the memory was prepared, with work that leaves this
+/// processor's cache alone and that is long enough to be worth waking it for. What waking costs is
+/// the group `asleep`. Where there is no helper the work would be done here, and would throw out
+/// what was prepared.
 fn nudge(channel: &mut Channel, nudged: *mut u8) {
     if channel.helper_cpu_ns() == Some(0) {
         return;
@@ -441,16 +446,17 @@ fn prepare(operation: &Operation, is_hot: bool) {
     }
 }
 
-/// Reads other cold memory, so that every contender finds the way to memory as busy as one whose helper was just woken by work
-/// does. A memory system that was left alone for some microseconds answers the next few kilobytes a third slower.
+/// Reads other cold memory, so that every contender finds the way to memory as busy as one whose
+/// helper was just woken by work does. A memory system that was left alone for some microseconds
+/// answers the next few kilobytes a third slower.
 fn stir(at: *const u8, len: usize) {
     // SAFETY: within the bench's working set.
     unsafe { evict(at, len) };
     read(at, len);
 }
 
-/// What reading the clock twice adds to a measurement: the mean of the middle half, because the clock's steps are not much
-/// shorter, and a single interrupt is many times as long.
+/// What reading the clock twice adds to a measurement: the mean of the middle half, because the
+/// clock's steps are not much shorter, and a single interrupt is many times as long.
 fn clock_seconds() -> f64 {
     let mut readings: Vec<f64> = (0..256)
         .map(|_| Instant::now().elapsed().as_secs_f64())
@@ -521,7 +527,7 @@ const WORKING_SET_BYTES: usize = 1 << 20;
 /// At least what any calibration asks for before it wakes a helper.
 const NUDGE_BYTES: usize = 1 << 20;
 
-/// What is copied in less time than a helper goes to sleep in.
+/// A helper copies this many bytes in less time than it takes to fall asleep.
 const NEAR_BYTES: usize = 128 << 10;
 
 /// Part of the working set.

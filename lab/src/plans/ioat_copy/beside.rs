@@ -1,10 +1,10 @@
-//! What was found here, to stand beside what the paper printed.
+//! This host's results, to stand beside the paper's.
 
 use crate::published::Published;
 use crate::report::Report;
 use crate::table::number;
 
-/// The same thing measured here, if it was.
+/// This host's result for a published one, if it was measured.
 pub(super) fn of(published: &Published, report: &Report) -> Option<String> {
     match (published.metric.as_str(), published.system.as_str()) {
         ("crossover size", _) => crossover(report),
@@ -55,7 +55,8 @@ fn crossover(report: &Report) -> Option<String> {
     })
 }
 
-/// Least and greatest ratio of two series over all lengths; a unit of the first is so many of the second's.
+/// Least and greatest ratio of two series over all lengths; a unit of the first is so many of the
+/// second's.
 fn span(
     report: &Report,
     (above, above_metric): (&str, &str),

@@ -1,6 +1,6 @@
 //! What the copy engine is meant to reach, and what these rows say.
 
-use crate::plan::Claim;
+use crate::report::Claim;
 use crate::report::{Report, Row};
 use crate::table::number;
 
@@ -109,7 +109,8 @@ fn contests(report: &Report, group: &str) -> Vec<Contest> {
         .collect()
 }
 
-/// A point misses when its whole interval is beyond the limit, and is undecided when only the median is.
+/// A point misses when its whole interval is beyond the limit, and is undecided when only the
+/// median is.
 fn never_far_behind(wanted: &str, contests: &[Contest]) -> Claim {
     const LIMIT: f64 = 1.05;
     let tell = |contest: &Contest| {

@@ -1,4 +1,5 @@
-//! `ioat-copy`: Figure 6 of the I/OAT paper on this machine, and what a copy does to everything around it.
+//! `ioat-copy`: Figure 6 of the I/OAT paper on this machine, and what a copy does to everything
+//! around it.
 //!
 //! | group | question |
 //! |---|---|
@@ -18,8 +19,9 @@ mod engines;
 
 use self::bench::{Bench, Contest};
 use self::engines::Engine;
-use crate::plan::{Axis, Case, Claim, Figure, Plan, Reading};
+use crate::plan::{Axis, Case, Figure, Plan, Reading};
 use crate::published::Published;
+use crate::report::Claim;
 use crate::report::Report;
 
 /// Who takes part in a contest, as its metrics are called.
@@ -58,19 +60,27 @@ impl Plan for IoatCopy {
             .collect();
         let mut cases = Vec::new();
         for &len in &lens {
-            for heat in ["hot", "cold"] {
+            for residency in ["hot", "cold"] {
                 for engine in Engine::SYNCHRONOUS {
-                    cases.push(Case::new("copy", format!("{} {heat}", engine.name()), len));
+                    cases.push(Case::new(
+                        "copy",
+                        format!("{} {residency}", engine.name()),
+                        len,
+                    ));
                 }
                 for engine in Engine::available() {
-                    cases.push(Case::new("copy", format!("{} {heat}", engine.name()), len));
+                    cases.push(Case::new(
+                        "copy",
+                        format!("{} {residency}", engine.name()),
+                        len,
+                    ));
                 }
             }
         }
         for &len in &lens {
-            for heat in ["hot", "cold"] {
-                cases.push(Case::new("waiting", heat, len));
-                cases.push(Case::new("job", heat, len));
+            for residency in ["hot", "cold"] {
+                cases.push(Case::new("waiting", residency, len));
+                cases.push(Case::new("job", residency, len));
             }
         }
         for engine in [Engine::Cpu, Engine::CpuNt, Engine::Worker] {
@@ -230,12 +240,14 @@ impl Plan for IoatCopy {
     fn notes(&self) -> Vec<String> {
         let mut notes = engines::missing();
         notes.push(
-            "overlap is (copy + work - both) / copy, with work as long as the copy, measured alone and together"
+            "overlap is (copy + work - both) / copy, with work as long as the copy, measured \
+            alone and together"
                 .to_owned(),
         );
         notes.push(
-            "cold means evicted from every cache; an engine's memory is in its owner's cache when hot"
-                .to_owned(),
+            "cold means evicted from every cache; an engine's memory is in its owner's cache when \
+            hot"
+            .to_owned(),
         );
         notes.push(
             "a helper's time includes its spinning: it is what the copy cost, not what it needed"

@@ -11,7 +11,8 @@ fn from_outside(epoll: Fd) -> String {
     format!("{result} {seen:x?}, {selected}, {}", now(epoll))
 }
 
-/// Bytes that come while the client waits, three times: what it does before it lets the server send, and what when it has.
+/// Bytes that come while the client waits, three times: what it does before it lets the server
+/// send, and what when it has.
 fn later(pair: &Pair, before: impl Fn(), after: impl Fn()) {
     for _ in 0..3 {
         if pair.server() {

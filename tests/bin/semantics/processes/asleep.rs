@@ -42,8 +42,8 @@ fn in_epoll(fd: Fd) {
 /// Time for a process to fall asleep. Too little of it costs the test its point, not its result.
 const ASLEEP: std::time::Duration = std::time::Duration::from_millis(10);
 
-/// Each round two processes sleep. In every other one a message wakes one of them, which reads nothing more until a second message has woken
-/// the other; in the rest both messages come at once.
+/// Each round two processes sleep. In every other one a message wakes one of them, which reads
+/// nothing more until a second message has woken the other; in the rest both messages come at once.
 fn both_sleep(pair: &Pair) {
     const WAYS: [[Sleep; 2]; 5] = [
         [in_receive, in_receive],
@@ -102,7 +102,8 @@ fn both_sleep(pair: &Pair) {
     pair.step();
 }
 
-/// As the rounds with both messages at once; the parent sleeps on an epoll instance that had the connection before there was a child.
+/// As the rounds with both messages at once; the parent sleeps on an epoll instance that had the
+/// connection before there was a child.
 fn epoll_beside_child(pair: &Pair) {
     const PATIENCE_MS: i32 = 20_000;
     const ROUNDS: usize = 20;

@@ -1,13 +1,14 @@
-//! What the engine did with a frame, in words: from its counters and the connection, before and after.
+//! What the engine did with a frame, in words: from its counters and the connection, before and
+//! after.
 
 use std::fmt::Write;
 
-use toehold_link::{Glance, TcpGlance};
+use toehold_link::{PacketSummary, TcpSummary};
 use toehold_tcp::{ConnectionId, ConnectionInfo, Counters, Malformed, Phase, State};
 
 /// A frame that was taken in.
 pub(super) struct Reception<'a> {
-    pub(super) glance: Glance,
+    pub(super) summary: PacketSummary,
     /// Before and after.
     pub(super) counters: [&'a Counters; 2],
     pub(super) before: Option<ConnectionInfo>,
@@ -16,7 +17,7 @@ pub(super) struct Reception<'a> {
 
 /// A frame that was made.
 pub(super) struct Sending<'a> {
-    pub(super) glance: Glance,
+    pub(super) summary: PacketSummary,
     /// Before and after.
     pub(super) counters: [&'a Counters; 2],
     pub(super) after: Option<(ConnectionId, ConnectionInfo)>,
@@ -30,7 +31,7 @@ pub(super) struct Sending<'a> {
 type Count = fn(&Counters) -> u64;
 
 /// What can become of a segment other than to be taken in its turn.
-const FATES: [(Count, &str); 19] = [
+const FATES: [(Count, &str); 20] = [
     (|c| c.not_for_us, "dropped: not for this engine"),
     (|c| c.no_connection, "dropped: no such connection"),
     (|c| c.fragments_dropped, "dropped: no room for fragments"),
@@ -54,6 +55,10 @@ const FATES: [(Count, &str); 19] = [
     (
         |c| c.challenges_suppressed,
         "no challenge ACK: over its rate limit",
+    ),
+    (
+        |c| c.refusals_suppressed,
+        "not refused: resets are over their rate limit",
     ),
     (|c| c.cookies_sent, "answered with a SYN cookie"),
     (|c| c.cookies_accepted, "a SYN cookie comes back"),
@@ -93,13 +98,13 @@ pub(super) fn received(frame: &Reception<'_>) -> String {
             words.say(format_args!("{text}"));
         }
     }
-    match (frame.glance, frame.after) {
-        (Glance::Tcp(tcp), Some((id, after))) => {
+    match (frame.summary, frame.after) {
+        (PacketSummary::Tcp(tcp), Some((id, after))) => {
             describe_progress(&mut words, &tcp, frame.before.as_ref(), &after);
             words.about(id);
         }
-        (Glance::Tcp(_), None) => {}
-        (Glance::Arp, _) => words.or("neighbour resolution"),
+        (PacketSummary::Tcp(_), None) => {}
+        (PacketSummary::Arp, _) => words.or("neighbour resolution"),
         _ => words.or("not TCP"),
     }
     words.or("taken in");
@@ -109,7 +114,7 @@ pub(super) fn received(frame: &Reception<'_>) -> String {
 /// What a segment did for its connection.
 fn describe_progress(
     words: &mut Words,
-    tcp: &TcpGlance,
+    tcp: &TcpSummary,
     before: Option<&ConnectionInfo>,
     after: &ConnectionInfo,
 ) {
@@ -126,7 +131,7 @@ fn describe_progress(
         words.say(format_args!("delivered {delivered} bytes in order{gap}"));
     }
     let acknowledged = after.acknowledged - before.acknowledged;
-    let is_pure = tcp.payload_bytes == 0 && tcp.flags == TcpGlance::ACK;
+    let is_pure = tcp.payload_bytes == 0 && tcp.flags == TcpSummary::ACK;
     if acknowledged > 0 {
         let pure = if is_pure { "pure ACK: " } else { "" };
         words.say(format_args!("{pure}acknowledges {acknowledged} bytes"));
@@ -172,9 +177,9 @@ pub(super) fn sent(frame: &Sending<'_>) -> String {
         let of = if is_closed { "window" } else { "keepalive" };
         words.say(format_args!("{of} probe"));
     }
-    match frame.glance {
-        Glance::Tcp(tcp) => describe_segment(&mut words, &tcp, frame),
-        Glance::Arp => words.or("neighbour resolution"),
+    match frame.summary {
+        PacketSummary::Tcp(tcp) => describe_segment(&mut words, &tcp, frame),
+        PacketSummary::Arp => words.or("neighbour resolution"),
         _ => words.or("not TCP"),
     }
     if !frame.is_taken {
@@ -186,13 +191,13 @@ pub(super) fn sent(frame: &Sending<'_>) -> String {
     words.text
 }
 
-fn describe_segment(words: &mut Words, tcp: &TcpGlance, frame: &Sending<'_>) {
+fn describe_segment(words: &mut Words, tcp: &TcpSummary, frame: &Sending<'_>) {
     let has = |bits| tcp.has(bits);
-    if has(TcpGlance::RST) {
+    if has(TcpSummary::RST) {
         words.say(format_args!("reset"));
     }
-    if has(TcpGlance::SYN) {
-        let what = match (has(TcpGlance::ACK), frame.after) {
+    if has(TcpSummary::SYN) {
+        let what = match (has(TcpSummary::ACK), frame.after) {
             (false, _) => "opens a connection",
             (true, Some(_)) => "answers a SYN",
             (true, None) => "answers a SYN with a cookie",
@@ -208,10 +213,10 @@ fn describe_segment(words: &mut Words, tcp: &TcpGlance, frame: &Sending<'_>) {
         let count = tcp.payload_bytes.div_ceil(size);
         words.say(format_args!("{count} segments of {size}, cut by the link"));
     }
-    if has(TcpGlance::FIN) {
+    if has(TcpSummary::FIN) {
         words.say(format_args!("we have finished"));
     }
-    if tcp.payload_bytes == 0 && tcp.flags == TcpGlance::ACK {
+    if tcp.payload_bytes == 0 && tcp.flags == TcpSummary::ACK {
         words.or("pure ACK");
         if tcp.window == 0 {
             words.say(format_args!("our window is closed"));

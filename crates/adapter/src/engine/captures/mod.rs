@@ -1,12 +1,15 @@
-//! Captures of the link: what passes, and what the engine did with it, to whoever asked.
+//! Captures of the link: its frames, each with the engine's action, for those who ask.
 //!
 //! ```text
-//!   engine's thread: frame ── describe ── Capture (pcapng) ── bounded queue ── thread of its own ── socket ── toehold capture
+//!   engine's thread: frame ── describe ── Capture (pcapng) ── bounded queue
+//!                              ── thread of its own ── socket ── toehold capture
 //! ```
 //!
-//! Without a capture all this is one branch a frame. With one, the engine's thread copies and queues, and never waits for a reader: frames
-//! for which there is no room are left out and counted, in the capture itself. A reader that is gone ends its capture and nothing else.
-//! All threads write to the same captures, each frame with its time under one lock, so that a capture is in order.
+//! Without a capture all this is one branch a frame. With one, the engine's thread copies and
+//! queues, and never waits for a reader: frames for which there is no room are left out and
+//! counted, in the capture itself. A reader that is gone ends its capture and nothing else. All
+//! threads write to the same captures, each frame with its time under one lock, so that a capture
+//! is in order.
 
 mod describe;
 mod outbox;
@@ -17,10 +20,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use toehold_link::{Capture, Direction, Frame, Glance};
+use toehold_link::{Capture, Direction, Frame, PacketSummary};
 use toehold_tcp::{ConnectionId, ConnectionInfo, Counters, Engine, Transmit};
 
-use super::lane::Part;
+use super::endpoint::Part;
 use describe::{Reception, Sending};
 use outbox::Outbox;
 
@@ -47,14 +50,14 @@ pub(crate) struct Filter {
 }
 
 impl Filter {
-    fn takes(&self, glance: &Glance) -> bool {
-        let (ips, ports) = match glance {
-            Glance::Tcp(tcp) => {
+    fn takes(&self, summary: &PacketSummary) -> bool {
+        let (ips, ports) = match summary {
+            PacketSummary::Tcp(tcp) => {
                 let (from, to) = (tcp.source, tcp.destination);
                 (Some([from.ip(), to.ip()]), Some([from.port(), to.port()]))
             }
-            Glance::Ip(from, to, _) => (Some([*from, *to]), None),
-            Glance::Arp | Glance::Other => (None, None),
+            PacketSummary::Ip(from, to, _) => (Some([*from, *to]), None),
+            PacketSummary::Arp | PacketSummary::Other => (None, None),
         };
         let has_port = self.port == 0 || ports.is_some_and(|ports| ports.contains(&self.port));
         let has_host = self
@@ -68,7 +71,8 @@ impl Filter {
 #[derive(Debug, Default)]
 pub(super) struct Captures {
     sinks: Mutex<Vec<Sink>>,
-    /// How many there are, to be looked at for each frame. Relaxed: a capture begins with some frame, whichever.
+    /// How many there are, to be looked at for each frame. Relaxed: a capture begins with some
+    /// frame, whichever.
     count: AtomicUsize,
 }
 
@@ -76,7 +80,7 @@ pub(super) struct Captures {
 #[derive(Debug)]
 pub(super) struct Before {
     counters: Counters,
-    glance: Glance,
+    summary: PacketSummary,
     connection: Option<(ConnectionId, ConnectionInfo)>,
 }
 
@@ -95,13 +99,14 @@ impl Captures {
         self.count.store(sinks.len(), Ordering::Relaxed);
     }
 
-    /// What has to be remembered of the time before a frame is taken in; nothing when nobody watches.
+    /// The engine's state before it handles a received frame, for its description; `None` when
+    /// nobody watches.
     #[inline]
     pub(super) fn before_frame(&self, engine: &Engine, frame: &[u8]) -> Option<Before> {
         self.is_watched().then(|| Before::of(engine, frame))
     }
 
-    /// Likewise, before a frame is made.
+    /// The engine's state before a frame is made, for its description.
     #[inline]
     pub(super) fn before_transmit(&self, engine: &Engine) -> Option<Counters> {
         self.is_watched().then(|| engine.counters())
@@ -109,8 +114,8 @@ impl Captures {
 
     /// A frame was taken in.
     pub(super) fn note_received(&self, engine: &Engine, before: &Before, frame: &[u8]) {
-        let (glance, comment) = (before.glance, before.comment(engine));
-        self.put(&glance, Direction::In, frame, frame.len(), &comment);
+        let (summary, comment) = (before.summary, before.comment(engine));
+        self.put(&summary, Direction::In, frame, frame.len(), &comment);
     }
 
     /// A frame was given to the link, or refused by it.
@@ -123,22 +128,22 @@ impl Captures {
     ) {
         let length = parts.iter().map(|(_, len)| len).sum();
         let kept_max = self.lock().iter().map(|sink| sink.kept_max).max();
-        let bytes = copy_of(parts, kept_max.unwrap_or(0).max(GLANCE_BYTES));
-        let glance = Glance::of(&bytes);
-        let comment = comment_on(engine, before, transmit, (glance, is_taken));
-        self.put(&glance, Direction::Out, &bytes, length, &comment);
+        let bytes = copy_of(parts, kept_max.unwrap_or(0).max(SUMMARY_BYTES));
+        let summary = PacketSummary::of(&bytes);
+        let comment = comment_on(engine, before, transmit, (summary, is_taken));
+        self.put(&summary, Direction::Out, &bytes, length, &comment);
     }
 
     fn put(
         &self,
-        glance: &Glance,
+        summary: &PacketSummary,
         direction: Direction,
         bytes: &[u8],
         length: usize,
         comment: &str,
     ) {
         for sink in self.lock().iter_mut() {
-            if sink.filter.takes(glance) {
+            if sink.filter.takes(summary) {
                 sink.put(direction, bytes, length, comment);
             }
         }
@@ -164,7 +169,8 @@ impl Captures {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// A thread that panicked while it wrote has left out a frame, or a part of one: no reason to panic, too.
+    /// A thread that panicked while it wrote has left out a frame, or a part of one: no reason to
+    /// panic, too.
     fn lock(&self) -> MutexGuard<'_, Vec<Sink>> {
         self.sinks.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -172,11 +178,11 @@ impl Captures {
 
 impl Before {
     fn of(engine: &Engine, frame: &[u8]) -> Before {
-        let glance = Glance::of(frame);
+        let summary = PacketSummary::of(frame);
         Before {
-            connection: connection_of(engine, &glance, Direction::In),
+            connection: connection_of(engine, &summary, Direction::In),
             counters: engine.counters(),
-            glance,
+            summary,
         }
     }
 
@@ -184,10 +190,10 @@ impl Before {
     fn comment(&self, engine: &Engine) -> String {
         let after = match self.connection {
             Some((id, _)) => engine.info(id).map(|info| (id, info)),
-            None => connection_of(engine, &self.glance, Direction::In),
+            None => connection_of(engine, &self.summary, Direction::In),
         };
         describe::received(&Reception {
-            glance: self.glance,
+            summary: self.summary,
             counters: [&self.counters, &engine.counters()],
             before: self.connection.map(|(_, info)| info),
             after,
@@ -200,12 +206,12 @@ fn comment_on(
     engine: &Engine,
     before: &Counters,
     transmit: &Transmit,
-    (glance, is_taken): (Glance, bool),
+    (summary, is_taken): (PacketSummary, bool),
 ) -> String {
     describe::sent(&Sending {
-        glance,
+        summary,
         counters: [before, &engine.counters()],
-        after: connection_of(engine, &glance, Direction::Out),
+        after: connection_of(engine, &summary, Direction::Out),
         stream: transmit.payload.map(|payload| payload.offset),
         segment_bytes: transmit.offload.segment_bytes,
         is_taken,
@@ -274,10 +280,10 @@ impl Drop for Sink {
 
 fn connection_of(
     engine: &Engine,
-    glance: &Glance,
+    summary: &PacketSummary,
     direction: Direction,
 ) -> Option<(ConnectionId, ConnectionInfo)> {
-    let Glance::Tcp(tcp) = glance else {
+    let PacketSummary::Tcp(tcp) = summary else {
         return None;
     };
     let (local, remote) = match direction {
@@ -307,7 +313,7 @@ fn micros() -> u64 {
 }
 
 /// Link, IPv6 and TCP headers, with all options.
-const GLANCE_BYTES: usize = 14 + 40 + 60;
+const SUMMARY_BYTES: usize = 14 + 40 + 60;
 
 #[cfg(test)]
 mod tests;
@@ -340,7 +346,13 @@ mod reader_tests {
         let frame = vec![0x5a; 60_000];
         let count = 2 * outbox::QUEUE_BYTES_MAX / frame.len();
         for _ in 0..count {
-            captures.put(&Glance::Other, Direction::In, &frame, frame.len(), "x");
+            captures.put(
+                &PacketSummary::Other,
+                Direction::In,
+                &frame,
+                frame.len(),
+                "x",
+            );
             captures.flush();
         }
         assert_eq!(captures.len(), 1, "the reader is slow, not gone");
@@ -367,7 +379,13 @@ mod reader_tests {
     fn frames_that_follow_a_loss_tell_of_it() {
         let (captures, theirs) = begun(16, Filter::default());
         captures.lock()[0].lost = 5;
-        captures.put(&Glance::Arp, Direction::Out, &[1; 40], 40, "after a gap");
+        captures.put(
+            &PacketSummary::Arp,
+            Direction::Out,
+            &[1; 40],
+            40,
+            "after a gap",
+        );
         captures.flush();
         let mut reader = CaptureReader::new(theirs);
         let packet = loop {
@@ -391,7 +409,7 @@ mod reader_tests {
         captures.begin("tap:test", wanted);
         drop(gone);
         while captures.len() > 1 {
-            captures.put(&Glance::Arp, Direction::In, &[0; 60], 60, "");
+            captures.put(&PacketSummary::Arp, Direction::In, &[0; 60], 60, "");
             captures.flush();
             std::thread::yield_now();
         }
@@ -413,17 +431,17 @@ mod reader_tests {
                 frame.extend(ip.octets());
             }
             frame.extend([0, 80, 0x1f, 0x90, 0, 0, 0, 0, 0, 0, 0, 0, 0x50, 0, 0, 0]);
-            Glance::of(&frame)
+            PacketSummary::of(&frame)
         };
-        let glance = ends("10.0.0.1", "10.0.0.2");
+        let summary = ends("10.0.0.1", "10.0.0.2");
         let filter = |port, host: Option<&str>| Filter {
             port,
             host: host.map(|host| host.parse().expect("address")),
         };
-        assert!(filter(0, None).takes(&Glance::Arp));
-        assert!(filter(8080, None).takes(&glance) && filter(80, None).takes(&glance));
-        assert!(!filter(81, None).takes(&glance) && !filter(80, None).takes(&Glance::Arp));
-        assert!(filter(80, Some("10.0.0.2")).takes(&glance));
-        assert!(!filter(0, Some("10.0.0.3")).takes(&glance));
+        assert!(filter(0, None).takes(&PacketSummary::Arp));
+        assert!(filter(8080, None).takes(&summary) && filter(80, None).takes(&summary));
+        assert!(!filter(81, None).takes(&summary) && !filter(80, None).takes(&PacketSummary::Arp));
+        assert!(filter(80, Some("10.0.0.2")).takes(&summary));
+        assert!(!filter(0, Some("10.0.0.3")).takes(&summary));
     }
 }

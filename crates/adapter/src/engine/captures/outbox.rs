@@ -1,4 +1,5 @@
-//! The way out of a capture: a bounded queue, and a thread that may wait for the reader so that the engine need not.
+//! The way out of a capture: a bounded queue, and a thread that may wait for the reader so that the
+//! engine need not.
 
 use std::io::{self, Write};
 use std::os::unix::net::UnixStream;
@@ -13,9 +14,9 @@ use crate::engine::sys;
 /// Bytes that may wait for a reader.
 pub(super) const QUEUE_BYTES_MAX: usize = 32 << 20;
 /// How often a thread whose reader does not read looks whether it is to end.
-const WRITE_PATIENCE: Duration = Duration::from_millis(200);
+const WRITE_TIMEOUT: Duration = Duration::from_millis(200);
 /// How long a reader may take over the rest when the engine ends.
-const ENDING_PATIENCE: Duration = Duration::from_secs(5);
+const ENDING_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
 pub(super) struct Outbox {
@@ -36,7 +37,7 @@ struct Shared {
 
 impl Outbox {
     pub(super) fn new(stream: UnixStream) -> io::Result<Outbox> {
-        stream.set_write_timeout(Some(WRITE_PATIENCE))?;
+        stream.set_write_timeout(Some(WRITE_TIMEOUT))?;
         let ours = stream.try_clone()?;
         let (batches, inbox) = mpsc::channel();
         let shared = Arc::new(Shared::default());
@@ -107,7 +108,7 @@ fn write(
     while !bytes.is_empty() {
         let is_ending = shared.is_ending.load(Ordering::Relaxed);
         if is_ending {
-            let ends_at = *ends_at.get_or_insert_with(|| Instant::now() + ENDING_PATIENCE);
+            let ends_at = *ends_at.get_or_insert_with(|| Instant::now() + ENDING_TIMEOUT);
             if Instant::now() >= ends_at {
                 return Err(io::ErrorKind::TimedOut.into());
             }

@@ -1,4 +1,4 @@
-//! What is said of frames between two engines, over a wire that loses what it is told to.
+//! Descriptions of frames between two engines, over a wire that loses chosen frames.
 
 use std::net::SocketAddr;
 
@@ -62,7 +62,7 @@ impl Wire {
         }
     }
 
-    /// Lets frames pass until none is left; `loses` names those of the client's that are lost, from 0.
+    /// Lets frames pass until none is left. `loses` names the client's frames to drop, from 0.
     fn run(&mut self, loses: &[usize]) {
         let mut number = 0;
         loop {
@@ -103,7 +103,7 @@ impl Wire {
                 return out;
             };
             let frame = whole(transmit, &mut header, &mut self.server.streams);
-            let about = (Glance::of(&frame), true);
+            let about = (PacketSummary::of(&frame), true);
             let comment = comment_on(&self.server.engine, &before, &transmit, about);
             self.said.push((Direction::Out, comment));
             out.push(frame);

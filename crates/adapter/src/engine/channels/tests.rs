@@ -16,7 +16,7 @@ struct Bench {
     daemon: OwnedFd,
 }
 
-/// What the daemon offers, and the program's view of the boards.
+/// What the daemon offers, and the program's view of the ready bitmaps.
 struct Made {
     message: Message,
     slab: OwnedFd,
@@ -114,9 +114,9 @@ impl Made {
         }
     }
 
-    /// The engine's board, as the program sees it.
-    fn board(&self) -> &Board {
-        self.program.board(0, 0).expect("there is one")
+    /// The engine's ready bitmap, as the program sees it.
+    fn bitmap(&self) -> &ReadyBitmap {
+        self.program.bitmap(0, 0).expect("there is one")
     }
 }
 
@@ -161,15 +161,15 @@ fn news_is_found_by_the_bit_of_its_channel() {
     let (_, one) = bench.entered(5, 0, 40);
     let (asked, other) = bench.entered(6, 130, 41);
     assert!(bench.news().is_empty());
-    doorbell::mark(other.board(), 130);
+    doorbell::mark(other.bitmap(), 130);
     assert_eq!(bench.news(), [41]);
     assert!(bench.news().is_empty(), "once");
-    doorbell::mark(one.board(), 0);
-    doorbell::mark(one.board(), 1);
-    doorbell::mark(other.board(), 130);
+    doorbell::mark(one.bitmap(), 0);
+    doorbell::mark(one.bitmap(), 1);
+    doorbell::mark(other.bitmap(), 130);
     assert_eq!(bench.news(), [40, 41], "and nobody has bit 1");
     bench.channels.withdraw(asked.entry, Some((6, 130)));
-    doorbell::mark(other.board(), 130);
+    doorbell::mark(other.bitmap(), 130);
     assert!(bench.news().is_empty(), "its channel is gone");
 }
 
@@ -177,7 +177,7 @@ fn news_is_found_by_the_bit_of_its_channel() {
 fn programs_are_told_to_ring_while_the_engine_sleeps() {
     let mut bench = Bench::new();
     let (asked, made) = bench.entered(5, 0, 40);
-    let sleeping = || made.board().sleeping.load(Ordering::SeqCst);
+    let sleeping = || made.bitmap().sleeping.load(Ordering::SeqCst);
     bench.channels.set_sleeping(true);
     assert_eq!(sleeping(), 1);
     bench.channels.set_sleeping(false);
@@ -191,12 +191,17 @@ fn programs_are_told_to_ring_while_the_engine_sleeps() {
 fn boards_of_a_program_s_are_its_own_side_s() {
     let mut bench = Bench::new();
     let (_, made) = bench.entered(5, 0, 40);
-    let theirs = bench.channels.their_board(5, 2).expect("a board");
+    let theirs = bench.channels.their_bitmap(5, 2).expect("a bitmap");
     doorbell::mark(theirs, 9);
-    let seen = made.program.board(1, 2).expect("a board");
+    let seen = made.program.bitmap(1, 2).expect("a bitmap");
     assert_eq!(seen.bits[0].load(Ordering::SeqCst), 1 << 9);
-    assert!(bench.channels.their_board(5, BOARDS as u32).is_none());
-    assert!(bench.channels.their_board(6, 0).is_none());
+    assert!(
+        bench
+            .channels
+            .their_bitmap(5, READY_BITMAPS as u32)
+            .is_none()
+    );
+    assert!(bench.channels.their_bitmap(6, 0).is_none());
 }
 
 #[test]
@@ -239,7 +244,8 @@ fn slab_that_is_shown_again_stays_and_another_takes_its_place() {
     let offer = bench.taken().pop().expect("a good offer");
     let base = |bench: &Bench| bench.channels.pairs[&5].slabs[0].expect("mapped").0;
     let before = base(&bench);
-    let region = std::ptr::from_ref(offer.lane.end().ours()) as usize - before.as_ptr() as usize;
+    let region =
+        std::ptr::from_ref(offer.endpoint.end().ours()) as usize - before.as_ptr() as usize;
     assert!(
         (REGION_BYTES..2 * REGION_BYTES).contains(&region),
         "the second"
@@ -262,7 +268,7 @@ fn offers_for_nobody_and_offers_without_sense_are_passed_over() {
     let mut unknown = good();
     unknown.message.entry = 9;
     let mut beyond = good();
-    beyond.message.slot = BOARD_BITS as u32;
+    beyond.message.slot = READY_BITS as u32;
     let mut swapped = good();
     std::mem::swap(&mut swapped.slab, &mut swapped.pair);
     swapped.message.pair = 6;
@@ -294,6 +300,6 @@ fn pairs_without_a_channel_are_forgotten_when_there_are_many() {
         bench.heard();
     }
     assert!(bench.channels.pairs.len() <= IDLE_PAIRS_MAX + 1);
-    doorbell::mark(kept.board(), 0);
+    doorbell::mark(kept.bitmap(), 0);
     assert_eq!(bench.news(), [3], "what is used is kept");
 }

@@ -1,4 +1,5 @@
-//! A connection between a real engine and a program's real socket, with a remote that is another engine.
+//! A connection between a real engine and a program's real socket, with a remote that is another
+//! engine.
 
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
@@ -10,9 +11,10 @@ use toehold_tcp::{
 };
 
 use super::*;
-use crate::engine::flow::{Next, Stage};
-use crate::engine::lane::tests::{Program, channel};
-use crate::engine::{Holder, sys, told};
+use crate::engine::advance::Next;
+use crate::engine::endpoint::tests::{Program, channel};
+use crate::engine::flow::Stage;
+use crate::engine::{Holder, sys, tcp_config};
 use crate::registry::{ClientId, TableId};
 
 /// The remote's memory: what arrived, and a send stream whose byte n is `byte(n)`.
@@ -77,7 +79,7 @@ impl Bench {
         let listener = remote.listen(at, 1, Options::default()).expect("free");
         let now = Instant::from_micros(1_000_000);
         let id = engine
-            .connect(now, None, at, told::options())
+            .connect(now, None, at, tcp_config::options())
             .expect("reachable");
         let (program, carrier) = sockets();
         let (channels, daemon) = Channels::new().expect("a table");
@@ -302,15 +304,15 @@ impl Bench {
 
     /// Puts a channel beside the carrier, both directions of which are rings.
     fn with_channel(&mut self) -> Program {
-        let (lane, program) = channel();
-        lane.attach(0);
+        let (endpoint, program) = channel();
+        endpoint.attach(0);
         program.attach();
-        self.streams.set_lane(self.flow.id, Some(lane));
+        self.streams.set_endpoint(self.flow.id, Some(endpoint));
         assert_eq!(self.turn(), Next::Wait);
         program.go_up(self.flow.carrier_got);
         assert_eq!(self.turn(), Next::Wait);
-        let lane = self.streams.lane(self.flow.id).expect("just set");
-        assert!(lane.is_up() && lane.is_ring_in());
+        let endpoint = self.streams.endpoint(self.flow.id).expect("just set");
+        assert!(endpoint.is_up() && endpoint.end().rx_mode() == Mode::Ring);
         program
     }
 }
@@ -486,10 +488,10 @@ fn window_of_a_channel_closes_and_opens_with_the_program_s_reading() {
     assert_eq!(bench.pass(Duration::from_secs(1)), Next::Wait);
     assert_eq!(
         bench.flow.received - bench.flow.taken,
-        1 << super::super::lane::WINDOW_LOG2
+        1 << super::super::endpoint::WINDOW_LOG2
     );
-    let lane = bench.streams.lane(bench.flow.id).expect("there");
-    assert!(lane.is_up(), "the program can be rung for");
+    let endpoint = bench.streams.endpoint(bench.flow.id).expect("there");
+    assert!(endpoint.is_up(), "the program can be rung for");
     let wants = &program.end().theirs().wake.want_credit;
     assert_eq!(wants.load(std::sync::atomic::Ordering::SeqCst), 1);
     let mut got = Vec::new();
@@ -507,16 +509,16 @@ fn evicted_channel_is_left_and_the_streams_go_on_by_the_carrier() {
     program.write(b"ring ");
     bench.remote_says(10);
     assert_eq!(bench.turn(), Next::Wait);
-    let lane = bench.streams.lane(bench.flow.id).expect("there");
-    lane.command(COMMAND_EVICT);
+    let endpoint = bench.streams.endpoint(bench.flow.id).expect("there");
+    endpoint.command(COMMAND_EVICT);
     assert_eq!(bench.turn(), Next::Wait);
     bench.remote_says(20);
     assert_eq!(bench.turn(), Next::Wait);
-    let lane = bench
+    let endpoint = bench
         .streams
-        .lane(bench.flow.id)
+        .endpoint(bench.flow.id)
         .expect("until both have left");
-    assert!(!lane.is_up());
+    assert!(!endpoint.is_up());
     assert_eq!(program.read(100, 0), pattern(10));
     assert!(program.read(100, 0).is_empty());
     assert_eq!(program.end().rx_mode(), Mode::Carrier);
@@ -524,7 +526,7 @@ fn evicted_channel_is_left_and_the_streams_go_on_by_the_carrier() {
     assert_eq!(bench.turn(), Next::Wait);
     program.leave();
     assert_eq!(bench.turn(), Next::Wait);
-    assert!(bench.streams.lane(bench.flow.id).is_none());
+    assert!(bench.streams.endpoint(bench.flow.id).is_none());
     assert_eq!(bench.read(10), pattern_from(10, 10));
     bench.write(b"carrier");
     assert_eq!(bench.rings.0, b"ring carrier");

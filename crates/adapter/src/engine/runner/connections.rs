@@ -1,4 +1,5 @@
-//! Connections coming and going: active opens, which programs ask for at the relay, and passive ones, for which a carrier is made.
+//! Connections coming and going: active opens, which programs ask for at the relay, and passive
+//! ones, for which a carrier is made.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
@@ -13,7 +14,7 @@ use crate::engine::flow::{Flow, Stage};
 use crate::engine::listeners::{Own, Target};
 use crate::engine::poller::{SERIAL_MASK, Source};
 use crate::engine::settings::spell;
-use crate::engine::told::options;
+use crate::engine::tcp_config::options;
 use crate::engine::{Command, Given, Holder, Request, sys};
 use crate::registry::ClientId;
 
@@ -144,7 +145,9 @@ impl Runner {
         };
         let info = self.engine.info(id);
         let ends = info.map(|info| (spelled(info.local), spelled(info.remote)));
-        self.common.outlook.set_ends(direction, port, other, ends);
+        self.common
+            .routing_page
+            .set_ends(direction, port, other, ends);
     }
 
     /// Counts another connection of a program's; false when it is at its quota.
@@ -175,14 +178,14 @@ impl Runner {
         let Some(mut flow) = self.flows[slot].take() else {
             return;
         };
-        if let Some(lane) = self.streams.lane(flow.id) {
-            lane.close();
+        if let Some(endpoint) = self.streams.endpoint(flow.id) {
+            endpoint.close();
         }
         flow.drop_channel(&mut self.streams, &mut self.channels);
         if let Ok(SocketAddr::V6(carrier)) = flow.carrier.local_addr() {
             let direction = Direction::AcceptedV6;
-            let outlook = &self.common.outlook;
-            outlook.set_ends(direction, carrier.port(), 0, None);
+            let routing_page = &self.common.routing_page;
+            routing_page.set_ends(direction, carrier.port(), 0, None);
         }
         let now = self.now();
         let _ = self.engine.release(now, flow.id);
@@ -191,15 +194,16 @@ impl Runner {
     }
 }
 
-/// What connect(2) says when all ports are in use: connections that have ended make room. (`EAGAIN` it says of Unix sockets; programs take it
-/// for "not yet", and Python for a success.)
+/// What connect(2) says when all ports are in use: connections that have ended make room. (`EAGAIN`
+/// it says of Unix sockets; programs take it for "not yet", and Python for a success.)
 const OUT_OF_CONNECTIONS: libc::c_int = libc::EADDRNOTAVAIL;
 
 /// A carrier comes from what stood in for an address that is gone.
 #[derive(Debug, PartialEq, Eq)]
 struct AddressGone;
 
-/// The local address and port a program has asked for, if it has. From a stand-in's port it connects from the same port of the address.
+/// The local address and port a program has asked for, if it has. From a loopback alias's port it
+/// connects from the same port of the address.
 fn local_end(own: &Own, request: &Request) -> Result<Option<SocketAddr>, AddressGone> {
     let Request {
         carrier,
@@ -207,7 +211,7 @@ fn local_end(own: &Own, request: &Request) -> Result<Option<SocketAddr>, Address
         ..
     } = *request;
     if carrier.ip() != Ipv4Addr::LOCALHOST {
-        let bound = own.iter().find(|(_, stand_in)| carrier.ip() == *stand_in);
+        let bound = own.iter().find(|(_, alias)| carrier.ip() == *alias);
         let &(ip, _) = bound.ok_or(AddressGone)?;
         return Ok(Some(SocketAddr::new(ip, carrier.port())));
     }

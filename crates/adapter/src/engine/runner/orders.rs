@@ -1,4 +1,5 @@
-//! What the daemon and the link say: requests, other settings, another MTU; and the answer to how things stand.
+//! What the daemon and the link say: requests, other settings, another MTU; and the answer to how
+//! things stand.
 
 use std::os::fd::AsFd;
 use std::time::Instant as Clock;
@@ -8,11 +9,11 @@ use toehold_tcp::{InterfaceAddress, MacAddress};
 use super::Runner;
 use crate::engine::arrivals::Arrivals;
 use crate::engine::listeners::{LISTENERS_MAX, LISTENERS_OF_ONE_MAX};
+use crate::engine::loopback_aliases::shown;
 use crate::engine::poller::Source;
 use crate::engine::report::{Report, malformed_by_reason};
 use crate::engine::settings::Settings;
-use crate::engine::stand_ins::shown;
-use crate::engine::told::{options, routes};
+use crate::engine::tcp_config::{options, routes};
 use crate::engine::{Command, ForAll, Listening, Manner};
 use crate::proc;
 
@@ -49,7 +50,7 @@ impl Runner {
             match command {
                 Command::Listen(wanted) => self.listen(&wanted),
                 Command::LookAtListeners => self.doubt_listeners(),
-                Command::BePatient(manner) => self.be_patient(&manner),
+                Command::SetLiveness(manner) => self.set_liveness(&manner),
                 Command::Report(answer) => drop(answer.try_send(self.report())),
                 Command::Open(given) => self.open(given),
                 Command::Reconfigure(change) => self.reconfigure(&change),
@@ -69,8 +70,9 @@ impl Runner {
         }
     }
 
-    /// A program is patient with its remotes, and with nobody else's. Another thread has the connection, if it is not here.
-    fn be_patient(&mut self, manner: &Manner) {
+    /// A program's liveness settings apply to its own remotes only. Another thread has the
+    /// connection, if it is not here.
+    fn set_liveness(&mut self, manner: &Manner) {
         let id = self.engine.connection_between(manner.local, manner.remote);
         let flow = id.and_then(|id| self.flows.get(id.index())?.as_ref());
         let Some(flow) = flow.filter(|flow| flow.holder.family == manner.family) else {
@@ -79,10 +81,11 @@ impl Runner {
         let (id, now) = (flow.id, self.now());
         let (keepalive, user_timeout) = (manner.keepalive, manner.user_timeout);
         // It fails only for a connection that is over.
-        let _ = self.engine.set_patience(now, id, keepalive, user_timeout);
+        let _ = self.engine.set_liveness(now, id, keepalive, user_timeout);
     }
 
-    /// Other addresses, routes, rules or another MTU. Connections of an address that is gone end on both sides, all others go on.
+    /// Other addresses, routes, rules or another MTU. Connections of an address that is gone end on
+    /// both sides, all others go on.
     fn reconfigure(&mut self, change: &ForAll<Settings>) {
         let settings = &change.told;
         let now = self.now();
@@ -98,7 +101,7 @@ impl Runner {
             // What cannot be steered here goes to the kernel, which drops it.
             self.report.frames_lost += 1;
         }
-        let before = std::mem::replace(&mut self.own, self.stand_ins.for_all(settings));
+        let before = std::mem::replace(&mut self.own, self.loopback_aliases.for_all(settings));
         self.listeners
             .follow(&mut self.engine, &self.own, options());
         for (ip, _) in before {
@@ -108,7 +111,7 @@ impl Runner {
         }
         if change.is_followed_by_all() {
             let (rules, own) = (settings.all_rules(), shown(&self.own));
-            self.common.outlook.publish(&rules, &own);
+            self.common.routing_page.publish(&rules, &own);
         }
         self.report.reconfigured += 1;
         (self.coalesce, self.batch) = (settings.coalesce, settings.batch);
@@ -124,7 +127,8 @@ impl Runner {
         }
     }
 
-    /// Some listener may be gone: looks soon, but spends no more than an eighth of the time on it, however often somebody says so.
+    /// Some listener may be gone: looks soon, but spends no more than an eighth of the time on it,
+    /// however often somebody says so.
     pub(super) fn doubt_listeners(&mut self) {
         let due = &mut self.look_at_listeners_due;
         *due = due.or(Some(self.look_at_listeners_after));
@@ -178,7 +182,7 @@ impl Runner {
             connections_opened: counters.connections_opened,
             connections_accepted: counters.connections_accepted,
             carriers_refused: self.arrivals.as_ref().map_or(0, Arrivals::refused),
-            payloads_in_place: self.intake.placed(),
+            payloads_in_place: self.receiver.placed(),
             frames_passed_on: self.passed_on.taken,
             frames_not_passed_on: self.passed_on.refused,
             ..self.report.clone()

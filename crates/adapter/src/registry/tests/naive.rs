@@ -46,7 +46,9 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         2 => (client(), 0..3u64).prop_map(|(client, table)| Step::Join { client, table }),
         8 => (client(), entry(), (1..4u16, 1..4u16), any::<bool>(), any::<bool>()).prop_map(
-            |(client, entry, ports, accepted, again)| Step::Ask { client, entry, ports, accepted, again }
+            |(client, entry, ports, accepted, again)| Step::Ask {
+                client, entry, ports, accepted, again
+            }
         ),
         1 => (0..3u64, entry()).prop_map(|(table, entry)| Step::Stale { table, entry }),
         3 => (client(), entry()).prop_map(|(client, entry)| Step::Withdraw { client, entry }),
@@ -182,7 +184,7 @@ struct Run {
     lives: BTreeMap<u64, u64>,
     /// Pairs whose memory a process has had.
     told: BTreeSet<(PairId, ClientId)>,
-    /// What was made and has not been said to have ended.
+    /// Channels that were made and not yet reported as ended.
     channels: BTreeSet<ChannelId>,
     pairs: BTreeSet<PairId>,
 }
@@ -348,7 +350,8 @@ impl Run {
         assert_eq!(goes_on, self.naive.table(id).is_some());
     }
 
-    /// Whether other processes of the family live, that we do not know of, is for the caller to know.
+    /// Whether other processes of the family live, that we do not know of, is for the caller to
+    /// know.
     fn die(&mut self, id: ClientId, family: bool) {
         self.leave(id);
         let Some(table) = self.naive.table(id) else {

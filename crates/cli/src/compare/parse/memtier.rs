@@ -65,8 +65,9 @@ fn operations(output: &str) -> Option<f64> {
 mod tests {
     use super::*;
 
-    /// No captured run, as the other samples are: Debian 12 does not package the tool. Written after its documentation, and laid
-    /// out as its source prints (2.x, `run_stats.cpp`: `output_table::print` and the column widths there).
+    /// No captured run, as the other samples are: Debian 12 does not package the tool. Written
+    /// after its documentation, and laid out as its source prints (2.x, `run_stats.cpp`:
+    /// `output_table::print` and the column widths there).
     const REPORT: &str = "\
 4         Threads
 50        Connections per thread

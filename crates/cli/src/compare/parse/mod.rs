@@ -37,7 +37,8 @@ pub(crate) enum Tool {
 }
 
 impl Tool {
-    /// The load generator a client command runs, also behind `env`, `taskset`, `sh -c` and the like.
+    /// The load generator a client command runs, also behind `env`, `taskset`, `sh -c` and the
+    /// like.
     pub(crate) fn of(command: &str) -> Option<Tool> {
         command.split_whitespace().find_map(|word| {
             let word = word.trim_matches(['\'', '"', ';', '(', ')']);

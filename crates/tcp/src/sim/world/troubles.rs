@@ -1,4 +1,5 @@
-//! Troubles that no link makes: hosts that forget everything, frames that nobody has sent, SYNs of nobody.
+//! Troubles that no link makes: hosts that forget everything, frames that nobody has sent, SYNs of
+//! nobody.
 
 use core::net::SocketAddr;
 

@@ -1,0 +1,391 @@
+//! The engine's end of a channel: a program's rings as the streams of one of the engine's
+//! connections.
+//!
+//! ```text
+//!   program's ring ──► the link, read in place; credit goes back when the remote has acknowledged
+//!   the link ──► our ring, at its place in the stream, also past a gap; published up to it
+//! ```
+//!
+//! A direction's stream offsets and ring positions differ by what travelled on the carrier before:
+//! its *base*. The switches between carrier and ring are those of the direct path ([`End`]); the
+//! engine is a peer like any other.
+
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::atomic::{Ordering, fence};
+
+use toehold_channel::doorbell::{self, WakeWord};
+use toehold_channel::layout::{
+    CAPACITY_LOG2_ENGINE, CLOSED_ALL, CLOSED_CLEAN, EVICT, LEFT, ReadyBitmap,
+};
+use toehold_channel::ring::{Fault, stretches};
+use toehold_channel::table::{COMMAND_DETACH, COMMAND_EVICT, Entry, Mode};
+use toehold_stream::credit::Credit;
+use toehold_stream::end::End;
+use toehold_stream::next::{Carrier, Next};
+
+/// Capacity of our ring, as a power of two, and so the receive window: it takes the remote's next
+/// flight while the program reads the last.
+pub(super) const WINDOW_LOG2: u32 = 20;
+
+/// A stretch of memory that somebody else may be writing to.
+pub(super) type Part = (*const u8, usize);
+
+/// A stretch of memory that is ours to write, and that somebody else may be reading.
+pub(super) type Room = (*mut u8, usize);
+
+pub(super) struct Endpoint {
+    region: NonNull<u8>,
+    /// In the engine's own table, which is never unmapped.
+    entry: &'static Entry,
+    side: usize,
+    /// Stream offset of ring position 0, while our direction is a ring.
+    base_out: u64,
+    /// Stream offset of ring position 0 in the program's direction.
+    base_in: u64,
+    /// Stream offset at which the program's direction became a ring.
+    ring_begins: u64,
+}
+
+// SAFETY: the region is atomics and raw memory, and only the engine's thread has this mapping of
+// it.
+unsafe impl Send for Endpoint {}
+
+impl fmt::Debug for Endpoint {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("Endpoint")
+            .field("side", &self.side)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Endpoint {
+    /// An endpoint over a mapped region.
+    ///
+    /// # Safety
+    /// `region` is a mapping of [`toehold_channel::layout::REGION_BYTES`] that outlives the
+    /// endpoint.
+    pub(super) unsafe fn new(region: NonNull<u8>, entry: &'static Entry, side: usize) -> Endpoint {
+        Endpoint {
+            region,
+            entry,
+            side: side & 1,
+            base_out: 0,
+            base_in: 0,
+            ring_begins: 0,
+        }
+    }
+
+    pub(super) fn end(&self) -> End<'_> {
+        // SAFETY: the mapping outlives `self` by the promise of `new`, and `side` is 0 or 1.
+        unsafe { End::at(self.entry, self.region.as_ptr(), self.side) }
+    }
+
+    /// Announces that we read by the records. News is to be marked on our ready bitmap.
+    pub(super) fn attach(&self, slot: u32) {
+        let end = self.end();
+        // Bytes are placed ahead of what is published: the layout must not change under them, so it
+        // has its last form at once.
+        self.entry
+            .tx_capacity_log2
+            .store(WINDOW_LOG2, Ordering::Relaxed);
+        let capacity = &end.ours().publish.capacity_log2;
+        capacity.store(WINDOW_LOG2, Ordering::Relaxed);
+        let word = WakeWord::Bitmap {
+            bitmap: 0,
+            bit: slot,
+        };
+        end.ours().wake.wake.store(word.to_word(), Ordering::SeqCst);
+        // Release pairs with the Acquire load in `End::try_up`.
+        end.ours().wake.attached.store(1, Ordering::Release);
+    }
+
+    /// True while what we send goes into the ring.
+    pub(super) fn is_up(&self) -> bool {
+        self.end().tx_mode() == Mode::Ring
+    }
+
+    /// True while somebody wants our direction on the carrier.
+    pub(super) fn is_unwanted(&self) -> bool {
+        let wake = &self.end().theirs().wake;
+        wake.refuse.load(Ordering::Acquire) != 0
+            || wake.closed.load(Ordering::Acquire) != 0
+            || self.is_recalled()
+    }
+
+    /// Moves our direction to the ring, beginning at stream offset `next`; true when it did.
+    pub(super) fn try_up(&mut self, next: u64, carrier_bytes: u64) -> Result<bool, Fault> {
+        self.entry
+            .tx_carrier
+            .store(carrier_bytes, Ordering::Relaxed);
+        let is_up = self.end().try_up()?;
+        if is_up {
+            self.base_out = next - self.entry.tx_ring.load(Ordering::Relaxed);
+            // All of it has been read: a switch waits until the one before is carried out.
+            self.end().sender().credit_as_it_is()?;
+        }
+        Ok(is_up)
+    }
+
+    /// Moves our direction back to the carrier. `ring` is called in between: with true when the
+    /// program has to be rung while it still can be. It returns how many bytes the carrier has had.
+    pub(super) fn go_down(&self, ring: impl FnOnce(bool) -> u64) {
+        self.end().go_down(|must_ring| {
+            let carrier_bytes = ring(must_ring);
+            self.entry
+                .tx_carrier
+                .store(carrier_bytes, Ordering::Relaxed);
+        });
+    }
+
+    /// Stores bytes of the remote's stream at their offset. False when there is no room.
+    pub(super) fn place(&self, offset: u64, bytes: &[u8]) -> bool {
+        let position = offset.wrapping_sub(self.base_out);
+        let end = position.saturating_add(bytes.len() as u64);
+        let seen = &self.entry.tx_head_seen;
+        let limit = || seen.load(Ordering::Relaxed) + (1 << WINDOW_LOG2);
+        if end > limit() {
+            // The program may have read on since we last looked.
+            let _ = self.end().sender().credit_as_it_is();
+        }
+        if position < self.entry.tx_ring.load(Ordering::Relaxed) || end > limit() {
+            return false;
+        }
+        let mut from = bytes.as_ptr();
+        for (at, len) in stretches(position, bytes.len(), WINDOW_LOG2) {
+            // SAFETY: `stretches` stay inside the ring, which is mapped; up to `limit` it is ours
+            // to write, beyond what is published as well. `from` walks over `bytes`, whose length
+            // the stretches add up to.
+            unsafe {
+                toehold_copy::to_shared(from, self.end().ring_out().add(at), len);
+                from = from.add(len);
+            }
+        }
+        true
+    }
+
+    /// Where the remote's stream goes from `offset` on, as far as there is room.
+    pub(super) fn room(&self, offset: u64) -> Option<[Room; 2]> {
+        let position = offset.wrapping_sub(self.base_out);
+        self.end().sender().credit_as_it_is().ok()?;
+        let limit = self.entry.tx_head_seen.load(Ordering::Relaxed) + (1 << WINDOW_LOG2);
+        let is_ours = (self.entry.tx_ring.load(Ordering::Relaxed)..limit).contains(&position);
+        let len = is_ours.then(|| (limit - position) as usize)?;
+        let ring = self.end().ring_out();
+        Some(stretches(position, len, WINDOW_LOG2).map(|(at, len)| (ring.wrapping_add(at), len)))
+    }
+
+    /// Copies out what was placed from stream offset `from` to `to`, published or not.
+    pub(super) fn placed(&self, from: u64, to: u64, mut each: impl FnMut(u64, &[u8])) {
+        let mut buffer = [0u8; 4096];
+        let mut at = from;
+        while at < to {
+            let len = (to - at).min(buffer.len() as u64) as usize;
+            let mut target = buffer.as_mut_ptr();
+            for (place, part) in stretches(at - self.base_out, len, WINDOW_LOG2) {
+                // SAFETY: inside the mapped ring; `buffer` has room for `len` bytes, which the
+                // stretches add up to.
+                unsafe {
+                    toehold_copy::from_shared(self.end().ring_out().add(place), target, part);
+                    target = target.add(part);
+                }
+            }
+            each(at, &buffer[..len]);
+            at += len as u64;
+        }
+    }
+
+    /// Up to which stream offset the remote's stream is published.
+    pub(super) fn published_out(&self) -> u64 {
+        self.base_out + self.entry.tx_ring.load(Ordering::Relaxed)
+    }
+
+    /// Publishes the remote's stream up to `received`. True when something was.
+    pub(super) fn publish(&self, received: u64) -> bool {
+        let len = received - self.published_out();
+        if len > 0 {
+            self.end().sender().publish(len as usize);
+        }
+        len > 0
+    }
+
+    /// Up to which stream offset the program has read.
+    pub(super) fn consumed(&self) -> Result<u64, Fault> {
+        self.end().sender().credit_as_it_is()?;
+        Ok(self.base_out + self.entry.tx_head_seen.load(Ordering::Relaxed))
+    }
+
+    /// Asks to hear when the program has read on, while it has `unread_min` bytes or more to read
+    /// of the `received` ones.
+    pub(super) fn want_credit(&self, received: u64, unread_min: u64) -> Result<Credit, Fault> {
+        let end = self.end();
+        end.ask_for_credit(|| Ok(received - self.consumed()? >= unread_min))
+    }
+
+    /// Asks no longer.
+    pub(super) fn stop_wanting(&self) {
+        self.end().stop_asking();
+    }
+
+    /// After something was published, or credit given: true when the program has to be rung.
+    pub(super) fn must_ring<'b>(
+        &self,
+        bitmap: impl FnOnce(u32) -> Option<&'b ReadyBitmap>,
+    ) -> Result<bool, Fault> {
+        doorbell::must_ring(&self.end().theirs().wake, bitmap)
+    }
+
+    /// What to do next with the program's direction, when `published` bytes of its stream are known
+    /// of, `got` came by the carrier, and a look at it before found `seen`.
+    pub(super) fn next(&mut self, published: u64, got: u64, seen: Carrier) -> Result<Next, Fault> {
+        self.entry.rx_carrier.store(got, Ordering::Relaxed);
+        let was_on_carrier = self.end().rx_mode() == Mode::Carrier;
+        let known = match was_on_carrier {
+            true => 0,
+            false => published.saturating_sub(self.published(0)),
+        };
+        let next = self.end().next(seen, known)?;
+        if was_on_carrier && self.end().rx_mode() != Mode::Carrier {
+            self.base_in = published - self.entry.rx_ring.load(Ordering::Relaxed);
+            self.ring_begins = published;
+        }
+        Ok(next)
+    }
+
+    /// The program's stream as far as it is published in the ring, which has `len` bytes that were
+    /// not given back.
+    pub(super) fn published(&self, len: u64) -> u64 {
+        self.base_in + self.entry.rx_ring.load(Ordering::Relaxed) + len
+    }
+
+    /// Gives back what the remote has acknowledged; true when the program may be waiting for the
+    /// room.
+    ///
+    /// A ring grows only when its sender finds it empty (`Sender::grow`), and ours empties at the
+    /// remote's pace: while the program waits for room in a small one, room is given back when all
+    /// of it can be.
+    pub(super) fn give_back(&self, acknowledged: u64) -> Result<bool, Fault> {
+        let end = self.end();
+        if end.rx_mode() != Mode::Ring {
+            return Ok(false);
+        }
+        let filled = end.receiver().available()?;
+        let head = self.entry.rx_ring.load(Ordering::Relaxed);
+        let done = acknowledged
+            .saturating_sub(self.base_in + head)
+            .min(filled.len);
+        let wants = end.is_asked_for_credit();
+        let is_growing = filled.capacity_log2 < CAPACITY_LOG2_ENGINE && wants;
+        if done == 0 || (is_growing && done < filled.len) {
+            return Ok(false);
+        }
+        let crossed = end.receiver().consume(done as usize, filled);
+        Ok((crossed || is_growing) && end.is_asked_for_credit())
+    }
+
+    /// Published bytes from stream offset `offset` on, as far as they are in the ring now: up to
+    /// two stretches. Bytes before the ring's base are not here.
+    pub(super) fn sent(&self, offset: u64, len: usize) -> [Part; 2] {
+        let capacity_log2 = match self.end().receiver().available() {
+            Ok(filled) if filled.len > 0 => filled.capacity_log2,
+            // Overwritten by the program: it sends nonsense, and will be found out at the next
+            // look.
+            _ => WINDOW_LOG2,
+        };
+        let len = len.min(1 << capacity_log2);
+        let parts = stretches(offset - self.base_in, len, capacity_log2);
+        parts.map(|(at, len)| (self.end().ring_in().wrapping_add(at).cast_const(), len))
+    }
+
+    /// Stream offset from which on the program's bytes went into the ring; `None` while none of it
+    /// can be asked for there.
+    pub(super) fn ring_begins(&self) -> Option<u64> {
+        (self.end().rx_mode() == Mode::Ring).then_some(self.ring_begins)
+    }
+
+    /// True when either side is to be done with the channel, or is.
+    pub(super) fn is_over(&self) -> bool {
+        let wake = &self.end().theirs().wake;
+        self.is_recalled()
+            || wake.refuse.load(Ordering::Acquire) == EVICT
+            || wake.attached.load(Ordering::Acquire) == LEFT
+    }
+
+    /// Leaves the channel, as `sockets::leaving` does at the other end: once both directions are on
+    /// the carrier, and both ends know. True when the program has left, too, so that nobody uses
+    /// the region any more.
+    pub(super) fn leave(&self) -> Result<bool, Fault> {
+        self.refuse();
+        let end = self.end();
+        if !self.is_idle() || !end.all_acknowledged()? {
+            return Ok(false);
+        }
+        // Release: all that we published and read comes before. Acquire: likewise at the other end.
+        end.ours().wake.attached.store(LEFT, Ordering::Release);
+        Ok(end.theirs().wake.attached.load(Ordering::Acquire) == LEFT)
+    }
+
+    /// True when an operator, or want of regions, asks for the region.
+    fn is_recalled(&self) -> bool {
+        let command = self.entry.command.load(Ordering::Acquire);
+        matches!(command, COMMAND_DETACH | COMMAND_EVICT)
+    }
+
+    /// True when nothing goes by the rings any more, and nothing of ours is in them unread.
+    fn is_idle(&self) -> bool {
+        let end = self.end();
+        let unread = end.theirs().consume.head.load(Ordering::Acquire)
+            != self.entry.tx_ring.load(Ordering::Relaxed);
+        end.tx_mode() == Mode::Carrier
+            && end.rx_mode() == Mode::Carrier
+            && !end.records_pending()
+            && !unread
+    }
+
+    /// Has the program keep its direction on the carrier, and leave.
+    pub(super) fn refuse(&self) {
+        self.end().ours().wake.refuse.store(EVICT, Ordering::SeqCst);
+    }
+
+    /// True when the program has closed with nothing left unread: a reset of the carrier then
+    /// answers a doorbell of ours that crossed with the close.
+    pub(super) fn was_closed_cleanly(&self, carrier_bytes: u64) -> bool {
+        let closed = self.end().theirs().wake.closed.load(Ordering::Acquire);
+        closed & CLOSED_CLEAN != 0 && self.has_read_all(carrier_bytes)
+    }
+
+    /// True when the program said nothing of its end, had nothing left unread, and had not asked
+    /// for a reset: it was killed, and a reset of the carrier answers a doorbell that it never
+    /// took.
+    pub(super) fn was_killed_idle(&self, carrier_bytes: u64) -> bool {
+        let wake = &self.end().theirs().wake;
+        // Relaxed: the carrier's reset was seen, and a program that is gone writes no more.
+        let asks_for_none = [&wake.closed, &wake.resets, &wake.abandoned, &wake.refuse]
+            .iter()
+            .all(|word| word.load(Ordering::Relaxed) == 0);
+        asks_for_none && self.has_read_all(carrier_bytes)
+    }
+
+    /// True when nothing that we sent is unread.
+    fn has_read_all(&self, carrier_bytes: u64) -> bool {
+        (self.is_up() || self.has_sent_nothing_since(carrier_bytes))
+            && self.end().theirs().consume.head.load(Ordering::Acquire)
+                == self.entry.tx_ring.load(Ordering::Relaxed)
+    }
+
+    /// True when the carrier has had nothing from us since our direction came back to it.
+    fn has_sent_nothing_since(&self, carrier_bytes: u64) -> bool {
+        self.entry.tx_records.load(Ordering::Relaxed) > 0
+            && self.entry.tx_carrier.load(Ordering::Relaxed) == carrier_bytes
+    }
+
+    /// The connection is over for us: a program that is awake should look.
+    pub(super) fn close(&self) {
+        let closed = &self.end().ours().wake.closed;
+        closed.store(CLOSED_ALL, Ordering::Release);
+        fence(Ordering::SeqCst);
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests;

@@ -1,0 +1,279 @@
+//! Frames, from the link to the engine.
+//!
+//! ```text
+//!   usually                 headers + payload ──► a buffer of ours ──► the program's ring
+//!   while a stream runs     headers ──► the buffer      payload ──► the program's ring
+//! ```
+//!
+//! The second way is I/OAT's *split headers*: it spares the copy, and the cache what the copy would
+//! have filled it with. A packet socket shows a large frame's headers before the frame is read, so
+//! all that continue a stream go that way. A TAP device tells nothing of a frame before it is read,
+//! so where the payload goes is a guess: that the next frame continues what the last one brought.
+//! It is made while large frames have just done so, and it is made only for somebody to whom all
+//! frames are: a wrong guess puts one program's bytes where another could see them. What was
+//! guessed wrong is put together and goes the usual way.
+
+use toehold_link::{PacketSocket, Tap, VnetHeader, XdpSocket};
+use toehold_tcp::{Expected, Instant, ReceiveOffload, USUAL_HEADERS_BYTES};
+
+use super::device::Device;
+use super::endpoint::Room;
+use super::passing::Takers;
+
+/// The largest frame a link hands over, with LRO.
+const FRAME_BYTES_MAX: usize = 65_536 + 64;
+/// A frame whose copy is worth a guess.
+const FRAME_BYTES_WORTH: usize = 8_192;
+/// So many of them have to continue the stream, one after the other, before the next is expected
+/// to.
+const RUN_BEFORE_GUESSING: u32 = 3;
+
+/// What may be done with payload before its frame has been handed to the engine.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct May {
+    /// Put it where it belongs.
+    pub(super) place: bool,
+    /// Put it where it probably belongs.
+    pub(super) guess: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct FrameReceiver {
+    /// A frame behind its metadata.
+    buffer: Box<[u8]>,
+    /// Large frames of late that continued a stream.
+    run: u32,
+    /// Payloads read to where they belong.
+    placed: u64,
+}
+
+impl Default for FrameReceiver {
+    fn default() -> FrameReceiver {
+        FrameReceiver {
+            buffer: vec![0; VnetHeader::BYTES + FRAME_BYTES_MAX].into(),
+            run: 0,
+            placed: 0,
+        }
+    }
+}
+
+impl FrameReceiver {
+    /// Takes the link's next frame; false when there is none.
+    #[inline]
+    pub(super) fn take(
+        &mut self,
+        device: &mut Device,
+        now: Instant,
+        takers: Takers<'_>,
+        may: May,
+    ) -> bool {
+        match device {
+            Device::Tap(tap) => self.take_from_tap(tap, now, takers, may),
+            Device::Packet(socket) => self.take_from_socket(socket, now, takers, may),
+            Device::Xdp(socket) => take_from_memory(socket, now, takers),
+        }
+    }
+
+    fn take_from_tap(&mut self, tap: &Tap, now: Instant, mut takers: Takers<'_>, may: May) -> bool {
+        let expected = takers.engine.expected();
+        let guess = expected.filter(|_| may.place && may.guess && self.is_run());
+        let room = guess.and_then(|expected| Some((expected, takers.streams.room(expected)?)));
+        let received = match room {
+            None => tap.receive_behind_header(&mut self.buffer),
+            Some((_, room)) => {
+                let parts = self.parts(room);
+                // SAFETY: the buffer is ours; a ring's room is mapped and ours to write. No
+                // reference to either lives.
+                unsafe { tap.receive_raw(&parts) }
+            }
+        };
+        // What an interface that is down says is no news: the remotes will send again.
+        let Ok(Some((length, header))) = received else {
+            return false;
+        };
+        let is_trusted = takers.engine.config().offload.transmit_checksum;
+        let offload = if is_trusted {
+            header.receive_offload()
+        } else {
+            ReceiveOffload::default()
+        };
+        if self.hand_over(now, &mut takers, (length, offload), room) {
+            return true;
+        }
+        if length >= FRAME_BYTES_WORTH {
+            let continues = continues(expected, length, takers.engine.expected());
+            self.run = if continues { self.run + 1 } else { 0 };
+        }
+        true
+    }
+
+    #[inline]
+    fn take_from_socket(
+        &mut self,
+        socket: &mut PacketSocket,
+        now: Instant,
+        mut takers: Takers<'_>,
+        may: May,
+    ) -> bool {
+        let Some(arrival) = socket.peek() else {
+            return false;
+        };
+        let (header, length) = (arrival.header, arrival.length);
+        let is_trusted = takers.engine.config().offload.transmit_checksum;
+        let offload = ReceiveOffload {
+            // Nobody can verify what was never computed.
+            checksum_verified: header.lacks_checksum()
+                || is_trusted && header.receive_offload().checksum_verified,
+        };
+        if length <= arrival.bytes.len() {
+            takers.take(now, arrival.bytes, offload);
+            socket.release();
+            return true;
+        }
+        if !arrival.is_kept {
+            // As good as lost on the way: the kernel had no memory for it.
+            socket.release();
+            return true;
+        }
+        let expected = arrival.bytes.first_chunk().filter(|_| may.place);
+        let expected = expected.and_then(|headers| {
+            let payload_bytes = length.checked_sub(USUAL_HEADERS_BYTES)?;
+            takers.engine.place_of(headers, payload_bytes, offload)
+        });
+        let room = expected.and_then(|expected| Some((expected, takers.streams.room(expected)?)));
+        let parts = match room {
+            None => self.parts([(std::ptr::null_mut(), 0); 2]),
+            Some((_, room)) => self.parts(room),
+        };
+        // SAFETY: the buffer is ours; a ring's room is mapped and ours to write. No reference to
+        // either lives.
+        if unsafe { socket.receive_raw(&parts) } == Some(length) {
+            self.hand_over(now, &mut takers, (length, offload), room);
+        }
+        true
+    }
+
+    /// Hands a frame to the engine, whose payload may stand in `room`, where it is expected; true
+    /// when it was.
+    fn hand_over(
+        &mut self,
+        now: Instant,
+        takers: &mut Takers<'_>,
+        (length, offload): (usize, ReceiveOffload),
+        room: Option<(Expected, [Room; 2])>,
+    ) -> bool {
+        if let Some((expected, room)) = room.filter(|_| length > USUAL_HEADERS_BYTES) {
+            let payload_bytes = length - USUAL_HEADERS_BYTES;
+            let fits = payload_bytes <= room[0].1 + room[1].1;
+            let headers = self.frame().first_chunk().expect("longer than headers");
+            let engine = &mut takers.engine;
+            if fits && engine.handle_placed(now, headers, payload_bytes, offload, expected) {
+                takers.streams.note_placed(expected, payload_bytes);
+                self.placed += 1;
+                return true;
+            }
+            self.put_together(room, length);
+        }
+        let frame = &self.buffer[VnetHeader::BYTES..][..length];
+        takers.take(now, frame, offload);
+        false
+    }
+
+    /// Whether large frames have been continuing a stream, so that it is worth guessing that the
+    /// next does.
+    #[inline]
+    pub(super) fn is_run(&self) -> bool {
+        self.run >= RUN_BEFORE_GUESSING
+    }
+
+    /// How many payloads were read to where they belong.
+    pub(super) fn placed(&self) -> u64 {
+        self.placed
+    }
+
+    fn frame(&mut self) -> &mut [u8] {
+        &mut self.buffer[VnetHeader::BYTES..]
+    }
+
+    /// Where the next frame is read to: its headers, its payload, and what is more than expected.
+    fn parts(&mut self, [first, second]: [Room; 2]) -> [Room; 4] {
+        let (headers, rest) = self.frame().split_at_mut(USUAL_HEADERS_BYTES);
+        let whole = |part: &mut [u8]| (part.as_mut_ptr(), part.len());
+        [whole(headers), first, second, whole(rest)]
+    }
+
+    /// Gets a frame's payload back from where it was not meant to be, in front of what found no
+    /// room there.
+    fn put_together(&mut self, room: [Room; 2], length: usize) {
+        let payload = &mut self.frame()[USUAL_HEADERS_BYTES..length];
+        let inside = payload.len().min(room[0].1 + room[1].1);
+        payload.copy_within(..payload.len() - inside, inside);
+        let (first, second) = payload[..inside].split_at_mut(inside.min(room[0].1));
+        for (part, (base, _)) in [first, second].into_iter().zip(room) {
+            // SAFETY: the ring is mapped for at least as long as `part`, which is ours.
+            unsafe { toehold_copy::from_shared(base, part.as_mut_ptr(), part.len()) };
+        }
+    }
+}
+
+/// Hands over a frame where it is, in memory that is ours until it is released.
+#[inline]
+fn take_from_memory(socket: &mut XdpSocket, now: Instant, mut takers: Takers<'_>) -> bool {
+    let Some((header, frame)) = socket.peek() else {
+        return false;
+    };
+    let offload = ReceiveOffload {
+        // Nobody can verify what was never computed.
+        checksum_verified: header.lacks_checksum(),
+    };
+    takers.take(now, frame, offload);
+    socket.release();
+    true
+}
+
+/// Whether a frame of that length was all payload that continued a stream.
+fn continues(before: Option<Expected>, length: usize, after: Option<Expected>) -> bool {
+    let payload_bytes = (length - USUAL_HEADERS_BYTES) as u64;
+    match (before, after) {
+        (Some(before), Some(after)) => {
+            before.connection == after.connection && before.offset + payload_bytes == after.offset
+        }
+        _ => false,
+    }
+}
+
+const _: () = assert!(FRAME_BYTES_WORTH > USUAL_HEADERS_BYTES);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Fills the parts in order, as a read into them does.
+    fn scatter(frame: &[u8], parts: &[Room]) {
+        let mut rest = frame;
+        for &(base, len) in parts {
+            let (part, after) = rest.split_at(len.min(rest.len()));
+            // SAFETY: each part is memory of the test's, of that length.
+            unsafe { toehold_copy::to_shared(part.as_ptr(), base, part.len()) };
+            rest = after;
+        }
+    }
+
+    #[test]
+    fn frame_that_was_guessed_wrong_is_put_together() {
+        let mut receiver = FrameReceiver::default();
+        let frame: Vec<u8> = (0..30_000u32).map(|at| (at % 251) as u8).collect();
+        let mut ring = vec![0u8; 1 << 16];
+        for (first, second) in [(0, 0), (1, 0), (5_000, 0), (100, 700), (20_000, 40_000)] {
+            for length in [USUAL_HEADERS_BYTES + 1, 200, 900, 5_000, 29_999, 30_000] {
+                let base = ring.as_mut_ptr();
+                let room = [(base, first), (base.wrapping_add(first), second)];
+                let parts = receiver.parts(room);
+                scatter(&frame[..length], &parts);
+                receiver.put_together(room, length);
+                let is_whole = receiver.frame()[..length] == frame[..length];
+                assert!(is_whole, "{length} bytes, room for {first} and {second}");
+            }
+        }
+    }
+}

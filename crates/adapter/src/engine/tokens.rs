@@ -1,0 +1,94 @@
+//! Tokens: by which the engine knows whose a carrier is.
+//!
+//! The relay is a port of loopback, which every local user can reach. What a carrier asks for is
+//! done for the client whose token it shows, and for nobody without one; quotas count by it. The
+//! daemon gives each client a token and takes it back; the engine's thread only looks.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use toehold_channel::preamble::ClientToken;
+
+use super::Holder;
+use crate::entropy;
+use crate::registry::ClientId;
+
+/// The tokens of all clients that asked for one: as many as there are clients, at most.
+#[derive(Debug, Default)]
+pub(super) struct Tokens(Mutex<Book>);
+
+#[derive(Debug, Default)]
+struct Book {
+    holders: HashMap<ClientToken, Holder>,
+    by_client: BTreeMap<ClientId, ClientToken>,
+}
+
+impl Tokens {
+    /// A client's token: one, however often it asks.
+    ///
+    /// # Errors
+    /// When the kernel has no random numbers.
+    pub(super) fn give(&self, holder: Holder) -> io::Result<ClientToken> {
+        let mut book = self.book();
+        if let Some(token) = book.by_client.get(&holder.client) {
+            return Ok(*token);
+        }
+        let [first, second, ..] = entropy::bits()?;
+        let token = [first, second];
+        book.holders.insert(token, holder);
+        book.by_client.insert(holder.client, token);
+        Ok(token)
+    }
+
+    /// A client is gone, and its token is nobody's.
+    pub(super) fn take_back(&self, client: ClientId) {
+        let mut book = self.book();
+        if let Some(token) = book.by_client.remove(&client) {
+            book.holders.remove(&token);
+        }
+    }
+
+    /// Whose token it is.
+    pub(super) fn holder(&self, token: ClientToken) -> Option<Holder> {
+        self.book().holders.get(&token).copied()
+    }
+
+    fn book(&self) -> MutexGuard<'_, Book> {
+        // Nothing here panics between two steps.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::registry::TableId;
+
+    fn holder(client: u64) -> Holder {
+        Holder {
+            client: ClientId(client),
+            family: TableId(9),
+        }
+    }
+
+    #[test]
+    fn each_client_has_one_pass_until_it_is_gone() {
+        let tokens = Tokens::default();
+        let [one, other] = [1, 2].map(|id| tokens.give(holder(id)).expect("random numbers"));
+        assert_ne!(one, other);
+        assert_eq!(tokens.give(holder(1)).expect("known"), one);
+        assert_eq!(tokens.holder(one), Some(holder(1)));
+        assert_eq!(tokens.holder(other), Some(holder(2)));
+        tokens.take_back(ClientId(1));
+        tokens.take_back(ClientId(1));
+        assert_eq!(tokens.holder(one), None);
+        assert_eq!(tokens.holder(other), Some(holder(2)));
+        assert_ne!(tokens.give(holder(1)).expect("random numbers"), one);
+    }
+
+    #[test]
+    fn nobody_has_the_pass_of_zeros() {
+        assert_eq!(Tokens::default().holder([0; 2]), None);
+    }
+}

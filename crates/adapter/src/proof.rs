@@ -1,0 +1,178 @@
+//! What proves an end: the socket itself, shown as a descriptor.
+//!
+//! Nothing is believed that a client says about its connection. The kernel tells the addresses of
+//! the shown socket, its cookie and its inode, and then says whether just that socket is
+//! established in our network namespace. There one connection has one socket for each end, so two
+//! sockets with mirrored addresses, established at one moment, are the two ends of one connection.
+//!
+//! The descriptor is closed before the answer: a reference that we kept would keep the connection
+//! alive when the program closes it. The cookie stays, by which the kernel knows the socket for as
+//! long as it exists, and no other socket after it.
+
+use crate::diag::Diag;
+use crate::listener::check;
+use crate::registry::{Address, Tuple};
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use toehold_channel::memfd;
+use toehold_channel::rendezvous::mapped;
+use toehold_channel::table::Reason;
+
+/// A socket that was proved to be one end of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Proved {
+    /// Its addresses.
+    pub(crate) tuple: Tuple,
+    /// Its `SO_COOKIE`: no other socket ever has the same (sock_gen_cookie).
+    pub(crate) cookie: u64,
+}
+
+/// What a shown descriptor proves.
+///
+/// # Errors
+/// Why it proves nothing: the reason that the library reports.
+pub(crate) fn examine(shown: BorrowedFd<'_>, diag: &Diag) -> Result<Proved, Reason> {
+    let option = |name| crate::listener::number_of(shown, name);
+    let is_tcp = option(libc::SO_TYPE).is_ok_and(|kind| kind == libc::SOCK_STREAM)
+        && option(libc::SO_PROTOCOL).is_ok_and(|protocol| protocol == libc::IPPROTO_TCP);
+    if !is_tcp {
+        return Err(Reason::NotTcp);
+    }
+    let closing = |_| Reason::Closing;
+    let local = address(shown, libc::getsockname).map_err(closing)?;
+    let remote = address(shown, libc::getpeername).map_err(closing)?;
+    let (Some(local), Some(remote)) = (local, remote) else {
+        return Err(Reason::NotTcp);
+    };
+    let tuple = Tuple {
+        netns: OWN_NETNS,
+        local,
+        remote,
+    };
+    let cookie = cookie(shown).map_err(|_| Reason::Unsupported)?;
+    let inode = memfd::number(shown).map_err(closing)?;
+    match diag.established(&tuple, cookie) {
+        Some(known) if known == inode && cookie != 0 => Ok(Proved { tuple, cookie }),
+        // Of another network namespace, or not established, or no longer.
+        _ => Err(Reason::NoPartner),
+    }
+}
+
+type Ask =
+    unsafe extern "C" fn(libc::c_int, *mut libc::sockaddr, *mut libc::socklen_t) -> libc::c_int;
+
+/// One address of a socket; nothing when it is neither IPv4 nor IPv6.
+fn address(socket: BorrowedFd<'_>, ask: Ask) -> io::Result<Option<Address>> {
+    // SAFETY: `sockaddr_storage` is plain data, for which zeroes are a value.
+    let mut storage: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
+    let mut length = size_of::<libc::sockaddr_storage>() as libc::socklen_t;
+    // SAFETY: `storage` is writable for `length` bytes.
+    check(unsafe {
+        let storage = (&raw mut storage).cast();
+        ask(socket.as_raw_fd(), storage, &mut length)
+    })?;
+    let base = &raw const storage;
+    Ok(match i32::from(storage.ss_family) {
+        libc::AF_INET => {
+            // SAFETY: the family says which structure it is; the storage is larger than any.
+            let v4 = unsafe { &*base.cast::<libc::sockaddr_in>() };
+            Some(Address {
+                ip: mapped(v4.sin_addr.s_addr.to_ne_bytes()),
+                port: u16::from_be(v4.sin_port),
+            })
+        }
+        libc::AF_INET6 => {
+            // SAFETY: as above.
+            let v6 = unsafe { &*base.cast::<libc::sockaddr_in6>() };
+            Some(Address {
+                ip: v6.sin6_addr.s6_addr,
+                port: u16::from_be(v6.sin6_port),
+            })
+        }
+        _ => None,
+    })
+}
+
+/// The number that names a socket for as long as the system runs.
+pub(crate) fn cookie(socket: BorrowedFd<'_>) -> io::Result<u64> {
+    let mut cookie = 0u64;
+    let mut length = size_of::<u64>() as libc::socklen_t;
+    // SAFETY: `cookie` is writable for `length` bytes.
+    check(unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_COOKIE,
+            (&raw mut cookie).cast(),
+            &mut length,
+        )
+    })?;
+    Ok(cookie)
+}
+
+/// The one network namespace that anything can be proved in: ours.
+pub(crate) const OWN_NETNS: u64 = 1;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{Ipv6Addr, TcpListener, TcpStream, UdpSocket};
+    use std::os::fd::AsFd;
+
+    fn connection(address: &str) -> (TcpListener, TcpStream, TcpStream) {
+        let listener = TcpListener::bind(address).expect("bound");
+        let here = listener.local_addr().expect("bound");
+        let one = TcpStream::connect(here).expect("connected");
+        let (other, _) = listener.accept().expect("accepted");
+        (listener, one, other)
+    }
+
+    #[test]
+    fn the_two_ends_of_a_connection_prove_mirrored_tuples() {
+        let diag = Diag::open().expect("sock_diag");
+        let mut all = vec!["127.0.0.1:0"];
+        if UdpSocket::bind((Ipv6Addr::LOCALHOST, 0)).is_ok() {
+            all.push("[::1]:0");
+        }
+        for address in all {
+            let (_listener, one, other) = connection(address);
+            let one = examine(one.as_fd(), &diag).expect("established");
+            let other = examine(other.as_fd(), &diag).expect("established");
+            assert_eq!(one.tuple, other.tuple.mirrored());
+            assert_ne!(one.cookie, other.cookie);
+        }
+    }
+
+    #[test]
+    fn what_is_no_established_connection_of_ours_proves_nothing() {
+        let diag = Diag::open().expect("sock_diag");
+        let (listener, one, other) = connection("127.0.0.1:0");
+        let refused = |fd: BorrowedFd<'_>| examine(fd, &diag).expect_err("no proof");
+        assert_eq!(refused(listener.as_fd()), Reason::Closing);
+        let udp = UdpSocket::bind("127.0.0.1:0").expect("bound");
+        udp.connect("127.0.0.1:9").expect("connected");
+        assert_eq!(refused(udp.as_fd()), Reason::NotTcp);
+        let (unix, _) = std::os::unix::net::UnixStream::pair().expect("pair");
+        assert_eq!(refused(unix.as_fd()), Reason::NotTcp);
+        let file = tempfile::tempfile().expect("file");
+        assert_eq!(refused(file.as_fd()), Reason::NotTcp);
+        other.shutdown(std::net::Shutdown::Write).expect("shut");
+        assert_eq!(refused(other.as_fd()), Reason::NoPartner);
+        drop(other);
+        assert!(matches!(
+            refused(one.as_fd()),
+            Reason::NoPartner | Reason::Closing
+        ));
+    }
+
+    #[test]
+    fn a_cookie_names_no_other_socket_of_the_same_addresses() {
+        let diag = Diag::open().expect("sock_diag");
+        let (_listener, one, _other) = connection("127.0.0.1:0");
+        let proved = examine(one.as_fd(), &diag).expect("established");
+        assert!(diag.established(&proved.tuple, proved.cookie).is_some());
+        assert!(diag.established(&proved.tuple, proved.cookie + 1).is_none());
+        let elsewhere = proved.tuple.mirrored();
+        assert!(diag.established(&elsewhere, proved.cookie).is_none());
+    }
+}

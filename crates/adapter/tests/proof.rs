@@ -1,0 +1,328 @@
+//! What a client claims about a connection: the socket itself proves it, and nothing else does. The
+//! attacker has everything that a worker of another user has: the adapter's socket of its parent,
+//! the family's table, any message, and any descriptor but that of the connection it is after.
+
+mod support;
+
+use std::io::Read;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+use support::sockets::connection;
+use support::{Adapter, FakeLibrary, Scratch};
+use toehold_adapter::wire;
+use toehold_channel::rendezvous::{Kind, Message, mapped};
+use toehold_channel::table::Reason;
+
+/// A socket whose connection is under way, to an address that nobody answers from.
+fn syn_sent() -> OwnedFd {
+    // SAFETY: plain system calls; the address is valid for its size.
+    unsafe {
+        let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+        let socket = OwnedFd::from_raw_fd(libc::socket(libc::AF_INET, kind, 0));
+        let mut address: libc::sockaddr_in = std::mem::zeroed();
+        address.sin_family = libc::AF_INET as libc::sa_family_t;
+        address.sin_port = 9u16.to_be();
+        // TEST-NET-1 (RFC 5737).
+        address.sin_addr.s_addr = u32::from(Ipv4Addr::new(192, 0, 2, 1)).to_be();
+        let length = size_of_val(&address) as libc::socklen_t;
+        libc::connect(socket.as_raw_fd(), (&raw const address).cast(), length);
+        socket
+    }
+}
+
+/// A socket bound to an address, which may have been another's a moment ago.
+fn connect_from(local: SocketAddr, remote: SocketAddr) -> TcpStream {
+    let address = |of: SocketAddr| {
+        let SocketAddr::V4(of) = of else {
+            panic!("IPv4 only")
+        };
+        // SAFETY: `sockaddr_in` is plain data, for which zeroes are a value.
+        let mut address: libc::sockaddr_in = unsafe { std::mem::zeroed() };
+        address.sin_family = libc::AF_INET as libc::sa_family_t;
+        address.sin_port = of.port().to_be();
+        address.sin_addr.s_addr = u32::from(*of.ip()).to_be();
+        address
+    };
+    let (local, remote) = (address(local), address(remote));
+    let length = size_of::<libc::sockaddr_in>() as libc::socklen_t;
+    // SAFETY: plain system calls; the addresses are valid for their size.
+    unsafe {
+        let socket = libc::socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0);
+        let stream = TcpStream::from_raw_fd(socket);
+        let on = 1;
+        let size = size_of_val(&on) as libc::socklen_t;
+        let (level, reuse) = (libc::SOL_SOCKET, libc::SO_REUSEADDR);
+        libc::setsockopt(socket, level, reuse, (&raw const on).cast(), size);
+        // A child that another test forked just now may still hold the socket that had the address.
+        let is_bound = || libc::bind(socket, (&raw const local).cast(), length) == 0;
+        let tries = (0..10_000).map(|_| std::thread::sleep(Duration::from_millis(1)));
+        assert!(is_bound() || tries.into_iter().any(|()| is_bound()));
+        assert_eq!(libc::connect(socket, (&raw const remote).cast(), length), 0);
+        stream
+    }
+}
+
+/// Has a close answer with a reset, so that the addresses are free at once.
+fn reset_on_close(stream: &TcpStream) {
+    let linger = libc::linger {
+        l_onoff: 1,
+        l_linger: 0,
+    };
+    // SAFETY: `linger` is valid for its size.
+    unsafe {
+        let (level, option) = (libc::SOL_SOCKET, libc::SO_LINGER);
+        let size = size_of_val(&linger) as libc::socklen_t;
+        let fd = stream.as_raw_fd();
+        libc::setsockopt(fd, level, option, (&raw const linger).cast(), size);
+    }
+}
+
+/// Equal addresses, connected to each other in a network namespace of their own.
+fn same_addresses_elsewhere(local: SocketAddr, remote: SocketAddr) -> Option<TcpStream> {
+    let elsewhere = std::thread::spawn(move || {
+        // SAFETY: this thread's namespace only; the request is valid for its call.
+        unsafe {
+            if libc::unshare(libc::CLONE_NEWNET) != 0 {
+                return None;
+            }
+            let socket = libc::socket(libc::AF_INET, libc::SOCK_DGRAM, 0);
+            let mut request: libc::ifreq = std::mem::zeroed();
+            request.ifr_name[0] = b'l' as libc::c_char;
+            request.ifr_name[1] = b'o' as libc::c_char;
+            request.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as libc::c_short;
+            assert_eq!(
+                libc::ioctl(socket, libc::SIOCSIFFLAGS, &raw const request),
+                0
+            );
+            libc::close(socket);
+        }
+        let listener = TcpListener::bind(remote).expect("nobody else is here");
+        let stream = connect_from(local, remote);
+        std::mem::forget(listener.accept().expect("accepted"));
+        Some(stream)
+    });
+    elsewhere.join().expect("no panic")
+}
+
+/// Runs `part` in a forked child that is another user, and answers whether that said yes; nothing,
+/// loudly, where we may not change the user.
+fn as_another_user(part: impl FnOnce() -> bool) -> Option<bool> {
+    // SAFETY: no arguments.
+    if unsafe { libc::geteuid() } != 0 {
+        eprintln!("SKIPPED: only root can become another user");
+        return None;
+    }
+    // SAFETY: the child has one thread, ends in `_exit`, and frees nothing of its parent's.
+    unsafe {
+        let child = libc::fork();
+        if child == 0 {
+            let is_other = libc::setgid(65_534) == 0 && libc::setuid(65_534) == 0;
+            libc::_exit(i32::from(!(is_other && part())));
+        }
+        let mut status = 0;
+        assert_eq!(libc::waitpid(child, &mut status, 0), child);
+        Some(status == 0)
+    }
+}
+
+#[test]
+fn addresses_that_are_only_said_claim_nothing() {
+    let scratch = Scratch::new();
+    let _adapter = Adapter::start(&scratch.path());
+    let honest = FakeLibrary::new(&scratch.path());
+    let attacker = FakeLibrary::new(&scratch.path());
+    let (client, server) = connection();
+    let held = honest.pair_showing(true, server.as_fd());
+    honest.settle();
+
+    let (local, remote) = (client.local_addr().expect("ours"), client.peer_addr());
+    let remote = remote.expect("connected");
+    let port_of = |address: SocketAddr| address.port();
+    let (unrelated, _other) = connection();
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("bound");
+    let (unix, _peer) = UnixStream::pair().expect("pair");
+    let (dead, gone) = connection();
+    drop(gone);
+    let mut shown: Vec<(OwnedFd, Reason)> = vec![
+        (unrelated.into(), Reason::NoPartner),
+        (listener.into(), Reason::Closing),
+        (unix.into(), Reason::NotTcp),
+        (syn_sent(), Reason::Closing),
+        (dead.into(), Reason::NoPartner),
+        (tempfile::tempfile().expect("file").into(), Reason::NotTcp),
+    ];
+    match same_addresses_elsewhere(local, remote) {
+        Some(twin) => shown.push((twin.into(), Reason::NoPartner)),
+        None => eprintln!("SKIPPED: a twin in another network namespace needs privilege"),
+    }
+    for (number, (shown, reason)) in shown.into_iter().enumerate() {
+        let (entry, generation) = attacker.table.open(0, false);
+        let forged = Message {
+            entry,
+            generation,
+            netns: 1,
+            local: mapped([127, 0, 0, 1]),
+            remote: mapped([127, 0, 0, 1]),
+            local_port: port_of(local),
+            remote_port: port_of(remote),
+            ..Message::new(Kind::Pair)
+        };
+        wire::send(attacker.socket.as_fd(), &forged, &[shown.as_fd()]).expect("sent");
+        assert!(attacker.settle().is_empty(), "descriptor {number}");
+        let verdict = attacker
+            .table
+            .entry(entry)
+            .verdict
+            .load(std::sync::atomic::Ordering::Acquire);
+        assert_eq!(verdict, reason as u32, "descriptor {number}");
+    }
+    assert!(honest.settle().is_empty());
+    assert_eq!(honest.offers(held), 0);
+
+    // Whoever has the socket has the connection.
+    attacker.pair_showing(false, client.as_fd());
+    attacker.offer();
+    honest.offer();
+}
+
+#[test]
+fn a_claim_ends_with_its_socket_even_when_the_addresses_come_again() {
+    let scratch = Scratch::new();
+    let _adapter = Adapter::start(&scratch.path());
+    let honest = FakeLibrary::new(&scratch.path());
+    let attacker = FakeLibrary::new(&scratch.path());
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("bound");
+    let here = listener.local_addr().expect("bound");
+    let bait = TcpStream::connect(here).expect("connected");
+    let (accepted, from) = listener.accept().expect("accepted");
+    let stale = attacker.pair_showing(false, bait.as_fd());
+    attacker.settle();
+    reset_on_close(&bait);
+    drop((bait, accepted));
+
+    // Somebody else's connection has the addresses now.
+    let victim = connect_from(from, here);
+    let (server, _) = listener.accept().expect("accepted");
+    let held = honest.pair_showing(true, server.as_fd());
+    assert!(honest.settle().is_empty());
+    assert!(attacker.settle().is_empty());
+    assert_eq!((honest.offers(held), attacker.offers(stale)), (0, 0));
+
+    let other = FakeLibrary::new(&scratch.path());
+    other.pair_showing(false, victim.as_fd());
+    other.offer();
+    honest.offer();
+    assert!(attacker.settle().is_empty());
+}
+
+#[test]
+fn one_socket_is_claimed_once() {
+    let scratch = Scratch::new();
+    let _adapter = Adapter::start(&scratch.path());
+    let [first, second, partner] = [0; 3].map(|_| FakeLibrary::new(&scratch.path()));
+    let (client, server) = connection();
+    first.pair_showing(true, server.as_fd());
+    first.settle();
+    let again = second.pair_showing(true, server.as_fd());
+    assert!(second.settle().is_empty());
+    assert_eq!(second.verdict(again), Reason::Shared as u32);
+    partner.pair_showing(false, client.as_fd());
+    partner.offer();
+    first.offer();
+    // Not after the channel is there, either.
+    let late = second.pair_showing(true, server.as_fd());
+    assert!(second.settle().is_empty());
+    assert_eq!(second.verdict(late), Reason::Shared as u32);
+}
+
+#[test]
+fn a_shown_socket_is_not_kept_open() {
+    let scratch = Scratch::new();
+    let _adapter = Adapter::start(&scratch.path());
+    let library = FakeLibrary::new(&scratch.path());
+    let (client, mut server) = connection();
+    library.pair_showing(false, client.as_fd());
+    library.settle();
+    drop(client);
+    // For ever, were the adapter to keep the socket.
+    assert_eq!(server.read(&mut [0]).expect("ended in order"), 0);
+}
+
+#[test]
+fn what_another_user_says_over_its_parents_socket_is_passed_over() {
+    let scratch = Scratch::new();
+    let _adapter = Adapter::start(&scratch.path());
+    let parent = FakeLibrary::new(&scratch.path());
+    let partner = FakeLibrary::new(&scratch.path());
+    let (client, server) = connection();
+    let held = parent.pair_showing(true, server.as_fd());
+    parent.settle();
+    let (mine, _other) = connection();
+    let said = as_another_user(|| {
+        parent.withdraw(held);
+        parent.pair_showing(false, mine.as_fd());
+        let kinds = [
+            Kind::Detach,
+            Kind::Attach,
+            Kind::Status,
+            Kind::Capture,
+            Kind::Engine,
+        ];
+        let asked = kinds.map(Message::new);
+        let socket = parent.socket.as_fd();
+        asked
+            .iter()
+            .all(|asked| wire::send(socket, asked, &[]).is_ok())
+    });
+    let Some(said) = said else { return };
+    assert!(said);
+    assert!(parent.settle().is_empty(), "nothing of it was answered");
+    partner.pair_showing(false, client.as_fd());
+    partner.offer();
+    parent.offer();
+}
+
+#[test]
+fn a_worker_of_another_user_is_served_for_what_it_shows_and_commands_nobody() {
+    let scratch = Scratch::new();
+    let _adapter = Adapter::start(&scratch.path());
+    let parent = FakeLibrary::new(&scratch.path());
+    let partner = FakeLibrary::new(&scratch.path());
+    parent.settle();
+    let (client, server) = connection();
+    let (parents_client, parents_server) = connection();
+    let parents = parent.pair_showing(true, parents_server.as_fd());
+    partner.pair_showing(false, parents_client.as_fd());
+    partner.offer();
+    parent.offer();
+    partner.pair_showing(false, client.as_fd());
+    partner.settle();
+    drop(parents_server);
+    let served = as_another_user(|| {
+        let worker = parent.adopted();
+        // The parent's end stays the parent's.
+        worker.withdraw(parents);
+        let taken = worker.resume(parents).is_ok();
+        for kind in [Kind::Status, Kind::Detach] {
+            wire::send(worker.socket.as_fd(), &Message::new(kind), &[]).expect("sent");
+            match wire::receive(worker.socket.as_fd()).expect("received") {
+                wire::Received::Message(answer, Kind::Answer, files) => {
+                    assert_eq!((answer.side, files.len()), (0, 0), "{kind:?}");
+                }
+                other => panic!("unexpected: {other:?}"),
+            }
+        }
+        // Its own is accelerated.
+        worker.pair_showing(true, server.as_fd());
+        worker.offer();
+        !taken
+    });
+    let Some(served) = served else { return };
+    assert!(served);
+    partner.offer();
+    assert_eq!(parent.command(parents), 0, "not detached");
+    // Still the parent's: it gets its channel again.
+    assert!(parent.resume(parents).is_ok());
+}

@@ -1,0 +1,114 @@
+//! The connect preamble: the first bytes that the library sends on a carrier to the relay. They
+//! name the carrier's destination.
+//!
+//! The holder of the carrier sends them on the carrier itself: nobody else can, and nothing has to
+//! be matched. The *client token* says for which client: the adapter gives each client 128 random
+//! bits ([`crate::rendezvous::Kind::Engine`]). Every local user can reach the relay's port, and the
+//! relay refuses a preamble without a known token.
+
+use crate::offload::Address;
+use crate::table::LAYOUT_VERSION;
+
+/// First word of a preamble: "TOEO".
+const PREAMBLE_MAGIC: u32 = u32::from_le_bytes(*b"TOEO");
+/// Length of a preamble: the carrier's stream begins so many bytes before the program's.
+pub const PREAMBLE_BYTES: usize = 48;
+
+/// The bits that identify a client; all zero identifies none.
+pub type ClientToken = [u64; 2];
+
+/// A request to connect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConnectPreamble {
+    /// The client that asks.
+    pub token: ClientToken,
+    /// The destination.
+    pub remote: Address,
+    /// The local port the program asked for, or 0. The carrier's own address tells the address it
+    /// asked for, if that is a loopback alias.
+    pub local_port: u16,
+}
+
+impl ConnectPreamble {
+    /// Its bytes: magic, version, token, remote address and port, local port, four zeros.
+    pub fn to_bytes(&self) -> [u8; PREAMBLE_BYTES] {
+        let mut bytes = [0; PREAMBLE_BYTES];
+        let (magic, version) = (PREAMBLE_MAGIC.to_ne_bytes(), LAYOUT_VERSION.to_ne_bytes());
+        let token = self.token.map(u64::to_ne_bytes);
+        let (remote_port, local_port) = (
+            self.remote.port.to_ne_bytes(),
+            self.local_port.to_ne_bytes(),
+        );
+        let fields: [&[u8]; 7] = [
+            &magic,
+            &version,
+            &token[0],
+            &token[1],
+            &self.remote.ip,
+            &remote_port,
+            &local_port,
+        ];
+        let mut at = 0;
+        for field in fields {
+            bytes[at..at + field.len()].copy_from_slice(field);
+            at += field.len();
+        }
+        bytes
+    }
+
+    /// The preamble in `bytes`; `None` when they are no preamble of this version.
+    pub fn parse(bytes: &[u8; PREAMBLE_BYTES]) -> Option<ConnectPreamble> {
+        let (magic, rest) = bytes.split_first_chunk()?;
+        let (version, rest) = rest.split_first_chunk()?;
+        let (first, rest) = rest.split_first_chunk()?;
+        let (second, rest) = rest.split_first_chunk()?;
+        let (ip, rest) = rest.split_first_chunk()?;
+        let (remote_port, rest) = rest.split_first_chunk()?;
+        let (local_port, _) = rest.split_first_chunk()?;
+        let is_ours = u32::from_ne_bytes(*magic) == PREAMBLE_MAGIC
+            && u32::from_ne_bytes(*version) == LAYOUT_VERSION;
+        is_ours.then_some(ConnectPreamble {
+            token: [u64::from_ne_bytes(*first), u64::from_ne_bytes(*second)],
+            remote: Address {
+                ip: *ip,
+                port: u16::from_ne_bytes(*remote_port),
+            },
+            local_port: u16::from_ne_bytes(*local_port),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn opening_survives_the_way() {
+        let preamble = ConnectPreamble {
+            token: [3, u64::MAX],
+            remote: Address {
+                ip: *b"0123456789abcdef",
+                port: 80,
+            },
+            local_port: 4000,
+        };
+        let bytes = preamble.to_bytes();
+        assert_eq!(ConnectPreamble::parse(&bytes), Some(preamble));
+        assert_eq!(bytes[44..], [0; 4]);
+    }
+
+    #[test]
+    fn foreign_bytes_are_no_opening() {
+        let preamble = ConnectPreamble {
+            token: [1, 2],
+            remote: Address::default(),
+            local_port: 0,
+        };
+        for wrong in [0, 3, 4, 7] {
+            let mut bytes = preamble.to_bytes();
+            bytes[wrong] ^= 0x40;
+            assert_eq!(ConnectPreamble::parse(&bytes), None);
+        }
+        assert_eq!(ConnectPreamble::parse(&[b'x'; PREAMBLE_BYTES]), None);
+    }
+}

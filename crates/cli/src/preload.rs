@@ -1,0 +1,57 @@
+//! The environment variable that names the libraries to load first, with and without ours.
+
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::process::Command;
+
+use crate::library;
+
+/// The loader's list of libraries to load first.
+pub(crate) const PRELOAD: &str = "LD_PRELOAD";
+/// What the library reads `--pair-after` from.
+pub(crate) const PAIR_AFTER: &str = "TOEHOLD_PAIR_AFTER";
+
+/// Undoes what an outer `toehold run` has put into the environment.
+pub(crate) fn remove_acceleration(command: &mut Command) {
+    match without_library(env::var_os(PRELOAD).as_deref()) {
+        Some(others) => command.env(PRELOAD, others),
+        None => command.env_remove(PRELOAD),
+    };
+    command
+        .env_remove("TOEHOLD_PATH")
+        .env_remove("TOEHOLD_WAIT")
+        .env_remove(PAIR_AFTER);
+}
+
+/// The preloaded libraries that are not ours; `None` when there are none.
+pub(crate) fn without_library(preload: Option<&OsStr>) -> Option<OsString> {
+    let is_ours =
+        |path: &[u8]| path.rsplit(|byte| *byte == b'/').next() == Some(library::NAME.as_bytes());
+    let others: Vec<&[u8]> = preload?
+        .as_bytes()
+        .split(|byte| matches!(byte, b':' | b' '))
+        .filter(|path| !path.is_empty() && !is_ours(path))
+        .collect();
+    (!others.is_empty()).then(|| OsString::from_vec(others.join(&b':')))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_our_library_is_taken_out() {
+        let out = |list: &str| without_library(Some(OsStr::new(list)));
+        assert_eq!(out("/a/libtoehold.so"), None);
+        assert_eq!(
+            out("/a/libtoehold.so:/b/other.so c.so"),
+            Some("/b/other.so:c.so".into())
+        );
+        assert_eq!(
+            out("/a/libtoehold.so.bak"),
+            Some("/a/libtoehold.so.bak".into())
+        );
+        assert_eq!(without_library(None), None);
+    }
+}

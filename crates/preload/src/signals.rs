@@ -1,0 +1,40 @@
+//! The calls that install signal handlers: none of the program's runs while its thread holds a lock
+//! of the library ([`toehold_sockets::deferral`]).
+
+use core::ffi::c_int;
+
+use toehold_sockets::{deferral, real};
+
+/// `sigaction(2)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn sigaction(
+    signal: c_int,
+    new: *const libc::sigaction,
+    old: *mut libc::sigaction,
+) -> c_int {
+    // SAFETY: passed on with the caller's promises, here and below.
+    unsafe { deferral::sigaction(signal, new, old) }
+}
+
+/// `sigaction` by libc's own name.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __sigaction(
+    signal: c_int,
+    new: *const libc::sigaction,
+    old: *mut libc::sigaction,
+) -> c_int {
+    // SAFETY: as above.
+    unsafe { deferral::sigaction(signal, new, old) }
+}
+
+macro_rules! simple {
+    ($($name:ident)*) => {$(
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name(signal: c_int, handler: usize) -> usize {
+            // SAFETY: as above.
+            unsafe { deferral::signal(signal, handler, real::$name) }
+        }
+    )*};
+}
+
+simple! { signal bsd_signal ssignal sysv_signal __sysv_signal sigset }

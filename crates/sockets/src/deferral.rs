@@ -1,0 +1,333 @@
+//! Signal handlers do not run while their thread holds a lock of the library.
+//!
+//! A handler may call `close`, `send` or `siglongjmp`. If it ran in the middle of a locked section,
+//! it would wait for its own thread, or leave the lock held for ever. The kernel has no such
+//! problem: handlers run when a system call is over. So here: the library installs one handler of
+//! its own in place of each of the program's. It calls the program's at once, unless the thread is
+//! inside a locked section. Then it blocks all signals, queues the signal again for this thread,
+//! and returns. The end of the section restores the mask, and the kernel delivers the signal as it
+//! came.
+//!
+//! ```text
+//!   enter ─► lock ─► …  signal: block all, queue again …
+//!         ─► unlock ─► leave: restore the mask ─► handler
+//! ```
+//!
+//! Not deferred: faults (`SIGSEGV` and its kin), which belong to the instruction that caused them;
+//! handlers that the kernel removes when they run (`SA_RESETHAND`); handlers installed by number.
+//!
+//! A section never sleeps. Its thread is known by its thread pointer, in a table of fixed size: no
+//! thread-local storage, no heap.
+
+use core::ffi::{c_int, c_void};
+use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, compiler_fence};
+
+use crate::{real, state, sys};
+
+/// The state of one thread.
+#[derive(Debug)]
+pub(crate) struct Thread {
+    /// Its thread pointer; 0 is a free place. A thread that ends leaves its place to the next one
+    /// with this pointer.
+    pointer: AtomicUsize,
+    /// Written by the thread alone: its process above, the sections that it is in below. Of another
+    /// process (before fork) it means 0.
+    sections: AtomicU64,
+    /// 1 when a signal waits for the end of the section.
+    waits: AtomicU32,
+    /// The mask to restore then.
+    mask: AtomicU64,
+}
+
+/// Threads that are known by their own place; one more is served as if handlers were never in the
+/// way.
+const THREADS_MAX: usize = 4096;
+/// Places that are tried.
+const PROBES: usize = 8;
+static THREADS: [Thread; THREADS_MAX] = [const {
+    Thread {
+        pointer: AtomicUsize::new(0),
+        sections: AtomicU64::new(0),
+        waits: AtomicU32::new(0),
+        mask: AtomicU64::new(0),
+    }
+}; THREADS_MAX];
+
+/// This thread's address of its own control block.
+#[inline]
+pub(crate) fn thread_pointer() -> usize {
+    let thread: usize;
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: reads the thread pointer, which the ABI keeps at fs:0.
+    unsafe {
+        core::arch::asm!(
+            "mov {}, fs:0",
+            out(reg) thread,
+            options(nostack, readonly, preserves_flags)
+        );
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: reads the thread pointer.
+    unsafe {
+        core::arch::asm!(
+            "mrs {}, tpidr_el0",
+            out(reg) thread,
+            options(nostack, nomem, preserves_flags)
+        );
+    }
+    thread
+}
+
+#[inline]
+fn places(pointer: usize) -> impl Iterator<Item = &'static Thread> {
+    // Fibonacci hashing: control blocks lie whole pages apart.
+    let first = (pointer as u64 >> 6).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 52;
+    (0..PROBES).map(move |probe| &THREADS[(first as usize + probe) % THREADS_MAX])
+}
+
+/// This thread's place, made if need be.
+#[inline]
+fn this_thread() -> Option<&'static Thread> {
+    let pointer = thread_pointer();
+    let first = places(pointer).next()?;
+    // Relaxed, here and below: a place is its thread's own, and handlers run on that thread.
+    if first.pointer.load(Ordering::Relaxed) == pointer {
+        return Some(first);
+    }
+    search(pointer)
+}
+
+#[cold]
+fn search(pointer: usize) -> Option<&'static Thread> {
+    places(pointer).find(|thread| {
+        let at = &thread.pointer;
+        at.load(Ordering::Relaxed) == pointer
+            || at
+                .compare_exchange(0, pointer, Ordering::Relaxed, Ordering::Relaxed)
+                .is_ok()
+    })
+}
+
+impl Thread {
+    #[inline]
+    fn depth(&self) -> u32 {
+        let word = self.sections.load(Ordering::Relaxed);
+        if (word >> 32) as u32 == state::pid() {
+            word as u32
+        } else {
+            0
+        }
+    }
+
+    #[inline]
+    fn set_depth(&self, depth: u32) {
+        let word = u64::from(state::pid()) << 32 | u64::from(depth);
+        self.sections.store(word, Ordering::Relaxed);
+    }
+}
+
+/// A section in which no handler of the program runs; ends when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Section(Option<&'static Thread>);
+
+/// Begins a section.
+#[inline]
+pub(crate) fn enter() -> Section {
+    let thread = this_thread();
+    if let Some(thread) = thread {
+        thread.set_depth(thread.depth() + 1);
+    }
+    compiler_fence(Ordering::SeqCst);
+    Section(thread)
+}
+
+impl Drop for Section {
+    #[inline]
+    fn drop(&mut self) {
+        compiler_fence(Ordering::SeqCst);
+        let Some(thread) = self.0 else { return };
+        let depth = thread.depth().saturating_sub(1);
+        thread.set_depth(depth);
+        compiler_fence(Ordering::SeqCst);
+        if depth == 0 && thread.waits.load(Ordering::Relaxed) != 0 {
+            deliver(thread);
+        }
+    }
+}
+
+/// Lets in the signals that came during a section.
+#[cold]
+fn deliver(thread: &Thread) {
+    thread.waits.store(0, Ordering::Relaxed);
+    // The program's handlers run inside this call.
+    sys::set_signal_mask(thread.mask.load(Ordering::Relaxed));
+}
+
+/// Faults of the instruction at which they come: they cannot wait.
+const FAULTS: [c_int; 6] = [
+    libc::SIGSEGV,
+    libc::SIGBUS,
+    libc::SIGFPE,
+    libc::SIGILL,
+    libc::SIGTRAP,
+    libc::SIGSYS,
+];
+const SIGNAL_MAX: c_int = 64;
+/// Of each signal: the program's handler, and whether it takes three arguments.
+static HANDLERS: [AtomicU64; SIGNAL_MAX as usize + 1] =
+    [const { AtomicU64::new(0) }; SIGNAL_MAX as usize + 1];
+const TAKES_INFO: u64 = 1 << 63;
+
+fn bit(signal: c_int) -> u64 {
+    1 << (signal - 1)
+}
+
+/// The handler that the kernel knows.
+unsafe extern "C" fn handle(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+    let inside = this_thread().filter(|thread| thread.depth() > 0);
+    // SAFETY: the kernel's arguments.
+    if inside.is_some_and(|thread| unsafe { postpone(thread, signal, info, context) }) {
+        return;
+    }
+    let word = HANDLERS[signal as usize].load(Ordering::Acquire);
+    let handler = (word & !TAKES_INFO) as usize;
+    // SAFETY: the program installed a handler of this form.
+    unsafe {
+        if word & TAKES_INFO != 0 {
+            let handler: unsafe extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) =
+                core::mem::transmute(handler);
+            handler(signal, info, context);
+        } else if handler != 0 {
+            let handler: unsafe extern "C" fn(c_int) = core::mem::transmute(handler);
+            handler(signal);
+        }
+    }
+}
+
+/// Has the signal come again when `thread`, this one, has left its section. False when the kernel
+/// cannot queue it.
+unsafe fn postpone(
+    thread: &Thread,
+    signal: c_int,
+    info: *mut libc::siginfo_t,
+    context: *mut c_void,
+) -> bool {
+    let faults = FAULTS.iter().fold(0, |mask, &fault| mask | bit(fault));
+    // Before anything else: a second signal would come here, too, and take this handler's mask for
+    // the program's.
+    let during = sys::block_signals(!faults);
+    if !sys::queue_signal_here(signal, info) {
+        sys::set_signal_mask(during);
+        return false;
+    }
+    // SAFETY: the kernel's context, whose mask begins with the 64 bits that the kernel uses. It
+    // takes the mask from there when the handler returns.
+    unsafe {
+        let mask = (&raw mut (*context.cast::<libc::ucontext_t>()).uc_sigmask).cast::<u64>();
+        thread.mask.store(*mask, Ordering::Relaxed);
+        *mask |= !faults;
+    }
+    thread.waits.store(1, Ordering::Relaxed);
+    true
+}
+
+fn address() -> usize {
+    handle as *const () as usize
+}
+
+/// True when the library stands between the kernel and handlers of `signal`.
+fn concerns(signal: c_int) -> bool {
+    (1..=SIGNAL_MAX).contains(&signal)
+        && !FAULTS.contains(&signal)
+        && state::is_started()
+        && !state::borrowed_memory()
+}
+
+/// `sigaction(2)`.
+///
+/// # Safety
+/// As for the C function.
+pub unsafe fn sigaction(
+    signal: c_int,
+    new: *const libc::sigaction,
+    old: *mut libc::sigaction,
+) -> c_int {
+    if !concerns(signal) {
+        // SAFETY: the caller's promise, here and below.
+        return unsafe { real::sigaction(signal, new, old) };
+    }
+    let place = &HANDLERS[signal as usize];
+    let before = place.load(Ordering::Acquire);
+    // SAFETY: `new` is null or readable.
+    let wanted = unsafe { new.as_ref() }.copied();
+    let is_ours = |action: &libc::sigaction| {
+        action.sa_sigaction != libc::SIG_DFL
+            && action.sa_sigaction != libc::SIG_IGN
+            && action.sa_sigaction != address()
+            && action.sa_flags & libc::SA_RESETHAND == 0
+    };
+    let result = match wanted.filter(is_ours) {
+        Some(mut action) => {
+            let takes_info = match action.sa_flags & libc::SA_SIGINFO {
+                0 => 0,
+                _ => TAKES_INFO,
+            };
+            place.store(action.sa_sigaction as u64 | takes_info, Ordering::Release);
+            action.sa_sigaction = address();
+            action.sa_flags |= libc::SA_SIGINFO;
+            // SAFETY: as above; the action is live.
+            let result = unsafe { real::sigaction(signal, &action, old) };
+            if result != 0 {
+                place.store(before, Ordering::Release);
+            }
+            result
+        }
+        // SAFETY: as above.
+        None => unsafe { real::sigaction(signal, new, old) },
+    };
+    // SAFETY: `old` is null or writable.
+    if let Some(old) = unsafe { old.as_mut() }.filter(|_| result == 0)
+        && old.sa_sigaction == address()
+    {
+        old.sa_sigaction = (before & !TAKES_INFO) as usize;
+        if before & TAKES_INFO == 0 {
+            old.sa_flags &= !libc::SA_SIGINFO;
+        }
+    }
+    result
+}
+
+/// The simpler calls (`signal(2)`, `sigset(3)`): `call` is libc's, which knows the flags that go
+/// with its name.
+///
+/// # Safety
+/// As for the C functions.
+pub unsafe fn signal(
+    signal: c_int,
+    handler: usize,
+    call: unsafe fn(c_int, usize) -> usize,
+) -> usize {
+    if !concerns(signal) {
+        // SAFETY: the caller's promise, here and below.
+        return unsafe { call(signal, handler) };
+    }
+    let before = HANDLERS[signal as usize].load(Ordering::Acquire);
+    // SAFETY: as above.
+    let result = unsafe { call(signal, handler) };
+    if result != libc::SIG_ERR {
+        // SAFETY: zeroes are a valid action, and it is live.
+        unsafe {
+            let mut action: libc::sigaction = core::mem::zeroed();
+            if real::sigaction(signal, core::ptr::null(), &mut action) == 0
+                && action.sa_sigaction == handler
+            {
+                sigaction(signal, &action, core::ptr::null_mut());
+            }
+        }
+    }
+    if result == address() {
+        (before & !TAKES_INFO) as usize
+    } else {
+        result
+    }
+}

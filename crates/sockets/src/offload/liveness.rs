@@ -1,0 +1,112 @@
+//! Liveness settings: the program sets keepalive and user timeout on its socket, and the engine
+//! applies them to the remote.
+//!
+//! The kernel's own timers watch the carrier, whose other end is the adapter and never silent. What
+//! the program has set is read off the carrier when the connection is there (a listener hands it
+//! down) and when it has set something. Programs set several options in a row, and a message costs
+//! the adapter ten microseconds: so what was set is said at the program's next call that moves
+//! bytes or waits for some, which is also the first that could show a difference.
+
+use core::num::NonZeroU32;
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use toehold_channel::liveness::{Keepalive, Liveness};
+use toehold_channel::offload::true_ends;
+use toehold_channel::table::{FLAG_CONNECTING, FLAG_OFFLOAD};
+
+use crate::state::{self, Connection};
+use crate::{errno, sys};
+
+/// The descriptor, and one, of the connection of which something was set that the adapter has not
+/// been told; 0: none.
+static UNSAID: AtomicU32 = AtomicU32::new(0);
+
+/// A connection through the engine is there: says what the program has set, if it has set
+/// something.
+pub(super) fn begin(connection: &Connection) {
+    let liveness = liveness_of(connection.fd);
+    if liveness != Liveness::default() {
+        tell(connection, &liveness);
+    }
+}
+
+/// The program has set an option.
+pub(crate) fn option_set(connection: &Connection, level: i32, name: i32) {
+    let is_ours = matches!(
+        (level, name),
+        (libc::SOL_SOCKET, libc::SO_KEEPALIVE)
+            | (
+                libc::IPPROTO_TCP,
+                libc::TCP_KEEPIDLE
+                    | libc::TCP_KEEPINTVL
+                    | libc::TCP_KEEPCNT
+                    | libc::TCP_USER_TIMEOUT
+            )
+    );
+    let flags = connection.entry.flags.load(Ordering::Acquire);
+    // One that waits for its answer says it when it is there.
+    if !is_ours || flags & FLAG_OFFLOAD == 0 || flags & FLAG_CONNECTING != 0 {
+        return;
+    }
+    if !connection.local.region.load(Ordering::Relaxed).is_null() {
+        // Its calls may all be served by rings, which do not come by here.
+        return tell(connection, &liveness_of(connection.fd));
+    }
+    let this = connection.fd.unsigned_abs() + 1;
+    // Relaxed: a hint. What is said is what the kernel knows then.
+    let other = UNSAID.swap(this, Ordering::Relaxed);
+    if other != this {
+        say_of(other);
+    }
+}
+
+/// Says what has been set, before a call that moves bytes, waits, or gives the process to another
+/// program.
+#[inline]
+pub fn say_what_is_set() {
+    if UNSAID.load(Ordering::Relaxed) != 0 {
+        say_now();
+    }
+}
+
+#[cold]
+fn say_now() {
+    errno::keep(|| say_of(UNSAID.swap(0, Ordering::Relaxed)));
+}
+
+/// Whatever connection has that descriptor by now.
+fn say_of(unsaid: u32) {
+    let Some(fd) = unsaid.checked_sub(1) else {
+        return;
+    };
+    let is_there = |connection: &Connection| {
+        let flags = connection.entry.flags.load(Ordering::Acquire);
+        flags & (FLAG_OFFLOAD | FLAG_CONNECTING) == FLAG_OFFLOAD
+    };
+    if let Some(connection) = state::connection(fd.cast_signed()).filter(is_there) {
+        tell(&connection, &liveness_of(connection.fd));
+    }
+}
+
+fn liveness_of(fd: i32) -> Liveness {
+    let option = |level, name| sys::getsockopt::<i32>(fd, level, name).unwrap_or(0);
+    let tcp = |name| option(libc::IPPROTO_TCP, name).max(0).unsigned_abs();
+    let keepalive = || Keepalive {
+        idle_seconds: tcp(libc::TCP_KEEPIDLE),
+        interval_seconds: tcp(libc::TCP_KEEPINTVL),
+        probes_max: u8::try_from(tcp(libc::TCP_KEEPCNT)).unwrap_or(u8::MAX),
+    };
+    let is_kept = option(libc::SOL_SOCKET, libc::SO_KEEPALIVE) != 0;
+    Liveness {
+        keepalive: is_kept.then(keepalive),
+        user_timeout_ms: NonZeroU32::new(tcp(libc::TCP_USER_TIMEOUT)),
+    }
+}
+
+fn tell(connection: &Connection, liveness: &Liveness) {
+    let (local, remote) = true_ends(connection.entry);
+    let mut message = liveness.message();
+    (message.local, message.local_port) = (local.ip, local.port);
+    (message.remote, message.remote_port) = (remote.ip, remote.port);
+    super::tell(&message);
+}

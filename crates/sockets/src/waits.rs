@@ -1,0 +1,92 @@
+//! Whether the program waits for a connection in a way that we see.
+//!
+//! A connection with a channel is ready when its ring is, and the kernel does not know. A program
+//! that waits by `epoll_wait`, `poll`, `select` or in a blocking call asks us. One that asks the
+//! kernel past us would sleep beside bytes, or turn in circles on a carrier that is always
+//! writable: by io_uring, by system calls that libc does not make, in an epoll instance that we do
+//! not know.
+//!
+//! So a connection whose program has not been seen waiting stays on the kernel:
+//!
+//! ```text
+//!   unseen ──► seen      polled, selected, registered with an instance of ours, a blocking socket,
+//!     │                  or many non-blocking calls in a row that found nothing: it does not wait
+//!     └──────► elsewhere registered with an instance that we do not know: pinned
+//! ```
+//!
+//! Once seen, seen: that a program waits in both ways for one connection is not expected.
+
+use core::sync::atomic::Ordering;
+
+use toehold_channel::table::Reason;
+
+use crate::state::{self, Connection, Kind, Local};
+use crate::{errno, send, sys};
+
+/// Set in [`Local::waits`] once a wait was seen. Below it: non-blocking calls in a row that found
+/// nothing.
+const SEEN: u32 = 1 << 31;
+/// So many of them are a program that looks by itself.
+const FRUITLESS_POLLING: u32 = 8;
+/// How often, in calls that moved bytes, an unseen connection is asked for its mode.
+const CALLS_BETWEEN_QUESTIONS: u32 = 16;
+
+/// The program waits for it through us.
+#[inline]
+pub(crate) fn seen(local: &Local) {
+    // Looked at first: waits are many, and the line is shared by threads.
+    if local.waits.load(Ordering::Relaxed) & SEEN == 0 {
+        local.waits.fetch_or(SEEN, Ordering::Relaxed);
+    }
+}
+
+/// A call on the host path came to `result`, with errno.
+#[inline]
+pub(crate) fn after_call(local: &Local, result: isize) {
+    let waits = local.waits.load(Ordering::Relaxed);
+    if waits & SEEN != 0 {
+        return;
+    }
+    if result < 0 && errno::get() == libc::EAGAIN {
+        let is_polling = waits + 1 >= FRUITLESS_POLLING;
+        let waits = if is_polling { SEEN } else { waits + 1 };
+        local.waits.store(waits, Ordering::Relaxed);
+    } else if waits != 0 {
+        local.waits.store(0, Ordering::Relaxed);
+    }
+}
+
+/// True when it is worth asking [`are_seen`] after `calls` calls that moved bytes.
+#[inline]
+pub(crate) fn may_be_seen(local: &Local, calls: u32) -> bool {
+    local.waits.load(Ordering::Relaxed) & SEEN != 0
+        || local.registrations.load(Ordering::Relaxed) != 0
+        || calls.is_multiple_of(CALLS_BETWEEN_QUESTIONS)
+}
+
+/// True when we see how the program waits for `connection`.
+pub(crate) fn are_seen(connection: &Connection) -> bool {
+    let local = connection.local;
+    let are_seen = local.waits.load(Ordering::Relaxed) & SEEN != 0
+        || local.registrations.load(Ordering::Relaxed) != 0
+        || !sys::is_nonblocking(connection.fd);
+    if are_seen {
+        seen(local);
+    }
+    are_seen
+}
+
+/// The program has registered `fd` with an epoll instance that we do not know: the kernel alone can
+/// answer for it.
+#[cold]
+pub(crate) fn are_elsewhere(fd: i32) {
+    match state::kind(fd) {
+        Kind::Connection => {
+            if let Some(connection) = state::connection(fd) {
+                send::retire(&connection, Reason::UnseenWaits);
+            }
+        }
+        Kind::Foreign => state::note_unseen(fd),
+        Kind::Epoll | Kind::Own => {}
+    }
+}

@@ -1,0 +1,77 @@
+//! What a sender without credit does next: ask the peer to ring, or go back to the carrier.
+//!
+//! ```text
+//!   sender                                      receiver
+//!   want_credit := 1                            head := new       (or: going_down := 1)
+//!   fence SeqCst                                fence SeqCst
+//!   look: can the peer ring? is there credit?   load want_credit
+//!   no credit, it can: wait                     1? ring
+//! ```
+//!
+//! Either the receiver's load sees the request, or the sender's look sees the credit, or that the
+//! receiver is on its way down.
+
+use toehold_channel::ring::Fault;
+use toehold_channel::sync::{AtomicU32, Ordering};
+
+use crate::end::End;
+
+/// How a sender without credit may go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Credit {
+    /// There is credit after all.
+    Here,
+    /// There is none, and the peer rings when there is.
+    WillRing,
+    /// There is none, and the peer is not able to ring: go down, and let the kernel block us.
+    Unreachable,
+}
+
+impl End<'_> {
+    /// Asks the peer to ring when it gives credit. `is_short` tells, after the request, whether
+    /// there is still too little. Callers hold the send lock.
+    ///
+    /// # Errors
+    /// The [`Fault`] of `is_short`.
+    pub fn ask_for_credit(
+        &self,
+        is_short: impl FnOnce() -> Result<bool, Fault>,
+    ) -> Result<Credit, Fault> {
+        // SeqCst, with the fence in `peer_can_ring`, pairs with the fence in `Receiver::consume`
+        // and with the one in `go_down`.
+        set(&self.ours().wake.want_credit, 1);
+        let can_ring = self.peer_can_ring();
+        Ok(match is_short()? {
+            false => Credit::Here,
+            true if can_ring => Credit::WillRing,
+            true => Credit::Unreachable,
+        })
+    }
+
+    /// Takes the request back.
+    pub fn stop_asking(&self) {
+        set(&self.ours().wake.want_credit, 0);
+    }
+
+    /// True when the peer has asked us to ring when we give credit. Called after a full barrier.
+    #[inline]
+    pub fn is_asked_for_credit(&self) -> bool {
+        // SeqCst pairs with the store in `ask_for_credit`.
+        self.theirs().wake.want_credit.load(Ordering::SeqCst) != 0
+    }
+
+    /// True when the peer waits for credit as we do, and reads nothing until it has some: its ring
+    /// is full. Both have asked for credit before either looks.
+    pub fn both_wait(&self) -> bool {
+        let filled = self.receiver().available();
+        self.is_asked_for_credit()
+            && filled.is_ok_and(|filled| filled.len >= 1 << filled.capacity_log2)
+    }
+}
+
+/// Stores a word of ours that the peer reads often, if it changes: its line stays where it is.
+fn set(word: &AtomicU32, to: u32) {
+    if word.load(Ordering::Relaxed) != to {
+        word.store(to, Ordering::SeqCst);
+    }
+}

@@ -1,0 +1,395 @@
+//! A channel seen from one end: two rings, and the positions at which each direction changes
+//! between carrier and ring.
+//!
+//! ```text
+//!   bytes:    carrier 0..c0 │ ring 0..r0 │ (doorbells c0..c1) carrier c1..c2 │ ring r0.. …
+//!   records:            0: up at c0   1: down at r0, c1            2: up at c2
+//! ```
+//!
+//! The sender writes records; the receiver carries each out when it has read up to its position,
+//! and acknowledges it. Rules that keep every sleeper reachable (a doorbell is a byte on the
+//! carrier of a direction in ring mode):
+//!
+//! 1. *Up* needs all earlier records acknowledged and the peer attached.
+//! 2. *Down* is always possible; so at most two records are outstanding, an up and its down.
+//! 3. A sender sleeps for credit only while the peer can ring it ([`End::peer_can_ring`]): its
+//!    incoming direction is a ring, nothing is pending in it, and the peer is not on its way down.
+//!    Otherwise it goes down itself and lets the kernel block it.
+//! 4. On its way down a sender announces it (`going_down`), fences, and rings a peer that sleeps
+//!    for credit, before it publishes the record. The peer sets `want_credit`, fences, then looks
+//!    at `going_down`.
+
+use toehold_channel::layout::{
+    CONTROL_BYTES, Control, LEFT, RECORD_SLOTS, RECORDS_OUTSTANDING_MAX, RING_BYTES, Side,
+};
+use toehold_channel::ring::{Fault, Filled, Receiver, Sender};
+use toehold_channel::sync::{Ordering, fence};
+use toehold_channel::table::{Entry, Mode};
+
+/// Places that two outstanding records can lead to.
+pub const AHEAD_MAX: usize = 4;
+
+/// One end of a mapped channel, borrowed for one operation.
+#[derive(Clone, Copy)]
+pub struct End<'a> {
+    /// The connection's words in the family's table: cursors, counts, modes. A member of the family
+    /// that changed its user can write any of them at any time: no value may lead outside the ring.
+    pub entry: &'a Entry,
+    control: &'a Control,
+    rings: *mut u8,
+    side: usize,
+}
+
+/// Where the next received bytes are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Incoming {
+    /// On the carrier, at most this many before the direction changes.
+    Carrier {
+        /// Bytes up to the next switch; `u64::MAX` when none is announced.
+        limit: u64,
+    },
+    /// In the ring.
+    Ring(Filled),
+    /// This many doorbell bytes must be taken off the carrier first.
+    Skip {
+        /// Doorbell bytes to discard.
+        bytes: u64,
+    },
+}
+
+impl<'a> End<'a> {
+    /// The end of `side` of the region mapped at `region`.
+    ///
+    /// # Safety
+    /// `region` is a mapping of [`REGION_BYTES`](toehold_channel::layout::REGION_BYTES) that
+    /// outlives `'a`; `side` is 0 or 1.
+    #[inline]
+    pub unsafe fn at(entry: &'a Entry, region: *mut u8, side: usize) -> End<'a> {
+        // SAFETY: page-aligned and long enough by the caller's promise; all fields are atomics.
+        let control = unsafe { &*region.cast::<Control>() };
+        // SAFETY: the rings follow the control page inside the same mapping.
+        let rings = unsafe { region.add(CONTROL_BYTES) };
+        End::new(entry, control, rings, side)
+    }
+
+    /// The end of `side` of a channel whose control words and rings were found apart: models keep
+    /// them on the heap. Only [`End::ring_in`] and [`End::ring_out`] compute with `rings`, and
+    /// nothing here follows it.
+    #[inline]
+    pub fn new(entry: &'a Entry, control: &'a Control, rings: *mut u8, side: usize) -> End<'a> {
+        End {
+            entry,
+            control,
+            rings,
+            side,
+        }
+    }
+
+    /// Our words.
+    #[inline]
+    pub fn ours(&self) -> &'a Side {
+        &self.control.sides[self.side]
+    }
+
+    /// The peer's words.
+    #[inline]
+    pub fn theirs(&self) -> &'a Side {
+        &self.control.sides[1 - self.side]
+    }
+
+    /// Memory of the ring that we write.
+    #[inline]
+    pub fn ring_out(&self) -> *mut u8 {
+        self.rings.wrapping_add(self.side * RING_BYTES)
+    }
+
+    /// Memory of the ring that we read.
+    #[inline]
+    pub fn ring_in(&self) -> *mut u8 {
+        self.rings.wrapping_add((1 - self.side) * RING_BYTES)
+    }
+
+    /// The sending end of our ring.
+    #[inline]
+    pub fn sender(&self) -> Sender<'a> {
+        Sender {
+            publish: &self.ours().publish,
+            consume: &self.theirs().consume,
+            tail: &self.entry.tx_ring,
+            head_seen: &self.entry.tx_head_seen,
+            capacity_log2: &self.entry.tx_capacity_log2,
+            was_full: &self.entry.tx_was_full,
+        }
+    }
+
+    /// The receiving end of the peer's ring.
+    #[inline]
+    pub fn receiver(&self) -> Receiver<'a> {
+        Receiver {
+            publish: &self.theirs().publish,
+            consume: &self.ours().consume,
+            head: &self.entry.rx_ring,
+        }
+    }
+
+    /// Where our next sent byte goes.
+    #[inline]
+    pub fn tx_mode(&self) -> Mode {
+        Mode::from_word(self.entry.tx_mode.load(Ordering::Relaxed)).unwrap_or(Mode::Carrier)
+    }
+
+    /// Where our next received byte comes from, as far as we have carried out the records.
+    #[inline]
+    pub fn rx_mode(&self) -> Mode {
+        Mode::from_word(self.entry.rx_mode.load(Ordering::Relaxed)).unwrap_or(Mode::Carrier)
+    }
+
+    /// True when the peer has published records that we have not carried out. Needs no lock.
+    #[inline]
+    pub fn records_pending(&self) -> bool {
+        self.theirs().switch.records.load(Ordering::Acquire)
+            != self.entry.rx_records.load(Ordering::Relaxed)
+    }
+
+    /// Carries out what can be carried out of the peer's records and says where the next bytes are.
+    /// Callers hold the receive lock.
+    ///
+    /// # Errors
+    /// A [`Fault`] when the peer's words contradict what was counted.
+    #[inline]
+    pub fn incoming(&self) -> Result<Incoming, Fault> {
+        if self.rx_mode() == Mode::Ring && !self.records_pending() {
+            return Ok(Incoming::Ring(self.receiver().available()?));
+        }
+        self.incoming_switching()
+    }
+
+    fn incoming_switching(&self) -> Result<Incoming, Fault> {
+        let entry = self.entry;
+        // Each turn carries out one step of one record, of which at most two are outstanding.
+        for _ in 0..4 * RECORDS_OUTSTANDING_MAX {
+            let done = entry.rx_records.load(Ordering::Relaxed);
+            // Acquire pairs with the Release store in `publish_record`: the record's positions are
+            // there.
+            let announced = self.theirs().switch.records.load(Ordering::Acquire);
+            let pending = announced.wrapping_sub(done);
+            if pending > RECORDS_OUTSTANDING_MAX {
+                return Err(Fault::Record);
+            }
+            let record = &self.theirs().switch.record[done as usize % RECORD_SLOTS];
+            let at_carrier = record.carrier.load(Ordering::Relaxed);
+            let at_ring = record.ring.load(Ordering::Relaxed);
+            let carrier = entry.rx_carrier.load(Ordering::Relaxed);
+            match self.rx_mode() {
+                Mode::Carrier => {
+                    if pending == 0 {
+                        return Ok(Incoming::Carrier { limit: u64::MAX });
+                    }
+                    if at_carrier < carrier || at_ring != entry.rx_ring.load(Ordering::Relaxed) {
+                        return Err(Fault::Record);
+                    }
+                    if at_carrier > carrier {
+                        return Ok(Incoming::Carrier {
+                            limit: at_carrier - carrier,
+                        });
+                    }
+                    entry.rx_mode.store(Mode::Ring as u32, Ordering::Relaxed);
+                    self.acknowledge(done.wrapping_add(1));
+                }
+                Mode::Ring => {
+                    let filled = self.receiver().available()?;
+                    if pending == 0 {
+                        return Ok(Incoming::Ring(filled));
+                    }
+                    let ring = entry.rx_ring.load(Ordering::Relaxed);
+                    if at_ring < ring || at_ring - ring > filled.len || at_carrier < carrier {
+                        return Err(Fault::Record);
+                    }
+                    if at_ring > ring {
+                        let len = at_ring - ring;
+                        return Ok(Incoming::Ring(Filled { len, ..filled }));
+                    }
+                    entry.rx_mode.store(Mode::Skip as u32, Ordering::Relaxed);
+                }
+                Mode::Skip => {
+                    if pending == 0 || at_carrier < carrier {
+                        return Err(Fault::Record);
+                    }
+                    if at_carrier > carrier {
+                        return Ok(Incoming::Skip {
+                            bytes: at_carrier - carrier,
+                        });
+                    }
+                    entry.rx_mode.store(Mode::Carrier as u32, Ordering::Relaxed);
+                    self.acknowledge(done.wrapping_add(1));
+                }
+            }
+        }
+        Err(Fault::Record)
+    }
+
+    /// Where all bytes are that [`End::incoming`] would come to one after the other, for those who
+    /// look without taking. Changes nothing. Callers hold the receive lock.
+    ///
+    /// # Errors
+    /// A [`Fault`] when the peer's words contradict what was counted.
+    pub fn ahead(&self) -> Result<[Option<Incoming>; AHEAD_MAX], Fault> {
+        let entry = self.entry;
+        let mut done = entry.rx_records.load(Ordering::Relaxed);
+        // Acquire as in `incoming_switching`; the ring's end is loaded after it, so it lies beyond
+        // what the records say.
+        let announced = self.theirs().switch.records.load(Ordering::Acquire);
+        if announced.wrapping_sub(done) > RECORDS_OUTSTANDING_MAX {
+            return Err(Fault::Record);
+        }
+        let mut filled = self.receiver().available()?;
+        let mut carrier = entry.rx_carrier.load(Ordering::Relaxed);
+        let mut ring = entry.rx_ring.load(Ordering::Relaxed);
+        let mut mode = self.rx_mode();
+        let mut ahead = [None; AHEAD_MAX];
+        for place in &mut ahead {
+            if done == announced {
+                *place = match mode {
+                    Mode::Carrier => Some(Incoming::Carrier { limit: u64::MAX }),
+                    Mode::Ring => Some(Incoming::Ring(filled)),
+                    Mode::Skip => return Err(Fault::Record),
+                };
+                return Ok(ahead);
+            }
+            let record = &self.theirs().switch.record[done as usize % RECORD_SLOTS];
+            let at_carrier = record.carrier.load(Ordering::Relaxed);
+            let at_ring = record.ring.load(Ordering::Relaxed);
+            let bytes = at_carrier.checked_sub(carrier).ok_or(Fault::Record)?;
+            let len = at_ring.checked_sub(ring).ok_or(Fault::Record)?;
+            if len > filled.len || (mode != Mode::Ring && len > 0) {
+                return Err(Fault::Record);
+            }
+            if mode == Mode::Ring {
+                *place = Some(Incoming::Ring(Filled { len, ..filled }));
+                filled.len -= len;
+                (ring, mode) = (at_ring, Mode::Skip);
+                continue;
+            }
+            (*place, mode) = match mode {
+                Mode::Carrier => (Some(Incoming::Carrier { limit: bytes }), Mode::Ring),
+                _ => (Some(Incoming::Skip { bytes }), Mode::Carrier),
+            };
+            carrier = at_carrier;
+            done = done.wrapping_add(1);
+        }
+        Ok(ahead)
+    }
+
+    fn acknowledge(&self, records: u32) {
+        self.entry.rx_records.store(records, Ordering::Relaxed);
+        // Release pairs with the Acquire load in `all_acknowledged`: everything before the switch
+        // was read.
+        self.ours()
+            .consume
+            .acknowledged
+            .store(records, Ordering::Release);
+    }
+
+    /// True when no byte of ours is on the carrier that the peer may not have read: our direction
+    /// is a ring, whose beginning the peer has read up to, or has left it and sent nothing since.
+    /// Doorbells do not count.
+    pub fn carrier_is_unused(&self) -> bool {
+        let records = self.entry.tx_records.load(Ordering::Relaxed);
+        let acknowledged = self.theirs().consume.acknowledged.load(Ordering::Acquire);
+        if self.tx_mode() == Mode::Ring {
+            return acknowledged == records;
+        }
+        let last = records.wrapping_sub(1);
+        let record = &self.ours().switch.record[last as usize % RECORD_SLOTS];
+        // The peer carries out a downgrade only when it has read the ring, perhaps not any more.
+        records != 0
+            && last.wrapping_sub(acknowledged) <= 1
+            && record.carrier.load(Ordering::Relaxed)
+                == self.entry.tx_carrier.load(Ordering::Relaxed)
+    }
+
+    /// True when the peer has carried out all our records. Callers hold the send lock.
+    ///
+    /// # Errors
+    /// [`Fault::Record`] when it acknowledged more than there were.
+    pub fn all_acknowledged(&self) -> Result<bool, Fault> {
+        let records = self.entry.tx_records.load(Ordering::Relaxed);
+        let acknowledged = self.theirs().consume.acknowledged.load(Ordering::Acquire);
+        if records.wrapping_sub(acknowledged) > RECORDS_OUTSTANDING_MAX {
+            return Err(Fault::Record);
+        }
+        Ok(records == acknowledged)
+    }
+
+    /// Moves our direction to the ring if the rules allow it now. Callers hold the send lock, no
+    /// thread is inside a kernel send, and `tx_carrier` is exact. True when it did.
+    ///
+    /// # Errors
+    /// [`Fault::Record`].
+    pub fn try_up(&self) -> Result<bool, Fault> {
+        // Acquire pairs with the Release store that announces the mapping.
+        if self.theirs().wake.attached.load(Ordering::Acquire) != 1
+            || self.ours().wake.attached.load(Ordering::Relaxed) == LEFT
+            || self.theirs().wake.refuse.load(Ordering::Acquire) != 0
+            || !self.all_acknowledged()?
+        {
+            return Ok(false);
+        }
+        self.entry
+            .tx_mode
+            .store(Mode::Ring as u32, Ordering::Relaxed);
+        self.publish_record();
+        self.entry.upgrades.fetch_add(1, Ordering::Relaxed);
+        Ok(true)
+    }
+
+    /// Moves our direction back to the carrier: the next byte goes there. `ring` is called in
+    /// between, while a doorbell is still one, with true when the peer sleeps for credit and must
+    /// be rung now; `tx_carrier` is exact when it returns. A direction that is on the carrier stays
+    /// there. Callers hold the send lock.
+    pub fn go_down(&self, ring: impl FnOnce(bool)) {
+        if self.tx_mode() != Mode::Ring {
+            return;
+        }
+        self.ours().switch.going_down.store(1, Ordering::Relaxed);
+        // Pairs with the fence in `peer_can_ring`.
+        fence(Ordering::SeqCst);
+        ring(self.theirs().wake.want_credit.load(Ordering::Relaxed) != 0);
+        self.entry
+            .tx_mode
+            .store(Mode::Carrier as u32, Ordering::Relaxed);
+        self.publish_record();
+        // Release pairs with the Acquire load in `peer_can_ring`: whoever sees that we are no
+        // longer on the way sees the record.
+        self.ours().switch.going_down.store(0, Ordering::Release);
+        self.entry.downgrades.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn publish_record(&self) {
+        let records = self.entry.tx_records.load(Ordering::Relaxed);
+        let record = &self.ours().switch.record[records as usize % RECORD_SLOTS];
+        record.carrier.store(
+            self.entry.tx_carrier.load(Ordering::Relaxed),
+            Ordering::Relaxed,
+        );
+        record.ring.store(
+            self.entry.tx_ring.load(Ordering::Relaxed),
+            Ordering::Relaxed,
+        );
+        let records = records.wrapping_add(1);
+        self.entry.tx_records.store(records, Ordering::Relaxed);
+        // Release pairs with the Acquire load in `incoming_switching`.
+        self.ours().switch.records.store(records, Ordering::Release);
+    }
+
+    /// True when the peer is able to ring us for credit. Callers have set `want_credit`; this
+    /// fences, then looks.
+    pub fn peer_can_ring(&self) -> bool {
+        // Pairs with the fence in `go_down`: either the peer sees that we want credit and rings
+        // before it goes, or we see it going.
+        fence(Ordering::SeqCst);
+        self.rx_mode() == Mode::Ring
+            && self.theirs().switch.going_down.load(Ordering::Acquire) == 0
+            && !self.records_pending()
+    }
+}

@@ -1,0 +1,18 @@
+//! What the two directions of a connection are, and what their owner may do next.
+//!
+//! A connection has a *carrier*, which is a kernel socket, and perhaps a channel beside it. Each of
+//! its directions goes by one of them, and changes at a recorded position. This crate decides and
+//! makes no system call: two shells ask it, `sockets` in the application and the adapter's relay.
+//! It needs no libc, no thread-local storage and no heap.
+//!
+//! - [`end`]: one end of a channel: its rings, and the switches between carrier and ring.
+//! - [`next`]: what a receiver does next: data, doorbells, the end of the stream.
+//! - [`credit`]: what a sender without credit does next.
+//! - [`spin`]: when to look again, and when to sleep.
+
+#![cfg_attr(not(any(loom, test)), no_std)]
+
+pub mod credit;
+pub mod end;
+pub mod next;
+pub mod spin;

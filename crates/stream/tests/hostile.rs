@@ -1,0 +1,228 @@
+//! A peer that rewrites every shared word between every step, and while we work: we neither panic,
+//! nor leave the ring, nor hang. At worst a call returns a `Fault`. So does a member of the fork
+//! family that rewrites every word of our entry in the family's table.
+
+#![cfg(not(loom))]
+
+mod support;
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use support::Random;
+use support::party::{Party, Received, connect_upgraded};
+use support::walk::walk;
+use toehold_channel::layout::{CAPACITY_LOG2_MAX, RING_BYTES};
+use toehold_channel::ring::Fault;
+use toehold_channel::table::{Entry, Mode};
+
+fn script(seed: u64, len: usize) -> Vec<u8> {
+    let mut random = Random(seed);
+    (0..len / 8)
+        .flat_map(|_| random.next().to_le_bytes())
+        .collect()
+}
+
+#[test]
+fn a_region_rewritten_between_every_step_costs_at_most_a_fault() {
+    let (mut calls, mut faults) = (0, 0);
+    for seed in 0..400 {
+        let walked = walk(&script(seed, 8 * 500));
+        calls += walked.calls;
+        faults += walked.faults;
+    }
+    // Both outcomes must be common, or the test explores nothing.
+    assert!(faults > calls / 20, "{faults} faults in {calls} calls");
+    assert!(
+        faults < calls - calls / 20,
+        "{faults} faults in {calls} calls"
+    );
+}
+
+/// Calls of the victim in each round of the next test.
+const CALLS: usize = 3_000;
+
+/// `Party` itself asserts that no stretch of a call leaves its ring.
+#[test]
+fn a_region_rewritten_while_we_work_costs_at_most_a_fault() {
+    let (mut faults, mut moved_bytes) = (0, 0);
+    for seed in 0..20 {
+        let [victim, _peer] = connect_upgraded(600);
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut random = Random(seed);
+                while !done.load(Ordering::Relaxed) {
+                    let words = victim.memory().control_words();
+                    // Mostly small numbers: those pass more checks.
+                    let value = random.next() >> (32 + random.below(32));
+                    words[32 + random.below(256) as usize].store(value as u32, Ordering::Relaxed);
+                }
+            });
+            // Tells the other thread however this one ends.
+            let _done = Done(&done);
+            let mut random = Random(!seed);
+            let bytes = vec![1; 1 << 20];
+            for _ in 0..CALLS {
+                let len = random.len(19) as usize;
+                let outcome = match random.below(8) {
+                    0..=1 => victim.try_send(&bytes[..len]),
+                    2 => victim.end().ahead().map(|_| 0),
+                    3..=5 => {
+                        let received = victim.try_receive(len, random.below(4) == 0);
+                        received.map(|received| match received {
+                            Received::Bytes(bytes) => bytes.len(),
+                            Received::Nothing | Received::End => 0,
+                        })
+                    }
+                    6 => victim.try_up().map(|_| 0),
+                    _ if victim.end().tx_mode() == Mode::Ring => {
+                        victim.end().go_down(|_| {});
+                        Ok(0)
+                    }
+                    _ => Ok(0),
+                };
+                match outcome {
+                    Ok(bytes) => {
+                        assert!(bytes <= len, "{bytes} bytes moved by a call for {len}");
+                        moved_bytes += bytes;
+                    }
+                    Err(_) => faults += 1,
+                }
+            }
+        });
+    }
+    // Both outcomes must be common, or the test explores nothing.
+    let calls = 20 * CALLS;
+    assert!(faults > calls / 100, "{faults} faults in {calls} calls");
+    assert!(
+        faults < calls - calls / 100,
+        "{faults} faults in {calls} calls"
+    );
+    assert!(moved_bytes > 0, "nothing was ever sent or received");
+}
+
+/// Raises a flag when dropped.
+struct Done<'a>(&'a AtomicBool);
+
+impl Drop for Done<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Every word of an entry, for somebody who scribbles on it.
+fn words(entry: &Entry) -> &[AtomicU32] {
+    let count = size_of::<Entry>() / size_of::<AtomicU32>();
+    // SAFETY: an entry is atomics all through. Mixed sizes are what a hostile member of the family
+    // would use, too, and x86 and AArch64 define them.
+    unsafe { core::slice::from_raw_parts((&raw const *entry).cast(), count) }
+}
+
+/// Overwrites one word of the victim's entry, more often than not with something nearly right.
+fn rewrite(victim: &Party, random: &mut Random) {
+    let entry = victim.end().entry;
+    let words = words(entry);
+    let word = &words[random.below(words.len() as u64) as usize];
+    let near = random.below(256) as u32;
+    let value = match random.below(12) {
+        0 => 0,
+        1 => u32::MAX - near % 2,
+        2 => near,
+        3 => word.load(Ordering::Relaxed).wrapping_add(near % 4),
+        4 => word.load(Ordering::Relaxed).wrapping_sub(near % 4),
+        5 => CAPACITY_LOG2_MAX + near % 3,
+        6 => 63 + near % 3,
+        7 => entry.tx_ring.load(Ordering::Relaxed) as u32,
+        8 => (entry.tx_ring.load(Ordering::Relaxed) as u32).wrapping_add(near << 14),
+        9 => entry.rx_ring.load(Ordering::Relaxed) as u32,
+        10 => near << 23,
+        _ => random.next() as u32,
+    };
+    word.store(value, Ordering::Relaxed);
+}
+
+/// One operation of the victim. Fails the test when it would touch memory outside its rings.
+fn operate(victim: &Party, random: &mut Random, bytes: &[u8]) -> Result<(), Fault> {
+    let end = victim.end();
+    let len = random.len(23) as usize;
+    match random.below(8) {
+        0..=2 if end.tx_mode() == Mode::Ring => {
+            let sender = end.sender();
+            let credit = sender.credit(len as u64)?;
+            assert!(credit <= RING_BYTES as u64, "{credit} bytes of credit");
+            let len = len.min(credit as usize);
+            for (offset, part) in sender.reserve(len) {
+                assert!(offset + part <= RING_BYTES, "{part} bytes at {offset}");
+                let target = end.ring_out().wrapping_add(offset);
+                // SAFETY: inside the ring by the assertion above.
+                unsafe { toehold_copy::to_shared(bytes.as_ptr(), target, part) };
+            }
+            sender.publish(len);
+        }
+        3 => drop(end.ahead()?),
+        4..=5 => drop(victim.try_receive(len, random.below(4) == 0)?),
+        6 => drop(victim.try_up()?),
+        7 if end.tx_mode() == Mode::Ring => {
+            end.go_down(|_| {});
+        }
+        _ => drop(end.peer_can_ring()),
+    }
+    Ok(())
+}
+
+#[test]
+fn an_entry_rewritten_between_every_step_costs_at_most_a_fault() {
+    let bytes = vec![1; RING_BYTES];
+    let (mut calls, mut faults, mut by_table) = (0, 0, 0);
+    for seed in 0..200 {
+        let mut random = Random(seed);
+        let [victim, _peer] = connect_upgraded(600);
+        for _ in 0..500 {
+            if random.below(4) != 0 {
+                rewrite(&victim, &mut random);
+                continue;
+            }
+            calls += 1;
+            let outcome = operate(&victim, &mut random, &bytes);
+            faults += usize::from(outcome.is_err());
+            by_table += usize::from(outcome == Err(Fault::Table));
+        }
+    }
+    // Each outcome must be common, or the test explores nothing.
+    assert!(by_table > 100, "{by_table} of the table in {calls}");
+    assert!(faults < calls - calls / 20, "{faults} faults in {calls}");
+}
+
+#[test]
+fn an_entry_rewritten_while_we_work_costs_at_most_a_fault() {
+    let bytes = vec![1; RING_BYTES];
+    for seed in 0..20 {
+        let [victim, _peer] = connect_upgraded(600);
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut random = Random(seed);
+                while !done.load(Ordering::Relaxed) {
+                    rewrite(&victim, &mut random);
+                }
+            });
+            let mut random = Random(!seed);
+            for _ in 0..3_000 {
+                let _ = operate(&victim, &mut random, &bytes);
+            }
+            done.store(true, Ordering::Relaxed);
+        });
+    }
+}
+
+#[test]
+fn stretches_stay_in_the_largest_ring_whatever_they_are_asked_for() {
+    let mut random = Random(7);
+    for _ in 0..100_000 {
+        let (position, len) = (random.next(), random.next() >> random.below(64));
+        let log2 = random.next() as u32 >> random.below(32);
+        for (offset, part) in toehold_channel::ring::stretches(position, len as usize, log2) {
+            assert!(offset <= RING_BYTES && part <= RING_BYTES - offset);
+        }
+    }
+}

@@ -1,0 +1,22 @@
+//! The shared-memory protocols under every schedule that loom finds within a bound of preemptions,
+//! and under the C11 memory model:
+//! `RUSTFLAGS="--cfg loom" cargo test -p toehold-channel --release --test loom`.
+//!
+//! A lost wake-up shows as a deadlock, a byte read before it was published as an unsynchronised
+//! access to its cell.
+
+#![cfg(loom)]
+
+mod doorbell;
+mod ring;
+#[path = "../support/mod.rs"]
+mod support;
+mod switch;
+
+/// Explores `model` with at most `preemptions` involuntary switches a schedule.
+fn explore(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(preemptions);
+    builder.max_branches = 20_000;
+    builder.check(model);
+}

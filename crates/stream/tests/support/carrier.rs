@@ -1,0 +1,88 @@
+//! A carrier as far as a channel can tell: bytes in order, a bound on how many wait, an end that
+//! comes after them, and a way to sleep until there is something. The lock stands for the kernel.
+
+use std::collections::VecDeque;
+
+#[cfg(loom)]
+use loom::sync::{Condvar, Mutex};
+#[cfg(not(loom))]
+use std::sync::{Condvar, Mutex};
+
+/// One direction of a kernel stream socket.
+pub(crate) struct Carrier {
+    state: Mutex<State>,
+    changed: Condvar,
+    room_bytes: usize,
+}
+
+#[derive(Default)]
+struct State {
+    bytes: VecDeque<u8>,
+    ended: bool,
+}
+
+impl Carrier {
+    /// An empty carrier on which at most `room_bytes` wait.
+    pub(crate) fn new(room_bytes: usize) -> Carrier {
+        Carrier {
+            state: Mutex::new(State::default()),
+            changed: Condvar::new(),
+            room_bytes,
+        }
+    }
+
+    /// Takes as many of `bytes` as there is room for.
+    pub(crate) fn send(&self, bytes: &[u8]) -> usize {
+        let mut state = self.state.lock().unwrap();
+        assert!(!state.ended, "a byte was sent after the end");
+        let len = bytes.len().min(self.room_bytes - state.bytes.len());
+        state.bytes.extend(&bytes[..len]);
+        self.changed.notify_all();
+        len
+    }
+
+    /// No more bytes will come.
+    pub(crate) fn end(&self) {
+        self.state.lock().unwrap().ended = true;
+        self.changed.notify_all();
+    }
+
+    /// The first `len` bytes, or fewer; stays when `peek`.
+    pub(crate) fn receive(&self, len: usize, peek: bool) -> Vec<u8> {
+        let mut state = self.state.lock().unwrap();
+        let len = len.min(state.bytes.len());
+        if peek {
+            return state.bytes.iter().take(len).copied().collect();
+        }
+        self.changed.notify_all();
+        state.bytes.drain(..len).collect()
+    }
+
+    /// Bytes that wait (`FIONREAD`).
+    pub(crate) fn waiting(&self) -> usize {
+        self.state.lock().unwrap().bytes.len()
+    }
+
+    /// True when no byte waits and none will come.
+    pub(crate) fn is_at_end(&self) -> bool {
+        let state = self.state.lock().unwrap();
+        state.ended && state.bytes.is_empty()
+    }
+
+    /// Sleeps until a byte waits (true) or the end is reached (false): `recv(MSG_PEEK)`.
+    pub(crate) fn wait_for_byte(&self) -> bool {
+        let mut state = self.state.lock().unwrap();
+        while state.bytes.is_empty() && !state.ended {
+            state = self.changed.wait(state).unwrap();
+        }
+        !state.bytes.is_empty()
+    }
+
+    /// Sleeps until there is room for a byte: `poll(POLLOUT)`.
+    pub(crate) fn wait_for_room(&self) {
+        let mut state = self.state.lock().unwrap();
+        while state.bytes.len() >= self.room_bytes {
+            state = self.changed.wait(state).unwrap();
+        }
+    }
+}

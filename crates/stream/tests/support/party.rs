@@ -1,0 +1,365 @@
+//! One end of a connection the way the socket layer drives it, without sockets: the same order of
+//! the same calls on [`End`], with a model carrier. Used by the model checker, the property tests
+//! and the stress test.
+
+use std::sync::Arc;
+
+use super::carrier::Carrier;
+use super::memory::{Memory, attach};
+use toehold_channel::doorbell::{WakeWord, must_ring};
+use toehold_channel::layout::RECORDS_OUTSTANDING_MAX;
+use toehold_channel::ring::Fault;
+use toehold_channel::sync::{Ordering, fence};
+use toehold_channel::table::{Entry, Mode};
+use toehold_stream::credit::Credit;
+use toehold_stream::end::End;
+use toehold_stream::next::{self, Next};
+
+#[cfg(loom)]
+use super::single::Lock;
+#[cfg(not(loom))]
+use std::sync::Mutex as Lock;
+
+/// A connection: the region, both families' entries, the carrier's two directions.
+pub(crate) struct Connection {
+    memory: Memory,
+    entries: [Entry; 2],
+    /// By the side that sends on it.
+    carriers: [Carrier; 2],
+    /// By side: held while sending, while receiving, and around the count of sleepers with the wake
+    /// word.
+    sending: [Lock<()>; 2],
+    receiving: [Lock<()>; 2],
+    sleepers: [Lock<u32>; 2],
+}
+
+/// One side of a [`Connection`].
+#[derive(Clone)]
+pub(crate) struct Party {
+    connection: Arc<Connection>,
+    side: usize,
+}
+
+/// What a receive came to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Received {
+    /// Bytes, at least one.
+    Bytes(Vec<u8>),
+    /// Nothing yet.
+    Nothing,
+    /// Nothing ever.
+    End,
+}
+
+/// A fresh connection on a carrier that holds `room_bytes` a direction, both ends attached, both
+/// directions on the carrier.
+pub(crate) fn connect(room_bytes: usize) -> [Party; 2] {
+    let connection = Arc::new(Connection {
+        memory: Memory::new(),
+        entries: [Entry::default(), Entry::default()],
+        carriers: [Carrier::new(room_bytes), Carrier::new(room_bytes)],
+        sending: [Lock::new(()), Lock::new(())],
+        receiving: [Lock::new(()), Lock::new(())],
+        sleepers: [Lock::new(0), Lock::new(0)],
+    });
+    [0, 1].map(|side| {
+        let party = Party {
+            connection: connection.clone(),
+            side,
+        };
+        attach(&party.end());
+        party
+    })
+}
+
+/// As [`connect`], with both directions in their rings already and every record acknowledged.
+pub(crate) fn connect_upgraded(room_bytes: usize) -> [Party; 2] {
+    let parties = connect(room_bytes);
+    for (one, other) in [(0, 1), (1, 0)] {
+        assert_eq!(parties[one].try_up(), Ok(true));
+        assert_eq!(parties[other].try_receive(1, false), Ok(Received::Nothing));
+    }
+    parties
+}
+
+impl Party {
+    /// The channel's end.
+    pub(crate) fn end(&self) -> End<'_> {
+        let connection = &*self.connection;
+        connection
+            .memory
+            .end(&connection.entries[self.side], self.side)
+    }
+
+    /// The region.
+    #[cfg(not(loom))]
+    pub(crate) fn memory(&self) -> &Memory {
+        &self.connection.memory
+    }
+
+    /// The carrier towards the peer.
+    pub(crate) fn carrier_out(&self) -> &Carrier {
+        &self.connection.carriers[self.side]
+    }
+
+    /// The carrier from the peer.
+    pub(crate) fn carrier_in(&self) -> &Carrier {
+        &self.connection.carriers[1 - self.side]
+    }
+
+    /// Sends what can be sent now and says how much that was.
+    pub(crate) fn try_send(&self, bytes: &[u8]) -> Result<usize, Fault> {
+        let _held = self.connection.sending[self.side].lock().unwrap();
+        let end = self.end();
+        if end.tx_mode() != Mode::Ring {
+            let sent = self.carrier_out().send(bytes);
+            end.entry
+                .tx_carrier
+                .fetch_add(sent as u64, Ordering::Relaxed);
+            return Ok(sent);
+        }
+        let sender = end.sender();
+        let len = bytes.len().min(sender.credit(bytes.len() as u64)? as usize);
+        if len > 0 {
+            self.connection
+                .memory
+                .write(self.side, sender.reserve(len), &bytes[..len]);
+            sender.publish(len);
+            self.notify(&end)?;
+        }
+        Ok(len)
+    }
+
+    /// Sends all of `bytes`, sleeping for credit or room when there is none.
+    pub(crate) fn send(&self, mut bytes: &[u8]) -> Result<(), Fault> {
+        while !bytes.is_empty() {
+            let sent = self.try_send(bytes)?;
+            bytes = &bytes[sent..];
+            if sent > 0 {
+                continue;
+            }
+            if self.end().tx_mode() == Mode::Ring {
+                self.wait_for_credit()?;
+            } else {
+                self.carrier_out().wait_for_room();
+            }
+        }
+        Ok(())
+    }
+
+    /// Receives up to `len` bytes, which stay unread when `peek`.
+    pub(crate) fn try_receive(&self, len: usize, peek: bool) -> Result<Received, Fault> {
+        let (received, look_for_sleeper) = {
+            let _held = self.connection.receiving[self.side].lock().unwrap();
+            self.receive_step(len, peek)?
+        };
+        // Outside the receive lock, as in the socket layer: the bell is rung under the send lock.
+        let end = self.end();
+        if look_for_sleeper && end.is_asked_for_credit() {
+            let _held = self.connection.sending[self.side].lock().unwrap();
+            if end.tx_mode() == Mode::Ring {
+                self.notify(&end)?;
+            }
+        }
+        Ok(received)
+    }
+
+    fn receive_step(&self, len: usize, peek: bool) -> Result<(Received, bool), Fault> {
+        let end = self.end();
+        let carrier = self.carrier_in();
+        let mut seen = next::Carrier::Unseen;
+        loop {
+            match end.next(seen, 0)? {
+                Next::Ring(filled) => {
+                    let receiver = end.receiver();
+                    let len = len.min(filled.len as usize);
+                    let bytes = self
+                        .connection
+                        .memory
+                        .read(1 - self.side, receiver.peek(0, len, filled));
+                    let crossed = !peek && receiver.consume(len, filled);
+                    return Ok((Received::Bytes(bytes), crossed));
+                }
+                Next::Look => {
+                    seen = self.look(carrier);
+                    continue;
+                }
+                Next::Doorbells { max } => {
+                    let are_needed = end.rx_mode() == Mode::Ring
+                        && *self.connection.sleepers[self.side].lock().unwrap() > 0;
+                    if are_needed {
+                        return Ok((Received::Nothing, false));
+                    }
+                    let taken = carrier.receive(max.min(64) as usize, false).len();
+                    end.entry
+                        .rx_carrier
+                        .fetch_add(taken as u64, Ordering::Relaxed);
+                    if taken == 0 {
+                        seen = self.look(carrier);
+                        continue;
+                    }
+                }
+                Next::Data { max } => {
+                    let bytes = carrier.receive(len.min(max as usize), peek);
+                    if !peek {
+                        end.entry
+                            .rx_carrier
+                            .fetch_add(bytes.len() as u64, Ordering::Relaxed);
+                    }
+                    return Ok((Received::Bytes(bytes), false));
+                }
+                Next::Wait => return Ok((Received::Nothing, false)),
+                Next::End | Next::Cut => return Ok((Received::End, false)),
+            }
+            seen = next::Carrier::Unseen;
+        }
+    }
+
+    /// The count and the end are two looks, in this order: bytes may come in between, and the end
+    /// after them.
+    fn look(&self, carrier: &Carrier) -> next::Carrier {
+        match carrier.waiting() {
+            0 if carrier.is_at_end() => next::Carrier::Ended,
+            0 => next::Carrier::Empty,
+            waiting => next::Carrier::Waiting(waiting as u64),
+        }
+    }
+
+    /// Receives up to `len` bytes, sleeping until there are some; none at the end of the stream.
+    pub(crate) fn receive(&self, len: usize) -> Result<Vec<u8>, Fault> {
+        loop {
+            match self.try_receive(len, false)? {
+                Received::Bytes(bytes) => return Ok(bytes),
+                Received::End => return Ok(Vec::new()),
+                Received::Nothing => self.wait_for_bytes(),
+            }
+        }
+    }
+
+    /// Moves our direction to its ring if the rules allow it.
+    pub(crate) fn try_up(&self) -> Result<bool, Fault> {
+        let _held = self.connection.sending[self.side].lock().unwrap();
+        let end = self.end();
+        Ok(end.tx_mode() == Mode::Carrier && end.try_up()?)
+    }
+
+    /// Moves our direction back to the carrier.
+    pub(crate) fn go_down(&self) {
+        let _held = self.connection.sending[self.side].lock().unwrap();
+        self.go_down_held(&self.end());
+    }
+
+    /// Goes down and ends our direction: a half-close.
+    pub(crate) fn shut_down(&self) {
+        self.go_down();
+        self.carrier_out().end();
+    }
+
+    fn go_down_held(&self, end: &End<'_>) {
+        end.go_down(|peer_sleeps| {
+            if peer_sleeps {
+                self.ring(end);
+            }
+        });
+        let entry = end.entry;
+        let acknowledged = end.theirs().consume.acknowledged.load(Ordering::Relaxed);
+        let outstanding = entry.tx_records.load(Ordering::Relaxed) - acknowledged;
+        assert!(outstanding <= RECORDS_OUTSTANDING_MAX);
+    }
+
+    fn notify(&self, end: &End<'_>) -> Result<(), Fault> {
+        if must_ring(&end.theirs().wake, |_| None)? {
+            self.ring(end);
+        }
+        Ok(())
+    }
+
+    /// One byte on the carrier; a full carrier needs none.
+    fn ring(&self, end: &End<'_>) {
+        assert_eq!(end.tx_mode(), Mode::Ring, "the bell would be data");
+        let rung = self.carrier_out().send(&[0]);
+        end.entry
+            .tx_carrier
+            .fetch_add(rung as u64, Ordering::Relaxed);
+        end.entry
+            .doorbells
+            .fetch_add(rung as u32, Ordering::Relaxed);
+    }
+
+    /// Takes doorbells off the carrier unless a sleeper has yet to be woken by them. Callers hold
+    /// the receive lock.
+    fn drain_doorbells(&self, end: &End<'_>) {
+        let waiting = self.carrier_in().waiting();
+        if waiting == 0 || end.rx_mode() != Mode::Ring || end.records_pending() {
+            return;
+        }
+        if *self.connection.sleepers[self.side].lock().unwrap() == 0 {
+            let taken = self.carrier_in().receive(waiting, false).len();
+            end.entry
+                .rx_carrier
+                .fetch_add(taken as u64, Ordering::Relaxed);
+        }
+    }
+
+    fn arm(&self, end: &End<'_>) {
+        let mut sleepers = self.connection.sleepers[self.side].lock().unwrap();
+        *sleepers += 1;
+        end.ours()
+            .wake
+            .wake
+            .store(WakeWord::Bell.to_word(), Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+    }
+
+    fn disarm(&self, end: &End<'_>) {
+        let mut sleepers = self.connection.sleepers[self.side].lock().unwrap();
+        *sleepers -= 1;
+        if *sleepers == 0 {
+            end.ours()
+                .wake
+                .wake
+                .store(WakeWord::None.to_word(), Ordering::SeqCst);
+        }
+    }
+
+    fn wait_for_bytes(&self) {
+        let end = self.end();
+        self.arm(&end);
+        let news = end.rx_mode() != Mode::Carrier && end.receiver().looks_filled()
+            || end.records_pending();
+        if !news {
+            self.carrier_in().wait_for_byte();
+        }
+        self.disarm(&end);
+        let _held = self.connection.receiving[self.side].lock().unwrap();
+        self.drain_doorbells(&end);
+    }
+
+    /// Sleeps until the peer rings for credit, if it can; otherwise our direction goes down.
+    fn wait_for_credit(&self) -> Result<(), Fault> {
+        let end = self.end();
+        {
+            let _held = self.connection.receiving[self.side].lock().unwrap();
+            end.incoming()?;
+            self.drain_doorbells(&end);
+        }
+        self.arm(&end);
+        let sleep = {
+            let _held = self.connection.sending[self.side].lock().unwrap();
+            let asked = end.ask_for_credit(|| Ok(end.sender().credit_fresh()? == 0))?;
+            if asked == Credit::Unreachable {
+                self.go_down_held(&end);
+            }
+            asked == Credit::WillRing
+        };
+        if sleep && !self.carrier_in().wait_for_byte() {
+            // The incoming direction ended: nobody can ring us.
+            self.go_down();
+        }
+        end.stop_asking();
+        self.disarm(&end);
+        let _held = self.connection.receiving[self.side].lock().unwrap();
+        self.drain_doorbells(&end);
+        Ok(())
+    }
+}

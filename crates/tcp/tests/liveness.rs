@@ -1,0 +1,127 @@
+//! How long a connection bears silence: keepalive and the user timeout.
+
+#[allow(dead_code, reason = "each of the tests uses some of it")]
+mod script;
+#[allow(dead_code, reason = "each of the tests uses some of it")]
+mod support;
+
+use script::Stage;
+use toehold_tcp::{CloseReason, ConnectionId, Duration, Keepalive, State};
+
+const MILLISECOND: Duration = Duration::from_millis(1);
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// A connection that gives up after ten seconds.
+fn impatient(keepalive: Option<Keepalive>, window: u32) -> (Stage, ConnectionId) {
+    let mut stage = Stage::new(|config, options| {
+        config.timestamps = false;
+        config.window_scaling = false;
+        options.nodelay = true;
+        options.user_timeout = Some(LIMIT);
+        options.keepalive = keepalive;
+    });
+    let id = stage.accepted(",sackOK", window);
+    (stage, id)
+}
+
+fn state(stage: &Stage, id: ConnectionId) -> State {
+    stage.engine.info(id).expect("it was not released").state
+}
+
+/// RFC 9293 section 3.9.1: counted from when the data was sent, and not rounded up to the next
+/// retransmission.
+#[test]
+fn data_without_an_answer_ends_the_connection_in_time() {
+    let (mut stage, id) = impatient(None, 60_000);
+    stage.engine.publish(id, 1_000).unwrap();
+    stage.expect("P. 1:1001(1000) ack 1");
+    stage.wait(LIMIT - MILLISECOND);
+    assert_eq!(state(&stage, id), State::Established);
+    stage.wait(MILLISECOND);
+    stage.expect_closed(CloseReason::TimedOut);
+}
+
+#[test]
+fn progress_renews_patience() {
+    let (mut stage, id) = impatient(None, 60_000);
+    stage.engine.publish(id, 3_000).unwrap();
+    for ack in [1_001, 2_001] {
+        stage.wait(LIMIT - MILLISECOND);
+        stage.forget_sent();
+        stage.remote(&format!(". 1:1(0) ack {ack} win 60000"));
+    }
+    stage.wait(LIMIT - MILLISECOND);
+    assert_eq!(state(&stage, id), State::Established);
+    stage.wait(LIMIT);
+    stage.expect_closed(CloseReason::TimedOut);
+}
+
+/// tcp(7): also for data that "may remain untransmitted (due to zero window size)", however often
+/// the remote says so.
+#[test]
+fn window_that_stays_closed_exhausts_patience() {
+    let (mut stage, id) = impatient(None, 0);
+    stage.engine.publish(id, 1_000).unwrap();
+    for _ in 0..9 {
+        stage.wait(Duration::from_secs(1));
+        stage.forget_sent();
+        stage.remote(". 1:1(0) ack 1 win 0");
+    }
+    assert_eq!(state(&stage, id), State::Established);
+    stage.wait(Duration::from_secs(4));
+    stage.expect_closed(CloseReason::TimedOut);
+}
+
+#[test]
+fn window_that_opens_renews_patience() {
+    let (mut stage, id) = impatient(None, 0);
+    stage.engine.publish(id, 1_000).unwrap();
+    for _ in 0..9 {
+        stage.wait(Duration::from_secs(1));
+        stage.forget_sent();
+        stage.remote(". 1:1(0) ack 1 win 0");
+    }
+    stage.remote(". 1:1(0) ack 1 win 60000");
+    stage.expect("P. 1:1001(1000) ack 1");
+    stage.wait(LIMIT - MILLISECOND);
+    assert_eq!(state(&stage, id), State::Established);
+    stage.wait(MILLISECOND);
+    stage.expect_closed(CloseReason::TimedOut);
+}
+
+/// tcp(7): with keepalive, the user timeout "will override keepalive to determine when to close a
+/// connection".
+#[test]
+fn user_timeout_overrides_the_number_of_keepalive_probes() {
+    let keepalive = Keepalive {
+        idle: Duration::from_secs(2),
+        interval: Duration::from_secs(1),
+        probes_max: 3,
+    };
+    let (mut stage, id) = impatient(Some(keepalive), 60_000);
+    stage.wait(LIMIT - MILLISECOND);
+    assert_eq!(state(&stage, id), State::Established);
+    stage.wait(Duration::from_secs(1));
+    stage.expect_closed(CloseReason::TimedOut);
+}
+
+/// An interval of nothing costs a timer's granularity each, and the clock goes on.
+#[test]
+fn probes_without_a_pause_end() {
+    let keepalive = Keepalive {
+        idle: Duration::ZERO,
+        interval: Duration::ZERO,
+        probes_max: 3,
+    };
+    let mut stage = Stage::new(|config, options| {
+        config.timestamps = false;
+        options.keepalive = Some(keepalive);
+    });
+    let id = stage.accepted("", 60_000);
+    stage.engine.publish(id, 1_000).unwrap();
+    stage.expect("P. 1:1001(1000) ack 1");
+    stage.wait(Duration::from_millis(50));
+    stage.remote(". 1:1(0) ack 1001 win 60000");
+    stage.wait(Duration::from_secs(1));
+    stage.expect_closed(CloseReason::TimedOut);
+}

@@ -1,0 +1,109 @@
+//! Several descriptors of one instance.
+
+use super::{ADD, DEL, ET, IN, MOD, arrival, now, parts};
+use crate::role::{Pair, Role, receive_all, send_all};
+use crate::sys;
+
+/// The instance lives on in its duplicate: registrations made by the first number are changed by
+/// the second, and other instances and polls know the second alone.
+pub(super) fn outlives(pair: &Pair) {
+    let first = sys::epoll_create();
+    sys::epoll_ctl(first, ADD, pair.fd, IN, 1).value();
+    pair.say("before", now(first));
+    let second = sys::dup(first).fd();
+    pair.say("close", sys::close(first));
+    pair.say("the former", sys::epoll_ctl(first, MOD, pair.fd, IN, 1));
+    pair.step();
+    parts(pair, &[b"one"], |_| {
+        pair.say("news", arrival(second));
+        receive_all(pair.fd, &mut [0; 3]);
+        pair.say("read", now(second));
+    });
+    for (what, operation, events) in [
+        ("MOD", MOD, IN | ET),
+        ("DEL", DEL, 0),
+        ("DEL twice", DEL, 0),
+        ("ADD", ADD, IN),
+        ("ADD twice", ADD, IN),
+    ] {
+        let result = sys::epoll_ctl(second, operation, pair.fd, events, 2);
+        pair.say(what, result);
+    }
+    parts(pair, &[b"two"], |_| {
+        let polled = sys::poll(&[(second, libc::POLLIN)], 1_000);
+        pair.say("polled", format!("{polled:?}"));
+        pair.say("news", arrival(second));
+        receive_all(pair.fd, &mut [0; 3]);
+    });
+    // Another file has the first number now, and the connection is taken out and put back.
+    let other = sys::epoll_create();
+    pair.say("the first number", other == first);
+    sys::epoll_ctl(other, ADD, pair.fd, IN, 3).value();
+    sys::epoll_ctl(second, DEL, pair.fd, 0, 0).value();
+    sys::epoll_ctl(second, ADD, pair.fd, IN, 4).value();
+    parts(pair, &[b"three"], |_| {
+        pair.say("one", arrival(second));
+        pair.say("other", now(other));
+        receive_all(pair.fd, &mut [0; 5]);
+    });
+    sys::close(other).value();
+    let third = sys::dup2(second, first).fd();
+    pair.say("close", sys::close(second));
+    parts(pair, &[b"four"], |_| {
+        pair.say("third", arrival(third));
+        receive_all(pair.fd, &mut [0; 4]);
+        pair.say("read", now(third));
+    });
+    sys::close(third).value();
+}
+
+/// As above, for registrations from before the traffic; another instance has the first number by
+/// then.
+pub(super) fn outlives_from_before(role: &Role) {
+    let fd = role.meet();
+    let first = sys::epoll_create();
+    sys::epoll_ctl(first, ADD, fd, IN, 1).value();
+    let second = sys::dup(first).fd();
+    sys::close(first).value();
+    let other = sys::epoll_create();
+    role.say("the first number", other == first);
+    role.warm(fd);
+    let pair = Pair {
+        role: Role { ..*role },
+        fd,
+    };
+    pair.step();
+    parts(&pair, &[b"one", b"two"], |_| {
+        pair.say("news", arrival(second));
+        pair.say("other", now(other));
+        receive_all(fd, &mut [0; 3]);
+    });
+    pair.say("ADD to the other", sys::epoll_ctl(other, ADD, fd, IN, 2));
+    parts(&pair, &[b"three"], |_| {
+        pair.say("news", arrival(second));
+        pair.say("other", arrival(other));
+        receive_all(fd, &mut [0; 5]);
+    });
+}
+
+/// A thread sleeps in the number that is not closed, and another changes the registration.
+pub(super) fn sleeper(pair: &Pair) {
+    if pair.server() {
+        send_all(pair.fd, b"!");
+        pair.step();
+        pair.step();
+        return;
+    }
+    let first = sys::epoll_create();
+    let second = sys::dup(first).fd();
+    sys::epoll_ctl(first, ADD, pair.fd, libc::EPOLLRDHUP, 1).value();
+    sys::close(first).value();
+    pair.step();
+    pair.arrived(pair.fd, 1);
+    let waiter = std::thread::spawn(move || sys::epoll_wait(second, 4, 5_000));
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    sys::epoll_ctl(second, MOD, pair.fd, IN, 2).value();
+    let found = waiter.join().expect("the waiter does not panic");
+    pair.say("the sleeper", super::seen(&found));
+    pair.step();
+}

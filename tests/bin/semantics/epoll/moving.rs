@@ -1,0 +1,99 @@
+//! Registrations that go from one instance to another and back.
+
+use super::{ADD, DEL, ET, IN, now, seen};
+use crate::role::{Pair, Role, receive_all, send_all};
+use crate::sys::{self, Fd};
+
+/// Long enough for any machine, and short enough that a lost wake-up is a line of the transcript.
+const PATIENCE_MS: i32 = 5_000;
+
+/// Bytes that come while the client waits in `epoll`, then bytes that are there before it looks.
+fn hears(pair: &Pair, place: &str, epoll: Fd) {
+    pair.step();
+    if pair.server() {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+        send_all(pair.fd, b"later");
+        pair.step();
+        send_all(pair.fd, b"first");
+        pair.step();
+    } else {
+        let found = sys::epoll_wait(epoll, 4, PATIENCE_MS);
+        pair.say(place, format!("waits {}", seen(&found)));
+        receive_all(pair.fd, &mut [0; 5]);
+        pair.step();
+        pair.step();
+        pair.arrived(pair.fd, 5);
+        pair.say(place, format!("looks {}", now(epoll)));
+        receive_all(pair.fd, &mut [0; 5]);
+    }
+    pair.step();
+}
+
+/// What varnish does: a connection that was served goes from its worker's instance back to the one
+/// it came from.
+pub(super) fn between_instances(pair: &Pair) {
+    for events in [IN, IN | ET] {
+        let [home, worker] = [0; 2].map(|_| sys::epoll_create());
+        let add = |epoll, data| sys::epoll_ctl(epoll, ADD, pair.fd, events, data).value();
+        let take = |epoll| sys::epoll_ctl(epoll, DEL, pair.fd, 0, 0).value();
+        add(home, 1);
+        hears(pair, "home", home);
+        for _ in 0..2 {
+            take(home);
+            add(worker, 2);
+            hears(pair, "worker", worker);
+            pair.say("the former", now(home));
+            take(worker);
+            add(home, 3);
+            hears(pair, "home again", home);
+        }
+        // Both at once, and each of them alone.
+        add(worker, 4);
+        hears(pair, "worker, too", worker);
+        pair.say("home, too", now(home));
+        take(home);
+        hears(pair, "worker alone", worker);
+        take(worker);
+        add(worker, 5);
+        hears(pair, "worker put back", worker);
+        sys::close(worker).value();
+        add(home, 6);
+        hears(pair, "home put back", home);
+        sys::close(home).value();
+    }
+}
+
+/// A child that was forked while the registration was taken out puts it into an instance that it
+/// inherited.
+pub(super) fn by_a_child(role: &Role) {
+    let listener = role.server().then(|| role.listen(0));
+    let port = if role.server() { 0 } else { role.hear_port() };
+    let [moved, other] = [0; 2].map(|_| {
+        let fd = match listener {
+            Some(listener) => sys::accept(listener).fd(),
+            None => role.connect(port),
+        };
+        role.warm(fd);
+        fd
+    });
+    let pair = Pair {
+        role: Role { ..*role },
+        fd: moved,
+    };
+    let epoll = sys::epoll_create();
+    sys::epoll_ctl(epoll, ADD, moved, IN, 1).value();
+    sys::epoll_ctl(epoll, ADD, other, IN, 9).value();
+    hears(&pair, "before", epoll);
+    if role.server() {
+        hears(&pair, "", epoll);
+        return;
+    }
+    sys::epoll_ctl(epoll, DEL, moved, 0, 0).value();
+    let child = sys::fork();
+    if child == 0 {
+        sys::epoll_ctl(epoll, ADD, moved, IN, 2).value();
+        hears(&pair, "child", epoll);
+        sys::exit_now(0);
+    }
+    role.say("child", sys::wait_for(child));
+}

@@ -1,0 +1,156 @@
+//! Several threads that wait in one instance.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use super::{ADD, ET, IN, MOD};
+use crate::role::{Pair, Role, receive_all, send_all};
+use crate::sys::{self, Fd};
+
+/// Long enough for any machine, and short enough that a lost wake-up is a line of the transcript.
+const PATIENCE: Duration = Duration::from_secs(5);
+const ONE: i32 = libc::EPOLLONESHOT;
+
+/// Two threads look at the same moment at what may be told once.
+pub(super) fn told_once(pair: &Pair) {
+    if pair.server() {
+        send_all(pair.fd, b"!");
+        pair.step();
+        pair.step();
+        return;
+    }
+    pair.step();
+    pair.arrived(pair.fd, 1);
+    for events in [IN | ONE, IN | ET, IN | ET | ONE] {
+        let [epoll, other] = [0; 2].map(|_| sys::epoll_create());
+        sys::epoll_ctl(epoll, ADD, pair.fd, events, 1).value();
+        pair.say("alone", looks(epoll, pair.fd, events));
+        sys::epoll_ctl(other, ADD, pair.fd, libc::EPOLLRDHUP, 2).value();
+        pair.say("with another instance", looks(epoll, pair.fd, events));
+        for epoll in [epoll, other] {
+            sys::close(epoll).value();
+        }
+    }
+    pair.step();
+}
+
+/// Arms `fd` again and again, and looks from two threads at once each time: how often none of them
+/// was told, one, both.
+fn looks(epoll: Fd, fd: Fd, events: i32) -> String {
+    const ROUNDS: usize = 10_000;
+    let mut told = [0; 3];
+    let (begun, found, done) = (
+        AtomicUsize::new(0),
+        AtomicUsize::new(0),
+        AtomicUsize::new(0),
+    );
+    let look = || {
+        let count = usize::from(sys::epoll_wait(epoll, 1, 0).0.len() > 0);
+        found.fetch_add(count, Ordering::SeqCst);
+    };
+    let until = |word: &AtomicUsize, value| {
+        let mut turn = 0;
+        while word.load(Ordering::SeqCst) != value {
+            turn += 1;
+            if turn % 1000 == 0 {
+                thread::yield_now();
+            }
+        }
+    };
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for round in 1..=ROUNDS {
+                until(&begun, round);
+                look();
+                done.store(round, Ordering::SeqCst);
+            }
+        });
+        for round in 1..=ROUNDS {
+            sys::epoll_ctl(epoll, MOD, fd, events, 1).value();
+            begun.store(round, Ordering::SeqCst);
+            look();
+            until(&done, round);
+            told[found.swap(0, Ordering::SeqCst)] += 1;
+        }
+    });
+    format!("{told:?}")
+}
+
+/// As many sleepers as connections, each of whom takes one event and keeps it: news that comes
+/// together wakes them all.
+pub(super) fn news_for_each(role: &Role) {
+    const CONNECTIONS: usize = 3;
+    const ROUNDS: usize = 4;
+    let listener = role.server().then(|| role.listen(0));
+    let port = if role.server() { 0 } else { role.hear_port() };
+    let connections: Vec<Fd> = (0..CONNECTIONS)
+        .map(|_| {
+            let fd = match listener {
+                Some(listener) => sys::accept(listener).fd(),
+                None => role.connect(port),
+            };
+            role.warm(fd);
+            fd
+        })
+        .collect();
+    for events in [IN | ONE, IN | ET, IN] {
+        let epoll = sys::epoll_create();
+        for fd in &connections {
+            let data = u64::from(fd.cast_unsigned());
+            sys::epoll_ctl(epoll, ADD, *fd, events, data).value();
+        }
+        let mut missed = 0;
+        for _ in 0..ROUNDS {
+            role.step();
+            if role.server() {
+                thread::sleep(Duration::from_millis(5));
+                connections.iter().for_each(|fd| send_all(*fd, b"!"));
+            } else {
+                missed += sleepers(epoll, &connections, events);
+            }
+            role.step();
+        }
+        role.say("sleepers that were not woken", missed);
+        sys::close(epoll).value();
+    }
+}
+
+/// Starts a sleeper for each connection; how many of them hear nothing until the others are done.
+fn sleepers(epoll: Fd, connections: &[Fd], events: i32) -> usize {
+    let (told, hears) = mpsc::channel();
+    let waiters: Vec<_> = connections
+        .iter()
+        .map(|_| {
+            let told = told.clone();
+            let (done, all_told) = mpsc::channel::<()>();
+            let waiter = thread::spawn(move || {
+                let (_, events) = sys::epoll_wait(epoll, 1, -1);
+                told.send(events[0].0).expect("somebody listens");
+                // Kept until all have theirs.
+                let _ = all_told.recv();
+            });
+            (waiter, done)
+        })
+        .collect();
+    let heard = connections
+        .iter()
+        .filter(|_| hears.recv_timeout(PATIENCE).is_ok())
+        .count();
+    // Whoever still sleeps is woken by what the others have not read, once it is armed again.
+    for fd in connections {
+        let data = u64::from(fd.cast_unsigned());
+        sys::epoll_ctl(epoll, MOD, *fd, events, data).value();
+    }
+    for (waiter, done) in waiters {
+        drop(done);
+        waiter.join().expect("the waiter does not panic");
+    }
+    for fd in connections {
+        receive_all(*fd, &mut [0; 1]);
+        let data = u64::from(fd.cast_unsigned());
+        sys::epoll_ctl(epoll, MOD, *fd, events, data).value();
+    }
+    connections.len() - heard
+}

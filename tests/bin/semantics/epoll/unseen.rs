@@ -1,0 +1,183 @@
+//! Waits that a library in front of libc does not see.
+
+use super::{ADD, IN, OUT, arrival, seen};
+use crate::role::{Checksum, Role, receive_all, sample, send_all};
+use crate::sys::{self, Fd};
+
+/// Long enough for any machine, and short enough that a lost wake-up is a line of the transcript.
+const PATIENCE_MS: i64 = 5_000;
+const LEN: usize = 96 << 20;
+/// Ready for nothing so often in a row, a program turns in circles.
+const CIRCLES_MAX: usize = 1_000;
+
+/// What a loop of events does past libc: heavy traffic both ways, each readiness asked of the
+/// kernel, one call for each answer.
+pub(super) fn heavy(role: &Role) {
+    let fd = role.meet();
+    sys::set_nonblocking(fd, true);
+    let outcome = if role.server() {
+        echo(fd)
+    } else {
+        exchange(fd)
+    };
+    role.say("outcome", outcome);
+    role.step();
+}
+
+/// The events of `fd` as the kernel has them.
+fn wait(fd: Fd, events: i16) -> Option<i16> {
+    Some(sys::poll_past_libc(fd, events, PATIENCE_MS)).filter(|found| *found != 0)
+}
+
+/// What one readiness is worth: calls until one finds less than it asked for, as in libuv.
+const CALLS_MAX: usize = 32;
+/// What one call asks for.
+const CHUNK: usize = 1 << 16;
+
+/// Gives what has come to `take`, while calls are filled: how much it was, and whether it ended.
+fn receive_some(fd: Fd, mut take: impl FnMut(&[u8])) -> (usize, bool) {
+    let mut room = vec![0; CHUNK];
+    let mut total = 0;
+    for _ in 0..CALLS_MAX {
+        let result = sys::recv(fd, &mut room, 0);
+        if result.is(libc::EAGAIN) {
+            break;
+        }
+        let len = result.len();
+        take(&room[..len]);
+        total += len;
+        if len < CHUNK {
+            return (total, len == 0);
+        }
+    }
+    (total, false)
+}
+
+/// Sends of `bytes` what is taken at once.
+fn send_some(fd: Fd, bytes: &[u8]) -> usize {
+    let mut sent = 0;
+    for _ in 0..CALLS_MAX {
+        let chunk = &bytes[sent..bytes.len().min(sent + CHUNK)];
+        let result = sys::send(fd, chunk, libc::MSG_NOSIGNAL);
+        if chunk.is_empty() || result.is(libc::EAGAIN) {
+            break;
+        }
+        sent += result.len();
+    }
+    sent
+}
+
+/// Reads whatever is there and queues it; writes while there is room.
+fn echo(fd: Fd) -> String {
+    let (mut queue, mut sent, mut circles) = (Vec::new(), 0, 0);
+    let mut ended = false;
+    while !ended || sent < queue.len() {
+        let out = if sent < queue.len() { libc::POLLOUT } else { 0 };
+        let input = if ended { 0 } else { libc::POLLIN };
+        let Some(found) = wait(fd, input | out) else {
+            return format!("waited in vain, {} received, {sent} sent", queue.len());
+        };
+        let mut moved = 0;
+        if found & libc::POLLIN != 0 {
+            let (received, is_end) = receive_some(fd, |bytes| queue.extend_from_slice(bytes));
+            ended = is_end;
+            moved += received + usize::from(is_end);
+        }
+        if sent < queue.len() {
+            let taken = send_some(fd, &queue[sent..]);
+            sent += taken;
+            moved += taken;
+        }
+        circles = if moved == 0 { circles + 1 } else { 0 };
+        if circles == CIRCLES_MAX {
+            return "turned in circles".to_owned();
+        }
+    }
+    sys::shutdown(fd, libc::SHUT_WR).value();
+    "all echoed".to_owned()
+}
+
+fn exchange(fd: Fd) -> String {
+    let bytes = sample(LEN);
+    let (mut sent, mut received, mut circles) = (0, 0, 0);
+    let mut sum = Checksum::default();
+    loop {
+        let out = if sent < LEN { libc::POLLOUT } else { 0 };
+        let Some(found) = wait(fd, libc::POLLIN | out) else {
+            return format!("waited in vain, {sent} sent, {received} received");
+        };
+        let mut moved = 0;
+        if found & libc::POLLOUT != 0 {
+            let taken = send_some(fd, &bytes[sent..]);
+            sent += taken;
+            moved += taken;
+            if sent == LEN {
+                sys::shutdown(fd, libc::SHUT_WR).value();
+            }
+        }
+        if found & libc::POLLIN != 0 {
+            let (taken, is_end) = receive_some(fd, |bytes| sum.add(bytes));
+            received += taken;
+            moved += taken;
+            if is_end {
+                let right = sum.to_string() == Checksum::of(&bytes).to_string();
+                return format!("{received} bytes came back, all of them right: {right}");
+            }
+        }
+        circles = if moved == 0 { circles + 1 } else { 0 };
+        if circles == CIRCLES_MAX {
+            return "turned in circles".to_owned();
+        }
+    }
+}
+
+/// More instances than anybody keeps books about: the connection is a member of the last only.
+pub(super) fn many_instances(role: &Role) {
+    const INSTANCES: usize = 600;
+    let epolls: Vec<Fd> = (0..INSTANCES).map(|_| sys::epoll_create()).collect();
+    let last = epolls[INSTANCES - 1];
+    // Once before there is a connection, and once after.
+    let listener = role.server().then(|| role.listen(0));
+    let port = if role.server() { 0 } else { role.hear_port() };
+    for turn in ["early", "late"] {
+        let is_early = turn == "early";
+        let fd = match listener {
+            Some(listener) => sys::accept(listener).fd(),
+            None => {
+                let fd = sys::socket(role.family, 0);
+                if is_early {
+                    sys::epoll_ctl(last, ADD, fd, IN, 1).value();
+                }
+                sys::connect(fd, role.family, port).value();
+                fd
+            }
+        };
+        if !is_early || role.server() {
+            sys::epoll_ctl(last, ADD, fd, IN, 1).value();
+        }
+        role.warm(fd);
+        role.step();
+        for _ in 0..3 {
+            if role.server() {
+                std::thread::sleep(std::time::Duration::from_millis(5));
+                send_all(fd, b"data");
+            } else {
+                let found = sys::epoll_wait(last, 4, PATIENCE_MS as i32);
+                role.say(turn, seen(&found));
+                receive_all(fd, &mut [0; 2]);
+                role.say("half read", arrival(last));
+                receive_all(fd, &mut [0; 2]);
+            }
+            role.step();
+        }
+        sys::epoll_ctl(last, super::MOD, fd, IN | OUT, 2).value();
+        role.say("room", arrival(last));
+        role.step();
+        sys::close(fd).value();
+        // The next connection has this number.
+        role.step();
+    }
+    for epoll in epolls {
+        sys::close(epoll).value();
+    }
+}

@@ -1,0 +1,74 @@
+//! A child that has become another user, and writes over all that it shares with its parent.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::in_child;
+use crate::role::Pair;
+use crate::sys;
+
+/// Where the tables of fork families are mapped in this process; nowhere without Toehold.
+fn tables() -> Vec<(usize, usize)> {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    let tables = maps.lines().filter(|line| line.contains("toehold-table"));
+    let ranges = tables.filter_map(|line| {
+        let (from, to) = line.split_whitespace().next()?.split_once('-')?;
+        let number = |digits| usize::from_str_radix(digits, 16).ok();
+        Some((number(from)?, number(to)?))
+    });
+    ranges.collect()
+}
+
+/// Writes over the first pages of each, for ever.
+fn scribble() {
+    /// The header and the first entries: more than this family uses.
+    const BYTES: usize = 64 << 10;
+    let mut state = 0x9e37_79b9_7f4a_7c15u64;
+    let tables = tables();
+    loop {
+        for &(from, to) in &tables {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            let words = BYTES.min(to - from) / 4;
+            let at = from + (state as u32 as usize % words) * 4;
+            // Small numbers pass more checks.
+            let value = (state >> 32) as u32 >> (state % 32);
+            // SAFETY: inside a mapping of this process that is shared and writable, and that others
+            // use as atomics.
+            unsafe { &*(at as *const AtomicU32) }.store(value, Ordering::Relaxed);
+        }
+        if tables.is_empty() {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+    }
+}
+
+pub(super) fn scribbled_over(pair: &Pair) {
+    const CALLS: usize = 500;
+    /// A user that every system has, and that owns nothing.
+    const NOBODY: libc::uid_t = 65_534;
+    let child = pair.server().then(|| {
+        in_child(|| {
+            // SAFETY: plain system call. A process that is not root stays who it is.
+            unsafe { libc::setuid(NOBODY) };
+            scribble();
+            true
+        })
+    });
+    // What becomes of this connection is the scribbler's to say: it holds the socket, too. Every
+    // call has to return, and neither program may end by it.
+    let mut bytes = [7; 5000];
+    for call in 0..CALLS {
+        let len = 1 + call * 37 % bytes.len();
+        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+        sys::send(pair.fd, &bytes[..len], flags);
+        sys::recv(pair.fd, &mut bytes[..len], libc::MSG_DONTWAIT);
+    }
+    if let Some(child) = child {
+        // SAFETY: our child, not reaped yet.
+        unsafe { libc::kill(child, libc::SIGKILL) };
+        sys::wait_for(child);
+    }
+    pair.step();
+    pair.say("after the scribbler", "alive");
+}

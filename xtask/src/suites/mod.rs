@@ -1,0 +1,411 @@
+//! The test suites of other projects, run twice: as they are, and with every connection that can be
+//! accelerated accelerated from its first call on. Each difference is a fault, or stands in
+//! [`differences`] with a reason that a user would accept.
+//!
+//! - [`run`]: one test program, run to its end or to the end of our patience.
+//! - [`source`]: sources of others, fetched once.
+//! - [`python`], [`libuv`], [`libevent`], [`redis`]: what is run of each.
+//! - [`differences`]: the differences that are accepted.
+
+mod differences;
+mod libevent;
+mod libuv;
+mod python;
+mod redis;
+mod run;
+mod source;
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::fs;
+use std::process::Command;
+use std::time::Instant;
+
+use serde_json::{Value, json};
+
+use self::run::{Ground, Outcome, Program, Results, Way};
+use crate::root;
+
+/// How often a test that differs is run again, each way, before it is told of.
+const REPEATS: usize = 4;
+
+/// A suite.
+struct Suite {
+    name: &'static str,
+    about: &'static str,
+    /// Its programs; only the quick ones where the flag is set. What there is to build is built.
+    programs: fn(is_quick: bool) -> Result<Vec<Program>, String>,
+}
+
+const SUITES: [Suite; 4] = [
+    Suite {
+        name: "python",
+        about: "CPython 3.11: sockets, selectors, asyncio, TLS, internet protocols, processes",
+        programs: python::programs,
+    },
+    Suite {
+        name: "libuv",
+        about: "libuv: each of its tests in a process of its own",
+        programs: libuv::programs,
+    },
+    Suite {
+        name: "libevent",
+        about: "libevent's regress, over epoll, poll and select",
+        programs: libevent::programs,
+    },
+    Suite {
+        name: "redis",
+        about: "Redis: units and integration tests, by its Tcl client",
+        programs: redis::programs,
+    },
+];
+
+/// What came of a suite.
+struct Row {
+    suite: &'static str,
+    plain: Results,
+    accelerated: Results,
+    /// Each test that came out otherwise under Toehold, every time that it passed on the kernel.
+    differences: Vec<Difference>,
+    /// Tests that do not come out alike on the kernel.
+    unsteady: Vec<String>,
+    seconds: f64,
+}
+
+struct Difference {
+    test: String,
+    plain: Outcome,
+    accelerated: Outcome,
+    /// Of the runs under Toehold, how many did not pass.
+    bad: usize,
+    runs: usize,
+    accepted: Option<&'static str>,
+}
+
+/// Runs the suites named, or all; true when no difference is unexplained and every suite had
+/// connections in shared memory.
+pub(crate) fn run(arguments: &[String]) -> bool {
+    let value = |option: &str| {
+        let at = arguments.iter().position(|argument| argument == option)?;
+        arguments.get(at + 1)
+    };
+    let is_quick = arguments.iter().any(|argument| argument == "--quick");
+    let only = value("--only");
+    let mut named: Vec<&str> = Vec::new();
+    let mut words = arguments.iter();
+    while let Some(word) = words.next() {
+        match word.as_str() {
+            "--json" | "--markdown" | "--only" => drop(words.next()),
+            "--quick" => {}
+            "--list" => {
+                for suite in &SUITES {
+                    println!("{:<10} {}", suite.name, suite.about);
+                }
+                return true;
+            }
+            name => named.push(name),
+        }
+    }
+    if let Some(unknown) = named
+        .iter()
+        .find(|name| SUITES.iter().all(|suite| suite.name != **name))
+    {
+        eprintln!("no suite is called {unknown}; cargo xtask suites --list");
+        return false;
+    }
+    if !is_built() {
+        return false;
+    }
+    let mut rows = Vec::new();
+    let mut complete = true;
+    for suite in &SUITES {
+        if !named.is_empty() && !named.contains(&suite.name) {
+            continue;
+        }
+        println!("{}: {}", suite.name, suite.about);
+        let programs = (suite.programs)(is_quick);
+        if programs.as_ref().is_ok_and(Vec::is_empty) {
+            println!("  nothing of it is quick");
+            continue;
+        }
+        let row = programs.and_then(|mut programs| {
+            if let Some(only) = only {
+                programs.retain(|program| program.name.contains(only.as_str()));
+            }
+            examine(suite.name, &programs)
+        });
+        match row {
+            Ok(row) => {
+                println!("{}", row.details());
+                rows.push(row);
+            }
+            Err(why) => {
+                eprintln!("{}: {why}", suite.name);
+                complete = false;
+            }
+        }
+    }
+    let table = table(&rows);
+    println!("{table}");
+    if let Some(path) = value("--markdown") {
+        complete &= write(path, &table);
+    }
+    if let Some(path) = value("--json") {
+        let all: Vec<Value> = rows.iter().map(Row::to_json).collect();
+        complete &= write(path, &format!("{:#}\n", json!({ "suites": all })));
+    }
+    // As the test runner says it, for the closing table of a full test.
+    let passed: usize = rows
+        .iter()
+        .map(|row| row.accelerated.count(Outcome::Passed))
+        .sum();
+    let faults = rows.iter().flat_map(|row| &row.differences);
+    let faults = faults.filter(|one| one.accepted.is_none()).count();
+    let is_good = complete && rows.iter().all(Row::is_good);
+    let verdict = if is_good { "ok" } else { "FAILED" };
+    println!("test result: {verdict}. {passed} passed; {faults} failed; 0 ignored");
+    is_good
+}
+
+fn write(path: &str, text: &str) -> bool {
+    let written = fs::write(path, text);
+    if let Err(error) = &written {
+        eprintln!("{path}: {error}");
+    }
+    written.is_ok()
+}
+
+fn is_built() -> bool {
+    let mut build = Command::new("cargo");
+    build.args(["build", "--release", "--quiet"]);
+    build.args(["-p", "toehold", "-p", "toehold-preload"]);
+    let built = build.current_dir(root()).status();
+    built.is_ok_and(|status| status.success())
+}
+
+/// Runs programs both ways, and what differs again.
+fn examine(suite: &'static str, programs: &[Program]) -> Result<Row, String> {
+    let begun = Instant::now();
+    let ground = Ground::new()?;
+    let plain = ground.run(programs, Way::Plain);
+    let accelerated = ground.run(programs, Way::Accelerated);
+    let (mut differences, mut unsteady) = (Vec::new(), Vec::new());
+    let suspects = different(&plain.outcomes, &accelerated.outcomes);
+    // The runs of each program that has one, again.
+    let has_suspect = |program: &&Program| {
+        let prefix = format!("{}/", program.name);
+        suspects
+            .iter()
+            .any(|test| *test == program.name || test.starts_with(&prefix))
+    };
+    let again: Vec<Program> = programs.iter().filter(has_suspect).cloned().collect();
+    let mut repeats: [Vec<BTreeMap<String, Outcome>>; 2] = Default::default();
+    for _ in 0..REPEATS {
+        if again.is_empty() {
+            break;
+        }
+        repeats[0].push(ground.run(&again, Way::Plain).outcomes);
+        repeats[1].push(ground.run(&again, Way::Accelerated).outcomes);
+    }
+    for test in suspects {
+        let first = [&plain, &accelerated].map(|results| outcome(&results.outcomes, &test));
+        let all = [0, 1].map(|way| {
+            let later = repeats[way].iter().map(|tests| outcome(tests, &test));
+            let mut all = vec![first[way]];
+            all.extend(later);
+            all
+        });
+        if all[0].iter().any(|outcome| *outcome != all[0][0]) {
+            unsteady.push(test);
+            continue;
+        }
+        let bad = all[1].iter().filter(|outcome| **outcome != first[0]);
+        differences.push(Difference {
+            plain: first[0],
+            accelerated: first[1],
+            bad: bad.count(),
+            runs: all[1].len(),
+            accepted: differences::reason(suite, &test),
+            test,
+        });
+    }
+    Ok(Row {
+        suite,
+        plain,
+        accelerated,
+        differences,
+        unsteady,
+        seconds: begun.elapsed().as_secs_f64(),
+    })
+}
+
+/// A test that is not there did not come to run.
+fn outcome(tests: &BTreeMap<String, Outcome>, test: &str) -> Outcome {
+    let missing = match test.ends_with("/to its end") {
+        true => Outcome::Passed,
+        false => Outcome::Failed,
+    };
+    tests.get(test).copied().unwrap_or(missing)
+}
+
+/// The tests that came out otherwise.
+fn different(
+    plain: &BTreeMap<String, Outcome>,
+    accelerated: &BTreeMap<String, Outcome>,
+) -> Vec<String> {
+    let mut tests: Vec<&String> = plain.keys().chain(accelerated.keys()).collect();
+    tests.sort();
+    tests.dedup();
+    tests.retain(|test| outcome(plain, test) != outcome(accelerated, test));
+    tests.into_iter().cloned().collect()
+}
+
+impl Results {
+    fn count(&self, of: Outcome) -> usize {
+        self.outcomes
+            .values()
+            .filter(|outcome| **outcome == of)
+            .count()
+    }
+}
+
+impl Row {
+    /// Nothing unexplained, and something accelerated.
+    fn is_good(&self) -> bool {
+        self.accelerated.channels > 0
+            && self.plain.count(Outcome::Passed) > 0
+            && self.differences.iter().all(|one| one.accepted.is_some())
+    }
+
+    /// What stands behind the numbers of its line.
+    fn details(&self) -> String {
+        let mut text = String::new();
+        for one in &self.differences {
+            let verdict = match one.accepted {
+                Some(reason) => format!("accepted: {reason}"),
+                None => "FAULT".to_owned(),
+            };
+            let _ = writeln!(
+                text,
+                "  {}: plain {:?}, accelerated {:?} ({} of {} runs): {verdict}",
+                one.test, one.plain, one.accelerated, one.bad, one.runs
+            );
+        }
+        for test in &self.unsteady {
+            let _ = writeln!(text, "  {test}: unsteady on the kernel, too");
+        }
+        let ways = [("plain", &self.plain), ("accelerated", &self.accelerated)];
+        for (way, results) in ways {
+            for (test, outcome) in &results.outcomes {
+                if matches!(outcome, Outcome::Failed | Outcome::Hung) {
+                    let _ = writeln!(text, "  {test}: {outcome:?}, {way}");
+                }
+            }
+        }
+        if self.accelerated.channels == 0 {
+            text.push_str("  no connection got a channel: this row shows nothing\n");
+        }
+        let _ = writeln!(text, "  {:.0} s", self.seconds);
+        text
+    }
+
+    fn to_json(&self) -> Value {
+        let counts = |results: &Results| {
+            json!({
+                "passed": results.count(Outcome::Passed),
+                "failed": results.count(Outcome::Failed),
+                "hung": results.count(Outcome::Hung),
+                "skipped": results.count(Outcome::Skipped),
+            })
+        };
+        let differences = self.differences.iter().map(|one| {
+            json!({
+                "test": one.test,
+                "plain": format!("{:?}", one.plain),
+                "accelerated": format!("{:?}", one.accelerated),
+                "differing_runs": one.bad,
+                "runs": one.runs,
+                "accepted": one.accepted,
+            })
+        });
+        json!({
+            "suite": self.suite,
+            "plain": counts(&self.plain),
+            "accelerated": counts(&self.accelerated),
+            "upgraded_ends_seen": self.accelerated.upgraded,
+            "channels": self.accelerated.channels,
+            "differences": differences.collect::<Vec<_>>(),
+            "unsteady": self.unsteady,
+            "seconds": self.seconds.round(),
+        })
+    }
+}
+
+/// The table of `docs/suites.md`.
+fn table(rows: &[Row]) -> String {
+    let mut text = String::from(
+        "| suite | passed plain | passed accelerated | skipped | failed plain | \
+         ends seen in shared memory | unsteady | differences |\n\
+         |---|---|---|---|---|---|---|---|\n",
+    );
+    for row in rows {
+        let named = row.differences.iter().map(|one| match one.accepted {
+            Some(_) => format!("{} (accepted)", one.test),
+            None => format!("**{}**", one.test),
+        });
+        let named: Vec<String> = named.collect();
+        let named = if named.is_empty() {
+            "none".to_owned()
+        } else {
+            named.join(", ")
+        };
+        let failed = row.plain.count(Outcome::Failed) + row.plain.count(Outcome::Hung);
+        let _ = writeln!(
+            text,
+            "| {} | {} | {} | {} | {failed} | {} | {} | {named} |",
+            row.suite,
+            row.plain.count(Outcome::Passed),
+            row.accelerated.count(Outcome::Passed),
+            row.plain.count(Outcome::Skipped),
+            row.accelerated.upgraded,
+            row.unsteady.len(),
+        );
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tests(list: &[(&str, Outcome)]) -> BTreeMap<String, Outcome> {
+        let owned = |(test, outcome): &(&str, Outcome)| ((*test).to_owned(), *outcome);
+        list.iter().map(owned).collect()
+    }
+
+    #[test]
+    fn a_test_that_did_not_come_to_run_differs() {
+        let plain = tests(&[("a/1", Outcome::Passed), ("a/2", Outcome::Passed)]);
+        let accelerated = tests(&[("a/1", Outcome::Passed), ("a/to its end", Outcome::Hung)]);
+        assert_eq!(different(&plain, &accelerated), ["a/2", "a/to its end"]);
+    }
+
+    #[test]
+    fn a_row_without_accelerated_connections_is_not_good() {
+        let results = |channels| Results {
+            outcomes: tests(&[("a", Outcome::Passed)]),
+            upgraded: 0,
+            channels,
+        };
+        let row = |channels| Row {
+            suite: "x",
+            plain: results(0),
+            accelerated: results(channels),
+            differences: Vec::new(),
+            unsteady: Vec::new(),
+            seconds: 0.0,
+        };
+        assert!(row(2).is_good());
+        assert!(!row(0).is_good());
+    }
+}

@@ -1,0 +1,446 @@
+//! One test program, run to its end or to the end of our patience.
+//!
+//! ```text
+//!   way ── plain ─────────► ip netns exec NAME ─────────────────────────────► PROGRAM
+//!      └── accelerated ───► ip netns exec NAME ── toehold run --pair-after 1 ► PROGRAM
+//! ```
+//!
+//! Everything of a suite happens in one network namespace of its own: its fixed ports are free, and
+//! it reaches nobody.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::target;
+
+/// How often running programs are looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// How often the adapter is asked what it sees.
+const ASK_EVERY: Duration = Duration::from_millis(150);
+/// How often a program is started again after a test of it hung.
+const STARTS_MAX: usize = 40;
+
+/// How a test ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Outcome {
+    /// It found nothing wrong.
+    Passed,
+    /// It did not want to run here.
+    Skipped,
+    /// It found something wrong, or died.
+    Failed,
+    /// It had not ended when our patience had.
+    Hung,
+}
+
+/// A program of a suite, which runs one test or many.
+#[derive(Clone, Debug)]
+pub(crate) struct Program {
+    /// Unique in its suite; the name of the test where there is only one.
+    pub(crate) name: String,
+    /// The program and its arguments.
+    pub(crate) command: Vec<OsString>,
+    /// Where it is started.
+    pub(crate) dir: PathBuf,
+    /// Variables added to its environment.
+    pub(crate) environment: Vec<(&'static str, OsString)>,
+    /// How its tests are told from each other.
+    pub(crate) reading: Reading,
+    /// How long it may go without news of a test.
+    pub(crate) patience: Duration,
+}
+
+/// How the outcome of tests is read from a program.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Reading {
+    /// One test: by what the program wrote, and whether it ended in success.
+    Whole(fn(&str, bool) -> Outcome),
+    /// Many tests: by the lines that the program wrote.
+    Lines(fn(&str) -> Option<(String, Outcome)>),
+    /// Many tests: by lines `begin TEST`, `passed TEST`, `failed TEST`, `skipped TEST` in the file
+    /// that `TOEHOLD_SUITE_JOURNAL` names. Started again, the program leaves out what had begun.
+    Journal,
+}
+
+/// What came of the tests of a suite, one way.
+#[derive(Debug, Default)]
+pub(crate) struct Results {
+    /// Each test's outcome, by the name `PROGRAM/TEST`.
+    pub(crate) outcomes: BTreeMap<String, Outcome>,
+    /// Connection ends that were seen in shared memory. Those that live for less than
+    /// [`ASK_EVERY`] are mostly not seen.
+    pub(crate) upgraded: usize,
+    /// Connections that the adapter gave a channel: exact, unlike `upgraded`.
+    pub(crate) channels: u64,
+}
+
+/// How a program is run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// As it is.
+    Plain,
+    /// Under `toehold run`, with each connection paired at its first call.
+    Accelerated,
+}
+
+/// A namespace, an adapter in it, and a folder for what programs write.
+#[derive(Debug)]
+pub(crate) struct Ground {
+    namespace: Option<String>,
+    adapter: Child,
+    work: tempfile::TempDir,
+    toehold: PathBuf,
+}
+
+impl Ground {
+    /// Prepares all of it.
+    pub(crate) fn new() -> Result<Ground, String> {
+        let toehold = target().join("release/toehold");
+        let work = tempfile::tempdir().map_err(|error| error.to_string())?;
+        let name = format!("toehold-suites-{}", std::process::id());
+        let is_made = ip(&["netns", "add", &name]) && ip(&["-n", &name, "link", "set", "lo", "up"]);
+        let namespace = is_made.then_some(name);
+        let mut command = within(namespace.as_deref(), &toehold);
+        command.args(["adapter", "--runtime-dir"]);
+        command.arg(work.path().join("runtime"));
+        let log =
+            File::create(work.path().join("adapter.log")).map_err(|error| error.to_string())?;
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log);
+        let adapter = command.spawn().map_err(|error| error.to_string())?;
+        let ground = Ground {
+            namespace,
+            adapter,
+            work,
+            toehold,
+        };
+        let begun = Instant::now();
+        while ground.status().is_none() {
+            if begun.elapsed() > Duration::from_secs(10) {
+                return Err("the adapter does not answer".to_owned());
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+        Ok(ground)
+    }
+
+    fn runtime(&self) -> PathBuf {
+        self.work.path().join("runtime")
+    }
+
+    /// What `toehold status` says.
+    fn status(&self) -> Option<Value> {
+        let mut command = Command::new(&self.toehold);
+        command.args(["status", "--json", "--runtime-dir"]);
+        let output = command.arg(self.runtime()).output().ok()?;
+        serde_json::from_slice(&output.stdout).ok()
+    }
+
+    /// Runs programs one after the other.
+    pub(crate) fn run(&self, programs: &[Program], way: Way) -> Results {
+        let (done, seen) = (AtomicBool::new(false), Mutex::new(Vec::new()));
+        let mut results = Results::default();
+        let channels = AtomicU64::new(0);
+        let note_channels = |status: &Value| {
+            let made = status["channels_made"].as_u64().unwrap_or(0);
+            channels.fetch_max(made, Ordering::Relaxed);
+        };
+        std::thread::scope(|scope| {
+            if way == Way::Accelerated {
+                scope.spawn(|| {
+                    while !done.load(Ordering::Relaxed) {
+                        let status = self.status().unwrap_or_default();
+                        let mut seen = seen.lock().expect("nobody panics with it");
+                        note_upgraded(&status, &mut seen);
+                        drop(seen);
+                        note_channels(&status);
+                        std::thread::sleep(ASK_EVERY);
+                    }
+                });
+            }
+            for program in programs {
+                for (test, outcome) in self.run_one(program, way) {
+                    results.outcomes.insert(test, outcome);
+                }
+            }
+            done.store(true, Ordering::Relaxed);
+            if way == Way::Accelerated {
+                note_channels(&self.status().unwrap_or_default());
+            }
+        });
+        results.upgraded = seen.into_inner().expect("nobody panics with it").len();
+        results.channels = channels.into_inner();
+        results
+    }
+
+    /// Runs one program, again where a test of many hung.
+    fn run_one(&self, program: &Program, way: Way) -> BTreeMap<String, Outcome> {
+        let journal = self.work.path().join("journal");
+        let output = self.work.path().join("output");
+        let _ = fs::remove_file(&journal);
+        let (mut hung, mut unended) = (Vec::new(), Vec::new());
+        let mut end = None;
+        for _ in 0..STARTS_MAX {
+            let status = self.run_once(program, way, &journal, &output);
+            let said = String::from_utf8_lossy(&fs::read(&output).unwrap_or_default()).into_owned();
+            match program.reading {
+                Reading::Whole(judge) => {
+                    let outcome = match status {
+                        Some(status) => judge(&said, status.success()),
+                        None => Outcome::Hung,
+                    };
+                    return BTreeMap::from([(program.name.clone(), outcome)]);
+                }
+                Reading::Lines(read) => {
+                    let tests = said.lines().filter_map(read);
+                    let tests: Vec<(String, Outcome)> = tests.collect();
+                    let mut tests = numbered(&program.name, tests);
+                    if !status.is_some_and(|status| status.success()) {
+                        let end = status.map_or(Outcome::Hung, |_| Outcome::Failed);
+                        tests.insert(format!("{}/to its end", program.name), end);
+                    }
+                    return tests;
+                }
+                Reading::Journal => {
+                    end = match status {
+                        Some(status) if status.success() => Some(Outcome::Passed),
+                        Some(_) => Some(Outcome::Failed),
+                        None => Some(Outcome::Hung),
+                    };
+                    let mut open = unfinished(&fs::read_to_string(&journal).unwrap_or_default());
+                    open.retain(|test| !unended.contains(test));
+                    if open.is_empty() {
+                        break;
+                    }
+                    if status.is_none() {
+                        hung.extend(open.clone());
+                    }
+                    unended.extend(open);
+                }
+            }
+        }
+        let journal = fs::read_to_string(&journal).unwrap_or_default();
+        let mut tests = outcomes(&journal);
+        for (test, outcome) in &mut tests {
+            if hung.contains(test) {
+                *outcome = Outcome::Hung;
+            }
+        }
+        if let Some(end @ (Outcome::Failed | Outcome::Hung)) = end {
+            tests.insert("to its end".to_owned(), end);
+        }
+        let named = |(test, outcome)| (format!("{}/{test}", program.name), outcome);
+        tests.into_iter().map(named).collect()
+    }
+
+    /// Runs a program once; `None` when its time was over, and it was ended.
+    fn run_once(
+        &self,
+        program: &Program,
+        way: Way,
+        journal: &Path,
+        output: &Path,
+    ) -> Option<ExitStatus> {
+        let mut words = program.command.iter();
+        let first = words.next().expect("a program has a name");
+        let mut command = match way {
+            Way::Plain => within(self.namespace.as_deref(), Path::new(first)),
+            Way::Accelerated => {
+                let mut command = within(self.namespace.as_deref(), &self.toehold);
+                command.args([
+                    "run",
+                    "--path",
+                    "direct",
+                    "--pair-after",
+                    "1",
+                    "--runtime-dir",
+                ]);
+                command.arg(self.runtime()).arg("--").arg(first);
+                command.env("TOEHOLD_LIB", target().join("release/libtoehold.so"));
+                command
+            }
+        };
+        let written = File::create(output).ok()?;
+        let also = written.try_clone().ok()?;
+        command
+            .args(words)
+            .current_dir(&program.dir)
+            .env("TOEHOLD_SUITE_JOURNAL", journal)
+            .env("TMPDIR", self.work.path())
+            .envs(program.environment.iter().cloned())
+            .stdin(Stdio::null())
+            .stdout(written)
+            .stderr(also)
+            .process_group(0);
+        end_with_us(&mut command);
+        let mut child = match command.spawn() {
+            Ok(child) => child,
+            Err(error) => {
+                eprintln!("{first:?}: {error}");
+                return None;
+            }
+        };
+        let length = || {
+            let of = |path| fs::metadata(path).map_or(0, |metadata| metadata.len());
+            of(journal) + of(output)
+        };
+        let (mut news, mut since) = (length(), Instant::now());
+        let status = loop {
+            match child.try_wait() {
+                Ok(Some(status)) => break Some(status),
+                Ok(None) if since.elapsed() < program.patience => {}
+                _ => break None,
+            }
+            if length() != news {
+                (news, since) = (length(), Instant::now());
+            }
+            std::thread::sleep(LOOK_EVERY);
+        };
+        // SAFETY: takes no pointers. The group is the child's own; it was made its leader, and is
+        // not waited for by anybody else, or has left a group that nobody else can have.
+        unsafe { libc::kill(-child.id().cast_signed(), libc::SIGKILL) };
+        let _ = child.wait();
+        status
+    }
+}
+
+impl Drop for Ground {
+    fn drop(&mut self) {
+        let _ = self.adapter.kill();
+        let _ = self.adapter.wait();
+        if let Some(name) = &self.namespace {
+            ip(&["netns", "del", name]);
+        }
+    }
+}
+
+/// A command for a program in a namespace, if there is one.
+fn within(namespace: Option<&str>, program: &Path) -> Command {
+    match namespace {
+        None => Command::new(program),
+        Some(name) => {
+            let mut command = Command::new("ip");
+            command.args(["netns", "exec", name]).arg(program);
+            command
+        }
+    }
+}
+
+/// Has a command killed when this program ends, however it ends.
+fn end_with_us(command: &mut Command) {
+    // SAFETY: the call between fork and exec takes numbers and makes one system call.
+    unsafe {
+        command.pre_exec(
+            || match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) {
+                0 => Ok(()),
+                _ => Err(std::io::Error::last_os_error()),
+            },
+        );
+    }
+}
+
+fn ip(arguments: &[&str]) -> bool {
+    let output = Command::new("ip").args(arguments).output();
+    output.is_ok_and(|output| output.status.success())
+}
+
+/// Adds the ends of connections that have moved to shared memory and are not in the list yet.
+fn note_upgraded(status: &Value, seen: &mut Vec<(u64, String, String)>) {
+    for process in status["processes"].as_array().into_iter().flatten() {
+        for connection in process["connections"].as_array().into_iter().flatten() {
+            if connection["upgrades"].as_u64().unwrap_or(0) == 0 {
+                continue;
+            }
+            let word = |name: &str| connection[name].as_str().unwrap_or_default().to_owned();
+            let pid = process["pid"].as_u64().unwrap_or(0);
+            let end = (pid, word("local"), word("remote"));
+            if !seen.contains(&end) {
+                seen.push(end);
+            }
+        }
+    }
+}
+
+/// Tests by their names; a name that comes again gets a number.
+fn numbered(program: &str, tests: Vec<(String, Outcome)>) -> BTreeMap<String, Outcome> {
+    let mut named = BTreeMap::new();
+    for (test, outcome) in tests {
+        let mut name = format!("{program}/{test}");
+        for number in 2.. {
+            if !named.contains_key(&name) {
+                break;
+            }
+            name = format!("{program}/{test} ({number})");
+        }
+        named.insert(name, outcome);
+    }
+    named
+}
+
+/// What a journal says of each test: of one that began and did not end, that it failed.
+fn outcomes(journal: &str) -> BTreeMap<String, Outcome> {
+    let mut tests = BTreeMap::new();
+    for line in journal.lines() {
+        let Some((word, test)) = line.split_once(' ') else {
+            continue;
+        };
+        let outcome = match word {
+            "passed" => Outcome::Passed,
+            "skipped" => Outcome::Skipped,
+            _ => Outcome::Failed,
+        };
+        tests.insert(test.to_owned(), outcome);
+    }
+    tests
+}
+
+/// The tests of a journal that began and did not end.
+fn unfinished(journal: &str) -> Vec<String> {
+    let mut open: Vec<String> = Vec::new();
+    for line in journal.lines() {
+        match line.split_once(' ') {
+            Some(("begin", test)) => open.push(test.to_owned()),
+            Some((_, test)) => open.retain(|begun| begun != test),
+            None => {}
+        }
+    }
+    open
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_test_that_began_and_did_not_end_has_failed() {
+        let journal = "begin a\npassed a\nbegin b\nbegin c\nskipped c\n";
+        let all = outcomes(journal);
+        assert_eq!(all["a"], Outcome::Passed);
+        assert_eq!(all["b"], Outcome::Failed);
+        assert_eq!(all["c"], Outcome::Skipped);
+        assert_eq!(unfinished(journal), ["b"]);
+    }
+
+    #[test]
+    fn only_ends_that_moved_count_and_each_once() {
+        let status = serde_json::json!({"processes": [{"pid": 1, "connections": [
+            {"local": "a", "remote": "b", "upgrades": 1},
+            {"local": "b", "remote": "a", "upgrades": 0},
+        ]}]});
+        let mut seen = Vec::new();
+        note_upgraded(&status, &mut seen);
+        note_upgraded(&status, &mut seen);
+        assert_eq!(seen.len(), 1);
+    }
+}

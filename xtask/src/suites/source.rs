@@ -1,0 +1,82 @@
+//! Sources of others, as Debian has them: fetched once, kept under `target/suites`, never
+//! committed.
+//!
+//! `apt-get source` is told of a list of its own, so that the system's lists stay as they are.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::target;
+
+/// Where sources of the release that this is come from.
+const ARCHIVE: &str = "http://deb.debian.org/debian";
+
+/// Where everything that suites need is kept.
+pub(crate) fn cache() -> PathBuf {
+    target().join("suites")
+}
+
+/// The unpacked source of a Debian source package.
+pub(crate) fn of_package(package: &str) -> Result<PathBuf, String> {
+    let dir = cache().join(package);
+    if let Some(source) = only_folder(&dir) {
+        return Ok(source);
+    }
+    let partial = cache().join(format!("{package}.partial"));
+    let _ = fs::remove_dir_all(&partial);
+    let state = cache().join("apt");
+    let made =
+        fs::create_dir_all(&partial).and_then(|()| fs::create_dir_all(state.join("partial")));
+    made.map_err(|error| error.to_string())?;
+    // Not among apt's lists: apt removes there what it does not know.
+    let list = cache().join("sources.list");
+    let line = format!("deb-src {ARCHIVE} {} main\n", release()?);
+    fs::write(&list, line).map_err(|error| error.to_string())?;
+    let apt = |words: &[&str]| {
+        let mut command = Command::new("apt-get");
+        command.args(["-qq", "-o"]);
+        command.arg(format!("Dir::Etc::SourceList={}", list.display()));
+        command.args(["-o", "Dir::Etc::SourceParts=/dev/null", "-o"]);
+        command.arg(format!("Dir::State::Lists={}", state.display()));
+        succeeds(command.args(words).current_dir(&partial))
+    };
+    apt(&["update"])?;
+    apt(&["source", package])?;
+    fs::rename(&partial, &dir).map_err(|error| error.to_string())?;
+    only_folder(&dir).ok_or_else(|| format!("{package} has no source in {}", dir.display()))
+}
+
+/// Runs a step of a build in `dir`; what it says is shown when it fails.
+pub(crate) fn build(dir: &Path, words: &[&str]) -> Result<(), String> {
+    let (program, arguments) = words.split_first().expect("a step has a program");
+    succeeds(Command::new(program).args(arguments).current_dir(dir))
+}
+
+fn succeeds(command: &mut Command) -> Result<(), String> {
+    let output = command.output();
+    let output = output.map_err(|error| format!("{command:?}: {error}"))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    Err(format!("{command:?}: {}\n{said}", output.status))
+}
+
+fn only_folder(dir: &Path) -> Option<PathBuf> {
+    let entries = fs::read_dir(dir).ok()?.flatten();
+    entries.map(|entry| entry.path()).find(|path| path.is_dir())
+}
+
+/// The code name of this Debian.
+fn release() -> Result<String, String> {
+    let about = fs::read_to_string("/etc/os-release").map_err(|error| error.to_string())?;
+    let is_debian = about.lines().any(|line| line == "ID=debian");
+    let name = about
+        .lines()
+        .find_map(|line| line.strip_prefix("VERSION_CODENAME="));
+    match name {
+        Some(name) if is_debian => Ok(name.to_owned()),
+        _ => Err("sources are fetched on Debian only".to_owned()),
+    }
+}

@@ -1,0 +1,179 @@
+//! Every program that the tests start is one that `scripts/deps.sh` installs for them.
+//!
+//! A tool that is merely there on the machine where a test was written makes that test fail, or be
+//! skipped, on a fresh one. The names are read from the sources of the tests: the program of
+//! `Command::new("…")`, of the helpers in `tests/src/host.rs`, of `ip netns exec NAMESPACE …`, and
+//! of the calls that start a program beside the product or in a namespace.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+/// What every Debian has (packages marked essential), and what this program itself came by.
+const ALWAYS_THERE: [&str; 15] = [
+    "/bin/cat",
+    "/bin/true",
+    "apt-get",
+    "bash",
+    "cargo",
+    "chown",
+    "env",
+    "false",
+    "md5sum",
+    "rustc",
+    "sh",
+    "sha256sum",
+    "sleep",
+    "true",
+    "unshare",
+];
+
+/// Started by none of the tests, but by commands for people at work.
+const NOT_FOR_TESTS: [&str; 3] = ["dpkg-query", "packetdrill", "valgrind"];
+
+/// Calls whose first string is the name of a program, and how far from the call it may stand.
+const CALLS: [&str; 7] = [
+    "Command::new(\"",
+    "host::program(\"",
+    "in_path(\"",
+    "network.near(\"",
+    "network.far(\"",
+    "\"exec\",near,\"",
+    "\"exec\",far,\"",
+];
+
+/// Calls with an expression before the name of the program.
+const LATER: [&str; 2] = [".command(", "\"netns\",\"exec\","];
+
+/// Where the tests are.
+const PLACES: [&str; 3] = ["tests", "crates", "xtask/src"];
+
+/// Whether deps.sh installs every program of the tests; prints those that it does not.
+pub(crate) fn check(root: &Path) -> bool {
+    let deps = std::fs::read_to_string(root.join("scripts/deps.sh")).unwrap_or_default();
+    let installed = installed(&deps);
+    let mut used = BTreeMap::new();
+    for place in PLACES {
+        look_into(&root.join(place), &mut used);
+    }
+    assert!(
+        used.len() > 20,
+        "the sources of the tests are not where they were"
+    );
+    let mut complete = true;
+    for (program, file) in used {
+        let is_known = installed.contains(&*program)
+            || ALWAYS_THERE.contains(&&*program)
+            || NOT_FOR_TESTS.contains(&&*program);
+        if !is_known {
+            complete = false;
+            println!("{file} starts {program}, which scripts/deps.sh does not install for tests");
+        }
+    }
+    complete
+}
+
+/// The programs of deps.sh's groups `demo`, `test` and `suites`, each written `PROGRAM:PACKAGE`.
+fn installed(deps: &str) -> BTreeSet<&str> {
+    let groups = ["demo=(", "test=(", "suites=("]
+        .into_iter()
+        .filter_map(|group| {
+            let (_, rest) = deps.split_once(&format!("\n{group}"))?;
+            Some(rest.split_once(')')?.0)
+        });
+    let words = groups.flat_map(str::split_whitespace);
+    words
+        .filter_map(|word| Some(word.split_once(':')?.0))
+        .collect()
+}
+
+fn look_into(dir: &Path, used: &mut BTreeMap<String, String>) {
+    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+        let path = entry.path();
+        if path.is_dir() {
+            look_into(&path, used);
+        } else if path.extension().is_some_and(|extension| extension == "rs")
+            && !path.ends_with(file!())
+        {
+            let source = std::fs::read_to_string(&path).unwrap_or_default();
+            for program in programs(&source) {
+                used.entry(program)
+                    .or_insert_with(|| path.display().to_string());
+            }
+        }
+    }
+}
+
+/// The programs that a source file names.
+fn programs(source: &str) -> Vec<String> {
+    // Calls stand on one line or on several.
+    let lines = source.lines().map(str::trim);
+    let source: String = lines.filter(|line| !line.starts_with("//")).collect();
+    let source = source.replace(", ", ",");
+    let mut found = Vec::new();
+    for call in CALLS {
+        for (at, _) in source.match_indices(call) {
+            found.extend(string(&source[at + call.len()..]));
+        }
+    }
+    for call in LATER {
+        for (at, _) in source.match_indices(call) {
+            // The argument after the next comma, where it is a string.
+            let rest = &source[at + call.len()..];
+            let arguments = rest.split([';', '{']).next().unwrap_or_default();
+            let second = arguments.split_once(",\"").map(|(_, second)| second);
+            found.extend(second.and_then(string));
+        }
+    }
+    for (at, _) in source.match_indices("require([") {
+        let rest = &source[at + "require([".len()..];
+        let names = rest.split(']').next().unwrap_or_default();
+        found.extend(
+            names
+                .split(',')
+                .filter_map(|name| string(name.strip_prefix('"')?)),
+        );
+    }
+    // What a format string would name, or a number or an address, is not a program's name.
+    found.retain(|name| {
+        name.starts_with(|first: char| first.is_ascii_lowercase() || first == '/')
+            && !name.contains(['{', ' ', '=', '\\'])
+            && !name.starts_with("/nonexistent")
+    });
+    found
+}
+
+/// The rest of a string literal that has begun.
+fn string(rest: &str) -> Option<String> {
+    Some(rest.split_once('"')?.0.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_are_found_in_every_call_that_starts_one() {
+        let source = r#"
+            let a = Command::new("one").arg("not");
+            let b = host::require(["two", "three"]);
+            ethtool.args([
+                "netns",
+                "exec",
+                &network.near,
+                "four",
+            ]);
+            toehold.command(sides.server, "five");
+            // Command::new("not")
+            Command::new(program);
+        "#;
+        let mut found = programs(source);
+        found.sort();
+        assert_eq!(found, ["five", "four", "one", "three", "two"]);
+    }
+
+    #[test]
+    fn groups_of_the_tests_count() {
+        let deps = "x=1\ndemo=(cc:gcc\n  a:b)\ntest=(\"${demo[@]}\" c:d)\nbench=(e:f)\n";
+        assert_eq!(installed(deps), BTreeSet::from(["a", "c", "cc"]));
+    }
+}
