@@ -240,14 +240,18 @@ fn a_flood_of_connections_turns_only_itself_away() {
     assert_serves(&scratch);
 }
 
-/// An adapter that may open very little.
+/// An adapter that may have so many descriptors as it is told for a port.
 #[test]
 #[ignore = "run by the tests of this file, in another process"]
 fn role() {
     let (_, dir) = support::program::role();
+    // What this process has inherited would count.
+    // SAFETY: nothing in this process uses a descriptor but the first three.
+    assert_eq!(unsafe { libc::close_range(3, u32::MAX, 0) }, 0);
+    let descriptors = u64::from(support::program::port());
     let limit = libc::rlimit {
-        rlim_cur: DESCRIPTORS_FEW,
-        rlim_max: DESCRIPTORS_FEW,
+        rlim_cur: descriptors,
+        rlim_max: descriptors,
     };
     // SAFETY: `limit` is valid; nothing else runs in this process.
     assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) }, 0);
@@ -255,20 +259,25 @@ fn role() {
     support::program::stay();
 }
 
-const DESCRIPTORS_FEW: u64 = 30;
+const DESCRIPTORS_FEW: u16 = 30;
 
 #[test]
 fn an_adapter_out_of_descriptors_turns_away_whom_it_cannot_serve_and_goes_on() {
+    // A client takes two: with one limit none is left at the end, with the next one is.
+    for descriptors in [DESCRIPTORS_FEW, DESCRIPTORS_FEW + 1] {
+        fill_and_go_on(descriptors);
+    }
+}
+
+fn fill_and_go_on(descriptors: u16) {
     let scratch = Scratch::new();
-    let mut program = Program::start("few-descriptors", &scratch.path(), 0);
+    let mut program = Program::start("few-descriptors", &scratch.path(), descriptors);
     program.wait_until_ready();
     let server = FakeLibrary::new(&scratch.path());
     let client = FakeLibrary::new(&scratch.path());
     let accepted = server.pair(true, 80, 5000);
     server.settle();
-    let mut flood: Vec<OwnedFd> = (0..DESCRIPTORS_FEW)
-        .map(|_| connect(&scratch.path()))
-        .collect();
+    let mut flood: Vec<OwnedFd> = (0..descriptors).map(|_| connect(&scratch.path())).collect();
     let last = flood.pop().expect("many");
     assert!(
         is_dropped(last),
@@ -277,7 +286,11 @@ fn an_adapter_out_of_descriptors_turns_away_whom_it_cannot_serve_and_goes_on() {
     client.pair(false, 5000, 80);
     client.settle();
     assert_eq!(server.offers(accepted), 0, "no descriptor for a region");
-    assert_eq!(server.verdict(accepted), Reason::NoResources as u32);
+    assert_eq!(
+        server.verdict(accepted),
+        Reason::NoResources as u32,
+        "with {descriptors} descriptors"
+    );
     drop(flood);
     server.settle_until(|| server.offers(accepted) == 1);
 }
@@ -285,10 +298,10 @@ fn an_adapter_out_of_descriptors_turns_away_whom_it_cannot_serve_and_goes_on() {
 #[test]
 fn channels_that_have_ended_leave_no_descriptor_behind() {
     let scratch = Scratch::new();
-    let mut program = Program::start("few-descriptors", &scratch.path(), 0);
+    let mut program = Program::start("few-descriptors", &scratch.path(), DESCRIPTORS_FEW);
     program.wait_until_ready();
     let server = FakeLibrary::new(&scratch.path());
-    for port in 0..3 * DESCRIPTORS_FEW as u16 {
+    for port in 0..3 * DESCRIPTORS_FEW {
         // A client each time, so that there is another pair each time.
         let client = FakeLibrary::new(&scratch.path());
         let accepted = server.pair(true, 80, 5000 + port);

@@ -127,11 +127,10 @@ impl Daemon {
 
     pub(super) fn handle_messages(&mut self, id: ClientId) {
         for _ in 0..MESSAGES_PER_TURN {
-            let Some(socket) = self.clients.get(&id).and_then(Connection::socket) else {
+            let Some(received) = self.receive(id) else {
                 return;
             };
-            self.room = None;
-            let handled = match wire::try_receive_from(socket) {
+            let handled = match received {
                 Ok((Received::Stripped(message, Kind::Pair), _)) => {
                     self.handle_stripped_pair(id, &message)
                 }
@@ -156,6 +155,15 @@ impl Daemon {
                 return self.drop_client(id, &fault);
             }
         }
+    }
+
+    /// A client's next message. Its place is kept again at once: whoever arrives next would take it.
+    fn receive(&mut self, id: ClientId) -> Option<io::Result<(Received, Option<Sender>)>> {
+        let socket = self.clients.get(&id).and_then(Connection::socket)?;
+        self.room = None;
+        let received = wire::try_receive_from(socket);
+        self.keep_room();
+        Some(received)
     }
 
     /// Keeps a place for what the next message shows. Without one the kernel would drop that.
