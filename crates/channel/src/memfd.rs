@@ -2,6 +2,7 @@
 //! mapped.
 
 use core::ops::Range;
+use core::sync::atomic::{AtomicBool, Ordering};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
@@ -96,6 +97,22 @@ pub fn map(fd: BorrowedFd<'_>, len: usize) -> Result<NonNull<u8>, MapError> {
     map_with(fd, len, libc::PROT_READ | libc::PROT_WRITE)
 }
 
+/// As [`map`] of a file of exactly `len` bytes, but only `part` of it, whole pages.
+///
+/// # Errors
+/// As for [`map`].
+pub fn map_part(
+    fd: BorrowedFd<'_>,
+    len: usize,
+    part: Range<usize>,
+) -> Result<NonNull<u8>, MapError> {
+    debug_assert!(part.start <= part.end && part.end <= len);
+    verify(fd, len)?;
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: a fresh mapping of our own.
+    unsafe { map_at(core::ptr::null_mut(), fd.as_raw_fd(), part, protection) }.map_err(MapError::Os)
+}
+
 fn map_with(fd: BorrowedFd<'_>, len: usize, protection: i32) -> Result<NonNull<u8>, MapError> {
     verify(fd, len)?;
     map_whole(fd.as_raw_fd(), len, protection).map_err(MapError::Os)
@@ -135,21 +152,66 @@ unsafe fn map_at(
     part: Range<usize>,
     protection: i32,
 ) -> io::Result<NonNull<u8>> {
-    let fixed = if place.is_null() { 0 } else { libc::MAP_FIXED };
+    let from = (fd, part.start as libc::off_t);
     // SAFETY: the caller's promise; the file's length is fixed by its seals, so no page of it can
     // vanish.
-    let base = unsafe {
-        libc::mmap(
-            place.cast(),
-            part.len(),
-            protection,
-            libc::MAP_SHARED | libc::MAP_NORESERVE | fixed,
-            fd,
-            part.start as libc::off_t,
-        )
+    unsafe { place_mapping(place, part.len(), protection, libc::MAP_SHARED, from) }
+}
+
+/// Set when the process locks what it maps (`mlockall(2)` with `MCL_FUTURE`).
+static LOCKS_ON_FAULT: AtomicBool = AtomicBool::new(false);
+
+/// Whether pages of later mappings are locked in memory when they are first touched. A process that
+/// locks what it maps would otherwise get every page of it at once. Returns what held before.
+pub fn lock_on_fault(on: bool) -> bool {
+    // Relaxed: a mapping that is made meanwhile may have its pages at once or as they are touched.
+    LOCKS_ON_FAULT.swap(on, Ordering::Relaxed)
+}
+
+/// A mapping of `len` bytes, at `place` unless that is null.
+///
+/// # Safety
+/// Nothing but what may be replaced is at `place`.
+unsafe fn place_mapping(
+    place: *mut u8,
+    len: usize,
+    protection: i32,
+    flags: i32,
+    (fd, offset): (i32, libc::off_t),
+) -> io::Result<NonNull<u8>> {
+    let lazily = LOCKS_ON_FAULT.load(Ordering::Relaxed);
+    let (at, first, fixed) = match (lazily, place.is_null()) {
+        // Pages that cannot be accessed are not fetched (mm/gup.c), whatever is locked.
+        (true, _) => (core::ptr::null_mut(), libc::PROT_NONE, 0),
+        (false, true) => (place, protection, 0),
+        (false, false) => (place, protection, libc::MAP_FIXED),
     };
+    let flags = flags | libc::MAP_NORESERVE | fixed;
+    // SAFETY: a fresh mapping, or by the caller's promise one over what may be replaced.
+    let mut base = unsafe { libc::mmap(at.cast(), len, first, flags, fd, offset) };
     if base == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
+    }
+    if lazily {
+        // SAFETY: the mapping just made, which nobody knows yet; then by the caller's promise over
+        // what may be replaced, in one step.
+        unsafe {
+            libc::mlock2(base, len, libc::MLOCK_ONFAULT as _);
+            let mut is_placed = libc::mprotect(base, len, protection) == 0;
+            if is_placed && !place.is_null() {
+                let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+                let moved = libc::mremap(base, len, len, flags, place.cast::<libc::c_void>());
+                is_placed = moved != libc::MAP_FAILED;
+                if is_placed {
+                    base = moved;
+                }
+            }
+            if !is_placed {
+                let error = io::Error::last_os_error();
+                libc::munmap(base, len);
+                return Err(error);
+            }
+        }
     }
     NonNull::new(base.cast()).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
 }
@@ -183,18 +245,10 @@ pub unsafe fn map_over(
 /// it gets along with memory that reads as zero.
 #[must_use]
 pub unsafe fn replace(base: NonNull<u8>, len: usize) -> bool {
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     // SAFETY: over a mapping of ours, by the caller's promise.
-    let placed = unsafe {
-        libc::mmap(
-            base.as_ptr().cast(),
-            len,
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED,
-            -1,
-            0,
-        )
-    };
-    placed != libc::MAP_FAILED
+    unsafe { place_mapping(base.as_ptr(), len, protection, kind, (-1, 0)) }.is_ok()
 }
 
 /// As [`map`], readable only.

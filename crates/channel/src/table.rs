@@ -505,45 +505,64 @@ impl Table {
 
     /// True when there is a table of this version here.
     pub fn is_valid(&self) -> bool {
-        let header = self.header();
+        self.header().is_valid()
+    }
+
+    /// Writes the header of a fresh table.
+    pub fn initialise(&self, pid: u32, wait: WaitMode, program: &[u8]) {
+        self.header().initialise(pid, wait, program);
+    }
+
+    /// Claims a free entry, see [`Header::allocate`].
+    pub fn allocate(&self, hint: u32, gone: impl Fn(u32) -> bool) -> Option<u32> {
+        (self.header()).allocate(|index| self.entry(index), hint, gone)
+    }
+}
+
+impl Header {
+    /// True when there is a table of this version here.
+    pub fn is_valid(&self) -> bool {
         // Acquire pairs with the Release store of `magic` in `initialise`.
-        header.magic.load(Ordering::Acquire) == TABLE_MAGIC
-            && header.version.load(Ordering::Relaxed) == LAYOUT_VERSION
-            && header.entries.load(Ordering::Relaxed) == ENTRIES as u32
+        self.magic.load(Ordering::Acquire) == TABLE_MAGIC
+            && self.version.load(Ordering::Relaxed) == LAYOUT_VERSION
+            && self.entries.load(Ordering::Relaxed) == ENTRIES as u32
     }
 
     /// Writes the program's name.
     pub fn rename(&self, program: &[u8]) {
-        let header = self.header();
-        for word in &header.program {
+        for word in &self.program {
             word.store(0, Ordering::Relaxed);
         }
-        for (word, chunk) in header.program.iter().zip(program.chunks(8)) {
+        for (word, chunk) in self.program.iter().zip(program.chunks(8)) {
             let mut bytes = [0u8; 8];
             bytes[..chunk.len()].copy_from_slice(chunk);
             word.store(u64::from_le_bytes(bytes), Ordering::Relaxed);
         }
     }
 
-    /// Writes the header of a fresh table.
+    /// Fills in a fresh one.
     pub fn initialise(&self, pid: u32, wait: WaitMode, program: &[u8]) {
-        let header = self.header();
         self.rename(program);
-        header.pid.store(pid, Ordering::Relaxed);
-        header.wait_mode.store(wait as u32, Ordering::Relaxed);
-        header.entries.store(ENTRIES as u32, Ordering::Relaxed);
-        header.version.store(LAYOUT_VERSION, Ordering::Relaxed);
-        header.magic.store(TABLE_MAGIC, Ordering::Release);
+        self.pid.store(pid, Ordering::Relaxed);
+        self.wait_mode.store(wait as u32, Ordering::Relaxed);
+        self.entries.store(ENTRIES as u32, Ordering::Relaxed);
+        self.version.store(LAYOUT_VERSION, Ordering::Relaxed);
+        self.magic.store(TABLE_MAGIC, Ordering::Release);
     }
 
-    /// Claims a free entry, trying `hint` first; nothing when the table is full. `gone` tells
-    /// whether a process has ended: what only a dead process held is free.
-    pub fn allocate(&self, hint: u32, gone: impl Fn(u32) -> bool) -> Option<u32> {
+    /// Claims a free entry of those that `entry` finds, trying `hint` first; nothing when the table
+    /// is full. `gone` tells whether a process has ended: what only a dead process held is free.
+    pub fn allocate<'a>(
+        &self,
+        entry: impl Fn(u32) -> Option<&'a Entry>,
+        hint: u32,
+        gone: impl Fn(u32) -> bool,
+    ) -> Option<u32> {
         /// Entries looked at before giving up; a full table is not worth a walk of 65,536 lines.
         const PROBES_MAX: u32 = 1024;
         for probe in 0..PROBES_MAX {
             let index = hint.wrapping_add(probe.wrapping_mul(probe + 1) / 2) % ENTRIES as u32;
-            let entry = self.entry(index)?;
+            let entry = entry(index)?;
             let state = entry.state.load(Ordering::Relaxed);
             let orphaned = (state == EntryState::Ended as u32
                 || state == EntryState::Live as u32 && entry.holders.load(Ordering::Relaxed) <= 1)
@@ -561,9 +580,7 @@ impl Table {
                 )
                 .is_ok()
             {
-                self.header()
-                    .entries_used
-                    .fetch_max(index + 1, Ordering::Relaxed);
+                self.entries_used.fetch_max(index + 1, Ordering::Relaxed);
                 return Some(index);
             }
         }

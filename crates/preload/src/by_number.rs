@@ -95,6 +95,8 @@ unsafe extern "C" fn syscall(
             libc::SYS_splice => {
                 api::splice(fd, b as _, c as c_int, d as _, e, f as c_uint) as c_long
             }
+            libc::SYS_mlockall => api::mlockall(fd).into(),
+            libc::SYS_munlockall => api::munlockall().into(),
             libc::SYS_bind => api::bind(fd, b as _, c as libc::socklen_t).into(),
             libc::SYS_listen => api::listen(fd, b as c_int).into(),
             libc::SYS_clone if a & libc::CLONE_VM as usize == 0 => {

@@ -65,5 +65,7 @@ export! {
     pwritev2(fd: c_int, iov: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t;
     eventfd_read(fd: c_int, value: *mut u64) -> c_int;
     eventfd_write(fd: c_int, value: u64) -> c_int;
+    mlockall(flags: c_int) -> c_int;
+    munlockall() -> c_int;
     splice(input: c_int, input_offset: *mut off_t, out: c_int, out_offset: *mut off_t, len: size_t, flags: c_uint) -> ssize_t;
 }

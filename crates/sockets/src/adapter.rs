@@ -40,7 +40,7 @@ pub(crate) fn epoch() -> u32 {
 
 /// Tells the library where its adapter listens.
 pub fn set_runtime_directory(directory: &[u8]) {
-    let base = state::reserve(size_of::<libc::sockaddr_un>()).cast::<libc::sockaddr_un>();
+    let base = sys::map_memory(size_of::<libc::sockaddr_un>()).cast::<libc::sockaddr_un>();
     if base.is_null() {
         return;
     }

@@ -38,6 +38,7 @@ pub use self::epoll::{
     epoll_create, epoll_create1, epoll_ctl, epoll_pwait, epoll_pwait2, epoll_wait,
 };
 pub use self::readiness::{poll, ppoll, pselect, select};
+pub use crate::locking::{mlockall, munlockall};
 use crate::state::{self, Kind};
 use crate::{buffers, errno, pairing, real, sys};
 

@@ -28,7 +28,6 @@ mod orphans;
 mod registration;
 mod waiting;
 
-use core::ptr::null_mut;
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use libc::{
@@ -39,6 +38,7 @@ use toehold_channel::layout::READY_BITMAPS;
 use toehold_channel::sync::fence;
 use toehold_channel::table::Mode;
 
+use crate::chunks::Chunks;
 use crate::offload::active_open;
 use crate::pairs::Pair;
 use crate::receive::HINT_LOOK;
@@ -51,8 +51,8 @@ use lists::{pop_ready, push_ready};
 use membership::{believe_kernel, is_anothers, set_home_wake};
 use nested::{NESTED_MAX, Nested, forget_nested};
 use registration::{
-    EARLY, FREE_LOCK, HELD, NEXT_UNUSED, ONCE, PLAIN, POLLED, REGISTRATIONS, REGISTRATIONS_MAX,
-    Registration, TAG, each_registration, free_registration, registration, tag, unlink, untag,
+    EARLY, FREE_LOCK, HELD, NEXT_UNUSED, ONCE, PLAIN, POLLED, Registration, TAG, each_registration,
+    free_registration, registration, tag, unlink, untag,
 };
 use waiting::{fetch_lines, polled_has_news};
 
@@ -127,31 +127,29 @@ struct Look {
     ready: u16,
 }
 
-static EPOLLS: AtomicPtr<Epoll> = AtomicPtr::new(null_mut());
+static EPOLLS: Chunks<Epoll, 0, EPOLLS_MAX> = Chunks::new();
 
-/// Reserves the tables. Once, at start.
-pub(crate) fn reserve_pool() -> bool {
-    let epolls = state::reserve(EPOLLS_MAX * size_of::<Epoll>());
-    let registrations = state::reserve(REGISTRATIONS_MAX * size_of::<Registration>());
-    EPOLLS.store(epolls.cast(), Ordering::Relaxed);
-    REGISTRATIONS.store(registrations.cast(), Ordering::Relaxed);
+/// Once, at start.
+pub(crate) fn start() {
     TAG.store(sys::random_u32() | 0x8000_0001, Ordering::Relaxed);
-    !epolls.is_null() && !registrations.is_null()
 }
 
+#[inline]
 fn epoll(number: u32) -> Option<&'static Epoll> {
-    let base = EPOLLS.load(Ordering::Relaxed);
-    if base.is_null() || number as usize >= EPOLLS_MAX {
-        return None;
-    }
-    // SAFETY: in bounds; the reservation lasts as long as the process; zeroes are valid.
-    Some(unsafe { &*base.add(number as usize) })
+    EPOLLS.get(number as usize)
 }
 
 /// A new epoll instance at `fd`.
 pub(crate) fn created(fd: i32) {
-    for number in 0..EPOLLS_MAX as u32 {
-        let Some(epoll) = epoll(number) else { return };
+    if !state::is_started() {
+        return;
+    }
+    for number in 0..EPOLLS_MAX {
+        // Numbers are given out from the lowest: those below one that is mapped are mapped.
+        let Some(epoll) = EPOLLS.get_or_map(number) else {
+            return;
+        };
+        let number = number as u32;
         if epoll
             .fd
             .compare_exchange(0, fd + 1, Ordering::AcqRel, Ordering::Relaxed)

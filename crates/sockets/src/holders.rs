@@ -16,8 +16,9 @@
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use toehold_channel::table::{ENTRIES, Entry, EntryState, FAMILY_MAX, Table};
+use toehold_channel::table::{Entry, EntryState, FAMILY_MAX};
 
+use crate::table::Table;
 use crate::{state, sys};
 
 /// Place of this process in the family's list, or `NO_PLACE`.
@@ -130,8 +131,7 @@ fn miss_the_dead(entry: &Entry) {
 
 /// The member `pid`, or whoever had `place` before it, is gone: takes it off every entry.
 fn take_off(table: &Table, place: u32, pid: u32) {
-    let used = table.header().entries_used.load(Ordering::Relaxed);
-    for entry in (0..used.min(ENTRIES as u32)).filter_map(|index| table.entry(index)) {
+    for entry in (0..table.entries_used()).filter_map(|index| table.entry(index)) {
         if unmark(entry, Some(place)) && entry.holders.fetch_sub(1, Ordering::AcqRel) <= 1 {
             // It was the last: free for whoever needs an entry, once that process is gone.
             entry.pid.store(pid, Ordering::Relaxed);

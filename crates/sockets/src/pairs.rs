@@ -12,7 +12,7 @@ use toehold_channel::layout::{
 use toehold_channel::memfd;
 use toehold_channel::table::LAYOUT_VERSION;
 
-use crate::{epoll, slabs, state};
+use crate::{epoll, slabs, sys};
 
 /// Two processes and the ready bitmaps between them, as this process maps them. Kept for as long as
 /// a channel uses it.
@@ -92,7 +92,7 @@ static PAIRS: AtomicPtr<Pair> = AtomicPtr::new(null_mut());
 fn pairs() -> Option<&'static [Pair]> {
     let mut base = PAIRS.load(Ordering::Acquire);
     if base.is_null() {
-        base = state::reserve(PAIRS_MAX * size_of::<Pair>()).cast();
+        base = sys::map_memory(PAIRS_MAX * size_of::<Pair>()).cast();
         if base.is_null() {
             return None;
         }
@@ -131,7 +131,7 @@ pub(crate) fn map_other_side(id: u64, side: usize) -> Option<&'static Pair> {
 fn adopt_pair(id: u64, side: usize, base: NonNull<u8>) -> Option<&'static Pair> {
     // SAFETY: just mapped, page-aligned, all atomics.
     let header = unsafe { &*base.as_ptr().cast::<PairHeader>() };
-    let registrations = state::reserve(PLACES * size_of::<AtomicU32>()).cast::<AtomicU32>();
+    let registrations = sys::map_memory(PLACES * size_of::<AtomicU32>()).cast::<AtomicU32>();
     // An unused place before an idle one: the adapter may still name the pair that stands there.
     let place = pairs()?.iter().position(|pair| pair.base.is_null());
     let place = place.or_else(|| {

@@ -70,7 +70,7 @@ impl Copy {
             len,
         };
         if len > INLINE {
-            copy.mapped = state::reserve(len * size_of::<pollfd>()).cast();
+            copy.mapped = sys::map_memory(len * size_of::<pollfd>()).cast();
             if copy.mapped.is_null() {
                 return None;
             }

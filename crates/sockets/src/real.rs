@@ -163,6 +163,10 @@ real! {
     splice(input: c_int, input_offset: *mut off_t, out: c_int, out_offset: *mut off_t, len: size_t, flags: c_uint) -> ssize_t;
     /// `syscall(2)`.
     syscall(number: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> c_long;
+    /// `mlockall(2)`.
+    mlockall(flags: c_int) -> c_int;
+    /// `munlockall(2)`.
+    munlockall() -> c_int;
     /// `aio_read(3)`.
     aio_read(request: *mut c_void) -> c_int;
     /// `aio_write(3)`.

@@ -26,8 +26,9 @@ use toehold_channel::layout::{
 use toehold_channel::memfd;
 use toehold_channel::table::{ENTRIES, LAYOUT_VERSION};
 
+use crate::chunks::Chunks;
 use crate::pairs::Pair;
-use crate::state::{self, Connection, Local};
+use crate::state::{Connection, Local};
 
 /// One mapping. All zeroes is a free place.
 struct Slab {
@@ -48,7 +49,8 @@ struct Slab {
 const IDLE_MAX: u32 = 64;
 /// Enough for one for every connection.
 const SLABS_MAX: usize = ENTRIES;
-static SLABS: AtomicPtr<Slab> = AtomicPtr::new(null_mut());
+static SLABS: Chunks<Slab, CHUNK_LOG2, { SLABS_MAX >> CHUNK_LOG2 }> = Chunks::new();
+const CHUNK_LOG2: u32 = 8;
 /// Places below this one have been used.
 static USED: AtomicU32 = AtomicU32::new(0);
 /// Slabs that nobody uses.
@@ -57,22 +59,22 @@ static TIME: AtomicU64 = AtomicU64::new(0);
 
 const _: () = assert!(SLAB_SLOTS <= u32::BITS);
 
-fn slabs() -> Option<&'static [Slab]> {
-    let mut base = SLABS.load(Ordering::Relaxed);
-    if base.is_null() {
-        base = state::reserve(SLABS_MAX * size_of::<Slab>()).cast();
-        if base.is_null() {
-            return None;
-        }
-        SLABS.store(base, Ordering::Relaxed);
-    }
-    // SAFETY: zeroes are valid `Slab`s; the reservation is never released.
-    Some(unsafe { core::slice::from_raw_parts(base, SLABS_MAX) })
+/// The places that have been used.
+fn slabs() -> impl Iterator<Item = &'static Slab> {
+    (0..USED.load(Ordering::Relaxed) as usize).map_while(|place| SLABS.get(place))
+}
+
+/// The address and length of each slab that is mapped.
+pub(crate) fn mapped() -> impl Iterator<Item = (usize, usize)> {
+    let bases = slabs().map(|slab| slab.base.load(Ordering::Relaxed) as usize);
+    bases
+        .filter(|&base| base != 0)
+        .map(|base| (base, SLAB_BYTES))
 }
 
 /// Slab `number`, counted from 1.
 fn slab(number: u32) -> Option<&'static Slab> {
-    slabs()?.get(number.checked_sub(1)? as usize)
+    SLABS.get(number.checked_sub(1)? as usize)
 }
 
 /// Where a slot's region is: in the slab that is known or, if `file` is another, in that one. The
@@ -108,8 +110,8 @@ fn bit(slot: u32) -> u32 {
 fn map(place: &AtomicU32, file: BorrowedFd<'_>) -> Option<u32> {
     let used = USED.load(Ordering::Relaxed) as usize;
     let is_free = |slab: &Slab| slab.base.load(Ordering::Relaxed).is_null();
-    let free = slabs()?[..used].iter().position(is_free).unwrap_or(used);
-    let slab = slabs()?.get(free)?;
+    let free = slabs().position(is_free).unwrap_or(used);
+    let slab = SLABS.get_or_map(free)?;
     let base = memfd::map(file, SLAB_BYTES).ok()?;
     slab.base.store(base.as_ptr(), Ordering::Relaxed);
     let number = memfd::number(file).unwrap_or(0);
@@ -161,12 +163,10 @@ fn becomes_idle(slab: &Slab) {
     if IDLE.fetch_add(1, Ordering::Relaxed) < IDLE_MAX {
         return;
     }
-    let used = USED.load(Ordering::Relaxed) as usize;
-    let Some(all) = slabs() else { return };
     let is_idle = |slab: &&Slab| {
         !slab.base.load(Ordering::Relaxed).is_null() && slab.users.load(Ordering::Relaxed) == 0
     };
-    let idle = all[..used].iter().filter(is_idle);
+    let idle = slabs().filter(is_idle);
     if let Some(oldest) = idle.min_by_key(|slab| slab.idle_since.load(Ordering::Relaxed)) {
         retire(oldest);
     }

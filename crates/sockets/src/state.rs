@@ -7,22 +7,28 @@
 //!            ──►  a descriptor of our own that the program must not close
 //! ```
 //!
-//! All of it is address space reserved once, without a heap: pages come as descriptors are used.
+//! All of it is in tables that grow as descriptors are used ([`crate::chunks`]), without a heap.
 
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use toehold_channel::memfd;
 use toehold_channel::table::{
-    ENTRIES, Entry, EntryState, FLAG_ACCEPTED, FLAG_NONBLOCK, Reason, TABLE_BYTES, Table, WaitMode,
+    Entry, EntryState, FLAG_ACCEPTED, FLAG_NONBLOCK, Reason, TABLE_BYTES, WaitMode,
 };
 use toehold_stream::end::End;
 
+use crate::chunks::Chunks;
 use crate::pairs::Pair;
-use crate::{adapter, holders, lock, offload, release, sys};
+use crate::table::Table;
+use crate::{adapter, holders, lock, offload, release, sys, table};
+
+pub(crate) use crate::table::{entry, fd as table_fd, table};
 
 /// Descriptors beyond this one are never tracked.
 const FDS_MAX: usize = 1 << 20;
+/// Eight pages of words.
+const FDS_CHUNK_LOG2: u32 = 12;
 /// Our own descriptors are moved up to here, out of the way of programs that expect the lowest
 /// numbers.
 const OWN_FD_MIN: usize = 700;
@@ -33,12 +39,10 @@ static PID: AtomicU32 = AtomicU32::new(0);
 static WAIT: AtomicU32 = AtomicU32::new(0);
 /// How often this process, and those that it descends from, have forked.
 static FORKS: AtomicU32 = AtomicU32::new(0);
-static FDS: AtomicPtr<AtomicU64> = AtomicPtr::new(null_mut());
+static FDS: Chunks<AtomicU64, FDS_CHUNK_LOG2, { FDS_MAX >> FDS_CHUNK_LOG2 }> = Chunks::new();
 /// No number above this one has ever stood for anything.
 static HIGHEST: AtomicU32 = AtomicU32::new(0);
-static LOCALS: AtomicPtr<Local> = AtomicPtr::new(null_mut());
-static TABLE: AtomicPtr<u8> = AtomicPtr::new(null_mut());
-static TABLE_FD: AtomicI32 = AtomicI32::new(-1);
+static LOCALS: Chunks<Local, { table::CHUNK_LOG2 }, { table::CHUNKS }> = Chunks::new();
 static TABLE_LOCK: lock::Private = lock::Private::new();
 
 /// What a descriptor number stands for.
@@ -206,38 +210,12 @@ impl Connection {
 
 /// Starts the library in this process. Called once, from the constructor, with one thread.
 pub fn start(wait: WaitMode) {
-    let fds = reserve(FDS_MAX * size_of::<AtomicU64>());
-    let locals = reserve(ENTRIES * size_of::<Local>());
-    if fds.is_null() || locals.is_null() || !crate::epoll::reserve_pool() {
-        return;
-    }
-    FDS.store(fds.cast(), Ordering::Relaxed);
-    LOCALS.store(locals.cast(), Ordering::Relaxed);
+    crate::epoll::start();
     WAIT.store(wait as u32, Ordering::Relaxed);
     PID.store(sys::getpid(), Ordering::Relaxed);
     // SAFETY: the handlers are functions without captured state that live as long as the library.
     unsafe { libc::pthread_atfork(Some(before_fork), None, Some(after_fork_in_child)) };
     ENABLED.store(true, Ordering::Release);
-}
-
-/// Address space for `len` zero bytes, pages on demand; null when there is none.
-pub(crate) fn reserve(len: usize) -> *mut u8 {
-    // SAFETY: a fresh anonymous mapping.
-    let base = unsafe {
-        libc::mmap(
-            null_mut(),
-            len,
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-            -1,
-            0,
-        )
-    };
-    if base == libc::MAP_FAILED {
-        null_mut()
-    } else {
-        base.cast()
-    }
 }
 
 /// True once the library serves this process.
@@ -265,20 +243,20 @@ pub(crate) fn wait_mode() -> WaitMode {
 
 #[inline]
 fn slot(fd: i32) -> Option<&'static AtomicU64> {
-    if fd as u32 as usize >= FDS_MAX {
+    FDS.get(fd as u32 as usize)
+}
+
+/// As [`slot`], for a number of which something is to be noted.
+fn slot_to_note(fd: i32) -> Option<&'static AtomicU64> {
+    if !is_started() {
         return None;
     }
-    let base = FDS.load(Ordering::Relaxed);
-    if base.is_null() {
-        return None;
-    }
-    // SAFETY: in bounds by the check above; the reservation lasts as long as the process.
-    Some(unsafe { &*base.add(fd as usize) })
+    FDS.get_or_map(fd as u32 as usize)
 }
 
 /// Notes what `fd` stands for, a word of [`Kind`].
 fn note(fd: i32, word: u64) {
-    if let Some(slot) = slot(fd) {
+    if let Some(slot) = slot_to_note(fd) {
         // Before the word: whoever walks up to it finds what it left out already closed.
         HIGHEST.fetch_max(fd as u32, Ordering::Relaxed);
         slot.store(word, Ordering::Release);
@@ -338,7 +316,7 @@ pub(crate) fn early_registrations(fd: i32) -> u32 {
 /// Replaces what [`early_registrations`] says. False when `fd` has come to stand for something
 /// else.
 pub(crate) fn set_early_registrations(fd: i32, was: u32, number: u32) -> bool {
-    slot(fd).is_some_and(|slot| {
+    slot_to_note(fd).is_some_and(|slot| {
         slot.compare_exchange(
             was.into(),
             number.into(),
@@ -361,23 +339,16 @@ pub(crate) fn forget(fd: i32) {
     }
 }
 
-/// This process's words of connection `index`.
+/// This process's words of connection `index`, if it has come across it or its neighbours.
+#[inline]
 pub(crate) fn local(index: u32) -> Option<&'static Local> {
-    let base = LOCALS.load(Ordering::Relaxed);
-    if base.is_null() || index as usize >= ENTRIES {
-        return None;
-    }
-    // SAFETY: in bounds by the check above; the reservation lasts as long as the process; all
-    // atomics.
-    Some(unsafe { &*base.add(index as usize) })
+    LOCALS.get(index as usize)
 }
 
-/// The family's table, when one exists already.
-#[inline]
-pub(crate) fn table() -> Option<Table> {
-    let base = TABLE.load(Ordering::Acquire);
-    // SAFETY: mapped by `table_or_new`, never unmapped.
-    (!base.is_null()).then(|| unsafe { Table::at(base) })
+/// What there is to know of connection `index`, which this process begins to hold.
+pub(crate) fn meet(index: u32) -> Option<(&'static Entry, &'static Local)> {
+    let entry = table()?.entry(index)?;
+    Some((entry, LOCALS.get_or_map(index as usize)?))
 }
 
 /// True when this family has a table, and so something to tell the adapter of.
@@ -391,7 +362,7 @@ const LISTENER: u64 = 1 << 32;
 
 /// Notes that `fd` listens, and that the adapter was told.
 pub(crate) fn note_listener(fd: i32) {
-    if let Some(slot) = slot(fd) {
+    if let Some(slot) = slot_to_note(fd) {
         let before = slot.swap(LISTENER, Ordering::AcqRel);
         if before >> KIND_SHIFT == 0 {
             // It will not be connected: the kernel alone has its registrations.
@@ -409,7 +380,7 @@ pub(crate) fn note_unseen(fd: i32) {
     if !sys::may_connect(fd) {
         return;
     }
-    if let Some(slot) = slot(fd) {
+    if let Some(slot) = slot_to_note(fd) {
         let unseen = |word: u64| (word >> KIND_SHIFT == 0).then_some(word | UNSEEN);
         let _ = slot.fetch_update(Ordering::AcqRel, Ordering::Relaxed, unseen);
     }
@@ -425,7 +396,7 @@ pub(crate) fn note_duplicated(from: i32, to: i32) {
     if !sys::may_connect(from) {
         return;
     }
-    for slot in [from, to].into_iter().filter_map(slot) {
+    for slot in [from, to].into_iter().filter_map(slot_to_note) {
         let duplicated = |word: u64| (word >> KIND_SHIFT == 0).then_some(word | DUPLICATED);
         let _ = slot.fetch_update(Ordering::AcqRel, Ordering::Relaxed, duplicated);
     }
@@ -444,20 +415,6 @@ pub(crate) fn is_listener(fd: i32) -> bool {
     slot(fd).is_some_and(|slot| slot.load(Ordering::Acquire) == LISTENER)
 }
 
-/// What the family shares about connection `index`.
-#[inline]
-pub(crate) fn entry(index: u32) -> Option<&'static Entry> {
-    let table = table()?;
-    let entry: *const Entry = table.entry(index)?;
-    // SAFETY: the table is mapped for as long as the process lives.
-    Some(unsafe { &*entry })
-}
-
-/// The table's descriptor, for the adapter.
-pub(crate) fn table_fd() -> i32 {
-    TABLE_FD.load(Ordering::Relaxed)
-}
-
 fn table_or_new() -> Option<Table> {
     if let Some(table) = table() {
         return Some(table);
@@ -468,15 +425,13 @@ fn table_or_new() -> Option<Table> {
     }
     use std::os::fd::{AsFd, IntoRawFd};
     let fd = memfd::create(c"toehold-table", TABLE_BYTES).ok()?;
-    let base = memfd::map(fd.as_fd(), TABLE_BYTES).ok()?;
-    // SAFETY: just mapped with that length, and never unmapped.
-    let table = unsafe { Table::at(base.as_ptr()) };
+    let header = table::map_header(fd.as_fd())?;
     let mut program = [0u8; 48];
     let len = program_name(&mut program);
-    table.initialise(pid(), wait_mode(), &program[..len]);
+    header.initialise(pid(), wait_mode(), &program[..len]);
+    let table = table::open(header, own(fd.into_raw_fd()));
     holders::join_self(&table);
-    TABLE_FD.store(own(fd.into_raw_fd()), Ordering::Relaxed);
-    TABLE.store(base.as_ptr(), Ordering::Release);
+    table.publish();
     Some(table)
 }
 
@@ -488,24 +443,22 @@ pub(crate) fn adopt_table(fd: i32) -> bool {
     }
     // SAFETY: the former program left it open for us; a number that is not open maps nothing.
     let file = unsafe { BorrowedFd::borrow_raw(fd) };
-    let Ok(base) = memfd::map(file, TABLE_BYTES) else {
+    let Some(header) = table::map_header(file) else {
         return false;
     };
-    // SAFETY: just mapped with that length, and never unmapped once it is known to be a table.
-    let table = unsafe { Table::at(base.as_ptr()) };
-    if !table.is_valid() {
+    if !header.is_valid() {
         // SAFETY: mapped above and shown to nobody.
-        unsafe { memfd::unmap(base, TABLE_BYTES) };
+        unsafe { table::unmap_header(header) };
         return false;
     }
-    TABLE_FD.store(own(fd), Ordering::Relaxed);
-    TABLE.store(base.as_ptr(), Ordering::Release);
+    let table = table::open(header, own(fd));
+    table.publish();
     holders::join_self(&table);
     if !family_alive() {
         // Nobody but us goes by the name in it.
         let mut program = [0u8; 48];
         let len = program_name(&mut program);
-        table.rename(&program[..len]);
+        header.rename(&program[..len]);
     }
     true
 }
@@ -592,19 +545,24 @@ pub(crate) fn make_way(fd: i32) {
         }
         None => -1,
     };
-    let _ = TABLE_FD.compare_exchange(fd, moved, Ordering::Relaxed, Ordering::Relaxed);
+    table::moved(fd, moved);
     adapter::moved(fd, moved);
     crate::epoll::moved(fd, moved);
 }
 
 /// Begins to track the new connection at `fd`. On any shortage it simply stays unknown to us.
 pub(crate) fn track(fd: i32, accepted: bool) {
-    let Some(slot) = slot(fd) else { return };
+    let Some(slot) = slot_to_note(fd) else { return };
     let Some(table) = table_or_new() else { return };
     let Some(index) = table.allocate(fd as u32, |pid| !sys::process_exists(pid)) else {
         return;
     };
-    let (Some(entry), Some(local)) = (table.entry(index), local(index)) else {
+    let Some((entry, local)) = meet(index) else {
+        // No memory: nobody's again.
+        if let Some(entry) = table.entry(index) {
+            let free = EntryState::Free as u32;
+            entry.state.store(free, Ordering::Release);
+        }
         return;
     };
     let generation =
@@ -709,10 +667,7 @@ fn reset(entry: &Entry, local: &Local) {
 
 /// `to` now refers to what `from` does (`dup`, `F_DUPFD`).
 pub(crate) fn duplicate(from: i32, to: i32) {
-    let (Some(source), Some(target)) = (slot(from), slot(to)) else {
-        return;
-    };
-    let word = source.load(Ordering::Acquire);
+    let word = slot(from).map_or(0, |slot| slot.load(Ordering::Acquire));
     match word >> KIND_SHIFT {
         1 => {
             if let Some(connection) = connection_of_word(from, word) {
@@ -724,7 +679,7 @@ pub(crate) fn duplicate(from: i32, to: i32) {
             crate::epoll::duplicated(word as u32);
             note(to, word);
         }
-        _ => target.store(0, Ordering::Release),
+        _ => forget(to),
     }
 }
 
@@ -820,19 +775,14 @@ pub(crate) fn each_held(mut each: impl FnMut(u32, &'static Entry, &'static Local
     });
 }
 
-/// Every entry that has been somebody's, by number.
+/// Every entry that may have been this process's, by number.
 fn each_used(mut each: impl FnMut(u32, &'static Entry, &'static Local)) {
     let Some(table) = table() else { return };
-    let used = table
-        .header()
-        .entries_used
-        .load(Ordering::Relaxed)
-        .min(ENTRIES as u32);
-    for index in 0..used {
-        let (Some(entry), Some(local)) = (entry(index), local(index)) else {
-            return;
-        };
-        each(index, entry, local);
+    for index in 0..table.entries_used() {
+        // Those that this process has not come across are others' of its family.
+        if let (Some(entry), Some(local)) = (entry(index), local(index)) {
+            each(index, entry, local);
+        }
     }
 }
 
@@ -919,6 +869,7 @@ pub extern "C" fn after_fork_in_child() {
     }
     adapter::forked();
     crate::epoll::forked();
+    crate::locking::forked();
 }
 
 #[cfg(test)]

@@ -367,8 +367,7 @@ pub fn succeed(estate_fd: i32) {
 
 /// Enters one descriptor of the former program.
 fn take_over(heirloom: &Heirloom) -> bool {
-    let (Some(entry), Some(local)) = (state::entry(heirloom.entry), state::local(heirloom.entry))
-    else {
+    let Some((entry, local)) = state::meet(heirloom.entry) else {
         return false;
     };
     if entry.state.load(Ordering::Acquire) != EntryState::Live as u32

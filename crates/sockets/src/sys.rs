@@ -486,3 +486,69 @@ pub(crate) fn sleep(ns: u64) {
     // SAFETY: `time` is readable; the rest is not asked for.
     unsafe { call!(SYS_clock_nanosleep, clock, 0, &raw const time, 0) };
 }
+
+/// `len` zero bytes, pages on demand; null when there are none.
+pub(crate) fn map_memory(len: usize) -> *mut u8 {
+    // SAFETY: a fresh anonymous mapping.
+    let base = unsafe {
+        libc::mmap(
+            core::ptr::null_mut(),
+            len,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+            -1,
+            0,
+        )
+    };
+    if base == libc::MAP_FAILED {
+        core::ptr::null_mut()
+    } else {
+        base.cast()
+    }
+}
+
+/// `RLIMIT_MEMLOCK`, in bytes.
+pub(crate) fn memory_lock_limit() -> usize {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: `limit` is writable.
+    match unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &mut limit) } {
+        0 => usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX),
+        _ => 0,
+    }
+}
+
+/// True when this thread may lock memory beyond that limit (`CAP_IPC_LOCK`).
+pub(crate) fn may_lock_memory() -> bool {
+    /// include/uapi/linux/capability.h.
+    const VERSION: u32 = 0x2008_0522;
+    const CAP_IPC_LOCK: u32 = 14;
+    let header = [VERSION, 0];
+    // Effective, permitted, inheritable; the lower 32 capabilities, then the others.
+    let mut sets = [0u32; 6];
+    // SAFETY: a header of this version, about ourselves, and room for what belongs to it.
+    let result = unsafe { call!(SYS_capget, header.as_ptr(), sets.as_mut_ptr()) };
+    result == 0 && sets[0] & 1 << CAP_IPC_LOCK != 0
+}
+
+/// `mlock2(2)`.
+pub(crate) fn lock_memory(address: usize, len: usize, mode: usize) {
+    // SAFETY: changes no contents; what is not there fails.
+    unsafe { call!(SYS_mlock2, address, len, mode) };
+}
+
+/// Opens a file for reading.
+pub(crate) fn open_to_read(path: &core::ffi::CStr) -> Option<i32> {
+    let flags = libc::O_RDONLY | libc::O_CLOEXEC;
+    // SAFETY: a NUL-terminated path.
+    let file = unsafe { call!(SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags) };
+    i32::try_from(file).ok().filter(|&file| file >= 0)
+}
+
+/// `read(2)`.
+pub(crate) fn read(fd: i32, buffer: &mut [u8]) -> isize {
+    // SAFETY: `buffer` is writable for its length.
+    unsafe { call!(SYS_read, fd, buffer.as_mut_ptr(), buffer.len()) }
+}

@@ -7,6 +7,7 @@
 
 mod aliases;
 mod blocking;
+mod confined;
 mod connecting;
 mod descriptors;
 mod ending;
@@ -89,6 +90,7 @@ const GROUPS: &[(&str, &[Case])] = &[
     ("descriptors", descriptors::CASES),
     ("processes", processes::CASES),
     ("processes", processes::asleep::CASES),
+    ("processes", confined::CASES),
     ("exec", exec::CASES),
     ("threads", threads::CASES),
     ("files", files::CASES),

@@ -119,6 +119,10 @@ fn note_duplicate(from: c_int, to: c_int) {
             if to < 3 {
                 becomes_standard(to);
             }
+            if let (Some(c), Kind::Foreign) = (state::connection(from), state::kind(to)) {
+                // No memory to note it: the bytes that pass by that number are the kernel's.
+                crate::send::lend(&c);
+            }
         } else if let Some(c) = state::connection(from) {
             // A `vfork` child's own number: nobody will know it for what it is.
             crate::send::lend(&c);

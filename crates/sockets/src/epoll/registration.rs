@@ -1,18 +1,19 @@
-//! What a program registered, one record each, in one slab.
+//! What a program registered, one record each, in one table.
 
-use core::ptr::null_mut;
-use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 use libc::{EPOLLOUT, epoll_event};
 use toehold_channel::table::EntryState;
 
+use crate::chunks::Chunks;
 use crate::state::Connection;
 use crate::{lock, state};
 
 use super::{CARRIER_EVENTS, ONESHOT, READINESS};
 
 /// Registrations of tracked connections at a time.
-pub(super) const REGISTRATIONS_MAX: usize = 1 << NUMBER_BITS;
+const REGISTRATIONS_MAX: usize = 1 << NUMBER_BITS;
+const CHUNK_LOG2: u32 = 8;
 const NUMBER_BITS: u32 = 17;
 /// A tag has a registration's number in its lower half, and above that which arming of a one-shot
 /// it is; 0 is none.
@@ -80,7 +81,8 @@ pub(super) const EARLY: u32 = 6;
 pub(super) const PARKED: u32 = 4;
 /// The kernel has ours until the engine has answered; then the program's own.
 pub(super) const HELD: u32 = 5;
-pub(super) static REGISTRATIONS: AtomicPtr<Registration> = AtomicPtr::new(null_mut());
+static REGISTRATIONS: Chunks<Registration, CHUNK_LOG2, { REGISTRATIONS_MAX >> CHUNK_LOG2 }> =
+    Chunks::new();
 pub(super) static FREE_LOCK: lock::Private = lock::Private::new();
 static FREE_HEAD: AtomicU32 = AtomicU32::new(0);
 pub(super) static NEXT_UNUSED: AtomicU32 = AtomicU32::new(1);
@@ -93,11 +95,10 @@ pub(super) fn armed(events: u32) -> u32 {
 }
 
 pub(super) fn registration(number: u32) -> Option<&'static Registration> {
-    if number == 0 || number as usize >= REGISTRATIONS_MAX {
+    if number == 0 {
         return None;
     }
-    // SAFETY: in bounds; reserved at start for as long as the process lives; zeroes are valid.
-    Some(unsafe { &*REGISTRATIONS.load(Ordering::Relaxed).add(number as usize) })
+    REGISTRATIONS.get(number as usize)
 }
 
 pub(super) fn tag(number: u32) -> u64 {
@@ -232,9 +233,7 @@ pub(super) fn allocate_registration() -> Option<u32> {
         FREE_HEAD.store(free.next.load(Ordering::Relaxed), Ordering::Relaxed);
     } else {
         n = NEXT_UNUSED.load(Ordering::Relaxed);
-        if n as usize >= REGISTRATIONS_MAX {
-            return None;
-        }
+        REGISTRATIONS.get_or_map(n as usize)?;
         NEXT_UNUSED.store(n + 1, Ordering::Relaxed);
     }
     registration(n)?

@@ -107,6 +107,14 @@ pub(crate) fn has_business() -> bool {
     WANTED.load(Ordering::Relaxed) != NOTHING
 }
 
+/// The address and length of the routing page, if it is mapped.
+pub(crate) fn mapped() -> impl Iterator<Item = (usize, usize)> {
+    let base = ROUTING_PAGE.load(Ordering::Acquire) as usize;
+    (base != 0)
+        .then_some((base, ROUTING_PAGE_BYTES))
+        .into_iter()
+}
+
 /// What the adapter's engine serves, asking for it if need be; `None` without an adapter or an
 /// engine.
 fn routing_page() -> Option<RoutingPage> {
