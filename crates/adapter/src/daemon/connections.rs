@@ -157,7 +157,8 @@ impl Daemon {
         }
     }
 
-    /// A client's next message. Its place is kept again at once: whoever arrives next would take it.
+    /// A client's next message. Its place is kept again at once: whoever arrives next would take
+    /// it.
     fn receive(&mut self, id: ClientId) -> Option<io::Result<(Received, Option<Sender>)>> {
         let socket = self.clients.get(&id).and_then(Connection::socket)?;
         self.room = None;
