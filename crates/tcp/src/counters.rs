@@ -75,7 +75,8 @@ pub struct Counters {
     pub no_connection: u64,
     /// Packets for an address or protocol that is not ours.
     pub not_for_us: u64,
-    /// Fragments dropped because the reassembly store was full or their time was over.
+    /// Fragments dropped: their packet gave way to a newer one because the reassembly store was
+    /// full, or its time was over, or it could not be had.
     pub fragments_dropped: u64,
     /// Answers dropped because the queue of frames without a connection was full.
     pub control_queue_full: u64,

@@ -2,6 +2,11 @@
 //!
 //! Fragments that overlap condemn their packet: RFC 5722 requires it for IPv6, and no honest sender
 //! produces them for IPv4 either.
+//!
+//! When the store is full, the oldest packet gives way to the newest, as in FreeBSD (`ip_reass`) and
+//! lwIP (`IP_REASS_FREE_OLDEST`). Fragments of one packet follow each other closely, so an honest
+//! packet is whole before a flood has pushed it out. To refuse the newest packet instead lets some
+//! first fragments without a rest stop reassembly for [`LIFETIME`].
 
 use std::collections::BTreeMap;
 
@@ -26,6 +31,8 @@ struct Partial {
     /// Sorted, disjoint.
     pieces: Vec<(usize, usize)>,
     total: Option<usize>,
+    /// When its first piece came: order of arrival, also within one instant.
+    serial: u64,
     expires_at: Instant,
     is_condemned: bool,
     /// Some piece was marked; some piece's sender knows no marks.
@@ -51,7 +58,12 @@ impl Partial {
 #[derive(Debug, Default)]
 pub(crate) struct Fragments {
     packets: BTreeMap<Key, Partial>,
+    /// Invariant: the sum of `bytes.len()` over `packets`, at most [`BYTES_MAX`].
     held_bytes: usize,
+    /// Of the next packet.
+    serial: u64,
+    /// Pieces that were given up with their packets, and not yet [counted](Self::take_given_up).
+    given_up: u64,
 }
 
 /// What came of a fragment.
@@ -61,7 +73,7 @@ pub(crate) enum Outcome {
     Whole(Vec<u8>, Ecn),
     /// More is to come.
     Pending,
-    /// There is no room for it, or its packet cannot be had.
+    /// Its packet has too many pieces, or cannot be had.
     Dropped,
 }
 
@@ -87,23 +99,33 @@ impl Fragments {
             place.identification,
             packet.protocol,
         );
-        if !self.packets.contains_key(&key) && self.packets.len() >= PACKETS_MAX {
+        if self
+            .packets
+            .get(&key)
+            .is_some_and(|partial| partial.is_condemned)
+        {
             return Ok(Outcome::Dropped);
         }
-        let partial = self.packets.entry(key).or_insert_with(|| Partial {
-            bytes: Vec::new(),
-            pieces: Vec::new(),
-            total: None,
-            expires_at: now + LIFETIME,
-            is_condemned: false,
-            is_marked: false,
-            is_incapable: false,
+        self.make_room(&key, end);
+        let serial = &mut self.serial;
+        let partial = self.packets.entry(key).or_insert_with(|| {
+            *serial += 1;
+            Partial {
+                bytes: Vec::new(),
+                pieces: Vec::new(),
+                total: None,
+                serial: *serial,
+                expires_at: now + LIFETIME,
+                is_condemned: false,
+                is_marked: false,
+                is_incapable: false,
+            }
         });
         let growth = end.saturating_sub(partial.bytes.len());
-        if self.held_bytes + growth > BYTES_MAX || partial.pieces.len() >= PIECES_MAX {
+        if partial.pieces.len() >= PIECES_MAX {
             return Ok(Outcome::Dropped);
         }
-        if partial.is_condemned || partial.pieces.contains(&(start, end)) {
+        if partial.pieces.contains(&(start, end)) {
             return Ok(Outcome::Pending); // An exact copy is no attack.
         }
         let after = partial.pieces.partition_point(|piece| piece.0 < start);
@@ -117,6 +139,8 @@ impl Fragments {
             partial.is_condemned = true;
             self.held_bytes -= partial.bytes.len();
             partial.bytes = Vec::new();
+            self.given_up += partial.pieces.len() as u64;
+            partial.pieces = Vec::new();
             return Err(Malformed::Fragment);
         }
         partial.pieces.insert(after, (start, end));
@@ -140,11 +164,39 @@ impl Fragments {
         Ok(Outcome::Pending)
     }
 
+    /// How many pieces were given up since the last call: their packets were too old, or gave way
+    /// to newer ones.
+    pub(crate) fn take_given_up(&mut self) -> u64 {
+        core::mem::take(&mut self.given_up)
+    }
+
+    /// Evicts the oldest packets until the one of `key` can be `end` bytes long.
+    fn make_room(&mut self, key: &Key, end: usize) {
+        loop {
+            let held = self.packets.get(key);
+            let growth = end.saturating_sub(held.map_or(0, |partial| partial.bytes.len()));
+            let is_one_more = usize::from(held.is_none());
+            let fits = self.held_bytes + growth <= BYTES_MAX
+                && self.packets.len() + is_one_more <= PACKETS_MAX;
+            let others = self.packets.iter().filter(|(other, _)| *other != key);
+            let oldest = others.min_by_key(|(_, partial)| partial.serial);
+            let Some((&oldest, _)) = oldest.filter(|_| !fits) else {
+                return;
+            };
+            let partial = self.packets.remove(&oldest).expect("it was just found");
+            self.held_bytes -= partial.bytes.len();
+            self.given_up += partial.pieces.len() as u64;
+        }
+    }
+
     fn expire(&mut self, now: Instant) {
-        let held_bytes = &mut self.held_bytes;
+        let (held_bytes, given_up) = (&mut self.held_bytes, &mut self.given_up);
         self.packets.retain(|_, partial| {
             let is_alive = now < partial.expires_at;
-            *held_bytes -= if is_alive { 0 } else { partial.bytes.len() };
+            if !is_alive {
+                *held_bytes -= partial.bytes.len();
+                *given_up += partial.pieces.len() as u64;
+            }
             is_alive
         });
     }
@@ -226,8 +278,8 @@ mod tests {
         let overlap = fragments.take(Instant::ZERO, &fragment(&data[..32], 24, true));
         assert_eq!(overlap.unwrap_err(), Malformed::Fragment);
         let rest = fragments.take(Instant::ZERO, &fragment(&data[..32], 32, false));
-        assert!(matches!(rest, Ok(Outcome::Pending)));
-        assert_eq!(fragments.held_bytes, 0);
+        assert!(matches!(rest, Ok(Outcome::Dropped)));
+        assert_eq!((fragments.held_bytes, fragments.take_given_up()), (0, 1));
     }
 
     #[test]
@@ -240,8 +292,61 @@ mod tests {
             fragments.take(Instant::ZERO, &packet).unwrap();
         }
         assert_eq!(fragments.packets.len(), PACKETS_MAX);
+        let evicted = 1_000 - PACKETS_MAX as u64;
+        assert_eq!(fragments.take_given_up(), evicted);
         let later = Instant::ZERO + LIFETIME;
         fragments.take(later, &fragment(&data, 0, true)).unwrap();
         assert_eq!((fragments.packets.len(), fragments.held_bytes), (1, 1_024));
+        assert_eq!(fragments.take_given_up(), PACKETS_MAX as u64);
+    }
+
+    #[test]
+    fn a_flood_of_first_fragments_does_not_stop_reassembly() {
+        let data = [0; 64];
+        // By number, and by bytes.
+        for at in [0, 60_000] {
+            let mut fragments = Fragments::default();
+            for identification in 100..200 {
+                let mut packet = fragment(&data, at, true);
+                packet.fragment.as_mut().unwrap().identification = identification;
+                fragments.take(Instant::ZERO, &packet).unwrap();
+            }
+            assert!(fragments.packets.len() <= PACKETS_MAX && fragments.held_bytes <= BYTES_MAX);
+            let first = fragment(&data[..32], 0, true);
+            fragments.take(Instant::ZERO, &first).unwrap();
+            let rest = fragment(&data[32..], 32, false);
+            let whole = fragments.take(Instant::ZERO, &rest).unwrap();
+            assert!(matches!(whole, Outcome::Whole(bytes, _) if bytes == data));
+        }
+    }
+
+    #[test]
+    fn a_packet_does_not_give_way_to_its_own_rest() {
+        let data = [0; 1_024];
+        let mut fragments = Fragments::default();
+        fragments
+            .take(Instant::ZERO, &fragment(&data, 0, true))
+            .unwrap();
+        for identification in 100..200 {
+            let mut packet = fragment(&data, 60_000, true);
+            packet.fragment.as_mut().unwrap().identification = identification;
+            fragments.take(Instant::ZERO, &packet).unwrap();
+            let held = fragments
+                .packets
+                .values()
+                .map(|partial| partial.bytes.len());
+            assert_eq!(held.sum::<usize>(), fragments.held_bytes);
+            assert!(fragments.held_bytes <= BYTES_MAX);
+        }
+        // It is the oldest itself when it grows.
+        let oldest = fragments.packets.iter().min_by_key(|(_, held)| held.serial);
+        let identification = oldest.unwrap().0.2;
+        let mut packet = fragment(&data, 0, true);
+        packet.fragment.as_mut().unwrap().identification = identification;
+        fragments.take(Instant::ZERO, &packet).unwrap();
+        packet = fragment(&data[..1_000], 61_024, false);
+        packet.fragment.as_mut().unwrap().identification = identification;
+        fragments.take(Instant::ZERO, &packet).unwrap();
+        assert!(fragments.packets.keys().any(|key| key.2 == identification));
     }
 }

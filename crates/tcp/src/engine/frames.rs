@@ -119,7 +119,9 @@ impl Engine {
         now: Instant,
         packet: &Packet<'_>,
     ) -> Result<Option<(Vec<u8>, Ecn)>, Malformed> {
-        Ok(match self.fragments.take(now, packet)? {
+        let outcome = self.fragments.take(now, packet);
+        self.counters.fragments_dropped += self.fragments.take_given_up();
+        Ok(match outcome? {
             Outcome::Whole(whole, ecn) => Some((whole, ecn)),
             Outcome::Pending => None,
             Outcome::Dropped => {
