@@ -2,9 +2,12 @@
 //! requests (RFC 826, RFC 4861, RFC 792, RFC 4443), and service to neighbours while somebody floods
 //! it.
 
+use std::collections::BTreeSet;
+
 use toehold_tcp::{
-    ChecksumSum, Config, ConnectionId, Duration, Engine, Instant, InterfaceAddress, ListenerId,
-    MacAddress, Medium, Memory, NoRoom, Options, Random, ReceiveOffload,
+    ChecksumSum, CloseReason, Config, ConnectionId, Duration, Engine, Event, Instant,
+    InterfaceAddress, ListenerId, MacAddress, Medium, Memory, NoRoom, Options, Random,
+    ReceiveOffload,
 };
 
 const OURS: MacAddress = MacAddress([2, 0, 0, 0, 0, 1]);
@@ -229,6 +232,78 @@ fn neighbours_are_served_while_the_link_is_full_of_strangers() {
         }
     }
     serves(&mut engine, listener, later, 78);
+}
+
+/// More strangers than neighbours are remembered say that they are there, by ARP and by neighbour
+/// discovery. Programs reach their neighbours all the same.
+#[test]
+fn neighbours_are_reached_while_strangers_ask_for_us() {
+    let mut engine = engine();
+    let nobody = MacAddress([0; 6]);
+    for stranger in 0..5_000_u16 {
+        let [c, d] = (256 + stranger).to_be_bytes();
+        let mac = MacAddress([2, 1, 10, 0, c, d]);
+        let request = arp(1, mac, [10, 0, c, d], nobody, [10, 0, 0, 1]);
+        let answer = answers(&mut engine, &frame(BROADCAST, mac, ARP, &request));
+        assert_eq!(answer.len(), 1, "stranger {stranger}");
+    }
+    let now = Instant::from_micros(1_000_000);
+    let remote = "10.0.0.77:80".parse().expect("an address");
+    let id = engine.connect(now, None, remote, Options::default());
+    let id = id.expect("there is a route");
+    let question = arp(1, OURS, [10, 0, 0, 1], nobody, [10, 0, 0, 77]);
+    let asked = sent(&mut engine, now);
+    assert_eq!(asked, [frame(BROADCAST, OURS, ARP, &question)]);
+    let reply = arp(2, THEIRS, [10, 0, 0, 77], OURS, [10, 0, 0, 1]);
+    let syn = answers(&mut engine, &frame(OURS, THEIRS, ARP, &reply));
+    assert_eq!(syn.len(), 1);
+    assert_eq!((&syn[0][..6], syn[0][47]), (&THEIRS.0[..], SYN));
+    assert!(engine.info(id).is_some());
+}
+
+/// A program connects to more neighbours at once than can be asked for: who was not asked for yet
+/// is not unreachable.
+#[test]
+fn nobody_is_unreachable_who_was_not_asked_for() {
+    let mut engine = engine();
+    let now = Instant::from_micros(1_000_000);
+    let mut ids = Vec::new();
+    for neighbour in 0..4_200_u16 {
+        let [c, d] = (256 + neighbour).to_be_bytes();
+        let id = engine.connect(now, None, ([10, 0, c, d], 80).into(), Options::default());
+        ids.push(id.expect("there is a route"));
+    }
+    // The queue of questions is short, so they are taken from it in between.
+    let mut asked = BTreeSet::new();
+    let mut take_questions = |engine: &mut Engine, now| {
+        for frame in sent(engine, now) {
+            assert_eq!(frame[12..14], ARP.to_be_bytes());
+            asked.insert(frame[38..42].to_vec());
+        }
+        let closed = std::iter::from_fn(|| engine.poll_event());
+        let closed = closed.map(|event| match event {
+            Event::Closed { connection, reason } => {
+                assert_eq!(reason, CloseReason::Unreachable);
+                connection
+            }
+            other => panic!("{other:?}"),
+        });
+        (closed.collect::<Vec<_>>(), asked.len())
+    };
+    let (closed, asked_first) = take_questions(&mut engine, now);
+    assert_eq!((closed.len(), asked_first), (0, 4_096));
+    let mut closed = 0;
+    let until = Instant::from_micros(20_000_000);
+    while let Some(at) = engine.poll_timeout().filter(|&at| at <= until) {
+        engine.handle_timeout(at);
+        let (unreachable, asked) = take_questions(&mut engine, at);
+        closed += unreachable.len();
+        assert!(
+            closed <= asked,
+            "{closed} are unreachable of {asked} asked for"
+        );
+    }
+    assert_eq!(closed, ids.len());
 }
 
 /// A neighbour opens a connection, and is sent something.

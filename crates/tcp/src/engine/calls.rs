@@ -3,6 +3,7 @@
 use core::net::{IpAddr, SocketAddr};
 
 use super::Engine;
+use super::neighbours::Word;
 use crate::config::{InterfaceAddress, Keepalive, Medium, Options, Route};
 use crate::connection::{Conditions, Connection, Context, News};
 use crate::flow::FlowKey;
@@ -359,7 +360,7 @@ impl Engine {
 
     /// Tells where a neighbour is, on links where somebody else resolves them.
     pub fn set_neighbour(&mut self, neighbour: IpAddr, mac: MacAddress) {
-        let learned = self.neighbours.learn(neighbour.into(), mac, true);
+        let learned = self.neighbours.learn(neighbour.into(), mac, Word::Proof);
         self.note(neighbour.into(), learned);
     }
 

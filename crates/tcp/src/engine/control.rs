@@ -1,6 +1,7 @@
 //! Frames that belong to no connection: ARP, neighbour discovery, ICMP, resets, SYN cookies.
 
 use super::frames::ReplyTo;
+use super::neighbours::Word;
 use super::{CONTROL_FRAMES_MAX, Engine, HEADER_BUFFER_BYTES};
 use crate::config::{Medium, Options};
 use crate::connection::{Conditions, Connection, Context, Offer, window_scale};
@@ -77,7 +78,12 @@ impl Engine {
         let sender = Address::v4(packet.sender.into());
         let is_for_us = self.interface.is_ours(Address::v4(packet.target.into()));
         if !packet.sender.is_unspecified() {
-            let learned = self.neighbours.learn(sender, packet.sender_mac, is_for_us);
+            let word = if is_for_us {
+                Word::Request
+            } else {
+                Word::Passing
+            };
+            let learned = self.neighbours.learn(sender, packet.sender_mac, word);
             self.note(sender, learned);
         }
         is_for_us
@@ -161,7 +167,7 @@ impl Engine {
                 target,
                 source_mac: Some(mac),
             } if resolve && self.interface.is_ours(target) && packet.source.is_unicast() => {
-                let learned = self.neighbours.learn(packet.source, mac, true);
+                let learned = self.neighbours.learn(packet.source, mac, Word::Request);
                 self.note(packet.source, learned);
             }
             // Section 7.2.5: without the flag it "MUST NOT update the cache" where that knows
@@ -171,7 +177,7 @@ impl Engine {
                 mac: Some(mac),
                 overrides,
             } if overrides || !self.neighbours.is_elsewhere(target, mac) => {
-                let learned = self.neighbours.learn(target, mac, false);
+                let learned = self.neighbours.learn(target, mac, Word::Passing);
                 self.note(target, learned);
             }
             _ => {}

@@ -11,6 +11,12 @@
 //! RFC 1122 section 2.3.2.1 wants entries verified about once a minute, also those in use: every
 //! [`ROUND`] the engine says which are, and those nobody has confirmed since are asked; frames go
 //! on meanwhile. What is not in use is forgotten.
+//!
+//! Anybody on the link can make up neighbours that ask for us. In a full table such an entry gives
+//! way first, as long as we have neither asked for it nor used it. Linux also prefers these
+//! (`neigh_forced_gc`: entries without a reference). A new question may take the place of a known
+//! neighbour as well: the headers of its connections are written already, and it can be asked for
+//! again.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,7 +24,7 @@ use crate::time::{Duration, Instant};
 use crate::wire::ethernet::MacAddress;
 use crate::wire::ip::Address;
 
-/// Neighbours remembered; a flood of addresses cannot push out the resolved ones.
+/// Neighbours remembered.
 const NEIGHBOURS_MAX: usize = 4_096;
 /// RFC 4861 section 10, and RFC 1122 section 2.3.2.1: at most one question a second.
 const RETRY: Duration = Duration::from_secs(1);
@@ -29,7 +35,12 @@ const ROUND: Duration = Duration::from_secs(60);
 #[derive(Clone, Copy, Debug)]
 enum Entry {
     /// Known, and perhaps heard of since the round began.
-    Resolved { mac: MacAddress, is_confirmed: bool },
+    Resolved {
+        mac: MacAddress,
+        is_confirmed: bool,
+        /// It answered us, or we have sent to it; not only its own word.
+        is_used: bool,
+    },
     /// Known, and asked whether it still holds.
     Doubted { mac: MacAddress, question: Question },
     /// Not known yet.
@@ -54,6 +65,19 @@ pub(crate) struct Neighbours {
     again_at: Instant,
     /// Whether it is up to us to find neighbours, and so to verify them.
     verifies: bool,
+    /// Where the search for an entry that can give way goes on.
+    hand: Option<Address>,
+}
+
+/// Why a neighbour says where it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Word {
+    /// To somebody else, or as an answer: of interest if it is known or was asked for.
+    Passing,
+    /// It wants something of us: of interest, and anybody can make it up.
+    Request,
+    /// The owner of the engine says it, or a handshake has shown that it is there.
+    Proof,
 }
 
 impl Neighbours {
@@ -64,6 +88,7 @@ impl Neighbours {
             waiting: BTreeMap::new(),
             round_ends_at: Instant::NEVER,
             again_at: Instant::NEVER,
+            hand: None,
         }
     }
 }
@@ -103,21 +128,50 @@ pub(crate) struct Overdue {
 impl Neighbours {
     /// Where `hop` is, or what to do to find out.
     pub(crate) fn resolve(&mut self, now: Instant, hop: Address) -> Resolution {
-        match self.entries.get(&hop) {
-            Some(Entry::Resolved { mac, .. } | Entry::Doubted { mac, .. }) => {
-                if self.verifies && !self.round_ends_at.is_armed() {
-                    self.round_ends_at = now + ROUND;
-                }
-                Resolution::At(*mac)
+        let Some(entry) = self.entries.get_mut(&hop) else {
+            if !self.make_room(true) {
+                return Resolution::Full;
             }
-            Some(Entry::Asked(_)) => Resolution::Wait,
-            None if self.entries.len() >= NEIGHBOURS_MAX => Resolution::Full,
-            None => {
-                self.entries.insert(hop, Entry::Asked(Question::first(now)));
-                self.reckon();
-                Resolution::Ask
-            }
+            let question = Question::first(now);
+            self.again_at = self.again_at.min(question.again_at);
+            self.entries.insert(hop, Entry::Asked(question));
+            return Resolution::Ask;
+        };
+        let Some(mac) = entry.mac() else {
+            return Resolution::Wait;
+        };
+        if let Entry::Resolved { is_used, .. } = entry {
+            *is_used = true;
         }
+        if self.verifies && !self.round_ends_at.is_armed() {
+            self.round_ends_at = now + ROUND;
+        }
+        Resolution::At(mac)
+    }
+
+    /// Makes room for another entry: true when there is. An entry that was never used gives way to
+    /// any other, and one that was to a question.
+    fn make_room(&mut self, for_question: bool) -> bool {
+        if self.entries.len() < NEIGHBOURS_MAX {
+            return true;
+        }
+        let mut victim = self.find(false);
+        if for_question {
+            victim = victim.or_else(|| self.find(true));
+        }
+        self.hand = victim;
+        victim.is_some_and(|hop| self.entries.remove(&hop).is_some())
+    }
+
+    /// The next known neighbour behind the hand that was used, or that was not.
+    fn find(&self, used: bool) -> Option<Address> {
+        let hand = self.hand.unwrap_or_default();
+        let behind = self.entries.range(hand..);
+        let mut all = behind.chain(self.entries.range(..hand));
+        let found = all.find(
+            |(_, entry)| matches!(entry, Entry::Resolved { is_used, .. } if *is_used == used),
+        );
+        found.map(|(&hop, _)| hop)
     }
 
     /// Remembers that a connection waits for `hop`.
@@ -125,24 +179,33 @@ impl Neighbours {
         self.waiting.insert(slot, hop);
     }
 
-    /// A neighbour has said where it is. RFC 826: an address that is known is updated always;
-    /// `create` says whether an unknown one is of interest.
-    pub(crate) fn learn(&mut self, hop: Address, mac: MacAddress, create: bool) -> Learned {
+    /// A neighbour has said where it is. RFC 826: an address that is known is updated always.
+    pub(crate) fn learn(&mut self, hop: Address, mac: MacAddress, word: Word) -> Learned {
         let known = self.entries.get(&hop).copied();
-        if mac.is_group() || known.is_none() && !(create && self.entries.len() < NEIGHBOURS_MAX) {
+        let is_welcome = || word != Word::Passing;
+        if mac.is_group() || known.is_none() && !(is_welcome() && self.make_room(false)) {
             return Learned::default();
         }
-        let has_moved = match known {
-            Some(Entry::Resolved { mac: old, .. } | Entry::Doubted { mac: old, .. }) => old != mac,
-            _ => false,
+        let is_used = match known {
+            None => word == Word::Proof,
+            Some(Entry::Resolved { is_used, .. }) => is_used || word == Word::Proof,
+            Some(Entry::Doubted { .. } | Entry::Asked(_)) => true,
         };
-        let is_confirmed = true;
-        self.entries
-            .insert(hop, Entry::Resolved { mac, is_confirmed });
-        self.reckon();
+        let entry = Entry::Resolved {
+            mac,
+            is_confirmed: true,
+            is_used,
+        };
+        self.entries.insert(hop, entry);
+        let Some(known) = known else {
+            return Learned::default();
+        };
+        if !matches!(known, Entry::Resolved { .. }) {
+            self.reckon();
+        }
         Learned {
             woken: self.wake(hop),
-            has_moved,
+            has_moved: known.mac().is_some_and(|old| old != mac),
         }
     }
 
@@ -151,7 +214,7 @@ impl Neighbours {
         if self.knows(hop) {
             return Learned::default();
         }
-        self.learn(hop, mac, true)
+        self.learn(hop, mac, Word::Proof)
     }
 
     /// Whether it is known where `hop` is.
@@ -165,10 +228,7 @@ impl Neighbours {
     }
 
     fn mac_of(&self, hop: Address) -> Option<MacAddress> {
-        match self.entries.get(&hop)? {
-            Entry::Resolved { mac, .. } | Entry::Doubted { mac, .. } => Some(*mac),
-            Entry::Asked(_) => None,
-        }
+        self.entries.get(&hop)?.mac()
     }
 
     /// RFC 1122 section 2.3.2.1 (4), advice of a higher layer: nothing comes back from there.
@@ -281,6 +341,15 @@ impl Neighbours {
     }
 }
 
+impl Entry {
+    fn mac(&self) -> Option<MacAddress> {
+        match self {
+            Entry::Resolved { mac, .. } | Entry::Doubted { mac, .. } => Some(*mac),
+            Entry::Asked(_) => None,
+        }
+    }
+}
+
 impl Question {
     fn first(now: Instant) -> Self {
         Self {
@@ -305,7 +374,7 @@ mod tests {
         assert_eq!(neighbours.resolve(now, HOP), Resolution::Ask);
         neighbours.wait(HOP, 7);
         assert_eq!(neighbours.resolve(now, HOP), Resolution::Wait);
-        assert_eq!(neighbours.learn(HOP, HERE, false).woken, [7]);
+        assert_eq!(neighbours.learn(HOP, HERE, Word::Passing).woken, [7]);
         assert_eq!(neighbours.resolve(now, HOP), Resolution::At(HERE));
         (neighbours, now)
     }
@@ -330,7 +399,7 @@ mod tests {
             Resolution::At(HERE),
             "meanwhile"
         );
-        assert!(!neighbours.learn(HOP, HERE, false).has_moved);
+        assert!(!neighbours.learn(HOP, HERE, Word::Passing).has_moved);
         assert!(!neighbours.again_at.is_armed());
         assert!(round(&mut neighbours, true).is_empty());
     }
@@ -357,8 +426,8 @@ mod tests {
             neighbours.wait(HOP, slot);
         }
         neighbours.forget_waiting(8);
-        assert_eq!(neighbours.learn(HOP, HERE, false).woken, [7]);
-        assert!(neighbours.learn(HOP, HERE, false).woken.is_empty());
+        assert_eq!(neighbours.learn(HOP, HERE, Word::Passing).woken, [7]);
+        assert!(neighbours.learn(HOP, HERE, Word::Passing).woken.is_empty());
     }
 
     #[test]
@@ -373,15 +442,68 @@ mod tests {
     #[test]
     fn what_somebody_else_resolves_is_not_doubted() {
         let mut neighbours = Neighbours::new(false);
-        neighbours.learn(HOP, HERE, true);
+        neighbours.learn(HOP, HERE, Word::Proof);
         assert_eq!(neighbours.resolve(Instant::ZERO, HOP), Resolution::At(HERE));
         assert_eq!(neighbours.next_deadline(), Instant::NEVER);
+    }
+
+    fn hop(number: u32) -> Address {
+        Address::v4(0x0a01_0000 + number)
+    }
+
+    /// As many as the table takes.
+    fn fill(neighbours: &mut Neighbours, mut each: impl FnMut(&mut Neighbours, Address)) {
+        for number in 0..NEIGHBOURS_MAX as u32 {
+            each(neighbours, hop(number));
+        }
+    }
+
+    #[test]
+    fn strangers_give_way_and_what_is_used_stays() {
+        let (mut neighbours, now) = found();
+        neighbours.learn(hop(7), HERE, Word::Request);
+        assert_eq!(neighbours.resolve(now, hop(7)), Resolution::At(HERE));
+        for number in 0..2 * NEIGHBOURS_MAX as u32 {
+            neighbours.learn(hop(number), THERE, Word::Request);
+        }
+        assert_eq!(neighbours.entries.len(), NEIGHBOURS_MAX);
+        assert!(neighbours.knows(HOP) && neighbours.knows(hop(7)));
+        // The newest is remembered, and there is room to ask.
+        assert!(neighbours.knows(hop(2 * NEIGHBOURS_MAX as u32 - 1)));
+        assert_eq!(neighbours.resolve(now, hop(100_000)), Resolution::Ask);
+        assert_eq!(neighbours.entries.len(), NEIGHBOURS_MAX);
+    }
+
+    #[test]
+    fn strangers_do_not_push_out_what_is_proved() {
+        let mut neighbours = Neighbours::new(true);
+        fill(&mut neighbours, |neighbours, hop| {
+            neighbours.learn(hop, HERE, Word::Proof);
+        });
+        neighbours.learn(HOP, THERE, Word::Request);
+        assert!(!neighbours.knows(HOP) && neighbours.knows(hop(0)));
+        // A question may take the place of one.
+        assert_eq!(neighbours.resolve(Instant::ZERO, HOP), Resolution::Ask);
+        assert_eq!(neighbours.entries.len(), NEIGHBOURS_MAX);
+    }
+
+    #[test]
+    fn questions_do_not_push_out_questions() {
+        let mut neighbours = Neighbours::new(true);
+        fill(&mut neighbours, |neighbours, hop| {
+            assert_eq!(neighbours.resolve(Instant::ZERO, hop), Resolution::Ask);
+        });
+        assert_eq!(neighbours.resolve(Instant::ZERO, HOP), Resolution::Full);
+        while !neighbours.entries.is_empty() {
+            neighbours.handle_timeout(neighbours.next_deadline());
+        }
+        assert_eq!(neighbours.resolve(Instant::ZERO, HOP), Resolution::Ask);
     }
 
     #[test]
     fn a_neighbour_that_moves_is_noticed() {
         let (mut neighbours, now) = found();
-        assert!(neighbours.learn(HOP, THERE, false).has_moved);
+        assert!(neighbours.learn(HOP, THERE, Word::Passing).has_moved);
         assert_eq!(neighbours.resolve(now, HOP), Resolution::At(THERE));
     }
 }

@@ -203,6 +203,10 @@ impl Engine {
             match self.prepare_template(now, slot) {
                 Way::Known => {}
                 Way::Awaited => return None,
+                Way::Crowded => {
+                    self.drop_segment(now, slot);
+                    return None;
+                }
                 Way::None(why) => {
                     self.lose_segment(now, slot, why);
                     return None;
@@ -261,16 +265,25 @@ impl Engine {
             connection.close(why);
             return self.settle_later(slot);
         }
+        if let Some(lost) = self.drop_segment(now, slot) {
+            self.slots[slot as usize].note_no_way(lost, why);
+        }
+    }
+
+    /// The next segment is lost before it was sent; its timer sends it again. Returns where it
+    /// begins.
+    #[cold]
+    fn drop_segment(&mut self, now: Instant, slot: u32) -> Option<Position> {
+        let connection = &mut self.slots[slot as usize];
         let mut cx = Context {
             now,
             config: &self.config,
             counters: &mut self.counters,
         };
-        if let Some(lost) = connection.next_segment(&mut cx) {
-            connection.note_no_way(lost.seq, why);
-        }
+        let lost = connection.next_segment(&mut cx);
         let deadline = connection.next_deadline();
         self.ask_by(slot, deadline);
+        lost.map(|plan| plan.seq)
     }
 
     /// Writes the headers a connection's segments begin with, if it is known where they go.
@@ -293,7 +306,7 @@ impl Engine {
                     self.neighbours.wait(hop, slot);
                     return Way::Awaited;
                 }
-                Resolution::Full => return Way::None(CloseReason::Unreachable),
+                Resolution::Full => return Way::Crowded,
             }
         }
         self.write_template(slot, &key, mac);
@@ -413,7 +426,11 @@ enum Way {
     Known,
     /// The neighbour was asked.
     Awaited,
-    /// No route leads there, or there are too many neighbours to ask.
+    /// Too many neighbours are being asked for. That says nothing about this one, so no connection
+    /// ends: like Linux (`ip_finish_output2`, when `__neigh_create` has no room) we leave it to the
+    /// retransmission timer to try again.
+    Crowded,
+    /// No route leads there, or nobody answers.
     None(CloseReason),
 }
 
