@@ -6,7 +6,8 @@
 //! - payload is byte for byte the stream's, a retransmission's too;
 //! - it leaves no gap in sequence space, and stays inside the window the remote has offered
 //!   (RFC 9293 section 3.8.6);
-//! - it acknowledges nothing that was not sent, and never less than before;
+//! - it acknowledges nothing that was not sent, and never less than before, unless the connection
+//!   was reset and is born again of a SYN cookie;
 //! - the right edge of the window it offers never moves left (by more than scaling rounds off);
 //! - its timestamp is not older than one before (RFC 7323); its SACK blocks are of data sent.
 
@@ -171,6 +172,8 @@ struct Side {
     /// Several SYN cookies with different sequence numbers are about; which one counts is not to be
     /// seen from here.
     is_ambiguous: bool,
+    /// It has sent a reset, and remembers nothing.
+    has_reset: bool,
 }
 
 impl Side {
@@ -217,10 +220,13 @@ impl Checker {
         if bytes[0] >> 4 == 4 {
             assert_eq!(ip_sum(bytes), 0xffff, "IP checksum");
         }
+        let key = (packet.source, packet.destination);
         if packet.flags & RST != 0 {
+            if let Some(side) = self.sides.get_mut(&key) {
+                side.has_reset = true;
+            }
             return;
         }
-        let key = (packet.source, packet.destination);
         let back = (packet.destination, packet.source);
         let mut other = self.sides.remove(&back).unwrap_or_default();
         let mut side = self.sides.remove(&key).unwrap_or_default();
@@ -339,9 +345,18 @@ impl Checker {
             Some(sender) => sender.scale,
             None => return,
         };
+        let begins = |side: &Side, at: u32| side.isn.is_some_and(|isn| isn.wrapping_add(1) == at);
+        let sides = &self.sides;
+        let is_first = packet.flags & (SYN | ACK) == ACK
+            && sides
+                .get(&(packet.source, packet.destination))
+                .is_some_and(|sender| begins(sender, packet.seq));
         let Some(receiver) = self.sides.get_mut(&(packet.destination, packet.source)) else {
             return;
         };
+        if receiver.has_reset && is_first && begins(receiver, packet.ack) {
+            receiver.begin_again();
+        }
         let scales = scale.is_some() && receiver.scale.is_some();
         let shift = if scales && packet.flags & SYN == 0 {
             scale.unwrap_or(0)
@@ -361,6 +376,14 @@ impl Checker {
 }
 
 impl Side {
+    /// A late copy of the segment that brought a SYN cookie back brings it once more. Nobody
+    /// remembers that its connection was reset: it begins again, with the same sequence numbers. (A
+    /// cookie is good for two minutes, on Linux as well.) What was sent before stays sent.
+    fn begin_again(&mut self) {
+        (self.acked, self.edge, self.fin_at) = (0, 0, None);
+        self.has_reset = false;
+    }
+
     /// What the window field of a SYN permits the other side.
     fn edge_of_syn(&self) -> u64 {
         // The field is not kept; the largest there is does not make later checks weaker, because

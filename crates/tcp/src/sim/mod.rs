@@ -64,6 +64,15 @@ mod tests {
         assert!(flooded.iter().any(|report| report.cookies.1 > 0));
     }
 
+    /// A connection that came of a SYN cookie is reset, and born again of a late copy of the segment
+    /// that brought the cookie.
+    #[test]
+    fn a_cookie_brings_a_connection_back_after_its_reset() {
+        for seed in [782_516, 909_030] {
+            assert!(run(seed, false).cookies.1 > 0, "seed {seed}");
+        }
+    }
+
     /// Two long transfers over one bottleneck end up with similar shares (Jain's index).
     #[test]
     fn competing_flows_share_a_bottleneck() {
