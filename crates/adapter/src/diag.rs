@@ -3,16 +3,18 @@
 //! A question names both addresses and the socket's cookie, so there is one answer or none. It
 //! speaks of the network namespace that the adapter began in, and of no other.
 
-use crate::listener::{check, owned};
+use crate::listener::{check, cookie_of, owned};
 use crate::registry::{Address, Tuple};
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 /// A connection to the kernel's list of sockets.
 #[derive(Debug)]
 pub(crate) struct Diag {
     socket: OwnedFd,
+    /// The namespace that it speaks of; unknown before Linux 5.14.
+    namespace: Option<u64>,
 }
 
 impl Diag {
@@ -34,7 +36,14 @@ impl Diag {
         let length = size_of::<libc::sockaddr_nl>() as libc::socklen_t;
         // SAFETY: `kernel` is valid for `length` bytes.
         check(unsafe { libc::connect(socket.as_raw_fd(), (&raw const kernel).cast(), length) })?;
-        Ok(Diag { socket })
+        let namespace = namespace_of(socket.as_fd());
+        Ok(Diag { socket, namespace })
+    }
+
+    /// Whether a socket is known to be of another network namespace.
+    pub(crate) fn is_elsewhere(&self, socket: BorrowedFd<'_>) -> bool {
+        let its = namespace_of(socket);
+        its.is_some() && its != self.namespace
     }
 
     /// The inode of the socket with these addresses and this cookie, if it is established now.
@@ -58,6 +67,11 @@ impl Diag {
         };
         parse(reply.get(..usize::try_from(got).ok()?)?)
     }
+}
+
+/// The cookie of a socket's network namespace (`SO_NETNS_COOKIE`, Linux 5.14).
+fn namespace_of(socket: BorrowedFd<'_>) -> Option<u64> {
+    cookie_of(socket, libc::SO_NETNS_COOKIE).ok()
 }
 
 /// `struct nlmsghdr` and `struct inet_diag_req_v2` (include/uapi/linux/inet_diag.h).

@@ -200,6 +200,14 @@ pub(crate) fn number_of(socket: BorrowedFd<'_>, option: libc::c_int) -> io::Resu
     Ok(number)
 }
 
+/// A cookie among the options of a socket.
+pub(crate) fn cookie_of(socket: BorrowedFd<'_>, option: libc::c_int) -> io::Result<u64> {
+    let mut cookie = 0;
+    // SAFETY: all bytes are values of a number.
+    unsafe { get_option(socket, option, &mut cookie) }?;
+    Ok(cookie)
+}
+
 /// # Safety
 /// All bytes are values of a `T`.
 unsafe fn get_option<T>(

@@ -10,7 +10,7 @@
 //! long as it exists, and no other socket after it.
 
 use crate::diag::Diag;
-use crate::listener::check;
+use crate::listener::{check, cookie_of};
 use crate::registry::{Address, Tuple};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -49,12 +49,13 @@ pub(crate) fn examine(shown: BorrowedFd<'_>, diag: &Diag) -> Result<Proved, Reas
         local,
         remote,
     };
-    let cookie = cookie(shown).map_err(|_| Reason::Unsupported)?;
+    let cookie = cookie_of(shown, libc::SO_COOKIE).map_err(|_| Reason::Unsupported)?;
     let inode = memfd::number(shown).map_err(closing)?;
     match diag.established(&tuple, cookie) {
         Some(known) if known == inode && cookie != 0 => Ok(Proved { tuple, cookie }),
-        // Of another network namespace, or not established, or no longer.
-        _ => Err(Reason::NoPartner),
+        _ if diag.is_elsewhere(shown) => Err(Reason::OtherNamespace),
+        // Not established, or no longer.
+        _ => Err(Reason::Closing),
     }
 }
 
@@ -91,23 +92,6 @@ fn address(socket: BorrowedFd<'_>, ask: Ask) -> io::Result<Option<Address>> {
         }
         _ => None,
     })
-}
-
-/// The number that names a socket for as long as the system runs.
-pub(crate) fn cookie(socket: BorrowedFd<'_>) -> io::Result<u64> {
-    let mut cookie = 0u64;
-    let mut length = size_of::<u64>() as libc::socklen_t;
-    // SAFETY: `cookie` is writable for `length` bytes.
-    check(unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_COOKIE,
-            (&raw mut cookie).cast(),
-            &mut length,
-        )
-    })?;
-    Ok(cookie)
 }
 
 /// The one network namespace that anything can be proved in: ours.
@@ -157,12 +141,9 @@ mod tests {
         let file = tempfile::tempfile().expect("file");
         assert_eq!(refused(file.as_fd()), Reason::NotTcp);
         other.shutdown(std::net::Shutdown::Write).expect("shut");
-        assert_eq!(refused(other.as_fd()), Reason::NoPartner);
+        assert_eq!(refused(other.as_fd()), Reason::Closing);
         drop(other);
-        assert!(matches!(
-            refused(one.as_fd()),
-            Reason::NoPartner | Reason::Closing
-        ));
+        assert_eq!(refused(one.as_fd()), Reason::Closing);
     }
 
     #[test]

@@ -386,13 +386,18 @@ pub enum Reason {
     InCall = 24,
     /// Its socket was duplicated before it was connected: the library knows one of its numbers.
     Duplicated = 25,
+    /// Its socket is of another network namespace than the adapter, which can prove nothing there.
+    OtherNamespace = 26,
+    /// The kernel that the adapter runs on was built without `CONFIG_INET_DIAG`, by which
+    /// connections are proved.
+    NoProof = 27,
 }
 
 impl Reason {
     /// The reason behind a number, if it is one.
     pub fn from_word(word: u32) -> Option<Reason> {
         use Reason::*;
-        const ALL: [Reason; 26] = [
+        const ALL: [Reason; 28] = [
             None,
             FewBytes,
             NoAdapter,
@@ -419,6 +424,8 @@ impl Reason {
             UnseenWaits,
             InCall,
             Duplicated,
+            OtherNamespace,
+            NoProof,
         ];
         ALL.get(word as usize).copied()
     }
@@ -456,6 +463,8 @@ impl Reason {
             Reason::UnseenWaits => "the program waits in a way that the library does not see",
             Reason::InCall => "a thread of the program is inside a call on it",
             Reason::Duplicated => "its descriptor was duplicated before it was connected",
+            Reason::OtherNamespace => "its network namespace is not the adapter's",
+            Reason::NoProof => "this kernel cannot prove connections (CONFIG_INET_DIAG)",
         }
     }
 }

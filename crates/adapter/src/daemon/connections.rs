@@ -157,8 +157,8 @@ impl Daemon {
         }
     }
 
-    /// A client's next message. Its place is kept again at once: whoever arrives next would take
-    /// it.
+    /// A client's next message. The place for a descriptor is kept again at once: the next client
+    /// that arrives would take it.
     fn receive(&mut self, id: ClientId) -> Option<io::Result<(Received, Option<Sender>)>> {
         let socket = self.clients.get(&id).and_then(Connection::socket)?;
         self.room = None;

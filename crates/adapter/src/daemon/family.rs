@@ -11,8 +11,7 @@ use super::Daemon;
 use super::connection::{Outgoing, Voucher};
 use super::connections::Fault;
 use super::introductions::is_current;
-use crate::listener::{check, number_of};
-use crate::proof;
+use crate::listener::{check, cookie_of, number_of};
 use crate::registry::{ClientId, End, Resumed, TableId};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -44,7 +43,7 @@ impl Daemon {
             entry: message.entry,
             generation: message.generation,
         };
-        let cookie = shown.and_then(|shown| proof::cookie(shown.as_fd()).ok());
+        let cookie = shown.and_then(|shown| cookie_of(shown.as_fd(), libc::SO_COOKIE).ok());
         let claimed = self.registry.claim(end).map(|(_, cookie)| cookie);
         let is_shown = cookie.is_some() && cookie == claimed;
         let may = is_shown || self.speaks_for(id, end);

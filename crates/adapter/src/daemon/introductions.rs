@@ -116,7 +116,7 @@ impl Daemon {
     }
 
     fn prove(&self, shown: &OwnedFd) -> Result<Proved, Reason> {
-        let diag = self.diag.as_ref().ok_or(Reason::NoPartner)?;
+        let diag = self.diag.as_ref().ok_or(Reason::NoProof)?;
         proof::examine(shown.as_fd(), diag)
     }
 
@@ -193,7 +193,7 @@ impl Daemon {
                 self.registry.withdraw(side.client, entry, generation);
             }
             for side in &matched.sides {
-                self.tables.set_verdict(side.end, Reason::NoPartner);
+                self.tables.set_verdict(side.end, Reason::Closing);
             }
             return Ok(());
         }
