@@ -279,9 +279,16 @@ fn add_interoperability(steps: &mut Steps, filter: Option<&str>) {
 
 /// The release profile: what is tested against the kernel is what is installed.
 fn add_e2e(steps: &mut Steps, filter: Option<&str>) {
+    steps.run("end to end", end_to_end().args(filter));
+}
+
+/// Tests that wait for programs more than they compute, so more of them run than there are cores.
+fn end_to_end() -> Command {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let mut command = cargo();
     command.args(["test", "--release", "-p", "toehold-e2e", "--no-fail-fast"]);
-    steps.run("end to end", command.args(filter));
+    command.env("RUST_TEST_THREADS", (2 * cores).to_string());
+    command
 }
 
 /// The quick part of the suites of other projects.
@@ -293,16 +300,23 @@ fn add_suites(steps: &mut Steps) {
     );
 }
 
-/// The offload path once more, in the other ways it can be had.
+/// The offload path once more, in the other ways it can be had. Each way takes two minutes, so
+/// that two threads come with the packet link and not with each link.
 fn add_offload(steps: &mut Steps) {
-    for (name, variable, value) in [
-        ("offload, two threads", "TOEHOLD_ENGINE_THREADS", "2"),
-        ("offload, packet link", "TOEHOLD_ENGINE_LINK", "packet"),
-        ("offload, xdp link", "TOEHOLD_ENGINE_LINK", "xdp"),
-    ] {
-        let mut command = cargo();
-        command.args(["test", "--release", "-p", "toehold-e2e", "--no-fail-fast"]);
-        command.args(["--test", "offload"]).env(variable, value);
+    let two_threads = ("TOEHOLD_ENGINE_THREADS", "2");
+    let over = |link| ("TOEHOLD_ENGINE_LINK", link);
+    let ways: [(&str, &[(&str, &str)]); 2] = [
+        (
+            "offload, packet link, two threads",
+            &[over("packet"), two_threads],
+        ),
+        ("offload, xdp link", &[over("xdp")]),
+    ];
+    for (name, settings) in ways {
+        let mut command = end_to_end();
+        command
+            .args(["--test", "offload"])
+            .envs(settings.iter().copied());
         steps.run(name, &mut command);
     }
 }
