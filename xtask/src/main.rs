@@ -2,7 +2,7 @@
 //!
 //! - [`steps`]: runs commands one after the other, counts what they tested, ends with one line.
 //! - [`suite`]: what is run for `check`, `test`, `loom`, `sim`, `interoperability`, `e2e`, `fuzz`.
-//! - [`instructions`]: what a segment costs the engine, by callgrind, for `bench`.
+//! - [`instructions`]: what calls and segments cost, by callgrind, for `bench`.
 //! - [`links`]: every link inside the documents leads somewhere.
 //! - [`text`]: lines end at 100 columns, comments open with their subject.
 //! - [`packetdrill`]: packetdrill's scripts against the engine, for who has packetdrill.
@@ -49,7 +49,9 @@ Usage: cargo xtask COMMAND
   suites [--quick] [--only PART] [--json FILE] [--markdown FILE] [--list] [SUITE...]
                  test suites of other projects, plain and accelerated: what differs
   bench          real programs on both paths, ten rounds each, then the lab and the engine
-  instructions   what a segment costs the engine, counted by callgrind (valgrind)
+  instructions [calls|engine]
+                 what a call costs in the library and a segment in the engine, counted by
+                 callgrind (valgrind)
   bench-offload [--rounds N] [--json FILE] [--link tap|packet|xdp] [bulk|requests]
                  the offload path against kernel TCP between two namespaces (root)
   demo           the same programs in under three minutes
@@ -82,8 +84,8 @@ fn main() -> ExitCode {
         Some("packetdrill") => packetdrill::run(&rest),
         Some("programs") => programs::run(&rest),
         Some("suites") => suites::run(&rest),
-        Some("bench") => demo::bench() && suite::bench() && instructions::run(),
-        Some("instructions") => instructions::run(),
+        Some("bench") => demo::bench() && suite::bench() && instructions::run(None),
+        Some("instructions") => instructions::run(argument),
         Some("bench-offload") => offload::run(&rest),
         Some("demo") => demo::demo(),
         Some("help" | "--help" | "-h") => {

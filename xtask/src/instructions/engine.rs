@@ -1,12 +1,11 @@
-//! Instructions that the engine takes for a segment, counted by callgrind: exact, whatever else the
-//! machine does.
+//! Instructions that the engine takes for a segment.
 //!
 //! The difference of two runs of `crates/tcp/examples/segments.rs` leaves the preparation out, and
 //! the same difference with `--driver` what the measurement itself costs.
 
 use std::process::Command;
 
-use crate::{root, target};
+use super::{build, counted, release};
 
 /// The example's arguments, the numbers of connections, and the aim for a segment.
 /// Making 100,000 connections takes callgrind half a minute, four times.
@@ -22,14 +21,8 @@ const WORK: [(&str, &[u64], Option<u64>); 6] = [
 const SEGMENTS: u64 = 35_200;
 
 /// Prints the table of `docs/benchmarks/tcp.md`. False when something could not be counted.
-pub(crate) fn run() -> bool {
-    let mut build = Command::new("cargo");
-    build.args(["build", "--release", "-p", "toehold-tcp", "--examples"]);
-    if !build
-        .current_dir(root())
-        .status()
-        .is_ok_and(|status| status.success())
-    {
+pub(super) fn run() -> bool {
+    if !build(&["-p", "toehold-tcp", "--examples"]) {
         return false;
     }
     println!(
@@ -82,7 +75,7 @@ fn burst(work: &str) -> u64 {
 fn instructions(work: &str, flows: u64, segments: u64, more: &[&str]) -> Result<u64, String> {
     let mut command = Command::new("valgrind");
     command.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]);
-    command.arg(target().join("release/examples/segments"));
+    command.arg(release("examples/segments"));
     command.args(work.split(' ')).args(more);
     command.args([
         "--flows",
@@ -90,17 +83,7 @@ fn instructions(work: &str, flows: u64, segments: u64, more: &[&str]) -> Result<
         "--segments",
         &segments.to_string(),
     ]);
-    let done = command
-        .output()
-        .map_err(|error| format!("cannot run valgrind ({error}); it is a Debian package"))?;
-    let said = String::from_utf8_lossy(&done.stderr);
-    collected(&said).ok_or_else(|| format!("{command:?} failed: {}", said.trim()))
-}
-
-/// The number after `Collected :`.
-fn collected(said: &str) -> Option<u64> {
-    let line = said.lines().find(|line| line.contains("Collected :"))?;
-    line.rsplit(' ').next()?.parse().ok()
+    counted(&mut command)
 }
 
 #[cfg(test)]
@@ -120,13 +103,5 @@ mod tests {
             WORK.iter()
                 .all(|(work, ..)| SEGMENTS.is_multiple_of(burst(work)))
         );
-    }
-
-    #[test]
-    fn callgrind_s_count_is_read() {
-        let said = "==1== Callgrind, a call-graph\n==1== \n\
-            ==1== Events    : Ir\n==1== Collected : 1234567\n==1== \n";
-        assert_eq!(collected(said), Some(1_234_567));
-        assert_eq!(collected("valgrind: no such file"), None);
     }
 }

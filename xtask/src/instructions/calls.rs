@@ -1,0 +1,147 @@
+//! Instructions that a call of the program's takes in the library and in libc.
+//!
+//! `tests/bin/calls` makes them on a connection to itself, upgraded or on the kernel. The difference
+//! of two runs leaves out how the connection came to be.
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use super::{build, counted, release};
+
+/// The functions that are counted, and what stands in the table for them.
+const CALLS: [(&str, &str); 3] = [
+    ("send", "`send` of 64 bytes"),
+    ("recv", "`recv` of 64 bytes"),
+    (
+        "epoll_wait",
+        "`epoll_wait` twice: one event, then none at once",
+    ),
+];
+const ROUNDS_FEW: u64 = 2_000;
+const ROUNDS_MANY: u64 = 22_000;
+const ADAPTER_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Prints the table of `docs/benchmarks/calls.md`.
+pub(super) fn run() -> bool {
+    if !build(&[
+        "-p",
+        "toehold",
+        "-p",
+        "toehold-preload",
+        "-p",
+        "toehold-e2e",
+    ]) {
+        return false;
+    }
+    match table() {
+        Ok(table) => {
+            println!("\n{table}");
+            true
+        }
+        Err(reason) => {
+            eprintln!("not counted: {reason}");
+            false
+        }
+    }
+}
+
+fn table() -> Result<String, String> {
+    let work = tempfile::tempdir().map_err(|error| error.to_string())?;
+    let runtime = work.path().join("runtime");
+    let adapter = Adapter::start(&runtime)?;
+    let mut table = String::from(
+        "| call | without Toehold | stays on the kernel | upgraded |\n|---|---|---|---|\n",
+    );
+    for (function, name) in CALLS {
+        let mut row = format!("| {name} |");
+        for way in [Way::Plain, Way::Kernel, Way::Upgraded] {
+            row += &format!(" {} |", count(function, way, adapter.runtime)?);
+        }
+        table += &row;
+        table += "\n";
+    }
+    Ok(table)
+}
+
+/// How the program runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// Without the library.
+    Plain,
+    /// With the library, which leaves the connection on the kernel.
+    Kernel,
+    /// With the library, in shared memory.
+    Upgraded,
+}
+
+/// Instructions in `function` for each round.
+fn count(function: &str, way: Way, runtime: &Path) -> Result<u64, String> {
+    let few = instructions(function, way, runtime, ROUNDS_FEW)?;
+    let many = instructions(function, way, runtime, ROUNDS_MANY)?;
+    Ok((many - few) / (ROUNDS_MANY - ROUNDS_FEW))
+}
+
+fn instructions(function: &str, way: Way, runtime: &Path, rounds: u64) -> Result<u64, String> {
+    let mut command = match way {
+        Way::Plain => Command::new("valgrind"),
+        Way::Kernel | Way::Upgraded => {
+            let mut command = Command::new(release("toehold"));
+            command.args(["run", "--runtime-dir"]).arg(runtime);
+            command.args(["--path", "direct", "--", "valgrind"]);
+            command.env("TOEHOLD_LIB", release("libtoehold.so"));
+            command
+        }
+    };
+    command
+        .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
+        .arg(format!("--toggle-collect={function}"))
+        .arg(release("calls"))
+        .arg(rounds.to_string())
+        .arg(if way == Way::Upgraded {
+            "upgraded"
+        } else {
+            "kernel"
+        });
+    counted(&mut command)
+}
+
+/// An adapter for the time of the counting.
+struct Adapter<'a> {
+    child: Child,
+    runtime: &'a Path,
+}
+
+impl<'a> Adapter<'a> {
+    fn start(runtime: &'a Path) -> Result<Adapter<'a>, String> {
+        let mut command = Command::new(release("toehold"));
+        command.args(["adapter", "--runtime-dir"]).arg(runtime);
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn()
+            .map_err(|error| error.to_string())?;
+        let adapter = Adapter { child, runtime };
+        let begun = Instant::now();
+        while !adapter.answers() {
+            if begun.elapsed() > ADAPTER_PATIENCE {
+                return Err("the adapter does not answer".to_owned());
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(adapter)
+    }
+
+    fn answers(&self) -> bool {
+        let mut command = Command::new(release("toehold"));
+        command.args(["status", "--runtime-dir"]).arg(self.runtime);
+        command.output().is_ok_and(|output| output.status.success())
+    }
+}
+
+impl Drop for Adapter<'_> {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
