@@ -51,9 +51,9 @@ fn engine_and_kernel_share_an_interface_and_its_ethernet_address() {
     ok(on_kernel);
     ok(to_kernel);
     on_engine.into_iter().for_each(|client| drop(ok(client)));
-    // The engine has never seen the kernel's connections: it has these alone, and a reset of another
-    // would have ended a client above. (A late second acknowledgement of a FIN gets a reset, here as
-    // on the kernel, so their number says nothing.)
+    // The engine has never seen the kernel's connections: it has only these, and a reset of another
+    // one would have ended a client above. (The number of resets says nothing: a late second
+    // acknowledgement of a FIN gets one, here as on the kernel.)
     assert_eq!(stage.engine("connections_opened"), 2);
     assert_eq!(stage.engine("connections_accepted"), 2);
     assert_eq!(stage.engine("frames_malformed"), 0);

@@ -1,7 +1,7 @@
 //! Instructions that a call of the program's takes in the library and in libc.
 //!
-//! `tests/bin/calls` makes them on a connection to itself, upgraded or on the kernel. The difference
-//! of two runs leaves out how the connection came to be.
+//! `tests/bin/calls` makes them on a connection to itself, upgraded or on the kernel. The
+//! difference of two runs leaves out how the connection came to be.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};

@@ -3,10 +3,10 @@
 //! Fragments that overlap condemn their packet: RFC 5722 requires it for IPv6, and no honest sender
 //! produces them for IPv4 either.
 //!
-//! When the store is full, the oldest packet gives way to the newest, as in FreeBSD (`ip_reass`) and
-//! lwIP (`IP_REASS_FREE_OLDEST`). Fragments of one packet follow each other closely, so an honest
-//! packet is whole before a flood has pushed it out. To refuse the newest packet instead lets some
-//! first fragments without a rest stop reassembly for [`LIFETIME`].
+//! When the store is full, the oldest packet gives way to the newest, as in FreeBSD (`ip_reass`)
+//! and lwIP (`IP_REASS_FREE_OLDEST`). Fragments of one packet follow each other closely, so an
+//! honest packet is whole before a flood has pushed it out. To refuse the newest packet instead
+//! lets some first fragments without a rest stop reassembly for [`LIFETIME`].
 
 use std::collections::BTreeMap;
 
