@@ -36,6 +36,8 @@ pub struct Toehold {
     starter: Vec<String>,
     /// What the adapter is told beside its runtime directory.
     adapter_arguments: Vec<String>,
+    /// How programs wait, if they are told: `--wait` of `toehold run`.
+    wait: Option<&'static str>,
 }
 
 /// The two files a user installs.
@@ -78,6 +80,18 @@ impl Toehold {
             user: None,
             starter: Vec::new(),
             adapter_arguments: Vec::new(),
+            wait: None,
+        }
+    }
+
+    /// As [`Toehold::start`], with every program told how to wait.
+    ///
+    /// # Panics
+    /// As [`Toehold::start`].
+    pub fn start_waiting(wait: &'static str) -> Toehold {
+        Toehold {
+            wait: Some(wait),
+            ..Toehold::start()
         }
     }
 
@@ -189,6 +203,9 @@ impl Toehold {
                 command
                     .args(["run", "--path", word, "--runtime-dir"])
                     .arg(self.runtime());
+                if let Some(wait) = self.wait {
+                    command.args(["--wait", wait]);
+                }
                 command.arg("--").arg(program);
                 command
             }

@@ -7,20 +7,23 @@ const PROGRAM: &str = env!("CARGO_BIN_EXE_semantics");
 
 /// Plays a group's cases and compares each with the kernel's transcript; reports all that differ.
 fn compare(group: &str, sides: &[Sides]) {
-    let toehold = Toehold::start();
+    compare_cases(&Toehold::start(), group, &cases(PROGRAM, group), sides);
+}
+
+fn compare_cases(toehold: &Toehold, group: &str, cases: &[String], sides: &[Sides]) {
     let mut complaints = Vec::new();
     let (mut asked, mut upgraded) = (0, 0);
-    for case in cases(PROGRAM, group) {
-        let oracle = Duet::play(&toehold, Sides::HOST, PROGRAM, &case);
+    for case in cases {
+        let oracle = Duet::play(toehold, Sides::HOST, PROGRAM, case);
         for &sides in sides {
-            let duet = Duet::play(&toehold, sides, PROGRAM, &case);
+            let duet = Duet::play(toehold, sides, PROGRAM, case);
             let differences: Vec<String> = duet
                 .differences(&oracle)
                 .into_iter()
                 .filter(|line| {
                     !DIFFERENCES_OF_RINGS
                         .iter()
-                        .any(|known| known.explains(&case, line))
+                        .any(|known| known.explains(case, line))
                 })
                 .collect();
             if !differences.is_empty() {
@@ -30,7 +33,7 @@ fn compare(group: &str, sides: &[Sides]) {
             }
             asked += duet.asked;
             upgraded += duet.upgraded;
-            let may_stay = MAY_STAY.iter().any(|(of, _)| *of == case);
+            let may_stay = MAY_STAY.iter().any(|(of, _)| of == case);
             if duet.upgraded < duet.asked && !may_stay {
                 complaints.push(format!(
                     "{case}: {} of {} connections upgraded",
@@ -117,6 +120,16 @@ macro_rules! groups {
 }
 
 toehold_e2e::each_semantics_group!(groups);
+
+/// Programs that never sleep (`--wait poll`).
+#[test]
+fn signals_interrupt_programs_that_poll() {
+    let mut cases = cases(PROGRAM, "interrupts");
+    // The others are about locks, or move megabytes: that takes two processors of their own.
+    cases.retain(|case| case.contains("interrupted") || case.contains("_lets_the_signal_in_"));
+    let toehold = Toehold::start_waiting("poll");
+    compare_cases(&toehold, "interrupts", &cases, &[Sides::DIRECT]);
+}
 
 /// Conversations of random calls (`semantics server improvised:SEED`): eight, or the number in
 /// TOEHOLD_SOAK, which then begin at TOEHOLD_SEED.

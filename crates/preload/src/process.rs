@@ -219,6 +219,22 @@ spawns! {
     posix_spawnp by Target::Name;
 }
 
+/// `forkpty(3)`: libc puts a terminal at the child's standard descriptors without calling us.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn forkpty(
+    terminal: *mut c_int,
+    name: *mut c_char,
+    settings: *const c_void,
+    size: *const c_void,
+) -> libc::pid_t {
+    // SAFETY: passed on with the caller's promises.
+    let result = unsafe { real::forkpty(terminal, name, settings, size) };
+    if result == 0 {
+        api::standard_descriptors_replaced();
+    }
+    result
+}
+
 /// `system(3)`: libc executes the shell without calling us.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn system(command: *const c_char) -> c_int {
@@ -233,6 +249,41 @@ unsafe extern "C" fn popen(command: *const c_char, mode: *const c_char) -> *mut 
     before_spawn();
     // SAFETY: passed on with the caller's promises.
     unsafe { real::popen(command, mode) }
+}
+
+/// libc's own name for `popen`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn _IO_popen(command: *const c_char, mode: *const c_char) -> *mut libc::FILE {
+    // SAFETY: passed on with the caller's promises.
+    unsafe { popen(command, mode) }
+}
+
+/// What `popen` does with a stream that it has made: as [`system`].
+#[unsafe(no_mangle)]
+unsafe extern "C" fn _IO_proc_open(
+    stream: *mut libc::FILE,
+    command: *const c_char,
+    mode: *const c_char,
+) -> *mut libc::FILE {
+    before_spawn();
+    // SAFETY: passed on with the caller's promises.
+    unsafe { real::_IO_proc_open(stream, command, mode) }
+}
+
+/// `wordexp(3)`: as [`system`], when the words hold a command.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn wordexp(words: *const c_char, result: *mut c_void, flags: c_int) -> c_int {
+    /// wordexp.h: commands are refused.
+    const WRDE_NOCMD: c_int = 1 << 2;
+    if flags & WRDE_NOCMD == 0 && !words.is_null() {
+        // SAFETY: a string, by the caller's promise.
+        let words = unsafe { core::ffi::CStr::from_ptr(words) }.to_bytes();
+        if words.contains(&b'`') || words.windows(2).any(|two| two == b"$(") {
+            before_spawn();
+        }
+    }
+    // SAFETY: passed on with the caller's promises.
+    unsafe { real::wordexp(words, result, flags) }
 }
 
 unsafe extern "C" {

@@ -27,6 +27,13 @@ unsafe extern "C" fn __sigaction(
     unsafe { deferral::sigaction(signal, new, old) }
 }
 
+/// `siginterrupt(3)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn siginterrupt(signal: c_int, interrupts: c_int) -> c_int {
+    // SAFETY: as above.
+    unsafe { deferral::siginterrupt(signal, interrupts) }
+}
+
 macro_rules! simple {
     ($($name:ident)*) => {$(
         #[unsafe(no_mangle)]

@@ -125,37 +125,28 @@ unsafe extern "C" fn _IO_fclose(stream: *mut FILE) -> c_int {
     unsafe { fclose(stream) }
 }
 
-/// `freopen(3)`.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn freopen(
-    path: *const c_char,
-    mode: *const c_char,
-    stream: *mut FILE,
-) -> *mut FILE {
-    // SAFETY: passed on with the caller's promises. Without a path the file stays the same.
-    unsafe {
-        if !path.is_null() {
-            before_closing(stream);
+/// `freopen(3)` under the names that it has.
+macro_rules! reopens {
+    ($($name:ident)*) => {$(
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name(
+            path: *const c_char,
+            mode: *const c_char,
+            stream: *mut FILE,
+        ) -> *mut FILE {
+            // SAFETY: passed on with the caller's promises. Without a path the file stays the same.
+            unsafe {
+                if !path.is_null() {
+                    before_closing(stream);
+                }
+                real::$name(path, mode, stream)
+            }
         }
-        real::freopen(path, mode, stream)
-    }
+    )*};
 }
 
-/// `freopen` of programs built with 64-bit file offsets.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn freopen64(
-    path: *const c_char,
-    mode: *const c_char,
-    stream: *mut FILE,
-) -> *mut FILE {
-    // SAFETY: as in `freopen`.
-    unsafe {
-        if !path.is_null() {
-            before_closing(stream);
-        }
-        real::freopen64(path, mode, stream)
-    }
-}
+// The second is that of programs built with 64-bit file offsets.
+reopens! { freopen freopen64 }
 
 #[cfg(target_arch = "x86_64")]
 mod formatted {

@@ -20,7 +20,7 @@
 //! thread-local storage, no heap.
 
 use core::ffi::{c_int, c_void};
-use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, compiler_fence};
+use core::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering, compiler_fence};
 
 use crate::{real, state, sys};
 
@@ -35,6 +35,9 @@ pub(crate) struct Thread {
     sections: AtomicU64,
     /// 1 when a signal waits for the end of the section.
     waits: AtomicU32,
+    /// Handlers of the program that have run, and those of them that end a call which waits.
+    handled: AtomicU16,
+    ended: AtomicU16,
     /// The mask to restore then.
     mask: AtomicU64,
 }
@@ -49,6 +52,8 @@ static THREADS: [Thread; THREADS_MAX] = [const {
         pointer: AtomicUsize::new(0),
         sections: AtomicU64::new(0),
         waits: AtomicU32::new(0),
+        handled: AtomicU16::new(0),
+        ended: AtomicU16::new(0),
         mask: AtomicU64::new(0),
     }
 }; THREADS_MAX];
@@ -126,6 +131,34 @@ impl Thread {
     }
 }
 
+/// Which handlers of the program had run on this thread at one time. What the kernel sees while a
+/// thread sleeps in it, a thread that spins has to find out by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Handlers {
+    all: u16,
+    ending: u16,
+}
+
+/// Those that have run by now.
+pub(crate) fn handlers() -> Handlers {
+    this_thread().map_or(Handlers { all: 0, ending: 0 }, |thread| Handlers {
+        all: thread.handled.load(Ordering::Relaxed),
+        ending: thread.ended.load(Ordering::Relaxed),
+    })
+}
+
+impl Handlers {
+    /// True when one has run since that ends a `recv` or `send`: one without `SA_RESTART`.
+    pub(crate) fn end_a_transfer(self) -> bool {
+        handlers().ending != self.ending
+    }
+
+    /// True when one has run since: each ends a call that waits for readiness (signal(7)).
+    pub(crate) fn end_a_wait(self) -> bool {
+        handlers().all != self.all
+    }
+}
+
 /// A section in which no handler of the program runs; ends when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Section(Option<&'static Thread>);
@@ -173,10 +206,13 @@ const FAULTS: [c_int; 6] = [
     libc::SIGSYS,
 ];
 const SIGNAL_MAX: c_int = 64;
-/// Of each signal: the program's handler, and whether it takes three arguments.
+/// Of each signal: the program's handler, whether it takes three arguments, and whether calls go on
+/// after it.
 static HANDLERS: [AtomicU64; SIGNAL_MAX as usize + 1] =
     [const { AtomicU64::new(0) }; SIGNAL_MAX as usize + 1];
 const TAKES_INFO: u64 = 1 << 63;
+const RESTARTS: u64 = 1 << 62;
+const MARKS: u64 = TAKES_INFO | RESTARTS;
 
 fn bit(signal: c_int) -> u64 {
     1 << (signal - 1)
@@ -190,7 +226,14 @@ unsafe extern "C" fn handle(signal: c_int, info: *mut libc::siginfo_t, context: 
         return;
     }
     let word = HANDLERS[signal as usize].load(Ordering::Acquire);
-    let handler = (word & !TAKES_INFO) as usize;
+    let handler = (word & !MARKS) as usize;
+    if let Some(thread) = this_thread() {
+        // Before the handler, which may jump out. Relaxed: for this thread.
+        thread.handled.fetch_add(1, Ordering::Relaxed);
+        if word & RESTARTS == 0 {
+            thread.ended.fetch_add(1, Ordering::Relaxed);
+        }
+    }
     // SAFETY: the program installed a handler of this form.
     unsafe {
         if word & TAKES_INFO != 0 {
@@ -268,11 +311,12 @@ pub unsafe fn sigaction(
     };
     let result = match wanted.filter(is_ours) {
         Some(mut action) => {
-            let takes_info = match action.sa_flags & libc::SA_SIGINFO {
+            let mark = |flag, mark| match action.sa_flags & flag {
                 0 => 0,
-                _ => TAKES_INFO,
+                _ => mark,
             };
-            place.store(action.sa_sigaction as u64 | takes_info, Ordering::Release);
+            let marks = mark(libc::SA_SIGINFO, TAKES_INFO) | mark(libc::SA_RESTART, RESTARTS);
+            place.store(action.sa_sigaction as u64 | marks, Ordering::Release);
             action.sa_sigaction = address();
             action.sa_flags |= libc::SA_SIGINFO;
             // SAFETY: as above; the action is live.
@@ -289,7 +333,7 @@ pub unsafe fn sigaction(
     if let Some(old) = unsafe { old.as_mut() }.filter(|_| result == 0)
         && old.sa_sigaction == address()
     {
-        old.sa_sigaction = (before & !TAKES_INFO) as usize;
+        old.sa_sigaction = (before & !MARKS) as usize;
         if before & TAKES_INFO == 0 {
             old.sa_flags &= !libc::SA_SIGINFO;
         }
@@ -326,8 +370,25 @@ pub unsafe fn signal(
         }
     }
     if result == address() {
-        (before & !TAKES_INFO) as usize
+        (before & !MARKS) as usize
     } else {
         result
     }
+}
+
+/// `siginterrupt(3)`, which changes the flags of the handler that the kernel knows.
+///
+/// # Safety
+/// As for the C function.
+pub unsafe fn siginterrupt(signal: c_int, interrupts: c_int) -> c_int {
+    // SAFETY: the caller's promise.
+    let result = unsafe { real::siginterrupt(signal, interrupts) };
+    if result == 0 && concerns(signal) {
+        let place = &HANDLERS[signal as usize];
+        match interrupts {
+            0 => place.fetch_or(RESTARTS, Ordering::Release),
+            _ => place.fetch_and(!RESTARTS, Ordering::Release),
+        };
+    }
+    result
 }

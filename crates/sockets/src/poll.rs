@@ -9,7 +9,7 @@ use crate::offload::active_open;
 use crate::receive::{HINT_LOOK, arm, disarm};
 use crate::state::{self, Connection, Kind};
 use crate::wait::KERNEL_LOOK_NS;
-use crate::{doorbells, epoll, errno, leaving, lock, options, ready, sys, wait, waits};
+use crate::{deferral, doorbells, epoll, errno, leaving, lock, options, ready, sys, wait, waits};
 
 /// Descriptors handled without asking for memory.
 const INLINE: usize = 64;
@@ -171,6 +171,7 @@ pub(crate) fn poll(
         .filter(|one| one.fd >= 0)
         .find_map(|one| state::connection(one.fd))
         .map(|c| c.local);
+    let handlers = deferral::handlers();
     let mut started = 0u64;
     loop {
         let found = look_at_all(fds);
@@ -191,16 +192,21 @@ pub(crate) fn poll(
         }
         let left = timeout_ns.map(|limit| limit.saturating_sub(now - started));
         if let Some(local) = history {
-            let budget = wait::budget_ns(&local.spin).min(left.unwrap_or(u64::MAX));
+            let budget = wait::budget_ns(&local.spin);
             let endless = budget == u64::MAX;
-            if budget > 0 {
-                let slice = if endless { KERNEL_LOOK_NS } else { budget };
+            let slice = if endless { KERNEL_LOOK_NS } else { budget };
+            let slice = slice.min(left.unwrap_or(u64::MAX));
+            if slice > 0 {
                 if wait::spin(&local.spin, slice, peer_processor(fds), || {
                     fds.iter()
                         .any(|one| one.fd >= 0 && looks_ready(one.fd, one.events))
                 }) {
                     local.spin.paid();
                     continue;
+                }
+                if handlers.end_a_wait() {
+                    errno::set(libc::EINTR);
+                    return -1;
                 }
                 if endless {
                     let more = merge(fds, copy.slice(), &mut kernel);

@@ -187,6 +187,8 @@ real! {
     __sysv_signal(signal: c_int, handler: usize) -> usize;
     /// `sigset(3)`.
     sigset(signal: c_int, handler: usize) -> usize;
+    /// `siginterrupt(3)`.
+    siginterrupt(signal: c_int, interrupts: c_int) -> c_int;
     /// `_Fork(3)`.
     #[allow(non_snake_case)]
     _Fork() -> c_int;
@@ -210,6 +212,13 @@ real! {
     system(command: *const c_char) -> c_int;
     /// `popen(3)`.
     popen(command: *const c_char, mode: *const c_char) -> *mut libc::FILE;
+    /// The second half of libc's `popen`.
+    #[allow(non_snake_case)]
+    _IO_proc_open(stream: *mut libc::FILE, command: *const c_char, mode: *const c_char) -> *mut libc::FILE;
+    /// `wordexp(3)`.
+    wordexp(words: *const c_char, result: *mut c_void, flags: c_int) -> c_int;
+    /// `forkpty(3)`.
+    forkpty(terminal: *mut c_int, name: *mut c_char, settings: *const c_void, size: *const c_void) -> c_int;
     /// `posix_spawn(3)`.
     posix_spawn(pid: *mut c_int, path: *const c_char, actions: *const c_void, attributes: *const c_void, argv: *const *const c_char, envp: *const *const c_char) -> c_int;
     /// `posix_spawnp(3)`.

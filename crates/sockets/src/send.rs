@@ -23,8 +23,8 @@ use crate::receive::{
 };
 use crate::state::Connection;
 use crate::{
-    buffers, doorbells, epoll, errno, leaving, lock, options, overflow, pairing, pending, real,
-    receive, sleepers, sys, wait, waits,
+    buffers, deferral, doorbells, epoll, errno, leaving, lock, options, overflow, pairing, pending,
+    real, receive, sleepers, sys, wait, waits,
 };
 
 /// A message of this size that meets the end of a small ring goes on at once on the carrier, so
@@ -798,6 +798,7 @@ fn wait_for_credit(
 ) -> Result<(), i32> {
     let limit_ns = patience.left_ns(connection.fd, libc::SO_SNDTIMEO)?;
     let (entry, local) = (connection.entry, connection.local);
+    let handlers = deferral::handlers();
     let budget = wait::budget_ns(&local.spin);
     let processor = end.theirs().wake.processor.load(Ordering::Relaxed);
     end.ours()
@@ -815,6 +816,9 @@ fn wait_for_credit(
             local.spin.paid();
             entry.spins_paid.fetch_add(1, Ordering::Relaxed);
             return Ok(());
+        }
+        if handlers.end_a_transfer() {
+            return Err(libc::EINTR);
         }
         if budget != u64::MAX || sys::poll_now(connection.fd, libc::POLLRDHUP) != 0 {
             break;

@@ -12,7 +12,7 @@ use crate::offload::endings;
 use crate::receive::{Control, receive, receive_message};
 use crate::send::transmit;
 use crate::state::{self, Connection};
-use crate::{buffers, errno, options, pending, real, sys, transfer};
+use crate::{buffers, confinement, errno, options, pending, real, sys, transfer};
 
 /// `read(2)`. Unlike `recv(2)` it never waits for, nor reports, anything when asked for no bytes.
 #[inline]
@@ -21,8 +21,28 @@ pub unsafe fn read(fd: c_int, buffer: *mut c_void, len: usize) -> isize {
         Some(c) if len > 0 => unsafe {
             receive(&c, &[part(buffer, len)], 0, || real::read(fd, buffer, len))
         },
-        _ => unsafe { real::read(fd, buffer, len) },
+        _ => unsafe { kept_or(fd, &[part(buffer, len)], 0, || real::read(fd, buffer, len)) },
     }
+}
+
+/// A call that is the kernel's, unless bytes were kept ([`confinement`]).
+///
+/// # Safety
+/// `parts` are writable.
+#[inline]
+unsafe fn kept_or(
+    fd: c_int,
+    parts: &[iovec],
+    flags: c_int,
+    kernel: impl FnOnce() -> isize,
+) -> isize {
+    if confinement::has_kept() && buffers::total(parts) != Some(0) {
+        // SAFETY: the caller's promise.
+        if let Some(result) = unsafe { confinement::receive(fd, parts, flags) } {
+            return result;
+        }
+    }
+    kernel()
 }
 
 /// `write(2)`.
@@ -40,7 +60,11 @@ pub unsafe fn write(fd: c_int, buffer: *const c_void, len: usize) -> isize {
 #[inline]
 pub unsafe fn recv(fd: c_int, buffer: *mut c_void, len: usize, flags: c_int) -> isize {
     match state::connection(fd) {
-        None => unsafe { real::recv(fd, buffer, len, flags) },
+        None => unsafe {
+            kept_or(fd, &[part(buffer, len)], flags, || {
+                real::recv(fd, buffer, len, flags)
+            })
+        },
         Some(c) => unsafe {
             receive(&c, &[part(buffer, len)], flags, || {
                 real::recv(fd, buffer, len, flags)
@@ -74,7 +98,11 @@ pub unsafe fn recvfrom(
     address_len: *mut socklen_t,
 ) -> isize {
     match state::connection(fd) {
-        None => unsafe { real::recvfrom(fd, buffer, len, flags, address, address_len) },
+        None => unsafe {
+            kept_or(fd, &[part(buffer, len)], flags, || {
+                real::recvfrom(fd, buffer, len, flags, address, address_len)
+            })
+        },
         Some(c) => {
             let result = unsafe {
                 receive(&c, &[part(buffer, len)], flags, || {
@@ -119,6 +147,9 @@ pub unsafe fn readv(fd: c_int, iov: *const iovec, count: c_int) -> isize {
         (Some(c), Some(list)) if count >= 0 && buffers::total(list) != Some(0) => unsafe {
             receive(&c, list, 0, || real::readv(fd, iov, count))
         },
+        (None, Some(list)) if count >= 0 => unsafe {
+            kept_or(fd, list, 0, || real::readv(fd, iov, count))
+        },
         _ => unsafe { real::readv(fd, iov, count) },
     }
 }
@@ -146,16 +177,10 @@ pub unsafe fn preadv2(
     flags: c_int,
 ) -> isize {
     let kernel = || unsafe { real::preadv2(fd, iov, count, offset, flags) };
-    match (state::connection(fd), unsafe {
-        parts(iov, count.max(0) as usize)
-    }) {
-        (Some(c), Some(list)) if offset == -1 && count >= 0 && buffers::total(list) != Some(0) => {
-            match message_flags(flags) {
-                Some(flags) => unsafe { receive(&c, list, flags, kernel) },
-                None => errno::result(Err(libc::EOPNOTSUPP)),
-            }
-        }
-        _ => kernel(),
+    match unsafe { at_no_offset(fd, iov, count, offset, flags) } {
+        None => kernel(),
+        Some(Ok((c, list, flags))) => unsafe { receive(&c, list, flags, kernel) },
+        Some(Err(error)) => errno::result(Err(error)),
     }
 }
 
@@ -168,17 +193,29 @@ pub unsafe fn pwritev2(
     flags: c_int,
 ) -> isize {
     let kernel = || unsafe { real::pwritev2(fd, iov, count, offset, flags) };
-    match (state::connection(fd), unsafe {
-        parts(iov, count.max(0) as usize)
-    }) {
-        (Some(c), Some(list)) if offset == -1 && count >= 0 && buffers::total(list) != Some(0) => {
-            match message_flags(flags) {
-                Some(flags) => unsafe { transmit(&c, list, flags, kernel) },
-                None => errno::result(Err(libc::EOPNOTSUPP)),
-            }
-        }
-        _ => kernel(),
+    match unsafe { at_no_offset(fd, iov, count, offset, flags) } {
+        None => kernel(),
+        Some(Ok((c, list, flags))) => unsafe { transmit(&c, list, flags, kernel) },
+        Some(Err(error)) => errno::result(Err(error)),
     }
+}
+
+/// What `preadv2` and `pwritev2` at offset -1 are on a connection: its parts and a message's flags,
+/// or an error. `None`: the kernel's business.
+unsafe fn at_no_offset<'a>(
+    fd: c_int,
+    iov: *const iovec,
+    count: c_int,
+    offset: off_t,
+    flags: c_int,
+) -> Option<Result<(Connection, &'a [iovec], c_int), i32>> {
+    let c = state::connection(fd).filter(|_| offset == -1 && count >= 0)?;
+    let list = unsafe { parts(iov, count as usize) }?;
+    let is_there = buffers::total(list) != Some(0);
+    is_there.then(|| {
+        let flags = message_flags(flags).ok_or(libc::EOPNOTSUPP)?;
+        Ok((c, list, flags))
+    })
 }
 
 /// What a socket makes of the flags of `preadv2` and `pwritev2` (`kiocb_set_rw_flags` in
@@ -218,7 +255,7 @@ pub unsafe fn eventfd_write(fd: c_int, value: u64) -> c_int {
 #[inline]
 pub unsafe fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> isize {
     let Some(c) = state::connection(fd).filter(|_| !message.is_null()) else {
-        return unsafe { real::recvmsg(fd, message, flags) };
+        return unsafe { recvmsg_of_kernel(fd, message, flags) };
     };
     let header = unsafe { &mut *message };
     let Some(list) = (unsafe { parts(header.msg_iov, header.msg_iovlen) }) else {
@@ -238,6 +275,18 @@ pub unsafe fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> isize {
         header.msg_flags = control.flags;
     }
     result
+}
+
+unsafe fn recvmsg_of_kernel(fd: c_int, message: *mut msghdr, flags: c_int) -> isize {
+    if confinement::has_kept()
+        && let Some(header) = unsafe { message.as_mut() }
+        && let Some(list) = unsafe { parts(header.msg_iov, header.msg_iovlen) }
+        && let Some(result) = unsafe { confinement::receive(fd, list, flags) }
+    {
+        (header.msg_namelen, header.msg_controllen, header.msg_flags) = (0, 0, 0);
+        return result;
+    }
+    unsafe { real::recvmsg(fd, message, flags) }
 }
 
 /// `sendmsg(2)`. Control messages other than none are the kernel's: the connection stays on, or

@@ -3,6 +3,7 @@
 use core::ffi::c_int;
 
 use libc::{epoll_event, sigset_t, timespec};
+use toehold_channel::table::WaitMode;
 
 use super::readiness::{limit_of_ms, nanoseconds};
 use crate::offload::liveness::say_what_is_set;
@@ -73,6 +74,17 @@ unsafe fn wait_on(
         });
         // SAFETY: the buffer is valid; the mask is the program's own.
         unsafe {
+            if ms == 0 && !mask.is_null() && state::wait_mode() == WaitMode::Poll {
+                // `epoll_pwait` that does not wait lets no signal in (fs/eventpoll.c, `ep_poll`).
+                // This does (fs/select.c), and nothing else will before there is an event.
+                let now = libc::timespec {
+                    tv_sec: 0,
+                    tv_nsec: 0,
+                };
+                if real::ppoll(core::ptr::null_mut(), 0, &now, mask) < 0 {
+                    return -1;
+                }
+            }
             if mask.is_null() {
                 real::epoll_wait(epfd, buffer.as_mut_ptr(), len, ms)
             } else {

@@ -9,7 +9,7 @@ use toehold_copy::prefetch;
 
 use crate::receive::{arm, disarm};
 use crate::wait::KERNEL_LOOK_NS;
-use crate::{errno, leaving, ready, sys, wait};
+use crate::{deferral, errno, leaving, ready, sys, wait};
 
 use super::nested::without_repeats;
 use super::registration::{Registration, registration, untag};
@@ -79,6 +79,7 @@ pub(crate) fn wait(
     let Some(epoll) = epoll(number) else {
         return kernel(events, timeout_ns);
     };
+    let handlers = deferral::handlers();
     let mut started = 0u64;
     loop {
         let mut found = 0;
@@ -102,14 +103,11 @@ pub(crate) fn wait(
             started = now;
         }
         let left = timeout_ns.map(|limit| limit.saturating_sub(now - started));
-        let budget = wait::budget_ns(&epoll.spin).min(left.unwrap_or(u64::MAX));
-        if budget > 0 {
-            let slice = budget.min(KERNEL_LOOK_NS.max(if budget == u64::MAX { 0 } else { budget }));
-            let slice = if budget == u64::MAX {
-                KERNEL_LOOK_NS
-            } else {
-                slice
-            };
+        let budget = wait::budget_ns(&epoll.spin);
+        let endless = budget == u64::MAX;
+        let slice = if endless { KERNEL_LOOK_NS } else { budget };
+        let slice = slice.min(left.unwrap_or(u64::MAX));
+        if slice > 0 {
             if wait::spin(
                 &epoll.spin,
                 slice,
@@ -119,7 +117,12 @@ pub(crate) fn wait(
                 epoll.spin.paid();
                 continue;
             }
-            if budget == u64::MAX {
+            if handlers.end_a_wait() {
+                errno::keep(|| epoll.share());
+                errno::set(libc::EINTR);
+                return -1;
+            }
+            if endless {
                 let n = kernel(events, Some(0));
                 if n != 0 {
                     let kept = epoll.sort_kernel_events(&mut events[..n.max(0) as usize]);

@@ -8,7 +8,7 @@ use toehold_channel::table::{Mode, Reason};
 use toehold_stream::end::{End, Incoming};
 
 use crate::state::Connection;
-use crate::{doorbells, epoll, errno, leaving, lock, pending, real, sleepers, sys, wait};
+use crate::{deferral, doorbells, epoll, errno, leaving, lock, pending, real, sleepers, sys, wait};
 
 use super::HINT_LOOK;
 
@@ -158,6 +158,7 @@ pub(super) fn wait_for_bytes(
 ) -> Result<(), i32> {
     let left_ns = patience.left_after_first(connection.fd, libc::SO_RCVTIMEO)?;
     let (entry, local) = (connection.entry, connection.local);
+    let handlers = deferral::handlers();
     let news = || {
         (end.rx_mode() != Mode::Carrier
             && end.theirs().publish.tail.load(Ordering::Acquire) != seen)
@@ -183,6 +184,9 @@ pub(super) fn wait_for_bytes(
                 local.spin.paid();
                 entry.spins_paid.fetch_add(1, Ordering::Relaxed);
                 return Ok(());
+            }
+            if handlers.end_a_transfer() {
+                return Err(libc::EINTR);
             }
             if budget != u64::MAX {
                 break;
@@ -216,6 +220,9 @@ pub(super) fn wait_for_bytes(
     let slept = !news() || only_closed_news(end);
     let result = if !slept {
         1
+    } else if handlers.end_a_transfer() {
+        errno::set(libc::EINTR);
+        -1
     } else if left_ns != 0 {
         entry.wakeups.fetch_add(1, Ordering::Relaxed);
         sleep_for_news(connection.fd, left_ns)
