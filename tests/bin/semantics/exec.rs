@@ -23,6 +23,9 @@ pub(crate) const CASES: &[Case] = &[
     Case::pair("system_writes_to_an_inherited_connection", |pair| {
         inherited(pair, by_system);
     }),
+    Case::pair("wordexp_writes_to_an_inherited_connection", |pair| {
+        inherited(pair, by_wordexp);
+    }),
     Case::pair("popen_writes_to_an_inherited_connection", |pair| {
         inherited(pair, by_popen);
     }),
@@ -395,6 +398,25 @@ fn by_system(fd: Fd) {
     let command = command(fd);
     // SAFETY: a live, NUL-terminated text.
     sys::ret(unsafe { libc::system(sys::text(&command)) }).value();
+}
+
+/// `wordexp_t` (wordexp.h), and calls that the libc crate lacks.
+#[repr(C)]
+struct Words(usize, *mut *mut libc::c_char, usize);
+
+unsafe extern "C" {
+    fn wordexp(words: *const libc::c_char, result: *mut Words, flags: i32) -> i32;
+    fn wordfree(result: *mut Words);
+}
+
+fn by_wordexp(fd: Fd) {
+    let command = CString::new(format!("$(printf child >&{fd})")).expect("no NUL");
+    let mut words = Words(0, std::ptr::null_mut(), 0);
+    // SAFETY: a live, NUL-terminated text; the result is freed once.
+    let failed = unsafe { wordexp(sys::text(&command), &mut words, 0) };
+    assert_eq!(failed, 0);
+    // SAFETY: filled in above.
+    unsafe { wordfree(&mut words) };
 }
 
 fn by_popen(fd: Fd) {
