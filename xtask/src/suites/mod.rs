@@ -3,13 +3,16 @@
 //! [`differences`] with a reason that a user would accept.
 //!
 //! - [`run`]: one test program, run to its end or to the end of our patience.
+//! - [`network`]: where it runs. [`leftovers`]: what is cleaned up when a signal ends a run.
 //! - [`source`]: sources of others, fetched once.
 //! - [`python`], [`libuv`], [`libevent`], [`redis`]: what is run of each.
 //! - [`differences`]: the differences that are accepted.
 
 mod differences;
+mod leftovers;
 mod libevent;
 mod libuv;
+mod network;
 mod python;
 mod redis;
 mod run;
@@ -19,43 +22,61 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::fs;
 use std::process::Command;
+use std::sync::Mutex;
+use std::thread;
 use std::time::Instant;
 
 use serde_json::{Value, json};
 
-use self::run::{Ground, Outcome, Program, Results, Way};
+use self::run::{Grounds, Outcome, Program, Results, Way};
 use crate::root;
 
 /// How often a test that differs is run again, each way, before it is told of.
 const REPEATS: usize = 4;
+/// How many programs of a suite are told of with their times.
+const SLOWEST_SHOWN: usize = 5;
 
 /// A suite.
 struct Suite {
     name: &'static str,
     about: &'static str,
+    /// How many of its programs run at the same time, each in a network of its own. One where they
+    /// share files.
+    at_once: usize,
     /// Its programs; only the quick ones where the flag is set. What there is to build is built.
     programs: fn(is_quick: bool) -> Result<Vec<Program>, String>,
 }
 
-const SUITES: [Suite; 4] = [
+/// In the order in which they begin: those that take long come first.
+const SUITES: [Suite; 5] = [
     Suite {
         name: "python",
-        about: "CPython 3.11: sockets, selectors, asyncio, TLS, internet protocols, processes",
+        about: "CPython 3.11: sockets, selectors, TLS, internet protocols, processes",
+        at_once: 3,
         programs: python::programs,
+    },
+    Suite {
+        name: "asyncio",
+        about: "CPython 3.11: all of test_asyncio",
+        at_once: 3,
+        programs: python::asyncio,
     },
     Suite {
         name: "libuv",
         about: "libuv: each of its tests in a process of its own",
+        at_once: 1,
         programs: libuv::programs,
     },
     Suite {
         name: "libevent",
         about: "libevent's regress, over epoll, poll and select",
+        at_once: 4,
         programs: libevent::programs,
     },
     Suite {
         name: "redis",
         about: "Redis: units and integration tests, by its Tcl client",
+        at_once: 1,
         programs: redis::programs,
     },
 ];
@@ -95,7 +116,7 @@ pub(crate) fn run(arguments: &[String]) -> bool {
     let mut words = arguments.iter();
     while let Some(word) = words.next() {
         match word.as_str() {
-            "--json" | "--markdown" | "--only" => drop(words.next()),
+            "--json" | "--markdown" | "--only" | "--jobs" => drop(words.next()),
             "--quick" => {}
             "--list" => {
                 for suite in &SUITES {
@@ -116,35 +137,19 @@ pub(crate) fn run(arguments: &[String]) -> bool {
     if !is_built() {
         return false;
     }
-    let mut rows = Vec::new();
-    let mut complete = true;
-    for suite in &SUITES {
-        if !named.is_empty() && !named.contains(&suite.name) {
-            continue;
+    let jobs = match value("--jobs").map(|jobs| jobs.parse()) {
+        None => thread::available_parallelism().map_or(1, usize::from),
+        Some(Ok(jobs)) if jobs > 0 => jobs,
+        Some(_) => {
+            eprintln!("--jobs takes a number of suites that run at the same time");
+            return false;
         }
-        println!("{}: {}", suite.name, suite.about);
-        let programs = (suite.programs)(is_quick);
-        if programs.as_ref().is_ok_and(Vec::is_empty) {
-            println!("  nothing of it is quick");
-            continue;
-        }
-        let row = programs.and_then(|mut programs| {
-            if let Some(only) = only {
-                programs.retain(|program| program.name.contains(only.as_str()));
-            }
-            examine(suite.name, &programs)
-        });
-        match row {
-            Ok(row) => {
-                println!("{}", row.details());
-                rows.push(row);
-            }
-            Err(why) => {
-                eprintln!("{}: {why}", suite.name);
-                complete = false;
-            }
-        }
-    }
+    };
+    leftovers::sweep();
+    leftovers::watch_signals();
+    let wanted = |suite: &&Suite| named.is_empty() || named.contains(&suite.name);
+    let wanted: Vec<&Suite> = SUITES.iter().filter(wanted).collect();
+    let (rows, mut complete) = run_all(&wanted, jobs, is_quick, only.map(String::as_str));
     let table = table(&rows);
     println!("{table}");
     if let Some(path) = value("--markdown") {
@@ -167,6 +172,45 @@ pub(crate) fn run(arguments: &[String]) -> bool {
     is_good
 }
 
+/// Runs suites, `jobs` at a time; their rows in the order of the suites, and whether all could run.
+fn run_all(suites: &[&Suite], jobs: usize, is_quick: bool, only: Option<&str>) -> (Vec<Row>, bool) {
+    let queue = Mutex::new(suites.iter().enumerate());
+    let done: Mutex<BTreeMap<usize, Result<Row, String>>> = Mutex::default();
+    let work = || loop {
+        let next = queue.lock().expect("nobody panics with it").next();
+        let Some((number, suite)) = next else {
+            break;
+        };
+        println!("{}: {}", suite.name, suite.about);
+        let row = match (suite.programs)(is_quick) {
+            Ok(programs) if programs.is_empty() => {
+                println!("{}: nothing of it is quick", suite.name);
+                continue;
+            }
+            Ok(mut programs) => {
+                programs.retain(|program| only.is_none_or(|only| program.name.contains(only)));
+                examine(suite, &programs)
+            }
+            Err(why) => Err(why),
+        };
+        match &row {
+            Ok(row) => println!("{}:\n{}", suite.name, row.details()),
+            Err(why) => eprintln!("{}: {why}", suite.name),
+        }
+        done.lock()
+            .expect("nobody panics with it")
+            .insert(number, row);
+    };
+    thread::scope(|scope| {
+        for _ in 0..jobs.min(suites.len()) {
+            scope.spawn(work);
+        }
+    });
+    let done = done.into_inner().expect("nobody panics with it");
+    let complete = done.values().all(Result::is_ok);
+    (done.into_values().flatten().collect(), complete)
+}
+
 fn write(path: &str, text: &str) -> bool {
     let written = fs::write(path, text);
     if let Err(error) = &written {
@@ -184,9 +228,9 @@ fn is_built() -> bool {
 }
 
 /// Runs programs both ways, and what differs again.
-fn examine(suite: &'static str, programs: &[Program]) -> Result<Row, String> {
+fn examine(suite: &Suite, programs: &[Program]) -> Result<Row, String> {
     let begun = Instant::now();
-    let ground = Ground::new()?;
+    let ground = Grounds::new(suite.name, suite.at_once)?;
     let plain = ground.run(programs, Way::Plain);
     let accelerated = ground.run(programs, Way::Accelerated);
     let (mut differences, mut unsteady) = (Vec::new(), Vec::new());
@@ -207,6 +251,9 @@ fn examine(suite: &'static str, programs: &[Program]) -> Result<Row, String> {
         repeats[0].push(ground.run(&again, Way::Plain).outcomes);
         repeats[1].push(ground.run(&again, Way::Accelerated).outcomes);
     }
+    if leftovers::is_ended() {
+        return Err("a signal ended it".to_owned());
+    }
     for test in suspects {
         let first = [&plain, &accelerated].map(|results| outcome(&results.outcomes, &test));
         let all = [0, 1].map(|way| {
@@ -225,12 +272,12 @@ fn examine(suite: &'static str, programs: &[Program]) -> Result<Row, String> {
             accelerated: first[1],
             bad: bad.count(),
             runs: all[1].len(),
-            accepted: differences::reason(suite, &test),
+            accepted: differences::reason(suite.name, &test),
             test,
         });
     }
     Ok(Row {
-        suite,
+        suite: suite.name,
         plain,
         accelerated,
         differences,
@@ -305,7 +352,16 @@ impl Row {
         if self.accelerated.channels == 0 {
             text.push_str("  no connection got a channel: this row shows nothing\n");
         }
-        let _ = writeln!(text, "  {:.0} s", self.seconds);
+        let mut slow: Vec<_> = self.plain.seconds.iter().collect();
+        slow.sort_by(|a, b| b.1.total_cmp(a.1));
+        for (program, plain) in slow.into_iter().take(SLOWEST_SHOWN) {
+            let accelerated = self.accelerated.seconds.get(program).unwrap_or(&0.0);
+            let _ = writeln!(
+                text,
+                "  {program}: {plain:.0} s plain, {accelerated:.0} s accelerated"
+            );
+        }
+        let _ = writeln!(text, "  {:.0} s in all", self.seconds);
         text
     }
 
@@ -345,7 +401,7 @@ impl Row {
 fn table(rows: &[Row]) -> String {
     let mut text = String::from(
         "| suite | passed plain | passed accelerated | skipped | failed plain | \
-         ends seen in shared memory | unsteady | differences |\n\
+         channels | unsteady | differences |\n\
          |---|---|---|---|---|---|---|---|\n",
     );
     for row in rows {
@@ -367,7 +423,7 @@ fn table(rows: &[Row]) -> String {
             row.plain.count(Outcome::Passed),
             row.accelerated.count(Outcome::Passed),
             row.plain.count(Outcome::Skipped),
-            row.accelerated.upgraded,
+            row.accelerated.channels,
             row.unsteady.len(),
         );
     }
@@ -396,6 +452,7 @@ mod tests {
             outcomes: tests(&[("a", Outcome::Passed)]),
             upgraded: 0,
             channels,
+            seconds: BTreeMap::new(),
         };
         let row = |channels| Row {
             suite: "x",

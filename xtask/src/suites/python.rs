@@ -14,7 +14,7 @@ const INTERPRETER: &str = "/usr/bin/python3.11";
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Modules of `test` that use sockets or hand descriptors on.
-const MODULES: [&str; 24] = [
+const MODULES: [&str; 33] = [
     "test_socket",
     "test_socketserver",
     "test_select",
@@ -39,10 +39,19 @@ const MODULES: [&str; 24] = [
     "test_wsgiref",
     "test_subprocess",
     "test_logging",
+    "test_timeout",
+    "test_robotparser",
+    "test_urllib",
+    "test_urllib2",
+    "test_os",
+    "test_eintr",
+    "test_signal",
+    "test_threadsignals",
+    "test_fork1",
 ];
 
 /// Modules that take seconds: those of `make test`.
-const QUICK: [&str; 12] = [
+const QUICK: [&str; 10] = [
     "test_selectors",
     "test_epoll",
     "test_asyncore",
@@ -50,9 +59,7 @@ const QUICK: [&str; 12] = [
     "test_httplib",
     "test_ftplib",
     "test_poplib",
-    "test_imaplib",
     "test_telnetlib",
-    "test_xmlrpc",
     "test_asyncio.test_streams",
     "test_asyncio.test_sock_lowlevel",
 ];
@@ -67,18 +74,13 @@ const MULTIPROCESSING: [&str; 6] = [
     "WithManagerTestRemoteManager",
 ];
 
-/// A program for each module.
+/// A program for each module but those of asyncio; the quick ones may be of asyncio, too.
 pub(crate) fn programs(is_quick: bool) -> Result<Vec<Program>, String> {
-    if !Path::new(LIBRARY).join("test_socket.py").is_file() {
-        return Err("libpython3.11-testsuite is not installed (make suites)".to_owned());
-    }
+    is_installed()?;
     if is_quick {
         return Ok(QUICK.map(|module| program(module, &[module])).to_vec());
     }
     let mut programs = MODULES.map(|module| program(module, &[module])).to_vec();
-    for module in asyncio()? {
-        programs.push(program(&module, &[&module]));
-    }
     for start in ["fork", "spawn", "forkserver"] {
         let module = format!("test_multiprocessing_{start}");
         let classes = MULTIPROCESSING.map(|class| format!("{module}.{class}"));
@@ -102,8 +104,12 @@ fn program(name: &str, tests: &[&str]) -> Program {
     }
 }
 
-/// The modules of `test.test_asyncio`.
-fn asyncio() -> Result<Vec<String>, String> {
+/// A program for each module of `test.test_asyncio`.
+pub(crate) fn asyncio(is_quick: bool) -> Result<Vec<Program>, String> {
+    is_installed()?;
+    if is_quick {
+        return Ok(Vec::new());
+    }
     let dir = Path::new(LIBRARY).join("test_asyncio");
     let entries = std::fs::read_dir(&dir).map_err(|error| format!("{}: {error}", dir.display()))?;
     let names = entries.flatten().filter_map(|entry| {
@@ -114,5 +120,13 @@ fn asyncio() -> Result<Vec<String>, String> {
     });
     let mut names: Vec<String> = names.collect();
     names.sort();
-    Ok(names)
+    let programs = names.iter().map(|module| program(module, &[module]));
+    Ok(programs.collect())
+}
+
+fn is_installed() -> Result<(), String> {
+    if !Path::new(LIBRARY).join("test_socket.py").is_file() {
+        return Err("libpython3.11-testsuite is not installed (make suites)".to_owned());
+    }
+    Ok(())
 }

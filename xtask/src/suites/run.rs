@@ -1,12 +1,12 @@
 //! One test program, run to its end or to the end of our patience.
 //!
 //! ```text
-//!   way ── plain ─────────► ip netns exec NAME ─────────────────────────────► PROGRAM
-//!      └── accelerated ───► ip netns exec NAME ── toehold run --pair-after 1 ► PROGRAM
+//!   way ── plain ─────────────────────────────────────► PROGRAM
+//!      └── accelerated ───► toehold run --pair-after 1 ► PROGRAM
 //! ```
 //!
-//! Everything of a suite happens in one network namespace of its own: its fixed ports are free, and
-//! it reaches nobody.
+//! Everything of a suite happens in one [`Network`] of its own: its fixed ports are free, and it
+//! reaches nobody. Nothing of a suite outlives this program: see [`leftovers`].
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -20,6 +20,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use super::leftovers::{self, Folder};
+use super::network::Network;
+use super::source;
 use crate::target;
 
 /// How often running programs are looked at.
@@ -28,6 +31,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 const ASK_EVERY: Duration = Duration::from_millis(150);
 /// How often a program is started again after a test of it hung.
 const STARTS_MAX: usize = 40;
+
+/// Programs that write more than this are not kept: memcached's write what they have measured.
+const KEPT_BYTES_MAX: u64 = 4 << 20;
 
 /// How a test ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -81,6 +87,8 @@ pub(crate) struct Results {
     pub(crate) upgraded: usize,
     /// Connections that the adapter gave a channel: exact, unlike `upgraded`.
     pub(crate) channels: u64,
+    /// How long each program took.
+    pub(crate) seconds: BTreeMap<String, f64>,
 }
 
 /// How a program is run.
@@ -92,24 +100,58 @@ pub(crate) enum Way {
     Accelerated,
 }
 
-/// A namespace, an adapter in it, and a folder for what programs write.
+/// As many grounds as programs of a suite run at the same time.
 #[derive(Debug)]
-pub(crate) struct Ground {
-    namespace: Option<String>,
+pub(crate) struct Grounds(Vec<Ground>);
+
+impl Grounds {
+    /// Prepares `count` grounds for a suite.
+    pub(crate) fn new(suite: &'static str, count: usize) -> Result<Grounds, String> {
+        let grounds = (0..count).map(|_| Ground::new(suite));
+        Ok(Grounds(grounds.collect::<Result<_, _>>()?))
+    }
+
+    /// Runs programs, one at a time on each ground.
+    pub(crate) fn run(&self, programs: &[Program], way: Way) -> Results {
+        let queue = Mutex::new(programs.iter());
+        let next = || queue.lock().expect("nobody panics with it").next();
+        let mut all = Results::default();
+        std::thread::scope(|scope| {
+            let next = &next;
+            let runs = self
+                .0
+                .iter()
+                .map(|ground| scope.spawn(move || ground.run(next, way)));
+            for run in runs.collect::<Vec<_>>() {
+                let results = run.join().expect("a run does not panic");
+                all.outcomes.extend(results.outcomes);
+                all.seconds.extend(results.seconds);
+                all.upgraded += results.upgraded;
+                all.channels += results.channels;
+            }
+        });
+        all
+    }
+}
+
+/// A network, an adapter in it, and a folder for what programs write.
+#[derive(Debug)]
+struct Ground {
+    suite: &'static str,
+    /// Without privileges, there is none of its own.
+    network: Option<Network>,
     adapter: Child,
-    work: tempfile::TempDir,
+    work: Folder,
     toehold: PathBuf,
 }
 
 impl Ground {
-    /// Prepares all of it.
-    pub(crate) fn new() -> Result<Ground, String> {
+    /// Prepares all of it for a suite.
+    fn new(suite: &'static str) -> Result<Ground, String> {
         let toehold = target().join("release/toehold");
-        let work = tempfile::tempdir().map_err(|error| error.to_string())?;
-        let name = format!("toehold-suites-{}", std::process::id());
-        let is_made = ip(&["netns", "add", &name]) && ip(&["-n", &name, "link", "set", "lo", "up"]);
-        let namespace = is_made.then_some(name);
-        let mut command = within(namespace.as_deref(), &toehold);
+        let network = Network::new();
+        let work = Folder::new(network.as_ref()).map_err(|error| error.to_string())?;
+        let mut command = within(network.as_ref(), &toehold);
         command.args(["adapter", "--runtime-dir"]);
         command.arg(work.path().join("runtime"));
         let log =
@@ -118,9 +160,11 @@ impl Ground {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log);
+        end_with_us(&mut command);
         let adapter = command.spawn().map_err(|error| error.to_string())?;
         let ground = Ground {
-            namespace,
+            suite,
+            network,
             adapter,
             work,
             toehold,
@@ -147,8 +191,8 @@ impl Ground {
         serde_json::from_slice(&output.stdout).ok()
     }
 
-    /// Runs programs one after the other.
-    pub(crate) fn run(&self, programs: &[Program], way: Way) -> Results {
+    /// Runs programs one after the other, as `next` gives them.
+    fn run<'a>(&self, next: impl Fn() -> Option<&'a Program>, way: Way) -> Results {
         let (done, seen) = (AtomicBool::new(false), Mutex::new(Vec::new()));
         let mut results = Results::default();
         let channels = AtomicU64::new(0);
@@ -169,10 +213,14 @@ impl Ground {
                     }
                 });
             }
-            for program in programs {
-                for (test, outcome) in self.run_one(program, way) {
-                    results.outcomes.insert(test, outcome);
+            while let Some(program) = next() {
+                if leftovers::is_ended() {
+                    break;
                 }
+                let begun = Instant::now();
+                results.outcomes.extend(self.run_one(program, way));
+                let seconds = begun.elapsed().as_secs_f64();
+                results.seconds.insert(program.name.clone(), seconds);
             }
             done.store(true, Ordering::Relaxed);
             if way == Way::Accelerated {
@@ -182,6 +230,20 @@ impl Ground {
         results.upgraded = seen.into_inner().expect("nobody panics with it").len();
         results.channels = channels.into_inner();
         results
+    }
+
+    /// Keeps what a program wrote for people: `target/suites/output/SUITE/WAY/PROGRAM`.
+    fn keep(&self, program: &Program, way: Way, output: &Path) {
+        let way = format!("{way:?}").to_lowercase();
+        if fs::metadata(output).is_ok_and(|metadata| metadata.len() > KEPT_BYTES_MAX) {
+            return;
+        }
+        let dir = source::cache().join("output").join(self.suite).join(way);
+        let kept = fs::create_dir_all(&dir)
+            .and_then(|()| fs::copy(output, dir.join(program.name.replace('/', "."))));
+        if let Err(error) = kept {
+            eprintln!("{}: {error}", dir.display());
+        }
     }
 
     /// Runs one program, again where a test of many hung.
@@ -194,6 +256,7 @@ impl Ground {
         for _ in 0..STARTS_MAX {
             let status = self.run_once(program, way, &journal, &output);
             let said = String::from_utf8_lossy(&fs::read(&output).unwrap_or_default()).into_owned();
+            self.keep(program, way, &output);
             match program.reading {
                 Reading::Whole(judge) => {
                     let outcome = match status {
@@ -227,6 +290,9 @@ impl Ground {
                         hung.extend(open.clone());
                     }
                     unended.extend(open);
+                    if leftovers::is_ended() {
+                        break;
+                    }
                 }
             }
         }
@@ -255,9 +321,9 @@ impl Ground {
         let mut words = program.command.iter();
         let first = words.next().expect("a program has a name");
         let mut command = match way {
-            Way::Plain => within(self.namespace.as_deref(), Path::new(first)),
+            Way::Plain => within(self.network.as_ref(), Path::new(first)),
             Way::Accelerated => {
-                let mut command = within(self.namespace.as_deref(), &self.toehold);
+                let mut command = within(self.network.as_ref(), &self.toehold);
                 command.args([
                     "run",
                     "--path",
@@ -276,7 +342,7 @@ impl Ground {
         command
             .args(words)
             .current_dir(&program.dir)
-            .env("TOEHOLD_SUITE_JOURNAL", journal)
+            .env(leftovers::JOURNAL, journal)
             .env("TMPDIR", self.work.path())
             .envs(program.environment.iter().cloned())
             .stdin(Stdio::null())
@@ -299,7 +365,7 @@ impl Ground {
         let status = loop {
             match child.try_wait() {
                 Ok(Some(status)) => break Some(status),
-                Ok(None) if since.elapsed() < program.patience => {}
+                Ok(None) if since.elapsed() < program.patience && !leftovers::is_ended() => {}
                 _ => break None,
             }
             if length() != news {
@@ -319,22 +385,17 @@ impl Drop for Ground {
     fn drop(&mut self) {
         let _ = self.adapter.kill();
         let _ = self.adapter.wait();
-        if let Some(name) = &self.namespace {
-            ip(&["netns", "del", name]);
-        }
+        leftovers::end_those_of(self.work.path());
     }
 }
 
-/// A command for a program in a namespace, if there is one.
-fn within(namespace: Option<&str>, program: &Path) -> Command {
-    match namespace {
-        None => Command::new(program),
-        Some(name) => {
-            let mut command = Command::new("ip");
-            command.args(["netns", "exec", name]).arg(program);
-            command
-        }
+/// A command for a program in a network, if there is one.
+fn within(network: Option<&Network>, program: &Path) -> Command {
+    let mut command = Command::new(program);
+    if let Some(network) = network {
+        network.hold(&mut command);
     }
+    command
 }
 
 /// Has a command killed when this program ends, however it ends.
@@ -348,11 +409,6 @@ fn end_with_us(command: &mut Command) {
             },
         );
     }
-}
-
-fn ip(arguments: &[&str]) -> bool {
-    let output = Command::new("ip").args(arguments).output();
-    output.is_ok_and(|output| output.status.success())
 }
 
 /// Adds the ends of connections that have moved to shared memory and are not in the list yet.

@@ -6,6 +6,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Mutex;
 
 use crate::target;
 
@@ -17,12 +18,16 @@ pub(crate) fn cache() -> PathBuf {
     target().join("suites")
 }
 
+/// Held while apt runs: suites begin at the same time, and its lists have one lock.
+static APT: Mutex<()> = Mutex::new(());
+
 /// The unpacked source of a Debian source package.
 pub(crate) fn of_package(package: &str) -> Result<PathBuf, String> {
     let dir = cache().join(package);
     if let Some(source) = only_folder(&dir) {
         return Ok(source);
     }
+    let _apt = APT.lock().expect("nobody panics with it");
     let partial = cache().join(format!("{package}.partial"));
     let _ = fs::remove_dir_all(&partial);
     let state = cache().join("apt");
