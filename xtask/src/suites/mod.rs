@@ -5,13 +5,15 @@
 //! - [`run`]: one test program, run to its end or to the end of our patience.
 //! - [`network`]: where it runs. [`leftovers`]: what is cleaned up when a signal ends a run.
 //! - [`source`]: sources of others, fetched once.
-//! - [`python`], [`libuv`], [`libevent`], [`redis`]: what is run of each.
+//! - [`python`], [`libuv`], [`libevent`], [`memcached`], [`redis`], [`curl`]: what is run of each.
 //! - [`differences`]: the differences that are accepted.
 
+mod curl;
 mod differences;
 mod leftovers;
 mod libevent;
 mod libuv;
+mod memcached;
 mod network;
 mod python;
 mod redis;
@@ -48,7 +50,7 @@ struct Suite {
 }
 
 /// In the order in which they begin: those that take long come first.
-const SUITES: [Suite; 5] = [
+const SUITES: [Suite; 7] = [
     Suite {
         name: "python",
         about: "CPython 3.11: sockets, selectors, TLS, internet protocols, processes",
@@ -60,6 +62,18 @@ const SUITES: [Suite; 5] = [
         about: "CPython 3.11: all of test_asyncio",
         at_once: 3,
         programs: python::asyncio,
+    },
+    Suite {
+        name: "curl",
+        about: "curl: the tool and its library, against servers of its own",
+        at_once: 1,
+        programs: curl::programs,
+    },
+    Suite {
+        name: "memcached",
+        about: "memcached: its Perl tests, over TCP",
+        at_once: 2,
+        programs: memcached::programs,
     },
     Suite {
         name: "libuv",
