@@ -172,8 +172,8 @@ pub unsafe fn pwritev2(
 /// A transfer on a connection: its parts, and a message's flags.
 type Transfer<'a> = (Connection, &'a [iovec], c_int);
 
-/// What `preadv2` and `pwritev2` at offset -1 are on a connection, or an error. `None`: the kernel's
-/// business.
+/// What `preadv2` and `pwritev2` at offset -1 are on a connection, or an error. `None`: the
+/// kernel's business.
 unsafe fn at_no_offset<'a>(
     fd: c_int,
     iov: *const iovec,
