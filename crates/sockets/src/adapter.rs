@@ -7,7 +7,7 @@ use std::os::fd::{FromRawFd, OwnedFd};
 
 use toehold_channel::rendezvous::{Kind, MESSAGE_BYTES, Message, SOCKET_NAME};
 
-use crate::{lock, state, sys};
+use crate::{descriptors, lock, process, sys, table};
 
 /// After a failure to reach the adapter, leave it alone for this long.
 const RETRY_NS: u64 = 200_000_000;
@@ -67,12 +67,12 @@ pub(crate) fn forked() {
     let unused = INHERITED.swap(-1, Ordering::Relaxed);
     let parents = if own >= 0 { own } else { unused };
     if parents >= 0 {
-        let adopted = connect_through(parents).map_or(-1, state::own);
+        let adopted = connect_through(parents).map_or(-1, descriptors::own);
         INHERITED.store(adopted, Ordering::Relaxed);
     }
     for inherited in [own, unused] {
         if inherited >= 0 {
-            state::disown(inherited);
+            descriptors::disown(inherited);
         }
     }
     EPOCH.fetch_add(1, Ordering::Relaxed);
@@ -106,7 +106,7 @@ pub(crate) fn reach() -> Option<i32> {
     }
     let address = ADDRESS.load(Ordering::Acquire);
     let now = sys::now_ns();
-    if address.is_null() || state::table_fd() < 0 || now < RETRY_AT_NS.load(Ordering::Relaxed) {
+    if address.is_null() || table::fd() < 0 || now < RETRY_AT_NS.load(Ordering::Relaxed) {
         return None;
     }
     RETRY_AT_NS.store(now + RETRY_NS, Ordering::Relaxed);
@@ -114,12 +114,12 @@ pub(crate) fn reach() -> Option<i32> {
     let adopted = INHERITED.swap(-1, Ordering::Relaxed);
     let fd = match adopted >= 0 {
         true => adopted,
-        false => state::own(connect_by_path(address)?),
+        false => descriptors::own(connect_by_path(address)?),
     };
     let mut hello = Message::new(Kind::Hello);
-    hello.pid = state::pid();
-    if !send(fd, &hello, Some(state::table_fd())) {
-        state::disown(fd);
+    hello.pid = process::pid();
+    if !send(fd, &hello, Some(table::fd())) {
+        descriptors::disown(fd);
         return None;
     }
     ADAPTER.store(fd, Ordering::Relaxed);
@@ -181,7 +181,7 @@ fn connect_through(inherited: i32) -> Option<i32> {
         )
     };
     let mut adopt = Message::new(Kind::Adopt);
-    adopt.pid = state::pid();
+    adopt.pid = process::pid();
     // The adapter asks for it, too, but perhaps after we have said hello.
     let is_named = made >= 0 && name_sender(ends[0]);
     let sent = is_named && send(inherited, &adopt, Some(ends[1]));
@@ -268,7 +268,7 @@ pub(crate) fn lose(fd: i32) {
         .compare_exchange(fd, -1, Ordering::Relaxed, Ordering::Relaxed)
         .is_ok()
     {
-        state::disown(fd);
+        descriptors::disown(fd);
     }
 }
 

@@ -23,6 +23,10 @@ use core::sync::atomic::Ordering;
 use libc::{iovec, pollfd};
 use toehold_channel::table::{Mode, Reason};
 
+use crate::connection::{self, Connection};
+use crate::descriptors::{Kind, is_noted, kind};
+use crate::{buffers, closing, errno, pairing, process, real, send, sys};
+
 pub use self::bytes::{
     eventfd_read, eventfd_write, preadv2, pwritev2, read, readv, recv, recvfrom, recvmmsg, recvmsg,
     send, sendfile, sendmmsg, sendmsg, sendto, splice, write, writev,
@@ -39,8 +43,6 @@ pub use self::epoll::{
 };
 pub use self::readiness::{poll, ppoll, pselect, select};
 pub use crate::locking::{mlockall, munlockall};
-use crate::state::{self, Kind};
-use crate::{buffers, errno, pairing, real, sys};
 
 #[inline]
 fn part(base: *const c_void, len: usize) -> iovec {
@@ -90,7 +92,7 @@ pub(crate) fn wait_writable(fd: i32) {
 /// true when the stream must be served by our calls (the connection has a channel already), false
 /// when the kernel's will do and the connection stays on the host path.
 pub fn stdio_needs_us(fd: c_int) -> bool {
-    let Some(c) = state::connection(fd) else {
+    let Some(c) = connection::connection(fd) else {
         return false;
     };
     if !c.local.region.load(Ordering::Relaxed).is_null() {
@@ -103,26 +105,29 @@ pub fn stdio_needs_us(fd: c_int) -> bool {
 /// libc is about to close `fd`, which a stream of its own has, inside itself: its number may be
 /// given out again. A stream that is served by our calls closes by them.
 pub fn stream_closes(fd: c_int) {
-    let has_channel = |c: state::Connection| !c.local.region.load(Ordering::Relaxed).is_null();
-    let is_known = state::connection(fd).is_some() || state::is_noted(fd);
-    if is_known && !state::connection(fd).is_some_and(has_channel) && !state::borrowed_memory() {
-        crate::errno::keep(|| state::closing(fd));
+    let has_channel = |c: Connection| !c.local.region.load(Ordering::Relaxed).is_null();
+    let is_known = connection::connection(fd).is_some() || is_noted(fd);
+    if is_known
+        && !connection::connection(fd).is_some_and(has_channel)
+        && !process::borrowed_memory()
+    {
+        errno::keep(|| closing::closing(fd));
     }
 }
 
 /// True when `fd` is tracked: calls that libc makes on its behalf inside itself must be made
 /// through us.
 pub fn is_tracked(fd: c_int) -> bool {
-    state::kind(fd) == Kind::Connection
+    kind(fd) == Kind::Connection
 }
 
 /// Lets the adapter's wishes reach a connection the program is not using; exported for tests.
 pub fn service(fd: c_int) {
-    if let Some(c) = state::connection(fd) {
+    if let Some(c) = connection::connection(fd) {
         if c.local.region.load(Ordering::Relaxed).is_null() {
             pairing::consider(&c);
         } else {
-            crate::send::service(&c);
+            send::service(&c);
         }
     }
 }
@@ -130,12 +135,12 @@ pub fn service(fd: c_int) {
 /// A part of the program that does not know us is going to write to `fd`: our direction moves to
 /// the carrier, for good.
 pub fn before_kernel_writes(fd: c_int) {
-    let Some(c) = state::connection(fd) else {
+    let Some(c) = connection::connection(fd) else {
         return;
     };
     errno::keep(|| match c.local.region.load(Ordering::Relaxed).is_null() {
         true => c.pin(Reason::Unsupported),
-        false => drop(crate::send::leave_ring(&c, Reason::Unsupported)),
+        false => drop(send::leave_ring(&c, Reason::Unsupported)),
     });
 }
 
@@ -152,13 +157,13 @@ pub unsafe fn before_kernel_reads(
 ) -> Option<Result<usize, i32>> {
     /// A peer that was in the middle of a send when it was refused finishes it within this time.
     const SETTLE_NS: u64 = 4_000_000;
-    let c = state::connection(fd)?;
+    let c = connection::connection(fd)?;
     if c.local.region.load(Ordering::Relaxed).is_null() {
         c.pin(Reason::Unsupported);
         return None;
     }
     errno::keep(|| {
-        crate::send::leave_ring(&c, Reason::Unsupported);
+        send::leave_ring(&c, Reason::Unsupported);
         let start = sys::now_ns();
         loop {
             // SAFETY: the caller's promise.
@@ -176,7 +181,7 @@ pub unsafe fn before_kernel_reads(
                 return None;
             }
             if sys::now_ns() - start >= SETTLE_NS {
-                crate::send::quiesce(&c, Reason::Unsupported);
+                send::quiesce(&c, Reason::Unsupported);
                 return None;
             }
             sys::yield_now();

@@ -22,7 +22,7 @@
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering, compiler_fence};
 
-use crate::{real, state, sys};
+use crate::{process, real, sys};
 
 /// The state of one thread.
 #[derive(Debug)]
@@ -117,7 +117,7 @@ impl Thread {
     #[inline]
     fn depth(&self) -> u32 {
         let word = self.sections.load(Ordering::Relaxed);
-        if (word >> 32) as u32 == state::pid() {
+        if (word >> 32) as u32 == process::pid() {
             word as u32
         } else {
             0
@@ -126,7 +126,7 @@ impl Thread {
 
     #[inline]
     fn set_depth(&self, depth: u32) {
-        let word = u64::from(state::pid()) << 32 | u64::from(depth);
+        let word = u64::from(process::pid()) << 32 | u64::from(depth);
         self.sections.store(word, Ordering::Relaxed);
     }
 }
@@ -282,8 +282,8 @@ fn address() -> usize {
 fn concerns(signal: c_int) -> bool {
     (1..=SIGNAL_MAX).contains(&signal)
         && !FAULTS.contains(&signal)
-        && state::is_started()
-        && !state::borrowed_memory()
+        && process::is_started()
+        && !process::borrowed_memory()
 }
 
 /// `sigaction(2)`.

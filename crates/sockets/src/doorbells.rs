@@ -10,7 +10,7 @@ use core::sync::atomic::Ordering;
 use toehold_channel::table::Mode;
 use toehold_stream::end::End;
 
-use crate::state::Connection;
+use crate::connection::Connection;
 use crate::{lock, pending, sleepers, sys};
 
 /// Doorbells taken in one call.

@@ -39,22 +39,21 @@ use toehold_channel::sync::fence;
 use toehold_channel::table::Mode;
 
 use crate::chunks::Chunks;
-use crate::offload::active_open;
-use crate::pairs::Pair;
-use crate::receive::HINT_LOOK;
-use crate::state::Connection;
-use crate::wait::SpinHistory;
-use crate::{doorbells, errno, lock, ready, sleepers, state, sys};
-
-use early::{EARLY_LOCK, forget_early};
-use lists::{pop_ready, push_ready};
-use membership::{believe_kernel, is_anothers, set_home_wake};
-use nested::{NESTED_MAX, Nested, forget_nested};
-use registration::{
+use crate::connection::Connection;
+use crate::epoll::early::{EARLY_LOCK, forget_early};
+use crate::epoll::lists::{pop_ready, push_ready};
+use crate::epoll::membership::{believe_kernel, is_anothers, set_home_wake};
+use crate::epoll::nested::{NESTED_MAX, Nested, forget_nested};
+use crate::epoll::registration::{
     EARLY, FREE_LOCK, HELD, NEXT_UNUSED, ONCE, PLAIN, POLLED, Registration, TAG, each_registration,
     free_registration, registration, tag, unlink, untag,
 };
-use waiting::{fetch_lines, polled_has_news};
+use crate::epoll::waiting::{fetch_lines, polled_has_news};
+use crate::offload::active_open;
+use crate::pairs::Pair;
+use crate::receive::HINT_LOOK;
+use crate::wait::SpinHistory;
+use crate::{descriptors, doorbells, errno, lock, process, ready, sleepers, sys};
 
 pub(crate) use control::control;
 pub(crate) use early::{adopt, unconnected_closing};
@@ -141,7 +140,7 @@ fn epoll(number: u32) -> Option<&'static Epoll> {
 
 /// A new epoll instance at `fd`.
 pub(crate) fn created(fd: i32) {
-    if !state::is_started() {
+    if !process::is_started() {
         return;
     }
     for number in 0..EPOLLS_MAX {
@@ -171,7 +170,7 @@ pub(crate) fn created(fd: i32) {
             epoll.spin.reset();
             epoll.kernel_seen_ns.store(0, Ordering::Relaxed);
             epoll.kernel_news_ns.store(0, Ordering::Relaxed);
-            state::note_epoll(fd, number);
+            descriptors::note_epoll(fd, number);
             return;
         }
     }
@@ -190,7 +189,7 @@ pub(crate) fn closing(number: u32, fd: i32) {
     if epoll.descriptors.fetch_sub(1, Ordering::AcqRel) != 1 {
         if epoll.fd.load(Ordering::Relaxed) == fd + 1 {
             // What we ask of the kernel must not go to the file that has this number next.
-            if let Some(other) = state::descriptor_of_epoll(number) {
+            if let Some(other) = descriptors::descriptor_of_epoll(number) {
                 epoll.fd.store(other + 1, Ordering::Relaxed);
             }
         }

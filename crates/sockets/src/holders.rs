@@ -18,8 +18,8 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use toehold_channel::table::{Entry, EntryState, FAMILY_MAX};
 
-use crate::table::Table;
-use crate::{state, sys};
+use crate::table::{self, Table};
+use crate::{process, sys};
 
 /// Place of this process in the family's list, or `NO_PLACE`.
 static PLACE: AtomicU32 = AtomicU32::new(NO_PLACE);
@@ -48,7 +48,7 @@ pub(crate) fn join(table: &Table, pid: u32) -> Option<u32> {
 
 /// As [`join`], of this process.
 pub(crate) fn join_self(table: &Table) {
-    let place = join(table, state::pid()).unwrap_or(NO_PLACE);
+    let place = join(table, process::pid()).unwrap_or(NO_PLACE);
     PLACE.store(place, Ordering::Relaxed);
 }
 
@@ -105,13 +105,13 @@ pub(crate) fn are_others(entry: &Entry) -> bool {
         return false;
     }
     miss_the_dead(entry);
-    entry.holders.load(Ordering::Relaxed) > 1 && state::family_alive()
+    entry.holders.load(Ordering::Relaxed) > 1 && family_alive()
 }
 
 /// Looks whether the members that are noted as holders live; those that do not hold nothing more.
 fn miss_the_dead(entry: &Entry) {
-    let Some(table) = state::table() else { return };
-    let me = state::pid();
+    let Some(table) = table::table() else { return };
+    let me = process::pid();
     for (word, bits) in entry.held_by.iter().enumerate() {
         let mut bits = bits.load(Ordering::Relaxed);
         while bits != 0 {
@@ -148,3 +148,28 @@ fn bit_of(entry: &Entry, place: u32) -> Option<(&core::sync::atomic::AtomicU64, 
 }
 
 const _: () = assert!(FAMILY_MAX.is_multiple_of(u64::BITS as usize));
+
+/// True when another process of this family is alive: only then can somebody else hold our
+/// descriptors.
+pub(crate) fn family_alive() -> bool {
+    let Some(table) = table::table() else {
+        return false;
+    };
+    // A child that was killed before it could enter itself is no member, and whoever has no child
+    // is waiting for none.
+    if table.header().births.load(Ordering::Acquire) != 0 && sys::has_children() {
+        return true;
+    }
+    table.header().family.iter().any(|member| {
+        let member = member.load(Ordering::Relaxed);
+        member != 0 && member != process::pid() && sys::process_exists(member)
+    })
+}
+
+/// Takes process `pid` off the family's list.
+pub(crate) fn leave_family(pid: u32) {
+    let Some(table) = table::table() else { return };
+    for place in &table.header().family {
+        let _ = place.compare_exchange(pid, 0, Ordering::Relaxed, Ordering::Relaxed);
+    }
+}

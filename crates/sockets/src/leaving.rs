@@ -29,9 +29,9 @@ use toehold_channel::layout::{CONTROL_BYTES, EVICT, LEFT, RING_BYTES};
 use toehold_channel::table::{COMMAND_DETACH, COMMAND_EVICT, FLAG_ASKED, FLAG_ATTACHED, Mode};
 use toehold_stream::end::{End, Incoming};
 
-use crate::state::{self, Connection};
+use crate::connection::{self, Connection};
 use crate::{
-    adapter, doorbells, epoll, holders, lock, options, pending, release, send, slabs, sys,
+    adapter, doorbells, epoll, holders, lock, options, pending, release, send, slabs, sys, table,
 };
 
 /// `attention` as it was when last followed.
@@ -49,7 +49,7 @@ const LEAVE_AFTER_NS: u64 = 100_000_000;
 /// wants of connections that nobody is using.
 #[inline]
 pub(crate) fn follow() {
-    let Some(table) = state::table() else { return };
+    let Some(table) = table::table() else { return };
     let attention = table.header().attention.load(Ordering::Acquire);
     if attention != FOLLOWED.load(Ordering::Relaxed) || UNFINISHED.load(Ordering::Relaxed) {
         walk(attention);
@@ -66,11 +66,11 @@ fn walk(attention: u32) {
     }
     LOOK_AT_NS.store(now + LOOK_INTERVAL_NS, Ordering::Relaxed);
     UNFINISHED.store(false, Ordering::Relaxed);
-    state::each_held(|index, entry, local| {
+    connection::each_held(|index, entry, local| {
         if local.region.load(Ordering::Relaxed).is_null() {
             return;
         }
-        let connection = state::held(index, entry, local);
+        let connection = connection::held(index, entry, local);
         let commanded = matches!(
             entry.command.load(Ordering::Relaxed),
             COMMAND_DETACH | COMMAND_EVICT

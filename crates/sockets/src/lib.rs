@@ -5,7 +5,8 @@
 //! one function for each libc call, with its contract.
 //!
 //! ```text
-//!   api ─► state     which descriptors are ours
+//!   api ─► descriptors, connection, tracking, closing    which descriptors are ours
+//!       ─► process, lifecycle, table, family, holders    this process and its fork family
 //!       ─► receive, send, transfer     bytes: carrier, ring, and the switches between
 //!       ─► ahead                       looking at bytes without taking them
 //!       ─► overflow                    when a ring is too small
@@ -29,12 +30,17 @@ mod ahead;
 pub mod api;
 mod buffers;
 mod chunks;
+mod closing;
+mod connection;
 pub mod deferral;
+mod descriptors;
 mod doorbells;
 mod epoll;
 mod errno;
+mod family;
 mod holders;
 mod leaving;
+mod lifecycle;
 mod lock;
 mod locking;
 mod offload;
@@ -44,6 +50,7 @@ mod pairing;
 mod pairs;
 mod pending;
 mod poll;
+mod process;
 mod ready;
 pub mod real;
 mod receive;
@@ -51,19 +58,19 @@ mod release;
 mod send;
 mod slabs;
 mod sleepers;
-mod state;
 mod succession;
 mod sys;
 mod table;
+mod tracking;
 mod transfer;
 mod wait;
 mod waits;
 
 pub use adapter::set_runtime_directory;
+pub use lifecycle::{after_fork_in_child, before_fork, ending, fork_failed, start};
 pub use offload::liveness::say_what_is_set;
 pub use offload::{want_offload, want_offload_by_rule};
 pub use pairing::set_calls_before_pairing;
-pub use state::{after_fork_in_child, before_fork, ending, fork_failed, start};
 pub use succession::{
     Departure, before_exec, before_spawn, exec_failed, holds_connections, succeed,
 };

@@ -17,7 +17,7 @@ use core::sync::atomic::Ordering;
 use toehold_channel::sync::AtomicU32;
 
 use crate::deferral::{self, Section};
-use crate::{state, sys};
+use crate::{process, sys};
 
 /// Bits of the thread's fingerprint in an owner word; process numbers need at most 22.
 const THREAD_BITS: u32 = 10;
@@ -27,7 +27,7 @@ const THREAD_BITS: u32 = 10;
 fn owner_word() -> u32 {
     let thread = deferral::thread_pointer();
     let fingerprint = (thread >> 6) as u32 ^ (thread >> 16) as u32;
-    state::pid() << THREAD_BITS | fingerprint & ((1 << THREAD_BITS) - 1)
+    process::pid() << THREAD_BITS | fingerprint & ((1 << THREAD_BITS) - 1)
 }
 
 /// A held family lock; released on drop.
@@ -109,7 +109,7 @@ fn lock_contended(word: &AtomicU32, wait_ns_max: u64) -> Option<Held<'_>> {
             }
         }
         let pid = owner >> THREAD_BITS;
-        if pid != state::pid() && (pid == 0 || !sys::process_exists(pid)) {
+        if pid != process::pid() && (pid == 0 || !sys::process_exists(pid)) {
             let section = deferral::enter();
             let taken = word.compare_exchange(owner, me, Ordering::Acquire, Ordering::Relaxed);
             if taken.is_ok() {

@@ -10,14 +10,14 @@ use core::ffi::c_int;
 
 use toehold_channel::memfd;
 
-use crate::{adapter, offload, real, slabs, state, sys};
+use crate::{adapter, offload, process, real, slabs, sys};
 
 /// `mlockall(2)`.
 ///
 /// # Safety
 /// As for the C function.
 pub unsafe fn mlockall(flags: c_int) -> c_int {
-    if !state::is_started() || state::borrowed_memory() {
+    if !process::is_started() || process::borrowed_memory() {
         // SAFETY: the caller's promise, here and below.
         return unsafe { real::mlockall(flags) };
     }

@@ -6,8 +6,8 @@ use core::sync::atomic::Ordering;
 use toehold_channel::table::{FLAG_ATTACHED, FLAG_OFFLOAD, Mode, Reason};
 use toehold_stream::end::End;
 
+use crate::connection::Connection;
 use crate::offload::{active_open, endings};
-use crate::state::Connection;
 use crate::{ahead, errno, pending, receive, send, sys};
 
 /// The program set `TCP_NODELAY`.

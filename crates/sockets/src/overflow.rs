@@ -8,8 +8,8 @@ use toehold_channel::layout::CAPACITY_LOG2_ENGINE;
 use toehold_channel::table::{FLAG_OFFLOAD, Mode};
 use toehold_stream::end::End;
 
+use crate::connection::Connection;
 use crate::send::go_down;
-use crate::state::Connection;
 
 /// While a full ring is small the rest goes by the carrier, and the direction comes back to a
 /// larger one. True when it did. Nothing was asked of the peer then: a doorbell that nobody reads

@@ -23,9 +23,12 @@ use toehold_channel::table::{
     FLAG_OFFLOAD, FLAG_PINNED, FLAG_SHUT_RX, FLAG_SHUT_TX, Reason,
 };
 
+use crate::connection::{self, Connection};
 use crate::pairs::{find_pair, map_other_side, map_pair};
-use crate::state::{self, Connection};
-use crate::{adapter, epoll, holders, leaving, lock, offload, options, send, slabs, sys, waits};
+use crate::{
+    adapter, epoll, holders, leaving, lock, offload, options, process, send, slabs, sys, table,
+    waits,
+};
 
 /// Calls that moved bytes before a connection is worth pairing.
 const CALLS_BEFORE_PAIRING: u32 = 24;
@@ -122,7 +125,7 @@ pub(crate) fn consider(connection: &Connection) {
         return;
     };
     let epoch = adapter::epoch();
-    entry.pid.store(state::pid(), Ordering::Relaxed);
+    entry.pid.store(process::pid(), Ordering::Relaxed);
     entry.fd.store(connection.fd as u32, Ordering::Relaxed);
     let asks = is_released(entry) || connection.local.asked_epoch.load(Ordering::Relaxed) != epoch;
     if asks {
@@ -182,8 +185,8 @@ fn describe(connection: &Connection) -> Result<Message, Reason> {
     let mut message = Message::new(Kind::Pair);
     message.entry = connection.index;
     message.generation = connection.generation;
-    message.pid = state::pid();
-    message.slot = state::forks();
+    message.pid = process::pid();
+    message.slot = process::forks();
     let is_parked = !connection.local.parked.load(Ordering::Relaxed).is_null();
     message.side = u32::from(is_parked);
     Ok(message)
@@ -238,7 +241,7 @@ pub(crate) fn take_offer(message: &Message, descriptors: [Option<OwnedFd>; 2]) {
         })
         .or_else(|| map_other_side(message.pair, side));
     let found = pair.and_then(|pair| Some((pair, slabs::find(pair, slot, slab_fd)?)));
-    let (Some(table), Some(local)) = (state::table(), state::local(message.entry)) else {
+    let (Some(table), Some(local)) = (table::table(), connection::local(message.entry)) else {
         return;
     };
     let Some(entry) = table.entry(message.entry) else {

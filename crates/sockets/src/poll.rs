@@ -5,11 +5,12 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use libc::{POLLERR, POLLHUP, POLLIN, POLLNVAL, POLLOUT, POLLPRI, POLLRDHUP, pollfd};
 
+use crate::connection::{self, Connection};
+use crate::descriptors::{self, Kind};
 use crate::offload::active_open;
 use crate::receive::{HINT_LOOK, arm, disarm};
-use crate::state::{self, Connection, Kind};
-use crate::wait::KERNEL_LOOK_NS;
-use crate::{deferral, doorbells, epoll, errno, leaving, lock, options, ready, sys, wait, waits};
+use crate::wait::{self, KERNEL_LOOK_NS};
+use crate::{deferral, doorbells, epoll, errno, leaving, lock, options, ready, sys, waits};
 
 /// Descriptors handled without asking for memory.
 const INLINE: usize = 64;
@@ -40,8 +41,8 @@ pub(crate) fn accelerated(fd: i32) -> bool {
     if fd < 0 {
         return false;
     }
-    match state::kind(fd) {
-        Kind::Connection => state::connection(fd).is_some_and(|c| {
+    match descriptors::kind(fd) {
+        Kind::Connection => connection::connection(fd).is_some_and(|c| {
             waits::seen(c.local);
             !c.local.region.load(Ordering::Relaxed).is_null()
         }),
@@ -99,7 +100,7 @@ impl Drop for Copy {
 
 /// What `fd` is ready for among `interest`, when it is accelerated.
 fn look(fd: i32, interest: i16) -> Option<i16> {
-    match state::kind(fd) {
+    match descriptors::kind(fd) {
         Kind::Connection => with_connection(fd, |connection, end| {
             let mut ready = ready::events(connection, end, interest | alias(interest));
             if interest & POLLRDNORM != 0 && ready & POLLIN != 0 {
@@ -113,7 +114,7 @@ fn look(fd: i32, interest: i16) -> Option<i16> {
         Kind::Epoll => {
             // fs/eventpoll.c: EPOLLIN | EPOLLRDNORM.
             let wanted = interest & (POLLIN | POLLRDNORM);
-            (wanted != 0 && epoll::has_news(state::epoll_number(fd)?)).then_some(wanted)
+            (wanted != 0 && epoll::has_news(descriptors::epoll_number(fd)?)).then_some(wanted)
         }
         _ => None,
     }
@@ -134,7 +135,7 @@ fn with_connection<T>(
     fd: i32,
     work: impl FnOnce(&Connection, &toehold_stream::end::End<'static>) -> T,
 ) -> Option<T> {
-    let connection = state::connection(fd)?;
+    let connection = connection::connection(fd)?;
     waits::seen(connection.local);
     let end = connection.inside()?;
     Some(work(&connection, &end))
@@ -169,7 +170,7 @@ pub(crate) fn poll(
     let history = fds
         .iter()
         .filter(|one| one.fd >= 0)
-        .find_map(|one| state::connection(one.fd))
+        .find_map(|one| connection::connection(one.fd))
         .map(|c| c.local);
     let handlers = deferral::handlers();
     let mut started = 0u64;
@@ -236,7 +237,7 @@ fn peer_processor(fds: &[pollfd]) -> u32 {
     let here = sys::processor() + 1;
     let first = fds
         .iter()
-        .find(|one| one.fd >= 0 && state::kind(one.fd) == Kind::Connection);
+        .find(|one| one.fd >= 0 && descriptors::kind(one.fd) == Kind::Connection);
     first
         .and_then(|one| {
             with_connection(one.fd, |_, end| {
@@ -251,7 +252,7 @@ fn peer_processor(fds: &[pollfd]) -> u32 {
 
 /// A cheap look for spinning: bytes, or a switch.
 fn looks_ready(fd: i32, interest: i16) -> bool {
-    match state::kind(fd) {
+    match descriptors::kind(fd) {
         Kind::Connection if interest & (POLLIN | POLLRDNORM) != 0 => {
             with_connection(fd, |connection, end| {
                 if options::low_water(connection) > 1 {
@@ -265,7 +266,7 @@ fn looks_ready(fd: i32, interest: i16) -> bool {
             .unwrap_or(false)
         }
         Kind::Connection => look(fd, interest).unwrap_or(0) != 0,
-        Kind::Epoll => state::epoll_number(fd).is_some_and(epoll::has_ready),
+        Kind::Epoll => descriptors::epoll_number(fd).is_some_and(epoll::has_ready),
         _ => false,
     }
 }
@@ -309,7 +310,8 @@ fn has_answer(fd: i32) -> bool {
         return true;
     }
     errno::keep(|| {
-        state::connection(fd).is_none_or(|c| active_open::look(&c) != active_open::Answer::Pending)
+        connection::connection(fd)
+            .is_none_or(|c| active_open::look(&c) != active_open::Answer::Pending)
     })
 }
 
@@ -320,7 +322,7 @@ fn arm_all(fds: &[pollfd], copy: &mut [pollfd]) {
         if from.fd < 0 {
             continue;
         }
-        match state::kind(from.fd) {
+        match descriptors::kind(from.fd) {
             Kind::Connection if active_open::is_waiting(from.fd) => to.events = libc::POLLPRI,
             Kind::Connection => {
                 // Armed before `users` is given back: `unmap` waits for sleepers.
@@ -331,7 +333,7 @@ fn arm_all(fds: &[pollfd], copy: &mut [pollfd]) {
                 });
             }
             Kind::Epoll => {
-                if let Some(number) = state::epoll_number(from.fd) {
+                if let Some(number) = descriptors::epoll_number(from.fd) {
                     epoll::set_observed(number, true);
                 }
             }
@@ -345,7 +347,7 @@ fn disarm_all(fds: &[pollfd], copy: &[pollfd]) {
         if from.fd < 0 {
             continue;
         }
-        match state::kind(from.fd) {
+        match descriptors::kind(from.fd) {
             Kind::Connection => {
                 with_connection(from.fd, |connection, end| {
                     if kernel.revents != 0 {
@@ -366,7 +368,7 @@ fn disarm_all(fds: &[pollfd], copy: &[pollfd]) {
                 });
             }
             Kind::Epoll => {
-                if let Some(number) = state::epoll_number(from.fd) {
+                if let Some(number) = descriptors::epoll_number(from.fd) {
                     epoll::set_observed(number, false);
                 }
             }

@@ -6,9 +6,9 @@ use libc::{POLLERR, POLLHUP, POLLIN, POLLOUT, POLLPRI, POLLRDHUP};
 use toehold_channel::table::{FLAG_SHUT_RX, Mode};
 use toehold_stream::end::{End, Incoming};
 
+use crate::connection::Connection;
 use crate::receive::{HINT_LOOK, was_closed_cleanly};
 use crate::send::{Credit, want_credit};
-use crate::state::Connection;
 use crate::{ahead, doorbells, lock, options, sys};
 
 /// The `POLL*` bits that hold now, of those in `interest` (errors and hang-up always). Asking for

@@ -1,5 +1,7 @@
 //! Receiving: from the carrier up to a switch, from the ring, and the waits between.
 
+mod waiting;
+
 use core::sync::atomic::Ordering;
 
 use libc::iovec;
@@ -11,11 +13,10 @@ use toehold_channel::table::{
 use toehold_stream::end::End;
 use toehold_stream::next::{Carrier, Next};
 
-mod waiting;
-
+use crate::connection::Connection;
 use crate::offload::liveness::say_what_is_set;
 use crate::offload::{active_open, endings};
-use crate::state::Connection;
+use crate::receive::waiting::{arm_for_unknown_wait, wait_for_bytes};
 use crate::{
     ahead, buffers, doorbells, errno, leaving, lock, options, pairing, pending, send, sleepers,
     sys, waits,
@@ -25,7 +26,6 @@ pub(crate) use waiting::Patience;
 pub(crate) use waiting::{
     arm, disarm, set_wake, sleep_for_news, sleep_until, timed_out, timeout_ns, wake_by_carrier,
 };
-use waiting::{arm_for_unknown_wait, wait_for_bytes};
 
 /// The carrier reported its end or an error: ask the kernel for the details.
 pub(crate) const HINT_LOOK: u32 = 1;

@@ -10,8 +10,10 @@ use toehold_channel::rendezvous::{Kind, Message};
 use toehold_channel::table::{EntryState, FLAG_ASKED};
 use toehold_stream::end::{End, Incoming};
 
-use crate::state::{self, Connection, Local};
-use crate::{adapter, doorbells, holders, lock, options, receive, send, slabs, sleepers, sys};
+use crate::connection::{Connection, Local};
+use crate::{
+    adapter, doorbells, holders, lock, options, process, receive, send, slabs, sleepers, sys,
+};
 
 /// The last descriptor of this process that referred to `connection` is being closed.
 pub(crate) fn release(connection: &Connection) {
@@ -53,7 +55,10 @@ pub(crate) fn holder_ends(connection: &Connection) {
         if let Some(end) = connection.end() {
             end_channel(connection, &end);
         }
-        connection.entry.pid.store(state::pid(), Ordering::Relaxed);
+        connection
+            .entry
+            .pid
+            .store(process::pid(), Ordering::Relaxed);
         connection
             .entry
             .state
@@ -111,7 +116,7 @@ pub(crate) fn withdraw(connection: &Connection) {
         let mut message = Message::new(Kind::Withdraw);
         message.entry = connection.index;
         message.generation = connection.generation;
-        message.pid = state::pid();
+        message.pid = process::pid();
         if !adapter::send(adapter, &message, None) {
             adapter::lose(adapter);
         }

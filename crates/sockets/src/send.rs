@@ -15,16 +15,16 @@ use toehold_copy::prefetch;
 use toehold_stream::credit;
 use toehold_stream::end::{End, Incoming};
 
+use crate::connection::Connection;
 use crate::offload::liveness::say_what_is_set;
 use crate::offload::{active_open, endings};
 use crate::receive::{
-    HINT_EOF, HINT_LOOK, Patience, arm, disarm, fault_of_peer, sleep_for_news, sleep_until,
+    self, HINT_EOF, HINT_LOOK, Patience, arm, disarm, fault_of_peer, sleep_for_news, sleep_until,
     timed_out, timeout_ns,
 };
-use crate::state::Connection;
 use crate::{
     buffers, deferral, doorbells, epoll, errno, leaving, lock, options, overflow, pairing, pending,
-    real, receive, sleepers, sys, wait, waits,
+    real, sleepers, sys, wait, waits,
 };
 
 /// A message of this size that meets the end of a small ring goes on at once on the carrier, so

@@ -27,8 +27,8 @@ use toehold_channel::memfd;
 use toehold_channel::table::{ENTRIES, LAYOUT_VERSION};
 
 use crate::chunks::Chunks;
+use crate::connection::{Connection, Local};
 use crate::pairs::Pair;
-use crate::state::{Connection, Local};
 
 /// One mapping. All zeroes is a free place.
 struct Slab {

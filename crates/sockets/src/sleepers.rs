@@ -11,15 +11,15 @@ use core::sync::atomic::Ordering;
 
 use toehold_channel::doorbell::WakeWord;
 
-use crate::state::{self, Connection};
-use crate::sys;
+use crate::connection::Connection;
+use crate::{process, sys};
 
 /// A thread of this process is going to sleep. Callers hold the connection's wake lock.
 pub(crate) fn enter(connection: &Connection) {
     if connection.local.sleepers.fetch_add(1, Ordering::SeqCst) > 0 {
         return;
     }
-    let me = state::pid();
+    let me = process::pid();
     let is_free = |pid: u32| pid == 0 || pid == me || !sys::process_exists(pid);
     let mut places = connection.entry.asleep.iter();
     if let Some(place) = places.find(|place| is_free(place.load(Ordering::Relaxed))) {
@@ -41,7 +41,7 @@ pub(crate) fn leave(connection: &Connection) -> bool {
 pub(crate) fn part(connection: &Connection) {
     let entry = connection.entry;
     give_place_back(connection);
-    if entry.home_pid.load(Ordering::Relaxed) == state::pid() {
+    if entry.home_pid.load(Ordering::Relaxed) == process::pid() {
         entry
             .home_wake
             .store(WakeWord::None.to_word(), Ordering::Relaxed);
@@ -49,7 +49,7 @@ pub(crate) fn part(connection: &Connection) {
 }
 
 fn give_place_back(connection: &Connection) {
-    let me = state::pid();
+    let me = process::pid();
     let mut places = connection.entry.asleep.iter();
     if let Some(place) = places.find(|place| place.load(Ordering::Relaxed) == me) {
         place.store(0, Ordering::SeqCst);
@@ -72,7 +72,7 @@ pub(crate) fn home(connection: &Connection) -> u32 {
     let entry = connection.entry;
     let owner = entry.home_pid.load(Ordering::Relaxed);
     match entry.home_wake.load(Ordering::Relaxed) {
-        word if word == WakeWord::None.to_word() || owner == state::pid() => word,
+        word if word == WakeWord::None.to_word() || owner == process::pid() => word,
         word if is_shared_with(connection, owner) => word,
         _ => WakeWord::None.to_word(),
     }
@@ -82,7 +82,7 @@ pub(crate) fn home(connection: &Connection) -> u32 {
 /// [`WakeWord::None`].
 pub(crate) fn own_home(connection: &Connection) -> u32 {
     let entry = connection.entry;
-    if entry.home_pid.load(Ordering::Relaxed) == state::pid() {
+    if entry.home_pid.load(Ordering::Relaxed) == process::pid() {
         entry.home_wake.load(Ordering::Relaxed)
     } else {
         WakeWord::None.to_word()
@@ -92,7 +92,7 @@ pub(crate) fn own_home(connection: &Connection) -> u32 {
 /// True when that word is about an epoll instance of another process.
 pub(crate) fn is_home_anothers(connection: &Connection) -> bool {
     home(connection) != WakeWord::None.to_word()
-        && connection.entry.home_pid.load(Ordering::Relaxed) != state::pid()
+        && connection.entry.home_pid.load(Ordering::Relaxed) != process::pid()
 }
 
 fn is_shared_with(connection: &Connection, owner: u32) -> bool {
@@ -105,7 +105,7 @@ fn are_elsewhere(connection: &Connection) -> bool {
     if entry.holders.load(Ordering::Relaxed) <= 1 {
         return false;
     }
-    let me = state::pid();
+    let me = process::pid();
     entry.asleep.iter().any(|place| {
         let pid = place.load(Ordering::SeqCst);
         if pid == 0 || pid == me {

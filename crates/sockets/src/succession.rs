@@ -29,8 +29,12 @@ use toehold_channel::memfd;
 use toehold_channel::rendezvous::{Kind as Said, Message};
 use toehold_channel::table::{Entry, EntryState, FLAG_INHERITED, FLAG_PINNED, Reason};
 
-use crate::state::{self, Connection, Kind};
-use crate::{adapter, epoll, holders, lock, pairing, pairs, receive, send, slabs, sleepers, sys};
+use crate::connection::{self, Connection};
+use crate::descriptors::{self, Kind};
+use crate::{
+    adapter, epoll, family, holders, lock, pairing, pairs, process, receive, send, slabs, sleepers,
+    sys, table,
+};
 
 /// Connections of one process whose channels are handed on; further ones go back to their carriers.
 const RESUMED_MAX: u32 = 1024;
@@ -187,8 +191,8 @@ impl Estate {
 /// True when this process has connections that an exec would end or hand on.
 pub fn holds_connections() -> bool {
     let mut any = false;
-    if state::is_started() {
-        state::each_held(|_, _, _| any = true);
+    if process::is_started() {
+        connection::each_held(|_, _, _| any = true);
     }
     any
 }
@@ -196,12 +200,12 @@ pub fn holds_connections() -> bool {
 /// The process is about to become another program. What is close-on-exec it holds no longer; the
 /// rest is handed on when the new program `follows`, that is: will have the library.
 pub fn before_exec(follows: bool) -> Departure {
-    if !state::is_started() || state::table().is_none() {
+    if !process::is_started() || table::table().is_none() {
         return Departure::IDLE;
     }
-    let borrowed = state::borrowed_memory();
+    let borrowed = process::borrowed_memory();
     // A `vfork` child closes what it likes, our descriptors included.
-    let follows = follows && !is_closed(state::table_fd());
+    let follows = follows && !is_closed(table::fd());
     if !borrowed {
         epoll::leaving_program();
     }
@@ -243,7 +247,7 @@ pub fn before_exec(follows: bool) -> Departure {
         }
     });
     if !borrowed {
-        state::each_held(|_, entry, _| {
+        connection::each_held(|_, entry, _| {
             entry.holders.fetch_sub(1, Ordering::AcqRel);
             holders::unmark(entry, holders::place());
         });
@@ -255,15 +259,15 @@ pub fn before_exec(follows: bool) -> Departure {
     let estate = estate.filter(|(_, estate)| estate.header().count > 0);
     match &estate {
         Some((fd, handed_on)) => {
-            set_close_on_exec(state::table_fd(), false);
+            set_close_on_exec(table::fd(), false);
             set_close_on_exec(fd.as_raw_fd(), false);
             if borrowed {
-                let place = state::table().and_then(|table| holders::join(&table, sys::getpid()));
+                let place = table::table().and_then(|table| holders::join(&table, sys::getpid()));
                 each_handed_on(handed_on, |entry| holders::mark(entry, place));
             }
         }
         // What survives without us is held until that program ends: the family should miss it.
-        None if !borrowed && !any_survives => state::leave_family(sys::getpid()),
+        None if !borrowed && !any_survives => holders::leave_family(sys::getpid()),
         None => {}
     }
     Departure {
@@ -275,7 +279,7 @@ pub fn before_exec(follows: bool) -> Departure {
 
 /// A child is about to execute a program, without our seeing it: what stays open there is lent.
 pub fn before_spawn() {
-    if !state::is_started() || state::table().is_none() {
+    if !process::is_started() || table::table().is_none() {
         return;
     }
     each_survivor(|connection, is_first| {
@@ -291,31 +295,31 @@ pub fn exec_failed(departure: Departure) {
         return;
     }
     if let Some((_, estate)) = departure.estate {
-        set_close_on_exec(state::table_fd(), true);
+        set_close_on_exec(table::fd(), true);
         for heirloom in estate.heirlooms() {
             close_all([heirloom.slab_fd, heirloom.pair_fd]);
             if heirloom.flags & LOCKED != 0 {
-                if let Some(entry) = state::entry(heirloom.entry) {
+                if let Some(entry) = table::entry(heirloom.entry) {
                     entry.rx_lock.store(0, Ordering::Release);
                     entry.tx_lock.store(0, Ordering::Release);
                 }
             }
         }
         if departure.borrowed {
-            let place = state::table().and_then(|table| holders::join(&table, sys::getpid()));
+            let place = table::table().and_then(|table| holders::join(&table, sys::getpid()));
             each_handed_on(&estate, |entry| {
                 holders::unmark(entry, place);
                 entry.holders.fetch_sub(1, Ordering::AcqRel);
             });
-            state::leave_family(sys::getpid());
+            holders::leave_family(sys::getpid());
         }
         estate.close();
     }
     if !departure.borrowed {
-        if let Some(table) = state::table() {
+        if let Some(table) = table::table() {
             holders::join_self(&table);
         }
-        state::each_held(|_, entry, _| {
+        connection::each_held(|_, entry, _| {
             entry.holders.fetch_add(1, Ordering::AcqRel);
             holders::mark(entry, holders::place());
         });
@@ -339,7 +343,7 @@ pub fn succeed(estate_fd: i32) {
     };
     sys::close(estate_fd);
     let table_fd = estate.header().table_fd;
-    let known = state::is_started() && state::adopt_table(table_fd);
+    let known = process::is_started() && family::adopt_table(table_fd);
     for heirloom in estate.heirlooms() {
         let taken = known && take_over(heirloom);
         close_all([heirloom.slab_fd, heirloom.pair_fd]);
@@ -367,7 +371,7 @@ pub fn succeed(estate_fd: i32) {
 
 /// Enters one descriptor of the former program.
 fn take_over(heirloom: &Heirloom) -> bool {
-    let Some((entry, local)) = state::meet(heirloom.entry) else {
+    let Some((entry, local)) = connection::meet(heirloom.entry) else {
         return false;
     };
     if entry.state.load(Ordering::Acquire) != EntryState::Live as u32
@@ -376,7 +380,7 @@ fn take_over(heirloom: &Heirloom) -> bool {
         return false;
     }
     let is_first = local.descriptors.fetch_add(1, Ordering::Relaxed) == 0;
-    state::note_connection(heirloom.fd, heirloom.entry, heirloom.generation);
+    descriptors::note_connection(heirloom.fd, heirloom.entry, heirloom.generation);
     if !is_first {
         return true;
     }
@@ -393,7 +397,7 @@ fn take_over(heirloom: &Heirloom) -> bool {
         // Threads that were inside a kernel call ended with the former program.
         entry.rx_in_flight.store(0, Ordering::Relaxed);
         entry.tx_in_flight.store(0, Ordering::Relaxed);
-        entry.pid.store(state::pid(), Ordering::Relaxed);
+        entry.pid.store(process::pid(), Ordering::Relaxed);
         entry.fd.store(heirloom.fd as u32, Ordering::Relaxed);
     }
     let mapped = heirloom.slab_fd < 0 || map(&connection, heirloom);
@@ -458,7 +462,7 @@ fn create_estate() -> Option<(OwnedFd, Estate)> {
     *estate.header_mut() = Header {
         magic: MAGIC,
         pid: sys::getpid(),
-        table_fd: state::table_fd(),
+        table_fd: table::fd(),
         count: 0,
         _pad: 0,
     };
@@ -468,16 +472,17 @@ fn create_estate() -> Option<(OwnedFd, Estate)> {
 /// Calls `each` with every connection's descriptors that stay open over an exec, and whether it is
 /// the connection's first.
 fn each_survivor(mut each: impl FnMut(&Connection, bool)) {
-    state::for_each(0, u32::MAX, |fd, kind| {
+    descriptors::for_each(0, u32::MAX, |fd, kind| {
         if kind != Kind::Connection || closes_on_exec(fd) {
             return;
         }
-        let Some(connection) = state::connection(fd) else {
+        let Some(connection) = connection::connection(fd) else {
             return;
         };
         let is_same = |other: i32| {
             !closes_on_exec(other)
-                && state::connection(other).is_some_and(|other| other.index == connection.index)
+                && connection::connection(other)
+                    .is_some_and(|other| other.index == connection.index)
         };
         let is_first =
             connection.local.descriptors.load(Ordering::Relaxed) <= 1 || !(0..fd).any(is_same);
@@ -500,7 +505,7 @@ fn closes_on_exec(fd: i32) -> bool {
 fn is_standard(connection: &Connection) -> bool {
     (0..3).any(|fd| {
         !closes_on_exec(fd)
-            && state::connection(fd).is_some_and(|known| known.index == connection.index)
+            && connection::connection(fd).is_some_and(|known| known.index == connection.index)
     })
 }
 
@@ -576,7 +581,7 @@ fn each_handed_on(estate: &Estate, mut each: impl FnMut(&Entry)) {
     let all = estate.heirlooms();
     for (n, heirloom) in all.iter().enumerate() {
         let is_first = !all[..n].iter().any(|other| other.entry == heirloom.entry);
-        if let Some(entry) = state::entry(heirloom.entry).filter(|_| is_first) {
+        if let Some(entry) = table::entry(heirloom.entry).filter(|_| is_first) {
             each(entry);
         }
     }
@@ -606,7 +611,7 @@ impl Resumer {
             self.deadline_ns = sys::now_ns() + ANSWERS_NS;
         }
         let _held = adapter::lock();
-        if state::borrowed_memory() && adapter::connected().is_none_or(is_closed) {
+        if process::borrowed_memory() && adapter::connected().is_none_or(is_closed) {
             // In this child only: the parent, whose memory this is, goes on with it.
             return false;
         }

@@ -7,11 +7,11 @@ use libc::{iovec, off_t};
 use toehold_channel::table::Mode;
 use toehold_stream::end::End;
 
+use crate::connection::Connection;
 use crate::offload::endings;
 use crate::receive::{fault_of_peer, receive, sleep_until};
 use crate::send::{self, Turn, begin_host_send, finish_host_send, transmit};
-use crate::state::Connection;
-use crate::{doorbells, errno, leaving, sys};
+use crate::{api, doorbells, errno, leaving, sys};
 
 /// Bytes moved per turn, through a buffer on the stack.
 const TURN_BYTES: usize = 64 << 10;
@@ -77,7 +77,7 @@ pub(crate) unsafe fn sendfile(
         // SAFETY: the first `got` bytes of `buffer` were just written.
         let sent = unsafe {
             transmit(connection, &[part], 0, || {
-                crate::api::kernel_send(connection.fd, &part)
+                api::kernel_send(connection.fd, &part)
             })
         };
         let moved = sent.max(0);
@@ -254,7 +254,7 @@ fn pipe_by_buffer(connection: &Connection, pipe: i32, len: usize) -> Result<usiz
         // SAFETY: these bytes of `buffer` were just written.
         let sent = unsafe {
             transmit(connection, &[part], 0, || {
-                crate::api::kernel_send(connection.fd, &part)
+                api::kernel_send(connection.fd, &part)
             })
         };
         if sent >= 0 {
@@ -262,7 +262,7 @@ fn pipe_by_buffer(connection: &Connection, pipe: i32, len: usize) -> Result<usiz
             continue;
         }
         match errno::get() {
-            libc::EAGAIN | libc::EINTR => crate::api::wait_writable(connection.fd),
+            libc::EAGAIN | libc::EINTR => api::wait_writable(connection.fd),
             _ if done > 0 => return Ok(done),
             error => return Err(error),
         }
@@ -296,7 +296,7 @@ pub(crate) fn splice_out(
     // SAFETY: `part` names writable bytes of `buffer`.
     let got = unsafe {
         receive(connection, &[part], 0, || {
-            crate::api::kernel_recv(connection.fd, &part)
+            api::kernel_recv(connection.fd, &part)
         })
     };
     let mut done = 0isize;

@@ -3,7 +3,7 @@
 
 use toehold_stream::spin::{self, Processor};
 
-use crate::{state, sys};
+use crate::{process, sys};
 
 pub(crate) use toehold_stream::spin::History as SpinHistory;
 
@@ -27,7 +27,7 @@ impl Processor for ThisProcessor {
 /// How long to spin now; `u64::MAX` in poll mode.
 #[inline]
 pub(crate) fn budget_ns(history: &SpinHistory) -> u64 {
-    history.budget_ns(state::wait_mode())
+    history.budget_ns(process::wait_mode())
 }
 
 /// Calls `look` until it finds something or the budget is used up; true when it found something.

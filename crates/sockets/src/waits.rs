@@ -20,7 +20,8 @@ use core::sync::atomic::Ordering;
 
 use toehold_channel::table::Reason;
 
-use crate::state::{self, Connection, Kind, Local};
+use crate::connection::{self, Connection, Local};
+use crate::descriptors::{self, Kind};
 use crate::{errno, send, sys};
 
 /// Set in [`Local::waits`] once a wait was seen. Below it: non-blocking calls in a row that found
@@ -80,13 +81,13 @@ pub(crate) fn are_seen(connection: &Connection) -> bool {
 /// answer for it.
 #[cold]
 pub(crate) fn are_elsewhere(fd: i32) {
-    match state::kind(fd) {
+    match descriptors::kind(fd) {
         Kind::Connection => {
-            if let Some(connection) = state::connection(fd) {
+            if let Some(connection) = connection::connection(fd) {
                 send::retire(&connection, Reason::UnseenWaits);
             }
         }
-        Kind::Foreign => state::note_unseen(fd),
+        Kind::Foreign => descriptors::note_unseen(fd),
         Kind::Epoll | Kind::Own => {}
     }
 }

@@ -6,18 +6,19 @@ use core::sync::atomic::Ordering;
 use libc::{sockaddr, socklen_t};
 use toehold_channel::table::Reason;
 
+use crate::descriptors::{self, Kind};
 use crate::offload::active_open::{self, Opened};
+use crate::offload::bound;
 use crate::offload::names::{self, Side};
 use crate::send::shutting;
-use crate::state::{self, Kind};
-use crate::{epoll, errno, offload, real, sys};
+use crate::{closing, connection, epoll, errno, offload, process, real, sys, tracking};
 
 /// `connect(2)`.
 pub unsafe fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
     let mut why = None;
     let mut to = (address, len);
     let beside;
-    if state::kind(fd) == Kind::Connection && unsafe { disconnects(address, len) } {
+    if descriptors::kind(fd) == Kind::Connection && unsafe { disconnects(address, len) } {
         errno::keep(|| let_go(fd));
         return unsafe { real::connect(fd, address, len) };
     }
@@ -36,7 +37,7 @@ pub unsafe fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_
     let error = if result == 0 { 0 } else { errno::get() };
     if matches!(error, 0 | libc::EINPROGRESS | libc::EINTR) {
         errno::keep(|| unsafe { note_connect(fd, address, len, error) });
-        if let (Some(c), Some(reason)) = (state::connection(fd), why) {
+        if let (Some(c), Some(reason)) = (connection::connection(fd), why) {
             if reason == Reason::Policy {
                 c.pin(reason);
             } else {
@@ -56,12 +57,12 @@ unsafe fn disconnects(address: *const sockaddr, len: socklen_t) -> bool {
 /// Bytes on their way through a channel are dropped like those in the kernel: the peer sees a reset
 /// (`tcp_disconnect` in net/ipv4/tcp.c).
 fn let_go(fd: c_int) {
-    if state::borrowed_memory() {
+    if process::borrowed_memory() {
         return;
     }
     let before = sys::getsockopt::<[i32; 2]>(fd, libc::SOL_SOCKET, libc::SO_LINGER);
     sys::set_linger(fd, [1, 0]);
-    state::closing(fd);
+    closing::closing(fd);
     sys::set_linger(fd, before.unwrap_or_default());
 }
 
@@ -69,14 +70,14 @@ fn let_go(fd: c_int) {
 unsafe fn note_connect(fd: c_int, address: *const sockaddr, len: socklen_t, error: i32) {
     if address.is_null()
         || (len as usize) < size_of::<libc::sa_family_t>()
-        || state::kind(fd) != Kind::Foreign
+        || descriptors::kind(fd) != Kind::Foreign
     {
         return;
     }
     let family = unsafe { (*address).sa_family } as i32;
-    if !state::is_started()
+    if !process::is_started()
         || (family != libc::AF_INET && family != libc::AF_INET6)
-        || state::borrowed_memory()
+        || process::borrowed_memory()
     {
         return;
     }
@@ -85,7 +86,7 @@ unsafe fn note_connect(fd: c_int, address: *const sockaddr, len: socklen_t, erro
     let is_stream =
         || sys::getsockopt::<i32>(fd, libc::SOL_SOCKET, libc::SO_TYPE) == Ok(libc::SOCK_STREAM);
     if is_under_way || is_stream() {
-        state::track(fd, false);
+        tracking::track(fd, false);
     }
 }
 
@@ -113,7 +114,7 @@ pub unsafe fn accept4(
 }
 
 unsafe fn note_accept(fd: c_int, address: *mut sockaddr) {
-    if fd < 0 || !state::is_started() {
+    if fd < 0 || !process::is_started() {
         return;
     }
     // Other families are found out, at no cost here, when pairing is considered.
@@ -123,11 +124,11 @@ unsafe fn note_accept(fd: c_int, address: *mut sockaddr) {
             return;
         }
     }
-    if state::kind(fd) == Kind::Connection {
+    if descriptors::kind(fd) == Kind::Connection {
         // Closed behind our back, and the number given out again.
-        state::closing(fd);
+        closing::closing(fd);
     }
-    errno::keep(|| state::track(fd, true));
+    errno::keep(|| tracking::track(fd, true));
 }
 
 /// How much of an address a program wants, before the kernel overwrites it.
@@ -143,7 +144,7 @@ unsafe fn name_accepted(fd: c_int, address: *mut sockaddr, room: socklen_t, len:
     if !offload::is_wanted() || fd < 0 {
         return;
     }
-    let Some(c) = state::connection(fd) else {
+    let Some(c) = connection::connection(fd) else {
         return;
     };
     let is_engine_s = errno::keep(|| offload::accepted(&c));
@@ -180,7 +181,7 @@ unsafe fn name_alias(
     room: socklen_t,
     len: *mut socklen_t,
 ) {
-    if let Some(name) = errno::keep(|| offload::bound::true_name(fd, side)) {
+    if let Some(name) = errno::keep(|| bound::true_name(fd, side)) {
         unsafe { names::write(name, address, room, len) };
     }
 }
@@ -206,7 +207,7 @@ unsafe fn true_name(
     address: *mut sockaddr,
     len: *mut socklen_t,
 ) -> Option<c_int> {
-    let c = state::connection(fd).filter(|_| !address.is_null() && !len.is_null())?;
+    let c = connection::connection(fd).filter(|_| !address.is_null() && !len.is_null())?;
     match names::answer(&c, side)? {
         Ok(name) => {
             unsafe { names::write(name, address, len.read_unaligned(), len) };
@@ -221,9 +222,9 @@ unsafe fn true_name(
 
 /// `bind(2)`.
 pub unsafe fn bind(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
-    if offload::is_wanted() && state::is_started() && !state::borrowed_memory() {
-        errno::keep(state::prepare);
-        let alias = errno::keep(|| unsafe { offload::bound::alias(fd, address, len) });
+    if offload::is_wanted() && process::is_started() && !process::borrowed_memory() {
+        errno::keep(tracking::prepare);
+        let alias = errno::keep(|| unsafe { bound::alias(fd, address, len) });
         if let Some((storage, len)) = alias {
             return unsafe { real::bind(fd, (&raw const storage).cast(), len) };
         }
@@ -235,8 +236,8 @@ pub unsafe fn bind(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int
 pub unsafe fn listen(fd: c_int, backlog: c_int) -> c_int {
     let result = unsafe { real::listen(fd, backlog) };
     if result == 0 {
-        errno::keep(state::prepare);
-        if offload::is_wanted() && state::is_started() && !state::borrowed_memory() {
+        errno::keep(tracking::prepare);
+        if offload::is_wanted() && process::is_started() && !process::borrowed_memory() {
             errno::keep(|| offload::listening(fd, backlog));
         }
     }
@@ -245,13 +246,13 @@ pub unsafe fn listen(fd: c_int, backlog: c_int) -> c_int {
 
 /// `shutdown(2)`.
 pub unsafe fn shutdown(fd: c_int, how: c_int) -> c_int {
-    if let Some(c) = state::connection(fd) {
+    if let Some(c) = connection::connection(fd) {
         if (libc::SHUT_RD..=libc::SHUT_RDWR).contains(&how) {
             errno::keep(|| shutting(&c, how));
         }
     }
     let result = unsafe { real::shutdown(fd, how) };
-    if let Some(c) = state::connection(fd) {
+    if let Some(c) = connection::connection(fd) {
         epoll::nudge(&c);
     }
     result

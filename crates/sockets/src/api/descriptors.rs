@@ -6,32 +6,33 @@ use core::sync::atomic::Ordering;
 use libc::socklen_t;
 use toehold_channel::table::{FLAG_INHERITED, FLAG_NONBLOCK, Reason};
 
+use crate::connection::{self, Connection};
+use crate::descriptors::{self, Kind};
 use crate::offload::liveness;
-use crate::state::{self, Connection, Kind};
-use crate::{errno, offload, options, real, sys};
+use crate::{closing, errno, offload, options, process, real, send, sys};
 
 /// `close(2)`.
 #[inline]
 pub unsafe fn close(fd: c_int) -> c_int {
-    match state::kind(fd) {
+    match descriptors::kind(fd) {
         Kind::Foreign => {
-            if state::is_noted(fd) && !state::borrowed_memory() {
-                if offload::is_wanted() && state::is_listener(fd) {
+            if descriptors::is_noted(fd) && !process::borrowed_memory() {
+                if offload::is_wanted() && descriptors::is_listener(fd) {
                     return unsafe { close_listener(fd) };
                 }
-                errno::keep(|| state::closing(fd));
+                errno::keep(|| closing::closing(fd));
             }
         }
         Kind::Own => {
             // Programs that close every number they can think of do not mean ours.
-            if !state::borrowed_memory() {
+            if !process::borrowed_memory() {
                 errno::set(libc::EBADF);
                 return -1;
             }
         }
         Kind::Connection | Kind::Epoll => {
-            if !state::borrowed_memory() {
-                errno::keep(|| state::closing(fd));
+            if !process::borrowed_memory() {
+                errno::keep(|| closing::closing(fd));
             }
         }
     }
@@ -40,7 +41,7 @@ pub unsafe fn close(fd: c_int) -> c_int {
 
 #[cold]
 unsafe fn close_listener(fd: c_int) -> c_int {
-    state::forget(fd);
+    descriptors::forget(fd);
     let result = unsafe { real::close(fd) };
     errno::keep(offload::stopped_listening);
     result
@@ -51,21 +52,21 @@ pub unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     const CLOSE_RANGE_CLOEXEC: c_int = 4;
     if flags & CLOSE_RANGE_CLOEXEC != 0
         || first > last
-        || !state::is_started()
-        || state::borrowed_memory()
+        || !process::is_started()
+        || process::borrowed_memory()
     {
         return unsafe { real::close_range(first, last, flags) };
     }
     let mut from = first;
     let mut result = 0;
-    state::for_each(first, last, |fd, kind| match kind {
+    descriptors::for_each(first, last, |fd, kind| match kind {
         Kind::Own => {
             if fd as c_uint > from {
                 result |= unsafe { real::close_range(from, fd as c_uint - 1, flags) };
             }
             from = fd as c_uint + 1;
         }
-        _ => errno::keep(|| state::closing(fd)),
+        _ => errno::keep(|| closing::closing(fd)),
     });
     if from <= last {
         result |= unsafe { real::close_range(from, last, flags) };
@@ -104,28 +105,29 @@ pub unsafe fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
 }
 
 fn note_duplicate(from: c_int, to: c_int) {
-    if to < 0 || !state::is_started() {
+    if to < 0 || !process::is_started() {
         return;
     }
-    if state::kind(from) == Kind::Foreign && state::kind(to) == Kind::Foreign {
-        if !state::borrowed_memory() {
-            errno::keep(|| state::note_duplicated(from, to));
+    if descriptors::kind(from) == Kind::Foreign && descriptors::kind(to) == Kind::Foreign {
+        if !process::borrowed_memory() {
+            errno::keep(|| descriptors::note_duplicated(from, to));
         }
         return;
     }
     errno::keep(|| {
-        if !state::borrowed_memory() {
-            state::duplicate(from, to);
+        if !process::borrowed_memory() {
+            closing::duplicate(from, to);
             if to < 3 {
                 becomes_standard(to);
             }
-            if let (Some(c), Kind::Foreign) = (state::connection(from), state::kind(to)) {
+            if let (Some(c), Kind::Foreign) = (connection::connection(from), descriptors::kind(to))
+            {
                 // No memory to note it: the bytes that pass by that number are the kernel's.
-                crate::send::lend(&c);
+                send::lend(&c);
             }
-        } else if let Some(c) = state::connection(from) {
+        } else if let Some(c) = connection::connection(from) {
             // A `vfork` child's own number: nobody will know it for what it is.
-            crate::send::lend(&c);
+            send::lend(&c);
         }
     });
 }
@@ -134,46 +136,46 @@ fn note_duplicate(from: c_int, to: c_int) {
 /// inside libc, past us. So both directions have to be the carrier's, for good. What lies unread in
 /// the ring cannot follow standard input; beside standard output it is read as before.
 fn becomes_standard(to: c_int) {
-    let Some(c) = state::connection(to) else {
+    let Some(c) = connection::connection(to) else {
         return;
     };
     if c.local.region.load(Ordering::Relaxed).is_null() {
         c.pin(Reason::Stdio);
     } else if to == 0 {
-        crate::send::quiesce(&c, Reason::Stdio);
+        send::quiesce(&c, Reason::Stdio);
     } else {
-        crate::send::leave_ring(&c, Reason::Stdio);
+        send::leave_ring(&c, Reason::Stdio);
     }
 }
 
 /// A tracked connection is about to become somebody else's descriptor, by a child that shares our
 /// memory or by a list of file actions.
 pub fn passing_on(fd: c_int) {
-    if let Some(c) = state::connection(fd) {
-        errno::keep(|| crate::send::quiesce(&c, Reason::Passed));
+    if let Some(c) = connection::connection(fd) {
+        errno::keep(|| send::quiesce(&c, Reason::Passed));
     }
 }
 
 /// libc has put other files at descriptors 0, 1 and 2 without calling us.
 pub fn standard_descriptors_replaced() {
-    if !state::borrowed_memory() {
-        errno::keep(|| (0..3).for_each(state::closing));
+    if !process::borrowed_memory() {
+        errno::keep(|| (0..3).for_each(closing::closing));
     }
 }
 
 fn before_replacing(from: c_int, to: c_int) {
-    if to < 3 && state::kind(from) == Kind::Connection && state::borrowed_memory() {
+    if to < 3 && descriptors::kind(from) == Kind::Connection && process::borrowed_memory() {
         passing_on(from);
     }
-    if from == to || state::kind(to) == Kind::Foreign || state::borrowed_memory() {
+    if from == to || descriptors::kind(to) == Kind::Foreign || process::borrowed_memory() {
         return;
     }
     if sys::fcntl(from, libc::F_GETFD, 0) < 0 {
         return;
     }
     errno::keep(|| {
-        state::make_way(to);
-        state::closing(to);
+        closing::make_way(to);
+        closing::closing(to);
     });
 }
 
@@ -184,16 +186,16 @@ pub unsafe fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
         match command {
             libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => note_duplicate(fd, result),
             libc::F_SETFD if argument as c_int & libc::FD_CLOEXEC == 0 => {
-                if let Some(c) = state::connection(fd) {
+                if let Some(c) = connection::connection(fd) {
                     c.entry.flags.fetch_or(FLAG_INHERITED, Ordering::Relaxed);
                 }
             }
             libc::F_SETFL => {
-                if let Some(c) = state::connection(fd) {
+                if let Some(c) = connection::connection(fd) {
                     set_nonblocking(&c, argument as c_int & libc::O_NONBLOCK != 0);
                     if argument as c_int & libc::O_ASYNC != 0 {
                         // Nothing sends a signal for what comes to a ring.
-                        errno::keep(|| crate::send::retire(&c, Reason::Unsupported));
+                        errno::keep(|| send::retire(&c, Reason::Unsupported));
                     }
                 }
             }
@@ -220,7 +222,7 @@ fn set_nonblocking(connection: &Connection, on: bool) {
 /// `ioctl(2)`: `FIONBIO` is noted, the lengths of queues are answered from ring and carrier
 /// together.
 pub unsafe fn ioctl(fd: c_int, request: c_ulong, argument: usize) -> c_int {
-    let Some(c) = state::connection(fd) else {
+    let Some(c) = connection::connection(fd) else {
         return unsafe { real::ioctl(fd, request, argument) };
     };
     if argument != 0 {
@@ -235,7 +237,7 @@ pub unsafe fn ioctl(fd: c_int, request: c_ulong, argument: usize) -> c_int {
     }
     let is_async = request == libc::FIOASYNC as c_ulong && argument != 0;
     if result == 0 && is_async && unsafe { *(argument as *const c_int) } != 0 {
-        errno::keep(|| crate::send::retire(&c, Reason::Unsupported));
+        errno::keep(|| send::retire(&c, Reason::Unsupported));
     }
     result
 }
@@ -248,7 +250,7 @@ pub unsafe fn getsockopt(
     value: *mut c_void,
     len: *mut socklen_t,
 ) -> c_int {
-    if let Some(c) = state::connection(fd) {
+    if let Some(c) = connection::connection(fd) {
         if !value.is_null() && !len.is_null() && unsafe { *len } >= 4 {
             if let Some(answer) = options::get(&c, level, name) {
                 unsafe {
@@ -270,7 +272,7 @@ pub unsafe fn setsockopt(
     value: *const c_void,
     len: socklen_t,
 ) -> c_int {
-    if let Some(c) = state::connection(fd) {
+    if let Some(c) = connection::connection(fd) {
         let number = if !value.is_null() && len >= 4 {
             Some(unsafe { value.cast::<c_int>().read_unaligned() })
         } else {

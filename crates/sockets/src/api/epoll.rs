@@ -5,10 +5,9 @@ use core::ffi::c_int;
 use libc::{epoll_event, sigset_t, timespec};
 use toehold_channel::table::WaitMode;
 
-use super::readiness::{limit_of_ms, nanoseconds};
+use crate::api::readiness::{limit_of_ms, nanoseconds};
 use crate::offload::liveness::say_what_is_set;
-use crate::state;
-use crate::{epoll, errno, real, waits};
+use crate::{descriptors, epoll, errno, process, real, waits};
 
 /// `epoll_create(2)`.
 pub unsafe fn epoll_create(size: c_int) -> c_int {
@@ -25,7 +24,7 @@ pub unsafe fn epoll_create1(flags: c_int) -> c_int {
 }
 
 fn note_epoll(fd: c_int) {
-    if fd >= 0 && state::is_started() && !state::borrowed_memory() {
+    if fd >= 0 && process::is_started() && !process::borrowed_memory() {
         epoll::created(fd);
     }
 }
@@ -38,7 +37,7 @@ pub unsafe fn epoll_ctl(
     fd: c_int,
     event: *mut epoll_event,
 ) -> c_int {
-    if let Some(number) = state::epoll_number(epfd) {
+    if let Some(number) = descriptors::epoll_number(epfd) {
         let given = (!event.is_null()).then(|| unsafe { event.read_unaligned() });
         if let Some(answer) = errno::keep(|| epoll::control(number, epfd, operation, fd, given)) {
             return errno::result(answer.map(|()| 0)) as c_int;
@@ -47,9 +46,9 @@ pub unsafe fn epoll_ctl(
     let result = unsafe { real::epoll_ctl(epfd, operation, fd, event) };
     if result == 0
         && operation == libc::EPOLL_CTL_ADD
-        && state::is_started()
-        && state::epoll_number(epfd).is_none()
-        && !state::borrowed_memory()
+        && process::is_started()
+        && descriptors::epoll_number(epfd).is_none()
+        && !process::borrowed_memory()
     {
         errno::keep(|| waits::are_elsewhere(fd));
     }
@@ -74,7 +73,7 @@ unsafe fn wait_on(
         });
         // SAFETY: the buffer is valid; the mask is the program's own.
         unsafe {
-            if ms == 0 && !mask.is_null() && state::wait_mode() == WaitMode::Poll {
+            if ms == 0 && !mask.is_null() && process::wait_mode() == WaitMode::Poll {
                 // `epoll_pwait` that does not wait lets no signal in (fs/eventpoll.c, `ep_poll`).
                 // This does (fs/select.c), and nothing else will before there is an event.
                 let now = libc::timespec {
@@ -97,7 +96,7 @@ unsafe fn wait_on(
 /// The instance to which a wait belongs, if it is known and the wait makes sense.
 fn instance(epfd: c_int, events: *mut epoll_event, count: c_int) -> Option<u32> {
     say_what_is_set();
-    state::epoll_number(epfd).filter(|_| count > 0 && !events.is_null())
+    descriptors::epoll_number(epfd).filter(|_| count > 0 && !events.is_null())
 }
 
 /// The kernel's own wait, as `kernel` makes it, less what another thread has made ours while it

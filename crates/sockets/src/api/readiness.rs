@@ -5,8 +5,7 @@ use core::ffi::c_int;
 use libc::{fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 
 use crate::offload::liveness::say_what_is_set;
-use crate::state;
-use crate::{poll, real, sys};
+use crate::{descriptors, poll, process, real, sys};
 
 pub(super) fn nanoseconds(time: &timespec) -> u64 {
     time.tv_sec.max(0) as u64 * 1_000_000_000 + time.tv_nsec.max(0) as u64
@@ -34,7 +33,7 @@ unsafe fn pollfds<'a>(fds: *mut pollfd, count: nfds_t) -> &'a mut [pollfd] {
     // (fs/select.c, `do_sys_poll`). Only a long list is worth the question: a negative count is
     // the longest.
     let is_long = count > nfds_t::from(libc::FD_SETSIZE as u32);
-    if fds.is_null() || is_long && count > state::descriptor_limit() as nfds_t {
+    if fds.is_null() || is_long && count > descriptors::descriptor_limit() as nfds_t {
         return &mut [];
     }
     // SAFETY: the caller of the C function promises `count` elements.
@@ -44,7 +43,7 @@ unsafe fn pollfds<'a>(fds: *mut pollfd, count: nfds_t) -> &'a mut [pollfd] {
 /// `poll(2)`.
 pub unsafe fn poll(fds: *mut pollfd, count: nfds_t, timeout_ms: c_int) -> c_int {
     let list = unsafe { pollfds(fds, count) };
-    if !state::is_started() || !poll::concerns(list) {
+    if !process::is_started() || !poll::concerns(list) {
         return unsafe { real::poll(fds, count, timeout_ms) };
     }
     poll::poll(
@@ -62,7 +61,7 @@ pub unsafe fn ppoll(
     mask: *const sigset_t,
 ) -> c_int {
     let list = unsafe { pollfds(fds, count) };
-    if !state::is_started() || !poll::concerns(list) {
+    if !process::is_started() || !poll::concerns(list) {
         return unsafe { real::ppoll(fds, count, timeout, mask) };
     }
     let limit = (!timeout.is_null()).then(|| nanoseconds(unsafe { &*timeout }));
@@ -71,7 +70,7 @@ pub unsafe fn ppoll(
 
 fn select_concerns(count: c_int, sets: &[poll::Set; 3]) -> bool {
     say_what_is_set();
-    state::is_started()
+    process::is_started()
         && (0..count).any(|fd| sets.iter().any(|set| set.has(fd)) && poll::concerned(fd))
 }
 

@@ -5,19 +5,19 @@ use core::sync::atomic::Ordering;
 use libc::{EPOLLEXCLUSIVE, EPOLLOUT, epoll_event};
 use toehold_channel::table::{Mode, Reason};
 
-use crate::offload::active_open;
-use crate::state::{Connection, Kind};
-use crate::{state, sys, waits};
-
-use super::early::control_early;
-use super::lists::push_ready;
-use super::membership::{answered, become_ours, leave, virtualise_members};
-use super::nested::control_nested;
-use super::registration::{
+use crate::connection::{self, Connection};
+use crate::descriptors::{self, Kind};
+use crate::epoll::early::control_early;
+use crate::epoll::lists::push_ready;
+use crate::epoll::membership::{answered, become_ours, leave, virtualise_members};
+use crate::epoll::nested::control_nested;
+use crate::epoll::registration::{
     HELD, IN_BITMAP, ONCE, PARKED, PLAIN, TAG, allocate_registration, armed, find,
     free_registration, registration, tag, untag,
 };
-use super::{ANSWER_EVENTS, CARRIER_EVENTS, Epoll, epoll, kick};
+use crate::epoll::{ANSWER_EVENTS, CARRIER_EVENTS, Epoll, epoll, kick};
+use crate::offload::active_open;
+use crate::{closing, sys, waits};
 
 /// `epoll_ctl` on a known instance. `Some` is the answer; `None`: the kernel's own call does it
 /// all.
@@ -35,17 +35,17 @@ pub(crate) fn control(
             // stay the kernel's.
             TAG.store(0, Ordering::Relaxed);
         }
-        if state::connection(fd).is_none_or(|connection| connection.end().is_none()) {
+        if connection::connection(fd).is_none_or(|connection| connection.end().is_none()) {
             epoll.note_ordinary(event.events);
         }
     }
-    match state::kind(fd) {
+    match descriptors::kind(fd) {
         Kind::Epoll => return control_nested(epoll, epoll_fd, operation, fd, event),
         Kind::Connection => {}
         Kind::Foreign => return control_early(number, epoll_fd, operation, fd, event),
         Kind::Own => return None,
     }
-    let connection = state::connection(fd)?;
+    let connection = connection::connection(fd)?;
     let mut known = find(&connection, number, fd);
     if known.is_none() && operation != libc::EPOLL_CTL_ADD {
         // Another thread may have put it into the kernel and not yet into the books, and we have
@@ -185,7 +185,7 @@ pub(super) fn add(
         // The number was closed past us and given out again. What it stands for now is as new.
         drop(members);
         sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_DEL, fd, 0, 0);
-        state::closing(fd);
+        closing::closing(fd);
         return match control(number, epoll_fd, libc::EPOLL_CTL_ADD, fd, Some(event)) {
             Some(answer) => Some(answer),
             None => {

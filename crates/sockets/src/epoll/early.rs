@@ -5,14 +5,13 @@ use core::sync::atomic::Ordering;
 
 use libc::epoll_event;
 
-use crate::state::Connection;
-use crate::{lock, state, sys, waits};
-
-use super::control::modify_kernels;
-use super::registration::{
+use crate::connection::Connection;
+use crate::epoll::control::modify_kernels;
+use crate::epoll::registration::{
     EARLY, ONCE, PLAIN, allocate_registration, armed, free_registration, registration,
 };
-use super::{ONESHOT, epoll};
+use crate::epoll::{ONESHOT, epoll};
+use crate::{descriptors, lock, sys, waits};
 
 /// Held while the list of an unconnected socket's registrations changes.
 pub(super) static EARLY_LOCK: lock::Private = lock::Private::new();
@@ -27,7 +26,7 @@ pub(super) fn control_early(
     event: Option<epoll_event>,
 ) -> Option<Result<(), i32>> {
     // Held: another thread may have put it into the kernel and not yet into the books.
-    let has_any = || state::early_registrations(fd) != 0 || EARLY_LOCK.is_held();
+    let has_any = || descriptors::early_registrations(fd) != 0 || EARLY_LOCK.is_held();
     match operation {
         libc::EPOLL_CTL_ADD => {
             let event = event?;
@@ -35,7 +34,7 @@ pub(super) fn control_early(
                 return None;
             }
             let _held = EARLY_LOCK.lock();
-            let first = state::early_registrations(fd);
+            let first = descriptors::early_registrations(fd);
             let entered = allocate_registration().and_then(|n| Some((n, registration(n)?)));
             let mut data = event.u64;
             if let Some((n, one)) = entered {
@@ -57,7 +56,7 @@ pub(super) fn control_early(
             };
             if result < 0 {
                 free_registration(n);
-            } else if !state::set_early_registrations(fd, first, n) {
+            } else if !descriptors::set_early_registrations(fd, first, n) {
                 // The number stands for something else by now, which is the kernel's alone.
                 free_registration(n);
                 sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_MOD, fd, event.events, event.u64);
@@ -84,7 +83,7 @@ pub(super) fn control_early(
 }
 
 fn find_early(number: u32, fd: i32) -> Option<u32> {
-    let mut n = state::early_registrations(fd);
+    let mut n = descriptors::early_registrations(fd);
     while let Some(one) = registration(n) {
         if one.epoll.load(Ordering::Relaxed) == number {
             return Some(n);
@@ -101,8 +100,8 @@ pub(super) fn forget_early(gone: u32) {
     };
     let fd = leaver.fd.load(Ordering::Relaxed);
     let after = leaver.next.load(Ordering::Relaxed);
-    if !state::set_early_registrations(fd, gone, after) {
-        let mut n = state::early_registrations(fd);
+    if !descriptors::set_early_registrations(fd, gone, after) {
+        let mut n = descriptors::early_registrations(fd);
         while let Some(one) = registration(n) {
             n = one.next.load(Ordering::Relaxed);
             if n == gone {

@@ -14,18 +14,17 @@ use toehold_channel::sync::fence;
 use toehold_channel::table::{FLAG_ASKED, Reason};
 use toehold_stream::end::End;
 
-use crate::receive::{set_wake, wake_by_carrier};
-use crate::state::{self, Connection};
-use crate::{lock, sleepers, sys};
-
-use super::control::is_only_member;
-use super::lists::{push_ready, remove_polled, remove_ready};
-use super::orphans::outlives_descriptor;
-use super::registration::{
+use crate::connection::Connection;
+use crate::epoll::control::is_only_member;
+use crate::epoll::lists::{push_ready, remove_polled, remove_ready};
+use crate::epoll::orphans::outlives_descriptor;
+use crate::epoll::registration::{
     EARLY, GONE, HELD, IN_BITMAP, NEXT_UNUSED, ONCE, PARKED, PLAIN, POLLED, Registration, TAG,
     each_registration, free_registration, registration, tag, unlink,
 };
-use super::{ANSWER_EVENTS, Epoll, ONESHOT, PAIRS_MAX, epoll};
+use crate::epoll::{ANSWER_EVENTS, Epoll, ONESHOT, PAIRS_MAX, epoll};
+use crate::receive::{set_wake, wake_by_carrier};
+use crate::{lock, process, sleepers, sys};
 
 /// Removes a registration from our books altogether. The caller holds the connection's `membership`
 /// lock.
@@ -364,7 +363,7 @@ pub(super) fn set_home_wake(connection: &Connection, word: WakeWord) {
         return;
     }
     entry.home_wake.store(word.to_word(), Ordering::Relaxed);
-    entry.home_pid.store(state::pid(), Ordering::Relaxed);
+    entry.home_pid.store(process::pid(), Ordering::Relaxed);
     if !sleepers::are_there(connection) {
         if let Some(end) = connection.inside() {
             set_wake(&end, word);

@@ -10,10 +10,9 @@ use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 use libc::{EPOLLIN, epoll_event};
 
-use crate::{state, sys};
-
-use super::waiting::arm_member;
-use super::{BATCH, EDGE, EPOLLS_MAX, Epoll, ONESHOT, POLLED_MAX, epoll, is_virtual};
+use crate::epoll::waiting::arm_member;
+use crate::epoll::{BATCH, EDGE, EPOLLS_MAX, Epoll, ONESHOT, POLLED_MAX, epoll, is_virtual};
+use crate::{descriptors, sys};
 
 /// Epoll instances inside one.
 pub(super) const NESTED_MAX: usize = 8;
@@ -43,7 +42,7 @@ pub(super) fn control_nested(
     fd: i32,
     event: Option<epoll_event>,
 ) -> Option<Result<(), i32>> {
-    let child = state::epoll_number(fd)?;
+    let child = descriptors::epoll_number(fd)?;
     let given = match operation {
         libc::EPOLL_CTL_DEL => epoll_event { events: 0, u64: 0 },
         _ => event?,

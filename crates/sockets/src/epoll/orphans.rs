@@ -10,12 +10,11 @@ use core::sync::atomic::Ordering;
 
 use toehold_channel::table::Reason;
 
-use crate::state::{self, Connection};
-use crate::sys;
-
-use super::membership::{is_anothers, kernel_has_programs};
-use super::registration::{HELD, NEXT_UNUSED, PARKED, Registration, registration, tag};
-use super::{ANSWER_EVENTS, Epoll, epoll};
+use crate::connection::Connection;
+use crate::epoll::membership::{is_anothers, kernel_has_programs};
+use crate::epoll::registration::{HELD, NEXT_UNUSED, PARKED, Registration, registration, tag};
+use crate::epoll::{ANSWER_EVENTS, Epoll, epoll};
+use crate::{descriptors, sys};
 
 /// The number of registration `one` is being closed: true when it goes on. The caller holds the
 /// connection's `membership` lock.
@@ -33,12 +32,12 @@ pub(super) fn outlives_descriptor(
     if one.state.load(Ordering::Relaxed) == PARKED || is_anothers(connection, one) {
         return false;
     }
-    let Some(duplicate) = state::duplicate_for_us(connection.fd) else {
+    let Some(duplicate) = descriptors::duplicate_for_us(connection.fd) else {
         return false;
     };
     let before = one.duplicate.swap(duplicate + 1, Ordering::Relaxed);
     if before != 0 {
-        state::disown(before - 1);
+        descriptors::disown(before - 1);
     }
     put_under(epoll, one, n, connection.fd);
     true

@@ -6,10 +6,9 @@ use libc::{EPOLLOUT, epoll_event};
 use toehold_channel::table::EntryState;
 
 use crate::chunks::Chunks;
-use crate::state::Connection;
-use crate::{lock, state};
-
-use super::{CARRIER_EVENTS, ONESHOT, READINESS};
+use crate::connection::{self, Connection};
+use crate::epoll::{CARRIER_EVENTS, ONESHOT, READINESS};
+use crate::{descriptors, lock, process, table};
 
 /// Registrations of tracked connections at a time.
 const REGISTRATIONS_MAX: usize = 1 << NUMBER_BITS;
@@ -54,7 +53,7 @@ pub(super) struct Registration {
     /// Edge-triggered: report whatever holds at the next look (a new registration, a modified one,
     /// news from the kernel).
     pub(super) rearmed: AtomicU32,
-    /// [`state::forks`] when it was made.
+    /// [`process::forks`] when it was made.
     pub(super) forks: AtomicU32,
     /// One-shot: how often it was armed in the kernel. Changes under the instance's lock.
     pub(super) armings: AtomicU32,
@@ -132,8 +131,8 @@ impl Registration {
             fd: self.carrier(),
             index,
             generation: self.generation.load(Ordering::Relaxed),
-            entry: state::entry(index)?,
-            local: state::local(index)?,
+            entry: table::entry(index)?,
+            local: connection::local(index)?,
         };
         (connection.is_current()
             && connection.entry.state.load(Ordering::Relaxed) == EntryState::Live as u32)
@@ -171,7 +170,7 @@ impl Registration {
     /// True when a fork came after it: another process may have it, in the same instance of the
     /// kernel's.
     pub(super) fn is_inherited(&self) -> bool {
-        self.forks.load(Ordering::Relaxed) != state::forks()
+        self.forks.load(Ordering::Relaxed) != process::forks()
     }
 
     /// True when the kernel answers it, as the program has registered it.
@@ -238,7 +237,7 @@ pub(super) fn allocate_registration() -> Option<u32> {
     }
     registration(n)?
         .forks
-        .store(state::forks(), Ordering::Relaxed);
+        .store(process::forks(), Ordering::Relaxed);
     Some(n)
 }
 
@@ -249,7 +248,7 @@ pub(super) fn free_registration(number: u32) {
     gone.connection.store(0, Ordering::Release);
     let duplicate = gone.duplicate.swap(0, Ordering::Relaxed);
     if duplicate != 0 {
-        state::disown(duplicate - 1);
+        descriptors::disown(duplicate - 1);
     }
     gone.state.store(0, Ordering::Relaxed);
     let _held = FREE_LOCK.lock();

@@ -17,9 +17,13 @@ use toehold_channel::preamble::{ConnectPreamble, PREAMBLE_BYTES};
 use toehold_channel::rendezvous::mapped;
 use toehold_channel::table::{FLAG_CONNECTING, FLAG_OFFLOAD, FLAG_REFUSED, FLAG_UNTOLD, Reason};
 
-use super::names;
-use crate::state::{self, Connection};
-use crate::{adapter, epoll, errno, lock, pairing, pending, real, receive, sys};
+use crate::connection::{self, Connection};
+use crate::descriptors::{self, Kind};
+use crate::offload::{endings, liveness, names};
+use crate::{
+    adapter, closing, epoll, errno, lock, offload, pairing, pending, process, real, receive, sys,
+    tracking,
+};
 
 /// How long the relay may take for the carrier's handshake, which the kernel makes on loopback all
 /// by itself.
@@ -60,7 +64,7 @@ pub(crate) enum Answer {
 /// # Safety
 /// As for `connect`.
 pub(crate) unsafe fn connect(fd: i32, address: *const sockaddr, len: socklen_t) -> Opened {
-    if !state::is_started() || state::borrowed_memory() {
+    if !process::is_started() || process::borrowed_memory() {
         return Opened::Kernel(None);
     }
     if let Some(done) = again(fd) {
@@ -70,10 +74,10 @@ pub(crate) unsafe fn connect(fd: i32, address: *const sockaddr, len: socklen_t) 
     let Some(remote) = (unsafe { names::read(address, len) }) else {
         return Opened::Kernel(None);
     };
-    if !super::may_be_offloaded(remote) {
+    if !offload::may_be_offloaded(remote) {
         return Opened::Kernel(None);
     }
-    errno::keep(state::prepare);
+    errno::keep(tracking::prepare);
     match errno::keep(|| begin(fd, remote)) {
         Ok(connection) => finish(&connection),
         Err(instead) => instead,
@@ -82,7 +86,7 @@ pub(crate) unsafe fn connect(fd: i32, address: *const sockaddr, len: socklen_t) 
 
 /// A further `connect` on a socket that has been through here.
 fn again(fd: i32) -> Option<Opened> {
-    let connection = state::connection(fd)?;
+    let connection = connection::connection(fd)?;
     let flags = connection.entry.flags.load(Ordering::Acquire);
     if flags & FLAG_CONNECTING != 0 && look(&connection) == Answer::Pending {
         return Some(if sys::is_nonblocking(fd) {
@@ -99,7 +103,7 @@ fn again(fd: i32) -> Option<Opened> {
         }
         // The error was reported: the socket may try again, from nothing.
         disconnect(fd);
-        state::closing(fd);
+        closing::closing(fd);
         return None;
     }
     if flags & FLAG_OFFLOAD == 0 {
@@ -128,11 +132,11 @@ fn fail(connection: &Connection, error: i32) -> Opened {
 /// Hands the connection to the engine; or says what becomes of it instead.
 fn begin(fd: i32, remote: Address) -> Result<Connection, Opened> {
     let kernel = |reason| Opened::Kernel(Some(reason));
-    let no_engine = super::is_wanted().then_some(Reason::NoEngine);
-    let routing_page = super::routing_page().ok_or(Opened::Kernel(no_engine))?;
+    let no_engine = offload::is_wanted().then_some(Reason::NoEngine);
+    let routing_page = offload::routing_page().ok_or(Opened::Kernel(no_engine))?;
     match routing_page.action(remote.ip, remote.port) {
         RuleAction::Offload => {}
-        RuleAction::OffloadOnRequest if super::is_wanted() => {}
+        RuleAction::OffloadOnRequest if offload::is_wanted() => {}
         RuleAction::OffloadOnRequest | RuleAction::Direct => return Err(Opened::Kernel(None)),
         RuleAction::Host => return Err(kernel(Reason::Policy)),
     }
@@ -157,7 +161,7 @@ fn begin(fd: i32, remote: Address) -> Result<Connection, Opened> {
         }));
     }
     let preamble = ConnectPreamble {
-        token: super::client_token(),
+        token: offload::client_token(),
         remote,
         local_port: bound.port,
     };
@@ -182,12 +186,12 @@ fn begin(fd: i32, remote: Address) -> Result<Connection, Opened> {
 /// Begins to track a connection; what it is told about its own end stands, if that is known
 /// already.
 fn track(fd: i32, local: Option<Address>, remote: Address) -> Option<Connection> {
-    if state::kind(fd) == state::Kind::Connection {
+    if descriptors::kind(fd) == Kind::Connection {
         // Closed behind our back, and the number given out again.
-        state::closing(fd);
+        closing::closing(fd);
     }
-    state::track(fd, false);
-    let connection = state::connection(fd)?;
+    tracking::track(fd, false);
+    let connection = connection::connection(fd)?;
     let entry = connection.entry;
     store_true_ends(entry, local.unwrap_or_default(), remote);
     let said = PREAMBLE_BYTES as u64;
@@ -352,7 +356,7 @@ pub(crate) fn any_waiting() -> bool {
 /// True when `fd` waits for the engine's answer.
 #[inline]
 pub(crate) fn is_waiting(fd: i32) -> bool {
-    any_waiting() && fd >= 0 && state::connection(fd).is_some_and(|c| is_connecting(&c))
+    any_waiting() && fd >= 0 && connection::connection(fd).is_some_and(|c| is_connecting(&c))
 }
 
 /// True when the connection waits for the engine's answer.
@@ -409,7 +413,7 @@ pub(crate) fn look(connection: &Connection) -> Answer {
     }
     drop(held);
     if answer == Some(0) {
-        super::liveness::begin(connection);
+        liveness::begin(connection);
     }
     epoll::answered(connection);
     match answer {
@@ -440,13 +444,13 @@ fn settle(connection: &Connection, outcome: u32) {
     let entry = connection.entry;
     let is_offloaded = entry.flags.load(Ordering::Relaxed) & FLAG_OFFLOAD != 0;
     let is_known = true_ends(entry).0.port != 0;
-    if let (Some(routing_page), true) = (super::known_routing_page(), is_offloaded && !is_known) {
+    if let (Some(routing_page), true) = (offload::known_routing_page(), is_offloaded && !is_known) {
         let direction = Direction::Connected;
         let port = names::local(connection.fd).map_or(0, |own| own.port);
         if let Some((local, remote)) = routing_page.ends(direction, port, routing_page.relay_port())
         {
             store_true_ends(entry, local, remote);
-            super::endings::note_place(connection, CarrierKey { direction, port });
+            endings::note_place(connection, CarrierKey { direction, port });
         }
     }
     let over = FLAG_CONNECTING | if outcome != 0 { FLAG_OFFLOAD } else { 0 };

@@ -14,8 +14,8 @@ use toehold_channel::liveness::{Keepalive, Liveness};
 use toehold_channel::offload::true_ends;
 use toehold_channel::table::{FLAG_CONNECTING, FLAG_OFFLOAD};
 
-use crate::state::{self, Connection};
-use crate::{errno, sys};
+use crate::connection::{self, Connection};
+use crate::{errno, offload, sys};
 
 /// The descriptor, and one, of the connection of which something was set that the adapter has not
 /// been told; 0: none.
@@ -83,7 +83,7 @@ fn say_of(unsaid: u32) {
         let flags = connection.entry.flags.load(Ordering::Acquire);
         flags & (FLAG_OFFLOAD | FLAG_CONNECTING) == FLAG_OFFLOAD
     };
-    if let Some(connection) = state::connection(fd.cast_signed()).filter(is_there) {
+    if let Some(connection) = connection::connection(fd.cast_signed()).filter(is_there) {
         tell(&connection, &liveness_of(connection.fd));
     }
 }
@@ -108,5 +108,5 @@ fn tell(connection: &Connection, liveness: &Liveness) {
     let mut message = liveness.message();
     (message.local, message.local_port) = (local.ip, local.port);
     (message.remote, message.remote_port) = (remote.ip, remote.port);
-    super::tell(&message);
+    offload::tell(&message);
 }

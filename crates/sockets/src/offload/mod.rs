@@ -38,8 +38,8 @@ use toehold_channel::preamble::ClientToken;
 use toehold_channel::rendezvous::{Kind, Message};
 use toehold_channel::table::{FLAG_OFFLOAD, Reason};
 
-use crate::state::{self, Connection};
-use crate::{adapter, pairing, sys};
+use crate::connection::Connection;
+use crate::{adapter, descriptors, family, pairing, process, sys};
 
 /// How long each `listen` waits for the engine to do so as well; an adapter that is stopped costs
 /// this.
@@ -118,7 +118,7 @@ pub(crate) fn mapped() -> impl Iterator<Item = (usize, usize)> {
 /// What the adapter's engine serves, asking for it if need be; `None` without an adapter or an
 /// engine.
 fn routing_page() -> Option<RoutingPage> {
-    if !state::has_table() {
+    if !family::has_table() {
         return None;
     }
     let _held = adapter::lock();
@@ -221,14 +221,14 @@ pub(crate) fn listening(fd: i32, backlog: i32) {
     };
     let mut message = Message::new(Kind::Listen);
     (message.local, message.local_port) = (local.ip, local.port);
-    message.pid = state::pid();
+    message.pid = process::pid();
     message.slot = backlog.max(0) as u32;
     message.side = u32::from(option(libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) == 1);
     let _held = adapter::lock();
     if let Some(adapter) = adapter::connected() {
         say_and_wait(adapter, &message, Kind::Listening, REPLY_NS);
     }
-    state::note_listener(fd);
+    descriptors::note_listener(fd);
 }
 
 /// True when the program's socket and the relay are in the same network namespace.

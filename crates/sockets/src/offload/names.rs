@@ -8,7 +8,8 @@ use toehold_channel::offload::{Address, true_ends};
 use toehold_channel::rendezvous::mapped;
 use toehold_channel::table::{FLAG_CONNECTING, FLAG_OFFLOAD};
 
-use crate::state::Connection;
+use crate::connection::Connection;
+use crate::offload::active_open;
 use crate::sys;
 
 /// Which end of a connection.
@@ -104,7 +105,7 @@ pub(crate) fn answer(
         return None;
     }
     if flags & FLAG_CONNECTING != 0 {
-        super::active_open::look(connection);
+        active_open::look(connection);
     }
     let is_connecting = connection.entry.flags.load(Ordering::Acquire) & FLAG_CONNECTING != 0;
     let (local, remote) = true_ends(connection.entry);

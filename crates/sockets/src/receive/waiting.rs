@@ -7,10 +7,9 @@ use toehold_channel::sync::fence;
 use toehold_channel::table::{Mode, Reason};
 use toehold_stream::end::{End, Incoming};
 
-use crate::state::Connection;
+use crate::connection::Connection;
+use crate::receive::HINT_LOOK;
 use crate::{deferral, doorbells, epoll, errno, leaving, lock, pending, real, sleepers, sys, wait};
-
-use super::HINT_LOOK;
 
 /// After this many fruitless non-blocking calls in a row the program is polling us: it needs no
 /// doorbell.

@@ -1,0 +1,227 @@
+//! A tracked connection: its entry in the family's table, which is shared over fork, and this
+//! process's own words beside it (mappings, sleepers).
+
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+
+use toehold_channel::table::{Entry, EntryState, FLAG_NONBLOCK, Reason};
+use toehold_stream::end::End;
+
+use crate::chunks::Chunks;
+use crate::descriptors::{self, GENERATION_MASK, GENERATION_SHIFT, KIND_SHIFT};
+use crate::pairs::Pair;
+use crate::{holders, lock, sys, table, wait};
+
+static LOCALS: Chunks<Local, { table::CHUNK_LOG2 }, { table::CHUNKS }> = Chunks::new();
+
+/// This process's view of a connection. All zeroes is a fresh one.
+#[repr(C, align(128))]
+#[derive(Default)]
+pub(crate) struct Local {
+    /// The mapped region, null while the connection is on the host path only.
+    pub(crate) region: AtomicPtr<u8>,
+    /// The pair of processes the channel belongs to.
+    pub(crate) pair: AtomicPtr<Pair>,
+    /// An offer's region that could not be attached yet.
+    pub(crate) offered: AtomicPtr<u8>,
+    /// Address range of a region that was left, for the next one.
+    pub(crate) parked: AtomicPtr<u8>,
+    /// The slab that its first region is in, by number; 0 for none.
+    pub(crate) slab: AtomicU32,
+    /// Since when the channel has been drained and refused, nanoseconds; 0 when it is not.
+    pub(crate) over_since_ns: AtomicU64,
+    /// Threads of this process that sleep in the kernel for this connection.
+    pub(crate) sleepers: AtomicU32,
+    /// Those of them that wait for bytes only.
+    pub(crate) readers: AtomicU32,
+    /// Descriptors of this process that refer to it.
+    pub(crate) descriptors: AtomicU32,
+    /// First of its epoll registrations, 0 for none.
+    pub(crate) registrations: AtomicU32,
+    /// Held while that list, or which of its members are ours to answer, changes.
+    pub(crate) membership: lock::Private,
+    /// Generation of the adapter connection over which pairing was asked for.
+    pub(crate) asked_epoch: AtomicU32,
+    /// Recent success of spinning, see [`crate::wait`].
+    pub(crate) spin: wait::SpinHistory,
+    /// When the carrier was last looked at for an end of file, nanoseconds.
+    pub(crate) carrier_seen_ns: AtomicU64,
+    /// Threads at work on the mapping outside the direction locks.
+    pub(crate) users: AtomicU32,
+    /// Whether the program has been seen waiting for it, see [`crate::waits`].
+    pub(crate) waits: AtomicU32,
+}
+
+/// A tracked connection behind a descriptor.
+#[derive(Clone, Copy)]
+pub(crate) struct Connection {
+    /// The descriptor it was reached by: the carrier.
+    pub(crate) fd: i32,
+    pub(crate) index: u32,
+    pub(crate) generation: u32,
+    /// What the family shares.
+    pub(crate) entry: &'static Entry,
+    /// What this process knows.
+    pub(crate) local: &'static Local,
+}
+
+impl Connection {
+    /// Our end of its channel, when one is attached in this process.
+    #[inline]
+    pub(crate) fn end(&self) -> Option<End<'static>> {
+        let region = self.local.region.load(Ordering::Acquire);
+        if region.is_null() {
+            return None;
+        }
+        let side = self.entry.side.load(Ordering::Relaxed) as usize & 1;
+        // SAFETY: a region is given up only by `release::release` and `leaving::finish`, under both
+        // direction locks and while `users` and `sleepers` are zero. It stays mapped then, or its
+        // addresses do, but may become another connection's: callers hold one of those locks or are
+        // [`Connection::inside`] while they write.
+        Some(unsafe { End::at(self.entry, region, side) })
+    }
+
+    /// Our end of its channel, which stays this connection's until the guard is dropped.
+    #[inline]
+    pub(crate) fn inside(&self) -> Option<Inside> {
+        // Before the look at the region: whoever gives it up takes it away first, and looks at the
+        // count then.
+        self.local.users.fetch_add(1, Ordering::SeqCst);
+        let end = self.end().filter(|_| self.is_current());
+        let local = self.local;
+        let Some(end) = end else {
+            local.users.fetch_sub(1, Ordering::SeqCst);
+            return None;
+        };
+        Some(Inside { end, local })
+    }
+
+    /// True when the descriptor still names this connection.
+    #[inline]
+    pub(crate) fn is_current(&self) -> bool {
+        self.entry.generation.load(Ordering::Acquire) == self.generation
+    }
+
+    /// True when the program asked for non-blocking calls on it; known once there is a channel.
+    #[inline]
+    pub(crate) fn nonblocking(&self) -> bool {
+        self.entry.flags.load(Ordering::Relaxed) & FLAG_NONBLOCK != 0
+    }
+
+    /// Finds out whether calls on it block. From then on our `fcntl` and `ioctl` follow what the
+    /// program makes of it.
+    pub(crate) fn learn_nonblocking(&self) {
+        let learn = |flags: u32| {
+            // Asked anew when another thread has changed it meanwhile: it may have told us before,
+            // or after, it told the kernel.
+            Some(if sys::is_nonblocking(self.fd) {
+                flags | FLAG_NONBLOCK
+            } else {
+                flags & !FLAG_NONBLOCK
+            })
+        };
+        let flags = &self.entry.flags;
+        let _ = flags.fetch_update(Ordering::Relaxed, Ordering::Relaxed, learn);
+    }
+
+    /// True when another process of the family, alive, holds it too.
+    pub(crate) fn is_shared(&self) -> bool {
+        holders::are_others(self.entry)
+    }
+
+    /// Keeps the connection on the host path for good.
+    pub(crate) fn pin(&self, reason: Reason) {
+        self.entry
+            .flags
+            .fetch_or(toehold_channel::table::FLAG_PINNED, Ordering::Relaxed);
+        self.entry.reason.store(reason as u32, Ordering::Relaxed);
+    }
+}
+
+/// A thread at work on a region outside the direction locks.
+pub(crate) struct Inside {
+    end: End<'static>,
+    local: &'static Local,
+}
+
+impl core::ops::Deref for Inside {
+    type Target = End<'static>;
+
+    #[inline]
+    fn deref(&self) -> &End<'static> {
+        &self.end
+    }
+}
+
+impl Drop for Inside {
+    #[inline]
+    fn drop(&mut self) {
+        self.local.users.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// This process's words of connection `index`, if it has come across it or its neighbours.
+#[inline]
+pub(crate) fn local(index: u32) -> Option<&'static Local> {
+    LOCALS.get(index as usize)
+}
+
+/// What there is to know of connection `index`, which this process begins to hold.
+pub(crate) fn meet(index: u32) -> Option<(&'static Entry, &'static Local)> {
+    let entry = table::table()?.entry(index)?;
+    Some((entry, LOCALS.get_or_map(index as usize)?))
+}
+
+/// The connection behind `fd`, if it is tracked.
+#[inline]
+pub(crate) fn connection(fd: i32) -> Option<Connection> {
+    let word = descriptors::slot(fd)?.load(Ordering::Acquire);
+    if word >> KIND_SHIFT != 1 {
+        return None;
+    }
+    connection_of_word(fd, word)
+}
+
+#[inline]
+pub(crate) fn connection_of_word(fd: i32, word: u64) -> Option<Connection> {
+    let index = word as u32;
+    Some(Connection {
+        fd,
+        index,
+        generation: (word >> GENERATION_SHIFT & GENERATION_MASK) as u32,
+        entry: table::entry(index)?,
+        local: local(index)?,
+    })
+}
+
+/// A connection that this process holds, by number.
+pub(crate) fn held(index: u32, entry: &'static Entry, local: &'static Local) -> Connection {
+    Connection {
+        fd: entry.fd.load(Ordering::Relaxed) as i32,
+        index,
+        generation: entry.generation.load(Ordering::Relaxed),
+        entry,
+        local,
+    }
+}
+
+/// Every connection that this process holds, by number.
+pub(crate) fn each_held(mut each: impl FnMut(u32, &'static Entry, &'static Local)) {
+    each_used(|index, entry, local| {
+        if local.descriptors.load(Ordering::Relaxed) > 0
+            && entry.state.load(Ordering::Relaxed) == EntryState::Live as u32
+        {
+            each(index, entry, local);
+        }
+    });
+}
+
+/// Every entry that may have been this process's, by number.
+pub(crate) fn each_used(mut each: impl FnMut(u32, &'static Entry, &'static Local)) {
+    let Some(table) = table::table() else { return };
+    for index in 0..table.entries_used() {
+        // Those that this process has not come across are others' of its family.
+        if let (Some(entry), Some(local)) = (table::entry(index), local(index)) {
+            each(index, entry, local);
+        }
+    }
+}

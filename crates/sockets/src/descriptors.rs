@@ -1,0 +1,265 @@
+//! What each descriptor number stands for in this process.
+//!
+//! ```text
+//!   fds[fd]  ──►  a connection (crate::connection)
+//!            ──►  an epoll instance (crate::epoll)
+//!            ──►  a descriptor of our own that the program must not close
+//!            ──►  a socket that is no connection yet, of which something is known
+//! ```
+//!
+//! All of it is in a table that grows as descriptors are used ([`crate::chunks`]), without a heap.
+
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use crate::chunks::Chunks;
+use crate::{epoll, process, sys};
+
+/// Descriptors beyond this one are never tracked.
+const FDS_MAX: usize = 1 << 20;
+/// Eight pages of words.
+const FDS_CHUNK_LOG2: u32 = 12;
+/// Our own descriptors are moved up to here, out of the way of programs that expect the lowest
+/// numbers.
+const OWN_FD_MIN: usize = 700;
+static FDS: Chunks<AtomicU64, FDS_CHUNK_LOG2, { FDS_MAX >> FDS_CHUNK_LOG2 }> = Chunks::new();
+/// No number above this one has ever stood for anything.
+pub(crate) static HIGHEST: AtomicU32 = AtomicU32::new(0);
+
+/// What a descriptor number stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Not ours to know.
+    Foreign,
+    /// A tracked connection.
+    Connection,
+    /// An epoll instance.
+    Epoll,
+    /// A descriptor of the library's own.
+    Own,
+}
+
+pub(crate) const KIND_SHIFT: u32 = 62;
+pub(crate) const GENERATION_SHIFT: u32 = 32;
+pub(crate) const GENERATION_MASK: u64 = (1 << 30) - 1;
+
+#[inline]
+pub(crate) fn slot(fd: i32) -> Option<&'static AtomicU64> {
+    FDS.get(fd as u32 as usize)
+}
+
+/// As [`slot`], for a number of which something is to be noted.
+pub(crate) fn slot_to_note(fd: i32) -> Option<&'static AtomicU64> {
+    if !process::is_started() {
+        return None;
+    }
+    FDS.get_or_map(fd as u32 as usize)
+}
+
+/// Notes what `fd` stands for, a word of [`Kind`].
+pub(crate) fn note(fd: i32, word: u64) {
+    if let Some(slot) = slot_to_note(fd) {
+        // Before the word: whoever walks up to it finds what it left out already closed.
+        HIGHEST.fetch_max(fd as u32, Ordering::Relaxed);
+        slot.store(word, Ordering::Release);
+    }
+}
+
+/// What `fd` stands for.
+#[inline]
+pub(crate) fn kind(fd: i32) -> Kind {
+    match slot(fd).map_or(0, |slot| slot.load(Ordering::Acquire) >> KIND_SHIFT) {
+        1 => Kind::Connection,
+        2 => Kind::Epoll,
+        3 => Kind::Own,
+        _ => Kind::Foreign,
+    }
+}
+
+/// Number of the epoll object behind `fd`.
+#[inline]
+pub(crate) fn epoll_number(fd: i32) -> Option<u32> {
+    let word = slot(fd)?.load(Ordering::Acquire);
+    (word >> KIND_SHIFT == 2).then_some(word as u32)
+}
+
+/// First of the epoll registrations of `fd`, of which only these are known, or 0.
+pub(crate) fn early_registrations(fd: i32) -> u32 {
+    let word = slot(fd).map_or(0, |slot| slot.load(Ordering::Acquire));
+    if word >> KIND_SHIFT == 0 {
+        word as u32
+    } else {
+        0
+    }
+}
+
+/// Replaces what [`early_registrations`] says. False when `fd` has come to stand for something
+/// else.
+pub(crate) fn set_early_registrations(fd: i32, was: u32, number: u32) -> bool {
+    slot_to_note(fd).is_some_and(|slot| {
+        slot.compare_exchange(
+            was.into(),
+            number.into(),
+            Ordering::AcqRel,
+            Ordering::Relaxed,
+        )
+        .is_ok()
+    })
+}
+
+/// Notes what `fd` stands for.
+pub(crate) fn note_epoll(fd: i32, number: u32) {
+    note(fd, 2 << KIND_SHIFT | u64::from(number));
+}
+
+/// Notes that `fd` stands for a connection.
+pub(crate) fn note_connection(fd: i32, index: u32, generation: u32) {
+    note(fd, connection_word(index, generation));
+}
+
+pub(crate) fn connection_word(index: u32, generation: u32) -> u64 {
+    1 << KIND_SHIFT | u64::from(generation) << GENERATION_SHIFT | u64::from(index)
+}
+
+/// Forgets what `fd` stands for.
+pub(crate) fn forget(fd: i32) {
+    if let Some(slot) = slot(fd) {
+        slot.store(0, Ordering::Release);
+    }
+}
+
+/// A foreign descriptor of which we know that it listens. The lower half is for the number of an
+/// early registration, which it has none of.
+const LISTENER: u64 = 1 << 32;
+
+/// Notes that `fd` listens, and that the adapter was told.
+pub(crate) fn note_listener(fd: i32) {
+    if let Some(slot) = slot_to_note(fd) {
+        let before = slot.swap(LISTENER, Ordering::AcqRel);
+        if before >> KIND_SHIFT == 0 {
+            // It will not be connected: the kernel alone has its registrations.
+            epoll::unconnected_closing(before as u32);
+        }
+    }
+}
+
+/// A foreign descriptor that is registered with an epoll instance which we do not know.
+pub(crate) const UNSEEN: u64 = 1 << 33;
+
+/// Notes that `fd`, which is no connection yet, is waited for where we do not see it: when it is
+/// one, it stays on the kernel.
+pub(crate) fn note_unseen(fd: i32) {
+    if !sys::may_connect(fd) {
+        return;
+    }
+    if let Some(slot) = slot_to_note(fd) {
+        let unseen = |word: u64| (word >> KIND_SHIFT == 0).then_some(word | UNSEEN);
+        let _ = slot.fetch_update(Ordering::AcqRel, Ordering::Relaxed, unseen);
+    }
+}
+
+/// A foreign descriptor that was duplicated. Once connected, only one of its numbers would be
+/// known.
+pub(crate) const DUPLICATED: u64 = 1 << 34;
+
+/// Notes that `from` and `to`, no connections yet, are one socket: when it is connected, it stays
+/// on the kernel, because bytes would pass by the number that we do not know.
+pub(crate) fn note_duplicated(from: i32, to: i32) {
+    if !sys::may_connect(from) {
+        return;
+    }
+    for slot in [from, to].into_iter().filter_map(slot_to_note) {
+        let duplicated = |word: u64| (word >> KIND_SHIFT == 0).then_some(word | DUPLICATED);
+        let _ = slot.fetch_update(Ordering::AcqRel, Ordering::Relaxed, duplicated);
+    }
+}
+
+/// True when something is known of `fd`, which is no connection: registrations, that it listens,
+/// that it has another number, or that it is waited for elsewhere.
+#[inline]
+pub(crate) fn is_noted(fd: i32) -> bool {
+    let word = slot(fd).map_or(0, |slot| slot.load(Ordering::Relaxed));
+    word != 0 && word >> KIND_SHIFT == 0
+}
+
+/// True when `fd` was noted to listen.
+pub(crate) fn is_listener(fd: i32) -> bool {
+    slot(fd).is_some_and(|slot| slot.load(Ordering::Acquire) == LISTENER)
+}
+
+/// Every tracked descriptor from `first` to `last`, in order.
+pub(crate) fn for_each(first: u32, last: u32, mut each: impl FnMut(i32, Kind)) {
+    // Whatever the limit is now: a number stays when the limit is lowered.
+    for fd in first..=last.min(HIGHEST.load(Ordering::Relaxed)) {
+        match kind(fd as i32) {
+            Kind::Foreign => {}
+            known => each(fd as i32, known),
+        }
+    }
+}
+
+/// A descriptor of epoll instance `number`.
+pub(crate) fn descriptor_of_epoll(number: u32) -> Option<i32> {
+    let last = HIGHEST.load(Ordering::Relaxed) as i32;
+    (0..=last).find(|&fd| epoll_number(fd) == Some(number))
+}
+
+/// Moves a descriptor of ours out of the program's way and marks it; returns its number now.
+pub(crate) fn own(fd: i32) -> i32 {
+    let moved = out_of_the_way(fd);
+    let fd = match moved {
+        Some(moved) => {
+            sys::close(fd);
+            moved
+        }
+        None => fd,
+    };
+    note(fd, 3 << KIND_SHIFT);
+    fd
+}
+
+/// A duplicate of `fd` where programs do not expect one: high up, or, where the limit on numbers is
+/// low, as high as there is a free one.
+pub(crate) fn out_of_the_way(fd: i32) -> Option<i32> {
+    /// Numbers below the limit that are tried at once.
+    const STEP: usize = 8;
+    let limit = descriptor_limit();
+    let mut least = OWN_FD_MIN.min(limit);
+    loop {
+        // Above the limit there is nothing (EINVAL); above the highest free one neither (EMFILE).
+        let moved = sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, least);
+        if moved >= 0 {
+            return Some(moved as i32);
+        }
+        if least == 0 {
+            return None;
+        }
+        least = least.saturating_sub(STEP);
+    }
+}
+
+/// A duplicate of `fd` that is ours.
+pub(crate) fn duplicate_for_us(fd: i32) -> Option<i32> {
+    let ours = out_of_the_way(fd)?;
+    note(ours, 3 << KIND_SHIFT);
+    (kind(ours) == Kind::Own).then_some(ours)
+}
+
+/// Closes a descriptor of ours.
+pub(crate) fn disown(fd: i32) {
+    forget(fd);
+    sys::close(fd);
+}
+
+/// One more than the kernel gives out as a descriptor's number now. Those above it, from before a
+/// limit was lowered, live on.
+pub(crate) fn descriptor_limit() -> usize {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: `limit` is writable.
+    match unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) } {
+        0 => usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX),
+        _ => OWN_FD_MIN,
+    }
+}

@@ -1,0 +1,78 @@
+//! The library in a process: its start, forks, and the end.
+
+use core::sync::atomic::Ordering;
+
+use toehold_channel::table::WaitMode;
+
+use crate::family::TABLE_LOCK;
+use crate::process::{self, ENABLED, FORKS, PID, WAIT};
+use crate::{adapter, connection, epoll, holders, locking, release, sys, table};
+
+/// Starts the library in this process. Called once, from the constructor, with one thread.
+pub fn start(wait: WaitMode) {
+    epoll::start();
+    WAIT.store(wait as u32, Ordering::Relaxed);
+    PID.store(sys::getpid(), Ordering::Relaxed);
+    // SAFETY: the handlers are functions without captured state that live as long as the library.
+    unsafe { libc::pthread_atfork(Some(before_fork), None, Some(after_fork_in_child)) };
+    ENABLED.store(true, Ordering::Release);
+}
+
+/// The process is about to end: the kernel will close what it holds. Descriptors stay known, for
+/// threads that still run.
+pub fn ending() {
+    if !process::is_started() || process::borrowed_memory() {
+        return;
+    }
+    connection::each_held(|index, entry, local| {
+        release::holder_ends(&connection::held(index, entry, local));
+    });
+    holders::leave_family(process::pid());
+}
+
+/// Fork, parent's side, before the child exists: the child will hold every connection that we hold.
+/// No allocation, no lock.
+pub extern "C" fn before_fork() {
+    FORKS.fetch_add(1, Ordering::Relaxed);
+    if let Some(table) = table::table() {
+        table.header().births.fetch_add(1, Ordering::AcqRel);
+    }
+    connection::each_held(|_, entry, _| {
+        entry.holders.fetch_add(1, Ordering::Relaxed);
+    });
+}
+
+/// A fork made by number failed after [`before_fork`].
+pub fn fork_failed() {
+    if let Some(table) = table::table() {
+        table.header().births.fetch_sub(1, Ordering::AcqRel);
+    }
+    connection::each_held(|_, entry, _| {
+        entry.holders.fetch_sub(1, Ordering::Relaxed);
+    });
+}
+
+/// Fork, child's side: another process number, an adapter connection and epoll ready bitmaps that
+/// are the parent's.
+pub extern "C" fn after_fork_in_child() {
+    PID.store(sys::getpid(), Ordering::Relaxed);
+    TABLE_LOCK.reset();
+    // The threads that slept or worked on a connection stayed with the parent, on connections that
+    // have ended, too.
+    connection::each_held(|_, _, local| local.membership.reset());
+    connection::each_used(|_, _, local| {
+        for count in [&local.sleepers, &local.readers, &local.users] {
+            if count.load(Ordering::Relaxed) != 0 {
+                count.store(0, Ordering::Relaxed);
+            }
+        }
+    });
+    if let Some(table) = table::table() {
+        holders::join_self(&table);
+        connection::each_held(|_, entry, _| holders::mark(entry, holders::place()));
+        table.header().births.fetch_sub(1, Ordering::AcqRel);
+    }
+    adapter::forked();
+    epoll::forked();
+    locking::forked();
+}

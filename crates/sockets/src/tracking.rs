@@ -1,0 +1,155 @@
+//! How a connection begins to be known.
+
+use core::ptr::null_mut;
+use core::sync::atomic::Ordering;
+
+use toehold_channel::table::{Entry, EntryState, FLAG_ACCEPTED, Reason};
+
+use crate::connection::{self, Local};
+use crate::descriptors::{self, DUPLICATED, GENERATION_MASK, HIGHEST, KIND_SHIFT, UNSEEN};
+use crate::{adapter, epoll, family, holders, process, sys};
+
+/// Begins to track the new connection at `fd`. On any shortage it simply stays unknown to us.
+pub(crate) fn track(fd: i32, accepted: bool) {
+    let Some(slot) = descriptors::slot_to_note(fd) else {
+        return;
+    };
+    let Some(table) = family::table_or_new() else {
+        return;
+    };
+    let Some(index) = table.allocate(fd as u32, |pid| !sys::process_exists(pid)) else {
+        return;
+    };
+    let Some((entry, local)) = connection::meet(index) else {
+        // No memory: nobody's again.
+        if let Some(entry) = table.entry(index) {
+            let free = EntryState::Free as u32;
+            entry.state.store(free, Ordering::Release);
+        }
+        return;
+    };
+    let generation =
+        entry.generation.load(Ordering::Relaxed).wrapping_add(1) & GENERATION_MASK as u32;
+    reset(entry, local);
+    let flags = if accepted { FLAG_ACCEPTED } else { 0 };
+    entry.flags.store(flags, Ordering::Relaxed);
+    entry
+        .reason
+        .store(Reason::FewBytes as u32, Ordering::Relaxed);
+    holders::begin(entry);
+    entry.pid.store(process::pid(), Ordering::Relaxed);
+    entry.fd.store(fd as u32, Ordering::Relaxed);
+    entry.generation.store(generation, Ordering::Release);
+    entry
+        .state
+        .store(EntryState::Live as u32, Ordering::Release);
+    local.descriptors.store(1, Ordering::Relaxed);
+    let word = descriptors::connection_word(index, generation);
+    HIGHEST.fetch_max(fd as u32, Ordering::Relaxed);
+    let before = slot.swap(word, Ordering::AcqRel);
+    if before >> KIND_SHIFT == 0 && before != 0 {
+        if let Some(connection) = connection::connection_of_word(fd, word) {
+            if before & UNSEEN != 0 {
+                connection.pin(Reason::UnseenWaits);
+            } else if before & DUPLICATED != 0 {
+                connection.pin(Reason::Duplicated);
+            }
+            epoll::adopt(&connection, before as u32);
+        }
+    }
+    adapter::say_hello_once();
+}
+
+fn reset(entry: &Entry, local: &Local) {
+    for word in [
+        &entry.command,
+        &entry.offer,
+        &entry.verdict,
+        &entry.carrier_calls,
+        &entry.offers_taken,
+        &entry.side,
+        &entry.slot,
+        &entry.rx_lock,
+        &entry.rx_in_flight,
+        &entry.rx_low_water,
+        &entry.rx_mode,
+        &entry.rx_records,
+        &entry.rx_hints,
+        &entry.rx_empty,
+        &entry.tx_lock,
+        &entry.tx_in_flight,
+        &entry.tx_mode,
+        &entry.tx_records,
+        &entry.tx_capacity_log2,
+        &entry.tx_was_full,
+        &entry.tx_options,
+        &entry.upgrades,
+        &entry.downgrades,
+        &entry.doorbells,
+        &entry.doorbells_suppressed,
+        &entry.wakeups,
+        &entry.spins_paid,
+        &entry.spins_failed,
+        &entry.faults,
+        &entry.true_ports,
+        &entry.place,
+        &entry.wake_lock,
+        &entry.home_wake,
+        &entry.home_pid,
+    ]
+    .into_iter()
+    .chain(&entry.asleep)
+    {
+        word.store(0, Ordering::Relaxed);
+    }
+    for word in [
+        &entry.rx_carrier,
+        &entry.rx_ring,
+        &entry.rx_ring_before,
+        &entry.tx_ring_before,
+        &entry.rx_calls,
+        &entry.tx_carrier,
+        &entry.tx_ring,
+        &entry.tx_calls,
+        &entry.tx_head_seen,
+    ] {
+        word.store(0, Ordering::Relaxed);
+    }
+    local.region.store(null_mut(), Ordering::Relaxed);
+    local.pair.store(null_mut(), Ordering::Relaxed);
+    local.offered.store(null_mut(), Ordering::Relaxed);
+    // `sleepers`, `readers` and `users` stay: a thread may count itself in and out through a
+    // descriptor that named this entry before, whoever has it by then.
+    for word in [&local.registrations, &local.asked_epoch, &local.waits] {
+        word.store(0, Ordering::Relaxed);
+    }
+    local.spin.reset();
+    local.carrier_seen_ns.store(0, Ordering::Relaxed);
+    local.over_since_ns.store(0, Ordering::Relaxed);
+}
+
+/// The program listens: it will have connections, perhaps in children that can no longer reach the
+/// adapter by themselves.
+pub(crate) fn prepare() {
+    if process::is_started() && !process::borrowed_memory() && family::table_or_new().is_some() {
+        adapter::say_hello_once();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A thread found the connection, counted itself in, and is about to count itself out again.
+    #[test]
+    fn entry_that_is_used_again_keeps_the_count_of_threads_inside() {
+        let (entry, local) = (Entry::default(), Local::default());
+        for count in [&local.users, &local.sleepers, &local.readers] {
+            count.fetch_add(1, Ordering::SeqCst);
+        }
+        reset(&entry, &local);
+        for count in [&local.users, &local.sleepers, &local.readers] {
+            assert_eq!(count.fetch_sub(1, Ordering::SeqCst), 1);
+        }
+    }
+}
