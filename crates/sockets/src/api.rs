@@ -92,7 +92,7 @@ pub(crate) fn wait_writable(fd: i32) {
 /// true when the stream must be served by our calls (the connection has a channel already), false
 /// when the kernel's will do and the connection stays on the host path.
 pub fn stdio_needs_us(fd: c_int) -> bool {
-    let Some(c) = connection::connection(fd) else {
+    let Some(c) = connection::at(fd) else {
         return false;
     };
     if !c.local.region.load(Ordering::Relaxed).is_null() {
@@ -106,11 +106,8 @@ pub fn stdio_needs_us(fd: c_int) -> bool {
 /// given out again. A stream that is served by our calls closes by them.
 pub fn stream_closes(fd: c_int) {
     let has_channel = |c: Connection| !c.local.region.load(Ordering::Relaxed).is_null();
-    let is_known = connection::connection(fd).is_some() || is_noted(fd);
-    if is_known
-        && !connection::connection(fd).is_some_and(has_channel)
-        && !process::borrowed_memory()
-    {
+    let is_known = connection::at(fd).is_some() || is_noted(fd);
+    if is_known && !connection::at(fd).is_some_and(has_channel) && !process::borrowed_memory() {
         errno::keep(|| closing::closing(fd));
     }
 }
@@ -123,7 +120,7 @@ pub fn is_tracked(fd: c_int) -> bool {
 
 /// Lets the adapter's wishes reach a connection the program is not using; exported for tests.
 pub fn service(fd: c_int) {
-    if let Some(c) = connection::connection(fd) {
+    if let Some(c) = connection::at(fd) {
         if c.local.region.load(Ordering::Relaxed).is_null() {
             pairing::consider(&c);
         } else {
@@ -135,7 +132,7 @@ pub fn service(fd: c_int) {
 /// A part of the program that does not know us is going to write to `fd`: our direction moves to
 /// the carrier, for good.
 pub fn before_kernel_writes(fd: c_int) {
-    let Some(c) = connection::connection(fd) else {
+    let Some(c) = connection::at(fd) else {
         return;
     };
     errno::keep(|| match c.local.region.load(Ordering::Relaxed).is_null() {
@@ -157,7 +154,7 @@ pub unsafe fn before_kernel_reads(
 ) -> Option<Result<usize, i32>> {
     /// A peer that was in the middle of a send when it was refused finishes it within this time.
     const SETTLE_NS: u64 = 4_000_000;
-    let c = connection::connection(fd)?;
+    let c = connection::at(fd)?;
     if c.local.region.load(Ordering::Relaxed).is_null() {
         c.pin(Reason::Unsupported);
         return None;

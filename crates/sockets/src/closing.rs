@@ -2,20 +2,16 @@
 
 use core::sync::atomic::Ordering;
 
-use crate::descriptors::{self, KIND_SHIFT, Kind};
+use crate::descriptors::{self, Kind, Noted};
 use crate::offload::active_open;
 use crate::{adapter, connection, epoll, release, table};
 
 /// `fd` is about to be closed, or another file is about to take its number.
 pub(crate) fn closing(fd: i32) {
-    let Some(slot) = descriptors::slot(fd) else {
-        return;
-    };
-    let word = slot.load(Ordering::Acquire);
-    match word >> KIND_SHIFT {
-        1 => {
-            if let Some(connection) = connection::connection_of_word(fd, word) {
-                slot.store(0, Ordering::Release);
+    match descriptors::noted(fd) {
+        Noted::Connection(index, generation) => {
+            if let Some(connection) = connection::numbered(fd, index, generation) {
+                descriptors::forget(fd);
                 let last = connection.local.descriptors.load(Ordering::Relaxed) <= 1;
                 epoll::descriptor_closing(&connection, last);
                 if connection.local.descriptors.fetch_sub(1, Ordering::AcqRel) == 1 {
@@ -24,33 +20,32 @@ pub(crate) fn closing(fd: i32) {
                 }
             }
         }
-        2 => {
-            slot.store(0, Ordering::Release);
-            epoll::closing(word as u32, fd);
+        Noted::Epoll(number) => {
+            descriptors::forget(fd);
+            epoll::closing(number, fd);
         }
-        0 if word != 0 => {
-            slot.store(0, Ordering::Release);
-            epoll::unconnected_closing(word as u32);
+        Noted::Unconnected(socket) => {
+            descriptors::forget(fd);
+            epoll::unconnected_closing(socket.registration);
         }
-        _ => {}
+        Noted::Nothing => {}
     }
 }
 
 /// `to` now refers to what `from` does (`dup`, `F_DUPFD`).
 pub(crate) fn duplicate(from: i32, to: i32) {
-    let word = descriptors::slot(from).map_or(0, |slot| slot.load(Ordering::Acquire));
-    match word >> KIND_SHIFT {
-        1 => {
-            if let Some(connection) = connection::connection_of_word(from, word) {
+    match descriptors::noted(from) {
+        Noted::Connection(index, generation) => {
+            if let Some(connection) = connection::numbered(from, index, generation) {
                 connection.local.descriptors.fetch_add(1, Ordering::Relaxed);
-                descriptors::note(to, word);
+                descriptors::note_connection(to, index, generation);
             }
         }
-        2 => {
-            epoll::duplicated(word as u32);
-            descriptors::note(to, word);
+        Noted::Epoll(number) => {
+            epoll::duplicated(number);
+            descriptors::note_epoll(to, number);
         }
-        _ => descriptors::forget(to),
+        Noted::Unconnected(_) | Noted::Nothing => descriptors::forget(to),
     }
 }
 
@@ -60,15 +55,7 @@ pub(crate) fn make_way(fd: i32) {
     if descriptors::kind(fd) != Kind::Own {
         return;
     }
-    let moved = descriptors::out_of_the_way(fd);
-    descriptors::forget(fd);
-    let moved = match moved {
-        Some(moved) => {
-            descriptors::note(moved, 3 << KIND_SHIFT);
-            moved
-        }
-        None => -1,
-    };
+    let moved = descriptors::move_away(fd).unwrap_or(-1);
     table::moved(fd, moved);
     adapter::moved(fd, moved);
     epoll::moved(fd, moved);

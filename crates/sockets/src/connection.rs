@@ -7,9 +7,8 @@ use toehold_channel::table::{Entry, EntryState, FLAG_NONBLOCK, Reason};
 use toehold_stream::end::End;
 
 use crate::chunks::Chunks;
-use crate::descriptors::{self, GENERATION_MASK, GENERATION_SHIFT, KIND_SHIFT};
 use crate::pairs::Pair;
-use crate::{holders, lock, sys, table, wait};
+use crate::{descriptors, holders, lock, sys, table, wait};
 
 static LOCALS: Chunks<Local, { table::CHUNK_LOG2 }, { table::CHUNKS }> = Chunks::new();
 
@@ -173,21 +172,18 @@ pub(crate) fn meet(index: u32) -> Option<(&'static Entry, &'static Local)> {
 
 /// The connection behind `fd`, if it is tracked.
 #[inline]
-pub(crate) fn connection(fd: i32) -> Option<Connection> {
-    let word = descriptors::slot(fd)?.load(Ordering::Acquire);
-    if word >> KIND_SHIFT != 1 {
-        return None;
-    }
-    connection_of_word(fd, word)
+pub(crate) fn at(fd: i32) -> Option<Connection> {
+    let (index, generation) = descriptors::connection_at(fd)?;
+    numbered(fd, index, generation)
 }
 
+/// Connection `index` of that generation, as it is reached by `fd`.
 #[inline]
-pub(crate) fn connection_of_word(fd: i32, word: u64) -> Option<Connection> {
-    let index = word as u32;
+pub(crate) fn numbered(fd: i32, index: u32, generation: u32) -> Option<Connection> {
     Some(Connection {
         fd,
         index,
-        generation: (word >> GENERATION_SHIFT & GENERATION_MASK) as u32,
+        generation,
         entry: table::entry(index)?,
         local: local(index)?,
     })

@@ -12,7 +12,7 @@
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::chunks::Chunks;
-use crate::{epoll, process, sys};
+use crate::{process, sys};
 
 /// Descriptors beyond this one are never tracked.
 const FDS_MAX: usize = 1 << 20;
@@ -23,7 +23,7 @@ const FDS_CHUNK_LOG2: u32 = 12;
 const OWN_FD_MIN: usize = 700;
 static FDS: Chunks<AtomicU64, FDS_CHUNK_LOG2, { FDS_MAX >> FDS_CHUNK_LOG2 }> = Chunks::new();
 /// No number above this one has ever stood for anything.
-pub(crate) static HIGHEST: AtomicU32 = AtomicU32::new(0);
+static HIGHEST: AtomicU32 = AtomicU32::new(0);
 
 /// What a descriptor number stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,12 +38,56 @@ pub(crate) enum Kind {
     Own,
 }
 
-pub(crate) const KIND_SHIFT: u32 = 62;
-pub(crate) const GENERATION_SHIFT: u32 = 32;
+const KIND_SHIFT: u32 = 62;
+const GENERATION_SHIFT: u32 = 32;
+/// A generation has 30 bits here.
 pub(crate) const GENERATION_MASK: u64 = (1 << 30) - 1;
 
+/// Everything noted of a descriptor, with the number that tells it from others of its kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Noted {
+    /// A connection, by number and generation.
+    Connection(u32, u32),
+    /// An epoll instance, by number.
+    Epoll(u32),
+    /// No connection, but something is known of it.
+    Unconnected(Unconnected),
+    /// Nothing is known, or it is ours.
+    Nothing,
+}
+
+/// Notes on a descriptor that is no connection, or was none before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Unconnected {
+    /// First of its epoll registrations, or 0.
+    pub(crate) registration: u32,
+    /// It is waited for where we do not see it.
+    pub(crate) is_unseen: bool,
+    /// It has another number.
+    pub(crate) is_duplicated: bool,
+}
+
+impl Noted {
+    #[inline]
+    fn of(word: u64) -> Noted {
+        match word >> KIND_SHIFT {
+            1 => {
+                let (index, generation) = connection_in(word);
+                Noted::Connection(index, generation)
+            }
+            2 => Noted::Epoll(word as u32),
+            0 if word != 0 => Noted::Unconnected(Unconnected {
+                registration: word as u32,
+                is_unseen: word & UNSEEN != 0,
+                is_duplicated: word & DUPLICATED != 0,
+            }),
+            _ => Noted::Nothing,
+        }
+    }
+}
+
 #[inline]
-pub(crate) fn slot(fd: i32) -> Option<&'static AtomicU64> {
+fn slot(fd: i32) -> Option<&'static AtomicU64> {
     FDS.get(fd as u32 as usize)
 }
 
@@ -56,7 +100,7 @@ pub(crate) fn slot_to_note(fd: i32) -> Option<&'static AtomicU64> {
 }
 
 /// Notes what `fd` stands for, a word of [`Kind`].
-pub(crate) fn note(fd: i32, word: u64) {
+fn note(fd: i32, word: u64) {
     if let Some(slot) = slot_to_note(fd) {
         // Before the word: whoever walks up to it finds what it left out already closed.
         HIGHEST.fetch_max(fd as u32, Ordering::Relaxed);
@@ -73,6 +117,31 @@ pub(crate) fn kind(fd: i32) -> Kind {
         3 => Kind::Own,
         _ => Kind::Foreign,
     }
+}
+
+/// Everything noted of `fd`.
+pub(crate) fn noted(fd: i32) -> Noted {
+    slot(fd).map_or(Noted::Nothing, |slot| {
+        Noted::of(slot.load(Ordering::Acquire))
+    })
+}
+
+/// True when something can be noted of `fd`: its place is mapped now.
+pub(crate) fn has_place(fd: i32) -> bool {
+    slot_to_note(fd).is_some()
+}
+
+/// Number and generation of the connection behind `fd`.
+#[inline]
+pub(crate) fn connection_at(fd: i32) -> Option<(u32, u32)> {
+    let word = slot(fd)?.load(Ordering::Acquire);
+    (word >> KIND_SHIFT == 1).then(|| connection_in(word))
+}
+
+#[inline]
+fn connection_in(word: u64) -> (u32, u32) {
+    let generation = word >> GENERATION_SHIFT & GENERATION_MASK;
+    (word as u32, generation as u32)
 }
 
 /// Number of the epoll object behind `fd`.
@@ -116,7 +185,16 @@ pub(crate) fn note_connection(fd: i32, index: u32, generation: u32) {
     note(fd, connection_word(index, generation));
 }
 
-pub(crate) fn connection_word(index: u32, generation: u32) -> u64 {
+/// Notes that `fd` stands for a new connection; what it stood for before.
+pub(crate) fn begin_connection(fd: i32, index: u32, generation: u32) -> Noted {
+    let Some(slot) = slot(fd) else {
+        return Noted::Nothing;
+    };
+    HIGHEST.fetch_max(fd as u32, Ordering::Relaxed);
+    Noted::of(slot.swap(connection_word(index, generation), Ordering::AcqRel))
+}
+
+fn connection_word(index: u32, generation: u32) -> u64 {
     1 << KIND_SHIFT | u64::from(generation) << GENERATION_SHIFT | u64::from(index)
 }
 
@@ -131,19 +209,21 @@ pub(crate) fn forget(fd: i32) {
 /// early registration, which it has none of.
 const LISTENER: u64 = 1 << 32;
 
-/// Notes that `fd` listens, and that the adapter was told.
-pub(crate) fn note_listener(fd: i32) {
-    if let Some(slot) = slot_to_note(fd) {
-        let before = slot.swap(LISTENER, Ordering::AcqRel);
-        if before >> KIND_SHIFT == 0 {
-            // It will not be connected: the kernel alone has its registrations.
-            epoll::unconnected_closing(before as u32);
-        }
+/// Notes that `fd` listens, and that the adapter was told. The first of its epoll registrations,
+/// which are forgotten: it will not be connected, so the kernel alone has them.
+#[must_use]
+pub(crate) fn note_listener(fd: i32) -> u32 {
+    let Some(slot) = slot_to_note(fd) else {
+        return 0;
+    };
+    match Noted::of(slot.swap(LISTENER, Ordering::AcqRel)) {
+        Noted::Unconnected(before) => before.registration,
+        _ => 0,
     }
 }
 
 /// A foreign descriptor that is registered with an epoll instance which we do not know.
-pub(crate) const UNSEEN: u64 = 1 << 33;
+const UNSEEN: u64 = 1 << 33;
 
 /// Notes that `fd`, which is no connection yet, is waited for where we do not see it: when it is
 /// one, it stays on the kernel.
@@ -159,7 +239,7 @@ pub(crate) fn note_unseen(fd: i32) {
 
 /// A foreign descriptor that was duplicated. Once connected, only one of its numbers would be
 /// known.
-pub(crate) const DUPLICATED: u64 = 1 << 34;
+const DUPLICATED: u64 = 1 << 34;
 
 /// Notes that `from` and `to`, no connections yet, are one socket: when it is connected, it stays
 /// on the kernel, because bytes would pass by the number that we do not know.
@@ -219,7 +299,7 @@ pub(crate) fn own(fd: i32) -> i32 {
 
 /// A duplicate of `fd` where programs do not expect one: high up, or, where the limit on numbers is
 /// low, as high as there is a free one.
-pub(crate) fn out_of_the_way(fd: i32) -> Option<i32> {
+fn out_of_the_way(fd: i32) -> Option<i32> {
     /// Numbers below the limit that are tried at once.
     const STEP: usize = 8;
     let limit = descriptor_limit();
@@ -242,6 +322,17 @@ pub(crate) fn duplicate_for_us(fd: i32) -> Option<i32> {
     let ours = out_of_the_way(fd)?;
     note(ours, 3 << KIND_SHIFT);
     (kind(ours) == Kind::Own).then_some(ours)
+}
+
+/// Moves a descriptor of ours to another number, and leaves the old one open, as nothing of ours:
+/// the new one, if there is one.
+pub(crate) fn move_away(fd: i32) -> Option<i32> {
+    let moved = out_of_the_way(fd);
+    forget(fd);
+    if let Some(moved) = moved {
+        note(moved, 3 << KIND_SHIFT);
+    }
+    moved
 }
 
 /// Closes a descriptor of ours.

@@ -7,8 +7,9 @@ use toehold_channel::table::TABLE_BYTES;
 use crate::table::{self, Table};
 use crate::{descriptors, holders, lock, process};
 
-pub(crate) static TABLE_LOCK: lock::Private = lock::Private::new();
+static TABLE_LOCK: lock::Private = lock::Private::new();
 
+/// The family's table, made if need be.
 pub(crate) fn table_or_new() -> Option<Table> {
     if let Some(table) = table::table() {
         return Some(table);
@@ -71,4 +72,9 @@ fn program_name(out: &mut [u8]) -> usize {
     let len = name.iter().position(|&b| b == 0).unwrap_or(16);
     out[..len].copy_from_slice(&name[..len]);
     len
+}
+
+/// This process is a forked child, whose only thread makes no table.
+pub(crate) fn forked() {
+    TABLE_LOCK.reset();
 }

@@ -4,18 +4,15 @@ use core::sync::atomic::Ordering;
 
 use toehold_channel::table::WaitMode;
 
-use crate::family::TABLE_LOCK;
-use crate::process::{self, ENABLED, FORKS, PID, WAIT};
-use crate::{adapter, connection, epoll, holders, locking, release, sys, table};
+use crate::{adapter, connection, epoll, family, holders, locking, process, release, table};
 
 /// Starts the library in this process. Called once, from the constructor, with one thread.
 pub fn start(wait: WaitMode) {
     epoll::start();
-    WAIT.store(wait as u32, Ordering::Relaxed);
-    PID.store(sys::getpid(), Ordering::Relaxed);
+    process::begin(wait);
     // SAFETY: the handlers are functions without captured state that live as long as the library.
     unsafe { libc::pthread_atfork(Some(before_fork), None, Some(after_fork_in_child)) };
-    ENABLED.store(true, Ordering::Release);
+    process::enable();
 }
 
 /// The process is about to end: the kernel will close what it holds. Descriptors stay known, for
@@ -33,7 +30,7 @@ pub fn ending() {
 /// Fork, parent's side, before the child exists: the child will hold every connection that we hold.
 /// No allocation, no lock.
 pub extern "C" fn before_fork() {
-    FORKS.fetch_add(1, Ordering::Relaxed);
+    process::before_fork();
     if let Some(table) = table::table() {
         table.header().births.fetch_add(1, Ordering::AcqRel);
     }
@@ -55,8 +52,8 @@ pub fn fork_failed() {
 /// Fork, child's side: another process number, an adapter connection and epoll ready bitmaps that
 /// are the parent's.
 pub extern "C" fn after_fork_in_child() {
-    PID.store(sys::getpid(), Ordering::Relaxed);
-    TABLE_LOCK.reset();
+    process::forked();
+    family::forked();
     // The threads that slept or worked on a connection stayed with the parent, on connections that
     // have ended, too.
     connection::each_held(|_, _, local| local.membership.reset());

@@ -42,7 +42,7 @@ pub(crate) fn accelerated(fd: i32) -> bool {
         return false;
     }
     match descriptors::kind(fd) {
-        Kind::Connection => connection::connection(fd).is_some_and(|c| {
+        Kind::Connection => connection::at(fd).is_some_and(|c| {
             waits::seen(c.local);
             !c.local.region.load(Ordering::Relaxed).is_null()
         }),
@@ -135,7 +135,7 @@ fn with_connection<T>(
     fd: i32,
     work: impl FnOnce(&Connection, &toehold_stream::end::End<'static>) -> T,
 ) -> Option<T> {
-    let connection = connection::connection(fd)?;
+    let connection = connection::at(fd)?;
     waits::seen(connection.local);
     let end = connection.inside()?;
     Some(work(&connection, &end))
@@ -170,7 +170,7 @@ pub(crate) fn poll(
     let history = fds
         .iter()
         .filter(|one| one.fd >= 0)
-        .find_map(|one| connection::connection(one.fd))
+        .find_map(|one| connection::at(one.fd))
         .map(|c| c.local);
     let handlers = deferral::handlers();
     let mut started = 0u64;
@@ -310,8 +310,7 @@ fn has_answer(fd: i32) -> bool {
         return true;
     }
     errno::keep(|| {
-        connection::connection(fd)
-            .is_none_or(|c| active_open::look(&c) != active_open::Answer::Pending)
+        connection::at(fd).is_none_or(|c| active_open::look(&c) != active_open::Answer::Pending)
     })
 }
 

@@ -7,11 +7,32 @@ use toehold_channel::table::WaitMode;
 use crate::sys;
 
 /// Set once, when the library is started for this process.
-pub(crate) static ENABLED: AtomicBool = AtomicBool::new(false);
-pub(crate) static PID: AtomicU32 = AtomicU32::new(0);
-pub(crate) static WAIT: AtomicU32 = AtomicU32::new(0);
+static ENABLED: AtomicBool = AtomicBool::new(false);
+static PID: AtomicU32 = AtomicU32::new(0);
+static WAIT: AtomicU32 = AtomicU32::new(0);
 /// How often this process, and those that it descends from, have forked.
-pub(crate) static FORKS: AtomicU32 = AtomicU32::new(0);
+static FORKS: AtomicU32 = AtomicU32::new(0);
+
+/// Notes which process this is, and how it waits.
+pub(crate) fn begin(wait: WaitMode) {
+    WAIT.store(wait as u32, Ordering::Relaxed);
+    PID.store(sys::getpid(), Ordering::Relaxed);
+}
+
+/// From now on the library serves this process.
+pub(crate) fn enable() {
+    ENABLED.store(true, Ordering::Release);
+}
+
+/// This process is about to fork.
+pub(crate) fn before_fork() {
+    FORKS.fetch_add(1, Ordering::Relaxed);
+}
+
+/// This process is the child.
+pub(crate) fn forked() {
+    PID.store(sys::getpid(), Ordering::Relaxed);
+}
 
 /// True once the library serves this process.
 #[inline]

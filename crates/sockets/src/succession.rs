@@ -476,13 +476,12 @@ fn each_survivor(mut each: impl FnMut(&Connection, bool)) {
         if kind != Kind::Connection || closes_on_exec(fd) {
             return;
         }
-        let Some(connection) = connection::connection(fd) else {
+        let Some(connection) = connection::at(fd) else {
             return;
         };
         let is_same = |other: i32| {
             !closes_on_exec(other)
-                && connection::connection(other)
-                    .is_some_and(|other| other.index == connection.index)
+                && connection::at(other).is_some_and(|other| other.index == connection.index)
         };
         let is_first =
             connection.local.descriptors.load(Ordering::Relaxed) <= 1 || !(0..fd).any(is_same);
@@ -505,7 +504,7 @@ fn closes_on_exec(fd: i32) -> bool {
 fn is_standard(connection: &Connection) -> bool {
     (0..3).any(|fd| {
         !closes_on_exec(fd)
-            && connection::connection(fd).is_some_and(|known| known.index == connection.index)
+            && connection::at(fd).is_some_and(|known| known.index == connection.index)
     })
 }
 

@@ -6,14 +6,14 @@ use core::sync::atomic::Ordering;
 use toehold_channel::table::{Entry, EntryState, FLAG_ACCEPTED, Reason};
 
 use crate::connection::{self, Local};
-use crate::descriptors::{self, DUPLICATED, GENERATION_MASK, HIGHEST, KIND_SHIFT, UNSEEN};
+use crate::descriptors::{self, GENERATION_MASK, Noted};
 use crate::{adapter, epoll, family, holders, process, sys};
 
 /// Begins to track the new connection at `fd`. On any shortage it simply stays unknown to us.
 pub(crate) fn track(fd: i32, accepted: bool) {
-    let Some(slot) = descriptors::slot_to_note(fd) else {
+    if !descriptors::has_place(fd) {
         return;
-    };
+    }
     let Some(table) = family::table_or_new() else {
         return;
     };
@@ -44,17 +44,14 @@ pub(crate) fn track(fd: i32, accepted: bool) {
         .state
         .store(EntryState::Live as u32, Ordering::Release);
     local.descriptors.store(1, Ordering::Relaxed);
-    let word = descriptors::connection_word(index, generation);
-    HIGHEST.fetch_max(fd as u32, Ordering::Relaxed);
-    let before = slot.swap(word, Ordering::AcqRel);
-    if before >> KIND_SHIFT == 0 && before != 0 {
-        if let Some(connection) = connection::connection_of_word(fd, word) {
-            if before & UNSEEN != 0 {
+    if let Noted::Unconnected(before) = descriptors::begin_connection(fd, index, generation) {
+        if let Some(connection) = connection::numbered(fd, index, generation) {
+            if before.is_unseen {
                 connection.pin(Reason::UnseenWaits);
-            } else if before & DUPLICATED != 0 {
+            } else if before.is_duplicated {
                 connection.pin(Reason::Duplicated);
             }
-            epoll::adopt(&connection, before as u32);
+            epoll::adopt(&connection, before.registration);
         }
     }
     adapter::say_hello_once();

@@ -83,7 +83,7 @@ pub(crate) fn are_seen(connection: &Connection) -> bool {
 pub(crate) fn are_elsewhere(fd: i32) {
     match descriptors::kind(fd) {
         Kind::Connection => {
-            if let Some(connection) = connection::connection(fd) {
+            if let Some(connection) = connection::at(fd) {
                 send::retire(&connection, Reason::UnseenWaits);
             }
         }

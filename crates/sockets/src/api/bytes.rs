@@ -17,7 +17,7 @@ use crate::{buffers, errno, options, pending, process, real, sys, transfer};
 /// `read(2)`. Unlike `recv(2)` it never waits for, nor reports, anything when asked for no bytes.
 #[inline]
 pub unsafe fn read(fd: c_int, buffer: *mut c_void, len: usize) -> isize {
-    match connection::connection(fd) {
+    match connection::at(fd) {
         Some(c) if len > 0 => unsafe {
             receive(&c, &[part(buffer, len)], 0, || real::read(fd, buffer, len))
         },
@@ -28,7 +28,7 @@ pub unsafe fn read(fd: c_int, buffer: *mut c_void, len: usize) -> isize {
 /// `write(2)`.
 #[inline]
 pub unsafe fn write(fd: c_int, buffer: *const c_void, len: usize) -> isize {
-    match connection::connection(fd) {
+    match connection::at(fd) {
         None => unsafe { real::write(fd, buffer, len) },
         Some(c) => unsafe {
             transmit(&c, &[part(buffer, len)], 0, || real::write(fd, buffer, len))
@@ -39,7 +39,7 @@ pub unsafe fn write(fd: c_int, buffer: *const c_void, len: usize) -> isize {
 /// `recv(2)`.
 #[inline]
 pub unsafe fn recv(fd: c_int, buffer: *mut c_void, len: usize, flags: c_int) -> isize {
-    match connection::connection(fd) {
+    match connection::at(fd) {
         None => unsafe { real::recv(fd, buffer, len, flags) },
         Some(c) => unsafe {
             receive(&c, &[part(buffer, len)], flags, || {
@@ -52,7 +52,7 @@ pub unsafe fn recv(fd: c_int, buffer: *mut c_void, len: usize, flags: c_int) -> 
 /// `send(2)`.
 #[inline]
 pub unsafe fn send(fd: c_int, buffer: *const c_void, len: usize, flags: c_int) -> isize {
-    match connection::connection(fd) {
+    match connection::at(fd) {
         None => unsafe { real::send(fd, buffer, len, flags) },
         Some(c) => unsafe {
             transmit(&c, &[part(buffer, len)], flags, || {
@@ -73,7 +73,7 @@ pub unsafe fn recvfrom(
     address: *mut sockaddr,
     address_len: *mut socklen_t,
 ) -> isize {
-    match connection::connection(fd) {
+    match connection::at(fd) {
         None => unsafe { real::recvfrom(fd, buffer, len, flags, address, address_len) },
         Some(c) => {
             let result = unsafe {
@@ -100,7 +100,7 @@ pub unsafe fn sendto(
     address: *const sockaddr,
     address_len: socklen_t,
 ) -> isize {
-    match connection::connection(fd) {
+    match connection::at(fd) {
         None => unsafe { real::sendto(fd, buffer, len, flags, address, address_len) },
         Some(c) => unsafe {
             transmit(&c, &[part(buffer, len)], flags, || {
@@ -113,7 +113,7 @@ pub unsafe fn sendto(
 /// `readv(2)`.
 #[inline]
 pub unsafe fn readv(fd: c_int, iov: *const iovec, count: c_int) -> isize {
-    match (connection::connection(fd), unsafe {
+    match (connection::at(fd), unsafe {
         parts(iov, count.max(0) as usize)
     }) {
         (Some(c), Some(list)) if count >= 0 && buffers::total(list) != Some(0) => unsafe {
@@ -126,7 +126,7 @@ pub unsafe fn readv(fd: c_int, iov: *const iovec, count: c_int) -> isize {
 /// `writev(2)`. Unlike `write(2)` it tells no error when it has nothing to write.
 #[inline]
 pub unsafe fn writev(fd: c_int, iov: *const iovec, count: c_int) -> isize {
-    match (connection::connection(fd), unsafe {
+    match (connection::at(fd), unsafe {
         parts(iov, count.max(0) as usize)
     }) {
         (Some(c), Some(list)) if count >= 0 && buffers::total(list) != Some(0) => unsafe {
@@ -181,7 +181,7 @@ unsafe fn at_no_offset<'a>(
     offset: off_t,
     flags: c_int,
 ) -> Option<Result<Transfer<'a>, i32>> {
-    let c = connection::connection(fd).filter(|_| offset == -1 && count >= 0)?;
+    let c = connection::at(fd).filter(|_| offset == -1 && count >= 0)?;
     let list = unsafe { parts(iov, count as usize) }?;
     let is_there = buffers::total(list) != Some(0);
     is_there.then(|| {
@@ -226,7 +226,7 @@ pub unsafe fn eventfd_write(fd: c_int, value: u64) -> c_int {
 /// `recvmsg(2)`.
 #[inline]
 pub unsafe fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> isize {
-    let Some(c) = connection::connection(fd).filter(|_| !message.is_null()) else {
+    let Some(c) = connection::at(fd).filter(|_| !message.is_null()) else {
         return unsafe { real::recvmsg(fd, message, flags) };
     };
     let header = unsafe { &mut *message };
@@ -256,7 +256,7 @@ pub unsafe fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> isize 
     if !message.is_null() {
         unsafe { note_passed_descriptors(&*message) };
     }
-    let Some(c) = connection::connection(fd).filter(|_| !message.is_null()) else {
+    let Some(c) = connection::at(fd).filter(|_| !message.is_null()) else {
         return unsafe { real::sendmsg(fd, message, flags) };
     };
     let header = unsafe { &*message };
@@ -281,7 +281,7 @@ unsafe fn note_passed_descriptors(header: &msghdr) {
                     ((*at).cmsg_len as usize).saturating_sub(libc::CMSG_LEN(0) as usize) / 4;
                 for n in 0..count {
                     let fd = libc::CMSG_DATA(at).cast::<i32>().add(n).read_unaligned();
-                    if let Some(passed) = connection::connection(fd) {
+                    if let Some(passed) = connection::at(fd) {
                         errno::keep(|| send::quiesce(&passed, Reason::Passed));
                     }
                 }
@@ -299,7 +299,7 @@ pub unsafe fn recvmmsg(
     flags: c_int,
     timeout: *mut timespec,
 ) -> c_int {
-    let connection = connection::connection(fd).filter(|_| !messages.is_null());
+    let connection = connection::at(fd).filter(|_| !messages.is_null());
     let Some(connection) = connection else {
         return unsafe { real::recvmmsg(fd, messages, count, flags, timeout) };
     };
@@ -349,7 +349,7 @@ const MESSAGES_MAX: c_uint = 1024;
 
 /// `sendmmsg(2)`.
 pub unsafe fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
-    if connection::connection(fd).is_none() || messages.is_null() {
+    if connection::at(fd).is_none() || messages.is_null() {
         if process::is_started() && !messages.is_null() {
             for n in 0..count.min(MESSAGES_MAX) {
                 unsafe { note_passed_descriptors(&(*messages.add(n as usize)).msg_hdr) };
@@ -376,7 +376,7 @@ pub unsafe fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: 
 
 /// `sendfile(2)`.
 pub unsafe fn sendfile(out: c_int, input: c_int, offset: *mut off_t, count: usize) -> isize {
-    match connection::connection(out) {
+    match connection::at(out) {
         None => unsafe { real::sendfile(out, input, offset, count) },
         Some(c) => {
             if let Some(error) = errno::keep(|| endings::silence(&c)) {
@@ -405,13 +405,13 @@ pub unsafe fn splice(
         // Of a socket and a pipe neither has one: the kernel refuses the call.
         return kernel();
     }
-    if let Some(c) = connection::connection(out) {
+    if let Some(c) = connection::at(out) {
         if let Some(error) = errno::keep(|| endings::silence(&c)) {
             return errno::result(Err(error));
         }
         return transfer::splice_in(&c, input, len, flags, kernel);
     }
-    if let Some(c) = connection::connection(input) {
+    if let Some(c) = connection::at(input) {
         if attached(&c) {
             return transfer::splice_out(&c, out, len, flags, kernel);
         }

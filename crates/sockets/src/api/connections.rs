@@ -37,7 +37,7 @@ pub unsafe fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_
     let error = if result == 0 { 0 } else { errno::get() };
     if matches!(error, 0 | libc::EINPROGRESS | libc::EINTR) {
         errno::keep(|| unsafe { note_connect(fd, address, len, error) });
-        if let (Some(c), Some(reason)) = (connection::connection(fd), why) {
+        if let (Some(c), Some(reason)) = (connection::at(fd), why) {
             if reason == Reason::Policy {
                 c.pin(reason);
             } else {
@@ -144,7 +144,7 @@ unsafe fn name_accepted(fd: c_int, address: *mut sockaddr, room: socklen_t, len:
     if !offload::is_wanted() || fd < 0 {
         return;
     }
-    let Some(c) = connection::connection(fd) else {
+    let Some(c) = connection::at(fd) else {
         return;
     };
     let is_engine_s = errno::keep(|| offload::accepted(&c));
@@ -207,7 +207,7 @@ unsafe fn true_name(
     address: *mut sockaddr,
     len: *mut socklen_t,
 ) -> Option<c_int> {
-    let c = connection::connection(fd).filter(|_| !address.is_null() && !len.is_null())?;
+    let c = connection::at(fd).filter(|_| !address.is_null() && !len.is_null())?;
     match names::answer(&c, side)? {
         Ok(name) => {
             unsafe { names::write(name, address, len.read_unaligned(), len) };
@@ -246,13 +246,13 @@ pub unsafe fn listen(fd: c_int, backlog: c_int) -> c_int {
 
 /// `shutdown(2)`.
 pub unsafe fn shutdown(fd: c_int, how: c_int) -> c_int {
-    if let Some(c) = connection::connection(fd) {
+    if let Some(c) = connection::at(fd) {
         if (libc::SHUT_RD..=libc::SHUT_RDWR).contains(&how) {
             errno::keep(|| shutting(&c, how));
         }
     }
     let result = unsafe { real::shutdown(fd, how) };
-    if let Some(c) = connection::connection(fd) {
+    if let Some(c) = connection::at(fd) {
         epoll::nudge(&c);
     }
     result

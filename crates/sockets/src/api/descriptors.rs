@@ -120,12 +120,11 @@ fn note_duplicate(from: c_int, to: c_int) {
             if to < 3 {
                 becomes_standard(to);
             }
-            if let (Some(c), Kind::Foreign) = (connection::connection(from), descriptors::kind(to))
-            {
+            if let (Some(c), Kind::Foreign) = (connection::at(from), descriptors::kind(to)) {
                 // No memory to note it: the bytes that pass by that number are the kernel's.
                 send::lend(&c);
             }
-        } else if let Some(c) = connection::connection(from) {
+        } else if let Some(c) = connection::at(from) {
             // A `vfork` child's own number: nobody will know it for what it is.
             send::lend(&c);
         }
@@ -136,7 +135,7 @@ fn note_duplicate(from: c_int, to: c_int) {
 /// inside libc, past us. So both directions have to be the carrier's, for good. What lies unread in
 /// the ring cannot follow standard input; beside standard output it is read as before.
 fn becomes_standard(to: c_int) {
-    let Some(c) = connection::connection(to) else {
+    let Some(c) = connection::at(to) else {
         return;
     };
     if c.local.region.load(Ordering::Relaxed).is_null() {
@@ -151,7 +150,7 @@ fn becomes_standard(to: c_int) {
 /// A tracked connection is about to become somebody else's descriptor, by a child that shares our
 /// memory or by a list of file actions.
 pub fn passing_on(fd: c_int) {
-    if let Some(c) = connection::connection(fd) {
+    if let Some(c) = connection::at(fd) {
         errno::keep(|| send::quiesce(&c, Reason::Passed));
     }
 }
@@ -186,12 +185,12 @@ pub unsafe fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
         match command {
             libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => note_duplicate(fd, result),
             libc::F_SETFD if argument as c_int & libc::FD_CLOEXEC == 0 => {
-                if let Some(c) = connection::connection(fd) {
+                if let Some(c) = connection::at(fd) {
                     c.entry.flags.fetch_or(FLAG_INHERITED, Ordering::Relaxed);
                 }
             }
             libc::F_SETFL => {
-                if let Some(c) = connection::connection(fd) {
+                if let Some(c) = connection::at(fd) {
                     set_nonblocking(&c, argument as c_int & libc::O_NONBLOCK != 0);
                     if argument as c_int & libc::O_ASYNC != 0 {
                         // Nothing sends a signal for what comes to a ring.
@@ -222,7 +221,7 @@ fn set_nonblocking(connection: &Connection, on: bool) {
 /// `ioctl(2)`: `FIONBIO` is noted, the lengths of queues are answered from ring and carrier
 /// together.
 pub unsafe fn ioctl(fd: c_int, request: c_ulong, argument: usize) -> c_int {
-    let Some(c) = connection::connection(fd) else {
+    let Some(c) = connection::at(fd) else {
         return unsafe { real::ioctl(fd, request, argument) };
     };
     if argument != 0 {
@@ -250,7 +249,7 @@ pub unsafe fn getsockopt(
     value: *mut c_void,
     len: *mut socklen_t,
 ) -> c_int {
-    if let Some(c) = connection::connection(fd) {
+    if let Some(c) = connection::at(fd) {
         if !value.is_null() && !len.is_null() && unsafe { *len } >= 4 {
             if let Some(answer) = options::get(&c, level, name) {
                 unsafe {
@@ -272,7 +271,7 @@ pub unsafe fn setsockopt(
     value: *const c_void,
     len: socklen_t,
 ) -> c_int {
-    if let Some(c) = connection::connection(fd) {
+    if let Some(c) = connection::at(fd) {
         let number = if !value.is_null() && len >= 4 {
             Some(unsafe { value.cast::<c_int>().read_unaligned() })
         } else {

@@ -35,7 +35,7 @@ pub(crate) fn control(
             // stay the kernel's.
             TAG.store(0, Ordering::Relaxed);
         }
-        if connection::connection(fd).is_none_or(|connection| connection.end().is_none()) {
+        if connection::at(fd).is_none_or(|connection| connection.end().is_none()) {
             epoll.note_ordinary(event.events);
         }
     }
@@ -45,7 +45,7 @@ pub(crate) fn control(
         Kind::Foreign => return control_early(number, epoll_fd, operation, fd, event),
         Kind::Own => return None,
     }
-    let connection = connection::connection(fd)?;
+    let connection = connection::at(fd)?;
     let mut known = find(&connection, number, fd);
     if known.is_none() && operation != libc::EPOLL_CTL_ADD {
         // Another thread may have put it into the kernel and not yet into the books, and we have

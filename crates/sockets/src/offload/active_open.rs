@@ -86,7 +86,7 @@ pub(crate) unsafe fn connect(fd: i32, address: *const sockaddr, len: socklen_t) 
 
 /// A further `connect` on a socket that has been through here.
 fn again(fd: i32) -> Option<Opened> {
-    let connection = connection::connection(fd)?;
+    let connection = connection::at(fd)?;
     let flags = connection.entry.flags.load(Ordering::Acquire);
     if flags & FLAG_CONNECTING != 0 && look(&connection) == Answer::Pending {
         return Some(if sys::is_nonblocking(fd) {
@@ -191,7 +191,7 @@ fn track(fd: i32, local: Option<Address>, remote: Address) -> Option<Connection>
         closing::closing(fd);
     }
     tracking::track(fd, false);
-    let connection = connection::connection(fd)?;
+    let connection = connection::at(fd)?;
     let entry = connection.entry;
     store_true_ends(entry, local.unwrap_or_default(), remote);
     let said = PREAMBLE_BYTES as u64;
@@ -356,7 +356,7 @@ pub(crate) fn any_waiting() -> bool {
 /// True when `fd` waits for the engine's answer.
 #[inline]
 pub(crate) fn is_waiting(fd: i32) -> bool {
-    any_waiting() && fd >= 0 && connection::connection(fd).is_some_and(|c| is_connecting(&c))
+    any_waiting() && fd >= 0 && connection::at(fd).is_some_and(|c| is_connecting(&c))
 }
 
 /// True when the connection waits for the engine's answer.

@@ -83,7 +83,7 @@ fn say_of(unsaid: u32) {
         let flags = connection.entry.flags.load(Ordering::Acquire);
         flags & (FLAG_OFFLOAD | FLAG_CONNECTING) == FLAG_OFFLOAD
     };
-    if let Some(connection) = connection::connection(fd.cast_signed()).filter(is_there) {
+    if let Some(connection) = connection::at(fd.cast_signed()).filter(is_there) {
         tell(&connection, &liveness_of(connection.fd));
     }
 }

@@ -39,7 +39,7 @@ use toehold_channel::rendezvous::{Kind, Message};
 use toehold_channel::table::{FLAG_OFFLOAD, Reason};
 
 use crate::connection::Connection;
-use crate::{adapter, descriptors, family, pairing, process, sys};
+use crate::{adapter, descriptors, epoll, family, pairing, process, sys};
 
 /// How long each `listen` waits for the engine to do so as well; an adapter that is stopped costs
 /// this.
@@ -228,7 +228,7 @@ pub(crate) fn listening(fd: i32, backlog: i32) {
     if let Some(adapter) = adapter::connected() {
         say_and_wait(adapter, &message, Kind::Listening, REPLY_NS);
     }
-    descriptors::note_listener(fd);
+    epoll::unconnected_closing(descriptors::note_listener(fd));
 }
 
 /// True when the program's socket and the relay are in the same network namespace.
