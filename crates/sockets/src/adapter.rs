@@ -334,3 +334,13 @@ fn descriptors_in(header: &libc::msghdr) -> [Option<OwnedFd>; 2] {
     }
     out
 }
+
+/// Says something to the adapter, if there is one.
+pub(crate) fn tell(message: &Message) {
+    let _held = lock();
+    if let Some(adapter) = connected()
+        && !send(adapter, message, None)
+    {
+        lose(adapter);
+    }
+}

@@ -7,7 +7,7 @@ use toehold_channel::ring::Filled;
 use toehold_stream::end::{AHEAD_MAX, End, Incoming};
 
 use crate::connection::Connection;
-use crate::receive::fault_of_peer;
+use crate::resets::fault_of_peer;
 use crate::{buffers, lock, sys};
 
 /// Bytes of the carrier that can be passed over for those behind them: twice what two switches in a

@@ -3,7 +3,7 @@
 
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
-use toehold_channel::table::{Entry, EntryState, FLAG_NONBLOCK, Reason};
+use toehold_channel::table::{COMMAND_NONE, Entry, EntryState, FLAG_NONBLOCK, Reason};
 use toehold_stream::end::End;
 
 use crate::chunks::Chunks;
@@ -220,4 +220,15 @@ pub(crate) fn each_used(mut each: impl FnMut(u32, &'static Entry, &'static Local
             each(index, entry, local);
         }
     }
+}
+
+/// The carrier reported its end or an error: ask the kernel for the details.
+pub(crate) const HINT_LOOK: u32 = 1;
+/// The carrier's end of file was seen and the ring is drained.
+pub(crate) const HINT_EOF: u32 = 2;
+
+/// True when the operator or the adapter wants something of this connection.
+#[inline]
+pub(crate) fn commanded(entry: &Entry) -> bool {
+    entry.command.load(Ordering::Relaxed) != COMMAND_NONE
 }

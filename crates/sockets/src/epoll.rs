@@ -39,7 +39,7 @@ use toehold_channel::sync::fence;
 use toehold_channel::table::Mode;
 
 use crate::chunks::Chunks;
-use crate::connection::Connection;
+use crate::connection::{Connection, HINT_LOOK};
 use crate::epoll::early::{EARLY_LOCK, forget_early};
 use crate::epoll::lists::{pop_ready, push_ready};
 use crate::epoll::membership::{believe_kernel, is_anothers, set_home_wake};
@@ -51,7 +51,6 @@ use crate::epoll::registration::{
 use crate::epoll::waiting::{fetch_lines, polled_has_news};
 use crate::offload::active_open;
 use crate::pairs::Pair;
-use crate::receive::HINT_LOOK;
 use crate::wait::SpinHistory;
 use crate::{descriptors, doorbells, errno, lock, process, ready, sleepers, sys};
 

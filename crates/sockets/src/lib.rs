@@ -13,7 +13,7 @@
 //!       ─► doorbells, pending          bytes on the carrier that are no data; errors
 //!       ─► offload   connections that the adapter's TCP engine carries
 //!       ─► poll, epoll, ready          readiness
-//!       ─► wait                        spin or sleep
+//!       ─► wait, sleep, sleepers, arming     spin or sleep
 //!       ─► waits                       whether we see how the program waits
 //!       ─► pairing, pairs, adapter     how a connection comes by its channel
 //!       ─► leaving                     how it gives it up again
@@ -28,6 +28,7 @@
 mod adapter;
 mod ahead;
 pub mod api;
+mod arming;
 mod buffers;
 mod chunks;
 mod closing;
@@ -55,8 +56,10 @@ mod ready;
 pub mod real;
 mod receive;
 mod release;
+mod resets;
 mod send;
 mod slabs;
+mod sleep;
 mod sleepers;
 mod succession;
 mod sys;

@@ -8,7 +8,7 @@ use toehold_stream::end::End;
 
 use crate::connection::Connection;
 use crate::offload::{active_open, endings};
-use crate::{ahead, errno, pending, receive, send, sys};
+use crate::{ahead, errno, pending, resets, send, sys};
 
 /// The program set `TCP_NODELAY`.
 const USER_NODELAY: u32 = 1;
@@ -185,15 +185,8 @@ pub(crate) fn get(connection: &Connection, level: i32, name: i32) -> Option<i32>
 /// `error` as it would be without doorbells.
 fn true_error(connection: &Connection, error: i32) -> i32 {
     let is_doorbells = error == libc::ECONNRESET
-        && (connection.inside()).is_some_and(|end| receive::was_closed_cleanly(connection, &end));
+        && (connection.inside()).is_some_and(|end| resets::was_closed_cleanly(connection, &end));
     if is_doorbells { 0 } else { error }
-}
-
-/// Tells the peer whether the end of this process, however it comes, is to be a reset.
-pub(crate) fn publish_resets(connection: &Connection) {
-    if let Some(end) = connection.inside() {
-        (end.ours().wake.resets).store(u32::from(resets(connection)), Ordering::Relaxed);
-    }
 }
 
 /// The connection's error, which is told now, as by `SO_ERROR`; 0 when there is none.
@@ -239,12 +232,6 @@ fn bit_of(connection: &Connection, level: i32, name: i32) -> Option<u32> {
         libc::TCP_CORK => Some(USER_CORK),
         _ => None,
     }
-}
-
-/// True when the program wants its close to be a reset (`SO_LINGER` of no time).
-pub(crate) fn resets(connection: &Connection) -> bool {
-    sys::getsockopt::<[i32; 2]>(connection.fd, libc::SOL_SOCKET, libc::SO_LINGER)
-        .is_ok_and(|[on, seconds]| on != 0 && seconds == 0)
 }
 
 /// A shutdown flushes what a cork holds; on the carrier nothing is held, so there is nothing to do

@@ -19,15 +19,15 @@ use toehold_channel::doorbell::WakeWord;
 use toehold_channel::layout::{CAPACITY_LOG2_MIN, READY_BITS};
 use toehold_channel::rendezvous::{Kind, Message, PAIR_ATTACHED};
 use toehold_channel::table::{
-    COMMAND_NONE, Entry, EntryState, FLAG_ACCEPTED, FLAG_ASKED, FLAG_ATTACHED, FLAG_CONNECTING,
-    FLAG_OFFLOAD, FLAG_PINNED, FLAG_SHUT_RX, FLAG_SHUT_TX, Reason,
+    Entry, EntryState, FLAG_ACCEPTED, FLAG_ASKED, FLAG_ATTACHED, FLAG_CONNECTING, FLAG_OFFLOAD,
+    FLAG_PINNED, FLAG_SHUT_RX, FLAG_SHUT_TX, Reason,
 };
 
 use crate::connection::{self, Connection};
 use crate::pairs::{find_pair, map_other_side, map_pair};
 use crate::{
-    adapter, epoll, holders, leaving, lock, offload, options, process, send, slabs, sys, table,
-    waits,
+    adapter, epoll, holders, leaving, lock, offload, options, process, resets, send, slabs, sys,
+    table, waits,
 };
 
 /// Calls that moved bytes before a connection is worth pairing.
@@ -190,13 +190,6 @@ fn describe(connection: &Connection) -> Result<Message, Reason> {
     let is_parked = !connection.local.parked.load(Ordering::Relaxed).is_null();
     message.side = u32::from(is_parked);
     Ok(message)
-}
-
-/// The network namespace of a socket; `None` where the kernel does not tell.
-pub(crate) fn namespace_of(fd: i32) -> Option<u64> {
-    /// Since Linux 5.14, not yet in every libc crate.
-    const SO_NETNS_COOKIE: i32 = 71;
-    sys::getsockopt::<u64>(fd, libc::SOL_SOCKET, SO_NETNS_COOKIE).ok()
 }
 
 /// Takes the offers that have arrived, until `connection` has its own: what is behind that waits
@@ -368,7 +361,7 @@ fn attach(connection: &Connection) {
             .wake
             .wake
             .store(WakeWord::Bell.to_word(), Ordering::Relaxed);
-        options::publish_resets(connection);
+        resets::publish_resets(connection);
         // Release pairs with the Acquire load in `End::try_up`.
         end.ours().wake.attached.store(1, Ordering::Release);
     }
@@ -433,11 +426,6 @@ fn counts_agree(connection: &Connection) -> Option<bool> {
 /// the refusal.
 #[inline]
 fn is_released(entry: &Entry) -> bool {
-    entry.verdict.load(Ordering::Relaxed) == Reason::Detached as u32 && !commanded(entry)
-}
-
-/// True when the operator or the adapter wants something of this connection.
-#[inline]
-pub(crate) fn commanded(entry: &Entry) -> bool {
-    entry.command.load(Ordering::Relaxed) != COMMAND_NONE
+    entry.verdict.load(Ordering::Relaxed) == Reason::Detached as u32
+        && !connection::commanded(entry)
 }

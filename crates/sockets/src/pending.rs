@@ -6,8 +6,7 @@
 
 use core::sync::atomic::Ordering;
 
-use crate::connection::Connection;
-use crate::receive::HINT_LOOK;
+use crate::connection::{Connection, HINT_LOOK};
 
 /// The errno stands in the upper half of the receive hints.
 const ERRNO_SHIFT: u32 = 16;

@@ -5,10 +5,10 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use libc::{POLLERR, POLLHUP, POLLIN, POLLNVAL, POLLOUT, POLLPRI, POLLRDHUP, pollfd};
 
-use crate::connection::{self, Connection};
+use crate::arming::{arm, disarm};
+use crate::connection::{self, Connection, HINT_LOOK};
 use crate::descriptors::{self, Kind};
 use crate::offload::active_open;
-use crate::receive::{HINT_LOOK, arm, disarm};
 use crate::wait::{self, KERNEL_LOOK_NS};
 use crate::{deferral, doorbells, epoll, errno, leaving, lock, options, ready, sys, waits};
 

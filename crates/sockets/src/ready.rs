@@ -6,8 +6,8 @@ use libc::{POLLERR, POLLHUP, POLLIN, POLLOUT, POLLPRI, POLLRDHUP};
 use toehold_channel::table::{FLAG_SHUT_RX, Mode};
 use toehold_stream::end::{End, Incoming};
 
-use crate::connection::Connection;
-use crate::receive::{HINT_LOOK, was_closed_cleanly};
+use crate::connection::{Connection, HINT_LOOK};
+use crate::resets::was_closed_cleanly;
 use crate::send::{Credit, want_credit};
 use crate::{ahead, doorbells, lock, options, sys};
 

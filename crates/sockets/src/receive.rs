@@ -5,32 +5,21 @@ mod waiting;
 use core::sync::atomic::Ordering;
 
 use libc::iovec;
-use toehold_channel::layout::{CLOSED_ALL, CLOSED_CLEAN, RING_BYTES};
-use toehold_channel::ring::Fault;
-use toehold_channel::table::{
-    FLAG_CONNECTING, FLAG_OFFLOAD, FLAG_REFUSED, FLAG_SHUT_RX, Mode, Reason,
-};
+use toehold_channel::layout::RING_BYTES;
+use toehold_channel::table::{FLAG_CONNECTING, FLAG_REFUSED, FLAG_SHUT_RX, Mode, Reason};
 use toehold_stream::end::End;
 use toehold_stream::next::{Carrier, Next};
 
-use crate::connection::Connection;
+use crate::connection::{self, Connection, HINT_EOF, HINT_LOOK};
 use crate::offload::liveness::say_what_is_set;
 use crate::offload::{active_open, endings};
 use crate::receive::waiting::{arm_for_unknown_wait, wait_for_bytes};
+use crate::sleep::{Patience, sleep_until};
 use crate::{
-    ahead, buffers, doorbells, errno, leaving, lock, options, pairing, pending, send, sleepers,
-    sys, waits,
+    ahead, buffers, doorbells, errno, leaving, lock, options, pairing, pending, resets, send,
+    sleepers, sys, waits,
 };
 
-pub(crate) use waiting::Patience;
-pub(crate) use waiting::{
-    arm, disarm, set_wake, sleep_for_news, sleep_until, timed_out, timeout_ns, wake_by_carrier,
-};
-
-/// The carrier reported its end or an error: ask the kernel for the details.
-pub(crate) const HINT_LOOK: u32 = 1;
-/// The carrier's end of file was seen and the ring is drained.
-pub(crate) const HINT_EOF: u32 = 2;
 /// Without other signs, a receiver that finds its ring empty looks at the carrier this often.
 const CARRIER_LOOK_NS: u64 = 50_000;
 
@@ -249,7 +238,7 @@ unsafe fn receive_attached(
                 pending::keep_for_next_call(connection, error);
                 return Ok(done);
             }
-            Err(libc::ECONNRESET) if was_closed_cleanly(connection, &end) => {
+            Err(libc::ECONNRESET) if resets::was_closed_cleanly(connection, &end) => {
                 entry
                     .rx_hints
                     .fetch_or(HINT_EOF | HINT_LOOK, Ordering::Relaxed);
@@ -269,7 +258,7 @@ unsafe fn receive_attached(
             return Err(libc::EAGAIN);
         }
         if entry.tx_mode.load(Ordering::Relaxed) == Mode::Carrier as u32
-            || pairing::commanded(entry)
+            || connection::commanded(entry)
             || end.theirs().wake.refuse.load(Ordering::Relaxed) != 0
         {
             send::service(connection);
@@ -286,28 +275,6 @@ unsafe fn receive_attached(
     }
 }
 
-/// True when the reset that the kernel reports answers nothing but a doorbell: the peer had read
-/// all that we sent when it closed or was killed, and did not ask for a reset. Without us there
-/// would have been no doorbell, and the kernel's own connection would simply have ended.
-#[cold]
-pub(crate) fn was_closed_cleanly(connection: &Connection, end: &End<'_>) -> bool {
-    let entry = connection.entry;
-    let wake = &end.theirs().wake;
-    let is_read =
-        end.theirs().consume.head.load(Ordering::Acquire) == entry.tx_ring.load(Ordering::Relaxed);
-    let closed = wake.closed.load(Ordering::Acquire);
-    if closed & CLOSED_CLEAN != 0 {
-        return is_read && end.tx_mode() == Mode::Ring;
-    }
-    // A peer that says nothing of its end was killed. An engine resets as its remote does.
-    let was_killed = closed & CLOSED_ALL == 0
-        && wake.resets.load(Ordering::Relaxed) == 0
-        && wake.abandoned.load(Ordering::Relaxed) == 0
-        && wake.refuse.load(Ordering::Relaxed) == 0
-        && entry.flags.load(Ordering::Relaxed) & FLAG_OFFLOAD == 0;
-    was_killed && is_read && end.carrier_is_unused()
-}
-
 /// What follows a receive, outside the receive lock: credit for a sleeping sender, and our own
 /// direction's upgrade.
 #[inline]
@@ -316,7 +283,8 @@ fn after_receive(connection: &Connection, end: &End<'_>, look_for_sleeper: bool)
         send::notify_of_credit(connection, end);
     }
     let entry = connection.entry;
-    if entry.tx_mode.load(Ordering::Relaxed) == Mode::Carrier as u32 || pairing::commanded(entry) {
+    if entry.tx_mode.load(Ordering::Relaxed) == Mode::Carrier as u32 || connection::commanded(entry)
+    {
         send::service(connection);
     }
 }
@@ -345,7 +313,7 @@ unsafe fn step(
     let mut seen = Carrier::Unseen;
     loop {
         let next = end.next(seen, 0);
-        match next.map_err(|fault| fault_of_peer(connection, fault))? {
+        match next.map_err(|fault| resets::fault_of_peer(connection, fault))? {
             Next::Ring(filled) => {
                 let len = want.min(filled.len as usize);
                 let stretches = end.receiver().peek(0, len, filled);
@@ -564,25 +532,4 @@ fn look_at_carrier(connection: &Connection, end: &End<'_>) -> Result<Option<Step
         }
         error => Err(-error as i32),
     }
-}
-
-/// A word of the peer failed its check: this channel ends, as if the peer had reset the connection.
-#[cold]
-pub(crate) fn fault_of_peer(connection: &Connection, fault: Fault) -> i32 {
-    let _ = fault;
-    connection.entry.faults.fetch_add(1, Ordering::Relaxed);
-    connection.pin(Reason::PeerFault);
-    // SAFETY: plain system call.
-    unsafe {
-        sys::raw(
-            libc::SYS_shutdown,
-            connection.fd as usize,
-            libc::SHUT_RDWR as usize,
-            0,
-            0,
-            0,
-            0,
-        )
-    };
-    libc::ECONNRESET
 }

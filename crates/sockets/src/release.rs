@@ -11,9 +11,7 @@ use toehold_channel::table::{EntryState, FLAG_ASKED};
 use toehold_stream::end::{End, Incoming};
 
 use crate::connection::{Connection, Local};
-use crate::{
-    adapter, doorbells, holders, lock, options, process, receive, send, slabs, sleepers, sys,
-};
+use crate::{adapter, doorbells, holders, lock, process, resets, send, slabs, sleepers, sys};
 
 /// The last descriptor of this process that referred to `connection` is being closed.
 pub(crate) fn release(connection: &Connection) {
@@ -72,7 +70,7 @@ fn end_channel(connection: &Connection, end: &End<'_>) {
         // Passed on: whoever has it now holds a plain socket that lives on.
         return;
     }
-    receive::set_wake(end, WakeWord::None);
+    sleepers::set_wake(end, WakeWord::None);
     // Without the lock nobody looks, and nothing is taken off the carrier: the kernel resets when
     // something is left there, and the peer is not told that all was read.
     let unread = lock::lock(&connection.entry.rx_lock).map(|_held| leaves_unread(connection, end));
@@ -82,7 +80,7 @@ fn end_channel(connection: &Connection, end: &End<'_>) {
     let clean = unread == Some(false)
         && tx.is_some()
         && sys::bytes_waiting(connection.fd) <= 0
-        && !options::resets(connection);
+        && !resets::resets(connection);
     let closed = CLOSED_ALL | if clean { CLOSED_CLEAN } else { 0 };
     end.ours().wake.closed.store(closed, Ordering::Release);
     if unread == Some(true) {

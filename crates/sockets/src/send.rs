@@ -15,13 +15,12 @@ use toehold_copy::prefetch;
 use toehold_stream::credit;
 use toehold_stream::end::{End, Incoming};
 
-use crate::connection::Connection;
+use crate::arming::{arm, disarm};
+use crate::connection::{self, Connection, HINT_EOF, HINT_LOOK};
 use crate::offload::liveness::say_what_is_set;
 use crate::offload::{active_open, endings};
-use crate::receive::{
-    self, HINT_EOF, HINT_LOOK, Patience, arm, disarm, fault_of_peer, sleep_for_news, sleep_until,
-    timed_out, timeout_ns,
-};
+use crate::resets::fault_of_peer;
+use crate::sleep::{Patience, sleep_for_news, sleep_until, timed_out, timeout_ns};
 use crate::{
     buffers, deferral, doorbells, epoll, errno, leaving, lock, options, overflow, pairing, pending,
     real, sleepers, sys, wait, waits,
@@ -393,7 +392,7 @@ fn attend(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
     let entry = connection.entry;
     let wake = &end.theirs().wake;
     if end.tx_mode() == Mode::Ring
-        && !pairing::commanded(entry)
+        && !connection::commanded(entry)
         && wake.refuse.load(Ordering::Relaxed) == 0
         && wake.closed.load(Ordering::Relaxed) == 0
         && entry.flags.load(Ordering::Relaxed) & (FLAG_PINNED | FLAG_SHUT_TX) == 0
@@ -524,7 +523,7 @@ pub(crate) fn quiesce(connection: &Connection, reason: Reason) {
     epoll::materialise(connection);
     options::restore_low_water(connection);
     connection.entry.home_wake.store(0, Ordering::Relaxed);
-    receive::set_wake(&end, WakeWord::None);
+    sleepers::set_wake(&end, WakeWord::None);
     let start = sys::now_ns();
     let mut unread = true;
     while sys::now_ns() - start < SETTLE_NS || unread {
@@ -745,14 +744,14 @@ fn ask_for_doorbell(connection: &Connection, end: &End<'_>) -> Credit {
     {
         let held = lock::lock(&entry.wake_lock);
         if held.is_none() {
-            receive::wake_by_carrier(connection, end);
+            sleepers::wake_by_carrier(connection, end);
         }
         if connection.local.sleepers.load(Ordering::SeqCst) != 0
             || sleepers::home(connection) != WakeWord::None.to_word()
         {
             return Credit::WillRing;
         }
-        receive::set_wake(end, WakeWord::Bell);
+        sleepers::set_wake(end, WakeWord::Bell);
     }
     fence(Ordering::SeqCst);
     if end.sender().credit_fresh() == Ok(0) {

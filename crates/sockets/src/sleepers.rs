@@ -10,6 +10,8 @@
 use core::sync::atomic::Ordering;
 
 use toehold_channel::doorbell::WakeWord;
+use toehold_channel::table::Reason;
+use toehold_stream::end::End;
 
 use crate::connection::Connection;
 use crate::{process, sys};
@@ -130,4 +132,22 @@ fn sleeps_on_anothers_bitmap(connection: &Connection) -> bool {
     let pair = unsafe { connection.local.pair.load(Ordering::Relaxed).as_ref() };
     pair.and_then(|pair| pair.ours(bitmap))
         .is_some_and(|bitmap| bitmap.sleeping.load(Ordering::SeqCst) == 1)
+}
+
+/// Tells the peer how this side wants to hear of news.
+pub(crate) fn set_wake(end: &End<'_>, word: WakeWord) {
+    end.ours().wake.wake.store(word.to_word(), Ordering::SeqCst);
+}
+
+/// The wake lock cannot be had, so the wake word may change behind the sleeper's back: whoever is
+/// stuck with that lock may store what it has read long ago. From now on the kernel wakes. The peer
+/// is asked to bring its direction to the carrier before it sends again, and ours follows. What the
+/// callers store beside this is then of no consequence: every word is whole, the worst value of the
+/// wake word is a doorbell too few from a peer that rings no more, and the other words count
+/// sleepers by single atomic steps.
+#[cold]
+pub(crate) fn wake_by_carrier(connection: &Connection, end: &End<'_>) {
+    connection.pin(Reason::Shared);
+    // As in `send::leave_ring`.
+    end.ours().wake.refuse.store(1, Ordering::SeqCst);
 }

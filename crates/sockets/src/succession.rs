@@ -32,8 +32,8 @@ use toehold_channel::table::{Entry, EntryState, FLAG_INHERITED, FLAG_PINNED, Rea
 use crate::connection::{self, Connection};
 use crate::descriptors::{self, Kind};
 use crate::{
-    adapter, epoll, family, holders, lock, pairing, pairs, process, receive, send, slabs, sleepers,
-    sys, table,
+    adapter, epoll, family, holders, lock, pairing, pairs, process, send, slabs, sleepers, sys,
+    table,
 };
 
 /// Connections of one process whose channels are handed on; further ones go back to their carriers.
@@ -446,7 +446,7 @@ fn map(connection: &Connection, heirloom: &Heirloom) -> bool {
         sleepers::part(connection);
         if let Some(end) = connection.end() {
             // Until we know better how this program waits, ring.
-            receive::set_wake(&end, WakeWord::Bell);
+            sleepers::set_wake(&end, WakeWord::Bell);
         }
     }
     true

@@ -9,8 +9,10 @@ use toehold_stream::end::End;
 
 use crate::connection::Connection;
 use crate::offload::endings;
-use crate::receive::{fault_of_peer, receive, sleep_until};
+use crate::receive::receive;
+use crate::resets::fault_of_peer;
 use crate::send::{self, Turn, begin_host_send, finish_host_send, transmit};
+use crate::sleep::sleep_until;
 use crate::{api, doorbells, errno, leaving, sys};
 
 /// Bytes moved per turn, through a buffer on the stack.

@@ -18,11 +18,8 @@
 
 use core::sync::atomic::Ordering;
 
-use toehold_channel::table::Reason;
-
-use crate::connection::{self, Connection, Local};
-use crate::descriptors::{self, Kind};
-use crate::{errno, send, sys};
+use crate::connection::{Connection, Local};
+use crate::{errno, sys};
 
 /// Set in [`Local::waits`] once a wait was seen. Below it: non-blocking calls in a row that found
 /// nothing.
@@ -75,19 +72,4 @@ pub(crate) fn are_seen(connection: &Connection) -> bool {
         seen(local);
     }
     are_seen
-}
-
-/// The program has registered `fd` with an epoll instance that we do not know: the kernel alone can
-/// answer for it.
-#[cold]
-pub(crate) fn are_elsewhere(fd: i32) {
-    match descriptors::kind(fd) {
-        Kind::Connection => {
-            if let Some(connection) = connection::at(fd) {
-                send::retire(&connection, Reason::UnseenWaits);
-            }
-        }
-        Kind::Foreign => descriptors::note_unseen(fd),
-        Kind::Epoll | Kind::Own => {}
-    }
 }

@@ -9,7 +9,7 @@ use toehold_channel::table::{FLAG_INHERITED, FLAG_NONBLOCK, Reason};
 use crate::connection::{self, Connection};
 use crate::descriptors::{self, Kind};
 use crate::offload::liveness;
-use crate::{closing, errno, offload, options, process, real, send, sys};
+use crate::{closing, errno, offload, options, process, real, resets, send, sys};
 
 /// `close(2)`.
 #[inline]
@@ -285,7 +285,7 @@ pub unsafe fn setsockopt(
             errno::keep(|| {
                 liveness::option_set(&c, level, name);
                 if (level, name) == (libc::SOL_SOCKET, libc::SO_LINGER) {
-                    options::publish_resets(&c);
+                    resets::publish_resets(&c);
                 }
             });
         }

@@ -3,11 +3,12 @@
 use core::ffi::c_int;
 
 use libc::{epoll_event, sigset_t, timespec};
-use toehold_channel::table::WaitMode;
+use toehold_channel::table::{Reason, WaitMode};
 
 use crate::api::readiness::{limit_of_ms, nanoseconds};
+use crate::descriptors::{self, Kind};
 use crate::offload::liveness::say_what_is_set;
-use crate::{descriptors, epoll, errno, process, real, waits};
+use crate::{connection, epoll, errno, process, real, send};
 
 /// `epoll_create(2)`.
 pub unsafe fn epoll_create(size: c_int) -> c_int {
@@ -50,7 +51,7 @@ pub unsafe fn epoll_ctl(
         && descriptors::epoll_number(epfd).is_none()
         && !process::borrowed_memory()
     {
-        errno::keep(|| waits::are_elsewhere(fd));
+        errno::keep(|| are_elsewhere(fd));
     }
     result
 }
@@ -199,5 +200,20 @@ pub unsafe fn epoll_pwait2(
                 None => unsafe { epoll_pwait2(epfd, events, count, timeout, mask) },
             }
         }
+    }
+}
+
+/// The program has registered `fd` with an epoll instance that we do not know: the kernel alone can
+/// answer for it.
+#[cold]
+pub(crate) fn are_elsewhere(fd: i32) {
+    match descriptors::kind(fd) {
+        Kind::Connection => {
+            if let Some(connection) = connection::at(fd) {
+                send::retire(&connection, Reason::UnseenWaits);
+            }
+        }
+        Kind::Foreign => descriptors::note_unseen(fd),
+        Kind::Epoll | Kind::Own => {}
     }
 }

@@ -23,8 +23,8 @@ use crate::epoll::registration::{
     each_registration, free_registration, registration, tag, unlink,
 };
 use crate::epoll::{ANSWER_EVENTS, Epoll, ONESHOT, PAIRS_MAX, epoll};
-use crate::receive::{set_wake, wake_by_carrier};
-use crate::{lock, process, sleepers, sys};
+use crate::sleepers::{self, set_wake, wake_by_carrier};
+use crate::{lock, process, sys};
 
 /// Removes a registration from our books altogether. The caller holds the connection's `membership`
 /// lock.

@@ -7,13 +7,12 @@ use toehold_channel::layout::CAPACITY_LOG2_MIN;
 use toehold_channel::sync::fence;
 use toehold_copy::prefetch;
 
-use crate::receive::{arm, disarm};
-use crate::wait::KERNEL_LOOK_NS;
-use crate::{deferral, errno, leaving, ready, sys, wait};
-
-use super::nested::without_repeats;
-use super::registration::{Registration, registration, untag};
-use super::{EDGE, Epoll, POLLED_MAX, READINESS, epoll, is_virtual};
+use crate::arming::{arm, disarm};
+use crate::epoll::nested::without_repeats;
+use crate::epoll::registration::{Registration, registration, untag};
+use crate::epoll::{EDGE, Epoll, POLLED_MAX, READINESS, epoll, is_virtual};
+use crate::wait::{self, KERNEL_LOOK_NS};
+use crate::{deferral, errno, leaving, ready, sys};
 
 /// While shared memory keeps us busy, the kernel's own members are asked this often.
 const KERNEL_MEMBERS_NS: u64 = 50_000;

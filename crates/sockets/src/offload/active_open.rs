@@ -21,8 +21,7 @@ use crate::connection::{self, Connection};
 use crate::descriptors::{self, Kind};
 use crate::offload::{endings, liveness, names};
 use crate::{
-    adapter, closing, epoll, errno, lock, offload, pairing, pending, process, real, receive, sys,
-    tracking,
+    adapter, closing, epoll, errno, lock, offload, pending, process, real, sleep, sys, tracking,
 };
 
 /// How long the relay may take for the carrier's handshake, which the kernel makes on loopback all
@@ -149,7 +148,7 @@ fn begin(fd: i32, remote: Address) -> Result<Connection, Opened> {
     let bound = names::local(fd).ok_or(Opened::Kernel(None))?;
     let own_ip = bound.v4().and_then(|v4| routing_page.behind(v4));
     let is_any = bound.ip == [0; 16] || bound.v4() == Some([0; 4]) || own_ip.is_some();
-    let is_beside = pairing::namespace_of(fd).unwrap_or(0) == routing_page.netns();
+    let is_beside = sys::namespace_of(fd).unwrap_or(0) == routing_page.netns();
     if !is_any || !is_beside {
         return Err(kernel(Reason::NoRelay));
     }
@@ -324,8 +323,8 @@ fn done(connection: &Connection, answer: Answer) -> Opened {
 
 /// Sleeps until the carrier has something to say.
 fn sleep(fd: i32) -> Result<(), i32> {
-    let limit = receive::timeout_ns(fd, libc::SO_SNDTIMEO);
-    if limit == 0 && receive::timeout_ns(fd, libc::SO_RCVTIMEO) == 0 {
+    let limit = sleep::timeout_ns(fd, libc::SO_SNDTIMEO);
+    if limit == 0 && sleep::timeout_ns(fd, libc::SO_RCVTIMEO) == 0 {
         // A real `recv`, so that signals restart it exactly when they would restart a connect.
         set_inline(fd, true);
         let mut byte = 0u8;
@@ -339,7 +338,7 @@ fn sleep(fd: i32) -> Result<(), i32> {
             Ok(())
         };
     }
-    let seen = receive::sleep_until(fd, libc::POLLPRI, limit)?;
+    let seen = sleep::sleep_until(fd, libc::POLLPRI, limit)?;
     seen.map(drop).ok_or(libc::EINPROGRESS)
 }
 

@@ -15,7 +15,7 @@ use toehold_channel::offload::true_ends;
 use toehold_channel::table::{FLAG_CONNECTING, FLAG_OFFLOAD};
 
 use crate::connection::{self, Connection};
-use crate::{errno, offload, sys};
+use crate::{adapter, errno, sys};
 
 /// The descriptor, and one, of the connection of which something was set that the adapter has not
 /// been told; 0: none.
@@ -108,5 +108,5 @@ fn tell(connection: &Connection, liveness: &Liveness) {
     let mut message = liveness.message();
     (message.local, message.local_port) = (local.ip, local.port);
     (message.remote, message.remote_port) = (remote.ip, remote.port);
-    offload::tell(&message);
+    adapter::tell(&message);
 }

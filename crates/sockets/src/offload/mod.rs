@@ -234,22 +234,12 @@ pub(crate) fn listening(fd: i32, backlog: i32) {
 /// True when the program's socket and the relay are in the same network namespace.
 fn is_beside(fd: i32) -> bool {
     routing_page()
-        .is_some_and(|routing_page| routing_page.netns() == pairing::namespace_of(fd).unwrap_or(0))
+        .is_some_and(|routing_page| routing_page.netns() == sys::namespace_of(fd).unwrap_or(0))
 }
 
 /// A descriptor of a listener was closed.
 pub(crate) fn stopped_listening() {
-    tell(&Message::new(Kind::Unlisten));
-}
-
-/// Says something to the adapter, if there is one.
-fn tell(message: &Message) {
-    let _held = adapter::lock();
-    if let Some(adapter) = adapter::connected()
-        && !adapter::send(adapter, message, None)
-    {
-        adapter::lose(adapter);
-    }
+    adapter::tell(&Message::new(Kind::Unlisten));
 }
 
 /// The program has accepted a connection. When it comes from the adapter, it is somebody else's in

@@ -1,0 +1,67 @@
+//! Resets: what a fault of the peer's makes, and what a reset means to the program.
+
+use core::sync::atomic::Ordering;
+
+use toehold_channel::layout::{CLOSED_ALL, CLOSED_CLEAN};
+use toehold_channel::ring::Fault;
+use toehold_channel::table::{FLAG_OFFLOAD, Mode, Reason};
+use toehold_stream::end::End;
+
+use crate::connection::Connection;
+use crate::sys;
+
+/// A word of the peer failed its check: this channel ends, as if the peer had reset the connection.
+#[cold]
+pub(crate) fn fault_of_peer(connection: &Connection, fault: Fault) -> i32 {
+    let _ = fault;
+    connection.entry.faults.fetch_add(1, Ordering::Relaxed);
+    connection.pin(Reason::PeerFault);
+    // SAFETY: plain system call.
+    unsafe {
+        sys::raw(
+            libc::SYS_shutdown,
+            connection.fd as usize,
+            libc::SHUT_RDWR as usize,
+            0,
+            0,
+            0,
+            0,
+        )
+    };
+    libc::ECONNRESET
+}
+
+/// True when the reset that the kernel reports answers nothing but a doorbell: the peer had read
+/// all that we sent when it closed or was killed, and did not ask for a reset. Without us there
+/// would have been no doorbell, and the kernel's own connection would simply have ended.
+#[cold]
+pub(crate) fn was_closed_cleanly(connection: &Connection, end: &End<'_>) -> bool {
+    let entry = connection.entry;
+    let wake = &end.theirs().wake;
+    let is_read =
+        end.theirs().consume.head.load(Ordering::Acquire) == entry.tx_ring.load(Ordering::Relaxed);
+    let closed = wake.closed.load(Ordering::Acquire);
+    if closed & CLOSED_CLEAN != 0 {
+        return is_read && end.tx_mode() == Mode::Ring;
+    }
+    // A peer that says nothing of its end was killed. An engine resets as its remote does.
+    let was_killed = closed & CLOSED_ALL == 0
+        && wake.resets.load(Ordering::Relaxed) == 0
+        && wake.abandoned.load(Ordering::Relaxed) == 0
+        && wake.refuse.load(Ordering::Relaxed) == 0
+        && entry.flags.load(Ordering::Relaxed) & FLAG_OFFLOAD == 0;
+    was_killed && is_read && end.carrier_is_unused()
+}
+
+/// True when the program wants its close to be a reset (`SO_LINGER` of no time).
+pub(crate) fn resets(connection: &Connection) -> bool {
+    sys::getsockopt::<[i32; 2]>(connection.fd, libc::SOL_SOCKET, libc::SO_LINGER)
+        .is_ok_and(|[on, seconds]| on != 0 && seconds == 0)
+}
+
+/// Tells the peer whether the end of this process, however it comes, is to be a reset.
+pub(crate) fn publish_resets(connection: &Connection) {
+    if let Some(end) = connection.inside() {
+        (end.ours().wake.resets).store(u32::from(resets(connection)), Ordering::Relaxed);
+    }
+}
