@@ -258,7 +258,7 @@ pub(crate) fn forked() {
 }
 
 /// A pair is about to be unmapped: no channel uses it, so no ready bitmap of it matters.
-pub(crate) fn forget_pair(pair: *mut Pair) {
+pub(crate) fn forget_pair(pair: &Pair) {
     for number in 0..EPOLLS_MAX as u32 {
         let Some(epoll) = epoll(number) else { return };
         if epoll.pair_count.load(Ordering::Relaxed) == 0 {
@@ -268,7 +268,7 @@ pub(crate) fn forget_pair(pair: *mut Pair) {
         let count = epoll.pair_count.load(Ordering::Relaxed) as usize;
         if let Some(place) = epoll.pairs[..count]
             .iter()
-            .position(|known| known.load(Ordering::Relaxed) == pair)
+            .position(|known| core::ptr::eq(known.load(Ordering::Relaxed), pair))
         {
             let last = count - 1;
             epoll.pairs[place].store(epoll.pairs[last].load(Ordering::Relaxed), Ordering::Relaxed);

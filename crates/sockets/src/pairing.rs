@@ -24,7 +24,7 @@ use toehold_channel::table::{
 };
 
 use crate::connection::{self, Connection};
-use crate::pairs::{find_pair, map_other_side, map_pair};
+use crate::pairs::{Pair, find_pair, map_other_side, map_pair};
 use crate::{
     adapter, epoll, holders, leaving, lock, offload, options, process, resets, send, slabs, sys,
     table, waits,
@@ -230,9 +230,9 @@ pub(crate) fn take_offer(message: &Message, descriptors: [Option<OwnedFd>; 2]) {
         .or_else(|| {
             pair_fd
                 .as_ref()
-                .and_then(|fd| map_pair(message.pair, side, fd.as_fd()))
+                .and_then(|fd| map_pair(message.pair, side, fd.as_fd(), forget_pair))
         })
-        .or_else(|| map_other_side(message.pair, side));
+        .or_else(|| map_other_side(message.pair, side, forget_pair));
     let found = pair.and_then(|pair| Some((pair, slabs::find(pair, slot, slab_fd)?)));
     let (Some(table), Some(local)) = (table::table(), connection::local(message.entry)) else {
         return;
@@ -279,6 +279,12 @@ pub(crate) fn take_offer(message: &Message, descriptors: [Option<OwnedFd>; 2]) {
         .pair
         .store(core::ptr::from_ref(pair).cast_mut(), Ordering::Relaxed);
     local.offered.store(region.as_ptr(), Ordering::Relaxed);
+}
+
+/// No channel uses the pair, which is about to be unmapped.
+pub(crate) fn forget_pair(pair: &Pair) {
+    epoll::forget_pair(pair);
+    slabs::retire_all(pair);
 }
 
 /// The slab and the pair that come with an offer.
@@ -361,7 +367,7 @@ fn attach(connection: &Connection) {
             .wake
             .wake
             .store(WakeWord::Bell.to_word(), Ordering::Relaxed);
-        resets::publish_resets(connection);
+        resets::publish(connection);
         // Release pairs with the Acquire load in `End::try_up`.
         end.ours().wake.attached.store(1, Ordering::Release);
     }

@@ -12,7 +12,7 @@ use toehold_channel::layout::{
 use toehold_channel::memfd;
 use toehold_channel::table::LAYOUT_VERSION;
 
-use crate::{epoll, slabs, sys};
+use crate::sys;
 
 /// Two processes and the ready bitmaps between them, as this process maps them. Kept for as long as
 /// a channel uses it.
@@ -111,24 +111,39 @@ pub(crate) fn find_pair(id: u64, side: usize) -> Option<&'static Pair> {
         .find(|pair| pair.id == id && pair.side == side)
 }
 
-/// A pair's memfd, mapped and verified; the caller holds the adapter's lock.
-pub(crate) fn map_pair(id: u64, side: usize, fd: BorrowedFd<'_>) -> Option<&'static Pair> {
-    adopt_pair(id, side, memfd::map(fd, PAIR_BYTES).ok()?)
+/// A pair's memfd, mapped and verified; the caller holds the adapter's lock. If the place was
+/// another pair's, `forget` takes that out of all that names it, before it is unmapped.
+pub(crate) fn map_pair(
+    id: u64,
+    side: usize,
+    fd: BorrowedFd<'_>,
+    forget: impl FnOnce(&Pair),
+) -> Option<&'static Pair> {
+    adopt_pair(id, side, memfd::map(fd, PAIR_BYTES).ok()?, forget)
 }
 
 /// A program that talks to itself is both sides of one pair, whose memfd comes once: map the same
-/// pages again.
-pub(crate) fn map_other_side(id: u64, side: usize) -> Option<&'static Pair> {
+/// pages again. `forget` as for [`map_pair`].
+pub(crate) fn map_other_side(
+    id: u64,
+    side: usize,
+    forget: impl FnOnce(&Pair),
+) -> Option<&'static Pair> {
     let known = find_pair(id, 1 - side)?;
     // SAFETY: an old size of zero duplicates a shared mapping (mremap(2)); the known one stays.
     let base = unsafe { libc::mremap(known.base.cast(), 0, PAIR_BYTES, libc::MREMAP_MAYMOVE) };
     if base == libc::MAP_FAILED {
         return None;
     }
-    adopt_pair(id, side, NonNull::new(base.cast())?)
+    adopt_pair(id, side, NonNull::new(base.cast())?, forget)
 }
 
-fn adopt_pair(id: u64, side: usize, base: NonNull<u8>) -> Option<&'static Pair> {
+fn adopt_pair(
+    id: u64,
+    side: usize,
+    base: NonNull<u8>,
+    forget: impl FnOnce(&Pair),
+) -> Option<&'static Pair> {
     // SAFETY: just mapped, page-aligned, all atomics.
     let header = unsafe { &*base.as_ptr().cast::<PairHeader>() };
     let registrations = sys::map_memory(PLACES * size_of::<AtomicU32>()).cast::<AtomicU32>();
@@ -153,8 +168,7 @@ fn adopt_pair(id: u64, side: usize, base: NonNull<u8>) -> Option<&'static Pair> 
     // hold the adapter's lock, under which places are given out.
     unsafe {
         if !(*pair).base.is_null() {
-            epoll::forget_pair(pair);
-            slabs::retire_all(&*pair);
+            forget(&*pair);
             memfd::unmap(NonNull::new_unchecked((*pair).base), PAIR_BYTES);
             libc::munmap(
                 (*pair).registrations.cast(),

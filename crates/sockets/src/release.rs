@@ -80,7 +80,7 @@ fn end_channel(connection: &Connection, end: &End<'_>) {
     let clean = unread == Some(false)
         && tx.is_some()
         && sys::bytes_waiting(connection.fd) <= 0
-        && !resets::resets(connection);
+        && !resets::are_wanted(connection);
     let closed = CLOSED_ALL | if clean { CLOSED_CLEAN } else { 0 };
     end.ours().wake.closed.store(closed, Ordering::Release);
     if unread == Some(true) {

@@ -54,14 +54,14 @@ pub(crate) fn was_closed_cleanly(connection: &Connection, end: &End<'_>) -> bool
 }
 
 /// True when the program wants its close to be a reset (`SO_LINGER` of no time).
-pub(crate) fn resets(connection: &Connection) -> bool {
+pub(crate) fn are_wanted(connection: &Connection) -> bool {
     sys::getsockopt::<[i32; 2]>(connection.fd, libc::SOL_SOCKET, libc::SO_LINGER)
         .is_ok_and(|[on, seconds]| on != 0 && seconds == 0)
 }
 
 /// Tells the peer whether the end of this process, however it comes, is to be a reset.
-pub(crate) fn publish_resets(connection: &Connection) {
+pub(crate) fn publish(connection: &Connection) {
     if let Some(end) = connection.inside() {
-        (end.ours().wake.resets).store(u32::from(resets(connection)), Ordering::Relaxed);
+        (end.ours().wake.resets).store(u32::from(are_wanted(connection)), Ordering::Relaxed);
     }
 }

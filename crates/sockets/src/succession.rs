@@ -426,7 +426,7 @@ fn map(connection: &Connection, heirloom: &Heirloom) -> bool {
     };
     let _held = adapter::lock();
     let pair = pairs::find_pair(heirloom.pair, side)
-        .or_else(|| pairs::map_pair(heirloom.pair, side, pair_fd));
+        .or_else(|| pairs::map_pair(heirloom.pair, side, pair_fd, pairing::forget_pair));
     let slot = heirloom.slot.min(READY_BITS as u32 - 1);
     let found = pair.and_then(|pair| Some((pair, slabs::find(pair, slot, Some(slab_fd))?)));
     let Some((pair, (slab, region))) = found.filter(|(_, (_, region))| slabs::is_region(*region))

@@ -285,7 +285,7 @@ pub unsafe fn setsockopt(
             errno::keep(|| {
                 liveness::option_set(&c, level, name);
                 if (level, name) == (libc::SOL_SOCKET, libc::SO_LINGER) {
-                    resets::publish_resets(&c);
+                    resets::publish(&c);
                 }
             });
         }

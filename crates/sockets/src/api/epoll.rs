@@ -51,7 +51,7 @@ pub unsafe fn epoll_ctl(
         && descriptors::epoll_number(epfd).is_none()
         && !process::borrowed_memory()
     {
-        errno::keep(|| are_elsewhere(fd));
+        errno::keep(|| waits_elsewhere(fd));
     }
     result
 }
@@ -206,7 +206,7 @@ pub unsafe fn epoll_pwait2(
 /// The program has registered `fd` with an epoll instance that we do not know: the kernel alone can
 /// answer for it.
 #[cold]
-pub(crate) fn are_elsewhere(fd: i32) {
+fn waits_elsewhere(fd: i32) {
     match descriptors::kind(fd) {
         Kind::Connection => {
             if let Some(connection) = connection::at(fd) {
