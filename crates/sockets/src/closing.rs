@@ -3,7 +3,7 @@
 use core::sync::atomic::Ordering;
 
 use crate::descriptors::{self, Kind, Noted};
-use crate::offload::active_open;
+use crate::offload::awaiting;
 use crate::{adapter, connection, epoll, release, table};
 
 /// `fd` is about to be closed, or another file is about to take its number.
@@ -15,7 +15,7 @@ pub(crate) fn closing(fd: i32) {
                 let last = connection.local.descriptors.load(Ordering::Relaxed) <= 1;
                 epoll::descriptor_closing(&connection, last);
                 if connection.local.descriptors.fetch_sub(1, Ordering::AcqRel) == 1 {
-                    active_open::closing(&connection);
+                    awaiting::closing(&connection);
                     release::release(&connection);
                 }
             }

@@ -49,7 +49,7 @@ use crate::epoll::registration::{
     free_registration, registration, tag, unlink, untag,
 };
 use crate::epoll::waiting::{fetch_lines, polled_has_news};
-use crate::offload::active_open;
+use crate::offload::awaiting;
 use crate::pairs::Pair;
 use crate::wait::SpinHistory;
 use crate::{descriptors, doorbells, errno, lock, process, ready, sleepers, sys};
@@ -608,7 +608,7 @@ fn take_answers(events: &[epoll_event]) {
         .filter_map(|event| registration(untag(event.u64)?));
     for one in ours.filter(|one| one.state.load(Ordering::Relaxed) == HELD) {
         if let Some(connection) = one.behind() {
-            errno::keep(|| active_open::look(&connection));
+            errno::keep(|| awaiting::look(&connection));
         }
     }
 }

@@ -15,7 +15,7 @@
 //!       ─► poll, epoll, ready          readiness
 //!       ─► wait, sleep, sleepers, arming     spin or sleep
 //!       ─► waits                       whether we see how the program waits
-//!       ─► pairing, pairs, adapter     how a connection comes by its channel
+//!       ─► pairing, offers, pairs, adapter    how a connection comes by its channel
 //!       ─► leaving                     how it gives it up again
 //!       ─► release, succession         how it ends, or goes on in another program
 //! ```
@@ -44,6 +44,7 @@ mod leaving;
 mod lifecycle;
 mod lock;
 mod locking;
+mod offers;
 mod offload;
 mod options;
 mod overflow;
@@ -72,7 +73,7 @@ mod waits;
 pub use adapter::set_runtime_directory;
 pub use lifecycle::{after_fork_in_child, before_fork, ending, fork_failed, start};
 pub use offload::liveness::say_what_is_set;
-pub use offload::{want_offload, want_offload_by_rule};
+pub use offload::routing::{want_offload, want_offload_by_rule};
 pub use pairing::set_calls_before_pairing;
 pub use succession::{
     Departure, before_exec, before_spawn, exec_failed, holds_connections, succeed,

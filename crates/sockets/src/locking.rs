@@ -10,7 +10,8 @@ use core::ffi::c_int;
 
 use toehold_channel::memfd;
 
-use crate::{adapter, offload, process, real, slabs, sys};
+use crate::offload::routing;
+use crate::{adapter, process, real, slabs, sys};
 
 /// `mlockall(2)`.
 ///
@@ -61,7 +62,7 @@ pub(crate) fn forked() {
 
 /// Our mappings that are mostly untouched: where each begins, and its length.
 fn large() -> impl Iterator<Item = (usize, usize)> {
-    slabs::mapped().chain(offload::mapped())
+    slabs::mapped().chain(routing::mapped())
 }
 
 /// Locks all but our large mappings as `mlockall` would. `None` when that is for the kernel to

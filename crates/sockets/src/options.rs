@@ -7,7 +7,7 @@ use toehold_channel::table::{FLAG_ATTACHED, FLAG_OFFLOAD, Mode, Reason};
 use toehold_stream::end::End;
 
 use crate::connection::Connection;
-use crate::offload::{active_open, endings};
+use crate::offload::{awaiting, endings};
 use crate::{ahead, errno, pending, resets, send, sys};
 
 /// The program set `TCP_NODELAY`.
@@ -158,7 +158,7 @@ pub(crate) fn restore_low_water(connection: &Connection) {
 /// The program asks for an int option: the answer, where it is ours.
 pub(crate) fn get(connection: &Connection, level: i32, name: i32) -> Option<i32> {
     if (level, name) == (libc::SOL_SOCKET, libc::SO_ERROR) {
-        return errno::keep(|| active_open::error_option(connection))
+        return errno::keep(|| awaiting::error_option(connection))
             .or_else(|| {
                 let kept = pending::take_for_option(connection)?;
                 Some(endings::receive_error(

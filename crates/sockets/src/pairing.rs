@@ -12,22 +12,18 @@
 
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicU32, Ordering};
-use std::os::fd::{AsFd, OwnedFd};
-use std::ptr::NonNull;
 
 use toehold_channel::doorbell::WakeWord;
-use toehold_channel::layout::{CAPACITY_LOG2_MIN, READY_BITS};
-use toehold_channel::rendezvous::{Kind, Message, PAIR_ATTACHED};
+use toehold_channel::layout::CAPACITY_LOG2_MIN;
+use toehold_channel::rendezvous::{Kind, Message};
 use toehold_channel::table::{
-    Entry, EntryState, FLAG_ACCEPTED, FLAG_ASKED, FLAG_ATTACHED, FLAG_CONNECTING, FLAG_OFFLOAD,
-    FLAG_PINNED, FLAG_SHUT_RX, FLAG_SHUT_TX, Reason,
+    Entry, FLAG_ACCEPTED, FLAG_ASKED, FLAG_ATTACHED, FLAG_CONNECTING, FLAG_OFFLOAD, FLAG_PINNED,
+    FLAG_SHUT_RX, FLAG_SHUT_TX, Reason,
 };
 
 use crate::connection::{self, Connection};
-use crate::pairs::{Pair, find_pair, map_other_side, map_pair};
 use crate::{
-    adapter, epoll, holders, leaving, lock, offload, options, process, resets, send, slabs, sys,
-    table, waits,
+    adapter, epoll, holders, leaving, lock, offers, options, process, resets, send, sys, waits,
 };
 
 /// Calls that moved bytes before a connection is worth pairing.
@@ -86,13 +82,6 @@ fn calls_before_pairing(flags: u32) -> u32 {
         0 => CALLS_BEFORE_PAIRING_OFFLOADED,
         calls => calls,
     }
-}
-
-/// True when an offer waits for this connection.
-#[inline]
-pub(crate) fn offer_waits(connection: &Connection) -> bool {
-    connection.entry.offer.load(Ordering::Acquire)
-        != connection.entry.offers_taken.load(Ordering::Relaxed)
 }
 
 #[cold]
@@ -155,8 +144,8 @@ pub(crate) fn consider(connection: &Connection) {
         }
     }
     // An answer to what was just asked takes a while.
-    if !asks || offer_waits(connection) {
-        receive_offers(adapter, connection);
+    if !asks || offers::offer_waits(connection) {
+        offers::receive_offers(adapter, connection);
     }
     if !connection.local.offered.load(Ordering::Relaxed).is_null() {
         attach(connection);
@@ -190,125 +179,6 @@ fn describe(connection: &Connection) -> Result<Message, Reason> {
     let is_parked = !connection.local.parked.load(Ordering::Relaxed).is_null();
     message.side = u32::from(is_parked);
     Ok(message)
-}
-
-/// Takes the offers that have arrived, until `connection` has its own: what is behind that waits
-/// for whom it is for. The caller holds the adapter's lock.
-fn receive_offers(adapter: i32, connection: &Connection) {
-    /// Messages taken in one go; more wait for the next call.
-    const OFFERS_MAX: usize = 256;
-    let waited = offer_waits(connection);
-    for _ in 0..OFFERS_MAX {
-        match adapter::try_receive(adapter) {
-            Some((message, kind, descriptors)) => handle_message(&message, kind, descriptors),
-            None => return,
-        }
-        if waited && !offer_waits(connection) {
-            return;
-        }
-    }
-}
-
-/// Does what a message from the adapter is for. The caller holds the adapter's lock.
-pub(crate) fn handle_message(message: &Message, kind: Kind, descriptors: [Option<OwnedFd>; 2]) {
-    match kind {
-        Kind::Offer => take_offer(message, descriptors),
-        Kind::Engine => offload::learn(message, descriptors),
-        _ => {}
-    }
-}
-
-/// Finds or maps what was offered and leaves it with the connection for [`attach`]. Descriptors
-/// close on return.
-pub(crate) fn take_offer(message: &Message, descriptors: [Option<OwnedFd>; 2]) {
-    let (slab_fd, pair_fd) = attached(message, descriptors);
-    let slab_fd = slab_fd.as_ref().map(AsFd::as_fd);
-    let side = (message.side & 1) as usize;
-    let slot = message.slot.min(READY_BITS as u32 - 1);
-    // The memory first: later offers may refer to it even if this connection is gone by now.
-    let pair = find_pair(message.pair, side)
-        .or_else(|| {
-            pair_fd
-                .as_ref()
-                .and_then(|fd| map_pair(message.pair, side, fd.as_fd(), forget_pair))
-        })
-        .or_else(|| map_other_side(message.pair, side, forget_pair));
-    let found = pair.and_then(|pair| Some((pair, slabs::find(pair, slot, slab_fd)?)));
-    let (Some(table), Some(local)) = (table::table(), connection::local(message.entry)) else {
-        return;
-    };
-    let Some(entry) = table.entry(message.entry) else {
-        return;
-    };
-    if entry.state.load(Ordering::Acquire) != EntryState::Live as u32
-        || entry.generation.load(Ordering::Relaxed) != message.generation
-    {
-        return;
-    }
-    let parked = NonNull::new(local.parked.load(Ordering::Relaxed));
-    let is_short = found.is_none() || (parked.is_some() && slab_fd.is_none());
-    if is_short && (slab_fd.is_none() || pair_fd.is_none()) {
-        // Given up here for want of use; the answer is this offer once more, all of it.
-        return ask_again(message);
-    }
-    entry.offers_taken.fetch_add(1, Ordering::Relaxed);
-    if local.descriptors.load(Ordering::Relaxed) == 0
-        || !local.offered.load(Ordering::Relaxed).is_null()
-    {
-        return;
-    }
-    let region = found.and_then(|(_, (_, region))| match (parked, slab_fd) {
-        (Some(parked), Some(file)) => slabs::map_over(parked, slot, file),
-        _ => Some(region),
-    });
-    let region = region.filter(|region| slabs::is_region(*region));
-    let (Some((pair, (slab, _))), Some(region)) = (found, region) else {
-        entry
-            .reason
-            .store(Reason::NoResources as u32, Ordering::Relaxed);
-        return;
-    };
-    if parked.is_none() {
-        slabs::enter(local, slab);
-    }
-    pair.channels.fetch_add(1, Ordering::Relaxed);
-    pair.slots_used.fetch_max(slot + 1, Ordering::Relaxed);
-    entry.side.store(side as u32, Ordering::Relaxed);
-    entry.slot.store(slot, Ordering::Relaxed);
-    local
-        .pair
-        .store(core::ptr::from_ref(pair).cast_mut(), Ordering::Relaxed);
-    local.offered.store(region.as_ptr(), Ordering::Relaxed);
-}
-
-/// No channel uses the pair, which is about to be unmapped.
-pub(crate) fn forget_pair(pair: &Pair) {
-    epoll::forget_pair(pair);
-    slabs::retire_all(pair);
-}
-
-/// The slab and the pair that come with an offer.
-fn attached(
-    message: &Message,
-    [first, second]: [Option<OwnedFd>; 2],
-) -> (Option<OwnedFd>, Option<OwnedFd>) {
-    match message.attached {
-        PAIR_ATTACHED => (None, first),
-        _ => (first, second),
-    }
-}
-
-/// Asks for an offer once more.
-fn ask_again(message: &Message) {
-    let Some(adapter) = adapter::connected() else {
-        return;
-    };
-    let mut again = Message::new(Kind::Resume);
-    again.entry = message.entry;
-    again.generation = message.generation;
-    if !adapter::send(adapter, &again, None) {
-        adapter::lose(adapter);
-    }
 }
 
 /// Puts the offered region to use if nothing is in flight; otherwise the next call tries again. The

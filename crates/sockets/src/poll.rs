@@ -8,7 +8,7 @@ use libc::{POLLERR, POLLHUP, POLLIN, POLLNVAL, POLLOUT, POLLPRI, POLLRDHUP, poll
 use crate::arming::{arm, disarm};
 use crate::connection::{self, Connection, HINT_LOOK};
 use crate::descriptors::{self, Kind};
-use crate::offload::active_open;
+use crate::offload::awaiting::{self, Answer};
 use crate::wait::{self, KERNEL_LOOK_NS};
 use crate::{deferral, doorbells, epoll, errno, leaving, lock, options, ready, sys, waits};
 
@@ -33,7 +33,7 @@ pub(crate) fn concerns(fds: &[pollfd]) -> bool {
 /// True when the answer for `fd` needs us.
 #[inline]
 pub(crate) fn concerned(fd: i32) -> bool {
-    accelerated(fd) || active_open::is_waiting(fd)
+    accelerated(fd) || awaiting::is_waiting(fd)
 }
 
 #[inline]
@@ -306,12 +306,10 @@ fn merge(
 
 /// False while `fd` waits for the engine's answer; takes it when it is there.
 fn has_answer(fd: i32) -> bool {
-    if !active_open::is_waiting(fd) {
+    if !awaiting::is_waiting(fd) {
         return true;
     }
-    errno::keep(|| {
-        connection::at(fd).is_none_or(|c| active_open::look(&c) != active_open::Answer::Pending)
-    })
+    errno::keep(|| connection::at(fd).is_none_or(|c| awaiting::look(&c) != Answer::Pending))
 }
 
 fn arm_all(fds: &[pollfd], copy: &mut [pollfd]) {
@@ -322,7 +320,7 @@ fn arm_all(fds: &[pollfd], copy: &mut [pollfd]) {
             continue;
         }
         match descriptors::kind(from.fd) {
-            Kind::Connection if active_open::is_waiting(from.fd) => to.events = libc::POLLPRI,
+            Kind::Connection if awaiting::is_waiting(from.fd) => to.events = libc::POLLPRI,
             Kind::Connection => {
                 // Armed before `users` is given back: `unmap` waits for sleepers.
                 with_connection(from.fd, |connection, end| {

@@ -12,12 +12,12 @@ use toehold_stream::next::{Carrier, Next};
 
 use crate::connection::{self, Connection, HINT_EOF, HINT_LOOK};
 use crate::offload::liveness::say_what_is_set;
-use crate::offload::{active_open, endings};
+use crate::offload::{awaiting, endings};
 use crate::receive::waiting::{arm_for_unknown_wait, wait_for_bytes};
 use crate::sleep::{Patience, sleep_until};
 use crate::{
-    ahead, buffers, doorbells, errno, leaving, lock, options, pairing, pending, resets, send,
-    sleepers, sys, waits,
+    ahead, buffers, doorbells, errno, leaving, lock, offers, options, pairing, pending, resets,
+    send, sleepers, sys, waits,
 };
 
 /// Without other signs, a receiver that finds its ring empty looks at the carrier this often.
@@ -89,11 +89,11 @@ pub(crate) unsafe fn receive_message(
     let (entry, local) = (connection.entry, connection.local);
     if local.region.load(Ordering::Relaxed).is_null() {
         say_what_is_set();
-        if pairing::offer_waits(connection) || !local.offered.load(Ordering::Relaxed).is_null() {
+        if offers::offer_waits(connection) || !local.offered.load(Ordering::Relaxed).is_null() {
             errno::keep(|| pairing::consider(connection));
         }
         if entry.flags.load(Ordering::Relaxed) & (FLAG_CONNECTING | FLAG_REFUSED) != 0 {
-            if let Err(error) = active_open::before_transfer(connection, flags) {
+            if let Err(error) = awaiting::before_transfer(connection, flags) {
                 return errno::result(Err(error));
             }
         }

@@ -18,12 +18,12 @@ use toehold_stream::end::{End, Incoming};
 use crate::arming::{arm, disarm};
 use crate::connection::{self, Connection, HINT_EOF, HINT_LOOK};
 use crate::offload::liveness::say_what_is_set;
-use crate::offload::{active_open, endings};
+use crate::offload::{awaiting, endings};
 use crate::resets::fault_of_peer;
 use crate::sleep::{Patience, sleep_for_news, sleep_until, timed_out, timeout_ns};
 use crate::{
-    buffers, deferral, doorbells, epoll, errno, leaving, lock, options, overflow, pairing, pending,
-    real, sleepers, sys, wait, waits,
+    buffers, deferral, doorbells, epoll, errno, leaving, lock, offers, options, overflow, pairing,
+    pending, real, sleepers, sys, wait, waits,
 };
 
 /// A message of this size that meets the end of a small ring goes on at once on the carrier, so
@@ -45,7 +45,7 @@ pub(crate) unsafe fn transmit(
 ) -> isize {
     let state = connection.entry.flags.load(Ordering::Relaxed);
     if state & (FLAG_CONNECTING | FLAG_REFUSED) != 0 {
-        if let Err(error) = active_open::before_transfer(connection, flags) {
+        if let Err(error) = awaiting::before_transfer(connection, flags) {
             return errno::result(Err(error));
         }
     }
@@ -101,7 +101,7 @@ pub(crate) fn begin_host_send(connection: &Connection) -> Option<()> {
         return None;
     }
     say_what_is_set();
-    if pairing::offer_waits(connection) || !local.offered.load(Ordering::Relaxed).is_null() {
+    if offers::offer_waits(connection) || !local.offered.load(Ordering::Relaxed).is_null() {
         errno::keep(|| pairing::consider(connection));
     }
     // SeqCst pairs with the store of `region` in `pairing::attach`.

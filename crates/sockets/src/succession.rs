@@ -32,7 +32,7 @@ use toehold_channel::table::{Entry, EntryState, FLAG_INHERITED, FLAG_PINNED, Rea
 use crate::connection::{self, Connection};
 use crate::descriptors::{self, Kind};
 use crate::{
-    adapter, epoll, family, holders, lock, pairing, pairs, process, send, slabs, sleepers, sys,
+    adapter, epoll, family, holders, lock, offers, pairs, process, send, slabs, sleepers, sys,
     table,
 };
 
@@ -426,7 +426,7 @@ fn map(connection: &Connection, heirloom: &Heirloom) -> bool {
     };
     let _held = adapter::lock();
     let pair = pairs::find_pair(heirloom.pair, side)
-        .or_else(|| pairs::map_pair(heirloom.pair, side, pair_fd, pairing::forget_pair));
+        .or_else(|| pairs::map_pair(heirloom.pair, side, pair_fd, offers::forget_pair));
     let slot = heirloom.slot.min(READY_BITS as u32 - 1);
     let found = pair.and_then(|pair| Some((pair, slabs::find(pair, slot, Some(slab_fd))?)));
     let Some((pair, (slab, region))) = found.filter(|(_, (_, region))| slabs::is_region(*region))
@@ -639,7 +639,7 @@ impl Resumer {
                             return true;
                         }
                         (Said::Offer | Said::Answer, _) if is_ours => return false,
-                        (Said::Offer, descriptors) => pairing::take_offer(&answer, descriptors),
+                        (Said::Offer, descriptors) => offers::take_offer(&answer, descriptors),
                         _ => {}
                     }
                 }

@@ -8,10 +8,10 @@ use toehold_channel::table::Reason;
 
 use crate::descriptors::{self, Kind};
 use crate::offload::active_open::{self, Opened};
-use crate::offload::bound;
 use crate::offload::names::{self, Side};
+use crate::offload::{addresses, bound, passive_open, routing};
 use crate::send::shutting;
-use crate::{closing, connection, epoll, errno, offload, process, real, sys, tracking};
+use crate::{closing, connection, epoll, errno, process, real, sys, tracking};
 
 /// `connect(2)`.
 pub unsafe fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
@@ -22,12 +22,12 @@ pub unsafe fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_
         errno::keep(|| let_go(fd));
         return unsafe { real::connect(fd, address, len) };
     }
-    if offload::has_business() {
+    if routing::has_business() {
         match unsafe { active_open::connect(fd, address, len) } {
             Opened::Done(result) => return result,
             Opened::Kernel(reason) => why = reason,
             Opened::Beside(end) => {
-                let (storage, len) = errno::keep(|| names::spelled(fd, end));
+                let (storage, len) = errno::keep(|| addresses::spelled(fd, end));
                 beside = storage;
                 to = ((&raw const beside).cast(), len);
             }
@@ -141,20 +141,20 @@ unsafe fn room_in(address: *const sockaddr, len: *const socklen_t) -> socklen_t 
 
 /// A connection that comes from the engine has another address than its carrier.
 unsafe fn name_accepted(fd: c_int, address: *mut sockaddr, room: socklen_t, len: *mut socklen_t) {
-    if !offload::is_wanted() || fd < 0 {
+    if !routing::is_wanted() || fd < 0 {
         return;
     }
     let Some(c) = connection::at(fd) else {
         return;
     };
-    let is_engine_s = errno::keep(|| offload::accepted(&c));
+    let is_engine_s = errno::keep(|| passive_open::accepted(&c));
     if address.is_null() || len.is_null() {
         return;
     }
     if !is_engine_s {
         unsafe { name_alias(fd, Side::Remote, address, room, len) };
     } else if let Some(Ok(true_name)) = names::answer(&c, Side::Remote) {
-        unsafe { names::write(true_name, address, room, len) };
+        unsafe { addresses::write(true_name, address, room, len) };
     }
 }
 
@@ -165,7 +165,7 @@ pub unsafe fn getsockname(fd: c_int, address: *mut sockaddr, len: *mut socklen_t
         None => {
             let room = unsafe { room_in(address, len) };
             let result = unsafe { real::getsockname(fd, address, len) };
-            if result == 0 && offload::is_wanted() {
+            if result == 0 && routing::is_wanted() {
                 unsafe { name_alias(fd, Side::Local, address, room, len) };
             }
             result
@@ -182,7 +182,7 @@ unsafe fn name_alias(
     len: *mut socklen_t,
 ) {
     if let Some(name) = errno::keep(|| bound::true_name(fd, side)) {
-        unsafe { names::write(name, address, room, len) };
+        unsafe { addresses::write(name, address, room, len) };
     }
 }
 
@@ -193,7 +193,7 @@ pub unsafe fn getpeername(fd: c_int, address: *mut sockaddr, len: *mut socklen_t
         None => {
             let room = unsafe { room_in(address, len) };
             let result = unsafe { real::getpeername(fd, address, len) };
-            if result == 0 && offload::is_wanted() {
+            if result == 0 && routing::is_wanted() {
                 unsafe { name_alias(fd, Side::Remote, address, room, len) };
             }
             result
@@ -210,7 +210,7 @@ unsafe fn true_name(
     let c = connection::at(fd).filter(|_| !address.is_null() && !len.is_null())?;
     match names::answer(&c, side)? {
         Ok(name) => {
-            unsafe { names::write(name, address, len.read_unaligned(), len) };
+            unsafe { addresses::write(name, address, len.read_unaligned(), len) };
             Some(0)
         }
         Err(error) => {
@@ -222,7 +222,7 @@ unsafe fn true_name(
 
 /// `bind(2)`.
 pub unsafe fn bind(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
-    if offload::is_wanted() && process::is_started() && !process::borrowed_memory() {
+    if routing::is_wanted() && process::is_started() && !process::borrowed_memory() {
         errno::keep(tracking::prepare);
         let alias = errno::keep(|| unsafe { bound::alias(fd, address, len) });
         if let Some((storage, len)) = alias {
@@ -237,8 +237,8 @@ pub unsafe fn listen(fd: c_int, backlog: c_int) -> c_int {
     let result = unsafe { real::listen(fd, backlog) };
     if result == 0 {
         errno::keep(tracking::prepare);
-        if offload::is_wanted() && process::is_started() && !process::borrowed_memory() {
-            errno::keep(|| offload::listening(fd, backlog));
+        if routing::is_wanted() && process::is_started() && !process::borrowed_memory() {
+            errno::keep(|| passive_open::listening(fd, backlog));
         }
     }
     result

@@ -8,8 +8,8 @@ use toehold_channel::table::{FLAG_INHERITED, FLAG_NONBLOCK, Reason};
 
 use crate::connection::{self, Connection};
 use crate::descriptors::{self, Kind};
-use crate::offload::liveness;
-use crate::{closing, errno, offload, options, process, real, resets, send, sys};
+use crate::offload::{liveness, passive_open, routing};
+use crate::{closing, errno, options, process, real, resets, send, sys};
 
 /// `close(2)`.
 #[inline]
@@ -17,7 +17,7 @@ pub unsafe fn close(fd: c_int) -> c_int {
     match descriptors::kind(fd) {
         Kind::Foreign => {
             if descriptors::is_noted(fd) && !process::borrowed_memory() {
-                if offload::is_wanted() && descriptors::is_listener(fd) {
+                if routing::is_wanted() && descriptors::is_listener(fd) {
                     return unsafe { close_listener(fd) };
                 }
                 errno::keep(|| closing::closing(fd));
@@ -43,7 +43,7 @@ pub unsafe fn close(fd: c_int) -> c_int {
 unsafe fn close_listener(fd: c_int) -> c_int {
     descriptors::forget(fd);
     let result = unsafe { real::close(fd) };
-    errno::keep(offload::stopped_listening);
+    errno::keep(passive_open::stopped_listening);
     result
 }
 

@@ -16,7 +16,7 @@ use crate::epoll::registration::{
     free_registration, registration, tag, untag,
 };
 use crate::epoll::{ANSWER_EVENTS, CARRIER_EVENTS, Epoll, epoll, kick};
-use crate::offload::active_open;
+use crate::offload::awaiting;
 use crate::{closing, sys, waits};
 
 /// `epoll_ctl` on a known instance. `Some` is the answer; `None`: the kernel's own call does it
@@ -197,7 +197,7 @@ pub(super) fn add(
     }
     let _members = members;
     waits::seen(connection.local);
-    let is_held = active_open::is_connecting(connection) && TAG.load(Ordering::Relaxed) != 0;
+    let is_held = awaiting::is_connecting(connection) && TAG.load(Ordering::Relaxed) != 0;
     let n = allocate_registration();
     let is_attached = !connection.local.region.load(Ordering::Acquire).is_null()
         && TAG.load(Ordering::Relaxed) != 0;
@@ -247,7 +247,7 @@ pub(super) fn add(
     one.connection
         .store(connection.index + 1, Ordering::Release);
     connection.local.registrations.store(n, Ordering::Release);
-    if is_held && !active_open::is_connecting(connection) {
+    if is_held && !awaiting::is_connecting(connection) {
         // Another thread has taken the answer meanwhile.
         answered(connection);
     }

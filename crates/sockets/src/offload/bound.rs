@@ -10,7 +10,8 @@ use libc::{sockaddr, sockaddr_storage, socklen_t};
 use toehold_channel::offload::Address;
 use toehold_channel::rendezvous::mapped;
 
-use super::names::{self, Side};
+use crate::offload::names::Side;
+use crate::offload::{addresses, engine, routing};
 use crate::sys;
 
 /// Where a socket is to be bound instead; `None`: where the program says.
@@ -23,7 +24,7 @@ pub(crate) unsafe fn alias(
     len: socklen_t,
 ) -> Option<(sockaddr_storage, socklen_t)> {
     // SAFETY: the caller's promise.
-    let wanted = unsafe { names::read(address, len) }?;
+    let wanted = unsafe { addresses::read(address, len) }?;
     let is_everywhere = match wanted.v4() {
         Some([first, ..]) => first == 0 || first == 127,
         None => wanted.ip[..15] == [0; 15],
@@ -32,8 +33,8 @@ pub(crate) unsafe fn alias(
     if is_everywhere || option(libc::SOL_SOCKET, libc::SO_PROTOCOL) != libc::IPPROTO_TCP {
         return None;
     }
-    let alias = super::routing_page()?.alias_of(wanted.ip)?;
-    if !super::is_beside(fd) {
+    let alias = engine::routing_page()?.alias_of(wanted.ip)?;
+    if !engine::is_beside(fd) {
         return None;
     }
     if option(libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) == 1 {
@@ -41,7 +42,7 @@ pub(crate) unsafe fn alias(
         // else comes with it.
         sys::setsockopt_int(fd, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 0);
     }
-    Some(names::spelled(
+    Some(addresses::spelled(
         fd,
         Address {
             ip: mapped(alias),
@@ -52,12 +53,12 @@ pub(crate) unsafe fn alias(
 
 /// What a program bound, or connected to, when the kernel says that it is a loopback alias.
 pub(crate) fn true_name(fd: i32, side: Side) -> Option<(sockaddr_storage, socklen_t)> {
-    let routing_page = super::known_routing_page()?;
+    let routing_page = routing::known_routing_page()?;
     let end = match side {
-        Side::Local => names::local(fd)?,
-        Side::Remote => names::remote(fd)?,
+        Side::Local => addresses::local(fd)?,
+        Side::Remote => addresses::remote(fd)?,
     };
     let ip = routing_page.behind(end.v4()?)?;
     let port = end.port;
-    Some(names::spelled(fd, Address { ip, port }))
+    Some(addresses::spelled(fd, Address { ip, port }))
 }

@@ -9,7 +9,8 @@ use toehold_channel::offload::{CarrierKey, true_ends};
 use toehold_channel::table::FLAG_OFFLOAD;
 
 use crate::connection::Connection;
-use crate::{errno, offload, sys};
+use crate::offload::routing;
+use crate::{errno, sys};
 
 /// Where the routing page will speak of this connection's carrier.
 pub(super) fn note_place(connection: &Connection, place: CarrierKey) {
@@ -77,6 +78,6 @@ fn reason(connection: &Connection) -> Option<i32> {
     }
     let place = CarrierKey::from_word(entry.place.load(Ordering::Relaxed))?;
     let (local, remote) = true_ends(entry);
-    let errno = offload::known_routing_page()?.errno_of(place, local, remote)?;
+    let errno = routing::known_routing_page()?.errno_of(place, local, remote)?;
     i32::try_from(errno).ok()
 }

@@ -3,13 +3,12 @@
 
 use core::sync::atomic::Ordering;
 
-use libc::{sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, socklen_t};
-use toehold_channel::offload::{Address, true_ends};
-use toehold_channel::rendezvous::mapped;
+use libc::{sockaddr_storage, socklen_t};
+use toehold_channel::offload::true_ends;
 use toehold_channel::table::{FLAG_CONNECTING, FLAG_OFFLOAD};
 
 use crate::connection::Connection;
-use crate::offload::active_open;
+use crate::offload::{addresses, awaiting};
 use crate::sys;
 
 /// Which end of a connection.
@@ -19,79 +18,6 @@ pub(crate) enum Side {
     Local,
     /// `getpeername(2)`, `accept(2)`.
     Remote,
-}
-
-/// A socket's own address, as the kernel knows it.
-pub(super) fn local(fd: i32) -> Option<Address> {
-    of_storage(&sys::socket_address(fd, false).ok()?)
-}
-
-/// The address of its other end, as the kernel knows it.
-pub(super) fn remote(fd: i32) -> Option<Address> {
-    of_storage(&sys::socket_address(fd, true).ok()?)
-}
-
-fn of_storage(storage: &sockaddr_storage) -> Option<Address> {
-    let len = size_of::<sockaddr_storage>() as socklen_t;
-    // SAFETY: a whole `sockaddr_storage` is readable.
-    unsafe { read(core::ptr::from_ref(storage).cast(), len) }
-}
-
-/// The address in a program's `sockaddr`, if it is one of TCP's.
-///
-/// # Safety
-/// `address` is readable for `len` bytes.
-pub(crate) unsafe fn read(address: *const sockaddr, len: socklen_t) -> Option<Address> {
-    if address.is_null() || (len as usize) < size_of::<libc::sa_family_t>() {
-        return None;
-    }
-    // SAFETY: long enough for the family by the check above.
-    let family = unsafe { (&raw const (*address).sa_family).read_unaligned() };
-    match i32::from(family) {
-        libc::AF_INET if len as usize >= size_of::<sockaddr_in>() => {
-            // SAFETY: long enough by the guard.
-            let v4 = unsafe { address.cast::<sockaddr_in>().read_unaligned() };
-            Some(Address {
-                ip: mapped(v4.sin_addr.s_addr.to_ne_bytes()),
-                port: u16::from_be(v4.sin_port),
-            })
-        }
-        libc::AF_INET6 if len as usize >= size_of::<sockaddr_in6>() => {
-            // SAFETY: long enough by the guard.
-            let v6 = unsafe { address.cast::<sockaddr_in6>().read_unaligned() };
-            Some(Address {
-                ip: v6.sin6_addr.s6_addr,
-                port: u16::from_be(v6.sin6_port),
-            })
-        }
-        _ => None,
-    }
-}
-
-/// An address as a socket of `fd`'s family spells it, and its length.
-pub(crate) fn spelled(fd: i32, address: Address) -> (sockaddr_storage, socklen_t) {
-    // SAFETY: zeroes are a valid `sockaddr_storage`.
-    let mut storage: sockaddr_storage = unsafe { core::mem::zeroed() };
-    let domain = sys::getsockopt::<i32>(fd, libc::SOL_SOCKET, libc::SO_DOMAIN);
-    let base = &raw mut storage;
-    if let (Ok(libc::AF_INET), Some(v4)) = (domain, address.v4()) {
-        let out = base.cast::<sockaddr_in>();
-        // SAFETY: a `sockaddr_storage` holds any socket address, aligned.
-        unsafe {
-            (*out).sin_family = libc::AF_INET as libc::sa_family_t;
-            (*out).sin_port = address.port.to_be();
-            (*out).sin_addr.s_addr = u32::from_ne_bytes(v4);
-        }
-        return (storage, size_of::<sockaddr_in>() as socklen_t);
-    }
-    let out = base.cast::<sockaddr_in6>();
-    // SAFETY: as above.
-    unsafe {
-        (*out).sin6_family = libc::AF_INET6 as libc::sa_family_t;
-        (*out).sin6_port = address.port.to_be();
-        (*out).sin6_addr.s6_addr = address.ip;
-    }
-    (storage, size_of::<sockaddr_in6>() as socklen_t)
 }
 
 /// The answer to a program that asks for an end of an offloaded connection: `None` for the kernel
@@ -105,7 +31,7 @@ pub(crate) fn answer(
         return None;
     }
     if flags & FLAG_CONNECTING != 0 {
-        active_open::look(connection);
+        awaiting::look(connection);
     }
     let is_connecting = connection.entry.flags.load(Ordering::Acquire) & FLAG_CONNECTING != 0;
     let (local, remote) = true_ends(connection.entry);
@@ -114,26 +40,7 @@ pub(crate) fn answer(
         // Reset, or ended by both: the kernel, which is asked, has no name for that end any more
         // either.
         Side::Remote if sys::socket_address(connection.fd, true).is_err() => None,
-        Side::Remote => Some(Ok(spelled(connection.fd, remote))),
-        Side::Local => Some(Ok(spelled(connection.fd, local))),
-    }
-}
-
-/// Gives a program an address the way the kernel does: cut to the room there is, with its whole
-/// length.
-///
-/// # Safety
-/// `address` is writable for `room` bytes, `len` for itself.
-pub(crate) unsafe fn write(
-    (storage, whole): (sockaddr_storage, socklen_t),
-    address: *mut sockaddr,
-    room: socklen_t,
-    len: *mut socklen_t,
-) {
-    let count = room.min(whole) as usize;
-    // SAFETY: `count` is within both; the caller's promise.
-    unsafe {
-        core::ptr::copy_nonoverlapping((&raw const storage).cast::<u8>(), address.cast(), count);
-        len.write(whole);
+        Side::Remote => Some(Ok(addresses::spelled(connection.fd, remote))),
+        Side::Local => Some(Ok(addresses::spelled(connection.fd, local))),
     }
 }

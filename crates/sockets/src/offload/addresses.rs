@@ -1,0 +1,99 @@
+//! Socket addresses: as the kernel knows them, and as a program writes and reads them.
+
+use libc::{sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, socklen_t};
+use toehold_channel::offload::Address;
+use toehold_channel::rendezvous::mapped;
+
+use crate::sys;
+
+/// A socket's own address, as the kernel knows it.
+pub(super) fn local(fd: i32) -> Option<Address> {
+    of_storage(&sys::socket_address(fd, false).ok()?)
+}
+
+/// The address of its other end, as the kernel knows it.
+pub(super) fn remote(fd: i32) -> Option<Address> {
+    of_storage(&sys::socket_address(fd, true).ok()?)
+}
+
+fn of_storage(storage: &sockaddr_storage) -> Option<Address> {
+    let len = size_of::<sockaddr_storage>() as socklen_t;
+    // SAFETY: a whole `sockaddr_storage` is readable.
+    unsafe { read(core::ptr::from_ref(storage).cast(), len) }
+}
+
+/// The address in a program's `sockaddr`, if it is one of TCP's.
+///
+/// # Safety
+/// `address` is readable for `len` bytes.
+pub(crate) unsafe fn read(address: *const sockaddr, len: socklen_t) -> Option<Address> {
+    if address.is_null() || (len as usize) < size_of::<libc::sa_family_t>() {
+        return None;
+    }
+    // SAFETY: long enough for the family by the check above.
+    let family = unsafe { (&raw const (*address).sa_family).read_unaligned() };
+    match i32::from(family) {
+        libc::AF_INET if len as usize >= size_of::<sockaddr_in>() => {
+            // SAFETY: long enough by the guard.
+            let v4 = unsafe { address.cast::<sockaddr_in>().read_unaligned() };
+            Some(Address {
+                ip: mapped(v4.sin_addr.s_addr.to_ne_bytes()),
+                port: u16::from_be(v4.sin_port),
+            })
+        }
+        libc::AF_INET6 if len as usize >= size_of::<sockaddr_in6>() => {
+            // SAFETY: long enough by the guard.
+            let v6 = unsafe { address.cast::<sockaddr_in6>().read_unaligned() };
+            Some(Address {
+                ip: v6.sin6_addr.s6_addr,
+                port: u16::from_be(v6.sin6_port),
+            })
+        }
+        _ => None,
+    }
+}
+
+/// An address as a socket of `fd`'s family spells it, and its length.
+pub(crate) fn spelled(fd: i32, address: Address) -> (sockaddr_storage, socklen_t) {
+    // SAFETY: zeroes are a valid `sockaddr_storage`.
+    let mut storage: sockaddr_storage = unsafe { core::mem::zeroed() };
+    let domain = sys::getsockopt::<i32>(fd, libc::SOL_SOCKET, libc::SO_DOMAIN);
+    let base = &raw mut storage;
+    if let (Ok(libc::AF_INET), Some(v4)) = (domain, address.v4()) {
+        let out = base.cast::<sockaddr_in>();
+        // SAFETY: a `sockaddr_storage` holds any socket address, aligned.
+        unsafe {
+            (*out).sin_family = libc::AF_INET as libc::sa_family_t;
+            (*out).sin_port = address.port.to_be();
+            (*out).sin_addr.s_addr = u32::from_ne_bytes(v4);
+        }
+        return (storage, size_of::<sockaddr_in>() as socklen_t);
+    }
+    let out = base.cast::<sockaddr_in6>();
+    // SAFETY: as above.
+    unsafe {
+        (*out).sin6_family = libc::AF_INET6 as libc::sa_family_t;
+        (*out).sin6_port = address.port.to_be();
+        (*out).sin6_addr.s6_addr = address.ip;
+    }
+    (storage, size_of::<sockaddr_in6>() as socklen_t)
+}
+
+/// Gives a program an address the way the kernel does: cut to the room there is, with its whole
+/// length.
+///
+/// # Safety
+/// `address` is writable for `room` bytes, `len` for itself.
+pub(crate) unsafe fn write(
+    (storage, whole): (sockaddr_storage, socklen_t),
+    address: *mut sockaddr,
+    room: socklen_t,
+    len: *mut socklen_t,
+) {
+    let count = room.min(whole) as usize;
+    // SAFETY: `count` is within both; the caller's promise.
+    unsafe {
+        core::ptr::copy_nonoverlapping((&raw const storage).cast::<u8>(), address.cast(), count);
+        len.write(whole);
+    }
+}

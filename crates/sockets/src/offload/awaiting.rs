@@ -1,0 +1,243 @@
+//! Connections that wait for the engine's answer.
+//!
+//! ```text
+//!   Connecting ──(urgent byte 0)──► connected                 ordinary from here on
+//!              ──(urgent byte e)──► refused, error e           reported once by a call or SO_ERROR
+//!              ──(carrier ends) ──► the kernel connects        no result was reported yet
+//! ```
+
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use toehold_channel::offload::{Address, CarrierKey, Direction, store_true_ends, true_ends};
+use toehold_channel::table::{FLAG_CONNECTING, FLAG_OFFLOAD, FLAG_REFUSED, Reason};
+
+use crate::connection::{self, Connection};
+use crate::offload::{addresses, endings, liveness, routing};
+use crate::{epoll, errno, lock, pending, real, sleep, sys};
+
+/// Connections of this process that wait for the engine's answer: while there are none, nothing
+/// here costs more than a look at this.
+static WAITING: AtomicU32 = AtomicU32::new(0);
+
+/// What the engine has said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Answer {
+    /// Nothing yet.
+    Pending,
+    /// The connection is no longer, or never was, one that waits for an answer.
+    Settled,
+    /// It could not connect.
+    Refused,
+}
+
+/// The connection waits from now on.
+pub(super) fn begin(connection: &Connection) {
+    WAITING.fetch_add(1, Ordering::Relaxed);
+    let flags = FLAG_OFFLOAD | FLAG_CONNECTING;
+    connection.entry.flags.fetch_or(flags, Ordering::Release);
+}
+
+/// True while some connection of this process waits for an answer.
+#[inline]
+pub(crate) fn any_waiting() -> bool {
+    WAITING.load(Ordering::Relaxed) != 0
+}
+
+/// True when `fd` waits for the engine's answer.
+#[inline]
+pub(crate) fn is_waiting(fd: i32) -> bool {
+    any_waiting() && fd >= 0 && connection::at(fd).is_some_and(|c| is_connecting(&c))
+}
+
+/// True when the connection waits for the engine's answer.
+#[inline]
+pub(crate) fn is_connecting(connection: &Connection) -> bool {
+    connection.entry.flags.load(Ordering::Acquire) & FLAG_CONNECTING != 0
+}
+
+/// Takes the answer, if it is there.
+pub(crate) fn look(connection: &Connection) -> Answer {
+    let entry = connection.entry;
+    let Some(held) = lock::lock(&entry.rx_lock) else {
+        // Whoever has the lock takes the answer; we look again.
+        return Answer::Pending;
+    };
+    let flags = entry.flags.load(Ordering::Acquire);
+    if flags & FLAG_CONNECTING == 0 {
+        return if flags & FLAG_REFUSED != 0 {
+            Answer::Refused
+        } else {
+            Answer::Settled
+        };
+    }
+    let fd = connection.fd;
+    let seen = sys::poll_now(fd, libc::POLLPRI | libc::POLLRDHUP);
+    let answer = if seen & libc::POLLPRI != 0 {
+        take(connection)
+    } else if seen & (libc::POLLHUP | libc::POLLERR | libc::POLLRDHUP) != 0 {
+        None
+    } else {
+        return Answer::Pending;
+    };
+    match answer {
+        Some(0) => settle(connection, 0),
+        Some(error) => {
+            pending::keep(connection, i32::from(error));
+            settle(connection, FLAG_REFUSED);
+        }
+        None => {
+            // The adapter is gone, and nothing was said or sent: the kernel may begin afresh.
+            let (_, remote) = true_ends(entry);
+            disconnect(fd);
+            if sys::is_nonblocking(fd) {
+                kernel_connect(fd, remote);
+            }
+            entry.rx_carrier.store(0, Ordering::Relaxed);
+            entry.tx_carrier.store(0, Ordering::Relaxed);
+            entry.flags.fetch_and(!FLAG_OFFLOAD, Ordering::Release);
+            entry
+                .reason
+                .store(Reason::NoRelay as u32, Ordering::Relaxed);
+            settle(connection, 0);
+        }
+    }
+    drop(held);
+    if answer == Some(0) {
+        liveness::begin(connection);
+    }
+    epoll::answered(connection);
+    match answer {
+        Some(1..) => Answer::Refused,
+        _ => Answer::Settled,
+    }
+}
+
+/// Takes the urgent byte off the stream, in its place: nothing of the mark remains. The caller
+/// holds the receive lock.
+fn take(connection: &Connection) -> Option<u8> {
+    let fd = connection.fd;
+    let mut byte = 0u8;
+    set_inline(fd, true);
+    // SAFETY: one writable byte. It is the first of the stream, and the mark is before it: nothing
+    // else can be returned.
+    let got = unsafe { sys::recv(fd, &mut byte, 1, libc::MSG_DONTWAIT) };
+    set_inline(fd, false);
+    if got != 1 {
+        return None;
+    }
+    connection.entry.rx_carrier.fetch_add(1, Ordering::Relaxed);
+    Some(byte)
+}
+
+/// The answer is known. The caller holds the receive lock.
+fn settle(connection: &Connection, outcome: u32) {
+    let entry = connection.entry;
+    let is_offloaded = entry.flags.load(Ordering::Relaxed) & FLAG_OFFLOAD != 0;
+    let is_known = true_ends(entry).0.port != 0;
+    if let (Some(routing_page), true) = (routing::known_routing_page(), is_offloaded && !is_known) {
+        let direction = Direction::Connected;
+        let port = addresses::local(connection.fd).map_or(0, |own| own.port);
+        if let Some((local, remote)) = routing_page.ends(direction, port, routing_page.relay_port())
+        {
+            store_true_ends(entry, local, remote);
+            endings::note_place(connection, CarrierKey { direction, port });
+        }
+    }
+    let over = FLAG_CONNECTING | if outcome != 0 { FLAG_OFFLOAD } else { 0 };
+    entry.flags.fetch_or(outcome, Ordering::Relaxed);
+    entry.flags.fetch_and(!over, Ordering::Release);
+    WAITING.fetch_sub(1, Ordering::Relaxed);
+}
+
+/// A connection that waits for an answer is being closed.
+pub(crate) fn closing(connection: &Connection) {
+    if is_connecting(connection) {
+        WAITING.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Before bytes may move on a connection that waits for an answer, or got a bad one: waits if the
+/// call may, and says what it has to fail with.
+#[cold]
+pub(crate) fn before_transfer(connection: &Connection, flags: i32) -> Result<(), i32> {
+    let waits = flags & libc::MSG_DONTWAIT == 0 && !sys::is_nonblocking(connection.fd);
+    loop {
+        match look(connection) {
+            Answer::Settled => return Ok(()),
+            Answer::Refused => {
+                let error = pending::take(connection);
+                return error.map_or(Ok(()), Err);
+            }
+            Answer::Pending if !waits => return Err(libc::EAGAIN),
+            Answer::Pending => sleep(connection.fd)?,
+        }
+    }
+}
+
+/// `SO_ERROR` of a connection that waits for an answer or got a bad one; `None` for the kernel to
+/// answer.
+pub(crate) fn error_option(connection: &Connection) -> Option<i32> {
+    let flags = connection.entry.flags.load(Ordering::Acquire);
+    if flags & (FLAG_CONNECTING | FLAG_REFUSED) == 0 {
+        return None;
+    }
+    match look(connection) {
+        Answer::Pending => Some(0),
+        Answer::Settled => None,
+        Answer::Refused => {
+            let error = pending::take(connection);
+            // What the kernel has to say is that the carrier was reset.
+            let _ = sys::getsockopt::<i32>(connection.fd, libc::SOL_SOCKET, libc::SO_ERROR);
+            Some(error.unwrap_or(0))
+        }
+    }
+}
+
+/// Sleeps until the carrier has something to say.
+pub(super) fn sleep(fd: i32) -> Result<(), i32> {
+    let limit = sleep::timeout_ns(fd, libc::SO_SNDTIMEO);
+    if limit == 0 && sleep::timeout_ns(fd, libc::SO_RCVTIMEO) == 0 {
+        // A real `recv`, so that signals restart it exactly when they would restart a connect.
+        set_inline(fd, true);
+        let mut byte = 0u8;
+        // SAFETY: one writable byte.
+        let result = unsafe { real::recv(fd, (&raw mut byte).cast(), 1, libc::MSG_PEEK) };
+        let error = errno::get();
+        set_inline(fd, false);
+        return if result < 0 && error == libc::EINTR {
+            Err(error)
+        } else {
+            Ok(())
+        };
+    }
+    let seen = sleep::sleep_until(fd, libc::POLLPRI, limit)?;
+    seen.map(drop).ok_or(libc::EINPROGRESS)
+}
+
+fn set_inline(fd: i32, on: bool) {
+    sys::setsockopt_int(fd, libc::SOL_SOCKET, libc::SO_OOBINLINE, on.into());
+}
+
+/// Makes a socket what it was before it connected.
+pub(super) fn disconnect(fd: i32) {
+    sys::disconnect(fd);
+    // The reset of the carrier is no news for the program.
+    let _ = sys::getsockopt::<i32>(fd, libc::SOL_SOCKET, libc::SO_ERROR);
+}
+
+/// The kernel's own `connect`; 0 or a negated errno.
+pub(super) fn kernel_connect(fd: i32, to: Address) -> isize {
+    let (storage, len) = addresses::spelled(fd, to);
+    // SAFETY: `storage` is readable for `len` bytes.
+    unsafe {
+        sys::raw(
+            libc::SYS_connect,
+            fd as usize,
+            &raw const storage as usize,
+            len as usize,
+            0,
+            0,
+            0,
+        )
+    }
+}

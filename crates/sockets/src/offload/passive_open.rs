@@ -1,0 +1,75 @@
+//! Passive opens through the engine: listeners, and the connections that they accept.
+
+use core::sync::atomic::Ordering;
+
+use toehold_channel::offload::{CarrierKey, Direction, store_true_ends};
+use toehold_channel::rendezvous::{Kind, Message};
+use toehold_channel::table::{FLAG_OFFLOAD, Reason};
+
+use crate::connection::Connection;
+use crate::offload::{addresses, endings, engine, liveness, routing};
+use crate::{adapter, descriptors, epoll, process, sys};
+
+/// How long each `listen` waits for the engine to do so as well; an adapter that is stopped costs
+/// this.
+const REPLY_NS: u64 = 250_000_000;
+
+/// The program listens: the engine may do so, too. Whoever is told of the listener afterwards can
+/// connect at once, so this waits for it.
+pub(crate) fn listening(fd: i32, backlog: i32) {
+    let option = |level, name| sys::getsockopt::<i32>(fd, level, name).unwrap_or(-1);
+    if option(libc::SOL_SOCKET, libc::SO_PROTOCOL) != libc::IPPROTO_TCP || !engine::is_beside(fd) {
+        return;
+    }
+    let Some(local) = addresses::local(fd) else {
+        return;
+    };
+    let mut message = Message::new(Kind::Listen);
+    (message.local, message.local_port) = (local.ip, local.port);
+    message.pid = process::pid();
+    message.slot = backlog.max(0) as u32;
+    message.side = u32::from(option(libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) == 1);
+    let _held = adapter::lock();
+    if let Some(adapter) = adapter::connected() {
+        engine::say_and_wait(adapter, &message, Kind::Listening, REPLY_NS);
+    }
+    epoll::unconnected_closing(descriptors::note_listener(fd));
+}
+
+/// A descriptor of a listener was closed.
+pub(crate) fn stopped_listening() {
+    adapter::tell(&Message::new(Kind::Unlisten));
+}
+
+/// The program has accepted a connection. When it comes from the adapter, it is somebody else's in
+/// truth: notes whose, and says so.
+pub(crate) fn accepted(connection: &Connection) -> bool {
+    let Some(routing_page) = routing::known_routing_page() else {
+        return false;
+    };
+    let fd = connection.fd;
+    let (Some(local), Some(remote)) = (addresses::local(fd), addresses::remote(fd)) else {
+        return false;
+    };
+    let direction = if remote.v4() == Some(routing_page.relay_source()) {
+        Direction::Accepted
+    } else if remote.ip == core::net::Ipv6Addr::LOCALHOST.octets() {
+        Direction::AcceptedV6
+    } else {
+        return false;
+    };
+    let port = remote.port;
+    let ends = routing_page.ends(direction, port, local.port);
+    let Some((true_local, true_remote)) = ends else {
+        return false;
+    };
+    let entry = connection.entry;
+    store_true_ends(entry, true_local, true_remote);
+    endings::note_place(connection, CarrierKey { direction, port });
+    entry
+        .reason
+        .store(Reason::Relayed as u32, Ordering::Relaxed);
+    entry.flags.fetch_or(FLAG_OFFLOAD, Ordering::Release);
+    liveness::begin(connection);
+    true
+}

@@ -1,0 +1,134 @@
+//! What the adapter shows of its engine ([`RoutingPage`]), and what the program wants of it.
+
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::os::fd::{AsFd, OwnedFd};
+
+use toehold_channel::memfd;
+use toehold_channel::offload::{Address, ROUTING_PAGE_BYTES, RoutingPage};
+use toehold_channel::preamble::ClientToken;
+use toehold_channel::rendezvous::Message;
+
+/// What of the program's is the engine's: [`NOTHING`], [`BY_RULE`] or [`EVERYTHING`].
+static WANTED: AtomicU32 = AtomicU32::new(NOTHING);
+const NOTHING: u32 = 0;
+/// Connections to destinations that a rule of the operator's names (`--path auto`).
+const BY_RULE: u32 = 1;
+/// All connections to what the engine reaches, and listeners (`--path offload`).
+const EVERYTHING: u32 = 2;
+/// Where the routing page is mapped; the mapping is replaced in place when another adapter shows
+/// another.
+static ROUTING_PAGE: AtomicPtr<u8> = AtomicPtr::new(null_mut());
+/// The adapter we are connected to has an engine.
+static HAS_ENGINE: AtomicBool = AtomicBool::new(false);
+/// What the adapter knows our carriers by, in two halves: should they be of two adapters, neither
+/// takes the carrier.
+static PASS: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
+
+/// Has network connections carried by the adapter's engine, where it has one. Called once, before
+/// [`crate::start`].
+pub fn want_offload() {
+    WANTED.store(EVERYTHING, Ordering::Relaxed);
+}
+
+/// Has connections carried by the adapter's engine where a rule of the operator's says so. As
+/// [`want_offload`].
+pub fn want_offload_by_rule() {
+    WANTED.store(BY_RULE, Ordering::Relaxed);
+}
+
+/// True when the program asked for the engine.
+#[inline]
+pub(crate) fn is_wanted() -> bool {
+    WANTED.load(Ordering::Relaxed) == EVERYTHING
+}
+
+/// True when a connection to `remote` may be the engine's. Without the program's wish loopback is
+/// not worth a question.
+pub(super) fn may_be_offloaded(remote: Address) -> bool {
+    match WANTED.load(Ordering::Relaxed) {
+        NOTHING => false,
+        BY_RULE => {
+            let is_loopback = match remote.v4() {
+                Some([first, ..]) => first == 127,
+                None => remote.ip == core::net::Ipv6Addr::LOCALHOST.octets(),
+            };
+            !is_loopback
+        }
+        _ => true,
+    }
+}
+
+/// True when connections of this program may be the engine's.
+#[inline]
+pub(crate) fn has_business() -> bool {
+    WANTED.load(Ordering::Relaxed) != NOTHING
+}
+
+/// As [`routing_page`], without asking.
+pub(super) fn known_routing_page() -> Option<RoutingPage> {
+    if !HAS_ENGINE.load(Ordering::Acquire) {
+        return None;
+    }
+    let base = ROUTING_PAGE.load(Ordering::Acquire);
+    // SAFETY: mapped by `learn` for this length, and only ever replaced in place.
+    (!base.is_null()).then(|| unsafe { RoutingPage::at(base) })
+}
+
+/// What our carriers show, once an engine is known.
+pub(super) fn client_token() -> ClientToken {
+    PASS.each_ref().map(|half| half.load(Ordering::Relaxed))
+}
+
+/// The engine that is known was another adapter's.
+pub(super) fn forget() {
+    HAS_ENGINE.store(false, Ordering::Release);
+}
+
+/// Maps what the adapter shows. The caller holds the adapter's lock.
+pub(crate) fn learn(message: &Message, descriptors: [Option<OwnedFd>; 2]) {
+    HAS_ENGINE.store(false, Ordering::Release);
+    for (place, half) in PASS.iter().zip([message.pair, message.cookie]) {
+        place.store(half, Ordering::Relaxed);
+    }
+    let [Some(file), _] = descriptors else {
+        return;
+    };
+    let Ok(fresh) = memfd::map_to_read(file.as_fd(), ROUTING_PAGE_BYTES) else {
+        return;
+    };
+    let known = ROUTING_PAGE.load(Ordering::Relaxed);
+    let base = if known.is_null() {
+        fresh.as_ptr()
+    } else {
+        let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+        // SAFETY: both are mappings of ours of this length. Whoever reads the old one sees the new
+        // one from some word on, and checks nothing across words but addresses, which are for
+        // telling only.
+        let moved = unsafe {
+            libc::mremap(
+                fresh.as_ptr().cast(),
+                ROUTING_PAGE_BYTES,
+                ROUTING_PAGE_BYTES,
+                flags,
+                known.cast::<libc::c_void>(),
+            )
+        };
+        if moved == libc::MAP_FAILED {
+            return;
+        }
+        known
+    };
+    ROUTING_PAGE.store(base, Ordering::Release);
+    // SAFETY: just mapped for this length.
+    let is_valid = unsafe { RoutingPage::at(base) }.is_valid();
+    HAS_ENGINE.store(is_valid, Ordering::Release);
+}
+
+/// The address and length of the routing page, if it is mapped.
+pub(crate) fn mapped() -> impl Iterator<Item = (usize, usize)> {
+    let base = ROUTING_PAGE.load(Ordering::Acquire) as usize;
+    (base != 0)
+        .then_some((base, ROUTING_PAGE_BYTES))
+        .into_iter()
+}
