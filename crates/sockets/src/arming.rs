@@ -7,7 +7,8 @@ use toehold_channel::sync::fence;
 use toehold_stream::end::End;
 
 use crate::connection::Connection;
-use crate::{epoll, lock, sleepers};
+use crate::epoll::news;
+use crate::{lock, sleepers};
 
 /// Registers a sleeper and asks the peer to ring. Every call is followed by [`disarm`].
 pub(crate) fn arm(connection: &Connection, end: &End<'_>) {
@@ -42,6 +43,6 @@ pub(crate) fn disarm(connection: &Connection, end: &End<'_>) {
     if rung {
         // The doorbell stood for news that an epoll instance would have found on its ready bitmap,
         // and we may have taken it off the carrier before the kernel showed it to that instance.
-        epoll::nudge(connection);
+        news::nudge(connection);
     }
 }

@@ -3,8 +3,9 @@
 use core::sync::atomic::Ordering;
 
 use crate::descriptors::{self, Kind, Noted};
+use crate::epoll::{early, lifetime, orphans};
 use crate::offload::awaiting;
-use crate::{adapter, connection, epoll, release, table};
+use crate::{adapter, connection, release, table};
 
 /// `fd` is about to be closed, or another file is about to take its number.
 pub(crate) fn closing(fd: i32) {
@@ -13,7 +14,7 @@ pub(crate) fn closing(fd: i32) {
             if let Some(connection) = connection::numbered(fd, index, generation) {
                 descriptors::forget(fd);
                 let last = connection.local.descriptors.load(Ordering::Relaxed) <= 1;
-                epoll::descriptor_closing(&connection, last);
+                orphans::descriptor_closing(&connection, last);
                 if connection.local.descriptors.fetch_sub(1, Ordering::AcqRel) == 1 {
                     awaiting::closing(&connection);
                     release::release(&connection);
@@ -22,11 +23,11 @@ pub(crate) fn closing(fd: i32) {
         }
         Noted::Epoll(number) => {
             descriptors::forget(fd);
-            epoll::closing(number, fd);
+            lifetime::closing(number, fd);
         }
         Noted::Unconnected(socket) => {
             descriptors::forget(fd);
-            epoll::unconnected_closing(socket.registration);
+            early::unconnected_closing(socket.registration);
         }
         Noted::Nothing => {}
     }
@@ -42,7 +43,7 @@ pub(crate) fn duplicate(from: i32, to: i32) {
             }
         }
         Noted::Epoll(number) => {
-            epoll::duplicated(number);
+            lifetime::duplicated(number);
             descriptors::note_epoll(to, number);
         }
         Noted::Unconnected(_) | Noted::Nothing => descriptors::forget(to),
@@ -58,5 +59,5 @@ pub(crate) fn make_way(fd: i32) {
     let moved = descriptors::move_away(fd).unwrap_or(-1);
     table::moved(fd, moved);
     adapter::moved(fd, moved);
-    epoll::moved(fd, moved);
+    orphans::moved(fd, moved);
 }

@@ -30,8 +30,9 @@ use toehold_channel::table::{COMMAND_DETACH, COMMAND_EVICT, FLAG_ASKED, FLAG_ATT
 use toehold_stream::end::{End, Incoming};
 
 use crate::connection::{self, Connection};
+use crate::epoll::membership;
 use crate::{
-    adapter, doorbells, epoll, holders, lock, options, pending, release, send, slabs, sys, table,
+    adapter, doorbells, holders, lock, options, pending, release, send, slabs, sys, table,
 };
 
 /// `attention` as it was when last followed.
@@ -201,12 +202,12 @@ pub(crate) fn finish(connection: &Connection) {
         return;
     }
     // The kernel's registrations first: once the region is gone nobody looks at ours.
-    epoll::hand_back(connection, &end);
+    membership::hand_back(connection, &end);
     if !frees(connection, &end) {
         return;
     }
     // What another thread registered meanwhile.
-    epoll::materialise(connection);
+    membership::materialise(connection);
     connection.entry.home_wake.store(0, Ordering::Relaxed);
 }
 

@@ -4,11 +4,12 @@ use core::sync::atomic::Ordering;
 
 use toehold_channel::table::WaitMode;
 
-use crate::{adapter, connection, epoll, family, holders, locking, process, release, table};
+use crate::epoll::lifetime;
+use crate::{adapter, connection, family, holders, locking, process, release, table};
 
 /// Starts the library in this process. Called once, from the constructor, with one thread.
 pub fn start(wait: WaitMode) {
-    epoll::start();
+    lifetime::start();
     process::begin(wait);
     // SAFETY: the handlers are functions without captured state that live as long as the library.
     unsafe { libc::pthread_atfork(Some(before_fork), None, Some(after_fork_in_child)) };
@@ -70,6 +71,6 @@ pub extern "C" fn after_fork_in_child() {
         table.header().births.fetch_sub(1, Ordering::AcqRel);
     }
     adapter::forked();
-    epoll::forked();
+    lifetime::forked();
     locking::forked();
 }

@@ -10,9 +10,10 @@ use toehold_channel::rendezvous::{Kind, Message, PAIR_ATTACHED};
 use toehold_channel::table::{EntryState, Reason};
 
 use crate::connection::{self, Connection};
+use crate::epoll::instance;
 use crate::offload::routing;
 use crate::pairs::{Pair, find_pair, map_other_side, map_pair};
-use crate::{adapter, epoll, slabs, table};
+use crate::{adapter, slabs, table};
 
 /// True when an offer waits for this connection.
 #[inline]
@@ -136,6 +137,6 @@ fn ask_again(message: &Message) {
 
 /// No channel uses the pair, which is about to be unmapped.
 pub(crate) fn forget_pair(pair: &Pair) {
-    epoll::forget_pair(pair);
+    instance::forget_pair(pair);
     slabs::retire_all(pair);
 }

@@ -22,9 +22,8 @@ use toehold_channel::table::{
 };
 
 use crate::connection::{self, Connection};
-use crate::{
-    adapter, epoll, holders, leaving, lock, offers, options, process, resets, send, sys, waits,
-};
+use crate::epoll::membership;
+use crate::{adapter, holders, leaving, lock, offers, options, process, resets, send, sys, waits};
 
 /// Calls that moved bytes before a connection is worth pairing.
 const CALLS_BEFORE_PAIRING: u32 = 24;
@@ -243,7 +242,7 @@ fn attach(connection: &Connection) {
     }
     drop(rx);
     drop(tx);
-    epoll::virtualise(connection);
+    membership::virtualise(connection);
     send::service(connection);
 }
 

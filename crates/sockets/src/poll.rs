@@ -8,9 +8,10 @@ use libc::{POLLERR, POLLHUP, POLLIN, POLLNVAL, POLLOUT, POLLPRI, POLLRDHUP, poll
 use crate::arming::{arm, disarm};
 use crate::connection::{self, Connection, HINT_LOOK};
 use crate::descriptors::{self, Kind};
+use crate::epoll::nested;
 use crate::offload::awaiting::{self, Answer};
 use crate::wait::{self, KERNEL_LOOK_NS};
-use crate::{deferral, doorbells, epoll, errno, leaving, lock, options, ready, sys, waits};
+use crate::{deferral, doorbells, errno, leaving, lock, options, ready, sys, waits};
 
 /// Descriptors handled without asking for memory.
 const INLINE: usize = 64;
@@ -114,7 +115,7 @@ fn look(fd: i32, interest: i16) -> Option<i16> {
         Kind::Epoll => {
             // fs/eventpoll.c: EPOLLIN | EPOLLRDNORM.
             let wanted = interest & (POLLIN | POLLRDNORM);
-            (wanted != 0 && epoll::has_news(descriptors::epoll_number(fd)?)).then_some(wanted)
+            (wanted != 0 && nested::has_news(descriptors::epoll_number(fd)?)).then_some(wanted)
         }
         _ => None,
     }
@@ -266,7 +267,7 @@ fn looks_ready(fd: i32, interest: i16) -> bool {
             .unwrap_or(false)
         }
         Kind::Connection => look(fd, interest).unwrap_or(0) != 0,
-        Kind::Epoll => descriptors::epoll_number(fd).is_some_and(epoll::has_ready),
+        Kind::Epoll => descriptors::epoll_number(fd).is_some_and(nested::has_ready),
         _ => false,
     }
 }
@@ -331,7 +332,7 @@ fn arm_all(fds: &[pollfd], copy: &mut [pollfd]) {
             }
             Kind::Epoll => {
                 if let Some(number) = descriptors::epoll_number(from.fd) {
-                    epoll::set_observed(number, true);
+                    nested::set_observed(number, true);
                 }
             }
             _ => {}
@@ -366,7 +367,7 @@ fn disarm_all(fds: &[pollfd], copy: &[pollfd]) {
             }
             Kind::Epoll => {
                 if let Some(number) = descriptors::epoll_number(from.fd) {
-                    epoll::set_observed(number, false);
+                    nested::set_observed(number, false);
                 }
             }
             _ => {}

@@ -17,12 +17,13 @@ use toehold_stream::end::{End, Incoming};
 
 use crate::arming::{arm, disarm};
 use crate::connection::{self, Connection, HINT_EOF, HINT_LOOK};
+use crate::epoll::{membership, news};
 use crate::offload::liveness::say_what_is_set;
 use crate::offload::{awaiting, endings};
 use crate::resets::fault_of_peer;
 use crate::sleep::{Patience, sleep_for_news, sleep_until, timed_out, timeout_ns};
 use crate::{
-    buffers, deferral, doorbells, epoll, errno, leaving, lock, offers, options, overflow, pairing,
+    buffers, deferral, doorbells, errno, leaving, lock, offers, options, overflow, pairing,
     pending, real, sleepers, sys, wait, waits,
 };
 
@@ -203,7 +204,7 @@ pub(crate) fn carry(
                 if !waits {
                     // Before the request, not after: news of credit that arrives in between must
                     // count as an edge.
-                    epoll::writing_blocked(connection);
+                    news::writing_blocked(connection);
                     match want_credit(connection, &inside) {
                         Credit::Here | Credit::WentDown => continue,
                         Credit::WillRing => {
@@ -224,8 +225,8 @@ pub(crate) fn carry(
             Ok(Turn::KernelFull) => {
                 doorbells::tidy(connection, &end);
                 if !waits {
-                    epoll::writing_blocked(connection);
-                    epoll::watch_kernel_writable(connection);
+                    news::writing_blocked(connection);
+                    news::watch_kernel_writable(connection);
                     return if done > 0 {
                         Ok(done)
                     } else {
@@ -422,7 +423,7 @@ fn attend_slowly(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
         _ => {}
     }
     // Its registrations can only be answered by the kernel.
-    let held_down = end.tx_mode() != Mode::Ring && epoll::holds_down(connection);
+    let held_down = end.tx_mode() != Mode::Ring && membership::holds_down(connection);
     // Whoever wants its own direction down wants the other down, too.
     let left = end.ours().wake.attached.load(Ordering::Relaxed) == LEFT;
     let refuse = if left || command == COMMAND_EVICT {
@@ -464,11 +465,11 @@ fn attend_slowly(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
         if end.records_pending() || end.rx_mode() != Mode::Carrier {
             // The peer went up before it saw that we refuse: the kernel knows nothing of what it
             // sends.
-            epoll::virtualise(connection);
+            membership::virtualise(connection);
         }
         return Ok(());
     }
-    epoll::virtualise(connection);
+    membership::virtualise(connection);
     if end
         .try_up()
         .map_err(|fault| fault_of_peer(connection, fault))?
@@ -494,7 +495,7 @@ pub(crate) fn go_down(connection: &Connection, end: &End<'_>) {
     stop_wanting(connection, end);
     if connection.local.registrations.load(Ordering::Relaxed) != 0 {
         // Whoever waits for room in an epoll instance hears of it from the kernel now.
-        epoll::watch_kernel_writable(connection);
+        news::watch_kernel_writable(connection);
     }
 }
 
@@ -520,7 +521,7 @@ pub(crate) fn quiesce(connection: &Connection, reason: Reason) {
     if !leave_ring(connection, reason) {
         return;
     }
-    epoll::materialise(connection);
+    membership::materialise(connection);
     options::restore_low_water(connection);
     connection.entry.home_wake.store(0, Ordering::Relaxed);
     sleepers::set_wake(&end, WakeWord::None);
@@ -608,7 +609,7 @@ pub(crate) fn service(connection: &Connection) {
         && options::low_water(connection) == 1
         && end.ours().wake.refuse.load(Ordering::Relaxed) != 0
     {
-        epoll::hand_back(connection, &end);
+        membership::hand_back(connection, &end);
     }
 }
 

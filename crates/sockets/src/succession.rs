@@ -31,9 +31,9 @@ use toehold_channel::table::{Entry, EntryState, FLAG_INHERITED, FLAG_PINNED, Rea
 
 use crate::connection::{self, Connection};
 use crate::descriptors::{self, Kind};
+use crate::epoll::membership;
 use crate::{
-    adapter, epoll, family, holders, lock, offers, pairs, process, send, slabs, sleepers, sys,
-    table,
+    adapter, family, holders, lock, offers, pairs, process, send, slabs, sleepers, sys, table,
 };
 
 /// Connections of one process whose channels are handed on; further ones go back to their carriers.
@@ -207,7 +207,7 @@ pub fn before_exec(follows: bool) -> Departure {
     // A `vfork` child closes what it likes, our descriptors included.
     let follows = follows && !is_closed(table::fd());
     if !borrowed {
-        epoll::leaving_program();
+        membership::leaving_program();
     }
     let mut estate = if follows { create_estate() } else { None };
     if borrowed && estate.is_none() {
@@ -521,7 +521,9 @@ fn hand_on(
     let offered = !local.offered.load(Ordering::Relaxed).is_null();
     if attached || offered {
         let pinned = entry.flags.load(Ordering::Relaxed) & FLAG_PINNED != 0;
-        if pinned || epoll::outlives_exec(connection) || !resumer.resume(connection, &mut heirloom)
+        if pinned
+            || membership::outlives_exec(connection)
+            || !resumer.resume(connection, &mut heirloom)
         {
             return false;
         }

@@ -7,7 +7,8 @@ use toehold_channel::table::{Entry, EntryState, FLAG_ACCEPTED, Reason};
 
 use crate::connection::{self, Local};
 use crate::descriptors::{self, GENERATION_MASK, Noted};
-use crate::{adapter, epoll, family, holders, process, sys};
+use crate::epoll::early;
+use crate::{adapter, family, holders, process, sys};
 
 /// Begins to track the new connection at `fd`. On any shortage it simply stays unknown to us.
 pub(crate) fn track(fd: i32, accepted: bool) {
@@ -51,7 +52,7 @@ pub(crate) fn track(fd: i32, accepted: bool) {
             } else if before.is_duplicated {
                 connection.pin(Reason::Duplicated);
             }
-            epoll::adopt(&connection, before.registration);
+            early::adopt(&connection, before.registration);
         }
     }
     adapter::say_hello_once();

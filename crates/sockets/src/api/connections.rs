@@ -7,11 +7,12 @@ use libc::{sockaddr, socklen_t};
 use toehold_channel::table::Reason;
 
 use crate::descriptors::{self, Kind};
+use crate::epoll::news;
 use crate::offload::active_open::{self, Opened};
 use crate::offload::names::{self, Side};
 use crate::offload::{addresses, bound, passive_open, routing};
 use crate::send::shutting;
-use crate::{closing, connection, epoll, errno, process, real, sys, tracking};
+use crate::{closing, connection, errno, process, real, sys, tracking};
 
 /// `connect(2)`.
 pub unsafe fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
@@ -253,7 +254,7 @@ pub unsafe fn shutdown(fd: c_int, how: c_int) -> c_int {
     }
     let result = unsafe { real::shutdown(fd, how) };
     if let Some(c) = connection::at(fd) {
-        epoll::nudge(&c);
+        news::nudge(&c);
     }
     result
 }

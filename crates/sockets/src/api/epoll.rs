@@ -7,8 +7,9 @@ use toehold_channel::table::{Reason, WaitMode};
 
 use crate::api::readiness::{limit_of_ms, nanoseconds};
 use crate::descriptors::{self, Kind};
+use crate::epoll::{control, instance, lifetime, waiting};
 use crate::offload::liveness::say_what_is_set;
-use crate::{connection, epoll, errno, process, real, send};
+use crate::{connection, errno, process, real, send};
 
 /// `epoll_create(2)`.
 pub unsafe fn epoll_create(size: c_int) -> c_int {
@@ -26,7 +27,7 @@ pub unsafe fn epoll_create1(flags: c_int) -> c_int {
 
 fn note_epoll(fd: c_int) {
     if fd >= 0 && process::is_started() && !process::borrowed_memory() {
-        epoll::created(fd);
+        lifetime::created(fd);
     }
 }
 
@@ -40,7 +41,7 @@ pub unsafe fn epoll_ctl(
 ) -> c_int {
     if let Some(number) = descriptors::epoll_number(epfd) {
         let given = (!event.is_null()).then(|| unsafe { event.read_unaligned() });
-        if let Some(answer) = errno::keep(|| epoll::control(number, epfd, operation, fd, given)) {
+        if let Some(answer) = errno::keep(|| control::control(number, epfd, operation, fd, given)) {
             return errno::result(answer.map(|()| 0)) as c_int;
         }
     }
@@ -66,7 +67,7 @@ unsafe fn wait_on(
 ) -> c_int {
     // SAFETY: the caller of the C function promises `count` writable elements.
     let list = unsafe { core::slice::from_raw_parts_mut(events, count as usize) };
-    epoll::wait(number, list, limit, |buffer, limit| {
+    waiting::wait(number, list, limit, |buffer, limit| {
         let len = buffer.len() as c_int;
         // Rounded up, so that we never come back early and spin on what is left of a millisecond.
         let ms = limit.map_or(-1, |ns| {
@@ -112,19 +113,19 @@ unsafe fn wait_in_kernel(
     let Some(number) = known else {
         return Some(kernel());
     };
-    if !is_look && !epoll::begin_kernel_wait(number) {
+    if !is_look && !waiting::begin_kernel_wait(number) {
         return None;
     }
     let result = kernel();
     if !is_look {
-        epoll::end_kernel_wait(number);
+        waiting::end_kernel_wait(number);
     }
     if result <= 0 {
         return Some(result);
     }
     // SAFETY: the caller of the C function promises `count` writable elements.
     let list = unsafe { core::slice::from_raw_parts_mut(events, count as usize) };
-    epoll::after_kernel_wait(number, list, result as usize)
+    waiting::after_kernel_wait(number, list, result as usize)
 }
 
 /// `epoll_wait(2)`.
@@ -136,7 +137,7 @@ pub unsafe fn epoll_wait(
     timeout_ms: c_int,
 ) -> c_int {
     match instance(epfd, events, count) {
-        Some(number) if epoll::is_virtual(number) => unsafe {
+        Some(number) if instance::is_virtual(number) => unsafe {
             wait_on(
                 number,
                 epfd,
@@ -166,7 +167,7 @@ pub unsafe fn epoll_pwait(
     mask: *const sigset_t,
 ) -> c_int {
     match instance(epfd, events, count) {
-        Some(number) if epoll::is_virtual(number) => unsafe {
+        Some(number) if instance::is_virtual(number) => unsafe {
             wait_on(number, epfd, events, count, limit_of_ms(timeout_ms), mask)
         },
         known => {
@@ -188,7 +189,7 @@ pub unsafe fn epoll_pwait2(
     mask: *const sigset_t,
 ) -> c_int {
     match instance(epfd, events, count) {
-        Some(number) if epoll::is_virtual(number) => {
+        Some(number) if instance::is_virtual(number) => {
             let limit = (!timeout.is_null()).then(|| nanoseconds(unsafe { &*timeout }));
             unsafe { wait_on(number, epfd, events, count, limit, mask) }
         }

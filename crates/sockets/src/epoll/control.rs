@@ -8,14 +8,15 @@ use toehold_channel::table::{Mode, Reason};
 use crate::connection::{self, Connection};
 use crate::descriptors::{self, Kind};
 use crate::epoll::early::control_early;
+use crate::epoll::instance::{Epoll, epoll};
+use crate::epoll::kernels::{kick, modify_kernels};
 use crate::epoll::lists::push_ready;
 use crate::epoll::membership::{answered, become_ours, leave, virtualise_members};
 use crate::epoll::nested::control_nested;
 use crate::epoll::registration::{
-    HELD, IN_BITMAP, ONCE, PARKED, PLAIN, TAG, allocate_registration, armed, find,
-    free_registration, registration, tag, untag,
+    ANSWER_EVENTS, CARRIER_EVENTS, HELD, IN_BITMAP, PARKED, TAG, allocate_registration, armed,
+    find, free_registration, registration, tag, untag,
 };
-use crate::epoll::{ANSWER_EVENTS, CARRIER_EVENTS, Epoll, epoll, kick};
 use crate::offload::awaiting;
 use crate::{closing, sys, waits};
 
@@ -110,47 +111,6 @@ pub(crate) fn control(
         }
         _ => None,
     }
-}
-
-/// The program changes a registration that the kernel answers. The caller holds the lock under
-/// which what the kernel has changes.
-pub(super) fn modify_kernels(
-    epoll: &Epoll,
-    epoll_fd: i32,
-    n: u32,
-    event: &epoll_event,
-) -> Result<(), i32> {
-    let one = registration(n).ok_or(libc::ENOENT)?;
-    let wanted = epoll_event {
-        events: armed(event.events),
-        ..*event
-    };
-    let fd = one.carrier();
-    // Before the kernel's: what it tells of the new arming must be known.
-    let held = epoll.lock.lock();
-    let before = (
-        one.events.load(Ordering::Relaxed),
-        one.data.load(Ordering::Relaxed),
-        one.armings.load(Ordering::Relaxed),
-        one.state.load(Ordering::Relaxed),
-    );
-    let (data, state) = one.arm(n, &wanted);
-    if state == ONCE {
-        one.moves(PLAIN, ONCE);
-    }
-    drop(held);
-    let result = sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_MOD, fd, event.events, data);
-    if let Err(error) = sys::answer(result) {
-        let _held = epoll.lock.lock();
-        one.set(before.0, before.1);
-        one.armings.store(before.2, Ordering::Relaxed);
-        one.state.store(before.3, Ordering::Relaxed);
-        return Err(error);
-    }
-    if state == PLAIN {
-        one.moves(ONCE, PLAIN);
-    }
-    Ok(())
 }
 
 pub(super) fn add(
@@ -282,12 +242,6 @@ fn take_back(
     become_ours(epoll, number, connection, one, n);
     push_ready(epoll, n);
     true
-}
-
-/// True when at most one instance has the connection: more cannot share its one wake word.
-pub(super) fn is_only_member(connection: &Connection) -> bool {
-    registration(connection.local.registrations.load(Ordering::Acquire))
-        .is_none_or(|one| one.next.load(Ordering::Relaxed) == 0)
 }
 
 /// A member's interest changed, and it is on the ready list: wakes a thread that sleeps already.

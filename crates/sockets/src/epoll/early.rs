@@ -6,11 +6,11 @@ use core::sync::atomic::Ordering;
 use libc::epoll_event;
 
 use crate::connection::Connection;
-use crate::epoll::control::modify_kernels;
+use crate::epoll::instance::epoll;
+use crate::epoll::kernels::modify_kernels;
 use crate::epoll::registration::{
-    EARLY, ONCE, PLAIN, allocate_registration, armed, free_registration, registration,
+    EARLY, ONCE, ONESHOT, PLAIN, allocate_registration, armed, free_registration, registration,
 };
-use crate::epoll::{ONESHOT, epoll};
 use crate::{descriptors, lock, sys, waits};
 
 /// Held while the list of an unconnected socket's registrations changes.

@@ -3,8 +3,8 @@
 
 use core::sync::atomic::Ordering;
 
-use super::Epoll;
-use super::registration::registration;
+use crate::epoll::instance::Epoll;
+use crate::epoll::registration::registration;
 
 /// Puts a registration on the ready list; the caller holds the instance's lock.
 pub(super) fn push_ready(epoll: &Epoll, number: u32) {

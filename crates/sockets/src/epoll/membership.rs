@@ -8,21 +8,19 @@
 
 use core::sync::atomic::Ordering;
 
-use libc::epoll_event;
 use toehold_channel::doorbell::WakeWord;
 use toehold_channel::sync::fence;
-use toehold_channel::table::{FLAG_ASKED, Reason};
 use toehold_stream::end::End;
 
 use crate::connection::Connection;
-use crate::epoll::control::is_only_member;
+use crate::epoll::instance::{Epoll, PAIRS_MAX, epoll};
+use crate::epoll::kernels::{kernel_has_ours, kernel_has_programs};
 use crate::epoll::lists::{push_ready, remove_polled, remove_ready};
-use crate::epoll::orphans::outlives_descriptor;
 use crate::epoll::registration::{
-    EARLY, GONE, HELD, IN_BITMAP, NEXT_UNUSED, ONCE, PARKED, PLAIN, POLLED, Registration, TAG,
-    each_registration, free_registration, registration, tag, unlink,
+    ANSWER_EVENTS, EARLY, GONE, HELD, IN_BITMAP, NEXT_UNUSED, ONCE, ONESHOT, PARKED, PLAIN, POLLED,
+    Registration, TAG, each_registration, free_registration, is_only_member, registration, tag,
+    unlink,
 };
-use crate::epoll::{ANSWER_EVENTS, Epoll, ONESHOT, PAIRS_MAX, epoll};
 use crate::sleepers::{self, set_wake, wake_by_carrier};
 use crate::{lock, process, sys};
 
@@ -46,33 +44,6 @@ pub(super) fn leave(epoll: &Epoll, connection: &Connection, number: u32) {
     if connection.local.registrations.load(Ordering::Relaxed) == 0 && !stays {
         set_home_wake(connection, WakeWord::None);
     }
-}
-
-/// A descriptor of a tracked connection is being closed, the `last` one in this process or not.
-pub(crate) fn descriptor_closing(connection: &Connection, last: bool) {
-    if connection.local.registrations.load(Ordering::Relaxed) == 0 {
-        return;
-    }
-    // The adapter may still hold the socket that it was shown. The kernel would then keep the
-    // registration and tell of a descriptor that the program has closed.
-    let was_shown = last
-        && connection.entry.flags.load(Ordering::Relaxed) & FLAG_ASKED != 0
-        && !connection.is_shared();
-    let _members = connection.local.membership.lock();
-    each_registration(connection, |n, one| {
-        let is_named = one.carrier() == connection.fd;
-        let Some(epoll) = epoll(one.epoll.load(Ordering::Relaxed)) else {
-            return;
-        };
-        if !last && (!is_named || outlives_descriptor(connection, epoll, one, n)) {
-            return;
-        }
-        if (!one.is_kernels() || was_shown) && !is_anothers(connection, one) {
-            let epoll_fd = epoll.fd.load(Ordering::Relaxed) - 1;
-            sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_DEL, one.carrier(), 0, 0);
-        }
-        leave(epoll, connection, n);
-    });
 }
 
 /// True when another process has the registration as well as we, so that what the kernel has is not
@@ -174,51 +145,6 @@ pub(super) fn become_ours(
             set_home_wake(connection, WakeWord::None);
         }
     }
-}
-
-/// Puts our events and tag in place of the program's in the kernel. False when that cannot be: the
-/// connection stays on its carrier.
-fn kernel_has_ours(connection: &Connection, epoll: &Epoll, one: &Registration, n: u32) -> bool {
-    if TAG.load(Ordering::Relaxed) == 0 {
-        connection.pin(Reason::Unsupported);
-        return false;
-    }
-    let epoll_fd = epoll.fd.load(Ordering::Relaxed) - 1;
-    let (fd, events) = (one.carrier(), one.carrier_events());
-    if sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_MOD, fd, events, tag(n)) >= 0 {
-        return true;
-    }
-    // EPOLLEXCLUSIVE registrations cannot be modified: take the old one out, put ours in.
-    sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_DEL, fd, 0, 0);
-    if sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_ADD, fd, events, tag(n)) >= 0 {
-        return true;
-    }
-    connection.pin(Reason::NoResources);
-    false
-}
-
-/// Puts the program's events back in the kernel, for a registration that is [`PLAIN`].
-pub(super) fn kernel_has_programs(epoll: &Epoll, one: &Registration, n: u32) {
-    let wanted = epoll_event {
-        events: one.events.load(Ordering::Relaxed),
-        u64: one.data.load(Ordering::Relaxed),
-    };
-    let data = {
-        let _held = epoll.lock.lock();
-        let (data, state) = one.arm(n, &wanted);
-        one.moves(PLAIN, state);
-        data
-    };
-    epoll.note_ordinary(wanted.events);
-    // One that has told already will tell errors and hang-ups once more: `Registration::tell_once`
-    // knows.
-    sys::epoll_ctl(
-        epoll.fd.load(Ordering::Relaxed) - 1,
-        libc::EPOLL_CTL_MOD,
-        one.carrier(),
-        wanted.events,
-        data,
-    );
 }
 
 /// The program is about to be replaced by another, which will have the kernel's events of instances

@@ -6,33 +6,15 @@
 //! the kernel tells once ([`Epoll::tells_once`]) must not be taken from the program: such an
 //! instance may be called readable without cause, once.
 
-use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::Ordering;
 
 use libc::{EPOLLIN, epoll_event};
 
-use crate::epoll::waiting::arm_member;
-use crate::epoll::{BATCH, EDGE, EPOLLS_MAX, Epoll, ONESHOT, POLLED_MAX, epoll, is_virtual};
+use crate::epoll::instance::{
+    BATCH, EPOLLS_MAX, Epoll, NESTED_MAX, Nested, POLLED_MAX, epoll, is_virtual,
+};
+use crate::epoll::sleeping::arm_member;
 use crate::{descriptors, sys};
-
-/// Epoll instances inside one.
-pub(super) const NESTED_MAX: usize = 8;
-
-/// An epoll instance registered in another.
-pub(super) struct Nested {
-    number: AtomicU32,
-    fd: AtomicI32,
-    events: AtomicU32,
-    data: AtomicU64,
-}
-
-impl Nested {
-    fn set(&self, number: u32, fd: i32, event: epoll_event) {
-        self.number.store(number, Ordering::Relaxed);
-        self.fd.store(fd, Ordering::Relaxed);
-        self.events.store(event.events, Ordering::Relaxed);
-        self.data.store(event.u64, Ordering::Relaxed);
-    }
-}
 
 /// `epoll_ctl` on `epoll`, which is at `epoll_fd`, for the instance at `fd`.
 pub(super) fn control_nested(
@@ -148,13 +130,6 @@ pub(crate) fn has_news(number: u32) -> bool {
 }
 
 impl Epoll {
-    /// A member is registered with the kernel for `event`: does it tell of it once?
-    pub(super) fn note_ordinary(&self, events: u32) {
-        if events & (EDGE | ONESHOT) != 0 {
-            self.tells_once.store(1, Ordering::Relaxed);
-        }
-    }
-
     fn kernel_has_news(&self, has_ours: bool) -> bool {
         let fd = self.fd.load(Ordering::Relaxed) - 1;
         if !has_ours || self.tells_once.load(Ordering::Relaxed) != 0 {
@@ -171,10 +146,6 @@ impl Epoll {
                 return false;
             }
         }
-    }
-
-    fn known_nested(&self) -> &[Nested] {
-        &self.nested[..(self.nested_count.load(Ordering::Relaxed) as usize).min(NESTED_MAX)]
     }
 
     pub(super) fn set_nested_observed(&self, observed: bool) {

@@ -8,12 +8,15 @@
 
 use core::sync::atomic::Ordering;
 
-use toehold_channel::table::Reason;
+use toehold_channel::table::{FLAG_ASKED, Reason};
 
 use crate::connection::Connection;
-use crate::epoll::membership::{is_anothers, kernel_has_programs};
-use crate::epoll::registration::{HELD, NEXT_UNUSED, PARKED, Registration, registration, tag};
-use crate::epoll::{ANSWER_EVENTS, Epoll, epoll};
+use crate::epoll::instance::{Epoll, epoll};
+use crate::epoll::kernels::kernel_has_programs;
+use crate::epoll::membership::{is_anothers, leave};
+use crate::epoll::registration::{
+    ANSWER_EVENTS, HELD, NEXT_UNUSED, PARKED, Registration, each_registration, registration, tag,
+};
 use crate::{descriptors, sys};
 
 /// The number of registration `one` is being closed: true when it goes on. The caller holds the
@@ -70,4 +73,31 @@ fn put_under(epoll: &Epoll, one: &Registration, n: u32, fd: i32) {
     if one.is_kernels() {
         kernel_has_programs(epoll, one, n);
     }
+}
+
+/// A descriptor of a tracked connection is being closed, the `last` one in this process or not.
+pub(crate) fn descriptor_closing(connection: &Connection, last: bool) {
+    if connection.local.registrations.load(Ordering::Relaxed) == 0 {
+        return;
+    }
+    // The adapter may still hold the socket that it was shown. The kernel would then keep the
+    // registration and tell of a descriptor that the program has closed.
+    let was_shown = last
+        && connection.entry.flags.load(Ordering::Relaxed) & FLAG_ASKED != 0
+        && !connection.is_shared();
+    let _members = connection.local.membership.lock();
+    each_registration(connection, |n, one| {
+        let is_named = one.carrier() == connection.fd;
+        let Some(epoll) = epoll(one.epoll.load(Ordering::Relaxed)) else {
+            return;
+        };
+        if !last && (!is_named || outlives_descriptor(connection, epoll, one, n)) {
+            return;
+        }
+        if (!one.is_kernels() || was_shown) && !is_anothers(connection, one) {
+            let epoll_fd = epoll.fd.load(Ordering::Relaxed) - 1;
+            sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_DEL, one.carrier(), 0, 0);
+        }
+        leave(epoll, connection, n);
+    });
 }

@@ -2,13 +2,23 @@
 
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
-use libc::{EPOLLOUT, epoll_event};
+use libc::{
+    EPOLLERR, EPOLLET, EPOLLHUP, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLPRI, EPOLLRDHUP, epoll_event,
+};
 use toehold_channel::table::EntryState;
 
 use crate::chunks::Chunks;
 use crate::connection::{self, Connection};
-use crate::epoll::{CARRIER_EVENTS, ONESHOT, READINESS};
 use crate::{descriptors, lock, process, table};
+
+pub(super) const READINESS: u32 =
+    (EPOLLIN | EPOLLOUT | EPOLLPRI | EPOLLRDHUP | EPOLLERR | EPOLLHUP) as u32;
+pub(super) const EDGE: u32 = EPOLLET as u32;
+pub(super) const ONESHOT: u32 = EPOLLONESHOT as u32;
+/// What the kernel watches on a carrier for us.
+pub(super) const CARRIER_EVENTS: u32 = (EPOLLIN | EPOLLPRI | EPOLLRDHUP | EPOLLET) as u32;
+/// What the kernel watches on a carrier whose engine has not answered.
+pub(super) const ANSWER_EVENTS: u32 = (EPOLLPRI | EPOLLRDHUP) as u32;
 
 /// Registrations of tracked connections at a time.
 const REGISTRATIONS_MAX: usize = 1 << NUMBER_BITS;
@@ -289,4 +299,10 @@ pub(super) fn unlink(connection: &Connection, number: u32) {
         }
         place = &one.next;
     }
+}
+
+/// True when at most one instance has the connection: more cannot share its one wake word.
+pub(super) fn is_only_member(connection: &Connection) -> bool {
+    registration(connection.local.registrations.load(Ordering::Acquire))
+        .is_none_or(|one| one.next.load(Ordering::Relaxed) == 0)
 }

@@ -2,69 +2,20 @@
 
 use core::sync::atomic::Ordering;
 
-use libc::{EPOLLERR, EPOLLHUP, EPOLLRDHUP, epoll_event};
-use toehold_channel::layout::CAPACITY_LOG2_MIN;
+use libc::epoll_event;
 use toehold_channel::sync::fence;
-use toehold_copy::prefetch;
 
-use crate::arming::{arm, disarm};
+use crate::epoll::instance::{Epoll, POLLED_MAX, epoll, is_virtual};
 use crate::epoll::nested::without_repeats;
-use crate::epoll::registration::{Registration, registration, untag};
-use crate::epoll::{EDGE, Epoll, POLLED_MAX, READINESS, epoll, is_virtual};
+use crate::epoll::registration::untag;
+use crate::epoll::sleeping::arm_member;
 use crate::wait::{self, KERNEL_LOOK_NS};
-use crate::{deferral, errno, leaving, ready, sys};
+use crate::{deferral, errno, leaving, sys};
 
 /// While shared memory keeps us busy, the kernel's own members are asked this often.
 const KERNEL_MEMBERS_NS: u64 = 50_000;
 /// Ordinary members with news this recently come before the rings: see [`kernel_members_first`].
 const KERNEL_FIRST_NS: u64 = 10_000_000;
-
-/// Members with news have their peers' words and bytes in another core's cache: asks for all of
-/// them at once.
-pub(super) fn fetch_lines(batch: &[u32]) {
-    for connection in batch
-        .iter()
-        .filter_map(|&n| registration(n))
-        .filter_map(Registration::behind)
-    {
-        if let Some(end) = connection.end() {
-            prefetch::for_read(&raw const end.theirs().publish.tail);
-            // A ring that never filled has its first capacity; for one that grew the hint is wrong
-            // and harmless.
-            let offset = connection.entry.rx_ring.load(Ordering::Relaxed) as usize
-                & ((1 << CAPACITY_LOG2_MIN) - 1);
-            prefetch::for_read(end.ring_in().wrapping_add(offset).cast_const());
-        }
-    }
-}
-
-pub(super) fn polled_has_news(one: &Registration) -> bool {
-    let Some(connection) = one.behind() else {
-        return false;
-    };
-    let wanted = one.events.load(Ordering::Relaxed);
-    if wanted & READINESS == 0 {
-        return false;
-    }
-    let all = connection.inside().map_or(0, |end| {
-        let interest = wanted & READINESS | EPOLLRDHUP as u32;
-        ready::events(&connection, &end, interest as i16) as u16 as u32
-    });
-    let ready = all & (wanted | (EPOLLERR | EPOLLHUP) as u32);
-    ready != 0 && (wanted & EDGE == 0 || one.is_new_edge(&connection, all, false))
-}
-
-pub(super) fn arm_member(n: u32, on: bool) {
-    if let Some(connection) = registration(n).and_then(Registration::behind) {
-        if let Some(end) = connection.inside() {
-            if on {
-                arm(&connection, &end)
-            } else {
-                disarm(&connection, &end)
-            }
-        }
-    }
-}
 
 /// `epoll_wait` on an instance with accelerated members. `kernel` waits on the kernel's side: it
 /// gets the buffer and the time-out in nanoseconds (`None`: no limit) and returns what `epoll_wait`

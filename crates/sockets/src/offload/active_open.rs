@@ -12,9 +12,10 @@ use toehold_channel::table::{FLAG_CONNECTING, FLAG_OFFLOAD, FLAG_REFUSED, FLAG_U
 
 use crate::connection::{self, Connection};
 use crate::descriptors::{self, Kind};
+use crate::epoll::membership;
 use crate::offload::awaiting::{self, Answer, sleep};
 use crate::offload::{addresses, engine, routing};
-use crate::{adapter, closing, epoll, errno, pending, process, sys, tracking};
+use crate::{adapter, closing, errno, pending, process, sys, tracking};
 
 /// How long the relay may take for the carrier's handshake, which the kernel makes on loopback all
 /// by itself.
@@ -176,7 +177,7 @@ fn track(fd: i32, local: Option<Address>, remote: Address) -> Option<Connection>
         .reason
         .store(Reason::Relayed as u32, Ordering::Relaxed);
     awaiting::begin(&connection);
-    epoll::hold(&connection);
+    membership::hold(&connection);
     Some(connection)
 }
 

@@ -12,8 +12,9 @@ use toehold_channel::offload::{Address, CarrierKey, Direction, store_true_ends, 
 use toehold_channel::table::{FLAG_CONNECTING, FLAG_OFFLOAD, FLAG_REFUSED, Reason};
 
 use crate::connection::{self, Connection};
+use crate::epoll::membership;
 use crate::offload::{addresses, endings, liveness, routing};
-use crate::{epoll, errno, lock, pending, real, sleep, sys};
+use crate::{errno, lock, pending, real, sleep, sys};
 
 /// Connections of this process that wait for the engine's answer: while there are none, nothing
 /// here costs more than a look at this.
@@ -105,7 +106,7 @@ pub(crate) fn look(connection: &Connection) -> Answer {
     if answer == Some(0) {
         liveness::begin(connection);
     }
-    epoll::answered(connection);
+    membership::answered(connection);
     match answer {
         Some(1..) => Answer::Refused,
         _ => Answer::Settled,

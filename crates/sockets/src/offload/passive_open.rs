@@ -7,8 +7,9 @@ use toehold_channel::rendezvous::{Kind, Message};
 use toehold_channel::table::{FLAG_OFFLOAD, Reason};
 
 use crate::connection::Connection;
+use crate::epoll::early;
 use crate::offload::{addresses, endings, engine, liveness, routing};
-use crate::{adapter, descriptors, epoll, process, sys};
+use crate::{adapter, descriptors, process, sys};
 
 /// How long each `listen` waits for the engine to do so as well; an adapter that is stopped costs
 /// this.
@@ -33,7 +34,7 @@ pub(crate) fn listening(fd: i32, backlog: i32) {
     if let Some(adapter) = adapter::connected() {
         engine::say_and_wait(adapter, &message, Kind::Listening, REPLY_NS);
     }
-    epoll::unconnected_closing(descriptors::note_listener(fd));
+    early::unconnected_closing(descriptors::note_listener(fd));
 }
 
 /// A descriptor of a listener was closed.

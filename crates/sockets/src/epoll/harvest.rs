@@ -1,0 +1,232 @@
+//! From marked bits to events: what ready members are ready for.
+
+use core::sync::atomic::Ordering;
+
+use libc::{EPOLLERR, EPOLLHUP, EPOLLRDHUP, epoll_event};
+use toehold_channel::layout::CAPACITY_LOG2_MIN;
+use toehold_copy::prefetch;
+
+use crate::connection::Connection;
+use crate::epoll::instance::{BATCH, Epoll};
+use crate::epoll::kernels::kick;
+use crate::epoll::lists::{pop_ready, push_ready};
+use crate::epoll::registration::{EDGE, ONESHOT, READINESS, Registration, registration};
+use crate::{ready, sys};
+
+/// What a look at a ready member came to.
+#[derive(Clone, Copy, Default)]
+struct Look {
+    /// Of the registration, when the look began.
+    version: u32,
+    /// What the connection is ready for, as `POLL*` bits.
+    all: u16,
+    /// Those of them that the program asked for.
+    ready: u16,
+}
+
+impl Epoll {
+    /// Moves marked bits and polled members with news onto the ready list. True when the list
+    /// has anything.
+    pub(super) fn sweep(&self) -> bool {
+        let _held = self.lock.lock();
+        for place in 0..self.pair_count.load(Ordering::Relaxed) as usize {
+            // SAFETY: places of the pair table are never released, and pairs leave this list before
+            // they are unmapped.
+            let Some(pair) = (unsafe { self.pairs[place].load(Ordering::Relaxed).as_ref() }) else {
+                continue;
+            };
+            let Some(bitmap) = pair.ours(self.bitmaps[place].load(Ordering::Relaxed)) else {
+                continue;
+            };
+            let words = (pair.slots_used.load(Ordering::Relaxed) as usize).div_ceil(64);
+            for (w, word) in bitmap.bits[..words.min(bitmap.bits.len())]
+                .iter()
+                .enumerate()
+            {
+                if word.load(Ordering::Relaxed) == 0 {
+                    continue;
+                }
+                // A full barrier: what the marker published before it set the bit is seen when the
+                // member is looked at.
+                let mut bits = word.swap(0, Ordering::SeqCst);
+                while bits != 0 {
+                    let slot = w as u32 * 64 + bits.trailing_zeros();
+                    bits &= bits - 1;
+                    if let Some(number) = pair.registration(slot) {
+                        push_ready(self, number.load(Ordering::Relaxed));
+                    }
+                }
+            }
+        }
+        let mut n = self.polled.load(Ordering::Relaxed);
+        while let Some(one) = registration(n) {
+            if one.on_ready.load(Ordering::Relaxed) == 0 && polled_has_news(one) {
+                push_ready(self, n);
+            }
+            n = one.polled_next.load(Ordering::Relaxed);
+        }
+        self.ready_head.load(Ordering::Relaxed) != 0
+    }
+
+    /// Looks at ready members and writes what the program asked for. `consume` is false for a look
+    /// that must change nothing.
+    ///
+    /// The looks are made without the lock, which must not be held over a system call, so two
+    /// threads may be looking at one member. What is reported, and what that leaves of the member,
+    /// is then decided in one step under the lock, as fs/eventpoll.c does it under `ep->mtx`: a
+    /// one-shot or an edge is told to one of them.
+    pub(super) fn harvest(&self, out: &mut [epoll_event], consume: bool) -> usize {
+        let mut batch = [0u32; BATCH];
+        let mut count = 0;
+        {
+            let _held = self.lock.lock();
+            while count < BATCH.min(out.len()) {
+                let Some(number) = pop_ready(self) else { break };
+                batch[count] = number;
+                count += 1;
+            }
+        }
+        fetch_lines(&batch[..count]);
+        let processor = sys::processor() + 1;
+        let mut looks = [Look::default(); BATCH];
+        let mut found = 0;
+        for at in 0..count {
+            let number = batch[at];
+            if let Some(look) = self.look(number, processor) {
+                (batch[found], looks[found]) = (number, look);
+                found += 1;
+            }
+        }
+        let mut written = 0;
+        if found > 0 {
+            let _held = self.lock.lock();
+            for (&number, look) in batch.iter().zip(&looks[..found]) {
+                if let Some(event) = self.report(number, look, consume) {
+                    out[written] = event;
+                    written += 1;
+                }
+            }
+        }
+        self.share();
+        written
+    }
+
+    /// What `number` is ready for, if anything that the program asked for.
+    #[inline]
+    fn look(&self, number: u32, processor: u32) -> Option<Look> {
+        let one = registration(number)?;
+        // Acquire pairs with the Release store in `Registration::set`: the events are those of this
+        // version or of a later one, and `report` drops a look that a later one has overtaken.
+        let version = one.version.load(Ordering::Acquire);
+        let events = one.events.load(Ordering::Relaxed);
+        if !one.is_virtual() || events & READINESS == 0 && events & ONESHOT != 0 {
+            return None;
+        }
+        let connection = one.behind()?;
+        // The stream's end is an edge even for a program that asked for bytes only: it shows in
+        // `EPOLLRDHUP`.
+        let all = self.look_at(&connection, events | EPOLLRDHUP as u32, processor);
+        let ready = all & (events | (EPOLLERR | EPOLLHUP) as u32);
+        (ready != 0).then_some(Look {
+            version,
+            all: all as u16,
+            ready: ready as u16,
+        })
+    }
+
+    /// The event that `look` comes to, if nobody has told it and nothing has changed since. The
+    /// caller holds the lock.
+    #[inline]
+    fn report(&self, number: u32, look: &Look, consume: bool) -> Option<epoll_event> {
+        let one = registration(number)?;
+        // Whoever set it anew has put it on the ready list again.
+        if one.version.load(Ordering::Relaxed) != look.version || !one.is_virtual() {
+            return None;
+        }
+        let events = one.events.load(Ordering::Relaxed);
+        if events & READINESS == 0 && events & ONESHOT != 0 {
+            return None;
+        }
+        if events & EDGE != 0 && !one.is_new_edge(&one.behind()?, look.all.into(), consume) {
+            return None;
+        }
+        if consume && events & ONESHOT != 0 {
+            one.events.store(events & !READINESS, Ordering::Relaxed);
+        } else if !consume || events & EDGE == 0 {
+            push_ready(self, number);
+        }
+        Some(epoll_event {
+            events: look.ready.into(),
+            u64: one.data.load(Ordering::Relaxed),
+        })
+    }
+
+    /// A thread has taken its part of the ready list: one that sleeps is woken for the rest, as by
+    /// `ep_done_scan` (fs/eventpoll.c). No peer rings for the rest, because one has rung already
+    /// for what was taken. Not to be called with the lock held.
+    #[inline]
+    pub(super) fn share(&self) {
+        let left = self.ready_head.load(Ordering::SeqCst);
+        // SeqCst pairs with the count in `begin_sleep`, after which the sleeper looks at the list.
+        if left != 0 && self.sleepers.load(Ordering::SeqCst) != 0 {
+            if let Some(one) = registration(left) {
+                kick(self.fd.load(Ordering::Relaxed) - 1, one.carrier(), left);
+            }
+        }
+    }
+
+    #[inline]
+    fn look_at(&self, connection: &Connection, events: u32, processor: u32) -> u32 {
+        let Some(end) = connection.inside() else {
+            return 0;
+        };
+        self.last_peer_processor.store(
+            end.theirs().wake.processor.load(Ordering::Relaxed),
+            Ordering::Relaxed,
+        );
+        // Stored only when it changed: the peer has this line in its cache.
+        if end.ours().wake.processor.load(Ordering::Relaxed) != processor {
+            end.ours()
+                .wake
+                .processor
+                .store(processor, Ordering::Relaxed);
+        }
+        // Poll and epoll share these bits (include/uapi/linux/eventpoll.h).
+        ready::events(connection, &end, (events & READINESS) as i16) as u16 as u32
+    }
+}
+
+/// Members with news have their peers' words and bytes in another core's cache: asks for all of
+/// them at once.
+pub(super) fn fetch_lines(batch: &[u32]) {
+    for connection in batch
+        .iter()
+        .filter_map(|&n| registration(n))
+        .filter_map(Registration::behind)
+    {
+        if let Some(end) = connection.end() {
+            prefetch::for_read(&raw const end.theirs().publish.tail);
+            // A ring that never filled has its first capacity; for one that grew the hint is wrong
+            // and harmless.
+            let offset = connection.entry.rx_ring.load(Ordering::Relaxed) as usize
+                & ((1 << CAPACITY_LOG2_MIN) - 1);
+            prefetch::for_read(end.ring_in().wrapping_add(offset).cast_const());
+        }
+    }
+}
+
+pub(super) fn polled_has_news(one: &Registration) -> bool {
+    let Some(connection) = one.behind() else {
+        return false;
+    };
+    let wanted = one.events.load(Ordering::Relaxed);
+    if wanted & READINESS == 0 {
+        return false;
+    }
+    let all = connection.inside().map_or(0, |end| {
+        let interest = wanted & READINESS | EPOLLRDHUP as u32;
+        ready::events(&connection, &end, interest as i16) as u16 as u32
+    });
+    let ready = all & (wanted | (EPOLLERR | EPOLLHUP) as u32);
+    ready != 0 && (wanted & EDGE == 0 || one.is_new_edge(&connection, all, false))
+}

@@ -1,0 +1,139 @@
+//! An epoll instance as we know it beside the kernel's, and the table of them.
+
+use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+
+use libc::epoll_event;
+
+use crate::chunks::Chunks;
+use crate::epoll::registration::{EDGE, ONESHOT, POLLED, Registration};
+use crate::lock;
+use crate::pairs::Pair;
+use crate::wait::SpinHistory;
+
+/// Epoll instances known at a time; others stay the kernel's alone, with their members on the host
+/// path.
+pub(super) const EPOLLS_MAX: usize = 512;
+/// Peer processes whose ready bitmaps one instance sweeps; members of further ones are looked at
+/// one by one.
+pub(super) const PAIRS_MAX: usize = 1024;
+/// Members without a ready bitmap that one sleep can arm.
+pub(super) const POLLED_MAX: usize = 512;
+/// Members looked at per turn.
+pub(super) const BATCH: usize = 64;
+/// Epoll instances inside one.
+pub(super) const NESTED_MAX: usize = 8;
+
+/// One epoll instance. All zeroes is a free one.
+#[repr(C, align(128))]
+pub(super) struct Epoll {
+    pub(super) lock: lock::Private,
+    /// One of its descriptors, plus one; 0 is free. It is open in this process.
+    pub(super) fd: AtomicI32,
+    /// How many this process has.
+    pub(super) descriptors: AtomicU32,
+    /// Registrations that are ours to answer.
+    pub(super) virtuals: AtomicU32,
+    pub(super) ready_head: AtomicU32,
+    pub(super) ready_tail: AtomicU32,
+    pub(super) polled: AtomicU32,
+    /// Threads that sleep in the kernel on this instance, or are about to: through us or, before it
+    /// had accelerated members, past us.
+    pub(super) sleepers: AtomicU32,
+    pub(super) pair_count: AtomicU32,
+    pub(super) nested_count: AtomicU32,
+    pub(super) spin: SpinHistory,
+    /// When the kernel was last asked for ordinary members while rings had news; 0: ask at once.
+    pub(super) kernel_seen_ns: AtomicU64,
+    /// When an ordinary member last had news.
+    pub(super) kernel_news_ns: AtomicU64,
+    pub(super) last_peer_processor: AtomicU32,
+    pub(super) pairs: [AtomicPtr<Pair>; PAIRS_MAX],
+    pub(super) bitmaps: [AtomicU32; PAIRS_MAX],
+    pub(super) nested: [Nested; NESTED_MAX],
+    /// 1 when an ordinary member has been registered that the kernel tells of once: edge-triggered,
+    /// or one-shot.
+    pub(super) tells_once: AtomicU32,
+}
+
+/// An epoll instance registered in another.
+pub(super) struct Nested {
+    pub(super) number: AtomicU32,
+    pub(super) fd: AtomicI32,
+    pub(super) events: AtomicU32,
+    pub(super) data: AtomicU64,
+}
+
+impl Nested {
+    pub(super) fn set(&self, number: u32, fd: i32, event: epoll_event) {
+        self.number.store(number, Ordering::Relaxed);
+        self.fd.store(fd, Ordering::Relaxed);
+        self.events.store(event.events, Ordering::Relaxed);
+        self.data.store(event.u64, Ordering::Relaxed);
+    }
+}
+
+pub(super) static EPOLLS: Chunks<Epoll, 0, EPOLLS_MAX> = Chunks::new();
+
+/// Instance `number`, known or not.
+#[inline]
+pub(super) fn epoll(number: u32) -> Option<&'static Epoll> {
+    EPOLLS.get(number as usize)
+}
+
+/// True when waits on this instance need us: it has accelerated members, or ready bitmaps by which
+/// those that are parked may come back, or other instances that may get some.
+#[inline]
+pub(crate) fn is_virtual(number: u32) -> bool {
+    epoll(number).is_some_and(|epoll| {
+        // SeqCst: `begin_kernel_wait` looks here after it has counted its sleeper.
+        epoll.virtuals.load(Ordering::SeqCst) != 0
+            || epoll.pair_count.load(Ordering::SeqCst) != 0
+            || epoll.nested_count.load(Ordering::Relaxed) != 0
+    })
+}
+
+/// A pair is about to be unmapped: no channel uses it, so no ready bitmap of it matters.
+pub(crate) fn forget_pair(pair: &Pair) {
+    for number in 0..EPOLLS_MAX as u32 {
+        let Some(epoll) = epoll(number) else { return };
+        if epoll.pair_count.load(Ordering::Relaxed) == 0 {
+            continue;
+        }
+        let _held = epoll.lock.lock();
+        let count = epoll.pair_count.load(Ordering::Relaxed) as usize;
+        if let Some(place) = epoll.pairs[..count]
+            .iter()
+            .position(|known| core::ptr::eq(known.load(Ordering::Relaxed), pair))
+        {
+            let last = count - 1;
+            epoll.pairs[place].store(epoll.pairs[last].load(Ordering::Relaxed), Ordering::Relaxed);
+            epoll.bitmaps[place].store(
+                epoll.bitmaps[last].load(Ordering::Relaxed),
+                Ordering::Relaxed,
+            );
+            epoll.pair_count.store(last as u32, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Epoll {
+    /// Makes `one`, which is number `n`, a member that is looked at every time. The caller holds
+    /// the lock, and it is not one yet.
+    pub(super) fn link_polled(&self, one: &Registration, n: u32) {
+        one.state.store(POLLED, Ordering::Relaxed);
+        one.polled_next
+            .store(self.polled.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.polled.store(n, Ordering::Relaxed);
+    }
+
+    /// A member is registered with the kernel for `event`: does it tell of it once?
+    pub(super) fn note_ordinary(&self, events: u32) {
+        if events & (EDGE | ONESHOT) != 0 {
+            self.tells_once.store(1, Ordering::Relaxed);
+        }
+    }
+
+    pub(super) fn known_nested(&self) -> &[Nested] {
+        &self.nested[..(self.nested_count.load(Ordering::Relaxed) as usize).min(NESTED_MAX)]
+    }
+}

@@ -1,0 +1,102 @@
+//! Events that the kernel returned: tagged ones go to the ready list, the others straight to the
+//! program.
+
+use core::sync::atomic::Ordering;
+
+use libc::{EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLPRI, EPOLLRDHUP, epoll_event};
+use toehold_channel::table::Mode;
+
+use crate::connection::{Connection, HINT_LOOK};
+use crate::epoll::instance::Epoll;
+use crate::epoll::lists::push_ready;
+use crate::epoll::membership::believe_kernel;
+use crate::epoll::registration::{EARLY, HELD, ONCE, PLAIN, registration, untag};
+use crate::offload::awaiting;
+use crate::{doorbells, errno};
+
+impl Epoll {
+    /// Sorts out what the kernel returned: tagged events go to the ready list, the others stay.
+    /// Returns how many stayed.
+    pub(super) fn sort_kernel_events(&self, events: &mut [epoll_event]) -> usize {
+        take_answers(events);
+        let mut kept = 0;
+        let mut strange = 0;
+        let held = self.lock.lock();
+        for at in 0..events.len() {
+            let event = events[at];
+            let Some(number) = untag(event.u64) else {
+                events[kept] = event;
+                kept += 1;
+                continue;
+            };
+            let Some(one) = registration(number) else {
+                continue;
+            };
+            if matches!(one.state.load(Ordering::Relaxed), ONCE | EARLY) {
+                if let Some(told) = one.tell_once(&event) {
+                    events[kept] = told;
+                    kept += 1;
+                }
+                continue;
+            }
+            let Some(connection) = one.behind().filter(|one| one.end().is_some()) else {
+                continue;
+            };
+            if event.events & (EPOLLPRI | EPOLLRDHUP | EPOLLHUP | EPOLLERR) as u32 != 0 {
+                connection
+                    .entry
+                    .rx_hints
+                    .fetch_or(HINT_LOOK, Ordering::Relaxed);
+            }
+            connection.entry.wakeups.fetch_add(1, Ordering::Relaxed);
+            if let Some(end) = connection
+                .inside()
+                .filter(|_| event.events & EPOLLIN as u32 != 0)
+            {
+                doorbells::tidy(&connection, &end);
+            }
+            if one.is_virtual() {
+                if is_kernel_edge(&connection, event.events) {
+                    one.rearmed.store(1, Ordering::Relaxed);
+                }
+                push_ready(self, number);
+            } else if one.state.load(Ordering::Relaxed) == PLAIN {
+                strange = number;
+            }
+        }
+        drop(held);
+        if strange != 0 {
+            believe_kernel(strange);
+        }
+        kept
+    }
+}
+
+/// The engine's answers among `events` are taken, which gives the kernel back what waited for them.
+/// No lock is held.
+fn take_answers(events: &[epoll_event]) {
+    let ours = events
+        .iter()
+        .filter_map(|event| registration(untag(event.u64)?));
+    for one in ours.filter(|one| one.state.load(Ordering::Relaxed) == HELD) {
+        if let Some(connection) = one.behind() {
+            errno::keep(|| awaiting::look(&connection));
+        }
+    }
+}
+
+/// True when what the kernel reported on a carrier is an edge for the program too: the bytes are
+/// the kernel's. What ends a connection is an edge by itself, once, and so is room after a refusal
+/// ([`writing_blocked`], `Registration::is_new_edge`).
+fn is_kernel_edge(connection: &Connection, events: u32) -> bool {
+    if events & EPOLLPRI as u32 != 0 {
+        return true;
+    }
+    if events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR) as u32 != 0 {
+        return false;
+    }
+    let Some(end) = connection.end() else {
+        return true;
+    };
+    events & EPOLLIN as u32 != 0 && (end.rx_mode() != Mode::Ring || end.records_pending())
+}

@@ -1,0 +1,140 @@
+//! Instances come and go: created, duplicated, inherited by a fork, closed.
+
+use core::sync::atomic::Ordering;
+
+use toehold_channel::doorbell::WakeWord;
+use toehold_channel::layout::READY_BITMAPS;
+
+use crate::epoll::early::{EARLY_LOCK, forget_early};
+use crate::epoll::instance::{EPOLLS, EPOLLS_MAX, epoll};
+use crate::epoll::membership::{is_anothers, set_home_wake};
+use crate::epoll::nested::forget_nested;
+use crate::epoll::registration::{
+    EARLY, FREE_LOCK, NEXT_UNUSED, TAG, free_registration, registration, unlink,
+};
+use crate::{descriptors, process, sys};
+
+/// Once, at start.
+pub(crate) fn start() {
+    TAG.store(sys::random_u32() | 0x8000_0001, Ordering::Relaxed);
+}
+
+/// A new epoll instance at `fd`.
+pub(crate) fn created(fd: i32) {
+    if !process::is_started() {
+        return;
+    }
+    for number in 0..EPOLLS_MAX {
+        // Numbers are given out from the lowest: those below one that is mapped are mapped.
+        let Some(epoll) = EPOLLS.get_or_map(number) else {
+            return;
+        };
+        let number = number as u32;
+        if epoll
+            .fd
+            .compare_exchange(0, fd + 1, Ordering::AcqRel, Ordering::Relaxed)
+            .is_ok()
+        {
+            epoll.descriptors.store(1, Ordering::Relaxed);
+            for word in [
+                &epoll.virtuals,
+                &epoll.ready_head,
+                &epoll.ready_tail,
+                &epoll.polled,
+                &epoll.sleepers,
+                &epoll.pair_count,
+                &epoll.nested_count,
+                &epoll.tells_once,
+            ] {
+                word.store(0, Ordering::Relaxed);
+            }
+            epoll.spin.reset();
+            epoll.kernel_seen_ns.store(0, Ordering::Relaxed);
+            epoll.kernel_news_ns.store(0, Ordering::Relaxed);
+            descriptors::note_epoll(fd, number);
+            return;
+        }
+    }
+}
+
+/// One more descriptor refers to instance `number`.
+pub(crate) fn duplicated(number: u32) {
+    if let Some(epoll) = epoll(number) {
+        epoll.descriptors.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Descriptor `fd` of instance `number` is being closed, and stands for nothing any more.
+pub(crate) fn closing(number: u32, fd: i32) {
+    let Some(epoll) = epoll(number) else { return };
+    if epoll.descriptors.fetch_sub(1, Ordering::AcqRel) != 1 {
+        if epoll.fd.load(Ordering::Relaxed) == fd + 1 {
+            // What we ask of the kernel must not go to the file that has this number next.
+            if let Some(other) = descriptors::descriptor_of_epoll(number) {
+                epoll.fd.store(other + 1, Ordering::Relaxed);
+            }
+        }
+        return;
+    }
+    for n in 1..NEXT_UNUSED.load(Ordering::Relaxed) {
+        let Some(one) = registration(n) else { break };
+        if one.state.load(Ordering::Relaxed) == EARLY && one.epoll.load(Ordering::Relaxed) == number
+        {
+            let _held = EARLY_LOCK.lock();
+            if one.state.load(Ordering::Relaxed) == EARLY {
+                forget_early(n);
+                continue;
+            }
+        }
+        if one.connection.load(Ordering::Relaxed) != 0
+            && one.epoll.load(Ordering::Relaxed) == number
+        {
+            if let Some(connection) = one.behind() {
+                let _members = connection.local.membership.lock();
+                unlink(&connection, n);
+                if !is_anothers(&connection, one) {
+                    set_home_wake(&connection, WakeWord::None);
+                }
+            }
+            free_registration(n);
+        }
+    }
+    let held = epoll.lock.lock();
+    for place in 0..epoll.pair_count.load(Ordering::Relaxed) as usize {
+        let pair = epoll.pairs[place].load(Ordering::Relaxed);
+        // SAFETY: places of the pair table are never released.
+        if let Some(pair) = unsafe { pair.as_ref() } {
+            let bitmap = epoll.bitmaps[place].load(Ordering::Relaxed) as usize;
+            pair.epolls[bitmap.min(READY_BITMAPS - 1)].store(0, Ordering::Relaxed);
+        }
+    }
+    epoll.pair_count.store(0, Ordering::Relaxed);
+    drop(held);
+    forget_nested(number);
+    epoll.fd.store(0, Ordering::Release);
+}
+
+/// After fork the ready bitmaps are the parent's: the child looks at its members one by one.
+pub(crate) fn forked() {
+    FREE_LOCK.reset();
+    EARLY_LOCK.reset();
+    for number in 0..EPOLLS_MAX as u32 {
+        let Some(epoll) = epoll(number) else { return };
+        if epoll.fd.load(Ordering::Relaxed) == 0 {
+            continue;
+        }
+        epoll.lock.reset();
+        epoll.sleepers.store(0, Ordering::Relaxed);
+        if epoll.virtuals.load(Ordering::Relaxed) == 0 {
+            continue;
+        }
+        epoll.pair_count.store(0, Ordering::Relaxed);
+        epoll.polled.store(0, Ordering::Relaxed);
+        for n in 1..NEXT_UNUSED.load(Ordering::Relaxed) {
+            let Some(one) = registration(n) else { break };
+            if one.epoll.load(Ordering::Relaxed) == number && one.is_virtual() {
+                epoll.link_polled(one, n);
+            }
+        }
+    }
+}

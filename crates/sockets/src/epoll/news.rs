@@ -1,0 +1,57 @@
+//! News of a connection that no peer marks in a ready bitmap, shown to the instances that have it.
+
+use core::sync::atomic::Ordering;
+
+use libc::EPOLLOUT;
+use toehold_channel::doorbell::{WakeWord, mark};
+
+use crate::connection::Connection;
+use crate::epoll::instance::epoll;
+use crate::epoll::kernels::kick;
+use crate::epoll::registration::{each_registration, registration};
+use crate::sleepers;
+
+/// The program met a full kernel buffer on a connection whose direction is on the carrier: let the
+/// kernel tell when there is room.
+pub(crate) fn watch_kernel_writable(connection: &Connection) {
+    each_registration(connection, |n, one| {
+        if let Some(epoll) = epoll(one.epoll.load(Ordering::Relaxed)).filter(|_| one.is_virtual()) {
+            kick(epoll.fd.load(Ordering::Relaxed) - 1, one.carrier(), n);
+        }
+    });
+}
+
+/// The program met a full ring: the next room in it is an edge.
+pub(crate) fn writing_blocked(connection: &Connection) {
+    each_registration(connection, |_, one| {
+        one.edge_mask
+            .fetch_and(!(EPOLLOUT as u32), Ordering::Relaxed);
+    });
+}
+
+/// Shows `connection` to the epoll instance that has it on a ready bitmap, and wakes a thread that
+/// sleeps there: news that no peer marks, or whose doorbell somebody else has taken.
+pub(crate) fn nudge(connection: &Connection) {
+    let home = sleepers::home(connection);
+    let Ok(WakeWord::Bitmap { bitmap, bit }) = WakeWord::from_untrusted(home) else {
+        return;
+    };
+    // SAFETY: places of the pair table are never released.
+    let pair = unsafe { connection.local.pair.load(Ordering::Relaxed).as_ref() };
+    let Some((pair, bitmap)) = pair.and_then(|pair| Some((pair, pair.ours(bitmap)?))) else {
+        return;
+    };
+    mark(bitmap, bit);
+    // Another process's is woken by the doorbell, which is left to it.
+    if bitmap.sleeping.load(Ordering::SeqCst) == 1 && !sleepers::is_home_anothers(connection) {
+        let number = pair
+            .registration(bit)
+            .map_or(0, |number| number.load(Ordering::Relaxed));
+        let Some(one) = registration(number) else {
+            return;
+        };
+        if let Some(epoll) = epoll(one.epoll.load(Ordering::Relaxed)) {
+            kick(epoll.fd.load(Ordering::Relaxed) - 1, one.carrier(), number);
+        }
+    }
+}
