@@ -25,7 +25,7 @@ use toehold_channel::table::{Mode, Reason};
 
 use crate::connection::{self, Connection};
 use crate::descriptors::{Kind, is_noted, kind};
-use crate::{buffers, closing, errno, pairing, process, real, send, sys};
+use crate::{buffers, closing, errno, pairing, process, real, service, sys};
 
 pub use self::bytes::{
     eventfd_read, eventfd_write, preadv2, pwritev2, read, readv, recv, recvfrom, recvmmsg, recvmsg,
@@ -124,7 +124,7 @@ pub fn service(fd: c_int) {
         if c.local.region.load(Ordering::Relaxed).is_null() {
             pairing::consider(&c);
         } else {
-            send::service(&c);
+            service::service(&c);
         }
     }
 }
@@ -137,7 +137,7 @@ pub fn before_kernel_writes(fd: c_int) {
     };
     errno::keep(|| match c.local.region.load(Ordering::Relaxed).is_null() {
         true => c.pin(Reason::Unsupported),
-        false => drop(send::leave_ring(&c, Reason::Unsupported)),
+        false => drop(service::leave_ring(&c, Reason::Unsupported)),
     });
 }
 
@@ -160,7 +160,7 @@ pub unsafe fn before_kernel_reads(
         return None;
     }
     errno::keep(|| {
-        send::leave_ring(&c, Reason::Unsupported);
+        service::leave_ring(&c, Reason::Unsupported);
         let start = sys::now_ns();
         loop {
             // SAFETY: the caller's promise.
@@ -178,7 +178,7 @@ pub unsafe fn before_kernel_reads(
                 return None;
             }
             if sys::now_ns() - start >= SETTLE_NS {
-                send::quiesce(&c, Reason::Unsupported);
+                service::quiesce(&c, Reason::Unsupported);
                 return None;
             }
             sys::yield_now();

@@ -18,74 +18,22 @@
 //! its address range is not given up but replaced by empty private memory, in which every look
 //! finds nothing, and used again by the connection's next region.
 //!
-//! A connection that nobody uses is served when its process uses another, or goes to sleep
-//! ([`follow`]): the table's `attention` tells that the adapter wants something of some entry.
+//! A connection that nobody uses is served by [`crate::attention`].
 
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::Ordering;
 use std::ptr::NonNull;
 
 use toehold_channel::layout::{CONTROL_BYTES, EVICT, LEFT, RING_BYTES};
-use toehold_channel::table::{COMMAND_DETACH, COMMAND_EVICT, FLAG_ASKED, FLAG_ATTACHED, Mode};
+use toehold_channel::table::{FLAG_ASKED, FLAG_ATTACHED, Mode};
 use toehold_stream::end::{End, Incoming};
 
-use crate::connection::{self, Connection};
+use crate::connection::Connection;
 use crate::epoll::membership;
-use crate::{
-    adapter, doorbells, holders, lock, options, pending, release, send, slabs, sys, table,
-};
+use crate::{adapter, doorbells, holders, lock, pending, release, settings, slabs, sys};
 
-/// `attention` as it was when last followed.
-static FOLLOWED: AtomicU32 = AtomicU32::new(0);
-/// Some channel was refused, and its peer had not done its part when we last looked.
-static UNFINISHED: AtomicBool = AtomicBool::new(false);
-static LOOK_AT_NS: AtomicU64 = AtomicU64::new(0);
-/// Unfinished ones are looked after at most this often: it is a walk over all that this process
-/// holds.
-const LOOK_INTERVAL_NS: u64 = 20_000_000;
 /// How long a channel may be paused before it is given up.
 const LEAVE_AFTER_NS: u64 = 100_000_000;
-
-/// Before a thread sleeps for events, and after calls on the host path: follows what the adapter
-/// wants of connections that nobody is using.
-#[inline]
-pub(crate) fn follow() {
-    let Some(table) = table::table() else { return };
-    let attention = table.header().attention.load(Ordering::Acquire);
-    if attention != FOLLOWED.load(Ordering::Relaxed) || UNFINISHED.load(Ordering::Relaxed) {
-        walk(attention);
-    }
-}
-
-#[cold]
-fn walk(attention: u32) {
-    let now = sys::now_ns();
-    if attention == FOLLOWED.swap(attention, Ordering::Relaxed)
-        && now < LOOK_AT_NS.load(Ordering::Relaxed)
-    {
-        return;
-    }
-    LOOK_AT_NS.store(now + LOOK_INTERVAL_NS, Ordering::Relaxed);
-    UNFINISHED.store(false, Ordering::Relaxed);
-    connection::each_held(|index, entry, local| {
-        if local.region.load(Ordering::Relaxed).is_null() {
-            return;
-        }
-        let connection = connection::held(index, entry, local);
-        let commanded = matches!(
-            entry.command.load(Ordering::Relaxed),
-            COMMAND_DETACH | COMMAND_EVICT
-        );
-        let is_refused = |end: &End<'_>| Refusal::of(end) != Refusal::None;
-        if commanded || connection.end().is_some_and(|end| is_refused(&end)) {
-            send::service(&connection);
-            finish(&connection);
-            if !local.region.load(Ordering::Relaxed).is_null() {
-                UNFINISHED.store(true, Ordering::Relaxed);
-            }
-        }
-    });
-}
 
 /// What the two ends want of a channel.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -114,6 +62,11 @@ impl Refusal {
         }
         refusal
     }
+}
+
+/// True when one of the ends wants to use the channel no more.
+pub(crate) fn is_refused(end: &End<'_>) -> bool {
+    Refusal::of(end) != Refusal::None
 }
 
 /// True when a channel that is paused has been so for long enough to give it up.
@@ -194,7 +147,7 @@ pub(crate) fn finish(connection: &Connection) {
     if !declare(connection, &end) {
         return;
     }
-    if options::low_water(connection) > 1
+    if settings::low_water(connection) > 1
         && end.theirs().wake.attached.load(Ordering::Acquire) != LEFT
     {
         // The kernel's registrations would tell of each byte until the region is gone: one moment
@@ -246,7 +199,7 @@ fn frees(connection: &Connection, end: &End<'_>) -> bool {
     local.parked.store(region, Ordering::Relaxed);
     local.offered.store(null_mut(), Ordering::Relaxed);
     release::leave_pair(local);
-    options::restore_carrier(connection);
+    settings::restore_carrier(connection);
     forget_positions(connection);
     release::withdraw(connection);
     true

@@ -8,6 +8,7 @@
 //!   api ─► descriptors, connection, tracking, closing    which descriptors are ours
 //!       ─► process, lifecycle, table, family, holders    this process and its fork family
 //!       ─► receive, send, transfer     bytes: carrier, ring, and the switches between
+//!       ─► direction, service          our direction: credit, doorbells, up and down
 //!       ─► ahead                       looking at bytes without taking them
 //!       ─► overflow                    when a ring is too small
 //!       ─► doorbells, pending          bytes on the carrier that are no data; errors
@@ -16,7 +17,7 @@
 //!       ─► wait, sleep, sleepers, arming     spin or sleep
 //!       ─► waits                       whether we see how the program waits
 //!       ─► pairing, offers, pairs, adapter    how a connection comes by its channel
-//!       ─► leaving                     how it gives it up again
+//!       ─► leaving, attention          how it gives it up again
 //!       ─► release, succession         how it ends, or goes on in another program
 //! ```
 //!
@@ -29,12 +30,14 @@ mod adapter;
 mod ahead;
 pub mod api;
 mod arming;
+mod attention;
 mod buffers;
 mod chunks;
 mod closing;
 mod connection;
 pub mod deferral;
 mod descriptors;
+mod direction;
 mod doorbells;
 mod epoll;
 mod errno;
@@ -59,6 +62,8 @@ mod receive;
 mod release;
 mod resets;
 mod send;
+mod service;
+mod settings;
 mod slabs;
 mod sleep;
 mod sleepers;

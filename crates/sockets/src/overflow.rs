@@ -9,12 +9,11 @@ use toehold_channel::table::{FLAG_OFFLOAD, Mode};
 use toehold_stream::end::End;
 
 use crate::connection::Connection;
-use crate::send::go_down;
 
-/// While a full ring is small the rest goes by the carrier, and the direction comes back to a
-/// larger one. True when it did. Nothing was asked of the peer then: a doorbell that nobody reads
-/// would turn the end of this process into a reset. The caller holds the send lock.
-pub(crate) fn overflow(connection: &Connection, end: &End<'_>) -> bool {
+/// True when the rest is to go by the carrier: the ring is full, and small. The direction comes
+/// back to a larger one. The caller holds the send lock, and asks nothing of the peer then: a
+/// doorbell that nobody reads would turn the end of this process into a reset.
+pub(crate) fn is_due(connection: &Connection, end: &End<'_>) -> bool {
     let sender = end.sender();
     let entry = connection.entry;
     let is_offloaded = entry.flags.load(Ordering::Relaxed) & FLAG_OFFLOAD != 0;
@@ -23,9 +22,5 @@ pub(crate) fn overflow(connection: &Connection, end: &End<'_>) -> bool {
     } else {
         sender.may_grow()
     };
-    let overflows = end.tx_mode() == Mode::Ring && is_small && sender.credit_fresh() == Ok(0);
-    if overflows {
-        go_down(connection, end);
-    }
-    overflows
+    end.tx_mode() == Mode::Ring && is_small && sender.credit_fresh() == Ok(0)
 }

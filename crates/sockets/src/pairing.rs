@@ -23,7 +23,9 @@ use toehold_channel::table::{
 
 use crate::connection::{self, Connection};
 use crate::epoll::membership;
-use crate::{adapter, holders, leaving, lock, offers, options, process, resets, send, sys, waits};
+use crate::{
+    adapter, attention, holders, lock, offers, process, resets, service, settings, sys, waits,
+};
 
 /// Calls that moved bytes before a connection is worth pairing.
 const CALLS_BEFORE_PAIRING: u32 = 24;
@@ -50,7 +52,7 @@ pub fn set_calls_before_pairing(calls: u32) {
 /// Called after calls that moved bytes on the host path: asks for pairing, or takes an offer.
 #[inline]
 pub(crate) fn after_host_call(connection: &Connection, moved: u64) {
-    leaving::follow();
+    attention::follow();
     let entry = connection.entry;
     let calls = entry.carrier_calls.load(Ordering::Relaxed).wrapping_add(1);
     // Relaxed, and lost updates do not matter: a threshold, not a count.
@@ -196,7 +198,7 @@ fn attach(connection: &Connection) {
         return;
     };
     connection.learn_nonblocking();
-    if options::needs_kernel(connection) {
+    if settings::needs_kernel(connection) {
         connection.pin(Reason::Unsupported);
         return;
     }
@@ -225,7 +227,7 @@ fn attach(connection: &Connection) {
     entry
         .tx_capacity_log2
         .store(CAPACITY_LOG2_MIN, Ordering::Relaxed);
-    options::prepare_carrier(connection);
+    settings::prepare_carrier(connection);
     entry.flags.fetch_or(FLAG_ATTACHED, Ordering::Relaxed);
     entry
         .reason
@@ -243,7 +245,7 @@ fn attach(connection: &Connection) {
     drop(rx);
     drop(tx);
     membership::virtualise(connection);
-    send::service(connection);
+    service::service(connection);
 }
 
 /// Compares our byte counts with the kernel's; `None` when bytes were on the move while we looked.

@@ -11,7 +11,7 @@ use crate::descriptors::{self, Kind};
 use crate::epoll::nested;
 use crate::offload::awaiting::{self, Answer};
 use crate::wait::{self, KERNEL_LOOK_NS};
-use crate::{deferral, doorbells, errno, leaving, lock, options, ready, sys, waits};
+use crate::{attention, deferral, doorbells, errno, lock, ready, settings, sys, waits};
 
 /// Descriptors handled without asking for memory.
 const INLINE: usize = 64;
@@ -219,7 +219,7 @@ pub(crate) fn poll(
                 }
             }
         }
-        leaving::follow();
+        attention::follow();
         let result = sleep(fds, copy.slice(), left, &mut kernel);
         if let Some(local) = history {
             local.spin.slept(sys::now_ns() - now);
@@ -256,7 +256,7 @@ fn looks_ready(fd: i32, interest: i16) -> bool {
     match descriptors::kind(fd) {
         Kind::Connection if interest & (POLLIN | POLLRDNORM) != 0 => {
             with_connection(fd, |connection, end| {
-                if options::low_water(connection) > 1 {
+                if settings::low_water(connection) > 1 {
                     return look(fd, interest).unwrap_or(0) != 0;
                 }
                 end.receiver().looks_filled()

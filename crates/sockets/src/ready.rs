@@ -7,9 +7,9 @@ use toehold_channel::table::{FLAG_SHUT_RX, Mode};
 use toehold_stream::end::{End, Incoming};
 
 use crate::connection::{Connection, HINT_LOOK};
+use crate::direction::{Credit, want_credit};
 use crate::resets::was_closed_cleanly;
-use crate::send::{Credit, want_credit};
-use crate::{ahead, doorbells, lock, options, sys};
+use crate::{ahead, doorbells, lock, settings, sys};
 
 /// The `POLL*` bits that hold now, of those in `interest` (errors and hang-up always). Asking for
 /// `POLLOUT` without credit leaves a request for it with the peer.
@@ -96,7 +96,7 @@ fn slow_incoming(connection: &Connection, end: &End<'_>) -> i16 {
         }
     }
     // tcp_epollin_ready: as many as a receive would wait for.
-    let wanted = options::low_water(connection);
+    let wanted = settings::low_water(connection);
     if has_bytes
         && (wanted == 1 || ahead::count(connection, end).unwrap_or(u64::MAX) >= wanted as u64)
     {

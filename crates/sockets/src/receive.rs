@@ -16,8 +16,8 @@ use crate::offload::{awaiting, endings};
 use crate::receive::waiting::{arm_for_unknown_wait, wait_for_bytes};
 use crate::sleep::{Patience, sleep_until};
 use crate::{
-    ahead, buffers, doorbells, errno, leaving, lock, offers, options, pairing, pending, resets,
-    send, sleepers, sys, waits,
+    ahead, buffers, doorbells, errno, leaving, lock, offers, pairing, pending, resets, service,
+    settings, sleepers, sys, waits,
 };
 
 /// Without other signs, a receiver that finds its ring empty looks at the carrier this often.
@@ -162,7 +162,7 @@ unsafe fn receive_attached(
     let waits = flags & libc::MSG_DONTWAIT == 0 && !connection.nonblocking();
     // As sock_rcvlowat.
     let least = match flags & libc::MSG_WAITALL {
-        0 => options::low_water(connection).min(total),
+        0 => settings::low_water(connection).min(total),
         _ => total,
     };
     let takes = flags & libc::MSG_PEEK == 0;
@@ -261,7 +261,7 @@ unsafe fn receive_attached(
             || connection::commanded(entry)
             || end.theirs().wake.refuse.load(Ordering::Relaxed) != 0
         {
-            send::service(connection);
+            service::service(connection);
         }
         let Some(inside) = connection.inside() else {
             continue;
@@ -280,12 +280,12 @@ unsafe fn receive_attached(
 #[inline]
 fn after_receive(connection: &Connection, end: &End<'_>, look_for_sleeper: bool) {
     if look_for_sleeper && end.is_asked_for_credit() {
-        send::notify_of_credit(connection, end);
+        service::notify_of_credit(connection, end);
     }
     let entry = connection.entry;
     if entry.tx_mode.load(Ordering::Relaxed) == Mode::Carrier as u32 || connection::commanded(entry)
     {
-        send::service(connection);
+        service::service(connection);
     }
 }
 

@@ -11,7 +11,7 @@ use toehold_channel::table::{EntryState, FLAG_ASKED};
 use toehold_stream::end::{End, Incoming};
 
 use crate::connection::{Connection, Local};
-use crate::{adapter, doorbells, holders, lock, process, resets, send, slabs, sleepers, sys};
+use crate::{adapter, direction, doorbells, holders, lock, process, resets, slabs, sleepers, sys};
 
 /// The last descriptor of this process that referred to `connection` is being closed.
 pub(crate) fn release(connection: &Connection) {
@@ -88,7 +88,7 @@ fn end_channel(connection: &Connection, end: &End<'_>) {
         // was lost".
         sys::set_linger(connection.fd, [1, 0]);
     }
-    send::notify_of_end(connection, end);
+    direction::notify_of_end(connection, end);
 }
 
 /// True when bytes in the ring are left unread. When not, takes doorbells off the carrier: nobody

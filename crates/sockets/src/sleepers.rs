@@ -148,6 +148,6 @@ pub(crate) fn set_wake(end: &End<'_>, word: WakeWord) {
 #[cold]
 pub(crate) fn wake_by_carrier(connection: &Connection, end: &End<'_>) {
     connection.pin(Reason::Shared);
-    // As in `send::leave_ring`.
+    // As in `service::leave_ring`.
     end.ours().wake.refuse.store(1, Ordering::SeqCst);
 }

@@ -11,8 +11,8 @@
 //!   before exec, for each descriptor that stays open
 //!     successor has the library ─► keep both locks, ask for its descriptors
 //!                                  ─► in the new program, before `main`: map, enter, unlock
-//!     it has not, or uses stdio ─► both directions to the carrier (send::quiesce), for good
-//!     a forked child's leak     ─► both directions to the carrier (send::lend): parent and
+//!     it has not, or uses stdio ─► both directions to the carrier (service::quiesce), for good
+//!     a forked child's leak     ─► both directions to the carrier (service::lend): parent and
 //!                                  program share it
 //! ```
 //!
@@ -33,7 +33,7 @@ use crate::connection::{self, Connection};
 use crate::descriptors::{self, Kind};
 use crate::epoll::membership;
 use crate::{
-    adapter, family, holders, lock, offers, pairs, process, send, slabs, sleepers, sys, table,
+    adapter, family, holders, lock, offers, pairs, process, service, slabs, sleepers, sys, table,
 };
 
 /// Connections of one process whose channels are handed on; further ones go back to their carriers.
@@ -234,16 +234,16 @@ pub fn before_exec(follows: bool) -> Departure {
         }
         if borrowed {
             entry.holders.fetch_sub(1, Ordering::AcqRel);
-            send::lend(connection);
+            service::lend(connection);
             return;
         }
         // Other connections that a forked child still has are leaks rather than gifts, as far as
         // anybody can tell: the parent goes on with them, and may not miss what the child writes.
         let is_gift = !shared || entry.flags.load(Ordering::Relaxed) & FLAG_INHERITED != 0;
         if is_gift || is_standard(connection) {
-            send::quiesce(connection, Reason::Passed);
+            service::quiesce(connection, Reason::Passed);
         } else {
-            send::lend(connection);
+            service::lend(connection);
         }
     });
     if !borrowed {
@@ -284,7 +284,7 @@ pub fn before_spawn() {
     }
     each_survivor(|connection, is_first| {
         if is_first {
-            send::lend(connection);
+            service::lend(connection);
         }
     });
 }

@@ -13,7 +13,7 @@ use crate::receive::receive;
 use crate::resets::fault_of_peer;
 use crate::send::{self, Turn, begin_host_send, finish_host_send, transmit};
 use crate::sleep::sleep_until;
-use crate::{api, doorbells, errno, leaving, sys};
+use crate::{api, direction, doorbells, errno, leaving, sys};
 
 /// Bytes moved per turn, through a buffer on the stack.
 const TURN_BYTES: usize = 64 << 10;
@@ -205,7 +205,7 @@ fn pipe_to_ring(
             Ok(0) | Err(libc::EAGAIN) => Ok(Turn::Dry),
             Ok(bytes) => {
                 sender.publish(bytes);
-                send::notify(connection, end)?;
+                direction::notify(connection, end)?;
                 Ok(Turn::Sent(bytes))
             }
             Err(error) => Err(error),

@@ -11,8 +11,8 @@ use crate::api::{part, parts};
 use crate::connection::{self, Connection};
 use crate::offload::endings;
 use crate::receive::{Control, receive, receive_message};
-use crate::send::{self, transmit};
-use crate::{buffers, errno, options, pending, process, real, sys, transfer};
+use crate::send::transmit;
+use crate::{buffers, errno, options, pending, process, real, service, sys, transfer};
 
 /// `read(2)`. Unlike `recv(2)` it never waits for, nor reports, anything when asked for no bytes.
 #[inline]
@@ -282,7 +282,7 @@ unsafe fn note_passed_descriptors(header: &msghdr) {
                 for n in 0..count {
                     let fd = libc::CMSG_DATA(at).cast::<i32>().add(n).read_unaligned();
                     if let Some(passed) = connection::at(fd) {
-                        errno::keep(|| send::quiesce(&passed, Reason::Passed));
+                        errno::keep(|| service::quiesce(&passed, Reason::Passed));
                     }
                 }
             }

@@ -11,7 +11,7 @@ use crate::epoll::news;
 use crate::offload::active_open::{self, Opened};
 use crate::offload::names::{self, Side};
 use crate::offload::{addresses, bound, passive_open, routing};
-use crate::send::shutting;
+use crate::service::shutting;
 use crate::{closing, connection, errno, process, real, sys, tracking};
 
 /// `connect(2)`.

@@ -9,7 +9,7 @@ use toehold_channel::table::{FLAG_INHERITED, FLAG_NONBLOCK, Reason};
 use crate::connection::{self, Connection};
 use crate::descriptors::{self, Kind};
 use crate::offload::{liveness, passive_open, routing};
-use crate::{closing, errno, options, process, real, resets, send, sys};
+use crate::{closing, errno, options, process, real, resets, service, sys};
 
 /// `close(2)`.
 #[inline]
@@ -122,11 +122,11 @@ fn note_duplicate(from: c_int, to: c_int) {
             }
             if let (Some(c), Kind::Foreign) = (connection::at(from), descriptors::kind(to)) {
                 // No memory to note it: the bytes that pass by that number are the kernel's.
-                send::lend(&c);
+                service::lend(&c);
             }
         } else if let Some(c) = connection::at(from) {
             // A `vfork` child's own number: nobody will know it for what it is.
-            send::lend(&c);
+            service::lend(&c);
         }
     });
 }
@@ -141,9 +141,9 @@ fn becomes_standard(to: c_int) {
     if c.local.region.load(Ordering::Relaxed).is_null() {
         c.pin(Reason::Stdio);
     } else if to == 0 {
-        send::quiesce(&c, Reason::Stdio);
+        service::quiesce(&c, Reason::Stdio);
     } else {
-        send::leave_ring(&c, Reason::Stdio);
+        service::leave_ring(&c, Reason::Stdio);
     }
 }
 
@@ -151,7 +151,7 @@ fn becomes_standard(to: c_int) {
 /// memory or by a list of file actions.
 pub fn passing_on(fd: c_int) {
     if let Some(c) = connection::at(fd) {
-        errno::keep(|| send::quiesce(&c, Reason::Passed));
+        errno::keep(|| service::quiesce(&c, Reason::Passed));
     }
 }
 
@@ -194,7 +194,7 @@ pub unsafe fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
                     set_nonblocking(&c, argument as c_int & libc::O_NONBLOCK != 0);
                     if argument as c_int & libc::O_ASYNC != 0 {
                         // Nothing sends a signal for what comes to a ring.
-                        errno::keep(|| send::retire(&c, Reason::Unsupported));
+                        errno::keep(|| service::retire(&c, Reason::Unsupported));
                     }
                 }
             }
@@ -236,7 +236,7 @@ pub unsafe fn ioctl(fd: c_int, request: c_ulong, argument: usize) -> c_int {
     }
     let is_async = request == libc::FIOASYNC as c_ulong && argument != 0;
     if result == 0 && is_async && unsafe { *(argument as *const c_int) } != 0 {
-        errno::keep(|| send::retire(&c, Reason::Unsupported));
+        errno::keep(|| service::retire(&c, Reason::Unsupported));
     }
     result
 }

@@ -9,7 +9,7 @@ use crate::api::readiness::{limit_of_ms, nanoseconds};
 use crate::descriptors::{self, Kind};
 use crate::epoll::{control, instance, lifetime, waiting};
 use crate::offload::liveness::say_what_is_set;
-use crate::{connection, errno, process, real, send};
+use crate::{connection, errno, process, real, service};
 
 /// `epoll_create(2)`.
 pub unsafe fn epoll_create(size: c_int) -> c_int {
@@ -211,7 +211,7 @@ fn waits_elsewhere(fd: i32) {
     match descriptors::kind(fd) {
         Kind::Connection => {
             if let Some(connection) = connection::at(fd) {
-                send::retire(&connection, Reason::UnseenWaits);
+                service::retire(&connection, Reason::UnseenWaits);
             }
         }
         Kind::Foreign => descriptors::note_unseen(fd),

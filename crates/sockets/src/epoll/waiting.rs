@@ -10,7 +10,7 @@ use crate::epoll::nested::without_repeats;
 use crate::epoll::registration::untag;
 use crate::epoll::sleeping::arm_member;
 use crate::wait::{self, KERNEL_LOOK_NS};
-use crate::{deferral, errno, leaving, sys};
+use crate::{attention, deferral, errno, sys};
 
 /// While shared memory keeps us busy, the kernel's own members are asked this often.
 const KERNEL_MEMBERS_NS: u64 = 50_000;
@@ -83,7 +83,7 @@ pub(crate) fn wait(
                 continue;
             }
         }
-        leaving::follow();
+        attention::follow();
         let n = sleep(epoll, events, left, &mut kernel);
         epoll.spin.slept(sys::now_ns() - now);
         if n < 0 {

@@ -10,7 +10,7 @@ use toehold_stream::end::{End, Incoming};
 use crate::connection::{Connection, HINT_LOOK};
 use crate::sleep::{self, Patience};
 use crate::{
-    arming, deferral, doorbells, errno, leaving, lock, pending, real, sleepers, sys, wait,
+    arming, attention, deferral, doorbells, errno, lock, pending, real, sleepers, sys, wait,
 };
 
 /// After this many fruitless non-blocking calls in a row the program is polling us: it needs no
@@ -122,7 +122,7 @@ pub(super) fn wait_for_bytes(
     if peeked {
         entry.rx_hints.fetch_or(HINT_LOOK, Ordering::Relaxed);
     }
-    leaving::follow();
+    attention::follow();
     let start = sys::now_ns();
     arming::arm(connection, end);
     local.readers.fetch_add(1, Ordering::SeqCst);

@@ -1,0 +1,63 @@
+//! Following what the adapter wants of connections that nobody is using.
+//!
+//! The table's `attention` tells that the adapter wants something of some entry. A connection that
+//! nobody uses is served when its process uses another, or goes to sleep ([`follow`]).
+
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+use toehold_channel::table::{COMMAND_DETACH, COMMAND_EVICT};
+
+use crate::{connection, leaving, service, sys, table};
+
+/// `attention` as it was when last followed.
+static FOLLOWED: AtomicU32 = AtomicU32::new(0);
+/// Some channel was refused, and its peer had not done its part when we last looked.
+static UNFINISHED: AtomicBool = AtomicBool::new(false);
+static LOOK_AT_NS: AtomicU64 = AtomicU64::new(0);
+/// Unfinished ones are looked after at most this often: it is a walk over all that this process
+/// holds.
+const LOOK_INTERVAL_NS: u64 = 20_000_000;
+
+/// Before a thread sleeps for events, and after calls on the host path: follows what the adapter
+/// wants of connections that nobody is using.
+#[inline]
+pub(crate) fn follow() {
+    let Some(table) = table::table() else { return };
+    let attention = table.header().attention.load(Ordering::Acquire);
+    if attention != FOLLOWED.load(Ordering::Relaxed) || UNFINISHED.load(Ordering::Relaxed) {
+        walk(attention);
+    }
+}
+
+#[cold]
+fn walk(attention: u32) {
+    let now = sys::now_ns();
+    if attention == FOLLOWED.swap(attention, Ordering::Relaxed)
+        && now < LOOK_AT_NS.load(Ordering::Relaxed)
+    {
+        return;
+    }
+    LOOK_AT_NS.store(now + LOOK_INTERVAL_NS, Ordering::Relaxed);
+    UNFINISHED.store(false, Ordering::Relaxed);
+    connection::each_held(|index, entry, local| {
+        if local.region.load(Ordering::Relaxed).is_null() {
+            return;
+        }
+        let connection = connection::held(index, entry, local);
+        let commanded = matches!(
+            entry.command.load(Ordering::Relaxed),
+            COMMAND_DETACH | COMMAND_EVICT
+        );
+        if commanded
+            || connection
+                .end()
+                .is_some_and(|end| leaving::is_refused(&end))
+        {
+            service::service(&connection);
+            leaving::finish(&connection);
+            if !local.region.load(Ordering::Relaxed).is_null() {
+                UNFINISHED.store(true, Ordering::Relaxed);
+            }
+        }
+    });
+}

@@ -1,0 +1,213 @@
+//! Our own direction: telling the peer of news, asking it for credit, and the way back to the
+//! carrier.
+
+use core::sync::atomic::{Ordering, fence};
+
+use toehold_channel::doorbell::{self, WakeWord};
+use toehold_channel::table::{COMMAND_PEER_GONE, Mode};
+use toehold_stream::credit;
+use toehold_stream::end::{End, Incoming};
+
+use crate::connection::{Connection, HINT_EOF, HINT_LOOK};
+use crate::epoll::news;
+use crate::resets::fault_of_peer;
+use crate::{lock, overflow, pending, sleepers, sys};
+
+/// How a sender without credit may go on.
+pub(crate) enum Credit {
+    /// There is credit after all.
+    Here,
+    /// None, and the peer will ring when there is.
+    WillRing,
+    /// The peer could not have rung: the direction is back on the carrier.
+    WentDown,
+}
+
+/// Makes the peer notice what was just published. The caller holds the send lock and has passed a
+/// full barrier.
+#[inline]
+pub(crate) fn notify(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
+    let entry = connection.entry;
+    let pair = connection.local.pair.load(Ordering::Relaxed);
+    // SAFETY: a connection's pair stays mapped until its release, which takes the send lock first.
+    let pair = unsafe { pair.as_ref() };
+    let rung = doorbell::must_ring(&end.theirs().wake, |bitmap| {
+        pair.and_then(|pair| pair.theirs(bitmap))
+    })
+    .map_err(|fault| fault_of_peer(connection, fault))?;
+    if rung {
+        ring(connection);
+    } else {
+        let suppressed = entry.doorbells_suppressed.load(Ordering::Relaxed);
+        entry
+            .doorbells_suppressed
+            .store(suppressed.wrapping_add(1), Ordering::Relaxed);
+    }
+    Ok(())
+}
+
+/// As [`ring`], unless the peer's direction has ended, or the carrier has. Such a peer waits for no
+/// credit and has nothing to bring down, and if it has closed, the doorbell would provoke the
+/// reset, or be told the error, that is for what the program sends next.
+#[cold]
+pub(crate) fn ring_if_open(connection: &Connection, end: &End<'_>) {
+    let ended = libc::POLLRDHUP | libc::POLLERR | libc::POLLHUP;
+    let closed = end.theirs().wake.closed.load(Ordering::Acquire) != 0;
+    if !closed && sys::poll_now(connection.fd, libc::POLLRDHUP) & ended == 0 {
+        ring(connection);
+    }
+}
+
+/// One byte on the carrier. The caller holds the send lock, the direction is in ring mode.
+#[cold]
+fn ring(connection: &Connection) {
+    let entry = connection.entry;
+    let result = sys::send_now(connection.fd, &[0]);
+    if result == 1 {
+        entry.tx_carrier.fetch_add(1, Ordering::Relaxed);
+        entry.doorbells.fetch_add(1, Ordering::Relaxed);
+    } else if result == -(libc::EPIPE as isize) {
+        // The connection is broken, and its error was reported: what is left to read, and its end,
+        // is up to the next receive.
+        entry.rx_hints.fetch_or(HINT_LOOK, Ordering::Relaxed);
+    } else if result != -(libc::EAGAIN as isize) {
+        pending::keep(connection, -result as i32);
+    }
+    // EAGAIN: the carrier is full, so the peer has something to read already.
+}
+
+/// The connection is being closed: a peer that is awake should look. The caller holds the send
+/// lock.
+pub(crate) fn notify_of_end(connection: &Connection, end: &End<'_>) {
+    fence(Ordering::SeqCst);
+    if end.tx_mode() == Mode::Ring {
+        let pair = connection.local.pair.load(Ordering::Relaxed);
+        // A sleeping peer is woken by the carrier's own end; one that is awake by its ready bitmap.
+        // SAFETY: as in `notify`.
+        let pair = unsafe { pair.as_ref() };
+        let _ = doorbell::must_ring(&end.theirs().wake, |bitmap| {
+            pair.and_then(|pair| pair.theirs(bitmap))
+        });
+    }
+}
+
+/// Asks the peer to ring for credit, if it can.
+pub(crate) fn want_credit(connection: &Connection, end: &End<'_>) -> Credit {
+    advance_incoming(connection, end);
+    let Some(_held) = lock::lock(&connection.entry.tx_lock) else {
+        // Nobody was asked to ring, so nobody may sleep for it. The next send says EAGAIN.
+        return Credit::WentDown;
+    };
+    if end.tx_mode() != Mode::Ring || give_way(connection, end) {
+        return Credit::WentDown;
+    }
+    let asked = end.ask_for_credit(|| Ok(end.sender().credit_fresh()? == 0));
+    let ended = connection.entry.rx_hints.load(Ordering::Relaxed) & (HINT_EOF | HINT_LOOK) != 0;
+    match asked {
+        Ok(credit::Credit::Here) => {
+            stop_wanting(connection, end);
+            Credit::Here
+        }
+        Ok(credit::Credit::WillRing) if !ended && !end.both_wait() => {
+            ask_for_doorbell(connection, end)
+        }
+        Ok(_) => {
+            go_down(connection, end);
+            Credit::WentDown
+        }
+        Err(fault) => {
+            fault_of_peer(connection, fault);
+            Credit::WentDown
+        }
+    }
+}
+
+/// How the program will wait for the credit is unknown when it neither sleeps nor has the
+/// connection on a ready bitmap: ask for a doorbell.
+fn ask_for_doorbell(connection: &Connection, end: &End<'_>) -> Credit {
+    let entry = connection.entry;
+    {
+        let held = lock::lock(&entry.wake_lock);
+        if held.is_none() {
+            sleepers::wake_by_carrier(connection, end);
+        }
+        if connection.local.sleepers.load(Ordering::SeqCst) != 0
+            || sleepers::home(connection) != WakeWord::None.to_word()
+        {
+            return Credit::WillRing;
+        }
+        sleepers::set_wake(end, WakeWord::Bell);
+    }
+    fence(Ordering::SeqCst);
+    if end.sender().credit_fresh() == Ok(0) {
+        Credit::WillRing
+    } else {
+        Credit::Here
+    }
+}
+
+/// Takes the request for credit back, unless somebody else may still rely on it. A stale one costs
+/// the peer one look for each half ring, and its doorbells meet a sender that is back on the
+/// carrier: should that be killed, they would make its kernel send a reset and drop what it has not
+/// delivered yet, where without us it would have delivered all and ended in order. The caller holds
+/// the send lock, under which requests are made.
+pub(crate) fn stop_wanting(connection: &Connection, end: &End<'_>) {
+    let local = connection.local;
+    // A thread that has just armed and is not counted as a reader yet makes us leave the request as
+    // it is, which is always right.
+    let readers = local.readers.load(Ordering::SeqCst);
+    if local.sleepers.load(Ordering::SeqCst) <= readers
+        && (local.registrations.load(Ordering::Relaxed) == 0 || end.tx_mode() != Mode::Ring)
+        && !connection.is_shared()
+    {
+        end.stop_asking();
+    }
+}
+
+/// Carries out switches of the peer that need nothing more to be read.
+pub(crate) fn advance_incoming(connection: &Connection, end: &End<'_>) {
+    if end.records_pending() {
+        // Without the lock they wait for the next receive.
+        if let Some(_held) = lock::lock(&connection.entry.rx_lock) {
+            if let Ok(Incoming::Ring(_)) = end.incoming() {}
+        }
+    }
+}
+
+/// Moves our direction back to the carrier. The caller holds the send lock.
+pub(crate) fn go_down(connection: &Connection, end: &End<'_>) {
+    if end.tx_mode() != Mode::Ring {
+        return;
+    }
+    // A dead peer sleeps no more, and its kernel would answer a doorbell with a reset that drops
+    // what it has not delivered yet.
+    let peer_is_gone = connection.entry.command.load(Ordering::Relaxed) == COMMAND_PEER_GONE;
+    end.go_down(|peer_sleeps| {
+        if peer_sleeps && !peer_is_gone {
+            ring_if_open(connection, end);
+        }
+    });
+    stop_wanting(connection, end);
+    if connection.local.registrations.load(Ordering::Relaxed) != 0 {
+        // Whoever waits for room in an epoll instance hears of it from the kernel now.
+        news::watch_kernel_writable(connection);
+    }
+}
+
+/// As [`go_down`], for callers without the send lock. Where the lock cannot be had the direction
+/// stays as it is: the next send meets the same lock, and says so.
+pub(crate) fn go_down_locked(connection: &Connection, end: &End<'_>) {
+    if let Some(_held) = lock::lock(&connection.entry.tx_lock) {
+        go_down(connection, end);
+    }
+}
+
+/// A ring that overflows gives way to the carrier ([`overflow`]): true when it did. The caller
+/// holds the send lock.
+pub(crate) fn give_way(connection: &Connection, end: &End<'_>) -> bool {
+    let is_due = overflow::is_due(connection, end);
+    if is_due {
+        go_down(connection, end);
+    }
+    is_due
+}

@@ -1,0 +1,113 @@
+//! Waiting for credit, and for room in the kernel's buffer.
+
+use core::sync::atomic::Ordering;
+
+use toehold_stream::end::End;
+
+use crate::arming::{arm, disarm};
+use crate::connection::{Connection, HINT_LOOK};
+use crate::direction::{self, Credit};
+use crate::sleep::{Patience, sleep_for_news, sleep_until, timed_out, timeout_ns};
+use crate::{deferral, doorbells, errno, lock, pending, real, sys, wait};
+
+/// Blocks until there may be credit, or the direction went down.
+pub(super) fn wait_for_credit(
+    connection: &Connection,
+    end: &End<'_>,
+    patience: &mut Patience,
+) -> Result<(), i32> {
+    let limit_ns = patience.left_ns(connection.fd, libc::SO_SNDTIMEO)?;
+    let (entry, local) = (connection.entry, connection.local);
+    let handlers = deferral::handlers();
+    let budget = wait::budget_ns(&local.spin);
+    let processor = end.theirs().wake.processor.load(Ordering::Relaxed);
+    end.ours()
+        .wake
+        .processor
+        .store(sys::processor() + 1, Ordering::Relaxed);
+    let since = sys::now_ns();
+    loop {
+        let slice = if budget == u64::MAX {
+            wait::KERNEL_LOOK_NS
+        } else {
+            budget
+        };
+        if wait::spin(&local.spin, slice, processor, || full_no_more(end)) {
+            local.spin.paid();
+            entry.spins_paid.fetch_add(1, Ordering::Relaxed);
+            return Ok(());
+        }
+        if handlers.end_a_transfer() {
+            return Err(libc::EINTR);
+        }
+        if budget != u64::MAX || sys::poll_now(connection.fd, libc::POLLRDHUP) != 0 {
+            break;
+        }
+        if timed_out(connection.fd, libc::SO_SNDTIMEO, since) {
+            return Err(libc::EAGAIN);
+        }
+    }
+    if lock::lock(&entry.tx_lock).is_some_and(|_held| direction::give_way(connection, end)) {
+        doorbells::tidy(connection, end);
+        return Ok(());
+    }
+    arm(connection, end);
+    let asked = direction::want_credit(connection, end);
+    let sleeps = matches!(asked, Credit::WillRing) && !full_no_more(end);
+    let (mut result, mut error) = (1, 0);
+    if sleeps {
+        result = sleep_for_doorbell(connection.fd, limit_ns);
+        error = if result < 0 { errno::get() } else { 0 };
+        entry.wakeups.fetch_add(1, Ordering::Relaxed);
+    }
+    disarm(connection, end);
+    // Without the lock a stale request stays, which costs the peer a look.
+    if let Some(_held) = lock::lock(&entry.tx_lock) {
+        direction::stop_wanting(connection, end);
+    }
+    if !sleeps {
+        doorbells::tidy(connection, end);
+        return Ok(());
+    }
+    local.spin.slept(sys::now_ns() - since);
+    if result == 0 {
+        // The carrier ended: nobody can ring us, the kernel takes over.
+        entry.rx_hints.fetch_or(HINT_LOOK, Ordering::Relaxed);
+        direction::go_down_locked(connection, end);
+        return Ok(());
+    }
+    if result < 0 {
+        if error == libc::EINTR || error == libc::EAGAIN {
+            return Err(error);
+        }
+        pending::keep(connection, error);
+        direction::go_down_locked(connection, end);
+        return Ok(());
+    }
+    doorbells::take_seen(connection, end, result as usize);
+    Ok(())
+}
+
+/// True when the ring is known not to be full by our own cursors' account of the peer's word.
+fn full_no_more(end: &End<'_>) -> bool {
+    end.sender().looks_writable()
+}
+
+/// Sleeps until bytes are on the carrier (their number), it ended (0), or something went wrong (-1
+/// and errno), within `SO_SNDTIMEO`.
+fn sleep_for_doorbell(fd: i32, limit_ns: u64) -> isize {
+    if limit_ns == 0 && timeout_ns(fd, libc::SO_RCVTIMEO) == 0 {
+        let mut bells = [0u8; 64];
+        // SAFETY: `bells` is writable. A real `recv`, so that signals restart it exactly when they
+        // would restart a send.
+        return unsafe { real::recv(fd, bells.as_mut_ptr().cast(), bells.len(), libc::MSG_PEEK) };
+    }
+    sleep_for_news(fd, limit_ns)
+}
+
+/// Sleeps until the kernel takes more, within `SO_SNDTIMEO`.
+pub(super) fn wait_for_kernel(fd: i32, patience: &mut Patience) -> Result<(), i32> {
+    let limit_ns = patience.left_ns(fd, libc::SO_SNDTIMEO)?;
+    let seen = sleep_until(fd, libc::POLLOUT, limit_ns)?;
+    seen.map(drop).ok_or(libc::EAGAIN)
+}

@@ -1,0 +1,277 @@
+//! Where a connection's directions are wanted (up, down, or down for good): by the operator, the
+//! adapter, the peer, or a use of the descriptor that rings cannot serve.
+
+use core::sync::atomic::Ordering;
+
+use toehold_channel::doorbell::WakeWord;
+use toehold_channel::layout::{EVICT, LEFT, REFUSE};
+use toehold_channel::ring::Fault;
+use toehold_channel::table::{
+    COMMAND_DETACH, COMMAND_EVICT, COMMAND_PEER_GONE, FLAG_PINNED, FLAG_SHUT_RX, FLAG_SHUT_TX,
+    Mode, Reason,
+};
+use toehold_stream::end::{End, Incoming};
+
+use crate::connection::{self, Connection, HINT_EOF};
+use crate::epoll::membership;
+use crate::resets::fault_of_peer;
+use crate::{direction, doorbells, leaving, lock, settings, sleepers, sys};
+
+/// Does what the operator, the adapter, the peer or the state of the connection ask of our
+/// direction: up, down, or nothing. The caller holds the send lock.
+#[inline]
+pub(crate) fn attend(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
+    let entry = connection.entry;
+    let wake = &end.theirs().wake;
+    if end.tx_mode() == Mode::Ring
+        && !connection::commanded(entry)
+        && wake.refuse.load(Ordering::Relaxed) == 0
+        && wake.closed.load(Ordering::Relaxed) == 0
+        && entry.flags.load(Ordering::Relaxed) & (FLAG_PINNED | FLAG_SHUT_TX) == 0
+        && entry.rx_hints.load(Ordering::Relaxed) & HINT_EOF == 0
+    {
+        return Ok(());
+    }
+    attend_slowly(connection, end)
+}
+
+#[cold]
+fn attend_slowly(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
+    let entry = connection.entry;
+    let flags = entry.flags.load(Ordering::Relaxed);
+    let command = entry.command.load(Ordering::Acquire);
+    let pinned = flags & FLAG_PINNED != 0;
+    match command {
+        COMMAND_DETACH => entry
+            .reason
+            .store(Reason::Detached as u32, Ordering::Relaxed),
+        COMMAND_EVICT => entry
+            .reason
+            .store(Reason::NoResources as u32, Ordering::Relaxed),
+        COMMAND_PEER_GONE => entry
+            .reason
+            .store(Reason::PeerGone as u32, Ordering::Relaxed),
+        _ => {}
+    }
+    // Its registrations can only be answered by the kernel.
+    let held_down = end.tx_mode() != Mode::Ring && membership::holds_down(connection);
+    // Whoever wants its own direction down wants the other down, too.
+    let left = end.ours().wake.attached.load(Ordering::Relaxed) == LEFT;
+    let refuse = if left || command == COMMAND_EVICT {
+        EVICT
+    } else if pinned || command == COMMAND_DETACH || held_down {
+        REFUSE
+    } else {
+        0
+    };
+    if end.ours().wake.refuse.load(Ordering::Relaxed) != refuse {
+        end.ours().wake.refuse.store(refuse, Ordering::Release);
+    }
+    let stay_down = pinned
+        || command != 0
+        || held_down
+        || flags & (FLAG_SHUT_TX | FLAG_SHUT_RX) != 0
+        || entry.rx_hints.load(Ordering::Relaxed) & HINT_EOF != 0
+        || end.theirs().wake.closed.load(Ordering::Acquire) != 0
+        || end.theirs().wake.refuse.load(Ordering::Acquire) != 0
+        || left;
+    if end.tx_mode() == Mode::Ring {
+        if stay_down {
+            let lost = end.theirs().wake.abandoned.load(Ordering::Acquire) != 0
+                && end.theirs().consume.head.load(Ordering::Acquire)
+                    != entry.tx_ring.load(Ordering::Relaxed);
+            if lost {
+                return Err(fault_of_peer(connection, Fault::Record));
+            }
+            let told = matches!(command, COMMAND_DETACH | COMMAND_EVICT);
+            if told && end.theirs().wake.abandoned.load(Ordering::Acquire) == 0 {
+                // Both directions are to come down: a peer that sleeps should hear of it.
+                direction::ring_if_open(connection, end);
+            }
+            direction::go_down(connection, end);
+        }
+        return Ok(());
+    }
+    if stay_down {
+        if end.records_pending() || end.rx_mode() != Mode::Carrier {
+            // The peer went up before it saw that we refuse: the kernel knows nothing of what it
+            // sends.
+            membership::virtualise(connection);
+        }
+        return Ok(());
+    }
+    membership::virtualise(connection);
+    if end
+        .try_up()
+        .map_err(|fault| fault_of_peer(connection, fault))?
+    {
+        entry.reason.store(Reason::None as u32, Ordering::Relaxed);
+    }
+    Ok(())
+}
+
+/// Lets our direction follow commands and the peer when the program itself is not sending.
+pub(crate) fn service(connection: &Connection) {
+    let Some(end) = connection.inside() else {
+        return;
+    };
+    {
+        let Some(_held) = lock::try_lock(&connection.entry.tx_lock) else {
+            return;
+        };
+        let _ = attend(connection, &end);
+    }
+    leaving::declare(connection, &end);
+    if end.tx_mode() == Mode::Carrier
+        && end.rx_mode() == Mode::Carrier
+        && !end.records_pending()
+        && settings::low_water(connection) == 1
+        && end.ours().wake.refuse.load(Ordering::Relaxed) != 0
+    {
+        membership::hand_back(connection, &end);
+    }
+}
+
+/// The program wants something of its socket that rings cannot express: both directions are brought
+/// down, now or at the peer's next send, and stay there. What is unread in the ring stays readable.
+pub(crate) fn retire(connection: &Connection, reason: Reason) {
+    connection.pin(reason);
+    service(connection);
+}
+
+/// Brings our direction down for good, and asks the peer to bring its own down before it sends
+/// again. False when there is no channel, or when the send lock cannot be had. The caller goes on
+/// to use the carrier in any case. With our direction still in the ring, the peer would take those
+/// bytes for doorbells; so the connection is reset then.
+pub(crate) fn leave_ring(connection: &Connection, reason: Reason) -> bool {
+    connection.pin(reason);
+    let Some(_held) = lock::lock(&connection.entry.tx_lock) else {
+        if connection
+            .inside()
+            .is_some_and(|end| end.tx_mode() != Mode::Carrier)
+        {
+            sys::disconnect(connection.fd);
+        }
+        return false;
+    };
+    let Some(end) = connection.end() else {
+        return false;
+    };
+    end.ours().wake.refuse.store(1, Ordering::SeqCst);
+    direction::go_down(connection, &end);
+    true
+}
+
+/// Another program gets the descriptor, too, and this one goes on with it: both directions become
+/// the kernel's for good, so that what either writes is in the stream. What lies unread in the ring
+/// stays for this program.
+pub(crate) fn lend(connection: &Connection) {
+    if leave_ring(connection, Reason::Passed) {
+        if let Some(end) = connection.inside() {
+            doorbells::tidy(connection, &end);
+        }
+    }
+}
+
+/// The descriptor is about to serve somebody who knows nothing of rings (another program, a kernel
+/// feature): brings both directions to where the kernel alone is right, and keeps them there. Our
+/// own goes down at once. The peer is asked to bring its down before it sends again; what it
+/// published before that is waited for, and must be read by us: if the program leaves bytes unread,
+/// they cannot follow the descriptor, and the connection is reset rather than continued with a gap.
+pub(crate) fn quiesce(connection: &Connection, reason: Reason) {
+    /// A peer that was in the middle of a send when it was asked finishes it within this time,
+    /// unless it is kept from running.
+    const SETTLE_NS: u64 = 2_000_000;
+    let Some(end) = connection.inside() else {
+        return connection.pin(reason);
+    };
+    if !leave_ring(connection, reason) {
+        return;
+    }
+    membership::materialise(connection);
+    settings::restore_low_water(connection);
+    connection.entry.home_wake.store(0, Ordering::Relaxed);
+    sleepers::set_wake(&end, WakeWord::None);
+    let start = sys::now_ns();
+    let mut unread = true;
+    while sys::now_ns() - start < SETTLE_NS || unread {
+        {
+            let Some(_held) = lock::lock(&connection.entry.rx_lock) else {
+                // Nobody can tell what is unread: as if something were.
+                unread = true;
+                break;
+            };
+            doorbells::discard(connection, &end);
+            unread = match end.incoming() {
+                Ok(Incoming::Ring(filled)) => filled.len > 0,
+                Ok(Incoming::Carrier { .. }) => return,
+                Ok(Incoming::Skip { bytes }) => {
+                    doorbells::skip(connection, bytes);
+                    false
+                }
+                Err(_) => false,
+            };
+        }
+        if sys::now_ns() - start >= 2 * SETTLE_NS {
+            break;
+        }
+        sys::yield_now();
+    }
+    end.ours().wake.abandoned.store(1, Ordering::SeqCst);
+    if unread {
+        // With what has come on the carrier since: it is behind what is lost.
+        sys::disconnect(connection.fd);
+    }
+}
+
+/// The program shuts its sending side: everything published stays readable, the carrier carries the
+/// end.
+pub(crate) fn shutting(connection: &Connection, how: i32) {
+    let entry = connection.entry;
+    let mut flags = 0;
+    if how != libc::SHUT_RD {
+        flags |= FLAG_SHUT_TX;
+    }
+    if how != libc::SHUT_WR {
+        flags |= FLAG_SHUT_RX;
+    }
+    if let Some(end) = connection.inside() {
+        let held = lock::lock(&entry.tx_lock);
+        entry.flags.fetch_or(flags, Ordering::Relaxed);
+        if flags & FLAG_SHUT_TX != 0 {
+            // Back to the carrier first, so that a second send meets the kernel's EPIPE. Without
+            // the lock that send brings the direction down itself, by the flag. Both words only
+            // gain bits, so they may be written without it.
+            if held.is_some() {
+                direction::go_down(connection, &end);
+            }
+            end.ours()
+                .wake
+                .closed
+                .fetch_or(toehold_channel::layout::CLOSED_TX, Ordering::Release);
+        }
+    } else {
+        entry.flags.fetch_or(flags, Ordering::Relaxed);
+    }
+    if how == libc::SHUT_RD {
+        // What comes after all is the kernel's to show.
+        retire(connection, Reason::Closing);
+    }
+    settings::before_shutdown(connection);
+}
+
+/// The receive path gave credit to a sender that may sleep.
+#[cold]
+pub(crate) fn notify_of_credit(connection: &Connection, end: &End<'_>) {
+    let Some(_held) = lock::lock(&connection.entry.tx_lock) else {
+        // A doorbell outside the lock could come between another's data. The peer's request stays,
+        // and the next receive that crosses its mark looks again.
+        return;
+    };
+    if end.tx_mode() != Mode::Ring {
+        let _ = attend(connection, end);
+    }
+    if end.tx_mode() == Mode::Ring {
+        let _ = direction::notify(connection, end);
+    }
+}
