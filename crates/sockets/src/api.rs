@@ -20,12 +20,11 @@ mod readiness;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::Ordering;
 
-use libc::{iovec, pollfd};
 use toehold_channel::table::{Mode, Reason};
 
 use crate::connection::{self, Connection};
 use crate::descriptors::{Kind, is_noted, kind};
-use crate::{buffers, closing, errno, pairing, process, real, service, sys};
+use crate::{closing, errno, pairing, process, service, sys};
 
 pub use self::bytes::{
     eventfd_read, eventfd_write, preadv2, pwritev2, read, readv, recv, recvfrom, recvmmsg, recvmsg,
@@ -43,50 +42,6 @@ pub use self::epoll::{
 };
 pub use self::readiness::{poll, ppoll, pselect, select};
 pub use crate::locking::{mlockall, munlockall};
-
-#[inline]
-fn part(base: *const c_void, len: usize) -> iovec {
-    iovec {
-        iov_base: base.cast_mut(),
-        iov_len: len,
-    }
-}
-
-/// The parts an array names, or nothing when the kernel would refuse them.
-#[inline]
-unsafe fn parts<'a>(iov: *const iovec, count: usize) -> Option<&'a [iovec]> {
-    if count == 0 {
-        return Some(&[]);
-    }
-    if iov.is_null() || count > buffers::PARTS_MAX {
-        return None;
-    }
-    // SAFETY: the caller of the C function promises `count` readable elements.
-    Some(unsafe { core::slice::from_raw_parts(iov, count) })
-}
-
-/// A plain kernel send of one part, for helpers that need one.
-pub(crate) fn kernel_send(fd: i32, part: &iovec) -> isize {
-    // SAFETY: `part` names memory its owner vouches for.
-    unsafe { real::write(fd, part.iov_base, part.iov_len) }
-}
-
-/// A plain kernel receive into one part.
-pub(crate) fn kernel_recv(fd: i32, part: &iovec) -> isize {
-    // SAFETY: as in `kernel_send`.
-    unsafe { real::read(fd, part.iov_base, part.iov_len) }
-}
-
-/// Waits until `fd` can take more.
-pub(crate) fn wait_writable(fd: i32) {
-    let mut one = pollfd {
-        fd,
-        events: libc::POLLOUT,
-        revents: 0,
-    };
-    // SAFETY: one `pollfd`.
-    unsafe { poll(&mut one, 1, 100) };
-}
 
 /// A descriptor is about to be used by stdio, whose own reads and writes do not pass through us:
 /// true when the stream must be served by our calls (the connection has a channel already), false

@@ -1,5 +1,7 @@
 //! The program's buffers: what `iovec`s name, from a given byte on.
 
+use core::ffi::c_void;
+
 use libc::iovec;
 use toehold_channel::ring::Stretches;
 
@@ -94,4 +96,29 @@ pub(crate) fn window(parts: &[iovec], skip: usize, len: usize) -> ([iovec; 16], 
         }
     });
     (out, count)
+}
+
+/// One part.
+#[inline]
+pub(crate) fn part(base: *const c_void, len: usize) -> iovec {
+    iovec {
+        iov_base: base.cast_mut(),
+        iov_len: len,
+    }
+}
+
+/// The parts an array names, or nothing when the kernel would refuse them.
+///
+/// # Safety
+/// `iov` is null or has `count` readable elements.
+#[inline]
+pub(crate) unsafe fn parts<'a>(iov: *const iovec, count: usize) -> Option<&'a [iovec]> {
+    if count == 0 {
+        return Some(&[]);
+    }
+    if iov.is_null() || count > PARTS_MAX {
+        return None;
+    }
+    // SAFETY: the caller's promise.
+    Some(unsafe { core::slice::from_raw_parts(iov, count) })
 }

@@ -3,7 +3,10 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use libc::{POLLERR, POLLHUP, POLLIN, POLLNVAL, POLLOUT, POLLPRI, POLLRDHUP, pollfd};
+use libc::{
+    POLLERR, POLLHUP, POLLIN, POLLNVAL, POLLOUT, POLLPRI, POLLRDHUP, nfds_t, pollfd, sigset_t,
+    timespec,
+};
 
 use crate::arming::{arm, disarm};
 use crate::connection::{self, Connection, HINT_LOOK};
@@ -11,7 +14,7 @@ use crate::descriptors::{self, Kind};
 use crate::epoll::nested;
 use crate::offload::awaiting::{self, Answer};
 use crate::wait::{self, KERNEL_LOOK_NS};
-use crate::{attention, deferral, doorbells, errno, lock, ready, settings, sys, waits};
+use crate::{attention, deferral, doorbells, errno, lock, ready, real, settings, sys, waits};
 
 /// Descriptors handled without asking for memory.
 const INLINE: usize = 64;
@@ -511,4 +514,16 @@ pub(crate) fn select(
         }
     }
     total
+}
+
+/// The kernel's own wait, with that signal mask.
+pub(crate) fn kernel_poll(mask: *const sigset_t) -> impl FnMut(&mut [pollfd], Option<u64>) -> i32 {
+    move |fds, limit| {
+        let time = limit.map(sys::timespec);
+        let time = time
+            .as_ref()
+            .map_or(core::ptr::null(), |time| time as *const timespec);
+        // SAFETY: the slice is valid; the mask is the program's own.
+        unsafe { real::ppoll(fds.as_mut_ptr(), fds.len() as nfds_t, time, mask) }
+    }
 }

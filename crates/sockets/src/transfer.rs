@@ -9,11 +9,12 @@ use toehold_stream::end::End;
 
 use crate::connection::Connection;
 use crate::offload::endings;
+use crate::offload::liveness::say_what_is_set;
 use crate::receive::receive;
 use crate::resets::fault_of_peer;
 use crate::send::{self, Turn, begin_host_send, finish_host_send, transmit};
 use crate::sleep::sleep_until;
-use crate::{api, direction, doorbells, errno, leaving, sys};
+use crate::{direction, doorbells, errno, leaving, poll, real, sys};
 
 /// Bytes moved per turn, through a buffer on the stack.
 const TURN_BYTES: usize = 64 << 10;
@@ -77,11 +78,8 @@ pub(crate) unsafe fn sendfile(
             iov_len: got as usize,
         };
         // SAFETY: the first `got` bytes of `buffer` were just written.
-        let sent = unsafe {
-            transmit(connection, &[part], 0, || {
-                api::kernel_send(connection.fd, &part)
-            })
-        };
+        let sent =
+            unsafe { transmit(connection, &[part], 0, || kernel_send(connection.fd, &part)) };
         let moved = sent.max(0);
         match &mut position {
             Some(at) => *at += moved as off_t,
@@ -254,17 +252,14 @@ fn pipe_by_buffer(connection: &Connection, pipe: i32, len: usize) -> Result<usiz
             iov_len: got - done,
         };
         // SAFETY: these bytes of `buffer` were just written.
-        let sent = unsafe {
-            transmit(connection, &[part], 0, || {
-                api::kernel_send(connection.fd, &part)
-            })
-        };
+        let sent =
+            unsafe { transmit(connection, &[part], 0, || kernel_send(connection.fd, &part)) };
         if sent >= 0 {
             done += sent as usize;
             continue;
         }
         match errno::get() {
-            libc::EAGAIN | libc::EINTR => api::wait_writable(connection.fd),
+            libc::EAGAIN | libc::EINTR => wait_writable(connection.fd),
             _ if done > 0 => return Ok(done),
             error => return Err(error),
         }
@@ -296,11 +291,7 @@ pub(crate) fn splice_out(
     };
     // Whether this waits is up to the connection alone (net/ipv4/tcp.c, `tcp_splice_read`).
     // SAFETY: `part` names writable bytes of `buffer`.
-    let got = unsafe {
-        receive(connection, &[part], 0, || {
-            api::kernel_recv(connection.fd, &part)
-        })
-    };
+    let got = unsafe { receive(connection, &[part], 0, || kernel_recv(connection.fd, &part)) };
     let mut done = 0isize;
     while done < got {
         let base = buffer.as_ptr() as usize + done as usize;
@@ -340,5 +331,35 @@ fn pipe_has_room(pipe: i32, flags: u32) -> Result<Option<usize>, i32> {
             return Err(libc::EAGAIN);
         }
         sleep_until(pipe, libc::POLLOUT, 0)?;
+    }
+}
+
+/// A plain kernel send of one part, for helpers that need one.
+fn kernel_send(fd: i32, part: &iovec) -> isize {
+    // SAFETY: `part` names memory its owner vouches for.
+    unsafe { real::write(fd, part.iov_base, part.iov_len) }
+}
+
+/// A plain kernel receive into one part.
+fn kernel_recv(fd: i32, part: &iovec) -> isize {
+    // SAFETY: as in `kernel_send`.
+    unsafe { real::read(fd, part.iov_base, part.iov_len) }
+}
+
+/// Waits until `fd` can take more.
+fn wait_writable(fd: i32) {
+    const LIMIT_MS: i32 = 100;
+    let mut one = [libc::pollfd {
+        fd,
+        events: libc::POLLOUT,
+        revents: 0,
+    }];
+    say_what_is_set();
+    if poll::concerns(&one) {
+        let kernel = poll::kernel_poll(core::ptr::null());
+        poll::poll(&mut one, Some(LIMIT_MS as u64 * 1_000_000), kernel);
+    } else {
+        // SAFETY: one `pollfd`.
+        unsafe { real::poll(one.as_mut_ptr(), 1, LIMIT_MS) };
     }
 }

@@ -7,12 +7,12 @@ use libc::{iovec, mmsghdr, msghdr, off_t, sockaddr, socklen_t, timespec};
 use toehold_channel::table::Reason;
 
 use crate::api::readiness::nanoseconds;
-use crate::api::{part, parts};
+use crate::buffers::{self, part, parts};
 use crate::connection::{self, Connection};
 use crate::offload::endings;
 use crate::receive::{Control, receive, receive_message};
 use crate::send::transmit;
-use crate::{buffers, errno, options, pending, process, real, service, sys, transfer};
+use crate::{errno, options, pending, process, real, service, sys, transfer};
 
 /// `read(2)`. Unlike `recv(2)` it never waits for, nor reports, anything when asked for no bytes.
 #[inline]

@@ -16,17 +16,6 @@ pub(super) fn limit_of_ms(timeout_ms: c_int) -> Option<u64> {
     (timeout_ms >= 0).then(|| timeout_ms as u64 * 1_000_000)
 }
 
-fn kernel_poll(mask: *const sigset_t) -> impl FnMut(&mut [pollfd], Option<u64>) -> i32 {
-    move |fds, limit| {
-        let time = limit.map(sys::timespec);
-        let time = time
-            .as_ref()
-            .map_or(core::ptr::null(), |time| time as *const timespec);
-        // SAFETY: the slice is valid; the mask is the program's own.
-        unsafe { real::ppoll(fds.as_mut_ptr(), fds.len() as nfds_t, time, mask) }
-    }
-}
-
 unsafe fn pollfds<'a>(fds: *mut pollfd, count: nfds_t) -> &'a mut [pollfd] {
     say_what_is_set();
     // More than there can be descriptors: the kernel refuses the call and reads nothing
@@ -49,7 +38,7 @@ pub unsafe fn poll(fds: *mut pollfd, count: nfds_t, timeout_ms: c_int) -> c_int 
     poll::poll(
         list,
         limit_of_ms(timeout_ms),
-        kernel_poll(core::ptr::null()),
+        poll::kernel_poll(core::ptr::null()),
     )
 }
 
@@ -65,7 +54,7 @@ pub unsafe fn ppoll(
         return unsafe { real::ppoll(fds, count, timeout, mask) };
     }
     let limit = (!timeout.is_null()).then(|| nanoseconds(unsafe { &*timeout }));
-    poll::poll(list, limit, kernel_poll(mask))
+    poll::poll(list, limit, poll::kernel_poll(mask))
 }
 
 fn select_concerns(count: c_int, sets: &[poll::Set; 3]) -> bool {
@@ -91,7 +80,7 @@ pub unsafe fn select(
         time.tv_sec.max(0) as u64 * 1_000_000_000 + time.tv_usec.max(0) as u64 * 1_000
     });
     let start = sys::now_ns();
-    let result = poll::select(count, &sets, limit, kernel_poll(core::ptr::null()));
+    let result = poll::select(count, &sets, limit, poll::kernel_poll(core::ptr::null()));
     if let Some(limit) = limit {
         let left = limit.saturating_sub(sys::now_ns() - start) / 1_000;
         unsafe {
@@ -116,5 +105,5 @@ pub unsafe fn pselect(
         return unsafe { real::pselect(count, read, write, except, timeout, mask) };
     }
     let limit = (!timeout.is_null()).then(|| nanoseconds(unsafe { &*timeout }));
-    poll::select(count, &sets, limit, kernel_poll(mask))
+    poll::select(count, &sets, limit, poll::kernel_poll(mask))
 }
