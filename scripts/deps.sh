@@ -20,7 +20,8 @@ test=("${demo[@]}" curl:curl ethtool:ethtool initdb:postgresql ip:iproute2 memca
     shellcheck:shellcheck ssh:openssh-client ssh-keygen:openssh-client sshd:openssh-server
     tclsh:tcl tshark:tshark /usr/include/linux/idxd.h:linux-libc-dev)
 suites=(cmake:cmake cc:gcc dpkg-source:dpkg-dev make:make perl:perl python3.11:python3.11 tclsh:tcl
-    /usr/include/event.h:libevent-dev /usr/lib/python3.11/test/test_socket.py:libpython3.11-testsuite)
+    /usr/include/event.h:libevent-dev /usr/include/openssl/ssl.h:libssl-dev
+    /usr/lib/python3.11/test/test_socket.py:libpython3.11-testsuite)
 bench=(valgrind:valgrind ip:iproute2 ethtool:ethtool)
 services=(redis-server nginx memcached postgresql iperf3 ssh beanstalkd caddy dovecot etcd haproxy hitch lighttpd mosquitto named
     php8.2-fpm rsync smbd nmbd squid stunnel4 varnish)
