@@ -13,6 +13,7 @@ use std::fs::{self, File};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use super::network::{self, Network};
 
@@ -23,6 +24,8 @@ pub(crate) const JOURNAL: &str = "TOEHOLD_SUITE_JOURNAL";
 const COOKIE: &str = "network";
 /// The file of a run's folder that the run has locked.
 const LOCK: &str = "lock";
+/// How the name of the file begins that says that a suite is being run.
+const RESERVED: &str = "toehold-suite-lock-";
 /// How the name of a run's folder begins.
 const PREFIX: &str = "toehold-suites-";
 
@@ -72,6 +75,17 @@ impl Folder {
     pub(crate) fn path(&self) -> &Path {
         self.dir.path()
     }
+}
+
+/// Waits until no other run on this host has a suite whose programs share files with fixed names,
+/// such as libuv's `/tmp/uv-test-sock`. The suite is this run's until the file is closed.
+pub(crate) fn reserve(suite: &str) -> std::io::Result<File> {
+    let path = std::env::temp_dir().join(format!("{RESERVED}{suite}"));
+    let file = File::options().append(true).create(true).open(path)?;
+    while !try_lock(&file) && !is_ended() {
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    Ok(file)
 }
 
 /// Removes what runs before this one left, which SIGKILL ended.

@@ -244,6 +244,11 @@ fn is_built() -> bool {
 /// Runs programs both ways, and what differs again.
 fn examine(suite: &Suite, programs: &[Program]) -> Result<Row, String> {
     let begun = Instant::now();
+    let reserved = match suite.at_once {
+        1 => Some(leftovers::reserve(suite.name)),
+        _ => None,
+    };
+    let _reserved = reserved.transpose().map_err(|error| error.to_string())?;
     let ground = Grounds::new(suite.name, suite.at_once)?;
     let plain = ground.run(programs, Way::Plain);
     let accelerated = ground.run(programs, Way::Accelerated);
