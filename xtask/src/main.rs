@@ -3,6 +3,7 @@
 //! - [`steps`]: runs commands one after the other, counts what they tested, ends with one line.
 //! - [`suite`]: what is run for `check`, `test`, `loom`, `sim`, `interoperability`, `e2e`, `fuzz`.
 //! - [`instructions`]: what calls and segments cost, by callgrind, for `bench`.
+//! - [`circles`]: no two modules of a crate import each other, directly or through others.
 //! - [`links`]: every link inside the documents leads somewhere.
 //! - [`text`]: lines end at 100 columns, comments open with their subject.
 //! - [`packetdrill`]: packetdrill's scripts against the engine, for who has packetdrill.
@@ -14,6 +15,7 @@
 //! - [`tools`]: what the tests start is what `scripts/deps.sh` installs.
 //! - [`demo`]: real programs on both paths and one table, for `demo` and `bench`.
 
+mod circles;
 mod demo;
 mod instructions;
 mod links;
@@ -33,7 +35,7 @@ use std::process::ExitCode;
 const USAGE: &str = "\
 Usage: cargo xtask COMMAND
 
-  check          formatting, clippy, scripts, links in the documents, lengths of lines
+  check          formatting, clippy, scripts, links, lengths of lines, imports without circles
   test           everything: check, all tests, loom, sim, interoperability, e2e
   loom           model checking of the lock-free protocols
   sanitize       the copy engine under the address and thread sanitizers (a nightly toolchain)
