@@ -391,13 +391,15 @@ pub enum Reason {
     /// The kernel that the adapter runs on was built without `CONFIG_INET_DIAG`, by which
     /// connections are proved.
     NoProof = 27,
+    /// The program allows itself only some system calls (seccomp(2)).
+    Confined = 28,
 }
 
 impl Reason {
     /// The reason behind a number, if it is one.
     pub fn from_word(word: u32) -> Option<Reason> {
         use Reason::*;
-        const ALL: [Reason; 28] = [
+        const ALL: [Reason; 29] = [
             None,
             FewBytes,
             NoAdapter,
@@ -426,6 +428,7 @@ impl Reason {
             Duplicated,
             OtherNamespace,
             NoProof,
+            Confined,
         ];
         ALL.get(word as usize).copied()
     }
@@ -465,6 +468,7 @@ impl Reason {
             Reason::Duplicated => "its descriptor was duplicated before it was connected",
             Reason::OtherNamespace => "its network namespace is not the adapter's",
             Reason::NoProof => "this kernel cannot prove connections (CONFIG_INET_DIAG)",
+            Reason::Confined => "the program has confined itself to some system calls",
         }
     }
 }

@@ -5,6 +5,7 @@ use core::ffi::{c_char, c_int, c_long, c_uint, c_ulong};
 
 use toehold_sockets::{api, ending, real};
 
+use crate::confinement::{before_prctl, before_seccomp};
 use crate::fork::forked;
 use crate::process::execute;
 use crate::program::Target;
@@ -97,6 +98,14 @@ unsafe extern "C" fn syscall(
             }
             libc::SYS_mlockall => api::mlockall(fd).into(),
             libc::SYS_munlockall => api::munlockall().into(),
+            libc::SYS_prctl => {
+                before_prctl(fd);
+                real::syscall(number, a, b, c, d, e, f)
+            }
+            libc::SYS_seccomp => {
+                before_seccomp(a);
+                real::syscall(number, a, b, c, d, e, f)
+            }
             libc::SYS_bind => api::bind(fd, b as _, c as libc::socklen_t).into(),
             libc::SYS_listen => api::listen(fd, b as c_int).into(),
             libc::SYS_clone if a & libc::CLONE_VM as usize == 0 => {

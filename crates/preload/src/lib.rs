@@ -11,6 +11,7 @@
 //! - `by_number`: `syscall(2)`.
 //! - `stdio`: `fdopen` and `dprintf`, whose reads and writes libc makes inside itself.
 //! - `signals`: handlers wait while their thread holds a lock of the library.
+//! - `confinement`: programs that allow themselves only some system calls.
 //! - `process`: exit and exec; fork is followed by `pthread_atfork` handlers.
 //! - `program`, `environment`: whether a program to be executed will have us in it, and what it is
 //!   told then.
@@ -19,6 +20,7 @@ mod aio;
 mod aliases;
 mod by_number;
 mod calls;
+mod confinement;
 mod environment;
 mod fork;
 mod fortified;

@@ -4,7 +4,7 @@ use core::ffi::{c_char, c_int, c_void};
 
 use toehold_sockets::{
     after_fork_in_child, api, before_exec, before_spawn, ending, exec_failed, holds_connections,
-    real, say_what_is_set,
+    is_confined, real, say_what_is_set,
 };
 
 use crate::environment::Environment;
@@ -178,6 +178,10 @@ unsafe fn environment_it_bears(
     target: Target,
     environment: *const *const c_char,
 ) -> Option<Environment> {
+    if is_confined() {
+        // To look at the program's file takes calls that may not be allowed.
+        return None;
+    }
     // SAFETY: the caller's promise.
     unsafe {
         if breaks_on_library(target, environment) {

@@ -262,6 +262,17 @@ pub(crate) fn send(fd: i32, message: &Message, descriptor: Option<i32>) -> bool 
     sent == MESSAGE_BYTES as isize
 }
 
+/// This process has nothing more to say.
+pub(crate) fn leave() {
+    let _held = LOCK.lock();
+    for ours in [&ADAPTER, &INHERITED] {
+        let fd = ours.swap(-1, Ordering::Relaxed);
+        if fd >= 0 {
+            descriptors::disown(fd);
+        }
+    }
+}
+
 /// The adapter is gone: what we have stays as it is, what we asked for must be asked again.
 pub(crate) fn lose(fd: i32) {
     if ADAPTER

@@ -335,6 +335,11 @@ pub(crate) fn move_away(fd: i32) -> Option<i32> {
     moved
 }
 
+/// Forgets what every descriptor stands for.
+pub(crate) fn forget_all() {
+    (0..=HIGHEST.load(Ordering::Relaxed) as i32).for_each(forget);
+}
+
 /// Closes a descriptor of ours.
 pub(crate) fn disown(fd: i32) {
     forget(fd);

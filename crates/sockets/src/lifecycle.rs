@@ -31,6 +31,9 @@ pub fn ending() {
 /// Fork, parent's side, before the child exists: the child will hold every connection that we hold.
 /// No allocation, no lock.
 pub extern "C" fn before_fork() {
+    if !process::is_started() {
+        return;
+    }
     process::before_fork();
     if let Some(table) = table::table() {
         table.header().births.fetch_add(1, Ordering::AcqRel);
@@ -42,6 +45,9 @@ pub extern "C" fn before_fork() {
 
 /// A fork made by number failed after [`before_fork`].
 pub fn fork_failed() {
+    if !process::is_started() {
+        return;
+    }
     if let Some(table) = table::table() {
         table.header().births.fetch_sub(1, Ordering::AcqRel);
     }
@@ -53,6 +59,9 @@ pub fn fork_failed() {
 /// Fork, child's side: another process number, an adapter connection and epoll ready bitmaps that
 /// are the parent's.
 pub extern "C" fn after_fork_in_child() {
+    if !process::is_started() {
+        return;
+    }
     process::forked();
     family::forked();
     // The threads that slept or worked on a connection stayed with the parent, on connections that

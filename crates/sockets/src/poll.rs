@@ -445,7 +445,7 @@ impl Set {
         }
     }
 
-    fn put(&self, fd: i32) {
+    pub(crate) fn put(&self, fd: i32) {
         if let Some(word) = self.word(fd) {
             // SAFETY: as in `has`.
             unsafe { word.write(word.read() | 1 << (fd % 64)) };

@@ -24,6 +24,11 @@ pub(crate) fn enable() {
     ENABLED.store(true, Ordering::Release);
 }
 
+/// It serves this process no more.
+pub(crate) fn disable() {
+    ENABLED.store(false, Ordering::SeqCst);
+}
+
 /// This process is about to fork.
 pub(crate) fn before_fork() {
     FORKS.fetch_add(1, Ordering::Relaxed);
@@ -61,5 +66,5 @@ pub(crate) fn wait_mode() -> WaitMode {
 /// we know is its parent's.
 #[inline]
 pub(crate) fn borrowed_memory() -> bool {
-    sys::getpid() != pid()
+    is_started() && sys::getpid() != pid()
 }

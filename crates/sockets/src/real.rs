@@ -167,6 +167,8 @@ real! {
     mlockall(flags: c_int) -> c_int;
     /// `munlockall(2)`.
     munlockall() -> c_int;
+    /// `prctl(2)`.
+    prctl(option: c_int, a: usize, b: usize, c: usize, d: usize) -> c_int;
     /// `aio_read(3)`.
     aio_read(request: *mut c_void) -> c_int;
     /// `aio_write(3)`.

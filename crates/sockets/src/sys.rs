@@ -507,6 +507,19 @@ pub(crate) fn map_memory(len: usize) -> *mut u8 {
     }
 }
 
+/// As [`map_memory`]; children share it.
+pub(crate) fn map_shared_memory(len: usize) -> *mut u8 {
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    // SAFETY: a fresh anonymous mapping.
+    let base = unsafe { libc::mmap(core::ptr::null_mut(), len, protection, flags, -1, 0) };
+    if base == libc::MAP_FAILED {
+        core::ptr::null_mut()
+    } else {
+        base.cast()
+    }
+}
+
 /// `RLIMIT_MEMLOCK`, in bytes.
 pub(crate) fn memory_lock_limit() -> usize {
     let mut limit = libc::rlimit {

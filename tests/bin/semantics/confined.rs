@@ -1,7 +1,7 @@
-//! Programs that lock their memory.
+//! Programs that lock their memory, and programs that confine themselves to some system calls.
 
 use crate::Case;
-use crate::role::{Pair, Role, receive_all, send_all, shown};
+use crate::role::{Checksum, Pair, Role, receive_all, sample, send_all, shown};
 use crate::sys::{self, Fd};
 
 pub(crate) const CASES: &[Case] = &[
@@ -16,6 +16,13 @@ pub(crate) const CASES: &[Case] = &[
         "program_that_locked_its_memory_connects",
         connects_when_locked,
     ),
+    Case::pair("program_that_confines_itself_goes_on", |pair| {
+        confines(pair, by_prctl);
+    }),
+    Case::pair("program_that_confines_itself_by_number_goes_on", |pair| {
+        confines(pair, by_number);
+    }),
+    Case::pair("child_that_confines_itself_goes_on", confined_child),
 ];
 
 /// What a user gets on most systems (`RLIMIT_MEMLOCK`, since Linux 5.16).
@@ -118,4 +125,116 @@ fn connects_when_locked(role: &Role) {
     }
     role.say("resident", is_resident_small());
     role.step();
+}
+
+/// The calls that these programs make from then on, and those of an allocator.
+const ALLOWED: &[libc::c_long] = &[
+    libc::SYS_read,
+    libc::SYS_write,
+    libc::SYS_recvfrom,
+    libc::SYS_sendto,
+    libc::SYS_poll,
+    libc::SYS_epoll_wait,
+    libc::SYS_close,
+    libc::SYS_exit_group,
+    libc::SYS_brk,
+    libc::SYS_mmap,
+    libc::SYS_munmap,
+];
+
+/// Sets a filter that kills for every other call.
+type Confine = fn(*const libc::sock_fprog);
+
+fn by_prctl(filter: *const libc::sock_fprog) {
+    // SAFETY: the filter is live.
+    let set = unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, filter) };
+    assert_eq!(set, 0);
+}
+
+fn by_number(filter: *const libc::sock_fprog) {
+    let operation = libc::SECCOMP_SET_MODE_FILTER;
+    // SAFETY: the filter is live.
+    let set = unsafe { libc::syscall(libc::SYS_seccomp, operation, 0, filter) };
+    assert_eq!(set, 0);
+}
+
+fn confine(how: Confine) {
+    // SAFETY: arithmetic on numbers.
+    let statement = |code: u32, value: u32| unsafe { libc::BPF_STMT(code as u16, value) };
+    let is = |number: libc::c_long| {
+        // SAFETY: as above.
+        unsafe {
+            let code = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
+            libc::BPF_JUMP(code as u16, number as u32, 0, 1)
+        }
+    };
+    let mut filter = vec![statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0)];
+    for &number in ALLOWED {
+        filter.push(is(number));
+        filter.push(statement(libc::BPF_RET, libc::SECCOMP_RET_ALLOW));
+    }
+    filter.push(statement(libc::BPF_RET, libc::SECCOMP_RET_KILL_PROCESS));
+    let program = libc::sock_fprog {
+        len: filter.len() as u16,
+        filter: filter.as_mut_ptr(),
+    };
+    // What an ordinary user needs to set a filter.
+    // SAFETY: plain system call.
+    let set = unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
+    assert_eq!(set, 0);
+    how(&program);
+}
+
+/// The client confines itself while bytes are unread both ways.
+fn confines(pair: &Pair, how: Confine) {
+    const LEN: usize = 90_000;
+    let bytes = sample(LEN);
+    let mut half = vec![0; LEN / 2];
+    send_all(pair.fd, &bytes);
+    pair.step();
+    if pair.server() {
+        pair.step();
+        let mut all = vec![0; LEN];
+        receive_all(pair.fd, &mut all);
+        pair.say("right", all == bytes);
+    } else {
+        let epoll = sys::epoll_create();
+        sys::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, pair.fd, libc::EPOLLIN, 7).value();
+        pair.arrived(pair.fd, LEN);
+        confine(how);
+        pair.step();
+        pair.say("poll", sys::poll(&[(pair.fd, libc::POLLIN)], -1).1[0]);
+        pair.say("epoll", format!("{:?}", sys::epoll_wait(epoll, 4, -1).1));
+        let mut ahead = [0; 9];
+        let seen = sys::recv(pair.fd, &mut ahead, libc::MSG_PEEK);
+        pair.say("ahead", format!("{seen} {}", ahead == bytes[..9]));
+        receive_all(pair.fd, &mut half);
+        pair.say("first half", Checksum::of(&half));
+        receive_all(pair.fd, &mut half);
+        pair.say("second half", Checksum::of(&half));
+    }
+    for _ in 0..100 {
+        exchange(pair, pair.fd);
+    }
+    pair.say("close", sys::close(pair.fd));
+    pair.step();
+    sys::exit_now(0);
+}
+
+/// What a child does to itself concerns nobody else.
+fn confined_child(pair: &Pair) {
+    if !pair.server() {
+        let child = sys::fork();
+        if child == 0 {
+            confine(by_prctl);
+            exchange(pair, pair.fd);
+            sys::exit_now(0);
+        }
+        pair.say("child", sys::wait_for(child));
+    } else {
+        exchange(pair, pair.fd);
+    }
+    exchange(pair, pair.fd);
+    pair.say("close", sys::close(pair.fd));
+    pair.step();
 }

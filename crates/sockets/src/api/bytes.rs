@@ -12,7 +12,7 @@ use crate::connection::{self, Connection};
 use crate::offload::endings;
 use crate::receive::{Control, receive, receive_message};
 use crate::send::transmit;
-use crate::{errno, options, pending, process, real, service, sys, transfer};
+use crate::{errno, kept, options, pending, process, real, service, sys, transfer};
 
 /// `read(2)`. Unlike `recv(2)` it never waits for, nor reports, anything when asked for no bytes.
 #[inline]
@@ -21,8 +21,28 @@ pub unsafe fn read(fd: c_int, buffer: *mut c_void, len: usize) -> isize {
         Some(c) if len > 0 => unsafe {
             receive(&c, &[part(buffer, len)], 0, || real::read(fd, buffer, len))
         },
-        _ => unsafe { real::read(fd, buffer, len) },
+        _ => unsafe { kept_or(fd, &[part(buffer, len)], 0, || real::read(fd, buffer, len)) },
     }
+}
+
+/// A call that is the kernel's, unless bytes were kept ([`kept`]).
+///
+/// # Safety
+/// `parts` are writable.
+#[inline]
+unsafe fn kept_or(
+    fd: c_int,
+    parts: &[iovec],
+    flags: c_int,
+    kernel: impl FnOnce() -> isize,
+) -> isize {
+    if kept::has_any() && buffers::total(parts) != Some(0) {
+        // SAFETY: the caller's promise.
+        if let Some(result) = unsafe { kept::receive(fd, parts, flags) } {
+            return result;
+        }
+    }
+    kernel()
 }
 
 /// `write(2)`.
@@ -40,7 +60,11 @@ pub unsafe fn write(fd: c_int, buffer: *const c_void, len: usize) -> isize {
 #[inline]
 pub unsafe fn recv(fd: c_int, buffer: *mut c_void, len: usize, flags: c_int) -> isize {
     match connection::at(fd) {
-        None => unsafe { real::recv(fd, buffer, len, flags) },
+        None => unsafe {
+            kept_or(fd, &[part(buffer, len)], flags, || {
+                real::recv(fd, buffer, len, flags)
+            })
+        },
         Some(c) => unsafe {
             receive(&c, &[part(buffer, len)], flags, || {
                 real::recv(fd, buffer, len, flags)
@@ -74,7 +98,11 @@ pub unsafe fn recvfrom(
     address_len: *mut socklen_t,
 ) -> isize {
     match connection::at(fd) {
-        None => unsafe { real::recvfrom(fd, buffer, len, flags, address, address_len) },
+        None => unsafe {
+            kept_or(fd, &[part(buffer, len)], flags, || {
+                real::recvfrom(fd, buffer, len, flags, address, address_len)
+            })
+        },
         Some(c) => {
             let result = unsafe {
                 receive(&c, &[part(buffer, len)], flags, || {
@@ -118,6 +146,9 @@ pub unsafe fn readv(fd: c_int, iov: *const iovec, count: c_int) -> isize {
     }) {
         (Some(c), Some(list)) if count >= 0 && buffers::total(list) != Some(0) => unsafe {
             receive(&c, list, 0, || real::readv(fd, iov, count))
+        },
+        (None, Some(list)) if count >= 0 => unsafe {
+            kept_or(fd, list, 0, || real::readv(fd, iov, count))
         },
         _ => unsafe { real::readv(fd, iov, count) },
     }
@@ -227,7 +258,7 @@ pub unsafe fn eventfd_write(fd: c_int, value: u64) -> c_int {
 #[inline]
 pub unsafe fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> isize {
     let Some(c) = connection::at(fd).filter(|_| !message.is_null()) else {
-        return unsafe { real::recvmsg(fd, message, flags) };
+        return unsafe { recvmsg_of_kernel(fd, message, flags) };
     };
     let header = unsafe { &mut *message };
     let Some(list) = (unsafe { parts(header.msg_iov, header.msg_iovlen) }) else {
@@ -247,6 +278,18 @@ pub unsafe fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> isize {
         header.msg_flags = control.flags;
     }
     result
+}
+
+unsafe fn recvmsg_of_kernel(fd: c_int, message: *mut msghdr, flags: c_int) -> isize {
+    if kept::has_any()
+        && let Some(header) = unsafe { message.as_mut() }
+        && let Some(list) = unsafe { parts(header.msg_iov, header.msg_iovlen) }
+        && let Some(result) = unsafe { kept::receive(fd, list, flags) }
+    {
+        (header.msg_namelen, header.msg_controllen, header.msg_flags) = (0, 0, 0);
+        return result;
+    }
+    unsafe { real::recvmsg(fd, message, flags) }
 }
 
 /// `sendmsg(2)`. Control messages other than none are the kernel's: the connection stays on, or

@@ -9,13 +9,16 @@ use toehold_channel::table::{FLAG_INHERITED, FLAG_NONBLOCK, Reason};
 use crate::connection::{self, Connection};
 use crate::descriptors::{self, Kind};
 use crate::offload::{liveness, passive_open, routing};
-use crate::{closing, errno, options, process, real, resets, service, sys};
+use crate::{closing, errno, kept, options, process, real, resets, service, sys};
 
 /// `close(2)`.
 #[inline]
 pub unsafe fn close(fd: c_int) -> c_int {
     match descriptors::kind(fd) {
         Kind::Foreign => {
+            if kept::has_any() {
+                kept::closing(fd);
+            }
             if descriptors::is_noted(fd) && !process::borrowed_memory() {
                 if routing::is_wanted() && descriptors::is_listener(fd) {
                     return unsafe { close_listener(fd) };
@@ -105,6 +108,10 @@ pub unsafe fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
 }
 
 fn note_duplicate(from: c_int, to: c_int) {
+    if kept::has_any() && to >= 0 && from != to {
+        kept::closing(to);
+        kept::duplicated(from, to);
+    }
     if to < 0 || !process::is_started() {
         return;
     }

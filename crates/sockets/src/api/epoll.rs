@@ -9,7 +9,7 @@ use crate::api::readiness::{limit_of_ms, nanoseconds};
 use crate::descriptors::{self, Kind};
 use crate::epoll::{control, instance, lifetime, waiting};
 use crate::offload::liveness::say_what_is_set;
-use crate::{connection, errno, process, real, service};
+use crate::{connection, errno, kept, process, real, service};
 
 /// `epoll_create(2)`.
 pub unsafe fn epoll_create(size: c_int) -> c_int {
@@ -46,6 +46,10 @@ pub unsafe fn epoll_ctl(
         }
     }
     let result = unsafe { real::epoll_ctl(epfd, operation, fd, event) };
+    if result == 0 && kept::has_any() {
+        let given = (!event.is_null()).then(|| unsafe { event.read_unaligned() });
+        kept::control(epfd, operation, fd, given);
+    }
     if result == 0
         && operation == libc::EPOLL_CTL_ADD
         && process::is_started()
@@ -101,6 +105,24 @@ fn instance(epfd: c_int, events: *mut epoll_event, count: c_int) -> Option<u32> 
     descriptors::epoll_number(epfd).filter(|_| count > 0 && !events.is_null())
 }
 
+/// The events that are ready at once, when a member has kept bytes. `look` is the program's own
+/// call, without waiting.
+#[inline]
+unsafe fn kept_members(
+    epfd: c_int,
+    events: *mut epoll_event,
+    count: c_int,
+    look: impl FnOnce() -> c_int,
+) -> Option<c_int> {
+    if !kept::has_any() || count <= 0 || !kept::has_ready_members(epfd) {
+        return None;
+    }
+    let found = look();
+    // SAFETY: the caller of the C function promises `count` writable elements.
+    let list = unsafe { core::slice::from_raw_parts_mut(events, count as usize) };
+    Some(kept::add_events(epfd, list, found))
+}
+
 /// The kernel's own wait, as `kernel` makes it, less what another thread has made ours while it
 /// slept. `None`: nothing is left, wait again.
 unsafe fn wait_in_kernel(
@@ -148,6 +170,13 @@ pub unsafe fn epoll_wait(
             )
         },
         known => {
+            if let Some(found) = unsafe {
+                kept_members(epfd, events, count, || {
+                    real::epoll_wait(epfd, events, count, 0)
+                })
+            } {
+                return found;
+            }
             let kernel = || unsafe { real::epoll_wait(epfd, events, count, timeout_ms) };
             match unsafe { wait_in_kernel(known, events, count, timeout_ms == 0, kernel) } {
                 Some(result) => result,
@@ -171,6 +200,13 @@ pub unsafe fn epoll_pwait(
             wait_on(number, epfd, events, count, limit_of_ms(timeout_ms), mask)
         },
         known => {
+            if let Some(found) = unsafe {
+                kept_members(epfd, events, count, || {
+                    real::epoll_pwait(epfd, events, count, 0, mask)
+                })
+            } {
+                return found;
+            }
             let kernel = || unsafe { real::epoll_pwait(epfd, events, count, timeout_ms, mask) };
             match unsafe { wait_in_kernel(known, events, count, timeout_ms == 0, kernel) } {
                 Some(result) => result,
@@ -195,6 +231,17 @@ pub unsafe fn epoll_pwait2(
         }
         known => {
             let is_look = !timeout.is_null() && nanoseconds(unsafe { &*timeout }) == 0;
+            let now = timespec {
+                tv_sec: 0,
+                tv_nsec: 0,
+            };
+            if let Some(found) = unsafe {
+                kept_members(epfd, events, count, || {
+                    real::epoll_pwait2(epfd, events, count, &now, mask)
+                })
+            } {
+                return found;
+            }
             let kernel = || unsafe { real::epoll_pwait2(epfd, events, count, timeout, mask) };
             match unsafe { wait_in_kernel(known, events, count, is_look, kernel) } {
                 Some(result) => result,

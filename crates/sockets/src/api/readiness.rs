@@ -5,7 +5,7 @@ use core::ffi::c_int;
 use libc::{fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 
 use crate::offload::liveness::say_what_is_set;
-use crate::{descriptors, poll, process, real, sys};
+use crate::{descriptors, kept, poll, process, real, sys};
 
 pub(super) fn nanoseconds(time: &timespec) -> u64 {
     time.tv_sec.max(0) as u64 * 1_000_000_000 + time.tv_nsec.max(0) as u64
@@ -32,6 +32,10 @@ unsafe fn pollfds<'a>(fds: *mut pollfd, count: nfds_t) -> &'a mut [pollfd] {
 /// `poll(2)`.
 pub unsafe fn poll(fds: *mut pollfd, count: nfds_t, timeout_ms: c_int) -> c_int {
     let list = unsafe { pollfds(fds, count) };
+    if kept::has_any() && kept::are_ready(list) {
+        let found = unsafe { real::poll(fds, count, 0) };
+        return kept::add_ready(list, found);
+    }
     if !process::is_started() || !poll::concerns(list) {
         return unsafe { real::poll(fds, count, timeout_ms) };
     }
@@ -50,11 +54,43 @@ pub unsafe fn ppoll(
     mask: *const sigset_t,
 ) -> c_int {
     let list = unsafe { pollfds(fds, count) };
+    if kept::has_any() && kept::are_ready(list) {
+        let found = unsafe { real::ppoll(fds, count, &AT_ONCE, core::ptr::null()) };
+        return kept::add_ready(list, found);
+    }
     if !process::is_started() || !poll::concerns(list) {
         return unsafe { real::ppoll(fds, count, timeout, mask) };
     }
     let limit = (!timeout.is_null()).then(|| nanoseconds(unsafe { &*timeout }));
     poll::poll(list, limit, poll::kernel_poll(mask))
+}
+
+const AT_ONCE: timespec = timespec {
+    tv_sec: 0,
+    tv_nsec: 0,
+};
+
+/// `select` as the kernel answers it, or, when a descriptor in `read` has kept bytes, with those
+/// and what the kernel finds at once.
+fn kept_or(
+    count: c_int,
+    read: &poll::Set,
+    waits: impl FnOnce() -> c_int,
+    looks: impl FnOnce() -> c_int,
+) -> c_int {
+    let count = count.min(libc::FD_SETSIZE as c_int);
+    if !kept::has_any() || !kept::is_any_readable(count, |fd| read.has(fd)) {
+        return waits();
+    }
+    let wanted: [bool; libc::FD_SETSIZE] =
+        core::array::from_fn(|fd| read.has(fd as c_int) && kept::is_readable(fd as c_int));
+    let found = looks();
+    let kept = (0..count).filter(|&fd| wanted[fd as usize]);
+    let added = kept.filter(|&fd| found < 0 || !read.has(fd)).count();
+    for fd in (0..count).filter(|&fd| wanted[fd as usize]) {
+        read.put(fd);
+    }
+    found.max(0) + added as c_int
 }
 
 fn select_concerns(count: c_int, sets: &[poll::Set; 3]) -> bool {
@@ -73,7 +109,12 @@ pub unsafe fn select(
 ) -> c_int {
     let sets = unsafe { [read, write, except].map(|set| poll::Set::new(set)) };
     if !select_concerns(count, &sets) {
-        return unsafe { real::select(count, read, write, except, timeout) };
+        let kernel = |time: *mut timeval| unsafe { real::select(count, read, write, except, time) };
+        let mut now = timeval {
+            tv_sec: 0,
+            tv_usec: 0,
+        };
+        return kept_or(count, &sets[0], || kernel(timeout), || kernel(&mut now));
     }
     let limit = (!timeout.is_null()).then(|| {
         let time = unsafe { &*timeout };
@@ -102,7 +143,10 @@ pub unsafe fn pselect(
 ) -> c_int {
     let sets = unsafe { [read, write, except].map(|set| poll::Set::new(set)) };
     if !select_concerns(count, &sets) {
-        return unsafe { real::pselect(count, read, write, except, timeout, mask) };
+        let kernel = |time: *const timespec| unsafe {
+            real::pselect(count, read, write, except, time, mask)
+        };
+        return kept_or(count, &sets[0], || kernel(timeout), || kernel(&AT_ONCE));
     }
     let limit = (!timeout.is_null()).then(|| nanoseconds(unsafe { &*timeout }));
     poll::select(count, &sets, limit, poll::kernel_poll(mask))

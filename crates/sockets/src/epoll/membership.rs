@@ -150,6 +150,36 @@ pub(super) fn become_ours(
 /// The program is about to be replaced by another, which will have the kernel's events of instances
 /// that stay open: those of one-shots must be its own, too.
 pub(crate) fn leaving_program() {
+    let stays_open = |epoll_fd| {
+        let flags = sys::fcntl(epoll_fd, libc::F_GETFD, 0);
+        flags >= 0 && flags as i32 & libc::FD_CLOEXEC == 0
+    };
+    give_one_shots(stays_open);
+}
+
+/// The library is about to leave: the program gets the kernel's events of all instances.
+pub(crate) fn leave_to_kernel() {
+    give_one_shots(|_| true);
+}
+
+/// Calls `each` with the instances with which `fd` of a connection is registered: a descriptor of
+/// the instance, events and data.
+pub(crate) fn each_instance(connection: &Connection, fd: i32, mut each: impl FnMut(i32, u32, u64)) {
+    each_registration(connection, |_, one| {
+        let number = one.epoll.load(Ordering::Relaxed);
+        let events = one.events.load(Ordering::Relaxed);
+        if one.fd.load(Ordering::Relaxed) == fd
+            && let Some(epoll) = epoll(number)
+        {
+            let instance = epoll.fd.load(Ordering::Relaxed) - 1;
+            each(instance, events, one.data.load(Ordering::Relaxed));
+        }
+    });
+}
+
+/// The kernel gets the program's own data for one-shots in those instances for which `concerns`
+/// holds.
+fn give_one_shots(concerns: impl Fn(i32) -> bool) {
     for n in 1..NEXT_UNUSED.load(Ordering::Relaxed) {
         let Some(one) = registration(n).filter(|one| !one.is_inherited()) else {
             continue;
@@ -163,8 +193,7 @@ pub(crate) fn leaving_program() {
             _ => false,
         };
         let epoll_fd = epoll.fd.load(Ordering::Relaxed) - 1;
-        let flags = sys::fcntl(epoll_fd, libc::F_GETFD, 0);
-        if is_once && flags >= 0 && flags as i32 & libc::FD_CLOEXEC == 0 {
+        if is_once && concerns(epoll_fd) {
             let (events, data) = (&one.events, &one.data);
             sys::epoll_ctl(
                 epoll_fd,

@@ -59,6 +59,11 @@ pub(super) fn may_be_offloaded(remote: Address) -> bool {
     }
 }
 
+/// Nothing of the program's is the engine's from now on.
+pub(crate) fn stop() {
+    WANTED.store(NOTHING, Ordering::Relaxed);
+}
+
 /// True when connections of this program may be the engine's.
 #[inline]
 pub(crate) fn has_business() -> bool {

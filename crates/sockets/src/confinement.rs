@@ -1,0 +1,154 @@
+//! A program that confines itself to some system calls (seccomp(2)).
+//!
+//! The library makes calls that the program does not make, and a filter may kill for one of them.
+//! So the library leaves before a filter is set. Every connection goes to the kernel for good, and
+//! from then on each call is passed on as it is. Bytes that lie unread in a ring cannot go back to
+//! the kernel: they are kept in memory ([`crate::kept`]).
+
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use libc::iovec;
+use toehold_channel::table::{EntryState, Mode, Reason};
+
+use crate::connection::{self, Connection};
+use crate::descriptors::{self, Kind};
+use crate::epoll::membership;
+use crate::kept::{self, BYTES_MAX, BYTES_OFFSET, Kept};
+use crate::offload::liveness::say_what_is_set;
+use crate::offload::routing;
+use crate::receive::receive;
+use crate::{adapter, errno, holders, process, real, service, sys, table};
+
+/// A peer that was in the middle of a send when it was refused finishes it within this time.
+const SETTLE_NS: u64 = 4_000_000;
+
+static CONFINED: AtomicBool = AtomicBool::new(false);
+
+/// True when the library has left because of a filter: it makes no call of its own.
+pub fn is_confined() -> bool {
+    CONFINED.load(Ordering::Relaxed)
+}
+
+/// The program is about to set a filter: the last moment for calls of ours.
+pub fn confine() {
+    if !process::is_started() || process::borrowed_memory() {
+        return;
+    }
+    errno::keep(|| {
+        say_what_is_set();
+        descriptors::for_each(0, u32::MAX, |fd, kind| {
+            if kind == Kind::Connection
+                && let Some(connection) = connection::at(fd)
+            {
+                leave(&connection);
+            }
+        });
+        membership::leave_to_kernel();
+        routing::stop();
+        forget_all();
+        CONFINED.store(true, Ordering::Relaxed);
+    });
+}
+
+/// Both directions become the kernel's, and what is unread is kept.
+fn leave(connection: &Connection) {
+    if connection.local.region.load(Ordering::Relaxed).is_null() {
+        // What it has left of an earlier channel may be an offer: `forget_all` forgets it.
+        connection.pin(Reason::Confined);
+        membership::materialise(connection);
+        return;
+    }
+    service::leave_ring(connection, Reason::Confined);
+    let bytes = read_all(connection);
+    service::quiesce(connection, Reason::Confined);
+    // SAFETY: mapped by `read_all`, and never unmapped.
+    let Some(all) = (unsafe { bytes.as_ref() }) else {
+        return;
+    };
+    if all.len.load(Ordering::Relaxed) == 0 && all.error.load(Ordering::Relaxed) == 0 {
+        // SAFETY: mapped by `read_all` with this length, and shown to nobody.
+        unsafe { libc::munmap(bytes.cast(), BYTES_OFFSET + BYTES_MAX) };
+        return;
+    }
+    descriptors::for_each(0, u32::MAX, |fd, _| {
+        let same = connection::at(fd).is_some_and(|c| c.index == connection.index);
+        if !same {
+            return;
+        }
+        match kept::enter(fd, bytes) {
+            Some(place) => membership::each_instance(connection, fd, |instance, events, data| {
+                place.register(instance, events, data);
+            }),
+            None => sys::disconnect(fd),
+        }
+    });
+}
+
+/// Reads until the peer has moved to the carrier, or has had the time to. Null when there is no
+/// memory: then unread bytes are a reset ([`service::quiesce`]).
+fn read_all(connection: &Connection) -> *mut Kept {
+    let base = sys::map_shared_memory(BYTES_OFFSET + BYTES_MAX);
+    let kept = base.cast::<Kept>();
+    // SAFETY: zeroes are a valid `Kept`; mapped above.
+    let Some(all) = (unsafe { kept.as_ref() }) else {
+        return kept;
+    };
+    let (mut len, start) = (0, sys::now_ns());
+    loop {
+        let (at, room) = (base.wrapping_add(BYTES_OFFSET + len), BYTES_MAX - len);
+        let part = [iovec {
+            iov_base: at.cast(),
+            iov_len: room,
+        }];
+        let flags = libc::MSG_DONTWAIT;
+        // SAFETY: the part is inside the mapping, here and in the kernel's own call.
+        let got = unsafe {
+            receive(connection, &part, flags, || {
+                real::recv(connection.fd, at.cast(), room, flags)
+            })
+        };
+        if got > 0 {
+            len += got as usize;
+        }
+        if got == 0 || len == BYTES_MAX {
+            break;
+        }
+        if got < 0 && errno::get() != libc::EAGAIN {
+            all.error.store(errno::get(), Ordering::Relaxed);
+            break;
+        }
+        let is_down = (connection.end())
+            .is_none_or(|end| end.rx_mode() == Mode::Carrier && !end.records_pending());
+        if is_down || got < 0 && sys::now_ns() - start >= SETTLE_NS {
+            break;
+        }
+        if got < 0 {
+            sys::yield_now();
+        }
+    }
+    all.len.store(len as u64, Ordering::Relaxed);
+    kept
+}
+
+/// Nothing is known of any descriptor from now on, and no call is made. The connections are on
+/// their carriers.
+fn forget_all() {
+    connection::each_held(|_, entry, local| {
+        local.descriptors.store(0, Ordering::Relaxed);
+        if holders::leave(entry) {
+            // Free once this process is gone: threads may still be inside.
+            let ended = EntryState::Ended as u32;
+            entry.state.store(ended, Ordering::Release);
+        }
+    });
+    holders::leave_family(process::pid());
+    // Before the descriptors: what is made from now on is not noted.
+    process::disable();
+    descriptors::forget_all();
+    adapter::leave();
+    let table = table::fd();
+    if table >= 0 {
+        table::moved(table, -1);
+        sys::close(table);
+    }
+}

@@ -1,0 +1,282 @@
+//! Bytes that were unread in a ring when the library left ([`crate::confinement`]), and the calls
+//! that find them here.
+//!
+//! ```text
+//!   stream:   ── kept bytes ──►◄── carrier ──
+//!              this module       the program's own calls
+//! ```
+//!
+//! Nothing here makes a system call. A connection whose kept bytes are read is the kernel's alone.
+
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+
+use libc::{epoll_event, iovec, pollfd};
+
+use crate::errno;
+
+/// Descriptors whose bytes can be kept; one more is reset, rather than continued with a gap.
+const KEPT_MAX: usize = 256;
+/// Instances with which one of them is known to be registered.
+const INSTANCES_MAX: usize = 4;
+/// More than a ring and what may be on the carrier before it.
+pub(crate) const BYTES_MAX: usize = 8 << 20;
+/// Where the bytes begin.
+pub(crate) const BYTES_OFFSET: usize = 4096;
+
+/// The first page of what is kept of a connection. Mapped so that children share it: what one of
+/// them reads the others do not read again.
+pub(crate) struct Kept {
+    /// Invariant: `taken <= len`.
+    taken: AtomicU64,
+    pub(crate) len: AtomicU64,
+    /// What the stream ended with while it was read: told once, after the bytes.
+    pub(crate) error: AtomicI32,
+}
+
+/// An instance of epoll that a kept descriptor is registered with, and how.
+struct Membership {
+    /// Its descriptor, plus one; 0 is a free place.
+    instance: AtomicI32,
+    events: AtomicU32,
+    data: AtomicU64,
+}
+
+/// A descriptor with kept bytes.
+pub(crate) struct Place {
+    /// The descriptor, plus one; 0 is a free place.
+    fd: AtomicI32,
+    kept: AtomicPtr<Kept>,
+    members: [Membership; INSTANCES_MAX],
+}
+
+static PLACES: [Place; KEPT_MAX] = [const {
+    Place {
+        fd: AtomicI32::new(0),
+        kept: AtomicPtr::new(null_mut()),
+        members: [const {
+            Membership {
+                instance: AtomicI32::new(0),
+                events: AtomicU32::new(0),
+                data: AtomicU64::new(0),
+            }
+        }; INSTANCES_MAX],
+    }
+}; KEPT_MAX];
+/// Places that have been used.
+static USED: AtomicU32 = AtomicU32::new(0);
+
+/// True when some descriptor may have kept bytes.
+#[inline]
+pub(crate) fn has_any() -> bool {
+    USED.load(Ordering::Relaxed) != 0
+}
+
+/// The bytes are those of `fd`; `None` when there is no place for another descriptor.
+pub(crate) fn enter(fd: i32, kept: *mut Kept) -> Option<&'static Place> {
+    let place = PLACES
+        .iter()
+        .find(|place| place.fd.load(Ordering::Relaxed) == 0)?;
+    for member in &place.members {
+        member.instance.store(0, Ordering::Relaxed);
+    }
+    place.kept.store(kept, Ordering::Relaxed);
+    // Release pairs with the Acquire load in `find`.
+    place.fd.store(fd + 1, Ordering::Release);
+    USED.fetch_add(1, Ordering::Relaxed);
+    Some(place)
+}
+
+fn find(fd: i32) -> Option<&'static Place> {
+    PLACES
+        .iter()
+        .find(|place| place.fd.load(Ordering::Acquire) == fd.wrapping_add(1))
+        .filter(|_| fd >= 0)
+}
+
+impl Place {
+    fn kept(&self) -> &'static Kept {
+        // SAFETY: mapped by `confinement::read_all`. Nobody unmaps it: that would be a call.
+        unsafe { &*self.kept.load(Ordering::Relaxed) }
+    }
+
+    fn is_ready(&self) -> bool {
+        let kept = self.kept();
+        kept.taken.load(Ordering::Relaxed) < kept.len.load(Ordering::Relaxed)
+            || kept.error.load(Ordering::Relaxed) != 0
+    }
+
+    fn leave(&self) {
+        if self.fd.swap(0, Ordering::Relaxed) != 0 {
+            USED.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// `fd` is registered with that instance.
+    pub(crate) fn register(&self, instance: i32, events: u32, data: u64) {
+        let is_free = |member: &&Membership| member.instance.load(Ordering::Relaxed) == 0;
+        if let Some(member) = self.members.iter().find(is_free) {
+            member.events.store(events, Ordering::Relaxed);
+            member.data.store(data, Ordering::Relaxed);
+            member.instance.store(instance + 1, Ordering::Relaxed);
+        }
+    }
+
+    fn member(&self, instance: i32) -> Option<&Membership> {
+        let is_it = |member: &&Membership| member.instance.load(Ordering::Relaxed) == instance + 1;
+        self.members.iter().find(is_it)
+    }
+}
+
+/// Reads kept bytes. `None`: there are none, the call is the kernel's.
+///
+/// # Safety
+/// `parts` are writable.
+#[cold]
+pub(crate) unsafe fn receive(fd: i32, parts: &[iovec], flags: i32) -> Option<isize> {
+    let place = find(fd)?;
+    let kept = place.kept();
+    let bytes = place.kept.load(Ordering::Relaxed).cast::<u8>();
+    loop {
+        let (taken, len) = (
+            kept.taken.load(Ordering::Acquire),
+            kept.len.load(Ordering::Relaxed),
+        );
+        let mut left = len.saturating_sub(taken) as usize;
+        if left == 0 {
+            break;
+        }
+        let mut at = BYTES_OFFSET + taken as usize;
+        let mut done = 0;
+        for part in parts {
+            let count = part.iov_len.min(left);
+            if flags & libc::MSG_TRUNC == 0 && count > 0 {
+                let (from, to) = (bytes.wrapping_add(at), part.iov_base.cast::<u8>());
+                // SAFETY: inside the mapping, as `taken` and `len` are; the part by the caller's
+                // promise.
+                unsafe { core::ptr::copy_nonoverlapping(from, to, count) };
+            }
+            (at, left, done) = (at + count, left - count, done + count);
+        }
+        if flags & libc::MSG_PEEK != 0 {
+            return Some(done as isize);
+        }
+        let next = taken + done as u64;
+        let moved = (kept.taken).compare_exchange(taken, next, Ordering::AcqRel, Ordering::Relaxed);
+        if moved.is_ok() {
+            return Some(done as isize);
+        }
+    }
+    let error = kept.error.swap(0, Ordering::Relaxed);
+    if error != 0 {
+        return Some(errno::result(Err(error)));
+    }
+    place.leave();
+    None
+}
+
+/// `fd` is about to be closed, or another file is about to take its number.
+#[cold]
+pub(crate) fn closing(fd: i32) {
+    if let Some(place) = find(fd) {
+        place.leave();
+    }
+}
+
+/// `to` is a duplicate of `from` now.
+#[cold]
+pub(crate) fn duplicated(from: i32, to: i32) {
+    if let Some(place) = find(from) {
+        enter(to, place.kept.load(Ordering::Relaxed));
+    }
+}
+
+/// True when a call that waits for these is not the kernel's alone.
+#[cold]
+pub(crate) fn are_ready(fds: &[pollfd]) -> bool {
+    fds.iter().any(|one| is_ready(one.fd, one.events))
+}
+
+fn is_ready(fd: i32, events: i16) -> bool {
+    events & (libc::POLLIN | libc::POLLRDNORM) != 0 && find(fd).is_some_and(Place::is_ready)
+}
+
+/// The kernel has looked, without waiting, and found `found`: adds what is kept.
+#[cold]
+pub(crate) fn add_ready(fds: &mut [pollfd], found: i32) -> i32 {
+    let mut count = found.max(0);
+    for one in fds {
+        if is_ready(one.fd, one.events) {
+            if found < 0 || one.revents == 0 {
+                one.revents = 0;
+                count += 1;
+            }
+            one.revents |= one.events & (libc::POLLIN | libc::POLLRDNORM);
+        }
+    }
+    count
+}
+
+/// True when one of the first `count` descriptors in a set for reading has kept bytes.
+#[cold]
+pub(crate) fn is_any_readable(count: i32, is_wanted: impl Fn(i32) -> bool) -> bool {
+    (0..count).any(|fd| is_wanted(fd) && is_ready(fd, libc::POLLIN))
+}
+
+/// As [`is_any_readable`], of one.
+#[cold]
+pub(crate) fn is_readable(fd: i32) -> bool {
+    is_ready(fd, libc::POLLIN)
+}
+
+/// The program has changed a registration.
+#[cold]
+pub(crate) fn control(instance: i32, operation: i32, fd: i32, event: Option<epoll_event>) {
+    let Some(place) = find(fd) else { return };
+    if let Some(member) = place.member(instance) {
+        member.instance.store(0, Ordering::Relaxed);
+    }
+    if let (libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD, Some(event)) = (operation, event) {
+        place.register(instance, event.events, event.u64);
+    }
+}
+
+/// True when an instance has members with kept bytes.
+#[cold]
+pub(crate) fn has_ready_members(instance: i32) -> bool {
+    ready_members(instance).next().is_some()
+}
+
+fn ready_members(instance: i32) -> impl Iterator<Item = &'static Membership> {
+    PLACES
+        .iter()
+        .filter(|place| place.fd.load(Ordering::Acquire) != 0 && place.is_ready())
+        .filter_map(move |place| place.member(instance))
+        .filter(|member| member.events.load(Ordering::Relaxed) & libc::EPOLLIN as u32 != 0)
+}
+
+/// The kernel has written `found` events, without waiting: adds what is kept.
+#[cold]
+pub(crate) fn add_events(instance: i32, events: &mut [epoll_event], found: i32) -> i32 {
+    let mut count = found.max(0) as usize;
+    for member in ready_members(instance) {
+        let data = member.data.load(Ordering::Relaxed);
+        let wanted = member.events.load(Ordering::Relaxed);
+        let known = events[..count].iter().position(|event| event.u64 == data);
+        if let Some(known) = known {
+            events[known].events |= libc::EPOLLIN as u32;
+        } else if let Some(free) = events.get_mut(count) {
+            *free = epoll_event {
+                events: libc::EPOLLIN as u32,
+                u64: data,
+            };
+            count += 1;
+        }
+        if wanted & (libc::EPOLLET | libc::EPOLLONESHOT) as u32 != 0 {
+            // Told once.
+            let told = wanted & !(libc::EPOLLIN as u32);
+            member.events.store(told, Ordering::Relaxed);
+        }
+    }
+    count as i32
+}
