@@ -20,6 +20,10 @@ const NOT_PLAYED: &[(&str, &str)] = &[
         "urgent bytes are carried in their place in the stream, and not marked",
     ),
     ("urgent_byte_inline_keeps_its_place", "likewise"),
+    (
+        "program_that_locked_its_memory_connects",
+        "its limit of locked memory has no room for the routing page, so it has no engine",
+    ),
 ];
 
 /// Differences that a network between the ends causes, or an engine.
