@@ -114,7 +114,7 @@ fn search(pointer: usize) -> Option<&'static Thread> {
 }
 
 impl Thread {
-    #[inline]
+    /// Sections that the thread is in.
     fn depth(&self) -> u32 {
         let word = self.sections.load(Ordering::Relaxed);
         if (word >> 32) as u32 == process::pid() {
@@ -125,9 +125,21 @@ impl Thread {
     }
 
     #[inline]
-    fn set_depth(&self, depth: u32) {
-        let word = u64::from(process::pid()) << 32 | u64::from(depth);
+    fn enter(&self) {
+        let word = self.sections.load(Ordering::Relaxed);
+        let none = u64::from(process::pid()) << 32;
+        // What a thread of the parent's left counts for nothing.
+        let word = if (word ^ none) >> 32 == 0 { word } else { none };
+        self.sections.store(word + 1, Ordering::Relaxed);
+    }
+
+    /// True when the thread is in no section now. No process forks within one, so the word is this
+    /// process's.
+    #[inline]
+    fn leave(&self) -> bool {
+        let word = self.sections.load(Ordering::Relaxed).wrapping_sub(1);
         self.sections.store(word, Ordering::Relaxed);
+        word as u32 == 0
     }
 }
 
@@ -168,7 +180,7 @@ pub(crate) struct Section(Option<&'static Thread>);
 pub(crate) fn enter() -> Section {
     let thread = this_thread();
     if let Some(thread) = thread {
-        thread.set_depth(thread.depth() + 1);
+        thread.enter();
     }
     compiler_fence(Ordering::SeqCst);
     Section(thread)
@@ -179,10 +191,9 @@ impl Drop for Section {
     fn drop(&mut self) {
         compiler_fence(Ordering::SeqCst);
         let Some(thread) = self.0 else { return };
-        let depth = thread.depth().saturating_sub(1);
-        thread.set_depth(depth);
+        let is_outside = thread.leave();
         compiler_fence(Ordering::SeqCst);
-        if depth == 0 && thread.waits.load(Ordering::Relaxed) != 0 {
+        if is_outside && thread.waits.load(Ordering::Relaxed) != 0 {
             deliver(thread);
         }
     }

@@ -1,5 +1,6 @@
 //! From marked bits to events: what ready members are ready for.
 
+use core::mem::MaybeUninit;
 use core::sync::atomic::Ordering;
 
 use libc::{EPOLLERR, EPOLLHUP, EPOLLRDHUP, epoll_event};
@@ -14,7 +15,7 @@ use crate::epoll::registration::{EDGE, ONESHOT, READINESS, Registration, registr
 use crate::{ready, sys};
 
 /// What a look at a ready member came to.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 struct Look {
     /// Of the registration, when the look began.
     version: u32,
@@ -88,12 +89,14 @@ impl Epoll {
         }
         fetch_lines(&batch[..count]);
         let processor = sys::processor() + 1;
-        let mut looks = [Look::default(); BATCH];
+        // Not zeroed: most waits find a few of the 64.
+        let mut looks = [const { MaybeUninit::<Look>::uninit() }; BATCH];
         let mut found = 0;
         for at in 0..count {
             let number = batch[at];
             if let Some(look) = self.look(number, processor) {
-                (batch[found], looks[found]) = (number, look);
+                batch[found] = number;
+                looks[found].write(look);
                 found += 1;
             }
         }
@@ -101,6 +104,8 @@ impl Epoll {
         if found > 0 {
             let _held = self.lock.lock();
             for (&number, look) in batch.iter().zip(&looks[..found]) {
+                // SAFETY: the first `found` were written above.
+                let look = unsafe { look.assume_init_ref() };
                 if let Some(event) = self.report(number, look, consume) {
                     out[written] = event;
                     written += 1;
