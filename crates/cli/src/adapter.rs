@@ -98,6 +98,10 @@ struct EngineArgs {
     #[arg(long, value_name = "CONNECTIONS")]
     quota: Option<String>,
 
+    /// Most memory of the engine's own for bytes in flight, of all connections (1024)
+    #[arg(long, value_name = "MEGABYTES")]
+    memory: Option<String>,
+
     /// Engine threads, each with its share of the link's frames; a TAP device needs `multi_queue`
     /// if it was made before (1)
     #[arg(long, value_name = "N")]
@@ -112,7 +116,7 @@ struct EngineArgs {
     no_offload: Vec<String>,
 
     /// All of this in a file, one setting to a line: link, address, gateway, mtu, without,
-    /// coalesce, batch, quota, threads, offload, host, direct; SIGHUP has it read again
+    /// coalesce, batch, quota, memory, threads, offload, host, direct; SIGHUP has it read again
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 }
@@ -136,6 +140,7 @@ impl EngineArgs {
             ("coalesce", &self.coalesce),
             ("batch", &self.batch),
             ("quota", &self.quota),
+            ("memory", &self.memory),
             ("threads", &self.threads),
         ];
         for (word, value) in single {
@@ -173,6 +178,7 @@ impl EngineArgs {
             ("--coalesce", self.coalesce.as_slice()),
             ("--batch", self.batch.as_slice()),
             ("--quota", self.quota.as_slice()),
+            ("--memory", self.memory.as_slice()),
             ("--threads", self.threads.as_slice()),
             ("--address", &self.address),
             ("--gateway", &self.gateway),

@@ -58,6 +58,32 @@ fn an_acknowledgement_at_the_right_edge_counts() {
     assert!(stage.engine.info(id).is_some());
 }
 
+/// A host that makes its ring larger tells the remote, and what was offered stays offered.
+#[test]
+fn the_host_bounds_the_window() {
+    let mut stage = Stage::new(|config, options| {
+        config.timestamps = false;
+        options.receive_bytes = 2_000;
+        options.receive_bytes_max = 60_000;
+    });
+    let id = stage.accepted("", 10_000);
+    stage.remote("P. 1:1501(1500) ack 1");
+    stage.expect(". 1:1(0) ack 1501 win 500");
+    let bound = |stage: &mut Stage, least, most| {
+        let (now, engine) = (stage.now, &mut stage.engine);
+        engine
+            .bound_window(now, id, least, most)
+            .expect("it is there");
+    };
+    bound(&mut stage, 8_000, 8_000);
+    stage.expect(". 1:1(0) ack 1501 win 6500");
+    bound(&mut stage, 0, 2_000);
+    stage.expect_nothing();
+    assert_eq!(stage.engine.info(id).unwrap().receive_limit, 2_000);
+    stage.remote("P. 1501:2501(1000) ack 1");
+    stage.expect(". 1:1(0) ack 2501 win 5500");
+}
+
 /// RFC 1191 section 3.1, RFC 8201 section 5.3: all that was too large is sent again at once, and
 /// later connections know the path; what they offer to receive depends on our own link.
 #[test]

@@ -16,7 +16,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use toehold_channel::doorbell::{self, WakeWord};
 use toehold_channel::layout::{
-    CAPACITY_LOG2_ENGINE, CLOSED_ALL, CLOSED_CLEAN, EVICT, LEFT, ReadyBitmap,
+    CAPACITY_LOG2_ENGINE, CAPACITY_LOG2_MAX, CLOSED_ALL, CLOSED_CLEAN, EVICT, LEFT, ReadyBitmap,
 };
 use toehold_channel::ring::{Fault, stretches};
 use toehold_channel::table::{COMMAND_DETACH, COMMAND_EVICT, Entry, Mode};
@@ -27,6 +27,10 @@ use toehold_stream::next::{Carrier, Next};
 /// Capacity of our ring, as a power of two, and so the receive window: it takes the remote's next
 /// flight while the program reads the last.
 pub(super) const WINDOW_LOG2: u32 = 20;
+/// On a long way more is under way. Not everywhere, because a large ring leaves the processor's
+/// cache.
+pub(super) const LONG_WINDOW_LOG2: u32 = 22;
+const _: () = assert!(WINDOW_LOG2 >= CAPACITY_LOG2_ENGINE && LONG_WINDOW_LOG2 <= CAPACITY_LOG2_MAX);
 
 /// A stretch of memory that somebody else may be writing to.
 pub(super) type Part = (*const u8, usize);
@@ -39,6 +43,8 @@ pub(super) struct Endpoint {
     /// In the engine's own table, which is never unmapped.
     entry: &'static Entry,
     side: usize,
+    /// Capacity of our ring, and up to which the program's grows, each as a power of two.
+    window_log2: u32,
     /// Stream offset of ring position 0, while our direction is a ring.
     base_out: u64,
     /// Stream offset of ring position 0 in the program's direction.
@@ -70,6 +76,7 @@ impl Endpoint {
             region,
             entry,
             side: side & 1,
+            window_log2: WINDOW_LOG2,
             base_out: 0,
             base_in: 0,
             ring_begins: 0,
@@ -81,16 +88,18 @@ impl Endpoint {
         unsafe { End::at(self.entry, self.region.as_ptr(), self.side) }
     }
 
-    /// Announces that we read by the records. News is to be marked on our ready bitmap.
-    pub(super) fn attach(&self, slot: u32) {
+    /// Announces that we read by the records. News is to be marked on our ready bitmap. Our ring
+    /// has the given capacity, from [`WINDOW_LOG2`] to [`LONG_WINDOW_LOG2`].
+    pub(super) fn attach(&mut self, slot: u32, window_log2: u32) {
+        self.window_log2 = window_log2.clamp(WINDOW_LOG2, LONG_WINDOW_LOG2);
         let end = self.end();
         // Bytes are placed ahead of what is published: the layout must not change under them, so it
         // has its last form at once.
         self.entry
             .tx_capacity_log2
-            .store(WINDOW_LOG2, Ordering::Relaxed);
+            .store(self.window_log2, Ordering::Relaxed);
         let capacity = &end.ours().publish.capacity_log2;
-        capacity.store(WINDOW_LOG2, Ordering::Relaxed);
+        capacity.store(self.window_log2, Ordering::Relaxed);
         let word = WakeWord::Bitmap {
             bitmap: 0,
             bit: slot,
@@ -98,6 +107,11 @@ impl Endpoint {
         end.ours().wake.wake.store(word.to_word(), Ordering::SeqCst);
         // Release pairs with the Acquire load in `End::try_up`.
         end.ours().wake.attached.store(1, Ordering::Release);
+    }
+
+    /// Capacity of our ring.
+    pub(super) fn window_bytes(&self) -> u64 {
+        1 << self.window_log2
     }
 
     /// True while what we send goes into the ring.
@@ -143,7 +157,7 @@ impl Endpoint {
         let position = offset.wrapping_sub(self.base_out);
         let end = position.saturating_add(bytes.len() as u64);
         let seen = &self.entry.tx_head_seen;
-        let limit = || seen.load(Ordering::Relaxed) + (1 << WINDOW_LOG2);
+        let limit = || seen.load(Ordering::Relaxed) + self.window_bytes();
         if end > limit() {
             // The program may have read on since we last looked.
             let _ = self.end().sender().credit_as_it_is();
@@ -152,7 +166,7 @@ impl Endpoint {
             return false;
         }
         let mut from = bytes.as_ptr();
-        for (at, len) in stretches(position, bytes.len(), WINDOW_LOG2) {
+        for (at, len) in stretches(position, bytes.len(), self.window_log2) {
             // SAFETY: `stretches` stay inside the ring, which is mapped; up to `limit` it is ours
             // to write, beyond what is published as well. `from` walks over `bytes`, whose length
             // the stretches add up to.
@@ -168,11 +182,14 @@ impl Endpoint {
     pub(super) fn room(&self, offset: u64) -> Option<[Room; 2]> {
         let position = offset.wrapping_sub(self.base_out);
         self.end().sender().credit_as_it_is().ok()?;
-        let limit = self.entry.tx_head_seen.load(Ordering::Relaxed) + (1 << WINDOW_LOG2);
+        let limit = self.entry.tx_head_seen.load(Ordering::Relaxed) + self.window_bytes();
         let is_ours = (self.entry.tx_ring.load(Ordering::Relaxed)..limit).contains(&position);
         let len = is_ours.then(|| (limit - position) as usize)?;
         let ring = self.end().ring_out();
-        Some(stretches(position, len, WINDOW_LOG2).map(|(at, len)| (ring.wrapping_add(at), len)))
+        Some(
+            stretches(position, len, self.window_log2)
+                .map(|(at, len)| (ring.wrapping_add(at), len)),
+        )
     }
 
     /// Copies out what was placed from stream offset `from` to `to`, published or not.
@@ -182,7 +199,7 @@ impl Endpoint {
         while at < to {
             let len = (to - at).min(buffer.len() as u64) as usize;
             let mut target = buffer.as_mut_ptr();
-            for (place, part) in stretches(at - self.base_out, len, WINDOW_LOG2) {
+            for (place, part) in stretches(at - self.base_out, len, self.window_log2) {
                 // SAFETY: inside the mapped ring; `buffer` has room for `len` bytes, which the
                 // stretches add up to.
                 unsafe {
@@ -275,7 +292,7 @@ impl Endpoint {
             .saturating_sub(self.base_in + head)
             .min(filled.len);
         let wants = end.is_asked_for_credit();
-        let is_growing = filled.capacity_log2 < CAPACITY_LOG2_ENGINE && wants;
+        let is_growing = filled.capacity_log2 < self.window_log2 && wants;
         if done == 0 || (is_growing && done < filled.len) {
             return Ok(false);
         }
@@ -290,7 +307,7 @@ impl Endpoint {
             Ok(filled) if filled.len > 0 => filled.capacity_log2,
             // Overwritten by the program: it sends nonsense, and will be found out at the next
             // look.
-            _ => WINDOW_LOG2,
+            _ => self.window_log2,
         };
         let len = len.min(1 << capacity_log2);
         let parts = stretches(offset - self.base_in, len, capacity_log2);

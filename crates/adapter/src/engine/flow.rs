@@ -38,6 +38,8 @@ pub(super) struct Flow {
     /// Bytes of the remote's stream that have arrived, and that the program, or its socket, has.
     pub(super) received: u64,
     pub(super) taken: u64,
+    /// The program has taken more than the buffers on the way to it hold.
+    pub(super) is_reader: bool,
     /// All that has arrived is where the program finds it, even should we be gone.
     pub(super) is_delivered: bool,
     pub(super) remote_finished: bool,
@@ -90,6 +92,7 @@ impl Flow {
             acknowledged: 0,
             received: 0,
             taken: 0,
+            is_reader: false,
             is_delivered: true,
             remote_finished: false,
             program_finished: false,

@@ -4,17 +4,22 @@
 //! What the program sends stays in its ring until the remote has acknowledged it: it is
 //! retransmitted from there, and nowhere else is a copy. What the remote sends is placed as it
 //! arrives, ahead of gaps too, and stays until the program has taken it.
+//!
+//! Rings of the adapter's own have a budget (`rings`). When it is used up, what a remote sends
+//! finds no room and is dropped, and what a program sends waits in its socket.
+
+use std::ops::Range;
 
 use toehold_tcp::{ConnectionId, Expected, Memory, NoRoom};
 
 use super::endpoint::{Endpoint, Part, Room};
-use super::rings::{RING_BYTES, Ring, Rings};
+use super::rings::{Exhausted, RING_BYTES_MIN, Ring, Rings};
 
 /// Stretches a payload can lie in: two in each of two rings.
 pub(super) const PARTS_MAX: usize = 4;
 
 /// The streams of all connections, by their slot in the engine.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Streams {
     slots: Vec<Option<Duplex>>,
     rings: Rings,
@@ -34,6 +39,19 @@ struct Duplex {
 }
 
 impl Streams {
+    /// No streams yet, and a budget for rings of our own.
+    pub(super) fn new(budget_bytes: usize) -> Streams {
+        Streams {
+            slots: Vec::new(),
+            rings: Rings::new(budget_bytes),
+        }
+    }
+
+    /// The rings of our own, and their budget.
+    pub(super) fn rings(&mut self) -> &mut Rings {
+        &mut self.rings
+    }
+
     /// The channel beside a connection's carrier, if there is one.
     #[inline]
     pub(super) fn endpoint(&mut self, id: ConnectionId) -> Option<&mut Endpoint> {
@@ -69,13 +87,38 @@ impl Streams {
         acknowledged: u64,
         limit: u64,
     ) -> [&mut [u8]; 2] {
-        let free = (RING_BYTES as u64 - (end - acknowledged)).min(limit) as usize;
         let duplex = Self::duplex(&mut self.slots, id);
-        let ring = duplex.sending.get_or_insert_with(|| self.rings.take());
-        let at = place_of(end);
-        let first = free.min(RING_BYTES - at);
+        // Programs are no remotes, and `quota` bounds how many rings they have.
+        let first_ring = || self.rings.take_anyway(RING_BYTES_MIN);
+        let ring = duplex.sending.get_or_insert_with(first_ring);
+        let free = (ring.len() as u64 - (end - acknowledged)).min(limit) as usize;
+        let at = place_of(ring, end);
+        let first = free.min(ring.len() - at);
         let (start, rest) = ring.split_at_mut(at);
         [&mut rest[..first], &mut start[..free - first]]
+    }
+
+    /// Makes a full send ring larger, up to `bytes_max`, when `end` bytes were published and
+    /// `acknowledged` of them are done with; false when it cannot be.
+    pub(super) fn grow_to_send(
+        &mut self,
+        id: ConnectionId,
+        (acknowledged, end): (u64, u64),
+        bytes_max: usize,
+    ) -> bool {
+        let duplex = Self::duplex(&mut self.slots, id);
+        let bytes = duplex.sending.as_ref().map_or(0, |ring| ring.len());
+        let held = acknowledged..end;
+        bytes < bytes_max && enlarge(&mut duplex.sending, &mut self.rings, held, bytes + 1).is_ok()
+    }
+
+    /// The remote has acknowledged all that we have of the sending stream.
+    pub(super) fn sent_all(&mut self, id: ConnectionId) {
+        let is_short = self.rings.is_short();
+        let duplex = Self::duplex(&mut self.slots, id);
+        if is_short && let Some(ring) = duplex.sending.take() {
+            self.rings.put(ring);
+        }
     }
 
     /// Published bytes, for the link. Of those in a channel the program can change what they say,
@@ -119,7 +162,20 @@ impl Streams {
 
     /// The program, or its socket, has the receiving stream up to `taken`.
     pub(super) fn take(&mut self, id: ConnectionId, taken: u64) {
-        Self::duplex(&mut self.slots, id).taken = taken;
+        let duplex = Self::duplex(&mut self.slots, id);
+        duplex.taken = taken;
+        if duplex.receiving.is_none() {
+            return;
+        }
+        // A channel's bytes are in its own ring. An empty ring serves others where they are few.
+        let is_up = (duplex.endpoint.as_ref()).is_some_and(Endpoint::is_up);
+        if is_up || taken >= duplex.placed && self.rings.is_short() {
+            duplex
+                .receiving
+                .take()
+                .into_iter()
+                .for_each(|ring| self.rings.put(ring));
+        }
     }
 
     /// Whether bytes wait ahead of a gap that begins at `received`.
@@ -140,7 +196,12 @@ impl Streams {
         else {
             return;
         };
-        let ring = duplex.receiving.get_or_insert_with(|| self.rings.take());
+        let bytes = (duplex.placed - published) as usize;
+        let old = duplex.receiving.take_if(|ring| ring.len() < bytes);
+        old.into_iter().for_each(|ring| self.rings.put(ring));
+        let ring = duplex
+            .receiving
+            .get_or_insert_with(|| self.rings.take_anyway(bytes));
         endpoint.placed(published, duplex.placed, |at, bytes| store(ring, at, bytes));
     }
 
@@ -187,11 +248,10 @@ impl Memory for Streams {
                 return Err(NoRoom);
             }
         } else {
-            if end > duplex.taken + RING_BYTES as u64 {
-                return Err(NoRoom);
-            }
-            let ring = duplex.receiving.get_or_insert_with(|| self.rings.take());
-            store(ring, offset, bytes);
+            let held = duplex.taken..duplex.placed.max(duplex.taken);
+            let wanted = (end - duplex.taken) as usize;
+            let ring = enlarge(&mut duplex.receiving, &mut self.rings, held, wanted);
+            store(ring.map_err(|Exhausted| NoRoom)?, offset, bytes);
         }
         duplex.placed = duplex.placed.max(end);
         Ok(())
@@ -210,20 +270,47 @@ impl Memory for Streams {
     }
 }
 
+/// A connection's ring, of at least `bytes`; the stretch `held` of its stream stays in it.
+fn enlarge<'a>(
+    place: &'a mut Option<Ring>,
+    rings: &mut Rings,
+    held: Range<u64>,
+    bytes: usize,
+) -> Result<&'a mut Ring, Exhausted> {
+    if place.as_ref().is_none_or(|ring| ring.len() < bytes) {
+        let mut larger = if bytes <= RING_BYTES_MIN {
+            rings.take()?
+        } else {
+            rings.take_larger(bytes)?
+        };
+        if let Some(ring) = place.take() {
+            let mut at = held.start;
+            for part in stretches(&ring, held.start, (held.end - held.start) as usize) {
+                store(&mut larger, at, part);
+                at += part.len() as u64;
+            }
+            rings.put(ring);
+        }
+        *place = Some(larger);
+    }
+    place.as_mut().ok_or(Exhausted)
+}
+
 fn store(ring: &mut [u8], offset: u64, bytes: &[u8]) {
-    let at = place_of(offset);
-    let first = bytes.len().min(RING_BYTES - at);
+    let at = place_of(ring, offset);
+    let first = bytes.len().min(ring.len() - at);
     ring[at..at + first].copy_from_slice(&bytes[..first]);
     ring[..bytes.len() - first].copy_from_slice(&bytes[first..]);
 }
 
-fn place_of(offset: u64) -> usize {
-    offset as usize & (RING_BYTES - 1)
+/// Rings are powers of two long.
+fn place_of(ring: &[u8], offset: u64) -> usize {
+    offset as usize & (ring.len() - 1)
 }
 
 fn stretches(ring: &[u8], offset: u64, len: usize) -> [&[u8]; 2] {
-    let at = place_of(offset);
-    let first = len.min(RING_BYTES - at);
+    let at = place_of(ring, offset);
+    let first = len.min(ring.len() - at);
     [&ring[at..at + first], &ring[..len - first]]
 }
 

@@ -148,7 +148,7 @@ mod tests {
                     config(&settings, mac(&settings), 1500, share),
                     Random::new(1),
                 ),
-                streams: Streams::default(),
+                streams: Streams::new(1 << 30),
                 passed_on: PassedOn::default(),
                 inbox: Inbox::new().expect("a descriptor"),
             });

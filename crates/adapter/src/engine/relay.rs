@@ -12,8 +12,8 @@ use toehold_tcp::{Engine, Instant};
 use super::channels::Channels;
 use super::flow::Flow;
 use super::memory::Streams;
-use super::rings::RING_BYTES;
 use super::sys;
+use super::tcp_config::{self, PROOF_OF_READING_BYTES};
 
 /// Calls on a carrier that make a channel worth its memory. The library counts likewise
 /// (`pairing`).
@@ -22,9 +22,6 @@ const CALLS_BEFORE_ASKING: u32 = 4;
 const BYTES_BEFORE_ASKING: u64 = 128 << 10;
 /// Reads from one carrier before everybody else's turn.
 const STEPS_MAX: u32 = 64;
-/// Unread bytes in the program's ring from which on we want to hear that it reads: a reader tells
-/// when it crosses half a ring.
-const UNREAD_BEFORE_WANTING: u64 = 1 << (super::endpoint::WINDOW_LOG2 - 1);
 
 /// What a connection's step works with.
 pub(super) struct Around<'a> {
@@ -74,12 +71,29 @@ impl Flow {
         if self.taken > before && self.closed.is_none() {
             // It fails only for a connection that has closed, of which an event is on its way.
             let _ = cx.engine.take(self.id, self.taken);
+            if !self.is_reader && self.taken >= PROOF_OF_READING_BYTES {
+                self.widen_window(cx);
+            }
         }
         if self.remote_finished && self.is_delivered && !self.program_told {
             self.program_told = true;
             self.carrier.shutdown(Shutdown::Write)?;
         }
         Ok(())
+    }
+
+    /// The program reads: from now on its window grows as far as the way is long.
+    #[cold]
+    fn widen_window(&mut self, cx: &mut Around<'_>) {
+        self.is_reader = true;
+        let info = cx.engine.info(self.id);
+        let most = match (cx.streams.endpoint(self.id), info) {
+            // A window is no larger than the ring it may move to.
+            (Some(endpoint), _) => endpoint.window_bytes() as u32,
+            (None, Some(info)) => 1 << tcp_config::window_log2(&info),
+            (None, None) => return,
+        };
+        let _ = cx.engine.bound_window(cx.now, self.id, 0, most);
     }
 
     fn deliver_by_carrier(&mut self, cx: &mut Around<'_>) -> io::Result<()> {
@@ -109,8 +123,10 @@ impl Flow {
         };
         let has_news = endpoint.publish(self.received);
         let mut is_deaf = false;
-        if self.received - endpoint.consumed()? >= UNREAD_BEFORE_WANTING {
-            let credit = endpoint.want_credit(self.received, UNREAD_BEFORE_WANTING)?;
+        // A reader tells when it crosses half a ring.
+        let unread_min = endpoint.window_bytes() / 2;
+        if self.received - endpoint.consumed()? >= unread_min {
+            let credit = endpoint.want_credit(self.received, unread_min)?;
             is_deaf = credit == Credit::Unreachable;
         } else {
             endpoint.stop_wanting();
@@ -133,9 +149,15 @@ impl Flow {
             return Ok(());
         }
         let (next, count) = (self.received, self.carrier_sent);
-        match cx.streams.endpoint(self.id) {
-            Some(endpoint) if !endpoint.is_unwanted() => drop(endpoint.try_up(next, count)?),
-            _ => {}
+        let endpoint = cx.streams.endpoint(self.id);
+        let endpoint = endpoint.filter(|endpoint| !endpoint.is_unwanted());
+        if let Some(endpoint) = endpoint
+            && endpoint.try_up(next, count)?
+        {
+            // Nobody says that the program reads before it has read half of the ring. It fails only
+            // for a connection that has closed, of which an event is on its way.
+            let window = endpoint.window_bytes() as u32;
+            let _ = cx.engine.bound_window(cx.now, self.id, window, window);
         }
         Ok(())
     }
@@ -220,6 +242,9 @@ impl Flow {
 
     pub(super) fn give_back(&mut self, cx: &mut Around<'_>) -> Result<(), Gone> {
         let acknowledged = self.acknowledged;
+        if acknowledged == self.published {
+            cx.streams.sent_all(self.id);
+        }
         let endpoint = cx.streams.endpoint(self.id);
         let wants = endpoint.map_or(Ok(false), |endpoint| endpoint.give_back(acknowledged))?;
         if wants { self.notify(cx) } else { Ok(()) }
@@ -264,13 +289,15 @@ impl Flow {
                     }
                 }
                 Next::Data { max } => {
-                    let room = RING_BYTES as u64 - (self.published - self.acknowledged);
-                    if room == 0 {
-                        return Ok(());
-                    }
                     let (end, done) = (self.published, self.acknowledged);
-                    let parts = cx.streams.free_to_send(self.id, end, done, max);
-                    let want = room.min(max);
+                    let mut parts = cx.streams.free_to_send(self.id, end, done, max);
+                    if parts[0].is_empty() {
+                        if !self.grow_to_send(cx) {
+                            return Ok(());
+                        }
+                        parts = cx.streams.free_to_send(self.id, end, done, max);
+                    }
+                    let want = (parts[0].len() + parts[1].len()) as u64;
                     match self.read_carrier(&mut parts.map(IoSliceMut::new))? {
                         None => return Ok(()),
                         Some(0) => self.program_finished = true,
@@ -290,6 +317,19 @@ impl Flow {
         // Others have their turn.
         self.is_unfinished = true;
         Ok(())
+    }
+
+    /// Makes a full send ring larger where the remote would take more: false when not. As on Linux
+    /// (`tcp_sndbuf_expand`), what is kept for the remote is up to twice the congestion window.
+    #[cold]
+    fn grow_to_send(&self, cx: &mut Around<'_>) -> bool {
+        let Some(info) = cx.engine.info(self.id) else {
+            return false;
+        };
+        let wanted = 2 * info.congestion_window as usize;
+        let bytes_max = wanted.min(1 << tcp_config::window_log2(&info));
+        let held = (self.acknowledged, self.published);
+        cx.streams.grow_to_send(self.id, held, bytes_max)
     }
 
     /// The bytes on the carrier now. A byte that arrives at this moment stays there.

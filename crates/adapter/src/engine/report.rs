@@ -49,6 +49,10 @@ pub(crate) struct Report {
     pub(crate) carriers_refused: u64,
     /// Requests and connections refused because a program was at its quota.
     pub(crate) over_quota: u64,
+    /// Memory of the engine's own that connections have for bytes in flight, and how often its
+    /// budget had no room.
+    pub(crate) memory_bytes: usize,
+    pub(crate) memory_refused: u64,
     /// Frames the link did not take.
     pub(crate) frames_refused: u64,
     /// Frames that the link had no room to keep for us.
@@ -112,6 +116,8 @@ impl Report {
             programs_gone: self.programs_gone + other.programs_gone,
             carriers_refused: self.carriers_refused + other.carriers_refused,
             over_quota: self.over_quota + other.over_quota,
+            memory_bytes: self.memory_bytes + other.memory_bytes,
+            memory_refused: self.memory_refused + other.memory_refused,
             frames_refused: self.frames_refused + other.frames_refused,
             frames_lost: self.frames_lost + other.frames_lost,
             payloads_in_place: self.payloads_in_place + other.payloads_in_place,

@@ -18,6 +18,7 @@ use super::arrivals::Arrivals;
 use super::channels::Channels;
 use super::clients::Unchanging;
 use super::common::Common;
+use super::endpoint::WINDOW_LOG2;
 use super::flow::{Flow, Stage, errno_of, is_silence};
 use super::inbox::Inbox;
 use super::link::Link;
@@ -32,7 +33,7 @@ use super::relay::Around;
 use super::report::Report;
 use super::settings::Settings;
 use super::spinning::Spinning;
-use super::tcp_config::{LARGE_SEGMENT_BYTES, config};
+use super::tcp_config::{LARGE_SEGMENT_BYTES, RECEIVE_BYTES, config, window_log2};
 use super::transmitter::FrameTransmitter;
 use crate::entropy;
 use crate::epoll::EVENTS_PER_TURN;
@@ -142,7 +143,7 @@ impl Runner {
             link,
             arrivals,
             poller,
-            streams: Streams::default(),
+            streams: Streams::new(settings.memory_bytes / share.count()),
             channels,
             mtu,
             look_at_listeners_due: None,
@@ -285,15 +286,24 @@ impl Runner {
     }
 
     fn take_offers(&mut self) {
+        let now = self.now();
         let (flows, streams, due) = (&mut self.flows, &mut self.streams, &mut self.due);
-        self.channels.offers(|channels, offer| {
+        let engine = &mut self.engine;
+        self.channels.offers(|channels, mut offer| {
             let slot = offer.flow;
             let flow = flows.get_mut(slot as usize).and_then(Option::as_mut);
             let asked = |flow: &&mut Flow| flow.entry == Some(offer.entry) && flow.place.is_none();
             let Some(flow) = flow.filter(asked) else {
                 return;
             };
-            offer.endpoint.attach(offer.slot);
+            let info = engine.info(flow.id);
+            let window_log2 = info.as_ref().map_or(WINDOW_LOG2, window_log2);
+            offer.endpoint.attach(offer.slot, window_log2);
+            if flow.is_reader {
+                // Its ring is as large as it is from here on. It fails only for a connection that
+                // is not there.
+                let _ = engine.bound_window(now, flow.id, 0, 1 << window_log2);
+            }
             channels.enter(offer.pair, offer.slot, slot);
             flow.place = Some((offer.pair, offer.slot));
             streams.set_endpoint(flow.id, Some(offer.endpoint));
@@ -398,6 +408,7 @@ impl Runner {
         match event {
             Event::Acceptable(listener) => self.accept(listener),
             Event::Connected(id) => {
+                self.bound_window(id);
                 if let Some(flow) = self.flow(id) {
                     // A program that does not hear it is gone, and its socket says so.
                     let _ = flow.open();
@@ -416,6 +427,13 @@ impl Runner {
             Event::Closed { connection, reason } => self.handle_closed(connection, reason),
             _ => {}
         }
+    }
+
+    /// The window of a new connection stays small until its program has shown that it reads.
+    fn bound_window(&mut self, id: ConnectionId) {
+        let now = self.now();
+        // It fails only for a connection that is not there.
+        let _ = self.engine.bound_window(now, id, 0, RECEIVE_BYTES);
     }
 
     fn handle_closed(&mut self, id: ConnectionId, reason: CloseReason) {

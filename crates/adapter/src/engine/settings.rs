@@ -16,6 +16,7 @@
 //!   coalesce 50                  after each wake-up, wait so many microseconds for more work
 //!   batch    256                 most frames taken before everybody else's turn
 //!   quota    32768               most connections of one program at a time
+//!   memory   1024                megabytes for bytes in flight, of all connections
 //!   threads  2                   engine threads, each with a queue of the device
 //!   offload  10.84.0.0/24:6379   connections there are the engine's, whoever makes them
 //!   host     10.84.0.9           connections there are the kernel's, always
@@ -58,6 +59,8 @@ pub struct Settings {
     /// Most connections of one program at a time: those it made, and those that others made to what
     /// it listens on.
     pub quota: usize,
+    /// Most memory of the engine's own for bytes in flight, of all connections together.
+    pub memory_bytes: usize,
     /// Threads of the engine, each with its share of the device's frames.
     pub threads: usize,
     /// Rules before those that follow from the addresses and gateways.
@@ -150,6 +153,7 @@ pub struct Draft {
     coalesce_us: Option<u64>,
     batch: Option<usize>,
     quota: Option<usize>,
+    memory_mb: Option<usize>,
     threads: Option<usize>,
     rules: Vec<Rule>,
 }
@@ -179,6 +183,10 @@ impl Draft {
             }
             "batch" => self.batch = Some(number(value, "number of frames", 1..=BATCH_MAX)?),
             "quota" => self.quota = Some(number(value, "number of connections", 1..=QUOTA_MAX)?),
+            "memory" => {
+                let what = "number of megabytes";
+                self.memory_mb = Some(number(value, what, MEMORY_MB_MIN..=MEMORY_MB_MAX)?);
+            }
             "threads" => {
                 let what = "number of engine threads";
                 self.threads = Some(number(value, what, 1..=THREADS_MAX)?);
@@ -189,7 +197,7 @@ impl Draft {
             _ => {
                 return Err(format!(
                     "`{word}` is no setting: link, address, gateway, mtu, without, coalesce, \
-                    batch, quota, threads, offload, host, direct"
+                    batch, quota, memory, threads, offload, host, direct"
                 ));
             }
         }
@@ -274,6 +282,7 @@ impl Draft {
             coalesce: Duration::from_micros(self.coalesce_us.unwrap_or(0)),
             batch: self.batch.unwrap_or(BATCH_DEFAULT),
             quota: self.quota.unwrap_or(QUOTA_DEFAULT),
+            memory_bytes: self.memory_mb.unwrap_or(MEMORY_MB_DEFAULT) << 20,
             threads: self.threads.unwrap_or(1),
             rules: self.rules,
         };
@@ -428,6 +437,10 @@ const BATCH_DEFAULT: usize = 256;
 const BATCH_MAX: usize = 65_536;
 /// Connections of one program, and most of them.
 const QUOTA_DEFAULT: usize = 32_768;
+/// At least a first ring each way for some hundred connections of each thread.
+const MEMORY_MB_MIN: usize = 64;
+const MEMORY_MB_MAX: usize = 1 << 20;
+const MEMORY_MB_DEFAULT: usize = 1_024;
 const QUOTA_MAX: usize = 1 << 20;
 /// Each is a client of the adapter, which serves no more than 32 of one process.
 const THREADS_MAX: usize = 16;

@@ -18,8 +18,7 @@ pub(super) fn relay_listener() -> io::Result<TcpListener> {
     let listener = socket_for(&local)?;
     bind(&listener, local)?;
     reset_when_closed(&listener, true)?;
-    set(&listener, libc::SOL_SOCKET, libc::SO_OOBINLINE, &1i32)?;
-    set(&listener, libc::IPPROTO_TCP, libc::TCP_NODELAY, &1i32)?;
+    prepare_carrier(&listener)?;
     set(
         &listener,
         libc::IPPROTO_TCP,
@@ -42,9 +41,22 @@ pub(super) fn bound_socket(source: IpAddr, ports: &mut Ports) -> io::Result<TcpS
         bind(&socket, SocketAddr::new(source, 0))?;
     }
     reset_when_closed(&socket, true)?;
-    set(&socket, libc::SOL_SOCKET, libc::SO_OOBINLINE, &1i32)?;
-    set(&socket, libc::IPPROTO_TCP, libc::TCP_NODELAY, &1i32)?;
+    prepare_carrier(&socket)?;
     Ok(socket.into())
+}
+
+/// What carriers have in common; a listener's are those of what it accepts. The kernel keeps little
+/// for a program that does not read: it has what its own receive buffer takes, and the rest is in
+/// our ring, which the remote's window is about.
+pub(super) fn prepare_carrier(socket: &impl AsRawFd) -> io::Result<()> {
+    set(socket, libc::SOL_SOCKET, libc::SO_OOBINLINE, &1i32)?;
+    set(socket, libc::IPPROTO_TCP, libc::TCP_NODELAY, &1i32)?;
+    set(
+        socket,
+        libc::IPPROTO_TCP,
+        libc::TCP_NOTSENT_LOWAT,
+        &UNSENT_BYTES_MAX,
+    )
 }
 
 /// False when none of the next few ports is free.
@@ -247,6 +259,8 @@ pub(super) fn accept(listener: &TcpListener) -> io::Result<Option<(TcpStream, So
     }
 }
 
+/// Bytes that the kernel keeps of what a program's receive buffer does not take.
+const UNSENT_BYTES_MAX: libc::c_int = 64 << 10;
 /// Programs that may wait to be taken in.
 const RELAY_BACKLOG: libc::c_int = 4096;
 /// Ports tried before the kernel is to choose.

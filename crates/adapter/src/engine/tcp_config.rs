@@ -2,17 +2,27 @@
 
 use std::net::IpAddr;
 
-use toehold_tcp::{Config, InterfaceAddress, MacAddress, Medium, Offload, Options, Route, Share};
+use toehold_tcp::{
+    Config, ConnectionInfo, Duration, InterfaceAddress, MacAddress, Medium, Offload, Options,
+    Route, Share,
+};
 
-use super::rings::RING_BYTES;
+use super::endpoint::{LONG_WINDOW_LOG2, WINDOW_LOG2};
+use super::rings::RING_BYTES_MAX;
 use super::settings::{Settings, spell};
 
 /// The largest segment we leave to the link: an IP packet has 16 bits for its length.
 pub(super) const LARGE_SEGMENT_BYTES: u32 = 64_000;
-/// The receive window: all that a channel's ring can hold, from the start. A program tells that it
-/// reads when it crosses half of its ring; a smaller window could close before that.
-const RECEIVE_BYTES: u32 = 1 << super::endpoint::WINDOW_LOG2;
-const _: () = assert!(RECEIVE_BYTES as usize <= RING_BYTES);
+/// The receive window to begin with, as on Linux: what a remote can send to a program that does not
+/// accept or read. It grows as the program reads.
+pub(super) const RECEIVE_BYTES: u32 = 64 << 10;
+/// What it grows to at most, as far as [`window_log2`] allows.
+const RECEIVE_BYTES_MAX: u32 = 1 << LONG_WINDOW_LOG2;
+const _: () = assert!(RECEIVE_BYTES_MAX as usize <= RING_BYTES_MAX);
+/// A program that has taken so much reads: the buffers between hold less.
+pub(super) const PROOF_OF_READING_BYTES: u64 = 384 << 10;
+/// A way is long from this round trip on: a smaller window holds 2 Gbit/s back there.
+const LONG_ROUND_TRIP: Duration = Duration::from_millis(4);
 
 /// Everything that is not on the link goes to the gateway of its family.
 pub(super) fn routes(settings: &Settings) -> Vec<Route> {
@@ -69,7 +79,17 @@ pub(super) fn options() -> Options {
     Options {
         nodelay: true,
         receive_bytes: RECEIVE_BYTES,
-        receive_bytes_max: RECEIVE_BYTES,
+        receive_bytes_max: RECEIVE_BYTES_MAX,
         ..Options::default()
+    }
+}
+
+/// The largest window of a connection, as a power of two, either way.
+pub(super) fn window_log2(info: &ConnectionInfo) -> u32 {
+    let is_long = info.round_trip.is_some_and(|time| time >= LONG_ROUND_TRIP);
+    if is_long || info.receive_limit > 1 << WINDOW_LOG2 {
+        LONG_WINDOW_LOG2
+    } else {
+        WINDOW_LOG2
     }
 }

@@ -14,6 +14,8 @@ use crate::wire::tcp::{Flags, Segment};
 pub(super) const QUICK_ACKS: u8 = 16;
 /// A round for window tuning when no round trip was measured.
 pub(super) const TUNE_ROUND: Duration = Duration::from_millis(100);
+/// The shortest round: on a fast link, hosts that work in batches take longer than the network.
+const TUNE_ROUND_MIN: Duration = Duration::from_millis(2);
 
 /// When what has arrived is acknowledged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -402,6 +404,14 @@ impl Connection {
         is_due
     }
 
+    /// Other bounds for the window. A larger one is told if that is worth it.
+    pub(crate) fn bound_window(&mut self, least: u32, most: u32) {
+        self.options.receive_bytes_max = most;
+        let most = most.min(self.window_max());
+        self.rcv_limit = self.rcv_limit.max(least).min(most);
+        self.open_window(self.rcv_taken);
+    }
+
     /// A round is over: the window grows for a host that empties it as fast as it fills (dynamic
     /// right-sizing).
     #[inline(always)]
@@ -410,7 +420,8 @@ impl Connection {
         if 2 * took > u64::from(self.rcv_limit) {
             self.widen_window(took);
         }
-        self.tune_until = now.later(self.rtt.smoothed().unwrap_or(TUNE_ROUND));
+        let round = self.rtt.smoothed().unwrap_or(TUNE_ROUND);
+        self.tune_until = now.later(round.max(TUNE_ROUND_MIN));
         self.tune_taken = self.rcv_taken;
     }
 

@@ -296,6 +296,24 @@ impl Engine {
         })
     }
 
+    /// Bounds the receive window: it is at least `least` bytes from now on, and grows to no more
+    /// than `most`, as far as the remote's options allow. What was offered already stays offered.
+    ///
+    /// # Errors
+    /// [`CallError::NoConnection`].
+    pub fn bound_window(
+        &mut self,
+        now: Instant,
+        id: ConnectionId,
+        least: u32,
+        most: u32,
+    ) -> Result<(), CallError> {
+        self.call(now, id, |connection, _| {
+            connection.bound_window(least, most);
+            Ok(())
+        })
+    }
+
     /// The connection between these ends, unless the host has let go of it.
     #[must_use]
     pub fn connection_between(

@@ -32,7 +32,7 @@ impl Host {
         let config = Config::new(medium, 1500, address);
         Host {
             engine: Engine::new(config, Random::new(number.into())),
-            streams: Streams::default(),
+            streams: Streams::new(1 << 30),
         }
     }
 

@@ -172,6 +172,9 @@ impl Runner {
             self.flows.resize_with(slot + 1, || None);
         }
         self.flows[slot] = Some(Flow::new(id, holder, serial, stage, carrier));
+        if stage == Stage::Joining {
+            self.bound_window(id);
+        }
     }
 
     pub(super) fn remove(&mut self, slot: usize) {

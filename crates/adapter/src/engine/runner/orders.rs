@@ -116,6 +116,8 @@ impl Runner {
         self.report.reconfigured += 1;
         (self.coalesce, self.batch) = (settings.coalesce, settings.batch);
         self.quota = settings.quota;
+        let budget_bytes = settings.memory_bytes / self.engine.config().share.count();
+        self.streams.rings().set_budget(budget_bytes);
         self.mtu_is_fixed = settings.mtu.is_some();
         if let Some(mtu) = settings
             .mtu
@@ -181,6 +183,8 @@ impl Runner {
             resets_received: counters.resets_received,
             connections_opened: counters.connections_opened,
             connections_accepted: counters.connections_accepted,
+            memory_bytes: self.streams.rings().held_bytes(),
+            memory_refused: self.streams.rings().refused(),
             carriers_refused: self.arrivals.as_ref().map_or(0, Arrivals::refused),
             payloads_in_place: self.receiver.placed(),
             frames_passed_on: self.passed_on.taken,
