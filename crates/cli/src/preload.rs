@@ -11,6 +11,8 @@ use crate::library;
 pub(crate) const PRELOAD: &str = "LD_PRELOAD";
 /// What the library reads `--pair-after` from.
 pub(crate) const PAIR_AFTER: &str = "TOEHOLD_PAIR_AFTER";
+/// What the library reads the number of known filters for system calls from.
+pub(crate) const FILTERS: &str = "TOEHOLD_FILTERS";
 
 /// Undoes what an outer `toehold run` has put into the environment.
 pub(crate) fn remove_acceleration(command: &mut Command) {
@@ -21,6 +23,7 @@ pub(crate) fn remove_acceleration(command: &mut Command) {
     command
         .env_remove("TOEHOLD_PATH")
         .env_remove("TOEHOLD_WAIT")
+        .env_remove(FILTERS)
         .env_remove(PAIR_AFTER);
 }
 

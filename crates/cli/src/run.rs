@@ -21,7 +21,7 @@ use crate::adapter;
 use crate::failure::{Failure, STATUS_CANNOT_EXECUTE, STATUS_NOT_FOUND};
 use crate::library;
 use crate::options::{PathChoice, WaitChoice};
-use crate::preload::{self, PAIR_AFTER, PRELOAD};
+use crate::preload::{self, FILTERS, PAIR_AFTER, PRELOAD};
 use crate::program::{self, FindError};
 
 /// Options of `toehold run`.
@@ -167,11 +167,28 @@ impl Acceleration {
             .env("TOEHOLD_RUNTIME_DIR", &self.runtime_dir)
             .env("TOEHOLD_PATH", self.path.word())
             .env("TOEHOLD_WAIT", self.wait.word());
+        match filters() {
+            0 => command.env_remove(FILTERS),
+            count => command.env(FILTERS, count.to_string()),
+        };
         match self.pair_after {
             Some(calls) => command.env(PAIR_AFTER, calls.to_string()),
             None => command.env_remove(PAIR_AFTER),
         };
     }
+}
+
+/// How many filters for system calls (seccomp(2)) bind this process: those of its container. The
+/// library stays out of programs that are bound by more. Where the kernel does not count them, 1
+/// for any.
+fn filters() -> u32 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let number = |name: &str| {
+        let mut lines = status.lines();
+        lines.find_map(|line| line.strip_prefix(name)?.trim().parse::<u32>().ok())
+    };
+    let mode = number("Seccomp:").unwrap_or(0);
+    number("Seccomp_filters:").unwrap_or(u32::from(mode != 0))
 }
 
 fn warn(sentence: &str) {

@@ -45,6 +45,10 @@ extern "C" fn constructor() {
     if !is_started_by(path) {
         return;
     }
+    let filters = environment_variable(c"TOEHOLD_FILTERS").and_then(number);
+    if !toehold_sockets::is_allowed(filters.unwrap_or(0)) {
+        return;
+    }
     match path {
         b"offload" => toehold_sockets::want_offload(),
         b"auto" => toehold_sockets::want_offload_by_rule(),

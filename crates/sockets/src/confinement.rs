@@ -14,6 +14,7 @@ use crate::connection::{self, Connection};
 use crate::descriptors::{self, Kind};
 use crate::epoll::membership;
 use crate::kept::{self, BYTES_MAX, BYTES_OFFSET, Kept};
+use crate::locking::each_byte;
 use crate::offload::liveness::say_what_is_set;
 use crate::offload::routing;
 use crate::receive::receive;
@@ -27,6 +28,41 @@ static CONFINED: AtomicBool = AtomicBool::new(false);
 /// True when the library has left because of a filter: it makes no call of its own.
 pub fn is_confined() -> bool {
     CONFINED.load(Ordering::Relaxed)
+}
+
+/// True when no filter binds this process but those under which `toehold run` was started, `known`
+/// in number: the adapter, which that command starts, makes the same calls as we.
+pub fn is_allowed(known: u32) -> bool {
+    filters() <= known
+}
+
+/// How many filters bind this process (proc(5)); where the kernel does not count them, 1 for any.
+fn filters() -> u32 {
+    const MODE: &[u8] = b"Seccomp:";
+    const COUNT: &[u8] = b"Seccomp_filters:";
+    let (mut line, mut len) = ([0u8; 32], 0);
+    let (mut mode, mut count) = (0, None);
+    each_byte(c"/proc/self/status", |byte| {
+        if byte != b'\n' {
+            if let Some(place) = line.get_mut(len) {
+                *place = byte;
+                len += 1;
+            }
+            return;
+        }
+        let text = &line[..len];
+        let digits = text.iter().filter(|byte| byte.is_ascii_digit());
+        let number = digits.fold(0u32, |number, digit| {
+            number.saturating_mul(10) + u32::from(digit - b'0')
+        });
+        if text.starts_with(MODE) {
+            mode = number;
+        } else if text.starts_with(COUNT) {
+            count = Some(number);
+        }
+        len = 0;
+    });
+    count.unwrap_or(u32::from(mode != 0))
 }
 
 /// The program is about to set a filter: the last moment for calls of ours.

@@ -78,7 +78,7 @@ mod wait;
 mod waits;
 
 pub use adapter::set_runtime_directory;
-pub use confinement::{confine, is_confined};
+pub use confinement::{confine, is_allowed, is_confined};
 pub use lifecycle::{after_fork_in_child, before_fork, ending, fork_failed, start};
 pub use offload::liveness::say_what_is_set;
 pub use offload::routing::{want_offload, want_offload_by_rule};

@@ -138,7 +138,7 @@ fn each_mapping(mut each: impl FnMut(usize, usize)) -> bool {
 }
 
 /// Calls `each` with every byte of a file. False when it cannot be read.
-fn each_byte(path: &core::ffi::CStr, mut each: impl FnMut(u8)) -> bool {
+pub(crate) fn each_byte(path: &core::ffi::CStr, mut each: impl FnMut(u8)) -> bool {
     let Some(file) = sys::open_to_read(path) else {
         return false;
     };

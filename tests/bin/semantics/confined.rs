@@ -23,6 +23,10 @@ pub(crate) const CASES: &[Case] = &[
         confines(pair, by_number);
     }),
     Case::pair("child_that_confines_itself_goes_on", confined_child),
+    Case::roles(
+        "program_that_begins_confined_serves_itself",
+        begins_confined,
+    ),
 ];
 
 /// What a user gets on most systems (`RLIMIT_MEMLOCK`, since Linux 5.16).
@@ -158,7 +162,14 @@ fn by_number(filter: *const libc::sock_fprog) {
     assert_eq!(set, 0);
 }
 
+/// A filter that kills for calls which are not among [`ALLOWED`].
 fn confine(how: Confine) {
+    let (allow, kill) = (libc::SECCOMP_RET_ALLOW, libc::SECCOMP_RET_KILL_PROCESS);
+    set_filter(how, ALLOWED, allow, kill);
+}
+
+/// Sets a filter that answers `calls` in one way and all others in another.
+fn set_filter(how: Confine, calls: &[libc::c_long], answer: u32, others: u32) {
     // SAFETY: arithmetic on numbers.
     let statement = |code: u32, value: u32| unsafe { libc::BPF_STMT(code as u16, value) };
     let is = |number: libc::c_long| {
@@ -169,11 +180,11 @@ fn confine(how: Confine) {
         }
     };
     let mut filter = vec![statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0)];
-    for &number in ALLOWED {
+    for &number in calls {
         filter.push(is(number));
-        filter.push(statement(libc::BPF_RET, libc::SECCOMP_RET_ALLOW));
+        filter.push(statement(libc::BPF_RET, answer));
     }
-    filter.push(statement(libc::BPF_RET, libc::SECCOMP_RET_KILL_PROCESS));
+    filter.push(statement(libc::BPF_RET, others));
     let program = libc::sock_fprog {
         len: filter.len() as u16,
         filter: filter.as_mut_ptr(),
@@ -237,4 +248,41 @@ fn confined_child(pair: &Pair) {
     exchange(pair, pair.fd);
     pair.say("close", sys::close(pair.fd));
     pair.step();
+}
+
+/// Becomes a program under a filter that kills for calls which no program of this suite makes, and
+/// which the library would make for its first connection.
+fn begins_confined(role: &Role) {
+    let calls = [
+        libc::SYS_memfd_create,
+        libc::SYS_sendmsg,
+        libc::SYS_socketpair,
+    ];
+    let (kill, allow) = (libc::SECCOMP_RET_KILL_PROCESS, libc::SECCOMP_RET_ALLOW);
+    let child = sys::fork();
+    if child == 0 {
+        set_filter(by_prctl, &calls, kill, allow);
+        crate::exec::execute(&["alone"]);
+    }
+    role.say("child", sys::wait_for(child));
+    role.step();
+}
+
+/// Both ends of a connection.
+pub(crate) fn alone() {
+    let listener = sys::socket(libc::AF_INET, 0);
+    sys::bind(listener, sys::meeting_place(libc::AF_INET, 0)).value();
+    sys::listen(listener, 1).value();
+    let port = sys::name(listener, false).expect("bound").2;
+    let one = sys::socket(libc::AF_INET, 0);
+    sys::connect(one, libc::AF_INET, port).value();
+    let other = sys::accept(listener).fd();
+    let mut bytes = [0; 4];
+    for _ in 0..300 {
+        send_all(one, b"ping");
+        receive_all(other, &mut bytes);
+        send_all(other, b"pong");
+        receive_all(one, &mut bytes);
+    }
+    println!("alone -> {}", shown(&bytes));
 }

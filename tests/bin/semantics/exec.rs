@@ -43,7 +43,7 @@ pub(crate) const CASES: &[Case] = &[
 ];
 
 /// Becomes this very program in another role.
-fn execute(arguments: &[&str]) -> ! {
+pub(crate) fn execute(arguments: &[&str]) -> ! {
     let program = std::env::current_exe().expect("a running program has a path");
     let error = Command::new(program).arg("executed").args(arguments).exec();
     panic!("exec failed: {error}");
@@ -57,6 +57,7 @@ fn keep_open(fd: Fd) {
 pub(crate) fn executed(arguments: &[&str]) {
     let number = |text: &str| text.parse::<Fd>().expect("a number");
     match *arguments {
+        ["alone"] => crate::confined::alone(),
         ["after-exec", fd] => after_exec(number(fd)),
         ["chain", fd, call] => chain(number(fd), number(call) as usize),
         ["child", fd] => child(number(fd)),
