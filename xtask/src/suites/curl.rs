@@ -54,7 +54,8 @@ pub(crate) fn programs(is_quick: bool) -> Result<Vec<Program>, String> {
             name: format!("{}-{}", chunk[0], chunk[chunk.len() - 1]),
             command: command.into_iter().map(Into::into).collect(),
             dir: tests.clone(),
-            environment: vec![("LC_ALL", "C".into())],
+            // Without a user's name its runner dies at the first test of SFTP.
+            environment: vec![("LC_ALL", "C".into()), ("USER", "root".into())],
             reading: Reading::Lines(read),
             patience: PATIENCE,
         }
