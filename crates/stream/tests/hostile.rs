@@ -38,7 +38,7 @@ fn a_region_rewritten_between_every_step_costs_at_most_a_fault() {
     );
 }
 
-/// Calls of the victim in each round of the next test.
+/// Calls of the victim in each round of the tests with two threads.
 const CALLS: usize = 3_000;
 
 /// `Party` itself asserts that no stretch of a call leaves its ring.
@@ -47,11 +47,12 @@ fn a_region_rewritten_while_we_work_costs_at_most_a_fault() {
     let (mut faults, mut moved_bytes) = (0, 0);
     for seed in 0..20 {
         let [victim, _peer] = connect_upgraded(600);
-        let done = AtomicBool::new(false);
+        let (done, writes) = (AtomicBool::new(false), AtomicU32::new(0));
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let mut random = Random(seed);
                 while !done.load(Ordering::Relaxed) {
+                    writes.fetch_add(1, Ordering::Relaxed);
                     let words = victim.memory().control_words();
                     // Mostly small numbers: those pass more checks.
                     let value = random.next() >> (32 + random.below(32));
@@ -62,7 +63,10 @@ fn a_region_rewritten_while_we_work_costs_at_most_a_fault() {
             let _done = Done(&done);
             let mut random = Random(!seed);
             let bytes = vec![1; 1 << 20];
-            for _ in 0..CALLS {
+            for call in 0..CALLS {
+                if call % CALLS_BETWEEN_WRITES == 0 {
+                    wait_for_a_write(&writes);
+                }
                 let len = random.len(19) as usize;
                 let outcome = match random.below(8) {
                     0..=1 => victim.try_send(&bytes[..len]),
@@ -99,6 +103,17 @@ fn a_region_rewritten_while_we_work_costs_at_most_a_fault() {
         "{faults} faults in {calls} calls"
     );
     assert!(moved_bytes > 0, "nothing was ever sent or received");
+}
+
+/// Calls of the victim after which the other thread must have written again.
+const CALLS_BETWEEN_WRITES: usize = 64;
+
+/// Without this, a busy machine can have the victim finish before the other thread begins.
+fn wait_for_a_write(writes: &AtomicU32) {
+    let before = writes.load(Ordering::Relaxed);
+    while writes.load(Ordering::Relaxed) == before {
+        std::thread::yield_now();
+    }
 }
 
 /// Raises a flag when dropped.
@@ -198,19 +213,24 @@ fn an_entry_rewritten_while_we_work_costs_at_most_a_fault() {
     let bytes = vec![1; RING_BYTES];
     for seed in 0..20 {
         let [victim, _peer] = connect_upgraded(600);
-        let done = AtomicBool::new(false);
+        let (done, writes) = (AtomicBool::new(false), AtomicU32::new(0));
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let mut random = Random(seed);
                 while !done.load(Ordering::Relaxed) {
                     rewrite(&victim, &mut random);
+                    writes.fetch_add(1, Ordering::Relaxed);
                 }
             });
+            // Tells the other thread however this one ends.
+            let _done = Done(&done);
             let mut random = Random(!seed);
-            for _ in 0..3_000 {
+            for call in 0..CALLS {
+                if call % CALLS_BETWEEN_WRITES == 0 {
+                    wait_for_a_write(&writes);
+                }
                 let _ = operate(&victim, &mut random, &bytes);
             }
-            done.store(true, Ordering::Relaxed);
         });
     }
 }
