@@ -38,7 +38,8 @@ Usage: cargo xtask COMMAND
   check          formatting, clippy, scripts, links, lengths of lines, imports without circles
   test           everything: check, all tests, loom, sim, interoperability, e2e
   loom           model checking of the lock-free protocols
-  sanitize       the copy engine under the address and thread sanitizers (a nightly toolchain)
+  sanitize       copy, channel, stream and sockets under the address sanitizer, and copy under the
+                 thread sanitizer (a nightly toolchain)
   sim [SEED]     the TCP engine in the simulator; with SEED, that one in detail
   interoperability [FILTER]
                  the TCP engine against this kernel's, in every cell of a matrix
