@@ -24,19 +24,6 @@ fn of_each(stage: &Stage, key: &str) -> Vec<u64> {
     threads.filter_map(|thread| thread[key].as_u64()).collect()
 }
 
-/// When a thread is kept from its core, its queue fills up and a frame for it is lost, as on any
-/// network: TCP sends it again. That must stay rare.
-fn assert_few_are_lost_between_threads(stage: &Stage) {
-    let (passed, lost) = (
-        stage.engine("frames_passed_on"),
-        stage.engine("frames_not_passed_on"),
-    );
-    assert!(
-        lost <= passed / 100,
-        "{lost} frames lost, {passed} passed on"
-    );
-}
-
 fn spread(threads: &str) {
     let Some(stage) = Stage::set(&["--threads", threads]) else {
         return;
@@ -71,7 +58,6 @@ fn spread(threads: &str) {
     // The kernel knows nothing of who is to have a connection before the first answer.
     assert!(stage.engine("frames_passed_on") > 0);
     assert_eq!(stage.engine("frames_malformed"), 0);
-    assert_few_are_lost_between_threads(&stage);
 }
 
 #[test]
@@ -104,7 +90,6 @@ fn connections_that_were_silent_go_on_wherever_the_kernel_sends_their_frames() {
     ok(far);
     let after = stage.engine("frames_passed_on");
     assert!(after > before, "{before} frames, and then {after}");
-    assert_few_are_lost_between_threads(&stage);
 }
 
 #[test]
