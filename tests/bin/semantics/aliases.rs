@@ -301,12 +301,7 @@ fn listed(pair: &Pair) {
 
 fn passed_by_sendmmsg(pair: &Pair) {
     if pair.server() {
-        send_all(pair.fd, b"to the first ");
-        pair.step();
-        send_all(pair.fd, b"to the second");
-        let mut reply = [0; 5];
-        receive_all(pair.fd, &mut reply);
-        pair.say("reply", shown(&reply));
+        crate::descriptors::send_to_both(pair);
         pair.step();
         return;
     }

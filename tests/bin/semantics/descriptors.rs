@@ -230,14 +230,19 @@ fn close_range(pair: &Pair) {
     }
 }
 
+/// The server's part when the client gives its end to another process between two messages.
+pub(crate) fn send_to_both(pair: &Pair) {
+    send_all(pair.fd, b"to the first ");
+    pair.step();
+    send_all(pair.fd, b"to the second");
+    let mut reply = [0; 5];
+    receive_all(pair.fd, &mut reply);
+    pair.say("reply", shown(&reply));
+}
+
 fn passing(pair: &Pair) {
     if pair.server() {
-        send_all(pair.fd, b"to the first ");
-        pair.step();
-        send_all(pair.fd, b"to the second");
-        let mut reply = [0; 5];
-        receive_all(pair.fd, &mut reply);
-        pair.say("reply", shown(&reply));
+        send_to_both(pair);
         pair.say("then", drain(pair.fd));
         return;
     }
@@ -422,15 +427,7 @@ fn few_numbers(role: &Role) {
     }
     role.step();
     let second = connection(role, listener, port);
-    for fd in [first, second] {
-        if role.server() {
-            send_all(fd, b"to each");
-        } else {
-            let mut bytes = [0; 7];
-            receive_all(fd, &mut bytes);
-            role.say("received", shown(&bytes));
-        }
-    }
+    send_to_each(role, [first, second]);
     role.say("nobody wrote", sys::read(reader, &mut [0; 8]));
     for number in 20..60 {
         sys::write(number, b".").value();
@@ -440,6 +437,19 @@ fn few_numbers(role: &Role) {
         sys::close(number).value();
     }
     role.step();
+}
+
+/// The server sends to its end of each connection; the client says what arrives.
+fn send_to_each(role: &Role, connections: [Fd; 2]) {
+    for fd in connections {
+        if role.server() {
+            send_all(fd, b"to each");
+        } else {
+            let mut bytes = [0; 7];
+            receive_all(fd, &mut bytes);
+            role.say("received", shown(&bytes));
+        }
+    }
 }
 
 /// `close_range` up to the end is for all that are open, and for those above a lowered limit.
@@ -457,14 +467,6 @@ fn limit_lowered(role: &Role) {
     role.say("close_range", closed);
     role.say("the high one", sys::read(high, &mut [0; 1]));
     let second = connection(role, listener, port);
-    for fd in [first, second] {
-        if role.server() {
-            send_all(fd, b"to each");
-        } else {
-            let mut bytes = [0; 7];
-            receive_all(fd, &mut bytes);
-            role.say("received", shown(&bytes));
-        }
-    }
+    send_to_each(role, [first, second]);
     role.step();
 }

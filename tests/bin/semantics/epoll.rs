@@ -1,6 +1,7 @@
 //! epoll in all its modes.
 
 mod duplicates;
+mod early;
 mod moving;
 mod outside;
 mod sharing;
@@ -40,7 +41,7 @@ pub(crate) const CASES: &[Case] = &[
     Case::pair("room_is_reported_when_it_returns", room),
     Case::roles(
         "room_asked_for_before_the_connection_moves_is_reported",
-        room_from_before,
+        early::room,
     ),
     Case::pair("modified_interest_takes_effect", modify),
     Case::pair("epoll_ctl_refuses_what_it_must", refusals),
@@ -49,8 +50,14 @@ pub(crate) const CASES: &[Case] = &[
     Case::pair("registration_outlives_its_descriptor", outlives),
     Case::pair("end_of_stream_is_an_event", end_events),
     Case::pair("reset_is_an_event", reset_events),
-    Case::roles("registration_made_before_connecting_holds", before_connect),
-    Case::roles("registration_made_before_the_traffic_holds", before_warm),
+    Case::roles(
+        "registration_made_before_connecting_holds",
+        early::before_connecting,
+    ),
+    Case::roles(
+        "registration_made_before_the_traffic_holds",
+        early::before_traffic,
+    ),
     Case::roles("small_event_arrays_starve_nobody", starvation),
     Case::roles("news_comes_in_the_order_it_was_sent", order),
     Case::pair(
@@ -96,11 +103,11 @@ pub(crate) const CASES: &[Case] = &[
     ),
     Case::roles(
         "waiter_from_before_the_traffic_hears_of_the_traffic",
-        early_waiter,
+        early::waiter,
     ),
     Case::roles(
         "poll_of_an_epoll_from_before_the_traffic_hears_of_the_traffic",
-        early_poller,
+        early::poller,
     ),
 ];
 
@@ -459,50 +466,6 @@ fn room(pair: &Pair) {
     }
 }
 
-/// A writer that waits for room in the kernel's buffer takes its channel meanwhile: the room it
-/// waits for is the kernel's still.
-fn room_from_before(role: &Role) {
-    /// The last of them asks for a channel, and the next would take it: the writer is to be the
-    /// first who has it.
-    const READS: usize = 24;
-    let fd = role.meet();
-    if role.server() {
-        sys::set_nonblocking(fd, true);
-        let epoll = sys::epoll_create();
-        sys::epoll_ctl(epoll, ADD, fd, IN, 7).value();
-        role.tell(u32::try_from(fill(fd)).expect("below 4 GB"));
-        sys::epoll_ctl(epoll, MOD, fd, IN | OUT, 7).value();
-        // The peer has read often enough to have asked for a channel.
-        role.step();
-        for _ in 0..100 {
-            assert!(sys::recv(fd, &mut [0; 1], 0).is(libc::EAGAIN));
-            sys::epoll_wait(epoll, 16, 1);
-        }
-        role.step();
-        role.say("room returns", seen(&sys::epoll_wait(epoll, 16, -1)));
-        // A program that asks anew, too, while its direction is where it was.
-        role.tell(u32::try_from(fill(fd)).expect("below 4 GB"));
-        sys::epoll_ctl(epoll, MOD, fd, IN, 7).value();
-        sys::epoll_ctl(epoll, MOD, fd, IN | OUT, 8).value();
-        role.step();
-        role.say("and again", seen(&sys::epoll_wait(epoll, 16, -1)));
-        role.step();
-    } else {
-        let mut rest = role.hear() as usize;
-        for _ in 0..READS {
-            receive_all(fd, &mut [0; 100]);
-            rest -= 100;
-        }
-        role.step();
-        role.step();
-        receive_all(fd, &mut vec![0; rest]);
-        rest = role.hear() as usize;
-        role.step();
-        receive_all(fd, &mut vec![0; rest]);
-        role.step();
-    }
-}
-
 fn modify(pair: &Pair) {
     let epoll = watching(pair, 0);
     pair.step();
@@ -695,65 +658,6 @@ fn reset_events(pair: &Pair) {
     }
 }
 
-fn before_connect(role: &Role) {
-    if role.server() {
-        let listener = role.listen(libc::SOCK_NONBLOCK);
-        let epoll = sys::epoll_create();
-        sys::epoll_ctl(epoll, ADD, listener, IN, 1).value();
-        role.step();
-        role.say("connection", seen(&sys::epoll_wait(epoll, 4, -1)));
-        let fd = sys::accept4(listener, libc::SOCK_NONBLOCK).fd();
-        role.warm(fd);
-        role.say("listener is quiet again", now(epoll));
-        send_all(fd, b"data");
-        role.step();
-        role.step();
-    } else {
-        let port = role.hear_port();
-        role.step();
-        let fd = sys::socket(role.family, libc::SOCK_NONBLOCK);
-        let epoll = sys::epoll_create();
-        sys::epoll_ctl(epoll, ADD, fd, IN | OUT, 2).value();
-        role.say("unconnected", now(epoll));
-        let result = sys::connect(fd, role.family, port);
-        role.say("connect", result.is(libc::EINPROGRESS) || result.0.is_ok());
-        role.say("connected", seen(&sys::epoll_wait(epoll, 4, -1)));
-        role.say("SO_ERROR", sys::socket_error(fd));
-        role.warm(fd);
-        role.step();
-        role.arrived(fd, 4);
-        role.say("data", now(epoll));
-        role.step();
-    }
-}
-
-fn before_warm(role: &Role) {
-    let fd = role.meet();
-    let level = sys::epoll_create();
-    let edge = sys::epoll_create();
-    sys::epoll_ctl(level, ADD, fd, IN, 1).value();
-    sys::epoll_ctl(edge, ADD, fd, IN | OUT | ET, 2).value();
-    role.warm(fd);
-    // The warm-up itself was a stream of edges; one look takes them.
-    now(edge);
-    role.step();
-    if role.server() {
-        send_all(fd, b"data");
-        role.step();
-        role.step();
-    } else {
-        role.step();
-        role.arrived(fd, 4);
-        role.say("level", now(level));
-        role.say("level", now(level));
-        role.say("edge", now(edge));
-        role.say("edge", now(edge));
-        receive_all(fd, &mut [0; 4]);
-        role.say("read", format!("{} {}", now(level), now(edge)));
-        role.step();
-    }
-}
-
 fn starvation(role: &Role) {
     const CONNECTIONS: u32 = 5;
     let listener = role.server().then(|| role.listen(0));
@@ -901,40 +805,4 @@ fn put_back(pair: &Pair) {
         }
         pair.say("ADD", sys::epoll_ctl(epoll, ADD, fd, IN, 7));
     }
-}
-
-/// As [`early_waiter`], with a thread that waits from outside the instance.
-fn early_poller(role: &Role) {
-    const PATIENCE_MS: i32 = 5000;
-    let fd = role.meet();
-    let epoll = sys::epoll_create();
-    sys::epoll_ctl(epoll, ADD, fd, libc::EPOLLRDHUP, 1).value();
-    let waiter = std::thread::spawn(move || sys::poll(&[(epoll, libc::POLLIN)], PATIENCE_MS));
-    std::thread::sleep(std::time::Duration::from_millis(20));
-    role.warm(fd);
-    role.say("MOD", sys::epoll_ctl(epoll, MOD, fd, IN, 2));
-    role.step();
-    send_all(fd, b"data");
-    let seen = waiter.join().expect("the waiter does not panic");
-    role.say("the waiter", format!("{seen:?}"));
-    role.step();
-}
-
-/// A thread that waits since before the connection was busy, with an interest that the traffic does
-/// not touch.
-fn early_waiter(role: &Role) {
-    let fd = role.meet();
-    let epoll = sys::epoll_create();
-    sys::epoll_ctl(epoll, ADD, fd, libc::EPOLLRDHUP, 1).value();
-    let waiter = std::thread::spawn(move || seen(&sys::epoll_wait(epoll, 4, -1)));
-    std::thread::sleep(std::time::Duration::from_millis(20));
-    role.warm(fd);
-    role.say("MOD", sys::epoll_ctl(epoll, MOD, fd, IN, 2));
-    role.step();
-    send_all(fd, b"data");
-    role.say(
-        "the waiter",
-        waiter.join().expect("the waiter does not panic"),
-    );
-    role.step();
 }

@@ -1,0 +1,144 @@
+//! Registrations and waits from before a connection has a channel, or is one.
+
+use super::{ADD, ET, IN, MOD, OUT, now, seen};
+use crate::role::{Role, fill, receive_all, send_all};
+use crate::sys;
+
+pub(super) fn before_connecting(role: &Role) {
+    if role.server() {
+        let listener = role.listen(libc::SOCK_NONBLOCK);
+        let epoll = sys::epoll_create();
+        sys::epoll_ctl(epoll, ADD, listener, IN, 1).value();
+        role.step();
+        role.say("connection", seen(&sys::epoll_wait(epoll, 4, -1)));
+        let fd = sys::accept4(listener, libc::SOCK_NONBLOCK).fd();
+        role.warm(fd);
+        role.say("listener is quiet again", now(epoll));
+        send_all(fd, b"data");
+        role.step();
+        role.step();
+    } else {
+        let port = role.hear_port();
+        role.step();
+        let fd = sys::socket(role.family, libc::SOCK_NONBLOCK);
+        let epoll = sys::epoll_create();
+        sys::epoll_ctl(epoll, ADD, fd, IN | OUT, 2).value();
+        role.say("unconnected", now(epoll));
+        let result = sys::connect(fd, role.family, port);
+        role.say("connect", result.is(libc::EINPROGRESS) || result.0.is_ok());
+        role.say("connected", seen(&sys::epoll_wait(epoll, 4, -1)));
+        role.say("SO_ERROR", sys::socket_error(fd));
+        role.warm(fd);
+        role.step();
+        role.arrived(fd, 4);
+        role.say("data", now(epoll));
+        role.step();
+    }
+}
+
+pub(super) fn before_traffic(role: &Role) {
+    let fd = role.meet();
+    let level = sys::epoll_create();
+    let edge = sys::epoll_create();
+    sys::epoll_ctl(level, ADD, fd, IN, 1).value();
+    sys::epoll_ctl(edge, ADD, fd, IN | OUT | ET, 2).value();
+    role.warm(fd);
+    // The warm-up itself was a stream of edges; one look takes them.
+    now(edge);
+    role.step();
+    if role.server() {
+        send_all(fd, b"data");
+        role.step();
+        role.step();
+    } else {
+        role.step();
+        role.arrived(fd, 4);
+        role.say("level", now(level));
+        role.say("level", now(level));
+        role.say("edge", now(edge));
+        role.say("edge", now(edge));
+        receive_all(fd, &mut [0; 4]);
+        role.say("read", format!("{} {}", now(level), now(edge)));
+        role.step();
+    }
+}
+
+/// A writer that waits for room in the kernel's buffer takes its channel meanwhile: the room it
+/// waits for is the kernel's still.
+pub(super) fn room(role: &Role) {
+    /// The last of them asks for a channel, and the next would take it: the writer is to be the
+    /// first who has it.
+    const READS: usize = 24;
+    let fd = role.meet();
+    if role.server() {
+        sys::set_nonblocking(fd, true);
+        let epoll = sys::epoll_create();
+        sys::epoll_ctl(epoll, ADD, fd, IN, 7).value();
+        role.tell(u32::try_from(fill(fd)).expect("below 4 GB"));
+        sys::epoll_ctl(epoll, MOD, fd, IN | OUT, 7).value();
+        // The peer has read often enough to have asked for a channel.
+        role.step();
+        for _ in 0..100 {
+            assert!(sys::recv(fd, &mut [0; 1], 0).is(libc::EAGAIN));
+            sys::epoll_wait(epoll, 16, 1);
+        }
+        role.step();
+        role.say("room returns", seen(&sys::epoll_wait(epoll, 16, -1)));
+        // A program that asks anew, too, while its direction is where it was.
+        role.tell(u32::try_from(fill(fd)).expect("below 4 GB"));
+        sys::epoll_ctl(epoll, MOD, fd, IN, 7).value();
+        sys::epoll_ctl(epoll, MOD, fd, IN | OUT, 8).value();
+        role.step();
+        role.say("and again", seen(&sys::epoll_wait(epoll, 16, -1)));
+        role.step();
+    } else {
+        let mut rest = role.hear() as usize;
+        for _ in 0..READS {
+            receive_all(fd, &mut [0; 100]);
+            rest -= 100;
+        }
+        role.step();
+        role.step();
+        receive_all(fd, &mut vec![0; rest]);
+        rest = role.hear() as usize;
+        role.step();
+        receive_all(fd, &mut vec![0; rest]);
+        role.step();
+    }
+}
+
+/// A thread that waits since before the connection was busy, with an interest that the traffic does
+/// not touch.
+pub(super) fn waiter(role: &Role) {
+    let fd = role.meet();
+    let epoll = sys::epoll_create();
+    sys::epoll_ctl(epoll, ADD, fd, libc::EPOLLRDHUP, 1).value();
+    let waiter = std::thread::spawn(move || seen(&sys::epoll_wait(epoll, 4, -1)));
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    role.warm(fd);
+    role.say("MOD", sys::epoll_ctl(epoll, MOD, fd, IN, 2));
+    role.step();
+    send_all(fd, b"data");
+    role.say(
+        "the waiter",
+        waiter.join().expect("the waiter does not panic"),
+    );
+    role.step();
+}
+
+/// As [`waiter`], with a thread that waits from outside the instance.
+pub(super) fn poller(role: &Role) {
+    const PATIENCE_MS: i32 = 5000;
+    let fd = role.meet();
+    let epoll = sys::epoll_create();
+    sys::epoll_ctl(epoll, ADD, fd, libc::EPOLLRDHUP, 1).value();
+    let waiter = std::thread::spawn(move || sys::poll(&[(epoll, libc::POLLIN)], PATIENCE_MS));
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    role.warm(fd);
+    role.say("MOD", sys::epoll_ctl(epoll, MOD, fd, IN, 2));
+    role.step();
+    send_all(fd, b"data");
+    let seen = waiter.join().expect("the waiter does not panic");
+    role.say("the waiter", format!("{seen:?}"));
+    role.step();
+}
