@@ -38,75 +38,40 @@ fn a_region_rewritten_between_every_step_costs_at_most_a_fault() {
     );
 }
 
-/// Calls of the victim in each round of the tests with two threads.
+/// Rounds of the tests with two threads, and calls of the victim in each.
+const ROUNDS: u64 = 20;
 const CALLS: usize = 3_000;
+/// Calls of the victim after which the other thread must have written again.
+const CALLS_BETWEEN_WRITES: usize = 64;
 
-/// `Party` itself asserts that no stretch of a call leaves its ring.
-#[test]
-fn a_region_rewritten_while_we_work_costs_at_most_a_fault() {
-    let (mut faults, mut moved_bytes) = (0, 0);
-    for seed in 0..20 {
+/// In each round, has a fresh victim make its calls while another thread writes into its memory.
+fn while_another_writes(
+    write: impl Fn(&Party, &mut Random) + Sync,
+    mut call: impl FnMut(&Party, &mut Random),
+) {
+    for seed in 0..ROUNDS {
         let [victim, _peer] = connect_upgraded(600);
         let (done, writes) = (AtomicBool::new(false), AtomicU32::new(0));
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let mut random = Random(seed);
                 while !done.load(Ordering::Relaxed) {
+                    write(&victim, &mut random);
                     writes.fetch_add(1, Ordering::Relaxed);
-                    let words = victim.memory().control_words();
-                    // Mostly small numbers: those pass more checks.
-                    let value = random.next() >> (32 + random.below(32));
-                    words[32 + random.below(256) as usize].store(value as u32, Ordering::Relaxed);
                 }
             });
             // Tells the other thread however this one ends.
             let _done = Done(&done);
             let mut random = Random(!seed);
-            let bytes = vec![1; 1 << 20];
-            for call in 0..CALLS {
-                if call % CALLS_BETWEEN_WRITES == 0 {
+            for number in 0..CALLS {
+                if number % CALLS_BETWEEN_WRITES == 0 {
                     wait_for_a_write(&writes);
                 }
-                let len = random.len(19) as usize;
-                let outcome = match random.below(8) {
-                    0..=1 => victim.try_send(&bytes[..len]),
-                    2 => victim.end().ahead().map(|_| 0),
-                    3..=5 => {
-                        let received = victim.try_receive(len, random.below(4) == 0);
-                        received.map(|received| match received {
-                            Received::Bytes(bytes) => bytes.len(),
-                            Received::Nothing | Received::End => 0,
-                        })
-                    }
-                    6 => victim.try_up().map(|_| 0),
-                    _ if victim.end().tx_mode() == Mode::Ring => {
-                        victim.end().go_down(|_| {});
-                        Ok(0)
-                    }
-                    _ => Ok(0),
-                };
-                match outcome {
-                    Ok(bytes) => {
-                        assert!(bytes <= len, "{bytes} bytes moved by a call for {len}");
-                        moved_bytes += bytes;
-                    }
-                    Err(_) => faults += 1,
-                }
+                call(&victim, &mut random);
             }
         });
     }
-    // Both outcomes must be common, or the test explores nothing.
-    let calls = 20 * CALLS;
-    assert!(faults > calls / 100, "{faults} faults in {calls} calls");
-    assert!(
-        faults < calls - calls / 100,
-        "{faults} faults in {calls} calls"
-    );
-    assert!(moved_bytes > 0, "nothing was ever sent or received");
 }
-
-/// Calls of the victim after which the other thread must have written again.
-const CALLS_BETWEEN_WRITES: usize = 64;
 
 /// Without this, a busy machine can have the victim finish before the other thread begins.
 fn wait_for_a_write(writes: &AtomicU32) {
@@ -114,6 +79,54 @@ fn wait_for_a_write(writes: &AtomicU32) {
     while writes.load(Ordering::Relaxed) == before {
         std::thread::yield_now();
     }
+}
+
+/// `Party` itself asserts that no stretch of a call leaves its ring.
+#[test]
+fn a_region_rewritten_while_we_work_costs_at_most_a_fault() {
+    let bytes = vec![1; 1 << 20];
+    let (mut faults, mut moved_bytes) = (0, 0);
+    let write = |victim: &Party, random: &mut Random| {
+        let words = victim.memory().control_words();
+        // Mostly small numbers: those pass more checks.
+        let value = random.next() >> (32 + random.below(32));
+        words[32 + random.below(256) as usize].store(value as u32, Ordering::Relaxed);
+    };
+    while_another_writes(write, |victim, random| {
+        let len = random.len(19) as usize;
+        let outcome = match random.below(8) {
+            0..=1 => victim.try_send(&bytes[..len]),
+            2 => victim.end().ahead().map(|_| 0),
+            3..=5 => {
+                let received = victim.try_receive(len, random.below(4) == 0);
+                received.map(|received| match received {
+                    Received::Bytes(bytes) => bytes.len(),
+                    Received::Nothing | Received::End => 0,
+                })
+            }
+            6 => victim.try_up().map(|_| 0),
+            _ if victim.end().tx_mode() == Mode::Ring => {
+                victim.end().go_down(|_| {});
+                Ok(0)
+            }
+            _ => Ok(0),
+        };
+        match outcome {
+            Ok(bytes) => {
+                assert!(bytes <= len, "{bytes} bytes moved by a call for {len}");
+                moved_bytes += bytes;
+            }
+            Err(_) => faults += 1,
+        }
+    });
+    // Both outcomes must be common, or the test explores nothing.
+    let calls = ROUNDS as usize * CALLS;
+    assert!(faults > calls / 100, "{faults} faults in {calls} calls");
+    assert!(
+        faults < calls - calls / 100,
+        "{faults} faults in {calls} calls"
+    );
+    assert!(moved_bytes > 0, "nothing was ever sent or received");
 }
 
 /// Raises a flag when dropped.
@@ -211,28 +224,9 @@ fn an_entry_rewritten_between_every_step_costs_at_most_a_fault() {
 #[test]
 fn an_entry_rewritten_while_we_work_costs_at_most_a_fault() {
     let bytes = vec![1; RING_BYTES];
-    for seed in 0..20 {
-        let [victim, _peer] = connect_upgraded(600);
-        let (done, writes) = (AtomicBool::new(false), AtomicU32::new(0));
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                let mut random = Random(seed);
-                while !done.load(Ordering::Relaxed) {
-                    rewrite(&victim, &mut random);
-                    writes.fetch_add(1, Ordering::Relaxed);
-                }
-            });
-            // Tells the other thread however this one ends.
-            let _done = Done(&done);
-            let mut random = Random(!seed);
-            for call in 0..CALLS {
-                if call % CALLS_BETWEEN_WRITES == 0 {
-                    wait_for_a_write(&writes);
-                }
-                let _ = operate(&victim, &mut random, &bytes);
-            }
-        });
-    }
+    while_another_writes(rewrite, |victim, random| {
+        let _ = operate(victim, random, &bytes);
+    });
 }
 
 #[test]

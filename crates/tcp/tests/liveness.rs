@@ -28,6 +28,18 @@ fn state(stage: &Stage, id: ConnectionId) -> State {
     stage.engine.info(id).expect("it was not released").state
 }
 
+/// A connection with data that a remote without room has answered every second, nine times.
+fn closed_for_nine_seconds() -> (Stage, ConnectionId) {
+    let (mut stage, id) = impatient(None, 0);
+    stage.engine.publish(id, 1_000).unwrap();
+    for _ in 0..9 {
+        stage.wait(Duration::from_secs(1));
+        stage.forget_sent();
+        stage.remote(". 1:1(0) ack 1 win 0");
+    }
+    (stage, id)
+}
+
 /// RFC 9293 section 3.9.1: counted from when the data was sent, and not rounded up to the next
 /// retransmission.
 #[test]
@@ -60,13 +72,7 @@ fn progress_renews_patience() {
 /// the remote says so.
 #[test]
 fn window_that_stays_closed_exhausts_patience() {
-    let (mut stage, id) = impatient(None, 0);
-    stage.engine.publish(id, 1_000).unwrap();
-    for _ in 0..9 {
-        stage.wait(Duration::from_secs(1));
-        stage.forget_sent();
-        stage.remote(". 1:1(0) ack 1 win 0");
-    }
+    let (mut stage, id) = closed_for_nine_seconds();
     assert_eq!(state(&stage, id), State::Established);
     stage.wait(Duration::from_secs(4));
     stage.expect_closed(CloseReason::TimedOut);
@@ -74,13 +80,7 @@ fn window_that_stays_closed_exhausts_patience() {
 
 #[test]
 fn window_that_opens_renews_patience() {
-    let (mut stage, id) = impatient(None, 0);
-    stage.engine.publish(id, 1_000).unwrap();
-    for _ in 0..9 {
-        stage.wait(Duration::from_secs(1));
-        stage.forget_sent();
-        stage.remote(". 1:1(0) ack 1 win 0");
-    }
+    let (mut stage, id) = closed_for_nine_seconds();
     stage.remote(". 1:1(0) ack 1 win 60000");
     stage.expect("P. 1:1001(1000) ack 1");
     stage.wait(LIMIT - MILLISECOND);
