@@ -13,8 +13,10 @@
 //!   `bench-offload`.
 //! - [`skips`]: which tests may be skipped where everything must be tested.
 //! - [`tools`]: what the tests start is what `scripts/deps.sh` installs.
+//! - [`adapter`]: an adapter for the time of a measurement or of a suite.
 //! - [`demo`]: real programs on both paths and one table, for `demo` and `bench`.
 
+mod adapter;
 mod circles;
 mod demo;
 mod instructions;

@@ -4,10 +4,10 @@
 //! difference of two runs leaves out how the connection came to be.
 
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, Stdio};
 
 use super::{build, counted, release};
+use crate::adapter::Adapter;
 
 /// The functions that are counted, and what stands in the table for them.
 const CALLS: [(&str, &str); 3] = [
@@ -20,7 +20,6 @@ const CALLS: [(&str, &str); 3] = [
 ];
 const ROUNDS_FEW: u64 = 2_000;
 const ROUNDS_MANY: u64 = 22_000;
-const ADAPTER_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Prints the table of `docs/benchmarks/calls.md`.
 pub(super) fn run() -> bool {
@@ -49,14 +48,16 @@ pub(super) fn run() -> bool {
 fn table() -> Result<String, String> {
     let work = tempfile::tempdir().map_err(|error| error.to_string())?;
     let runtime = work.path().join("runtime");
-    let adapter = Adapter::start(&runtime)?;
+    let toehold = release("toehold");
+    let command = Command::new(&toehold);
+    let adapter = Adapter::start(command, &toehold, &runtime, Stdio::inherit())?;
     let mut table = String::from(
         "| call | without Toehold | stays on the kernel | upgraded |\n|---|---|---|---|\n",
     );
     for (function, name) in CALLS {
         let mut row = format!("| {name} |");
         for way in [Way::Plain, Way::Kernel, Way::Upgraded] {
-            row += &format!(" {} |", count(function, way, adapter.runtime)?);
+            row += &format!(" {} |", count(function, way, adapter.runtime())?);
         }
         table += &row;
         table += "\n";
@@ -104,44 +105,4 @@ fn instructions(function: &str, way: Way, runtime: &Path, rounds: u64) -> Result
             "kernel"
         });
     counted(&mut command)
-}
-
-/// An adapter for the time of the counting.
-struct Adapter<'a> {
-    child: Child,
-    runtime: &'a Path,
-}
-
-impl<'a> Adapter<'a> {
-    fn start(runtime: &'a Path) -> Result<Adapter<'a>, String> {
-        let mut command = Command::new(release("toehold"));
-        command.args(["adapter", "--runtime-dir"]).arg(runtime);
-        let child = command
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .spawn()
-            .map_err(|error| error.to_string())?;
-        let adapter = Adapter { child, runtime };
-        let begun = Instant::now();
-        while !adapter.answers() {
-            if begun.elapsed() > ADAPTER_PATIENCE {
-                return Err("the adapter does not answer".to_owned());
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        Ok(adapter)
-    }
-
-    fn answers(&self) -> bool {
-        let mut command = Command::new(release("toehold"));
-        command.args(["status", "--runtime-dir"]).arg(self.runtime);
-        command.output().is_ok_and(|output| output.status.success())
-    }
-}
-
-impl Drop for Adapter<'_> {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }

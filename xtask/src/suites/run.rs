@@ -13,7 +13,7 @@ use std::ffi::OsString;
 use std::fs::{self, File};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -23,6 +23,7 @@ use serde_json::Value;
 use super::leftovers::{self, Folder};
 use super::network::Network;
 use super::source;
+use crate::adapter::Adapter;
 use crate::target;
 
 /// How often running programs are looked at.
@@ -140,7 +141,7 @@ struct Ground {
     suite: &'static str,
     /// Without privileges, there is none of its own.
     network: Option<Network>,
-    adapter: Child,
+    adapter: Adapter,
     work: Folder,
     toehold: PathBuf,
 }
@@ -152,43 +153,18 @@ impl Ground {
         let network = Network::new();
         let work = Folder::new(network.as_ref()).map_err(|error| error.to_string())?;
         let mut command = within(network.as_ref(), &toehold);
-        command.args(["adapter", "--runtime-dir"]);
-        command.arg(work.path().join("runtime"));
+        end_with_us(&mut command);
         let log =
             File::create(work.path().join("adapter.log")).map_err(|error| error.to_string())?;
-        command
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(log);
-        end_with_us(&mut command);
-        let adapter = command.spawn().map_err(|error| error.to_string())?;
-        let ground = Ground {
+        let runtime = work.path().join("runtime");
+        let adapter = Adapter::start(command, &toehold, &runtime, log.into())?;
+        Ok(Ground {
             suite,
             network,
             adapter,
             work,
             toehold,
-        };
-        let begun = Instant::now();
-        while ground.status().is_none() {
-            if begun.elapsed() > Duration::from_secs(10) {
-                return Err("the adapter does not answer".to_owned());
-            }
-            std::thread::sleep(LOOK_EVERY);
-        }
-        Ok(ground)
-    }
-
-    fn runtime(&self) -> PathBuf {
-        self.work.path().join("runtime")
-    }
-
-    /// What `toehold status` says.
-    fn status(&self) -> Option<Value> {
-        let mut command = Command::new(&self.toehold);
-        command.args(["status", "--json", "--runtime-dir"]);
-        let output = command.arg(self.runtime()).output().ok()?;
-        serde_json::from_slice(&output.stdout).ok()
+        })
     }
 
     /// Runs programs one after the other, as `next` gives them.
@@ -204,7 +180,7 @@ impl Ground {
             if way == Way::Accelerated {
                 scope.spawn(|| {
                     while !done.load(Ordering::Relaxed) {
-                        let status = self.status().unwrap_or_default();
+                        let status = self.adapter.status().unwrap_or_default();
                         let mut seen = seen.lock().expect("nobody panics with it");
                         note_upgraded(&status, &mut seen);
                         drop(seen);
@@ -224,7 +200,7 @@ impl Ground {
             }
             done.store(true, Ordering::Relaxed);
             if way == Way::Accelerated {
-                note_channels(&self.status().unwrap_or_default());
+                note_channels(&self.adapter.status().unwrap_or_default());
             }
         });
         results.upgraded = seen.into_inner().expect("nobody panics with it").len();
@@ -332,7 +308,7 @@ impl Ground {
                     "1",
                     "--runtime-dir",
                 ]);
-                command.arg(self.runtime()).arg("--").arg(first);
+                command.arg(self.adapter.runtime()).arg("--").arg(first);
                 command.env("TOEHOLD_LIB", target().join("release/libtoehold.so"));
                 command
             }
@@ -383,8 +359,7 @@ impl Ground {
 
 impl Drop for Ground {
     fn drop(&mut self) {
-        let _ = self.adapter.kill();
-        let _ = self.adapter.wait();
+        self.adapter.end();
         leftovers::end_those_of(self.work.path());
     }
 }
