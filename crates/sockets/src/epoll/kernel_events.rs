@@ -18,6 +18,9 @@ impl Epoll {
     /// Sorts out what the kernel returned: tagged events go to the ready list, the others stay.
     /// Returns how many stayed.
     pub(super) fn sort_kernel_events(&self, events: &mut [epoll_event]) -> usize {
+        if events.is_empty() {
+            return 0;
+        }
         take_answers(events);
         let mut kept = 0;
         let mut strange = 0;
