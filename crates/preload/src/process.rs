@@ -57,7 +57,7 @@ struct Beginning(extern "C" fn(*mut c_void) -> c_int, *mut c_void);
 /// `clone(2)` in libc's form. A process with memory of its own is a fork for us. Variadic in C; the
 /// optional arguments travel where fixed ones would, the seventh on the stack.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn clone(
+pub(crate) unsafe extern "C" fn clone(
     function: extern "C" fn(*mut c_void) -> c_int,
     stack: *mut c_void,
     flags: c_int,
@@ -81,21 +81,6 @@ unsafe extern "C" fn clone(
     // SAFETY: as above; the parent's stack, with `beginning`, is copied with its memory.
     let fork = || unsafe { real::clone(begin, stack, flags, at, parent, tls, child) };
     forked(|| fork().into()) as c_int
-}
-
-/// `clone` by libc's own name.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn __clone(
-    function: extern "C" fn(*mut c_void) -> c_int,
-    stack: *mut c_void,
-    flags: c_int,
-    argument: *mut c_void,
-    parent: usize,
-    tls: usize,
-    child: usize,
-) -> c_int {
-    // SAFETY: as `clone`.
-    unsafe { clone(function, stack, flags, argument, parent, tls, child) }
 }
 
 /// `daemon(3)`: libc puts `/dev/null` at the standard descriptors without calling us.

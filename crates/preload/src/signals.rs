@@ -16,17 +16,6 @@ unsafe extern "C" fn sigaction(
     unsafe { deferral::sigaction(signal, new, old) }
 }
 
-/// `sigaction` by libc's own name.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn __sigaction(
-    signal: c_int,
-    new: *const libc::sigaction,
-    old: *mut libc::sigaction,
-) -> c_int {
-    // SAFETY: as above.
-    unsafe { deferral::sigaction(signal, new, old) }
-}
-
 /// `siginterrupt(3)`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn siginterrupt(signal: c_int, interrupts: c_int) -> c_int {
