@@ -72,8 +72,8 @@ extern "C" fn constructor() {
         if let Some(descriptor) = number(estate) {
             toehold_sockets::succeed(descriptor);
         }
-        // SAFETY: no other thread runs before `main`. What was meant for us is nobody else's
-        // business.
+        // SAFETY: no other thread runs before `main`. The variable was meant for this process
+        // alone.
         unsafe { libc::unsetenv(environment::ESTATE.as_ptr()) };
     }
 }

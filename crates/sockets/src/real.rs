@@ -92,15 +92,35 @@ real! {
     /// `send(2)`.
     send(fd: c_int, buffer: *const c_void, len: size_t, flags: c_int) -> ssize_t;
     /// `recvfrom(2)`.
-    recvfrom(fd: c_int, buffer: *mut c_void, len: size_t, flags: c_int, address: *mut sockaddr, address_len: *mut socklen_t) -> ssize_t;
+    recvfrom(
+        fd: c_int,
+        buffer: *mut c_void,
+        len: size_t,
+        flags: c_int,
+        address: *mut sockaddr,
+        address_len: *mut socklen_t
+    ) -> ssize_t;
     /// `sendto(2)`.
-    sendto(fd: c_int, buffer: *const c_void, len: size_t, flags: c_int, address: *const sockaddr, address_len: socklen_t) -> ssize_t;
+    sendto(
+        fd: c_int,
+        buffer: *const c_void,
+        len: size_t,
+        flags: c_int,
+        address: *const sockaddr,
+        address_len: socklen_t
+    ) -> ssize_t;
     /// `recvmsg(2)`.
     recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t;
     /// `sendmsg(2)`.
     sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t;
     /// `recvmmsg(2)`.
-    recvmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int, timeout: *mut timespec) -> c_int;
+    recvmmsg(
+        fd: c_int,
+        messages: *mut mmsghdr,
+        count: c_uint,
+        flags: c_int,
+        timeout: *mut timespec
+    ) -> c_int;
     /// `sendmmsg(2)`.
     sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int;
     /// `connect(2)`.
@@ -134,17 +154,41 @@ real! {
     /// `getpeername(2)`.
     getpeername(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int;
     /// `getsockopt(2)`.
-    getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *mut socklen_t) -> c_int;
+    getsockopt(
+        fd: c_int,
+        level: c_int,
+        name: c_int,
+        value: *mut c_void,
+        len: *mut socklen_t
+    ) -> c_int;
     /// `setsockopt(2)`.
     setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int;
     /// `poll(2)`.
     poll(fds: *mut pollfd, count: nfds_t, timeout_ms: c_int) -> c_int;
     /// `ppoll(2)`.
-    ppoll(fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int;
+    ppoll(
+        fds: *mut pollfd,
+        count: nfds_t,
+        timeout: *const timespec,
+        mask: *const sigset_t
+    ) -> c_int;
     /// `select(2)`.
-    select(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *mut timeval) -> c_int;
+    select(
+        count: c_int,
+        read: *mut fd_set,
+        write: *mut fd_set,
+        except: *mut fd_set,
+        timeout: *mut timeval
+    ) -> c_int;
     /// `pselect(2)`.
-    pselect(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *const timespec, mask: *const sigset_t) -> c_int;
+    pselect(
+        count: c_int,
+        read: *mut fd_set,
+        write: *mut fd_set,
+        except: *mut fd_set,
+        timeout: *const timespec,
+        mask: *const sigset_t
+    ) -> c_int;
     /// `epoll_create(2)`.
     epoll_create(size: c_int) -> c_int;
     /// `epoll_create1(2)`.
@@ -154,13 +198,32 @@ real! {
     /// `epoll_wait(2)`.
     epoll_wait(epoll: c_int, events: *mut epoll_event, count: c_int, timeout_ms: c_int) -> c_int;
     /// `epoll_pwait(2)`.
-    epoll_pwait(epoll: c_int, events: *mut epoll_event, count: c_int, timeout_ms: c_int, mask: *const sigset_t) -> c_int;
+    epoll_pwait(
+        epoll: c_int,
+        events: *mut epoll_event,
+        count: c_int,
+        timeout_ms: c_int,
+        mask: *const sigset_t
+    ) -> c_int;
     /// `epoll_pwait2(2)`.
-    epoll_pwait2(epoll: c_int, events: *mut epoll_event, count: c_int, timeout: *const timespec, mask: *const sigset_t) -> c_int;
+    epoll_pwait2(
+        epoll: c_int,
+        events: *mut epoll_event,
+        count: c_int,
+        timeout: *const timespec,
+        mask: *const sigset_t
+    ) -> c_int;
     /// `sendfile(2)`.
     sendfile(out: c_int, input: c_int, offset: *mut off_t, count: size_t) -> ssize_t;
     /// `splice(2)`.
-    splice(input: c_int, input_offset: *mut off_t, out: c_int, out_offset: *mut off_t, len: size_t, flags: c_uint) -> ssize_t;
+    splice(
+        input: c_int,
+        input_offset: *mut off_t,
+        out: c_int,
+        out_offset: *mut off_t,
+        len: size_t,
+        flags: c_uint
+    ) -> ssize_t;
     /// `syscall(2)`.
     syscall(number: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> c_long;
     /// `mlockall(2)`.
@@ -195,7 +258,15 @@ real! {
     #[allow(non_snake_case)]
     _Fork() -> c_int;
     /// `clone(2)`.
-    clone(function: extern "C" fn(*mut c_void) -> c_int, stack: *mut c_void, flags: c_int, argument: *mut c_void, parent: usize, tls: usize, child: usize) -> c_int;
+    clone(
+        function: extern "C" fn(*mut c_void) -> c_int,
+        stack: *mut c_void,
+        flags: c_int,
+        argument: *mut c_void,
+        parent: usize,
+        tls: usize,
+        child: usize
+    ) -> c_int;
     /// `daemon(3)`.
     daemon(keeps_directory: c_int, keeps_descriptors: c_int) -> c_int;
     /// `login_tty(3)`.
@@ -216,15 +287,38 @@ real! {
     popen(command: *const c_char, mode: *const c_char) -> *mut libc::FILE;
     /// The second half of libc's `popen`.
     #[allow(non_snake_case)]
-    _IO_proc_open(stream: *mut libc::FILE, command: *const c_char, mode: *const c_char) -> *mut libc::FILE;
+    _IO_proc_open(
+        stream: *mut libc::FILE,
+        command: *const c_char,
+        mode: *const c_char
+    ) -> *mut libc::FILE;
     /// `wordexp(3)`.
     wordexp(words: *const c_char, result: *mut c_void, flags: c_int) -> c_int;
     /// `forkpty(3)`.
-    forkpty(terminal: *mut c_int, name: *mut c_char, settings: *const c_void, size: *const c_void) -> c_int;
+    forkpty(
+        terminal: *mut c_int,
+        name: *mut c_char,
+        settings: *const c_void,
+        size: *const c_void
+    ) -> c_int;
     /// `posix_spawn(3)`.
-    posix_spawn(pid: *mut c_int, path: *const c_char, actions: *const c_void, attributes: *const c_void, argv: *const *const c_char, envp: *const *const c_char) -> c_int;
+    posix_spawn(
+        pid: *mut c_int,
+        path: *const c_char,
+        actions: *const c_void,
+        attributes: *const c_void,
+        argv: *const *const c_char,
+        envp: *const *const c_char
+    ) -> c_int;
     /// `posix_spawnp(3)`.
-    posix_spawnp(pid: *mut c_int, file: *const c_char, actions: *const c_void, attributes: *const c_void, argv: *const *const c_char, envp: *const *const c_char) -> c_int;
+    posix_spawnp(
+        pid: *mut c_int,
+        file: *const c_char,
+        actions: *const c_void,
+        attributes: *const c_void,
+        argv: *const *const c_char,
+        envp: *const *const c_char
+    ) -> c_int;
     /// `execvpe(3)`.
     execvpe(file: *const c_char, argv: *const *const c_char, envp: *const *const c_char) -> c_int;
     /// `fexecve(3)`.

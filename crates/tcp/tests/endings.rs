@@ -50,9 +50,9 @@ fn established_connections_make_no_room() {
     assert_eq!(stage.engine.connection_count(), 3);
 }
 
-/// RFC 9293 section 3.6.1 is about data that nobody will read. What was read, and comes again with
-/// the FIN because its acknowledgement was lost, is no reason to reset: our own last data is still
-/// on its way.
+/// RFC 9293 section 3.6.1 is about data that nobody will read. Data that was read comes again with
+/// the FIN when its acknowledgement was lost. That is no reason to reset: our own last data is
+/// still on its way.
 #[test]
 fn data_that_was_read_and_comes_again_with_a_fin_resets_nothing() {
     let mut stage = plain();

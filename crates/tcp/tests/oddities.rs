@@ -199,7 +199,8 @@ fn broken_headers_are_counted_and_forgotten() {
 }
 
 /// Two ends that disagree about numbers must not answer each other for ever (Linux:
-/// tcp_oow_rate_limited). What has no payload is answered twice a second; probes come more slowly.
+/// tcp_oow_rate_limited). Segments without payload are answered twice a second; probes come more
+/// slowly.
 #[test]
 fn acknowledgements_of_the_past_are_answered_twice_a_second() {
     let mut stage = plain();

@@ -32,7 +32,7 @@ const LEN_MAX: usize = 512 << 10;
 const LENS_MIN: usize = 4;
 
 /// Measuring stops when this much time has passed: a machine that is busy with other things starts
-/// no later. What was measured until then is used and not remembered.
+/// no later. The copies measured until then are used and not remembered.
 const BUDGET: Duration = Duration::from_millis(32);
 
 pub(super) fn measure(fingerprint: u64) -> Calibration {

@@ -55,8 +55,8 @@ impl Connection {
         }
     }
 
-    /// Whether this is payload that nobody will read. What was read already may come again with a
-    /// FIN.
+    /// Whether this is payload that nobody will read. Payload that was read already may come again
+    /// with a FIN.
     pub(super) fn is_abandoned_by_host(&self, segment: &Segment<'_>, seq: Position) -> bool {
         self.conditions.has(Conditions::RELEASED)
             && seq + segment.payload.len() as u64 > self.rcv_nxt

@@ -297,7 +297,7 @@ impl Engine {
     }
 
     /// Bounds the receive window: it is at least `least` bytes from now on, and grows to no more
-    /// than `most`, as far as the remote's options allow. What was offered already stays offered.
+    /// than `most`, as far as the remote's options allow. A window once offered stays offered.
     ///
     /// # Errors
     /// [`CallError::NoConnection`].

@@ -378,7 +378,7 @@ impl Checker {
 impl Side {
     /// A late copy of the segment that brought a SYN cookie back brings it once more. Nobody
     /// remembers that its connection was reset: it begins again, with the same sequence numbers. (A
-    /// cookie is good for two minutes, on Linux as well.) What was sent before stays sent.
+    /// cookie is good for two minutes, on Linux as well.) Data sent before stays sent.
     fn begin_again(&mut self) {
         (self.acked, self.edge, self.fin_at) = (0, 0, None);
         self.has_reset = false;
