@@ -1,0 +1,94 @@
+//! What `toehold status` says of the adapter's TCP engine.
+
+use std::fmt::Write as _;
+
+use super::answer::Engine;
+use super::count::count;
+
+/// The engine, in a few lines.
+pub(super) fn lines(engine: &Engine) -> String {
+    let mut out = format!(
+        "TCP engine on {} ({}), MTU {}: {} connections, {} listeners\n  \
+         in {}B ({} segments), out {}B ({} segments), {} retransmitted, {} malformed frames\n",
+        engine.link,
+        engine.addresses.join(", "),
+        engine.mtu,
+        engine.connections,
+        engine.listeners,
+        count(engine.bytes_received),
+        count(engine.segments_received),
+        count(engine.bytes_sent),
+        count(engine.segments_sent),
+        engine.retransmissions,
+        engine.frames_malformed,
+    );
+    if !engine.frames_malformed_by_reason.is_empty() {
+        let reasons = engine.frames_malformed_by_reason.iter();
+        let reasons = reasons.map(|(reason, number)| format!("{} {reason}", count(*number)));
+        let _ = writeln!(
+            out,
+            "  malformed: {}",
+            reasons.collect::<Vec<_>>().join(", ")
+        );
+    }
+    if let Some(manner) = &engine.link_manner {
+        let _ = writeln!(out, "  AF_XDP {manner}");
+    }
+    if engine.link_gone {
+        out.push_str("  its interface does not exist; it is opened when it comes back\n");
+    }
+    if engine.frames_lost > 0 {
+        let lost = count(engine.frames_lost);
+        let _ = writeln!(out, "  {lost} frames lost, for want of room to keep them");
+    }
+    if engine.listeners_refused > 0 {
+        let _ = writeln!(
+            out,
+            "  {} listeners are the kernel's alone: one program may have {} here, and all \
+            together {}",
+            count(engine.listeners_refused),
+            engine.listeners_of_one_max,
+            engine.listeners_max,
+        );
+    }
+    if !engine.threads.is_empty() {
+        let of_each = engine.threads.iter();
+        let of_each = of_each.map(|thread| thread.connections.to_string());
+        let _ = writeln!(
+            out,
+            "  {} threads, with {} connections; {} frames passed from one to another",
+            engine.threads.len(),
+            of_each.collect::<Vec<_>>().join(" + "),
+            count(engine.frames_passed_on),
+        );
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::status::answer::parse;
+
+    #[test]
+    fn link_counters_and_threads_are_shown() {
+        let answer = r#"{"link":"xdp:eth0","link_manner":"in the driver, zero copy",
+            "addresses":["10.84.0.2"],"mtu":1500,
+            "bytes_received":1500000,"frames_passed_on":12,"listeners_refused":3,
+            "listeners_of_one_max":1024,"listeners_max":16384,
+            "threads":[{"connections":3},{"connections":4}]}"#;
+        let text = lines(&parse(answer).expect("an answer"));
+        let has = |part: &str| assert!(text.contains(part), "{part:?} in:\n{text}");
+        assert!(
+            text.starts_with("TCP engine on xdp:eth0 (10.84.0.2), MTU 1500"),
+            "{text}"
+        );
+        has("  AF_XDP in the driver, zero copy\n");
+        has("in 1.50MB");
+        has("2 threads, with 3 + 4 connections; 12 frames");
+        has(
+            "  3 listeners are the kernel's alone: one program may have 1024 here, \
+            and all together 16384\n",
+        );
+    }
+}
