@@ -26,7 +26,50 @@ Examples:
 pub(crate) fn run(args: &CompletionsArgs, mut command_line: Command) -> Result<(), Failure> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut command_line, "toehold", &mut script);
+    if args.shell == Shell::Bash {
+        script.extend_from_slice(programs_in_bash(&command_line).as_bytes());
+    }
     io::stdout()
         .write_all(&script)
         .map_err(|error| Failure::new(format!("cannot write the completions: {error}")))
 }
+
+/// What clap's script for bash lacks: behind `toehold run` and its options a program is completed,
+/// and behind the program what the program's own completion says, where bash-completion is loaded.
+fn programs_in_bash(command_line: &Command) -> String {
+    let run = command_line.find_subcommand("run");
+    let options = run.map_or(Vec::new(), |run| run.get_opts().collect());
+    let with_values: Vec<String> = options
+        .into_iter()
+        .filter(|option| option.get_action().takes_values())
+        .filter_map(|option| option.get_long().map(|long| format!("--{long}")))
+        .collect();
+    PROGRAMS_IN_BASH.replace("@OPTIONS@", &with_values.join("|"))
+}
+
+const PROGRAMS_IN_BASH: &str = r#"
+_toehold_or_program() {
+    local at=2 dashes=
+    if [[ ${COMP_WORDS[1]} == run ]]; then
+        while ((at < COMP_CWORD)); do
+            case ${COMP_WORDS[at]} in
+                --) dashes=1; ((at += 1)); break ;;
+                @OPTIONS@)
+                    if [[ ${COMP_WORDS[at + 1]} == '=' ]]; then ((at += 3)); else ((at += 2)); fi ;;
+                -*) ((at += 1)) ;;
+                *) break ;;
+            esac
+        done
+        if ((at == COMP_CWORD)) && [[ $dashes || ${COMP_WORDS[at]} != -* ]]; then
+            COMPREPLY=($(compgen -c -- "${COMP_WORDS[at]}"))
+            return 0
+        elif ((at < COMP_CWORD)); then
+            COMPREPLY=()
+            if declare -F _command_offset >/dev/null; then _command_offset "$at"; fi
+            return 0
+        fi
+    fi
+    _toehold "$@"
+}
+complete -o bashdefault -o default -F _toehold_or_program toehold
+"#;

@@ -41,11 +41,12 @@ pub(crate) struct RunArgs {
     pair_after: Option<NonZeroU32>,
 
     /// Where to meet the adapter
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
     runtime_dir: Option<PathBuf>,
 
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
+    #[arg(value_hint = clap::ValueHint::CommandWithArguments)]
     pub(crate) program: Vec<OsString>,
 }
 

@@ -296,6 +296,7 @@ fn manual_pages_and_completions_are_made() {
         "toehold-run.1",
         "toehold-compare.1",
         "toehold-doctor.1",
+        "toehold-engine.5",
     ] {
         let text = fs::read_to_string(scratch.0.join("man1").join(page)).expect(page);
         assert!(text.contains(".SH"), "{page}");
@@ -307,4 +308,45 @@ fn manual_pages_and_completions_are_made() {
             "{shell}"
         );
     }
+}
+
+/// Words of a command line, and what bash then offers for the last one.
+fn offered_by_bash(words: &[&str]) -> Vec<String> {
+    let script = output(toehold().args(["completions", "bash"])).stdout;
+    let script = String::from_utf8(script).expect("text");
+    let quoted: Vec<String> = words.iter().map(|word| format!("'{word}'")).collect();
+    let ask = format!(
+        "{script}\nCOMP_WORDS=({})\nCOMP_CWORD={}\n_toehold_or_program toehold '{}' '{}'\n\
+        printf '%s\\n' \"${{COMPREPLY[@]}}\"",
+        quoted.join(" "),
+        words.len() - 1,
+        words[words.len() - 1],
+        words[words.len() - 2],
+    );
+    let bash = output(Command::new("bash").args(["--norc", "-c", &ask]));
+    let offers = String::from_utf8(bash.stdout).expect("text");
+    offers.lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn bash_completes_programs_behind_run() {
+    let has = |words: &[&str], offer: &str| {
+        let offers = offered_by_bash(words);
+        assert!(
+            offers.iter().any(|one| one == offer),
+            "{words:?}: {offers:?}"
+        );
+    };
+    has(&["toehold", "run", "basenam"], "basename");
+    has(&["toehold", "run", "--", "basenam"], "basename");
+    has(
+        &[
+            "toehold", "run", "--path", "direct", "--wait", "=", "poll", "basenam",
+        ],
+        "basename",
+    );
+    has(&["toehold", "run", "--pa"], "--path");
+    has(&["toehold", "run", "--path", "d"], "direct");
+    has(&["toehold", "sta"], "status");
+    assert_eq!(offered_by_bash(&["toehold", "run", "cat", "--he"]), [""]);
 }

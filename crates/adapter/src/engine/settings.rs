@@ -23,6 +23,9 @@
 //!   direct   10.84.0.8           connections there use the kernel or shared memory
 //! ```
 
+pub mod words;
+
+use std::collections::BTreeMap;
 use std::fmt::{self, Display};
 use std::fs;
 use std::io;
@@ -170,7 +173,7 @@ impl Draft {
     fn try_set(&mut self, word: &str, value: &str) -> Result<(), String> {
         match word {
             "link" => self.device = Some(device(value)?),
-            "address" => self.addresses.push(prefix(value)?),
+            "address" => self.addresses.push(own_address(value)?),
             "gateway" => self.gateways.push(address(value)?),
             "mtu" => self.mtu = Some(number(value, "MTU", MTU_MIN..=u16::MAX)?),
             "without" => match value {
@@ -195,10 +198,7 @@ impl Draft {
             "host" => self.rules.push(rule(value, RuleAction::Host)?),
             "direct" => self.rules.push(rule(value, RuleAction::Direct)?),
             _ => {
-                return Err(format!(
-                    "`{word}` is no setting: link, address, gateway, mtu, without, coalesce, \
-                    batch, quota, memory, threads, offload, host, direct"
-                ));
+                return Err(format!("`{word}` is no setting: {}", words::list()));
             }
         }
         Ok(())
@@ -211,12 +211,17 @@ impl Draft {
     pub fn read(&mut self, file: &Path) -> Result<(), SettingsError> {
         let text =
             fs::read_to_string(file).map_err(|error| SettingsError::File(file.into(), error))?;
+        let mut lines_of = BTreeMap::new();
         for (index, line) in text.lines().enumerate() {
             let words = line.split('#').next().unwrap_or_default();
             let mut words = words.split_ascii_whitespace();
             let Some(word) = words.next() else { continue };
-            let set = match (words.next(), words.next()) {
-                (Some(value), None) => self.try_set(word, value),
+            let earlier = lines_of.insert(word, index + 1);
+            let set = match (words.next(), words.next(), earlier) {
+                (Some(_), None, Some(line)) if words::is_single(word) => Err(format!(
+                    "`{word}` is set already, on line {line}: keep one of the two"
+                )),
+                (Some(value), None, _) => self.try_set(word, value),
                 _ => Err(format!("`{word}` takes one value")),
             };
             set.map_err(|cause| SettingsError::Line {
@@ -367,6 +372,19 @@ fn number<T: FromStr + PartialOrd + Display>(
     number.ok_or_else(|| format!("`{value}` is no {what} ({least} to {most})"))
 }
 
+/// `ADDRESS/BITS`. An address alone would have nobody on its link.
+fn own_address(value: &str) -> Result<(IpAddr, u8), String> {
+    if !value.contains('/') {
+        let ip = address(value)?;
+        let usual = if ip.is_ipv4() { 24 } else { 64 };
+        return Err(format!(
+            "`{value}` has no prefix length, which says who is on the link: {value}/{usual}, for \
+            example"
+        ));
+    }
+    prefix(value)
+}
+
 /// `ADDRESS/BITS`, or an address alone.
 fn prefix(value: &str) -> Result<(IpAddr, u8), String> {
     let (ip, bits) = value.split_once('/').unwrap_or((value, ""));
@@ -502,7 +520,12 @@ mod tests {
         let scratch = tempfile::NamedTempFile::new().expect("scratch file");
         for (line, cause) in [
             ("address 10.0.0.2/33", "no prefix length"),
+            (
+                "address 10.0.0.2",
+                "no prefix length, which says who is on the link",
+            ),
             ("link eth:toe0", "no link"),
+            ("threads 2", "is set already, on line 1"),
             ("link", "takes one value"),
             ("route 10.0.0.0/8", "no setting"),
             ("mtu 60", "no MTU"),
@@ -512,11 +535,25 @@ mod tests {
             ("quota 1048577", "no number of connections"),
             ("offload 10.0.0.0/8:0", "no port"),
         ] {
-            fs::write(scratch.path(), format!("link tap:toe0\n{line}\n")).expect("written");
+            fs::write(scratch.path(), format!("threads 1\n{line}\n")).expect("written");
             let error = Draft::default().read(scratch.path()).expect_err("wrong");
             let words = error.to_string();
             assert!(words.contains("line 2") && words.contains(cause), "{words}");
         }
+    }
+
+    #[test]
+    fn the_manual_has_every_word_and_no_other() {
+        for one in words::WORDS {
+            let error = Draft::default()
+                .set(one.word, "?")
+                .err()
+                .map(|error| error.to_string());
+            let error = error.expect("`?` is no value");
+            assert!(!error.contains("is no setting"), "{error}");
+        }
+        let unknown = Draft::default().set("route", "?").expect_err("no setting");
+        assert!(unknown.to_string().contains(&words::list()));
     }
 
     #[test]

@@ -1,0 +1,83 @@
+//! `toehold-engine(5)`: the file that `toehold adapter --config` reads.
+
+use clap_mangen::roff::{Roff, bold, italic, roman};
+use toehold_adapter::engine::settings::words::WORDS;
+
+/// The page.
+pub(super) fn text() -> String {
+    let version = concat!("toehold ", env!("CARGO_PKG_VERSION"));
+    let mut roff = Roff::new();
+    roff.control("TH", ["toehold-engine", "5", "", version, "Toehold"]);
+    roff.control("SH", ["NAME"]);
+    roff.text([roman(
+        "toehold-engine - settings of the adapter's TCP engine",
+    )]);
+    roff.control("SH", ["SYNOPSIS"]);
+    roff.text([bold("toehold adapter --config"), roman(" "), italic("FILE")]);
+    roff.control("SH", ["DESCRIPTION"]);
+    roff.text([roman(DESCRIPTION)]);
+    roff.control("SH", ["SETTINGS"]);
+    for one in WORDS {
+        roff.control("TP", []);
+        roff.text([bold(one.word), roman(" "), italic(one.value)]);
+        let often = if one.repeats { " May be repeated." } else { "" };
+        roff.text([roman(one.meaning.to_owned() + often)]);
+    }
+    roff.control("SH", ["RULES"]);
+    roff.text([roman(RULES)]);
+    roff.control("SH", ["SIGNALS"]);
+    roff.text([roman(SIGNALS)]);
+    roff.control("SH", ["EXAMPLE"]);
+    roff.control("nf", []);
+    for line in EXAMPLE.lines() {
+        roff.text([roman(line)]);
+    }
+    roff.control("fi", []);
+    roff.control("SH", ["SEE ALSO"]);
+    roff.text([
+        bold("toehold-adapter"),
+        roman("(1), "),
+        bold("toehold-run"),
+        roman("(1)"),
+    ]);
+    roff.render()
+}
+
+const DESCRIPTION: &str = "Each line is a word and its value. The rest of a line after # is a \
+    comment. A wrong line is named with its number and its cause, and nothing of the file is \
+    taken. Options of the command line are taken beside the file. Where a word may stand once, the \
+    option wins.";
+
+const RULES: &str = "The first rule that matches a destination decides: those of the command line, \
+    then those of the file, in their order. After them, for programs under --path offload, the \
+    engine takes every destination that its addresses and gateways reach. All other connections \
+    use shared memory on this host, or the kernel.";
+
+const SIGNALS: &str = "On SIGHUP the adapter reads the file again. Addresses, gateways, rules, \
+    mtu, coalesce, batch, quota and memory can change while it runs. Connections of an address \
+    that is gone are reset. Another link, other offloads or another number of threads need another \
+    adapter.";
+
+const EXAMPLE: &str = "\
+link     packet:eth0
+address  10.84.0.2/24
+gateway  10.84.0.1
+host     10.84.0.9             # always by the kernel
+offload  10.84.0.0/24:6379     # Redis, whoever connects";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_word_is_described() {
+        let text = text();
+        for one in WORDS {
+            assert!(
+                text.contains(&format!("\\fB{}\\fR", one.word)),
+                "{}",
+                one.word
+            );
+        }
+    }
+}
