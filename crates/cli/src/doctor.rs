@@ -20,14 +20,18 @@ pub(crate) struct DoctorArgs {
     #[arg(long)]
     json: bool,
 
+    /// Show how fast this host copies memory too, and what the copy engine chooses
+    #[arg(long)]
+    copying: bool,
+
     /// Where the adapter is met
     #[arg(long, value_name = "DIR")]
     runtime_dir: Option<PathBuf>,
 }
 
 const STATES: &str = "\
-Each line is ok, warn (it works, but not as well as it could) or missing (something does not work;
-the line says what).
+The first lines say what works here. Then each line is ok, warn (it works, but not as well as it
+could) or missing (something does not work; the line says what).
 
 Exit status: 0 when the direct path can work on this host, 1 when it cannot.";
 
@@ -102,6 +106,8 @@ impl Check {
 #[derive(Debug, Serialize)]
 struct Report {
     toehold: &'static str,
+    /// Which paths work.
+    verdict: Verdict,
     checks: Vec<Check>,
     /// The copy engine's curves and choices on this host.
     copy_calibration: String,
@@ -113,9 +119,11 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<(), Failure> {
         .runtime_dir
         .clone()
         .unwrap_or_else(runtime_dir::default_path);
+    let checks = checks::all(&dir);
     let report = Report {
         toehold: env!("CARGO_PKG_VERSION"),
-        checks: checks::all(&dir),
+        verdict: Verdict::of(&checks),
+        checks,
         copy_calibration: toehold_copy::calibration_report(),
     };
     let text = if args.json {
@@ -123,7 +131,12 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<(), Failure> {
             .map_err(|error| Failure::new(format!("cannot write the report as JSON: {error}")))?
             + "\n"
     } else {
-        render(&report.checks) + "Copying on this host\n" + &indented(&report.copy_calibration)
+        let mut text = report.verdict.words() + "\n" + &render(&report.checks);
+        if args.copying {
+            text += "Copying on this host\n";
+            text += &indented(&report.copy_calibration);
+        }
+        text
     };
     let _ = std::io::stdout().write_all(text.as_bytes());
     match unmet(&report.checks) {
@@ -141,6 +154,61 @@ fn unmet(checks: &[Check]) -> Option<&Check> {
         .iter()
         .find(|check| check.state == State::Missing && check.needed_for == NeededFor::Direct)
 }
+
+/// What the checks come to.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+struct Verdict {
+    /// Connections between programs of this host can be accelerated.
+    direct: bool,
+    /// Kinds of link that an adapter started by this user can have.
+    links: Vec<&'static str>,
+    /// How many checks have advice.
+    advice: usize,
+}
+
+impl Verdict {
+    fn of(checks: &[Check]) -> Verdict {
+        let works = |name: &str| {
+            let check = checks.iter().find(|check| check.name == name);
+            check.is_some_and(|check| check.state != State::Missing)
+        };
+        let link = |(name, kind)| works(name).then_some(kind);
+        Verdict {
+            direct: unmet(checks).is_none(),
+            links: LINKS.into_iter().filter_map(link).collect(),
+            advice: checks.iter().filter(|check| check.advice.is_some()).count(),
+        }
+    }
+
+    /// In three sentences.
+    fn words(&self) -> String {
+        let direct = if self.direct {
+            "Programs on this host can be accelerated: toehold run -- PROGRAM"
+        } else {
+            "Programs on this host cannot be accelerated: see `missing` below"
+        };
+        let links = match self.links.as_slice() {
+            [] => "No link for connections across a network can be opened by this user".to_owned(),
+            links => format!(
+                "Connections across a network can have a link of kind {}: toehold adapter --link",
+                links.join(", ")
+            ),
+        };
+        let advice = match self.advice {
+            0 => "Nothing is to be improved".to_owned(),
+            1 => "One line has advice (->)".to_owned(),
+            more => format!("{more} lines have advice (->)"),
+        };
+        format!("{direct}\n{links}\n{advice}\n")
+    }
+}
+
+/// The checks on which each kind of link depends.
+const LINKS: [(&str, &str); 3] = [
+    (checks::TUN, "tap"),
+    (checks::PACKET, "packet"),
+    (checks::AF_XDP, "xdp"),
+];
 
 fn render(checks: &[Check]) -> String {
     let mut out = String::new();
@@ -202,6 +270,27 @@ mod tests {
         assert_eq!(
             unmet(&[offload, direct]).map(|check| check.name),
             Some("library")
+        );
+    }
+
+    #[test]
+    fn the_verdict_stands_first_and_says_what_works() {
+        let library = Check::ok("library", NeededFor::Direct, "");
+        let tun = Check::ok(checks::TUN, NeededFor::Offload, "").missing("");
+        let packet = Check::ok(checks::PACKET, NeededFor::Offload, "");
+        let verdict = Verdict::of(&[library, tun.clone(), packet]);
+        assert_eq!((verdict.direct, verdict.advice), (true, 1));
+        assert_eq!(verdict.links, ["packet"]);
+        let words = verdict.words();
+        assert!(
+            words.starts_with("Programs on this host can be accelerated"),
+            "{words}"
+        );
+        let none = Check::ok("library", NeededFor::Direct, "").missing("");
+        let words = Verdict::of(&[none, tun]).words();
+        assert!(
+            words.contains("cannot be accelerated") && words.contains("No link"),
+            "{words}"
         );
     }
 

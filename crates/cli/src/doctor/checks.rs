@@ -1,10 +1,12 @@
 //! The single checks. None of them changes anything on the host.
 
+use std::ffi::CString;
 use std::fs::{self, OpenOptions};
 use std::io;
 use std::mem;
 use std::net::TcpListener;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use toehold_adapter::client::{self, ClientError};
@@ -120,6 +122,13 @@ fn library_found() -> Check {
 fn directory(path: &Path) -> Check {
     let name = "runtime directory";
     let found = |finding: String| Check::ok(name, NeededFor::Direct, finding);
+    // A socket needs an inode, and a directory that is still to be made needs one, too.
+    let there = path.ancestors().find(|one| one.exists());
+    if let Some(full) = there.and_then(full_file_system) {
+        return found(full).missing(
+            "the adapter cannot make its socket: free some room, or set TOEHOLD_RUNTIME_DIR",
+        );
+    }
     match RuntimeDir::open(path) {
         Ok(_) => found(format!("{} is private", path.display())),
         Err(error) if error.is_missing() => found(format!(
@@ -129,6 +138,30 @@ fn directory(path: &Path) -> Check {
         Err(error) => {
             found(error.to_string()).missing("programs run on kernel TCP until it is right")
         }
+    }
+}
+
+/// Says so when the file system of `path` has no block or no inode left.
+fn full_file_system(path: &Path) -> Option<String> {
+    let name = CString::new(path.as_os_str().as_bytes()).ok()?;
+    // SAFETY: all zeros are a valid statvfs.
+    let mut room: libc::statvfs = unsafe { mem::zeroed() };
+    // SAFETY: `name` ends in NUL, and `room` is a valid out-pointer.
+    if unsafe { libc::statvfs(name.as_ptr(), &mut room) } != 0 {
+        return None;
+    }
+    let what = lacks(&room)?;
+    Some(format!("the file system of {} {what}", path.display()))
+}
+
+/// What a file system has none of, in words. Some count no blocks or no inodes: their total is 0.
+fn lacks(room: &libc::statvfs) -> Option<&'static str> {
+    if room.f_blocks > 0 && room.f_bavail == 0 {
+        Some("is full")
+    } else if room.f_files > 0 && room.f_favail == 0 {
+        Some("has no inode left")
+    } else {
+        None
     }
 }
 
@@ -188,8 +221,7 @@ fn congestion_control() -> Check {
     if name == "bbr" {
         return check.warn(
             "bbr paces, also on loopback: for a comparison with the kernel at its best use cubic \
-            or \
-             reno (sysctl net.ipv4.tcp_congestion_control)",
+            or reno (sysctl net.ipv4.tcp_congestion_control)",
         );
     }
     check
@@ -209,7 +241,7 @@ fn autocorking() -> Check {
 }
 
 fn tun() -> Check {
-    let check = |finding: String| Check::ok("TUN/TAP", NeededFor::Offload, finding);
+    let check = |finding: String| Check::ok(TUN, NeededFor::Offload, finding);
     match OpenOptions::new()
         .read(true)
         .write(true)
@@ -226,7 +258,7 @@ fn tun() -> Check {
 }
 
 fn packet() -> Check {
-    let check = |finding: String| Check::ok("packet sockets", NeededFor::Offload, finding);
+    let check = |finding: String| Check::ok(PACKET, NeededFor::Offload, finding);
     // SAFETY: `socket` takes plain integers.
     let socket =
         owned(unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) });
@@ -238,7 +270,7 @@ fn packet() -> Check {
 }
 
 fn af_xdp() -> Check {
-    let check = |finding: String| Check::ok("AF_XDP", NeededFor::Offload, finding);
+    let check = |finding: String| Check::ok(AF_XDP, NeededFor::Offload, finding);
     // SAFETY: `socket` takes plain integers.
     let socket =
         owned(unsafe { libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) });
@@ -316,6 +348,11 @@ fn line(path: &str) -> Option<String> {
     )
 }
 
+/// Names of the checks for each kind of link.
+pub(super) const TUN: &str = "TUN/TAP";
+pub(super) const PACKET: &str = "packet sockets";
+pub(super) const AF_XDP: &str = "AF_XDP";
+
 /// The first kernel with everything the direct path uses (SO_NETNS_COOKIE came last).
 const KERNEL_MIN: (u32, u32) = (5, 14);
 
@@ -342,6 +379,21 @@ mod tests {
         assert_eq!(version("5.14+"), Some((5, 14)));
         assert_eq!(version("unknown"), None);
         assert!(version("5.9.1").expect("a version") < KERNEL_MIN);
+    }
+
+    #[test]
+    fn full_file_systems_are_told_from_those_that_count_nothing() {
+        let with = |blocks, blocks_free, inodes, inodes_free| {
+            // SAFETY: all zeros are a valid statvfs.
+            let mut room: libc::statvfs = unsafe { mem::zeroed() };
+            (room.f_blocks, room.f_bavail) = (blocks, blocks_free);
+            (room.f_files, room.f_favail) = (inodes, inodes_free);
+            lacks(&room)
+        };
+        assert_eq!(with(0, 0, 0, 0), None);
+        assert_eq!(with(9, 1, 9, 1), None);
+        assert_eq!(with(9, 0, 9, 1), Some("is full"));
+        assert_eq!(with(9, 1, 9, 0), Some("has no inode left"));
     }
 
     #[test]

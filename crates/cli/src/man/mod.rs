@@ -34,10 +34,7 @@ fn write_all(dir: &Path, command_line: Command) -> io::Result<()> {
     fs::create_dir_all(dir)?;
     let mut program = command_line.disable_help_subcommand(true);
     program.build();
-    let names: Vec<String> = program
-        .get_subcommands()
-        .map(|one| page::name(one))
-        .collect();
+    let names: Vec<String> = program.get_subcommands().map(page::name).collect();
     for command in std::iter::once(&program).chain(program.get_subcommands()) {
         let others = names.iter().map(String::as_str);
         let text = page::of_command(command, others)?;
