@@ -6,6 +6,7 @@ import hashlib
 import os
 import selectors
 import select
+import resource
 import signal
 import socket
 import struct
@@ -66,6 +67,24 @@ def echo_server(port, host="0.0.0.0"):
     while True:
         conn, _ = sock.accept()
         threading.Thread(target=serve, args=(conn,), daemon=True).start()
+
+
+def silent_server(port):
+    """Accepts everybody, and reads nothing."""
+    raise_descriptors()
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind(("0.0.0.0", int(port)))
+    sock.listen(4096)
+    print("listening", flush=True)
+    kept = []
+    while True:
+        kept.append(sock.accept()[0])
+
+
+def raise_descriptors():
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def echo_client(host, port, count):

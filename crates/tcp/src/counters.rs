@@ -44,6 +44,8 @@ pub struct Counters {
     pub paws_refused: u64,
     /// Payload dropped because the host had no room for it, in spite of the window.
     pub host_had_no_room: u64,
+    /// Payload bytes that the host had discarded ahead of a gap, to be sent again.
+    pub early_bytes_discarded: u64,
     /// Segments dropped because too many gaps were open.
     pub too_many_gaps: u64,
     /// Challenge acknowledgements sent (RFC 5961).

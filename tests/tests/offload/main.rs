@@ -10,6 +10,7 @@ mod packet;
 mod policy;
 mod programs;
 mod quota;
+mod remotes;
 mod semantics;
 mod servers;
 mod stage;

@@ -6,14 +6,15 @@
 //! arrives, ahead of gaps too, and stays until the program has taken it.
 //!
 //! Rings of the adapter's own have a budget (`rings`). When it is used up, what a remote sends
-//! finds no room and is dropped, and what a program sends waits in its socket.
+//! finds no room and is dropped, and what a program sends waits in its socket. What came early is
+//! then discarded to make room (`runner::pruning`).
 
 use std::ops::Range;
 
 use toehold_tcp::{ConnectionId, Expected, Memory, NoRoom};
 
 use super::endpoint::{Endpoint, Part, Room};
-use super::rings::{Exhausted, RING_BYTES_MIN, Ring, Rings};
+use super::rings::{Asker, Exhausted, RING_BYTES_MIN, Ring, Rings};
 
 /// Stretches a payload can lie in: two in each of two rings.
 pub(super) const PARTS_MAX: usize = 4;
@@ -35,8 +36,14 @@ struct Duplex {
     taken: u64,
     /// The end of what was placed, gaps before it or not.
     placed: u64,
+    /// The carrier is full: the program does not read.
+    is_stuck: bool,
     endpoint: Option<Endpoint>,
 }
+
+/// What a connection's entry here takes.
+#[cfg(test)]
+pub(super) const DUPLEX_BYTES: usize = size_of::<Option<Duplex>>();
 
 impl Streams {
     /// No streams yet, and a budget for rings of our own.
@@ -109,7 +116,10 @@ impl Streams {
         let duplex = Self::duplex(&mut self.slots, id);
         let bytes = duplex.sending.as_ref().map_or(0, |ring| ring.len());
         let held = acknowledged..end;
-        bytes < bytes_max && enlarge(&mut duplex.sending, &mut self.rings, held, bytes + 1).is_ok()
+        bytes < bytes_max && {
+            let rings = (&mut self.rings, Asker::Flowing);
+            enlarge(&mut duplex.sending, rings, held, bytes + 1).is_ok()
+        }
     }
 
     /// The remote has acknowledged all that we have of the sending stream.
@@ -178,6 +188,41 @@ impl Streams {
         }
     }
 
+    /// The carrier is full, or takes bytes again.
+    pub(super) fn set_stuck(&mut self, id: ConnectionId, is_stuck: bool) {
+        let duplex = Self::duplex(&mut self.slots, id);
+        if duplex.is_stuck != is_stuck {
+            duplex.is_stuck = is_stuck;
+            self.rings.count_full_carrier(is_stuck);
+        }
+    }
+
+    /// Length of our own receive ring; zero without one.
+    pub(super) fn receiving_bytes(&self, id: ConnectionId) -> usize {
+        let duplex = self.slots.get(id.index()).and_then(Option::as_ref);
+        let duplex = duplex.filter(|duplex| duplex.owner == id);
+        let ring = duplex.and_then(|duplex| duplex.receiving.as_ref());
+        ring.map_or(0, |ring| ring.len())
+    }
+
+    /// Nothing waits any more ahead of a gap that begins at `received`: the ring becomes as small
+    /// as the rest allows.
+    pub(super) fn discard_early(&mut self, id: ConnectionId, received: u64) {
+        let duplex = Self::duplex(&mut self.slots, id);
+        duplex.placed = received;
+        let Some(ring) = duplex.receiving.take() else {
+            return;
+        };
+        let held = duplex.taken..received.max(duplex.taken);
+        let bytes = (held.end - held.start) as usize;
+        if bytes > 0 {
+            let mut rest = self.rings.take_anyway(bytes);
+            copy(&ring, &mut rest, held);
+            duplex.receiving = Some(rest);
+        }
+        self.rings.put(ring);
+    }
+
     /// Whether bytes wait ahead of a gap that begins at `received`.
     pub(super) fn has_early(&self, id: ConnectionId, received: u64) -> bool {
         let duplex = self.slots.get(id.index()).and_then(Option::as_ref);
@@ -211,6 +256,9 @@ impl Streams {
             return;
         };
         if let Some(duplex) = place.take_if(|duplex| duplex.owner == id) {
+            if duplex.is_stuck {
+                self.rings.count_full_carrier(false);
+            }
             let rings = [duplex.sending, duplex.receiving];
             rings
                 .into_iter()
@@ -234,6 +282,7 @@ impl Streams {
             receiving: None,
             taken: 0,
             placed: 0,
+            is_stuck: false,
             endpoint: None,
         })
     }
@@ -250,7 +299,13 @@ impl Memory for Streams {
         } else {
             let held = duplex.taken..duplex.placed.max(duplex.taken);
             let wanted = (end - duplex.taken) as usize;
-            let ring = enlarge(&mut duplex.receiving, &mut self.rings, held, wanted);
+            let asker = if duplex.is_stuck {
+                Asker::Stuck
+            } else {
+                Asker::Flowing
+            };
+            let rings = (&mut self.rings, asker);
+            let ring = enlarge(&mut duplex.receiving, rings, held, wanted);
             store(ring.map_err(|Exhausted| NoRoom)?, offset, bytes);
         }
         duplex.placed = duplex.placed.max(end);
@@ -273,27 +328,32 @@ impl Memory for Streams {
 /// A connection's ring, of at least `bytes`; the stretch `held` of its stream stays in it.
 fn enlarge<'a>(
     place: &'a mut Option<Ring>,
-    rings: &mut Rings,
+    (rings, asker): (&mut Rings, Asker),
     held: Range<u64>,
     bytes: usize,
 ) -> Result<&'a mut Ring, Exhausted> {
     if place.as_ref().is_none_or(|ring| ring.len() < bytes) {
         let mut larger = if bytes <= RING_BYTES_MIN {
-            rings.take()?
+            rings.take(asker)?
         } else {
             rings.take_larger(bytes)?
         };
         if let Some(ring) = place.take() {
-            let mut at = held.start;
-            for part in stretches(&ring, held.start, (held.end - held.start) as usize) {
-                store(&mut larger, at, part);
-                at += part.len() as u64;
-            }
+            copy(&ring, &mut larger, held);
             rings.put(ring);
         }
         *place = Some(larger);
     }
     place.as_mut().ok_or(Exhausted)
+}
+
+/// Copies a stretch of a stream to another ring.
+fn copy(from: &[u8], to: &mut [u8], held: Range<u64>) {
+    let mut at = held.start;
+    for part in stretches(from, held.start, (held.end - held.start) as usize) {
+        store(to, at, part);
+        at += part.len() as u64;
+    }
 }
 
 fn store(ring: &mut [u8], offset: u64, bytes: &[u8]) {

@@ -107,11 +107,17 @@ impl Flow {
                     cx.streams.take(self.id, self.taken);
                 }
                 Err(error) => match error.kind() {
-                    io::ErrorKind::WouldBlock => self.writable = false,
+                    io::ErrorKind::WouldBlock => {
+                        self.writable = false;
+                        cx.streams.set_stuck(self.id, true);
+                    }
                     io::ErrorKind::Interrupted => {}
                     _ => return Err(error),
                 },
             }
+        }
+        if self.writable {
+            cx.streams.set_stuck(self.id, false);
         }
         self.is_delivered = self.taken == self.received;
         Ok(())

@@ -49,10 +49,14 @@ pub(crate) struct Report {
     pub(crate) carriers_refused: u64,
     /// Requests and connections refused because a program was at its quota.
     pub(crate) over_quota: u64,
-    /// Memory of the engine's own that connections have for bytes in flight, and how often its
-    /// budget had no room.
+    /// Memory that counts against the budget: the engine's own rings, and the state of connections.
     pub(crate) memory_bytes: usize,
+    /// Most bytes that the kernel can hold in carriers that are full.
+    pub(crate) memory_of_carriers_bytes: usize,
+    /// How often the budget had no room.
     pub(crate) memory_refused: u64,
+    /// Connections whose bytes ahead of a gap were discarded because memory was short.
+    pub(crate) memory_pruned: u64,
     /// Frames the link did not take.
     pub(crate) frames_refused: u64,
     /// Frames that the link had no room to keep for us.
@@ -117,7 +121,10 @@ impl Report {
             carriers_refused: self.carriers_refused + other.carriers_refused,
             over_quota: self.over_quota + other.over_quota,
             memory_bytes: self.memory_bytes + other.memory_bytes,
+            memory_of_carriers_bytes: self.memory_of_carriers_bytes
+                + other.memory_of_carriers_bytes,
             memory_refused: self.memory_refused + other.memory_refused,
+            memory_pruned: self.memory_pruned + other.memory_pruned,
             frames_refused: self.frames_refused + other.frames_refused,
             frames_lost: self.frames_lost + other.frames_lost,
             payloads_in_place: self.payloads_in_place + other.payloads_in_place,

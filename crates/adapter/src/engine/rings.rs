@@ -3,8 +3,18 @@
 //!
 //! A connection begins with a small ring and gets a larger one when it needs it, as long as the
 //! budget allows. The budget counts whole rings, touched or not: remotes decide where in a ring
-//! bytes come to lie, and one byte occupies a page. Half of the budget is for first rings alone, so
-//! that connections with much do not keep out those that begin.
+//! bytes come to lie, and one byte occupies a page. It also counts the state of every connection.
+//! Shares of the budget:
+//!
+//! ```text
+//!   0 ........ 1/2 ............ 7/8 ...... 1
+//!   larger rings                               connections with much keep out nobody who begins
+//!   first rings, carrier full                  programs that do not read keep out nobody who does
+//!   first rings, new connections
+//! ```
+//!
+//! A full carrier holds bytes in the kernel. They count against those connections that are in the
+//! same state, and against no other.
 //!
 //! They are mapped, not allocated: an allocator that gives out a large piece of memory again clears
 //! all of it first, and then all of its pages are there.
@@ -21,6 +31,11 @@ const LOG2_MIN: u32 = 14;
 /// Each size is so much larger than the one before.
 const STEP_LOG2: u32 = 2;
 const SIZES: usize = 5;
+/// What the state of a connection takes: the engine's, the flow's, and what they allocate.
+pub(super) const CONNECTION_BYTES: usize = 4 << 10;
+/// What the kernel holds for a full carrier: bytes that were not sent (`TCP_NOTSENT_LOWAT`), and
+/// the receive buffer of a program that has not read yet.
+const FULL_CARRIER_BYTES: usize = 128 << 10;
 /// Bytes that are mapped in one go, but at least some rings.
 const SLAB_BYTES: usize = 4 << 20;
 const SLAB_RINGS_MIN: usize = 4;
@@ -83,34 +98,75 @@ pub(super) struct Rings {
     warm_bytes: usize,
     /// Bytes of rings that connections have.
     held_bytes: usize,
-    held_bytes_max: usize,
+    /// Connections, each with [`CONNECTION_BYTES`] of state.
+    connections: usize,
+    /// Connections whose carrier is full, each with [`FULL_CARRIER_BYTES`] in the kernel.
+    full_carriers: usize,
+    bytes_max: usize,
     /// How often the budget had no room.
     refused: u64,
+    /// The budget had no room since it was last asked about that.
+    is_wanting: bool,
+}
+
+/// Who asks for a ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Asker {
+    /// A connection whose carrier takes bytes, or may.
+    Flowing,
+    /// One whose carrier is full: its program does not read.
+    Stuck,
 }
 
 impl Rings {
-    pub(super) fn new(held_bytes_max: usize) -> Rings {
+    pub(super) fn new(bytes_max: usize) -> Rings {
         Rings {
             warm: Default::default(),
             cold: Default::default(),
             warm_bytes: 0,
             held_bytes: 0,
-            held_bytes_max,
+            connections: 0,
+            full_carriers: 0,
+            bytes_max,
             refused: 0,
+            is_wanting: false,
         }
     }
 
     /// Another budget. Connections keep what they have.
-    pub(super) fn set_budget(&mut self, held_bytes_max: usize) {
-        self.held_bytes_max = held_bytes_max;
+    pub(super) fn set_budget(&mut self, bytes_max: usize) {
+        self.bytes_max = bytes_max;
+    }
+
+    /// Whether the budget has room for the state of another connection.
+    pub(super) fn has_room_for_connection(&mut self) -> bool {
+        let has_room = self.used_bytes() + CONNECTION_BYTES <= self.bytes_max;
+        self.note(has_room);
+        has_room
+    }
+
+    /// Another connection is there, or one is gone.
+    pub(super) fn count_connection(&mut self, is_there: bool) {
+        count(&mut self.connections, is_there);
+    }
+
+    /// Another carrier is full, or one is not any more.
+    pub(super) fn count_full_carrier(&mut self, is_full: bool) {
+        count(&mut self.full_carriers, is_full);
     }
 
     /// A connection's first ring.
     ///
     /// # Errors
     /// [`Exhausted`].
-    pub(super) fn take(&mut self) -> Result<Ring, Exhausted> {
-        self.take_within(0, self.held_bytes_max)
+    pub(super) fn take(&mut self, asker: Asker) -> Result<Ring, Exhausted> {
+        let (kernel_bytes, bytes_max) = match asker {
+            Asker::Flowing => (0, self.bytes_max),
+            Asker::Stuck => (self.carrier_bytes(), self.bytes_max / 8 * 7),
+        };
+        // Some rings are for those that are stuck, however many there are.
+        let kernel_bytes = kernel_bytes.min(self.bytes_max / 2);
+        self.take_within(0, bytes_max - kernel_bytes)
     }
 
     /// A ring of at least `bytes` instead of one that a connection has.
@@ -118,23 +174,41 @@ impl Rings {
     /// # Errors
     /// [`Exhausted`]; also where no ring is so large.
     pub(super) fn take_larger(&mut self, bytes: usize) -> Result<Ring, Exhausted> {
-        self.take_within(size_for(bytes)?, self.held_bytes_max / 2)
+        self.take_within(size_for(bytes)?, self.bytes_max / 2)
     }
 
     /// A ring of at least `bytes`, for what is there already; at most [`RING_BYTES_MAX`].
     pub(super) fn take_anyway(&mut self, bytes: usize) -> Ring {
-        let size = size_for(bytes).unwrap_or(SIZES - 1);
-        self.held_bytes += bytes_of(size);
-        self.ready(size)
+        self.give(size_for(bytes).unwrap_or(SIZES - 1))
     }
 
-    fn take_within(&mut self, size: usize, held_bytes_max: usize) -> Result<Ring, Exhausted> {
-        if self.held_bytes + bytes_of(size) > held_bytes_max {
-            self.refused += 1;
-            return Err(Exhausted);
-        }
+    fn take_within(&mut self, size: usize, bytes_max: usize) -> Result<Ring, Exhausted> {
+        let has_room = self.used_bytes() + bytes_of(size) <= bytes_max;
+        self.note(has_room);
+        has_room.then(|| self.give(size)).ok_or(Exhausted)
+    }
+
+    fn note(&mut self, has_room: bool) {
+        self.refused += u64::from(!has_room);
+        self.is_wanting |= !has_room;
+    }
+
+    fn give(&mut self, size: usize) -> Ring {
         self.held_bytes += bytes_of(size);
-        Ok(self.ready(size))
+        let ring = self.ready(size);
+        while self.used_bytes() + self.warm_bytes > self.bytes_max && self.cool_one() {}
+        ring
+    }
+
+    /// Gives the pages of a warm ring back; false without one.
+    fn cool_one(&mut self) -> bool {
+        let Some(mut ring) = self.warm.iter_mut().rev().find_map(Vec::pop) else {
+            return false;
+        };
+        self.warm_bytes -= ring.len();
+        ring.cool();
+        self.cold[ring.size].push(ring);
+        true
     }
 
     fn ready(&mut self, size: usize) -> Ring {
@@ -152,7 +226,7 @@ impl Rings {
     pub(super) fn put(&mut self, mut ring: Ring) {
         let (size, bytes) = (ring.size, ring.len());
         self.held_bytes -= bytes;
-        if self.warm_bytes + bytes <= WARM_BYTES_MAX.min(self.held_bytes_max / 4) {
+        if self.warm_bytes + bytes <= WARM_BYTES_MAX.min(self.bytes_max / 4) {
             self.warm_bytes += bytes;
             return self.warm[size].push(ring);
         }
@@ -161,8 +235,19 @@ impl Rings {
     }
 
     /// Bytes of rings that connections have.
+    #[cfg(test)]
     pub(super) fn held_bytes(&self) -> usize {
         self.held_bytes
+    }
+
+    /// Bytes that count against the budget: rings and connections.
+    pub(super) fn used_bytes(&self) -> usize {
+        self.held_bytes + self.connections * CONNECTION_BYTES
+    }
+
+    /// Bytes that full carriers hold in the kernel.
+    pub(super) fn carrier_bytes(&self) -> usize {
+        self.full_carriers * FULL_CARRIER_BYTES
     }
 
     /// How often the budget had no room.
@@ -170,9 +255,24 @@ impl Rings {
         self.refused
     }
 
+    /// Whether the budget had no room since this was last asked.
+    pub(super) fn was_wanting(&mut self) -> bool {
+        std::mem::take(&mut self.is_wanting)
+    }
+
     /// Whether so much is in use that rings are refused, or soon will be.
     pub(super) fn is_short(&self) -> bool {
-        self.held_bytes > self.held_bytes_max / 4
+        self.used_bytes() > self.bytes_max / 4
+    }
+
+    /// Whether more than seven eighths of the budget are in use: new connections are next.
+    pub(super) fn is_scarce(&self) -> bool {
+        self.used_bytes() > self.bytes_max / 8 * 7
+    }
+
+    /// Whether larger rings have room again, and some of it to spare.
+    pub(super) fn is_ample(&self) -> bool {
+        self.used_bytes() <= self.bytes_max / 8 * 3
     }
 
     fn map(&mut self, size: usize) {
@@ -198,6 +298,13 @@ impl Rings {
         };
         self.cold[size].extend((0..count).rev().map(ring));
     }
+}
+
+fn count(number: &mut usize, is_more: bool) {
+    *number = match is_more {
+        true => *number + 1,
+        false => number.saturating_sub(1),
+    };
 }
 
 const fn bytes_of(size: usize) -> usize {
@@ -271,10 +378,11 @@ mod tests {
         let mut rings = Rings::new(8 << 20);
         let large: Vec<Ring> = std::iter::from_fn(|| rings.take_larger(LARGE).ok()).collect();
         assert_eq!((large.len(), rings.held_bytes()), (4, 4 << 20));
-        let first: Vec<Ring> = std::iter::from_fn(|| rings.take().ok()).collect();
+        let first: Vec<Ring> = std::iter::from_fn(|| rings.take(Asker::Flowing).ok()).collect();
         assert_eq!(rings.held_bytes(), 8 << 20);
         assert_eq!(first.len(), (4 << 20) / RING_BYTES_MIN);
         assert_eq!(rings.refused(), 2);
+        assert!(rings.was_wanting() && !rings.was_wanting());
         large
             .into_iter()
             .chain(first)
@@ -282,5 +390,35 @@ mod tests {
         assert_eq!(rings.held_bytes(), 0);
         assert!(rings.take_larger(RING_BYTES_MAX).is_ok());
         assert!(rings.take_larger(RING_BYTES_MAX + 1).is_err());
+    }
+
+    #[test]
+    fn programs_that_do_not_read_leave_room_for_those_that_do() {
+        let mut rings = Rings::new(8 << 20);
+        let mut taken = Vec::new();
+        while let Ok(ring) = rings.take(Asker::Stuck) {
+            taken.push(ring);
+            rings.count_connection(true);
+            rings.count_full_carrier(true);
+        }
+        assert!(rings.held_bytes() > 0 && rings.used_bytes() <= (8 << 20) / 8 * 7);
+        assert!(rings.has_room_for_connection());
+        assert!(rings.take(Asker::Flowing).is_ok());
+        for ring in taken {
+            rings.put(ring);
+            rings.count_connection(false);
+            rings.count_full_carrier(false);
+        }
+        assert_eq!((rings.carrier_bytes(), rings.connections), (0, 0));
+    }
+
+    #[test]
+    fn warm_rings_are_within_the_budget() {
+        let mut rings = Rings::new(8 << 20);
+        let warm: Vec<Ring> = std::iter::from_fn(|| rings.take_larger(LARGE).ok()).collect();
+        warm.into_iter().for_each(|ring| rings.put(ring));
+        assert_eq!(rings.warm_bytes, 2 << 20);
+        while rings.take(Asker::Flowing).is_ok() {}
+        assert_eq!(rings.warm_bytes, 0);
     }
 }

@@ -3,6 +3,7 @@
 
 mod connections;
 mod orders;
+mod pruning;
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
@@ -10,6 +11,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant as Clock};
 
+use pruning::Pruning;
 use toehold_tcp::{CloseReason, ConnectionId, Engine, Event, Instant, Random, Share};
 
 use super::Error;
@@ -94,6 +96,7 @@ pub(super) struct Runner {
     /// Looks until the next that asks the poller, too.
     looks_before_polling: u32,
     passed_on: PassedOn,
+    pruning: Pruning,
 }
 
 impl Runner {
@@ -158,6 +161,7 @@ impl Runner {
             spinning: Spinning::default(),
             receiver: FrameReceiver::default(),
             passed_on: PassedOn::default(),
+            pruning: Pruning::default(),
             looks_before_polling: 0,
             transmitter: FrameTransmitter::new(LARGE_SEGMENT_BYTES as usize),
         })
@@ -203,6 +207,7 @@ impl Runner {
                 self.engine.handle_timeout(now);
             }
             self.settle();
+            self.prune();
             self.transmit();
             self.link.device.flush();
             self.common.captures.flush();

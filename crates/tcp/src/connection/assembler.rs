@@ -97,6 +97,12 @@ impl Assembler {
         self.ranges.is_empty()
     }
 
+    /// The bytes in all ranges together.
+    pub(crate) fn bytes(&self) -> u64 {
+        let lengths = self.ranges.iter().map(|range| range.end - range.start);
+        lengths.sum()
+    }
+
     /// Whether `span` lies inside a range, and which.
     pub(crate) fn containing(&self, span: Span) -> Option<Span> {
         self.range_of(span.start)

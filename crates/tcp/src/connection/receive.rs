@@ -154,6 +154,18 @@ impl Connection {
         self.conditions.set(Conditions::OUT_OF_ORDER);
     }
 
+    /// Forgets what has arrived ahead of a gap, because the host needs its memory. RFC 2018 section
+    /// 8: "a data receiver may discard data which it has previously SACKed"; the remote sends it
+    /// again. A FIN takes no memory, and stays. Returns the bytes that were discarded.
+    pub(crate) fn discard_early(&mut self) -> u64 {
+        let bytes = self.assembler.bytes();
+        self.assembler = Default::default();
+        if self.fin_at.is_none() {
+            self.conditions.clear(Conditions::OUT_OF_ORDER);
+        }
+        bytes
+    }
+
     /// RFC 5681 section 4.2: "an immediate ACK when it receives a data segment that fills in all or
     /// part of a gap".
     fn fill_gap(&mut self, cx: &mut Context<'_>) {

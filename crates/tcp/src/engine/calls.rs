@@ -314,6 +314,25 @@ impl Engine {
         })
     }
 
+    /// Bytes of a connection that have arrived ahead of a gap: payload alone, not what it occupies.
+    #[must_use]
+    pub fn early_bytes(&self, id: ConnectionId) -> u64 {
+        self.slot_of(id)
+            .map_or(0, |slot| self.slots[slot as usize].assembler.bytes())
+    }
+
+    /// Discards what has arrived ahead of a gap: the host may use its memory for something else,
+    /// and the remote will send it again (RFC 2018 section 8; Linux, `tcp_prune_ofo_queue`).
+    ///
+    /// # Errors
+    /// [`CallError::NoConnection`].
+    pub fn discard_early(&mut self, id: ConnectionId) -> Result<(), CallError> {
+        let slot = self.slot_of(id).ok_or(CallError::NoConnection)?;
+        let bytes = self.slots[slot as usize].discard_early();
+        self.counters.early_bytes_discarded += bytes;
+        Ok(())
+    }
+
     /// The connection between these ends, unless the host has let go of it.
     #[must_use]
     pub fn connection_between(

@@ -16,7 +16,7 @@ use crate::engine::endpoint::WINDOW_LOG2;
 use crate::engine::endpoint::tests::{Program, channel};
 use crate::engine::flow::Stage;
 use crate::engine::tcp_config::RECEIVE_BYTES;
-use crate::engine::{Holder, sys, tcp_config};
+use crate::engine::{Holder, memory, rings, sys, tcp_config};
 use crate::registry::{ClientId, TableId};
 
 /// The remote's memory: what arrived, and a send stream whose byte n is `byte(n)`.
@@ -416,6 +416,49 @@ fn rings_grow_and_keep_what_is_in_them() {
     assert_eq!(streams.rings().held_bytes(), 256 << 10);
     streams.forget(id);
     assert_eq!(streams.rings().held_bytes(), 0);
+}
+
+/// One byte in each page of the window occupies all of it; the remote sends again what it has to.
+#[test]
+fn early_bytes_that_were_discarded_come_again() {
+    let mut bench = Bench::new();
+    let remote_id = bench.remote_id;
+    bench.remote.publish(remote_id, 60_000).expect("connected");
+    let mut frames = Vec::new();
+    let mut frame = vec![0; 70_000];
+    while let Some((len, _)) = bench
+        .remote
+        .poll_frame(bench.now, &mut bench.rings, &mut frame)
+    {
+        frames.push(frame[..len].to_vec());
+    }
+    let (now, offload) = (bench.now, ReceiveOffload::default());
+    for frame in &frames[1..] {
+        bench
+            .engine
+            .handle_frame(now, frame, offload, &mut bench.streams);
+    }
+    let id = bench.flow.id;
+    let early = bench.engine.early_bytes(id);
+    assert!(early > 10_000, "{early}");
+    assert!(bench.streams.receiving_bytes(id) > 0);
+    bench.engine.discard_early(id).expect("connected");
+    bench.streams.discard_early(id, 0);
+    assert_eq!(bench.engine.early_bytes(id), 0);
+    assert_eq!(bench.streams.rings().held_bytes(), 0);
+    assert_eq!(bench.engine.counters().early_bytes_discarded, early);
+    assert_eq!(bench.pass(Duration::from_secs(10)), Next::Wait);
+    assert!(bench.read(60_000) == pattern(60_000));
+}
+
+#[test]
+fn state_of_a_connection_is_counted_in_full() {
+    let bench = Bench::new();
+    let info = bench.engine.info(bench.flow.id).expect("connected");
+    let ours = size_of::<Option<Flow>>() + memory::DUPLEX_BYTES;
+    // The ranges of early bytes at their most, and a scoreboard that has grown.
+    let heap = 2_048 + 512;
+    assert!(info.memory_bytes + ours + heap <= rings::CONNECTION_BYTES);
 }
 
 #[test]

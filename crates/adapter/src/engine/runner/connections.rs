@@ -150,8 +150,12 @@ impl Runner {
             .set_ends(direction, port, other, ends);
     }
 
-    /// Counts another connection of a program's; false when it is at its quota.
+    /// Counts another connection of a program's; false when it is at its quota, or the budget for
+    /// memory has no room.
     fn admit(&mut self, client: ClientId) -> bool {
+        if !self.streams.rings().has_room_for_connection() {
+            return false;
+        }
         let is_admitted = self.common.clients.admit(client, self.quota);
         self.report.over_quota += u64::from(!is_admitted);
         is_admitted
@@ -172,6 +176,7 @@ impl Runner {
             self.flows.resize_with(slot + 1, || None);
         }
         self.flows[slot] = Some(Flow::new(id, holder, serial, stage, carrier));
+        self.streams.rings().count_connection(true);
         if stage == Stage::Joining {
             self.bound_window(id);
         }
@@ -193,6 +198,7 @@ impl Runner {
         let now = self.now();
         let _ = self.engine.release(now, flow.id);
         self.streams.forget(flow.id);
+        self.streams.rings().count_connection(false);
         self.common.clients.dismiss(flow.holder.client);
     }
 }

@@ -1,0 +1,87 @@
+//! What is discarded when the budget has no room: bytes that have arrived ahead of a gap.
+//!
+//! They count as what they occupy, which is the connection's whole ring, and not as what they are:
+//! a remote chooses their place, so that one byte in each page occupies the ring. Discarding is
+//! legal, because the remote sends again what was not acknowledged cumulatively (RFC 2018 section
+//! 8). Linux does the same (`tcp_prune_ofo_queue`).
+//!
+//! Rings with little in them go first. All others follow only when new connections would find no
+//! room. Bytes in order are acknowledged and stay.
+
+use std::time::Instant as Clock;
+
+use super::Runner;
+
+/// A ring with less than this part of it filled by early bytes is wasted.
+const FILLED_PART_MIN: u64 = 4;
+/// Of the time since the last search, a search may take one part in so many.
+const TIME_PARTS: u32 = 8;
+
+/// When and where the search for early bytes goes on.
+#[derive(Debug, Default)]
+pub(super) struct Pruning {
+    not_before: Option<Clock>,
+    /// The slot where the next search begins.
+    next: usize,
+    /// Connections whose early bytes were discarded.
+    pub(super) pruned: u64,
+}
+
+/// Which early bytes are discarded.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Which {
+    /// Those that fill a small part of their ring.
+    Wasteful,
+    All,
+}
+
+impl Runner {
+    /// Makes room where the budget had none.
+    pub(super) fn prune(&mut self) {
+        if self.streams.rings().was_wanting() {
+            self.find_early();
+        }
+    }
+
+    #[cold]
+    fn find_early(&mut self) {
+        let began = Clock::now();
+        if self.pruning.not_before.is_some_and(|at| began < at) {
+            return;
+        }
+        self.prune_until(Which::Wasteful, |runner| runner.streams.rings().is_ample());
+        self.prune_until(Which::All, |runner| !runner.streams.rings().is_scarce());
+        self.pruning.not_before = Some(Clock::now() + began.elapsed() * TIME_PARTS);
+    }
+
+    fn prune_until(&mut self, which: Which, is_enough: impl Fn(&mut Runner) -> bool) {
+        let count = self.flows.len();
+        for _ in 0..count {
+            if is_enough(self) {
+                return;
+            }
+            let slot = self.pruning.next % count;
+            self.pruning.next = slot + 1;
+            self.prune_one(slot, which);
+        }
+    }
+
+    fn prune_one(&mut self, slot: usize, which: Which) {
+        let Some(id) = self.flows[slot].as_ref().map(|flow| flow.id) else {
+            return;
+        };
+        let early_bytes = self.engine.early_bytes(id);
+        let ring_bytes = self.streams.receiving_bytes(id) as u64;
+        let is_wasteful = early_bytes * FILLED_PART_MIN < ring_bytes;
+        if early_bytes == 0 || ring_bytes == 0 || which == Which::Wasteful && !is_wasteful {
+            return;
+        }
+        let Some(info) = self.engine.info(id) else {
+            return;
+        };
+        if self.engine.discard_early(id).is_ok() {
+            self.streams.discard_early(id, info.received);
+            self.pruning.pruned += 1;
+        }
+    }
+}
