@@ -95,4 +95,51 @@ mod tests {
             assert!(sum > 120e6, "{congestion:?}: {sum} bytes");
         }
     }
+
+    /// Payload of the only transfer that has arrived up to a moment.
+    fn bytes_by(seconds: f64, scenario: impl Fn(Duration) -> Scenario) -> f64 {
+        let stop = Duration::from_micros((seconds * 1e6) as u64);
+        World::new(scenario(stop), false).run().bytes_by_flow[0] as f64
+    }
+
+    /// Three timeouts in a row are no sign of a smaller path MTU: a second after an outage the rate
+    /// is what it was.
+    #[test]
+    fn the_rate_is_back_a_second_after_an_outage() {
+        for seed in 0..4 {
+            let second = Duration::from_secs(1);
+            let begins = Duration::from_millis(6_000 + 37 * seed);
+            let ends = begins + Duration::from_millis(2_500);
+            let rate_after = |at: Duration| {
+                let by = |at: Duration| {
+                    bytes_by(at.as_secs_f64(), |stop| {
+                        Scenario::outage(seed, (begins, ends), stop)
+                    })
+                };
+                by(at + second) - by(at)
+            };
+            let before = rate_after(Duration::from_secs(4));
+            let after = rate_after(ends + second);
+            assert!(before > 11e6, "{before}");
+            assert!(after >= 0.95 * before, "{after} after {before}");
+        }
+    }
+
+    /// A window of a megabyte is a tenth of what is under way on a long fast path: windows reach
+    /// the product of bandwidth and delay.
+    #[test]
+    fn windows_reach_bandwidth_times_delay() {
+        // 512 Mbit/s: 6.4 MB are under way when the round trip takes 100 ms.
+        const BYTES_PER_MS: u64 = 64_000;
+        for (round_trip_ms, from, to) in [(10, 0.5, 0.7), (40, 1.0, 1.3), (100, 3.0, 3.4)] {
+            let round_trip = Duration::from_millis(round_trip_ms);
+            let path = (round_trip, BYTES_PER_MS);
+            let by =
+                |seconds| bytes_by(seconds, |stop| Scenario::long_way(7, path, 32 << 20, stop));
+            let rate = (by(to) - by(from)) / (to - from);
+            // Headers take 52 of 1500 bytes.
+            let most = 1e3 * BYTES_PER_MS as f64 * 1_448.0 / 1_500.0;
+            assert!(rate >= 0.95 * most, "{round_trip_ms} ms: {rate} of {most}");
+        }
+    }
 }

@@ -257,6 +257,48 @@ impl Scenario {
         }
     }
 
+    /// One transfer from host 0 to host 1 on a LAN of 100 Mbit/s that is out from one moment to
+    /// another.
+    #[must_use]
+    pub fn outage(seed: u64, outage: (Duration, Duration), duration: Duration) -> Self {
+        let link = Impairments {
+            delay: Duration::from_micros(100),
+            bytes_per_ms: 12_500,
+            queue_bytes_max: 200_000,
+            partition: outage,
+            ..Impairments::default()
+        };
+        let mut scenario = Self::bottleneck(seed, CongestionControl::Cubic, 1, duration);
+        scenario.impairments = vec![link, link];
+        scenario
+    }
+
+    /// One transfer from host 0 to host 1 over a long way: `bytes_per_ms` with a buffer of one
+    /// bandwidth-delay product. The windows may grow to `window_bytes_max`.
+    #[must_use]
+    pub fn long_way(
+        seed: u64,
+        (round_trip, bytes_per_ms): (Duration, u64),
+        window_bytes_max: u32,
+        duration: Duration,
+    ) -> Self {
+        let product_bytes = round_trip.as_micros() * bytes_per_ms / 1_000;
+        let link = Impairments {
+            delay: Duration::from_micros(round_trip.as_micros() / 2),
+            bytes_per_ms,
+            queue_bytes_max: product_bytes,
+            ..Impairments::default()
+        };
+        let mut scenario = Self::bottleneck(seed, CongestionControl::Cubic, 1, duration);
+        scenario.impairments = vec![link, link];
+        scenario.server_options.receive_bytes_max = window_bytes_max;
+        for transfer in &mut scenario.transfers {
+            transfer.options.receive_bytes_max = window_bytes_max;
+            transfer.client_role.send_buffer_bytes = 2 * u64::from(window_bytes_max);
+        }
+        scenario
+    }
+
     /// Whether one end of a transfer does not wait for ever for what it has sent to be
     /// acknowledged.
     pub(crate) fn is_impatient(&self, transfer: usize) -> bool {
