@@ -1,4 +1,4 @@
-//! What is discarded when the budget has no room: bytes that have arrived ahead of a gap.
+//! Makes room when the budget has none: discards bytes that have arrived ahead of a gap.
 //!
 //! They count as what they occupy, which is the connection's whole ring, and not as what they are:
 //! a remote chooses their place, so that one byte in each page occupies the ring. Discarding is
