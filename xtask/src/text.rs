@@ -13,7 +13,7 @@ const COLUMNS: usize = 100;
 /// Files with longer lines, each with its reason.
 const LONG_LINES: [(&str, &str); 3] = [
     (
-        "crates/cli/src/compare/parse/memtier.rs",
+        "crates/measure/src/parse/memtier.rs",
         "output of a program, word for word",
     ),
     (

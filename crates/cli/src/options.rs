@@ -2,6 +2,7 @@
 
 use clap::ValueEnum;
 use serde::Serialize;
+use toehold_measure::cpus::Pin;
 
 /// How a connection's bytes may travel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
@@ -49,6 +50,28 @@ impl WaitChoice {
             WaitChoice::Adaptive => "adaptive",
             WaitChoice::Poll => "poll",
             WaitChoice::Event => "event",
+        }
+    }
+}
+
+/// Where the two sides of a measurement run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum PinChoice {
+    /// Both on one core.
+    Same,
+    /// The server on the first half of the cores, the client on the other half.
+    Split,
+    /// Wherever the scheduler puts them.
+    None,
+}
+
+impl PinChoice {
+    /// As the measuring core knows it.
+    pub(crate) fn pin(self) -> Pin {
+        match self {
+            PinChoice::Same => Pin::Same,
+            PinChoice::Split => Pin::Split,
+            PinChoice::None => Pin::None,
         }
     }
 }

@@ -10,21 +10,10 @@
 //!   work;
 //! - both paths run under `toehold run`, so its own start-up is on both sides.
 
-mod cpus;
-mod environment;
+mod arm;
 mod html;
-mod metric;
-mod parse;
-mod process;
-mod procfs;
-mod ready;
 mod report;
-mod rng;
 mod round;
-mod schedule;
-mod shell;
-mod stats;
-mod syscalls;
 mod table;
 
 use std::fs;
@@ -37,19 +26,20 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use toehold_adapter::client;
+use toehold_measure::cpus::{self, Placement};
+use toehold_measure::environment::Environment;
+use toehold_measure::parse::Tool;
+use toehold_measure::process::{self, Launch, Program};
+use toehold_measure::ready::Ready;
+use toehold_measure::syscalls::Tracepoint;
+use toehold_measure::{schedule, shell, stats};
 
-use self::cpus::{Pin, Placement};
-use self::environment::Environment;
-use self::parse::Tool;
-use self::process::{Launch, Program};
-use self::ready::Ready;
+use self::arm::Arm;
 use self::report::{ArmReport, ConnectionsSeen, Plan, Report};
 use self::round::{Round, Setup, Timeouts};
-use self::schedule::Arm;
-use self::syscalls::Tracepoint;
 use crate::failure::Failure;
 use crate::library;
-use crate::options::{PathChoice, WaitChoice};
+use crate::options::{PathChoice, PinChoice, WaitChoice};
 use crate::status::Status;
 
 /// Options of `toehold compare`.
@@ -113,7 +103,7 @@ pub(crate) struct CompareArgs {
 
     /// Where the two sides run: on one core, on separate halves of the cores, or anywhere
     #[arg(long, value_enum, default_value = "none")]
-    pin: Pin,
+    pin: PinChoice,
 
     /// Run the base path a second time in every round, to know the noise floor
     #[arg(long)]
@@ -165,7 +155,7 @@ Exit status: 0 when every round succeeded, 1 when one failed, 2 for a wrong comm
 
 /// Runs the comparison and prints its report.
 pub(crate) fn run(args: &CompareArgs) -> Result<(), Failure> {
-    let placement = Placement::new(args.pin, &cpus::allowed())
+    let placement = Placement::new(args.pin.pin(), &cpus::allowed())
         .ok_or_else(|| Failure::usage("--pin split needs two cores; this process may use one"))?;
     for (option, command) in [("--server", &args.server), ("--client", &args.client)] {
         if command.trim().is_empty() {
@@ -174,7 +164,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<(), Failure> {
             )));
         }
     }
-    let arms = schedule::arms(&args.paths, args.aa);
+    let arms = arm::arms(&args.paths, args.aa);
     let offloads = arms.iter().any(|arm| arm.path == PathChoice::Offload);
     if offloads && args.engine.is_none() {
         return Err(Failure::usage(
@@ -217,20 +207,6 @@ pub(crate) fn run(args: &CompareArgs) -> Result<(), Failure> {
             "{failed} rounds failed; see the notes"
         ))),
     }
-}
-
-/// How many cores a comparison may use.
-pub(crate) fn cores_allowed() -> usize {
-    cpus::allowed().len()
-}
-
-/// Whether a comparison can count system calls, and if not, why.
-///
-/// # Errors
-///
-/// A sentence that says what is missing.
-pub(crate) fn can_count_syscalls() -> Result<(), String> {
-    Tracepoint::find().map(|_| ())
 }
 
 /// A comparison in progress.
@@ -302,7 +278,7 @@ impl Comparison<'_> {
             client_tool: self.setup.tool.map(Tool::name),
             ready: self.args.ready.to_string(),
             wait: self.args.wait,
-            pin: self.args.pin,
+            pin: self.args.pin.pin(),
             placement: self.setup.placement.clone(),
             warmups: self.args.warmup as usize,
             rounds: self.args.rounds as usize,

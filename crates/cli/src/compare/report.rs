@@ -1,13 +1,13 @@
 //! The finished comparison: every sample, what they say, and on what they were taken.
 
 use serde::Serialize;
+use toehold_measure::cpus::{Pin, Placement};
+use toehold_measure::environment::Environment;
+use toehold_measure::metric::{Better, Metric};
+use toehold_measure::stats::{self, Ratio, Summary};
 
-use super::cpus::{Pin, Placement};
-use super::environment::Environment;
-use super::metric::{Better, Metric};
+use super::arm::Arm;
 use super::round::Round;
-use super::schedule::Arm;
-use super::stats::{self, Ratio, Summary};
 use crate::options::{PathChoice, WaitChoice};
 use crate::status::Status;
 
@@ -369,9 +369,9 @@ pub(crate) const SCHEMA: &str = "toehold-compare/1";
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::compare::metric::{Reading, Work};
-    use crate::compare::procfs::{HostTimes, Usage};
     use crate::compare::round::SyscallCounts;
+    use toehold_measure::metric::{Reading, Work};
+    use toehold_measure::procfs::{HostTimes, Usage};
 
     fn round(rate: f64) -> Round {
         Round {

@@ -6,14 +6,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
+use toehold_measure::cpus::Placement;
+use toehold_measure::metric::{Metric, Reading, Work};
+use toehold_measure::parse::Tool;
+use toehold_measure::process::{self, Launch, Program};
+use toehold_measure::procfs::{HostTimes, Snapshot, Usage};
+use toehold_measure::ready::Ready;
+use toehold_measure::syscalls::Tracepoint;
 
-use super::cpus::Placement;
-use super::metric::{Metric, Reading, Work};
-use super::parse::Tool;
-use super::process::{self, Launch, Program};
-use super::procfs::{HostTimes, Snapshot, Usage};
-use super::ready::Ready;
-use super::syscalls::Tracepoint;
 use crate::options::{PathChoice, WaitChoice};
 
 /// Everything that is the same in all rounds.

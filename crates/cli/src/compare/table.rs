@@ -2,8 +2,9 @@
 
 use std::fmt::Write;
 
+use toehold_measure::stats::ROUNDS_FOR_SEPARATION;
+
 use super::report::{ArmMetric, ArmReport, Conclusion, Group, MetricReport, Report};
-use super::stats::ROUNDS_FOR_SEPARATION;
 
 /// Renders the table.
 pub(crate) fn render(report: &Report) -> String {
@@ -250,10 +251,10 @@ const METRICS_MANY: usize = 10;
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::compare::cpus::{Pin, Placement};
-    use crate::compare::environment::Environment;
     use crate::compare::report::{self, ConnectionsSeen, Plan, SCHEMA, tests::arm};
     use crate::options::WaitChoice;
+    use toehold_measure::cpus::{Pin, Placement};
+    use toehold_measure::environment::Environment;
 
     /// A finished comparison of two arms with these rates.
     pub(crate) fn sample(host: &[f64], direct: &[f64]) -> Report {

@@ -11,9 +11,11 @@ use std::path::Path;
 
 use toehold_adapter::client::{self, ClientError};
 use toehold_adapter::runtime_dir::RuntimeDir;
+use toehold_measure::cpus;
+use toehold_measure::syscalls::Tracepoint;
 
 use super::{Check, NeededFor};
-use crate::{compare, library};
+use crate::library;
 
 /// All checks, in the order of the report.
 pub(super) fn all(runtime_dir: &Path) -> Vec<Check> {
@@ -185,7 +187,7 @@ fn adapter(runtime_dir: &Path) -> Check {
 }
 
 fn cores() -> Check {
-    let cores = compare::cores_allowed();
+    let cores = cpus::allowed().len();
     let check = Check::ok("cores", NeededFor::Direct, format!("{cores} usable"));
     match cores {
         1 => check.warn("with one core, waiting without sleeping never pays: less is gained"),
@@ -297,8 +299,8 @@ fn locked_memory() -> Check {
 
 fn syscall_counting() -> Check {
     let check = |finding: String| Check::ok("system calls", NeededFor::Compare, finding);
-    match compare::can_count_syscalls() {
-        Ok(()) => check("can be counted".into()),
+    match Tracepoint::find() {
+        Ok(_) => check("can be counted".into()),
         Err(reason) => {
             check(format!("not counted: {reason}")).warn("everything else is still measured")
         }

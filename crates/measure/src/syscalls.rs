@@ -17,7 +17,7 @@ use std::thread;
 
 /// The tracepoint, found once and usable for any number of counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Tracepoint(u64);
+pub struct Tracepoint(u64);
 
 impl Tracepoint {
     /// Finds the tracepoint.
@@ -25,7 +25,7 @@ impl Tracepoint {
     /// # Errors
     ///
     /// A sentence that says what is missing.
-    pub(crate) fn find() -> Result<Tracepoint, String> {
+    pub fn find() -> Result<Tracepoint, String> {
         let id = read_id()
             .or_else(|_| read_id_in_private_namespace())
             .map_err(|error| {
@@ -45,7 +45,7 @@ impl Tracepoint {
 
 /// A running count.
 #[derive(Debug)]
-pub(crate) struct Counter(OwnedFd);
+pub struct Counter(OwnedFd);
 
 impl Counter {
     /// Counts the calls of `pid` from its next `execve` on, and those of its future descendants.
@@ -53,7 +53,7 @@ impl Counter {
     /// # Errors
     ///
     /// What the kernel answers.
-    pub(crate) fn open(tracepoint: Tracepoint, pid: libc::pid_t) -> io::Result<Counter> {
+    pub fn open(tracepoint: Tracepoint, pid: libc::pid_t) -> io::Result<Counter> {
         let attributes = PerfEventAttr {
             kind: PERF_TYPE_TRACEPOINT,
             size: mem::size_of::<PerfEventAttr>() as u32,
@@ -83,7 +83,7 @@ impl Counter {
     }
 
     /// The calls so far, of living and finished processes.
-    pub(crate) fn read(&self) -> io::Result<u64> {
+    pub fn read(&self) -> io::Result<u64> {
         let mut count = 0u64;
         // SAFETY: the buffer is the eight bytes of `count`, which any bits fill validly.
         let read = unsafe {

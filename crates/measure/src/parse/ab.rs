@@ -1,7 +1,7 @@
 //! ApacheBench. Its percentiles are whole milliseconds, so its latencies say little on one host.
 
-use super::super::metric::{MICROSECONDS, Metric, Reading, Work};
 use super::{ParseError, Tool, number_after};
+use crate::metric::{MICROSECONDS, Metric, Reading, Work};
 
 pub(super) fn read(output: &str) -> Result<Reading, ParseError> {
     let missing = |what| ParseError::missing(Tool::Ab, what);
@@ -36,7 +36,7 @@ mod tests {
 
     #[test]
     fn reads_the_report() {
-        let reading = read(include_str!("../../../tests/data/ab.txt")).expect("a report");
+        let reading = read(include_str!("../../tests/data/ab.txt")).expect("a report");
         assert_eq!(
             reading.metrics[0],
             Metric::higher("requests", 146_140.08, "requests/s")

@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 
-use super::super::metric::{Metric, Reading, Work};
 use super::{ParseError, Tool};
+use crate::metric::{Metric, Reading, Work};
 
 pub(super) fn read(output: &str) -> Result<Reading, ParseError> {
     let missing = |what| ParseError::missing(Tool::Iperf3, what);
@@ -51,7 +51,7 @@ mod tests {
 
     #[test]
     fn reads_what_arrived() {
-        let output = include_str!("../../../tests/data/iperf3.json");
+        let output = include_str!("../../tests/data/iperf3.json");
         let reading = read(output).expect("a report");
         assert_eq!(reading.metrics[0].name, "throughput");
         assert!((reading.metrics[0].value - 21.234).abs() < 0.001);

@@ -15,24 +15,24 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::cpus;
-use super::procfs::{self, Process, Usage};
-use super::syscalls::{Counter, Tracepoint};
+use crate::cpus;
+use crate::procfs::{self, Process, Usage};
+use crate::syscalls::{Counter, Tracepoint};
 
 /// What to start.
-pub(crate) struct Launch<'a> {
+pub struct Launch<'a> {
     /// The program and its arguments.
-    pub(crate) words: &'a [String],
+    pub words: &'a [String],
     /// The cores it may use; all when `None`.
-    pub(crate) cores: Option<&'a [usize]>,
+    pub cores: Option<&'a [usize]>,
     /// Where its output goes: `NAME.out` and `NAME.err`.
-    pub(crate) output: PathBuf,
+    pub output: PathBuf,
     /// Counts its system calls, when given.
-    pub(crate) tracepoint: Option<Tracepoint>,
+    pub tracepoint: Option<Tracepoint>,
 }
 
 /// A running program with its family; ended when dropped.
-pub(crate) struct Program {
+pub struct Program {
     pid: libc::pid_t,
     pidfd: OwnedFd,
     output: PathBuf,
@@ -43,23 +43,23 @@ pub(crate) struct Program {
 
 /// How a program ended.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Ended {
+pub struct Ended {
     /// The status of `wait(2)`.
     status: libc::c_int,
     /// From its start to its end.
-    pub(crate) elapsed: Duration,
+    pub elapsed: Duration,
     /// What it and its finished descendants used.
-    pub(crate) usage: Usage,
+    pub usage: Usage,
 }
 
 impl Ended {
     /// Whether it exited with zero.
-    pub(crate) fn succeeded(&self) -> bool {
+    pub fn succeeded(&self) -> bool {
         libc::WIFEXITED(self.status) && libc::WEXITSTATUS(self.status) == 0
     }
 
     /// In words: "exited with status 1", "was killed by signal 11".
-    pub(crate) fn words(&self) -> String {
+    pub fn words(&self) -> String {
         if libc::WIFSIGNALED(self.status) {
             format!("was killed by signal {}", libc::WTERMSIG(self.status))
         } else {
@@ -74,7 +74,7 @@ impl Program {
     /// # Errors
     ///
     /// When it cannot be executed, or its output files cannot be created.
-    pub(crate) fn start(launch: &Launch<'_>) -> io::Result<Program> {
+    pub fn start(launch: &Launch<'_>) -> io::Result<Program> {
         let mut command = Command::new(&launch.words[0]);
         command
             .args(&launch.words[1..])
@@ -137,7 +137,7 @@ impl Program {
 
     /// Waits until the program ends, at most until `deadline`; `None` when it still runs then, or
     /// when the comparison was interrupted.
-    pub(crate) fn wait_until(&mut self, deadline: Instant) -> Option<Ended> {
+    pub fn wait_until(&mut self, deadline: Instant) -> Option<Ended> {
         while self.ended.is_none() && !interrupted() {
             let left = deadline.saturating_duration_since(Instant::now());
             if !self.poll_end(left) && left.is_zero() {
@@ -148,7 +148,7 @@ impl Program {
     }
 
     /// Ends the program and its family: asks with SIGTERM, and after a while insists.
-    pub(crate) fn stop(&mut self) -> Option<Ended> {
+    pub fn stop(&mut self) -> Option<Ended> {
         let family = self.family();
         signal(-self.pid, libc::SIGTERM);
         let deadline = Instant::now() + TERM_TIMEOUT;
@@ -192,28 +192,28 @@ impl Program {
     }
 
     /// The program's living family.
-    pub(crate) fn family(&self) -> Vec<Process> {
+    pub fn family(&self) -> Vec<Process> {
         procfs::family(&procfs::processes(), self.pid)
     }
 
     /// The system calls of the program and its descendants so far, when they are counted.
-    pub(crate) fn syscalls(&self) -> Option<u64> {
+    pub fn syscalls(&self) -> Option<u64> {
         self.counter.as_ref()?.read().ok()
     }
 
     /// How it ended, when it has.
-    pub(crate) fn poll(&mut self) -> Option<Ended> {
+    pub fn poll(&mut self) -> Option<Ended> {
         self.poll_end(Duration::ZERO);
         self.ended
     }
 
     /// What it wrote to its standard output.
-    pub(crate) fn output(&self) -> String {
+    pub fn output(&self) -> String {
         read_lossy(&self.output.with_extension("out"))
     }
 
     /// The last lines of what it wrote to both streams, for an error message.
-    pub(crate) fn last_words(&self) -> String {
+    pub fn last_words(&self) -> String {
         let error = read_lossy(&self.output.with_extension("err"));
         let text = if error.trim().is_empty() {
             self.output()
@@ -347,7 +347,7 @@ impl Passage {
 
 /// Makes orphans of the programs we start our own, and turns SIGINT and SIGTERM into a flag, so
 /// that an interrupted comparison leaves no process behind.
-pub(crate) fn take_charge() {
+pub fn take_charge() {
     extern "C" fn note(_signal: libc::c_int) {
         INTERRUPTED.store(true, Ordering::Relaxed);
     }
@@ -363,7 +363,7 @@ pub(crate) fn take_charge() {
 }
 
 /// Whether the user asked to stop.
-pub(crate) fn interrupted() -> bool {
+pub fn interrupted() -> bool {
     // Relaxed: the flag stands for itself and publishes nothing else.
     INTERRUPTED.load(Ordering::Relaxed)
 }

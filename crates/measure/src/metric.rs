@@ -5,7 +5,7 @@ use serde::Serialize;
 /// Which direction is an improvement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Better {
+pub enum Better {
     /// More is better: throughput.
     Higher,
     /// Less is better: time, cost.
@@ -14,7 +14,7 @@ pub(crate) enum Better {
 
 impl Better {
     /// The words of the table.
-    pub(crate) fn words(self) -> &'static str {
+    pub fn words(self) -> &'static str {
         match self {
             Better::Higher => "higher is better",
             Better::Lower => "lower is better",
@@ -24,20 +24,20 @@ impl Better {
 
 /// One number of one round.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(crate) struct Metric {
+pub struct Metric {
     /// What it is; the same on every path, so that rounds can be joined by it.
-    pub(crate) name: String,
+    pub name: String,
     /// What it counts.
-    pub(crate) unit: String,
+    pub unit: String,
     /// How much.
-    pub(crate) value: f64,
+    pub value: f64,
     /// Which direction is an improvement.
-    pub(crate) better: Better,
+    pub better: Better,
 }
 
 impl Metric {
     /// A metric of which more is better.
-    pub(crate) fn higher(name: impl Into<String>, value: f64, unit: &str) -> Metric {
+    pub fn higher(name: impl Into<String>, value: f64, unit: &str) -> Metric {
         Metric {
             name: name.into(),
             unit: unit.to_owned(),
@@ -47,7 +47,7 @@ impl Metric {
     }
 
     /// A metric of which less is better.
-    pub(crate) fn lower(name: impl Into<String>, value: f64, unit: &str) -> Metric {
+    pub fn lower(name: impl Into<String>, value: f64, unit: &str) -> Metric {
         Metric {
             name: name.into(),
             unit: unit.to_owned(),
@@ -59,21 +59,21 @@ impl Metric {
 
 /// How much the client got done in a round: the denominator of every cost.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(crate) struct Work {
+pub struct Work {
     /// How many units.
-    pub(crate) amount: f64,
+    pub amount: f64,
     /// What one unit is: "request", "GB", "message", "run".
-    pub(crate) unit: &'static str,
+    pub unit: &'static str,
 }
 
 /// What a client's output said.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(crate) struct Reading {
+pub struct Reading {
     /// Its numbers, the most telling one first.
-    pub(crate) metrics: Vec<Metric>,
+    pub metrics: Vec<Metric>,
     /// The work behind them.
-    pub(crate) work: Work,
+    pub work: Work,
 }
 
 /// Microseconds, the one unit of every latency here.
-pub(crate) const MICROSECONDS: &str = "us";
+pub const MICROSECONDS: &str = "us";

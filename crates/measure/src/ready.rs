@@ -8,12 +8,12 @@ use std::str::FromStr;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::process::{self, Program};
-use super::{procfs, shell};
+use crate::process::{self, Program};
+use crate::{procfs, shell};
 
 /// How readiness is told.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Ready {
+pub enum Ready {
     /// Some process of the server listens on a TCP port.
     Listens,
     /// This TCP port is listened on. Seen in the kernel's tables: the server is not disturbed by a
@@ -69,7 +69,7 @@ impl Ready {
     /// # Errors
     ///
     /// A sentence that names the port.
-    pub(crate) fn check_free(&self) -> Result<(), String> {
+    pub fn check_free(&self) -> Result<(), String> {
         let (Ready::TcpPort(port) | Ready::Tcp(_, port)) = self else {
             return Ok(());
         };
@@ -94,7 +94,7 @@ impl Ready {
     /// # Errors
     ///
     /// A sentence, when the server ends first or is not ready in time.
-    pub(crate) fn wait(&self, server: &mut Program, timeout: Duration) -> Result<(), String> {
+    pub fn wait(&self, server: &mut Program, timeout: Duration) -> Result<(), String> {
         let started = Instant::now();
         let mut pause = PAUSE_MIN;
         loop {

@@ -2,13 +2,12 @@
 
 use std::mem;
 
-use clap::ValueEnum;
 use serde::Serialize;
 
 /// Where the two sides of a comparison run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Pin {
+pub enum Pin {
     /// Both on one core.
     Same,
     /// The server on the first half of the cores, the client on the other half.
@@ -19,16 +18,16 @@ pub(crate) enum Pin {
 
 /// The cores of each side; `None` leaves a side to the scheduler.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub(crate) struct Placement {
+pub struct Placement {
     /// The server's cores.
-    pub(crate) server: Option<Vec<usize>>,
+    pub server: Option<Vec<usize>>,
     /// The client's cores.
-    pub(crate) client: Option<Vec<usize>>,
+    pub client: Option<Vec<usize>>,
 }
 
 impl Placement {
     /// Divides `allowed` as `pin` says; `None` when there are too few cores.
-    pub(crate) fn new(pin: Pin, allowed: &[usize]) -> Option<Placement> {
+    pub fn new(pin: Pin, allowed: &[usize]) -> Option<Placement> {
         match pin {
             Pin::None => Some(Placement::default()),
             Pin::Same => {
@@ -52,7 +51,7 @@ impl Placement {
 }
 
 /// The cores this process may run on.
-pub(crate) fn allowed() -> Vec<usize> {
+pub fn allowed() -> Vec<usize> {
     let mut set = empty_set();
     // SAFETY: `set` is a valid, writable cpu_set_t and its size is given.
     let result = unsafe { libc::sched_getaffinity(0, mem::size_of_val(&set), &mut set) };
@@ -66,7 +65,7 @@ pub(crate) fn allowed() -> Vec<usize> {
 }
 
 /// The kernel's form of a list of cores.
-pub(crate) fn set_of(cores: &[usize]) -> libc::cpu_set_t {
+pub fn set_of(cores: &[usize]) -> libc::cpu_set_t {
     let mut set = empty_set();
     for core in cores
         .iter()

@@ -5,7 +5,7 @@
 //! `/bin/sh -c`.
 
 /// The words of `command`, or a shell that runs it.
-pub(crate) fn words(command: &str) -> Vec<String> {
+pub fn words(command: &str) -> Vec<String> {
     match split(command) {
         Some(words) if !words.is_empty() => words,
         _ => vec!["/bin/sh".to_owned(), "-c".to_owned(), command.to_owned()],

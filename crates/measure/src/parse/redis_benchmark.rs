@@ -1,7 +1,7 @@
 //! `redis-benchmark`: the plain report, `-q` and `--csv`.
 
-use super::super::metric::{MICROSECONDS, Metric, Reading, Work};
 use super::{ParseError, Tool, leading_number, number_after};
+use crate::metric::{MICROSECONDS, Metric, Reading, Work};
 
 /// One test ("GET") of a run.
 struct Test {
@@ -170,7 +170,7 @@ mod tests {
 
     #[test]
     fn reads_the_plain_report() {
-        let output = include_str!("../../../tests/data/redis-plain.txt");
+        let output = include_str!("../../tests/data/redis-plain.txt");
         let reading = read("redis-benchmark -t get -n 20000", output).expect("a report");
         assert_eq!(
             reading.metrics[0],
@@ -189,7 +189,7 @@ mod tests {
 
     #[test]
     fn reads_the_quiet_lines_and_not_their_progress() {
-        let output = include_str!("../../../tests/data/redis-q.txt");
+        let output = include_str!("../../tests/data/redis-q.txt");
         let reading = read("redis-benchmark -q -n 20000", output).expect("two lines");
         assert_eq!(value(&reading, "SET"), 141_843.97);
         assert_eq!(value(&reading, "GET"), 137_931.03);
@@ -199,7 +199,7 @@ mod tests {
 
     #[test]
     fn reads_csv() {
-        let output = include_str!("../../../tests/data/redis-csv.txt");
+        let output = include_str!("../../tests/data/redis-csv.txt");
         let reading = read("redis-benchmark --csv", output).expect("two rows");
         assert_eq!(value(&reading, "SET"), 135_135.14);
         assert_eq!(value(&reading, "GET latency p99"), 327.0);

@@ -14,21 +14,21 @@ use serde::Serialize;
 
 /// Time of all cores together since boot, in seconds, and the context switches among them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub(crate) struct HostTimes {
+pub struct HostTimes {
     /// In programs.
-    pub(crate) user: f64,
+    pub user: f64,
     /// In the kernel, for programs.
-    pub(crate) system: f64,
+    pub system: f64,
     /// In the kernel, for devices: this is where the kernel's loopback receives.
-    pub(crate) softirq: f64,
+    pub softirq: f64,
     /// In interrupt handlers.
-    pub(crate) irq: f64,
+    pub irq: f64,
     /// Taken by the hypervisor: time in which this host wanted to run and could not.
-    pub(crate) steal: f64,
+    pub steal: f64,
     /// Idle, waiting for disks included.
-    pub(crate) idle: f64,
+    pub idle: f64,
     /// Switches from one task to another.
-    pub(crate) context_switches: f64,
+    pub context_switches: f64,
 }
 
 impl HostTimes {
@@ -37,13 +37,13 @@ impl HostTimes {
     /// # Errors
     ///
     /// When `/proc/stat` cannot be read.
-    pub(crate) fn now() -> io::Result<HostTimes> {
+    pub fn now() -> io::Result<HostTimes> {
         parse_stat(&fs::read_to_string("/proc/stat")?)
             .ok_or_else(|| io::Error::other("/proc/stat has no cpu line"))
     }
 
     /// Time in which some core did something.
-    pub(crate) fn busy(&self) -> f64 {
+    pub fn busy(&self) -> f64 {
         self.user + self.system + self.softirq + self.irq
     }
 }
@@ -66,44 +66,44 @@ impl Sub for HostTimes {
 
 /// What a set of processes used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub(crate) struct Usage {
+pub struct Usage {
     /// Seconds in programs.
-    pub(crate) user: f64,
+    pub user: f64,
     /// Seconds in the kernel.
-    pub(crate) system: f64,
+    pub system: f64,
     /// Times a task gave up its core: it slept.
-    pub(crate) switches_voluntary: f64,
+    pub switches_voluntary: f64,
     /// Times a task lost its core to another.
-    pub(crate) switches_involuntary: f64,
+    pub switches_involuntary: f64,
 }
 
 impl Usage {
     /// Seconds of CPU.
-    pub(crate) fn cpu(&self) -> f64 {
+    pub fn cpu(&self) -> f64 {
         self.user + self.system
     }
 }
 
 /// One process, as `/proc/PID/stat` shows it.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Process {
+pub struct Process {
     /// Its id.
-    pub(crate) pid: i32,
+    pub pid: i32,
     /// Its parent's id.
-    pub(crate) parent: i32,
+    pub parent: i32,
     /// The session it belongs to.
-    pub(crate) session: i32,
+    pub session: i32,
     /// When it started, in ticks since boot: with `pid`, its identity.
-    pub(crate) start: u64,
+    pub start: u64,
     /// Whether it has ended and only waits for its parent to notice.
-    pub(crate) ended: bool,
+    pub ended: bool,
     user: f64,
     system: f64,
 }
 
 /// A family of processes at one moment: what they have used so far.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Snapshot {
+pub struct Snapshot {
     user: f64,
     system: f64,
     /// Voluntary and involuntary switches of each thread, by its id.
@@ -112,7 +112,7 @@ pub(crate) struct Snapshot {
 
 impl Snapshot {
     /// What the members of `family` have used, with their finished children.
-    pub(crate) fn of(family: &[Process]) -> Snapshot {
+    pub fn of(family: &[Process]) -> Snapshot {
         let mut snapshot = Snapshot::default();
         for process in family {
             snapshot.user += process.user;
@@ -133,7 +133,7 @@ impl Snapshot {
 
     /// CPU time and switches since `before`. Times include processes that ended in between, because
     /// their parents inherit them; switches of threads that ended are lost with them.
-    pub(crate) fn since(&self, before: &Snapshot) -> Usage {
+    pub fn since(&self, before: &Snapshot) -> Usage {
         let mut usage = Usage {
             user: (self.user - before.user).max(0.0),
             system: (self.system - before.system).max(0.0),
@@ -149,7 +149,7 @@ impl Snapshot {
 }
 
 /// Every process this one may see.
-pub(crate) fn processes() -> Vec<Process> {
+pub fn processes() -> Vec<Process> {
     numbers_in("/proc")
         .into_iter()
         .filter_map(|pid| parse_process(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?))
@@ -158,7 +158,7 @@ pub(crate) fn processes() -> Vec<Process> {
 
 /// The members of the family that `leader` began: its session and every descendant of a member,
 /// wherever that moved.
-pub(crate) fn family(processes: &[Process], leader: i32) -> Vec<Process> {
+pub fn family(processes: &[Process], leader: i32) -> Vec<Process> {
     let mut members: HashSet<i32> = HashSet::new();
     loop {
         let before = members.len();
@@ -183,7 +183,7 @@ pub(crate) fn family(processes: &[Process], leader: i32) -> Vec<Process> {
 }
 
 /// Inodes of the TCP sockets that listen in this network namespace, with their ports.
-pub(crate) fn listening_sockets() -> HashMap<u64, u16> {
+pub fn listening_sockets() -> HashMap<u64, u16> {
     ["/proc/net/tcp", "/proc/net/tcp6"]
         .iter()
         .filter_map(|table| fs::read_to_string(table).ok())
@@ -192,7 +192,7 @@ pub(crate) fn listening_sockets() -> HashMap<u64, u16> {
 }
 
 /// Inodes of the sockets a process holds.
-pub(crate) fn socket_inodes(pid: i32) -> Vec<u64> {
+pub fn socket_inodes(pid: i32) -> Vec<u64> {
     let Ok(entries) = fs::read_dir(format!("/proc/{pid}/fd")) else {
         return Vec::new();
     };

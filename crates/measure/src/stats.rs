@@ -11,62 +11,62 @@
 
 use serde::Serialize;
 
-use super::rng::Rng;
+use crate::rng::Rng;
 
 /// What the samples of one metric on one path say.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(crate) struct Summary {
+pub struct Summary {
     /// How many rounds are in it.
-    pub(crate) rounds: usize,
+    pub rounds: usize,
     /// The middle value.
-    pub(crate) median: f64,
+    pub median: f64,
     /// Lower bound of the median's 95 % bootstrap interval.
-    pub(crate) median_low: f64,
+    pub median_low: f64,
     /// Upper bound of the median's 95 % bootstrap interval.
-    pub(crate) median_high: f64,
+    pub median_high: f64,
     /// The quarter of the values below.
-    pub(crate) quartile_low: f64,
+    pub quartile_low: f64,
     /// The quarter of the values above.
-    pub(crate) quartile_high: f64,
+    pub quartile_high: f64,
     /// Smallest value.
-    pub(crate) min: f64,
+    pub min: f64,
     /// Largest value.
-    pub(crate) max: f64,
+    pub max: f64,
 }
 
 impl Summary {
     /// The distance between the quartiles: the spread the table shows.
-    pub(crate) fn spread(&self) -> f64 {
+    pub fn spread(&self) -> f64 {
         self.quartile_high - self.quartile_low
     }
 }
 
 /// A ratio of two medians with its 95 % interval.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub(crate) struct Ratio {
+pub struct Ratio {
     /// The ratio of the medians.
-    pub(crate) value: f64,
+    pub value: f64,
     /// Lower bound.
-    pub(crate) low: f64,
+    pub low: f64,
     /// Upper bound.
-    pub(crate) high: f64,
+    pub high: f64,
 }
 
 impl Ratio {
     /// Whether one is a plausible value: the samples do not tell the two paths apart.
-    pub(crate) fn includes_one(&self) -> bool {
+    pub fn includes_one(&self) -> bool {
         self.low <= 1.0 && self.high >= 1.0
     }
 
     /// How far from one this ratio's interval reaches: for two runs of the same path, the noise
     /// floor below which no difference between paths can be believed.
-    pub(crate) fn reach_from_one(&self) -> f64 {
+    pub fn reach_from_one(&self) -> f64 {
         (self.low - 1.0).abs().max((self.high - 1.0).abs())
     }
 }
 
 /// Summarizes the samples of one path.
-pub(crate) fn summarize(samples: &[f64], seed: u64) -> Option<Summary> {
+pub fn summarize(samples: &[f64], seed: u64) -> Option<Summary> {
     if samples.is_empty() {
         return None;
     }
@@ -98,7 +98,7 @@ pub(crate) fn summarize(samples: &[f64], seed: u64) -> Option<Summary> {
 ///
 /// `None` when there are fewer than [`ROUNDS_FOR_INTERVAL`] such rounds, or when the base's median
 /// is zero: there is no honest interval then.
-pub(crate) fn ratio(rounds: &[(f64, f64)], seed: u64) -> Option<Ratio> {
+pub fn ratio(rounds: &[(f64, f64)], seed: u64) -> Option<Ratio> {
     if rounds.len() < ROUNDS_FOR_INTERVAL {
         return None;
     }
@@ -134,7 +134,7 @@ pub(crate) fn ratio(rounds: &[(f64, f64)], seed: u64) -> Option<Ratio> {
 /// hypothesis each ratio is as likely above one as below. Four or five rounds can only be told
 /// apart when the two paths do not overlap at all, which has a probability of 2 / C(8, 4) = 2.9 %
 /// or less.
-pub(crate) fn is_different(rounds: &[(f64, f64)]) -> Option<bool> {
+pub fn is_different(rounds: &[(f64, f64)]) -> Option<bool> {
     match rounds.len() {
         0..ROUNDS_FOR_SEPARATION => None,
         ROUNDS_FOR_SEPARATION..ROUNDS_FOR_RANKS => Some(are_separate(rounds)),
@@ -237,10 +237,10 @@ fn quantile(sorted: &[f64], fraction: f64) -> f64 {
 }
 
 /// Fewer rounds than this have no interval worth printing.
-pub(crate) const ROUNDS_FOR_INTERVAL: usize = 3;
+pub const ROUNDS_FOR_INTERVAL: usize = 3;
 
 /// Below this many rounds no outcome is improbable enough to show a difference.
-pub(crate) const ROUNDS_FOR_SEPARATION: usize = 4;
+pub const ROUNDS_FOR_SEPARATION: usize = 4;
 
 /// From this many rounds on the signed-rank test can reach the 5 % level: 2 / 2^6 = 3.1 %.
 const ROUNDS_FOR_RANKS: usize = 6;

@@ -1,8 +1,8 @@
 //! `wrk`, with percentiles when it was given `--latency`. A closed loop: its latencies leave out
 //! what queued while it waited.
 
-use super::super::metric::{MICROSECONDS, Metric, Reading, Work};
 use super::{ParseError, Tool, leading_number, number_after};
+use crate::metric::{MICROSECONDS, Metric, Reading, Work};
 
 pub(super) fn read(output: &str) -> Result<Reading, ParseError> {
     let missing = |what| ParseError::missing(Tool::Wrk, what);
@@ -81,7 +81,7 @@ mod tests {
 
     #[test]
     fn reads_rate_and_average() {
-        let reading = read(include_str!("../../../tests/data/wrk.txt")).expect("a report");
+        let reading = read(include_str!("../../tests/data/wrk.txt")).expect("a report");
         assert_eq!(
             reading.metrics[0],
             Metric::higher("requests", 135_042.0, "requests/s")
@@ -105,7 +105,7 @@ mod tests {
 
     #[test]
     fn reads_percentiles() {
-        let reading = read(include_str!("../../../tests/data/wrk-lat.txt")).expect("a report");
+        let reading = read(include_str!("../../tests/data/wrk-lat.txt")).expect("a report");
         let names: Vec<&str> = reading.metrics.iter().map(|m| m.name.as_str()).collect();
         let expected = [
             "requests",
@@ -121,7 +121,7 @@ mod tests {
 
     #[test]
     fn counts_errors() {
-        let output = include_str!("../../../tests/data/wrk.txt").to_owned()
+        let output = include_str!("../../tests/data/wrk.txt").to_owned()
             + "  Socket errors: connect 1, read 20, write 300, timeout 4000\n\
                \x20 Non-2xx or 3xx responses: 7\n";
         let reading = read(&output).expect("a report");

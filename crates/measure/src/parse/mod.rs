@@ -15,11 +15,11 @@ mod wrk;
 use std::fmt;
 use std::path::Path;
 
-use super::metric::Reading;
+use crate::metric::Reading;
 
 /// A load generator whose output is understood.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Tool {
+pub enum Tool {
     /// `redis-benchmark`, plain, `-q` or `--csv`.
     RedisBenchmark,
     /// `iperf3 -J`.
@@ -39,7 +39,7 @@ pub(crate) enum Tool {
 impl Tool {
     /// The load generator a client command runs, also behind `env`, `taskset`, `sh -c` and the
     /// like.
-    pub(crate) fn of(command: &str) -> Option<Tool> {
+    pub fn of(command: &str) -> Option<Tool> {
         command.split_whitespace().find_map(|word| {
             let word = word.trim_matches(['\'', '"', ';', '(', ')']);
             let name = Path::new(word).file_name()?.to_str()?;
@@ -51,7 +51,7 @@ impl Tool {
     }
 
     /// Its name, as typed.
-    pub(crate) fn name(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         TOOLS
             .iter()
             .find(|(_, tool)| *tool == self)
@@ -63,7 +63,7 @@ impl Tool {
     /// # Errors
     ///
     /// When the output does not hold the numbers this tool prints at its end.
-    pub(crate) fn read(self, command: &str, output: &str) -> Result<Reading, ParseError> {
+    pub fn read(self, command: &str, output: &str) -> Result<Reading, ParseError> {
         match self {
             Tool::RedisBenchmark => redis_benchmark::read(command, output),
             Tool::Iperf3 => iperf3::read(output),
@@ -88,7 +88,7 @@ const TOOLS: [(&str, Tool); 7] = [
 
 /// Output without the expected numbers.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct ParseError(String);
+pub struct ParseError(String);
 
 impl ParseError {
     fn missing(tool: Tool, what: &str) -> ParseError {

@@ -1,7 +1,7 @@
 //! `pgbench`.
 
-use super::super::metric::{MICROSECONDS, Metric, Reading, Work};
 use super::{ParseError, Tool, number_after};
+use crate::metric::{MICROSECONDS, Metric, Reading, Work};
 
 pub(super) fn read(output: &str) -> Result<Reading, ParseError> {
     let missing = |what| ParseError::missing(Tool::Pgbench, what);
@@ -35,7 +35,7 @@ mod tests {
 
     #[test]
     fn reads_the_report() {
-        let reading = read(include_str!("../../../tests/data/pgbench.txt")).expect("a report");
+        let reading = read(include_str!("../../tests/data/pgbench.txt")).expect("a report");
         assert_eq!(reading.metrics[0].value, 91_531.334_556);
         assert_eq!(
             reading.metrics[1],

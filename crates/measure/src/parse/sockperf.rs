@@ -1,8 +1,8 @@
 //! `sockperf`: ping-pong and under-load give latencies (one way, as the tool defines them), and
 //! throughput gives rates.
 
-use super::super::metric::{MICROSECONDS, Metric, Reading, Work};
 use super::{ParseError, Tool, number_after};
+use crate::metric::{MICROSECONDS, Metric, Reading, Work};
 
 pub(super) fn read(output: &str) -> Result<Reading, ParseError> {
     if let Some(average) = number_after(output, "Summary: Latency is ") {
@@ -73,7 +73,7 @@ mod tests {
 
     #[test]
     fn reads_ping_pong() {
-        let output = include_str!("../../../tests/data/sockperf-ping-pong.txt");
+        let output = include_str!("../../tests/data/sockperf-ping-pong.txt");
         let reading = read(output).expect("a summary");
         assert_eq!(
             reading.metrics[0],
@@ -98,7 +98,7 @@ mod tests {
 
     #[test]
     fn reads_under_load() {
-        let output = include_str!("../../../tests/data/sockperf-under-load.txt");
+        let output = include_str!("../../tests/data/sockperf-under-load.txt");
         let reading = read(output).expect("a summary");
         assert_eq!(reading.metrics[0].value, 20.697);
         assert_eq!(reading.work.amount, 5003.0);
@@ -106,7 +106,7 @@ mod tests {
 
     #[test]
     fn reads_throughput() {
-        let output = include_str!("../../../tests/data/sockperf-throughput.txt");
+        let output = include_str!("../../tests/data/sockperf-throughput.txt");
         let reading = read(output).expect("a summary");
         assert_eq!(
             reading.metrics[0],
@@ -118,7 +118,7 @@ mod tests {
 
     #[test]
     fn a_lost_message_spoils_the_round() {
-        let output = include_str!("../../../tests/data/sockperf-ping-pong.txt")
+        let output = include_str!("../../tests/data/sockperf-ping-pong.txt")
             .replace("# dropped messages = 0", "# dropped messages = 1");
         assert!(read(&output).unwrap_err().to_string().contains("dropped"));
     }

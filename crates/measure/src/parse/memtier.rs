@@ -1,7 +1,7 @@
 //! `memtier_benchmark`: the `Totals` row of its last table.
 
-use super::super::metric::{MICROSECONDS, Metric, Reading, Work};
 use super::{ParseError, Tool, leading_number};
+use crate::metric::{MICROSECONDS, Metric, Reading, Work};
 
 pub(super) fn read(output: &str) -> Result<Reading, ParseError> {
     let missing = |what| ParseError::missing(Tool::Memtier, what);

@@ -3,11 +3,11 @@
 /// SplitMix64 (Steele, Lea and Flood 2014): one word of state, full period, good enough to shuffle
 /// rounds and to resample; nothing here is a secret.
 #[derive(Clone, Debug)]
-pub(crate) struct Rng(u64);
+pub struct Rng(u64);
 
 impl Rng {
     /// The generator that `seed` names.
-    pub(crate) fn new(seed: u64) -> Rng {
+    pub fn new(seed: u64) -> Rng {
         Rng(seed)
     }
 
@@ -16,7 +16,7 @@ impl Rng {
     /// # Panics
     ///
     /// When `bound` is zero: there is no such number.
-    pub(crate) fn below(&mut self, bound: usize) -> usize {
+    pub fn below(&mut self, bound: usize) -> usize {
         assert!(bound > 0, "no number is below zero");
         // Multiply and shift maps 64 bits onto the range; its bias, bound / 2^64, is far below
         // anything a few thousand draws could show.
@@ -24,7 +24,7 @@ impl Rng {
     }
 
     /// Puts `items` in a random order (Fisher and Yates).
-    pub(crate) fn shuffle<T>(&mut self, items: &mut [T]) {
+    pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for last in (1..items.len()).rev() {
             items.swap(last, self.below(last + 1));
         }

@@ -4,36 +4,36 @@ use std::fs;
 
 use serde::Serialize;
 
-use super::cpus;
+use crate::cpus;
 
 /// The host, as far as it bears on the measurement.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(crate) struct Environment {
+pub struct Environment {
     /// Version of this program.
-    pub(crate) toehold: &'static str,
+    pub toehold: &'static str,
     /// Kernel release.
-    pub(crate) kernel: String,
+    pub kernel: String,
     /// The processor's name.
-    pub(crate) cpu: String,
+    pub cpu: String,
     /// Cores this process may use.
-    pub(crate) cores: usize,
+    pub cores: usize,
     /// Frequency governor, when the host has one.
-    pub(crate) governor: Option<String>,
+    pub governor: Option<String>,
     /// Whether the processor says that it is virtual.
-    pub(crate) virtual_machine: bool,
+    pub virtual_machine: bool,
     /// TCP congestion control of new connections.
-    pub(crate) congestion_control: String,
+    pub congestion_control: String,
     /// Whether the kernel joins small writes.
-    pub(crate) tcp_autocorking: Option<bool>,
+    pub tcp_autocorking: Option<bool>,
     /// Load average of the last minute before the first round.
-    pub(crate) load_before: Option<f64>,
+    pub load_before: Option<f64>,
     /// Seconds since 1970.
-    pub(crate) unix_time: u64,
+    pub unix_time: u64,
 }
 
 impl Environment {
     /// Looks around.
-    pub(crate) fn capture() -> Environment {
+    pub fn capture() -> Environment {
         let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         Environment {
             toehold: env!("CARGO_PKG_VERSION"),
@@ -57,7 +57,7 @@ impl Environment {
     }
 
     /// One line for people.
-    pub(crate) fn sentence(&self) -> String {
+    pub fn sentence(&self) -> String {
         let governor = self.governor.as_deref().unwrap_or("unknown");
         let machine = if self.virtual_machine {
             " (virtual machine)"
@@ -72,7 +72,7 @@ impl Environment {
     }
 
     /// What here makes the numbers worse than they need to be.
-    pub(crate) fn warnings(&self) -> Vec<String> {
+    pub fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
         if let Some(load) = self.load_before.filter(|load| *load > LOAD_QUIET) {
             warnings.push(format!(
