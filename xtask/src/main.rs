@@ -5,6 +5,7 @@
 //! - [`instructions`]: what calls and segments cost, by callgrind, for `bench`.
 //! - [`circles`]: no two modules of a crate import each other, directly or through others.
 //! - [`links`]: every link inside the documents leads somewhere.
+//! - [`orderings`]: atomic orderings name the access that they pair with.
 //! - [`text`]: lines end at 100 columns, comments open with their subject.
 //! - [`packetdrill`]: packetdrill's scripts against the engine, for who has packetdrill.
 //! - [`programs`]: the programs of others, four ways, for `docs/programs.md`.
@@ -22,6 +23,7 @@ mod demo;
 mod instructions;
 mod links;
 mod offload;
+mod orderings;
 mod packetdrill;
 mod programs;
 mod skips;
@@ -37,7 +39,8 @@ use std::process::ExitCode;
 const USAGE: &str = "\
 Usage: cargo xtask COMMAND
 
-  check          formatting, clippy, scripts, links, lengths of lines, imports without circles
+  check          formatting, clippy, scripts, links, lengths of lines, imports without circles,
+                 partners of atomic orderings
   test           everything: check, all tests, loom, sim, interoperability, e2e
   loom           model checking of the lock-free protocols
   sanitize       copy, channel, stream and sockets under the address sanitizer, and copy under the

@@ -24,6 +24,11 @@ use crate::layout::{READY_BITMAPS, READY_BITS, ReadyBitmap, Wake};
 use crate::ring::Fault;
 use crate::sync::Ordering;
 
+/// Every access to a wake word (`Wake::wake`), to the bits of a ready bitmap and to its `sleeping`.
+/// Each side's pairs with the other side's, as drawn above: the sleeper's stores with the loads in
+/// [`must_ring`], the notifier's exchange in [`mark`] with the sleeper's scan.
+pub const WAKING: Ordering = Ordering::SeqCst;
+
 /// How a side wants to hear of new bytes and credit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WakeWord {
@@ -91,10 +96,10 @@ pub fn must_ring<'b>(
     wake: &Wake,
     bitmap: impl FnOnce(u32) -> Option<&'b ReadyBitmap>,
 ) -> Result<bool, Fault> {
-    let mut word = wake.wake.load(Ordering::SeqCst);
+    let mut word = wake.wake.load(WAKING);
     if word == WORD_BELL {
         let (bell, none) = (WORD_BELL, WORD_NONE);
-        match (wake.wake).compare_exchange(bell, none, Ordering::SeqCst, Ordering::SeqCst) {
+        match (wake.wake).compare_exchange(bell, none, WAKING, WAKING) {
             Ok(_) => return Ok(true),
             // Somebody was quicker: another notifier, or the sleeper, who looks by itself and may
             // have put a ready bitmap there, which has not heard.
@@ -106,10 +111,10 @@ pub fn must_ring<'b>(
     };
     let bitmap = bitmap(index).ok_or(Fault::Wake)?;
     mark(bitmap, bit);
-    Ok(bitmap.sleeping.load(Ordering::SeqCst) == 1
+    Ok(bitmap.sleeping.load(WAKING) == 1
         && bitmap
             .sleeping
-            .compare_exchange(1, 0, Ordering::SeqCst, Ordering::Relaxed)
+            .compare_exchange(1, 0, WAKING, Ordering::Relaxed)
             .is_ok())
 }
 
@@ -120,9 +125,9 @@ pub fn must_ring<'b>(
 /// line from the other core twice.
 #[inline]
 pub fn mark(bitmap: &ReadyBitmap, bit: u32) {
-    bitmap.bits[bit as usize / 64].fetch_or(1 << (bit % 64), Ordering::SeqCst);
+    bitmap.bits[bit as usize / 64].fetch_or(1 << (bit % 64), WAKING);
     // `must_ring` loads `sleeping` next: two `SeqCst` accesses stay in order, which loom knows of
-    // fences only.
+    // fences only. Pairs with the sleeper's fence, after it has stored `sleeping`.
     #[cfg(loom)]
     crate::sync::fence(Ordering::SeqCst);
 }

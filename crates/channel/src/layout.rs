@@ -31,7 +31,14 @@
 //! Everything here is written by a hostile peer for all we know: load a word once, check it, use
 //! the copy.
 
-use crate::sync::{AtomicU32, AtomicU64};
+use crate::sync::{AtomicU32, AtomicU64, Ordering};
+
+/// How a side tells its state: the words `attached`, `closed`, `refuse` and `abandoned` of its
+/// [`Wake`]. Pairs with the other side's loads by [`SIDE_SEEN`]: what was published before is
+/// there.
+pub const SIDE_TOLD: Ordering = Ordering::Release;
+/// How the other side looks at those words. Pairs with the stores by [`SIDE_TOLD`].
+pub const SIDE_SEEN: Ordering = Ordering::Acquire;
 
 /// First word of a region: "TOEHOLDR".
 pub const REGION_MAGIC: u64 = u64::from_le_bytes(*b"TOEHOLDR");

@@ -306,6 +306,7 @@ impl RoutingPage {
         header.relay_source.store(source, Ordering::Relaxed);
         let version = crate::table::LAYOUT_VERSION;
         header.version.store(version, Ordering::Relaxed);
+        // Release pairs with the Acquire load in `is_valid`.
         header.magic.store(ROUTING_PAGE_MAGIC, Ordering::Release);
     }
 
@@ -318,7 +319,8 @@ impl RoutingPage {
         header
             .changes
             .store(changes.wrapping_add(1), Ordering::Relaxed);
-        // What follows is not seen before the odd number.
+        // What follows is not seen before the odd number. Pairs with the Acquire fence in
+        // `unchanging`.
         fence(Ordering::Release);
         for (words, rule) in header.rule.iter().zip(rules) {
             let prefix = u128::from_be_bytes(rule.prefix);
@@ -340,7 +342,8 @@ impl RoutingPage {
             let alias = u32::from_ne_bytes(own.alias);
             words.alias.store(alias, Ordering::Relaxed);
         }
-        // Release: what came before is seen with the even number.
+        // Release pairs with the first Acquire load in `unchanging`: what came before is seen with
+        // the even number.
         header
             .changes
             .store(changes.wrapping_add(2), Ordering::Release);
@@ -355,9 +358,11 @@ impl RoutingPage {
         const LOOKS_BEFORE_YIELDING: usize = 1_000;
         let changes = &self.header().changes;
         for looks in 0..LOOKS_MAX {
+            // Acquire pairs with the last store in `publish`.
             let before = changes.load(Ordering::Acquire);
             let seen = look();
-            // The words read above are not newer than the second load of `changes`.
+            // The words read above are not newer than the second load of `changes`. Pairs with the
+            // Release fence in `publish`.
             fence(Ordering::Acquire);
             if before.is_multiple_of(2) && changes.load(Ordering::Relaxed) == before {
                 return Some(seen);
@@ -394,6 +399,7 @@ impl RoutingPage {
     /// Whether this is a routing page of our version.
     pub fn is_valid(&self) -> bool {
         let header = self.header();
+        // Acquire pairs with the Release store in `initialise`.
         header.magic.load(Ordering::Acquire) == ROUTING_PAGE_MAGIC
             && header.version.load(Ordering::Relaxed) == crate::table::LAYOUT_VERSION
     }
@@ -439,10 +445,13 @@ impl RoutingPage {
         ends: Option<(Address, Address)>,
     ) {
         let words = self.ends_at(direction, port);
-        words.state.store(0, Ordering::Release);
+        // Relaxed: nothing was written before that a reader of 0 looks at. The fence below keeps it
+        // before the addresses.
+        words.state.store(0, Ordering::Relaxed);
         let Some((local, remote)) = ends else { return };
         // The last carrier's errno is cleared before its addresses change: see `errno_of`.
         words.errno.store(0, Ordering::Relaxed);
+        // Pairs with the fences in `errno_of` and `ends`.
         fence(Ordering::Release);
         local.store(&words.local);
         remote.store(&words.remote);
@@ -468,13 +477,15 @@ impl RoutingPage {
     /// others.
     pub fn errno_of(&self, place: CarrierKey, local: Address, remote: Address) -> Option<u32> {
         let words = self.ends_at(place.direction, place.port);
+        // Acquire pairs with the Release store in `set_errno`.
         let errno = words.errno.load(Ordering::Acquire);
         let ports = words.ports.load(Ordering::Relaxed);
         let ends = (
             Address::load(&words.local, (ports >> 16) as u16),
             Address::load(&words.remote, ports as u16),
         );
-        // Acquire: had other addresses been seen, the errno would be gone by now.
+        // Had other addresses been seen, the errno would be gone by now. Pairs with the fence in
+        // `set_ends`.
         fence(Ordering::Acquire);
         let is_theirs = words.errno.load(Ordering::Relaxed) == errno && ends == (local, remote);
         (errno != 0 && is_theirs).then_some(errno)
@@ -488,6 +499,7 @@ impl RoutingPage {
         carrier_port: u16,
     ) -> Option<(Address, Address)> {
         let words = self.ends_at(direction, port);
+        // Acquire pairs with the last store in `set_ends`.
         let stands = words.state.load(Ordering::Acquire) == 1
             && words.carrier_port.load(Ordering::Relaxed) == u32::from(carrier_port);
         if !stands {

@@ -145,6 +145,7 @@ impl Sender<'_> {
     /// Whether the ring has room, by the peer's word and without a change or a check: a hint.
     #[inline]
     pub fn looks_writable(&self) -> bool {
+        // Acquire pairs with the Release store in `Receiver::consume`.
         let head = self.consume.head.load(Ordering::Acquire);
         let tail = self.tail.load(Ordering::Relaxed);
         let log2 = self.capacity_log2.load(Ordering::Relaxed);
@@ -262,6 +263,7 @@ impl Receiver<'_> {
     /// True when the peer has published something that was not consumed; no check, no lock needed.
     #[inline]
     pub fn looks_filled(&self) -> bool {
+        // Acquire pairs with the store in `Sender::publish`.
         self.publish.tail.load(Ordering::Acquire) != self.head.load(Ordering::Relaxed)
     }
 
@@ -292,6 +294,8 @@ impl Receiver<'_> {
         let half = 1u64 << (filled.capacity_log2 - 1);
         let crossed = filled.len >= half && filled.len - (len as u64) < half;
         if crossed {
+            // Pairs with the fence in `End::peer_can_ring`, after the sender has stored
+            // `want_credit`.
             fence(Ordering::SeqCst);
         }
         crossed

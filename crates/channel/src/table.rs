@@ -560,6 +560,7 @@ impl Header {
         self.wait_mode.store(wait as u32, Ordering::Relaxed);
         self.entries.store(ENTRIES as u32, Ordering::Relaxed);
         self.version.store(LAYOUT_VERSION, Ordering::Relaxed);
+        // Release pairs with the Acquire load in `is_valid`.
         self.magic.store(TABLE_MAGIC, Ordering::Release);
     }
 
@@ -583,6 +584,8 @@ impl Header {
             if state != EntryState::Free as u32 && !orphaned {
                 continue;
             }
+            // Acquire pairs with the Release store of whoever freed it, or found it without a
+            // holder: `release`, `holders::take_off`.
             if entry
                 .state
                 .compare_exchange(

@@ -99,7 +99,8 @@ impl Gate {
     #[cfg(loom)]
     pub(crate) fn sleep(&self, expected: u32, _patience_ns: u64) {
         let guard = self.model.0.lock().unwrap();
-        if self.word.load(Ordering::SeqCst) == expected {
+        // Relaxed: the model's lock orders it, as the kernel's does.
+        if self.word.load(Ordering::Relaxed) == expected {
             drop(self.model.1.wait(guard).unwrap());
         }
     }
@@ -134,8 +135,10 @@ pub(crate) fn processor() -> u32 {
 pub(crate) fn fence_light() {
     #[cfg(not(loom))]
     if membarrier::is_ready() {
+        // Pairs with the barrier in `membarrier::all_threads`.
         return core::sync::atomic::compiler_fence(Ordering::SeqCst);
     }
+    // Pairs with the fence in `fence_heavy`.
     fence(Ordering::SeqCst);
 }
 
@@ -148,6 +151,7 @@ pub(crate) fn fence_heavy() -> bool {
     if membarrier::is_ready() {
         return membarrier::all_threads();
     }
+    // Pairs with the fence in `fence_light`.
     fence(Ordering::SeqCst);
     true
 }
@@ -181,6 +185,7 @@ pub(crate) mod membarrier {
 
     #[cold]
     pub(crate) fn all_threads() -> bool {
+        // With the kernel's barrier it pairs with the compiler's fence in `fence_light`.
         fence(Ordering::SeqCst);
         // SAFETY: a system call without pointers.
         unsafe { libc::syscall(libc::SYS_membarrier, PRIVATE_EXPEDITED, 0, 0) == 0 }

@@ -55,6 +55,7 @@ pub fn set_runtime_directory(directory: &[u8]) {
     for (place, &byte) in address.sun_path.iter_mut().zip(bytes) {
         *place = byte as libc::c_char;
     }
+    // Release pairs with the Acquire load in `reach`.
     ADDRESS.store(base, Ordering::Release);
 }
 
@@ -104,6 +105,7 @@ pub(crate) fn reach() -> Option<i32> {
     if let Some(adapter) = connected() {
         return Some(adapter);
     }
+    // Acquire pairs with the Release store in `set_runtime_directory`.
     let address = ADDRESS.load(Ordering::Acquire);
     let now = sys::now_ns();
     if address.is_null() || table::fd() < 0 || now < RETRY_AT_NS.load(Ordering::Relaxed) {

@@ -2,7 +2,7 @@
 
 use core::sync::atomic::Ordering;
 
-use toehold_channel::doorbell::WakeWord;
+use toehold_channel::doorbell::{WAKING, WakeWord};
 use toehold_channel::sync::fence;
 use toehold_stream::end::End;
 
@@ -38,7 +38,7 @@ pub(crate) fn disarm(connection: &Connection, end: &End<'_>) {
             true => sleepers::home(connection),
             false => WakeWord::Bell.to_word(),
         };
-        end.ours().wake.wake.swap(word, Ordering::SeqCst) == WakeWord::None.to_word()
+        end.ours().wake.wake.swap(word, WAKING) == WakeWord::None.to_word()
     };
     if rung {
         // The doorbell stood for news that an epoll instance would have found on its ready bitmap,

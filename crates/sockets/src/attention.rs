@@ -23,6 +23,7 @@ const LOOK_INTERVAL_NS: u64 = 20_000_000;
 #[inline]
 pub(crate) fn follow() {
     let Some(table) = table::table() else { return };
+    // Acquire pairs with the adapter's Release in `Tables::call_attention`.
     let attention = table.header().attention.load(Ordering::Acquire);
     if attention != FOLLOWED.load(Ordering::Relaxed) || UNFINISHED.load(Ordering::Relaxed) {
         walk(attention);

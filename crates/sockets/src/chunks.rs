@@ -59,7 +59,8 @@ impl<T, const LOG2: u32, const COUNT: usize> Chunks<T, LOG2, COUNT> {
         map: impl FnOnce(usize) -> *mut u8,
     ) -> Option<&'static T> {
         let place = self.bases.get(n >> LOG2)?;
-        if place.load(Ordering::Acquire).is_null() {
+        // Relaxed: `get` loads it again.
+        if place.load(Ordering::Relaxed).is_null() {
             let mapped = map(n >> LOG2);
             let base = mapped.cast::<T>().wrapping_sub(n >> LOG2 << LOG2);
             if mapped.is_null() || base.is_null() {

@@ -5,6 +5,7 @@ use core::sync::atomic::Ordering;
 use crate::descriptors::{self, Kind, Noted};
 use crate::epoll::{early, lifetime, orphans};
 use crate::offload::awaiting;
+use crate::orderings::LAST_OUT;
 use crate::{adapter, connection, release, table};
 
 /// `fd` is about to be closed, or another file is about to take its number.
@@ -15,7 +16,7 @@ pub(crate) fn closing(fd: i32) {
                 descriptors::forget(fd);
                 let last = connection.local.descriptors.load(Ordering::Relaxed) <= 1;
                 orphans::descriptor_closing(&connection, last);
-                if connection.local.descriptors.fetch_sub(1, Ordering::AcqRel) == 1 {
+                if connection.local.descriptors.fetch_sub(1, LAST_OUT) == 1 {
                     awaiting::closing(&connection);
                     release::release(&connection);
                 }

@@ -17,6 +17,7 @@ use crate::kept::{self, BYTES_MAX, BYTES_OFFSET, Kept};
 use crate::locking::each_byte;
 use crate::offload::liveness::say_what_is_set;
 use crate::offload::routing;
+use crate::orderings::STATE_TOLD;
 use crate::receive::receive;
 use crate::{adapter, errno, holders, process, real, service, sys, table};
 
@@ -174,7 +175,7 @@ fn forget_all() {
         if holders::leave(entry) {
             // Free once this process is gone: threads may still be inside.
             let ended = EntryState::Ended as u32;
-            entry.state.store(ended, Ordering::Release);
+            entry.state.store(ended, STATE_TOLD);
         }
     });
     holders::leave_family(process::pid());

@@ -7,6 +7,7 @@ use toehold_channel::table::{COMMAND_NONE, Entry, EntryState, FLAG_NONBLOCK, Rea
 use toehold_stream::end::End;
 
 use crate::chunks::Chunks;
+use crate::orderings::REGION;
 use crate::pairs::Pair;
 use crate::{descriptors, holders, lock, sys, table, wait};
 
@@ -67,7 +68,7 @@ impl Connection {
     /// Our end of its channel, when one is attached in this process.
     #[inline]
     pub(crate) fn end(&self) -> Option<End<'static>> {
-        let region = self.local.region.load(Ordering::Acquire);
+        let region = self.local.region.load(REGION);
         if region.is_null() {
             return None;
         }
@@ -84,11 +85,11 @@ impl Connection {
     pub(crate) fn inside(&self) -> Option<Inside> {
         // Before the look at the region: whoever gives it up takes it away first, and looks at the
         // count then.
-        self.local.users.fetch_add(1, Ordering::SeqCst);
+        self.local.users.fetch_add(1, REGION);
         let end = self.end().filter(|_| self.is_current());
         let local = self.local;
         let Some(end) = end else {
-            local.users.fetch_sub(1, Ordering::SeqCst);
+            local.users.fetch_sub(1, REGION);
             return None;
         };
         Some(Inside { end, local })
@@ -97,6 +98,7 @@ impl Connection {
     /// True when the descriptor still names this connection.
     #[inline]
     pub(crate) fn is_current(&self) -> bool {
+        // Acquire pairs with the Release store in `tracking::track`.
         self.entry.generation.load(Ordering::Acquire) == self.generation
     }
 
@@ -154,7 +156,7 @@ impl core::ops::Deref for Inside {
 impl Drop for Inside {
     #[inline]
     fn drop(&mut self) {
-        self.local.users.fetch_sub(1, Ordering::SeqCst);
+        self.local.users.fetch_sub(1, REGION);
     }
 }
 

@@ -182,6 +182,7 @@ pub(crate) fn enter() -> Section {
     if let Some(thread) = thread {
         thread.enter();
     }
+    // Pairs with the look at the depth in `handle`, which runs on this thread.
     compiler_fence(Ordering::SeqCst);
     Section(thread)
 }
@@ -189,9 +190,11 @@ pub(crate) fn enter() -> Section {
 impl Drop for Section {
     #[inline]
     fn drop(&mut self) {
+        // Pairs with the look at the depth in `handle`, which runs on this thread.
         compiler_fence(Ordering::SeqCst);
         let Some(thread) = self.0 else { return };
         let is_outside = thread.leave();
+        // Pairs with the store of `waits` in `postpone`, which runs on this thread.
         compiler_fence(Ordering::SeqCst);
         if is_outside && thread.waits.load(Ordering::Relaxed) != 0 {
             deliver(thread);
@@ -236,6 +239,8 @@ unsafe extern "C" fn handle(signal: c_int, info: *mut libc::siginfo_t, context: 
     if inside.is_some_and(|thread| unsafe { postpone(thread, signal, info, context) }) {
         return;
     }
+    // Acquire pairs with the Release store in `sigaction`: what the program prepared for its
+    // handler is there.
     let word = HANDLERS[signal as usize].load(Ordering::Acquire);
     let handler = (word & !MARKS) as usize;
     if let Some(thread) = this_thread() {
@@ -311,7 +316,8 @@ pub unsafe fn sigaction(
         return unsafe { real::sigaction(signal, new, old) };
     }
     let place = &HANDLERS[signal as usize];
-    let before = place.load(Ordering::Acquire);
+    // Relaxed: only the word itself is used.
+    let before = place.load(Ordering::Relaxed);
     // SAFETY: `new` is null or readable.
     let wanted = unsafe { new.as_ref() }.copied();
     let is_ours = |action: &libc::sigaction| {
@@ -327,12 +333,14 @@ pub unsafe fn sigaction(
                 _ => mark,
             };
             let marks = mark(libc::SA_SIGINFO, TAKES_INFO) | mark(libc::SA_RESTART, RESTARTS);
+            // Release pairs with the Acquire load in `handle`.
             place.store(action.sa_sigaction as u64 | marks, Ordering::Release);
             action.sa_sigaction = address();
             action.sa_flags |= libc::SA_SIGINFO;
             // SAFETY: as above; the action is live.
             let result = unsafe { real::sigaction(signal, &action, old) };
             if result != 0 {
+                // Release pairs with the Acquire load in `handle`.
                 place.store(before, Ordering::Release);
             }
             result
@@ -366,7 +374,8 @@ pub unsafe fn signal(
         // SAFETY: the caller's promise, here and below.
         return unsafe { call(signal, handler) };
     }
-    let before = HANDLERS[signal as usize].load(Ordering::Acquire);
+    // Relaxed: only the word itself is used.
+    let before = HANDLERS[signal as usize].load(Ordering::Relaxed);
     // SAFETY: as above.
     let result = unsafe { call(signal, handler) };
     if result != libc::SIG_ERR {
@@ -397,8 +406,9 @@ pub unsafe fn siginterrupt(signal: c_int, interrupts: c_int) -> c_int {
     if result == 0 && concerns(signal) {
         let place = &HANDLERS[signal as usize];
         match interrupts {
-            0 => place.fetch_or(RESTARTS, Ordering::Release),
-            _ => place.fetch_and(!RESTARTS, Ordering::Release),
+            // Relaxed: a mark, beside a handler that is there already.
+            0 => place.fetch_or(RESTARTS, Ordering::Relaxed),
+            _ => place.fetch_and(!RESTARTS, Ordering::Relaxed),
         };
     }
     result

@@ -21,6 +21,15 @@ const FDS_CHUNK_LOG2: u32 = 12;
 /// Our own descriptors are moved up to here, out of the way of programs that expect the lowest
 /// numbers.
 const OWN_FD_MIN: usize = 700;
+/// How a word of the table is stored, after what it leads to was filled in. Pairs with the loads by
+/// [`SEEN`], in `connection_at` and its like.
+const NOTED: Ordering = Ordering::Release;
+/// How a word is loaded, before what it leads to is looked at. Pairs with the stores by [`NOTED`],
+/// in `note` and its like.
+const SEEN: Ordering = Ordering::Acquire;
+/// How a word is replaced by one of our own, where the former leads to something: [`NOTED`] and
+/// [`SEEN`] in one. Pairs with both, in `note` and `connection_at`.
+const REPLACED: Ordering = Ordering::AcqRel;
 static FDS: Chunks<AtomicU64, FDS_CHUNK_LOG2, { FDS_MAX >> FDS_CHUNK_LOG2 }> = Chunks::new();
 /// No number above this one has ever stood for anything.
 static HIGHEST: AtomicU32 = AtomicU32::new(0);
@@ -104,14 +113,14 @@ fn note(fd: i32, word: u64) {
     if let Some(slot) = slot_to_note(fd) {
         // Before the word: whoever walks up to it finds what it left out already closed.
         HIGHEST.fetch_max(fd as u32, Ordering::Relaxed);
-        slot.store(word, Ordering::Release);
+        slot.store(word, NOTED);
     }
 }
 
 /// What `fd` stands for.
 #[inline]
 pub(crate) fn kind(fd: i32) -> Kind {
-    match slot(fd).map_or(0, |slot| slot.load(Ordering::Acquire) >> KIND_SHIFT) {
+    match slot(fd).map_or(0, |slot| slot.load(SEEN) >> KIND_SHIFT) {
         1 => Kind::Connection,
         2 => Kind::Epoll,
         3 => Kind::Own,
@@ -121,9 +130,7 @@ pub(crate) fn kind(fd: i32) -> Kind {
 
 /// Everything noted of `fd`.
 pub(crate) fn noted(fd: i32) -> Noted {
-    slot(fd).map_or(Noted::Nothing, |slot| {
-        Noted::of(slot.load(Ordering::Acquire))
-    })
+    slot(fd).map_or(Noted::Nothing, |slot| Noted::of(slot.load(SEEN)))
 }
 
 /// True when something can be noted of `fd`: its place is mapped now.
@@ -134,7 +141,7 @@ pub(crate) fn has_place(fd: i32) -> bool {
 /// Number and generation of the connection behind `fd`.
 #[inline]
 pub(crate) fn connection_at(fd: i32) -> Option<(u32, u32)> {
-    let word = slot(fd)?.load(Ordering::Acquire);
+    let word = slot(fd)?.load(SEEN);
     (word >> KIND_SHIFT == 1).then(|| connection_in(word))
 }
 
@@ -147,13 +154,13 @@ fn connection_in(word: u64) -> (u32, u32) {
 /// Number of the epoll object behind `fd`.
 #[inline]
 pub(crate) fn epoll_number(fd: i32) -> Option<u32> {
-    let word = slot(fd)?.load(Ordering::Acquire);
+    let word = slot(fd)?.load(SEEN);
     (word >> KIND_SHIFT == 2).then_some(word as u32)
 }
 
 /// First of the epoll registrations of `fd`, of which only these are known, or 0.
 pub(crate) fn early_registrations(fd: i32) -> u32 {
-    let word = slot(fd).map_or(0, |slot| slot.load(Ordering::Acquire));
+    let word = slot(fd).map_or(0, |slot| slot.load(SEEN));
     if word >> KIND_SHIFT == 0 {
         word as u32
     } else {
@@ -165,13 +172,8 @@ pub(crate) fn early_registrations(fd: i32) -> u32 {
 /// else.
 pub(crate) fn set_early_registrations(fd: i32, was: u32, number: u32) -> bool {
     slot_to_note(fd).is_some_and(|slot| {
-        slot.compare_exchange(
-            was.into(),
-            number.into(),
-            Ordering::AcqRel,
-            Ordering::Relaxed,
-        )
-        .is_ok()
+        slot.compare_exchange(was.into(), number.into(), REPLACED, Ordering::Relaxed)
+            .is_ok()
     })
 }
 
@@ -191,7 +193,7 @@ pub(crate) fn begin_connection(fd: i32, index: u32, generation: u32) -> Noted {
         return Noted::Nothing;
     };
     HIGHEST.fetch_max(fd as u32, Ordering::Relaxed);
-    Noted::of(slot.swap(connection_word(index, generation), Ordering::AcqRel))
+    Noted::of(slot.swap(connection_word(index, generation), REPLACED))
 }
 
 fn connection_word(index: u32, generation: u32) -> u64 {
@@ -201,7 +203,8 @@ fn connection_word(index: u32, generation: u32) -> u64 {
 /// Forgets what `fd` stands for.
 pub(crate) fn forget(fd: i32) {
     if let Some(slot) = slot(fd) {
-        slot.store(0, Ordering::Release);
+        // Relaxed: 0 leads to nothing.
+        slot.store(0, Ordering::Relaxed);
     }
 }
 
@@ -216,7 +219,7 @@ pub(crate) fn note_listener(fd: i32) -> u32 {
     let Some(slot) = slot_to_note(fd) else {
         return 0;
     };
-    match Noted::of(slot.swap(LISTENER, Ordering::AcqRel)) {
+    match Noted::of(slot.swap(LISTENER, REPLACED)) {
         Noted::Unconnected(before) => before.registration,
         _ => 0,
     }
@@ -233,7 +236,7 @@ pub(crate) fn note_unseen(fd: i32) {
     }
     if let Some(slot) = slot_to_note(fd) {
         let unseen = |word: u64| (word >> KIND_SHIFT == 0).then_some(word | UNSEEN);
-        let _ = slot.fetch_update(Ordering::AcqRel, Ordering::Relaxed, unseen);
+        let _ = slot.fetch_update(REPLACED, Ordering::Relaxed, unseen);
     }
 }
 
@@ -249,7 +252,7 @@ pub(crate) fn note_duplicated(from: i32, to: i32) {
     }
     for slot in [from, to].into_iter().filter_map(slot_to_note) {
         let duplicated = |word: u64| (word >> KIND_SHIFT == 0).then_some(word | DUPLICATED);
-        let _ = slot.fetch_update(Ordering::AcqRel, Ordering::Relaxed, duplicated);
+        let _ = slot.fetch_update(REPLACED, Ordering::Relaxed, duplicated);
     }
 }
 
@@ -263,7 +266,7 @@ pub(crate) fn is_noted(fd: i32) -> bool {
 
 /// True when `fd` was noted to listen.
 pub(crate) fn is_listener(fd: i32) -> bool {
-    slot(fd).is_some_and(|slot| slot.load(Ordering::Acquire) == LISTENER)
+    slot(fd).is_some_and(|slot| slot.load(SEEN) == LISTENER)
 }
 
 /// Every tracked descriptor from `first` to `last`, in order.

@@ -4,12 +4,14 @@
 use core::sync::atomic::{Ordering, fence};
 
 use toehold_channel::doorbell::{self, WakeWord};
+use toehold_channel::layout::SIDE_SEEN;
 use toehold_channel::table::{COMMAND_PEER_GONE, Mode};
 use toehold_stream::credit;
 use toehold_stream::end::{End, Incoming};
 
 use crate::connection::{Connection, HINT_EOF, HINT_LOOK};
 use crate::epoll::news;
+use crate::orderings::REGION;
 use crate::resets::fault_of_peer;
 use crate::{lock, overflow, pending, sleepers, sys};
 
@@ -52,7 +54,7 @@ pub(crate) fn notify(connection: &Connection, end: &End<'_>) -> Result<(), i32> 
 #[cold]
 pub(crate) fn ring_if_open(connection: &Connection, end: &End<'_>) {
     let ended = libc::POLLRDHUP | libc::POLLERR | libc::POLLHUP;
-    let closed = end.theirs().wake.closed.load(Ordering::Acquire) != 0;
+    let closed = end.theirs().wake.closed.load(SIDE_SEEN) != 0;
     if !closed && sys::poll_now(connection.fd, libc::POLLRDHUP) & ended == 0 {
         ring(connection);
     }
@@ -79,6 +81,7 @@ fn ring(connection: &Connection) {
 /// The connection is being closed: a peer that is awake should look. The caller holds the send
 /// lock.
 pub(crate) fn notify_of_end(connection: &Connection, end: &End<'_>) {
+    // Pairs with the fence in `arming::arm`: a sleeper that does not see `closed` is seen.
     fence(Ordering::SeqCst);
     if end.tx_mode() == Mode::Ring {
         let pair = connection.local.pair.load(Ordering::Relaxed);
@@ -131,13 +134,15 @@ fn ask_for_doorbell(connection: &Connection, end: &End<'_>) -> Credit {
         if held.is_none() {
             sleepers::wake_by_carrier(connection, end);
         }
-        if connection.local.sleepers.load(Ordering::SeqCst) != 0
+        // Relaxed: the wake lock orders the count.
+        if connection.local.sleepers.load(Ordering::Relaxed) != 0
             || sleepers::home(connection) != WakeWord::None.to_word()
         {
             return Credit::WillRing;
         }
         sleepers::set_wake(end, WakeWord::Bell);
     }
+    // Pairs with the barrier in `Receiver::consume`: credit that comes now rings, or is seen.
     fence(Ordering::SeqCst);
     if end.sender().credit_fresh() == Ok(0) {
         Credit::WillRing
@@ -155,8 +160,8 @@ pub(crate) fn stop_wanting(connection: &Connection, end: &End<'_>) {
     let local = connection.local;
     // A thread that has just armed and is not counted as a reader yet makes us leave the request as
     // it is, which is always right.
-    let readers = local.readers.load(Ordering::SeqCst);
-    if local.sleepers.load(Ordering::SeqCst) <= readers
+    let readers = local.readers.load(REGION);
+    if local.sleepers.load(REGION) <= readers
         && (local.registrations.load(Ordering::Relaxed) == 0 || end.tx_mode() != Mode::Ring)
         && !connection.is_shared()
     {

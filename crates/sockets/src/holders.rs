@@ -18,6 +18,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use toehold_channel::table::{Entry, EntryState, FAMILY_MAX};
 
+use crate::orderings::{LAST_OUT, STATE_TOLD};
 use crate::table::{self, Table};
 use crate::{process, sys};
 
@@ -53,8 +54,9 @@ pub(crate) fn join_self(table: &Table) {
 }
 
 fn claim(place: &AtomicU32, member: u32, pid: u32) -> bool {
+    // Acquire pairs with the Release store in `miss_the_dead`: the bits of the one before are gone.
     place
-        .compare_exchange(member, pid, Ordering::AcqRel, Ordering::Relaxed)
+        .compare_exchange(member, pid, Ordering::Acquire, Ordering::Relaxed)
         .is_ok()
 }
 
@@ -96,7 +98,7 @@ pub(crate) fn leave(entry: &Entry) -> bool {
         // It had left before: exit handlers run while other threads still close.
         return false;
     }
-    entry.holders.fetch_sub(1, Ordering::AcqRel) <= 1 || !others
+    entry.holders.fetch_sub(1, LAST_OUT) <= 1 || !others
 }
 
 /// True when another process of the family, alive, may hold the connection.
@@ -105,7 +107,8 @@ pub(crate) fn are_others(entry: &Entry) -> bool {
         return false;
     }
     miss_the_dead(entry);
-    entry.holders.load(Ordering::Relaxed) > 1 && family_alive()
+    // Acquire pairs with the increment in `lifecycle::before_fork`: the birth was counted before.
+    entry.holders.load(Ordering::Acquire) > 1 && family_alive()
 }
 
 /// Looks whether the members that are noted as holders live; those that do not hold nothing more.
@@ -123,6 +126,7 @@ fn miss_the_dead(entry: &Entry) {
             // In our name, so that others find the place again should we die over it.
             if is_dead && claim(place, member, me) {
                 take_off(&table, index, member);
+                // Release pairs with the compare-exchange in `claim`.
                 place.store(0, Ordering::Release);
             }
         }
@@ -132,12 +136,11 @@ fn miss_the_dead(entry: &Entry) {
 /// The member `pid`, or whoever had `place` before it, is gone: takes it off every entry.
 fn take_off(table: &Table, place: u32, pid: u32) {
     for entry in (0..table.entries_used()).filter_map(|index| table.entry(index)) {
-        if unmark(entry, Some(place)) && entry.holders.fetch_sub(1, Ordering::AcqRel) <= 1 {
+        if unmark(entry, Some(place)) && entry.holders.fetch_sub(1, LAST_OUT) <= 1 {
             // It was the last: free for whoever needs an entry, once that process is gone.
             entry.pid.store(pid, Ordering::Relaxed);
             let (live, ended) = (EntryState::Live as u32, EntryState::Ended as u32);
-            let _ =
-                (entry.state).compare_exchange(live, ended, Ordering::Release, Ordering::Relaxed);
+            let _ = (entry.state).compare_exchange(live, ended, STATE_TOLD, Ordering::Relaxed);
         }
     }
 }
@@ -157,6 +160,8 @@ pub(crate) fn family_alive() -> bool {
     };
     // A child that was killed before it could enter itself is no member, and whoever has no child
     // is waiting for none.
+    // Acquire pairs with the child's decrement in `lifecycle::after_fork_in_child`: by then it
+    // stands in the list.
     if table.header().births.load(Ordering::Acquire) != 0 && sys::has_children() {
         return true;
     }

@@ -88,6 +88,7 @@ pub(crate) fn enter(fd: i32, kept: *mut Kept) -> Option<&'static Place> {
 }
 
 fn find(fd: i32) -> Option<&'static Place> {
+    // Acquire pairs with the Release store in `enter`.
     PLACES
         .iter()
         .find(|place| place.fd.load(Ordering::Acquire) == fd.wrapping_add(1))
@@ -138,8 +139,9 @@ pub(crate) unsafe fn receive(fd: i32, parts: &[iovec], flags: i32) -> Option<isi
     let kept = place.kept();
     let bytes = place.kept.load(Ordering::Relaxed).cast::<u8>();
     loop {
+        // Relaxed: the bytes were there before `enter` and never change.
         let (taken, len) = (
-            kept.taken.load(Ordering::Acquire),
+            kept.taken.load(Ordering::Relaxed),
             kept.len.load(Ordering::Relaxed),
         );
         let mut left = len.saturating_sub(taken) as usize;
@@ -162,7 +164,8 @@ pub(crate) unsafe fn receive(fd: i32, parts: &[iovec], flags: i32) -> Option<isi
             return Some(done as isize);
         }
         let next = taken + done as u64;
-        let moved = (kept.taken).compare_exchange(taken, next, Ordering::AcqRel, Ordering::Relaxed);
+        let moved =
+            (kept.taken).compare_exchange(taken, next, Ordering::Relaxed, Ordering::Relaxed);
         if moved.is_ok() {
             return Some(done as isize);
         }
@@ -248,6 +251,7 @@ pub(crate) fn has_ready_members(instance: i32) -> bool {
 }
 
 fn ready_members(instance: i32) -> impl Iterator<Item = &'static Membership> {
+    // Acquire pairs with the Release store in `enter`.
     PLACES
         .iter()
         .filter(|place| place.fd.load(Ordering::Acquire) != 0 && place.is_ready())

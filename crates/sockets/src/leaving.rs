@@ -24,12 +24,13 @@ use core::ptr::null_mut;
 use core::sync::atomic::Ordering;
 use std::ptr::NonNull;
 
-use toehold_channel::layout::{CONTROL_BYTES, EVICT, LEFT, RING_BYTES};
+use toehold_channel::layout::{CONTROL_BYTES, EVICT, LEFT, RING_BYTES, SIDE_SEEN, SIDE_TOLD};
 use toehold_channel::table::{FLAG_ASKED, FLAG_ATTACHED, Mode};
 use toehold_stream::end::{End, Incoming};
 
 use crate::connection::Connection;
 use crate::epoll::membership;
+use crate::orderings::REGION;
 use crate::{adapter, doorbells, holders, lock, pending, release, settings, slabs, sys};
 
 /// How long a channel may be paused before it is given up.
@@ -113,8 +114,7 @@ pub(crate) fn declare(connection: &Connection, end: &End<'_>) -> bool {
     if !is_drained(connection, &end) {
         return false;
     }
-    // Release pairs with the Acquire load in `finish`: all that we published and read comes before.
-    end.ours().wake.attached.store(LEFT, Ordering::Release);
+    end.ours().wake.attached.store(LEFT, SIDE_TOLD);
     true
 }
 
@@ -147,9 +147,7 @@ pub(crate) fn finish(connection: &Connection) {
     if !declare(connection, &end) {
         return;
     }
-    if settings::low_water(connection) > 1
-        && end.theirs().wake.attached.load(Ordering::Acquire) != LEFT
-    {
+    if settings::low_water(connection) > 1 && end.theirs().wake.attached.load(SIDE_SEEN) != LEFT {
         // The kernel's registrations would tell of each byte until the region is gone: one moment
         // is short enough.
         return;
@@ -166,9 +164,7 @@ pub(crate) fn finish(connection: &Connection) {
 
 fn frees(connection: &Connection, end: &End<'_>) -> bool {
     let (entry, local) = (connection.entry, connection.local);
-    // Acquire pairs with the Release store in `declare` at the other end: what it published is
-    // visible.
-    if end.theirs().wake.attached.load(Ordering::Acquire) != LEFT {
+    if end.theirs().wake.attached.load(SIDE_SEEN) != LEFT {
         return false;
     }
     if holders::are_others(entry) {
@@ -185,15 +181,14 @@ fn frees(connection: &Connection, end: &End<'_>) -> bool {
     ) else {
         return false;
     };
-    let asleep =
-        local.sleepers.load(Ordering::SeqCst) != 0 || local.users.load(Ordering::SeqCst) != 0;
+    let asleep = local.sleepers.load(REGION) != 0 || local.users.load(REGION) != 0;
     let region = local.region.load(Ordering::Relaxed);
     if asleep || region.is_null() || !is_drained(connection, end) {
         return false;
     }
-    local.region.store(null_mut(), Ordering::SeqCst);
+    local.region.store(null_mut(), REGION);
     if !empty(connection, region) {
-        local.region.store(region, Ordering::SeqCst);
+        local.region.store(region, REGION);
         return false;
     }
     local.parked.store(region, Ordering::Relaxed);

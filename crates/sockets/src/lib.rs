@@ -52,6 +52,7 @@ mod locking;
 mod offers;
 mod offload;
 mod options;
+mod orderings;
 mod overflow;
 mod pairing;
 mod pairs;

@@ -36,10 +36,13 @@ pub extern "C" fn before_fork() {
     }
     process::before_fork();
     if let Some(table) = table::table() {
-        table.header().births.fetch_add(1, Ordering::AcqRel);
+        // Relaxed: the increments below come after it.
+        table.header().births.fetch_add(1, Ordering::Relaxed);
     }
     connection::each_held(|_, entry, _| {
-        entry.holders.fetch_add(1, Ordering::Relaxed);
+        // Release pairs with the Acquire load in `holders::are_others`: whoever sees the holder
+        // sees the birth.
+        entry.holders.fetch_add(1, Ordering::Release);
     });
 }
 
@@ -49,7 +52,8 @@ pub fn fork_failed() {
         return;
     }
     if let Some(table) = table::table() {
-        table.header().births.fetch_sub(1, Ordering::AcqRel);
+        // Relaxed: no child has entered itself.
+        table.header().births.fetch_sub(1, Ordering::Relaxed);
     }
     connection::each_held(|_, entry, _| {
         entry.holders.fetch_sub(1, Ordering::Relaxed);
@@ -77,7 +81,8 @@ pub extern "C" fn after_fork_in_child() {
     if let Some(table) = table::table() {
         holders::join_self(&table);
         connection::each_held(|_, entry, _| holders::mark(entry, holders::place()));
-        table.header().births.fetch_sub(1, Ordering::AcqRel);
+        // Release pairs with the Acquire load in `holders::family_alive`: it finds us in the list.
+        table.header().births.fetch_sub(1, Ordering::Release);
     }
     adapter::forked();
     lifetime::forked();

@@ -30,6 +30,9 @@ fn owner_word() -> u32 {
     process::pid() << THREAD_BITS | fingerprint & ((1 << THREAD_BITS) - 1)
 }
 
+/// How a family lock is opened. Release pairs with the Acquire in [`try_lock`].
+pub(crate) const UNLOCKED: Ordering = Ordering::Release;
+
 /// A held family lock; released on drop.
 pub(crate) struct Held<'a> {
     word: &'a AtomicU32,
@@ -40,8 +43,7 @@ pub(crate) struct Held<'a> {
 impl Drop for Held<'_> {
     #[inline]
     fn drop(&mut self) {
-        // Release pairs with the Acquire in `lock`.
-        self.word.store(0, Ordering::Release);
+        self.word.store(0, UNLOCKED);
     }
 }
 
@@ -51,6 +53,7 @@ pub(crate) fn try_lock(word: &AtomicU32) -> Option<Held<'_>> {
     // Before the lock is taken: a handler in between would find it held by its own thread.
     let section = deferral::enter();
     if word
+        // Acquire pairs with the store by [`UNLOCKED`] in `Held::drop`.
         .compare_exchange(0, owner_word(), Ordering::Acquire, Ordering::Relaxed)
         .is_err()
     {
@@ -111,6 +114,8 @@ fn lock_contended(word: &AtomicU32, wait_ns_max: u64) -> Option<Held<'_>> {
         let pid = owner >> THREAD_BITS;
         if pid != process::pid() && (pid == 0 || !sys::process_exists(pid)) {
             let section = deferral::enter();
+            // Acquire pairs with the store by [`UNLOCKED`] in `Held::drop` of the last owner who
+            // let go; the dead one is gone, and the kernel has said so.
             let taken = word.compare_exchange(owner, me, Ordering::Acquire, Ordering::Relaxed);
             if taken.is_ok() {
                 return Some(Held {
@@ -194,6 +199,7 @@ impl Private {
         let section = deferral::enter();
         if self
             .0
+            // Acquire pairs with the Release store in `PrivateHeld::drop`.
             .compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed)
             .is_err()
         {
@@ -212,13 +218,15 @@ impl Private {
 
     /// Opens it whoever had it: after fork the child's only thread is not the holder.
     pub(crate) fn reset(&self) {
-        self.0.store(0, Ordering::Release);
+        // Relaxed: there is no other thread.
+        self.0.store(0, Ordering::Relaxed);
     }
 }
 
 impl Drop for PrivateHeld<'_> {
     #[inline]
     fn drop(&mut self) {
+        // Release pairs with the Acquire in `Private::try_lock`.
         self.lock.0.store(0, Ordering::Release);
     }
 }

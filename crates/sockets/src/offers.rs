@@ -12,12 +12,15 @@ use toehold_channel::table::{EntryState, Reason};
 use crate::connection::{self, Connection};
 use crate::epoll::instance;
 use crate::offload::routing;
+use crate::orderings::STATE_SEEN;
 use crate::pairs::{Pair, find_pair, map_other_side, map_pair};
 use crate::{adapter, slabs, table};
 
 /// True when an offer waits for this connection.
 #[inline]
 pub(crate) fn offer_waits(connection: &Connection) -> bool {
+    // Acquire pairs with the adapter's Release in `Tables::bump_offer`: the message is in the
+    // socket.
     connection.entry.offer.load(Ordering::Acquire)
         != connection.entry.offers_taken.load(Ordering::Relaxed)
 }
@@ -70,7 +73,7 @@ pub(crate) fn take_offer(message: &Message, descriptors: [Option<OwnedFd>; 2]) {
     let Some(entry) = table.entry(message.entry) else {
         return;
     };
-    if entry.state.load(Ordering::Acquire) != EntryState::Live as u32
+    if entry.state.load(STATE_SEEN) != EntryState::Live as u32
         || entry.generation.load(Ordering::Relaxed) != message.generation
     {
         return;

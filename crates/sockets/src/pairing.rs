@@ -14,7 +14,7 @@ use core::ptr::null_mut;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use toehold_channel::doorbell::WakeWord;
-use toehold_channel::layout::CAPACITY_LOG2_MIN;
+use toehold_channel::layout::{CAPACITY_LOG2_MIN, SIDE_TOLD};
 use toehold_channel::rendezvous::{Kind, Message};
 use toehold_channel::table::{
     Entry, FLAG_ACCEPTED, FLAG_ASKED, FLAG_ATTACHED, FLAG_CONNECTING, FLAG_OFFLOAD, FLAG_PINNED,
@@ -23,6 +23,7 @@ use toehold_channel::table::{
 
 use crate::connection::{self, Connection};
 use crate::epoll::membership;
+use crate::orderings::REGION;
 use crate::{
     adapter, attention, holders, lock, offers, process, resets, service, settings, sys, waits,
 };
@@ -57,7 +58,8 @@ pub(crate) fn after_host_call(connection: &Connection, moved: u64) {
     let calls = entry.carrier_calls.load(Ordering::Relaxed).wrapping_add(1);
     // Relaxed, and lost updates do not matter: a threshold, not a count.
     entry.carrier_calls.store(calls, Ordering::Relaxed);
-    let offered = entry.offer.load(Ordering::Acquire) != entry.offers_taken.load(Ordering::Relaxed);
+    // Relaxed: `consider` looks again, and takes what is there.
+    let offered = entry.offer.load(Ordering::Relaxed) != entry.offers_taken.load(Ordering::Relaxed);
     let flags = entry.flags.load(Ordering::Relaxed);
     let asked = flags & FLAG_ASKED != 0;
     if offered
@@ -202,25 +204,23 @@ fn attach(connection: &Connection) {
         connection.pin(Reason::Unsupported);
         return;
     }
-    // From here on new calls see the region and queue at the locks; SeqCst pairs with the
-    // increments of `*_in_flight` that host-path calls make before they look at `region`.
-    local.region.store(region, Ordering::SeqCst);
-    if entry.rx_in_flight.load(Ordering::SeqCst) != 0
-        || entry.tx_in_flight.load(Ordering::SeqCst) != 0
-    {
-        local.region.store(null_mut(), Ordering::SeqCst);
+    // From here on new calls see the region and queue at the locks. Host-path calls count
+    // themselves in before they look at `region`.
+    local.region.store(region, REGION);
+    if entry.rx_in_flight.load(REGION) != 0 || entry.tx_in_flight.load(REGION) != 0 {
+        local.region.store(null_mut(), REGION);
         entry.reason.store(Reason::InCall as u32, Ordering::Relaxed);
         return;
     }
     match counts_agree(connection) {
         Some(true) => {}
         Some(false) => {
-            local.region.store(null_mut(), Ordering::SeqCst);
+            local.region.store(null_mut(), REGION);
             connection.pin(Reason::CountsDisagree);
             return;
         }
         None => {
-            local.region.store(null_mut(), Ordering::SeqCst);
+            local.region.store(null_mut(), REGION);
             return;
         }
     }
@@ -239,8 +239,7 @@ fn attach(connection: &Connection) {
             .wake
             .store(WakeWord::Bell.to_word(), Ordering::Relaxed);
         resets::publish(connection);
-        // Release pairs with the Acquire load in `End::try_up`.
-        end.ours().wake.attached.store(1, Ordering::Release);
+        end.ours().wake.attached.store(1, SIDE_TOLD);
     }
     drop(rx);
     drop(tx);

@@ -90,12 +90,14 @@ const PAIRS_MAX: usize = 4096;
 static PAIRS: AtomicPtr<Pair> = AtomicPtr::new(null_mut());
 
 fn pairs() -> Option<&'static [Pair]> {
+    // Acquire pairs with the Release store below, in `pairs`.
     let mut base = PAIRS.load(Ordering::Acquire);
     if base.is_null() {
         base = sys::map_memory(PAIRS_MAX * size_of::<Pair>()).cast();
         if base.is_null() {
             return None;
         }
+        // Release pairs with the Acquire load above, in `pairs`.
         PAIRS.store(base, Ordering::Release);
     }
     // SAFETY: zeroes are valid `Pair`s (null pointers, zero atomics); the reservation is never

@@ -21,12 +21,14 @@ pub(crate) fn begin(wait: WaitMode) {
 
 /// From now on the library serves this process.
 pub(crate) fn enable() {
-    ENABLED.store(true, Ordering::Release);
+    // Relaxed: there is one thread.
+    ENABLED.store(true, Ordering::Relaxed);
 }
 
 /// It serves this process no more.
 pub(crate) fn disable() {
-    ENABLED.store(false, Ordering::SeqCst);
+    // Relaxed: a call that has begun goes on in any case.
+    ENABLED.store(false, Ordering::Relaxed);
 }
 
 /// This process is about to fork.

@@ -5,7 +5,7 @@ mod waiting;
 use core::sync::atomic::Ordering;
 
 use libc::iovec;
-use toehold_channel::layout::RING_BYTES;
+use toehold_channel::layout::{RING_BYTES, SIDE_SEEN};
 use toehold_channel::table::{FLAG_CONNECTING, FLAG_REFUSED, FLAG_SHUT_RX, Mode, Reason};
 use toehold_stream::end::End;
 use toehold_stream::next::{Carrier, Next};
@@ -13,6 +13,7 @@ use toehold_stream::next::{Carrier, Next};
 use crate::connection::{self, Connection, HINT_EOF, HINT_LOOK};
 use crate::offload::liveness::say_what_is_set;
 use crate::offload::{awaiting, endings};
+use crate::orderings::REGION;
 use crate::receive::waiting::{arm_for_unknown_wait, wait_for_bytes};
 use crate::sleep::{Patience, sleep_until};
 use crate::{
@@ -97,15 +98,14 @@ pub(crate) unsafe fn receive_message(
                 return errno::result(Err(error));
             }
         }
-        // SeqCst pairs with the store of `region` in `pairing::attach`: it sees our count, or we
-        // see its region.
-        entry.rx_in_flight.fetch_add(1, Ordering::SeqCst);
-        if local.region.load(Ordering::SeqCst).is_null() {
+        // `pairing::attach` sees our count, or we see its region.
+        entry.rx_in_flight.fetch_add(1, REGION);
+        if local.region.load(REGION).is_null() {
             let result = kernel();
             if result > 0 && flags & (libc::MSG_PEEK | libc::MSG_ERRQUEUE | libc::MSG_OOB) == 0 {
                 entry.rx_carrier.fetch_add(result as u64, Ordering::Relaxed);
             }
-            entry.rx_in_flight.fetch_sub(1, Ordering::SeqCst);
+            entry.rx_in_flight.fetch_sub(1, REGION);
             waits::after_call(local, result);
             if flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) != 0 {
                 connection.pin(Reason::Unsupported);
@@ -114,7 +114,7 @@ pub(crate) unsafe fn receive_message(
             }
             return endings::correct(connection, result, endings::receive_error);
         }
-        entry.rx_in_flight.fetch_sub(1, Ordering::SeqCst);
+        entry.rx_in_flight.fetch_sub(1, REGION);
     }
     if flags & libc::MSG_ERRQUEUE != 0 {
         return kernel();
@@ -220,7 +220,7 @@ unsafe fn receive_attached(
                     };
                     match wait_for_bytes(connection, &inside, seen, &mut patience) {
                         Ok(()) if entry.rx_hints.load(Ordering::Relaxed) == 0 && !closed => {
-                            closed = end.theirs().wake.closed.load(Ordering::Acquire) != 0;
+                            closed = end.theirs().wake.closed.load(SIDE_SEEN) != 0;
                             continue;
                         }
                         _ => return Ok(moved),

@@ -5,12 +5,13 @@ use core::sync::atomic::Ordering;
 use std::ptr::NonNull;
 
 use toehold_channel::doorbell::WakeWord;
-use toehold_channel::layout::{CLOSED_ALL, CLOSED_CLEAN};
+use toehold_channel::layout::{CLOSED_ALL, CLOSED_CLEAN, SIDE_TOLD};
 use toehold_channel::rendezvous::{Kind, Message};
 use toehold_channel::table::{EntryState, FLAG_ASKED};
 use toehold_stream::end::{End, Incoming};
 
 use crate::connection::{Connection, Local};
+use crate::orderings::{LAST_OUT, REGION, STATE_TOLD};
 use crate::{adapter, direction, doorbells, holders, lock, process, resets, slabs, sleepers, sys};
 
 /// The last descriptor of this process that referred to `connection` is being closed.
@@ -40,7 +41,7 @@ pub(crate) fn release(connection: &Connection) {
             Left::Empty => EntryState::Free,
             Left::WithThreads | Left::NotAtAll => EntryState::Ended,
         };
-        entry.state.store(state as u32, Ordering::Release);
+        entry.state.store(state as u32, STATE_TOLD);
     }
 }
 
@@ -60,7 +61,7 @@ pub(crate) fn holder_ends(connection: &Connection) {
         connection
             .entry
             .state
-            .store(EntryState::Ended as u32, Ordering::Release);
+            .store(EntryState::Ended as u32, STATE_TOLD);
     }
 }
 
@@ -82,7 +83,7 @@ fn end_channel(connection: &Connection, end: &End<'_>) {
         && sys::bytes_waiting(connection.fd) <= 0
         && !resets::are_wanted(connection);
     let closed = CLOSED_ALL | if clean { CLOSED_CLEAN } else { 0 };
-    end.ours().wake.closed.store(closed, Ordering::Release);
+    end.ours().wake.closed.store(closed, SIDE_TOLD);
     if unread == Some(true) {
         // RFC 1122, 4.2.2.13: closing with received data pending sends a reset, "to show that data
         // was lost".
@@ -126,7 +127,7 @@ pub(crate) fn leave_pair(local: &Local) {
     let pair = local.pair.swap(null_mut(), Ordering::Relaxed);
     if !pair.is_null() {
         // SAFETY: places of the pair table are never released.
-        unsafe { (*pair).channels.fetch_sub(1, Ordering::AcqRel) };
+        unsafe { (*pair).channels.fetch_sub(1, LAST_OUT) };
     }
 }
 
@@ -153,15 +154,12 @@ fn leave_region(connection: &Connection, region: NonNull<u8>) -> Left {
     let wake = lock::lock(&entry.wake_lock);
     // A lock that we do not have may be held by a thread of this process that is in the region.
     let has_all = rx.is_some() && tx.is_some() && wake.is_some();
-    local.region.store(null_mut(), Ordering::SeqCst);
+    local.region.store(null_mut(), REGION);
     drop(wake);
     drop(rx);
     drop(tx);
-    let is_inside = || {
-        !has_all
-            || local.sleepers.load(Ordering::SeqCst) != 0
-            || local.users.load(Ordering::SeqCst) != 0
-    };
+    let is_inside =
+        || !has_all || local.sleepers.load(REGION) != 0 || local.users.load(REGION) != 0;
     let mut turns = 0;
     while is_inside() && turns < TURNS_MAX {
         turns += 1;

@@ -2,7 +2,7 @@
 
 use core::sync::atomic::Ordering;
 
-use toehold_channel::layout::{CLOSED_ALL, CLOSED_CLEAN};
+use toehold_channel::layout::{CLOSED_ALL, CLOSED_CLEAN, SIDE_SEEN};
 use toehold_channel::ring::Fault;
 use toehold_channel::table::{FLAG_OFFLOAD, Mode, Reason};
 use toehold_stream::end::End;
@@ -38,9 +38,10 @@ pub(crate) fn fault_of_peer(connection: &Connection, fault: Fault) -> i32 {
 pub(crate) fn was_closed_cleanly(connection: &Connection, end: &End<'_>) -> bool {
     let entry = connection.entry;
     let wake = &end.theirs().wake;
+    // The peer stores `head` before `closed`.
+    let closed = wake.closed.load(SIDE_SEEN);
     let is_read =
-        end.theirs().consume.head.load(Ordering::Acquire) == entry.tx_ring.load(Ordering::Relaxed);
-    let closed = wake.closed.load(Ordering::Acquire);
+        end.theirs().consume.head.load(Ordering::Relaxed) == entry.tx_ring.load(Ordering::Relaxed);
     if closed & CLOSED_CLEAN != 0 {
         return is_read && end.tx_mode() == Mode::Ring;
     }

@@ -15,6 +15,7 @@ use crate::direction::{self, Credit};
 use crate::epoll::news;
 use crate::offload::liveness::say_what_is_set;
 use crate::offload::{awaiting, endings};
+use crate::orderings::REGION;
 use crate::resets::fault_of_peer;
 use crate::sleep::Patience;
 use crate::{
@@ -99,12 +100,12 @@ pub(crate) fn begin_host_send(connection: &Connection) -> Option<()> {
     if offers::offer_waits(connection) || !local.offered.load(Ordering::Relaxed).is_null() {
         errno::keep(|| pairing::consider(connection));
     }
-    // SeqCst pairs with the store of `region` in `pairing::attach`.
-    entry.tx_in_flight.fetch_add(1, Ordering::SeqCst);
-    if local.region.load(Ordering::SeqCst).is_null() {
+    // `pairing::attach` sees our count, or we see its region.
+    entry.tx_in_flight.fetch_add(1, REGION);
+    if local.region.load(REGION).is_null() {
         return Some(());
     }
-    entry.tx_in_flight.fetch_sub(1, Ordering::SeqCst);
+    entry.tx_in_flight.fetch_sub(1, REGION);
     None
 }
 
@@ -115,7 +116,7 @@ pub(crate) fn finish_host_send(connection: &Connection, result: isize) {
     if result > 0 {
         entry.tx_carrier.fetch_add(result as u64, Ordering::Relaxed);
     }
-    entry.tx_in_flight.fetch_sub(1, Ordering::SeqCst);
+    entry.tx_in_flight.fetch_sub(1, REGION);
     if result > 0 {
         errno::keep(|| pairing::after_host_call(connection, result as u64));
     }
@@ -275,6 +276,7 @@ unsafe fn turn(
             sender.publish_part(len);
             // A reader that sleeps should start now, not after the last chunk.
             if sent == len {
+                // Pairs with the fence in `arming::arm`.
                 fence(Ordering::SeqCst);
                 direction::notify(connection, end)?;
             }

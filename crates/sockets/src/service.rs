@@ -4,7 +4,7 @@
 use core::sync::atomic::Ordering;
 
 use toehold_channel::doorbell::WakeWord;
-use toehold_channel::layout::{EVICT, LEFT, REFUSE};
+use toehold_channel::layout::{EVICT, LEFT, REFUSE, SIDE_SEEN, SIDE_TOLD};
 use toehold_channel::ring::Fault;
 use toehold_channel::table::{
     COMMAND_DETACH, COMMAND_EVICT, COMMAND_PEER_GONE, FLAG_PINNED, FLAG_SHUT_RX, FLAG_SHUT_TX,
@@ -39,6 +39,7 @@ pub(crate) fn attend(connection: &Connection, end: &End<'_>) -> Result<(), i32> 
 fn attend_slowly(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
     let entry = connection.entry;
     let flags = entry.flags.load(Ordering::Relaxed);
+    // Acquire pairs with the adapter's Release store in `Tables::set_peer_gone`.
     let command = entry.command.load(Ordering::Acquire);
     let pinned = flags & FLAG_PINNED != 0;
     match command {
@@ -65,26 +66,27 @@ fn attend_slowly(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
         0
     };
     if end.ours().wake.refuse.load(Ordering::Relaxed) != refuse {
-        end.ours().wake.refuse.store(refuse, Ordering::Release);
+        end.ours().wake.refuse.store(refuse, SIDE_TOLD);
     }
     let stay_down = pinned
         || command != 0
         || held_down
         || flags & (FLAG_SHUT_TX | FLAG_SHUT_RX) != 0
         || entry.rx_hints.load(Ordering::Relaxed) & HINT_EOF != 0
-        || end.theirs().wake.closed.load(Ordering::Acquire) != 0
-        || end.theirs().wake.refuse.load(Ordering::Acquire) != 0
+        || end.theirs().wake.closed.load(SIDE_SEEN) != 0
+        || end.theirs().wake.refuse.load(SIDE_SEEN) != 0
         || left;
     if end.tx_mode() == Mode::Ring {
         if stay_down {
-            let lost = end.theirs().wake.abandoned.load(Ordering::Acquire) != 0
-                && end.theirs().consume.head.load(Ordering::Acquire)
+            // The peer stores `head` before `abandoned`.
+            let lost = end.theirs().wake.abandoned.load(SIDE_SEEN) != 0
+                && end.theirs().consume.head.load(Ordering::Relaxed)
                     != entry.tx_ring.load(Ordering::Relaxed);
             if lost {
                 return Err(fault_of_peer(connection, Fault::Record));
             }
             let told = matches!(command, COMMAND_DETACH | COMMAND_EVICT);
-            if told && end.theirs().wake.abandoned.load(Ordering::Acquire) == 0 {
+            if told && end.theirs().wake.abandoned.load(SIDE_SEEN) == 0 {
                 // Both directions are to come down: a peer that sleeps should hear of it.
                 direction::ring_if_open(connection, end);
             }
@@ -157,7 +159,7 @@ pub(crate) fn leave_ring(connection: &Connection, reason: Reason) -> bool {
     let Some(end) = connection.end() else {
         return false;
     };
-    end.ours().wake.refuse.store(1, Ordering::SeqCst);
+    end.ours().wake.refuse.store(1, SIDE_TOLD);
     direction::go_down(connection, &end);
     true
 }
@@ -217,7 +219,7 @@ pub(crate) fn quiesce(connection: &Connection, reason: Reason) {
         }
         sys::yield_now();
     }
-    end.ours().wake.abandoned.store(1, Ordering::SeqCst);
+    end.ours().wake.abandoned.store(1, SIDE_TOLD);
     if unread {
         // With what has come on the carrier since: it is behind what is lost.
         sys::disconnect(connection.fd);
@@ -248,7 +250,7 @@ pub(crate) fn shutting(connection: &Connection, how: i32) {
             end.ours()
                 .wake
                 .closed
-                .fetch_or(toehold_channel::layout::CLOSED_TX, Ordering::Release);
+                .fetch_or(toehold_channel::layout::CLOSED_TX, SIDE_TOLD);
         }
     } else {
         entry.flags.fetch_or(flags, Ordering::Relaxed);

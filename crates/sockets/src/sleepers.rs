@@ -9,29 +9,36 @@
 
 use core::sync::atomic::Ordering;
 
-use toehold_channel::doorbell::WakeWord;
+use toehold_channel::doorbell::{WAKING, WakeWord};
+use toehold_channel::layout::SIDE_TOLD;
 use toehold_channel::table::Reason;
 use toehold_stream::end::End;
 
 use crate::connection::Connection;
+use crate::orderings::REGION;
 use crate::{process, sys};
+
+/// A process says in `Entry::asleep` that it is going to sleep, and then looks for news. Whoever
+/// has seen news, and wonders whether to leave the doorbell on the carrier, looks at `asleep`. The
+/// store in `enter` pairs with the look in `are_elsewhere`: the sleeper sees the news, or is seen.
+const ASLEEP: Ordering = Ordering::SeqCst;
 
 /// A thread of this process is going to sleep. Callers hold the connection's wake lock.
 pub(crate) fn enter(connection: &Connection) {
-    if connection.local.sleepers.fetch_add(1, Ordering::SeqCst) > 0 {
+    if connection.local.sleepers.fetch_add(1, REGION) > 0 {
         return;
     }
     let me = process::pid();
     let is_free = |pid: u32| pid == 0 || pid == me || !sys::process_exists(pid);
     let mut places = connection.entry.asleep.iter();
     if let Some(place) = places.find(|place| is_free(place.load(Ordering::Relaxed))) {
-        place.store(me, Ordering::SeqCst);
+        place.store(me, ASLEEP);
     }
 }
 
 /// It woke. True when nobody sleeps any more. Callers hold the connection's wake lock.
 pub(crate) fn leave(connection: &Connection) -> bool {
-    if connection.local.sleepers.fetch_sub(1, Ordering::SeqCst) > 1 {
+    if connection.local.sleepers.fetch_sub(1, REGION) > 1 {
         return false;
     }
     give_place_back(connection);
@@ -54,13 +61,13 @@ fn give_place_back(connection: &Connection) {
     let me = process::pid();
     let mut places = connection.entry.asleep.iter();
     if let Some(place) = places.find(|place| place.load(Ordering::Relaxed) == me) {
-        place.store(0, Ordering::SeqCst);
+        place.store(0, ASLEEP);
     }
 }
 
 /// True when anybody sleeps and has asked for a doorbell.
 pub(crate) fn are_there(connection: &Connection) -> bool {
-    connection.local.sleepers.load(Ordering::SeqCst) != 0 || are_elsewhere(connection)
+    connection.local.sleepers.load(REGION) != 0 || are_elsewhere(connection)
 }
 
 /// True when another process needs a doorbell to wake, on this connection or on an epoll instance
@@ -109,13 +116,13 @@ fn are_elsewhere(connection: &Connection) -> bool {
     }
     let me = process::pid();
     entry.asleep.iter().any(|place| {
-        let pid = place.load(Ordering::SeqCst);
+        let pid = place.load(ASLEEP);
         if pid == 0 || pid == me {
             return false;
         }
         let is_alive = sys::process_exists(pid);
         if !is_alive {
-            let _ = place.compare_exchange(pid, 0, Ordering::SeqCst, Ordering::Relaxed);
+            let _ = place.compare_exchange(pid, 0, ASLEEP, Ordering::Relaxed);
         }
         is_alive
     })
@@ -131,12 +138,12 @@ fn sleeps_on_anothers_bitmap(connection: &Connection) -> bool {
     // SAFETY: places of the pair table are never released.
     let pair = unsafe { connection.local.pair.load(Ordering::Relaxed).as_ref() };
     pair.and_then(|pair| pair.ours(bitmap))
-        .is_some_and(|bitmap| bitmap.sleeping.load(Ordering::SeqCst) == 1)
+        .is_some_and(|bitmap| bitmap.sleeping.load(WAKING) == 1)
 }
 
 /// Tells the peer how this side wants to hear of news.
 pub(crate) fn set_wake(end: &End<'_>, word: WakeWord) {
-    end.ours().wake.wake.store(word.to_word(), Ordering::SeqCst);
+    end.ours().wake.wake.store(word.to_word(), WAKING);
 }
 
 /// The wake lock cannot be had, so the wake word may change behind the sleeper's back: whoever is
@@ -149,5 +156,5 @@ pub(crate) fn set_wake(end: &End<'_>, word: WakeWord) {
 pub(crate) fn wake_by_carrier(connection: &Connection, end: &End<'_>) {
     connection.pin(Reason::Shared);
     // As in `service::leave_ring`.
-    end.ours().wake.refuse.store(1, Ordering::SeqCst);
+    end.ours().wake.refuse.store(1, SIDE_TOLD);
 }

@@ -32,6 +32,8 @@ use toehold_channel::table::{Entry, EntryState, FLAG_INHERITED, FLAG_PINNED, Rea
 use crate::connection::{self, Connection};
 use crate::descriptors::{self, Kind};
 use crate::epoll::membership;
+use crate::lock::UNLOCKED;
+use crate::orderings::{LAST_OUT, REGION, STATE_SEEN};
 use crate::{
     adapter, family, holders, lock, offers, pairs, process, service, slabs, sleepers, sys, table,
 };
@@ -224,7 +226,7 @@ pub fn before_exec(follows: bool) -> Departure {
         let entry = connection.entry;
         // Its successor's hold; the present program's goes below.
         let shared = borrowed || holders::are_others(entry);
-        entry.holders.fetch_add(1, Ordering::AcqRel);
+        entry.holders.fetch_add(1, Ordering::Relaxed);
         let handed_on = estate
             .as_mut()
             .filter(|_| !is_standard(connection))
@@ -233,7 +235,7 @@ pub fn before_exec(follows: bool) -> Departure {
             return;
         }
         if borrowed {
-            entry.holders.fetch_sub(1, Ordering::AcqRel);
+            entry.holders.fetch_sub(1, LAST_OUT);
             service::lend(connection);
             return;
         }
@@ -248,7 +250,7 @@ pub fn before_exec(follows: bool) -> Departure {
     });
     if !borrowed {
         connection::each_held(|_, entry, _| {
-            entry.holders.fetch_sub(1, Ordering::AcqRel);
+            entry.holders.fetch_sub(1, LAST_OUT);
             holders::unmark(entry, holders::place());
         });
         each_survivor(|connection, _| {
@@ -300,8 +302,8 @@ pub fn exec_failed(departure: Departure) {
             close_all([heirloom.slab_fd, heirloom.pair_fd]);
             if heirloom.flags & LOCKED != 0 {
                 if let Some(entry) = table::entry(heirloom.entry) {
-                    entry.rx_lock.store(0, Ordering::Release);
-                    entry.tx_lock.store(0, Ordering::Release);
+                    entry.rx_lock.store(0, UNLOCKED);
+                    entry.tx_lock.store(0, UNLOCKED);
                 }
             }
         }
@@ -309,7 +311,7 @@ pub fn exec_failed(departure: Departure) {
             let place = table::table().and_then(|table| holders::join(&table, sys::getpid()));
             each_handed_on(&estate, |entry| {
                 holders::unmark(entry, place);
-                entry.holders.fetch_sub(1, Ordering::AcqRel);
+                entry.holders.fetch_sub(1, LAST_OUT);
             });
             holders::leave_family(sys::getpid());
         }
@@ -320,12 +322,12 @@ pub fn exec_failed(departure: Departure) {
             holders::join_self(&table);
         }
         connection::each_held(|_, entry, _| {
-            entry.holders.fetch_add(1, Ordering::AcqRel);
+            entry.holders.fetch_add(1, Ordering::Relaxed);
             holders::mark(entry, holders::place());
         });
         each_survivor(|connection, is_first| {
             if is_first {
-                connection.entry.holders.fetch_sub(1, Ordering::AcqRel);
+                connection.entry.holders.fetch_sub(1, LAST_OUT);
             }
         });
     }
@@ -374,7 +376,7 @@ fn take_over(heirloom: &Heirloom) -> bool {
     let Some((entry, local)) = connection::meet(heirloom.entry) else {
         return false;
     };
-    if entry.state.load(Ordering::Acquire) != EntryState::Live as u32
+    if entry.state.load(STATE_SEEN) != EntryState::Live as u32
         || entry.generation.load(Ordering::Relaxed) != heirloom.generation
     {
         return false;
@@ -402,8 +404,8 @@ fn take_over(heirloom: &Heirloom) -> bool {
     }
     let mapped = heirloom.slab_fd < 0 || map(&connection, heirloom);
     if heirloom.flags & LOCKED != 0 {
-        entry.rx_lock.store(0, Ordering::Release);
-        entry.tx_lock.store(0, Ordering::Release);
+        entry.rx_lock.store(0, UNLOCKED);
+        entry.tx_lock.store(0, UNLOCKED);
     }
     if !mapped {
         connection.pin(Reason::NoResources);
@@ -440,7 +442,7 @@ fn map(connection: &Connection, heirloom: &Heirloom) -> bool {
     local.pair.store(pair, Ordering::Relaxed);
     local.offered.store(region.as_ptr(), Ordering::Relaxed);
     if heirloom.flags & OFFERED == 0 {
-        local.region.store(region.as_ptr(), Ordering::SeqCst);
+        local.region.store(region.as_ptr(), REGION);
         // The former program's threads ended in their sleep, and its epoll instances are not known
         // here.
         sleepers::part(connection);

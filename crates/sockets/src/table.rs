@@ -76,6 +76,7 @@ impl Table {
 /// The table, when one exists already.
 #[inline]
 pub(crate) fn table() -> Option<Table> {
+    // Acquire pairs with the Release store in `Table::publish`.
     let header = HEADER.load(Ordering::Acquire);
     // SAFETY: mapped by `map_header`, and never unmapped once published; all atomics.
     unsafe { header.as_ref() }.map(Table)

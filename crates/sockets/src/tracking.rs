@@ -8,6 +8,7 @@ use toehold_channel::table::{Entry, EntryState, FLAG_ACCEPTED, Reason};
 use crate::connection::{self, Local};
 use crate::descriptors::{self, GENERATION_MASK, Noted};
 use crate::epoll::early;
+use crate::orderings::STATE_TOLD;
 use crate::{adapter, family, holders, process, sys};
 
 /// Begins to track the new connection at `fd`. On any shortage it simply stays unknown to us.
@@ -25,7 +26,7 @@ pub(crate) fn track(fd: i32, accepted: bool) {
         // No memory: nobody's again.
         if let Some(entry) = table.entry(index) {
             let free = EntryState::Free as u32;
-            entry.state.store(free, Ordering::Release);
+            entry.state.store(free, STATE_TOLD);
         }
         return;
     };
@@ -40,10 +41,9 @@ pub(crate) fn track(fd: i32, accepted: bool) {
     holders::begin(entry);
     entry.pid.store(process::pid(), Ordering::Relaxed);
     entry.fd.store(fd as u32, Ordering::Relaxed);
+    // Release pairs with the Acquire load in `Connection::is_current`.
     entry.generation.store(generation, Ordering::Release);
-    entry
-        .state
-        .store(EntryState::Live as u32, Ordering::Release);
+    entry.state.store(EntryState::Live as u32, STATE_TOLD);
     local.descriptors.store(1, Ordering::Relaxed);
     if let Noted::Unconnected(before) = descriptors::begin_connection(fd, index, generation) {
         if let Some(connection) = connection::numbered(fd, index, generation) {

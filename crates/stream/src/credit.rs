@@ -72,6 +72,8 @@ impl End<'_> {
 /// Stores a word of ours that the peer reads often, if it changes: its line stays where it is.
 fn set(word: &AtomicU32, to: u32) {
     if word.load(Ordering::Relaxed) != to {
+        // SeqCst pairs with the load in `is_asked_for_credit`: `ask_for_credit` fences before it
+        // looks.
         word.store(to, Ordering::SeqCst);
     }
 }

@@ -20,7 +20,8 @@
 //!    at `going_down`.
 
 use toehold_channel::layout::{
-    CONTROL_BYTES, Control, LEFT, RECORD_SLOTS, RECORDS_OUTSTANDING_MAX, RING_BYTES, Side,
+    CONTROL_BYTES, Control, LEFT, RECORD_SLOTS, RECORDS_OUTSTANDING_MAX, RING_BYTES, SIDE_SEEN,
+    Side,
 };
 use toehold_channel::ring::{Fault, Filled, Receiver, Sender};
 use toehold_channel::sync::{Ordering, fence};
@@ -147,6 +148,7 @@ impl<'a> End<'a> {
     /// True when the peer has published records that we have not carried out. Needs no lock.
     #[inline]
     pub fn records_pending(&self) -> bool {
+        // Acquire pairs with the Release store in `publish_record`.
         self.theirs().switch.records.load(Ordering::Acquire)
             != self.entry.rx_records.load(Ordering::Relaxed)
     }
@@ -236,8 +238,8 @@ impl<'a> End<'a> {
     pub fn ahead(&self) -> Result<[Option<Incoming>; AHEAD_MAX], Fault> {
         let entry = self.entry;
         let mut done = entry.rx_records.load(Ordering::Relaxed);
-        // Acquire as in `incoming_switching`; the ring's end is loaded after it, so it lies beyond
-        // what the records say.
+        // Acquire pairs with the Release store in `publish_record`; the ring's end is loaded after
+        // it, so it lies beyond what the records say.
         let announced = self.theirs().switch.records.load(Ordering::Acquire);
         if announced.wrapping_sub(done) > RECORDS_OUTSTANDING_MAX {
             return Err(Fault::Record);
@@ -295,6 +297,7 @@ impl<'a> End<'a> {
     /// Doorbells do not count.
     pub fn carrier_is_unused(&self) -> bool {
         let records = self.entry.tx_records.load(Ordering::Relaxed);
+        // Acquire pairs with the Release store in `acknowledge`.
         let acknowledged = self.theirs().consume.acknowledged.load(Ordering::Acquire);
         if self.tx_mode() == Mode::Ring {
             return acknowledged == records;
@@ -314,6 +317,7 @@ impl<'a> End<'a> {
     /// [`Fault::Record`] when it acknowledged more than there were.
     pub fn all_acknowledged(&self) -> Result<bool, Fault> {
         let records = self.entry.tx_records.load(Ordering::Relaxed);
+        // Acquire pairs with the Release store in `acknowledge`.
         let acknowledged = self.theirs().consume.acknowledged.load(Ordering::Acquire);
         if records.wrapping_sub(acknowledged) > RECORDS_OUTSTANDING_MAX {
             return Err(Fault::Record);
@@ -327,10 +331,9 @@ impl<'a> End<'a> {
     /// # Errors
     /// [`Fault::Record`].
     pub fn try_up(&self) -> Result<bool, Fault> {
-        // Acquire pairs with the Release store that announces the mapping.
-        if self.theirs().wake.attached.load(Ordering::Acquire) != 1
+        if self.theirs().wake.attached.load(SIDE_SEEN) != 1
             || self.ours().wake.attached.load(Ordering::Relaxed) == LEFT
-            || self.theirs().wake.refuse.load(Ordering::Acquire) != 0
+            || self.theirs().wake.refuse.load(SIDE_SEEN) != 0
             || !self.all_acknowledged()?
         {
             return Ok(false);
@@ -388,6 +391,7 @@ impl<'a> End<'a> {
         // Pairs with the fence in `go_down`: either the peer sees that we want credit and rings
         // before it goes, or we see it going.
         fence(Ordering::SeqCst);
+        // Acquire pairs with the last store in `go_down`: the record is there.
         self.rx_mode() == Mode::Ring
             && self.theirs().switch.going_down.load(Ordering::Acquire) == 0
             && !self.records_pending()

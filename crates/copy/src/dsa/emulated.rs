@@ -41,16 +41,17 @@ impl Emulated {
         let (sender, receiver) = channel::<Descriptor>();
         let in_queue = Arc::new(AtomicUsize::new(0));
         let is_dead = Arc::new(AtomicBool::new(false));
+        // Relaxed throughout: a count and a mark that order nothing. Channel and record do.
         let (left, dead) = (Arc::clone(&in_queue), Arc::clone(&is_dead));
         let thread = std::thread::spawn(move || {
             for (number, descriptor) in (1..).zip(receiver) {
                 if temper.dies_after != 0 && number > temper.dies_after {
-                    dead.store(true, Ordering::SeqCst);
+                    dead.store(true, Ordering::Relaxed);
                     return;
                 }
                 // SAFETY: whoever submitted it vouches for its memory until the record is written.
                 unsafe { perform(&descriptor, number, temper) };
-                left.fetch_sub(1, Ordering::SeqCst);
+                left.fetch_sub(1, Ordering::Relaxed);
             }
         });
         Emulated {
@@ -70,16 +71,16 @@ impl Portal for Emulated {
         } else {
             self.temper.queue
         };
-        if self.in_queue.load(Ordering::SeqCst) >= room {
+        if self.in_queue.load(Ordering::Relaxed) >= room {
             return Err(PortalError::Busy);
         }
-        self.in_queue.fetch_add(1, Ordering::SeqCst);
+        self.in_queue.fetch_add(1, Ordering::Relaxed);
         let queue = self.queue.as_ref().ok_or(PortalError::Gone)?;
         queue.send(*descriptor).map_err(|_| PortalError::Gone)
     }
 
     fn is_alive(&self) -> bool {
-        !self.is_dead.load(Ordering::SeqCst)
+        !self.is_dead.load(Ordering::Relaxed)
     }
 }
 
@@ -133,6 +134,7 @@ unsafe fn perform(descriptor: &Descriptor, number: usize, temper: Temper) {
     unsafe {
         (&raw mut (*record).bytes_completed).write_volatile(told);
         (&raw mut (*record).fault_addr).write_volatile(address);
+        // Release pairs with the Acquire load in `Dsa::completion`.
         AtomicU8::from_ptr(record.cast()).store(code, Ordering::Release);
     }
 }

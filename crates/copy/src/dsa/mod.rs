@@ -135,8 +135,8 @@ impl Dsa {
         let record = self.record(at);
         // SAFETY: a byte of our buffer that the device writes: an atomic is how to look at it.
         let status = unsafe { AtomicU8::from_ptr(record.cast()) };
-        // Acquire pairs with the device's ordering: data first, then the rest of the record, then
-        // the status.
+        // Acquire pairs with the device's ordering (data first, then the rest of the record, then
+        // the status), or with the Release store in `emulated::perform`.
         if status.load(Acquire) & status::MASK == status::NONE {
             return None;
         }

@@ -136,6 +136,7 @@ impl<T: Copy> Queue<T> {
     /// Entries finished so far, and their results and bytes with them.
     #[inline]
     pub(crate) fn finished(&self) -> u64 {
+        // Acquire pairs with the Release store of `head` in `run`.
         self.done.0.head.load(Acquire)
     }
 
@@ -149,6 +150,7 @@ impl<T: Copy> Queue<T> {
     /// Bytes finished, of all entries ever.
     #[inline]
     pub(crate) fn position(&self) -> u64 {
+        // Acquire pairs with the Release stores of `position` in `run`.
         self.done.0.position.load(Acquire)
     }
 
@@ -165,6 +167,7 @@ impl<T: Copy> Queue<T> {
         let gate = &self.anxious.0;
         // Relaxed: ordered by the fence; the column on the left, with `head` for `tail`.
         gate.word.store(1, Relaxed);
+        // Pairs with the fence in `wake_producer`.
         fence(SeqCst);
         if self.done.0.head.load(Relaxed) == seen {
             gate.sleep(1, patience_ns);
@@ -198,6 +201,7 @@ impl<T: Copy> Queue<T> {
             // Acquire pairs with the Release store in `publish`.
             let tail = self.tail.0.load(Acquire);
             if head == tail {
+                // Acquire pairs with the Release stores in `stop` and `publish`.
                 if self.stopped.load(Acquire) == 1 && self.tail.0.load(Acquire) == head {
                     return;
                 }
@@ -210,11 +214,13 @@ impl<T: Copy> Queue<T> {
                 // leaves it alone.
                 let item = entry.work.with(|at| unsafe { at.read() });
                 let (bytes, result) = work(&item, &mut |bytes| {
+                    // Release pairs with the Acquire load in `position`.
                     self.done.0.position.store(position + bytes as u64, Release);
                 });
                 position += bytes as u64;
                 head += 1;
                 entry.result.store(result, Relaxed);
+                // Release pairs with the Acquire load in `position`.
                 self.done.0.position.store(position, Release);
                 // Release pairs with the Acquire load in `finished`: bytes and result before the
                 // count.
@@ -227,6 +233,7 @@ impl<T: Copy> Queue<T> {
     #[inline]
     fn wake_producer(&self) {
         let gate = &self.anxious.0;
+        // Pairs with the fence in `sleep_until_finished`.
         fence(SeqCst);
         // Relaxed: the fences order it; the column on the right, with `head` for `tail`.
         if gate.word.load(Relaxed) == 1 {

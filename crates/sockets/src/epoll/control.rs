@@ -8,16 +8,17 @@ use toehold_channel::table::{Mode, Reason};
 use crate::connection::{self, Connection};
 use crate::descriptors::{self, Kind};
 use crate::epoll::early::control_early;
-use crate::epoll::instance::{Epoll, epoll};
+use crate::epoll::instance::{BOOKS, Epoll, epoll};
 use crate::epoll::kernels::{kick, modify_kernels};
 use crate::epoll::lists::push_ready;
 use crate::epoll::membership::{answered, become_ours, leave, virtualise_members};
 use crate::epoll::nested::control_nested;
 use crate::epoll::registration::{
-    ANSWER_EVENTS, CARRIER_EVENTS, HELD, IN_BITMAP, PARKED, TAG, allocate_registration, armed,
-    find, free_registration, registration, tag, untag,
+    ANSWER_EVENTS, CARRIER_EVENTS, HELD, IN_BITMAP, LINKED, PARKED, TAG, allocate_registration,
+    armed, find, free_registration, registration, tag, untag,
 };
 use crate::offload::awaiting;
+use crate::orderings::REGION;
 use crate::{closing, sys, waits};
 
 /// `epoll_ctl` on a known instance. `Some` is the answer; `None`: the kernel's own call does it
@@ -159,8 +160,8 @@ pub(super) fn add(
     waits::seen(connection.local);
     let is_held = awaiting::is_connecting(connection) && TAG.load(Ordering::Relaxed) != 0;
     let n = allocate_registration();
-    let is_attached = !connection.local.region.load(Ordering::Acquire).is_null()
-        && TAG.load(Ordering::Relaxed) != 0;
+    let is_attached =
+        !connection.local.region.load(REGION).is_null() && TAG.load(Ordering::Relaxed) != 0;
     // In the books first: what a one-shot tells is not told again.
     let armed = n.and_then(registration).zip(n).map(|(one, n)| {
         let event = epoll_event {
@@ -204,14 +205,13 @@ pub(super) fn add(
         connection.local.registrations.load(Ordering::Relaxed),
         Ordering::Relaxed,
     );
-    one.connection
-        .store(connection.index + 1, Ordering::Release);
-    connection.local.registrations.store(n, Ordering::Release);
+    one.connection.store(connection.index + 1, LINKED);
+    connection.local.registrations.store(n, LINKED);
     if is_held && !awaiting::is_connecting(connection) {
         // Another thread has taken the answer meanwhile.
         answered(connection);
     }
-    if !connection.local.region.load(Ordering::Acquire).is_null() {
+    if !connection.local.region.load(REGION).is_null() {
         virtualise_members(connection);
     }
     Some(Ok(()))
@@ -238,7 +238,7 @@ fn take_back(
     }
     one.set(armed(event.events), event.u64);
     one.rearmed.store(1, Ordering::Relaxed);
-    epoll.virtuals.fetch_add(1, Ordering::SeqCst);
+    epoll.virtuals.fetch_add(1, BOOKS);
     become_ours(epoll, number, connection, one, n);
     push_ready(epoll, n);
     true

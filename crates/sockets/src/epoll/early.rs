@@ -9,7 +9,8 @@ use crate::connection::Connection;
 use crate::epoll::instance::epoll;
 use crate::epoll::kernels::modify_kernels;
 use crate::epoll::registration::{
-    EARLY, ONCE, ONESHOT, PLAIN, allocate_registration, armed, free_registration, registration,
+    EARLY, LINKED, ONCE, ONESHOT, PLAIN, allocate_registration, armed, free_registration,
+    registration,
 };
 use crate::{descriptors, lock, sys, waits};
 
@@ -127,14 +128,10 @@ pub(crate) fn adopt(connection: &Connection, first: u32) {
         let once = one.events.load(Ordering::Relaxed) & ONESHOT != 0;
         one.state
             .store(if once { ONCE } else { PLAIN }, Ordering::Relaxed);
-        one.connection
-            .store(connection.index + 1, Ordering::Release);
+        one.connection.store(connection.index + 1, LINKED);
         n = one.next.load(Ordering::Relaxed);
     }
-    connection
-        .local
-        .registrations
-        .store(first, Ordering::Release);
+    connection.local.registrations.store(first, LINKED);
 }
 
 /// A socket that never became a connection is being closed.

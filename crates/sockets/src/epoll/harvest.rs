@@ -4,11 +4,12 @@ use core::mem::MaybeUninit;
 use core::sync::atomic::Ordering;
 
 use libc::{EPOLLERR, EPOLLHUP, EPOLLRDHUP, epoll_event};
+use toehold_channel::doorbell::WAKING;
 use toehold_channel::layout::CAPACITY_LOG2_MIN;
 use toehold_copy::prefetch;
 
 use crate::connection::Connection;
-use crate::epoll::instance::{BATCH, Epoll};
+use crate::epoll::instance::{BATCH, BOOKS, Epoll};
 use crate::epoll::kernels::kick;
 use crate::epoll::lists::{pop_ready, push_ready};
 use crate::epoll::registration::{EDGE, ONESHOT, READINESS, Registration, registration};
@@ -49,7 +50,7 @@ impl Epoll {
                 }
                 // A full barrier: what the marker published before it set the bit is seen when the
                 // member is looked at.
-                let mut bits = word.swap(0, Ordering::SeqCst);
+                let mut bits = word.swap(0, WAKING);
                 while bits != 0 {
                     let slot = w as u32 * 64 + bits.trailing_zeros();
                     bits &= bits - 1;
@@ -171,9 +172,8 @@ impl Epoll {
     /// for what was taken. Not to be called with the lock held.
     #[inline]
     pub(super) fn share(&self) {
-        let left = self.ready_head.load(Ordering::SeqCst);
-        // SeqCst pairs with the count in `begin_sleep`, after which the sleeper looks at the list.
-        if left != 0 && self.sleepers.load(Ordering::SeqCst) != 0 {
+        let left = self.ready_head.load(BOOKS);
+        if left != 0 && self.sleepers.load(BOOKS) != 0 {
             if let Some(one) = registration(left) {
                 kick(self.fd.load(Ordering::Relaxed) - 1, one.carrier(), left);
             }

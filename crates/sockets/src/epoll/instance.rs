@@ -23,6 +23,12 @@ pub(super) const BATCH: usize = 64;
 /// Epoll instances inside one.
 pub(super) const NESTED_MAX: usize = 8;
 
+/// A thread that is going to sleep on an instance counts itself in (`sleepers`), and then looks at
+/// the books (`virtuals`, `pair_count`, `ready_head`). Whoever changes the books then looks at
+/// `sleepers`. The look at the books pairs with the look at `sleepers`: at least one of them sees
+/// the other side's store.
+pub(super) const BOOKS: Ordering = Ordering::SeqCst;
+
 /// One epoll instance. All zeroes is a free one.
 #[repr(C, align(128))]
 pub(super) struct Epoll {
@@ -85,9 +91,8 @@ pub(super) fn epoll(number: u32) -> Option<&'static Epoll> {
 #[inline]
 pub(crate) fn is_virtual(number: u32) -> bool {
     epoll(number).is_some_and(|epoll| {
-        // SeqCst: `begin_kernel_wait` looks here after it has counted its sleeper.
-        epoll.virtuals.load(Ordering::SeqCst) != 0
-            || epoll.pair_count.load(Ordering::SeqCst) != 0
+        epoll.virtuals.load(BOOKS) != 0
+            || epoll.pair_count.load(BOOKS) != 0
             || epoll.nested_count.load(Ordering::Relaxed) != 0
     })
 }

@@ -7,7 +7,7 @@ use toehold_channel::sync::fence;
 use toehold_channel::table::Reason;
 
 use crate::connection::Connection;
-use crate::epoll::instance::Epoll;
+use crate::epoll::instance::{BOOKS, Epoll};
 use crate::epoll::registration::{
     CARRIER_EVENTS, ONCE, PLAIN, Registration, TAG, armed, registration, tag,
 };
@@ -120,9 +120,10 @@ impl Epoll {
     /// A member has become ours to answer, or its interest changed: threads that sleep already may
     /// know nothing of it. One of them is woken, and finds it. Not to be called with the lock held.
     pub(super) fn show_to_sleepers(&self, n: u32, fd: i32) {
-        // After the change to the books; the sleeper counts itself, then looks at them.
+        // After the change to the books. Pairs with the sleeper's steps in `waiting::sleep`: it
+        // counts itself in, fences, and looks at them.
         fence(Ordering::SeqCst);
-        if self.sleepers.load(Ordering::SeqCst) != 0 {
+        if self.sleepers.load(BOOKS) != 0 {
             kick(self.fd.load(Ordering::Relaxed) - 1, fd, n);
         }
     }

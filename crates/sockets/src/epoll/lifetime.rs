@@ -12,6 +12,7 @@ use crate::epoll::nested::forget_nested;
 use crate::epoll::registration::{
     EARLY, FREE_LOCK, NEXT_UNUSED, TAG, free_registration, registration, unlink,
 };
+use crate::orderings::LAST_OUT;
 use crate::{descriptors, process, sys};
 
 /// Once, at start.
@@ -30,9 +31,10 @@ pub(crate) fn created(fd: i32) {
             return;
         };
         let number = number as u32;
+        // Acquire pairs with the last store in `closing`: its user has done with it.
         if epoll
             .fd
-            .compare_exchange(0, fd + 1, Ordering::AcqRel, Ordering::Relaxed)
+            .compare_exchange(0, fd + 1, Ordering::Acquire, Ordering::Relaxed)
             .is_ok()
         {
             epoll.descriptors.store(1, Ordering::Relaxed);
@@ -67,7 +69,7 @@ pub(crate) fn duplicated(number: u32) {
 /// Descriptor `fd` of instance `number` is being closed, and stands for nothing any more.
 pub(crate) fn closing(number: u32, fd: i32) {
     let Some(epoll) = epoll(number) else { return };
-    if epoll.descriptors.fetch_sub(1, Ordering::AcqRel) != 1 {
+    if epoll.descriptors.fetch_sub(1, LAST_OUT) != 1 {
         if epoll.fd.load(Ordering::Relaxed) == fd + 1 {
             // What we ask of the kernel must not go to the file that has this number next.
             if let Some(other) = descriptors::descriptor_of_epoll(number) {
@@ -105,12 +107,14 @@ pub(crate) fn closing(number: u32, fd: i32) {
         // SAFETY: places of the pair table are never released.
         if let Some(pair) = unsafe { pair.as_ref() } {
             let bitmap = epoll.bitmaps[place].load(Ordering::Relaxed) as usize;
-            pair.epolls[bitmap.min(READY_BITMAPS - 1)].store(0, Ordering::Relaxed);
+            // Release pairs with the compare-exchange in `membership::give_bitmap`.
+            pair.epolls[bitmap.min(READY_BITMAPS - 1)].store(0, Ordering::Release);
         }
     }
     epoll.pair_count.store(0, Ordering::Relaxed);
     drop(held);
     forget_nested(number);
+    // Release pairs with the compare-exchange in `created`.
     epoll.fd.store(0, Ordering::Release);
 }
 

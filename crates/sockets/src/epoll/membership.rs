@@ -8,12 +8,12 @@
 
 use core::sync::atomic::Ordering;
 
-use toehold_channel::doorbell::WakeWord;
+use toehold_channel::doorbell::{WAKING, WakeWord};
 use toehold_channel::sync::fence;
 use toehold_stream::end::End;
 
 use crate::connection::Connection;
-use crate::epoll::instance::{Epoll, PAIRS_MAX, epoll};
+use crate::epoll::instance::{BOOKS, Epoll, PAIRS_MAX, epoll};
 use crate::epoll::kernels::{kernel_has_ours, kernel_has_programs};
 use crate::epoll::lists::{push_ready, remove_polled, remove_ready};
 use crate::epoll::registration::{
@@ -106,7 +106,7 @@ pub(super) fn virtualise_members(connection: &Connection) {
         }
         let held = epoll.lock.lock();
         if plain {
-            epoll.virtuals.fetch_add(1, Ordering::SeqCst);
+            epoll.virtuals.fetch_add(1, BOOKS);
             become_ours(epoll, number, connection, one, n);
         } else if several && one.moves(IN_BITMAP, POLLED) {
             epoll.link_polled(one, n);
@@ -247,6 +247,7 @@ pub(crate) fn hand_back(connection: &Connection, end: &End<'_>) {
     materialise(connection);
     // The peer may have gone up before it saw that we refuse, and told the ready bitmap that we no
     // longer look at. Either it sees the wake word that was stored last, or we see its record.
+    // Pairs with the barrier in `Sender::publish`.
     fence(Ordering::SeqCst);
     if end.records_pending() {
         virtualise(connection);
@@ -346,17 +347,18 @@ fn give_bitmap(epoll: &Epoll, number: u32, connection: &Connection, n: u32) -> O
             return None;
         }
         let index = pair.epolls.iter().position(|user| {
-            user.compare_exchange(0, number + 1, Ordering::AcqRel, Ordering::Relaxed)
+            // Acquire pairs with the Release store in `lifetime::closing`.
+            user.compare_exchange(0, number + 1, Ordering::Acquire, Ordering::Relaxed)
                 .is_ok()
         })?;
         epoll.pairs[count].store(pointer, Ordering::Relaxed);
         epoll.bitmaps[count].store(index as u32, Ordering::Relaxed);
-        epoll.pair_count.store(count as u32 + 1, Ordering::SeqCst);
+        epoll.pair_count.store(count as u32 + 1, BOOKS);
         // Threads may sleep already.
-        let sleeps = epoll.sleepers.load(Ordering::SeqCst) != 0;
+        let sleeps = epoll.sleepers.load(BOOKS) != 0;
         pair.ours(index as u32)?
             .sleeping
-            .store(sleeps.into(), Ordering::SeqCst);
+            .store(sleeps.into(), WAKING);
         bitmap = Some(index);
     }
     pair.registration(slot)?.store(n, Ordering::Relaxed);

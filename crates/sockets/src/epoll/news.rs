@@ -3,7 +3,7 @@
 use core::sync::atomic::Ordering;
 
 use libc::EPOLLOUT;
-use toehold_channel::doorbell::{WakeWord, mark};
+use toehold_channel::doorbell::{WAKING, WakeWord, mark};
 
 use crate::connection::Connection;
 use crate::epoll::instance::epoll;
@@ -43,7 +43,7 @@ pub(crate) fn nudge(connection: &Connection) {
     };
     mark(bitmap, bit);
     // Another process's is woken by the doorbell, which is left to it.
-    if bitmap.sleeping.load(Ordering::SeqCst) == 1 && !sleepers::is_home_anothers(connection) {
+    if bitmap.sleeping.load(WAKING) == 1 && !sleepers::is_home_anothers(connection) {
         let number = pair
             .registration(bit)
             .map_or(0, |number| number.load(Ordering::Relaxed));

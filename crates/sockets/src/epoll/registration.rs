@@ -29,6 +29,12 @@ const NUMBER_BITS: u32 = 17;
 const NUMBER_MASK: u64 = (1 << NUMBER_BITS) - 1;
 const ARMINGS_MAX: u32 = (1 << (32 - NUMBER_BITS)) - 1;
 
+/// How a registration is put where others find it (`Local::registrations`, its own `connection`),
+/// after its words were filled in. Pairs with the loads by [`FOLLOWED`].
+pub(super) const LINKED: Ordering = Ordering::Release;
+/// How those words are loaded, before the registration's own. Pairs with the stores by [`LINKED`].
+const FOLLOWED: Ordering = Ordering::Acquire;
+
 /// One `epoll_ctl(ADD)` of a tracked connection. All zeroes is a free one.
 #[derive(Default)]
 pub(super) struct Registration {
@@ -136,7 +142,7 @@ impl Registration {
     }
 
     pub(super) fn behind(&self) -> Option<Connection> {
-        let index = self.connection.load(Ordering::Acquire).checked_sub(1)?;
+        let index = self.connection.load(FOLLOWED).checked_sub(1)?;
         let connection = Connection {
             fd: self.carrier(),
             index,
@@ -255,7 +261,8 @@ pub(super) fn free_registration(number: u32) {
     let Some(gone) = registration(number) else {
         return;
     };
-    gone.connection.store(0, Ordering::Release);
+    // Relaxed: 0 leads to nothing.
+    gone.connection.store(0, Ordering::Relaxed);
     let duplicate = gone.duplicate.swap(0, Ordering::Relaxed);
     if duplicate != 0 {
         descriptors::disown(duplicate - 1);
@@ -268,7 +275,7 @@ pub(super) fn free_registration(number: u32) {
 }
 
 pub(super) fn find(connection: &Connection, number: u32, fd: i32) -> Option<u32> {
-    let mut n = connection.local.registrations.load(Ordering::Acquire);
+    let mut n = connection.local.registrations.load(FOLLOWED);
     while let Some(one) = registration(n) {
         if one.epoll.load(Ordering::Relaxed) == number && one.fd.load(Ordering::Relaxed) == fd {
             return Some(n);
@@ -282,7 +289,7 @@ pub(super) fn each_registration(
     connection: &Connection,
     mut each: impl FnMut(u32, &'static Registration),
 ) {
-    let mut n = connection.local.registrations.load(Ordering::Acquire);
+    let mut n = connection.local.registrations.load(FOLLOWED);
     while let Some(one) = registration(n) {
         let next = one.next.load(Ordering::Relaxed);
         each(n, one);
@@ -294,7 +301,7 @@ pub(super) fn unlink(connection: &Connection, number: u32) {
     let mut place = &connection.local.registrations;
     while let Some(one) = registration(place.load(Ordering::Relaxed)) {
         if place.load(Ordering::Relaxed) == number {
-            place.store(one.next.load(Ordering::Relaxed), Ordering::Release);
+            place.store(one.next.load(Ordering::Relaxed), LINKED);
             return;
         }
         place = &one.next;
@@ -303,6 +310,6 @@ pub(super) fn unlink(connection: &Connection, number: u32) {
 
 /// True when at most one instance has the connection: more cannot share its one wake word.
 pub(super) fn is_only_member(connection: &Connection) -> bool {
-    registration(connection.local.registrations.load(Ordering::Acquire))
+    registration(connection.local.registrations.load(FOLLOWED))
         .is_none_or(|one| one.next.load(Ordering::Relaxed) == 0)
 }

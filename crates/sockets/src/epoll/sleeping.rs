@@ -2,17 +2,18 @@
 
 use core::sync::atomic::Ordering;
 
+use toehold_channel::doorbell::WAKING;
 use toehold_channel::sync::fence;
 
 use crate::arming::{arm, disarm};
-use crate::epoll::instance::Epoll;
+use crate::epoll::instance::{BOOKS, Epoll};
 use crate::epoll::registration::{Registration, registration};
 
 impl Epoll {
     /// One more thread sleeps on this instance: says so on all its ready bitmaps.
     pub(super) fn begin_sleep(&self) {
         let _held = self.lock.lock();
-        self.sleepers.fetch_add(1, Ordering::SeqCst);
+        self.sleepers.fetch_add(1, BOOKS);
         self.set_sleeping(1);
     }
 
@@ -21,11 +22,13 @@ impl Epoll {
     pub(super) fn end_sleep(&self) {
         let others = {
             let _held = self.lock.lock();
-            let others = self.sleepers.fetch_sub(1, Ordering::SeqCst) > 1;
+            let others = self.sleepers.fetch_sub(1, BOOKS) > 1;
             self.set_sleeping(others.into());
             others
         };
         if others {
+            // Pairs with the notifier's exchange in `doorbell::mark`: it sees the sleep words, or
+            // we see its bit.
             fence(Ordering::SeqCst);
             self.sweep();
         }
@@ -39,7 +42,7 @@ impl Epoll {
                 continue;
             };
             if let Some(bitmap) = pair.ours(self.bitmaps[place].load(Ordering::Relaxed)) {
-                bitmap.sleeping.store(sleeping, Ordering::SeqCst);
+                bitmap.sleeping.store(sleeping, WAKING);
             }
         }
     }

@@ -5,7 +5,7 @@ use core::sync::atomic::Ordering;
 use libc::epoll_event;
 use toehold_channel::sync::fence;
 
-use crate::epoll::instance::{Epoll, POLLED_MAX, epoll, is_virtual};
+use crate::epoll::instance::{BOOKS, Epoll, POLLED_MAX, epoll, is_virtual};
 use crate::epoll::nested::without_repeats;
 use crate::epoll::registration::untag;
 use crate::epoll::sleeping::arm_member;
@@ -193,7 +193,8 @@ pub(super) fn sleep(
         arm_member(n, true);
     }
     epoll.set_nested_observed(true);
-    // The other half of `toehold_channel::doorbell`: we said that we sleep, now look again.
+    // We said that we sleep, now look again. Pairs with the notifier's exchange in `doorbell::mark`
+    // and with the fence in `show_to_sleepers`.
     fence(Ordering::SeqCst);
     let news = epoll.sweep() || epoll.has_nested_ready();
     let result = kernel(events, if news { Some(0) } else { left });
@@ -215,7 +216,7 @@ pub(crate) fn begin_kernel_wait(number: u32) -> bool {
     };
     // A full barrier between this and the look: either we see the member, or whoever adds it sees
     // us.
-    epoll.sleepers.fetch_add(1, Ordering::SeqCst);
+    epoll.sleepers.fetch_add(1, BOOKS);
     if is_virtual(number) {
         end_kernel_wait(number);
         return false;
@@ -229,7 +230,7 @@ pub(crate) fn end_kernel_wait(number: u32) {
     let Some(epoll) = epoll(number) else { return };
     if epoll.pair_count.load(Ordering::Relaxed) == 0 {
         // A ready bitmap that comes at this moment stays asleep: its peer rings once without need.
-        epoll.sleepers.fetch_sub(1, Ordering::SeqCst);
+        epoll.sleepers.fetch_sub(1, BOOKS);
     } else {
         epoll.end_sleep();
     }

@@ -15,6 +15,7 @@ use crate::descriptors::{self, Kind};
 use crate::epoll::membership;
 use crate::offload::awaiting::{self, Answer, sleep};
 use crate::offload::{addresses, engine, routing};
+use crate::orderings::OFFLOAD_SEEN;
 use crate::{adapter, closing, errno, pending, process, sys, tracking};
 
 /// How long the relay may take for the carrier's handshake, which the kernel makes on loopback all
@@ -64,7 +65,7 @@ pub(crate) unsafe fn connect(fd: i32, address: *const sockaddr, len: socklen_t) 
 /// A further `connect` on a socket that has been through here.
 fn again(fd: i32) -> Option<Opened> {
     let connection = connection::at(fd)?;
-    let flags = connection.entry.flags.load(Ordering::Acquire);
+    let flags = connection.entry.flags.load(OFFLOAD_SEEN);
     if flags & FLAG_CONNECTING != 0 && awaiting::look(&connection) == Answer::Pending {
         return Some(if sys::is_nonblocking(fd) {
             errno::set(libc::EALREADY);
@@ -73,7 +74,7 @@ fn again(fd: i32) -> Option<Opened> {
             finish(&connection)
         });
     }
-    let flags = connection.entry.flags.load(Ordering::Acquire);
+    let flags = connection.entry.flags.load(OFFLOAD_SEEN);
     if flags & FLAG_REFUSED != 0 {
         if let Some(error) = pending::take(&connection) {
             return Some(fail(&connection, error));
@@ -257,7 +258,7 @@ fn finish(connection: &Connection) -> Opened {
 }
 
 fn done(connection: &Connection, answer: Answer) -> Opened {
-    let flags = connection.entry.flags.load(Ordering::Acquire);
+    let flags = connection.entry.flags.load(OFFLOAD_SEEN);
     match answer {
         Answer::Refused => {
             let error = pending::take(connection);

@@ -14,6 +14,7 @@ use toehold_channel::table::{FLAG_CONNECTING, FLAG_OFFLOAD, FLAG_REFUSED, Reason
 use crate::connection::{self, Connection};
 use crate::epoll::membership;
 use crate::offload::{addresses, endings, liveness, routing};
+use crate::orderings::{OFFLOAD_SEEN, OFFLOAD_TOLD};
 use crate::{errno, lock, pending, real, sleep, sys};
 
 /// Connections of this process that wait for the engine's answer: while there are none, nothing
@@ -35,7 +36,7 @@ pub(crate) enum Answer {
 pub(super) fn begin(connection: &Connection) {
     WAITING.fetch_add(1, Ordering::Relaxed);
     let flags = FLAG_OFFLOAD | FLAG_CONNECTING;
-    connection.entry.flags.fetch_or(flags, Ordering::Release);
+    connection.entry.flags.fetch_or(flags, OFFLOAD_TOLD);
 }
 
 /// True while some connection of this process waits for an answer.
@@ -53,7 +54,7 @@ pub(crate) fn is_waiting(fd: i32) -> bool {
 /// True when the connection waits for the engine's answer.
 #[inline]
 pub(crate) fn is_connecting(connection: &Connection) -> bool {
-    connection.entry.flags.load(Ordering::Acquire) & FLAG_CONNECTING != 0
+    connection.entry.flags.load(OFFLOAD_SEEN) & FLAG_CONNECTING != 0
 }
 
 /// Takes the answer, if it is there.
@@ -63,7 +64,7 @@ pub(crate) fn look(connection: &Connection) -> Answer {
         // Whoever has the lock takes the answer; we look again.
         return Answer::Pending;
     };
-    let flags = entry.flags.load(Ordering::Acquire);
+    let flags = entry.flags.load(OFFLOAD_SEEN);
     if flags & FLAG_CONNECTING == 0 {
         return if flags & FLAG_REFUSED != 0 {
             Answer::Refused
@@ -95,7 +96,7 @@ pub(crate) fn look(connection: &Connection) -> Answer {
             }
             entry.rx_carrier.store(0, Ordering::Relaxed);
             entry.tx_carrier.store(0, Ordering::Relaxed);
-            entry.flags.fetch_and(!FLAG_OFFLOAD, Ordering::Release);
+            entry.flags.fetch_and(!FLAG_OFFLOAD, OFFLOAD_TOLD);
             entry
                 .reason
                 .store(Reason::NoRelay as u32, Ordering::Relaxed);
@@ -146,7 +147,7 @@ fn settle(connection: &Connection, outcome: u32) {
     }
     let over = FLAG_CONNECTING | if outcome != 0 { FLAG_OFFLOAD } else { 0 };
     entry.flags.fetch_or(outcome, Ordering::Relaxed);
-    entry.flags.fetch_and(!over, Ordering::Release);
+    entry.flags.fetch_and(!over, OFFLOAD_TOLD);
     WAITING.fetch_sub(1, Ordering::Relaxed);
 }
 
@@ -178,7 +179,7 @@ pub(crate) fn before_transfer(connection: &Connection, flags: i32) -> Result<(),
 /// `SO_ERROR` of a connection that waits for an answer or got a bad one; `None` for the kernel to
 /// answer.
 pub(crate) fn error_option(connection: &Connection) -> Option<i32> {
-    let flags = connection.entry.flags.load(Ordering::Acquire);
+    let flags = connection.entry.flags.load(OFFLOAD_SEEN);
     if flags & (FLAG_CONNECTING | FLAG_REFUSED) == 0 {
         return None;
     }

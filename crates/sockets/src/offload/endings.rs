@@ -10,6 +10,7 @@ use toehold_channel::table::FLAG_OFFLOAD;
 
 use crate::connection::Connection;
 use crate::offload::routing;
+use crate::orderings::OFFLOAD_SEEN;
 use crate::{errno, sys};
 
 /// Where the routing page will speak of this connection's carrier.
@@ -73,7 +74,7 @@ pub(crate) fn error_option(connection: &Connection) -> Option<i32> {
 
 fn reason(connection: &Connection) -> Option<i32> {
     let entry = connection.entry;
-    if entry.flags.load(Ordering::Acquire) & FLAG_OFFLOAD == 0 {
+    if entry.flags.load(OFFLOAD_SEEN) & FLAG_OFFLOAD == 0 {
         return None;
     }
     let place = CarrierKey::from_word(entry.place.load(Ordering::Relaxed))?;

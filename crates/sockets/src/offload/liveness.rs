@@ -15,6 +15,7 @@ use toehold_channel::offload::true_ends;
 use toehold_channel::table::{FLAG_CONNECTING, FLAG_OFFLOAD};
 
 use crate::connection::{self, Connection};
+use crate::orderings::OFFLOAD_SEEN;
 use crate::{adapter, errno, sys};
 
 /// The descriptor, and one, of the connection of which something was set that the adapter has not
@@ -43,7 +44,7 @@ pub(crate) fn option_set(connection: &Connection, level: i32, name: i32) {
                     | libc::TCP_USER_TIMEOUT
             )
     );
-    let flags = connection.entry.flags.load(Ordering::Acquire);
+    let flags = connection.entry.flags.load(OFFLOAD_SEEN);
     // One that waits for its answer says it when it is there.
     if !is_ours || flags & FLAG_OFFLOAD == 0 || flags & FLAG_CONNECTING != 0 {
         return;
@@ -80,7 +81,7 @@ fn say_of(unsaid: u32) {
         return;
     };
     let is_there = |connection: &Connection| {
-        let flags = connection.entry.flags.load(Ordering::Acquire);
+        let flags = connection.entry.flags.load(OFFLOAD_SEEN);
         flags & (FLAG_OFFLOAD | FLAG_CONNECTING) == FLAG_OFFLOAD
     };
     if let Some(connection) = connection::at(fd.cast_signed()).filter(is_there) {

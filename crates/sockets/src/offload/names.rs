@@ -1,14 +1,13 @@
 //! The addresses a program is told: of an offloaded connection those of the engine's, not of the
 //! carrier's.
 
-use core::sync::atomic::Ordering;
-
 use libc::{sockaddr_storage, socklen_t};
 use toehold_channel::offload::true_ends;
 use toehold_channel::table::{FLAG_CONNECTING, FLAG_OFFLOAD};
 
 use crate::connection::Connection;
 use crate::offload::{addresses, awaiting};
+use crate::orderings::OFFLOAD_SEEN;
 use crate::sys;
 
 /// Which end of a connection.
@@ -26,14 +25,14 @@ pub(crate) fn answer(
     connection: &Connection,
     side: Side,
 ) -> Option<Result<(sockaddr_storage, socklen_t), i32>> {
-    let flags = connection.entry.flags.load(Ordering::Acquire);
+    let flags = connection.entry.flags.load(OFFLOAD_SEEN);
     if flags & FLAG_OFFLOAD == 0 {
         return None;
     }
     if flags & FLAG_CONNECTING != 0 {
         awaiting::look(connection);
     }
-    let is_connecting = connection.entry.flags.load(Ordering::Acquire) & FLAG_CONNECTING != 0;
+    let is_connecting = connection.entry.flags.load(OFFLOAD_SEEN) & FLAG_CONNECTING != 0;
     let (local, remote) = true_ends(connection.entry);
     match side {
         Side::Remote if is_connecting => Some(Err(libc::ENOTCONN)),

@@ -9,6 +9,7 @@ use toehold_channel::table::{FLAG_OFFLOAD, Reason};
 use crate::connection::Connection;
 use crate::epoll::early;
 use crate::offload::{addresses, endings, engine, liveness, routing};
+use crate::orderings::OFFLOAD_TOLD;
 use crate::{adapter, descriptors, process, sys};
 
 /// How long each `listen` waits for the engine to do so as well; an adapter that is stopped costs
@@ -70,7 +71,7 @@ pub(crate) fn accepted(connection: &Connection) -> bool {
     entry
         .reason
         .store(Reason::Relayed as u32, Ordering::Relaxed);
-    entry.flags.fetch_or(FLAG_OFFLOAD, Ordering::Release);
+    entry.flags.fetch_or(FLAG_OFFLOAD, OFFLOAD_TOLD);
     liveness::begin(connection);
     true
 }

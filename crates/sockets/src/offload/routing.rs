@@ -72,10 +72,12 @@ pub(crate) fn has_business() -> bool {
 
 /// As [`routing_page`], without asking.
 pub(super) fn known_routing_page() -> Option<RoutingPage> {
+    // Acquire pairs with the last store in `learn`: page and token are there.
     if !HAS_ENGINE.load(Ordering::Acquire) {
         return None;
     }
-    let base = ROUTING_PAGE.load(Ordering::Acquire);
+    // Relaxed: stored before `HAS_ENGINE`.
+    let base = ROUTING_PAGE.load(Ordering::Relaxed);
     // SAFETY: mapped by `learn` for this length, and only ever replaced in place.
     (!base.is_null()).then(|| unsafe { RoutingPage::at(base) })
 }
@@ -87,12 +89,13 @@ pub(super) fn client_token() -> ClientToken {
 
 /// The engine that is known was another adapter's.
 pub(super) fn forget() {
-    HAS_ENGINE.store(false, Ordering::Release);
+    // Relaxed: the page and the token stay as they are.
+    HAS_ENGINE.store(false, Ordering::Relaxed);
 }
 
 /// Maps what the adapter shows. The caller holds the adapter's lock.
 pub(crate) fn learn(message: &Message, descriptors: [Option<OwnedFd>; 2]) {
-    HAS_ENGINE.store(false, Ordering::Release);
+    HAS_ENGINE.store(false, Ordering::Relaxed);
     for (place, half) in PASS.iter().zip([message.pair, message.cookie]) {
         place.store(half, Ordering::Relaxed);
     }
@@ -124,15 +127,17 @@ pub(crate) fn learn(message: &Message, descriptors: [Option<OwnedFd>; 2]) {
         }
         known
     };
-    ROUTING_PAGE.store(base, Ordering::Release);
+    // Relaxed: `HAS_ENGINE` is stored after it.
+    ROUTING_PAGE.store(base, Ordering::Relaxed);
     // SAFETY: just mapped for this length.
     let is_valid = unsafe { RoutingPage::at(base) }.is_valid();
+    // Release pairs with the Acquire load in `known_routing_page`.
     HAS_ENGINE.store(is_valid, Ordering::Release);
 }
 
 /// The address and length of the routing page, if it is mapped.
 pub(crate) fn mapped() -> impl Iterator<Item = (usize, usize)> {
-    let base = ROUTING_PAGE.load(Ordering::Acquire) as usize;
+    let base = ROUTING_PAGE.load(Ordering::Relaxed) as usize;
     (base != 0)
         .then_some((base, ROUTING_PAGE_BYTES))
         .into_iter()

@@ -8,6 +8,7 @@ use toehold_channel::table::Mode;
 use toehold_stream::end::{End, Incoming};
 
 use crate::connection::{Connection, HINT_LOOK};
+use crate::orderings::REGION;
 use crate::sleep::{self, Patience};
 use crate::{
     arming, attention, deferral, doorbells, errno, lock, pending, real, sleepers, sys, wait,
@@ -41,6 +42,7 @@ pub(super) fn arm_for_unknown_wait(connection: &Connection) -> bool {
         rung = end.ours().wake.wake.load(Ordering::Relaxed) == WakeWord::None.to_word();
         sleepers::set_wake(&end, WakeWord::Bell);
     }
+    // Pairs with the barrier in `Sender::publish`.
     fence(Ordering::SeqCst);
     if rung {
         // The doorbell that was asked for before has come, for what this program has read by now.
@@ -69,8 +71,9 @@ pub(super) fn wait_for_bytes(
     let (entry, local) = (connection.entry, connection.local);
     let handlers = deferral::handlers();
     let news = || {
+        // Relaxed: the look after the wait loads it again.
         (end.rx_mode() != Mode::Carrier
-            && end.theirs().publish.tail.load(Ordering::Acquire) != seen)
+            && end.theirs().publish.tail.load(Ordering::Relaxed) != seen)
             || end.records_pending()
             || end.theirs().wake.closed.load(Ordering::Relaxed) != 0
     };
@@ -125,7 +128,7 @@ pub(super) fn wait_for_bytes(
     attention::follow();
     let start = sys::now_ns();
     arming::arm(connection, end);
-    local.readers.fetch_add(1, Ordering::SeqCst);
+    local.readers.fetch_add(1, REGION);
     let slept = !news() || only_closed_news(end);
     let result = if !slept {
         1
@@ -152,7 +155,7 @@ pub(super) fn wait_for_bytes(
         result
     };
     let error = if result < 0 { errno::get() } else { 0 };
-    local.readers.fetch_sub(1, Ordering::SeqCst);
+    local.readers.fetch_sub(1, REGION);
     arming::disarm(connection, end);
     local.spin.slept(sys::now_ns() - start);
     match (result, error) {

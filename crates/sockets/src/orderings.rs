@@ -1,0 +1,28 @@
+//! Orderings of protocols in which several modules take part. Each stands here once, with the
+//! access that it pairs with. An ordering that one module uses stands at its access.
+
+use core::sync::atomic::Ordering;
+
+/// A thread counts itself in (`Local::users`, `Local::sleepers`, `Entry::rx_in_flight`,
+/// `Entry::tx_in_flight`) and then looks at `Local::region`. Whoever gives or takes the region
+/// stores it and then looks at the counts. The look at `region` pairs with the look at `users` and
+/// its like: at least one of them sees the other side's store.
+pub(crate) const REGION: Ordering = Ordering::SeqCst;
+
+/// Counts a user of something out. Whoever counts the last one out ends that thing: the decrement
+/// pairs with those of the others (`fetch_sub`), so all that they did with it comes before.
+pub(crate) const LAST_OUT: Ordering = Ordering::AcqRel;
+
+/// Stores `Entry::flags` after the words that `FLAG_OFFLOAD` speaks of (true addresses, place in
+/// the routing page). Pairs with the loads by [`OFFLOAD_SEEN`].
+pub(crate) const OFFLOAD_TOLD: Ordering = Ordering::Release;
+
+/// Loads `Entry::flags` before those words. Pairs with the stores by [`OFFLOAD_TOLD`].
+pub(crate) const OFFLOAD_SEEN: Ordering = Ordering::Acquire;
+
+/// Stores the state of an entry that is filled in, or that its user has done with. Pairs with the
+/// compare-exchange in `Header::allocate` and with the loads by [`STATE_SEEN`].
+pub(crate) const STATE_TOLD: Ordering = Ordering::Release;
+
+/// Loads the state of an entry before its other words. Pairs with the stores by [`STATE_TOLD`].
+pub(crate) const STATE_SEEN: Ordering = Ordering::Acquire;
