@@ -16,15 +16,17 @@ pub(crate) struct Adapter {
     child: Child,
     toehold: PathBuf,
     runtime: PathBuf,
+    user: Option<&'static str>,
 }
 
 impl Adapter {
     /// Starts one, and waits until it answers. `command` runs the program `toehold`, perhaps in
-    /// another network; what the adapter says goes to `log`.
+    /// another network, as `user`; what the adapter says goes to `log`.
     pub(crate) fn start(
         mut command: Command,
         toehold: &Path,
         runtime: &Path,
+        user: Option<&'static str>,
         log: Stdio,
     ) -> Result<Adapter, String> {
         command.args(["adapter", "--runtime-dir"]).arg(runtime);
@@ -36,6 +38,7 @@ impl Adapter {
             child: command.spawn().map_err(|error| error.to_string())?,
             toehold: toehold.to_owned(),
             runtime: runtime.to_owned(),
+            user,
         };
         let begun = Instant::now();
         while adapter.status().is_none() {
@@ -54,7 +57,8 @@ impl Adapter {
 
     /// What `toehold status --json` says.
     pub(crate) fn status(&self) -> Option<Value> {
-        let mut command = Command::new(&self.toehold);
+        // An adapter answers its own user.
+        let mut command = as_user(self.user, &self.toehold);
         command.args(["status", "--json", "--runtime-dir"]);
         let output = command.arg(&self.runtime).output().ok()?;
         serde_json::from_slice(&output.stdout).ok()
@@ -71,4 +75,17 @@ impl Drop for Adapter {
     fn drop(&mut self) {
         self.end();
     }
+}
+
+/// A command for a program, as a user, if there is one. It ends with the thread that starts it.
+pub(crate) fn as_user(user: Option<&str>, program: &Path) -> Command {
+    let Some(user) = user else {
+        return Command::new(program);
+    };
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid", user, "--regid", user, "--clear-groups"]);
+    // A change of the user takes an earlier wish for that signal back.
+    command.args(["--pdeathsig", "KILL", "--"]).arg(program);
+    command.env_remove("XDG_RUNTIME_DIR");
+    command
 }

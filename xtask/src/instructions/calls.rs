@@ -50,7 +50,7 @@ fn table() -> Result<String, String> {
     let runtime = work.path().join("runtime");
     let toehold = release("toehold");
     let command = Command::new(&toehold);
-    let adapter = Adapter::start(command, &toehold, &runtime, Stdio::inherit())?;
+    let adapter = Adapter::start(command, &toehold, &runtime, None, Stdio::inherit())?;
     let mut table = String::from(
         "| call | without Toehold | stays on the kernel | upgraded |\n|---|---|---|---|\n",
     );

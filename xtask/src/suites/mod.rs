@@ -5,7 +5,8 @@
 //! - [`run`]: one test program, run to its end or to the end of our patience.
 //! - [`network`]: where it runs. [`leftovers`]: what is cleaned up when a signal ends a run.
 //! - [`source`]: sources of others, fetched once.
-//! - [`python`], [`libuv`], [`libevent`], [`memcached`], [`redis`], [`curl`]: what is run of each.
+//! - [`python`], [`libuv`], [`libevent`], [`memcached`], [`redis`], [`curl`], [`postgres`]: what is
+//!   run of each.
 //! - [`differences`]: the differences that are accepted.
 
 mod curl;
@@ -15,6 +16,7 @@ mod libevent;
 mod libuv;
 mod memcached;
 mod network;
+mod postgres;
 mod python;
 mod redis;
 mod run;
@@ -45,52 +47,68 @@ struct Suite {
     /// How many of its programs run at the same time, each in a network of its own. One where they
     /// share files.
     at_once: usize,
+    /// Where root runs the suites: the user that runs its programs.
+    user: Option<&'static str>,
     /// Its programs; only the quick ones where the flag is set. What there is to build is built.
     programs: fn(is_quick: bool) -> Result<Vec<Program>, String>,
 }
 
 /// In the order in which they begin: those that take long come first.
-const SUITES: [Suite; 7] = [
+const SUITES: [Suite; 8] = [
     Suite {
         name: "python",
         about: "CPython 3.11: sockets, selectors, TLS, internet protocols, processes",
         at_once: 3,
+        user: None,
         programs: python::programs,
     },
     Suite {
         name: "asyncio",
         about: "CPython 3.11: all of test_asyncio",
         at_once: 3,
+        user: None,
         programs: python::asyncio,
     },
     Suite {
         name: "curl",
         about: "curl: the tool and its library, against servers of its own",
         at_once: 1,
+        user: None,
         programs: curl::programs,
+    },
+    Suite {
+        name: "postgres",
+        about: "PostgreSQL 15: regression and isolation tests, over TCP",
+        at_once: 2,
+        user: Some("postgres"),
+        programs: postgres::programs,
     },
     Suite {
         name: "memcached",
         about: "memcached: its Perl tests, over TCP",
         at_once: 2,
+        user: None,
         programs: memcached::programs,
     },
     Suite {
         name: "libuv",
         about: "libuv: each of its tests in a process of its own",
         at_once: 1,
+        user: None,
         programs: libuv::programs,
     },
     Suite {
         name: "libevent",
         about: "libevent's regress, over epoll, poll and select",
         at_once: 4,
+        user: None,
         programs: libevent::programs,
     },
     Suite {
         name: "redis",
         about: "Redis: units and integration tests, by its Tcl client",
         at_once: 1,
+        user: None,
         programs: redis::programs,
     },
 ];
@@ -249,7 +267,7 @@ fn examine(suite: &Suite, programs: &[Program]) -> Result<Row, String> {
         _ => None,
     };
     let _reserved = reserved.transpose().map_err(|error| error.to_string())?;
-    let ground = Grounds::new(suite.name, suite.at_once)?;
+    let ground = Grounds::new(suite.name, suite.user, suite.at_once)?;
     let plain = ground.run(programs, Way::Plain);
     let accelerated = ground.run(programs, Way::Accelerated);
     let (mut differences, mut unsteady) = (Vec::new(), Vec::new());

@@ -48,10 +48,10 @@ pub(super) fn programs(is_quick: bool) -> Result<Vec<Program>, String> {
     if is_quick {
         return Ok(Vec::new());
     }
-    let programs = PROGRAMS.map(|name| in_path(name).ok_or(name));
+    let programs = PROGRAMS.map(|name| source::in_path(name).ok_or(name));
     let programs: Result<Vec<_>, _> = programs.into_iter().collect();
     let programs = programs.map_err(|name| format!("{name} is not installed"))?;
-    if in_path("tclsh").is_none() {
+    if source::in_path("tclsh").is_none() {
         return Err("Tcl is not installed".to_owned());
     }
     let source = source::of_package("redis")?;
@@ -105,7 +105,7 @@ fn read(line: &str) -> Option<(String, Outcome)> {
 }
 
 /// A folder in which the suite may write, with the installed programs where it looks for them.
-fn prepare(source: &Path, programs: &[PathBuf], work: &Path) -> std::io::Result<()> {
+fn prepare(from: &Path, programs: &[PathBuf], work: &Path) -> std::io::Result<()> {
     if work.exists() {
         std::fs::remove_dir_all(work)?;
     }
@@ -114,7 +114,7 @@ fn prepare(source: &Path, programs: &[PathBuf], work: &Path) -> std::io::Result<
         std::os::unix::fs::symlink(program, work.join("src").join(name))?;
     }
     // `tests` holds what a run leaves behind; of the rest the suite only reads.
-    for entry in std::fs::read_dir(source)? {
+    for entry in std::fs::read_dir(from)? {
         let entry = entry?;
         let name = entry.file_name();
         if name == "src" || name == "tests" {
@@ -122,23 +122,7 @@ fn prepare(source: &Path, programs: &[PathBuf], work: &Path) -> std::io::Result<
         }
         std::os::unix::fs::symlink(entry.path(), work.join(name))?;
     }
-    copy_tree(&source.join("tests"), &work.join("tests"))
-}
-
-fn copy_tree(from: &Path, to: &Path) -> std::io::Result<()> {
-    std::fs::create_dir_all(to)?;
-    for entry in std::fs::read_dir(from)? {
-        let entry = entry?;
-        let target = to.join(entry.file_name());
-        let kind = entry.file_type()?;
-        if kind.is_dir() {
-            copy_tree(&entry.path(), &target)?;
-        } else if kind.is_file() {
-            // Not the sockets that an earlier run, elsewhere, may have left.
-            std::fs::copy(entry.path(), target)?;
-        }
-    }
-    Ok(())
+    source::copy_tree(&from.join("tests"), &work.join("tests"))
 }
 
 /// `#define REDIS_VERSION "7.0.15"`.
@@ -158,13 +142,6 @@ fn version_of_server(server: &Path) -> Option<String> {
         .split_whitespace()
         .find_map(|word| word.strip_prefix("v="))?;
     Some(word.to_owned())
-}
-
-fn in_path(name: &str) -> Option<PathBuf> {
-    let path = std::env::var_os("PATH")?;
-    std::env::split_paths(&path)
-        .map(|directory| directory.join(name))
-        .find(|file| file.is_file())
 }
 
 #[cfg(test)]

@@ -23,7 +23,7 @@ use serde_json::Value;
 use super::leftovers::{self, Folder};
 use super::network::Network;
 use super::source;
-use crate::adapter::Adapter;
+use crate::adapter::{Adapter, as_user};
 use crate::target;
 
 /// How often running programs are looked at.
@@ -106,9 +106,13 @@ pub(crate) enum Way {
 pub(crate) struct Grounds(Vec<Ground>);
 
 impl Grounds {
-    /// Prepares `count` grounds for a suite.
-    pub(crate) fn new(suite: &'static str, count: usize) -> Result<Grounds, String> {
-        let grounds = (0..count).map(|_| Ground::new(suite));
+    /// Prepares `count` grounds for a suite, whose programs run as `user`.
+    pub(crate) fn new(
+        suite: &'static str,
+        user: Option<&'static str>,
+        count: usize,
+    ) -> Result<Grounds, String> {
+        let grounds = (0..count).map(|_| Ground::new(suite, user));
         Ok(Grounds(grounds.collect::<Result<_, _>>()?))
     }
 
@@ -143,28 +147,62 @@ struct Ground {
     network: Option<Network>,
     adapter: Adapter,
     work: Folder,
+    /// The user of the adapter and of the programs, where it is not the one that runs this.
+    user: Option<&'static str>,
     toehold: PathBuf,
+    library: PathBuf,
 }
 
 impl Ground {
     /// Prepares all of it for a suite.
-    fn new(suite: &'static str) -> Result<Ground, String> {
-        let toehold = target().join("release/toehold");
+    fn new(suite: &'static str, user: Option<&'static str>) -> Result<Ground, String> {
+        // SAFETY: takes nothing, cannot fail.
+        let user = user.filter(|_| unsafe { libc::geteuid() } == 0);
         let network = Network::new();
         let work = Folder::new(network.as_ref()).map_err(|error| error.to_string())?;
-        let mut command = within(network.as_ref(), &toehold);
+        let (mut toehold, mut library) = (
+            target().join("release/toehold"),
+            target().join("release/libtoehold.so"),
+        );
+        if let Some(user) = user {
+            // The user may not be allowed to look into the build directory.
+            for file in [&mut toehold, &mut library] {
+                let copy = work
+                    .path()
+                    .join(file.file_name().expect("a file has a name"));
+                fs::copy(&*file, &copy).map_err(|error| error.to_string())?;
+                *file = copy;
+            }
+            give(user, work.path())?;
+        }
+        let mut command = within(network.as_ref(), user, &toehold);
         end_with_us(&mut command);
         let log =
             File::create(work.path().join("adapter.log")).map_err(|error| error.to_string())?;
         let runtime = work.path().join("runtime");
-        let adapter = Adapter::start(command, &toehold, &runtime, log.into())?;
+        let adapter = Adapter::start(command, &toehold, &runtime, user, log.into())?;
         Ok(Ground {
             suite,
             network,
             adapter,
             work,
+            user,
             toehold,
+            library,
         })
+    }
+
+    /// Where a program is started. A user who is not the one that runs this has a copy of its own,
+    /// made for each start.
+    fn folder_of(&self, program: &Program) -> Result<PathBuf, String> {
+        let Some(user) = self.user else {
+            return Ok(program.dir.clone());
+        };
+        let copy = self.work.path().join("copy");
+        let _ = fs::remove_dir_all(&copy);
+        source::copy_tree(&program.dir, &copy).map_err(|error| error.to_string())?;
+        give(user, &copy)?;
+        Ok(copy)
     }
 
     /// Runs programs one after the other, as `next` gives them.
@@ -296,10 +334,11 @@ impl Ground {
     ) -> Option<ExitStatus> {
         let mut words = program.command.iter();
         let first = words.next().expect("a program has a name");
+        let within = |program: &Path| within(self.network.as_ref(), self.user, program);
         let mut command = match way {
-            Way::Plain => within(self.network.as_ref(), Path::new(first)),
+            Way::Plain => within(Path::new(first)),
             Way::Accelerated => {
-                let mut command = within(self.network.as_ref(), &self.toehold);
+                let mut command = within(&self.toehold);
                 command.args([
                     "run",
                     "--path",
@@ -309,15 +348,17 @@ impl Ground {
                     "--runtime-dir",
                 ]);
                 command.arg(self.adapter.runtime()).arg("--").arg(first);
-                command.env("TOEHOLD_LIB", target().join("release/libtoehold.so"));
+                command.env("TOEHOLD_LIB", &self.library);
                 command
             }
         };
         let written = File::create(output).ok()?;
         let also = written.try_clone().ok()?;
+        let dir = self.folder_of(program);
+        let dir = dir.inspect_err(|why| eprintln!("{}: {why}", program.name));
         command
             .args(words)
-            .current_dir(&program.dir)
+            .current_dir(dir.ok()?)
             .env(leftovers::JOURNAL, journal)
             .env("TMPDIR", self.work.path())
             .envs(program.environment.iter().cloned())
@@ -364,13 +405,28 @@ impl Drop for Ground {
     }
 }
 
-/// A command for a program in a network, if there is one.
-fn within(network: Option<&Network>, program: &Path) -> Command {
-    let mut command = Command::new(program);
+/// A command for a program in a network, if there is one, as a user, if there is one.
+fn within(network: Option<&Network>, user: Option<&str>, program: &Path) -> Command {
+    let mut command = as_user(user, program);
     if let Some(network) = network {
         network.hold(&mut command);
     }
     command
+}
+
+/// Makes a folder and all in it a user's.
+fn give(user: &str, folder: &Path) -> Result<(), String> {
+    let mut command = Command::new("chown");
+    let given = command
+        .arg("-R")
+        .arg(format!("{user}:"))
+        .arg(folder)
+        .status();
+    match given {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(format!("{command:?}: {status}")),
+        Err(error) => Err(format!("{command:?}: {error}")),
+    }
 }
 
 /// Has a command killed when this program ends, however it ends.
