@@ -166,12 +166,19 @@ pub struct Config {
     pub restart_after_idle: bool,
     /// Challenge acknowledgements a second, of all connections (RFC 5961 section 7). Each
     /// connection sends at most one in half a second, as on Linux (`tcp_invalid_ratelimit`). This
-    /// limit and the next two count apart: a flood that uses up one takes nothing from the others.
+    /// limit and the next ones count apart: a flood that uses up one takes nothing from the others.
     pub challenges_per_second_max: u32,
     /// Resets a second that refuse segments without a connection (RFC 9293 section 3.10.7.1).
     pub refusals_per_second_max: u32,
     /// Echo replies a second (RFC 1122 section 3.2.2.6, RFC 4443 section 4.2).
     pub echo_replies_per_second_max: u32,
+    /// ARP replies a second (RFC 826). A crowd of honest neighbours may ask at once.
+    pub arp_replies_per_second_max: u32,
+    /// Neighbour advertisements a second that answer solicitations (RFC 4861 section 7.2.4).
+    pub advertisements_per_second_max: u32,
+    /// SYN cookies a second (RFC 4987). A flood's SYNs beyond it get no answer. Nor does an honest
+    /// one among them, which is sent again; so it is far above what the others are.
+    pub cookies_per_second_max: u32,
 }
 
 impl Config {
@@ -204,6 +211,9 @@ impl Config {
             challenges_per_second_max: 1_000,
             refusals_per_second_max: 1_000,
             echo_replies_per_second_max: 1_000,
+            arp_replies_per_second_max: 10_000,
+            advertisements_per_second_max: 10_000,
+            cookies_per_second_max: 50_000,
         }
     }
 }

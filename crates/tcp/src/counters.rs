@@ -54,6 +54,10 @@ pub struct Counters {
     pub challenges_suppressed: u64,
     /// Resets for segments without a connection that the rate limit suppressed.
     pub refusals_suppressed: u64,
+    /// ARP replies and neighbour advertisements that a rate limit suppressed.
+    pub neighbour_answers_suppressed: u64,
+    /// SYN cookies that the rate limit suppressed.
+    pub cookies_suppressed: u64,
     /// Resets sent.
     pub resets_sent: u64,
     /// Resets received and believed.

@@ -369,3 +369,29 @@ fn a_narrow_path_is_tried_again() {
     stage.remote(". 1:1(0) ack 4121 win 60000");
     assert_eq!(stage.engine.info(id).unwrap().mss, 1_000);
 }
+
+/// A flood of SYNs gets so many cookies a second, and uses up no other answers.
+#[test]
+fn cookies_are_limited() {
+    let mut stage = Stage::new(|config, _| {
+        config.half_open_max = 0;
+        config.cookies_per_second_max = 10;
+        config.refusals_per_second_max = 10;
+    });
+    for port in 4_000..4_100 {
+        stage.come_from(port);
+        stage.remote("S 0:0(0) win 65535 <mss 1000>");
+    }
+    let counters = stage.engine.counters();
+    let sent = counters.cookies_sent;
+    assert!((5..15).contains(&sent), "{sent} cookies");
+    assert_eq!(counters.cookies_suppressed, 100 - sent);
+    stage.forget_sent();
+    stage.come_from(9_999);
+    stage.remote("S. 1:1(0) ack 77 win 100");
+    assert_eq!(stage.engine.counters().resets_sent, 1);
+    stage.wait(Duration::from_secs(1));
+    stage.come_from(4_000);
+    stage.remote("S 0:0(0) win 65535 <mss 1000>");
+    assert_eq!(stage.engine.counters().cookies_sent, sent + 1);
+}

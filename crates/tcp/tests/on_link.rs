@@ -323,3 +323,29 @@ fn serves(engine: &mut Engine, listener: ListenerId, now: Instant, host: u8) {
     assert_eq!(data[0][..6], [2, 1, 10, 0, 0, host]);
     assert_eq!(data[0][54..], [b'x'; 10]);
 }
+
+/// Each kind of answer has a limit of its own: a flood of ARP requests does not silence neighbour
+/// advertisements.
+#[test]
+fn floods_of_questions_are_answered_within_bounds() {
+    let mut engine = engine();
+    let nobody = MacAddress([0; 6]);
+    let question = arp(1, THEIRS, [10, 0, 0, 2], nobody, [10, 0, 0, 1]);
+    let question = frame(BROADCAST, THEIRS, ARP, &question);
+    let option = [1, 1, 2, 0, 0, 0, 0, 2];
+    let message = [&[135, 0, 0, 0, 0, 0, 0, 0], &v6(1)[..], &option].concat();
+    let solicitation = frame(OURS, THEIRS, IPV6, &v6_packet(v6(2), v6(1), 255, message));
+    let count = |engine: &mut Engine, frame: &[u8], times: usize| -> usize {
+        (0..times).map(|_| answers(engine, frame).len()).sum()
+    };
+    let limit = 5_000..15_000;
+    let replies = count(&mut engine, &question, 30_000);
+    assert!(limit.contains(&replies), "{replies} ARP replies");
+    let advertisements = count(&mut engine, &solicitation, 30_000);
+    assert!(
+        limit.contains(&advertisements),
+        "{advertisements} advertisements"
+    );
+    let suppressed = engine.counters().neighbour_answers_suppressed as usize;
+    assert_eq!(suppressed, 60_000 - replies - advertisements);
+}

@@ -57,12 +57,16 @@ pub(super) fn config(settings: &Settings, mac: [u8; 6], mtu: u16, share: Share) 
         resolve: true,
     };
     let config = Config::new(medium, mtu, addresses[0]);
+    let engines = share.count() as u32;
     Config {
         share,
         // The host's limits, not an engine's.
-        challenges_per_second_max: config.challenges_per_second_max / share.count() as u32,
-        refusals_per_second_max: config.refusals_per_second_max / share.count() as u32,
-        echo_replies_per_second_max: config.echo_replies_per_second_max / share.count() as u32,
+        challenges_per_second_max: config.challenges_per_second_max / engines,
+        refusals_per_second_max: config.refusals_per_second_max / engines,
+        echo_replies_per_second_max: config.echo_replies_per_second_max / engines,
+        arp_replies_per_second_max: config.arp_replies_per_second_max / engines,
+        advertisements_per_second_max: config.advertisements_per_second_max / engines,
+        cookies_per_second_max: config.cookies_per_second_max / engines,
         routes: routes(settings),
         offload: Offload {
             transmit_checksum: settings.checksum,

@@ -57,12 +57,17 @@ impl Engine {
     }
 
     /// RFC 826, packet reception.
-    pub(super) fn handle_arp(&mut self, packet: &arp::Packet) {
+    pub(super) fn handle_arp(&mut self, now: Instant, packet: &arp::Packet) {
         let Medium::Ethernet { mac, resolve: true } = self.config.medium else {
             return;
         };
         let is_for_us = self.learn_from_arp(packet);
         if is_for_us && packet.is_request {
+            let limit = self.config.arp_replies_per_second_max;
+            if !self.arp_replies.allows(now, limit, &mut self.random) {
+                self.counters.neighbour_answers_suppressed += 1;
+                return;
+            }
             self.queue_arp(&arp::Packet {
                 is_request: false,
                 sender_mac: mac,
@@ -149,7 +154,7 @@ impl Engine {
                 self.handle_trouble(now, trouble, quoted, packet.source.is_v4());
             }
             Message::Solicitation { target, source_mac } => {
-                self.answer_solicitation(packet, target, source_mac.or(reply_to));
+                self.answer_solicitation(now, packet, target, source_mac.or(reply_to));
             }
             Message::Advertisement { .. } | Message::Other => {}
         }
@@ -209,6 +214,7 @@ impl Engine {
     /// RFC 4861 section 7.2.3 and 7.2.4.
     fn answer_solicitation(
         &mut self,
+        now: Instant,
         packet: &Packet<'_>,
         target: Address,
         source_mac: Option<MacAddress>,
@@ -217,6 +223,11 @@ impl Engine {
             return;
         };
         if !self.interface.is_ours(target) {
+            return;
+        }
+        let limit = self.config.advertisements_per_second_max;
+        if !self.advertisements.allows(now, limit, &mut self.random) {
+            self.counters.neighbour_answers_suppressed += 1;
             return;
         }
         // Duplicate address detection (RFC 4862) asks from the unspecified address, and is answered
@@ -349,6 +360,11 @@ impl Engine {
         options: Options,
         reply_to: ReplyTo,
     ) {
+        let limit = self.config.cookies_per_second_max;
+        if !self.cookies.allows(now, limit, &mut self.random) {
+            self.counters.cookies_suppressed += 1;
+            return;
+        }
         self.counters.cookies_sent += 1;
         self.cookie_sent_at = Some(now);
         // The remote echoes a timestamp only if we send one: without, nothing is remembered there.

@@ -62,7 +62,7 @@ impl Engine {
             ethernet::TYPE_IPV4 => Packet::parse_v4(frame.payload, !offload.checksum_verified)?,
             ethernet::TYPE_IPV6 => Packet::parse_v6(frame.payload)?,
             ethernet::TYPE_ARP => {
-                self.handle_arp(&arp::Packet::parse(frame.payload)?);
+                self.handle_arp(now, &arp::Packet::parse(frame.payload)?);
                 return Ok(());
             }
             _ => return Err(Malformed::EtherTypeUnknown),

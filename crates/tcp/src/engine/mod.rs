@@ -97,6 +97,9 @@ pub struct Engine {
     challenges: Limiter,
     refusals: Limiter,
     echo_replies: Limiter,
+    arp_replies: Limiter,
+    advertisements: Limiter,
+    cookies: Limiter,
     /// Without [`Self::short_ways`].
     counters: Counters,
     short_ways: ShortWays,
@@ -167,6 +170,9 @@ impl Engine {
             challenges: Limiter::default(),
             refusals: Limiter::default(),
             echo_replies: Limiter::default(),
+            arp_replies: Limiter::default(),
+            advertisements: Limiter::default(),
+            cookies: Limiter::default(),
             counters: Counters::default(),
             short_ways: ShortWays::default(),
             own_mac: match config.medium {
