@@ -24,6 +24,12 @@ fn of_each(stage: &Stage, key: &str) -> Vec<u64> {
     threads.filter_map(|thread| thread[key].as_u64()).collect()
 }
 
+/// A thread that is kept from its core takes no frames; the others wait for it, and lose none.
+pub(crate) fn assert_none_is_lost_between_threads(stage: &Stage) {
+    let lost = stage.engine("frames_not_passed_on");
+    assert_eq!(lost, 0, "{}", stage.toehold.status()["engine"]);
+}
+
 fn spread(threads: &str) {
     let Some(stage) = Stage::set(&["--threads", threads]) else {
         return;
@@ -58,6 +64,7 @@ fn spread(threads: &str) {
     // The kernel knows nothing of who is to have a connection before the first answer.
     assert!(stage.engine("frames_passed_on") > 0);
     assert_eq!(stage.engine("frames_malformed"), 0);
+    assert_none_is_lost_between_threads(&stage);
 }
 
 #[test]
@@ -90,6 +97,7 @@ fn connections_that_were_silent_go_on_wherever_the_kernel_sends_their_frames() {
     ok(far);
     let after = stage.engine("frames_passed_on");
     assert!(after > before, "{before} frames, and then {after}");
+    assert_none_is_lost_between_threads(&stage);
 }
 
 #[test]

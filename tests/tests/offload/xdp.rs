@@ -6,6 +6,7 @@ use toehold_e2e::{Link, host, wait_until};
 
 use crate::interface;
 use crate::stage::{SCRIPT, Stage, listening, ok};
+use crate::threads::assert_none_is_lost_between_threads;
 
 /// The near kernel's own address on the same interface, and the far one's that it talks to.
 const NEAR_KERNEL: &str = "10.86.0.2";
@@ -95,6 +96,19 @@ fn each_thread_has_a_receive_queue() {
     let _near = stage.near_server(&["echo_server", "7822"]);
     ok(stage.near("many", &["many", FAR, "7821", "200"]));
     ok(stage.far("many", &["many", NEAR, "7822", "200"]));
+    // The interface's hash is not ours: half of the connections have all their frames passed on.
+    let streams: Vec<Running> = (0..8)
+        .map(|number| {
+            let bytes = (20_000_000 + number).to_string();
+            match number % 2 {
+                0 => stage.near("near-stream", &["echo_client", FAR, "7821", &bytes]),
+                _ => stage.far("far-stream", &["echo_client", NEAR, "7822", &bytes]),
+            }
+        })
+        .collect();
+    streams.into_iter().for_each(|stream| drop(ok(stream)));
+    assert!(stage.engine("frames_passed_on") > 10_000);
+    assert_none_is_lost_between_threads(&stage);
     let status = stage.toehold.status();
     let threads = status["engine"]["threads"].as_array().expect("two of them");
     let frames = threads

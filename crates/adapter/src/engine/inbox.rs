@@ -13,9 +13,12 @@ use toehold_tcp::ReceiveOffload;
 use super::Command;
 use crate::listener::owned;
 
-/// Bytes of frames that may wait for a thread; what a link does that has no room it does as well:
-/// the remote will send it again.
+/// Bytes of frames from links that may wait for a thread. When they are used up, the other threads
+/// stop receiving until this thread has taken its frames.
 const FRAME_BYTES_MAX: usize = 4 << 20;
+/// The same bound for frames for which no thread stops receiving: neighbours' messages, and packets
+/// that were reassembled. Beyond it they are dropped.
+const URGENT_FRAME_BYTES_MAX: usize = FRAME_BYTES_MAX + (1 << 20);
 /// What keeping a frame costs beside its bytes.
 const FRAME_COST_BYTES: usize = 256;
 
@@ -60,6 +63,10 @@ pub(super) struct Door {
 struct Frames {
     waiting: VecDeque<Passed>,
     cost_bytes: usize,
+    /// Threads that stopped receiving because there was no room here.
+    blocked: Vec<Arc<Door>>,
+    /// The thread has ended.
+    is_closed: bool,
 }
 
 impl Inbox {
@@ -111,12 +118,28 @@ impl Inbox {
         self.door.has_frames.load(Ordering::Relaxed)
     }
 
-    /// All frames that have been passed on until now.
+    /// All frames that have been passed on until now. Threads that waited for room are woken.
     pub(super) fn frames(&self) -> VecDeque<Passed> {
+        self.take_frames(false)
+    }
+
+    fn take_frames(&self, is_closed: bool) -> VecDeque<Passed> {
         let mut frames = self.door.frames();
         frames.cost_bytes = 0;
+        frames.is_closed = is_closed;
         self.door.has_frames.store(false, Ordering::Relaxed);
-        std::mem::take(&mut frames.waiting)
+        let blocked = std::mem::take(&mut frames.blocked);
+        let waiting = std::mem::take(&mut frames.waiting);
+        drop(frames);
+        blocked.iter().for_each(|door| door.ring());
+        waiting
+    }
+}
+
+impl Drop for Inbox {
+    /// No thread waits for one that has ended.
+    fn drop(&mut self) {
+        self.take_frames(true);
     }
 }
 
@@ -129,22 +152,42 @@ impl Door {
         }
     }
 
-    /// Passes a frame on; false when there is no room for it.
-    pub(super) fn pass(&self, frame: Passed) -> bool {
+    /// Passes a frame on. Without room the frame comes back, and `from` is rung when there is room
+    /// again.
+    pub(super) fn pass(&self, frame: Passed, from: &Arc<Door>) -> Result<(), Passed> {
         let mut frames = self.frames();
-        let cost_bytes = frames.cost_bytes + frame.bytes.len() + FRAME_COST_BYTES;
-        if cost_bytes > FRAME_BYTES_MAX {
-            return false;
+        if !frames.has_room(&frame, FRAME_BYTES_MAX) {
+            if !frames.blocked.iter().any(|door| Arc::ptr_eq(door, from)) {
+                frames.blocked.push(from.clone());
+            }
+            return Err(frame);
+        }
+        self.push(frames, frame);
+        Ok(())
+    }
+
+    /// Passes a frame on that nobody can keep meanwhile; false when it was dropped.
+    pub(super) fn pass_urgent(&self, frame: Passed) -> bool {
+        let frames = self.frames();
+        let has_room = frames.has_room(&frame, URGENT_FRAME_BYTES_MAX);
+        if has_room {
+            self.push(frames, frame);
+        }
+        has_room
+    }
+
+    fn push(&self, mut frames: MutexGuard<'_, Frames>, frame: Passed) {
+        if frames.is_closed {
+            return;
         }
         let is_first = frames.waiting.is_empty();
-        frames.cost_bytes = cost_bytes;
+        frames.cost_bytes += cost_bytes(&frame);
         frames.waiting.push_back(frame);
         self.has_frames.store(true, Ordering::Relaxed);
         drop(frames);
         if is_first {
             self.ring();
         }
-        true
     }
 
     fn frames(&self) -> MutexGuard<'_, Frames> {
@@ -157,6 +200,16 @@ impl Door {
         // already.
         unsafe { libc::write(self.bell.as_raw_fd(), one.as_ptr().cast(), one.len()) };
     }
+}
+
+impl Frames {
+    fn has_room(&self, frame: &Passed, bytes_max: usize) -> bool {
+        self.is_closed || self.cost_bytes + cost_bytes(frame) <= bytes_max
+    }
+}
+
+fn cost_bytes(frame: &Passed) -> usize {
+    frame.bytes.len() + FRAME_COST_BYTES
 }
 
 #[cfg(test)]
@@ -174,17 +227,56 @@ mod tests {
     #[test]
     fn frames_wait_in_order_and_within_bounds() {
         let inbox = Inbox::new().expect("a descriptor");
-        let door = inbox.door();
+        let other = Inbox::new().expect("a descriptor");
+        let (door, from) = (inbox.door(), other.door());
         for length in [60_000, 1] {
             let count = FRAME_BYTES_MAX / (length + FRAME_COST_BYTES);
-            let taken = (0..2 * count).filter(|_| door.pass(frame(length)));
+            let taken = (0..2 * count).filter(|_| door.pass(frame(length), &from).is_ok());
             assert_eq!(taken.count(), count);
-            assert_eq!(inbox.frames().len(), count);
+            assert!(door.pass_urgent(frame(1)), "neighbours' messages have room");
+            assert_eq!(inbox.frames().len(), count + 1);
         }
         assert!(!inbox.has_frames());
-        assert!(door.pass(frame(1)) && door.pass(frame(2)));
+        assert!(door.pass(frame(1), &from).is_ok() && door.pass(frame(2), &from).is_ok());
         assert!(inbox.has_frames());
         let lengths = inbox.frames().into_iter().map(|frame| frame.bytes.len());
         assert_eq!(lengths.collect::<Vec<_>>(), [1, 2]);
+        let urgent = (0..1_000).filter(|_| door.pass_urgent(frame(60_000)));
+        assert_eq!(
+            urgent.count(),
+            URGENT_FRAME_BYTES_MAX / (60_000 + FRAME_COST_BYTES)
+        );
+    }
+
+    /// Whether somebody has rung since it was last asked.
+    fn was_rung(inbox: &Inbox) -> bool {
+        let mut poll = libc::pollfd {
+            fd: inbox.bell().as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        // SAFETY: one `pollfd`.
+        let found = unsafe { libc::poll(&mut poll, 1, 0) };
+        inbox.silence();
+        found == 1
+    }
+
+    #[test]
+    fn thread_without_room_is_rung_when_there_is_room() {
+        let inbox = Inbox::new().expect("a descriptor");
+        let other = Inbox::new().expect("a descriptor");
+        let (door, from) = (inbox.door(), other.door());
+        while door.pass(frame(60_000), &from).is_ok() {}
+        let again = door.pass(frame(60_000), &from);
+        assert_eq!(again.map_err(|frame| frame.bytes.len()), Err(60_000));
+        assert!(!was_rung(&other));
+        inbox.frames();
+        assert!(was_rung(&other));
+        inbox.frames();
+        assert!(!was_rung(&other), "once");
+        while door.pass(frame(60_000), &from).is_ok() {}
+        drop(inbox);
+        assert!(was_rung(&other), "nobody waits for a thread that has ended");
+        assert!(door.pass(frame(60_000), &from).is_ok());
     }
 }

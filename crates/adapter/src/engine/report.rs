@@ -69,8 +69,10 @@ pub(crate) struct Report {
     pub(crate) sleeps: u64,
     /// Frames that another thread's queue was given.
     pub(crate) frames_passed_on: u64,
-    /// Those for which that thread had no room.
+    /// Those for which that thread had no room, and that could not wait.
     pub(crate) frames_not_passed_on: u64,
+    /// Times a thread stopped receiving until another thread had room for a frame.
+    pub(crate) stalls: u64,
     /// Each thread's own, where there are several.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) threads: Vec<Report>,
@@ -131,6 +133,7 @@ impl Report {
             sleeps: self.sleeps + other.sleeps,
             frames_passed_on: self.frames_passed_on + other.frames_passed_on,
             frames_not_passed_on: self.frames_not_passed_on + other.frames_not_passed_on,
+            stalls: self.stalls + other.stalls,
             // Link, addresses, MTU and captures are everybody's.
             ..self
         }

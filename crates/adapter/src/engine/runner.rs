@@ -142,6 +142,7 @@ impl Runner {
             quota: settings.quota,
             listeners: Listeners::new(common.clients.clone()),
             common,
+            passed_on: PassedOn::new(inbox.door()),
             inbox,
             link,
             arrivals,
@@ -160,7 +161,6 @@ impl Runner {
             report: Report::default(),
             spinning: Spinning::default(),
             receiver: FrameReceiver::default(),
-            passed_on: PassedOn::default(),
             pruning: Pruning::default(),
             looks_before_polling: 0,
             transmitter: FrameTransmitter::new(LARGE_SEGMENT_BYTES as usize),
@@ -344,6 +344,9 @@ impl Runner {
     /// Hands frames of the link to the engine, until there are none or others should have their
     /// turn; true when there were some.
     fn take_frames(&mut self) -> bool {
+        if self.passed_on.is_stalled() && !self.resume() {
+            return false;
+        }
         // No other program comes while frames are taken: who guesses wrong puts bytes where one
         // could see them.
         let is_guessing = self.receiver.is_run() && self.link.device.has_to_guess();
@@ -364,8 +367,29 @@ impl Runner {
             if !self.receiver.take(&mut self.link.device, now, takers, may) {
                 return count > 0;
             }
+            if self.passed_on.is_stalled() {
+                // Frames that wait there are no news meanwhile.
+                self.poller.unwatch(self.link.device.as_fd());
+                return true;
+            }
         }
         true
+    }
+
+    /// Receives again, if the other thread has room again for the frame that was kept.
+    #[cold]
+    fn resume(&mut self) -> bool {
+        let is_over = self.passed_on.resume(&self.common.doors);
+        if is_over {
+            self.watch_link();
+        }
+        is_over
+    }
+
+    fn watch_link(&mut self) {
+        // Without it frames are found only by looking: as good as lost, and said so.
+        let watched = self.poller.watch(self.link.device.as_fd(), Source::Link);
+        self.report.frames_lost += u64::from(watched.is_err());
     }
 
     /// Takes frames that other threads' queues were given; true when there were some.

@@ -1,7 +1,6 @@
 //! What the daemon and the link say: requests, other settings, another MTU; and the answer to how
 //! things stand.
 
-use std::os::fd::AsFd;
 use std::time::Instant as Clock;
 
 use toehold_tcp::{InterfaceAddress, MacAddress};
@@ -10,7 +9,6 @@ use super::Runner;
 use crate::engine::arrivals::Arrivals;
 use crate::engine::listeners::{LISTENERS_MAX, LISTENERS_OF_ONE_MAX};
 use crate::engine::loopback_aliases::shown;
-use crate::engine::poller::Source;
 use crate::engine::report::{Report, malformed_by_reason};
 use crate::engine::settings::Settings;
 use crate::engine::tcp_config::{options, routes};
@@ -26,9 +24,9 @@ impl Runner {
         if self.link.follow() {
             let mac = MacAddress(self.link.mac());
             self.engine.change_interface(mac);
-            // Without it frames are found only by looking: as good as lost, and said so.
-            let watched = self.poller.watch(self.link.device.as_fd(), Source::Link);
-            self.report.frames_lost += u64::from(watched.is_err());
+            if !self.passed_on.is_stalled() {
+                self.watch_link();
+            }
         }
         let Some(mtu) = self
             .link
@@ -191,6 +189,7 @@ impl Runner {
             payloads_in_place: self.receiver.placed(),
             frames_passed_on: self.passed_on.taken,
             frames_not_passed_on: self.passed_on.refused,
+            stalls: self.passed_on.stalls,
             ..self.report.clone()
         }
     }
