@@ -16,8 +16,8 @@ use crate::listener::owned;
 /// Bytes of frames from links that may wait for a thread. When they are used up, the other threads
 /// stop receiving until this thread has taken its frames.
 const FRAME_BYTES_MAX: usize = 4 << 20;
-/// The same bound for frames for which no thread stops receiving: neighbours' messages, and packets
-/// that were reassembled. Beyond it they are dropped.
+/// The bound with frames for which no thread stops receiving: neighbours' messages, and packets
+/// that were reassembled. Beyond it these are dropped.
 const URGENT_FRAME_BYTES_MAX: usize = FRAME_BYTES_MAX + (1 << 20);
 /// What keeping a frame costs beside its bytes.
 const FRAME_COST_BYTES: usize = 256;

@@ -5,7 +5,8 @@
 //! drivers/net/tun.c). Connections belong to threads by our hash ([`toehold_tcp::Share`]). So after
 //! a silence, and when a remote connects, the first frame may come to the wrong thread, which
 //! passes it on; the answer, written to the right queue, leads the following ones there. AF_XDP
-//! spreads by the interface's own hash, always: every second frame is passed on between two threads.
+//! spreads by the interface's own hash: with two threads, every second connection's frames are
+//! passed on.
 //!
 //! A thread that is kept from its core does not take its frames. When its inbox is full, the thread
 //! that has the next frame for it *stalls*: it keeps that frame and receives no more, until the
