@@ -36,33 +36,44 @@ pub(crate) struct Kept {
 
 /// An instance of epoll that a kept descriptor is registered with, and how.
 struct Membership {
-    /// Its descriptor, plus one; 0 is a free place.
+    /// Its descriptor, plus one; 0 is a free place, [`CLAIMED`] one that a thread is filling.
     instance: AtomicI32,
     events: AtomicU32,
     data: AtomicU64,
 }
 
+impl Membership {
+    /// True when the caller is to tell of the bytes. With `EPOLLET` or `EPOLLONESHOT`, only one
+    /// thread is, once.
+    fn tell(&self, wanted: u32) -> bool {
+        const ONCE: u32 = (libc::EPOLLET | libc::EPOLLONESHOT) as u32;
+        let told = wanted & !(libc::EPOLLIN as u32);
+        wanted & ONCE == 0
+            || (self.events)
+                .compare_exchange(wanted, told, Ordering::Relaxed, Ordering::Relaxed)
+                .is_ok()
+    }
+}
+
 /// A descriptor with kept bytes.
 pub(crate) struct Place {
-    /// The descriptor, plus one; 0 is a free place.
+    /// The descriptor, plus one; 0 is a free place, [`CLAIMED`] one that a thread is filling.
     fd: AtomicI32,
     kept: AtomicPtr<Kept>,
     members: [Membership; INSTANCES_MAX],
 }
 
-static PLACES: [Place; KEPT_MAX] = [const {
-    Place {
-        fd: AtomicI32::new(0),
-        kept: AtomicPtr::new(null_mut()),
-        members: [const {
-            Membership {
-                instance: AtomicI32::new(0),
-                events: AtomicU32::new(0),
-                data: AtomicU64::new(0),
-            }
-        }; INSTANCES_MAX],
-    }
-}; KEPT_MAX];
+/// No descriptor, plus one.
+const CLAIMED: i32 = -1;
+
+/// Makes a free word the caller's, who fills what belongs to it and then stores the descriptor.
+fn claim(word: &AtomicI32) -> bool {
+    // Pairs with the Release in `Place::leave`: what its former owner wrote comes first.
+    word.compare_exchange(0, CLAIMED, Ordering::Acquire, Ordering::Relaxed)
+        .is_ok()
+}
+
+static PLACES: [Place; KEPT_MAX] = [const { Place::new() }; KEPT_MAX];
 /// Places that have been used.
 static USED: AtomicU32 = AtomicU32::new(0);
 
@@ -74,9 +85,7 @@ pub(crate) fn has_any() -> bool {
 
 /// The bytes are those of `fd`; `None` when there is no place for another descriptor.
 pub(crate) fn enter(fd: i32, kept: *mut Kept) -> Option<&'static Place> {
-    let place = PLACES
-        .iter()
-        .find(|place| place.fd.load(Ordering::Relaxed) == 0)?;
+    let place = PLACES.iter().find(|place| claim(&place.fd))?;
     for member in &place.members {
         member.instance.store(0, Ordering::Relaxed);
     }
@@ -96,6 +105,20 @@ fn find(fd: i32) -> Option<&'static Place> {
 }
 
 impl Place {
+    const fn new() -> Place {
+        Place {
+            fd: AtomicI32::new(0),
+            kept: AtomicPtr::new(null_mut()),
+            members: [const {
+                Membership {
+                    instance: AtomicI32::new(0),
+                    events: AtomicU32::new(0),
+                    data: AtomicU64::new(0),
+                }
+            }; INSTANCES_MAX],
+        }
+    }
+
     fn kept(&self) -> &'static Kept {
         // SAFETY: mapped by `confinement::read_all`. Nobody unmaps it: that would be a call.
         unsafe { &*self.kept.load(Ordering::Relaxed) }
@@ -107,25 +130,31 @@ impl Place {
             || kept.error.load(Ordering::Relaxed) != 0
     }
 
-    fn leave(&self) {
-        if self.fd.swap(0, Ordering::Relaxed) != 0 {
+    /// `fd` has no kept bytes any more. Another descriptor that has the place by now keeps it.
+    fn leave(&self, fd: i32) {
+        // Pairs with the Acquire in `claim`.
+        let left = (self.fd).compare_exchange(fd + 1, 0, Ordering::Release, Ordering::Relaxed);
+        if left.is_ok() {
             USED.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
     /// `fd` is registered with that instance.
     pub(crate) fn register(&self, instance: i32, events: u32, data: u64) {
-        let is_free = |member: &&Membership| member.instance.load(Ordering::Relaxed) == 0;
-        if let Some(member) = self.members.iter().find(is_free) {
+        let mut members = self.members.iter();
+        if let Some(member) = members.find(|member| claim(&member.instance)) {
             member.events.store(events, Ordering::Relaxed);
             member.data.store(data, Ordering::Relaxed);
-            member.instance.store(instance + 1, Ordering::Relaxed);
+            // Pairs with the Acquire load in `Place::member`.
+            member.instance.store(instance + 1, Ordering::Release);
         }
     }
 
     fn member(&self, instance: i32) -> Option<&Membership> {
-        let is_it = |member: &&Membership| member.instance.load(Ordering::Relaxed) == instance + 1;
-        self.members.iter().find(is_it)
+        self.members.iter().find(|member| {
+            // Pairs with the Release in `Place::register`.
+            member.instance.load(Ordering::Acquire) == instance + 1
+        })
     }
 }
 
@@ -174,7 +203,7 @@ pub(crate) unsafe fn receive(fd: i32, parts: &[iovec], flags: i32) -> Option<isi
     if error != 0 {
         return Some(errno::result(Err(error)));
     }
-    place.leave();
+    place.leave(fd);
     None
 }
 
@@ -182,16 +211,26 @@ pub(crate) unsafe fn receive(fd: i32, parts: &[iovec], flags: i32) -> Option<isi
 #[cold]
 pub(crate) fn closing(fd: i32) {
     if let Some(place) = find(fd) {
-        place.leave();
+        place.leave(fd);
     }
 }
 
-/// `to` is a duplicate of `from` now.
+/// As [`closing`], of all from `first` to `last`.
 #[cold]
-pub(crate) fn duplicated(from: i32, to: i32) {
-    if let Some(place) = find(from) {
-        enter(to, place.kept.load(Ordering::Relaxed));
+pub(crate) fn closing_range(first: u32, last: u32) {
+    for place in &PLACES {
+        let fd = place.fd.load(Ordering::Relaxed) - 1;
+        if u32::try_from(fd).is_ok_and(|fd| (first..=last).contains(&fd)) {
+            place.leave(fd);
+        }
     }
+}
+
+/// `to` is a duplicate of `from` now. False when its bytes would be lost: there is no place for
+/// another descriptor.
+#[cold]
+pub(crate) fn duplicated(from: i32, to: i32) -> bool {
+    find(from).is_none_or(|place| enter(to, place.kept.load(Ordering::Relaxed)).is_some())
 }
 
 /// True when a call that waits for these is not the kernel's alone.
@@ -254,7 +293,7 @@ fn ready_members(instance: i32) -> impl Iterator<Item = &'static Membership> {
     // Acquire pairs with the Release store in `enter`.
     PLACES
         .iter()
-        .filter(|place| place.fd.load(Ordering::Acquire) != 0 && place.is_ready())
+        .filter(|place| place.fd.load(Ordering::Acquire) > 0 && place.is_ready())
         .filter_map(move |place| place.member(instance))
         .filter(|member| member.events.load(Ordering::Relaxed) & libc::EPOLLIN as u32 != 0)
 }
@@ -267,20 +306,130 @@ pub(crate) fn add_events(instance: i32, events: &mut [epoll_event], found: i32) 
         let data = member.data.load(Ordering::Relaxed);
         let wanted = member.events.load(Ordering::Relaxed);
         let known = events[..count].iter().position(|event| event.u64 == data);
-        if let Some(known) = known {
-            events[known].events |= libc::EPOLLIN as u32;
-        } else if let Some(free) = events.get_mut(count) {
-            *free = epoll_event {
-                events: libc::EPOLLIN as u32,
+        let Some(event) = events.get_mut(known.unwrap_or(count)) else {
+            continue;
+        };
+        if !member.tell(wanted) {
+            continue;
+        }
+        if known.is_none() {
+            *event = epoll_event {
+                events: 0,
                 u64: data,
             };
             count += 1;
         }
-        if wanted & (libc::EPOLLET | libc::EPOLLONESHOT) as u32 != 0 {
-            // Told once.
-            let told = wanted & !(libc::EPOLLIN as u32);
-            member.events.store(told, Ordering::Relaxed);
-        }
+        event.events |= libc::EPOLLIN as u32;
     }
     count as i32
+}
+
+#[cfg(test)]
+mod tests {
+    use core::sync::atomic::AtomicUsize;
+
+    use super::*;
+
+    const ROUNDS: usize = 20_000;
+    const FDS: [i32; 2] = [1000, 1001];
+
+    /// Runs `each` in one thread for each of [`FDS`], all at once, and then `is_right`; many times.
+    /// How often it was not right: a thread that panics would leave the others waiting.
+    fn at_once(each: impl Fn(i32) + Sync, is_right: impl Fn() -> bool + Sync) -> usize {
+        let (arrived, wrong) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        // Threads that sleep at a barrier are woken one after the other: these spin.
+        let meet = |count: usize| {
+            arrived.fetch_add(1, Ordering::AcqRel);
+            let mut turns = 0u32;
+            while arrived.load(Ordering::Acquire) < count * FDS.len() {
+                turns += 1;
+                match turns % 4096 {
+                    0 => std::thread::yield_now(),
+                    _ => core::hint::spin_loop(),
+                }
+            }
+        };
+        std::thread::scope(|scope| {
+            for fd in FDS {
+                let (wrong, meet, each, is_right) = (&wrong, &meet, &each, &is_right);
+                scope.spawn(move || {
+                    for round in 0..ROUNDS {
+                        meet(3 * round + 1);
+                        each(fd);
+                        meet(3 * round + 2);
+                        if fd == FDS[0] && !is_right() {
+                            wrong.fetch_add(1, Ordering::Relaxed);
+                        }
+                        meet(3 * round + 3);
+                    }
+                });
+            }
+        });
+        wrong.into_inner()
+    }
+
+    /// Kept bytes, `len` in number.
+    fn bytes(len: u64) -> *mut Kept {
+        Box::leak(Box::new(Kept {
+            taken: AtomicU64::new(0),
+            len: AtomicU64::new(len),
+            error: AtomicI32::new(0),
+        }))
+    }
+
+    #[test]
+    fn threads_that_duplicate_at_once_get_a_place_each() {
+        let kept = bytes(0) as usize;
+        let is_right = || {
+            let have_places = FDS.iter().all(|&fd| find(fd).is_some());
+            closing_range(FDS[0] as u32, FDS[1] as u32);
+            have_places && FDS.iter().all(|&fd| find(fd).is_none())
+        };
+        let enter = |fd| {
+            let _ = enter(fd, kept as *mut Kept);
+        };
+        assert_eq!(at_once(enter, is_right), 0, "descriptors lost their bytes");
+    }
+
+    #[test]
+    fn threads_that_register_at_once_get_a_membership_each() {
+        let place = Place::new();
+        let is_right = || {
+            let are_members = FDS.iter().all(|&instance| place.member(instance).is_some());
+            for member in &place.members {
+                member.instance.store(0, Ordering::Relaxed);
+            }
+            are_members
+        };
+        let register = |instance| place.register(instance, 1, 0);
+        assert_eq!(at_once(register, is_right), 0, "registrations were lost");
+    }
+
+    #[test]
+    fn place_that_another_descriptor_has_by_now_stays() {
+        let place = Place::new();
+        place.fd.store(7 + 1, Ordering::Relaxed);
+        place.leave(5);
+        assert_eq!(place.fd.load(Ordering::Relaxed), 7 + 1);
+    }
+
+    #[test]
+    fn one_shot_is_told_once_and_not_before_there_is_room_to_tell() {
+        const INSTANCE: i32 = 3;
+        const WANTED: u32 = (libc::EPOLLIN | libc::EPOLLONESHOT) as u32;
+        let place = enter(2000, bytes(1)).expect("a place");
+        place.register(INSTANCE, WANTED, 42);
+        let mut events = [epoll_event { events: 0, u64: 0 }];
+        assert_eq!(add_events(INSTANCE, &mut [], 0), 0);
+        assert_eq!(add_events(INSTANCE, &mut events, 0), 1);
+        assert_eq!({ events[0].u64 }, 42);
+        assert_eq!(add_events(INSTANCE, &mut events, 0), 0);
+        closing(2000);
+        // Of two threads that have both seen it armed, one tells.
+        let member = Place::new();
+        member.register(INSTANCE, WANTED, 42);
+        let member = member.member(INSTANCE).expect("registered");
+        assert!(member.tell(WANTED));
+        assert!(!member.tell(WANTED));
+    }
 }

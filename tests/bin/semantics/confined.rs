@@ -23,6 +23,10 @@ pub(crate) const CASES: &[Case] = &[
         confines(pair, by_number);
     }),
     Case::pair("child_that_confines_itself_goes_on", confined_child),
+    Case::pair(
+        "confined_program_closes_unread_bytes_in_a_range",
+        closes_a_range,
+    ),
     Case::roles(
         "program_that_begins_confined_serves_itself",
         begins_confined,
@@ -140,6 +144,7 @@ const ALLOWED: &[libc::c_long] = &[
     libc::SYS_poll,
     libc::SYS_epoll_wait,
     libc::SYS_close,
+    libc::SYS_close_range,
     libc::SYS_exit_group,
     libc::SYS_brk,
     libc::SYS_mmap,
@@ -229,6 +234,23 @@ fn confines(pair: &Pair, how: Confine) {
     }
     pair.say("close", sys::close(pair.fd));
     pair.step();
+    sys::exit_now(0);
+}
+
+/// Unread bytes go with their descriptor, however that is closed.
+fn closes_a_range(pair: &Pair) {
+    if pair.server() {
+        send_all(pair.fd, b"never read");
+        pair.step();
+    } else {
+        pair.arrived(pair.fd, 10);
+        confine(by_prctl);
+        let fd = pair.fd as u32;
+        // SAFETY: plain system call.
+        pair.say("close", sys::ret(unsafe { libc::close_range(fd, fd, 0) }));
+        pair.say("closed", sys::recv(pair.fd, &mut [0; 10], 0));
+        pair.step();
+    }
     sys::exit_now(0);
 }
 

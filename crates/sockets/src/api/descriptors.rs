@@ -53,6 +53,9 @@ unsafe fn close_listener(fd: c_int) -> c_int {
 /// `close_range(2)`: everything but what is ours.
 pub unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     const CLOSE_RANGE_CLOEXEC: c_int = 4;
+    if kept::has_any() && flags & CLOSE_RANGE_CLOEXEC == 0 {
+        kept::closing_range(first, last);
+    }
     if flags & CLOSE_RANGE_CLOEXEC != 0
         || first > last
         || !process::is_started()
@@ -85,36 +88,44 @@ pub unsafe fn closefrom(first: c_int) {
 /// `dup(2)`.
 pub unsafe fn dup(fd: c_int) -> c_int {
     let result = unsafe { real::dup(fd) };
-    note_duplicate(fd, result);
-    result
+    note_duplicate(fd, result)
 }
 
 /// `dup2(2)`.
 pub unsafe fn dup2(from: c_int, to: c_int) -> c_int {
     before_replacing(from, to);
     let result = unsafe { real::dup2(from, to) };
-    if from != to {
-        note_duplicate(from, result);
+    if from == to {
+        return result;
     }
-    result
+    note_duplicate(from, result)
 }
 
 /// `dup3(2)`.
 pub unsafe fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
     before_replacing(from, to);
     let result = unsafe { real::dup3(from, to, flags) };
-    note_duplicate(from, result);
-    result
+    note_duplicate(from, result)
 }
 
-fn note_duplicate(from: c_int, to: c_int) {
+/// `to` is a duplicate of `from`, or no descriptor. What the call returns.
+fn note_duplicate(from: c_int, to: c_int) -> c_int {
     if kept::has_any() && to >= 0 && from != to {
         kept::closing(to);
-        kept::duplicated(from, to);
+        if !kept::duplicated(from, to) {
+            // It would read what follows the kept bytes.
+            unsafe { real::close(to) };
+            errno::set(libc::EMFILE);
+            return -1;
+        }
     }
-    if to < 0 || !process::is_started() {
-        return;
+    if to >= 0 && process::is_started() {
+        track_duplicate(from, to);
     }
+    to
+}
+
+fn track_duplicate(from: c_int, to: c_int) {
     if descriptors::kind(from) == Kind::Foreign && descriptors::kind(to) == Kind::Foreign {
         if !process::borrowed_memory() {
             errno::keep(|| descriptors::note_duplicated(from, to));
@@ -190,7 +201,7 @@ pub unsafe fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
     let result = unsafe { real::fcntl(fd, command, argument) };
     if result >= 0 {
         match command {
-            libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => note_duplicate(fd, result),
+            libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => return note_duplicate(fd, result),
             libc::F_SETFD if argument as c_int & libc::FD_CLOEXEC == 0 => {
                 if let Some(c) = connection::at(fd) {
                     c.entry.flags.fetch_or(FLAG_INHERITED, Ordering::Relaxed);
