@@ -350,7 +350,7 @@ macro_rules! each_semantics_group {
     };
 }
 
-/// The names of one group's cases.
+/// The names of one group's cases; with TOEHOLD_CASE set, of those whose names contain it.
 ///
 /// # Panics
 /// When the suite does not run.
@@ -358,8 +358,9 @@ pub fn cases(program: &str, group: &str) -> Vec<String> {
     let list = Command::new(program).arg("list").output();
     let list = String::from_utf8(list.expect("the suite runs").stdout).expect("names are text");
     let lines = list.lines().filter_map(|line| line.split_once(' '));
+    let only = std::env::var("TOEHOLD_CASE").unwrap_or_default();
     lines
-        .filter(|(of, _)| *of == group)
+        .filter(|(of, name)| *of == group && name.contains(&only))
         .map(|(_, name)| name.to_owned())
         .collect()
 }

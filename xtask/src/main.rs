@@ -71,6 +71,7 @@ Environment:
                      a packetdrill binary and a folder of its scripts (neither is part of Toehold)
   TOEHOLD_MATRIX_SEED, TOEHOLD_MATRIX_JOBS
                      what the matrix's links do (1), and how many of its cells run at once (48)
+  TOEHOLD_CASE       part of a name: which cases of the semantics suite `e2e` plays
   TOEHOLD_SOAK       how many rounds the repeated end-to-end tests run
   TOEHOLD_SEED       the first seed of what they draw by lot (0)
   PROPTEST_CASES     how many cases each property test tries";

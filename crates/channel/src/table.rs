@@ -29,7 +29,7 @@ use crate::sync::{AtomicU32, AtomicU64, Ordering};
 pub const TABLE_MAGIC: u64 = u64::from_le_bytes(*b"TOEHOLDT");
 /// Changes whenever the meaning of any shared layout (table, region, ready bitmap, message)
 /// changes.
-pub const LAYOUT_VERSION: u32 = 6;
+pub const LAYOUT_VERSION: u32 = 7;
 /// Entries in a table: the most connections one fork family can have tracked at a time.
 pub const ENTRIES: usize = 65_536;
 /// Where the first entry begins.
@@ -44,7 +44,7 @@ pub const FAMILY_MAX: usize = 512;
 
 /// Processes asleep on one connection that are told apart; one more than that may sleep through
 /// what the others leave.
-pub const ASLEEP_MAX: usize = 13;
+pub const ASLEEP_MAX: usize = 11;
 
 /// The table's first page.
 #[repr(C)]
@@ -192,6 +192,9 @@ pub struct Entry {
     /// Processes with threads that sleep in the kernel for it, 0 for a free place. A dead one may
     /// stand here.
     pub asleep: [AtomicU32; ASLEEP_MAX],
+    /// One more than the ring position where the next look begins (`SO_PEEK_OFF`), set while a
+    /// channel was attached; 0 when it is off or the kernel's. Under the receive lock.
+    pub rx_peek: AtomicU64,
 
     /// One bit for each of `holders`, by its place in [`Header::family`]: those that are killed are
     /// taken off the count by it.

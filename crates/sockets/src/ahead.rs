@@ -77,8 +77,9 @@ pub(crate) fn count(connection: &Connection, end: &End<'_>) -> Result<u64, i32> 
     Ok(lengths.sum())
 }
 
-/// Copies up to `want` bytes to `parts`, from byte `skip` on, and takes none; how many. With
-/// `MSG_TRUNC` in `flags` they are only counted. Callers hold the receive lock.
+/// Copies up to `want` bytes to `parts`, from byte `skip` on, and takes none; how many. It passes
+/// over the first `offset` bytes that have arrived. With `MSG_TRUNC` in `flags` the others are only
+/// counted. Callers hold the receive lock.
 ///
 /// # Safety
 /// `parts` are writable from byte `skip` on, for `want` bytes.
@@ -86,20 +87,26 @@ pub(crate) unsafe fn peek(
     connection: &Connection,
     end: &End<'_>,
     parts: &[iovec],
+    offset: u64,
     skip: usize,
     want: usize,
     flags: i32,
 ) -> Result<usize, i32> {
     if flags & libc::MSG_TRUNC != 0 {
-        return Ok(count(connection, end)?.min(want as u64) as usize);
+        let behind = count(connection, end)?.saturating_sub(offset);
+        return Ok(behind.min(want as u64) as usize);
     }
     let (mut done, mut passed, mut in_ring) = (0, 0, 0);
+    // Bytes of the offset that are still to be passed over.
+    let mut before = offset;
     for part in parts_ahead(connection, end)?.into_iter().flatten() {
         let left = want - done;
         match part {
             Part::Ring(filled) => {
-                let len = left.min(filled.len as usize);
-                let stretches = end.receiver().peek(in_ring, len, filled);
+                let over = before.min(filled.len);
+                before -= over;
+                let len = left.min((filled.len - over) as usize);
+                let stretches = end.receiver().peek(in_ring + over, len, filled);
                 // SAFETY: `ahead` checked that these bytes are inside the ring; `parts` by the
                 // caller's promise.
                 unsafe { buffers::scatter(end.ring_in(), stretches, parts, skip + done) };
@@ -107,9 +114,12 @@ pub(crate) unsafe fn peek(
                 done += len;
             }
             Part::Carrier(here) => {
-                let len = left.min(usize::try_from(here).unwrap_or(usize::MAX));
+                let over = before.min(here) as usize;
+                before -= over as u64;
+                let len = left.min(here as usize - over);
+                let first = passed + over;
                 // SAFETY: the caller's promise.
-                let seen = unsafe { peek_behind(connection, passed, parts, skip + done, len) };
+                let seen = unsafe { peek_behind(connection, first, parts, skip + done, len) };
                 done += seen;
                 if seen < len {
                     break;

@@ -9,7 +9,7 @@
 //!       ─► process, lifecycle, table, family, holders    this process and its fork family
 //!       ─► receive, send, transfer     bytes: carrier, ring, and the switches between
 //!       ─► direction, service          our direction: credit, doorbells, up and down
-//!       ─► ahead                       looking at bytes without taking them
+//!       ─► ahead, peek_offset          looking at bytes without taking them
 //!       ─► overflow                    when a ring is too small
 //!       ─► doorbells, pending          bytes on the carrier that are no data; errors
 //!       ─► offload   connections that the adapter's TCP engine carries
@@ -56,6 +56,7 @@ mod orderings;
 mod overflow;
 mod pairing;
 mod pairs;
+mod peek_offset;
 mod pending;
 mod poll;
 mod process;

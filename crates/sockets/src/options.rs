@@ -8,7 +8,7 @@ use toehold_stream::end::End;
 
 use crate::connection::Connection;
 use crate::offload::{awaiting, endings};
-use crate::{ahead, errno, pending, resets, service, settings, sys};
+use crate::{ahead, errno, peek_offset, pending, resets, service, settings, sys};
 
 /// The program sets an option, to `value` if that is an int; true when the kernel must not hear of
 /// it. What rings cannot express brings the connection back to its carrier first.
@@ -32,6 +32,12 @@ pub(crate) fn set(connection: &Connection, level: i32, name: i32, value: Option<
                 && value.is_some_and(|value| settings::is_on(name, value)) =>
         {
             errno::keep(|| service::retire(connection, Reason::Unsupported));
+            if name == libc::SO_PEEK_OFF {
+                return errno::keep(|| peek_offset::set(connection, value.unwrap_or(-1)));
+            }
+        }
+        (libc::SOL_SOCKET, libc::SO_PEEK_OFF) if peek_offset::get(connection).is_some() => {
+            return errno::keep(|| peek_offset::set(connection, value.unwrap_or(-1)));
         }
         (libc::SOL_SOCKET, libc::SO_RCVLOWAT) if connection.end().is_some() => {
             return value.is_some_and(|bytes| settings::set_low_water(connection, bytes));
@@ -65,6 +71,10 @@ pub(crate) fn get(connection: &Connection, level: i32, name: i32) -> Option<i32>
     if (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT) {
         let bytes = connection.entry.rx_low_water.load(Ordering::Relaxed);
         return (bytes != 0).then_some(bytes as i32);
+    }
+    if (level, name) == (libc::SOL_SOCKET, libc::SO_PEEK_OFF) {
+        let offset = peek_offset::get(connection)?;
+        return Some(i32::try_from(offset).unwrap_or(i32::MAX));
     }
     let bit = settings::bit_of(connection, level, name)?;
     let options = connection.entry.tx_options.load(Ordering::Relaxed);

@@ -207,6 +207,11 @@ fn attach(connection: &Connection) {
     // From here on new calls see the region and queue at the locks. Host-path calls count
     // themselves in before they look at `region`.
     local.region.store(region, REGION);
+    if entry.flags.load(REGION) & FLAG_PINNED != 0 {
+        // Pinned after `consider` looked: whoever did it saw no region, and left it at that.
+        local.region.store(null_mut(), REGION);
+        return;
+    }
     if entry.rx_in_flight.load(REGION) != 0 || entry.tx_in_flight.load(REGION) != 0 {
         local.region.store(null_mut(), REGION);
         entry.reason.store(Reason::InCall as u32, Ordering::Relaxed);

@@ -1,5 +1,6 @@
 //! Receiving: from the carrier up to a switch, from the ring, and the waits between.
 
+mod from_offset;
 mod waiting;
 
 use core::sync::atomic::Ordering;
@@ -17,8 +18,8 @@ use crate::orderings::REGION;
 use crate::receive::waiting::{arm_for_unknown_wait, wait_for_bytes};
 use crate::sleep::{Patience, sleep_until};
 use crate::{
-    ahead, buffers, doorbells, errno, leaving, lock, offers, pairing, pending, resets, service,
-    settings, sleepers, sys, waits,
+    ahead, buffers, doorbells, errno, leaving, lock, offers, pairing, peek_offset, pending, resets,
+    service, settings, sleepers, sys, waits,
 };
 
 /// Without other signs, a receiver that finds its ring empty looks at the carrier this often.
@@ -116,8 +117,15 @@ pub(crate) unsafe fn receive_message(
         }
         entry.rx_in_flight.fetch_sub(1, REGION);
     }
-    if flags & libc::MSG_ERRQUEUE != 0 {
-        return kernel();
+    if flags & (libc::MSG_ERRQUEUE | libc::MSG_PEEK) != 0 {
+        if flags & libc::MSG_ERRQUEUE != 0 {
+            return kernel();
+        }
+        // SAFETY: the caller's promise.
+        if let Some(looked) = unsafe { from_offset::look(connection, parts, flags) } {
+            let receive_error = |error| endings::receive_error(connection, error);
+            return errno::result(looked.map_err(receive_error));
+        }
     }
     // SAFETY: the caller's promise.
     let result = unsafe { receive_attached(connection, parts, control, flags) };
@@ -305,7 +313,7 @@ unsafe fn step(
     let entry = connection.entry;
     if flags & libc::MSG_PEEK != 0 && end.records_pending() {
         // SAFETY: the caller's promise.
-        let seen = unsafe { ahead::peek(connection, end, parts, skip, want, flags) }?;
+        let seen = unsafe { ahead::peek(connection, end, parts, 0, skip, want, flags) }?;
         if seen > 0 {
             return Ok(Step::Got(seen, false));
         }
@@ -391,6 +399,7 @@ unsafe fn from_carrier(
         if flags & libc::MSG_PEEK == 0 {
             let taken = &connection.entry.rx_carrier;
             taken.fetch_add(result as u64, Ordering::Relaxed);
+            peek_offset::taken_from_carrier(connection, result as usize);
         }
         return Ok(Step::Got(result as usize, false));
     }

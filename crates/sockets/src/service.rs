@@ -15,7 +15,7 @@ use toehold_stream::end::{End, Incoming};
 use crate::connection::{self, Connection, HINT_EOF};
 use crate::epoll::membership;
 use crate::resets::fault_of_peer;
-use crate::{direction, doorbells, leaving, lock, settings, sleepers, sys};
+use crate::{direction, doorbells, leaving, lock, peek_offset, settings, sleepers, sys};
 
 /// Does what the operator, the adapter, the peer or the state of the connection ask of our
 /// direction: up, down, or nothing. The caller holds the send lock.
@@ -192,6 +192,7 @@ pub(crate) fn quiesce(connection: &Connection, reason: Reason) {
     }
     membership::materialise(connection);
     settings::restore_low_water(connection);
+    peek_offset::restore(connection);
     connection.entry.home_wake.store(0, Ordering::Relaxed);
     sleepers::set_wake(&end, WakeWord::None);
     let start = sys::now_ns();

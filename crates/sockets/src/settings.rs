@@ -5,7 +5,7 @@ use core::sync::atomic::Ordering;
 use toehold_channel::table::FLAG_ATTACHED;
 
 use crate::connection::Connection;
-use crate::sys;
+use crate::{peek_offset, sys};
 
 /// The program set `TCP_NODELAY`.
 const USER_NODELAY: u32 = 1;
@@ -36,6 +36,7 @@ pub(crate) fn prepare_carrier(connection: &Connection) {
 /// The carrier is no doorbell any more: it gets what the program has set meanwhile.
 pub(crate) fn restore_carrier(connection: &Connection) {
     restore_low_water(connection);
+    peek_offset::restore(connection);
     let options = connection.entry.tx_options.load(Ordering::Relaxed);
     for (name, bit) in [
         (libc::TCP_NODELAY, USER_NODELAY),

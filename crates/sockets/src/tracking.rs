@@ -110,6 +110,7 @@ fn reset(entry: &Entry, local: &Local) {
         &entry.tx_ring,
         &entry.tx_calls,
         &entry.tx_head_seen,
+        &entry.rx_peek,
     ] {
         word.store(0, Ordering::Relaxed);
     }

@@ -8,6 +8,10 @@ pub(crate) const CASES: &[Case] = &[
     Case::pair("peek_leaves_the_bytes", peek),
     Case::pair("peek_sees_no_further_than_what_has_come", peek_grows),
     Case::pair("peek_with_waitall_waits_and_leaves_all", peek_waitall),
+    Case::pair("peek_goes_on_where_the_last_one_ended", peek_from_offset),
+    Case::pair("peek_offset_of_another_process_counts_too", |pair| {
+        peek_offset_shared(pair);
+    }),
     Case::pair("dontwait_never_waits", dontwait),
     Case::pair("waitall_waits_for_the_last_byte", waitall),
     Case::pair("waitall_ends_short_at_end_of_stream", waitall_short),
@@ -87,6 +91,104 @@ fn peek_grows(pair: &Pair) {
     if !pair.server() {
         pair.say("recv", got(pair, 100, 0));
     }
+    pair.step();
+}
+
+fn peek_offset(pair: &Pair) -> sys::Ret {
+    sys::option(pair.fd, libc::SOL_SOCKET, libc::SO_PEEK_OFF)
+}
+
+fn set_peek_offset(pair: &Pair, offset: i32) {
+    let set = sys::set_option(pair.fd, libc::SOL_SOCKET, libc::SO_PEEK_OFF, offset);
+    pair.say("SO_PEEK_OFF", set);
+}
+
+/// The offset is set while bytes are unread, and more come after it.
+fn peek_from_offset(pair: &Pair) {
+    const AT_ONCE: i32 = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+    if pair.server() {
+        for text in ["0123456789abcdefghijklmnopqrstuvwxyz", "ABCDEFGHIJ", "!?"] {
+            send_all(pair.fd, text.as_bytes());
+            pair.step();
+            pair.step();
+        }
+        sys::shutdown(pair.fd, libc::SHUT_WR).value();
+        pair.step();
+        return;
+    }
+    pair.step();
+    pair.arrived(pair.fd, 36);
+    pair.say("off", peek_offset(pair));
+    set_peek_offset(pair, 4);
+    pair.say("peek 6", got(pair, 6, libc::MSG_PEEK));
+    pair.say("offset", peek_offset(pair));
+    pair.say("peek 6", got(pair, 6, libc::MSG_PEEK));
+    pair.say("recv 3", got(pair, 3, 0));
+    pair.say("offset", peek_offset(pair));
+    pair.say("count 2", got(pair, 2, libc::MSG_PEEK | libc::MSG_TRUNC));
+    pair.say("peek 100", got(pair, 100, AT_ONCE));
+    pair.say("offset", peek_offset(pair));
+    pair.say("peek 100", got(pair, 100, AT_ONCE));
+    pair.say("FIONREAD", sys::readable_bytes(pair.fd));
+    pair.step();
+    pair.step();
+    // The second text has another way than the first.
+    pair.arrived(pair.fd, 43);
+    pair.say("peek 4", got(pair, 4, libc::MSG_PEEK));
+    set_peek_offset(pair, 0);
+    pair.say("peek 100", got(pair, 100, libc::MSG_PEEK));
+    set_peek_offset(pair, 30);
+    pair.say("peek 8", got(pair, 8, libc::MSG_PEEK));
+    pair.say("recv 35", got(pair, 35, 0));
+    pair.say("offset", peek_offset(pair));
+    pair.say("peek 2", got(pair, 2, libc::MSG_PEEK));
+    pair.say("recv 6", got(pair, 6, libc::MSG_WAITALL));
+    pair.say("offset", peek_offset(pair));
+    pair.say("peek 9", got(pair, 9, libc::MSG_PEEK));
+    pair.say("recv 2", got(pair, 2, 0));
+    pair.say("offset", peek_offset(pair));
+    pair.step();
+    pair.step();
+    pair.arrived(pair.fd, 2);
+    pair.say("peek 9", got(pair, 9, libc::MSG_PEEK));
+    set_peek_offset(pair, -1);
+    pair.say("offset", peek_offset(pair));
+    pair.say("peek 9", got(pair, 9, libc::MSG_PEEK));
+    set_peek_offset(pair, 1);
+    pair.say("recv 1", got(pair, 1, 0));
+    set_peek_offset(pair, 1);
+    pair.step();
+    pair.step();
+    pair.say("peek at the end", got(pair, 9, libc::MSG_PEEK));
+    pair.say("recv", got(pair, 9, 0));
+    pair.say("recv", got(pair, 9, 0));
+}
+
+/// The offset is the socket's, not a process's; a look waits for what is behind it.
+fn peek_offset_shared(pair: &Pair) {
+    if pair.server() {
+        send_all(pair.fd, b"abcdefgh");
+        pair.step();
+        pair.step();
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        send_all(pair.fd, b"ijkl");
+        pair.step();
+        return;
+    }
+    pair.step();
+    pair.arrived(pair.fd, 8);
+    let child = sys::fork();
+    if child == 0 {
+        set_peek_offset(pair, 2);
+        pair.say("peek 3", got(pair, 3, libc::MSG_PEEK));
+        sys::exit_now(0);
+    }
+    pair.say("child", sys::wait_for(child));
+    pair.say("offset", peek_offset(pair));
+    pair.say("peek 3", got(pair, 3, libc::MSG_PEEK));
+    pair.step();
+    pair.say("peek 4", got(pair, 4, libc::MSG_PEEK));
+    pair.say("offset", peek_offset(pair));
     pair.step();
 }
 
