@@ -2,119 +2,149 @@
 
 use std::fmt::Write as _;
 
-use crate::plan::Figure;
-use crate::plot::{self, escape};
-use crate::report::Report;
-use crate::table::number;
+use toehold_measure::page::{self, escape};
+use toehold_measure::plot::{self, Line, Point};
+use toehold_measure::stats::median_interval;
+use toehold_measure::text::number;
 
-/// Plots, then every number, then what was published.
+use crate::plan::Figure;
+use crate::report::{Report, Row};
+use crate::table::column_name;
+
+/// The conclusion, then plots, then what was published beside what was found, then every number.
 pub(crate) fn render(report: &Report, figures: &[Figure]) -> String {
-    let mut html = format!(
-        "<!doctype html>\n<html lang=\"en\"><meta charset=\"utf-8\">\
-         <meta name=\"viewport\" content=\"width=device-width\">\n\
-         <title>{name}</title>\n<style>{STYLE}</style>\n\
-         <h1>{name}</h1>\n<p>{}</p>\n<p>{}. Medians of {} interleaved rounds; bars reach from the \
-         first \
-         quartile to the third.</p>\n",
-        escape(report.about),
-        escape(&report.environment.summary()),
-        report.rounds,
-        name = escape(report.plan),
+    let mut body = format!(
+        "<h1>{}</h1>\n<p>{}</p>\n",
+        escape(report.plan),
+        escape(report.about)
     );
-    write_claims(&mut html, report);
+    if !report.claims.is_empty() {
+        let rows: Vec<Vec<String>> = report
+            .claims
+            .iter()
+            .map(|claim| {
+                let verdict = claim.verdict.words().to_owned();
+                vec![claim.wanted.clone(), verdict, claim.found.clone()]
+            })
+            .collect();
+        body.push_str(&page::table(&["wanted", "verdict", "found"], &rows));
+    }
+    body.push_str("<div class=grid>");
     for figure in figures {
-        if let Some(svg) = plot::render(report, figure) {
-            let _ = write!(html, "<h2>{}</h2>\n{svg}", escape(figure.title));
+        let lines = lines(report, figure);
+        if let Some(svg) = plot::lines(figure.title, figure.x, figure.y, &lines) {
+            let _ = write!(
+                body,
+                "<figure><figcaption><b>{}</b></figcaption>{svg}</figure>",
+                escape(figure.title)
+            );
         }
     }
-    write_notes(&mut html, report);
-    write_published(&mut html, report);
-    write_rows(&mut html, report, figures);
-    html
+    body.push_str("</div>\n");
+    if !report.published.is_empty() {
+        body.push_str("<h2>Published, on the machines of the time, and found here</h2>\n");
+        body.push_str(&published(report));
+    }
+    body.push_str("<h2>Environment</h2>\n");
+    let facts: Vec<(&str, String)> = report
+        .environment
+        .facts()
+        .into_iter()
+        .map(|(name, value)| (name, escape(&value)))
+        .collect();
+    body.push_str(&page::facts(&facts));
+    body.push_str("<h2>Notes</h2>\n");
+    let mut notes = vec![format!(
+        "a point is the median of {} interleaved rounds; its bar reaches as far as the rounds \
+         allow",
+        report.rounds
+    )];
+    notes.extend(report.notes.iter().cloned());
+    body.push_str(&page::list(&notes));
+    body.push_str("<h2>Measured</h2>\n");
+    body.push_str(&measured(report, figures));
+    let samples = page::download("samples.csv", "text/csv", &report.csv());
+    let _ = write!(body, "<p>Every sample: {samples}</p>");
+    page::page(report.plan, &body)
 }
 
-fn write_claims(html: &mut String, report: &Report) {
-    if report.claims.is_empty() {
-        return;
-    }
-    html.push_str("<table><tr><th>wanted<th>found<th>\n");
-    for claim in &report.claims {
-        let verdict = if claim.holds {
-            "holds"
-        } else {
-            "does not hold"
+fn lines(report: &Report, figure: &Figure) -> Vec<Line> {
+    let mut lines: Vec<Line> = Vec::new();
+    let rows = figure
+        .metrics
+        .iter()
+        .flat_map(|metric| report.rows_of(figure.group, metric));
+    for row in rows {
+        let name = column_name(figure, row);
+        let Some(interval) = median_interval(&row.samples.values()) else {
+            continue;
         };
-        let (wanted, found) = (escape(&claim.wanted), escape(&claim.found));
-        let _ = writeln!(html, "<tr><td>{wanted}<td>{found}<td>{verdict}");
+        let point = Point {
+            x: row.x,
+            y: row.median,
+            bounds: (interval.low, interval.high),
+        };
+        match lines.iter_mut().find(|line| line.name == name) {
+            Some(line) => line.points.push(point),
+            None => lines.push(Line {
+                name,
+                points: vec![point],
+                is_published: false,
+            }),
+        }
     }
-    html.push_str("</table>\n");
+    for line in &mut lines {
+        line.points.sort_by(|a, b| a.x.total_cmp(&b.x));
+    }
+    lines
 }
 
-fn write_notes(html: &mut String, report: &Report) {
-    if report.notes.is_empty() {
-        return;
-    }
-    html.push_str("<h2>Notes</h2>\n<ul>\n");
-    for note in &report.notes {
-        let _ = writeln!(html, "<li>{}", escape(note));
-    }
-    html.push_str("</ul>\n");
+fn published(report: &Report) -> String {
+    let head = [
+        "where",
+        "what",
+        "published",
+        "here",
+        "conditions",
+        "systems",
+        "kind",
+    ];
+    let rows: Vec<Vec<String>> = report
+        .published
+        .iter()
+        .map(|result| {
+            vec![
+                result.figure.clone(),
+                result.metric.clone(),
+                format!("{} {}", result.value, result.unit),
+                result.here.clone().unwrap_or_else(|| "-".to_owned()),
+                result.conditions.clone(),
+                result.system.clone(),
+                result.kind.clone(),
+            ]
+        })
+        .collect();
+    page::table(&head, &rows)
 }
 
-fn write_published(html: &mut String, report: &Report) {
-    if report.published.is_empty() {
-        return;
-    }
-    html.push_str(
-        "<h2>Published</h2>\n<p>On the machines of the time, and beside it what was found \
-        here.</p>\n\
-         <table><tr><th>where<th>what<th>published<th>here<th>conditions<th>systems<th>kind\n",
-    );
-    for p in &report.published {
-        let _ = writeln!(
-            html,
-            "<tr><td>{}<td>{}<td>{} {}<td>{}<td>{}<td>{}<td>{}",
-            escape(&p.figure),
-            escape(&p.metric),
-            escape(&p.value.to_string()),
-            escape(&p.unit),
-            escape(p.here.as_deref().unwrap_or("-")),
-            escape(&p.conditions),
-            escape(&p.system),
-            escape(&p.kind)
-        );
-    }
-    html.push_str("</table>\n");
-}
-
-fn write_rows(html: &mut String, report: &Report, figures: &[Figure]) {
-    html.push_str(
-        "<h2>Measured</h2>\n<table><tr><th>group<th>series<th>at<th>metric<th>median<th>unit\
-         <th>spread<th>samples\n",
-    );
-    for row in &report.rows {
-        let is_bytes = figures.iter().any(|f| f.group == row.group && f.x.is_bytes);
-        let _ = writeln!(
-            html,
-            "<tr><td>{}<td>{}<td class=n>{}<td>{}<td class=n>{}<td>{}<td class=n>{:.1} %<td \
-            class=n>{}",
-            escape(row.group),
-            escape(&row.series),
+fn measured(report: &Report, figures: &[Figure]) -> String {
+    let head = [
+        "group", "series", "#at", "metric", "#median", "unit", "#spread", "#samples",
+    ];
+    let cells = |row: &Row| {
+        let is_bytes = figures
+            .iter()
+            .any(|figure| figure.group == row.group && figure.x.is_bytes);
+        vec![
+            row.group.to_owned(),
+            row.series.clone(),
             number(row.x, is_bytes),
-            escape(row.metric),
+            row.metric.to_owned(),
             number(row.median, false),
-            escape(row.unit),
-            row.spread * 100.0,
-            row.samples.len()
-        );
-    }
-    html.push_str("</table>\n");
+            row.unit.to_owned(),
+            format!("{:.1} %", row.spread * 100.0),
+            row.samples.len().to_string(),
+        ]
+    };
+    page::table(&head, &report.rows.iter().map(cells).collect::<Vec<_>>())
 }
-
-const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;\
-padding:0 1rem;\
-color:#222;background:#fff}svg{width:100%;height:auto}svg text{font-size:11px;fill:#444}\
-.grid{stroke:#e4e4e4}.line{fill:none;stroke-width:1.8}\
-table{border-collapse:collapse;font-size:13px}\
-td,th{padding:2px 8px;border-bottom:1px solid #e4e4e4;text-align:left;vertical-align:top}\
-.n{text-align:right;font-variant-numeric:tabular-nums}";

@@ -9,21 +9,16 @@
 //! A report prints as tables, as JSON, and as one HTML file with its plots in it.
 
 mod command;
-mod environment;
 mod html;
 mod plan;
 mod plans;
-mod plot;
 mod published;
 mod report;
 mod runner;
-mod sample;
 mod table;
 
 pub use command::{list, run, run_from_args};
-pub use environment::Environment;
-pub use plan::{Axis, Case, Figure, Plan, Reading};
+pub use plan::{Case, Figure, Plan, Reading};
 pub use published::{Published, published_of};
-pub use report::{Claim, Report, Row};
+pub use report::{Claim, Report, Row, Verdict};
 pub use runner::Options;
-pub use sample::Samples;

@@ -1,5 +1,7 @@
 //! What an experiment has to say for itself.
 
+use toehold_measure::plot::Axis;
+
 use crate::published::Published;
 use crate::report::{Claim, Report};
 
@@ -98,18 +100,7 @@ pub struct Figure {
     /// ...and of these metrics.
     pub metrics: &'static [&'static str],
     /// What runs to the right.
-    pub x: Axis,
+    pub x: Axis<'static>,
     /// What runs upwards.
-    pub y: Axis,
-}
-
-/// An axis.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Axis {
-    /// Its name, with the unit.
-    pub label: &'static str,
-    /// Equal distances are equal ratios.
-    pub is_logarithmic: bool,
-    /// Its numbers are lengths in bytes, to be written 4K, 1M.
-    pub is_bytes: bool,
+    pub y: Axis<'static>,
 }

@@ -1,10 +1,10 @@
 //! What an experiment found.
 
 use serde::Serialize;
+use toehold_measure::environment::Environment;
+use toehold_measure::stats::Samples;
 
-use crate::environment::Environment;
 use crate::published::Published;
-use crate::sample::Samples;
 
 /// An experiment's result. It is the JSON form as it stands.
 #[derive(Clone, Debug, Serialize)]
@@ -37,7 +37,30 @@ pub struct Claim {
     /// The result.
     pub found: String,
     /// Whether that is what was wanted.
-    pub holds: bool,
+    pub verdict: Verdict,
+}
+
+/// What samples say about an aim.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Verdict {
+    /// It is reached, interval and all.
+    Holds,
+    /// The samples cannot tell.
+    Undecided,
+    /// It is missed, or was not measured.
+    Missed,
+}
+
+impl Verdict {
+    /// In words.
+    pub fn words(self) -> &'static str {
+        match self {
+            Verdict::Holds => "holds",
+            Verdict::Undecided => "undecided",
+            Verdict::Missed => "does not hold",
+        }
+    }
 }
 
 /// One metric of one case.
@@ -62,6 +85,26 @@ pub struct Row {
 }
 
 impl Report {
+    /// Every sample, a line each.
+    pub fn csv(&self) -> String {
+        let mut out = String::from("group,series,x,metric,unit,round,value\n");
+        for row in &self.rows {
+            for (round, sample) in row.samples.rounds().iter().enumerate() {
+                let value = sample.map_or(String::new(), |sample| sample.to_string());
+                out.push_str(&format!(
+                    "\"{}\",\"{}\",{},\"{}\",\"{}\",{},{value}\n",
+                    row.group,
+                    row.series,
+                    row.x,
+                    row.metric,
+                    row.unit,
+                    round + 1
+                ));
+            }
+        }
+        out
+    }
+
     /// The rows of a group's metric.
     pub fn rows_of<'a>(
         &'a self,

@@ -2,11 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use crate::environment::Environment;
+use toehold_measure::environment::Environment;
+use toehold_measure::rng::Rng;
+use toehold_measure::stats::Samples;
+
 use crate::plan::{Case, Plan};
 use crate::published::published_of;
 use crate::report::{Report, Row};
-use crate::sample::Samples;
 
 /// How to run a plan.
 #[derive(Clone, Copy, Debug)]
@@ -52,13 +54,10 @@ pub(crate) fn run(
     let mut cells: BTreeMap<(usize, usize), Cell> = BTreeMap::new();
     let mut failures: BTreeMap<usize, String> = BTreeMap::new();
     let mut order: Vec<usize> = (0..cases.len()).collect();
-    let mut random = options.seed;
+    let mut random = Rng::new(options.seed);
     for round in 0..rounds {
-        shuffle(&mut order, &mut random);
+        random.shuffle(&mut order);
         for &at in &order {
-            if failures.contains_key(&at) {
-                continue;
-            }
             match plan.sample(&cases[at]) {
                 Ok(readings) => {
                     for (column, reading) in readings.into_iter().enumerate() {
@@ -71,11 +70,11 @@ pub(crate) fn run(
                             cell.metric, reading.metric,
                             "a case's metrics keep their order"
                         );
-                        cell.samples.push(reading.value);
+                        cell.samples.set(round, Some(reading.value));
                     }
                 }
                 Err(why) => {
-                    failures.insert(at, why);
+                    failures.entry(at).or_insert(why);
                 }
             }
         }
@@ -94,7 +93,6 @@ pub(crate) fn run(
         rounds,
         rows: cells
             .into_iter()
-            .filter(|((at, _), _)| !failures.contains_key(at))
             .map(|((at, _), cell)| cell.into_row(&cases[at]))
             .collect(),
         claims: Vec::new(),
@@ -128,17 +126,6 @@ impl Cell {
             spread: self.samples.spread(),
             samples: self.samples,
         }
-    }
-}
-
-/// Fisher and Yates's shuffle, over xorshift: good enough to break a rhythm.
-fn shuffle(order: &mut [usize], random: &mut u64) {
-    for last in (1..order.len()).rev() {
-        *random = (*random).max(1);
-        *random ^= *random << 13;
-        *random ^= *random >> 7;
-        *random ^= *random << 17;
-        order.swap(last, (*random % (last as u64 + 1)) as usize);
     }
 }
 
@@ -195,10 +182,12 @@ mod tests {
             ..Options::default()
         };
         let report = run(&mut plan, options, |_, _| ());
-        assert_eq!(plan.taken.len(), 5 + 2 + 5);
+        assert_eq!(plan.taken.len(), 15);
         assert_eq!(report.median("all", "s2", "a", 2.0), Some(22.0));
-        assert_eq!(report.median("all", "s1", "a", 1.0), None);
-        assert_eq!(report.rows.len(), 4);
+        let failed = &report.rows[2];
+        assert_eq!((failed.series.as_str(), failed.samples.len()), ("s1", 4));
+        assert_eq!(failed.samples.rounds()[1], None);
+        assert_eq!(report.rows.len(), 6);
         assert_eq!(report.notes, ["a note", "all, s1, 1: gone"]);
     }
 

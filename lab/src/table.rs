@@ -2,6 +2,8 @@
 
 use std::fmt::Write as _;
 
+use toehold_measure::text::number;
+
 use crate::plan::Figure;
 use crate::report::{Report, Row};
 
@@ -11,7 +13,7 @@ pub(crate) fn render(report: &Report, figures: &[Figure]) -> String {
         "{}: {}\n{}\n",
         report.plan,
         report.about,
-        report.environment.summary()
+        report.environment.sentence()
     );
     let _ = writeln!(text, "medians of {} interleaved rounds", report.rounds);
     for figure in figures {
@@ -19,11 +21,7 @@ pub(crate) fn render(report: &Report, figures: &[Figure]) -> String {
         text.push_str(&table(report, figure));
     }
     for claim in &report.claims {
-        let verdict = if claim.holds {
-            "holds"
-        } else {
-            "does not hold"
-        };
+        let verdict = claim.verdict.words();
         let _ = write!(text, "\n{}: {verdict}: {}", claim.wanted, claim.found);
     }
     text.push('\n');
@@ -109,18 +107,5 @@ pub(crate) fn column_name(figure: &Figure, row: &Row) -> String {
     match figure.metrics.len() {
         1 => row.series.clone(),
         _ => format!("{} {}", row.series, row.metric),
-    }
-}
-
-/// Three figures, or a length as people write it.
-pub(crate) fn number(value: f64, is_bytes: bool) -> String {
-    match value {
-        v if is_bytes && v >= 1048576.0 && v % 1048576.0 == 0.0 => format!("{}M", v / 1048576.0),
-        v if is_bytes && v >= 1024.0 && v % 1024.0 == 0.0 => format!("{}K", v / 1024.0),
-        v if v.fract() == 0.0 && v.abs() < 1e9 => format!("{v}"),
-        v if v.abs() >= 100.0 => format!("{v:.0}"),
-        v if v.abs() >= 10.0 => format!("{v:.1}"),
-        v if v.abs() >= 0.1 => format!("{v:.2}"),
-        v => format!("{v:.3}"),
     }
 }

@@ -28,7 +28,7 @@ fn every_round_is_in_the_json() {
     let output = compare("sleep 600", "true", &more);
     assert!(output.status.success(), "{}", error_of(&output));
     let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
-    assert_eq!(report["schema"], "toehold-compare/1");
+    assert_eq!(report["schema"], "toehold-compare/2");
     let labels: Vec<&str> = report["arms"]
         .as_array()
         .expect("arms")

@@ -1,22 +1,32 @@
 //! The environment of a measurement: every number belongs to this host, on this day.
 
 use std::fs;
+use std::process::Command;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
-use crate::cpus;
+use crate::procfs::HostTimes;
+use crate::{cpus, text};
 
-/// The host, as far as it bears on the measurement.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+/// The host, as far as it bears on a measurement.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Environment {
+    /// Seconds since 1970.
+    pub unix_time: u64,
+    /// That moment as a date.
+    pub date: String,
     /// Version of this program.
-    pub toehold: &'static str,
+    pub toehold: String,
+    /// The commit it was built from, where that is known.
+    pub commit: Option<String>,
     /// Kernel release.
     pub kernel: String,
     /// The processor's name.
     pub cpu: String,
     /// Cores this process may use.
     pub cores: usize,
+    /// Sizes of the caches of the first core.
+    pub caches: Vec<String>,
     /// Frequency governor, when the host has one.
     pub governor: Option<String>,
     /// Whether the processor says that it is virtual.
@@ -25,34 +35,56 @@ pub struct Environment {
     pub congestion_control: String,
     /// Whether the kernel joins small writes.
     pub tcp_autocorking: Option<bool>,
+    /// Segmentation and gathering on the loopback device, where ethtool tells.
+    pub offloads: Option<String>,
+    /// The state of transparent huge pages.
+    pub huge_pages: Option<String>,
+    /// The clock that times the samples.
+    pub clock: Option<String>,
     /// Load average of the last minute before the first round.
     pub load_before: Option<f64>,
-    /// Seconds since 1970.
-    pub unix_time: u64,
+    /// Part of the time since boot that the hypervisor gave to others.
+    pub steal: Option<f64>,
+    /// The cores this process was confined to, when it may not use all.
+    pub pinned_to: Option<Vec<usize>>,
 }
 
 impl Environment {
     /// Looks around.
     pub fn capture() -> Environment {
         let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let unix_time = std::time::SystemTime::now()
+            .duration_since(std::time::UNIX_EPOCH)
+            .map_or(0, |since| since.as_secs());
+        let allowed = cpus::allowed();
+        let online = cpuinfo.lines().filter(|line| line.starts_with("processor"));
+        let is_pinned = allowed.len() < online.count();
         Environment {
-            toehold: env!("CARGO_PKG_VERSION"),
+            unix_time,
+            date: text::date(unix_time),
+            toehold: env!("CARGO_PKG_VERSION").to_owned(),
+            commit: option_env!("TOEHOLD_COMMIT").map(str::to_owned),
             kernel: line("/proc/sys/kernel/osrelease").unwrap_or_else(|| "unknown".to_owned()),
             cpu: field(&cpuinfo, "model name")
                 .unwrap_or("unknown")
                 .to_owned(),
-            cores: cpus::allowed().len(),
+            cores: allowed.len(),
+            caches: caches(),
             governor: line("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
             virtual_machine: field(&cpuinfo, "flags")
                 .is_some_and(|flags| flags.split_whitespace().any(|flag| flag == "hypervisor")),
             congestion_control: line("/proc/sys/net/ipv4/tcp_congestion_control")
                 .unwrap_or_else(|| "unknown".to_owned()),
             tcp_autocorking: line("/proc/sys/net/ipv4/tcp_autocorking").map(|value| value == "1"),
+            offloads: offloads(),
+            huge_pages: line("/sys/kernel/mm/transparent_hugepage/enabled"),
+            clock: line("/sys/devices/system/clocksource/clocksource0/current_clocksource"),
             load_before: line("/proc/loadavg")
                 .and_then(|load| load.split_whitespace().next()?.parse().ok()),
-            unix_time: std::time::SystemTime::now()
-                .duration_since(std::time::UNIX_EPOCH)
-                .map_or(0, |since| since.as_secs()),
+            steal: HostTimes::now()
+                .ok()
+                .map(|times| times.steal / (times.busy() + times.idle + times.steal).max(1.0)),
+            pinned_to: is_pinned.then_some(allowed),
         }
     }
 
@@ -71,6 +103,43 @@ impl Environment {
         )
     }
 
+    /// Everything, by name, for a report.
+    pub fn facts(&self) -> Vec<(&'static str, String)> {
+        let commit = self.commit.as_deref().map(|commit| format!(" ({commit})"));
+        let known = |value: &Option<String>| value.clone().unwrap_or_else(|| "unknown".to_owned());
+        vec![
+            ("Date", self.date.clone()),
+            (
+                "Toehold",
+                format!("{}{}", self.toehold, commit.unwrap_or_default()),
+            ),
+            ("Host", self.sentence()),
+            ("Caches", self.caches.join(", ")),
+            ("Loopback", known(&self.offloads)),
+            ("Huge pages", known(&self.huge_pages)),
+            ("Clock", known(&self.clock)),
+            (
+                "Load before",
+                self.load_before
+                    .map_or("unknown".to_owned(), |load| format!("{load:.2}")),
+            ),
+            (
+                "Stolen",
+                self.steal.map_or("unknown".to_owned(), |part| {
+                    format!("{:.1} % of the time since boot", part * 100.0)
+                }),
+            ),
+        ]
+    }
+
+    /// What makes two runs comparable: where it differs, so do the numbers.
+    pub fn fingerprint(&self) -> String {
+        format!(
+            "{}; {} cores; Linux {}; congestion control {}",
+            self.cpu, self.cores, self.kernel, self.congestion_control
+        )
+    }
+
     /// What here makes the numbers worse than they need to be.
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
@@ -79,14 +148,6 @@ impl Environment {
                 "other work was running before the first round (load average {load}): expect \
                 wider intervals"
             ));
-        }
-        if self.congestion_control == "bbr" {
-            warnings.push(
-                "congestion control is bbr, which paces: the kernel's bulk throughput on loopback \
-                is \
-                 about half of what it is with reno or cubic"
-                    .to_owned(),
-            );
         }
         if let Some(governor) = self
             .governor
@@ -99,6 +160,53 @@ impl Environment {
         }
         warnings
     }
+
+    /// What to know about the kernel's bulk throughput, unless the programs chose another
+    /// congestion control.
+    pub fn pacing(&self) -> Option<String> {
+        (self.congestion_control == "bbr").then(|| {
+            "congestion control is bbr, which paces: the kernel's bulk throughput on loopback is \
+             about half of what it is with reno or cubic"
+                .to_owned()
+        })
+    }
+}
+
+fn caches() -> Vec<String> {
+    let mut caches = Vec::new();
+    for index in 0..8 {
+        let file = |name| {
+            line(&format!(
+                "/sys/devices/system/cpu/cpu0/cache/index{index}/{name}"
+            ))
+        };
+        let (Some(level), Some(size), Some(kind)) = (file("level"), file("size"), file("type"))
+        else {
+            break;
+        };
+        if kind != "Instruction" {
+            caches.push(format!("L{level} {size}"));
+        }
+    }
+    caches
+}
+
+fn offloads() -> Option<String> {
+    let output = Command::new("ethtool").args(["-k", "lo"]).output().ok()?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let state = |name: &str| {
+        let line = text
+            .lines()
+            .find_map(|line| line.trim().strip_prefix(name))?;
+        line.trim_start_matches(':')
+            .split_whitespace()
+            .next()
+            .map(str::to_owned)
+    };
+    let tso = state("tcp-segmentation-offload")?;
+    let gso = state("generic-segmentation-offload")?;
+    let gro = state("generic-receive-offload")?;
+    Some(format!("tso {tso}, gso {gso}, gro {gro}"))
 }
 
 /// The first line of a file.
@@ -135,9 +243,19 @@ mod tests {
         environment.congestion_control = "bbr".to_owned();
         environment.load_before = Some(3.0);
         environment.governor = None;
-        assert_eq!(environment.warnings().len(), 2);
+        assert_eq!(environment.warnings().len(), 1);
+        assert!(environment.pacing().is_some());
         environment.congestion_control = "cubic".to_owned();
         environment.load_before = Some(0.1);
-        assert!(environment.warnings().is_empty());
+        assert!(environment.warnings().is_empty() && environment.pacing().is_none());
+    }
+
+    #[test]
+    fn an_environment_comes_back_from_json() {
+        let environment = Environment::capture();
+        let json = serde_json::to_string(&environment).expect("JSON");
+        let back: Environment = serde_json::from_str(&json).expect("the same");
+        assert_eq!(back.fingerprint(), environment.fingerprint());
+        assert!(!environment.facts().is_empty());
     }
 }

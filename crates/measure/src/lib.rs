@@ -7,12 +7,17 @@
 //!   generators.
 //! - [`schedule`] decides which arm runs when; [`cpus`] decides where; [`rng`] is the seeded
 //!   generator behind both.
-//! - [`stats`] says what the samples say; [`environment`] says where and when they were taken.
+//! - [`stats`] says what the samples say: the only estimator there is; [`environment`] says where
+//!   and when they were taken.
+//! - [`text`] writes numbers and changes in words, [`plot`] draws, [`page`] is the only HTML there
+//!   is.
 
 pub mod cpus;
 pub mod environment;
 pub mod metric;
+pub mod page;
 pub mod parse;
+pub mod plot;
 pub mod process;
 pub mod procfs;
 pub mod ready;
@@ -21,3 +26,4 @@ pub mod schedule;
 pub mod shell;
 pub mod stats;
 pub mod syscalls;
+pub mod text;

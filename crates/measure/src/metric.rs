@@ -10,6 +10,8 @@ pub enum Better {
     Higher,
     /// Less is better: time, cost.
     Lower,
+    /// It says how something was done, not how well.
+    Neither,
 }
 
 impl Better {
@@ -18,6 +20,7 @@ impl Better {
         match self {
             Better::Higher => "higher is better",
             Better::Lower => "lower is better",
+            Better::Neither => "neither is better",
         }
     }
 }
@@ -53,6 +56,18 @@ impl Metric {
             unit: unit.to_owned(),
             value,
             better: Better::Lower,
+        }
+    }
+}
+
+impl Metric {
+    /// A metric that says how something was done.
+    pub fn neutral(name: impl Into<String>, value: f64, unit: &str) -> Metric {
+        Metric {
+            name: name.into(),
+            unit: unit.to_owned(),
+            value,
+            better: Better::Neither,
         }
     }
 }

@@ -12,6 +12,15 @@ pub fn words(command: &str) -> Vec<String> {
     }
 }
 
+/// A word as a shell takes it.
+pub fn quoted(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./,:=@%+".contains(c);
+    if !word.is_empty() && word.chars().all(is_plain) {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', "'\\''"))
+}
+
 /// The words of a command that needs no shell; `None` when it does, or when a quote is left open.
 fn split(command: &str) -> Option<Vec<String>> {
     let mut words: Vec<String> = Vec::new();
@@ -76,6 +85,15 @@ mod tests {
         ] {
             assert_eq!(words(command), ["/bin/sh", "-c", command]);
         }
+    }
+
+    #[test]
+    fn quoted_words_come_back() {
+        for word in ["a", "", "a b", "$x", "-c=1"] {
+            let command = format!("prog {}", quoted(word));
+            assert_eq!(words(&command), ["prog", word]);
+        }
+        assert_eq!(quoted("it's"), "'it'\\''s'");
     }
 
     #[test]

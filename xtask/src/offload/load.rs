@@ -6,6 +6,7 @@ use std::process::{Child, Command, Stdio};
 
 use serde_json::Value;
 use tempfile::TempDir;
+use toehold_measure::procfs::HostTimes;
 
 use super::network::{FAR_BY_ENGINE, FAR_BY_KERNEL, NEAR_ENGINE, NEAR_KERNEL, Network};
 use super::{Case, Link, Work, output, wait_for};
@@ -173,7 +174,8 @@ impl<'n> Scene<'n> {
             Arm::Kernel => 0.0,
             Arm::Engine => self.adapter.cpu()?,
         };
-        Ok([all_cpu()?, server, adapter])
+        let all = HostTimes::now().map_err(|error| format!("/proc/stat: {error}"))?;
+        Ok([all.busy(), server, adapter])
     }
 
     fn client(&self, arm: Arm) -> Command {
@@ -302,26 +304,6 @@ fn requests_of(said: &str, count: u32) -> Result<Outcome, String> {
             latencies: Some((p50 * 1e3, p99 * 1e3)),
         }),
         _ => Err(format!("redis-benchmark said {said}")),
-    }
-}
-
-/// Seconds that all cores have worked, soft interrupts among them.
-fn all_cpu() -> Result<f64, String> {
-    let text = fs::read_to_string("/proc/stat").map_err(|error| error.to_string())?;
-    let line = text.lines().next().unwrap_or("");
-    let ticks: Vec<f64> = line
-        .split_whitespace()
-        .skip(1)
-        .filter_map(|field| field.parse().ok())
-        .collect();
-    // user nice system idle iowait irq softirq
-    match ticks[..] {
-        [user, nice, system, _, _, irq, softirq, ..] => {
-            // SAFETY: no memory is involved.
-            let per_second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) } as f64;
-            Ok((user + nice + system + irq + softirq) / per_second)
-        }
-        _ => Err("/proc/stat is not what it was".to_owned()),
     }
 }
 

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use serde_json::{Value, json};
+use toehold_measure::stats::{self, Ratio};
 
 use super::load::{Arm, Sample};
 use super::{Case, Link, Work};
@@ -30,14 +31,13 @@ impl Row {
         }
     }
 
-    /// Engine over kernel, round by round, of what `get` takes from a sample: median, least, most.
-    fn ratio(&self, get: impl Fn(&Sample) -> f64) -> [f64; 3] {
-        let pairs = self.kernel.iter().zip(&self.engine);
-        let mut ratios: Vec<f64> = pairs
-            .map(|(kernel, engine)| get(engine) / get(kernel))
+    /// Engine over kernel of what `get` takes from a sample: the median of the rounds.
+    fn ratio(&self, get: impl Fn(&Sample) -> f64) -> Option<Ratio> {
+        let rounds = self.kernel.iter().zip(&self.engine);
+        let rounds: Vec<(f64, f64)> = rounds
+            .map(|(kernel, engine)| (get(kernel), get(engine)))
             .collect();
-        ratios.sort_by(f64::total_cmp);
-        [median(&ratios), ratios[0], ratios[ratios.len() - 1]]
+        stats::ratio(&rounds)
     }
 }
 
@@ -72,7 +72,8 @@ fn title_of_work(case: Case) -> String {
     }
 }
 
-/// Markdown: medians of the arms, and ratios with the least and the most of all rounds.
+/// Markdown: medians of the arms, and medians of the ratios within rounds with their intervals
+/// (below six rounds: the least and the most).
 pub(super) fn render(rows: &[Row]) -> String {
     let mut out = String::from(
         "| | kernel | engine | ratio | median latency | p99 | CPU of all cores, for each unit | \
@@ -138,24 +139,17 @@ pub(super) fn report(rows: &[Row]) -> Value {
         .collect()
 }
 
-fn spread([middle, low, high]: [f64; 3]) -> String {
-    format!("{middle:.2}x [{low:.2}, {high:.2}]")
+fn spread(ratio: Option<Ratio>) -> String {
+    ratio.map_or(
+        String::new(),
+        |Ratio {
+             value, low, high, ..
+         }| { format!("{value:.2}x [{low:.2}, {high:.2}]") },
+    )
 }
 
 fn median_of(samples: &[Sample], get: impl Fn(&Sample) -> f64) -> f64 {
-    let mut values: Vec<f64> = samples.iter().map(get).collect();
-    values.sort_by(f64::total_cmp);
-    median(&values)
-}
-
-/// Of sorted values, of which there is one at least.
-fn median(sorted: &[f64]) -> f64 {
-    let middle = sorted.len() / 2;
-    if sorted.len() % 2 == 1 {
-        sorted[middle]
-    } else {
-        f64::midpoint(sorted[middle - 1], sorted[middle])
-    }
+    stats::median(&samples.iter().map(get).collect::<Vec<f64>>())
 }
 
 #[cfg(test)]
@@ -185,7 +179,8 @@ mod tests {
             row.add(Arm::Kernel, sample(kernel, 1.0));
             row.add(Arm::Engine, sample(engine, 0.5));
         }
-        assert_eq!(row.ratio(|sample| sample.rate), [2.0, 1.0, 3.0]);
+        let ratio = row.ratio(|sample| sample.rate).expect("rounds");
+        assert_eq!((ratio.value, ratio.low, ratio.high), (2.0, 1.0, 3.0));
         let text = render(&[row]);
         assert!(
             text.contains("| 10.0 Gbit/s | 20.0 Gbit/s | 2.00x [1.00, 3.00] |"),

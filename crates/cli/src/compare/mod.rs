@@ -4,7 +4,8 @@
 //! how sure that is. What keeps it honest:
 //!
 //! - rounds of the paths are interleaved in a shuffled, mirrored order, each with a fresh server;
-//! - ratios carry an interval, and an interval that includes one is "no detectable difference";
+//! - a ratio is the median of those within rounds; it carries an exact interval, and one that
+//!   includes one is "no detectable difference";
 //! - `--aa` runs the base path twice: what differs there is noise;
 //! - the CPU time of *all* cores counts, kernel and helpers included, per unit of the client's
 //!   work;
@@ -32,7 +33,7 @@ use toehold_measure::parse::Tool;
 use toehold_measure::process::{self, Launch, Program};
 use toehold_measure::ready::Ready;
 use toehold_measure::syscalls::Tracepoint;
-use toehold_measure::{schedule, shell, stats};
+use toehold_measure::{schedule, shell, stats, text};
 
 use self::arm::Arm;
 use self::report::{ArmReport, ConnectionsSeen, Plan, Report};
@@ -148,8 +149,9 @@ Examples:
   How noisy is this machine?
     toehold compare --paths host,host --server ... --client ...
 
-Ratios are medians over rounds against kernel TCP (the host path). An interval that includes 1 is
-reported as \"no detectable difference\".
+Ratios are medians of those within rounds, against kernel TCP (the host path). An interval that
+includes 1 is reported as \"no detectable difference\". Below six rounds there is no 95 % interval:
+the least and the most are shown, and only paths that never overlap are told apart.
 
 Exit status: 0 when every round succeeded, 1 when one failed, 2 for a wrong command line.";
 
@@ -253,6 +255,13 @@ impl Comparison<'_> {
         }
         let syscalls_not_counted = self.look_closer(&mut reports);
         let mut warnings = self.environment.warnings();
+        let commands = [&self.args.server, &self.args.client];
+        if !commands
+            .iter()
+            .any(|command| chooses_congestion_control(command))
+        {
+            warnings.extend(self.environment.pacing());
+        }
         warnings.extend(elsewhere(&reports));
         if self.setup.tool.is_none() {
             warnings.push(
@@ -262,9 +271,13 @@ impl Comparison<'_> {
         }
         Ok(Report {
             schema: report::SCHEMA,
+            command: std::env::args()
+                .map(|word| shell::quoted(&word))
+                .collect::<Vec<_>>()
+                .join(" "),
             plan: self.plan(),
             environment: self.environment,
-            metrics: report::metrics(&reports, self.args.aa, self.args.seed),
+            metrics: report::metrics(&reports, self.args.aa),
             syscalls_not_counted,
             warnings,
             arms: reports,
@@ -366,7 +379,7 @@ impl Comparison<'_> {
                     format!(
                         "{} {} {}",
                         metric.name,
-                        table::number(metric.value),
+                        text::prefixed(metric.value),
                         metric.unit
                     )
                 })
@@ -384,13 +397,19 @@ impl Comparison<'_> {
     }
 }
 
+/// Whether a program is told which congestion control to use: iperf3 is by -C.
+fn chooses_congestion_control(command: &str) -> bool {
+    let mut words = command.split_whitespace();
+    words.any(|word| matches!(word, "-C" | "--congestion") || word.starts_with("--congestion="))
+}
+
 /// What other programs used while ours were measured, when it is worth a sentence.
 fn elsewhere(reports: &[ArmReport]) -> Option<String> {
     let rounds = reports
         .iter()
         .flat_map(|report| report.rounds.iter().flatten());
     let cores: Vec<f64> = rounds.map(Round::cores_elsewhere).collect();
-    let median = stats::summarize(&cores, 0)?.median;
+    let median = stats::summarize(&cores)?.median;
     (median > CORES_ELSEWHERE_QUIET).then(|| {
         format!(
             "other programs kept {median:.2} cores busy during the rounds; their time is within \

@@ -18,6 +18,8 @@ pub(crate) struct Report {
     pub(crate) schema: &'static str,
     /// The command line's wishes.
     pub(crate) plan: Plan,
+    /// The command that repeats it.
+    pub(crate) command: String,
     /// What it ran on.
     pub(crate) environment: Environment,
     /// Metrics in the order of the table.
@@ -110,10 +112,59 @@ impl ConnectionsSeen {
         seen
     }
 
+    /// Whether there were connections, and all stayed on the kernel.
+    pub(crate) fn none_moved(&self) -> bool {
+        self.direct + self.offload == 0
+    }
+
     /// Orders answers by how much they show: moved connections first, then all.
     pub(crate) fn rank(&self) -> (usize, usize) {
         let moved = self.direct + self.offload;
         (moved, moved + self.host)
+    }
+}
+
+impl Report {
+    /// Sentences that stand above everything else: arms that compare the kernel with itself.
+    pub(crate) fn banners(&self) -> Vec<String> {
+        let stayed = |arm: &&ArmReport| {
+            arm.path != PathChoice::Host
+                && arm
+                    .connections
+                    .as_ref()
+                    .is_some_and(ConnectionsSeen::none_moved)
+        };
+        self.arms
+            .iter()
+            .filter(stayed)
+            .map(|arm| {
+                format!(
+                    "{}: no connection was seen to leave kernel TCP, so this arm compares the \
+                     kernel with itself",
+                    arm.label
+                )
+            })
+            .collect()
+    }
+
+    /// Every sample, a line each.
+    pub(crate) fn csv(&self) -> String {
+        let mut out = String::from("metric,unit,arm,round,value\n");
+        for metric in &self.metrics {
+            for arm in &metric.arms {
+                for (round, sample) in arm.samples.iter().enumerate() {
+                    let value = sample.map_or(String::new(), |sample| sample.to_string());
+                    out.push_str(&format!(
+                        "\"{}\",\"{}\",\"{}\",{},{value}\n",
+                        metric.name,
+                        metric.unit,
+                        arm.label,
+                        round + 1
+                    ));
+                }
+            }
+        }
+        out
     }
 }
 
@@ -184,9 +235,11 @@ pub(crate) enum Conclusion {
     Worse,
     /// The samples do not tell the two apart.
     NoDetectableDifference,
-    /// Too few rounds to tell, whatever they show.
+    /// They do, but the base differs as much from itself.
+    WithinNoise,
+    /// Too few rounds to tell.
     TooFewRounds,
-    /// There is no ratio: the base is zero.
+    /// There is no ratio because the base is zero, or neither direction is an improvement.
     NotComparable,
 }
 
@@ -197,27 +250,29 @@ impl Conclusion {
             Conclusion::Better => "better",
             Conclusion::Worse => "worse",
             Conclusion::NoDetectableDifference => "no detectable difference",
+            Conclusion::WithinNoise => "within the noise floor",
             Conclusion::TooFewRounds => "too few rounds to tell",
             Conclusion::NotComparable => "",
         }
     }
 
-    /// A difference has to be outside the interval, pass an exact test, and exceed the noise floor.
+    /// A difference has an interval that leaves out one, and exceeds the noise floor.
     fn of(
         rounds: &[(f64, f64)],
         ratio: Option<&Ratio>,
         better: Better,
         noise_floor: Option<f64>,
     ) -> Conclusion {
-        let Some(ratio) = ratio else {
+        let Some(ratio) = ratio.filter(|_| better != Better::Neither) else {
             return Conclusion::NotComparable;
         };
-        let Some(different) = stats::is_different(rounds) else {
-            return Conclusion::TooFewRounds;
-        };
-        let within_noise = noise_floor.is_some_and(|floor| (ratio.value - 1.0).abs() <= floor);
-        if ratio.includes_one() || within_noise || !different {
-            return Conclusion::NoDetectableDifference;
+        match stats::is_different(rounds) {
+            None => return Conclusion::TooFewRounds,
+            Some(false) => return Conclusion::NoDetectableDifference,
+            Some(true) => {}
+        }
+        if noise_floor.is_some_and(|floor| (ratio.value - 1.0).abs() <= floor) {
+            return Conclusion::WithinNoise;
         }
         if (ratio.value > 1.0) == (better == Better::Higher) {
             Conclusion::Better
@@ -229,7 +284,7 @@ impl Conclusion {
 
 /// Joins the rounds of all arms metric by metric. The first arm is the base; with `control`, the
 /// last one is the base again and gives the noise floor.
-pub(crate) fn metrics(arms: &[ArmReport], control: bool, seed: u64) -> Vec<MetricReport> {
+pub(crate) fn metrics(arms: &[ArmReport], control: bool) -> Vec<MetricReport> {
     let mut reports = Vec::new();
     for (group, of) in [
         (Group::Results, Round::results as fn(&Round) -> Vec<Metric>),
@@ -254,7 +309,7 @@ pub(crate) fn metrics(arms: &[ArmReport], control: bool, seed: u64) -> Vec<Metri
                         .collect()
                 })
                 .collect();
-            reports.push(metric_report(group, &known, arms, samples, control, seed));
+            reports.push(metric_report(group, &known, arms, samples, control));
         }
     }
     reports.extend(counted(arms));
@@ -267,7 +322,6 @@ fn metric_report(
     arms: &[ArmReport],
     samples: Vec<Vec<Option<f64>>>,
     control: bool,
-    seed: u64,
 ) -> MetricReport {
     let pairs_of = |arm: usize| -> Vec<(f64, f64)> {
         let rounds = samples[0].iter().zip(&samples[arm]);
@@ -276,23 +330,19 @@ fn metric_report(
             .collect()
     };
     let control = control
-        .then(|| stats::ratio(&pairs_of(arms.len() - 1), seed))
+        .then(|| stats::ratio(&pairs_of(arms.len() - 1)))
         .flatten();
     let floor = control.map(|ratio| ratio.reach_from_one());
     let arm_metrics = (0..arms.len())
         .map(|arm| {
             let values: Vec<f64> = samples[arm].iter().flatten().copied().collect();
             let pairs = pairs_of(arm);
-            let ratio = if arm == 0 {
-                None
-            } else {
-                stats::ratio(&pairs, seed)
-            };
+            let ratio = if arm == 0 { None } else { stats::ratio(&pairs) };
             let verdict = Conclusion::of(&pairs, ratio.as_ref(), known.better, floor);
             ArmMetric {
                 label: arms[arm].label.clone(),
                 samples: samples[arm].clone(),
-                summary: stats::summarize(&values, seed),
+                summary: stats::summarize(&values),
                 ratio,
                 verdict: (arm > 0).then_some(verdict),
             }
@@ -337,7 +387,7 @@ fn counted(arms: &[ArmReport]) -> Vec<MetricReport> {
                 ArmMetric {
                     label: arm.label.clone(),
                     samples: vec![value],
-                    summary: stats::summarize(value.as_slice(), 0),
+                    summary: stats::summarize(value.as_slice()),
                     ratio: None,
                     verdict: (at > 0).then_some(Conclusion::NotComparable),
                 }
@@ -364,7 +414,7 @@ fn sample(round: Option<&[Metric]>, name: &str) -> Option<f64> {
 }
 
 /// The form of the JSON document.
-pub(crate) const SCHEMA: &str = "toehold-compare/1";
+pub(crate) const SCHEMA: &str = "toehold-compare/2";
 
 #[cfg(test)]
 pub(crate) mod tests {
@@ -423,7 +473,7 @@ pub(crate) mod tests {
             arm("host", &[100.0, 102.0, 98.0, 101.0]),
             arm("direct", &[200.0, 203.0, 199.0, 201.0]),
         ];
-        let report = metrics(&arms, false, 1);
+        let report = metrics(&arms, false);
         assert_eq!(verdict(&report, "requests", 0), None);
         assert_eq!(verdict(&report, "requests", 1), Some(Conclusion::Better));
         assert_eq!(
@@ -439,7 +489,7 @@ pub(crate) mod tests {
             arm("direct", &[50.0, 51.0, 49.0, 50.0]),
         ];
         assert_eq!(
-            verdict(&metrics(&arms, false, 1), "requests", 1),
+            verdict(&metrics(&arms, false), "requests", 1),
             Some(Conclusion::Worse)
         );
     }
@@ -448,29 +498,21 @@ pub(crate) mod tests {
     fn a_difference_within_the_control_is_no_difference() {
         let base = [100.0, 100.1, 99.9, 100.0];
         let slightly = [103.0, 103.1, 102.9, 103.0];
-        let without = metrics(&[arm("host", &base), arm("direct", &slightly)], false, 1);
+        let without = metrics(&[arm("host", &base), arm("direct", &slightly)], false);
         assert_eq!(verdict(&without, "requests", 1), Some(Conclusion::Better));
         let control = arm("host again", &[104.0, 104.1, 103.9, 104.0]);
         let with = metrics(
             &[arm("host", &base), arm("direct", &slightly), control],
             true,
-            1,
         );
-        assert_eq!(
-            verdict(&with, "requests", 1),
-            Some(Conclusion::NoDetectableDifference)
-        );
+        assert_eq!(verdict(&with, "requests", 1), Some(Conclusion::WithinNoise));
     }
 
     #[test]
     fn a_failed_round_takes_its_pair_out_of_the_ratio() {
         let mut failed = arm("direct", &[200.0, 200.0, 200.0, 200.0]);
         failed.rounds[1] = None;
-        let report = metrics(
-            &[arm("host", &[100.0, 1.0, 100.0, 100.0]), failed],
-            false,
-            1,
-        );
+        let report = metrics(&[arm("host", &[100.0, 1.0, 100.0, 100.0]), failed], false);
         let ratio = report[0].arms[1].ratio.expect("three pairs");
         assert_eq!((ratio.low, ratio.high), (2.0, 2.0));
         assert_eq!(
@@ -483,7 +525,7 @@ pub(crate) mod tests {
     fn zeros_are_not_compared() {
         let arms = [arm("host", &[1.0; 4]), arm("direct", &[1.0; 4])];
         assert_eq!(
-            verdict(&metrics(&arms, false, 1), "CPU, server", 1),
+            verdict(&metrics(&arms, false), "CPU, server", 1),
             Some(Conclusion::NotComparable)
         );
     }
@@ -494,7 +536,7 @@ pub(crate) mod tests {
         if let Some(round) = &mut only.counting {
             round.syscalls = None;
         }
-        let report = metrics(&[only], false, 1);
+        let report = metrics(&[only], false);
         assert!(
             report
                 .iter()
@@ -504,7 +546,7 @@ pub(crate) mod tests {
 
     #[test]
     fn system_calls_are_per_unit_of_work() {
-        let report = metrics(&[arm("host", &[1.0; 3])], false, 1);
+        let report = metrics(&[arm("host", &[1.0; 3])], false);
         let calls = report
             .iter()
             .find(|metric| metric.name == "system calls, client")

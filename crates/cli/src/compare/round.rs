@@ -252,7 +252,7 @@ impl Round {
             "context switches, involuntary",
             server.switches_involuntary + client.switches_involuntary,
         ));
-        costs.push(Metric::lower(
+        costs.push(Metric::neutral(
             "cores busy",
             self.host.busy() / self.seconds,
             "cores",

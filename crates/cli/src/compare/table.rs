@@ -2,7 +2,8 @@
 
 use std::fmt::Write;
 
-use toehold_measure::stats::ROUNDS_FOR_SEPARATION;
+use toehold_measure::stats::{ROUNDS_FOR_INTERVAL, ROUNDS_FOR_SEPARATION};
+use toehold_measure::text::{change, change_between, prefixed};
 
 use super::report::{ArmMetric, ArmReport, Conclusion, Group, MetricReport, Report};
 
@@ -11,6 +12,10 @@ pub(crate) fn render(report: &Report) -> String {
     let mut out = String::new();
     let plan = &report.plan;
     let base = report.arms.first().map_or("", |arm| arm.label.as_str());
+    for banner in report.banners() {
+        put(&mut out, &format!("*** {banner} ***"));
+    }
+    put(&mut out, &format!("date    {}", report.environment.date));
     put(&mut out, &format!("server  {}", plan.server));
     put(&mut out, &format!("client  {}", plan.client));
     put(
@@ -28,7 +33,12 @@ pub(crate) fn render(report: &Report) -> String {
         ),
     );
     let client = plan.client_tool.unwrap_or("the clock");
-    let ratio = format!("ratio to {base} [95 % interval]");
+    let bounds = if plan.rounds < ROUNDS_FOR_INTERVAL {
+        "least to most"
+    } else {
+        "95 % interval"
+    };
+    let ratio = format!("against {base} [{bounds}]");
     let width = report
         .metrics
         .iter()
@@ -57,8 +67,8 @@ pub(crate) fn render(report: &Report) -> String {
 /// What a reader of the numbers has to know; the HTML page has the same.
 pub(crate) fn notes(report: &Report) -> Vec<String> {
     let mut notes = vec![
-        "spread is the distance between the quartiles; intervals come from a paired bootstrap over \
-         rounds"
+        "spread is the distance between the quartiles; a comparison is the median of the ratios \
+         within rounds, its interval exact by order statistics"
             .to_owned(),
     ];
     let floors: Vec<f64> = report
@@ -88,7 +98,9 @@ pub(crate) fn notes(report: &Report) -> Vec<String> {
         .count();
     if compared >= METRICS_MANY {
         notes.push(format!(
-            "each verdict is right 19 times in 20: of {compared} metrics, one may differ by chance"
+            "{compared} metrics are tested, each at 5 %: about {} would differ by chance even if \
+             the paths were equal",
+            (compared as f64 * 0.05).ceil()
         ));
     }
     match &report.syscalls_not_counted {
@@ -115,14 +127,6 @@ fn arm_notes(arm: &ArmReport) -> Vec<String> {
             let _ = write!(text, " ({})", seen.reasons.join("; "));
         }
         notes.push(text);
-        if seen.direct + seen.offload == 0 {
-            notes.push(format!(
-                "{}: no connection was seen to leave kernel TCP, so this arm may compare the \
-                kernel \
-                 with itself",
-                arm.label
-            ));
-        }
     }
     if let Some(failure) = arm.failures.first() {
         let failed = arm.failures.len();
@@ -157,40 +161,16 @@ pub(crate) fn conclusion(base: &ArmMetric, arm: &ArmMetric) -> String {
         return String::new();
     };
     match (&arm.ratio, verdict) {
-        (Some(ratio), verdict) => format!(
-            "{} [{}, {}]  {}",
-            times(ratio.value),
-            times(ratio.low),
-            times(ratio.high),
-            verdict.words()
-        ),
+        (Some(ratio), verdict) => {
+            let text = format!("{}  {}", change_between(ratio), verdict.words());
+            text.trim_end().to_owned()
+        }
         (None, Conclusion::NotComparable) => match (&base.summary, &arm.summary) {
-            (Some(base), Some(arm)) if base.median > 0.0 => times(arm.median / base.median),
+            (Some(base), Some(arm)) if base.median > 0.0 => change(arm.median / base.median),
             _ => "-".to_owned(),
         },
         (None, verdict) => verdict.words().to_owned(),
     }
-}
-
-/// A number with four significant digits and a decimal prefix: `101.2 k`.
-pub(crate) fn number(value: f64) -> String {
-    let magnitude = value.abs();
-    let (scaled, prefix) = match magnitude {
-        m if m >= 1e9 => (value / 1e9, " G"),
-        m if m >= 1e6 => (value / 1e6, " M"),
-        m if m >= 1e4 => (value / 1e3, " k"),
-        _ => (value, ""),
-    };
-    let digits = match scaled.abs() {
-        0.0 => 0,
-        m if m >= 1000.0 => 0,
-        m if m >= 100.0 => 1,
-        m if m >= 10.0 => 2,
-        m if m >= 0.1 => 3,
-        m if m >= 0.001 => 5,
-        _ => 7,
-    };
-    format!("{scaled:.digits$}{prefix}")
 }
 
 fn put_metric(out: &mut String, width: usize, metric: &MetricReport) {
@@ -205,9 +185,9 @@ fn put_metric(out: &mut String, width: usize, metric: &MetricReport) {
         };
         let (median, spread) = match &arm.summary {
             Some(summary) if summary.rounds > 1 => {
-                (number(summary.median), number(summary.spread()))
+                (prefixed(summary.median), prefixed(summary.spread()))
             }
-            Some(summary) => (number(summary.median), "-".to_owned()),
+            Some(summary) => (prefixed(summary.median), "-".to_owned()),
             None => ("-".to_owned(), "-".to_owned()),
         };
         put(
@@ -217,14 +197,6 @@ fn put_metric(out: &mut String, width: usize, metric: &MetricReport) {
                 [&name, &arm.label, &median, &spread, &conclusion(base, arm)],
             ),
         );
-    }
-}
-
-fn times(ratio: f64) -> String {
-    match ratio {
-        ratio if ratio >= 10.0 => format!("{ratio:.1}x"),
-        ratio if ratio >= 0.1 => format!("{ratio:.2}x"),
-        ratio => format!("{ratio:.4}x"),
     }
 }
 
@@ -252,7 +224,7 @@ const METRICS_MANY: usize = 10;
 pub(crate) mod tests {
     use super::*;
     use crate::compare::report::{self, ConnectionsSeen, Plan, SCHEMA, tests::arm};
-    use crate::options::WaitChoice;
+    use crate::options::{PathChoice, WaitChoice};
     use toehold_measure::cpus::{Pin, Placement};
     use toehold_measure::environment::Environment;
 
@@ -261,6 +233,7 @@ pub(crate) mod tests {
         let arms = vec![arm("host", host), arm("direct", direct)];
         Report {
             schema: SCHEMA,
+            command: "toehold compare".to_owned(),
             plan: Plan {
                 server: "serve <it>".to_owned(),
                 client: "ask".to_owned(),
@@ -274,7 +247,7 @@ pub(crate) mod tests {
                 seed: 1,
             },
             environment: Environment::capture(),
-            metrics: report::metrics(&arms, false, 1),
+            metrics: report::metrics(&arms, false),
             syscalls_not_counted: None,
             warnings: Vec::new(),
             arms,
@@ -284,8 +257,8 @@ pub(crate) mod tests {
     #[test]
     fn equal_samples_say_so() {
         let text = render(&sample(
-            &[100.0, 101.0, 99.0, 100.0],
-            &[99.0, 100.0, 101.0, 100.5],
+            &[100.0, 101.0, 99.0, 100.0, 99.0, 101.0],
+            &[99.0, 100.0, 101.0, 100.5, 101.0, 99.5],
         ));
         assert!(text.contains("no detectable difference"), "{text}");
         assert!(
@@ -298,19 +271,23 @@ pub(crate) mod tests {
     #[test]
     fn a_ratio_stands_with_its_interval() {
         let text = render(&sample(&[100.0; 4], &[250.0; 4]));
-        assert!(text.contains("2.50x [2.50x, 2.50x]  better"), "{text}");
+        assert!(
+            text.contains("2.50x higher (least to most 2.50x, 2.50x)  better"),
+            "{text}"
+        );
     }
 
     #[test]
     fn a_single_round_has_a_ratio_without_interval() {
         let text = render(&sample(&[100.0], &[250.0]));
-        assert!(text.contains("2.50x\n"), "{text}");
+        assert!(text.contains("2.50x higher (one round)"), "{text}");
         assert!(text.contains("from 4 rounds on"), "{text}");
     }
 
     #[test]
     fn an_arm_that_never_left_the_kernel_is_told() {
         let mut report = sample(&[100.0; 4], &[100.0; 4]);
+        report.arms[1].path = PathChoice::Direct;
         report.arms[1].connections = Some(ConnectionsSeen {
             host: 2,
             reasons: vec!["no partner".to_owned()],
@@ -321,16 +298,5 @@ pub(crate) mod tests {
             text.contains("kernel with itself") && text.contains("(no partner)"),
             "{text}"
         );
-    }
-
-    #[test]
-    fn numbers_keep_four_digits() {
-        let shown: Vec<String> = [0.0, 0.01234, 0.5, 33.359, 101_234.0, 2.4e6, 3.1e9, 9_999.0]
-            .map(number)
-            .to_vec();
-        let expected = [
-            "0", "0.01234", "0.500", "33.36", "101.2 k", "2.400 M", "3.100 G", "9999",
-        ];
-        assert_eq!(shown, expected);
     }
 }

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use toehold_copy::{
     Buffer, Channel, Flags, NT_BYTES_MIN, Operation, Waiting, copy_nontemporal, evict, from_shared,
 };
+use toehold_measure::stats::median;
 
 use super::engines::Engine;
 use crate::plan::Reading;
-use crate::sample::Samples;
 
 /// Memory and engines, opened when they are first needed and kept: a cold start is not what is
 /// measured.
@@ -77,7 +77,7 @@ impl Bench {
         let nudged = self.nudged.as_mut_ptr();
         let channel = self.channel(engine)?;
         awaken(channel, &operation);
-        let mut startups = Samples::default();
+        let mut startups = Vec::<f64>::new();
         let total = sample(repeats, || {
             prepare(&operation, is_hot);
             nudge(channel, nudged);
@@ -91,7 +91,7 @@ impl Bench {
         let clock = clock_seconds();
         let mut readings = vec![
             Reading::new("total", "us", total * 1e6),
-            Reading::new("start-up", "ns", (startups.median() - clock).max(0.0) * 1e9),
+            Reading::new("start-up", "ns", (median(&startups) - clock).max(0.0) * 1e9),
             Reading::new("overlap", "%", overlap * 100.0),
         ];
         let before = channel.helper_cpu_ns();
@@ -126,7 +126,7 @@ impl Bench {
         let repeats = repeats(len).min(32) / 2;
         let calls = inner_repeats(len, is_hot);
         let clock = clock_seconds();
-        let mut samples = Engine::IN_CONTESTS.map(|_| Samples::default());
+        let mut samples = Engine::IN_CONTESTS.map(|_| Vec::<f64>::new());
         self.contests += 1;
         for turn in 0..2 * samples.len() {
             let at = (turn + self.contests) % samples.len();
@@ -163,7 +163,7 @@ impl Bench {
         }
         let readings = Engine::IN_CONTESTS.iter().zip(samples);
         Ok(readings
-            .map(|(engine, samples)| Reading::new(engine.name(), "us", samples.median() * 1e6))
+            .map(|(engine, samples)| Reading::new(engine.name(), "us", median(&samples) * 1e6))
             .collect())
     }
 
@@ -226,7 +226,7 @@ impl Bench {
         let whole = self.operation(4096, 0);
         let channel = self.channel(Engine::Worker)?;
         awaken(channel, &whole);
-        let mut callers = Samples::default();
+        let mut callers = Vec::<f64>::new();
         let total = sample(16, || {
             let begin = Instant::now();
             let mut last = None;
@@ -248,7 +248,7 @@ impl Bench {
             Reading::new(
                 "caller per copy",
                 "ns",
-                callers.median() * 1e9 / copies as f64,
+                median(&callers) * 1e9 / copies as f64,
             ),
             Reading::new("total per copy", "ns", total * 1e9 / copies as f64),
         ])
@@ -258,7 +258,7 @@ impl Bench {
     pub(super) fn asleep(&mut self, len: usize) -> Result<Vec<Reading>, String> {
         let operation = self.operation(len, 0);
         let channel = self.channel(Engine::Worker)?;
-        let mut startups = Samples::default();
+        let mut startups = Vec::<f64>::new();
         let total = sample(5, || {
             std::thread::sleep(ASLEEP_AFTER);
             let begin = Instant::now();
@@ -268,7 +268,7 @@ impl Bench {
             begin.elapsed().as_secs_f64()
         });
         Ok(vec![
-            Reading::new("start-up", "us", startups.median() * 1e6),
+            Reading::new("start-up", "us", median(&startups) * 1e6),
             Reading::new("total", "us", total * 1e6),
         ])
     }
@@ -285,7 +285,7 @@ impl Bench {
             self.channel(engine)?;
         }
         let nudged = self.nudged.as_mut_ptr();
-        let mut passes = Samples::default();
+        let mut passes = Vec::<f64>::new();
         for _ in 0..5 {
             prepare(&operation, false);
             read(set, set_len);
@@ -304,7 +304,7 @@ impl Bench {
             }
             passes.push(time(1, || read(set, set_len)));
         }
-        Ok(vec![Reading::new("pass", "us", passes.median() * 1e6)])
+        Ok(vec![Reading::new("pass", "us", median(&passes) * 1e6)])
     }
 
     /// The median time of a copy that `make` prepares, untimed.
@@ -502,7 +502,7 @@ fn time(calls: u32, mut call: impl FnMut()) -> f64 {
 }
 
 fn sample(repeats: usize, mut once: impl FnMut() -> f64) -> f64 {
-    (0..repeats).map(|_| once()).collect::<Samples>().median()
+    median(&(0..repeats).map(|_| once()).collect::<Vec<f64>>())
 }
 
 /// Enough for a median, and less of what takes long.

@@ -1,8 +1,9 @@
 //! This host's results, to stand beside the paper's.
 
+use toehold_measure::text::number;
+
 use crate::published::Published;
 use crate::report::Report;
-use crate::table::number;
 
 /// This host's result for a published one, if it was measured.
 pub(super) fn of(published: &Published, report: &Report) -> Option<String> {

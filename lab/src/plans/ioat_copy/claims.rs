@@ -1,8 +1,9 @@
 //! What the copy engine is meant to reach, and what these rows say.
 
-use crate::report::Claim;
-use crate::report::{Report, Row};
-use crate::table::number;
+use toehold_measure::stats::{Kind, median_interval};
+use toehold_measure::text::number;
+
+use crate::report::{Claim, Report, Row, Verdict};
 
 /// Each aim with what was found.
 pub(super) fn of(report: &Report) -> Vec<Claim> {
@@ -47,26 +48,41 @@ struct Cell {
     place: String,
     x: f64,
     value: f64,
+    /// Where the samples allow it to be; the least and the most with too few of them.
+    bounds: (f64, f64),
+    is_interval: bool,
 }
 
 fn cells(report: &Report, group: &str, metric: &str, series: &[&str]) -> Vec<Cell> {
     report
         .rows_of(group, metric)
         .filter(|row| series.contains(&row.series.as_str()))
-        .map(|row| Cell {
-            place: row.series.clone(),
-            x: row.x,
-            value: row.median,
+        .filter_map(|row| {
+            let interval = median_interval(&row.samples.values())?;
+            Some(Cell {
+                place: row.series.clone(),
+                x: row.x,
+                value: row.median,
+                bounds: (interval.low, interval.high),
+                is_interval: interval.kind == Kind::Confidence,
+            })
         })
         .collect()
 }
 
 /// How much longer the first takes than each of the others.
 fn ratios(report: &Report, group: &str, metric: &str, slow: &str, fast: &[&str]) -> Vec<Cell> {
+    let row = |series: &str, x: f64| {
+        let mut rows = report.rows_of(group, metric);
+        rows.find(|row| row.series == series && row.x == x)
+    };
     let ratio = |cell: Cell| {
-        let slow = report.median(group, slow, metric, cell.x)?;
+        let (slow, fast) = (row(slow, cell.x)?, row(&cell.place, cell.x)?);
+        let ratio = slow.samples.ratio_to(&fast.samples)?;
         Some(Cell {
-            value: slow / cell.value,
+            value: ratio.value,
+            bounds: (ratio.low, ratio.high),
+            is_interval: ratio.interval == Kind::Confidence,
             ..cell
         })
     };
@@ -82,6 +98,8 @@ struct Contest {
     /// Of the ratios within each round.
     median: f64,
     interval: (f64, f64),
+    /// False with too few rounds: then the bounds are the least and the most.
+    is_interval: bool,
 }
 
 fn contests(report: &Report, group: &str) -> Vec<Contest> {
@@ -99,18 +117,19 @@ fn contests(report: &Report, group: &str) -> Vec<Contest> {
                 .iter()
                 .filter(is_rival)
                 .min_by(|a, b| a.median.total_cmp(&b.median))?;
-            let ratios = auto.samples.ratios_to(&best.samples);
+            let ratio = auto.samples.ratio_to(&best.samples)?;
             Some(Contest {
                 place: format!("{}, {}, {}", auto.series, number(auto.x, true), best.metric),
-                median: ratios.median(),
-                interval: ratios.median_interval(),
+                median: ratio.value,
+                interval: (ratio.low, ratio.high),
+                is_interval: ratio.interval == Kind::Confidence,
             })
         })
         .collect()
 }
 
-/// A point misses when its whole interval is beyond the limit, and is undecided when only the
-/// median is.
+/// A point misses when its whole interval is beyond the limit. It holds when the interval is
+/// within, and else is undecided.
 fn never_far_behind(wanted: &str, contests: &[Contest]) -> Claim {
     const LIMIT: f64 = 1.05;
     let tell = |contest: &Contest| {
@@ -118,6 +137,7 @@ fn never_far_behind(wanted: &str, contests: &[Contest]) -> Claim {
             place,
             median,
             interval: (low, high),
+            ..
         } = contest;
         format!("{median:.2} x [{low:.2}, {high:.2}] ({place})")
     };
@@ -128,7 +148,10 @@ fn never_far_behind(wanted: &str, contests: &[Contest]) -> Claim {
     let (missed, other): (Vec<&Contest>, Vec<&Contest>) = contests
         .iter()
         .partition(|contest| contest.interval.0 > LIMIT);
-    let undecided: Vec<&Contest> = other.into_iter().filter(|c| c.median > LIMIT).collect();
+    let undecided: Vec<&Contest> = other
+        .into_iter()
+        .filter(|contest| contest.interval.1 > LIMIT || !contest.is_interval)
+        .collect();
     let worst = contests.iter().max_by(|a, b| a.median.total_cmp(&b.median));
     let found = match worst {
         None => "not measured".to_owned(),
@@ -154,7 +177,11 @@ fn never_far_behind(wanted: &str, contests: &[Contest]) -> Claim {
     Claim {
         wanted: wanted.to_owned(),
         found,
-        holds: missed.is_empty() && worst.is_some(),
+        verdict: match (worst, missed.is_empty(), undecided.is_empty()) {
+            (Some(_), true, true) => Verdict::Holds,
+            (Some(_), true, false) => Verdict::Undecided,
+            _ => Verdict::Missed,
+        },
     }
 }
 
@@ -182,7 +209,7 @@ fn judge(wanted: &str, unit: &str, cells: Vec<Cell>, excess: impl Fn(f64) -> f64
         return Claim {
             wanted: wanted.to_owned(),
             found: "not measured".to_owned(),
-            holds: false,
+            verdict: Verdict::Missed,
         };
     };
     let tell = |cell: &Cell| {
@@ -193,25 +220,36 @@ fn judge(wanted: &str, unit: &str, cells: Vec<Cell>, excess: impl Fn(f64) -> f64
             number(cell.x, true)
         )
     };
-    let misses: Vec<&Cell> = cells
-        .iter()
-        .filter(|cell| excess(cell.value) > 0.0)
+    let ends = |cell: &Cell| {
+        let (a, b) = (excess(cell.bounds.0), excess(cell.bounds.1));
+        (a.min(b), a.max(b))
+    };
+    let list = |cells: &[&Cell]| {
+        let told: Vec<String> = cells.iter().take(8).map(|cell| tell(cell)).collect();
+        told.join(", ")
+    };
+    let (misses, other): (Vec<&Cell>, Vec<&Cell>) =
+        cells.iter().partition(|cell| ends(cell).0 > 0.0);
+    let undecided: Vec<&Cell> = other
+        .into_iter()
+        .filter(|cell| ends(cell).1 > 0.0 || !cell.is_interval)
         .collect();
-    let found = match misses.len() {
-        0 => format!("at worst {}", tell(worst)),
-        count => {
-            let told: Vec<String> = misses.iter().take(8).map(|cell| tell(cell)).collect();
-            format!(
-                "missed at {count} of {} points: {}",
-                cells.len(),
-                told.join(", ")
-            )
-        }
+    let of = cells.len();
+    let (verdict, found) = match (misses.len(), undecided.len()) {
+        (0, 0) => (Verdict::Holds, format!("at worst {}", tell(worst))),
+        (0, open) => (
+            Verdict::Undecided,
+            format!("undecided at {open} of {of} points: {}", list(&undecided)),
+        ),
+        (missed, _) => (
+            Verdict::Missed,
+            format!("missed at {missed} of {of} points: {}", list(&misses)),
+        ),
     };
     Claim {
         wanted: wanted.to_owned(),
         found,
-        holds: misses.is_empty(),
+        verdict,
     }
 }
 
@@ -224,27 +262,31 @@ mod tests {
             place: "hot, 1K, cpu".to_owned(),
             median,
             interval: (low, high),
+            is_interval: true,
         }
     }
 
     #[test]
     fn a_point_misses_only_with_its_whole_interval() {
         let judged = |contests: &[Contest]| never_far_behind("w", contests);
-        let fine = judged(&[contest(1.01, 0.98, 1.07), contest(0.9, 0.8, 1.0)]);
-        assert!(fine.holds);
-        assert_eq!(fine.found, "at worst 1.01 x [0.98, 1.07] (hot, 1K, cpu)");
+        let fine = judged(&[contest(1.01, 0.98, 1.04), contest(0.9, 0.8, 1.0)]);
+        assert_eq!(fine.verdict, Verdict::Holds);
+        assert_eq!(fine.found, "at worst 1.01 x [0.98, 1.04] (hot, 1K, cpu)");
         let open = judged(&[contest(1.07, 1.04, 1.1), contest(1.0, 1.0, 1.0)]);
-        assert!(open.holds);
+        assert_eq!(open.verdict, Verdict::Undecided);
         assert_eq!(
             open.found,
             "missed at 0 of 2 points; undecided at 1: 1.07 x [1.04, 1.10] (hot, 1K, cpu)"
         );
         let missed = judged(&[contest(1.07, 1.06, 1.1)]);
-        assert!(!missed.holds);
+        assert_eq!(missed.verdict, Verdict::Missed);
         assert_eq!(
             missed.found,
             "missed at 1 of 1 points: 1.07 x [1.06, 1.10] (hot, 1K, cpu)"
         );
-        assert!(!judged(&[]).holds);
+        assert_eq!(judged(&[]).verdict, Verdict::Missed);
+        let mut few = contest(1.0, 1.0, 1.0);
+        few.is_interval = false;
+        assert_eq!(judged(&[few]).verdict, Verdict::Undecided);
     }
 }

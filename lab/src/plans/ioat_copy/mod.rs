@@ -17,9 +17,11 @@ mod beside;
 mod claims;
 mod engines;
 
+use toehold_measure::plot::Axis;
+
 use self::bench::{Bench, Contest};
 use self::engines::Engine;
-use crate::plan::{Axis, Case, Figure, Plan, Reading};
+use crate::plan::{Case, Figure, Plan, Reading};
 use crate::published::Published;
 use crate::report::Claim;
 use crate::report::Report;
