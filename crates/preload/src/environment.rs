@@ -4,8 +4,8 @@ use core::ffi::c_char;
 
 use crate::program::preloads_library;
 
-/// Names the descriptor of what the former program left (`toehold_sockets::succeed`).
-pub(crate) const ESTATE: &core::ffi::CStr = c"TOEHOLD_ESTATE";
+/// Names the descriptor of what the former program left (`toehold_sockets::take_over_from`).
+pub(crate) const HANDOVER: &core::ffi::CStr = c"TOEHOLD_HANDOVER";
 
 /// A copy of an environment, outside the heap: exec may be called where there is none to be used.
 pub(crate) struct Environment {
@@ -56,7 +56,7 @@ impl Environment {
             // SAFETY: variables are NUL-terminated strings.
             let bytes = unsafe { core::ffi::CStr::from_ptr(variable) }.to_bytes();
             let name = bytes.split(|&byte| byte == b'=').next();
-            if name != Some(ESTATE.to_bytes()) {
+            if name != Some(HANDOVER.to_bytes()) {
                 longer.push(variable);
             }
         }
@@ -91,9 +91,9 @@ impl Environment {
         self.base.cast()
     }
 
-    /// The copy, with the number of an estate's descriptor in it.
-    pub(crate) fn with_estate(&mut self, descriptor: i32) -> *const *const c_char {
-        let name = ESTATE.to_bytes();
+    /// The copy, with the number of a hand-over's descriptor in it.
+    pub(crate) fn with_handover(&mut self, descriptor: i32) -> *const *const c_char {
+        let name = HANDOVER.to_bytes();
         let digits = {
             let mut digits = [0u8; 10];
             let mut rest = descriptor.max(0) as u32;
@@ -142,4 +142,4 @@ impl Drop for Environment {
 
 /// Room for the variable: name, `=`, ten digits, NUL.
 const VARIABLE_BYTES_MAX: usize = 32;
-const _: () = assert!(ESTATE.to_bytes().len() + 12 <= VARIABLE_BYTES_MAX);
+const _: () = assert!(HANDOVER.to_bytes().len() + 12 <= VARIABLE_BYTES_MAX);

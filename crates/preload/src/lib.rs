@@ -68,13 +68,13 @@ extern "C" fn constructor() {
     }
     toehold_sockets::start(wait);
     process::follow_exit();
-    if let Some(estate) = environment_variable(environment::ESTATE) {
-        if let Some(descriptor) = number(estate) {
-            toehold_sockets::succeed(descriptor);
+    if let Some(handover) = environment_variable(environment::HANDOVER) {
+        if let Some(descriptor) = number(handover) {
+            toehold_sockets::take_over_from(descriptor);
         }
         // SAFETY: no other thread runs before `main`. The variable was meant for this process
         // alone.
-        unsafe { libc::unsetenv(environment::ESTATE.as_ptr()) };
+        unsafe { libc::unsetenv(environment::HANDOVER.as_ptr()) };
     }
 }
 

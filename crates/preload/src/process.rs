@@ -9,7 +9,7 @@ use toehold_sockets::{
 
 use crate::environment::Environment;
 use crate::fork::forked;
-use crate::program::{Outlook, Target, breaks_on_library, outlook};
+use crate::program::{Forecast, Target, breaks_on_library, forecast};
 
 /// Registers for the ordinary end of the program.
 pub(crate) fn follow_exit() {
@@ -135,19 +135,19 @@ pub(crate) unsafe fn execute(
         return call(environment);
     }
     // SAFETY: the caller's promise.
-    let outlook = unsafe { outlook(target, environment) };
-    if outlook == Outlook::Fails {
+    let forecast = unsafe { forecast(target, environment) };
+    if forecast == Forecast::Fails {
         return call(environment);
     }
-    let mut longer = match outlook {
+    let mut longer = match forecast {
         // SAFETY: the caller's promise.
-        Outlook::WithLibrary => unsafe { Environment::copy(environment) },
+        Forecast::WithLibrary => unsafe { Environment::copy(environment) },
         _ => None,
     };
     say_what_is_set();
     let departure = before_exec(longer.is_some());
     let environment = match (&mut longer, departure.descriptor()) {
-        (Some(longer), Some(estate)) => longer.with_estate(estate),
+        (Some(longer), Some(handover)) => longer.with_handover(handover),
         _ => environment,
     };
     let result = call(environment);

@@ -22,7 +22,7 @@ pub(crate) enum Target {
 
 /// What will come of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Outlook {
+pub(crate) enum Forecast {
     /// No such program: the call will fail.
     Fails,
     /// A program with this library.
@@ -35,19 +35,19 @@ pub(crate) enum Outlook {
 ///
 /// # Safety
 /// What `target` names and `environment` are as `execve(2)` wants them.
-pub(crate) unsafe fn outlook(target: Target, environment: *const *const c_char) -> Outlook {
+pub(crate) unsafe fn forecast(target: Target, environment: *const *const c_char) -> Forecast {
     let mut path = Buffer::new();
     // SAFETY: the caller's promise.
     let opened = match unsafe { open(target, &mut path) } {
         Ok(opened) => opened,
-        Err(outlook) => return outlook,
+        Err(forecast) => return forecast,
     };
     // SAFETY: the caller's promise.
     let named = unsafe { names_library(environment) };
     if named && has_own_rights() && opened.takes_library(SCRIPT_DEPTH_MAX) {
-        Outlook::WithLibrary
+        Forecast::WithLibrary
     } else {
-        Outlook::Without
+        Forecast::Without
     }
 }
 
@@ -81,10 +81,10 @@ pub(crate) fn preloads_library(variable: &[u8]) -> bool {
     })
 }
 
-unsafe fn open(target: Target, path: &mut Buffer) -> Result<Opened, Outlook> {
+unsafe fn open(target: Target, path: &mut Buffer) -> Result<Opened, Forecast> {
     match target {
         Target::Descriptor(fd) => Ok(Opened::Borrowed(fd)),
-        Target::At(_, path, _) if path.is_null() => Err(Outlook::Fails),
+        Target::At(_, path, _) if path.is_null() => Err(Forecast::Fails),
         Target::At(directory, path, flags) => {
             // SAFETY: NUL-terminated by the caller's promise; a byte of it is always there.
             if flags & libc::AT_EMPTY_PATH != 0 && unsafe { *path } == 0 {
@@ -95,14 +95,14 @@ unsafe fn open(target: Target, path: &mut Buffer) -> Result<Opened, Outlook> {
             if fd >= 0 {
                 Ok(Opened::Owned(fd))
             } else {
-                Err(Outlook::Without)
+                Err(Forecast::Without)
             }
         }
         // SAFETY: the caller's promise.
         Target::Path(path) => unsafe { Opened::open(path) },
         Target::Name(name) => {
             if name.is_null() {
-                return Err(Outlook::Fails);
+                return Err(Forecast::Fails);
             }
             // SAFETY: NUL-terminated by the caller's promise.
             let bytes = unsafe { CStr::from_ptr(name) }.to_bytes();
@@ -116,7 +116,7 @@ unsafe fn open(target: Target, path: &mut Buffer) -> Result<Opened, Outlook> {
 }
 
 /// Finds a program as `execvp(3)` does: by this process's own `PATH`.
-fn search(name: &[u8], path: &mut Buffer) -> Result<Opened, Outlook> {
+fn search(name: &[u8], path: &mut Buffer) -> Result<Opened, Forecast> {
     // SAFETY: the name is NUL-terminated; the result is read before anybody can change the
     // environment.
     let value = unsafe { libc::getenv(c"PATH".as_ptr()) };
@@ -137,11 +137,11 @@ fn search(name: &[u8], path: &mut Buffer) -> Result<Opened, Outlook> {
         }
         // SAFETY: NUL-terminated by `set`.
         match unsafe { Opened::open(path.as_ptr()) } {
-            Err(Outlook::Fails) => {}
+            Err(Forecast::Fails) => {}
             found => return found,
         }
     }
-    Err(Outlook::Fails)
+    Err(Forecast::Fails)
 }
 
 /// A program's file.
@@ -162,18 +162,18 @@ impl Drop for Opened {
 }
 
 impl Opened {
-    unsafe fn open(path: *const c_char) -> Result<Opened, Outlook> {
+    unsafe fn open(path: *const c_char) -> Result<Opened, Forecast> {
         if path.is_null() {
-            return Err(Outlook::Fails);
+            return Err(Forecast::Fails);
         }
         // SAFETY: NUL-terminated by the caller's promise.
         if unsafe { libc::access(path, libc::X_OK) } != 0 {
-            return Err(Outlook::Fails);
+            return Err(Forecast::Fails);
         }
         // SAFETY: as above.
         match unsafe { libc::open(path, OPEN_FLAGS) } {
             // A program that may be executed but not read is one we know nothing of.
-            ..0 => Err(Outlook::Without),
+            ..0 => Err(Forecast::Without),
             fd => Ok(Opened::Owned(fd)),
         }
     }

@@ -18,7 +18,7 @@
 //!       ─► waits                       whether we see how the program waits
 //!       ─► pairing, offers, pairs, adapter    how a connection comes by its channel
 //!       ─► leaving, attention          how it gives it up again
-//!       ─► release, succession         how it ends, or goes on in another program
+//!       ─► release, handover           how it ends, or goes on in another program
 //! ```
 //!
 //! It lives inside other people's programs: no heap on any path, no thread, no signal, errno
@@ -43,6 +43,7 @@ mod doorbells;
 mod epoll;
 mod errno;
 mod family;
+mod handover;
 mod holders;
 mod kept;
 mod leaving;
@@ -71,7 +72,6 @@ mod settings;
 mod slabs;
 mod sleep;
 mod sleepers;
-mod succession;
 mod sys;
 mod table;
 mod tracking;
@@ -81,10 +81,10 @@ mod waits;
 
 pub use adapter::set_runtime_directory;
 pub use confinement::{confine, is_allowed, is_confined};
+pub use handover::{
+    Departure, before_exec, before_spawn, exec_failed, holds_connections, take_over_from,
+};
 pub use lifecycle::{after_fork_in_child, before_fork, ending, fork_failed, start};
 pub use offload::liveness::say_what_is_set;
 pub use offload::routing::{want_offload, want_offload_by_rule};
 pub use pairing::set_calls_before_pairing;
-pub use succession::{
-    Departure, before_exec, before_spawn, exec_failed, holds_connections, succeed,
-};

@@ -2,7 +2,7 @@
 //!
 //! All that the library knows is in memory that exec throws away. What the family shares
 //! (positions, modes, counts) is in the table's memfd; the rest, which descriptor stands for which
-//! entry and where its region is, is written into a memfd of its own, the *estate*, whose number
+//! entry and where its region is, is written into a memfd of its own, the *hand-over*, whose number
 //! travels in the environment. Slab and pair descriptors come from the adapter once more
 //! ([`Kind::Resume`](toehold_channel::rendezvous::Kind::Resume)), before the exec: a program whose
 //! adapter does not answer is no worse off than one whose successor lacks the library.
@@ -42,10 +42,10 @@ use crate::{
 const RESUMED_MAX: u32 = 1024;
 /// How long the adapter may take to answer for all of them together.
 const ANSWERS_NS: u64 = 500_000_000;
-/// First word of an estate: "TOEHOLDE".
+/// First word of a hand-over: "TOEHOLDE".
 const MAGIC: u64 = u64::from_le_bytes(*b"TOEHOLDE");
 
-/// First words of an estate.
+/// First words of a hand-over.
 #[repr(C)]
 struct Header {
     magic: u64,
@@ -53,18 +53,18 @@ struct Header {
     /// nothing.
     pid: u32,
     table_fd: i32,
-    /// Heirlooms that follow.
+    /// Records that follow.
     count: u32,
     _pad: u32,
 }
 
 const _: () =
-    assert!(size_of::<Header>().is_multiple_of(8) && size_of::<Heirloom>().is_multiple_of(8));
+    assert!(size_of::<Header>().is_multiple_of(8) && size_of::<Record>().is_multiple_of(8));
 
 /// One descriptor that stays open.
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct Heirloom {
+struct Record {
     fd: i32,
     entry: u32,
     generation: u32,
@@ -86,8 +86,8 @@ const OFFERED: u32 = 2;
 /// The preparations for an exec, which must be undone when it fails.
 #[must_use]
 pub struct Departure {
-    /// The estate: its descriptor and its mapping.
-    estate: Option<(OwnedFd, Estate)>,
+    /// The handover: its descriptor and its mapping.
+    handover: Option<(OwnedFd, Handover)>,
     /// This is a `vfork` child: what it gives up its parent keeps.
     borrowed: bool,
     /// Nothing was held, so nothing was done.
@@ -96,36 +96,36 @@ pub struct Departure {
 
 impl Departure {
     const IDLE: Departure = Departure {
-        estate: None,
+        handover: None,
         borrowed: false,
         idle: true,
     };
 
-    /// The descriptor that the successor gets to [`succeed`] with.
+    /// The descriptor that the successor gets to [`take_over_from`] with.
     pub fn descriptor(&self) -> Option<i32> {
-        self.estate.as_ref().map(|(fd, _)| fd.as_raw_fd())
+        self.handover.as_ref().map(|(fd, _)| fd.as_raw_fd())
     }
 }
 
-/// A mapped estate.
-struct Estate {
+/// A mapped hand-over.
+struct Handover {
     base: NonNull<u8>,
     capacity: usize,
 }
 
-impl Estate {
+impl Handover {
     const fn bytes(capacity: usize) -> usize {
-        size_of::<Header>() + capacity * size_of::<Heirloom>()
+        size_of::<Header>() + capacity * size_of::<Record>()
     }
 
-    fn create(capacity: usize) -> Option<(OwnedFd, Estate)> {
-        let fd = memfd::create(c"toehold-estate", Estate::bytes(capacity)).ok()?;
-        let base = memfd::map(fd.as_fd(), Estate::bytes(capacity)).ok()?;
-        Some((fd, Estate { base, capacity }))
+    fn create(capacity: usize) -> Option<(OwnedFd, Handover)> {
+        let fd = memfd::create(c"toehold-handover", Handover::bytes(capacity)).ok()?;
+        let base = memfd::map(fd.as_fd(), Handover::bytes(capacity)).ok()?;
+        Some((fd, Handover { base, capacity }))
     }
 
     /// Maps the one behind `fd`, if that is one and meant for this process.
-    fn open(fd: BorrowedFd<'_>) -> Option<Estate> {
+    fn open(fd: BorrowedFd<'_>) -> Option<Handover> {
         let mut capacity = 0;
         // SAFETY: zeroes are a valid `stat`, which the kernel fills in.
         let stat = unsafe {
@@ -133,20 +133,20 @@ impl Estate {
             (libc::fstat(fd.as_raw_fd(), &mut stat) == 0).then_some(stat)
         }?;
         let rest = (stat.st_size as usize).checked_sub(size_of::<Header>())?;
-        if rest.is_multiple_of(size_of::<Heirloom>()) {
-            capacity = rest / size_of::<Heirloom>();
+        if rest.is_multiple_of(size_of::<Record>()) {
+            capacity = rest / size_of::<Record>();
         }
-        let base = memfd::map(fd, Estate::bytes(capacity)).ok()?;
-        let estate = Estate { base, capacity };
-        let header = estate.header();
+        let base = memfd::map(fd, Handover::bytes(capacity)).ok()?;
+        let handover = Handover { base, capacity };
+        let header = handover.header();
         let ours = header.magic == MAGIC
             && header.pid == sys::getpid()
             && header.count as usize <= capacity;
         if !ours {
-            estate.close();
+            handover.close();
             return None;
         }
-        Some(estate)
+        Some(handover)
     }
 
     fn header(&self) -> &Header {
@@ -159,17 +159,17 @@ impl Estate {
         unsafe { self.base.cast().as_mut() }
     }
 
-    fn heirlooms(&self) -> &[Heirloom] {
+    fn records(&self) -> &[Record] {
         let count = (self.header().count as usize).min(self.capacity);
         // SAFETY: they follow the header inside the mapping; only this thread uses it.
         unsafe {
             let first = self.base.as_ptr().add(size_of::<Header>());
-            core::slice::from_raw_parts(first.cast::<Heirloom>(), count)
+            core::slice::from_raw_parts(first.cast::<Record>(), count)
         }
     }
 
     /// Adds one; false when there is no more room.
-    fn add(&mut self, heirloom: Heirloom) -> bool {
+    fn add(&mut self, record: Record) -> bool {
         let count = self.header().count as usize;
         if count >= self.capacity {
             return false;
@@ -178,7 +178,7 @@ impl Estate {
         // eight.
         unsafe {
             let first = self.base.as_ptr().add(size_of::<Header>());
-            first.cast::<Heirloom>().add(count).write(heirloom);
+            first.cast::<Record>().add(count).write(record);
         }
         self.header_mut().count += 1;
         true
@@ -186,7 +186,7 @@ impl Estate {
 
     fn close(self) {
         // SAFETY: mapped by `create` or `open` with this length; used through `self` only.
-        unsafe { memfd::unmap(self.base, Estate::bytes(self.capacity)) };
+        unsafe { memfd::unmap(self.base, Handover::bytes(self.capacity)) };
     }
 }
 
@@ -211,8 +211,8 @@ pub fn before_exec(follows: bool) -> Departure {
     if !borrowed {
         membership::leaving_program();
     }
-    let mut estate = if follows { create_estate() } else { None };
-    if borrowed && estate.is_none() {
+    let mut handover = if follows { create_handover() } else { None };
+    if borrowed && handover.is_none() {
         before_spawn();
         return Departure::IDLE;
     }
@@ -220,17 +220,17 @@ pub fn before_exec(follows: bool) -> Departure {
     let mut any_survives = false;
     each_survivor(|connection, is_first| {
         if !is_first {
-            hand_on_duplicate(connection, estate.as_mut());
+            hand_on_duplicate(connection, handover.as_mut());
             return;
         }
         let entry = connection.entry;
         // Its successor's hold; the present program's goes below.
         let shared = borrowed || holders::are_others(entry);
         entry.holders.fetch_add(1, Ordering::Relaxed);
-        let handed_on = estate
+        let handed_on = handover
             .as_mut()
             .filter(|_| !is_standard(connection))
-            .is_some_and(|(_, estate)| hand_on(connection, estate, &mut resumer, shared));
+            .is_some_and(|(_, handover)| hand_on(connection, handover, &mut resumer, shared));
         if handed_on {
             return;
         }
@@ -258,8 +258,8 @@ pub fn before_exec(follows: bool) -> Departure {
             holders::mark(connection.entry, holders::place());
         });
     }
-    let estate = estate.filter(|(_, estate)| estate.header().count > 0);
-    match &estate {
+    let handover = handover.filter(|(_, handover)| handover.header().count > 0);
+    match &handover {
         Some((fd, handed_on)) => {
             set_close_on_exec(table::fd(), false);
             set_close_on_exec(fd.as_raw_fd(), false);
@@ -273,7 +273,7 @@ pub fn before_exec(follows: bool) -> Departure {
         None => {}
     }
     Departure {
-        estate,
+        handover,
         borrowed,
         idle: false,
     }
@@ -296,12 +296,12 @@ pub fn exec_failed(departure: Departure) {
     if departure.idle {
         return;
     }
-    if let Some((_, estate)) = departure.estate {
+    if let Some((_, handover)) = departure.handover {
         set_close_on_exec(table::fd(), true);
-        for heirloom in estate.heirlooms() {
-            close_all([heirloom.slab_fd, heirloom.pair_fd]);
-            if heirloom.flags & LOCKED != 0 {
-                if let Some(entry) = table::entry(heirloom.entry) {
+        for record in handover.records() {
+            close_all([record.slab_fd, record.pair_fd]);
+            if record.flags & LOCKED != 0 {
+                if let Some(entry) = table::entry(record.entry) {
                     entry.rx_lock.store(0, UNLOCKED);
                     entry.tx_lock.store(0, UNLOCKED);
                 }
@@ -309,13 +309,13 @@ pub fn exec_failed(departure: Departure) {
         }
         if departure.borrowed {
             let place = table::table().and_then(|table| holders::join(&table, sys::getpid()));
-            each_handed_on(&estate, |entry| {
+            each_handed_on(&handover, |entry| {
                 holders::unmark(entry, place);
                 entry.holders.fetch_sub(1, LAST_OUT);
             });
             holders::leave_family(sys::getpid());
         }
-        estate.close();
+        handover.close();
     }
     if !departure.borrowed {
         if let Some(table) = table::table() {
@@ -334,28 +334,28 @@ pub fn exec_failed(departure: Departure) {
 }
 
 /// Before `main` of a program that took another's place: takes over what that one left at
-/// `estate_fd`. Once, after [`crate::start`].
-pub fn succeed(estate_fd: i32) {
-    if estate_fd < 0 || sys::fcntl(estate_fd, libc::F_GETFD, 0) < 0 {
+/// `handover_fd`. Once, after [`crate::start`].
+pub fn take_over_from(handover_fd: i32) {
+    if handover_fd < 0 || sys::fcntl(handover_fd, libc::F_GETFD, 0) < 0 {
         return;
     }
-    // SAFETY: open, by the look above; closed below only when it proves to be an estate.
-    let Some(estate) = Estate::open(unsafe { BorrowedFd::borrow_raw(estate_fd) }) else {
+    // SAFETY: open, by the look above; closed below only when it proves to be a hand-over.
+    let Some(handover) = Handover::open(unsafe { BorrowedFd::borrow_raw(handover_fd) }) else {
         return;
     };
-    sys::close(estate_fd);
-    let table_fd = estate.header().table_fd;
+    sys::close(handover_fd);
+    let table_fd = handover.header().table_fd;
     let known = process::is_started() && family::adopt_table(table_fd);
-    for heirloom in estate.heirlooms() {
-        let taken = known && take_over(heirloom);
-        close_all([heirloom.slab_fd, heirloom.pair_fd]);
-        if !taken && heirloom.slab_fd >= 0 {
+    for record in handover.records() {
+        let taken = known && take_over(record);
+        close_all([record.slab_fd, record.pair_fd]);
+        if !taken && record.slab_fd >= 0 {
             // We cannot say where in its stream it is: better no stream than a wrong one.
             // SAFETY: plain system call.
             unsafe {
                 sys::raw(
                     libc::SYS_shutdown,
-                    heirloom.fd as usize,
+                    record.fd as usize,
                     libc::SHUT_RDWR as usize,
                     0,
                     0,
@@ -368,42 +368,42 @@ pub fn succeed(estate_fd: i32) {
     if known {
         adapter::say_hello_once();
     }
-    estate.close();
+    handover.close();
 }
 
 /// Enters one descriptor of the former program.
-fn take_over(heirloom: &Heirloom) -> bool {
-    let Some((entry, local)) = connection::meet(heirloom.entry) else {
+fn take_over(record: &Record) -> bool {
+    let Some((entry, local)) = connection::meet(record.entry) else {
         return false;
     };
     if entry.state.load(STATE_SEEN) != EntryState::Live as u32
-        || entry.generation.load(Ordering::Relaxed) != heirloom.generation
+        || entry.generation.load(Ordering::Relaxed) != record.generation
     {
         return false;
     }
     let is_first = local.descriptors.fetch_add(1, Ordering::Relaxed) == 0;
-    descriptors::note_connection(heirloom.fd, heirloom.entry, heirloom.generation);
+    descriptors::note_connection(record.fd, record.entry, record.generation);
     if !is_first {
         return true;
     }
     local.spin.reset();
     entry.flags.fetch_and(!FLAG_INHERITED, Ordering::Relaxed);
     let connection = Connection {
-        fd: heirloom.fd,
-        index: heirloom.entry,
-        generation: heirloom.generation,
+        fd: record.fd,
+        index: record.entry,
+        generation: record.generation,
         entry,
         local,
     };
-    if heirloom.flags & LOCKED != 0 {
+    if record.flags & LOCKED != 0 {
         // Threads that were inside a kernel call ended with the former program.
         entry.rx_in_flight.store(0, Ordering::Relaxed);
         entry.tx_in_flight.store(0, Ordering::Relaxed);
         entry.pid.store(process::pid(), Ordering::Relaxed);
-        entry.fd.store(heirloom.fd as u32, Ordering::Relaxed);
+        entry.fd.store(record.fd as u32, Ordering::Relaxed);
     }
-    let mapped = heirloom.slab_fd < 0 || map(&connection, heirloom);
-    if heirloom.flags & LOCKED != 0 {
+    let mapped = record.slab_fd < 0 || map(&connection, record);
+    if record.flags & LOCKED != 0 {
         entry.rx_lock.store(0, UNLOCKED);
         entry.tx_lock.store(0, UNLOCKED);
     }
@@ -413,23 +413,23 @@ fn take_over(heirloom: &Heirloom) -> bool {
     mapped
 }
 
-fn map(connection: &Connection, heirloom: &Heirloom) -> bool {
-    if heirloom.pair_fd < 0 {
+fn map(connection: &Connection, record: &Record) -> bool {
+    if record.pair_fd < 0 {
         return false;
     }
     let local = connection.local;
-    let side = (heirloom.side & 1) as usize;
+    let side = (record.side & 1) as usize;
     // SAFETY: the former program left both descriptors open for us; our caller closes them.
     let (slab_fd, pair_fd) = unsafe {
         (
-            BorrowedFd::borrow_raw(heirloom.slab_fd),
-            BorrowedFd::borrow_raw(heirloom.pair_fd),
+            BorrowedFd::borrow_raw(record.slab_fd),
+            BorrowedFd::borrow_raw(record.pair_fd),
         )
     };
     let _held = adapter::lock();
-    let pair = pairs::find_pair(heirloom.pair, side)
-        .or_else(|| pairs::map_pair(heirloom.pair, side, pair_fd, offers::forget_pair));
-    let slot = heirloom.slot.min(READY_BITS as u32 - 1);
+    let pair = pairs::find_pair(record.pair, side)
+        .or_else(|| pairs::map_pair(record.pair, side, pair_fd, offers::forget_pair));
+    let slot = record.slot.min(READY_BITS as u32 - 1);
     let found = pair.and_then(|pair| Some((pair, slabs::find(pair, slot, Some(slab_fd))?)));
     let Some((pair, (slab, region))) = found.filter(|(_, (_, region))| slabs::is_region(*region))
     else {
@@ -441,7 +441,7 @@ fn map(connection: &Connection, heirloom: &Heirloom) -> bool {
     let pair = core::ptr::from_ref(pair).cast_mut();
     local.pair.store(pair, Ordering::Relaxed);
     local.offered.store(region.as_ptr(), Ordering::Relaxed);
-    if heirloom.flags & OFFERED == 0 {
+    if record.flags & OFFERED == 0 {
         local.region.store(region.as_ptr(), REGION);
         // The former program's threads ended in their sleep, and its epoll instances are not known
         // here.
@@ -454,21 +454,21 @@ fn map(connection: &Connection, heirloom: &Heirloom) -> bool {
     true
 }
 
-fn create_estate() -> Option<(OwnedFd, Estate)> {
+fn create_handover() -> Option<(OwnedFd, Handover)> {
     let mut count = 0;
     each_survivor(|_, _| count += 1);
     if count == 0 {
         return None;
     }
-    let (fd, mut estate) = Estate::create(count)?;
-    *estate.header_mut() = Header {
+    let (fd, mut handover) = Handover::create(count)?;
+    *handover.header_mut() = Header {
         magic: MAGIC,
         pid: sys::getpid(),
         table_fd: table::fd(),
         count: 0,
         _pad: 0,
     };
-    Some((fd, estate))
+    Some((fd, handover))
 }
 
 /// Calls `each` with every connection's descriptors that stay open over an exec, and whether it is
@@ -510,27 +510,27 @@ fn is_standard(connection: &Connection) -> bool {
     })
 }
 
-/// Writes a connection into the estate; false when it cannot go on in the new program.
+/// Writes a connection into the hand-over; false when it cannot go on in the new program.
 fn hand_on(
     connection: &Connection,
-    estate: &mut Estate,
+    handover: &mut Handover,
     resumer: &mut Resumer,
     shared: bool,
 ) -> bool {
     let (entry, local) = (connection.entry, connection.local);
-    let mut heirloom = heirloom_of(connection);
+    let mut record = record_of(connection);
     let attached = !local.region.load(Ordering::Relaxed).is_null();
     let offered = !local.offered.load(Ordering::Relaxed).is_null();
     if attached || offered {
         let pinned = entry.flags.load(Ordering::Relaxed) & FLAG_PINNED != 0;
         if pinned
             || membership::outlives_exec(connection)
-            || !resumer.resume(connection, &mut heirloom)
+            || !resumer.resume(connection, &mut record)
         {
             return false;
         }
         if !attached {
-            heirloom.flags |= OFFERED;
+            record.flags |= OFFERED;
         }
     }
     if !shared {
@@ -539,34 +539,36 @@ fn hand_on(
         let tx = lock::lock(&entry.tx_lock);
         if let (Some(rx), Some(tx)) = (rx, tx) {
             core::mem::forget((rx, tx));
-            heirloom.flags |= LOCKED;
+            record.flags |= LOCKED;
         } else {
-            close_all([heirloom.slab_fd, heirloom.pair_fd]);
+            close_all([record.slab_fd, record.pair_fd]);
             return false;
         }
     }
-    for fd in [heirloom.slab_fd, heirloom.pair_fd] {
+    for fd in [record.slab_fd, record.pair_fd] {
         if fd >= 0 {
             set_close_on_exec(fd, false);
         }
     }
-    estate.add(heirloom)
+    handover.add(record)
 }
 
 /// Another descriptor of a connection, which was dealt with when its first was: follows it.
-fn hand_on_duplicate(connection: &Connection, estate: Option<&mut (OwnedFd, Estate)>) {
-    let Some((_, estate)) = estate else { return };
-    let is_handed_on = estate
-        .heirlooms()
+fn hand_on_duplicate(connection: &Connection, handover: Option<&mut (OwnedFd, Handover)>) {
+    let Some((_, handover)) = handover else {
+        return;
+    };
+    let is_handed_on = handover
+        .records()
         .iter()
-        .any(|heirloom| heirloom.entry == connection.index);
+        .any(|record| record.entry == connection.index);
     if is_handed_on {
-        estate.add(heirloom_of(connection));
+        handover.add(record_of(connection));
     }
 }
 
-fn heirloom_of(connection: &Connection) -> Heirloom {
-    Heirloom {
+fn record_of(connection: &Connection) -> Record {
+    Record {
         fd: connection.fd,
         entry: connection.index,
         generation: connection.generation,
@@ -580,11 +582,11 @@ fn heirloom_of(connection: &Connection) -> Heirloom {
 }
 
 /// Calls `each` with the entry of every connection that is handed on.
-fn each_handed_on(estate: &Estate, mut each: impl FnMut(&Entry)) {
-    let all = estate.heirlooms();
-    for (n, heirloom) in all.iter().enumerate() {
-        let is_first = !all[..n].iter().any(|other| other.entry == heirloom.entry);
-        if let Some(entry) = table::entry(heirloom.entry).filter(|_| is_first) {
+fn each_handed_on(handover: &Handover, mut each: impl FnMut(&Entry)) {
+    let all = handover.records();
+    for (n, record) in all.iter().enumerate() {
+        let is_first = !all[..n].iter().any(|other| other.entry == record.entry);
+        if let Some(entry) = table::entry(record.entry).filter(|_| is_first) {
             each(entry);
         }
     }
@@ -605,7 +607,7 @@ impl Resumer {
     }
 
     /// Asks for one connection's region and pair, and waits for them.
-    fn resume(&mut self, connection: &Connection, heirloom: &mut Heirloom) -> bool {
+    fn resume(&mut self, connection: &Connection, record: &mut Record) -> bool {
         if self.resumed >= RESUMED_MAX {
             return false;
         }
@@ -635,11 +637,11 @@ impl Resumer {
                         && answer.generation == connection.generation;
                     match (kind, descriptors) {
                         (Said::Offer, [Some(slab), Some(pair)]) if is_ours => {
-                            heirloom.slab_fd = slab.into_raw_fd();
-                            heirloom.pair_fd = pair.into_raw_fd();
-                            heirloom.slot = answer.slot;
-                            heirloom.side = answer.side;
-                            heirloom.pair = answer.pair;
+                            record.slab_fd = slab.into_raw_fd();
+                            record.pair_fd = pair.into_raw_fd();
+                            record.slot = answer.slot;
+                            record.side = answer.side;
+                            record.pair = answer.pair;
                             return true;
                         }
                         (Said::Offer | Said::Answer, _) if is_ours => return false,
