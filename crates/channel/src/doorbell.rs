@@ -66,7 +66,7 @@ impl WakeWord {
     ///
     /// # Errors
     /// [`Fault::Wake`] when it is none.
-    #[inline]
+    #[inline(always)]
     pub fn from_untrusted(word: u32) -> Result<WakeWord, Fault> {
         if word == WORD_NONE {
             Ok(WakeWord::None)
@@ -91,7 +91,7 @@ impl WakeWord {
 ///
 /// # Errors
 /// [`Fault::Wake`] when the word makes no sense.
-#[inline]
+#[inline(always)]
 pub fn must_ring<'b>(
     wake: &Wake,
     bitmap: impl FnOnce(u32) -> Option<&'b ReadyBitmap>,
@@ -123,7 +123,7 @@ pub fn must_ring<'b>(
 /// Without looking first: the owner sweeps bits to zero as it finds them, so in request-response
 /// traffic the bit is almost always clear, and a load before the read-modify-write would fetch the
 /// line from the other core twice.
-#[inline]
+#[inline(always)]
 pub fn mark(bitmap: &ReadyBitmap, bit: u32) {
     bitmap.bits[bit as usize / 64].fetch_or(1 << (bit % 64), WAKING);
     // `must_ring` loads `sleeping` next: two `SeqCst` accesses stay in order, which loom knows of

@@ -81,13 +81,20 @@ impl Sender<'_> {
     /// [`Fault::Head`] when the peer's word contradicts our cursor.
     #[inline]
     pub fn credit(&self, want: u64) -> Result<u64, Fault> {
+        match self.credit_known() {
+            Some(known) if known >= want => Ok(known),
+            Some(_) => self.credit_fresh(),
+            None => Err(Fault::Table),
+        }
+    }
+
+    /// Bytes that may be published without a look at the peer's word; `None` when our own words
+    /// contradict each other.
+    #[inline]
+    pub fn credit_known(&self) -> Option<u64> {
         let tail = self.tail.load(Ordering::Relaxed);
         let seen = self.head_seen.load(Ordering::Relaxed);
-        let known = room(self.capacity()?, tail, seen).ok_or(Fault::Table)?;
-        if known >= want {
-            return Ok(known);
-        }
-        self.credit_fresh()
+        room(self.capacity().ok()?, tail, seen)
     }
 
     /// As [`Sender::credit`], always looking at the peer's word. A ring that has been full and is

@@ -7,7 +7,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use toehold_channel::table::{COMMAND_DETACH, COMMAND_EVICT};
 
-use crate::{connection, leaving, service, sys, table};
+use crate::{connection, errno, leaving, service, sys, table};
 
 /// `attention` as it was when last followed.
 static FOLLOWED: AtomicU32 = AtomicU32::new(0);
@@ -40,6 +40,10 @@ fn walk(attention: u32) {
     }
     LOOK_AT_NS.store(now + LOOK_INTERVAL_NS, Ordering::Relaxed);
     UNFINISHED.store(false, Ordering::Relaxed);
+    errno::keep(look_at_all);
+}
+
+fn look_at_all() {
     connection::each_held(|index, entry, local| {
         if local.region.load(Ordering::Relaxed).is_null() {
             return;

@@ -66,7 +66,7 @@ pub(crate) struct Connection {
 
 impl Connection {
     /// Our end of its channel, when one is attached in this process.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn end(&self) -> Option<End<'static>> {
         let region = self.local.region.load(REGION);
         if region.is_null() {
@@ -81,7 +81,7 @@ impl Connection {
     }
 
     /// Our end of its channel, which stays this connection's until the guard is dropped.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn inside(&self) -> Option<Inside> {
         // Before the look at the region: whoever gives it up takes it away first, and looks at the
         // count then.
@@ -173,14 +173,14 @@ pub(crate) fn meet(index: u32) -> Option<(&'static Entry, &'static Local)> {
 }
 
 /// The connection behind `fd`, if it is tracked.
-#[inline]
+#[inline(always)]
 pub(crate) fn at(fd: i32) -> Option<Connection> {
     let (index, generation) = descriptors::connection_at(fd)?;
     numbered(fd, index, generation)
 }
 
 /// Connection `index` of that generation, as it is reached by `fd`.
-#[inline]
+#[inline(always)]
 pub(crate) fn numbered(fd: i32, index: u32, generation: u32) -> Option<Connection> {
     Some(Connection {
         fd,

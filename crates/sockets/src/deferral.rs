@@ -68,7 +68,7 @@ pub(crate) fn thread_pointer() -> usize {
         core::arch::asm!(
             "mov {}, fs:0",
             out(reg) thread,
-            options(nostack, readonly, preserves_flags)
+            options(nostack, readonly, pure, preserves_flags)
         );
     }
     #[cfg(target_arch = "aarch64")]

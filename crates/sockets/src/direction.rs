@@ -5,7 +5,9 @@ use core::sync::atomic::{Ordering, fence};
 
 use toehold_channel::doorbell::{self, WakeWord};
 use toehold_channel::layout::SIDE_SEEN;
+use toehold_channel::sync::AtomicU64;
 use toehold_channel::table::{COMMAND_PEER_GONE, Mode};
+use toehold_copy::prefetch;
 use toehold_stream::credit;
 use toehold_stream::end::{End, Incoming};
 
@@ -14,6 +16,9 @@ use crate::epoll::news;
 use crate::orderings::REGION;
 use crate::resets::fault_of_peer;
 use crate::{lock, overflow, pending, sleepers, sys};
+
+/// Longer messages hide the cost of the general code, and of cache misses, behind their copy.
+pub(crate) const SHORT_BYTES: usize = 512;
 
 /// How a sender without credit may go on.
 pub(crate) enum Credit {
@@ -27,7 +32,7 @@ pub(crate) enum Credit {
 
 /// Makes the peer notice what was just published. The caller holds the send lock and has passed a
 /// full barrier.
-#[inline]
+#[inline(always)]
 pub(crate) fn notify(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
     let entry = connection.entry;
     let pair = connection.local.pair.load(Ordering::Relaxed);
@@ -46,6 +51,31 @@ pub(crate) fn notify(connection: &Connection, end: &End<'_>) -> Result<(), i32> 
             .store(suppressed.wrapping_add(1), Ordering::Relaxed);
     }
     Ok(())
+}
+
+/// One more call of the program's that the ring served. The caller holds the direction's lock.
+#[inline]
+pub(crate) fn count_call(calls: &AtomicU64) {
+    let count = calls.load(Ordering::Relaxed);
+    calls.store(count.wrapping_add(1), Ordering::Relaxed);
+}
+
+/// The lines that a short message will write are in the reader's cache: asks for all of them at
+/// once, before the first is needed. Longer ones hide the transfers behind their copy.
+#[inline(always)]
+pub(crate) fn fetch_lines(connection: &Connection, end: &End<'_>) {
+    prefetch::for_write(&raw const end.ours().publish.tail);
+    let (offset, _) = end.sender().reserve(1)[0];
+    prefetch::for_write(end.ring_out().wrapping_add(offset).cast_const());
+    if let Ok(WakeWord::Bitmap { bitmap, bit }) =
+        WakeWord::from_untrusted(end.theirs().wake.wake.load(Ordering::Relaxed))
+    {
+        let pair = connection.local.pair.load(Ordering::Relaxed);
+        // SAFETY: as in `notify`.
+        if let Some(bitmap) = unsafe { pair.as_ref() }.and_then(|pair| pair.theirs(bitmap)) {
+            prefetch::for_write(&raw const bitmap.bits[bit as usize / 64]);
+        }
+    }
 }
 
 /// As [`ring`], unless the peer's direction has ended, or the carrier has. Such a peer waits for no

@@ -7,6 +7,7 @@
 //! ```text
 //!   api ─► descriptors, connection, tracking, closing    which descriptors are ours
 //!       ─► process, lifecycle, table, family, holders    this process and its fork family
+//!       ─► fast_path                   short messages where nothing changes
 //!       ─► receive, send, transfer     bytes: carrier, ring, and the switches between
 //!       ─► direction, service          our direction: credit, doorbells, up and down
 //!       ─► ahead, peek_offset          looking at bytes without taking them
@@ -43,6 +44,7 @@ mod doorbells;
 mod epoll;
 mod errno;
 mod family;
+mod fast_path;
 mod handover;
 mod holders;
 mod kept;

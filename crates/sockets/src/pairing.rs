@@ -25,7 +25,8 @@ use crate::connection::{self, Connection};
 use crate::epoll::membership;
 use crate::orderings::REGION;
 use crate::{
-    adapter, attention, holders, lock, offers, process, resets, service, settings, sys, waits,
+    adapter, attention, errno, holders, lock, offers, process, resets, service, settings, sys,
+    waits,
 };
 
 /// Calls that moved bytes before a connection is worth pairing.
@@ -50,17 +51,24 @@ pub fn set_calls_before_pairing(calls: u32) {
     CALLS_TOLD.store(calls, Ordering::Relaxed);
 }
 
+/// Such connections are not paired, whatever happens.
+const NEVER_PAIRED: u32 = FLAG_PINNED | FLAG_SHUT_TX | FLAG_SHUT_RX;
+
 /// Called after calls that moved bytes on the host path: asks for pairing, or takes an offer.
+/// Leaves errno alone.
 #[inline]
 pub(crate) fn after_host_call(connection: &Connection, moved: u64) {
     attention::follow();
     let entry = connection.entry;
+    let flags = entry.flags.load(Ordering::Relaxed);
+    if flags & NEVER_PAIRED != 0 {
+        return;
+    }
     let calls = entry.carrier_calls.load(Ordering::Relaxed).wrapping_add(1);
     // Relaxed, and lost updates do not matter: a threshold, not a count.
     entry.carrier_calls.store(calls, Ordering::Relaxed);
     // Relaxed: `consider` looks again, and takes what is there.
     let offered = entry.offer.load(Ordering::Relaxed) != entry.offers_taken.load(Ordering::Relaxed);
-    let flags = entry.flags.load(Ordering::Relaxed);
     let asked = flags & FLAG_ASKED != 0;
     if offered
         || (!asked
@@ -68,12 +76,12 @@ pub(crate) fn after_host_call(connection: &Connection, moved: u64) {
             && waits::may_be_seen(connection.local, calls))
         || (asked && (calls.is_multiple_of(CALLS_BETWEEN_LOOKS) || is_released(entry)))
     {
-        consider(connection);
+        errno::keep(|| consider(connection));
     } else if !asked && calls.is_multiple_of(4) {
         let bytes =
             entry.rx_carrier.load(Ordering::Relaxed) + entry.tx_carrier.load(Ordering::Relaxed);
         if bytes >= BYTES_BEFORE_PAIRING {
-            consider(connection);
+            errno::keep(|| consider(connection));
         }
     }
 }
@@ -90,9 +98,7 @@ fn calls_before_pairing(flags: u32) -> u32 {
 #[cold]
 pub(crate) fn consider(connection: &Connection) {
     let entry = connection.entry;
-    if entry.flags.load(Ordering::Relaxed)
-        & (FLAG_PINNED | FLAG_SHUT_TX | FLAG_SHUT_RX | FLAG_CONNECTING)
-        != 0
+    if entry.flags.load(Ordering::Relaxed) & (NEVER_PAIRED | FLAG_CONNECTING) != 0
         || !connection.local.region.load(Ordering::Relaxed).is_null()
     {
         return;

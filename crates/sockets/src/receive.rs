@@ -18,8 +18,8 @@ use crate::orderings::REGION;
 use crate::receive::waiting::{arm_for_unknown_wait, wait_for_bytes};
 use crate::sleep::{Patience, sleep_until};
 use crate::{
-    ahead, buffers, doorbells, errno, leaving, lock, offers, pairing, peek_offset, pending, resets,
-    service, settings, sleepers, sys, waits,
+    ahead, buffers, direction, doorbells, errno, leaving, lock, offers, pairing, peek_offset,
+    pending, resets, service, settings, sleepers, sys, waits,
 };
 
 /// Without other signs, a receiver that finds its ring empty looks at the carrier this often.
@@ -70,7 +70,7 @@ pub(crate) unsafe fn receive(
     connection: &Connection,
     parts: &[iovec],
     flags: i32,
-    kernel: impl FnOnce() -> isize,
+    kernel: impl Fn() -> isize,
 ) -> isize {
     // SAFETY: the caller's promise.
     unsafe { receive_message(connection, parts, &mut Control::none(), flags, kernel) }
@@ -86,60 +86,99 @@ pub(crate) unsafe fn receive_message(
     parts: &[iovec],
     control: &mut Control,
     flags: i32,
-    kernel: impl FnOnce() -> isize,
+    kernel: impl Fn() -> isize,
 ) -> isize {
-    let (entry, local) = (connection.entry, connection.local);
-    if local.region.load(Ordering::Relaxed).is_null() {
-        say_what_is_set();
-        if offers::offer_waits(connection) || !local.offered.load(Ordering::Relaxed).is_null() {
-            errno::keep(|| pairing::consider(connection));
-        }
-        if entry.flags.load(Ordering::Relaxed) & (FLAG_CONNECTING | FLAG_REFUSED) != 0 {
-            if let Err(error) = awaiting::before_transfer(connection, flags) {
-                return errno::result(Err(error));
+    loop {
+        match begin_host_receive(connection, flags) {
+            Err(error) => return errno::result(Err(error)),
+            Ok(true) => {
+                let result = kernel();
+                finish_host_receive(connection, result, flags);
+                return endings::correct(connection, result, endings::receive_error);
             }
+            Ok(false) if flags & libc::MSG_ERRQUEUE != 0 => return kernel(),
+            Ok(false) => {}
         }
-        // `pairing::attach` sees our count, or we see its region.
-        entry.rx_in_flight.fetch_add(1, REGION);
-        if local.region.load(REGION).is_null() {
-            let result = kernel();
-            if result > 0 && flags & (libc::MSG_PEEK | libc::MSG_ERRQUEUE | libc::MSG_OOB) == 0 {
-                entry.rx_carrier.fetch_add(result as u64, Ordering::Relaxed);
+        if flags & libc::MSG_PEEK != 0 {
+            // SAFETY: the caller's promise.
+            if let Some(looked) = unsafe { from_offset::look(connection, parts, flags) } {
+                let told = looked.map_err(|error| endings::receive_error(connection, error));
+                return errno::result(told);
             }
-            entry.rx_in_flight.fetch_sub(1, REGION);
-            waits::after_call(local, result);
-            if flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) != 0 {
-                connection.pin(Reason::Unsupported);
-            } else if result > 0 {
-                errno::keep(|| pairing::after_host_call(connection, result as u64));
-            }
-            return endings::correct(connection, result, endings::receive_error);
-        }
-        entry.rx_in_flight.fetch_sub(1, REGION);
-    }
-    if flags & (libc::MSG_ERRQUEUE | libc::MSG_PEEK) != 0 {
-        if flags & libc::MSG_ERRQUEUE != 0 {
-            return kernel();
         }
         // SAFETY: the caller's promise.
-        if let Some(looked) = unsafe { from_offset::look(connection, parts, flags) } {
-            let receive_error = |error| endings::receive_error(connection, error);
-            return errno::result(looked.map_err(receive_error));
+        if let Some(result) = unsafe { receive_attached(connection, parts, control, flags) } {
+            return result;
         }
     }
+}
+
+/// Enters a kernel receive on the host path; false when the connection has a channel and must be
+/// used through it.
+///
+/// # Errors
+/// What the program is told instead.
+#[inline]
+fn begin_host_receive(connection: &Connection, flags: i32) -> Result<bool, i32> {
+    let (entry, local) = (connection.entry, connection.local);
+    if !local.region.load(Ordering::Relaxed).is_null() {
+        return Ok(false);
+    }
+    say_what_is_set();
+    if offers::offer_waits(connection) || !local.offered.load(Ordering::Relaxed).is_null() {
+        errno::keep(|| pairing::consider(connection));
+    }
+    if entry.flags.load(Ordering::Relaxed) & (FLAG_CONNECTING | FLAG_REFUSED) != 0 {
+        awaiting::before_transfer(connection, flags)?;
+    }
+    // `pairing::attach` sees our count, or we see its region.
+    entry.rx_in_flight.fetch_add(1, REGION);
+    if local.region.load(REGION).is_null() {
+        return Ok(true);
+    }
+    entry.rx_in_flight.fetch_sub(1, REGION);
+    Ok(false)
+}
+
+/// Leaves a kernel receive that [`begin_host_receive`] entered.
+#[inline]
+fn finish_host_receive(connection: &Connection, result: isize, flags: i32) {
+    let entry = connection.entry;
+    if result > 0 && flags & (libc::MSG_PEEK | libc::MSG_ERRQUEUE | libc::MSG_OOB) == 0 {
+        entry.rx_carrier.fetch_add(result as u64, Ordering::Relaxed);
+    }
+    entry.rx_in_flight.fetch_sub(1, REGION);
+    waits::after_call(connection.local, result);
+    if flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) != 0 {
+        connection.pin(Reason::Unsupported);
+    } else if result > 0 {
+        pairing::after_host_call(connection, result as u64);
+    }
+}
+
+/// Receives by the channel. `None`: the connection has left it.
+///
+/// # Safety
+/// `parts` and `control` are writable.
+unsafe fn receive_attached(
+    connection: &Connection,
+    parts: &[iovec],
+    control: &mut Control,
+    flags: i32,
+) -> Option<isize> {
     // SAFETY: the caller's promise.
-    let result = unsafe { receive_attached(connection, parts, control, flags) };
-    if entry.tx_mode.load(Ordering::Relaxed) == Mode::Carrier as u32 {
+    let result = unsafe { receive_by_steps(connection, parts, control, flags) };
+    if connection.entry.tx_mode.load(Ordering::Relaxed) == Mode::Carrier as u32 {
         errno::keep(|| leaving::finish(connection));
     }
     if result == Err(errno::LEFT_CHANNEL) {
-        // SAFETY: the caller's promise.
-        return unsafe { receive_message(connection, parts, control, flags, kernel) };
+        return None;
     }
-    errno::result(result.map_err(|error| endings::receive_error(connection, error)))
+    let told = result.map_err(|error| endings::receive_error(connection, error));
+    Some(errno::result(told))
 }
 
-unsafe fn receive_attached(
+unsafe fn receive_by_steps(
     connection: &Connection,
     parts: &[iovec],
     control: &mut Control,
@@ -164,7 +203,7 @@ unsafe fn receive_attached(
         };
         let flags = flags & libc::MSG_DONTWAIT | libc::MSG_PEEK;
         // SAFETY: `byte` is writable.
-        return unsafe { receive_attached(connection, &[byte], &mut Control::none(), flags) }
+        return unsafe { receive_by_steps(connection, &[byte], &mut Control::none(), flags) }
             .map(|_| 0);
     }
     let waits = flags & libc::MSG_DONTWAIT == 0 && !connection.nonblocking();
@@ -333,10 +372,7 @@ unsafe fn step(
                 let mut crossed = false;
                 if flags & libc::MSG_PEEK == 0 {
                     crossed = end.receiver().consume(len, filled);
-                    entry.rx_calls.store(
-                        entry.rx_calls.load(Ordering::Relaxed) + 1,
-                        Ordering::Relaxed,
-                    );
+                    direction::count_call(&entry.rx_calls);
                 }
                 return Ok(Step::Got(len, crossed));
             }

@@ -5,9 +5,7 @@ mod waiting;
 use core::sync::atomic::{Ordering, fence};
 
 use libc::iovec;
-use toehold_channel::doorbell::WakeWord;
 use toehold_channel::table::{FLAG_CONNECTING, FLAG_OFFLOAD, FLAG_REFUSED, Mode, Reason};
-use toehold_copy::prefetch;
 use toehold_stream::end::End;
 
 use crate::connection::Connection;
@@ -37,44 +35,47 @@ pub(crate) unsafe fn transmit(
     connection: &Connection,
     parts: &[iovec],
     flags: i32,
-    kernel: impl FnOnce() -> isize,
+    kernel: impl Fn() -> isize,
 ) -> isize {
-    let state = connection.entry.flags.load(Ordering::Relaxed);
-    if state & (FLAG_CONNECTING | FLAG_REFUSED) != 0 {
-        if let Err(error) = awaiting::before_transfer(connection, flags) {
-            return errno::result(Err(error));
+    loop {
+        let state = connection.entry.flags.load(Ordering::Relaxed);
+        if state & (FLAG_CONNECTING | FLAG_REFUSED | FLAG_OFFLOAD) != 0 {
+            if let Err(error) = look_at_engine(connection, state, flags) {
+                return errno::result(Err(error));
+            }
         }
-    }
-    if state & FLAG_OFFLOAD != 0
-        && connection.entry.tx_mode.load(Ordering::Relaxed) == Mode::Carrier as u32
-    {
-        if let Some(error) = errno::keep(|| endings::silence(connection)) {
-            return errno::result(Err(error));
-        }
-    }
-    match begin_host_send(connection) {
-        Some(()) => {
+        if begin_host_send(connection).is_some() {
             let result = kernel();
             waits::after_call(connection.local, result);
             finish_host_send(connection, result);
             if flags & (libc::MSG_OOB | libc::MSG_ZEROCOPY | libc::MSG_FASTOPEN) != 0 {
                 stay_on_carrier(connection, flags);
             }
-            endings::correct(connection, result, endings::send_error)
+            return endings::correct(connection, result, endings::send_error);
         }
-        None => {
-            // SAFETY: the caller's promise.
-            let result = unsafe { transmit_attached(connection, parts, flags) };
-            if connection.entry.tx_mode.load(Ordering::Relaxed) == Mode::Carrier as u32 {
-                errno::keep(|| leaving::finish(connection));
-            }
-            if result == Err(errno::LEFT_CHANNEL) {
-                // SAFETY: the caller's promise.
-                return unsafe { transmit(connection, parts, flags, kernel) };
-            }
-            errno::result(result.map_err(|error| endings::send_error(connection, error)))
+        // SAFETY: the caller's promise.
+        if let Some(result) = unsafe { transmit_attached(connection, parts, flags) } {
+            return result;
         }
     }
+}
+
+/// Before a send on a connection that an engine carries, or may come to carry.
+///
+/// # Errors
+/// What the program is told instead.
+fn look_at_engine(connection: &Connection, state: u32, flags: i32) -> Result<(), i32> {
+    if state & (FLAG_CONNECTING | FLAG_REFUSED) != 0 {
+        awaiting::before_transfer(connection, flags)?;
+    }
+    if state & FLAG_OFFLOAD != 0
+        && connection.entry.tx_mode.load(Ordering::Relaxed) == Mode::Carrier as u32
+    {
+        if let Some(error) = errno::keep(|| endings::silence(connection)) {
+            return Err(error);
+        }
+    }
+    Ok(())
 }
 
 /// Rings cannot express what `flags` ask for; nor can the engine mark urgent data, which is told.
@@ -118,7 +119,7 @@ pub(crate) fn finish_host_send(connection: &Connection, result: isize) {
     }
     entry.tx_in_flight.fetch_sub(1, REGION);
     if result > 0 {
-        errno::keep(|| pairing::after_host_call(connection, result as u64));
+        pairing::after_host_call(connection, result as u64);
     }
 }
 
@@ -134,7 +135,24 @@ pub(crate) enum Turn {
     Dry,
 }
 
-unsafe fn transmit_attached(
+/// Sends by the channel. `None`: the connection has left it.
+///
+/// # Safety
+/// `parts` are readable.
+unsafe fn transmit_attached(connection: &Connection, parts: &[iovec], flags: i32) -> Option<isize> {
+    // SAFETY: the caller's promise.
+    let result = unsafe { transmit_by_turns(connection, parts, flags) };
+    if connection.entry.tx_mode.load(Ordering::Relaxed) == Mode::Carrier as u32 {
+        errno::keep(|| leaving::finish(connection));
+    }
+    if result == Err(errno::LEFT_CHANNEL) {
+        return None;
+    }
+    let told = result.map_err(|error| endings::send_error(connection, error));
+    Some(errno::result(told))
+}
+
+unsafe fn transmit_by_turns(
     connection: &Connection,
     parts: &[iovec],
     flags: i32,
@@ -256,7 +274,9 @@ unsafe fn turn(
         return unsafe { to_carrier(connection, end, parts, skip, want, flags) };
     }
     let sender = end.sender();
-    fetch_lines(connection, end, want);
+    if want <= direction::SHORT_BYTES {
+        direction::fetch_lines(connection, end);
+    }
     let mut sent = 0;
     while sent < want {
         let left = (want - sent).min(CHUNK_BYTES);
@@ -296,11 +316,7 @@ unsafe fn turn(
             Err(error) => pending::keep_for_next_call(connection, error),
         }
     }
-    let entry = connection.entry;
-    entry.tx_calls.store(
-        entry.tx_calls.load(Ordering::Relaxed) + 1,
-        Ordering::Relaxed,
-    );
+    direction::count_call(&connection.entry.tx_calls);
     Ok(Turn::Sent(sent))
 }
 
@@ -320,29 +336,6 @@ pub(crate) fn begin_turn(connection: &Connection, end: &End<'_>, done: usize) ->
         None
     };
     Err(error.unwrap_or(libc::ECONNRESET))
-}
-
-/// The lines that a short message will write are in the reader's cache: asks for all of them at
-/// once, before the first is needed.
-#[inline]
-fn fetch_lines(connection: &Connection, end: &End<'_>, want: usize) {
-    /// Longer messages hide the transfers behind their copy.
-    const SHORT_BYTES: usize = 512;
-    if want > SHORT_BYTES {
-        return;
-    }
-    prefetch::for_write(&raw const end.ours().publish.tail);
-    let (offset, _) = end.sender().reserve(1)[0];
-    prefetch::for_write(end.ring_out().wrapping_add(offset).cast_const());
-    if let Ok(WakeWord::Bitmap { bitmap, bit }) =
-        WakeWord::from_untrusted(end.theirs().wake.wake.load(Ordering::Relaxed))
-    {
-        let pair = connection.local.pair.load(Ordering::Relaxed);
-        // SAFETY: as in `notify`.
-        if let Some(bitmap) = unsafe { pair.as_ref() }.and_then(|pair| pair.theirs(bitmap)) {
-            prefetch::for_write(&raw const bitmap.bits[bit as usize / 64]);
-        }
-    }
 }
 
 /// Sends on the carrier, without waiting.

@@ -12,17 +12,43 @@ use crate::connection::{self, Connection};
 use crate::offload::endings;
 use crate::receive::{Control, receive, receive_message};
 use crate::send::transmit;
-use crate::{errno, kept, options, pending, process, real, service, sys, transfer};
+use crate::{errno, fast_path, kept, options, pending, process, real, service, sys, transfer};
 
 /// `read(2)`. Unlike `recv(2)` it never waits for, nor reports, anything when asked for no bytes.
 #[inline]
 pub unsafe fn read(fd: c_int, buffer: *mut c_void, len: usize) -> isize {
     match connection::at(fd) {
-        Some(c) if len > 0 => unsafe {
-            receive(&c, &[part(buffer, len)], 0, || real::read(fd, buffer, len))
+        Some(c) if len > 0 => match unsafe { fast_path::receive(&c, buffer.cast(), len, 0) } {
+            Some(done) => done,
+            None => unsafe { read_slowly(&c, buffer, len) },
         },
         _ => unsafe { kept_or(fd, &[part(buffer, len)], 0, || real::read(fd, buffer, len)) },
     }
+}
+
+// Functions of their own, so that the fast path need not save what only they use.
+#[inline(never)]
+unsafe fn read_slowly(c: &Connection, buffer: *mut c_void, len: usize) -> isize {
+    let kernel = || unsafe { real::read(c.fd, buffer, len) };
+    unsafe { receive(c, &[part(buffer, len)], 0, kernel) }
+}
+
+#[inline(never)]
+unsafe fn write_slowly(c: &Connection, buffer: *const c_void, len: usize) -> isize {
+    let kernel = || unsafe { real::write(c.fd, buffer, len) };
+    unsafe { transmit(c, &[part(buffer, len)], 0, kernel) }
+}
+
+#[inline(never)]
+unsafe fn recv_slowly(c: &Connection, buffer: *mut c_void, len: usize, flags: c_int) -> isize {
+    let kernel = || unsafe { real::recv(c.fd, buffer, len, flags) };
+    unsafe { receive(c, &[part(buffer, len)], flags, kernel) }
+}
+
+#[inline(never)]
+unsafe fn send_slowly(c: &Connection, buffer: *const c_void, len: usize, flags: c_int) -> isize {
+    let kernel = || unsafe { real::send(c.fd, buffer, len, flags) };
+    unsafe { transmit(c, &[part(buffer, len)], flags, kernel) }
 }
 
 /// A call that is the kernel's, unless bytes were kept ([`kept`]).
@@ -50,8 +76,9 @@ unsafe fn kept_or(
 pub unsafe fn write(fd: c_int, buffer: *const c_void, len: usize) -> isize {
     match connection::at(fd) {
         None => unsafe { real::write(fd, buffer, len) },
-        Some(c) => unsafe {
-            transmit(&c, &[part(buffer, len)], 0, || real::write(fd, buffer, len))
+        Some(c) => match unsafe { fast_path::send(&c, buffer.cast(), len, 0) } {
+            Some(done) => done,
+            None => unsafe { write_slowly(&c, buffer, len) },
         },
     }
 }
@@ -65,10 +92,9 @@ pub unsafe fn recv(fd: c_int, buffer: *mut c_void, len: usize, flags: c_int) -> 
                 real::recv(fd, buffer, len, flags)
             })
         },
-        Some(c) => unsafe {
-            receive(&c, &[part(buffer, len)], flags, || {
-                real::recv(fd, buffer, len, flags)
-            })
+        Some(c) => match unsafe { fast_path::receive(&c, buffer.cast(), len, flags) } {
+            Some(done) => done,
+            None => unsafe { recv_slowly(&c, buffer, len, flags) },
         },
     }
 }
@@ -78,10 +104,9 @@ pub unsafe fn recv(fd: c_int, buffer: *mut c_void, len: usize, flags: c_int) -> 
 pub unsafe fn send(fd: c_int, buffer: *const c_void, len: usize, flags: c_int) -> isize {
     match connection::at(fd) {
         None => unsafe { real::send(fd, buffer, len, flags) },
-        Some(c) => unsafe {
-            transmit(&c, &[part(buffer, len)], flags, || {
-                real::send(fd, buffer, len, flags)
-            })
+        Some(c) => match unsafe { fast_path::send(&c, buffer.cast(), len, flags) } {
+            Some(done) => done,
+            None => unsafe { send_slowly(&c, buffer, len, flags) },
         },
     }
 }
@@ -104,10 +129,13 @@ pub unsafe fn recvfrom(
             })
         },
         Some(c) => {
-            let result = unsafe {
-                receive(&c, &[part(buffer, len)], flags, || {
-                    real::recvfrom(fd, buffer, len, flags, address, address_len)
-                })
+            let result = match unsafe { fast_path::receive(&c, buffer.cast(), len, flags) } {
+                Some(done) => done,
+                None => unsafe {
+                    receive(&c, &[part(buffer, len)], flags, || {
+                        real::recvfrom(fd, buffer, len, flags, address, address_len)
+                    })
+                },
             };
             if result >= 0 && !address.is_null() && !address_len.is_null() {
                 unsafe { *address_len = 0 };
@@ -130,10 +158,13 @@ pub unsafe fn sendto(
 ) -> isize {
     match connection::at(fd) {
         None => unsafe { real::sendto(fd, buffer, len, flags, address, address_len) },
-        Some(c) => unsafe {
-            transmit(&c, &[part(buffer, len)], flags, || {
-                real::sendto(fd, buffer, len, flags, address, address_len)
-            })
+        Some(c) => match unsafe { fast_path::send(&c, buffer.cast(), len, flags) } {
+            Some(done) => done,
+            None => unsafe {
+                transmit(&c, &[part(buffer, len)], flags, || {
+                    real::sendto(fd, buffer, len, flags, address, address_len)
+                })
+            },
         },
     }
 }

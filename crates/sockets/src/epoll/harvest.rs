@@ -26,11 +26,52 @@ struct Look {
     ready: u16,
 }
 
+/// Members taken off the ready list for one harvest.
+pub(super) struct Batch {
+    // Not zeroed: most waits find a few of the 64.
+    numbers: [MaybeUninit<u32>; BATCH],
+    count: usize,
+}
+
+impl Batch {
+    #[inline(always)]
+    pub(super) fn new() -> Batch {
+        Batch {
+            numbers: [const { MaybeUninit::uninit() }; BATCH],
+            count: 0,
+        }
+    }
+
+    /// Takes at most `most` members. The caller holds the lock.
+    #[inline(always)]
+    fn take(&mut self, epoll: &Epoll, most: usize) {
+        while self.count < BATCH.min(most) {
+            let Some(number) = pop_ready(epoll) else {
+                break;
+            };
+            self.numbers[self.count].write(number);
+            self.count += 1;
+        }
+    }
+
+    #[inline]
+    fn members(&self) -> &[u32] {
+        // SAFETY: the first `count` were written; a number and its place in memory look the same.
+        unsafe { core::slice::from_raw_parts(self.numbers.as_ptr().cast(), self.count) }
+    }
+}
+
 impl Epoll {
     /// Moves marked bits and polled members with news onto the ready list. True when the list
     /// has anything.
     pub(super) fn sweep(&self) -> bool {
         let _held = self.lock.lock();
+        self.sweep_held()
+    }
+
+    /// As [`Epoll::sweep`]; the caller holds the lock.
+    #[inline(always)]
+    fn sweep_held(&self) -> bool {
         for place in 0..self.pair_count.load(Ordering::Relaxed) as usize {
             // SAFETY: places of the pair table are never released, and pairs leave this list before
             // they are unmapped.
@@ -78,36 +119,57 @@ impl Epoll {
     /// is then decided in one step under the lock, as fs/eventpoll.c does it under `ep->mtx`: a
     /// one-shot or an edge is told to one of them.
     pub(super) fn harvest(&self, out: &mut [epoll_event], consume: bool) -> usize {
-        let mut batch = [0u32; BATCH];
-        let mut count = 0;
-        {
-            let _held = self.lock.lock();
-            while count < BATCH.min(out.len()) {
-                let Some(number) = pop_ready(self) else { break };
-                batch[count] = number;
-                count += 1;
-            }
+        let held = self.lock.lock();
+        let mut batch = Batch::new();
+        batch.take(self, out.len());
+        drop(held);
+        self.tell(&batch, out, consume)
+    }
+
+    /// [`Epoll::sweep`] and [`Epoll::harvest`] under one lock.
+    pub(super) fn sweep_and_harvest(&self, out: &mut [epoll_event]) -> usize {
+        let mut batch = Batch::new();
+        match self.sweep_and_take(&mut batch, out.len()) {
+            true => self.tell(&batch, out, true),
+            false => 0,
         }
-        fetch_lines(&batch[..count]);
+    }
+
+    /// [`Epoll::sweep`] and the first half of [`Epoll::harvest`], of at most `most` members. When
+    /// it is true the caller goes on with [`Epoll::tell`], with room for as many events.
+    #[inline(always)]
+    pub(super) fn sweep_and_take(&self, batch: &mut Batch, most: usize) -> bool {
+        let _held = self.lock.lock();
+        let has_any = self.sweep_held();
+        if has_any {
+            batch.take(self, most);
+        }
+        has_any
+    }
+
+    /// The second half of a harvest. The caller does not hold the lock.
+    pub(super) fn tell(&self, batch: &Batch, out: &mut [epoll_event], consume: bool) -> usize {
+        let members = batch.members();
+        if members.len() > 1 {
+            // One member's lines are fetched no sooner by asking for them first.
+            fetch_lines(members);
+        }
         let processor = sys::processor() + 1;
-        // Not zeroed: most waits find a few of the 64.
-        let mut looks = [const { MaybeUninit::<Look>::uninit() }; BATCH];
+        let mut looks = [const { MaybeUninit::<(u32, Look)>::uninit() }; BATCH];
         let mut found = 0;
-        for at in 0..count {
-            let number = batch[at];
+        for &number in members {
             if let Some(look) = self.look(number, processor) {
-                batch[found] = number;
-                looks[found].write(look);
+                looks[found].write((number, look));
                 found += 1;
             }
         }
         let mut written = 0;
         if found > 0 {
             let _held = self.lock.lock();
-            for (&number, look) in batch.iter().zip(&looks[..found]) {
+            for look in &looks[..found] {
                 // SAFETY: the first `found` were written above.
-                let look = unsafe { look.assume_init_ref() };
-                if let Some(event) = self.report(number, look, consume) {
+                let (number, look) = unsafe { look.assume_init_ref() };
+                if let Some(event) = self.report(*number, look, consume) {
                     out[written] = event;
                     written += 1;
                 }
@@ -118,7 +180,7 @@ impl Epoll {
     }
 
     /// What `number` is ready for, if anything that the program asked for.
-    #[inline]
+    #[inline(always)]
     fn look(&self, number: u32, processor: u32) -> Option<Look> {
         let one = registration(number)?;
         // Acquire pairs with the Release store in `Registration::set`: the events are those of this
@@ -142,7 +204,7 @@ impl Epoll {
 
     /// The event that `look` comes to, if nobody has told it and nothing has changed since. The
     /// caller holds the lock.
-    #[inline]
+    #[inline(always)]
     fn report(&self, number: u32, look: &Look, consume: bool) -> Option<epoll_event> {
         let one = registration(number)?;
         // Whoever set it anew has put it on the ready list again.

@@ -22,6 +22,7 @@ impl Epoll {
             return 0;
         }
         take_answers(events);
+        tidy_carriers(events);
         let mut kept = 0;
         let mut strange = 0;
         let held = self.lock.lock();
@@ -52,12 +53,6 @@ impl Epoll {
                     .fetch_or(HINT_LOOK, Ordering::Relaxed);
             }
             connection.entry.wakeups.fetch_add(1, Ordering::Relaxed);
-            if let Some(end) = connection
-                .inside()
-                .filter(|_| event.events & EPOLLIN as u32 != 0)
-            {
-                doorbells::tidy(&connection, &end);
-            }
             if one.is_virtual() {
                 if is_kernel_edge(&connection, event.events) {
                     one.rearmed.store(1, Ordering::Relaxed);
@@ -84,6 +79,22 @@ fn take_answers(events: &[epoll_event]) {
     for one in ours.filter(|one| one.state.load(Ordering::Relaxed) == HELD) {
         if let Some(connection) = one.behind() {
             errno::keep(|| awaiting::look(&connection));
+        }
+    }
+}
+
+/// Takes the doorbells that woke us off their carriers. No lock is held: this takes system calls.
+fn tidy_carriers(events: &[epoll_event]) {
+    let rung = events
+        .iter()
+        .filter(|event| event.events & EPOLLIN as u32 != 0)
+        .filter_map(|event| registration(untag(event.u64)?));
+    for one in rung.filter(|one| !matches!(one.state.load(Ordering::Relaxed), ONCE | EARLY)) {
+        let Some(connection) = one.behind() else {
+            continue;
+        };
+        if let Some(end) = connection.inside() {
+            doorbells::tidy(&connection, &end);
         }
     }
 }

@@ -5,6 +5,7 @@ use core::sync::atomic::Ordering;
 use libc::epoll_event;
 use toehold_channel::sync::fence;
 
+use crate::epoll::harvest::Batch;
 use crate::epoll::instance::{BOOKS, Epoll, POLLED_MAX, epoll, is_virtual};
 use crate::epoll::nested::without_repeats;
 use crate::epoll::registration::untag;
@@ -14,7 +15,7 @@ use crate::{attention, deferral, errno, sys};
 
 /// While shared memory keeps us busy, the kernel's own members are asked this often.
 const KERNEL_MEMBERS_NS: u64 = 50_000;
-/// Ordinary members with news this recently come before the rings: see [`kernel_members_first`].
+/// Ordinary members with news this recently come before the rings: see [`kernel_comes_first`].
 const KERNEL_FIRST_NS: u64 = 10_000_000;
 
 /// `epoll_wait` on an instance with accelerated members. `kernel` waits on the kernel's side: it
@@ -29,25 +30,41 @@ pub(crate) fn wait(
     let Some(epoll) = epoll(number) else {
         return kernel(events, timeout_ns);
     };
-    let handlers = deferral::handlers();
+    let is_look = timeout_ns == Some(0);
+    let mut before = None;
     let mut started = 0u64;
     loop {
         let mut found = 0;
-        let is_look = timeout_ns == Some(0);
-        if epoll.sweep() {
-            let first = kernel_members_first(epoll, events, is_look, &mut kernel);
-            let kept = first.unwrap_or(0);
-            found = kept + epoll.harvest(&mut events[kept..], true);
-            if first.is_some() && found > 0 {
-                return found as i32;
+        let mut is_asked = false;
+        if !kernel_comes_first(epoll, events.len(), is_look) {
+            found = epoll.sweep_and_harvest(events);
+        } else {
+            let mut batch = Batch::new();
+            if epoll.sweep_and_take(&mut batch, events.len() - events.len() / 2) {
+                let first = ask_kernel_first(epoll, events, &mut kernel);
+                let kept = first.unwrap_or(0);
+                found = kept + epoll.tell(&batch, &mut events[kept..], true);
+                if found == 0 && epoll.ready_head.load(Ordering::Relaxed) != 0 {
+                    // Doorbells were among what the kernel said.
+                    found = epoll.harvest(events, true);
+                }
+                if found > 0 {
+                    return found as i32;
+                }
+                is_asked = first.is_some();
             }
         }
         if found == 0 && epoll.nested_count.load(Ordering::Relaxed) != 0 {
             found = epoll.nested_events(events);
         }
+        if is_look && is_asked {
+            return found as i32;
+        }
         if found > 0 || is_look {
             return with_kernel_members(epoll, events, found, is_look, &mut kernel);
         }
+        // Handlers that ran before are as if they had come before the call.
+        let handlers = *before.get_or_insert_with(deferral::handlers);
         let now = sys::now_ns();
         if started == 0 {
             started = now;
@@ -58,12 +75,8 @@ pub(crate) fn wait(
         let slice = if endless { KERNEL_LOOK_NS } else { budget };
         let slice = slice.min(left.unwrap_or(u64::MAX));
         if slice > 0 {
-            if wait::spin(
-                &epoll.spin,
-                slice,
-                epoll.last_peer_processor.load(Ordering::Relaxed),
-                || epoll.sweep(),
-            ) {
+            let processor = epoll.last_peer_processor.load(Ordering::Relaxed);
+            if wait::spin(&epoll.spin, slice, processor, || epoll.sweep()) {
                 epoll.spin.paid();
                 continue;
             }
@@ -96,49 +109,47 @@ pub(crate) fn wait(
         epoll.kernel_seen_ns.store(woken, Ordering::Relaxed);
         if kept > 0 {
             epoll.kernel_news_ns.store(woken, Ordering::Relaxed);
-            let more = if epoll.sweep() {
-                epoll.harvest(&mut events[kept..], true)
-            } else {
-                0
-            };
-            return (kept + more) as i32;
+            return (kept + epoll.sweep_and_harvest(&mut events[kept..])) as i32;
         }
         if let Some(limit) = timeout_ns {
             if sys::now_ns() - started >= limit {
-                return if epoll.sweep() {
-                    epoll.harvest(events, true) as i32
-                } else {
-                    0
-                };
+                return epoll.sweep_and_harvest(events) as i32;
             }
         }
     }
 }
 
+/// True when the kernel is asked for ordinary members before the rings are.
+///
 /// The kernel reports members in the order in which they got their news, and programs that write on
 /// one connection after another see that order. News of a ring is seen first here. So while
 /// ordinary members have news now and then, and whenever they are to be asked anyway (`always`),
-/// that happens after the rings were found to have some, and theirs is put before it. At most half
-/// of the places are theirs, or they could starve the rings. How many there are, when they were
-/// asked.
-fn kernel_members_first(
+/// theirs is put before what the rings have.
+#[inline]
+fn kernel_comes_first(epoll: &Epoll, places: usize, always: bool) -> bool {
+    let news = epoll.kernel_news_ns.load(Ordering::Relaxed);
+    if places < 2 || always || news == 0 {
+        return places >= 2 && always;
+    }
+    let is_recent = sys::now_ns() - news <= KERNEL_FIRST_NS;
+    if !is_recent {
+        epoll.kernel_news_ns.store(0, Ordering::Relaxed);
+    }
+    is_recent
+}
+
+/// Asks the kernel for events of ordinary members: how many there are. At most half of the places
+/// are theirs, or they could starve the rings. `None`: the kernel says an error, to be asked for
+/// again.
+fn ask_kernel_first(
     epoll: &Epoll,
     events: &mut [epoll_event],
-    always: bool,
     kernel: &mut impl FnMut(&mut [epoll_event], Option<u64>) -> i32,
 ) -> Option<usize> {
-    let news = epoll.kernel_news_ns.load(Ordering::Relaxed);
-    let places = events.len() / 2;
-    if (news == 0 && !always) || places == 0 {
-        return None;
-    }
     let now = sys::now_ns();
-    if now - news > KERNEL_FIRST_NS && !always {
-        epoll.kernel_news_ns.store(0, Ordering::Relaxed);
-        return None;
-    }
-    let n = kernel(&mut events[..places], Some(0));
-    let kept = epoll.sort_kernel_events(&mut events[..n.max(0) as usize]);
+    let places = events.len() / 2;
+    let n = usize::try_from(kernel(&mut events[..places], Some(0))).ok()?;
+    let kept = epoll.sort_kernel_events(&mut events[..n]);
     epoll.kernel_seen_ns.store(now, Ordering::Relaxed);
     if kept > 0 {
         epoll.kernel_news_ns.store(now, Ordering::Relaxed);
@@ -173,11 +184,10 @@ fn with_kernel_members(
         epoll.kernel_seen_ns.store(0, Ordering::Relaxed);
         epoll.kernel_news_ns.store(now, Ordering::Relaxed);
     }
-    let mut total = found + kept;
-    if total == 0 && epoll.sweep() {
-        total = epoll.harvest(events, true);
+    match found + kept {
+        0 => epoll.sweep_and_harvest(events) as i32,
+        total => total as i32,
     }
-    total as i32
 }
 
 pub(super) fn sleep(
@@ -253,10 +263,9 @@ pub(crate) fn after_kernel_wait(
     if kept > 0 {
         epoll.kernel_news_ns.store(sys::now_ns(), Ordering::Relaxed);
     }
-    let more = if kept < events.len() && epoll.sweep() {
-        epoll.harvest(&mut events[kept..], true)
-    } else {
-        0
+    let more = match kept < events.len() {
+        true => epoll.sweep_and_harvest(&mut events[kept..]),
+        false => 0,
     };
     (kept + more > 0).then_some((kept + more) as i32)
 }

@@ -1,0 +1,155 @@
+//! Short messages on a connection whose two directions are rings: one function for a send, one for
+//! a receive.
+//!
+//! Both do what [`crate::send`] and [`crate::receive`] would do, in the most frequent case: a
+//! blocking or non-blocking transfer of at most [`SHORT_BYTES`], a free lock, room or bytes in the
+//! ring, and nobody who wants a direction changed. In any other case they change nothing and answer
+//! `None`, and the general code begins anew.
+
+use core::sync::atomic::Ordering;
+
+use toehold_channel::table::{FLAG_CONNECTING, FLAG_PINNED, FLAG_REFUSED, FLAG_SHUT_TX, Mode};
+use toehold_stream::end::End;
+
+use crate::connection::{self, Connection, HINT_EOF};
+use crate::direction::{SHORT_BYTES, fetch_lines};
+use crate::offload::endings;
+use crate::{direction, errno, leaving, lock, pending, service};
+
+/// Flags of a send that change nothing where there is room: the ring holds nothing back, and a
+/// signal comes with an error only.
+const SEND_FLAGS: i32 = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_MORE;
+/// Flags of a receive that change nothing where there are bytes.
+const RECEIVE_FLAGS: i32 = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_CMSG_CLOEXEC;
+
+/// Sends all of a short message. `None`: nothing was sent.
+///
+/// # Safety
+/// `bytes` is readable for `len`.
+#[inline]
+pub(crate) unsafe fn send(
+    connection: &Connection,
+    bytes: *const u8,
+    len: usize,
+    flags: i32,
+) -> Option<isize> {
+    /// Then `send::transmit` has something to do first, or `service::attend` has.
+    const NOT_SIMPLE: u32 = FLAG_CONNECTING | FLAG_REFUSED | FLAG_PINNED | FLAG_SHUT_TX;
+    let (entry, local) = (connection.entry, connection.local);
+    // An empty message wraps to the longest there is.
+    if len.wrapping_sub(1) >= SHORT_BYTES
+        || flags & !SEND_FLAGS != 0
+        || local.region.load(Ordering::Relaxed).is_null()
+        || entry.flags.load(Ordering::Relaxed) & NOT_SIMPLE != 0
+    {
+        return None;
+    }
+    let held = lock::try_lock(&entry.tx_lock)?;
+    let end = simple_end(connection)?;
+    let hints = entry.rx_hints.load(Ordering::Relaxed);
+    if hints & HINT_EOF != 0 || pending::is_in(hints) || is_asked_to_leave(connection, &end) {
+        return None;
+    }
+    let sender = end.sender();
+    if sender
+        .credit_known()
+        .is_none_or(|credit| credit < len as u64)
+    {
+        return None;
+    }
+    fetch_lines(connection, &end);
+    let [(offset, first), (_, rest)] = sender.reserve(len);
+    let ring = end.ring_out();
+    // SAFETY: `len` is within the credit, so the stretches are ours to write; `bytes` by the
+    // caller's promise.
+    unsafe {
+        toehold_copy::to_shared(bytes, ring.wrapping_add(offset), first);
+        if rest != 0 {
+            toehold_copy::to_shared(bytes.wrapping_add(first), ring, rest);
+        }
+    }
+    sender.publish(len);
+    direction::count_call(&entry.tx_calls);
+    let told = direction::notify(connection, &end);
+    drop(held);
+    match told {
+        Ok(()) => Some(len as isize),
+        Err(error) => Some(failed(connection, error)),
+    }
+}
+
+/// Receives what is there of a short message. `None`: nothing was taken.
+///
+/// # Safety
+/// `bytes` is writable for `len`.
+#[inline]
+pub(crate) unsafe fn receive(
+    connection: &Connection,
+    bytes: *mut u8,
+    len: usize,
+    flags: i32,
+) -> Option<isize> {
+    let (entry, local) = (connection.entry, connection.local);
+    if flags & !RECEIVE_FLAGS != 0
+        || local.region.load(Ordering::Relaxed).is_null()
+        || entry.rx_low_water.load(Ordering::Relaxed) > 1
+        || entry.tx_mode.load(Ordering::Relaxed) != Mode::Ring as u32
+        || connection::commanded(entry)
+    {
+        return None;
+    }
+    let held = lock::try_lock(&entry.rx_lock)?;
+    let end = simple_end(connection)?;
+    if end.rx_mode() != Mode::Ring || end.records_pending() {
+        return None;
+    }
+    let receiver = end.receiver();
+    let filled = receiver.available().ok()?;
+    let len = len.min(filled.len as usize);
+    if len.wrapping_sub(1) >= SHORT_BYTES {
+        return None;
+    }
+    let [(offset, first), (_, rest)] = receiver.peek(0, len, filled);
+    let ring = end.ring_in();
+    // SAFETY: `available` checked that these bytes are inside the ring; `bytes` by the caller's
+    // promise.
+    unsafe {
+        toehold_copy::from_shared(ring.wrapping_add(offset), bytes, first);
+        if rest != 0 {
+            toehold_copy::from_shared(ring, bytes.wrapping_add(first), rest);
+        }
+    }
+    let crossed = receiver.consume(len, filled);
+    direction::count_call(&entry.rx_calls);
+    entry.rx_empty.store(0, Ordering::Relaxed);
+    drop(held);
+    if crossed && end.is_asked_for_credit() {
+        service::notify_of_credit(connection, &end);
+    }
+    Some(len as isize)
+}
+
+/// The end of a connection that the descriptor still names. The caller holds a direction's lock.
+#[inline(always)]
+fn simple_end(connection: &Connection) -> Option<End<'static>> {
+    connection.end().filter(|_| connection.is_current())
+}
+
+/// True when our direction is not a ring, or is to leave it. The caller holds the send lock.
+#[inline(always)]
+fn is_asked_to_leave(connection: &Connection, end: &End<'_>) -> bool {
+    let wake = &end.theirs().wake;
+    end.tx_mode() != Mode::Ring
+        || connection::commanded(connection.entry)
+        || wake.refuse.load(Ordering::Relaxed) != 0
+        || wake.closed.load(Ordering::Relaxed) != 0
+}
+
+/// The peer's words were wrong, and the channel has ended.
+#[cold]
+fn failed(connection: &Connection, error: i32) -> isize {
+    if connection.entry.tx_mode.load(Ordering::Relaxed) == Mode::Carrier as u32 {
+        errno::keep(|| leaving::finish(connection));
+    }
+    errno::result(Err(endings::send_error(connection, error)))
+}
