@@ -6,9 +6,12 @@
 //! was published about the same experiment. Published and measured numbers stand side by side and
 //! are never mixed.
 //!
+//! [`generator`] makes the load of most plans, and can be used alone.
+//!
 //! A report prints as tables, as JSON, and as one HTML file with its plots in it.
 
 mod command;
+pub mod generator;
 mod html;
 mod plan;
 mod plans;
@@ -17,7 +20,7 @@ mod report;
 mod runner;
 mod table;
 
-pub use command::{list, run, run_from_args};
+pub use command::{LabError, RunRequest, bytes, list, run_plan};
 pub use plan::{Case, Figure, Plan, Reading};
 pub use published::{Published, published_of};
 pub use report::{Claim, Report, Row, Verdict};

@@ -1,24 +1,306 @@
-//! `toehold lab`: hands its words to the lab, which has a command line of its own.
+//! `toehold lab`: the experiments, and the generator behind them.
 
-use std::process::ExitCode;
+use std::io::Write;
+use std::path::PathBuf;
 
-use clap::Args;
+use clap::{Args, Subcommand, ValueEnum};
+use toehold_lab::generator::{self, Address, Arrivals, Load, Outcome, Pattern, Server};
+use toehold_lab::{RunRequest, list, run_plan};
+use toehold_measure::text::prefixed;
+
+use crate::failure::Failure;
 
 /// Options of `toehold lab`.
 #[derive(Args, Debug)]
-#[command(disable_help_flag = true)]
+#[command(after_help = EXAMPLES, arg_required_else_help = true)]
 pub(crate) struct LabArgs {
-    /// The lab's own words; `toehold lab --help` shows them
-    #[arg(
-        trailing_var_arg = true,
-        allow_hyphen_values = true,
-        value_name = "WORDS"
-    )]
-    words: Vec<String>,
+    /// What to do in the lab
+    #[command(subcommand)]
+    command: LabCommand,
 }
 
-/// Runs the lab.
-pub(crate) fn run(args: &LabArgs) -> ExitCode {
-    let status = toehold_lab::run_from_args(&args.words);
-    ExitCode::from(u8::try_from(status).unwrap_or(1))
+#[derive(Subcommand, Debug)]
+enum LabCommand {
+    /// List the experiments
+    List,
+    /// Carry out an experiment: tables, claims, and the published figures beside them
+    Run(RunArgs),
+    /// Serve loads of `toehold lab client` until it is ended
+    Server(ServerArgs),
+    /// Send a load to a `toehold lab server` and say what was measured
+    Client(ClientArgs),
+    /// Hand the bytes of a load over between two bare threads: the limit of this machine
+    Limit(LimitArgs),
+}
+
+#[derive(Args, Debug)]
+struct RunArgs {
+    /// The experiment; `toehold lab list` lists them
+    plan: String,
+
+    /// Rounds: how often each case is sampled, in changing order
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    rounds: Option<u32>,
+
+    /// Fewer rounds and points: to see that it works, not to be quoted
+    #[arg(long)]
+    quick: bool,
+
+    /// Print the report as JSON, every number of it, instead of the tables
+    #[arg(long)]
+    json: bool,
+
+    /// Write PLAN.json and PLAN.html, with plots, into this directory
+    #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
+    out: Option<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+struct ServerArgs {
+    /// Where to listen: HOST:PORT, or unix:PATH
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:5400")]
+    listen: Address,
+}
+
+#[derive(Args, Debug)]
+struct ClientArgs {
+    /// Where the server listens: HOST:PORT, or unix:PATH
+    #[arg(value_name = "ADDRESS", default_value = "127.0.0.1:5400")]
+    to: Address,
+
+    #[command(flatten)]
+    load: LoadArgs,
+}
+
+#[derive(Args, Debug)]
+struct LimitArgs {
+    #[command(flatten)]
+    load: LoadArgs,
+}
+
+/// Who sends what to whom.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum PatternChoice {
+    /// A message there, a message back, one after the other; several streams are a hot spot
+    PingPong,
+    /// Streams to the server, each acknowledged at its end: one-way, fan-in
+    ToServer,
+    /// Streams from the server: fan-out
+    ToClient,
+    /// As many streams in each direction
+    Both,
+    /// Requests and responses by one thread; open loop with --rate, else closed
+    Requests,
+    /// Connections that carry one byte each way
+    Connect,
+}
+
+/// When the requests of an open loop are due.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum ArrivalsChoice {
+    /// At equal distances
+    Constant,
+    /// At exponentially distributed distances, as independent users send them
+    Poisson,
+}
+
+/// The load of `client` and `limit`.
+#[derive(Args, Debug)]
+struct LoadArgs {
+    /// Who sends what to whom
+    #[arg(long, value_enum, default_value = "ping-pong")]
+    pattern: PatternChoice,
+
+    /// Size of a message or request, in bytes (4K and 1M are understood)
+    #[arg(long, value_name = "BYTES", default_value = "64", value_parser = bytes)]
+    message: usize,
+
+    /// Size of a response; as large as the message when not given
+    #[arg(long, value_name = "BYTES", value_parser = bytes)]
+    response: Option<usize>,
+
+    /// Connections; with the pattern `both` in each direction
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    streams: usize,
+
+    /// Measured time
+    #[arg(long, value_name = "SECONDS", default_value_t = 1.0)]
+    seconds: f64,
+
+    /// Time before that, thrown away
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.2)]
+    warmup: f64,
+
+    /// Wait by asking again and again, at both ends, instead of sleeping in the kernel
+    #[arg(long)]
+    polling: bool,
+
+    /// Write every message anew, and read every byte that arrives
+    #[arg(long)]
+    touch: bool,
+
+    /// Send streams by sendfile, from memory
+    #[arg(long)]
+    sendfile: bool,
+
+    /// Size of the sockets' buffers at both ends
+    #[arg(long, value_name = "BYTES", value_parser = bytes)]
+    socket_buffer: Option<usize>,
+
+    /// Requests in a second, of all connections: an open loop
+    #[arg(long, value_name = "N")]
+    rate: Option<f64>,
+
+    /// When the requests of an open loop are due
+    #[arg(long, value_enum, default_value = "constant")]
+    arrivals: ArrivalsChoice,
+
+    /// Print the outcome as JSON, with the whole histogram
+    #[arg(long)]
+    json: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  toehold lab list
+  toehold lab run ioat-copy --out reports
+  toehold run -- toehold lab server       and in another terminal:
+  toehold run -- toehold lab client --pattern to-server --message 128K
+  toehold lab limit --pattern to-server --message 128K
+                                          the same bytes between two bare threads";
+
+/// Does what was asked for.
+pub(crate) fn run(args: &LabArgs) -> Result<(), Failure> {
+    match &args.command {
+        LabCommand::List => {
+            let mut text = String::new();
+            for (name, about) in list() {
+                text.push_str(&format!("{name:<12} {about}\n"));
+            }
+            print(&text);
+            Ok(())
+        }
+        LabCommand::Run(args) => {
+            let request = RunRequest {
+                plan: args.plan.clone(),
+                json: args.json,
+                out: args.out.clone(),
+                quick: args.quick,
+                rounds: args.rounds.map(|rounds| rounds as usize),
+            };
+            run_plan(&request).map_err(|error| {
+                if error.is_usage {
+                    Failure::usage(error.sentence)
+                } else {
+                    Failure::new(error.sentence)
+                }
+            })
+        }
+        LabCommand::Server(args) => {
+            let server = Server::bind(&args.listen).map_err(Failure::new)?;
+            if let Ok(address) = server.address() {
+                eprintln!("listening on {address}");
+            }
+            server.serve().map_err(Failure::new)
+        }
+        LabCommand::Client(args) => {
+            let load = args.load.load()?;
+            let outcome = generator::run(&args.to, &load).map_err(Failure::new)?;
+            show(&outcome, args.load.json)
+        }
+        LabCommand::Limit(args) => {
+            let load = args.load.load()?;
+            let outcome = generator::bare::run(&load).map_err(Failure::new)?;
+            show(&outcome, args.load.json)
+        }
+    }
+}
+
+impl LoadArgs {
+    fn load(&self) -> Result<Load, Failure> {
+        let load = Load {
+            pattern: match self.pattern {
+                PatternChoice::PingPong => Pattern::PingPong,
+                PatternChoice::ToServer => Pattern::ToServer,
+                PatternChoice::ToClient => Pattern::ToClient,
+                PatternChoice::Both => Pattern::Both,
+                PatternChoice::Requests => Pattern::Requests,
+                PatternChoice::Connect => Pattern::Connect,
+            },
+            message: self.message,
+            response: self.response,
+            streams: self.streams,
+            seconds: self.seconds,
+            warmup: self.warmup,
+            polling: self.polling,
+            touch: self.touch,
+            sendfile: self.sendfile,
+            socket_buffer: self.socket_buffer,
+            rate: self.rate,
+            arrivals: match self.arrivals {
+                ArrivalsChoice::Constant => Arrivals::Constant,
+                ArrivalsChoice::Poisson => Arrivals::Poisson,
+            },
+        };
+        load.check().map_err(Failure::usage)?;
+        Ok(load)
+    }
+}
+
+fn show(outcome: &Outcome, json: bool) -> Result<(), Failure> {
+    if json {
+        let text = serde_json::to_string(outcome)
+            .map_err(|error| Failure::new(format!("cannot write the outcome: {error}")))?;
+        print(&format!("{text}\n"));
+        return Ok(());
+    }
+    let mut text = format!(
+        "{} ({}), {} B, {} streams, {:.2} s\n",
+        outcome.load.pattern.name(),
+        outcome.kind,
+        outcome.load.message,
+        outcome.load.streams,
+        outcome.seconds
+    );
+    let rate = outcome.operations as f64 / outcome.seconds;
+    text.push_str(&format!("{}/s", prefixed(rate)));
+    let gigabits = outcome.bytes as f64 * 8.0 / outcome.seconds / 1e9;
+    text.push_str(&format!(", {} Gbit/s\n", prefixed(gigabits)));
+    if let Some(latency) = &outcome.latency {
+        let [p50, p99, p99_9, max] =
+            [latency.p50, latency.p99, latency.p99_9, latency.max].map(time);
+        text.push_str(&format!(
+            "latency p50 {p50}, p99 {p99}, p99.9 {p99_9}, longest {max}\n"
+        ));
+    }
+    if outcome.unanswered > 0 {
+        text.push_str(&format!(
+            "{} requests had no response\n",
+            outcome.unanswered
+        ));
+    }
+    if let Some(cpu) = outcome.cpu_all {
+        text.push_str(&format!("{:.2} cores busy\n", cpu / outcome.seconds));
+    }
+    print(&text);
+    Ok(())
+}
+
+/// Nanoseconds as people write them.
+fn time(nanos: u64) -> String {
+    match nanos as f64 {
+        nanos if nanos >= 1e7 => format!("{:.1} ms", nanos / 1e6),
+        nanos => format!("{} us", prefixed(nanos / 1e3)),
+    }
+}
+
+fn print(text: &str) {
+    // A reader that left early (`| head`) is no failure.
+    let _ = std::io::stdout().write_all(text.as_bytes());
+}
+
+/// A number of bytes: `4096`, `4K`, `1M`.
+fn bytes(text: &str) -> Result<usize, String> {
+    toehold_lab::bytes(text)
+        .ok_or_else(|| format!("\"{text}\" is no number of bytes (4096, 4K, 1M)"))
 }

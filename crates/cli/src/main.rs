@@ -36,7 +36,7 @@ fn main() -> ExitCode {
         Command::Capture(args) => capture::run(&args),
         Command::Compare(args) => compare::run(&args),
         Command::Doctor(args) => doctor::run(&args),
-        Command::Lab(args) => return lab::run(&args),
+        Command::Lab(args) => lab::run(&args),
         Command::Man(args) => man::run(&args, Cli::command()),
         Command::Completions(args) => completions::run(&args, Cli::command()),
     };

@@ -1,0 +1,63 @@
+//! Connections that are opened, carry a byte each way and end.
+
+use std::io;
+use std::thread;
+use std::time::Instant;
+
+use super::latency::Latencies;
+use super::session::{Span, Totals, seconds};
+use super::socket::Address;
+use super::wire::{Header, Job};
+use super::{Load, session};
+
+/// Runs the pattern.
+///
+/// # Errors
+///
+/// What a socket says.
+pub(super) fn run(address: &Address, load: &Load) -> io::Result<Totals> {
+    let header = session::header(load, Job::Connect);
+    thread::scope(|scope| {
+        let threads: Vec<_> = (0..load.streams)
+            .map(|_| scope.spawn(|| one(address, &header, load)))
+            .collect();
+        let mut span = Span::after(load.warmup);
+        thread::sleep(seconds(load.seconds));
+        let cpu = span.cpu();
+        let mut latencies = Latencies::new();
+        for thread in threads {
+            latencies.join(&session::joined(thread.join())?);
+        }
+        Ok(Totals {
+            seconds: load.seconds,
+            operations: latencies.count(),
+            bytes: 2 * latencies.count(),
+            latencies: Some(latencies),
+            cpu,
+            ..Totals::default()
+        })
+    })
+}
+
+fn one(address: &Address, header: &Header, load: &Load) -> io::Result<Latencies> {
+    let mut latencies = Latencies::new();
+    let start = Instant::now();
+    let (begin, end) = (
+        start + seconds(load.warmup),
+        start + seconds(load.warmup + load.seconds),
+    );
+    let mut before = start;
+    while before < end {
+        let stream = session::open(address, header)?;
+        if !stream.read_all(&mut [0; 1])? {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        drop(stream);
+        let now = Instant::now();
+        if before >= begin {
+            latencies.add(now - before);
+        }
+        before = now;
+    }
+    Ok(latencies)
+}

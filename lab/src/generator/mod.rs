@@ -1,0 +1,224 @@
+//! The lab's load generator: `toehold lab server` and `toehold lab client`, on plain sockets.
+//!
+//! A connection begins with a header of 32 bytes ([`wire`]) that says what the server shall do with
+//! it, so a server needs no settings and serves any number of clients. What the client measures
+//! comes out as an [`Outcome`]. The same patterns between two bare threads, without sockets, are in
+//! [`bare`]: the limit of this machine.
+
+pub mod bare;
+mod client;
+mod connect;
+mod event_loop;
+mod latency;
+mod ping_pong;
+mod requests;
+mod server;
+mod session;
+mod socket;
+mod streams;
+mod wire;
+
+use serde::{Deserialize, Serialize};
+
+pub use client::run;
+pub use server::Server;
+pub use socket::Address;
+
+/// Who sends what to whom.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Pattern {
+    /// A message there, a message back, one after the other; with several streams, all at once: a
+    /// hot spot.
+    PingPong,
+    /// Streams from the client to the server, each acknowledged at its end: one-way, fan-in.
+    ToServer,
+    /// Streams from the server to the client: fan-out.
+    ToClient,
+    /// As many streams in each direction.
+    Both,
+    /// Requests and responses on many connections, by one thread of the client; open loop when a
+    /// rate is given, else closed.
+    Requests,
+    /// A connection, one byte there, one byte back, the end; one after the other in each stream.
+    Connect,
+}
+
+impl Pattern {
+    /// Every pattern with its name on the command line.
+    pub const ALL: [(&'static str, Pattern); 6] = [
+        ("ping-pong", Pattern::PingPong),
+        ("to-server", Pattern::ToServer),
+        ("to-client", Pattern::ToClient),
+        ("both", Pattern::Both),
+        ("requests", Pattern::Requests),
+        ("connect", Pattern::Connect),
+    ];
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        let known = Pattern::ALL.iter().find(|(_, pattern)| *pattern == self);
+        known.map_or("", |(name, _)| name)
+    }
+}
+
+/// When the requests of an open loop are due.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Arrivals {
+    /// At equal distances.
+    #[default]
+    Constant,
+    /// As independent users send them: at exponentially distributed distances.
+    Poisson,
+}
+
+/// What the client shall do.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Load {
+    /// Who sends what to whom.
+    pub pattern: Pattern,
+    /// Bytes of a message, or of a request.
+    pub message: usize,
+    /// Bytes of a response; as many as of the message when not given.
+    pub response: Option<usize>,
+    /// Connections; in [`Pattern::Both`] in each direction.
+    pub streams: usize,
+    /// Seconds that are measured.
+    pub seconds: f64,
+    /// Seconds before those.
+    pub warmup: f64,
+    /// Waits by asking again and again, at both ends; else sleeps in the kernel.
+    pub polling: bool,
+    /// The sender writes every message anew, and the receiver adds up its bytes.
+    pub touch: bool,
+    /// Streams are sent by sendfile, from memory.
+    pub sendfile: bool,
+    /// Size of the sockets' buffers, at both ends; the kernel's choice when not given.
+    pub socket_buffer: Option<usize>,
+    /// Requests in a second, of all connections: an open loop.
+    pub rate: Option<f64>,
+    /// When they are due.
+    pub arrivals: Arrivals,
+}
+
+impl Default for Load {
+    fn default() -> Load {
+        Load {
+            pattern: Pattern::PingPong,
+            message: 64,
+            response: None,
+            streams: 1,
+            seconds: 1.0,
+            warmup: 0.2,
+            polling: false,
+            touch: false,
+            sendfile: false,
+            socket_buffer: None,
+            rate: None,
+            arrivals: Arrivals::Constant,
+        }
+    }
+}
+
+impl Load {
+    /// Refuses what cannot be done.
+    ///
+    /// # Errors
+    ///
+    /// A sentence that names the setting and its bounds.
+    pub fn check(&self) -> Result<(), String> {
+        let within = |what: &str, value: usize, max: usize| {
+            if (1..=max).contains(&value) {
+                Ok(())
+            } else {
+                Err(format!(
+                    "{what} is a number from 1 to {max}, and not {value}"
+                ))
+            }
+        };
+        within("the message size", self.message, wire::MESSAGE_BYTES_MAX)?;
+        within(
+            "the response size",
+            self.response_bytes(),
+            wire::MESSAGE_BYTES_MAX,
+        )?;
+        within("the number of streams", self.streams, STREAMS_MAX)?;
+        if let Some(bytes) = self.socket_buffer {
+            within("the socket buffer", bytes, 1 << 30)?;
+        }
+        if !(self.seconds > 0.0 && self.seconds <= SECONDS_MAX && self.warmup >= 0.0)
+            || self.warmup > SECONDS_MAX
+        {
+            return Err(format!(
+                "a load lasts up to {SECONDS_MAX} seconds, and more than none"
+            ));
+        }
+        match self.rate {
+            Some(rate) if !(rate > 0.0 && rate <= RATE_MAX) => {
+                Err(format!("the rate is a number above 0, up to {RATE_MAX}"))
+            }
+            Some(_) if self.pattern != Pattern::Requests => {
+                Err("a rate belongs to the pattern requests".to_owned())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Bytes of a response.
+    pub fn response_bytes(&self) -> usize {
+        self.response.unwrap_or(self.message)
+    }
+}
+
+/// What the client measured.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Outcome {
+    /// Names this form of the document.
+    pub schema: String,
+    /// The load that was asked for.
+    pub load: Load,
+    /// "closed loop", "open loop", "stream" or "connections".
+    pub kind: String,
+    /// Measured seconds, the acknowledgement of the end included.
+    pub seconds: f64,
+    /// Messages, requests or connections that were completed.
+    pub operations: u64,
+    /// Bytes of payload in both directions.
+    pub bytes: u64,
+    /// Requests of an open loop without a response when its time was over.
+    pub unanswered: u64,
+    /// Latencies: of a ping-pong half a round trip, else from the (intended) start to the end.
+    pub latency: Option<Latency>,
+    /// Seconds of CPU of all cores while it was measured; none between bare threads.
+    pub cpu_all: Option<f64>,
+    /// Of those, in soft interrupts.
+    pub cpu_softirq: Option<f64>,
+}
+
+/// The distribution of a latency, in nanoseconds.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Latency {
+    /// Half of all stay below.
+    pub p50: u64,
+    /// 99 of 100 stay below.
+    pub p99: u64,
+    /// 999 of 1000 stay below.
+    pub p99_9: u64,
+    /// The longest.
+    pub max: u64,
+    /// The mean.
+    pub mean: f64,
+    /// The whole histogram (three digits): values, each with how often it was met.
+    pub histogram: Vec<(u64, u64)>,
+}
+
+/// The form of an [`Outcome`].
+pub const SCHEMA: &str = "toehold-generator/1";
+
+const STREAMS_MAX: usize = 20_000;
+const SECONDS_MAX: f64 = 3600.0;
+const RATE_MAX: f64 = 1e8;
+
+#[cfg(test)]
+mod tests;

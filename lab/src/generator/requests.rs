@@ -1,0 +1,279 @@
+//! Requests and responses on many connections, by one thread.
+//!
+//! In a closed loop each connection has one request on its way, and the next follows the response:
+//! what waits while the client waits is not measured. In an open loop requests are due at times
+//! that do not depend on responses, and a latency counts from when its request was *due*, so that a
+//! server that stalls is charged for everybody who would have come meanwhile.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use toehold_measure::rng::Rng;
+
+use super::event_loop::{self, EVENTS};
+use super::latency::Latencies;
+use super::session::{Span, Totals, seconds};
+use super::socket::{Address, Stream};
+use super::wire::{self, Job};
+use super::{Arrivals, Load, session};
+
+/// Runs the pattern.
+///
+/// # Errors
+///
+/// What a socket says.
+pub(super) fn run(address: &Address, load: &Load) -> io::Result<Totals> {
+    let mut loop_ = Loop::open(address, load)?;
+    let mut span = None;
+    let start = Instant::now();
+    loop_.begin = start + seconds(load.warmup);
+    loop_.end = loop_.begin + seconds(load.seconds);
+    let mut cpu = None;
+    let mut due = load.rate.map(|rate| Due::new(start, rate, load.arrivals));
+    if due.is_none() {
+        for at in 0..loop_.connections.len() {
+            loop_.send(at, start)?;
+        }
+    }
+    loop {
+        let now = Instant::now();
+        if span.is_none() && now >= loop_.begin {
+            span = Some(Span::now());
+        }
+        if now >= loop_.end {
+            cpu = cpu.or_else(|| span.as_mut().and_then(Span::cpu));
+            let is_late = now >= loop_.end + GRACE;
+            if due.is_none() || is_late || loop_.outstanding() == 0 {
+                break;
+            }
+        }
+        if let Some(due) = &mut due {
+            while due.next <= now && due.next < loop_.end {
+                let at = loop_.turn % loop_.connections.len();
+                loop_.turn += 1;
+                loop_.send(at, due.next)?;
+                due.advance();
+            }
+        }
+        let next = due
+            .as_ref()
+            .map_or(loop_.end, |due| due.next.min(loop_.end + GRACE));
+        loop_.receive(next, load.polling)?;
+    }
+    let unanswered = if load.rate.is_some() {
+        loop_.outstanding()
+    } else {
+        0
+    };
+    let operations = loop_.latencies.count();
+    Ok(Totals {
+        seconds: load.seconds,
+        operations,
+        bytes: operations * (load.message + load.response_bytes()) as u64,
+        unanswered,
+        latencies: Some(loop_.latencies),
+        cpu,
+    })
+}
+
+/// When the next request is due.
+struct Due {
+    next: Instant,
+    mean: f64,
+    arrivals: Arrivals,
+    random: Rng,
+}
+
+impl Due {
+    fn new(start: Instant, rate: f64, arrivals: Arrivals) -> Due {
+        Due {
+            next: start,
+            mean: 1.0 / rate,
+            arrivals,
+            random: Rng::new(1),
+        }
+    }
+
+    fn advance(&mut self) {
+        let distance = match self.arrivals {
+            Arrivals::Constant => self.mean,
+            Arrivals::Poisson => {
+                // Uniform in (0, 1]: its logarithm is finite.
+                let uniform = (self.random.below(1 << 53) + 1) as f64 / (1u64 << 53) as f64;
+                -self.mean * uniform.ln()
+            }
+        };
+        self.next += Duration::from_secs_f64(distance);
+    }
+}
+
+struct Connection {
+    stream: Stream,
+    /// When the requests on their way were due, oldest first.
+    due: VecDeque<Instant>,
+    /// Bytes of requests that are not sent yet.
+    unsent: usize,
+    /// Bytes of the response that is being received.
+    have: usize,
+    waits_for_room: bool,
+}
+
+struct Loop {
+    epoll: OwnedFd,
+    connections: Vec<Connection>,
+    /// Connections by descriptor.
+    places: Vec<usize>,
+    request: Vec<u8>,
+    scratch: Vec<u8>,
+    response: usize,
+    is_closed: bool,
+    touch: bool,
+    turn: usize,
+    begin: Instant,
+    end: Instant,
+    latencies: Latencies,
+}
+
+impl Loop {
+    fn open(address: &Address, load: &Load) -> io::Result<Loop> {
+        let header = session::header(load, Job::Echo);
+        let epoll = event_loop::epoll()?;
+        let mut connections = Vec::new();
+        let mut places = Vec::new();
+        for at in 0..load.streams {
+            let stream = session::open(address, &header)?;
+            stream.set_nonblocking()?;
+            let fd = stream.fd();
+            event_loop::control(epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, libc::EPOLLIN)?;
+            let place = fd as usize;
+            places.resize(places.len().max(place + 1), usize::MAX);
+            places[place] = at;
+            connections.push(Connection {
+                stream,
+                due: VecDeque::new(),
+                unsent: 0,
+                have: 0,
+                waits_for_room: false,
+            });
+        }
+        // One request after the other: where a send was cut, the rest follows.
+        let mut request = vec![0; load.message];
+        wire::fill(&mut request);
+        let now = Instant::now();
+        Ok(Loop {
+            epoll,
+            connections,
+            places,
+            request,
+            scratch: vec![0; SCRATCH_BYTES.max(load.response_bytes())],
+            response: load.response_bytes(),
+            is_closed: load.rate.is_none(),
+            touch: load.touch,
+            turn: 0,
+            begin: now,
+            end: now,
+            latencies: Latencies::new(),
+        })
+    }
+
+    fn outstanding(&self) -> u64 {
+        self.connections
+            .iter()
+            .map(|one| one.due.len() as u64)
+            .sum()
+    }
+
+    fn send(&mut self, at: usize, due: Instant) -> io::Result<()> {
+        let connection = &mut self.connections[at];
+        connection.due.push_back(due);
+        connection.unsent += self.request.len();
+        self.push(at)
+    }
+
+    fn push(&mut self, at: usize) -> io::Result<()> {
+        let connection = &mut self.connections[at];
+        while connection.unsent > 0 {
+            let rest = match connection.unsent % self.request.len() {
+                0 => self.request.len(),
+                rest => rest,
+            };
+            let from = self.request.len() - rest;
+            match connection.stream.write(&self.request[from..]) {
+                Ok(count) => connection.unsent -= count,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) => return Err(error),
+            }
+        }
+        let waits = connection.unsent > 0;
+        if waits != connection.waits_for_room {
+            connection.waits_for_room = waits;
+            let events = if waits {
+                libc::EPOLLIN | libc::EPOLLOUT
+            } else {
+                libc::EPOLLIN
+            };
+            let fd = connection.stream.fd();
+            event_loop::control(self.epoll.as_raw_fd(), libc::EPOLL_CTL_MOD, fd, events)?;
+        }
+        Ok(())
+    }
+
+    /// Takes responses until `until`, or until there were some.
+    fn receive(&mut self, until: Instant, polling: bool) -> io::Result<()> {
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; EVENTS];
+        let left = until.saturating_duration_since(Instant::now());
+        // Epoll counts in milliseconds: what is due sooner is awaited by asking again.
+        let millis = if polling {
+            0
+        } else {
+            left.as_millis().min(100) as libc::c_int
+        };
+        let count = event_loop::wait(self.epoll.as_raw_fd(), &mut events, millis)?;
+        for event in &events[..count] {
+            let at = self.places[event.u64 as usize];
+            if event.events & libc::EPOLLOUT as u32 != 0 {
+                self.push(at)?;
+            }
+            self.take(at)?;
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, at: usize) -> io::Result<()> {
+        let connection = &mut self.connections[at];
+        let count = match connection.stream.read(&mut self.scratch) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(count) => count,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        if self.touch {
+            std::hint::black_box(wire::sum(&self.scratch[..count]));
+        }
+        connection.have += count;
+        let now = Instant::now();
+        let mut done = 0;
+        while connection.have >= self.response {
+            connection.have -= self.response;
+            let Some(due) = connection.due.pop_front() else {
+                return Err(io::Error::other("a response without a request"));
+            };
+            if due >= self.begin && due < self.end {
+                self.latencies.add(now.saturating_duration_since(due));
+            }
+            done += 1;
+        }
+        if self.is_closed && now < self.end {
+            for _ in 0..done {
+                self.send(at, now)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// How long an open loop waits for its last responses.
+const GRACE: Duration = Duration::from_secs(1);
+const SCRATCH_BYTES: usize = 64 << 10;

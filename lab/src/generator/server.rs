@@ -1,0 +1,147 @@
+//! The server: does with each connection what its header says.
+
+use std::io;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::event_loop::EventLoop;
+use super::socket::{Address, Listener, Stream};
+use super::streams;
+use super::wire::{self, HEADER_BYTES, Header, Job};
+
+/// A listening server.
+pub struct Server {
+    listener: Listener,
+}
+
+impl Server {
+    /// Listens.
+    ///
+    /// # Errors
+    ///
+    /// A sentence, when the address cannot be had.
+    pub fn bind(address: &Address) -> Result<Server, String> {
+        let listener = Listener::bind(address)
+            .map_err(|error| format!("cannot listen on {address}: {error}"))?;
+        Ok(Server { listener })
+    }
+
+    /// Where it listens.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel does not say.
+    pub fn address(&self) -> io::Result<Address> {
+        self.listener.address()
+    }
+
+    /// Serves until the process ends.
+    ///
+    /// # Errors
+    ///
+    /// A sentence, when the listener fails.
+    pub fn serve(self) -> Result<(), String> {
+        let event_loop = EventLoop::start().map_err(|error| format!("no event loop: {error}"))?;
+        loop {
+            match self.listener.accept() {
+                Ok(stream) => begin(stream, &event_loop),
+                Err(error) if is_passing(&error) => thread::sleep(PAUSE),
+                Err(error) => return Err(format!("cannot accept connections: {error}")),
+            }
+        }
+    }
+}
+
+/// Whether the next call may succeed: the client left, or descriptors ran out.
+fn is_passing(error: &io::Error) -> bool {
+    let numbers = [
+        libc::EINTR,
+        libc::ECONNABORTED,
+        libc::EMFILE,
+        libc::ENFILE,
+        libc::ENOBUFS,
+        libc::ENOMEM,
+    ];
+    error
+        .raw_os_error()
+        .is_some_and(|number| numbers.contains(&number))
+}
+
+/// Reads the header and hands the connection to whoever serves it. One that is over at once is
+/// served here: no thread stands between.
+fn begin(stream: Stream, event_loop: &Arc<EventLoop>) {
+    let Some(header) = header_of(&stream) else {
+        return;
+    };
+    if header.job == Job::Connect {
+        // The client measures; a failure here is its error there.
+        let _ = stream.write_all(&[1]);
+        return;
+    }
+    if header.shared && header.job == Job::Echo {
+        let _ = event_loop.add(stream, header);
+        return;
+    }
+    let builder = thread::Builder::new().stack_size(STACK_BYTES);
+    // Without a thread the connection ends, which its client sees.
+    let _ = builder.spawn(move || serve(&stream, &header));
+}
+
+fn header_of(stream: &Stream) -> Option<Header> {
+    stream.set_timeout(Some(HEADER_TIMEOUT)).ok()?;
+    let mut bytes = [0; HEADER_BYTES];
+    let mut done = 0;
+    while done < bytes.len() {
+        match stream.read(&mut bytes[done..]) {
+            Ok(0) | Err(_) => return None,
+            Ok(count) => done += count,
+        }
+    }
+    let header = Header::decode(&bytes)?;
+    stream.set_timeout(None).ok()?;
+    if header.socket_buffer > 0 {
+        stream.set_buffers(header.socket_buffer).ok()?;
+    }
+    Some(header)
+}
+
+/// Serves one connection to its end. An error ends the connection; its client says why.
+fn serve(stream: &Stream, header: &Header) -> io::Result<()> {
+    if header.polling {
+        stream.set_nonblocking()?;
+    }
+    match header.job {
+        Job::Echo => echo(stream, header),
+        Job::Sink => streams::sink(stream, header),
+        Job::Source => {
+            let end = Instant::now() + Duration::from_millis(u64::from(header.millis));
+            streams::source(stream, header, |_| Instant::now() < end)?;
+            stream.finish()?;
+            // The client ends first, so that nothing that is on its way is lost with a reset.
+            while stream.read_all(&mut [0; 1])? {}
+            Ok(())
+        }
+        Job::Connect => Ok(()),
+    }
+}
+
+fn echo(stream: &Stream, header: &Header) -> io::Result<()> {
+    let mut message = vec![0; header.message];
+    let mut response = vec![0; header.response];
+    wire::fill(&mut response);
+    while stream.read_all(&mut message)? {
+        if header.touch {
+            std::hint::black_box(wire::sum(&message));
+            wire::fill(&mut response);
+        }
+        stream.write_all(&response)?;
+    }
+    Ok(())
+}
+
+const HEADER_TIMEOUT: Duration = Duration::from_secs(2);
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// Enough for what a connection's thread does, and little enough for thousands.
+const STACK_BYTES: usize = 128 << 10;

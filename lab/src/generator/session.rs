@@ -1,0 +1,105 @@
+//! What all patterns share: connections with their header sent, totals, the CPU time of a span.
+
+use std::io;
+use std::thread;
+use std::time::Duration;
+
+use toehold_measure::procfs::HostTimes;
+
+use super::latency::Latencies;
+use super::socket::{Address, Stream};
+use super::wire::{Header, Job};
+use super::{Load, Outcome, Pattern, SCHEMA};
+
+/// What a pattern counted.
+#[derive(Default)]
+pub(super) struct Totals {
+    pub(super) seconds: f64,
+    pub(super) operations: u64,
+    pub(super) bytes: u64,
+    pub(super) unanswered: u64,
+    pub(super) latencies: Option<Latencies>,
+    /// Of all cores, and of soft interrupts.
+    pub(super) cpu: Option<(f64, f64)>,
+}
+
+impl Totals {
+    pub(super) fn outcome(self, load: &Load) -> Outcome {
+        let kind = match load.pattern {
+            Pattern::Requests if load.rate.is_some() => "open loop",
+            Pattern::Requests | Pattern::PingPong => "closed loop",
+            Pattern::Connect => "connections",
+            Pattern::ToServer | Pattern::ToClient | Pattern::Both => "stream",
+        };
+        Outcome {
+            schema: SCHEMA.to_owned(),
+            load: load.clone(),
+            kind: kind.to_owned(),
+            seconds: self.seconds,
+            operations: self.operations,
+            bytes: self.bytes,
+            unanswered: self.unanswered,
+            latency: self.latencies.and_then(|latencies| latencies.finish()),
+            cpu_all: self.cpu.map(|(all, _)| all),
+            cpu_softirq: self.cpu.map(|(_, softirq)| softirq),
+        }
+    }
+}
+
+/// The CPU time of the measured span.
+pub(super) struct Span(Option<HostTimes>);
+
+impl Span {
+    /// Begins when the warm-up is over.
+    pub(super) fn after(warmup: f64) -> Span {
+        thread::sleep(seconds(warmup));
+        Span::now()
+    }
+
+    pub(super) fn now() -> Span {
+        Span(HostTimes::now().ok())
+    }
+
+    /// What all cores did since, and the soft interrupts among it.
+    pub(super) fn cpu(&mut self) -> Option<(f64, f64)> {
+        let spent = HostTimes::now().ok()? - self.0?;
+        Some((spent.busy(), spent.softirq))
+    }
+}
+
+pub(super) fn header(load: &Load, job: Job) -> Header {
+    let millis = (load.warmup + load.seconds) * 1e3;
+    Header {
+        job,
+        polling: load.polling,
+        touch: load.touch,
+        sendfile: load.sendfile,
+        shared: load.pattern == Pattern::Requests,
+        message: load.message,
+        response: load.response_bytes(),
+        socket_buffer: load.socket_buffer.unwrap_or(0),
+        millis: millis as u32,
+    }
+}
+
+/// A connection with its header sent.
+pub(super) fn open(address: &Address, header: &Header) -> io::Result<Stream> {
+    let stream = Stream::connect(address)?;
+    if header.socket_buffer > 0 {
+        stream.set_buffers(header.socket_buffer)?;
+    }
+    stream.write_all(&header.encode())?;
+    if header.polling && header.job != Job::Connect {
+        stream.set_nonblocking()?;
+    }
+    Ok(stream)
+}
+
+/// What a thread returned; its panic is an error.
+pub(super) fn joined<T>(result: thread::Result<io::Result<T>>) -> io::Result<T> {
+    result.unwrap_or_else(|_| Err(io::Error::other("a thread of the generator failed")))
+}
+
+pub(super) fn seconds(seconds: f64) -> Duration {
+    Duration::from_secs_f64(seconds)
+}

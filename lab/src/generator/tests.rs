@@ -1,0 +1,170 @@
+//! The generator against itself: every pattern moves and counts its bytes.
+
+use std::thread;
+
+use super::*;
+
+fn server(address: &str) -> Address {
+    let server = Server::bind(&address.parse().expect("an address")).expect("a free address");
+    let address = server.address().expect("a name");
+    thread::spawn(move || server.serve());
+    address
+}
+
+fn load(pattern: Pattern) -> Load {
+    Load {
+        pattern,
+        seconds: 0.05,
+        warmup: 0.01,
+        ..Load::default()
+    }
+}
+
+#[test]
+fn every_pattern_completes_on_both_families() {
+    let path = std::env::temp_dir().join(format!("toehold-generator-{}", std::process::id()));
+    let addresses = [
+        server("127.0.0.1:0"),
+        server(&format!("unix:{}", path.display())),
+    ];
+    for address in &addresses {
+        for (name, pattern) in Pattern::ALL {
+            for streams in [1, 3] {
+                let load = Load {
+                    streams,
+                    touch: true,
+                    ..load(pattern)
+                };
+                let outcome = run(address, &load).unwrap_or_else(|error| panic!("{name}: {error}"));
+                assert!(outcome.operations > 0, "{name}");
+                assert!(outcome.cpu_all.is_some(), "{name}");
+                let has_latency = matches!(outcome.kind.as_str(), "closed loop" | "connections");
+                assert_eq!(outcome.latency.is_some(), has_latency, "{name}");
+            }
+        }
+    }
+    let _ = std::fs::remove_file(path);
+}
+
+#[test]
+fn polling_and_sendfile_move_the_same_bytes() {
+    let address = server("127.0.0.1:0");
+    for (polling, sendfile) in [(true, false), (false, true), (true, true)] {
+        let load = Load {
+            polling,
+            sendfile,
+            touch: true,
+            message: 10_000,
+            socket_buffer: Some(65536),
+            ..load(Pattern::ToServer)
+        };
+        let outcome = run(&address, &load).expect("acknowledged, with the right sum");
+        assert!(outcome.bytes > 0);
+    }
+}
+
+#[test]
+fn an_open_loop_counts_what_was_due() {
+    let address = server("127.0.0.1:0");
+    for arrivals in [Arrivals::Constant, Arrivals::Poisson] {
+        let load = Load {
+            rate: Some(2000.0),
+            arrivals,
+            streams: 4,
+            seconds: 0.2,
+            ..load(Pattern::Requests)
+        };
+        let outcome = run(&address, &load).expect("completes");
+        assert_eq!(outcome.kind, "open loop");
+        let due = outcome.operations + outcome.unanswered;
+        let expected = match arrivals {
+            Arrivals::Constant => 399..=401,
+            // The sequence is seeded: the same in every run, within what chance allows.
+            Arrivals::Poisson => 320..=480,
+        };
+        assert!(expected.contains(&due), "{arrivals:?}: {due}");
+    }
+}
+
+#[test]
+fn a_histogram_is_kept_whole() {
+    let address = server("127.0.0.1:0");
+    let outcome = run(&address, &load(Pattern::PingPong)).expect("completes");
+    let latency = outcome.latency.clone().expect("one for each message");
+    let counted: u64 = latency.histogram.iter().map(|(_, count)| count).sum();
+    assert_eq!(counted, outcome.operations);
+    assert!(latency.p50 <= latency.p99 && latency.p99 <= latency.p99_9);
+    let json = serde_json::to_string(&outcome).expect("JSON");
+    let back: Outcome = serde_json::from_str(&json).expect("the same");
+    assert_eq!(back, outcome);
+}
+
+#[test]
+fn bare_threads_hand_over_every_pattern_but_connections() {
+    for (name, pattern) in Pattern::ALL {
+        let outcome = bare::run(&load(pattern));
+        match pattern {
+            Pattern::Connect => assert!(outcome.is_err()),
+            _ => assert!(outcome.expect(name).operations > 0, "{name}"),
+        }
+    }
+}
+
+#[test]
+fn loads_that_cannot_be_are_refused_in_one_sentence() {
+    let refused = |load: Load| load.check().expect_err("refused");
+    let base = load(Pattern::PingPong);
+    assert!(
+        refused(Load {
+            message: 0,
+            ..base.clone()
+        })
+        .contains("message size")
+    );
+    assert!(
+        refused(Load {
+            streams: 0,
+            ..base.clone()
+        })
+        .contains("streams")
+    );
+    assert!(
+        refused(Load {
+            seconds: 0.0,
+            ..base.clone()
+        })
+        .contains("seconds")
+    );
+    assert!(
+        refused(Load {
+            seconds: f64::NAN,
+            ..base.clone()
+        })
+        .contains("seconds")
+    );
+    assert!(
+        refused(Load {
+            rate: Some(5.0),
+            ..base.clone()
+        })
+        .contains("requests")
+    );
+    for address in ["", "host", "host:", "host:99999", "unix:"] {
+        assert!(address.parse::<Address>().is_err(), "{address}");
+    }
+}
+
+#[test]
+fn a_stranger_on_the_port_is_left_alone() {
+    use std::io::{Read, Write};
+    let address = server("127.0.0.1:0");
+    let mut stranger = std::net::TcpStream::connect(address.to_string()).expect("a connection");
+    stranger
+        .write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        .expect("sent");
+    let mut answer = Vec::new();
+    // A reset is as good an end as any.
+    let _ = stranger.read_to_end(&mut answer);
+    assert!(answer.is_empty());
+    assert!(run(&address, &load(Pattern::PingPong)).is_ok());
+}
