@@ -19,7 +19,8 @@ test=("${demo[@]}" curl:curl ethtool:ethtool initdb:postgresql ip:iproute2 memca
     psql:postgresql python3:python3 redis-check-rdb:redis-tools setpriv:util-linux
     shellcheck:shellcheck ssh:openssh-client ssh-keygen:openssh-client sshd:openssh-server
     tclsh:tcl tshark:tshark /usr/include/linux/idxd.h:linux-libc-dev)
-suites=(cmake:cmake cc:gcc dpkg-source:dpkg-dev make:make perl:perl python3.11:python3.11 tclsh:tcl
+suites=(cmake:cmake cc:gcc dpkg-source:dpkg-dev haproxy:haproxy make:make perl:perl postgres:postgresql
+    python3.11:python3.11 setpriv:util-linux socat:socat tclsh:tcl varnishd:varnish varnishtest:varnish
     /usr/include/event.h:libevent-dev /usr/include/openssl/ssl.h:libssl-dev
     /usr/lib/python3.11/test/test_socket.py:libpython3.11-testsuite)
 bench=(valgrind:valgrind ip:iproute2 ethtool:ethtool)

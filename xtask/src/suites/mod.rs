@@ -5,8 +5,8 @@
 //! - [`run`]: one test program, run to its end or to the end of our patience.
 //! - [`network`]: where it runs. [`leftovers`]: what is cleaned up when a signal ends a run.
 //! - [`source`]: sources of others, fetched once.
-//! - [`python`], [`libuv`], [`libevent`], [`memcached`], [`redis`], [`curl`], [`postgres`]: what is
-//!   run of each.
+//! - [`python`], [`libuv`], [`libevent`], [`memcached`], [`redis`], [`curl`], [`postgres`],
+//!   [`vtc`]: what is run of each.
 //! - [`differences`]: the differences that are accepted.
 
 mod curl;
@@ -21,6 +21,7 @@ mod python;
 mod redis;
 mod run;
 mod source;
+mod vtc;
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -54,7 +55,7 @@ struct Suite {
 }
 
 /// In the order in which they begin: those that take long come first.
-const SUITES: [Suite; 8] = [
+const SUITES: [Suite; 10] = [
     Suite {
         name: "python",
         about: "CPython 3.11: sockets, selectors, TLS, internet protocols, processes",
@@ -75,6 +76,20 @@ const SUITES: [Suite; 8] = [
         at_once: 1,
         user: None,
         programs: curl::programs,
+    },
+    Suite {
+        name: "varnish",
+        about: "Varnish: its own tests, and those of its modules",
+        at_once: 3,
+        user: None,
+        programs: vtc::varnish,
+    },
+    Suite {
+        name: "haproxy",
+        about: "HAProxy's tests, run by varnishtest",
+        at_once: 3,
+        user: None,
+        programs: vtc::haproxy,
     },
     Suite {
         name: "postgres",
