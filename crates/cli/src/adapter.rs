@@ -102,6 +102,30 @@ struct EngineArgs {
     #[arg(long, value_name = "MEGABYTES")]
     memory: Option<String>,
 
+    /// Most bytes of one connection in flight, each way, where the round trip is long (16)
+    #[arg(long, value_name = "MEGABYTES")]
+    window: Option<String>,
+
+    /// The congestion control of new connections: cubic, reno or dctcp (cubic)
+    #[arg(long, value_name = "NAME")]
+    congestion: Option<String>,
+
+    /// Explicit congestion notification for new connections: on or off (off)
+    #[arg(long, value_name = "on|off")]
+    ecn: Option<String>,
+
+    /// Spread data over the round trip, where that takes 4 ms or more: on or off (on)
+    #[arg(long, value_name = "on|off")]
+    pacing: Option<String>,
+
+    /// Segments that a new connection sends before the first answer (10)
+    #[arg(long, value_name = "SEGMENTS")]
+    initial_window: Option<String>,
+
+    /// Probe remotes that are silent for so long, where the program has not set SO_KEEPALIVE (off)
+    #[arg(long, value_name = "SECONDS")]
+    keepalive: Option<String>,
+
     /// Engine threads, each with its share of the link's frames; a TAP device needs `multi_queue`
     /// if it was made before (1)
     #[arg(long, value_name = "N")]
@@ -116,7 +140,8 @@ struct EngineArgs {
     no_offload: Vec<String>,
 
     /// All of this in a file, one setting to a line: link, address, gateway, mtu, without,
-    /// coalesce, batch, quota, memory, threads, offload, host, direct; SIGHUP has it read again
+    /// coalesce, batch, quota, memory, window, congestion, ecn, pacing, initial-window, keepalive,
+    /// threads, offload, host, direct; SIGHUP has it read again
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 }
@@ -141,6 +166,12 @@ impl EngineArgs {
             ("batch", &self.batch),
             ("quota", &self.quota),
             ("memory", &self.memory),
+            ("window", &self.window),
+            ("congestion", &self.congestion),
+            ("ecn", &self.ecn),
+            ("pacing", &self.pacing),
+            ("initial-window", &self.initial_window),
+            ("keepalive", &self.keepalive),
             ("threads", &self.threads),
         ];
         for (word, value) in single {
@@ -179,6 +210,12 @@ impl EngineArgs {
             ("--batch", self.batch.as_slice()),
             ("--quota", self.quota.as_slice()),
             ("--memory", self.memory.as_slice()),
+            ("--window", self.window.as_slice()),
+            ("--congestion", self.congestion.as_slice()),
+            ("--ecn", self.ecn.as_slice()),
+            ("--pacing", self.pacing.as_slice()),
+            ("--initial-window", self.initial_window.as_slice()),
+            ("--keepalive", self.keepalive.as_slice()),
             ("--threads", self.threads.as_slice()),
             ("--address", &self.address),
             ("--gateway", &self.gateway),

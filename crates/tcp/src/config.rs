@@ -81,7 +81,9 @@ pub struct Options {
     pub congestion: CongestionControl,
     /// Negotiate explicit congestion notification (RFC 3168).
     pub ecn: bool,
-    /// Spread data over the round trip instead of sending bursts.
+    /// Spread data over the round trip instead of sending bursts, where the handshake took
+    /// [`PACED_ROUND_TRIP_MIN`](Self::PACED_ROUND_TRIP_MIN) or more. On a shorter path the parts
+    /// would be shorter than the timers' granularity.
     pub pacing: bool,
     /// Send small segments at once (the Nagle algorithm off).
     pub nodelay: bool,
@@ -95,6 +97,11 @@ pub struct Options {
     pub receive_bytes_max: u32,
     /// The largest MSS to offer and to use (TCP_MAXSEG), where the path allows more.
     pub mss_max: u16,
+}
+
+impl Options {
+    /// The round trip from which on pacing has an effect.
+    pub const PACED_ROUND_TRIP_MIN: Duration = Duration::from_millis(4);
 }
 
 impl Default for Options {

@@ -166,6 +166,10 @@ pub struct ConnectionInfo {
     pub selective: bool,
     /// Congestion notification was negotiated.
     pub ecn: bool,
+    /// The congestion control algorithm.
+    pub congestion: crate::config::CongestionControl,
+    /// Data is spread over the round trip.
+    pub pacing: bool,
     /// The window scales of the remote and of ours, where negotiated.
     pub window_scales: Option<(u8, u8)>,
     /// The receive window when everything is taken.

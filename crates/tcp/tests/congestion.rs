@@ -89,6 +89,23 @@ fn a_paced_window_leaves_in_half_a_round_trip() {
     }
 }
 
+/// On a short path the parts of a window would be shorter than a timer's tick.
+#[test]
+fn nothing_is_paced_on_a_short_path() {
+    for (milliseconds, is_paced) in [(1, false), (5, true)] {
+        let mut stage = Stage::new(|config, _| config.timestamps = false);
+        let options = Options {
+            pacing: true,
+            ..Options::default()
+        };
+        let id = stage.connect(options);
+        stage.expect("S 0:0(0)");
+        stage.wait(Duration::from_millis(milliseconds));
+        stage.remote("S. 0:0(0) ack 1 win 60000 <mss 1000>");
+        assert_eq!(stage.engine.info(id).unwrap().pacing, is_paced);
+    }
+}
+
 /// RFC 5681 section 4.1: after a pause of more than a timeout the window begins again where it
 /// began.
 #[test]

@@ -16,7 +16,8 @@ use std::sync::atomic::{Ordering, fence};
 
 use toehold_channel::doorbell::{self, WakeWord};
 use toehold_channel::layout::{
-    CAPACITY_LOG2_ENGINE, CAPACITY_LOG2_MAX, CLOSED_ALL, CLOSED_CLEAN, EVICT, LEFT, ReadyBitmap,
+    CAPACITY_LOG2_ENGINE, CAPACITY_LOG2_MAX, CAPACITY_LOG2_MIN, CLOSED_ALL, CLOSED_CLEAN, EVICT,
+    LEFT, ReadyBitmap,
 };
 use toehold_channel::ring::{Fault, stretches};
 use toehold_channel::table::{COMMAND_DETACH, COMMAND_EVICT, Entry, Mode};
@@ -24,12 +25,17 @@ use toehold_stream::credit::Credit;
 use toehold_stream::end::End;
 use toehold_stream::next::{Carrier, Next};
 
-/// Capacity of our ring, as a power of two, and so the receive window: it takes the remote's next
-/// flight while the program reads the last.
+/// Capacity of our ring in the beginning, as a power of two, and so the receive window: what a
+/// remote can send to a program that does not read. A remote without window scaling cannot use
+/// more, ever.
+pub(super) const FIRST_WINDOW_LOG2: u32 = 16;
+/// Capacity for a program that reads: it takes the remote's next flight while the program reads the
+/// last.
 pub(super) const WINDOW_LOG2: u32 = 20;
-/// On a long way more is under way. Not everywhere, because a large ring leaves the processor's
+/// On a long path more is under way. Not everywhere, because a large ring leaves the processor's
 /// cache.
 pub(super) const LONG_WINDOW_LOG2: u32 = 22;
+const _: () = assert!(FIRST_WINDOW_LOG2 >= CAPACITY_LOG2_MIN);
 const _: () = assert!(WINDOW_LOG2 >= CAPACITY_LOG2_ENGINE && LONG_WINDOW_LOG2 <= CAPACITY_LOG2_MAX);
 
 /// A stretch of memory that somebody else may be writing to.
@@ -43,8 +49,14 @@ pub(super) struct Endpoint {
     /// In the engine's own table, which is never unmapped.
     entry: &'static Entry,
     side: usize,
-    /// Capacity of our ring, and up to which the program's grows, each as a power of two.
+    /// Capacity of our ring, as a power of two.
     window_log2: u32,
+    /// What it is to be as soon as the ring is empty.
+    wanted_log2: u32,
+    /// It became larger since [`Endpoint::take_widened`] was last asked.
+    is_widened: bool,
+    /// Up to which capacity the program's ring grows.
+    sending_log2: u32,
     /// Stream offset of ring position 0, while our direction is a ring.
     base_out: u64,
     /// Stream offset of ring position 0 in the program's direction.
@@ -77,6 +89,9 @@ impl Endpoint {
             entry,
             side: side & 1,
             window_log2: WINDOW_LOG2,
+            wanted_log2: WINDOW_LOG2,
+            is_widened: false,
+            sending_log2: WINDOW_LOG2,
             base_out: 0,
             base_in: 0,
             ring_begins: 0,
@@ -89,17 +104,13 @@ impl Endpoint {
     }
 
     /// Announces that we read by the records. News is to be marked on our ready bitmap. Our ring
-    /// has the given capacity, from [`WINDOW_LOG2`] to [`LONG_WINDOW_LOG2`].
-    pub(super) fn attach(&mut self, slot: u32, window_log2: u32) {
-        self.window_log2 = window_log2.clamp(WINDOW_LOG2, LONG_WINDOW_LOG2);
+    /// begins with one capacity, from [`FIRST_WINDOW_LOG2`] to [`LONG_WINDOW_LOG2`], and the
+    /// program's grows up to the other.
+    pub(super) fn attach(&mut self, slot: u32, window_log2: u32, sending_log2: u32) {
+        self.sending_log2 = sending_log2;
+        self.set_window(window_log2.clamp(FIRST_WINDOW_LOG2, LONG_WINDOW_LOG2));
+        self.wanted_log2 = self.window_log2;
         let end = self.end();
-        // Bytes are placed ahead of what is published: the layout must not change under them, so it
-        // has its last form at once.
-        self.entry
-            .tx_capacity_log2
-            .store(self.window_log2, Ordering::Relaxed);
-        let capacity = &end.ours().publish.capacity_log2;
-        capacity.store(self.window_log2, Ordering::Relaxed);
         let word = WakeWord::Bitmap {
             bitmap: 0,
             bit: slot,
@@ -112,6 +123,46 @@ impl Endpoint {
     /// Capacity of our ring.
     pub(super) fn window_bytes(&self) -> u64 {
         1 << self.window_log2
+    }
+
+    /// Our ring gets this capacity, if it is a larger one, as soon as it is empty.
+    pub(super) fn want_window(&mut self, window_log2: u32) {
+        self.wanted_log2 = window_log2.clamp(self.window_log2, LONG_WINDOW_LOG2);
+    }
+
+    #[inline]
+    pub(super) fn wants_wider(&self) -> bool {
+        self.window_log2 < self.wanted_log2
+    }
+
+    /// Gives an empty ring the capacity that it is to have. `placed` is where the bytes end that
+    /// were stored, gaps before them or not: under bytes, published or not, the layout must not
+    /// change.
+    #[cold]
+    pub(super) fn try_widen(&mut self, placed: u64) {
+        if !self.is_up() {
+            return;
+        }
+        let published = self.published_out();
+        if placed <= published && matches!(self.consumed(), Ok(at) if at == published) {
+            self.set_window(self.wanted_log2);
+            self.is_widened = true;
+        }
+    }
+
+    /// True when our ring became larger since this was last asked.
+    pub(super) fn take_widened(&mut self) -> bool {
+        std::mem::take(&mut self.is_widened)
+    }
+
+    fn set_window(&mut self, window_log2: u32) {
+        self.window_log2 = window_log2;
+        self.entry
+            .tx_capacity_log2
+            .store(window_log2, Ordering::Relaxed);
+        // Relaxed: the next store of `tail` carries it to the program.
+        let capacity = &self.end().ours().publish.capacity_log2;
+        capacity.store(window_log2, Ordering::Relaxed);
     }
 
     /// True while what we send goes into the ring.
@@ -292,7 +343,7 @@ impl Endpoint {
             .saturating_sub(self.base_in + head)
             .min(filled.len);
         let wants = end.is_asked_for_credit();
-        let is_growing = filled.capacity_log2 < self.window_log2 && wants;
+        let is_growing = filled.capacity_log2 < self.sending_log2 && wants;
         if done == 0 || (is_growing && done < filled.len) {
             return Ok(false);
         }
@@ -307,7 +358,7 @@ impl Endpoint {
             Ok(filled) if filled.len > 0 => filled.capacity_log2,
             // Overwritten by the program: it sends nonsense, and will be found out at the next
             // look.
-            _ => self.window_log2,
+            _ => self.sending_log2,
         };
         let len = len.min(1 << capacity_log2);
         let parts = stretches(offset - self.base_in, len, capacity_log2);
@@ -340,6 +391,11 @@ impl Endpoint {
         // Release: all that we published and read comes before. Acquire: likewise at the other end.
         end.ours().wake.attached.store(LEFT, Ordering::Release);
         Ok(end.theirs().wake.attached.load(Ordering::Acquire) == LEFT)
+    }
+
+    /// Has us leave the channel, as when an operator asks for the region.
+    pub(super) fn recall(&self) {
+        self.entry.command.store(COMMAND_EVICT, Ordering::Release);
     }
 
     /// True when an operator, or want of regions, asks for the region.

@@ -11,7 +11,7 @@ use std::net::{Ipv4Addr, TcpStream};
 
 use toehold_channel::offload::{CarrierKey, Direction};
 use toehold_channel::preamble::PREAMBLE_BYTES;
-use toehold_tcp::{CloseReason, ConnectionId};
+use toehold_tcp::{CloseReason, ConnectionId, Instant};
 
 use super::{Holder, sys};
 
@@ -62,6 +62,12 @@ pub(super) struct Flow {
     /// for or given up.
     pub(super) calls: u32,
     pub(super) bytes_before: u64,
+    /// Bytes that the remote has acknowledged, and that the program has taken, in all: when it was
+    /// last asked how fast they go, and when.
+    pub(super) moved: u64,
+    pub(super) moved_at: Instant,
+    /// More is in flight than a channel's rings hold: the carrier serves it.
+    pub(super) outgrows_channel: bool,
     /// The entry a channel was asked for with, and where the channel has its bit.
     pub(super) entry: Option<u32>,
     pub(super) place: Option<(u64, u32)>,
@@ -112,6 +118,9 @@ impl Flow {
             },
             calls: 0,
             bytes_before: 0,
+            moved: 0,
+            moved_at: Instant::ZERO,
+            outgrows_channel: false,
             entry: None,
             place: None,
             is_unfinished: false,

@@ -24,6 +24,8 @@ pub(super) const PARTS_MAX: usize = 4;
 pub(super) struct Streams {
     slots: Vec<Option<Duplex>>,
     rings: Rings,
+    /// The connection whose receive ring could not become larger.
+    cramped: Option<ConnectionId>,
 }
 
 #[derive(Debug)]
@@ -51,7 +53,15 @@ impl Streams {
         Streams {
             slots: Vec::new(),
             rings: Rings::new(budget_bytes),
+            cramped: None,
         }
+    }
+
+    /// A connection whose receive ring could not become larger since this was last asked, and the
+    /// ring's length.
+    pub(super) fn take_cramped(&mut self) -> Option<(ConnectionId, usize)> {
+        let id = self.cramped.take()?;
+        Some((id, self.receiving_bytes(id)))
     }
 
     /// The rings of our own, and their budget.
@@ -72,9 +82,12 @@ impl Streams {
     }
 
     /// Where a payload that continues a stream would go, if that is the program's ring.
-    pub(super) fn room(&self, expected: Expected) -> Option<[Room; 2]> {
-        let duplex = self.slots.get(expected.connection.index())?.as_ref()?;
-        let endpoint = duplex.endpoint.as_ref()?;
+    pub(super) fn room(&mut self, expected: Expected) -> Option<[Room; 2]> {
+        let duplex = self.slots.get_mut(expected.connection.index())?.as_mut()?;
+        let endpoint = duplex.endpoint.as_mut()?;
+        if endpoint.wants_wider() {
+            endpoint.try_widen(duplex.placed);
+        }
         let is_up = duplex.owner == expected.connection && endpoint.is_up();
         is_up.then(|| endpoint.room(expected.offset)).flatten()
     }
@@ -292,7 +305,10 @@ impl Memory for Streams {
     fn place(&mut self, id: ConnectionId, offset: u64, bytes: &[u8]) -> Result<(), NoRoom> {
         let duplex = Self::duplex(&mut self.slots, id);
         let end = offset + bytes.len() as u64;
-        if let Some(endpoint) = duplex.endpoint.as_ref().filter(|endpoint| endpoint.is_up()) {
+        if let Some(endpoint) = duplex.endpoint.as_mut().filter(|endpoint| endpoint.is_up()) {
+            if endpoint.wants_wider() {
+                endpoint.try_widen(duplex.placed);
+            }
             if !endpoint.place(offset, bytes) {
                 return Err(NoRoom);
             }
@@ -305,8 +321,13 @@ impl Memory for Streams {
                 Asker::Flowing
             };
             let rings = (&mut self.rings, asker);
-            let ring = enlarge(&mut duplex.receiving, rings, held, wanted);
-            store(ring.map_err(|Exhausted| NoRoom)?, offset, bytes);
+            match enlarge(&mut duplex.receiving, rings, held, wanted) {
+                Ok(ring) => store(ring, offset, bytes),
+                Err(Exhausted) => {
+                    self.cramped = Some(id);
+                    return Err(NoRoom);
+                }
+            }
         }
         duplex.placed = duplex.placed.max(end);
         Ok(())

@@ -20,6 +20,8 @@ use super::tcp_config::{self, PROOF_OF_READING_BYTES};
 const CALLS_BEFORE_ASKING: u32 = 4;
 /// Bytes that do, whatever the calls.
 const BYTES_BEFORE_ASKING: u64 = 128 << 10;
+/// Bytes after which it is asked anew how many are in flight.
+const BYTES_BETWEEN_LOOKS: u64 = 1 << 20;
 /// Reads from one carrier before everybody else's turn.
 const STEPS_MAX: u32 = 64;
 
@@ -31,6 +33,8 @@ pub(super) struct Around<'a> {
     pub(super) channels: &'a mut Channels,
     /// The relay's network namespace.
     pub(super) netns: u64,
+    /// The largest window of a connection without a channel.
+    pub(super) window_bytes_max: u32,
 }
 
 /// The program is gone, or wrote nonsense: its connection ends.
@@ -82,16 +86,23 @@ impl Flow {
         Ok(())
     }
 
-    /// The program reads: from now on its window grows as far as the way is long.
+    /// The program reads: from now on its window grows as far as the path is long.
     #[cold]
     fn widen_window(&mut self, cx: &mut Around<'_>) {
         self.is_reader = true;
-        let info = cx.engine.info(self.id);
-        let most = match (cx.streams.endpoint(self.id), info) {
-            // A window is no larger than the ring it may move to.
-            (Some(endpoint), _) => endpoint.window_bytes() as u32,
-            (None, Some(info)) => 1 << tcp_config::window_log2(&info),
-            (None, None) => return,
+        let Some(info) = cx.engine.info(self.id) else {
+            return;
+        };
+        let most = match cx.streams.endpoint(self.id) {
+            // A window is no larger than the ring it may move to. Nobody would say that the program
+            // has read from a ring that a remote without window scaling cannot fill by half.
+            Some(endpoint) => {
+                if info.window_scales.is_some() {
+                    endpoint.want_window(tcp_config::window_log2(&info));
+                }
+                endpoint.window_bytes() as u32
+            }
+            None => tcp_config::window_bytes(&info, cx.window_bytes_max),
         };
         let _ = cx.engine.bound_window(cx.now, self.id, 0, most);
     }
@@ -127,6 +138,10 @@ impl Flow {
         let Some(endpoint) = cx.streams.endpoint(self.id) else {
             return Ok(());
         };
+        if endpoint.take_widened() {
+            let window = endpoint.window_bytes() as u32;
+            let _ = cx.engine.bound_window(cx.now, self.id, window, window);
+        }
         let has_news = endpoint.publish(self.received);
         let mut is_deaf = false;
         // A reader tells when it crosses half a ring.
@@ -333,7 +348,8 @@ impl Flow {
             return false;
         };
         let wanted = 2 * info.congestion_window as usize;
-        let bytes_max = wanted.min(1 << tcp_config::window_log2(&info));
+        let most = tcp_config::window_bytes(&info, cx.window_bytes_max);
+        let bytes_max = wanted.min(most as usize);
         let held = (self.acknowledged, self.published);
         cx.streams.grow_to_send(self.id, held, bytes_max)
     }
@@ -411,7 +427,11 @@ impl Flow {
         if self.has_departed {
             return Ok(());
         }
-        if self.entry.is_none() && !is_over && self.has_traffic() {
+        if self.acknowledged + self.taken >= self.moved + BYTES_BETWEEN_LOOKS {
+            self.look_at_rate(cx);
+        }
+        let wants_channel = !is_over && !self.outgrows_channel;
+        if self.entry.is_none() && wants_channel && self.has_traffic() {
             // Should the daemon be too busy, or the channel be wanted back later: as much traffic
             // again before the next request.
             self.count_anew();
@@ -427,8 +447,30 @@ impl Flow {
             .filter(|endpoint| endpoint.is_over());
         if endpoint.map_or(Ok(false), |endpoint| endpoint.leave())? {
             self.drop_channel(cx.streams, cx.channels);
+            if self.is_reader {
+                self.widen_window(cx);
+            }
         }
         Ok(())
+    }
+
+    /// How many bytes are in flight follows from how fast they go. A connection with more of them
+    /// than a channel has room for is served by the carrier, whose rings are as large as windows
+    /// may be.
+    #[cold]
+    fn look_at_rate(&mut self, cx: &mut Around<'_>) {
+        let moved = self.acknowledged + self.taken;
+        let bytes = moved - std::mem::replace(&mut self.moved, moved);
+        let span = cx.now.since(std::mem::replace(&mut self.moved_at, cx.now));
+        let info = cx.engine.info(self.id);
+        let outgrows = info.is_some_and(|info| tcp_config::outgrows_channel(&info, bytes, span));
+        if outgrows && !self.outgrows_channel {
+            self.outgrows_channel = true;
+            if let Some(endpoint) = cx.streams.endpoint(self.id) {
+                endpoint.recall();
+                self.is_unfinished = true;
+            }
+        }
     }
 
     /// Enough for a channel to be worth its memory.

@@ -73,9 +73,30 @@ pub(crate) struct Report {
     pub(crate) frames_not_passed_on: u64,
     /// Times a thread stopped receiving until another thread had room for a frame.
     pub(crate) stalls: u64,
+    /// Some of the connections, and how they behave.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) flows: Vec<FlowReport>,
     /// Each thread's own, where there are several.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) threads: Vec<Report>,
+}
+
+/// Connections that one thread reports; more would make the status long.
+pub(crate) const FLOWS_REPORTED_MAX: usize = 256;
+
+/// How one connection behaves.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct FlowReport {
+    pub(crate) local: String,
+    pub(crate) remote: String,
+    pub(crate) congestion: &'static str,
+    pub(crate) ecn: bool,
+    pub(crate) pacing: bool,
+    pub(crate) round_trip_us: Option<u64>,
+    /// In bytes, as the next two.
+    pub(crate) congestion_window: u32,
+    pub(crate) receive_window: u32,
+    pub(crate) in_flight: u32,
 }
 
 impl Report {
@@ -86,6 +107,8 @@ impl Report {
         }
         let first = threads[0].clone();
         let mut all = threads[1..].iter().fold(first, Report::and);
+        // They are shown once.
+        threads.iter_mut().for_each(|thread| thread.flows.clear());
         all.threads = threads;
         Some(all)
     }
@@ -97,6 +120,7 @@ impl Report {
                 .entry(reason.clone())
                 .or_default() += count;
         }
+        self.flows.extend(other.flows.iter().cloned());
         Report {
             connections: self.connections + other.connections,
             channels: self.channels + other.channels,

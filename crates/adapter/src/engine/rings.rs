@@ -24,13 +24,12 @@ use std::ptr::NonNull;
 
 /// Bytes of a connection's first ring, each way.
 pub(super) const RING_BYTES_MIN: usize = 1 << LOG2_MIN;
-/// Bytes of the largest: what one connection can have in flight, each way. The kernel's own bounds
-/// are about as large (`tcp_rmem`, `tcp_wmem`).
+/// Bytes of the largest: what one connection can have in flight, each way.
 pub(super) const RING_BYTES_MAX: usize = RING_BYTES_MIN << (STEP_LOG2 * (SIZES - 1) as u32);
 const LOG2_MIN: u32 = 14;
 /// Each size is so much larger than the one before.
 const STEP_LOG2: u32 = 2;
-const SIZES: usize = 5;
+const SIZES: usize = 7;
 /// What the state of a connection takes: the engine's, the flow's, and what they allocate.
 pub(super) const CONNECTION_BYTES: usize = 4 << 10;
 /// What the kernel holds for a full carrier: bytes that were not sent (`TCP_NOTSENT_LOWAT`), and
@@ -388,6 +387,7 @@ mod tests {
             .chain(first)
             .for_each(|ring| rings.put(ring));
         assert_eq!(rings.held_bytes(), 0);
+        rings.set_budget(2 * RING_BYTES_MAX);
         assert!(rings.take_larger(RING_BYTES_MAX).is_ok());
         assert!(rings.take_larger(RING_BYTES_MAX + 1).is_err());
     }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant as Clock};
 
 use pruning::Pruning;
-use toehold_tcp::{CloseReason, ConnectionId, Engine, Event, Instant, Random, Share};
+use toehold_tcp::{CloseReason, ConnectionId, Engine, Event, Instant, Options, Random, Share};
 
 use super::Error;
 use super::advance::Next;
@@ -20,7 +20,6 @@ use super::arrivals::Arrivals;
 use super::channels::Channels;
 use super::clients::Unchanging;
 use super::common::Common;
-use super::endpoint::WINDOW_LOG2;
 use super::flow::{Flow, Stage, errno_of, is_silence};
 use super::inbox::Inbox;
 use super::link::Link;
@@ -35,7 +34,9 @@ use super::relay::Around;
 use super::report::Report;
 use super::settings::Settings;
 use super::spinning::Spinning;
-use super::tcp_config::{LARGE_SEGMENT_BYTES, RECEIVE_BYTES, config, window_log2};
+use super::tcp_config::{
+    LARGE_SEGMENT_BYTES, RECEIVE_BYTES, config, first_and_largest_log2, options,
+};
 use super::transmitter::FrameTransmitter;
 use crate::entropy;
 use crate::epoll::EVENTS_PER_TURN;
@@ -75,6 +76,8 @@ pub(super) struct Runner {
     batch: usize,
     /// Most connections of one program, or in the name of one listener's.
     quota: usize,
+    /// How connections behave that begin from now on.
+    options: Options,
     listeners: Listeners,
     /// When to look whether all listeners are there, and the earliest time for it after the last
     /// time.
@@ -140,6 +143,7 @@ impl Runner {
             coalesce: settings.coalesce,
             batch: settings.batch,
             quota: settings.quota,
+            options: options(settings),
             listeners: Listeners::new(common.clients.clone()),
             common,
             passed_on: PassedOn::new(inbox.door()),
@@ -302,11 +306,11 @@ impl Runner {
                 return;
             };
             let info = engine.info(flow.id);
-            let window_log2 = info.as_ref().map_or(WINDOW_LOG2, window_log2);
-            offer.endpoint.attach(offer.slot, window_log2);
+            let (window_log2, most_log2) = first_and_largest_log2(info, flow.is_reader);
+            offer.endpoint.attach(offer.slot, window_log2, most_log2);
             if flow.is_reader {
-                // Its ring is as large as it is from here on. It fails only for a connection that
-                // is not there.
+                // A window is no larger than the ring it may move to. It fails only for a
+                // connection that is not there.
                 let _ = engine.bound_window(now, flow.id, 0, 1 << window_log2);
             }
             channels.enter(offer.pair, offer.slot, slot);
@@ -504,6 +508,7 @@ impl Runner {
             streams: &mut self.streams,
             channels: &mut self.channels,
             netns: self.common.netns,
+            window_bytes_max: self.options.receive_bytes_max,
         };
         match flow.advance(&mut around) {
             Next::Wait => {

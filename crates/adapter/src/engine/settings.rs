@@ -17,6 +17,12 @@
 //!   batch    256                 most frames taken before everybody else's turn
 //!   quota    32768               most connections of one program at a time
 //!   memory   1024                megabytes for bytes in flight, of all connections
+//!   window   16                  most megabytes of one connection in flight, each way
+//!   congestion cubic             or reno, or dctcp, of new connections
+//!   ecn      on                  explicit congestion notification, of new connections
+//!   pacing   off                 data in bursts over long paths, too
+//!   initial-window 10            segments of the first burst
+//!   keepalive 60                 probe remotes that are silent for so many seconds
 //!   threads  2                   engine threads, each with a queue of the device
 //!   offload  10.84.0.0/24:6379   connections there are the engine's, whoever makes them
 //!   host     10.84.0.9           connections there are the kernel's, always
@@ -37,6 +43,9 @@ use std::time::Duration;
 
 use toehold_channel::offload::{OWN_MAX, RULES_MAX, Rule, RuleAction};
 use toehold_channel::rendezvous::mapped;
+use toehold_tcp::CongestionControl;
+
+use super::rings::RING_BYTES_MAX;
 
 /// Everything an engine needs to be told.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,6 +73,19 @@ pub struct Settings {
     pub quota: usize,
     /// Most memory of the engine's own for bytes in flight, of all connections together.
     pub memory_bytes: usize,
+    /// Most bytes that one connection may have in flight, each way.
+    pub window_bytes: u32,
+    /// How the congestion window of a new connection follows the network.
+    pub congestion: CongestionControl,
+    /// Whether new connections ask for explicit congestion notification.
+    pub ecn: bool,
+    /// Whether new connections spread data over the round trip.
+    pub pacing: bool,
+    /// The initial congestion window, in segments.
+    pub initial_window: u8,
+    /// How long a remote may be silent before it is probed, where the program has not said so
+    /// itself; `None`: for ever.
+    pub keepalive: Option<toehold_tcp::Duration>,
     /// Threads of the engine, each with its share of the device's frames.
     pub threads: usize,
     /// Rules before those that follow from the addresses and gateways.
@@ -157,6 +179,12 @@ pub struct Draft {
     batch: Option<usize>,
     quota: Option<usize>,
     memory_mb: Option<usize>,
+    window_mb: Option<u32>,
+    congestion: Option<CongestionControl>,
+    ecn: Option<bool>,
+    pacing: Option<bool>,
+    initial_window: Option<u8>,
+    keepalive_seconds: Option<u64>,
     threads: Option<usize>,
     rules: Vec<Rule>,
 }
@@ -189,6 +217,24 @@ impl Draft {
             "memory" => {
                 let what = "number of megabytes";
                 self.memory_mb = Some(number(value, what, MEMORY_MB_MIN..=MEMORY_MB_MAX)?);
+            }
+            "window" => {
+                let what = "number of megabytes";
+                self.window_mb = Some(number(value, what, 1..=WINDOW_MB_MAX)?);
+            }
+            "congestion" => self.congestion = Some(congestion(value)?),
+            "ecn" => self.ecn = Some(switch(value)?),
+            "pacing" => self.pacing = Some(switch(value)?),
+            "initial-window" => {
+                let what = "number of segments";
+                self.initial_window = Some(number(value, what, 1..=INITIAL_WINDOW_MAX)?);
+            }
+            "keepalive" => {
+                let what = "number of seconds";
+                self.keepalive_seconds = Some(match value {
+                    "off" => 0,
+                    _ => number(value, what, 1..=KEEPALIVE_SECONDS_MAX)?,
+                });
             }
             "threads" => {
                 let what = "number of engine threads";
@@ -288,6 +334,14 @@ impl Draft {
             batch: self.batch.unwrap_or(BATCH_DEFAULT),
             quota: self.quota.unwrap_or(QUOTA_DEFAULT),
             memory_bytes: self.memory_mb.unwrap_or(MEMORY_MB_DEFAULT) << 20,
+            window_bytes: self.window_mb.unwrap_or(WINDOW_MB_DEFAULT) << 20,
+            congestion: self.congestion.unwrap_or_default(),
+            ecn: self.ecn.unwrap_or(false),
+            pacing: self.pacing.unwrap_or(true),
+            initial_window: self.initial_window.unwrap_or(INITIAL_WINDOW_DEFAULT),
+            keepalive: (self.keepalive_seconds)
+                .filter(|seconds| *seconds > 0)
+                .map(toehold_tcp::Duration::from_secs),
             threads: self.threads.unwrap_or(1),
             rules: self.rules,
         };
@@ -370,6 +424,35 @@ fn number<T: FromStr + PartialOrd + Display>(
     let number = value.parse().ok().filter(|number| bounds.contains(number));
     let (least, most) = (bounds.start(), bounds.end());
     number.ok_or_else(|| format!("`{value}` is no {what} ({least} to {most})"))
+}
+
+/// Algorithms by their names on Linux.
+const CONGESTION_CONTROLS: [(&str, CongestionControl); 3] = [
+    ("cubic", CongestionControl::Cubic),
+    ("reno", CongestionControl::NewReno),
+    ("dctcp", CongestionControl::Dctcp),
+];
+
+fn congestion(value: &str) -> Result<CongestionControl, String> {
+    let found = CONGESTION_CONTROLS.iter().find(|(name, _)| *name == value);
+    let names = || CONGESTION_CONTROLS.map(|(name, _)| name).join(", ");
+    found
+        .map(|(_, control)| *control)
+        .ok_or_else(|| format!("`{value}` is no congestion control: {}", names()))
+}
+
+/// As [`Draft::set`] takes it.
+pub(super) fn name_of(control: CongestionControl) -> &'static str {
+    let found = CONGESTION_CONTROLS.iter().find(|(_, one)| *one == control);
+    found.map_or("unknown", |(name, _)| name)
+}
+
+fn switch(value: &str) -> Result<bool, String> {
+    match value {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        _ => Err(format!("`{value}` is neither on nor off")),
+    }
 }
 
 /// `ADDRESS/BITS`. An address alone would have nobody on its link.
@@ -459,6 +542,14 @@ const QUOTA_DEFAULT: usize = 32_768;
 const MEMORY_MB_MIN: usize = 64;
 const MEMORY_MB_MAX: usize = 1 << 20;
 const MEMORY_MB_DEFAULT: usize = 1_024;
+/// RFC 6928; beyond, the first burst alone may fill the queue of a bottleneck.
+const INITIAL_WINDOW_DEFAULT: u8 = 10;
+const INITIAL_WINDOW_MAX: u8 = 64;
+/// As on Linux (`TCP_KEEPIDLE`).
+const KEEPALIVE_SECONDS_MAX: u64 = 32_767;
+/// Enough for 1.3 Gbit/s at a round trip of 100 ms; and as much as a ring holds.
+const WINDOW_MB_DEFAULT: u32 = 16;
+const WINDOW_MB_MAX: u32 = (RING_BYTES_MAX >> 20) as u32;
 const QUOTA_MAX: usize = 1 << 20;
 /// Each is a client of the adapter, which serves no more than 32 of one process.
 const THREADS_MAX: usize = 16;
@@ -481,7 +572,8 @@ mod tests {
         let text = "# a comment\nlink tap:toe0@peer\n\n\
             address 10.84.0.2/24 # ours\naddress fd84::2/64\n\
                     gateway 10.84.0.1\nmtu 9000\nwithout lso\ncoalesce 50\nbatch 8\nquota \
-                    5\nthreads 2\noffload [fd00::/8]:80\nhost 10.84.0.9\n";
+                    5\nthreads 2\ncongestion reno\necn on\npacing off\ninitial-window 4\n\
+            keepalive 60\nwindow 32\noffload [fd00::/8]:80\nhost 10.84.0.9\n";
         fs::write(scratch.path(), text).expect("written");
         let mut draft = Draft::default();
         draft.read(scratch.path()).expect("understood");
@@ -496,6 +588,13 @@ mod tests {
             (Duration::from_micros(50), 8)
         );
         assert_eq!((settings.quota, settings.threads), (5, 2));
+        let options = crate::engine::tcp_config::options(&settings);
+        assert_eq!(options.congestion, CongestionControl::NewReno);
+        assert_eq!((options.ecn, options.pacing), (true, false));
+        let idle = options.keepalive.map(|keepalive| keepalive.idle);
+        assert_eq!(idle, Some(toehold_tcp::Duration::from_secs(60)));
+        assert_eq!(options.receive_bytes_max, 32 << 20);
+        assert_eq!(settings.initial_window, 4);
         assert_eq!(settings.rules.len(), 2);
         assert_eq!(settings.rules[0].port, 80);
         let action = |ip: &str, port| {
@@ -533,6 +632,15 @@ mod tests {
             ("batch 0", "no number of frames"),
             ("quota 0", "no number of connections"),
             ("quota 1048577", "no number of connections"),
+            (
+                "congestion vegas",
+                "no congestion control: cubic, reno, dctcp",
+            ),
+            ("ecn yes", "`yes` is neither on nor off"),
+            ("pacing 1", "`1` is neither on nor off"),
+            ("initial-window 65", "no number of segments (1 to 64)"),
+            ("keepalive 0", "no number of seconds (1 to 32767)"),
+            ("window 65", "`65` is no number of megabytes (1 to 64)"),
             ("offload 10.0.0.0/8:0", "no port"),
         ] {
             fs::write(scratch.path(), format!("threads 1\n{line}\n")).expect("written");

@@ -3,12 +3,11 @@
 use std::net::IpAddr;
 
 use toehold_tcp::{
-    Config, ConnectionInfo, Duration, InterfaceAddress, MacAddress, Medium, Offload, Options,
-    Route, Share,
+    Config, ConnectionInfo, Duration, InterfaceAddress, Keepalive, MacAddress, Medium, Offload,
+    Options, Route, Share,
 };
 
-use super::endpoint::{LONG_WINDOW_LOG2, WINDOW_LOG2};
-use super::rings::RING_BYTES_MAX;
+use super::endpoint::{FIRST_WINDOW_LOG2, LONG_WINDOW_LOG2, WINDOW_LOG2};
 use super::settings::{Settings, spell};
 
 /// The largest segment we leave to the link: an IP packet has 16 bits for its length.
@@ -16,12 +15,9 @@ pub(super) const LARGE_SEGMENT_BYTES: u32 = 64_000;
 /// The receive window to begin with, as on Linux: what a remote can send to a program that does not
 /// accept or read. It grows as the program reads.
 pub(super) const RECEIVE_BYTES: u32 = 64 << 10;
-/// What it grows to at most, as far as [`window_log2`] allows.
-const RECEIVE_BYTES_MAX: u32 = 1 << LONG_WINDOW_LOG2;
-const _: () = assert!(RECEIVE_BYTES_MAX as usize <= RING_BYTES_MAX);
 /// A program that has taken so much reads: the buffers between hold less.
 pub(super) const PROOF_OF_READING_BYTES: u64 = 384 << 10;
-/// A way is long from this round trip on: a smaller window holds 2 Gbit/s back there.
+/// A path is long from this round trip on: a smaller window holds 2 Gbit/s back there.
 const LONG_ROUND_TRIP: Duration = Duration::from_millis(4);
 
 /// Everything that is not on the link goes to the gateway of its family.
@@ -60,6 +56,7 @@ pub(super) fn config(settings: &Settings, mac: [u8; 6], mtu: u16, share: Share) 
     let engines = share.count() as u32;
     Config {
         share,
+        initial_window_segments: settings.initial_window,
         // The host's limits, not an engine's.
         challenges_per_second_max: config.challenges_per_second_max / engines,
         refusals_per_second_max: config.refusals_per_second_max / engines,
@@ -79,21 +76,66 @@ pub(super) fn config(settings: &Settings, mac: [u8; 6], mtu: u16, share: Share) 
 
 /// How relayed connections behave. Small segments go out at once: the program's own socket has
 /// Nagle's rule, if the program wants it.
-pub(super) fn options() -> Options {
+pub(super) fn options(settings: &Settings) -> Options {
     Options {
         nodelay: true,
         receive_bytes: RECEIVE_BYTES,
-        receive_bytes_max: RECEIVE_BYTES_MAX,
+        receive_bytes_max: settings.window_bytes,
+        congestion: settings.congestion,
+        ecn: settings.ecn,
+        pacing: settings.pacing,
+        keepalive: settings.keepalive.map(|idle| Keepalive {
+            idle,
+            // What Linux has (`tcp_keepalive_intvl`, `tcp_keepalive_probes`).
+            interval: Duration::from_secs(75),
+            probes_max: 9,
+        }),
         ..Options::default()
     }
 }
 
-/// The largest window of a connection, as a power of two, either way.
+/// Capacity of our ring in a new channel, and of the largest one, each as a power of two: a program
+/// has to show that it reads. Nobody would say that it has read from a ring that the remote cannot
+/// fill by half, as without window scaling.
+pub(super) fn first_and_largest_log2(info: Option<ConnectionInfo>, is_reader: bool) -> (u32, u32) {
+    let largest = info.as_ref().map_or(WINDOW_LOG2, window_log2);
+    let is_scaled = info.is_some_and(|info| info.window_scales.is_some());
+    let first = if is_reader && is_scaled {
+        largest
+    } else {
+        FIRST_WINDOW_LOG2
+    };
+    (first, largest)
+}
+
+/// The largest window of a connection with a channel, as a power of two, either way.
 pub(super) fn window_log2(info: &ConnectionInfo) -> u32 {
-    let is_long = info.round_trip.is_some_and(|time| time >= LONG_ROUND_TRIP);
-    if is_long || info.receive_limit > 1 << WINDOW_LOG2 {
+    if is_long(info) || info.receive_limit > 1 << WINDOW_LOG2 {
         LONG_WINDOW_LOG2
     } else {
         WINDOW_LOG2
     }
+}
+
+/// The largest window of a connection without a channel, in bytes, either way, where the settings
+/// allow `window_bytes_max`.
+pub(super) fn window_bytes(info: &ConnectionInfo, window_bytes_max: u32) -> u32 {
+    if is_long(info) {
+        window_bytes_max
+    } else {
+        window_bytes_max.min(1 << WINDOW_LOG2)
+    }
+}
+
+/// Whether so many bytes in so much time are more than a channel's rings should hold of a round
+/// trip. A ring that is more than half full of bytes in flight has too little room for the rest.
+pub(super) fn outgrows_channel(info: &ConnectionInfo, bytes: u64, span: Duration) -> bool {
+    let round_trip = info.round_trip.unwrap_or(Duration::ZERO).as_micros();
+    let in_flight = u128::from(bytes) * u128::from(round_trip);
+    let half_ring = u128::from(span.as_micros()) << (LONG_WINDOW_LOG2 - 1);
+    is_long(info) && in_flight > half_ring
+}
+
+fn is_long(info: &ConnectionInfo) -> bool {
+    info.round_trip.is_some_and(|time| time >= LONG_ROUND_TRIP)
 }

@@ -95,7 +95,6 @@ impl Connection {
         let mss_max = options.mss_max.max(super::MSS_MIN);
         let (path_mss, route_mss) = (open.path_mss.min(mss_max), open.route_mss.min(mss_max));
         conditions.put(Conditions::NODELAY, options.nodelay);
-        conditions.put(Conditions::PACING, options.pacing);
         let mut connection = Self {
             rcv_nxt: Position::FIRST_BYTE,
             rcv_edge: Position::FIRST_BYTE,
@@ -275,6 +274,7 @@ impl Connection {
             self.handle_acknowledgement(cx, segment, Position::SYN, ack);
             self.take_window_of_syn(ack, segment.window);
             self.establish(cx, was_retransmitted);
+            self.decide_pacing();
             self.conditions.set(Conditions::ACK_NOW);
         } else {
             // "Otherwise, enter SYN-RECEIVED, form a SYN,ACK segment and send it." Our SYN's
@@ -305,6 +305,13 @@ impl Connection {
             .max(u32::from(segment.window) << self.snd_wscale);
         let was_retransmitted = self.retries > 0;
         self.establish(cx, was_retransmitted);
+    }
+
+    /// Whether the round trip of the handshake is long enough for pacing.
+    pub(super) fn decide_pacing(&mut self) {
+        let round_trip = self.rtt.smoothed().unwrap_or_default();
+        let is_paced = self.options.pacing && round_trip >= Options::PACED_ROUND_TRIP_MIN;
+        self.conditions.put(Conditions::PACING, is_paced);
     }
 
     fn establish(&mut self, cx: &mut Context<'_>, was_retransmitted: bool) {

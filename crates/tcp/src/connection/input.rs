@@ -163,7 +163,8 @@ impl Connection {
             return Verdict::Done;
         }
         let ack = Position::from_wire(segment.ack, self.snd_first, self.snd_una);
-        if self.state == State::SynReceived {
+        let was_opening = self.state == State::SynReceived;
+        if was_opening {
             if ack <= self.snd_una || ack > self.snd_nxt {
                 return Verdict::Refuse;
             }
@@ -181,6 +182,9 @@ impl Connection {
         let ends_run = self.conditions.has(Conditions::ECN) && self.take_marks(cx, segment, ecn);
         if ack >= self.snd_una {
             self.handle_acknowledgement(cx, segment, seq, ack);
+            if was_opening {
+                self.decide_pacing();
+            }
             if crosses {
                 self.take_window_of_syn(ack, segment.window);
             }

@@ -296,6 +296,11 @@ impl Engine {
         })
     }
 
+    /// The initial congestion window of connections that begin from now on, in segments (RFC 6928).
+    pub fn set_initial_window(&mut self, segments: u8) {
+        self.config.initial_window_segments = segments;
+    }
+
     /// Bounds the receive window: it is at least `least` bytes from now on, and grows to no more
     /// than `most`, as far as the remote's options allow. A window once offered stays offered.
     ///
@@ -386,6 +391,8 @@ impl Engine {
             timestamps: connection.conditions.has(Conditions::TIMESTAMPS),
             selective: connection.conditions.has(Conditions::SACK),
             ecn: connection.conditions.has(Conditions::ECN),
+            congestion: connection.options.congestion,
+            pacing: connection.conditions.has(Conditions::PACING),
             window_scales: connection
                 .conditions
                 .has(Conditions::SCALES)

@@ -117,7 +117,7 @@ const WINDOW: u64 = 1 << WINDOW_LOG2;
 /// the carrier.
 fn up(next: u64, carrier: u64) -> (Endpoint, Program) {
     let (mut endpoint, program) = channel();
-    endpoint.attach(3, WINDOW_LOG2);
+    endpoint.attach(3, WINDOW_LOG2, WINDOW_LOG2);
     program.attach();
     assert_eq!(endpoint.try_up(next, carrier), Ok(true));
     (endpoint, program)
@@ -213,7 +213,7 @@ fn what_waits_ahead_of_a_gap_can_be_taken_back() {
 #[test]
 fn up_waits_for_a_program_that_is_there_and_willing() {
     let (mut endpoint, program) = channel();
-    endpoint.attach(0, WINDOW_LOG2);
+    endpoint.attach(0, WINDOW_LOG2, WINDOW_LOG2);
     assert_eq!(endpoint.try_up(0, 0), Ok(false), "not attached");
     program.attach();
     let refuse = &program.end().ours().wake.refuse;

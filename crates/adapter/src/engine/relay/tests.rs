@@ -12,8 +12,8 @@ use toehold_tcp::{
 
 use super::*;
 use crate::engine::advance::Next;
-use crate::engine::endpoint::WINDOW_LOG2;
 use crate::engine::endpoint::tests::{Program, channel};
+use crate::engine::endpoint::{LONG_WINDOW_LOG2, WINDOW_LOG2};
 use crate::engine::flow::Stage;
 use crate::engine::tcp_config::RECEIVE_BYTES;
 use crate::engine::{Holder, memory, rings, sys, tcp_config};
@@ -46,6 +46,16 @@ fn pattern(len: usize) -> Vec<u8> {
     (0..len as u64).map(byte).collect()
 }
 
+/// How the connection behaves.
+fn options() -> Options {
+    Options {
+        nodelay: true,
+        receive_bytes: RECEIVE_BYTES,
+        receive_bytes_max: 16 << 20,
+        ..Options::default()
+    }
+}
+
 const HOLDER: Holder = Holder {
     client: ClientId(1),
     family: TableId(1),
@@ -69,20 +79,31 @@ struct Bench {
 impl Bench {
     /// A program and its remote, connected.
     fn new() -> Bench {
+        Bench::with_remote(|_| {})
+    }
+
+    /// A program and a remote of this kind, connected.
+    fn with_remote(change: impl Fn(&mut Config)) -> Bench {
         let host = |seed: u64, last: u8| {
             let address = InterfaceAddress {
                 address: [10, 0, 0, last].into(),
                 prefix_bits: 24,
             };
-            Engine::new(Config::new(Medium::Ip, 1_500, address), Random::new(seed))
+            let mut config = Config::new(Medium::Ip, 1_500, address);
+            if last == 2 {
+                change(&mut config);
+            }
+            Engine::new(config, Random::new(seed))
         };
         let (mut engine, mut remote) = (host(1, 1), host(2, 2));
         let at = ([10, 0, 0, 2], 80).into();
-        let listener = remote.listen(at, 1, Options::default()).expect("free");
+        let options_of_remote = Options {
+            receive_bytes_max: 64 << 20,
+            ..Options::default()
+        };
+        let listener = remote.listen(at, 1, options_of_remote).expect("free");
         let now = Instant::from_micros(1_000_000);
-        let id = engine
-            .connect(now, None, at, tcp_config::options())
-            .expect("reachable");
+        let id = engine.connect(now, None, at, options()).expect("reachable");
         let (program, carrier) = sockets();
         let (channels, daemon) = Channels::new().expect("a table");
         let mut bench = Bench {
@@ -110,17 +131,8 @@ impl Bench {
     fn turn(&mut self) -> Next {
         loop {
             let moved = self.exchange();
-            self.note_events();
-            self.note_readiness();
             let before = (self.flow.published, self.flow.taken);
-            let mut around = Around {
-                now: self.now,
-                engine: &mut self.engine,
-                streams: &mut self.streams,
-                channels: &mut self.channels,
-                netns: 0,
-            };
-            let next = self.flow.advance(&mut around);
+            let next = self.advance();
             let has_moved = moved || before != (self.flow.published, self.flow.taken);
             if next != Next::Wait {
                 self.exchange();
@@ -175,6 +187,49 @@ impl Bench {
             }
             moved = true;
         }
+    }
+
+    /// Frames travel for so long, once in each direction, and the connection has its turn.
+    fn travel(&mut self, time: Duration) -> Next {
+        let mut buffer = vec![0; 70_000];
+        let mut frames = [Vec::new(), Vec::new()];
+        while let Some((len, _)) =
+            (self.engine).poll_frame(self.now, &mut self.streams, &mut buffer)
+        {
+            frames[0].push(buffer[..len].to_vec());
+        }
+        while let Some((len, _)) = (self.remote).poll_frame(self.now, &mut self.rings, &mut buffer)
+        {
+            frames[1].push(buffer[..len].to_vec());
+        }
+        self.now = self.now + time;
+        let offload = ReceiveOffload::default();
+        for frame in &frames[0] {
+            self.remote
+                .handle_frame(self.now, frame, offload, &mut self.rings);
+        }
+        for frame in &frames[1] {
+            self.engine
+                .handle_frame(self.now, frame, offload, &mut self.streams);
+        }
+        self.engine.handle_timeout(self.now);
+        self.remote.handle_timeout(self.now);
+        self.remote_follows();
+        self.advance()
+    }
+
+    fn advance(&mut self) -> Next {
+        self.note_events();
+        self.note_readiness();
+        let mut around = Around {
+            now: self.now,
+            engine: &mut self.engine,
+            streams: &mut self.streams,
+            channels: &mut self.channels,
+            netns: 0,
+            window_bytes_max: 16 << 20,
+        };
+        self.flow.advance(&mut around)
     }
 
     fn remote_follows(&mut self) {
@@ -308,8 +363,19 @@ impl Bench {
 
     /// Puts a channel beside the carrier, both directions of which are rings.
     fn with_channel(&mut self) -> Program {
+        self.with_rings(WINDOW_LOG2, WINDOW_LOG2)
+    }
+
+    /// As the runner makes one.
+    fn with_new_channel(&mut self) -> Program {
+        let info = self.engine.info(self.flow.id);
+        let (first, largest) = tcp_config::first_and_largest_log2(info, self.flow.is_reader);
+        self.with_rings(first, largest)
+    }
+
+    fn with_rings(&mut self, first: u32, largest: u32) -> Program {
         let (mut endpoint, program) = channel();
-        endpoint.attach(0, WINDOW_LOG2);
+        endpoint.attach(0, first, largest);
         program.attach();
         self.streams.set_endpoint(self.flow.id, Some(endpoint));
         assert_eq!(self.turn(), Next::Wait);
@@ -589,9 +655,9 @@ fn window_of_a_channel_closes_and_opens_with_the_program_s_reading() {
     let program = bench.with_channel();
     bench.remote_says(MUCH as u64);
     assert_eq!(bench.pass(Duration::from_secs(1)), Next::Wait);
-    // The window field counts in steps of 128 bytes.
+    // The window field counts in steps of 512 bytes.
     let unread = bench.flow.received - bench.flow.taken;
-    assert!(((1 << WINDOW_LOG2) - 128..=1 << WINDOW_LOG2).contains(&unread));
+    assert!(((1 << WINDOW_LOG2) - 512..=1 << WINDOW_LOG2).contains(&unread));
     let endpoint = bench.streams.endpoint(bench.flow.id).expect("there");
     assert!(endpoint.is_up(), "the program can be rung for");
     let wants = &program.end().theirs().wake.want_credit;
@@ -602,6 +668,136 @@ fn window_of_a_channel_closes_and_opens_with_the_program_s_reading() {
         assert_eq!(bench.pass(Duration::from_secs(1)), Next::Wait);
     }
     assert!(got == pattern(MUCH));
+}
+
+/// A program has to show that it reads before the remote may send it more than into a carrier.
+#[test]
+fn ring_of_a_program_becomes_larger_once_it_has_read() {
+    let mut bench = Bench::new();
+    let program = bench.with_new_channel();
+    bench.remote_says(MUCH as u64);
+    assert_eq!(bench.pass(Duration::from_secs(1)), Next::Wait);
+    let unread = bench.flow.received - bench.flow.taken;
+    assert!(unread <= 64 << 10, "{unread} bytes");
+    let mut got = Vec::new();
+    while got.len() < MUCH {
+        got.extend(program.read(MUCH, bench.flow.carrier_sent));
+        assert_eq!(
+            bench.turn(),
+            Next::Wait,
+            "no probe of a closed window is needed"
+        );
+    }
+    assert!(got == pattern(MUCH));
+    let endpoint = bench.streams.endpoint(bench.flow.id).expect("there");
+    assert_eq!(endpoint.window_bytes(), 1 << WINDOW_LOG2);
+    let info = bench.engine.info(bench.flow.id).expect("open");
+    assert_eq!(info.receive_limit, 1 << WINDOW_LOG2);
+}
+
+/// It never fills half of a large ring: nobody would say that there is room again.
+#[test]
+fn remote_without_window_scaling_goes_on_when_the_program_has_read() {
+    let mut bench = Bench::with_remote(|config| config.window_scaling = false);
+    let program = bench.with_new_channel();
+    bench.remote_says(MUCH as u64);
+    let mut got = Vec::new();
+    while got.len() < MUCH {
+        assert_eq!(bench.turn(), Next::Wait);
+        let wants = &program.end().theirs().wake.want_credit;
+        assert_eq!(wants.load(std::sync::atomic::Ordering::SeqCst), 1);
+        let before = got.len();
+        got.extend(program.read(MUCH, bench.flow.carrier_sent));
+        assert!(got.len() > before, "the window does not stay closed");
+    }
+    assert!(got == pattern(MUCH));
+}
+
+const LONG_PATH: Duration = Duration::from_millis(50);
+
+#[test]
+fn windows_grow_with_the_length_of_the_path() {
+    let mut bench = Bench::new();
+    let much = 96 << 20;
+    // A round trip is measured by what is sent.
+    bench.program.write_all(b"x").expect("room");
+    assert_eq!(bench.advance(), Next::Wait);
+    for _ in 0..3 {
+        assert_eq!(bench.travel(LONG_PATH), Next::Wait);
+    }
+    bench.rings = Rings::default();
+    bench.remote_says(much);
+    let mut buffer = vec![0; 1 << 20];
+    let mut got = 0;
+    while got < much {
+        assert_eq!(bench.travel(LONG_PATH), Next::Wait);
+        while let Ok(count) = bench.program.read(&mut buffer) {
+            assert!(
+                count > 0
+                    && buffer[..count]
+                        .iter()
+                        .zip(got..)
+                        .all(|(b, at)| *b == byte(at))
+            );
+            got += count as u64;
+            assert_eq!(bench.advance(), Next::Wait);
+        }
+    }
+    let info = bench.engine.info(bench.flow.id).expect("open");
+    assert!(
+        info.receive_limit >= 16 << 20,
+        "{} bytes",
+        info.receive_limit
+    );
+    let bytes = pattern_from(1, 32 << 20);
+    let mut sent = 0;
+    let mut in_flight = 0;
+    while bench.flow.acknowledged <= bytes.len() as u64 {
+        while let Ok(count @ 1..) = bench.program.write(&bytes[sent..]) {
+            sent += count;
+            assert_eq!(bench.advance(), Next::Wait);
+        }
+        assert_eq!(bench.travel(LONG_PATH), Next::Wait);
+        in_flight = in_flight.max(bench.engine.info(bench.flow.id).expect("open").in_flight);
+    }
+    assert!(in_flight > 6 << 20, "{in_flight} bytes");
+    assert!(bench.rings.0[1..] == bytes);
+}
+
+/// The rings of a channel hold 4 MB: a connection that needs more is served by its carrier.
+#[test]
+fn connection_with_more_in_flight_than_rings_hold_leaves_its_channel() {
+    let mut bench = Bench::new();
+    let much: u64 = 96 << 20;
+    let program = bench.with_rings(LONG_WINDOW_LOG2, LONG_WINDOW_LOG2);
+    bench.remote_says(much);
+    let mut buffer = vec![0; 1 << 20];
+    let mut got = 0;
+    let mut in_ring = true;
+    while got < much {
+        if in_ring {
+            // A round trip is measured by what is sent.
+            program.write(b"x");
+        }
+        assert_eq!(bench.travel(LONG_PATH), Next::Wait);
+        if in_ring {
+            let bytes = program.read(MUCH, 0);
+            assert!(bytes.iter().zip(got..).all(|(b, at)| *b == byte(at)));
+            got += bytes.len() as u64;
+        }
+        while let Ok(count) = bench.program.read(&mut buffer) {
+            got += count as u64;
+        }
+        if in_ring && bench.flow.outgrows_channel && program.end().rx_mode() == Mode::Carrier {
+            in_ring = false;
+            program.go_down();
+            program.leave();
+        }
+        assert_eq!(bench.advance(), Next::Wait);
+    }
+    assert!(!in_ring && bench.streams.endpoint(bench.flow.id).is_none());
+    let info = bench.engine.info(bench.flow.id).expect("open");
+    assert!(info.receive_limit > 4 << 20, "{} bytes", info.receive_limit);
 }
 
 #[test]

@@ -14,7 +14,6 @@ use crate::engine::flow::{Flow, Stage};
 use crate::engine::listeners::{Own, Target};
 use crate::engine::poller::{SERIAL_MASK, Source};
 use crate::engine::settings::spell;
-use crate::engine::tcp_config::options;
 use crate::engine::{Command, Given, Holder, Request, sys};
 use crate::registry::ClientId;
 
@@ -65,7 +64,9 @@ impl Runner {
             return refuse(libc::EADDRNOTAVAIL);
         };
         let now = self.now();
-        let opened = self.engine.connect(now, local, request.remote, options());
+        let opened = self
+            .engine
+            .connect(now, local, request.remote, self.options);
         let id = match opened {
             Ok(id) => id,
             Err(error) => {

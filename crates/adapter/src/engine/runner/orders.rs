@@ -7,10 +7,11 @@ use toehold_tcp::{InterfaceAddress, MacAddress};
 
 use super::Runner;
 use crate::engine::arrivals::Arrivals;
+use crate::engine::flow::Flow;
 use crate::engine::listeners::{LISTENERS_MAX, LISTENERS_OF_ONE_MAX};
 use crate::engine::loopback_aliases::shown;
-use crate::engine::report::{Report, malformed_by_reason};
-use crate::engine::settings::Settings;
+use crate::engine::report::{FLOWS_REPORTED_MAX, FlowReport, Report, malformed_by_reason};
+use crate::engine::settings::{self, Settings};
 use crate::engine::tcp_config::{options, routes};
 use crate::engine::{Command, ForAll, Listening, Manner};
 use crate::proc;
@@ -62,7 +63,7 @@ impl Runner {
 
     fn listen(&mut self, wanted: &ForAll<Listening>) {
         let (engine, ours) = (&mut self.engine, &self.own);
-        self.listeners.add(engine, ours, wanted.told, options());
+        self.listeners.add(engine, ours, wanted.told, self.options);
         if wanted.is_followed_by_all() {
             self.channels.say_listening(wanted.told.holder.client);
         }
@@ -100,8 +101,10 @@ impl Runner {
             self.report.frames_lost += 1;
         }
         let before = std::mem::replace(&mut self.own, self.loopback_aliases.for_all(settings));
+        self.options = options(settings);
+        self.engine.set_initial_window(settings.initial_window);
         self.listeners
-            .follow(&mut self.engine, &self.own, options());
+            .follow(&mut self.engine, &self.own, self.options);
         for (ip, _) in before {
             if !self.own.iter().any(|(own, _)| *own == ip) {
                 self.engine.remove_address(ip);
@@ -149,6 +152,25 @@ impl Runner {
         self.look_at_listeners_after = Clock::now() + 7 * began.elapsed();
     }
 
+    fn flow_reports(&self) -> Vec<FlowReport> {
+        let flows = self.flows.iter().flatten().take(FLOWS_REPORTED_MAX);
+        let report = |flow: &Flow| {
+            let info = self.engine.info(flow.id)?;
+            Some(FlowReport {
+                local: info.local.to_string(),
+                remote: info.remote.to_string(),
+                congestion: settings::name_of(info.congestion),
+                ecn: info.ecn,
+                pacing: info.pacing,
+                round_trip_us: info.round_trip.map(|time| time.as_micros()),
+                congestion_window: info.congestion_window,
+                receive_window: info.receive_limit,
+                in_flight: info.in_flight,
+            })
+        };
+        flows.filter_map(report).collect()
+    }
+
     fn report(&mut self) -> Report {
         self.report.frames_lost += self.link.device.take_lost();
         let counters = self.engine.counters();
@@ -162,6 +184,7 @@ impl Runner {
             channels: (self.flows.iter().flatten())
                 .filter(|flow| flow.place.is_some())
                 .count(),
+            flows: self.flow_reports(),
             listeners: self.listeners.len(),
             listeners_refused: self.listeners.refused(),
             listeners_of_one_max: LISTENERS_OF_ONE_MAX,

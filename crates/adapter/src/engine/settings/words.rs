@@ -14,7 +14,7 @@ pub struct Word {
 }
 
 /// All words, in the order of the manual.
-pub const WORDS: [Word; 13] = [
+pub const WORDS: [Word; 19] = [
     Word {
         word: "link",
         value: "KIND:NAME[@NETNS]",
@@ -78,6 +78,48 @@ pub const WORDS: [Word; 13] = [
         repeats: false,
         meaning: "Most memory of the engine's own for bytes in flight, of all connections \
             together. 64 to 1048576; default 1024.",
+    },
+    Word {
+        word: "window",
+        value: "MEGABYTES",
+        repeats: false,
+        meaning: "Most bytes of one connection in flight, each way. Windows begin with 64 KiB and \
+            grow up to this where the round trip is long, as far as the memory allows. 1 to 64; \
+            default 16.",
+    },
+    Word {
+        word: "congestion",
+        value: "cubic|reno|dctcp",
+        repeats: false,
+        meaning: "The congestion control of new connections. dctcp is for networks whose switches \
+            mark as it expects. Default cubic.",
+    },
+    Word {
+        word: "ecn",
+        value: "on|off",
+        repeats: false,
+        meaning: "Whether new connections ask for explicit congestion notification. Default off.",
+    },
+    Word {
+        word: "pacing",
+        value: "on|off",
+        repeats: false,
+        meaning: "Whether new connections spread their data over the round trip, where it takes 4 \
+            ms or more. Default on.",
+    },
+    Word {
+        word: "initial-window",
+        value: "SEGMENTS",
+        repeats: false,
+        meaning: "Segments that a new connection sends before the first answer. 1 to 64; default \
+            10.",
+    },
+    Word {
+        word: "keepalive",
+        value: "SECONDS|off",
+        repeats: false,
+        meaning: "How long a remote may be silent before it is probed, where the program does not \
+            set SO_KEEPALIVE itself: 9 probes, 75 seconds apart. 1 to 32767; default off.",
     },
     Word {
         word: "threads",
