@@ -41,7 +41,7 @@ pub(crate) enum Command {
     /// Show what this host allows and what is missing
     Doctor(DoctorArgs),
     /// Run the adapter, which introduces programs to each other
-    Adapter(AdapterArgs),
+    Adapter(Box<AdapterArgs>),
     /// Show or save the frames on the adapter's link, and what its TCP engine did with each
     Capture(CaptureArgs),
     /// Repeat the experiments of the literature on this host
