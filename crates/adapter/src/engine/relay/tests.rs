@@ -202,7 +202,7 @@ impl Bench {
         {
             frames[1].push(buffer[..len].to_vec());
         }
-        self.now = self.now + time;
+        self.now += time;
         let offload = ReceiveOffload::default();
         for frame in &frames[0] {
             self.remote
