@@ -14,6 +14,7 @@ use toehold_channel::table::{
     COMMAND_DETACH, Entry, FLAG_ACCEPTED, FLAG_ASKED, FLAG_OFFLOAD, LAYOUT_VERSION, Mode, Reason,
     WaitMode,
 };
+use toehold_channel::untrusted::{Word32, Word64};
 
 /// Everything, by process.
 #[derive(Debug, Serialize)]
@@ -233,9 +234,10 @@ fn connection(
 ) -> Connection {
     let word = |word: &AtomicU32| word.load(Ordering::Relaxed);
     let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
+    let ring = |count: &Word64| count.load(Ordering::Relaxed).shown();
     let is_offloaded = word(&entry.flags) & FLAG_OFFLOAD != 0;
-    let tx_path = path_of(word(&entry.tx_mode), is_offloaded);
-    let rx_path = path_of(word(&entry.rx_mode), is_offloaded);
+    let tx_path = path_of(&entry.tx_mode, is_offloaded);
+    let rx_path = path_of(&entry.rx_mode, is_offloaded);
     let path = if tx_path == DIRECT { tx_path } else { rx_path };
     let calls = count(&entry.tx_calls).saturating_add(count(&entry.rx_calls));
     let doorbells = word(&entry.doorbells);
@@ -263,8 +265,8 @@ fn connection(
         bytes_host_tx: count(&entry.tx_carrier).saturating_sub(asked + u64::from(doorbells)),
         bytes_host_rx: count(&entry.rx_carrier)
             .saturating_sub(answered + u64::from(doorbells_heard)),
-        bytes_ring_tx: count(&entry.tx_ring).saturating_add(count(&entry.tx_ring_before)),
-        bytes_ring_rx: count(&entry.rx_ring).saturating_add(count(&entry.rx_ring_before)),
+        bytes_ring_tx: ring(&entry.tx_ring).saturating_add(count(&entry.tx_ring_before)),
+        bytes_ring_rx: ring(&entry.rx_ring).saturating_add(count(&entry.rx_ring_before)),
         upgrades: word(&entry.upgrades),
         downgrades: word(&entry.downgrades),
         doorbells_rung: doorbells,
@@ -302,12 +304,12 @@ fn reason(entry: &Entry) -> Reason {
 /// Whether both directions are on rings.
 fn is_by_rings(entry: &Entry) -> bool {
     let modes = [&entry.tx_mode, &entry.rx_mode];
-    let is_ring = |mode: &&AtomicU32| mode.load(Ordering::Relaxed) == Mode::Ring as u32;
+    let is_ring = |mode: &&Word32| mode.load(Ordering::Relaxed).is(Mode::Ring as u32);
     modes.iter().all(is_ring)
 }
 
-fn path_of(mode: u32, is_offloaded: bool) -> &'static str {
-    match Mode::from_word(mode) {
+fn path_of(mode: &Word32, is_offloaded: bool) -> &'static str {
+    match mode.load(Ordering::Relaxed).parsed(Mode::from_word) {
         _ if is_offloaded => OFFLOAD,
         Some(Mode::Ring) => DIRECT,
         _ => HOST,

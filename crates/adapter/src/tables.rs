@@ -211,7 +211,7 @@ impl MappedTable {
     /// Every live entry, by index.
     pub(crate) fn live(&self) -> impl Iterator<Item = (u32, &Entry)> {
         let used = self.header().entries_used.load(Ordering::Relaxed);
-        (0..used.min(ENTRIES as u32)).filter_map(|index| {
+        (0..used.capped(ENTRIES as u32)).filter_map(|index| {
             let entry = self.entry(index)?;
             let live = entry.state.load(Ordering::Acquire) == EntryState::Live as u32;
             live.then_some((index, entry))

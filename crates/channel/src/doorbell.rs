@@ -23,6 +23,7 @@
 use crate::layout::{READY_BITMAPS, READY_BITS, ReadyBitmap, Wake};
 use crate::ring::Fault;
 use crate::sync::Ordering;
+use crate::untrusted::Untrusted;
 
 /// Every access to a wake word (`Wake::wake`), to the bits of a ready bitmap and to its `sleeping`.
 /// Each side's pairs with the other side's, as drawn above: the sleeper's stores with the loads in
@@ -67,20 +68,26 @@ impl WakeWord {
     /// # Errors
     /// [`Fault::Wake`] when it is none.
     #[inline(always)]
-    pub fn from_untrusted(word: u32) -> Result<WakeWord, Fault> {
+    pub fn from_untrusted(word: Untrusted<u32>) -> Result<WakeWord, Fault> {
+        word.parsed(WakeWord::from_word).ok_or(Fault::Wake)
+    }
+
+    /// The wake word behind a number, if it is one.
+    #[inline(always)]
+    fn from_word(word: u32) -> Option<WakeWord> {
         if word == WORD_NONE {
-            Ok(WakeWord::None)
+            Some(WakeWord::None)
         } else if word & WORD_BITMAP != 0 {
             let bitmap = (word & !WORD_BITMAP) >> BITMAP_SHIFT;
             let bit = word & ((1 << BITMAP_SHIFT) - 1);
             if bitmap as usize >= READY_BITMAPS || bit as usize >= READY_BITS {
-                return Err(Fault::Wake);
+                return None;
             }
-            Ok(WakeWord::Bitmap { bitmap, bit })
+            Some(WakeWord::Bitmap { bitmap, bit })
         } else if word == WORD_BELL {
-            Ok(WakeWord::Bell)
+            Some(WakeWord::Bell)
         } else {
-            Err(Fault::Wake)
+            None
         }
     }
 }

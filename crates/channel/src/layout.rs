@@ -31,7 +31,8 @@
 //! Everything here is written by a hostile peer for all we know: load a word once, check it, use
 //! the copy.
 
-use crate::sync::{AtomicU32, AtomicU64, Ordering};
+use crate::sync::Ordering;
+use crate::untrusted::{Word32, Word64};
 
 /// How a side tells its state: the words `attached`, `closed`, `refuse` and `abandoned` of its
 /// [`Wake`]. Pairs with the other side's loads by [`SIDE_SEEN`]: what was published before is
@@ -84,9 +85,9 @@ pub const fn place_in_slab(slot: u32) -> usize {
 #[repr(C, align(128))]
 pub struct Control {
     /// [`REGION_MAGIC`], by the adapter.
-    pub magic: AtomicU64,
+    pub magic: Word64,
     /// [`crate::table::LAYOUT_VERSION`], by the adapter.
-    pub version: AtomicU32,
+    pub version: Word32,
     _pad: u32,
     /// Each side's words.
     pub sides: [Side; 2],
@@ -111,9 +112,9 @@ pub struct Side {
 #[repr(C, align(128))]
 pub struct Publish {
     /// Ring bytes published, ever.
-    pub tail: AtomicU64,
+    pub tail: Word64,
     /// Ring capacity in force, as a power of two. Changes only while the ring is empty.
-    pub capacity_log2: AtomicU32,
+    pub capacity_log2: Word32,
 }
 
 /// Receiver's line.
@@ -121,9 +122,9 @@ pub struct Publish {
 #[repr(C, align(128))]
 pub struct Consume {
     /// Ring bytes consumed, ever.
-    pub head: AtomicU64,
+    pub head: Word64,
     /// Switch records carried out.
-    pub acknowledged: AtomicU32,
+    pub acknowledged: Word32,
 }
 
 /// Sender's mode switches: record `n` is an upgrade when `n` is even, a downgrade when it is odd.
@@ -131,9 +132,9 @@ pub struct Consume {
 #[repr(C, align(128))]
 pub struct Switch {
     /// Records published, ever.
-    pub records: AtomicU32,
+    pub records: Word32,
     /// Set while the sender is about to publish a downgrade.
-    pub going_down: AtomicU32,
+    pub going_down: Word32,
     /// The records; `n` stands at `n % RECORD_SLOTS`.
     pub record: [Record; RECORD_SLOTS],
 }
@@ -143,9 +144,9 @@ pub struct Switch {
 #[repr(C)]
 pub struct Record {
     /// Carrier bytes sent before the change, doorbells included.
-    pub carrier: AtomicU64,
+    pub carrier: Word64,
     /// Ring bytes published before the change.
-    pub ring: AtomicU64,
+    pub ring: Word64,
 }
 
 /// This side's sleep and life.
@@ -153,26 +154,26 @@ pub struct Record {
 #[repr(C, align(128))]
 pub struct Wake {
     /// A [`crate::doorbell::WakeWord`]: how this side wants to hear of new bytes or credit.
-    pub wake: AtomicU32,
+    pub wake: Word32,
     /// This side waits for credit in its sending direction.
-    pub want_credit: AtomicU32,
+    pub want_credit: Word32,
     /// 1 once this side has mapped the region and reads by its records; [`LEFT`] once it has done
     /// with it.
-    pub attached: AtomicU32,
+    pub attached: Word32,
     /// `CLOSED_*`: what this side has ended, a hint to look at the carrier.
-    pub closed: AtomicU32,
+    pub closed: Word32,
     /// This side asks the other to bring its sending direction back to the carrier and leave it
     /// there ([`REFUSE`]), and to give the channel up at once ([`EVICT`]).
-    pub refuse: AtomicU32,
+    pub refuse: Word32,
     /// This side has stopped reading its ring for good: its descriptor went to a program that knows
     /// nothing of rings. Bytes still in the ring then are lost, and the sender, who can see that,
     /// must end the connection.
-    pub abandoned: AtomicU32,
+    pub abandoned: Word32,
     /// 1 while this side's end is to be a reset (`SO_LINGER` of no time).
-    pub resets: AtomicU32,
+    pub resets: Word32,
     /// Processor this side last waited on, plus one: spinning for a peer on one's own core is
     /// pointless.
-    pub processor: AtomicU32,
+    pub processor: Word32,
 }
 
 /// In `attached`: the side's directions are on the carrier, it has carried out every record and
@@ -202,18 +203,18 @@ pub const READY_WORDS: usize = READY_BITS / 64;
 pub struct ReadyBitmap {
     /// 1 while somebody sleeps on this ready bitmap's epoll instance: the notifier takes it to 0
     /// and rings.
-    pub sleeping: AtomicU32,
+    pub sleeping: Word32,
     _pad: [u32; 31],
     /// One bit per channel.
-    pub bits: [AtomicU64; READY_WORDS],
+    pub bits: [Word64; READY_WORDS],
 }
 
 impl Default for ReadyBitmap {
     fn default() -> ReadyBitmap {
         ReadyBitmap {
-            sleeping: AtomicU32::new(0),
+            sleeping: Word32::default(),
             _pad: [0; 31],
-            bits: core::array::from_fn(|_| AtomicU64::new(0)),
+            bits: core::array::from_fn(|_| Word64::default()),
         }
     }
 }
@@ -222,9 +223,9 @@ impl Default for ReadyBitmap {
 #[repr(C, align(4096))]
 pub struct PairHeader {
     /// [`PAIR_MAGIC`], by the adapter.
-    pub magic: AtomicU64,
+    pub magic: Word64,
     /// [`crate::table::LAYOUT_VERSION`], by the adapter.
-    pub version: AtomicU32,
+    pub version: Word32,
 }
 
 /// The ready bitmaps of one side.

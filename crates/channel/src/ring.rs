@@ -21,8 +21,9 @@
 //!
 //! This module deals in offsets; its callers move the bytes.
 
-use crate::layout::{CAPACITY_LOG2_MAX, CAPACITY_LOG2_MIN, Consume, Publish};
-use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
+use crate::layout::{CAPACITY_LOG2_MAX, CAPACITY_LOG2_MIN, Consume, Publish, RING_BYTES};
+use crate::sync::{AtomicU32, Ordering, fence};
+use crate::untrusted::{Untrusted, Word32, Word64};
 
 /// A word of the peer that failed its check. The channel ends; nothing else does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,10 +50,16 @@ pub type Stretches = [(usize, usize); 2];
 /// stretches lie in the largest ring, whatever the arguments; their sum is `len` when `len` is at
 /// most a capacity that we allow.
 #[inline]
-pub fn stretches(position: u64, len: usize, capacity_log2: u32) -> Stretches {
-    let capacity = 1usize << capacity_log2.min(CAPACITY_LOG2_MAX);
+pub fn stretches(
+    position: impl Into<Untrusted<u64>>,
+    len: usize,
+    capacity_log2: impl Into<Untrusted<u32>>,
+) -> Stretches {
+    let capacity = 1usize << capacity_log2.into().capped(CAPACITY_LOG2_MAX);
     let len = len.min(capacity);
-    let offset = (position as usize) & (capacity - 1);
+    let offset = position.into().masked(capacity as u64 - 1) as usize;
+    // What is copied lies between these two: in release builds, too.
+    assert!(offset < capacity && capacity <= RING_BYTES);
     let first = len.min(capacity - offset);
     [(offset, first), (0, len - first)]
 }
@@ -64,11 +71,11 @@ pub struct Sender<'a> {
     /// The peer's line.
     pub consume: &'a Consume,
     /// Our cursor: bytes published.
-    pub tail: &'a AtomicU64,
+    pub tail: &'a Word64,
     /// The peer's `head` when last looked at.
-    pub head_seen: &'a AtomicU64,
+    pub head_seen: &'a Word64,
     /// Capacity in force.
-    pub capacity_log2: &'a AtomicU32,
+    pub capacity_log2: &'a Word32,
     /// Set when the ring was found full since it last grew.
     pub was_full: &'a AtomicU32,
 }
@@ -143,10 +150,8 @@ impl Sender<'_> {
     #[inline]
     fn capacity(&self) -> Result<u32, Fault> {
         let log2 = self.capacity_log2.load(Ordering::Relaxed);
-        match (CAPACITY_LOG2_MIN..=CAPACITY_LOG2_MAX).contains(&log2) {
-            true => Ok(log2),
-            false => Err(Fault::Table),
-        }
+        log2.within(CAPACITY_LOG2_MIN..=CAPACITY_LOG2_MAX)
+            .ok_or(Fault::Table)
     }
 
     /// Whether the ring has room, by the peer's word and without a change or a check: a hint.
@@ -156,12 +161,16 @@ impl Sender<'_> {
         let head = self.consume.head.load(Ordering::Acquire);
         let tail = self.tail.load(Ordering::Relaxed);
         let log2 = self.capacity_log2.load(Ordering::Relaxed);
-        tail.wrapping_sub(head) < 1u64 << log2.min(CAPACITY_LOG2_MAX)
+        let most = (1u64 << log2.capped(CAPACITY_LOG2_MAX)) - 1;
+        tail.ahead_of(head, most).is_some()
     }
 
     /// True when a ring that is full gets larger once it is empty.
     pub fn may_grow(&self) -> bool {
-        self.capacity_log2.load(Ordering::Relaxed) < CAPACITY_LOG2_MAX
+        self.capacity_log2
+            .load(Ordering::Relaxed)
+            .at_most(CAPACITY_LOG2_MAX - 1)
+            .is_some()
     }
 
     /// Raises the capacity of a ring that is empty now and has been full; returns the new credit.
@@ -191,7 +200,7 @@ impl Sender<'_> {
     /// word) is read after the peer can see these bytes. See [`crate::doorbell`].
     #[inline]
     pub fn publish(&self, len: usize) {
-        let tail = self.tail.load(Ordering::Relaxed).wrapping_add(len as u64);
+        let tail = self.tail.load(Ordering::Relaxed).plus(len as u64);
         self.tail.store(tail, Ordering::Relaxed);
         // Release (part of SeqCst) pairs with the Acquire load in `Receiver::available`. On x86 one
         // exchange is cheaper than a store and a fence; loom knows only the fence.
@@ -206,7 +215,7 @@ impl Sender<'_> {
     /// As [`Sender::publish`] without the barrier, for all but the last of several publications.
     #[inline]
     pub fn publish_part(&self, len: usize) {
-        let tail = self.tail.load(Ordering::Relaxed).wrapping_add(len as u64);
+        let tail = self.tail.load(Ordering::Relaxed).plus(len as u64);
         self.tail.store(tail, Ordering::Relaxed);
         // Release pairs with the Acquire load in `Receiver::available`.
         self.publish.tail.store(tail, Ordering::Release);
@@ -216,8 +225,9 @@ impl Sender<'_> {
 /// Bytes that fit beside those from `head` to `tail`; nothing when the cursors contradict the
 /// capacity.
 #[inline]
-fn room(capacity_log2: u32, tail: u64, head: u64) -> Option<u64> {
-    (1u64 << capacity_log2).checked_sub(tail.wrapping_sub(head))
+fn room(capacity_log2: u32, tail: Untrusted<u64>, head: Untrusted<u64>) -> Option<u64> {
+    let capacity = 1u64 << capacity_log2;
+    Some(capacity - tail.ahead_of(head, capacity)?)
 }
 
 /// The receiving end. Callers hold the direction's receive lock.
@@ -227,7 +237,7 @@ pub struct Receiver<'a> {
     /// Our line.
     pub consume: &'a Consume,
     /// Our cursor: bytes consumed.
-    pub head: &'a AtomicU64,
+    pub head: &'a Word64,
 }
 
 /// What a receiver found.
@@ -257,13 +267,12 @@ impl Receiver<'_> {
             });
         }
         let capacity_log2 = self.publish.capacity_log2.load(Ordering::Relaxed);
-        if !(CAPACITY_LOG2_MIN..=CAPACITY_LOG2_MAX).contains(&capacity_log2) {
-            return Err(Fault::Capacity);
-        }
-        let len = tail.wrapping_sub(head);
-        if len > 1u64 << capacity_log2 {
-            return Err(Fault::Tail);
-        }
+        let capacity_log2 = capacity_log2
+            .within(CAPACITY_LOG2_MIN..=CAPACITY_LOG2_MAX)
+            .ok_or(Fault::Capacity)?;
+        let len = tail
+            .ahead_of(head, 1u64 << capacity_log2)
+            .ok_or(Fault::Tail)?;
         Ok(Filled { len, capacity_log2 })
     }
 
@@ -278,7 +287,7 @@ impl Receiver<'_> {
     #[inline]
     pub fn peek(&self, skip: u64, len: usize, filled: Filled) -> Stretches {
         stretches(
-            self.head.load(Ordering::Relaxed).wrapping_add(skip),
+            self.head.load(Ordering::Relaxed).plus(skip),
             len,
             filled.capacity_log2,
         )
@@ -294,7 +303,7 @@ impl Receiver<'_> {
     #[inline]
     #[must_use]
     pub fn consume(&self, len: usize, filled: Filled) -> bool {
-        let head = self.head.load(Ordering::Relaxed).wrapping_add(len as u64);
+        let head = self.head.load(Ordering::Relaxed).plus(len as u64);
         self.head.store(head, Ordering::Relaxed);
         // Release pairs with the Acquire load in `Sender::credit_fresh`: our reads are done.
         self.consume.head.store(head, Ordering::Release);

@@ -24,6 +24,7 @@
 //! and `Relaxed`.
 
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
+use crate::untrusted::{Word32, Word64};
 
 /// First word of a table: "TOEHOLDT".
 pub const TABLE_MAGIC: u64 = u64::from_le_bytes(*b"TOEHOLDT");
@@ -60,7 +61,7 @@ pub struct Header {
     /// How its programs wait: a [`WaitMode`] as a number.
     pub wait_mode: AtomicU32,
     /// One more than the highest entry ever used; the adapter looks no further.
-    pub entries_used: AtomicU32,
+    pub entries_used: Word32,
     /// By the adapter: changes when it wants something of an entry (`command`), or a channel of one
     /// was given up.
     pub attention: AtomicU32,
@@ -103,9 +104,9 @@ pub struct Entry {
     /// Offers the library has taken.
     pub offers_taken: AtomicU32,
     /// This end's place in the region: 0 or 1.
-    pub side: AtomicU32,
+    pub side: Word32,
     /// Number of this channel in its pair of processes; its bit on the ready bitmaps.
-    pub slot: AtomicU32,
+    pub slot: Word32,
     /// Of an offloaded connection: its true ports, local above remote.
     pub true_ports: AtomicU32,
     /// Where the routing page speaks of its carrier: an `offload::CarrierKey` as a word, or 0.
@@ -118,11 +119,11 @@ pub struct Entry {
     /// Stream bytes taken from the carrier, doorbells included.
     pub rx_carrier: AtomicU64,
     /// Ring bytes consumed.
-    pub rx_ring: AtomicU64,
+    pub rx_ring: Word64,
     /// Where the next received byte comes from: a [`Mode`] as a number.
-    pub rx_mode: AtomicU32,
+    pub rx_mode: Word32,
     /// Switch records of the peer that this end has carried out.
-    pub rx_records: AtomicU32,
+    pub rx_records: Word32,
     /// Ring bytes consumed in channels that this connection has left.
     pub rx_ring_before: AtomicU64,
     /// Calls served by the ring.
@@ -142,19 +143,19 @@ pub struct Entry {
     /// `doorbells`).
     pub tx_carrier: AtomicU64,
     /// Ring bytes published.
-    pub tx_ring: AtomicU64,
+    pub tx_ring: Word64,
     /// Where the next sent byte goes: a [`Mode`] as a number.
-    pub tx_mode: AtomicU32,
+    pub tx_mode: Word32,
     /// Switch records published.
-    pub tx_records: AtomicU32,
+    pub tx_records: Word32,
     /// Ring capacity in force, as a power of two.
-    pub tx_capacity_log2: AtomicU32,
+    pub tx_capacity_log2: Word32,
     /// 1 when the ring was found full since it last grew.
     pub tx_was_full: AtomicU32,
     /// Calls served by the ring.
     pub tx_calls: AtomicU64,
     /// The reader's position when last looked at.
-    pub tx_head_seen: AtomicU64,
+    pub tx_head_seen: Word64,
     /// `SO_RCVLOWAT` as the program set it while a channel was attached; 0 when it has not. The
     /// carrier's is 1 then, or it would not wake for a doorbell.
     pub rx_low_water: AtomicU32,
@@ -186,7 +187,7 @@ pub struct Entry {
     /// The lock of this line, which makes a change of it and of the wake word one step.
     pub wake_lock: AtomicU32,
     /// The [`crate::doorbell::WakeWord`] to return to when nobody sleeps.
-    pub home_wake: AtomicU32,
+    pub home_wake: Word32,
     /// Process whose epoll instance that word is about.
     pub home_pid: AtomicU32,
     /// Processes with threads that sleep in the kernel for it, 0 for a free place. A dead one may

@@ -44,7 +44,7 @@ fn threads_that_want_the_same_entry_get_different_ones() {
         });
         for index in claimed {
             assert!(all.insert(index), "entry {index} was given out twice");
-            let used = table.header().entries_used.load(Ordering::Relaxed);
+            let used = table.header().entries_used.load(Ordering::Relaxed).shown();
             assert!(index < used && used <= ENTRIES as u32);
         }
         assert_eq!(all.len(), THREADS * EACH);
@@ -77,7 +77,7 @@ fn an_entry_used_again_has_another_generation() {
                 });
             }
         });
-        let used = table.header().entries_used.load(Ordering::Relaxed);
+        let used = table.header().entries_used.load(Ordering::Relaxed).shown();
         let generation = |index| &table.entry(index).unwrap().generation;
         let uses: u32 = (0..used)
             .map(|index| generation(index).load(Ordering::Relaxed))

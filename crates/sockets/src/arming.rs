@@ -36,9 +36,9 @@ pub(crate) fn disarm(connection: &Connection, end: &End<'_>) {
         // While others still sleep they keep the doorbell.
         let word = match sleepers::leave(connection) {
             true => sleepers::home(connection),
-            false => WakeWord::Bell.to_word(),
+            false => WakeWord::Bell.to_word().into(),
         };
-        end.ours().wake.wake.swap(word, WAKING) == WakeWord::None.to_word()
+        (end.ours().wake.wake.swap(word, WAKING)).is(WakeWord::None.to_word())
     };
     if rung {
         // The doorbell stood for news that an epoll instance would have found on its ready bitmap,

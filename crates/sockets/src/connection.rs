@@ -72,7 +72,7 @@ impl Connection {
         if region.is_null() {
             return None;
         }
-        let side = self.entry.side.load(Ordering::Relaxed) as usize & 1;
+        let side = self.entry.side.load(Ordering::Relaxed).masked(1) as usize;
         // SAFETY: a region is given up only by `release::release` and `leaving::finish`, under both
         // direction locks and while `users` and `sleepers` are zero. It stays mapped then, or its
         // addresses do, but may become another connection's: callers hold one of those locks or are

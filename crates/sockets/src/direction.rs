@@ -84,7 +84,7 @@ pub(crate) fn fetch_lines(connection: &Connection, end: &End<'_>) {
 #[cold]
 pub(crate) fn ring_if_open(connection: &Connection, end: &End<'_>) {
     let ended = libc::POLLRDHUP | libc::POLLERR | libc::POLLHUP;
-    let closed = end.theirs().wake.closed.load(SIDE_SEEN) != 0;
+    let closed = !end.theirs().wake.closed.load(SIDE_SEEN).is(0);
     if !closed && sys::poll_now(connection.fd, libc::POLLRDHUP) & ended == 0 {
         ring(connection);
     }
@@ -166,7 +166,7 @@ fn ask_for_doorbell(connection: &Connection, end: &End<'_>) -> Credit {
         }
         // Relaxed: the wake lock orders the count.
         if connection.local.sleepers.load(Ordering::Relaxed) != 0
-            || sleepers::home(connection) != WakeWord::None.to_word()
+            || !sleepers::home(connection).is(WakeWord::None.to_word())
         {
             return Credit::WillRing;
         }

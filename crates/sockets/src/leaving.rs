@@ -54,10 +54,10 @@ impl Refusal {
         let mut refusal = Refusal::None;
         for wake in sides {
             let refuse = wake.refuse.load(Ordering::Relaxed);
-            if refuse == EVICT || wake.attached.load(Ordering::Relaxed) == LEFT {
+            if refuse.is(EVICT) || wake.attached.load(Ordering::Relaxed).is(LEFT) {
                 return Refusal::Over;
             }
-            if refuse != 0 {
+            if !refuse.is(0) {
                 refusal = Refusal::Paused;
             }
         }
@@ -95,9 +95,12 @@ fn is_over(connection: &Connection, end: &End<'_>) -> bool {
 pub(crate) fn declare(connection: &Connection, end: &End<'_>) -> bool {
     let entry = connection.entry;
     let wake = &end.ours().wake;
-    if entry.tx_mode.load(Ordering::Relaxed) != Mode::Carrier as u32
+    if !entry
+        .tx_mode
+        .load(Ordering::Relaxed)
+        .is(Mode::Carrier as u32)
         || !is_over(connection, end)
-        || wake.abandoned.load(Ordering::Relaxed) != 0
+        || !wake.abandoned.load(Ordering::Relaxed).is(0)
         || pending::is_there(connection)
     {
         return false;
@@ -147,7 +150,7 @@ pub(crate) fn finish(connection: &Connection) {
     if !declare(connection, &end) {
         return;
     }
-    if settings::low_water(connection) > 1 && end.theirs().wake.attached.load(SIDE_SEEN) != LEFT {
+    if settings::low_water(connection) > 1 && !end.theirs().wake.attached.load(SIDE_SEEN).is(LEFT) {
         // The kernel's registrations would tell of each byte until the region is gone: one moment
         // is short enough.
         return;
@@ -164,7 +167,7 @@ pub(crate) fn finish(connection: &Connection) {
 
 fn frees(connection: &Connection, end: &End<'_>) -> bool {
     let (entry, local) = (connection.entry, connection.local);
-    if end.theirs().wake.attached.load(SIDE_SEEN) != LEFT {
+    if !end.theirs().wake.attached.load(SIDE_SEEN).is(LEFT) {
         return false;
     }
     if holders::are_others(entry) {
@@ -207,12 +210,13 @@ fn forget_positions(connection: &Connection) {
         (&entry.rx_ring_before, &entry.rx_ring),
         (&entry.tx_ring_before, &entry.tx_ring),
     ] {
-        before.fetch_add(position.swap(0, Ordering::Relaxed), Ordering::Relaxed);
+        let position = position.swap(0, Ordering::Relaxed).shown();
+        before.fetch_add(position, Ordering::Relaxed);
     }
     entry.tx_head_seen.store(0, Ordering::Relaxed);
+    entry.rx_records.store(0, Ordering::Relaxed);
+    entry.tx_records.store(0, Ordering::Relaxed);
     for word in [
-        &entry.rx_records,
-        &entry.tx_records,
         &entry.rx_hints,
         &entry.rx_empty,
         &entry.tx_was_full,

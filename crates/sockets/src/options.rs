@@ -3,8 +3,8 @@
 use core::ffi::c_ulong;
 use core::sync::atomic::Ordering;
 
+use toehold_channel::layout::RING_BYTES;
 use toehold_channel::table::{FLAG_OFFLOAD, Mode, Reason};
-use toehold_stream::end::End;
 
 use crate::connection::Connection;
 use crate::offload::{awaiting, endings};
@@ -113,10 +113,12 @@ fn unacknowledged(connection: &Connection) -> i32 {
     if entry.flags.load(Ordering::Relaxed) & FLAG_OFFLOAD == 0 {
         return 0;
     }
-    // Relaxed: a number for the program.
-    let head = |end: End<'_>| end.theirs().consume.head.load(Ordering::Relaxed);
-    let head = connection.end().map_or(u64::MAX, head);
-    // A head beyond it is the engine's to be caught for, at the next send.
-    let waiting = entry.tx_ring.load(Ordering::Relaxed).saturating_sub(head);
-    i32::try_from(waiting).unwrap_or(i32::MAX)
+    // Relaxed: a number for the program. A head beyond it is the engine's to be caught for, at the
+    // next send.
+    let waiting = connection.end().and_then(|end| {
+        let head = end.theirs().consume.head.load(Ordering::Relaxed);
+        let sent = entry.tx_ring.load(Ordering::Relaxed);
+        sent.ahead_of(head, RING_BYTES as u64)
+    });
+    waiting.unwrap_or(0) as i32
 }

@@ -18,7 +18,7 @@ pub(crate) fn is_due(connection: &Connection, end: &End<'_>) -> bool {
     let entry = connection.entry;
     let is_offloaded = entry.flags.load(Ordering::Relaxed) & FLAG_OFFLOAD != 0;
     let is_small = if is_offloaded {
-        entry.tx_capacity_log2.load(Ordering::Relaxed) < CAPACITY_LOG2_ENGINE
+        entry.tx_capacity_log2.load(Ordering::Relaxed) < CAPACITY_LOG2_ENGINE.into()
     } else {
         sender.may_grow()
     };

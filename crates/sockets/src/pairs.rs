@@ -157,8 +157,8 @@ fn adopt_pair(
             .position(|pair| pair.channels.load(Ordering::Relaxed) == 0)
     });
     let Some(place) = place.filter(|_| {
-        header.magic.load(Ordering::Relaxed) == PAIR_MAGIC
-            && header.version.load(Ordering::Relaxed) == LAYOUT_VERSION
+        header.magic.load(Ordering::Relaxed).is(PAIR_MAGIC)
+            && header.version.load(Ordering::Relaxed).is(LAYOUT_VERSION)
             && !registrations.is_null()
     }) else {
         // SAFETY: mapped by our callers with this length and not shown to anybody.

@@ -17,6 +17,8 @@
 
 use core::sync::atomic::Ordering;
 
+use toehold_channel::untrusted::Untrusted;
+
 use crate::connection::Connection;
 use crate::{lock, sys};
 
@@ -24,13 +26,15 @@ use crate::{lock, sys};
 pub(crate) fn get(connection: &Connection) -> Option<u64> {
     let position = connection.entry.rx_peek.load(Ordering::Relaxed);
     let consumed = connection.entry.rx_ring.load(Ordering::Relaxed);
-    (position != 0).then(|| (position - 1).saturating_sub(consumed))
+    let position = Untrusted::from(position.checked_sub(1)?);
+    Some(position.beyond(consumed).unwrap_or(0))
 }
 
 /// The offset changes. The caller holds the receive lock.
 pub(crate) fn store(connection: &Connection, offset: u64) {
     let consumed = connection.entry.rx_ring.load(Ordering::Relaxed);
-    let position = consumed.saturating_add(offset).saturating_add(1);
+    // As untrusted as before: `get` compares it.
+    let position = consumed.plus(offset).plus(1).shown();
     connection.entry.rx_peek.store(position, Ordering::Relaxed);
 }
 

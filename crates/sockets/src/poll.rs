@@ -245,10 +245,10 @@ fn peer_processor(fds: &[pollfd]) -> u32 {
     first
         .and_then(|one| {
             with_connection(one.fd, |_, end| {
-                if end.ours().wake.processor.load(Ordering::Relaxed) != here {
+                if !end.ours().wake.processor.load(Ordering::Relaxed).is(here) {
                     end.ours().wake.processor.store(here, Ordering::Relaxed);
                 }
-                end.theirs().wake.processor.load(Ordering::Relaxed)
+                end.theirs().wake.processor.load(Ordering::Relaxed).shown()
             })
         })
         .unwrap_or(0)

@@ -22,7 +22,7 @@ pub(crate) fn events(connection: &Connection, end: &End<'_>, interest: i16) -> i
         && entry.rx_hints.load(Ordering::Relaxed) == 0
         && entry.rx_low_water.load(Ordering::Relaxed) <= 1
         && entry.flags.load(Ordering::Relaxed) & FLAG_SHUT_RX == 0
-        && end.theirs().wake.closed.load(Ordering::Relaxed) == 0;
+        && end.theirs().wake.closed.load(Ordering::Relaxed).is(0);
     if plain {
         if end.receiver().looks_filled() {
             ready |= POLLIN;
@@ -65,7 +65,7 @@ fn slow_incoming(connection: &Connection, end: &End<'_>) -> i16 {
     };
     let hinted = entry.rx_hints.load(Ordering::Relaxed) != 0
         || entry.flags.load(Ordering::Relaxed) & FLAG_SHUT_RX != 0
-        || end.theirs().wake.closed.load(Ordering::Relaxed) != 0;
+        || !end.theirs().wake.closed.load(Ordering::Relaxed).is(0);
     let (mut on_carrier, mut has_bytes) = (false, false);
     match end.incoming() {
         Ok(Incoming::Ring(filled)) => has_bytes = filled.len > 0,

@@ -261,7 +261,7 @@ unsafe fn receive_by_steps(
                         ended = seen.is_some();
                         continue;
                     }
-                    let seen = entry.rx_ring.load(Ordering::Relaxed) + moved as u64;
+                    let seen = entry.rx_ring.load(Ordering::Relaxed).plus(moved as u64);
                     let Some(inside) = connection.inside() else {
                         return Ok(moved);
                     };

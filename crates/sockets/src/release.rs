@@ -67,7 +67,7 @@ pub(crate) fn holder_ends(connection: &Connection) {
 
 /// What the kernel does at the last close, for the bytes that are not in the kernel.
 fn end_channel(connection: &Connection, end: &End<'_>) {
-    if end.ours().wake.abandoned.load(Ordering::Relaxed) != 0 {
+    if !end.ours().wake.abandoned.load(Ordering::Relaxed).is(0) {
         // Passed on: whoever has it now holds a plain socket that lives on.
         return;
     }

@@ -42,14 +42,14 @@ pub(crate) fn was_closed_cleanly(connection: &Connection, end: &End<'_>) -> bool
     let closed = wake.closed.load(SIDE_SEEN);
     let is_read =
         end.theirs().consume.head.load(Ordering::Relaxed) == entry.tx_ring.load(Ordering::Relaxed);
-    if closed & CLOSED_CLEAN != 0 {
+    if closed.has(CLOSED_CLEAN) {
         return is_read && end.tx_mode() == Mode::Ring;
     }
     // A peer that says nothing of its end was killed. An engine resets as its remote does.
-    let was_killed = closed & CLOSED_ALL == 0
-        && wake.resets.load(Ordering::Relaxed) == 0
-        && wake.abandoned.load(Ordering::Relaxed) == 0
-        && wake.refuse.load(Ordering::Relaxed) == 0
+    let was_killed = !closed.has(CLOSED_ALL)
+        && wake.resets.load(Ordering::Relaxed).is(0)
+        && wake.abandoned.load(Ordering::Relaxed).is(0)
+        && wake.refuse.load(Ordering::Relaxed).is(0)
         && entry.flags.load(Ordering::Relaxed) & FLAG_OFFLOAD == 0;
     was_killed && is_read && end.carrier_is_unused()
 }

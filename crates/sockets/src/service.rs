@@ -25,8 +25,8 @@ pub(crate) fn attend(connection: &Connection, end: &End<'_>) -> Result<(), i32> 
     let wake = &end.theirs().wake;
     if end.tx_mode() == Mode::Ring
         && !connection::commanded(entry)
-        && wake.refuse.load(Ordering::Relaxed) == 0
-        && wake.closed.load(Ordering::Relaxed) == 0
+        && wake.refuse.load(Ordering::Relaxed).is(0)
+        && wake.closed.load(Ordering::Relaxed).is(0)
         && entry.flags.load(Ordering::Relaxed) & (FLAG_PINNED | FLAG_SHUT_TX) == 0
         && entry.rx_hints.load(Ordering::Relaxed) & HINT_EOF == 0
     {
@@ -57,7 +57,7 @@ fn attend_slowly(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
     // Its registrations can only be answered by the kernel.
     let held_down = end.tx_mode() != Mode::Ring && membership::holds_down(connection);
     // Whoever wants its own direction down wants the other down, too.
-    let left = end.ours().wake.attached.load(Ordering::Relaxed) == LEFT;
+    let left = end.ours().wake.attached.load(Ordering::Relaxed).is(LEFT);
     let refuse = if left || command == COMMAND_EVICT {
         EVICT
     } else if pinned || command == COMMAND_DETACH || held_down {
@@ -65,7 +65,7 @@ fn attend_slowly(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
     } else {
         0
     };
-    if end.ours().wake.refuse.load(Ordering::Relaxed) != refuse {
+    if !end.ours().wake.refuse.load(Ordering::Relaxed).is(refuse) {
         end.ours().wake.refuse.store(refuse, SIDE_TOLD);
     }
     let stay_down = pinned
@@ -73,20 +73,20 @@ fn attend_slowly(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
         || held_down
         || flags & (FLAG_SHUT_TX | FLAG_SHUT_RX) != 0
         || entry.rx_hints.load(Ordering::Relaxed) & HINT_EOF != 0
-        || end.theirs().wake.closed.load(SIDE_SEEN) != 0
-        || end.theirs().wake.refuse.load(SIDE_SEEN) != 0
+        || !end.theirs().wake.closed.load(SIDE_SEEN).is(0)
+        || !end.theirs().wake.refuse.load(SIDE_SEEN).is(0)
         || left;
     if end.tx_mode() == Mode::Ring {
         if stay_down {
             // The peer stores `head` before `abandoned`.
-            let lost = end.theirs().wake.abandoned.load(SIDE_SEEN) != 0
+            let lost = !end.theirs().wake.abandoned.load(SIDE_SEEN).is(0)
                 && end.theirs().consume.head.load(Ordering::Relaxed)
                     != entry.tx_ring.load(Ordering::Relaxed);
             if lost {
                 return Err(fault_of_peer(connection, Fault::Record));
             }
             let told = matches!(command, COMMAND_DETACH | COMMAND_EVICT);
-            if told && end.theirs().wake.abandoned.load(SIDE_SEEN) == 0 {
+            if told && end.theirs().wake.abandoned.load(SIDE_SEEN).is(0) {
                 // Both directions are to come down: a peer that sleeps should hear of it.
                 direction::ring_if_open(connection, end);
             }
@@ -128,7 +128,7 @@ pub(crate) fn service(connection: &Connection) {
         && end.rx_mode() == Mode::Carrier
         && !end.records_pending()
         && settings::low_water(connection) == 1
-        && end.ours().wake.refuse.load(Ordering::Relaxed) != 0
+        && !end.ours().wake.refuse.load(Ordering::Relaxed).is(0)
     {
         membership::hand_back(connection, &end);
     }

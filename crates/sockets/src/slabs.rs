@@ -130,8 +130,8 @@ fn map(place: &AtomicU32, file: BorrowedFd<'_>) -> Option<u32> {
 pub(crate) fn is_region(region: NonNull<u8>) -> bool {
     // SAFETY: mapped by our callers, page-aligned, all atomics.
     let control = unsafe { region.cast::<Control>().as_ref() };
-    control.magic.load(Ordering::Relaxed) == REGION_MAGIC
-        && control.version.load(Ordering::Relaxed) == LAYOUT_VERSION
+    control.magic.load(Ordering::Relaxed).is(REGION_MAGIC)
+        && control.version.load(Ordering::Relaxed).is(LAYOUT_VERSION)
 }
 
 /// A connection has a region in a slab from here on.
@@ -216,7 +216,8 @@ pub(crate) fn replace(connection: &Connection, region: NonNull<u8>) -> bool {
         && let Some(slab) = slab(local.slab.load(Ordering::Relaxed))
     {
         let slot = connection.entry.slot.load(Ordering::Relaxed);
-        slab.holes.fetch_or(bit(slot), Ordering::Relaxed);
+        slab.holes
+            .fetch_or(bit(slot.masked(SLAB_SLOTS - 1)), Ordering::Relaxed);
     }
     true
 }

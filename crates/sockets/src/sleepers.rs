@@ -12,6 +12,7 @@ use core::sync::atomic::Ordering;
 use toehold_channel::doorbell::{WAKING, WakeWord};
 use toehold_channel::layout::SIDE_TOLD;
 use toehold_channel::table::Reason;
+use toehold_channel::untrusted::Untrusted;
 use toehold_stream::end::End;
 
 use crate::connection::Connection;
@@ -77,30 +78,30 @@ pub(crate) fn need_doorbell(connection: &Connection) -> bool {
 }
 
 /// The wake word to return to when nobody sleeps, as a number.
-pub(crate) fn home(connection: &Connection) -> u32 {
+pub(crate) fn home(connection: &Connection) -> Untrusted<u32> {
     let entry = connection.entry;
     let owner = entry.home_pid.load(Ordering::Relaxed);
     match entry.home_wake.load(Ordering::Relaxed) {
-        word if word == WakeWord::None.to_word() || owner == process::pid() => word,
+        word if word.is(WakeWord::None.to_word()) || owner == process::pid() => word,
         word if is_shared_with(connection, owner) => word,
-        _ => WakeWord::None.to_word(),
+        _ => WakeWord::None.to_word().into(),
     }
 }
 
 /// That word when it is about an epoll instance of this process, else the number of
 /// [`WakeWord::None`].
-pub(crate) fn own_home(connection: &Connection) -> u32 {
+pub(crate) fn own_home(connection: &Connection) -> Untrusted<u32> {
     let entry = connection.entry;
     if entry.home_pid.load(Ordering::Relaxed) == process::pid() {
         entry.home_wake.load(Ordering::Relaxed)
     } else {
-        WakeWord::None.to_word()
+        WakeWord::None.to_word().into()
     }
 }
 
 /// True when that word is about an epoll instance of another process.
 pub(crate) fn is_home_anothers(connection: &Connection) -> bool {
-    home(connection) != WakeWord::None.to_word()
+    !home(connection).is(WakeWord::None.to_word())
         && connection.entry.home_pid.load(Ordering::Relaxed) != process::pid()
 }
 
@@ -138,7 +139,7 @@ fn sleeps_on_anothers_bitmap(connection: &Connection) -> bool {
     // SAFETY: places of the pair table are never released.
     let pair = unsafe { connection.local.pair.load(Ordering::Relaxed).as_ref() };
     pair.and_then(|pair| pair.ours(bitmap))
-        .is_some_and(|bitmap| bitmap.sleeping.load(WAKING) == 1)
+        .is_some_and(|bitmap| bitmap.sleeping.load(WAKING).is(1))
 }
 
 /// Tells the peer how this side wants to hear of news.

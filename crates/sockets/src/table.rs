@@ -69,7 +69,7 @@ impl Table {
     /// One more than the highest entry that was ever used.
     pub(crate) fn entries_used(&self) -> u32 {
         let used = self.0.entries_used.load(Ordering::Relaxed);
-        used.min(ENTRIES as u32)
+        used.capped(ENTRIES as u32)
     }
 }
 

@@ -65,20 +65,13 @@ fn reset(entry: &Entry, local: &Local) {
         &entry.verdict,
         &entry.carrier_calls,
         &entry.offers_taken,
-        &entry.side,
-        &entry.slot,
         &entry.rx_lock,
         &entry.rx_in_flight,
         &entry.rx_low_water,
-        &entry.rx_mode,
-        &entry.rx_records,
         &entry.rx_hints,
         &entry.rx_empty,
         &entry.tx_lock,
         &entry.tx_in_flight,
-        &entry.tx_mode,
-        &entry.tx_records,
-        &entry.tx_capacity_log2,
         &entry.tx_was_full,
         &entry.tx_options,
         &entry.upgrades,
@@ -92,7 +85,6 @@ fn reset(entry: &Entry, local: &Local) {
         &entry.true_ports,
         &entry.place,
         &entry.wake_lock,
-        &entry.home_wake,
         &entry.home_pid,
     ]
     .into_iter()
@@ -102,16 +94,28 @@ fn reset(entry: &Entry, local: &Local) {
     }
     for word in [
         &entry.rx_carrier,
-        &entry.rx_ring,
         &entry.rx_ring_before,
         &entry.tx_ring_before,
         &entry.rx_calls,
         &entry.tx_carrier,
-        &entry.tx_ring,
         &entry.tx_calls,
-        &entry.tx_head_seen,
         &entry.rx_peek,
     ] {
+        word.store(0, Ordering::Relaxed);
+    }
+    for word in [
+        &entry.side,
+        &entry.slot,
+        &entry.rx_mode,
+        &entry.rx_records,
+        &entry.tx_mode,
+        &entry.tx_records,
+        &entry.tx_capacity_log2,
+        &entry.home_wake,
+    ] {
+        word.store(0, Ordering::Relaxed);
+    }
+    for word in [&entry.rx_ring, &entry.tx_ring, &entry.tx_head_seen] {
         word.store(0, Ordering::Relaxed);
     }
     local.region.store(null_mut(), Ordering::Relaxed);

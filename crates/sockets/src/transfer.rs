@@ -126,7 +126,12 @@ pub(crate) fn splice_in(
             true if connection.nonblocking() => pipe_to_ring(connection, pipe, len, flags),
             true => pipe_by_buffer(connection, pipe, len).map(Some),
         });
-        if connection.entry.tx_mode.load(Ordering::Relaxed) == Mode::Carrier as u32 {
+        if connection
+            .entry
+            .tx_mode
+            .load(Ordering::Relaxed)
+            .is(Mode::Carrier as u32)
+        {
             errno::keep(|| leaving::finish(connection));
         }
         match result {

@@ -12,7 +12,8 @@
 //! receiver is on its way down.
 
 use toehold_channel::ring::Fault;
-use toehold_channel::sync::{AtomicU32, Ordering};
+use toehold_channel::sync::Ordering;
+use toehold_channel::untrusted::Word32;
 
 use crate::end::End;
 
@@ -57,7 +58,7 @@ impl End<'_> {
     #[inline]
     pub fn is_asked_for_credit(&self) -> bool {
         // SeqCst pairs with the store in `ask_for_credit`.
-        self.theirs().wake.want_credit.load(Ordering::SeqCst) != 0
+        !self.theirs().wake.want_credit.load(Ordering::SeqCst).is(0)
     }
 
     /// True when the peer waits for credit as we do, and reads nothing until it has some: its ring
@@ -70,8 +71,8 @@ impl End<'_> {
 }
 
 /// Stores a word of ours that the peer reads often, if it changes: its line stays where it is.
-fn set(word: &AtomicU32, to: u32) {
-    if word.load(Ordering::Relaxed) != to {
+fn set(word: &Word32, to: u32) {
+    if !word.load(Ordering::Relaxed).is(to) {
         // SeqCst pairs with the load in `is_asked_for_credit`: `ask_for_credit` fences before it
         // looks.
         word.store(to, Ordering::SeqCst);

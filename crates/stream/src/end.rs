@@ -26,6 +26,7 @@ use toehold_channel::layout::{
 use toehold_channel::ring::{Fault, Filled, Receiver, Sender};
 use toehold_channel::sync::{Ordering, fence};
 use toehold_channel::table::{Entry, Mode};
+use toehold_channel::untrusted::Untrusted;
 
 /// Places that two outstanding records can lead to.
 pub const AHEAD_MAX: usize = 4;
@@ -136,13 +137,15 @@ impl<'a> End<'a> {
     /// Where our next sent byte goes.
     #[inline]
     pub fn tx_mode(&self) -> Mode {
-        Mode::from_word(self.entry.tx_mode.load(Ordering::Relaxed)).unwrap_or(Mode::Carrier)
+        let mode = self.entry.tx_mode.load(Ordering::Relaxed);
+        mode.parsed(Mode::from_word).unwrap_or(Mode::Carrier)
     }
 
     /// Where our next received byte comes from, as far as we have carried out the records.
     #[inline]
     pub fn rx_mode(&self) -> Mode {
-        Mode::from_word(self.entry.rx_mode.load(Ordering::Relaxed)).unwrap_or(Mode::Carrier)
+        let mode = self.entry.rx_mode.load(Ordering::Relaxed);
+        mode.parsed(Mode::from_word).unwrap_or(Mode::Carrier)
     }
 
     /// True when the peer has published records that we have not carried out. Needs no lock.
@@ -174,14 +177,13 @@ impl<'a> End<'a> {
             // Acquire pairs with the Release store in `publish_record`: the record's positions are
             // there.
             let announced = self.theirs().switch.records.load(Ordering::Acquire);
-            let pending = announced.wrapping_sub(done);
-            if pending > RECORDS_OUTSTANDING_MAX {
-                return Err(Fault::Record);
-            }
-            let record = &self.theirs().switch.record[done as usize % RECORD_SLOTS];
+            let pending = announced
+                .ahead_of(done, RECORDS_OUTSTANDING_MAX)
+                .ok_or(Fault::Record)?;
+            let record = &self.theirs().switch.record[slot_of(done)];
             let at_carrier = record.carrier.load(Ordering::Relaxed);
             let at_ring = record.ring.load(Ordering::Relaxed);
-            let carrier = entry.rx_carrier.load(Ordering::Relaxed);
+            let carrier = Untrusted::from(entry.rx_carrier.load(Ordering::Relaxed));
             match self.rx_mode() {
                 Mode::Carrier => {
                     if pending == 0 {
@@ -190,13 +192,11 @@ impl<'a> End<'a> {
                     if at_carrier < carrier || at_ring != entry.rx_ring.load(Ordering::Relaxed) {
                         return Err(Fault::Record);
                     }
-                    if at_carrier > carrier {
-                        return Ok(Incoming::Carrier {
-                            limit: at_carrier - carrier,
-                        });
+                    if let Some(limit) = at_carrier.beyond(carrier) {
+                        return Ok(Incoming::Carrier { limit });
                     }
                     entry.rx_mode.store(Mode::Ring as u32, Ordering::Relaxed);
-                    self.acknowledge(done.wrapping_add(1));
+                    self.acknowledge(done.plus(1));
                 }
                 Mode::Ring => {
                     let filled = self.receiver().available()?;
@@ -204,11 +204,11 @@ impl<'a> End<'a> {
                         return Ok(Incoming::Ring(filled));
                     }
                     let ring = entry.rx_ring.load(Ordering::Relaxed);
-                    if at_ring < ring || at_ring - ring > filled.len || at_carrier < carrier {
+                    let len = at_ring.ahead_of(ring, filled.len).ok_or(Fault::Record)?;
+                    if at_carrier < carrier {
                         return Err(Fault::Record);
                     }
-                    if at_ring > ring {
-                        let len = at_ring - ring;
+                    if len > 0 {
                         return Ok(Incoming::Ring(Filled { len, ..filled }));
                     }
                     entry.rx_mode.store(Mode::Skip as u32, Ordering::Relaxed);
@@ -217,13 +217,11 @@ impl<'a> End<'a> {
                     if pending == 0 || at_carrier < carrier {
                         return Err(Fault::Record);
                     }
-                    if at_carrier > carrier {
-                        return Ok(Incoming::Skip {
-                            bytes: at_carrier - carrier,
-                        });
+                    if let Some(bytes) = at_carrier.beyond(carrier) {
+                        return Ok(Incoming::Skip { bytes });
                     }
                     entry.rx_mode.store(Mode::Carrier as u32, Ordering::Relaxed);
-                    self.acknowledge(done.wrapping_add(1));
+                    self.acknowledge(done.plus(1));
                 }
             }
         }
@@ -241,11 +239,11 @@ impl<'a> End<'a> {
         // Acquire pairs with the Release store in `publish_record`; the ring's end is loaded after
         // it, so it lies beyond what the records say.
         let announced = self.theirs().switch.records.load(Ordering::Acquire);
-        if announced.wrapping_sub(done) > RECORDS_OUTSTANDING_MAX {
-            return Err(Fault::Record);
-        }
+        announced
+            .ahead_of(done, RECORDS_OUTSTANDING_MAX)
+            .ok_or(Fault::Record)?;
         let mut filled = self.receiver().available()?;
-        let mut carrier = entry.rx_carrier.load(Ordering::Relaxed);
+        let mut carrier = Untrusted::from(entry.rx_carrier.load(Ordering::Relaxed));
         let mut ring = entry.rx_ring.load(Ordering::Relaxed);
         let mut mode = self.rx_mode();
         let mut ahead = [None; AHEAD_MAX];
@@ -258,12 +256,15 @@ impl<'a> End<'a> {
                 };
                 return Ok(ahead);
             }
-            let record = &self.theirs().switch.record[done as usize % RECORD_SLOTS];
+            let record = &self.theirs().switch.record[slot_of(done)];
             let at_carrier = record.carrier.load(Ordering::Relaxed);
             let at_ring = record.ring.load(Ordering::Relaxed);
-            let bytes = at_carrier.checked_sub(carrier).ok_or(Fault::Record)?;
-            let len = at_ring.checked_sub(ring).ok_or(Fault::Record)?;
-            if len > filled.len || (mode != Mode::Ring && len > 0) {
+            if at_carrier < carrier {
+                return Err(Fault::Record);
+            }
+            let bytes = at_carrier.beyond(carrier).unwrap_or(0);
+            let len = at_ring.ahead_of(ring, filled.len).ok_or(Fault::Record)?;
+            if mode != Mode::Ring && len > 0 {
                 return Err(Fault::Record);
             }
             if mode == Mode::Ring {
@@ -277,12 +278,12 @@ impl<'a> End<'a> {
                 _ => (Some(Incoming::Skip { bytes }), Mode::Carrier),
             };
             carrier = at_carrier;
-            done = done.wrapping_add(1);
+            done = done.plus(1);
         }
         Ok(ahead)
     }
 
-    fn acknowledge(&self, records: u32) {
+    fn acknowledge(&self, records: Untrusted<u32>) {
         self.entry.rx_records.store(records, Ordering::Relaxed);
         // Release pairs with the Acquire load in `all_acknowledged`: everything before the switch
         // was read.
@@ -302,13 +303,13 @@ impl<'a> End<'a> {
         if self.tx_mode() == Mode::Ring {
             return acknowledged == records;
         }
-        let last = records.wrapping_sub(1);
-        let record = &self.ours().switch.record[last as usize % RECORD_SLOTS];
+        let last = records.plus(u32::MAX);
+        let record = &self.ours().switch.record[slot_of(last)];
         // The peer carries out a downgrade only when it has read the ring, perhaps not any more.
-        records != 0
-            && last.wrapping_sub(acknowledged) <= 1
-            && record.carrier.load(Ordering::Relaxed)
-                == self.entry.tx_carrier.load(Ordering::Relaxed)
+        !records.is(0)
+            && last.ahead_of(acknowledged, 1).is_some()
+            && (record.carrier.load(Ordering::Relaxed))
+                .is(self.entry.tx_carrier.load(Ordering::Relaxed))
     }
 
     /// True when the peer has carried out all our records. Callers hold the send lock.
@@ -319,10 +320,8 @@ impl<'a> End<'a> {
         let records = self.entry.tx_records.load(Ordering::Relaxed);
         // Acquire pairs with the Release store in `acknowledge`.
         let acknowledged = self.theirs().consume.acknowledged.load(Ordering::Acquire);
-        if records.wrapping_sub(acknowledged) > RECORDS_OUTSTANDING_MAX {
-            return Err(Fault::Record);
-        }
-        Ok(records == acknowledged)
+        let outstanding = records.ahead_of(acknowledged, RECORDS_OUTSTANDING_MAX);
+        Ok(outstanding.ok_or(Fault::Record)? == 0)
     }
 
     /// Moves our direction to the ring if the rules allow it now. Callers hold the send lock, no
@@ -331,9 +330,9 @@ impl<'a> End<'a> {
     /// # Errors
     /// [`Fault::Record`].
     pub fn try_up(&self) -> Result<bool, Fault> {
-        if self.theirs().wake.attached.load(SIDE_SEEN) != 1
-            || self.ours().wake.attached.load(Ordering::Relaxed) == LEFT
-            || self.theirs().wake.refuse.load(SIDE_SEEN) != 0
+        if !self.theirs().wake.attached.load(SIDE_SEEN).is(1)
+            || self.ours().wake.attached.load(Ordering::Relaxed).is(LEFT)
+            || !self.theirs().wake.refuse.load(SIDE_SEEN).is(0)
             || !self.all_acknowledged()?
         {
             return Ok(false);
@@ -357,7 +356,7 @@ impl<'a> End<'a> {
         self.ours().switch.going_down.store(1, Ordering::Relaxed);
         // Pairs with the fence in `peer_can_ring`.
         fence(Ordering::SeqCst);
-        ring(self.theirs().wake.want_credit.load(Ordering::Relaxed) != 0);
+        ring(!self.theirs().wake.want_credit.load(Ordering::Relaxed).is(0));
         self.entry
             .tx_mode
             .store(Mode::Carrier as u32, Ordering::Relaxed);
@@ -370,7 +369,7 @@ impl<'a> End<'a> {
 
     fn publish_record(&self) {
         let records = self.entry.tx_records.load(Ordering::Relaxed);
-        let record = &self.ours().switch.record[records as usize % RECORD_SLOTS];
+        let record = &self.ours().switch.record[slot_of(records)];
         record.carrier.store(
             self.entry.tx_carrier.load(Ordering::Relaxed),
             Ordering::Relaxed,
@@ -379,7 +378,7 @@ impl<'a> End<'a> {
             self.entry.tx_ring.load(Ordering::Relaxed),
             Ordering::Relaxed,
         );
-        let records = records.wrapping_add(1);
+        let records = records.plus(1);
         self.entry.tx_records.store(records, Ordering::Relaxed);
         // Release pairs with the Acquire load in `incoming_switching`.
         self.ours().switch.records.store(records, Ordering::Release);
@@ -393,7 +392,19 @@ impl<'a> End<'a> {
         fence(Ordering::SeqCst);
         // Acquire pairs with the last store in `go_down`: the record is there.
         self.rx_mode() == Mode::Ring
-            && self.theirs().switch.going_down.load(Ordering::Acquire) == 0
+            && self
+                .theirs()
+                .switch
+                .going_down
+                .load(Ordering::Acquire)
+                .is(0)
             && !self.records_pending()
     }
+}
+
+/// Where record `n` stands.
+#[inline]
+fn slot_of(n: Untrusted<u32>) -> usize {
+    const _: () = assert!(RECORD_SLOTS.is_power_of_two());
+    n.masked(RECORD_SLOTS as u32 - 1) as usize
 }

@@ -160,9 +160,9 @@ fn rewrite(victim: &Party, random: &mut Random) {
         4 => word.load(Ordering::Relaxed).wrapping_sub(near % 4),
         5 => CAPACITY_LOG2_MAX + near % 3,
         6 => 63 + near % 3,
-        7 => entry.tx_ring.load(Ordering::Relaxed) as u32,
-        8 => (entry.tx_ring.load(Ordering::Relaxed) as u32).wrapping_add(near << 14),
-        9 => entry.rx_ring.load(Ordering::Relaxed) as u32,
+        7 => entry.tx_ring.own() as u32,
+        8 => (entry.tx_ring.own() as u32).wrapping_add(near << 14),
+        9 => entry.rx_ring.own() as u32,
         10 => near << 23,
         _ => random.next() as u32,
     };

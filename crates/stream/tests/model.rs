@@ -10,7 +10,6 @@ use std::collections::VecDeque;
 use proptest::prelude::*;
 use support::byte_at;
 use support::party::{Party, Received, connect};
-use toehold_channel::sync::Ordering;
 use toehold_channel::table::Mode;
 use toehold_stream::end::Incoming;
 
@@ -117,10 +116,10 @@ impl Pair {
     fn check_credit(&self) {
         for side in 0..2 {
             let (end, peer) = (self.parties[side].end(), self.parties[1 - side].end());
-            let tail = end.entry.tx_ring.load(Ordering::Relaxed);
-            let head = peer.entry.rx_ring.load(Ordering::Relaxed);
+            let tail = end.entry.tx_ring.own();
+            let head = peer.entry.rx_ring.own();
             let credit = end.sender().credit_fresh().unwrap();
-            let capacity = 1 << end.entry.tx_capacity_log2.load(Ordering::Relaxed);
+            let capacity = 1 << end.entry.tx_capacity_log2.own();
             assert_eq!(tail - head + credit, capacity);
             assert_eq!(peer.receiver().available().unwrap().len, tail - head);
         }

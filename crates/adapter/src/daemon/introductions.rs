@@ -301,9 +301,9 @@ fn tuple_of(message: &Message) -> Tuple {
 /// Ring bytes both ends have moved: it stands still while a channel is idle.
 fn activity(tables: &Tables, ends: [End; 2]) -> u64 {
     let of_end = |end| {
-        tables.current(end).map_or(0, |entry| {
-            let sent = entry.tx_ring.load(Ordering::Relaxed);
-            sent.wrapping_add(entry.rx_ring.load(Ordering::Relaxed))
+        tables.current(end).map_or(0u64, |entry| {
+            let sent = entry.tx_ring.load(Ordering::Relaxed).shown();
+            sent.wrapping_add(entry.rx_ring.load(Ordering::Relaxed).shown())
         })
     };
     of_end(ends[0]).wrapping_add(of_end(ends[1]))
@@ -314,7 +314,7 @@ fn shares(tables: &Tables, ends: [End; 2]) -> usize {
     let of_end = |end| {
         tables.current(end).map_or(0, |entry| {
             let log2 = entry.tx_capacity_log2.load(Ordering::Relaxed);
-            1usize << log2.min(CAPACITY_LOG2_MAX)
+            1usize << log2.capped(CAPACITY_LOG2_MAX)
         })
     };
     ((of_end(ends[0]) + of_end(ends[1])) >> 20).max(1)

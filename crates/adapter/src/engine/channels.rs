@@ -7,7 +7,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::{Ordering, fence};
 
 use toehold_channel::layout::{
     Control, PAIR_BYTES, PAIR_MAGIC, PairHeader, READY_BITMAPS, READY_BITMAPS_OFFSET, READY_BITS,
@@ -23,6 +23,7 @@ use super::endpoint::Endpoint;
 use super::settings::spell;
 use crate::registry::ClientId;
 use crate::wire::{self, Received};
+use toehold_channel::untrusted::Word64;
 
 /// Pairs kept without a channel that uses them.
 const IDLE_PAIRS_MAX: usize = 64;
@@ -269,8 +270,8 @@ impl Channels {
         let endpoint = unsafe { Endpoint::new(region, entry, message.side as usize) };
         // SAFETY: mapped, page-aligned, all atomics.
         let control = unsafe { region.cast::<Control>().as_ref() };
-        let is_region = control.magic.load(Ordering::Relaxed) == REGION_MAGIC
-            && control.version.load(Ordering::Relaxed) == LAYOUT_VERSION;
+        let is_region = control.magic.load(Ordering::Relaxed).is(REGION_MAGIC)
+            && control.version.load(Ordering::Relaxed).is(LAYOUT_VERSION);
         is_region.then_some(Offer {
             entry: message.entry,
             flow: self.flows[message.entry as usize],
@@ -310,12 +311,13 @@ impl Channels {
         let mut any = false;
         for pair in self.pairs.values().filter(|pair| pair.count > 0) {
             for (index, word) in pair.words().iter().enumerate() {
-                if word.load(Ordering::Relaxed) == 0 {
+                if word.load(Ordering::Relaxed).is(0) {
                     continue;
                 }
                 // A full barrier: what the marker published before it set the bit is seen when the
                 // connection is looked at.
-                let mut bits = word.swap(0, Ordering::SeqCst);
+                // Any bits will do: each stands for a slot that is looked up.
+                let mut bits = word.swap(0, Ordering::SeqCst).capped(u64::MAX);
                 while bits != 0 {
                     let slot = index * 64 + bits.trailing_zeros() as usize;
                     bits &= bits - 1;
@@ -333,7 +335,7 @@ impl Channels {
     pub(super) fn set_sleeping(&self, sleeping: bool) {
         for pair in self.pairs.values().filter(|pair| pair.count > 0) {
             if let Some(bitmap) = pair.bitmap(pair.side, 0) {
-                bitmap.sleeping.store(sleeping.into(), Ordering::SeqCst);
+                bitmap.sleeping.store(u32::from(sleeping), Ordering::SeqCst);
             }
         }
         fence(Ordering::SeqCst);
@@ -352,8 +354,8 @@ impl Pair {
         };
         // SAFETY: mapped, page-aligned, all atomics.
         let header = unsafe { base.cast::<PairHeader>().as_ref() };
-        let is_pair = header.magic.load(Ordering::Relaxed) == PAIR_MAGIC
-            && header.version.load(Ordering::Relaxed) == LAYOUT_VERSION;
+        let is_pair = header.magic.load(Ordering::Relaxed).is(PAIR_MAGIC)
+            && header.version.load(Ordering::Relaxed).is(LAYOUT_VERSION);
         is_pair.then_some(pair)
     }
 
@@ -396,7 +398,7 @@ impl Pair {
     }
 
     /// The words of our ready bitmap that can have bits.
-    fn words(&self) -> &[AtomicU64] {
+    fn words(&self) -> &[Word64] {
         let count = self.flows.len().div_ceil(64).min(READY_WORDS);
         self.bitmap(self.side, 0)
             .map_or(&[], |bitmap| &bitmap.bits[..count])
@@ -421,11 +423,6 @@ fn reset(entry: &Entry) {
         &entry.offer,
         &entry.verdict,
         &entry.reason,
-        &entry.rx_mode,
-        &entry.rx_records,
-        &entry.tx_mode,
-        &entry.tx_records,
-        &entry.tx_capacity_log2,
         &entry.tx_was_full,
         &entry.upgrades,
         &entry.downgrades,
@@ -434,12 +431,18 @@ fn reset(entry: &Entry) {
         word.store(0, Ordering::Relaxed);
     }
     for word in [
-        &entry.rx_carrier,
-        &entry.rx_ring,
-        &entry.tx_carrier,
-        &entry.tx_ring,
-        &entry.tx_head_seen,
+        &entry.rx_mode,
+        &entry.rx_records,
+        &entry.tx_mode,
+        &entry.tx_records,
+        &entry.tx_capacity_log2,
     ] {
+        word.store(0, Ordering::Relaxed);
+    }
+    for word in [&entry.rx_ring, &entry.tx_ring, &entry.tx_head_seen] {
+        word.store(0, Ordering::Relaxed);
+    }
+    for word in [&entry.rx_carrier, &entry.tx_carrier] {
         word.store(0, Ordering::Relaxed);
     }
 }

@@ -173,8 +173,8 @@ impl Endpoint {
     /// True while somebody wants our direction on the carrier.
     pub(super) fn is_unwanted(&self) -> bool {
         let wake = &self.end().theirs().wake;
-        wake.refuse.load(Ordering::Acquire) != 0
-            || wake.closed.load(Ordering::Acquire) != 0
+        !wake.refuse.load(Ordering::Acquire).is(0)
+            || !wake.closed.load(Ordering::Acquire).is(0)
             || self.is_recalled()
     }
 
@@ -185,7 +185,7 @@ impl Endpoint {
             .store(carrier_bytes, Ordering::Relaxed);
         let is_up = self.end().try_up()?;
         if is_up {
-            self.base_out = next - self.entry.tx_ring.load(Ordering::Relaxed);
+            self.base_out = next - self.entry.tx_ring.own();
             // All of it has been read: a switch waits until the one before is carried out.
             self.end().sender().credit_as_it_is()?;
         }
@@ -208,12 +208,12 @@ impl Endpoint {
         let position = offset.wrapping_sub(self.base_out);
         let end = position.saturating_add(bytes.len() as u64);
         let seen = &self.entry.tx_head_seen;
-        let limit = || seen.load(Ordering::Relaxed) + self.window_bytes();
+        let limit = || seen.own() + self.window_bytes();
         if end > limit() {
             // The program may have read on since we last looked.
             let _ = self.end().sender().credit_as_it_is();
         }
-        if position < self.entry.tx_ring.load(Ordering::Relaxed) || end > limit() {
+        if position < self.entry.tx_ring.own() || end > limit() {
             return false;
         }
         let mut from = bytes.as_ptr();
@@ -233,8 +233,8 @@ impl Endpoint {
     pub(super) fn room(&self, offset: u64) -> Option<[Room; 2]> {
         let position = offset.wrapping_sub(self.base_out);
         self.end().sender().credit_as_it_is().ok()?;
-        let limit = self.entry.tx_head_seen.load(Ordering::Relaxed) + self.window_bytes();
-        let is_ours = (self.entry.tx_ring.load(Ordering::Relaxed)..limit).contains(&position);
+        let limit = self.entry.tx_head_seen.own() + self.window_bytes();
+        let is_ours = (self.entry.tx_ring.own()..limit).contains(&position);
         let len = is_ours.then(|| (limit - position) as usize)?;
         let ring = self.end().ring_out();
         Some(
@@ -265,7 +265,7 @@ impl Endpoint {
 
     /// Up to which stream offset the remote's stream is published.
     pub(super) fn published_out(&self) -> u64 {
-        self.base_out + self.entry.tx_ring.load(Ordering::Relaxed)
+        self.base_out + self.entry.tx_ring.own()
     }
 
     /// Publishes the remote's stream up to `received`. True when something was.
@@ -280,7 +280,7 @@ impl Endpoint {
     /// Up to which stream offset the program has read.
     pub(super) fn consumed(&self) -> Result<u64, Fault> {
         self.end().sender().credit_as_it_is()?;
-        Ok(self.base_out + self.entry.tx_head_seen.load(Ordering::Relaxed))
+        Ok(self.base_out + self.entry.tx_head_seen.own())
     }
 
     /// Asks to hear when the program has read on, while it has `unread_min` bytes or more to read
@@ -314,7 +314,7 @@ impl Endpoint {
         };
         let next = self.end().next(seen, known)?;
         if was_on_carrier && self.end().rx_mode() != Mode::Carrier {
-            self.base_in = published - self.entry.rx_ring.load(Ordering::Relaxed);
+            self.base_in = published - self.entry.rx_ring.own();
             self.ring_begins = published;
         }
         Ok(next)
@@ -323,7 +323,7 @@ impl Endpoint {
     /// The program's stream as far as it is published in the ring, which has `len` bytes that were
     /// not given back.
     pub(super) fn published(&self, len: u64) -> u64 {
-        self.base_in + self.entry.rx_ring.load(Ordering::Relaxed) + len
+        self.base_in + self.entry.rx_ring.own() + len
     }
 
     /// Gives back what the remote has acknowledged; true when the program may be waiting for the
@@ -338,7 +338,7 @@ impl Endpoint {
             return Ok(false);
         }
         let filled = end.receiver().available()?;
-        let head = self.entry.rx_ring.load(Ordering::Relaxed);
+        let head = self.entry.rx_ring.own();
         let done = acknowledged
             .saturating_sub(self.base_in + head)
             .min(filled.len);
@@ -375,8 +375,8 @@ impl Endpoint {
     pub(super) fn is_over(&self) -> bool {
         let wake = &self.end().theirs().wake;
         self.is_recalled()
-            || wake.refuse.load(Ordering::Acquire) == EVICT
-            || wake.attached.load(Ordering::Acquire) == LEFT
+            || wake.refuse.load(Ordering::Acquire).is(EVICT)
+            || wake.attached.load(Ordering::Acquire).is(LEFT)
     }
 
     /// Leaves the channel, as `sockets::leaving` does at the other end: once both directions are on
@@ -390,7 +390,7 @@ impl Endpoint {
         }
         // Release: all that we published and read comes before. Acquire: likewise at the other end.
         end.ours().wake.attached.store(LEFT, Ordering::Release);
-        Ok(end.theirs().wake.attached.load(Ordering::Acquire) == LEFT)
+        Ok(end.theirs().wake.attached.load(Ordering::Acquire).is(LEFT))
     }
 
     /// Has us leave the channel, as when an operator asks for the region.
@@ -407,8 +407,8 @@ impl Endpoint {
     /// True when nothing goes by the rings any more, and nothing of ours is in them unread.
     fn is_idle(&self) -> bool {
         let end = self.end();
-        let unread = end.theirs().consume.head.load(Ordering::Acquire)
-            != self.entry.tx_ring.load(Ordering::Relaxed);
+        let head = end.theirs().consume.head.load(Ordering::Acquire);
+        let unread = !head.is(self.entry.tx_ring.own());
         end.tx_mode() == Mode::Carrier
             && end.rx_mode() == Mode::Carrier
             && !end.records_pending()
@@ -424,7 +424,7 @@ impl Endpoint {
     /// answers a doorbell of ours that crossed with the close.
     pub(super) fn was_closed_cleanly(&self, carrier_bytes: u64) -> bool {
         let closed = self.end().theirs().wake.closed.load(Ordering::Acquire);
-        closed & CLOSED_CLEAN != 0 && self.has_read_all(carrier_bytes)
+        closed.has(CLOSED_CLEAN) && self.has_read_all(carrier_bytes)
     }
 
     /// True when the program said nothing of its end, had nothing left unread, and had not asked
@@ -435,20 +435,20 @@ impl Endpoint {
         // Relaxed: the carrier's reset was seen, and a program that is gone writes no more.
         let asks_for_none = [&wake.closed, &wake.resets, &wake.abandoned, &wake.refuse]
             .iter()
-            .all(|word| word.load(Ordering::Relaxed) == 0);
+            .all(|word| word.load(Ordering::Relaxed).is(0));
         asks_for_none && self.has_read_all(carrier_bytes)
     }
 
     /// True when nothing that we sent is unread.
     fn has_read_all(&self, carrier_bytes: u64) -> bool {
         (self.is_up() || self.has_sent_nothing_since(carrier_bytes))
-            && self.end().theirs().consume.head.load(Ordering::Acquire)
-                == self.entry.tx_ring.load(Ordering::Relaxed)
+            && (self.end().theirs().consume.head.load(Ordering::Acquire))
+                .is(self.entry.tx_ring.own())
     }
 
     /// True when the carrier has had nothing from us since our direction came back to it.
     fn has_sent_nothing_since(&self, carrier_bytes: u64) -> bool {
-        self.entry.tx_records.load(Ordering::Relaxed) > 0
+        self.entry.tx_records.own() > 0
             && self.entry.tx_carrier.load(Ordering::Relaxed) == carrier_bytes
     }
 

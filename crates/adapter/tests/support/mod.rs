@@ -140,7 +140,12 @@ impl FakeTable {
 
     /// Fills an entry in, as the library does for a connection; answers its index and generation.
     pub(crate) fn open(&self, fd: u32, accepted: bool) -> (u32, u32) {
-        let unused = self.words().header().entries_used.load(Ordering::Relaxed);
+        let unused = self
+            .words()
+            .header()
+            .entries_used
+            .load(Ordering::Relaxed)
+            .shown();
         let index = self.words().allocate(unused, |_| false).expect("room");
         let entry = self.entry(index);
         let generation = entry.generation.fetch_add(1, Ordering::Relaxed) + 1;

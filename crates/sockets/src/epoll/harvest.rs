@@ -86,12 +86,13 @@ impl Epoll {
                 .iter()
                 .enumerate()
             {
-                if word.load(Ordering::Relaxed) == 0 {
+                if word.load(Ordering::Relaxed).is(0) {
                     continue;
                 }
                 // A full barrier: what the marker published before it set the bit is seen when the
                 // member is looked at.
-                let mut bits = word.swap(0, WAKING);
+                // Any bits will do: each stands for a slot that is looked up.
+                let mut bits = word.swap(0, WAKING).capped(u64::MAX);
                 while bits != 0 {
                     let slot = w as u32 * 64 + bits.trailing_zeros();
                     bits &= bits - 1;
@@ -248,11 +249,17 @@ impl Epoll {
             return 0;
         };
         self.last_peer_processor.store(
-            end.theirs().wake.processor.load(Ordering::Relaxed),
+            end.theirs().wake.processor.load(Ordering::Relaxed).shown(),
             Ordering::Relaxed,
         );
         // Stored only when it changed: the peer has this line in its cache.
-        if end.ours().wake.processor.load(Ordering::Relaxed) != processor {
+        if !end
+            .ours()
+            .wake
+            .processor
+            .load(Ordering::Relaxed)
+            .is(processor)
+        {
             end.ours()
                 .wake
                 .processor
@@ -275,9 +282,12 @@ pub(super) fn fetch_lines(batch: &[u32]) {
             prefetch::for_read(&raw const end.theirs().publish.tail);
             // A ring that never filled has its first capacity; for one that grew the hint is wrong
             // and harmless.
-            let offset = connection.entry.rx_ring.load(Ordering::Relaxed) as usize
-                & ((1 << CAPACITY_LOG2_MIN) - 1);
-            prefetch::for_read(end.ring_in().wrapping_add(offset).cast_const());
+            let offset = connection
+                .entry
+                .rx_ring
+                .load(Ordering::Relaxed)
+                .masked((1 << CAPACITY_LOG2_MIN) - 1);
+            prefetch::for_read(end.ring_in().wrapping_add(offset as usize).cast_const());
         }
     }
 }

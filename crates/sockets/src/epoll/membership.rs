@@ -9,6 +9,7 @@
 use core::sync::atomic::Ordering;
 
 use toehold_channel::doorbell::{WAKING, WakeWord};
+use toehold_channel::layout::READY_BITS;
 use toehold_channel::sync::fence;
 use toehold_stream::end::End;
 
@@ -136,7 +137,7 @@ pub(super) fn become_ours(
     match bitmap.flatten() {
         Some(word) => {
             one.state.store(IN_BITMAP, Ordering::Relaxed);
-            if sleepers::own_home(connection) != word.to_word() {
+            if !sleepers::own_home(connection).is(word.to_word()) {
                 set_home_wake(connection, word);
             }
         }
@@ -334,6 +335,7 @@ fn give_bitmap(epoll: &Epoll, number: u32, connection: &Connection, n: u32) -> O
     // SAFETY: places of the pair table are never released.
     let pair = unsafe { pointer.as_ref() }?;
     let slot = connection.entry.slot.load(Ordering::Relaxed);
+    let slot = slot.at_most(READY_BITS as u32 - 1)?;
     let mut bitmap = None;
     for (index, user) in pair.epolls.iter().enumerate() {
         if user.load(Ordering::Relaxed) == number + 1 {
@@ -358,7 +360,7 @@ fn give_bitmap(epoll: &Epoll, number: u32, connection: &Connection, n: u32) -> O
         let sleeps = epoll.sleepers.load(BOOKS) != 0;
         pair.ours(index as u32)?
             .sleeping
-            .store(sleeps.into(), WAKING);
+            .store(u32::from(sleeps), WAKING);
         bitmap = Some(index);
     }
     pair.registration(slot)?.store(n, Ordering::Relaxed);

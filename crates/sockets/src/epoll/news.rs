@@ -43,7 +43,7 @@ pub(crate) fn nudge(connection: &Connection) {
     };
     mark(bitmap, bit);
     // Another process's is woken by the doorbell, which is left to it.
-    if bitmap.sleeping.load(WAKING) == 1 && !sleepers::is_home_anothers(connection) {
+    if bitmap.sleeping.load(WAKING).is(1) && !sleepers::is_home_anothers(connection) {
         let number = pair
             .registration(bit)
             .map_or(0, |number| number.load(Ordering::Relaxed));

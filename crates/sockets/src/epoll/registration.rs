@@ -158,9 +158,9 @@ impl Registration {
     /// Edge-triggered: whether `ready` is more than what was reported before, or new bytes came
     /// since. `consume` remembers it as reported.
     pub(super) fn is_new_edge(&self, connection: &Connection, ready: u32, consume: bool) -> bool {
-        let tail = connection
-            .end()
-            .map_or(0, |end| end.theirs().publish.tail.load(Ordering::Relaxed));
+        let tail = connection.end().map_or(0, |end| {
+            end.theirs().publish.tail.load(Ordering::Relaxed).shown()
+        });
         let new = self.rearmed.load(Ordering::Relaxed) != 0
             || ready & !self.edge_mask.load(Ordering::Relaxed) != 0
             || tail != self.edge_tail.load(Ordering::Relaxed);

@@ -5,6 +5,7 @@ use core::sync::atomic::Ordering;
 use toehold_channel::doorbell::WakeWord;
 use toehold_channel::sync::fence;
 use toehold_channel::table::Mode;
+use toehold_channel::untrusted::Untrusted;
 use toehold_stream::end::{End, Incoming};
 
 use crate::connection::{Connection, HINT_LOOK};
@@ -26,7 +27,7 @@ pub(super) fn arm_for_unknown_wait(connection: &Connection) -> bool {
     let entry = connection.entry;
     let empty = entry.rx_empty.load(Ordering::Relaxed).wrapping_add(1);
     entry.rx_empty.store(empty, Ordering::Relaxed);
-    if sleepers::home(connection) != WakeWord::None.to_word() || empty > EMPTY_CALLS_POLLING {
+    if !sleepers::home(connection).is(WakeWord::None.to_word()) || empty > EMPTY_CALLS_POLLING {
         return false;
     }
     let Some(end) = connection.inside() else {
@@ -39,7 +40,12 @@ pub(super) fn arm_for_unknown_wait(connection: &Connection) -> bool {
         if held.is_none() {
             sleepers::wake_by_carrier(connection, &end);
         }
-        rung = end.ours().wake.wake.load(Ordering::Relaxed) == WakeWord::None.to_word();
+        rung = end
+            .ours()
+            .wake
+            .wake
+            .load(Ordering::Relaxed)
+            .is(WakeWord::None.to_word());
         sleepers::set_wake(&end, WakeWord::Bell);
     }
     // Pairs with the barrier in `Sender::publish`.
@@ -64,7 +70,7 @@ pub(super) fn arm_for_unknown_wait(connection: &Connection) -> bool {
 pub(super) fn wait_for_bytes(
     connection: &Connection,
     end: &End<'_>,
-    seen: u64,
+    seen: Untrusted<u64>,
     patience: &mut Patience,
 ) -> Result<(), i32> {
     let left_ns = patience.left_after_first(connection.fd, libc::SO_RCVTIMEO)?;
@@ -75,11 +81,11 @@ pub(super) fn wait_for_bytes(
         (end.rx_mode() != Mode::Carrier
             && end.theirs().publish.tail.load(Ordering::Relaxed) != seen)
             || end.records_pending()
-            || end.theirs().wake.closed.load(Ordering::Relaxed) != 0
+            || !end.theirs().wake.closed.load(Ordering::Relaxed).is(0)
     };
     let mut peeked = false;
     if end.rx_mode() == Mode::Ring {
-        let processor = end.theirs().wake.processor.load(Ordering::Relaxed);
+        let processor = end.theirs().wake.processor.load(Ordering::Relaxed).shown();
         end.ours()
             .wake
             .processor

@@ -20,7 +20,7 @@ pub(super) fn wait_for_credit(
     let (entry, local) = (connection.entry, connection.local);
     let handlers = deferral::handlers();
     let budget = wait::budget_ns(&local.spin);
-    let processor = end.theirs().wake.processor.load(Ordering::Relaxed);
+    let processor = end.theirs().wake.processor.load(Ordering::Relaxed).shown();
     end.ours()
         .wake
         .processor

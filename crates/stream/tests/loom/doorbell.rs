@@ -127,7 +127,7 @@ impl Instance {
         }
         let bits = word.swap(0, Ordering::SeqCst);
         for connection in 0..2 {
-            if bits >> BITS[connection] & 1 != 0 {
+            if bits.has(1 << BITS[connection]) {
                 seen[connection] = self.published[connection].load(Ordering::Acquire);
             }
         }

@@ -3,7 +3,6 @@
 use super::explore;
 use super::support::party::{Received, connect_upgraded};
 use super::support::{bytes_at, check_bytes};
-use toehold_channel::sync::Ordering;
 
 /// Sends `writes[i]` bytes at a time, receives up to `read` at a time, until all are through.
 fn pass(writes: &'static [usize], read: usize) {
@@ -22,7 +21,7 @@ fn pass(writes: &'static [usize], read: usize) {
                 }
             }
         }
-        sender.end().entry.tx_capacity_log2.load(Ordering::Relaxed)
+        sender.end().entry.tx_capacity_log2.own()
     });
     let mut got = 0;
     while got < total {

@@ -262,8 +262,8 @@ impl Party {
             }
         });
         let entry = end.entry;
-        let acknowledged = end.theirs().consume.acknowledged.load(Ordering::Relaxed);
-        let outstanding = entry.tx_records.load(Ordering::Relaxed) - acknowledged;
+        let acknowledged = end.theirs().consume.acknowledged.own();
+        let outstanding = entry.tx_records.own() - acknowledged;
         assert!(outstanding <= RECORDS_OUTSTANDING_MAX);
     }
 

@@ -60,18 +60,12 @@ fn rewrite(victim: &Party, choice: u64) {
         4 => near,
         5 => word.load(Ordering::Relaxed).wrapping_add(1),
         6 => word.load(Ordering::Relaxed).wrapping_sub(near),
-        7 => (entry.rx_ring.load(Ordering::Relaxed) as u32).wrapping_add(near),
-        8 => (entry.rx_ring.load(Ordering::Relaxed) as u32).wrapping_add(near << 12),
-        9 => (entry.tx_ring.load(Ordering::Relaxed) as u32).wrapping_sub(near.min(1)),
+        7 => (entry.rx_ring.own() as u32).wrapping_add(near),
+        8 => (entry.rx_ring.own() as u32).wrapping_add(near << 12),
+        9 => (entry.tx_ring.own() as u32).wrapping_sub(near.min(1)),
         10 => (entry.rx_carrier.load(Ordering::Relaxed) as u32).wrapping_add(near),
-        11 => entry
-            .rx_records
-            .load(Ordering::Relaxed)
-            .wrapping_add(near % 4),
-        12 => entry
-            .tx_records
-            .load(Ordering::Relaxed)
-            .wrapping_sub(near % 4),
+        11 => entry.rx_records.own().wrapping_add(near % 4),
+        12 => entry.tx_records.own().wrapping_sub(near % 4),
         13 => 1 << 31 | near << 12 | near,
         14 => CAPACITY_LOG2_MAX + near % 3,
         _ => (choice >> 24) as u32,
@@ -101,7 +95,7 @@ fn call(parties: &[Party; 2], choice: u64, bitmap: &ReadyBitmap) -> Result<(), F
         11 => {}
         12 => {
             let credit = end.sender().credit(u64::MAX)?;
-            assert!(credit <= 1 << end.entry.tx_capacity_log2.load(Ordering::Relaxed));
+            assert!(credit <= 1 << end.entry.tx_capacity_log2.own());
         }
         13 => drop(must_ring(&end.theirs().wake, |index| {
             (index < 4).then_some(bitmap)
