@@ -18,7 +18,6 @@ mod epoll;
 mod readiness;
 
 use core::ffi::{c_int, c_void};
-use core::sync::atomic::Ordering;
 
 use toehold_channel::table::{Mode, Reason};
 
@@ -50,7 +49,7 @@ pub fn stdio_needs_us(fd: c_int) -> bool {
     let Some(c) = connection::at(fd) else {
         return false;
     };
-    if !c.local.region.load(Ordering::Relaxed).is_null() {
+    if c.local.attachment.has_region() {
         return true;
     }
     c.pin(Reason::Stdio);
@@ -60,7 +59,7 @@ pub fn stdio_needs_us(fd: c_int) -> bool {
 /// libc is about to close `fd`, which a stream of its own has, inside itself: its number may be
 /// given out again. A stream that is served by our calls closes by them.
 pub fn stream_closes(fd: c_int) {
-    let has_channel = |c: Connection| !c.local.region.load(Ordering::Relaxed).is_null();
+    let has_channel = |c: Connection| c.local.attachment.has_region();
     let is_known = connection::at(fd).is_some() || is_noted(fd);
     if is_known && !connection::at(fd).is_some_and(has_channel) && !process::borrowed_memory() {
         errno::keep(|| closing::closing(fd));
@@ -76,7 +75,7 @@ pub fn is_tracked(fd: c_int) -> bool {
 /// Lets the adapter's wishes reach a connection the program is not using; exported for tests.
 pub fn service(fd: c_int) {
     if let Some(c) = connection::at(fd) {
-        if c.local.region.load(Ordering::Relaxed).is_null() {
+        if !c.local.attachment.has_region() {
             pairing::consider(&c);
         } else {
             service::service(&c);
@@ -90,7 +89,7 @@ pub fn before_kernel_writes(fd: c_int) {
     let Some(c) = connection::at(fd) else {
         return;
     };
-    errno::keep(|| match c.local.region.load(Ordering::Relaxed).is_null() {
+    errno::keep(|| match !c.local.attachment.has_region() {
         true => c.pin(Reason::Unsupported),
         false => drop(service::leave_ring(&c, Reason::Unsupported)),
     });
@@ -110,7 +109,7 @@ pub unsafe fn before_kernel_reads(
     /// A peer that was in the middle of a send when it was refused finishes it within this time.
     const SETTLE_NS: u64 = 4_000_000;
     let c = connection::at(fd)?;
-    if c.local.region.load(Ordering::Relaxed).is_null() {
+    if !c.local.attachment.has_region() {
         c.pin(Reason::Unsupported);
         return None;
     }

@@ -45,7 +45,7 @@ fn walk(attention: u32) {
 
 fn look_at_all() {
     connection::each_held(|index, entry, local| {
-        if local.region.load(Ordering::Relaxed).is_null() {
+        if !local.attachment.has_region() {
             return;
         }
         let connection = connection::held(index, entry, local);
@@ -60,7 +60,7 @@ fn look_at_all() {
         {
             service::service(&connection);
             leaving::finish(&connection);
-            if !local.region.load(Ordering::Relaxed).is_null() {
+            if local.attachment.has_region() {
                 UNFINISHED.store(true, Ordering::Relaxed);
             }
         }

@@ -89,7 +89,7 @@ pub fn confine() {
 
 /// Both directions become the kernel's, and what is unread is kept.
 fn leave(connection: &Connection) {
-    if connection.local.region.load(Ordering::Relaxed).is_null() {
+    if !connection.local.attachment.has_region() {
         // What it has left of an earlier channel may be an offer: `forget_all` forgets it.
         connection.pin(Reason::Confined);
         membership::materialise(connection);

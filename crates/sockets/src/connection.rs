@@ -4,10 +4,11 @@
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use toehold_channel::table::{COMMAND_NONE, Entry, EntryState, FLAG_NONBLOCK, Reason};
+use toehold_stream::attachment::{self, Attachment};
 use toehold_stream::end::End;
 
 use crate::chunks::Chunks;
-use crate::orderings::REGION;
+use crate::orderings::PINNED;
 use crate::pairs::Pair;
 use crate::{descriptors, holders, lock, sys, table, wait};
 
@@ -17,8 +18,8 @@ static LOCALS: Chunks<Local, { table::CHUNK_LOG2 }, { table::CHUNKS }> = Chunks:
 #[repr(C, align(128))]
 #[derive(Default)]
 pub(crate) struct Local {
-    /// The mapped region, null while the connection is on the host path only.
-    pub(crate) region: AtomicPtr<u8>,
+    /// The mapped region, unless the connection is on the host path only, and who is inside.
+    pub(crate) attachment: Attachment,
     /// The pair of processes the channel belongs to.
     pub(crate) pair: AtomicPtr<Pair>,
     /// An offer's region that could not be attached yet.
@@ -29,10 +30,6 @@ pub(crate) struct Local {
     pub(crate) slab: AtomicU32,
     /// Since when the channel has been drained and refused, nanoseconds; 0 when it is not.
     pub(crate) over_since_ns: AtomicU64,
-    /// Threads of this process that sleep in the kernel for this connection.
-    pub(crate) sleepers: AtomicU32,
-    /// Those of them that wait for bytes only.
-    pub(crate) readers: AtomicU32,
     /// Descriptors of this process that refer to it.
     pub(crate) descriptors: AtomicU32,
     /// First of its epoll registrations, 0 for none.
@@ -45,8 +42,6 @@ pub(crate) struct Local {
     pub(crate) spin: wait::SpinHistory,
     /// When the carrier was last looked at for an end of file, nanoseconds.
     pub(crate) carrier_seen_ns: AtomicU64,
-    /// Threads at work on the mapping outside the direction locks.
-    pub(crate) users: AtomicU32,
     /// Whether the program has been seen waiting for it, see [`crate::waits`].
     pub(crate) waits: AtomicU32,
 }
@@ -68,31 +63,28 @@ impl Connection {
     /// Our end of its channel, when one is attached in this process.
     #[inline(always)]
     pub(crate) fn end(&self) -> Option<End<'static>> {
-        let region = self.local.region.load(REGION);
-        if region.is_null() {
-            return None;
-        }
+        let region = self.local.attachment.region();
+        (!region.is_null()).then(|| self.end_in(region))
+    }
+
+    #[inline]
+    fn end_in(&self, region: *mut u8) -> End<'static> {
         let side = self.entry.side.load(Ordering::Relaxed).masked(1) as usize;
         // SAFETY: a region is given up only by `release::release` and `leaving::finish`, under both
-        // direction locks and while `users` and `sleepers` are zero. It stays mapped then, or its
-        // addresses do, but may become another connection's: callers hold one of those locks or are
+        // direction locks and while nobody is inside. It stays mapped then, or its addresses do,
+        // but may become another connection's: callers hold one of those locks or are
         // [`Connection::inside`] while they write.
-        Some(unsafe { End::at(self.entry, region, side) })
+        unsafe { End::at(self.entry, region, side) }
     }
 
     /// Our end of its channel, which stays this connection's until the guard is dropped.
     #[inline(always)]
     pub(crate) fn inside(&self) -> Option<Inside> {
-        // Before the look at the region: whoever gives it up takes it away first, and looks at the
-        // count then.
-        self.local.users.fetch_add(1, REGION);
-        let end = self.end().filter(|_| self.is_current());
-        let local = self.local;
-        let Some(end) = end else {
-            local.users.fetch_sub(1, REGION);
-            return None;
-        };
-        Some(Inside { end, local })
+        let (region, inside) = self.local.attachment.enter()?;
+        self.is_current().then(|| Inside {
+            end: self.end_in(region),
+            _inside: inside,
+        })
     }
 
     /// True when the descriptor still names this connection.
@@ -133,7 +125,7 @@ impl Connection {
     pub(crate) fn pin(&self, reason: Reason) {
         self.entry
             .flags
-            .fetch_or(toehold_channel::table::FLAG_PINNED, Ordering::Relaxed);
+            .fetch_or(toehold_channel::table::FLAG_PINNED, PINNED);
         self.entry.reason.store(reason as u32, Ordering::Relaxed);
     }
 }
@@ -141,7 +133,7 @@ impl Connection {
 /// A thread at work on a region outside the direction locks.
 pub(crate) struct Inside {
     end: End<'static>,
-    local: &'static Local,
+    _inside: attachment::Inside<'static>,
 }
 
 impl core::ops::Deref for Inside {
@@ -150,13 +142,6 @@ impl core::ops::Deref for Inside {
     #[inline]
     fn deref(&self) -> &End<'static> {
         &self.end
-    }
-}
-
-impl Drop for Inside {
-    #[inline]
-    fn drop(&mut self) {
-        self.local.users.fetch_sub(1, REGION);
     }
 }
 

@@ -13,7 +13,6 @@ use toehold_stream::end::{End, Incoming};
 
 use crate::connection::{Connection, HINT_EOF, HINT_LOOK};
 use crate::epoll::news;
-use crate::orderings::REGION;
 use crate::resets::fault_of_peer;
 use crate::{lock, overflow, pending, sleepers, sys};
 
@@ -164,8 +163,7 @@ fn ask_for_doorbell(connection: &Connection, end: &End<'_>) -> Credit {
         if held.is_none() {
             sleepers::wake_by_carrier(connection, end);
         }
-        // Relaxed: the wake lock orders the count.
-        if connection.local.sleepers.load(Ordering::Relaxed) != 0
+        if connection.local.attachment.sleepers.any()
             || !sleepers::home(connection).is(WakeWord::None.to_word())
         {
             return Credit::WillRing;
@@ -190,8 +188,7 @@ pub(crate) fn stop_wanting(connection: &Connection, end: &End<'_>) {
     let local = connection.local;
     // A thread that has just armed and is not counted as a reader yet makes us leave the request as
     // it is, which is always right.
-    let readers = local.readers.load(REGION);
-    if local.sleepers.load(REGION) <= readers
+    if !local.attachment.sleepers.any_for_credit()
         && (local.registrations.load(Ordering::Relaxed) == 0 || end.tx_mode() != Mode::Ring)
         && !connection.is_shared()
     {

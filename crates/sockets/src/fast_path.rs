@@ -39,7 +39,7 @@ pub(crate) unsafe fn send(
     // An empty message wraps to the longest there is.
     if len.wrapping_sub(1) >= SHORT_BYTES
         || flags & !SEND_FLAGS != 0
-        || local.region.load(Ordering::Relaxed).is_null()
+        || !local.attachment.has_region()
         || entry.flags.load(Ordering::Relaxed) & NOT_SIMPLE != 0
     {
         return None;
@@ -91,7 +91,7 @@ pub(crate) unsafe fn receive(
 ) -> Option<isize> {
     let (entry, local) = (connection.entry, connection.local);
     if flags & !RECEIVE_FLAGS != 0
-        || local.region.load(Ordering::Relaxed).is_null()
+        || !local.attachment.has_region()
         || entry.rx_low_water.load(Ordering::Relaxed) > 1
         || entry.tx_mode.load(Ordering::Relaxed) != Mode::Ring as u32
         || connection::commanded(entry)

@@ -33,7 +33,7 @@ use crate::connection::{self, Connection};
 use crate::descriptors::{self, Kind};
 use crate::epoll::membership;
 use crate::lock::UNLOCKED;
-use crate::orderings::{LAST_OUT, REGION, STATE_SEEN};
+use crate::orderings::{LAST_OUT, STATE_SEEN};
 use crate::{
     adapter, family, holders, lock, offers, pairs, process, service, slabs, sleepers, sys, table,
 };
@@ -442,7 +442,7 @@ fn map(connection: &Connection, record: &Record) -> bool {
     local.pair.store(pair, Ordering::Relaxed);
     local.offered.store(region.as_ptr(), Ordering::Relaxed);
     if record.flags & OFFERED == 0 {
-        local.region.store(region.as_ptr(), REGION);
+        local.attachment.put(region.as_ptr());
         // The former program's threads ended in their sleep, and its epoll instances are not known
         // here.
         sleepers::part(connection);
@@ -519,7 +519,7 @@ fn hand_on(
 ) -> bool {
     let (entry, local) = (connection.entry, connection.local);
     let mut record = record_of(connection);
-    let attached = !local.region.load(Ordering::Relaxed).is_null();
+    let attached = local.attachment.has_region();
     let offered = !local.offered.load(Ordering::Relaxed).is_null();
     if attached || offered {
         let pinned = entry.flags.load(Ordering::Relaxed) & FLAG_PINNED != 0;

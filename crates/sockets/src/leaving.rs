@@ -30,7 +30,6 @@ use toehold_stream::end::{End, Incoming};
 
 use crate::connection::Connection;
 use crate::epoll::membership;
-use crate::orderings::REGION;
 use crate::{adapter, doorbells, holders, lock, pending, release, settings, slabs, sys};
 
 /// How long a channel may be paused before it is given up.
@@ -184,14 +183,16 @@ fn frees(connection: &Connection, end: &End<'_>) -> bool {
     ) else {
         return false;
     };
-    let asleep = local.sleepers.load(REGION) != 0 || local.users.load(REGION) != 0;
-    let region = local.region.load(Ordering::Relaxed);
-    if asleep || region.is_null() || !is_drained(connection, end) {
+    if !is_drained(connection, end) {
         return false;
     }
-    local.region.store(null_mut(), REGION);
+    // A call that finds no region meanwhile goes by the carrier, as it would with the region: both
+    // directions are there, and neither end goes up in this region again.
+    let Some(region) = local.attachment.take_unused() else {
+        return false;
+    };
     if !empty(connection, region) {
-        local.region.store(region, REGION);
+        local.attachment.put(region);
         return false;
     }
     local.parked.store(region, Ordering::Relaxed);

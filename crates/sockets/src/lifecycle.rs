@@ -71,13 +71,7 @@ pub extern "C" fn after_fork_in_child() {
     // The threads that slept or worked on a connection stayed with the parent, on connections that
     // have ended, too.
     connection::each_held(|_, _, local| local.membership.reset());
-    connection::each_used(|_, _, local| {
-        for count in [&local.sleepers, &local.readers, &local.users] {
-            if count.load(Ordering::Relaxed) != 0 {
-                count.store(0, Ordering::Relaxed);
-            }
-        }
-    });
+    connection::each_used(|_, _, local| local.attachment.forget_threads());
     if let Some(table) = table::table() {
         holders::join_self(&table);
         connection::each_held(|_, entry, _| holders::mark(entry, holders::place()));

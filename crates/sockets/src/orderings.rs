@@ -3,11 +3,10 @@
 
 use core::sync::atomic::Ordering;
 
-/// A thread counts itself in (`Local::users`, `Local::sleepers`, `Entry::rx_in_flight`,
-/// `Entry::tx_in_flight`) and then looks at `Local::region`. Whoever gives or takes the region
-/// stores it and then looks at the counts. The look at `region` pairs with the look at `users` and
-/// its like: at least one of them sees the other side's store.
-pub(crate) const REGION: Ordering = Ordering::SeqCst;
+/// Whoever keeps a connection on its carrier pins it (`Entry::flags`), and then looks at the region.
+/// Whoever gives it a region then looks at the flags. The look in `pairing::attach` pairs with the
+/// one after `Connection::pin`: at least one sees the other side's store.
+pub(crate) const PINNED: Ordering = Ordering::SeqCst;
 
 /// Counts a user of something out. Whoever counts the last one out ends that thing: the decrement
 /// pairs with those of the others (`fetch_sub`), so all that they did with it comes before.

@@ -10,7 +10,6 @@
 //! where in the stream we are, and the connection stays on the host path
 //! ([`Reason::CountsDisagree`]).
 
-use core::ptr::null_mut;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use toehold_channel::doorbell::WakeWord;
@@ -23,7 +22,7 @@ use toehold_channel::table::{
 
 use crate::connection::{self, Connection};
 use crate::epoll::membership;
-use crate::orderings::REGION;
+use crate::orderings::PINNED;
 use crate::{
     adapter, attention, errno, holders, lock, offers, process, resets, service, settings, sys,
     waits,
@@ -99,7 +98,7 @@ fn calls_before_pairing(flags: u32) -> u32 {
 pub(crate) fn consider(connection: &Connection) {
     let entry = connection.entry;
     if entry.flags.load(Ordering::Relaxed) & (NEVER_PAIRED | FLAG_CONNECTING) != 0
-        || !connection.local.region.load(Ordering::Relaxed).is_null()
+        || connection.local.attachment.has_region()
     {
         return;
     }
@@ -212,26 +211,25 @@ fn attach(connection: &Connection) {
     }
     // From here on new calls see the region and queue at the locks. Host-path calls count
     // themselves in before they look at `region`.
-    local.region.store(region, REGION);
-    if entry.flags.load(REGION) & FLAG_PINNED != 0 {
+    let is_given = (local.attachment).give(region, [&entry.rx_in_flight, &entry.tx_in_flight]);
+    if is_given && entry.flags.load(PINNED) & FLAG_PINNED != 0 {
         // Pinned after `consider` looked: whoever did it saw no region, and left it at that.
-        local.region.store(null_mut(), REGION);
+        local.attachment.take();
         return;
     }
-    if entry.rx_in_flight.load(REGION) != 0 || entry.tx_in_flight.load(REGION) != 0 {
-        local.region.store(null_mut(), REGION);
+    if !is_given {
         entry.reason.store(Reason::InCall as u32, Ordering::Relaxed);
         return;
     }
     match counts_agree(connection) {
         Some(true) => {}
         Some(false) => {
-            local.region.store(null_mut(), REGION);
+            local.attachment.take();
             connection.pin(Reason::CountsDisagree);
             return;
         }
         None => {
-            local.region.store(null_mut(), REGION);
+            local.attachment.take();
             return;
         }
     }

@@ -48,7 +48,7 @@ pub(crate) fn accelerated(fd: i32) -> bool {
     match descriptors::kind(fd) {
         Kind::Connection => connection::at(fd).is_some_and(|c| {
             waits::seen(c.local);
-            !c.local.region.load(Ordering::Relaxed).is_null()
+            c.local.attachment.has_region()
         }),
         // Even without accelerated members: it may get some while the program sleeps.
         Kind::Epoll => true,

@@ -14,7 +14,6 @@ use toehold_stream::next::{Carrier, Next};
 use crate::connection::{self, Connection, HINT_EOF, HINT_LOOK};
 use crate::offload::liveness::say_what_is_set;
 use crate::offload::{awaiting, endings};
-use crate::orderings::REGION;
 use crate::receive::waiting::{arm_for_unknown_wait, wait_for_bytes};
 use crate::sleep::{Patience, sleep_until};
 use crate::{
@@ -121,7 +120,7 @@ pub(crate) unsafe fn receive_message(
 #[inline]
 fn begin_host_receive(connection: &Connection, flags: i32) -> Result<bool, i32> {
     let (entry, local) = (connection.entry, connection.local);
-    if !local.region.load(Ordering::Relaxed).is_null() {
+    if local.attachment.has_region() {
         return Ok(false);
     }
     say_what_is_set();
@@ -132,12 +131,7 @@ fn begin_host_receive(connection: &Connection, flags: i32) -> Result<bool, i32> 
         awaiting::before_transfer(connection, flags)?;
     }
     // `pairing::attach` sees our count, or we see its region.
-    entry.rx_in_flight.fetch_add(1, REGION);
-    if local.region.load(REGION).is_null() {
-        return Ok(true);
-    }
-    entry.rx_in_flight.fetch_sub(1, REGION);
-    Ok(false)
+    Ok(local.attachment.begin_host_call(&entry.rx_in_flight))
 }
 
 /// Leaves a kernel receive that [`begin_host_receive`] entered.
@@ -147,7 +141,7 @@ fn finish_host_receive(connection: &Connection, result: isize, flags: i32) {
     if result > 0 && flags & (libc::MSG_PEEK | libc::MSG_ERRQUEUE | libc::MSG_OOB) == 0 {
         entry.rx_carrier.fetch_add(result as u64, Ordering::Relaxed);
     }
-    entry.rx_in_flight.fetch_sub(1, REGION);
+    (connection.local.attachment).end_host_call(&entry.rx_in_flight);
     waits::after_call(connection.local, result);
     if flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) != 0 {
         connection.pin(Reason::Unsupported);

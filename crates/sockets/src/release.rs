@@ -11,7 +11,7 @@ use toehold_channel::table::{EntryState, FLAG_ASKED};
 use toehold_stream::end::{End, Incoming};
 
 use crate::connection::{Connection, Local};
-use crate::orderings::{LAST_OUT, REGION, STATE_TOLD};
+use crate::orderings::{LAST_OUT, STATE_TOLD};
 use crate::{adapter, direction, doorbells, holders, lock, process, resets, slabs, sleepers, sys};
 
 /// The last descriptor of this process that referred to `connection` is being closed.
@@ -154,12 +154,11 @@ fn leave_region(connection: &Connection, region: NonNull<u8>) -> Left {
     let wake = lock::lock(&entry.wake_lock);
     // A lock that we do not have may be held by a thread of this process that is in the region.
     let has_all = rx.is_some() && tx.is_some() && wake.is_some();
-    local.region.store(null_mut(), REGION);
+    local.attachment.take();
     drop(wake);
     drop(rx);
     drop(tx);
-    let is_inside =
-        || !has_all || local.sleepers.load(REGION) != 0 || local.users.load(REGION) != 0;
+    let is_inside = || !has_all || local.attachment.is_used();
     let mut turns = 0;
     while is_inside() && turns < TURNS_MAX {
         turns += 1;

@@ -13,7 +13,6 @@ use crate::direction::{self, Credit};
 use crate::epoll::news;
 use crate::offload::liveness::say_what_is_set;
 use crate::offload::{awaiting, endings};
-use crate::orderings::REGION;
 use crate::resets::fault_of_peer;
 use crate::sleep::Patience;
 use crate::{
@@ -94,7 +93,7 @@ fn stay_on_carrier(connection: &Connection, flags: i32) {
 #[inline]
 pub(crate) fn begin_host_send(connection: &Connection) -> Option<()> {
     let (entry, local) = (connection.entry, connection.local);
-    if !local.region.load(Ordering::Relaxed).is_null() {
+    if local.attachment.has_region() {
         return None;
     }
     say_what_is_set();
@@ -102,12 +101,7 @@ pub(crate) fn begin_host_send(connection: &Connection) -> Option<()> {
         errno::keep(|| pairing::consider(connection));
     }
     // `pairing::attach` sees our count, or we see its region.
-    entry.tx_in_flight.fetch_add(1, REGION);
-    if local.region.load(REGION).is_null() {
-        return Some(());
-    }
-    entry.tx_in_flight.fetch_sub(1, REGION);
-    None
+    (local.attachment.begin_host_call(&entry.tx_in_flight)).then_some(())
 }
 
 /// Leaves a kernel send that [`begin_host_send`] entered.
@@ -117,7 +111,10 @@ pub(crate) fn finish_host_send(connection: &Connection, result: isize) {
     if result > 0 {
         entry.tx_carrier.fetch_add(result as u64, Ordering::Relaxed);
     }
-    entry.tx_in_flight.fetch_sub(1, REGION);
+    connection
+        .local
+        .attachment
+        .end_host_call(&entry.tx_in_flight);
     if result > 0 {
         pairing::after_host_call(connection, result as u64);
     }

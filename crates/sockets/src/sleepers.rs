@@ -16,7 +16,6 @@ use toehold_channel::untrusted::Untrusted;
 use toehold_stream::end::End;
 
 use crate::connection::Connection;
-use crate::orderings::REGION;
 use crate::{process, sys};
 
 /// A process says in `Entry::asleep` that it is going to sleep, and then looks for news. Whoever
@@ -26,7 +25,7 @@ const ASLEEP: Ordering = Ordering::SeqCst;
 
 /// A thread of this process is going to sleep. Callers hold the connection's wake lock.
 pub(crate) fn enter(connection: &Connection) {
-    if connection.local.sleepers.fetch_add(1, REGION) > 0 {
+    if !connection.local.attachment.sleepers.enter() {
         return;
     }
     let me = process::pid();
@@ -39,7 +38,7 @@ pub(crate) fn enter(connection: &Connection) {
 
 /// It woke. True when nobody sleeps any more. Callers hold the connection's wake lock.
 pub(crate) fn leave(connection: &Connection) -> bool {
-    if connection.local.sleepers.fetch_sub(1, REGION) > 1 {
+    if !connection.local.attachment.sleepers.leave() {
         return false;
     }
     give_place_back(connection);
@@ -68,7 +67,7 @@ fn give_place_back(connection: &Connection) {
 
 /// True when anybody sleeps and has asked for a doorbell.
 pub(crate) fn are_there(connection: &Connection) -> bool {
-    connection.local.sleepers.load(REGION) != 0 || are_elsewhere(connection)
+    connection.local.attachment.sleepers.any() || are_elsewhere(connection)
 }
 
 /// True when another process needs a doorbell to wake, on this connection or on an epoll instance

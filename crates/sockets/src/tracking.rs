@@ -118,11 +118,11 @@ fn reset(entry: &Entry, local: &Local) {
     for word in [&entry.rx_ring, &entry.tx_ring, &entry.tx_head_seen] {
         word.store(0, Ordering::Relaxed);
     }
-    local.region.store(null_mut(), Ordering::Relaxed);
+    // Threads stay counted: one may count itself in and out through a descriptor that named this
+    // entry before, whoever has it by then.
+    local.attachment.reset();
     local.pair.store(null_mut(), Ordering::Relaxed);
     local.offered.store(null_mut(), Ordering::Relaxed);
-    // `sleepers`, `readers` and `users` stay: a thread may count itself in and out through a
-    // descriptor that named this entry before, whoever has it by then.
     for word in [&local.registrations, &local.asked_epoch, &local.waits] {
         word.store(0, Ordering::Relaxed);
     }
@@ -147,12 +147,16 @@ mod tests {
     #[test]
     fn entry_that_is_used_again_keeps_the_count_of_threads_inside() {
         let (entry, local) = (Entry::default(), Local::default());
-        for count in [&local.users, &local.sleepers, &local.readers] {
-            count.fetch_add(1, Ordering::SeqCst);
-        }
+        local
+            .attachment
+            .put(core::ptr::from_ref(&entry).cast_mut().cast());
+        let (_, inside) = local.attachment.enter().expect("a region");
+        local.attachment.sleepers.enter();
         reset(&entry, &local);
-        for count in [&local.users, &local.sleepers, &local.readers] {
-            assert_eq!(count.fetch_sub(1, Ordering::SeqCst), 1);
-        }
+        assert!(!local.attachment.has_region() && local.attachment.is_used());
+        assert!(local.attachment.sleepers.leave(), "it was the only one");
+        assert!(local.attachment.is_used());
+        drop(inside);
+        assert!(!local.attachment.is_used());
     }
 }

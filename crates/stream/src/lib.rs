@@ -5,6 +5,7 @@
 //! makes no system call: two shells ask it, `sockets` in the application and the adapter's relay.
 //! It needs no libc, no thread-local storage and no heap.
 //!
+//! - [`attachment`]: a process's region: given, used, taken away; and who sleeps.
 //! - [`end`]: one end of a channel: its rings, and the switches between carrier and ring.
 //! - [`next`]: what a receiver does next: data, doorbells, the end of the stream.
 //! - [`credit`]: what a sender without credit does next.
@@ -12,6 +13,7 @@
 
 #![cfg_attr(not(any(loom, test)), no_std)]
 
+pub mod attachment;
 pub mod credit;
 pub mod end;
 pub mod next;

@@ -1,7 +1,6 @@
 //! Calls that move bytes.
 
 use core::ffi::{c_int, c_uint, c_void};
-use core::sync::atomic::Ordering;
 
 use libc::{iovec, mmsghdr, msghdr, off_t, sockaddr, socklen_t, timespec};
 use toehold_channel::table::Reason;
@@ -295,7 +294,7 @@ pub unsafe fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> isize {
     let Some(list) = (unsafe { parts(header.msg_iov, header.msg_iovlen) }) else {
         return unsafe { real::recvmsg(fd, message, flags) };
     };
-    let attached = !c.local.region.load(Ordering::Relaxed).is_null();
+    let attached = c.local.attachment.has_region();
     let mut control = Control {
         buffer: header.msg_control,
         len: header.msg_controllen,
@@ -473,7 +472,7 @@ pub unsafe fn splice(
     flags: c_uint,
 ) -> isize {
     let kernel = || unsafe { real::splice(input, input_offset, out, out_offset, len, flags) };
-    let attached = |c: &Connection| !c.local.region.load(Ordering::Relaxed).is_null();
+    let attached = |c: &Connection| c.local.attachment.has_region();
     let has_offsets = !input_offset.is_null() || !out_offset.is_null();
     if has_offsets {
         // Of a socket and a pipe neither has one: the kernel refuses the call.

@@ -156,7 +156,7 @@ fn becomes_standard(to: c_int) {
     let Some(c) = connection::at(to) else {
         return;
     };
-    if c.local.region.load(Ordering::Relaxed).is_null() {
+    if !c.local.attachment.has_region() {
         c.pin(Reason::Stdio);
     } else if to == 0 {
         service::quiesce(&c, Reason::Stdio);

@@ -18,7 +18,6 @@ use crate::epoll::registration::{
     armed, find, free_registration, registration, tag, untag,
 };
 use crate::offload::awaiting;
-use crate::orderings::REGION;
 use crate::{closing, sys, waits};
 
 /// `epoll_ctl` on a known instance. `Some` is the answer; `None`: the kernel's own call does it
@@ -160,8 +159,7 @@ pub(super) fn add(
     waits::seen(connection.local);
     let is_held = awaiting::is_connecting(connection) && TAG.load(Ordering::Relaxed) != 0;
     let n = allocate_registration();
-    let is_attached =
-        !connection.local.region.load(REGION).is_null() && TAG.load(Ordering::Relaxed) != 0;
+    let is_attached = connection.local.attachment.has_region() && TAG.load(Ordering::Relaxed) != 0;
     // In the books first: what a one-shot tells is not told again.
     let armed = n.and_then(registration).zip(n).map(|(one, n)| {
         let event = epoll_event {
@@ -211,7 +209,7 @@ pub(super) fn add(
         // Another thread has taken the answer meanwhile.
         answered(connection);
     }
-    if !connection.local.region.load(REGION).is_null() {
+    if connection.local.attachment.has_region() {
         virtualise_members(connection);
     }
     Some(Ok(()))

@@ -49,7 +49,7 @@ pub(crate) fn option_set(connection: &Connection, level: i32, name: i32) {
     if !is_ours || flags & FLAG_OFFLOAD == 0 || flags & FLAG_CONNECTING != 0 {
         return;
     }
-    if !connection.local.region.load(Ordering::Relaxed).is_null() {
+    if connection.local.attachment.has_region() {
         // Its calls may all be served by rings, which do not come by here.
         return tell(connection, &liveness_of(connection.fd));
     }

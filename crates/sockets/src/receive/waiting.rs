@@ -9,7 +9,6 @@ use toehold_channel::untrusted::Untrusted;
 use toehold_stream::end::{End, Incoming};
 
 use crate::connection::{Connection, HINT_LOOK};
-use crate::orderings::REGION;
 use crate::sleep::{self, Patience};
 use crate::{
     arming, attention, deferral, doorbells, errno, lock, pending, real, sleepers, sys, wait,
@@ -134,7 +133,7 @@ pub(super) fn wait_for_bytes(
     attention::follow();
     let start = sys::now_ns();
     arming::arm(connection, end);
-    local.readers.fetch_add(1, REGION);
+    local.attachment.sleepers.begin_reading();
     let slept = !news() || only_closed_news(end);
     let result = if !slept {
         1
@@ -161,7 +160,7 @@ pub(super) fn wait_for_bytes(
         result
     };
     let error = if result < 0 { errno::get() } else { 0 };
-    local.readers.fetch_sub(1, REGION);
+    local.attachment.sleepers.end_reading();
     arming::disarm(connection, end);
     local.spin.slept(sys::now_ns() - start);
     match (result, error) {

@@ -7,6 +7,7 @@
 
 #![cfg(loom)]
 
+mod attachment;
 mod doorbell;
 mod ring;
 #[path = "../support/mod.rs"]

@@ -1,0 +1,226 @@
+//! Giving a region and taking it away, against calls on the carrier and threads inside.
+//!
+//! A checked cell stands for what the two sides must not touch at one time: the carrier's byte
+//! count, which `attach` compares with the kernel's, and the region's memory, which whoever took it
+//! frees. loom fails the test when two accesses are not ordered.
+
+use std::sync::Arc;
+
+use super::explore;
+use loom::cell::UnsafeCell;
+use toehold_channel::sync::{AtomicU32, Ordering, spin_hint};
+use toehold_stream::attachment::{Attachment, Sleepers};
+
+struct Process {
+    attachment: Attachment,
+    in_flight: [AtomicU32; 2],
+    /// What calls on the carrier change, and whoever gives a region reads.
+    counted: UnsafeCell<u32>,
+    /// What threads inside change, and whoever has taken the region frees.
+    memory: UnsafeCell<u32>,
+}
+
+// SAFETY: loom checks the accesses to the cells.
+unsafe impl Sync for Process {}
+// SAFETY: as above.
+unsafe impl Send for Process {}
+
+impl Process {
+    fn new() -> Arc<Process> {
+        Arc::new(Process {
+            attachment: Attachment::default(),
+            in_flight: [AtomicU32::new(0), AtomicU32::new(0)],
+            counted: UnsafeCell::new(0),
+            memory: UnsafeCell::new(0),
+        })
+    }
+
+    fn region(&self) -> *mut u8 {
+        (&raw const self.memory).cast_mut().cast()
+    }
+
+    /// A call that moves a byte on the carrier, if there is no region. True when there was none.
+    fn call(&self, direction: usize) -> bool {
+        let is_hosts = self.attachment.begin_host_call(&self.in_flight[direction]);
+        if is_hosts {
+            // SAFETY: loom checks it.
+            self.counted.with_mut(|count| unsafe { *count += 1 });
+            self.attachment.end_host_call(&self.in_flight[direction]);
+        }
+        is_hosts
+    }
+
+    fn counted(&self) -> u32 {
+        // SAFETY: loom checks it.
+        self.counted.with(|count| unsafe { *count })
+    }
+
+    fn attach(&self) -> bool {
+        let [rx, tx] = &self.in_flight;
+        self.attachment.give(self.region(), [rx, tx])
+    }
+
+    /// A thread at work in the region, if there is one.
+    fn work(&self) -> bool {
+        let entered = self.attachment.enter();
+        if entered.is_some() {
+            // SAFETY: loom checks it.
+            self.memory.with(|memory| unsafe { assert_eq!(*memory, 0) });
+        }
+        entered.is_some()
+    }
+
+    fn free(&self) {
+        // SAFETY: loom checks it.
+        self.memory.with_mut(|memory| unsafe { *memory = 1 });
+    }
+}
+
+#[test]
+fn no_call_is_on_the_carrier_while_a_region_is_given() {
+    explore(3, || {
+        let process = Process::new();
+        let other = process.clone();
+        let thread = loom::thread::spawn(move || other.call(1));
+        let attached = process.attach();
+        // `pairing::attach` compares counts here.
+        let counted = if attached { process.counted() } else { 0 };
+        let was_hosts = thread.join().unwrap();
+        if attached {
+            assert_eq!(
+                counted,
+                u32::from(was_hosts),
+                "the call is counted, or went by the region"
+            );
+        } else {
+            // The call is on its way, or both have stepped back.
+            assert!(!process.attachment.has_region());
+        }
+    });
+}
+
+#[test]
+fn region_is_given_when_the_calls_of_both_directions_are_over() {
+    explore(2, || {
+        let process = Process::new();
+        let threads: Vec<_> = (0..2)
+            .map(|direction| {
+                let other = process.clone();
+                loom::thread::spawn(move || {
+                    other.in_flight_only(direction);
+                })
+            })
+            .collect();
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        assert!(process.attach(), "nothing is on its way");
+        assert!(!process.call(0) && !process.call(1), "calls see the region");
+    });
+}
+
+impl Process {
+    /// A call that finds nothing to move.
+    fn in_flight_only(&self, direction: usize) -> bool {
+        let is_hosts = self.attachment.begin_host_call(&self.in_flight[direction]);
+        if is_hosts {
+            self.attachment.end_host_call(&self.in_flight[direction]);
+        }
+        is_hosts
+    }
+}
+
+#[test]
+fn nobody_is_inside_a_region_that_was_taken_unused() {
+    explore(3, || {
+        let process = Process::new();
+        assert!(process.attach());
+        let other = process.clone();
+        let thread = loom::thread::spawn(move || {
+            other.work();
+        });
+        let taken = process.attachment.take_unused();
+        if taken.is_some() {
+            process.free();
+        }
+        thread.join().unwrap();
+        assert_eq!(taken.is_none(), process.attachment.has_region());
+    });
+}
+
+#[test]
+fn release_waits_for_whoever_is_inside() {
+    explore(3, || {
+        let process = Process::new();
+        assert!(process.attach());
+        let other = process.clone();
+        let thread = loom::thread::spawn(move || {
+            other.work();
+        });
+        process.attachment.take();
+        while process.attachment.is_used() {
+            spin_hint();
+        }
+        process.free();
+        thread.join().unwrap();
+        assert!(process.attachment.enter().is_none());
+    });
+}
+
+#[test]
+fn sleeper_keeps_the_region_until_it_wakes() {
+    explore(3, || {
+        let process = Process::new();
+        assert!(process.attach());
+        let other = process.clone();
+        let thread = loom::thread::spawn(move || {
+            // Inside while it says that it sleeps, and while it says that it woke: see
+            // `epoll::sleeping::arm_member`.
+            let Some((_, inside)) = other.attachment.enter() else {
+                return;
+            };
+            other.attachment.sleepers.enter();
+            drop(inside);
+            let inside = other.attachment.enter();
+            if inside.is_some() {
+                // SAFETY: loom checks it.
+                other
+                    .memory
+                    .with(|memory| unsafe { assert_eq!(*memory, 0) });
+            }
+            other.attachment.sleepers.leave();
+        });
+        if process.attachment.take_unused().is_some() {
+            process.free();
+        }
+        thread.join().unwrap();
+    });
+}
+
+/// A sender that sleeps for credit, a reader that wakes, and a thread that would take the request
+/// for credit back, as `direction::stop_wanting` does.
+#[test]
+fn request_of_a_sleeping_sender_is_never_taken_back() {
+    explore(3, || {
+        let sleepers = Arc::new((Sleepers::default(), AtomicU32::new(1)));
+        let (counts, wanted) = &*sleepers;
+        // The sender sleeps already, and so does a reader.
+        counts.enter();
+        counts.enter();
+        counts.begin_reading();
+        let others = sleepers.clone();
+        let reader = loom::thread::spawn(move || {
+            others.0.end_reading();
+            others.0.leave();
+            others.0.enter();
+            others.0.begin_reading();
+        });
+        if !counts.any_for_credit() {
+            wanted.store(0, Ordering::Relaxed);
+        }
+        reader.join().unwrap();
+        assert_eq!(wanted.load(Ordering::Relaxed), 1);
+        counts.leave();
+        assert!(!counts.any_for_credit() && counts.any());
+    });
+}
