@@ -7,6 +7,7 @@
 //!
 //! - [`attachment`]: a process's region: given, used, taken away; and who sleeps.
 //! - [`end`]: one end of a channel: its rings, and the switches between carrier and ring.
+//! - [`interest`]: one epoll registration: who answers it, and what it was told.
 //! - [`next`]: what a receiver does next: data, doorbells, the end of the stream.
 //! - [`credit`]: what a sender without credit does next.
 //! - [`spin`]: when to look again, and when to sleep.
@@ -16,5 +17,6 @@
 pub mod attachment;
 pub mod credit;
 pub mod end;
+pub mod interest;
 pub mod next;
 pub mod spin;

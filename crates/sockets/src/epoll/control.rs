@@ -14,8 +14,8 @@ use crate::epoll::lists::push_ready;
 use crate::epoll::membership::{answered, become_ours, leave, virtualise_members};
 use crate::epoll::nested::control_nested;
 use crate::epoll::registration::{
-    ANSWER_EVENTS, CARRIER_EVENTS, HELD, IN_BITMAP, LINKED, PARKED, TAG, allocate_registration,
-    armed, find, free_registration, registration, tag, untag,
+    ANSWER_EVENTS, CARRIER_EVENTS, LINKED, State, TAG, allocate_registration, armed, find,
+    free_registration, registration, tag, untag,
 };
 use crate::offload::awaiting;
 use crate::{closing, sys, waits};
@@ -58,11 +58,11 @@ pub(crate) fn control(
         libc::EPOLL_CTL_ADD => add(&connection, number, epoll_fd, known, event?),
         libc::EPOLL_CTL_MOD => {
             let one = registration(known?)?;
-            if one.state.load(Ordering::Relaxed) == PARKED {
+            if one.state() == State::Parked {
                 return Some(Err(libc::ENOENT));
             }
             let event = event?;
-            if one.state.load(Ordering::Relaxed) == HELD {
+            if one.state() == State::Held {
                 let _held = epoll.lock.lock();
                 one.set(armed(event.events), event.u64);
                 return Some(Ok(()));
@@ -78,13 +78,13 @@ pub(crate) fn control(
             }
             // epoll_ctl(2): an exclusive registration cannot be modified, nor an ordinary one made
             // exclusive.
-            if (event.events | one.events.load(Ordering::Relaxed)) & EPOLLEXCLUSIVE as u32 != 0 {
+            if (event.events | one.events()) & EPOLLEXCLUSIVE as u32 != 0 {
                 return Some(Err(libc::EINVAL));
             }
             {
                 let _held = epoll.lock.lock();
                 one.set(armed(event.events), event.u64);
-                one.rearmed.store(1, Ordering::Relaxed);
+                one.rearm();
                 push_ready(epoll, known?);
             }
             show(epoll, known?);
@@ -92,11 +92,11 @@ pub(crate) fn control(
         }
         libc::EPOLL_CTL_DEL => {
             let one = registration(known?)?;
-            if one.moves(IN_BITMAP, PARKED) {
+            if one.moves(State::InBitmap, State::Parked) {
                 epoll.virtuals.fetch_sub(1, Ordering::Relaxed);
                 return Some(Ok(()));
             }
-            if one.state.load(Ordering::Relaxed) == PARKED {
+            if one.state() == State::Parked {
                 return Some(Err(libc::ENOENT));
             }
             let _members = connection.local.membership.lock();
@@ -122,9 +122,7 @@ pub(super) fn add(
 ) -> Option<Result<(), i32>> {
     let epoll = epoll(number)?;
     if let Some(one) = known.and_then(registration) {
-        if one.state.load(Ordering::Relaxed) == PARKED
-            && take_back(epoll, number, connection, known?, &event)
-        {
+        if one.state() == State::Parked && take_back(epoll, number, connection, known?, &event) {
             show(epoll, known?);
             return Some(Ok(()));
         }
@@ -167,8 +165,7 @@ pub(super) fn add(
             ..event
         };
         let (data, state) = one.arm(n, &event);
-        one.state
-            .store(if is_held { HELD } else { state }, Ordering::Relaxed);
+        one.become_state(if is_held { State::Held } else { state });
         data
     });
     let (events, data) = match n {
@@ -195,7 +192,7 @@ pub(super) fn add(
     one.fd.store(connection.fd, Ordering::Relaxed);
     one.epoll.store(number, Ordering::Relaxed);
     one.on_ready.store(0, Ordering::Relaxed);
-    one.rearmed.store(1, Ordering::Relaxed);
+    one.rearm();
     if is_held {
         epoll.virtuals.fetch_add(1, Ordering::Relaxed);
     }
@@ -231,11 +228,11 @@ fn take_back(
     };
     let _members = connection.local.membership.lock();
     let _held = epoll.lock.lock();
-    if one.state.load(Ordering::Relaxed) != PARKED {
+    if one.state() != State::Parked {
         return false;
     }
     one.set(armed(event.events), event.u64);
-    one.rearmed.store(1, Ordering::Relaxed);
+    one.rearm();
     epoll.virtuals.fetch_add(1, BOOKS);
     become_ours(epoll, number, connection, one, n);
     push_ready(epoll, n);
@@ -248,7 +245,7 @@ fn show(epoll: &Epoll, number: u32) {
     let Some(one) = registration(number) else {
         return;
     };
-    let wants_room = one.events.load(Ordering::Relaxed) & EPOLLOUT as u32 != 0;
+    let wants_room = one.events() & EPOLLOUT as u32 != 0;
     let on_carrier = |connection: Connection| {
         let end = connection.end();
         end.is_some_and(|end| end.tx_mode() != Mode::Ring)

@@ -9,8 +9,7 @@ use crate::connection::Connection;
 use crate::epoll::instance::epoll;
 use crate::epoll::kernels::modify_kernels;
 use crate::epoll::registration::{
-    EARLY, LINKED, ONCE, ONESHOT, PLAIN, allocate_registration, armed, free_registration,
-    registration,
+    LINKED, ONESHOT, State, allocate_registration, armed, free_registration, registration,
 };
 use crate::{descriptors, lock, sys, waits};
 
@@ -42,14 +41,14 @@ pub(super) fn control_early(
                 one.fd.store(fd, Ordering::Relaxed);
                 one.epoll.store(number, Ordering::Relaxed);
                 one.on_ready.store(0, Ordering::Relaxed);
-                one.rearmed.store(1, Ordering::Relaxed);
+                one.rearm();
                 one.next.store(first, Ordering::Relaxed);
                 let event = epoll_event {
                     events: armed(event.events),
                     ..event
                 };
                 data = one.arm(n, &event).0;
-                one.state.store(EARLY, Ordering::Relaxed);
+                one.become_state(State::Early);
             }
             let result = sys::epoll_ctl(epoll_fd, operation, fd, event.events, data);
             let Some((n, _)) = entered else {
@@ -125,9 +124,8 @@ pub(crate) fn adopt(connection: &Connection, first: u32) {
     while let Some(one) = registration(n) {
         one.generation
             .store(connection.generation, Ordering::Relaxed);
-        let once = one.events.load(Ordering::Relaxed) & ONESHOT != 0;
-        one.state
-            .store(if once { ONCE } else { PLAIN }, Ordering::Relaxed);
+        let once = one.events() & ONESHOT != 0;
+        one.become_state(if once { State::Once } else { State::Plain });
         one.connection.store(connection.index + 1, LINKED);
         n = one.next.load(Ordering::Relaxed);
     }

@@ -7,24 +7,14 @@ use libc::{EPOLLERR, EPOLLHUP, EPOLLRDHUP, epoll_event};
 use toehold_channel::doorbell::WAKING;
 use toehold_channel::layout::CAPACITY_LOG2_MIN;
 use toehold_copy::prefetch;
+use toehold_stream::interest::Look;
 
 use crate::connection::Connection;
 use crate::epoll::instance::{BATCH, BOOKS, Epoll};
 use crate::epoll::kernels::kick;
 use crate::epoll::lists::{pop_ready, push_ready};
-use crate::epoll::registration::{EDGE, ONESHOT, READINESS, Registration, registration};
+use crate::epoll::registration::{EDGE, READINESS, Registration, peer_tail, registration};
 use crate::{ready, sys};
-
-/// What a look at a ready member came to.
-#[derive(Clone, Copy)]
-struct Look {
-    /// Of the registration, when the look began.
-    version: u32,
-    /// What the connection is ready for, as `POLL*` bits.
-    all: u16,
-    /// Those of them that the program asked for.
-    ready: u16,
-}
 
 /// Members taken off the ready list for one harvest.
 pub(super) struct Batch {
@@ -184,23 +174,7 @@ impl Epoll {
     #[inline(always)]
     fn look(&self, number: u32, processor: u32) -> Option<Look> {
         let one = registration(number)?;
-        // Acquire pairs with the Release store in `Registration::set`: the events are those of this
-        // version or of a later one, and `report` drops a look that a later one has overtaken.
-        let version = one.version.load(Ordering::Acquire);
-        let events = one.events.load(Ordering::Relaxed);
-        if !one.is_virtual() || events & READINESS == 0 && events & ONESHOT != 0 {
-            return None;
-        }
-        let connection = one.behind()?;
-        // The stream's end is an edge even for a program that asked for bytes only: it shows in
-        // `EPOLLRDHUP`.
-        let all = self.look_at(&connection, events | EPOLLRDHUP as u32, processor);
-        let ready = all & (events | (EPOLLERR | EPOLLHUP) as u32);
-        (ready != 0).then_some(Look {
-            version,
-            all: all as u16,
-            ready: ready as u16,
-        })
+        one.look(|interest| Some(self.look_at(&one.behind()?, interest, processor)))
     }
 
     /// The event that `look` comes to, if nobody has told it and nothing has changed since. The
@@ -208,25 +182,13 @@ impl Epoll {
     #[inline(always)]
     fn report(&self, number: u32, look: &Look, consume: bool) -> Option<epoll_event> {
         let one = registration(number)?;
-        // Whoever set it anew has put it on the ready list again.
-        if one.version.load(Ordering::Relaxed) != look.version || !one.is_virtual() {
-            return None;
-        }
-        let events = one.events.load(Ordering::Relaxed);
-        if events & READINESS == 0 && events & ONESHOT != 0 {
-            return None;
-        }
-        if events & EDGE != 0 && !one.is_new_edge(&one.behind()?, look.all.into(), consume) {
-            return None;
-        }
-        if consume && events & ONESHOT != 0 {
-            one.events.store(events & !READINESS, Ordering::Relaxed);
-        } else if !consume || events & EDGE == 0 {
+        let told = one.report(look, consume, || Some(peer_tail(&one.behind()?)))?;
+        if told.stays {
             push_ready(self, number);
         }
         Some(epoll_event {
-            events: look.ready.into(),
-            u64: one.data.load(Ordering::Relaxed),
+            events: told.events,
+            u64: told.data,
         })
     }
 
@@ -296,7 +258,7 @@ pub(super) fn polled_has_news(one: &Registration) -> bool {
     let Some(connection) = one.behind() else {
         return false;
     };
-    let wanted = one.events.load(Ordering::Relaxed);
+    let wanted = one.events();
     if wanted & READINESS == 0 {
         return false;
     }
@@ -305,5 +267,5 @@ pub(super) fn polled_has_news(one: &Registration) -> bool {
         ready::events(&connection, &end, interest as i16) as u16 as u32
     });
     let ready = all & (wanted | (EPOLLERR | EPOLLHUP) as u32);
-    ready != 0 && (wanted & EDGE == 0 || one.is_new_edge(&connection, all, false))
+    ready != 0 && (wanted & EDGE == 0 || one.is_new_edge(all, peer_tail(&connection), false))
 }

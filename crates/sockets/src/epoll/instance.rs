@@ -5,7 +5,7 @@ use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use libc::epoll_event;
 
 use crate::chunks::Chunks;
-use crate::epoll::registration::{EDGE, ONESHOT, POLLED, Registration};
+use crate::epoll::registration::{EDGE, ONESHOT, Registration, State};
 use crate::lock;
 use crate::pairs::Pair;
 use crate::wait::SpinHistory;
@@ -125,7 +125,7 @@ impl Epoll {
     /// Makes `one`, which is number `n`, a member that is looked at every time. The caller holds
     /// the lock, and it is not one yet.
     pub(super) fn link_polled(&self, one: &Registration, n: u32) {
-        one.state.store(POLLED, Ordering::Relaxed);
+        one.become_state(State::Polled);
         one.polled_next
             .store(self.polled.load(Ordering::Relaxed), Ordering::Relaxed);
         self.polled.store(n, Ordering::Relaxed);

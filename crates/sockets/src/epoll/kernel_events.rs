@@ -10,7 +10,7 @@ use crate::connection::{Connection, HINT_LOOK};
 use crate::epoll::instance::Epoll;
 use crate::epoll::lists::push_ready;
 use crate::epoll::membership::believe_kernel;
-use crate::epoll::registration::{EARLY, HELD, ONCE, PLAIN, registration, untag};
+use crate::epoll::registration::{State, registration, untag};
 use crate::offload::awaiting;
 use crate::{doorbells, errno};
 
@@ -36,8 +36,8 @@ impl Epoll {
             let Some(one) = registration(number) else {
                 continue;
             };
-            if matches!(one.state.load(Ordering::Relaxed), ONCE | EARLY) {
-                if let Some(told) = one.tell_once(&event) {
+            if matches!(one.state(), State::Once | State::Early) {
+                if let Some(told) = one.told_once(&event) {
                     events[kept] = told;
                     kept += 1;
                 }
@@ -55,10 +55,10 @@ impl Epoll {
             connection.entry.wakeups.fetch_add(1, Ordering::Relaxed);
             if one.is_virtual() {
                 if is_kernel_edge(&connection, event.events) {
-                    one.rearmed.store(1, Ordering::Relaxed);
+                    one.rearm();
                 }
                 push_ready(self, number);
-            } else if one.state.load(Ordering::Relaxed) == PLAIN {
+            } else if one.state() == State::Plain {
                 strange = number;
             }
         }
@@ -76,7 +76,7 @@ fn take_answers(events: &[epoll_event]) {
     let ours = events
         .iter()
         .filter_map(|event| registration(untag(event.u64)?));
-    for one in ours.filter(|one| one.state.load(Ordering::Relaxed) == HELD) {
+    for one in ours.filter(|one| one.state() == State::Held) {
         if let Some(connection) = one.behind() {
             errno::keep(|| awaiting::look(&connection));
         }
@@ -89,7 +89,7 @@ fn tidy_carriers(events: &[epoll_event]) {
         .iter()
         .filter(|event| event.events & EPOLLIN as u32 != 0)
         .filter_map(|event| registration(untag(event.u64)?));
-    for one in rung.filter(|one| !matches!(one.state.load(Ordering::Relaxed), ONCE | EARLY)) {
+    for one in rung.filter(|one| !matches!(one.state(), State::Once | State::Early)) {
         let Some(connection) = one.behind() else {
             continue;
         };

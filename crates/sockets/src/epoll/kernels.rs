@@ -9,7 +9,7 @@ use toehold_channel::table::Reason;
 use crate::connection::Connection;
 use crate::epoll::instance::{BOOKS, Epoll};
 use crate::epoll::registration::{
-    CARRIER_EVENTS, ONCE, PLAIN, Registration, TAG, armed, registration, tag,
+    CARRIER_EVENTS, Registration, State, TAG, armed, registration, tag,
 };
 use crate::sys;
 
@@ -51,16 +51,16 @@ pub(super) fn kernel_has_ours(
     false
 }
 
-/// Puts the program's events back in the kernel, for a registration that is [`PLAIN`].
+/// Puts the program's events back in the kernel, for a registration that is [`State::Plain`].
 pub(super) fn kernel_has_programs(epoll: &Epoll, one: &Registration, n: u32) {
     let wanted = epoll_event {
-        events: one.events.load(Ordering::Relaxed),
-        u64: one.data.load(Ordering::Relaxed),
+        events: one.events(),
+        u64: one.data(),
     };
     let data = {
         let _held = epoll.lock.lock();
         let (data, state) = one.arm(n, &wanted);
-        one.moves(PLAIN, state);
+        one.moves(State::Plain, state);
         data
     };
     epoll.note_ordinary(wanted.events);
@@ -91,27 +91,22 @@ pub(super) fn modify_kernels(
     let fd = one.carrier();
     // Before the kernel's: what it tells of the new arming must be known.
     let held = epoll.lock.lock();
-    let before = (
-        one.events.load(Ordering::Relaxed),
-        one.data.load(Ordering::Relaxed),
-        one.armings.load(Ordering::Relaxed),
-        one.state.load(Ordering::Relaxed),
-    );
+    let before = (one.events(), one.data(), one.armings(), one.state());
     let (data, state) = one.arm(n, &wanted);
-    if state == ONCE {
-        one.moves(PLAIN, ONCE);
+    if state == State::Once {
+        one.moves(State::Plain, State::Once);
     }
     drop(held);
     let result = sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_MOD, fd, event.events, data);
     if let Err(error) = sys::answer(result) {
         let _held = epoll.lock.lock();
         one.set(before.0, before.1);
-        one.armings.store(before.2, Ordering::Relaxed);
-        one.state.store(before.3, Ordering::Relaxed);
+        one.set_armings(before.2);
+        one.become_state(before.3);
         return Err(error);
     }
-    if state == PLAIN {
-        one.moves(ONCE, PLAIN);
+    if state == State::Plain {
+        one.moves(State::Once, State::Plain);
     }
     Ok(())
 }

@@ -10,7 +10,7 @@ use crate::epoll::instance::{EPOLLS, EPOLLS_MAX, epoll};
 use crate::epoll::membership::{is_anothers, set_home_wake};
 use crate::epoll::nested::forget_nested;
 use crate::epoll::registration::{
-    EARLY, FREE_LOCK, NEXT_UNUSED, TAG, free_registration, registration, unlink,
+    FREE_LOCK, NEXT_UNUSED, State, TAG, free_registration, registration, unlink,
 };
 use crate::orderings::LAST_OUT;
 use crate::{descriptors, process, sys};
@@ -80,10 +80,9 @@ pub(crate) fn closing(number: u32, fd: i32) {
     }
     for n in 1..NEXT_UNUSED.load(Ordering::Relaxed) {
         let Some(one) = registration(n) else { break };
-        if one.state.load(Ordering::Relaxed) == EARLY && one.epoll.load(Ordering::Relaxed) == number
-        {
+        if one.state() == State::Early && one.epoll.load(Ordering::Relaxed) == number {
             let _held = EARLY_LOCK.lock();
-            if one.state.load(Ordering::Relaxed) == EARLY {
+            if one.state() == State::Early {
                 forget_early(n);
                 continue;
             }

@@ -18,9 +18,8 @@ use crate::epoll::instance::{BOOKS, Epoll, PAIRS_MAX, epoll};
 use crate::epoll::kernels::{kernel_has_ours, kernel_has_programs};
 use crate::epoll::lists::{push_ready, remove_polled, remove_ready};
 use crate::epoll::registration::{
-    ANSWER_EVENTS, EARLY, GONE, HELD, IN_BITMAP, NEXT_UNUSED, ONCE, ONESHOT, PARKED, PLAIN, POLLED,
-    Registration, TAG, each_registration, free_registration, is_only_member, registration, tag,
-    unlink,
+    ANSWER_EVENTS, NEXT_UNUSED, ONESHOT, Registration, State, TAG, each_registration,
+    free_registration, is_only_member, registration, tag, unlink,
 };
 use crate::sleepers::{self, set_wake, wake_by_carrier};
 use crate::{lock, process, sys};
@@ -34,7 +33,7 @@ pub(super) fn leave(epoll: &Epoll, connection: &Connection, number: u32) {
     let stays = is_anothers(connection, one);
     {
         let _held = epoll.lock.lock();
-        if one.is_virtual() || one.state.load(Ordering::Relaxed) == HELD {
+        if one.is_virtual() || one.state() == State::Held {
             epoll.virtuals.fetch_sub(1, Ordering::Relaxed);
         }
         remove_ready(epoll, number);
@@ -109,7 +108,7 @@ pub(super) fn virtualise_members(connection: &Connection) {
         if plain {
             epoll.virtuals.fetch_add(1, BOOKS);
             become_ours(epoll, number, connection, one, n);
-        } else if several && one.moves(IN_BITMAP, POLLED) {
+        } else if several && one.moves(State::InBitmap, State::Polled) {
             epoll.link_polled(one, n);
             set_home_wake(connection, WakeWord::None);
         } else {
@@ -136,7 +135,7 @@ pub(super) fn become_ours(
     let bitmap = has_bitmap.then(|| give_bitmap(epoll, number, connection, n));
     match bitmap.flatten() {
         Some(word) => {
-            one.state.store(IN_BITMAP, Ordering::Relaxed);
+            one.become_state(State::InBitmap);
             if !sleepers::own_home(connection).is(word.to_word()) {
                 set_home_wake(connection, word);
             }
@@ -168,12 +167,12 @@ pub(crate) fn leave_to_kernel() {
 pub(crate) fn each_instance(connection: &Connection, fd: i32, mut each: impl FnMut(i32, u32, u64)) {
     each_registration(connection, |_, one| {
         let number = one.epoll.load(Ordering::Relaxed);
-        let events = one.events.load(Ordering::Relaxed);
+        let events = one.events();
         if one.fd.load(Ordering::Relaxed) == fd
             && let Some(epoll) = epoll(number)
         {
             let instance = epoll.fd.load(Ordering::Relaxed) - 1;
-            each(instance, events, one.data.load(Ordering::Relaxed));
+            each(instance, events, one.data());
         }
     });
 }
@@ -188,22 +187,21 @@ fn give_one_shots(concerns: impl Fn(i32) -> bool) {
         let Some(epoll) = epoll(one.epoll.load(Ordering::Relaxed)) else {
             return;
         };
-        let is_once = match one.state.load(Ordering::Relaxed) {
-            ONCE => true,
-            EARLY => one.events.load(Ordering::Relaxed) & ONESHOT != 0,
+        let is_once = match one.state() {
+            State::Once => true,
+            State::Early => one.events() & ONESHOT != 0,
             _ => false,
         };
         let epoll_fd = epoll.fd.load(Ordering::Relaxed) - 1;
         if is_once && concerns(epoll_fd) {
-            let (events, data) = (&one.events, &one.data);
             sys::epoll_ctl(
                 epoll_fd,
                 libc::EPOLL_CTL_MOD,
                 one.carrier(),
-                events.load(Ordering::Relaxed),
-                data.load(Ordering::Relaxed),
+                one.events(),
+                one.data(),
             );
-            one.moves(ONCE, PLAIN);
+            one.moves(State::Once, State::Plain);
         }
     }
 }
@@ -216,7 +214,7 @@ pub(crate) fn hold(connection: &Connection) {
         let Some(epoll) = epoll(one.epoll.load(Ordering::Relaxed)) else {
             return;
         };
-        let moves = || one.moves(PLAIN, HELD) || one.moves(ONCE, HELD);
+        let moves = || one.moves(State::Plain, State::Held) || one.moves(State::Once, State::Held);
         if TAG.load(Ordering::Relaxed) != 0 && moves() {
             epoll.virtuals.fetch_add(1, Ordering::Relaxed);
             sys::epoll_ctl(
@@ -236,7 +234,7 @@ pub(crate) fn answered(connection: &Connection) {
         let Some(epoll) = epoll(one.epoll.load(Ordering::Relaxed)) else {
             return;
         };
-        if one.moves(HELD, PLAIN) {
+        if one.moves(State::Held, State::Plain) {
             epoll.virtuals.fetch_sub(1, Ordering::Relaxed);
             kernel_has_programs(epoll, one, n);
         }
@@ -271,31 +269,27 @@ pub(crate) fn materialise(connection: &Connection) {
         let fd = one.carrier();
         let was = {
             let _held = epoll.lock.lock();
-            let was = one.state.load(Ordering::Relaxed);
+            let was = one.state();
             match was {
-                IN_BITMAP | POLLED => {
-                    // A program may park it at this very moment: then it is gone, as if it had been
-                    // before.
-                    let was = one.state.swap(PLAIN, Ordering::Relaxed);
-                    if was == PARKED {
-                        one.state.store(GONE, Ordering::Relaxed);
-                    } else {
+                // A program may park it at this very moment: then it is gone, as if it had been
+                // before.
+                State::InBitmap | State::Polled | State::Parked => {
+                    let is_kernels = was != State::Parked && one.moves(was, State::Plain);
+                    if is_kernels {
                         epoll.virtuals.fetch_sub(1, Ordering::Relaxed);
+                    } else {
+                        one.become_state(State::Gone);
                     }
                     remove_ready(epoll, n);
                     remove_polled(epoll, n);
-                    was
-                }
-                PARKED => {
-                    one.state.store(GONE, Ordering::Relaxed);
-                    was
+                    if is_kernels { was } else { State::Parked }
                 }
                 _ => was,
             }
         };
         match was {
-            IN_BITMAP | POLLED => kernel_has_programs(epoll, one, n),
-            PARKED => {
+            State::InBitmap | State::Polled => kernel_has_programs(epoll, one, n),
+            State::Parked => {
                 sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_DEL, fd, 0, 0);
                 leave(epoll, connection, n);
             }

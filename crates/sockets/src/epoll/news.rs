@@ -2,7 +2,6 @@
 
 use core::sync::atomic::Ordering;
 
-use libc::EPOLLOUT;
 use toehold_channel::doorbell::{WAKING, WakeWord, mark};
 
 use crate::connection::Connection;
@@ -24,8 +23,7 @@ pub(crate) fn watch_kernel_writable(connection: &Connection) {
 /// The program met a full ring: the next room in it is an edge.
 pub(crate) fn writing_blocked(connection: &Connection) {
     each_registration(connection, |_, one| {
-        one.edge_mask
-            .fetch_and(!(EPOLLOUT as u32), Ordering::Relaxed);
+        one.forget_room();
     });
 }
 

@@ -15,7 +15,7 @@ use crate::epoll::instance::{Epoll, epoll};
 use crate::epoll::kernels::kernel_has_programs;
 use crate::epoll::membership::{is_anothers, leave};
 use crate::epoll::registration::{
-    ANSWER_EVENTS, HELD, NEXT_UNUSED, PARKED, Registration, each_registration, registration, tag,
+    ANSWER_EVENTS, NEXT_UNUSED, Registration, State, each_registration, registration, tag,
 };
 use crate::{descriptors, sys};
 
@@ -32,7 +32,7 @@ pub(super) fn outlives_descriptor(
         connection.pin(Reason::Unsupported);
         return true;
     }
-    if one.state.load(Ordering::Relaxed) == PARKED || is_anothers(connection, one) {
+    if one.state() == State::Parked || is_anothers(connection, one) {
         return false;
     }
     let Some(duplicate) = descriptors::duplicate_for_us(connection.fd) else {
@@ -64,8 +64,8 @@ pub(crate) fn moved(fd: i32, to: i32) {
 fn put_under(epoll: &Epoll, one: &Registration, n: u32, fd: i32) {
     let epoll_fd = epoll.fd.load(Ordering::Relaxed) - 1;
     sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_DEL, fd, 0, 0);
-    let events = match one.state.load(Ordering::Relaxed) {
-        HELD => ANSWER_EVENTS,
+    let events = match one.state() {
+        State::Held => ANSWER_EVENTS,
         _ => one.carrier_events(),
     };
     let (add, carrier) = (libc::EPOLL_CTL_ADD, one.carrier());

@@ -1,20 +1,16 @@
 //! What a program registered, one record each, in one table.
 
-use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
-use libc::{
-    EPOLLERR, EPOLLET, EPOLLHUP, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLPRI, EPOLLRDHUP, epoll_event,
-};
+use libc::{EPOLLET, EPOLLIN, EPOLLOUT, EPOLLPRI, EPOLLRDHUP, epoll_event};
 use toehold_channel::table::EntryState;
+pub(super) use toehold_stream::interest::bits::{EDGE, ONESHOT, READINESS};
+pub(super) use toehold_stream::interest::{Interest, State, armed};
 
 use crate::chunks::Chunks;
 use crate::connection::{self, Connection};
 use crate::{descriptors, lock, process, table};
 
-pub(super) const READINESS: u32 =
-    (EPOLLIN | EPOLLOUT | EPOLLPRI | EPOLLRDHUP | EPOLLERR | EPOLLHUP) as u32;
-pub(super) const EDGE: u32 = EPOLLET as u32;
-pub(super) const ONESHOT: u32 = EPOLLONESHOT as u32;
 /// What the kernel watches on a carrier for us.
 pub(super) const CARRIER_EVENTS: u32 = (EPOLLIN | EPOLLPRI | EPOLLRDHUP | EPOLLET) as u32;
 /// What the kernel watches on a carrier whose engine has not answered.
@@ -48,54 +44,26 @@ pub(super) struct Registration {
     pub(super) duplicate: AtomicI32,
     /// Epoll number.
     pub(super) epoll: AtomicU32,
-    /// The program's events as [`armed`]; without any readiness when a one-shot registration has
-    /// fired.
-    pub(super) events: AtomicU32,
-    /// The program's data.
-    pub(super) data: AtomicU64,
-    /// Changes whenever `events` and `data` are set anew, but not when a one-shot is told. It is
-    /// never reset, so that a look which began before such a change can be recognised, even by
-    /// another registration in the same place.
-    pub(super) version: AtomicU32,
-    pub(super) state: AtomicU32,
+    /// What the program registered, who answers it, and what it was told.
+    interest: Interest,
     /// Next registration of the same connection, or next free one.
     pub(super) next: AtomicU32,
     pub(super) ready_next: AtomicU32,
     pub(super) on_ready: AtomicU32,
     pub(super) polled_next: AtomicU32,
-    /// Edge-triggered: what was reported last, and the peer's position then.
-    pub(super) edge_mask: AtomicU32,
-    pub(super) edge_tail: AtomicU64,
-    /// Edge-triggered: report whatever holds at the next look (a new registration, a modified one,
-    /// news from the kernel).
-    pub(super) rearmed: AtomicU32,
     /// [`process::forks`] when it was made.
     pub(super) forks: AtomicU32,
-    /// One-shot: how often it was armed in the kernel. Changes under the instance's lock.
-    pub(super) armings: AtomicU32,
 }
 
-// States of a registration. They change under the instance's lock, save IN_BITMAP to PARKED, which
-// is one exchange; and what the kernel has changes under the connection's `membership` lock, too.
+impl core::ops::Deref for Registration {
+    type Target = Interest;
 
-/// Being taken out of the books.
-pub(super) const GONE: u32 = 0;
-/// The kernel has the program's events and data.
-pub(super) const PLAIN: u32 = 1;
-/// The kernel has ours; a ready bitmap reports it.
-pub(super) const IN_BITMAP: u32 = 2;
-/// The kernel has ours; it is looked at every time.
-pub(super) const POLLED: u32 = 3;
-/// The kernel has the program's events and our tag: it tells once, and whoever answers next must
-/// know whether it has.
-pub(super) const ONCE: u32 = 7;
-/// Of a socket that is not connected yet: the kernel has what it has of [`PLAIN`] or [`ONCE`], and
-/// no connection has it on its list.
-pub(super) const EARLY: u32 = 6;
-/// The program removed it; the kernel still has ours, because programs that remove often add again.
-pub(super) const PARKED: u32 = 4;
-/// The kernel has ours until the engine has answered; then the program's own.
-pub(super) const HELD: u32 = 5;
+    #[inline]
+    fn deref(&self) -> &Interest {
+        &self.interest
+    }
+}
+
 static REGISTRATIONS: Chunks<Registration, CHUNK_LOG2, { REGISTRATIONS_MAX >> CHUNK_LOG2 }> =
     Chunks::new();
 pub(super) static FREE_LOCK: lock::Private = lock::Private::new();
@@ -103,11 +71,6 @@ static FREE_HEAD: AtomicU32 = AtomicU32::new(0);
 pub(super) static NEXT_UNUSED: AtomicU32 = AtomicU32::new(1);
 /// Upper half of our tags; a program whose own data begins with it keeps the kernel's epoll.
 pub(super) static TAG: AtomicU32 = AtomicU32::new(0);
-
-/// What `epoll_ctl` makes of the program's events: errors and hang-ups are always among them.
-pub(super) fn armed(events: u32) -> u32 {
-    events | (libc::EPOLLERR | libc::EPOLLHUP) as u32
-}
 
 pub(super) fn registration(number: u32) -> Option<&'static Registration> {
     if number == 0 {
@@ -138,7 +101,7 @@ impl Registration {
     /// too, if the program asks for it: that may be the kernel's buffer's, and one that is full
     /// already is filled by no send of ours.
     pub(super) fn carrier_events(&self) -> u32 {
-        CARRIER_EVENTS | self.events.load(Ordering::Relaxed) & EPOLLOUT as u32
+        CARRIER_EVENTS | self.events() & EPOLLOUT as u32
     }
 
     pub(super) fn behind(&self) -> Option<Connection> {
@@ -155,34 +118,6 @@ impl Registration {
             .then_some(connection)
     }
 
-    /// Edge-triggered: whether `ready` is more than what was reported before, or new bytes came
-    /// since. `consume` remembers it as reported.
-    pub(super) fn is_new_edge(&self, connection: &Connection, ready: u32, consume: bool) -> bool {
-        let tail = connection.end().map_or(0, |end| {
-            end.theirs().publish.tail.load(Ordering::Relaxed).shown()
-        });
-        let new = self.rearmed.load(Ordering::Relaxed) != 0
-            || ready & !self.edge_mask.load(Ordering::Relaxed) != 0
-            || tail != self.edge_tail.load(Ordering::Relaxed);
-        if consume {
-            self.rearmed.store(0, Ordering::Relaxed);
-            self.edge_mask.store(ready, Ordering::Relaxed);
-            self.edge_tail.store(tail, Ordering::Relaxed);
-        }
-        new
-    }
-
-    /// Notes what the program registered: whoever is looking by the former interest has nothing to
-    /// report. Callers hold the instance's lock, or have shown the registration to nobody.
-    pub(super) fn set(&self, events: u32, data: u64) {
-        self.events.store(events, Ordering::Relaxed);
-        self.data.store(data, Ordering::Relaxed);
-        let version = self.version.load(Ordering::Relaxed);
-        // Release pairs with the Acquire load in `Epoll::look`, which then loads the new events.
-        self.version
-            .store(version.wrapping_add(1), Ordering::Release);
-    }
-
     /// True when a fork came after it: another process may have it, in the same instance of the
     /// kernel's.
     pub(super) fn is_inherited(&self) -> bool {
@@ -191,53 +126,33 @@ impl Registration {
 
     /// True when the kernel answers it, as the program has registered it.
     pub(super) fn is_kernels(&self) -> bool {
-        matches!(self.state.load(Ordering::Relaxed), PLAIN | ONCE)
+        self.state().is_kernels()
     }
 
     /// Notes `event` and returns the data that the kernel is to have with it, and the state that
     /// makes. Callers hold the instance's lock, or have shown the registration, number `n`, to
     /// nobody.
-    pub(super) fn arm(&self, n: u32, event: &epoll_event) -> (u64, u32) {
+    pub(super) fn arm(&self, n: u32, event: &epoll_event) -> (u64, State) {
         self.set(event.events, event.u64);
         if event.events & ONESHOT == 0 || TAG.load(Ordering::Relaxed) == 0 {
-            return (event.u64, PLAIN);
+            return (event.u64, State::Plain);
         }
-        let armings = (self.armings.load(Ordering::Relaxed) % ARMINGS_MAX) + 1;
-        self.armings.store(armings, Ordering::Relaxed);
-        (tag(n) | u64::from(armings) << NUMBER_BITS, ONCE)
+        let armings = self.arm_once(ARMINGS_MAX);
+        (tag(n) | u64::from(armings) << NUMBER_BITS, State::Once)
     }
 
     /// What the kernel tells by `event`, once, in the program's terms: `None` when that was told.
     /// Callers hold the instance's lock.
-    pub(super) fn tell_once(&self, event: &epoll_event) -> Option<epoll_event> {
-        let wanted = self.events.load(Ordering::Relaxed);
+    pub(super) fn told_once(&self, event: &epoll_event) -> Option<epoll_event> {
         let arming = (event.u64 as u32) >> NUMBER_BITS;
-        if arming == 0 {
-            // Of another time, when it was ours to answer.
-            return None;
-        }
-        // One that was on its way when the program armed anew comes before what that will bring.
-        if arming == self.armings.load(Ordering::Relaxed) {
-            if wanted & READINESS == 0 {
-                return None;
-            }
-            self.events.store(wanted & !READINESS, Ordering::Relaxed);
-        }
-        Some(epoll_event {
+        self.interest.tell_once(arming).then(|| epoll_event {
             events: event.events,
-            u64: self.data.load(Ordering::Relaxed),
+            u64: self.data(),
         })
     }
 
-    /// One step from a state to another; false when it was in a third.
-    pub(super) fn moves(&self, from: u32, to: u32) -> bool {
-        self.state
-            .compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed)
-            .is_ok()
-    }
-
     pub(super) fn is_virtual(&self) -> bool {
-        matches!(self.state.load(Ordering::Relaxed), IN_BITMAP | POLLED)
+        self.state().is_ours()
     }
 }
 
@@ -267,7 +182,7 @@ pub(super) fn free_registration(number: u32) {
     if duplicate != 0 {
         descriptors::disown(duplicate - 1);
     }
-    gone.state.store(0, Ordering::Relaxed);
+    gone.become_state(State::Gone);
     let _held = FREE_LOCK.lock();
     gone.next
         .store(FREE_HEAD.load(Ordering::Relaxed), Ordering::Relaxed);
@@ -313,3 +228,17 @@ pub(super) fn is_only_member(connection: &Connection) -> bool {
     registration(connection.local.registrations.load(FOLLOWED))
         .is_none_or(|one| one.next.load(Ordering::Relaxed) == 0)
 }
+
+/// The position up to which the peer has published: news for an edge.
+pub(super) fn peer_tail(connection: &Connection) -> u64 {
+    connection.end().map_or(0, |end| {
+        end.theirs().publish.tail.load(Ordering::Relaxed).shown()
+    })
+}
+
+// The core has the bits of `epoll_ctl`.
+const _: () = assert!(EDGE == EPOLLET as u32 && ONESHOT == libc::EPOLLONESHOT as u32);
+const _: () = assert!(
+    READINESS
+        == (EPOLLIN | EPOLLOUT | EPOLLPRI | EPOLLRDHUP | libc::EPOLLERR | libc::EPOLLHUP) as u32
+);

@@ -9,6 +9,7 @@
 
 mod attachment;
 mod doorbell;
+mod interest;
 mod ring;
 #[path = "../support/mod.rs"]
 mod support;

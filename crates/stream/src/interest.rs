@@ -1,0 +1,362 @@
+//! What a program registered with `epoll_ctl`, who answers it, and what it was told: one
+//! registration, without system calls.
+//!
+//! Somebody answers each registration: the kernel, with the program's own events; or the library,
+//! while the kernel has the library's events on the carrier.
+//!
+//! ```text
+//!            ADD, not connected          connected
+//!   Gone ───────────────────────► Early ──────────┐
+//!    │                                            ▼       ring used
+//!    ├── ADD ──────────────────────────► Plain, Once ───────────────► InBitmap ──► Polled
+//!    │                                   ▲    ▲ │  ▲                    ▲ │ │        │
+//!    │                          answered │    │ │  └── carrier again ───┼─┴─┼────────┤
+//!    │                                   │    │ │ waits for the engine  │   │        │
+//!    └── ADD, waits for the engine ──► Held ◄─┼─┘                  ADD  │   │ DEL    │
+//!                                             │                         │   ▼        │
+//!                                             └─── InBitmap, Polled ◄── Parked       │
+//!   every state ──── DEL, close, or given up while parked ────► Gone ◄───────────────┘
+//! ```
+//!
+//! *Plain* and *Once* differ in what the kernel has: the program's data, or a tag of ours, because
+//! it tells once, and whoever answers next must know whether it has. *InBitmap* and *Polled* differ
+//! in how the library hears of news. *Parked* is removed for the program and still in the kernel
+//! with the library's events: programs that remove often add again. Of two threads that move one
+//! registration from one state, one succeeds ([`Interest::moves`]).
+//!
+//! An answer has two halves. [`Interest::look`] runs without a lock, because it may make system
+//! calls. [`Interest::report`] runs under the instance's lock and decides what is told: a one-shot
+//! or an edge to one of two threads that look at one time, and nothing by an interest that has
+//! changed since the look. MOD is [`Interest::set`], under that lock.
+
+use toehold_channel::sync::{AtomicU32, AtomicU64, Ordering};
+
+/// Bits of `epoll_event` (include/uapi/linux/eventpoll.h), which are those of `poll` below bit 16.
+pub mod bits {
+    /// Bytes, or the end, can be read.
+    pub const IN: u32 = 0x001;
+    /// Urgent data.
+    pub const PRI: u32 = 0x002;
+    /// There is room.
+    pub const OUT: u32 = 0x004;
+    /// An error: told whether or not it is asked for.
+    pub const ERR: u32 = 0x008;
+    /// Both directions ended: told whether or not it is asked for.
+    pub const HUP: u32 = 0x010;
+    /// The peer's direction ended.
+    pub const RDHUP: u32 = 0x2000;
+    /// Tell once, until it is modified.
+    pub const ONESHOT: u32 = 1 << 30;
+    /// Tell of news only.
+    pub const EDGE: u32 = 1 << 31;
+    /// All that can be told.
+    pub const READINESS: u32 = IN | PRI | OUT | ERR | HUP | RDHUP;
+}
+
+use bits::{EDGE, ERR, HUP, ONESHOT, RDHUP, READINESS};
+
+/// Who answers a registration. The numbers stand in memory that begins as zeroes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum State {
+    /// Nobody: it is no registration, or is being taken out of the books.
+    Gone = 0,
+    /// The kernel, with the program's events and data.
+    Plain = 1,
+    /// The library; a ready bitmap reports news.
+    InBitmap = 2,
+    /// The library; it is looked at every time.
+    Polled = 3,
+    /// Nobody: the program removed it, and the kernel still has the library's events.
+    Parked = 4,
+    /// The kernel, once the engine has answered; it has the library's events until then.
+    Held = 5,
+    /// The kernel; the socket is not connected yet, and no connection has it on its list.
+    Early = 6,
+    /// The kernel, once, with the program's events and the library's tag.
+    Once = 7,
+}
+
+impl State {
+    /// All of them.
+    pub const ALL: [State; 8] = [
+        State::Gone,
+        State::Plain,
+        State::InBitmap,
+        State::Polled,
+        State::Parked,
+        State::Held,
+        State::Early,
+        State::Once,
+    ];
+
+    #[inline]
+    fn of(word: u32) -> State {
+        match word {
+            1 => State::Plain,
+            2 => State::InBitmap,
+            3 => State::Polled,
+            4 => State::Parked,
+            5 => State::Held,
+            6 => State::Early,
+            7 => State::Once,
+            _ => State::Gone,
+        }
+    }
+
+    /// True when the kernel answers, as the program has registered it.
+    #[inline]
+    pub fn is_kernels(self) -> bool {
+        matches!(self, State::Plain | State::Once)
+    }
+
+    /// True when the library answers.
+    #[inline]
+    pub fn is_ours(self) -> bool {
+        matches!(self, State::InBitmap | State::Polled)
+    }
+
+    /// True when the drawing has an arrow from here to `to`, or they are one.
+    pub fn leads_to(self, to: State) -> bool {
+        use State::{Early, Gone, Held, InBitmap, Once, Parked, Plain, Polled};
+        match (self, to) {
+            (from, to) if from == to => true,
+            (_, Gone) => true,
+            (Gone, Early | Plain | Once | Held) => true,
+            (Early, Plain | Once) => true,
+            (Plain | Once, Plain | Once | Held | InBitmap | Polled) => true,
+            (Held, Plain | Once) => true,
+            (InBitmap, Polled | Parked | Plain) => true,
+            (Polled, Plain) => true,
+            (Parked, InBitmap | Polled) => true,
+            _ => false,
+        }
+    }
+}
+
+/// One registration. All zeroes is none.
+#[derive(Debug, Default)]
+pub struct Interest {
+    /// The program's events as [`armed`]; without any readiness when a one-shot has fired.
+    events: AtomicU32,
+    /// The program's data.
+    data: AtomicU64,
+    /// Changes whenever `events` and `data` are set anew, but not when a one-shot is told. It is
+    /// never reset, so that a look which began before such a change can be recognised, even by
+    /// another registration in the same place.
+    version: AtomicU32,
+    state: AtomicU32,
+    /// Edge-triggered: what was reported last, and the peer's position then.
+    edge_mask: AtomicU32,
+    edge_tail: AtomicU64,
+    /// Edge-triggered: report whatever holds at the next look (a new registration, a modified one,
+    /// news from the kernel).
+    rearmed: AtomicU32,
+    /// One-shot: how often it was armed in the kernel, 0 for never.
+    armings: AtomicU32,
+}
+
+/// What a look at a registration came to.
+#[derive(Clone, Copy, Debug)]
+pub struct Look {
+    /// Of the registration, when the look began.
+    version: u32,
+    /// What the connection is ready for.
+    all: u16,
+    /// Those of them that the program asked for.
+    ready: u16,
+}
+
+/// What the program is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Told {
+    /// What the connection is ready for.
+    pub events: u32,
+    /// The program's data.
+    pub data: u64,
+    /// It may hold at the next wait, too: the registration stays on the ready list.
+    pub stays: bool,
+}
+
+/// What `epoll_ctl` makes of the program's events: errors and hang-ups are always among them.
+pub fn armed(events: u32) -> u32 {
+    events | ERR | HUP
+}
+
+/// How `version` is stored, after events and data. Pairs with the load in [`Interest::look`], which
+/// then loads the new events.
+const CHANGED: Ordering = Ordering::Release;
+/// How `version` is loaded, before them. Pairs with the store in [`Interest::set`].
+const BEFORE: Ordering = Ordering::Acquire;
+
+impl Interest {
+    /// Who answers.
+    #[inline(always)]
+    pub fn state(&self) -> State {
+        State::of(self.state.load(Ordering::Relaxed))
+    }
+
+    /// From now on `to` answers. The caller holds the instance's lock, or has shown the
+    /// registration to nobody.
+    pub fn become_state(&self, to: State) {
+        let from = self.state.swap(to as u32, Ordering::Relaxed);
+        debug_assert!(
+            State::of(from).leads_to(to),
+            "{:?} to {to:?}",
+            State::of(from)
+        );
+    }
+
+    /// One step from a state to another; false when it was in a third. Of two threads that try at
+    /// one time, one succeeds.
+    pub fn moves(&self, from: State, to: State) -> bool {
+        debug_assert!(from.leads_to(to), "{from:?} to {to:?}");
+        self.state
+            .compare_exchange(from as u32, to as u32, Ordering::Relaxed, Ordering::Relaxed)
+            .is_ok()
+    }
+
+    /// The program's events, or what is left of a one-shot's.
+    #[inline]
+    pub fn events(&self) -> u32 {
+        self.events.load(Ordering::Relaxed)
+    }
+
+    /// The program's data.
+    #[inline]
+    pub fn data(&self) -> u64 {
+        self.data.load(Ordering::Relaxed)
+    }
+
+    /// Notes what the program registered: whoever is looking by the former interest has nothing to
+    /// report. Callers hold the instance's lock, or have shown the registration to nobody.
+    pub fn set(&self, events: u32, data: u64) {
+        self.events.store(events, Ordering::Relaxed);
+        self.data.store(data, Ordering::Relaxed);
+        let version = self.version.load(Ordering::Relaxed);
+        self.version.store(version.wrapping_add(1), CHANGED);
+    }
+
+    /// Whatever holds at the next look is news.
+    pub fn rearm(&self) {
+        self.rearmed.store(1, Ordering::Relaxed);
+    }
+
+    /// The next room is news: the program has met a full ring.
+    pub fn forget_room(&self) {
+        self.edge_mask.fetch_and(!bits::OUT, Ordering::Relaxed);
+    }
+
+    /// True when a one-shot has been told and not modified since.
+    #[inline]
+    pub fn is_spent(&self) -> bool {
+        is_spent(self.events())
+    }
+
+    /// The first half of an answer: what the program asked for and holds, if anything.
+    /// `ready_for` finds out of `interest` what the connection is ready for; nothing when it is
+    /// another connection by now.
+    #[inline(always)]
+    pub fn look(&self, ready_for: impl FnOnce(u32) -> Option<u32>) -> Option<Look> {
+        let version = self.version.load(BEFORE);
+        let events = self.events();
+        if !self.state().is_ours() || is_spent(events) {
+            return None;
+        }
+        // The stream's end is an edge even for a program that asked for bytes only: it shows in
+        // `RDHUP`.
+        let all = ready_for(events | RDHUP)?;
+        let ready = all & (events | ERR | HUP);
+        (ready != 0).then_some(Look {
+            version,
+            all: all as u16,
+            ready: ready as u16,
+        })
+    }
+
+    /// The second half: what `look` comes to, if nobody has told it and nothing has changed since.
+    /// `tail` finds the peer's position. `consume` is false for a look that must change nothing.
+    /// The caller holds the instance's lock.
+    #[inline(always)]
+    pub fn report(
+        &self,
+        look: &Look,
+        consume: bool,
+        tail: impl FnOnce() -> Option<u64>,
+    ) -> Option<Told> {
+        // Whoever set it anew has put it on the ready list again.
+        if self.version.load(Ordering::Relaxed) != look.version || !self.state().is_ours() {
+            return None;
+        }
+        let events = self.events();
+        if is_spent(events) {
+            return None;
+        }
+        if events & EDGE != 0 && !self.is_new_edge(look.all.into(), tail()?, consume) {
+            return None;
+        }
+        let is_once = events & ONESHOT != 0;
+        if consume && is_once {
+            self.events.store(events & !READINESS, Ordering::Relaxed);
+        }
+        Some(Told {
+            events: look.ready.into(),
+            data: self.data(),
+            stays: !consume || !is_once && events & EDGE == 0,
+        })
+    }
+
+    /// Edge-triggered: whether `ready` is more than what was reported before, or new bytes came
+    /// since. `consume` remembers it as reported.
+    pub fn is_new_edge(&self, ready: u32, tail: u64, consume: bool) -> bool {
+        let is_new = self.rearmed.load(Ordering::Relaxed) != 0
+            || ready & !self.edge_mask.load(Ordering::Relaxed) != 0
+            || tail != self.edge_tail.load(Ordering::Relaxed);
+        if consume {
+            self.rearmed.store(0, Ordering::Relaxed);
+            self.edge_mask.store(ready, Ordering::Relaxed);
+            self.edge_tail.store(tail, Ordering::Relaxed);
+        }
+        is_new
+    }
+
+    /// Which arming in the kernel this is, of a one-shot.
+    pub fn armings(&self) -> u32 {
+        self.armings.load(Ordering::Relaxed)
+    }
+
+    /// Puts back what [`Interest::armings`] said, where the kernel refused the new arming.
+    pub fn set_armings(&self, armings: u32) {
+        self.armings.store(armings, Ordering::Relaxed);
+    }
+
+    /// One more arming in the kernel, of at most `most` that are told apart. The caller holds the
+    /// instance's lock.
+    pub fn arm_once(&self, most: u32) -> u32 {
+        let armings = self.armings() % most + 1;
+        self.set_armings(armings);
+        armings
+    }
+
+    /// True when the kernel tells of `arming` what the program has not been told. The caller holds
+    /// the instance's lock.
+    pub fn tell_once(&self, arming: u32) -> bool {
+        if arming == 0 {
+            // Of another time, when it was ours to answer.
+            return false;
+        }
+        // One that was on its way when the program armed anew comes before what that will bring.
+        if arming == self.armings() {
+            let wanted = self.events();
+            if wanted & READINESS == 0 {
+                return false;
+            }
+            self.events.store(wanted & !READINESS, Ordering::Relaxed);
+        }
+        true
+    }
+}
+
+fn is_spent(events: u32) -> bool {
+    events & READINESS == 0 && events & ONESHOT != 0
+}

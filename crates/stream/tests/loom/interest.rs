@@ -1,0 +1,187 @@
+//! Two threads on one registration: who tells, and what a change in between makes of it.
+
+use std::sync::Arc;
+
+use super::explore;
+use loom::sync::Mutex;
+use toehold_channel::doorbell::mark;
+use toehold_channel::layout::ReadyBitmap;
+use toehold_channel::sync::{AtomicU32, AtomicU64, Ordering};
+use toehold_stream::interest::bits::{EDGE, IN, ONESHOT, OUT};
+use toehold_stream::interest::{Interest, State, Told, armed};
+
+/// A registration, the instance's lock with its ready list, and the books.
+struct Member {
+    interest: Interest,
+    /// True while it is on the ready list.
+    list: Mutex<bool>,
+    bitmap: ReadyBitmap,
+    /// The peer's position.
+    tail: AtomicU64,
+    virtuals: AtomicU32,
+}
+
+const BIT: u32 = 5;
+
+impl Member {
+    fn new(events: u32) -> Arc<Member> {
+        let member = Member {
+            interest: Interest::default(),
+            list: Mutex::new(true),
+            bitmap: ReadyBitmap::default(),
+            tail: AtomicU64::new(1),
+            virtuals: AtomicU32::new(1),
+        };
+        member.interest.set(armed(events), 1);
+        member.interest.rearm();
+        member.interest.become_state(State::Plain);
+        member.interest.become_state(State::InBitmap);
+        Arc::new(member)
+    }
+
+    /// As `Epoll::sweep`.
+    fn sweep(&self) {
+        let mut list = self.list.lock().unwrap();
+        if self.bitmap.bits[0].swap(0, Ordering::SeqCst).has(1 << BIT) {
+            *list = true;
+        }
+    }
+
+    /// As `Epoll::harvest`: the look is without the lock.
+    fn wait(&self) -> Option<Told> {
+        self.sweep();
+        if !core::mem::take(&mut *self.list.lock().unwrap()) {
+            return None;
+        }
+        self.answer()
+    }
+
+    fn answer(&self) -> Option<Told> {
+        let ready = |interest| {
+            let has_bytes = self.tail.load(Ordering::Acquire) > 0;
+            Some(interest & (OUT | if has_bytes { IN } else { 0 }))
+        };
+        let look = self.interest.look(ready)?;
+        let mut list = self.list.lock().unwrap();
+        let tail = || Some(self.tail.load(Ordering::Relaxed));
+        let told = self.interest.report(&look, true, tail)?;
+        *list |= told.stays;
+        Some(told)
+    }
+
+    /// `EPOLL_CTL_MOD`.
+    fn modify(&self, events: u32, data: u64) {
+        let mut list = self.list.lock().unwrap();
+        self.interest.set(armed(events), data);
+        self.interest.rearm();
+        *list = true;
+    }
+}
+
+fn told_by_one_of_two(events: u32) {
+    explore(3, move || {
+        let member = Member::new(events);
+        let other = member.clone();
+        // Both have it in their batch, as when news put it on the list again meanwhile.
+        let thread = loom::thread::spawn(move || other.answer().is_some());
+        let here = member.answer().is_some();
+        let there = thread.join().unwrap();
+        assert!(here ^ there, "told here: {here}, there: {there}");
+    });
+}
+
+#[test]
+fn one_shot_is_told_to_exactly_one_of_two_threads() {
+    told_by_one_of_two(IN | ONESHOT);
+}
+
+#[test]
+fn edge_is_told_to_exactly_one_of_two_threads() {
+    told_by_one_of_two(IN | EDGE);
+}
+
+#[test]
+fn change_during_a_wait_is_told_once_and_unmixed() {
+    explore(3, || {
+        let member = Member::new(IN | ONESHOT);
+        let other = member.clone();
+        let thread = loom::thread::spawn(move || other.wait());
+        member.modify(OUT | ONESHOT, 2);
+        let mut told = vec![thread.join().unwrap(), member.wait(), member.wait()];
+        told.retain(Option::is_some);
+        let told: Vec<_> = told
+            .into_iter()
+            .flatten()
+            .map(|t| (t.events, t.data))
+            .collect();
+        assert!(
+            told == [(OUT, 2)] || told == [(IN, 1), (OUT, 2)],
+            "neither lost, nor told twice, nor half of each: {told:?}"
+        );
+    });
+}
+
+#[test]
+fn news_that_comes_while_it_is_parked_is_told_after_it_is_taken_back() {
+    explore(3, || {
+        let member = Member::new(IN | EDGE);
+        assert!(member.wait().is_some(), "what stood there before");
+        let notifier = member.clone();
+        let thread = loom::thread::spawn(move || {
+            notifier.tail.store(2, Ordering::Release);
+            mark(&notifier.bitmap, BIT);
+        });
+        // DEL, a wait by which the bit may be swept, and ADD.
+        assert!(member.interest.moves(State::InBitmap, State::Parked));
+        assert!(member.wait().is_none(), "it is no member");
+        {
+            let mut list = member.list.lock().unwrap();
+            member.interest.set(armed(IN | EDGE), 2);
+            member.interest.rearm();
+            member.interest.become_state(State::InBitmap);
+            *list = true;
+        }
+        let first = member.wait();
+        thread.join().unwrap();
+        let second = member.wait();
+        let told = |told: Option<Told>| told.is_some_and(|told| told.data == 2);
+        assert!(told(first), "it is ready when it is added");
+        // The news came before that, or is an edge of its own.
+        assert!(second.is_none() || told(second));
+        assert!(member.wait().is_none());
+    });
+}
+
+#[test]
+fn parking_and_going_back_to_the_kernel_count_the_member_out_once() {
+    explore(3, || {
+        let member = Member::new(IN);
+        let other = member.clone();
+        let parks = loom::thread::spawn(move || {
+            let parked = other.interest.moves(State::InBitmap, State::Parked);
+            if parked {
+                other.virtuals.fetch_sub(1, Ordering::Relaxed);
+            }
+            parked
+        });
+        // As `membership::materialise`.
+        let is_kernels = member.interest.moves(State::InBitmap, State::Plain);
+        if is_kernels {
+            member.virtuals.fetch_sub(1, Ordering::Relaxed);
+        } else {
+            member.interest.become_state(State::Gone);
+        }
+        let parked = parks.join().unwrap();
+        assert!(parked ^ is_kernels);
+        assert_eq!(member.virtuals.load(Ordering::Relaxed), 0);
+        let left = member.interest.state();
+        assert_eq!(
+            left,
+            if is_kernels {
+                State::Plain
+            } else {
+                State::Gone
+            }
+        );
+    });
+}
