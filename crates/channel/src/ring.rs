@@ -58,7 +58,7 @@ pub fn stretches(
     let capacity = 1usize << capacity_log2.into().capped(CAPACITY_LOG2_MAX);
     let len = len.min(capacity);
     let offset = position.into().masked(capacity as u64 - 1) as usize;
-    // What is copied lies between these two: in release builds, too.
+    // No copy leaves the ring: the place of its first byte is checked in release builds, too.
     assert!(offset < capacity && capacity <= RING_BYTES);
     let first = len.min(capacity - offset);
     [(offset, first), (0, len - first)]

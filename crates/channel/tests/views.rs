@@ -86,7 +86,8 @@ proptest! {
 
     #[test]
     fn wake_words_name_bitmaps_and_bits_that_exist(word: u32) {
-        if let Ok(WakeWord::Bitmap { bitmap, bit }) = WakeWord::from_untrusted(Untrusted::from(word)) {
+        let word = WakeWord::from_untrusted(Untrusted::from(word));
+        if let Ok(WakeWord::Bitmap { bitmap, bit }) = word {
             prop_assert!((bitmap as usize) < READY_BITMAPS && (bit as usize) < READY_BITS);
         }
     }

@@ -3,9 +3,9 @@
 
 use core::sync::atomic::Ordering;
 
-/// Whoever keeps a connection on its carrier pins it (`Entry::flags`), and then looks at the region.
-/// Whoever gives it a region then looks at the flags. The look in `pairing::attach` pairs with the
-/// one after `Connection::pin`: at least one sees the other side's store.
+/// Whoever keeps a connection on its carrier pins it (`Entry::flags`), and then looks at the
+/// region. Whoever gives it a region then looks at the flags. The look in `pairing::attach` pairs
+/// with the one after `Connection::pin`: at least one sees the other side's store.
 pub(crate) const PINNED: Ordering = Ordering::SeqCst;
 
 /// Counts a user of something out. Whoever counts the last one out ends that thing: the decrement

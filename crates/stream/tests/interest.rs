@@ -204,7 +204,7 @@ proptest! {
                     prop_assert!((1..=ARMINGS_MAX).contains(&armed_now));
                     told = 0;
                 }
-                Some(age) if age == 0 => {
+                Some(0) => {
                     told += u32::from(interest.tell_once(armed_now));
                     prop_assert!(told <= 1, "twice of one arming");
                     prop_assert!(interest.is_spent() || armed_now == 0);
