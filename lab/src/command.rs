@@ -4,16 +4,21 @@ use std::fs;
 use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
+use crate::error::LabError;
 use crate::plan::Plan;
 use crate::runner::{self, Options};
-use crate::{html, plans, table};
+use crate::{html, plans, runs, table};
 
 /// The names of the plans, and what each answers.
 pub fn list() -> Vec<(String, String)> {
-    plans::all()
+    let files = runs::known()
+        .into_iter()
+        .map(|plan| (plan.name, plan.about));
+    let others = plans::all();
+    let others = others
         .iter()
-        .map(|plan| (plan.name().to_owned(), plan.about().to_owned()))
-        .collect()
+        .map(|plan| (plan.name().to_owned(), plan.about().to_owned()));
+    files.chain(others).collect()
 }
 
 /// A run that is asked for.
@@ -29,31 +34,6 @@ pub struct RunRequest {
     pub quick: bool,
     /// Rounds other than the plan's.
     pub rounds: Option<usize>,
-}
-
-/// Why the lab did not do what it was asked.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct LabError {
-    /// One sentence.
-    pub sentence: String,
-    /// It asked for something that cannot be.
-    pub is_usage: bool,
-}
-
-impl LabError {
-    pub(crate) fn new(sentence: impl Into<String>) -> LabError {
-        LabError {
-            sentence: sentence.into(),
-            is_usage: false,
-        }
-    }
-
-    pub(crate) fn usage(sentence: impl Into<String>) -> LabError {
-        LabError {
-            sentence: sentence.into(),
-            is_usage: true,
-        }
-    }
 }
 
 /// Carries out a plan and prints its report.

@@ -11,6 +11,7 @@
 //! A report prints as tables, as JSON, and as one HTML file with its plots in it.
 
 mod command;
+mod error;
 pub mod generator;
 mod html;
 mod plan;
@@ -18,9 +19,11 @@ mod plans;
 mod published;
 mod report;
 mod runner;
+pub mod runs;
 mod table;
 
-pub use command::{LabError, RunRequest, bytes, list, run_plan};
+pub use command::{RunRequest, bytes, list, run_plan};
+pub use error::LabError;
 pub use plan::{Case, Figure, Plan, Reading};
 pub use published::{Published, published_of};
 pub use report::{Claim, Report, Row, Verdict};

@@ -5,10 +5,12 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 use toehold_lab::generator::{self, Address, Arrivals, Load, Outcome, Pattern, Server};
-use toehold_lab::{RunRequest, list, run_plan};
+use toehold_lab::runs::{self, Form, PlanFile};
+use toehold_lab::{LabError, RunRequest, list, run_plan};
 use toehold_measure::text::prefixed;
 
 use crate::failure::Failure;
+use crate::library;
 
 /// Options of `toehold lab`.
 #[derive(Args, Debug)]
@@ -23,8 +25,16 @@ pub(crate) struct LabArgs {
 enum LabCommand {
     /// List the experiments
     List,
-    /// Carry out an experiment: tables, claims, and the published figures beside them
+    /// Show an experiment: its arms, its loads, how long it takes
+    Show(ShowArgs),
+    /// Carry out an experiment: conclusions, tables, and the published figures beside them
     Run(RunArgs),
+    /// Finish a run that was cut short; its finished rounds are kept
+    Resume(ResumeArgs),
+    /// Print the report of a run again, or write its page
+    Report(ReportArgs),
+    /// Show two runs of an experiment beside each other
+    Compare(CompareArgs),
     /// Serve loads of `toehold lab client` until it is ended
     Server(ServerArgs),
     /// Send a load to a `toehold lab server` and say what was measured
@@ -35,7 +45,7 @@ enum LabCommand {
 
 #[derive(Args, Debug)]
 struct RunArgs {
-    /// The experiment; `toehold lab list` lists them
+    /// The experiment: a name of `toehold lab list`, or a plan of your own, PATH.toml
     plan: String,
 
     /// Rounds: how often each case is sampled, in changing order
@@ -50,9 +60,68 @@ struct RunArgs {
     #[arg(long)]
     json: bool,
 
-    /// Write PLAN.json and PLAN.html, with plots, into this directory
+    /// Print every sample as a line of CSV instead of the tables
+    #[arg(long, conflicts_with = "json")]
+    csv: bool,
+
+    /// Keep the run and its page in this directory (else below $XDG_STATE_HOME/toehold/lab)
     #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
     out: Option<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+struct ShowArgs {
+    /// The experiment: a name of `toehold lab list`, or a plan of your own, PATH.toml
+    plan: String,
+}
+
+#[derive(Args, Debug)]
+struct ResumeArgs {
+    /// The run's directory
+    #[arg(value_hint = clap::ValueHint::DirPath)]
+    run: PathBuf,
+
+    /// Print the run as JSON instead of the tables
+    #[arg(long)]
+    json: bool,
+
+    /// Print every sample as a line of CSV instead of the tables
+    #[arg(long, conflicts_with = "json")]
+    csv: bool,
+}
+
+#[derive(Args, Debug)]
+struct ReportArgs {
+    /// The run's directory, finished or not
+    #[arg(value_hint = clap::ValueHint::DirPath)]
+    run: PathBuf,
+
+    /// Print the run as JSON instead of the tables
+    #[arg(long)]
+    json: bool,
+
+    /// Print every sample as a line of CSV instead of the tables
+    #[arg(long, conflicts_with = "json")]
+    csv: bool,
+
+    /// Write the self-contained page there
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+struct CompareArgs {
+    /// The directory of the first run
+    #[arg(value_hint = clap::ValueHint::DirPath)]
+    a: PathBuf,
+
+    /// The directory of the second run
+    #[arg(value_hint = clap::ValueHint::DirPath)]
+    b: PathBuf,
+
+    /// Compare runs of different machines, too
+    #[arg(long)]
+    any_machine: bool,
 }
 
 #[derive(Args, Debug)]
@@ -163,7 +232,9 @@ struct LoadArgs {
 const EXAMPLES: &str = "\
 Examples:
   toehold lab list
-  toehold lab run ioat-copy --out reports
+  toehold lab run quick                   which path helps here? Under five minutes
+  toehold lab run ioat-multistream --out reports/multistream
+  toehold lab resume reports/multistream  after ^C
   toehold run -- toehold lab server       and in another terminal:
   toehold run -- toehold lab client --pattern to-server --message 128K
   toehold lab limit --pattern to-server --message 128K
@@ -175,26 +246,33 @@ pub(crate) fn run(args: &LabArgs) -> Result<(), Failure> {
         LabCommand::List => {
             let mut text = String::new();
             for (name, about) in list() {
-                text.push_str(&format!("{name:<12} {about}\n"));
+                text.push_str(&format!("{name:<17} {about}\n"));
             }
             print(&text);
             Ok(())
         }
-        LabCommand::Run(args) => {
-            let request = RunRequest {
-                plan: args.plan.clone(),
-                json: args.json,
-                out: args.out.clone(),
-                quick: args.quick,
-                rounds: args.rounds.map(|rounds| rounds as usize),
-            };
-            run_plan(&request).map_err(|error| {
-                if error.is_usage {
-                    Failure::usage(error.sentence)
-                } else {
-                    Failure::new(error.sentence)
+        LabCommand::Show(args) => {
+            match plan(&args.plan)? {
+                Some(plan) => print(&plan.describe()),
+                None => {
+                    return Err(Failure::usage(format!(
+                        "`{}` has no plan file to show; `toehold lab list` says what there is",
+                        args.plan
+                    )));
                 }
-            })
+            }
+            Ok(())
+        }
+        LabCommand::Run(args) => run_one(args),
+        LabCommand::Resume(args) => {
+            runs::resume(&args.run, form(args.json, args.csv)).map_err(failure)
+        }
+        LabCommand::Report(args) => {
+            runs::report(&args.run, args.html.as_deref(), form(args.json, args.csv))
+                .map_err(failure)
+        }
+        LabCommand::Compare(args) => {
+            runs::compare(&args.a, &args.b, args.any_machine).map_err(failure)
         }
         LabCommand::Server(args) => {
             let server = Server::bind(&args.listen).map_err(Failure::new)?;
@@ -213,6 +291,61 @@ pub(crate) fn run(args: &LabArgs) -> Result<(), Failure> {
             let outcome = generator::bare::run(&load).map_err(Failure::new)?;
             show(&outcome, args.load.json)
         }
+    }
+}
+
+fn run_one(args: &RunArgs) -> Result<(), Failure> {
+    let Some(mut plan) = plan(&args.plan)? else {
+        if args.csv {
+            return Err(Failure::usage(format!(
+                "`{}` has no CSV; use --json",
+                args.plan
+            )));
+        }
+        let request = RunRequest {
+            plan: args.plan.clone(),
+            json: args.json,
+            out: args.out.clone(),
+            quick: args.quick,
+            rounds: args.rounds.map(|rounds| rounds as usize),
+        };
+        return run_plan(&request).map_err(failure);
+    };
+    // Without the library every path would silently be the host path, and the report a lie.
+    if plan.needs_library() {
+        library::find().map_err(|error| Failure::new(error.to_string()))?;
+    }
+    if args.quick {
+        plan = plan.hurried();
+    }
+    if let Some(rounds) = args.rounds {
+        plan.rounds = rounds as usize;
+    }
+    runs::begin(plan, args.out.as_deref(), form(args.json, args.csv)).map_err(failure)
+}
+
+/// The plan of that name or in that file; `None` for an experiment that is no plan file, or is
+/// unknown.
+fn plan(name: &str) -> Result<Option<PlanFile>, Failure> {
+    if name.ends_with(".toml") {
+        return PlanFile::read(name.as_ref()).map(Some).map_err(failure);
+    }
+    Ok(runs::known().into_iter().find(|plan| plan.name == name))
+}
+
+fn form(json: bool, csv: bool) -> Form {
+    match (json, csv) {
+        (true, _) => Form::Json,
+        (_, true) => Form::Csv,
+        _ => Form::Text,
+    }
+}
+
+fn failure(error: LabError) -> Failure {
+    if error.is_usage {
+        Failure::usage(error.sentence)
+    } else {
+        Failure::new(error.sentence)
     }
 }
 

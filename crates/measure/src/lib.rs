@@ -7,8 +7,8 @@
 //!   generators.
 //! - [`schedule`] decides which arm runs when; [`cpus`] decides where; [`rng`] is the seeded
 //!   generator behind both.
-//! - [`stats`] says what the samples say: the only estimator there is; [`environment`] says where
-//!   and when they were taken.
+//! - [`stats`] says what the samples say: the only estimator there is; [`verdict`] judges;
+//!   [`environment`] says where and when they were taken.
 //! - [`text`] writes numbers and changes in words, [`plot`] draws, [`page`] is the only HTML there
 //!   is.
 
@@ -27,3 +27,4 @@ pub mod shell;
 pub mod stats;
 pub mod syscalls;
 pub mod text;
+pub mod verdict;

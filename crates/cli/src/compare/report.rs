@@ -5,6 +5,7 @@ use toehold_measure::cpus::{Pin, Placement};
 use toehold_measure::environment::Environment;
 use toehold_measure::metric::{Better, Metric};
 use toehold_measure::stats::{self, Ratio, Summary};
+pub(crate) use toehold_measure::verdict::Verdict as Conclusion;
 
 use super::arm::Arm;
 use super::round::Round;
@@ -223,63 +224,6 @@ pub(crate) struct ArmMetric {
     pub(crate) ratio: Option<Ratio>,
     /// The conclusion; `None` for the base itself.
     pub(crate) verdict: Option<Conclusion>,
-}
-
-/// What a ratio comes to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Conclusion {
-    /// An improvement on the base.
-    Better,
-    /// The opposite.
-    Worse,
-    /// The samples do not tell the two apart.
-    NoDetectableDifference,
-    /// They do, but the base differs as much from itself.
-    WithinNoise,
-    /// Too few rounds to tell.
-    TooFewRounds,
-    /// There is no ratio because the base is zero, or neither direction is an improvement.
-    NotComparable,
-}
-
-impl Conclusion {
-    /// The words of the table.
-    pub(crate) fn words(self) -> &'static str {
-        match self {
-            Conclusion::Better => "better",
-            Conclusion::Worse => "worse",
-            Conclusion::NoDetectableDifference => "no detectable difference",
-            Conclusion::WithinNoise => "within the noise floor",
-            Conclusion::TooFewRounds => "too few rounds to tell",
-            Conclusion::NotComparable => "",
-        }
-    }
-
-    /// A difference has an interval that leaves out one, and exceeds the noise floor.
-    fn of(
-        rounds: &[(f64, f64)],
-        ratio: Option<&Ratio>,
-        better: Better,
-        noise_floor: Option<f64>,
-    ) -> Conclusion {
-        let Some(ratio) = ratio.filter(|_| better != Better::Neither) else {
-            return Conclusion::NotComparable;
-        };
-        match stats::is_different(rounds) {
-            None => return Conclusion::TooFewRounds,
-            Some(false) => return Conclusion::NoDetectableDifference,
-            Some(true) => {}
-        }
-        if noise_floor.is_some_and(|floor| (ratio.value - 1.0).abs() <= floor) {
-            return Conclusion::WithinNoise;
-        }
-        if (ratio.value > 1.0) == (better == Better::Higher) {
-            Conclusion::Better
-        } else {
-            Conclusion::Worse
-        }
-    }
 }
 
 /// Joins the rounds of all arms metric by metric. The first arm is the base; with `control`, the

@@ -1,0 +1,202 @@
+//! `toehold lab` from the outside, on kernel sockets and bare threads: neither needs the library.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::thread;
+
+use serde_json::Value;
+
+const PLAN: &str = "name = \"tiny\"\nabout = \"A test.\"\nrounds = 2\nseconds = 0.02\n\
+    [[arm]]\nname = \"kernel\"\npath = \"host\"\n\
+    [[arm]]\nname = \"unix\"\npath = \"host\"\nfamily = \"unix\"\n\
+    [[arm]]\nname = \"limit\"\npath = \"limit\"\n\
+    [[block]]\ntitle = \"small\"\nmetric = \"latency-p50\"\npattern = \"ping-pong\"\n\
+    sweep = { factor = \"message\", values = [1, 64] }\n\
+    [[block]]\ntitle = \"short\"\nmetric = \"rate\"\npattern = \"connect\"\n";
+
+/// A folder of the test's own, removed at its end.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Folder {
+        let path =
+            std::env::temp_dir().join(format!("toehold-labtest-{}-{name}", std::process::id()));
+        fs::create_dir_all(&path).expect("room");
+        Folder(path)
+    }
+
+    fn file(&self, name: &str, text: &str) -> String {
+        let path = self.0.join(name);
+        fs::write(&path, text).expect("room");
+        path.to_string_lossy().into_owned()
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.0.join(name).to_string_lossy().into_owned()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn lab(words: &[&str]) -> Output {
+    command(words).output().expect("toehold runs")
+}
+
+fn command(words: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_toehold"));
+    command.arg("lab").args(words);
+    command
+}
+
+fn error_of(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn text_of(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+#[test]
+fn a_plan_of_one_s_own_is_run_kept_and_reported() {
+    let folder = Folder::new("run");
+    let plan = folder.file("tiny.toml", PLAN);
+    let run = folder.path("run");
+    let output = lab(&["run", &plan, "--out", &run, "--json"]);
+    assert!(output.status.success(), "{}", error_of(&output));
+    let record: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!(record["schema"], "toehold-lab-run/1");
+    assert_eq!(record["rounds_done"], 2);
+    // Two points of three arms and the base again, and connections without a limit.
+    let samples = record["samples"].as_array().expect("samples");
+    assert_eq!(samples.len(), 2 * (2 * 4 + 3));
+    assert!(
+        samples.iter().all(|sample| sample["failure"].is_null()),
+        "{samples:?}"
+    );
+
+    let page = fs::read_to_string(folder.0.join("run/report.html")).expect("a page");
+    assert!(page.contains("class=conclusion") && page.ends_with("</html>\n"));
+    let text = text_of(&lab(&["report", &run]));
+    assert!(
+        text.contains("small, against kernel") && text.contains("of limit"),
+        "{text}"
+    );
+    assert!(text.contains("negative control \"kernel again\""), "{text}");
+    let csv = text_of(&lab(&["report", &run, "--csv"]));
+    assert!(csv.lines().count() > samples.len(), "{csv}");
+    let both = text_of(&lab(&["compare", &run, &run]));
+    assert!(both.contains("not interleaved"), "{both}");
+
+    let again = lab(&["run", &plan, "--out", &run]);
+    assert_eq!(again.status.code(), Some(2));
+    assert!(error_of(&again).contains("resume"), "{}", error_of(&again));
+}
+
+#[test]
+fn an_interrupted_run_is_resumed_and_leaves_nothing_behind() {
+    let folder = Folder::new("resume");
+    let plan = folder.file("tiny.toml", &PLAN.replace("rounds = 2", "rounds = 4"));
+    let run = folder.path("run");
+    let scratch = Folder::new("resume-tmp");
+    let mut first = command(&["run", &plan, "--out", &run])
+        .env("TMPDIR", &scratch.0)
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("toehold runs");
+    while rounds_done(&run) == 0 {
+        assert_eq!(first.try_wait().expect("a status"), None, "ended by itself");
+        thread::yield_now();
+    }
+    // SAFETY: `kill` touches no memory; the target is our child, which was not reaped yet.
+    unsafe { libc::kill(first.id() as libc::pid_t, libc::SIGINT) };
+    let status = first.wait().expect("it ends");
+    let done = rounds_done(&run);
+    // It may just have finished.
+    assert!(status.code() == Some(1) || done == 4, "{status:?}");
+    assert_eq!(fs::read_dir(&scratch.0).expect("there").count(), 0);
+    let output = lab(&["resume", &run]);
+    assert!(output.status.success(), "{}", error_of(&output));
+    assert_eq!(rounds_done(&run), 4);
+}
+
+#[test]
+fn what_a_killed_run_left_is_removed_by_the_next() {
+    let folder = Folder::new("killed");
+    let plan = folder.file("tiny.toml", PLAN);
+    let scratch = Folder::new("killed-tmp");
+    let mut first = command(&["run", &plan, "--out", &folder.path("a")])
+        .env("TMPDIR", &scratch.0)
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("toehold runs");
+    let left = || fs::read_dir(&scratch.0).expect("there").count();
+    while left() == 0 {
+        thread::yield_now();
+    }
+    first.kill().expect("alive");
+    first.wait().expect("reaped");
+    assert_eq!(left(), 1);
+    let output = command(&["run", &plan, "--out", &folder.path("b"), "--rounds", "1"])
+        .env("TMPDIR", &scratch.0)
+        .output()
+        .expect("toehold runs");
+    assert!(output.status.success(), "{}", error_of(&output));
+    assert_eq!(left(), 0);
+}
+
+fn rounds_done(run: &str) -> u64 {
+    let text = fs::read_to_string(Path::new(run).join("run.json")).unwrap_or_default();
+    let record: Value = serde_json::from_str(&text).unwrap_or_default();
+    record["rounds_done"].as_u64().unwrap_or(0)
+}
+
+#[test]
+fn bad_input_is_one_sentence() {
+    let folder = Folder::new("bad");
+    let typo = folder.file("typo.toml", &PLAN.replace("seconds", "secnods"));
+    let missing = folder.path("none.toml");
+    let cases: [(&[&str], &str); 7] = [
+        (&["run", &typo], "secnods"),
+        (&["run", &missing], "cannot read"),
+        (&["run", "perpetuum-mobile"], "there is no plan"),
+        (&["resume", &missing], "cannot read"),
+        (&["client", "nowhere"], "HOST:PORT"),
+        (&["client", "--rate", "5"], "requests"),
+        (&["limit", "--message", "0"], "message size"),
+    ];
+    for (words, why) in cases {
+        let output = lab(words);
+        assert_eq!(output.status.code(), Some(2), "{words:?}");
+        assert!(
+            error_of(&output).contains(why),
+            "{words:?}: {}",
+            error_of(&output)
+        );
+    }
+    let refused = lab(&["client", "127.0.0.1:1"]);
+    assert_eq!(refused.status.code(), Some(1));
+    assert_eq!(
+        error_of(&refused).lines().count(),
+        1,
+        "{}",
+        error_of(&refused)
+    );
+}
+
+#[test]
+fn the_known_plans_are_listed_and_shown() {
+    let list = text_of(&lab(&["list"]));
+    for name in ["quick", "ioat-multistream", "toe-latency", "ioat-copy"] {
+        assert!(list.contains(name), "{list}");
+    }
+    let shown = text_of(&lab(&["show", "quick"]));
+    assert!(
+        shown.contains("direct, poll") && shown.contains("minutes"),
+        "{shown}"
+    );
+}

@@ -1,0 +1,177 @@
+//! Plans on sockets: files that say what to compare, runs on disk, and what they say.
+
+mod execution;
+mod plan_file;
+mod record;
+mod summary;
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use toehold_measure::environment::Environment;
+use toehold_measure::shell;
+
+pub use plan_file::PlanFile;
+pub use record::Record;
+
+use crate::error::LabError;
+
+/// How a report is printed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Form {
+    /// Tables.
+    #[default]
+    Text,
+    /// The whole run.
+    Json,
+    /// Every sample, a line each.
+    Csv,
+}
+
+/// The plans that come with the lab.
+pub fn known() -> Vec<PlanFile> {
+    let plans = PLANS
+        .iter()
+        .map(|(place, text)| PlanFile::parse(text, place));
+    plans.map(|plan| plan.expect("tested")).collect()
+}
+
+/// Begins a run: in `out`, or in a folder of its own within the user's state.
+///
+/// # Errors
+///
+/// One sentence.
+pub fn begin(plan: PlanFile, out: Option<&Path>, form: Form) -> Result<(), LabError> {
+    let folder = match out {
+        Some(out) => out.to_owned(),
+        None => state_folder(&plan.name)?,
+    };
+    if folder.join("run.json").exists() {
+        return Err(LabError::usage(format!(
+            "there is a run in {} already; resume it, or name another directory",
+            folder.display()
+        )));
+    }
+    let words: Vec<String> = std::env::args().map(|word| shell::quoted(&word)).collect();
+    let record = Record {
+        schema: record::SCHEMA.to_owned(),
+        plan,
+        command: words.join(" "),
+        environment: Environment::capture(),
+        seed: 1,
+        rounds_done: 0,
+        samples: Vec::new(),
+        stayed: Vec::new(),
+        steal: Vec::new(),
+    };
+    finish(record, &folder, form)
+}
+
+/// Goes on with a run where it was cut short.
+///
+/// # Errors
+///
+/// One sentence.
+pub fn resume(folder: &Path, form: Form) -> Result<(), LabError> {
+    finish(Record::load(folder)?, folder, form)
+}
+
+fn finish(mut record: Record, folder: &Path, form: Form) -> Result<(), LabError> {
+    let completed = execution::complete(&mut record, folder);
+    if let Err(error) = completed {
+        if record.rounds_done == 0 {
+            return Err(error);
+        }
+        return Err(LabError::new(format!(
+            "{}; go on with: toehold lab resume {}",
+            error.sentence,
+            shell::quoted(&folder.to_string_lossy())
+        )));
+    }
+    write_page(&record, &folder.join("report.html"))?;
+    print(&record, form)?;
+    eprintln!("the page is {}", folder.join("report.html").display());
+    Ok(())
+}
+
+/// Prints the report of a run, and writes its page where asked.
+///
+/// # Errors
+///
+/// One sentence.
+pub fn report(run: &Path, page: Option<&Path>, form: Form) -> Result<(), LabError> {
+    let record = Record::load(run)?;
+    if let Some(page) = page {
+        write_page(&record, page)?;
+    }
+    print(&record, form)
+}
+
+/// Prints two runs beside each other.
+///
+/// # Errors
+///
+/// One sentence: one cannot be read, or they are of different machines and nobody allowed that.
+pub fn compare(a: &Path, b: &Path, any_machine: bool) -> Result<(), LabError> {
+    let (a, b) = (Record::load(a)?, Record::load(b)?);
+    let (old, new) = (a.environment.fingerprint(), b.environment.fingerprint());
+    if old != new && !any_machine {
+        return Err(LabError::usage(format!(
+            "the runs are of different machines ({old}; and {new}); --any-machine compares them"
+        )));
+    }
+    put(&summary::beside(&a, &b));
+    Ok(())
+}
+
+fn print(record: &Record, form: Form) -> Result<(), LabError> {
+    let text = match form {
+        Form::Text => summary::text(record),
+        Form::Csv => record.csv(),
+        Form::Json => {
+            let json = serde_json::to_string(record)
+                .map_err(|error| LabError::new(format!("the run is not JSON: {error}")))?;
+            json + "\n"
+        }
+    };
+    put(&text);
+    Ok(())
+}
+
+fn put(text: &str) {
+    // A reader that left early (`| head`) is no failure.
+    let _ = std::io::stdout().write_all(text.as_bytes());
+}
+
+fn write_page(record: &Record, page: &Path) -> Result<(), LabError> {
+    fs::write(page, summary::html(record))
+        .map_err(|error| LabError::new(format!("cannot write {}: {error}", page.display())))
+}
+
+fn state_folder(name: &str) -> Result<PathBuf, LabError> {
+    let folder = |variable: &str| std::env::var_os(variable).map(PathBuf::from);
+    let state = folder("XDG_STATE_HOME")
+        .or_else(|| Some(folder("HOME")?.join(".local/state")))
+        .ok_or_else(|| LabError::usage("neither XDG_STATE_HOME nor HOME is set: give --out DIR"))?;
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_secs());
+    Ok(state.join("toehold/lab").join(format!("{name}-{now}")))
+}
+
+const PLANS: [(&str, &str); 6] = [
+    ("quick.toml", include_str!("../../plans/quick.toml")),
+    ("latency.toml", include_str!("../../plans/latency.toml")),
+    ("bandwidth.toml", include_str!("../../plans/bandwidth.toml")),
+    (
+        "multistream.toml",
+        include_str!("../../plans/multistream.toml"),
+    ),
+    ("hotspot.toml", include_str!("../../plans/hotspot.toml")),
+    ("touch.toml", include_str!("../../plans/touch.toml")),
+];
+
+#[cfg(test)]
+mod tests;

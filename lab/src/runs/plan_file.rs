@@ -1,0 +1,511 @@
+//! A plan as people write it: a TOML file. New experiments on sockets need no code.
+//!
+//! ```toml
+//! name = "my-latency"
+//! about = "How long a small message takes here."
+//!
+//! [[arm]]                 # the first arm is the base of every comparison
+//! name = "kernel"
+//! path = "host"
+//!
+//! [[arm]]
+//! name = "direct, polling"
+//! path = "direct"
+//! wait = "poll"
+//!
+//! [[block]]
+//! title = "ping-pong"
+//! metric = "latency-p50"
+//! pattern = "ping-pong"
+//! sweep = { factor = "message", values = [1, 64, 4096] }
+//! ```
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use toehold_measure::metric::Better;
+
+use crate::error::LabError;
+use crate::generator::{Arrivals, Load, Outcome, Pattern};
+
+/// An experiment: blocks of loads, each run by every arm.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct PlanFile {
+    /// What the user writes to run it.
+    pub name: String,
+    /// One sentence: what it answers.
+    pub about: String,
+    /// The experiments it repeats, as the published data names them.
+    #[serde(default)]
+    pub published: Vec<String>,
+    /// Rounds that are measured.
+    #[serde(default = "rounds")]
+    pub rounds: usize,
+    /// Rounds before those, thrown away.
+    #[serde(default = "warmup_rounds")]
+    pub warmup_rounds: usize,
+    /// Measured seconds of a sample.
+    #[serde(default = "seconds")]
+    pub seconds: f64,
+    /// The settings that are compared. The first arm is the base.
+    #[serde(rename = "arm")]
+    pub arms: Vec<Arm>,
+    /// What each arm does.
+    #[serde(rename = "block")]
+    pub blocks: Vec<Block>,
+    /// Sentences that stand in the report: what is missing here, and why.
+    #[serde(default)]
+    pub notes: Vec<String>,
+}
+
+/// A set of settings.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Arm {
+    /// Its name in the report.
+    pub name: String,
+    /// How its bytes travel.
+    pub path: ArmPath,
+    /// Another path of the server's, for a control: an accelerated client without a partner.
+    pub server_path: Option<ArmPath>,
+    /// How accelerated programs wait.
+    #[serde(default)]
+    pub wait: Wait,
+    /// The family of its sockets.
+    #[serde(default)]
+    pub family: Family,
+    /// Whether the programs themselves poll.
+    #[serde(default)]
+    pub polling: bool,
+    /// A size of the sockets' buffers other than the kernel's choice.
+    pub socket_buffer: Option<usize>,
+    /// A negative control: it must not differ from the base.
+    #[serde(default)]
+    pub control: bool,
+}
+
+/// How an arm's bytes travel.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ArmPath {
+    /// Kernel sockets.
+    Host,
+    /// Shared memory of the direct path.
+    Direct,
+    /// Bare threads: the limit of the machine.
+    Limit,
+}
+
+/// How accelerated programs wait.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Wait {
+    /// Spin while that pays.
+    #[default]
+    Adaptive,
+    /// Spin always.
+    Poll,
+    /// Sleep always.
+    Event,
+}
+
+/// A family of sockets.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Family {
+    /// TCP over loopback.
+    #[default]
+    Tcp,
+    /// AF_UNIX.
+    Unix,
+}
+
+/// A load, and the factor that changes from point to point.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Block {
+    /// Its name in the report.
+    pub title: String,
+    /// The metric that its figure shows and its conclusion is about.
+    pub metric: Headline,
+    /// Who sends what to whom.
+    pub pattern: Pattern,
+    /// Bytes of a message.
+    #[serde(default = "message")]
+    pub message: usize,
+    /// Bytes of a response.
+    pub response: Option<usize>,
+    /// Connections.
+    #[serde(default = "streams")]
+    pub streams: usize,
+    /// Data are written anew and read.
+    #[serde(default)]
+    pub touch: bool,
+    /// Streams are sent by sendfile.
+    #[serde(default)]
+    pub sendfile: bool,
+    /// Requests in a second: an open loop.
+    pub rate: Option<f64>,
+    /// When they are due.
+    #[serde(default)]
+    pub arrivals: Arrivals,
+    /// The factor that changes; none is one point.
+    pub sweep: Option<Sweep>,
+}
+
+/// A factor and its levels.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Sweep {
+    /// Which.
+    pub factor: Factor,
+    /// Its levels.
+    pub values: Vec<f64>,
+}
+
+/// Settings of a load that a sweep may change.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Factor {
+    /// Bytes of a message.
+    Message,
+    /// Connections.
+    Streams,
+    /// Bytes of the sockets' buffers.
+    SocketBuffer,
+    /// Requests in a second.
+    Rate,
+}
+
+impl Factor {
+    /// Its name on an axis.
+    pub fn label(self) -> &'static str {
+        match self {
+            Factor::Message => "message, bytes",
+            Factor::Streams => "streams",
+            Factor::SocketBuffer => "socket buffer, bytes",
+            Factor::Rate => "requests/s",
+        }
+    }
+
+    /// Whether its levels are lengths.
+    pub fn is_bytes(self) -> bool {
+        matches!(self, Factor::Message | Factor::SocketBuffer)
+    }
+}
+
+/// A number of an outcome.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Headline {
+    /// The median latency.
+    LatencyP50,
+    /// What 99 % do not exceed.
+    LatencyP99,
+    /// What 99.9 % do not exceed.
+    LatencyP999,
+    /// Gbit/s.
+    Throughput,
+    /// Messages, requests or connections in a second.
+    Rate,
+    /// CPU time of all cores for each operation.
+    CpuPerOperation,
+    /// CPU time of all cores for each gigabyte.
+    CpuPerGigabyte,
+}
+
+impl Headline {
+    /// Every metric.
+    pub const ALL: [Headline; 7] = [
+        Headline::LatencyP50,
+        Headline::LatencyP99,
+        Headline::LatencyP999,
+        Headline::Throughput,
+        Headline::Rate,
+        Headline::CpuPerOperation,
+        Headline::CpuPerGigabyte,
+    ];
+
+    /// Its name and unit.
+    pub fn label(self) -> &'static str {
+        match self {
+            Headline::LatencyP50 => "latency p50, us",
+            Headline::LatencyP99 => "latency p99, us",
+            Headline::LatencyP999 => "latency p99.9, us",
+            Headline::Throughput => "throughput, Gbit/s",
+            Headline::Rate => "operations/s",
+            Headline::CpuPerOperation => "CPU of all cores, us/operation",
+            Headline::CpuPerGigabyte => "CPU of all cores, s/GB",
+        }
+    }
+
+    /// Which direction is an improvement.
+    pub fn better(self) -> Better {
+        match self {
+            Headline::Throughput | Headline::Rate => Better::Higher,
+            _ => Better::Lower,
+        }
+    }
+
+    /// Its value, if the outcome has one.
+    pub fn of(self, outcome: &Outcome) -> Option<f64> {
+        let latency = |get: fn(&crate::generator::Latency) -> u64| {
+            Some(get(outcome.latency.as_ref()?) as f64 / 1e3)
+        };
+        let value = match self {
+            Headline::LatencyP50 => latency(|latency| latency.p50)?,
+            Headline::LatencyP99 => latency(|latency| latency.p99)?,
+            Headline::LatencyP999 => latency(|latency| latency.p99_9)?,
+            Headline::Throughput => outcome.bytes as f64 * 8e-9 / outcome.seconds,
+            Headline::Rate => outcome.operations as f64 / outcome.seconds,
+            Headline::CpuPerOperation => outcome.cpu_all? * 1e6 / outcome.operations as f64,
+            Headline::CpuPerGigabyte => outcome.cpu_all? * 1e9 / outcome.bytes as f64,
+        };
+        value.is_finite().then_some(value)
+    }
+}
+
+impl PlanFile {
+    /// Reads a plan and refuses one that cannot be run.
+    ///
+    /// # Errors
+    ///
+    /// One sentence that names the place.
+    pub fn parse(text: &str, place: &str) -> Result<PlanFile, LabError> {
+        let plan: PlanFile = toml::from_str(text).map_err(|error| {
+            let line = error
+                .span()
+                .map_or(1, |span| text[..span.start].lines().count().max(1));
+            let why = error.message().replace('\n', " ");
+            LabError::usage(format!("{place}, line {line}: {why}"))
+        })?;
+        plan.check()
+            .map_err(|why| LabError::usage(format!("{place}: {why}")))?;
+        Ok(plan)
+    }
+
+    /// Reads a plan from a file.
+    ///
+    /// # Errors
+    ///
+    /// One sentence that names the file.
+    pub fn read(path: &Path) -> Result<PlanFile, LabError> {
+        let place = path.display().to_string();
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| LabError::usage(format!("cannot read {place}: {error}")))?;
+        PlanFile::parse(&text, &place)
+    }
+
+    fn check(&self) -> Result<(), String> {
+        let is_plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+        if self.name.is_empty() || !self.name.chars().all(is_plain) {
+            return Err("a plan's name is made of a-z, 0-9 and -".to_owned());
+        }
+        if self.arms.is_empty() || self.blocks.is_empty() {
+            return Err("a plan has an arm and a block at least".to_owned());
+        }
+        if !(1..=ROUNDS_MAX).contains(&self.rounds) || self.warmup_rounds > ROUNDS_MAX {
+            return Err(format!("a plan has 1 to {ROUNDS_MAX} rounds"));
+        }
+        if self.arms[0].path == ArmPath::Limit {
+            return Err("the first arm is the base, and no limit".to_owned());
+        }
+        for (at, arm) in self.arms.iter().enumerate() {
+            if self.arms[..at].iter().any(|other| other.name == arm.name) {
+                return Err(format!("two arms are called \"{}\"", arm.name));
+            }
+            if arm.path == ArmPath::Direct && arm.family == Family::Unix {
+                return Err(format!("\"{}\": the direct path is for TCP", arm.name));
+            }
+        }
+        for block in &self.blocks {
+            for x in block.points() {
+                for arm in &self.arms {
+                    block.load(x, arm, self.seconds).check().map_err(|why| {
+                        format!("block \"{}\", arm \"{}\": {why}", block.title, arm.name)
+                    })?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// In words, for `toehold lab show`.
+    pub fn describe(&self) -> String {
+        let mut out = format!("{}: {}\n", self.name, self.about);
+        if !self.published.is_empty() {
+            let _ = writeln!(out, "repeats {}", self.published.join(", "));
+        }
+        let _ = writeln!(
+            out,
+            "{} rounds of {} s after {} to warm up; about {:.0} minutes\n",
+            self.rounds,
+            self.seconds,
+            self.warmup_rounds,
+            (self.samples() as f64 * (self.seconds + OVERHEAD_SECONDS) / 60.0).ceil()
+        );
+        for arm in &self.arms {
+            let control = if arm.control { " (control)" } else { "" };
+            let _ = writeln!(
+                out,
+                "arm    {:<20} {:?}, {:?}, wait {:?}{control}",
+                arm.name, arm.path, arm.family, arm.wait
+            );
+        }
+        for block in &self.blocks {
+            let points: Vec<String> = block.points().iter().map(f64::to_string).collect();
+            let factor = block
+                .sweep
+                .as_ref()
+                .map_or("one point", |sweep| sweep.factor.label());
+            let _ = writeln!(
+                out,
+                "block  {:<20} {}; {}; {factor}: {}",
+                block.title,
+                block.pattern.name(),
+                block.metric.label(),
+                points.join(", ")
+            );
+        }
+        out
+    }
+
+    /// Whether an arm uses the library.
+    pub fn needs_library(&self) -> bool {
+        self.arms.iter().any(|arm| arm.path == ArmPath::Direct)
+    }
+
+    /// How many samples a run takes, the base's second one included.
+    pub fn samples(&self) -> usize {
+        let points: usize = self.blocks.iter().map(|block| block.points().len()).sum();
+        points * (self.arms.len() + 1) * (self.rounds + self.warmup_rounds)
+    }
+
+    /// Fewer points and rounds: a look, and nothing to be quoted.
+    pub fn hurried(mut self) -> PlanFile {
+        self.rounds = self.rounds.min(6);
+        self.seconds = self.seconds.min(0.25);
+        for sweep in self
+            .blocks
+            .iter_mut()
+            .filter_map(|block| block.sweep.as_mut())
+        {
+            let last = sweep.values.len().saturating_sub(1);
+            let kept = [0, last / 2, last];
+            let mut at = 0;
+            sweep.values.retain(|_| {
+                at += 1;
+                kept.contains(&(at - 1))
+            });
+        }
+        self
+    }
+}
+
+impl Block {
+    /// The levels of its factor; one point without a factor.
+    pub fn points(&self) -> Vec<f64> {
+        match &self.sweep {
+            Some(sweep) => sweep.values.clone(),
+            None => vec![self.message as f64],
+        }
+    }
+
+    /// What an arm's client does at a point.
+    pub fn load(&self, x: f64, arm: &Arm, seconds: f64) -> Load {
+        let mut load = Load {
+            pattern: self.pattern,
+            message: self.message,
+            response: self.response,
+            streams: self.streams,
+            seconds,
+            warmup: (seconds / 3.0).clamp(0.05, 0.5),
+            polling: arm.polling,
+            touch: self.touch,
+            sendfile: self.sendfile,
+            socket_buffer: arm.socket_buffer,
+            rate: self.rate,
+            arrivals: self.arrivals,
+        };
+        match self.sweep.as_ref().map(|sweep| sweep.factor) {
+            Some(Factor::Message) => load.message = x as usize,
+            Some(Factor::Streams) => load.streams = x as usize,
+            Some(Factor::SocketBuffer) => load.socket_buffer = Some(x as usize),
+            Some(Factor::Rate) => load.rate = Some(x),
+            None => {}
+        }
+        load
+    }
+}
+
+fn rounds() -> usize {
+    10
+}
+
+fn warmup_rounds() -> usize {
+    1
+}
+
+fn seconds() -> f64 {
+    0.5
+}
+
+fn message() -> usize {
+    64
+}
+
+fn streams() -> usize {
+    1
+}
+
+const ROUNDS_MAX: usize = 10_000;
+
+/// What a sample takes besides its measured seconds.
+pub(crate) const OVERHEAD_SECONDS: f64 = 0.6;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PLAN: &str = "name = \"a\"\nabout = \"b\"\n\
+        [[arm]]\nname = \"kernel\"\npath = \"host\"\n\
+        [[block]]\ntitle = \"t\"\nmetric = \"latency-p50\"\npattern = \"ping-pong\"\n\
+        sweep = { factor = \"message\", values = [1, 64, 256, 1024, 4096] }\n";
+
+    fn refused(text: &str) -> String {
+        let error = PlanFile::parse(text, "p.toml").expect_err("refused");
+        assert!(
+            error.is_usage && !error.sentence.contains('\n'),
+            "{error:?}"
+        );
+        error.sentence
+    }
+
+    #[test]
+    fn a_plan_needs_no_code() {
+        let plan = PlanFile::parse(PLAN, "p.toml").expect("valid");
+        assert_eq!((plan.rounds, plan.samples()), (10, 5 * 2 * 11));
+        let load = plan.blocks[0].load(256.0, &plan.arms[0], 1.0);
+        assert_eq!(load.message, 256);
+        let hurried = plan.hurried();
+        assert_eq!(hurried.blocks[0].points(), [1.0, 256.0, 4096.0]);
+    }
+
+    #[test]
+    fn mistakes_are_one_sentence_with_their_line() {
+        let typo = PLAN.replace("path = \"host\"", "path = \"host\"\nwiat = \"poll\"");
+        let why = refused(&typo);
+        assert!(
+            why.starts_with("p.toml, line ") && why.contains("wiat"),
+            "{why}"
+        );
+        assert!(refused(&PLAN.replace("\"host\"", "\"hots\"")).contains("hots"));
+        assert!(refused(&PLAN.replace("[1, 64", "[0, 64")).contains("message size"));
+        assert!(refused(&PLAN.replace("\"a\"", "\"../a\"")).contains("name"));
+        assert!(refused("name = ").contains("line 1"));
+        let twice = format!("{PLAN}[[arm]]\nname = \"kernel\"\npath = \"direct\"\n");
+        assert!(refused(&twice).contains("two arms"));
+    }
+}

@@ -1,0 +1,165 @@
+//! A run on disk: what was asked for, where, and every sample. Written after each round, so that a
+//! run that was cut short can be resumed.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use toehold_measure::environment::Environment;
+use toehold_measure::stats::Samples;
+
+use super::plan_file::{Headline, PlanFile};
+use crate::error::LabError;
+use crate::generator::Outcome;
+
+/// A run, finished or not. It is the JSON form as it stands.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Record {
+    /// Names this form of the document.
+    pub schema: String,
+    /// The plan, as it was run.
+    pub plan: PlanFile,
+    /// The command that began it.
+    pub command: String,
+    /// Where and when.
+    pub environment: Environment,
+    /// Decides the order of the samples.
+    pub seed: u64,
+    /// Rounds that are finished.
+    pub rounds_done: usize,
+    /// Every sample.
+    pub samples: Vec<Sample>,
+    /// Arms whose connections were all seen to stay on the kernel although they should not.
+    pub stayed: Vec<String>,
+    /// Part of the measured time that other programs or the hypervisor took, round by round.
+    pub steal: Vec<f64>,
+}
+
+/// One sample.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Sample {
+    /// Counted from zero.
+    pub round: usize,
+    /// Which block of the plan.
+    pub block: usize,
+    /// The level of its factor.
+    pub x: f64,
+    /// The arm's name.
+    pub arm: String,
+    /// What the generator measured.
+    pub outcome: Option<Outcome>,
+    /// Why there is none.
+    pub failure: Option<String>,
+}
+
+impl Record {
+    /// The values of a metric on one arm at one point, by round.
+    pub fn samples(&self, block: usize, x: f64, arm: &str, metric: Headline) -> Samples {
+        let mut samples = Samples::default();
+        for sample in &self.samples {
+            if sample.block == block && sample.x == x && sample.arm == arm {
+                let value = sample
+                    .outcome
+                    .as_ref()
+                    .and_then(|outcome| metric.of(outcome));
+                samples.set(sample.round, value);
+            }
+        }
+        samples
+    }
+
+    /// The names of all arms, the base's second one included.
+    pub fn arms(&self) -> Vec<String> {
+        let again = again(&self.plan);
+        let mut names: Vec<String> = self.plan.arms.iter().map(|arm| arm.name.clone()).collect();
+        names.push(again);
+        names
+    }
+
+    /// Every sample, a line each.
+    pub fn csv(&self) -> String {
+        let mut out = String::from("block,x,arm,round,metric,value\n");
+        for sample in &self.samples {
+            let Some(outcome) = &sample.outcome else {
+                continue;
+            };
+            for metric in Headline::ALL {
+                if let Some(value) = metric.of(outcome) {
+                    out.push_str(&format!(
+                        "\"{}\",{},\"{}\",{},\"{}\",{value}\n",
+                        self.plan.blocks[sample.block].title,
+                        sample.x,
+                        sample.arm,
+                        sample.round + 1,
+                        metric.label()
+                    ));
+                }
+            }
+        }
+        out
+    }
+
+    /// Whether all rounds are there.
+    pub fn is_finished(&self) -> bool {
+        self.rounds_done >= self.plan.rounds
+    }
+
+    /// Writes the run beside the old one, then over it: a full disk leaves the old one.
+    ///
+    /// # Errors
+    ///
+    /// One sentence.
+    pub fn save(&self, folder: &Path) -> Result<(), LabError> {
+        let write = || -> std::io::Result<()> {
+            fs::create_dir_all(folder)?;
+            let next = folder.join("run.json.next");
+            let mut file = fs::File::create(&next)?;
+            file.write_all(&serde_json::to_vec(self)?)?;
+            file.sync_all()?;
+            fs::rename(next, folder.join(FILE))
+        };
+        write().map_err(|error| {
+            LabError::new(format!(
+                "cannot keep the run in {}: {error}; its last checkpoint has the rounds before",
+                folder.display()
+            ))
+        })
+    }
+
+    /// Reads a run from its folder or file.
+    ///
+    /// # Errors
+    ///
+    /// One sentence.
+    pub fn load(place: &Path) -> Result<Record, LabError> {
+        let file: PathBuf = if place.is_dir() {
+            place.join(FILE)
+        } else {
+            place.to_owned()
+        };
+        let text = fs::read_to_string(&file)
+            .map_err(|error| LabError::usage(format!("cannot read {}: {error}", file.display())))?;
+        let record: Record = serde_json::from_str(&text).map_err(|error| {
+            LabError::usage(format!("{} is no run of the lab: {error}", file.display()))
+        })?;
+        if record.schema != SCHEMA {
+            return Err(LabError::usage(format!(
+                "{} has the form {}, and this program reads {SCHEMA}",
+                file.display(),
+                record.schema
+            )));
+        }
+        Ok(record)
+    }
+}
+
+/// The base's second arm, for the noise floor.
+pub(crate) fn again(plan: &PlanFile) -> String {
+    format!("{} again", plan.arms[0].name)
+}
+
+/// The form of a [`Record`].
+pub(crate) const SCHEMA: &str = "toehold-lab-run/1";
+
+const FILE: &str = "run.json";

@@ -1,0 +1,532 @@
+//! What a run says: one sentence for each figure, tables, the page.
+
+use std::fmt::Write as _;
+
+use toehold_measure::metric::Better;
+use toehold_measure::page::{self, escape};
+use toehold_measure::plot::{self, Axis, Line, Point, Strip};
+use toehold_measure::stats::{Ratio, median_interval};
+use toehold_measure::text::{change, change_between, number, prefixed};
+use toehold_measure::verdict::Verdict;
+
+use super::plan_file::{ArmPath, Block, Headline, PlanFile};
+use super::record::{Record, again};
+use crate::published::published_of;
+
+/// One arm at one point, compared with the base.
+struct Cell {
+    median: f64,
+    ratio: Option<Ratio>,
+    verdict: Verdict,
+    /// The median as a part of the limit's, so that 1 is the limit whichever way the metric counts.
+    of_limit: Option<f64>,
+}
+
+fn cell(record: &Record, block: usize, x: f64, arm: &str, metric: Headline) -> Option<Cell> {
+    let plan = &record.plan;
+    let of = |arm: &str| record.samples(block, x, arm, metric);
+    let (base, own) = (of(&plan.arms[0].name), of(arm));
+    if own.is_empty() {
+        return None;
+    }
+    let floor = of(&again(plan))
+        .ratio_to(&base)
+        .map(|ratio| ratio.reach_from_one());
+    // The base's second arm is what the floor is made of.
+    let floor = floor.filter(|_| arm != again(plan));
+    let ratio = own.ratio_to(&base);
+    let verdict = Verdict::of(&base.pairs(&own), ratio.as_ref(), metric.better(), floor);
+    let limit = plan.arms.iter().find(|arm| arm.path == ArmPath::Limit);
+    let of_limit = limit.filter(|limit| limit.name != arm).and_then(|limit| {
+        let limit = of(&limit.name).median();
+        let part = match metric.better() {
+            Better::Lower => limit / own.median(),
+            _ => own.median() / limit,
+        };
+        part.is_finite().then_some(part)
+    });
+    Some(Cell {
+        median: own.median(),
+        ratio,
+        verdict,
+        of_limit,
+    })
+}
+
+/// One sentence for each figure: what helped, by how much, how sure.
+pub(crate) fn conclusions(record: &Record) -> Vec<String> {
+    let plan = &record.plan;
+    let blocks = plan.blocks.iter().enumerate();
+    blocks
+        .map(|(at, block)| conclusion(record, at, block))
+        .collect()
+}
+
+fn conclusion(record: &Record, at: usize, block: &Block) -> String {
+    let plan = &record.plan;
+    let points = block.points();
+    let base = &plan.arms[0].name;
+    let name = block.metric.label().split(',').next().unwrap_or("");
+    let contenders = plan
+        .arms
+        .iter()
+        .skip(1)
+        .filter(|arm| arm.path != ArmPath::Limit && !arm.control);
+    let mut parts = Vec::new();
+    for arm in contenders {
+        let cells: Vec<(f64, Cell)> = points
+            .iter()
+            .filter_map(|&x| Some((x, cell(record, at, x, &arm.name, block.metric)?)))
+            .collect();
+        let count = |verdict| {
+            cells
+                .iter()
+                .filter(|(_, cell)| cell.verdict == verdict)
+                .count()
+        };
+        let (better, worse) = (count(Verdict::Better), count(Verdict::Worse));
+        let middle = cells.get(cells.len() / 2);
+        let Some((x, ratio)) = middle.and_then(|(x, cell)| Some((*x, cell.ratio?))) else {
+            parts.push(format!("{} was not measured", arm.name));
+            continue;
+        };
+        let all = cells.len();
+        let told = match (better, worse) {
+            (0, 0) => "no difference is shown at any point".to_owned(),
+            (better, 0) if better == all => format!("better at all {all} points"),
+            (0, worse) if worse == all => format!("worse at all {all} points"),
+            (better, worse) => format!("better at {better}, worse at {worse} of {all} points"),
+        };
+        let told = if all == 1 {
+            cells[0].1.verdict.words().to_owned()
+        } else {
+            format!("{told}; at {}", point(block, x))
+        };
+        parts.push(format!(
+            "{}: {told} {name} {}",
+            arm.name,
+            change_between(&ratio)
+        ));
+    }
+    format!("{}, against {base}: {}.", block.title, parts.join("; "))
+}
+
+/// What to know before believing the numbers.
+pub(crate) fn notes(record: &Record) -> Vec<String> {
+    let plan = &record.plan;
+    let mut notes = Vec::new();
+    if !record.is_finished() {
+        notes.push(format!(
+            "{} of {} rounds are done: toehold lab resume finishes the run",
+            record.rounds_done, plan.rounds
+        ));
+    }
+    notes.extend(controls(record));
+    let tested: usize = plan
+        .blocks
+        .iter()
+        .map(|block| block.points().len())
+        .sum::<usize>()
+        * plan.arms.len().saturating_sub(1);
+    notes.push(format!(
+        "{tested} comparisons are made, each at 5 %: about {} would show a difference between \
+         equal arms",
+        (tested as f64 * 0.05).ceil()
+    ));
+    let mut told: Vec<String> = Vec::new();
+    for sample in &record.samples {
+        if let Some(why) = &sample.failure {
+            let place = format!("{}, {}", plan.blocks[sample.block].title, sample.arm);
+            if !told.contains(&place) {
+                notes.push(format!(
+                    "{place}: a sample failed in round {}: {why}",
+                    sample.round + 1
+                ));
+                told.push(place);
+            }
+        }
+    }
+    let steal = record.steal.iter().copied().fold(0.0, f64::max);
+    if steal > STEAL_QUIET {
+        notes.push(format!(
+            "the hypervisor took up to {:.0} % of a round",
+            steal * 100.0
+        ));
+    }
+    notes.extend(record.environment.warnings());
+    notes.extend(record.environment.pacing());
+    notes.extend(plan.notes.iter().cloned());
+    notes.push(
+        "ping-pong and requests without a rate are closed loops: what waits while the client waits \
+         is not measured"
+            .to_owned(),
+    );
+    notes
+}
+
+/// Negative controls, the base against itself among them: what must not differ.
+fn controls(record: &Record) -> Vec<String> {
+    let plan = &record.plan;
+    let declared = plan
+        .arms
+        .iter()
+        .filter(|arm| arm.control)
+        .map(|arm| arm.name.clone());
+    let arms = declared.chain([again(plan)]);
+    arms.map(|arm| {
+        let (mut all, mut differs) = (0, Vec::new());
+        for (at, block) in plan.blocks.iter().enumerate() {
+            for x in block.points() {
+                let Some(cell) = cell(record, at, x, &arm, block.metric) else {
+                    continue;
+                };
+                all += 1;
+                if matches!(cell.verdict, Verdict::Better | Verdict::Worse) {
+                    let by = cell
+                        .ratio
+                        .map_or(String::new(), |ratio| change(ratio.value));
+                    differs.push(format!("{} at {} ({by})", block.title, point(block, x)));
+                }
+            }
+        }
+        if differs.is_empty() {
+            format!(
+                "negative control \"{arm}\": no difference at any of {all} points, as it must be"
+            )
+        } else {
+            format!(
+                "negative control \"{arm}\" DIFFERS at {} of {all} points: {}",
+                differs.len(),
+                differs.join(", ")
+            )
+        }
+    })
+    .collect()
+}
+
+fn point(block: &Block, x: f64) -> String {
+    let is_bytes = block
+        .sweep
+        .as_ref()
+        .is_none_or(|sweep| sweep.factor.is_bytes());
+    number(x, is_bytes)
+}
+
+/// Rows of a block's table: every metric that was measured, point by point and arm by arm.
+fn rows(record: &Record, at: usize, metrics: &[Headline]) -> Vec<Vec<String>> {
+    let block = &record.plan.blocks[at];
+    let mut rows = Vec::new();
+    for metric in metrics {
+        for x in block.points() {
+            for arm in record.arms() {
+                let Some(cell) = cell(record, at, x, &arm, *metric) else {
+                    continue;
+                };
+                let is_base = arm == record.plan.arms[0].name;
+                let against = match &cell.ratio {
+                    Some(ratio) if !is_base => change_between(ratio),
+                    _ => String::new(),
+                };
+                let is_limit = record
+                    .plan
+                    .arms
+                    .iter()
+                    .any(|other| other.name == arm && other.path == ArmPath::Limit);
+                let verdict = if is_base || is_limit {
+                    ""
+                } else {
+                    cell.verdict.words()
+                };
+                rows.push(vec![
+                    metric.label().to_owned(),
+                    point(block, x),
+                    arm,
+                    prefixed(cell.median),
+                    against,
+                    verdict.to_owned(),
+                    cell.of_limit
+                        .map_or(String::new(), |part| format!("{part:.2}")),
+                ]);
+            }
+        }
+    }
+    rows
+}
+
+/// The run as text.
+pub(crate) fn text(record: &Record) -> String {
+    let plan = &record.plan;
+    let mut out = format!(
+        "{}: {}\n{}\n",
+        plan.name,
+        plan.about,
+        record.environment.sentence()
+    );
+    let _ = writeln!(
+        out,
+        "{}, {} rounds\n",
+        record.environment.date, record.rounds_done
+    );
+    for banner in banners(record) {
+        let _ = writeln!(out, "*** {banner} ***");
+    }
+    for sentence in conclusions(record) {
+        let _ = writeln!(out, "{sentence}");
+    }
+    for (at, block) in plan.blocks.iter().enumerate() {
+        let _ = writeln!(out, "\n{}: {}", block.title, block.metric.label());
+        let base = format!("against {}", plan.arms[0].name);
+        let head = ["", "at", "arm", "median", &base, "", "of limit"]
+            .map(str::to_owned)
+            .to_vec();
+        let mut table = vec![head];
+        table.extend(rows(record, at, &[block.metric]));
+        let width = |column: usize| {
+            let cells = table.iter().map(|row| row[column].chars().count());
+            cells.max().unwrap_or(0)
+        };
+        let widths: Vec<usize> = (0..7).map(width).collect();
+        for row in &table {
+            let mut line = String::from(" ");
+            for column in 1..7 {
+                let (cell, width) = (&row[column], widths[column]);
+                let _ = if matches!(column, 1 | 3 | 6) {
+                    write!(line, " {cell:>width$} ")
+                } else {
+                    write!(line, " {cell:<width$} ")
+                };
+            }
+            let _ = writeln!(out, "{}", line.trim_end());
+        }
+    }
+    out.push('\n');
+    for note in notes(record) {
+        let _ = writeln!(out, "note: {note}");
+    }
+    out
+}
+
+fn banners(record: &Record) -> Vec<String> {
+    let stayed = record.stayed.iter();
+    stayed
+        .map(|arm| {
+            format!(
+                "{arm}: no connection was seen to leave kernel TCP: it compares the \
+                 kernel with itself"
+            )
+        })
+        .collect()
+}
+
+/// The run as a page.
+pub(crate) fn html(record: &Record) -> String {
+    let plan = &record.plan;
+    let mut body = format!(
+        "<h1>{}</h1>\n<p>{}</p>\n",
+        escape(&plan.name),
+        escape(&plan.about)
+    );
+    for banner in banners(record) {
+        let _ = write!(body, "<p class=banner>{}</p>", escape(&banner));
+    }
+    for sentence in conclusions(record) {
+        let _ = writeln!(body, "<p class=conclusion>{}</p>", escape(&sentence));
+    }
+    let base = format!("against {}", plan.arms[0].name);
+    let head = [
+        "metric",
+        "#at",
+        "arm",
+        "#median",
+        &base,
+        "verdict",
+        "#of limit",
+    ];
+    for (at, block) in plan.blocks.iter().enumerate() {
+        let _ = writeln!(body, "<h2>{}</h2><div class=grid>", escape(&block.title));
+        for metric in Headline::ALL {
+            body.push_str(&figure(record, at, block, metric));
+        }
+        body.push_str("</div>\n");
+        body.push_str(&page::table(&head, &rows(record, at, &[block.metric])));
+        let others: Vec<Headline> = Headline::ALL
+            .into_iter()
+            .filter(|metric| *metric != block.metric)
+            .collect();
+        let _ = writeln!(
+            body,
+            "<details><summary>Every other metric</summary>{}</details>",
+            page::table(&head, &rows(record, at, &others))
+        );
+    }
+    body.push_str(&published(plan));
+    body.push_str("<h2>Notes</h2>\n");
+    body.push_str(&page::list(&notes(record)));
+    body.push_str("<h2>Environment and command</h2>\n");
+    let environment = record.environment.facts().into_iter();
+    let mut facts: Vec<(&str, String)> = environment
+        .map(|(name, value)| (name, escape(&value)))
+        .collect();
+    facts.push((
+        "Command",
+        format!("<code>{}</code>", escape(&record.command)),
+    ));
+    facts.push((
+        "Rounds",
+        format!("{} (seed {})", record.rounds_done, record.seed),
+    ));
+    body.push_str(&page::facts(&facts));
+    let samples = page::download(&format!("{}.csv", plan.name), "text/csv", &record.csv());
+    let _ = write!(body, "<p>Every sample: {samples}</p>");
+    page::page(&plan.name, &body)
+}
+
+/// The drawing of a metric: over the factor, or one strip for each arm where there is one point.
+fn figure(record: &Record, at: usize, block: &Block, metric: Headline) -> String {
+    let points = block.points();
+    let drawing = if points.len() > 1 {
+        lines(record, at, block, metric)
+    } else {
+        strips(record, at, points[0], metric)
+    };
+    drawing.map_or(String::new(), |svg| {
+        format!(
+            "<figure><figcaption><b>{}</b> <span class=quiet>({})</span></figcaption>{svg}\
+             </figure>",
+            escape(metric.label()),
+            metric.better().words()
+        )
+    })
+}
+
+fn lines(record: &Record, at: usize, block: &Block, metric: Headline) -> Option<String> {
+    let lines: Vec<Line> = record
+        .arms()
+        .into_iter()
+        .map(|arm| {
+            let points = block.points().into_iter().filter_map(|x| {
+                let samples = record.samples(at, x, &arm, metric);
+                let interval = median_interval(&samples.values())?;
+                Some(Point {
+                    x,
+                    y: samples.median(),
+                    bounds: (interval.low, interval.high),
+                })
+            });
+            Line {
+                points: points.collect(),
+                name: arm,
+                is_published: false,
+            }
+        })
+        .collect();
+    let factor = block.sweep.as_ref()?.factor;
+    let x = Axis {
+        label: factor.label(),
+        is_logarithmic: block.points().iter().all(|&x| x > 0.0),
+        is_bytes: true,
+    };
+    let y = Axis {
+        label: metric.label(),
+        is_logarithmic: true,
+        is_bytes: false,
+    };
+    plot::lines(&block.title, x, y, &lines)
+}
+
+fn strips(record: &Record, at: usize, x: f64, metric: Headline) -> Option<String> {
+    let strips: Vec<Strip> = record
+        .arms()
+        .into_iter()
+        .filter_map(|arm| {
+            let samples = record.samples(at, x, &arm, metric);
+            let interval = median_interval(&samples.values())?;
+            Some(Strip {
+                label: arm,
+                median: Some((samples.median(), interval.low, interval.high)),
+                samples: samples.values(),
+            })
+        })
+        .collect();
+    (!strips.is_empty()).then(|| plot::strips(metric.label(), &strips))
+}
+
+fn published(plan: &PlanFile) -> String {
+    let results = plan.published.iter().flat_map(|id| published_of(id));
+    let rows: Vec<Vec<String>> = results
+        .map(|result| {
+            vec![
+                result.experiment.clone(),
+                result.figure.clone(),
+                result.metric.clone(),
+                format!("{} {}", result.value, result.unit),
+                result.conditions.clone(),
+                result.system.clone(),
+            ]
+        })
+        .collect();
+    if rows.is_empty() {
+        return String::new();
+    }
+    format!(
+        "<h2>Published, on the machines of the time</h2>\n{}",
+        page::table(
+            &[
+                "experiment",
+                "where",
+                "what",
+                "published",
+                "conditions",
+                "systems"
+            ],
+            &rows
+        )
+    )
+}
+
+/// Two runs of one plan beside each other. Their rounds were not interleaved: medians, no verdicts.
+pub(crate) fn beside(a: &Record, b: &Record) -> String {
+    let mut out = format!(
+        "A: {} ({})\nB: {} ({})\n",
+        a.environment.date,
+        a.environment.fingerprint(),
+        b.environment.date,
+        b.environment.fingerprint()
+    );
+    for (at, block) in a.plan.blocks.iter().enumerate() {
+        let other = b
+            .plan
+            .blocks
+            .iter()
+            .position(|other| other.title == block.title);
+        let Some(other) = other else {
+            let _ = writeln!(out, "\n{}: only in A", block.title);
+            continue;
+        };
+        let _ = writeln!(out, "\n{}: {}", block.title, block.metric.label());
+        for x in block.points() {
+            for arm in a.arms() {
+                let old = a.samples(at, x, &arm, block.metric);
+                let new = b.samples(other, x, &arm, block.metric);
+                if old.is_empty() || new.is_empty() {
+                    continue;
+                }
+                let _ = writeln!(
+                    out,
+                    "  {:>8}  {arm:<24} {:>10} {:>10}  {}",
+                    point(block, x),
+                    prefixed(old.median()),
+                    prefixed(new.median()),
+                    change(new.median() / old.median())
+                );
+            }
+        }
+    }
+    out.push_str(
+        "\nnote: the rounds of two runs are not interleaved; a difference may be the day's\n",
+    );
+    out
+}
+
+/// A part of the time beyond which stolen time is worth a sentence.
+const STEAL_QUIET: f64 = 0.02;

@@ -1,0 +1,201 @@
+//! What runs say, from samples that are known.
+
+use super::record::{SCHEMA, Sample};
+use super::*;
+use crate::generator::{Latency, Outcome};
+
+const PLAN: &str = "name = \"a\"\nabout = \"About <it>.\"\nrounds = 6\n\
+    published = [\"TOE-HOTSPOT\"]\n\
+    [[arm]]\nname = \"kernel\"\npath = \"host\"\n\
+    [[arm]]\nname = \"direct\"\npath = \"direct\"\n\
+    [[arm]]\nname = \"alone\"\npath = \"direct\"\nserver-path = \"host\"\ncontrol = true\n\
+    [[arm]]\nname = \"limit\"\npath = \"limit\"\n\
+    [[block]]\ntitle = \"small\"\nmetric = \"latency-p50\"\npattern = \"ping-pong\"\n\
+    sweep = { factor = \"message\", values = [1, 64] }\n";
+
+fn record(latency: impl Fn(&str) -> f64) -> Record {
+    let plan = PlanFile::parse(PLAN, "p").expect("valid");
+    let mut record = Record {
+        schema: SCHEMA.to_owned(),
+        plan: plan.clone(),
+        command: "toehold lab run a".to_owned(),
+        environment: Environment::capture(),
+        seed: 1,
+        rounds_done: 6,
+        samples: Vec::new(),
+        stayed: Vec::new(),
+        steal: Vec::new(),
+    };
+    for round in 0..6 {
+        for x in plan.blocks[0].points() {
+            for arm in record.arms() {
+                // A little apart from round to round, for all arms alike.
+                let nanos = (latency(&arm) * (100.0 + round as f64) / 100.0) as u64;
+                let load = plan.blocks[0].load(x, &plan.arms[0], 1.0);
+                let outcome = Outcome {
+                    schema: "s".to_owned(),
+                    load,
+                    kind: "closed loop".to_owned(),
+                    seconds: 1.0,
+                    operations: 1000,
+                    bytes: 2000,
+                    unanswered: 0,
+                    latency: Some(Latency {
+                        p50: nanos,
+                        p99: nanos,
+                        p99_9: nanos,
+                        max: nanos,
+                        mean: nanos as f64,
+                        histogram: vec![(nanos, 1000)],
+                    }),
+                    cpu_all: Some(1.0),
+                    cpu_softirq: Some(0.1),
+                };
+                record.samples.push(Sample {
+                    round,
+                    block: 0,
+                    x,
+                    arm: arm.clone(),
+                    outcome: Some(outcome),
+                    failure: None,
+                });
+            }
+        }
+    }
+    record
+}
+
+fn usual(arm: &str) -> f64 {
+    match arm {
+        "direct" => 1000.0,
+        "limit" => 500.0,
+        _ => 20_000.0,
+    }
+}
+
+#[test]
+fn every_plan_of_the_lab_can_be_read() {
+    let mut names: Vec<String> = known().into_iter().map(|plan| plan.name).collect();
+    assert!(names.contains(&"quick".to_owned()));
+    let all = names.len();
+    names.sort();
+    names.dedup();
+    assert_eq!(names.len(), all);
+    let quick = known()
+        .into_iter()
+        .find(|plan| plan.name == "quick")
+        .expect("there");
+    let seconds = quick.samples() as f64 * (quick.seconds + plan_file::OVERHEAD_SECONDS);
+    assert!(seconds < 300.0, "{seconds}");
+}
+
+#[test]
+fn published_experiments_that_plans_name_exist() {
+    for plan in known() {
+        for id in &plan.published {
+            assert!(!crate::published_of(id).is_empty(), "{}: {id}", plan.name);
+        }
+    }
+}
+
+#[test]
+fn a_conclusion_says_what_helped_by_how_much_and_against_what() {
+    let text = summary::text(&record(usual));
+    let sentence = "small, against kernel: direct: better at all 2 points; at 64 latency p50 20.0x \
+                    lower [20.0x, 20.0x].";
+    assert!(text.contains(sentence), "{text}");
+    // Twice the limit's time is half of it.
+    assert!(text.contains("0.50"), "{text}");
+    assert!(
+        text.contains("negative control \"alone\": no difference at any of 2 points"),
+        "{text}"
+    );
+    assert!(
+        text.contains("negative control \"kernel again\": no difference"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_control_that_differs_is_told_loudly() {
+    let text = summary::text(&record(
+        |arm| if arm == "alone" { 30_000.0 } else { usual(arm) },
+    ));
+    assert!(
+        text.contains("negative control \"alone\" DIFFERS at 2 of 2 points"),
+        "{text}"
+    );
+}
+
+#[test]
+fn the_page_has_everything_and_needs_nothing() {
+    let mut record = record(usual);
+    record.stayed.push("direct (small)".to_owned());
+    record.samples[3].failure = Some("gone".to_owned());
+    record.samples[3].outcome = None;
+    let page = summary::html(&record);
+    for wanted in [
+        "class=banner",
+        "class=conclusion",
+        "<svg",
+        "TOE-HOTSPOT",
+        "a.csv",
+        "gone",
+    ] {
+        assert!(page.contains(wanted), "{wanted}");
+    }
+    assert!(page.contains("About &lt;it&gt;") && !page.contains("NaN"));
+    for forbidden in ["http:", "https:", "<script", "src=", "url("] {
+        assert!(!page.contains(forbidden), "{forbidden}");
+    }
+}
+
+#[test]
+fn a_run_comes_back_from_disk_and_a_failed_write_keeps_the_old_one() {
+    let folder = std::env::temp_dir().join(format!("toehold-run-{}", std::process::id()));
+    let mut record = record(usual);
+    record.save(&folder).expect("room");
+    // The next file cannot be created: its place is taken by a folder.
+    fs::create_dir(folder.join("run.json.next")).expect("room");
+    record.rounds_done = 1;
+    assert!(
+        record
+            .save(&folder)
+            .expect_err("no file")
+            .sentence
+            .contains("checkpoint")
+    );
+    let back = Record::load(&folder).expect("the old one");
+    assert_eq!(
+        (back.rounds_done, back.samples.len()),
+        (6, record.samples.len())
+    );
+    assert_eq!(
+        back.csv().lines().next(),
+        Some("block,x,arm,round,metric,value")
+    );
+    fs::write(folder.join("run.json"), "{}").expect("room");
+    assert!(Record::load(&folder).expect_err("no run").is_usage);
+    let _ = fs::remove_dir_all(folder);
+}
+
+#[test]
+fn runs_of_different_machines_are_not_compared_unasked() {
+    let folder = |name: &str| {
+        std::env::temp_dir().join(format!("toehold-compare-{name}-{}", std::process::id()))
+    };
+    let (a, b) = (folder("a"), folder("b"));
+    let mut record = record(usual);
+    record.save(&a).expect("room");
+    record.environment.kernel = "9.9".to_owned();
+    record.save(&b).expect("room");
+    assert!(compare(&a, &a, false).is_ok());
+    assert!(
+        compare(&a, &b, false)
+            .expect_err("refused")
+            .sentence
+            .contains("--any-machine")
+    );
+    assert!(compare(&a, &b, true).is_ok());
+    let _ = (fs::remove_dir_all(a), fs::remove_dir_all(b));
+}
