@@ -189,6 +189,19 @@ fn bad_input_is_one_sentence() {
 }
 
 #[test]
+fn every_command_of_the_lab_has_its_manual_page() {
+    let folder = Folder::new("man");
+    let mut man = Command::new(env!("CARGO_BIN_EXE_toehold"));
+    let status = man.args(["man", "--out"]).arg(&folder.0).status();
+    assert!(status.expect("toehold runs").success());
+    for name in ["run", "client", "limit"] {
+        let page = folder.0.join(format!("toehold-lab-{name}.1"));
+        let text = fs::read_to_string(&page).expect(name);
+        assert!(text.contains("SYNOPSIS") && text.contains(name), "{text}");
+    }
+}
+
+#[test]
 fn the_known_plans_are_listed_and_shown() {
     let list = text_of(&lab(&["list"]));
     for name in ["quick", "ioat-multistream", "toe-latency", "ioat-copy"] {

@@ -77,6 +77,33 @@ pub fn set_of(cores: &[usize]) -> libc::cpu_set_t {
     set
 }
 
+/// Keeps the calling thread on some cores until it is dropped.
+#[derive(Debug)]
+pub struct Kept {
+    before: Vec<usize>,
+}
+
+impl Kept {
+    /// Confines the calling thread; where the kernel refuses, it stays where it may be.
+    pub fn on(cores: &[usize]) -> Kept {
+        let before = allowed();
+        confine(cores);
+        Kept { before }
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        confine(&self.before);
+    }
+}
+
+fn confine(cores: &[usize]) {
+    let set = set_of(cores);
+    // SAFETY: `set` is a complete cpu_set_t and its size is given; 0 is the calling thread.
+    unsafe { libc::sched_setaffinity(0, mem::size_of_val(&set), &set) };
+}
+
 fn empty_set() -> libc::cpu_set_t {
     // SAFETY: cpu_set_t is an array of integers, for which all zeros is the empty set.
     unsafe { mem::zeroed() }
@@ -99,6 +126,15 @@ mod tests {
         assert_eq!(placement.server, Some(vec![0]));
         assert_eq!(placement.client, Some(vec![2, 4]));
         assert_eq!(Placement::new(Pin::Split, &[3]), None);
+    }
+
+    #[test]
+    fn a_thread_is_kept_and_let_go() {
+        let before = allowed();
+        let kept = Kept::on(&before[..1]);
+        assert_eq!(allowed(), before[..1]);
+        drop(kept);
+        assert_eq!(allowed(), before);
     }
 
     #[test]

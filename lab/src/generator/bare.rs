@@ -7,6 +7,7 @@ use std::thread;
 use std::time::Instant;
 
 use toehold_copy::{Buffer, from_shared, to_shared};
+use toehold_measure::cpus::{self, Kept};
 
 use super::latency::Latencies;
 use super::session::{Totals, seconds};
@@ -19,9 +20,14 @@ use super::{Load, Outcome, Pattern, wire};
 /// A sentence: the pattern has no limit of this kind, or there is no memory.
 pub fn run(load: &Load) -> Result<Outcome, String> {
     load.check()?;
+    // Two threads on one core would measure the scheduler.
+    let cores = cpus::allowed();
+    let (last, _) = cores.split_last().ok_or("this process may use no core")?;
+    let _kept = Kept::on(&[*last]);
+    let other = cores[0];
     let totals = match load.pattern {
-        Pattern::PingPong | Pattern::Requests => ping_pong(load),
-        Pattern::ToServer | Pattern::ToClient | Pattern::Both => stream(load),
+        Pattern::PingPong | Pattern::Requests => ping_pong(load, other),
+        Pattern::ToServer | Pattern::ToClient | Pattern::Both => stream(load, other),
         Pattern::Connect => return Err("connections have no limit between bare threads".to_owned()),
     };
     let totals = totals.map_err(|error| format!("no memory for the limit: {error}"))?;
@@ -77,7 +83,7 @@ impl Shared {
 }
 
 /// One slot in each direction; latency is half the round trip.
-fn ping_pong(load: &Load) -> io::Result<Totals> {
+fn ping_pong(load: &Load, other: usize) -> io::Result<Totals> {
     let (there, back) = (load.message, load.response_bytes());
     let slot = there.max(back).next_multiple_of(128);
     let mut buffer = Buffer::new(2 * slot)?;
@@ -86,6 +92,7 @@ fn ping_pong(load: &Load) -> io::Result<Totals> {
     thread::scope(|scope| {
         let shared = &shared;
         scope.spawn(move || {
+            let _kept = Kept::on(&[other]);
             let (mut message, response) = (vec![0; there], vec![1; back]);
             let mut seen = 0;
             while let Some(tail) = shared.await_beyond(&shared.tail, seen) {
@@ -135,7 +142,7 @@ fn ping_pong(load: &Load) -> io::Result<Totals> {
 }
 
 /// A ring from one thread to the other.
-fn stream(load: &Load) -> io::Result<Totals> {
+fn stream(load: &Load, other: usize) -> io::Result<Totals> {
     let len = load.message;
     let slots = (RING_BYTES / len).clamp(2, 4096);
     let mut buffer = Buffer::new(slots * len)?;
@@ -146,6 +153,7 @@ fn stream(load: &Load) -> io::Result<Totals> {
         let shared = &shared;
         let touch = load.touch;
         scope.spawn(move || {
+            let _kept = Kept::on(&[other]);
             let mut message = vec![0; len];
             let mut done = 0;
             while let Some(tail) = shared.await_beyond(&shared.tail, done) {

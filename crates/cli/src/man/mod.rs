@@ -35,10 +35,16 @@ fn write_all(dir: &Path, command_line: Command) -> io::Result<()> {
     let mut program = command_line.disable_help_subcommand(true);
     program.build();
     let names: Vec<String> = program.get_subcommands().map(page::name).collect();
-    for command in std::iter::once(&program).chain(program.get_subcommands()) {
+    for command in family(&program) {
         let others = names.iter().map(String::as_str);
         let text = page::of_command(command, others)?;
         fs::write(dir.join(page::name(command) + ".1"), text)?;
     }
     fs::write(dir.join("toehold-engine.5"), settings_page::text())
+}
+
+/// A command and everything below it: `toehold lab` has commands of its own.
+fn family(command: &Command) -> Vec<&Command> {
+    let below = command.get_subcommands().flat_map(family);
+    std::iter::once(command).chain(below).collect()
 }
