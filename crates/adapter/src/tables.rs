@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering;
 use toehold_channel::memfd::{self, MapError};
 use toehold_channel::table::{
     COMMAND_DETACH, COMMAND_EVICT, COMMAND_NONE, COMMAND_PEER_GONE, ENTRIES, Entry, EntryState,
-    FLAG_ACCEPTED, PROGRAM_BYTES, Reason, TABLE_BYTES, Table,
+    FAMILY_BIRTH, FLAG_ACCEPTED, PROGRAM_BYTES, Reason, TABLE_BYTES, Table,
 };
 
 /// The mapped tables.
@@ -234,7 +234,8 @@ impl MappedTable {
     /// included.
     pub(crate) fn members(&self) -> impl Iterator<Item = u32> {
         let places = self.header().family.iter();
-        let members = places.map(|place| place.load(Ordering::Relaxed));
+        // Of one that is being born, its parent stands there.
+        let members = places.map(|place| place.load(Ordering::Relaxed) & !FAMILY_BIRTH);
         members.filter(|&pid| pid != 0)
     }
 

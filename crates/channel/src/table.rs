@@ -43,6 +43,10 @@ pub const PROGRAM_BYTES: usize = 64;
 /// Processes of a family that are told apart; beyond that a last close may go unnoticed.
 pub const FAMILY_MAX: usize = 512;
 
+/// In a place of [`Header::family`]: the number is that of a process which is about to have a
+/// child, and the place is the child's. Process numbers are smaller.
+pub const FAMILY_BIRTH: u32 = 1 << 31;
+
 /// Processes asleep on one connection that are told apart; one more than that may sleep through
 /// what the others leave.
 pub const ASLEEP_MAX: usize = 11;
@@ -67,10 +71,8 @@ pub struct Header {
     pub attention: AtomicU32,
     /// The program's name: bytes packed little-endian, NUL-padded.
     pub program: [AtomicU64; PROGRAM_BYTES / 8],
-    /// Forks whose child has not yet entered itself below.
-    pub births: AtomicU32,
     /// Processes of the family, 0 for a free place. A dead one may stand here until its place is
-    /// needed.
+    /// needed. With [`FAMILY_BIRTH`] it is the parent of a member that is being born.
     pub family: [AtomicU32; FAMILY_MAX],
 }
 

@@ -6,6 +6,7 @@ use core::ffi::{c_int, c_void};
 use libc::{fd_set, iovec, nfds_t, off_t, pollfd, size_t, sockaddr, socklen_t, ssize_t, timeval};
 use toehold_sockets::{api, deferral};
 
+use crate::fork::fork;
 use crate::process::clone;
 
 macro_rules! export {
@@ -60,6 +61,7 @@ export! {
         new: *const libc::sigaction,
         old: *mut libc::sigaction
     ) -> c_int;
+    __fork is fork, () -> c_int;
     __clone is clone, (
         function: extern "C" fn(*mut c_void) -> c_int,
         stack: *mut c_void,

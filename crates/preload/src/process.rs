@@ -3,8 +3,8 @@
 use core::ffi::{c_char, c_int, c_void};
 
 use toehold_sockets::{
-    after_fork_in_child, api, before_exec, before_spawn, ending, exec_failed, holds_connections,
-    is_confined, real, say_what_is_set,
+    after_fork_in_child, after_fork_in_parent, api, before_exec, before_spawn, ending, exec_failed,
+    holds_connections, is_confined, real, say_what_is_set,
 };
 
 use crate::environment::Environment;
@@ -218,6 +218,9 @@ unsafe extern "C" fn forkpty(
 ) -> libc::pid_t {
     // SAFETY: passed on with the caller's promises.
     let result = unsafe { real::forkpty(terminal, name, settings, size) };
+    if result != 0 {
+        after_fork_in_parent(result.into());
+    }
     if result == 0 {
         api::standard_descriptors_replaced();
     }

@@ -190,12 +190,16 @@ pub(crate) fn held(index: u32, entry: &'static Entry, local: &'static Local) -> 
 /// Every connection that this process holds, by number.
 pub(crate) fn each_held(mut each: impl FnMut(u32, &'static Entry, &'static Local)) {
     each_used(|index, entry, local| {
-        if local.descriptors.load(Ordering::Relaxed) > 0
-            && entry.state.load(Ordering::Relaxed) == EntryState::Live as u32
-        {
+        if is_held(entry, local) {
             each(index, entry, local);
         }
     });
+}
+
+/// True when this process holds the connection.
+pub(crate) fn is_held(entry: &Entry, local: &Local) -> bool {
+    local.descriptors.load(Ordering::Relaxed) > 0
+        && entry.state.load(Ordering::Relaxed) == EntryState::Live as u32
 }
 
 /// Every entry that may have been this process's, by number.

@@ -86,7 +86,7 @@ pub use confinement::{confine, is_allowed, is_confined};
 pub use handover::{
     Departure, before_exec, before_spawn, exec_failed, holds_connections, take_over_from,
 };
-pub use lifecycle::{after_fork_in_child, before_fork, ending, fork_failed, start};
+pub use lifecycle::{after_fork_in_child, after_fork_in_parent, before_fork, ending, start};
 pub use offload::liveness::say_what_is_set;
 pub use offload::routing::{want_offload, want_offload_by_rule};
 pub use pairing::set_calls_before_pairing;

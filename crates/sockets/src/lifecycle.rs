@@ -5,7 +5,7 @@ use core::sync::atomic::Ordering;
 use toehold_channel::table::WaitMode;
 
 use crate::epoll::lifetime;
-use crate::{adapter, connection, family, holders, locking, process, release, table};
+use crate::{adapter, connection, errno, family, holders, locking, process, release, table};
 
 /// Starts the library in this process. Called once, from the constructor, with one thread.
 pub fn start(wait: WaitMode) {
@@ -35,28 +35,27 @@ pub extern "C" fn before_fork() {
         return;
     }
     process::before_fork();
-    if let Some(table) = table::table() {
-        // Relaxed: the increments below come after it.
-        table.header().births.fetch_add(1, Ordering::Relaxed);
-    }
+    let place = table::table().and_then(|table| holders::expect_child(&table));
     connection::each_held(|_, entry, _| {
         // Release pairs with the Acquire load in `holders::are_others`: whoever sees the holder
-        // sees the birth.
+        // sees the child's place in the family.
         entry.holders.fetch_add(1, Ordering::Release);
+        holders::mark(entry, place);
     });
 }
 
-/// A fork made by number failed after [`before_fork`].
-pub fn fork_failed() {
-    if !process::is_started() {
+/// Fork, parent's side, after it: `result` is what it returned.
+pub fn after_fork_in_parent(result: i64) {
+    let Some(table) = table::table().filter(|_| process::is_started()) else {
         return;
-    }
-    if let Some(table) = table::table() {
-        // Relaxed: no child has entered itself.
-        table.header().births.fetch_sub(1, Ordering::Relaxed);
-    }
-    connection::each_held(|_, entry, _| {
-        entry.holders.fetch_sub(1, Ordering::Relaxed);
+    };
+    errno::keep(|| match u32::try_from(result) {
+        Ok(child) => holders::child_born(&table, child),
+        Err(_) if holders::child_unborn(&table) => {}
+        // It was counted without marks.
+        Err(_) => connection::each_held(|_, entry, _| {
+            entry.holders.fetch_sub(1, Ordering::Relaxed);
+        }),
     });
 }
 
@@ -66,6 +65,7 @@ pub extern "C" fn after_fork_in_child() {
     if !process::is_started() {
         return;
     }
+    let parent = process::pid();
     process::forked();
     family::forked();
     // The threads that slept or worked on a connection stayed with the parent, on connections that
@@ -73,10 +73,13 @@ pub extern "C" fn after_fork_in_child() {
     connection::each_held(|_, _, local| local.membership.reset());
     connection::each_used(|_, _, local| local.attachment.forget_threads());
     if let Some(table) = table::table() {
-        holders::join_self(&table);
-        connection::each_held(|_, entry, _| holders::mark(entry, holders::place()));
-        // Release pairs with the Acquire load in `holders::family_alive`: it finds us in the list.
-        table.header().births.fetch_sub(1, Ordering::Release);
+        if holders::begin_as_child(&table, parent) {
+            connection::each_used(|_, entry, local| {
+                holders::settle_as_child(entry, connection::is_held(entry, local));
+            });
+        } else {
+            connection::each_held(|_, entry, _| holders::mark(entry, holders::place()));
+        }
     }
     adapter::forked();
     lifetime::forked();

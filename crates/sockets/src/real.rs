@@ -294,6 +294,8 @@ real! {
     ) -> *mut libc::FILE;
     /// `wordexp(3)`.
     wordexp(words: *const c_char, result: *mut c_void, flags: c_int) -> c_int;
+    /// `fork(2)`.
+    fork() -> c_int;
     /// `forkpty(3)`.
     forkpty(
         terminal: *mut c_int,

@@ -385,23 +385,10 @@ fn is_zombie_child(pid: u32) -> bool {
     result == 0 && unsafe { info.si_pid() } as u32 == pid
 }
 
-/// True when this process has children, ended ones that wait to be reaped included.
-pub(crate) fn has_children() -> bool {
-    // SAFETY: zeroes are a valid `siginfo_t`.
-    let mut info: libc::siginfo_t = unsafe { core::mem::zeroed() };
-    let options = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT | libc::__WALL;
-    // SAFETY: `info` is writable; nothing is reaped.
-    let result = unsafe {
-        call!(
-            SYS_waitid,
-            libc::P_ALL,
-            0,
-            &mut info as *mut libc::siginfo_t,
-            options,
-            0
-        )
-    };
-    result != -(libc::ECHILD as isize)
+/// This process's parent; 0 when that is outside of its pid namespace (getppid(2)).
+pub(crate) fn parent() -> u32 {
+    // SAFETY: no arguments.
+    unsafe { call!(SYS_getppid) as u32 }
 }
 
 /// `sched_yield(2)`.

@@ -22,10 +22,22 @@ pub(crate) const CASES: &[Case] = &[
     Case::pair("connection_ends_with_its_last_holder", last_holder),
     Case::pair("killed_child_leaves_the_parents_connection", killed_child),
     Case::pair("last_holder_closes_after_another_was_killed", |pair| {
-        killed_holder(pair, false);
+        killed_holder(pair, Killed::AtWork);
     }),
     Case::pair("last_holder_closes_after_a_program_was_killed", |pair| {
-        killed_holder(pair, true);
+        killed_holder(pair, Killed::AsAnotherProgram);
+    }),
+    Case::pair("last_holder_closes_after_a_child_was_never_run", |pair| {
+        killed_holder(pair, Killed::BeforeItRan);
+    }),
+    Case::pair("last_holder_closes_after_a_fork_that_failed", |pair| {
+        killed_holder(pair, Killed::NeverMade);
+    }),
+    Case::roles("child_that_was_never_run_shares_nothing", |role| {
+        unshared(role, || sys::wait_for(never_run()));
+    }),
+    Case::roles("child_that_was_never_made_shares_nothing", |role| {
+        unshared(role, never_made);
     }),
     Case::pair("grandchild_reads_on", grandchild),
     Case::pair("spawned_programs_do_not_disturb_the_connection", spawned),
@@ -200,9 +212,69 @@ fn killed_child(pair: &Pair) {
     }
 }
 
+/// What becomes of a child that was to hold the connection.
+#[derive(Clone, Copy, PartialEq)]
+enum Killed {
+    AtWork,
+    AsAnotherProgram,
+    BeforeItRan,
+    NeverMade,
+}
+
+/// A child that is killed before its first instruction: by a process that traces us.
+fn never_run() -> libc::pid_t {
+    let (told, tell) = sys::pipe();
+    // SAFETY: takes no pointers.
+    let us = unsafe { libc::getpid() };
+    let options = libc::PTRACE_O_TRACEFORK as usize;
+    // SAFETY: takes no pointers.
+    unsafe { libc::prctl(libc::PR_SET_PTRACER, libc::PR_SET_PTRACER_ANY) };
+    let tracer = in_child(|| {
+        let (mut status, mut child) = (0, 0 as libc::c_long);
+        // SAFETY: `status` and `child` are writable; the other arguments are numbers.
+        unsafe {
+            assert_eq!(libc::ptrace(libc::PTRACE_SEIZE, us, 0usize, options), 0);
+            sys::write(tell, b".").value();
+            assert_eq!(libc::waitpid(us, &mut status, libc::__WALL), us);
+            libc::ptrace(libc::PTRACE_GETEVENTMSG, us, 0usize, &raw mut child);
+            let child = child as libc::pid_t;
+            assert_eq!(libc::kill(child, libc::SIGKILL), 0);
+            libc::ptrace(libc::PTRACE_DETACH, us, 0usize, 0usize);
+            libc::waitpid(child, &mut status, libc::__WALL) == child
+        }
+    });
+    sys::read(told, &mut [0; 1]).value();
+    let child = in_child(|| true);
+    assert_eq!(sys::wait_for(tracer), "exit 0");
+    child
+}
+
+/// A fork that the kernel refuses: handlers of signals are shared with memory only (clone(2)).
+fn never_made() -> String {
+    // SAFETY: refused, so nothing is shared.
+    sys::ret(unsafe { libc::syscall(libc::SYS_clone, libc::CLONE_SIGHAND, 0, 0, 0, 0) }).to_string()
+}
+
+/// A child that holds the connection when this returns.
+fn holds(pair: &Pair, wait: Fd, executes: bool) -> libc::pid_t {
+    let (told, tell) = sys::pipe();
+    let child = in_child(|| {
+        sys::write(tell, b".").value();
+        if executes {
+            sys::fcntl(pair.fd, libc::F_SETFD, 0).value();
+            let error = std::os::unix::process::CommandExt::exec(Command::new("sleep").arg("60"));
+            panic!("exec failed: {error}");
+        }
+        sys::read(wait, &mut [0; 1]).value() == 2
+    });
+    sys::read(told, &mut [0; 1]).value();
+    std::thread::sleep(std::time::Duration::from_millis(30));
+    child
+}
+
 /// Three processes hold the connection: one is killed, one closes it and lives on, and the last
 /// one's close is the end, which is in order although nobody took the last wake-up off.
-fn killed_holder(pair: &Pair, executes: bool) {
+fn killed_holder(pair: &Pair, how: Killed) {
     if !pair.server() {
         pair.step();
         send_all(pair.fd, b"wake up");
@@ -216,21 +288,16 @@ fn killed_holder(pair: &Pair, executes: bool) {
         sys::close(pair.fd).value();
         sys::read(wait, &mut [0; 1]).value() == 1
     });
-    let (told, tell) = sys::pipe();
-    let child = in_child(|| {
-        sys::write(tell, b".").value();
-        if executes {
-            sys::fcntl(pair.fd, libc::F_SETFD, 0).value();
-            let error = std::os::unix::process::CommandExt::exec(Command::new("sleep").arg("60"));
-            panic!("exec failed: {error}");
+    match how {
+        Killed::AtWork | Killed::AsAnotherProgram => {
+            let child = holds(pair, wait, how == Killed::AsAnotherProgram);
+            // SAFETY: our child, not reaped yet.
+            unsafe { libc::kill(child, libc::SIGKILL) };
+            pair.say("killed", sys::wait_for(child));
         }
-        sys::read(wait, &mut [0; 1]).value() == 2
-    });
-    sys::read(told, &mut [0; 1]).value();
-    std::thread::sleep(std::time::Duration::from_millis(30));
-    // SAFETY: our child, not reaped yet.
-    unsafe { libc::kill(child, libc::SIGKILL) };
-    pair.say("killed", sys::wait_for(child));
+        Killed::BeforeItRan => pair.say("killed", sys::wait_for(never_run())),
+        Killed::NeverMade => pair.say("clone", never_made()),
+    }
     pair.step();
     pair.say("right", receives(pair.fd, b"wake up"));
     send_all(pair.fd, b"the last words");
@@ -239,6 +306,21 @@ fn killed_holder(pair: &Pair, executes: bool) {
     pair.step();
     sys::write(go, b".").value();
     pair.say("the other", sys::wait_for(lives_on));
+}
+
+/// A connection that one process holds is accelerated, whatever `event` came before.
+fn unshared(role: &Role, event: impl Fn() -> String) {
+    let (wait, go) = sys::pipe();
+    // Other children live.
+    let lives_on = in_child(|| sys::read(wait, &mut [0; 1]).value() == 1);
+    let fd = role.meet();
+    if role.server() {
+        role.say("event", event());
+    }
+    role.warm(fd);
+    role.step();
+    sys::write(go, b".").value();
+    role.say("the other", sys::wait_for(lives_on));
 }
 
 fn grandchild(pair: &Pair) {
