@@ -1,9 +1,14 @@
 //! What the kernel says of a TCP socket that is named to it: sock_diag(7).
 //!
-//! A question names both addresses and the socket's cookie, so there is one answer or none. It
-//! speaks of the network namespace that the adapter began in, and of no other.
+//! A question names both addresses and the socket's cookie, so there is one answer or none. Each
+//! [`Diag`] speaks of one network namespace: the one that its socket was made in. The adapter has
+//! one of its own. A client whose connections are elsewhere shows one of there. The client may hold
+//! that socket, too, and ask on it, take answers away, or connect it to itself. So each question
+//! has the kernel as its destination and a number that nobody knows before. An answer counts when
+//! it comes from the kernel, with that number, and speaks of that cookie.
 
-use crate::listener::{check, cookie_of, owned};
+use crate::entropy;
+use crate::listener::{check, cookie_of, number_of, owned};
 use crate::registry::{Address, Tuple};
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
@@ -30,14 +35,28 @@ impl Diag {
         })?;
         // Connected to the kernel (port 0), it takes messages from nobody else
         // (netlink_getsockbyportid).
-        // SAFETY: `sockaddr_nl` is plain data, for which zeroes are a value.
-        let mut kernel: libc::sockaddr_nl = unsafe { std::mem::zeroed() };
-        kernel.nl_family = libc::AF_NETLINK as libc::sa_family_t;
-        let length = size_of::<libc::sockaddr_nl>() as libc::socklen_t;
+        let (kernel, length) = kernel();
         // SAFETY: `kernel` is valid for `length` bytes.
         check(unsafe { libc::connect(socket.as_raw_fd(), (&raw const kernel).cast(), length) })?;
         let namespace = namespace_of(socket.as_fd());
         Ok(Diag { socket, namespace })
+    }
+
+    /// What a client has shown; nothing when it is no such socket.
+    pub(crate) fn shown(socket: OwnedFd) -> Option<Diag> {
+        let is = |option, wanted| number_of(socket.as_fd(), option).is_ok_and(|is| is == wanted);
+        let is_diag =
+            is(libc::SO_DOMAIN, libc::AF_NETLINK) && is(libc::SO_PROTOCOL, libc::NETLINK_SOCK_DIAG);
+        let namespace = namespace_of(socket.as_fd()).filter(|_| is_diag)?;
+        Some(Diag {
+            socket,
+            namespace: Some(namespace),
+        })
+    }
+
+    /// The number of its namespace.
+    pub(crate) fn namespace(&self) -> u64 {
+        self.namespace.unwrap_or(UNKNOWN_NAMESPACE)
     }
 
     /// Whether a socket is known to be of another network namespace.
@@ -48,25 +67,45 @@ impl Diag {
 
     /// The inode of the socket with these addresses and this cookie, if it is established now.
     pub(crate) fn established(&self, tuple: &Tuple, cookie: u64) -> Option<u64> {
-        let request = request(tuple, cookie);
+        let number = entropy::bits().ok()?[0] as u32;
+        let request = request(tuple, cookie, number);
         let fd = self.socket.as_raw_fd();
-        let mut reply = [0u8; REPLY_BYTES_MAX];
-        // SAFETY: both buffers are valid for their lengths.
-        let got = unsafe {
-            // The kernel answers before `send` returns (netlink_rcv_skb).
-            let sent = libc::send(fd, request.as_ptr().cast(), request.len(), 0);
-            if sent != request.len() as isize {
-                return None;
-            }
-            libc::recv(
-                fd,
-                reply.as_mut_ptr().cast(),
-                reply.len(),
-                libc::MSG_DONTWAIT,
-            )
+        let (mut kernel, length) = kernel();
+        // The kernel answers before `sendto` returns (netlink_rcv_skb).
+        // SAFETY: the request and the address are valid for their lengths.
+        let sent = unsafe {
+            let (bytes, address) = (request.as_ptr().cast(), (&raw const kernel).cast());
+            let flags = libc::MSG_DONTWAIT;
+            libc::sendto(fd, bytes, request.len(), flags, address, length)
         };
-        parse(reply.get(..usize::try_from(got).ok()?)?)
+        if sent != request.len() as isize {
+            return None;
+        }
+        // A client that asks on the same socket finds its answers among ours.
+        for _ in 0..ANSWERS_MAX {
+            let mut reply = [0u8; REPLY_BYTES_MAX];
+            let mut length = length;
+            // SAFETY: both buffers are writable for their lengths.
+            let got = unsafe {
+                let (bytes, address) = (reply.as_mut_ptr().cast(), (&raw mut kernel).cast());
+                let flags = libc::MSG_DONTWAIT;
+                libc::recvfrom(fd, bytes, reply.len(), flags, address, &mut length)
+            };
+            let reply = reply.get(..usize::try_from(got).ok()?)?;
+            if kernel.nl_pid == 0 && reply.get(8..12) == Some(&number.to_ne_bytes()) {
+                return parse(reply, cookie);
+            }
+        }
+        None
     }
+}
+
+/// The kernel's address (port 0).
+fn kernel() -> (libc::sockaddr_nl, libc::socklen_t) {
+    // SAFETY: `sockaddr_nl` is plain data, for which zeroes are a value.
+    let mut kernel: libc::sockaddr_nl = unsafe { std::mem::zeroed() };
+    kernel.nl_family = libc::AF_NETLINK as libc::sa_family_t;
+    (kernel, size_of::<libc::sockaddr_nl>() as libc::socklen_t)
 }
 
 /// The cookie of a socket's network namespace (`SO_NETNS_COOKIE`, Linux 5.14).
@@ -75,7 +114,7 @@ fn namespace_of(socket: BorrowedFd<'_>) -> Option<u64> {
 }
 
 /// `struct nlmsghdr` and `struct inet_diag_req_v2` (include/uapi/linux/inet_diag.h).
-fn request(tuple: &Tuple, cookie: u64) -> [u8; REQUEST_BYTES] {
+fn request(tuple: &Tuple, cookie: u64, number: u32) -> [u8; REQUEST_BYTES] {
     let (local, remote) = (plain(tuple.local), plain(tuple.remote));
     let family = match (&local, &remote) {
         (IpAddr::V4(_), IpAddr::V4(_)) => libc::AF_INET,
@@ -90,8 +129,9 @@ fn request(tuple: &Tuple, cookie: u64) -> [u8; REQUEST_BYTES] {
     put(&(REQUEST_BYTES as u32).to_ne_bytes());
     put(&SOCK_DIAG_BY_FAMILY.to_ne_bytes());
     put(&(libc::NLM_F_REQUEST as u16).to_ne_bytes());
-    // Sequence number and port.
-    put(&[0; 8]);
+    put(&number.to_ne_bytes());
+    // The port of who asks, which the kernel knows.
+    put(&[0; 4]);
     put(&[family as u8, libc::IPPROTO_TCP as u8, 0, 0]);
     put(&u32::MAX.to_ne_bytes());
     put(&tuple.local.port.to_be_bytes());
@@ -119,13 +159,14 @@ fn spelled(ip: IpAddr) -> [u8; 16] {
     bytes
 }
 
-/// The inode in a `struct inet_diag_msg` of an established socket.
-fn parse(reply: &[u8]) -> Option<u64> {
+/// The inode in a `struct inet_diag_msg` of the established socket with that cookie.
+fn parse(reply: &[u8], cookie: u64) -> Option<u64> {
     let kind = reply.get(4..6)?;
     let body = reply.get(HEADER_BYTES..)?;
     let inode = body.get(INODE_AT..INODE_AT + 4)?;
     let is_answer = kind == SOCK_DIAG_BY_FAMILY.to_ne_bytes();
-    let is_established = body.get(1) == Some(&TCP_ESTABLISHED);
+    let is_established = body.get(1) == Some(&TCP_ESTABLISHED)
+        && body.get(COOKIE_AT..COOKIE_AT + 8) == Some(&cookie.to_ne_bytes());
     let inode = u32::from_ne_bytes(inode.try_into().expect("four bytes"));
     (is_answer && is_established).then_some(inode.into())
 }
@@ -134,6 +175,12 @@ fn parse(reply: &[u8]) -> Option<u64> {
 const HEADER_BYTES: usize = 16;
 /// With `struct inet_diag_req_v2`.
 const REQUEST_BYTES: usize = HEADER_BYTES + 56;
+/// `idiag_cookie`, the last word of the `struct inet_diag_sockid` in it.
+const COOKIE_AT: usize = 44;
+/// Answers to others' questions that are passed over.
+const ANSWERS_MAX: usize = 64;
+/// Where the kernel has no numbers for namespaces, all sockets are taken to be of ours.
+const UNKNOWN_NAMESPACE: u64 = 0;
 /// `idiag_inode`, the last word of `struct inet_diag_msg`.
 const INODE_AT: usize = 68;
 /// An answer with the attributes that come unasked for is far shorter.

@@ -1,9 +1,13 @@
 //! What proves an end: the socket itself, shown as a descriptor.
 //!
 //! Nothing is believed that a client says about its connection. The kernel tells the addresses of
-//! the shown socket, its cookie and its inode, and then says whether just that socket is
-//! established in our network namespace. There one connection has one socket for each end, so two
-//! sockets with mirrored addresses, established at one moment, are the two ends of one connection.
+//! the shown socket, its cookie, its inode and its network namespace, and then says whether just
+//! that socket is established there. In a namespace one connection has one socket for each end, so
+//! two sockets of one namespace with mirrored addresses, established at one moment, are the two
+//! ends of one connection. About its own namespace the adapter asks by itself; about another it
+//! asks by a socket that the client has shown ([`Diag::shown`]).
+//!
+//! A socket that is bound to a device is not found: its addresses may be another network's.
 //!
 //! The descriptor is closed before the answer: a reference that we kept would keep the connection
 //! alive when the program closes it. The cookie stays, by which the kernel knows the socket for as
@@ -27,11 +31,16 @@ pub(crate) struct Proved {
     pub(crate) cookie: u64,
 }
 
-/// What a shown descriptor proves.
+/// What a shown descriptor proves. `own` speaks of our namespace, `shown_diag` of the one that the
+/// client has shown.
 ///
 /// # Errors
 /// Why it proves nothing: the reason that the library reports.
-pub(crate) fn examine(shown: BorrowedFd<'_>, diag: &Diag) -> Result<Proved, Reason> {
+pub(crate) fn examine(
+    shown: BorrowedFd<'_>,
+    own: &Diag,
+    shown_diag: Option<&Diag>,
+) -> Result<Proved, Reason> {
     let option = |name| crate::listener::number_of(shown, name);
     let is_tcp = option(libc::SO_TYPE).is_ok_and(|kind| kind == libc::SOCK_STREAM)
         && option(libc::SO_PROTOCOL).is_ok_and(|protocol| protocol == libc::IPPROTO_TCP);
@@ -44,8 +53,14 @@ pub(crate) fn examine(shown: BorrowedFd<'_>, diag: &Diag) -> Result<Proved, Reas
     let (Some(local), Some(remote)) = (local, remote) else {
         return Err(Reason::NotTcp);
     };
+    let diag = match own.is_elsewhere(shown) {
+        false => own,
+        true => shown_diag
+            .filter(|diag| !diag.is_elsewhere(shown))
+            .ok_or(Reason::OtherNamespace)?,
+    };
     let tuple = Tuple {
-        netns: OWN_NETNS,
+        netns: diag.namespace(),
         local,
         remote,
     };
@@ -53,7 +68,6 @@ pub(crate) fn examine(shown: BorrowedFd<'_>, diag: &Diag) -> Result<Proved, Reas
     let inode = memfd::number(shown).map_err(closing)?;
     match diag.established(&tuple, cookie) {
         Some(known) if known == inode && cookie != 0 => Ok(Proved { tuple, cookie }),
-        _ if diag.is_elsewhere(shown) => Err(Reason::OtherNamespace),
         // Not established, or no longer.
         _ => Err(Reason::Closing),
     }
@@ -94,9 +108,6 @@ fn address(socket: BorrowedFd<'_>, ask: Ask) -> io::Result<Option<Address>> {
     })
 }
 
-/// The one network namespace that anything can be proved in: ours.
-pub(crate) const OWN_NETNS: u64 = 1;
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -120,8 +131,8 @@ mod tests {
         }
         for address in all {
             let (_listener, one, other) = connection(address);
-            let one = examine(one.as_fd(), &diag).expect("established");
-            let other = examine(other.as_fd(), &diag).expect("established");
+            let one = examine(one.as_fd(), &diag, None).expect("established");
+            let other = examine(other.as_fd(), &diag, None).expect("established");
             assert_eq!(one.tuple, other.tuple.mirrored());
             assert_ne!(one.cookie, other.cookie);
         }
@@ -131,7 +142,7 @@ mod tests {
     fn what_is_no_established_connection_of_ours_proves_nothing() {
         let diag = Diag::open().expect("sock_diag");
         let (listener, one, other) = connection("127.0.0.1:0");
-        let refused = |fd: BorrowedFd<'_>| examine(fd, &diag).expect_err("no proof");
+        let refused = |fd: BorrowedFd<'_>| examine(fd, &diag, None).expect_err("no proof");
         assert_eq!(refused(listener.as_fd()), Reason::Closing);
         let udp = UdpSocket::bind("127.0.0.1:0").expect("bound");
         udp.connect("127.0.0.1:9").expect("connected");
@@ -146,11 +157,40 @@ mod tests {
         assert_eq!(refused(one.as_fd()), Reason::Closing);
     }
 
+    /// A device may lead to another network with the same addresses.
+    #[test]
+    fn a_socket_bound_to_a_device_proves_nothing() {
+        use std::os::fd::{FromRawFd, OwnedFd};
+        let diag = Diag::open().expect("sock_diag");
+        let listener = TcpListener::bind("127.0.0.1:0").expect("bound");
+        let here = listener.local_addr().expect("bound");
+        // SAFETY: the name and the address are valid for their lengths.
+        let one = unsafe {
+            let fd = libc::socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0);
+            let one = OwnedFd::from_raw_fd(fd);
+            let (level, option) = (libc::SOL_SOCKET, libc::SO_BINDTODEVICE);
+            assert_eq!(
+                libc::setsockopt(fd, level, option, c"lo".as_ptr().cast(), 3),
+                0
+            );
+            let mut address: libc::sockaddr_in = std::mem::zeroed();
+            address.sin_family = libc::AF_INET as libc::sa_family_t;
+            address.sin_port = here.port().to_be();
+            address.sin_addr.s_addr = u32::from(std::net::Ipv4Addr::LOCALHOST).to_be();
+            let length = size_of_val(&address) as libc::socklen_t;
+            assert_eq!(libc::connect(fd, (&raw const address).cast(), length), 0);
+            one
+        };
+        let (other, _) = listener.accept().expect("accepted");
+        assert_eq!(examine(one.as_fd(), &diag, None), Err(Reason::Closing));
+        assert!(examine(other.as_fd(), &diag, None).is_ok());
+    }
+
     #[test]
     fn a_cookie_names_no_other_socket_of_the_same_addresses() {
         let diag = Diag::open().expect("sock_diag");
         let (_listener, one, _other) = connection("127.0.0.1:0");
-        let proved = examine(one.as_fd(), &diag).expect("established");
+        let proved = examine(one.as_fd(), &diag, None).expect("established");
         assert!(diag.established(&proved.tuple, proved.cookie).is_some());
         assert!(diag.established(&proved.tuple, proved.cookie + 1).is_none());
         let elsewhere = proved.tuple.mirrored();

@@ -81,29 +81,65 @@ fn reset_on_close(stream: &TcpStream) {
 
 /// Equal addresses, connected to each other in a network namespace of their own.
 fn same_addresses_elsewhere(local: SocketAddr, remote: SocketAddr) -> Option<TcpStream> {
-    let elsewhere = std::thread::spawn(move || {
-        // SAFETY: this thread's namespace only; the request is valid for its call.
-        unsafe {
-            if libc::unshare(libc::CLONE_NEWNET) != 0 {
-                return None;
+    let elsewhere = Elsewhere::new(local, remote)?;
+    std::mem::forget(elsewhere.server);
+    Some(elsewhere.client)
+}
+
+/// A connection in a network namespace of its own.
+struct Elsewhere {
+    client: TcpStream,
+    server: TcpStream,
+    /// Asks about sockets of that namespace.
+    diag: OwnedFd,
+}
+
+impl Elsewhere {
+    /// `None` where no namespace can be made.
+    fn new(local: SocketAddr, remote: SocketAddr) -> Option<Elsewhere> {
+        let elsewhere = std::thread::spawn(move || {
+            // SAFETY: this thread's namespace only; the request is valid for its call.
+            unsafe {
+                if libc::unshare(libc::CLONE_NEWNET) != 0 {
+                    return None;
+                }
+                let socket = libc::socket(libc::AF_INET, libc::SOCK_DGRAM, 0);
+                let mut request: libc::ifreq = std::mem::zeroed();
+                request.ifr_name[0] = b'l' as libc::c_char;
+                request.ifr_name[1] = b'o' as libc::c_char;
+                request.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as libc::c_short;
+                let set = libc::ioctl(socket, libc::SIOCSIFFLAGS, &raw const request);
+                assert_eq!(set, 0);
+                libc::close(socket);
             }
-            let socket = libc::socket(libc::AF_INET, libc::SOCK_DGRAM, 0);
-            let mut request: libc::ifreq = std::mem::zeroed();
-            request.ifr_name[0] = b'l' as libc::c_char;
-            request.ifr_name[1] = b'o' as libc::c_char;
-            request.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as libc::c_short;
-            assert_eq!(
-                libc::ioctl(socket, libc::SIOCSIFFLAGS, &raw const request),
-                0
-            );
-            libc::close(socket);
-        }
-        let listener = TcpListener::bind(remote).expect("nobody else is here");
-        let stream = connect_from(local, remote);
-        std::mem::forget(listener.accept().expect("accepted"));
-        Some(stream)
-    });
-    elsewhere.join().expect("no panic")
+            let listener = TcpListener::bind(remote).expect("nobody else is here");
+            let client = connect_from(local, remote);
+            let (server, _) = listener.accept().expect("accepted");
+            Some(Elsewhere {
+                client,
+                server,
+                diag: diag(),
+            })
+        });
+        elsewhere.join().expect("no panic")
+    }
+}
+
+/// Asks about sockets of this thread's namespace.
+fn diag() -> OwnedFd {
+    // SAFETY: a new descriptor, or -1, which is refused.
+    unsafe {
+        let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
+        let socket = libc::socket(libc::AF_NETLINK, kind, libc::NETLINK_SOCK_DIAG);
+        assert!(socket >= 0);
+        OwnedFd::from_raw_fd(socket)
+    }
+}
+
+/// Shows the adapter a namespace.
+fn show_namespace(library: &FakeLibrary, diag: &OwnedFd) {
+    let shown = Message::new(Kind::Namespace);
+    wire::send(library.socket.as_fd(), &shown, &[diag.as_fd()]).expect("sent");
 }
 
 /// Runs `part` in a forked child that is another user, and answers whether that said yes; nothing,
@@ -327,4 +363,110 @@ fn a_worker_of_another_user_is_served_for_what_it_shows_and_commands_nobody() {
     assert_eq!(parent.command(parents), 0, "not detached");
     // Still the parent's: it gets its channel again.
     assert!(parent.resume(parents).is_ok());
+}
+
+/// Addresses mean something in one namespace only. Three have connections with these.
+#[test]
+fn ends_are_paired_in_their_own_namespace_and_never_across() {
+    let scratch = Scratch::new();
+    let _adapter = Adapter::start(&scratch.path());
+    let local = SocketAddr::from((Ipv4Addr::new(127, 88, 0, 1), 21_001));
+    let remote = SocketAddr::from((Ipv4Addr::new(127, 88, 0, 2), 21_002));
+    let (Some(one), Some(two)) = (Elsewhere::new(local, remote), Elsewhere::new(local, remote))
+    else {
+        return eprintln!("SKIPPED: other network namespaces need privilege");
+    };
+    let listener = TcpListener::bind(remote).expect("bound");
+    let own_client = connect_from(local, remote);
+    let (own_server, _) = listener.accept().expect("accepted");
+
+    let [of_one, of_two, of_ours, late] = [0; 4].map(|_| FakeLibrary::new(&scratch.path()));
+    let refused = |library: &FakeLibrary, end, reason| {
+        assert!(library.settle().is_empty());
+        assert_eq!(library.verdict(end), reason as u32);
+    };
+    // Nothing is proved in a namespace that was not shown, nor by showing another one.
+    let early = of_one.pair_showing(false, one.client.as_fd());
+    refused(&of_one, early, Reason::OtherNamespace);
+    show_namespace(&of_one, &two.diag);
+    of_one.ask_showing(early, one.client.as_fd());
+    refused(&of_one, early, Reason::OtherNamespace);
+    show_namespace(&of_one, &diag());
+    of_one.ask_showing(early, one.client.as_fd());
+    refused(&of_one, early, Reason::OtherNamespace);
+
+    // One end in each of the three: none is another's.
+    show_namespace(&of_one, &one.diag);
+    of_one.ask_showing(early, one.client.as_fd());
+    refused(&of_one, early, Reason::NoPartner);
+    show_namespace(&of_two, &two.diag);
+    let server = of_two.pair_showing(true, two.server.as_fd());
+    refused(&of_two, server, Reason::NoPartner);
+    let server = of_ours.pair_showing(true, own_server.as_fd());
+    refused(&of_ours, server, Reason::NoPartner);
+    assert!(of_one.settle().is_empty());
+
+    // The other ends come.
+    show_namespace(&late, &one.diag);
+    late.pair_showing(true, one.server.as_fd());
+    late.offer();
+    of_one.offer();
+    assert!(of_two.settle().is_empty() && of_ours.settle().is_empty());
+    show_namespace(&late, &two.diag);
+    late.pair_showing(false, two.client.as_fd());
+    late.offer();
+    of_two.offer();
+    late.pair_showing(false, own_client.as_fd());
+    late.offer();
+    of_ours.offer();
+}
+
+/// A client that shares the socket which it has shown puts answers into it, takes them away, and
+/// has it speak to others than the kernel.
+#[test]
+fn a_shown_namespace_answers_for_nobody_but_the_kernel() {
+    let scratch = Scratch::new();
+    let _adapter = Adapter::start(&scratch.path());
+    let local = SocketAddr::from((Ipv4Addr::new(127, 88, 0, 3), 21_003));
+    let remote = SocketAddr::from((Ipv4Addr::new(127, 88, 0, 4), 21_004));
+    let Some(one) = Elsewhere::new(local, remote) else {
+        return eprintln!("SKIPPED: another network namespace needs privilege");
+    };
+    let [library, partner] = [0; 2].map(|_| FakeLibrary::new(&scratch.path()));
+    show_namespace(&library, &one.diag);
+    show_namespace(&partner, &one.diag);
+    let held = library.pair_showing(false, one.client.as_fd());
+    library.settle();
+    let fd = one.diag.as_raw_fd();
+    let speak_to = |port| {
+        // SAFETY: `sockaddr_nl` is plain data; the address is valid for its length.
+        unsafe {
+            let mut address: libc::sockaddr_nl = std::mem::zeroed();
+            address.nl_family = libc::AF_NETLINK as libc::sa_family_t;
+            address.nl_pid = port;
+            let length = size_of_val(&address) as libc::socklen_t;
+            assert_eq!(libc::connect(fd, (&raw const address).cast(), length), 0);
+        }
+    };
+    // Answers to requests that are none, for others to find.
+    let nonsense = [20u32, 0x0005_0014, 7, 0, 0];
+    for _ in 0..8 {
+        // SAFETY: the request is valid for its length.
+        unsafe { libc::send(fd, nonsense.as_ptr().cast(), 20, libc::MSG_DONTWAIT) };
+    }
+    // The kernel does not answer a socket that is another's.
+    speak_to(4_000_000);
+    let unheard = partner.pair_showing(true, one.server.as_fd());
+    assert!(partner.settle().is_empty() && library.settle().is_empty());
+    assert_eq!(partner.verdict(unheard), Reason::Closing as u32);
+    speak_to(0);
+    partner.ask_showing(unheard, one.server.as_fd());
+    partner.offer();
+    library.offer();
+    assert_eq!(library.offers(held), 1);
+    // Another socket shows no namespace.
+    let (unix, _peer) = UnixStream::pair().expect("pair");
+    show_namespace(&library, &unix.into());
+    let closed = wire::receive(library.socket.as_fd());
+    assert!(matches!(closed, Ok(wire::Received::Closed) | Err(_)));
 }

@@ -6,6 +6,7 @@
 //!   Hello + table memfd           ──►      maps the table, keeps it by process
 //!   Adopt + socket                ──►      serves a forked child that cannot connect by itself
 //!   Pair(entry) + the socket      ──►      has the kernel say whose end it is, looks for the other
+//!   Namespace + a socket          ──►      asks there about sockets of that namespace
 //!                                 ◄──      to both: Offer(entry, side, slot) [+ descriptors]
 //!   Withdraw(entry)               ──►      forgets it
 //!   Resume(entry) [+ the socket]  ──►      around exec: the Offer again; Answer: no channel
@@ -136,6 +137,9 @@ pub enum Kind {
     /// Library: the program's liveness settings for the remote of the engine's connection between
     /// `local` and `remote` ([`crate::liveness::Liveness`]).
     Liveness = 18,
+    /// Library: some of my sockets are of another network namespace than yours; one descriptor, a
+    /// `NETLINK_SOCK_DIAG` socket of that namespace. A later one replaces it.
+    Namespace = 19,
     /// Command line: show me the frames of your link; at most `side` bytes of each (0: all), only
     /// those from or to `remote_port` and `remote`, where those are not zero. The answer carries a
     /// socket from which a pcapng capture is read; `side` of one without is a [`NoCapture`].
@@ -218,6 +222,7 @@ impl Message {
             16 => Kind::Capture,
             17 => Kind::Listening,
             18 => Kind::Liveness,
+            19 => Kind::Namespace,
             other => return Err(MessageError::Kind(other)),
         };
         Ok((message, kind))

@@ -30,7 +30,7 @@ use crate::untrusted::{Word32, Word64};
 pub const TABLE_MAGIC: u64 = u64::from_le_bytes(*b"TOEHOLDT");
 /// Changes whenever the meaning of any shared layout (table, region, ready bitmap, message)
 /// changes.
-pub const LAYOUT_VERSION: u32 = 7;
+pub const LAYOUT_VERSION: u32 = 8;
 /// Entries in a table: the most connections one fork family can have tracked at a time.
 pub const ENTRIES: usize = 65_536;
 /// Where the first entry begins.
@@ -392,7 +392,8 @@ pub enum Reason {
     InCall = 24,
     /// Its socket was duplicated before it was connected: the library knows one of its numbers.
     Duplicated = 25,
-    /// Its socket is of another network namespace than the adapter, which can prove nothing there.
+    /// Its socket is of another network namespace than the adapter, and the library has not shown
+    /// that namespace (`Kind::Namespace`).
     OtherNamespace = 26,
     /// The kernel that the adapter runs on was built without `CONFIG_INET_DIAG`, by which
     /// connections are proved.
@@ -472,7 +473,7 @@ impl Reason {
             Reason::UnseenWaits => "the program waits in a way that the library does not see",
             Reason::InCall => "a thread of the program is inside a call on it",
             Reason::Duplicated => "its descriptor was duplicated before it was connected",
-            Reason::OtherNamespace => "its network namespace is not the adapter's",
+            Reason::OtherNamespace => "its network namespace cannot be shown to the adapter",
             Reason::NoProof => "this kernel cannot prove connections (CONFIG_INET_DIAG)",
             Reason::Confined => "the program has confined itself to some system calls",
         }

@@ -38,6 +38,8 @@ pub(crate) struct Local {
     pub(crate) membership: lock::Private,
     /// Generation of the adapter connection over which pairing was asked for.
     pub(crate) asked_epoch: AtomicU32,
+    /// The one over which its network namespace was shown, see [`crate::namespace`].
+    pub(crate) shown_epoch: AtomicU32,
     /// Recent success of spinning, see [`crate::wait`].
     pub(crate) spin: wait::SpinHistory,
     /// When the carrier was last looked at for an end of file, nanoseconds.

@@ -17,7 +17,7 @@
 //!       ─► poll, epoll, ready          readiness
 //!       ─► wait, sleep, sleepers, arming     spin or sleep
 //!       ─► waits                       whether we see how the program waits
-//!       ─► pairing, offers, pairs, adapter    how a connection comes by its channel
+//!       ─► pairing, offers, pairs, adapter, namespace    how a connection comes by its channel
 //!       ─► leaving, attention          how it gives it up again
 //!       ─► release, handover           how it ends, or goes on in another program
 //! ```
@@ -52,6 +52,7 @@ mod leaving;
 mod lifecycle;
 mod lock;
 mod locking;
+mod namespace;
 mod offers;
 mod offload;
 mod options;

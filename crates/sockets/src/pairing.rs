@@ -24,8 +24,8 @@ use crate::connection::{self, Connection};
 use crate::epoll::membership;
 use crate::orderings::PINNED;
 use crate::{
-    adapter, attention, errno, holders, lock, offers, process, resets, service, settings, sys,
-    waits,
+    adapter, attention, errno, holders, lock, namespace, offers, process, resets, service,
+    settings, sys, waits,
 };
 
 /// Calls that moved bytes before a connection is worth pairing.
@@ -73,7 +73,7 @@ pub(crate) fn after_host_call(connection: &Connection, moved: u64) {
         || (!asked
             && (calls >= calls_before_pairing(flags) || moved >= BYTES_BEFORE_PAIRING)
             && waits::may_be_seen(connection.local, calls))
-        || (asked && (calls.is_multiple_of(CALLS_BETWEEN_LOOKS) || is_released(entry)))
+        || (asked && (calls.is_multiple_of(CALLS_BETWEEN_LOOKS) || is_askable_again(connection)))
     {
         errno::keep(|| consider(connection));
     } else if !asked && calls.is_multiple_of(4) {
@@ -124,15 +124,20 @@ pub(crate) fn consider(connection: &Connection) {
     let epoch = adapter::epoch();
     entry.pid.store(process::pid(), Ordering::Relaxed);
     entry.fd.store(connection.fd as u32, Ordering::Relaxed);
-    let asks = is_released(entry) || connection.local.asked_epoch.load(Ordering::Relaxed) != epoch;
+    let is_shown = namespace::is_wanted(connection) && namespace::show(connection, adapter);
+    let asks = is_shown
+        || is_released(entry)
+        || connection.local.asked_epoch.load(Ordering::Relaxed) != epoch;
     if asks {
         // The refusal is answered with this: without a new one it is not asked again.
-        let _ = entry.verdict.compare_exchange(
-            Reason::Detached as u32,
-            Reason::None as u32,
-            Ordering::Relaxed,
-            Ordering::Relaxed,
-        );
+        for refusal in [Reason::Detached, Reason::OtherNamespace] {
+            let _ = entry.verdict.compare_exchange(
+                refusal as u32,
+                Reason::None as u32,
+                Ordering::Relaxed,
+                Ordering::Relaxed,
+            );
+        }
         match describe(connection) {
             Ok(message) => {
                 if !adapter::send(adapter, &message, Some(connection.fd)) {
@@ -305,6 +310,12 @@ fn counts_agree(connection: &Connection) -> Option<bool> {
         return Some(received == ours_rx + waiting as u64 && sent == ours_tx + syn);
     }
     None
+}
+
+/// Refused, and for a reason that may hold no longer.
+#[inline]
+fn is_askable_again(connection: &Connection) -> bool {
+    is_released(connection.entry) || namespace::is_wanted(connection)
 }
 
 /// Asked while an operator kept it detached, which is over now: the adapter forgot the request with

@@ -342,6 +342,14 @@ pub(crate) fn epoll_look(epoll: i32, events: &mut [libc::epoll_event]) -> usize 
     usize::try_from(count).unwrap_or(0)
 }
 
+/// A socket that asks the kernel about sockets of this thread's network namespace (sock_diag(7)).
+pub(crate) fn open_diag() -> Option<i32> {
+    let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
+    // SAFETY: only numbers.
+    let fd = unsafe { call!(SYS_socket, libc::AF_NETLINK, kind, libc::NETLINK_SOCK_DIAG) };
+    i32::try_from(fd).ok().filter(|&fd| fd >= 0)
+}
+
 /// True when calls on `fd` do not block.
 pub(crate) fn is_nonblocking(fd: i32) -> bool {
     fcntl(fd, libc::F_GETFL, 0) as i32 & libc::O_NONBLOCK != 0

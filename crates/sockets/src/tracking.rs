@@ -123,7 +123,12 @@ fn reset(entry: &Entry, local: &Local) {
     local.attachment.reset();
     local.pair.store(null_mut(), Ordering::Relaxed);
     local.offered.store(null_mut(), Ordering::Relaxed);
-    for word in [&local.registrations, &local.asked_epoch, &local.waits] {
+    for word in [
+        &local.registrations,
+        &local.asked_epoch,
+        &local.shown_epoch,
+        &local.waits,
+    ] {
         word.store(0, Ordering::Relaxed);
     }
     local.spin.reset();

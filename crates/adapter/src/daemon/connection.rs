@@ -1,5 +1,6 @@
 //! One client: its socket, its process, and what is still to be sent to it.
 
+use crate::diag::Diag;
 use crate::listener::{owned, peer_of};
 use crate::regions::SharedFd;
 use crate::registry::{End, TableId};
@@ -26,6 +27,8 @@ pub(super) struct Connection {
     pub(super) table: Option<TableId>,
     /// Pair requests since its stale ends were last looked for.
     pub(super) asks_since_sweep: u32,
+    /// Speaks of the network namespace that the client has shown.
+    pub(super) diag: Option<Diag>,
     outbound: VecDeque<Outgoing>,
     /// Whether the socket is watched for room.
     pub(super) awaits_room: bool,
@@ -75,6 +78,7 @@ impl Connection {
             socket: Some(socket),
             table: None,
             asks_since_sweep: 0,
+            diag: None,
             outbound: VecDeque::new(),
             awaits_room: false,
         })
@@ -115,6 +119,8 @@ impl Connection {
     /// Closes the socket and forgets what was to be sent.
     pub(super) fn close(&mut self) {
         self.socket = None;
+        // It would keep the namespace.
+        self.diag = None;
         self.outbound.clear();
     }
 

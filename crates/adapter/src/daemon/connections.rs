@@ -216,7 +216,7 @@ impl Daemon {
     ) -> Result<(), Fault> {
         let is_engine = self.engine_clients.contains(&id);
         let expected = match kind {
-            Kind::Hello | Kind::Adopt => 1..=1,
+            Kind::Hello | Kind::Adopt | Kind::Namespace => 1..=1,
             Kind::Pair if !is_engine => 1..=1,
             Kind::Resume => 0..=1,
             _ => 0..=0,
@@ -229,6 +229,7 @@ impl Daemon {
             Kind::Adopt => self.handle_adopt(id, descriptors.pop().expect("counted above")),
             Kind::Resume => self.handle_resume(id, message, descriptors.pop()),
             Kind::Pair => self.handle_pair(id, message, descriptors.pop()),
+            Kind::Namespace => self.handle_namespace(id, descriptors.pop().expect("counted above")),
             Kind::Withdraw => self.handle_withdraw(id, message),
             Kind::Ping => self.answer(id, 0, None),
             Kind::Status | Kind::Detach | Kind::Attach if !self.is_operator(id) => {

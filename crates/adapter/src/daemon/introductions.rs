@@ -3,7 +3,8 @@
 use super::Daemon;
 use super::connection::{Connection, Outgoing};
 use super::connections::Fault;
-use crate::proof::{self, OWN_NETNS, Proved};
+use crate::diag::Diag;
+use crate::proof::{self, Proved};
 use crate::regions::Memory;
 use crate::registry::{
     Address, Ask, ChannelId, ClientId, End, Introduction, Match, Outcome, PairId, Tuple,
@@ -41,9 +42,9 @@ impl Daemon {
             return Ok(());
         }
         let proved = match &shown {
-            Some(shown) => self.prove(shown),
+            Some(shown) => self.prove(id, shown),
             None => Ok(Proved {
-                tuple: tuple_of(message),
+                tuple: tuple_of(message, self.diag.as_ref().map_or(0, Diag::namespace)),
                 cookie: 0,
             }),
         };
@@ -115,9 +116,20 @@ impl Daemon {
         })
     }
 
-    fn prove(&self, shown: &OwnedFd) -> Result<Proved, Reason> {
-        let diag = self.diag.as_ref().ok_or(Reason::NoProof)?;
-        proof::examine(shown.as_fd(), diag)
+    fn prove(&self, id: ClientId, shown: &OwnedFd) -> Result<Proved, Reason> {
+        let own = self.diag.as_ref().ok_or(Reason::NoProof)?;
+        let shown_diag = self
+            .clients
+            .get(&id)
+            .and_then(|client| client.diag.as_ref());
+        proof::examine(shown.as_fd(), own, shown_diag)
+    }
+
+    /// A client shows a namespace. Nobody else's claims are looked at with it.
+    pub(super) fn handle_namespace(&mut self, id: ClientId, shown: OwnedFd) -> Result<(), Fault> {
+        let diag = Diag::shown(shown).ok_or(Fault::Descriptors)?;
+        self.clients.get_mut(&id).expect("it spoke").diag = Some(diag);
+        Ok(())
     }
 
     /// Whether an end's socket is established at this moment: it was when it was shown, and another
@@ -126,8 +138,13 @@ impl Daemon {
         if self.engine_clients.contains(&client) {
             return true;
         }
-        let claim = self.registry.claim(end).zip(self.diag.as_ref());
-        claim.is_some_and(|((tuple, cookie), diag)| diag.established(&tuple, cookie).is_some())
+        let Some((tuple, cookie)) = self.registry.claim(end) else {
+            return false;
+        };
+        let shown_diag = self.clients.get(&client).and_then(|it| it.diag.as_ref());
+        let mut diags = self.diag.iter().chain(shown_diag);
+        let diag = diags.find(|diag| diag.namespace() == tuple.netns);
+        diag.is_some_and(|diag| diag.established(&tuple, cookie).is_some())
     }
 
     /// Whether a client may speak for an end: the one in whose name it is, or another process of
@@ -284,9 +301,9 @@ pub(super) fn is_current(tables: &Tables) -> impl Fn(End) -> bool + '_ {
     |end| tables.current(end).is_some()
 }
 
-fn tuple_of(message: &Message) -> Tuple {
+fn tuple_of(message: &Message, netns: u64) -> Tuple {
     Tuple {
-        netns: OWN_NETNS,
+        netns,
         local: Address {
             ip: message.local,
             port: message.local_port,

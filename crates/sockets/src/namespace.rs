@@ -1,0 +1,59 @@
+//! Connections of another network namespace than the adapter's.
+//!
+//! The adapter has the kernel prove a shown socket (sock_diag(7)), and the kernel speaks of one
+//! namespace to each socket that asks. Elsewhere the adapter cannot make such a socket without
+//! privilege; a program that is there can. So a connection that was refused for its namespace
+//! ([`Reason::OtherNamespace`]) is asked for once more, after the adapter was shown one.
+
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use toehold_channel::rendezvous::{Kind, Message};
+use toehold_channel::table::Reason;
+
+use crate::connection::Connection;
+use crate::{adapter, sys};
+
+/// The namespace that was shown last, and over which adapter connection. Relaxed: changed under the
+/// adapter's lock.
+static SHOWN: AtomicU64 = AtomicU64::new(0);
+static SHOWN_EPOCH: AtomicU32 = AtomicU32::new(0);
+
+/// True when the connection was refused for its namespace, which was not shown for it.
+#[inline]
+pub(crate) fn is_wanted(connection: &Connection) -> bool {
+    connection.entry.verdict.load(Ordering::Relaxed) == Reason::OtherNamespace as u32
+        && connection.local.shown_epoch.load(Ordering::Relaxed) != adapter::epoch()
+}
+
+/// Shows the connection's namespace to the adapter; true when it may be asked again. The caller
+/// holds the adapter's lock.
+#[cold]
+pub(crate) fn show(connection: &Connection, adapter: i32) -> bool {
+    let epoch = adapter::epoch();
+    // Once, whatever comes of it.
+    let shown_epoch = &connection.local.shown_epoch;
+    shown_epoch.store(epoch, Ordering::Relaxed);
+    let Some(its) = namespace_of(connection.fd) else {
+        return false;
+    };
+    if SHOWN_EPOCH.load(Ordering::Relaxed) == epoch && SHOWN.load(Ordering::Relaxed) == its {
+        return true;
+    }
+    let Some(diag) = sys::open_diag() else {
+        return false;
+    };
+    // The program may have gone to another namespace since it made its socket.
+    let shown = namespace_of(diag) == Some(its)
+        && adapter::send(adapter, &Message::new(Kind::Namespace), Some(diag));
+    sys::close(diag);
+    if shown {
+        SHOWN.store(its, Ordering::Relaxed);
+        SHOWN_EPOCH.store(epoch, Ordering::Relaxed);
+    }
+    shown
+}
+
+/// The number of a socket's network namespace (Linux 5.14).
+fn namespace_of(fd: i32) -> Option<u64> {
+    sys::getsockopt::<u64>(fd, libc::SOL_SOCKET, libc::SO_NETNS_COOKIE).ok()
+}
