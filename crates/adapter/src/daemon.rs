@@ -13,6 +13,7 @@ mod connections;
 mod family;
 mod introductions;
 mod log;
+mod manager;
 mod offload;
 mod operator;
 mod poller;
@@ -30,6 +31,7 @@ use crate::runtime_dir::{RuntimeDir, RuntimeDirError};
 use crate::tables::Tables;
 use connection::Connection;
 use log::Log;
+use manager::Manager;
 use poller::{Event, Poller, Source};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -60,6 +62,8 @@ pub struct Options {
     pub sample_interval: Duration,
     /// The TCP engine, if there is to be one.
     pub engine: Option<Settings>,
+    /// Whether an engine that does not start is an error. Otherwise the adapter does without.
+    pub engine_required: bool,
     /// Where its settings come from, to be asked again at `SIGHUP`; without this the signal is not
     /// caught.
     pub reload: Option<Reload>,
@@ -98,6 +102,7 @@ impl Options {
             policy: Policy::SameUser,
             sample_interval: SAMPLE_INTERVAL_DEFAULT,
             engine: None,
+            engine_required: false,
             reload: None,
         }
     }
@@ -131,6 +136,8 @@ pub enum Error {
         /// Its process id, when known.
         pid: Option<u32>,
     },
+    /// The TCP engine does not start, and [`Options::engine_required`] asks for it.
+    Engine(String),
     /// The operating system refused.
     Os {
         /// The attempted action.
@@ -146,6 +153,7 @@ impl fmt::Display for Error {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Error::RuntimeDir(error) => error.fmt(out),
+            Error::Engine(why) => write!(out, "no TCP engine: {why}"),
             Error::AlreadyRunning { runtime_dir, pid } => {
                 write!(
                     out,
@@ -252,6 +260,7 @@ impl Daemon {
         let engine = options.engine.as_ref().map(Engine::start).transpose();
         let (engine, no_engine) = match engine {
             Ok(engine) => (engine, None),
+            Err(error) if options.engine_required => return Err(Error::Engine(error.to_string())),
             Err(error) => {
                 // Programs do without: their connections stay on the host path.
                 log.say("engine", || format!("no TCP engine: {error}"));
@@ -325,6 +334,14 @@ impl Daemon {
         let dir = &self.options.runtime_dir;
         self.log
             .say("state", || format!("listening in {}", dir.display()));
+        let manager = Manager::of(self.options.foreground);
+        manager.ready(self.no_engine.as_deref());
+        let served = self.serve_clients();
+        manager.stopping();
+        served
+    }
+
+    fn serve_clients(&mut self) -> Result<(), Error> {
         let mut events = Vec::with_capacity(EVENTS_PER_TURN);
         loop {
             let timeout = self.timeout();

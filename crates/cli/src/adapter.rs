@@ -43,6 +43,10 @@ pub(crate) struct AdapterArgs {
     #[command(flatten)]
     engine: EngineArgs,
 
+    /// Fail when the TCP engine does not start, instead of serving this host's programs without it
+    #[arg(long)]
+    require_engine: bool,
+
     /// Be silent and leave when idle: how --background starts it
     #[arg(long, hide = true, conflicts_with = "background")]
     detached: bool,
@@ -268,6 +272,10 @@ pub(crate) fn run(args: &AdapterArgs) -> Result<(), Failure> {
     let wanted = std::path::absolute(&wanted).unwrap_or(wanted);
     let engine = args.engine.settings();
     let engine = engine.map_err(|error| Failure::new(error.to_string()))?;
+    if args.require_engine && engine.is_none() {
+        let needs = "--require-engine needs an engine: give it one with --link or --config";
+        return Err(Failure::new(needs));
+    }
     if args.background {
         let dir =
             RuntimeDir::open_or_create(&wanted).map_err(|error| Failure::new(error.to_string()))?;
@@ -280,6 +288,7 @@ pub(crate) fn run(args: &AdapterArgs) -> Result<(), Failure> {
     };
     options.regions_max = args.max_connections;
     options.engine = engine;
+    options.engine_required = args.require_engine;
     if args.engine.config.is_some() {
         let engine = args.engine.clone();
         options.reload = Some(Reload::by(move || {
@@ -331,6 +340,9 @@ fn start(runtime_dir: &Path, args: &AdapterArgs) -> Result<(), Failure> {
     command.args(["--max-connections", &args.max_connections.to_string()]);
     if let Some(seconds) = args.idle_exit {
         command.args(["--idle-exit", &seconds.to_string()]);
+    }
+    if args.require_engine {
+        command.arg("--require-engine");
     }
     command.args(args.engine.arguments());
     command

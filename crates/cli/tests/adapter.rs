@@ -1,0 +1,93 @@
+//! `toehold adapter` as a service manager meets it.
+
+use std::os::unix::net::UnixDatagram;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+
+/// Longer than any adapter takes to answer.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn adapter(runtime_dir: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_toehold"));
+    // The environment of whoever runs the tests must not decide them.
+    command
+        .env_remove("TOEHOLD_RUNTIME_DIR")
+        .env_remove("LD_PRELOAD")
+        .env_remove("NOTIFY_SOCKET");
+    command.args(["adapter", "--runtime-dir"]).arg(runtime_dir);
+    command.stdin(Stdio::null()).stderr(Stdio::piped());
+    command
+}
+
+/// The arguments of an engine that cannot start: there is no such interface, or no privilege.
+const WITHOUT_A_LINK: [&str; 4] = ["--link", "packet:nosuch0", "--address", "10.84.0.2/24"];
+
+/// An adapter that is ended with the test.
+struct Adapter(Child);
+
+impl Adapter {
+    fn terminate(mut self) -> bool {
+        // SAFETY: a child of ours that was not waited for.
+        unsafe { libc::kill(self.0.id() as libc::pid_t, libc::SIGTERM) };
+        self.0.wait().expect("it ends").success()
+    }
+}
+
+impl Drop for Adapter {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// What the adapter says next, one assignment a line.
+fn heard(manager: &UnixDatagram) -> String {
+    let mut buffer = [0; 4096];
+    let length = manager.recv(&mut buffer).expect("the adapter says it");
+    String::from_utf8(buffer[..length].to_vec()).expect("text")
+}
+
+fn says(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn a_service_manager_hears_that_it_serves_and_what_is_missing_and_that_it_leaves() {
+    let scratch = tempfile::tempdir().expect("a folder");
+    let socket = scratch.path().join("manager");
+    let manager = UnixDatagram::bind(&socket).expect("a socket");
+    manager.set_read_timeout(Some(PATIENCE)).expect("a limit");
+    let mut command = adapter(&scratch.path().join("runtime"));
+    command.args(WITHOUT_A_LINK).env("NOTIFY_SOCKET", &socket);
+    let adapter = Adapter(command.spawn().expect("it starts"));
+    let ready = heard(&manager);
+    assert!(ready.contains("READY=1\n"), "{ready}");
+    assert!(
+        ready.contains("STATUS=") && ready.contains("no TCP engine: "),
+        "{ready}"
+    );
+    assert!(adapter.terminate());
+    assert!(heard(&manager).contains("STOPPING=1"));
+}
+
+#[test]
+fn an_engine_that_is_required_and_does_not_start_is_a_failure() {
+    let scratch = tempfile::tempdir().expect("a folder");
+    let mut command = adapter(&scratch.path().join("runtime"));
+    command.args(WITHOUT_A_LINK).arg("--require-engine");
+    let output = command.output().expect("it starts");
+    assert_eq!(output.status.code(), Some(1));
+    let said = says(&output);
+    assert!(said.starts_with("toehold: no TCP engine: "), "{said}");
+    assert_eq!(said.lines().count(), 1, "{said}");
+}
+
+#[test]
+fn an_engine_that_is_required_must_be_described() {
+    let scratch = tempfile::tempdir().expect("a folder");
+    let mut command = adapter(&scratch.path().join("runtime"));
+    let output = command.arg("--require-engine").output().expect("it starts");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(says(&output).contains("--link"), "{}", says(&output));
+}
