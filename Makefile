@@ -31,7 +31,7 @@ test: ## everything that can be tested on this host; installs what that takes
 	cargo xtask test
 
 .PHONY: suites
-suites: ## the table of docs/suites.md: other projects' tests, both ways, about 20 minutes
+suites: ## the table of docs/suites.md: other projects' tests, both ways, about 40 minutes
 	@scripts/deps.sh rust test suites
 	cargo xtask suites $(SUITES)
 

@@ -77,8 +77,9 @@ impl Folder {
     }
 }
 
-/// Waits until no other run on this host has a suite whose programs share files with fixed names,
-/// such as libuv's `/tmp/uv-test-sock`. The suite is this run's until the file is closed.
+/// Waits until no other run on this host has a suite. Its programs share files with fixed names,
+/// such as libuv's `/tmp/uv-test-sock`, and the folders that were prepared for them. The suite is
+/// this run's until the file is closed.
 pub(crate) fn reserve(suite: &str) -> std::io::Result<File> {
     let path = std::env::temp_dir().join(format!("{RESERVED}{suite}"));
     let file = File::options().append(true).create(true).open(path)?;

@@ -121,8 +121,8 @@ const SUITES: [Suite; 10] = [
     },
     Suite {
         name: "redis",
-        about: "Redis: units and integration tests, by its Tcl client",
-        at_once: 1,
+        about: "Redis: units, replication, cluster and sentinel, by its Tcl client",
+        at_once: 3,
         user: None,
         programs: redis::programs,
     },
@@ -229,7 +229,12 @@ fn run_all(suites: &[&Suite], jobs: usize, is_quick: bool, only: Option<&str>) -
             break;
         };
         println!("{}: {}", suite.name, suite.about);
-        let row = match (suite.programs)(is_quick) {
+        let reserved = leftovers::reserve(suite.name).map_err(|error| error.to_string());
+        let row = match reserved
+            .as_ref()
+            .map_err(String::clone)
+            .and_then(|_| (suite.programs)(is_quick))
+        {
             Ok(programs) if programs.is_empty() => {
                 println!("{}: nothing of it is quick", suite.name);
                 continue;
@@ -277,11 +282,6 @@ fn is_built() -> bool {
 /// Runs programs both ways, and what differs again.
 fn examine(suite: &Suite, programs: &[Program]) -> Result<Row, String> {
     let begun = Instant::now();
-    let reserved = match suite.at_once {
-        1 => Some(leftovers::reserve(suite.name)),
-        _ => None,
-    };
-    let _reserved = reserved.transpose().map_err(|error| error.to_string())?;
     let ground = Grounds::new(suite.name, suite.user, suite.at_once)?;
     let plain = ground.run(programs, Way::Plain);
     let accelerated = ground.run(programs, Way::Accelerated);

@@ -2,6 +2,7 @@
 //!
 //! Source and servers must be of one version.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -34,6 +35,17 @@ const UNITS: [&str; 19] = [
     "unit/tracking",
     "integration/redis-cli",
 ];
+/// The last tests of clusters that are run begin with this number. Those after them take minutes
+/// each, and nobody has compared them yet.
+const LAST: &str = "09";
+/// Tests that are left out: how many steps the first has is drawn by lot, and the second takes
+/// minutes.
+const LEFT_OUT: [&str; 2] = ["03-failover-loop", "04-resharding"];
+/// The suites of many servers, and the programs that run them.
+const CLUSTERS: [(&str, &str); 2] = [
+    ("cluster", "./runtest-cluster"),
+    ("sentinel", "./runtest-sentinel"),
+];
 /// The programs that the suite expects to have been built.
 const PROGRAMS: [&str; 5] = [
     "redis-server",
@@ -59,18 +71,57 @@ pub(super) fn programs(is_quick: bool) -> Result<Vec<Program>, String> {
     if suite.is_none() || suite != server {
         return Err(format!("the source is {suite:?} and the server {server:?}"));
     }
+    let mut tests: Vec<(String, Vec<OsString>, Reading)> = UNITS
+        .iter()
+        .map(|unit| {
+            let command = words(unit).map(Into::into).to_vec();
+            ((*unit).to_owned(), command, Reading::Lines(read))
+        })
+        .collect();
+    for (suite, runner) in CLUSTERS {
+        for test in of_cluster(&source, suite).map_err(|error| error.to_string())? {
+            let command = [runner, "--single", &test].map(Into::into).to_vec();
+            let name = format!("{suite}/{test}");
+            tests.push((name, command, Reading::Lines(read_cluster)));
+        }
+    }
     let work = source::cache().join("redis-work");
-    prepare(&source, &programs, &work).map_err(|error| format!("{}: {error}", work.display()))?;
-    let units = UNITS.map(|unit| Program {
-        name: unit.to_owned(),
-        command: words(unit).map(Into::into).to_vec(),
-        dir: work.clone(),
-        // Without colours.
-        environment: vec![("TERM", "dumb".into())],
-        reading: Reading::Lines(read),
-        patience: PATIENCE,
-    });
-    Ok(units.to_vec())
+    let prepared = if work.exists() {
+        std::fs::remove_dir_all(&work)
+    } else {
+        Ok(())
+    };
+    prepared.map_err(|error| format!("{}: {error}", work.display()))?;
+    let mut all = Vec::new();
+    for (name, command, reading) in tests {
+        // A run begins with the removal of all that is in its folder for files.
+        let dir = work.join(name.replace('/', "."));
+        prepare(&source, &programs, &dir).map_err(|error| format!("{}: {error}", dir.display()))?;
+        all.push(Program {
+            name,
+            command,
+            dir,
+            // Without colours.
+            environment: vec![("TERM", "dumb".into())],
+            reading,
+            patience: PATIENCE,
+        });
+    }
+    Ok(all)
+}
+
+/// The tests of a suite of many servers, by the names of their files.
+fn of_cluster(source: &Path, suite: &str) -> std::io::Result<Vec<String>> {
+    let mut tests = Vec::new();
+    for entry in std::fs::read_dir(source.join("tests").join(suite).join("tests"))? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        let name = name.strip_suffix(".tcl");
+        let is_run = |name: &str| suite == "sentinel" || name.get(..2) <= Some(LAST);
+        let name = name.filter(|name| is_run(name) && !LEFT_OUT.contains(name));
+        tests.extend(name.map(str::to_owned));
+    }
+    tests.sort();
+    Ok(tests)
 }
 
 /// Its command, without the tests that Redis itself marks as slow.
@@ -104,15 +155,43 @@ fn read(line: &str) -> Option<(String, Outcome)> {
     Some((test.to_owned(), outcome))
 }
 
+/// `14:07:31> Cluster should be writable: OK`. What a test prints itself may stand before the end of
+/// its line, or on lines after it.
+fn read_cluster(line: &str) -> Option<(String, Outcome)> {
+    let (time, said) = line.split_once("> ")?;
+    if time.len() != 8 || !time.starts_with(|first: char| first.is_ascii_digit()) {
+        return None;
+    }
+    let (test, end) = said.split_once(": ")?;
+    let outcome = match end {
+        _ if end.contains("FAILED") => Outcome::Failed,
+        _ if end.ends_with("OK") => Outcome::Passed,
+        _ => return None,
+    };
+    Some((without_numbers(test), outcome))
+}
+
+/// Which server becomes the master is drawn by lot, and names of tests tell of its port.
+fn without_numbers(test: &str) -> String {
+    let mut name = String::new();
+    for letter in test.chars() {
+        match letter {
+            '0'..='9' if name.ends_with('N') => {}
+            '0'..='9' => name.push('N'),
+            _ => name.push(letter),
+        }
+    }
+    name
+}
+
 /// A folder in which the suite may write, with the installed programs where it looks for them.
 fn prepare(from: &Path, programs: &[PathBuf], work: &Path) -> std::io::Result<()> {
-    if work.exists() {
-        std::fs::remove_dir_all(work)?;
-    }
     std::fs::create_dir_all(work.join("src"))?;
     for (name, program) in PROGRAMS.iter().zip(programs) {
         std::os::unix::fs::symlink(program, work.join("src").join(name))?;
     }
+    // A server by this name is a sentinel.
+    std::os::unix::fs::symlink(&programs[0], work.join("src/redis-sentinel"))?;
     // `tests` holds what a run leaves behind; of the rest the suite only reads.
     for entry in std::fs::read_dir(from)? {
         let entry = entry?;
@@ -147,6 +226,18 @@ fn version_of_server(server: &Path) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_line_of_a_cluster_has_a_time_before_the_test() {
+        let passed = read_cluster("14:07:31> Cluster is up: OK");
+        assert_eq!(passed, Some(("Cluster is up".to_owned(), Outcome::Passed)));
+        let master = read_cluster("14:07:31> Master 127.0.0.1:30001 is up: OK");
+        let master = master.map(|(name, _)| name);
+        assert_eq!(master.as_deref(), Some("Master N.N.N.N:N is up"));
+        let failed = read_cluster("14:07:31> Cluster is up: FAILED: assertion: no");
+        assert_eq!(failed, Some(("Cluster is up".to_owned(), Outcome::Failed)));
+        assert_eq!(read_cluster("Starting redis #0 at port 30000"), None);
+    }
 
     #[test]
     fn tests_are_known_by_their_names_whatever_they_took() {
