@@ -110,7 +110,7 @@ struct EngineArgs {
     #[arg(long, value_name = "MEGABYTES")]
     window: Option<String>,
 
-    /// The congestion control of new connections: cubic, reno or dctcp (cubic)
+    /// The congestion control of new connections: cubic, reno, dctcp or bbr (cubic)
     #[arg(long, value_name = "NAME")]
     congestion: Option<String>,
 

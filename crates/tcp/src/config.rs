@@ -61,6 +61,8 @@ pub enum CongestionControl {
     Cubic,
     /// RFC 8257. Only for networks whose switches mark as it expects.
     Dctcp,
+    /// draft-ietf-ccwg-bbr: a model of the path. Data is always paced.
+    Bbr,
 }
 
 /// Keepalive probes (RFC 9293 section 3.8.4).

@@ -423,3 +423,23 @@ fn without_a_tap_device_everything_stays_on_the_host_path() {
     assert!(toehold.status()["engine"].is_null());
     assert!(server.ended().is_none());
 }
+
+/// Over a short path the model of BBR is what paces.
+#[test]
+fn connections_behave_as_the_settings_say() {
+    let options = ["--congestion", "bbr", "--ecn", "on", "--pacing", "off"];
+    let Some(stage) = Stage::set(&options) else {
+        return;
+    };
+    let _far = stage.far_server(&["echo_server", "7991"]);
+    ok(stage.near("client", &["echo_client", FAR, "7991", "10000000"]));
+    let holder = stage.near("holder", &["all_held", FAR, "7991", "3", "ECONNRESET"]);
+    await_word(&holder, "holding");
+    let status = stage.toehold.status();
+    let flows = status["engine"]["flows"].as_array().expect("a list");
+    assert_eq!(flows.len(), 3, "{flows:?}");
+    for flow in flows {
+        assert_eq!(flow["congestion"], "bbr", "{flow}");
+        assert_eq!(flow["pacing"], true, "{flow}");
+    }
+}

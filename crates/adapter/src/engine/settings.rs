@@ -18,7 +18,7 @@
 //!   quota    32768               most connections of one program at a time
 //!   memory   1024                megabytes for bytes in flight, of all connections
 //!   window   16                  most megabytes of one connection in flight, each way
-//!   congestion cubic             or reno, or dctcp, of new connections
+//!   congestion cubic             or reno, dctcp, bbr, of new connections
 //!   ecn      on                  explicit congestion notification, of new connections
 //!   pacing   off                 data in bursts over long paths, too
 //!   initial-window 10            segments of the first burst
@@ -427,10 +427,11 @@ fn number<T: FromStr + PartialOrd + Display>(
 }
 
 /// Algorithms by their names on Linux.
-const CONGESTION_CONTROLS: [(&str, CongestionControl); 3] = [
+const CONGESTION_CONTROLS: [(&str, CongestionControl); 4] = [
     ("cubic", CongestionControl::Cubic),
     ("reno", CongestionControl::NewReno),
     ("dctcp", CongestionControl::Dctcp),
+    ("bbr", CongestionControl::Bbr),
 ];
 
 fn congestion(value: &str) -> Result<CongestionControl, String> {
@@ -634,7 +635,7 @@ mod tests {
             ("quota 1048577", "no number of connections"),
             (
                 "congestion vegas",
-                "no congestion control: cubic, reno, dctcp",
+                "no congestion control: cubic, reno, dctcp, bbr",
             ),
             ("ecn yes", "`yes` is neither on nor off"),
             ("pacing 1", "`1` is neither on nor off"),

@@ -1,10 +1,12 @@
 //! Congestion control: how the window grows on acknowledgements, and what it falls to on
 //! congestion.
 //!
-//! The three algorithms share slow start and differ in two functions, [`Congestion::grow`] and
-//! [`Congestion::reduce`]. Windows are in bytes. How the reduction is spread over a round trip is
+//! Three algorithms share slow start and differ in two functions, [`Congestion::grow`] and
+//! [`Congestion::reduce`]. BBR does without both: its model is asked at each acknowledgement
+//! ([`Congestion::follow`]). Windows are in bytes. How the reduction is spread over a round trip is
 //! not decided here but by proportional rate reduction, in `recovery.rs`.
 
+use super::bbr::{Bbr, Step};
 use super::hystart::{Growth, HyStart};
 use crate::config::CongestionControl;
 use crate::position::Position;
@@ -20,7 +22,7 @@ const DCTCP_GAIN: f64 = 1.0 / 16.0;
 
 // The order is that of use: a connection that does not fill its window reads no further than two
 // fields.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 #[repr(C)]
 pub(crate) struct Congestion {
     pub(crate) ssthresh: u32,
@@ -31,7 +33,15 @@ pub(crate) struct Congestion {
     credit_bytes: f64,
     hystart: HyStart,
     cubic: Cubic,
-    dctcp: Dctcp,
+    more: More,
+}
+
+/// What only some algorithms need.
+#[derive(Clone, Debug)]
+enum More {
+    Nothing,
+    Dctcp(Box<Dctcp>),
+    Bbr(Box<Bbr>),
 }
 
 /// RFC 9438's variables; windows in segments, times in seconds.
@@ -67,22 +77,28 @@ pub(crate) struct Progress {
 }
 
 impl Congestion {
-    pub(crate) fn new(control: CongestionControl) -> Self {
+    /// `seed` is for what connections should not do at the same time.
+    pub(crate) fn new(control: CongestionControl, now: Instant, seed: u64) -> Self {
+        let more = match control {
+            // RFC 8257 section 4.2: alpha begins at 1, so that the first mark is taken seriously.
+            CongestionControl::Dctcp => More::Dctcp(Box::new(Dctcp {
+                alpha: 1.0,
+                acked_bytes: 0,
+                marked_bytes: 0,
+                window_end: Position::default(),
+            })),
+            CongestionControl::Bbr => More::Bbr(Box::new(Bbr::new(now, seed))),
+            _ => More::Nothing,
+        };
         Self {
             control,
+            more,
             // RFC 5681 section 3.1: "SHOULD be set arbitrarily high".
             ssthresh: u32::MAX,
             flight_bytes_max: 0,
             credit_bytes: 0.0,
             hystart: HyStart::default(),
             cubic: Cubic::default(),
-            // RFC 8257 section 4.2: alpha begins at 1, so that the first mark is taken seriously.
-            dctcp: Dctcp {
-                alpha: 1.0,
-                acked_bytes: 0,
-                marked_bytes: 0,
-                window_end: Position::default(),
-            },
         }
     }
 
@@ -140,9 +156,18 @@ impl Congestion {
             }
             // RFC 8257 section 3.3, step 9; section 3.5: loss is handled as in RFC 5681.
             CongestionControl::Dctcp if is_mark => {
-                (f64::from(cwnd) * (1.0 - self.dctcp.alpha / 2.0)) as u32
+                let alpha = match &self.more {
+                    More::Dctcp(dctcp) => dctcp.alpha,
+                    _ => 1.0,
+                };
+                (f64::from(cwnd) * (1.0 - alpha / 2.0)) as u32
             }
             CongestionControl::Dctcp => cwnd / 2,
+            // A mark is as good as the loss of its segment.
+            CongestionControl::Bbr => {
+                self.note_lost(if is_mark { mss } else { 0 });
+                return;
+            }
         };
         self.ssthresh = target.max(FLOOR_SEGMENTS * mss);
         self.credit_bytes = 0.0;
@@ -162,10 +187,9 @@ impl Congestion {
         una: Position,
         nxt: Position,
     ) {
-        if self.control != CongestionControl::Dctcp {
+        let More::Dctcp(dctcp) = &mut self.more else {
             return;
-        }
-        let dctcp = &mut self.dctcp;
+        };
         dctcp.acked_bytes += acked_bytes;
         dctcp.marked_bytes += if is_marked { acked_bytes } else { 0 };
         if una > dctcp.window_end && dctcp.acked_bytes > 0 {
@@ -174,6 +198,30 @@ impl Congestion {
             dctcp.acked_bytes = 0;
             dctcp.marked_bytes = 0;
             dctcp.window_end = nxt;
+        }
+    }
+
+    /// The window after any acknowledgement, where a model of the path decides; and otherwise
+    /// `None`.
+    pub(crate) fn follow(&mut self, step: Step) -> Option<u32> {
+        let More::Bbr(model) = &mut self.more else {
+            return None;
+        };
+        Some(u32::try_from(model.follow(step)).unwrap_or(u32::MAX))
+    }
+
+    /// So many bytes were deduced to be lost.
+    pub(crate) fn note_lost(&mut self, bytes: u32) {
+        if let More::Bbr(model) = &mut self.more {
+            model.note_lost(bytes.into());
+        }
+    }
+
+    /// Bytes a second at which data leaves, where a model of the path says so.
+    pub(crate) fn pacing_rate(&self) -> Option<u64> {
+        match &self.more {
+            More::Bbr(model) => model.pacing_rate(),
+            _ => None,
         }
     }
 
@@ -244,7 +292,7 @@ mod tests {
 
     #[test]
     fn slow_start_doubles_a_window_and_stops_at_ssthresh() {
-        let mut congestion = Congestion::new(CongestionControl::NewReno);
+        let mut congestion = Congestion::new(CongestionControl::NewReno, Instant::ZERO, 1);
         congestion.ssthresh = 18 * MSS;
         let mut cwnd = 10 * MSS;
         for _ in 0..10 {
@@ -255,7 +303,7 @@ mod tests {
 
     #[test]
     fn reno_adds_a_segment_a_window_and_halves() {
-        let mut congestion = Congestion::new(CongestionControl::NewReno);
+        let mut congestion = Congestion::new(CongestionControl::NewReno, Instant::ZERO, 1);
         congestion.ssthresh = MSS;
         let mut cwnd = 20 * MSS;
         for _ in 0..20 {
@@ -268,7 +316,7 @@ mod tests {
 
     #[test]
     fn cubic_returns_to_the_old_maximum_after_k_seconds() {
-        let mut congestion = Congestion::new(CongestionControl::Cubic);
+        let mut congestion = Congestion::new(CongestionControl::Cubic, Instant::ZERO, 1);
         let peak = 1_000 * MSS;
         congestion.reduce(peak, peak, MSS, false);
         assert_eq!(congestion.ssthresh, 700 * MSS);
@@ -284,7 +332,7 @@ mod tests {
 
     #[test]
     fn dctcp_reduces_by_the_marked_fraction() {
-        let mut congestion = Congestion::new(CongestionControl::Dctcp);
+        let mut congestion = Congestion::new(CongestionControl::Dctcp, Instant::ZERO, 1);
         for window in 1..200u64 {
             let una = Position::of_byte(window * 1_000);
             congestion.count_marks(1_000, false, una, una);

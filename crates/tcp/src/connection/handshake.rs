@@ -5,7 +5,7 @@ use super::input::Verdict;
 use super::receive::{QUICK_ACKS, TUNE_ROUND};
 use super::recovery::{Rack, Recovery};
 use super::{Conditions, Connection, Context, LossTimer, News, Prediction, Template};
-use crate::config::{Config, Options};
+use crate::config::{Config, CongestionControl, Options};
 use crate::flow::FlowKey;
 use crate::position::Position;
 use crate::state::{CloseReason, Phase, State};
@@ -95,6 +95,8 @@ impl Connection {
         let mss_max = options.mss_max.max(super::MSS_MIN);
         let (path_mss, route_mss) = (open.path_mss.min(mss_max), open.route_mss.min(mss_max));
         conditions.put(Conditions::NODELAY, options.nodelay);
+        let is_modelled = options.congestion == CongestionControl::Bbr;
+        conditions.put(Conditions::MODELLED | Conditions::PACING, is_modelled);
         let mut connection = Self {
             rcv_nxt: Position::FIRST_BYTE,
             rcv_edge: Position::FIRST_BYTE,
@@ -124,7 +126,7 @@ impl Connection {
             scoreboard: Default::default(),
             assembler: Default::default(),
             rtt: super::RttEstimator::new(),
-            congestion: super::Congestion::new(options.congestion),
+            congestion: super::Congestion::new(options.congestion, open.now, open.iss.into()),
             rack: Rack::default(),
             recovery: Recovery::default(),
             key: open.key,
@@ -310,7 +312,8 @@ impl Connection {
     /// Whether the round trip of the handshake is long enough for pacing.
     pub(super) fn decide_pacing(&mut self) {
         let round_trip = self.rtt.smoothed().unwrap_or_default();
-        let is_paced = self.options.pacing && round_trip >= Options::PACED_ROUND_TRIP_MIN;
+        let is_long = round_trip >= Options::PACED_ROUND_TRIP_MIN;
+        let is_paced = self.options.pacing && is_long || self.conditions.has(Conditions::MODELLED);
         self.conditions.put(Conditions::PACING, is_paced);
     }
 

@@ -17,6 +17,7 @@
 
 mod acknowledge;
 mod assembler;
+mod bbr;
 mod congestion;
 mod frto;
 mod handshake;
@@ -118,6 +119,8 @@ impl Conditions {
     pub(crate) const QUICK_ACK: Self = Self(1 << 24);
     /// It has its turn to send, or waits for it.
     pub(crate) const QUEUED: Self = Self(1 << 25);
+    /// A model of the path decides about the congestion window: it wants each acknowledgement.
+    pub(crate) const MODELLED: Self = Self(1 << 26);
     /// The slot holds no connection.
     pub(crate) const FREE: Self = Self(1 << 27);
     /// Windows are scaled, both ways (RFC 7323 section 2.2).
@@ -145,11 +148,17 @@ impl Conditions {
             | Self::FIN_WANTED.0
             | Self::OUT_OF_ORDER.0
             | Self::CORKED.0
-            | Self::PACING.0,
+            | Self::PACING.0
+            | Self::MODELLED.0,
     );
     /// What keeps a segment from the receiver's short path.
-    pub(crate) const RECEIVE_DETOUR: Self =
-        Self(Self::ECN.0 | Self::OUT_OF_ORDER.0 | Self::KEEPALIVE.0 | Self::RELEASED.0);
+    pub(crate) const RECEIVE_DETOUR: Self = Self(
+        Self::ECN.0
+            | Self::OUT_OF_ORDER.0
+            | Self::KEEPALIVE.0
+            | Self::RELEASED.0
+            | Self::MODELLED.0,
+    );
 
     /// What the usual payload depends on.
     pub(crate) const RECEPTION: Self = Self(Self::RECEIVE_DETOUR.0 | Self::TIMESTAMPS.0);

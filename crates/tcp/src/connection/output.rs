@@ -33,6 +33,9 @@ pub(crate) struct Plan {
     pub(crate) ecn_capable: bool,
 }
 
+/// A pacing timer that strikes later than this has met a pause, which is not made up for.
+const PACE_LATE_MAX: Duration = Duration::from_millis(2);
+
 impl Connection {
     /// Whether [`Self::next_segment`] is worth a call.
     #[inline]
@@ -433,6 +436,17 @@ impl Connection {
     /// Books the time the window's rate gives to `length` bytes: twice the rate in slow start, a
     /// fifth above it after, so that pacing is never what limits.
     fn pace(&mut self, cx: &Context<'_>, length: u64) {
+        // A timer that strikes late must not cost rate: what it is behind is made up for.
+        let is_behind = self.pace_at <= cx.now && cx.now.since(self.pace_at) < PACE_LATE_MAX;
+        let from = if is_behind {
+            self.pace_at
+        } else {
+            self.pace_at.max(cx.now)
+        };
+        if let Some(rate) = self.congestion.pacing_rate() {
+            self.pace_at = from + Duration::from_micros(length * 1_000_000 / rate);
+            return;
+        }
         let Some(srtt) = self.rtt.smoothed() else {
             return;
         };
@@ -442,7 +456,7 @@ impl Connection {
             120
         };
         let micros = srtt.as_micros() * length * 100 / (u64::from(self.cwnd.max(1)) * percent);
-        self.pace_at = self.pace_at.max(cx.now) + Duration::from_micros(micros);
+        self.pace_at = from + Duration::from_micros(micros);
     }
 
     /// RFC 6928 section 2: ten segments, bounded by 14600 bytes or two segments.

@@ -10,6 +10,7 @@
 //! ```
 
 use super::acknowledge::Acknowledgement;
+use super::bbr::Step;
 use super::congestion::Progress;
 use super::frto::Suspicion;
 use super::sent::{Delivered, Sent};
@@ -148,6 +149,9 @@ impl Connection {
             cx.now,
         );
         self.recovery.lost_more |= newly_lost > 0;
+        if newly_lost > 0 {
+            self.congestion.note_lost(newly_lost);
+        }
         self.arm_reorder_timer(look_again_at);
         self.recover_if_needed(cx);
     }
@@ -183,7 +187,8 @@ impl Connection {
             let point = self.recovery.point;
             if self.phase == Phase::Recovery && self.snd_una < point {
                 // RFC 6582 section 3.2 step 3: a partial acknowledgement asks for the next one.
-                self.scoreboard.mark_first_lost(mss);
+                let lost = self.scoreboard.mark_first_lost(mss);
+                self.congestion.note_lost(lost);
                 self.recovery.duplicate_bytes = self
                     .recovery
                     .duplicate_bytes
@@ -203,7 +208,8 @@ impl Connection {
                 // RFC 6582 section 3.2 step 1: not for the duplicates of the last recovery.
                 && self.snd_una > self.recovery.point
             {
-                self.scoreboard.mark_first_lost(mss);
+                let lost = self.scoreboard.mark_first_lost(mss);
+                self.congestion.note_lost(lost);
             }
         }
     }
@@ -258,7 +264,10 @@ impl Connection {
         self.congestion.end_epoch();
         let horizon = self.rack.rtt + self.reordering_window();
         let old = Instant::from_micros(cx.now.as_micros().saturating_sub(horizon.as_micros()));
+        let lost_before = self.scoreboard.lost_bytes;
         self.scoreboard.handle_timeout(old);
+        let lost = self.scoreboard.lost_bytes.saturating_sub(lost_before);
+        self.congestion.note_lost(lost);
         self.phase = Phase::Loss;
         self.conditions.set(Conditions::WINDOW_MOVED);
         self.recovery.point = self.snd_nxt;
@@ -274,6 +283,9 @@ impl Connection {
     /// Adjusts the window after an acknowledgement, according to the phase.
     pub(super) fn adjust_window(&mut self, cx: &mut Context<'_>, ack: &Acknowledgement) {
         let is_over = self.phase != Phase::Open && self.snd_una >= self.recovery.point;
+        if self.conditions.has(Conditions::MODELLED) {
+            return self.follow_model(cx, ack, is_over);
+        }
         if self.phase == Phase::Loss && ack.advanced_bytes > 0 {
             // Slow start goes on with the acknowledgement that ends the recovery.
             if self.is_trying_new_data() {
@@ -303,6 +315,37 @@ impl Connection {
         }
     }
 
+    /// The model of the path says how much may be in flight, whatever the phase; a timeout alone
+    /// begins with one segment.
+    #[cold]
+    fn follow_model(&mut self, cx: &Context<'_>, ack: &Acknowledgement, is_over: bool) {
+        if self.phase == Phase::Loss && ack.advanced_bytes > 0 && self.is_trying_new_data() {
+            self.try_new_data();
+        }
+        if is_over {
+            self.leave_recovery();
+        }
+        let newest = ack
+            .delivered
+            .newest
+            .filter(|newest| !newest.is_retransmitted());
+        let step = Step {
+            now: cx.now,
+            una: self.snd_una,
+            nxt: self.snd_nxt,
+            delivered_bytes: ack.delivered.bytes,
+            in_flight: self.in_flight().into(),
+            rtt: newest.map(|newest| cx.now.since(newest.sent_at)),
+            mss: self.mss.into(),
+            cwnd: self.cwnd.into(),
+            has_sent_all: self.snd_nxt >= self.snd_end,
+        };
+        if let Some(cwnd) = self.congestion.follow(step) {
+            self.conditions.set(Conditions::WINDOW_MOVED);
+            self.cwnd = cwnd.min(WINDOW_BYTES_MAX);
+        }
+    }
+
     fn grow_window(&mut self, cx: &Context<'_>, ack: &Acknowledgement) {
         let srtt = self.rtt.smoothed().unwrap_or_default();
         let progress = Progress {
@@ -329,7 +372,8 @@ impl Connection {
     }
 
     fn leave_recovery(&mut self) {
-        if self.phase == Phase::Recovery {
+        let is_modelled = self.conditions.has(Conditions::MODELLED);
+        if self.phase == Phase::Recovery && !is_modelled {
             // RFC 6937 section 3.1: "At the end of recovery, cwnd = ssthresh".
             self.cwnd = self.congestion.ssthresh;
             self.rack.window_persist = self.rack.window_persist.saturating_sub(1);
@@ -420,7 +464,7 @@ impl Connection {
         if !was_not_needed && self.phase == Phase::Open {
             // The original was lost and the probe repaired it: one reduction is due all the same.
             self.enter_recovery(cx, true);
-            self.cwnd = self.congestion.ssthresh;
+            self.cwnd = self.cwnd.min(self.congestion.ssthresh);
             self.phase = Phase::Open;
         }
     }
@@ -439,7 +483,8 @@ impl Connection {
     #[inline(never)]
     fn restart_if_idle(&mut self, now: Instant, config: &Config) {
         let idle = now.since(self.sent_at);
-        if config.restart_after_idle && idle > self.rtt.timeout(config) {
+        let is_modelled = self.conditions.has(Conditions::MODELLED);
+        if config.restart_after_idle && !is_modelled && idle > self.rtt.timeout(config) {
             self.cwnd = self.cwnd.min(self.initial_window(config));
             self.congestion.end_epoch();
             self.conditions.clear(Conditions::WINDOW_MOVED);

@@ -96,6 +96,34 @@ mod tests {
         }
     }
 
+    /// Shares of two transfers over a bottleneck with a buffer of one bandwidth-delay product.
+    fn shares(seed: u64, first: CongestionControl, second: CongestionControl) -> [f64; 2] {
+        let mut scenario = Scenario::bottleneck(seed, first, 2, Duration::from_secs(60));
+        scenario.transfers[1].options.congestion = second;
+        let bytes = World::new(scenario, false).run().bytes_by_flow;
+        let sum = (bytes[0] + bytes[1]) as f64;
+        // 20 Mbit/s for a minute is 150 MB.
+        assert!(sum > 110e6, "{sum} bytes");
+        [bytes[0] as f64 / sum, bytes[1] as f64 / sum]
+    }
+
+    /// BBR has at least two fifths beside BBR, whoever is first; and a loss-based competitor keeps
+    /// a part.
+    #[test]
+    fn bbr_shares_a_bottleneck_with_itself_and_with_others() {
+        use CongestionControl::{Bbr, Cubic, NewReno};
+        for (seed, other, least) in [
+            (0, Bbr, 0.4),
+            (1, Bbr, 0.4),
+            (1, NewReno, 0.2),
+            (0, Cubic, 0.2),
+        ] {
+            let [bbr, others] = shares(seed, Bbr, other);
+            let is_fair = bbr >= 0.4 && others >= least;
+            assert!(is_fair, "{bbr:.2} against {other:?} {others:.2}");
+        }
+    }
+
     /// Payload of the only transfer that has arrived up to a moment.
     fn bytes_by(seconds: f64, scenario: impl Fn(Duration) -> Scenario) -> f64 {
         let stop = Duration::from_micros((seconds * 1e6) as u64);

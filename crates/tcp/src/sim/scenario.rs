@@ -145,6 +145,7 @@ impl Scenario {
         scenario.draw_fragments();
         scenario.draw_patience();
         scenario.draw_simultaneous();
+        scenario.draw_models();
         for traits in &mut scenario.traits {
             if random.below(3) == 0 {
                 traits.frames_at_once = random.between(1, 8) as u32;
@@ -192,7 +193,21 @@ impl Scenario {
         }
     }
 
-    /// Who connects to each other; likewise.
+    /// Whose congestion window follows a model of the path; drawn apart, as above.
+    fn draw_models(&mut self) {
+        let mut random = Random::new(self.seed ^ 0xbb20_0000_17a0_0003);
+        let ends = self
+            .transfers
+            .iter_mut()
+            .map(|transfer| &mut transfer.options);
+        for options in ends.chain([&mut self.server_options]) {
+            if random.below(6) == 0 {
+                options.congestion = CongestionControl::Bbr;
+            }
+        }
+    }
+
+    /// Who connects to each other; drawn apart, as above.
     fn draw_simultaneous(&mut self) {
         let mut random = Random::new(self.seed ^ 0x7031_51a0_17a0_0001);
         for transfer in &mut self.transfers {

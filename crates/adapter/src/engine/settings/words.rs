@@ -89,10 +89,10 @@ pub const WORDS: [Word; 19] = [
     },
     Word {
         word: "congestion",
-        value: "cubic|reno|dctcp",
+        value: "cubic|reno|dctcp|bbr",
         repeats: false,
         meaning: "The congestion control of new connections. dctcp is for networks whose switches \
-            mark as it expects. Default cubic.",
+            mark as it expects. bbr models the path and is always paced. Default cubic.",
     },
     Word {
         word: "ecn",

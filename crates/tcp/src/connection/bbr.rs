@@ -1,0 +1,408 @@
+//! BBR: the congestion window and the pace follow a model of the path, its bandwidth and its round
+//! trip, and not each loss (draft-ietf-ccwg-bbr, version 3).
+//!
+//! ```text
+//!   Startup ──bandwidth grows no more──► Drain ──queue is empty──► Down ──► Cruise ──► Refill ──► Up
+//!                                                                   ▲                             │
+//!                                                                   └────── loss, or a queue ─────┘
+//!   every 5 s without a shorter round trip: ProbeRtt for 200 ms, then Down again
+//! ```
+//!
+//! Two deviations. A round with much loss lowers the bound on what is in flight in every state, and
+//! not only while the flow probes: beside Reno and CUBIC, whose queue makes the round trip look
+//! longer, it left them a tenth otherwise. And the delivery rate is measured once a round trip, over all of it, and not for each
+//! segment. So a record in flight needs no more memory, and nobody but a connection with this
+//! algorithm pays for it.
+
+use crate::position::Position;
+use crate::time::{Duration, Instant};
+
+/// Pacing and window gains, in hundredths (sections 5.3.1 to 5.3.4).
+const STARTUP_PACING: u64 = 277;
+const DRAIN_PACING: u64 = 35;
+const DOWN_PACING: u64 = 90;
+const UP_PACING: u64 = 125;
+const WINDOW: u64 = 200;
+const UP_WINDOW: u64 = 225;
+const PROBE_RTT_WINDOW: u64 = 50;
+/// Section 5.5.5: a little below the estimate, so that queues drain.
+const PACING_MARGIN: u64 = 99;
+/// Section 5.5.10.2: a round with a larger part of lost bytes was too much. One part in so many.
+const LOSS_PARTS: u64 = 50;
+/// Section 2.7, BBRBeta and BBRHeadroom, in hundredths.
+const BETA: u64 = 70;
+const KEPT_OF_HEADROOM: u64 = 85;
+/// Section 5.3.1.2: rounds without growth by a quarter that end Startup.
+const FULL_ROUNDS: u8 = 3;
+/// Section 5.3.3.8: rounds after which a flow probes at the latest, to live with Reno.
+const RENO_ROUNDS_MAX: u64 = 63;
+const PROBE_RTT_AFTER: Duration = Duration::from_secs(5);
+const MIN_RTT_LASTS: Duration = Duration::from_secs(10);
+const PROBE_RTT_TIME: Duration = Duration::from_millis(200);
+const WINDOW_SEGMENTS_MIN: u64 = 4;
+/// Knuth's multiplier.
+const SEED_STEP: u64 = 6_364_136_223_846_793_005;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum State {
+    Startup,
+    Drain,
+    Down,
+    Cruise,
+    Refill,
+    Up,
+    ProbeRtt,
+}
+
+/// The model. Rates are in bytes a second.
+#[derive(Clone, Debug)]
+pub(crate) struct Bbr {
+    state: State,
+    delivered: u64,
+    /// The round in progress: what was delivered before it, when it began, and where it ends.
+    round_delivered: u64,
+    round_began: Instant,
+    round_end: Position,
+    round_lost: u64,
+    /// The program had nothing to send for a while: the round's rate is no limit of the path.
+    is_limited_by_program: bool,
+    /// Rounds since the last probe.
+    rounds: u64,
+    /// The largest rates of the cycle before this one, and of this one.
+    rates: [u64; 2],
+    /// Short-term bounds after loss.
+    rate_low: Option<u64>,
+    in_flight_low: Option<u64>,
+    /// The most that could be in flight without much loss.
+    in_flight_high: Option<u64>,
+    /// Segments by which `in_flight_high` grows in the next round of Up.
+    raise: u64,
+    full_rate: u64,
+    full_rounds: u8,
+    /// The path's bandwidth was reached once.
+    is_full: bool,
+    min_rtt: Option<Duration>,
+    min_rtt_at: Instant,
+    /// The last time the round trip was probed, or was shorter by itself.
+    probed_rtt_at: Instant,
+    /// Of ProbeRtt: when it ends, once little enough is in flight.
+    ends_at: Option<Instant>,
+    cycle_began: Instant,
+    cycle_lasts: Duration,
+    seed: u64,
+}
+
+/// What an acknowledgement says.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Step {
+    pub(crate) now: Instant,
+    pub(crate) una: Position,
+    pub(crate) nxt: Position,
+    pub(crate) delivered_bytes: u64,
+    /// Bytes in flight after it.
+    pub(crate) in_flight: u64,
+    pub(crate) rtt: Option<Duration>,
+    pub(crate) mss: u64,
+    pub(crate) cwnd: u64,
+    /// All that the program has published is on its way.
+    pub(crate) has_sent_all: bool,
+}
+
+impl Bbr {
+    /// `seed` spreads the probes of connections that share a path.
+    pub(crate) fn new(now: Instant, seed: u64) -> Bbr {
+        Bbr {
+            state: State::Startup,
+            delivered: 0,
+            round_delivered: 0,
+            round_began: now,
+            round_end: Position::FIRST_BYTE,
+            round_lost: 0,
+            is_limited_by_program: false,
+            rounds: 0,
+            rates: [0; 2],
+            rate_low: None,
+            in_flight_low: None,
+            in_flight_high: None,
+            raise: 1,
+            full_rate: 0,
+            full_rounds: 0,
+            is_full: false,
+            min_rtt: None,
+            min_rtt_at: now,
+            probed_rtt_at: now,
+            ends_at: None,
+            cycle_began: now,
+            cycle_lasts: Duration::ZERO,
+            seed,
+        }
+    }
+
+    /// Bytes were deduced to be lost.
+    pub(crate) fn note_lost(&mut self, bytes: u64) {
+        self.round_lost += bytes;
+    }
+
+    /// Bytes a second at which data leaves; `None` before anything was measured.
+    pub(crate) fn pacing_rate(&self) -> Option<u64> {
+        let rate = self.rate();
+        (rate > 0).then(|| (rate * self.pacing_gain() / 100 * PACING_MARGIN / 100).max(1))
+    }
+
+    /// The window after an acknowledgement.
+    pub(crate) fn follow(&mut self, step: Step) -> u64 {
+        self.delivered += step.delivered_bytes;
+        self.is_limited_by_program |= step.has_sent_all;
+        self.note_round_trip(&step);
+        if step.una >= self.round_end {
+            self.end_round(&step);
+        }
+        self.change_state(&step);
+        self.window(&step)
+    }
+
+    fn note_round_trip(&mut self, step: &Step) {
+        let Some(rtt) = step.rtt else { return };
+        let is_over = step.now.since(self.min_rtt_at) > MIN_RTT_LASTS;
+        if is_over || self.min_rtt.is_none_or(|least| rtt <= least) {
+            self.min_rtt = Some(rtt);
+            self.min_rtt_at = step.now;
+            self.probed_rtt_at = step.now;
+        }
+    }
+
+    fn end_round(&mut self, step: &Step) {
+        let bytes = self.delivered - self.round_delivered;
+        let micros = step.now.since(self.round_began).as_micros();
+        let is_measured = self.round_end > Position::FIRST_BYTE && micros > 0;
+        if is_measured {
+            let rate = bytes * 1_000_000 / micros;
+            if !self.is_limited_by_program || rate > self.rates[1] {
+                self.rates[1] = self.rates[1].max(rate);
+            }
+            self.look_for_full_path();
+            self.answer_losses(step, rate, bytes);
+        }
+        self.rounds += 1;
+        self.round_delivered = self.delivered;
+        self.round_began = step.now;
+        self.round_end = step.nxt;
+        self.round_lost = 0;
+        self.is_limited_by_program = step.has_sent_all;
+    }
+
+    /// Section 5.3.1.2.
+    fn look_for_full_path(&mut self) {
+        if self.is_full || self.is_limited_by_program {
+            return;
+        }
+        let rate = self.rates[1].max(self.rates[0]);
+        if rate >= self.full_rate / 4 * 5 {
+            self.full_rate = rate;
+            self.full_rounds = 0;
+        } else {
+            self.full_rounds += 1;
+            self.is_full = self.full_rounds >= FULL_ROUNDS;
+        }
+    }
+
+    /// Sections 5.5.10.2 and 5.5.10.3.
+    fn answer_losses(&mut self, step: &Step, rate: u64, delivered_bytes: u64) {
+        if self.round_lost == 0 {
+            return;
+        }
+        let is_much = self.round_lost * LOSS_PARTS > delivered_bytes + self.round_lost;
+        match self.state {
+            State::Startup if is_much => {
+                self.is_full = true;
+                self.in_flight_high = Some(self.product(100).max(delivered_bytes));
+            }
+            State::Refill | State::Up if is_much => {
+                let most = delivered_bytes + self.round_lost;
+                self.in_flight_high = Some(most.max(self.product(100) * BETA / 100));
+                self.begin_down(step);
+            }
+            State::Startup | State::Refill | State::Up => {}
+            _ => {
+                if is_much {
+                    let most = (delivered_bytes + self.round_lost) * BETA / 100;
+                    let most = most.max(self.product(100) * BETA / 100);
+                    let high = self.in_flight_high.unwrap_or(u64::MAX);
+                    self.in_flight_high = Some(high.min(most));
+                }
+                let before = self.rate_low.unwrap_or_else(|| self.rate_max());
+                self.rate_low = Some(rate.max(before * BETA / 100));
+                let before = self.in_flight_low.unwrap_or(step.cwnd);
+                self.in_flight_low = Some(delivered_bytes.max(before * BETA / 100));
+            }
+        }
+    }
+
+    fn change_state(&mut self, step: &Step) {
+        let elapsed = step.now.since(self.cycle_began);
+        let round_trip = self.min_rtt.unwrap_or_default();
+        match self.state {
+            State::Startup if self.is_full => self.state = State::Drain,
+            State::Drain if step.in_flight <= self.product(100) => self.begin_down(step),
+            // Section 5.3.3.5.5: until there is headroom for others.
+            State::Down => {
+                let most = self
+                    .in_flight_high
+                    .map(|high| high * KEPT_OF_HEADROOM / 100);
+                let most = most.unwrap_or(u64::MAX).min(self.product(100));
+                if elapsed >= self.cycle_lasts {
+                    self.begin_refill(step);
+                } else if step.in_flight <= most {
+                    self.state = State::Cruise;
+                }
+            }
+            State::Cruise => {
+                let segments = self.product(100) / step.mss;
+                if elapsed >= self.cycle_lasts || self.rounds >= segments.min(RENO_ROUNDS_MAX) {
+                    self.begin_refill(step);
+                }
+            }
+            State::Refill if self.rounds > 0 => {
+                self.state = State::Up;
+                self.cycle_began = step.now;
+                self.rounds = 0;
+                self.raise = 1;
+            }
+            State::Up => {
+                self.raise_bound(step);
+                let has_queue = step.in_flight >= self.product(UP_PACING);
+                if self.rounds > 0 && elapsed > round_trip && has_queue {
+                    self.begin_down(step);
+                }
+            }
+            State::ProbeRtt => self.probe_round_trip(step),
+            _ => {}
+        }
+        let is_due = step.now.since(self.probed_rtt_at) > PROBE_RTT_AFTER;
+        if is_due && self.is_full && self.state != State::ProbeRtt {
+            self.state = State::ProbeRtt;
+            self.ends_at = None;
+        }
+    }
+
+    /// Section 5.3.3.5.4: while the bound is what limits, it grows: faster from round to round.
+    fn raise_bound(&mut self, step: &Step) {
+        let Some(high) = self.in_flight_high else {
+            return;
+        };
+        if step.cwnd < high {
+            return;
+        }
+        let part = step.delivered_bytes * self.raise * step.mss / high.max(1);
+        self.in_flight_high = Some(high + part);
+        if step.una >= self.round_end {
+            self.raise = (self.raise * 2).min(1 << 20);
+        }
+    }
+
+    /// Section 5.3.4: little in flight for a while shows the path without a queue of ours.
+    fn probe_round_trip(&mut self, step: &Step) {
+        match self.ends_at {
+            None if step.in_flight <= self.probe_rtt_window(step.mss) => {
+                self.ends_at = Some(step.now + PROBE_RTT_TIME);
+            }
+            Some(at) if step.now >= at => {
+                self.probed_rtt_at = step.now;
+                self.begin_down(step);
+                self.state = State::Cruise;
+            }
+            _ => {}
+        }
+    }
+
+    /// Section 5.3.3.5: a new cycle, with the rates of this one and the one before.
+    fn begin_down(&mut self, step: &Step) {
+        self.state = State::Down;
+        self.cycle_began = step.now;
+        self.rounds = 0;
+        self.rate_low = None;
+        self.in_flight_low = None;
+        if self.rates[1] > 0 {
+            self.rates = [self.rates[1], 0];
+        }
+        // Section 5.3.3.8: 2 to 3 seconds.
+        self.seed = self.seed.wrapping_mul(SEED_STEP).wrapping_add(1);
+        self.cycle_lasts = Duration::from_micros(2_000_000 + (self.seed >> 32) % 1_000_000);
+    }
+
+    fn begin_refill(&mut self, step: &Step) {
+        self.state = State::Refill;
+        self.rounds = 0;
+        self.rate_low = None;
+        self.in_flight_low = None;
+        self.round_end = step.nxt;
+        self.round_delivered = self.delivered;
+        self.round_began = step.now;
+        self.round_lost = 0;
+    }
+
+    /// Section 5.6.4.6.
+    fn window(&self, step: &Step) -> u64 {
+        let least = WINDOW_SEGMENTS_MIN * step.mss;
+        let gain = match self.state {
+            State::Up => UP_WINDOW,
+            _ => WINDOW,
+        };
+        let target = match self.min_rtt {
+            Some(_) if self.rate_max() > 0 => self.product(gain) + 3 * step.mss,
+            _ => u64::MAX,
+        };
+        let grown = step.cwnd + step.delivered_bytes;
+        let mut cwnd = if self.is_full {
+            grown.min(target)
+        } else {
+            grown
+        };
+        if !self.is_full && step.cwnd >= target {
+            cwnd = step.cwnd;
+        }
+        let bound = match self.state {
+            State::Cruise | State::Down => self
+                .in_flight_high
+                .map(|high| high * KEPT_OF_HEADROOM / 100),
+            _ => self.in_flight_high,
+        };
+        let bounds = bound.into_iter().chain(self.in_flight_low);
+        cwnd = bounds.fold(cwnd, u64::min);
+        if self.state == State::ProbeRtt {
+            cwnd = cwnd.min(self.probe_rtt_window(step.mss));
+        }
+        cwnd.max(least)
+    }
+
+    fn probe_rtt_window(&self, mss: u64) -> u64 {
+        self.product(PROBE_RTT_WINDOW)
+            .max(WINDOW_SEGMENTS_MIN * mss)
+    }
+
+    /// Bandwidth times round trip, times a gain in hundredths.
+    fn product(&self, gain: u64) -> u64 {
+        let round_trip = self.min_rtt.unwrap_or_default().as_micros();
+        let product = u128::from(self.rate()) * u128::from(round_trip) / 1_000_000;
+        (product as u64).saturating_mul(gain) / 100
+    }
+
+    fn rate_max(&self) -> u64 {
+        self.rates[0].max(self.rates[1])
+    }
+
+    fn rate(&self) -> u64 {
+        self.rate_low
+            .map_or(self.rate_max(), |low| low.min(self.rate_max()))
+    }
+
+    fn pacing_gain(&self) -> u64 {
+        match self.state {
+            State::Startup => STARTUP_PACING,
+            State::Drain => DRAIN_PACING,
+            State::Down => DOWN_PACING,
+            State::Up => UP_PACING,
+            State::Cruise | State::Refill | State::ProbeRtt => 100,
+        }
+    }
+}
