@@ -310,6 +310,7 @@ impl Connection {
     }
 
     /// Whether the round trip of the handshake is long enough for pacing.
+    #[cold]
     pub(super) fn decide_pacing(&mut self) {
         let round_trip = self.rtt.smoothed().unwrap_or_default();
         let is_long = round_trip >= Options::PACED_ROUND_TRIP_MIN;

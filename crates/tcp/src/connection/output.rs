@@ -435,6 +435,7 @@ impl Connection {
 
     /// Books the time the window's rate gives to `length` bytes: twice the rate in slow start, a
     /// fifth above it after, so that pacing is never what limits.
+    #[cold]
     fn pace(&mut self, cx: &Context<'_>, length: u64) {
         // A timer that strikes late must not cost rate: what it is behind is made up for.
         let is_behind = self.pace_at <= cx.now && cx.now.since(self.pace_at) < PACE_LATE_MAX;
