@@ -440,7 +440,7 @@ fn main() {
     };
     assert!(
         bench.is_driver_only || counters.segments_predicted * 100 >= expected * 99,
-        "the short path was not measured"
+        "the fast path was not measured"
     );
     println!(
         "{mode}: {segments} segments over {flows} flows in {seconds:.2} s: {:.2} M/s, {:.0} ns \

@@ -14,7 +14,7 @@ pub struct Counters {
     pub segments_received: u64,
     /// Segments sent, retransmissions included.
     pub segments_sent: u64,
-    /// Received segments that took the short path.
+    /// Received segments that took the fast path.
     pub segments_predicted: u64,
     /// Payload bytes placed with the host.
     pub bytes_received: u64,

@@ -1,4 +1,4 @@
-//! The short way in and the long way: a segment whose checksum the link has verified goes the one,
+//! The fast path in and the slow path: a segment whose checksum the link has verified goes the one,
 //! the same segment unverified the other, and nothing that anybody sees may differ.
 
 #[allow(dead_code, reason = "each of the tests uses some of it")]
@@ -173,7 +173,7 @@ fn open(sides: &mut [Side; 2], now: Instant) -> Remote {
 #[test]
 fn the_short_way_is_as_the_long_way() {
     let mut random = Random::new(21);
-    let mut short_ways = 0;
+    let mut fast_paths = 0;
     for _ in 0..60 {
         let mut sides = [Side::new(true), Side::new(false)];
         let mut now = Instant::from_micros(1_000_000);
@@ -228,9 +228,9 @@ fn the_short_way_is_as_the_long_way() {
         assert_eq!(short.bytes_received, long.bytes_received);
         assert_eq!(short.host_had_no_room, long.host_had_no_room);
         assert_eq!(short.segments_received, long.segments_received);
-        short_ways += short.segments_predicted;
+        fast_paths += short.segments_predicted;
     }
-    assert!(short_ways > 5_000, "{short_ways} went the short way");
+    assert!(fast_paths > 5_000, "{fast_paths} went the fast path");
 }
 
 /// No flow has these ends, and where nobody was heard they must not be taken for the last one's.

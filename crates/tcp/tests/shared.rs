@@ -67,7 +67,7 @@ struct Link {
     random: Random,
     now: Instant,
     /// What happens to the remote's frames on their way.
-    mangle: fn(Vec<u8>, &mut Random) -> Vec<Vec<u8>>,
+    impair: fn(Vec<u8>, &mut Random) -> Vec<Vec<u8>>,
     arp: [u32; 2],
     strays: u32,
 }
@@ -89,7 +89,7 @@ impl Link {
             remote: Engine::new(config(THEIRS, 9), Random::new(99)),
             random,
             now: Instant::from_micros(1_000_000),
-            mangle: |frame, _| vec![frame],
+            impair: |frame, _| vec![frame],
             arp: [0; 2],
             strays: 0,
         };
@@ -155,7 +155,7 @@ impl Link {
                     .handle_frame(self.now, &frame, offload, &mut Pattern);
             }
             for frame in incoming {
-                for frame in (self.mangle)(frame, &mut self.random) {
+                for frame in (self.impair)(frame, &mut self.random) {
                     self.deliver(&frame);
                 }
             }
@@ -290,7 +290,7 @@ fn fragments_are_put_together_by_one_and_handled_by_the_owner() {
             .expect("opened");
     }
     link.settle();
-    link.mangle = shatter;
+    link.impair = shatter;
     for id in events(&mut link.remote).0 {
         link.remote.publish(id, 30_000).expect("open");
         link.remote.finish(link.now, id).expect("open");

@@ -57,7 +57,7 @@ fn count(work: &str, flows: u64, more: &[&str]) -> Result<u64, String> {
 }
 
 /// Turns that each flow has had before it is counted: the first segments of a connection take the
-/// long way, and the first sixteen that it receives are acknowledged one by one.
+/// slow path, and the first sixteen that it receives are acknowledged one by one.
 fn turns_to_begin(work: &str) -> u64 {
     if work == "receive" { 20 } else { 1 }
 }

@@ -77,14 +77,14 @@ fn main() -> ExitCode {
         total.connection_time = total.connection_time + report.connection_time;
         total.virtual_time = total.virtual_time + report.virtual_time;
         total.packets += report.packets;
-        total.troubles += report.troubles;
+        total.impaired += report.impaired;
         total.bytes += report.bytes;
         total.retransmissions += report.retransmissions;
     }
     println!(
         "{} seeds passed in {:.1} s: {} connections ({} finished by both sides, {} of these \
         opened by both), {:.1} connection \
-         hours, {} packets ({} in trouble), {} retransmissions, {:.1} MB compared",
+         hours, {} packets ({} impaired), {} retransmissions, {:.1} MB compared",
         arguments.seeds,
         began.elapsed().as_secs_f64(),
         total.connections,
@@ -92,7 +92,7 @@ fn main() -> ExitCode {
         total.simultaneous,
         total.connection_time.as_secs_f64() / 3_600.0,
         total.packets,
-        total.troubles,
+        total.impaired,
         total.retransmissions,
         total.bytes as f64 / 1e6,
     );

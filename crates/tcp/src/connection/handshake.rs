@@ -1,7 +1,7 @@
 //! Openings: active, passive, simultaneous (RFC 9293 section 3.5 and 3.10.7.3), and what a SYN
 //! negotiates.
 
-use super::input::Verdict;
+use super::input::Response;
 use super::receive::{QUICK_ACKS, TUNE_ROUND};
 use super::recovery::{Rack, Recovery};
 use super::{Conditions, Connection, Context, LossTimer, News, Prediction, Template};
@@ -239,16 +239,16 @@ impl Connection {
         &mut self,
         cx: &mut Context<'_>,
         segment: &Segment<'_>,
-    ) -> Verdict {
+    ) -> Response {
         let flags = segment.flags;
         let ack = Position::from_wire(segment.ack, self.snd_first, self.snd_una);
         // First, check the ACK bit: SEG.ACK =< ISS or SEG.ACK > SND.NXT is refused.
         let has_ack = flags.has(Flags::ACK);
         if has_ack && (ack <= Position::SYN || ack > self.snd_nxt) {
             return if flags.has(Flags::RST) {
-                Verdict::Done
+                Response::Done
             } else {
-                Verdict::Refuse
+                Response::Refuse
             };
         }
         // Second, the RST bit: believed only with an acceptable ACK (RFC 5961 section 3.2).
@@ -257,11 +257,11 @@ impl Connection {
                 cx.counters.resets_received += 1;
                 self.close(CloseReason::Refused);
             }
-            return Verdict::Done;
+            return Response::Done;
         }
         // Fourth, the SYN bit.
         if !flags.has(Flags::SYN) {
-            return Verdict::Done;
+            return Response::Done;
         }
         let mut offer = Offer::of(segment);
         if has_ack {
@@ -284,7 +284,7 @@ impl Connection {
             self.state = State::SynReceived;
             self.scoreboard.mark_first_lost(1);
         }
-        Verdict::Done
+        Response::Done
     }
 
     /// RFC 7323 section 2.2: where the general path has scaled the window, "the window field in a

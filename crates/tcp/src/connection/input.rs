@@ -1,5 +1,5 @@
 //! A segment arrives at a connection: RFC 9293 section 3.10.7, with the defences of RFC 5961 and
-//! RFC 7323 (PAWS). Segments in order take the short path at the top.
+//! RFC 7323 (PAWS). Segments in order take the fast path at the top.
 
 use super::{Conditions, Connection, Context, News};
 use crate::host::{ConnectionId, Memory, NoRoom};
@@ -14,7 +14,7 @@ const TIMESTAMP_LIFETIME: u32 = super::coarse(Instant::from_micros(24 * 24 * 3_6
 
 /// What the engine has to do after a segment, beside looking at the connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Verdict {
+pub(crate) enum Response {
     /// Nothing.
     Done,
     /// Answer with a reset that has the segment's own numbers.
@@ -38,12 +38,12 @@ impl Connection {
         ecn: Ecn,
         id: ConnectionId,
         memory: &mut dyn Memory,
-    ) -> Verdict {
+    ) -> Response {
         if self.handle_if_in_order(cx, segment, id, memory) {
-            return Verdict::Done;
+            return Response::Done;
         }
         match self.state {
-            State::Closed => Verdict::Refuse,
+            State::Closed => Response::Refuse,
             State::SynSent => self.handle_in_syn_sent(cx, segment),
             _ => self.handle_synchronized(cx, segment, ecn, id, memory),
         }
@@ -75,7 +75,7 @@ impl Connection {
     ) -> bool {
         let is_expected = self.state == State::Established
             && segment.flags.0 & !Flags::PSH.0 == Flags::ACK.0
-            && !self.conditions.has(Conditions::RECEIVE_DETOUR)
+            && !self.conditions.has(Conditions::RECEIVE_SLOW_PATH)
             && segment.seq == self.rcv_nxt.wire(self.rcv_first)
             && segment.options.is_empty();
         if !is_expected {
@@ -135,18 +135,18 @@ impl Connection {
         ecn: Ecn,
         id: ConnectionId,
         memory: &mut dyn Memory,
-    ) -> Verdict {
+    ) -> Response {
         self.is_told = false;
         let seq = Position::from_wire(segment.seq, self.rcv_first, self.rcv_nxt);
         let flags = segment.flags;
         if self.state == State::TimeWait && self.may_reopen(segment, seq) {
-            return Verdict::Reopen;
+            return Response::Reopen;
         }
         let crosses = self.crosses_our_syn(segment, seq);
         if !crosses {
             // First, check sequence number.
-            if let Some(verdict) = self.check_sequence(cx, segment, seq) {
-                return verdict;
+            if let Some(response) = self.check_sequence(cx, segment, seq) {
+                return response;
             }
             // Second, check the RST bit.
             if flags.has(Flags::RST) {
@@ -155,23 +155,23 @@ impl Connection {
             // Fourth, check the SYN bit: RFC 5961 section 4.2, "irrespective of the sequence
             // number, TCP MUST send an ACK (... challenge ACK) to the remote peer".
             if flags.has(Flags::SYN) {
-                return Verdict::Challenge;
+                return Response::Challenge;
             }
         }
         // Fifth, check the ACK field: "if the ACK bit is off, drop the segment and return".
         if !flags.has(Flags::ACK) {
-            return Verdict::Done;
+            return Response::Done;
         }
         let ack = Position::from_wire(segment.ack, self.snd_first, self.snd_una);
         let was_opening = self.state == State::SynReceived;
         if was_opening {
             if ack <= self.snd_una || ack > self.snd_nxt {
-                return Verdict::Refuse;
+                return Response::Refuse;
             }
             self.finish_handshake(cx, segment, ack);
         } else if ack > self.snd_nxt || ack + u64::from(self.snd_window_max) < self.snd_una {
             // RFC 5961 section 5.2: SND.UNA - MAX.SND.WND <= SEG.ACK <= SND.NXT.
-            return Verdict::Challenge;
+            return Response::Challenge;
         }
         // Not before the acknowledgement number was found acceptable: a forged segment must not be
         // able to make all that follow look old.
@@ -200,30 +200,30 @@ impl Connection {
                 // and believes no reset beyond it.
                 self.close(CloseReason::Aborted);
                 cx.counters.resets_sent += 1;
-                return Verdict::Refuse;
+                return Response::Refuse;
             }
             self.receive(cx, segment, seq, id, memory);
             self.handle_own_fin(cx);
         }
         if ends_run {
-            return Verdict::AcknowledgeRun;
+            return Response::AcknowledgeRun;
         }
-        Verdict::Done
+        Response::Done
     }
 
-    /// The first check of section 3.10.7.4, and PAWS before it. Gives the verdict for a segment
+    /// The first check of section 3.10.7.4, and PAWS before it. Gives the response for a segment
     /// that goes no further.
     fn check_sequence(
         &mut self,
         cx: &mut Context<'_>,
         segment: &Segment<'_>,
         seq: Position,
-    ) -> Option<Verdict> {
+    ) -> Option<Response> {
         let flags = segment.flags;
         if !flags.has(Flags::RST) && self.is_stale(cx, segment) {
             cx.counters.paws_refused += 1;
             self.note_old_segment(cx, segment, seq);
-            return Some(Verdict::Challenge);
+            return Some(Response::Challenge);
         }
         // RFC 7323 section 3.2: "If a non-<RST> segment is received without a TSopt, a TCP SHOULD
         // silently drop the segment." A deviation, and Linux's (tcp_validate_incoming): the segment
@@ -248,15 +248,15 @@ impl Connection {
             return None;
         }
         if flags.has(Flags::RST) {
-            return Some(Verdict::Done);
+            return Some(Response::Done);
         }
         if self.state == State::SynReceived && flags.has(Flags::SYN) && seq == Position::SYN {
             // The remote repeats its SYN: our answer was lost.
             self.scoreboard.mark_first_lost(1);
-            return Some(Verdict::Done);
+            return Some(Response::Done);
         }
         if flags.has(Flags::SYN) {
-            return Some(Verdict::Challenge);
+            return Some(Response::Challenge);
         }
         // "If an incoming segment is not acceptable, an acknowledgment should be sent in reply."
         self.note_old_segment(cx, segment, seq);
@@ -265,13 +265,13 @@ impl Connection {
         }
         if length == 0 && seq < self.rcv_nxt {
             self.answer_the_past(cx);
-            return Some(Verdict::Done);
+            return Some(Response::Done);
         }
         if length == 0 {
-            return Some(Verdict::Challenge);
+            return Some(Response::Challenge);
         }
         self.conditions.set(Conditions::ACK_NOW);
-        Some(Verdict::Done)
+        Some(Response::Done)
     }
 
     /// A keepalive or window probe: RFC 9293 section 3.8.4, it must be answered. Or an
@@ -316,13 +316,13 @@ impl Connection {
     }
 
     /// RFC 5961 section 3.2.
-    fn handle_reset(&mut self, cx: &mut Context<'_>, seq: Position) -> Verdict {
+    fn handle_reset(&mut self, cx: &mut Context<'_>, seq: Position) -> Response {
         if seq != self.rcv_nxt {
-            return Verdict::Challenge;
+            return Response::Challenge;
         }
         if self.state == State::TimeWait {
             // RFC 1337 section 3: a reset must not cut TIME-WAIT short.
-            return Verdict::Done;
+            return Response::Done;
         }
         cx.counters.resets_received += 1;
         let reason = match self.state {
@@ -334,7 +334,7 @@ impl Connection {
             _ => CloseReason::Reset,
         };
         self.close(reason);
-        Verdict::Done
+        Response::Done
     }
 
     /// RFC 9293 section 3.5, figure 8: in a simultaneous open the remote's SYN-ACK arrives where

@@ -19,6 +19,7 @@ mod acknowledge;
 mod assembler;
 mod bbr;
 mod congestion;
+mod fast_path;
 mod frto;
 mod handshake;
 mod host;
@@ -27,7 +28,6 @@ mod input;
 mod output;
 mod path;
 mod prediction;
-mod quick;
 mod receive;
 mod recovery;
 mod rtt;
@@ -37,11 +37,11 @@ mod timer;
 
 use core::ops::{BitAnd, BitOr, Not};
 
+pub(crate) use fast_path::Progressed;
 pub(crate) use handshake::{Offer, OpenContext, window_scale};
-pub(crate) use input::Verdict;
+pub(crate) use input::Response;
 pub(crate) use output::{Plan, PlanKind};
 pub(crate) use prediction::{OtherWay, Prediction};
-pub(crate) use quick::Progressed;
 pub(crate) use receive::Acknowledge;
 pub(crate) use template::{TCP_AT, Template};
 pub(crate) use timer::LossTimer;
@@ -141,8 +141,8 @@ impl Conditions {
             | Self::FORCE_SMALL.0
             | Self::RESET_DUE.0,
     );
-    /// What keeps a segment from the sender's short path.
-    pub(crate) const TRANSMIT_DETOUR: Self = Self(
+    /// What keeps a segment from the sender's fast path.
+    pub(crate) const TRANSMIT_SLOW_PATH: Self = Self(
         Self::URGENT.0 & !Self::ACK_NOW.0
             | Self::ECN.0
             | Self::FIN_WANTED.0
@@ -151,8 +151,8 @@ impl Conditions {
             | Self::PACING.0
             | Self::MODELLED.0,
     );
-    /// What keeps a segment from the receiver's short path.
-    pub(crate) const RECEIVE_DETOUR: Self = Self(
+    /// What keeps a segment from the receiver's fast path.
+    pub(crate) const RECEIVE_SLOW_PATH: Self = Self(
         Self::ECN.0
             | Self::OUT_OF_ORDER.0
             | Self::KEEPALIVE.0
@@ -161,9 +161,9 @@ impl Conditions {
     );
 
     /// What the usual payload depends on.
-    pub(crate) const RECEPTION: Self = Self(Self::RECEIVE_DETOUR.0 | Self::TIMESTAMPS.0);
+    pub(crate) const RECEPTION: Self = Self(Self::RECEIVE_SLOW_PATH.0 | Self::TIMESTAMPS.0);
     /// What the usual acknowledgement depends on, and what of it has to be there.
-    pub(crate) const ACKNOWLEDGEMENT: Self = Self(Self::RECEIVE_DETOUR.0 | Self::AGREED_UPON.0);
+    pub(crate) const ACKNOWLEDGEMENT: Self = Self(Self::RECEIVE_SLOW_PATH.0 | Self::AGREED_UPON.0);
     /// What nearly every remote agrees to.
     pub(crate) const AGREED_UPON: Self = Self(Self::TIMESTAMPS.0 | Self::SACK.0);
 

@@ -116,7 +116,7 @@ pub(crate) struct Scoreboard {
     /// Invariant: in sequence order, without gaps, from snd_una to `newest`, or to snd_nxt if that
     /// is empty.
     earlier: VecDeque<Sent>,
-    /// The last record, where the short paths find it: often it is the only one, and the heap is
+    /// The last record, where the fast paths find it: often it is the only one, and the heap is
     /// left alone. With a length of zero it is none: then all there are stand above.
     newest: Sent,
     /// Sum of the lengths of sacked records.

@@ -1,11 +1,11 @@
-//! From a frame to the connection it is for: the long way, which every frame may go. Most take the
-//! short one of `usual.rs`.
+//! From a frame to the connection it is for: the slow path, which every frame may go. Most take the
+//! fast one of `fast_receive.rs`.
 
 use super::Engine;
+use super::fast_receive::ReceiveOffload;
 use super::fragments::Outcome;
-use super::usual::ReceiveOffload;
 use crate::config::Medium;
-use crate::connection::{Conditions, Connection, Context, Offer, Verdict};
+use crate::connection::{Conditions, Connection, Context, Offer, Response};
 use crate::flow::FlowKey;
 use crate::host::{ConnectionId, ListenerId, Memory};
 use crate::state::State;
@@ -22,7 +22,7 @@ const COOKIE_GRACE: Duration = Duration::from_secs(128);
 pub(super) type ReplyTo = Option<MacAddress>;
 
 impl Engine {
-    // Not inlined: the short path shall not prepare for the long one.
+    // Not inlined: the fast path shall not prepare for the slow one.
     #[inline(never)]
     pub(super) fn handle_any(
         &mut self,
@@ -177,12 +177,12 @@ impl Engine {
             counters: &mut self.counters,
         };
         let was_half_open = connection.conditions.has(Conditions::HALF_OPEN);
-        let verdict = connection.handle_segment(&mut cx, &segment, packet.ecn, id, memory);
+        let response = connection.handle_segment(&mut cx, &segment, packet.ecn, id, memory);
         if was_half_open && connection.state == State::Established {
             self.learn_from(key.remote, reply_to);
         }
-        if verdict != Verdict::Done {
-            self.carry_out(now, verdict, slot, packet, &segment, reply_to);
+        if response != Response::Done {
+            self.carry_out(now, response, slot, packet, &segment, reply_to);
         }
         self.settle(slot);
         Ok(())
@@ -204,16 +204,16 @@ impl Engine {
     fn carry_out(
         &mut self,
         now: Instant,
-        verdict: Verdict,
+        response: Response,
         slot: u32,
         packet: &Packet<'_>,
         segment: &Segment<'_>,
         reply_to: ReplyTo,
     ) {
-        match verdict {
-            Verdict::Done => {}
-            Verdict::Refuse => self.refuse(now, packet, segment, reply_to),
-            Verdict::Challenge => {
+        match response {
+            Response::Done => {}
+            Response::Refuse => self.refuse(now, packet, segment, reply_to),
+            Response::Challenge => {
                 // RFC 5961 section 7, as Linux has it (tcp_send_challenge_ack): the connection's
                 // limit first, so that one connection uses up no other's share.
                 let limit = self.config.challenges_per_second_max;
@@ -227,8 +227,8 @@ impl Engine {
                     self.counters.challenges_suppressed += 1;
                 }
             }
-            Verdict::AcknowledgeRun => self.acknowledge_run(now, slot, reply_to),
-            Verdict::Reopen => {
+            Response::AcknowledgeRun => self.acknowledge_run(now, slot, reply_to),
+            Response::Reopen => {
                 let old = &mut self.slots[slot as usize];
                 let key = old.key;
                 let old_end = old.snd_nxt.wire(old.snd_first);

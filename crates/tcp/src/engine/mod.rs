@@ -18,6 +18,8 @@ mod calls;
 mod control;
 mod cookie;
 mod deadlines;
+mod fast_receive;
+mod fast_transmit;
 mod fragments;
 mod frames;
 mod interface;
@@ -25,16 +27,14 @@ mod limiter;
 mod line;
 mod listeners;
 mod neighbours;
-mod quick;
 mod shared;
 mod table;
 mod transmit;
 mod turns;
-mod usual;
 
+pub use fast_receive::{Expected, ReceiveOffload, USUAL_HEADERS_BYTES};
 pub use shared::Whose;
 pub use transmit::{ChecksumWork, HEADER_BUFFER_BYTES, Payload, Transmit, TransmitOffload};
-pub use usual::{Expected, ReceiveOffload, USUAL_HEADERS_BYTES};
 
 use std::collections::VecDeque;
 
@@ -52,17 +52,17 @@ use crate::time::Instant;
 use control::ControlFrame;
 use cookie::Cookies;
 use deadlines::Deadlines;
+use fast_transmit::Run;
 use fragments::Fragments;
 use interface::Interface;
 use limiter::Limiter;
 use line::Line;
 use listeners::Listeners;
 use neighbours::Neighbours;
-use quick::Run;
 use table::{Ends, FlowTable};
 use turns::Turns;
 
-/// Whose the last frame on the short path was.
+/// Whose the last frame on the fast path was.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct LastFlow {
     ends: Ends,
@@ -100,9 +100,9 @@ pub struct Engine {
     arp_replies: Limiter,
     advertisements: Limiter,
     cookies: Limiter,
-    /// Without [`Self::short_ways`].
+    /// Without [`Self::fast_paths`].
     counters: Counters,
-    short_ways: ShortWays,
+    fast_paths: FastPaths,
 
     /// Our hardware address as the upper part of a word, or [`NO_MAC`].
     own_mac: u64,
@@ -112,7 +112,7 @@ pub struct Engine {
     /// The slot that was looked at last for a connection in TIME-WAIT.
     hand: usize,
     flows: FlowTable,
-    /// The flow of the last frame on the short path: frames come in trains.
+    /// The flow of the last frame on the fast path: frames come in trains.
     last_flow: LastFlow,
     listeners: Listeners,
     deadlines: Deadlines,
@@ -125,10 +125,10 @@ pub struct Engine {
     cookie_sent_at: Option<Instant>,
 }
 
-/// Frames that took the short ways, each of them a segment: what would be several of [`Counters`]
+/// Frames that took the fast paths, each of them a segment: what would be several of [`Counters`]
 /// is counted once.
 #[derive(Debug, Default)]
-struct ShortWays {
+struct FastPaths {
     received: u64,
     sent: u64,
 }
@@ -174,7 +174,7 @@ impl Engine {
             advertisements: Limiter::default(),
             cookies: Limiter::default(),
             counters: Counters::default(),
-            short_ways: ShortWays::default(),
+            fast_paths: FastPaths::default(),
             own_mac: match config.medium {
                 Medium::Ethernet { mac, .. } => mac.to_word() << 16,
                 _ => NO_MAC,
@@ -199,7 +199,7 @@ impl Engine {
     /// The counters since the engine was made.
     #[must_use]
     pub fn counters(&self) -> Counters {
-        let ShortWays { received, sent } = self.short_ways;
+        let FastPaths { received, sent } = self.fast_paths;
         let mut counters = self.counters.clone();
         counters.frames_received += received;
         counters.segments_received += received;

@@ -1,4 +1,4 @@
-//! A link with troubles: what happens to a frame on its way from one host to the next.
+//! A link with impairments: what happens to a frame on its way from one host to the next.
 
 use crate::{Duration, Instant, Random};
 

@@ -10,8 +10,8 @@
 
 pub mod checker;
 mod host;
+mod impair;
 mod link;
-mod mangle;
 mod role;
 mod scenario;
 mod world;
@@ -163,7 +163,7 @@ mod tests {
             let round_trip = Duration::from_millis(round_trip_ms);
             let path = (round_trip, BYTES_PER_MS);
             let by =
-                |seconds| bytes_by(seconds, |stop| Scenario::long_way(7, path, 32 << 20, stop));
+                |seconds| bytes_by(seconds, |stop| Scenario::long_path(7, path, 32 << 20, stop));
             let rate = (by(to) - by(from)) / (to - from);
             // Headers take 52 of 1500 bytes.
             let most = 1e3 * BYTES_PER_MS as f64 * 1_448.0 / 1_500.0;

@@ -1,4 +1,4 @@
-//! What a seed stands for: hosts, links, transfers and troubles.
+//! What a seed stands for: hosts, links, transfers and impairments.
 
 use super::link::Impairments;
 use super::role::Role;
@@ -288,10 +288,10 @@ impl Scenario {
         scenario
     }
 
-    /// One transfer from host 0 to host 1 over a long way: `bytes_per_ms` with a buffer of one
+    /// One transfer from host 0 to host 1 over a long path: `bytes_per_ms` with a buffer of one
     /// bandwidth-delay product. The windows may grow to `window_bytes_max`.
     #[must_use]
-    pub fn long_way(
+    pub fn long_path(
         seed: u64,
         (round_trip, bytes_per_ms): (Duration, u64),
         window_bytes_max: u32,

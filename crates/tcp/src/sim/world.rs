@@ -1,6 +1,6 @@
 //! The event loop: whatever happens next, happens now.
 
-mod troubles;
+mod hostile;
 
 use core::cmp::Reverse;
 use core::net::SocketAddr;
@@ -8,8 +8,8 @@ use std::collections::{BTreeMap, BinaryHeap};
 
 use super::checker::{self, Checker};
 use super::host::{Host, LINK_BYTES, Program, SERVER_PORT, address_of, framed, host_of};
+use super::impair::{cut, flip_bit, fragments, mark_congestion, shrink_window, too_big};
 use super::link::Fate;
-use super::mangle::{cut, flip_bit, fragments, mark_congestion, shrink_window, too_big};
 use super::scenario::Scenario;
 use crate::{CloseReason, ConnectionId, Duration, Event, Instant, Random, ReceiveOffload};
 
@@ -37,7 +37,7 @@ pub struct Report {
     /// Packets that entered a link.
     pub packets: u64,
     /// Packets that a link lost, changed or delivered twice.
-    pub troubles: u64,
+    pub impaired: u64,
     /// Payload bytes received and compared.
     pub bytes: u64,
     /// Retransmissions of all engines.
@@ -285,7 +285,7 @@ impl World {
 
     /// A packet that was cut up on its way, of which a piece may be missing.
     fn arrive_in_pieces(&mut self, host: usize, packet: &[u8]) {
-        self.report.troubles += 1;
+        self.report.impaired += 1;
         self.order += 1;
         let mut pieces = fragments(packet, self.order as u32, &mut self.random);
         if self.random.below(50) == 0 {
@@ -664,9 +664,9 @@ impl World {
         };
         let link = &mut self.hosts[host].way_out;
         match link.pass(self.now, packet.len(), &mut self.random) {
-            Fate::Lost => self.report.troubles += 1,
+            Fate::Lost => self.report.impaired += 1,
             Fate::TooBig => {
-                self.report.troubles += 1;
+                self.report.impaired += 1;
                 let impairments = link.impairments;
                 if impairments.reports_too_big {
                     let answer = too_big(&packet, impairments.path_mtu);
@@ -687,7 +687,7 @@ impl World {
                 shrink,
             } => {
                 let mut packet = packet;
-                self.report.troubles += u64::from(mark || corrupt || shrink || at.len() > 1);
+                self.report.impaired += u64::from(mark || corrupt || shrink || at.len() > 1);
                 if mark {
                     mark_congestion(&mut packet);
                 }

@@ -1,4 +1,4 @@
-//! The short way in: segments in order, over Ethernet and IPv4 with timestamps. Everything else
+//! The fast path in: segments in order, over Ethernet and IPv4 with timestamps. Everything else
 //! goes by way of [`Engine::handle_any`].
 //!
 //! ```text
@@ -244,11 +244,11 @@ impl Engine {
         count
     }
 
-    /// So many frames went the short way.
+    /// So many frames went the fast path.
     #[inline(always)]
     fn note_predicted(&mut self, frames: u64) {
         self.run.end();
-        self.short_ways.received += frames;
+        self.fast_paths.received += frames;
     }
 
     /// Where the payload of the next frame belongs, should it continue what the last one brought.
@@ -261,7 +261,7 @@ impl Engine {
         let connection = self.slots.get(slot as usize)?;
         // Ahead of a gap stand bytes that must not be written over.
         let is_plain = connection.state == State::Established
-            && !connection.conditions.has(Conditions::RECEIVE_DETOUR);
+            && !connection.conditions.has(Conditions::RECEIVE_SLOW_PATH);
         is_plain.then(|| Expected {
             connection: ConnectionId {
                 index: slot,

@@ -1,12 +1,12 @@
-//! Troubles that no link makes: hosts that forget everything, frames that nobody has sent, SYNs of
-//! nobody.
+//! Events that are no impairment of a link: hosts that forget everything, frames that nobody has
+//! sent, SYNs of nobody.
 
 use core::net::SocketAddr;
 
 use super::{Happening, World};
 use crate::sim::host::{Host, SERVER_PORT, address_of, framed, host_of};
+use crate::sim::impair::syn;
 use crate::sim::link::Link;
-use crate::sim::mangle::syn;
 use crate::{Duration, ReceiveOffload};
 
 /// Hosts that flood: none of those that there are.

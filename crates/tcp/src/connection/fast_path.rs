@@ -1,6 +1,6 @@
-//! The two short paths of a connection without trouble: what it sends next, and what an
-//! acknowledgement of new data in order means. Each does exactly what the long way would have done,
-//! or nothing.
+//! The two fast paths of a connection without trouble: what it sends next, and what an
+//! acknowledgement of new data in order means. Each does exactly what the slow path would have
+//! done, or nothing.
 
 use super::congestion::Progress;
 use super::sent::InOrder;
@@ -40,7 +40,7 @@ impl Connection {
     pub(crate) fn may_send_quickly(&self) -> bool {
         self.template.is_usual
             && self.is_untroubled()
-            && !self.conditions.has(Conditions::TRANSMIT_DETOUR)
+            && !self.conditions.has(Conditions::TRANSMIT_SLOW_PATH)
             && self.scoreboard.is_plain()
     }
 
@@ -103,7 +103,7 @@ impl Connection {
         self.note_end_of_flight(self.snd_nxt.after(self.snd_una) as u32);
     }
 
-    /// Whether nothing is known but what the short way out can say: established, nothing lost, no
+    /// Whether nothing is known but what the fast path out can say: established, nothing lost, no
     /// duplicate to be reported and no larger segment to be tried.
     #[inline(always)]
     fn is_untroubled(&self) -> bool {
@@ -128,7 +128,7 @@ impl Connection {
             return goes.then_some(usable);
         }
         let whole = usable.min(segmentation) / mss * mss;
-        // A tail that may go with its burst is for the long way to judge.
+        // A tail that may go with its burst is for the slow path to judge.
         let has_tail = usable == unsent && usable <= segmentation && whole < usable;
         (!has_tail).then_some(whole)
     }
@@ -165,7 +165,7 @@ impl Connection {
             && self.take_next_timestamp(now, timestamp)
     }
 
-    /// There was no place for the payload of such a segment: as the long way has it, it is as good
+    /// There was no place for the payload of such a segment: as the slow path has it, it is as good
     /// as lost. Only of the window, which stays, it was the last to speak.
     pub(crate) fn note_refusal(&mut self) {
         self.snd_wl1 = self.rcv_nxt;

@@ -1,4 +1,4 @@
-//! What becomes of connections while the way to the remote is gone: a soft error, of which none
+//! What becomes of connections while there is no route to the remote: a soft error, of which none
 //! that is established dies at once (RFC 1122 section 4.2.3.9).
 
 #[allow(dead_code, reason = "each of the tests uses some of it")]

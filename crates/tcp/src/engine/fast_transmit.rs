@@ -1,4 +1,4 @@
-//! The short way out: data in order and plain acknowledgements of connections without trouble, over
+//! The fast path out: data in order and plain acknowledgements of connections without trouble, over
 //! Ethernet and IPv4 with timestamps. Everything else goes by way of
 //! [`Engine::transmit_from`]. What their headers look like stands in `connection/template.rs`.
 //!
@@ -142,7 +142,7 @@ impl Engine {
             generation,
             now,
         };
-        self.short_ways.sent += 1;
+        self.fast_paths.sent += 1;
         self.counters.bytes_sent += u64::from(bytes);
         if plan.is_end {
             h[FLAGS_AT + TCP_AT] |= Flags::PSH.0;
@@ -190,7 +190,7 @@ impl Engine {
         connection.write_usual_acknowledgement(now, h);
         self.run.end();
         self.turns.finish();
-        self.short_ways.sent += 1;
+        self.fast_paths.sent += 1;
         Some(usual_frame::<IS_SUMMED_BY_LINK>(h, None, 0))
     }
 
@@ -250,7 +250,7 @@ impl Engine {
         let h = out.first_chunk_mut().expect("the buffer is longer");
         *h = connection.template.bytes;
         put_u32(h, TCP_AT + 4, seq.wire(connection.snd_first));
-        self.short_ways.sent += 1;
+        self.fast_paths.sent += 1;
         self.counters.bytes_sent += u64::from(bytes);
         let payload = payload(run.slot, run.generation, seq, bytes);
         if connection.snd_nxt == connection.snd_end {
