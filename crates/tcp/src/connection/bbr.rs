@@ -7,14 +7,14 @@
 //!                          └────── loss, or a queue ─────┘
 //! ```
 //!
-//! Startup ends when the bandwidth grows no more, Drain when the queue is empty. After 5 s without a
-//! shorter round trip comes ProbeRtt, for 200 ms, and then Cruise.
+//! Startup ends when the bandwidth grows no more, Drain when the queue is empty. After 5 s without
+//! a shorter round trip comes ProbeRtt, for 200 ms, and then Cruise.
 //!
 //! Two deviations. A round with much loss lowers the bound on what is in flight in every state, and
 //! not only while the flow probes: beside Reno and CUBIC, whose queue makes the round trip look
-//! longer, it left them a tenth otherwise. And the delivery rate is measured once a round trip, over
-//! all of it, and not for each segment: a record in flight needs no more memory, and nobody but a
-//! connection with this algorithm pays for it.
+//! longer, it left them a tenth otherwise. And the delivery rate is measured once a round trip,
+//! over all of it, and not for each segment: a record in flight needs no more memory, and nobody
+//! but a connection with this algorithm pays for it.
 
 use crate::position::Position;
 use crate::time::{Duration, Instant};
