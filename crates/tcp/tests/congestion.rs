@@ -103,6 +103,14 @@ fn nothing_is_paced_on_a_short_path() {
         stage.wait(Duration::from_millis(milliseconds));
         stage.remote("S. 0:0(0) ack 1 win 60000 <mss 1000>");
         assert_eq!(stage.engine.info(id).unwrap().pacing, is_paced);
+        // A handshake that took long by chance does not count for ever.
+        for end in 1..=20 {
+            stage.engine.publish(id, end).unwrap();
+            stage.forget_sent();
+            stage.wait(MILLISECOND);
+            stage.remote(&format!(". 1:1(0) ack {} win 60000", end + 1));
+        }
+        assert!(!stage.engine.info(id).unwrap().pacing);
     }
 }
 

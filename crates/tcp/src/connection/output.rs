@@ -3,7 +3,7 @@
 //! tail loss probe, new data, a probe, an acknowledgement.
 
 use super::{Conditions, Connection, Context, LossTimer, News, Prediction};
-use crate::config::Config;
+use crate::config::{Config, Options};
 use crate::position::Position;
 use crate::state::State;
 use crate::time::Duration;
@@ -451,6 +451,11 @@ impl Connection {
         let Some(srtt) = self.rtt.smoothed() else {
             return;
         };
+        if srtt < Options::PACED_ROUND_TRIP_MIN {
+            // The handshake alone took long: a busy host, or a neighbour that had to be found.
+            self.conditions.clear(Conditions::PACING);
+            return;
+        }
         let percent = if self.cwnd < self.congestion.ssthresh {
             200
         } else {
