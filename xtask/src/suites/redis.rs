@@ -155,8 +155,8 @@ fn read(line: &str) -> Option<(String, Outcome)> {
     Some((test.to_owned(), outcome))
 }
 
-/// `14:07:31> Cluster should be writable: OK`. What a test prints itself may stand before the end of
-/// its line, or on lines after it.
+/// `14:07:31> Cluster should be writable: OK`. What a test prints itself may stand before the end
+/// of its line, or on lines after it.
 fn read_cluster(line: &str) -> Option<(String, Outcome)> {
     let (time, said) = line.split_once("> ")?;
     if time.len() != 8 || !time.starts_with(|first: char| first.is_ascii_digit()) {
