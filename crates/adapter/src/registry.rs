@@ -186,7 +186,7 @@ impl Registry {
             entry,
         };
         let registered = self.ends.get(&key)?;
-        let Place::Channel(channel, side) = registered.place else {
+        let RequestState::Channel(channel, side) = registered.state else {
             return None;
         };
         if registered.end.generation != generation {
@@ -223,7 +223,7 @@ impl Registry {
         };
         client.connected = false;
         for key in client.keys() {
-            if matches!(self.ends[&key].place, Place::Pending(_)) {
+            if matches!(self.ends[&key].state, RequestState::Pending(_)) {
                 self.forget(key);
             }
         }
@@ -287,7 +287,7 @@ impl Registry {
         for side in &matched.sides {
             let key = side.end.key();
             let registered = self.ends.get_mut(&key).expect("just matched");
-            registered.place = Place::Pending(registered.tuple);
+            registered.state = RequestState::Pending(registered.tuple);
             let tuple = registered.tuple;
             self.pending.insert(tuple, key);
             self.held_back.insert(tuple.min(tuple.mirrored()));
@@ -367,7 +367,7 @@ impl Registry {
         if registered.end != end {
             return None;
         }
-        let Place::Channel(id, side) = registered.place else {
+        let RequestState::Channel(id, side) = registered.state else {
             return None;
         };
         let other = self.channels[&id].sides[1 - side]?;
@@ -418,7 +418,7 @@ impl Registry {
         self.ends.get(&key).is_some_and(|registered| {
             registered.client != ask.client
                 && registered.end.generation == ask.generation
-                && matches!(registered.place, Place::Channel(..))
+                && matches!(registered.state, RequestState::Channel(..))
                 && self.is_connected(registered.client)
         })
     }
@@ -429,7 +429,7 @@ impl Registry {
             registered.client == ask.client
                 && registered.end.generation == ask.generation
                 && registered.tuple == ask.tuple
-                && matches!(registered.place, Place::Channel(..))
+                && matches!(registered.state, RequestState::Channel(..))
         })
     }
 
@@ -447,7 +447,7 @@ impl Registry {
             accepted: ask.accepted,
             forks: ask.forks,
             wants_slab: ask.wants_slab,
-            place: Place::Pending(ask.tuple),
+            state: RequestState::Pending(ask.tuple),
         };
         self.ends.insert(key, registered);
         if ask.cookie != 0 {
@@ -479,7 +479,7 @@ impl Registry {
         for (side, key) in sides.into_iter().enumerate() {
             self.unpend(key);
             let registered = self.ends.get_mut(&key).expect("both are registered");
-            registered.place = Place::Channel(id, side);
+            registered.state = RequestState::Channel(id, side);
         }
         let channel = Channel {
             pair: pair_id,
@@ -551,7 +551,7 @@ impl Registry {
         }
         let client = self.client_mut(registered.client);
         client.entries.remove(&key.entry);
-        if let Place::Channel(id, side) = registered.place {
+        if let RequestState::Channel(id, side) = registered.state {
             let channel = self.channels.get_mut(&id).expect("an end names a channel");
             channel.sides[side] = None;
             if channel.sides == [None, None] {
@@ -580,7 +580,7 @@ impl Registry {
         let Some(registered) = self.ends.get(&key) else {
             return;
         };
-        let Place::Pending(tuple) = registered.place else {
+        let RequestState::Pending(tuple) = registered.state else {
             return;
         };
         let client = registered.client;

@@ -189,9 +189,9 @@ pub struct Entry {
     /// The lock of this line, which makes a change of it and of the wake word one step.
     pub wake_lock: AtomicU32,
     /// The [`crate::doorbell::WakeWord`] to return to when nobody sleeps.
-    pub home_wake: Word32,
+    pub resting_wake: Word32,
     /// Process whose epoll instance that word is about.
-    pub home_pid: AtomicU32,
+    pub resting_pid: AtomicU32,
     /// Processes with threads that sleep in the kernel for it, 0 for a free place. A dead one may
     /// stand here.
     pub asleep: [AtomicU32; ASLEEP_MAX],

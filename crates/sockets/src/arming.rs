@@ -35,7 +35,7 @@ pub(crate) fn disarm(connection: &Connection, end: &End<'_>) {
         }
         // While others still sleep they keep the doorbell.
         let word = match sleepers::leave(connection) {
-            true => sleepers::home(connection),
+            true => sleepers::resting(connection),
             false => WakeWord::Bell.to_word().into(),
         };
         (end.ours().wake.wake.swap(word, WAKING)).is(WakeWord::None.to_word())

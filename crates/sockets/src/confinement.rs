@@ -92,7 +92,7 @@ fn leave(connection: &Connection) {
     if !connection.local.attachment.has_region() {
         // What it has left of an earlier channel may be an offer: `forget_all` forgets it.
         connection.pin(Reason::Confined);
-        membership::materialise(connection);
+        membership::give_to_kernel(connection);
         return;
     }
     service::leave_ring(connection, Reason::Confined);

@@ -164,7 +164,7 @@ fn ask_for_doorbell(connection: &Connection, end: &End<'_>) -> Credit {
             sleepers::wake_by_carrier(connection, end);
         }
         if connection.local.attachment.sleepers.any()
-            || !sleepers::home(connection).is(WakeWord::None.to_word())
+            || !sleepers::resting(connection).is(WakeWord::None.to_word())
         {
             return Credit::WillRing;
         }

@@ -160,8 +160,8 @@ pub(crate) fn finish(connection: &Connection) {
         return;
     }
     // What another thread registered meanwhile.
-    membership::materialise(connection);
-    connection.entry.home_wake.store(0, Ordering::Relaxed);
+    membership::give_to_kernel(connection);
+    connection.entry.resting_wake.store(0, Ordering::Relaxed);
 }
 
 fn frees(connection: &Connection, end: &End<'_>) -> bool {

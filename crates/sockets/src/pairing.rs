@@ -257,7 +257,7 @@ fn attach(connection: &Connection) {
     }
     drop(rx);
     drop(tx);
-    membership::virtualise(connection);
+    membership::take_from_kernel(connection);
     service::service(connection);
 }
 

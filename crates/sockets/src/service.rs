@@ -98,11 +98,11 @@ fn attend_slowly(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
         if end.records_pending() || end.rx_mode() != Mode::Carrier {
             // The peer went up before it saw that we refuse: the kernel knows nothing of what it
             // sends.
-            membership::virtualise(connection);
+            membership::take_from_kernel(connection);
         }
         return Ok(());
     }
-    membership::virtualise(connection);
+    membership::take_from_kernel(connection);
     if end
         .try_up()
         .map_err(|fault| fault_of_peer(connection, fault))?
@@ -190,10 +190,10 @@ pub(crate) fn quiesce(connection: &Connection, reason: Reason) {
     if !leave_ring(connection, reason) {
         return;
     }
-    membership::materialise(connection);
+    membership::give_to_kernel(connection);
     settings::restore_low_water(connection);
     peek_offset::restore(connection);
-    connection.entry.home_wake.store(0, Ordering::Relaxed);
+    connection.entry.resting_wake.store(0, Ordering::Relaxed);
     sleepers::set_wake(&end, WakeWord::None);
     let start = sys::now_ns();
     let mut unread = true;

@@ -50,9 +50,9 @@ pub(crate) fn leave(connection: &Connection) -> bool {
 pub(crate) fn part(connection: &Connection) {
     let entry = connection.entry;
     give_place_back(connection);
-    if entry.home_pid.load(Ordering::Relaxed) == process::pid() {
+    if entry.resting_pid.load(Ordering::Relaxed) == process::pid() {
         entry
-            .home_wake
+            .resting_wake
             .store(WakeWord::None.to_word(), Ordering::Relaxed);
     }
 }
@@ -77,10 +77,10 @@ pub(crate) fn need_doorbell(connection: &Connection) -> bool {
 }
 
 /// The wake word to return to when nobody sleeps, as a number.
-pub(crate) fn home(connection: &Connection) -> Untrusted<u32> {
+pub(crate) fn resting(connection: &Connection) -> Untrusted<u32> {
     let entry = connection.entry;
-    let owner = entry.home_pid.load(Ordering::Relaxed);
-    match entry.home_wake.load(Ordering::Relaxed) {
+    let owner = entry.resting_pid.load(Ordering::Relaxed);
+    match entry.resting_wake.load(Ordering::Relaxed) {
         word if word.is(WakeWord::None.to_word()) || owner == process::pid() => word,
         word if is_shared_with(connection, owner) => word,
         _ => WakeWord::None.to_word().into(),
@@ -89,19 +89,19 @@ pub(crate) fn home(connection: &Connection) -> Untrusted<u32> {
 
 /// That word when it is about an epoll instance of this process, else the number of
 /// [`WakeWord::None`].
-pub(crate) fn own_home(connection: &Connection) -> Untrusted<u32> {
+pub(crate) fn own_resting(connection: &Connection) -> Untrusted<u32> {
     let entry = connection.entry;
-    if entry.home_pid.load(Ordering::Relaxed) == process::pid() {
-        entry.home_wake.load(Ordering::Relaxed)
+    if entry.resting_pid.load(Ordering::Relaxed) == process::pid() {
+        entry.resting_wake.load(Ordering::Relaxed)
     } else {
         WakeWord::None.to_word().into()
     }
 }
 
 /// True when that word is about an epoll instance of another process.
-pub(crate) fn is_home_anothers(connection: &Connection) -> bool {
-    !home(connection).is(WakeWord::None.to_word())
-        && connection.entry.home_pid.load(Ordering::Relaxed) != process::pid()
+pub(crate) fn is_resting_anothers(connection: &Connection) -> bool {
+    !resting(connection).is(WakeWord::None.to_word())
+        && connection.entry.resting_pid.load(Ordering::Relaxed) != process::pid()
 }
 
 fn is_shared_with(connection: &Connection, owner: u32) -> bool {
@@ -129,10 +129,10 @@ fn are_elsewhere(connection: &Connection) -> bool {
 }
 
 fn sleeps_on_anothers_bitmap(connection: &Connection) -> bool {
-    if !is_home_anothers(connection) {
+    if !is_resting_anothers(connection) {
         return false;
     }
-    let Ok(WakeWord::Bitmap { bitmap, .. }) = WakeWord::from_untrusted(home(connection)) else {
+    let Ok(WakeWord::Bitmap { bitmap, .. }) = WakeWord::from_untrusted(resting(connection)) else {
         return false;
     };
     // SAFETY: places of the pair table are never released.

@@ -85,7 +85,7 @@ fn reset(entry: &Entry, local: &Local) {
         &entry.true_ports,
         &entry.place,
         &entry.wake_lock,
-        &entry.home_pid,
+        &entry.resting_pid,
     ]
     .into_iter()
     .chain(&entry.asleep)
@@ -111,7 +111,7 @@ fn reset(entry: &Entry, local: &Local) {
         &entry.tx_mode,
         &entry.tx_records,
         &entry.tx_capacity_log2,
-        &entry.home_wake,
+        &entry.resting_wake,
     ] {
         word.store(0, Ordering::Relaxed);
     }

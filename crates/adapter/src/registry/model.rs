@@ -256,11 +256,11 @@ pub(super) struct Registered {
     pub(super) accepted: bool,
     pub(super) forks: u32,
     pub(super) wants_slab: bool,
-    pub(super) place: Place,
+    pub(super) state: RequestState,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum RequestState {
     Pending(Tuple),
     /// The channel and the side in it.
     Channel(ChannelId, usize),

@@ -13,13 +13,15 @@ impl Registry {
             let client = &self.clients[&registered.client];
             assert!(client.entries.contains(&key.entry));
             assert_eq!(client.process.table, key.table);
-            match registered.place {
-                Place::Pending(tuple) => {
+            match registered.state {
+                RequestState::Pending(tuple) => {
                     assert_eq!(tuple, registered.tuple);
                     assert_eq!(self.pending[&tuple], *key);
                     assert!(client.connected, "only who listens can wait");
                 }
-                Place::Channel(id, side) => assert_eq!(self.channels[&id].sides[side], Some(*key)),
+                RequestState::Channel(id, side) => {
+                    assert_eq!(self.channels[&id].sides[side], Some(*key))
+                }
             }
         }
         let owned: usize = self.clients.values().map(|c| c.entries.len()).sum();

@@ -159,7 +159,7 @@ pub unsafe fn epoll_wait(
     timeout_ms: c_int,
 ) -> c_int {
     match instance(epfd, events, count) {
-        Some(number) if instance::is_virtual(number) => unsafe {
+        Some(number) if instance::needs_library(number) => unsafe {
             wait_on(
                 number,
                 epfd,
@@ -196,7 +196,7 @@ pub unsafe fn epoll_pwait(
     mask: *const sigset_t,
 ) -> c_int {
     match instance(epfd, events, count) {
-        Some(number) if instance::is_virtual(number) => unsafe {
+        Some(number) if instance::needs_library(number) => unsafe {
             wait_on(number, epfd, events, count, limit_of_ms(timeout_ms), mask)
         },
         known => {
@@ -225,7 +225,7 @@ pub unsafe fn epoll_pwait2(
     mask: *const sigset_t,
 ) -> c_int {
     match instance(epfd, events, count) {
-        Some(number) if instance::is_virtual(number) => {
+        Some(number) if instance::needs_library(number) => {
             let limit = (!timeout.is_null()).then(|| nanoseconds(unsafe { &*timeout }));
             unsafe { wait_on(number, epfd, events, count, limit, mask) }
         }

@@ -11,7 +11,7 @@ use crate::epoll::early::control_early;
 use crate::epoll::instance::{BOOKS, Epoll, epoll};
 use crate::epoll::kernels::{kick, modify_kernels};
 use crate::epoll::lists::push_ready;
-use crate::epoll::membership::{answered, become_ours, leave, virtualise_members};
+use crate::epoll::membership::{answered, become_ours, leave, take_members_from_kernel};
 use crate::epoll::nested::control_nested;
 use crate::epoll::registration::{
     ANSWER_EVENTS, CARRIER_EVENTS, LINKED, State, TAG, allocate_registration, armed, find,
@@ -73,7 +73,7 @@ pub(crate) fn control(
                     return Some(modify_kernels(epoll, epoll_fd, known?, &event));
                 }
             }
-            if !one.is_virtual() {
+            if !one.is_ours() {
                 return None;
             }
             // epoll_ctl(2): an exclusive registration cannot be modified, nor an ordinary one made
@@ -93,7 +93,7 @@ pub(crate) fn control(
         libc::EPOLL_CTL_DEL => {
             let one = registration(known?)?;
             if one.moves(State::InBitmap, State::Parked) {
-                epoll.virtuals.fetch_sub(1, Ordering::Relaxed);
+                epoll.ours.fetch_sub(1, Ordering::Relaxed);
                 return Some(Ok(()));
             }
             if one.state() == State::Parked {
@@ -194,7 +194,7 @@ pub(super) fn add(
     one.on_ready.store(0, Ordering::Relaxed);
     one.rearm();
     if is_held {
-        epoll.virtuals.fetch_add(1, Ordering::Relaxed);
+        epoll.ours.fetch_add(1, Ordering::Relaxed);
     }
     one.next.store(
         connection.local.registrations.load(Ordering::Relaxed),
@@ -207,7 +207,7 @@ pub(super) fn add(
         answered(connection);
     }
     if connection.local.attachment.has_region() {
-        virtualise_members(connection);
+        take_members_from_kernel(connection);
     }
     Some(Ok(()))
 }
@@ -233,7 +233,7 @@ fn take_back(
     }
     one.set(armed(event.events), event.u64);
     one.rearm();
-    epoll.virtuals.fetch_add(1, BOOKS);
+    epoll.ours.fetch_add(1, BOOKS);
     become_ours(epoll, number, connection, one, n);
     push_ready(epoll, n);
     true

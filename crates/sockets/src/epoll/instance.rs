@@ -24,7 +24,7 @@ pub(super) const BATCH: usize = 64;
 pub(super) const NESTED_MAX: usize = 8;
 
 /// A thread that is going to sleep on an instance counts itself in (`sleepers`), and then looks at
-/// the books (`virtuals`, `pair_count`, `ready_head`). Whoever changes the books then looks at
+/// the books (`ours`, `pair_count`, `ready_head`). Whoever changes the books then looks at
 /// `sleepers`. The look at the books pairs with the look at `sleepers`: at least one of them sees
 /// the other side's store.
 pub(super) const BOOKS: Ordering = Ordering::SeqCst;
@@ -38,7 +38,7 @@ pub(super) struct Epoll {
     /// How many this process has.
     pub(super) descriptors: AtomicU32,
     /// Registrations that are ours to answer.
-    pub(super) virtuals: AtomicU32,
+    pub(super) ours: AtomicU32,
     pub(super) ready_head: AtomicU32,
     pub(super) ready_tail: AtomicU32,
     pub(super) polled: AtomicU32,
@@ -89,9 +89,9 @@ pub(super) fn epoll(number: u32) -> Option<&'static Epoll> {
 /// True when waits on this instance need us: it has accelerated members, or ready bitmaps by which
 /// those that are parked may come back, or other instances that may get some.
 #[inline]
-pub(crate) fn is_virtual(number: u32) -> bool {
+pub(crate) fn needs_library(number: u32) -> bool {
     epoll(number).is_some_and(|epoll| {
-        epoll.virtuals.load(BOOKS) != 0
+        epoll.ours.load(BOOKS) != 0
             || epoll.pair_count.load(BOOKS) != 0
             || epoll.nested_count.load(Ordering::Relaxed) != 0
     })

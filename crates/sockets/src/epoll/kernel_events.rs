@@ -53,7 +53,7 @@ impl Epoll {
                     .fetch_or(HINT_LOOK, Ordering::Relaxed);
             }
             connection.entry.wakeups.fetch_add(1, Ordering::Relaxed);
-            if one.is_virtual() {
+            if one.is_ours() {
                 if is_kernel_edge(&connection, event.events) {
                     one.rearm();
                 }

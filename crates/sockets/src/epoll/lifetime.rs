@@ -7,7 +7,7 @@ use toehold_channel::layout::READY_BITMAPS;
 
 use crate::epoll::early::{EARLY_LOCK, forget_early};
 use crate::epoll::instance::{EPOLLS, EPOLLS_MAX, epoll};
-use crate::epoll::membership::{is_anothers, set_home_wake};
+use crate::epoll::membership::{is_anothers, set_resting_wake};
 use crate::epoll::nested::forget_nested;
 use crate::epoll::registration::{
     FREE_LOCK, NEXT_UNUSED, State, TAG, free_registration, registration, unlink,
@@ -39,7 +39,7 @@ pub(crate) fn created(fd: i32) {
         {
             epoll.descriptors.store(1, Ordering::Relaxed);
             for word in [
-                &epoll.virtuals,
+                &epoll.ours,
                 &epoll.ready_head,
                 &epoll.ready_tail,
                 &epoll.polled,
@@ -94,7 +94,7 @@ pub(crate) fn closing(number: u32, fd: i32) {
                 let _members = connection.local.membership.lock();
                 unlink(&connection, n);
                 if !is_anothers(&connection, one) {
-                    set_home_wake(&connection, WakeWord::None);
+                    set_resting_wake(&connection, WakeWord::None);
                 }
             }
             free_registration(n);
@@ -128,14 +128,14 @@ pub(crate) fn forked() {
         }
         epoll.lock.reset();
         epoll.sleepers.store(0, Ordering::Relaxed);
-        if epoll.virtuals.load(Ordering::Relaxed) == 0 {
+        if epoll.ours.load(Ordering::Relaxed) == 0 {
             continue;
         }
         epoll.pair_count.store(0, Ordering::Relaxed);
         epoll.polled.store(0, Ordering::Relaxed);
         for n in 1..NEXT_UNUSED.load(Ordering::Relaxed) {
             let Some(one) = registration(n) else { break };
-            if one.epoll.load(Ordering::Relaxed) == number && one.is_virtual() {
+            if one.epoll.load(Ordering::Relaxed) == number && one.is_ours() {
                 epoll.link_polled(one, n);
             }
         }

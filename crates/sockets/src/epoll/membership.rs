@@ -33,8 +33,8 @@ pub(super) fn leave(epoll: &Epoll, connection: &Connection, number: u32) {
     let stays = is_anothers(connection, one);
     {
         let _held = epoll.lock.lock();
-        if one.is_virtual() || one.state() == State::Held {
-            epoll.virtuals.fetch_sub(1, Ordering::Relaxed);
+        if one.is_ours() || one.state() == State::Held {
+            epoll.ours.fetch_sub(1, Ordering::Relaxed);
         }
         remove_ready(epoll, number);
         remove_polled(epoll, number);
@@ -42,7 +42,7 @@ pub(super) fn leave(epoll: &Epoll, connection: &Connection, number: u32) {
     unlink(connection, number);
     free_registration(number);
     if connection.local.registrations.load(Ordering::Relaxed) == 0 && !stays {
-        set_home_wake(connection, WakeWord::None);
+        set_resting_wake(connection, WakeWord::None);
     }
 }
 
@@ -70,7 +70,7 @@ pub(super) fn believe_kernel(n: u32) {
     };
     if let Some(connection) = one.behind() {
         if connection.end().is_some() {
-            virtualise(&connection);
+            take_from_kernel(&connection);
         }
     }
 }
@@ -89,13 +89,13 @@ pub(crate) fn outlives_exec(connection: &Connection) -> bool {
 }
 
 /// The connection has a channel: its registrations become ours to answer.
-pub(crate) fn virtualise(connection: &Connection) {
+pub(crate) fn take_from_kernel(connection: &Connection) {
     let _members = connection.local.membership.lock();
-    virtualise_members(connection);
+    take_members_from_kernel(connection);
 }
 
-/// As [`virtualise`]; the caller holds the connection's `membership` lock.
-pub(super) fn virtualise_members(connection: &Connection) {
+/// As [`take_from_kernel`]; the caller holds the connection's `membership` lock.
+pub(super) fn take_members_from_kernel(connection: &Connection) {
     let several = !is_only_member(connection);
     each_registration(connection, |n, one| {
         let number = one.epoll.load(Ordering::Relaxed);
@@ -106,11 +106,11 @@ pub(super) fn virtualise_members(connection: &Connection) {
         }
         let held = epoll.lock.lock();
         if plain {
-            epoll.virtuals.fetch_add(1, BOOKS);
+            epoll.ours.fetch_add(1, BOOKS);
             become_ours(epoll, number, connection, one, n);
         } else if several && one.moves(State::InBitmap, State::Polled) {
             epoll.link_polled(one, n);
-            set_home_wake(connection, WakeWord::None);
+            set_resting_wake(connection, WakeWord::None);
         } else {
             return;
         }
@@ -136,13 +136,13 @@ pub(super) fn become_ours(
     match bitmap.flatten() {
         Some(word) => {
             one.become_state(State::InBitmap);
-            if !sleepers::own_home(connection).is(word.to_word()) {
-                set_home_wake(connection, word);
+            if !sleepers::own_resting(connection).is(word.to_word()) {
+                set_resting_wake(connection, word);
             }
         }
         None => {
             epoll.link_polled(one, n);
-            set_home_wake(connection, WakeWord::None);
+            set_resting_wake(connection, WakeWord::None);
         }
     }
 }
@@ -216,7 +216,7 @@ pub(crate) fn hold(connection: &Connection) {
         };
         let moves = || one.moves(State::Plain, State::Held) || one.moves(State::Once, State::Held);
         if TAG.load(Ordering::Relaxed) != 0 && moves() {
-            epoll.virtuals.fetch_add(1, Ordering::Relaxed);
+            epoll.ours.fetch_add(1, Ordering::Relaxed);
             sys::epoll_ctl(
                 epoll.fd.load(Ordering::Relaxed) - 1,
                 libc::EPOLL_CTL_MOD,
@@ -235,27 +235,27 @@ pub(crate) fn answered(connection: &Connection) {
             return;
         };
         if one.moves(State::Held, State::Plain) {
-            epoll.virtuals.fetch_sub(1, Ordering::Relaxed);
+            epoll.ours.fetch_sub(1, Ordering::Relaxed);
             kernel_has_programs(epoll, one, n);
         }
     });
 }
 
-/// Both directions are on the carrier and refused: as [`materialise`], unless the peer was quicker.
+/// Both directions are on the carrier and refused: as [`give_to_kernel`], unless the peer was quicker.
 pub(crate) fn hand_back(connection: &Connection, end: &End<'_>) {
-    materialise(connection);
+    give_to_kernel(connection);
     // The peer may have gone up before it saw that we refuse, and told the ready bitmap that we no
     // longer look at. Either it sees the wake word that was stored last, or we see its record.
     // Pairs with the barrier in `Sender::publish`.
     fence(Ordering::SeqCst);
     if end.records_pending() {
-        virtualise(connection);
+        take_from_kernel(connection);
     }
 }
 
 /// The connection is back on the carrier for good: the kernel answers the program's registrations
 /// again.
-pub(crate) fn materialise(connection: &Connection) {
+pub(crate) fn give_to_kernel(connection: &Connection) {
     let _members = connection.local.membership.lock();
     let mut all = true;
     each_registration(connection, |n, one| {
@@ -276,7 +276,7 @@ pub(crate) fn materialise(connection: &Connection) {
                 State::InBitmap | State::Polled | State::Parked => {
                     let is_kernels = was != State::Parked && one.moves(was, State::Plain);
                     if is_kernels {
-                        epoll.virtuals.fetch_sub(1, Ordering::Relaxed);
+                        epoll.ours.fetch_sub(1, Ordering::Relaxed);
                     } else {
                         one.become_state(State::Gone);
                     }
@@ -298,11 +298,11 @@ pub(crate) fn materialise(connection: &Connection) {
     });
     if all {
         // Should the peer move up again before we notice, its first byte must ring.
-        set_home_wake(connection, WakeWord::Bell);
+        set_resting_wake(connection, WakeWord::Bell);
     }
 }
 
-pub(super) fn set_home_wake(connection: &Connection, word: WakeWord) {
+pub(super) fn set_resting_wake(connection: &Connection, word: WakeWord) {
     let entry = connection.entry;
     let held = lock::lock(&entry.wake_lock);
     if held.is_none()
@@ -310,11 +310,11 @@ pub(super) fn set_home_wake(connection: &Connection, word: WakeWord) {
     {
         wake_by_carrier(connection, &end);
     }
-    if sleepers::is_home_anothers(connection) {
+    if sleepers::is_resting_anothers(connection) {
         return;
     }
-    entry.home_wake.store(word.to_word(), Ordering::Relaxed);
-    entry.home_pid.store(process::pid(), Ordering::Relaxed);
+    entry.resting_wake.store(word.to_word(), Ordering::Relaxed);
+    entry.resting_pid.store(process::pid(), Ordering::Relaxed);
     if !sleepers::are_there(connection) {
         if let Some(end) = connection.inside() {
             set_wake(&end, word);

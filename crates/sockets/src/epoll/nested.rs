@@ -11,7 +11,7 @@ use core::sync::atomic::Ordering;
 use libc::{EPOLLIN, epoll_event};
 
 use crate::epoll::instance::{
-    BATCH, EPOLLS_MAX, Epoll, NESTED_MAX, Nested, POLLED_MAX, epoll, is_virtual,
+    BATCH, EPOLLS_MAX, Epoll, NESTED_MAX, Nested, POLLED_MAX, epoll, needs_library,
 };
 use crate::epoll::sleeping::arm_member;
 use crate::{descriptors, sys};
@@ -125,7 +125,7 @@ pub(crate) fn has_ready(number: u32) -> bool {
 pub(crate) fn has_news(number: u32) -> bool {
     // Sorting what the kernel has may make a member ready.
     has_ready(number)
-        || epoll(number).is_some_and(|epoll| epoll.kernel_has_news(is_virtual(number)))
+        || epoll(number).is_some_and(|epoll| epoll.kernel_has_news(needs_library(number)))
         || has_ready(number)
 }
 

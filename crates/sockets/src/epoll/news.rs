@@ -14,7 +14,7 @@ use crate::sleepers;
 /// kernel tell when there is room.
 pub(crate) fn watch_kernel_writable(connection: &Connection) {
     each_registration(connection, |n, one| {
-        if let Some(epoll) = epoll(one.epoll.load(Ordering::Relaxed)).filter(|_| one.is_virtual()) {
+        if let Some(epoll) = epoll(one.epoll.load(Ordering::Relaxed)).filter(|_| one.is_ours()) {
             kick(epoll.fd.load(Ordering::Relaxed) - 1, one.carrier(), n);
         }
     });
@@ -30,8 +30,8 @@ pub(crate) fn writing_blocked(connection: &Connection) {
 /// Shows `connection` to the epoll instance that has it on a ready bitmap, and wakes a thread that
 /// sleeps there: news that no peer marks, or whose doorbell somebody else has taken.
 pub(crate) fn nudge(connection: &Connection) {
-    let home = sleepers::home(connection);
-    let Ok(WakeWord::Bitmap { bitmap, bit }) = WakeWord::from_untrusted(home) else {
+    let resting = sleepers::resting(connection);
+    let Ok(WakeWord::Bitmap { bitmap, bit }) = WakeWord::from_untrusted(resting) else {
         return;
     };
     // SAFETY: places of the pair table are never released.
@@ -41,7 +41,7 @@ pub(crate) fn nudge(connection: &Connection) {
     };
     mark(bitmap, bit);
     // Another process's is woken by the doorbell, which is left to it.
-    if bitmap.sleeping.load(WAKING).is(1) && !sleepers::is_home_anothers(connection) {
+    if bitmap.sleeping.load(WAKING).is(1) && !sleepers::is_resting_anothers(connection) {
         let number = pair
             .registration(bit)
             .map_or(0, |number| number.load(Ordering::Relaxed));

@@ -151,7 +151,7 @@ impl Registration {
         })
     }
 
-    pub(super) fn is_virtual(&self) -> bool {
+    pub(super) fn is_ours(&self) -> bool {
         self.state().is_ours()
     }
 }

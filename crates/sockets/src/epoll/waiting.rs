@@ -6,7 +6,7 @@ use libc::epoll_event;
 use toehold_channel::sync::fence;
 
 use crate::epoll::harvest::Batch;
-use crate::epoll::instance::{BOOKS, Epoll, POLLED_MAX, epoll, is_virtual};
+use crate::epoll::instance::{BOOKS, Epoll, POLLED_MAX, epoll, needs_library};
 use crate::epoll::nested::without_repeats;
 use crate::epoll::registration::untag;
 use crate::epoll::sleeping::arm_member;
@@ -227,7 +227,7 @@ pub(crate) fn begin_kernel_wait(number: u32) -> bool {
     // A full barrier between this and the look: either we see the member, or whoever adds it sees
     // us.
     epoll.sleepers.fetch_add(1, BOOKS);
-    if is_virtual(number) {
+    if needs_library(number) {
         end_kernel_wait(number);
         return false;
     }
@@ -255,7 +255,7 @@ pub(crate) fn after_kernel_wait(
 ) -> Option<i32> {
     // A registration of ours is in the kernel before it is in our books.
     let is_tagged = |event: &epoll_event| untag(event.u64).is_some();
-    if !is_virtual(number) && !events[..returned].iter().any(is_tagged) {
+    if !needs_library(number) && !events[..returned].iter().any(is_tagged) {
         return Some(returned as i32);
     }
     let epoll = epoll(number)?;

@@ -26,7 +26,7 @@ pub(super) fn arm_for_unknown_wait(connection: &Connection) -> bool {
     let entry = connection.entry;
     let empty = entry.rx_empty.load(Ordering::Relaxed).wrapping_add(1);
     entry.rx_empty.store(empty, Ordering::Relaxed);
-    if !sleepers::home(connection).is(WakeWord::None.to_word()) || empty > EMPTY_CALLS_POLLING {
+    if !sleepers::resting(connection).is(WakeWord::None.to_word()) || empty > EMPTY_CALLS_POLLING {
         return false;
     }
     let Some(end) = connection.inside() else {

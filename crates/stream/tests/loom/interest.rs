@@ -18,7 +18,7 @@ struct Member {
     bitmap: ReadyBitmap,
     /// The peer's position.
     tail: AtomicU64,
-    virtuals: AtomicU32,
+    ours: AtomicU32,
 }
 
 const BIT: u32 = 5;
@@ -30,7 +30,7 @@ impl Member {
             list: Mutex::new(true),
             bitmap: ReadyBitmap::default(),
             tail: AtomicU64::new(1),
-            virtuals: AtomicU32::new(1),
+            ours: AtomicU32::new(1),
         };
         member.interest.set(armed(events), 1);
         member.interest.rearm();
@@ -160,20 +160,20 @@ fn parking_and_going_back_to_the_kernel_count_the_member_out_once() {
         let parks = loom::thread::spawn(move || {
             let parked = other.interest.moves(State::InBitmap, State::Parked);
             if parked {
-                other.virtuals.fetch_sub(1, Ordering::Relaxed);
+                other.ours.fetch_sub(1, Ordering::Relaxed);
             }
             parked
         });
-        // As `membership::materialise`.
+        // As `membership::give_to_kernel`.
         let is_kernels = member.interest.moves(State::InBitmap, State::Plain);
         if is_kernels {
-            member.virtuals.fetch_sub(1, Ordering::Relaxed);
+            member.ours.fetch_sub(1, Ordering::Relaxed);
         } else {
             member.interest.become_state(State::Gone);
         }
         let parked = parks.join().unwrap();
         assert!(parked ^ is_kernels);
-        assert_eq!(member.virtuals.load(Ordering::Relaxed), 0);
+        assert_eq!(member.ours.load(Ordering::Relaxed), 0);
         let left = member.interest.state();
         assert_eq!(
             left,
