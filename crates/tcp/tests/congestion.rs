@@ -114,6 +114,28 @@ fn nothing_is_paced_on_a_short_path() {
     }
 }
 
+/// BBR's window alone would be too large: it paces on any path, before it has a rate, too.
+#[test]
+fn bbr_paces_on_a_short_path() {
+    let mut stage = Stage::new(|config, _| config.timestamps = false);
+    let options = Options {
+        congestion: CongestionControl::Bbr,
+        ..Options::default()
+    };
+    let id = stage.connect(options);
+    stage.expect("S 0:0(0)");
+    stage.wait(MILLISECOND);
+    stage.remote("S. 0:0(0) ack 1 win 60000 <mss 1000>");
+    for end in 1..=20 {
+        stage.engine.publish(id, end).unwrap();
+        stage.forget_sent();
+        assert!(stage.engine.info(id).unwrap().pacing);
+        stage.wait(MILLISECOND);
+        stage.remote(&format!(". 1:1(0) ack {} win 60000", end + 1));
+    }
+    assert!(stage.engine.info(id).unwrap().pacing);
+}
+
 /// RFC 5681 section 4.1: after a pause of more than a timeout the window begins again where it
 /// began.
 #[test]

@@ -451,7 +451,9 @@ impl Connection {
         let Some(srtt) = self.rtt.smoothed() else {
             return;
         };
-        if srtt < Options::PACED_ROUND_TRIP_MIN {
+        // A model of the path that has no rate yet gets one with the first acknowledgement.
+        let is_modelled = self.conditions.has(Conditions::MODELLED);
+        if srtt < Options::PACED_ROUND_TRIP_MIN && !is_modelled {
             // The handshake alone took long: a busy host, or a neighbour that had to be found.
             self.conditions.clear(Conditions::PACING);
             return;
