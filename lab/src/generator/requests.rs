@@ -42,19 +42,21 @@ pub(super) fn run(address: &Address, load: &Load) -> io::Result<Totals> {
         if span.is_none() && now >= loop_.begin {
             span = Some(Span::now());
         }
-        if now >= loop_.end {
-            cpu = cpu.or_else(|| span.as_mut().and_then(Span::cpu));
-            let is_late = now >= loop_.end + GRACE;
-            if due.is_none() || is_late || loop_.outstanding() == 0 {
-                break;
-            }
-        }
+        // Before the end is looked at: a client that was kept from its processor until then owes what
+        // was due meanwhile.
         if let Some(due) = &mut due {
             while due.next <= now && due.next < loop_.end {
                 let at = loop_.turn % loop_.connections.len();
                 loop_.turn += 1;
                 loop_.send(at, due.next)?;
                 due.advance();
+            }
+        }
+        if now >= loop_.end {
+            cpu = cpu.or_else(|| span.as_mut().and_then(Span::cpu));
+            let is_late = now >= loop_.end + GRACE;
+            if due.is_none() || is_late || loop_.outstanding() == 0 {
+                break;
             }
         }
         let next = due
