@@ -42,8 +42,8 @@ pub(super) fn run(address: &Address, load: &Load) -> io::Result<Totals> {
         if span.is_none() && now >= loop_.begin {
             span = Some(Span::now());
         }
-        // Before the end is looked at: a client that was kept from its processor until then owes what
-        // was due meanwhile.
+        // Before the end is looked at: a client that was kept from its processor until then owes
+        // what was due meanwhile.
         if let Some(due) = &mut due {
             while due.next <= now && due.next < loop_.end {
                 let at = loop_.turn % loop_.connections.len();

@@ -241,7 +241,8 @@ pub(crate) fn answered(connection: &Connection) {
     });
 }
 
-/// Both directions are on the carrier and refused: as [`give_to_kernel`], unless the peer was quicker.
+/// Both directions are on the carrier and refused: as [`give_to_kernel`], unless the peer was
+/// quicker.
 pub(crate) fn hand_back(connection: &Connection, end: &End<'_>) {
     give_to_kernel(connection);
     // The peer may have gone up before it saw that we refuse, and told the ready bitmap that we no
