@@ -8,10 +8,10 @@
 
 use core::sync::atomic::Ordering;
 
-use toehold_channel::table::{FLAG_CONNECTING, FLAG_PINNED, FLAG_REFUSED, FLAG_SHUT_TX, Mode};
+use toehold_channel::table::{FLAG_CONNECTING, FLAG_REFUSED, Mode};
 use toehold_stream::end::End;
 
-use crate::connection::{self, Connection, HINT_EOF};
+use crate::connection::{self, Connection};
 use crate::direction::{SHORT_BYTES, fetch_lines};
 use crate::offload::endings;
 use crate::{direction, errno, leaving, lock, pending, service};
@@ -33,21 +33,18 @@ pub(crate) unsafe fn send(
     len: usize,
     flags: i32,
 ) -> Option<isize> {
-    /// Then `send::transmit` has something to do first, or `service::attend` has.
-    const NOT_SIMPLE: u32 = FLAG_CONNECTING | FLAG_REFUSED | FLAG_PINNED | FLAG_SHUT_TX;
     let (entry, local) = (connection.entry, connection.local);
     // An empty message wraps to the longest there is.
     if len.wrapping_sub(1) >= SHORT_BYTES
         || flags & !SEND_FLAGS != 0
         || !local.attachment.has_region()
-        || entry.flags.load(Ordering::Relaxed) & NOT_SIMPLE != 0
+        || entry.flags.load(Ordering::Relaxed) & (FLAG_CONNECTING | FLAG_REFUSED) != 0
     {
         return None;
     }
     let held = lock::try_lock(&entry.tx_lock)?;
     let end = simple_end(connection)?;
-    let hints = entry.rx_hints.load(Ordering::Relaxed);
-    if hints & HINT_EOF != 0 || pending::is_in(hints) || is_asked_to_leave(connection, &end) {
+    if !service::is_content(connection, &end) || pending::is_there(connection) {
         return None;
     }
     let sender = end.sender();
@@ -133,16 +130,6 @@ pub(crate) unsafe fn receive(
 #[inline(always)]
 fn simple_end(connection: &Connection) -> Option<End<'static>> {
     connection.end().filter(|_| connection.is_current())
-}
-
-/// True when our direction is not a ring, or is to leave it. The caller holds the send lock.
-#[inline(always)]
-fn is_asked_to_leave(connection: &Connection, end: &End<'_>) -> bool {
-    let wake = &end.theirs().wake;
-    end.tx_mode() != Mode::Ring
-        || connection::commanded(connection.entry)
-        || wake.refuse.load(Ordering::Relaxed) != 0
-        || wake.closed.load(Ordering::Relaxed) != 0
 }
 
 /// The peer's words were wrong, and the channel has ended.

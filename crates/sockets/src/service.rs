@@ -21,18 +21,24 @@ use crate::{direction, doorbells, leaving, lock, peek_offset, settings, sleepers
 /// direction: up, down, or nothing. The caller holds the send lock.
 #[inline]
 pub(crate) fn attend(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
+    match is_content(connection, end) {
+        true => Ok(()),
+        false => attend_slowly(connection, end),
+    }
+}
+
+/// True when our direction is a ring, and nobody wants it elsewhere. The caller holds the send
+/// lock.
+#[inline(always)]
+pub(crate) fn is_content(connection: &Connection, end: &End<'_>) -> bool {
     let entry = connection.entry;
     let wake = &end.theirs().wake;
-    if end.tx_mode() == Mode::Ring
+    end.tx_mode() == Mode::Ring
         && !connection::commanded(entry)
         && wake.refuse.load(Ordering::Relaxed).is(0)
         && wake.closed.load(Ordering::Relaxed).is(0)
         && entry.flags.load(Ordering::Relaxed) & (FLAG_PINNED | FLAG_SHUT_TX) == 0
         && entry.rx_hints.load(Ordering::Relaxed) & HINT_EOF == 0
-    {
-        return Ok(());
-    }
-    attend_slowly(connection, end)
 }
 
 #[cold]
