@@ -75,12 +75,9 @@ struct ShowArgs {
     plan: String,
 }
 
+/// How a run is printed.
 #[derive(Args, Debug)]
-struct ResumeArgs {
-    /// The run's directory
-    #[arg(value_hint = clap::ValueHint::DirPath)]
-    run: PathBuf,
-
+struct OutputArgs {
     /// Print the run as JSON instead of the tables
     #[arg(long)]
     json: bool,
@@ -90,19 +87,30 @@ struct ResumeArgs {
     csv: bool,
 }
 
+impl OutputArgs {
+    fn form(&self) -> Form {
+        form(self.json, self.csv)
+    }
+}
+
+#[derive(Args, Debug)]
+struct ResumeArgs {
+    /// The run's directory
+    #[arg(value_hint = clap::ValueHint::DirPath)]
+    run: PathBuf,
+
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
 #[derive(Args, Debug)]
 struct ReportArgs {
     /// The run's directory, finished or not
     #[arg(value_hint = clap::ValueHint::DirPath)]
     run: PathBuf,
 
-    /// Print the run as JSON instead of the tables
-    #[arg(long)]
-    json: bool,
-
-    /// Print every sample as a line of CSV instead of the tables
-    #[arg(long, conflicts_with = "json")]
-    csv: bool,
+    #[command(flatten)]
+    output: OutputArgs,
 
     /// Write the self-contained page there
     #[arg(long, value_name = "FILE")]
@@ -264,12 +272,9 @@ pub(crate) fn run(args: &LabArgs) -> Result<(), Failure> {
             Ok(())
         }
         LabCommand::Run(args) => run_one(args),
-        LabCommand::Resume(args) => {
-            runs::resume(&args.run, form(args.json, args.csv)).map_err(failure)
-        }
+        LabCommand::Resume(args) => runs::resume(&args.run, args.output.form()).map_err(failure),
         LabCommand::Report(args) => {
-            runs::report(&args.run, args.html.as_deref(), form(args.json, args.csv))
-                .map_err(failure)
+            runs::report(&args.run, args.html.as_deref(), args.output.form()).map_err(failure)
         }
         LabCommand::Compare(args) => {
             runs::compare(&args.a, &args.b, args.any_machine).map_err(failure)

@@ -10,8 +10,8 @@ use toehold_copy::{Buffer, from_shared, to_shared};
 use toehold_measure::cpus::{self, Kept};
 
 use super::latency::Latencies;
-use super::session::{Totals, seconds};
-use super::{Load, Outcome, Pattern, wire};
+use super::session::Totals;
+use super::{Load, Outcome, Pattern, session, wire};
 
 /// Runs a load between two threads of this process.
 ///
@@ -110,8 +110,7 @@ fn ping_pong(load: &Load, other: usize) -> io::Result<Totals> {
         wire::fill(&mut message);
         let mut latencies = Latencies::new();
         let start = Instant::now();
-        let begin = start + seconds(load.warmup);
-        let end = begin + seconds(load.seconds);
+        let (begin, end) = session::measured(load, start);
         let (mut before, mut turn) = (start, 0);
         while before < end {
             // SAFETY: within the slot; the other side waits for `tail` meanwhile.
@@ -171,10 +170,7 @@ fn stream(load: &Load, other: usize) -> io::Result<Totals> {
         let mut message = vec![0; len];
         wire::fill(&mut message);
         let start = Instant::now();
-        let (warm, end) = (
-            start + seconds(load.warmup),
-            start + seconds(load.warmup + load.seconds),
-        );
+        let (warm, end) = session::measured(load, start);
         let (mut turn, mut head) = (0u64, 0u64);
         let (mut counted_from, mut begin) = (None, start);
         loop {

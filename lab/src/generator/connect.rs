@@ -42,10 +42,7 @@ pub(super) fn run(address: &Address, load: &Load) -> io::Result<Totals> {
 fn one(address: &Address, header: &Header, load: &Load) -> io::Result<Latencies> {
     let mut latencies = Latencies::new();
     let start = Instant::now();
-    let (begin, end) = (
-        start + seconds(load.warmup),
-        start + seconds(load.warmup + load.seconds),
-    );
+    let (begin, end) = session::measured(load, start);
     let mut before = start;
     while before < end {
         let stream = session::open(address, header)?;

@@ -54,10 +54,7 @@ fn one(stream: &Stream, header: &Header, load: &Load, barrier: &Barrier) -> io::
     let mut latencies = Latencies::new();
     barrier.wait();
     let start = Instant::now();
-    let (begin, end) = (
-        start + seconds(load.warmup),
-        start + seconds(load.warmup + load.seconds),
-    );
+    let (begin, end) = session::measured(load, start);
     let mut before = start;
     while before < end {
         if header.touch {

@@ -14,7 +14,7 @@ use toehold_measure::rng::Rng;
 
 use super::event_loop::{self, EVENTS};
 use super::latency::Latencies;
-use super::session::{Span, Totals, seconds};
+use super::session::{Span, Totals};
 use super::socket::{Address, Stream};
 use super::wire::{self, Job};
 use super::{Arrivals, Load, session};
@@ -28,8 +28,7 @@ pub(super) fn run(address: &Address, load: &Load) -> io::Result<Totals> {
     let mut loop_ = Loop::open(address, load)?;
     let mut span = None;
     let start = Instant::now();
-    loop_.begin = start + seconds(load.warmup);
-    loop_.end = loop_.begin + seconds(load.seconds);
+    (loop_.begin, loop_.end) = session::measured(load, start);
     let mut cpu = None;
     let mut due = load.rate.map(|rate| Due::new(start, rate, load.arrivals));
     if due.is_none() {

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use toehold_measure::procfs::HostTimes;
 
@@ -65,6 +65,12 @@ impl Span {
         let spent = HostTimes::now().ok()? - self.0?;
         Some((spent.busy(), spent.softirq))
     }
+}
+
+/// When measuring begins and ends, of a load that starts at `start`.
+pub(super) fn measured(load: &Load, start: Instant) -> (Instant, Instant) {
+    let begin = start + seconds(load.warmup);
+    (begin, begin + seconds(load.seconds))
 }
 
 pub(super) fn header(load: &Load, job: Job) -> Header {
