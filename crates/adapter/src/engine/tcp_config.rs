@@ -130,12 +130,14 @@ pub(super) fn window_bytes(info: &ConnectionInfo, window_bytes_max: u32) -> u32 
 /// Whether so many bytes in so much time are more than a channel's rings should hold of a round
 /// trip. A ring that is more than half full of bytes in flight has too little room for the rest.
 pub(super) fn outgrows_channel(info: &ConnectionInfo, bytes: u64, span: Duration) -> bool {
-    let round_trip = info.round_trip.unwrap_or(Duration::ZERO).as_micros();
+    let round_trip = info.round_trip_minimum.as_micros();
     let in_flight = u128::from(bytes) * u128::from(round_trip);
     let half_ring = u128::from(span.as_micros()) << (LONG_WINDOW_LOG2 - 1);
     is_long(info) && in_flight > half_ring
 }
 
+/// The shortest round trip tells the length of the path. The others have waited in queues too, our
+/// own rings among them: more room would only make those longer.
 fn is_long(info: &ConnectionInfo) -> bool {
-    info.round_trip.is_some_and(|time| time >= LONG_ROUND_TRIP)
+    info.round_trip_minimum >= LONG_ROUND_TRIP
 }

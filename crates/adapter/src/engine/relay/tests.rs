@@ -82,8 +82,17 @@ impl Bench {
         Bench::with_remote(|_| {})
     }
 
+    /// Frames take [`LONG_PATH`] each way.
+    fn with_long_path() -> Bench {
+        Bench::connected(LONG_PATH, |_| {})
+    }
+
     /// A program and a remote of this kind, connected.
     fn with_remote(change: impl Fn(&mut Config)) -> Bench {
+        Bench::connected(Duration::ZERO, change)
+    }
+
+    fn connected(path: Duration, change: impl Fn(&mut Config)) -> Bench {
         let host = |seed: u64, last: u8| {
             let address = InterfaceAddress {
                 address: [10, 0, 0, last].into(),
@@ -120,7 +129,13 @@ impl Bench {
             remote_reads: true,
             remote_seen: Vec::new(),
         };
-        assert_eq!(bench.turn(), Next::Wait);
+        if path > Duration::ZERO {
+            for _ in 0..3 {
+                assert_eq!(bench.travel(path), Next::Wait);
+            }
+        } else {
+            assert_eq!(bench.turn(), Next::Wait);
+        }
         bench.remote_id = bench.remote.accept(listener).expect("connected");
         let opened = bench.engine.bound_window(now, id, 0, RECEIVE_BYTES);
         opened.expect("connected");
@@ -717,7 +732,7 @@ const LONG_PATH: Duration = Duration::from_millis(50);
 
 #[test]
 fn windows_grow_with_the_length_of_the_path() {
-    let mut bench = Bench::new();
+    let mut bench = Bench::with_long_path();
     let much = 96 << 20;
     // A round trip is measured by what is sent.
     bench.program.write_all(b"x").expect("room");
@@ -767,7 +782,7 @@ fn windows_grow_with_the_length_of_the_path() {
 /// The rings of a channel hold 4 MB: a connection that needs more is served by its carrier.
 #[test]
 fn connection_with_more_in_flight_than_rings_hold_leaves_its_channel() {
-    let mut bench = Bench::new();
+    let mut bench = Bench::with_long_path();
     let much: u64 = 96 << 20;
     let program = bench.with_rings(LONG_WINDOW_LOG2, LONG_WINDOW_LOG2);
     bench.remote_says(much);
@@ -798,6 +813,30 @@ fn connection_with_more_in_flight_than_rings_hold_leaves_its_channel() {
     assert!(!in_ring && bench.streams.endpoint(bench.flow.id).is_none());
     let info = bench.engine.info(bench.flow.id).expect("open");
     assert!(info.receive_limit > 4 << 20, "{} bytes", info.receive_limit);
+}
+
+/// Round trips of a short path are long while data waits in queues, or a processor is busy. A larger
+/// window would not make that connection faster.
+#[test]
+fn connection_over_a_short_path_keeps_its_channel_whatever_waits() {
+    let mut bench = Bench::new();
+    let much: u64 = 32 << 20;
+    let program = bench.with_rings(LONG_WINDOW_LOG2, LONG_WINDOW_LOG2);
+    program.write(b"x");
+    for _ in 0..2 {
+        assert_eq!(bench.travel(Duration::from_micros(100)), Next::Wait);
+    }
+    bench.remote_says(much);
+    let mut got = 0;
+    while got < much {
+        program.write(b"x");
+        assert_eq!(bench.travel(LONG_PATH), Next::Wait);
+        got += program.read(MUCH, 0).len() as u64;
+        assert!(!bench.flow.outgrows_channel, "after {got} bytes");
+    }
+    let info = bench.engine.info(bench.flow.id).expect("open");
+    assert!(info.round_trip.expect("measured") > Duration::from_millis(4));
+    assert!(bench.streams.endpoint(bench.flow.id).is_some());
 }
 
 #[test]
