@@ -228,8 +228,8 @@ struct Answer {
 
 impl Asker {
     fn connect(runtime_dir: &Path) -> Result<Asker, ClientError> {
-        let path = match RuntimeDir::open(runtime_dir) {
-            Ok(dir) => dir.socket_path(),
+        let (path, is_system) = match RuntimeDir::open_either(runtime_dir) {
+            Ok(dir) => (dir.socket_path(), dir.is_system()),
             Err(error) if error.is_missing() => {
                 return Err(ClientError::NoAdapter(runtime_dir.into()));
             }
@@ -249,8 +249,12 @@ impl Asker {
             _ => os("connect to the adapter")(error),
         })?;
         let peer = peer_of(socket.as_fd()).map_err(os("see whose adapter it is"))?;
-        // SAFETY: cannot fail.
-        if peer.uid != unsafe { libc::geteuid() } {
+        let expected = match is_system {
+            true => 0,
+            // SAFETY: cannot fail.
+            false => unsafe { libc::geteuid() },
+        };
+        if peer.uid != expected {
             return Err(ClientError::OtherOwner { uid: peer.uid });
         }
         Ok(Asker { socket, path, peer })

@@ -17,6 +17,7 @@ mod manager;
 mod offload;
 mod operator;
 mod poller;
+mod privileges;
 
 use crate::diag::Diag;
 use crate::engine::Engine;
@@ -26,7 +27,7 @@ use crate::epoll::EVENTS_PER_TURN;
 use crate::listener::{Hidden, ListenError, Listener};
 use crate::pressure::Pressure;
 use crate::regions::Regions;
-use crate::registry::{ClientId, Limits, Policy, Registry};
+use crate::registry::{ClientId, Limits, Policy, Registry, UserLimits};
 use crate::runtime_dir::{RuntimeDir, RuntimeDirError};
 use crate::tables::Tables;
 use connection::Connection;
@@ -58,6 +59,9 @@ pub struct Options {
     pub regions_max: usize,
     /// Who may be introduced to whom.
     pub policy: Policy,
+    /// Whether it is the system adapter, which serves all users from a directory that all may
+    /// enter.
+    pub is_system: bool,
     /// Time between two looks at every channel while regions are running out.
     pub sample_interval: Duration,
     /// The TCP engine, if there is to be one.
@@ -100,10 +104,21 @@ impl Options {
             idle_exit: None,
             regions_max: REGIONS_MAX_DEFAULT,
             policy: Policy::SameUser,
+            is_system: false,
             sample_interval: SAMPLE_INTERVAL_DEFAULT,
             engine: None,
             engine_required: false,
             reload: None,
+        }
+    }
+
+    /// For the whole host: serves every user, pairs across users, and keeps each user within a
+    /// quota.
+    pub fn system(runtime_dir: PathBuf) -> Options {
+        Options {
+            policy: Policy::AnyUser,
+            is_system: true,
+            ..Options::foreground(runtime_dir)
         }
     }
 
@@ -178,12 +193,28 @@ impl std::error::Error for Error {}
 ///
 /// # Errors
 /// When the runtime directory is refused, another adapter serves it, or the operating system does
-/// not let us.
+/// not let us. A system adapter also needs to be root.
 pub fn run(options: Options) -> Result<(), Error> {
+    let is_system = options.is_system;
+    let runtime_dir = options.runtime_dir.clone();
+    let os = |action| {
+        let runtime_dir = runtime_dir.clone();
+        move |source| Error::Os {
+            action,
+            runtime_dir,
+            source,
+        }
+    };
     poller::give_up_privileges();
     poller::raise_descriptor_limit();
+    if is_system {
+        privileges::keep_needed().map_err(os("give up capabilities for"))?;
+    }
     let mut daemon = Daemon::bind(options)?;
     daemon.catch_signals()?;
+    if is_system {
+        privileges::filter_calls().map_err(os("filter system calls for"))?;
+    }
     daemon.serve()
 }
 
@@ -212,6 +243,8 @@ pub struct Daemon {
     pair_numbers: u64,
     clients: BTreeMap<ClientId, Connection>,
     client_next: u64,
+    /// Messages handled in this turn, by user. Only the system adapter counts them.
+    heard: BTreeMap<u32, usize>,
     /// Clients whose socket will take more when the kernel has fewer descriptors in flight.
     throttled: BTreeSet<ClientId>,
     pressure: Pressure,
@@ -234,7 +267,11 @@ impl Daemon {
     /// When the runtime directory is refused, another adapter serves it, or the operating system
     /// does not let us.
     pub fn bind(mut options: Options) -> Result<Daemon, Error> {
-        let dir = RuntimeDir::open_or_create(&options.runtime_dir).map_err(Error::RuntimeDir)?;
+        let dir = match options.is_system {
+            true => RuntimeDir::open_or_create_system(&options.runtime_dir),
+            false => RuntimeDir::open_or_create(&options.runtime_dir),
+        };
+        let dir = dir.map_err(Error::RuntimeDir)?;
         let listener = Listener::bind(&dir).map_err(|error| match error {
             ListenError::AlreadyRunning(pid) => Error::AlreadyRunning {
                 runtime_dir: options.runtime_dir.clone(),
@@ -274,7 +311,10 @@ impl Daemon {
             });
         }
         options.regions_max = options.regions_max.min(poller::regions_by_descriptors());
-        let limits = Limits::with_regions(options.regions_max);
+        let mut limits = Limits::with_regions(options.regions_max);
+        if options.is_system {
+            limits.user = UserLimits::of_system(options.regions_max);
+        }
         let mut daemon = Daemon {
             poller,
             listener,
@@ -290,6 +330,7 @@ impl Daemon {
             pair_numbers,
             clients: BTreeMap::new(),
             client_next: 1,
+            heard: BTreeMap::new(),
             throttled: BTreeSet::new(),
             pressure: Pressure::default(),
             idle_since: Instant::now(),
@@ -370,6 +411,7 @@ impl Daemon {
 
     /// What every turn ends with: work that events have made possible.
     fn settle(&mut self) {
+        self.heard.clear();
         for id in std::mem::take(&mut self.throttled) {
             self.flush(id);
         }

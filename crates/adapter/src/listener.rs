@@ -34,7 +34,8 @@ impl Listener {
     pub(crate) fn bind(dir: &RuntimeDir) -> Result<Listener, ListenError> {
         let lock = take_lock(&dir.path().join(LOCK_NAME))?;
         let path = dir.socket_path();
-        let socket = listen(&path).map_err(|error| ListenError::Os("listen on", error))?;
+        let mode = if dir.is_system() { 0o666 } else { 0o600 };
+        let socket = listen(&path, mode).map_err(|error| ListenError::Os("listen on", error))?;
         Ok(Listener {
             socket,
             path,
@@ -131,7 +132,7 @@ fn take_lock(path: &Path) -> Result<File, ListenError> {
 }
 
 /// A listening socket at `path`, which appears there only when it is ready and has its final mode.
-fn listen(path: &Path) -> io::Result<OwnedFd> {
+fn listen(path: &Path, mode: u32) -> io::Result<OwnedFd> {
     // SAFETY: no memory is involved.
     let socket = owned(unsafe {
         libc::socket(
@@ -145,7 +146,7 @@ fn listen(path: &Path) -> io::Result<OwnedFd> {
     let (address, length) = unix_address(&unready)?;
     // SAFETY: `address` is valid for `length` bytes.
     check(unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), length) })?;
-    fs::set_permissions(&unready, fs::Permissions::from_mode(0o600))?;
+    fs::set_permissions(&unready, fs::Permissions::from_mode(mode))?;
     // Accepted sockets are as this one (unix_sock_inherit_flags).
     crate::wire::ask_for_senders(socket.as_fd())?;
     // SAFETY: plain system call.
@@ -246,7 +247,7 @@ pub(crate) fn check(result: libc::c_int) -> io::Result<()> {
 /// File that the adapter of a runtime directory keeps locked; holds its process id.
 const LOCK_NAME: &str = "adapter.lock";
 /// Connections the kernel keeps for us while we are busy.
-const BACKLOG: libc::c_int = 1024;
+const BACKLOG: libc::c_int = 4096;
 
 #[cfg(test)]
 mod tests {

@@ -42,6 +42,8 @@ pub struct Registry {
     limits: Limits,
     policy: Policy,
     clients: BTreeMap<ClientId, Client>,
+    /// What the users have whose clients have ends.
+    users: BTreeMap<u32, UserUse>,
     ends: BTreeMap<EntryKey, Registered>,
     pending: BTreeMap<Tuple, EntryKey>,
     /// Ends by the cookie of their socket, where they have one: a socket is claimed once.
@@ -65,6 +67,8 @@ pub const PENDING_PER_PROCESS_MAX: usize = 32_768;
 /// Channels one pair can number: its ready bitmaps have no more bits.
 pub const CHANNELS_PER_PAIR_MAX: u32 = READY_BITS as u32;
 const _: () = assert!(PENDING_PER_PROCESS_MAX <= ENDS_PER_PROCESS_MAX);
+/// Most ends that the processes of one user can have registered with the system adapter.
+pub const ENDS_PER_USER_MAX: usize = 4 * ENDS_PER_PROCESS_MAX;
 
 impl Registry {
     /// An empty registry.
@@ -73,6 +77,7 @@ impl Registry {
             limits,
             policy,
             clients: BTreeMap::new(),
+            users: BTreeMap::new(),
             ends: BTreeMap::new(),
             pending: BTreeMap::new(),
             claims: BTreeMap::new(),
@@ -292,6 +297,7 @@ impl Registry {
             self.pending.insert(tuple, key);
             self.held_back.insert(tuple.min(tuple.mirrored()));
             self.client_mut(side.client).pending += 1;
+            self.user_mut(side.client).pending += 1;
         }
         let pair = self.pairs.get_mut(&matched.pair).expect("just matched");
         pair.slots.release(matched.slot);
@@ -406,12 +412,32 @@ impl Registry {
         {
             return Some(Reason::NoResources);
         }
+        let (own, limits) = (client.process.uid, self.limits.user);
+        let used = self.users.get(&own).copied().unwrap_or_default();
+        if used.ends >= limits.ends_max || used.pending >= limits.pending_max {
+            return Some(Reason::OverQuota);
+        }
         let mirror = &self.ends[&mirror?];
         let uid = self.clients[&mirror.client].process.uid;
-        if self.policy == Policy::SameUser && uid != client.process.uid {
+        if self.policy == Policy::SameUser && uid != own {
             return Some(Reason::OtherUser);
         }
-        None
+        (!self.may_have_channel([own, uid])).then_some(Reason::OverQuota)
+    }
+
+    /// Whether the users of two ends may have one channel more.
+    fn users_have_room(&self, ends: [EntryKey; 2]) -> bool {
+        let uid = |key| self.clients[&self.ends[&key].client].process.uid;
+        self.may_have_channel(ends.map(uid))
+    }
+
+    fn may_have_channel(&self, users: [u32; 2]) -> bool {
+        // A channel of one user's takes both its ends.
+        let wanted = if users[0] == users[1] { 2 } else { 1 };
+        users.iter().all(|uid| {
+            let used = self.users.get(uid).copied().unwrap_or_default();
+            used.in_channels() + wanted <= self.limits.user.in_channels_max
+        })
     }
 
     fn is_in_use_by_family(&self, key: EntryKey, ask: &Ask) -> bool {
@@ -457,6 +483,9 @@ impl Registry {
         let client = self.client_mut(ask.client);
         client.entries.insert(key.entry);
         client.pending += 1;
+        let user = self.user_mut(ask.client);
+        user.ends += 1;
+        user.pending += 1;
     }
 
     /// Makes a channel of two pending ends.
@@ -465,6 +494,9 @@ impl Registry {
         if self.channels.len() >= self.limits.regions_max {
             self.held_back.insert(tuple.min(tuple.mirrored()));
             return Outcome::Waiting(Reason::NoResources);
+        }
+        if !self.users_have_room([older, younger]) {
+            return Outcome::Waiting(Reason::OverQuota);
         }
         let sides = self.in_order_of_sides(older, younger);
         let clients = sides.map(|key| self.ends[&key].client);
@@ -551,6 +583,7 @@ impl Registry {
         }
         let client = self.client_mut(registered.client);
         client.entries.remove(&key.entry);
+        self.count_off(registered.client);
         if let RequestState::Channel(id, side) = registered.state {
             let channel = self.channels.get_mut(&id).expect("an end names a channel");
             channel.sides[side] = None;
@@ -587,13 +620,32 @@ impl Registry {
         self.pending.remove(&tuple);
         self.held_back.remove(&tuple.min(tuple.mirrored()));
         self.client_mut(client).pending -= 1;
+        self.user_mut(client).pending -= 1;
     }
 
     fn bequeath(&mut self, key: EntryKey, heir: ClientId) {
         let registered = self.ends.get_mut(&key).expect("the caller looked it up");
         let before = std::mem::replace(&mut registered.client, heir);
         self.client_mut(before).entries.remove(&key.entry);
+        self.count_off(before);
         self.client_mut(heir).entries.insert(key.entry);
+        self.user_mut(heir).ends += 1;
+    }
+
+    /// One end less for the user of a client.
+    fn count_off(&mut self, client: ClientId) {
+        let uid = self.clients[&client].process.uid;
+        let user = self.users.get_mut(&uid).expect("it had an end");
+        user.ends -= 1;
+        if user.ends == 0 {
+            self.users.remove(&uid);
+        }
+    }
+
+    /// What the user of a client has.
+    fn user_mut(&mut self, client: ClientId) -> &mut UserUse {
+        let uid = self.clients[&client].process.uid;
+        self.users.entry(uid).or_default()
     }
 
     fn remove_if_unused(&mut self, id: ClientId) {

@@ -7,19 +7,24 @@
 //!
 //! Where it is: `--runtime-dir`, else `$TOEHOLD_RUNTIME_DIR`, else `$XDG_RUNTIME_DIR/toehold`, else
 //! `/tmp/toehold-UID`.
+//!
+//! The *system adapter* serves all users. Its directory is `$TOEHOLD_SYSTEM_DIR`, else
+//! `/run/toehold`: it belongs to root, all users may enter it, and only root may change it.
 
 use std::ffi::OsString;
 use std::fmt;
 use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// A runtime directory that was checked: ours, private, and not a link.
+/// A runtime directory that was checked: not a link, and either ours and private or the system
+/// adapter's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuntimeDir {
     path: PathBuf,
+    is_system: bool,
 }
 
 impl RuntimeDir {
@@ -47,14 +52,7 @@ impl RuntimeDir {
     /// others in, a parent in which others could replace it, or a path too long for a socket.
     pub fn open(path: &Path) -> Result<RuntimeDir, RuntimeDirError> {
         check_length(path)?;
-        let entry = fs::symlink_metadata(path)
-            .map_err(|error| RuntimeDirError::io("look at", path, error))?;
-        if entry.file_type().is_symlink() {
-            return Err(RuntimeDirError::Link { path: path.into() });
-        }
-        if !entry.is_dir() {
-            return Err(RuntimeDirError::NotADirectory { path: path.into() });
-        }
+        let entry = directory(path)?;
         if entry.uid() != user_id() {
             return Err(RuntimeDirError::ForeignOwner {
                 path: path.into(),
@@ -69,7 +67,72 @@ impl RuntimeDir {
             });
         }
         check_parent(path)?;
-        Ok(RuntimeDir { path: path.into() })
+        Ok(RuntimeDir {
+            path: path.into(),
+            is_system: false,
+        })
+    }
+
+    /// Opens the system adapter's directory at `path`, creating it (mode 0755) when it does not
+    /// exist. For root.
+    ///
+    /// # Errors
+    ///
+    /// Everything [`RuntimeDir::open_system`] refuses, and a directory that cannot be created.
+    pub fn open_or_create_system(path: &Path) -> Result<RuntimeDir, RuntimeDirError> {
+        check_length(path)?;
+        match fs::DirBuilder::new().mode(SYSTEM_DIR_MODE).create(path) {
+            // The umask may have taken bits away.
+            Ok(()) => fs::set_permissions(path, fs::Permissions::from_mode(SYSTEM_DIR_MODE))
+                .map_err(|error| RuntimeDirError::io("open to all", path, error))?,
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(RuntimeDirError::io("create", path, error)),
+        }
+        RuntimeDir::open_system(path)
+    }
+
+    /// Opens the system adapter's directory at `path`, which has to exist already.
+    ///
+    /// # Errors
+    ///
+    /// See [`RuntimeDirError`]: a missing directory, a link, another owner than root, a mode that
+    /// lets others write, a parent in which others could replace it, or a path too long for a
+    /// socket.
+    pub fn open_system(path: &Path) -> Result<RuntimeDir, RuntimeDirError> {
+        check_length(path)?;
+        let entry = directory(path)?;
+        if entry.uid() != ROOT {
+            return Err(RuntimeDirError::NotRoots {
+                path: path.into(),
+                uid: entry.uid(),
+            });
+        }
+        let mode = entry.mode() & 0o7777;
+        if mode & 0o022 != 0 {
+            return Err(RuntimeDirError::WritableToOthers {
+                path: path.into(),
+                mode,
+            });
+        }
+        check_parent(path)?;
+        Ok(RuntimeDir {
+            path: path.into(),
+            is_system: true,
+        })
+    }
+
+    /// Opens a directory as a client does: this user's own, or the system adapter's.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`RuntimeDir::open`], when it is neither.
+    pub fn open_either(path: &Path) -> Result<RuntimeDir, RuntimeDirError> {
+        RuntimeDir::open(path).or_else(|error| RuntimeDir::open_system(path).map_err(|_| error))
+    }
+
+    /// Whether it is the system adapter's.
+    pub fn is_system(&self) -> bool {
+        self.is_system
     }
 
     /// The directory itself.
@@ -89,6 +152,27 @@ pub fn default_path() -> PathBuf {
     default_path_from(|name| std::env::var_os(name), user_id())
 }
 
+/// Where the system adapter is met: the environment's answer, or `/run/toehold`.
+pub fn system_path() -> PathBuf {
+    system_path_from(|name| std::env::var_os(name))
+}
+
+fn system_path_from(variable: impl Fn(&str) -> Option<OsString>) -> PathBuf {
+    let named = variable("TOEHOLD_SYSTEM_DIR").map(PathBuf::from);
+    let named = named.filter(|path| path.is_absolute());
+    named.unwrap_or_else(|| SYSTEM_PATH.into())
+}
+
+/// As [`default_path`], whatever `$TOEHOLD_RUNTIME_DIR` says.
+pub fn default_path_without_ours() -> PathBuf {
+    let others = |name: &str| {
+        (name != OWN_VARIABLE)
+            .then(|| std::env::var_os(name))
+            .flatten()
+    };
+    default_path_from(others, user_id())
+}
+
 fn default_path_from(variable: impl Fn(&str) -> Option<OsString>, uid: u32) -> PathBuf {
     // The XDG specification asks for absolute paths and for ignoring any other; a relative path of
     // our own variable would mean another directory after every chdir.
@@ -97,7 +181,7 @@ fn default_path_from(variable: impl Fn(&str) -> Option<OsString>, uid: u32) -> P
             .map(PathBuf::from)
             .filter(|path| path.is_absolute())
     };
-    if let Some(path) = absolute("TOEHOLD_RUNTIME_DIR") {
+    if let Some(path) = absolute(OWN_VARIABLE) {
         return path;
     }
     match absolute("XDG_RUNTIME_DIR") {
@@ -128,6 +212,20 @@ pub enum RuntimeDirError {
     },
     /// Its mode lets other users in.
     OpenToOthers {
+        /// The path that was refused.
+        path: PathBuf,
+        /// Its permission bits.
+        mode: u32,
+    },
+    /// The system adapter's directory belongs to a user who is not root.
+    NotRoots {
+        /// The path that was refused.
+        path: PathBuf,
+        /// Who owns it.
+        uid: u32,
+    },
+    /// The mode of the system adapter's directory lets other users write.
+    WritableToOthers {
         /// The path that was refused.
         path: PathBuf,
         /// Its permission bits.
@@ -198,6 +296,18 @@ impl fmt::Display for RuntimeDirError {
                 path.display(),
                 path.display()
             ),
+            RuntimeDirError::NotRoots { path, uid } => write!(
+                out,
+                "directory {} of the system adapter belongs to user {uid}, not to root",
+                path.display()
+            ),
+            RuntimeDirError::WritableToOthers { path, mode } => write!(
+                out,
+                "other users can write to directory {} of the system adapter (mode {mode:04o}); \
+                 run: chmod 755 {}",
+                path.display(),
+                path.display()
+            ),
             RuntimeDirError::ParentOpen { parent } => write!(
                 out,
                 "other users can replace the runtime directory, because {} is writable to them \
@@ -226,6 +336,19 @@ impl fmt::Display for RuntimeDirError {
 }
 
 impl std::error::Error for RuntimeDirError {}
+
+/// What stands at `path`, which has to be a directory and not a link to one.
+fn directory(path: &Path) -> Result<fs::Metadata, RuntimeDirError> {
+    let entry =
+        fs::symlink_metadata(path).map_err(|error| RuntimeDirError::io("look at", path, error))?;
+    if entry.file_type().is_symlink() {
+        return Err(RuntimeDirError::Link { path: path.into() });
+    }
+    if !entry.is_dir() {
+        return Err(RuntimeDirError::NotADirectory { path: path.into() });
+    }
+    Ok(entry)
+}
 
 /// Refuses a directory that somebody else could rename away and replace.
 fn check_parent(path: &Path) -> Result<(), RuntimeDirError> {
@@ -260,7 +383,11 @@ fn user_id() -> u32 {
 /// The adapter's socket within the runtime directory.
 pub const SOCKET_NAME: &str = "adapter.sock";
 
+const OWN_VARIABLE: &str = "TOEHOLD_RUNTIME_DIR";
 const DIR_MODE: u32 = 0o700;
+const SYSTEM_DIR_MODE: u32 = 0o755;
+const SYSTEM_PATH: &str = "/run/toehold";
+const ROOT: u32 = 0;
 
 /// `sockaddr_un.sun_path` holds 108 bytes with its terminator; 24 are kept for the socket's name.
 const PATH_BYTES_MAX: usize = 107 - 24;
@@ -269,7 +396,7 @@ const _: () = assert!(SOCKET_NAME.len() < 24);
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::os::unix::fs::symlink;
 
     /// A scratch directory that is removed with its guard.
     struct Scratch(PathBuf);
@@ -379,6 +506,49 @@ mod tests {
         assert!(matches!(refusal(&path), RuntimeDirError::ParentOpen { .. }));
         fs::set_permissions(&scratch.0, fs::Permissions::from_mode(0o1777)).expect("mode");
         RuntimeDir::open_or_create(&path).expect("sticky like /tmp");
+    }
+
+    #[test]
+    fn the_system_directory_is_root_s_and_nobody_else_can_change_it() {
+        let scratch = Scratch::new("system");
+        let path = scratch.0.join("rt");
+        if user_id() != 0 {
+            let made = RuntimeDir::open_or_create_system(&path).expect_err("not root's");
+            assert!(matches!(made, RuntimeDirError::NotRoots { .. }));
+            return;
+        }
+        let dir = RuntimeDir::open_or_create_system(&path).expect("created");
+        assert!(dir.is_system());
+        let mode = fs::metadata(&path).expect("metadata").mode() & 0o777;
+        assert_eq!(mode, 0o755);
+        let either = RuntimeDir::open_either(&path).expect("the system's");
+        assert!(either.is_system());
+        for mode in [0o775, 0o757, 0o777] {
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).expect("mode");
+            let error = RuntimeDir::open_system(&path).expect_err("others write");
+            assert!(matches!(error, RuntimeDirError::WritableToOthers { .. }));
+            RuntimeDir::open_either(&path).expect_err("others write");
+        }
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("mode");
+        std::os::unix::fs::chown(&path, Some(65_534), None).expect("chown");
+        let error = RuntimeDir::open_system(&path).expect_err("not root's");
+        assert!(matches!(
+            error,
+            RuntimeDirError::NotRoots { uid: 65_534, .. }
+        ));
+        let link = scratch.0.join("link");
+        symlink("/", &link).expect("link");
+        let error = RuntimeDir::open_system(&link).expect_err("a link");
+        assert!(matches!(error, RuntimeDirError::Link { .. }));
+    }
+
+    #[test]
+    fn the_environment_names_the_system_directory() {
+        let named = |name: &str| (name == "TOEHOLD_SYSTEM_DIR").then(|| "/x".into());
+        assert_eq!(system_path_from(named), Path::new("/x"));
+        assert_eq!(system_path_from(|_| None), Path::new("/run/toehold"));
+        let relative = |_: &str| Some("here".into());
+        assert_eq!(system_path_from(relative), Path::new("/run/toehold"));
     }
 
     #[test]

@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use toehold_channel::offload;
 use toehold_channel::preamble::PREAMBLE_BYTES;
 use toehold_channel::table::{
-    COMMAND_DETACH, Entry, FLAG_ACCEPTED, FLAG_ASKED, FLAG_OFFLOAD, LAYOUT_VERSION, Mode, Reason,
-    WaitMode,
+    COMMAND_DETACH, ENTRIES, Entry, FLAG_ACCEPTED, FLAG_ASKED, FLAG_OFFLOAD, LAYOUT_VERSION, Mode,
+    Reason, WaitMode,
 };
 use toehold_channel::untrusted::{Word32, Word64};
 
@@ -99,12 +99,21 @@ pub(crate) fn report(
     }
     let mut sockets = Sockets::default();
     let mut living = Living::default();
+    let mut members = Members::default();
+    let mut budgets = BTreeMap::new();
     for (&id, &(uid, client)) in &families {
         let Some(table) = tables.get(id) else {
             continue;
         };
         // Its numbers mean something to us when one of them is what the kernel calls it.
         let is_visible = table.members().any(|pid| pid == client);
+        // Its entries are the client's words, and each costs memory here and in the answer.
+        let budget = budgets.entry(uid).or_insert(ENTRIES_PER_USER_MAX);
+        let used = table.entries_used();
+        if used > *budget {
+            continue;
+        }
+        *budget -= used;
         for (index, entry) in table.live() {
             let mut pid = entry.pid.load(Ordering::Relaxed);
             if is_visible && !living.is(pid) {
@@ -129,7 +138,8 @@ pub(crate) fn report(
             let known_ends = known_ends.or_else(|| known.map(|(_, tuple)| tuple.spoken()));
             let addresses = known_ends.or_else(|| {
                 let fd = entry.fd.load(Ordering::Relaxed);
-                sockets.addresses(pid, fd)
+                let is_member = members.has(pid, id, tables);
+                is_member.then(|| sockets.addresses(pid, fd)).flatten()
             });
             let partner = known.and_then(|(end, _)| registry.partner(end));
             let partner = partner.and_then(|end| tables.current(end));
@@ -184,6 +194,25 @@ impl Living {
         *self.0.entry(pid).or_insert_with(|| proc::is_running(pid))
     }
 }
+
+/// Which processes have a table mapped. A client can write any process into its table, but only of
+/// these it may learn what the adapter can see.
+#[derive(Debug, Default)]
+struct Members(BTreeMap<(u32, TableId), bool>);
+
+impl Members {
+    fn has(&mut self, pid: u32, id: TableId, tables: &Tables) -> bool {
+        let looked_up = self.0.entry((pid, id));
+        *looked_up.or_insert_with(|| {
+            tables
+                .file(id)
+                .is_some_and(|file| proc::has_mapped(pid, file))
+        })
+    }
+}
+
+/// Table entries that are looked at for one user.
+const ENTRIES_PER_USER_MAX: usize = 4 * ENTRIES;
 
 /// What became of a connection.
 enum Fate {

@@ -8,7 +8,9 @@ use crate::registry::{End, TableId};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::File;
-use std::os::fd::{AsFd, OwnedFd};
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
@@ -40,6 +42,8 @@ pub(crate) struct FileKey {
 pub(crate) enum TableError {
     /// It cannot be mapped.
     Map(MapError),
+    /// It lies in huge pages. Where there are none left, reading it would end this process.
+    HugePages,
     /// It is no table, or one of another version.
     Header,
     /// It is not the table of the family that vouched for its sender.
@@ -52,6 +56,7 @@ impl fmt::Display for TableError {
             TableError::Map(MapError::NotSealed) => write!(out, "it is not sealed"),
             TableError::Map(MapError::Length(length)) => write!(out, "its length is {length}"),
             TableError::Map(MapError::Os(error)) => error.fmt(out),
+            TableError::HugePages => write!(out, "it lies in huge pages"),
             TableError::Header => write!(out, "it is no table of this version"),
             TableError::OfAnother => write!(out, "it is not that of its family"),
         }
@@ -185,6 +190,9 @@ pub(crate) struct MappedTable {
 
 impl MappedTable {
     fn map(file: OwnedFd) -> Result<MappedTable, TableError> {
+        if !is_in_ordinary_pages(&file).map_err(|error| TableError::Map(MapError::Os(error)))? {
+            return Err(TableError::HugePages);
+        }
         let base = memfd::map(file.as_fd(), TABLE_BYTES).map_err(TableError::Map)?;
         let mapped = MappedTable { base, users: 1 };
         if mapped.table().is_valid() {
@@ -208,10 +216,15 @@ impl MappedTable {
             .is_some_and(|entry| entry.flags.load(Ordering::Relaxed) & FLAG_ACCEPTED != 0)
     }
 
+    /// How many entries were used so far: no live one lies beyond.
+    pub(crate) fn entries_used(&self) -> usize {
+        let used = self.header().entries_used.load(Ordering::Relaxed);
+        used.capped(ENTRIES as u32) as usize
+    }
+
     /// Every live entry, by index.
     pub(crate) fn live(&self) -> impl Iterator<Item = (u32, &Entry)> {
-        let used = self.header().entries_used.load(Ordering::Relaxed);
-        (0..used.capped(ENTRIES as u32)).filter_map(|index| {
+        (0..self.entries_used() as u32).filter_map(|index| {
             let entry = self.entry(index)?;
             let live = entry.state.load(Ordering::Acquire) == EntryState::Live as u32;
             live.then_some((index, entry))
@@ -277,6 +290,19 @@ impl Drop for MappedTable {
     }
 }
 
+/// Whether a memfd is of tmpfs. One made with `MFD_HUGETLB` can carry the same seals.
+fn is_in_ordinary_pages(file: &OwnedFd) -> io::Result<bool> {
+    let mut system = MaybeUninit::<libc::statfs>::uninit();
+    // SAFETY: `system` is valid for writes of its size.
+    let done = unsafe { libc::fstatfs(file.as_raw_fd(), system.as_mut_ptr()) };
+    if done != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the call above has filled it.
+    let system = unsafe { system.assume_init() };
+    Ok(system.f_type != libc::HUGETLBFS_MAGIC)
+}
+
 fn key_of(file: &File) -> Result<FileKey, TableError> {
     let metadata = file
         .metadata()
@@ -303,4 +329,29 @@ fn swap_command(entry: &Entry, from: u32, to: u32) -> bool {
         .command
         .compare_exchange(from, to, Ordering::Release, Ordering::Relaxed)
         .is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::FromRawFd;
+
+    /// Sealed and long enough, as a table is; but a fault in it can be fatal.
+    #[test]
+    fn a_table_in_huge_pages_is_refused_before_it_is_mapped() {
+        /// A whole number of the largest usual pages, and not the length of a table.
+        const BYTES: libc::off_t = 1 << 30;
+        // SAFETY: the name is NUL-terminated; the descriptor is ours.
+        let file = unsafe {
+            let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING | libc::MFD_HUGETLB;
+            let fd = libc::memfd_create(c"huge".as_ptr(), flags);
+            assert!(fd >= 0, "memfd_create: {}", io::Error::last_os_error());
+            let file = OwnedFd::from_raw_fd(fd);
+            assert_eq!(libc::ftruncate(fd, BYTES), 0);
+            assert_eq!(libc::fcntl(fd, libc::F_ADD_SEALS, memfd::SEALS), 0);
+            file
+        };
+        let refused = MappedTable::map(file).expect_err("huge pages");
+        assert!(matches!(refused, TableError::HugePages), "{refused}");
+    }
 }

@@ -400,13 +400,16 @@ pub enum Reason {
     NoProof = 27,
     /// The program allows itself only some system calls (seccomp(2)).
     Confined = 28,
+    /// Its user, or that of the other end, has all the connections that the system adapter allows
+    /// one user.
+    OverQuota = 29,
 }
 
 impl Reason {
     /// The reason behind a number, if it is one.
     pub fn from_word(word: u32) -> Option<Reason> {
         use Reason::*;
-        const ALL: [Reason; 29] = [
+        const ALL: [Reason; 30] = [
             None,
             FewBytes,
             NoAdapter,
@@ -436,6 +439,7 @@ impl Reason {
             OtherNamespace,
             NoProof,
             Confined,
+            OverQuota,
         ];
         ALL.get(word as usize).copied()
     }
@@ -476,6 +480,7 @@ impl Reason {
             Reason::OtherNamespace => "its network namespace cannot be shown to the adapter",
             Reason::NoProof => "this kernel cannot prove connections (CONFIG_INET_DIAG)",
             Reason::Confined => "the program has confined itself to some system calls",
+            Reason::OverQuota => "one of the two users has as many as the system adapter allows",
         }
     }
 }

@@ -16,6 +16,8 @@ use toehold_adapter::engine::settings::{Draft, Settings, SettingsError};
 use toehold_adapter::runtime_dir::{self, RuntimeDir};
 
 use crate::failure::Failure;
+use crate::meeting::Meeting;
+use crate::options::AdapterChoice;
 use crate::preload;
 use crate::status::Status;
 
@@ -26,6 +28,10 @@ pub(crate) struct AdapterArgs {
     /// Where programs meet the adapter
     #[arg(long, value_name = "DIR")]
     runtime_dir: Option<PathBuf>,
+
+    /// Serve all users of this host, and pair across users; for root, in /run/toehold
+    #[arg(long, conflicts_with_all = ["background", "detached", "link", "config", "idle_exit"])]
+    system: bool,
 
     /// Return as soon as the adapter answers; it leaves when it is idle
     #[arg(long)]
@@ -256,6 +262,10 @@ Examples:
   toehold adapter --background --idle-exit 600
   toehold adapter --link packet:eth0 --address 10.84.0.2/24 --gateway 10.84.0.1
   toehold adapter --link tap:toe0 --address 10.84.0.2/24
+  toehold adapter --system                     for all users of this host
+
+The system adapter keeps three capabilities and the system calls that it makes (seccomp). It has no
+TCP engine. One user may have a quarter of its clients and connections.
 
 With a link the adapter has a TCP engine: programs under `toehold run --path offload` connect
 through it, and listen on its addresses, which must be free ones of the network. A packet link
@@ -265,10 +275,11 @@ MTU; connections of an address that is gone are reset.";
 
 /// Runs or starts the adapter.
 pub(crate) fn run(args: &AdapterArgs) -> Result<(), Failure> {
-    let wanted = args
-        .runtime_dir
-        .clone()
-        .unwrap_or_else(runtime_dir::default_path);
+    let default = match args.system {
+        true => runtime_dir::system_path,
+        false => own_default,
+    };
+    let wanted = args.runtime_dir.clone().unwrap_or_else(default);
     let wanted = std::path::absolute(&wanted).unwrap_or(wanted);
     let engine = args.engine.settings();
     let engine = engine.map_err(|error| Failure::new(error.to_string()))?;
@@ -281,10 +292,16 @@ pub(crate) fn run(args: &AdapterArgs) -> Result<(), Failure> {
             RuntimeDir::open_or_create(&wanted).map_err(|error| Failure::new(error.to_string()))?;
         return start(dir.path(), args);
     }
-    let mut options = if args.detached {
-        Options::background(wanted)
-    } else {
-        Options::foreground(wanted)
+    // SAFETY: cannot fail.
+    if args.system && unsafe { libc::geteuid() } != 0 {
+        return Err(Failure::new(
+            "--system is for root: other users' programs trust no adapter but root's",
+        ));
+    }
+    let mut options = match (args.system, args.detached) {
+        (true, _) => Options::system(wanted),
+        (false, true) => Options::background(wanted),
+        (false, false) => Options::foreground(wanted),
     };
     options.regions_max = args.max_connections;
     options.engine = engine;
@@ -301,6 +318,13 @@ pub(crate) fn run(args: &AdapterArgs) -> Result<(), Failure> {
         Some(seconds) => options.idle_exit = Some(Duration::from_secs(seconds)),
     }
     daemon::run(options).map_err(|error| Failure::new(error.to_string()))
+}
+
+/// This user's own directory, also within a program that uses the system adapter.
+fn own_default() -> PathBuf {
+    match Meeting::of(None, AdapterChoice::User) {
+        Meeting::System(dir) | Meeting::User(dir) => dir,
+    }
 }
 
 /// Has an adapter run for `runtime_dir`, which was checked, and waits until it answers.

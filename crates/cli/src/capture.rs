@@ -9,10 +9,11 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use toehold_adapter::client::{self, CaptureOptions};
-use toehold_adapter::runtime_dir;
 use toehold_link::{Block, CaptureReader, Direction, Packet, PacketSummary};
 
 use crate::failure::Failure;
+use crate::meeting::Meeting;
+use crate::options::AdapterChoice;
 
 /// Options of `toehold capture`.
 #[derive(Args, Debug)]
@@ -59,10 +60,8 @@ the engine: the capture says how many, and so does its end. Connections through 
 
 /// Captures until there is no more, or enough.
 pub(crate) fn run(args: &CaptureArgs) -> Result<(), Failure> {
-    let dir = args
-        .runtime_dir
-        .clone()
-        .unwrap_or_else(runtime_dir::default_path);
+    let meeting = Meeting::of(args.runtime_dir.as_deref(), AdapterChoice::User);
+    let dir = meeting.dir();
     let options = CaptureOptions {
         kept_max: match args.write {
             Some(_) => args.snap,
@@ -74,7 +73,7 @@ pub(crate) fn run(args: &CaptureArgs) -> Result<(), Failure> {
     };
     let signals =
         signals().map_err(|error| Failure::new(format!("cannot wait for ^C: {error}")))?;
-    let capturing = client::capture(&dir, options);
+    let capturing = client::capture(dir, options);
     let capturing = capturing.map_err(|error| Failure::new(error.to_string()))?;
     let mut output = match &args.write {
         Some(path) => Output::Blocks(open(path)?),

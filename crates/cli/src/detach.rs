@@ -4,9 +4,11 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::Args;
-use toehold_adapter::{client, runtime_dir};
+use toehold_adapter::client;
 
 use crate::failure::Failure;
+use crate::meeting::Meeting;
+use crate::options::AdapterChoice;
 
 /// Options of `toehold detach`.
 #[derive(Args, Debug)]
@@ -19,6 +21,11 @@ pub(crate) struct DetachArgs {
     /// Withdraw an earlier detach: let the connections be accelerated again
     #[arg(long)]
     undo: bool,
+
+    /// Which adapter is asked
+    #[arg(long, value_enum, default_value = "auto", value_name = "WHOSE")]
+    #[arg(conflicts_with = "runtime_dir")]
+    adapter: AdapterChoice,
 
     /// Where the adapter is met
     #[arg(long, value_name = "DIR")]
@@ -67,16 +74,14 @@ impl FromStr for Target {
 
 /// Tells the adapter.
 pub(crate) fn run(args: &DetachArgs) -> Result<(), Failure> {
-    let dir = args
-        .runtime_dir
-        .clone()
-        .unwrap_or_else(runtime_dir::default_path);
+    let meeting = Meeting::of(args.runtime_dir.as_deref(), args.adapter);
+    let dir = meeting.dir();
     let Target { pid, fd } = args.target;
     let (told, verb) = if args.undo {
-        (client::attach(&dir, pid, fd), "may be accelerated again")
+        (client::attach(dir, pid, fd), "may be accelerated again")
     } else {
         (
-            client::detach(&dir, pid, fd),
+            client::detach(dir, pid, fd),
             "told to go back to kernel TCP",
         )
     };

@@ -8,9 +8,10 @@ use std::path::PathBuf;
 
 use clap::Args;
 use serde::Serialize;
-use toehold_adapter::runtime_dir;
 
 use crate::failure::Failure;
+use crate::meeting::Meeting;
+use crate::options::AdapterChoice;
 
 /// Options of `toehold doctor`.
 #[derive(Args, Debug)]
@@ -23,6 +24,11 @@ pub(crate) struct DoctorArgs {
     /// Show how fast this host copies memory too, and what the copy engine chooses
     #[arg(long)]
     copying: bool,
+
+    /// Which adapter is asked
+    #[arg(long, value_enum, default_value = "auto", value_name = "WHOSE")]
+    #[arg(conflicts_with = "runtime_dir")]
+    adapter: AdapterChoice,
 
     /// Where the adapter is met
     #[arg(long, value_name = "DIR")]
@@ -115,11 +121,9 @@ struct Report {
 
 /// Looks and prints.
 pub(crate) fn run(args: &DoctorArgs) -> Result<(), Failure> {
-    let dir = args
-        .runtime_dir
-        .clone()
-        .unwrap_or_else(runtime_dir::default_path);
-    let checks = checks::all(&dir);
+    let meeting = Meeting::of(args.runtime_dir.as_deref(), args.adapter);
+    let dir = meeting.dir();
+    let checks = checks::all(dir);
     let report = Report {
         toehold: env!("CARGO_PKG_VERSION"),
         verdict: Verdict::of(&checks),

@@ -15,6 +15,7 @@ mod failure;
 mod lab;
 mod library;
 mod man;
+mod meeting;
 mod options;
 mod preload;
 mod program;

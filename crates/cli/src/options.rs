@@ -31,6 +31,18 @@ impl PathChoice {
     }
 }
 
+/// Which adapter a program uses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum AdapterChoice {
+    /// The system adapter where one answers, else the user's own
+    #[default]
+    Auto,
+    /// The user's own, which is started when none runs
+    User,
+    /// The system adapter (`toehold adapter --system`), which serves all users
+    System,
+}
+
 /// How a program waits for bytes that are not there yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]

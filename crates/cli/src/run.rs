@@ -15,12 +15,13 @@ use std::process::Command;
 
 use clap::Args;
 use toehold_adapter::client::{self, ClientError};
-use toehold_adapter::runtime_dir::{self, RuntimeDir};
+use toehold_adapter::runtime_dir::RuntimeDir;
 
 use crate::adapter;
 use crate::failure::{Failure, STATUS_CANNOT_EXECUTE, STATUS_NOT_FOUND};
 use crate::library;
-use crate::options::{PathChoice, WaitChoice};
+use crate::meeting::Meeting;
+use crate::options::{AdapterChoice, PathChoice, WaitChoice};
 use crate::preload::{self, FILTERS, PAIR_AFTER, PRELOAD};
 use crate::program::{self, FindError};
 
@@ -40,6 +41,11 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "CALLS", hide = true)]
     pair_after: Option<NonZeroU32>,
 
+    /// Which adapter pairs its connections
+    #[arg(long, value_enum, default_value = "auto", value_name = "WHOSE")]
+    #[arg(conflicts_with = "runtime_dir")]
+    adapter: AdapterChoice,
+
     /// Where to meet the adapter
     #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
     runtime_dir: Option<PathBuf>,
@@ -56,8 +62,9 @@ Examples:
   toehold run --wait event -- nginx -g 'daemon off;'
   toehold run --path host -- curl http://localhost/      the same program, not accelerated
 
-Child processes are accelerated too. An adapter is started in the background when none runs; it
-leaves when it has been idle for a while.
+Child processes are accelerated too. Where a system adapter runs, programs of all users meet there.
+Elsewhere an adapter of this user's is started in the background when none runs; it leaves when it
+has been idle for a while.
 
 Exit status: the program's own; 127 when it was not found, 126 when it cannot be executed.";
 
@@ -122,16 +129,30 @@ fn acceleration(args: &RunArgs, program: &Path) -> Result<Option<Acceleration>, 
             library.display()
         ));
     }
-    let wanted = args
-        .runtime_dir
-        .clone()
-        .unwrap_or_else(runtime_dir::default_path);
-    let wanted = std::path::absolute(&wanted).unwrap_or(wanted);
-    let dir = RuntimeDir::open_or_create(&wanted).map_err(|error| error.to_string())?;
-    match client::ping(dir.path()) {
+    let meeting = Meeting::of(args.runtime_dir.as_deref(), args.adapter);
+    let dir = match &meeting {
+        Meeting::System(dir) => dir.clone(),
+        Meeting::User(dir) => {
+            let dir = RuntimeDir::open_or_create(dir).map_err(|error| error.to_string())?;
+            dir.path().into()
+        }
+    };
+    match client::ping(&dir) {
         Ok(_) => {}
+        Err(error @ (ClientError::NoAdapter(_) | ClientError::StaleSocket(_)))
+            if matches!(meeting, Meeting::System(_)) =>
+        {
+            // Its service starts it again, and the library asks again by itself.
+            let why = match error {
+                ClientError::NoAdapter(_) => "no system adapter is running",
+                _ => "the system adapter is gone",
+            };
+            warn(&format!(
+                "{why}; connections stay on kernel TCP until one runs: toehold adapter --system"
+            ));
+        }
         Err(ClientError::NoAdapter(_) | ClientError::StaleSocket(_)) => {
-            if let Err(error) = adapter::start_in_background(dir.path()) {
+            if let Err(error) = adapter::start_in_background(&dir) {
                 // The library asks again by itself: connections move once an adapter is there.
                 warn(&format!(
                     "{error}; connections stay on kernel TCP until an adapter runs"
@@ -147,7 +168,7 @@ fn acceleration(args: &RunArgs, program: &Path) -> Result<Option<Acceleration>, 
     }
     Ok(Some(Acceleration {
         library,
-        runtime_dir: dir.path().into(),
+        runtime_dir: dir,
         path: args.path,
         wait: args.wait,
         pair_after: args.pair_after,

@@ -52,6 +52,10 @@ impl Fault {
 pub(super) const CLIENTS_MAX: usize = 4096;
 /// Sockets of one process, those of its earlier incarnations that we still remember included.
 pub(super) const CLIENTS_PER_PROCESS_MAX: usize = 32;
+/// Sockets of one user that the system adapter serves.
+pub(super) const CLIENTS_PER_USER_MAX: usize = CLIENTS_MAX / 4;
+/// Messages of one user that the system adapter handles in a turn, over all its processes.
+const MESSAGES_PER_USER_TURN: usize = 256;
 /// Messages handled for one client before the next one's turn.
 const MESSAGES_PER_TURN: usize = 64;
 /// Clients taken in before the others' turn.
@@ -111,7 +115,23 @@ impl Daemon {
         if self.clients.values().filter(same).count() >= CLIENTS_PER_PROCESS_MAX {
             return Some("too many clients of one process");
         }
+        let same_user = |other: &&Connection| other.uid == connection.uid;
+        if self.options.is_system
+            && self.clients.values().filter(same_user).count() >= CLIENTS_PER_USER_MAX
+        {
+            return Some("too many clients of one user");
+        }
         None
+    }
+
+    /// Whether a client's user has had its share of this turn. The rest waits for the next.
+    fn had_its_turn(&mut self, id: ClientId) -> bool {
+        let Some(client) = self.clients.get(&id).filter(|_| self.options.is_system) else {
+            return false;
+        };
+        let heard = self.heard.entry(client.uid).or_default();
+        *heard += 1;
+        *heard > MESSAGES_PER_USER_TURN
     }
 
     /// Out of descriptors: the client would knock for ever, and keep us awake, were it not let in
@@ -127,6 +147,9 @@ impl Daemon {
 
     pub(super) fn handle_messages(&mut self, id: ClientId) {
         for _ in 0..MESSAGES_PER_TURN {
+            if self.had_its_turn(id) {
+                return;
+            }
             let Some(received) = self.receive(id) else {
                 return;
             };
@@ -258,9 +281,14 @@ impl Daemon {
         };
         let table = table.map_err(Fault::Table)?;
         connection.table = Some(table);
+        let uid = match self.options.policy {
+            Policy::SameUser => connection.policy_uid(),
+            // Nobody is kept apart, and each user has a quota of its own.
+            Policy::AnyUser => connection.uid,
+        };
         let process = Process {
             pid: connection.pid,
-            uid: connection.policy_uid(),
+            uid,
             table,
         };
         self.registry.join(id, process);

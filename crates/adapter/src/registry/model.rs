@@ -1,6 +1,8 @@
 //! The registry's words: what it is told, what it answers, and the records it keeps.
 
-use super::{CHANNELS_PER_PAIR_MAX, ENDS_PER_PROCESS_MAX, PENDING_PER_PROCESS_MAX};
+use super::{
+    CHANNELS_PER_PAIR_MAX, ENDS_PER_PROCESS_MAX, ENDS_PER_USER_MAX, PENDING_PER_PROCESS_MAX,
+};
 use crate::slots::{Forks, Slots};
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -87,7 +89,8 @@ impl Tuple {
 pub struct Process {
     /// Its process id.
     pub pid: u32,
-    /// The user it counts as: its own or, for one that came through its family, that family's.
+    /// The user it counts as: its own or, where users are kept apart and it came through its
+    /// family, that family's.
     pub uid: u32,
     /// Its family's table.
     pub table: TableId,
@@ -208,6 +211,37 @@ pub struct Limits {
     pub pending_per_process_max: usize,
     /// Channels in one pair.
     pub channels_per_pair_max: u32,
+    /// What one user may have of all that, over all its processes.
+    pub user: UserLimits,
+}
+
+/// What the processes of one user may have together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UserLimits {
+    /// Ends registered.
+    pub ends_max: usize,
+    /// Ends waiting.
+    pub pending_max: usize,
+    /// Ends in channels. A channel between two processes of one user has two of its ends.
+    pub in_channels_max: usize,
+}
+
+impl UserLimits {
+    /// No limit but those of its processes: for an adapter that serves one user.
+    pub const NONE: UserLimits = UserLimits {
+        ends_max: usize::MAX,
+        pending_max: usize::MAX,
+        in_channels_max: usize::MAX,
+    };
+
+    /// The system adapter's: a quarter of the channels, each with both its ends.
+    pub fn of_system(regions_max: usize) -> UserLimits {
+        UserLimits {
+            ends_max: ENDS_PER_USER_MAX,
+            pending_max: PENDING_PER_PROCESS_MAX,
+            in_channels_max: (regions_max / 2).max(2),
+        }
+    }
 }
 
 impl Limits {
@@ -218,6 +252,7 @@ impl Limits {
             ends_per_process_max: ENDS_PER_PROCESS_MAX,
             pending_per_process_max: PENDING_PER_PROCESS_MAX,
             channels_per_pair_max: CHANNELS_PER_PAIR_MAX,
+            user: UserLimits::NONE,
         }
     }
 }
@@ -236,6 +271,21 @@ pub(super) struct Client {
     pub(super) entries: BTreeSet<u32>,
     /// Invariant: how many of `entries` are pending.
     pub(super) pending: usize,
+}
+
+/// What the processes of one user have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct UserUse {
+    /// Invariant: how many entries its clients own.
+    pub(super) ends: usize,
+    /// Invariant: how many of them are pending. The others are in channels.
+    pub(super) pending: usize,
+}
+
+impl UserUse {
+    pub(super) fn in_channels(self) -> usize {
+        self.ends - self.pending
+    }
 }
 
 impl Client {

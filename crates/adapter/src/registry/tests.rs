@@ -28,6 +28,13 @@ impl Registry {
         assert_eq!(owned, self.ends.len());
         let pending: usize = self.clients.values().map(|c| c.pending).sum();
         assert_eq!(pending, self.pending.len());
+        let mut users: BTreeMap<u32, UserUse> = BTreeMap::new();
+        for client in self.clients.values().filter(|c| !c.entries.is_empty()) {
+            let user = users.entry(client.process.uid).or_default();
+            user.ends += client.entries.len();
+            user.pending += client.pending;
+        }
+        assert_eq!(users, self.users);
         let mut slots = BTreeSet::new();
         for channel in self.channels.values() {
             assert_ne!(channel.sides, [None, None]);
@@ -316,6 +323,53 @@ fn users_are_not_introduced_to_each_other_unless_policy_says_so() {
         }
         registry.check();
     }
+}
+
+/// Two users share the adapter; one of them fills its quota, and the other has its own.
+#[test]
+fn a_user_s_quota_spans_its_processes_and_leaves_the_others_theirs() {
+    let limits = Limits {
+        user: UserLimits {
+            ends_max: 4,
+            pending_max: 3,
+            in_channels_max: 2,
+        },
+        ..Limits::with_regions(10)
+    };
+    let mut registry = Registry::new(limits, Policy::AnyUser);
+    let of = |uid, n| Process {
+        uid,
+        ..process(n, n)
+    };
+    for (client, uid) in [(0, 7), (1, 7), (2, 8), (3, 8)] {
+        registry.join(ClientId(client), of(uid, client));
+    }
+    // A channel within user 7 has two ends of that user's.
+    registry.ask(ask(0, 1, 80, 5000), CURRENT);
+    matched(registry.ask(ask(1, 1, 5000, 80), CURRENT));
+    registry.check();
+    // So there is no second one, with whomever; the reason is the quota for both ends.
+    registry.ask(ask(2, 1, 81, 5001), CURRENT);
+    let refused = Outcome::Refused(Reason::OverQuota);
+    assert_eq!(registry.ask(ask(0, 2, 5001, 81), CURRENT), refused);
+    registry.check();
+    // User 8 does not notice.
+    matched(registry.ask(ask(3, 1, 5001, 81), CURRENT));
+    registry.check();
+    // Ends that wait count over all processes of the user.
+    for (client, entry) in [(0, 10), (1, 11)] {
+        let waits = registry.ask(ask(client, entry, 82, 6000 + entry as u16), CURRENT);
+        assert_eq!(waits, Outcome::Waiting(Reason::NoPartner));
+    }
+    assert_eq!(registry.ask(ask(0, 12, 82, 7000), CURRENT), refused);
+    registry.check();
+    // What is given back can be had again.
+    registry.withdraw(ClientId(0), 1, 1);
+    registry.withdraw(ClientId(1), 1, 1);
+    registry.check();
+    let waits = registry.ask(ask(0, 12, 82, 7000), CURRENT);
+    assert_eq!(waits, Outcome::Waiting(Reason::NoPartner));
+    registry.check();
 }
 
 #[test]

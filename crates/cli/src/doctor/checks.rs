@@ -131,7 +131,8 @@ fn directory(path: &Path) -> Check {
             "the adapter cannot make its socket: free some room, or set TOEHOLD_RUNTIME_DIR",
         );
     }
-    match RuntimeDir::open(path) {
+    match RuntimeDir::open_either(path) {
+        Ok(dir) if dir.is_system() => found(format!("{} is the system adapter's", path.display())),
         Ok(_) => found(format!("{} is private", path.display())),
         Err(error) if error.is_missing() => found(format!(
             "{} does not exist yet; it is created when needed",

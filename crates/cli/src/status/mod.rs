@@ -11,9 +11,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
-use toehold_adapter::{client, runtime_dir};
+use toehold_adapter::client;
 
 use crate::failure::Failure;
+use crate::meeting::Meeting;
+use crate::options::AdapterChoice;
 pub(crate) use answer::Status;
 use table::{Earlier, View};
 
@@ -53,6 +55,11 @@ pub(crate) struct StatusArgs {
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "2")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=86_400))]
     watch: Option<u32>,
+
+    /// Which adapter is asked
+    #[arg(long, value_enum, default_value = "auto", value_name = "WHOSE")]
+    #[arg(conflicts_with = "runtime_dir")]
+    adapter: AdapterChoice,
 
     /// Where the adapter is met
     #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
@@ -113,17 +120,15 @@ Exit status: 0, or 1 when no adapter answers.";
 
 /// Asks and prints.
 pub(crate) fn run(args: &StatusArgs) -> Result<(), Failure> {
-    let dir = args
-        .runtime_dir
-        .clone()
-        .unwrap_or_else(runtime_dir::default_path);
+    let meeting = Meeting::of(args.runtime_dir.as_deref(), args.adapter);
+    let dir = meeting.dir();
     if args.json {
-        return print(&json(&dir, args.pid)?).map(|_| ());
+        return print(&json(dir, args.pid)?).map(|_| ());
     }
     let Some(seconds) = args.watch else {
-        return print(&table::render(&ask(&dir)?, &view(args, None))).map(|_| ());
+        return print(&table::render(&ask(dir)?, &view(args, None))).map(|_| ());
     };
-    watch(&dir, args, Duration::from_secs(seconds.into()))
+    watch(dir, args, Duration::from_secs(seconds.into()))
 }
 
 /// Prints again and again, until the reader or the adapter is gone.

@@ -1,0 +1,274 @@
+//! The system adapter's clients are different users: what each may have, and what none may do to
+//! another. Every test needs root, to become these users.
+
+mod support;
+
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use support::sockets::connection;
+use support::{Adapter, FakeLibrary, FakeTable, Scratch, try_connect};
+use toehold_adapter::daemon::Options;
+use toehold_adapter::wire;
+use toehold_channel::rendezvous::{Kind, Message, mapped};
+use toehold_channel::table::Reason;
+
+const SERVER: u32 = 60_001;
+const CLIENT: u32 = 60_002;
+const STRANGER: u32 = 60_003;
+
+/// A system adapter; `None`, said loudly, without root.
+fn start() -> Option<(Scratch, Adapter)> {
+    // SAFETY: cannot fail.
+    if unsafe { libc::geteuid() } != 0 {
+        let _ = writeln!(std::io::stderr(), "SKIPPED: the system adapter needs root");
+        return None;
+    }
+    let scratch = Scratch::new();
+    let parent = scratch.path().parent().expect("in a directory").to_owned();
+    std::fs::set_permissions(parent, PermissionsExt::from_mode(0o755)).expect("it is ours");
+    let options = Options {
+        foreground: false,
+        ..Options::system(scratch.path())
+    };
+    Some((scratch, Adapter::start_with(options)))
+}
+
+/// Sets real and effective user of this thread alone; the saved one stays root's.
+fn become_user(uid: u32) {
+    // SAFETY: plain system call, of which the C library's would change all threads.
+    let done = unsafe { libc::syscall(libc::SYS_setresuid, uid, uid, 0) };
+    assert_eq!(done, 0, "setresuid: {}", std::io::Error::last_os_error());
+}
+
+/// Does something as a user: what is sent meanwhile is sent in its name.
+fn as_user<T>(uid: u32, act: impl FnOnce() -> T) -> T {
+    become_user(uid);
+    let done = act();
+    become_user(0);
+    done
+}
+
+/// A library of a user.
+fn library(scratch: &Scratch, uid: u32) -> FakeLibrary {
+    as_user(uid, || FakeLibrary::new(&scratch.path()))
+}
+
+#[test]
+fn two_users_are_introduced_to_each_other() {
+    let Some((scratch, _adapter)) = start() else {
+        return;
+    };
+    let (server, client) = (library(&scratch, SERVER), library(&scratch, CLIENT));
+    as_user(SERVER, || server.pair(true, 80, 5000));
+    as_user(CLIENT, || client.pair(false, 5000, 80));
+    let (one, other) = (server.offer(), client.offer());
+    assert_eq!(one.message.pair, other.message.pair);
+    assert_ne!(one.message.side, other.message.side);
+}
+
+#[test]
+fn memory_between_two_users_cannot_be_cut() {
+    let Some((scratch, _adapter)) = start() else {
+        return;
+    };
+    let (server, client) = (library(&scratch, SERVER), library(&scratch, CLIENT));
+    as_user(SERVER, || server.pair(true, 80, 5000));
+    as_user(CLIENT, || client.pair(false, 5000, 80));
+    let offers = [server.offer(), client.offer()];
+    let files = offers.iter().flat_map(|offer| [&offer.slab, &offer.pair]);
+    for file in files.map(|file| file.as_ref().expect("the first channel of its pair")) {
+        let length = file.metadata().expect("metadata").len();
+        for wanted in [0, length - 4096, length + 4096] {
+            let error = file.set_len(wanted).expect_err("sealed");
+            assert_eq!(error.raw_os_error(), Some(libc::EPERM), "{wanted}");
+        }
+        // One that was sealed against writing would kill the other end where it writes.
+        for seal in [libc::F_SEAL_WRITE, libc::F_SEAL_FUTURE_WRITE] {
+            // SAFETY: plain system call on a descriptor of ours.
+            let sealed = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seal) };
+            assert_eq!(sealed, -1, "seal {seal}");
+        }
+    }
+}
+
+#[test]
+fn a_third_user_with_a_claim_on_a_tuple_gets_nothing() {
+    let Some((scratch, _adapter)) = start() else {
+        return;
+    };
+    let (one, other) = connection();
+    let server = library(&scratch, SERVER);
+    let served = as_user(SERVER, || server.pair_showing(true, other.as_fd()));
+    server.settle();
+    // It names the client's addresses, and shows what it has: a connection of its own.
+    let stranger = library(&scratch, STRANGER);
+    let (own, _its_other_end) = connection();
+    let (entry, generation) = stranger.table.open(0, false);
+    let (local, remote) = (one.local_addr().expect("v4"), one.peer_addr().expect("v4"));
+    let ip = |address: std::net::SocketAddr| match address.ip() {
+        std::net::IpAddr::V4(v4) => mapped(v4.octets()),
+        std::net::IpAddr::V6(v6) => v6.octets(),
+    };
+    let claim = Message {
+        entry,
+        generation,
+        local: ip(local),
+        remote: ip(remote),
+        local_port: local.port(),
+        remote_port: remote.port(),
+        ..Message::new(Kind::Pair)
+    };
+    as_user(STRANGER, || {
+        wire::send(stranger.socket.as_fd(), &claim, &[own.as_fd()]).expect("sent");
+        assert!(stranger.settle().is_empty(), "an offer for a claim");
+    });
+    assert_eq!(server.offers(served), 0);
+    assert_eq!(server.verdict(served), Reason::NoPartner as u32);
+    // Without a socket it is no client for much longer.
+    as_user(STRANGER, || {
+        let _ = wire::send(stranger.socket.as_fd(), &claim, &[]);
+        assert!(stranger.is_dropped());
+    });
+    // The true other end is served.
+    let client = library(&scratch, CLIENT);
+    as_user(CLIENT, || client.pair_showing(false, one.as_fd()));
+    assert_eq!(server.offer().message.pair, client.offer().message.pair);
+}
+
+/// Sockets to the adapter, of a process that is not this one.
+struct Crowd {
+    pid: libc::pid_t,
+    done: UnixStream,
+}
+
+impl Crowd {
+    /// Connects so many sockets as a user, in a forked child, and returns when they are connected.
+    fn of(scratch: &Scratch, uid: u32, count: usize) -> Crowd {
+        let path = scratch.path();
+        let (mut done, theirs) = UnixStream::pair().expect("pair");
+        // SAFETY: the child makes system calls and allocates only what its socket calls need; no
+        // other thread holds the allocator's lock across this (glibc takes care of it at a fork).
+        let pid = unsafe { libc::fork() };
+        assert!(pid >= 0, "fork: {}", std::io::Error::last_os_error());
+        if pid == 0 {
+            become_user(uid);
+            let sockets: Vec<_> = (0..count).map(|_| try_connect(&path)).collect();
+            let _ = (&theirs).write_all(&[1]);
+            // Until the test is done with us.
+            let _ = (&theirs).read(&mut [0]);
+            drop(sockets);
+            // SAFETY: nothing of the parent's is to run here.
+            unsafe { libc::_exit(0) };
+        }
+        drop(theirs);
+        done.read_exact(&mut [0]).expect("the child connects");
+        Crowd { pid, done }
+    }
+}
+
+impl Drop for Crowd {
+    fn drop(&mut self) {
+        let _ = self.done.shutdown(std::net::Shutdown::Both);
+        // SAFETY: our child, not reaped yet.
+        unsafe {
+            libc::kill(self.pid, libc::SIGKILL);
+            libc::waitpid(self.pid, std::ptr::null_mut(), 0);
+        }
+    }
+}
+
+#[test]
+fn one_user_cannot_take_all_clients() {
+    /// Of one user and of one process, as the adapter has it.
+    const PER_USER: usize = 1024;
+    const PER_PROCESS: usize = 32;
+    let Some((scratch, _adapter)) = start() else {
+        return;
+    };
+    let processes = 0..PER_USER / PER_PROCESS;
+    let crowds: Vec<Crowd> = processes
+        .map(|_| Crowd::of(&scratch, STRANGER, PER_PROCESS))
+        .collect();
+    // One more of this user is turned away, from whichever process.
+    let late = as_user(STRANGER, || {
+        let socket = try_connect(&scratch.path()).expect("connected");
+        FakeLibrary::at(socket, FakeTable::new())
+    });
+    assert!(late.is_dropped());
+    // Others are served.
+    let (server, client) = (library(&scratch, SERVER), library(&scratch, CLIENT));
+    as_user(SERVER, || server.pair(true, 81, 5001));
+    as_user(CLIENT, || client.pair(false, 5001, 81));
+    assert_eq!(server.offer().message.pair, client.offer().message.pair);
+    // When the crowd is gone, its user has room again.
+    drop(crowds);
+    let mut tries = (0..TRIES_MAX).map(|_| is_served(&scratch, STRANGER));
+    assert!(tries.any(|served| served), "turned away for ever");
+}
+
+/// Far more than the adapter takes to notice that the crowd is gone.
+const TRIES_MAX: usize = 100_000;
+
+/// Whether a user is answered on a fresh socket.
+fn is_served(scratch: &Scratch, uid: u32) -> bool {
+    as_user(uid, || {
+        let socket = try_connect(&scratch.path()).expect("connected");
+        let sent = wire::send(socket.as_fd(), &Message::new(Kind::Ping), &[]);
+        let answer = || wire::receive(socket.as_fd());
+        sent.is_ok() && matches!(answer(), Ok(wire::Received::Message(_, Kind::Answer, _)))
+    })
+}
+
+/// Requests without end by one user delay another's by a turn, not for ever.
+#[test]
+fn a_flood_of_one_user_does_not_keep_others_waiting() {
+    let Some((scratch, _adapter)) = start() else {
+        return;
+    };
+    let flood = library(&scratch, STRANGER);
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            become_user(STRANGER);
+            let request = Message::new(Kind::Withdraw);
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                let _ = wire::try_send(flood.socket.as_fd(), &request, &[]);
+            }
+        });
+        let (server, client) = (library(&scratch, SERVER), library(&scratch, CLIENT));
+        as_user(SERVER, || server.pair(true, 82, 5002));
+        as_user(CLIENT, || client.pair(false, 5002, 82));
+        assert_eq!(server.offer().message.pair, client.offer().message.pair);
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
+}
+
+#[test]
+fn only_root_is_told_the_status() {
+    let Some((scratch, _adapter)) = start() else {
+        return;
+    };
+    let server = library(&scratch, SERVER);
+    as_user(SERVER, || server.pair(true, 83, 5003));
+    let asked = |uid| {
+        as_user(uid, || {
+            let socket = try_connect(&scratch.path()).expect("connected");
+            let asker = FakeLibrary::at(socket, FakeTable::new());
+            let status = Message::new(Kind::Status);
+            wire::send(asker.socket.as_fd(), &status, &[]).expect("sent");
+            match wire::receive(asker.socket.as_fd()).expect("received") {
+                wire::Received::Message(_, Kind::Answer, descriptors) => descriptors.len(),
+                other => panic!("unexpected: {other:?}"),
+            }
+        })
+    };
+    assert_eq!(asked(STRANGER), 0);
+    assert_eq!(
+        asked(SERVER),
+        0,
+        "not even its own: it can read its table itself"
+    );
+    assert_eq!(asked(0), 1);
+}

@@ -1,0 +1,54 @@
+//! Which adapter a command is about: the system adapter, or this user's own.
+
+use std::env;
+use std::path::{Path, PathBuf};
+
+use toehold_adapter::client;
+use toehold_adapter::runtime_dir;
+
+use crate::options::AdapterChoice;
+
+/// Where an adapter is met.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Meeting {
+    /// In the system adapter's directory.
+    System(PathBuf),
+    /// In a directory of this user's.
+    User(PathBuf),
+}
+
+impl Meeting {
+    /// Where the options and the environment say. A directory that is named decides; then the
+    /// choice does.
+    pub(crate) fn of(named: Option<&Path>, choice: AdapterChoice) -> Meeting {
+        let system = runtime_dir::system_path();
+        let answers = || client::ping(&system).is_ok();
+        let in_environment = env::var_os("TOEHOLD_RUNTIME_DIR").map(PathBuf::from);
+        let own = || match in_environment.as_deref() == Some(&*system) {
+            // A program under the system adapter has that in its environment.
+            true => runtime_dir::default_path_without_ours(),
+            false => runtime_dir::default_path(),
+        };
+        match (named, choice) {
+            (Some(named), _) if named == system => Meeting::System(system),
+            (Some(named), _) => {
+                let named = std::path::absolute(named).unwrap_or_else(|_| named.into());
+                Meeting::User(named)
+            }
+            (None, AdapterChoice::System) => Meeting::System(system),
+            (None, AdapterChoice::User) => Meeting::User(own()),
+            (None, AdapterChoice::Auto) => match &in_environment {
+                Some(chosen) if *chosen != system => Meeting::User(own()),
+                _ if answers() => Meeting::System(system),
+                _ => Meeting::User(own()),
+            },
+        }
+    }
+
+    /// The directory.
+    pub(crate) fn dir(&self) -> &Path {
+        match self {
+            Meeting::System(dir) | Meeting::User(dir) => dir,
+        }
+    }
+}
