@@ -1,9 +1,12 @@
 //! What the kernel says of its interfaces (netdevice(7), `linux/ethtool.h`).
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
-use crate::sys::{check, owned};
+use rustix::net::netdevice::name_to_index;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+
+use crate::sys::{InterfaceRequest, Request};
 
 /// Asks about the interfaces of the network namespace that it was made in.
 #[derive(Debug)]
@@ -15,9 +18,8 @@ impl Interfaces {
     /// # Errors
     /// When there are no descriptors or memory left.
     pub fn here() -> io::Result<Self> {
-        let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC;
-        // SAFETY: no memory is involved.
-        owned(unsafe { libc::socket(libc::AF_INET, kind, 0) }).map(Self)
+        let (family, flags) = (AddressFamily::INET, SocketFlags::CLOEXEC);
+        Ok(Self(socket_with(family, SocketType::DGRAM, flags, None)?))
     }
 
     /// The number of the interface that has this name now.
@@ -25,9 +27,7 @@ impl Interfaces {
     /// # Errors
     /// When there is none of that name; so below.
     pub fn index(&self, name: &str) -> io::Result<u32> {
-        let told = self.ask(name, libc::SIOCGIFINDEX as _)?;
-        // SAFETY: filled in by the call, which succeeded; so below.
-        Ok(unsafe { told.ifru_ifindex }.cast_unsigned())
+        Ok(name_to_index(&self.0, name)?)
     }
 
     /// The largest packet.
@@ -35,9 +35,8 @@ impl Interfaces {
     /// # Errors
     /// As for [`Interfaces::index`].
     pub fn mtu(&self, name: &str) -> io::Result<u32> {
-        let told = self.ask(name, libc::SIOCGIFMTU as _)?;
-        // SAFETY: as above.
-        Ok(unsafe { told.ifru_mtu }.cast_unsigned())
+        let answer = self.ask(name, Request::Mtu)?;
+        Ok(u32::from_ne_bytes(answer.value()))
     }
 
     /// The Ethernet address; `None` where the interface carries no Ethernet.
@@ -45,17 +44,10 @@ impl Interfaces {
     /// # Errors
     /// As for [`Interfaces::index`].
     pub fn ethernet_address(&self, name: &str) -> io::Result<Option<[u8; 6]>> {
-        let told = self.ask(name, libc::SIOCGIFHWADDR as _)?;
-        // SAFETY: as above.
-        let hardware = unsafe { told.ifru_hwaddr };
-        if hardware.sa_family != libc::ARPHRD_ETHER {
-            return Ok(None);
-        }
-        let mut mac = [0; 6];
-        for (target, byte) in mac.iter_mut().zip(hardware.sa_data) {
-            *target = byte.cast_unsigned();
-        }
-        Ok(Some(mac))
+        // A `sockaddr`: two bytes of family, and the address.
+        let [family, other, mac @ ..] = self.ask(name, Request::HardwareAddress)?.value::<8>();
+        let is_ethernet = u16::from_ne_bytes([family, other]) == libc::ARPHRD_ETHER;
+        Ok(is_ethernet.then_some(mac))
     }
 
     /// Sets how many frames may wait in the interface's queue.
@@ -63,11 +55,9 @@ impl Interfaces {
     /// # Errors
     /// As for [`Interfaces::index`], and without CAP_NET_ADMIN.
     pub fn set_queue_frames(&self, name: &str, frames: u32) -> io::Result<()> {
-        let mut request = request(name)?;
-        // `ifr_qlen` is an int in the same union; the libc crate has no name for it.
-        request.ifr_ifru.ifru_mtu = frames.cast_signed();
-        // SAFETY: SIOCSIFTXQLEN reads one `ifreq`.
-        check(unsafe { libc::ioctl(self.0.as_raw_fd(), SIOCSIFTXQLEN, &request) })
+        let mut request = InterfaceRequest::new(name)?;
+        request.set_value(frames.to_ne_bytes());
+        request.ask(&self.0, Request::SetQueueLength)
     }
 
     /// How many receive queues are in use; 1 where the driver does not tell.
@@ -85,10 +75,11 @@ impl Interfaces {
             command: ETHTOOL_GCHANNELS,
             ..Channels::default()
         };
-        // SAFETY: the command writes one `ethtool_channels`.
-        let told = unsafe { self.ethtool(name, (&raw mut channels).cast()) };
+        let answered = InterfaceRequest::new(name)
+            // SAFETY: the command writes one `ethtool_channels`.
+            .and_then(|request| unsafe { request.ethtool(&self.0, &mut channels) });
         let [receive, _, _, combined] = channels.now;
-        match told {
+        match answered {
             Ok(()) => (receive + combined).max(1),
             Err(_) => 1,
         }
@@ -110,44 +101,18 @@ impl Interfaces {
             rest: [0; 160],
         };
         // SAFETY: the command writes one `ethtool_drvinfo`, of 196 bytes.
-        unsafe { self.ethtool(name, (&raw mut driver).cast()) }?;
+        unsafe { InterfaceRequest::new(name)?.ethtool(&self.0, &mut driver) }?;
         let name = driver.name.split(|byte| *byte == 0).next();
         Ok(name.unwrap_or_default().to_vec())
     }
 
-    /// A question that an `ifreq` answers.
-    fn ask(&self, name: &str, what: libc::c_ulong) -> io::Result<libc::__c_anonymous_ifr_ifru> {
-        let mut request = request(name)?;
-        // SAFETY: all that is asked here reads and writes one `ifreq`.
-        check(unsafe { libc::ioctl(self.0.as_raw_fd(), what as _, &mut request) })?;
-        Ok(request.ifr_ifru)
-    }
-
-    /// # Safety
-    /// `command` is writable for all that its first word asks for.
-    unsafe fn ethtool(&self, name: &str, command: *mut libc::c_char) -> io::Result<()> {
-        let mut request = request(name)?;
-        request.ifr_ifru.ifru_data = command;
-        // SAFETY: the caller's promise.
-        check(unsafe { libc::ioctl(self.0.as_raw_fd(), SIOCETHTOOL, &mut request) })
+    fn ask(&self, name: &str, what: Request) -> io::Result<InterfaceRequest> {
+        let mut request = InterfaceRequest::new(name)?;
+        request.ask(&self.0, what)?;
+        Ok(request)
     }
 }
 
-/// A question about an interface of this name, which must be one that an interface can have.
-pub(crate) fn request(name: &str) -> io::Result<libc::ifreq> {
-    if name.is_empty() || name.len() >= libc::IFNAMSIZ || name.contains('\0') {
-        return Err(io::ErrorKind::InvalidInput.into());
-    }
-    // SAFETY: `ifreq` is a C structure of integers and unions of them: zeros are a value.
-    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    for (target, byte) in request.ifr_name.iter_mut().zip(name.bytes()) {
-        *target = byte.cast_signed();
-    }
-    Ok(request)
-}
-
-/// `linux/sockios.h`, `linux/ethtool.h`; the libc crate does not have them everywhere.
-const SIOCSIFTXQLEN: libc::Ioctl = 0x8943;
-const SIOCETHTOOL: libc::Ioctl = 0x8946;
+/// `linux/ethtool.h`.
 const ETHTOOL_GDRVINFO: u32 = 0x03;
 const ETHTOOL_GCHANNELS: u32 = 0x3c;

@@ -8,6 +8,7 @@
 
 mod capture;
 mod interface;
+mod mapping;
 mod packet;
 mod summary;
 mod sys;
@@ -19,6 +20,7 @@ pub use capture::{Block, Capture, CaptureReader, Direction, Frame, Packet};
 pub use interface::Interfaces;
 pub use packet::{Arrival, PacketError, PacketOptions, PacketSocket};
 pub use summary::{PacketSummary, TcpSummary};
-pub use tap::{PARTS_MAX, Tap, TapError, TapOptions};
+pub use sys::PARTS_MAX;
+pub use tap::{Tap, TapError, TapOptions};
 pub use vnet::VnetHeader;
 pub use xdp::{XdpError, XdpMode, XdpOptions, XdpSocket, XdpStatistics, XdpSteering};

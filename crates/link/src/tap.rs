@@ -4,25 +4,22 @@
 //! One [`Tap`] is one queue of a device. Several queues of one device are several [`Tap`]s opened
 //! with the same name; the kernel hashes flows over them.
 
-use std::ffi::CStr;
 use std::fmt;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use crate::interface::request;
-use crate::sys::owned;
+use rustix::fs::{Mode, OFlags, open};
+
+use crate::sys::{InterfaceRequest, PARTS_MAX, Request, read_frame, set_tap_offload, write_frame};
 use crate::vnet::VnetHeader;
 
-const DEVICE: &CStr = c"/dev/net/tun";
+const DEVICE: &str = "/dev/net/tun";
 /// `linux/if_tun.h`: what we are willing to receive unfinished.
 const TUN_F_CSUM: libc::c_uint = 1;
 const TUN_F_TSO4: libc::c_uint = 2;
 const TUN_F_TSO6: libc::c_uint = 4;
 const TUN_F_TSO_ECN: libc::c_uint = 8;
 const IFF_PERSIST: libc::c_int = 0x0800;
-/// Pieces of one frame besides its metadata: headers, and a payload that begins in one ring and
-/// ends in another, wrapping around the ends of both.
-pub const PARTS_MAX: usize = 5;
 
 /// How a queue is opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -97,25 +94,22 @@ impl Tap {
     /// # Errors
     /// See [`TapError`].
     pub fn open(name: &str, options: TapOptions) -> Result<Self, TapError> {
-        let mut request = request(name).map_err(|_| TapError::Name)?;
+        let mut request = InterfaceRequest::new(name).map_err(|_| TapError::Name)?;
         let queues = if options.multi_queue {
             libc::IFF_MULTI_QUEUE
         } else {
             0
         };
         let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR | queues;
-        request.ifr_ifru.ifru_flags = flags as libc::c_short;
+        request.set_value((flags as libc::c_short).to_ne_bytes());
         let file = open_device().map_err(TapError::Device)?;
-        // SAFETY: TUNSETIFF reads and writes one `ifreq`, which lives until the call returns.
-        let attached = unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, &mut request) };
-        if attached < 0 {
-            let error = io::Error::last_os_error();
+        request
+            .ask(&file, Request::TunAttach)
             // `tun_set_iff` compares IFF_MULTI_QUEUE with what the device was made with.
-            return Err(match error.raw_os_error() {
+            .map_err(|error| match error.raw_os_error() {
                 Some(libc::EINVAL) => TapError::Queues(name.to_owned(), !options.multi_queue),
                 _ => TapError::Attach(error),
-            });
-        }
+            })?;
         let mut offload = if options.receive_checksum {
             TUN_F_CSUM
         } else {
@@ -124,30 +118,19 @@ impl Tap {
         if options.receive_large {
             offload |= TUN_F_TSO4 | TUN_F_TSO6 | TUN_F_TSO_ECN;
         }
-        let argument = libc::c_ulong::from(offload);
-        // SAFETY: TUNSETOFFLOAD takes its argument by value.
-        let offloaded = unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETOFFLOAD, argument) };
-        if offloaded < 0 {
-            return Err(TapError::Offload(io::Error::last_os_error()));
-        }
+        set_tap_offload(&file, offload).map_err(TapError::Offload)?;
         Ok(Self { file })
     }
 
-    /// True when the device stays when nobody has it open: then somebody made it, and its settings
-    /// are theirs.
+    /// True when the device stays after the last process that has it open closes it. Then somebody
+    /// made it, and its settings are theirs.
     ///
     /// # Errors
     /// Whatever `ioctl` says.
     pub fn is_persistent(&self) -> io::Result<bool> {
-        // SAFETY: `ifreq` is a C structure of integers and unions of them: zeros are a value.
-        let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-        // SAFETY: TUNGETIFF writes one `ifreq`, which lives until the call returns.
-        let told = unsafe { libc::ioctl(self.file.as_raw_fd(), libc::TUNGETIFF, &mut request) };
-        if told < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: the call, which succeeded, filled in the name and the flags.
-        let flags = unsafe { request.ifr_ifru.ifru_flags };
+        let mut request = InterfaceRequest::unnamed();
+        request.ask(&self.file, Request::TunFlags)?;
+        let flags = libc::c_short::from_ne_bytes(request.value());
         Ok(flags & IFF_PERSIST as libc::c_short != 0)
     }
 
@@ -169,12 +152,12 @@ impl Tap {
         &self,
         buffer: &mut [u8],
     ) -> io::Result<Option<(usize, VnetHeader)>> {
-        let (base, len) = (buffer.as_mut_ptr(), buffer.len());
-        // SAFETY: `buffer` is writable for its length.
-        let count = unsafe { libc::read(self.file.as_raw_fd(), base.cast(), len) };
+        let Some(count) = unless_blocked(rustix::io::read(&self.file, &mut *buffer))? else {
+            return Ok(None);
+        };
         let length = frame_length(count)?;
-        let header = || VnetHeader::from_bytes(*buffer.first_chunk().expect("what was read"));
-        Ok(length.map(|length| (length, header())))
+        let header = *buffer.first_chunk().expect("it was just read");
+        Ok(Some((length, VnetHeader::from_bytes(header))))
     }
 
     /// As [`Tap::receive`], into several pieces one after the other (at most [`PARTS_MAX`]), which
@@ -192,21 +175,11 @@ impl Tap {
         &self,
         parts: &[(*mut u8, usize)],
     ) -> io::Result<Option<(usize, VnetHeader)>> {
-        assert!(parts.len() <= PARTS_MAX, "a frame of {} parts", parts.len());
-        let mut header = [0u8; VnetHeader::BYTES];
-        let vector = |(base, len): (*mut u8, usize)| libc::iovec {
-            iov_base: base.cast(),
-            iov_len: len,
-        };
-        let mut vectors = [vector((header.as_mut_ptr(), header.len())); PARTS_MAX + 1];
-        for (target, part) in vectors[1..].iter_mut().zip(parts) {
-            *target = vector(*part);
+        // SAFETY: the caller's promise.
+        match unless_blocked(unsafe { read_frame(&self.file, parts) })? {
+            Some((count, header)) => Ok(Some((frame_length(count)?, header))),
+            None => Ok(None),
         }
-        let count = parts.len() as libc::c_int + 1;
-        // SAFETY: `header` is writable for its length; of the others the caller promises it.
-        let count = unsafe { libc::readv(self.file.as_raw_fd(), vectors.as_ptr(), count) };
-        let length = frame_length(count)?;
-        Ok(length.map(|length| (length, VnetHeader::from_bytes(header))))
     }
 
     /// Gives the kernel a frame that is the concatenation of `parts` (at most [`PARTS_MAX`]). False
@@ -237,9 +210,7 @@ impl Tap {
     /// When there is no such room.
     pub fn send_behind_header(&self, header: VnetHeader, buffer: &mut [u8]) -> io::Result<bool> {
         buffer[..VnetHeader::BYTES].copy_from_slice(&header.to_bytes());
-        let (base, len) = (buffer.as_ptr(), buffer.len());
-        // SAFETY: `buffer` is readable for its length.
-        is_taken(unsafe { libc::write(self.file.as_raw_fd(), base.cast(), len) })
+        Ok(unless_blocked(rustix::io::write(&self.file, buffer))?.is_some())
     }
 
     /// As [`Tap::send`], of memory that somebody else may be writing to: the kernel reads whatever
@@ -258,19 +229,9 @@ impl Tap {
         header: VnetHeader,
         parts: &[(*const u8, usize)],
     ) -> io::Result<bool> {
-        assert!(parts.len() <= PARTS_MAX, "a frame of {} parts", parts.len());
-        let header = header.to_bytes();
-        let vector = |(base, len): (*const u8, usize)| libc::iovec {
-            iov_base: base.cast_mut().cast(),
-            iov_len: len,
-        };
-        let mut vectors = [vector((header.as_ptr(), header.len())); PARTS_MAX + 1];
-        for (target, part) in vectors[1..].iter_mut().zip(parts) {
-            *target = vector(*part);
-        }
-        let count = parts.len() as libc::c_int + 1;
-        // SAFETY: `writev` only reads; the caller's promise.
-        is_taken(unsafe { libc::writev(self.file.as_raw_fd(), vectors.as_ptr(), count) })
+        // SAFETY: the caller's promise.
+        let written = unless_blocked(unsafe { write_frame(&self.file, header, parts) })?;
+        Ok(written.is_some())
     }
 }
 
@@ -281,33 +242,22 @@ impl AsFd for Tap {
     }
 }
 
-/// What a read says: a frame's length without its metadata, or that there is none.
-pub(crate) fn frame_length(count: isize) -> io::Result<Option<usize>> {
-    match usize::try_from(count) {
-        Ok(count) => {
-            let length = count.checked_sub(VnetHeader::BYTES);
-            length.ok_or(io::ErrorKind::UnexpectedEof.into()).map(Some)
-        }
-        Err(_) => match io::Error::last_os_error() {
-            error if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
-            error => Err(error),
-        },
-    }
+/// The length of a frame of which `count` bytes were read together with its metadata.
+pub(crate) fn frame_length(count: usize) -> io::Result<usize> {
+    let length = count.checked_sub(VnetHeader::BYTES);
+    length.ok_or(io::ErrorKind::UnexpectedEof.into())
 }
 
-/// What a write says.
-pub(crate) fn is_taken(written: isize) -> io::Result<bool> {
-    if written >= 0 {
-        return Ok(true);
-    }
-    match io::Error::last_os_error() {
-        error if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
-        error => Err(error),
+/// The result of a call on a non-blocking descriptor; `None` when it would have blocked.
+pub(crate) fn unless_blocked<T, E: Into<io::Error>>(result: Result<T, E>) -> io::Result<Option<T>> {
+    match result.map_err(E::into) {
+        Ok(done) => Ok(Some(done)),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+        Err(error) => Err(error),
     }
 }
 
 fn open_device() -> io::Result<OwnedFd> {
-    let flags = libc::O_RDWR | libc::O_NONBLOCK | libc::O_CLOEXEC;
-    // SAFETY: the path is a C string.
-    owned(unsafe { libc::open(DEVICE.as_ptr(), flags) })
+    let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    Ok(open(DEVICE, flags, Mode::empty())?)
 }

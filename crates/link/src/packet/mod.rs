@@ -17,11 +17,14 @@ mod ring;
 
 use std::fmt;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with, sockopt};
 
 use crate::interface::Interfaces;
-use crate::sys::{check, owned, set_option};
-use crate::tap::{PARTS_MAX, frame_length, is_taken};
+use crate::sys::{bind_packet_socket, packet_statistics, read_frame, set_option, write_frame};
+use crate::tap::{frame_length, unless_blocked};
 use crate::vnet::VnetHeader;
 use ring::Ring;
 
@@ -91,12 +94,11 @@ impl PacketSocket {
     /// See [`PacketError`].
     pub fn open(name: &str, options: PacketOptions) -> Result<PacketSocket, PacketError> {
         // Protocol 0: nothing comes before all is set.
-        let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-        // SAFETY: no memory is involved.
-        let socket = owned(unsafe { libc::socket(libc::AF_PACKET, kind, 0) });
-        let socket = socket.map_err(|error| match error.raw_os_error() {
-            Some(libc::EPERM | libc::EACCES) => PacketError::Privilege,
-            _ => PacketError::Setup("to be opened", error),
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None);
+        let socket = socket.map_err(|error| match error {
+            Errno::PERM | Errno::ACCESS => PacketError::Privilege,
+            _ => PacketError::Setup("to be opened", error.into()),
         })?;
         let interface = Interface::find(name)?;
         let refused = |what| move |error| PacketError::Setup(what, error);
@@ -123,7 +125,7 @@ impl PacketSocket {
             )
             .map_err(refused("an Ethernet address of its own"))?;
         }
-        interface.bind(&socket).map_err(refused("the interface"))?;
+        bind_packet_socket(&socket, interface.index).map_err(refused("the interface"))?;
         if let Some(group) = options.group {
             // Groups are of a namespace and not of an interface; one that has gone leaves its group
             // for as long as a socket is left in it.
@@ -165,14 +167,12 @@ impl PacketSocket {
     /// Each part names writable memory of its length that no reference covers.
     pub unsafe fn receive_raw(&mut self, parts: &[(*mut u8, usize)]) -> Option<usize> {
         self.ring.release();
-        let mut header = [0u8; VnetHeader::BYTES];
-        let (vectors, count) = vectors((header.as_mut_ptr(), header.len()), parts);
         // A read reports an interface's error once, instead of its frame. A caller that stopped at
         // that would be one frame behind from here on.
         for _ in 0..READS_MAX {
-            // SAFETY: `header` is writable for its length; of the others the caller promises it.
-            let got = unsafe { libc::readv(self.socket.as_raw_fd(), vectors.as_ptr(), count) };
-            match frame_length(got) {
+            // SAFETY: the caller's promise.
+            let read = unsafe { read_frame(&self.socket, parts) };
+            match unless_blocked(read.and_then(|(count, _)| frame_length(count))) {
                 Ok(length) => return length,
                 // The frame is gone with it.
                 Err(error) if error.raw_os_error() == Some(libc::EFAULT) => return None,
@@ -199,15 +199,9 @@ impl PacketSocket {
         header: VnetHeader,
         parts: &[(*const u8, usize)],
     ) -> io::Result<bool> {
-        let mut header = header.to_bytes();
-        let mut raw = [(std::ptr::null_mut(), 0); PARTS_MAX];
-        for (target, (base, len)) in raw.iter_mut().zip(parts) {
-            *target = (base.cast_mut(), *len);
-        }
-        assert!(parts.len() <= PARTS_MAX, "a frame of {} parts", parts.len());
-        let (vectors, count) = vectors((header.as_mut_ptr(), header.len()), &raw[..parts.len()]);
-        // SAFETY: `writev` only reads; the caller's promise.
-        is_taken(unsafe { libc::writev(self.socket.as_raw_fd(), vectors.as_ptr(), count) })
+        // SAFETY: the caller's promise.
+        let written = unless_blocked(unsafe { write_frame(&self.socket, header, parts) })?;
+        Ok(written.is_some())
     }
 
     /// As [`PacketSocket::send_raw`], of a frame that stands in `buffer` behind
@@ -220,21 +214,13 @@ impl PacketSocket {
     /// When there is no such room.
     pub fn send_behind_header(&self, header: VnetHeader, buffer: &mut [u8]) -> io::Result<bool> {
         buffer[..VnetHeader::BYTES].copy_from_slice(&header.to_bytes());
-        let (base, len) = (buffer.as_ptr(), buffer.len());
-        // SAFETY: `buffer` is readable for its length.
-        is_taken(unsafe { libc::write(self.socket.as_raw_fd(), base.cast(), len) })
+        Ok(unless_blocked(rustix::io::write(&self.socket, buffer))?.is_some())
     }
 
     /// Takes note of what has happened to the interface: one that went down leaves an error, which
     /// would have the socket look readable until somebody asks.
     pub fn clear_error(&self) {
-        let (mut error, mut length): (libc::c_int, _) = (0, size_of::<libc::c_int>() as u32);
-        let fd = self.socket.as_raw_fd();
-        // SAFETY: `error` is writable for `length` bytes.
-        unsafe {
-            let at = (&raw mut error).cast();
-            libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_ERROR, at, &mut length);
-        }
+        let _ = sockopt::socket_error(&self.socket);
     }
 
     /// Which interface it is on (`ifindex`), for as long as there is one of that number.
@@ -246,27 +232,7 @@ impl PacketSocket {
     /// Frames lost since the last time, because the ring was full.
     #[must_use]
     pub fn take_lost(&self) -> u64 {
-        let mut told = libc::tpacket_stats {
-            tp_packets: 0,
-            tp_drops: 0,
-        };
-        let mut length = size_of::<libc::tpacket_stats>() as u32;
-        let (fd, at) = (self.socket.as_raw_fd(), (&raw mut told).cast());
-        // SAFETY: `told` is writable for `length` bytes.
-        let done = unsafe {
-            libc::getsockopt(
-                fd,
-                libc::SOL_PACKET,
-                libc::PACKET_STATISTICS,
-                at,
-                &mut length,
-            )
-        };
-        if done == 0 {
-            u64::from(told.tp_drops)
-        } else {
-            0
-        }
+        packet_statistics(&self.socket).map_or(0, |statistics| u64::from(statistics.tp_drops))
     }
 }
 
@@ -313,17 +279,6 @@ impl Interface {
             one(libc::PACKET_MR_UNICAST, 6),
             one(libc::PACKET_MR_ALLMULTI, 0),
         ]
-    }
-
-    fn bind(&self, socket: &OwnedFd) -> io::Result<()> {
-        // SAFETY: `sockaddr_ll` is plain data, for which zeros are a value.
-        let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
-        address.sll_family = libc::AF_PACKET as libc::c_ushort;
-        address.sll_protocol = (libc::ETH_P_ALL as u16).to_be();
-        address.sll_ifindex = self.index;
-        let length = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
-        // SAFETY: `address` is valid for `length` bytes.
-        check(unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), length) })
     }
 }
 
@@ -391,30 +346,13 @@ fn filter(mac_high: u32, mac_low: u32) -> [libc::sock_filter; 16] {
 
 /// Room for bursts; without CAP_NET_ADMIN as much as the host allows.
 fn enlarge_buffers(socket: &OwnedFd) {
-    for (forced, asked) in [
-        (libc::SO_RCVBUFFORCE, libc::SO_RCVBUF),
-        (libc::SO_SNDBUFFORCE, libc::SO_SNDBUF),
-    ] {
-        let set = |option| set_option(socket, libc::SOL_SOCKET, option, &BUFFER_BYTES);
-        // Less room is slower, and nothing worse.
-        let _ = set(forced).or_else(|_| set(asked));
-    }
-}
-
-fn vectors(
-    header: (*mut u8, usize),
-    parts: &[(*mut u8, usize)],
-) -> ([libc::iovec; PARTS_MAX + 1], libc::c_int) {
-    assert!(parts.len() <= PARTS_MAX, "a frame of {} parts", parts.len());
-    let vector = |(base, len): (*mut u8, usize)| libc::iovec {
-        iov_base: base.cast(),
-        iov_len: len,
-    };
-    let mut vectors = [vector(header); PARTS_MAX + 1];
-    for (target, part) in vectors[1..].iter_mut().zip(parts) {
-        *target = vector(*part);
-    }
-    (vectors, parts.len() as libc::c_int + 1)
+    use sockopt::{set_socket_recv_buffer_size, set_socket_recv_buffer_size_force};
+    use sockopt::{set_socket_send_buffer_size, set_socket_send_buffer_size_force};
+    // Less room is slower, and nothing worse.
+    let _ = set_socket_recv_buffer_size_force(socket, BUFFER_BYTES)
+        .or_else(|_| set_socket_recv_buffer_size(socket, BUFFER_BYTES));
+    let _ = set_socket_send_buffer_size_force(socket, BUFFER_BYTES)
+        .or_else(|_| set_socket_send_buffer_size(socket, BUFFER_BYTES));
 }
 
 /// What the kernel knows beside the frame's bytes (`SKF_AD_OFF`): whether it had a tag, and the
@@ -424,7 +362,7 @@ const TAG: u32 = (libc::SKF_AD_OFF + libc::SKF_AD_VLAN_TAG).cast_unsigned();
 const VIRTUAL_LAN: u32 = 0x0fff;
 /// Odd, so that no two interfaces have the same group.
 const GROUP_STEP: u16 = 0x9e37;
-const BUFFER_BYTES: libc::c_int = 16 << 20;
+const BUFFER_BYTES: usize = 16 << 20;
 /// An interface does not go down more often than that between two reads.
 const READS_MAX: u32 = 8;
 

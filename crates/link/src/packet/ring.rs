@@ -6,10 +6,10 @@
 //! ```
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::ptr::NonNull;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use crate::mapping::Mapping;
 use crate::sys::set_option;
 use crate::vnet::VnetHeader;
 
@@ -28,15 +28,12 @@ pub struct Arrival<'a> {
 
 #[derive(Debug)]
 pub(super) struct Ring {
-    base: NonNull<u8>,
+    memory: Mapping,
     slot_bytes: usize,
     slots: usize,
     /// The oldest slot that may have a frame.
     next: usize,
 }
-
-// SAFETY: the mapping is this value's alone, and stays where it is.
-unsafe impl Send for Ring {}
 
 impl Ring {
     /// A ring whose slots hold frames of the MTU, if that is no more than a slot may have.
@@ -55,15 +52,8 @@ impl Ring {
             tp_frame_nr: (RING_BYTES / slot_bytes) as u32,
         };
         set_option(socket, libc::SOL_PACKET, libc::PACKET_RX_RING, &request)?;
-        let (protection, way) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
-        let fd = socket.as_raw_fd();
-        // SAFETY: a new mapping, wherever the kernel likes.
-        let base = unsafe { libc::mmap(std::ptr::null_mut(), RING_BYTES, protection, way, fd, 0) };
-        if base == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
         Ok(Ring {
-            base: NonNull::new(base.cast()).expect("the kernel maps nothing at zero"),
+            memory: Mapping::of_socket(socket, 0, RING_BYTES)?,
             slot_bytes,
             slots: RING_BYTES / slot_bytes,
             next: 0,
@@ -116,14 +106,7 @@ impl Ring {
     }
 
     fn slot(&self) -> *mut u8 {
-        self.base.as_ptr().wrapping_add(self.next * self.slot_bytes)
-    }
-}
-
-impl Drop for Ring {
-    fn drop(&mut self) {
-        // SAFETY: the mapping is ours, and no reference into it lives.
-        unsafe { libc::munmap(self.base.as_ptr().cast(), RING_BYTES) };
+        self.memory.base().wrapping_add(self.next * self.slot_bytes)
     }
 }
 

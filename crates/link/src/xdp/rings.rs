@@ -16,128 +16,117 @@
 
 use std::io;
 use std::marker::PhantomData;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
-use crate::sys::{check, set_option};
+use rustix::io::Result as CallResult;
+use rustix::net::sockopt;
+use rustix::net::xdp::{self, XdpMmapOffsets, XdpRingFlags, XdpRingOffset};
+
+use crate::mapping::Mapping;
 
 /// Which ring, and of what.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Kind {
     /// The option that makes it, and its place in the socket's mappings.
-    option: libc::c_int,
-    page_offset: libc::off_t,
-    offsets: fn(&libc::xdp_mmap_offsets) -> &libc::xdp_ring_offset,
+    make: fn(&OwnedFd, u32) -> CallResult<()>,
+    page_offset: u64,
+    offsets: fn(&XdpMmapOffsets) -> &XdpRingOffset,
 }
 
 pub(super) const RECEIVE: Kind = Kind {
-    option: libc::XDP_RX_RING,
-    page_offset: libc::XDP_PGOFF_RX_RING,
+    make: |socket, size| sockopt::set_xdp_rx_ring_size(socket, size),
+    page_offset: xdp::XDP_PGOFF_RX_RING,
     offsets: |all| &all.rx,
 };
 pub(super) const TRANSMIT: Kind = Kind {
-    option: libc::XDP_TX_RING,
-    page_offset: libc::XDP_PGOFF_TX_RING,
+    make: |socket, size| sockopt::set_xdp_tx_ring_size(socket, size),
+    page_offset: xdp::XDP_PGOFF_TX_RING,
     offsets: |all| &all.tx,
 };
 pub(super) const FILL: Kind = Kind {
-    option: libc::XDP_UMEM_FILL_RING,
-    page_offset: libc::XDP_UMEM_PGOFF_FILL_RING as libc::off_t,
+    make: |socket, size| sockopt::set_xdp_umem_fill_ring_size(socket, size),
+    page_offset: xdp::XDP_UMEM_PGOFF_FILL_RING,
     offsets: |all| &all.fr,
 };
 pub(super) const COMPLETION: Kind = Kind {
-    option: libc::XDP_UMEM_COMPLETION_RING,
-    page_offset: libc::XDP_UMEM_PGOFF_COMPLETION_RING as libc::off_t,
+    make: |socket, size| sockopt::set_xdp_umem_completion_ring_size(socket, size),
+    page_offset: xdp::XDP_UMEM_PGOFF_COMPLETION_RING,
     offsets: |all| &all.cr,
 };
 
 /// A ring's mapping. `T` is what stands in its entries.
 #[derive(Debug)]
 struct Ring<T> {
-    base: *mut u8,
-    bytes: usize,
-    producer: *const AtomicU32,
-    consumer: *const AtomicU32,
-    flags: *const AtomicU32,
-    entries: *mut T,
+    memory: Mapping,
+    /// Where in the mapping each of its words is, and its entries. In bytes.
+    producer_at: usize,
+    consumer_at: usize,
+    flags_at: usize,
+    entries_at: usize,
     /// A power of two.
     size: u32,
     of: PhantomData<T>,
 }
 
-// SAFETY: the mapping belongs to no thread, and what stands in it is plain numbers.
-unsafe impl<T: Copy + Send> Send for Ring<T> {}
-
 impl<T: Copy> Ring<T> {
     /// Makes a ring of a socket and maps it.
     fn new(socket: &OwnedFd, kind: Kind, size: u32) -> io::Result<Self> {
         assert!(size.is_power_of_two(), "the kernel wants it");
-        let fd = socket.as_raw_fd();
-        set_option(socket, libc::SOL_XDP, kind.option, &size)?;
-        let all = offsets(socket)?;
+        (kind.make)(socket, size)?;
+        let all = sockopt::xdp_mmap_offsets(socket)?;
         let at = (kind.offsets)(&all);
-        let bytes = at.desc as usize + size as usize * size_of::<T>();
-        let access = libc::PROT_READ | libc::PROT_WRITE;
-        let how = libc::MAP_SHARED | libc::MAP_POPULATE;
-        // SAFETY: a new mapping, where the kernel likes.
-        let base = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                bytes,
-                access,
-                how,
-                fd,
-                kind.page_offset,
-            )
-        };
-        if base == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: as above.
-        unsafe { libc::madvise(base, bytes, libc::MADV_DONTFORK) };
-        let base = base.cast::<u8>();
-        // SAFETY: the kernel has told where in the mapping each is.
-        let word = |offset: u64| unsafe { base.add(offset as usize) }.cast_const().cast();
-        Ok(Self {
-            base,
-            bytes,
-            producer: word(at.producer),
-            consumer: word(at.consumer),
-            flags: word(at.flags),
-            // SAFETY: as above.
-            entries: unsafe { base.add(at.desc as usize) }.cast(),
+        let entries_at = at.desc as usize;
+        let bytes = entries_at + size as usize * size_of::<T>();
+        let ring = Self {
+            memory: Mapping::of_socket(socket, kind.page_offset, bytes)?,
+            producer_at: at.producer as usize,
+            consumer_at: at.consumer as usize,
+            // Linux before 5.4 has no flags.
+            flags_at: at.flags.ok_or(io::ErrorKind::Unsupported)? as usize,
+            entries_at,
             size,
             of: PhantomData,
-        })
+        };
+        for at in [ring.producer_at, ring.consumer_at, ring.flags_at] {
+            assert!(
+                at + size_of::<AtomicU32>() <= entries_at,
+                "words before entries"
+            );
+            assert!(at.is_multiple_of(align_of::<AtomicU32>()), "aligned words");
+        }
+        Ok(ring)
     }
 
     fn producer(&self) -> &AtomicU32 {
-        // SAFETY: mapped and aligned as long as `self`; the kernel uses it atomically, too.
-        unsafe { &*self.producer }
+        self.word(self.producer_at)
     }
 
     fn consumer(&self) -> &AtomicU32 {
-        // SAFETY: as above.
-        unsafe { &*self.consumer }
+        self.word(self.consumer_at)
     }
 
     fn needs_wake_up(&self) -> bool {
         fence(Ordering::SeqCst);
-        // SAFETY: as above.
-        let flags = unsafe { &*self.flags }.load(Ordering::Relaxed);
-        flags & libc::XDP_RING_NEED_WAKEUP != 0
+        let flags = self.word(self.flags_at).load(Ordering::Relaxed);
+        flags & XdpRingFlags::XDP_RING_NEED_WAKEUP.bits() != 0
     }
 
+    #[inline]
+    fn word(&self, at: usize) -> &AtomicU32 {
+        // SAFETY: `new` has checked that the three offsets are aligned and inside the mapping; the
+        // kernel uses these words atomically, too.
+        unsafe { AtomicU32::from_ptr(self.memory.base().add(at).cast()) }
+    }
+
+    #[inline]
     fn entry(&self, position: u32) -> *mut T {
-        // SAFETY: the mapping has `size` entries.
-        unsafe { self.entries.add((position & (self.size - 1)) as usize) }
-    }
-}
-
-impl<T> Drop for Ring<T> {
-    fn drop(&mut self) {
-        // SAFETY: mapped in `new`, and borrowed by nobody.
-        unsafe { libc::munmap(self.base.cast(), self.bytes) };
+        let index = (position & (self.size - 1)) as usize;
+        // SAFETY: the mapping has `size` entries from `entries_at`.
+        unsafe {
+            let at = self.entries_at + index * size_of::<T>();
+            self.memory.base().add(at).cast()
+        }
     }
 }
 
@@ -241,27 +230,4 @@ impl<T: Copy> Consumer<T> {
         self.advance();
         Some(entry)
     }
-}
-
-/// Where in each ring's mapping its words are.
-fn offsets(socket: &OwnedFd) -> io::Result<libc::xdp_mmap_offsets> {
-    // SAFETY: plain numbers, for which zeros are a value.
-    let mut all: libc::xdp_mmap_offsets = unsafe { std::mem::zeroed() };
-    let mut length = size_of_val(&all) as libc::socklen_t;
-    let (fd, value) = (socket.as_raw_fd(), (&raw mut all).cast());
-    // SAFETY: the value is writable for its length.
-    check(unsafe {
-        libc::getsockopt(
-            fd,
-            libc::SOL_XDP,
-            libc::XDP_MMAP_OFFSETS,
-            value,
-            &mut length,
-        )
-    })?;
-    // Linux before 5.4 tells less: it has no flags.
-    if (length as usize) < size_of_val(&all) {
-        return Err(io::ErrorKind::Unsupported.into());
-    }
-    Ok(all)
 }

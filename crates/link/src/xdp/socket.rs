@@ -1,8 +1,16 @@
 //! A socket for the frames of one receive queue, with memory of its own.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+
+use rustix::io::Errno;
+use rustix::net::xdp::{
+    SocketAddrXdp, SocketAddrXdpFlags, XdpDesc, XdpDescOptions, XdpOptionsFlags,
+};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socket_with, sockopt,
+};
 
 use super::error::XdpError;
 use super::interface::take;
@@ -10,7 +18,6 @@ use super::partial::lacks_checksum;
 use super::rings::{self, Consumer, Producer};
 use super::steering::{XdpMode, XdpSteering};
 use super::umem::Umem;
-use crate::sys::{check, owned, set_option};
 use crate::vnet::VnetHeader;
 
 /// How a socket is opened.
@@ -48,9 +55,9 @@ pub struct XdpStatistics {
 /// One receive queue's frames, and a way out; non-blocking.
 #[derive(Debug)]
 pub struct XdpSocket {
-    receive: Consumer<libc::xdp_desc>,
+    receive: Consumer<XdpDesc>,
     fill: Producer<u64>,
-    transmit: Producer<libc::xdp_desc>,
+    transmit: Producer<XdpDesc>,
     completion: Consumer<u64>,
     /// Chunks whose frames have been looked at, to be given back together.
     seen: Vec<u64>,
@@ -83,9 +90,9 @@ impl XdpSocket {
     ) -> Result<Self, XdpError> {
         let interface = steering.interface();
         let setup = |action| move |error| XdpError::of(action, &interface.name, error);
-        // SAFETY: no memory is involved.
-        let socket = unsafe { libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
-        let socket = owned(socket).map_err(setup("open an AF_XDP socket"))?;
+        let (family, flags) = (AddressFamily::XDP, SocketFlags::CLOEXEC);
+        let socket = socket_with(family, SocketType::RAW, flags, None)
+            .map_err(|error| setup("open an AF_XDP socket")(error.into()))?;
         let XdpOptions {
             receive_frames,
             send_frames,
@@ -187,10 +194,10 @@ impl XdpSocket {
         assert!(length <= self.umem.chunk_bytes(), "a frame that had room");
         let address = self.free.pop().expect("the room that was given out");
         // The ring has a place for every chunk of ours.
-        let is_put = self.transmit.push(libc::xdp_desc {
+        let is_put = self.transmit.push(XdpDesc {
             addr: address,
             len: length as u32,
-            options: 0,
+            options: XdpDescOptions::empty(),
         });
         assert!(is_put, "there are as many places as frames of ours");
     }
@@ -229,27 +236,20 @@ impl XdpSocket {
     /// Frames lost so far.
     ///
     /// # Errors
-    /// Whatever `getsockopt` says.
+    /// The error of getsockopt(2).
     pub fn statistics(&self) -> io::Result<XdpStatistics> {
-        // SAFETY: plain numbers, for which zeros are a value.
-        let mut told: libc::xdp_statistics = unsafe { std::mem::zeroed() };
-        let mut length = size_of_val(&told) as libc::socklen_t;
-        let (fd, value) = (self.socket.as_raw_fd(), (&raw mut told).cast());
-        // SAFETY: the value is writable for its length.
-        check(unsafe {
-            libc::getsockopt(fd, libc::SOL_XDP, libc::XDP_STATISTICS, value, &mut length)
-        })?;
+        let counted = sockopt::xdp_statistics(&self.socket)?;
+        // Linux before 5.9 does not count these two.
+        let no_memory = counted.rx_fill_ring_empty_descs.unwrap_or(0);
+        let ring_full = counted.rx_ring_full.unwrap_or(0);
         // Where it copies, the kernel counts frames without memory among all others as well
         // (`net/xdp/xsk.c`, `__xsk_rcv`).
-        let among_others = match self.is_zero_copy {
-            true => 0,
-            false => told.rx_fill_ring_empty_descs,
-        };
+        let among_others = if self.is_zero_copy { 0 } else { no_memory };
         Ok(XdpStatistics {
-            no_memory: told.rx_fill_ring_empty_descs,
-            ring_full: told.rx_ring_full,
-            dropped: told.rx_dropped.saturating_sub(among_others),
-            invalid: told.tx_invalid_descs + told.rx_invalid_descs,
+            no_memory,
+            ring_full,
+            dropped: counted.rx_dropped.saturating_sub(among_others),
+            invalid: counted.tx_invalid_descs + counted.rx_invalid_descs,
         })
     }
 
@@ -278,20 +278,8 @@ impl XdpSocket {
         }
         self.fill.publish();
         if self.fill.needs_wake_up() {
-            let socket = self.socket.as_raw_fd();
-            // A driver that found no memory waits to be told that there is some.
-            // SAFETY: nothing is to be written.
-            unsafe {
-                let (null, zero) = (std::ptr::null_mut(), std::ptr::null_mut());
-                libc::recvfrom(
-                    socket,
-                    null,
-                    0,
-                    libc::MSG_DONTWAIT,
-                    zero,
-                    std::ptr::null_mut(),
-                );
-            }
+            // A driver that found no memory waits for a call. Nothing is received by it.
+            let _ = recv(&self.socket, &mut [0u8; 0], RecvFlags::DONTWAIT);
         }
     }
 
@@ -303,14 +291,8 @@ impl XdpSocket {
     }
 
     /// Has the kernel look at the transmit ring.
-    fn kick(&self) -> Option<io::Error> {
-        let socket = self.socket.as_raw_fd();
-        // SAFETY: nothing is to be read.
-        let sent = unsafe {
-            let (null, nobody) = (std::ptr::null(), std::ptr::null());
-            libc::sendto(socket, null, 0, libc::MSG_DONTWAIT, nobody, 0)
-        };
-        (sent < 0).then(io::Error::last_os_error)
+    fn kick(&self) -> Option<Errno> {
+        send(&self.socket, &[], SendFlags::DONTWAIT).err()
     }
 }
 
@@ -332,35 +314,24 @@ const fn chunk_bytes(mtu: u32) -> usize {
 /// it is, and less is sent at once.
 fn enlarge_send_buffer(socket: &OwnedFd, bytes: usize) {
     // Each frame counts with what the kernel has around it.
-    let bytes = libc::c_int::try_from(2 * bytes).unwrap_or(libc::c_int::MAX);
-    let _ = set_option(socket, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, &bytes);
+    let bytes = (2 * bytes).min(i32::MAX as usize);
+    let _ = sockopt::set_socket_send_buffer_size_force(socket, bytes);
 }
 
 fn bind(socket: &OwnedFd, interface: u32, queue: u32, mode: XdpMode) -> io::Result<()> {
     let copy = match mode {
         // Zero copy where the driver has it.
-        XdpMode::Native => 0,
-        XdpMode::Generic => libc::XDP_COPY,
+        XdpMode::Native => SocketAddrXdpFlags::empty(),
+        XdpMode::Generic => SocketAddrXdpFlags::XDP_COPY,
     };
-    let address = libc::sockaddr_xdp {
-        sxdp_family: libc::AF_XDP as u16,
-        sxdp_flags: libc::XDP_USE_NEED_WAKEUP | copy,
-        sxdp_ifindex: interface,
-        sxdp_queue_id: queue,
-        sxdp_shared_umem_fd: 0,
-    };
-    let length = size_of_val(&address) as libc::socklen_t;
-    // SAFETY: the address is readable for its length.
-    check(unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), length) })
+    let flags = SocketAddrXdpFlags::XDP_USE_NEED_WAKEUP | copy;
+    let address = SocketAddrXdp::new(flags, interface, queue);
+    Ok(rustix::net::bind(socket, &address)?)
 }
 
 fn is_zero_copy(socket: &OwnedFd) -> io::Result<bool> {
-    let mut options = libc::xdp_options { flags: 0 };
-    let mut length = size_of_val(&options) as libc::socklen_t;
-    let (fd, value) = (socket.as_raw_fd(), (&raw mut options).cast());
-    // SAFETY: the value is writable for its length.
-    check(unsafe { libc::getsockopt(fd, libc::SOL_XDP, libc::XDP_OPTIONS, value, &mut length) })?;
-    Ok(options.flags & libc::XDP_OPTIONS_ZEROCOPY != 0)
+    let options = sockopt::xdp_options(socket)?;
+    Ok(options.contains(XdpOptionsFlags::XDP_OPTIONS_ZEROCOPY))
 }
 
 /// XDP_PACKET_HEADROOM.

@@ -6,11 +6,13 @@ use std::net::IpAddr;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Mutex;
 
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+
 use super::bpf::{Map, MapKind, Program};
 use super::error::{MTU_MAX, XdpError};
 use super::interface::{Interface, take};
 use super::program::{ADDRESS_BYTES, Maps, steering};
-use crate::sys::{owned, set_option};
+use crate::sys::set_option;
 
 /// Where in the kernel the program runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -208,9 +210,8 @@ fn attach(program: &Program, interface: &Interface) -> Result<(OwnedFd, XdpMode)
 
 /// Protocol 0: no frame comes by it.
 fn group_socket() -> io::Result<OwnedFd> {
-    let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
-    // SAFETY: no memory is involved.
-    owned(unsafe { libc::socket(libc::AF_PACKET, kind, 0) })
+    let (family, flags) = (AddressFamily::PACKET, SocketFlags::CLOEXEC);
+    Ok(socket_with(family, SocketType::RAW, flags, None)?)
 }
 
 fn key_of(address: IpAddr) -> [u8; ADDRESS_BYTES] {

@@ -5,71 +5,47 @@
 //! comes back (receive or completion ring).
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
-use crate::sys::check;
+use rustix::net::sockopt::set_xdp_umem_reg;
+use rustix::net::xdp::{XdpUmemReg, XdpUmemRegFlags};
+
+use crate::mapping::Mapping;
 
 /// Chunks of memory.
 #[derive(Debug)]
 pub(super) struct Umem {
-    base: *mut u8,
+    memory: Mapping,
     chunk_bytes: usize,
     chunks: usize,
 }
 
-// SAFETY: the memory belongs to no thread.
-unsafe impl Send for Umem {}
-
 impl Umem {
     /// Gets the memory.
     pub(super) fn new(chunk_bytes: usize, chunks: usize) -> io::Result<Self> {
-        let (access, kind) = (
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_POPULATE,
-        );
-        let bytes = chunk_bytes * chunks;
-        // SAFETY: a new mapping, where the kernel likes.
-        let base = unsafe { libc::mmap(std::ptr::null_mut(), bytes, access, kind, -1, 0) };
-        if base == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        // A child that is forked would have the kernel write to pages that are no longer ours.
-        // SAFETY: the mapping is ours.
-        unsafe { libc::madvise(base, bytes, libc::MADV_DONTFORK) };
         Ok(Self {
-            base: base.cast(),
+            memory: Mapping::anonymous(chunk_bytes * chunks)?,
             chunk_bytes,
             chunks,
         })
     }
 
-    /// Has a socket's frames stand here.
+    /// Makes this the memory of a socket's frames. It must stay mapped as long as the socket is
+    /// open, so the socket's owner drops the socket first.
     pub(super) fn register(&self, socket: &OwnedFd) -> io::Result<()> {
-        let registration = libc::xdp_umem_reg {
-            addr: self.base as u64,
+        let registration = XdpUmemReg {
+            addr: self.memory.base().expose_provenance() as u64,
             len: self.bytes() as u64,
             chunk_size: self.chunk_bytes as u32,
             headroom: 0,
-            flags: 0,
+            flags: XdpUmemRegFlags::empty(),
             tx_metadata_len: 0,
         };
-        let length = size_of_val(&registration) as libc::socklen_t;
-        let (socket, value) = (socket.as_raw_fd(), &raw const registration);
-        // SAFETY: the value is readable for its length; the memory it names stays mapped as long as
-        // this, which outlives the socket.
-        check(unsafe {
-            libc::setsockopt(
-                socket,
-                libc::SOL_XDP,
-                libc::XDP_UMEM_REG,
-                value.cast(),
-                length,
-            )
-        })
+        Ok(set_xdp_umem_reg(socket, registration)?)
     }
 
     pub(super) const fn bytes(&self) -> usize {
-        self.chunk_bytes * self.chunks
+        self.memory.bytes()
     }
 
     pub(super) const fn chunk_bytes(&self) -> usize {
@@ -117,13 +93,6 @@ impl Umem {
             "an address from a ring is in the memory it is about"
         );
         // SAFETY: checked above.
-        unsafe { self.base.add(offset) }
-    }
-}
-
-impl Drop for Umem {
-    fn drop(&mut self) {
-        // SAFETY: mapped in `new`, and borrowed by nobody.
-        unsafe { libc::munmap(self.base.cast(), self.bytes()) };
+        unsafe { self.memory.base().add(offset) }
     }
 }
