@@ -12,8 +12,9 @@
 use std::ffi::OsStr;
 use std::fs::read_to_string;
 use std::process::Command;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
+
+use toehold_network::Namespace;
 
 use crate::host;
 use crate::process::wait_until;
@@ -35,7 +36,7 @@ const THREADS_VARIABLE: &str = "TOEHOLD_ENGINE_THREADS";
 const LINK_VARIABLE: &str = "TOEHOLD_ENGINE_LINK";
 
 /// As many as any test has threads; a link by AF_XDP uses one for each.
-const QUEUES: [&str; 4] = ["numrxqueues", "4", "numtxqueues", "4"];
+const QUEUES: &str = "numrxqueues 4 numtxqueues 4";
 
 /// What the adapter's link is made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,8 +64,8 @@ impl Link {
 /// Two namespaces; gone when dropped.
 #[derive(Debug)]
 pub struct Network {
-    near: String,
-    far: String,
+    near: Namespace,
+    far: Namespace,
     link: Link,
 }
 
@@ -76,26 +77,19 @@ impl Network {
 
     /// As [`Network::new`], with a link of this kind.
     pub fn with(link: Link) -> Option<Network> {
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
         if host::program("ip").is_none() {
             host::skipped("ip (iproute2) is not installed");
             return None;
         }
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let name = |end: &str| format!("toehold-{}-{number}-{end}", std::process::id());
+        let make = || {
+            let made = Namespace::new();
+            made.map_err(|error| host::skipped(&error.to_string())).ok()
+        };
         let network = Network {
-            near: name("near"),
-            far: name("far"),
+            near: make()?,
+            far: make()?,
             link,
         };
-        for namespace in [&network.near, &network.far] {
-            if !ip(&["netns", "add", namespace])
-                || !ip(&["-n", namespace, "link", "set", "lo", "up"])
-            {
-                host::skipped("cannot make network namespaces (CAP_SYS_ADMIN is needed)");
-                return None;
-            }
-        }
         if link != Link::Tap && !network.join() {
             host::skipped("cannot make a pair of virtual interfaces (CAP_NET_ADMIN is needed)");
             return None;
@@ -105,13 +99,8 @@ impl Network {
 
     /// Makes a veth: `toe0` in the far namespace, `v0` in the near one.
     pub fn join(&self) -> bool {
-        let (near, far) = (&*self.near, &*self.far);
-        let far_end = ["type", "veth", "peer", "name", "toe0", "netns", far];
-        let mut add = vec!["link", "add", "v0", "netns", near];
-        add.extend(QUEUES);
-        add.extend(far_end);
-        add.extend(QUEUES);
-        ip(&add) && self.use_queues("1") && ip(&["-n", near, "link", "set", "v0", "up"])
+        let veth = self.near.add_veth("v0", &self.far, "toe0", QUEUES);
+        veth.is_ok() && self.use_queues("1") && self.near_ip(&["link", "set", "v0", "up"])
     }
 
     /// Has the veth use so many of its queues each way.
@@ -124,10 +113,9 @@ impl Network {
         ];
         self.link != Link::Xdp
             || ends.iter().all(|(namespace, device, way)| {
-                let mut ethtool = Command::new("ip");
-                ethtool.args(["netns", "exec", namespace, "ethtool", "-L", device, way]);
+                let mut ethtool = namespace.command("ethtool");
                 // An error is that there is nothing to change (ethtool(8)).
-                ethtool.arg(count).output().is_ok()
+                ethtool.args(["-L", device, way, count]).output().is_ok()
             })
     }
 
@@ -142,7 +130,7 @@ impl Network {
     /// As [`Network::start`], with no address but those among the options.
     pub fn start_with(&self, options: &[&str]) -> Option<Toehold> {
         let link = match self.link {
-            Link::Tap => format!("tap:toe0@{}", self.far),
+            Link::Tap => format!("tap:toe0@{}", self.far.path()),
             Link::Packet => "packet:v0".to_owned(),
             Link::Xdp => "xdp:v0".to_owned(),
         };
@@ -159,7 +147,9 @@ impl Network {
         }
         let default = if threads.is_empty() { "1" } else { &threads };
         self.use_queues(said.as_deref().unwrap_or(default));
-        let toehold = Toehold::start_in(&["ip", "netns", "exec", &self.near], &arguments);
+        let starter = self.near.starter();
+        let starter = starter.each_ref().map(String::as_str);
+        let toehold = Toehold::start_in(&starter, &arguments);
         if !self.bring_up() {
             host::skipped("cannot make a TAP device (CAP_NET_ADMIN and the tun module are needed)");
             return None;
@@ -172,7 +162,7 @@ impl Network {
         if self.link != Link::Tap {
             self.far_ip(&["addr", "flush", "dev", "toe0"]);
         }
-        let device = || ip(&["-n", &self.far, "link", "show", "toe0"]);
+        let device = || self.far_ip(&["link", "show", "toe0"]);
         wait_until(Duration::from_secs(5), device)
             && self.far_ip(&["addr", "add", "10.84.0.1/24", "dev", "toe0"])
             && self.far_ip(&["addr", "add", "fd84::1/64", "dev", "toe0", "nodad"])
@@ -188,38 +178,22 @@ impl Network {
 
     /// Runs `ip` in the near namespace; whether it succeeded.
     pub fn near_ip(&self, arguments: &[&str]) -> bool {
-        let mut all = vec!["-n", &self.near];
-        all.extend(arguments);
-        ip(&all)
+        self.near.ip(&arguments.join(" ")).is_ok()
     }
 
     /// A command that runs `program` in the near namespace, on its kernel.
     pub fn near(&self, program: impl AsRef<OsStr>) -> Command {
-        let mut command = Command::new("ip");
-        command.args(["netns", "exec", &self.near]).arg(program);
-        command
+        self.near.command(program)
     }
 
     /// Runs `ip` in the far namespace; whether it succeeded.
     pub fn far_ip(&self, arguments: &[&str]) -> bool {
-        let mut all = vec!["-n", &self.far];
-        all.extend(arguments);
-        ip(&all)
+        self.far.ip(&arguments.join(" ")).is_ok()
     }
 
     /// A command that runs `program` in the far namespace, on its kernel.
     pub fn far(&self, program: impl AsRef<OsStr>) -> Command {
-        let mut command = Command::new("ip");
-        command.args(["netns", "exec", &self.far]).arg(program);
-        command
-    }
-}
-
-impl Drop for Network {
-    fn drop(&mut self) {
-        for namespace in [&self.near, &self.far] {
-            ip(&["netns", "del", namespace]);
-        }
+        self.far.command(program)
     }
 }
 
@@ -228,9 +202,4 @@ fn threads_in(settings: &str) -> Option<String> {
     let mut lines = settings.lines();
     let value = lines.find_map(|line| line.strip_prefix("threads "))?;
     Some(value.trim().to_owned())
-}
-
-fn ip(arguments: &[&str]) -> bool {
-    let output = Command::new("ip").args(arguments).output();
-    output.is_ok_and(|output| output.status.success())
 }

@@ -220,34 +220,14 @@ mod improvised {
 /// Both programs are in one network namespace, which is not the adapter's.
 #[test]
 fn programs_in_another_namespace_are_accelerated() {
-    use std::fs::File;
-    use std::os::fd::AsRawFd;
-    use std::os::unix::process::CommandExt;
-
-    let made = std::thread::spawn(|| {
-        // SAFETY: this thread's namespace only.
-        let made = unsafe { libc::unshare(libc::CLONE_NEWNET) } == 0;
-        let up = || {
-            let mut ip = std::process::Command::new("ip");
-            let ended = ip.args(["link", "set", "lo", "up"]).status();
-            ended.is_ok_and(|status| status.success())
-        };
-        (made && up()).then(|| File::open("/proc/thread-self/ns/net").expect("proc"))
-    });
-    let Some(namespace) = made.join().expect("no panic") else {
-        return host::skipped("another network namespace needs privilege");
+    let namespace = match toehold_network::Namespace::new() {
+        Ok(namespace) => namespace,
+        Err(error) => return host::skipped(&error.to_string()),
     };
     let toehold = Toehold::start();
     let command = || {
         let mut command = toehold.command(toehold_e2e::Path::Direct, PROGRAM);
-        let fd = namespace.as_raw_fd();
-        // SAFETY: only numbers.
-        let enter = move || match unsafe { libc::setns(fd, libc::CLONE_NEWNET) } {
-            0 => Ok(()),
-            _ => Err(std::io::Error::last_os_error()),
-        };
-        // SAFETY: one system call between fork and exec, on a descriptor that is open there.
-        unsafe { command.pre_exec(enter) };
+        namespace.hold(&mut command);
         command
     };
     for case in [

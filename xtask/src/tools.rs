@@ -2,8 +2,8 @@
 //!
 //! A tool that is merely there on the machine where a test was written makes that test fail, or be
 //! skipped, on a fresh one. The names are read from the sources of the tests: the program of
-//! `Command::new("…")`, of the helpers in `tests/src/host.rs`, of `ip netns exec NAMESPACE …`, and
-//! of the calls that start a program beside the product or in a namespace.
+//! `Command::new("…")`, of the helpers in `tests/src/host.rs`, and of the calls that start a
+//! program beside the product or in a namespace.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -31,18 +31,19 @@ const ALWAYS_THERE: [&str; 15] = [
 const NOT_FOR_TESTS: [&str; 3] = ["dpkg-query", "packetdrill", "valgrind"];
 
 /// Calls whose first string is the name of a program, and how far from the call it may stand.
-const CALLS: [&str; 7] = [
+const CALLS: [&str; 8] = [
     "Command::new(\"",
     "host::program(\"",
     "in_path(\"",
     "network.near(\"",
     "network.far(\"",
-    "\"exec\",near,\"",
-    "\"exec\",far,\"",
+    "near.command(\"",
+    "far.command(\"",
+    "namespace.command(\"",
 ];
 
 /// Calls with an expression before the name of the program.
-const LATER: [&str; 2] = [".command(", "\"netns\",\"exec\","];
+const LATER: [&str; 1] = [".command("];
 
 /// Where the tests are.
 const PLACES: [&str; 3] = ["tests", "crates", "xtask/src"];
@@ -156,12 +157,7 @@ mod tests {
         let source = r#"
             let a = Command::new("one").arg("not");
             let b = host::require(["two", "three"]);
-            ethtool.args([
-                "netns",
-                "exec",
-                &network.near,
-                "four",
-            ]);
+            let ethtool = network.near.command("four");
             toehold.command(sides.server, "five");
             // Command::new("not")
             Command::new(program);

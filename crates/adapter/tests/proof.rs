@@ -97,31 +97,17 @@ struct Elsewhere {
 impl Elsewhere {
     /// `None` where no namespace can be made.
     fn new(local: SocketAddr, remote: SocketAddr) -> Option<Elsewhere> {
-        let elsewhere = std::thread::spawn(move || {
-            // SAFETY: this thread's namespace only; the request is valid for its call.
-            unsafe {
-                if libc::unshare(libc::CLONE_NEWNET) != 0 {
-                    return None;
-                }
-                let socket = libc::socket(libc::AF_INET, libc::SOCK_DGRAM, 0);
-                let mut request: libc::ifreq = std::mem::zeroed();
-                request.ifr_name[0] = b'l' as libc::c_char;
-                request.ifr_name[1] = b'o' as libc::c_char;
-                request.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as libc::c_short;
-                let set = libc::ioctl(socket, libc::SIOCSIFFLAGS, &raw const request);
-                assert_eq!(set, 0);
-                libc::close(socket);
-            }
+        let namespace = toehold_network::Namespace::new().ok()?;
+        Some(namespace.within(|| {
             let listener = TcpListener::bind(remote).expect("nobody else is here");
             let client = connect_from(local, remote);
             let (server, _) = listener.accept().expect("accepted");
-            Some(Elsewhere {
+            Elsewhere {
                 client,
                 server,
                 diag: diag(),
-            })
-        });
-        elsewhere.join().expect("no panic")
+            }
+        }))
     }
 }
 

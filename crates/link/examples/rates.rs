@@ -10,22 +10,19 @@
 //! frames that the other kernel drops at once, which is in this end's time. All links in turns,
 //! medians; processor time, so that waiting does not count.
 
-#[path = "../tests/support/mod.rs"]
-mod support;
-
 use std::io;
 use std::net::Ipv4Addr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::process;
 use std::sync::Arc;
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use support::{ip, within};
+use rustix::time::{ClockId, clock_gettime};
 use toehold_link::{
     PacketOptions, PacketSocket, Tap, TapOptions, VnetHeader, XdpOptions, XdpSocket, XdpSteering,
 };
+use toehold_network::Namespace;
 
 const OURS: Ipv4Addr = Ipv4Addr::new(10, 84, 0, 2);
 /// Frames in a row, and how often.
@@ -81,12 +78,7 @@ fn median(samples: &[Sample], of: impl Fn(&Sample) -> f64) -> f64 {
 
 /// What this thread has had of the processors.
 fn processor_time() -> Duration {
-    let mut time = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    // SAFETY: `time` is writable.
-    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
+    let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
@@ -194,39 +186,33 @@ fn frame(length: usize, kind: u16) -> Vec<u8> {
 
 /// The other end, gone when dropped.
 struct Stage {
-    far: String,
-    near: String,
+    far: Namespace,
+    near: Namespace,
 }
 
 impl Stage {
     fn new() -> Self {
-        let name = |end| format!("toehold-rates-{}-{end}", process::id());
-        let stage = Self {
-            far: name("far"),
-            near: name("near"),
-        };
-        let Self { far, near } = &stage;
-        for command in [
-            &format!("netns add {far}"),
-            &format!("netns add {near}"),
-            &format!("link add near0 netns {near} type veth peer name far0 netns {far}"),
-            &format!("-n {near} link set near0 up"),
-            &format!("-n {far} link set far0 up"),
-            &format!("-n {far} tuntap add dev toe0 mode tap vnet_hdr"),
-            &format!("-n {far} link set toe0 txqueuelen 8192 up"),
+        let make = || Namespace::new().expect("network namespaces need root");
+        let (near, far) = (make(), make());
+        near.add_veth("near0", &far, "far0", "").expect("a veth");
+        for (namespace, words) in [
+            (&near, "link set near0 up"),
+            (&far, "link set far0 up"),
+            (&far, "tuntap add dev toe0 mode tap vnet_hdr"),
+            (&far, "link set toe0 txqueuelen 8192 up"),
         ] {
-            assert!(ip(command), "ip {command} (root is needed)");
+            namespace.ip(words).expect("ip does as it is told");
         }
-        stage
+        Self { far, near }
     }
 
     fn open(&self, kind: &str) -> Link {
         match kind {
-            "tap" => within(&self.far, || {
+            "tap" => self.far.within(|| {
                 let tap = Tap::open("toe0", TapOptions::default()).expect("a TAP device");
                 Link::Tap(tap, vec![0; 1 << 16].into())
             }),
-            "packet" => within(&self.near, || {
+            "packet" => self.near.within(|| {
                 let options = PacketOptions {
                     mac: [2, 0, 0, 0, 0, 1],
                     group: None,
@@ -234,7 +220,7 @@ impl Stage {
                 let socket = PacketSocket::open("near0", options).expect("a packet socket");
                 Link::Packet(socket, vec![0; 1 << 16].into())
             }),
-            _ => within(&self.near, || {
+            _ => self.near.within(|| {
                 let steering = XdpSteering::attach("near0", 1).expect("a program");
                 steering.set_addresses(&[OURS.into()]).expect("an address");
                 let socket = XdpSocket::open(Arc::new(steering), 0, XdpOptions::default());
@@ -245,7 +231,7 @@ impl Stage {
 
     fn receive(&self, kind: &str, link: &mut Link, length: usize) -> Sample {
         let interface = if kind == "tap" { "toe0" } else { "far0" };
-        let source = within(&self.far, || Source::open(interface));
+        let source = self.far.within(|| Source::open(interface));
         let frame = frame(length, 0x0800);
         let (go, gone) = (mpsc::sync_channel(0), mpsc::sync_channel(0));
         thread::scope(|scope| {
@@ -279,14 +265,6 @@ impl Stage {
                 lost: all - taken,
             }
         })
-    }
-}
-
-impl Drop for Stage {
-    fn drop(&mut self) {
-        for namespace in [&self.far, &self.near] {
-            ip(&format!("netns del {namespace}"));
-        }
     }
 }
 

@@ -1,14 +1,11 @@
 //! Packet sockets at both ends of a virtual Ethernet in a network namespace of its own.
 
-#[allow(dead_code, reason = "each of the tests uses some of it")]
-mod support;
-
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use support::ip;
 use toehold_link::{PacketError, PacketOptions, PacketSocket, VnetHeader};
+use toehold_network::Namespace;
 use toehold_tcp::{ChecksumWork, TransmitOffload};
 
 const MACS: [[u8; 6]; 2] = [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]];
@@ -16,26 +13,24 @@ const MACS: [[u8; 6]; 2] = [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]];
 /// Runs `test` in a network namespace that ends with it, with `v0` and `v1` joined there; says so
 /// where that cannot be had.
 fn with_veth(test: impl FnOnce() + Send) {
-    thread::scope(|scope| {
-        let there = scope.spawn(|| {
-            // SAFETY: plain system call; this thread's namespace is nobody else's business.
-            let is_alone = unsafe { libc::unshare(libc::CLONE_NEWNET) } == 0;
-            let is_joined = is_alone
-                && ip("link add v0 type veth peer name v1")
-                && ip("link set v0 addrgenmode none")
-                && ip("link set v1 addrgenmode none")
-                && ip("link set v0 up")
-                && ip("link set v1 up");
-            if is_joined {
-                test();
-            } else {
-                eprintln!(
-                    "SKIPPED: no network namespace or no veth (CAP_SYS_ADMIN and ip are needed)"
-                );
-            }
-        });
-        there.join().expect("the test passes");
+    let namespace = match Namespace::new() {
+        Ok(namespace) => namespace,
+        Err(error) => return println!("SKIPPED: {error}"),
+    };
+    let joined = namespace.add_veth("v0", &namespace, "v1", "");
+    joined.expect("a veth can be made in a namespace of ours");
+    namespace.within(|| {
+        for name in ["v0", "v1"] {
+            assert!(ip(&format!("link set {name} addrgenmode none")));
+            assert!(ip(&format!("link set {name} up")));
+        }
+        test();
     });
+}
+
+/// Whether `ip` succeeded, in this thread's namespace.
+fn ip(words: &str) -> bool {
+    toehold_network::ip(words).is_ok()
 }
 
 /// Waits for a frame: a kernel with much to do may keep it for a while.

@@ -2,6 +2,8 @@
 
 use std::process::Command;
 
+use toehold_network::Namespace;
+
 use super::{Link, output};
 
 /// All kernels': the usual one, and what the kernel does best with on a link without loss.
@@ -15,44 +17,29 @@ pub(super) const FAR_BY_ENGINE: &str = "10.84.0.1";
 
 /// Both namespaces; gone when dropped.
 pub(super) struct Network {
-    near: String,
-    far: String,
+    near: Namespace,
+    far: Namespace,
 }
 
 impl Network {
     pub(super) fn new() -> Result<Network, String> {
-        let name = |end: &str| format!("toehold-bench-{}-{end}", std::process::id());
         let network = Network {
-            near: name("near"),
-            far: name("far"),
+            near: Namespace::new()?,
+            far: Namespace::new()?,
         };
-        let (near, far) = (&*network.near, &*network.far);
-        let set_up: [&[&str]; 12] = [
-            &["netns", "add", near],
-            &["netns", "add", far],
-            &["-n", near, "link", "set", "lo", "up"],
-            &["-n", far, "link", "set", "lo", "up"],
-            &[
-                "link", "add", "v0", "netns", near, "type", "veth", "peer", "name", "v1", "netns",
-                far,
-            ],
-            &["-n", near, "addr", "add", "10.85.0.2/24", "dev", "v0"],
-            &["-n", near, "link", "set", "v0", "up"],
-            &["-n", far, "addr", "add", "10.85.0.1/24", "dev", "v1"],
-            &["-n", far, "link", "set", "v1", "up"],
-            &[
-                "link", "add", "x0", "netns", near, "type", "veth", "peer", "name", "x1", "netns",
-                far,
-            ],
-            &["-n", near, "link", "set", "x0", "up"],
-            &["-n", far, "link", "set", "x1", "up"],
-        ];
-        for arguments in set_up {
-            output(Command::new("ip").args(arguments))?;
+        let Network { near, far } = &network;
+        near.add_veth("v0", far, "v1", "")?;
+        near.add_veth("x0", far, "x1", "")?;
+        near.ip("addr add 10.85.0.2/24 dev v0")?;
+        far.ip("addr add 10.85.0.1/24 dev v1")?;
+        for (namespace, device) in [(near, "v0"), (far, "v1"), (near, "x0"), (far, "x1")] {
+            namespace.ip(&format!("link set {device} up"))?;
         }
-        let setting = format!("net.ipv4.tcp_congestion_control={CONGESTION}");
         for namespace in [near, far] {
-            output(network.inside(namespace, "sysctl").args(["-qw", &setting]))?;
+            // A file of /proc/sys/net is that of the thread's namespace.
+            let set = || std::fs::write("/proc/sys/net/ipv4/tcp_congestion_control", CONGESTION);
+            let set = namespace.within(set);
+            set.map_err(|error| format!("congestion control {CONGESTION}: {error}"))?;
         }
         Ok(network)
     }
@@ -64,26 +51,22 @@ impl Network {
         let mut devices = vec![(&self.near, "v0"), (&self.far, "v1")];
         // It may be the first scene, or one after a link of the other kind.
         for device in ["v1", "x1"] {
-            let no_more = ["addr", "del", "10.84.0.1/24", "dev", device];
-            let _ = output(Command::new("ip").args(["-n", &self.far]).args(no_more));
+            let _ = self.far.ip(&format!("addr del 10.84.0.1/24 dev {device}"));
         }
         let device = match link {
             Link::Tap => "toe0",
             Link::Packet => "v1",
             Link::Xdp => "x1",
         };
-        for arguments in [
-            ["addr", "add", "10.84.0.1/24", "dev", device].as_slice(),
-            &["link", "set", device, "up"],
-        ] {
-            output(Command::new("ip").args(["-n", &self.far]).args(arguments))?;
-        }
+        self.far
+            .ip(&format!("addr add 10.84.0.1/24 dev {device}"))?;
+        self.far.ip(&format!("link set {device} up"))?;
         if link != Link::Packet {
             devices.push((&self.far, device));
         }
         let state = if large { "on" } else { "off" };
         for (namespace, device) in devices {
-            let mut command = self.inside(namespace, "ethtool");
+            let mut command = namespace.command("ethtool");
             command.args(["-K", device, "gro", state]);
             match device {
                 // What a TAP device may be given is the engine's to say.
@@ -98,36 +81,19 @@ impl Network {
     }
 
     pub(super) fn near(&self, program: &str) -> Command {
-        self.inside(&self.near, program)
+        self.near.command(program)
     }
 
     pub(super) fn far(&self, program: &str) -> Command {
-        self.inside(&self.far, program)
+        self.far.command(program)
     }
 
     /// What the adapter calls its link.
     pub(super) fn link(&self, link: Link) -> String {
         match link {
-            Link::Tap => format!("tap:toe0@{}", self.far),
+            Link::Tap => format!("tap:toe0@{}", self.far.path()),
             Link::Packet => "packet:v0".to_owned(),
             Link::Xdp => "xdp:x0".to_owned(),
-        }
-    }
-
-    fn inside(&self, namespace: &str, program: &str) -> Command {
-        let mut command = Command::new("ip");
-        command.args(["netns", "exec", namespace, program]);
-        command
-    }
-}
-
-impl Drop for Network {
-    fn drop(&mut self) {
-        for namespace in [&self.near, &self.far] {
-            // It may never have been made.
-            let _ = Command::new("ip")
-                .args(["netns", "del", namespace])
-                .output();
         }
     }
 }

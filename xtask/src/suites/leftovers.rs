@@ -7,7 +7,7 @@
 //!   in the network whose cookie the folder keeps, or names the folder in its environment. (Redis
 //!   writes over its environment; without privileges there is no network.)
 //!
-//! The network itself goes with its last process: see [`super::network`].
+//! The network itself goes with its last process: see [`Namespace`].
 
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use super::network::{self, Network};
+use toehold_network::{Namespace, cookie_of};
 
 /// The variable with the path of the journal, in the environment of each program of a suite. The
 /// journal lies in the run's folder.
@@ -62,9 +62,9 @@ pub(crate) struct Folder {
 
 impl Folder {
     /// Makes one, with a note of its network.
-    pub(crate) fn new(network: Option<&Network>) -> std::io::Result<Folder> {
+    pub(crate) fn new(network: Option<&Namespace>) -> std::io::Result<Folder> {
         let dir = tempfile::Builder::new().prefix(PREFIX).tempdir()?;
-        if let Some(cookie) = network.and_then(Network::cookie) {
+        if let Some(cookie) = network.and_then(Namespace::cookie) {
             fs::write(dir.path().join(COOKIE), cookie.to_string())?;
         }
         let lock = File::create(dir.path().join(LOCK))?;
@@ -110,7 +110,7 @@ pub(crate) fn end_those_of(folder: &Path) {
         // Most are in our own network.
         let is_elsewhere = fs::read_link(process.join("ns/net")).ok() != ours;
         if variables.any(|variable| variable.starts_with(start.as_bytes()))
-            || is_elsewhere && cookie.is_some() && network::cookie_of(&process) == cookie
+            || is_elsewhere && cookie.is_some() && cookie_of(&process) == cookie
         {
             // SAFETY: takes no pointers. The process was of this folder a moment ago.
             unsafe { libc::kill(pid, libc::SIGKILL) };
@@ -169,7 +169,7 @@ mod tests {
         end_those_of(&left);
         let status = theirs.wait().expect("it is a child");
         assert!(!status.success());
-        if let Some(network) = Network::new() {
+        if let Ok(network) = Namespace::new() {
             let cookie = network.cookie().expect("this kernel has cookies");
             fs::write(left.join(COOKIE), cookie.to_string()).expect("the folder is there");
             let mut command = Command::new("sleep");

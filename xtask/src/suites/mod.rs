@@ -3,7 +3,7 @@
 //! [`differences`] with a reason that a user would accept.
 //!
 //! - [`run`]: one test program, run to its end or to the end of our patience.
-//! - [`network`]: where it runs. [`leftovers`]: what is cleaned up when a signal ends a run.
+//! - [`leftovers`]: what is cleaned up when a signal ends a run.
 //! - [`source`]: sources of others, fetched once.
 //! - [`python`], [`libuv`], [`libevent`], [`memcached`], [`redis`], [`curl`], [`postgres`],
 //!   [`vtc`]: what is run of each.
@@ -15,7 +15,6 @@ mod leftovers;
 mod libevent;
 mod libuv;
 mod memcached;
-mod network;
 mod postgres;
 mod python;
 mod redis;

@@ -5,7 +5,7 @@
 //!      └── accelerated ───► toehold run --pair-after 1 ► PROGRAM
 //! ```
 //!
-//! Everything of a suite happens in one [`Network`] of its own: its fixed ports are free, and it
+//! Everything of a suite happens in one [`Namespace`] of its own: its fixed ports are free, and it
 //! reaches nobody. Nothing of a suite outlives this program: see [`leftovers`].
 
 use std::collections::BTreeMap;
@@ -21,10 +21,10 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use super::leftovers::{self, Folder};
-use super::network::Network;
 use super::source;
 use crate::adapter::{Adapter, as_user};
 use crate::target;
+use toehold_network::Namespace;
 
 /// How often running programs are looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -144,7 +144,7 @@ impl Grounds {
 struct Ground {
     suite: &'static str,
     /// Without privileges, there is none of its own.
-    network: Option<Network>,
+    network: Option<Namespace>,
     adapter: Adapter,
     work: Folder,
     /// The user of the adapter and of the programs, where it is not the one that runs this.
@@ -158,7 +158,7 @@ impl Ground {
     fn new(suite: &'static str, user: Option<&'static str>) -> Result<Ground, String> {
         // SAFETY: takes nothing, cannot fail.
         let user = user.filter(|_| unsafe { libc::geteuid() } == 0);
-        let network = Network::new();
+        let network = Namespace::new().ok();
         let work = Folder::new(network.as_ref()).map_err(|error| error.to_string())?;
         let (mut toehold, mut library) = (
             target().join("release/toehold"),
@@ -406,7 +406,7 @@ impl Drop for Ground {
 }
 
 /// A command for a program in a network, if there is one, as a user, if there is one.
-fn within(network: Option<&Network>, user: Option<&str>, program: &Path) -> Command {
+fn within(network: Option<&Namespace>, user: Option<&str>, program: &Path) -> Command {
     let mut command = as_user(user, program);
     if let Some(network) = network {
         network.hold(&mut command);

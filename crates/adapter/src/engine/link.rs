@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::thread;
 
@@ -247,9 +248,10 @@ fn changes() -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Moves this thread into a namespace that `ip netns` made.
+/// Moves this thread into a namespace: one that `ip netns` made, by its name, or one by its path.
 fn enter(namespace: &str) -> io::Result<()> {
-    let file = File::open(format!("/run/netns/{namespace}"))?;
+    // `join` with an absolute path is that path.
+    let file = File::open(Path::new("/run/netns").join(namespace))?;
     // SAFETY: plain system call.
     check(unsafe { libc::setns(file.as_raw_fd(), libc::CLONE_NEWNET) })
 }

@@ -99,7 +99,8 @@ pub struct Device {
     pub kind: DeviceKind,
     /// The device's name.
     pub name: String,
-    /// The network namespace it is in, as `ip netns` names it; ours when `None`.
+    /// The network namespace it is in, by its name in `ip netns` or by an absolute path
+    /// (`/proc/PID/ns/net`); ours when `None`.
     pub namespace: Option<String>,
 }
 
@@ -398,7 +399,7 @@ fn device(value: &str) -> Result<Device, String> {
     }
     if namespace
         .as_ref()
-        .is_some_and(|name| name.is_empty() || name.contains('/'))
+        .is_some_and(|name| name.is_empty() || name.contains('/') && !name.starts_with('/'))
     {
         return Err(format!("`{value}` names no network namespace"));
     }

@@ -2,7 +2,7 @@
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::os::fd::AsRawFd;
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
@@ -17,7 +17,7 @@ use crate::stream::Stream;
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(240);
 const PIECE_BYTES: usize = 64 * 1024;
 /// For a program that rests: twice as much by the kernel's counting, and no more later (socket(7)).
-const RESTING_BUFFER_BYTES: libc::c_int = 128 * 1024;
+const RESTING_BUFFER_BYTES: usize = 128 * 1024;
 const NAP: Duration = Duration::from_millis(5);
 
 /// The program: one thread for each lane.
@@ -266,19 +266,14 @@ fn uninterrupted(mut call: impl FnMut() -> io::Result<usize>) -> io::Result<usiz
 
 /// Keeps the kernel from buffering all there is for a program that rests. Connections inherit it
 /// from their listener.
-fn limit_buffer(cell: Cell, socket: &impl AsRawFd) -> io::Result<()> {
+fn limit_buffer(cell: Cell, socket: &impl AsFd) -> io::Result<()> {
     if cell.pattern != Pattern::KernelRests {
         return Ok(());
     }
-    let (level, name) = (libc::SOL_SOCKET, libc::SO_RCVBUF);
     let bytes = RESTING_BUFFER_BYTES;
-    let value = (&raw const bytes).cast();
-    let length = size_of_val(&bytes) as libc::socklen_t;
-    // SAFETY: the value is an integer that outlives the call, and as long as it says.
-    match unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, value, length) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
+    Ok(rustix::net::sockopt::set_socket_recv_buffer_size(
+        socket, bytes,
+    )?)
 }
 
 fn send(

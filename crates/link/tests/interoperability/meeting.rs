@@ -2,13 +2,14 @@
 
 use std::io::Write;
 use std::net::IpAddr;
-use std::os::fd::{AsFd, AsRawFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant as Clock};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use toehold_link::{Direction, Tap, TapOptions, VnetHeader};
+use toehold_network::Namespace;
 use toehold_tcp::{Instant, ReceiveOffload};
 
 use crate::attack::{Attack, Attacker};
@@ -37,10 +38,7 @@ pub(crate) fn can_meet() -> Result<(), String> {
     let [cell, ..] = crate::cell::all()[..] else {
         return Ok(());
     };
-    let attempt = thread::spawn(move || isolated(cell).map(|_| ()));
-    attempt
-        .join()
-        .map_err(|_| "the attempt panicked".to_owned())?
+    Namespace::new()?.within(|| configured(cell).map(drop))
 }
 
 /// Lets engine and kernel meet. Where this process was stopped meanwhile, only the kernel's timers
@@ -71,10 +69,11 @@ impl From<String> for Failure {
     }
 }
 
-/// In a thread of its own, because the namespace is the thread's.
+/// In a network namespace, and so on a thread, of its own.
 fn meet_once(cell: Cell, seed: u64, attack: Option<Attack>) -> Result<Tally, Failure> {
-    let meeting = move || {
-        let tap = isolated(cell)?;
+    let namespace = Namespace::new().map_err(String::from)?;
+    let meeting = || {
+        let tap = configured(cell)?;
         let attacker = attack.map(|attack| Attacker::start(cell, attack, seed));
         let attacker = attacker
             .transpose()
@@ -95,7 +94,7 @@ fn meet_once(cell: Cell, seed: u64, attack: Option<Attack>) -> Result<Tally, Fai
             }),
         }
     };
-    let joined = thread::spawn(meeting).join();
+    let joined = catch_unwind(AssertUnwindSafe(|| namespace.within(meeting)));
     joined.unwrap_or_else(|panic| Err(format!("panicked: {}", message(&*panic)).into()))
 }
 
@@ -105,12 +104,8 @@ fn message(panic: &dyn std::any::Any) -> String {
         .unwrap_or_default()
 }
 
-/// Moves this thread, and those it starts, into a namespace with a configured TAP device.
-fn isolated(cell: Cell) -> Result<Tap, String> {
-    // SAFETY: `unshare` changes only which network this thread sees.
-    if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
-        return Err("cannot make a network namespace (CAP_SYS_ADMIN is needed)".to_owned());
-    }
+/// A configured TAP device in this thread's network namespace.
+fn configured(cell: Cell) -> Result<Tap, String> {
     let options = TapOptions {
         multi_queue: false,
         receive_checksum: cell.link.offloads,
@@ -122,9 +117,8 @@ fn isolated(cell: Cell) -> Result<Tap, String> {
         Family::V6 => format!("{}/64 nodad", cell.kernel_address()),
     };
     let mtu = cell.link.mtu;
-    let commands = format!(
-        "link set lo up\nlink set toe0 mtu {mtu}\nlink set toe0 up\naddr add {address} dev toe0\n"
-    );
+    let commands =
+        format!("link set toe0 mtu {mtu}\nlink set toe0 up\naddr add {address} dev toe0\n");
     let mut ip = Command::new("ip")
         .args(["-batch", "-"])
         .stdin(Stdio::piped())
@@ -332,18 +326,13 @@ impl Meeting {
         let due = self.engine.engine.poll_timeout();
         let due = due.map(|at| at.as_micros().saturating_sub(self.micros()));
         let micros = due.map_or(most, Duration::from_micros).min(most);
-        let mut entry = libc::pollfd {
-            fd: self.tap.as_fd().as_raw_fd(),
-            events: libc::POLLIN,
-            revents: 0,
-        };
-        let wait = libc::timespec {
+        let mut entry = [PollFd::new(&self.tap, PollFlags::IN)];
+        let wait = Timespec {
             tv_sec: 0,
             tv_nsec: micros.subsec_nanos().into(),
         };
-        // SAFETY: one entry and one time, which live until the call returns; no signal mask is
-        // given.
-        unsafe { libc::ppoll(&raw mut entry, 1, &raw const wait, std::ptr::null()) };
+        // A wait that a signal ends is a short one.
+        let _ = poll(&mut entry, Some(&wait));
     }
 
     fn tally(&self) -> Tally {

@@ -1,6 +1,5 @@
 //! Error messages.
 
-use std::process::Command;
 use std::sync::Arc;
 
 use toehold_link::{XdpError, XdpSocket, XdpSteering};
@@ -61,17 +60,8 @@ fn a_veth_whose_other_end_has_more_queues_is_refused() {
     let Some(network) = Network::with_queues(2) else {
         return;
     };
-    let mut ethtool = Command::new("ip");
-    ethtool.args([
-        "netns",
-        "exec",
-        &network.near,
-        "ethtool",
-        "-L",
-        "near0",
-        "rx",
-        "1",
-    ]);
+    let mut ethtool = network.near.command("ethtool");
+    ethtool.args(["-L", "near0", "rx", "1"]);
     match ethtool.output() {
         Ok(output) if output.status.success() => {}
         _ => return println!("SKIPPED: ethtool is not installed"),

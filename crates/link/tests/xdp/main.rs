@@ -3,12 +3,10 @@
 
 mod errors;
 mod network;
-#[path = "../support/mod.rs"]
-mod support;
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::sync::Arc;
 use std::thread;
 
@@ -333,17 +331,8 @@ fn frames_whose_checksum_the_other_kernel_left_out_are_known() {
         })
     };
     assert!(is_verified(7001));
-    let mut ethtool = Command::new("ip");
-    ethtool.args([
-        "netns",
-        "exec",
-        &network.far,
-        "ethtool",
-        "-K",
-        "far0",
-        "tx",
-        "off",
-    ]);
+    let mut ethtool = network.far.command("ethtool");
+    ethtool.args(["-K", "far0", "tx", "off"]);
     match ethtool.output() {
         Ok(output) if output.status.success() => assert!(!is_verified(7002)),
         _ => println!("SKIPPED: the same with finished checksums: ethtool is not installed"),
@@ -409,9 +398,9 @@ fn a_process_that_is_killed_leaves_nothing_behind() {
     let Some(network) = Network::new() else {
         return;
     };
-    let mut victim = Command::new("ip");
-    victim.args(["netns", "exec", &network.near]);
-    victim.arg(std::env::current_exe().expect("a test has a file"));
+    let mut victim = network
+        .near
+        .command(std::env::current_exe().expect("a test has a file"));
     victim.args([
         "--exact",
         "a_process_that_is_killed_leaves_nothing_behind",

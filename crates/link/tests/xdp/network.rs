@@ -6,19 +6,17 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::process::{self, Command};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::support::{ip, within};
+use toehold_network::Namespace;
 
 /// Long enough for whatever a busy machine does in between.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
 
 pub(crate) struct Network {
-    pub(crate) near: String,
-    pub(crate) far: String,
+    pub(crate) near: Namespace,
+    pub(crate) far: Namespace,
 }
 
 impl Network {
@@ -29,79 +27,54 @@ impl Network {
 
     /// With so many queues at either end, each way.
     pub(crate) fn with_queues(queues: u32) -> Option<Self> {
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
-        // Relaxed: a number of one's own, nothing else.
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let name = |end: &str| format!("toehold-xdp-{}-{number}-{end}", process::id());
+        let make = || Namespace::new().map_err(|error| println!("SKIPPED: {error}"));
         let network = Self {
-            near: name("near"),
-            far: name("far"),
+            near: make().ok()?,
+            far: make().ok()?,
         };
-        let (near, far) = (&network.near, &network.far);
         let queues = format!("numtxqueues {queues} numrxqueues {queues}");
-        let is_made = ip(&format!("netns add {near}")) && ip(&format!("netns add {far}"));
-        if !is_made {
-            println!(
-                "SKIPPED: cannot make network namespaces (iproute2 and CAP_SYS_ADMIN are needed)"
-            );
-            return None;
-        }
-        for command in [
-            &format!(
-                "link add near0 netns {near} {queues} type veth peer name far0 netns {far} {queues}"
-            ),
-            &format!("-n {near} addr add 10.85.0.2/24 dev near0"),
-            &format!("-n {near} addr add fd85::2/64 dev near0 nodad"),
-            &format!("-n {far} addr add 10.85.0.1/24 dev far0"),
-            &format!("-n {far} addr add fd85::1/64 dev far0 nodad"),
-            &format!("-n {near} link set near0 up"),
-            &format!("-n {far} link set far0 up"),
-        ] {
-            assert!(ip(command), "ip {command}");
-        }
+        let joined = network
+            .near
+            .add_veth("near0", &network.far, "far0", &queues);
+        joined.expect("a veth can be made in a namespace of ours");
+        network.near_ip("addr add 10.85.0.2/24 dev near0");
+        network.near_ip("addr add fd85::2/64 dev near0 nodad");
+        network.far_ip("addr add 10.85.0.1/24 dev far0");
+        network.far_ip("addr add fd85::1/64 dev far0 nodad");
+        network.near_ip("link set near0 up");
+        network.far_ip("link set far0 up");
         Some(network)
     }
 
     /// Runs something in the near namespace, in a thread of its own; what it makes stays there.
     pub(crate) fn near<T: Send>(&self, run: impl FnOnce() -> T + Send) -> T {
-        within(&self.near, run)
+        self.near.within(run)
     }
 
     /// As [`Network::near`], in the far one.
     pub(crate) fn far<T: Send>(&self, run: impl FnOnce() -> T + Send) -> T {
-        within(&self.far, run)
+        self.far.within(run)
     }
 
     /// `ip` in the near namespace.
     pub(crate) fn near_ip(&self, arguments: &str) {
-        assert!(ip(&format!("-n {} {arguments}", self.near)), "{arguments}");
+        self.near.ip(arguments).expect("ip does as it is told");
     }
 
     /// `ip` in the far namespace.
     pub(crate) fn far_ip(&self, arguments: &str) {
-        assert!(ip(&format!("-n {} {arguments}", self.far)), "{arguments}");
+        self.far.ip(arguments).expect("ip does as it is told");
     }
 
     /// What `ip` says of a near interface.
     pub(crate) fn near_link(&self, name: &str) -> String {
-        let output = Command::new("ip")
-            .args(["-n", &self.near, "-details", "link", "show", name])
-            .output();
-        let output = output.expect("ip was there before");
-        String::from_utf8_lossy(&output.stdout).into_owned()
+        let shown = self.near.ip(&format!("-details link show {name}"));
+        shown.expect("ip shows an interface")
     }
 
     /// Whoever is at the far end of the wire.
     pub(crate) fn far_wire(&self) -> Wire {
         self.far(|| Wire::open("far0"))
-    }
-}
-
-impl Drop for Network {
-    fn drop(&mut self) {
-        for namespace in [&self.near, &self.far] {
-            ip(&format!("netns del {namespace}"));
-        }
     }
 }
 

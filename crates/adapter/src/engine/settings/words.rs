@@ -21,7 +21,8 @@ pub const WORDS: [Word; 19] = [
         repeats: false,
         meaning: "The device on which frames travel. tap:NAME is a TAP device, which is created if \
             there is none. packet:INTERFACE and xdp:INTERFACE are a packet socket and AF_XDP on an \
-            interface that exists. @NETNS is its network namespace, as ip-netns(8) names it.",
+            interface that exists. @NETNS is its network namespace: a name that ip-netns(8) lists, \
+            or a path like /proc/PID/ns/net.",
     },
     Word {
         word: "address",
