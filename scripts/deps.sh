@@ -83,11 +83,14 @@ allow_starting() {
 
 # The packages just installed would otherwise start their services at the next boot.
 keep_off_at_boot() {
-    command -v systemctl >/dev/null || return 0
     local service
     for service in "${services[@]}"; do
         if [[ " $* " == *" $service "* || " $* " == *" ${package_of[$service]:-$service} "* ]]; then
-            as_root systemctl disable --quiet "$service" >/dev/null 2>&1 || true
+            if command -v systemctl >/dev/null; then
+                as_root systemctl disable --quiet "$service" >/dev/null 2>&1 || true
+            elif [ -e "/etc/init.d/$service" ]; then
+                as_root update-rc.d "$service" disable
+            fi
         fi
     done
 }
