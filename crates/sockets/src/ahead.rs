@@ -1,6 +1,8 @@
-//! Looking at received bytes without taking them (`MSG_PEEK`, `FIONREAD`), past the places where a
-//! direction changes between carrier and ring. Who takes bytes comes to those places one after the
-//! other; who only looks must see behind them, or would wait for ever for what is there.
+//! Looking at received bytes without taking them (`MSG_PEEK`, `FIONREAD`), past the positions at
+//! which a direction changes between carrier and ring.
+//!
+//! A call that takes bytes reaches these positions one after the other. A call that only looks must
+//! see the bytes behind them. Otherwise it would wait for bytes that have arrived.
 
 use libc::iovec;
 use toehold_channel::ring::Filled;

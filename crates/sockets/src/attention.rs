@@ -1,7 +1,7 @@
-//! Following what the adapter wants of connections that nobody is using.
+//! Requests of the adapter about connections that no call uses at the moment.
 //!
-//! The table's `attention` tells that the adapter wants something of some entry. A connection that
-//! nobody uses is served when its process uses another, or goes to sleep ([`follow`]).
+//! The table's `attention` says that some entry has a request. The process serves the request when
+//! it uses another connection, or before it sleeps ([`follow`]).
 
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 

@@ -1,9 +1,10 @@
-//! Doorbells are bytes on the carrier that are no data. Whoever reads takes them off, when nobody
-//! else has to be woken by them.
+//! Doorbells are bytes on the carrier that are no data. The reader takes them off the carrier, as
+//! soon as no other sleeper needs them.
 //!
-//! Each function here states when it may be called or when it stops; all of them count what they
-//! took, and an error that meets them is kept for the program's next call: the kernel tells it
-//! once. Why they must not be left is in `docs/decisions/0008-doorbells-and-sudden-ends.md`.
+//! Each function here says when it may be called, or when it stops. Each counts the doorbells that
+//! it took. If the kernel reports an error to it, the error is kept for the program's next call,
+//! because the kernel reports it only once. Doorbells must not stay on the carrier:
+//! `docs/decisions/0008-doorbells-and-sudden-ends.md` says why.
 
 use core::sync::atomic::Ordering;
 

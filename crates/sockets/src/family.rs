@@ -1,5 +1,5 @@
-//! How a process comes by its family's table: it makes one, or goes on with the one that the
-//! program before it had.
+//! How a process gets its family's table: it makes one, or it takes over the table of the program
+//! that ran in this process before.
 
 use toehold_channel::memfd;
 use toehold_channel::table::TABLE_BYTES;

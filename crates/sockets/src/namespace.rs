@@ -1,9 +1,10 @@
 //! Connections of another network namespace than the adapter's.
 //!
-//! The adapter has the kernel prove a shown socket (sock_diag(7)), and the kernel speaks of one
-//! namespace to each socket that asks. Elsewhere the adapter cannot make such a socket without
-//! privilege; a program that is there can. So a connection that was refused for its namespace
-//! ([`Reason::OtherNamespace`]) is asked for once more, after the adapter was shown one.
+//! The adapter asks the kernel about each socket that it is shown (sock_diag(7)). The socket by
+//! which it asks gets answers about its own namespace only. The adapter cannot make such a socket
+//! in another namespace without privilege, but a program in that namespace can. So when a
+//! connection was refused for its namespace ([`Reason::OtherNamespace`]), the library sends the
+//! adapter a socket that can ask there, and requests the pairing once more.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 

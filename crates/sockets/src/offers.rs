@@ -1,5 +1,5 @@
-//! Messages from the adapter: the offers of regions, which are mapped here and left with their
-//! connections, and what it shows of its engine.
+//! Messages from the adapter: offers of regions, and the engine's routing page. An offered region
+//! is mapped here and stored with its connection.
 
 use core::sync::atomic::Ordering;
 use std::os::fd::{AsFd, OwnedFd};

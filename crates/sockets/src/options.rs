@@ -1,4 +1,5 @@
-//! Socket options that mean something to the carrier but must look to the program as it left them.
+//! Socket options that the library changes on the carrier. The program still reads the values that
+//! it has set.
 
 use core::ffi::c_ulong;
 use core::sync::atomic::Ordering;

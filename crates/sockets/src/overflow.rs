@@ -1,6 +1,7 @@
-//! A full ring holds less than the kernel would, and programs count on what the kernel takes: some
-//! write all they have before either end reads, some servers count what they could not send. So a
-//! ring that nobody empties gives way to the carrier.
+//! Connections whose ring stays full go back to the carrier.
+//!
+//! A ring holds less than the kernel's buffers, and programs rely on the size of those: some write
+//! all they have before either end reads, and some servers count what they could not send.
 
 use core::sync::atomic::Ordering;
 

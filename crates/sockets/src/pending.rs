@@ -1,8 +1,8 @@
 //! Errors that the kernel told us and that the program has not heard yet.
 //!
-//! The kernel tells an error once, to whichever call comes first: one of the program's that had
-//! moved bytes already and reports those, or one of ours. Both keep it here for the program's next
-//! call.
+//! The kernel reports an error once, to the first call that comes. That may be a call of the
+//! library's, or a call of the program's that has moved some bytes and must report their number. In
+//! both cases the error is kept here for the program's next call.
 
 use core::sync::atomic::Ordering;
 

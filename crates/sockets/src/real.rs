@@ -1,6 +1,6 @@
-//! The calls we stand in front of: the next definition after ours, found once with
-//! `dlsym(RTLD_NEXT)`. Using libc's own wrapper and not the bare system call keeps cancellation
-//! points and other preloaded libraries in the chain.
+//! The functions that the library's hooks replace: the next definition after the hook, found once
+//! with `dlsym(RTLD_NEXT)`. The hooks call these functions, and not the system calls, so that
+//! cancellation points and other preloaded libraries go on working.
 
 use core::ffi::{CStr, c_char, c_int, c_long, c_uint, c_void};
 use core::sync::atomic::{AtomicPtr, Ordering};

@@ -1,4 +1,5 @@
-//! The end of a connection: what the kernel does at the last close, for what is not in the kernel.
+//! The end of a connection: at the last close, the library does for rings and channels what the
+//! kernel does for its own buffers.
 
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering;

@@ -1,4 +1,4 @@
-//! Resets: what a fault of the peer's makes, and what a reset means to the program.
+//! Resets: how a fault of the peer causes one, and how the program sees it.
 
 use core::sync::atomic::Ordering;
 

@@ -1,4 +1,4 @@
-//! Socket options as the program left them, while the carrier needs others.
+//! The values of socket options that the program has set, while the carrier has other values.
 
 use core::sync::atomic::Ordering;
 

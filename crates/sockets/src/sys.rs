@@ -1,6 +1,6 @@
-//! System calls made on our own behalf: no libc wrapper in between, so none of our own hooks, no
-//! cancellation point, and `errno` stays as the program left it. Each returns what the kernel
-//! returned: a negated errno below zero.
+//! System calls that the library makes for itself. There is no libc function in between: so none of
+//! the library's hooks is called, there is no cancellation point, and `errno` does not change. Each
+//! returns the kernel's result, which is a negated errno when it is below zero.
 
 #![allow(clippy::too_many_arguments)]
 

@@ -1,10 +1,10 @@
 //! Whether the program waits for a connection in a way that we see.
 //!
-//! A connection with a channel is ready when its ring is, and the kernel does not know. A program
-//! that waits by `epoll_wait`, `poll`, `select` or in a blocking call asks us. One that asks the
-//! kernel past us would sleep beside bytes, or turn in circles on a carrier that is always
-//! writable: by io_uring, by system calls that libc does not make, in an epoll instance that we do
-//! not know.
+//! The kernel does not know whether a ring has bytes or room. A program that waits by `epoll_wait`,
+//! `poll`, `select` or in a blocking call asks the library. A program may also ask the kernel
+//! directly: by io_uring, by system calls that it makes without libc, or in an epoll instance that
+//! the library does not know. Such a program would sleep although bytes are in the ring, or it
+//! would spin on a carrier that is always writable.
 //!
 //! So a connection whose program has not been seen waiting stays on the kernel:
 //!

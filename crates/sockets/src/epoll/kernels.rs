@@ -1,4 +1,4 @@
-//! What the kernel's instance has of a registration: the program's events and data, or ours.
+//! The kernel's part of a registration: the program's events and data, or the library's.
 
 use core::sync::atomic::Ordering;
 

@@ -1,4 +1,4 @@
-//! Instances come and go: created, duplicated, inherited by a fork, closed.
+//! How instances are created, duplicated, inherited by a fork, and closed.
 
 use core::sync::atomic::Ordering;
 

@@ -1,4 +1,4 @@
-//! What a program registered, one record each, in one table.
+//! The registrations of a program: one record for each, in one table.
 
 use core::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 

@@ -1,7 +1,8 @@
-//! Why a connection through the engine has ended: the kernel knows that its carrier was reset.
+//! Why a connection through the engine has ended.
 //!
-//! A reset is the only error an adapter can give a carrier. Where the remote was silent the kernel
-//! would say so (`ETIMEDOUT`, or why nothing came back), and so does the routing page.
+//! The kernel knows only that the carrier was reset: a reset is the only error that an adapter can
+//! cause on a carrier. When the remote was silent, a kernel connection would end with `ETIMEDOUT`
+//! or another reason. So the adapter writes the reason into the routing page.
 
 use core::sync::atomic::Ordering;
 

@@ -1,5 +1,5 @@
-//! The addresses a program is told: of an offloaded connection those of the engine's, not of the
-//! carrier's.
+//! The addresses that a program sees. For an offloaded connection they are those of the engine's
+//! TCP connection, not those of the carrier.
 
 use libc::{sockaddr_storage, socklen_t};
 use toehold_channel::offload::true_ends;

@@ -1,4 +1,5 @@
-//! What the adapter shows of its engine ([`RoutingPage`]), and what the program wants of it.
+//! Whether a destination goes through the engine: the adapter's rules ([`RoutingPage`]) and the
+//! program's own choice.
 
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
@@ -9,7 +10,7 @@ use toehold_channel::offload::{Address, ROUTING_PAGE_BYTES, RoutingPage};
 use toehold_channel::preamble::ClientToken;
 use toehold_channel::rendezvous::Message;
 
-/// What of the program's is the engine's: [`NOTHING`], [`BY_RULE`] or [`EVERYTHING`].
+/// Which connections of the program use the engine: [`NOTHING`], [`BY_RULE`] or [`EVERYTHING`].
 static WANTED: AtomicU32 = AtomicU32::new(NOTHING);
 const NOTHING: u32 = 0;
 /// Connections to destinations that a rule of the operator's names (`--path auto`).
@@ -21,8 +22,8 @@ const EVERYTHING: u32 = 2;
 static ROUTING_PAGE: AtomicPtr<u8> = AtomicPtr::new(null_mut());
 /// The adapter we are connected to has an engine.
 static HAS_ENGINE: AtomicBool = AtomicBool::new(false);
-/// What the adapter knows our carriers by, in two halves: should they be of two adapters, neither
-/// takes the carrier.
+/// The client token, in two halves. If the halves came from two adapters, neither adapter would
+/// accept the carrier.
 static PASS: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 
 /// Has network connections carried by the adapter's engine, where it has one. Called once, before
