@@ -3,11 +3,13 @@
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Write};
 use std::net::IpAddr;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 use toehold_adapter::client::{self, CaptureOptions};
 use toehold_link::{Block, CaptureReader, Direction, Packet, PacketSummary};
 
@@ -203,23 +205,16 @@ struct Live<'a> {
 
 impl Read for Live<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let watch = |fd: &dyn AsRawFd| libc::pollfd {
-            fd: fd.as_raw_fd(),
-            events: libc::POLLIN,
-            revents: 0,
-        };
         while !self.was_told {
-            let mut polls = [watch(self.stream), watch(&self.signals)];
-            // SAFETY: two `pollfd`s.
-            let found = unsafe { libc::poll(polls.as_mut_ptr(), 2, -1) };
-            if found < 0 {
-                let error = io::Error::last_os_error();
-                if error.kind() == io::ErrorKind::Interrupted {
-                    continue;
-                }
-                return Err(error);
-            }
-            self.was_told = polls[1].revents != 0;
+            let mut polls = [
+                PollFd::new(self.stream, PollFlags::IN),
+                PollFd::new(&self.signals, PollFlags::IN),
+            ];
+            match poll(&mut polls, None) {
+                Err(Errno::INTR) => continue,
+                outcome => outcome?,
+            };
+            self.was_told = !polls[1].revents().is_empty();
             if !self.was_told {
                 return self.stream.read(buffer);
             }

@@ -10,6 +10,9 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{Access, access, getxattr};
+use rustix::process::{getegid, geteuid};
+
 /// Finds `name` as `execvp` does.
 ///
 /// # Errors
@@ -171,8 +174,7 @@ fn is_privileged(path: &Path, file: &File) -> bool {
     let Ok(metadata) = file.metadata() else {
         return false;
     };
-    // SAFETY: these two calls have no preconditions and cannot fail.
-    let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
+    let (uid, gid) = (geteuid().as_raw(), getegid().as_raw());
     let set_uid = metadata.mode() & libc::S_ISUID != 0 && metadata.uid() != uid;
     let set_gid = metadata.mode() & libc::S_ISGID != 0 && metadata.gid() != gid;
     // Root has every capability already, so file capabilities change nothing for it.
@@ -180,13 +182,8 @@ fn is_privileged(path: &Path, file: &File) -> bool {
 }
 
 fn has_capabilities(path: &Path) -> bool {
-    let Ok(path) = std::ffi::CString::new(path.as_os_str().as_bytes()) else {
-        return false;
-    };
-    let name = c"security.capability";
-    // SAFETY: both strings end in NUL; a null buffer of size zero asks for the length only.
-    let length = unsafe { libc::getxattr(path.as_ptr(), name.as_ptr(), std::ptr::null_mut(), 0) };
-    length > 0
+    // An empty buffer asks for the length only.
+    getxattr(path, c"security.capability", &mut [0u8; 0]).is_ok_and(|length| length > 0)
 }
 
 fn find_in(name: &OsStr, search: Option<&OsStr>) -> Result<PathBuf, FindError> {
@@ -231,12 +228,8 @@ fn judge(path: &Path) -> Found {
     let Ok(metadata) = fs::metadata(path) else {
         return Found::Nothing;
     };
-    let Ok(name) = std::ffi::CString::new(path.as_os_str().as_bytes()) else {
-        return Found::Nothing;
-    };
-    // SAFETY: `name` ends in NUL and outlives the call.
-    let executable = unsafe { libc::access(name.as_ptr(), libc::X_OK) } == 0;
-    if metadata.is_file() && executable {
+    let is_executable = access(path, Access::EXEC_OK).is_ok();
+    if metadata.is_file() && is_executable {
         Found::Runs
     } else {
         Found::Refused
@@ -382,28 +375,20 @@ mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt;
 
-    struct Scratch(PathBuf);
+    use tempfile::TempDir;
+
+    struct Scratch(TempDir);
 
     impl Scratch {
-        fn new(name: &str) -> Scratch {
-            let path =
-                std::env::temp_dir().join(format!("toehold-program-{}-{name}", std::process::id()));
-            let _ = fs::remove_dir_all(&path);
-            fs::create_dir(&path).expect("scratch directory");
-            Scratch(path)
+        fn new() -> Scratch {
+            Scratch(tempfile::tempdir().expect("scratch directory"))
         }
 
         fn file(&self, name: &str, content: &[u8], mode: u32) -> PathBuf {
-            let path = self.0.join(name);
+            let path = self.0.path().join(name);
             fs::write(&path, content).expect("file");
             fs::set_permissions(&path, fs::Permissions::from_mode(mode)).expect("mode");
             path
-        }
-    }
-
-    impl Drop for Scratch {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
         }
     }
 
@@ -427,28 +412,28 @@ mod tests {
     fn a_dynamic_program_has_no_obstacle() {
         let this = std::env::current_exe().expect("this test");
         assert_eq!(obstacle(&this), None);
-        let scratch = Scratch::new("dynamic");
+        let scratch = Scratch::new();
         let path = scratch.file("a", &elf(3, "/lib64/ld-linux-x86-64.so.2"), 0o755);
         assert_eq!(obstacle(&path), None);
     }
 
     #[test]
     fn a_static_program_is_told() {
-        let scratch = Scratch::new("static");
+        let scratch = Scratch::new();
         let path = scratch.file("a", &elf(1, ""), 0o755);
         assert_eq!(obstacle(&path), Some(Obstacle::Static(path.clone())));
     }
 
     #[test]
     fn another_c_library_is_told() {
-        let scratch = Scratch::new("musl");
+        let scratch = Scratch::new();
         let path = scratch.file("a", &elf(3, "/lib/ld-musl-x86_64.so.1"), 0o755);
         assert!(matches!(obstacle(&path), Some(Obstacle::ForeignLoader(..))));
     }
 
     #[test]
     fn another_word_size_is_told() {
-        let scratch = Scratch::new("32bit");
+        let scratch = Scratch::new();
         let mut bytes = elf(3, "/lib/ld-linux.so.2");
         bytes[4] = 1;
         let path = scratch.file("a", &bytes, 0o755);
@@ -460,7 +445,7 @@ mod tests {
 
     #[test]
     fn a_cut_off_program_is_no_panic() {
-        let scratch = Scratch::new("cut");
+        let scratch = Scratch::new();
         let whole = elf(3, "/lib64/ld-linux-x86-64.so.2");
         for length in 0..whole.len() {
             let path = scratch.file("a", &whole[..length], 0o755);
@@ -470,7 +455,7 @@ mod tests {
 
     #[test]
     fn a_script_is_judged_by_its_interpreter() {
-        let scratch = Scratch::new("script");
+        let scratch = Scratch::new();
         let fixed = scratch.file("static", &elf(1, ""), 0o755);
         let script = scratch.file(
             "s",
@@ -488,12 +473,11 @@ mod tests {
 
     #[test]
     fn a_program_with_another_owner_s_rights_is_told() {
-        // SAFETY: no preconditions.
-        if unsafe { libc::geteuid() } != 0 {
+        if !geteuid().is_root() {
             eprintln!("SKIPPED: only root can make a set-uid file of another user");
             return;
         }
-        let scratch = Scratch::new("setuid");
+        let scratch = Scratch::new();
         let path = scratch.file("a", &elf(3, "/lib64/ld-linux-x86-64.so.2"), 0o755);
         std::os::unix::fs::chown(&path, Some(65_534), None).expect("chown");
         fs::set_permissions(&path, fs::Permissions::from_mode(0o4755)).expect("mode");
@@ -502,8 +486,8 @@ mod tests {
 
     #[test]
     fn programs_are_found_as_execvp_finds_them() {
-        let scratch = Scratch::new("find");
-        let search = Some(scratch.0.as_os_str());
+        let scratch = Scratch::new();
+        let search = Some(scratch.0.path().as_os_str());
         let good = scratch.file("good", b"", 0o755);
         let refused = scratch.file("refused", b"", 0o644);
         assert_eq!(find_in(OsStr::new("good"), search), Ok(good.clone()));
@@ -514,7 +498,7 @@ mod tests {
         assert!(error.to_string().contains("in PATH"));
         assert!(find_in(OsStr::new(""), search).is_err());
         assert!(matches!(
-            find_in(scratch.0.as_os_str(), None),
+            find_in(scratch.0.path().as_os_str(), None),
             Err(FindError::CannotExecute { .. })
         ));
     }

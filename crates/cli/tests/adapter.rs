@@ -5,6 +5,8 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
+use rustix::process::{Pid, Signal, kill_process};
+
 /// Longer than any adapter takes to answer.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -28,8 +30,7 @@ struct Adapter(Child);
 
 impl Adapter {
     fn terminate(mut self) -> bool {
-        // SAFETY: a child of ours that was not waited for.
-        unsafe { libc::kill(self.0.id() as libc::pid_t, libc::SIGTERM) };
+        kill_process(Pid::from_child(&self.0), Signal::TERM).expect("it runs");
         self.0.wait().expect("it ends").success()
     }
 }

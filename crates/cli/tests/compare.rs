@@ -4,6 +4,7 @@ use std::fs;
 use std::process::{Command, Output, Stdio};
 use std::thread;
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 /// A comparison of the host path with itself: needs neither library nor adapter.
@@ -53,8 +54,8 @@ fn every_round_is_in_the_json() {
 
 #[test]
 fn the_page_is_written_and_the_table_names_both_paths() {
-    let page =
-        std::env::temp_dir().join(format!("toehold-compare-page-{}.html", std::process::id()));
+    let folder = tempfile::tempdir().expect("room");
+    let page = folder.path().join("page.html");
     let path = page.to_string_lossy().into_owned();
     let more = [
         "--ready", "sleep:0", "--rounds", "1", "--warmup", "0", "--html", &path,
@@ -68,7 +69,6 @@ fn the_page_is_written_and_the_table_names_both_paths() {
     );
     let html = fs::read_to_string(&page).expect("the page");
     assert!(html.contains("<svg") && html.ends_with("</html>\n"));
-    let _ = fs::remove_file(&page);
 }
 
 #[test]
@@ -140,8 +140,7 @@ fn an_interruption_ends_everything_that_was_started() {
         );
         thread::yield_now();
     }
-    // SAFETY: `kill` touches no memory; the target is our child, which was not reaped yet.
-    unsafe { libc::kill(comparison.id() as libc::pid_t, libc::SIGINT) };
+    kill_process(Pid::from_child(&comparison), Signal::INT).expect("it runs");
     let output = comparison.wait_with_output().expect("it ends");
     assert_eq!(output.status.code(), Some(1));
     assert!(

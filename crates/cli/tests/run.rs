@@ -3,32 +3,13 @@
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
-use std::mem;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Output};
-use std::ptr;
 use std::thread;
 
-/// A scratch directory that is removed with its guard.
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn new(name: &str) -> Scratch {
-        let path = std::env::temp_dir().join(format!("toehold-cli-{}-{name}", std::process::id()));
-        let _ = fs::remove_dir_all(&path);
-        fs::create_dir(&path).expect("scratch directory");
-        Scratch(path)
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
+use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
+use rustix::process::{Pid, Signal, kill_process};
 
 fn toehold() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_toehold"));
@@ -106,11 +87,11 @@ fn without_a_library_the_program_runs_after_one_sentence() {
 
 #[test]
 fn a_refused_runtime_directory_means_the_host_path() {
-    let scratch = Scratch::new("refused");
-    let open = scratch.0.join("open");
+    let scratch = tempfile::tempdir().expect("scratch directory");
+    let open = scratch.path().join("open");
     fs::create_dir(&open).expect("directory");
     fs::set_permissions(&open, fs::Permissions::from_mode(0o755)).expect("mode");
-    let link = scratch.0.join("link");
+    let link = scratch.path().join("link");
     std::os::unix::fs::symlink("/tmp", &link).expect("link");
     for (dir, word) in [(&open, "chmod 700"), (&link, "symbolic link")] {
         let output = output(
@@ -144,8 +125,8 @@ fn the_host_path_undoes_an_outer_run() {
 
 #[test]
 fn an_adapter_is_started_and_is_no_child_of_the_program() {
-    let scratch = Scratch::new("adapter");
-    let dir = scratch.0.join("run");
+    let scratch = tempfile::tempdir().expect("scratch directory");
+    let dir = scratch.path().join("run");
     let background = output(
         toehold()
             .args(["adapter", "--background", "--runtime-dir"])
@@ -181,15 +162,14 @@ fn an_adapter_is_started_and_is_no_child_of_the_program() {
     assert_eq!(status["processes"], serde_json::json!([]));
     let detach = output(toehold().args(["detach", "all", "--runtime-dir"]).arg(&dir));
     assert!(detach.status.success(), "{}", error_of(&detach));
-    // SAFETY: `kill` touches no memory; the process is the adapter that this test has started.
-    unsafe { libc::kill(running.pid as libc::pid_t, libc::SIGTERM) };
+    terminate(running.pid);
 }
 
 #[test]
 fn adapters_started_in_the_same_moment_become_one() {
-    for round in 0..10 {
-        let scratch = Scratch::new(&format!("moment-{round}"));
-        let dir = scratch.0.join("run");
+    for _ in 0..10 {
+        let scratch = tempfile::tempdir().expect("scratch directory");
+        let dir = scratch.path().join("run");
         let all: Vec<_> = (0..6)
             .map(|_| {
                 let mut one = toehold();
@@ -203,15 +183,14 @@ fn adapters_started_in_the_same_moment_become_one() {
             assert!(output.status.success(), "{}", error_of(&output));
         }
         let running = toehold_adapter::client::ping(&dir).expect("an adapter");
-        // SAFETY: as above.
-        unsafe { libc::kill(running.pid as libc::pid_t, libc::SIGTERM) };
+        terminate(running.pid);
     }
 }
 
 #[test]
 fn an_adapter_of_another_version_means_the_host_path() {
-    let scratch = Scratch::new("version");
-    let dir = scratch.0.join("run");
+    let scratch = tempfile::tempdir().expect("scratch directory");
+    let dir = scratch.path().join("run");
     fs::create_dir(&dir).expect("directory");
     fs::set_permissions(&dir, fs::Permissions::from_mode(0o700)).expect("mode");
     let adapter = another_version(&dir.join("adapter.sock"));
@@ -233,31 +212,21 @@ fn an_adapter_of_another_version_means_the_host_path() {
     );
 }
 
+/// Ends the adapter that a test has started.
+fn terminate(pid: impl TryInto<i32>) {
+    let pid = pid.try_into().ok().and_then(Pid::from_raw);
+    kill_process(pid.expect("a process"), Signal::TERM).expect("it runs");
+}
+
 /// Listens like an adapter and answers one question with a version nobody has.
 fn another_version(path: &Path) -> thread::JoinHandle<()> {
-    // SAFETY: `socket` takes plain integers.
-    let fd = unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0) };
-    assert!(fd >= 0);
-    // SAFETY: the call returned a new descriptor that nothing else owns.
-    let listener = unsafe { OwnedFd::from_raw_fd(fd) };
-    // SAFETY: all zeros is a valid sockaddr_un.
-    let mut address: libc::sockaddr_un = unsafe { mem::zeroed() };
-    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
-    for (to, from) in address.sun_path.iter_mut().zip(path.as_os_str().as_bytes()) {
-        *to = *from as libc::c_char;
-    }
-    let length = mem::size_of_val(&address) as libc::socklen_t;
-    // SAFETY: `address` is valid for `length` bytes and ends in NUL.
-    let bound = unsafe { libc::bind(fd, (&raw const address).cast(), length) };
-    assert_eq!(bound, 0);
-    // SAFETY: `listen` takes plain integers.
-    assert_eq!(unsafe { libc::listen(fd, 1) }, 0);
+    let (family, flags) = (AddressFamily::UNIX, SocketFlags::CLOEXEC);
+    let listener = socket_with(family, SocketType::SEQPACKET, flags, None).expect("a socket");
+    let address = SocketAddrUnix::new(path).expect("a short path");
+    net::bind(&listener, &address).expect("nobody is there");
+    net::listen(&listener, 1).expect("it is bound");
     thread::spawn(move || {
-        // SAFETY: null asks for no address.
-        let fd = unsafe { libc::accept(listener.as_raw_fd(), ptr::null_mut(), ptr::null_mut()) };
-        assert!(fd >= 0);
-        // SAFETY: the call returned a new descriptor that nothing else owns.
-        let mut client = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
+        let mut client = File::from(net::accept(&listener).expect("somebody asks"));
         let mut message = [0u8; 256];
         let length = client.read(&mut message).expect("a question");
         // The second word of every message is its version.
@@ -268,13 +237,13 @@ fn another_version(path: &Path) -> thread::JoinHandle<()> {
 
 #[test]
 fn without_an_adapter_status_and_detach_say_so() {
-    let scratch = Scratch::new("none");
+    let scratch = tempfile::tempdir().expect("scratch directory");
     for words in [["status", "--json"], ["detach", "all"]] {
         let output = output(
             toehold()
                 .args(words)
                 .arg("--runtime-dir")
-                .arg(scratch.0.join("run")),
+                .arg(scratch.path().join("run")),
         );
         assert_eq!(output.status.code(), Some(1));
         assert_one_sentence(&error_of(&output));
@@ -288,8 +257,12 @@ fn without_an_adapter_status_and_detach_say_so() {
 
 #[test]
 fn manual_pages_and_completions_are_made() {
-    let scratch = Scratch::new("man");
-    let man = output(toehold().args(["man", "--out"]).arg(scratch.0.join("man1")));
+    let scratch = tempfile::tempdir().expect("scratch directory");
+    let man = output(
+        toehold()
+            .args(["man", "--out"])
+            .arg(scratch.path().join("man1")),
+    );
     assert!(man.status.success(), "{}", error_of(&man));
     for page in [
         "toehold.1",
@@ -298,7 +271,7 @@ fn manual_pages_and_completions_are_made() {
         "toehold-doctor.1",
         "toehold-engine.5",
     ] {
-        let text = fs::read_to_string(scratch.0.join("man1").join(page)).expect(page);
+        let text = fs::read_to_string(scratch.path().join("man1").join(page)).expect(page);
         assert!(text.contains(".SH"), "{page}");
     }
     for shell in ["bash", "zsh", "fish"] {

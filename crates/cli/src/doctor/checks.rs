@@ -1,13 +1,15 @@
 //! The single checks. None of them changes anything on the host.
 
-use std::ffi::CString;
 use std::fs::{self, OpenOptions};
 use std::io;
 use std::mem;
 use std::net::TcpListener;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
+
+use rustix::fs::{MemfdFlags, SealFlags, StatVfs, fcntl_add_seals, memfd_create, statvfs};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+use rustix::process::{Resource, getrlimit};
 
 use toehold_adapter::client::{self, ClientError};
 use toehold_adapter::runtime_dir::RuntimeDir;
@@ -66,20 +68,10 @@ fn sealed_memory() -> Check {
 }
 
 fn try_sealing() -> io::Result<()> {
-    // SAFETY: the name is a literal that ends in NUL.
-    let fd = unsafe {
-        libc::memfd_create(
-            c"toehold-doctor".as_ptr(),
-            libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING,
-        )
-    };
-    let file = owned(fd)?;
-    let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
-    // SAFETY: `file` is an open descriptor; the call touches no memory.
-    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let file = memfd_create("toehold-doctor", flags)?;
+    let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+    Ok(fcntl_add_seals(file, seals)?)
 }
 
 fn namespace_cookie() -> Check {
@@ -146,19 +138,13 @@ fn directory(path: &Path) -> Check {
 
 /// Says so when the file system of `path` has no block or no inode left.
 fn full_file_system(path: &Path) -> Option<String> {
-    let name = CString::new(path.as_os_str().as_bytes()).ok()?;
-    // SAFETY: all zeros are a valid statvfs.
-    let mut room: libc::statvfs = unsafe { mem::zeroed() };
-    // SAFETY: `name` ends in NUL, and `room` is a valid out-pointer.
-    if unsafe { libc::statvfs(name.as_ptr(), &mut room) } != 0 {
-        return None;
-    }
+    let room = statvfs(path).ok()?;
     let what = lacks(&room)?;
     Some(format!("the file system of {} {what}", path.display()))
 }
 
 /// What a file system has none of, in words. Some count no blocks or no inodes: their total is 0.
-fn lacks(room: &libc::statvfs) -> Option<&'static str> {
+fn lacks(room: &StatVfs) -> Option<&'static str> {
     if room.f_blocks > 0 && room.f_bavail == 0 {
         Some("is full")
     } else if room.f_files > 0 && room.f_favail == 0 {
@@ -197,7 +183,7 @@ fn cores() -> Check {
 }
 
 fn open_files() -> Check {
-    let (soft, hard) = limit(libc::RLIMIT_NOFILE);
+    let (soft, hard) = limit(Resource::Nofile);
     let check = Check::ok(
         "open files",
         NeededFor::Direct,
@@ -262,10 +248,7 @@ fn tun() -> Check {
 
 fn packet() -> Check {
     let check = |finding: String| Check::ok(PACKET, NeededFor::Offload, finding);
-    // SAFETY: `socket` takes plain integers.
-    let socket =
-        owned(unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) });
-    match socket {
+    match raw_socket(AddressFamily::PACKET) {
         Ok(_) => check("can be opened".into()),
         Err(error) => check(format!("socket: {error}"))
             .missing("for --link packet:INTERFACE: run the adapter as root or with CAP_NET_RAW"),
@@ -274,10 +257,7 @@ fn packet() -> Check {
 
 fn af_xdp() -> Check {
     let check = |finding: String| Check::ok(AF_XDP, NeededFor::Offload, finding);
-    // SAFETY: `socket` takes plain integers.
-    let socket =
-        owned(unsafe { libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) });
-    match socket {
+    match raw_socket(AddressFamily::XDP) {
         Ok(_) => check("sockets can be opened".into()),
         Err(error) => check(format!("socket: {error}"))
             .missing("needs CAP_NET_RAW and a kernel with CONFIG_XDP_SOCKETS; TAP works without"),
@@ -285,8 +265,8 @@ fn af_xdp() -> Check {
 }
 
 fn locked_memory() -> Check {
-    let (soft, _) = limit(libc::RLIMIT_MEMLOCK);
-    let size = if soft == libc::RLIM_INFINITY {
+    let (soft, _) = limit(Resource::Memlock);
+    let size = if soft == u64::MAX {
         "unlimited".to_owned()
     } else {
         format!("{} KiB", soft / 1024)
@@ -322,22 +302,20 @@ fn has_capability(number: u32) -> bool {
     mask.is_some_and(|mask| mask & (1 << number) != 0)
 }
 
-fn limit(resource: libc::__rlimit_resource_t) -> (u64, u64) {
-    let mut limit = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
-    };
-    // SAFETY: `limit` is a valid out-pointer.
-    unsafe { libc::getrlimit(resource, &mut limit) };
-    (limit.rlim_cur, limit.rlim_max)
+/// The soft and the hard limit.
+fn limit(resource: Resource) -> (u64, u64) {
+    let limit = getrlimit(resource);
+    let of = |limit: Option<u64>| limit.unwrap_or(u64::MAX);
+    (of(limit.current), of(limit.maximum))
 }
 
-fn owned(fd: libc::c_int) -> io::Result<OwnedFd> {
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the caller has just got this descriptor from the kernel; nothing else owns it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+fn raw_socket(family: AddressFamily) -> io::Result<OwnedFd> {
+    Ok(socket_with(
+        family,
+        SocketType::RAW,
+        SocketFlags::CLOEXEC,
+        None,
+    )?)
 }
 
 fn line(path: &str) -> Option<String> {
@@ -387,8 +365,7 @@ mod tests {
     #[test]
     fn full_file_systems_are_told_from_those_that_count_nothing() {
         let with = |blocks, blocks_free, inodes, inodes_free| {
-            // SAFETY: all zeros are a valid statvfs.
-            let mut room: libc::statvfs = unsafe { mem::zeroed() };
+            let mut room = statvfs("/").expect("a file system");
             (room.f_blocks, room.f_bavail) = (blocks, blocks_free);
             (room.f_files, room.f_favail) = (inodes, inodes_free);
             lacks(&room)
