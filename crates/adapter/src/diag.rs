@@ -1,4 +1,4 @@
-//! What the kernel says of a TCP socket that is named to it: sock_diag(7).
+//! Questions to the kernel about one TCP socket: sock_diag(7).
 //!
 //! A question names both addresses and the socket's cookie, so there is one answer or none. Each
 //! [`Diag`] speaks of one network namespace: the one that its socket was made in. The adapter has

@@ -1,4 +1,4 @@
-//! What the kernel tells of other processes: `/proc`.
+//! What `/proc` says about other processes.
 
 use crate::tables::FileKey;
 use std::collections::{BTreeMap, BTreeSet, HashMap};

@@ -1,11 +1,11 @@
-//! What proves an end: the socket itself, shown as a descriptor.
+//! A client proves that it has an end of a connection: it shows the socket, as a descriptor.
 //!
-//! Nothing is believed that a client says about its connection. The kernel tells the addresses of
-//! the shown socket, its cookie, its inode and its network namespace, and then says whether just
-//! that socket is established there. In a namespace one connection has one socket for each end, so
-//! two sockets of one namespace with mirrored addresses, established at one moment, are the two
-//! ends of one connection. About its own namespace the adapter asks by itself; about another it
-//! asks by a socket that the client has shown ([`Diag::shown`]).
+//! The adapter believes nothing that a client says about its connection. It asks the kernel for the
+//! addresses, the cookie, the inode and the network namespace of the shown socket, and then whether
+//! exactly that socket is established there. In a namespace one connection has one socket for each
+//! end. So two sockets of one namespace with mirrored addresses, established at one moment, are the
+//! two ends of one connection. The adapter asks about its own namespace by itself. It asks about
+//! another one by a socket that the client has shown ([`Diag::shown`]).
 //!
 //! A socket that is bound to a device is not found: its addresses may be another network's.
 //!

@@ -5,7 +5,7 @@
 //!   page 0        RoutingPage: identity, the relay, rules
 //!   then          connected[65536]   by the program's port: carriers that lead to the relay
 //!                 accepted[65536]    by the adapter's port: carriers that come from it
-//!                 accepted_v6[65536] likewise, for listeners that take IPv6 only, from ::1
+//!                 accepted_v6[65536] as accepted, for listeners that take IPv6 only, from ::1
 //! ```
 //!
 //! The kernel of the host knows nothing of the engine's own addresses. Each has a *loopback alias*

@@ -1,4 +1,4 @@
-//! What the library and the adapter say to each other: fixed-size messages over an `AF_UNIX`
+//! The messages between the library and the adapter: of fixed size, over an `AF_UNIX`
 //! `SOCK_SEQPACKET` socket in the user's runtime directory, descriptors beside them (`SCM_RIGHTS`).
 //!
 //! ```text

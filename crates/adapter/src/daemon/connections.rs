@@ -1,4 +1,4 @@
-//! Clients coming, speaking and going.
+//! The connections of clients: accepted, read, and closed.
 
 use super::connection::{Connection, Flushed, Outgoing, Voucher};
 use super::poller::Source;

@@ -1,4 +1,5 @@
-//! Pairing: what clients ask, what they are offered, and what is taken back when regions run out.
+//! Pairing: the requests of clients, the offers to them, and the regions that are taken back when
+//! none is left.
 
 use super::Daemon;
 use super::connection::{Connection, Outgoing};

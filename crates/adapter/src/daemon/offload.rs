@@ -1,4 +1,4 @@
-//! What clients ask of the engine, if there is one.
+//! Requests of clients to the engine, if there is one.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};

@@ -1,4 +1,4 @@
-//! What the command line asks: are you there, what goes on, detach this.
+//! Requests of the command line: ping, status, detach, attach.
 
 use super::Daemon;
 use super::connection::Outgoing;

@@ -1,4 +1,4 @@
-//! epoll, signals and the stop event: what the loop sleeps in.
+//! The daemon's loop sleeps here: epoll, signals and the stop event.
 
 use crate::epoll::Epoll;
 use crate::listener::owned;

@@ -1,4 +1,4 @@
-//! One step of a connection: what its stage allows, and what is to be done with it afterwards.
+//! One step of a connection: what its stage allows, and the work that follows.
 
 use toehold_tcp::{CloseReason, State};
 

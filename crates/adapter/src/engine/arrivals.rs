@@ -1,4 +1,4 @@
-//! Programs at the relay, and what they want there.
+//! Programs that connect to the relay, and their requests.
 //!
 //! ```text
 //!   connect ──► relay ──► preamble there? ──► its token known? ──► Wanted

@@ -1,4 +1,5 @@
-//! What each program has of the engine, over all its threads: connections and listeners.
+//! How many connections and listeners each program has in the engine, on all engine threads
+//! together.
 
 use std::collections::BTreeMap;
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};

@@ -1,4 +1,4 @@
-//! Frames, to the thread that is to have them.
+//! Passes frames to the engine thread that owns their connection.
 //!
 //! The kernel spreads the link's frames over the queues by a table of its own: where a connection's
 //! frames were last written, for a few seconds, and by a hash else (`tun_automq_select_queue` in

@@ -1,4 +1,4 @@
-//! What the TCP is told: the operator's settings, in its own words.
+//! Turns the operator's settings into the configuration of the TCP crate.
 
 use std::net::IpAddr;
 

@@ -1,4 +1,4 @@
-//! Tokens: by which the engine knows whose a carrier is.
+//! Client tokens: a carrier's token says which client the carrier belongs to.
 //!
 //! The relay is a port of loopback, which every local user can reach. What a carrier asks for is
 //! done for the client whose token it shows, and for nobody without one; quotas count by it. The

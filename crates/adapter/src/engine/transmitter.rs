@@ -1,4 +1,4 @@
-//! Frames, from the engine to the link.
+//! Sends the engine's frames on the link.
 //!
 //! ```text
 //!   small    headers, and a copy of the payload behind them ──► the link, in one piece

@@ -1,5 +1,5 @@
-//! Connections coming and going: active opens, which programs ask for at the relay, and passive
-//! ones, for which a carrier is made.
+//! How connections begin and end: active opens, which programs request at the relay, and passive
+//! opens, for which the engine makes a carrier.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};

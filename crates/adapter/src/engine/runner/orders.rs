@@ -1,5 +1,5 @@
-//! What the daemon and the link say: requests, other settings, another MTU; and the answer to how
-//! things stand.
+//! Commands of the daemon (requests, new settings), a new MTU of the link, and the report to the
+//! daemon.
 
 use std::time::Instant as Clock;
 
