@@ -2,14 +2,14 @@
 
 use std::io;
 
+use rustix::rand::{GetRandomFlags, getrandom};
+
 /// 256 of them.
 pub(crate) fn bits() -> io::Result<[u64; 4]> {
-    let mut bits = [0u64; 4];
-    // SAFETY: `bits` is writable for its size.
-    let got = unsafe { libc::getrandom(bits.as_mut_ptr().cast(), size_of_val(&bits), 0) };
-    if got == size_of_val(&bits) as isize {
-        Ok(bits)
-    } else {
-        Err(io::Error::last_os_error())
-    }
+    let mut bytes = [0u8; 32];
+    // The kernel gives up to 256 bytes whole (getrandom(2)).
+    let count = getrandom(&mut bytes, GetRandomFlags::empty())?;
+    assert_eq!(count, bytes.len(), "the kernel gives so few at once");
+    let (words, _) = bytes.as_chunks::<8>();
+    Ok([0, 1, 2, 3].map(|at| u64::from_ne_bytes(words[at])))
 }

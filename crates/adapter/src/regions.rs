@@ -16,10 +16,13 @@ use std::fs::File;
 use std::io;
 use std::mem::offset_of;
 use std::ops::Range;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
+
+use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
+use rustix::io::pwrite;
 use toehold_channel::layout::{
     CAPACITY_LOG2_MIN, CONTROL_BYTES, Control, PAIR_BYTES, PAIR_MAGIC, PairHeader, Publish,
     REGION_BYTES, REGION_MAGIC, RING_BYTES, SLAB_BYTES, SLAB_SLOTS, Side, place_in_slab, slab_of,
@@ -231,28 +234,18 @@ impl Slab {
         for ring in 0..2 {
             let begins = place_in_slab(slot) + CONTROL_BYTES + ring * RING_BYTES;
             let rest = begins + WARM_RING_BYTES..begins + RING_BYTES;
-            // SAFETY: plain system call.
-            let data = unsafe {
-                let from = rest.start as libc::off_t;
-                libc::lseek(self.file.as_raw_fd(), from, libc::SEEK_DATA)
-            };
-            if (0..rest.end as libc::off_t).contains(&data) {
+            // An error is that there is none (ENXIO).
+            let data = seek(&self.file, SeekFrom::Data(rest.start as u64));
+            if data.is_ok_and(|data| data < rest.end as u64) {
                 self.give_back(rest);
             }
         }
     }
 
     fn give_back(&self, part: Range<usize>) {
-        let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-        // SAFETY: plain system call. It fails only for want of memory, of which it gives some back.
-        unsafe {
-            libc::fallocate(
-                self.file.as_raw_fd(),
-                mode,
-                part.start as libc::off_t,
-                part.len() as libc::off_t,
-            )
-        };
+        let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        // It fails only for want of memory, of which it gives some back.
+        let _ = fallocate(&self.file, mode, part.start as u64, part.len() as u64);
     }
 }
 
@@ -265,16 +258,9 @@ pub(crate) fn create_slab() -> io::Result<OwnedFd> {
 /// channel before, if there was one.
 pub(crate) fn begin_region(slab: &OwnedFd, slot: u32) -> io::Result<()> {
     let words = first_words();
-    // SAFETY: `words` is readable for its length.
-    let written = unsafe {
-        let at = place_in_slab(slot) as libc::off_t;
-        libc::pwrite(slab.as_raw_fd(), words.as_ptr().cast(), words.len(), at)
-    };
-    if written == words.len() as isize {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
+    let written = pwrite(slab, &words, place_in_slab(slot) as u64)?;
+    assert_eq!(written, words.len(), "memory takes all of it");
+    Ok(())
 }
 
 /// The control words of a region.

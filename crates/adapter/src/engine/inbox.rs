@@ -3,15 +3,15 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use rustix::event::{EventfdFlags, eventfd};
 use toehold_tcp::ReceiveOffload;
 
 use super::Command;
-use crate::listener::owned;
 
 /// Bytes of frames from links that may wait for a thread. When they are used up, the other threads
 /// stop receiving until this thread has taken its frames.
@@ -73,8 +73,7 @@ impl Inbox {
     /// # Errors
     /// When there are no descriptors left.
     pub(super) fn new() -> io::Result<Inbox> {
-        // SAFETY: no memory is involved.
-        let bell = owned(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })?;
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let (sender, commands) = mpsc::channel();
         let door = Door {
             commands: sender,
@@ -98,10 +97,8 @@ impl Inbox {
 
     /// Silences the bell; what came is taken afterwards.
     pub(super) fn silence(&self) {
-        let mut count = [0u8; 8];
-        let bell = self.door.bell.as_raw_fd();
-        // SAFETY: `count` is writable for its length.
-        unsafe { libc::read(bell, count.as_mut_ptr().cast(), count.len()) };
+        // It fails when nobody has rung.
+        let _ = rustix::io::read(&self.door.bell, &mut [0u8; 8]);
     }
 
     /// Has the thread look once more in its next turn.
@@ -195,10 +192,8 @@ impl Door {
     }
 
     fn ring(&self) {
-        let one = 1u64.to_ne_bytes();
-        // SAFETY: `one` is valid for its length. An eventfd takes it unless it holds 2^64 - 2
-        // already.
-        unsafe { libc::write(self.bell.as_raw_fd(), one.as_ptr().cast(), one.len()) };
+        // An eventfd takes it, unless it holds 2^64 - 2 already.
+        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
     }
 }
 
@@ -215,6 +210,8 @@ fn cost_bytes(frame: &Passed) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
     fn frame(length: usize) -> Passed {
         Passed {
@@ -250,15 +247,10 @@ mod tests {
 
     /// Whether somebody has rung since it was last asked.
     fn was_rung(inbox: &Inbox) -> bool {
-        let mut poll = libc::pollfd {
-            fd: inbox.bell().as_raw_fd(),
-            events: libc::POLLIN,
-            revents: 0,
-        };
-        // SAFETY: one `pollfd`.
-        let found = unsafe { libc::poll(&mut poll, 1, 0) };
+        let mut entry = [PollFd::new(&inbox.door.bell, PollFlags::IN)];
+        let found = poll(&mut entry, Some(&Timespec::default()));
         inbox.silence();
-        found == 1
+        found == Ok(1)
     }
 
     #[test]

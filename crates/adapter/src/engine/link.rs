@@ -3,10 +3,17 @@
 use std::fs::File;
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::thread;
+
+use rustix::io::Errno;
+use rustix::net::netlink::SocketAddrNetlink;
+use rustix::net::{
+    AddressFamily, Protocol, RecvFlags, SocketFlags, SocketType, bind, recv, socket_with,
+};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use toehold_link::{
     Interfaces, PacketOptions, PacketSocket, Tap, TapOptions, XdpOptions, XdpSocket, XdpSteering,
@@ -16,7 +23,6 @@ use super::Error;
 use super::device::Device;
 use super::settings::{DeviceKind, Settings};
 use super::tcp_config;
-use crate::listener::{check, owned};
 
 /// A frame of each of some thousand connections may come at once; the kernel's own 1,000 would lose
 /// some.
@@ -142,20 +148,11 @@ impl Link {
     pub(super) fn clear_changes(&self) {
         let mut buffer = [0u8; 8192];
         loop {
-            // SAFETY: `buffer` is writable for its length.
-            let got = unsafe {
-                libc::recv(
-                    self.changes.as_raw_fd(),
-                    buffer.as_mut_ptr().cast(),
-                    buffer.len(),
-                    libc::MSG_DONTWAIT,
-                )
-            };
-            // An overrun is news as well, and said once.
-            let overrun =
-                got < 0 && io::Error::last_os_error().raw_os_error() == Some(libc::ENOBUFS);
-            if got <= 0 && !overrun {
-                return;
+            match recv(&self.changes, &mut buffer[..], RecvFlags::DONTWAIT) {
+                Ok((0, _)) => return,
+                // An overrun is news, too, and the kernel reports it once.
+                Ok(_) | Err(Errno::NOBUFS) => {}
+                Err(_) => return,
             }
         }
     }
@@ -235,16 +232,13 @@ fn addresses(settings: &Settings) -> Vec<IpAddr> {
 
 /// A socket that is told of every link that changes.
 fn changes() -> io::Result<OwnedFd> {
-    let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-    // SAFETY: no memory is involved.
-    let socket = owned(unsafe { libc::socket(libc::AF_NETLINK, kind, libc::NETLINK_ROUTE) })?;
-    // SAFETY: `sockaddr_nl` is plain data, for which zeroes are a value.
-    let mut address: libc::sockaddr_nl = unsafe { std::mem::zeroed() };
-    address.nl_family = libc::AF_NETLINK as libc::sa_family_t;
-    address.nl_groups = libc::RTMGRP_LINK as u32;
-    let length = size_of::<libc::sockaddr_nl>() as libc::socklen_t;
-    // SAFETY: `address` is valid for `length` bytes.
-    check(unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), length) })?;
+    let (family, flags) = (
+        AddressFamily::NETLINK,
+        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+    );
+    let socket = socket_with(family, SocketType::RAW, flags, NETLINK_ROUTE)?;
+    let groups = libc::RTMGRP_LINK.cast_unsigned();
+    bind(&socket, &SocketAddrNetlink::new(0, groups))?;
     Ok(socket)
 }
 
@@ -252,6 +246,10 @@ fn changes() -> io::Result<OwnedFd> {
 fn enter(namespace: &str) -> io::Result<()> {
     // `join` with an absolute path is that path.
     let file = File::open(Path::new("/run/netns").join(namespace))?;
-    // SAFETY: plain system call.
-    check(unsafe { libc::setns(file.as_raw_fd(), libc::CLONE_NEWNET) })
+    let kind = Some(LinkNameSpaceType::Network);
+    Ok(move_into_link_name_space(file.as_fd(), kind)?)
 }
+
+/// The first protocol of netlink has the number 0, which rustix writes as `None`.
+const NETLINK_ROUTE: Option<Protocol> = None;
+const _: () = assert!(libc::NETLINK_ROUTE == 0);
