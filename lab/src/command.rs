@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use crate::error::LabError;
 use crate::plan::Plan;
+use crate::published::{elsewhere, experiments};
 use crate::runner::{self, Options};
 use crate::{html, plans, runs, table};
 
@@ -20,6 +21,34 @@ pub fn list() -> Vec<(String, String)> {
         .map(|plan| (plan.name().to_owned(), plan.about().to_owned()));
     files.chain(others).collect()
 }
+
+/// Every experiment of the papers: its name, where in the paper, and the plan that repeats it or
+/// what it lacks.
+pub fn catalogue() -> Vec<[String; 3]> {
+    let plans = runs::known();
+    let elsewhere = elsewhere();
+    let place = |id: &str| -> String {
+        let of_files = plans.iter().filter(|plan| plan.repeats(id));
+        let mut names: Vec<&str> = of_files.map(|plan| plan.name.as_str()).collect();
+        if id == COPY_EXPERIMENT {
+            names.push("ioat-copy");
+        }
+        if !names.is_empty() {
+            return names.join(", ");
+        }
+        let found = elsewhere.iter().find(|(other, _)| other == id);
+        found.map_or(String::new(), |(_, place)| place.clone())
+    };
+    let all = experiments().into_iter();
+    all.map(|experiment| {
+        let place = place(&experiment.id);
+        [experiment.id, experiment.figure, place]
+    })
+    .collect()
+}
+
+/// The experiment of the plan that is code.
+const COPY_EXPERIMENT: &str = "IOAT-COPY";
 
 /// A run that is asked for.
 #[derive(Clone, Debug)]
@@ -134,6 +163,23 @@ mod tests {
             error.is_usage && error.sentence.contains("ioat-copy"),
             "{error:?}"
         );
+    }
+
+    #[test]
+    fn every_experiment_of_the_papers_has_its_place() {
+        let all = catalogue();
+        assert_eq!(all.len(), 53);
+        for [id, _, place] in &all {
+            assert!(!place.is_empty(), "{id} is nowhere");
+        }
+        let repeated = |id: &str| runs::known().iter().any(|plan| plan.repeats(id));
+        for (id, _) in elsewhere() {
+            assert!(
+                all.iter().any(|[other, ..]| *other == id),
+                "{id} is unknown"
+            );
+            assert!(!repeated(&id), "{id} stands twice");
+        }
     }
 
     #[test]

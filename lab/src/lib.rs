@@ -22,9 +22,9 @@ mod runner;
 pub mod runs;
 mod table;
 
-pub use command::{RunRequest, bytes, list, run_plan};
+pub use command::{RunRequest, bytes, catalogue, list, run_plan};
 pub use error::LabError;
 pub use plan::{Case, Figure, Plan, Reading};
-pub use published::{Published, published_of};
+pub use published::{Experiment, Published, elsewhere, experiments, published_of};
 pub use report::{Claim, Report, Row, Verdict};
 pub use runner::Options;

@@ -74,17 +74,52 @@ impl std::fmt::Display for Value {
 
 /// The published numbers of this experiment, in the order of the data file.
 pub fn published_of(experiment: &str) -> Vec<Published> {
-    let file: File = serde_yaml_ng::from_str(DATA).expect("the data file is read by a test");
-    file.results
+    file()
+        .results
         .into_iter()
         .filter(|result| result.experiment == experiment)
         .collect()
 }
 
+/// The published number with this name.
+pub(crate) fn published_with(id: &str) -> Option<Published> {
+    file().results.into_iter().find(|result| result.id == id)
+}
+
+/// An experiment of the literature.
+#[derive(Clone, PartialEq, Debug, Deserialize)]
+pub struct Experiment {
+    /// Its name in the data file.
+    pub id: String,
+    /// Where in the paper.
+    pub figure: String,
+    /// What runs.
+    pub workload: String,
+}
+
+/// Every experiment of the papers, in their order.
+pub fn experiments() -> Vec<Experiment> {
+    file().experiments
+}
+
+/// Where an experiment is that has no plan here, or what it lacks.
+pub fn elsewhere() -> Vec<(String, String)> {
+    let file: std::collections::BTreeMap<String, String> =
+        toml::from_str(ELSEWHERE).expect("the file is read by a test");
+    file.into_iter().collect()
+}
+
+fn file() -> File {
+    serde_yaml_ng::from_str(DATA).expect("the data file is read by a test")
+}
+
 #[derive(Deserialize)]
 struct File {
+    experiments: Vec<Experiment>,
     results: Vec<Published>,
 }
+
+const ELSEWHERE: &str = include_str!("../data/elsewhere.toml");
 
 const DATA: &str = include_str!("../data/published.yaml");
 

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 use toehold_lab::generator::{self, Address, Arrivals, Load, Outcome, Pattern, Server};
 use toehold_lab::runs::{self, Form, PlanFile};
-use toehold_lab::{LabError, RunRequest, list, run_plan};
+use toehold_lab::{LabError, RunRequest, catalogue, list, run_plan};
 use toehold_measure::text::prefixed;
 
 use crate::failure::Failure;
@@ -256,6 +256,11 @@ pub(crate) fn run(args: &LabArgs) -> Result<(), Failure> {
             for (name, about) in list() {
                 text.push_str(&format!("{name:<17} {about}\n"));
             }
+            text.push_str("paper             all of these but quick, one after the other\n");
+            text.push_str("\nThe experiments of the papers, and the plans that repeat them:\n\n");
+            for [id, figure, place] in catalogue() {
+                text.push_str(&format!("{id:<20} {figure:<22} {place}\n"));
+            }
             print(&text);
             Ok(())
         }
@@ -300,7 +305,24 @@ pub(crate) fn run(args: &LabArgs) -> Result<(), Failure> {
 }
 
 fn run_one(args: &RunArgs) -> Result<(), Failure> {
-    let Some(mut plan) = plan(&args.plan)? else {
+    let adjust = |mut plan: PlanFile| {
+        if args.quick {
+            plan = plan.hurried();
+        }
+        if let Some(rounds) = args.rounds {
+            plan.rounds = rounds as usize;
+        }
+        plan
+    };
+    if args.plan == "paper" {
+        if args.json || args.csv {
+            let why = "`paper` is many runs: toehold lab report DIR/PLAN prints one as JSON or CSV";
+            return Err(Failure::usage(why));
+        }
+        library::find().map_err(|error| Failure::new(error.to_string()))?;
+        return runs::paper(args.out.as_deref(), args.quick, adjust).map_err(failure);
+    }
+    let Some(plan) = plan(&args.plan)? else {
         if args.csv {
             return Err(Failure::usage(format!(
                 "`{}` has no CSV; use --json",
@@ -320,13 +342,7 @@ fn run_one(args: &RunArgs) -> Result<(), Failure> {
     if plan.needs_library() {
         library::find().map_err(|error| Failure::new(error.to_string()))?;
     }
-    if args.quick {
-        plan = plan.hurried();
-    }
-    if let Some(rounds) = args.rounds {
-        plan.rounds = rounds as usize;
-    }
-    runs::begin(plan, args.out.as_deref(), form(args.json, args.csv)).map_err(failure)
+    runs::begin(adjust(plan), args.out.as_deref(), form(args.json, args.csv)).map_err(failure)
 }
 
 /// The plan of that name or in that file; `None` for an experiment that is no plan file, or is

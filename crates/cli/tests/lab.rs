@@ -1,4 +1,5 @@
 //! `toehold lab` from the outside, on kernel sockets and bare threads: neither needs the library.
+//! Tests of network namespaces need root.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -149,6 +150,214 @@ fn what_a_killed_run_left_is_removed_by_the_next() {
     assert_eq!(left(), 0);
 }
 
+/// Whether namespaces can be made here; says so loudly otherwise.
+fn is_root() -> bool {
+    // SAFETY: the call takes nothing and always succeeds.
+    let is_root = unsafe { libc::geteuid() } == 0;
+    if !is_root {
+        eprintln!("SKIPPED: network namespaces need root");
+    }
+    is_root
+}
+
+/// Namespaces of the run with this process number.
+fn namespaces_of(run: u32) -> Vec<String> {
+    let entries = fs::read_dir("/run/netns").into_iter().flatten().flatten();
+    let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    let prefix = format!("toehold-lab-{run}-");
+    names.filter(|name| name.starts_with(&prefix)).collect()
+}
+
+const LINKED: &str = "name = \"linked\"\nabout = \"A test.\"\nrounds = 2\nseconds = 0.02\n\
+    [[arm]]\nname = \"kernel\"\npath = \"host\"\nlink = \"veth\"\n\
+    [[arm]]\nname = \"no offloads\"\npath = \"host\"\nlink = \"veth\"\nmtu = 9000\n\
+    lso = false\nlro = false\n\
+    [[block]]\ntitle = \"bulk\"\nmetric = \"throughput\"\npattern = \"to-server\"\n\
+    message = 65536\nsweep = { factor = \"ports\", values = [1, 2] }\n";
+
+#[test]
+fn arms_with_links_run_between_namespaces_of_their_own() {
+    if !is_root() {
+        return;
+    }
+    let folder = Folder::new("links");
+    let plan = folder.file("linked.toml", LINKED);
+    let run = folder.path("run");
+    let child = command(&["run", &plan, "--out", &run, "--json"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("toehold runs");
+    let owner = child.id();
+    let output = child.wait_with_output().expect("it ends");
+    assert!(output.status.success(), "{}", error_of(&output));
+    let record: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let samples = record["samples"].as_array().expect("samples");
+    assert_eq!(samples.len(), 2 * 2 * 3);
+    for sample in samples {
+        // A stream for each port.
+        let outcome = &sample["outcome"];
+        assert_eq!(outcome["load"]["streams"].as_f64(), sample["x"].as_f64());
+        assert!(outcome["bytes"].as_u64() > Some(0), "{sample}");
+    }
+    assert_eq!(namespaces_of(owner), Vec::<String>::new());
+}
+
+#[test]
+fn namespaces_of_a_killed_run_are_removed_by_the_next() {
+    if !is_root() {
+        return;
+    }
+    let folder = Folder::new("killed-links");
+    let plan = folder.file("linked.toml", LINKED);
+    let run = folder.path("a");
+    let mut first = command(&["run", &plan, "--out", &run, "--rounds", "1000"])
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("toehold runs");
+    while rounds_done(&run) == 0 {
+        assert_eq!(first.try_wait().expect("a status"), None, "ended by itself");
+        thread::yield_now();
+    }
+    first.kill().expect("alive");
+    first.wait().expect("reaped");
+    assert_eq!(namespaces_of(first.id()).len(), 2);
+    let output = lab(&["run", &plan, "--out", &folder.path("b"), "--rounds", "1"]);
+    assert!(output.status.success(), "{}", error_of(&output));
+    assert_eq!(namespaces_of(first.id()), Vec::<String>::new());
+    // The killed run itself goes on where it was.
+    let done = rounds_done(&run);
+    let resumed = text_of(&lab(&["report", &run]));
+    assert!(resumed.contains(&format!("{done} of 1000")), "{resumed}");
+}
+
+#[test]
+fn a_vanished_namespace_ends_the_run_and_keeps_its_rounds() {
+    if !is_root() {
+        return;
+    }
+    let folder = Folder::new("vanished");
+    let plan = folder.file("linked.toml", LINKED);
+    let run = folder.path("run");
+    let first = command(&["run", &plan, "--out", &run, "--rounds", "1000"])
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("toehold runs");
+    while rounds_done(&run) == 0 {
+        thread::yield_now();
+    }
+    let gone = namespaces_of(first.id());
+    let status = Command::new("ip").args(["netns", "del", &gone[0]]).status();
+    assert!(status.expect("ip runs").success());
+    let owner = first.id();
+    let output = first.wait_with_output().expect("it ends");
+    assert_eq!(output.status.code(), Some(1));
+    let error = error_of(&output);
+    let last = error.lines().last().unwrap_or("");
+    for part in [&*gone[0], "vanished", "are kept", "toehold lab resume"] {
+        assert!(last.contains(part), "{error}");
+    }
+    assert!(rounds_done(&run) > 0);
+    assert_eq!(namespaces_of(owner), Vec::<String>::new());
+}
+
+#[test]
+fn a_killed_generator_leaves_a_gap_and_the_run_goes_on() {
+    let folder = Folder::new("gap");
+    let text = PLAN
+        .replace("0.02", "0.3")
+        .replace("rounds = 2", "rounds = 3");
+    let plan = folder.file("tiny.toml", &text);
+    let run = folder.path("run");
+    let first = command(&["run", &plan, "--out", &run, "--json"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("toehold runs");
+    while rounds_done(&run) == 0 {
+        thread::yield_now();
+    }
+    let client = loop {
+        if let Some(client) = client_of(first.id()) {
+            break client;
+        }
+    };
+    // SAFETY: `kill` touches no memory; the target was a child of our child a moment ago.
+    unsafe { libc::kill(client, libc::SIGKILL) };
+    let output = first.wait_with_output().expect("it ends");
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(rounds_done(&run), 3);
+    let text = text_of(&lab(&["report", &run]));
+    assert!(text.contains("was killed by signal 9"), "{text}");
+}
+
+/// A client of the generator that the run with this number has started.
+fn client_of(run: u32) -> Option<libc::pid_t> {
+    let children = fs::read_to_string(format!("/proc/{run}/task/{run}/children")).ok()?;
+    let mut children = children.split_whitespace();
+    let is_client = |pid: &&str| {
+        let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        String::from_utf8_lossy(&words).contains("lab\0client\0")
+    };
+    children.find(is_client)?.parse().ok()
+}
+
+#[test]
+fn a_full_disk_is_one_sentence_and_finished_rounds_are_kept() {
+    if !is_root() {
+        return;
+    }
+    let folder = Folder::new("full");
+    let plan = folder.file("tiny.toml", &PLAN.replace("rounds = 2", "rounds = 50"));
+    let disk = folder.path("disk");
+    fs::create_dir(&disk).expect("room");
+    // Room for a few rounds and for what replaces them.
+    let script = "mount -t tmpfs -o size=256k none \"$1\" || exit 3; \
+        \"$0\" lab run \"$2\" --out \"$1/run\" >/dev/null; echo status $?; \
+        \"$0\" lab report \"$1/run\"";
+    let output = Command::new("unshare")
+        .args(["--mount", "sh", "-c", script])
+        .args([env!("CARGO_BIN_EXE_toehold"), &disk, &plan])
+        .output()
+        .expect("unshare runs");
+    let (text, error) = (text_of(&output), error_of(&output));
+    assert!(text.starts_with("status 1\n"), "{text}{error}");
+    let last = error.lines().last().unwrap_or("");
+    assert!(
+        last.contains("No space left") && last.contains("resume"),
+        "{error}"
+    );
+    assert!(text.contains("rounds are done"), "{text}");
+}
+
+#[test]
+fn what_a_link_needs_and_does_not_find_is_one_sentence() {
+    if !is_root() {
+        return;
+    }
+    let folder = Folder::new("needs");
+    let plan = folder.file("linked.toml", LINKED);
+    let out = folder.path("run");
+    let mut without = command(&["run", &plan, "--out", &out]);
+    let output = without.env("PATH", &folder.0).output().expect("runs");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        error_of(&output).contains("Debian package iproute2"),
+        "{}",
+        error_of(&output)
+    );
+    let mut other = Command::new("setpriv");
+    other.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"]);
+    other.args([env!("CARGO_BIN_EXE_toehold"), "lab", "run", &plan]);
+    let output = other.args(["--out", &out]).output().expect("setpriv runs");
+    assert_eq!(output.status.code(), Some(1));
+    let error = error_of(&output);
+    assert!(
+        error.contains("needs root") && error.lines().count() == 1,
+        "{error}"
+    );
+}
+
 fn rounds_done(run: &str) -> u64 {
     let text = fs::read_to_string(Path::new(run).join("run.json")).unwrap_or_default();
     let record: Value = serde_json::from_str(&text).unwrap_or_default();
@@ -160,10 +369,12 @@ fn bad_input_is_one_sentence() {
     let folder = Folder::new("bad");
     let typo = folder.file("typo.toml", &PLAN.replace("seconds", "secnods"));
     let missing = folder.path("none.toml");
-    let cases: [(&[&str], &str); 7] = [
+    let cases: [(&[&str], &str); 9] = [
         (&["run", &typo], "secnods"),
         (&["run", &missing], "cannot read"),
         (&["run", "perpetuum-mobile"], "there is no plan"),
+        (&["run", "paper", "--json"], "many runs"),
+        (&["client", "1.2.3.4:5,unix:/x"], "one of several"),
         (&["resume", &missing], "cannot read"),
         (&["client", "nowhere"], "HOST:PORT"),
         (&["client", "--rate", "5"], "requests"),
@@ -206,6 +417,14 @@ fn the_known_plans_are_listed_and_shown() {
     let list = text_of(&lab(&["list"]));
     for name in ["quick", "ioat-multistream", "toe-latency", "ioat-copy"] {
         assert!(list.contains(name), "{list}");
+    }
+    // Every experiment of the papers, with or without a plan.
+    for line in [
+        "IOAT-OPT-BI",
+        "published only; modelled: later",
+        "ipoib-offloads",
+    ] {
+        assert!(list.contains(line), "{list}");
     }
     let shown = text_of(&lab(&["show", "quick"]));
     assert!(

@@ -6,13 +6,16 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// Where a server is: `HOST:PORT` or `unix:PATH`.
+/// Where a server is: `HOST:PORT`, several of them with commas between, or `unix:PATH`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Address {
     /// TCP.
     Tcp(String),
+    /// Several ports of a machine: connections take them in turns.
+    Ports(Vec<String>),
     /// AF_UNIX.
     Unix(PathBuf),
 }
@@ -23,6 +26,13 @@ impl FromStr for Address {
     fn from_str(text: &str) -> Result<Address, String> {
         if let Some(path) = text.strip_prefix("unix:").filter(|path| !path.is_empty()) {
             return Ok(Address::Unix(path.into()));
+        }
+        if text.contains(',') {
+            let all = text.split(',').map(|one| match one.parse()? {
+                Address::Tcp(one) => Ok(one),
+                _ => Err(format!("\"{text}\": only HOST:PORT can be one of several")),
+            });
+            return Ok(Address::Ports(all.collect::<Result<_, String>>()?));
         }
         match text.rsplit_once(':') {
             Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok() => {
@@ -39,6 +49,7 @@ impl std::fmt::Display for Address {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Address::Tcp(text) => out.write_str(text),
+            Address::Ports(all) => out.write_str(&all.join(",")),
             Address::Unix(path) => write!(out, "unix:{}", path.display()),
         }
     }
@@ -54,6 +65,7 @@ impl Listener {
     pub(super) fn bind(address: &Address) -> io::Result<Listener> {
         match address {
             Address::Tcp(text) => Ok(Listener::Tcp(TcpListener::bind(text)?)),
+            Address::Ports(_) => Err(io::Error::other("a server listens on one address")),
             Address::Unix(path) => Ok(Listener::Unix(UnixListener::bind(path)?, path.clone())),
         }
     }
@@ -96,6 +108,11 @@ impl Stream {
                     }
                 }
                 Err(last)
+            }
+            Address::Ports(all) => {
+                // Relaxed: the count stands for itself.
+                let turn = NEXT_PORT.fetch_add(1, Ordering::Relaxed);
+                Stream::connect(&Address::Tcp(all[turn % all.len()].clone()))
             }
             Address::Unix(path) => Ok(Stream(UnixStream::connect(path)?.into())),
         }
@@ -242,5 +259,8 @@ pub(super) fn check(result: libc::c_int) -> io::Result<()> {
         Ok(())
     }
 }
+
+/// How many connections have taken one of several ports.
+static NEXT_PORT: AtomicUsize = AtomicUsize::new(0);
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);

@@ -17,6 +17,7 @@ use toehold_measure::procfs::{self, HostTimes};
 use toehold_measure::ready::Ready;
 use toehold_measure::rng::Rng;
 
+use super::network::{self, Network};
 use super::plan_file::{Arm, ArmPath, Family, OVERHEAD_SECONDS, Wait};
 use super::record::{Record, Sample, again};
 use crate::error::LabError;
@@ -83,41 +84,51 @@ fn time_left(record: &Record, started: Instant, first: usize) -> String {
     }
 }
 
-/// What stands while samples are taken: a private directory and an adapter. Gone when dropped; its
-/// programs die with this process however that ends.
+/// What stands while samples are taken: a private directory, adapters, namespaces with links. Gone
+/// when dropped, in this order; its programs die with this process however that ends.
 struct Scene {
     toehold: PathBuf,
+    adapters: Vec<Program>,
+    network: Option<Network>,
     scratch: Scratch,
     placement: Placement,
-    adapter: Option<Program>,
 }
 
 impl Scene {
     fn set(toehold: PathBuf, record: &Record) -> Result<Scene, LabError> {
         let scratch = Scratch::create()?;
         let placement = Placement::new(Pin::Split, &cpus::allowed()).unwrap_or_default();
+        let network = Network::of(&record.plan, &scratch.owner)?;
         let mut scene = Scene {
             toehold,
+            adapters: Vec::new(),
+            network,
             scratch,
             placement,
-            adapter: None,
         };
-        if record
-            .plan
-            .arms
-            .iter()
-            .any(|arm| arm.path == ArmPath::Direct)
-        {
-            scene.start_adapter()?;
+        let mut arms = record.plan.arms.iter();
+        if arms.any(|arm| arm.path == ArmPath::Direct) {
+            scene.start_adapter(None)?;
+        }
+        let engines = scene.network.as_ref().map(Network::engines);
+        for engine in engines.into_iter().flatten() {
+            scene.start_adapter(Some(engine))?;
         }
         Ok(scene)
     }
 
-    fn start_adapter(&mut self) -> Result<(), LabError> {
-        let words = self.words(&["adapter", "--runtime-dir", &self.runtime_dir()]);
-        let mut adapter = self.start("adapter", &words, None).map_err(LabError::new)?;
+    /// The adapter of the direct path, or that with the engine of a link.
+    fn start_adapter(&mut self, engine: Option<usize>) -> Result<(), LabError> {
+        let runtime_dir = self.runtime_dir(engine);
+        let mut words = self.words(&["adapter", "--runtime-dir", &runtime_dir]);
+        if let (Some(at), Some(network)) = (engine, &self.network) {
+            words.splice(0..0, network.near());
+            words.extend(network.engine_words(at));
+        }
+        let role = format!("adapter{}", self.adapters.len());
+        let mut adapter = self.start(&role, &words, None).map_err(LabError::new)?;
         let deadline = Instant::now() + ADAPTER_TIMEOUT;
-        while self.status().is_none() {
+        while self.status(&runtime_dir).is_none() {
             if let Some(ended) = adapter.poll() {
                 let why = adapter.last_words();
                 return Err(LabError::new(format!(
@@ -130,7 +141,10 @@ impl Scene {
             }
             thread::sleep(Duration::from_millis(10));
         }
-        self.adapter = Some(adapter);
+        self.adapters.push(adapter);
+        if let (Some(at), Some(network)) = (engine, &self.network) {
+            network.finish(at).map_err(LabError::new)?;
+        }
         Ok(())
     }
 
@@ -141,27 +155,25 @@ impl Scene {
         let mut stayed = BTreeSet::new();
         for block in &plan.blocks {
             let x = block.points()[0];
-            for arm in plan
-                .arms
-                .iter()
-                .filter(|arm| is_possible(arm, block.pattern))
-            {
+            let ports = block.ports_at(x);
+            let arms = plan.arms.iter();
+            for arm in arms.filter(|arm| is_possible(arm, block.pattern, ports)) {
                 let done = AtomicBool::new(false);
                 let load = block.load(x, arm, plan.seconds);
-                let is_watched = arm.path == ArmPath::Direct && !arm.control;
+                let is_watched = arm.is_accelerated() && !arm.control;
                 let scene = &*self;
                 let (outcome, moved) = thread::scope(|scope| {
                     let watch = || {
                         let mut moved = 0;
                         // Relaxed: the flag stands for itself.
                         while !done.load(Ordering::Relaxed) {
-                            moved = moved.max(scene.connections_moved());
+                            moved = moved.max(scene.connections_moved(arm));
                             thread::sleep(LOOK_INTERVAL);
                         }
                         moved
                     };
                     let watcher = is_watched.then(|| scope.spawn(watch));
-                    let outcome = scene.sample(arm, &load);
+                    let outcome = scene.sample(arm, &load, ports);
                     done.store(true, Ordering::Relaxed);
                     let moved = watcher.map(|watcher| watcher.join().unwrap_or(0));
                     (outcome, moved)
@@ -202,12 +214,14 @@ impl Scene {
         for (at, x) in points {
             random.shuffle(&mut arms);
             for (arm, name) in &arms {
-                let load = plan.blocks[at].load(x, arm, plan.seconds);
-                if !is_possible(arm, load.pattern) {
+                let block = &plan.blocks[at];
+                let (load, ports) = (block.load(x, arm, plan.seconds), block.ports_at(x));
+                if !is_possible(arm, load.pattern, ports) {
                     continue;
                 }
-                let taken = self.sample(arm, &load);
+                let taken = self.sample(arm, &load, ports);
                 interrupted(record)?;
+                self.check_network(record)?;
                 let (outcome, failure) = match taken {
                     Ok(outcome) => (Some(outcome), None),
                     Err(why) => (None, Some(why)),
@@ -225,19 +239,41 @@ impl Scene {
         Ok(samples)
     }
 
-    fn sample(&self, arm: &Arm, load: &Load) -> Result<Outcome, String> {
+    /// No later sample would succeed either.
+    fn check_network(&self, record: &Record) -> Result<(), LabError> {
+        match self.network.as_ref().and_then(Network::vanished) {
+            Some(name) => Err(LabError::new(format!(
+                "the network namespace {name} has vanished; {}",
+                kept(record)
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    fn sample(&self, arm: &Arm, load: &Load, ports: usize) -> Result<Outcome, String> {
         let load_words = load_words(load);
         if arm.path == ArmPath::Limit {
             let mut words = self.words(&["lab", "limit", "--json"]);
             words.extend(load_words);
             return self.outcome(&words, None, load);
         }
-        let (address, ready) = self.address(arm.family)?;
+        let network = self.network.as_ref();
+        let wire = network.and_then(|network| Some((network, network.wire_of(arm)?)));
+        let place = match wire {
+            Some((network, at)) => Place {
+                listen: format!("0.0.0.0:{SERVER_PORT}"),
+                connect: network.server_addresses(at, ports, SERVER_PORT),
+                ready: None,
+            },
+            None => self.place(arm.family)?,
+        };
+        let engine = wire.filter(|_| arm.path == ArmPath::Offload);
+        let runtime_dir = self.runtime_dir(engine.map(|(_, at)| at));
         let under = |path: ArmPath| {
-            let path = if path == ArmPath::Direct {
-                "direct"
-            } else {
-                "host"
+            let path = match path {
+                ArmPath::Direct => "direct",
+                ArmPath::Offload => "offload",
+                ArmPath::Host | ArmPath::Limit => "host",
             };
             let wait = match arm.wait {
                 Wait::Adaptive => "adaptive",
@@ -245,17 +281,29 @@ impl Scene {
                 Wait::Event => "event",
             };
             let mut words = self.words(&["run", "--path", path, "--wait", wait, "--runtime-dir"]);
-            words.extend([self.runtime_dir(), "--".to_owned()]);
+            words.extend([runtime_dir.clone(), "--".to_owned()]);
             words.extend(self.words(&["lab"]));
             words
         };
-        let mut server = under(arm.server_path.unwrap_or(arm.path));
-        server.extend(["server".to_owned(), "--listen".to_owned(), address.clone()]);
-        let mut server = self.start("server", &server, self.placement.server.as_deref())?;
-        ready.wait(&mut server, READY_TIMEOUT)?;
+        let usual = if arm.path == ArmPath::Offload {
+            ArmPath::Host
+        } else {
+            arm.path
+        };
+        let mut server = under(arm.server_path.unwrap_or(usual));
+        server.extend(["server".to_owned(), "--listen".to_owned(), place.listen]);
         let mut client = under(arm.path);
-        client.extend(["client".to_owned(), address, "--json".to_owned()]);
+        client.extend(["client".to_owned(), place.connect, "--json".to_owned()]);
         client.extend(load_words);
+        if let Some((network, _)) = wire {
+            server.splice(0..0, network.far());
+            client.splice(0..0, network.near());
+        }
+        let mut server = self.start("server", &server, self.placement.server.as_deref())?;
+        match place.ready {
+            Some(ready) => ready.wait(&mut server, READY_TIMEOUT)?,
+            None => wait_for_words(&mut server)?,
+        }
         let outcome = self.outcome(&client, self.placement.client.as_deref(), load)?;
         if let Some(ended) = server.poll() {
             return Err(format!(
@@ -299,25 +347,34 @@ impl Scene {
         let launch = Launch {
             words,
             cores,
-            output: self.scratch.0.join(role),
+            output: self.scratch.path.join(role),
             tracepoint: None,
         };
         Program::start(&launch).map_err(|error| format!("cannot start the {role}: {error}"))
     }
 
-    /// A free address, and how to tell that somebody listens there.
-    fn address(&self, family: Family) -> Result<(String, Ready), String> {
+    /// A free address of this host.
+    fn place(&self, family: Family) -> Result<Place, String> {
         match family {
             Family::Tcp => {
                 let free = std::net::TcpListener::bind("127.0.0.1:0")
                     .and_then(|listener| listener.local_addr())
                     .map_err(|error| format!("no free port: {error}"))?;
-                Ok((free.to_string(), Ready::TcpPort(free.port())))
+                Ok(Place {
+                    listen: free.to_string(),
+                    connect: free.to_string(),
+                    ready: Some(Ready::TcpPort(free.port())),
+                })
             }
             Family::Unix => {
-                let path = self.scratch.0.join("socket");
+                let path = self.scratch.path.join("socket");
                 let _ = fs::remove_file(&path);
-                Ok((format!("unix:{}", path.display()), Ready::Unix(path)))
+                let address = format!("unix:{}", path.display());
+                Ok(Place {
+                    listen: address.clone(),
+                    connect: address,
+                    ready: Some(Ready::Unix(path)),
+                })
             }
         }
     }
@@ -328,21 +385,31 @@ impl Scene {
         all.map(str::to_owned).collect()
     }
 
-    fn runtime_dir(&self) -> String {
-        self.scratch.0.join("run").to_string_lossy().into_owned()
+    /// Of the direct path's adapter, or of that with the engine of a link.
+    fn runtime_dir(&self, engine: Option<usize>) -> String {
+        let name = engine.map_or("run".to_owned(), |at| format!("run{at}"));
+        self.scratch.path.join(name).to_string_lossy().into_owned()
     }
 
-    fn status(&self) -> Option<Value> {
+    fn status(&self, runtime_dir: &str) -> Option<Value> {
         let mut command = Command::new(&self.toehold);
-        command.args(["status", "--json", "--runtime-dir", &self.runtime_dir()]);
+        command.args(["status", "--json", "--runtime-dir", runtime_dir]);
         let output = command.output().ok()?;
         output.status.success().then_some(())?;
         serde_json::from_slice(&output.stdout).ok()
     }
 
-    fn connections_moved(&self) -> usize {
-        let Some(status) = self.status() else {
+    /// How many connections are on the path that the arm is about.
+    fn connections_moved(&self, arm: &Arm) -> usize {
+        let network = self.network.as_ref();
+        let engine = network.and_then(|network| network.wire_of(arm));
+        let Some(status) = self.status(&self.runtime_dir(engine)) else {
             return 0;
+        };
+        let path = if arm.path == ArmPath::Offload {
+            "offload"
+        } else {
+            "direct"
         };
         let processes = status["processes"].as_array().cloned().unwrap_or_default();
         let connections = processes
@@ -350,14 +417,43 @@ impl Scene {
             .filter_map(|process| process["connections"].as_array());
         connections
             .flatten()
-            .filter(|connection| connection["path"] == "direct")
+            .filter(|connection| connection["path"] == path)
             .count()
     }
 }
 
-/// Connections have no limit between bare threads.
-fn is_possible(arm: &Arm, pattern: Pattern) -> bool {
-    arm.path != ArmPath::Limit || pattern != Pattern::Connect
+/// Where a server listens.
+struct Place {
+    listen: String,
+    /// What its clients call it.
+    connect: String,
+    /// How to tell that it does; it says so itself where that is none.
+    ready: Option<Ready>,
+}
+
+/// Waits until a server says that it listens: the tables of another namespace are not ours to see.
+fn wait_for_words(server: &mut Program) -> Result<(), String> {
+    let deadline = Instant::now() + READY_TIMEOUT;
+    while !server.last_words().contains("listening on") {
+        if let Some(ended) = server.poll() {
+            let words = server.last_words();
+            return Err(format!("the server {}: {words}", ended.words()));
+        }
+        if process::interrupted() || Instant::now() > deadline {
+            return Err("the server did not come up".to_owned());
+        }
+        thread::sleep(Duration::from_millis(2));
+    }
+    Ok(())
+}
+
+/// Connections have no limit between bare threads; an engine has one port.
+fn is_possible(arm: &Arm, pattern: Pattern, ports: usize) -> bool {
+    match arm.path {
+        ArmPath::Limit => pattern != Pattern::Connect,
+        ArmPath::Offload => ports == 1,
+        ArmPath::Host | ArmPath::Direct => true,
+    }
 }
 
 fn load_words(load: &Load) -> Vec<String> {
@@ -396,61 +492,69 @@ fn load_words(load: &Load) -> Vec<String> {
 
 fn interrupted(record: &Record) -> Result<(), LabError> {
     if process::interrupted() {
-        return Err(LabError::new(format!(
-            "interrupted; {} of {} rounds are kept",
-            record.rounds_done, record.plan.rounds
-        )));
+        return Err(LabError::new(format!("interrupted; {}", kept(record))));
     }
     Ok(())
 }
 
+fn kept(record: &Record) -> String {
+    let rounds = record.plan.rounds;
+    format!("{} of {rounds} rounds are kept", record.rounds_done)
+}
+
 /// A private directory, removed at the end. Its name tells whose it is, so that a later run can
 /// remove what a killed one left.
-struct Scratch(PathBuf);
+struct Scratch {
+    path: PathBuf,
+    /// This process, as no other was or will be.
+    owner: String,
+}
 
 impl Scratch {
     fn create() -> Result<Scratch, LabError> {
         let me = std::process::id() as i32;
         let start = start_of(me).unwrap_or(0);
-        let path = std::env::temp_dir().join(format!("{SCRATCH}{me}-{start}"));
+        let owner = format!("{me}-{start}");
+        let path = std::env::temp_dir().join(format!("{SCRATCH}{owner}"));
         // `create` fails on anything that exists, a link included: nobody else can prepare it.
         fs::DirBuilder::new()
             .mode(0o700)
             .create(&path)
             .map_err(|error| LabError::new(format!("cannot create {}: {error}", path.display())))?;
-        Ok(Scratch(path))
+        Ok(Scratch { path, owner })
     }
 }
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
+        let _ = fs::remove_dir_all(&self.path);
     }
 }
 
-/// Removes directories of runs that were killed. Their programs have died with them.
+/// Removes directories and namespaces of runs that were killed. Their programs have died with them.
 fn clean_up_after_others() {
+    network::clean_up_after_others(lives);
     for entry in fs::read_dir(std::env::temp_dir())
         .into_iter()
         .flatten()
         .flatten()
     {
         let name = entry.file_name();
-        let owner = name
-            .to_str()
-            .and_then(|name| name.strip_prefix(SCRATCH)?.split_once('-'));
-        let Some((pid, start)) = owner else {
-            continue;
-        };
-        let lives = pid
-            .parse()
-            .ok()
-            .and_then(start_of)
-            .is_some_and(|now| now.to_string() == start);
-        if !lives {
+        let owner = name.to_str().and_then(|name| name.strip_prefix(SCRATCH));
+        let is_one = |owner: &&str| owner.split('-').all(|part| part.parse::<u64>().is_ok());
+        if owner.filter(is_one).is_some_and(|owner| !lives(owner)) {
             let _ = fs::remove_dir_all(entry.path());
         }
     }
+}
+
+/// Whether a run still lives: a process of that number that began then.
+fn lives(owner: &str) -> bool {
+    let Some((pid, start)) = owner.split_once('-') else {
+        return false;
+    };
+    let now = pid.parse().ok().and_then(start_of);
+    now.is_some_and(|now| now.to_string() == start)
 }
 
 /// When a process began, in ticks since boot.
@@ -465,6 +569,8 @@ const SCRATCH: &str = "toehold-lab-";
 const ADAPTER_TIMEOUT: Duration = Duration::from_secs(10);
 const READY_TIMEOUT: Duration = Duration::from_secs(20);
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(30);
+/// Of servers in a namespace of their own.
+const SERVER_PORT: u16 = 5400;
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
 #[cfg(test)]
@@ -477,6 +583,6 @@ mod tests {
         let left = std::env::temp_dir().join(format!("{SCRATCH}{}-1", std::process::id()));
         fs::create_dir(&left).expect("room");
         clean_up_after_others();
-        assert!(mine.0.is_dir() && !left.exists());
+        assert!(mine.path.is_dir() && !left.exists());
     }
 }

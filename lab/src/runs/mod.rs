@@ -1,6 +1,9 @@
 //! Plans on sockets: files that say what to compare, runs on disk, and what they say.
 
+mod beside;
 mod execution;
+mod network;
+mod paper;
 mod plan_file;
 mod record;
 mod summary;
@@ -13,6 +16,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use toehold_measure::environment::Environment;
 use toehold_measure::shell;
 
+pub use paper::paper;
 pub use plan_file::PlanFile;
 pub use record::Record;
 
@@ -54,8 +58,13 @@ pub fn begin(plan: PlanFile, out: Option<&Path>, form: Form) -> Result<(), LabEr
             folder.display()
         )));
     }
+    finish(fresh(plan), &folder, form)
+}
+
+/// A run of which nothing is done.
+fn fresh(plan: PlanFile) -> Record {
     let words: Vec<String> = std::env::args().map(|word| shell::quoted(&word)).collect();
-    let record = Record {
+    Record {
         schema: record::SCHEMA.to_owned(),
         plan,
         command: words.join(" "),
@@ -65,8 +74,7 @@ pub fn begin(plan: PlanFile, out: Option<&Path>, form: Form) -> Result<(), LabEr
         samples: Vec::new(),
         stayed: Vec::new(),
         steal: Vec::new(),
-    };
-    finish(record, &folder, form)
+    }
 }
 
 /// Goes on with a run where it was cut short.
@@ -161,16 +169,25 @@ fn state_folder(name: &str) -> Result<PathBuf, LabError> {
     Ok(state.join("toehold/lab").join(format!("{name}-{now}")))
 }
 
-const PLANS: [(&str, &str); 6] = [
-    ("quick.toml", include_str!("../../plans/quick.toml")),
-    ("latency.toml", include_str!("../../plans/latency.toml")),
-    ("bandwidth.toml", include_str!("../../plans/bandwidth.toml")),
-    (
-        "multistream.toml",
-        include_str!("../../plans/multistream.toml"),
-    ),
-    ("hotspot.toml", include_str!("../../plans/hotspot.toml")),
-    ("touch.toml", include_str!("../../plans/touch.toml")),
+macro_rules! plans {
+    ($($name:literal),+ $(,)?) => {
+        [$(($name, include_str!(concat!("../../plans/", $name)))),+]
+    };
+}
+
+const PLANS: [(&str, &str); 12] = plans![
+    "quick.toml",
+    "bandwidth.toml",
+    "ports.toml",
+    "multistream.toml",
+    "opt.toml",
+    "split.toml",
+    "touch.toml",
+    "latency.toml",
+    "toe-bandwidth.toml",
+    "hotspot.toml",
+    "ipoib-offloads.toml",
+    "ipoib-all.toml",
 ];
 
 #[cfg(test)]

@@ -26,8 +26,10 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use toehold_measure::metric::Better;
 
+use super::network;
 use crate::error::LabError;
 use crate::generator::{Arrivals, Load, Outcome, Pattern};
+use crate::published::published_with;
 
 /// An experiment: blocks of loads, each run by every arm.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -81,7 +83,18 @@ pub struct Arm {
     pub polling: bool,
     /// A size of the sockets' buffers other than the kernel's choice.
     pub socket_buffer: Option<usize>,
-    /// A negative control: it must not differ from the base.
+    /// The link between its client and its server.
+    #[serde(default)]
+    pub link: Link,
+    /// The link's MTU other than its usual one, in bytes.
+    pub mtu: Option<u32>,
+    /// Whether the link cuts large segments for the sender (TSO, GSO). It does unless told.
+    pub lso: Option<bool>,
+    /// Whether the link joins segments for the receiver (GRO). It does unless told.
+    pub lro: Option<bool>,
+    /// The arm that it is compared with, where that is not the base.
+    pub against: Option<String>,
+    /// A negative control: it must not differ from the arm it is compared with.
     #[serde(default)]
     pub control: bool,
 }
@@ -94,6 +107,8 @@ pub enum ArmPath {
     Host,
     /// Shared memory of the direct path.
     Direct,
+    /// The engine at the client's end, a kernel at the server's.
+    Offload,
     /// Bare threads: the limit of the machine.
     Limit,
 }
@@ -122,6 +137,23 @@ pub enum Family {
     Unix,
 }
 
+/// What is between client and server.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Link {
+    /// Nothing: one namespace.
+    #[default]
+    Loopback,
+    /// Two kernels with a pair of virtual interfaces.
+    Veth,
+    /// An engine with a TAP device of the other kernel.
+    Tap,
+    /// An engine with a packet socket on a virtual interface.
+    Packet,
+    /// An engine with AF_XDP on a virtual interface.
+    Xdp,
+}
+
 /// A load, and the factor that changes from point to point.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
@@ -140,6 +172,9 @@ pub struct Block {
     /// Connections.
     #[serde(default = "streams")]
     pub streams: usize,
+    /// Ports of the link: each carries as many streams as `streams` says.
+    #[serde(default = "ports")]
+    pub ports: usize,
     /// Data are written anew and read.
     #[serde(default)]
     pub touch: bool,
@@ -153,6 +188,28 @@ pub struct Block {
     pub arrivals: Arrivals,
     /// The factor that changes; none is one point.
     pub sweep: Option<Sweep>,
+    /// Published numbers that belong to this load.
+    #[serde(default)]
+    pub published: Vec<Beside>,
+}
+
+/// A published number and its counterpart here.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Beside {
+    /// Its name in the published data.
+    pub id: String,
+    /// The level of the factor that it was measured at; the last one unless told.
+    pub x: Option<f64>,
+    /// Our arm that stands for its system.
+    pub arm: String,
+    /// Where it is a benefit: the arm that it is a benefit over.
+    pub over: Option<String>,
+    /// The metric, where it is another than the block's.
+    pub metric: Option<Headline>,
+    /// Why the two differ.
+    #[serde(default)]
+    pub note: String,
 }
 
 /// A factor and its levels.
@@ -173,6 +230,8 @@ pub enum Factor {
     Message,
     /// Connections.
     Streams,
+    /// Ports of the link.
+    Ports,
     /// Bytes of the sockets' buffers.
     SocketBuffer,
     /// Requests in a second.
@@ -185,6 +244,7 @@ impl Factor {
         match self {
             Factor::Message => "message, bytes",
             Factor::Streams => "streams",
+            Factor::Ports => "ports",
             Factor::SocketBuffer => "socket buffer, bytes",
             Factor::Rate => "requests/s",
         }
@@ -316,12 +376,20 @@ impl PlanFile {
             if self.arms[..at].iter().any(|other| other.name == arm.name) {
                 return Err(format!("two arms are called \"{}\"", arm.name));
             }
-            if arm.path == ArmPath::Direct && arm.family == Family::Unix {
-                return Err(format!("\"{}\": the direct path is for TCP", arm.name));
-            }
+            arm.check()
+                .and_then(|()| self.check_base_of(arm))
+                .map_err(|why| format!("\"{}\": {why}", arm.name))?;
         }
         for block in &self.blocks {
+            for beside in &block.published {
+                self.check_beside(block, beside)
+                    .map_err(|why| format!("block \"{}\": {why}", block.title))?;
+            }
+            let most = network::PORTS_MAX;
             for x in block.points() {
+                if !(1..=most).contains(&block.ports_at(x)) {
+                    return Err(format!("block \"{}\": 1 to {most} ports", block.title));
+                }
                 for arm in &self.arms {
                     block.load(x, arm, self.seconds).check().map_err(|why| {
                         format!("block \"{}\", arm \"{}\": {why}", block.title, arm.name)
@@ -330,6 +398,64 @@ impl PlanFile {
             }
         }
         Ok(())
+    }
+
+    fn check_beside(&self, block: &Block, beside: &Beside) -> Result<(), String> {
+        if published_with(&beside.id).is_none() {
+            return Err(format!("there is no published number {}", beside.id));
+        }
+        for name in [Some(&beside.arm), beside.over.as_ref()]
+            .into_iter()
+            .flatten()
+        {
+            if !self.arms.iter().any(|arm| arm.name == *name) {
+                return Err(format!("{}: there is no arm \"{name}\"", beside.id));
+            }
+        }
+        match beside.x {
+            Some(x) if !block.points().contains(&x) => {
+                Err(format!("{}: {x} is no level of the factor", beside.id))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn check_base_of(&self, arm: &Arm) -> Result<(), String> {
+        let Some(base) = &arm.against else {
+            return Ok(());
+        };
+        let is_arm = |other: &Arm| other.name == *base && other.name != arm.name;
+        if self.arms.iter().any(is_arm) {
+            Ok(())
+        } else {
+            Err(format!("there is no other arm \"{base}\""))
+        }
+    }
+
+    /// The arm that an arm is compared with.
+    pub fn base_of(&self, arm: &str) -> &str {
+        let found = self.arms.iter().find(|other| other.name == arm);
+        let against = found.and_then(|arm| arm.against.as_deref());
+        against.unwrap_or(&self.arms[0].name)
+    }
+
+    /// Whether the plan is about an experiment of the papers.
+    pub fn repeats(&self, experiment: &str) -> bool {
+        self.published.iter().any(|id| id == experiment)
+    }
+
+    /// The most ports that a load uses.
+    pub fn ports(&self) -> usize {
+        let all = self.blocks.iter().flat_map(|block| {
+            let points = block.points().into_iter();
+            points.map(|x| block.ports_at(x))
+        });
+        all.max().unwrap_or(1)
+    }
+
+    /// About how long a run takes, in seconds.
+    pub fn duration(&self) -> f64 {
+        self.samples() as f64 * (self.seconds + OVERHEAD_SECONDS)
     }
 
     /// In words, for `toehold lab show`.
@@ -344,15 +470,11 @@ impl PlanFile {
             self.rounds,
             self.seconds,
             self.warmup_rounds,
-            (self.samples() as f64 * (self.seconds + OVERHEAD_SECONDS) / 60.0).ceil()
+            (self.duration() / 60.0).ceil()
         );
         for arm in &self.arms {
             let control = if arm.control { " (control)" } else { "" };
-            let _ = writeln!(
-                out,
-                "arm    {:<20} {:?}, {:?}, wait {:?}{control}",
-                arm.name, arm.path, arm.family, arm.wait
-            );
+            let _ = writeln!(out, "arm    {:<24} {}{control}", arm.name, arm.describe());
         }
         for block in &self.blocks {
             let points: Vec<String> = block.points().iter().map(f64::to_string).collect();
@@ -374,7 +496,7 @@ impl PlanFile {
 
     /// Whether an arm uses the library.
     pub fn needs_library(&self) -> bool {
-        self.arms.iter().any(|arm| arm.path == ArmPath::Direct)
+        self.arms.iter().any(Arm::is_accelerated)
     }
 
     /// How many samples a run takes, the base's second one included.
@@ -404,7 +526,85 @@ impl PlanFile {
     }
 }
 
+impl Arm {
+    /// Whether its client is under the library.
+    pub fn is_accelerated(&self) -> bool {
+        matches!(self.path, ArmPath::Direct | ArmPath::Offload)
+    }
+
+    fn check(&self) -> Result<(), String> {
+        let is_local = self.link == Link::Loopback;
+        if self.path == ArmPath::Direct && self.family == Family::Unix {
+            return Err("the direct path is for TCP".to_owned());
+        }
+        let fits = match self.path {
+            ArmPath::Host => matches!(self.link, Link::Loopback | Link::Veth),
+            ArmPath::Offload => matches!(self.link, Link::Tap | Link::Packet | Link::Xdp),
+            ArmPath::Direct | ArmPath::Limit => is_local,
+        };
+        if !fits {
+            return Err(match self.path {
+                ArmPath::Host => "the path host has the link loopback or veth",
+                ArmPath::Offload => "the path offload needs the link tap, packet or xdp",
+                _ => "this path has no link: both ends are on one host",
+            }
+            .to_owned());
+        }
+        if !is_local && (self.family == Family::Unix || self.server_path.is_some()) {
+            return Err("an arm with a link is TCP, its server on the kernel".to_owned());
+        }
+        if self.server_path == Some(ArmPath::Offload) {
+            return Err("a server's path is host or direct".to_owned());
+        }
+        let is_switched = self.lso.is_some() || self.lro.is_some();
+        if is_local && (self.mtu.is_some() || is_switched) {
+            return Err("mtu, lso and lro are settings of a link".to_owned());
+        }
+        if self.link == Link::Xdp && is_switched {
+            return Err("an xdp link neither cuts nor joins segments".to_owned());
+        }
+        match self.mtu {
+            Some(mtu) if !MTUS.contains(&mtu) => Err(format!(
+                "an MTU is a number from {} to {}",
+                MTUS.start(),
+                MTUS.end()
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    fn describe(&self) -> String {
+        let mut out = format!("{:?}, {:?}", self.path, self.family).to_lowercase();
+        if self.is_accelerated() {
+            out.push_str(&format!(", wait {:?}", self.wait).to_lowercase());
+        }
+        if self.link != Link::Loopback {
+            out.push_str(&format!(", over {:?}", self.link).to_lowercase());
+        }
+        if let Some(mtu) = self.mtu {
+            let _ = write!(out, ", MTU {mtu}");
+        }
+        for (name, state) in [("LSO", self.lso), ("LRO", self.lro)] {
+            if let Some(is_on) = state {
+                let _ = write!(out, ", {name} {}", if is_on { "on" } else { "off" });
+            }
+        }
+        if let Some(base) = &self.against {
+            let _ = write!(out, ", against {base}");
+        }
+        out
+    }
+}
+
 impl Block {
+    /// How many ports the load uses at a point.
+    pub fn ports_at(&self, x: f64) -> usize {
+        match self.sweep.as_ref().map(|sweep| sweep.factor) {
+            Some(Factor::Ports) => x as usize,
+            _ => self.ports,
+        }
+    }
+
     /// The levels of its factor; one point without a factor.
     pub fn points(&self) -> Vec<f64> {
         match &self.sweep {
@@ -432,10 +632,13 @@ impl Block {
         match self.sweep.as_ref().map(|sweep| sweep.factor) {
             Some(Factor::Message) => load.message = x as usize,
             Some(Factor::Streams) => load.streams = x as usize,
+            // Below.
+            Some(Factor::Ports) => {}
             Some(Factor::SocketBuffer) => load.socket_buffer = Some(x as usize),
             Some(Factor::Rate) => load.rate = Some(x),
             None => {}
         }
+        load.streams *= self.ports_at(x).max(1);
         load
     }
 }
@@ -459,6 +662,13 @@ fn message() -> usize {
 fn streams() -> usize {
     1
 }
+
+fn ports() -> usize {
+    1
+}
+
+/// From what IPv4 asks of every link (RFC 791, 3.1) to what a virtual interface takes.
+const MTUS: std::ops::RangeInclusive<u32> = 576..=65_535;
 
 const ROUNDS_MAX: usize = 10_000;
 
@@ -507,5 +717,19 @@ mod tests {
         assert!(refused("name = ").contains("line 1"));
         let twice = format!("{PLAN}[[arm]]\nname = \"kernel\"\npath = \"direct\"\n");
         assert!(refused(&twice).contains("two arms"));
+        let arm = |settings: &str| format!("{PLAN}[[arm]]\nname = \"x\"\n{settings}\n");
+        for (settings, why) in [
+            ("path = \"offload\"", "tap, packet or xdp"),
+            ("path = \"direct\"\nlink = \"veth\"", "one host"),
+            ("path = \"host\"\nmtu = 9000", "settings of a link"),
+            ("path = \"host\"\nlink = \"veth\"\nmtu = 5", "576 to 65535"),
+            (
+                "path = \"offload\"\nlink = \"xdp\"\nlso = false",
+                "neither cuts",
+            ),
+            ("path = \"host\"\nagainst = \"y\"", "no other arm"),
+        ] {
+            assert!(refused(&arm(settings)).contains(why), "{settings}");
+        }
     }
 }

@@ -9,9 +9,9 @@ use toehold_measure::stats::{Ratio, median_interval};
 use toehold_measure::text::{change, change_between, number, prefixed};
 use toehold_measure::verdict::Verdict;
 
-use super::plan_file::{ArmPath, Block, Headline, PlanFile};
+use super::beside;
+use super::plan_file::{ArmPath, Block, Headline};
 use super::record::{Record, again};
-use crate::published::published_of;
 
 /// One arm at one point, compared with the base.
 struct Cell {
@@ -25,12 +25,12 @@ struct Cell {
 fn cell(record: &Record, block: usize, x: f64, arm: &str, metric: Headline) -> Option<Cell> {
     let plan = &record.plan;
     let of = |arm: &str| record.samples(block, x, arm, metric);
-    let (base, own) = (of(&plan.arms[0].name), of(arm));
+    let (base, own) = (of(plan.base_of(arm)), of(arm));
     if own.is_empty() {
         return None;
     }
     let floor = of(&again(plan))
-        .ratio_to(&base)
+        .ratio_to(&of(&plan.arms[0].name))
         .map(|ratio| ratio.reach_from_one());
     // The base's second arm is what the floor is made of.
     let floor = floor.filter(|_| arm != again(plan));
@@ -102,8 +102,10 @@ fn conclusion(record: &Record, at: usize, block: &Block) -> String {
         } else {
             format!("{told}; at {}", point(block, x))
         };
+        let against = arm.against.as_ref();
+        let against = against.map_or(String::new(), |base| format!(" (against {base})"));
         parts.push(format!(
-            "{}: {told} {name} {}",
+            "{}{against}: {told} {name} {}",
             arm.name,
             change_between(&ratio)
         ));
@@ -224,7 +226,15 @@ fn rows(record: &Record, at: usize, metrics: &[Headline]) -> Vec<Vec<String>> {
                 };
                 let is_base = arm == record.plan.arms[0].name;
                 let against = match &cell.ratio {
-                    Some(ratio) if !is_base => change_between(ratio),
+                    Some(ratio) if !is_base => {
+                        let own = record.plan.base_of(&arm);
+                        let of = if own == record.plan.arms[0].name {
+                            String::new()
+                        } else {
+                            format!(" (against {own})")
+                        };
+                        change_between(ratio) + &of
+                    }
                     _ => String::new(),
                 };
                 let is_limit = record
@@ -359,7 +369,7 @@ pub(crate) fn html(record: &Record) -> String {
             page::table(&head, &rows(record, at, &others))
         );
     }
-    body.push_str(&published(plan));
+    body.push_str(&beside::table(record));
     body.push_str("<h2>Notes</h2>\n");
     body.push_str(&page::list(&notes(record)));
     body.push_str("<h2>Environment and command</h2>\n");
@@ -400,7 +410,7 @@ fn figure(record: &Record, at: usize, block: &Block, metric: Headline) -> String
 }
 
 fn lines(record: &Record, at: usize, block: &Block, metric: Headline) -> Option<String> {
-    let lines: Vec<Line> = record
+    let mut lines: Vec<Line> = record
         .arms()
         .into_iter()
         .map(|arm| {
@@ -420,6 +430,7 @@ fn lines(record: &Record, at: usize, block: &Block, metric: Headline) -> Option<
             }
         })
         .collect();
+    lines.extend(beside::lines(block, metric));
     let factor = block.sweep.as_ref()?.factor;
     let x = Axis {
         label: factor.label(),
@@ -449,39 +460,6 @@ fn strips(record: &Record, at: usize, x: f64, metric: Headline) -> Option<String
         })
         .collect();
     (!strips.is_empty()).then(|| plot::strips(metric.label(), &strips))
-}
-
-fn published(plan: &PlanFile) -> String {
-    let results = plan.published.iter().flat_map(|id| published_of(id));
-    let rows: Vec<Vec<String>> = results
-        .map(|result| {
-            vec![
-                result.experiment.clone(),
-                result.figure.clone(),
-                result.metric.clone(),
-                format!("{} {}", result.value, result.unit),
-                result.conditions.clone(),
-                result.system.clone(),
-            ]
-        })
-        .collect();
-    if rows.is_empty() {
-        return String::new();
-    }
-    format!(
-        "<h2>Published, on the machines of the time</h2>\n{}",
-        page::table(
-            &[
-                "experiment",
-                "where",
-                "what",
-                "published",
-                "conditions",
-                "systems"
-            ],
-            &rows
-        )
-    )
 }
 
 /// Two runs of one plan beside each other. Their rounds were not interleaved: medians, no verdicts.

@@ -1,0 +1,110 @@
+//! `toehold lab run paper`: every plan that repeats the literature, one after the other.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+
+use toehold_measure::page::{self, escape};
+use toehold_measure::process;
+
+use super::record::Record;
+use super::{Form, PlanFile, fresh, known, resume, summary};
+use crate::command::{RunRequest, run_plan};
+use crate::error::LabError;
+
+/// Runs every plan but `quick`, each into a folder of its own below `out`, and writes an index.
+/// Plans that are finished there are left alone, and unfinished ones are resumed, so that the
+/// command can be repeated. A plan that cannot be run does not keep the others from it.
+///
+/// # Errors
+///
+/// One sentence: what could not be run, or that the run was interrupted.
+pub fn paper(
+    out: Option<&Path>,
+    is_hurried: bool,
+    adjust: impl Fn(PlanFile) -> PlanFile,
+) -> Result<(), LabError> {
+    let folder = match out {
+        Some(out) => out.to_owned(),
+        None => super::state_folder("paper")?,
+    };
+    let plans: Vec<PlanFile> = known()
+        .into_iter()
+        .filter(|plan| plan.name != "quick")
+        .map(adjust)
+        .collect();
+    let seconds: f64 = plans.iter().map(PlanFile::duration).sum();
+    eprintln!(
+        "{} plans and ioat-copy, about {:.0} minutes, into {}",
+        plans.len(),
+        (seconds / 60.0).ceil(),
+        folder.display()
+    );
+    let mut failures = Vec::new();
+    let mut records = Vec::new();
+    for (at, plan) in plans.iter().enumerate() {
+        eprintln!("plan {} of {}: {}", at + 1, plans.len(), plan.name);
+        let own = folder.join(&plan.name);
+        if let Err(error) = one(plan, &own) {
+            if process::interrupted() {
+                return Err(error);
+            }
+            eprintln!("{}: {}", plan.name, error.sentence);
+            failures.push(plan.name.clone());
+        }
+        if let Ok(record) = Record::load(&own) {
+            records.push(record);
+        }
+        write_index(&folder, &records)?;
+    }
+    if !folder.join("ioat-copy.html").exists() {
+        run_plan(&RunRequest {
+            plan: "ioat-copy".to_owned(),
+            json: false,
+            out: Some(folder.clone()),
+            quick: is_hurried,
+            rounds: None,
+        })?;
+    }
+    eprintln!("the index is {}", folder.join("index.html").display());
+    if failures.is_empty() {
+        return Ok(());
+    }
+    Err(LabError::new(format!(
+        "not everything could be run: {}; the same command tries these again",
+        failures.join(", ")
+    )))
+}
+
+fn one(plan: &PlanFile, folder: &Path) -> Result<(), LabError> {
+    if !folder.join("run.json").exists() {
+        return super::finish(fresh(plan.clone()), folder, Form::Text);
+    }
+    if Record::load(folder)?.is_finished() {
+        return Ok(());
+    }
+    resume(folder, Form::Text)
+}
+
+/// The conclusions of all plans, with links to their pages.
+fn write_index(folder: &Path, records: &[Record]) -> Result<(), LabError> {
+    let mut body = String::from("<h1>The papers, on this machine</h1>\n");
+    for record in records {
+        let name = escape(&record.plan.name);
+        let _ = writeln!(
+            body,
+            "<h2><a href=\"{name}/report.html\">{name}</a></h2><p>{}</p>",
+            escape(&record.plan.about)
+        );
+        for sentence in summary::conclusions(record) {
+            let _ = writeln!(body, "<p class=conclusion>{}</p>", escape(&sentence));
+        }
+    }
+    body.push_str("<h2><a href=\"ioat-copy.html\">ioat-copy</a></h2>\n");
+    let page = folder.join("index.html");
+    let write = || -> std::io::Result<()> {
+        fs::create_dir_all(folder)?;
+        fs::write(&page, page::page("The papers, on this machine", &body))
+    };
+    write().map_err(|error| LabError::new(format!("cannot write {}: {error}", page.display())))
+}
