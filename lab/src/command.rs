@@ -26,13 +26,13 @@ pub fn list() -> Vec<(String, String)> {
 /// what it lacks.
 pub fn catalogue() -> Vec<[String; 3]> {
     let plans = runs::known();
+    let code = plans::all();
     let elsewhere = elsewhere();
     let place = |id: &str| -> String {
         let of_files = plans.iter().filter(|plan| plan.repeats(id));
         let mut names: Vec<&str> = of_files.map(|plan| plan.name.as_str()).collect();
-        if id == COPY_EXPERIMENT {
-            names.push("ioat-copy");
-        }
+        let of_code = code.iter().filter(|plan| plan.published_as() == Some(id));
+        names.extend(of_code.map(|plan| plan.name()));
         if !names.is_empty() {
             return names.join(", ");
         }
@@ -46,9 +46,6 @@ pub fn catalogue() -> Vec<[String; 3]> {
     })
     .collect()
 }
-
-/// The experiment of the plan that is code.
-const COPY_EXPERIMENT: &str = "IOAT-COPY";
 
 /// A run that is asked for.
 #[derive(Clone, Debug)]

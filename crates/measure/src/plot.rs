@@ -97,9 +97,10 @@ pub fn strips(title: &str, strips: &[Strip]) -> String {
         return "<p class=quiet>zero in every round</p>".to_owned();
     }
     let end = axis_end(largest);
-    let x = |value: f64| LABEL_WIDTH + (value / end) * STRIP_WIDTH;
+    let left = label_width(strips);
+    let x = |value: f64| left + (value / end) * STRIP_WIDTH;
     let height = strips.len() as f64 * ROW_HEIGHT + AXIS_HEIGHT;
-    let width = LABEL_WIDTH + STRIP_WIDTH + MARGIN;
+    let width = left + STRIP_WIDTH + MARGIN;
     let mut svg = format!(
         "<svg viewBox=\"0 0 {width} {height}\" role=img aria-label=\"{}\">",
         escape(title)
@@ -117,20 +118,27 @@ pub fn strips(title: &str, strips: &[Strip]) -> String {
         );
     }
     for (row, strip) in strips.iter().enumerate() {
-        draw_strip(&mut svg, strip, row, &x);
+        draw_strip(&mut svg, strip, row, left, &x);
     }
     svg.push_str("</svg>");
     svg
 }
 
-fn draw_strip(svg: &mut String, strip: &Strip, row: usize, x: &dyn Fn(f64) -> f64) {
+/// Room for the longest label.
+fn label_width(strips: &[Strip]) -> f64 {
+    let longest = strips.iter().map(|strip| strip.label.chars().count()).max();
+    let width = longest.unwrap_or(0) as f64 * LETTER_WIDTH + 2.0 * LABEL_GAP;
+    width.max(LABEL_WIDTH_MIN)
+}
+
+fn draw_strip(svg: &mut String, strip: &Strip, row: usize, left: f64, x: &dyn Fn(f64) -> f64) {
     let middle = (row as f64 + 0.5) * ROW_HEIGHT;
     // Colours repeat beyond the last; the label tells the rows apart.
     let colour = row % COLOURS;
     let _ = write!(
         svg,
         "<text x={:.1} y={:.1} text-anchor=end>{}</text>",
-        LABEL_WIDTH - 8.0,
+        left - LABEL_GAP,
         middle + 4.0,
         escape(&strip.label)
     );
@@ -334,7 +342,10 @@ const RIGHT: f64 = 16.0;
 const TOP: f64 = 28.0;
 const BOTTOM: f64 = 44.0;
 
-const LABEL_WIDTH: f64 = 110.0;
+const LABEL_WIDTH_MIN: f64 = 110.0;
+const LABEL_GAP: f64 = 8.0;
+/// Of a letter of the page's font at 12 px; few letters are wider.
+const LETTER_WIDTH: f64 = 6.4;
 const STRIP_WIDTH: f64 = 310.0;
 const MARGIN: f64 = 24.0;
 const ROW_HEIGHT: f64 = 34.0;
@@ -417,10 +428,14 @@ mod tests {
             samples: vec![1.0, 2.0, 3.0],
             median: Some((2.0, 1.0, 3.0)),
         };
-        let svg = strips("t", &[strip]);
+        let svg = strips("t", std::slice::from_ref(&strip));
         assert_eq!(svg.matches("<circle").count(), 3);
         assert_eq!(svg.matches("class=\"median").count(), 1);
         assert!(strips("t", &[]).contains("zero in every round"));
+        let mut long = strip.clone();
+        long.label = "kernel, veth, no offloads".to_owned();
+        // Its label ends where the drawing begins, with room for 25 letters before it.
+        assert!(strips("t", &[long]).contains("<text x=168.0"));
     }
 
     #[test]

@@ -35,8 +35,9 @@ pub fn paper(
         .collect();
     let seconds: f64 = plans.iter().map(PlanFile::duration).sum();
     eprintln!(
-        "{} plans and ioat-copy, about {:.0} minutes, into {}",
+        "{} plans and {}, about {:.0} minutes, into {}",
         plans.len(),
+        WITHIN_A_PROCESS.join(" and "),
         (seconds / 60.0).ceil(),
         folder.display()
     );
@@ -57,9 +58,12 @@ pub fn paper(
         }
         write_index(&folder, &records)?;
     }
-    if !folder.join("ioat-copy.html").exists() {
+    for name in WITHIN_A_PROCESS {
+        if folder.join(format!("{name}.html")).exists() {
+            continue;
+        }
         run_plan(&RunRequest {
-            plan: "ioat-copy".to_owned(),
+            plan: name.to_owned(),
             json: false,
             out: Some(folder.clone()),
             quick: is_hurried,
@@ -100,7 +104,9 @@ fn write_index(folder: &Path, records: &[Record]) -> Result<(), LabError> {
             let _ = writeln!(body, "<p class=conclusion>{}</p>", escape(&sentence));
         }
     }
-    body.push_str("<h2><a href=\"ioat-copy.html\">ioat-copy</a></h2>\n");
+    for name in WITHIN_A_PROCESS {
+        let _ = writeln!(body, "<h2><a href=\"{name}.html\">{name}</a></h2>");
+    }
     let page = folder.join("index.html");
     let write = || -> std::io::Result<()> {
         fs::create_dir_all(folder)?;
@@ -108,3 +114,6 @@ fn write_index(folder: &Path, records: &[Record]) -> Result<(), LabError> {
     };
     write().map_err(|error| LabError::new(format!("cannot write {}: {error}", page.display())))
 }
+
+/// Experiments within one process: they are code, and have no rounds to resume.
+const WITHIN_A_PROCESS: [&str; 2] = ["ioat-copy", "srv-memaccess"];
