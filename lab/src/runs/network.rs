@@ -18,7 +18,7 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::plan_file::{Arm, ArmPath, Link, PlanFile};
+use super::plan_file::{Arm, ArmPath, Link, PORTS_MAX, PlanFile};
 use crate::error::LabError;
 
 /// Link settings: what has to differ for two arms to need two links.
@@ -315,11 +315,8 @@ fn ip(words: &[&str]) -> Result<(), String> {
     Err(format!("`ip {}` failed: {said}", words.join(" ")))
 }
 
-/// Most ports of a link: virtual interfaces are cheap, but a testbed of the papers had six.
-pub(super) const PORTS_MAX: usize = 8;
-
 /// Most links of a plan: each has [`PORTS_MAX`] networks within 10.86/16.
-pub(super) const WIRES_MAX: usize = 256 / PORTS_MAX;
+const WIRES_MAX: usize = 256 / PORTS_MAX;
 
 const PREFIX: &str = "toehold-lab-";
 const NAMESPACES: &str = "/run/netns";

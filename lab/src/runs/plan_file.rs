@@ -26,7 +26,6 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use toehold_measure::metric::Better;
 
-use super::network;
 use crate::error::LabError;
 use crate::generator::{Arrivals, Load, Outcome, Pattern};
 use crate::published::published_with;
@@ -137,7 +136,7 @@ pub enum Family {
     Unix,
 }
 
-/// What is between client and server.
+/// The link between client and server.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Link {
@@ -385,7 +384,7 @@ impl PlanFile {
                 self.check_beside(block, beside)
                     .map_err(|why| format!("block \"{}\": {why}", block.title))?;
             }
-            let most = network::PORTS_MAX;
+            let most = PORTS_MAX;
             for x in block.points() {
                 if !(1..=most).contains(&block.ports_at(x)) {
                     return Err(format!("block \"{}\": 1 to {most} ports", block.title));
@@ -666,6 +665,9 @@ fn streams() -> usize {
 fn ports() -> usize {
     1
 }
+
+/// Most ports of a link: virtual interfaces are cheap, but a testbed of the papers had six.
+pub(super) const PORTS_MAX: usize = 8;
 
 /// From what IPv4 asks of every link (RFC 791, 3.1) to what a virtual interface takes.
 const MTUS: std::ops::RangeInclusive<u32> = 576..=65_535;
