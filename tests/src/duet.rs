@@ -24,6 +24,9 @@ pub const STEPS_FD: RawFd = 200;
 /// The descriptor on which the client asks whether its connection has been upgraded.
 pub const ORACLE_FD: RawFd = 201;
 
+/// The adapter's process, for cases that stop it.
+pub const ADAPTER: &str = "E2E_ADAPTER";
+
 /// Where the roles meet, if not on loopback: the server's address, for IPv4 and IPv6.
 pub const MEET_V4: &str = "E2E_MEET_V4";
 /// As [`MEET_V4`].

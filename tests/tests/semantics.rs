@@ -1,6 +1,7 @@
 //! Every case of the semantics suite, played on the kernel and on every other combination of paths.
 
-use toehold_e2e::duet::{DIFFERENCES_OF_RINGS, MAY_STAY, cases};
+use toehold_e2e::duet::{ADAPTER, DIFFERENCES_OF_RINGS, MAY_STAY, cases};
+use toehold_e2e::toehold::Path;
 use toehold_e2e::{Duet, Sides, Toehold, host};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_semantics");
@@ -120,6 +121,25 @@ macro_rules! groups {
 }
 
 toehold_e2e::each_semantics_group!(groups);
+
+/// The adapter holds a duplicate of a socket that it is shown. It is stopped here, and so holds the
+/// duplicate for ever.
+#[test]
+fn connections_end_while_the_adapter_is_shown_them() {
+    let mut cases = cases(PROGRAM, "ending");
+    cases.retain(|case| case.contains("_while_the_socket_is_shown_"));
+    assert!(cases.len() == 4 || std::env::var_os("TOEHOLD_CASE").is_some());
+    for case in cases {
+        let mut toehold = Toehold::start();
+        let oracle = Duet::play(&toehold, Sides::HOST, PROGRAM, &case);
+        let adapter = toehold.adapter().pid().to_string();
+        let mut server = toehold.command(Path::Direct, PROGRAM);
+        server.env(ADAPTER, adapter);
+        let client = toehold.command(Path::Host, PROGRAM);
+        let duet = Duet::play_roles(&toehold, [server, client], &case, None);
+        assert_eq!(duet.transcript, oracle.transcript, "{case}");
+    }
+}
 
 /// Programs that never sleep (`--wait poll`).
 #[test]

@@ -38,6 +38,9 @@ pub(crate) struct Local {
     pub(crate) membership: lock::Private,
     /// Generation of the adapter connection over which pairing was asked for.
     pub(crate) asked_epoch: AtomicU32,
+    /// One more than the offers that were counted when the adapter was last shown the socket; 0
+    /// when it was not. See [`crate::showing`].
+    pub(crate) shown_at: AtomicU32,
     /// The one over which its network namespace was shown, see [`crate::namespace`].
     pub(crate) shown_epoch: AtomicU32,
     /// Recent success of spinning, see [`crate::wait`].

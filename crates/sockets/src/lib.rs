@@ -72,6 +72,7 @@ mod resets;
 mod send;
 mod service;
 mod settings;
+mod showing;
 mod slabs;
 mod sleep;
 mod sleepers;

@@ -5,7 +5,9 @@ use core::sync::atomic::Ordering;
 use toehold_channel::table::WaitMode;
 
 use crate::epoll::lifetime;
-use crate::{adapter, connection, errno, family, holders, locking, process, release, table};
+use crate::{
+    adapter, connection, errno, family, holders, locking, poll, process, release, table, uring,
+};
 
 /// Starts the library in this process. Called once, from the constructor, with one thread.
 pub fn start(wait: WaitMode) {
@@ -82,6 +84,7 @@ pub extern "C" fn after_fork_in_child() {
         }
     }
     adapter::forked();
+    poll::forked();
     lifetime::forked();
     locking::forked();
 }

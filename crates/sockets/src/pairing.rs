@@ -25,7 +25,7 @@ use crate::epoll::membership;
 use crate::orderings::PINNED;
 use crate::{
     adapter, attention, errno, holders, lock, namespace, offers, process, resets, service,
-    settings, sys, waits,
+    settings, showing, sys, waits,
 };
 
 /// Calls that moved bytes before a connection is worth pairing.
@@ -129,17 +129,10 @@ pub(crate) fn consider(connection: &Connection) {
         || is_released(entry)
         || connection.local.asked_epoch.load(Ordering::Relaxed) != epoch;
     if asks {
-        // The refusal is answered with this: without a new one it is not asked again.
-        for refusal in [Reason::Detached, Reason::OtherNamespace] {
-            let _ = entry.verdict.compare_exchange(
-                refusal as u32,
-                Reason::None as u32,
-                Ordering::Relaxed,
-                Ordering::Relaxed,
-            );
-        }
         match describe(connection) {
             Ok(message) => {
+                // A refusal is answered with this: without a new one it is not asked again.
+                showing::begin(connection);
                 if !adapter::send(adapter, &message, Some(connection.fd)) {
                     adapter::lose(adapter);
                     return;

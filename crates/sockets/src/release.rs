@@ -11,9 +11,11 @@ use toehold_channel::rendezvous::{Kind, Message};
 use toehold_channel::table::{EntryState, FLAG_ASKED};
 use toehold_stream::end::{End, Incoming};
 
-use crate::connection::{Connection, Local};
+use crate::connection::{self, Connection, Local};
 use crate::orderings::{LAST_OUT, STATE_TOLD};
-use crate::{adapter, direction, doorbells, holders, lock, process, resets, slabs, sleepers, sys};
+use crate::{
+    adapter, direction, doorbells, holders, lock, process, resets, showing, slabs, sleepers, sys,
+};
 
 /// The last descriptor of this process that referred to `connection` is being closed.
 pub(crate) fn release(connection: &Connection) {
@@ -25,6 +27,9 @@ pub(crate) fn release(connection: &Connection) {
         end_channel(connection, &end);
     }
     let region = NonNull::new(local.offered.load(Ordering::Relaxed));
+    if last {
+        showing::closing(connection);
+    }
     // Before the adapter hears of it: the next connection's region may be in the same place.
     let left = region.map_or(Left::Empty, |region| leave_region(connection, region));
     local.parked.store(null_mut(), Ordering::Relaxed);
@@ -54,6 +59,11 @@ pub(crate) fn holder_ends(connection: &Connection) {
     if last {
         if let Some(end) = connection.end() {
             end_channel(connection, &end);
+        }
+        // The entry's number may have become another file's.
+        let is_named = |at: Connection| at.index == connection.index;
+        if connection::at(connection.fd).is_some_and(is_named) {
+            showing::closing(connection);
         }
         connection
             .entry

@@ -244,6 +244,12 @@ pub(crate) fn disconnect(fd: i32) {
     unsafe { call!(SYS_connect, fd, &raw const nobody, len) };
 }
 
+/// `shutdown(2)`.
+pub(crate) fn shutdown(fd: i32, how: i32) -> isize {
+    // SAFETY: no memory is involved.
+    unsafe { call!(SYS_shutdown, fd, how) }
+}
+
 /// `getsockname(2)` or `getpeername(2)`.
 pub(crate) fn socket_address(fd: i32, peer: bool) -> Result<libc::sockaddr_storage, i32> {
     // SAFETY: zeroes are a valid `sockaddr_storage`.

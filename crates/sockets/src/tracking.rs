@@ -126,6 +126,7 @@ fn reset(entry: &Entry, local: &Local) {
     for word in [
         &local.registrations,
         &local.asked_epoch,
+        &local.shown_at,
         &local.shown_epoch,
         &local.waits,
     ] {

@@ -2,8 +2,10 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use toehold_e2e::duet::ADAPTER;
+
 use crate::Case;
-use crate::role::{Pair, await_events, drain, receive_all, sample, send_all, shown};
+use crate::role::{Pair, Role, await_events, drain, receive_all, sample, send_all, shown};
 use crate::sys;
 
 pub(crate) const CASES: &[Case] = &[
@@ -63,6 +65,21 @@ pub(crate) const CASES: &[Case] = &[
     Case::pair("reader_gone_wakes_a_blocked_writer", reader_gone),
     Case::pair("closed_descriptor_is_bad", closed_is_bad),
     Case::pair("shutdown_of_a_dead_connection_is_refused", shutdown_dead),
+    Case::roles("close_while_the_socket_is_shown_is_an_end", |role| {
+        end_while_shown(role, ShownEnd::Close);
+    }),
+    Case::roles(
+        "close_while_the_socket_is_shown_resets_unread_data",
+        |role| {
+            end_while_shown(role, ShownEnd::CloseUnread);
+        },
+    ),
+    Case::roles("close_while_the_socket_is_shown_heeds_linger", |role| {
+        end_while_shown(role, ShownEnd::Linger);
+    }),
+    Case::roles("exit_while_the_socket_is_shown_is_an_end", |role| {
+        end_while_shown(role, ShownEnd::Exit);
+    }),
     Case::pair("events_at_each_stage_of_an_end", events),
     Case::pair6(
         "half_close_leaves_the_other_direction_open_ipv6",
@@ -588,5 +605,68 @@ fn events(pair: &Pair) {
         await_events(pair.fd, libc::POLLHUP);
         pair.say("both shut down", all_events(pair));
         pair.step();
+    }
+}
+
+/// How a program ends a connection that its adapter is being shown.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum ShownEnd {
+    Close,
+    CloseUnread,
+    Linger,
+    Exit,
+}
+
+/// The server ends a connection after a few messages, as many as it takes to ask for a partner. The
+/// harness may have us keep the adapter from looking at the request.
+fn end_while_shown(role: &Role, how: ShownEnd) {
+    let fd = role.meet();
+    if role.server() {
+        stop_adapter();
+    }
+    role.step();
+    let mut message = [0; 8];
+    for _ in 0..40 {
+        if role.server() {
+            receive_all(fd, &mut message);
+            send_all(fd, &message);
+        } else {
+            send_all(fd, &message);
+            receive_all(fd, &mut message);
+        }
+    }
+    if !role.server() {
+        if how == ShownEnd::CloseUnread {
+            send_all(fd, &message);
+        }
+        role.step();
+        return role.say("the other end", drain(fd));
+    }
+    role.step();
+    match how {
+        ShownEnd::Close => {}
+        ShownEnd::CloseUnread => role.arrived(fd, 8),
+        ShownEnd::Linger => linger(fd, 0),
+        ShownEnd::Exit => sys::exit_now(0),
+    }
+    sys::close(fd).value();
+    role.until_the_other_is_gone();
+}
+
+/// Stops the adapter that the harness names, if it does.
+fn stop_adapter() {
+    let Ok(adapter) = std::env::var(ADAPTER) else {
+        return;
+    };
+    // SAFETY: plain system call.
+    unsafe { libc::kill(adapter.parse().expect("a process"), libc::SIGSTOP) };
+    let is_stopped = || {
+        let stat = std::fs::read_to_string(format!("/proc/{adapter}/stat")).expect("it exists");
+        stat.rsplit(") ")
+            .next()
+            .is_some_and(|state| state.starts_with('T'))
+    };
+    while !is_stopped() {
+        std::thread::yield_now();
     }
 }

@@ -5,6 +5,7 @@ use core::ffi::c_int;
 use libc::{fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 
 use crate::offload::liveness::say_what_is_set;
+use crate::poll::KernelWait;
 use crate::{descriptors, kept, poll, process, real, sys};
 
 pub(super) fn nanoseconds(time: &timespec) -> u64 {
@@ -37,6 +38,7 @@ pub unsafe fn poll(fds: *mut pollfd, count: nfds_t, timeout_ms: c_int) -> c_int 
         return kept::add_ready(list, found);
     }
     if !process::is_started() || !poll::concerns(list) {
+        let _waits = KernelWait::begin(list.iter().map(|one| one.fd));
         return unsafe { real::poll(fds, count, timeout_ms) };
     }
     poll::poll(
@@ -59,6 +61,7 @@ pub unsafe fn ppoll(
         return kept::add_ready(list, found);
     }
     if !process::is_started() || !poll::concerns(list) {
+        let _waits = KernelWait::begin(list.iter().map(|one| one.fd));
         return unsafe { real::ppoll(fds, count, timeout, mask) };
     }
     let limit = (!timeout.is_null()).then(|| nanoseconds(unsafe { &*timeout }));
@@ -95,8 +98,12 @@ fn kept_or(
 
 fn select_concerns(count: c_int, sets: &[poll::Set; 3]) -> bool {
     say_what_is_set();
-    process::is_started()
-        && (0..count).any(|fd| sets.iter().any(|set| set.has(fd)) && poll::concerned(fd))
+    process::is_started() && members(count, sets).any(poll::concerned)
+}
+
+/// The descriptors in one of the sets.
+fn members(count: c_int, sets: &[poll::Set; 3]) -> impl Iterator<Item = c_int> {
+    (0..count).filter(|&fd| sets.iter().any(|set| set.has(fd)))
 }
 
 /// `select(2)`; like Linux it leaves the time not slept in `timeout`.
@@ -114,6 +121,7 @@ pub unsafe fn select(
             tv_sec: 0,
             tv_usec: 0,
         };
+        let _waits = KernelWait::begin(members(count, &sets));
         return kept_or(count, &sets[0], || kernel(timeout), || kernel(&mut now));
     }
     let limit = (!timeout.is_null()).then(|| {
@@ -146,6 +154,7 @@ pub unsafe fn pselect(
         let kernel = |time: *const timespec| unsafe {
             real::pselect(count, read, write, except, time, mask)
         };
+        let _waits = KernelWait::begin(members(count, &sets));
         return kept_or(count, &sets[0], || kernel(timeout), || kernel(&AT_ONCE));
     }
     let limit = (!timeout.is_null()).then(|| nanoseconds(unsafe { &*timeout }));

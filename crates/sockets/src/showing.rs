@@ -1,0 +1,65 @@
+//! A socket that the adapter is being shown.
+//!
+//! A request for a partner carries a duplicate of the socket. The kernel ends a connection when the
+//! last duplicate is closed. A program that closes its own before the adapter has looked at the
+//! other would delay the end until the adapter runs again. So the last close of this process first
+//! has the kernel do what that close would have done:
+//!
+//! ```text
+//!   asked ──► the adapter looks, closes its duplicate, answers ──► nothing to do
+//!     └─────► last close of the program: reset, or shut both directions down; then close
+//! ```
+//!
+//! The adapter answers by a verdict or an offer, and closes its duplicate before. A close while
+//! another thread is inside a call on the socket, or waits for it in `poll`, does not end the
+//! connection on the kernel either: that call holds the file. A shutdown would end that call, so
+//! there is none then.
+
+use core::sync::atomic::Ordering;
+
+use toehold_channel::table::{FLAG_INHERITED, FLAG_PINNED, Reason};
+
+use crate::connection::Connection;
+use crate::{poll, sys};
+
+/// The adapter is about to be shown the socket.
+pub(crate) fn begin(connection: &Connection) {
+    let entry = connection.entry;
+    // What it said before was another request's answer.
+    entry.verdict.store(Reason::None as u32, Ordering::Relaxed);
+    let offers = entry.offer.load(Ordering::Relaxed);
+    (connection.local.shown_at).store(offers.wrapping_add(1).max(1), Ordering::Relaxed);
+}
+
+/// True while the adapter may have a duplicate of the socket, or the message with it be under way.
+fn is_under_way(connection: &Connection) -> bool {
+    let entry = connection.entry;
+    let shown_at = connection.local.shown_at.load(Ordering::Relaxed);
+    // Relaxed: an answer that is seen too late costs one shutdown before a close.
+    shown_at != 0
+        && entry.verdict.load(Ordering::Relaxed) == Reason::None as u32
+        && entry.offer.load(Ordering::Relaxed).wrapping_add(1).max(1) == shown_at
+}
+
+/// This process, the last that holds the connection, is about to close its last descriptor of it.
+pub(crate) fn closing(connection: &Connection) {
+    let (entry, fd) = (connection.entry, connection.fd);
+    if !is_under_way(connection) {
+        return;
+    }
+    // Somebody whom we do not count may go on with it.
+    let is_elsewhere = entry.flags.load(Ordering::Relaxed) & (FLAG_PINNED | FLAG_INHERITED) != 0;
+    let in_calls = [&entry.rx_in_flight, &entry.tx_in_flight];
+    let is_used = in_calls.iter().any(|n| n.load(Ordering::Relaxed) != 0) || poll::is_under_way();
+    if is_elsewhere || is_used {
+        return;
+    }
+    let linger = sys::getsockopt::<[i32; 2]>(fd, libc::SOL_SOCKET, libc::SO_LINGER);
+    let resets = linger.is_ok_and(|[is_on, seconds]| is_on != 0 && seconds == 0);
+    // RFC 1122, 4.2.2.13, as in `release::end_channel`.
+    if resets || sys::bytes_waiting(fd) > 0 {
+        sys::disconnect(fd);
+    } else {
+        sys::shutdown(fd, libc::SHUT_RDWR);
+    }
+}
