@@ -134,6 +134,13 @@ unsafe extern "C" fn syscall(
                 leave_to_kernel(b, c as *const *const KernelRequest);
                 real::syscall(number, a, b, c, d, e, f)
             }
+            libc::SYS_io_uring_setup => api::io_uring_setup(a as c_uint, b as _),
+            libc::SYS_io_uring_enter => {
+                api::io_uring_enter(fd, b as c_uint, c as c_uint, d as c_uint, e, f)
+            }
+            libc::SYS_io_uring_register => {
+                api::io_uring_register(fd, b as c_uint, c as _, d as c_uint)
+            }
             libc::SYS_exit_group => {
                 ending();
                 real::syscall(number, a, b, c, d, e, f)

@@ -4,7 +4,8 @@
 //! - [`bytes`]: calls that move bytes;
 //! - [`connections`]: calls that make a connection, name its ends, and end it;
 //! - [`descriptors`]: closing, duplicating, modes and options;
-//! - [`readiness`], [`epoll`]: calls that wait.
+//! - [`readiness`], [`epoll`]: calls that wait;
+//! - [`requests`]: io_uring.
 
 // Every function here forwards its arguments, with its caller's promises, to the libc function of
 // the same name or to the layer below; one argument covers all of these blocks, here and in the
@@ -16,6 +17,7 @@ mod connections;
 mod descriptors;
 mod epoll;
 mod readiness;
+mod requests;
 
 use core::ffi::{c_int, c_void};
 
@@ -40,6 +42,7 @@ pub use self::epoll::{
     epoll_create, epoll_create1, epoll_ctl, epoll_pwait, epoll_pwait2, epoll_wait,
 };
 pub use self::readiness::{poll, ppoll, pselect, select};
+pub use self::requests::{io_uring_enter, io_uring_register, io_uring_setup};
 pub use crate::locking::{mlockall, munlockall};
 
 /// A descriptor is about to be used by stdio, whose own reads and writes do not pass through us:

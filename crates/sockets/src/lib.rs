@@ -80,6 +80,7 @@ mod sys;
 mod table;
 mod tracking;
 mod transfer;
+mod uring;
 mod wait;
 mod waits;
 

@@ -85,6 +85,7 @@ pub extern "C" fn after_fork_in_child() {
     }
     adapter::forked();
     poll::forked();
+    uring::forked();
     lifetime::forked();
     locking::forked();
 }

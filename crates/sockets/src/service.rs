@@ -174,7 +174,12 @@ pub(crate) fn leave_ring(connection: &Connection, reason: Reason) -> bool {
 /// the kernel's for good, so that what either writes is in the stream. What lies unread in the ring
 /// stays for this program.
 pub(crate) fn lend(connection: &Connection) {
-    if leave_ring(connection, Reason::Passed) {
+    lend_for(connection, Reason::Passed);
+}
+
+/// As [`lend`], for another reason: the kernel writes to it beside this program.
+pub(crate) fn lend_for(connection: &Connection, reason: Reason) {
+    if leave_ring(connection, reason) {
         if let Some(end) = connection.inside() {
             doorbells::tidy(connection, &end);
         }

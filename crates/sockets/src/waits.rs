@@ -9,23 +9,29 @@
 //! So a connection whose program has not been seen waiting stays on the kernel:
 //!
 //! ```text
-//!   unseen ──► seen      polled, selected, registered with an instance of ours, a blocking socket,
-//!     │                  or many non-blocking calls in a row that found nothing: it does not wait
-//!     └──────► elsewhere registered with an instance that we do not know: pinned
+//!   unseen ──► seen      polled, selected, registered with an instance of ours, a blocking socket
+//!     │                  that has received, or sent much, or many non-blocking calls in a row that
+//!     │                  found nothing: it does not wait
+//!     └──────► elsewhere registered with an instance that we do not know, or used by a request of
+//!                        io_uring ([`crate::uring`]): pinned
 //! ```
 //!
-//! Once seen, seen: that a program waits in both ways for one connection is not expected.
+//! A connection that was seen goes back to the kernel when a request of io_uring uses it. Waits that
+//! are made past libc are never seen: a program that waits in both ways for one connection sleeps
+//! beside its bytes.
 
 use core::sync::atomic::Ordering;
 
 use crate::connection::{Connection, Local};
-use crate::{errno, sys};
+use crate::{errno, sys, uring};
 
 /// Set in [`Local::waits`] once a wait was seen. Below it: non-blocking calls in a row that found
 /// nothing.
 const SEEN: u32 = 1 << 31;
 /// So many of them are a program that looks by itself.
 const FRUITLESS_POLLING: u32 = 8;
+/// Bytes after which a program that blocks and only sends is taken for one that waits for nothing.
+const SENT_WITHOUT_ANSWER: u64 = 64 << 10;
 /// How often, in calls that moved bytes, an unseen connection is asked for its mode.
 const CALLS_BETWEEN_QUESTIONS: u32 = 16;
 
@@ -62,12 +68,23 @@ pub(crate) fn may_be_seen(local: &Local, calls: u32) -> bool {
         || calls.is_multiple_of(CALLS_BETWEEN_QUESTIONS)
 }
 
+/// True when its calls block, and it receives by them, or has sent much. A program that has only
+/// sent a little may wait for the answer elsewhere.
+fn is_waited_for_in_calls(connection: &Connection) -> bool {
+    let entry = connection.entry;
+    let is_in_calls = entry.rx_carrier.load(Ordering::Relaxed) != 0
+        || entry.tx_carrier.load(Ordering::Relaxed) >= SENT_WITHOUT_ANSWER
+        || entry.rx_in_flight.load(Ordering::Relaxed) != 0;
+    is_in_calls && !sys::is_nonblocking(connection.fd)
+}
+
 /// True when we see how the program waits for `connection`.
 pub(crate) fn are_seen(connection: &Connection) -> bool {
     let local = connection.local;
-    let are_seen = local.waits.load(Ordering::Relaxed) & SEEN != 0
-        || local.registrations.load(Ordering::Relaxed) != 0
-        || !sys::is_nonblocking(connection.fd);
+    let are_seen = !uring::is_blind()
+        && (local.waits.load(Ordering::Relaxed) & SEEN != 0
+            || local.registrations.load(Ordering::Relaxed) != 0
+            || is_waited_for_in_calls(connection));
     if are_seen {
         seen(local);
     }

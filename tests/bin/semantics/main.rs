@@ -25,6 +25,7 @@ mod stdio;
 mod sys;
 mod threads;
 mod transfer;
+mod uring;
 
 use role::{Pair, Role, Side};
 
@@ -96,6 +97,7 @@ const GROUPS: &[(&str, &[Case])] = &[
     ("files", files::CASES),
     ("stdio", stdio::CASES),
     ("aliases", aliases::CASES),
+    ("aliases", uring::CASES),
     ("many", many::CASES),
 ];
 

@@ -9,7 +9,7 @@ use toehold_channel::table::{FLAG_INHERITED, FLAG_NONBLOCK, Reason};
 use crate::connection::{self, Connection};
 use crate::descriptors::{self, Kind};
 use crate::offload::{liveness, passive_open, routing};
-use crate::{closing, errno, kept, options, process, real, resets, service, sys};
+use crate::{closing, errno, kept, options, process, real, resets, service, sys, uring};
 
 /// `close(2)`.
 #[inline]
@@ -19,6 +19,7 @@ pub unsafe fn close(fd: c_int) -> c_int {
             if kept::has_any() {
                 kept::closing(fd);
             }
+            uring::closing(fd);
             if descriptors::is_noted(fd) && !process::borrowed_memory() {
                 if routing::is_wanted() && descriptors::is_listener(fd) {
                     return unsafe { close_listener(fd) };
@@ -63,6 +64,7 @@ pub unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     {
         return unsafe { real::close_range(first, last, flags) };
     }
+    uring::closing_range(first, last);
     let mut from = first;
     let mut result = 0;
     descriptors::for_each(first, last, |fd, kind| match kind {
@@ -183,6 +185,9 @@ pub fn standard_descriptors_replaced() {
 fn before_replacing(from: c_int, to: c_int) {
     if to < 3 && descriptors::kind(from) == Kind::Connection && process::borrowed_memory() {
         passing_on(from);
+    }
+    if from != to {
+        uring::closing(to);
     }
     if from == to || descriptors::kind(to) == Kind::Foreign || process::borrowed_memory() {
         return;
