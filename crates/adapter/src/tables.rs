@@ -17,7 +17,8 @@ use std::sync::atomic::Ordering;
 use toehold_channel::memfd::{self, MapError};
 use toehold_channel::table::{
     COMMAND_DETACH, COMMAND_EVICT, COMMAND_NONE, COMMAND_PEER_GONE, ENTRIES, Entry, EntryState,
-    FAMILY_BIRTH, FLAG_ACCEPTED, PROGRAM_BYTES, Reason, TABLE_BYTES, Table,
+    FAMILY_BIRTH, FAMILY_ORPHAN, FAMILY_PID, FLAG_ACCEPTED, PROGRAM_BYTES, Reason, TABLE_BYTES,
+    Table,
 };
 
 /// The mapped tables.
@@ -247,9 +248,13 @@ impl MappedTable {
     /// included.
     pub(crate) fn members(&self) -> impl Iterator<Item = u32> {
         let places = self.header().family.iter();
-        // Of one that is being born, its parent stands there.
-        let members = places.map(|place| place.load(Ordering::Relaxed) & !FAMILY_BIRTH);
-        members.filter(|&pid| pid != 0)
+        // Of one that is being born, its parent stands there, or nobody.
+        let orphan = FAMILY_BIRTH | FAMILY_ORPHAN;
+        let members = places.map(|place| place.load(Ordering::Relaxed));
+        let members = members.filter(move |member| member & orphan != orphan);
+        members
+            .map(|member| member & FAMILY_PID)
+            .filter(|&pid| pid != 0)
     }
 
     /// The program's name, as far as it is printable.

@@ -43,9 +43,16 @@ pub const PROGRAM_BYTES: usize = 64;
 /// Processes of a family that are told apart; beyond that a last close may go unnoticed.
 pub const FAMILY_MAX: usize = 512;
 
-/// In a place of [`Header::family`]: the number is that of a process which is about to have a
-/// child, and the place is the child's. Process numbers are smaller.
+/// In a place of [`Header::family`]: the place is a child's that is about to be born. The number is
+/// that of its parent, in [`FAMILY_PID`], below eight bits of a count of the parent's forks.
 pub const FAMILY_BIRTH: u32 = 1 << 31;
+
+/// With [`FAMILY_BIRTH`]: the parent is dead. The other bits say since when somebody knows, in
+/// seconds.
+pub const FAMILY_ORPHAN: u32 = 1 << 30;
+
+/// Process numbers are no greater (`PID_MAX_LIMIT`, include/linux/threads.h).
+pub const FAMILY_PID: u32 = (1 << 22) - 1;
 
 /// Processes asleep on one connection that are told apart; one more than that may sleep through
 /// what the others leave.
@@ -72,7 +79,7 @@ pub struct Header {
     /// The program's name: bytes packed little-endian, NUL-padded.
     pub program: [AtomicU64; PROGRAM_BYTES / 8],
     /// Processes of the family, 0 for a free place. A dead one may stand here until its place is
-    /// needed. With [`FAMILY_BIRTH`] it is the parent of a member that is being born.
+    /// needed. With [`FAMILY_BIRTH`] it is of a member that is being born.
     pub family: [AtomicU32; FAMILY_MAX],
 }
 
@@ -116,8 +123,8 @@ pub struct Entry {
 
     /// Receiving: the lock of this line, the owner's thread id or 0.
     pub rx_lock: AtomicU32,
-    /// Threads inside a kernel receive on the carrier while no channel is attached.
-    pub rx_in_flight: AtomicU32,
+    /// Not used.
+    pub rx_unused: AtomicU32,
     /// Stream bytes taken from the carrier, doorbells included.
     pub rx_carrier: AtomicU64,
     /// Ring bytes consumed.
@@ -139,8 +146,8 @@ pub struct Entry {
 
     /// Sending: the lock of this line, the owner's thread id or 0.
     pub tx_lock: AtomicU32,
-    /// Threads inside a kernel send on the carrier while the direction is on the carrier.
-    pub tx_in_flight: AtomicU32,
+    /// Not used.
+    pub tx_unused: AtomicU32,
     /// Stream bytes given to the carrier, doorbells included (the program's own are this less
     /// `doorbells`).
     pub tx_carrier: AtomicU64,

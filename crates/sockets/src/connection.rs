@@ -30,6 +30,10 @@ pub(crate) struct Local {
     pub(crate) slab: AtomicU32,
     /// Since when the channel has been drained and refused, nanoseconds; 0 when it is not.
     pub(crate) over_since_ns: AtomicU64,
+    /// Threads of this process inside a kernel receive on the carrier while no channel is attached.
+    pub(crate) rx_in_flight: AtomicU32,
+    /// As `rx_in_flight`, of sends.
+    pub(crate) tx_in_flight: AtomicU32,
     /// Descriptors of this process that refer to it.
     pub(crate) descriptors: AtomicU32,
     /// First of its epoll registrations, 0 for none.
@@ -49,6 +53,19 @@ pub(crate) struct Local {
     pub(crate) carrier_seen_ns: AtomicU64,
     /// Whether the program has been seen waiting for it, see [`crate::waits`].
     pub(crate) waits: AtomicU32,
+}
+
+impl Local {
+    /// After fork: the threads that were inside calls are the parent's.
+    pub(crate) fn forget_threads(&self) {
+        self.attachment.forget_threads();
+        for count in [&self.rx_in_flight, &self.tx_in_flight] {
+            // Looked at before: most pages of a child stay as they are.
+            if count.load(Ordering::Relaxed) != 0 {
+                count.store(0, Ordering::Relaxed);
+            }
+        }
+    }
 }
 
 /// A tracked connection behind a descriptor.

@@ -396,9 +396,6 @@ fn take_over(record: &Record) -> bool {
         local,
     };
     if record.flags & LOCKED != 0 {
-        // Threads that were inside a kernel call ended with the former program.
-        entry.rx_in_flight.store(0, Ordering::Relaxed);
-        entry.tx_in_flight.store(0, Ordering::Relaxed);
         entry.pid.store(process::pid(), Ordering::Relaxed);
         entry.fd.store(record.fd as u32, Ordering::Relaxed);
     }

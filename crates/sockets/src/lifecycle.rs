@@ -67,15 +67,14 @@ pub extern "C" fn after_fork_in_child() {
     if !process::is_started() {
         return;
     }
-    let parent = process::pid();
     process::forked();
     family::forked();
     // The threads that slept or worked on a connection stayed with the parent, on connections that
     // have ended, too.
     connection::each_held(|_, _, local| local.membership.reset());
-    connection::each_used(|_, _, local| local.attachment.forget_threads());
+    connection::each_used(|_, _, local| local.forget_threads());
     if let Some(table) = table::table() {
-        if holders::begin_as_child(&table, parent) {
+        if holders::begin_as_child(&table) {
             connection::each_used(|_, entry, local| {
                 holders::settle_as_child(entry, connection::is_held(entry, local));
             });

@@ -209,10 +209,17 @@ fn attach(connection: &Connection) {
     }
     // From here on new calls see the region and queue at the locks. Host-path calls count
     // themselves in before they look at `region`.
-    let is_given = (local.attachment).give(region, [&entry.rx_in_flight, &entry.tx_in_flight]);
+    let is_given = (local.attachment).give(region, [&local.rx_in_flight, &local.tx_in_flight]);
     if is_given && entry.flags.load(PINNED) & FLAG_PINNED != 0 {
         // Pinned after `consider` looked: whoever did it saw no region, and left it at that.
         local.attachment.take();
+        return;
+    }
+    if is_given && holders::are_others(entry) {
+        // Forked after the look above. A child has calls of its own, which we do not count; one
+        // that is forked from here on has the region.
+        local.attachment.take();
+        entry.reason.store(Reason::Shared as u32, Ordering::Relaxed);
         return;
     }
     if !is_given {

@@ -131,7 +131,7 @@ fn begin_host_receive(connection: &Connection, flags: i32) -> Result<bool, i32> 
         awaiting::before_transfer(connection, flags)?;
     }
     // `pairing::attach` sees our count, or we see its region.
-    Ok(local.attachment.begin_host_call(&entry.rx_in_flight))
+    Ok(local.attachment.begin_host_call(&local.rx_in_flight))
 }
 
 /// Leaves a kernel receive that [`begin_host_receive`] entered.
@@ -141,8 +141,9 @@ fn finish_host_receive(connection: &Connection, result: isize, flags: i32) {
     if result > 0 && flags & (libc::MSG_PEEK | libc::MSG_ERRQUEUE | libc::MSG_OOB) == 0 {
         entry.rx_carrier.fetch_add(result as u64, Ordering::Relaxed);
     }
-    (connection.local.attachment).end_host_call(&entry.rx_in_flight);
-    waits::after_call(connection.local, result);
+    let local = connection.local;
+    local.attachment.end_host_call(&local.rx_in_flight);
+    waits::after_call(local, result);
     if flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) != 0 {
         connection.pin(Reason::Unsupported);
     } else if result > 0 {

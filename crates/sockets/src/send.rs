@@ -92,7 +92,7 @@ fn stay_on_carrier(connection: &Connection, flags: i32) {
 /// through it.
 #[inline]
 pub(crate) fn begin_host_send(connection: &Connection) -> Option<()> {
-    let (entry, local) = (connection.entry, connection.local);
+    let local = connection.local;
     if local.attachment.has_region() {
         return None;
     }
@@ -101,7 +101,7 @@ pub(crate) fn begin_host_send(connection: &Connection) -> Option<()> {
         errno::keep(|| pairing::consider(connection));
     }
     // `pairing::attach` sees our count, or we see its region.
-    (local.attachment.begin_host_call(&entry.tx_in_flight)).then_some(())
+    (local.attachment.begin_host_call(&local.tx_in_flight)).then_some(())
 }
 
 /// Leaves a kernel send that [`begin_host_send`] entered.
@@ -111,10 +111,8 @@ pub(crate) fn finish_host_send(connection: &Connection, result: isize) {
     if result > 0 {
         entry.tx_carrier.fetch_add(result as u64, Ordering::Relaxed);
     }
-    connection
-        .local
-        .attachment
-        .end_host_call(&entry.tx_in_flight);
+    let local = connection.local;
+    local.attachment.end_host_call(&local.tx_in_flight);
     if result > 0 {
         pairing::after_host_call(connection, result as u64);
     }

@@ -49,7 +49,8 @@ pub(crate) fn closing(connection: &Connection) {
     }
     // Somebody whom we do not count may go on with it.
     let is_elsewhere = entry.flags.load(Ordering::Relaxed) & (FLAG_PINNED | FLAG_INHERITED) != 0;
-    let in_calls = [&entry.rx_in_flight, &entry.tx_in_flight];
+    let local = connection.local;
+    let in_calls = [&local.rx_in_flight, &local.tx_in_flight];
     let is_used = in_calls.iter().any(|n| n.load(Ordering::Relaxed) != 0) || poll::is_under_way();
     if is_elsewhere || is_used {
         return;

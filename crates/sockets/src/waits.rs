@@ -23,7 +23,7 @@
 use core::sync::atomic::Ordering;
 
 use crate::connection::{Connection, Local};
-use crate::{errno, sys, uring};
+use crate::{errno, sys};
 
 /// Set in [`Local::waits`] once a wait was seen. Below it: non-blocking calls in a row that found
 /// nothing.
@@ -74,17 +74,16 @@ fn is_waited_for_in_calls(connection: &Connection) -> bool {
     let entry = connection.entry;
     let is_in_calls = entry.rx_carrier.load(Ordering::Relaxed) != 0
         || entry.tx_carrier.load(Ordering::Relaxed) >= SENT_WITHOUT_ANSWER
-        || entry.rx_in_flight.load(Ordering::Relaxed) != 0;
+        || connection.local.rx_in_flight.load(Ordering::Relaxed) != 0;
     is_in_calls && !sys::is_nonblocking(connection.fd)
 }
 
 /// True when we see how the program waits for `connection`.
 pub(crate) fn are_seen(connection: &Connection) -> bool {
     let local = connection.local;
-    let are_seen = !uring::is_blind()
-        && (local.waits.load(Ordering::Relaxed) & SEEN != 0
-            || local.registrations.load(Ordering::Relaxed) != 0
-            || is_waited_for_in_calls(connection));
+    let are_seen = local.waits.load(Ordering::Relaxed) & SEEN != 0
+        || local.registrations.load(Ordering::Relaxed) != 0
+        || is_waited_for_in_calls(connection);
     if are_seen {
         seen(local);
     }

@@ -81,10 +81,12 @@ impl Attachment {
         false
     }
 
-    /// Counts it out.
+    /// Counts it out. A child that was forked by a signal handler comes back from its parent's call,
+    /// which it has forgotten: nothing is counted out then.
     #[inline]
     pub fn end_host_call(&self, in_flight: &AtomicU32) {
-        in_flight.fetch_sub(1, AGREED);
+        let less = |count: u32| count.checked_sub(1);
+        let _ = in_flight.fetch_update(AGREED, Ordering::Relaxed, less);
     }
 
     /// Gives a region: calls that begin from here on see it. False, and not given, while a call on

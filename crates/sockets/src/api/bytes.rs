@@ -207,10 +207,13 @@ pub unsafe fn preadv2(
     flags: c_int,
 ) -> isize {
     let kernel = || unsafe { real::preadv2(fd, iov, count, offset, flags) };
-    match unsafe { at_no_offset(fd, iov, count, offset, flags) } {
-        None => kernel(),
-        Some(Ok((c, list, flags))) => unsafe { receive(&c, list, flags, kernel) },
-        Some(Err(error)) => errno::result(Err(error)),
+    unsafe {
+        vectored(
+            (fd, iov, count),
+            (offset, flags),
+            kernel,
+            |c, list, flags| receive(c, list, flags, kernel),
+        )
     }
 }
 
@@ -223,9 +226,26 @@ pub unsafe fn pwritev2(
     flags: c_int,
 ) -> isize {
     let kernel = || unsafe { real::pwritev2(fd, iov, count, offset, flags) };
+    unsafe {
+        vectored(
+            (fd, iov, count),
+            (offset, flags),
+            kernel,
+            |c, list, flags| transmit(c, list, flags, kernel),
+        )
+    }
+}
+
+/// `preadv2` or `pwritev2`: `transfer` at offset -1 on a connection, the `kernel`'s call elsewhere.
+unsafe fn vectored<'a>(
+    (fd, iov, count): (c_int, *const iovec, c_int),
+    (offset, flags): (off_t, c_int),
+    kernel: impl FnOnce() -> isize,
+    transfer: impl FnOnce(&Connection, &'a [iovec], c_int) -> isize,
+) -> isize {
     match unsafe { at_no_offset(fd, iov, count, offset, flags) } {
         None => kernel(),
-        Some(Ok((c, list, flags))) => unsafe { transmit(&c, list, flags, kernel) },
+        Some(Ok((c, list, flags))) => transfer(&c, list, flags),
         Some(Err(error)) => errno::result(Err(error)),
     }
 }

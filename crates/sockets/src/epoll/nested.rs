@@ -13,7 +13,7 @@ use libc::{EPOLLIN, epoll_event};
 use crate::epoll::instance::{
     BATCH, EPOLLS_MAX, Epoll, NESTED_MAX, Nested, POLLED_MAX, epoll, needs_library,
 };
-use crate::epoll::sleeping::arm_member;
+use crate::epoll::sleeping::{arm_member, disarm_member};
 use crate::{descriptors, sys};
 
 /// `epoll_ctl` on `epoll`, which is at `epoll_fd`, for the instance at `fd`.
@@ -98,7 +98,10 @@ pub(crate) fn set_observed(number: u32, observed: bool) {
     let mut members = [0u32; POLLED_MAX];
     let count = epoll.polled_members(&mut members);
     for &n in &members[..count] {
-        arm_member(n, observed);
+        match observed {
+            true => _ = arm_member(n),
+            false => disarm_member(n),
+        }
     }
     epoll.set_nested_observed(observed);
 }

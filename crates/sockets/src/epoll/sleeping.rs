@@ -8,6 +8,7 @@ use toehold_channel::sync::fence;
 use crate::arming::{arm, disarm};
 use crate::epoll::instance::{BOOKS, Epoll};
 use crate::epoll::registration::{Registration, registration};
+use crate::{lock, sleepers};
 
 impl Epoll {
     /// One more thread sleeps on this instance: says so on all its ready bitmaps.
@@ -61,15 +62,30 @@ impl Epoll {
     }
 }
 
-/// A sleeper waits for member `n`, or no longer (`on` is false).
-pub(super) fn arm_member(n: u32, on: bool) {
-    if let Some(connection) = registration(n).and_then(Registration::behind) {
-        if let Some(end) = connection.inside() {
-            if on {
-                arm(&connection, &end)
-            } else {
-                disarm(&connection, &end)
-            }
+/// A sleeper waits for member `n`. False when it has no region, and the sleeper is not counted.
+pub(super) fn arm_member(n: u32) -> bool {
+    let behind = registration(n).and_then(Registration::behind);
+    let Some(connection) = behind else {
+        return false;
+    };
+    let end = connection.inside();
+    if let Some(end) = &end {
+        arm(&connection, end);
+    }
+    end.is_some()
+}
+
+/// A sleeper that [`arm_member`] has counted waits for member `n` no longer.
+pub(super) fn disarm_member(n: u32) {
+    let Some(connection) = registration(n).and_then(Registration::behind) else {
+        return;
+    };
+    match connection.inside() {
+        Some(end) => disarm(&connection, &end),
+        // It has left its region meanwhile: there is no wake word to set, but a sleeper less.
+        None => {
+            let _held = lock::lock(&connection.entry.wake_lock);
+            sleepers::leave(&connection);
         }
     }
 }

@@ -9,7 +9,7 @@ use crate::epoll::harvest::Batch;
 use crate::epoll::instance::{BOOKS, Epoll, POLLED_MAX, epoll, needs_library};
 use crate::epoll::nested::without_repeats;
 use crate::epoll::registration::untag;
-use crate::epoll::sleeping::arm_member;
+use crate::epoll::sleeping::{arm_member, disarm_member};
 use crate::wait::{self, KERNEL_LOOK_NS};
 use crate::{attention, deferral, errno, sys};
 
@@ -199,8 +199,10 @@ pub(super) fn sleep(
     let mut members = [0u32; POLLED_MAX];
     let count = epoll.polled_members(&mut members);
     epoll.begin_sleep();
-    for &n in &members[..count] {
-        arm_member(n, true);
+    for n in &mut members[..count] {
+        if !arm_member(*n) {
+            *n = 0;
+        }
     }
     epoll.set_nested_observed(true);
     // We said that we sleep, now look again. Pairs with the notifier's exchange in `doorbell::mark`
@@ -209,8 +211,8 @@ pub(super) fn sleep(
     let news = epoll.sweep() || epoll.has_nested_ready();
     let result = kernel(events, if news { Some(0) } else { left });
     epoll.set_nested_observed(false);
-    for &n in &members[..count] {
-        arm_member(n, false);
+    for &n in members[..count].iter().filter(|&&n| n != 0) {
+        disarm_member(n);
     }
     epoll.end_sleep();
     result
