@@ -5,7 +5,7 @@ use core::ffi::{c_char, c_int, c_long, c_uint, c_ulong};
 
 use toehold_sockets::{api, ending, real};
 
-use crate::confinement::{before_prctl, before_seccomp};
+use crate::confinement::{before_joining, before_namespaces, before_prctl, before_seccomp};
 use crate::fork::forked;
 use crate::process::execute;
 use crate::program::Target;
@@ -108,11 +108,21 @@ unsafe extern "C" fn syscall(
             }
             libc::SYS_bind => api::bind(fd, b as _, c as libc::socklen_t).into(),
             libc::SYS_listen => api::listen(fd, b as c_int).into(),
+            libc::SYS_unshare => {
+                before_namespaces(a as c_int);
+                real::syscall(number, a, b, c, d, e, f)
+            }
+            libc::SYS_setns => {
+                before_joining(b as c_int);
+                real::syscall(number, a, b, c, d, e, f)
+            }
             libc::SYS_clone if a & libc::CLONE_VM as usize == 0 => {
+                before_namespaces(a as c_int);
                 forked(|| real::syscall(number, a, b, c, d, e, f))
             }
             // The flags are the first word of its arguments (clone3(2)).
             libc::SYS_clone3 if a != 0 && *(a as *const u64) & libc::CLONE_VM as u64 == 0 => {
+                before_namespaces(*(a as *const u64) as c_int);
                 forked(|| real::syscall(number, a, b, c, d, e, f))
             }
             #[cfg(target_arch = "x86_64")]

@@ -7,6 +7,7 @@ use toehold_sockets::{
     holds_connections, is_confined, real, say_what_is_set,
 };
 
+use crate::confinement::before_namespaces;
 use crate::environment::Environment;
 use crate::fork::forked;
 use crate::program::{Forecast, Target, breaks_on_library, forecast};
@@ -76,6 +77,7 @@ pub(crate) unsafe extern "C" fn clone(
         // SAFETY: passed on with the caller's promises, here and below.
         return unsafe { real::clone(function, stack, flags, argument, parent, tls, child) };
     }
+    before_namespaces(flags);
     let mut beginning = Beginning(function, argument);
     let at = (&raw mut beginning).cast();
     // SAFETY: as above; the parent's stack, with `beginning`, is copied with its memory.

@@ -5,7 +5,7 @@
 //! - [`connections`]: calls that make a connection, name its ends, and end it;
 //! - [`descriptors`]: closing, duplicating, modes and options;
 //! - [`readiness`], [`epoll`]: calls that wait;
-//! - [`requests`]: io_uring.
+//! - `requests`: io_uring.
 
 // Every function here forwards its arguments, with its caller's promises, to the libc function of
 // the same name or to the layer below; one argument covers all of these blocks, here and in the

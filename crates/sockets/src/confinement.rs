@@ -4,6 +4,9 @@
 //! So the library leaves before a filter is set. Every connection goes to the kernel for good, and
 //! from then on each call is passed on as it is. Bytes that lie unread in a ring cannot go back to
 //! the kernel: they are kept in memory ([`crate::kept`]).
+//!
+//! It leaves in this way, too, before a program has children in another pid namespace, and when it
+//! cannot see what a program has the kernel do ([`crate::uring`]).
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
@@ -68,8 +71,22 @@ fn filters() -> u32 {
 
 /// The program is about to set a filter: the last moment for calls of ours.
 pub fn confine() {
+    if leave_process(Reason::Confined) {
+        CONFINED.store(true, Ordering::Relaxed);
+    }
+}
+
+/// The children of this process are going to be in another pid namespace. The locks of the family
+/// name their owners by process number, which means another process there, or none.
+pub fn leave_to_namespaces() {
+    leave_process(Reason::Shared);
+}
+
+/// Every connection of this process goes to the kernel for good, and the library serves it no more.
+/// False where it did not serve it.
+pub(crate) fn leave_process(reason: Reason) -> bool {
     if !process::is_started() || process::borrowed_memory() {
-        return;
+        return false;
     }
     errno::keep(|| {
         say_what_is_set();
@@ -77,27 +94,27 @@ pub fn confine() {
             if kind == Kind::Connection
                 && let Some(connection) = connection::at(fd)
             {
-                leave(&connection);
+                leave(&connection, reason);
             }
         });
         membership::leave_to_kernel();
         routing::stop();
         forget_all();
-        CONFINED.store(true, Ordering::Relaxed);
     });
+    true
 }
 
 /// Both directions become the kernel's, and what is unread is kept.
-fn leave(connection: &Connection) {
+fn leave(connection: &Connection, reason: Reason) {
     if !connection.local.attachment.has_region() {
         // What it has left of an earlier channel may be an offer: `forget_all` forgets it.
-        connection.pin(Reason::Confined);
+        connection.pin(reason);
         membership::give_to_kernel(connection);
         return;
     }
-    service::leave_ring(connection, Reason::Confined);
+    service::leave_ring(connection, reason);
     let bytes = read_all(connection);
-    service::quiesce(connection, Reason::Confined);
+    service::quiesce(connection, reason);
     // SAFETY: mapped by `read_all`, and never unmapped.
     let Some(all) = (unsafe { bytes.as_ref() }) else {
         return;

@@ -85,7 +85,7 @@ mod wait;
 mod waits;
 
 pub use adapter::set_runtime_directory;
-pub use confinement::{confine, is_allowed, is_confined};
+pub use confinement::{confine, is_allowed, is_confined, leave_to_namespaces};
 pub use handover::{
     Departure, before_exec, before_spawn, exec_failed, holds_connections, take_over_from,
 };

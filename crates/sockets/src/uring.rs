@@ -18,13 +18,13 @@
 //!
 //! Layouts and numbers are those of include/uapi/linux/io_uring.h.
 
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicI32, AtomicU32, AtomicUsize, Ordering};
 
 use toehold_channel::table::Reason;
 
 use crate::connection;
 use crate::descriptors::{self, Kind};
-use crate::{closing, lock, process, service};
+use crate::{closing, confinement, lock, process, service};
 
 /// Rings of one process that are looked at.
 const RINGS_MAX: usize = 16;
@@ -36,8 +36,6 @@ static RINGS: [Ring; RINGS_MAX] = [const { Ring::none() }; RINGS_MAX];
 static LOCK: lock::Private = lock::Private::new();
 /// How many there are: closing an ordinary descriptor costs one look.
 static COUNT: AtomicU32 = AtomicU32::new(0);
-/// Requests of this process are not all seen.
-static IS_BLIND: AtomicBool = AtomicBool::new(false);
 
 /// A ring of requests, mapped. Its fields change under [`LOCK`].
 struct Ring {
@@ -270,23 +268,10 @@ fn is_served() -> bool {
     process::is_started() && !process::borrowed_memory()
 }
 
-/// True when requests of this process pass that we do not see.
-#[inline]
-pub(crate) fn is_blind() -> bool {
-    IS_BLIND.load(Ordering::Relaxed)
-}
-
-/// From now on all connections of this process are the kernel's.
+/// Requests of this process pass that we do not see: all of its connections become the kernel's.
 #[cold]
 fn lose_sight() {
-    if IS_BLIND.swap(true, Ordering::Relaxed) {
-        return;
-    }
-    descriptors::for_each(0, u32::MAX, |fd, kind| {
-        if let (Kind::Connection, Some(connection)) = (kind, connection::at(fd)) {
-            service::retire(&connection, Reason::UnseenWaits);
-        }
-    });
+    confinement::leave_process(Reason::UnseenWaits);
 }
 
 /// `io_uring_setup` has made the ring at `fd`.
@@ -316,7 +301,7 @@ pub(crate) unsafe fn opened(fd: i32, parameters: *const u32) {
 
 /// `io_uring_enter` is about to hand over `wanted` requests of the ring at `fd`.
 pub(crate) fn entering(fd: i32, wanted: u32, flags: u32) {
-    if !is_served() || wanted == 0 || is_blind() {
+    if !is_served() || wanted == 0 {
         return;
     }
     let mut requests = [Request::default(); BATCH];
@@ -399,7 +384,7 @@ fn used_by_kernel(fd: i32, writes_only: bool) {
 /// # Safety
 /// `argument` is as io_uring_register(2) wants it for `opcode`.
 pub(crate) unsafe fn registering(fd: i32, opcode: u32, argument: *const u32, count: u32) {
-    if !is_served() || is_blind() {
+    if !is_served() {
         return;
     }
     // SAFETY: the caller's promise: the arguments are the structures of these operations.

@@ -51,6 +51,10 @@ pub(crate) const CASES: &[Case] = &[
         "table_that_another_user_writes_over_stops_nobody",
         other_user::scribbled_over,
     ),
+    Case::pair(
+        "child_in_another_pid_namespace_shares_the_stream",
+        pid_namespace,
+    ),
     Case::roles("prefork_workers_share_a_listener", prefork),
     Case::roles("accept_then_fork_serves_in_children", accept_then_fork),
     Case::roles("child_connects_for_itself", child_connects),
@@ -561,4 +565,55 @@ fn child_connects(role: &Role) {
         role.say("child", sys::wait_for(child));
         role.say("parent", talk(role, port));
     }
+}
+
+/// A process and its child write at the same time; they do not see each other's process numbers.
+fn pid_namespace(pair: &Pair) {
+    const PIECES: usize = 100;
+    const PIECE_BYTES: usize = 256 << 10;
+    if pair.server() {
+        let mut counts = [0usize; 256];
+        let mut bytes = vec![0; 1 << 16];
+        loop {
+            let got = sys::recv(pair.fd, &mut bytes, 0).len();
+            if got == 0 {
+                break;
+            }
+            bytes[..got]
+                .iter()
+                .for_each(|&byte| counts[usize::from(byte)] += 1);
+        }
+        let seen = counts.iter().enumerate().filter(|(_, count)| **count != 0);
+        pair.say("bytes", format!("{:?}", seen.collect::<Vec<_>>()));
+        return;
+    }
+    let write = |byte: u8| (0..PIECES).for_each(|_| send_all(pair.fd, &[byte; PIECE_BYTES]));
+    // SAFETY: no memory is involved.
+    let unshared = unsafe { libc::unshare(libc::CLONE_NEWPID) };
+    pair.say("unshare", sys::ret(unshared));
+    let child = sys::fork();
+    if child == 0 {
+        write(b'c');
+        sys::exit_now(0);
+    }
+    write(b'p');
+    pair.say("child", sys::wait_for(child));
+    let by_kernel = bytes_acknowledged(pair.fd) > (PIECES * PIECE_BYTES) as u64;
+    pair.say("most went by the kernel", by_kernel);
+    sys::close(pair.fd).value();
+}
+
+/// `tcpi_bytes_acked`: what the kernel has sent and the other end has acknowledged.
+fn bytes_acknowledged(fd: sys::Fd) -> u64 {
+    const BYTES_ACKED: usize = 120;
+    let mut info = [0u8; 136];
+    let mut len = 136;
+    // SAFETY: `info` is writable for `len` bytes.
+    let result = unsafe {
+        let (level, name) = (libc::IPPROTO_TCP, libc::TCP_INFO);
+        libc::getsockopt(fd, level, name, info.as_mut_ptr().cast(), &raw mut len)
+    };
+    sys::ret(result).value();
+    let bytes = info[BYTES_ACKED..].first_chunk().expect("eight bytes");
+    u64::from_ne_bytes(*bytes)
 }
