@@ -1,0 +1,104 @@
+//! Half-closes, resets, and what comes before them.
+
+use super::*;
+
+#[test]
+fn program_that_finishes_first_still_hears() {
+    let mut bench = Bench::new();
+    bench.write(b"request");
+    bench.program.shutdown(Shutdown::Write).expect("connected");
+    bench.pass(Duration::from_millis(100));
+    assert!(bench.remote_saw_end());
+    bench.remote_says(100_000);
+    assert!(bench.read(100_000) == pattern(100_000));
+    bench.remote_finishes();
+    assert_eq!(bench.read(1), b"");
+    assert_eq!(bench.pass(Duration::from_secs(1)), Next::Over);
+}
+
+#[test]
+fn remote_that_finishes_first_still_hears() {
+    let mut bench = Bench::new();
+    bench.remote_says(5);
+    bench.remote_finishes();
+    assert_eq!(bench.read(6), pattern(5));
+    assert_eq!(bench.pass(Duration::from_secs(5)), Next::Wait);
+    bench.write(&pattern(100_000));
+    bench.program.shutdown(Shutdown::Write).expect("connected");
+    assert_eq!(bench.pass(Duration::from_secs(300)), Next::Over);
+    assert!(bench.rings.0 == pattern(100_000) && bench.remote_saw_end());
+}
+
+#[test]
+fn both_may_finish_at_once() {
+    let mut bench = Bench::new();
+    bench.remote_finishes();
+    bench.program.shutdown(Shutdown::Write).expect("connected");
+    assert_eq!(bench.pass(Duration::from_secs(300)), Next::Over);
+    assert!(bench.remote_saw_end());
+}
+
+#[test]
+fn end_waits_for_what_comes_before_it() {
+    let mut bench = Bench::new();
+    bench.remote_says(MUCH as u64);
+    bench.remote_finishes();
+    bench.pass(Duration::from_secs(1));
+    assert!(!bench.flow.program_told);
+    assert!(bench.read(MUCH + 1) == pattern(MUCH));
+    assert!(bench.flow.program_told);
+}
+
+#[test]
+fn program_that_resets_resets_the_remote() {
+    let mut bench = Bench::new();
+    let program = std::mem::replace(&mut bench.program, sockets().0);
+    crate::engine::sys::reset_when_closed(&program, true).expect("a socket");
+    drop(program);
+    assert_eq!(bench.turn(), Next::ProgramGone);
+    bench.abort();
+    assert!(bench.remote_saw_reset());
+}
+
+#[test]
+fn program_that_closes_with_news_unread_is_gone() {
+    let mut bench = Bench::new();
+    bench.remote_says(1_000);
+    bench.turn();
+    // The kernel resets for a socket that is closed with bytes unread (RFC 2525 section 2.17).
+    drop(std::mem::replace(&mut bench.program, sockets().0));
+    assert_eq!(bench.turn(), Next::ProgramGone);
+}
+
+#[test]
+fn reset_of_the_remote_s_comes_after_what_the_program_had_room_for() {
+    let mut bench = Bench::new();
+    bench.remote_says(1_000_000);
+    bench.pass(Duration::from_millis(100));
+    let arrived = bench.flow.received as usize;
+    bench
+        .remote
+        .abort(bench.now, bench.remote_id)
+        .expect("open");
+    let mut next = bench.turn();
+    let mut read = 0;
+    while next == Next::Wait {
+        read += bench.read(1).len();
+        next = bench.turn();
+    }
+    assert_eq!(next, Next::RemoteGone);
+    assert!(bench.flow.is_delivered && read <= arrived);
+    assert_eq!(bench.flow.closed, Some(CloseReason::Reset));
+}
+
+#[test]
+fn what_a_program_says_before_it_resets_goes_before_the_reset() {
+    let mut bench = Bench::new();
+    bench.program.write_all(b"last words").expect("room");
+    sys::reset_when_closed(&bench.program, true).expect("a socket");
+    drop(std::mem::replace(&mut bench.program, sockets().0));
+    assert_eq!(bench.turn(), Next::ProgramGone);
+    bench.abort();
+    assert_eq!(bench.rings.0, b"last words");
+    assert!(bench.remote_saw_reset() && !bench.remote_saw_end());
+}
