@@ -6,6 +6,7 @@
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use toehold_channel::table::{COMMAND_DETACH, COMMAND_EVICT};
+use toehold_stream::leaving::Refusal;
 
 use crate::{connection, errno, leaving, service, sys, table};
 
@@ -56,7 +57,7 @@ fn look_at_all() {
         if commanded
             || connection
                 .end()
-                .is_some_and(|end| leaving::is_refused(&end))
+                .is_some_and(|end| end.refusal() != Refusal::None)
         {
             service::service(&connection);
             leaving::finish(&connection);

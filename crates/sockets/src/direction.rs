@@ -107,11 +107,9 @@ fn ring(connection: &Connection) {
     // EAGAIN: the carrier is full, so the peer has something to read already.
 }
 
-/// The connection is being closed: a peer that is awake should look. The caller holds the send
-/// lock.
+/// The connection has been closed ([`End::close`]): a peer that is awake should look. The caller
+/// holds the send lock.
 pub(crate) fn notify_of_end(connection: &Connection, end: &End<'_>) {
-    // Pairs with the fence in `arming::arm`: a sleeper that does not see `closed` is seen.
-    fence(Ordering::SeqCst);
     if end.tx_mode() == Mode::Ring {
         let pair = connection.local.pair.load(Ordering::Relaxed);
         // A sleeping peer is woken by the carrier's own end; one that is awake by its ready bitmap.

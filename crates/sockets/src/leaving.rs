@@ -1,22 +1,15 @@
 //! Giving a channel back, for good, while its connection goes on.
 //!
-//! A detached connection is back on its carrier, but its region would stay mapped at both ends.
-//! Once both directions are down and acknowledged, at once when regions are short, else after a
-//! while ([`LEAVE_AFTER_NS`]: an operator may think better of it), each end declares that it will
-//! not go up in this region again ([`LEFT`]), frees it when it sees that the other has declared so,
-//! too, and tells the adapter ([`Kind::Withdraw`](toehold_channel::rendezvous::Kind::Withdraw)),
-//! which drops the descriptor. A later upgrade begins anew, by asking.
+//! A detached connection is back on its carrier, but its region would stay mapped at both ends. So
+//! both ends leave the channel ([`toehold_stream::leaving`]): at once when regions are short, else
+//! after a while ([`LEAVE_AFTER_NS`]: an operator may think better of it). The end that sees that
+//! both have left frees the pages, replaces its mapping and tells the adapter
+//! ([`Kind::Withdraw`](toehold_channel::rendezvous::Kind::Withdraw)), which drops the descriptor. A
+//! later upgrade begins anew, by asking. A peer that sleeps keeps one page.
 //!
-//! ```text
-//!   refuse (either side) ─► both directions down, records carried out ─► we: LEFT ─┐
-//!                                                                      peer: LEFT ─┤
-//!                                          pages freed, region replaced, Withdraw ◄┘
-//! ```
-//!
-//! After LEFT an end publishes nothing in the region, so whoever is second may free the rings under
-//! both: a peer that sleeps keeps one page. Another thread may still hold an [`End`] of the region:
-//! its address range is not given up but replaced by empty private memory, in which every look
-//! finds nothing, and used again by the connection's next region.
+//! Another thread may still hold an [`End`] of the region: its address range is not given up but
+//! replaced by empty private memory, in which every look finds nothing, and used again by the
+//! connection's next region.
 //!
 //! A connection that nobody uses is served by [`crate::attention`].
 
@@ -24,9 +17,10 @@ use core::ptr::null_mut;
 use core::sync::atomic::Ordering;
 use std::ptr::NonNull;
 
-use toehold_channel::layout::{CONTROL_BYTES, EVICT, LEFT, RING_BYTES, SIDE_SEEN, SIDE_TOLD};
+use toehold_channel::layout::{CONTROL_BYTES, RING_BYTES};
 use toehold_channel::table::{FLAG_ASKED, FLAG_ATTACHED, Mode};
 use toehold_stream::end::{End, Incoming};
+use toehold_stream::leaving::Refusal;
 
 use crate::connection::Connection;
 use crate::epoll::membership;
@@ -35,44 +29,10 @@ use crate::{adapter, doorbells, holders, lock, pending, release, settings, slabs
 /// How long a channel may be paused before it is given up.
 const LEAVE_AFTER_NS: u64 = 100_000_000;
 
-/// What the two ends want of a channel.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Refusal {
-    /// To use it.
-    None,
-    /// Not to use it, for the time being.
-    Paused,
-    /// To be rid of it.
-    Over,
-}
-
-impl Refusal {
-    #[inline]
-    fn of(end: &End<'_>) -> Refusal {
-        let sides = [&end.ours().wake, &end.theirs().wake];
-        let mut refusal = Refusal::None;
-        for wake in sides {
-            let refuse = wake.refuse.load(Ordering::Relaxed);
-            if refuse.is(EVICT) || wake.attached.load(Ordering::Relaxed).is(LEFT) {
-                return Refusal::Over;
-            }
-            if !refuse.is(0) {
-                refusal = Refusal::Paused;
-            }
-        }
-        refusal
-    }
-}
-
-/// True when one of the ends wants to use the channel no more.
-pub(crate) fn is_refused(end: &End<'_>) -> bool {
-    Refusal::of(end) != Refusal::None
-}
-
 /// True when a channel that is paused has been so for long enough to give it up.
 fn is_over(connection: &Connection, end: &End<'_>) -> bool {
     let since = &connection.local.over_since_ns;
-    match Refusal::of(end) {
+    match end.refusal() {
         Refusal::Over => true,
         Refusal::None => {
             since.store(0, Ordering::Relaxed);
@@ -113,11 +73,7 @@ pub(crate) fn declare(connection: &Connection, end: &End<'_>) -> bool {
     let Some(end) = connection.end().filter(|_| connection.is_current()) else {
         return false;
     };
-    if !is_drained(connection, &end) {
-        return false;
-    }
-    end.ours().wake.attached.store(LEFT, SIDE_TOLD);
-    true
+    is_drained(connection, &end) && end.try_leave() == Ok(true)
 }
 
 /// True when both directions are on the carrier and both ends know; the caller holds both locks.
@@ -126,11 +82,7 @@ fn is_drained(connection: &Connection, end: &End<'_>) -> bool {
     const LOOKS_MAX: usize = 8;
     for _ in 0..LOOKS_MAX {
         match end.incoming() {
-            Ok(Incoming::Carrier { .. }) => {
-                return !end.records_pending()
-                    && end.tx_mode() == Mode::Carrier
-                    && end.all_acknowledged() == Ok(true);
-            }
+            Ok(Incoming::Carrier { .. }) => return end.is_drained() == Ok(true),
             Ok(Incoming::Skip { bytes }) => {
                 if doorbells::skip(connection, bytes) == 0 {
                     return false;
@@ -149,7 +101,7 @@ pub(crate) fn finish(connection: &Connection) {
     if !declare(connection, &end) {
         return;
     }
-    if settings::low_water(connection) > 1 && !end.theirs().wake.attached.load(SIDE_SEEN).is(LEFT) {
+    if settings::low_water(connection) > 1 && !end.has_peer_left() {
         // The kernel's registrations would tell of each byte until the region is gone: one moment
         // is short enough.
         return;
@@ -166,7 +118,7 @@ pub(crate) fn finish(connection: &Connection) {
 
 fn frees(connection: &Connection, end: &End<'_>) -> bool {
     let (entry, local) = (connection.entry, connection.local);
-    if !end.theirs().wake.attached.load(SIDE_SEEN).is(LEFT) {
+    if !end.has_peer_left() {
         return false;
     }
     if holders::are_others(entry) {

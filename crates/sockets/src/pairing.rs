@@ -13,12 +13,13 @@
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use toehold_channel::doorbell::WakeWord;
-use toehold_channel::layout::{CAPACITY_LOG2_MIN, SIDE_TOLD};
+use toehold_channel::layout::CAPACITY_LOG2_MIN;
 use toehold_channel::rendezvous::{Kind, Message};
 use toehold_channel::table::{
     Entry, FLAG_ACCEPTED, FLAG_ASKED, FLAG_ATTACHED, FLAG_CONNECTING, FLAG_OFFLOAD, FLAG_PINNED,
     FLAG_SHUT_RX, FLAG_SHUT_TX, Reason,
 };
+use toehold_stream::worth::{self, Worth};
 
 use crate::connection::{self, Connection};
 use crate::epoll::membership;
@@ -28,18 +29,11 @@ use crate::{
     settings, showing, sys, waits,
 };
 
-/// Calls that moved bytes before a connection is worth pairing.
-const CALLS_BEFORE_PAIRING: u32 = 24;
-/// Such calls where the carrier leads to an engine: two requests and their answers. Until then each
-/// byte passes the kernel twice, and whatever waits in the engine's thread waits for that.
-const CALLS_BEFORE_PAIRING_OFFLOADED: u32 = 4;
-/// Bytes on the carrier that make it worth pairing whatever the calls.
-const BYTES_BEFORE_PAIRING: u64 = 256 << 10;
 /// How often, in calls on the host path, a connection that waits for an offer looks whether the
 /// adapter is still there.
 const CALLS_BETWEEN_LOOKS: u32 = 256;
 
-/// What [`set_calls_before_pairing`] was told; 0 is [`CALLS_BEFORE_PAIRING`].
+/// What [`set_calls_before_pairing`] was told; 0 is the number of [`Worth`].
 static CALLS_TOLD: AtomicU32 = AtomicU32::new(0);
 
 /// Has connections ask for pairing after so many calls that moved bytes, whatever they lead to.
@@ -71,7 +65,7 @@ pub(crate) fn after_host_call(connection: &Connection, moved: u64) {
     let asked = flags & FLAG_ASKED != 0;
     if offered
         || (!asked
-            && (calls >= calls_before_pairing(flags) || moved >= BYTES_BEFORE_PAIRING)
+            && worth(flags).is_reached(calls, moved)
             && waits::may_be_seen(connection.local, calls))
         || (asked && (calls.is_multiple_of(CALLS_BETWEEN_LOOKS) || is_askable_again(connection)))
     {
@@ -79,18 +73,21 @@ pub(crate) fn after_host_call(connection: &Connection, moved: u64) {
     } else if !asked && calls.is_multiple_of(4) {
         let bytes =
             entry.rx_carrier.load(Ordering::Relaxed) + entry.tx_carrier.load(Ordering::Relaxed);
-        if bytes >= BYTES_BEFORE_PAIRING {
+        if worth(flags).is_reached(0, bytes) {
             errno::keep(|| consider(connection));
         }
     }
 }
 
 #[inline]
-fn calls_before_pairing(flags: u32) -> u32 {
+fn worth(flags: u32) -> Worth {
+    let usual = match flags & FLAG_OFFLOAD {
+        0 => worth::DIRECT,
+        _ => worth::OFFLOADED,
+    };
     match CALLS_TOLD.load(Ordering::Relaxed) {
-        0 if flags & FLAG_OFFLOAD == 0 => CALLS_BEFORE_PAIRING,
-        0 => CALLS_BEFORE_PAIRING_OFFLOADED,
-        calls => calls,
+        0 => usual,
+        calls => Worth { calls, ..usual },
     }
 }
 
@@ -247,13 +244,9 @@ fn attach(connection: &Connection) {
         .reason
         .store(Reason::PartnerNotAttached as u32, Ordering::Relaxed);
     if let Some(end) = connection.end() {
-        // Until we know better how this program waits, ring.
-        end.ours()
-            .wake
-            .wake
-            .store(WakeWord::Bell.to_word(), Ordering::Relaxed);
         resets::publish(connection);
-        end.ours().wake.attached.store(1, SIDE_TOLD);
+        // Until we know better how this program waits, ring.
+        end.attach(WakeWord::Bell);
     }
     drop(rx);
     drop(tx);

@@ -281,14 +281,7 @@ fn peer_processor(fds: &[pollfd]) -> u32 {
         .iter()
         .find(|one| one.fd >= 0 && descriptors::kind(one.fd) == Kind::Connection);
     first
-        .and_then(|one| {
-            with_connection(one.fd, |_, end| {
-                if !end.ours().wake.processor.load(Ordering::Relaxed).is(here) {
-                    end.ours().wake.processor.store(here, Ordering::Relaxed);
-                }
-                end.theirs().wake.processor.load(Ordering::Relaxed).shown()
-            })
-        })
+        .and_then(|one| with_connection(one.fd, |_, end| end.exchange_processors(here)))
         .unwrap_or(0)
 }
 

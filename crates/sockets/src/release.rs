@@ -6,7 +6,6 @@ use core::sync::atomic::Ordering;
 use std::ptr::NonNull;
 
 use toehold_channel::doorbell::WakeWord;
-use toehold_channel::layout::{CLOSED_ALL, CLOSED_CLEAN, SIDE_TOLD};
 use toehold_channel::rendezvous::{Kind, Message};
 use toehold_channel::table::{EntryState, FLAG_ASKED};
 use toehold_stream::end::{End, Incoming};
@@ -93,8 +92,7 @@ fn end_channel(connection: &Connection, end: &End<'_>) {
         && tx.is_some()
         && sys::bytes_waiting(connection.fd) <= 0
         && !resets::are_wanted(connection);
-    let closed = CLOSED_ALL | if clean { CLOSED_CLEAN } else { 0 };
-    end.ours().wake.closed.store(closed, SIDE_TOLD);
+    end.close(clean);
     if unread == Some(true) {
         // RFC 1122, 4.2.2.13: closing with received data pending sends a reset, "to show that data
         // was lost".

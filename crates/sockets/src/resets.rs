@@ -2,9 +2,8 @@
 
 use core::sync::atomic::Ordering;
 
-use toehold_channel::layout::{CLOSED_ALL, CLOSED_CLEAN, SIDE_SEEN};
 use toehold_channel::ring::Fault;
-use toehold_channel::table::{FLAG_OFFLOAD, Mode, Reason};
+use toehold_channel::table::{FLAG_OFFLOAD, Reason};
 use toehold_stream::end::End;
 
 use crate::connection::Connection;
@@ -31,27 +30,12 @@ pub(crate) fn fault_of_peer(connection: &Connection, fault: Fault) -> i32 {
     libc::ECONNRESET
 }
 
-/// True when the reset that the kernel reports answers nothing but a doorbell: the peer had read
-/// all that we sent when it closed or was killed, and did not ask for a reset. Without us there
-/// would have been no doorbell, and the kernel's own connection would simply have ended.
+/// True when the reset that the kernel reports answers nothing but a doorbell: without us the
+/// connection would have ended in order.
 #[cold]
 pub(crate) fn was_closed_cleanly(connection: &Connection, end: &End<'_>) -> bool {
-    let entry = connection.entry;
-    let wake = &end.theirs().wake;
-    // The peer stores `head` before `closed`.
-    let closed = wake.closed.load(SIDE_SEEN);
-    let is_read =
-        end.theirs().consume.head.load(Ordering::Relaxed) == entry.tx_ring.load(Ordering::Relaxed);
-    if closed.has(CLOSED_CLEAN) {
-        return is_read && end.tx_mode() == Mode::Ring;
-    }
-    // A peer that says nothing of its end was killed. An engine resets as its remote does.
-    let was_killed = !closed.has(CLOSED_ALL)
-        && wake.resets.load(Ordering::Relaxed).is(0)
-        && wake.abandoned.load(Ordering::Relaxed).is(0)
-        && wake.refuse.load(Ordering::Relaxed).is(0)
-        && entry.flags.load(Ordering::Relaxed) & FLAG_OFFLOAD == 0;
-    was_killed && is_read && end.carrier_is_unused()
+    let is_engine = connection.entry.flags.load(Ordering::Relaxed) & FLAG_OFFLOAD != 0;
+    end.is_reset_by_doorbell(!is_engine)
 }
 
 /// True when the program wants its close to be a reset (`SO_LINGER` of no time).

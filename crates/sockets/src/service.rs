@@ -4,13 +4,14 @@
 use core::sync::atomic::Ordering;
 
 use toehold_channel::doorbell::WakeWord;
-use toehold_channel::layout::{EVICT, LEFT, REFUSE, SIDE_SEEN, SIDE_TOLD};
+use toehold_channel::layout::{SIDE_SEEN, SIDE_TOLD};
 use toehold_channel::ring::Fault;
 use toehold_channel::table::{
     COMMAND_DETACH, COMMAND_EVICT, COMMAND_PEER_GONE, FLAG_PINNED, FLAG_SHUT_RX, FLAG_SHUT_TX,
     Mode, Reason,
 };
 use toehold_stream::end::{End, Incoming};
+use toehold_stream::leaving::Refusal;
 
 use crate::connection::{self, Connection, HINT_EOF};
 use crate::epoll::membership;
@@ -32,11 +33,9 @@ pub(crate) fn attend(connection: &Connection, end: &End<'_>) -> Result<(), i32> 
 #[inline(always)]
 pub(crate) fn is_content(connection: &Connection, end: &End<'_>) -> bool {
     let entry = connection.entry;
-    let wake = &end.theirs().wake;
     end.tx_mode() == Mode::Ring
         && !connection::commanded(entry)
-        && wake.refuse.load(Ordering::Relaxed).is(0)
-        && wake.closed.load(Ordering::Relaxed).is(0)
+        && end.is_welcome()
         && entry.flags.load(Ordering::Relaxed) & (FLAG_PINNED | FLAG_SHUT_TX) == 0
         && entry.rx_hints.load(Ordering::Relaxed) & HINT_EOF == 0
 }
@@ -63,25 +62,19 @@ fn attend_slowly(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
     // Its registrations can only be answered by the kernel.
     let held_down = end.tx_mode() != Mode::Ring && membership::holds_down(connection);
     // Whoever wants its own direction down wants the other down, too.
-    let left = end.ours().wake.attached.load(Ordering::Relaxed).is(LEFT);
-    let refuse = if left || command == COMMAND_EVICT {
-        EVICT
+    end.refuse(if end.has_left() || command == COMMAND_EVICT {
+        Refusal::Over
     } else if pinned || command == COMMAND_DETACH || held_down {
-        REFUSE
+        Refusal::Paused
     } else {
-        0
-    };
-    if !end.ours().wake.refuse.load(Ordering::Relaxed).is(refuse) {
-        end.ours().wake.refuse.store(refuse, SIDE_TOLD);
-    }
+        Refusal::None
+    });
     let stay_down = pinned
         || command != 0
         || held_down
         || flags & (FLAG_SHUT_TX | FLAG_SHUT_RX) != 0
         || entry.rx_hints.load(Ordering::Relaxed) & HINT_EOF != 0
-        || !end.theirs().wake.closed.load(SIDE_SEEN).is(0)
-        || !end.theirs().wake.refuse.load(SIDE_SEEN).is(0)
-        || left;
+        || end.is_wanted_down();
     if end.tx_mode() == Mode::Ring {
         if stay_down {
             // The peer stores `head` before `abandoned`.
@@ -165,7 +158,7 @@ pub(crate) fn leave_ring(connection: &Connection, reason: Reason) -> bool {
     let Some(end) = connection.end() else {
         return false;
     };
-    end.ours().wake.refuse.store(1, SIDE_TOLD);
+    end.refuse(Refusal::Paused);
     direction::go_down(connection, &end);
     true
 }

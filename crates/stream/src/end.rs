@@ -367,6 +367,19 @@ impl<'a> End<'a> {
         self.entry.downgrades.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Says on which processor we wait, and finds out where the peer does: one more than the
+    /// number, or 0 when it is not known. To spin for a peer on one's own processor is pointless.
+    #[inline]
+    pub fn exchange_processors(&self, ours: u32) -> u32 {
+        let word = &self.ours().wake.processor;
+        // Stored only when it changes: the peer has this line in its cache.
+        if !word.load(Ordering::Relaxed).is(ours) {
+            word.store(ours, Ordering::Relaxed);
+        }
+        let theirs = &self.theirs().wake.processor;
+        theirs.load(Ordering::Relaxed).shown()
+    }
+
     fn publish_record(&self) {
         let records = self.entry.tx_records.load(Ordering::Relaxed);
         let record = &self.ours().switch.record[slot_of(records)];

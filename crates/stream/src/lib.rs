@@ -10,6 +10,9 @@
 //! - [`interest`]: one epoll registration: who answers it, and what it was told.
 //! - [`next`]: what a receiver does next: data, doorbells, the end of the stream.
 //! - [`credit`]: what a sender without credit does next.
+//! - [`leaving`]: who wants a channel no more, and how both ends leave it.
+//! - [`ending`]: how a connection has ended whose carrier reports a reset.
+//! - [`worth`]: which connections are worth a channel.
 //! - [`spin`]: when to look again, and when to sleep.
 
 #![cfg_attr(not(any(loom, test)), no_std)]
@@ -17,6 +20,9 @@
 pub mod attachment;
 pub mod credit;
 pub mod end;
+pub mod ending;
 pub mod interest;
+pub mod leaving;
 pub mod next;
 pub mod spin;
+pub mod worth;

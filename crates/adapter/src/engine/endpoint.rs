@@ -12,17 +12,17 @@
 
 use std::fmt;
 use std::ptr::NonNull;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::Ordering;
 
 use toehold_channel::doorbell::{self, WakeWord};
 use toehold_channel::layout::{
-    CAPACITY_LOG2_ENGINE, CAPACITY_LOG2_MAX, CAPACITY_LOG2_MIN, CLOSED_ALL, CLOSED_CLEAN, EVICT,
-    LEFT, ReadyBitmap,
+    CAPACITY_LOG2_ENGINE, CAPACITY_LOG2_MAX, CAPACITY_LOG2_MIN, ReadyBitmap,
 };
 use toehold_channel::ring::{Fault, stretches};
 use toehold_channel::table::{COMMAND_DETACH, COMMAND_EVICT, Entry, Mode};
 use toehold_stream::credit::Credit;
 use toehold_stream::end::End;
+use toehold_stream::leaving::Refusal;
 use toehold_stream::next::{Carrier, Next};
 
 /// Capacity of our ring in the beginning, as a power of two, and so the receive window: what a
@@ -115,9 +115,7 @@ impl Endpoint {
             bitmap: 0,
             bit: slot,
         };
-        end.ours().wake.wake.store(word.to_word(), Ordering::SeqCst);
-        // Release pairs with the Acquire load in `End::try_up`.
-        end.ours().wake.attached.store(1, Ordering::Release);
+        end.attach(word);
     }
 
     /// Capacity of our ring.
@@ -172,10 +170,7 @@ impl Endpoint {
 
     /// True while somebody wants our direction on the carrier.
     pub(super) fn is_unwanted(&self) -> bool {
-        let wake = &self.end().theirs().wake;
-        !wake.refuse.load(Ordering::Acquire).is(0)
-            || !wake.closed.load(Ordering::Acquire).is(0)
-            || self.is_recalled()
+        self.end().is_wanted_down() || self.is_recalled()
     }
 
     /// Moves our direction to the ring, beginning at stream offset `next`; true when it did.
@@ -373,24 +368,15 @@ impl Endpoint {
 
     /// True when either side is to be done with the channel, or is.
     pub(super) fn is_over(&self) -> bool {
-        let wake = &self.end().theirs().wake;
-        self.is_recalled()
-            || wake.refuse.load(Ordering::Acquire).is(EVICT)
-            || wake.attached.load(Ordering::Acquire).is(LEFT)
+        self.is_recalled() || self.end().refusal() == Refusal::Over
     }
 
-    /// Leaves the channel, as `sockets::leaving` does at the other end: once both directions are on
-    /// the carrier, and both ends know. True when the program has left, too, so that nobody uses
-    /// the region any more.
+    /// Leaves the channel once both directions are on the carrier, and both ends know. True when
+    /// the program has left, too, so that nobody uses the region any more.
     pub(super) fn leave(&self) -> Result<bool, Fault> {
         self.refuse();
         let end = self.end();
-        if !self.is_idle() || !end.all_acknowledged()? {
-            return Ok(false);
-        }
-        // Release: all that we published and read comes before. Acquire: likewise at the other end.
-        end.ours().wake.attached.store(LEFT, Ordering::Release);
-        Ok(end.theirs().wake.attached.load(Ordering::Acquire).is(LEFT))
+        Ok(end.try_leave()? && end.has_peer_left())
     }
 
     /// Has us leave the channel, as when an operator asks for the region.
@@ -404,59 +390,23 @@ impl Endpoint {
         matches!(command, COMMAND_DETACH | COMMAND_EVICT)
     }
 
-    /// True when nothing goes by the rings any more, and nothing of ours is in them unread.
-    fn is_idle(&self) -> bool {
-        let end = self.end();
-        let head = end.theirs().consume.head.load(Ordering::Acquire);
-        let unread = !head.is(self.entry.tx_ring.own());
-        end.tx_mode() == Mode::Carrier
-            && end.rx_mode() == Mode::Carrier
-            && !end.records_pending()
-            && !unread
-    }
-
     /// Has the program keep its direction on the carrier, and leave.
     pub(super) fn refuse(&self) {
-        self.end().ours().wake.refuse.store(EVICT, Ordering::SeqCst);
+        self.end().refuse(Refusal::Over);
     }
 
-    /// True when the program has closed with nothing left unread: a reset of the carrier then
-    /// answers a doorbell of ours that crossed with the close.
-    pub(super) fn was_closed_cleanly(&self, carrier_bytes: u64) -> bool {
-        let closed = self.end().theirs().wake.closed.load(Ordering::Acquire);
-        closed.has(CLOSED_CLEAN) && self.has_read_all(carrier_bytes)
-    }
-
-    /// True when the program said nothing of its end, had nothing left unread, and had not asked
-    /// for a reset: it was killed, and a reset of the carrier answers a doorbell that it never
-    /// took.
-    pub(super) fn was_killed_idle(&self, carrier_bytes: u64) -> bool {
-        let wake = &self.end().theirs().wake;
-        // Relaxed: the carrier's reset was seen, and a program that is gone writes no more.
-        let asks_for_none = [&wake.closed, &wake.resets, &wake.abandoned, &wake.refuse]
-            .iter()
-            .all(|word| word.load(Ordering::Relaxed).is(0));
-        asks_for_none && self.has_read_all(carrier_bytes)
-    }
-
-    /// True when nothing that we sent is unread.
-    fn has_read_all(&self, carrier_bytes: u64) -> bool {
-        (self.is_up() || self.has_sent_nothing_since(carrier_bytes))
-            && (self.end().theirs().consume.head.load(Ordering::Acquire))
-                .is(self.entry.tx_ring.own())
-    }
-
-    /// True when the carrier has had nothing from us since our direction came back to it.
-    fn has_sent_nothing_since(&self, carrier_bytes: u64) -> bool {
-        self.entry.tx_records.own() > 0
-            && self.entry.tx_carrier.load(Ordering::Relaxed) == carrier_bytes
+    /// True when the program's end was in order, though the carrier may report a reset
+    /// ([`End::is_reset_by_doorbell`]). The carrier has had `carrier_bytes` from us.
+    pub(super) fn is_reset_by_doorbell(&self, carrier_bytes: u64, may_be_killed: bool) -> bool {
+        self.entry
+            .tx_carrier
+            .store(carrier_bytes, Ordering::Relaxed);
+        self.end().is_reset_by_doorbell(may_be_killed)
     }
 
     /// The connection is over for us: a program that is awake should look.
     pub(super) fn close(&self) {
-        let closed = &self.end().ours().wake.closed;
-        closed.store(CLOSED_ALL, Ordering::Release);
-        fence(Ordering::SeqCst);
+        self.end().close(false);
     }
 }
 

@@ -7,6 +7,7 @@ use std::os::fd::AsRawFd;
 use toehold_channel::ring::Fault;
 use toehold_stream::credit::Credit;
 use toehold_stream::next::{Carrier, Next};
+use toehold_stream::worth;
 use toehold_tcp::{Engine, Instant};
 
 use super::channels::Channels;
@@ -15,11 +16,6 @@ use super::memory::Streams;
 use super::sys;
 use super::tcp_config::{self, PROOF_OF_READING_BYTES};
 
-/// Calls on a carrier that make a channel worth its memory. The library counts likewise
-/// (`pairing`).
-const CALLS_BEFORE_ASKING: u32 = 4;
-/// Bytes that do, whatever the calls.
-const BYTES_BEFORE_ASKING: u64 = 128 << 10;
 /// Bytes after which it is asked anew how many are in flight.
 const BYTES_BETWEEN_LOOKS: u64 = 1 << 20;
 /// Reads from one carrier before everybody else's turn.
@@ -240,9 +236,11 @@ impl Flow {
     /// that it published before are still to be sent.
     pub(super) fn depart(&mut self, cx: &mut Around<'_>, is_reset: bool) -> bool {
         let (published, got, sent) = (self.published, self.carrier_got, self.carrier_sent);
-        let Some(endpoint) = cx.streams.endpoint(self.id).filter(|endpoint| {
-            endpoint.was_closed_cleanly(sent) || is_reset && endpoint.was_killed_idle(sent)
-        }) else {
+        let Some(endpoint) = cx
+            .streams
+            .endpoint(self.id)
+            .filter(|endpoint| endpoint.is_reset_by_doorbell(sent, is_reset))
+        else {
             return false;
         };
         if let Ok(Next::Ring(filled)) = endpoint.next(published, got, Carrier::Unseen) {
@@ -476,7 +474,7 @@ impl Flow {
     /// Enough for a channel to be worth its memory.
     fn has_traffic(&self) -> bool {
         let bytes = self.published + self.taken - self.bytes_before;
-        self.calls >= CALLS_BEFORE_ASKING || bytes >= BYTES_BEFORE_ASKING
+        worth::OFFLOADED.is_reached(self.calls, bytes)
     }
 
     fn count_anew(&mut self) {

@@ -210,23 +210,8 @@ impl Epoll {
         let Some(end) = connection.inside() else {
             return 0;
         };
-        self.last_peer_processor.store(
-            end.theirs().wake.processor.load(Ordering::Relaxed).shown(),
-            Ordering::Relaxed,
-        );
-        // Stored only when it changed: the peer has this line in its cache.
-        if !end
-            .ours()
-            .wake
-            .processor
-            .load(Ordering::Relaxed)
-            .is(processor)
-        {
-            end.ours()
-                .wake
-                .processor
-                .store(processor, Ordering::Relaxed);
-        }
+        let theirs = end.exchange_processors(processor);
+        self.last_peer_processor.store(theirs, Ordering::Relaxed);
         // Poll and epoll share these bits (include/uapi/linux/eventpoll.h).
         ready::events(connection, &end, (events & READINESS) as i16) as u16 as u32
     }

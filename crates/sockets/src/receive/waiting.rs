@@ -84,11 +84,7 @@ pub(super) fn wait_for_bytes(
     };
     let mut peeked = false;
     if end.rx_mode() == Mode::Ring {
-        let processor = end.theirs().wake.processor.load(Ordering::Relaxed).shown();
-        end.ours()
-            .wake
-            .processor
-            .store(sys::processor() + 1, Ordering::Relaxed);
+        let processor = end.exchange_processors(sys::processor() + 1);
         let budget = wait::budget_ns(&local.spin);
         let mut polling_since = 0u64;
         loop {

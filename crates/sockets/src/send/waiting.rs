@@ -20,11 +20,7 @@ pub(super) fn wait_for_credit(
     let (entry, local) = (connection.entry, connection.local);
     let handlers = deferral::handlers();
     let budget = wait::budget_ns(&local.spin);
-    let processor = end.theirs().wake.processor.load(Ordering::Relaxed).shown();
-    end.ours()
-        .wake
-        .processor
-        .store(sys::processor() + 1, Ordering::Relaxed);
+    let processor = end.exchange_processors(sys::processor() + 1);
     let since = sys::now_ns();
     loop {
         let slice = if budget == u64::MAX {

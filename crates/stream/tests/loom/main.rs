@@ -10,6 +10,7 @@
 mod attachment;
 mod doorbell;
 mod interest;
+mod leaving;
 mod ring;
 #[path = "../support/mod.rs"]
 mod support;

@@ -255,6 +255,25 @@ impl Party {
         self.carrier_out().end();
     }
 
+    /// Leaves the channel, if both directions are on the carrier and both ends know.
+    pub(crate) fn try_leave(&self) -> Result<bool, Fault> {
+        let _receiving = self.connection.receiving[self.side].lock().unwrap();
+        let _sending = self.connection.sending[self.side].lock().unwrap();
+        self.end().try_leave()
+    }
+
+    /// Writes over both rings, as who frees them does.
+    #[cfg(loom)]
+    pub(crate) fn overwrite_rings(&self) {
+        use toehold_channel::layout::CAPACITY_LOG2_MIN;
+        use toehold_channel::ring::stretches;
+        let len = 1 << CAPACITY_LOG2_MIN;
+        for side in 0..2 {
+            let whole = stretches(0, len, CAPACITY_LOG2_MIN);
+            self.connection.memory.write(side, whole, &vec![0; len]);
+        }
+    }
+
     fn go_down_held(&self, end: &End<'_>) {
         end.go_down(|peer_sleeps| {
             if peer_sleeps {

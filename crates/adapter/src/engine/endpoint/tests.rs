@@ -2,7 +2,9 @@
 
 use std::os::fd::AsFd;
 
-use toehold_channel::layout::{CAPACITY_LOG2_MIN, CLOSED_ALL, CLOSED_CLEAN, REFUSE, REGION_BYTES};
+use toehold_channel::layout::{
+    CAPACITY_LOG2_MIN, CLOSED_ALL, CLOSED_CLEAN, EVICT, LEFT, REFUSE, REGION_BYTES,
+};
 use toehold_channel::memfd;
 
 use super::*;
@@ -436,20 +438,23 @@ fn close_is_clean_when_all_was_read_and_nothing_has_come_since() {
     let (endpoint, program) = up(0, 0);
     assert!(endpoint.place(0, b"read"));
     endpoint.publish(4);
-    assert!(!endpoint.was_closed_cleanly(0));
+    assert!(!endpoint.is_reset_by_doorbell(0, false));
     let closed = &program.end().ours().wake.closed;
     closed.store(CLOSED_ALL | CLOSED_CLEAN, Ordering::Release);
-    assert!(!endpoint.was_closed_cleanly(0), "four bytes are unread");
-    assert_eq!(program.read(4, 0), b"read");
-    assert!(endpoint.was_closed_cleanly(0));
-    endpoint.go_down(|_| 5);
-    assert!(endpoint.was_closed_cleanly(5));
     assert!(
-        !endpoint.was_closed_cleanly(6),
+        !endpoint.is_reset_by_doorbell(0, false),
+        "four bytes are unread"
+    );
+    assert_eq!(program.read(4, 0), b"read");
+    assert!(endpoint.is_reset_by_doorbell(0, false));
+    endpoint.go_down(|_| 5);
+    assert!(endpoint.is_reset_by_doorbell(5, false));
+    assert!(
+        !endpoint.is_reset_by_doorbell(6, false),
         "something went by the carrier"
     );
     closed.store(CLOSED_ALL, Ordering::Release);
-    assert!(!endpoint.was_closed_cleanly(5));
+    assert!(!endpoint.is_reset_by_doorbell(5, false));
 }
 
 #[test]

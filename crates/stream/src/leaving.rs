@@ -1,0 +1,137 @@
+//! Who wants a channel no more, and how both ends leave it for good.
+//!
+//! A side that refuses wants both directions on the carrier: for as long as the word stands there
+//! ([`Refusal::Paused`]), or for ever ([`Refusal::Over`]). Each side keeps its own direction down
+//! while the other refuses or has closed. A channel that is over is left:
+//!
+//! ```text
+//!   either side refuses ─► both directions down, all records carried out ─► we: LEFT ──┐
+//!                                                                         peer: LEFT ──┤
+//!                                                    nobody uses the region any more ◄─┘
+//! ```
+//!
+//! An end that has left publishes nothing in the region and carries out no record, because there is
+//! none. So whoever sees that both have left may free the rings under both.
+
+use toehold_channel::doorbell::WakeWord;
+use toehold_channel::layout::{EVICT, LEFT, REFUSE, SIDE_SEEN, SIDE_TOLD, Wake};
+use toehold_channel::ring::Fault;
+use toehold_channel::sync::Ordering;
+use toehold_channel::table::Mode;
+
+use crate::end::End;
+
+/// What a side wants of the channel. The later wish overrules the earlier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Refusal {
+    /// To use it.
+    None,
+    /// Not to use it, for the time being.
+    Paused,
+    /// To be rid of it.
+    Over,
+}
+
+impl Refusal {
+    #[inline]
+    fn of(wake: &Wake, ordering: Ordering) -> Refusal {
+        let refuse = wake.refuse.load(ordering);
+        if refuse.is(EVICT) || wake.attached.load(ordering).is(LEFT) {
+            Refusal::Over
+        } else if refuse.is(0) {
+            Refusal::None
+        } else {
+            // A hostile side's other numbers, too.
+            Refusal::Paused
+        }
+    }
+
+    fn to_word(self) -> u32 {
+        match self {
+            Refusal::None => 0,
+            Refusal::Paused => REFUSE,
+            Refusal::Over => EVICT,
+        }
+    }
+}
+
+impl End<'_> {
+    /// Announces that we have the region and read by the peer's records, and how we want to hear of
+    /// news. The peer may go up from now on.
+    pub fn attach(&self, word: WakeWord) {
+        // Relaxed: whoever sees `attached` sees the word.
+        self.ours()
+            .wake
+            .wake
+            .store(word.to_word(), Ordering::Relaxed);
+        self.ours().wake.attached.store(1, SIDE_TOLD);
+    }
+
+    /// What the two ends want of the channel: a hint, which follows soon.
+    #[inline]
+    pub fn refusal(&self) -> Refusal {
+        let [ours, theirs] = [self.ours(), self.theirs()];
+        let ours = Refusal::of(&ours.wake, Ordering::Relaxed);
+        ours.max(Refusal::of(&theirs.wake, Ordering::Relaxed))
+    }
+
+    /// Tells the peer what we want of the channel.
+    pub fn refuse(&self, refusal: Refusal) {
+        let (word, to) = (&self.ours().wake.refuse, refusal.to_word());
+        if !word.load(Ordering::Relaxed).is(to) {
+            word.store(to, SIDE_TOLD);
+        }
+    }
+
+    /// True while the peer neither refuses nor has ended a direction: our direction may stay in the
+    /// ring. A hint, for each send; [`End::is_wanted_down`] is the answer.
+    #[inline(always)]
+    pub fn is_welcome(&self) -> bool {
+        let wake = &self.theirs().wake;
+        wake.refuse.load(Ordering::Relaxed).is(0) && wake.closed.load(Ordering::Relaxed).is(0)
+    }
+
+    /// True when our direction belongs on the carrier as far as the two ends go: the peer refuses,
+    /// or has ended a direction, or we have left.
+    pub fn is_wanted_down(&self) -> bool {
+        let wake = &self.theirs().wake;
+        !wake.closed.load(SIDE_SEEN).is(0) || !wake.refuse.load(SIDE_SEEN).is(0) || self.has_left()
+    }
+
+    /// True when both directions are on the carrier, and both ends know. The last record says where
+    /// each ring ended: who has carried it out has read the ring up to there. Callers hold the locks
+    /// of both directions.
+    ///
+    /// # Errors
+    /// [`Fault::Record`] when the peer acknowledged more records than there were.
+    pub fn is_drained(&self) -> Result<bool, Fault> {
+        Ok(self.tx_mode() == Mode::Carrier
+            && self.rx_mode() == Mode::Carrier
+            && !self.records_pending()
+            && self.all_acknowledged()?)
+    }
+
+    /// Leaves the channel if it is drained; false when it is not. Callers hold the locks of both
+    /// directions.
+    ///
+    /// # Errors
+    /// As for [`End::is_drained`].
+    pub fn try_leave(&self) -> Result<bool, Fault> {
+        let is_drained = self.is_drained()?;
+        if is_drained {
+            self.ours().wake.attached.store(LEFT, SIDE_TOLD);
+        }
+        Ok(is_drained)
+    }
+
+    /// True when we have left.
+    #[inline]
+    pub fn has_left(&self) -> bool {
+        self.ours().wake.attached.load(Ordering::Relaxed).is(LEFT)
+    }
+
+    /// True when the peer has left: all that it did in the region comes before.
+    pub fn has_peer_left(&self) -> bool {
+        self.theirs().wake.attached.load(SIDE_SEEN).is(LEFT)
+    }
+}

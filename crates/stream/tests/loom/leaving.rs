@@ -1,0 +1,43 @@
+//! Leaving a channel for good: who frees the rings when both have left touches nothing that the
+//! other still uses. Ring bytes under the model checker report every access that is not ordered.
+
+use super::explore;
+use super::support::bytes_at;
+use super::support::party::{Party, Received, connect_upgraded};
+use toehold_channel::sync::spin_hint;
+use toehold_stream::leaving::Refusal;
+
+/// Takes what comes until the channel can be left, and leaves it; bytes that came.
+fn leave(party: &Party) -> usize {
+    let mut got = 0;
+    loop {
+        if let Received::Bytes(bytes) = party.try_receive(8, false).unwrap() {
+            got += bytes.len();
+        }
+        if party.try_leave().unwrap() {
+            return got;
+        }
+        spin_hint();
+    }
+}
+
+#[test]
+fn nobody_uses_the_rings_once_both_have_left() {
+    explore(2, || {
+        let [ours, theirs] = connect_upgraded(8);
+        let peer = loom::thread::spawn(move || {
+            theirs.try_send(&bytes_at(0, 1)).unwrap();
+            theirs.go_down();
+            leave(&theirs)
+        });
+        ours.end().refuse(Refusal::Over);
+        ours.go_down();
+        assert_eq!(leave(&ours), 1, "what was published before comes before");
+        while !ours.end().has_peer_left() {
+            spin_hint();
+        }
+        ours.overwrite_rings();
+        assert_eq!(peer.join().unwrap(), 0);
+        assert_eq!(ours.try_up(), Ok(false), "for good");
+    });
+}
