@@ -1,73 +1,55 @@
-//! Who of a family sleeps on a connection.
-//!
-//! One wake word and one carrier serve all processes that hold a connection. So whoever wakes up
-//! leaves both as the others need them: the word asks for a doorbell while anybody sleeps, and a
-//! doorbell stays on the carrier until everybody whom it was to wake has seen it.
-//!
-//! A process that was killed in its sleep is known to be dead once its parent has reaped it; until
-//! then its doorbells stay, and who would sleep beside it finds them each time.
+//! Who of a family sleeps on a connection: [`toehold_stream::sleepers`], with the processes of this
+//! machine.
 
 use core::sync::atomic::Ordering;
 
 use toehold_channel::doorbell::{WAKING, WakeWord};
-use toehold_channel::layout::SIDE_TOLD;
 use toehold_channel::table::Reason;
 use toehold_channel::untrusted::Untrusted;
 use toehold_stream::end::End;
+use toehold_stream::leaving::Refusal;
+use toehold_stream::sleepers::{Family, FamilySleepers};
 
 use crate::connection::Connection;
 use crate::{process, sys};
 
-/// A process says in `Entry::asleep` that it is going to sleep, and then looks for news. Whoever
-/// has seen news, and wonders whether to leave the doorbell on the carrier, looks at `asleep`. The
-/// store in `enter` pairs with the look in `are_elsewhere`: the sleeper sees the news, or is seen.
-const ASLEEP: Ordering = Ordering::SeqCst;
+/// This process, and those that the kernel knows.
+struct Processes;
+
+impl Family for Processes {
+    fn me(&self) -> u32 {
+        process::pid()
+    }
+
+    fn is_alive(&self, pid: u32) -> bool {
+        sys::process_exists(pid)
+    }
+}
+
+fn of(connection: &Connection) -> FamilySleepers<'static, Processes> {
+    let threads = &connection.local.attachment.sleepers;
+    FamilySleepers::new(connection.entry, threads, Processes)
+}
 
 /// A thread of this process is going to sleep. Callers hold the connection's wake lock.
 pub(crate) fn enter(connection: &Connection) {
-    if !connection.local.attachment.sleepers.enter() {
-        return;
-    }
-    let me = process::pid();
-    let is_free = |pid: u32| pid == 0 || pid == me || !sys::process_exists(pid);
-    let mut places = connection.entry.asleep.iter();
-    if let Some(place) = places.find(|place| is_free(place.load(Ordering::Relaxed))) {
-        place.store(me, ASLEEP);
-    }
+    of(connection).enter();
 }
 
 /// It woke. True when nobody sleeps any more. Callers hold the connection's wake lock.
 pub(crate) fn leave(connection: &Connection) -> bool {
-    if !connection.local.attachment.sleepers.leave() {
-        return false;
-    }
-    give_place_back(connection);
-    !are_elsewhere(connection)
+    of(connection).leave()
 }
 
 /// This process gives the connection up: none of its threads sleeps on it any more, nor an epoll
 /// instance.
 pub(crate) fn part(connection: &Connection) {
-    let entry = connection.entry;
-    give_place_back(connection);
-    if entry.resting_pid.load(Ordering::Relaxed) == process::pid() {
-        entry
-            .resting_wake
-            .store(WakeWord::None.to_word(), Ordering::Relaxed);
-    }
-}
-
-fn give_place_back(connection: &Connection) {
-    let me = process::pid();
-    let mut places = connection.entry.asleep.iter();
-    if let Some(place) = places.find(|place| place.load(Ordering::Relaxed) == me) {
-        place.store(0, ASLEEP);
-    }
+    of(connection).part();
 }
 
 /// True when anybody sleeps and has asked for a doorbell.
 pub(crate) fn are_there(connection: &Connection) -> bool {
-    connection.local.attachment.sleepers.any() || are_elsewhere(connection)
+    of(connection).are_there()
 }
 
 /// True when another process needs a doorbell to wake, on this connection or on an epoll instance
@@ -78,54 +60,18 @@ pub(crate) fn need_doorbell(connection: &Connection) -> bool {
 
 /// The wake word to return to when nobody sleeps, as a number.
 pub(crate) fn resting(connection: &Connection) -> Untrusted<u32> {
-    let entry = connection.entry;
-    let owner = entry.resting_pid.load(Ordering::Relaxed);
-    match entry.resting_wake.load(Ordering::Relaxed) {
-        word if word.is(WakeWord::None.to_word()) || owner == process::pid() => word,
-        word if is_shared_with(connection, owner) => word,
-        _ => WakeWord::None.to_word().into(),
-    }
+    of(connection).resting()
 }
 
 /// That word when it is about an epoll instance of this process, else the number of
 /// [`WakeWord::None`].
 pub(crate) fn own_resting(connection: &Connection) -> Untrusted<u32> {
-    let entry = connection.entry;
-    if entry.resting_pid.load(Ordering::Relaxed) == process::pid() {
-        entry.resting_wake.load(Ordering::Relaxed)
-    } else {
-        WakeWord::None.to_word().into()
-    }
+    of(connection).own_resting()
 }
 
 /// True when that word is about an epoll instance of another process.
 pub(crate) fn is_resting_anothers(connection: &Connection) -> bool {
-    !resting(connection).is(WakeWord::None.to_word())
-        && connection.entry.resting_pid.load(Ordering::Relaxed) != process::pid()
-}
-
-fn is_shared_with(connection: &Connection, owner: u32) -> bool {
-    connection.entry.holders.load(Ordering::Relaxed) > 1 && sys::process_exists(owner)
-}
-
-fn are_elsewhere(connection: &Connection) -> bool {
-    let entry = connection.entry;
-    // A process that holds it alone may have been killed beside others; those places are free.
-    if entry.holders.load(Ordering::Relaxed) <= 1 {
-        return false;
-    }
-    let me = process::pid();
-    entry.asleep.iter().any(|place| {
-        let pid = place.load(ASLEEP);
-        if pid == 0 || pid == me {
-            return false;
-        }
-        let is_alive = sys::process_exists(pid);
-        if !is_alive {
-            let _ = place.compare_exchange(pid, 0, ASLEEP, Ordering::Relaxed);
-        }
-        is_alive
-    })
+    of(connection).is_resting_anothers()
 }
 
 fn sleeps_on_anothers_bitmap(connection: &Connection) -> bool {
@@ -156,5 +102,5 @@ pub(crate) fn set_wake(end: &End<'_>, word: WakeWord) {
 pub(crate) fn wake_by_carrier(connection: &Connection, end: &End<'_>) {
     connection.pin(Reason::Shared);
     // As in `service::leave_ring`.
-    end.ours().wake.refuse.store(1, SIDE_TOLD);
+    end.refuse(Refusal::Paused);
 }

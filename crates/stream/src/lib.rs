@@ -13,6 +13,7 @@
 //! - [`leaving`]: who wants a channel no more, and how both ends leave it.
 //! - [`ending`]: how a connection has ended whose carrier reports a reset.
 //! - [`worth`]: which connections are worth a channel.
+//! - [`sleepers`]: who of a family sleeps, and whom a doorbell is still to wake.
 //! - [`spin`]: when to look again, and when to sleep.
 
 #![cfg_attr(not(any(loom, test)), no_std)]
@@ -24,5 +25,6 @@ pub mod ending;
 pub mod interest;
 pub mod leaving;
 pub mod next;
+pub mod sleepers;
 pub mod spin;
 pub mod worth;

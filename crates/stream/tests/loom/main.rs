@@ -12,6 +12,7 @@ mod doorbell;
 mod interest;
 mod leaving;
 mod ring;
+mod sleepers;
 #[path = "../support/mod.rs"]
 mod support;
 mod switch;

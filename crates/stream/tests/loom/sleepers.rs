@@ -1,0 +1,223 @@
+//! Sleepers of several processes that share one wake word and one carrier; of some, one is killed.
+
+use std::sync::Arc;
+
+use super::explore;
+use super::support::carrier::Carrier;
+use loom::sync::Mutex;
+use toehold_channel::doorbell::{WakeWord, must_ring};
+use toehold_channel::layout::Wake;
+use toehold_channel::sync::{AtomicU32, AtomicU64, Ordering, fence};
+use toehold_channel::table::Entry;
+use toehold_stream::attachment::Sleepers;
+use toehold_stream::sleepers::{Family, FamilySleepers};
+
+/// One side of a connection, which two processes hold.
+struct Side {
+    entry: Entry,
+    threads: [Sleepers; 2],
+    /// By process: 1 once it is known to be dead.
+    dead: [AtomicU32; 2],
+    wake: Wake,
+    wake_lock: Mutex<()>,
+    published: AtomicU64,
+    bells: Carrier,
+}
+
+/// The number of a process.
+fn pid(process: usize) -> u32 {
+    process as u32 + 17
+}
+
+struct Seen<'a> {
+    side: &'a Side,
+    process: usize,
+}
+
+impl Family for Seen<'_> {
+    fn me(&self) -> u32 {
+        pid(self.process)
+    }
+
+    fn is_alive(&self, asked: u32) -> bool {
+        self.side.dead[(asked - pid(0)) as usize].load(Ordering::Acquire) == 0
+    }
+}
+
+impl Side {
+    fn new() -> Arc<Side> {
+        let side = Side {
+            entry: Entry::default(),
+            threads: Default::default(),
+            dead: Default::default(),
+            wake: Wake::default(),
+            wake_lock: Mutex::new(()),
+            published: AtomicU64::new(0),
+            bells: Carrier::new(8),
+        };
+        side.entry.holders.store(2, Ordering::Relaxed);
+        Arc::new(side)
+    }
+
+    fn sleepers(&self, process: usize) -> FamilySleepers<'_, Seen<'_>> {
+        let seen = Seen {
+            side: self,
+            process,
+        };
+        FamilySleepers::new(&self.entry, &self.threads[process], seen)
+    }
+
+    /// What the peer does: publish, pass a barrier, look whether to ring.
+    fn publish(&self, position: u64) {
+        self.published.store(position, Ordering::Release);
+        fence(Ordering::SeqCst);
+        if must_ring(&self.wake, |_| None).unwrap() {
+            self.bells.send(&[0]);
+        }
+    }
+
+    /// As `arming::arm`.
+    fn arm(&self, process: usize) {
+        {
+            let _held = self.wake_lock.lock().unwrap();
+            self.sleepers(process).enter();
+            let bell = WakeWord::Bell.to_word();
+            self.wake.wake.store(bell, Ordering::SeqCst);
+        }
+        fence(Ordering::SeqCst);
+    }
+
+    /// As `arming::disarm`.
+    fn disarm(&self, process: usize) {
+        let _held = self.wake_lock.lock().unwrap();
+        let sleepers = self.sleepers(process);
+        let word = match sleepers.leave() {
+            true => sleepers.resting(),
+            false => WakeWord::Bell.to_word().into(),
+        };
+        self.wake.wake.swap(word, Ordering::SeqCst);
+    }
+
+    /// As `doorbells::drain`.
+    fn drain(&self, process: usize) {
+        let waiting = self.bells.waiting();
+        if waiting > 0 && !self.sleepers(process).are_there() {
+            self.bells.receive(waiting, false);
+        }
+    }
+
+    fn has_published(&self, position: u64) -> bool {
+        self.published.load(Ordering::Acquire) >= position
+    }
+
+    /// As a blocking receive.
+    fn wait_for(&self, process: usize, position: u64) {
+        while !self.has_published(position) {
+            self.arm(process);
+            if !self.has_published(position) {
+                self.bells.wait_for_byte();
+            }
+            self.disarm(process);
+            self.drain(process);
+        }
+        // Whoever has seen the news takes off what nobody needs.
+        self.drain(process);
+    }
+}
+
+#[test]
+fn one_doorbell_wakes_the_sleepers_of_two_processes() {
+    explore(2, || {
+        let side = Side::new();
+        let (other, peer) = (side.clone(), side.clone());
+        let child = loom::thread::spawn(move || other.wait_for(1, 1));
+        let peer = loom::thread::spawn(move || peer.publish(1));
+        side.wait_for(0, 1);
+        child.join().unwrap();
+        peer.join().unwrap();
+        side.drain(0);
+        assert_eq!(side.bells.waiting(), 0, "nobody sleeps, so none is left");
+        assert!(side.sleepers(0).own_resting().is(WakeWord::None.to_word()));
+    });
+}
+
+/// A process that takes doorbells off the carrier, because it has seen the news, while another
+/// begins to sleep for them.
+#[test]
+fn doorbell_is_not_taken_from_a_process_that_is_about_to_sleep() {
+    explore(3, || {
+        let side = Side::new();
+        // The first has slept, and its doorbell is there.
+        side.arm(0);
+        side.publish(1);
+        side.disarm(0);
+        let other = side.clone();
+        let child = loom::thread::spawn(move || other.wait_for(1, 1));
+        assert!(side.has_published(1));
+        side.drain(0);
+        child.join().unwrap();
+    });
+}
+
+/// A child goes to sleep and is killed at each step of that. Its sibling hears of the news, now and
+/// later, and no doorbell is left for the dead once it is known to be.
+#[test]
+fn killed_sleeper_keeps_no_doorbell_and_stops_nobody() {
+    for steps in 0..4 {
+        explore(2, move || {
+            let side = Side::new();
+            let other = side.clone();
+            let child = loom::thread::spawn(move || {
+                if steps >= 1 {
+                    // A lock of the dead is recovered, so it may die with it held.
+                    let _held = other.wake_lock.lock().unwrap();
+                    other.sleepers(1).enter();
+                    if steps >= 2 {
+                        let bell = WakeWord::Bell.to_word();
+                        other.wake.wake.store(bell, Ordering::SeqCst);
+                    }
+                }
+                if steps >= 3 {
+                    fence(Ordering::SeqCst);
+                    other.disarm(1);
+                }
+                other.dead[1].store(1, Ordering::Release);
+            });
+            let peer = side.clone();
+            let peer = loom::thread::spawn(move || peer.publish(1));
+            peer.join().unwrap();
+            side.wait_for(0, 1);
+            child.join().unwrap();
+            side.drain(0);
+            assert_eq!(side.bells.waiting(), 0, "the dead need none");
+            let peer = side.clone();
+            let peer = loom::thread::spawn(move || peer.publish(2));
+            side.wait_for(0, 2);
+            peer.join().unwrap();
+        });
+    }
+}
+
+/// A sleeper wakes by itself (a signal, a time-out) while a notifier that has seen its wake word is
+/// about to ring. The late doorbell must neither be missed nor wake the next sleep for nothing for
+/// ever.
+#[test]
+fn late_notifier_does_not_spoil_the_next_sleep() {
+    explore(3, || {
+        let side = Side::new();
+        side.entry.holders.store(1, Ordering::Relaxed);
+        let peer = side.clone();
+        let peer = loom::thread::spawn(move || {
+            peer.publish(1);
+            peer.publish(2);
+        });
+        side.arm(0);
+        // It has not slept.
+        side.disarm(0);
+        side.drain(0);
+        side.wait_for(0, 2);
+        peer.join().unwrap();
+        side.drain(0);
+        assert_eq!(side.bells.waiting(), 0);
+    });
+}
