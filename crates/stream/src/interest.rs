@@ -116,6 +116,14 @@ impl State {
         matches!(self, State::InBitmap | State::Polled)
     }
 
+    /// True when a registration goes on whose descriptor is closed. A registration belongs to the
+    /// open file, and its number is a name only (epoll(7), questions 6 and 7): it ends with the
+    /// `last` descriptor of that file. What the program had removed ends with its number.
+    #[inline]
+    pub fn outlives_descriptor(self, last: bool) -> bool {
+        !last && !matches!(self, State::Gone | State::Parked)
+    }
+
     /// True when the drawing has an arrow from here to `to`, or they are one.
     pub fn leads_to(self, to: State) -> bool {
         use State::{Early, Gone, Held, InBitmap, Once, Parked, Plain, Polled};

@@ -1,9 +1,11 @@
-//! One registration against a naive model of the kernel's epoll: whatever a program does with it,
-//! each wait tells what the kernel would tell.
+//! Registrations of one connection against a naive model of the kernel's epoll: whatever a program
+//! does with them and with its descriptors, each wait tells what the kernel would tell.
 //!
 //! The connection has bytes to read or none, and there is always room. The naive model follows
 //! fs/eventpoll.c in its own words: a member is put on the ready list by news, ADD and MOD; a wait
-//! takes it off, tells what holds of the interest, and puts a level-triggered one back.
+//! takes it off, tells what holds of the interest, and puts a level-triggered one back. A member
+//! is known by its open file and the number that it was added by. It ends with the file, not with
+//! the number.
 
 #![cfg(not(loom))]
 
@@ -14,9 +16,12 @@ use toehold_stream::interest::{Interest, State, armed};
 /// What the program, its peer and the socket layer do.
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    Add(u32),
-    Modify(u32),
-    Delete,
+    Add(usize, u32),
+    Modify(usize, u32),
+    Delete(usize),
+    /// Another number for the open file.
+    Duplicate(usize),
+    Close(usize),
     /// The peer sends.
     Publish,
     /// The program reads one byte, or all.
@@ -36,11 +41,20 @@ fn interests() -> impl Strategy<Value = u32> {
     (readiness, way).prop_map(|(readiness, way)| readiness | way)
 }
 
+/// Numbers that a descriptor of the open file can have.
+const NUMBERS: usize = 3;
+
+fn numbers() -> std::ops::Range<usize> {
+    0..NUMBERS
+}
+
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
-        2 => interests().prop_map(Step::Add),
-        2 => interests().prop_map(Step::Modify),
-        1 => Just(Step::Delete),
+        2 => (numbers(), interests()).prop_map(|(number, events)| Step::Add(number, events)),
+        2 => (numbers(), interests()).prop_map(|(number, events)| Step::Modify(number, events)),
+        1 => numbers().prop_map(Step::Delete),
+        1 => numbers().prop_map(Step::Duplicate),
+        1 => numbers().prop_map(Step::Close),
         4 => Just(Step::Publish),
         3 => any::<bool>().prop_map(|all| Step::Read { all }),
         6 => Just(Step::Wait),
@@ -48,6 +62,23 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => Just(Step::GoDownAndUp),
     ];
     proptest::collection::vec(step, 0..60)
+}
+
+/// The kernel's instance: members of one open file by number, and its open descriptors.
+#[derive(Default)]
+struct NaiveInstance {
+    open: [bool; NUMBERS],
+    members: [Naive; NUMBERS],
+}
+
+impl NaiveInstance {
+    fn close(&mut self, number: usize) {
+        self.open[number] = false;
+        if !self.open.contains(&true) {
+            // `eventpoll_release`: the file is gone, and its items with it.
+            self.members = Default::default();
+        }
+    }
 }
 
 /// The kernel's, of one member.
@@ -91,6 +122,28 @@ impl Naive {
             self.is_on_list = events & EDGE == 0;
         }
         Some((events & ready & READINESS, data))
+    }
+}
+
+/// The library's instance: registrations of one connection by number.
+#[derive(Default)]
+struct OurInstance {
+    open: [bool; NUMBERS],
+    members: [Ours; NUMBERS],
+}
+
+impl OurInstance {
+    /// As `orphans::descriptor_closing`.
+    fn close(&mut self, number: usize) {
+        self.open[number] = false;
+        let last = !self.open.contains(&true);
+        for (at, member) in self.members.iter_mut().enumerate() {
+            let ends = last || at == number && !member.interest.state().outlives_descriptor(last);
+            if ends && member.interest.state() != State::Gone {
+                member.interest.become_state(State::Gone);
+                member.is_on_list = false;
+            }
+        }
     }
 }
 
@@ -156,33 +209,60 @@ impl Ours {
 proptest! {
     #[test]
     fn each_wait_tells_what_the_kernel_would(steps in steps()) {
-        let (mut naive, mut ours) = (Naive::default(), Ours::default());
+        let (mut naive, mut ours) = (NaiveInstance::default(), OurInstance::default());
+        (naive.open[0], ours.open[0]) = (true, true);
         let (mut unread, mut tail, mut data) = (0u64, 0u64, 0u64);
         for step in steps {
             let ready = OUT | if unread > 0 { IN } else { 0 };
             data += 1;
             match step {
-                Step::Add(events) => {
-                    prop_assert_eq!(ours.add(events, data), naive.add(events, data));
+                // The kernel says EBADF of a number that is closed, whatever is registered by it.
+                Step::Add(at, _) | Step::Modify(at, _) | Step::Delete(at)
+                    if !naive.open[at] => {}
+                Step::Add(at, events) => {
+                    let added = ours.members[at].add(events, data);
+                    prop_assert_eq!(added, naive.members[at].add(events, data));
                 }
-                Step::Modify(events) => {
-                    prop_assert_eq!(ours.modify(events, data), naive.modify(events, data));
+                Step::Modify(at, events) => {
+                    let modified = ours.members[at].modify(events, data);
+                    prop_assert_eq!(modified, naive.members[at].modify(events, data));
                 }
-                Step::Delete => prop_assert_eq!(ours.delete(), naive.delete()),
+                Step::Delete(at) => {
+                    prop_assert_eq!(ours.members[at].delete(), naive.members[at].delete());
+                }
+                Step::Duplicate(at) => {
+                    let is_open = naive.open.contains(&true);
+                    (naive.open[at], ours.open[at]) = (is_open, is_open);
+                }
+                Step::Close(at) => {
+                    naive.close(at);
+                    ours.close(at);
+                }
                 Step::Publish => {
                     (unread, tail) = (unread + 3, tail + 3);
-                    naive.is_on_list = naive.member.is_some();
-                    ours.is_on_list = ours.interest.state() != State::Gone;
+                    for member in &mut naive.members {
+                        member.is_on_list = member.member.is_some();
+                    }
+                    for member in &mut ours.members {
+                        member.is_on_list = member.interest.state() != State::Gone;
+                    }
                 }
                 Step::Read { all: true } => unread = 0,
                 Step::Read { all: false } => unread = unread.saturating_sub(1),
-                Step::Wait => prop_assert_eq!(ours.wait(ready, tail, true), naive.wait(ready)),
-                Step::Peek => {
-                    let list = ours.is_on_list;
-                    ours.wait(ready, tail, false);
-                    ours.is_on_list = list;
+                Step::Wait => {
+                    let told = ours.members.each_mut().map(|one| one.wait(ready, tail, true));
+                    prop_assert_eq!(told, naive.members.each_mut().map(|one| one.wait(ready)));
                 }
-                Step::GoDownAndUp => ours.go_down_and_up(),
+                Step::Peek => {
+                    for member in &mut ours.members {
+                        let list = member.is_on_list;
+                        member.wait(ready, tail, false);
+                        member.is_on_list = list;
+                    }
+                }
+                Step::GoDownAndUp => {
+                    ours.members.iter_mut().for_each(Ours::go_down_and_up);
+                }
             }
         }
     }

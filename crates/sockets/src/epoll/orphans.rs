@@ -32,7 +32,7 @@ pub(super) fn outlives_descriptor(
         connection.pin(Reason::Unsupported);
         return true;
     }
-    if one.state() == State::Parked || is_anothers(connection, one) {
+    if !one.state().outlives_descriptor(false) || is_anothers(connection, one) {
         return false;
     }
     let Some(duplicate) = descriptors::duplicate_for_us(connection.fd) else {
