@@ -144,8 +144,8 @@ impl Tables {
     pub(crate) fn bump_offer(&self, end: End) {
         if let Some(entry) = self.current(end) {
             entry.verdict.store(Reason::None as u32, Ordering::Relaxed);
-            // Pairs with the library's Acquire load: the message is in its socket before the count
-            // moves.
+            // Release pairs with the library's Acquire load in `offers::offer_waits`: the message is
+            // in its socket before the count moves.
             entry.offer.fetch_add(1, Ordering::Release);
         }
     }
@@ -154,6 +154,7 @@ impl Tables {
     /// the operator's wish to detach is a wish about a connection that goes on.
     pub(crate) fn set_peer_gone(&self, end: End) {
         if let Some(entry) = self.current(end) {
+            // Release pairs with the library's Acquire load in `service::attend_slowly`.
             entry.command.store(COMMAND_PEER_GONE, Ordering::Release);
         }
     }
@@ -169,7 +170,8 @@ impl Tables {
     /// Has a family look at its entries before its processes next sleep.
     pub(crate) fn call_attention(&self, id: TableId) {
         if let Some(table) = self.get(id) {
-            // Release pairs with the library's Acquire load: it finds what was changed before.
+            // Release pairs with the library's Acquire load in `attention::follow`: it finds what
+            // was changed before.
             table.header().attention.fetch_add(1, Ordering::Release);
         }
     }
@@ -206,6 +208,8 @@ impl MappedTable {
     /// An entry while it is live and in the given use.
     pub(crate) fn current(&self, index: u32, generation: u32) -> Option<&Entry> {
         let entry = self.entry(index)?;
+        // Acquire pairs with the library's Release stores in `tracking::track`, here and below: the
+        // entry is filled in.
         let is_current = entry.state.load(Ordering::Acquire) == EntryState::Live as u32
             && entry.generation.load(Ordering::Acquire) == generation;
         is_current.then_some(entry)
@@ -227,6 +231,7 @@ impl MappedTable {
     pub(crate) fn live(&self) -> impl Iterator<Item = (u32, &Entry)> {
         (0..self.entries_used() as u32).filter_map(|index| {
             let entry = self.entry(index)?;
+            // Acquire pairs with the library's Release store in `tracking::track`.
             let live = entry.state.load(Ordering::Acquire) == EntryState::Live as u32;
             live.then_some((index, entry))
         })
@@ -237,7 +242,8 @@ impl MappedTable {
     pub(crate) fn reap(&self, index: u32) {
         if let Some(entry) = self.entry(index) {
             let (live, free) = (EntryState::Live as u32, EntryState::Free as u32);
-            // Should the family be taking it over in this moment, it is no longer live.
+            // Should the family be taking it over in this moment, it is no longer live. AcqRel pairs
+            // with the compare-exchange in `Header::allocate`.
             let _ = entry
                 .state
                 .compare_exchange(live, free, Ordering::AcqRel, Ordering::Relaxed);
@@ -329,7 +335,7 @@ pub(crate) fn attach(entry: &Entry) -> bool {
 }
 
 fn swap_command(entry: &Entry, from: u32, to: u32) -> bool {
-    // Release pairs with the library's Acquire load.
+    // Release pairs with the library's Acquire load in `service::attend_slowly`.
     entry
         .command
         .compare_exchange(from, to, Ordering::Release, Ordering::Relaxed)

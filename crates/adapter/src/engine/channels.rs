@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{Ordering, fence};
 
+use toehold_channel::doorbell::WAKING;
 use toehold_channel::layout::{
     Control, PAIR_BYTES, PAIR_MAGIC, PairHeader, READY_BITMAPS, READY_BITMAPS_OFFSET, READY_BITS,
     READY_WORDS, REGION_MAGIC, ReadyBitmap, ReadyBitmaps, SLAB_BYTES, place_in_slab, slab_of,
@@ -147,11 +148,13 @@ impl Channels {
         let entry = self.table.entry(index);
         reset(entry);
         let generation = entry.generation.load(Ordering::Relaxed).wrapping_add(1);
+        // Release pairs with the Acquire load in `Table::current`.
         entry.generation.store(generation, Ordering::Release);
         let flags = if accepted { FLAG_ACCEPTED } else { 0 };
         entry.flags.store(flags, Ordering::Relaxed);
         entry.holders.store(1, Ordering::Relaxed);
         entry.pid.store(std::process::id(), Ordering::Relaxed);
+        // Release pairs with the Acquire load in `Table::current`: the entry is filled in.
         entry
             .state
             .store(EntryState::Live as u32, Ordering::Release);
@@ -210,6 +213,7 @@ impl Channels {
 
     fn discard(&mut self, index: u32) {
         let state = &self.table.entry(index).state;
+        // Release pairs with the Acquire load in `Table::current`: we have done with the entry.
         state.store(EntryState::Free as u32, Ordering::Release);
         self.free.push(index);
     }
@@ -317,7 +321,7 @@ impl Channels {
                 // A full barrier: what the marker published before it set the bit is seen when the
                 // connection is looked at.
                 // Any bits will do: each stands for a slot that is looked up.
-                let mut bits = word.swap(0, Ordering::SeqCst).capped(u64::MAX);
+                let mut bits = word.swap(0, WAKING).capped(u64::MAX);
                 while bits != 0 {
                     let slot = index * 64 + bits.trailing_zeros() as usize;
                     bits &= bits - 1;
@@ -335,9 +339,11 @@ impl Channels {
     pub(super) fn set_sleeping(&self, sleeping: bool) {
         for pair in self.pairs.values().filter(|pair| pair.count > 0) {
             if let Some(bitmap) = pair.bitmap(pair.side, 0) {
-                bitmap.sleeping.store(u32::from(sleeping), Ordering::SeqCst);
+                bitmap.sleeping.store(u32::from(sleeping), WAKING);
             }
         }
+        // Pairs with the exchange in `doorbell::mark`: the notifier sees that we sleep, or we see its
+        // bit when we look again.
         fence(Ordering::SeqCst);
     }
 }

@@ -381,11 +381,13 @@ impl Endpoint {
 
     /// Has us leave the channel, as when an operator asks for the region.
     pub(super) fn recall(&self) {
+        // Release pairs with the Acquire load in `is_recalled`.
         self.entry.command.store(COMMAND_EVICT, Ordering::Release);
     }
 
     /// True when an operator, or want of regions, asks for the region.
     fn is_recalled(&self) -> bool {
+        // Acquire pairs with the Release store in `recall`, and with that in `tables::swap_command`.
         let command = self.entry.command.load(Ordering::Acquire);
         matches!(command, COMMAND_DETACH | COMMAND_EVICT)
     }

@@ -173,7 +173,8 @@ impl<T> ForAll<T> {
 
     /// One more thread has followed; true for the last.
     fn is_followed_by_all(&self) -> bool {
-        // AcqRel: what the others did to follow happened before the last one says so to programs.
+        // AcqRel pairs with the `fetch_sub` of the others: what they did to follow happened before
+        // the last one says so to programs.
         self.left.fetch_sub(1, Ordering::AcqRel) == 1
     }
 }

@@ -62,7 +62,7 @@ impl Ring {
 
     #[inline]
     pub(super) fn peek(&self) -> Option<Arrival<'_>> {
-        // Acquire: with `tpacket_rcv`, which fills the slot and then says so.
+        // Acquire pairs with `tpacket_rcv`, which fills the slot and then says so.
         let status = self.status().load(Ordering::Acquire);
         if status & libc::TP_STATUS_USER == 0 {
             return None;
@@ -90,7 +90,8 @@ impl Ring {
             status.load(Ordering::Relaxed) & libc::TP_STATUS_USER != 0,
             "a slot that is the kernel's already"
         );
-        // Release: what we have read of it was read before.
+        // Release pairs with the kernel's look in `packet_lookup_frame`: what we have read of the
+        // slot was read before.
         status.store(libc::TP_STATUS_KERNEL, Ordering::Release);
         self.next = if self.next + 1 == self.slots {
             0

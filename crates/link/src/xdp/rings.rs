@@ -25,6 +25,13 @@ use rustix::net::xdp::{self, XdpMmapOffsets, XdpRingFlags, XdpRingOffset};
 
 use crate::mapping::Mapping;
 
+/// Stores a count of ours. Pairs with the kernel's load in `__xskq_cons_peek` (of what we produce)
+/// or `xskq_prod_nb_free` (of what we consume).
+const TOLD: Ordering = Ordering::Release;
+/// Loads a count of the kernel's. Pairs with its store in `__xskq_prod_submit` (of what it
+/// produces) or `__xskq_cons_release` (of what it consumes).
+const SEEN: Ordering = Ordering::Acquire;
+
 /// Which ring, and of what.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Kind {
@@ -107,6 +114,8 @@ impl<T: Copy> Ring<T> {
     }
 
     fn needs_wake_up(&self) -> bool {
+        // Pairs with the kernel's look at `producer` after it has set the flag
+        // (`xsk_set_tx_need_wakeup`).
         fence(Ordering::SeqCst);
         let flags = self.word(self.flags_at).load(Ordering::Relaxed);
         flags & XdpRingFlags::XDP_RING_NEED_WAKEUP.bits() != 0
@@ -154,7 +163,7 @@ impl<T: Copy> Producer<T> {
     #[inline]
     pub(super) fn push(&mut self, entry: T) -> bool {
         if self.next.wrapping_sub(self.consumed) == self.ring.size {
-            self.consumed = self.ring.consumer().load(Ordering::Acquire);
+            self.consumed = self.ring.consumer().load(SEEN);
             if self.next.wrapping_sub(self.consumed) == self.ring.size {
                 return false;
             }
@@ -168,12 +177,12 @@ impl<T: Copy> Producer<T> {
 
     #[inline]
     pub(super) fn publish(&mut self) {
-        self.ring.producer().store(self.next, Ordering::Release);
+        self.ring.producer().store(self.next, TOLD);
     }
 
     /// Entries that the kernel has not taken.
     pub(super) fn waiting(&mut self) -> u32 {
-        self.consumed = self.ring.consumer().load(Ordering::Acquire);
+        self.consumed = self.ring.consumer().load(SEEN);
         self.next.wrapping_sub(self.consumed)
     }
 
@@ -208,8 +217,8 @@ impl<T: Copy> Consumer<T> {
     pub(super) fn peek(&mut self) -> Option<T> {
         if self.next == self.produced {
             let ring = &self.ring;
-            ring.consumer().store(self.next, Ordering::Release);
-            self.produced = ring.producer().load(Ordering::Acquire);
+            ring.consumer().store(self.next, TOLD);
+            self.produced = ring.producer().load(SEEN);
             if self.next == self.produced {
                 return None;
             }
