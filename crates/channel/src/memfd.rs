@@ -251,6 +251,18 @@ pub unsafe fn replace(base: NonNull<u8>, len: usize) -> bool {
     unsafe { place_mapping(base.as_ptr(), len, protection, kind, (-1, 0)) }.is_ok()
 }
 
+/// `len` zero bytes of private memory, whose pages come as they are touched, whatever the process
+/// locks ([`lock_on_fault`]). Ended by [`unmap`].
+///
+/// # Errors
+/// When there is no room.
+pub fn map_private(len: usize) -> io::Result<NonNull<u8>> {
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // SAFETY: a fresh mapping of our own.
+    unsafe { place_mapping(core::ptr::null_mut(), len, protection, kind, (-1, 0)) }
+}
+
 /// As [`map`], readable only.
 ///
 /// # Errors

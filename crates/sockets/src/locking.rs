@@ -1,17 +1,17 @@
 //! `mlockall(2)` of a program that has rings.
 //!
 //! The kernel would fetch every page of what is mapped: of a slab some 64 MB, of which the program
-//! uses some KB. And it compares all of it with the user's limit (mm/mlock.c: `total_vm` under
-//! `RLIMIT_MEMLOCK`). So slabs and the routing page are left out: each other mapping is locked by
-//! itself, and pages of ours are locked as they are touched. Without such mappings the call is the
-//! kernel's.
+//! uses some KB; of the routing page 12 MB, of a pair 430 KB. And it compares all of it with the
+//! user's limit (mm/mlock.c: `total_vm` under `RLIMIT_MEMLOCK`). So these are left out: each other
+//! mapping is locked by itself, and pages of ours are locked as they are touched. Without such
+//! mappings the call is the kernel's.
 
 use core::ffi::c_int;
 
 use toehold_channel::memfd;
 
 use crate::offload::routing;
-use crate::{adapter, process, real, slabs, sys};
+use crate::{adapter, pairs, process, real, slabs, sys};
 
 /// `mlockall(2)`.
 ///
@@ -62,7 +62,9 @@ pub(crate) fn forked() {
 
 /// Our mappings that are mostly untouched: where each begins, and its length.
 fn large() -> impl Iterator<Item = (usize, usize)> {
-    slabs::mapped().chain(routing::mapped())
+    slabs::mapped()
+        .chain(pairs::mapped())
+        .chain(routing::mapped())
 }
 
 /// Locks all but our large mappings as `mlockall` would. `None` when that is for the kernel to
@@ -158,6 +160,69 @@ pub(crate) fn each_byte(path: &core::ffi::CStr, mut each: impl FnMut(u8)) -> boo
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pairs::tests::pair_with_file;
+
+    /// Bytes of this process that are in memory.
+    fn resident_bytes() -> usize {
+        let (mut field, mut pages) = (0, 0);
+        each_byte(c"/proc/self/statm", |byte| match byte {
+            b'0'..=b'9' if field == 1 => pages = pages * 10 + usize::from(byte - b'0'),
+            b' ' => field += 1,
+            _ => {}
+        });
+        pages * 4096
+    }
+
+    /// The program has many peers, and locks its memory before and after it meets them.
+    #[test]
+    fn pairs_with_many_peers_are_locked_as_they_are_touched() {
+        const PEERS: u64 = 100;
+        // SAFETY: the child works on memory of its own, and ends without unwinding.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let works = || {
+                let before = resident_bytes();
+                for id in 0..PEERS / 2 {
+                    pair_with_file(id)?;
+                }
+                // SAFETY: memory of this process.
+                let locked = unsafe { lock_others(libc::MCL_CURRENT) };
+                if locked.is_none() {
+                    // It is for the kernel to refuse.
+                    return Some(!sys::may_lock_memory());
+                }
+                let after_current = resident_bytes();
+                memfd::lock_on_fault(true);
+                // SAFETY: as above.
+                if locked != Some(0) || unsafe { libc::mlockall(libc::MCL_FUTURE) } != 0 {
+                    return None;
+                }
+                for id in PEERS / 2..PEERS {
+                    pair_with_file(id)?;
+                }
+                // All of it would be 43 MB. Locking fetches what else there is: programs, stacks.
+                let pairs = resident_bytes().saturating_sub(after_current);
+                Some(pairs < 4 << 20 && each_pair_is_sparse() && before != 0)
+            };
+            // SAFETY: ends this process at once.
+            unsafe { libc::_exit(i32::from(works() != Some(true))) };
+        }
+        let mut status = -1;
+        // SAFETY: `status` is writable.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        assert_eq!(status, 0);
+    }
+
+    /// True when of each mapping of the pairs few pages are in memory.
+    fn each_pair_is_sparse() -> bool {
+        pairs::mapped().all(|(base, len)| {
+            let mut present = [0u8; 256];
+            // SAFETY: one byte for each page of a mapping, none of which has more than 256.
+            let asked = unsafe { libc::mincore(base as *mut _, len, present.as_mut_ptr()) };
+            let count = present.iter().filter(|page| **page & 1 != 0).count();
+            asked == 0 && count <= 4
+        })
+    }
 
     #[test]
     fn mappings_are_those_of_the_kernels_list() {

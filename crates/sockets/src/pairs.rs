@@ -1,4 +1,9 @@
 //! Pairs of processes, whose ready bitmaps serve many channels.
+//!
+//! A pair maps 132 KB of ready bitmaps and 288 KB of places for what their bits stand for; the table
+//! of all pairs has 4096 places in 320 KB. They are address space: a page is there once it is
+//! touched, and with a few channels that is a page or two for each side. A look-up is one addition,
+//! for each bit that a wait finds. `mlockall(2)` leaves them as they are ([`crate::locking`]).
 
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
@@ -11,8 +16,6 @@ use toehold_channel::layout::{
 };
 use toehold_channel::memfd;
 use toehold_channel::table::LAYOUT_VERSION;
-
-use crate::sys;
 
 /// Two processes and the ready bitmaps between them, as this process maps them. Kept for as long as
 /// a channel uses it.
@@ -35,6 +38,7 @@ pub(crate) struct Pair {
 
 /// Places for registrations, and for slabs.
 const PLACES: usize = READY_BITS + READY_BITS / SLAB_SLOTS as usize;
+const PLACES_BYTES: usize = PLACES * size_of::<AtomicU32>();
 
 impl Pair {
     fn bitmap_at(&self, side: usize, index: u32) -> Option<&ReadyBitmap> {
@@ -87,22 +91,40 @@ impl Pair {
 
 /// Pairs this process can be part of at a time.
 const PAIRS_MAX: usize = 4096;
+const PAIRS_BYTES: usize = PAIRS_MAX * size_of::<Pair>();
 static PAIRS: AtomicPtr<Pair> = AtomicPtr::new(null_mut());
 
 fn pairs() -> Option<&'static [Pair]> {
     // Acquire pairs with the Release store below, in `pairs`.
     let mut base = PAIRS.load(Ordering::Acquire);
     if base.is_null() {
-        base = sys::map_memory(PAIRS_MAX * size_of::<Pair>()).cast();
-        if base.is_null() {
-            return None;
-        }
+        base = memfd::map_private(PAIRS_BYTES).ok()?.as_ptr().cast();
         // Release pairs with the Acquire load above, in `pairs`.
         PAIRS.store(base, Ordering::Release);
     }
     // SAFETY: zeroes are valid `Pair`s (null pointers, zero atomics); the reservation is never
     // released.
     Some(unsafe { core::slice::from_raw_parts(base, PAIRS_MAX) })
+}
+
+/// The address and length of each mapping here. Callers hold the adapter's lock.
+pub(crate) fn mapped() -> impl Iterator<Item = (usize, usize)> {
+    // Acquire pairs with the Release store in `pairs`.
+    let base = PAIRS.load(Ordering::Acquire);
+    let known = match base.is_null() {
+        true => &[],
+        // SAFETY: as in `pairs`.
+        false => unsafe { core::slice::from_raw_parts(base, PAIRS_MAX) },
+    };
+    let table = (base as usize, PAIRS_BYTES);
+    let known = known.iter().take_while(|pair| !pair.base.is_null());
+    let parts = known.flat_map(|pair| {
+        [
+            (pair.base as usize, PAIR_BYTES),
+            (pair.registrations as usize, PLACES_BYTES),
+        ]
+    });
+    (!base.is_null()).then_some(table).into_iter().chain(parts)
 }
 
 /// A pair that this process has mapped already.
@@ -148,7 +170,7 @@ fn adopt_pair(
 ) -> Option<&'static Pair> {
     // SAFETY: just mapped, page-aligned, all atomics.
     let header = unsafe { &*base.as_ptr().cast::<PairHeader>() };
-    let registrations = sys::map_memory(PLACES * size_of::<AtomicU32>()).cast::<AtomicU32>();
+    let registrations = memfd::map_private(PLACES_BYTES);
     // An unused place before an idle one: the adapter may still name the pair that stands there.
     let place = pairs()?.iter().position(|pair| pair.base.is_null());
     let place = place.or_else(|| {
@@ -156,15 +178,19 @@ fn adopt_pair(
             .iter()
             .position(|pair| pair.channels.load(Ordering::Relaxed) == 0)
     });
-    let Some(place) = place.filter(|_| {
-        header.magic.load(Ordering::Relaxed).is(PAIR_MAGIC)
-            && header.version.load(Ordering::Relaxed).is(LAYOUT_VERSION)
-            && !registrations.is_null()
-    }) else {
-        // SAFETY: mapped by our callers with this length and not shown to anybody.
-        unsafe { memfd::unmap(base, PAIR_BYTES) };
+    let is_pair = header.magic.load(Ordering::Relaxed).is(PAIR_MAGIC)
+        && header.version.load(Ordering::Relaxed).is(LAYOUT_VERSION);
+    let (Some(place), Ok(registrations)) = (place.filter(|_| is_pair), &registrations) else {
+        // SAFETY: mapped by our callers, and above, with these lengths and not shown to anybody.
+        unsafe {
+            memfd::unmap(base, PAIR_BYTES);
+            if let Ok(registrations) = registrations {
+                memfd::unmap(registrations, PLACES_BYTES);
+            }
+        }
         return None;
     };
+    let registrations = registrations.as_ptr().cast::<AtomicU32>();
     let pair = PAIRS.load(Ordering::Relaxed).wrapping_add(place);
     // SAFETY: `place` is inside the reservation; no channel uses this place (its count is 0) and we
     // hold the adapter's lock, under which places are given out.
@@ -172,9 +198,9 @@ fn adopt_pair(
         if !(*pair).base.is_null() {
             forget(&*pair);
             memfd::unmap(NonNull::new_unchecked((*pair).base), PAIR_BYTES);
-            libc::munmap(
-                (*pair).registrations.cast(),
-                PLACES * size_of::<AtomicU32>(),
+            memfd::unmap(
+                NonNull::new_unchecked((*pair).registrations.cast()),
+                PLACES_BYTES,
             );
         }
         pair.write(Pair {
@@ -188,5 +214,27 @@ fn adopt_pair(
             slabs: registrations.add(READY_BITS),
         });
         Some(&*pair)
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    /// A pair with an adapter's file of its own.
+    pub(crate) fn pair_with_file(id: u64) -> Option<&'static Pair> {
+        let file = memfd::create(c"pair", PAIR_BYTES).ok()?;
+        let base = memfd::map(file.as_fd(), PAIR_BYTES).ok()?;
+        // SAFETY: just mapped, page-aligned, all atomics.
+        let header = unsafe { &*base.as_ptr().cast::<PairHeader>() };
+        header.magic.store(PAIR_MAGIC, Ordering::Relaxed);
+        header.version.store(LAYOUT_VERSION, Ordering::Relaxed);
+        // SAFETY: mapped above with this length.
+        unsafe { memfd::unmap(base, PAIR_BYTES) };
+        let pair = map_pair(id, 0, file.as_fd(), |_| {})?;
+        pair.channels.store(1, Ordering::Relaxed);
+        Some(pair)
     }
 }
