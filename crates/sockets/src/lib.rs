@@ -52,6 +52,7 @@ mod leaving;
 mod lifecycle;
 mod lock;
 mod locking;
+mod looking;
 mod namespace;
 mod offers;
 mod offload;

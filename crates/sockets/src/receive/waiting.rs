@@ -9,10 +9,9 @@ use toehold_channel::untrusted::Untrusted;
 use toehold_stream::end::{End, Incoming};
 
 use crate::connection::{Connection, HINT_LOOK};
+use crate::looking::{self, Looked};
 use crate::sleep::{self, Patience};
-use crate::{
-    arming, attention, deferral, doorbells, errno, lock, pending, real, sleepers, sys, wait,
-};
+use crate::{arming, attention, deferral, doorbells, errno, lock, pending, real, sleepers, sys};
 
 /// After this many fruitless non-blocking calls in a row the program is polling us: it needs no
 /// doorbell.
@@ -82,49 +81,15 @@ pub(super) fn wait_for_bytes(
             || end.records_pending()
             || !end.theirs().wake.closed.load(Ordering::Relaxed).is(0)
     };
-    let mut peeked = false;
     if end.rx_mode() == Mode::Ring {
-        let processor = end.exchange_processors(sys::processor() + 1);
-        let budget = wait::budget_ns(&local.spin);
-        let mut polling_since = 0u64;
-        loop {
-            let slice = if budget == u64::MAX {
-                wait::KERNEL_LOOK_NS
-            } else {
-                budget
-            };
-            if wait::spin(&local.spin, slice, processor, news) {
-                local.spin.paid();
-                entry.spins_paid.fetch_add(1, Ordering::Relaxed);
-                return Ok(());
+        let kernels = (libc::SO_RCVTIMEO, libc::POLLIN | libc::POLLRDHUP);
+        match looking::before_sleep(connection, end, handlers, kernels, news)? {
+            Looked::Found => return Ok(()),
+            Looked::Carrier(seen) if seen & !libc::POLLIN != 0 => {
+                entry.rx_hints.fetch_or(HINT_LOOK, Ordering::Relaxed);
             }
-            if handlers.end_a_transfer() {
-                return Err(libc::EINTR);
-            }
-            if budget != u64::MAX {
-                break;
-            }
-            // Poll mode: never sleep, but see the carrier's end, signals and time-outs.
-            polling_since = if polling_since == 0 {
-                sys::now_ns()
-            } else {
-                polling_since
-            };
-            let seen = sys::poll_now(connection.fd, libc::POLLIN | libc::POLLRDHUP);
-            if seen != 0 {
-                peeked = seen & !libc::POLLIN != 0;
-                break;
-            }
-            if sleep::timed_out(connection.fd, libc::SO_RCVTIMEO, polling_since) {
-                return Err(libc::EAGAIN);
-            }
+            Looked::Carrier(_) | Looked::Nothing => {}
         }
-        if budget != 0 {
-            entry.spins_failed.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-    if peeked {
-        entry.rx_hints.fetch_or(HINT_LOOK, Ordering::Relaxed);
     }
     attention::follow();
     let start = sys::now_ns();

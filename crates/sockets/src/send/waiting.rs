@@ -7,8 +7,9 @@ use toehold_stream::end::End;
 use crate::arming::{arm, disarm};
 use crate::connection::{Connection, HINT_LOOK};
 use crate::direction::{self, Credit};
-use crate::sleep::{Patience, sleep_for_news, sleep_until, timed_out, timeout_ns};
-use crate::{deferral, doorbells, errno, lock, pending, real, sys, wait};
+use crate::looking::{self, Looked};
+use crate::sleep::{Patience, sleep_for_news, sleep_until, timeout_ns};
+use crate::{deferral, doorbells, errno, lock, pending, real, sys};
 
 /// Blocks until there may be credit, or the direction went down.
 pub(super) fn wait_for_credit(
@@ -19,34 +20,16 @@ pub(super) fn wait_for_credit(
     let limit_ns = patience.left_ns(connection.fd, libc::SO_SNDTIMEO)?;
     let (entry, local) = (connection.entry, connection.local);
     let handlers = deferral::handlers();
-    let budget = wait::budget_ns(&local.spin);
-    let processor = end.exchange_processors(sys::processor() + 1);
-    let since = sys::now_ns();
-    loop {
-        let slice = if budget == u64::MAX {
-            wait::KERNEL_LOOK_NS
-        } else {
-            budget
-        };
-        if wait::spin(&local.spin, slice, processor, || full_no_more(end)) {
-            local.spin.paid();
-            entry.spins_paid.fetch_add(1, Ordering::Relaxed);
-            return Ok(());
-        }
-        if handlers.end_a_transfer() {
-            return Err(libc::EINTR);
-        }
-        if budget != u64::MAX || sys::poll_now(connection.fd, libc::POLLRDHUP) != 0 {
-            break;
-        }
-        if timed_out(connection.fd, libc::SO_SNDTIMEO, since) {
-            return Err(libc::EAGAIN);
-        }
+    let kernels = (libc::SO_SNDTIMEO, libc::POLLRDHUP);
+    let looked = looking::before_sleep(connection, end, handlers, kernels, || full_no_more(end))?;
+    if let Looked::Found = looked {
+        return Ok(());
     }
     if lock::lock(&entry.tx_lock).is_some_and(|_held| direction::give_way(connection, end)) {
         doorbells::tidy(connection, end);
         return Ok(());
     }
+    let since = sys::now_ns();
     arm(connection, end);
     let asked = direction::want_credit(connection, end);
     let sleeps = matches!(asked, Credit::WillRing) && !full_no_more(end);

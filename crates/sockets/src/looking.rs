@@ -1,0 +1,71 @@
+//! Looking for news before a blocking transfer sleeps: one policy for bytes and for credit.
+
+use core::sync::atomic::Ordering;
+
+use toehold_stream::end::End;
+use toehold_stream::spin::ENDLESS_NS;
+
+use crate::connection::Connection;
+use crate::deferral::Handlers;
+use crate::sleep::timed_out;
+use crate::{sys, wait};
+
+/// How looking ended.
+pub(crate) enum Looked {
+    /// There is news.
+    Found,
+    /// It is time to sleep.
+    Nothing,
+    /// The kernel shows these events on the carrier.
+    Carrier(i16),
+}
+
+/// Calls `look` for as long as that has recently paid. In poll mode that is for ever: until the
+/// kernel shows one of `events` on the carrier, a handler ends the call, or the socket's time-out
+/// `option` has passed.
+///
+/// # Errors
+/// `EINTR` and `EAGAIN`, as the kernel's call would.
+pub(crate) fn before_sleep(
+    connection: &Connection,
+    end: &End<'_>,
+    handlers: Handlers,
+    (option, events): (i32, i16),
+    mut look: impl FnMut() -> bool,
+) -> Result<Looked, i32> {
+    let (entry, local) = (connection.entry, connection.local);
+    let processor = end.exchange_processors(sys::processor() + 1);
+    let budget_ns = wait::budget_ns(&local.spin);
+    let slice_ns = match budget_ns {
+        ENDLESS_NS => wait::KERNEL_LOOK_NS,
+        budget_ns => budget_ns,
+    };
+    // When the first slice of poll mode ended; 0 before.
+    let mut since_ns = 0;
+    let looked = loop {
+        if wait::spin(&local.spin, slice_ns, processor, &mut look) {
+            local.spin.paid();
+            entry.spins_paid.fetch_add(1, Ordering::Relaxed);
+            return Ok(Looked::Found);
+        }
+        if handlers.end_a_transfer() {
+            return Err(libc::EINTR);
+        }
+        if budget_ns != ENDLESS_NS {
+            break Looked::Nothing;
+        }
+        let seen = sys::poll_now(connection.fd, events);
+        if seen != 0 {
+            break Looked::Carrier(seen);
+        }
+        if since_ns == 0 {
+            since_ns = sys::now_ns();
+        } else if timed_out(connection.fd, option, since_ns) {
+            return Err(libc::EAGAIN);
+        }
+    };
+    if budget_ns != 0 {
+        entry.spins_failed.fetch_add(1, Ordering::Relaxed);
+    }
+    Ok(looked)
+}
