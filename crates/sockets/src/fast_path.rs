@@ -8,7 +8,7 @@
 
 use core::sync::atomic::Ordering;
 
-use toehold_channel::table::{FLAG_CONNECTING, FLAG_REFUSED, Mode};
+use toehold_channel::table::Mode;
 use toehold_stream::end::End;
 
 use crate::connection::{self, Connection};
@@ -38,13 +38,13 @@ pub(crate) unsafe fn send(
     if len.wrapping_sub(1) >= SHORT_BYTES
         || flags & !SEND_FLAGS != 0
         || !local.attachment.has_region()
-        || entry.flags.load(Ordering::Relaxed) & (FLAG_CONNECTING | FLAG_REFUSED) != 0
     {
         return None;
     }
     let held = lock::try_lock(&entry.tx_lock)?;
     let end = simple_end(connection)?;
-    if !service::is_content(connection, &end) || pending::is_there(connection) {
+    let hints = entry.rx_hints.load(Ordering::Relaxed);
+    if !service::is_content(connection, &end, hints) || pending::is_in(hints) {
         return None;
     }
     let sender = end.sender();

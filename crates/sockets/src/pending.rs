@@ -37,13 +37,19 @@ pub(crate) fn keep_for_next_call(connection: &Connection, error: i32) {
 
 /// True when an error waits to be told.
 pub(crate) fn is_there(connection: &Connection) -> bool {
-    connection.entry.rx_hints.load(Ordering::Relaxed) >> ERRNO_SHIFT != 0
+    is_in(connection.entry.rx_hints.load(Ordering::Relaxed))
+}
+
+/// As [`is_there`], of receive hints that the caller has loaded.
+#[inline]
+pub(crate) fn is_in(hints: u32) -> bool {
+    hints >> ERRNO_SHIFT != 0
 }
 
 /// The error, which is told now.
 pub(crate) fn take(connection: &Connection) -> Option<i32> {
     let hints = connection.entry.rx_hints.load(Ordering::Relaxed);
-    if hints >> ERRNO_SHIFT == 0 {
+    if !is_in(hints) {
         return None;
     }
     let others = hints & ((1 << ERRNO_SHIFT) - 1);

@@ -7,8 +7,8 @@ use toehold_channel::doorbell::WakeWord;
 use toehold_channel::layout::{SIDE_SEEN, SIDE_TOLD};
 use toehold_channel::ring::Fault;
 use toehold_channel::table::{
-    COMMAND_DETACH, COMMAND_EVICT, COMMAND_PEER_GONE, FLAG_PINNED, FLAG_SHUT_RX, FLAG_SHUT_TX,
-    Mode, Reason,
+    COMMAND_DETACH, COMMAND_EVICT, COMMAND_PEER_GONE, FLAG_CONNECTING, FLAG_PINNED, FLAG_REFUSED,
+    FLAG_SHUT_RX, FLAG_SHUT_TX, Mode, Reason,
 };
 use toehold_stream::end::{End, Incoming};
 use toehold_stream::leaving::Refusal;
@@ -22,22 +22,27 @@ use crate::{direction, doorbells, leaving, lock, peek_offset, settings, sleepers
 /// direction: up, down, or nothing. The caller holds the send lock.
 #[inline]
 pub(crate) fn attend(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
-    match is_content(connection, end) {
+    let hints = connection.entry.rx_hints.load(Ordering::Relaxed);
+    match is_content(connection, end, hints) {
         true => Ok(()),
         false => attend_slowly(connection, end),
     }
 }
 
+/// What [`attend`] or a send on the carrier has to do something about first. No connection with a
+/// region connects or is refused.
+const NOT_CONTENT: u32 = FLAG_PINNED | FLAG_SHUT_TX | FLAG_CONNECTING | FLAG_REFUSED;
+
 /// True when our direction is a ring, and nobody wants it elsewhere. The caller holds the send
-/// lock.
+/// lock, and has loaded the receive hints.
 #[inline(always)]
-pub(crate) fn is_content(connection: &Connection, end: &End<'_>) -> bool {
+pub(crate) fn is_content(connection: &Connection, end: &End<'_>, hints: u32) -> bool {
     let entry = connection.entry;
     end.tx_mode() == Mode::Ring
         && !connection::commanded(entry)
         && end.is_welcome()
-        && entry.flags.load(Ordering::Relaxed) & (FLAG_PINNED | FLAG_SHUT_TX) == 0
-        && entry.rx_hints.load(Ordering::Relaxed) & HINT_EOF == 0
+        && entry.flags.load(Ordering::Relaxed) & NOT_CONTENT == 0
+        && hints & HINT_EOF == 0
 }
 
 #[cold]
