@@ -144,8 +144,8 @@ impl Tables {
     pub(crate) fn bump_offer(&self, end: End) {
         if let Some(entry) = self.current(end) {
             entry.verdict.store(Reason::None as u32, Ordering::Relaxed);
-            // Release pairs with the library's Acquire load in `offers::offer_waits`: the message is
-            // in its socket before the count moves.
+            // Release pairs with the library's Acquire load in `offers::offer_waits`: the message
+            // is in its socket before the count moves.
             entry.offer.fetch_add(1, Ordering::Release);
         }
     }
@@ -242,8 +242,8 @@ impl MappedTable {
     pub(crate) fn reap(&self, index: u32) {
         if let Some(entry) = self.entry(index) {
             let (live, free) = (EntryState::Live as u32, EntryState::Free as u32);
-            // Should the family be taking it over in this moment, it is no longer live. AcqRel pairs
-            // with the compare-exchange in `Header::allocate`.
+            // Should the family be taking it over in this moment, it is no longer live. AcqRel
+            // pairs with the compare-exchange in `Header::allocate`.
             let _ = entry
                 .state
                 .compare_exchange(live, free, Ordering::AcqRel, Ordering::Relaxed);

@@ -1,7 +1,7 @@
 //! Pairs of processes, whose ready bitmaps serve many channels.
 //!
-//! A pair maps 132 KB of ready bitmaps and 288 KB of places for what their bits stand for; the table
-//! of all pairs has 4096 places in 320 KB. They are address space: a page is there once it is
+//! A pair maps 132 KB of ready bitmaps and 288 KB of places for what their bits stand for; the
+//! table of all pairs has 4096 places in 320 KB. They are address space: a page is there once it is
 //! touched, and with a few channels that is a page or two for each side. A look-up is one addition,
 //! for each bit that a wait finds. `mlockall(2)` leaves them as they are ([`crate::locking`]).
 

@@ -44,8 +44,8 @@ impl End<'_> {
             return false;
         }
         if closed.has(CLOSED_CLEAN) {
-            // Of a ring that has just begun, the peer knows by itself that the carrier before it was
-            // read.
+            // Of a ring that has just begun, the peer knows by itself that the carrier before it
+            // was read.
             return self.tx_mode() == Mode::Ring || self.carrier_is_unused();
         }
         let asks_for_reset = [&wake.resets, &wake.abandoned, &wake.refuse]

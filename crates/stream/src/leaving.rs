@@ -99,8 +99,8 @@ impl End<'_> {
     }
 
     /// True when both directions are on the carrier, and both ends know. The last record says where
-    /// each ring ended: who has carried it out has read the ring up to there. Callers hold the locks
-    /// of both directions.
+    /// each ring ended: who has carried it out has read the ring up to there. Callers hold the
+    /// locks of both directions.
     ///
     /// # Errors
     /// [`Fault::Record`] when the peer acknowledged more records than there were.

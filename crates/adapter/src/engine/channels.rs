@@ -342,8 +342,8 @@ impl Channels {
                 bitmap.sleeping.store(u32::from(sleeping), WAKING);
             }
         }
-        // Pairs with the exchange in `doorbell::mark`: the notifier sees that we sleep, or we see its
-        // bit when we look again.
+        // Pairs with the exchange in `doorbell::mark`: the notifier sees that we sleep, or we see
+        // its bit when we look again.
         fence(Ordering::SeqCst);
     }
 }

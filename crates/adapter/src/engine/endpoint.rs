@@ -387,7 +387,7 @@ impl Endpoint {
 
     /// True when an operator, or want of regions, asks for the region.
     fn is_recalled(&self) -> bool {
-        // Acquire pairs with the Release store in `recall`, and with that in `tables::swap_command`.
+        // Acquire pairs with the Release stores in `recall` and `tables::swap_command`.
         let command = self.entry.command.load(Ordering::Acquire);
         matches!(command, COMMAND_DETACH | COMMAND_EVICT)
     }

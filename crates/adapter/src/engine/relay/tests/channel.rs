@@ -117,8 +117,8 @@ fn connection_with_more_in_flight_than_rings_hold_leaves_its_channel() {
     assert!(info.receive_limit > 4 << 20, "{} bytes", info.receive_limit);
 }
 
-/// Round trips of a short path are long while data waits in queues, or a processor is busy. A larger
-/// window would not make that connection faster.
+/// Round trips of a short path are long while data waits in queues, or a processor is busy. A
+/// larger window would not make that connection faster.
 #[test]
 fn connection_over_a_short_path_keeps_its_channel_whatever_waits() {
     let mut bench = Bench::new();
