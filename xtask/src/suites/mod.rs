@@ -6,9 +6,11 @@
 //! - [`leftovers`]: what is cleaned up when a signal ends a run.
 //! - [`source`]: sources of others, fetched once.
 //! - [`python`], [`libuv`], [`libevent`], [`memcached`], [`redis`], [`curl`], [`postgres`],
-//!   [`vtc`]: what is run of each.
+//!   [`apache`], [`vtc`]: what is run of each.
 //! - [`differences`]: the differences that are accepted.
+//! - [`table`]: what is told of the results, also of several runs together.
 
+mod apache;
 mod curl;
 mod differences;
 mod leftovers;
@@ -20,6 +22,7 @@ mod python;
 mod redis;
 mod run;
 mod source;
+mod table;
 mod vtc;
 
 use std::collections::BTreeMap;
@@ -54,7 +57,7 @@ struct Suite {
 }
 
 /// In the order in which they begin: those that take long come first.
-const SUITES: [Suite; 10] = [
+const SUITES: [Suite; 11] = [
     Suite {
         name: "python",
         about: "CPython 3.11: sockets, selectors, TLS, internet protocols, processes",
@@ -80,8 +83,18 @@ const SUITES: [Suite; 10] = [
         name: "varnish",
         about: "Varnish: its own tests, and those of its modules",
         at_once: 3,
-        user: None,
+        // Started by root, a server gives its connections to workers of another user, who may
+        // not pair with connections of root's.
+        user: Some("varnish"),
         programs: vtc::varnish,
+    },
+    Suite {
+        name: "apache",
+        about: "Apache httpd: its Perl tests, with every module that Debian has",
+        at_once: 2,
+        // As for Varnish.
+        user: Some("www-data"),
+        programs: apache::programs,
     },
     Suite {
         name: "haproxy",
@@ -162,7 +175,7 @@ pub(crate) fn run(arguments: &[String]) -> bool {
     let mut words = arguments.iter();
     while let Some(word) = words.next() {
         match word.as_str() {
-            "--json" | "--markdown" | "--only" | "--jobs" => drop(words.next()),
+            "--json" | "--merge" | "--markdown" | "--only" | "--jobs" => drop(words.next()),
             "--quick" => {}
             "--list" => {
                 for suite in &SUITES {
@@ -191,19 +204,29 @@ pub(crate) fn run(arguments: &[String]) -> bool {
             return false;
         }
     };
+    let code = table::code();
     leftovers::sweep();
     leftovers::watch_signals();
     let wanted = |suite: &&Suite| named.is_empty() || named.contains(&suite.name);
     let wanted: Vec<&Suite> = SUITES.iter().filter(wanted).collect();
     let (rows, mut complete) = run_all(&wanted, jobs, is_quick, only.map(String::as_str));
-    let table = table(&rows);
-    println!("{table}");
-    if let Some(path) = value("--markdown") {
-        complete &= write(path, &table);
+    let mut told: Vec<Value> = rows.iter().map(|row| table::entry(row, &code)).collect();
+    if let Some(path) = value("--merge") {
+        match table::merged(path, told) {
+            Ok(all) => told = all,
+            Err(why) => {
+                eprintln!("{path}: {why}");
+                return false;
+            }
+        }
     }
-    if let Some(path) = value("--json") {
-        let all: Vec<Value> = rows.iter().map(Row::to_json).collect();
-        complete &= write(path, &format!("{:#}\n", json!({ "suites": all })));
+    let text = table::markdown(&told);
+    println!("{text}");
+    if let Some(path) = value("--markdown") {
+        complete &= write(path, &text);
+    }
+    for path in [value("--json"), value("--merge")].into_iter().flatten() {
+        complete &= write(path, &format!("{:#}\n", json!({ "suites": told })));
     }
     // As the test runner says it, for the closing table of a full test.
     let passed: usize = rows
@@ -212,7 +235,7 @@ pub(crate) fn run(arguments: &[String]) -> bool {
         .sum();
     let faults = rows.iter().flat_map(|row| &row.differences);
     let faults = faults.filter(|one| one.accepted.is_none()).count();
-    let is_good = complete && rows.iter().all(Row::is_good);
+    let is_good = complete && told.iter().all(|entry| entry["good"] == true);
     let verdict = if is_good { "ok" } else { "FAILED" };
     println!("test result: {verdict}. {passed} passed; {faults} failed; 0 ignored");
     is_good
@@ -415,70 +438,6 @@ impl Row {
         let _ = writeln!(text, "  {:.0} s in all", self.seconds);
         text
     }
-
-    fn to_json(&self) -> Value {
-        let counts = |results: &Results| {
-            json!({
-                "passed": results.count(Outcome::Passed),
-                "failed": results.count(Outcome::Failed),
-                "hung": results.count(Outcome::Hung),
-                "skipped": results.count(Outcome::Skipped),
-            })
-        };
-        let differences = self.differences.iter().map(|one| {
-            json!({
-                "test": one.test,
-                "plain": format!("{:?}", one.plain),
-                "accelerated": format!("{:?}", one.accelerated),
-                "differing_runs": one.bad,
-                "runs": one.runs,
-                "accepted": one.accepted,
-            })
-        });
-        json!({
-            "suite": self.suite,
-            "plain": counts(&self.plain),
-            "accelerated": counts(&self.accelerated),
-            "upgraded_ends_seen": self.accelerated.upgraded,
-            "channels": self.accelerated.channels,
-            "differences": differences.collect::<Vec<_>>(),
-            "unsteady": self.unsteady,
-            "seconds": self.seconds.round(),
-        })
-    }
-}
-
-/// The table of `docs/suites.md`.
-fn table(rows: &[Row]) -> String {
-    let mut text = String::from(
-        "| suite | passed plain | passed accelerated | skipped | failed plain | \
-         channels | unsteady | differences |\n\
-         |---|---|---|---|---|---|---|---|\n",
-    );
-    for row in rows {
-        let named = row.differences.iter().map(|one| match one.accepted {
-            Some(_) => format!("{} (accepted)", one.test),
-            None => format!("**{}**", one.test),
-        });
-        let named: Vec<String> = named.collect();
-        let named = if named.is_empty() {
-            "none".to_owned()
-        } else {
-            named.join(", ")
-        };
-        let failed = row.plain.count(Outcome::Failed) + row.plain.count(Outcome::Hung);
-        let _ = writeln!(
-            text,
-            "| {} | {} | {} | {} | {failed} | {} | {} | {named} |",
-            row.suite,
-            row.plain.count(Outcome::Passed),
-            row.accelerated.count(Outcome::Passed),
-            row.plain.count(Outcome::Skipped),
-            row.accelerated.channels,
-            row.unsteady.len(),
-        );
-    }
-    text
 }
 
 #[cfg(test)]

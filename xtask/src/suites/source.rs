@@ -13,6 +13,15 @@ use crate::target;
 /// Where sources of the release that this is come from.
 const ARCHIVE: &str = "http://deb.debian.org/debian";
 
+/// Where else the original source of a package lies, for mirrors of the archive that lack it. A
+/// file from there is taken when it has the checksum that the archive's description states.
+const ELSEWHERE: [(&str, &str); 1] = [(
+    "varnish",
+    "http://archive.ubuntu.com/ubuntu/pool/universe/v/varnish",
+)];
+/// A part of apt, which downloads a file and checks it.
+const DOWNLOADER: &str = "/usr/lib/apt/apt-helper";
+
 /// Where everything that suites need is kept.
 pub(crate) fn cache() -> PathBuf {
     target().join("suites")
@@ -77,9 +86,45 @@ fn fetched(name: &str, word: &str, list: &str) -> Result<PathBuf, String> {
         succeeds(command.args(words).current_dir(&partial))
     };
     apt(&["update"])?;
-    apt(&["source", word])?;
+    if let Err(why) = apt(&["source", word]) {
+        let elsewhere = ELSEWHERE.iter().find(|(package, _)| *package == word);
+        let (_, folder) = elsewhere.ok_or(why)?;
+        complete(&partial, folder)?;
+    }
     fs::rename(&partial, &dir).map_err(|error| error.to_string())?;
     only_folder(&dir).ok_or_else(|| format!("{word} has no source in {}", dir.display()))
+}
+
+/// Unpacks a source that lacks its original file, with that file from `folder`, an address.
+fn complete(dir: &Path, folder: &str) -> Result<(), String> {
+    let entries = fs::read_dir(dir).map_err(|error| error.to_string())?;
+    let mut files = entries.flatten().map(|entry| entry.path());
+    let description = files.find(|path| path.extension().is_some_and(|end| end == "dsc"));
+    let description = description.ok_or("the archive has no description of the source")?;
+    let text = fs::read_to_string(&description).map_err(|error| error.to_string())?;
+    let original = original(&text).ok_or("the description names no original source")?;
+    let (checksum, file) = original;
+    let checksum = format!("SHA256:{checksum}");
+    let address = format!("{folder}/{file}");
+    build(
+        dir,
+        &[DOWNLOADER, "download-file", &address, file, &checksum],
+    )?;
+    let description = description.to_string_lossy();
+    build(dir, &["dpkg-source", "--extract", &description])
+}
+
+/// The SHA-256 and the name of the original source, from a description: a line of the paragraph
+/// `Checksums-Sha256` with checksum, size and name.
+fn original(description: &str) -> Option<(&str, &str)> {
+    let mut lines = description.lines();
+    lines.find(|line| line.starts_with("Checksums-Sha256:"))?;
+    let files = lines.take_while(|line| line.starts_with(' '));
+    let mut files = files.filter_map(|line| {
+        let mut words = line.split_whitespace();
+        Some((words.next()?, words.nth(1)?))
+    });
+    files.find(|(_, name)| name.contains(".orig.tar.") && !name.ends_with(".asc"))
 }
 
 /// Runs a step of a build in `dir`; what it says is shown when it fails.
@@ -138,5 +183,21 @@ fn release() -> Result<String, String> {
     match name {
         Some(name) if is_debian => Ok(name.to_owned()),
         _ => Err("sources are fetched on Debian only".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_original_source_has_the_checksum_of_its_paragraph() {
+        let description = "Format: 3.0 (quilt)\n\
+            Checksums-Sha1:\n aa 7 v_7.orig.tar.gz\n\
+            Checksums-Sha256:\n b0 3 v_7.orig.tar.gz.asc\n bb 7 v_7.orig.tar.gz\n\
+            \x20cc 9 v.debian.tar.xz\n\
+            Files:\n dd 7 v_7.orig.tar.gz\n";
+        assert_eq!(original(description), Some(("bb", "v_7.orig.tar.gz")));
+        assert_eq!(original("Format: 3.0 (native)\n"), None);
     }
 }

@@ -95,16 +95,25 @@ pub(super) fn varnish(is_quick: bool) -> Result<Vec<Program>, String> {
     installed("varnishd")?;
     let runner = installed("varnishtest")?;
     let source = source::of_package("varnish")?;
-    let folders = ["bin/varnishtest/tests", "vmod/tests"].map(Path::new);
-    let program = |test: &String| Program {
-        name: test.rsplit('/').next().unwrap_or(test).to_owned(),
-        command: words(&[&runner.to_string_lossy(), "-t", SECONDS, test]),
-        dir: source.clone(),
-        environment: vec![("PATH", path())],
-        reading: Reading::Whole(judge),
-        patience: PATIENCE,
-    };
-    Ok(tests(&source, &folders)?.iter().map(program).collect())
+    let mut programs = Vec::new();
+    // Each starts in the folder of its test and reads nothing outside: the user that runs it has a
+    // copy of its folder, made for each start.
+    for folder in ["bin/varnishtest/tests", "vmod/tests"] {
+        let dir = source.join(folder);
+        let tests = tests(&dir).map_err(|error| format!("{}: {error}", dir.display()))?;
+        programs.extend(tests.into_iter().map(|test| Program {
+            command: words(&[&runner.to_string_lossy(), "-t", SECONDS, &test]),
+            name: test,
+            dir: dir.clone(),
+            environment: vec![("PATH", path())],
+            reading: Reading::Whole(judge),
+            patience: PATIENCE,
+        }));
+    }
+    if programs.is_empty() {
+        return Err("its source has no tests".to_owned());
+    }
+    Ok(programs)
 }
 
 fn words(words: &[&str]) -> Vec<OsString> {
@@ -125,30 +134,17 @@ fn path() -> OsString {
     path
 }
 
-/// The tests below folders of a source, by their paths in the source.
-fn tests(source: &Path, folders: &[&Path]) -> Result<Vec<String>, String> {
-    let mut found = Vec::new();
-    for folder in folders {
-        look_into(source, folder, &mut found).map_err(|error| error.to_string())?;
-    }
-    if found.is_empty() {
-        return Err("its source has no tests".to_owned());
-    }
-    found.sort();
-    Ok(found)
-}
-
-fn look_into(source: &Path, folder: &Path, found: &mut Vec<String>) -> io::Result<()> {
-    for entry in std::fs::read_dir(source.join(folder))? {
-        let entry = entry?;
-        let path = folder.join(entry.file_name());
-        if entry.file_type()?.is_dir() {
-            look_into(source, &path, found)?;
-        } else if path.extension().is_some_and(|extension| extension == "vtc") {
-            found.push(path.to_string_lossy().into_owned());
+/// The names of the tests in a folder.
+fn tests(dir: &Path) -> io::Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in std::fs::read_dir(dir)? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        if name.ends_with(".vtc") {
+            names.push(name);
         }
     }
-    Ok(())
+    names.sort();
+    Ok(names)
 }
 
 /// By the line of the test: `#    top  TEST a00000.vtc passed (0.1)`.
