@@ -64,7 +64,7 @@ impl Host {
         command.env("TOEHOLD_SYSTEM_DIR", self.system_dir());
         let mut adapter = Running::start(command, "adapter", self.scratch.path());
         let up = wait_until(PATIENCE, || {
-            adapter.ended().is_some() || self.status() != Value::Null
+            adapter.ended().is_some() || toehold_adapter::client::ping(&self.system_dir()).is_ok()
         });
         assert!(up && adapter.ended().is_none(), "{}", adapter.outputs());
         self.adapter = Some(adapter);
@@ -128,13 +128,22 @@ impl Host {
 
     /// A server and a client of two users, connected; each sends `bytes`, 0 for without end.
     fn pair(&self, name: &str, bytes: u64) -> [Running; 2] {
+        self.pair_by(name, bytes, &["run", "--"])
+    }
+
+    /// As [`Host::pair`], with the client under `toehold` and these words.
+    fn pair_by(&self, name: &str, bytes: u64, clients: &[&str]) -> [Running; 2] {
         let program = self.program.to_string_lossy().into_owned();
         let start = |user: u32, role: &[&str]| {
             let ledger = self.home(user).join(format!("{name}.ledger"));
             let (ledger, bytes) = (ledger.to_string_lossy(), bytes.to_string());
-            let words = ["run", "--", &program]
-                .into_iter()
-                .chain(role.iter().copied());
+            let under = if user == CLIENT {
+                clients
+            } else {
+                &["run", "--"]
+            };
+            let program = [&*program];
+            let words = under.iter().chain(&program).chain(role).copied();
             let words: Vec<&str> = words.chain(["7", &bytes, &ledger]).collect();
             let command = self.toehold_as(user, &words);
             Running::start(command, &format!("{name}.{user}"), self.scratch.path())
@@ -292,6 +301,74 @@ fn a_stranger_learns_and_changes_nothing() {
     }
 }
 
+/// Why the server of a pair is on the kernel, by what root is told, once that is `words`.
+fn assert_reason(host: &Host, pair: &[Running; 2], words: &str) {
+    let reasons = || {
+        let connections = host.connections(pair[0].pid());
+        let reason = |one: &Value| one["reason"].as_str().map(String::from);
+        connections.iter().filter_map(reason).collect::<Vec<_>>()
+    };
+    let said = wait_until(PATIENCE, || reasons().iter().any(|reason| reason == words));
+    assert!(said, "not {words:?}: {:?}", reasons());
+}
+
+#[test]
+fn the_reason_names_another_adapter_only_where_there_is_one() {
+    let Some(host) = Host::start() else { return };
+    let kernels = host.pair_by("plain", 0, &["run", "--path", "host", "--"]);
+    assert_reason(&host, &kernels, "the other end is not under Toehold");
+    let others = host.pair_by("other", 0, &["run", "--adapter", "user", "--"]);
+    let words = format!("the other end is under Toehold, but with another adapter (user {CLIENT})");
+    assert_reason(&host, &others, &words);
+    stop_adapter_of(&host, CLIENT);
+}
+
+/// Its adapter is dead, then another one that has not heard of it: `status` reads its table.
+#[test]
+fn live_channels_are_shown_without_the_adapter_that_made_them() {
+    let Some(mut host) = Host::start() else {
+        return;
+    };
+    let mut pair = host.pair("shown", 0);
+    host.assert_direct(&pair, "before the adapter's death");
+    host.adapter().signal(libc::SIGKILL);
+    assert!(
+        host.adapter().wait(PATIENCE).is_some(),
+        "SIGKILL does not kill"
+    );
+    host.assert_direct(&pair, "without an adapter");
+    // A user is shown its own.
+    let words = ["status", "--json", "--adapter", "system"];
+    let output = host.toehold_as(SERVER, &words).output().expect("runs");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        said.contains(&format!("\"pid\":{}", pair[0].pid())),
+        "{said}"
+    );
+    assert!(
+        !said.contains(&format!("\"pid\":{}", pair[1].pid())),
+        "{said}"
+    );
+    let words = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        words.contains("is gone") && !output.status.success(),
+        "{words}"
+    );
+    host.start_adapter();
+    host.assert_direct(&pair, "with the next adapter");
+    for end in &mut pair {
+        assert!(end.ended().is_none(), "{}", end.outputs());
+    }
+}
+
+/// The adapter that `toehold run` has started for a user leaves when it is idle; here it is told to.
+fn stop_adapter_of(host: &Host, user: u32) {
+    let lock = std::fs::read_to_string(host.home(user).join("toehold/adapter.lock"));
+    let pid: i32 = lock.expect("its adapter's").trim().parse().expect("a pid");
+    // SAFETY: an adapter that this test has started.
+    unsafe { libc::kill(pid, libc::SIGTERM) };
+}
+
 /// One `toehold run` says `--adapter user`: nobody pairs across two adapters.
 #[test]
 fn a_user_s_own_adapter_pairs_with_nobody_else() {
@@ -301,9 +378,5 @@ fn a_user_s_own_adapter_pairs_with_nobody_else() {
     let output = host.toehold_as(STRANGER, &words).output().expect("runs");
     let own = host.home(STRANGER).join("toehold/adapter.sock");
     assert!(own.exists(), "{}", String::from_utf8_lossy(&output.stderr));
-    // The stranger's adapter leaves by itself when it is idle; here it is told to.
-    let lock = std::fs::read_to_string(host.home(STRANGER).join("toehold/adapter.lock"));
-    let pid: i32 = lock.expect("its adapter's").trim().parse().expect("a pid");
-    // SAFETY: an adapter that this test has started.
-    unsafe { libc::kill(pid, libc::SIGTERM) };
+    stop_adapter_of(&host, STRANGER);
 }

@@ -47,7 +47,7 @@ pub enum ClientError {
     TimedOut,
     /// Whatever listens there does not answer like an adapter, or turned us away.
     NotAnAdapter(PathBuf),
-    /// The adapter could not collect its answer.
+    /// The adapter could not collect its answer, or answers only its own user and root.
     NoAnswer,
     /// The adapter has no engine, and so no link to capture.
     NoEngine,
@@ -95,7 +95,11 @@ impl fmt::Display for ClientError {
                     path.display()
                 )
             }
-            ClientError::NoAnswer => write!(out, "the adapter had no memory to collect its answer"),
+            ClientError::NoAnswer => write!(
+                out,
+                "the adapter gave no answer: it tells only its own user and root, and it may have \
+                 had no memory"
+            ),
             ClientError::NoEngine => write!(
                 out,
                 "the adapter has no TCP engine, and so no link to capture; give it one with: \

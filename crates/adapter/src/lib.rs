@@ -5,6 +5,7 @@
 //! - [`registry`]: its core, which decides and does no I/O.
 //! - [`client`]: what the command line asks of it.
 //! - [`runtime_dir`]: where it and its clients meet.
+//! - [`unserved`]: what programs' tables say where no adapter does.
 //! - [`wire`]: one message and its descriptors, each way.
 
 pub mod client;
@@ -23,4 +24,5 @@ pub mod runtime_dir;
 mod slots;
 mod status;
 mod tables;
+pub mod unserved;
 pub mod wire;

@@ -14,8 +14,16 @@ pub(crate) struct Sockets {
     lists: BTreeMap<u64, SocketList>,
 }
 
-/// Local and remote address by inode. Its order never shows.
-type SocketList = HashMap<u64, (SocketAddr, SocketAddr)>;
+/// Sockets by inode. Its order never shows.
+type SocketList = HashMap<u64, Listed>;
+
+/// One socket of a list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Listed {
+    /// Local and remote address.
+    addresses: (SocketAddr, SocketAddr),
+    uid: u32,
+}
 
 impl Sockets {
     /// Local and remote address of a descriptor of a process, if it is a TCP socket and we may
@@ -31,7 +39,26 @@ impl Sockets {
             .lists
             .entry(namespace)
             .or_insert_with(|| socket_list(pid));
-        list.get(&inode.parse().ok()?).copied()
+        let listed = list.get(&inode.parse().ok()?)?;
+        Some(listed.addresses)
+    }
+
+    /// The socket at the other end of a connection, when it is in the network namespace of `pid`:
+    /// its inode and its user.
+    pub(crate) fn other_end(
+        &mut self,
+        pid: u32,
+        local: SocketAddr,
+        remote: SocketAddr,
+    ) -> Option<(u64, u32)> {
+        let namespace = network_namespace(pid)?;
+        let list = self
+            .lists
+            .entry(namespace)
+            .or_insert_with(|| socket_list(pid));
+        let mut others = list.iter().filter(|&(&inode, _)| inode != 0);
+        let found = others.find(|(_, listed)| listed.addresses == (remote, local));
+        found.map(|(&inode, listed)| (inode, listed.uid))
     }
 
     /// Whether some process has the socket of these addresses open, in the network namespace of
@@ -46,7 +73,7 @@ impl Sockets {
             .or_insert_with(|| socket_list(pid));
         // One that only the kernel still knows, to end the connection properly, has inode 0.
         list.iter()
-            .any(|(&inode, &addresses)| inode != 0 && addresses == (local, remote))
+            .any(|(&inode, listed)| inode != 0 && listed.addresses == (local, remote))
     }
 }
 
@@ -93,6 +120,57 @@ pub(crate) fn network_namespace(pid: u32) -> Option<u64> {
     link.ok().map(|namespace| namespace.ino())
 }
 
+/// Every process that we see.
+pub(crate) fn processes() -> impl Iterator<Item = u32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
+
+/// What the descriptors of a process lead to, as far as we may look: number and name.
+pub(crate) fn descriptors(pid: u32) -> impl Iterator<Item = (u32, String)> {
+    let entries = fs::read_dir(format!("/proc/{pid}/fd"));
+    let entries = entries.into_iter().flatten().flatten();
+    entries.filter_map(|entry| {
+        let number = entry.file_name().to_str()?.parse().ok()?;
+        let target = fs::read_link(entry.path()).ok()?;
+        Some((number, target.to_str()?.to_owned()))
+    })
+}
+
+/// A process for each of these sockets that has it open, as far as we may look.
+pub(crate) fn holders(inodes: &BTreeSet<u64>) -> BTreeMap<u64, u32> {
+    let mut found = BTreeMap::new();
+    if inodes.is_empty() {
+        return found;
+    }
+    for pid in processes() {
+        for (_, target) in descriptors(pid) {
+            let inode = target
+                .strip_prefix("socket:[")
+                .and_then(|rest| rest.strip_suffix(']')?.parse().ok());
+            if let Some(inode) = inode.filter(|inode| inodes.contains(inode)) {
+                found.entry(inode).or_insert(pid);
+            }
+        }
+    }
+    found
+}
+
+/// The user of a process.
+pub(crate) fn user(pid: u32) -> Option<u32> {
+    let process = fs::metadata(format!("/proc/{pid}"));
+    process.ok().map(|process| process.uid())
+}
+
+/// Whether a process has the table of a family mapped, of whatever adapter.
+pub(crate) fn is_under_toehold(pid: u32) -> bool {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+    maps.lines().any(|line| line.contains(TABLE_NAME))
+}
+
+/// How `/proc` calls a family's table.
+pub(crate) const TABLE_NAME: &str = "/memfd:toehold-table";
+
 /// Whether a process has a file mapped.
 pub(crate) fn has_mapped(pid: u32, file: FileKey) -> bool {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
@@ -111,13 +189,15 @@ fn parse_mapping(line: &str) -> Option<FileKey> {
     })
 }
 
-/// Inode, local and remote address of one line of `/proc/net/tcp` or `tcp6`.
-fn parse_line(line: &str) -> Option<(u64, (SocketAddr, SocketAddr))> {
+/// Inode, addresses and user of one line of `/proc/net/tcp` or `tcp6`.
+fn parse_line(line: &str) -> Option<(u64, Listed)> {
     let mut fields = line.split_ascii_whitespace();
     let local = parse_address(fields.nth(1)?)?;
     let remote = parse_address(fields.next()?)?;
-    let inode = fields.nth(6)?.parse().ok()?;
-    Some((inode, (local, remote)))
+    let uid = fields.nth(4)?.parse().ok()?;
+    let inode = fields.nth(1)?.parse().ok()?;
+    let addresses = (local, remote);
+    Some((inode, Listed { addresses, uid }))
 }
 
 /// `0100007F:1F90`: 32-bit words of the address as the processor reads them, then the port.
@@ -150,7 +230,10 @@ mod tests {
         let v4 = "   0: 0100007F:1F90 0200007F:C350 01 00000000:00000000 00:00000000 00000000  \
                   1000        0 4711 1 0000000000000000 20 4 30 10 -1";
         let expected = ("127.0.0.1:8080".parse(), "127.0.0.2:50000".parse());
-        let expected = (expected.0.expect("address"), expected.1.expect("address"));
+        let expected = Listed {
+            addresses: (expected.0.expect("address"), expected.1.expect("address")),
+            uid: 1000,
+        };
         if cfg!(target_endian = "little") {
             assert_eq!(parse_line(v4), Some((4711, expected)));
         }
@@ -185,6 +268,11 @@ mod tests {
             assert_eq!(found, Some((stream.local_addr().expect("address"), target)));
             assert_eq!(sockets.addresses(own_pid, u32::MAX), None);
             let local = stream.local_addr().expect("address");
+            let (inode, uid) = sockets.other_end(own_pid, target, local).expect("this one");
+            // SAFETY: cannot fail.
+            assert_eq!(uid, unsafe { libc::geteuid() });
+            let holders = holders(&BTreeSet::from([inode]));
+            assert!(holders.contains_key(&inode), "{holders:?}");
             assert!(sockets.is_open(own_pid, local, target));
             drop(stream);
             assert!(!Sockets::default().is_open(own_pid, local, target));

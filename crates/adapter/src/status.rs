@@ -5,6 +5,7 @@ use crate::proc::{self, Sockets};
 use crate::registry::{Registry, TableId};
 use crate::tables::{MappedTable, Tables};
 use serde::Serialize;
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -50,7 +51,7 @@ pub(crate) struct Connection {
     pub(crate) path: &'static str,
     pub(crate) tx_path: &'static str,
     pub(crate) rx_path: &'static str,
-    pub(crate) reason: &'static str,
+    pub(crate) reason: Cow<'static, str>,
     pub(crate) bytes_host_tx: u64,
     pub(crate) bytes_host_rx: u64,
     pub(crate) bytes_ring_tx: u64,
@@ -155,6 +156,7 @@ pub(crate) fn report(
         process.connections.sort_by_key(|connection| connection.fd);
     }
     tell_of_silent_partners(&mut processes);
+    tell_of_other_ends(&mut processes, &mut sockets);
     Report {
         processes,
         channels_made: registry.channels_made(),
@@ -177,13 +179,58 @@ fn tell_of_silent_partners(processes: &mut [Process]) {
     {
         let is_known = || known.contains(&(one.remote.clone(), one.local.clone()));
         if one.reason == Reason::NoPartner.words() && is_known() {
-            one.reason = PARTNER_IS_SILENT;
+            one.reason = PARTNER_IS_SILENT.into();
         }
     }
 }
 
 /// Why a connection is on the host path whose other end is listed, too.
 const PARTNER_IS_SILENT: &str = "the other end has a reason of its own: see there";
+
+/// Where this adapter does not know the other end, the kernel may: whose it is and, where we may
+/// look into that process, whether it is under Toehold.
+fn tell_of_other_ends(processes: &mut [Process], sockets: &mut Sockets) {
+    let mut waiting = Vec::new();
+    for process in processes {
+        let pid = process.pid;
+        for one in &mut process.connections {
+            if one.reason != Reason::NoPartner.words() {
+                continue;
+            }
+            let addresses = one.local.parse().ok().zip(one.remote.parse().ok());
+            if let Some((local, remote)) = addresses {
+                let other = sockets.other_end(pid, local, remote);
+                waiting.push((&mut one.reason, other));
+            }
+        }
+    }
+    let inodes = waiting.iter().filter_map(|(_, other)| other.map(|it| it.0));
+    let holders = proc::holders(&inodes.collect());
+    for (reason, other) in waiting {
+        let Some((inode, uid)) = other else {
+            *reason = OTHER_END_ELSEWHERE.into();
+            continue;
+        };
+        let Some(&holder) = holders.get(&inode) else {
+            *reason = format!(
+                "the other end is user {uid}'s: not under Toehold, or with another adapter"
+            )
+            .into();
+            continue;
+        };
+        *reason = match proc::is_under_toehold(holder) {
+            false => "the other end is not under Toehold".into(),
+            true => format!(
+                "the other end is under Toehold, but with another adapter (user {})",
+                proc::user(holder).unwrap_or(uid)
+            )
+            .into(),
+        };
+    }
+}
+
+const OTHER_END_ELSEWHERE: &str =
+    "the other end is on another host or network namespace, or behind address translation";
 
 /// Which processes run, each looked at once.
 #[derive(Debug, Default)]
@@ -286,11 +333,11 @@ fn connection(
         path,
         tx_path,
         rx_path,
-        reason: if path == DIRECT || (is_offloaded && is_by_rings(entry)) {
+        reason: Cow::Borrowed(if path == DIRECT || (is_offloaded && is_by_rings(entry)) {
             ""
         } else {
             reason(entry).words()
-        },
+        }),
         bytes_host_tx: count(&entry.tx_carrier).saturating_sub(asked + u64::from(doorbells)),
         bytes_host_rx: count(&entry.rx_carrier)
             .saturating_sub(answered + u64::from(doorbells_heard)),

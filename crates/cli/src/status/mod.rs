@@ -5,13 +5,16 @@ mod count;
 mod engine;
 mod table;
 
+use std::collections::BTreeSet;
 use std::io::{IsTerminal as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
-use toehold_adapter::client;
+use serde_json::Value;
+use toehold_adapter::client::{self, ClientError};
+use toehold_adapter::unserved;
 
 use crate::failure::Failure;
 use crate::meeting::Meeting;
@@ -116,6 +119,7 @@ With --counters:
   spins       waits that ended without sleeping, of those that tried
   saved       system calls avoided
 
+Without an adapter the tables of its programs are shown, as far as this user may read them.
 Exit status: 0, or 1 when no adapter answers.";
 
 /// Asks and prints.
@@ -123,10 +127,14 @@ pub(crate) fn run(args: &StatusArgs) -> Result<(), Failure> {
     let meeting = Meeting::of(args.runtime_dir.as_deref(), args.adapter);
     let dir = meeting.dir();
     if args.json {
-        return print(&json(dir, args.pid)?).map(|_| ());
+        let (report, missing) = report(dir)?;
+        print(&json(report, args.pid))?;
+        return missing.map_or(Ok(()), Err);
     }
     let Some(seconds) = args.watch else {
-        return print(&table::render(&ask(dir)?, &view(args, None))).map(|_| ());
+        let (report, missing) = report(dir)?;
+        print(&table::render(&understood(report)?, &view(args, None)))?;
+        return missing.map_or(Ok(()), Err);
     };
     watch(dir, args, Duration::from_secs(seconds.into()))
 }
@@ -135,7 +143,11 @@ pub(crate) fn run(args: &StatusArgs) -> Result<(), Failure> {
 fn watch(dir: &Path, args: &StatusArgs, period: Duration) -> Result<(), Failure> {
     let mut earlier: Option<(Instant, Earlier)> = None;
     loop {
-        let status = ask(dir)?;
+        let (report, missing) = report(dir)?;
+        if let Some(missing) = missing {
+            return Err(missing);
+        }
+        let status = understood(report)?;
         let now = Instant::now();
         let since = earlier
             .as_ref()
@@ -167,24 +179,66 @@ fn view<'a>(args: &'a StatusArgs, since: Option<(Duration, &'a Earlier)>) -> Vie
     }
 }
 
-/// The adapter's answer.
-fn ask(dir: &Path) -> Result<Status, Failure> {
-    let json = client::status(dir).map_err(|error| Failure::new(error.to_string()))?;
-    answer::parse(&json)
+/// What the adapter answers, and what the tables of programs say that it does not know: it may have
+/// been started after them. Without an adapter only the latter, and the failure to end with.
+fn report(dir: &Path) -> Result<(Value, Option<Failure>), Failure> {
+    let answer = client::status(dir);
+    let (mut report, missing) = match answer {
+        Ok(json) => (answer::parse(&json)?, None),
+        Err(error) => {
+            let is_told_nothing = matches!(error, ClientError::NoAnswer);
+            let is_gone = matches!(
+                error,
+                ClientError::NoAdapter(_) | ClientError::StaleSocket(_)
+            );
+            let failure = Failure::new(error.to_string());
+            if !is_told_nothing && !is_gone {
+                return Err(failure);
+            }
+            let Some(json) = unserved::status(dir, &BTreeSet::new()) else {
+                return Err(failure);
+            };
+            return Ok((answer::parse(&json)?, is_gone.then_some(failure)));
+        }
+    };
+    let known = processes(&mut report)
+        .iter()
+        .filter_map(|process| process["pid"].as_u64()?.try_into().ok())
+        .collect();
+    if let Some(json) = unserved::status(dir, &known) {
+        let mut others: Value = answer::parse(&json)?;
+        let others = std::mem::take(processes(&mut others)).into_iter();
+        let is_new = |process: &Value| {
+            let pid = process["pid"].as_u64().and_then(|pid| pid.try_into().ok());
+            pid.is_none_or(|pid| !known.contains(&pid))
+        };
+        processes(&mut report).extend(others.filter(is_new));
+    }
+    Ok((report, missing))
 }
 
-/// The adapter's answer as it is, or the part about one process.
-fn json(dir: &Path, pid: Option<u32>) -> Result<String, Failure> {
-    let json = client::status(dir).map_err(|error| Failure::new(error.to_string()))?;
-    let Some(pid) = pid else {
-        return Ok(json + "\n");
-    };
-    let mut report: serde_json::Value = answer::parse(&json)?;
-    let processes = report.get_mut("processes");
-    if let Some(processes) = processes.and_then(|list| list.as_array_mut()) {
-        processes.retain(|process| process["pid"].as_u64() == Some(pid.into()));
+/// The list of processes in a report, made if need be.
+fn processes(report: &mut Value) -> &mut Vec<Value> {
+    let list = &mut report["processes"];
+    if !list.is_array() {
+        *list = Value::Array(Vec::new());
     }
-    Ok(format!("{report:#}\n"))
+    list.as_array_mut().expect("made above")
+}
+
+/// A report as this version knows it.
+fn understood(report: Value) -> Result<Status, Failure> {
+    serde_json::from_value(report)
+        .map_err(|error| Failure::new(format!("the adapter's answer is not understood: {error}")))
+}
+
+/// A report as it is, or the part about one process.
+fn json(mut report: Value, pid: Option<u32>) -> String {
+    if let Some(pid) = pid {
+        processes(&mut report).retain(|process| process["pid"].as_u64() == Some(pid.into()));
+        return format!("{report:#}\n");
+    }
+    format!("{report}\n")
 }
 
 /// Writes to standard output; `false` when its reader has left (`| head`), which is no failure.
