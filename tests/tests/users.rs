@@ -361,7 +361,8 @@ fn live_channels_are_shown_without_the_adapter_that_made_them() {
     }
 }
 
-/// The adapter that `toehold run` has started for a user leaves when it is idle; here it is told to.
+/// The adapter that `toehold run` has started for a user leaves when it is idle. Here it is told
+/// to.
 fn stop_adapter_of(host: &Host, user: u32) {
     let lock = std::fs::read_to_string(host.home(user).join("toehold/adapter.lock"));
     let pid: i32 = lock.expect("its adapter's").trim().parse().expect("a pid");

@@ -81,13 +81,13 @@ const BIRTH_SECONDS_MAX: u32 = 10;
 /// The bits of an orphan's word that are a time.
 const ORPHAN_SECONDS: u32 = FAMILY_ORPHAN - 1;
 
-/// A place that a thread of this process has taken for the child that it is about to have. The child
-/// has a copy, and its only thread is that thread.
+/// A place that a thread of this process has taken for the child that it is about to have. The
+/// child has a copy, and its only thread is that thread.
 struct Expected {
     /// The thread's pointer, 0 for none.
     thread: AtomicUsize,
     place: AtomicU32,
-    /// What was written to the place. No other birth writes it, until 256 forks later.
+    /// The word that was written to the place. No other birth writes it, until 256 forks later.
     word: AtomicU32,
 }
 
@@ -146,8 +146,8 @@ fn expect_child_of(table: &Table, thread: usize) -> Option<u32> {
     Some(place)
 }
 
-/// Writes `pid` to the place that was taken by `word`. False when the place is another's by now: the
-/// child has come and gone, or took so long that it was given up.
+/// Writes `pid` to the place that was taken by `word`. False when the place is another's by now:
+/// the child has come and gone, or took so long that it was given up.
 fn name_child(table: &Table, place: u32, word: u32, pid: u32) -> bool {
     let place = &table.header().family[place as usize];
     loop {

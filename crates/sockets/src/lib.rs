@@ -48,6 +48,7 @@ mod fast_path;
 mod handover;
 mod holders;
 mod kept;
+mod kernel_waits;
 mod leaving;
 mod lifecycle;
 mod lock;

@@ -6,7 +6,8 @@ use toehold_channel::table::WaitMode;
 
 use crate::epoll::lifetime;
 use crate::{
-    adapter, connection, errno, family, holders, locking, poll, process, release, table, uring,
+    adapter, connection, errno, family, holders, kernel_waits, locking, process, release, table,
+    uring,
 };
 
 /// Starts the library in this process. Called once, from the constructor, with one thread.
@@ -83,7 +84,7 @@ pub extern "C" fn after_fork_in_child() {
         }
     }
     adapter::forked();
-    poll::forked();
+    kernel_waits::forked();
     uring::forked();
     lifetime::forked();
     locking::forked();

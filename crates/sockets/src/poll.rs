@@ -1,7 +1,7 @@
 //! `poll` and `select`: accelerated descriptors are looked at in shared memory, the others by the
 //! kernel, and a sleep watches both.
 
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use libc::{
     POLLERR, POLLHUP, POLLIN, POLLNVAL, POLLOUT, POLLPRI, POLLRDHUP, nfds_t, pollfd, sigset_t,
@@ -27,44 +27,6 @@ const POLLWRNORM: i16 = 0x100;
 /// the time.
 const KERNEL_DESCRIPTORS_NS: u64 = 50_000;
 static KERNEL_SEEN_NS: AtomicU64 = AtomicU64::new(0);
-
-/// Threads inside `poll` or `select` of the kernel's, for a connection that the kernel answers for.
-static KERNEL_WAITS: AtomicU32 = AtomicU32::new(0);
-
-/// A thread that the kernel lets wait for a connection, until it is dropped.
-pub(crate) struct KernelWait(bool);
-
-impl KernelWait {
-    /// Counts a thread in that is about to wait for `fds`, if a connection is among them.
-    #[inline]
-    pub(crate) fn begin(mut fds: impl Iterator<Item = i32>) -> KernelWait {
-        let counts = fds.any(|fd| fd >= 0 && descriptors::kind(fd) == Kind::Connection);
-        if counts {
-            // Relaxed: whoever closes what another thread waits for may come before or after.
-            KERNEL_WAITS.fetch_add(1, Ordering::Relaxed);
-        }
-        KernelWait(counts)
-    }
-}
-
-impl Drop for KernelWait {
-    #[inline]
-    fn drop(&mut self) {
-        if self.0 {
-            KERNEL_WAITS.fetch_sub(1, Ordering::Relaxed);
-        }
-    }
-}
-
-/// True while a thread of this process is inside the kernel's `poll` or `select` for a connection.
-pub(crate) fn is_under_way() -> bool {
-    KERNEL_WAITS.load(Ordering::Relaxed) != 0
-}
-
-/// After fork: the threads that waited are the parent's.
-pub(crate) fn forked() {
-    KERNEL_WAITS.store(0, Ordering::Relaxed);
-}
 
 /// True when the answer for any of these needs us.
 #[inline]

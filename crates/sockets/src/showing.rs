@@ -20,7 +20,7 @@ use core::sync::atomic::Ordering;
 use toehold_channel::table::{FLAG_INHERITED, FLAG_PINNED, Reason};
 
 use crate::connection::Connection;
-use crate::{poll, sys};
+use crate::{kernel_waits, sys};
 
 /// The adapter is about to be shown the socket.
 pub(crate) fn begin(connection: &Connection) {
@@ -51,7 +51,7 @@ pub(crate) fn closing(connection: &Connection) {
     let is_elsewhere = entry.flags.load(Ordering::Relaxed) & (FLAG_PINNED | FLAG_INHERITED) != 0;
     let local = connection.local;
     let in_calls = [&local.rx_in_flight, &local.tx_in_flight];
-    let is_used = in_calls.iter().any(|n| n.load(Ordering::Relaxed) != 0) || poll::is_under_way();
+    let is_used = in_calls.iter().any(|n| n.load(Ordering::Relaxed) != 0) || kernel_waits::is_any();
     if is_elsewhere || is_used {
         return;
     }

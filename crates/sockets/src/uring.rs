@@ -1,9 +1,9 @@
 //! io_uring: requests that the kernel carries out past our calls.
 //!
-//! A program and the kernel share the memory of a ring of requests. `io_uring_enter` hands over what
-//! stands there. A request that reads, writes or polls a connection is right only if the connection
-//! is wholly the kernel's. So every ring that is made by `syscall(2)` is mapped here, too, to be
-//! read, and each request is looked at before the kernel gets it:
+//! A program and the kernel share the memory of a ring of requests. `io_uring_enter` hands over
+//! what stands there. A request that reads, writes or polls a connection is right only if the
+//! connection is wholly the kernel's. So every ring that is made by `syscall(2)` is mapped here,
+//! too, to be read, and each request is looked at before the kernel gets it:
 //!
 //! ```text
 //!   setup ──► map the queue          enter ──► of each request: its descriptor to the kernel
@@ -55,7 +55,7 @@ struct Ring {
     array: AtomicU32,
 }
 
-/// What is needed of a request.
+/// The part of a request that is needed.
 #[derive(Clone, Copy, Default)]
 struct Request {
     opcode: u8,
@@ -196,7 +196,8 @@ impl Ring {
         // SAFETY: inside the mapping: the cursors and `count` indices are; aligned, as the kernel
         // lays them out; read as an atomic, because others write it.
         let word = unsafe { &*((queue + at) as *const AtomicU32) };
-        // Acquire pairs with the program's Release of the tail: its requests are complete.
+        // Pairs with the Release of `io_uring_get_sqe` and the like in the program, which store the
+        // tail: the requests before it are complete.
         word.load(Ordering::Acquire)
     }
 

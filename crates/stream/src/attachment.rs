@@ -81,8 +81,8 @@ impl Attachment {
         false
     }
 
-    /// Counts it out. A child that was forked by a signal handler comes back from its parent's call,
-    /// which it has forgotten: nothing is counted out then.
+    /// Counts it out. A child that was forked by a signal handler comes back from its parent's
+    /// call, which it has forgotten: nothing is counted out then.
     #[inline]
     pub fn end_host_call(&self, in_flight: &AtomicU32) {
         let less = |count: u32| count.checked_sub(1);

@@ -1,4 +1,4 @@
-//! What is told of the results: an entry of JSON for each suite, and the table of `docs/suites.md`.
+//! The results as an entry of JSON for each suite, and as the table of `docs/suites.md`.
 //!
 //! A host with other work runs one suite at a time. `--merge FILE` puts the entries of such runs
 //! together: those of the suites that were run now replace those that the file has, and the table
@@ -15,7 +15,7 @@ use super::run::{Outcome, Results};
 use super::{Row, SUITES};
 use crate::root;
 
-/// What is part of Toehold when a suite is run under it.
+/// The part of the tree that a suite runs under.
 const CODE: &str = "crates";
 
 /// The commit that last changed Toehold, with `+` where there are changes since.

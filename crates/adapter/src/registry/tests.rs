@@ -363,7 +363,7 @@ fn a_user_s_quota_spans_its_processes_and_leaves_the_others_theirs() {
     }
     assert_eq!(registry.ask(ask(0, 12, 82, 7000), CURRENT), refused);
     registry.check();
-    // What is given back can be had again.
+    // Ends that are given back can be had again.
     registry.withdraw(ClientId(0), 1, 1);
     registry.withdraw(ClientId(1), 1, 1);
     registry.check();

@@ -4,8 +4,8 @@ use core::ffi::c_int;
 
 use libc::{fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 
+use crate::kernel_waits::KernelWait;
 use crate::offload::liveness::say_what_is_set;
-use crate::poll::KernelWait;
 use crate::{descriptors, kept, poll, process, real, sys};
 
 pub(super) fn nanoseconds(time: &timespec) -> u64 {
