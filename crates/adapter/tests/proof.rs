@@ -55,11 +55,22 @@ fn connect_from(local: SocketAddr, remote: SocketAddr) -> TcpStream {
         let size = size_of_val(&on) as libc::socklen_t;
         let (level, reuse) = (libc::SOL_SOCKET, libc::SO_REUSEADDR);
         libc::setsockopt(socket, level, reuse, (&raw const on).cast(), size);
-        // A child that another test forked just now may still hold the socket that had the address.
-        let is_bound = || libc::bind(socket, (&raw const local).cast(), length) == 0;
-        let tries = (0..10_000).map(|_| std::thread::sleep(Duration::from_millis(1)));
-        assert!(is_bound() || tries.into_iter().any(|()| is_bound()));
-        assert_eq!(libc::connect(socket, (&raw const remote).cast(), length), 0);
+        // A child that another test forked just now may still hold the socket that had the address:
+        // then it, or both addresses together, are not free yet.
+        let succeeds = |attempt: &dyn Fn() -> i32| {
+            let wait = || std::thread::sleep(Duration::from_millis(1));
+            (0..10_000).any(|_| attempt() == 0 || (wait(), false).1)
+        };
+        assert!(succeeds(&|| libc::bind(
+            socket,
+            (&raw const local).cast(),
+            length
+        )));
+        assert!(succeeds(&|| libc::connect(
+            socket,
+            (&raw const remote).cast(),
+            length
+        )));
         stream
     }
 }
