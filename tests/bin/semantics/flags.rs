@@ -26,6 +26,12 @@ pub(crate) const CASES: &[Case] = &[
     Case::pair("urgent_byte_inline_keeps_its_place", urgent_inline),
     Case::pair("error_queue_is_empty", error_queue),
     Case::pair("what_is_left_comes_with_what_is_received", what_is_left),
+    Case::pair("time_of_arrival_comes_with_what_is_received", |pair| {
+        stamped(pair, libc::SO_TIMESTAMP);
+    }),
+    Case::pair("time_in_ns_comes_with_what_is_received", |pair| {
+        stamped(pair, libc::SO_TIMESTAMPNS);
+    }),
     Case::pair("signals_are_sent_for_what_arrives", |pair| {
         signalled(pair, |fd| {
             let flags = sys::fcntl(fd, libc::F_GETFL, 0).value() as i32;
@@ -523,7 +529,15 @@ fn control_messages(pair: &Pair, (level, name): (i32, i32)) {
     pair.step();
     pair.step();
     pair.arrived(pair.fd, 7);
-    let (mut bytes, mut control) = ([0_u8; 4], [0_u64; 32]);
+    let (result, kinds) = received_with(pair, 4);
+    pair.say("recvmsg", result);
+    pair.say("control messages", format!("{kinds:?}"));
+    pair.step();
+}
+
+/// What `recvmsg` into `room` bytes returns, and the types of the control messages beside them.
+fn received_with(pair: &Pair, room: usize) -> (sys::Ret, Vec<(i32, i32)>) {
+    let (mut bytes, mut control) = (vec![0_u8; room], [0_u64; 32]);
     let mut list = [libc::iovec {
         iov_base: bytes.as_mut_ptr().cast(),
         iov_len: bytes.len(),
@@ -536,7 +550,6 @@ fn control_messages(pair: &Pair, (level, name): (i32, i32)) {
     header.msg_controllen = size_of_val(&control);
     // SAFETY: every buffer the header names outlives the call.
     let result = sys::ret(unsafe { libc::recvmsg(pair.fd, &mut header, 0) } as i64);
-    pair.say("recvmsg", result);
     // SAFETY: the kernel filled the control buffer in.
     let kinds = unsafe {
         let mut kinds = Vec::new();
@@ -547,7 +560,32 @@ fn control_messages(pair: &Pair, (level, name): (i32, i32)) {
         }
         kinds
     };
-    pair.say("control messages", format!("{kinds:?}"));
+    (result, kinds)
+}
+
+/// The kernel begins to stamp a moment after the first socket of the machine has asked (net/core/
+/// dev.c, `net_enable_timestamp`), so of many bytes some come with a stamp.
+fn stamped(pair: &Pair, name: i32) {
+    const BYTES: usize = 100;
+    if pair.server() {
+        pair.step();
+        for _ in 0..BYTES {
+            send_all(pair.fd, b"s");
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        pair.step();
+        return;
+    }
+    let result = sys::set_option(pair.fd, libc::SOL_SOCKET, name, 1);
+    pair.say("option", result);
+    pair.step();
+    let (mut received, mut stamps) = (0, 0);
+    while received < BYTES {
+        let (result, kinds) = received_with(pair, 1);
+        received += result.len();
+        stamps += usize::from(kinds.contains(&(libc::SOL_SOCKET, name)));
+    }
+    pair.say("stamped", stamps > 0);
     pair.step();
 }
 
