@@ -286,7 +286,7 @@ fn fate(
     match tuple {
         Some((local, remote)) if sockets.is_open(survivor, local, remote) => Fate::With(survivor),
         Some(_) => Fate::Gone,
-        None if entry.holders.load(Ordering::Relaxed) > 1 => Fate::With(survivor),
+        None if entry.holder_count(Ordering::Relaxed) > 1 => Fate::With(survivor),
         None => Fate::Unknown,
     }
 }

@@ -54,6 +54,10 @@ pub const FAMILY_ORPHAN: u32 = 1 << 30;
 /// Process numbers are no greater (`PID_MAX_LIMIT`, include/linux/threads.h).
 pub const FAMILY_PID: u32 = (1 << 22) - 1;
 
+/// The bits of [`Entry::holders`] that are the count: as many as there can be processes. Above them
+/// stands one more than the place of the member that is being counted out, or 0.
+pub const HOLDERS_COUNT: u32 = FAMILY_PID;
+
 /// Processes asleep on one connection that are told apart; one more than that may sleep through
 /// what the others leave.
 pub const ASLEEP_MAX: usize = 11;
@@ -92,7 +96,8 @@ pub struct Entry {
     /// Counts the uses of this entry, so that a late message or descriptor cannot name its
     /// successor.
     pub generation: AtomicU32,
-    /// Processes of the family that hold a descriptor of it.
+    /// Processes of the family that hold a descriptor of it, in [`HOLDERS_COUNT`], and which of
+    /// them is being counted out.
     pub holders: AtomicU32,
     /// Process that used it last.
     pub pid: AtomicU32,
@@ -209,6 +214,14 @@ pub struct Entry {
     /// One bit for each of `holders`, by its place in [`Header::family`]: those that are killed are
     /// taken off the count by it.
     pub held_by: [AtomicU64; FAMILY_MAX / 64],
+}
+
+impl Entry {
+    /// How many processes of the family hold a descriptor of it.
+    #[inline]
+    pub fn holder_count(&self, order: Ordering) -> u32 {
+        self.holders.load(order) & HOLDERS_COUNT
+    }
 }
 
 #[cfg(not(loom))]
@@ -598,13 +611,13 @@ impl Header {
             let entry = entry(index)?;
             let state = entry.state.load(Ordering::Relaxed);
             let orphaned = (state == EntryState::Ended as u32
-                || state == EntryState::Live as u32 && entry.holders.load(Ordering::Relaxed) <= 1)
+                || state == EntryState::Live as u32 && entry.holder_count(Ordering::Relaxed) <= 1)
                 && gone(entry.pid.load(Ordering::Relaxed));
             if state != EntryState::Free as u32 && !orphaned {
                 continue;
             }
             // Acquire pairs with the Release store of whoever freed it, or found it without a
-            // holder: `release`, `holders::take_off`.
+            // holder: `release`, `take_off_entry` in `toehold_stream::holders`.
             if entry
                 .state
                 .compare_exchange(

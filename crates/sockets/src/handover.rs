@@ -250,8 +250,7 @@ pub fn before_exec(follows: bool) -> Departure {
     });
     if !borrowed {
         connection::each_held(|_, entry, _| {
-            entry.holders.fetch_sub(1, LAST_OUT);
-            holders::unmark(entry, holders::place());
+            holders::count_out(entry, holders::place());
         });
         each_survivor(|connection, _| {
             any_survives = true;
@@ -310,8 +309,7 @@ pub fn exec_failed(departure: Departure) {
         if departure.borrowed {
             let place = table::table().and_then(|table| holders::join(&table, sys::getpid()));
             each_handed_on(&handover, |entry| {
-                holders::unmark(entry, place);
-                entry.holders.fetch_sub(1, LAST_OUT);
+                holders::count_out(entry, place);
             });
             holders::leave_family(sys::getpid());
         }

@@ -7,6 +7,7 @@
 //!
 //! - [`attachment`]: a process's region: given, used, taken away; and who sleeps.
 //! - [`end`]: one end of a channel: its rings, and the switches between carrier and ring.
+//! - [`holders`]: which processes of a family hold a connection, and who is the last.
 //! - [`interest`]: one epoll registration: who answers it, and what it was told.
 //! - [`next`]: what a receiver does next: data, doorbells, the end of the stream.
 //! - [`credit`]: what a sender without credit does next.
@@ -22,6 +23,7 @@ pub mod attachment;
 pub mod credit;
 pub mod end;
 pub mod ending;
+pub mod holders;
 pub mod interest;
 pub mod leaving;
 pub mod next;

@@ -376,7 +376,7 @@ impl Daemon {
                         let (local, remote) = tuple.spoken();
                         Some(sockets.borrow_mut().is_open(survivor, local, remote))
                     };
-                    match entry.holders.load(Ordering::Relaxed) {
+                    match entry.holder_count(Ordering::Relaxed) {
                         0 => false,
                         // The count is the dead process's own, if it had no time to take itself
                         // off; or not.

@@ -9,6 +9,7 @@
 
 mod attachment;
 mod doorbell;
+mod holders;
 mod interest;
 mod leaving;
 mod ring;
