@@ -37,5 +37,5 @@ pub(crate) mod nested;
 pub(crate) mod news;
 pub(crate) mod orphans;
 mod registration;
-mod sleeping;
+pub(crate) mod sleeping;
 pub(crate) mod waiting;

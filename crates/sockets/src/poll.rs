@@ -12,6 +12,7 @@ use crate::arming::{arm, disarm};
 use crate::connection::{self, Connection, HINT_LOOK};
 use crate::descriptors::{self, Kind};
 use crate::epoll::nested;
+use crate::epoll::sleeping::Watch;
 use crate::offload::awaiting::{self, Answer};
 use crate::wait::{self, KERNEL_LOOK_NS};
 use crate::{attention, deferral, doorbells, errno, lock, ready, real, settings, sys, waits};
@@ -309,7 +310,7 @@ fn has_answer(fd: i32) -> bool {
     errno::keep(|| connection::at(fd).is_none_or(|c| awaiting::look(&c) != Answer::Pending))
 }
 
-fn arm_all(fds: &[pollfd], copy: &mut [pollfd]) {
+fn arm_all(fds: &[pollfd], copy: &mut [pollfd], watch: &mut Watch) {
     for (to, from) in copy.iter_mut().zip(fds) {
         *to = *from;
         to.revents = 0;
@@ -328,7 +329,7 @@ fn arm_all(fds: &[pollfd], copy: &mut [pollfd]) {
             }
             Kind::Epoll => {
                 if let Some(number) = descriptors::epoll_number(from.fd) {
-                    nested::set_observed(number, true);
+                    watch.begin(number);
                 }
             }
             _ => {}
@@ -361,11 +362,6 @@ fn disarm_all(fds: &[pollfd], copy: &[pollfd]) {
                     }
                 });
             }
-            Kind::Epoll => {
-                if let Some(number) = descriptors::epoll_number(from.fd) {
-                    nested::set_observed(number, false);
-                }
-            }
             _ => {}
         }
     }
@@ -379,11 +375,13 @@ fn sleep(
     left: Option<u64>,
     kernel: &mut impl FnMut(&mut [pollfd], Option<u64>) -> i32,
 ) -> i32 {
-    arm_all(fds, copy);
+    let mut watch = Watch::new();
+    arm_all(fds, copy, &mut watch);
     let early = look_at_all(fds);
     let result = kernel(copy, if early > 0 { Some(0) } else { left });
     let error = errno::get();
     disarm_all(fds, copy);
+    watch.end();
     if result < 0 && early == 0 {
         errno::set(error);
         return result;

@@ -11,7 +11,7 @@ use crate::Case;
 use crate::role::{Pair, Role, await_events, drain, fill, receive_all, send_all, shown};
 use crate::sys::{self, Fd};
 
-use outside::{nested, nested_deep, polled};
+use outside::{member_meanwhile, nested, nested_deep, polled};
 
 pub(crate) const CASES: &[Case] = &[
     Case::pair("level_triggered_events_repeat", level),
@@ -31,6 +31,10 @@ pub(crate) const CASES: &[Case] = &[
     Case::pair("nested_epoll_is_readable_when_its_inside_is", nested),
     Case::pair("epoll_is_polled_with_members_of_both_kinds", polled),
     Case::pair("epoll_inside_an_epoll_inside_an_epoll", nested_deep),
+    Case::pair(
+        "member_of_a_polled_instance_wakes_a_receiver_later",
+        member_meanwhile,
+    ),
     Case::pair("epoll_mixes_sockets_pipes_and_eventfds", mixed),
     Case::pair("epoll_wakes_for_data_that_comes_later", wakes),
     Case::pair(

@@ -10,10 +10,7 @@ use core::sync::atomic::Ordering;
 
 use libc::{EPOLLIN, epoll_event};
 
-use crate::epoll::instance::{
-    BATCH, EPOLLS_MAX, Epoll, NESTED_MAX, Nested, POLLED_MAX, epoll, needs_library,
-};
-use crate::epoll::sleeping::{arm_member, disarm_member};
+use crate::epoll::instance::{BATCH, EPOLLS_MAX, Epoll, NESTED_MAX, Nested, epoll, needs_library};
 use crate::{descriptors, sys};
 
 /// `epoll_ctl` on `epoll`, which is at `epoll_fd`, for the instance at `fd`.
@@ -86,26 +83,6 @@ pub(super) fn forget_nested(number: u32) {
     }
 }
 
-/// Announces or ends a sleep on instance `number` by somebody who watches its descriptor from
-/// outside.
-pub(crate) fn set_observed(number: u32, observed: bool) {
-    let Some(epoll) = epoll(number) else { return };
-    if observed {
-        epoll.begin_sleep();
-    } else {
-        epoll.end_sleep();
-    }
-    let mut members = [0u32; POLLED_MAX];
-    let count = epoll.polled_members(&mut members);
-    for &n in &members[..count] {
-        match observed {
-            true => _ = arm_member(n),
-            false => disarm_member(n),
-        }
-    }
-    epoll.set_nested_observed(observed);
-}
-
 /// True when a wait on instance `number` would return at once because of accelerated members, here
 /// or further inside; changes nothing.
 pub(crate) fn has_ready(number: u32) -> bool {
@@ -148,12 +125,6 @@ impl Epoll {
             if count < BATCH {
                 return false;
             }
-        }
-    }
-
-    pub(super) fn set_nested_observed(&self, observed: bool) {
-        for inner in self.known_nested() {
-            set_observed(inner.number.load(Ordering::Relaxed), observed);
         }
     }
 

@@ -1,14 +1,15 @@
 //! How a thread that sleeps on an instance says so, to all who may have to wake it.
 
+use core::mem::MaybeUninit;
 use core::sync::atomic::Ordering;
 
 use toehold_channel::doorbell::WAKING;
 use toehold_channel::sync::fence;
 
 use crate::arming::{arm, disarm};
-use crate::epoll::instance::{BOOKS, Epoll};
+use crate::epoll::instance::{BOOKS, EPOLLS_MAX, Epoll, POLLED_MAX, epoll};
 use crate::epoll::registration::{Registration, registration};
-use crate::{lock, sleepers};
+use crate::{connection, lock, sleepers};
 
 impl Epoll {
     /// One more thread sleeps on this instance: says so on all its ready bitmaps.
@@ -47,39 +48,118 @@ impl Epoll {
             }
         }
     }
+}
 
-    /// Polled members, as many as one sleep can arm.
-    pub(super) fn polled_members(&self, out: &mut [u32]) -> usize {
+/// Polled members that one sleep has armed, and instances inside others that it watches.
+///
+/// Both may change meanwhile: members come and go, and get a region. The sleep ends on those on
+/// which it began. A member that was not counted must not be counted out: that would be another
+/// sleeper's count, whom nobody would wake then.
+pub(crate) struct Watch {
+    members: [MaybeUninit<Member>; POLLED_MAX],
+    member_count: usize,
+    /// Numbers of instances.
+    instances: [MaybeUninit<u32>; EPOLLS_MAX],
+    instance_count: usize,
+}
+
+/// A connection that a sleep has armed.
+#[derive(Clone, Copy)]
+struct Member {
+    fd: i32,
+    index: u32,
+    generation: u32,
+}
+
+impl Watch {
+    /// Nothing yet.
+    pub(crate) fn new() -> Watch {
+        Watch {
+            members: [const { MaybeUninit::uninit() }; POLLED_MAX],
+            member_count: 0,
+            instances: [const { MaybeUninit::uninit() }; EPOLLS_MAX],
+            instance_count: 0,
+        }
+    }
+
+    /// A sleep on instance `number` by somebody who watches its descriptor from outside.
+    pub(crate) fn begin(&mut self, number: u32) {
+        let (Some(epoll), true) = (epoll(number), self.instance_count < EPOLLS_MAX) else {
+            return;
+        };
+        self.instances[self.instance_count].write(number);
+        self.instance_count += 1;
+        epoll.begin_sleep();
+        self.begin_inside(epoll);
+    }
+
+    /// A sleep on what `epoll` has: its polled members, as many as one sleep can arm, and the
+    /// instances in it.
+    pub(super) fn begin_inside(&mut self, epoll: &Epoll) {
+        let mut numbers = [const { MaybeUninit::uninit() }; POLLED_MAX];
+        let room = POLLED_MAX - self.member_count;
+        for &n in epoll.polled_members(&mut numbers[..room]) {
+            if let Some(member) = arm_member(n) {
+                self.members[self.member_count].write(member);
+                self.member_count += 1;
+            }
+        }
+        for inner in epoll.known_nested() {
+            self.begin(inner.number.load(Ordering::Relaxed));
+        }
+    }
+
+    /// The sleep is over.
+    pub(crate) fn end(&self) {
+        for member in &self.members[..self.member_count] {
+            // SAFETY: `begin_inside` has written those below the count.
+            disarm_member(unsafe { member.assume_init_read() });
+        }
+        for number in &self.instances[..self.instance_count] {
+            // SAFETY: `begin` has written those below the count.
+            if let Some(epoll) = epoll(unsafe { number.assume_init_read() }) {
+                epoll.end_sleep();
+            }
+        }
+    }
+}
+
+impl Epoll {
+    /// Writes the numbers of polled members to `out`, as many as it takes.
+    fn polled_members<'a>(&self, out: &'a mut [MaybeUninit<u32>]) -> &'a [u32] {
         let _held = self.lock.lock();
         let mut count = 0;
         let mut n = self.polled.load(Ordering::Relaxed);
         while let (Some(one), true) = (registration(n), count < out.len()) {
-            out[count] = n;
+            out[count].write(n);
             count += 1;
             n = one.polled_next.load(Ordering::Relaxed);
         }
-        count
+        // SAFETY: the first `count` were just written.
+        unsafe { core::slice::from_raw_parts(out.as_ptr().cast(), count) }
     }
 }
 
-/// A sleeper waits for member `n`. False when it has no region, and the sleeper is not counted.
-pub(super) fn arm_member(n: u32) -> bool {
-    let behind = registration(n).and_then(Registration::behind);
-    let Some(connection) = behind else {
-        return false;
-    };
-    let end = connection.inside();
-    if let Some(end) = &end {
-        arm(&connection, end);
-    }
-    end.is_some()
+/// A sleeper waits for member `n`. `None` when it has no region, and the sleeper is not counted.
+fn arm_member(n: u32) -> Option<Member> {
+    let connection = registration(n).and_then(Registration::behind)?;
+    arm(&connection, &*connection.inside()?);
+    Some(Member {
+        fd: connection.fd,
+        index: connection.index,
+        generation: connection.generation,
+    })
 }
 
-/// A sleeper that [`arm_member`] has counted waits for member `n` no longer.
-pub(super) fn disarm_member(n: u32) {
-    let Some(connection) = registration(n).and_then(Registration::behind) else {
+/// A sleeper that [`arm_member`] has counted waits for `member` no longer.
+fn disarm_member(member: Member) {
+    let Some(connection) = connection::numbered(member.fd, member.index, member.generation) else {
         return;
     };
+    if !connection.is_current() {
+        // Its counts went with it.
+        return;
+    }
     match connection.inside() {
         Some(end) => disarm(&connection, &end),
         // It has left its region meanwhile: there is no wake word to set, but a sleeper less.

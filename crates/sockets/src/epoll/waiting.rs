@@ -6,10 +6,10 @@ use libc::epoll_event;
 use toehold_channel::sync::fence;
 
 use crate::epoll::harvest::Batch;
-use crate::epoll::instance::{BOOKS, Epoll, POLLED_MAX, epoll, needs_library};
+use crate::epoll::instance::{BOOKS, Epoll, epoll, needs_library};
 use crate::epoll::nested::without_repeats;
 use crate::epoll::registration::untag;
-use crate::epoll::sleeping::{arm_member, disarm_member};
+use crate::epoll::sleeping::Watch;
 use crate::wait::{self, KERNEL_LOOK_NS};
 use crate::{attention, deferral, errno, sys};
 
@@ -196,24 +196,15 @@ pub(super) fn sleep(
     left: Option<u64>,
     kernel: &mut impl FnMut(&mut [epoll_event], Option<u64>) -> i32,
 ) -> i32 {
-    let mut members = [0u32; POLLED_MAX];
-    let count = epoll.polled_members(&mut members);
+    let mut watch = Watch::new();
     epoll.begin_sleep();
-    for n in &mut members[..count] {
-        if !arm_member(*n) {
-            *n = 0;
-        }
-    }
-    epoll.set_nested_observed(true);
+    watch.begin_inside(epoll);
     // We said that we sleep, now look again. Pairs with the notifier's exchange in `doorbell::mark`
     // and with the fence in `show_to_sleepers`.
     fence(Ordering::SeqCst);
     let news = epoll.sweep() || epoll.has_nested_ready();
     let result = kernel(events, if news { Some(0) } else { left });
-    epoll.set_nested_observed(false);
-    for &n in members[..count].iter().filter(|&&n| n != 0) {
-        disarm_member(n);
-    }
+    watch.end();
     epoll.end_sleep();
     result
 }

@@ -67,6 +67,39 @@ pub(super) fn polled(pair: &Pair) {
     );
 }
 
+/// A thread polls an instance of which the connection becomes a member meanwhile, and wakes. Another
+/// thread, which sleeps in a receive all the time, is woken by what comes then.
+pub(super) fn member_meanwhile(pair: &Pair) {
+    const MOMENT: std::time::Duration = std::time::Duration::from_millis(20);
+    for _ in 0..5 {
+        if pair.server() {
+            pair.step();
+            send_all(pair.fd, b"data");
+            pair.step();
+            continue;
+        }
+        // The second instance of a connection looks at it each time: it has one wake word.
+        let (fd, first) = (pair.fd, watching(pair, IN));
+        let [polled, event] = [sys::epoll_create(), sys::eventfd()];
+        sys::epoll_ctl(polled, ADD, event, IN, 21).value();
+        let poller = std::thread::spawn(move || sys::poll(&[(polled, libc::POLLIN)], -1));
+        let receiver = std::thread::spawn(move || sys::recv(fd, &mut [0; 4], 0));
+        std::thread::sleep(MOMENT);
+        pair.say("ADD", sys::epoll_ctl(polled, ADD, fd, IN, 22));
+        sys::write(event, &1_u64.to_ne_bytes()).value();
+        let result = poller.join().expect("it does not panic");
+        pair.say("polled", format!("{result:?}"));
+        std::thread::sleep(MOMENT);
+        pair.step();
+        let result = receiver.join().expect("it does not panic");
+        pair.say("received", result);
+        for epoll in [first, polled, event] {
+            sys::close(epoll).value();
+        }
+        pair.step();
+    }
+}
+
 pub(super) fn nested_deep(pair: &Pair) {
     let inner = watching(pair, IN);
     let [middle, outer] = [inner, 0].map(|_| sys::epoll_create());
