@@ -17,7 +17,7 @@ use crate::diag::Diag;
 use crate::listener::{check, cookie_of};
 use crate::registry::{Address, Tuple};
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use toehold_channel::memfd;
 use toehold_channel::rendezvous::mapped;
 use toehold_channel::table::Reason;
@@ -32,31 +32,33 @@ pub(crate) struct Proved {
 }
 
 /// What a shown descriptor proves. `own` speaks of our namespace, `shown_diag` of the one that the
-/// client has shown.
+/// client has shown. `shown` is closed before that is asked: until then it keeps the connection of
+/// a program that is killed open.
 ///
 /// # Errors
 /// Why it proves nothing: the reason that the library reports.
 pub(crate) fn examine(
-    shown: BorrowedFd<'_>,
+    shown: OwnedFd,
     own: &Diag,
     shown_diag: Option<&Diag>,
 ) -> Result<Proved, Reason> {
-    let option = |name| crate::listener::number_of(shown, name);
+    let socket = shown.as_fd();
+    let option = |name| crate::listener::number_of(socket, name);
     let is_tcp = option(libc::SO_TYPE).is_ok_and(|kind| kind == libc::SOCK_STREAM)
         && option(libc::SO_PROTOCOL).is_ok_and(|protocol| protocol == libc::IPPROTO_TCP);
     if !is_tcp {
         return Err(Reason::NotTcp);
     }
     let closing = |_| Reason::Closing;
-    let local = address(shown, libc::getsockname).map_err(closing)?;
-    let remote = address(shown, libc::getpeername).map_err(closing)?;
+    let local = address(socket, libc::getsockname).map_err(closing)?;
+    let remote = address(socket, libc::getpeername).map_err(closing)?;
     let (Some(local), Some(remote)) = (local, remote) else {
         return Err(Reason::NotTcp);
     };
-    let diag = match own.is_elsewhere(shown) {
+    let diag = match own.is_elsewhere(socket) {
         false => own,
         true => shown_diag
-            .filter(|diag| !diag.is_elsewhere(shown))
+            .filter(|diag| !diag.is_elsewhere(socket))
             .ok_or(Reason::OtherNamespace)?,
     };
     let tuple = Tuple {
@@ -64,8 +66,9 @@ pub(crate) fn examine(
         local,
         remote,
     };
-    let cookie = cookie_of(shown, libc::SO_COOKIE).map_err(|_| Reason::Unsupported)?;
-    let inode = memfd::number(shown).map_err(closing)?;
+    let cookie = cookie_of(socket, libc::SO_COOKIE).map_err(|_| Reason::Unsupported)?;
+    let inode = memfd::number(socket).map_err(closing)?;
+    drop(shown);
     match diag.established(&tuple, cookie) {
         Some(known) if known == inode && cookie != 0 => Ok(Proved { tuple, cookie }),
         // Not established, or no longer.
@@ -110,9 +113,13 @@ fn address(socket: BorrowedFd<'_>, ask: Ask) -> io::Result<Option<Address>> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{examine as examine_owned, *};
     use std::net::{Ipv6Addr, TcpListener, TcpStream, UdpSocket};
-    use std::os::fd::AsFd;
+
+    fn examine(shown: BorrowedFd<'_>, own: &Diag, other: Option<&Diag>) -> Result<Proved, Reason> {
+        let copy = shown.try_clone_to_owned().expect("a descriptor");
+        examine_owned(copy, own, other)
+    }
 
     fn connection(address: &str) -> (TcpListener, TcpStream, TcpStream) {
         let listener = TcpListener::bind(address).expect("bound");
@@ -160,7 +167,7 @@ mod tests {
     /// A device may lead to another network with the same addresses.
     #[test]
     fn a_socket_bound_to_a_device_proves_nothing() {
-        use std::os::fd::{FromRawFd, OwnedFd};
+        use std::os::fd::FromRawFd;
         let diag = Diag::open().expect("sock_diag");
         let listener = TcpListener::bind("127.0.0.1:0").expect("bound");
         let here = listener.local_addr().expect("bound");

@@ -13,7 +13,7 @@ use crate::registry::{
 use crate::tables::Tables;
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 use toehold_channel::layout::CAPACITY_LOG2_MAX;
@@ -42,15 +42,15 @@ impl Daemon {
             self.tables.set_verdict(end, Reason::Detached);
             return Ok(());
         }
-        let proved = match &shown {
+        // Closed before any answer: the program may close its own then, and the connection ends
+        // with it.
+        let proved = match shown {
             Some(shown) => self.prove(id, shown),
             None => Ok(Proved {
                 tuple: tuple_of(message, self.diag.as_ref().map_or(0, Diag::namespace)),
                 cookie: 0,
             }),
         };
-        // Before any answer: the program may close its own now, and the connection ends with it.
-        drop(shown);
         self.keep_room();
         let proved = match proved {
             Ok(proved) => proved,
@@ -117,13 +117,13 @@ impl Daemon {
         })
     }
 
-    fn prove(&self, id: ClientId, shown: &OwnedFd) -> Result<Proved, Reason> {
+    fn prove(&self, id: ClientId, shown: OwnedFd) -> Result<Proved, Reason> {
         let own = self.diag.as_ref().ok_or(Reason::NoProof)?;
         let shown_diag = self
             .clients
             .get(&id)
             .and_then(|client| client.diag.as_ref());
-        proof::examine(shown.as_fd(), own, shown_diag)
+        proof::examine(shown, own, shown_diag)
     }
 
     /// A client shows a namespace. Nobody else's claims are looked at with it.
