@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use toehold_measure::page::{self, escape};
 use toehold_measure::plot::{self, Line, Point};
 use toehold_measure::stats::median_interval;
-use toehold_measure::text::number;
+use toehold_measure::text::{capitalized, number};
 
 use crate::plan::Figure;
 use crate::report::{Report, Row};
@@ -35,8 +35,9 @@ pub(crate) fn render(report: &Report, figures: &[Figure]) -> String {
         if let Some(svg) = plot::lines(figure.title, figure.x, figure.y, &lines) {
             let _ = write!(
                 body,
-                "<figure><figcaption><b>{}</b></figcaption>{svg}</figure>",
-                escape(figure.title)
+                "<figure><figcaption><b>{}</b></figcaption>{svg}<p class=said>{}</p></figure>",
+                escape(figure.title),
+                escape(&conclusion(figure, &lines))
             );
         }
     }
@@ -66,6 +67,28 @@ pub(crate) fn render(report: &Report, figures: &[Figure]) -> String {
     let samples = page::download("samples.csv", "text/csv", &report.csv());
     let _ = write!(body, "<p>Every sample: {samples}</p>");
     page::page(report.plan, &body)
+}
+
+/// One sentence for a figure: what each line does from its first point to its last.
+fn conclusion(figure: &Figure, lines: &[Line]) -> String {
+    let unit = figure.y.label.rsplit(", ").next().unwrap_or_default();
+    let told = lines.iter().filter_map(|line| {
+        let (first, last) = (line.points.first()?, line.points.last()?);
+        let at = |point: &Point| {
+            format!(
+                "{} {unit} at {}",
+                number(point.y, false),
+                number(point.x, figure.x.is_bytes)
+            )
+        };
+        Some(if line.points.len() == 1 {
+            format!("{}: {}", line.name, at(first))
+        } else {
+            format!("{}: {}, {}", line.name, at(first), at(last))
+        })
+    });
+    let told: Vec<String> = told.collect();
+    capitalized(&told.join("; ")) + "."
 }
 
 fn lines(report: &Report, figure: &Figure) -> Vec<Line> {

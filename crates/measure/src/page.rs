@@ -104,8 +104,9 @@ pre{overflow-x:auto;font-size:.85em;border-left:3px solid var(--rule);padding-le
 .grid{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,460px),1fr));\
 gap:18px 28px}\
 figure{margin:0;border-top:1px solid var(--rule);padding-top:8px}\
-svg{width:100%;max-width:560px;height:auto;display:block}\
-svg text{fill:var(--quiet);font-size:12px}.rule{stroke:var(--rule)}circle{opacity:.8}\
+svg{width:100%;max-width:480px;height:auto;display:block}\
+svg text{fill:var(--quiet);font-size:13px}svg .ink{fill:var(--ink)}\
+.said{margin:.3em 0 0;font-size:.92em}.rule{stroke:var(--rule)}circle{opacity:.8}\
 .band{opacity:.18;stroke-width:0}.median{stroke-width:2.5}.line{fill:none!important;\
 stroke-width:2}.published{stroke-dasharray:2 4}.key{display:inline-block;margin:0 14px 2px 0;\
 font-size:.88em}.key svg{display:inline-block;width:26px;vertical-align:middle}\

@@ -88,8 +88,8 @@ pub struct Strip {
     pub median: Option<(f64, f64, f64)>,
 }
 
-/// Every sample a dot, the median a bar, its bounds a band, one row for each arm, on one axis that
-/// begins at zero, so that lengths can be compared.
+/// Every sample a dot, the median a bar, its bounds a band, one row for each arm under its name, on
+/// one axis that begins at zero, so that lengths can be compared.
 pub fn strips(title: &str, strips: &[Strip]) -> String {
     let samples = strips.iter().flat_map(|strip| strip.samples.iter());
     let largest = samples.fold(0.0, |a: f64, b| a.max(*b));
@@ -97,12 +97,10 @@ pub fn strips(title: &str, strips: &[Strip]) -> String {
         return "<p class=quiet>zero in every round</p>".to_owned();
     }
     let end = axis_end(largest);
-    let left = label_width(strips);
-    let x = |value: f64| left + (value / end) * STRIP_WIDTH;
+    let x = |value: f64| STRIP_LEFT + (value / end) * (WIDTH - STRIP_LEFT - STRIP_RIGHT);
     let height = strips.len() as f64 * ROW_HEIGHT + AXIS_HEIGHT;
-    let width = left + STRIP_WIDTH + MARGIN;
     let mut svg = format!(
-        "<svg viewBox=\"0 0 {width} {height}\" role=img aria-label=\"{}\">",
+        "<svg viewBox=\"0 0 {WIDTH} {height}\" role=img aria-label=\"{}\">",
         escape(title)
     );
     let bottom = height - AXIS_HEIGHT;
@@ -118,31 +116,25 @@ pub fn strips(title: &str, strips: &[Strip]) -> String {
         );
     }
     for (row, strip) in strips.iter().enumerate() {
-        draw_strip(&mut svg, strip, row, left, &x);
+        draw_strip(&mut svg, strip, row, &x);
     }
     svg.push_str("</svg>");
     svg
 }
 
-/// Room for the longest label.
-fn label_width(strips: &[Strip]) -> f64 {
-    let longest = strips.iter().map(|strip| strip.label.chars().count()).max();
-    let width = longest.unwrap_or(0) as f64 * LETTER_WIDTH + 2.0 * LABEL_GAP;
-    width.max(LABEL_WIDTH_MIN)
-}
-
-fn draw_strip(svg: &mut String, strip: &Strip, row: usize, left: f64, x: &dyn Fn(f64) -> f64) {
-    let middle = (row as f64 + 0.5) * ROW_HEIGHT;
+fn draw_strip(svg: &mut String, strip: &Strip, row: usize, x: &dyn Fn(f64) -> f64) {
+    let top = row as f64 * ROW_HEIGHT;
+    let half = (ROW_HEIGHT - LABEL_HEIGHT) * 0.44;
+    let middle = top + LABEL_HEIGHT + half;
     // Colours repeat beyond the last; the label tells the rows apart.
     let colour = row % COLOURS;
+    // The label stands above its row: beside it, a long one would make everything small.
     let _ = write!(
         svg,
-        "<text x={:.1} y={:.1} text-anchor=end>{}</text>",
-        left - LABEL_GAP,
-        middle + 4.0,
+        "<text class=ink x={STRIP_LEFT} y={:.1}>{}</text>",
+        top + LABEL_HEIGHT - 3.0,
         escape(&strip.label)
     );
-    let half = ROW_HEIGHT * 0.38;
     if let Some((_, low, high)) = strip.median {
         let _ = write!(
             svg,
@@ -164,7 +156,7 @@ fn draw_strip(svg: &mut String, strip: &Strip, row: usize, left: f64, x: &dyn Fn
             svg,
             "<circle class=c{colour} cx={:.1} cy={:.1} r=2.6 />",
             x(*sample),
-            middle + step * ROW_HEIGHT * 0.6
+            middle + step * half * 1.6
         );
     }
     if let Some((median, _, _)) = strip.median {
@@ -342,13 +334,12 @@ const RIGHT: f64 = 16.0;
 const TOP: f64 = 28.0;
 const BOTTOM: f64 = 44.0;
 
-const LABEL_WIDTH_MIN: f64 = 110.0;
-const LABEL_GAP: f64 = 8.0;
-/// Of a letter of the page's font at 12 px; few letters are wider.
-const LETTER_WIDTH: f64 = 6.4;
-const STRIP_WIDTH: f64 = 310.0;
-const MARGIN: f64 = 24.0;
-const ROW_HEIGHT: f64 = 34.0;
+const STRIP_LEFT: f64 = 10.0;
+/// Half of the last number on the axis.
+const STRIP_RIGHT: f64 = 26.0;
+/// A row: its label, and its samples below.
+const ROW_HEIGHT: f64 = 46.0;
+const LABEL_HEIGHT: f64 = 17.0;
 const AXIS_HEIGHT: f64 = 20.0;
 
 const TICKS: u32 = 4;
@@ -432,10 +423,11 @@ mod tests {
         assert_eq!(svg.matches("<circle").count(), 3);
         assert_eq!(svg.matches("class=\"median").count(), 1);
         assert!(strips("t", &[]).contains("zero in every round"));
+        // A long name stands above its row, and takes no room from the drawing.
         let mut long = strip.clone();
         long.label = "kernel, veth, no offloads".to_owned();
-        // Its label ends where the drawing begins, with room for 25 letters before it.
-        assert!(strips("t", &[long]).contains("<text x=168.0"));
+        let circles = |svg: &str| svg[svg.find("<circle").expect("samples")..].to_owned();
+        assert_eq!(circles(&strips("t", &[long])), circles(&svg));
     }
 
     #[test]

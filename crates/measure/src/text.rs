@@ -53,6 +53,15 @@ pub fn number(value: f64, is_bytes: bool) -> String {
     }
 }
 
+/// A sentence as it begins: with a capital letter.
+pub fn capitalized(sentence: &str) -> String {
+    let mut letters = sentence.chars();
+    let first = letters.next();
+    first.map_or(String::new(), |first| {
+        first.to_uppercase().chain(letters).collect()
+    })
+}
+
 /// A ratio in words: `12.5x lower`, `2.50x higher`, and below half as much again `+3.1 %`.
 pub fn change(ratio: f64) -> String {
     Form::of(ratio).whole(ratio)

@@ -3,6 +3,7 @@
 mod beside;
 mod execution;
 mod network;
+mod page;
 mod paper;
 mod plan_file;
 mod record;
@@ -153,9 +154,9 @@ fn put(text: &str) {
     let _ = std::io::stdout().write_all(text.as_bytes());
 }
 
-fn write_page(record: &Record, page: &Path) -> Result<(), LabError> {
-    fs::write(page, summary::html(record))
-        .map_err(|error| LabError::new(format!("cannot write {}: {error}", page.display())))
+fn write_page(record: &Record, file: &Path) -> Result<(), LabError> {
+    fs::write(file, page::html(record))
+        .map_err(|error| LabError::new(format!("cannot write {}: {error}", file.display())))
 }
 
 fn state_folder(name: &str) -> Result<PathBuf, LabError> {

@@ -90,8 +90,17 @@ fn one(plan: &PlanFile, folder: &Path) -> Result<(), LabError> {
     resume(folder, Form::Text)
 }
 
-/// The conclusions of all plans, with links to their pages.
 fn write_index(folder: &Path, records: &[Record]) -> Result<(), LabError> {
+    let page = folder.join("index.html");
+    let write = || -> std::io::Result<()> {
+        fs::create_dir_all(folder)?;
+        fs::write(&page, index(records))
+    };
+    write().map_err(|error| LabError::new(format!("cannot write {}: {error}", page.display())))
+}
+
+/// The conclusions of all plans, with links to their pages.
+fn index(records: &[Record]) -> String {
     let mut body = String::from("<h1>The papers, on this machine</h1>\n");
     for record in records {
         let name = escape(&record.plan.name);
@@ -107,12 +116,7 @@ fn write_index(folder: &Path, records: &[Record]) -> Result<(), LabError> {
     for name in WITHIN_A_PROCESS {
         let _ = writeln!(body, "<h2><a href=\"{name}.html\">{name}</a></h2>");
     }
-    let page = folder.join("index.html");
-    let write = || -> std::io::Result<()> {
-        fs::create_dir_all(folder)?;
-        fs::write(&page, page::page("The papers, on this machine", &body))
-    };
-    write().map_err(|error| LabError::new(format!("cannot write {}: {error}", page.display())))
+    page::page("The papers, on this machine", &body)
 }
 
 /// Experiments within one process: they are code, and have no rounds to resume.

@@ -2,7 +2,7 @@
 
 use super::record::{SCHEMA, Sample};
 use super::*;
-use crate::generator::{Latency, Outcome};
+use crate::generator::{Latency, Load, Outcome};
 
 const PLAN: &str = "name = \"a\"\nabout = \"About <it>.\"\nrounds = 6\n\
     published = [\"TOE-HOTSPOT\"]\n\
@@ -15,7 +15,12 @@ const PLAN: &str = "name = \"a\"\nabout = \"About <it>.\"\nrounds = 6\n\
     [[block.published]]\nid = \"P099\"\nx = 1\narm = \"direct\"\nnote = \"other days\"\n";
 
 fn record(latency: impl Fn(&str) -> f64) -> Record {
-    let plan = PlanFile::parse(PLAN, "p").expect("valid");
+    made_up(PlanFile::parse(PLAN, "p").expect("valid"), latency)
+}
+
+/// A finished run of six rounds whose latencies are known, in nanoseconds by arm.
+fn made_up(mut plan: PlanFile, latency: impl Fn(&str) -> f64) -> Record {
+    plan.rounds = 6;
     let mut record = Record {
         schema: SCHEMA.to_owned(),
         plan: plan.clone(),
@@ -28,42 +33,47 @@ fn record(latency: impl Fn(&str) -> f64) -> Record {
         steal: Vec::new(),
     };
     for round in 0..6 {
-        for x in plan.blocks[0].points() {
-            for arm in record.arms() {
-                // A little apart from round to round, for all arms alike.
-                let nanos = (latency(&arm) * (100.0 + round as f64) / 100.0) as u64;
-                let load = plan.blocks[0].load(x, &plan.arms[0], 1.0);
-                let outcome = Outcome {
-                    schema: "s".to_owned(),
-                    load,
-                    kind: "closed loop".to_owned(),
-                    seconds: 1.0,
-                    operations: 1000,
-                    bytes: 2000,
-                    unanswered: 0,
-                    latency: Some(Latency {
-                        p50: nanos,
-                        p99: nanos,
-                        p99_9: nanos,
-                        max: nanos,
-                        mean: nanos as f64,
-                        histogram: vec![(nanos, 1000)],
-                    }),
-                    cpu_all: Some(1.0),
-                    cpu_softirq: Some(0.1),
-                };
-                record.samples.push(Sample {
-                    round,
-                    block: 0,
-                    x,
-                    arm: arm.clone(),
-                    outcome: Some(outcome),
-                    failure: None,
-                });
+        for (at, block) in plan.blocks.iter().enumerate() {
+            for x in block.points() {
+                for arm in record.arms() {
+                    // A little apart from round to round, for all arms alike.
+                    let nanos = (latency(&arm) * (100.0 + round as f64) / 100.0) as u64;
+                    record.samples.push(Sample {
+                        round,
+                        block: at,
+                        x,
+                        arm: arm.clone(),
+                        outcome: Some(outcome(block.load(x, &plan.arms[0], 1.0), nanos)),
+                        failure: None,
+                    });
+                }
             }
         }
     }
     record
+}
+
+fn outcome(load: Load, nanos: u64) -> Outcome {
+    let operations = 1_000_000_000 / nanos.max(1);
+    Outcome {
+        schema: "s".to_owned(),
+        kind: "closed loop".to_owned(),
+        seconds: 1.0,
+        operations,
+        bytes: operations * load.message as u64,
+        unanswered: 0,
+        latency: Some(Latency {
+            p50: nanos,
+            p99: nanos,
+            p99_9: nanos,
+            max: nanos,
+            mean: nanos as f64,
+            histogram: vec![(nanos, operations)],
+        }),
+        cpu_all: Some(1.0),
+        cpu_softirq: Some(0.1),
+        load,
+    }
 }
 
 fn usual(arm: &str) -> f64 {
@@ -138,10 +148,12 @@ fn the_page_has_everything_and_needs_nothing() {
     record.stayed.push("direct (small)".to_owned());
     record.samples[3].failure = Some("gone".to_owned());
     record.samples[3].outcome = None;
-    let page = summary::html(&record);
+    let page = page::html(&record);
     for wanted in [
         "class=banner",
         "class=conclusion",
+        "<p class=said>Against kernel: direct: better at all 2 points; at 64 operations/s 20.0x \
+         higher [20.0x, 20.0x].</p>",
         "<svg",
         "published: 10GigE TOE",
         "Published, on the machines of the time, and measured here",
