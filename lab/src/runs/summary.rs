@@ -260,7 +260,7 @@ pub(super) fn rows(record: &Record, at: usize, metrics: &[Headline]) -> Vec<Vec<
                     prefixed(cell.median),
                     against,
                     verdict.to_owned(),
-                    cell.of_limit.map_or(String::new(), |part| format!("{part:.2}")),
+                    cell.of_limit.map_or(String::new(), prefixed),
                 ]);
             }
         }

@@ -120,7 +120,7 @@ fn a_conclusion_says_what_helped_by_how_much_and_against_what() {
                     lower [20.0x, 20.0x].";
     assert!(text.contains(sentence), "{text}");
     // Twice the limit's time is half of it.
-    assert!(text.contains("0.50"), "{text}");
+    assert!(text.contains(" 0.500\n"), "{text}");
     assert!(
         text.contains("negative control \"alone\": no difference at any of 2 points"),
         "{text}"
@@ -129,6 +129,15 @@ fn a_conclusion_says_what_helped_by_how_much_and_against_what() {
         text.contains("negative control \"kernel again\": no difference"),
         "{text}"
     );
+}
+
+#[test]
+fn a_small_part_of_the_limit_keeps_its_digits() {
+    let text = summary::text(&record(|arm| match arm {
+        "kernel" => 123_400.0,
+        arm => usual(arm),
+    }));
+    assert!(text.contains(" 0.00405\n"), "{text}");
 }
 
 #[test]
