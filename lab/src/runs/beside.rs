@@ -7,7 +7,8 @@ use toehold_measure::page;
 use toehold_measure::plot::{Line, Point};
 use toehold_measure::text::prefixed;
 
-use super::plan_file::{Beside, Block, Headline};
+use super::headline::Headline;
+use super::plan_file::{Beside, Block};
 use super::record::Record;
 use crate::published::{Published, Value, published_of, published_with};
 

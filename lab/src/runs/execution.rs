@@ -17,8 +17,9 @@ use toehold_measure::procfs::{self, HostTimes};
 use toehold_measure::ready::Ready;
 use toehold_measure::rng::Rng;
 
+use super::arm::{Arm, ArmPath, Family, Wait};
 use super::network::{self, Network};
-use super::plan_file::{Arm, ArmPath, Family, OVERHEAD_SECONDS, Wait};
+use super::plan_file::OVERHEAD_SECONDS;
 use super::record::{Record, Sample, again};
 use crate::error::LabError;
 use crate::generator::{Arrivals, Load, Outcome, Pattern};

@@ -1,7 +1,9 @@
 //! Plans on sockets: files that say what to compare, runs on disk, and what they say.
 
+mod arm;
 mod beside;
 mod execution;
+mod headline;
 mod network;
 mod page;
 mod paper;

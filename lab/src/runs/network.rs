@@ -18,7 +18,8 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::plan_file::{Arm, ArmPath, Link, PORTS_MAX, PlanFile};
+use super::arm::{Arm, ArmPath, Link};
+use super::plan_file::{PORTS_MAX, PlanFile};
 use crate::error::LabError;
 
 /// Link settings: what has to differ for two arms to need two links.

@@ -8,7 +8,8 @@ use toehold_measure::stats::median_interval;
 use toehold_measure::text::capitalized;
 
 use super::beside;
-use super::plan_file::{Block, Headline};
+use super::headline::Headline;
+use super::plan_file::Block;
 use super::record::Record;
 use super::summary::{banners, conclusion, conclusions, notes, rows};
 

@@ -1,4 +1,5 @@
-//! A plan as people write it: a TOML file. New experiments on sockets need no code.
+//! A plan as people write it: a TOML file of [arms](super::arm) and blocks. New experiments on
+//! sockets need no code.
 //!
 //! ```toml
 //! name = "my-latency"
@@ -24,10 +25,11 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
-use toehold_measure::metric::Better;
 
+use super::arm::{Arm, ArmPath};
+use super::headline::Headline;
 use crate::error::LabError;
-use crate::generator::{Arrivals, Load, Outcome, Pattern};
+use crate::generator::{Arrivals, Load, Pattern};
 use crate::published::published_with;
 
 /// An experiment: blocks of loads, each run by every arm.
@@ -59,98 +61,6 @@ pub struct PlanFile {
     /// Sentences that stand in the report: what is missing here, and why.
     #[serde(default)]
     pub notes: Vec<String>,
-}
-
-/// A set of settings.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub struct Arm {
-    /// Its name in the report.
-    pub name: String,
-    /// How its bytes travel.
-    pub path: ArmPath,
-    /// Another path of the server's, for a control: an accelerated client without a partner.
-    pub server_path: Option<ArmPath>,
-    /// How accelerated programs wait.
-    #[serde(default)]
-    pub wait: Wait,
-    /// The family of its sockets.
-    #[serde(default)]
-    pub family: Family,
-    /// Whether the programs themselves poll.
-    #[serde(default)]
-    pub polling: bool,
-    /// A size of the sockets' buffers other than the kernel's choice.
-    pub socket_buffer: Option<usize>,
-    /// The link between its client and its server.
-    #[serde(default)]
-    pub link: Link,
-    /// The link's MTU other than its usual one, in bytes.
-    pub mtu: Option<u32>,
-    /// Whether the link cuts large segments for the sender (TSO, GSO). It does unless told.
-    pub lso: Option<bool>,
-    /// Whether the link joins segments for the receiver (GRO). It does unless told.
-    pub lro: Option<bool>,
-    /// The arm that it is compared with, where that is not the base.
-    pub against: Option<String>,
-    /// A negative control: it must not differ from the arm it is compared with.
-    #[serde(default)]
-    pub control: bool,
-}
-
-/// How an arm's bytes travel.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum ArmPath {
-    /// Kernel sockets.
-    Host,
-    /// Shared memory of the direct path.
-    Direct,
-    /// The engine at the client's end, a kernel at the server's.
-    Offload,
-    /// Bare threads: the limit of the machine.
-    Limit,
-}
-
-/// How accelerated programs wait.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Wait {
-    /// Spin while that pays.
-    #[default]
-    Adaptive,
-    /// Spin always.
-    Poll,
-    /// Sleep always.
-    Event,
-}
-
-/// A family of sockets.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Family {
-    /// TCP over loopback.
-    #[default]
-    Tcp,
-    /// AF_UNIX.
-    Unix,
-}
-
-/// The link between client and server.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Link {
-    /// Nothing: one namespace.
-    #[default]
-    Loopback,
-    /// Two kernels with a pair of virtual interfaces.
-    Veth,
-    /// An engine with a TAP device of the other kernel.
-    Tap,
-    /// An engine with a packet socket on a virtual interface.
-    Packet,
-    /// An engine with AF_XDP on a virtual interface.
-    Xdp,
 }
 
 /// A load, and the factor that changes from point to point.
@@ -252,77 +162,6 @@ impl Factor {
     /// Whether its levels are lengths.
     pub fn is_bytes(self) -> bool {
         matches!(self, Factor::Message | Factor::SocketBuffer)
-    }
-}
-
-/// A number of an outcome.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Headline {
-    /// The median latency.
-    LatencyP50,
-    /// What 99 % do not exceed.
-    LatencyP99,
-    /// What 99.9 % do not exceed.
-    LatencyP999,
-    /// Gbit/s.
-    Throughput,
-    /// Messages, requests or connections in a second.
-    Rate,
-    /// CPU time of all cores for each operation.
-    CpuPerOperation,
-    /// CPU time of all cores for each gigabyte.
-    CpuPerGigabyte,
-}
-
-impl Headline {
-    /// Every metric.
-    pub const ALL: [Headline; 7] = [
-        Headline::LatencyP50,
-        Headline::LatencyP99,
-        Headline::LatencyP999,
-        Headline::Throughput,
-        Headline::Rate,
-        Headline::CpuPerOperation,
-        Headline::CpuPerGigabyte,
-    ];
-
-    /// Its name and unit.
-    pub fn label(self) -> &'static str {
-        match self {
-            Headline::LatencyP50 => "latency p50, us",
-            Headline::LatencyP99 => "latency p99, us",
-            Headline::LatencyP999 => "latency p99.9, us",
-            Headline::Throughput => "throughput, Gbit/s",
-            Headline::Rate => "operations/s",
-            Headline::CpuPerOperation => "CPU of all cores, us/operation",
-            Headline::CpuPerGigabyte => "CPU of all cores, s/GB",
-        }
-    }
-
-    /// Which direction is an improvement.
-    pub fn better(self) -> Better {
-        match self {
-            Headline::Throughput | Headline::Rate => Better::Higher,
-            _ => Better::Lower,
-        }
-    }
-
-    /// Its value, if the outcome has one.
-    pub fn of(self, outcome: &Outcome) -> Option<f64> {
-        let latency = |get: fn(&crate::generator::Latency) -> u64| {
-            Some(get(outcome.latency.as_ref()?) as f64 / 1e3)
-        };
-        let value = match self {
-            Headline::LatencyP50 => latency(|latency| latency.p50)?,
-            Headline::LatencyP99 => latency(|latency| latency.p99)?,
-            Headline::LatencyP999 => latency(|latency| latency.p99_9)?,
-            Headline::Throughput => outcome.bytes as f64 * 8e-9 / outcome.seconds,
-            Headline::Rate => outcome.operations as f64 / outcome.seconds,
-            Headline::CpuPerOperation => outcome.cpu_all? * 1e6 / outcome.operations as f64,
-            Headline::CpuPerGigabyte => outcome.cpu_all? * 1e9 / outcome.bytes as f64,
-        };
-        value.is_finite().then_some(value)
     }
 }
 
@@ -525,76 +364,6 @@ impl PlanFile {
     }
 }
 
-impl Arm {
-    /// Whether its client is under the library.
-    pub fn is_accelerated(&self) -> bool {
-        matches!(self.path, ArmPath::Direct | ArmPath::Offload)
-    }
-
-    fn check(&self) -> Result<(), String> {
-        let is_local = self.link == Link::Loopback;
-        if self.path == ArmPath::Direct && self.family == Family::Unix {
-            return Err("the direct path is for TCP".to_owned());
-        }
-        let fits = match self.path {
-            ArmPath::Host => matches!(self.link, Link::Loopback | Link::Veth),
-            ArmPath::Offload => matches!(self.link, Link::Tap | Link::Packet | Link::Xdp),
-            ArmPath::Direct | ArmPath::Limit => is_local,
-        };
-        if !fits {
-            return Err(match self.path {
-                ArmPath::Host => "the path host has the link loopback or veth",
-                ArmPath::Offload => "the path offload needs the link tap, packet or xdp",
-                _ => "this path has no link: both ends are on one host",
-            }
-            .to_owned());
-        }
-        if !is_local && (self.family == Family::Unix || self.server_path.is_some()) {
-            return Err("an arm with a link is TCP, its server on the kernel".to_owned());
-        }
-        if self.server_path == Some(ArmPath::Offload) {
-            return Err("a server's path is host or direct".to_owned());
-        }
-        let is_switched = self.lso.is_some() || self.lro.is_some();
-        if is_local && (self.mtu.is_some() || is_switched) {
-            return Err("mtu, lso and lro are settings of a link".to_owned());
-        }
-        if self.link == Link::Xdp && is_switched {
-            return Err("an xdp link neither cuts nor joins segments".to_owned());
-        }
-        match self.mtu {
-            Some(mtu) if !MTUS.contains(&mtu) => Err(format!(
-                "an MTU is a number from {} to {}",
-                MTUS.start(),
-                MTUS.end()
-            )),
-            _ => Ok(()),
-        }
-    }
-
-    fn describe(&self) -> String {
-        let mut out = format!("{:?}, {:?}", self.path, self.family).to_lowercase();
-        if self.is_accelerated() {
-            out.push_str(&format!(", wait {:?}", self.wait).to_lowercase());
-        }
-        if self.link != Link::Loopback {
-            out.push_str(&format!(", over {:?}", self.link).to_lowercase());
-        }
-        if let Some(mtu) = self.mtu {
-            let _ = write!(out, ", MTU {mtu}");
-        }
-        for (name, state) in [("LSO", self.lso), ("LRO", self.lro)] {
-            if let Some(is_on) = state {
-                let _ = write!(out, ", {name} {}", if is_on { "on" } else { "off" });
-            }
-        }
-        if let Some(base) = &self.against {
-            let _ = write!(out, ", against {base}");
-        }
-        out
-    }
-}
-
 impl Block {
     /// How many ports the load uses at a point.
     pub fn ports_at(&self, x: f64) -> usize {
@@ -669,9 +438,6 @@ fn ports() -> usize {
 /// Most ports of a link: virtual interfaces are cheap, but a testbed of the papers had six.
 pub(super) const PORTS_MAX: usize = 8;
 
-/// From what IPv4 asks of every link (RFC 791, 3.1) to what a virtual interface takes.
-const MTUS: std::ops::RangeInclusive<u32> = 576..=65_535;
-
 const ROUNDS_MAX: usize = 10_000;
 
 /// What a sample takes besides its measured seconds.
@@ -719,19 +485,5 @@ mod tests {
         assert!(refused("name = ").contains("line 1"));
         let twice = format!("{PLAN}[[arm]]\nname = \"kernel\"\npath = \"direct\"\n");
         assert!(refused(&twice).contains("two arms"));
-        let arm = |settings: &str| format!("{PLAN}[[arm]]\nname = \"x\"\n{settings}\n");
-        for (settings, why) in [
-            ("path = \"offload\"", "tap, packet or xdp"),
-            ("path = \"direct\"\nlink = \"veth\"", "one host"),
-            ("path = \"host\"\nmtu = 9000", "settings of a link"),
-            ("path = \"host\"\nlink = \"veth\"\nmtu = 5", "576 to 65535"),
-            (
-                "path = \"offload\"\nlink = \"xdp\"\nlso = false",
-                "neither cuts",
-            ),
-            ("path = \"host\"\nagainst = \"y\"", "no other arm"),
-        ] {
-            assert!(refused(&arm(settings)).contains(why), "{settings}");
-        }
     }
 }

@@ -9,7 +9,8 @@ use serde::{Deserialize, Serialize};
 use toehold_measure::environment::Environment;
 use toehold_measure::stats::Samples;
 
-use super::plan_file::{Headline, PlanFile};
+use super::headline::Headline;
+use super::plan_file::PlanFile;
 use crate::error::LabError;
 use crate::generator::Outcome;
 

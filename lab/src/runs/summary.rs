@@ -7,7 +7,9 @@ use toehold_measure::stats::Ratio;
 use toehold_measure::text::{change, change_between, number, prefixed};
 use toehold_measure::verdict::Verdict;
 
-use super::plan_file::{ArmPath, Block, Headline};
+use super::arm::ArmPath;
+use super::headline::Headline;
+use super::plan_file::Block;
 use super::record::{Record, again};
 
 /// One arm at one point, compared with the base.

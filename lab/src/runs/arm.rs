@@ -1,0 +1,202 @@
+//! An arm of a plan: a set of settings, and which of them go together.
+
+use std::fmt::Write as _;
+
+use serde::{Deserialize, Serialize};
+
+/// A set of settings.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Arm {
+    /// Its name in the report.
+    pub name: String,
+    /// How its bytes travel.
+    pub path: ArmPath,
+    /// Another path of the server's, for a control: an accelerated client without a partner.
+    pub server_path: Option<ArmPath>,
+    /// How accelerated programs wait.
+    #[serde(default)]
+    pub wait: Wait,
+    /// The family of its sockets.
+    #[serde(default)]
+    pub family: Family,
+    /// Whether the programs themselves poll.
+    #[serde(default)]
+    pub polling: bool,
+    /// A size of the sockets' buffers other than the kernel's choice.
+    pub socket_buffer: Option<usize>,
+    /// The link between its client and its server.
+    #[serde(default)]
+    pub link: Link,
+    /// The link's MTU other than its usual one, in bytes.
+    pub mtu: Option<u32>,
+    /// Whether the link cuts large segments for the sender (TSO, GSO). It does unless told.
+    pub lso: Option<bool>,
+    /// Whether the link joins segments for the receiver (GRO). It does unless told.
+    pub lro: Option<bool>,
+    /// The arm that it is compared with, where that is not the base.
+    pub against: Option<String>,
+    /// A negative control: it must not differ from the arm it is compared with.
+    #[serde(default)]
+    pub control: bool,
+}
+
+impl Arm {
+    /// Whether its client is under the library.
+    pub fn is_accelerated(&self) -> bool {
+        matches!(self.path, ArmPath::Direct | ArmPath::Offload)
+    }
+
+    /// Refuses settings that do not go together.
+    pub(super) fn check(&self) -> Result<(), String> {
+        let is_local = self.link == Link::Loopback;
+        if self.path == ArmPath::Direct && self.family == Family::Unix {
+            return Err("the direct path is for TCP".to_owned());
+        }
+        let fits = match self.path {
+            ArmPath::Host => matches!(self.link, Link::Loopback | Link::Veth),
+            ArmPath::Offload => matches!(self.link, Link::Tap | Link::Packet | Link::Xdp),
+            ArmPath::Direct | ArmPath::Limit => is_local,
+        };
+        if !fits {
+            return Err(match self.path {
+                ArmPath::Host => "the path host has the link loopback or veth",
+                ArmPath::Offload => "the path offload needs the link tap, packet or xdp",
+                _ => "this path has no link: both ends are on one host",
+            }
+            .to_owned());
+        }
+        if !is_local && (self.family == Family::Unix || self.server_path.is_some()) {
+            return Err("an arm with a link is TCP, its server on the kernel".to_owned());
+        }
+        if self.server_path == Some(ArmPath::Offload) {
+            return Err("a server's path is host or direct".to_owned());
+        }
+        let is_switched = self.lso.is_some() || self.lro.is_some();
+        if is_local && (self.mtu.is_some() || is_switched) {
+            return Err("mtu, lso and lro are settings of a link".to_owned());
+        }
+        if self.link == Link::Xdp && is_switched {
+            return Err("an xdp link neither cuts nor joins segments".to_owned());
+        }
+        match self.mtu {
+            Some(mtu) if !MTUS.contains(&mtu) => Err(format!(
+                "an MTU is a number from {} to {}",
+                MTUS.start(),
+                MTUS.end()
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// In words, for `toehold lab show`.
+    pub(super) fn describe(&self) -> String {
+        let mut out = format!("{:?}, {:?}", self.path, self.family).to_lowercase();
+        if self.is_accelerated() {
+            out.push_str(&format!(", wait {:?}", self.wait).to_lowercase());
+        }
+        if self.link != Link::Loopback {
+            out.push_str(&format!(", over {:?}", self.link).to_lowercase());
+        }
+        if let Some(mtu) = self.mtu {
+            let _ = write!(out, ", MTU {mtu}");
+        }
+        for (name, state) in [("LSO", self.lso), ("LRO", self.lro)] {
+            if let Some(is_on) = state {
+                let _ = write!(out, ", {name} {}", if is_on { "on" } else { "off" });
+            }
+        }
+        if let Some(base) = &self.against {
+            let _ = write!(out, ", against {base}");
+        }
+        out
+    }
+}
+
+/// How an arm's bytes travel.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ArmPath {
+    /// Kernel sockets.
+    Host,
+    /// Shared memory of the direct path.
+    Direct,
+    /// The engine at the client's end, a kernel at the server's.
+    Offload,
+    /// Bare threads: the limit of the machine.
+    Limit,
+}
+
+/// How accelerated programs wait.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Wait {
+    /// Spin while that pays.
+    #[default]
+    Adaptive,
+    /// Spin always.
+    Poll,
+    /// Sleep always.
+    Event,
+}
+
+/// A family of sockets.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Family {
+    /// TCP over loopback.
+    #[default]
+    Tcp,
+    /// AF_UNIX.
+    Unix,
+}
+
+/// The link between client and server.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Link {
+    /// Nothing: one namespace.
+    #[default]
+    Loopback,
+    /// Two kernels with a pair of virtual interfaces.
+    Veth,
+    /// An engine with a TAP device of the other kernel.
+    Tap,
+    /// An engine with a packet socket on a virtual interface.
+    Packet,
+    /// An engine with AF_XDP on a virtual interface.
+    Xdp,
+}
+
+/// From what IPv4 asks of every link (RFC 791, 3.1) to what a virtual interface takes.
+const MTUS: std::ops::RangeInclusive<u32> = 576..=65_535;
+
+#[cfg(test)]
+mod tests {
+    use super::super::PlanFile;
+
+    const PLAN: &str = "name = \"a\"\nabout = \"b\"\n[[arm]]\nname = \"kernel\"\npath = \"host\"\n";
+    const BLOCK: &str =
+        "[[block]]\ntitle = \"t\"\nmetric = \"latency-p50\"\npattern = \"ping-pong\"\n";
+
+    #[test]
+    fn settings_that_do_not_go_together_are_refused() {
+        let refused = |settings: &str| {
+            let plan = format!("{PLAN}[[arm]]\nname = \"x\"\n{settings}\n{BLOCK}");
+            PlanFile::parse(&plan, "p").expect_err("refused").sentence
+        };
+        for (settings, why) in [
+            ("path = \"offload\"", "tap, packet or xdp"),
+            ("path = \"direct\"\nlink = \"veth\"", "one host"),
+            ("path = \"host\"\nmtu = 9000", "settings of a link"),
+            ("path = \"host\"\nlink = \"veth\"\nmtu = 5", "576 to 65535"),
+            (
+                "path = \"offload\"\nlink = \"xdp\"\nlso = false",
+                "neither cuts",
+            ),
+            ("path = \"host\"\nagainst = \"y\"", "no other arm"),
+        ] {
+            assert!(refused(settings).contains(why), "{settings}");
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! The numbers of an outcome that figures show.
+
+use serde::{Deserialize, Serialize};
+use toehold_measure::metric::Better;
+
+use crate::generator::{Latency, Outcome};
+
+/// A number of an outcome.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Headline {
+    /// The median latency.
+    LatencyP50,
+    /// What 99 % do not exceed.
+    LatencyP99,
+    /// What 99.9 % do not exceed.
+    LatencyP999,
+    /// Gbit/s.
+    Throughput,
+    /// Messages, requests or connections in a second.
+    Rate,
+    /// CPU time of all cores for each operation.
+    CpuPerOperation,
+    /// CPU time of all cores for each gigabyte.
+    CpuPerGigabyte,
+}
+
+impl Headline {
+    /// Every metric.
+    pub const ALL: [Headline; 7] = [
+        Headline::LatencyP50,
+        Headline::LatencyP99,
+        Headline::LatencyP999,
+        Headline::Throughput,
+        Headline::Rate,
+        Headline::CpuPerOperation,
+        Headline::CpuPerGigabyte,
+    ];
+
+    /// Its name and unit.
+    pub fn label(self) -> &'static str {
+        match self {
+            Headline::LatencyP50 => "latency p50, us",
+            Headline::LatencyP99 => "latency p99, us",
+            Headline::LatencyP999 => "latency p99.9, us",
+            Headline::Throughput => "throughput, Gbit/s",
+            Headline::Rate => "operations/s",
+            Headline::CpuPerOperation => "CPU of all cores, us/operation",
+            Headline::CpuPerGigabyte => "CPU of all cores, s/GB",
+        }
+    }
+
+    /// Which direction is an improvement.
+    pub fn better(self) -> Better {
+        match self {
+            Headline::Throughput | Headline::Rate => Better::Higher,
+            _ => Better::Lower,
+        }
+    }
+
+    /// Its value, if the outcome has one.
+    pub fn of(self, outcome: &Outcome) -> Option<f64> {
+        let latency = |get: fn(&Latency) -> u64| Some(get(outcome.latency.as_ref()?) as f64 / 1e3);
+        let value = match self {
+            Headline::LatencyP50 => latency(|latency| latency.p50)?,
+            Headline::LatencyP99 => latency(|latency| latency.p99)?,
+            Headline::LatencyP999 => latency(|latency| latency.p99_9)?,
+            Headline::Throughput => outcome.bytes as f64 * 8e-9 / outcome.seconds,
+            Headline::Rate => outcome.operations as f64 / outcome.seconds,
+            Headline::CpuPerOperation => outcome.cpu_all? * 1e6 / outcome.operations as f64,
+            Headline::CpuPerGigabyte => outcome.cpu_all? * 1e9 / outcome.bytes as f64,
+        };
+        value.is_finite().then_some(value)
+    }
+}
