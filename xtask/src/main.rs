@@ -54,7 +54,7 @@ Usage: cargo xtask COMMAND
   fuzz [SECONDS] every fuzz target for some seconds (cargo-fuzz and a nightly toolchain)
   packetdrill [FILTER] [--binary PATH] [--scripts DIR]
                  packetdrill's scripts against the TCP engine, in virtual time
-  suites [--quick] [--only PART] [--jobs N] [--json FILE] [--merge FILE]
+  suites [--quick] [--only NAME] [--part K/N] [--jobs N] [--json FILE] [--merge FILE]
          [--markdown FILE] [--list] [SUITE...]
                  test suites of other projects, plain and accelerated: what differs
   bench          real programs on both paths, ten rounds each, then the lab and the engine

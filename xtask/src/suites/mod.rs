@@ -36,6 +36,7 @@ use std::time::Instant;
 use serde_json::{Value, json};
 
 use self::run::{Grounds, Outcome, Program, Results, Way};
+use self::table::Part;
 use crate::root;
 
 /// How often a test that differs is run again, each way, before it is told of.
@@ -170,12 +171,26 @@ pub(crate) fn run(arguments: &[String]) -> bool {
         arguments.get(at + 1)
     };
     let is_quick = arguments.iter().any(|argument| argument == "--quick");
-    let only = value("--only");
+    let only = value("--only").map(String::as_str);
+    let part = match value("--part").map(|part| part.parse::<Part>()) {
+        None => None,
+        Some(Ok(part)) => Some(part),
+        Some(Err(why)) => {
+            eprintln!("--part: {why}");
+            return false;
+        }
+    };
+    if value("--merge").is_some() && (is_quick || only.is_some()) {
+        eprintln!("--merge takes whole suites or parts by --part, not --only and --quick");
+        return false;
+    }
     let mut named: Vec<&str> = Vec::new();
     let mut words = arguments.iter();
     while let Some(word) = words.next() {
         match word.as_str() {
-            "--json" | "--merge" | "--markdown" | "--only" | "--jobs" => drop(words.next()),
+            "--json" | "--merge" | "--markdown" | "--only" | "--part" | "--jobs" => {
+                words.next();
+            }
             "--quick" => {}
             "--list" => {
                 for suite in &SUITES {
@@ -209,8 +224,14 @@ pub(crate) fn run(arguments: &[String]) -> bool {
     leftovers::watch_signals();
     let wanted = |suite: &&Suite| named.is_empty() || named.contains(&suite.name);
     let wanted: Vec<&Suite> = SUITES.iter().filter(wanted).collect();
-    let (rows, mut complete) = run_all(&wanted, jobs, is_quick, only.map(String::as_str));
-    let mut told: Vec<Value> = rows.iter().map(|row| table::entry(row, &code)).collect();
+    let choice = Choice {
+        is_quick,
+        only,
+        part,
+    };
+    let (rows, mut complete) = run_all(&wanted, jobs, choice);
+    let entry = |row: &Row| table::entry(row, &code, part);
+    let mut told: Vec<Value> = rows.iter().map(entry).collect();
     if let Some(path) = value("--merge") {
         match table::merged(path, told) {
             Ok(all) => told = all,
@@ -241,8 +262,30 @@ pub(crate) fn run(arguments: &[String]) -> bool {
     is_good
 }
 
+/// Which of a suite's programs are run.
+#[derive(Clone, Copy)]
+struct Choice<'a> {
+    is_quick: bool,
+    /// Those with this in their names.
+    only: Option<&'a str>,
+    part: Option<Part>,
+}
+
+impl Choice<'_> {
+    fn of(self, suite: &Suite) -> Result<Vec<Program>, String> {
+        let mut programs = (suite.programs)(self.is_quick)?;
+        if let Some(only) = self.only {
+            programs.retain(|program| program.name.contains(only));
+        }
+        Ok(match self.part {
+            Some(part) => part.of(programs),
+            None => programs,
+        })
+    }
+}
+
 /// Runs suites, `jobs` at a time; their rows in the order of the suites, and whether all could run.
-fn run_all(suites: &[&Suite], jobs: usize, is_quick: bool, only: Option<&str>) -> (Vec<Row>, bool) {
+fn run_all(suites: &[&Suite], jobs: usize, choice: Choice) -> (Vec<Row>, bool) {
     let queue = Mutex::new(suites.iter().enumerate());
     let done: Mutex<BTreeMap<usize, Result<Row, String>>> = Mutex::default();
     let work = || loop {
@@ -255,16 +298,13 @@ fn run_all(suites: &[&Suite], jobs: usize, is_quick: bool, only: Option<&str>) -
         let row = match reserved
             .as_ref()
             .map_err(String::clone)
-            .and_then(|_| (suite.programs)(is_quick))
+            .and_then(|_| choice.of(suite))
         {
             Ok(programs) if programs.is_empty() => {
-                println!("{}: nothing of it is quick", suite.name);
+                println!("{}: nothing of it is chosen", suite.name);
                 continue;
             }
-            Ok(mut programs) => {
-                programs.retain(|program| only.is_none_or(|only| program.name.contains(only)));
-                examine(suite, &programs)
-            }
+            Ok(programs) => examine(suite, &programs),
             Err(why) => Err(why),
         };
         match &row {

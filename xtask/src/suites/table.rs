@@ -3,11 +3,15 @@
 //! A host with other work runs one suite at a time. `--merge FILE` puts the entries of such runs
 //! together: those of the suites that were run now replace those that the file has, and the table
 //! and the exit status are of them all. Each entry says of which code it is.
+//!
+//! A suite may be run in parts, one after the other. Each test is in one [`Part`]. The table has
+//! one row for all parts of a suite, and says which are not there.
 
 use std::fmt::Write;
 use std::fs;
 use std::io::ErrorKind;
 use std::process::Command;
+use std::str::FromStr;
 
 use serde_json::{Value, json};
 
@@ -17,6 +21,48 @@ use crate::root;
 
 /// The part of the tree that a suite runs under.
 const CODE: &str = "crates";
+
+/// A part of a suite's programs: of each `of` that follow each other, the one at `number`, from 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Part {
+    number: usize,
+    of: usize,
+}
+
+impl Part {
+    const WHOLE: Part = Part { number: 1, of: 1 };
+
+    /// The elements of this part.
+    pub(super) fn of<T>(self, all: Vec<T>) -> Vec<T> {
+        let elements = all.into_iter().skip(self.number - 1);
+        elements.step_by(self.of).collect()
+    }
+
+    /// The part of an entry: the whole, where it names none.
+    fn of_entry(entry: &Value) -> Part {
+        let part = entry["part"].as_str().and_then(|part| part.parse().ok());
+        part.unwrap_or(Part::WHOLE)
+    }
+}
+
+impl FromStr for Part {
+    type Err = String;
+
+    /// `2/4`
+    fn from_str(text: &str) -> Result<Part, String> {
+        let numbers = text.split_once('/').and_then(|(number, of)| {
+            let (number, of) = (number.parse().ok()?, of.parse().ok()?);
+            (1..=of).contains(&number).then_some(Part { number, of })
+        });
+        numbers.ok_or_else(|| format!("{text} is not the number of a part, such as 2/4"))
+    }
+}
+
+impl std::fmt::Display for Part {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}", self.number, self.of)
+    }
+}
 
 /// The commit that last changed Toehold, with `+` where there are changes since.
 pub(super) fn code() -> String {
@@ -34,8 +80,8 @@ pub(super) fn code() -> String {
     }
 }
 
-/// The entry of a suite that was run with `code`.
-pub(super) fn entry(row: &Row, code: &str) -> Value {
+/// The entry of a suite, or of a part of it, that was run with `code`.
+pub(super) fn entry(row: &Row, code: &str, part: Option<Part>) -> Value {
     let counts = |results: &Results| {
         json!({
             "passed": results.count(Outcome::Passed),
@@ -56,6 +102,7 @@ pub(super) fn entry(row: &Row, code: &str) -> Value {
     });
     json!({
         "suite": row.suite,
+        "part": part.map(|part| part.to_string()),
         "code": code,
         "good": row.is_good(),
         "plain": counts(&row.plain),
@@ -79,15 +126,37 @@ pub(super) fn merged(path: &str, now: Vec<Value>) -> Result<Vec<Value>, String> 
     Ok(in_order(&earlier, &now))
 }
 
-/// Of each suite the entry of `now`, or else that of `earlier`.
+/// Of each suite the entries of `now`, and those of `earlier` that are other parts of as many.
 fn in_order(earlier: &Value, now: &[Value]) -> Vec<Value> {
     let earlier = earlier["suites"].as_array().map_or(&[][..], Vec::as_slice);
-    let entry = |suite: &str| {
-        let mut both = now.iter().chain(earlier);
-        both.find(|entry| entry["suite"] == suite).cloned()
+    let of_suite = |suite: &str| {
+        let is_of = |entry: &&Value| entry["suite"] == suite;
+        let mut entries: Vec<Value> = now.iter().filter(is_of).cloned().collect();
+        let is_new = !entries.is_empty();
+        for entry in earlier.iter().filter(is_of) {
+            let part = Part::of_entry(entry);
+            let mut parts = entries.iter().map(Part::of_entry);
+            let replaced = parts.any(|new| new.of != part.of || new == part);
+            if !is_new || !replaced {
+                entries.push(entry.clone());
+            }
+        }
+        entries.sort_by_key(|entry| Part::of_entry(entry).number);
+        entries
     };
     let suites = SUITES.iter();
-    suites.filter_map(|suite| entry(suite.name)).collect()
+    suites.flat_map(|suite| of_suite(suite.name)).collect()
+}
+
+/// The name of a suite in the table, with the parts that `entries` has of it if some are missing.
+fn title(suite: &str, entries: &[&Value]) -> String {
+    let parts: Vec<Part> = entries.iter().map(|entry| Part::of_entry(entry)).collect();
+    let of = parts.first().map_or(1, |part| part.of);
+    if parts.len() == of {
+        return suite.to_owned();
+    }
+    let numbers: Vec<String> = parts.iter().map(|part| part.number.to_string()).collect();
+    format!("{suite} (parts {} of {of})", numbers.join(", "))
 }
 
 /// The table of `docs/suites.md`, and a line that says of which code it is.
@@ -98,10 +167,21 @@ pub(super) fn markdown(entries: &[Value]) -> String {
          |---|---|---|---|---|---|---|---|\n",
     );
     let (mut codes, mut total) = (Vec::new(), 0);
-    for entry in entries {
-        let number = |value: &Value| value.as_u64().unwrap_or(0);
-        let list = |name: &str| entry[name].as_array().map_or(&[][..], Vec::as_slice);
-        let named = list("differences").iter().map(|one| {
+    for suite in SUITES.iter().map(|suite| suite.name) {
+        let is_of = |entry: &&Value| entry["suite"] == suite;
+        let entries: Vec<&Value> = entries.iter().filter(is_of).collect();
+        if entries.is_empty() {
+            continue;
+        }
+        let sum = |of: &dyn Fn(&Value) -> &Value| -> u64 {
+            let numbers = entries.iter().map(|entry| of(entry).as_u64().unwrap_or(0));
+            numbers.sum()
+        };
+        let list = |name: &str| -> Vec<&Value> {
+            let lists = entries.iter().filter_map(|entry| entry[name].as_array());
+            lists.flatten().collect()
+        };
+        let named = list("differences").into_iter().map(|one| {
             let test = one["test"].as_str().unwrap_or("?");
             match one["accepted"].is_string() {
                 true => format!("{test} (accepted)"),
@@ -114,22 +194,23 @@ pub(super) fn markdown(entries: &[Value]) -> String {
         } else {
             named.join(", ")
         };
-        let plain = &entry["plain"];
-        let passed = number(&entry["accelerated"]["passed"]);
+        let passed = sum(&|entry| &entry["accelerated"]["passed"]);
         let _ = writeln!(
             text,
             "| {} | {} | {passed} | {} | {} | {} | {} | {named} |",
-            entry["suite"].as_str().unwrap_or("?"),
-            number(&plain["passed"]),
-            number(&plain["skipped"]),
-            number(&plain["failed"]) + number(&plain["hung"]),
-            number(&entry["channels"]),
+            title(suite, &entries),
+            sum(&|entry| &entry["plain"]["passed"]),
+            sum(&|entry| &entry["plain"]["skipped"]),
+            sum(&|entry| &entry["plain"]["failed"]) + sum(&|entry| &entry["plain"]["hung"]),
+            sum(&|entry| &entry["channels"]),
             list("unsteady").len(),
         );
         total += passed;
-        let code = entry["code"].as_str().unwrap_or("unknown");
-        if !codes.contains(&code) {
-            codes.push(code);
+        for entry in entries {
+            let code = entry["code"].as_str().unwrap_or("unknown");
+            if !codes.contains(&code) {
+                codes.push(code);
+            }
         }
     }
     if codes.is_empty() {
@@ -162,6 +243,35 @@ mod tests {
         let all = in_order(&earlier, &[entry("redis", "new", 5)]);
         assert_eq!(all, [entry("curl", "old", 2), entry("redis", "new", 5)]);
         assert_eq!(in_order(&Value::Null, &all), all);
+    }
+
+    #[test]
+    fn each_element_is_in_one_part() {
+        let parts = ["1/3", "2/3", "3/3"].map(|part| part.parse::<Part>().expect("it is a part"));
+        let all = parts.map(|part| part.of(vec!['a', 'b', 'c', 'd']));
+        assert_eq!(all, [vec!['a', 'd'], vec!['b'], vec!['c']]);
+        for wrong in ["0/3", "4/3", "3", "a/b", "1/0"] {
+            assert!(wrong.parse::<Part>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn parts_of_a_suite_add_up_to_one_row() {
+        let part = |part: &str, passed| {
+            let mut entry = entry("curl", "c", passed);
+            entry["part"] = part.into();
+            entry
+        };
+        let first = in_order(&Value::Null, &[part("2/2", 5)]);
+        assert!(markdown(&first).contains("| curl (parts 2 of 2) | 5 | 5 |"));
+        let both = in_order(&json!({"suites": first}), &[part("1/2", 2)]);
+        assert_eq!(both, [part("1/2", 2), part("2/2", 5)]);
+        assert!(markdown(&both).contains("| curl | 7 | 7 | 6 | 4 | 8 | 2 | **a**"));
+        let again = in_order(&json!({"suites": both}), &[part("2/2", 6)]);
+        assert_eq!(again, [part("1/2", 2), part("2/2", 6)]);
+        let whole = entry("curl", "c", 9);
+        let replaced = in_order(&json!({"suites": again}), std::slice::from_ref(&whole));
+        assert_eq!(replaced, [whole]);
     }
 
     #[test]
