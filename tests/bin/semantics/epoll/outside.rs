@@ -67,8 +67,8 @@ pub(super) fn polled(pair: &Pair) {
     );
 }
 
-/// A thread polls an instance of which the connection becomes a member meanwhile, and wakes. Another
-/// thread, which sleeps in a receive all the time, is woken by what comes then.
+/// A thread polls an instance of which the connection becomes a member meanwhile, and wakes.
+/// Another thread, which sleeps in a receive all the time, is woken by what comes then.
 pub(super) fn member_meanwhile(pair: &Pair) {
     const MOMENT: std::time::Duration = std::time::Duration::from_millis(20);
     for _ in 0..5 {
