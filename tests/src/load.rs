@@ -4,20 +4,19 @@
 //! check every byte without ever having been told what was sent, and a byte lost, doubled or moved
 //! shows at once.
 
-/// A reproducible source of decisions (splitmix64).
+/// A reproducible source of decisions.
 #[derive(Clone, Debug)]
-pub struct Random(u64);
+pub struct Random(fastrand::Rng);
 
 impl Random {
     /// A source whose every output follows from `seed`.
     pub fn new(seed: u64) -> Random {
-        Random(seed)
+        Random(fastrand::Rng::with_seed(seed))
     }
 
     /// The next 64 bits.
     pub fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        mix(self.0)
+        self.0.u64(..)
     }
 
     /// A number below `limit`.
@@ -25,7 +24,7 @@ impl Random {
     /// # Panics
     /// When `limit` is zero.
     pub fn below(&mut self, limit: u64) -> u64 {
-        self.bits() % limit
+        self.0.u64(..limit)
     }
 
     /// A size from 1 to `max`, every order of magnitude equally likely.

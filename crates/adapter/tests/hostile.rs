@@ -389,19 +389,17 @@ fn a_table_that_changes_under_the_adapters_eyes_harms_nobody_else() {
 /// Rewrites the first entries and the header, over and over, from one seed.
 fn scribble(table: OwnedFd, done: &std::sync::atomic::AtomicBool) {
     let mut file = File::from(table);
-    let mut state = 0x9e37_79b9_7f4a_7c15u64;
+    let mut random = fastrand::Rng::with_seed(1);
     while !done.load(Ordering::Relaxed) {
         let mut words = Vec::with_capacity(64 * 256);
         for index in 0..64 * 256 / 8 {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
+            let word = random.u64(..);
             let is_state = index % 32 == 0;
             // Entries are live now and then, or nothing would look at the rest.
             let word = if is_state {
-                EntryState::Live as u64 | (state & 3) << 32
+                EntryState::Live as u64 | (word & 3) << 32
             } else {
-                state
+                word
             };
             words.extend(word.to_ne_bytes());
         }

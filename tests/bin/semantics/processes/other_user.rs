@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use toehold_e2e::load::Random;
+
 use super::in_child;
 use crate::role::Pair;
 use crate::sys;
@@ -22,17 +24,15 @@ fn tables() -> Vec<(usize, usize)> {
 fn scribble() {
     /// The header and the first entries: more than this family uses.
     const BYTES: usize = 64 << 10;
-    let mut state = 0x9e37_79b9_7f4a_7c15u64;
+    let mut random = Random::new(1);
     let tables = tables();
     loop {
         for &(from, to) in &tables {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
+            let bits = random.bits();
             let words = BYTES.min(to - from) / 4;
-            let at = from + (state as u32 as usize % words) * 4;
+            let at = from + (bits as u32 as usize % words) * 4;
             // Small numbers pass more checks.
-            let value = (state >> 32) as u32 >> (state % 32);
+            let value = (bits >> 32) as u32 >> (bits % 32);
             // SAFETY: inside a mapping of this process that is shared and writable, and that others
             // use as atomics.
             unsafe { &*(at as *const AtomicU32) }.store(value, Ordering::Relaxed);
