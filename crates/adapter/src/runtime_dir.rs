@@ -397,25 +397,13 @@ const _: () = assert!(SOCKET_NAME.len() < 24);
 mod tests {
     use super::*;
     use std::os::unix::fs::symlink;
+    use tempfile::TempDir;
 
-    /// A scratch directory that is removed with its guard.
-    struct Scratch(PathBuf);
-
-    impl Scratch {
-        fn new(name: &str) -> Scratch {
-            let path =
-                std::env::temp_dir().join(format!("toehold-rt-{}-{name}", std::process::id()));
-            let _ = fs::remove_dir_all(&path);
-            fs::create_dir(&path).expect("scratch directory");
-            fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("mode");
-            Scratch(path)
-        }
-    }
-
-    impl Drop for Scratch {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
-        }
+    /// A scratch directory with the permissions of an ordinary one.
+    fn scratch() -> TempDir {
+        let dir = tempfile::tempdir().expect("scratch directory");
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).expect("mode");
+        dir
     }
 
     fn refusal(path: &Path) -> RuntimeDirError {
@@ -424,8 +412,8 @@ mod tests {
 
     #[test]
     fn a_missing_directory_is_created_private() {
-        let scratch = Scratch::new("create");
-        let dir = RuntimeDir::open_or_create(&scratch.0.join("rt")).expect("created");
+        let scratch = scratch();
+        let dir = RuntimeDir::open_or_create(&scratch.path().join("rt")).expect("created");
         let mode = fs::metadata(dir.path()).expect("metadata").mode() & 0o777;
         assert_eq!(mode, 0o700);
         assert_eq!(
@@ -436,24 +424,24 @@ mod tests {
 
     #[test]
     fn opening_does_not_create() {
-        let scratch = Scratch::new("open");
-        let error = RuntimeDir::open(&scratch.0.join("rt")).expect_err("missing");
+        let scratch = scratch();
+        let error = RuntimeDir::open(&scratch.path().join("rt")).expect_err("missing");
         assert!(error.is_missing());
     }
 
     #[test]
     fn a_link_is_refused_even_to_a_good_directory() {
-        let scratch = Scratch::new("link");
-        let good = RuntimeDir::open_or_create(&scratch.0.join("good")).expect("created");
-        let link = scratch.0.join("link");
+        let scratch = scratch();
+        let good = RuntimeDir::open_or_create(&scratch.path().join("good")).expect("created");
+        let link = scratch.path().join("link");
         symlink(good.path(), &link).expect("link");
         assert!(matches!(refusal(&link), RuntimeDirError::Link { .. }));
     }
 
     #[test]
     fn a_file_is_refused() {
-        let scratch = Scratch::new("file");
-        let file = scratch.0.join("rt");
+        let scratch = scratch();
+        let file = scratch.path().join("rt");
         fs::write(&file, "").expect("file");
         assert!(matches!(
             refusal(&file),
@@ -463,8 +451,8 @@ mod tests {
 
     #[test]
     fn a_mode_that_lets_others_in_is_refused_with_the_remedy() {
-        let scratch = Scratch::new("mode");
-        let path = scratch.0.join("rt");
+        let scratch = scratch();
+        let path = scratch.path().join("rt");
         RuntimeDir::open_or_create(&path).expect("created");
         for mode in [0o750, 0o701, 0o777, 0o704] {
             fs::set_permissions(&path, fs::Permissions::from_mode(mode)).expect("mode");
@@ -480,8 +468,8 @@ mod tests {
     #[test]
     fn another_owner_is_refused() {
         if user_id() == 0 {
-            let scratch = Scratch::new("owner");
-            let path = scratch.0.join("rt");
+            let scratch = scratch();
+            let path = scratch.path().join("rt");
             RuntimeDir::open_or_create(&path).expect("created");
             std::os::unix::fs::chown(&path, Some(65_534), None).expect("chown");
             assert!(matches!(
@@ -500,18 +488,18 @@ mod tests {
 
     #[test]
     fn a_parent_open_to_all_is_refused_unless_sticky() {
-        let scratch = Scratch::new("parent");
-        let path = scratch.0.join("rt");
-        fs::set_permissions(&scratch.0, fs::Permissions::from_mode(0o777)).expect("mode");
+        let scratch = scratch();
+        let path = scratch.path().join("rt");
+        fs::set_permissions(scratch.path(), fs::Permissions::from_mode(0o777)).expect("mode");
         assert!(matches!(refusal(&path), RuntimeDirError::ParentOpen { .. }));
-        fs::set_permissions(&scratch.0, fs::Permissions::from_mode(0o1777)).expect("mode");
+        fs::set_permissions(scratch.path(), fs::Permissions::from_mode(0o1777)).expect("mode");
         RuntimeDir::open_or_create(&path).expect("sticky like /tmp");
     }
 
     #[test]
     fn the_system_directory_is_root_s_and_nobody_else_can_change_it() {
-        let scratch = Scratch::new("system");
-        let path = scratch.0.join("rt");
+        let scratch = scratch();
+        let path = scratch.path().join("rt");
         if user_id() != 0 {
             let made = RuntimeDir::open_or_create_system(&path).expect_err("not root's");
             assert!(matches!(made, RuntimeDirError::NotRoots { .. }));
@@ -536,7 +524,7 @@ mod tests {
             error,
             RuntimeDirError::NotRoots { uid: 65_534, .. }
         ));
-        let link = scratch.0.join("link");
+        let link = scratch.path().join("link");
         symlink("/", &link).expect("link");
         let error = RuntimeDir::open_system(&link).expect_err("a link");
         assert!(matches!(error, RuntimeDirError::Link { .. }));

@@ -189,7 +189,8 @@ fn layouts_and_constants_are_the_kernels() {
         let _ = std::io::stderr().write_all(skipped);
         return;
     }
-    let program = std::env::temp_dir().join(format!("toehold-idxd-{}", std::process::id()));
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join("idxd");
     let mut compiler = Command::new("cc")
         .args(["-x", "c", "-", "-o"])
         .arg(&program)
@@ -204,7 +205,6 @@ fn layouts_and_constants_are_the_kernels() {
         .unwrap();
     assert!(compiler.wait().unwrap().success());
     let output = Command::new(&program).output().unwrap().stdout;
-    std::fs::remove_file(&program).unwrap();
 
     use std::mem::{offset_of, size_of};
     let packed = 0x00ab_cdef | 0x12 << 24;

@@ -154,14 +154,13 @@ fn a_chosen_copybreak_is_used() {
 #[test]
 fn a_calibration_is_remembered_and_a_spoilt_one_measured_again() {
     if !is_child() {
-        let name = format!("toehold-copy-test-{}", std::process::id());
-        let file = std::env::temp_dir().join(name);
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("calibration");
         let path = [("TOEHOLD_COPY_CALIBRATION", file.to_str().unwrap())];
-        again(
+        return again(
             "a_calibration_is_remembered_and_a_spoilt_one_measured_again",
             &path,
         );
-        return std::fs::remove_file(file).unwrap();
     }
     let file = std::env::var("TOEHOLD_COPY_CALIBRATION").unwrap();
     let (first, _) = Calibration::of_this_machine();

@@ -447,15 +447,15 @@ const LAST_LINES: usize = 6;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tempfile::{TempDir, tempdir};
 
-    fn launch(name: &str, script: &str) -> Program {
-        let output =
-            std::env::temp_dir().join(format!("toehold-process-{}-{name}", std::process::id()));
+    /// Starts a shell whose output goes to `folder`.
+    fn launch(folder: &TempDir, script: &str) -> Program {
         let words = ["/bin/sh".to_owned(), "-c".to_owned(), script.to_owned()];
         let launch = Launch {
             words: &words,
             cores: None,
-            output,
+            output: folder.path().join("shell"),
             tracepoint: None,
         };
         Program::start(&launch).expect("a shell")
@@ -467,21 +467,15 @@ mod tests {
             .expect("ends by itself")
     }
 
-    fn clean(program: &Program) {
-        for extension in ["out", "err"] {
-            let _ = fs::remove_file(program.output.with_extension(extension));
-        }
-    }
-
     #[test]
     fn output_and_status_are_kept() {
-        let mut program = launch("status", "echo out; echo err >&2; exit 3");
+        let folder = tempdir().expect("a folder");
+        let mut program = launch(&folder, "echo out; echo err >&2; exit 3");
         let ended = finish(&mut program);
         assert!(!ended.succeeded());
         assert_eq!(ended.words(), "exited with status 3");
         assert_eq!(program.output(), "out\n");
         assert_eq!(program.last_words(), "err");
-        clean(&program);
     }
 
     #[test]
@@ -489,7 +483,8 @@ mod tests {
         take_charge();
         // A grandchild in a session of its own, which ignores SIGTERM.
         let script = "setsid sh -c 'trap \"\" TERM; while :; do sleep 1; done' & echo ready; wait";
-        let mut program = launch("family", script);
+        let folder = tempdir().expect("a folder");
+        let mut program = launch(&folder, script);
         while !program.output().contains("ready") || program.family().len() < 2 {
             thread::yield_now();
         }
@@ -497,29 +492,27 @@ mod tests {
         let ended = program.stop().expect("ended");
         assert_eq!(ended.words(), "was killed by signal 15");
         assert!(family.iter().all(|member| !is_alive(member)), "{family:?}");
-        clean(&program);
     }
 
     #[test]
     fn usage_includes_finished_children() {
+        let folder = tempdir().expect("a folder");
         let mut program = launch(
-            "usage",
+            &folder,
             "sh -c 'i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done'",
         );
         let ended = finish(&mut program);
         assert!(ended.usage.cpu() > 0.0);
-        clean(&program);
     }
 
     #[test]
     fn a_missing_program_is_an_error() {
-        let output =
-            std::env::temp_dir().join(format!("toehold-process-{}-none", std::process::id()));
+        let folder = tempdir().expect("a folder");
         let words = ["/nonexistent/program".to_owned()];
         let launch = Launch {
             words: &words,
             cores: None,
-            output,
+            output: folder.path().join("program"),
             tracepoint: None,
         };
         let error = Program::start(&launch).err().expect("nothing to execute");
@@ -535,21 +528,19 @@ mod tests {
                 return;
             }
         };
-        let output =
-            std::env::temp_dir().join(format!("toehold-process-{}-calls", std::process::id()));
+        let folder = tempdir().expect("a folder");
         // dd makes one read and one write for each of 5000 blocks, in a grandchild of ours.
         let script = "dd if=/dev/zero of=/dev/null bs=1 count=5000 2>/dev/null; true";
         let words = ["/bin/sh".to_owned(), "-c".to_owned(), script.to_owned()];
         let launch = Launch {
             words: &words,
             cores: None,
-            output,
+            output: folder.path().join("program"),
             tracepoint: Some(tracepoint),
         };
         let mut program = Program::start(&launch).expect("a shell");
         assert!(finish(&mut program).succeeded());
         let calls = program.syscalls().expect("counted");
         assert!((10_000..20_000).contains(&calls), "{calls}");
-        clean(&program);
     }
 }

@@ -150,15 +150,13 @@ const PATIENCE: Duration = Duration::from_millis(10);
 mod tests {
     use super::*;
 
-    fn machine(queues: &[(&str, &[(&str, &str)])]) -> PathBuf {
-        static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
-        let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        let name = format!("toehold-dsa-{}-{number}", std::process::id());
-        let sys = std::env::temp_dir().join(name);
+    fn machine(queues: &[(&str, &[(&str, &str)])]) -> tempfile::TempDir {
+        let sys = tempfile::tempdir().unwrap();
         for (queue, files) in queues {
-            fs::create_dir_all(sys.join(queue)).unwrap();
+            let queue = sys.path().join(queue);
+            fs::create_dir(&queue).unwrap();
             for (file, text) in *files {
-                fs::write(sys.join(queue).join(file), format!("{text}\n")).unwrap();
+                fs::write(queue.join(file), format!("{text}\n")).unwrap();
             }
         }
         sys
@@ -185,8 +183,7 @@ mod tests {
                 &[("type", "user"), ("state", "enabled"), ("size", "junk")],
             ),
         ]);
-        let found = probe(&sys).unwrap();
-        fs::remove_dir_all(&sys).unwrap();
+        let found = probe(sys.path()).unwrap();
         let queue = |name: &str, is_shared, size, transfer_max| {
             Ok(Found {
                 name: name.to_owned(),
