@@ -1,7 +1,8 @@
 //! A small seeded generator, so that every order and every interval can be reproduced.
 
 /// SplitMix64 (Steele, Lea and Flood 2014): one word of state, full period, good enough to shuffle
-/// rounds and to resample; nothing here is a secret.
+/// rounds and to resample; nothing here is a secret. It is not a crate's generator: a seed in an
+/// old report must give the same order with every later version.
 #[derive(Clone, Debug)]
 pub struct Rng(u64);
 
