@@ -124,19 +124,20 @@ impl Steps {
                 None => {}
             }
         }
-        let took: f64 = self.done.iter().map(|step| step.took.as_secs_f64()).sum();
-        println!(
-            "{} steps in {:.0} min {:02.0} s",
-            self.done.len(),
-            (took / 60.0).floor(),
-            took % 60.0
-        );
+        let took = self.done.iter().map(|step| step.took).sum();
+        println!("{} steps in {}", self.done.len(), minutes(took));
         println!(
             "{} passed, {} failed, {} skipped",
             total.passed, total.failed, total.skipped
         );
         total.failed == 0
     }
+}
+
+/// Minutes and seconds, rounded to a second.
+fn minutes(took: Duration) -> String {
+    let seconds = took.as_secs_f64().round() as u64;
+    format!("{} min {:02} s", seconds / 60, seconds % 60)
 }
 
 /// A line of the closing table.
@@ -337,6 +338,15 @@ mod tests {
                     1 filtered out; finished in 2.00s";
         assert_eq!(result_of(line), Some((counts(12, 3, 0), 2.0)));
         assert_eq!(result_of("test worker::model ... ok"), None);
+    }
+
+    #[test]
+    fn a_last_second_that_is_rounded_up_makes_a_minute() {
+        let minutes = |ms| minutes(Duration::from_millis(ms));
+        assert_eq!(minutes(59_400), "0 min 59 s");
+        assert_eq!(minutes(59_500), "1 min 00 s");
+        assert_eq!(minutes(179_700), "3 min 00 s");
+        assert_eq!(minutes(1_565_000), "26 min 05 s");
     }
 
     #[test]
