@@ -22,6 +22,7 @@ use rustix::time::{ClockId, clock_gettime};
 use toehold_link::{
     PacketOptions, PacketSocket, Tap, TapOptions, VnetHeader, XdpOptions, XdpSocket, XdpSteering,
 };
+use toehold_measure::stats;
 use toehold_network::Namespace;
 
 const OURS: Ipv4Addr = Ipv4Addr::new(10, 84, 0, 2);
@@ -55,7 +56,7 @@ fn main() {
             let way = if is_out { "out" } else { "in" };
             for (kind, samples) in KINDS.iter().zip(samples) {
                 let [here, there] = [|one: &Sample| one.here, |one: &Sample| one.there];
-                let (here, there) = (median(&samples, here), median(&samples, there));
+                let (here, there) = (median_of(&samples, here), median_of(&samples, there));
                 let lost: u64 = samples.iter().map(|one| one.lost).sum();
                 println!("| {way}, {kind} | {length} B | {here:.0} ns | {there:.0} ns | {lost} |");
             }
@@ -70,10 +71,8 @@ struct Sample {
     lost: u64,
 }
 
-fn median(samples: &[Sample], of: impl Fn(&Sample) -> f64) -> f64 {
-    let mut all: Vec<f64> = samples.iter().map(of).collect();
-    all.sort_by(f64::total_cmp);
-    all[all.len() / 2]
+fn median_of(samples: &[Sample], of: impl Fn(&Sample) -> f64) -> f64 {
+    stats::median(&samples.iter().map(of).collect::<Vec<f64>>())
 }
 
 /// What this thread has had of the processors.

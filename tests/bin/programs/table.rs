@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use toehold_measure::stats::median;
 
 use crate::case::Case;
 use crate::run::Outcome;
@@ -154,16 +155,6 @@ impl Same {
         let least = ratios.iter().copied().fold(f64::INFINITY, f64::min);
         let most = ratios.iter().copied().fold(0.0, f64::max);
         (least, median(&ratios), most)
-    }
-}
-
-fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    match (sorted.len(), sorted.len() / 2) {
-        (0, _) => f64::NAN,
-        (length, half) if length % 2 == 1 => sorted[half],
-        (_, half) => f64::midpoint(sorted[half - 1], sorted[half]),
     }
 }
 
