@@ -339,30 +339,24 @@ fn arm_all(fds: &[pollfd], copy: &mut [pollfd], watch: &mut Watch) {
 
 fn disarm_all(fds: &[pollfd], copy: &[pollfd]) {
     for (from, kernel) in fds.iter().zip(copy) {
-        if from.fd < 0 {
-            continue;
-        }
-        match descriptors::kind(from.fd) {
-            Kind::Connection => {
-                with_connection(from.fd, |connection, end| {
-                    if kernel.revents != 0 {
-                        connection.entry.wakeups.fetch_add(1, Ordering::Relaxed);
+        if from.fd >= 0 && descriptors::kind(from.fd) == Kind::Connection {
+            with_connection(from.fd, |connection, end| {
+                if kernel.revents != 0 {
+                    connection.entry.wakeups.fetch_add(1, Ordering::Relaxed);
+                }
+                if kernel.revents & (POLLPRI | POLLRDHUP | POLLHUP | POLLERR) != 0 {
+                    connection
+                        .entry
+                        .rx_hints
+                        .fetch_or(HINT_LOOK, Ordering::Relaxed);
+                }
+                disarm(connection, end);
+                if kernel.revents & POLLIN != 0 {
+                    if let Some(_held) = lock::try_lock(&connection.entry.rx_lock) {
+                        doorbells::drain(connection, end);
                     }
-                    if kernel.revents & (POLLPRI | POLLRDHUP | POLLHUP | POLLERR) != 0 {
-                        connection
-                            .entry
-                            .rx_hints
-                            .fetch_or(HINT_LOOK, Ordering::Relaxed);
-                    }
-                    disarm(connection, end);
-                    if kernel.revents & POLLIN != 0 {
-                        if let Some(_held) = lock::try_lock(&connection.entry.rx_lock) {
-                            doorbells::drain(connection, end);
-                        }
-                    }
-                });
-            }
-            _ => {}
+                }
+            });
         }
     }
 }
