@@ -30,6 +30,11 @@ test: ## everything that can be tested on this host; installs what that takes
 	@scripts/deps.sh rust demo test suites
 	cargo xtask test
 
+.PHONY: test-pages
+test-pages: ## the lab's pages in headless Chromium, with screenshots; installs it
+	@scripts/deps.sh rust page
+	TOEHOLD_PAGES='$(abspath $(TARGET))/pages' cargo test --release -p toehold-lab --lib -- --ignored browser_tests
+
 .PHONY: suites
 suites: ## the table of docs/suites.md: other projects' tests, both ways, about 40 minutes
 	@scripts/deps.sh rust test suites

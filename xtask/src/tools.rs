@@ -46,7 +46,7 @@ const CALLS: [&str; 8] = [
 const LATER: [&str; 1] = [".command("];
 
 /// Where the tests are.
-const PLACES: [&str; 3] = ["tests", "crates", "xtask/src"];
+const PLACES: [&str; 4] = ["tests", "crates", "lab/src", "xtask/src"];
 
 /// Whether deps.sh installs every program of the tests; prints those that it does not.
 pub(crate) fn check(root: &Path) -> bool {
@@ -73,9 +73,9 @@ pub(crate) fn check(root: &Path) -> bool {
     complete
 }
 
-/// The programs of deps.sh's groups `demo`, `test` and `suites`, each written `PROGRAM:PACKAGE`.
+/// The programs of deps.sh's groups `demo`, `test`, `page` and `suites`, each written `PROGRAM:PACKAGE`.
 fn installed(deps: &str) -> BTreeSet<&str> {
-    let groups = ["demo=(", "test=(", "suites=("]
+    let groups = ["demo=(", "test=(", "page=(", "suites=("]
         .into_iter()
         .filter_map(|group| {
             let (_, rest) = deps.split_once(&format!("\n{group}"))?;

@@ -194,4 +194,6 @@ const PLANS: [(&str, &str); 12] = plans![
 ];
 
 #[cfg(test)]
+mod browser_tests;
+#[cfg(test)]
 mod tests;

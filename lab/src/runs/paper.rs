@@ -100,7 +100,7 @@ fn write_index(folder: &Path, records: &[Record]) -> Result<(), LabError> {
 }
 
 /// The conclusions of all plans, with links to their pages.
-fn index(records: &[Record]) -> String {
+pub(super) fn index(records: &[Record]) -> String {
     let mut body = String::from("<h1>The papers, on this machine</h1>\n");
     for record in records {
         let name = escape(&record.plan.name);

@@ -19,7 +19,7 @@ fn record(latency: impl Fn(&str) -> f64) -> Record {
 }
 
 /// A finished run of six rounds whose latencies are known, in nanoseconds by arm.
-fn made_up(mut plan: PlanFile, latency: impl Fn(&str) -> f64) -> Record {
+pub(super) fn made_up(mut plan: PlanFile, latency: impl Fn(&str) -> f64) -> Record {
     plan.rounds = 6;
     let mut record = Record {
         schema: SCHEMA.to_owned(),
