@@ -73,7 +73,8 @@ pub(crate) fn check(root: &Path) -> bool {
     complete
 }
 
-/// The programs of deps.sh's groups `demo`, `test`, `page` and `suites`, each written `PROGRAM:PACKAGE`.
+/// The programs of the groups `demo`, `test`, `page` and `suites` of deps.sh, each written
+/// `PROGRAM:PACKAGE`.
 fn installed(deps: &str) -> BTreeSet<&str> {
     let groups = ["demo=(", "test=(", "page=(", "suites=("]
         .into_iter()

@@ -43,8 +43,8 @@ use toehold_channel::table::{
 
 use crate::sleepers::Family;
 
-/// Counts a holder out. The decrement pairs with those of the others: whoever is the last sees all
-/// that they did.
+/// Counts a holder out. Pairs with `COUNTED_OUT` of the others: whoever is the last sees all that
+/// they did.
 const COUNTED_OUT: Ordering = Ordering::AcqRel;
 
 /// How long a child may take from its birth to its first instructions, once its parent is dead. One

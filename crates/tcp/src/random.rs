@@ -2,8 +2,8 @@
 
 /// A small, fast generator (xoshiro256**), seeded through SplitMix64.
 ///
-/// It decides jitter and ports; secrets go through SipHash, whose key is drawn from it. The
-/// caller of the engine seeds it from the system's entropy, the simulator from its seed. It is not a
+/// It decides jitter and ports; secrets go through SipHash, whose key is drawn from it. The caller
+/// of the engine seeds it from the system's entropy, the simulator from its seed. It is not a
 /// crate's generator: a recorded seed must replay the same run with every later version.
 #[derive(Clone, Debug)]
 pub struct Random([u64; 4]);
