@@ -74,6 +74,15 @@ impl Host {
         self.adapter.as_mut().expect("started")
     }
 
+    /// The adapter dies suddenly.
+    fn kill_adapter(&mut self) {
+        self.adapter().signal(libc::SIGKILL);
+        assert!(
+            self.adapter().wait(PATIENCE).is_some(),
+            "SIGKILL does not kill"
+        );
+    }
+
     fn system_dir(&self) -> PathBuf {
         self.scratch.path().join("system")
     }
@@ -238,11 +247,7 @@ fn connections_outlive_the_system_adapter_and_new_ones_find_the_next() {
     };
     let mut old = host.pair("old", 0);
     host.assert_direct(&old, "before the adapter's death");
-    host.adapter().signal(libc::SIGKILL);
-    assert!(
-        host.adapter().wait(PATIENCE).is_some(),
-        "SIGKILL does not kill"
-    );
+    host.kill_adapter();
     // Without an adapter two users' connection is the kernel's, and complete.
     let mut between = host.pair("between", 30_000_000);
     for end in &mut between {
@@ -331,11 +336,7 @@ fn live_channels_are_shown_without_the_adapter_that_made_them() {
     };
     let mut pair = host.pair("shown", 0);
     host.assert_direct(&pair, "before the adapter's death");
-    host.adapter().signal(libc::SIGKILL);
-    assert!(
-        host.adapter().wait(PATIENCE).is_some(),
-        "SIGKILL does not kill"
-    );
+    host.kill_adapter();
     host.assert_direct(&pair, "without an adapter");
     // A user is shown its own.
     let words = ["status", "--json", "--adapter", "system"];

@@ -337,7 +337,7 @@ impl fmt::Display for RuntimeDirError {
 
 impl std::error::Error for RuntimeDirError {}
 
-/// What stands at `path`, which has to be a directory and not a link to one.
+/// The metadata of `path`, which has to be a directory and not a link to one.
 fn directory(path: &Path) -> Result<fs::Metadata, RuntimeDirError> {
     let entry =
         fs::symlink_metadata(path).map_err(|error| RuntimeDirError::io("look at", path, error))?;

@@ -85,8 +85,8 @@ fn time_left(record: &Record, started: Instant, first: usize) -> String {
     }
 }
 
-/// What stands while samples are taken: a private directory, adapters, namespaces with links. Gone
-/// when dropped, in this order; its programs die with this process however that ends.
+/// The surroundings of the samples: a private directory, adapters, namespaces with links. Gone when
+/// dropped, in this order; its programs die with this process however that ends.
 struct Scene {
     toehold: PathBuf,
     adapters: Vec<Program>,
