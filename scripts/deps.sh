@@ -15,23 +15,31 @@ rust_minor_min=88
 demo=(cc:gcc /usr/include/stdlib.h:libc6-dev redis-server:redis-server redis-benchmark:redis-tools
     redis-cli:redis-tools iperf3:iperf3 sockperf:sockperf nginx:nginx-light wrk:wrk)
 test=("${demo[@]}" curl:curl ethtool:ethtool git:git initdb:postgresql ip:iproute2 memcached:memcached
-    node:nodejs pg_isready:postgresql pgbench:postgresql pkg-config:pkg-config postgres:postgresql
+    node:nodejs pg_isready:postgresql pgbench:postgresql ping:iputils-ping
+    pkg-config:pkg-config postgres:postgresql
     psql:postgresql python3:python3 redis-check-rdb:redis-tools setpriv:util-linux
     shellcheck:shellcheck ssh:openssh-client ssh-keygen:openssh-client sshd:openssh-server
-    tclsh:tcl tshark:tshark /usr/include/linux/idxd.h:linux-libc-dev)
-suites=(apache2:apache2 cmake:cmake cc:gcc dpkg-source:dpkg-dev haproxy:haproxy make:make perl:perl postgres:postgresql
+    systemctl:systemd systemd-analyze:systemd tclsh:tcl tcpdump:tcpdump tshark:tshark
+    /usr/include/linux/idxd.h:linux-libc-dev
+    /usr/lib/x86_64-linux-gnu/liburing.so.2:liburing2)
+suites=(apache2:apache2 cmake:cmake cc:gcc dpkg-source:dpkg-dev haproxy:haproxy make:make
+    perl:perl postgres:postgresql
     apxs2:apache2-dev /usr/share/perl5/LWP.pm:libwww-perl /usr/share/perl5/HTTP/DAV.pm:libhttp-dav-perl
-    /usr/share/perl5/IO/Socket/SSL.pm:libio-socket-ssl-perl /usr/share/perl5/AnyEvent/WebSocket/Client.pm:libanyevent-websocket-client-perl
+    /usr/share/perl5/IO/Socket/SSL.pm:libio-socket-ssl-perl
+    /usr/share/perl5/AnyEvent/WebSocket/Client.pm:libanyevent-websocket-client-perl
     /usr/lib/x86_64-linux-gnu/perl5/5.36/FCGI.pm:libfcgi-perl
     python3.11:python3.11 setpriv:util-linux socat:socat tclsh:tcl varnishd:varnish varnishtest:varnish
     /usr/include/event.h:libevent-dev /usr/include/openssl/ssl.h:libssl-dev
     /usr/lib/python3.11/test/test_socket.py:libpython3.11-testsuite)
 page=(chromium-headless-shell:chromium-headless-shell)
-bench=(valgrind:valgrind ip:iproute2 ethtool:ethtool)
-services=(redis-server nginx apache2 apache-htcacheclean memcached postgresql iperf3 ssh beanstalkd caddy dovecot etcd haproxy hitch lighttpd mosquitto named
+bench=(valgrind:valgrind ip:iproute2 ethtool:ethtool tbench:dbench nuttcp:nuttcp iperf3:iperf3
+    sockperf:sockperf wrk:wrk)
+services=(redis-server nginx apache2 apache-htcacheclean memcached postgresql iperf3 ssh
+    beanstalkd caddy dovecot etcd haproxy hitch lighttpd mosquitto named
     php8.2-fpm rsync smbd nmbd squid stunnel4 varnish)
 # Services whose packages have other names.
-declare -A package_of=([nginx]=nginx-light [ssh]=openssh-server [apache-htcacheclean]=apache2 [dovecot]=dovecot-core [etcd]=etcd-server [named]=bind9 [smbd]=samba
+declare -A package_of=([nginx]=nginx-light [ssh]=openssh-server [apache-htcacheclean]=apache2
+    [dovecot]=dovecot-core [etcd]=etcd-server [named]=bind9 [smbd]=samba
     [nmbd]=samba)
 policy=/usr/sbin/policy-rc.d
 forbidden=no
