@@ -158,10 +158,10 @@ unsafe impl Backend for Auto {
             .map_or(0, |worker| worker.progress(cookie))
     }
 
-    fn park(&mut self, patience_ns: u64) -> bool {
+    fn park(&mut self, timeout_ns: u64) -> bool {
         self.worker
             .as_mut()
-            .is_some_and(|worker| worker.park(patience_ns))
+            .is_some_and(|worker| worker.park(timeout_ns))
     }
 
     fn helper_cpu_ns(&self) -> Option<u64> {

@@ -1,4 +1,4 @@
-//! What an engine has to be able to do. Everything else is [`Channel`](crate::Channel)'s.
+//! The interface of an engine. Everything else is [`Channel`](crate::Channel)'s.
 
 use core::any::Any;
 
@@ -45,10 +45,10 @@ pub unsafe trait Backend: Send + Any {
         0
     }
 
-    /// Sleeps until there may be an outcome to report, or until `patience_ns` have passed, or for
+    /// Sleeps until there may be an outcome to report, or until `timeout_ns` have passed, or for
     /// no reason at all. An engine that cannot wake a sleeper returns at once and answers `false`.
-    fn park(&mut self, patience_ns: u64) -> bool {
-        let _ = patience_ns;
+    fn park(&mut self, timeout_ns: u64) -> bool {
+        let _ = timeout_ns;
         false
     }
 

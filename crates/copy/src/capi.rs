@@ -290,7 +290,7 @@ pub unsafe extern "C" fn toehold_copy_wait(
     channel: *mut Channel,
     cookie: u64,
     how: c_int,
-    patience_ns: u64,
+    timeout_ns: u64,
 ) -> c_int {
     // SAFETY: the caller's contract.
     let Some(channel) = (unsafe { channel.as_mut() }) else {
@@ -299,7 +299,7 @@ pub unsafe extern "C" fn toehold_copy_wait(
     if !is_issued(channel, cookie) {
         return NO_SUCH_COOKIE;
     }
-    match channel.wait(Cookie::new(cookie), waiting(how, patience_ns)) {
+    match channel.wait(Cookie::new(cookie), waiting(how, timeout_ns)) {
         Ok(_) => 0,
         Err(_) => TIMED_OUT,
     }
@@ -313,7 +313,7 @@ pub unsafe extern "C" fn toehold_copy_wait_through(
     channel: *mut Channel,
     cookie: u64,
     how: c_int,
-    patience_ns: u64,
+    timeout_ns: u64,
 ) -> c_int {
     // SAFETY: the caller's contract.
     let Some(channel) = (unsafe { channel.as_mut() }) else {
@@ -322,7 +322,7 @@ pub unsafe extern "C" fn toehold_copy_wait_through(
     if !is_issued(channel, cookie) {
         return NO_SUCH_COOKIE;
     }
-    match channel.wait_through(Cookie::new(cookie), waiting(how, patience_ns)) {
+    match channel.wait_through(Cookie::new(cookie), waiting(how, timeout_ns)) {
         Ok(()) => 0,
         Err(_) => TIMED_OUT,
     }
@@ -360,14 +360,14 @@ fn is_issued(channel: &Channel, cookie: u64) -> bool {
     cookie > 0 && cookie <= channel.issued().get()
 }
 
-fn waiting(how: c_int, patience_ns: u64) -> Waiting {
+fn waiting(how: c_int, timeout_ns: u64) -> Waiting {
     let waiting = match how {
         0 => Waiting::SPIN,
         1 => Waiting::YIELD,
         _ => Waiting::PARK,
     };
-    match patience_ns {
+    match timeout_ns {
         u64::MAX => waiting,
-        patience_ns => waiting.at_most(Duration::from_nanos(patience_ns)),
+        timeout_ns => waiting.at_most(Duration::from_nanos(timeout_ns)),
     }
 }

@@ -18,8 +18,8 @@ use crate::{Cookie, Operation};
 /// that is still running can be used already.
 ///
 /// An operation is *held* while it is fenced or while the engine's queue is full, and handed over
-/// by a later poll. What an engine cannot do, or does not finish, the processor does: a channel
-/// always works.
+/// by a later poll. The processor does the operations that an engine cannot do, or does not finish:
+/// a channel always works.
 ///
 /// Dropping a channel waits for everything in flight. Memory in the safe interface is tied to
 /// [`scope`](Self::scope) instead, which cannot be forgotten.
@@ -46,7 +46,7 @@ pub struct Channel {
     epoch: u64,
 }
 
-/// What happens to an operation that its engine did not finish.
+/// The treatment of an operation that its engine did not finish.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Recovery {
     /// The processor finishes it, and it counts as done.
@@ -56,7 +56,7 @@ pub enum Recovery {
     Report,
 }
 
-/// What a channel has done so far.
+/// The counts of a channel's work so far.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Counters {
     /// Operations accepted.
@@ -315,7 +315,7 @@ impl Channel {
         self.backend.name()
     }
 
-    /// What this channel has done so far.
+    /// The counts of this channel's work so far.
     pub fn counters(&self) -> Counters {
         self.counters
     }
@@ -416,17 +416,17 @@ impl Channel {
                 core::hint::spin_loop();
                 continue;
             }
-            let patience_ns = waiting.patience_ns().ok_or(TimedOut)?;
+            let timeout_ns = waiting.timeout_ns().ok_or(TimedOut)?;
             if looks > spins {
-                self.rest(waiting.then, patience_ns);
+                self.rest(waiting.then, timeout_ns);
             }
         }
     }
 
-    fn rest(&mut self, then: Then, patience_ns: u64) {
+    fn rest(&mut self, then: Then, timeout_ns: u64) {
         match then {
             Then::Spin => core::hint::spin_loop(),
-            Then::Park if self.backend.park(patience_ns) => self.counters.parks += 1,
+            Then::Park if self.backend.park(timeout_ns) => self.counters.parks += 1,
             Then::Park | Then::Yield => {
                 #[cfg(feature = "std")]
                 std::thread::yield_now();

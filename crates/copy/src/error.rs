@@ -1,4 +1,4 @@
-//! What can go wrong, in three places: submitting, running, waiting.
+//! The errors, in three places: submitting, running, waiting.
 
 use core::fmt;
 

@@ -10,8 +10,8 @@ use crate::cpu::execute;
 use crate::operation::Kind;
 use crate::{Cookie, Operation};
 
-/// What the engine is to do wrong, and how often. Each `*_in_256` is a chance: 0 is never, 256
-/// always.
+/// The faults that the engine is to make, and how often. Each `*_in_256` is a chance: 0 is never,
+/// 256 always.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Mischief {
     /// Decides everything below.

@@ -102,7 +102,7 @@ pub unsafe fn copy_nontemporal(source: *const u8, target: *mut u8, len: usize) {
     }
 }
 
-/// What the hardware calls a cache line.
+/// The hardware's cache line.
 const LINE_BYTES: usize = 64;
 
 /// Distance between the four streams.

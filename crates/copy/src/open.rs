@@ -99,7 +99,7 @@ pub fn names() -> Vec<&'static str> {
 /// An engine and whether it can be had here.
 pub(crate) struct Engine {
     pub(crate) name: &'static str,
-    /// What it is.
+    /// A description of the engine.
     pub(crate) about: String,
     /// Why it cannot be had here, if so.
     pub(crate) missing: Option<String>,

@@ -1,10 +1,10 @@
-//! What an engine can be asked to do: one flat, copyable description per piece of work.
+//! The operations of an engine: one flat, copyable description per piece of work.
 
 use core::ops::BitOr;
 
 use crate::error::SubmitError;
 
-/// What an operation does with its memory.
+/// The effect of an operation on its memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     /// Copies the source to the target.
@@ -132,7 +132,7 @@ impl Operation {
         self
     }
 
-    /// What it does.
+    /// The operation's kind.
     #[inline]
     pub const fn kind(&self) -> Kind {
         self.kind

@@ -249,7 +249,7 @@ impl<'scope> Ticket<'_, 'scope> {
     }
 }
 
-/// What a ticket needs of its scope, without the scope's other lifetime.
+/// The part of a scope that a ticket needs, without the scope's other lifetime.
 trait Lender {
     fn look(&self, cookie: Cookie) -> Status;
     fn wait(&self, cookie: Cookie, waiting: Waiting) -> Status;

@@ -5,10 +5,10 @@
 //! calls here take raw pointers, form no reference to the shared side, and hand the bytes to the
 //! platform's `memcpy`, whose loads and stores the compiler cannot see into.
 //!
-//! What arrives is *some* value of each byte. A peer that writes while we read gives us a mixture
-//! of old and new: a caller must treat copied bytes as data and never check them in place and use
-//! them again from the region. Ordering is not provided: a position published with Release and read
-//! with Acquire makes the bytes before it visible.
+//! A copy from shared memory gives *some* value of each byte. A peer that writes while we read
+//! gives us a mixture of old and new: a caller must treat copied bytes as data and never check them
+//! in place and use them again from the region. Ordering is not provided: a position published with
+//! Release and read with Acquire makes the bytes before it visible.
 
 /// Copies `len` bytes out of shared memory at `source` to private memory at `target`.
 ///

@@ -42,7 +42,7 @@ impl<T> UnsafeCell<T> {
 
 /// A word that one thread can sleep on until another changes it and wakes it: a futex.
 pub(crate) struct Gate {
-    /// What the sleeper looks at. Wakers change it first, then call [`wake`](Self::wake).
+    /// The word that the sleeper looks at. Wakers change it first, then call [`wake`](Self::wake).
     pub(crate) word: AtomicU32,
     #[cfg(loom)]
     model: (loom::sync::Mutex<()>, loom::sync::Condvar),
@@ -59,15 +59,15 @@ impl Gate {
 
     /// Sleeps unless the word is no longer `expected`; returns for any reason or none.
     #[cfg(not(loom))]
-    pub(crate) fn sleep(&self, expected: u32, patience_ns: u64) {
-        let patience = libc::timespec {
-            tv_sec: (patience_ns / 1_000_000_000) as libc::time_t,
-            tv_nsec: (patience_ns % 1_000_000_000) as libc::c_long,
+    pub(crate) fn sleep(&self, expected: u32, timeout_ns: u64) {
+        let timeout = libc::timespec {
+            tv_sec: (timeout_ns / 1_000_000_000) as libc::time_t,
+            tv_nsec: (timeout_ns % 1_000_000_000) as libc::c_long,
         };
-        let limit: *const libc::timespec = if patience_ns == u64::MAX {
+        let limit: *const libc::timespec = if timeout_ns == u64::MAX {
             core::ptr::null()
         } else {
-            &patience
+            &timeout
         };
         // SAFETY: the word outlives the call, the time is on our stack or null.
         unsafe {
@@ -95,9 +95,10 @@ impl Gate {
         };
     }
 
-    /// What the kernel does: look at the word and go to sleep in one step, seen from the waker.
+    /// Models the kernel's futex: it looks at the word and goes to sleep in one step, as the waker
+    /// sees it.
     #[cfg(loom)]
-    pub(crate) fn sleep(&self, expected: u32, _patience_ns: u64) {
+    pub(crate) fn sleep(&self, expected: u32, _timeout_ns: u64) {
         let guard = self.model.0.lock().unwrap();
         // Relaxed: the model's lock orders it, as the kernel's does.
         if self.word.load(Ordering::Relaxed) == expected {

@@ -20,7 +20,7 @@ pub struct Waiting {
     pub(crate) deadline: Option<Instant>,
 }
 
-/// What follows the spinning.
+/// The action that follows the spinning.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Then {
     Spin,
@@ -61,8 +61,8 @@ impl Waiting {
 
     /// Waits for this long at most, from now.
     #[cfg(feature = "std")]
-    pub fn at_most(self, patience: Duration) -> Waiting {
-        self.until(Instant::now() + patience)
+    pub fn at_most(self, timeout: Duration) -> Waiting {
+        self.until(Instant::now() + timeout)
     }
 
     pub(crate) fn without_deadline(self) -> Waiting {
@@ -70,7 +70,7 @@ impl Waiting {
     }
 
     /// Nanoseconds left, `u64::MAX` without a deadline, or `None` when it has passed.
-    pub(crate) fn patience_ns(&self) -> Option<u64> {
+    pub(crate) fn timeout_ns(&self) -> Option<u64> {
         #[cfg(feature = "std")]
         if let Some(deadline) = self.deadline {
             let left = deadline.checked_duration_since(Instant::now())?;

@@ -47,7 +47,7 @@ fn the_skeleton_device_copies_registered_memory() {
     }
     assert_eq!(channel.counters().failed, 0);
 
-    // What the device cannot do, the processor does.
+    // The processor does the operations that the device cannot do.
     channel.scope(|scope| {
         let (bytes, sum) = scope
             .copy_crc32c(&source, &mut target, 0)

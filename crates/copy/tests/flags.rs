@@ -1,4 +1,4 @@
-//! What each wish does that goes with an operation.
+//! Tests of the flags that go with an operation.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -9,14 +9,14 @@ use toehold_copy::{
 };
 
 const LEN: usize = 20_000;
-/// What takes longer will never be done.
+/// An operation that takes longer will never be done.
 const HANG: Duration = Duration::from_secs(60);
 
 fn source() -> Vec<u8> {
     (0..LEN as u32).map(|i| ((i * 13) >> 3) as u8).collect()
 }
 
-/// What reached an engine: an operation's length and flags, or a doorbell.
+/// A call that reached an engine: an operation's length and flags, or a doorbell.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Seen {
     Operation(usize, Flags),

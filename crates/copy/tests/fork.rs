@@ -29,7 +29,7 @@ fn channels() -> Vec<Channel> {
     ]
 }
 
-/// What the child does with a channel that was its parent's. True when all is as it should be.
+/// The child uses a channel that was its parent's. True when all is as it should be.
 fn child_is_well(channel: &mut Channel, source: &[u8]) -> bool {
     let issued = channel.issued();
     channel.drain();
@@ -42,7 +42,7 @@ fn child_is_well(channel: &mut Channel, source: &[u8]) -> bool {
             _ => return false,
         }
     }
-    // What the child submits is done, by the processor if by nobody else.
+    // The child's operations are done, by the processor if by nobody else.
     let mut target = vec![0u8; 100_000];
     channel.scope(|scope| {
         scope
@@ -78,7 +78,7 @@ fn the_parent_gets_every_byte_and_the_child_does_not_hang() {
                 // SAFETY: ends the child without running the test harness's destructors.
                 unsafe { libc::_exit(if well && wiped { 0 } else { 1 }) };
             }
-            // What the parent writes now would move ordinary pages away from under a device.
+            // The parent's writes would now move ordinary pages away from under a device.
             channel.drain();
             for target in &targets {
                 assert!(target[..] == source[..]);

@@ -20,14 +20,14 @@ enum Ends {
 /// More parks than fit into a brief wait; dropping the channel gets through them.
 const MANY_PARKS: u32 = 100_000;
 
-/// Ends one operation when it is told to, touches no memory, and writes down the patience of
+/// Ends one operation when it is told to, touches no memory, and writes down the timeout of
 /// whoever parked.
 struct Sleeper {
     ends: Ends,
     can_wake: bool,
     begun: Option<Cookie>,
     polls: u32,
-    patiences: Arc<Mutex<Vec<u64>>>,
+    timeouts: Arc<Mutex<Vec<u64>>>,
 }
 
 // SAFETY: touches no memory.
@@ -43,7 +43,7 @@ unsafe impl Backend for Sleeper {
 
     fn poll(&mut self, report: &mut dyn FnMut(Cookie, Outcome)) {
         self.polls += 1;
-        let parks = self.patiences.lock().unwrap().len() as u32;
+        let parks = self.timeouts.lock().unwrap().len() as u32;
         let is_over = match self.ends {
             Ends::AtPoll(poll) => self.polls >= poll,
             Ends::AtPark(park) => parks >= park,
@@ -53,8 +53,8 @@ unsafe impl Backend for Sleeper {
         }
     }
 
-    fn park(&mut self, patience_ns: u64) -> bool {
-        self.patiences.lock().unwrap().push(patience_ns);
+    fn park(&mut self, timeout_ns: u64) -> bool {
+        self.timeouts.lock().unwrap().push(timeout_ns);
         self.can_wake
     }
 
@@ -64,20 +64,20 @@ unsafe impl Backend for Sleeper {
 }
 
 /// A failing test holds no lock: its channel is still to be dropped.
-fn copied(patiences: &Mutex<Vec<u64>>) -> Vec<u64> {
-    patiences.lock().unwrap().clone()
+fn copied(timeouts: &Mutex<Vec<u64>>) -> Vec<u64> {
+    timeouts.lock().unwrap().clone()
 }
 
 /// A channel to a sleeper with one operation in flight, and how long it was told to sleep each
 /// time.
 fn asleep(ends: Ends, can_wake: bool) -> (Channel, Cookie, Arc<Mutex<Vec<u64>>>) {
-    let patiences = Arc::default();
+    let timeouts = Arc::default();
     let sleeper = Sleeper {
         ends,
         can_wake,
         begun: None,
         polls: 0,
-        patiences: Arc::clone(&patiences),
+        timeouts: Arc::clone(&timeouts),
     };
     let mut channel = Channel::new(sleeper, 2);
     // Two addresses; nobody looks there.
@@ -85,28 +85,28 @@ fn asleep(ends: Ends, can_wake: bool) -> (Channel, Cookie, Arc<Mutex<Vec<u64>>>)
     let operation = Operation::copy(source, source.wrapping_add(1).cast_mut(), 1);
     // SAFETY: the sleeper touches nothing.
     let cookie = unsafe { channel.submit(operation) }.unwrap();
-    (channel, cookie, patiences)
+    (channel, cookie, timeouts)
 }
 
 #[test]
 fn spinning_and_yielding_never_sleep() {
     for waiting in [Waiting::SPIN, Waiting::YIELD] {
         for waiting in [waiting, waiting.with_spins(0), waiting.with_spins(3)] {
-            let (mut channel, cookie, patiences) = asleep(Ends::AtPoll(2000), true);
+            let (mut channel, cookie, timeouts) = asleep(Ends::AtPoll(2000), true);
             assert_eq!(channel.wait(cookie, waiting), DONE);
             assert_eq!(channel.counters().parks, 0);
-            assert_eq!(copied(&patiences), []);
+            assert_eq!(copied(&timeouts), []);
         }
     }
 }
 
 #[test]
 fn parking_sleeps_once_its_spins_are_used_up() {
-    let (mut channel, cookie, patiences) = asleep(Ends::AtPark(3), true);
+    let (mut channel, cookie, timeouts) = asleep(Ends::AtPark(3), true);
     assert_eq!(channel.wait(cookie, Waiting::PARK), DONE);
     assert_eq!(channel.counters().parks, 3);
     // Without a deadline there is no end to it.
-    assert_eq!(copied(&patiences), [u64::MAX; 3]);
+    assert_eq!(copied(&timeouts), [u64::MAX; 3]);
 
     let (mut channel, cookie, _) = asleep(Ends::AtPoll(100), true);
     assert_eq!(channel.wait(cookie, Waiting::PARK.with_spins(200)), DONE);
@@ -115,23 +115,23 @@ fn parking_sleeps_once_its_spins_are_used_up() {
 
 #[test]
 fn an_engine_that_wakes_nobody_is_looked_at_between_yields() {
-    let (mut channel, cookie, patiences) = asleep(Ends::AtPark(5), false);
+    let (mut channel, cookie, timeouts) = asleep(Ends::AtPark(5), false);
     assert_eq!(channel.wait(cookie, Waiting::PARK.with_spins(0)), DONE);
-    assert_eq!(copied(&patiences).len(), 5);
+    assert_eq!(copied(&timeouts).len(), 5);
     assert_eq!(channel.counters().parks, 0);
 }
 
 #[test]
 fn a_sleeper_is_told_how_long_at_most() {
-    let (mut channel, cookie, patiences) = asleep(Ends::AtPark(2), true);
+    let (mut channel, cookie, timeouts) = asleep(Ends::AtPark(2), true);
     let hour = Duration::from_secs(3600);
     let waiting = Waiting::PARK.with_spins(0).at_most(hour);
     assert_eq!(channel.wait(cookie, waiting), DONE);
-    let patiences = copied(&patiences);
-    assert_eq!(patiences.len(), 2);
+    let timeouts = copied(&timeouts);
+    assert_eq!(timeouts.len(), 2);
     let hour_ns = hour.as_nanos() as u64;
-    assert!(patiences.iter().all(|&patience| patience <= hour_ns));
-    assert!(patiences[1] <= patiences[0]);
+    assert!(timeouts.iter().all(|&timeout| timeout <= hour_ns));
+    assert!(timeouts[1] <= timeouts[0]);
 }
 
 #[test]

@@ -132,7 +132,7 @@ impl Environment {
         ]
     }
 
-    /// What makes two runs comparable: where it differs, so do the numbers.
+    /// The properties that make two runs comparable: where they differ, so do the numbers.
     pub fn fingerprint(&self) -> String {
         format!(
             "{}; {} cores; Linux {}; congestion control {}",
@@ -140,7 +140,7 @@ impl Environment {
         )
     }
 
-    /// What here makes the numbers worse than they need to be.
+    /// The properties of this host that make the numbers worse than they need to be.
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
         if let Some(load) = self.load_before.filter(|load| *load > LOAD_QUIET) {
@@ -161,8 +161,8 @@ impl Environment {
         warnings
     }
 
-    /// What to know about the kernel's bulk throughput, unless the programs chose another
-    /// congestion control.
+    /// A note about the kernel's bulk throughput, unless the programs chose another congestion
+    /// control.
     pub fn pacing(&self) -> Option<String> {
         (self.congestion_control == "bbr").then(|| {
             "congestion control is bbr, which paces: the kernel's bulk throughput on loopback is \

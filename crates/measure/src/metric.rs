@@ -1,4 +1,4 @@
-//! What a round is measured in.
+//! The metrics of a round.
 
 use serde::Serialize;
 
@@ -28,9 +28,9 @@ impl Better {
 /// One number of one round.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Metric {
-    /// What it is; the same on every path, so that rounds can be joined by it.
+    /// The metric's name, equal on every path, so that rounds can be joined by it.
     pub name: String,
-    /// What it counts.
+    /// The unit that it counts.
     pub unit: String,
     /// How much.
     pub value: f64,
@@ -77,11 +77,11 @@ impl Metric {
 pub struct Work {
     /// How many units.
     pub amount: f64,
-    /// What one unit is: "request", "GB", "message", "run".
+    /// One unit of work: "request", "GB", "message", "run".
     pub unit: &'static str,
 }
 
-/// What a client's output said.
+/// The numbers in a client's output.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Reading {
     /// Its numbers, the most telling one first.

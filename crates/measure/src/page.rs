@@ -92,7 +92,6 @@ const STYLE: &str = "\
 :root{--paper:#14171b;--ink:#e6e9ed;--quiet:#98a2b0;--rule:#2c323a;\
 --c0:#98a2b0;--c1:#5fa8f5;--c2:#f0a35e;--c3:#3fc79c;--c4:#dd9cc4;--c5:#d8bd4a;--c6:#7fc6ee;\
 --c7:#c89a7a;--good:#5cc98a;--bad:#f08a74}}\
-@media print{:root{--paper:#fff;--ink:#000;--quiet:#444}figure{break-inside:avoid}}\
 *{box-sizing:border-box}\
 body{margin:0;background:var(--paper);color:var(--ink);font:16px/1.5 system-ui,sans-serif}\
 main{max-width:1120px;margin:0 auto;padding:20px 16px 48px}\
@@ -108,7 +107,9 @@ svg{width:100%;max-width:480px;height:auto;display:block}\
 svg text{fill:var(--quiet);font-size:13px}svg .ink{fill:var(--ink)}\
 .said{margin:.3em 0 0;font-size:.92em}.rule{stroke:var(--rule)}circle{opacity:.8}\
 .band{opacity:.18;stroke-width:0}.median{stroke-width:2.5}.line{fill:none!important;\
-stroke-width:2}.published{stroke-dasharray:2 4}.key{display:inline-block;margin:0 14px 2px 0;\
+stroke-width:2}.published{stroke-dasharray:2 4}.dashed{stroke-dasharray:8 4}\
+.dotted{stroke-dasharray:8 3 2 3}.mark{stroke-width:0;opacity:.85}\
+.key{display:inline-block;margin:0 14px 2px 0;\
 font-size:.88em}.key svg{display:inline-block;width:26px;vertical-align:middle}\
 .c0{fill:var(--c0);stroke:var(--c0)}.c1{fill:var(--c1);stroke:var(--c1)}\
 .c2{fill:var(--c2);stroke:var(--c2)}.c3{fill:var(--c3);stroke:var(--c3)}\
@@ -120,7 +121,12 @@ vertical-align:top}th{color:var(--quiet);font-weight:600}tbody tr{border-top:1px
 .number{text-align:right;font-variant-numeric:tabular-nums}.quiet{color:var(--quiet)}\
 .better{color:var(--good)}.worse{color:var(--bad)}\
 .banner{border:2px solid var(--bad);padding:8px 12px;font-weight:600}\
-.conclusion{font-size:1.1em;border-left:4px solid var(--c1);padding-left:12px}";
+.conclusion{font-size:1.1em;border-left:4px solid var(--c1);padding-left:12px}\
+@page{margin:10mm}@media print{:root{--paper:#fff;--ink:#000;--quiet:#444;--rule:#bbb}\
+body{font-size:11pt}\
+main{padding:0;max-width:none}figure,tr{break-inside:avoid}h2{break-after:avoid}\
+.grid{grid-template-columns:1fr 1fr}.wide{overflow:visible}table{font-size:8pt;width:100%}\
+td,th{padding:1px 6px 1px 0;overflow-wrap:anywhere}.number{overflow-wrap:normal}}";
 
 #[cfg(test)]
 mod tests {

@@ -65,10 +65,11 @@ pub fn lines(title: &str, x: Axis<'_>, y: Axis<'_>, lines: &[Line]) -> Option<St
         if !points.is_empty() {
             let _ = write!(
                 keys,
-                "<span class=key><svg viewBox=\"0 0 26 10\"><path class=\"line c{}{}\" \
-                 d=\"M0 5H24\"/></svg> {}</span>",
+                "<span class=key><svg viewBox=\"0 0 26 10\"><path class=\"line c{0}{1}\" \
+                 d=\"M0 5H24\"/>{2}</svg> {3}</span>",
                 at % COLOURS,
-                published(line),
+                manner(at, line),
+                marker(at, line, 12.0, 5.0, ""),
                 escape(&line.name)
             );
         }
@@ -217,29 +218,52 @@ fn draw_line(
         let step = if path.is_empty() { "M" } else { "L" };
         let _ = write!(path, "{step}{px:.1} {py:.1}");
         let (low, high) = point.bounds;
-        let _ = writeln!(
-            svg,
-            "<path class=c{colour} d=\"M{px:.1} {:.1}V{:.1}\"/>\
-             <circle class=c{colour} cx={px:.1} cy={py:.1} r=3>\
-             <title>{} at {}: {} [{}, {}]</title></circle>",
-            y.place(low),
-            y.place(high),
+        let title = format!(
+            "<title>{} at {}: {} [{}, {}]</title>",
             escape(&line.name),
             number(point.x, x.axis.is_bytes),
             number(point.y, false),
             number(low, false),
             number(high, false)
         );
+        let _ = writeln!(
+            svg,
+            "<path class=c{colour} d=\"M{px:.1} {:.1}V{:.1}\"/>\
+             {}",
+            y.place(low),
+            y.place(high),
+            marker(at, line, px, py, &title)
+        );
     }
     let _ = writeln!(
         svg,
         "<path class=\"line c{colour}{}\" d=\"{path}\"/>",
-        published(line)
+        manner(at, line)
     );
 }
 
-fn published(line: &Line) -> &'static str {
-    if line.is_published { " published" } else { "" }
+/// How a line is drawn beside its colour, which others have, too: colours repeat.
+fn manner(at: usize, line: &Line) -> &'static str {
+    match at / COLOURS {
+        _ if line.is_published => " published",
+        0 => "",
+        1 => " dashed",
+        _ => " dotted",
+    }
+}
+
+/// A point as a shape: one for each turn of the colours, and another for others' numbers.
+fn marker(at: usize, line: &Line, x: f64, y: f64, title: &str) -> String {
+    let path = match at / COLOURS {
+        _ if line.is_published => format!("M{x:.1} {:.1}l4 4l-4 4l-4 -4z", y - 4.0),
+        0 => format!("M{:.1} {y:.1}a3 3 0 1 0 6 0a3 3 0 1 0 -6 0z", x - 3.0),
+        1 => format!("M{:.1} {:.1}h6v6h-6z", x - 3.0, y - 3.0),
+        _ => format!("M{x:.1} {:.1}l4 7h-8z", y - 4.0),
+    };
+    format!(
+        "<path class=\"mark c{}\" d=\"{path}\">{title}</path>",
+        at % COLOURS
+    )
 }
 
 /// From values to places on the paper.
@@ -405,11 +429,37 @@ mod tests {
             ])],
         );
         let svg = drawn.expect("one point");
-        assert_eq!(svg.matches("<circle").count(), 1);
+        assert_eq!(svg.matches("<title>").count(), 1);
         assert!(
             svg.contains("a &lt;line&gt;") && svg.contains("published") && !svg.contains("NaN")
         );
         assert!(lines("t", BYTES, LINEAR, &[line(vec![point(0.0, 1.0)])]).is_none());
+    }
+
+    #[test]
+    fn lines_of_one_colour_differ_in_dashes_and_in_shapes() {
+        let all: Vec<Line> = (0..2 * COLOURS + 2)
+            .map(|at| Line {
+                name: format!("line {at}"),
+                points: vec![Point {
+                    x: 1.0 + at as f64,
+                    y: 1.0,
+                    bounds: (1.0, 1.0),
+                }],
+                is_published: at == 1,
+            })
+            .collect();
+        // Of lines 0, 8 and 16, which share a colour, and of line 1, whose numbers are others'.
+        let drawn: Vec<(&str, String)> = [0, COLOURS, 2 * COLOURS, 1]
+            .map(|at| (manner(at, &all[at]), marker(at, &all[at], 9.0, 9.0, "")))
+            .to_vec();
+        for (at, one) in drawn.iter().enumerate() {
+            for other in &drawn[at + 1..] {
+                assert!(one.0 != other.0 && one.1 != other.1, "{one:?} {other:?}");
+            }
+        }
+        let svg = lines("t", BYTES, LINEAR, &all).expect("points");
+        assert!(svg.contains(" dashed\"") && svg.contains(" dotted\""));
     }
 
     #[test]

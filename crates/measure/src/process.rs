@@ -19,7 +19,7 @@ use crate::cpus;
 use crate::procfs::{self, Process, Usage};
 use crate::syscalls::{Counter, Tracepoint};
 
-/// What to start.
+/// A program to start, and its surroundings.
 pub struct Launch<'a> {
     /// The program and its arguments.
     pub words: &'a [String],
@@ -48,7 +48,7 @@ pub struct Ended {
     status: libc::c_int,
     /// From its start to its end.
     pub elapsed: Duration,
-    /// What it and its finished descendants used.
+    /// The resources that the program and its finished descendants used.
     pub usage: Usage,
 }
 
@@ -207,7 +207,7 @@ impl Program {
         self.ended
     }
 
-    /// What it wrote to its standard output.
+    /// The program's standard output.
     pub fn output(&self) -> String {
         read_lossy(&self.output.with_extension("out"))
     }
@@ -380,7 +380,7 @@ fn is_alive(process: &Process) -> bool {
 }
 
 fn signal(target: libc::pid_t, number: libc::c_int) {
-    // SAFETY: `kill` touches no memory; a target that is gone already is what we want.
+    // SAFETY: `kill` touches no memory; a target that is gone already needs no signal.
     unsafe { libc::kill(target, number) };
 }
 

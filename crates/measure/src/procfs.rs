@@ -1,4 +1,4 @@
-//! What `/proc` says about the host's cores and about trees of processes.
+//! The content of `/proc` about the host's cores and about trees of processes.
 //!
 //! No control groups and no tracing: both may be absent or need privileges. The kernel scales a
 //! process's times by its exact run time and reports them in ticks of 10 ms, so rounds of a second
@@ -64,7 +64,7 @@ impl Sub for HostTimes {
     }
 }
 
-/// What a set of processes used.
+/// The resources that a set of processes used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Usage {
     /// Seconds in programs.
@@ -111,7 +111,7 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// What the members of `family` have used, with their finished children.
+    /// The resources that the members of `family` have used, with their finished children.
     pub fn of(family: &[Process]) -> Snapshot {
         let mut snapshot = Snapshot::default();
         for process in family {

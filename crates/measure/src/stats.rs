@@ -7,12 +7,12 @@
 //! The interval of a median lies between two of the sorted samples. Each sample falls below the
 //! true median as a coin falls, whatever the distribution, so the chance that the interval misses
 //! is a binomial sum: the interval is exact, needs no resampling, and holds in 95 of 100 cases at
-//! least. Fewer than [`ROUNDS_FOR_INTERVAL`] samples have no such interval. What is shown then is
-//! called what it is: least to most ([`Kind::Range`]).
+//! least. Fewer than [`ROUNDS_FOR_INTERVAL`] samples have no such interval. Then the report shows
+//! the least and the most, and says so ([`Kind::Range`]).
 
 use serde::{Deserialize, Serialize};
 
-/// What the two bounds of an interval are.
+/// The meaning of an interval's two bounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
@@ -29,11 +29,11 @@ pub struct Interval {
     pub low: f64,
     /// Upper bound.
     pub high: f64,
-    /// What the bounds are.
+    /// The meaning of the bounds.
     pub kind: Kind,
 }
 
-/// What the samples of one metric on one arm say.
+/// The statistics of one metric's samples on one arm.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Summary {
     /// How many rounds are in it.
@@ -44,7 +44,7 @@ pub struct Summary {
     pub median_low: f64,
     /// Upper bound of the median.
     pub median_high: f64,
-    /// What these bounds are.
+    /// The meaning of these bounds.
     pub interval: Kind,
     /// The quarter of the values below.
     pub quartile_low: f64,
@@ -72,7 +72,7 @@ pub struct Ratio {
     pub low: f64,
     /// Upper bound.
     pub high: f64,
-    /// What the bounds are.
+    /// The meaning of the bounds.
     pub interval: Kind,
     /// How many rounds had both sides.
     pub rounds: usize,

@@ -52,7 +52,7 @@ impl Counter {
     ///
     /// # Errors
     ///
-    /// What the kernel answers.
+    /// Returns the kernel's error.
     pub fn open(tracepoint: Tracepoint, pid: libc::pid_t) -> io::Result<Counter> {
         let attributes = PerfEventAttr {
             kind: PERF_TYPE_TRACEPOINT,

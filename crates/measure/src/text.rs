@@ -83,6 +83,30 @@ pub fn change_between(ratio: &Ratio) -> String {
     }
 }
 
+/// A ratio as the end of a sentence, with what its rounds allow to say: `12.5x lower than "kernel"
+/// (95 % interval 10.0x to 14.3x)`, `3.1 % higher than "kernel" (one round)`.
+pub fn than(ratio: &Ratio, base: &str) -> String {
+    let form = Form::of(ratio.value);
+    let whole = match form {
+        Form::Percent => {
+            let percent = (ratio.value - 1.0) * 100.0;
+            let word = if percent < 0.0 { "lower" } else { "higher" };
+            format!("{:.1} % {word}", percent.abs())
+        }
+        _ => form.whole(ratio.value),
+    };
+    let (mut low, mut high) = (form.part(ratio.low), form.part(ratio.high));
+    if form == Form::Lower {
+        std::mem::swap(&mut low, &mut high);
+    }
+    let sure = match ratio.interval {
+        Kind::Confidence => format!("95 % interval {low} to {high}"),
+        Kind::Range if ratio.rounds == 1 => "one round".to_owned(),
+        Kind::Range => format!("least to most {low} to {high}"),
+    };
+    format!("{whole} than \"{base}\" ({sure})")
+}
+
 /// How a ratio is best said.
 #[derive(Clone, Copy, PartialEq)]
 enum Form {
@@ -198,6 +222,24 @@ mod tests {
         assert_eq!(
             change_between(&few),
             "2.50x higher (least to most 2.00x, 3.00x)"
+        );
+    }
+
+    #[test]
+    fn a_comparison_ends_a_sentence_the_right_way_round() {
+        let six = |value: f64| ratio(&[(1.0, value); 6]).expect("rounds");
+        assert_eq!(
+            than(&six(0.5), "kernel"),
+            "2.00x lower than \"kernel\" (95 % interval 2.00x to 2.00x)"
+        );
+        assert_eq!(
+            than(&six(0.9), "kernel"),
+            "10.0 % lower than \"kernel\" (95 % interval -10.0 % to -10.0 %)"
+        );
+        let one = ratio(&[(1.0, 1.031)]).expect("a round");
+        assert_eq!(
+            than(&one, "kernel"),
+            "3.1 % higher than \"kernel\" (one round)"
         );
     }
 

@@ -1,11 +1,11 @@
-//! What a comparison comes to, from its rounds.
+//! The verdict of a comparison, from its rounds.
 
 use serde::{Deserialize, Serialize};
 
 use crate::metric::Better;
 use crate::stats::{self, Ratio};
 
-/// What a ratio comes to.
+/// The verdict on a ratio.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {

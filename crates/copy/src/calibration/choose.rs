@@ -1,15 +1,15 @@
 //! From the curves to the choice. Pure arithmetic.
 //!
 //! At each length there are three ways to go about a copy whose submitter has other work: by hand;
-//! the engine; or to look whether the memory is cold, and then the one or the other. What a way
-//! *loses* at a length is how many times as long it takes as the best one there, in cache or out of
-//! it, whichever is worse. The lengths at which the ways change are those at which the product of
-//! all losses is least: one wild measurement does not move them, and where two ways are as good as
-//! each other it does not matter which is taken.
+//! the engine; or to look whether the memory is cold, and then the one or the other. The *loss* of
+//! a way at a length is the ratio of its time to the best one's there, in cache or out of it,
+//! whichever is worse. The lengths at which the ways change are those at which the product of all
+//! losses is least: one wild measurement does not move them, and where two ways are as good as each
+//! other it does not matter which is taken.
 
 use super::{Copybreak, Jobs};
 
-/// What looking costs.
+/// The cost of looking whether memory is cached.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Look {
     pub(super) hot_ns: f64,

@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// The lengths that are measured: coarsely first, then those between, so that what there was no
-/// time for is missed least. What holds at the longest is taken to hold beyond.
+/// time for is missed least. The result for the longest is taken to hold beyond.
 const LENS: [usize; 10] = [
     64 << 10,
     16 << 10,
@@ -67,7 +67,7 @@ fn copybreak(calibration: &Calibration, look: Look, of: impl Fn(&Point) -> Jobs)
 struct Bench {
     source: Buffer,
     target: Buffer,
-    /// What a helper is kept awake with.
+    /// The target of the small fills that keep a helper awake.
     nudged: Buffer,
     cpu: Channel,
     cpu_nt: Channel,
@@ -77,7 +77,7 @@ struct Bench {
     turn_ns: f64,
 }
 
-/// Who copies.
+/// The engine that copies.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Hand {
     Cpu,
@@ -181,7 +181,7 @@ impl Bench {
         if one < four { 1 } else { 4 }
     }
 
-    /// What a copy takes by itself.
+    /// Measures the time of a copy by itself.
     fn curves(&mut self, point: &mut Point) -> Result<(), TooLate> {
         let bytes = point.bytes;
         let [hot, cold, nt_hot, nt_cold, engine_hot, engine_cold] = self.medians(
@@ -215,7 +215,7 @@ impl Bench {
         Ok(())
     }
 
-    /// What a copy and as much other work as a cold `memcpy` take together.
+    /// Measures the time of a copy together with as much other work as a cold `memcpy`.
     fn jobs(&mut self, point: &mut Point) -> Result<(), TooLate> {
         let bytes = point.bytes;
         let turns = (point.cold_ns / self.turn_ns) as u64;
@@ -337,7 +337,7 @@ impl Bench {
         begin.elapsed()
     }
 
-    /// What the doorbell costs its caller when the engine has gone to sleep.
+    /// The doorbell's cost for its caller when the engine has gone to sleep.
     fn wake_ns(&mut self) -> f64 {
         let operation = Operation::fill(self.nudged.as_mut_ptr(), LINE_BYTES, 0);
         let Some(channel) = &mut self.engine else {
@@ -358,8 +358,8 @@ impl Bench {
     }
 }
 
-/// What pushes everything else out of a processor's own caches. Pages that were never written would
-/// all be the same one.
+/// A buffer large enough to push everything else out of a processor's own caches. Pages that were
+/// never written would all be the same one.
 fn others() -> std::io::Result<Buffer> {
     let mut others = Buffer::new(OTHERS_BYTES)?;
     // All at once if the kernel can (Linux 5.14), which is faster; if not, as they are written.

@@ -1,4 +1,4 @@
-//! What copying costs on this machine, and from what size the engine pays.
+//! The cost of copying on this machine, and the size from which the engine pays.
 //!
 //! A copy engine has a start-up cost and a memcpy has none, so there is a length below which asking
 //! the engine is a loss: the *copybreak*. In ten years of one driver's life it moved from 4 KB to
@@ -14,8 +14,8 @@
 //!   which has to fetch it from there; in between is a range of lengths where only cold memory is
 //!   worth asking for.
 //!
-//! What decides is not a difference of curves but the thing itself: a copy together with work that
-//! takes as long as a cold `memcpy`, by hand and by the engine, timed in turns.
+//! The calibration does not decide by a difference of curves. It times the real case: a copy
+//! together with work that takes as long as a cold `memcpy`, by hand and by the engine, in turns.
 
 mod choose;
 mod measure;
@@ -121,7 +121,7 @@ pub struct Calibration {
     pub fingerprint: u64,
     /// Ascending by length. Engine columns are zero where no engine ran.
     pub points: Vec<Point>,
-    /// What a doorbell costs that has to wake the engine, in nanoseconds.
+    /// The cost of a doorbell that has to wake the engine, in nanoseconds.
     pub wake_ns: f64,
     /// Ticks for four loads above which memory counts as cold.
     pub cold_ticks: u32,

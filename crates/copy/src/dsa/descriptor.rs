@@ -1,5 +1,5 @@
-//! What the device reads and writes, as the kernel's `linux/idxd.h` has it. A test compiles that
-//! header and compares.
+//! The structures that the device reads and writes, as the kernel's `linux/idxd.h` has them. A test
+//! compiles that header and compares.
 
 /// A descriptor: one piece of work.
 #[repr(C, align(64))]

@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 use super::descriptor::{Descriptor, Record, opcode, status};
 use super::portal::{Portal, PortalError};
 
-/// What troubles the device has.
+/// The troubles of the emulated device.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Temper {
     /// Descriptors its queue holds; zero for 32.

@@ -130,7 +130,7 @@ impl Dsa {
         Ok(())
     }
 
-    /// What the record of a submitted piece says, once it says anything.
+    /// The completion record of a submitted piece, once the device has written it.
     fn completion(&self, at: usize) -> Option<Record> {
         let record = self.record(at);
         // SAFETY: a byte of our buffer that the device writes: an atomic is how to look at it.
@@ -190,7 +190,7 @@ impl Dsa {
         if self.quiet_polls.is_multiple_of(QUIET_POLLS) {
             let is_alive = self.portal.as_ref().is_some_and(|portal| portal.is_alive());
             if !is_alive {
-                // Closing is what makes the driver end whatever the device still has of ours.
+                // Closing makes the driver end all our operations that the device still has.
                 self.portal = None;
             }
         }

@@ -125,12 +125,12 @@ fn try_out(dsa: Dsa, name: &str) -> Result<Dsa, String> {
     let submitted = unsafe { channel.submit(operation) };
     let refused = || format!("{name} takes no work");
     let cookie = submitted.map_err(|_| refused())?;
-    let waiting = Waiting::YIELD.until(Instant::now() + PATIENCE);
+    let waiting = Waiting::YIELD.until(Instant::now() + TIME_LIMIT);
     match channel.wait(cookie, waiting) {
         Ok(Status::Done { .. }) if channel.counters().refused == 0 && target == source => {}
         Ok(_) => return Err(refused()),
         // A device that is silent and there might still write the target: closing it is the only
-        // way to be sure, and that is what dropping its portal does.
+        // way to be sure: dropping its portal does that.
         Err(_) => {
             drop(channel.into_backend());
             return Err(format!("{name} does not answer"));
@@ -144,7 +144,7 @@ fn try_out(dsa: Dsa, name: &str) -> Result<Dsa, String> {
 }
 
 /// A line takes a microsecond.
-const PATIENCE: Duration = Duration::from_millis(10);
+const TIME_LIMIT: Duration = Duration::from_millis(10);
 
 #[cfg(test)]
 mod tests {

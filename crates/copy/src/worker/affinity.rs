@@ -28,7 +28,7 @@ impl Affinity {
         Ok(set)
     }
 
-    /// What this thread may use; nothing where the system will not say.
+    /// The cores that this thread may use; nothing where the system will not say.
     pub(super) fn of_this_thread() -> Affinity {
         let mut set = Affinity::none();
         // SAFETY: the set is on our stack; zero is this thread.

@@ -62,7 +62,7 @@ pub struct WorkerOptions {
 }
 
 impl Default for WorkerOptions {
-    /// 256 entries, not pinned. Spins for some tens of microseconds, which is what a wake-up costs,
+    /// 256 entries, not pinned. Spins for some tens of microseconds, about the cost of a wake-up,
     /// unless this is the only processor, where spinning keeps its owner from giving it work.
     fn default() -> WorkerOptions {
         let processors = std::thread::available_parallelism().map_or(1, |n| n.get());
@@ -219,11 +219,11 @@ unsafe impl Backend for Worker {
         self.queue.position().saturating_sub(record.begin) as usize
     }
 
-    fn park(&mut self, patience_ns: u64) -> bool {
+    fn park(&mut self, timeout_ns: u64) -> bool {
         if self.reported == self.published {
             return false;
         }
-        self.queue.sleep_until_finished(self.reported, patience_ns);
+        self.queue.sleep_until_finished(self.reported, timeout_ns);
         true
     }
 
@@ -262,9 +262,9 @@ impl Drop for Worker {
     }
 }
 
-/// What the thread does with one operation. Copies go in steps so that their beginning can be used
-/// early: small ones at first, then larger, as whoever waits for the beginning does not wait for
-/// the end.
+/// Performs one operation on the worker's thread. Copies go in steps so that their beginning can be
+/// used early: small ones at first, then larger, as whoever waits for the beginning does not wait
+/// for the end.
 fn perform(operation: &Operation, tell: &mut dyn FnMut(usize)) -> (usize, u32) {
     if operation.kind != Kind::Copy {
         // SAFETY: the channel's submitter vouches for the memory until the operation is finished.

@@ -161,16 +161,16 @@ impl<T: Copy> Queue<T> {
         self.idle.0.word.load(Relaxed) == 0
     }
 
-    /// Sleeps until more than `seen` entries are finished, or the patience is over, or for no
+    /// Sleeps until more than `seen` entries are finished, or the timeout is over, or for no
     /// reason.
-    pub(crate) fn sleep_until_finished(&self, seen: u64, patience_ns: u64) {
+    pub(crate) fn sleep_until_finished(&self, seen: u64, timeout_ns: u64) {
         let gate = &self.anxious.0;
         // Relaxed: ordered by the fence; the column on the left, with `head` for `tail`.
         gate.word.store(1, Relaxed);
         // Pairs with the fence in `wake_producer`.
         fence(SeqCst);
         if self.done.0.head.load(Relaxed) == seen {
-            gate.sleep(1, patience_ns);
+            gate.sleep(1, timeout_ns);
         }
         gate.word.store(0, Relaxed);
     }
@@ -257,9 +257,9 @@ impl<T: Copy> Queue<T> {
             return;
         }
         // A gate without a fence can miss a wake-up, so it does not wait for one.
-        let patience_ns = if is_ordered { u64::MAX } else { NAP_NS };
+        let timeout_ns = if is_ordered { u64::MAX } else { NAP_NS };
         while gate.word.load(Relaxed) == 1 {
-            gate.sleep(1, patience_ns);
+            gate.sleep(1, timeout_ns);
             if !is_ordered {
                 gate.word.store(0, Relaxed);
             }

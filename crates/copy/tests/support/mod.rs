@@ -1,3 +1,3 @@
-//! What several test programs share.
+//! Common parts of several test programs.
 
 pub(crate) mod program;

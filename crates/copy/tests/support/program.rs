@@ -18,7 +18,7 @@ const ARENA_BYTES: usize = 150_000;
 /// Parts of a scatter-gather copy.
 const PARTS_MAX: usize = 5;
 
-/// What a program came to.
+/// The result of a program.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Played {
     /// Operations accepted.
@@ -185,7 +185,8 @@ impl Player {
         self.last = None;
     }
 
-    /// What must be refused: an overlap, a null pointer, a range past the end of all addresses.
+    /// Submits operations that must be refused: an overlap, a null pointer, a range past the end of
+    /// all addresses.
     fn nonsense(&mut self, from: usize, len: usize) {
         let len = len.clamp(1, ARENA_BYTES);
         let from = from % (ARENA_BYTES - len + 1);
