@@ -1,5 +1,5 @@
-//! What a frame costs on each link, without any TCP:
-//! `cargo run --release -p toehold-link --example rates [ROUNDS]`, as root.
+//! Measures the cost of a frame on each link, without any TCP: `cargo run --release -p toehold-link
+//! --example rates [ROUNDS]`, as root.
 //!
 //! ```text
 //!   this end: a TAP's file, or a socket on `near0` ══ in a namespace: `toe0` or `far0`
@@ -75,7 +75,7 @@ fn median_of(samples: &[Sample], of: impl Fn(&Sample) -> f64) -> f64 {
     stats::median(&samples.iter().map(of).collect::<Vec<f64>>())
 }
 
-/// What this thread has had of the processors.
+/// The processor time of this thread.
 fn processor_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
@@ -213,7 +213,7 @@ impl Stage {
             }),
             "packet" => self.near.within(|| {
                 let options = PacketOptions {
-                    mac: [2, 0, 0, 0, 0, 1],
+                    mac: Some([2, 0, 0, 0, 0, 1]),
                     group: None,
                 };
                 let socket = PacketSocket::open("near0", options).expect("a packet socket");

@@ -1,4 +1,4 @@
-//! What the kernel says of its interfaces (netdevice(7), `linux/ethtool.h`).
+//! The kernel's answers about its interfaces (netdevice(7), `linux/ethtool.h`).
 
 use std::io;
 use std::os::fd::OwnedFd;

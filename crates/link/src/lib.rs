@@ -4,12 +4,16 @@
 //! [`VnetHeader`] is the one form of that metadata. [`Tap`] is a device whose other end is this
 //! machine's kernel; [`PacketSocket`] and [`XdpSocket`] are on an interface that is there already,
 //! and that the kernel goes on using. [`Capture`] writes what passes to a pcapng file,
-//! [`CaptureReader`] reads it again; [`PacketSummary`] says in a line what a frame is.
+//! [`CaptureReader`] reads it again; [`PacketSummary`] says in a line what a frame is. [`bpf`]
+//! loads small programs into the kernel.
 
+pub mod bpf;
 mod capture;
 mod interface;
 mod mapping;
+mod netlink;
 mod packet;
+mod ports;
 mod summary;
 mod sys;
 mod tap;
@@ -18,7 +22,9 @@ mod xdp;
 
 pub use capture::{Block, Capture, CaptureReader, Direction, Frame, Packet};
 pub use interface::Interfaces;
+pub use netlink::{Changed, HostChanges, HostNeighbour, HostRoute, HostTables};
 pub use packet::{Arrival, PacketError, PacketOptions, PacketSocket};
+pub use ports::{PortError, PortSteering, PortTable, PortUse};
 pub use summary::{PacketSummary, TcpSummary};
 pub use sys::PARTS_MAX;
 pub use tap::{Tap, TapError, TapOptions};

@@ -8,7 +8,7 @@ use toehold_tcp::numbers::{
     PROTOCOL_ICMP, PROTOCOL_ICMP_V6, PROTOCOL_TCP, TYPE_ARP, TYPE_IPV4, TYPE_IPV6,
 };
 
-/// What an Ethernet frame carries.
+/// The content of an Ethernet frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PacketSummary {
     /// A TCP segment, not a later fragment of one.
@@ -24,7 +24,7 @@ pub enum PacketSummary {
 /// A TCP segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TcpSummary {
-    /// Who sent it.
+    /// The sender.
     pub source: SocketAddr,
     /// For whom it is.
     pub destination: SocketAddr,

@@ -35,7 +35,8 @@ pub(crate) fn set_option<T>(
     check(unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, at, length) })
 }
 
-/// What a packet socket has received and lost since this was last read (PACKET_STATISTICS).
+/// The counts of frames that a packet socket has received and lost since the last call
+/// (PACKET_STATISTICS).
 pub(crate) fn packet_statistics(socket: &OwnedFd) -> io::Result<libc::tpacket_stats> {
     let mut statistics = libc::tpacket_stats {
         tp_packets: 0,
@@ -49,11 +50,15 @@ pub(crate) fn packet_statistics(socket: &OwnedFd) -> io::Result<libc::tpacket_st
     Ok(statistics)
 }
 
-/// Binds a packet socket to the frames of all protocols on an interface.
-pub(crate) fn bind_packet_socket(socket: &OwnedFd, interface: libc::c_int) -> io::Result<()> {
+/// Binds a packet socket to the frames of a protocol on an interface.
+pub(crate) fn bind_packet_socket(
+    socket: &OwnedFd,
+    interface: libc::c_int,
+    protocol: libc::c_int,
+) -> io::Result<()> {
     let address = libc::sockaddr_ll {
         sll_family: libc::AF_PACKET as libc::c_ushort,
-        sll_protocol: (libc::ETH_P_ALL as u16).to_be(),
+        sll_protocol: (protocol as u16).to_be(),
         sll_ifindex: interface,
         sll_hatype: 0,
         sll_pkttype: 0,

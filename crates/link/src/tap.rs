@@ -110,16 +110,24 @@ impl Tap {
                 Some(libc::EINVAL) => TapError::Queues(name.to_owned(), !options.multi_queue),
                 _ => TapError::Attach(error),
             })?;
-        let mut offload = if options.receive_checksum {
-            TUN_F_CSUM
-        } else {
-            0
-        };
-        if options.receive_large {
+        let tap = Self { file };
+        let (checksum, large) = (options.receive_checksum, options.receive_large);
+        tap.set_offload(checksum, large)
+            .map_err(TapError::Offload)?;
+        Ok(tap)
+    }
+
+    /// Says what the kernel may leave to whoever reads: checksums, and large segments, which come
+    /// without checksums.
+    ///
+    /// # Errors
+    /// Whatever `ioctl` says.
+    pub fn set_offload(&self, receive_checksum: bool, receive_large: bool) -> io::Result<()> {
+        let mut offload = if receive_checksum { TUN_F_CSUM } else { 0 };
+        if receive_large {
             offload |= TUN_F_TSO4 | TUN_F_TSO6 | TUN_F_TSO_ECN;
         }
-        set_tap_offload(&file, offload).map_err(TapError::Offload)?;
-        Ok(Self { file })
+        set_tap_offload(&self.file, offload)
     }
 
     /// True when the device stays after the last process that has it open closes it. Then somebody

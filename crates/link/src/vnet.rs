@@ -39,8 +39,8 @@ impl VnetHeader {
     /// Its length before each frame.
     pub const BYTES: usize = 10;
 
-    /// What the engine leaves to the link. The checksum must not be left to the caller any more
-    /// ([`ChecksumWork::Payload`]): for the link that is a finished one.
+    /// The work that the engine leaves to the link. The checksum must not be left to the caller any
+    /// more ([`ChecksumWork::Payload`]): for the link that is a finished one.
     #[must_use]
     pub const fn for_transmit(offload: &TransmitOffload) -> Self {
         let (flags, checksum_start, checksum_offset) = match offload.checksum {
@@ -67,8 +67,8 @@ impl VnetHeader {
         }
     }
 
-    /// What a received frame's header tells the engine. A frame that needs a checksum comes from a
-    /// kernel on this machine that has not computed one: nothing can have damaged it since.
+    /// The meaning of a received frame's header for the engine. A frame that needs a checksum comes
+    /// from a kernel on this machine that has not computed one: nothing can have damaged it since.
     #[must_use]
     pub const fn receive_offload(&self) -> ReceiveOffload {
         ReceiveOffload {

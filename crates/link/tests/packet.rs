@@ -44,7 +44,7 @@ fn await_frame(socket: &PacketSocket) {
 
 fn open(end: usize) -> PacketSocket {
     let options = PacketOptions {
-        mac: MACS[end],
+        mac: Some(MACS[end]),
         group: None,
     };
     PacketSocket::open(["v0", "v1"][end], options).expect("the interface is there")
@@ -218,7 +218,7 @@ fn frames_for_others_are_not_seen_and_interfaces_come_and_go() {
         let missing = PacketSocket::open(
             "nosuch0",
             PacketOptions {
-                mac: MACS[0],
+                mac: Some(MACS[0]),
                 group: None,
             },
         );
@@ -229,7 +229,7 @@ fn frames_for_others_are_not_seen_and_interfaces_come_and_go() {
         let loopback = PacketSocket::open(
             "lo",
             PacketOptions {
-                mac: MACS[0],
+                mac: Some(MACS[0]),
                 group: None,
             },
         );
@@ -275,7 +275,7 @@ fn members_of_a_group_share_the_frames() {
         let from = open(0);
         let member = || {
             let options = PacketOptions {
-                mac: MACS[1],
+                mac: Some(MACS[1]),
                 group: Some(77),
             };
             PacketSocket::open("v1", options).expect("the interface is there")

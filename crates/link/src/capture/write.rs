@@ -21,7 +21,7 @@ pub struct Frame<'a> {
     pub length: usize,
     /// Frames lost to the capture between the one written before and this.
     pub lost: u64,
-    /// What there is to say about it; nothing when empty.
+    /// A comment on the frame; none when empty.
     pub comment: &'a str,
 }
 

@@ -12,6 +12,9 @@
 //! for somebody else's, and answers nothing. A filter in the socket lets through what is for that
 //! address, and what asks everybody (ARP, neighbour discovery), unless it is of a virtual LAN: that
 //! is another interface.
+//!
+//! Where the engine and the kernel have the same addresses (`crate::ports`), the engine has the
+//! interface's Ethernet address.
 
 mod ring;
 
@@ -33,8 +36,10 @@ pub use ring::Arrival;
 /// How a packet socket is opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PacketOptions {
-    /// The Ethernet address whose frames are taken.
-    pub mac: [u8; 6],
+    /// The Ethernet address whose frames are taken. `None`: the kernel has the same addresses, and
+    /// a [`PortSteering`](crate::PortSteering) on the interface says which segments are taken. They
+    /// are IPv4.
+    pub mac: Option<[u8; 6]>,
     /// The interface's frames are spread over all sockets that say the same number here, connection
     /// by connection (PACKET_FANOUT).
     pub group: Option<u16>,
@@ -85,6 +90,7 @@ pub struct PacketSocket {
     socket: OwnedFd,
     ring: Ring,
     interface: u32,
+    mac: [u8; 6],
 }
 
 impl PacketSocket {
@@ -111,12 +117,20 @@ impl PacketSocket {
         .map_err(refused("version 2 of its ring"))?;
         set(libc::PACKET_VNET_HDR, 1).map_err(refused("segmentation and checksum offload"))?;
         set(libc::PACKET_IGNORE_OUTGOING, 1).map_err(refused("to leave out what is sent"))?;
-        // What does not fit into a slot is kept, and read whole.
+        // A frame that does not fit into a slot is kept, and read whole.
         set(libc::PACKET_COPY_THRESH, 1).map_err(refused("to keep large frames"))?;
-        set_filter(&socket, options.mac).map_err(refused("a filter"))?;
+        let filter = match options.mac {
+            Some(mac) => filter(mac).to_vec(),
+            None => shared_filter(interface.mac).to_vec(),
+        };
+        set_filter(&socket, filter).map_err(refused("a filter"))?;
         enlarge_buffers(&socket);
         let ring = Ring::new(&socket, interface.mtu).map_err(refused("a receive ring"))?;
-        for membership in interface.memberships(options.mac) {
+        for membership in options
+            .mac
+            .into_iter()
+            .flat_map(|mac| interface.memberships(mac))
+        {
             set_option(
                 &socket,
                 libc::SOL_PACKET,
@@ -125,7 +139,13 @@ impl PacketSocket {
             )
             .map_err(refused("an Ethernet address of its own"))?;
         }
-        bind_packet_socket(&socket, interface.index).map_err(refused("the interface"))?;
+        // Sockets of one protocol have their turn after the program on the interface, and see what
+        // it has made of a frame; those of all protocols come before.
+        let protocol = match options.mac {
+            Some(_) => libc::ETH_P_ALL,
+            None => libc::ETH_P_IP,
+        };
+        bind_packet_socket(&socket, interface.index, protocol).map_err(refused("the interface"))?;
         if let Some(group) = options.group {
             // Groups are of a namespace and not of an interface; one that has gone leaves its group
             // for as long as a socket is left in it.
@@ -137,6 +157,7 @@ impl PacketSocket {
             socket,
             ring,
             interface: interface.index.cast_unsigned(),
+            mac: options.mac.unwrap_or(interface.mac),
         })
     }
 
@@ -223,6 +244,12 @@ impl PacketSocket {
         let _ = sockopt::socket_error(&self.socket);
     }
 
+    /// The Ethernet address whose frames are taken.
+    #[must_use]
+    pub const fn mac(&self) -> [u8; 6] {
+        self.mac
+    }
+
     /// Which interface it is on (`ifindex`), for as long as there is one of that number.
     #[must_use]
     pub const fn interface(&self) -> u32 {
@@ -247,6 +274,7 @@ impl AsFd for PacketSocket {
 struct Interface {
     index: libc::c_int,
     mtu: usize,
+    mac: [u8; 6],
 }
 
 impl Interface {
@@ -256,16 +284,15 @@ impl Interface {
         let interfaces = interfaces
             .map_err(|error| PacketError::Setup("to say what interfaces there are", error))?;
         let address = interfaces.ethernet_address(name).map_err(missing)?;
-        if address.is_none() {
-            return Err(PacketError::Medium(name.to_owned()));
-        }
+        let mac = address.ok_or_else(|| PacketError::Medium(name.to_owned()))?;
         Ok(Interface {
+            mac,
             index: interfaces.index(name).map_err(missing)?.cast_signed(),
             mtu: interfaces.mtu(name).map_err(missing)? as usize,
         })
     }
 
-    /// What the interface must not filter out: our address, and what goes to groups.
+    /// The addresses that the interface must let in: our own, and those of groups.
     fn memberships(&self, mac: [u8; 6]) -> [libc::packet_mreq; 2] {
         let mut address = [0; 8];
         address[..6].copy_from_slice(&mac);
@@ -282,15 +309,7 @@ impl Interface {
     }
 }
 
-/// Lets through what is for `mac`, and what ARP and IPv6 say to everybody, without a virtual LAN's
-/// tag (`linux/filter.h`).
-fn set_filter(socket: &OwnedFd, mac: [u8; 6]) -> io::Result<()> {
-    let [a, b, c, d, e, f] = mac;
-    let (high, low) = (
-        u32::from_be_bytes([a, b, c, d]),
-        u32::from_be_bytes([0, 0, e, f]),
-    );
-    let mut program = filter(high, low);
+fn set_filter(socket: &OwnedFd, mut program: Vec<libc::sock_filter>) -> io::Result<()> {
     let whole = libc::sock_fprog {
         len: program.len() as libc::c_ushort,
         filter: program.as_mut_ptr(),
@@ -298,25 +317,43 @@ fn set_filter(socket: &OwnedFd, mac: [u8; 6]) -> io::Result<()> {
     set_option(socket, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &whole)
 }
 
-fn filter(mac_high: u32, mac_low: u32) -> [libc::sock_filter; 16] {
-    const WORD: u32 = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
-    const HALF: u32 = libc::BPF_LD | libc::BPF_H | libc::BPF_ABS;
-    const BYTE: u32 = libc::BPF_LD | libc::BPF_B | libc::BPF_ABS;
-    const EQUALS: u32 = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
-    const HAS: u32 = libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K;
-    const RETURN: u32 = libc::BPF_RET | libc::BPF_K;
-    let step = |code: u32, k: u32, jt: u8, jf: u8| libc::sock_filter {
+const WORD: u32 = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
+const HALF: u32 = libc::BPF_LD | libc::BPF_H | libc::BPF_ABS;
+const BYTE: u32 = libc::BPF_LD | libc::BPF_B | libc::BPF_ABS;
+const EQUALS: u32 = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
+const HAS: u32 = libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K;
+const RETURN: u32 = libc::BPF_RET | libc::BPF_K;
+
+const fn step(code: u32, k: u32, jt: u8, jf: u8) -> libc::sock_filter {
+    libc::sock_filter {
         code: code as u16,
         jt,
         jf,
         k,
-    };
+    }
+}
+
+/// Jumps are counted from the next instruction.
+const fn to(target: u8, here: u8) -> u8 {
+    target - here - 1
+}
+
+/// The upper four bytes of an address, and the lower two.
+const fn halves([a, b, c, d, e, f]: [u8; 6]) -> (u32, u32) {
+    (
+        u32::from_be_bytes([a, b, c, d]),
+        u32::from_be_bytes([0, 0, e, f]),
+    )
+}
+
+/// Lets through what is for `mac`, and what ARP and IPv6 say to everybody, without a virtual LAN's
+/// tag (`linux/filter.h`).
+fn filter(mac: [u8; 6]) -> [libc::sock_filter; 16] {
+    let (mac_high, mac_low) = halves(mac);
     const ADDRESS: u8 = 4;
     const GROUP: u8 = 9;
     const ACCEPT: u8 = 14;
     const REJECT: u8 = 15;
-    // Jumps are counted from the next instruction.
-    let to = |target: u8, here: u8| target - here - 1;
     [
         // A frame of a virtual LAN is another interface's, though its tag is not among its bytes
         // any more. Number 0 is none (IEEE 802.1Q).
@@ -344,6 +381,42 @@ fn filter(mac_high: u32, mac_low: u32) -> [libc::sock_filter; 16] {
     ]
 }
 
+/// For addresses that the kernel has as well, where `mac` is the interface's own: lets through what
+/// the program on the interface has taken for the engine (it is somebody else's by then, with our
+/// address), and what the kernel gets as well: fragments of segments that have no ports, and ICMP
+/// errors, of which the engine knows which are about connections of its own.
+fn shared_filter(mac: [u8; 6]) -> [libc::sock_filter; 21] {
+    let (mac_high, mac_low) = halves(mac);
+    const UNTAGGED: u8 = 4;
+    const ICMP: u8 = 14;
+    const ACCEPT: u8 = 19;
+    const REJECT: u8 = 20;
+    [
+        step(WORD, TAG_IS_THERE, 0, 0),
+        step(EQUALS, 0, to(UNTAGGED, 1), 0),
+        step(WORD, TAG, 0, 0),
+        step(HAS, VIRTUAL_LAN, to(REJECT, 3), 0),
+        step(WORD, 0, 0, 0),
+        step(EQUALS, mac_high, 0, to(REJECT, 5)),
+        step(HALF, 4, 0, 0),
+        step(EQUALS, mac_low, 0, to(REJECT, 7)),
+        step(WORD, PACKET_TYPE, 0, 0),
+        step(EQUALS, PACKET_OTHERHOST, to(ACCEPT, 9), 0),
+        step(BYTE, 23, 0, 0),
+        step(EQUALS, libc::IPPROTO_TCP as u32, 0, to(ICMP, 11)),
+        step(HALF, 20, 0, 0),
+        step(HAS, 0x1fff, to(ACCEPT, 13), to(REJECT, 13)),
+        step(EQUALS, libc::IPPROTO_ICMP as u32, 0, to(REJECT, 14)),
+        step(BYTE, 34, 0, 0),
+        // RFC 792: unreachable, time exceeded, parameter problem.
+        step(EQUALS, 3, to(ACCEPT, 16), 0),
+        step(EQUALS, 11, to(ACCEPT, 17), 0),
+        step(EQUALS, 12, to(ACCEPT, 18), to(REJECT, 18)),
+        step(RETURN, u32::MAX, 0, 0),
+        step(RETURN, 0, 0, 0),
+    ]
+}
+
 /// Room for bursts; without CAP_NET_ADMIN as much as the host allows.
 fn enlarge_buffers(socket: &OwnedFd) {
     use sockopt::{set_socket_recv_buffer_size, set_socket_recv_buffer_size_force};
@@ -355,10 +428,13 @@ fn enlarge_buffers(socket: &OwnedFd) {
         .or_else(|_| set_socket_send_buffer_size(socket, BUFFER_BYTES));
 }
 
-/// What the kernel knows beside the frame's bytes (`SKF_AD_OFF`): whether it had a tag, and the
-/// tag's number.
+/// Ancillary data of the kernel beside the frame's bytes (`SKF_AD_OFF`): whether the frame had a
+/// tag, and the tag's number.
 const TAG_IS_THERE: u32 = (libc::SKF_AD_OFF + libc::SKF_AD_VLAN_TAG_PRESENT).cast_unsigned();
 const TAG: u32 = (libc::SKF_AD_OFF + libc::SKF_AD_VLAN_TAG).cast_unsigned();
+/// To whom it goes (`linux/if_packet.h`).
+const PACKET_TYPE: u32 = (libc::SKF_AD_OFF + libc::SKF_AD_PKTTYPE).cast_unsigned();
+const PACKET_OTHERHOST: u32 = libc::PACKET_OTHERHOST as u32;
 const VIRTUAL_LAN: u32 = 0x0fff;
 /// Odd, so that no two interfaces have the same group.
 const GROUP_STEP: u16 = 0x9e37;
@@ -371,7 +447,7 @@ mod tests {
     use super::*;
 
     /// The filter's verdict, by the rules of bpf(4).
-    fn verdict(program: &[libc::sock_filter], frame: &[u8], tag: Option<u32>) -> u32 {
+    fn verdict(program: &[libc::sock_filter], frame: &[u8], tag: Option<u32>, kind: u32) -> u32 {
         let (mut at, mut accumulator) = (0, 0);
         loop {
             let step = program[at];
@@ -380,6 +456,7 @@ mod tests {
             match code & 0x07 {
                 libc::BPF_LD if step.k == TAG_IS_THERE => accumulator = u32::from(tag.is_some()),
                 libc::BPF_LD if step.k == TAG => accumulator = tag.unwrap_or(5),
+                libc::BPF_LD if step.k == PACKET_TYPE => accumulator = kind,
                 libc::BPF_LD => {
                     let bytes = match code & 0x18 {
                         libc::BPF_W => &frame[k..k + 4],
@@ -404,21 +481,45 @@ mod tests {
 
     #[test]
     fn filter_lets_through_what_is_for_us_and_what_asks_everybody() {
-        let program = filter(0x0254_0a54, 0x0002);
+        let program = filter([2, 0x54, 0x0a, 0x54, 0, 2]);
         let frame = |mac: [u8; 6], kind: u16| {
             let mut frame = [0u8; 64];
             frame[..6].copy_from_slice(&mac);
             frame[12..14].copy_from_slice(&kind.to_be_bytes());
             frame
         };
-        let is_taken = |mac, kind| verdict(&program, &frame(mac, kind), None) != 0;
+        let is_taken = |mac, kind| verdict(&program, &frame(mac, kind), None, 0) != 0;
         let ours = [2, 0x54, 0x0a, 0x54, 0, 2];
         assert!(is_taken(ours, 0x0800) && is_taken(ours, 0x86dd) && is_taken(ours, 0x0806));
         assert!(is_taken([0xff; 6], 0x0806) && is_taken([0x33, 0x33, 0, 0, 0, 1], 0x86dd));
         assert!(!is_taken([0xff; 6], 0x0800), "a broadcast is no segment");
         assert!(!is_taken([2, 0x54, 0x0a, 0x54, 0, 3], 0x0800));
         assert!(!is_taken([4, 0x54, 0x0a, 0x54, 0, 2], 0x0806));
-        let is_taken_of = |tag| verdict(&program, &frame(ours, 0x0800), Some(tag)) != 0;
+        let is_taken_of = |tag| verdict(&program, &frame(ours, 0x0800), Some(tag), 0) != 0;
         assert!(!is_taken_of(5) && !is_taken_of(0xe005) && is_taken_of(0xe000));
+    }
+
+    #[test]
+    fn shared_filter_lets_through_what_was_taken_and_what_has_no_ports() {
+        let ours = [2, 0x54, 0x0a, 0x54, 0, 2];
+        let program = shared_filter(ours);
+        let is_taken = |mac: [u8; 6], kind, bytes: &[(usize, u8)]| {
+            let mut frame = [0u8; 64];
+            frame[..6].copy_from_slice(&mac);
+            for &(at, byte) in bytes {
+                frame[at] = byte;
+            }
+            verdict(&program, &frame, None, kind) != 0
+        };
+        assert!(is_taken(ours, PACKET_OTHERHOST, &[(23, 6)]));
+        assert!(!is_taken(ours, 0, &[(23, 6)]), "the kernel's");
+        let others = [2, 0x54, 0x0a, 0x54, 0, 3];
+        assert!(!is_taken(others, PACKET_OTHERHOST, &[(23, 6)]));
+        assert!(is_taken(ours, 0, &[(23, 6), (21, 1)]));
+        assert!(!is_taken(ours, 0, &[(23, 6), (20, 0x40)]), "never cut");
+        for (kind, is_error) in [(3, true), (8, false), (0, false), (11, true), (12, true)] {
+            assert_eq!(is_taken(ours, 0, &[(23, 1), (34, kind)]), is_error);
+        }
+        assert!(!is_taken(ours, 0, &[(23, 17), (34, 3)]));
     }
 }

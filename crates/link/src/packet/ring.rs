@@ -16,7 +16,7 @@ use crate::vnet::VnetHeader;
 /// A frame in the ring.
 #[derive(Clone, Copy, Debug)]
 pub struct Arrival<'a> {
-    /// What the kernel says of it.
+    /// The kernel's header of the frame.
     pub header: VnetHeader,
     /// The bytes in the slot: the whole frame, or its beginning.
     pub bytes: &'a [u8],

@@ -32,7 +32,7 @@ pub enum XdpError {
 }
 
 impl XdpError {
-    /// What an error of `action` on the interface is.
+    /// The meaning of an error of `action` on the interface.
     pub(super) fn of(action: &'static str, interface: &str, error: io::Error) -> Self {
         match error.raw_os_error() {
             Some(libc::EPERM | libc::EACCES) => Self::Privilege(missing_capabilities()),

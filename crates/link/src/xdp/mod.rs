@@ -14,20 +14,18 @@
 //! ways: nobody cuts segments, computes checksums or says which are right (`partial` sees where the
 //! kernel of this machine has left them out).
 //!
-//! - [`XdpSteering`]: the program and its maps. `program` is what it says, `assembler` and `bpf`
-//!   how.
+//! - [`XdpSteering`]: the program and its maps. `program` is what it says, [`crate::bpf`] how.
+//!   Where the kernel has the engine's addresses as well, it is that of `crate::ports`.
 //! - [`XdpSocket`]: `umem` is its memory, `rings` what it shares with the kernel.
 //! - `interface`: what the interface tells of itself.
 //!
 //! Deliberately absent: frames in several pieces (XDP_USE_SG), memory shared by several sockets,
 //! busy polling (SO_PREFER_BUSY_POLL).
 
-mod assembler;
-mod bpf;
 mod error;
 mod interface;
 mod partial;
-mod program;
+pub(crate) mod program;
 mod rings;
 mod socket;
 mod steering;

@@ -12,7 +12,7 @@
 //! place in all of them. Solicitations go to groups that several addresses share (RFC 4291, section
 //! 2.7.1), of which some may be the kernel's: so it is the target that counts.
 
-use super::assembler::{Assembler, If, Instruction, Label, Register, Size};
+use crate::bpf::{Assembler, If, Instruction, Label, Register, Size};
 
 /// The verdicts (`enum xdp_action`).
 const XDP_DROP: i32 = 1;
@@ -115,7 +115,7 @@ pub(super) fn steering(maps: Maps) -> Vec<Instruction> {
     key_of_lookup(&mut a, maps.addresses, KEY);
     a.call(BPF_MAP_LOOKUP_ELEM);
     a.jump_if_null(Register::R0, pass);
-    redirect(&mut a, maps);
+    redirect(&mut a, maps.sockets, maps.drops);
 
     a.place(pass);
     a.set(Register::R0, XDP_PASS);
@@ -125,7 +125,7 @@ pub(super) fn steering(maps: Maps) -> Vec<Instruction> {
 
 /// Leaves to the kernel what has not all of the bytes that are looked at next: the verifier wants
 /// each access proven.
-fn leave_shorter(a: &mut Assembler, bytes: i16, pass: Label) {
+pub(crate) fn leave_shorter(a: &mut Assembler, bytes: i16, pass: Label) {
     a.copy(Register::R1, Register::R2);
     a.add(Register::R1, i32::from(bytes));
     a.jump_if(Register::R1, If::Greater, Register::R3, pass);
@@ -181,15 +181,15 @@ fn key_of_lookup(a: &mut Assembler, map: i32, key: i16) {
 
 /// Gives the frame to the socket of its queue. Where there is none it must not go to the kernel,
 /// which would answer for an address that is not its own, or forward it.
-fn redirect(a: &mut Assembler, maps: Maps) {
+pub(crate) fn redirect(a: &mut Assembler, sockets: i32, drops: i32) {
     let (taken, uncounted) = (a.label(), a.label());
-    a.load_map(Register::R1, maps.sockets);
+    a.load_map(Register::R1, sockets);
     a.load(Size::Word, Register::R2, Register::R6, MD_RX_QUEUE_INDEX);
     a.set(Register::R3, XDP_DROP);
     a.call(BPF_REDIRECT_MAP);
     a.jump_if_word(Register::R0, If::Equal, XDP_REDIRECT, taken);
     a.store_number(Size::Word, Register::R10, COUNTER, 0);
-    key_of_lookup(a, maps.drops, COUNTER);
+    key_of_lookup(a, drops, COUNTER);
     a.call(BPF_MAP_LOOKUP_ELEM);
     a.jump_if_null(Register::R0, uncounted);
     a.load(Size::Double, Register::R1, Register::R0, 0);
@@ -202,7 +202,7 @@ fn redirect(a: &mut Assembler, maps: Maps) {
 }
 
 /// A number in network byte order, as a load of it reads it.
-fn half(number: u16) -> u32 {
+pub(crate) fn half(number: u16) -> u32 {
     u32::from(u16::from_ne_bytes(number.to_be_bytes()))
 }
 
@@ -212,8 +212,8 @@ fn word(bytes: [u8; 4]) -> u32 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::bpf::{Map, MapKind, Program};
     use super::*;
+    use crate::bpf::{Map, MapKind, Program, ProgramKind};
     use std::os::fd::AsRawFd;
 
     const OURS_V4: [u8; 4] = [10, 84, 0, 2];
@@ -249,11 +249,12 @@ mod tests {
         }
         let sockets = Map::new(MapKind::Xsk, 4, 4, 4).expect("a map of sockets");
         let drops = Map::new(MapKind::PerCpuArray, 4, 8, 1).expect("a map of counters");
-        let program = Program::load(&steering(Maps {
+        let instructions = steering(Maps {
             addresses: addresses.as_raw_fd(),
             sockets: sockets.as_raw_fd(),
             drops: drops.as_raw_fd(),
-        }));
+        });
+        let program = Program::load(ProgramKind::Xdp, "toehold_steer", &instructions);
         Some(Bench {
             program: program.expect("the verifier takes the program"),
             drops,

@@ -62,7 +62,7 @@ pub(super) const COMPLETION: Kind = Kind {
     offsets: |all| &all.cr,
 };
 
-/// A ring's mapping. `T` is what stands in its entries.
+/// A ring's mapping. `T` is the type of its entries.
 #[derive(Debug)]
 struct Ring<T> {
     memory: Mapping,

@@ -39,7 +39,7 @@ impl Default for XdpOptions {
     }
 }
 
-/// What the kernel has lost (`struct xdp_statistics`).
+/// The kernel's losses (`struct xdp_statistics`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct XdpStatistics {
     /// Frames that came while all of our memory was in use.
@@ -202,8 +202,8 @@ impl XdpSocket {
         assert!(is_put, "there are as many places as frames of ours");
     }
 
-    /// Has the kernel send what was published; true when it has taken all. What it has not goes
-    /// with the next, or when the socket is polled.
+    /// Has the kernel send what was published; true when it has taken all. The rest goes with the
+    /// next call, or when the socket is polled.
     pub fn flush(&mut self) -> bool {
         self.transmit.publish();
         let mut waiting = self.transmit.waiting();

@@ -8,10 +8,12 @@ use std::sync::Mutex;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
-use super::bpf::{Map, MapKind, Program};
 use super::error::{MTU_MAX, XdpError};
 use super::interface::{Interface, take};
 use super::program::{ADDRESS_BYTES, Maps, steering};
+use crate::bpf::{Map, MapKind, Program, ProgramKind};
+use crate::ports::PortTable;
+use crate::ports::program::{Way, steering as steering_by_ports};
 use crate::sys::set_option;
 
 /// Where in the kernel the program runs.
@@ -39,12 +41,13 @@ impl XdpMode {
 /// ends, however it does, the interface is as it was before.
 ///
 /// Frames for [`XdpSteering::set_addresses`]' addresses go to the sockets, or nowhere; all others
-/// to the kernel.
+/// to the kernel. Where the kernel has these addresses as well ([`XdpSteering::attach_sharing`]),
+/// that goes for the segments of the engine's ports only.
 #[derive(Debug)]
 pub struct XdpSteering {
     interface: Interface,
     mode: XdpMode,
-    addresses: Map,
+    targets: Targets,
     sockets: Map,
     drops: Map,
     /// Those that are in the map.
@@ -52,6 +55,13 @@ pub struct XdpSteering {
     /// A packet socket that takes no packets: it is a member of groups, as long as it is there.
     groups: OwnedFd,
     _attached: OwnedFd,
+}
+
+/// By what frames are steered.
+#[derive(Debug)]
+enum Targets {
+    Addresses(Map),
+    Ports(PortTable),
 }
 
 impl XdpSteering {
@@ -62,6 +72,22 @@ impl XdpSteering {
     /// # Errors
     /// See [`XdpError`].
     pub fn attach(name: &str, queues: u32) -> Result<Self, XdpError> {
+        let map = Map::new(MapKind::Hash, ADDRESS_BYTES, 4, ADDRESSES_MAX);
+        let setup = |error| XdpError::of("make a map for the steering program", name, error);
+        Self::attach_with(name, queues, Targets::Addresses(map.map_err(setup)?))
+    }
+
+    /// As [`XdpSteering::attach`], for addresses that the kernel has as well.
+    ///
+    /// # Errors
+    /// See [`XdpError`].
+    pub fn attach_sharing(name: &str, queues: u32) -> Result<Self, XdpError> {
+        let setup = |error| XdpError::of("make a map of ports", name, error);
+        let ports = PortTable::new().map_err(setup)?;
+        Self::attach_with(name, queues, Targets::Ports(ports))
+    }
+
+    fn attach_with(name: &str, queues: u32, targets: Targets) -> Result<Self, XdpError> {
         let interface = Interface::find(name)?;
         if interface.mtu > MTU_MAX {
             return Err(XdpError::Mtu(name.to_owned(), interface.mtu));
@@ -75,14 +101,24 @@ impl XdpSteering {
             let map = Map::new(kind, key_bytes, value_bytes, entries_max);
             map.map_err(setup("make a map for the steering program"))
         };
-        let addresses = map(MapKind::Hash, ADDRESS_BYTES, 4, ADDRESSES_MAX)?;
         let sockets = map(MapKind::Xsk, 4, 4, queues)?;
         let drops = map(MapKind::PerCpuArray, 4, 8, 1)?;
-        let program = Program::load(&steering(Maps {
-            addresses: addresses.as_raw_fd(),
-            sockets: sockets.as_raw_fd(),
-            drops: drops.as_raw_fd(),
-        }));
+        let (sockets_fd, drops_fd) = (sockets.as_raw_fd(), drops.as_raw_fd());
+        let program = match &targets {
+            Targets::Addresses(addresses) => steering(Maps {
+                addresses: addresses.as_raw_fd(),
+                sockets: sockets_fd,
+                drops: drops_fd,
+            }),
+            Targets::Ports(ports) => {
+                let way = Way::Xdp {
+                    sockets: sockets_fd,
+                    drops: drops_fd,
+                };
+                steering_by_ports(ports.as_raw_fd(), way)
+            }
+        };
+        let program = Program::load(ProgramKind::Xdp, "toehold_steer", &program);
         let program = program.map_err(|(error, said)| match said.is_empty() {
             true => XdpError::of("load the steering program", name, error),
             false => XdpError::Verifier(error, said),
@@ -92,7 +128,7 @@ impl XdpSteering {
         Ok(Self {
             interface,
             mode,
-            addresses,
+            targets,
             sockets,
             drops,
             current: Mutex::default(),
@@ -101,22 +137,35 @@ impl XdpSteering {
         })
     }
 
-    /// From here on, frames for these addresses are steered and no others.
+    /// Which ports are the engine's, where the kernel has the addresses as well.
+    #[must_use]
+    pub const fn ports(&self) -> Option<&PortTable> {
+        match &self.targets {
+            Targets::Addresses(_) => None,
+            Targets::Ports(ports) => Some(ports),
+        }
+    }
+
+    /// From here on, frames for these addresses are steered and no others. Nothing changes where
+    /// ports decide.
     ///
     /// # Errors
     /// Whatever the kernel says; then some of them may be.
     pub fn set_addresses(&self, wanted: &[IpAddr]) -> io::Result<()> {
+        let Targets::Addresses(addresses) = &self.targets else {
+            return Ok(());
+        };
         let wanted: BTreeSet<IpAddr> = wanted.iter().copied().collect();
         let mut current = self.current.lock().expect("nobody panics with it");
         for &address in &wanted {
             if current.insert(address) {
-                self.addresses.insert(&key_of(address), &[0; 4])?;
+                addresses.insert(&key_of(address), &[0; 4])?;
                 self.note_group(libc::PACKET_ADD_MEMBERSHIP, address)?;
             }
         }
         for address in &*current - &wanted {
             current.remove(&address);
-            self.addresses.remove(&key_of(address))?;
+            addresses.remove(&key_of(address))?;
             self.note_group(libc::PACKET_DROP_MEMBERSHIP, address)?;
         }
         Ok(())

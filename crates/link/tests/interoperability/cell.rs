@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::net::IpAddr;
 
-/// What the engine is on each connection.
+/// The engine's role on each connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Role {
     Client,
@@ -25,7 +25,7 @@ pub(crate) struct Link {
     pub(crate) offloads: bool,
 }
 
-/// What happens to some of the frames, in both directions.
+/// The impairment of some of the frames, in both directions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Impairment {
     None,
@@ -42,9 +42,9 @@ pub(crate) enum Pattern {
     Bulk,
     /// [`REQUEST_BYTES`], and the same back, again and again.
     Requests,
-    /// Connection after connection, [`LANES`] at a time.
+    /// Connection after connection, [`WORKERS`] at a time.
     Short,
-    /// Who connects sends all and ends its direction; only then the other begins.
+    /// The client sends all and ends its direction; only then the server begins.
     HalfClose,
     /// As `Bulk`, but the kernel's program does not read until its window has been closed for a
     /// while.
@@ -55,7 +55,7 @@ pub(crate) enum Pattern {
 
 pub(crate) const REQUEST_BYTES: u64 = 64;
 /// Short connections at a time.
-pub(crate) const LANES: usize = 8;
+pub(crate) const WORKERS: usize = 8;
 
 const ROLES: [Role; 2] = [Role::Client, Role::Server];
 const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
@@ -114,8 +114,8 @@ pub(crate) struct Cell {
 }
 
 impl Cell {
-    /// What each side sends on a connection. Links with large frames carry more, so that there are
-    /// enough frames to be struck.
+    /// The bytes that each side sends on a connection. Links with large frames carry more, so that
+    /// there are enough frames to be struck.
     pub(crate) fn bytes(&self) -> u64 {
         let frame = if self.link.offloads {
             60_000
@@ -143,8 +143,8 @@ impl Cell {
         }
     }
 
-    pub(crate) fn lanes(&self) -> usize {
-        self.connections().min(LANES)
+    pub(crate) fn workers(&self) -> usize {
+        self.connections().min(WORKERS)
     }
 
     pub(crate) fn engine_address(&self) -> IpAddr {

@@ -17,7 +17,7 @@ use crate::stream::Stream;
 pub(crate) const HARDWARE: [u8; 6] = [2, 0, 0, 0, 9, 2];
 /// Where the engine's program listens.
 pub(crate) const SERVICE: u16 = 7;
-/// What the engine allows a remote to send ahead, and more.
+/// More bytes than the engine allows a remote to send ahead.
 const RING_BYTES: u64 = 16 << 20;
 /// Connections that are described when a meeting fails.
 const DESCRIBED_MAX: usize = 4;
@@ -132,7 +132,7 @@ impl Program {
 
     /// Opens the first connections.
     pub(crate) fn start(&mut self, now: Instant) -> Result<(), String> {
-        (0..self.cell.lanes()).try_for_each(|_| self.open(now))
+        (0..self.cell.workers()).try_for_each(|_| self.open(now))
     }
 
     pub(crate) fn is_over(&self) -> bool {
@@ -208,7 +208,8 @@ impl Program {
         Ok((stream(is_client), stream(!is_client)))
     }
 
-    /// What the program does when a connection got on: it is the first to send where it connects.
+    /// The program's next step on a connection that made progress: a program that connected sends
+    /// first.
     fn progress(
         &mut self,
         now: Instant,

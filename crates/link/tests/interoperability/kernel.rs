@@ -20,10 +20,10 @@ const PIECE_BYTES: usize = 64 * 1024;
 const RESTING_BUFFER_BYTES: usize = 128 * 1024;
 const NAP: Duration = Duration::from_millis(5);
 
-/// The program: one thread for each lane.
+/// The program: one thread for each worker.
 pub(crate) struct Program {
     shared: Arc<Shared>,
-    lanes: Vec<JoinHandle<()>>,
+    workers: Vec<JoinHandle<()>>,
     /// Where it listens, if it does.
     pub(crate) address: Option<SocketAddr>,
 }
@@ -37,7 +37,7 @@ struct Shared {
     sent: AtomicU64,
     received: AtomicU64,
     may_read: AtomicBool,
-    /// Why a lane gave up.
+    /// Why a worker gave up.
     failure: Mutex<Option<io::Error>>,
     /// Of whoever attacks.
     pace: Option<Arc<Pace>>,
@@ -65,18 +65,18 @@ impl Program {
             failure: Mutex::new(None),
             pace,
         });
-        let lane = || {
+        let worker = || {
             let shared = Arc::clone(&shared);
             thread::spawn(move || {
-                if let Err(error) = shared.run_lane() {
+                if let Err(error) = shared.run_worker() {
                     *shared.failure.lock().expect("nobody panics with it") = Some(error);
                 }
             })
         };
-        let lanes = (0..cell.lanes()).map(|_| lane()).collect();
+        let workers = (0..cell.workers()).map(|_| worker()).collect();
         Ok(Self {
             shared,
-            lanes,
+            workers,
             address,
         })
     }
@@ -87,7 +87,7 @@ impl Program {
     }
 
     pub(crate) fn is_over(&self) -> bool {
-        self.lanes.iter().all(JoinHandle::is_finished)
+        self.workers.iter().all(JoinHandle::is_finished)
     }
 
     /// Whether something went wrong so far.
@@ -103,7 +103,7 @@ impl Program {
         let shared = &self.shared;
         format!(
             "kernel's program: {} of {} connections over, {} begun; {} bytes sent, {} received; \
-            {} of {} lanes over",
+            {} of {} workers over",
             shared.ended.load(Ordering::Relaxed),
             shared.cell.connections(),
             shared
@@ -112,8 +112,11 @@ impl Program {
                 .min(shared.cell.connections()),
             shared.sent.load(Ordering::Relaxed),
             shared.received.load(Ordering::Relaxed),
-            self.lanes.iter().filter(|lane| lane.is_finished()).count(),
-            self.lanes.len(),
+            self.workers
+                .iter()
+                .filter(|worker| worker.is_finished())
+                .count(),
+            self.workers.len(),
         )
     }
 }
@@ -125,7 +128,7 @@ impl Shared {
         }
     }
 
-    fn run_lane(&self) -> io::Result<()> {
+    fn run_worker(&self) -> io::Result<()> {
         if self.cell.pattern == Pattern::Short {
             self.await_salvo();
         }

@@ -1,4 +1,4 @@
-//! What lies between the two: a direction of a link that loses, delays, repeats or damages frames.
+//! The impaired link between the two: a direction that loses, delays, repeats or damages frames.
 
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,7 @@ const STRANGERS_STRUCK_MAX: u64 = 1;
 /// By then the first frame is struck: the shortest meetings have some more.
 const FIRST_MAX: u64 = 12;
 
-/// What became of a frame.
+/// The fate of a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Fate {
     Passed,

@@ -304,7 +304,7 @@ impl Meeting {
         error.map_or(Ok(()), |error| Err(format!("the device: {error}")))
     }
 
-    /// Who rests does so until its closed window was probed.
+    /// A resting program rests until its closed window was probed.
     fn wake(&mut self) {
         match self.cell.pattern {
             Pattern::KernelRests if self.kernels.was_probed() => self.kernel.wake(),

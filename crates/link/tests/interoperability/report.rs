@@ -1,4 +1,4 @@
-//! What came of the meetings.
+//! The report on the meetings.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::cell::Cell;
 
-/// What happened in one meeting.
+/// The events of one meeting.
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct Tally {
     pub(crate) took: Duration,

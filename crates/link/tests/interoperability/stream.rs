@@ -23,7 +23,7 @@ pub(crate) struct Stream {
 }
 
 impl Stream {
-    /// What the client with this port sends, or what it is sent.
+    /// The stream that the client with this port sends, or is sent.
     pub(crate) fn new(client_port: u16, by_client: bool) -> Self {
         let start = usize::from(client_port) * 7_919 + usize::from(by_client) * 31_337;
         Self {

@@ -348,7 +348,7 @@ fn checksum(parts: &[&[u8]]) -> [u8; 2] {
     (!((sum & 0xffff) + (sum >> 16)) as u16).to_be_bytes()
 }
 
-/// What refuses a SYN (RFC 9293, section 3.10.7.1).
+/// The segment that refuses a SYN (RFC 9293, section 3.10.7.1).
 fn reset_to(syn: &[u8]) -> Vec<u8> {
     let (source, destination) = (&syn[26..30], &syn[30..34]);
     let mut ip = vec![0x45, 0, 0, 40, 0, 0, 0x40, 0, 64, 6, 0, 0];
@@ -383,7 +383,8 @@ fn an_interface_that_was_down_goes_on() {
     assert!(next(&mut socket).1 == frame(OURS_V4, 2, 100));
 }
 
-/// What the next test starts and kills: it attaches where it is told, and waits.
+/// The environment of the process that the next test starts and kills: it attaches where it is
+/// told, and waits.
 const VICTIM_VARIABLE: &str = "TOEHOLD_XDP_VICTIM";
 
 #[test]

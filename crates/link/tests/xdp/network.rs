@@ -66,7 +66,7 @@ impl Network {
         self.far.ip(arguments).expect("ip does as it is told");
     }
 
-    /// What `ip` says of a near interface.
+    /// The output of `ip` about a near interface.
     pub(crate) fn near_link(&self, name: &str) -> String {
         let shown = self.near.ip(&format!("-details link show {name}"));
         shown.expect("ip shows an interface")

@@ -8,7 +8,7 @@
 /// One instruction (RFC 9669, section 3.1; `struct bpf_insn` of `linux/bpf.h`).
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Instruction {
+pub struct Instruction {
     code: u8,
     /// The destination in the low four bits, the source in the high ones.
     registers: u8,
@@ -19,40 +19,64 @@ pub(super) struct Instruction {
 /// A register. R0 has results, R1 to R5 are arguments and lost by calls, R6 to R9 are kept, R10 is
 /// the end of the stack. Those that are used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Register {
+pub enum Register {
+    /// A result.
     R0,
+    /// The first argument.
     R1,
+    /// The second argument.
     R2,
+    /// The third argument.
     R3,
+    /// The fourth argument.
     R4,
-    R6 = 6,
+    /// The fifth argument.
+    R5,
+    /// Kept by calls, as the next three.
+    R6,
+    /// See [`Register::R6`].
+    R7,
+    /// See [`Register::R6`].
+    R8,
+    /// See [`Register::R6`].
+    R9,
+    /// The end of the stack.
     R10 = 10,
 }
 
 /// How many bytes a load or store moves (section 5).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Size {
+pub enum Size {
+    /// Four.
     Word = 0x00,
+    /// Two.
     Half = 0x08,
+    /// One.
     Byte = 0x10,
+    /// Eight.
     Double = 0x18,
 }
 
-/// What a jump is taken for, of unsigned numbers (section 4.3).
+/// The comparison of unsigned numbers that a jump depends on (section 4.3).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum If {
+pub enum If {
+    /// Both are one number.
     Equal = 0x10,
+    /// The left one is greater.
     Greater = 0x20,
+    /// They differ.
     NotEqual = 0x50,
+    /// The left one is less.
+    Less = 0xa0,
 }
 
 /// A place in the program that is jumped to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Label(usize);
+pub struct Label(usize);
 
 /// A program on its way.
 #[derive(Debug, Default)]
-pub(super) struct Assembler {
+pub struct Assembler {
     program: Vec<Instruction>,
     /// Where each label stands, once it does.
     places: Vec<Option<usize>>,
@@ -61,90 +85,119 @@ pub(super) struct Assembler {
 }
 
 impl Assembler {
-    pub(super) fn new() -> Self {
+    /// An empty program.
+    pub fn new() -> Self {
         Self::default()
     }
 
     /// A label to be placed once.
-    pub(super) fn label(&mut self) -> Label {
+    pub fn label(&mut self) -> Label {
         self.places.push(None);
         Label(self.places.len() - 1)
     }
 
     /// The label is here.
-    pub(super) fn place(&mut self, label: Label) {
+    ///
+    /// # Panics
+    /// When it stands somewhere already.
+    pub fn place(&mut self, label: Label) {
         let before = self.places[label.0].replace(self.program.len());
         assert!(before.is_none(), "a label stands in one place");
     }
 
     /// `to = from`
-    pub(super) fn copy(&mut self, to: Register, from: Register) {
+    pub fn copy(&mut self, to: Register, from: Register) {
         self.push(ALU64 | MOV | BY_REGISTER, to, from, 0, 0);
     }
 
     /// `to = number`
-    pub(super) fn set(&mut self, to: Register, number: i32) {
+    pub fn set(&mut self, to: Register, number: i32) {
         self.push(ALU64 | MOV, to, Register::R0, 0, number);
     }
 
     /// `to += number`
-    pub(super) fn add(&mut self, to: Register, number: i32) {
+    pub fn add(&mut self, to: Register, number: i32) {
         self.push(ALU64 | ADD, to, Register::R0, 0, number);
     }
 
+    /// Turns the low four bytes from the order of the network to that of the machine, or back; the
+    /// high ones become zero (section 4.2).
+    pub fn swap_word(&mut self, to: Register) {
+        self.push(ALU | END | TO_BIG_ENDIAN, to, Register::R0, 0, 32);
+    }
+
+    /// `to += from`
+    pub fn add_register(&mut self, to: Register, from: Register) {
+        self.push(ALU64 | ADD | BY_REGISTER, to, from, 0, 0);
+    }
+
+    /// `to &= number`
+    pub fn and(&mut self, to: Register, number: i32) {
+        self.push(ALU64 | AND, to, Register::R0, 0, number);
+    }
+
+    /// `to <<= bits`
+    pub fn shift_left(&mut self, to: Register, bits: i32) {
+        self.push(ALU64 | LSH, to, Register::R0, 0, bits);
+    }
+
     /// `to = *(from + offset)`
-    pub(super) fn load(&mut self, size: Size, to: Register, from: Register, offset: i16) {
+    pub fn load(&mut self, size: Size, to: Register, from: Register, offset: i16) {
         self.push(LDX | MEM | size as u8, to, from, offset, 0);
     }
 
     /// `*(to + offset) = from`
-    pub(super) fn store(&mut self, size: Size, to: Register, offset: i16, from: Register) {
+    pub fn store(&mut self, size: Size, to: Register, offset: i16, from: Register) {
         self.push(STX | MEM | size as u8, to, from, offset, 0);
     }
 
     /// `*(to + offset) = number`
-    pub(super) fn store_number(&mut self, size: Size, to: Register, offset: i16, number: i32) {
+    pub fn store_number(&mut self, size: Size, to: Register, offset: i16, number: i32) {
         self.push(ST | MEM | size as u8, to, Register::R0, offset, number);
     }
 
     /// `to` = the map behind a descriptor (section 5.4: two instructions long, BPF_PSEUDO_MAP_FD).
-    pub(super) fn load_map(&mut self, to: Register, map: i32) {
+    pub fn load_map(&mut self, to: Register, map: i32) {
         self.push(LD | IMM | Size::Double as u8, to, Register::R1, 0, map);
         self.push(0, Register::R0, Register::R0, 0, 0);
     }
 
     /// Calls a helper (`enum bpf_func_id`).
-    pub(super) fn call(&mut self, helper: i32) {
+    pub fn call(&mut self, helper: i32) {
         self.push(JMP | CALL, Register::R0, Register::R0, 0, helper);
     }
 
     /// Ends with R0.
-    pub(super) fn exit(&mut self) {
+    pub fn exit(&mut self) {
         self.push(JMP | EXIT, Register::R0, Register::R0, 0, 0);
     }
 
-    pub(super) fn jump(&mut self, to: Label) {
+    /// Jumps.
+    pub fn jump(&mut self, to: Label) {
         self.push_jump(JMP, Register::R0, Register::R0, 0, to);
     }
 
     /// Jumps where 64 bits compare so.
-    pub(super) fn jump_if(&mut self, left: Register, is: If, right: Register, to: Label) {
+    pub fn jump_if(&mut self, left: Register, is: If, right: Register, to: Label) {
         self.push_jump(JMP | is as u8 | BY_REGISTER, left, right, 0, to);
     }
 
     /// Jumps where the low 32 bits compare so.
-    pub(super) fn jump_if_word(&mut self, left: Register, is: If, right: u32, to: Label) {
+    pub fn jump_if_word(&mut self, left: Register, is: If, right: u32, to: Label) {
         let right = right.cast_signed();
         self.push_jump(JMP32 | is as u8, left, Register::R0, right, to);
     }
 
     /// Jumps where a lookup has found nothing: the verifier knows a pointer by all its bits.
-    pub(super) fn jump_if_null(&mut self, pointer: Register, to: Label) {
+    pub fn jump_if_null(&mut self, pointer: Register, to: Label) {
         self.push_jump(JMP | If::Equal as u8, pointer, Register::R0, 0, to);
     }
 
     /// The program, its jumps resolved.
-    pub(super) fn finish(mut self) -> Vec<Instruction> {
+    ///
+    /// # Panics
+    /// When a label that is jumped to stands nowhere.
+    pub fn finish(mut self) -> Vec<Instruction> {
         for (at, label) in self.jumps {
             let place = self.places[label.0].expect("every label that is jumped to is placed");
             let distance = place as isize - at as isize - 1;
@@ -175,12 +228,17 @@ const ST: u8 = 0x02;
 const STX: u8 = 0x03;
 const JMP: u8 = 0x05;
 const JMP32: u8 = 0x06;
+const ALU: u8 = 0x04;
 const ALU64: u8 = 0x07;
 const BY_REGISTER: u8 = 0x08;
 const IMM: u8 = 0x00;
 const MEM: u8 = 0x60;
 const ADD: u8 = 0x00;
+const AND: u8 = 0x50;
+const LSH: u8 = 0x60;
 const MOV: u8 = 0xb0;
+const END: u8 = 0xd0;
+const TO_BIG_ENDIAN: u8 = 0x08;
 const CALL: u8 = 0x80;
 const EXIT: u8 = 0x90;
 
@@ -202,6 +260,10 @@ mod tests {
         a.copy(Register::R6, Register::R1);
         a.set(Register::R0, 2);
         a.add(Register::R1, 14);
+        a.add_register(Register::R7, Register::R4);
+        a.and(Register::R4, 15);
+        a.shift_left(Register::R4, 2);
+        a.swap_word(Register::R2);
         a.load(Size::Half, Register::R4, Register::R2, 12);
         a.store(Size::Word, Register::R10, -4, Register::R4);
         a.store_number(Size::Double, Register::R10, -16, 0);
@@ -212,6 +274,10 @@ mod tests {
             (0xbf, 0x16, 0, 0),
             (0xb7, 0x00, 0, 2),
             (0x07, 0x01, 0, 14),
+            (0x0f, 0x47, 0, 0),
+            (0x57, 0x04, 0, 15),
+            (0x67, 0x04, 0, 2),
+            (0xdc, 0x02, 0, 32),
             (0x69, 0x24, 12, 0),
             (0x63, 0x4a, -4, 0),
             (0x7a, 0x0a, -16, 0),

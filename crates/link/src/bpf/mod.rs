@@ -1,34 +1,98 @@
-//! bpf(2), the five commands of it that steering takes. Structures are beginnings of
-//! `union bpf_attr` (`linux/bpf.h`): what is not there is zero.
+//! bpf(2): the few commands of it that our programs take, and an assembler for them. Structures
+//! are beginnings of `union bpf_attr` (`linux/bpf.h`): what is not there is zero.
+
+mod assembler;
 
 use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
-use super::assembler::Instruction;
+pub use assembler::{Assembler, If, Instruction, Label, Register, Size};
 
 /// A kind of map (`enum bpf_map_type`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum MapKind {
+pub enum MapKind {
+    /// Any key.
     Hash = 1,
+    /// A value of each processor's own for each number.
     PerCpuArray = 6,
+    /// Sockets of AF_XDP.
     Xsk = 17,
+    /// Connected sockets, by any key.
+    SockHash = 18,
+}
+
+/// A kind of program, and where it is attached (`enum bpf_prog_type`, `enum bpf_attach_type`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ProgramKind {
+    /// Judges the frames of an interface.
+    Xdp,
+    /// Judges the frames of an interface where packet sockets of all protocols have seen them, and
+    /// nobody else has (TCX, Linux 6.6).
+    Ingress,
+    /// Hears of what the TCP sockets of a control group do.
+    SockOps,
+    /// Judges what is sent by the sockets of a [`MapKind::SockHash`].
+    SkMsg,
+}
+
+impl ProgramKind {
+    fn number(self) -> u32 {
+        match self {
+            ProgramKind::Xdp => 6,
+            ProgramKind::Ingress => 3,
+            ProgramKind::SockOps => 13,
+            ProgramKind::SkMsg => 16,
+        }
+    }
+
+    fn attach_number(self) -> u32 {
+        match self {
+            ProgramKind::Xdp => 37,
+            ProgramKind::Ingress => 46,
+            ProgramKind::SockOps => 3,
+            ProgramKind::SkMsg => 7,
+        }
+    }
 }
 
 /// A map of fixed-size keys and values.
 #[derive(Debug)]
-pub(super) struct Map {
+pub struct Map {
     file: OwnedFd,
     key_bytes: usize,
     value_bytes: usize,
 }
 
 impl Map {
-    pub(super) fn new(
+    /// Makes a map.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn new(
         kind: MapKind,
         key_bytes: usize,
         value_bytes: usize,
         entries_max: u32,
+    ) -> io::Result<Self> {
+        Self::with_flags(kind, key_bytes, value_bytes, entries_max, 0)
+    }
+
+    /// Makes a hash map that takes memory entry by entry.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn growing(key_bytes: usize, value_bytes: usize, entries_max: u32) -> io::Result<Self> {
+        let flags = BPF_F_NO_PREALLOC;
+        Self::with_flags(MapKind::Hash, key_bytes, value_bytes, entries_max, flags)
+    }
+
+    fn with_flags(
+        kind: MapKind,
+        key_bytes: usize,
+        value_bytes: usize,
+        entries_max: u32,
+        flags: u32,
     ) -> io::Result<Self> {
         #[repr(C)]
         struct Attributes {
@@ -36,12 +100,14 @@ impl Map {
             key_bytes: u32,
             value_bytes: u32,
             entries_max: u32,
+            flags: u32,
         }
         let attributes = Attributes {
             kind: kind as u32,
             key_bytes: key_bytes as u32,
             value_bytes: value_bytes as u32,
             entries_max,
+            flags,
         };
         // SAFETY: the attributes name no memory.
         let file = unsafe { bpf(BPF_MAP_CREATE, &attributes) }?;
@@ -54,15 +120,27 @@ impl Map {
     }
 
     /// Has `key` lead to `value`.
-    pub(super) fn insert(&self, key: &[u8], value: &[u8]) -> io::Result<()> {
+    ///
+    /// # Errors
+    /// The kernel's.
+    ///
+    /// # Panics
+    /// When key or value is not of the map's size.
+    pub fn insert(&self, key: &[u8], value: &[u8]) -> io::Result<()> {
         assert_eq!((key.len(), value.len()), (self.key_bytes, self.value_bytes));
         let attributes = self.element(key, value.as_ptr());
         // SAFETY: key and value are readable for as long as the map's are.
         unsafe { bpf(BPF_MAP_UPDATE_ELEM, &attributes) }.map(drop)
     }
 
-    /// Has `key` lead nowhere. It is an error if it did not lead anywhere.
-    pub(super) fn remove(&self, key: &[u8]) -> io::Result<()> {
+    /// Has `key` lead nowhere.
+    ///
+    /// # Errors
+    /// The kernel's: `ENOENT` if it did not lead anywhere.
+    ///
+    /// # Panics
+    /// When the key is not of the map's size.
+    pub fn remove(&self, key: &[u8]) -> io::Result<()> {
         assert_eq!(key.len(), self.key_bytes);
         let attributes = self.element(key, std::ptr::null());
         // SAFETY: the key is readable for as long as the map's are.
@@ -70,7 +148,13 @@ impl Map {
     }
 
     /// The sum of the eight bytes that `key` leads to in a map with a value for each processor.
-    pub(super) fn sum(&self, key: &[u8]) -> io::Result<u64> {
+    ///
+    /// # Errors
+    /// The kernel's.
+    ///
+    /// # Panics
+    /// When the key is not of the map's size, or a value is not of eight bytes.
+    pub fn sum(&self, key: &[u8]) -> io::Result<u64> {
         assert_eq!((key.len(), self.value_bytes), (self.key_bytes, 8));
         let mut each = vec![0u64; PROCESSORS_MAX];
         let attributes = self.element(key, each.as_mut_ptr().cast());
@@ -106,26 +190,31 @@ struct Element {
     flags: u64,
 }
 
-/// A program for XDP that the kernel has verified.
+/// A program that the kernel has verified.
 #[derive(Debug)]
-pub(super) struct Program {
+pub struct Program {
     file: OwnedFd,
+    kind: ProgramKind,
 }
 
 impl Program {
-    /// Has the kernel verify a program.
+    /// Has the kernel verify a program. Tools show at most fifteen letters of its name.
     ///
     /// # Errors
     /// The kernel's, and what its verifier says.
-    pub(super) fn load(instructions: &[Instruction]) -> Result<Self, (io::Error, String)> {
-        let quiet = Self::try_load(instructions, &mut []);
+    pub fn load(
+        kind: ProgramKind,
+        name: &str,
+        instructions: &[Instruction],
+    ) -> Result<Self, (io::Error, String)> {
+        let quiet = Self::try_load(kind, name, instructions, &mut []);
         let is_refused =
             |error: &io::Error| !matches!(error.raw_os_error(), Some(libc::EPERM | libc::ENOSYS));
         match quiet {
             // Only a program that is wrong is worth the log.
             Err(error) if is_refused(&error) => {
                 let mut log = vec![0; LOG_BYTES];
-                let again = Self::try_load(instructions, &mut log);
+                let again = Self::try_load(kind, name, instructions, &mut log);
                 let said = CStr::from_bytes_until_nul(&log).unwrap_or_default();
                 again.map_err(|error| (error, said.to_string_lossy().into_owned()))
             }
@@ -133,7 +222,12 @@ impl Program {
         }
     }
 
-    fn try_load(instructions: &[Instruction], log: &mut [u8]) -> io::Result<Self> {
+    fn try_load(
+        kind: ProgramKind,
+        name: &str,
+        instructions: &[Instruction],
+        log: &mut [u8],
+    ) -> io::Result<Self> {
         #[repr(C)]
         struct Attributes {
             kind: u32,
@@ -149,8 +243,13 @@ impl Program {
             interface: u32,
             attach_kind: u32,
         }
+        // The last byte stays zero.
+        let mut short = [0; 16];
+        for (to, from) in short[..15].iter_mut().zip(name.bytes()) {
+            *to = from;
+        }
         let attributes = Attributes {
-            kind: BPF_PROG_TYPE_XDP,
+            kind: kind.number(),
             instruction_count: instructions.len() as u32,
             instructions: instructions.as_ptr() as u64,
             license: LICENSE.as_ptr() as u64,
@@ -163,34 +262,36 @@ impl Program {
             },
             kernel_version: 0,
             flags: 0,
-            // At most fifteen bytes, and a zero.
-            name: *b"toehold_steer\0\0\0",
+            name: short,
             interface: 0,
-            attach_kind: BPF_XDP,
+            attach_kind: kind.attach_number(),
         };
         // SAFETY: instructions and licence are readable, the log is writable, each for what the
         // attributes say.
         let file = unsafe { bpf(BPF_PROG_LOAD, &attributes) }?;
         // SAFETY: the kernel has just made this descriptor for us.
         let file = unsafe { OwnedFd::from_raw_fd(file) };
-        Ok(Self { file })
+        Ok(Self { file, kind })
     }
 
-    /// Attaches the program to an interface of this thread's network namespace. It is there as long
-    /// as what is returned: when this process ends, however it does, the kernel takes the program
-    /// off.
-    pub(super) fn attach(&self, interface: u32, flags: u32) -> io::Result<OwnedFd> {
+    /// Attaches the program to its target: an interface of this thread's network namespace, by its
+    /// number, or a control group, by a descriptor of its directory. It is there as long as what is
+    /// returned: when this process ends, however it does, the kernel takes the program off.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn attach(&self, target: u32, flags: u32) -> io::Result<OwnedFd> {
         #[repr(C)]
         struct Attributes {
             program: u32,
-            interface: u32,
+            target: u32,
             attach_kind: u32,
             flags: u32,
         }
         let attributes = Attributes {
             program: self.file.as_raw_fd() as u32,
-            interface,
-            attach_kind: BPF_XDP,
+            target,
+            attach_kind: self.kind.attach_number(),
             flags,
         };
         // SAFETY: the attributes name no memory.
@@ -199,9 +300,31 @@ impl Program {
         Ok(unsafe { OwnedFd::from_raw_fd(file) })
     }
 
-    /// What the program says to a frame, which comes from nowhere and goes nowhere.
+    /// Attaches the program to a map of sockets, for as long as that map is.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn attach_to_map(&self, map: &Map) -> io::Result<()> {
+        #[repr(C)]
+        struct Attributes {
+            target: u32,
+            program: u32,
+            attach_kind: u32,
+            flags: u32,
+        }
+        let attributes = Attributes {
+            target: map.as_raw_fd() as u32,
+            program: self.file.as_raw_fd() as u32,
+            attach_kind: self.kind.attach_number(),
+            flags: 0,
+        };
+        // SAFETY: the attributes name no memory.
+        unsafe { bpf(BPF_PROG_ATTACH, &attributes) }.map(drop)
+    }
+
+    /// The program's verdict on a frame, which comes from nowhere and goes nowhere.
     #[cfg(test)]
-    pub(super) fn try_out(&self, frame: &[u8]) -> io::Result<u32> {
+    pub(crate) fn try_out(&self, frame: &[u8]) -> io::Result<u32> {
         #[repr(C)]
         struct Attributes {
             program: u32,
@@ -257,15 +380,16 @@ unsafe fn bpf_raw(
     Ok(result as RawFd)
 }
 
-// enum bpf_cmd, bpf_prog_type, bpf_attach_type.
+// enum bpf_cmd.
 const BPF_MAP_CREATE: libc::c_long = 0;
 const BPF_MAP_LOOKUP_ELEM: libc::c_long = 1;
 const BPF_MAP_UPDATE_ELEM: libc::c_long = 2;
 const BPF_MAP_DELETE_ELEM: libc::c_long = 3;
 const BPF_PROG_LOAD: libc::c_long = 5;
+const BPF_PROG_ATTACH: libc::c_long = 8;
 const BPF_LINK_CREATE: libc::c_long = 28;
-const BPF_PROG_TYPE_XDP: u32 = 6;
-const BPF_XDP: u32 = 37;
+/// Of a map.
+const BPF_F_NO_PREALLOC: u32 = 1;
 /// No helper that is used asks for the GPL.
 const LICENSE: &CStr = c"Apache-2.0 OR MIT";
 /// NR_CPUS at its largest (`arch/x86/Kconfig`).

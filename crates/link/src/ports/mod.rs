@@ -1,0 +1,203 @@
+//! Addresses that the engine shares with the kernel: which of their ports are the engine's.
+//!
+//! A port is the engine's while a program listens there through the engine, or has connections
+//! there. All else of the address stays with the kernel: other ports, ARP, neighbour discovery,
+//! echoes. A [`PortTable`] says which ports; a program by which `program` decides looks there. It
+//! goes with the process, however that ends: then all of the address is the kernel's.
+
+pub(crate) mod program;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::Mutex;
+
+use crate::bpf::{Map, Program, ProgramKind};
+use crate::interface::Interfaces;
+use program::{CONNECTED, KEY_BYTES, LISTENING, Way};
+
+/// How a port of a shared address is used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PortUse {
+    /// The engine takes new connections there, and has some.
+    Listening,
+    /// The engine has connections there, and takes no new ones.
+    Connected,
+}
+
+/// A port of an address.
+type End = (IpAddr, u16);
+
+/// Which ports are the engine's. Several threads have it, each with ports of its own.
+#[derive(Debug)]
+pub struct PortTable {
+    map: Map,
+    /// By port: what each thread says.
+    current: Mutex<BTreeMap<End, BTreeMap<usize, u32>>>,
+}
+
+impl PortTable {
+    pub(crate) fn new() -> io::Result<Self> {
+        Ok(Self {
+            map: Map::growing(KEY_BYTES, 4, PORTS_MAX)?,
+            current: Mutex::default(),
+        })
+    }
+
+    /// How a thread uses a port from here on; `None`: not any more. The port is the kernel's again
+    /// when no thread uses it.
+    ///
+    /// # Errors
+    /// Whatever bpf(2) says.
+    pub fn set(&self, thread: usize, end: End, how: Option<PortUse>) -> io::Result<()> {
+        let mut current = self.current.lock().expect("nobody panics with it");
+        let threads = current.entry(end).or_default();
+        let before = all_of(threads);
+        match how {
+            Some(PortUse::Listening) => threads.insert(thread, LISTENING | CONNECTED),
+            Some(PortUse::Connected) => threads.insert(thread, CONNECTED),
+            None => threads.remove(&thread),
+        };
+        let after = all_of(threads);
+        if after == 0 {
+            current.remove(&end);
+        }
+        match (before, after) {
+            (0, 0) => Ok(()),
+            (_, 0) => self.map.remove(&key_of(end)),
+            _ if before == after => Ok(()),
+            _ => self.map.insert(&key_of(end), &after.to_ne_bytes()),
+        }
+    }
+}
+
+impl AsRawFd for PortTable {
+    fn as_raw_fd(&self) -> RawFd {
+        self.map.as_raw_fd()
+    }
+}
+
+fn all_of(threads: &BTreeMap<usize, u32>) -> u32 {
+    threads.values().fold(0, |all, one| all | one)
+}
+
+fn key_of((ip, port): End) -> [u8; KEY_BYTES] {
+    let ip = match ip {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+        IpAddr::V6(v6) => v6.octets(),
+    };
+    let mut key = [0; KEY_BYTES];
+    key[..16].copy_from_slice(&ip);
+    key[16..18].copy_from_slice(&port.to_be_bytes());
+    key
+}
+
+/// Why the kernel cannot be kept from a port.
+#[derive(Debug)]
+pub enum PortError {
+    /// There is no such interface.
+    Interface(String, io::Error),
+    /// CAP_BPF or CAP_NET_ADMIN is missing.
+    Privilege,
+    /// The kernel is older than Linux 6.6.
+    TooOld,
+    /// The kernel's verifier refuses the program.
+    Verifier(io::Error, String),
+    /// The kernel refuses what the text names.
+    Setup(&'static str, io::Error),
+}
+
+impl PortError {
+    fn of(action: &'static str, error: io::Error) -> Self {
+        match error.raw_os_error() {
+            Some(libc::EPERM | libc::EACCES) => Self::Privilege,
+            _ => Self::Setup(action, error),
+        }
+    }
+}
+
+impl fmt::Display for PortError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Interface(name, error) => write!(
+                f,
+                "there is no interface {name} ({error}); `ip link` lists them"
+            ),
+            Self::Privilege => f.write_str(
+                "to share an address needs CAP_BPF and CAP_NET_ADMIN, beside the link's own \
+                capabilities: run the adapter as root, or setcap \
+                cap_net_admin,cap_net_raw,cap_bpf+ep",
+            ),
+            Self::TooOld => f.write_str(
+                "to share an address over a packet link needs Linux 6.6 (TCX); an xdp link does \
+                without, or an address of the engine's own (address)",
+            ),
+            Self::Verifier(error, said) => write!(
+                f,
+                "the kernel refuses the program that tells its ports from the engine's ({error}): \
+                {said}"
+            ),
+            Self::Setup(action, error) => write!(f, "cannot {action} ({error})"),
+        }
+    }
+}
+
+impl std::error::Error for PortError {}
+
+/// The program that keeps the kernel from the engine's segments on an interface with packet
+/// sockets. It is there as long as this: when the process ends, the kernel takes the program off.
+#[derive(Debug)]
+pub struct PortSteering {
+    ports: PortTable,
+    interface: u32,
+    _attached: OwnedFd,
+}
+
+impl PortSteering {
+    /// Attaches the program to the interface `name` of this thread's network namespace. No port is
+    /// the engine's yet.
+    ///
+    /// # Errors
+    /// See [`PortError`].
+    pub fn attach(name: &str) -> Result<Self, PortError> {
+        let setup = |action| move |error| PortError::of(action, error);
+        let interfaces = Interfaces::here().map_err(setup("ask about interfaces"))?;
+        let interface = interfaces.index(name);
+        let interface = interface.map_err(|error| PortError::Interface(name.to_owned(), error))?;
+        let ports = PortTable::new().map_err(setup("make a map of ports"))?;
+        let program = program::steering(ports.as_raw_fd(), Way::Ingress);
+        let program = Program::load(ProgramKind::Ingress, "toehold_ports", &program);
+        let program = program.map_err(|(error, said)| match said.is_empty() {
+            true => PortError::of("load the program for shared addresses", error),
+            false => PortError::Verifier(error, said),
+        })?;
+        let attached = program.attach(interface, 0);
+        let attached = attached.map_err(|error| match error.raw_os_error() {
+            // No such attachment.
+            Some(libc::EINVAL) => PortError::TooOld,
+            _ => PortError::of("attach the program for shared addresses", error),
+        })?;
+        Ok(Self {
+            ports,
+            interface,
+            _attached: attached,
+        })
+    }
+
+    /// Which ports are the engine's.
+    #[must_use]
+    pub const fn ports(&self) -> &PortTable {
+        &self.ports
+    }
+
+    /// The interface's number.
+    #[must_use]
+    pub const fn interface(&self) -> u32 {
+        self.interface
+    }
+}
+
+/// Listeners of all programs on all addresses, and a range of ports on each.
+const PORTS_MAX: u32 = 1 << 20;
