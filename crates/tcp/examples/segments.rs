@@ -1,4 +1,4 @@
-//! What a segment costs: the engine alone, fed with frames that were made before.
+//! Measures the cost of a segment: the engine alone, fed with frames that were made before.
 //!
 //! ```text
 //! segments receive|send|request [--flows N] [--segments N] [--burst N]
@@ -325,8 +325,8 @@ impl Bench {
         }
     }
 
-    /// What the congestion window has held back leaves before the next flow has its turn: all that
-    /// is polled is one flow's.
+    /// Sends the bytes that the congestion window has held back, before the next flow has its turn:
+    /// then all polled frames belong to one flow.
     #[cold]
     fn send_rest(&mut self, index: usize, mut owed: u64) {
         while owed > 0 {

@@ -1,4 +1,4 @@
-//! What the owner of an engine decides: the link it stands on, and how its connections behave.
+//! Decisions of an engine's owner: the link it stands on, and how its connections behave.
 
 use core::net::IpAddr;
 
@@ -6,7 +6,7 @@ use crate::share::Share;
 use crate::time::Duration;
 use crate::wire::ethernet::MacAddress;
 
-/// What the link carries.
+/// The kind of packets on the link.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Medium {
     /// Ethernet frames; the engine resolves its neighbours' hardware addresses.
@@ -21,7 +21,7 @@ pub enum Medium {
     Ip,
 }
 
-/// What the link does for us. Each is a switch of its own.
+/// Work that the link does for us. Each is a switch of its own.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Offload {
     /// The link completes TCP checksums: segments leave with the pseudo-header's sum alone.
@@ -95,7 +95,7 @@ pub struct Options {
     pub user_timeout: Option<Duration>,
     /// The receive window to begin with. The host's receive ring must hold as much.
     pub receive_bytes: u32,
-    /// What the receive window may grow to while the host keeps up with a fast remote.
+    /// The size up to which the receive window may grow while the host keeps up with a fast remote.
     pub receive_bytes_max: u32,
     /// The largest MSS to offer and to use (TCP_MAXSEG), where the path allows more.
     pub mss_max: u16,
@@ -125,11 +125,11 @@ impl Default for Options {
 /// An engine's fixed properties.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Config {
-    /// What the link carries.
+    /// The kind of packets on the link.
     pub medium: Medium,
     /// The largest IP packet the link takes.
     pub mtu: u16,
-    /// What the link does for us.
+    /// Work that the link does for us.
     pub offload: Offload,
     /// The engine's addresses.
     pub addresses: Vec<InterfaceAddress>,
@@ -144,8 +144,8 @@ pub struct Config {
     /// Ports for connections that name none: first and last.
     pub ephemeral_ports: (u16, u16),
     /// Lower bound of the retransmission timeout. RFC 6298 section 2.4 asks for one second and
-    /// allows less with a finer clock and better estimators; 200 ms is what Linux uses. Less than
-    /// the timers' granularity, a millisecond, counts as that.
+    /// allows less with a finer clock and better estimators; Linux uses 200 ms. Less than the
+    /// timers' granularity, a millisecond, counts as that.
     pub rto_min: Duration,
     /// Upper bound of the retransmission timeout (RFC 6298 section 2.5: at least 60 s).
     pub rto_max: Duration,
@@ -185,8 +185,8 @@ pub struct Config {
     pub arp_replies_per_second_max: u32,
     /// Neighbour advertisements a second that answer solicitations (RFC 4861 section 7.2.4).
     pub advertisements_per_second_max: u32,
-    /// SYN cookies a second (RFC 4987). A flood's SYNs beyond it get no answer. Nor does an honest
-    /// one among them, which is sent again; so it is far above what the others are.
+    /// SYN cookies a second (RFC 4987). A flood's SYNs beyond it get no answer. An honest SYN among
+    /// them gets none either, and is sent again: so this limit is far above the others.
     pub cookies_per_second_max: u32,
 }
 

@@ -1,4 +1,4 @@
-//! What the engine counts. Plain numbers, read by whoever runs it.
+//! The engine's counters. Plain numbers, read by whoever runs it.
 
 use crate::wire::Malformed;
 

@@ -112,7 +112,7 @@ pub enum CallError {
     BadOffset,
 }
 
-/// What can be asked about a connection.
+/// The properties of a connection that the host can ask for.
 #[derive(Clone, Copy, PartialEq, Debug)]
 #[non_exhaustive]
 pub struct ConnectionInfo {

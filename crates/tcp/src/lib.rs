@@ -32,7 +32,7 @@ mod state;
 mod time;
 mod wire;
 
-/// What frames and packets say they carry.
+/// Type and protocol numbers of frames and packets.
 pub mod numbers {
     pub use crate::wire::ethernet::{TYPE_ARP, TYPE_IPV4, TYPE_IPV6};
     pub use crate::wire::ip::{PROTOCOL_ICMP, PROTOCOL_ICMP_V6, PROTOCOL_TCP};
@@ -43,8 +43,8 @@ pub use config::{
 };
 pub use counters::Counters;
 pub use engine::{
-    ChecksumWork, Engine, Expected, HEADER_BUFFER_BYTES, Payload, ReceiveOffload, Transmit,
-    TransmitOffload, USUAL_HEADERS_BYTES, Whose,
+    ChecksumWork, Engine, Expected, FAST_PATH_HEADERS_BYTES, HEADER_BUFFER_BYTES, Payload,
+    ReceiveOffload, Transmit, TransmitOffload, Whose,
 };
 pub use host::{
     CallError, ConnectError, ConnectionId, ConnectionInfo, Event, ListenError, ListenerId, Memory,

@@ -10,7 +10,7 @@
 //! ```
 //!
 //! They count the bytes of the stream, and are signed so that the SYN, and any old segment up to
-//! 2^31 before it, has one too. What a connection keeps of its initial sequence number is the
+//! 2^31 before it, has one too. Instead of its initial sequence number, a connection keeps the
 //! number of the first byte.
 
 use core::fmt;

@@ -1,8 +1,8 @@
 //! Several engines with the same addresses on one link: which of them a connection belongs to.
 //!
-//! A keyed hash of both ends decides, the same for all of them: so nobody has to be asked, a port
-//! is in use or in TIME-WAIT where its connection is, and a remote that does not know the key
-//! cannot load one engine more than the others.
+//! All threads use one keyed hash of both ends: so nobody has to be asked, a port is in use or in
+//! TIME-WAIT where its connection is, and a remote that does not know the key cannot load one
+//! engine more than the others.
 
 use core::fmt;
 use core::net::SocketAddr;
@@ -52,7 +52,7 @@ impl Share {
         self.count as usize
     }
 
-    /// Whose a connection between these ends is.
+    /// The thread that owns a connection between these ends.
     #[must_use]
     pub fn owner(&self, local: SocketAddr, remote: SocketAddr) -> usize {
         self.owner_of(&FlowKey {
@@ -69,8 +69,8 @@ impl Share {
         self.place(key.local, key.remote, ports)
     }
 
-    /// Who puts the fragments together that one address sends to another: they do not all have
-    /// ports.
+    /// The thread that assembles the fragments that one address sends to another: fragments do not
+    /// all have ports.
     pub(crate) fn assembler(&self, local: Address, remote: Address) -> usize {
         self.place(local, remote, 0)
     }

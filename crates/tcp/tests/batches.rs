@@ -45,7 +45,7 @@ struct Side {
     placed: Placed,
 }
 
-/// What a side has to say after a step.
+/// The output of a side after a step.
 #[derive(Debug, PartialEq, Eq)]
 struct Said {
     events: Vec<Event>,
@@ -127,7 +127,7 @@ impl Flow {
     }
 }
 
-/// What the remotes send next: mostly payload in order.
+/// The remotes' next segment: mostly payload in order.
 fn remote(flow: &mut Flow, port: u16, random: &mut Random, now: Instant) -> Vec<u8> {
     if !flow.is_open {
         // Another connection between the same ends, above what was used before.
@@ -231,7 +231,7 @@ fn an_acknowledgement_alone_is_not_payload_in_its_place() {
     let expected = side.engine.expected().expect("the last one's next byte");
     let mut place = |payload: &[u8]| {
         let frame = flow[0].frame(port, ACK, payload, now);
-        let headers = frame.first_chunk().expect("usual headers");
+        let headers = frame.first_chunk().expect("whole headers");
         side.engine
             .handle_placed(now, headers, payload.len(), VERIFIED, expected)
     };

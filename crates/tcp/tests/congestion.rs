@@ -1,4 +1,4 @@
-//! What the congestion window does, and how it leaves: scripts of segments.
+//! Tests of the congestion window, how it grows and shrinks, as scripts of segments.
 
 #[allow(dead_code, reason = "each of the tests uses some of it")]
 mod script;
@@ -31,7 +31,7 @@ fn dctcp_echoes_each_mark_and_answers_in_proportion() {
     stage.forget_sent();
     stage.remote("P. 101:201(100) ack 1");
     stage.expect_nothing();
-    // What waited for its acknowledgement was not marked.
+    // The segment whose acknowledgement was held back was not marked.
     stage.remote("P. 201:301(100) ack 1 ce");
     stage.expect(". 2001:2001(0) ack 201");
     stage.expect(".E 2001:2001(0) ack 301");

@@ -54,7 +54,7 @@ fn data_without_an_answer_ends_the_connection_in_time() {
 }
 
 #[test]
-fn progress_renews_patience() {
+fn progress_renews_the_user_timeout() {
     let (mut stage, id) = impatient(None, 60_000);
     stage.engine.publish(id, 3_000).unwrap();
     for ack in [1_001, 2_001] {
@@ -71,7 +71,7 @@ fn progress_renews_patience() {
 /// tcp(7): also for data that "may remain untransmitted (due to zero window size)", however often
 /// the remote says so.
 #[test]
-fn window_that_stays_closed_exhausts_patience() {
+fn window_that_stays_closed_ends_the_user_timeout() {
     let (mut stage, id) = closed_for_nine_seconds();
     assert_eq!(state(&stage, id), State::Established);
     stage.wait(Duration::from_secs(4));
@@ -79,7 +79,7 @@ fn window_that_stays_closed_exhausts_patience() {
 }
 
 #[test]
-fn window_that_opens_renews_patience() {
+fn window_that_opens_renews_the_user_timeout() {
     let (mut stage, id) = closed_for_nine_seconds();
     stage.remote(". 1:1(0) ack 1 win 60000");
     stage.expect("P. 1:1001(1000) ack 1");

@@ -1,6 +1,5 @@
-//! What the engine owes the link it stands on: answers to ARP, neighbour discovery and echo
-//! requests (RFC 826, RFC 4861, RFC 792, RFC 4443), and service to neighbours while somebody floods
-//! it.
+//! Tests of the engine's duties on its link: answers to ARP, neighbour discovery and echo requests
+//! (RFC 826, RFC 4861, RFC 792, RFC 4443), and service to neighbours while somebody floods it.
 
 use std::collections::BTreeSet;
 

@@ -171,7 +171,7 @@ fn open(sides: &mut [Side; 2], now: Instant) -> Remote {
 }
 
 #[test]
-fn the_short_way_is_as_the_long_way() {
+fn the_fast_path_equals_the_slow_path() {
     let mut random = Random::new(21);
     let mut fast_paths = 0;
     for _ in 0..60 {

@@ -209,7 +209,7 @@ fn a_reset_ends_the_run() {
     assert_eq!(stage.poll(), None);
 }
 
-/// What the host asks for in between shows in the next segment, or at the end.
+/// A call of the host within a run shows in the next segment, or at the end.
 #[test]
 fn calls_end_the_run() {
     let mut stage = Stage::new();

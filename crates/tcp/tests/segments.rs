@@ -641,7 +641,7 @@ fn a_recovery_that_a_timer_begins_sends_one_segment() {
     stage.wait(Duration::from_millis(30));
     stage.expect(". 1:1001(1000) ack 1");
     stage.expect_nothing();
-    // What arrives lets as much go: PRR counts the duplicate once, by its block.
+    // Each arrival releases as many bytes: PRR counts the duplicate once, by its block.
     stage.remote(". 1:1(0) ack 1 win 60000 <sack 3001:4001:7001:8001>");
     stage.expect(". 1001:2001(1000) ack 1");
     stage.expect_nothing();
@@ -708,7 +708,7 @@ fn wait_for_timeout(stage: &mut Stage, id: toehold_tcp::ConnectionId) {
     assert!(stage.engine.info(id).unwrap().retries > 0);
 }
 
-/// RFC 4821 section 7.7: an outage stops segments of every size. What carries on after it is as
+/// RFC 4821 section 7.7: an outage stops segments of every size. Segments after the outage are as
 /// large as before.
 #[test]
 fn an_outage_is_no_black_hole() {

@@ -66,7 +66,7 @@ struct Link {
     remote: Engine,
     random: Random,
     now: Instant,
-    /// What happens to the remote's frames on their way.
+    /// The impairment of the remote's frames on their way.
     impair: fn(Vec<u8>, &mut Random) -> Vec<Vec<u8>>,
     arp: [u32; 2],
     strays: u32,
@@ -172,7 +172,7 @@ impl Link {
     }
 }
 
-/// What an engine has accepted and opened, and whether it ended.
+/// The connections that an engine has accepted and opened, and whether they ended.
 fn events(engine: &mut Engine) -> (Vec<ConnectionId>, Vec<CloseReason>) {
     let (mut open, mut closed) = (Vec::new(), Vec::new());
     while let Some(event) = engine.poll_event() {

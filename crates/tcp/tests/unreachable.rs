@@ -1,5 +1,5 @@
-//! What becomes of connections while there is no route to the remote: a soft error, of which none
-//! that is established dies at once (RFC 1122 section 4.2.3.9).
+//! Tests of connections while there is no route to the remote: the error is soft, so no established
+//! connection ends at once (RFC 1122 section 4.2.3.9).
 
 #[allow(dead_code, reason = "each of the tests uses some of it")]
 mod support;

@@ -8,7 +8,7 @@ use crate::state::Phase;
 use crate::time::{Duration, Instant};
 use crate::wire::tcp::{Flags, Segment};
 
-/// What one acknowledgement brought.
+/// The effects of one acknowledgement.
 #[derive(Debug, Default)]
 pub(super) struct Acknowledgement {
     /// How far SND.UNA moved.

@@ -94,7 +94,7 @@ pub(crate) struct Bbr {
     seed: u64,
 }
 
-/// What an acknowledgement says.
+/// The input of one step of the model, from an acknowledgement.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Step {
     pub(crate) now: Instant,
@@ -287,7 +287,8 @@ impl Bbr {
         }
     }
 
-    /// Section 5.3.3.5.4: while the bound is what limits, it grows: faster from round to round.
+    /// Section 5.3.3.5.4: while the bound limits the flow, the bound grows: faster from round to
+    /// round.
     fn raise_bound(&mut self, step: &Step) {
         let Some(high) = self.in_flight_high else {
             return;

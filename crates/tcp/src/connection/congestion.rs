@@ -36,7 +36,7 @@ pub(crate) struct Congestion {
     more: More,
 }
 
-/// What only some algorithms need.
+/// State that only some algorithms need.
 #[derive(Clone, Debug)]
 enum More {
     Nothing,
@@ -63,7 +63,7 @@ struct Dctcp {
     window_end: Position,
 }
 
-/// What an acknowledgement tells the algorithm.
+/// An acknowledgement's news for the algorithm.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Progress {
     pub(crate) now: Instant,

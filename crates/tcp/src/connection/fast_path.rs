@@ -10,9 +10,9 @@ use crate::position::Position;
 use crate::state::{Phase, State};
 use crate::time::{Duration, Instant};
 
-/// A usual segment with payload to be sent: no options but timestamps.
+/// A segment of the fast path with payload to be sent: no options but timestamps.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct QuickPlan {
+pub(crate) struct FastPlan {
     pub(crate) seq: Position,
     pub(crate) payload_bytes: u32,
     /// How many bytes may follow at once in segments as large as this one.
@@ -23,10 +23,10 @@ pub(crate) struct QuickPlan {
     pub(crate) is_large: bool,
 }
 
-/// What an acknowledgement has achieved.
+/// The effect of an acknowledgement.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Progressed {
-    /// It was not a usual one.
+    /// The acknowledgement needs the slow path.
     No,
     /// There is more in flight, or to be sent.
     Partly,
@@ -35,19 +35,19 @@ pub(crate) enum Progressed {
 }
 
 impl Connection {
-    /// Whether the next segment may be a usual one.
+    /// Whether the next segment may take the fast path.
     #[inline(always)]
-    pub(crate) fn may_send_quickly(&self) -> bool {
-        self.template.is_usual
+    pub(crate) fn may_send_fast(&self) -> bool {
+        self.template.is_fast_path
             && self.is_untroubled()
             && !self.conditions.has(Conditions::TRANSMIT_SLOW_PATH)
             && self.scoreboard.is_plain()
     }
 
-    /// Plans new data within all windows, where there is some and [`Self::may_send_quickly`] is
+    /// Plans new data within all windows, where there is some and [`Self::may_send_fast`] is
     /// true, and takes it to be sent. Otherwise does nothing.
     #[inline(always)]
-    pub(crate) fn plan_quickly(&mut self, now: Instant, config: &Config) -> Option<QuickPlan> {
+    pub(crate) fn plan_fast(&mut self, now: Instant, config: &Config) -> Option<FastPlan> {
         if !self.scoreboard.has_room() {
             return None;
         }
@@ -67,7 +67,7 @@ impl Connection {
             length = mss;
             left_bytes = usable - mss;
         } else {
-            length = self.unusual_length(usable, unsent, segmentation)?;
+            length = self.other_length(usable, unsent, segmentation)?;
             left_bytes = 0;
             if length < mss {
                 self.snd_small_end = seq + length;
@@ -88,7 +88,7 @@ impl Connection {
         } else {
             self.arm_after_sending(now, config, usable - length);
         }
-        Some(QuickPlan {
+        Some(FastPlan {
             seq,
             payload_bytes: length as u32,
             left_bytes: left_bytes as u32,
@@ -120,7 +120,7 @@ impl Connection {
     /// How much of `unsent` goes in one frame that is not just a full segment, where neither a
     /// window nor Nagle has a say in it.
     #[inline(never)]
-    fn unusual_length(&self, usable: u64, unsent: u64, segmentation: u64) -> Option<u64> {
+    fn other_length(&self, usable: u64, unsent: u64, segmentation: u64) -> Option<u64> {
         let mss = u64::from(self.mss);
         if usable < mss {
             let goes = usable == unsent
@@ -133,7 +133,7 @@ impl Connection {
         (!has_tail).then_some(whole)
     }
 
-    /// Takes another full segment to be sent, directly after one that [`Self::plan_quickly`] has
+    /// Takes another full segment to be sent, directly after one that [`Self::plan_fast`] has
     /// planned, and within the bytes that it said may follow. `None`: it has to be planned after
     /// all. After the last one [`Self::note_end_of_data`] is due.
     #[inline(always)]
@@ -181,7 +181,7 @@ impl Connection {
     /// The acknowledgement of new data, without payload, in a connection without trouble. Does
     /// nothing for everything else. The segment has timestamps and no other options.
     #[inline(always)]
-    pub(crate) fn handle_usual_acknowledgement(
+    pub(crate) fn handle_fast_acknowledgement(
         &mut self,
         now: Instant,
         config: &Config,
@@ -206,11 +206,11 @@ impl Connection {
         seq: u32,
         timestamp: u32,
     ) -> Progressed {
-        let may_be_usual = said.has_usual_flags()
+        let may_take_fast_path = said.has_fast_path_flags()
             && self
                 .conditions
                 .are(Conditions::ACKNOWLEDGEMENT, Conditions::AGREED_UPON);
-        if may_be_usual {
+        if may_take_fast_path {
             self.take_acknowledgement::<false>(now, config, said, seq, timestamp)
         } else {
             Progressed::No
@@ -218,7 +218,7 @@ impl Connection {
     }
 
     #[inline(always)]
-    fn take_acknowledgement<const HAS_USUAL_WINDOW: bool>(
+    fn take_acknowledgement<const HAS_EXPECTED_WINDOW: bool>(
         &mut self,
         now: Instant,
         config: &Config,
@@ -228,26 +228,26 @@ impl Connection {
     ) -> Progressed {
         let advanced = said.ack().wrapping_sub(self.snd_una.wire(self.snd_first));
         let flight = self.snd_nxt.after(self.snd_una);
-        let is_usual = self.is_watched_only()
+        let is_fast_path = self.is_watched_only()
             && seq == self.rcv_nxt.wire(self.rcv_first)
             // Between one byte and all of them.
             && u64::from(advanced.wrapping_sub(1)) < flight
             && self.take_next_timestamp(now, timestamp);
-        if !is_usual {
+        if !is_fast_path {
             return Progressed::No;
         }
         let ack = self.snd_una + u64::from(advanced);
         let Some(sent) = self.scoreboard.acknowledge_only(ack) else {
             return self
-                .take_another_acknowledgement::<HAS_USUAL_WINDOW>(now, config, said, advanced);
+                .take_another_acknowledgement::<HAS_EXPECTED_WINDOW>(now, config, said, advanced);
         };
-        self.take_window::<HAS_USUAL_WINDOW>(said, ack, advanced);
+        self.take_window::<HAS_EXPECTED_WINDOW>(said, ack, advanced);
         self.note_progress(now, config, ack, advanced, sent)
     }
 
     /// An acknowledgement while several records describe the data in flight.
     #[inline(never)]
-    fn take_another_acknowledgement<const HAS_USUAL_WINDOW: bool>(
+    fn take_another_acknowledgement<const HAS_EXPECTED_WINDOW: bool>(
         &mut self,
         now: Instant,
         config: &Config,
@@ -261,20 +261,20 @@ impl Connection {
         let Some(sent) = self.scoreboard.acknowledge_earlier(ack) else {
             return Progressed::No;
         };
-        self.take_window::<HAS_USUAL_WINDOW>(said, ack, advanced);
+        self.take_window::<HAS_EXPECTED_WINDOW>(said, ack, advanced);
         self.note_progress(now, config, ack, advanced, sent)
     }
 
-    /// What an acknowledgement of so much says of the window. The prediction follows it.
+    /// Takes the window from an acknowledgement up to here. The prediction follows it.
     #[inline(always)]
-    fn take_window<const HAS_USUAL_WINDOW: bool>(
+    fn take_window<const HAS_EXPECTED_WINDOW: bool>(
         &mut self,
         said: OtherWay,
         ack: Position,
         advanced: u32,
     ) {
         // RFC 9293 section 3.10.7.4: SND.UNA < SEG.ACK, so it says where the window ends.
-        if HAS_USUAL_WINDOW {
+        if HAS_EXPECTED_WINDOW {
             self.snd_edge += u64::from(advanced);
         } else {
             let window = u64::from(said.window()) << self.snd_wscale;

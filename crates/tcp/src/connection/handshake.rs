@@ -16,7 +16,7 @@ use crate::wire::tcp::{Flags, Segment, SynOptions, WINDOW_SCALE_MAX};
 const MSS_DEFAULT_V4: u16 = 536;
 const MSS_DEFAULT_V6: u16 = 1_220;
 
-/// What the engine knows about a connection about to open.
+/// The engine's knowledge about a connection that is about to open.
 pub(crate) struct OpenContext<'a> {
     pub(crate) now: Instant,
     pub(crate) config: &'a Config,
@@ -31,7 +31,7 @@ pub(crate) struct OpenContext<'a> {
     pub(crate) generation: u32,
 }
 
-/// What a remote's SYN said, or what a cookie remembers of it.
+/// The offer in a remote's SYN, or in a cookie that remembers it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Offer {
     pub(crate) irs: u32,
@@ -168,7 +168,7 @@ impl Connection {
         connection
     }
 
-    /// What our SYN, or SYN-ACK, says.
+    /// The options of our SYN or SYN-ACK.
     pub(crate) fn syn_options(&self, config: &Config) -> SynOptions {
         let is_answer = self.state == State::SynReceived;
         let has = |condition| self.conditions.has(condition);

@@ -1,4 +1,4 @@
-//! What the host asks of a connection (the calls of RFC 9293 section 3.10.1 to 3.10.6).
+//! The host's calls on a connection (RFC 9293 section 3.10.1 to 3.10.6).
 
 use super::{Conditions, Connection, Context, News};
 use crate::config::Keepalive;

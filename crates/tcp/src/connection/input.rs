@@ -12,7 +12,7 @@ use crate::wire::tcp::{Flags, Segment};
 /// RFC 7323 section 5.5: a timestamp older than 24 days says nothing.
 const TIMESTAMP_LIFETIME: u32 = super::coarse(Instant::from_micros(24 * 24 * 3_600 * 1_000_000));
 
-/// What the engine has to do after a segment, beside looking at the connection.
+/// The engine's task after a segment, beside looking at the connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Response {
     /// Nothing.

@@ -12,7 +12,7 @@
 //!                             rcv_taken       rcv_nxt                 rcv_edge
 //! ```
 //!
-//! The first 128 bytes of [`Connection`] are what segments in order need; the rest is for openings,
+//! The first 128 bytes of [`Connection`] serve segments in order; the rest is for openings,
 //! closings and trouble.
 
 mod acknowledge;
@@ -132,7 +132,7 @@ impl Conditions {
     /// Pacing holds data back until `pace_at`.
     pub(crate) const PACED: Self = Self(1 << 28);
 
-    /// What makes `output` look further than at new data.
+    /// Conditions for which `output` looks further than at new data.
     pub(crate) const URGENT: Self = Self(
         Self::ACK_NOW.0
             | Self::PROBE_DUE.0
@@ -141,7 +141,7 @@ impl Conditions {
             | Self::FORCE_SMALL.0
             | Self::RESET_DUE.0,
     );
-    /// What keeps a segment from the sender's fast path.
+    /// Conditions that keep a segment from the sender's fast path.
     pub(crate) const TRANSMIT_SLOW_PATH: Self = Self(
         Self::URGENT.0 & !Self::ACK_NOW.0
             | Self::ECN.0
@@ -151,7 +151,7 @@ impl Conditions {
             | Self::PACING.0
             | Self::MODELLED.0,
     );
-    /// What keeps a segment from the receiver's fast path.
+    /// Conditions that keep a segment from the receiver's fast path.
     pub(crate) const RECEIVE_SLOW_PATH: Self = Self(
         Self::ECN.0
             | Self::OUT_OF_ORDER.0
@@ -160,11 +160,11 @@ impl Conditions {
             | Self::MODELLED.0,
     );
 
-    /// What the usual payload depends on.
+    /// Conditions that the fast path of payload depends on.
     pub(crate) const RECEPTION: Self = Self(Self::RECEIVE_SLOW_PATH.0 | Self::TIMESTAMPS.0);
-    /// What the usual acknowledgement depends on, and what of it has to be there.
+    /// Conditions that the fast path of acknowledgements depends on, and those that must be set.
     pub(crate) const ACKNOWLEDGEMENT: Self = Self(Self::RECEIVE_SLOW_PATH.0 | Self::AGREED_UPON.0);
-    /// What nearly every remote agrees to.
+    /// Options that nearly every remote agrees to.
     pub(crate) const AGREED_UPON: Self = Self(Self::TIMESTAMPS.0 | Self::SACK.0);
 
     #[inline]
@@ -219,7 +219,7 @@ impl Not for Conditions {
     }
 }
 
-/// What the host has not been told yet, and what stands in the way of telling it just that.
+/// News that the host has not been told yet, and conditions that delay them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct News(pub(crate) u8);
 
@@ -227,7 +227,7 @@ impl News {
     pub(crate) const CONNECTED: u8 = 1;
     pub(crate) const PROGRESS: u8 = 2;
     pub(crate) const CLOSED: u8 = 4;
-    /// What the host can be told.
+    /// All news that the host can be told.
     pub(crate) const ANY: u8 = Self::CONNECTED | Self::PROGRESS | Self::CLOSED;
     /// It is in the engine's event queue.
     pub(crate) const ANNOUNCED: u8 = 8;
@@ -240,7 +240,7 @@ impl News {
     /// The host has let go, and hears nothing more.
     pub(crate) const RELEASED: u8 = 64;
 
-    /// What nearly all news are.
+    /// The most frequent combination of news.
     pub(crate) const PLAIN_PROGRESS: Self = Self(Self::PROGRESS | Self::ANNOUNCED);
 
     #[inline(always)]
@@ -249,7 +249,7 @@ impl News {
     }
 }
 
-/// What every step needs from outside.
+/// Values from outside that every step needs.
 pub(crate) struct Context<'a> {
     pub(crate) now: Instant,
     pub(crate) config: &'a Config,
@@ -287,7 +287,7 @@ pub(crate) struct Connection {
     pub(crate) rcv_first: u32,
     /// TS.Recent (RFC 7323 section 4.3).
     pub(crate) ts_recent: u32,
-    /// What payload says of the other direction as long as it says nothing new of it.
+    /// The words of a payload segment about the other direction, as long as these say nothing new.
     pub(crate) prediction: Prediction,
     /// The receive window's size when the host has taken everything. Invariant: its field can tell
     /// it.
@@ -376,7 +376,7 @@ pub(crate) struct Connection {
     /// SND.UNA at that time, in its low bits.
     pub(crate) stalled_at: u32,
     /// SND.UNA, in its low bits, when somebody said that there is no way to the remote: a soft
-    /// error (RFC 5461 section 2). What the remote says afterwards refutes it.
+    /// error (RFC 5461 section 2). A later segment of the remote refutes it.
     pub(crate) no_way_at: u32,
     /// When the remote was last heard; maintained where a timer needs it.
     pub(crate) heard_at: Instant,
@@ -396,7 +396,7 @@ const _: () = assert!(
 );
 
 impl Connection {
-    /// What the host calls the connection, which is in this slot.
+    /// The host's name for the connection, which is in this slot.
     #[inline]
     pub(crate) fn id(&self, slot: u32) -> ConnectionId {
         ConnectionId {

@@ -1,6 +1,6 @@
-//! What to send next (RFC 9293 section 3.8 and 3.10.2). One call gives one plan; the engine turns
-//! it into bytes. In order of urgency: a reset, the handshake, news of a gap, retransmissions, a
-//! tail loss probe, new data, a probe, an acknowledgement.
+//! The decision what to send next (RFC 9293 section 3.8 and 3.10.2). One call gives one plan; the
+//! engine turns it into bytes. In order of urgency: a reset, the handshake, news of a gap,
+//! retransmissions, a tail loss probe, new data, a probe, an acknowledgement.
 
 use super::{Conditions, Connection, Context, LossTimer, News, Prediction};
 use crate::config::{Config, Options};
@@ -9,7 +9,7 @@ use crate::state::State;
 use crate::time::Duration;
 use crate::wire::tcp::Flags;
 
-/// What kind of header a plan needs.
+/// The kind of header that a plan needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum PlanKind {
     /// With the options of a SYN.

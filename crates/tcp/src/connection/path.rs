@@ -32,7 +32,7 @@ const WINDOW_PROBES_MIN: u32 = 4;
 /// The search for a larger MTU.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PathSearch {
-    /// What the link or the route allows.
+    /// The MSS that the link or the route allows.
     route_mss: u16,
     /// Nothing larger is tried in this search.
     ceiling: u16,
@@ -69,7 +69,7 @@ enum Doubt {
     SmallSentAgain(u32, u16),
 }
 
-/// What a path takes that swallows segments of this size, as far as anybody can guess.
+/// The next size to try on a path that swallows segments of this size: a guess.
 fn smaller(size: u16) -> u16 {
     (size / 2).clamp(BLACK_HOLE_MSS_MIN, BLACK_HOLE_MSS)
 }
@@ -94,8 +94,8 @@ impl PathSearch {
 }
 
 impl Connection {
-    /// RFC 1191 and RFC 8201: the path takes less than was thought. What is in flight and too large
-    /// is lost.
+    /// RFC 1191 and RFC 8201: the path takes less than was thought. Segments in flight that are too
+    /// large are lost.
     pub(crate) fn narrow_path(&mut self, cx: &mut Context<'_>, path_mss: u16) {
         if path_mss >= self.path_mss {
             // A probe was too large, and a router says so.
@@ -110,7 +110,7 @@ impl Connection {
         }
     }
 
-    /// What our SYN says: RFC 9293 section 3.7.1 and RFC 8201 section 5.3, "the MSS that a host
+    /// The MSS in our SYN: RFC 9293 section 3.7.1 and RFC 8201 section 5.3, "the MSS that a host
     /// advertises" follows from its own link, and not from what the path takes in the other
     /// direction.
     pub(crate) fn advertised_mss(&self) -> u16 {
@@ -145,7 +145,7 @@ impl Connection {
             }
             Doubt::SmallSent(end, size) => Doubt::SmallSent(end, smaller(size)),
             Doubt::SmallSentAgain(..) => self.path.doubt,
-            // What passed is long past.
+            // The earlier proof that small segments pass is too old.
             Doubt::None | Doubt::SmallPassed(..) if !is_due => Doubt::None,
             Doubt::None | Doubt::SmallPassed(..) => Doubt::SmallSent(una, smaller(self.path_mss)),
         };

@@ -35,7 +35,7 @@ impl OtherWay {
 
     /// Whether there is a timestamp's room in the header, and no flag says anything of interest.
     #[inline(always)]
-    pub(crate) const fn has_usual_flags(self) -> bool {
+    pub(crate) const fn has_fast_path_flags(self) -> bool {
         self.offset_and_flags() == 0x8000 | Flags::ACK.0 as u16
     }
 
@@ -79,8 +79,8 @@ impl Connection {
                 .are(Conditions::RECEPTION, Conditions::TIMESTAMPS)
     }
 
-    /// A segment with these headers, no options but timestamps and a usual offset has been taken:
-    /// its acknowledgement and its window count.
+    /// A segment with these headers, no options but timestamps and the fast path's data offset has
+    /// been taken: its acknowledgement and its window count.
     #[inline(always)]
     pub(super) fn predict_the_same(&mut self, said: OtherWay) {
         self.prediction = Prediction(said);
@@ -116,6 +116,6 @@ impl Connection {
             (self.snd_una, self.snd_edge),
             "an old prediction"
         );
-        assert!(said.has_usual_flags());
+        assert!(said.has_fast_path_flags());
     }
 }

@@ -42,7 +42,7 @@ pub(crate) struct Recovery {
     flight_at_entry: u32,
     /// The acknowledgement at hand has shown another loss.
     pub(super) lost_more: bool,
-    /// What to restore if it was all a mistake: the window and ssthresh.
+    /// The window and ssthresh before the loss, restored if the retransmissions prove spurious.
     pub(super) prior: Option<(u32, u32)>,
     /// TSval of the first retransmission (RFC 3522).
     pub(crate) first_retransmission: Option<u32>,
@@ -74,8 +74,8 @@ pub(crate) struct Rack {
 }
 
 impl Rack {
-    /// [`Self::update`] where everything was sent once and arrived in order, up to `una`. What will
-    /// be delivered later stands beyond, so `furthest` need not say so.
+    /// [`Self::update`] where everything was sent once and arrived in order, up to `una`. Later
+    /// deliveries stand beyond `una`, so `furthest` need not say so.
     #[inline(always)]
     pub(super) fn note_in_order(&mut self, sent_at: Instant, una: Position, rtt: Duration) {
         self.rtt = rtt;
@@ -141,11 +141,11 @@ impl Connection {
         if self.snd_una == self.snd_nxt {
             return;
         }
-        let patience = self.rack.rtt + self.reordering_window();
+        let delay = self.rack.rtt + self.reordering_window();
         let (newly_lost, look_again_at) = self.scoreboard.detect_losses(
             self.rack.newest_sent_at,
             self.rack.newest_end,
-            patience,
+            delay,
             cx.now,
         );
         self.recovery.lost_more |= newly_lost > 0;
@@ -350,7 +350,7 @@ impl Connection {
         let srtt = self.rtt.smoothed().unwrap_or_default();
         let progress = Progress {
             now: cx.now,
-            // What a SACK block reported before has had its effect: it let new data go.
+            // A SACK block had its effect when it came: it let new data go.
             acked_bytes: ack.delivered.bytes.min(ack.advanced_bytes) as u32,
             mss: u32::from(self.mss),
             srtt,
@@ -433,7 +433,7 @@ impl Connection {
         }
     }
 
-    /// RFC 4015 section 3.2: nothing was lost; the window and ssthresh are what they were.
+    /// RFC 4015 section 3.2: nothing was lost; the window and ssthresh get their former values.
     pub(super) fn undo_recovery(&mut self, cx: &mut Context<'_>, (cwnd, ssthresh): (u32, u32)) {
         cx.counters.recoveries_undone += 1;
         self.scoreboard.forgive();

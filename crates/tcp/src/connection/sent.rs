@@ -10,8 +10,12 @@
 //!   | sacked |  lost  | retransmitted |  outstanding  |
 //!   in flight = (snd_nxt - snd_una) - sacked_bytes - lost_bytes        (pipe, RFC 6675 section 4)
 //! ```
+//!
+//! The remote decides how many records there are and what each acknowledgement says of them. So no
+//! acknowledgement goes through all of them: a walk ends at the first record that is still to be
+//! waited for, and passes no record twice that it has judged.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use crate::position::{Position, Span};
 use crate::time::{Duration, Instant};
@@ -19,14 +23,18 @@ use crate::time::{Duration, Instant};
 /// Records a connection may have: with tiny segments it is this, not the window, that limits it.
 pub(crate) const RECORDS_MAX: usize = 16_384;
 /// With so many of them no block cuts one up any more: a remote that reports single bytes shall not
-/// have us keep, and go through, a record for each (Linux's CVE-2019-11478).
-const SPLIT_RECORDS_MAX: usize = RECORDS_MAX / 2;
+/// have us keep, and move, a record for each (Linux's CVE-2019-11478). A cut moves half of them at
+/// most, 24 KB.
+const SPLIT_RECORDS_MAX: usize = RECORDS_MAX / 8;
+/// Records sent again that are remembered in the order of their times, beyond twice those that
+/// there are.
+const STALE_MAX: usize = 64;
 /// A record of a burst grows no longer than this, so that a loss timer that looks at records sees
 /// some.
 const BURST_BYTES_MAX: u32 = 1 << 20;
 /// A connection with nothing in flight keeps no more capacity than this.
 const IDLE_CAPACITY: usize = 16;
-/// What it may have without being looked after.
+/// The largest capacity that an idle connection keeps.
 const CAPACITY_KEPT: usize = 4 * IDLE_CAPACITY;
 
 /// The remote has it (RFC 2018).
@@ -35,7 +43,7 @@ const SACKED: u8 = 1;
 const LOST: u8 = 2;
 /// Sent more than once.
 const RETRANSMITTED: u8 = 4;
-/// A segment of unusual size, which shares no record.
+/// A segment of another size, which shares no record.
 const ALONE: u8 = 8;
 
 /// One transmission.
@@ -46,6 +54,9 @@ pub(crate) struct Sent {
     /// Sequence space it takes, a SYN or FIN included.
     pub(crate) length: u32,
     flags: u8,
+    /// At least so many records behind this one, which is selectively acknowledged, are, too.
+    /// Whoever walks over them goes there at once.
+    run: u16,
 }
 
 impl Sent {
@@ -57,13 +68,24 @@ impl Sent {
         self.flags & RETRANSMITTED != 0
     }
 
+    /// On its way, as far as anybody knows, and sent again or only once.
+    fn is_out(&self, again: bool) -> bool {
+        let expected = if again { RETRANSMITTED } else { 0 };
+        self.flags & (RETRANSMITTED | SACKED | LOST) == expected
+    }
+
+    /// On its way since it was sent again, at this time.
+    fn is_out_again(&self, sent_at: Instant) -> bool {
+        self.is_out(true) && self.sent_at == sent_at
+    }
+
     /// RFC 8985 section 6.2, RACK_sent_after: later, or at the same time and further on.
     fn is_after(&self, sent_at: Instant, end: Position) -> bool {
         (self.sent_at, self.end()) > (sent_at, end)
     }
 }
 
-/// What an acknowledgement newly reports as arrived.
+/// The bytes that an acknowledgement newly reports as arrived.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Delivered {
     /// Bytes acknowledged or selectively acknowledged for the first time.
@@ -110,6 +132,11 @@ pub(crate) struct InOrder {
     pub(crate) spread: Duration,
 }
 
+/// Not a method, so that the records may be borrowed meanwhile.
+fn repairs(of: &mut Option<Box<Repairs>>) -> &mut Repairs {
+    of.get_or_insert_default()
+}
+
 /// The records, and their sums.
 #[derive(Debug, Default)]
 pub(crate) struct Scoreboard {
@@ -123,6 +150,24 @@ pub(crate) struct Scoreboard {
     pub(crate) sacked_bytes: u32,
     /// Sum of the lengths of records that are lost and not sent again.
     pub(crate) lost_bytes: u32,
+    /// Once something was out of order.
+    repairs: Option<Box<Repairs>>,
+    /// Records that were looked at or moved.
+    #[cfg(test)]
+    steps: usize,
+}
+
+/// Where to find what is lost, and what was sent again.
+#[derive(Debug, Default)]
+struct Repairs {
+    /// No record below that was sent once waits for the judgement of
+    /// [`Scoreboard::detect_losses`].
+    judged: Position,
+    /// Where lost records begin; perhaps others, too.
+    lost: BTreeSet<Position>,
+    /// When records were sent again, and where they begin, in the order of time; perhaps others,
+    /// too.
+    again: VecDeque<(Instant, Position)>,
 }
 
 impl Scoreboard {
@@ -153,6 +198,7 @@ impl Scoreboard {
             sent_at: now,
             length,
             flags: ALONE,
+            run: 0,
         });
     }
 
@@ -178,6 +224,7 @@ impl Scoreboard {
             sent_at: now,
             length,
             flags: 0,
+            run: 0,
         };
     }
 
@@ -199,6 +246,7 @@ impl Scoreboard {
             sent_at: now,
             length,
             flags: 0,
+            run: 0,
         };
     }
 
@@ -254,7 +302,7 @@ impl Scoreboard {
         if first.flags != 0 || una > end {
             return self.acknowledge_several(una);
         }
-        // The usual case: it ends in the first record, or with it.
+        // The most frequent case: it ends in the first record, or with it.
         first.length = end.after(una) as u32;
         first.start = una;
         if una == end {
@@ -300,7 +348,7 @@ impl Scoreboard {
         })
     }
 
-    /// Removes what stands before `una`. What the first record brought had left by `answered`, as
+    /// Removes what stands before `una`. The bytes of the first record had left by `answered`, as
     /// far as anybody can say ([`Instant::NEVER`]): a retransmission that left later had not
     /// arrived, so that its time tells nothing (RFC 8985 section 6.2 step 2, condition 1).
     #[inline]
@@ -321,6 +369,9 @@ impl Scoreboard {
                 covered.length = (una - covered.start) as u32;
                 front.start = una;
                 front.length -= covered.length;
+                if covered.flags & LOST != 0 {
+                    repairs(&mut self.repairs).lost.insert(una);
+                }
             }
             if covered.flags & SACKED != 0 {
                 self.sacked_bytes -= covered.length;
@@ -342,7 +393,25 @@ impl Scoreboard {
             }
             self.earlier.pop_front();
         }
+        self.forget_repaired(una);
         self.shrink_if_empty();
+    }
+
+    /// Forgets where there was something to repair before `una`.
+    fn forget_repaired(&mut self, una: Position) {
+        if self.earlier.is_empty() {
+            self.repairs = None;
+        }
+        let Some(repairs) = &mut self.repairs else {
+            return;
+        };
+        let lost = &mut repairs.lost;
+        while lost.first().is_some_and(|start| *start < una) {
+            lost.pop_first();
+        }
+        if self.lost_bytes == 0 {
+            lost.clear();
+        }
     }
 
     #[inline(always)]
@@ -366,34 +435,57 @@ impl Scoreboard {
         let mut index = self
             .gather()
             .partition_point(|record| record.end() <= block.start);
-        while let Some(record) = self.earlier.get(index).copied()
-            && record.start < block.end
+        if let Some(record) = self.earlier.get(index).copied()
+            && record.start < block.start
+            && record.flags & SACKED == 0
         {
-            if record.flags & SACKED == 0 {
-                let is_whole = block.start <= record.start && record.end() <= block.end;
-                if !is_whole && self.earlier.len() >= SPLIT_RECORDS_MAX {
-                    index += 1;
-                    continue;
-                }
-                if record.start < block.start {
-                    self.split(index, block.start);
-                    index += 1;
-                    continue;
-                }
-                if record.end() > block.end {
-                    self.split(index, block.end);
-                }
-                let record = &mut self.earlier[index];
-                if record.flags & LOST != 0 {
-                    self.lost_bytes -= record.length;
-                }
-                record.flags = record.flags & !LOST | SACKED;
-                self.sacked_bytes += record.length;
-                delivered.sacked_bytes += u64::from(record.length);
-                delivered.note(record);
+            if self.may_split() {
+                self.split(index, block.start);
             }
             index += 1;
         }
+        let first = index;
+        while let Some(record) = self.earlier.get(index).copied()
+            && record.start < block.end
+        {
+            self.count_steps(1);
+            if record.flags & SACKED != 0 {
+                index += usize::from(record.run) + 1;
+                continue;
+            }
+            if record.end() > block.end {
+                if !self.may_split() {
+                    break;
+                }
+                self.split(index, block.end);
+            }
+            let record = &mut self.earlier[index];
+            if record.flags & LOST != 0 {
+                self.lost_bytes -= record.length;
+            }
+            record.flags = record.flags & !LOST | SACKED;
+            self.sacked_bytes += record.length;
+            delivered.sacked_bytes += u64::from(record.length);
+            delivered.note(record);
+            index += 1;
+        }
+        self.join(first, index);
+    }
+
+    /// All records from `first` on are sacked, up to `end`: the next walk passes them at once.
+    fn join(&mut self, first: usize, end: usize) {
+        let mut index = first;
+        while index < end {
+            let record = &mut self.earlier[index];
+            let next = index + usize::from(record.run) + 1;
+            record.run = (end - 1 - index).min(usize::from(u16::MAX)) as u16;
+            index = next;
+            self.count_steps(1);
+        }
+    }
+
+    fn may_split(&self) -> bool {
+        self.earlier.len() < SPLIT_RECORDS_MAX
     }
 
     /// Cuts the record at `index` in two.
@@ -403,42 +495,102 @@ impl Scoreboard {
         record.length = (at - record.start) as u32;
         tail.start = at;
         tail.length -= record.length;
+        tail.run = 0;
         self.earlier.insert(index + 1, tail);
+        self.count_steps(index.min(self.earlier.len() - index));
+        if tail.flags & LOST != 0 {
+            repairs(&mut self.repairs).lost.insert(at);
+        } else if tail.is_retransmitted() {
+            let again = &mut repairs(&mut self.repairs).again;
+            let place = again.partition_point(|(sent_at, _)| *sent_at <= tail.sent_at);
+            again.insert(place, (tail.sent_at, at));
+        }
     }
 
     /// RFC 8985 section 6.2 step 5, RACK_detect_loss: marks what must be lost, given the record
     /// delivered last and how long a record of that time would have taken. Returns the bytes newly
     /// lost, and when the next record will have to be looked at.
+    ///
+    /// Records sent once are in time order, and so are those sent again in `again`: each walk ends
+    /// at the first one that is not lost yet, and the next begins there.
     pub(crate) fn detect_losses(
         &mut self,
         newest_sent_at: Instant,
         newest_end: Position,
-        patience: crate::time::Duration,
+        delay: crate::time::Duration,
         now: Instant,
     ) -> (u32, Instant) {
-        let mut newly_lost = 0;
+        let lost_before = self.lost_bytes;
         let mut look_again_at = Instant::NEVER;
-        for record in self.gather() {
-            if record.is_after(newest_sent_at, newest_end) {
-                // Records sent once are in time order: from here on all are younger.
-                if record.is_retransmitted() {
-                    continue;
+        // Without any the first record decides: nothing before it was judged.
+        let mut judged =
+            (self.repairs.as_deref()).map_or_else(Position::default, |repairs| repairs.judged);
+        let mut index = self
+            .gather()
+            .partition_point(|record| record.end() <= judged);
+        while let Some(record) = self.earlier.get(index) {
+            if record.is_out(false) {
+                if record.is_after(newest_sent_at, newest_end) {
+                    break;
                 }
-                break;
+                let lost_at = record.sent_at + delay;
+                if lost_at > now {
+                    look_again_at = lost_at;
+                    break;
+                }
+                self.mark_lost(index);
             }
-            if record.flags & (SACKED | LOST) != 0 {
-                continue;
-            }
-            let lost_at = record.sent_at + patience;
-            if lost_at <= now {
-                record.flags |= LOST;
-                newly_lost += record.length;
-            } else {
-                look_again_at = look_again_at.min(lost_at);
-            }
+            judged = self.earlier[index].end();
+            self.count_steps(1);
+            index += 1;
         }
-        self.lost_bytes += newly_lost;
-        (newly_lost, look_again_at)
+        if !self.is_plain() || self.repairs.is_some() {
+            repairs(&mut self.repairs).judged = judged;
+        }
+        while let Some((sent_at, start)) = self.oldest_again() {
+            self.count_steps(1);
+            let index = self.index_of(start);
+            let record = self.earlier.get(index);
+            if let Some(record) = record.filter(|record| record.is_out_again(sent_at)) {
+                if record.is_after(newest_sent_at, newest_end) {
+                    break;
+                }
+                let lost_at = sent_at + delay;
+                if lost_at > now {
+                    look_again_at = look_again_at.min(lost_at);
+                    break;
+                }
+                self.mark_lost(index);
+            }
+            repairs(&mut self.repairs).again.pop_front();
+        }
+        (self.lost_bytes - lost_before, look_again_at)
+    }
+
+    /// Which record was sent again first, and when.
+    fn oldest_again(&self) -> Option<(Instant, Position)> {
+        self.repairs.as_ref()?.again.front().copied()
+    }
+
+    /// The record in which `at` stands, or the first one behind.
+    fn index_of(&self, at: Position) -> usize {
+        self.earlier.partition_point(|record| record.end() <= at)
+    }
+
+    fn mark_lost(&mut self, index: usize) {
+        let record = &mut self.earlier[index];
+        debug_assert!(record.flags & (SACKED | LOST) == 0);
+        record.flags |= LOST;
+        self.lost_bytes += record.length;
+        repairs(&mut self.repairs).lost.insert(record.start);
+    }
+
+    #[inline(always)]
+    fn count_steps(&mut self, _steps: usize) {
+        #[cfg(test)]
+        {
+            self.steps += _steps;
+        }
     }
 
     /// Marks the first record that is not sacked (RFC 6582: the segment a partial ACK asks for).
@@ -453,26 +605,23 @@ impl Scoreboard {
         if self.earlier[index].length > mss {
             self.split(index, self.earlier[index].start + u64::from(mss));
         }
-        let record = &mut self.earlier[index];
+        let record = self.earlier[index];
         if record.flags & LOST != 0 {
             return 0;
         }
-        record.flags |= LOST;
-        self.lost_bytes += record.length;
+        self.mark_lost(index);
         record.length
     }
 
     /// The path has swallowed whatever is larger than `mss`. A burst's record is: its segments were
     /// as large as the path took.
     pub(crate) fn mark_larger_lost(&mut self, mss: u32) {
-        let mut newly_lost = 0;
-        for record in self.gather() {
+        for index in 0..self.gather().len() {
+            let record = &self.earlier[index];
             if record.length > mss && record.flags & (SACKED | LOST) == 0 {
-                record.flags |= LOST;
-                newly_lost += record.length;
+                self.mark_lost(index);
             }
         }
-        self.lost_bytes += newly_lost;
     }
 
     /// After a retransmission timeout: the first record is lost, and all that were sent before
@@ -483,25 +632,36 @@ impl Scoreboard {
             .gather()
             .front()
             .is_some_and(|first| first.flags & SACKED != 0);
-        for (index, record) in self.earlier.iter_mut().enumerate() {
+        for index in 0..self.earlier.len() {
+            let record = &mut self.earlier[index];
             if is_reneging && record.flags & SACKED != 0 {
                 record.flags &= !SACKED;
+                record.run = 0;
                 self.sacked_bytes -= record.length;
             }
             let is_old = index == 0 || record.sent_at <= horizon || is_reneging;
             if is_old && record.flags & (SACKED | LOST) == 0 {
-                record.flags |= LOST;
-                self.lost_bytes += record.length;
+                self.mark_lost(index);
             }
         }
     }
 
     /// A spurious timeout or recovery: nothing that was marked lost is.
     pub(crate) fn forgive(&mut self) {
+        if self.lost_bytes == 0 {
+            return;
+        }
         for record in self.gather() {
             record.flags &= !LOST;
         }
         self.lost_bytes = 0;
+        let again = self.earlier.iter().filter(|record| record.is_out(true));
+        let mut again: Vec<_> = again.map(|record| (record.sent_at, record.start)).collect();
+        again.sort_unstable();
+        *repairs(&mut self.repairs) = Repairs {
+            again: again.into(),
+            ..Repairs::default()
+        };
     }
 
     /// Takes the first lost record for retransmission, cut to at most `mss`.
@@ -509,12 +669,17 @@ impl Scoreboard {
         if self.lost_bytes == 0 {
             return None;
         }
-        let index = self
-            .gather()
-            .iter()
-            .position(|record| record.flags & LOST != 0)?;
-        self.lost_bytes -= self.retransmit(index, mss, now);
-        Some(self.span(index))
+        self.gather();
+        while let Some(start) = repairs(&mut self.repairs).lost.pop_first() {
+            self.count_steps(1);
+            let index = self.index_of(start);
+            let record = self.earlier.get(index);
+            if record.is_some_and(|record| record.flags & LOST != 0) {
+                self.lost_bytes -= self.retransmit(index, mss, now);
+                return Some(self.span(index));
+            }
+        }
+        unreachable!("a lost record stands among those that are lost");
     }
 
     /// Takes the last record for a tail loss probe, cut to at most `mss`.
@@ -540,7 +705,25 @@ impl Scoreboard {
         let record = &mut self.earlier[index];
         record.flags = record.flags & !LOST | RETRANSMITTED;
         record.sent_at = now;
-        record.length
+        let (start, length) = (record.start, record.length);
+        if repairs(&mut self.repairs).again.len() >= 2 * self.earlier.len() + STALE_MAX {
+            self.forget_stale();
+        }
+        repairs(&mut self.repairs).again.push_back((now, start));
+        length
+    }
+
+    #[cold]
+    fn forget_stale(&mut self) {
+        let records = &self.earlier;
+        repairs(&mut self.repairs)
+            .again
+            .retain(|&(sent_at, start)| {
+                let index = records.partition_point(|record| record.end() <= start);
+                let record = records.get(index);
+                record.is_some_and(|record| record.is_out_again(sent_at))
+            });
+        self.count_steps(self.earlier.len());
     }
 
     fn span(&self, index: usize) -> Span {
@@ -563,16 +746,47 @@ impl Scoreboard {
 
     /// Bytes sent again that nobody has acknowledged or that were lost once more.
     pub(crate) fn retransmitted_bytes(&self) -> u32 {
-        let is_out =
-            |record: &&Sent| record.flags & (RETRANSMITTED | SACKED | LOST) == RETRANSMITTED;
-        let out = self.iter().filter(is_out);
+        let out = self.iter().filter(|record| record.is_out(true));
         out.map(|record| record.length).sum()
     }
 
     /// Checks that the sums are the sums and that there are no gaps.
     pub(crate) fn assert_invariants(&self, una: Position, nxt: Position) {
         let (mut sacked, mut lost, mut at) = (0, 0, una);
+        let none = Repairs::default();
+        let repairs = self.repairs.as_deref().unwrap_or(&none);
+        let again = &repairs.again;
+        let is_in_order = again.iter().is_sorted_by_key(|(sent_at, _)| sent_at);
+        assert!(is_in_order, "sent again in another order");
+        let mut run = 0;
         for record in self.iter() {
+            let is_sacked = record.flags & SACKED != 0;
+            assert!(run == 0 || is_sacked, "a run ends too late");
+            run = run.max(usize::from(record.run) + 1).saturating_sub(1);
+            assert!(record.run == 0 || is_sacked, "a run of what?");
+            let is_known = |record: &Sent| {
+                let mut starts = repairs.lost.range(..=record.start);
+                starts
+                    .next_back()
+                    .is_some_and(|start| *start == record.start)
+            };
+            assert!(
+                record.flags & LOST == 0 || is_known(record),
+                "lost and forgotten"
+            );
+            let is_awaited = |record: &Sent| {
+                let first = again.partition_point(|(sent_at, _)| *sent_at < record.sent_at);
+                let mut rest = again.range(first..);
+                rest.any(|(_, start)| *start == record.start || record.start == una)
+            };
+            assert!(
+                !record.is_out(true) || is_awaited(record),
+                "sent again and forgotten"
+            );
+            assert!(
+                !record.is_out(false) || record.end() > repairs.judged,
+                "never judged"
+            );
             assert_eq!(record.start, at, "records have a gap");
             assert!(record.length > 0, "an empty record");
             assert!(
@@ -601,7 +815,13 @@ impl Scoreboard {
 
     /// Bytes of memory held beside the connection itself.
     pub(crate) fn heap_bytes(&self) -> usize {
-        self.earlier.capacity() * size_of::<Sent>()
+        let of_repairs = |repairs: &Repairs| {
+            let lost = repairs.lost.len() * size_of::<Position>();
+            let again = repairs.again.capacity() * size_of::<(Instant, Position)>();
+            size_of::<Repairs>() + lost + again
+        };
+        let repairs = self.repairs.as_deref().map_or(0, of_repairs);
+        self.earlier.capacity() * size_of::<Sent>() + repairs
     }
 }
 
@@ -614,34 +834,4 @@ impl Sent {
 const _: () = assert!(size_of::<Sent>() == 24, "a record is three words");
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn span(start: u64, end: u64) -> Span {
-        Span {
-            start: Position::of_byte(start),
-            end: Position::of_byte(end),
-        }
-    }
-
-    #[test]
-    fn blocks_of_single_bytes_make_a_bounded_number_of_records() {
-        let mut bitmap = Scoreboard::default();
-        let mut delivered = Delivered::default();
-        let bytes = 1 << 18;
-        bitmap.push(Position::FIRST_BYTE, bytes, Instant::ZERO);
-        for byte in 0..u64::from(bytes) / 2 {
-            bitmap.sack(span(2 * byte + 1, 2 * byte + 2), &mut delivered);
-        }
-        assert!(
-            bitmap.earlier.len() <= SPLIT_RECORDS_MAX + 1,
-            "{} records",
-            bitmap.earlier.len()
-        );
-        bitmap.assert_invariants(Position::FIRST_BYTE, Position::of_byte(u64::from(bytes)));
-        // What lies in a block whole is reported as ever.
-        bitmap.sack(span(0, u64::from(bytes)), &mut delivered);
-        assert_eq!(delivered.bytes, u64::from(bytes));
-        assert_eq!(bitmap.sacked_bytes, bytes);
-    }
-}
+mod tests;

@@ -5,10 +5,10 @@
 //! |macs.. |45..|length|id|DF.|ttl|csum|src |dst |ports |seq |ack |80fl|window|csum|nn8a |TSv |TSe |
 //! ```
 //!
-//! Of a usual connection, which the drawing shows, they are kept as they left last: between two
-//! segments of a burst only the sequence number changes. The identification is zero: RFC 6864
-//! section 4.1, "originating sources MAY set the IPv4 ID field of atomic datagrams to any value",
-//! and as all are alike a receiver's link may put them together.
+//! On the fast path, which the drawing shows, they are kept as they left last: between two segments
+//! of a burst only the sequence number changes. The identification is zero: RFC 6864 section 4.1,
+//! "originating sources MAY set the IPv4 ID field of atomic datagrams to any value", and as all are
+//! alike a receiver's link may put them together.
 
 use super::{Conditions, Connection};
 use crate::flow::FlowKey;
@@ -18,11 +18,11 @@ use crate::wire::tcp::{self, Flags, Timestamps};
 use crate::wire::{ip, put_u16, put_u32, put_u64};
 
 const IP_AT: usize = 14;
-/// Where the TCP header of a usual segment begins.
+/// Where the TCP header of a segment of the fast path begins.
 pub(crate) const TCP_AT: usize = IP_AT + ip::V4_HEADER_BYTES;
-/// What the data offset, the reserved bits and the flags of a usual segment say.
+/// The data offset, the reserved bits and the flags of a segment on the fast path.
 const OFFSET_AND_ACK: u64 =
-    (((Template::USUAL_BYTES - TCP_AT) / 4) << 12) as u64 | Flags::ACK.0 as u64;
+    (((Template::FAST_PATH_BYTES - TCP_AT) / 4) << 12) as u64 | Flags::ACK.0 as u64;
 
 /// The bytes a segment's headers begin with; lengths, numbers and checksums are patched in.
 #[derive(Clone, Copy, Debug)]
@@ -32,8 +32,8 @@ pub(crate) struct Template {
     pub(crate) link_bytes: u8,
     pub(crate) ip_bytes: u8,
     pub(crate) is_ready: bool,
-    /// It is Ethernet, IPv4 and TCP with timestamps, in full: see [`Template::USUAL_BYTES`].
-    pub(crate) is_usual: bool,
+    /// It is Ethernet, IPv4 and TCP with timestamps, in full: see [`Template::FAST_PATH_BYTES`].
+    pub(crate) is_fast_path: bool,
     /// Of how much payload lengths and checksums tell.
     payload_bytes: u16,
     /// The sums of the IP header without its length, and of the pseudo-header without the length.
@@ -47,7 +47,7 @@ impl Template {
     /// Ethernet and IPv6, or Ethernet, IPv4 and TCP with timestamps.
     pub(crate) const BYTES_MAX: usize = 66;
     /// The length of the headers that nearly all segments have.
-    pub(crate) const USUAL_BYTES: usize = 14 + 20 + 20 + 12;
+    pub(crate) const FAST_PATH_BYTES: usize = 14 + 20 + 20 + 12;
 
     pub(crate) const fn empty() -> Self {
         Self {
@@ -55,7 +55,7 @@ impl Template {
             link_bytes: 0,
             ip_bytes: 0,
             is_ready: false,
-            is_usual: false,
+            is_fast_path: false,
             payload_bytes: 0,
             ip_short: 0,
             pseudo_short: 0,
@@ -66,7 +66,7 @@ impl Template {
     /// The headers are written anew before the next segment.
     pub(crate) fn forget(&mut self) {
         self.is_ready = false;
-        self.is_usual = false;
+        self.is_fast_path = false;
     }
 
     /// Adds the TCP header and its option to those of Ethernet and IPv4.
@@ -86,7 +86,7 @@ impl Template {
         put_u16(&mut self.bytes, IP_AT + 10, 0);
         self.ip_short = Sum::ZERO.bytes(&self.bytes[IP_AT..TCP_AT]).short();
         self.pseudo_short = self.pseudo.short();
-        self.is_usual = true;
+        self.is_fast_path = true;
         self.tell_length(0);
     }
 
@@ -106,8 +106,8 @@ impl Template {
 
     #[inline(never)]
     fn tell_length(&mut self, payload_bytes: u32) {
-        let ip_bytes = ((Self::USUAL_BYTES - IP_AT) as u32 + payload_bytes) as u16;
-        let tcp_bytes = ((Self::USUAL_BYTES - TCP_AT) as u32 + payload_bytes) as u16;
+        let ip_bytes = ((Self::FAST_PATH_BYTES - IP_AT) as u32 + payload_bytes) as u16;
+        let tcp_bytes = ((Self::FAST_PATH_BYTES - TCP_AT) as u32 + payload_bytes) as u16;
         put_u16(&mut self.bytes, IP_AT + 2, ip_bytes);
         let checksum = !Sum::join_words(self.ip_short, ip_bytes, 0);
         self.bytes[IP_AT + 10..IP_AT + 12].copy_from_slice(&checksum.to_ne_bytes());
@@ -119,14 +119,14 @@ impl Template {
 }
 
 impl Connection {
-    /// Writes the headers of a usual segment without flags but ACK, and keeps what a segment that
-    /// follows at once has in common with it. Takes the acknowledgement to be sent.
+    /// Writes the headers of a fast-path segment without flags but ACK, and keeps what a segment
+    /// that follows at once has in common with it. Takes the acknowledgement to be sent.
     #[inline(always)]
-    pub(crate) fn write_usual_headers(
+    pub(crate) fn write_fast_path_headers(
         &mut self,
         now: Instant,
         payload_bytes: u32,
-        h: &mut [u8; Template::USUAL_BYTES],
+        h: &mut [u8; Template::FAST_PATH_BYTES],
     ) {
         let timestamps = u64::from(self.timestamp(now)) << 32 | u64::from(self.ts_recent);
         let template = &mut self.template;
@@ -146,10 +146,10 @@ impl Connection {
     /// for payload. Nothing follows at once, so nothing is kept. The conditions that it was due and
     /// had its turn are the caller's to clear.
     #[inline(always)]
-    pub(crate) fn write_usual_acknowledgement(
+    pub(crate) fn write_fast_path_acknowledgement(
         &mut self,
         now: Instant,
-        h: &mut [u8; Template::USUAL_BYTES],
+        h: &mut [u8; Template::FAST_PATH_BYTES],
     ) {
         debug_assert!(self.template.fits(0));
         *h = self.template.bytes;

@@ -14,7 +14,7 @@ const REMOTE_ACK_DELAY_MAX: Duration = Duration::from_millis(200);
 /// RFC 8985 section 7.2 leaves the lower bound to us: timers are no finer.
 const PROBE_AFTER_MIN: Duration = Duration::from_millis(2);
 
-/// What strikes at `loss_deadline`.
+/// The timer that expires at `loss_deadline`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub(crate) enum LossTimer {
@@ -169,13 +169,13 @@ impl Connection {
         }
     }
 
-    /// What follows is another story, though nothing was acknowledged.
+    /// Ends the stall: later time-outs count anew, though nothing was acknowledged.
     pub(super) fn end_stall(&mut self) {
         // Where SND.UNA has been and will not be again.
         self.stalled_at = (self.snd_una.0 as u32).wrapping_sub(1);
     }
 
-    /// The host's patience may end before a timer does.
+    /// The user timeout may end before a timer does.
     fn within_user_timeout(&self, at: Instant) -> Instant {
         match self.options.user_timeout {
             Some(limit) if self.is_stalled() => at.min(self.stalled_since + limit),

@@ -4,7 +4,7 @@ use core::net::{IpAddr, SocketAddr};
 
 use super::Engine;
 use super::neighbours::Word;
-use crate::config::{InterfaceAddress, Keepalive, Medium, Options, Route};
+use crate::config::{InterfaceAddress, Keepalive, Medium, Offload, Options, Route};
 use crate::connection::{Conditions, Connection, Context, News};
 use crate::flow::FlowKey;
 use crate::host::{CallError, ConnectError, ConnectionId, ConnectionInfo, ListenError, ListenerId};
@@ -165,14 +165,14 @@ impl Engine {
                 }
                 Ok(())
             }
-            _ => self.publish_unusually(id, end),
+            _ => self.publish_slowly(id, end),
         }
     }
 
     /// [`Self::publish`] of nothing more, where it is not the next to be sent, or of what cannot be
     /// published.
     #[inline(never)]
-    fn publish_unusually(&mut self, id: ConnectionId, end: Position) -> Result<(), CallError> {
+    fn publish_slowly(&mut self, id: ConnectionId, end: Position) -> Result<(), CallError> {
         let slot = self.slot_of(id).ok_or(CallError::NoConnection)?;
         if !self.slots[slot as usize].publish(end) {
             return Err(CallError::BadOffset);
@@ -199,13 +199,13 @@ impl Engine {
                 }
                 Ok(())
             }
-            _ => self.take_unusually(id, position),
+            _ => self.take_slowly(id, position),
         }
     }
 
     /// [`Self::take`] of nothing more, of the end of a stream, or of what cannot be taken.
     #[inline(never)]
-    fn take_unusually(&mut self, id: ConnectionId, taken: Position) -> Result<(), CallError> {
+    fn take_slowly(&mut self, id: ConnectionId, taken: Position) -> Result<(), CallError> {
         let slot = self.slot_of(id).ok_or(CallError::NoConnection)?;
         let is_told = self.slots[slot as usize].take(taken);
         self.run.end();
@@ -237,7 +237,7 @@ impl Engine {
         })
     }
 
-    /// The host lets go of the connection: its id is void from now on. What was published is still
+    /// The host lets go of the connection: its id is void from now on. Published bytes are still
     /// delivered (so the ring must stay readable until [`Self::holds_ring`] is false), unless
     /// received data was left unread, which resets the connection.
     ///
@@ -294,6 +294,12 @@ impl Engine {
             connection.set_liveness(cx, keepalive, user_timeout);
             Ok(())
         })
+    }
+
+    /// Sets the work that the link does for us from now on.
+    pub fn set_offload(&mut self, offload: Offload) {
+        self.run.end();
+        self.config.offload = offload;
     }
 
     /// The initial congestion window of connections that begin from now on, in segments (RFC 6928).
@@ -353,14 +359,11 @@ impl Engine {
         };
         let slot = self.find_flow(&key)?;
         let connection = &self.slots[slot as usize];
-        let id = ConnectionId {
-            index: slot,
-            generation: connection.generation,
-        };
+        let id = connection.id(slot);
         self.slot_of(id).map(|_| id)
     }
 
-    /// What there is to know about a connection.
+    /// The properties of a connection.
     #[must_use]
     pub fn info(&self, id: ConnectionId) -> Option<ConnectionInfo> {
         let connection = &self.slots[self.slot_of(id)? as usize];
@@ -408,6 +411,24 @@ impl Engine {
         self.note(neighbour.into(), learned);
     }
 
+    /// The next neighbour that the engine wants to know of, on links where somebody else resolves
+    /// them. [`Self::set_neighbour`] is the answer.
+    pub fn poll_unresolved(&mut self) -> Option<IpAddr> {
+        self.unresolved.pop_front().map(IpAddr::from)
+    }
+
+    /// Whether there is a connection at this local end, in any state.
+    #[must_use]
+    pub fn is_used(&self, local: SocketAddr) -> bool {
+        let address = Address::from(local.ip());
+        self.slots.iter().any(|connection| {
+            !connection.conditions.has(Conditions::FREE)
+                && connection.state != State::Closed
+                && connection.key.local == address
+                && connection.key.local_port == local.port()
+        })
+    }
+
     /// The link has another interface: our hardware address is this one now, and neighbours may be
     /// elsewhere.
     pub fn change_interface(&mut self, mac: MacAddress) {
@@ -440,6 +461,11 @@ impl Engine {
             }
         }
         self.interface.remove(address);
+    }
+
+    /// Ports for connections that name none, first and last, from here on.
+    pub fn set_ephemeral_ports(&mut self, ports: (u16, u16)) {
+        self.config.ephemeral_ports = ports;
     }
 
     /// Other ways to the hosts beyond the link. Connections go on by them; one to which there is no

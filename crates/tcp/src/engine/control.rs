@@ -106,11 +106,18 @@ impl Engine {
         self.queue(frame);
     }
 
-    /// Asks the link where `hop` is.
+    /// Asks the link where `hop` is, or has the host ask.
     pub(super) fn ask_for(&mut self, hop: Address) {
-        let Medium::Ethernet { mac, resolve: true } = self.config.medium else {
+        let Medium::Ethernet { mac, resolve } = self.config.medium else {
             return;
         };
+        if !resolve {
+            // As many as there may be frames that ask. Others are asked for again.
+            if self.unresolved.len() < CONTROL_FRAMES_MAX {
+                self.unresolved.push_back(hop);
+            }
+            return;
+        }
         let Some(source) = self.interface.source_for(hop) else {
             return;
         };

@@ -48,7 +48,8 @@ impl Cookies {
         (self.isn(key, offer.irs, period, low, bits), bits)
     }
 
-    /// What a cookie in the acknowledgement of a handshake remembers, if it is one of ours.
+    /// The offer that a cookie in the last acknowledgement of a handshake remembers, if the cookie
+    /// is one of ours.
     pub(crate) fn open(
         &self,
         now: Instant,

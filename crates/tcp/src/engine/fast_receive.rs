@@ -31,7 +31,7 @@ const LOOKED_UP_TOGETHER: usize = 32;
 /// Stands for no slot.
 const NO_SLOT: u32 = u32::MAX;
 
-/// What the link knows about a frame it delivers.
+/// The link's knowledge about a frame that it delivers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ReceiveOffload {
     /// The TCP checksum was verified by the link, or the frame never left this machine.
@@ -39,20 +39,20 @@ pub struct ReceiveOffload {
 }
 
 /// Ethernet, IPv4 and TCP headers with a timestamp as the only option.
-pub const USUAL_HEADERS_BYTES: usize = 66;
+pub const FAST_PATH_HEADERS_BYTES: usize = 66;
 
 /// Where a frame's payload would belong: a byte of a connection's stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Expected {
-    /// Whose stream.
+    /// The connection of the stream.
     pub connection: ConnectionId,
     /// The next byte of it.
     pub offset: u64,
 }
 
-/// The segment of a frame of the usual layout; its payload is told apart.
+/// The segment of a frame with the layout of the fast path, without its payload.
 #[inline]
-fn usual_segment(h: &[u8; USUAL_HEADERS_BYTES]) -> Segment<'static> {
+fn fast_path_segment(h: &[u8; FAST_PATH_HEADERS_BYTES]) -> Segment<'static> {
     Segment {
         source_port: u16_at(h, 34),
         destination_port: u16_at(h, 36),
@@ -69,15 +69,15 @@ fn usual_segment(h: &[u8; USUAL_HEADERS_BYTES]) -> Segment<'static> {
     }
 }
 
-/// What a frame of the usual layout says of the other direction.
+/// The words about the other direction in a frame with the layout of the fast path.
 #[inline(always)]
-fn other_way(h: &[u8; USUAL_HEADERS_BYTES]) -> OtherWay {
+fn other_way(h: &[u8; FAST_PATH_HEADERS_BYTES]) -> OtherWay {
     OtherWay::of(*h[42..].first_chunk().expect("the header is longer"))
 }
 
-/// The ends of a frame of the usual layout.
+/// The ends of a frame with the layout of the fast path.
 #[inline(always)]
-fn usual_ends(h: &[u8; USUAL_HEADERS_BYTES]) -> Ends {
+fn fast_path_ends(h: &[u8; FAST_PATH_HEADERS_BYTES]) -> Ends {
     Ends {
         local_and_ports: u64::from_ne_bytes(*h[30..].first_chunk().expect("the header is longer")),
         remote: u32::from_ne_bytes(*h[26..].first_chunk().expect("the header is longer")),
@@ -87,10 +87,10 @@ fn usual_ends(h: &[u8; USUAL_HEADERS_BYTES]) -> Ends {
 /// The queues a connection can belong to.
 type Queues<'a> = (&'a mut Turns, &'a mut Line, &'a mut Deadlines);
 
-/// What [`Engine::settle`] does, after a segment in order: nothing in the cold part of the
+/// Does the work of [`Engine::settle`] after a segment in order: nothing in the cold part of the
 /// connection has changed.
 #[inline(always)]
-fn settle_usual(connection: &mut Connection, slot: u32, (turns, event_queue, deadlines): Queues) {
+fn settle_fast(connection: &mut Connection, slot: u32, (turns, event_queue, deadlines): Queues) {
     let conditions = connection.conditions;
     let has_output = conditions
         .has(Conditions::ACK_NOW | Conditions::FIN_WANTED | Conditions::TAIL_PROBE_DUE)
@@ -107,7 +107,7 @@ fn settle_usual(connection: &mut Connection, slot: u32, (turns, event_queue, dea
     }
 }
 
-/// As [`settle_usual`], after payload and nothing else, whose acknowledgement is scheduled: output
+/// As [`settle_fast`], after payload and nothing else, whose acknowledgement is scheduled: output
 /// has its turn already, or waits for an acknowledgement, a window or its time.
 #[inline(always)]
 fn settle_payload(
@@ -184,21 +184,21 @@ impl Engine {
         loop {
             let changes = self.flows.changes();
             let count = self.look_up_together(frames.clone(), &mut slots);
-            let (mut handled, mut unusual) = (0, 0);
+            let (mut handled, mut on_slow_path) = (0, 0);
             for &slot in &slots[..count] {
                 let Some((frame, offload)) = frames.next() else {
                     break;
                 };
                 handled += 1;
                 if !self.handle_found(now, slot, frame, offload, memory) {
-                    unusual += 1;
+                    on_slow_path += 1;
                     self.handle_any(now, frame, offload, memory);
                     if self.flows.changes() != changes {
                         break;
                     }
                 }
             }
-            self.note_predicted(handled - unusual);
+            self.note_predicted(handled - on_slow_path);
             // Connections have come or gone: what was found for the others may be no more.
             for _ in handled as usize..count {
                 if let Some((frame, offload)) = frames.next() {
@@ -222,8 +222,8 @@ impl Engine {
         self.handle_frame(now, frame, offload, memory);
     }
 
-    /// Finds out whose the next frames are, should they be of the usual layout, and has a look at
-    /// these connections; returns how many there are.
+    /// Finds the connections of the next frames that have the layout of the fast path, and has a
+    /// look at these connections; returns how many there are.
     // Not inlined: it has use for every register.
     #[inline(never)]
     fn look_up_together<'a>(
@@ -234,7 +234,7 @@ impl Engine {
         let (mut count, mut touched) = (0, 0);
         for (slot, (frame, _)) in slots.iter_mut().zip(frames) {
             count += 1;
-            let ends = frame.first_chunk().map(usual_ends);
+            let ends = frame.first_chunk().map(fast_path_ends);
             let found = ends.and_then(|ends| self.flows.find_v4(ends));
             *slot = found.unwrap_or(NO_SLOT);
             let connection = self.slots.get(*slot as usize);
@@ -263,10 +263,7 @@ impl Engine {
         let is_plain = connection.state == State::Established
             && !connection.conditions.has(Conditions::RECEIVE_SLOW_PATH);
         is_plain.then(|| Expected {
-            connection: ConnectionId {
-                index: slot,
-                generation: connection.generation,
-            },
+            connection: connection.id(slot),
             offset: connection.rcv_nxt.byte(),
         })
     }
@@ -277,14 +274,14 @@ impl Engine {
     #[inline]
     pub fn place_of(
         &mut self,
-        headers: &[u8; USUAL_HEADERS_BYTES],
+        headers: &[u8; FAST_PATH_HEADERS_BYTES],
         payload_bytes: usize,
         offload: ReceiveOffload,
     ) -> Option<Expected> {
-        if !self.has_usual_payload(headers, payload_bytes, offload) {
+        if !self.has_fast_path_payload(headers, payload_bytes, offload) {
             return None;
         }
-        self.find_usual(headers)?;
+        self.find_fast(headers)?;
         let expected = self.expected()?;
         let connection = self.slots.get(expected.connection.index())?;
         let is_next = u32_at(headers, 38) == connection.rcv_nxt.wire(connection.rcv_first);
@@ -298,13 +295,13 @@ impl Engine {
     pub fn handle_placed(
         &mut self,
         now: Instant,
-        headers: &[u8; USUAL_HEADERS_BYTES],
+        headers: &[u8; FAST_PATH_HEADERS_BYTES],
         payload_bytes: usize,
         offload: ReceiveOffload,
         expected: Expected,
     ) -> bool {
-        let is_usual = self.has_usual_payload(headers, payload_bytes, offload);
-        let Some(slot) = is_usual.then(|| self.find_usual(headers)).flatten() else {
+        let is_fast_path = self.has_fast_path_payload(headers, payload_bytes, offload);
+        let Some(slot) = is_fast_path.then(|| self.find_fast(headers)).flatten() else {
             return false;
         };
         let place = |connection, offset| {
@@ -342,17 +339,17 @@ impl Engine {
         let Some((h, rest)) = frame.split_first_chunk() else {
             return false;
         };
-        if !self.is_usual(h, offload) {
+        if !self.is_fast_path(h, offload) {
             return false;
         }
-        let Some(slot) = self.find_usual(h) else {
+        let Some(slot) = self.find_fast(h) else {
             return false;
         };
-        self.handle_usual(now, slot, h, rest, memory)
+        self.handle_fast(now, slot, h, rest, memory)
     }
 
-    /// Handles a usual frame whose slot was found before. Then there are so many connections that
-    /// trains are not to be expected.
+    /// Handles a frame of the fast path whose slot was found before. Then there are so many
+    /// connections that trains are not to be expected.
     #[inline(always)]
     fn handle_found(
         &mut self,
@@ -365,25 +362,25 @@ impl Engine {
         let Some((h, rest)) = frame.split_first_chunk() else {
             return false;
         };
-        self.is_usual(h, offload) && self.handle_usual(now, slot, h, rest, memory)
+        self.is_fast_path(h, offload) && self.handle_fast(now, slot, h, rest, memory)
     }
 
     /// Handles a frame whose headers are known to have that layout, of a known connection.
     #[inline(always)]
-    fn handle_usual(
+    fn handle_fast(
         &mut self,
         now: Instant,
         slot: u32,
-        h: &[u8; USUAL_HEADERS_BYTES],
+        h: &[u8; FAST_PATH_HEADERS_BYTES],
         rest: &[u8],
         memory: &mut dyn Memory,
     ) -> bool {
-        let payload_bytes =
-            usize::from(u16_at(h, 16)).wrapping_sub(USUAL_HEADERS_BYTES - ethernet::HEADER_BYTES);
+        let payload_bytes = usize::from(u16_at(h, 16))
+            .wrapping_sub(FAST_PATH_HEADERS_BYTES - ethernet::HEADER_BYTES);
         if payload_bytes == 0 {
             return self.handle_acknowledgement(now, slot, h);
         }
-        // What follows may be the link's padding.
+        // Bytes behind the payload may be the link's padding.
         let Some(payload) = rest.get(..payload_bytes) else {
             return false;
         };
@@ -404,14 +401,14 @@ impl Engine {
         &mut self,
         now: Instant,
         slot: u32,
-        h: &[u8; USUAL_HEADERS_BYTES],
+        h: &[u8; FAST_PATH_HEADERS_BYTES],
     ) -> bool {
         let (said, seq, timestamp) = (other_way(h), u32_at(h, 38), u32_at(h, 58));
         let Some(connection) = self.slots.get_mut(slot as usize) else {
             return false;
         };
         let config = &self.config;
-        let progressed = connection.handle_usual_acknowledgement(now, config, said, seq, timestamp);
+        let progressed = connection.handle_fast_acknowledgement(now, config, said, seq, timestamp);
         if progressed == Progressed::No {
             return false;
         }
@@ -419,28 +416,28 @@ impl Engine {
             announce_progress(connection, slot, &mut self.event_queue);
         } else {
             let queues = (&mut self.turns, &mut self.event_queue, &mut self.deadlines);
-            settle_usual(connection, slot, queues);
+            settle_fast(connection, slot, queues);
         }
         true
     }
 
     /// Whether the headers have that layout, and say that so much payload follows.
     #[inline]
-    fn has_usual_payload(
+    fn has_fast_path_payload(
         &self,
-        h: &[u8; USUAL_HEADERS_BYTES],
+        h: &[u8; FAST_PATH_HEADERS_BYTES],
         payload_bytes: usize,
         offload: ReceiveOffload,
     ) -> bool {
-        let length = USUAL_HEADERS_BYTES - ethernet::HEADER_BYTES + payload_bytes;
-        self.is_usual(h, offload)
-            && other_way(h).has_usual_flags()
+        let length = FAST_PATH_HEADERS_BYTES - ethernet::HEADER_BYTES + payload_bytes;
+        self.is_fast_path(h, offload)
+            && other_way(h).has_fast_path_flags()
             && usize::from(u16_at(h, 16)) == length
     }
 
     /// Whether the headers have that layout; offset and flags are for others to look at.
     #[inline(always)]
-    fn is_usual(&self, h: &[u8; USUAL_HEADERS_BYTES], offload: ReceiveOffload) -> bool {
+    fn is_fast_path(&self, h: &[u8; FAST_PATH_HEADERS_BYTES], offload: ReceiveOffload) -> bool {
         let first: &[u8; 8] = h.first_chunk().expect("the header is longer");
         offload.checksum_verified
             && u64::from_le_bytes(*first) << 16 == self.own_mac
@@ -452,10 +449,10 @@ impl Engine {
             && u32_at(h, 54) == 0x0101_080a
     }
 
-    /// Whose they are. Frames of one connection come in trains.
+    /// The connection of such a frame. Frames of one connection come in trains.
     #[inline(always)]
-    fn find_usual(&mut self, h: &[u8; USUAL_HEADERS_BYTES]) -> Option<u32> {
-        let ends = usual_ends(h);
+    fn find_fast(&mut self, h: &[u8; FAST_PATH_HEADERS_BYTES]) -> Option<u32> {
+        let ends = fast_path_ends(h);
         if ends == self.last_flow.ends {
             return Some(self.last_flow.slot);
         }
@@ -471,7 +468,7 @@ impl Engine {
         &mut self,
         now: Instant,
         slot: u32,
-        h: &[u8; USUAL_HEADERS_BYTES],
+        h: &[u8; FAST_PATH_HEADERS_BYTES],
         payload_bytes: usize,
         place: impl FnOnce(ConnectionId, u64) -> Result<(), NoRoom>,
     ) -> Option<bool> {
@@ -506,11 +503,11 @@ impl Engine {
         &mut self,
         now: Instant,
         slot: u32,
-        h: &[u8; USUAL_HEADERS_BYTES],
+        h: &[u8; FAST_PATH_HEADERS_BYTES],
         payload_bytes: usize,
         place: impl FnOnce(ConnectionId, u64) -> Result<(), NoRoom>,
     ) -> bool {
-        if !other_way(h).has_usual_flags() {
+        if !other_way(h).has_fast_path_flags() {
             return false;
         }
         let Some(connection) = self.slots.get_mut(slot as usize) else {
@@ -523,12 +520,12 @@ impl Engine {
             counters: &mut self.counters,
         };
         let place = |offset| place(id, offset);
-        if !connection.handle_in_order(&mut cx, &usual_segment(h), payload_bytes, place) {
+        if !connection.handle_in_order(&mut cx, &fast_path_segment(h), payload_bytes, place) {
             return false;
         }
         connection.predict(other_way(h));
         let queues = (&mut self.turns, &mut self.event_queue, &mut self.deadlines);
-        settle_usual(connection, slot, queues);
+        settle_fast(connection, slot, queues);
         true
     }
 }

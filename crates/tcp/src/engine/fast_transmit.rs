@@ -1,6 +1,6 @@
 //! The fast path out: data in order and plain acknowledgements of connections without trouble, over
-//! Ethernet and IPv4 with timestamps. Everything else goes by way of
-//! [`Engine::transmit_from`]. What their headers look like stands in `connection/template.rs`.
+//! Ethernet and IPv4 with timestamps. Everything else goes by way of [`Engine::transmit_from`].
+//! `connection/template.rs` makes their headers.
 //!
 //! Full segments that may leave at once are a *run*: planned together, with one look at windows and
 //! timers, and written with one set of numbers. Still each of them counts as sent only when it is
@@ -17,7 +17,7 @@ use crate::wire::checksum::Sum;
 use crate::wire::put_u32;
 use crate::wire::tcp::{CHECKSUM_AT, FLAGS_AT, Flags};
 
-const HEADER_BYTES: usize = Template::USUAL_BYTES;
+const HEADER_BYTES: usize = Template::FAST_PATH_BYTES;
 
 /// The segments that may follow the one sent last at once. Whatever happens between two polls (a
 /// segment, a call, a timer, other headers) ends it: then the next one is planned anew.
@@ -57,9 +57,9 @@ impl Run {
     }
 }
 
-/// A usual frame whose headers are written.
+/// A frame of the fast path whose headers are written.
 #[inline(always)]
-fn usual_frame<const IS_SUMMED_BY_LINK: bool>(
+fn fast_path_frame<const IS_SUMMED_BY_LINK: bool>(
     h: &mut [u8; HEADER_BYTES],
     payload: Option<Payload>,
     segment_bytes: u16,
@@ -71,12 +71,12 @@ fn usual_frame<const IS_SUMMED_BY_LINK: bool>(
         }
     } else if payload.is_some() {
         ChecksumWork::Payload {
-            sum: sum_usual_headers(h),
+            sum: sum_fast_path_headers(h),
             at: (TCP_AT + CHECKSUM_AT) as u16,
         }
     } else {
         let at = TCP_AT + CHECKSUM_AT;
-        let sum = sum_usual_headers(h);
+        let sum = sum_fast_path_headers(h);
         h[at..at + 2].copy_from_slice(&sum.checksum());
         ChecksumWork::Done
     };
@@ -108,22 +108,22 @@ fn payload(slot: u32, generation: u32, seq: Position, bytes: u32) -> Option<Payl
 
 /// For a link that sums up nothing.
 #[inline(never)]
-fn sum_usual_headers(h: &[u8; HEADER_BYTES]) -> Sum {
+fn sum_fast_path_headers(h: &[u8; HEADER_BYTES]) -> Sum {
     Sum::ZERO.bytes(&h[TCP_AT..])
 }
 
 impl Engine {
-    /// The next segment of the connection whose turn it is, where [`Connection::may_send_quickly`]
+    /// The next segment of the connection whose turn it is, where [`Connection::may_send_fast`]
     /// is true and there is data.
     #[inline(always)]
-    fn send_quickly<const IS_SUMMED_BY_LINK: bool>(
+    fn send_fast<const IS_SUMMED_BY_LINK: bool>(
         &mut self,
         now: Instant,
         slot: u32,
         out: &mut [u8; HEADER_BUFFER_BYTES],
     ) -> Option<Transmit> {
         let connection = &mut self.slots[slot as usize];
-        let Some(plan) = connection.plan_quickly(now, &self.config) else {
+        let Some(plan) = connection.plan_fast(now, &self.config) else {
             return self.transmit_slowly(now, out);
         };
         let bytes = plan.payload_bytes;
@@ -132,7 +132,7 @@ impl Engine {
             self.deadlines.ask_by(slot, connection.loss_deadline);
         }
         let h = out.first_chunk_mut().expect("the buffer is longer");
-        connection.write_usual_headers(now, bytes, h);
+        connection.write_fast_path_headers(now, bytes, h);
         put_u32(h, TCP_AT + 4, plan.seq.wire(connection.snd_first));
         let generation = connection.generation;
         self.run = Run {
@@ -155,9 +155,13 @@ impl Engine {
         let payload = payload(slot, generation, plan.seq, bytes);
         if plan.is_large {
             h[FLAGS_AT + TCP_AT] |= Flags::PSH.0;
-            return Some(usual_frame::<IS_SUMMED_BY_LINK>(h, payload, connection.mss));
+            return Some(fast_path_frame::<IS_SUMMED_BY_LINK>(
+                h,
+                payload,
+                connection.mss,
+            ));
         }
-        Some(usual_frame::<IS_SUMMED_BY_LINK>(h, payload, 0))
+        Some(fast_path_frame::<IS_SUMMED_BY_LINK>(h, payload, 0))
     }
 
     /// The next frame of the connection whose turn it is, where nothing has a turn before it: an
@@ -172,11 +176,11 @@ impl Engine {
         out: &mut [u8; HEADER_BUFFER_BYTES],
     ) -> Option<Transmit> {
         let connection = &mut self.slots[slot as usize];
-        if !connection.may_send_quickly() {
+        if !connection.may_send_fast() {
             return self.transmit_slowly(now, out);
         }
         if connection.snd_nxt < connection.snd_end {
-            return self.send_quickly::<IS_SUMMED_BY_LINK>(now, slot, out);
+            return self.send_fast::<IS_SUMMED_BY_LINK>(now, slot, out);
         }
         if !connection.conditions.has(Conditions::ACK_NOW) {
             return self.transmit_slowly(now, out);
@@ -187,11 +191,11 @@ impl Engine {
         let h = out.first_chunk_mut().expect("the buffer is longer");
         let is_over = Conditions::ACK_NOW | Conditions::QUEUED;
         connection.conditions.clear(is_over);
-        connection.write_usual_acknowledgement(now, h);
+        connection.write_fast_path_acknowledgement(now, h);
         self.run.end();
         self.turns.finish();
         self.fast_paths.sent += 1;
-        Some(usual_frame::<IS_SUMMED_BY_LINK>(h, None, 0))
+        Some(fast_path_frame::<IS_SUMMED_BY_LINK>(h, None, 0))
     }
 
     /// Sends an acknowledgement when the kept headers had payload behind them.
@@ -261,7 +265,7 @@ impl Engine {
         } else {
             self.turns.count();
         }
-        Some(usual_frame::<IS_SUMMED_BY_LINK>(h, payload, 0))
+        Some(fast_path_frame::<IS_SUMMED_BY_LINK>(h, payload, 0))
     }
 
     /// Checks that what may follow may indeed be sent, by a connection whose turn it is.
@@ -282,8 +286,8 @@ impl Engine {
             "a run beyond what was published or a window"
         );
         assert!(
-            connection.state == State::Established && connection.template.is_usual,
-            "a run of a connection that is not usual"
+            connection.state == State::Established && connection.template.is_fast_path,
+            "a run of a connection that is not on the fast path"
         );
     }
 }

@@ -20,7 +20,7 @@ const BYTES_MAX: usize = 1 << 20;
 /// A packet may have no more pieces than 64 KiB has at the smallest IPv4 MTU.
 const PIECES_MAX: usize = 128;
 const PACKET_BYTES_MAX: usize = 65_535;
-/// RFC 8200 section 4.5: 60 seconds; IPv4 hosts use 30, and memory is what this bounds.
+/// RFC 8200 section 4.5: 60 seconds; IPv4 hosts use 30. The time bounds the memory.
 const LIFETIME: Duration = Duration::from_secs(30);
 
 type Key = (Address, Address, u32, u8);
@@ -66,7 +66,7 @@ pub(crate) struct Fragments {
     given_up: u64,
 }
 
-/// What came of a fragment.
+/// The result of a fragment.
 #[derive(Debug)]
 pub(crate) enum Outcome {
     /// The packet's payload is whole; and what its pieces say together of congestion.

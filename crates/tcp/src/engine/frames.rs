@@ -7,7 +7,7 @@ use super::fragments::Outcome;
 use crate::config::Medium;
 use crate::connection::{Conditions, Connection, Context, Offer, Response};
 use crate::flow::FlowKey;
-use crate::host::{ConnectionId, ListenerId, Memory};
+use crate::host::{ListenerId, Memory};
 use crate::state::State;
 use crate::time::{Duration, Instant};
 use crate::wire::ethernet::{self, MacAddress};
@@ -167,10 +167,7 @@ impl Engine {
             return Ok(());
         }
         let connection = &mut self.slots[slot as usize];
-        let id = ConnectionId {
-            index: slot,
-            generation: connection.generation,
-        };
+        let id = connection.id(slot);
         let mut cx = Context {
             now,
             config: &self.config,
@@ -394,10 +391,7 @@ impl Engine {
         self.learn_from(key.remote, reply_to);
         // The segment may carry data; it is an ordinary segment of the connection by now.
         let connection = &mut self.slots[slot as usize];
-        let id = ConnectionId {
-            index: slot,
-            generation: connection.generation,
-        };
+        let id = connection.id(slot);
         let mut cx = Context {
             now,
             config: &self.config,

@@ -107,7 +107,7 @@ impl Interface {
         mss_of(mtu, remote.is_v4())
     }
 
-    /// What the link towards `remote` takes, whatever the path beyond has said.
+    /// The MSS that the link towards `remote` takes, whatever the path beyond has said.
     pub(crate) fn route_mss(&self, remote: Address) -> u16 {
         mss_of(self.mtu, remote.is_v4())
     }

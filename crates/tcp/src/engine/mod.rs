@@ -32,7 +32,7 @@ mod table;
 mod transmit;
 mod turns;
 
-pub use fast_receive::{Expected, ReceiveOffload, USUAL_HEADERS_BYTES};
+pub use fast_receive::{Expected, FAST_PATH_HEADERS_BYTES, ReceiveOffload};
 pub use shared::Whose;
 pub use transmit::{ChecksumWork, HEADER_BUFFER_BYTES, Payload, Transmit, TransmitOffload};
 
@@ -49,6 +49,7 @@ use crate::position::Position;
 use crate::random::{Random, SipKey};
 use crate::state::{CloseReason, State};
 use crate::time::Instant;
+use crate::wire::ip::Address;
 use control::ControlFrame;
 use cookie::Cookies;
 use deadlines::Deadlines;
@@ -62,7 +63,7 @@ use neighbours::Neighbours;
 use table::{Ends, FlowTable};
 use turns::Turns;
 
-/// Whose the last frame on the fast path was.
+/// The flow of the last frame on the fast path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct LastFlow {
     ends: Ends,
@@ -121,6 +122,8 @@ pub struct Engine {
     /// Slots with news for the host, each once, and [`LISTENERS`] while these have some.
     event_queue: Line,
     control_queue: VecDeque<ControlFrame>,
+    /// Neighbours that somebody else is to find.
+    unresolved: VecDeque<Address>,
     /// When a SYN was last answered with a cookie.
     cookie_sent_at: Option<Instant>,
 }
@@ -133,7 +136,7 @@ struct FastPaths {
     sent: u64,
 }
 
-/// What others must not be able to guess.
+/// Keys that others must not be able to guess.
 struct Secrets {
     isn: SipKey,
     timestamps: SipKey,
@@ -190,6 +193,7 @@ impl Engine {
             run: Run::none(),
             event_queue: Line::new(),
             control_queue: VecDeque::new(),
+            unresolved: VecDeque::new(),
             cookie_sent_at: None,
             random,
             config,
@@ -256,7 +260,7 @@ impl Engine {
     pub fn poll_event(&mut self) -> Option<Event> {
         let slot = self.event_queue.first()?;
         match self.slots.get_mut(slot as usize) {
-            // The usual news, and no other: the connection needs no second visit.
+            // Plain progress is the only news: the connection needs no second visit.
             Some(connection) if connection.news == News::PLAIN_PROGRESS => {
                 debug_assert!(connection.state != State::Closed, "that were other news");
                 self.event_queue.pop();
@@ -300,10 +304,7 @@ impl Engine {
 
     fn next_event_of(&mut self, slot: u32) -> Option<Event> {
         let connection = &mut self.slots[slot as usize];
-        let id = ConnectionId {
-            index: slot,
-            generation: connection.generation,
-        };
+        let id = connection.id(slot);
         if connection.news.has(News::RELEASED) {
             connection.news.0 &= !News::ANY;
         }
@@ -376,10 +377,7 @@ impl Engine {
     #[cold]
     fn settle_change(&mut self, slot: u32) {
         let connection = &mut self.slots[slot as usize];
-        let id = ConnectionId {
-            index: slot,
-            generation: connection.generation,
-        };
+        let id = connection.id(slot);
         let listener = ListenerId(connection.listener);
         if connection.conditions.has(Conditions::HALF_OPEN)
             && connection.state != State::SynReceived
@@ -478,7 +476,7 @@ impl Engine {
         slot
     }
 
-    /// What a connection between these ends begins with.
+    /// The initial values of a connection between these ends.
     fn open_context(
         &self,
         now: Instant,
@@ -507,7 +505,7 @@ impl Engine {
     }
 
     /// RFC 7323 section 7.1: a random offset for each pair of ends; the same for successive
-    /// connections between them, which is what lets TIME-WAIT be reused safely (RFC 6191).
+    /// connections between them, so that TIME-WAIT can be reused safely (RFC 6191).
     fn timestamp_offset(&self, key: &FlowKey) -> u32 {
         hash_ends(self.secrets.timestamps, key) as u32
     }
@@ -573,10 +571,7 @@ fn announce_progress(connection: &mut Connection, slot: u32, event_queue: &mut L
 #[inline]
 fn progress_of(slot: u32, connection: &Connection) -> Event {
     Event::Progress {
-        connection: ConnectionId {
-            index: slot,
-            generation: connection.generation,
-        },
+        connection: connection.id(slot),
         received: connection.received_bytes(),
         acknowledged: connection.acknowledged_bytes(),
         remote_finished: connection.conditions.has(Conditions::FIN_RECEIVED),

@@ -10,7 +10,7 @@
 //!
 //! RFC 1122 section 2.3.2.1 wants entries verified about once a minute, also those in use: every
 //! [`ROUND`] the engine says which are, and those nobody has confirmed since are asked; frames go
-//! on meanwhile. What is not in use is forgotten.
+//! on meanwhile. Entries that are not in use are forgotten.
 //!
 //! Anybody on the link can make up neighbours that ask for us. In a full table such an entry gives
 //! way first, as long as we have neither asked for it nor used it. Linux also prefers these
@@ -93,7 +93,7 @@ impl Neighbours {
     }
 }
 
-/// What to do about a neighbour.
+/// The next step for a packet to a neighbour.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Resolution {
     At(MacAddress),
@@ -105,7 +105,7 @@ pub(crate) enum Resolution {
     Full,
 }
 
-/// What follows from what a neighbour said.
+/// The consequences of a neighbour's message.
 #[derive(Debug, Default)]
 pub(crate) struct Learned {
     /// Connections that waited for it.
@@ -114,7 +114,7 @@ pub(crate) struct Learned {
     pub(crate) has_moved: bool,
 }
 
-/// What follows from the passing of time.
+/// The consequences of the passing of time.
 #[derive(Debug, Default)]
 pub(crate) struct Overdue {
     /// Neighbours to be asked for.

@@ -30,27 +30,27 @@ pub enum Whose {
 }
 
 /// Ethernet, IPv4 without options, and the ports.
-const USUAL_ENDS_BYTES: usize = 38;
+const FAST_PATH_ENDS_BYTES: usize = 38;
 
 impl Engine {
     /// The owner of a frame. The frame is checked no further than that takes.
     #[inline]
     #[must_use]
     pub fn whose(&self, frame: &[u8]) -> Whose {
-        self.usual_owner(frame)
+        self.fast_path_owner(frame)
             .map_or_else(|| self.find_owner(frame), Whose::Engine)
     }
 
     /// The owner of a TCP segment with the headers that almost all have.
     #[inline]
-    fn usual_owner(&self, frame: &[u8]) -> Option<usize> {
-        let h = frame.first_chunk::<USUAL_ENDS_BYTES>()?;
-        let is_usual = matches!(self.config.medium, Medium::Ethernet { .. })
+    fn fast_path_owner(&self, frame: &[u8]) -> Option<usize> {
+        let h = frame.first_chunk::<FAST_PATH_ENDS_BYTES>()?;
+        let is_fast_path = matches!(self.config.medium, Medium::Ethernet { .. })
             && u16_at(h, 12) == ethernet::TYPE_IPV4
             && h[14] == 0x45
             && u16_at(h, 20) & 0x3fff == 0
             && h[23] == ip::PROTOCOL_TCP;
-        is_usual.then(|| {
+        is_fast_path.then(|| {
             self.config.share.owner_of(&FlowKey {
                 local: Address::v4(u32_at(h, 30)),
                 remote: Address::v4(u32_at(h, 26)),

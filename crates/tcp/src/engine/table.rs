@@ -18,7 +18,7 @@ const V6: u32 = 1 << 31;
 /// ours, its port and ours.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Ends {
-    /// What differs most often comes first.
+    /// The part that differs most often comes first.
     pub(crate) local_and_ports: u64,
     pub(crate) remote: u32,
 }
@@ -44,7 +44,7 @@ impl Ends {
     }
 }
 
-/// What stands for a flow: its ends, or a hash of them and the mark that says so.
+/// The key of a flow: its ends, or a hash of them and the mark that says so.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Tag {
     ends: Ends,
@@ -94,7 +94,8 @@ pub(crate) struct FlowTable {
     /// Invariant: a power of two long, at least a half of it empty.
     entries: Box<[Entry]>,
     length: usize,
-    /// Insertions and removals so far: while it is the same, so is what is found.
+    /// Insertions and removals so far: while the number does not change, nor do the results of
+    /// look-ups.
     changes: u64,
     secret: [u64; 2],
 }
@@ -111,7 +112,7 @@ impl FlowTable {
         }
     }
 
-    /// What stands for a flow in this table.
+    /// The key of a flow in this table.
     pub(crate) fn tag(&self, key: &FlowKey) -> Tag {
         if key.local.is_v4() && key.remote.is_v4() {
             return Tag {
@@ -153,8 +154,8 @@ impl FlowTable {
         self.hash(ends) & (self.entries.len() - 1)
     }
 
-    /// The slot of an IPv4 flow. What is no slot's number stands for an IPv6 flow whose hash
-    /// happens to look like these ends, or for nobody.
+    /// The slot of an IPv4 flow. A value that is no slot's number stands for an IPv6 flow whose
+    /// hash happens to look like these ends, or for nobody.
     #[inline(always)]
     pub(crate) fn find_v4(&self, ends: Ends) -> Option<u32> {
         let mask = self.entries.len().checked_sub(1)?;

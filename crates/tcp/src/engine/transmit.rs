@@ -19,13 +19,13 @@ use crate::wire::tcp::{self, Flags, OptionWriter, Timestamps};
 
 use super::neighbours::{Learned, Resolution};
 
-/// What [`Engine::poll_transmit`] needs for headers: the longest are echo replies, whole.
+/// The bytes that [`Engine::poll_transmit`] needs for headers: the longest are echo replies, whole.
 pub const HEADER_BUFFER_BYTES: usize = 2_048;
 
 /// The payload of a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Payload {
-    /// Whose stream.
+    /// The connection of the stream.
     pub connection: ConnectionId,
     /// From which byte of it.
     pub offset: u64,
@@ -54,7 +54,7 @@ pub enum ChecksumWork {
     },
 }
 
-/// What the link has to do with a frame (the substance of `virtio_net_hdr`).
+/// The link's work on a frame (the substance of `virtio_net_hdr`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TransmitOffload {
     /// The TCP checksum.
@@ -76,7 +76,7 @@ pub struct Transmit {
     pub header_bytes: usize,
     /// The payload that follows.
     pub payload: Option<Payload>,
-    /// What the link has to do.
+    /// The link's work on the frame.
     pub offload: TransmitOffload,
 }
 
@@ -195,7 +195,7 @@ impl Engine {
         let connection = &self.slots[slot as usize];
         // A template from the handshake is written anew: options were not agreed upon.
         let is_early = connection.state == State::Established
-            && !connection.template.is_usual
+            && !connection.template.is_fast_path
             && connection.conditions.has(Conditions::TIMESTAMPS)
             && connection.key.remote.is_v4()
             && connection.template.link_bytes > 0;
@@ -223,10 +223,7 @@ impl Engine {
         if plan.flags.has(Flags::RST) {
             self.counters.resets_sent += 1;
         }
-        let id = ConnectionId {
-            index: slot,
-            generation: connection.generation,
-        };
+        let id = connection.id(slot);
         let transmit = write_segment(connection, &self.config, now, id, &plan, header);
         if plan.payload_bytes == 0 && plan.kind == PlanKind::Plain {
             connection.has_duplicate = false; // Reported.
@@ -332,7 +329,7 @@ impl Engine {
             protocol: ip::PROTOCOL_TCP,
         };
         header.write(&mut template.bytes[link_bytes..], 0, None);
-        template.is_usual = false;
+        template.is_fast_path = false;
         template.link_bytes = link_bytes as u8;
         template.ip_bytes = ip::header_bytes(is_v4) as u8;
         template.pseudo = ip::pseudo_header(key.local, key.remote, ip::PROTOCOL_TCP, 0);
@@ -368,16 +365,22 @@ impl Engine {
 
     /// RFC 1122 section 2.3.2.1: repeated timeouts are reason to ask the link again.
     pub(super) fn doubt_neighbour(&mut self, slot: u32) {
-        if !matches!(self.config.medium, Medium::Ethernet { resolve: true, .. }) {
+        let Medium::Ethernet { resolve, .. } = self.config.medium else {
             return;
-        }
+        };
         let connection = &mut self.slots[slot as usize];
         if connection.state == State::SynReceived {
             return; // Its sender, if there is one, has only just said where it is.
         }
-        connection.template.forget();
-        if let Some(hop) = self.interface.next_hop(connection.key.remote) {
-            self.neighbours.suspect(hop);
+        let remote = connection.key.remote;
+        if resolve {
+            connection.template.forget();
+        }
+        match self.interface.next_hop(remote) {
+            Some(hop) if resolve => self.neighbours.suspect(hop),
+            // The host that finds it looks again. The known address stays until there is an answer.
+            Some(hop) => self.ask_for(hop),
+            None => {}
         }
     }
 

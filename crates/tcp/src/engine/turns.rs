@@ -1,4 +1,4 @@
-//! Whose turn it is to send.
+//! The connections that want to send, and whose turn it is.
 
 use super::line::Line;
 
@@ -11,7 +11,8 @@ const NOBODY: u32 = u32::MAX;
 /// there is just one, and then the queue is not touched.
 #[derive(Debug)]
 pub(super) struct Turns {
-    /// Whose turn it is. Invariant: while it is nobody's, nobody waits.
+    /// The connection whose turn it is. Invariant: while it is `NOBODY`, no connection waits.
+    /// Invariant: while it is nobody's, nobody waits.
     current: u32,
     /// Segments it has sent in a row.
     burst: u32,
@@ -37,7 +38,7 @@ impl Turns {
         }
     }
 
-    /// Whose turn it is.
+    /// The connection whose turn it is.
     #[inline]
     pub(super) fn current(&self) -> Option<u32> {
         (self.current != NOBODY).then_some(self.current)

@@ -1,7 +1,7 @@
 //! A bystander on every link that knows TCP, independently of the engine: it reads frames with a
 //! parser of its own, and remembers per connection what each side may say next.
 //!
-//! What it checks of every segment sent:
+//! Checks of every segment sent:
 //! - it is no larger than the link and the remote's MSS allow, and its checksums are right;
 //! - payload is byte for byte the stream's, a retransmission's too;
 //! - it leaves no gap in sequence space, and stays inside the window the remote has offered
@@ -153,7 +153,7 @@ pub(super) fn ip_sum(packet: &[u8]) -> u16 {
     sum(&packet[..20], 0) as u16
 }
 
-/// What one side has said so far. Positions count from its SYN.
+/// One side's sequence numbers and offers so far. Positions count from its SYN.
 #[derive(Debug, Default)]
 struct Side {
     isn: Option<u32>,
@@ -384,7 +384,7 @@ impl Side {
         self.has_reset = false;
     }
 
-    /// What the window field of a SYN permits the other side.
+    /// The edge that the window field of a SYN permits the other side.
     fn edge_of_syn(&self) -> u64 {
         // The field is not kept; the largest there is does not make later checks weaker, because
         // the first acknowledgement after it says more.

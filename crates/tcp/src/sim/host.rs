@@ -24,7 +24,7 @@ pub(crate) fn stream_byte(name: u64, offset: u64) -> u8 {
     ((word ^ word >> 32) >> ((offset & 7) * 8)) as u8
 }
 
-/// What stands in a ring where nothing was placed.
+/// The bytes of a ring where nothing was placed.
 const POISON: u8 = 0xa5;
 
 /// One end of a connection, as its program sees it.

@@ -1,12 +1,12 @@
-//! What links and routers do to packets: cut them, mark them, damage them, answer them.
+//! Impairments of links and routers: they cut packets, mark them, damage them, answer them.
 
 use core::net::{IpAddr, SocketAddr};
 
 use super::checker;
 use crate::{ChecksumWork, Random, TransmitOffload};
 
-/// What a link with segmentation and checksum offload does to a frame, of which `link_bytes` have
-/// been taken off.
+/// Cuts a frame as a link with segmentation and checksum offload does. `link_bytes` have been taken
+/// off the frame.
 pub(super) fn cut(frame: &[u8], offload: TransmitOffload, link_bytes: usize) -> Vec<Vec<u8>> {
     let ChecksumWork::Link { start, .. } = offload.checksum else {
         return vec![frame.to_vec()];
@@ -147,7 +147,7 @@ pub(super) fn mark_congestion(packet: &mut [u8]) {
     }
 }
 
-/// What a remote does that takes back window it had offered.
+/// Shrinks the window of a packet, as a remote does that takes back window it had offered.
 pub(super) fn shrink_window(packet: &mut [u8], random: &mut Random) {
     let Some(read) = checker::parse(packet) else {
         return;

@@ -120,7 +120,7 @@ impl Impairments {
     }
 }
 
-/// What becomes of a frame.
+/// The fate of a frame.
 #[derive(Debug)]
 pub(crate) enum Fate {
     Lost,

@@ -1,8 +1,8 @@
-//! What a program of the simulation does with its connection.
+//! The programs of the simulation: how each uses its connection.
 
 use crate::{Duration, Random};
 
-/// What the program at one end of a connection does.
+/// The behaviour of the program at one end of a connection.
 #[derive(Clone, Copy, Debug)]
 pub struct Role {
     /// How much it sends.

@@ -1,4 +1,4 @@
-//! What a seed stands for: hosts, links, transfers and impairments.
+//! The scenario of a seed: hosts, links, transfers and impairments.
 
 use super::link::Impairments;
 use super::role::Role;
@@ -53,7 +53,7 @@ pub struct Scenario {
     pub(crate) stop_after: Option<Duration>,
 }
 
-/// What one host's engine is like.
+/// The properties of one host's engine.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Traits {
     pub(crate) no_sack: bool,
@@ -143,7 +143,7 @@ impl Scenario {
         scenario.draw_flood();
         scenario.draw_departures();
         scenario.draw_fragments();
-        scenario.draw_patience();
+        scenario.draw_user_timeouts();
         scenario.draw_simultaneous();
         scenario.draw_models();
         for traits in &mut scenario.traits {
@@ -154,7 +154,8 @@ impl Scenario {
         scenario
     }
 
-    /// From dice of its own: a seed without a flood is what it was before there were any.
+    /// From a generator of its own: a seed without a flood gives the scenario that it gave before
+    /// floods existed.
     fn draw_flood(&mut self) {
         let mut random = Random::new(self.seed ^ 0x7031_f100_d000_0001);
         if random.below(6) == 0 {
@@ -163,7 +164,7 @@ impl Scenario {
         }
     }
 
-    /// Who lets go of a connection before its end; from dice of its own, likewise.
+    /// Draws the hosts that abandon a connection before its end, from a generator of their own.
     fn draw_departures(&mut self) {
         let mut random = Random::new(self.seed ^ 0x7031_6010_90e5_0001);
         for transfer in &mut self.transfers {
@@ -173,7 +174,7 @@ impl Scenario {
         }
     }
 
-    /// How much arrives in pieces; likewise.
+    /// Draws the share of packets that arrive in fragments, from a generator of its own.
     fn draw_fragments(&mut self) {
         let mut random = Random::new(self.seed ^ 0x7031_f4a6_3e47_0001);
         if random.below(5) == 0 {
@@ -181,8 +182,8 @@ impl Scenario {
         }
     }
 
-    /// Who does not wait for ever; likewise.
-    fn draw_patience(&mut self) {
+    /// Draws the hosts that give up after a while, from a generator of their own.
+    fn draw_user_timeouts(&mut self) {
         let mut random = Random::new(self.seed ^ 0x7031_9a71_e4ce_0001);
         let transfers = self.transfers.iter_mut();
         let options = transfers.map(|transfer| &mut transfer.options);
@@ -193,7 +194,8 @@ impl Scenario {
         }
     }
 
-    /// Whose congestion window follows a model of the path; drawn apart, as above.
+    /// Draws the hosts whose congestion window follows a model of the path, from a generator of
+    /// their own.
     fn draw_models(&mut self) {
         let mut random = Random::new(self.seed ^ 0xbb20_0000_17a0_0003);
         let ends = self
@@ -207,7 +209,7 @@ impl Scenario {
         }
     }
 
-    /// Who connects to each other; drawn apart, as above.
+    /// Draws the pairs that connect to each other at the same time, from a generator of their own.
     fn draw_simultaneous(&mut self) {
         let mut random = Random::new(self.seed ^ 0x7031_51a0_17a0_0001);
         for transfer in &mut self.transfers {

@@ -21,7 +21,7 @@ const VIRTUAL_TIME_MAX: Duration = Duration::from_secs(8 * 3_600);
 const LINK_PAUSE: Duration = Duration::from_micros(100);
 const FRAME_BYTES_MAX: usize = 70_000;
 
-/// What a simulation did.
+/// The results of a simulation.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Report {
     /// Connections that were attempted.
@@ -258,7 +258,7 @@ impl World {
             Happening::Reboot { host } => self.reboot(host),
             Happening::Mtu { host, mtu } => {
                 let now = self.clock_of(host);
-                // What the others send is cut down on its way here, and the router says so.
+                // The router cuts down what the other hosts send on its way here, and says so.
                 let path_mtu = if mtu < self.scenario.mtu { mtu } else { 0 };
                 for other in (0..self.hosts.len()).filter(|&other| other != host) {
                     self.hosts[other].way_out.impairments.path_mtu = path_mtu;

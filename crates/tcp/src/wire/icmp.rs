@@ -26,7 +26,7 @@ const OPTION_TARGET_MAC: u8 = 2;
 const SOLICITED: u32 = 0x4000_0000;
 const OVERRIDE: u32 = 0x2000_0000;
 
-/// What an error message reports about a packet of ours.
+/// The trouble that an error message reports about a packet of ours.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Trouble {
     /// The path takes no packet larger than this.
@@ -166,7 +166,7 @@ pub(crate) fn write_echo_reply(out: &mut [u8], header: &ip::Header, body: &[u8])
     complete(&mut out[..length], header);
 }
 
-/// What a message about a neighbour is.
+/// The type of a message about a neighbour.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum NeighbourMessage {
     Solicitation,

@@ -308,7 +308,7 @@ pub(crate) const fn header_bytes(is_v4: bool) -> usize {
     }
 }
 
-/// What a header says besides lengths.
+/// The content of a header besides lengths.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Header {
     pub(crate) source: Address,

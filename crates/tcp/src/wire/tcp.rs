@@ -211,7 +211,7 @@ impl<'a> Iterator for OptionIter<'a> {
     }
 }
 
-/// What a SYN offers.
+/// The options that a SYN offers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct SynOptions {
     pub(crate) mss: Option<u16>,

@@ -1,4 +1,5 @@
-//! What anybody on the link may do to an engine: bytes as frames, and bytes as a conversation.
+//! Hostile input for an engine from anybody on the link: bytes as frames, and bytes as a
+//! conversation.
 //!
 //! Shared by the fuzz targets (`fuzz/`) and the tests that replay what they found. A conversation
 //! is a program of single bytes with arguments: the remote sends segments whose numbers are near
@@ -103,7 +104,7 @@ fn drain(engine: &mut Engine, now: Instant, rings: &mut Rings) -> Vec<Vec<u8>> {
     sent
 }
 
-/// What the remote knows of one of its connections.
+/// The remote's knowledge of one of its connections.
 #[derive(Clone, Copy, Debug, Default)]
 struct Side {
     seq: u32,

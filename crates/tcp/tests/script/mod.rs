@@ -194,7 +194,7 @@ impl Stage {
         self.drain();
     }
 
-    /// What a router says about the engine's segment that began at `seq`: RFC 792, with the MTU of
+    /// A router's message about the engine's segment that began at `seq`: RFC 792, with the MTU of
     /// RFC 1191.
     pub(crate) fn too_big(&self, seq: u32, mtu: u16) -> Vec<u8> {
         let mut quoted = Vec::new();
@@ -214,7 +214,7 @@ impl Stage {
         packet
     }
 
-    /// What a router says about the engine's segment that began at `seq`: RFC 792, destination
+    /// A router's message about the engine's segment that began at `seq`: RFC 792, destination
     /// unreachable, and why.
     pub(crate) fn unreachable(&self, seq: u32, code: u8) -> Vec<u8> {
         let mut packet = self.too_big(seq, 0);

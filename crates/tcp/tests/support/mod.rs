@@ -1,4 +1,4 @@
-//! What hosts in tests are made of: where they stand, and rings without an end.
+//! Parts of hosts in tests: their addresses, and rings without an end.
 
 use toehold_tcp::{
     ChecksumSum, ConnectionId, InterfaceAddress, MacAddress, Medium, Memory, NoRoom,
@@ -20,7 +20,7 @@ pub(crate) fn ethernet(last: u8) -> Medium {
     }
 }
 
-/// What arrived, and a send stream whose byte n is n.
+/// The received bytes, and a send stream whose byte n is n.
 #[derive(Default)]
 pub(crate) struct Rings {
     pub(crate) received: Vec<u8>,
