@@ -1,7 +1,7 @@
-//! What this machine's memory can do: one thread copies into a ring, another, on the next core,
-//! copies out. No sockets, no protocol, no sleeping; the bulk numbers of the direct path can be at
-//! most this. The size of the ring decides where the reader finds the bytes: in the writer's own
-//! cache, in the shared one, or in memory.
+//! Measures how fast this machine's memory hands bytes over: one thread copies into a ring,
+//! another, on the next core, copies out. No sockets, no protocol, no sleeping; the bulk numbers of
+//! the direct path can be at most this. The size of the ring decides where the reader finds the
+//! bytes: in the writer's own cache, in the shared one, or in memory.
 //!
 //!     cargo run --release -p toehold-channel --example handover
 

@@ -93,7 +93,7 @@ pub struct Control {
     pub sides: [Side; 2],
 }
 
-/// What one side writes and the other reads.
+/// Words that one side writes and the other reads.
 #[derive(Default)]
 #[repr(C, align(128))]
 pub struct Side {

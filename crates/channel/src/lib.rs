@@ -17,6 +17,7 @@
 #![cfg_attr(not(any(feature = "host", loom, test)), no_std)]
 
 pub mod doorbell;
+pub mod express;
 pub mod layout;
 #[cfg(all(feature = "host", not(loom)))]
 pub mod liveness;

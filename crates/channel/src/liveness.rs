@@ -41,8 +41,8 @@ impl Liveness {
         }
     }
 
-    /// What a message says. Numbers that the kernel does not take (tcp(7)) are brought within its
-    /// bounds.
+    /// The settings in a message. Numbers that the kernel does not take (tcp(7)) are brought within
+    /// its bounds.
     pub fn said(message: &Message) -> Liveness {
         let seconds = |word: u64| (word as u32).clamp(1, SECONDS_MAX);
         let keepalive = Keepalive {

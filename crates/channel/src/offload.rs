@@ -1,5 +1,5 @@
-//! What an adapter with a TCP engine shows its clients: which destinations the engine serves, where
-//! its relay listens, and for whom a carrier stands.
+//! The routing page. An adapter with a TCP engine shows it to its clients: which destinations the
+//! engine serves, where its relay listens, and the true addresses behind each carrier.
 //!
 //! ```text
 //!   page 0        RoutingPage: identity, the relay, rules
@@ -136,7 +136,7 @@ pub struct Rule {
     pub prefix_bits: u32,
     /// Destination port; 0 for all.
     pub port: u16,
-    /// What it says.
+    /// The rule's decision.
     pub action: RuleAction,
 }
 
@@ -319,8 +319,8 @@ impl RoutingPage {
         header
             .changes
             .store(changes.wrapping_add(1), Ordering::Relaxed);
-        // What follows is not seen before the odd number. Pairs with the Acquire fence in
-        // `unchanging`.
+        // Readers do not see the stores below before the odd number. Pairs with the Acquire fence
+        // in `unchanging`.
         fence(Ordering::Release);
         for (words, rule) in header.rule.iter().zip(rules) {
             let prefix = u128::from_be_bytes(rule.prefix);
@@ -349,8 +349,8 @@ impl RoutingPage {
             .store(changes.wrapping_add(2), Ordering::Release);
     }
 
-    /// What `look` sees of rules and addresses while nobody changes them; nothing when the adapter
-    /// stands in the middle of a change.
+    /// The result of `look` at rules and addresses that nobody changes meanwhile; `None` when the
+    /// adapter stands in the middle of a change.
     fn unchanging<T>(&self, look: impl Fn() -> T) -> Option<T> {
         /// A change takes a microsecond, unless the adapter was stopped in it, or lost its
         /// processor.
@@ -422,7 +422,7 @@ impl RoutingPage {
             .to_ne_bytes()
     }
 
-    /// What the rules say of a destination.
+    /// The rules' decision about a destination.
     pub fn action(&self, ip: [u8; 16], port: u16) -> RuleAction {
         let header = self.header();
         let action = || {

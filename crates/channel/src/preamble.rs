@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn opening_survives_the_way() {
+    fn preamble_survives_the_way() {
         let preamble = ConnectPreamble {
             token: [3, u64::MAX],
             remote: Address {
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn foreign_bytes_are_no_opening() {
+    fn foreign_bytes_are_no_preamble() {
         let preamble = ConnectPreamble {
             token: [1, 2],
             remote: Address::default(),

@@ -19,6 +19,7 @@
 //!   (socket closes)               ──►      tells every peer: COMMAND_PEER_GONE in its entry
 //!
 //!   toehold capture               ──►      Capture(bytes kept, port, address)
+//!   toehold adapter --set         ──►      Set(a memfd with NAME=VALUE)
 //!                                 ◄──      Answer [+ a socket to read the capture from]
 //!
 //!   toehold status / detach       ──►      Query(kind, pid, fd)
@@ -60,16 +61,16 @@ pub struct Message {
     pub slot: u32,
     /// `Offer`: names the pair of processes, and no other ever. The pair's memfd comes with the
     /// first offer that names it, a slab's with the first channel in it. `Engine`, from the
-    /// adapter: first half of the client's pass ([`crate::preamble`]).
+    /// adapter: first half of the client token ([`crate::preamble`]).
     pub pair: u64,
     /// Not used.
     pub netns: u64,
-    /// `Engine`, from the adapter: second half of the pass.
+    /// `Engine`, from the adapter: second half of the client token.
     pub cookie: u64,
-    /// `Listen`, `Patience`, and `Pair` of an engine's thread: local address; IPv4 as an
+    /// `Listen`, `Liveness`, and `Pair` of an engine's thread: local address; IPv4 as an
     /// IPv4-mapped IPv6 address.
     pub local: [u8; 16],
-    /// Remote address, likewise.
+    /// Remote address, in the form of the local one.
     pub remote: [u8; 16],
     /// Local port, host byte order.
     pub local_port: u16,
@@ -87,7 +88,7 @@ pub const PAIR_ATTACHED: u32 = 2;
 
 const _: () = assert!(size_of::<Message>() == 96);
 
-/// What a message says.
+/// The kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Kind {
@@ -123,7 +124,8 @@ pub enum Kind {
     /// and generation asked for.
     Resume = 11,
     /// Library: show me your engine. The reply is of the same kind, with one descriptor (an
-    /// [`crate::offload::RoutingPage`]) and a pass or, where there is no engine, with neither.
+    /// [`crate::offload::RoutingPage`]) and a client token or, where there is no engine, with
+    /// neither.
     Engine = 12,
     /// Library: the program listens at `local`, with the backlog in `slot`; `side` is 1 when it
     /// takes IPv6 only.
@@ -144,6 +146,9 @@ pub enum Kind {
     /// those from or to `remote_port` and `remote`, where those are not zero. The answer carries a
     /// socket from which a pcapng capture is read; `side` of one without is a [`NoCapture`].
     Capture = 16,
+    /// Command line: change one of your engine's settings; one descriptor, a memfd that says
+    /// `NAME=VALUE`. `side` of the answer is 1, or 0 with a memfd that says the cause.
+    Set = 20,
 }
 
 /// Why there is no capture.
@@ -152,7 +157,7 @@ pub enum Kind {
 pub enum NoCapture {
     /// The adapter has no engine, and so no link.
     NoEngine = 1,
-    /// Who asked is neither the adapter's user nor root.
+    /// The caller is neither the adapter's user nor root.
     OtherUser = 2,
     /// The adapter has no descriptors left.
     NoDescriptors = 3,
@@ -223,6 +228,7 @@ impl Message {
             17 => Kind::Listening,
             18 => Kind::Liveness,
             19 => Kind::Namespace,
+            20 => Kind::Set,
             other => return Err(MessageError::Kind(other)),
         };
         Ok((message, kind))

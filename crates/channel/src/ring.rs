@@ -240,7 +240,7 @@ pub struct Receiver<'a> {
     pub head: &'a Word64,
 }
 
-/// What a receiver found.
+/// A receiver's view of the ring's content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Filled {
     /// Unread bytes.

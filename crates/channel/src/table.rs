@@ -30,7 +30,7 @@ use crate::untrusted::{Word32, Word64};
 pub const TABLE_MAGIC: u64 = u64::from_le_bytes(*b"TOEHOLDT");
 /// Changes whenever the meaning of any shared layout (table, region, ready bitmap, message)
 /// changes.
-pub const LAYOUT_VERSION: u32 = 8;
+pub const LAYOUT_VERSION: u32 = 9;
 /// Entries in a table: the most connections one fork family can have tracked at a time.
 pub const ENTRIES: usize = 65_536;
 /// Where the first entry begins.
@@ -53,10 +53,6 @@ pub const FAMILY_ORPHAN: u32 = 1 << 30;
 
 /// Process numbers are no greater (`PID_MAX_LIMIT`, include/linux/threads.h).
 pub const FAMILY_PID: u32 = (1 << 22) - 1;
-
-/// The bits of [`Entry::holders`] that are the count: as many as there can be processes. Above them
-/// stands one more than the place of the member that is being counted out, or 0.
-pub const HOLDERS_COUNT: u32 = FAMILY_PID;
 
 /// Processes asleep on one connection that are told apart; one more than that may sleep through
 /// what the others leave.
@@ -96,8 +92,7 @@ pub struct Entry {
     /// Counts the uses of this entry, so that a late message or descriptor cannot name its
     /// successor.
     pub generation: AtomicU32,
-    /// Processes of the family that hold a descriptor of it, in [`HOLDERS_COUNT`], and which of
-    /// them is being counted out.
+    /// Processes that hold a descriptor of it and have no bit in `held_by`.
     pub holders: AtomicU32,
     /// Process that used it last.
     pub pid: AtomicU32,
@@ -128,8 +123,9 @@ pub struct Entry {
 
     /// Receiving: the lock of this line, the owner's thread id or 0.
     pub rx_lock: AtomicU32,
-    /// Not used.
-    pub rx_unused: AtomicU32,
+    /// Which member of the family was the last that held it, and how often the entry was used: see
+    /// `toehold_stream::holders`.
+    pub ended_by: AtomicU32,
     /// Stream bytes taken from the carrier, doorbells included.
     pub rx_carrier: AtomicU64,
     /// Ring bytes consumed.
@@ -195,7 +191,7 @@ pub struct Entry {
     /// Of an offloaded connection: its true local address, IPv4 as IPv4-mapped IPv6, bytes in
     /// memory order.
     pub true_local: [AtomicU64; 2],
-    /// Its true remote address, likewise.
+    /// Its true remote address, in the form of the local one.
     pub true_remote: [AtomicU64; 2],
 
     /// The lock of this line, which makes a change of it and of the wake word one step.
@@ -211,23 +207,29 @@ pub struct Entry {
     /// channel was attached; 0 when it is off or the kernel's. Under the receive lock.
     pub rx_peek: AtomicU64,
 
-    /// One bit for each of `holders`, by its place in [`Header::family`]: those that are killed are
-    /// taken off the count by it.
+    /// One bit for each member of the family that holds a descriptor of it, by the member's place
+    /// in [`Header::family`].
     pub held_by: [AtomicU64; FAMILY_MAX / 64],
+    /// Those of them that are giving it up.
+    pub leaving: [AtomicU64; FAMILY_MAX / 64],
 }
 
 impl Entry {
     /// How many processes of the family hold a descriptor of it.
     #[inline]
     pub fn holder_count(&self, order: Ordering) -> u32 {
-        self.holders.load(order) & HOLDERS_COUNT
+        let marked = self
+            .held_by
+            .iter()
+            .map(|word| word.load(order).count_ones());
+        marked.fold(self.holders.load(order), u32::saturating_add)
     }
 }
 
 #[cfg(not(loom))]
 const _: () = assert!(size_of::<Header>() <= ENTRIES_OFFSET);
 #[cfg(not(loom))]
-const _: () = assert!(size_of::<Entry>() == 384);
+const _: () = assert!(size_of::<Entry>() == 448);
 #[cfg(not(loom))]
 const _: () = {
     assert!(core::mem::offset_of!(Entry, rx_lock) == 64);
@@ -349,6 +351,9 @@ pub const COMMAND_PEER_GONE: u32 = 2;
 /// As [`COMMAND_DETACH`], because regions are short: give the channel up at once. Ends when the
 /// library withdraws.
 pub const COMMAND_EVICT: u32 = 3;
+/// As [`COMMAND_DETACH`], because a packet capture would see the carrier's packets. Both ends keep
+/// the channel: the command ends with the capture.
+pub const COMMAND_YIELD: u32 = 4;
 
 /// Why a connection is on the host path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -423,13 +428,15 @@ pub enum Reason {
     /// Its user, or that of the other end, has all the connections that the system adapter allows
     /// one user.
     OverQuota = 29,
+    /// A packet capture is to see its bytes.
+    Captured = 30,
 }
 
 impl Reason {
     /// The reason behind a number, if it is one.
     pub fn from_word(word: u32) -> Option<Reason> {
         use Reason::*;
-        const ALL: [Reason; 30] = [
+        const ALL: [Reason; 31] = [
             None,
             FewBytes,
             NoAdapter,
@@ -460,6 +467,7 @@ impl Reason {
             NoProof,
             Confined,
             OverQuota,
+            Captured,
         ];
         ALL.get(word as usize).copied()
     }
@@ -501,6 +509,7 @@ impl Reason {
             Reason::NoProof => "this kernel cannot prove connections (CONFIG_INET_DIAG)",
             Reason::Confined => "the program has confined itself to some system calls",
             Reason::OverQuota => "one of the two users has as many as the system adapter allows",
+            Reason::Captured => "a packet capture is to see it",
         }
     }
 }

@@ -63,7 +63,7 @@ impl<T: Copy + PartialOrd> Untrusted<T> {
         allowed.contains(&self.0).then_some(self.0)
     }
 
-    /// What `parse` makes of the value: one of the meanings that it may have, or nothing.
+    /// The meaning that `parse` finds in the value, if the value has one.
     #[inline(always)]
     pub fn parsed<U>(self, parse: impl FnOnce(T) -> Option<U>) -> Option<U> {
         parse(self.0)
@@ -147,13 +147,13 @@ macro_rules! number {
                 $word($atomic::new(value))
             }
 
-            /// What stands there now.
+            /// The word's value now.
             #[inline(always)]
             pub fn load(&self, ordering: Ordering) -> Untrusted<$number> {
                 Untrusted(self.0.load(ordering))
             }
 
-            /// What stands there, for the one process that maps the memory.
+            /// The word's value, for the one process that maps the memory.
             #[inline(always)]
             pub fn own(&self) -> $number {
                 self.0.load(Ordering::Relaxed)

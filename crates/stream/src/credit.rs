@@ -1,4 +1,4 @@
-//! What a sender without credit does next: ask the peer to ring, or go back to the carrier.
+//! The next step of a sender without credit: ask the peer to ring, or go back to the carrier.
 //!
 //! ```text
 //!   sender                                      receiver

@@ -1,51 +1,66 @@
 //! Which processes of a family hold a connection.
 //!
-//! An entry counts its holders. A process that is killed cannot take itself off that count, so each
-//! entry also has a bit for every member of the family, by the member's place in the table's list.
-//! Whoever needs to know whether others hold a connection first looks whether those whose bits
-//! stand there are alive. A dead member's bits are taken off all entries before its place is given
-//! away:
+//! Each entry has a bit for every member of the family, by the member's place in the table's list.
+//! A bit is set and cleared by its member. A process that is killed cannot clear its bits. So
+//! whoever needs to know whether others hold a connection looks whether those whose bits stand
+//! there are alive. A dead member's bits are cleared in all entries before its place is given away:
 //!
 //! ```text
-//!   family:   [ 17, 42, 0, … ]       42 is dead:  place 1 := us, bit 1 off every entry,
-//!   held_by:     1   1  0                         one holder less of each that had it; place := 0
+//!   family:   [ 17, 42, 0, … ]       42 is dead:  place 1 := "cleared by us"
+//!   held_by:     1   1  0                         bit 1 off in every entry;  place 1 := 0
 //! ```
 //!
-//! The bit and the count are two words, and a process may be killed between them. So the word of
-//! the count also says who is being counted out:
+//! Of members that leave at one time, one is the last. They say that they leave before they look:
 //!
 //! ```text
-//!   holders := count | place      the first step, a compare-exchange
-//!   held_by: bit off
-//!   holders := count - 1          the last step, a compare-exchange: only while place stands there
+//!   leaving: own bit on
+//!   fence SeqCst
+//!   does a living member hold it that does not leave?     no: ended_by := own place, if it is 0
+//!   held_by: own bit off;  leaving: own bit off
 //! ```
 //!
-//! A dead member that stands there is counted out by whoever finds it, from the step that it
-//! reached. Of two that take the last step for one member, one succeeds. A second member that
-//! leaves while a living one stands there completes that one's departure, so nobody waits.
+//! The one that says so last finds no other, so at least one of them tries, and one succeeds. A
+//! member that is killed at any step has its bits cleared like any other's. A member that clears a
+//! dead member's bits holds no connection by that: a place that is being cleared is nobody's.
 //!
-//! A child has its place before it exists, and the bits and counts of what it will hold: its parent
-//! enters [`FAMILY_BIRTH`] and its own number. The child puts its number there, or its parent does
+//! A child has its place before it exists, and the bits of what it will hold: its parent enters
+//! [`FAMILY_BIRTH`] and its own number. The child puts its number there, or its parent does
 //! once `fork` has returned, whoever is first. So a child that is killed before its first
 //! instruction is missed like any other. If the parent is killed inside `fork`, the place is given
 //! up some seconds later, unless a child has come.
 //!
-//! A member that finds no place counts as a holder all the same, and is not missed when it is
-//! killed. The bits need no order of their own: the number of holders is what decides.
-//!
-//! Not covered: a parent that is killed between counting its child in and setting the child's bit.
-//! The count stays too high then.
+//! A member that finds no place is counted (`holders`), and is not missed when it is killed.
 
-use toehold_channel::sync::{AtomicU32, AtomicU64, Ordering};
+use toehold_channel::sync::{AtomicU32, Ordering, fence};
 use toehold_channel::table::{
-    Entry, EntryState, FAMILY_BIRTH, FAMILY_MAX, FAMILY_ORPHAN, FAMILY_PID, HOLDERS_COUNT,
+    Entry, EntryState, FAMILY_BIRTH, FAMILY_MAX, FAMILY_ORPHAN, FAMILY_PID,
 };
 
 use crate::sleepers::Family;
 
-/// Counts a holder out. Pairs with `COUNTED_OUT` of the others: whoever is the last sees all that
-/// they did.
-const COUNTED_OUT: Ordering = Ordering::AcqRel;
+/// A member leaves, or the bits of a dead one are cleared. Pairs with the looks of the others
+/// ([`Members::is_held_elsewhere`]): whoever is the last sees all that they did.
+const LEFT: Ordering = Ordering::AcqRel;
+
+/// Loads the bits of others. Pairs with the accesses by [`LEFT`].
+const LEFT_SEEN: Ordering = Ordering::Acquire;
+
+/// Loads a place before the bits that stand for it. Pairs with the stores by [`PLACE_CLEARED`]: the
+/// bits of the one before are gone.
+const PLACE_SEEN: Ordering = Ordering::Acquire;
+
+/// Stores a place whose bits are cleared. Pairs with the loads by [`PLACE_SEEN`] and with the
+/// compare-exchange in `claim`.
+const PLACE_CLEARED: Ordering = Ordering::Release;
+
+/// With the number of a process, in a place: that process clears the bits of the member before.
+const CLEARED_BY: u32 = FAMILY_ORPHAN;
+
+/// The bits of [`Entry::ended_by`] that name the last holder: one more than its place. Those above
+/// count the uses of the entry.
+const ENDED_NAME: u32 = (1 << 10) - 1;
+/// The last holder had no place.
+const NAMELESS: u32 = ENDED_NAME;
 
 /// How long a child may take from its birth to its first instructions, once its parent is dead. One
 /// that is stopped for longer finds its place given away, and takes another.
@@ -78,16 +93,18 @@ pub trait Members: Family {
     fn enter(&self, word: u32) -> Option<u32> {
         let place = self.list().iter().position(|place| {
             let member = place.load(Ordering::Relaxed);
-            (member == 0 || !self.lives(place, member)) && claim(place, member, word)
+            let is_free = member == 0 || !self.lives(place, member);
+            is_free && claim(place, member, CLEARED_BY | self.me())
         })? as u32;
         self.take_off(place, word & FAMILY_PID);
+        self.list()[place as usize].store(word, PLACE_CLEARED);
         Some(place)
     }
 
     /// Whether the `member` that stands at `place` lives, or may be about to.
     fn lives(&self, place: &AtomicU32, member: u32) -> bool {
         if member & FAMILY_BIRTH == 0 {
-            return self.is_alive(member);
+            return self.is_alive(member & FAMILY_PID);
         }
         let now = self.now_seconds();
         if member & FAMILY_ORPHAN != 0 {
@@ -131,81 +148,104 @@ pub trait Members: Family {
     /// This process has had no child after all for the place that was taken by `word`.
     fn child_unborn(&self, place: u32, word: u32) {
         let me = self.me();
-        if self.name_child(place, word, me) {
+        if self.name_child(place, word, CLEARED_BY | me) {
             self.take_off(place, me);
-            // Release pairs with the compare-exchange in `claim`.
-            self.list()[place as usize].store(0, Ordering::Release);
+            self.list()[place as usize].store(0, PLACE_CLEARED);
         }
     }
 
-    /// The place of a child comes with marks and counts of what its parent held. Another thread of
-    /// the parent's may have opened or closed connections before the fork: this puts one of them
-    /// right.
+    /// The place of a child comes with the bits of what its parent held. Another thread of the
+    /// parent's may have opened or closed connections before the fork: this puts one of them right.
     fn settle_as_child(&self, entry: &Entry, place: Option<u32>, is_held: bool) {
         let is_marked = place
-            .and_then(|place| Departure::new(entry, place))
-            .is_some_and(|noted| noted.is_marked());
+            .and_then(|place| Holder::new(entry, place))
+            .is_some_and(|holder| holder.is_marked());
         if is_held && !is_marked {
-            entry.holders.fetch_add(1, Ordering::Relaxed);
-            mark(entry, place);
-        } else if is_marked && !is_held {
+            enter(entry, place);
+        } else if let (true, false, Some(place)) = (is_marked, is_held, place) {
             take_off_entry(entry, place, self.me());
         }
     }
 
     /// This process, at `place`, holds the connection no longer. True when it was the last that
-    /// did. False when it had left before: exit handlers run while other threads still close.
+    /// did. False when it had left before, or another of its threads does this: exit handlers run
+    /// while other threads still close.
     fn leave(&self, entry: &Entry, place: Option<u32>) -> bool {
-        let others = self.are_others(entry);
-        count_out(entry, place).is_some_and(|left| left == 0 || !others)
+        let Some(holder) = place.and_then(|place| Holder::new(entry, place)) else {
+            count_out(entry, None);
+            // Pairs with the fence in `announce`: of two that leave, one sees the other gone.
+            fence(Ordering::SeqCst);
+            return !self.is_held_elsewhere(entry, false) && claim_end(entry, NAMELESS);
+        };
+        if !holder.announce() {
+            return false;
+        }
+        let is_last = !self.is_held_elsewhere(entry, false) && holder.claim_end();
+        holder.clear();
+        is_last
     }
 
     /// True when another process of the family, alive, may hold the connection.
     fn are_others(&self, entry: &Entry) -> bool {
-        if entry.holder_count(Ordering::Relaxed) <= 1 {
-            return false;
-        }
-        self.miss_the_dead(entry);
-        // Acquire pairs with the increment in `lifecycle::before_fork`: the birth was counted
-        // before.
-        entry.holder_count(Ordering::Acquire) > 1 && self.are_others_alive()
+        // Relaxed: whoever has forked, or was, sees the bit that its fork set.
+        entry.holder_count(Ordering::Relaxed) > 1 && self.is_held_elsewhere(entry, true)
     }
 
-    /// Looks whether the members that are noted as holders live; those that do not hold nothing
-    /// more.
-    fn miss_the_dead(&self, entry: &Entry) {
-        // One that stands there may have taken its bit off.
-        if let Some(leaving) = Departure::under_way(entry.holders.load(Ordering::Relaxed)) {
-            self.miss_if_dead(leaving);
+    /// True when another process of the family, alive, holds the connection. Those that leave just
+    /// now are counted if `with_leaving`. Bits of the dead are cleared.
+    fn is_held_elsewhere(&self, entry: &Entry, with_leaving: bool) -> bool {
+        if entry.holders.load(LEFT_SEEN) > 0 && self.are_others_alive() {
+            return true;
         }
-        for (word, bits) in entry.held_by.iter().enumerate() {
-            let mut bits = bits.load(Ordering::Relaxed);
+        (0..entry.held_by.len()).any(|word| {
+            // Looked at before the other bits: a member clears this one last, so one that has left
+            // meanwhile is not seen.
+            let leaving = entry.leaving[word].load(LEFT_SEEN);
+            let mut bits = entry.held_by[word].load(LEFT_SEEN);
+            if !with_leaving {
+                bits &= !leaving;
+            }
             while bits != 0 {
-                self.miss_if_dead(word as u32 * u64::BITS + bits.trailing_zeros());
+                let place = word as u32 * u64::BITS + bits.trailing_zeros();
+                if Holder::new(entry, place).is_some_and(|holder| self.holds(&holder)) {
+                    return true;
+                }
                 bits &= bits - 1;
+            }
+            false
+        })
+    }
+
+    /// True when a member other than this process, whose bit was seen, is alive and holds the
+    /// connection. If it is dead, its bits are cleared in every entry, and its place is free.
+    fn holds(&self, holder: &Holder<'_>) -> bool {
+        let Some(place) = self.list().get(holder.place as usize) else {
+            return false;
+        };
+        let me = self.me();
+        loop {
+            let member = place.load(PLACE_SEEN);
+            if member == 0 || member == me {
+                return false;
+            }
+            let is_cleared = member & (FAMILY_BIRTH | FAMILY_ORPHAN) == CLEARED_BY;
+            if self.lives(place, member) {
+                // Looked at again: the bit may have been that of the member before.
+                return !is_cleared && holder.is_marked();
+            }
+            // In our name, so that others find the place again should we die over it.
+            if claim(place, member, CLEARED_BY | me) {
+                self.take_off(holder.place, member & FAMILY_PID);
+                place.store(0, PLACE_CLEARED);
+                return false;
             }
         }
     }
 
-    /// If the member at place `index` is dead, it is taken off every entry, and its place is free.
-    fn miss_if_dead(&self, index: u32) {
-        let Some(place) = self.list().get(index as usize) else {
-            return;
-        };
-        let (me, member) = (self.me(), place.load(Ordering::Relaxed));
-        let is_dead = member != 0 && member != me && !self.lives(place, member);
-        // In our name, so that others find the place again should we die over it.
-        if is_dead && claim(place, member, me) {
-            self.take_off(index, member);
-            // Release pairs with the compare-exchange in `claim`.
-            place.store(0, Ordering::Release);
-        }
-    }
-
-    /// The member `pid`, or whoever had `place` before it, is gone: takes it off every entry.
+    /// The member `pid`, or whoever had `place` before it, is gone: clears its bit in every entry.
     fn take_off(&self, place: u32, pid: u32) {
         for entry in self.entries() {
-            take_off_entry(entry, Some(place), pid);
+            take_off_entry(entry, place, pid);
         }
     }
 
@@ -227,134 +267,140 @@ pub trait Members: Family {
 }
 
 fn claim(place: &AtomicU32, member: u32, word: u32) -> bool {
-    // Acquire pairs with the Release stores in `miss_if_dead` and `child_unborn`: the bits of the
-    // one before are gone.
+    // Acquire pairs with the stores by `PLACE_CLEARED`: the bits of the one before are gone.
     place
         .compare_exchange(member, word, Ordering::Acquire, Ordering::Relaxed)
         .is_ok()
 }
 
-/// Notes that the member at `place` holds the connection. Does not count it.
-pub fn mark(entry: &Entry, place: Option<u32>) {
-    if let Some(noted) = place.and_then(|place| Departure::new(entry, place)) {
-        noted.word.fetch_or(noted.bit, Ordering::Relaxed);
-    }
-}
-
 /// The connection is new: the member at `place` alone holds it.
 pub fn begin(entry: &Entry, place: Option<u32>) {
-    for word in &entry.held_by {
+    for word in entry.held_by.iter().chain(&entry.leaving) {
         word.store(0, Ordering::Relaxed);
     }
-    mark(entry, place);
-    entry.holders.store(1, Ordering::Relaxed);
+    // Relaxed: the entry is published by its state.
+    let before = entry.ended_by.load(Ordering::Relaxed);
+    let next = (before | ENDED_NAME).wrapping_add(1);
+    entry.ended_by.store(next, Ordering::Relaxed);
+    entry.holders.store(0, Ordering::Relaxed);
+    enter(entry, place);
 }
 
-/// Counts the member at `place` out: how many holders are left. `None` when it was counted out
-/// before. A member without a place has no note: it is counted out each time.
-pub fn count_out(entry: &Entry, place: Option<u32>) -> Option<u32> {
-    let Some(departure) = place.and_then(|place| Departure::new(entry, place)) else {
-        let before = entry.holders.fetch_sub(1, COUNTED_OUT);
-        return Some((before & HOLDERS_COUNT).saturating_sub(1));
-    };
-    departure.announce().then(|| departure.complete()).flatten()
+/// The member at `place` holds the connection, too.
+pub fn enter(entry: &Entry, place: Option<u32>) {
+    match place.and_then(|place| Holder::new(entry, place)) {
+        Some(holder) => holder.mark(),
+        // Release pairs with the load of `holders` by `LEFT_SEEN`, as the bit's does.
+        None => _ = entry.holders.fetch_add(1, Ordering::Release),
+    }
 }
 
-/// A member that is being counted out, a step at a time.
+/// A holder that was counted turns out to be the member at `place`.
+pub fn name(entry: &Entry, place: Option<u32>) {
+    if let Some(holder) = place.and_then(|place| Holder::new(entry, place)) {
+        holder.mark();
+        count_out(entry, None);
+    }
+}
+
+/// The member at `place` holds the connection no longer, whoever still does. A member without a
+/// place has no bit: it is counted out each time.
+pub fn count_out(entry: &Entry, place: Option<u32>) {
+    match place.and_then(|place| Holder::new(entry, place)) {
+        Some(holder) => _ = holder.clear(),
+        None => {
+            let less = |count: u32| count.checked_sub(1);
+            let _ = (entry.holders).fetch_update(LEFT, Ordering::Relaxed, less);
+        }
+    }
+}
+
+/// Ends the entry's use in that name. False when another has.
+fn claim_end(entry: &Entry, name: u32) -> bool {
+    let open = entry.ended_by.load(Ordering::Relaxed) & !ENDED_NAME;
+    (entry.ended_by)
+        .compare_exchange(open, open | name, LEFT, Ordering::Relaxed)
+        .is_ok()
+}
+
+/// A member's bits in an entry.
 #[derive(Clone, Copy)]
-pub struct Departure<'a> {
+pub struct Holder<'a> {
     entry: &'a Entry,
-    /// The word of `held_by` and the bit in it.
-    word: &'a AtomicU64,
+    place: u32,
+    word: usize,
     bit: u64,
-    /// One more than the place, above the count.
-    name: u32,
 }
 
-impl<'a> Departure<'a> {
-    /// That of the member at `place`; `None` for a place that no bit stands for.
-    pub fn new(entry: &'a Entry, place: u32) -> Option<Departure<'a>> {
-        Some(Departure {
+impl<'a> Holder<'a> {
+    /// Those of the member at `place`; `None` for a place that no bit stands for.
+    pub fn new(entry: &'a Entry, place: u32) -> Option<Holder<'a>> {
+        let word = (place / u64::BITS) as usize;
+        (word < entry.held_by.len()).then_some(Holder {
             entry,
-            word: entry.held_by.get(place as usize / u64::BITS as usize)?,
+            place,
+            word,
             bit: 1 << (place % u64::BITS),
-            name: (place + 1) << HOLDERS_COUNT.count_ones(),
         })
     }
 
-    /// The place of the member that is being counted out, by the word of the count.
-    fn under_way(holders: u32) -> Option<u32> {
-        (holders >> HOLDERS_COUNT.count_ones()).checked_sub(1)
-    }
-
     fn is_marked(&self) -> bool {
-        self.word.load(Ordering::Relaxed) & self.bit != 0
+        self.entry.held_by[self.word].load(LEFT_SEEN) & self.bit != 0
     }
 
-    /// The first step. False when the member holds nothing.
+    /// The member holds the connection.
+    pub fn mark(&self) {
+        // Release pairs with the loads by `LEFT_SEEN`: whoever sees the bit sees the member in its
+        // place.
+        self.entry.held_by[self.word].fetch_or(self.bit, Ordering::Release);
+    }
+
+    /// The first step of leaving. False when the member holds nothing, or leaves already.
     pub fn announce(&self) -> bool {
-        let holders = &self.entry.holders;
-        loop {
-            let seen = holders.load(Ordering::Relaxed);
-            if seen & !HOLDERS_COUNT == self.name {
-                // It was killed here, or another thread of its process does this, too.
-                return true;
-            }
-            if !self.is_marked() {
-                return false;
-            }
-            match Departure::under_way(seen) {
-                None => {
-                    let said = seen | self.name;
-                    // Relaxed: who sees the bit gone and not this sees the count as it was. Who
-                    // knows that the member is dead sees both.
-                    let (yes, no) = (Ordering::Relaxed, Ordering::Relaxed);
-                    if holders.compare_exchange(seen, said, yes, no).is_ok() {
-                        return true;
-                    }
-                }
-                Some(other) => {
-                    // It may be stopped, so nobody waits for it.
-                    match Departure::new(self.entry, other) {
-                        Some(other) => _ = other.complete(),
-                        // No member's name: the word was spoilt.
-                        None => return false,
-                    }
-                }
-            }
+        if !self.is_marked() {
+            return false;
         }
+        let before = self.entry.leaving[self.word].fetch_or(self.bit, LEFT);
+        // Pairs with the other's fence in `announce`: of two that leave, one sees the other's bit.
+        fence(Ordering::SeqCst);
+        before & self.bit == 0
     }
 
-    /// The second step.
-    pub fn unmark(&self) {
-        self.word.fetch_and(!self.bit, Ordering::Relaxed);
+    /// The second step, by a member that has found no other: true when it is the last.
+    pub fn claim_end(&self) -> bool {
+        claim_end(self.entry, self.place + 1)
     }
 
-    /// The last step: how many holders are left. `None` when another has taken it.
-    pub fn count_down(&self) -> Option<u32> {
-        let holders = &self.entry.holders;
-        loop {
-            let seen = holders.load(Ordering::Relaxed);
-            if seen & !HOLDERS_COUNT != self.name {
-                return None;
-            }
-            let left = (seen & HOLDERS_COUNT).saturating_sub(1);
-            let exchanged = holders.compare_exchange(seen, left, COUNTED_OUT, Ordering::Relaxed);
-            if exchanged.is_ok() {
-                return Some(left);
-            }
+    /// The last step. True when the member held the connection.
+    pub fn clear(&self) -> bool {
+        let before = self.entry.held_by[self.word].fetch_and(!self.bit, LEFT);
+        self.entry.leaving[self.word].fetch_and(!self.bit, LEFT);
+        before & self.bit != 0
+    }
+
+    /// True when it was the last that held the connection, and has not ended it.
+    fn was_last(&self) -> bool {
+        let word = self.entry.ended_by.load(LEFT_SEEN);
+        // Pairs with the fence in `announce`: a member that leaves is seen, or sees the bit gone.
+        fence(Ordering::SeqCst);
+        if self.entry.holder_count(LEFT_SEEN) != 0 {
+            return false;
         }
-    }
-
-    fn complete(&self) -> Option<u32> {
-        self.unmark();
-        self.count_down()
+        let (open, name) = (word & !ENDED_NAME, self.place + 1);
+        word == open | name
+            || word == open
+                && (self.entry.ended_by)
+                    .compare_exchange(open, open | name, LEFT, Ordering::Relaxed)
+                    .is_ok()
     }
 }
 
-fn take_off_entry(entry: &Entry, place: Option<u32>, pid: u32) {
-    if count_out(entry, place) == Some(0) {
-        // It was the last: free for whoever needs an entry, once that process is gone.
+fn take_off_entry(entry: &Entry, place: u32, pid: u32) {
+    let Some(holder) = Holder::new(entry, place) else {
+        return;
+    };
+    if holder.clear() && holder.was_last() {
+        // Free for whoever needs an entry, once that process is gone.
         entry.pid.store(pid, Ordering::Relaxed);
         let (live, ended) = (EntryState::Live as u32, EntryState::Ended as u32);
         // Release pairs with the compare-exchange in `Header::allocate`.
@@ -363,4 +409,4 @@ fn take_off_entry(entry: &Entry, place: Option<u32>, pid: u32) {
 }
 
 const _: () = assert!(FAMILY_MAX.is_multiple_of(u64::BITS as usize));
-const _: () = assert!((FAMILY_MAX as u32) < u32::MAX >> HOLDERS_COUNT.count_ones());
+const _: () = assert!((FAMILY_MAX as u32) < NAMELESS);

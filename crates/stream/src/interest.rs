@@ -1,5 +1,5 @@
-//! What a program registered with `epoll_ctl`, who answers it, and what it was told: one
-//! registration, without system calls.
+//! One epoll registration without system calls: what the program registered with `epoll_ctl`, who
+//! answers the registration, and which events were reported.
 //!
 //! Somebody answers each registration: the kernel, with the program's own events; or the library,
 //! while the kernel has the library's events on the carrier.
@@ -55,7 +55,8 @@ pub mod bits {
 
 use bits::{EDGE, ERR, HUP, ONESHOT, RDHUP, READINESS};
 
-/// Who answers a registration. The numbers stand in memory that begins as zeroes.
+/// The owner of a registration: the kernel or the library. The numbers stand in memory that begins
+/// as zeroes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum State {
@@ -118,7 +119,8 @@ impl State {
 
     /// True when a registration goes on whose descriptor is closed. A registration belongs to the
     /// open file, and its number is a name only (epoll(7), questions 6 and 7): it ends with the
-    /// `last` descriptor of that file. What the program had removed ends with its number.
+    /// `last` descriptor of that file. A registration that the program had removed ends with its
+    /// number.
     #[inline]
     pub fn outlives_descriptor(self, last: bool) -> bool {
         !last && !matches!(self, State::Gone | State::Parked)
@@ -164,21 +166,21 @@ pub struct Interest {
     armings: AtomicU32,
 }
 
-/// What a look at a registration came to.
+/// The result of a look at a registration.
 #[derive(Clone, Copy, Debug)]
 pub struct Look {
     /// Of the registration, when the look began.
     version: u32,
-    /// What the connection is ready for.
+    /// The events that the connection is ready for.
     all: u16,
     /// Those of them that the program asked for.
     ready: u16,
 }
 
-/// What the program is told.
+/// A report to the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Told {
-    /// What the connection is ready for.
+    /// The events that the connection is ready for.
     pub events: u32,
     /// The program's data.
     pub data: u64,
@@ -186,7 +188,8 @@ pub struct Told {
     pub stays: bool,
 }
 
-/// What `epoll_ctl` makes of the program's events: errors and hang-ups are always among them.
+/// The events that `epoll_ctl` registers for the program's: errors and hang-ups are always among
+/// them.
 pub fn armed(events: u32) -> u32 {
     events | ERR | HUP
 }
@@ -198,7 +201,7 @@ const CHANGED: Ordering = Ordering::Release;
 const BEFORE: Ordering = Ordering::Acquire;
 
 impl Interest {
-    /// Who answers.
+    /// The owner of the registration.
     #[inline(always)]
     pub fn state(&self) -> State {
         State::of(self.state.load(Ordering::Relaxed))

@@ -1,4 +1,4 @@
-//! Who wants a channel no more, and how both ends leave it for good.
+//! The wish of one side to leave a channel, and how both ends leave it for good.
 //!
 //! A side that refuses wants both directions on the carrier: for as long as the word stands there
 //! ([`Refusal::Paused`]), or for ever ([`Refusal::Over`]). Each side keeps its own direction down
@@ -21,7 +21,7 @@ use toehold_channel::table::Mode;
 
 use crate::end::End;
 
-/// What a side wants of the channel. The later wish overrules the earlier.
+/// A side's wish about the channel. The later wish overrules the earlier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Refusal {
     /// To use it.
@@ -67,7 +67,7 @@ impl End<'_> {
         self.ours().wake.attached.store(1, SIDE_TOLD);
     }
 
-    /// What the two ends want of the channel: a hint, which follows soon.
+    /// The stronger wish of the two ends about the channel: a hint, which follows soon.
     #[inline]
     pub fn refusal(&self) -> Refusal {
         let [ours, theirs] = [self.ours(), self.theirs()];

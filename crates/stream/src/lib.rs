@@ -1,4 +1,4 @@
-//! What the two directions of a connection are, and what their owner may do next.
+//! The state of a connection's two directions, and the next actions that their owner may take.
 //!
 //! A connection has a *carrier*, which is a kernel socket, and perhaps a channel beside it. Each of
 //! its directions goes by one of them, and changes at a recorded position. This crate decides and
@@ -7,6 +7,7 @@
 //!
 //! - [`attachment`]: a process's region: given, used, taken away; and who sleeps.
 //! - [`end`]: one end of a channel: its rings, and the switches between carrier and ring.
+//! - [`express`]: carriers that serve one connection after another, and what waits for `accept`.
 //! - [`holders`]: which processes of a family hold a connection, and who is the last.
 //! - [`interest`]: one epoll registration: who answers it, and what it was told.
 //! - [`next`]: what a receiver does next: data, doorbells, the end of the stream.
@@ -23,6 +24,7 @@ pub mod attachment;
 pub mod credit;
 pub mod end;
 pub mod ending;
+pub mod express;
 pub mod holders;
 pub mod interest;
 pub mod leaving;

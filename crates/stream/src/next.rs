@@ -1,4 +1,4 @@
-//! What a receiver does next: which bytes are the program's, which are doorbells, when the stream
+//! The next step of a receiver: which bytes are the program's, which are doorbells, when the stream
 //! has ended.
 //!
 //! Three rules, all about order. A sender publishes a switch record before it sends the first byte
@@ -19,7 +19,7 @@ use toehold_channel::ring::{Fault, Filled};
 
 use crate::end::{End, Incoming};
 
-/// What a look at the carrier found.
+/// The result of a look at the carrier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Carrier {
     /// Nobody looked since the last bytes were taken.
@@ -32,7 +32,7 @@ pub enum Carrier {
     Ended,
 }
 
-/// What to do next.
+/// The receiver's next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
     /// Take bytes from the ring; there are more than the receiver knew of.
@@ -59,8 +59,8 @@ pub enum Next {
 }
 
 impl End<'_> {
-    /// What to do next, after `seen` was found on the carrier. `known` are the bytes at the
-    /// beginning of the ring that the receiver has seen and not yet given back.
+    /// The next step after `seen` was found on the carrier. `known` are the bytes at the beginning
+    /// of the ring that the receiver has seen and not yet given back.
     ///
     /// Carries out the switch records that are due. Callers hold the receive lock.
     ///

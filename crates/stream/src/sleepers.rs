@@ -1,4 +1,4 @@
-//! Who of a family sleeps on a connection.
+//! The members of a family that sleep on a connection.
 //!
 //! One wake word and one carrier serve all processes that hold a connection. So whoever wakes up
 //! leaves both as the others need them: the word asks for a doorbell while anybody sleeps, and a

@@ -1,4 +1,5 @@
-//! What the two ends want of a channel, and whether a reset answers nothing but a doorbell.
+//! Tests of leaving: the two ends' wishes about a channel, and whether a reset answers nothing but
+//! a doorbell.
 
 #![cfg(not(loom))]
 

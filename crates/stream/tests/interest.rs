@@ -13,7 +13,7 @@ use proptest::prelude::*;
 use toehold_stream::interest::bits::{EDGE, IN, ONESHOT, OUT, READINESS};
 use toehold_stream::interest::{Interest, State, armed};
 
-/// What the program, its peer and the socket layer do.
+/// A step of the program, of its peer or of the socket layer.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Add(usize, u32),
@@ -316,7 +316,7 @@ fn only_drawn_steps_lead_from_state_to_state() {
             [InBitmap, Parked].contains(&from),
             "{from:?}"
         );
-        // What the kernel has of these is the library's, so no one answers before the engine.
+        // `Held` leads to no state of the library's: the engine has to answer first.
         assert!(!ours.iter().any(|&to| from == Held && from.leads_to(to)));
         assert!(!(from.is_kernels() && from.is_ours()));
     }

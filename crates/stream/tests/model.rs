@@ -111,8 +111,7 @@ impl Pair {
         }
     }
 
-    /// What a ring holds and what may still be published are its capacity, and the receiver agrees
-    /// about both.
+    /// A ring's content and its credit add up to its capacity, and the receiver agrees about both.
     fn check_credit(&self) {
         for side in 0..2 {
             let (end, peer) = (self.parties[side].end(), self.parties[1 - side].end());
@@ -125,7 +124,7 @@ impl Pair {
         }
     }
 
-    /// Who only looks sees every byte that was sent, wherever it is.
+    /// A look ahead sees every byte that was sent, wherever it is.
     fn check_ahead(&self) {
         for side in 0..2 {
             let mut on_carrier = self.parties[side].carrier_in().waiting() as u64;

@@ -14,9 +14,9 @@ use toehold_stream::attachment::{Attachment, Sleepers};
 struct Process {
     attachment: Attachment,
     in_flight: [AtomicU32; 2],
-    /// What calls on the carrier change, and whoever gives a region reads.
+    /// Calls on the carrier change this value; the thread that gives a region reads it.
     counted: UnsafeCell<u32>,
-    /// What threads inside change, and whoever has taken the region frees.
+    /// Threads inside the region change this value; the thread that has taken the region frees it.
     memory: UnsafeCell<u32>,
 }
 

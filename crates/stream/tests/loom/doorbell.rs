@@ -87,7 +87,7 @@ impl Instance {
         Arc::new(instance)
     }
 
-    /// What a sender does: publish, pass a barrier, look whether to ring.
+    /// Sends as a sender does: publish, pass a barrier, look whether to ring.
     fn publish(&self, connection: usize, position: u64) {
         self.published[connection].store(position, Ordering::Release);
         fence(Ordering::SeqCst);
@@ -96,7 +96,7 @@ impl Instance {
         }
     }
 
-    /// What `epoll_wait` does, until both connections have published `until`.
+    /// Waits as `epoll_wait` does, until both connections have published `until`.
     fn wait_until(&self, until: [u64; 2]) {
         let mut seen = [0; 2];
         loop {

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use super::explore;
 use toehold_channel::sync::{AtomicU32, Ordering};
-use toehold_channel::table::{Entry, EntryState};
-use toehold_stream::holders::{Departure, Members, begin, mark};
+use toehold_channel::table::{Entry, EntryState, FAMILY_ORPHAN};
+use toehold_stream::holders::{BIRTH_SECONDS_MAX, Holder, Members, begin, enter};
 use toehold_stream::sleepers::Family;
 
 const PROCESSES: usize = 3;
@@ -16,6 +16,7 @@ struct Table {
     list: [AtomicU32; PROCESSES],
     entry: Entry,
     dead: [AtomicU32; PROCESSES],
+    now: AtomicU32,
 }
 
 fn pid(process: usize) -> u32 {
@@ -34,7 +35,9 @@ impl Family for Seen<'_> {
     }
 
     fn is_alive(&self, asked: u32) -> bool {
-        self.table.dead[(asked - pid(0)) as usize].load(Ordering::Acquire) == 0
+        // Processes beyond the list are born in a test, and live.
+        let dead = self.table.dead.get((asked - pid(0)) as usize);
+        dead.is_none_or(|dead| dead.load(Ordering::Acquire) == 0)
     }
 }
 
@@ -48,7 +51,7 @@ impl Members for Seen<'_> {
     }
 
     fn now_seconds(&self) -> u32 {
-        0
+        self.table.now.load(Ordering::Relaxed)
     }
 }
 
@@ -59,6 +62,7 @@ impl Table {
             list: std::array::from_fn(|process| AtomicU32::new(pid(process))),
             entry: Entry::default(),
             dead: Default::default(),
+            now: AtomicU32::new(0),
         };
         let entry = &table.entry;
         entry
@@ -66,8 +70,7 @@ impl Table {
             .store(EntryState::Live as u32, Ordering::Relaxed);
         begin(entry, Some(0));
         for place in 1..holders as u32 {
-            entry.holders.fetch_add(1, Ordering::Relaxed);
-            mark(entry, Some(place));
+            enter(entry, Some(place));
         }
         Arc::new(table)
     }
@@ -115,21 +118,21 @@ fn of_two_that_leave_beside_one_that_was_killed_one_is_the_last() {
         let here = table.leave(0);
         let there = thread.join().unwrap();
         assert!(here ^ there, "last here: {here}, there: {there}");
-        assert_eq!(table.entry.holders.load(Ordering::Relaxed), 0);
+        assert_eq!(table.entry.holder_count(Ordering::Relaxed), 0);
     });
 }
 
-/// The dead is missed by two at one time, and counted out once.
+/// The dead is missed by two at one time, and its bits are cleared once.
 #[test]
 fn holder_that_was_killed_is_counted_out_once() {
     explore(3, || {
         let table = Table::new(3);
-        table.kill(2);
+        table.kill(0);
         let other = table.clone();
-        let thread = loom::thread::spawn(move || other.are_others(1));
-        assert!(table.are_others(0), "the other lives");
-        assert!(thread.join().unwrap(), "the first lives");
-        assert_eq!(table.entry.holders.load(Ordering::Relaxed), 2);
+        let thread = loom::thread::spawn(move || other.are_others(2));
+        assert!(table.are_others(1), "the third lives");
+        assert!(thread.join().unwrap(), "the second lives");
+        assert_eq!(table.entry.holder_count(Ordering::Relaxed), 2);
     });
 }
 
@@ -137,7 +140,7 @@ fn holder_that_was_killed_is_counted_out_once() {
 /// holds nothing, or the connection, too. Once the second is known to be dead, nobody counts it.
 #[test]
 fn who_is_killed_while_it_leaves_is_no_holder_once_it_is_dead() {
-    for (steps, holders) in (0..4).flat_map(|steps| [(steps, 2), (steps, 3)]) {
+    for (steps, holders) in (0..3).flat_map(|steps| [(steps, 2), (steps, 3)]) {
         explore(3, move || {
             let table = Table::new(3);
             if holders == 2 {
@@ -145,13 +148,9 @@ fn who_is_killed_while_it_leaves_is_no_holder_once_it_is_dead() {
             }
             let other = table.clone();
             let thread = loom::thread::spawn(move || {
-                let departure = Departure::new(&other.entry, 1).expect("a place");
-                let is_announced = steps > 0 && departure.announce();
-                if is_announced && steps > 1 {
-                    departure.unmark();
-                }
-                if is_announced && steps > 2 {
-                    departure.count_down();
+                let holder = Holder::new(&other.entry, 1).expect("a place");
+                if steps > 0 && holder.announce() && steps > 1 {
+                    holder.clear();
                 }
                 other.kill(1);
             });
@@ -168,23 +167,24 @@ fn who_is_killed_while_it_leaves_is_no_holder_once_it_is_dead() {
     }
 }
 
-/// Who counts a dead member out is killed over it, before each step. The next one completes that.
+/// A member that clears the bits of a dead one is killed before each step of it. The next member
+/// completes the work.
 #[test]
 fn who_is_killed_while_it_counts_the_dead_out_is_counted_out_too() {
-    for steps in 0..3 {
+    for steps in 0..2 {
         explore(3, move || {
             let table = Table::new(3);
             table.kill(2);
             let other = table.clone();
             let thread = loom::thread::spawn(move || {
-                // As `Members::miss_if_dead`.
-                let (dead, me) = (pid(2), pid(1));
+                // As `Members::holds`.
+                let (dead, me) = (pid(2), FAMILY_ORPHAN | pid(1));
                 let place = &other.list[2];
                 let is_claimed =
                     place.compare_exchange(dead, me, Ordering::Acquire, Ordering::Relaxed);
-                let departure = Departure::new(&other.entry, 2).expect("a place");
-                if is_claimed.is_ok() && steps > 0 && departure.announce() && steps > 1 {
-                    departure.unmark();
+                let holder = Holder::new(&other.entry, 2).expect("a place");
+                if is_claimed.is_ok() && steps > 0 {
+                    holder.clear();
                 }
                 other.kill(1);
             });
@@ -197,20 +197,96 @@ fn who_is_killed_while_it_counts_the_dead_out_is_counted_out_too() {
     }
 }
 
+/// A member that does not hold the connection clears the bits of a dead holder, while the last
+/// living one leaves: that one is the last.
+#[test]
+fn who_leaves_while_another_clears_the_dead_is_the_last() {
+    explore(3, || {
+        let table = Table::new(2);
+        table.kill(1);
+        let other = table.clone();
+        // As one that needs a place.
+        let thread = loom::thread::spawn(move || {
+            let seen = Seen {
+                table: &other,
+                process: 2,
+            };
+            seen.enter(pid(2) + 1)
+        });
+        assert!(table.leave(0), "the last one alive");
+        thread.join().unwrap();
+        assert_eq!(table.entry.holder_count(Ordering::Relaxed), 0);
+    });
+}
+
+/// All holders are dead, and two others find that out: the entry is free once that is known.
+#[test]
+fn entry_of_the_dead_is_ended() {
+    explore(3, || {
+        let table = Table::new(2);
+        table.kill(0);
+        table.kill(1);
+        let other = table.clone();
+        let enter = |table: &Table, number: u32| {
+            let seen = Seen { table, process: 2 };
+            seen.enter(pid(2) + number)
+        };
+        let thread = loom::thread::spawn(move || enter(&other, 1));
+        let here = enter(&table, 2);
+        let there = thread.join().unwrap();
+        assert!(here.is_some() && there.is_some() && here != there);
+        let ended = EntryState::Ended as u32;
+        assert_eq!(table.entry.state.load(Ordering::Relaxed), ended);
+    });
+}
+
 /// Two leave at one time while a third is stopped in the middle of leaving.
 #[test]
 fn nobody_waits_for_one_that_is_stopped_while_it_leaves() {
     explore(2, || {
         let table = Table::new(3);
-        let stopped = Departure::new(&table.entry, 2).expect("a place");
+        let stopped = Holder::new(&table.entry, 2).expect("a place");
         assert!(stopped.announce());
         let other = table.clone();
         let thread = loom::thread::spawn(move || other.leave(1));
         let here = table.leave(0);
         let there = thread.join().unwrap();
         assert!(here ^ there, "last here: {here}, there: {there}");
-        stopped.unmark();
-        assert_eq!(stopped.count_down(), None, "it was completed");
+        assert!(!stopped.claim_end(), "another was the last");
+        stopped.clear();
         assert_eq!(table.entry.holder_count(Ordering::Relaxed), 0);
     });
+}
+
+/// A parent that forks is killed before and after it has set its child's bit: the place of a child
+/// that never came is given up in time, and with it the bit.
+#[test]
+fn parent_that_is_killed_in_fork_leaves_no_holder() {
+    for is_marked in [false, true] {
+        explore(3, move || {
+            let table = Table::new(2);
+            let other = table.clone();
+            let thread = loom::thread::spawn(move || {
+                let parent = Seen {
+                    table: &other,
+                    process: 1,
+                };
+                // As `lifecycle::before_fork`.
+                other.list[2].store(0, Ordering::Relaxed);
+                let (place, _) = parent.expect_child(1).expect("room");
+                if is_marked {
+                    enter(&other.entry, Some(place));
+                }
+                other.kill(1);
+            });
+            table.are_others(0);
+            thread.join().unwrap();
+            // Nobody knows at first whether the child has come.
+            assert_eq!(table.are_others(0), is_marked);
+            table.now.store(BIRTH_SECONDS_MAX, Ordering::Relaxed);
+            assert!(!table.are_others(0));
+            assert!(table.leave(0), "the last one alive");
+            assert_eq!(table.entry.holder_count(Ordering::Relaxed), 0);
+        });
+    }
 }

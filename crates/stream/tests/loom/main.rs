@@ -9,6 +9,7 @@
 
 mod attachment;
 mod doorbell;
+mod express;
 mod holders;
 mod interest;
 mod leaving;

@@ -67,7 +67,7 @@ impl Side {
         FamilySleepers::new(&self.entry, &self.threads[process], seen)
     }
 
-    /// What the peer does: publish, pass a barrier, look whether to ring.
+    /// Sends as the peer does: publish, pass a barrier, look whether to ring.
     fn publish(&self, position: u64) {
         self.published.store(position, Ordering::Release);
         fence(Ordering::SeqCst);

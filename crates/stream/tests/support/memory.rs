@@ -12,7 +12,7 @@ pub(crate) use heap::Memory;
 #[cfg(loom)]
 pub(crate) use model::Memory;
 
-/// What attaching does to one end's words.
+/// Changes one end's words as attaching does.
 pub(crate) fn attach(end: &End<'_>) {
     end.entry
         .tx_capacity_log2

@@ -1,4 +1,4 @@
-//! What the tests of this crate share.
+//! Common parts of this crate's tests.
 
 #![allow(dead_code, reason = "each test program uses its part")]
 

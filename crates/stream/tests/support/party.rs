@@ -40,7 +40,7 @@ pub(crate) struct Party {
     side: usize,
 }
 
-/// What a receive came to.
+/// The result of a receive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Received {
     /// Bytes, at least one.

@@ -8,7 +8,7 @@ use toehold_channel::layout::{CAPACITY_LOG2_MAX, ReadyBitmap};
 use toehold_channel::ring::Fault;
 use toehold_channel::table::Mode;
 
-/// What a walk came to.
+/// The result of a walk.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Walked {
     /// Calls that the victim made.

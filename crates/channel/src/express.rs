@@ -1,0 +1,79 @@
+//! Shared layouts of *express*: carriers that serve one connection of the program after another.
+//!
+//! ```text
+//!   region, page 0   Control … │ Turns     which connection the carrier serves, one per region
+//!   pair, page 0     PairHeader … │ AcceptQueue × 2     connections that wait for `accept`,
+//!                                                       by accepting side
+//! ```
+//!
+//! | word | writer | reader | ordering |
+//! |---|---|---|---|
+//! | `phase` | both sides, by compare-exchange | both | `AcqRel` / `Acquire` |
+//! | `ended` | its side | the other | `Release` / `Acquire` |
+//! | `tail` | connecting side | accepting side | `Release` / `Acquire`, then a fence |
+//! | `entries` | connecting side | accepting side | `Relaxed`, carried by `tail` |
+//! | `head` | accepting side | connecting side | `Release` / `Acquire` |
+//! | `places` | accepting side | connecting side | `SeqCst` fences |
+//!
+//! All of it is written by a hostile peer for all we know, as everything in
+//! [`layout`](crate::layout).
+
+use crate::untrusted::{Word32, Word64};
+
+/// Connections that one process can have waiting for one other to accept them.
+pub const ENTRIES_MAX: usize = if cfg!(loom) { 2 } else { 128 };
+
+/// Which connection of the program a carrier serves, and who has done with it.
+#[derive(Default)]
+#[repr(C, align(128))]
+pub struct Turns {
+    /// The turn and what it has come to: `toehold_stream::express::Phase`.
+    pub phase: Word32,
+    _pad: [u32; 31],
+    /// By side.
+    pub sides: [Ended; 2],
+}
+
+/// The turns that one side has closed.
+#[derive(Default)]
+#[repr(C, align(128))]
+pub struct Ended {
+    /// One more than the last turn that this side has closed in order; 0 for none.
+    pub ended: Word32,
+}
+
+/// Connections that wait to be accepted by one side of a pair, in the order in which they were
+/// made.
+#[repr(C, align(128))]
+pub struct AcceptQueue {
+    /// Connections queued, ever.
+    pub tail: Word32,
+    _pad: [u32; 31],
+    /// Connections accepted or refused, ever.
+    pub head: Word32,
+    /// How many may wait: 0 while nobody listens.
+    pub places: Word32,
+    _pad_too: [u32; 30],
+    /// Number `n` stands at `n % ENTRIES_MAX`: the channel's slot above the turn.
+    pub entries: [Word64; ENTRIES_MAX],
+}
+
+impl Default for AcceptQueue {
+    fn default() -> AcceptQueue {
+        AcceptQueue {
+            tail: Word32::default(),
+            _pad: [0; 31],
+            head: Word32::default(),
+            places: Word32::default(),
+            _pad_too: [0; 30],
+            entries: core::array::from_fn(|_| Word64::default()),
+        }
+    }
+}
+
+#[cfg(not(loom))]
+const _: () = {
+    assert!(size_of::<Turns>() == 384);
+    assert!(size_of::<AcceptQueue>() == 256 + 8 * ENTRIES_MAX);
+    assert!(ENTRIES_MAX.is_power_of_two());
+};
