@@ -20,9 +20,9 @@ struct Request {
     event: Event,
     /// Of libc's own: next request, absolute priority, policy.
     queue: [u64; 2],
-    /// What `aio_error` returns.
+    /// The result of `aio_error`.
     error: c_int,
-    /// What `aio_return` returns.
+    /// The result of `aio_return`.
     result: ssize_t,
 }
 

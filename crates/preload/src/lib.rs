@@ -9,6 +9,7 @@
 //! - `aio`: POSIX asynchronous I/O, whose reads and writes libc makes in threads of its own.
 //! - `fortified`: the `_chk` variants that `_FORTIFY_SOURCE` compiles in.
 //! - `by_number`: `syscall(2)`.
+//! - `liburing`: requests that liburing hands over past `syscall(2)`.
 //! - `stdio`: `fdopen` and `dprintf`, whose reads and writes libc makes inside itself.
 //! - `signals`: handlers wait while their thread holds a lock of the library.
 //! - `confinement`: programs that allow themselves only some system calls.
@@ -24,6 +25,7 @@ mod confinement;
 mod environment;
 mod fork;
 mod fortified;
+mod liburing;
 mod process;
 mod program;
 mod signals;

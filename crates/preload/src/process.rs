@@ -51,7 +51,7 @@ unsafe extern "C" fn _Fork() -> libc::pid_t {
     forked(|| unsafe { real::_Fork() }.into()) as libc::pid_t
 }
 
-/// What a process made by `clone` begins with.
+/// The function with which a process made by `clone` begins, and its argument.
 #[repr(C)]
 struct Beginning(extern "C" fn(*mut c_void) -> c_int, *mut c_void);
 
@@ -252,7 +252,7 @@ unsafe extern "C" fn _IO_popen(command: *const c_char, mode: *const c_char) -> *
     unsafe { popen(command, mode) }
 }
 
-/// What `popen` does with a stream that it has made: as [`system`].
+/// `popen` runs this on a stream that it has made: hooked as [`system`] is.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn _IO_proc_open(
     stream: *mut libc::FILE,

@@ -20,7 +20,7 @@ pub(crate) enum Target {
     At(c_int, *const c_char, c_int),
 }
 
-/// What will come of it.
+/// The expected result of the `exec`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Forecast {
     /// No such program: the call will fail.
@@ -203,7 +203,7 @@ impl Opened {
         self.loader(depth) == Loader::Ours
     }
 
-    /// What loads the program, or the interpreter of a script.
+    /// The loader of the program, or of a script's interpreter.
     fn loader(&self, depth: u32) -> Loader {
         let mut head = [0u8; HEAD_BYTES];
         let len = self.read_at(&mut head, 0);
@@ -350,7 +350,7 @@ impl Opened {
     }
 }
 
-/// Who will load a program.
+/// The loader of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Loader {
     /// glibc's, which loads us.
@@ -455,7 +455,7 @@ const FIRST_LIBRARIES: [&[u8]; 2] = [b"libasan.so", b"libclang_rt.asan"];
 /// The file name under which `toehold run` installs this library.
 const LIBRARY: &[u8] = b"libtoehold.so";
 const OPEN_FLAGS: c_int = libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK;
-/// What ELF calls this machine (EM_X86_64, EM_AARCH64).
+/// This machine's number in ELF files (EM_X86_64, EM_AARCH64).
 const MACHINE: u64 = if cfg!(target_arch = "aarch64") {
     183
 } else {
@@ -465,5 +465,5 @@ const MACHINE: u64 = if cfg!(target_arch = "aarch64") {
 const SCRIPT_DEPTH_MAX: u32 = 4;
 /// Enough for an ELF header and for the first line of a script (the kernel reads 256 bytes of it).
 const HEAD_BYTES: usize = 256;
-/// What `execvp` searches when there is no PATH (`_PATH_DEFPATH`).
+/// The folders that `execvp` searches when there is no PATH (`_PATH_DEFPATH`).
 const PATH_DEFAULT: &[u8] = b"/bin:/usr/bin";

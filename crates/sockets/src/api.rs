@@ -42,7 +42,10 @@ pub use self::epoll::{
     epoll_create, epoll_create1, epoll_ctl, epoll_pwait, epoll_pwait2, epoll_wait,
 };
 pub use self::readiness::{poll, ppoll, pselect, select};
-pub use self::requests::{io_uring_enter, io_uring_register, io_uring_setup};
+pub use self::requests::{
+    io_uring_enter, io_uring_entering, io_uring_made, io_uring_register, io_uring_registering,
+    io_uring_setup, liburing_ends, liburing_made, liburing_submits, passing_on_all,
+};
 pub use crate::locking::{mlockall, munlockall};
 
 /// A descriptor is about to be used by stdio, whose own reads and writes do not pass through us:

@@ -1,4 +1,9 @@
 //! How a sleeper asks the peer for a doorbell, and takes that back.
+//!
+//! A sleep that names descriptors ([`Armed`]) ends on the connections on which it began. Meanwhile
+//! another thread may have given a number to another connection, or a connection its region. A
+//! sleeper that was not counted must not be counted out: that would be another thread's count, and
+//! nobody would wake that thread.
 
 use core::sync::atomic::Ordering;
 
@@ -6,7 +11,7 @@ use toehold_channel::doorbell::{WAKING, WakeWord};
 use toehold_channel::sync::fence;
 use toehold_stream::end::End;
 
-use crate::connection::Connection;
+use crate::connection::{self, Connection};
 use crate::epoll::news;
 use crate::{lock, sleepers};
 
@@ -44,5 +49,47 @@ pub(crate) fn disarm(connection: &Connection, end: &End<'_>) {
         // The doorbell stood for news that an epoll instance would have found on its ready bitmap,
         // and we may have taken it off the carrier before the kernel showed it to that instance.
         news::nudge(connection);
+    }
+}
+
+/// A connection that a sleep has armed.
+#[derive(Clone, Copy)]
+pub(crate) struct Armed {
+    fd: i32,
+    index: u32,
+    generation: u32,
+}
+
+impl Armed {
+    /// A sleeper waits for `connection`, in whose region the caller is.
+    pub(crate) fn begin(connection: &Connection, end: &End<'_>) -> Armed {
+        arm(connection, end);
+        Armed {
+            fd: connection.fd,
+            index: connection.index,
+            generation: connection.generation,
+        }
+    }
+
+    /// The sleeper waits no longer. `after` looks at what woke it, if there is a region still.
+    pub(crate) fn end(self, after: impl FnOnce(&Connection, &End<'_>)) {
+        let Some(connection) = connection::numbered(self.fd, self.index, self.generation) else {
+            return;
+        };
+        if !connection.is_current() {
+            // Its counts went with it.
+            return;
+        }
+        match connection.inside() {
+            Some(end) => {
+                disarm(&connection, &end);
+                after(&connection, &end);
+            }
+            // It has left its region meanwhile: there is no wake word to set, but a sleeper less.
+            None => {
+                let _held = lock::lock(&connection.entry.wake_lock);
+                sleepers::leave(&connection);
+            }
+        }
     }
 }

@@ -5,7 +5,7 @@
 
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-use toehold_channel::table::{COMMAND_DETACH, COMMAND_EVICT};
+use toehold_channel::table::{COMMAND_DETACH, COMMAND_EVICT, COMMAND_YIELD, Mode};
 use toehold_stream::leaving::Refusal;
 
 use crate::{connection, errno, leaving, service, sys, table};
@@ -50,10 +50,8 @@ fn look_at_all() {
             return;
         }
         let connection = connection::held(index, entry, local);
-        let commanded = matches!(
-            entry.command.load(Ordering::Relaxed),
-            COMMAND_DETACH | COMMAND_EVICT
-        );
+        let command = entry.command.load(Ordering::Relaxed);
+        let commanded = matches!(command, COMMAND_DETACH | COMMAND_EVICT | COMMAND_YIELD);
         if commanded
             || connection
                 .end()
@@ -61,7 +59,14 @@ fn look_at_all() {
         {
             service::service(&connection);
             leaving::finish(&connection);
-            if local.attachment.has_region() {
+            // Under `COMMAND_YIELD` the channel stays: nothing is left to do once we are down.
+            let is_down = || {
+                entry
+                    .tx_mode
+                    .load(Ordering::Relaxed)
+                    .is(Mode::Carrier as u32)
+            };
+            if local.attachment.has_region() && !(command == COMMAND_YIELD && is_down()) {
                 UNFINISHED.store(true, Ordering::Relaxed);
             }
         }

@@ -107,7 +107,7 @@ pub(crate) fn leave_process(reason: Reason) -> bool {
 /// Both directions become the kernel's, and what is unread is kept.
 fn leave(connection: &Connection, reason: Reason) {
     if !connection.local.attachment.has_region() {
-        // What it has left of an earlier channel may be an offer: `forget_all` forgets it.
+        // An earlier channel may have left an offer: `forget_all` forgets it.
         connection.pin(reason);
         membership::give_to_kernel(connection);
         return;

@@ -75,9 +75,9 @@ pub(crate) struct Connection {
     pub(crate) fd: i32,
     pub(crate) index: u32,
     pub(crate) generation: u32,
-    /// What the family shares.
+    /// The state that the family shares.
     pub(crate) entry: &'static Entry,
-    /// What this process knows.
+    /// The state of this process.
     pub(crate) local: &'static Local,
 }
 
@@ -107,6 +107,26 @@ impl Connection {
             end: self.end_in(region),
             _inside: inside,
         })
+    }
+
+    /// The number by which the carrier is reached now. A thread that slept may find another
+    /// connection under the number with which its call began (`dup2`): a byte that it took or sent
+    /// there would be that one's. `None` when the connection has no number any more.
+    #[inline]
+    pub(crate) fn carrier(&self) -> Option<i32> {
+        match descriptors::connection_at(self.fd) {
+            Some(named) if named == (self.index, self.generation) => Some(self.fd),
+            // The number is forgotten before the last close.
+            None if self.local.descriptors.load(Ordering::Relaxed) == 0 => Some(self.fd),
+            _ => descriptors::descriptor_of_connection(self.index, self.generation),
+        }
+    }
+
+    /// As [`Connection::carrier`], or the number with which the call began: the kernel refuses that
+    /// one, or another thread has closed the connection under this one.
+    #[inline]
+    pub(crate) fn carrier_or_number(&self) -> i32 {
+        self.carrier().unwrap_or(self.fd)
     }
 
     /// True when the descriptor still names this connection.
@@ -173,7 +193,7 @@ pub(crate) fn local(index: u32) -> Option<&'static Local> {
     LOCALS.get(index as usize)
 }
 
-/// What there is to know of connection `index`, which this process begins to hold.
+/// The state of connection `index`, which this process begins to hold.
 pub(crate) fn meet(index: u32) -> Option<(&'static Entry, &'static Local)> {
     let entry = table::table()?.entry(index)?;
     Some((entry, LOCALS.get_or_map(index as usize)?))

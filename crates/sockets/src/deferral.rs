@@ -128,7 +128,7 @@ impl Thread {
     fn enter(&self) {
         let word = self.sections.load(Ordering::Relaxed);
         let none = u64::from(process::pid()) << 32;
-        // What a thread of the parent's left counts for nothing.
+        // The words of the parent's threads count for nothing here.
         let word = if (word ^ none) >> 32 == 0 { word } else { none };
         self.sections.store(word + 1, Ordering::Relaxed);
     }
@@ -143,8 +143,8 @@ impl Thread {
     }
 }
 
-/// Which handlers of the program had run on this thread at one time. What the kernel sees while a
-/// thread sleeps in it, a thread that spins has to find out by itself.
+/// Which handlers of the program had run on this thread at one time. The kernel sees signals while
+/// a thread sleeps in it; a thread that spins has to find them by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Handlers {
     all: u16,

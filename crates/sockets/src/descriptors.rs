@@ -1,4 +1,4 @@
-//! What each descriptor number stands for in this process.
+//! The kind of each descriptor number in this process.
 //!
 //! ```text
 //!   fds[fd]  ──►  a connection (crate::connection)
@@ -34,7 +34,7 @@ static FDS: Chunks<AtomicU64, FDS_CHUNK_LOG2, { FDS_MAX >> FDS_CHUNK_LOG2 }> = C
 /// No number above this one has ever stood for anything.
 static HIGHEST: AtomicU32 = AtomicU32::new(0);
 
-/// What a descriptor number stands for.
+/// The kind of a descriptor number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Not ours to know.
@@ -117,7 +117,7 @@ fn note(fd: i32, word: u64) {
     }
 }
 
-/// What `fd` stands for.
+/// The kind of `fd`.
 #[inline]
 pub(crate) fn kind(fd: i32) -> Kind {
     match slot(fd).map_or(0, |slot| slot.load(SEEN) >> KIND_SHIFT) {
@@ -278,6 +278,12 @@ pub(crate) fn for_each(first: u32, last: u32, mut each: impl FnMut(i32, Kind)) {
             known => each(fd as i32, known),
         }
     }
+}
+
+/// A descriptor of connection `index` of that generation.
+pub(crate) fn descriptor_of_connection(index: u32, generation: u32) -> Option<i32> {
+    (0..=HIGHEST.load(Ordering::Relaxed) as i32)
+        .find(|&fd| connection_at(fd) == Some((index, generation)))
 }
 
 /// A descriptor of epoll instance `number`.

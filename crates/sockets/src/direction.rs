@@ -84,7 +84,8 @@ pub(crate) fn fetch_lines(connection: &Connection, end: &End<'_>) {
 pub(crate) fn ring_if_open(connection: &Connection, end: &End<'_>) {
     let ended = libc::POLLRDHUP | libc::POLLERR | libc::POLLHUP;
     let closed = !end.theirs().wake.closed.load(SIDE_SEEN).is(0);
-    if !closed && sys::poll_now(connection.fd, libc::POLLRDHUP) & ended == 0 {
+    let is_open = |fd| sys::poll_now(fd, libc::POLLRDHUP) & ended == 0;
+    if !closed && connection.carrier().is_some_and(is_open) {
         ring(connection);
     }
 }
@@ -93,7 +94,10 @@ pub(crate) fn ring_if_open(connection: &Connection, end: &End<'_>) {
 #[cold]
 fn ring(connection: &Connection) {
     let entry = connection.entry;
-    let result = sys::send_now(connection.fd, &[0]);
+    let Some(fd) = connection.carrier() else {
+        return;
+    };
+    let result = sys::send_now(fd, &[0]);
     if result == 1 {
         entry.tx_carrier.fetch_add(1, Ordering::Relaxed);
         entry.doorbells.fetch_add(1, Ordering::Relaxed);

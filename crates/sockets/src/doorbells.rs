@@ -20,14 +20,20 @@ const BATCH: usize = 256;
 /// Takes up to `limit` of the carrier's next bytes, of which the caller knows that they are
 /// doorbells. `Ok(0)` is the carrier's end. Callers hold the receive lock.
 pub(crate) fn take(connection: &Connection, limit: u64) -> Result<usize, i32> {
+    let fd = connection.carrier().ok_or(libc::EBADF)?;
     let mut scratch = [0u8; BATCH];
     let len = limit.min(BATCH as u64) as usize;
     // SAFETY: `scratch` is writable for `len` bytes.
-    let result = unsafe { sys::recv(connection.fd, scratch.as_mut_ptr(), len, libc::MSG_DONTWAIT) };
+    let result = unsafe { sys::recv(fd, scratch.as_mut_ptr(), len, libc::MSG_DONTWAIT) };
     let bytes = sys::answer(result)?;
     let taken = &connection.entry.rx_carrier;
     taken.fetch_add(bytes as u64, Ordering::Relaxed);
     Ok(bytes)
+}
+
+/// Bytes on the carrier, or an error, negative.
+fn waiting(connection: &Connection) -> isize {
+    connection.carrier().map_or(0, sys::bytes_waiting)
 }
 
 /// As [`take`], on the way back to the carrier; 0 when there were none.
@@ -43,7 +49,7 @@ pub(crate) fn skip(connection: &Connection, limit: u64) -> usize {
 pub(crate) fn drain(connection: &Connection, end: &End<'_>) -> bool {
     let mut any = false;
     loop {
-        let waiting = sys::bytes_waiting(connection.fd);
+        let waiting = waiting(connection);
         if waiting <= 0 || !is_ringing(end) {
             return any;
         }
@@ -63,7 +69,7 @@ pub(crate) fn drain(connection: &Connection, end: &End<'_>) -> bool {
 pub(crate) fn discard(connection: &Connection, end: &End<'_>) {
     loop {
         // Counted before the look at the mode: bytes that come later may be data.
-        let waiting = sys::bytes_waiting(connection.fd);
+        let waiting = waiting(connection);
         if waiting <= 0 || !is_ringing(end) || skip(connection, waiting as u64) == 0 {
             return;
         }
@@ -81,8 +87,8 @@ pub(crate) fn tidy(connection: &Connection, end: &End<'_>) {
     }
 }
 
-/// Takes up to `seen` that a sleeper peeked at, if that is what they are, unless somebody else
-/// sleeps. Takes the receive lock.
+/// Takes up to `seen` that a sleeper peeked at, if they are doorbells, unless somebody else sleeps.
+/// Takes the receive lock.
 pub(crate) fn take_seen(connection: &Connection, end: &End<'_>, seen: usize) {
     let Some(_held) = lock::lock(&connection.entry.rx_lock) else {
         // They stay for the next receive.

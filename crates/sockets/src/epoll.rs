@@ -2,7 +2,7 @@
 //!
 //! An epoll instance stays the kernel's. While a member has a channel its kernel registration is
 //! replaced by one of ours: edge-triggered, watching only for doorbells and the carrier's end, with
-//! a tag instead of the program's data. What the program registered is kept here and answered from
+//! a tag instead of the program's data. The program's registration is kept here and answered from
 //! shared memory:
 //!
 //! ```text

@@ -1,6 +1,6 @@
 //! exec: one program takes another's place in a process, and its connections go on.
 //!
-//! All that the library knows is in memory that exec throws away. What the family shares
+//! All that the library knows is in memory that exec throws away. The state that the family shares
 //! (positions, modes, counts) is in the table's memfd; the rest, which descriptor stands for which
 //! entry and where its region is, is written into a memfd of its own, the *hand-over*, whose number
 //! travels in the environment. Slab and pair descriptors come from the adapter once more
@@ -33,7 +33,7 @@ use crate::connection::{self, Connection};
 use crate::descriptors::{self, Kind};
 use crate::epoll::membership;
 use crate::lock::UNLOCKED;
-use crate::orderings::{LAST_OUT, STATE_SEEN};
+use crate::orderings::STATE_SEEN;
 use crate::{
     adapter, family, holders, lock, offers, pairs, process, service, slabs, sleepers, sys, table,
 };
@@ -199,8 +199,9 @@ pub fn holds_connections() -> bool {
     any
 }
 
-/// The process is about to become another program. What is close-on-exec it holds no longer; the
-/// rest is handed on when the new program `follows`, that is: will have the library.
+/// The process is about to become another program. It no longer holds descriptors that are
+/// close-on-exec; the rest is handed on when the new program `follows`, that is: will have the
+/// library.
 pub fn before_exec(follows: bool) -> Departure {
     if !process::is_started() || table::table().is_none() {
         return Departure::IDLE;
@@ -226,7 +227,7 @@ pub fn before_exec(follows: bool) -> Departure {
         let entry = connection.entry;
         // Its successor's hold; the present program's goes below.
         let shared = borrowed || holders::are_others(entry);
-        entry.holders.fetch_add(1, Ordering::Relaxed);
+        holders::enter(entry, None);
         let handed_on = handover
             .as_mut()
             .filter(|_| !is_standard(connection))
@@ -235,7 +236,7 @@ pub fn before_exec(follows: bool) -> Departure {
             return;
         }
         if borrowed {
-            entry.holders.fetch_sub(1, LAST_OUT);
+            holders::count_out(entry, None);
             service::lend(connection);
             return;
         }
@@ -252,9 +253,11 @@ pub fn before_exec(follows: bool) -> Departure {
         connection::each_held(|_, entry, _| {
             holders::count_out(entry, holders::place());
         });
-        each_survivor(|connection, _| {
+        each_survivor(|connection, is_first| {
             any_survives = true;
-            holders::mark(connection.entry, holders::place());
+            if is_first {
+                holders::name(connection.entry, holders::place());
+            }
         });
     }
     let handover = handover.filter(|(_, handover)| handover.header().count > 0);
@@ -264,10 +267,11 @@ pub fn before_exec(follows: bool) -> Departure {
             set_close_on_exec(fd.as_raw_fd(), false);
             if borrowed {
                 let place = table::table().and_then(|table| holders::join(&table, sys::getpid()));
-                each_handed_on(handed_on, |entry| holders::mark(entry, place));
+                each_handed_on(handed_on, |entry| holders::name(entry, place));
             }
         }
-        // What survives without us is held until that program ends: the family should miss it.
+        // Connections that survive without us are held until that program ends: the family should
+        // miss it.
         None if !borrowed && !any_survives => holders::leave_family(sys::getpid()),
         None => {}
     }
@@ -320,14 +324,16 @@ pub fn exec_failed(departure: Departure) {
             holders::join_self(&table);
         }
         connection::each_held(|_, entry, _| {
-            entry.holders.fetch_add(1, Ordering::Relaxed);
-            holders::mark(entry, holders::place());
+            holders::enter(entry, holders::place());
         });
-        each_survivor(|connection, is_first| {
-            if is_first {
-                connection.entry.holders.fetch_sub(1, LAST_OUT);
-            }
-        });
+        if holders::place().is_none() {
+            // The successors were counted, too.
+            each_survivor(|connection, is_first| {
+                if is_first {
+                    holders::count_out(connection.entry, None);
+                }
+            });
+        }
     }
 }
 

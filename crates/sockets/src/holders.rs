@@ -8,7 +8,7 @@ use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use toehold_channel::table::Entry;
 use toehold_stream::holders::{self, Members};
-pub(crate) use toehold_stream::holders::{count_out, mark};
+pub(crate) use toehold_stream::holders::{count_out, enter, name};
 use toehold_stream::sleepers::Family;
 
 use crate::table::{self, Table};
@@ -146,8 +146,7 @@ pub(crate) fn begin_as_child(table: &Table) -> bool {
     expected.is_some()
 }
 
-/// A child's place comes with marks and counts of what its parent held: this puts one of them
-/// right.
+/// A child's place comes with the bits of what its parent held: this puts one of them right.
 pub(crate) fn settle_as_child(entry: &Entry, is_held: bool) {
     if let Some(table) = table::table() {
         table.settle_as_child(entry, place(), is_held);

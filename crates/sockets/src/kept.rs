@@ -30,7 +30,7 @@ pub(crate) struct Kept {
     /// Invariant: `taken <= len`.
     taken: AtomicU64,
     pub(crate) len: AtomicU64,
-    /// What the stream ended with while it was read: told once, after the bytes.
+    /// The error that ended the stream while it was read: reported once, after the bytes.
     pub(crate) error: AtomicI32,
 }
 

@@ -2,8 +2,6 @@
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use crate::descriptors::{self, Kind};
-
 /// Threads inside `poll` or `select` of the kernel's, for a connection that the kernel answers for.
 static KERNEL_WAITS: AtomicU32 = AtomicU32::new(0);
 
@@ -11,10 +9,10 @@ static KERNEL_WAITS: AtomicU32 = AtomicU32::new(0);
 pub(crate) struct KernelWait(bool);
 
 impl KernelWait {
-    /// Counts a thread in that is about to wait for `fds`, if a connection is among them.
+    /// Counts a thread in that is about to wait in the kernel, if a connection is among the
+    /// descriptors for which it waits.
     #[inline]
-    pub(crate) fn begin(mut fds: impl Iterator<Item = i32>) -> KernelWait {
-        let counts = fds.any(|fd| fd >= 0 && descriptors::kind(fd) == Kind::Connection);
+    pub(crate) fn begin(counts: bool) -> KernelWait {
         if counts {
             // Relaxed: whoever closes what another thread waits for may come before or after.
             KERNEL_WAITS.fetch_add(1, Ordering::Relaxed);

@@ -2,8 +2,9 @@
 //!
 //! A detached connection is back on its carrier, but its region would stay mapped at both ends. So
 //! both ends leave the channel ([`toehold_stream::leaving`]): at once when regions are short, else
-//! after a while ([`LEAVE_AFTER_NS`]: an operator may think better of it). The end that sees that
-//! both have left frees the pages, replaces its mapping and tells the adapter
+//! after a while ([`LEAVE_AFTER_NS`]: an operator may change course). Where a packet capture is the
+//! reason, the channel stays: captures are short. The end that sees that both have left frees the
+//! pages, replaces its mapping and tells the adapter
 //! ([`Kind::Withdraw`](toehold_channel::rendezvous::Kind::Withdraw)), which drops the descriptor. A
 //! later upgrade begins anew, by asking. A peer that sleeps keeps one page.
 //!
@@ -18,7 +19,7 @@ use core::sync::atomic::Ordering;
 use std::ptr::NonNull;
 
 use toehold_channel::layout::{CONTROL_BYTES, RING_BYTES};
-use toehold_channel::table::{FLAG_ASKED, FLAG_ATTACHED, Mode};
+use toehold_channel::table::{COMMAND_YIELD, FLAG_ASKED, FLAG_ATTACHED, Mode};
 use toehold_stream::end::{End, Incoming};
 use toehold_stream::leaving::Refusal;
 
@@ -38,6 +39,7 @@ fn is_over(connection: &Connection, end: &End<'_>) -> bool {
             since.store(0, Ordering::Relaxed);
             false
         }
+        Refusal::Paused if is_yielding(connection) => false,
         Refusal::Paused => {
             let now = sys::now_ns();
             let before = since.load(Ordering::Relaxed);
@@ -47,6 +49,11 @@ fn is_over(connection: &Connection, end: &End<'_>) -> bool {
             before != 0 && now.saturating_sub(before) >= LEAVE_AFTER_NS
         }
     }
+}
+
+/// True while a packet capture keeps the connection on its carrier.
+fn is_yielding(connection: &Connection) -> bool {
+    connection.entry.command.load(Ordering::Relaxed) == COMMAND_YIELD
 }
 
 /// Declares that this end has left the channel, when it is over and everything in it has been
@@ -111,7 +118,7 @@ pub(crate) fn finish(connection: &Connection) {
     if !frees(connection, &end) {
         return;
     }
-    // What another thread registered meanwhile.
+    // Another thread may have registered the connection meanwhile.
     membership::give_to_kernel(connection);
     connection.entry.resting_wake.store(0, Ordering::Relaxed);
 }

@@ -1,7 +1,5 @@
 //! The library in a process: its start, forks, and the end.
 
-use core::sync::atomic::Ordering;
-
 use toehold_channel::table::WaitMode;
 
 use crate::epoll::lifetime;
@@ -40,10 +38,7 @@ pub extern "C" fn before_fork() {
     process::before_fork();
     let place = table::table().and_then(|table| holders::expect_child(&table));
     connection::each_held(|_, entry, _| {
-        // Release pairs with the Acquire load in `holders::are_others`: whoever sees the holder
-        // sees the child's place in the family.
-        entry.holders.fetch_add(1, Ordering::Release);
-        holders::mark(entry, place);
+        holders::enter(entry, place);
     });
 }
 
@@ -55,10 +50,8 @@ pub fn after_fork_in_parent(result: i64) {
     errno::keep(|| match u32::try_from(result) {
         Ok(child) => holders::child_born(&table, child),
         Err(_) if holders::child_unborn(&table) => {}
-        // It was counted without marks.
-        Err(_) => connection::each_held(|_, entry, _| {
-            entry.holders.fetch_sub(1, Ordering::Relaxed);
-        }),
+        // It was counted without a place.
+        Err(_) => connection::each_held(|_, entry, _| holders::count_out(entry, None)),
     });
 }
 
@@ -80,7 +73,7 @@ pub extern "C" fn after_fork_in_child() {
                 holders::settle_as_child(entry, connection::is_held(entry, local));
             });
         } else {
-            connection::each_held(|_, entry, _| holders::mark(entry, holders::place()));
+            connection::each_held(|_, entry, _| holders::name(entry, holders::place()));
         }
     }
     adapter::forked();

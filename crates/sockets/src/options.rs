@@ -12,7 +12,7 @@ use crate::offload::{awaiting, endings};
 use crate::{ahead, errno, peek_offset, pending, resets, service, settings, sys};
 
 /// The program sets an option, to `value` if that is an int; true when the kernel must not hear of
-/// it. What rings cannot express brings the connection back to its carrier first.
+/// it. An option that rings cannot express brings the connection back to its carrier first.
 pub(crate) fn set(connection: &Connection, level: i32, name: i32, value: Option<i32>) -> bool {
     if let (Some(value), Some(bit)) = (value, settings::bit_of(connection, level, name)) {
         let options = &connection.entry.tx_options;
@@ -105,10 +105,10 @@ pub(crate) fn queue_length(connection: &Connection, request: c_ulong) -> Option<
     (request == libc::TIOCOUTQ as c_ulong && in_ring).then(|| unacknowledged(connection))
 }
 
-/// What waits in the ring for its acknowledgement (tcp(7), `SIOCOUTQ`); what the kernel still
-/// counts are doorbells. The engine gives a remote's acknowledgements back as credit. Between two
-/// programs what is in the ring is with the peer, as what is in a receiver's buffer is: it was
-/// acknowledged when it came.
+/// The bytes in the ring that wait for an acknowledgement (tcp(7), `SIOCOUTQ`); the bytes that the
+/// kernel still counts are doorbells. The engine gives a remote's acknowledgements back as credit.
+/// Between two programs what is in the ring is with the peer, as what is in a receiver's buffer is:
+/// it was acknowledged when it came.
 fn unacknowledged(connection: &Connection) -> i32 {
     let entry = connection.entry;
     if entry.flags.load(Ordering::Relaxed) & FLAG_OFFLOAD == 0 {

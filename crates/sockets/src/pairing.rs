@@ -33,7 +33,7 @@ use crate::{
 /// adapter is still there.
 const CALLS_BETWEEN_LOOKS: u32 = 256;
 
-/// What [`set_calls_before_pairing`] was told; 0 is the number of [`Worth`].
+/// The number given to [`set_calls_before_pairing`]; 0 stands for the number of [`Worth`].
 static CALLS_TOLD: AtomicU32 = AtomicU32::new(0);
 
 /// Has connections ask for pairing after so many calls that moved bytes, whatever they lead to.
@@ -311,10 +311,11 @@ fn is_askable_again(connection: &Connection) -> bool {
     is_released(connection.entry) || namespace::is_wanted(connection)
 }
 
-/// Asked while an operator kept it detached, which is over now: the adapter forgot the request with
-/// the refusal.
+/// Asked while an operator or a packet capture kept it on its carrier, which is over now: the
+/// adapter forgot the request with the refusal.
 #[inline]
 fn is_released(entry: &Entry) -> bool {
-    entry.verdict.load(Ordering::Relaxed) == Reason::Detached as u32
+    let verdict = entry.verdict.load(Ordering::Relaxed);
+    (verdict == Reason::Detached as u32 || verdict == Reason::Captured as u32)
         && !connection::commanded(entry)
 }

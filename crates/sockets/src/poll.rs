@@ -1,6 +1,7 @@
 //! `poll` and `select`: accelerated descriptors are looked at in shared memory, the others by the
 //! kernel, and a sleep watches both.
 
+use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use libc::{
@@ -8,7 +9,7 @@ use libc::{
     timespec,
 };
 
-use crate::arming::{arm, disarm};
+use crate::arming::Armed;
 use crate::connection::{self, Connection, HINT_LOOK};
 use crate::descriptors::{self, Kind};
 use crate::epoll::nested;
@@ -19,7 +20,7 @@ use crate::{attention, deferral, doorbells, errno, lock, ready, real, settings, 
 
 /// Descriptors handled without asking for memory.
 const INLINE: usize = 64;
-/// `POLLRDNORM` and `POLLWRNORM` are what `POLLIN` and `POLLOUT` mean to sockets
+/// `POLLRDNORM` and `POLLWRNORM` mean the same as `POLLIN` and `POLLOUT` to sockets
 /// (include/uapi/asm-generic/poll.h).
 const POLLRDNORM: i16 = 0x040;
 const POLLWRNORM: i16 = 0x100;
@@ -29,16 +30,34 @@ const POLLWRNORM: i16 = 0x100;
 const KERNEL_DESCRIPTORS_NS: u64 = 50_000;
 static KERNEL_SEEN_NS: AtomicU64 = AtomicU64::new(0);
 
-/// True when the answer for any of these needs us.
-#[inline]
-pub(crate) fn concerns(fds: &[pollfd]) -> bool {
-    fds.iter().any(|one| concerned(one.fd))
+/// Facts about the descriptors of one call.
+pub(crate) struct Survey {
+    /// The answer for one of them needs us.
+    pub(crate) concerns: bool,
+    /// One of those looked at is a connection.
+    pub(crate) has_connection: bool,
 }
 
-/// True when the answer for `fd` needs us.
+/// Looks at `fds` until one concerns us.
 #[inline]
-pub(crate) fn concerned(fd: i32) -> bool {
-    accelerated(fd) || awaiting::is_waiting(fd)
+pub(crate) fn survey(fds: impl Iterator<Item = i32>) -> Survey {
+    let mut survey = Survey {
+        concerns: false,
+        has_connection: false,
+    };
+    for fd in fds {
+        // Most descriptors of most programs are not ours: one look at each.
+        let kind = descriptors::kind(fd);
+        if fd < 0 || kind == Kind::Foreign {
+            continue;
+        }
+        survey.has_connection |= kind == Kind::Connection;
+        if accelerated(fd) || kind == Kind::Connection && awaiting::is_waiting(fd) {
+            survey.concerns = true;
+            break;
+        }
+    }
+    survey
 }
 
 #[inline]
@@ -57,9 +76,10 @@ pub(crate) fn accelerated(fd: i32) -> bool {
     }
 }
 
-/// Room for a copy of the program's array.
+/// Room for a copy of the program's array, and for what is armed of it.
 struct Copy {
     inline: [pollfd; INLINE],
+    inline_armed: [MaybeUninit<Option<Armed>>; INLINE],
     mapped: *mut pollfd,
     len: usize,
 }
@@ -72,11 +92,12 @@ impl Copy {
                 events: 0,
                 revents: 0,
             }; INLINE],
+            inline_armed: [const { MaybeUninit::uninit() }; INLINE],
             mapped: core::ptr::null_mut(),
             len,
         };
         if len > INLINE {
-            copy.mapped = sys::map_memory(len * size_of::<pollfd>()).cast();
+            copy.mapped = sys::map_memory(copy.mapped_bytes()).cast();
             if copy.mapped.is_null() {
                 return None;
             }
@@ -84,12 +105,28 @@ impl Copy {
         Some(copy)
     }
 
+    /// The array, and behind it a place for each element.
+    fn mapped_bytes(&self) -> usize {
+        self.len * (size_of::<pollfd>() + size_of::<Option<Armed>>())
+    }
+
     fn slice(&mut self) -> &mut [pollfd] {
+        self.parts().0
+    }
+
+    fn parts(&mut self) -> (&mut [pollfd], &mut [MaybeUninit<Option<Armed>>]) {
+        const { assert!(align_of::<Option<Armed>>() <= align_of::<pollfd>()) };
         if self.mapped.is_null() {
-            &mut self.inline[..self.len]
-        } else {
-            // SAFETY: reserved for `len` elements, zeroed, ours until drop.
-            unsafe { core::slice::from_raw_parts_mut(self.mapped, self.len) }
+            let (copy, armed) = (&mut self.inline, &mut self.inline_armed);
+            return (&mut copy[..self.len], &mut armed[..self.len]);
+        }
+        // SAFETY: reserved for `len` elements of both, zeroed, ours until drop. The second array
+        // begins where the first one ends, and wants no stricter alignment.
+        unsafe {
+            (
+                core::slice::from_raw_parts_mut(self.mapped, self.len),
+                core::slice::from_raw_parts_mut(self.mapped.add(self.len).cast(), self.len),
+            )
         }
     }
 }
@@ -98,12 +135,12 @@ impl Drop for Copy {
     fn drop(&mut self) {
         if !self.mapped.is_null() {
             // SAFETY: reserved by `new` with this length.
-            unsafe { libc::munmap(self.mapped.cast(), self.len * size_of::<pollfd>()) };
+            unsafe { libc::munmap(self.mapped.cast(), self.mapped_bytes()) };
         }
     }
 }
 
-/// What `fd` is ready for among `interest`, when it is accelerated.
+/// The events among `interest` that `fd` is ready for, when it is accelerated.
 fn look(fd: i32, interest: i16) -> Option<i16> {
     match descriptors::kind(fd) {
         Kind::Connection => with_connection(fd, |connection, end| {
@@ -224,7 +261,7 @@ pub(crate) fn poll(
             }
         }
         attention::follow();
-        let result = sleep(fds, copy.slice(), left, &mut kernel);
+        let result = sleep(fds, &mut copy, left, &mut kernel);
         if let Some(local) = history {
             local.spin.slept(sys::now_ns() - now);
         }
@@ -310,10 +347,12 @@ fn has_answer(fd: i32) -> bool {
     errno::keep(|| connection::at(fd).is_none_or(|c| awaiting::look(&c) != Answer::Pending))
 }
 
-fn arm_all(fds: &[pollfd], copy: &mut [pollfd], watch: &mut Watch) {
-    for (to, from) in copy.iter_mut().zip(fds) {
+fn arm_all(fds: &[pollfd], copy: &mut Copy, watch: &mut Watch) {
+    let (copy, armed) = copy.parts();
+    for ((to, from), armed) in copy.iter_mut().zip(fds).zip(armed) {
         *to = *from;
         to.revents = 0;
+        armed.write(None);
         if from.fd < 0 {
             continue;
         }
@@ -322,7 +361,7 @@ fn arm_all(fds: &[pollfd], copy: &mut [pollfd], watch: &mut Watch) {
             Kind::Connection => {
                 // Armed before `users` is given back: `unmap` waits for sleepers.
                 with_connection(from.fd, |connection, end| {
-                    arm(connection, end);
+                    armed.write(Some(Armed::begin(connection, end)));
                     to.events =
                         ready::kernel_interest(connection, end, from.events | alias(from.events));
                 });
@@ -337,27 +376,27 @@ fn arm_all(fds: &[pollfd], copy: &mut [pollfd], watch: &mut Watch) {
     }
 }
 
-fn disarm_all(fds: &[pollfd], copy: &[pollfd]) {
-    for (from, kernel) in fds.iter().zip(copy) {
-        if from.fd >= 0 && descriptors::kind(from.fd) == Kind::Connection {
-            with_connection(from.fd, |connection, end| {
-                if kernel.revents != 0 {
-                    connection.entry.wakeups.fetch_add(1, Ordering::Relaxed);
+fn disarm_all(copy: &mut Copy) {
+    let (copy, armed) = copy.parts();
+    for (kernel, armed) in copy.iter().zip(armed) {
+        // SAFETY: `arm_all` has written each.
+        let Some(armed) = (unsafe { armed.assume_init_read() }) else {
+            continue;
+        };
+        armed.end(|connection, end| {
+            let entry = connection.entry;
+            if kernel.revents != 0 {
+                entry.wakeups.fetch_add(1, Ordering::Relaxed);
+            }
+            if kernel.revents & (POLLPRI | POLLRDHUP | POLLHUP | POLLERR) != 0 {
+                entry.rx_hints.fetch_or(HINT_LOOK, Ordering::Relaxed);
+            }
+            if kernel.revents & POLLIN != 0 {
+                if let Some(_held) = lock::try_lock(&entry.rx_lock) {
+                    doorbells::drain(connection, end);
                 }
-                if kernel.revents & (POLLPRI | POLLRDHUP | POLLHUP | POLLERR) != 0 {
-                    connection
-                        .entry
-                        .rx_hints
-                        .fetch_or(HINT_LOOK, Ordering::Relaxed);
-                }
-                disarm(connection, end);
-                if kernel.revents & POLLIN != 0 {
-                    if let Some(_held) = lock::try_lock(&connection.entry.rx_lock) {
-                        doorbells::drain(connection, end);
-                    }
-                }
-            });
-        }
+            }
+        });
     }
 }
 
@@ -365,23 +404,23 @@ fn disarm_all(fds: &[pollfd], copy: &[pollfd]) {
 /// ordinary ones, plus accelerated ones if there are such; 0 means: look again.
 fn sleep(
     fds: &mut [pollfd],
-    copy: &mut [pollfd],
+    copy: &mut Copy,
     left: Option<u64>,
     kernel: &mut impl FnMut(&mut [pollfd], Option<u64>) -> i32,
 ) -> i32 {
     let mut watch = Watch::new();
     arm_all(fds, copy, &mut watch);
     let early = look_at_all(fds);
-    let result = kernel(copy, if early > 0 { Some(0) } else { left });
+    let result = kernel(copy.slice(), if early > 0 { Some(0) } else { left });
     let error = errno::get();
-    disarm_all(fds, copy);
+    disarm_all(copy);
     watch.end();
     if result < 0 && early == 0 {
         errno::set(error);
         return result;
     }
     let mut count = look_at_all(fds);
-    for (to, from) in fds.iter_mut().zip(copy.iter()) {
+    for (to, from) in fds.iter_mut().zip(copy.slice().iter()) {
         let is_answer = from.events == libc::POLLPRI && to.events != from.events;
         if from.revents != 0 && is_answer && !accelerated(to.fd) {
             // For us, not for the program: with the answer taken, the next look is an ordinary one.

@@ -1,4 +1,4 @@
-//! What a connection is ready for: the question that `poll`, `select` and `epoll` all ask.
+//! The readiness of a connection: the question that `poll`, `select` and `epoll` all ask.
 
 use core::sync::atomic::Ordering;
 
@@ -108,7 +108,7 @@ fn slow_incoming(connection: &Connection, end: &End<'_>) -> i16 {
     ready
 }
 
-/// What the kernel is to watch on the carrier while the program sleeps for `interest`.
+/// The events that the kernel is to watch on the carrier while the program sleeps for `interest`.
 pub(crate) fn kernel_interest(connection: &Connection, end: &End<'_>, interest: i16) -> i16 {
     let mut kernel = interest & POLLPRI;
     let ended = connection.entry.rx_hints.load(Ordering::Relaxed) & HINT_LOOK != 0;

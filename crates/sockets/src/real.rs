@@ -49,7 +49,7 @@ macro_rules! real {
     )*};
 }
 
-/// What a call returns when it cannot be made at all.
+/// The result of a call that cannot be made at all.
 pub trait Failure {
     /// That value.
     const FAILURE: Self;

@@ -268,7 +268,7 @@ unsafe fn receive_by_steps(
                         _ => return Ok(moved),
                     }
                 }
-                // What follows a switch is as much there as what comes before it.
+                // Bytes behind a switch count like the bytes before it.
                 let goes_on = takes && (done < least || end.records_pending());
                 if done == total || !goes_on {
                     return Ok(done);
@@ -317,7 +317,7 @@ unsafe fn receive_by_steps(
     }
 }
 
-/// What follows a receive, outside the receive lock: credit for a sleeping sender, and our own
+/// Follows a receive, outside the receive lock: credit for a sleeping sender, and our own
 /// direction's upgrade.
 #[inline]
 fn after_receive(connection: &Connection, end: &End<'_>, look_for_sleeper: bool) {
@@ -423,7 +423,7 @@ unsafe fn from_carrier(
     message.msg_controllen = control.len as _;
     let flags = flags & (libc::MSG_PEEK | libc::MSG_TRUNC) | libc::MSG_DONTWAIT;
     // SAFETY: the window names parts of the program's buffers.
-    let result = unsafe { sys::recvmsg(connection.fd, &mut message, flags) };
+    let result = unsafe { sys::recvmsg(connection.carrier_or_number(), &mut message, flags) };
     if result > 0 {
         control.filled = message.msg_controllen as usize;
         control.flags = message.msg_flags & libc::MSG_CTRUNC;

@@ -75,7 +75,7 @@ pub(crate) fn holder_ends(connection: &Connection) {
     }
 }
 
-/// What the kernel does at the last close, for the bytes that are not in the kernel.
+/// Does the kernel's work at the last close, for the bytes that are not in the kernel.
 fn end_channel(connection: &Connection, end: &End<'_>) {
     if !end.ours().wake.abandoned.load(Ordering::Relaxed).is(0) {
         // Passed on: whoever has it now holds a plain socket that lives on.
@@ -85,8 +85,9 @@ fn end_channel(connection: &Connection, end: &End<'_>) {
     // Without the lock nobody looks, and nothing is taken off the carrier: the kernel resets when
     // something is left there, and the peer is not told that all was read.
     let unread = lock::lock(&connection.entry.rx_lock).map(|_held| leaves_unread(connection, end));
-    // Who cannot have this lock says that it ends all the same. The word is stored by nobody else
-    // at the last close, and a peer that finds it too early is not told that the end is clean.
+    // A thread that cannot have this lock says all the same that it ends. The word is stored by
+    // nobody else at the last close, and a peer that finds it too early is not told that the end is
+    // clean.
     let tx = lock::lock(&connection.entry.tx_lock);
     let clean = unread == Some(false)
         && tx.is_some()

@@ -118,7 +118,7 @@ pub(crate) fn finish_host_send(connection: &Connection, result: isize) {
     }
 }
 
-/// What one turn under the send lock came to.
+/// The result of one turn under the send lock.
 pub(crate) enum Turn {
     /// Bytes moved.
     Sent(usize),
@@ -315,8 +315,9 @@ unsafe fn turn(
     Ok(Turn::Sent(sent))
 }
 
-/// What every turn begins with: the direction follows what is wanted of it, and an error that waits
-/// is told. `done` is the number of bytes that the call has sent. The caller holds the send lock.
+/// Begins every turn: the direction follows the commands and requests that wait for it, and a
+/// waiting error is reported. `done` is the number of bytes that the call has sent. The caller
+/// holds the send lock.
 #[inline]
 pub(crate) fn begin_turn(connection: &Connection, end: &End<'_>, done: usize) -> Result<(), i32> {
     service::attend(connection, end)?;
@@ -352,7 +353,7 @@ unsafe fn to_carrier(
     // unless the flags forbid it.
     let result = unsafe {
         sys::sendmsg(
-            connection.fd,
+            connection.carrier_or_number(),
             &message,
             flags & !libc::MSG_ZEROCOPY | libc::MSG_DONTWAIT,
         )

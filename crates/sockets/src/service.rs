@@ -7,8 +7,8 @@ use toehold_channel::doorbell::WakeWord;
 use toehold_channel::layout::{SIDE_SEEN, SIDE_TOLD};
 use toehold_channel::ring::Fault;
 use toehold_channel::table::{
-    COMMAND_DETACH, COMMAND_EVICT, COMMAND_PEER_GONE, FLAG_CONNECTING, FLAG_PINNED, FLAG_REFUSED,
-    FLAG_SHUT_RX, FLAG_SHUT_TX, Mode, Reason,
+    COMMAND_DETACH, COMMAND_EVICT, COMMAND_PEER_GONE, COMMAND_YIELD, FLAG_CONNECTING, FLAG_PINNED,
+    FLAG_REFUSED, FLAG_SHUT_RX, FLAG_SHUT_TX, Mode, Reason,
 };
 use toehold_stream::end::{End, Incoming};
 use toehold_stream::leaving::Refusal;
@@ -29,7 +29,7 @@ pub(crate) fn attend(connection: &Connection, end: &End<'_>) -> Result<(), i32> 
     }
 }
 
-/// What [`attend`] or a send on the carrier has to do something about first. No connection with a
+/// Conditions that [`attend`] or a send on the carrier has to handle first. No connection with a
 /// region connects or is refused.
 const NOT_CONTENT: u32 = FLAG_PINNED | FLAG_SHUT_TX | FLAG_CONNECTING | FLAG_REFUSED;
 
@@ -56,6 +56,9 @@ fn attend_slowly(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
         COMMAND_DETACH => entry
             .reason
             .store(Reason::Detached as u32, Ordering::Relaxed),
+        COMMAND_YIELD => entry
+            .reason
+            .store(Reason::Captured as u32, Ordering::Relaxed),
         COMMAND_EVICT => entry
             .reason
             .store(Reason::NoResources as u32, Ordering::Relaxed),
@@ -69,7 +72,7 @@ fn attend_slowly(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
     // Whoever wants its own direction down wants the other down, too.
     end.refuse(if end.has_left() || command == COMMAND_EVICT {
         Refusal::Over
-    } else if pinned || command == COMMAND_DETACH || held_down {
+    } else if pinned || matches!(command, COMMAND_DETACH | COMMAND_YIELD) || held_down {
         Refusal::Paused
     } else {
         Refusal::None
@@ -89,7 +92,7 @@ fn attend_slowly(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
             if lost {
                 return Err(fault_of_peer(connection, Fault::Record));
             }
-            let told = matches!(command, COMMAND_DETACH | COMMAND_EVICT);
+            let told = matches!(command, COMMAND_DETACH | COMMAND_EVICT | COMMAND_YIELD);
             if told && end.theirs().wake.abandoned.load(SIDE_SEEN).is(0) {
                 // Both directions are to come down: a peer that sleeps should hear of it.
                 direction::ring_if_open(connection, end);
@@ -139,7 +142,7 @@ pub(crate) fn service(connection: &Connection) {
 }
 
 /// The program wants something of its socket that rings cannot express: both directions are brought
-/// down, now or at the peer's next send, and stay there. What is unread in the ring stays readable.
+/// down, now or at the peer's next send, and stay there. Unread bytes in the ring stay readable.
 pub(crate) fn retire(connection: &Connection, reason: Reason) {
     connection.pin(reason);
     service(connection);
@@ -169,8 +172,8 @@ pub(crate) fn leave_ring(connection: &Connection, reason: Reason) -> bool {
 }
 
 /// Another program gets the descriptor, too, and this one goes on with it: both directions become
-/// the kernel's for good, so that what either writes is in the stream. What lies unread in the ring
-/// stays for this program.
+/// the kernel's for good, so that what either writes is in the stream. Unread bytes in the ring
+/// stay for this program.
 pub(crate) fn lend(connection: &Connection) {
     lend_for(connection, Reason::Passed);
 }
@@ -266,7 +269,7 @@ pub(crate) fn shutting(connection: &Connection, how: i32) {
         entry.flags.fetch_or(flags, Ordering::Relaxed);
     }
     if how == libc::SHUT_RD {
-        // What comes after all is the kernel's to show.
+        // The kernel shows everything that comes after the stream.
         retire(connection, Reason::Closing);
     }
     settings::before_shutdown(connection);

@@ -25,7 +25,7 @@ use crate::{kernel_waits, sys};
 /// The adapter is about to be shown the socket.
 pub(crate) fn begin(connection: &Connection) {
     let entry = connection.entry;
-    // What it said before was another request's answer.
+    // The verdict stored before was the answer to another request.
     entry.verdict.store(Reason::None as u32, Ordering::Relaxed);
     let offers = entry.offer.load(Ordering::Relaxed);
     (connection.local.shown_at).store(offers.wrapping_add(1).max(1), Ordering::Relaxed);

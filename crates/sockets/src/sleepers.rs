@@ -1,5 +1,5 @@
-//! Who of a family sleeps on a connection: [`toehold_stream::sleepers`], with the processes of this
-//! machine.
+//! The sleepers of a family on a connection: [`toehold_stream::sleepers`], with the processes of
+//! this machine.
 
 use core::sync::atomic::Ordering;
 
@@ -94,10 +94,10 @@ pub(crate) fn set_wake(end: &End<'_>, word: WakeWord) {
 
 /// The wake lock cannot be had, so the wake word may change behind the sleeper's back: whoever is
 /// stuck with that lock may store what it has read long ago. From now on the kernel wakes. The peer
-/// is asked to bring its direction to the carrier before it sends again, and ours follows. What the
-/// callers store beside this is then of no consequence: every word is whole, the worst value of the
-/// wake word is a doorbell too few from a peer that rings no more, and the other words count
-/// sleepers by single atomic steps.
+/// is asked to bring its direction to the carrier before it sends again, and ours follows. The
+/// callers' other stores then have no effect: every word is whole, the worst value of the wake word
+/// is a doorbell too few from a peer that rings no more, and the other words count sleepers by
+/// single atomic steps.
 #[cold]
 pub(crate) fn wake_by_carrier(connection: &Connection, end: &End<'_>) {
     connection.pin(Reason::Shared);

@@ -4,7 +4,7 @@
 
 #![allow(clippy::too_many_arguments)]
 
-/// What the kernel returned: a number, or an errno.
+/// The kernel's result: a number, or an errno.
 #[inline]
 pub(crate) fn answer(result: isize) -> Result<usize, i32> {
     usize::try_from(result).map_err(|_| -result as i32)

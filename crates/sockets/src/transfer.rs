@@ -65,7 +65,7 @@ pub(crate) unsafe fn sendfile(
         if got <= 0 {
             if got < 0 && done == 0 {
                 let error = match -got as i32 {
-                    // What cannot be read can be no source (fs/splice.c).
+                    // A descriptor that cannot be read can be no source (fs/splice.c).
                     libc::EISDIR => libc::EINVAL,
                     error => error,
                 };
@@ -238,7 +238,7 @@ fn pipe_to_carrier(
     }
 }
 
-/// What a pipe has, up to a bufferful, to a blocking connection, waiting for room there.
+/// Moves a pipe's bytes, up to a bufferful, to a blocking connection, and waits for room there.
 fn pipe_by_buffer(connection: &Connection, pipe: i32, len: usize) -> Result<usize, i32> {
     let mut buffer = [core::mem::MaybeUninit::<u8>::uninit(); TURN_BYTES];
     let part = iovec {
@@ -360,7 +360,7 @@ fn wait_writable(fd: i32) {
         revents: 0,
     }];
     say_what_is_set();
-    if poll::concerns(&one) {
+    if poll::survey(core::iter::once(fd)).concerns {
         let kernel = poll::kernel_poll(core::ptr::null());
         poll::poll(&mut one, Some(LIMIT_MS as u64 * 1_000_000), kernel);
     } else {

@@ -14,9 +14,12 @@
 //! ```
 //!
 //! A mapping keeps a ring open, so it ends before the program's last number of the ring is closed.
-//! A program that makes these calls past `syscall(2)`, as liburing does, is not seen.
+//! liburing makes these calls past `syscall(2)`. Where its functions are called in its shared
+//! library, they are seen ([`liburing`]); where it is linked into the program, they are not.
 //!
 //! Layouts and numbers are those of include/uapi/linux/io_uring.h.
+
+pub(crate) mod liburing;
 
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicUsize, Ordering};
 
@@ -228,19 +231,25 @@ impl Ring {
     fn request(&self, index: u32) -> Request {
         let bytes = self.entry_bytes.load(Ordering::Relaxed);
         let entry = self.entries.load(Ordering::Relaxed) + index as usize * bytes;
-        // SAFETY: entry `index` of `count` is inside the mapping and 64 bytes at least; volatile,
-        // because the program may write it.
-        unsafe {
-            Request {
-                opcode: (entry as *const u8).read_volatile(),
-                flags: ((entry + 1) as *const u8).read_volatile(),
-                fd: ((entry + 4) as *const i32).read_volatile(),
-                offset: ((entry + 8) as *const u64).read_volatile(),
-                address: ((entry + 16) as *const u64).read_volatile(),
-                len: ((entry + 24) as *const u32).read_volatile(),
-                operation_flags: ((entry + 28) as *const u32).read_volatile(),
-                other_fd: ((entry + 44) as *const i32).read_volatile(),
-            }
+        // SAFETY: entry `index` of `count` is inside the mapping and 64 bytes at least.
+        unsafe { request_at(entry as *const u8) }
+    }
+}
+
+/// # Safety
+/// `entry` is the address of a `struct io_uring_sqe`.
+unsafe fn request_at(entry: *const u8) -> Request {
+    // SAFETY: the caller's promise; volatile, because the program may write it.
+    unsafe {
+        Request {
+            opcode: entry.read_volatile(),
+            flags: entry.add(1).read_volatile(),
+            fd: entry.add(4).cast::<i32>().read_volatile(),
+            offset: entry.add(8).cast::<u64>().read_volatile(),
+            address: entry.add(16).cast::<u64>().read_volatile(),
+            len: entry.add(24).cast::<u32>().read_volatile(),
+            operation_flags: entry.add(28).cast::<u32>().read_volatile(),
+            other_fd: entry.add(44).cast::<i32>().read_volatile(),
         }
     }
 }
@@ -345,6 +354,17 @@ fn hand_over(request: &Request) {
                 used_by_kernel(request.fd, operation::WRITES.contains(&opcode));
             }
         }
+    }
+}
+
+/// The program gives descriptors to a ring.
+///
+/// # Safety
+/// As for [`all_used_by_kernel`].
+pub(crate) unsafe fn given(fds: *const i32, count: u32) {
+    if is_served() {
+        // SAFETY: the caller's promise.
+        unsafe { all_used_by_kernel(fds, count) };
     }
 }
 

@@ -16,9 +16,9 @@
 //!                        io_uring ([`crate::uring`]): pinned
 //! ```
 //!
-//! A connection that was seen goes back to the kernel when a request of io_uring uses it. Waits
-//! that are made past libc are never seen: a program that waits in both ways for one connection
-//! sleeps beside its bytes.
+//! A connection that was seen goes back to the kernel when a request of io_uring uses it that we
+//! see. Waits that are made past libc and liburing's shared library are never seen: a program that
+//! waits in both ways for one connection sleeps beside its bytes.
 
 use core::sync::atomic::Ordering;
 

@@ -253,7 +253,7 @@ unsafe fn vectored<'a>(
 /// A transfer on a connection: its parts, and a message's flags.
 type Transfer<'a> = (Connection, &'a [iovec], c_int);
 
-/// What `preadv2` and `pwritev2` at offset -1 are on a connection, or an error. `None`: the
+/// The meaning of `preadv2` and `pwritev2` at offset -1 on a connection, or an error. `None`: the
 /// kernel's business.
 unsafe fn at_no_offset<'a>(
     fd: c_int,
@@ -271,9 +271,9 @@ unsafe fn at_no_offset<'a>(
     })
 }
 
-/// What a socket makes of the flags of `preadv2` and `pwritev2` (`kiocb_set_rw_flags` in
-/// include/linux/fs.h, `sock_read_iter` in net/socket.c); `None` where it refuses them. Most are
-/// about files and change nothing.
+/// The socket flags for those of `preadv2` and `pwritev2` (`kiocb_set_rw_flags` in
+/// include/linux/fs.h, `sock_read_iter` in net/socket.c); `None` where a socket refuses them. Most
+/// are about files and change nothing.
 fn message_flags(flags: c_int) -> Option<c_int> {
     /// Of files: `RWF_HIPRI`, `RWF_DSYNC`, `RWF_SYNC`, `RWF_APPEND`.
     const WITHOUT_EFFECT: c_int = 0x1 | 0x2 | 0x4 | 0x10;
@@ -396,6 +396,10 @@ pub unsafe fn recvmmsg(
     let Some(connection) = connection else {
         return unsafe { real::recvmmsg(fd, messages, count, flags, timeout) };
     };
+    let is_time = |time: &timespec| time.tv_sec >= 0 && (0..1_000_000_000).contains(&time.tv_nsec);
+    if !timeout.is_null() && !is_time(unsafe { &*timeout }) {
+        return errno::result(Err(libc::EINVAL)) as c_int;
+    }
     // Where all other calls tell an error after the bytes that came before it, this one tells it
     // first (net/socket.c, do_recvmmsg).
     if flags & libc::MSG_ERRQUEUE == 0 {

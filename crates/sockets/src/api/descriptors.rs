@@ -110,7 +110,7 @@ pub unsafe fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
     note_duplicate(from, result)
 }
 
-/// `to` is a duplicate of `from`, or no descriptor. What the call returns.
+/// `to` is a duplicate of `from`, or no descriptor. Returns the result of the call.
 fn note_duplicate(from: c_int, to: c_int) -> c_int {
     if kept::has_any() && to >= 0 && from != to {
         kept::closing(to);
@@ -152,8 +152,8 @@ fn track_duplicate(from: c_int, to: c_int) {
 }
 
 /// `to`, a standard stream's descriptor, is a duplicate now: `printf` and `fgets` read and write it
-/// inside libc, past us. So both directions have to be the carrier's, for good. What lies unread in
-/// the ring cannot follow standard input; beside standard output it is read as before.
+/// inside libc, past us. So both directions have to be the carrier's, for good. Unread bytes in the
+/// ring cannot follow standard input; beside standard output it is read as before.
 fn becomes_standard(to: c_int) {
     let Some(c) = connection::at(to) else {
         return;

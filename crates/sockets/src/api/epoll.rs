@@ -135,13 +135,12 @@ unsafe fn wait_in_kernel(
     let Some(number) = known else {
         return Some(kernel());
     };
-    if !is_look && !waiting::begin_kernel_wait(number) {
-        return None;
-    }
-    let result = kernel();
-    if !is_look {
-        waiting::end_kernel_wait(number);
-    }
+    let result = if is_look {
+        kernel()
+    } else {
+        let _wait = waiting::begin_kernel_wait(number)?;
+        kernel()
+    };
     if result <= 0 {
         return Some(result);
     }

@@ -6,6 +6,7 @@ use libc::{fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 
 use crate::kernel_waits::KernelWait;
 use crate::offload::liveness::say_what_is_set;
+use crate::poll::Survey;
 use crate::{descriptors, kept, poll, process, real, sys};
 
 pub(super) fn nanoseconds(time: &timespec) -> u64 {
@@ -30,6 +31,17 @@ unsafe fn pollfds<'a>(fds: *mut pollfd, count: nfds_t) -> &'a mut [pollfd] {
     unsafe { core::slice::from_raw_parts_mut(fds, count as usize) }
 }
 
+#[inline]
+fn survey_of(fds: impl Iterator<Item = c_int>) -> Survey {
+    if process::is_started() {
+        return poll::survey(fds);
+    }
+    Survey {
+        concerns: false,
+        has_connection: false,
+    }
+}
+
 /// `poll(2)`.
 pub unsafe fn poll(fds: *mut pollfd, count: nfds_t, timeout_ms: c_int) -> c_int {
     let list = unsafe { pollfds(fds, count) };
@@ -37,8 +49,9 @@ pub unsafe fn poll(fds: *mut pollfd, count: nfds_t, timeout_ms: c_int) -> c_int 
         let found = unsafe { real::poll(fds, count, 0) };
         return kept::add_ready(list, found);
     }
-    if !process::is_started() || !poll::concerns(list) {
-        let _waits = KernelWait::begin(list.iter().map(|one| one.fd));
+    let survey = survey_of(list.iter().map(|one| one.fd));
+    if !survey.concerns {
+        let _waits = KernelWait::begin(survey.has_connection);
         return unsafe { real::poll(fds, count, timeout_ms) };
     }
     poll::poll(
@@ -60,8 +73,9 @@ pub unsafe fn ppoll(
         let found = unsafe { real::ppoll(fds, count, &AT_ONCE, core::ptr::null()) };
         return kept::add_ready(list, found);
     }
-    if !process::is_started() || !poll::concerns(list) {
-        let _waits = KernelWait::begin(list.iter().map(|one| one.fd));
+    let survey = survey_of(list.iter().map(|one| one.fd));
+    if !survey.concerns {
+        let _waits = KernelWait::begin(survey.has_connection);
         return unsafe { real::ppoll(fds, count, timeout, mask) };
     }
     let limit = (!timeout.is_null()).then(|| nanoseconds(unsafe { &*timeout }));
@@ -96,9 +110,9 @@ fn kept_or(
     found.max(0) + added as c_int
 }
 
-fn select_concerns(count: c_int, sets: &[poll::Set; 3]) -> bool {
+fn survey_of_sets(count: c_int, sets: &[poll::Set; 3]) -> Survey {
     say_what_is_set();
-    process::is_started() && members(count, sets).any(poll::concerned)
+    survey_of(members(count, sets))
 }
 
 /// The descriptors in one of the sets.
@@ -115,13 +129,14 @@ pub unsafe fn select(
     timeout: *mut timeval,
 ) -> c_int {
     let sets = unsafe { [read, write, except].map(|set| poll::Set::new(set)) };
-    if !select_concerns(count, &sets) {
+    let survey = survey_of_sets(count, &sets);
+    if !survey.concerns {
         let kernel = |time: *mut timeval| unsafe { real::select(count, read, write, except, time) };
         let mut now = timeval {
             tv_sec: 0,
             tv_usec: 0,
         };
-        let _waits = KernelWait::begin(members(count, &sets));
+        let _waits = KernelWait::begin(survey.has_connection);
         return kept_or(count, &sets[0], || kernel(timeout), || kernel(&mut now));
     }
     let limit = (!timeout.is_null()).then(|| {
@@ -150,11 +165,12 @@ pub unsafe fn pselect(
     mask: *const sigset_t,
 ) -> c_int {
     let sets = unsafe { [read, write, except].map(|set| poll::Set::new(set)) };
-    if !select_concerns(count, &sets) {
+    let survey = survey_of_sets(count, &sets);
+    if !survey.concerns {
         let kernel = |time: *const timespec| unsafe {
             real::pselect(count, read, write, except, time, mask)
         };
-        let _waits = KernelWait::begin(members(count, &sets));
+        let _waits = KernelWait::begin(survey.has_connection);
         return kept_or(count, &sets[0], || kernel(timeout), || kernel(&AT_ONCE));
     }
     let limit = (!timeout.is_null()).then(|| nanoseconds(unsafe { &*timeout }));

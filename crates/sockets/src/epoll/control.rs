@@ -140,7 +140,7 @@ pub(super) fn add(
         if let Err(error) = sys::answer(result) {
             return Some(Err(error));
         }
-        // The number was closed past us and given out again. What it stands for now is as new.
+        // The number was closed past us and given out again. The descriptor behind it is new.
         drop(members);
         sys::epoll_ctl(epoll_fd, libc::EPOLL_CTL_DEL, fd, 0, 0);
         closing::closing(fd);

@@ -106,9 +106,9 @@ impl Epoll {
     /// that must change nothing.
     ///
     /// The looks are made without the lock, which must not be held over a system call, so two
-    /// threads may be looking at one member. What is reported, and what that leaves of the member,
-    /// is then decided in one step under the lock, as fs/eventpoll.c does it under `ep->mtx`: a
-    /// one-shot or an edge is told to one of them.
+    /// threads may be looking at one member. The events to report, and the member's state after the
+    /// report, are then decided in one step under the lock, as fs/eventpoll.c does it under
+    /// `ep->mtx`: a one-shot or an edge is told to one of them.
     pub(super) fn harvest(&self, out: &mut [epoll_event], consume: bool) -> usize {
         let held = self.lock.lock();
         let mut batch = Batch::new();
@@ -170,7 +170,7 @@ impl Epoll {
         written
     }
 
-    /// What `number` is ready for, if anything that the program asked for.
+    /// The events that `number` is ready for, if the program asked for any of them.
     #[inline(always)]
     fn look(&self, number: u32, processor: u32) -> Option<Look> {
         let one = registration(number)?;
@@ -198,7 +198,7 @@ impl Epoll {
     #[inline]
     pub(super) fn share(&self) {
         let left = self.ready_head.load(BOOKS);
-        if left != 0 && self.sleepers.load(BOOKS) != 0 {
+        if left != 0 && self.sleepers.any() {
             if let Some(one) = registration(left) {
                 kick(self.fd.load(Ordering::Relaxed) - 1, one.carrier(), left);
             }

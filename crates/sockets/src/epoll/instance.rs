@@ -44,7 +44,7 @@ pub(super) struct Epoll {
     pub(super) polled: AtomicU32,
     /// Threads that sleep in the kernel on this instance, or are about to: through us or, before it
     /// had accelerated members, past us.
-    pub(super) sleepers: AtomicU32,
+    pub(super) sleepers: Sleepers,
     pub(super) pair_count: AtomicU32,
     pub(super) nested_count: AtomicU32,
     pub(super) spin: SpinHistory,
@@ -59,6 +59,47 @@ pub(super) struct Epoll {
     /// 1 when an ordinary member has been registered that the kernel tells of once: edge-triggered,
     /// or one-shot.
     pub(super) tells_once: AtomicU32,
+}
+
+/// Threads that sleep on an instance, in the lower half. The upper half counts the instances that
+/// have had this place, and forks: a thread that slept on the one before, or in the parent, is no
+/// sleeper of this one. All zeroes is none.
+pub(super) struct Sleepers(AtomicU64);
+
+/// A thread that was counted in, and the upper half then.
+#[derive(Clone, Copy)]
+pub(super) struct Counted(u32);
+
+impl Sleepers {
+    const COUNT: u64 = (1 << 32) - 1;
+
+    #[inline]
+    pub(super) fn enter(&self) -> Counted {
+        Counted((self.0.fetch_add(1, BOOKS) >> 32) as u32)
+    }
+
+    /// True when other threads sleep. `None` when the instance that was slept on is gone.
+    #[inline]
+    pub(super) fn leave(&self, Counted(use_of): Counted) -> Option<bool> {
+        let less = |word: u64| {
+            let is_in = (word >> 32) as u32 == use_of && word & Self::COUNT != 0;
+            is_in.then(|| word - 1)
+        };
+        let before = self.0.fetch_update(BOOKS, Ordering::Relaxed, less).ok()?;
+        Some(before & Self::COUNT > 1)
+    }
+
+    #[inline]
+    pub(super) fn any(&self) -> bool {
+        self.0.load(BOOKS) & Self::COUNT != 0
+    }
+
+    /// Those who sleep, sleep on another instance, or in the parent.
+    pub(super) fn forget(&self) {
+        // Relaxed: nobody sleeps on the instance that begins here.
+        let next = |word: u64| Some((word & !Self::COUNT).wrapping_add(Self::COUNT + 1));
+        let _ = (self.0).fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
+    }
 }
 
 /// An epoll instance registered in another.
@@ -140,5 +181,23 @@ impl Epoll {
 
     pub(super) fn known_nested(&self) -> &[Nested] {
         &self.nested[..(self.nested_count.load(Ordering::Relaxed) as usize).min(NESTED_MAX)]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sleeper_of_the_instance_before_is_not_counted_out() {
+        let sleepers = Sleepers(AtomicU64::new(0));
+        let before = sleepers.enter();
+        sleepers.forget();
+        assert!(!sleepers.any());
+        let now = sleepers.enter();
+        assert_eq!(sleepers.leave(before), None);
+        assert!(sleepers.any(), "the one who sleeps now stays counted");
+        assert_eq!(sleepers.leave(now), Some(false));
+        assert_eq!(sleepers.leave(now), None, "nobody is left");
     }
 }

@@ -100,8 +100,8 @@ fn tidy_carriers(events: &[epoll_event]) {
 }
 
 /// True when what the kernel reported on a carrier is an edge for the program too: the bytes are
-/// the kernel's. What ends a connection is an edge by itself, once, and so is room after a refusal
-/// ([`writing_blocked`], `Registration::is_new_edge`).
+/// the kernel's. An event that ends a connection is an edge by itself, once, and so is room after a
+/// refusal ([`writing_blocked`], `Registration::is_new_edge`).
 fn is_kernel_edge(connection: &Connection, events: u32) -> bool {
     if events & EPOLLPRI as u32 != 0 {
         return true;

@@ -7,7 +7,7 @@ use toehold_channel::sync::fence;
 use toehold_channel::table::Reason;
 
 use crate::connection::Connection;
-use crate::epoll::instance::{BOOKS, Epoll};
+use crate::epoll::instance::Epoll;
 use crate::epoll::registration::{
     CARRIER_EVENTS, Registration, State, TAG, armed, registration, tag,
 };
@@ -118,7 +118,7 @@ impl Epoll {
         // After the change to the books. Pairs with the sleeper's steps in `waiting::sleep`: it
         // counts itself in, fences, and looks at them.
         fence(Ordering::SeqCst);
-        if self.sleepers.load(BOOKS) != 0 {
+        if self.sleepers.any() {
             kick(self.fd.load(Ordering::Relaxed) - 1, fd, n);
         }
     }

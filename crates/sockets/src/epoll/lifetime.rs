@@ -43,13 +43,13 @@ pub(crate) fn created(fd: i32) {
                 &epoll.ready_head,
                 &epoll.ready_tail,
                 &epoll.polled,
-                &epoll.sleepers,
                 &epoll.pair_count,
                 &epoll.nested_count,
                 &epoll.tells_once,
             ] {
                 word.store(0, Ordering::Relaxed);
             }
+            epoll.sleepers.forget();
             epoll.spin.reset();
             epoll.kernel_seen_ns.store(0, Ordering::Relaxed);
             epoll.kernel_news_ns.store(0, Ordering::Relaxed);
@@ -71,7 +71,7 @@ pub(crate) fn closing(number: u32, fd: i32) {
     let Some(epoll) = epoll(number) else { return };
     if epoll.descriptors.fetch_sub(1, LAST_OUT) != 1 {
         if epoll.fd.load(Ordering::Relaxed) == fd + 1 {
-            // What we ask of the kernel must not go to the file that has this number next.
+            // Our requests to the kernel must not go to the file that has this number next.
             if let Some(other) = descriptors::descriptor_of_epoll(number) {
                 epoll.fd.store(other + 1, Ordering::Relaxed);
             }
@@ -127,7 +127,7 @@ pub(crate) fn forked() {
             continue;
         }
         epoll.lock.reset();
-        epoll.sleepers.store(0, Ordering::Relaxed);
+        epoll.sleepers.forget();
         if epoll.ours.load(Ordering::Relaxed) == 0 {
             continue;
         }

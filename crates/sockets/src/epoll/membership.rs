@@ -1,10 +1,10 @@
-//! Who answers a connection's registrations: the kernel, or we.
+//! The owner of a connection's registrations: the kernel, or the library.
 //!
 //! A fork leaves a registration with two processes and the kernel with one. While both hold the
 //! connection neither changes what the kernel has, or the other would answer what the kernel
 //! answers, or nobody would ([`is_anothers`]): ours stays ours, and while the program's stands
-//! there the connection stays on its carrier ([`holds_down`]). Nor do they take each other's wake
-//! word away.
+//! there the connection stays on its carrier ([`holds_down`]). They do not take each other's wake
+//! word away either.
 
 use core::sync::atomic::Ordering;
 
@@ -352,7 +352,7 @@ fn give_bitmap(epoll: &Epoll, number: u32, connection: &Connection, n: u32) -> O
         epoll.bitmaps[count].store(index as u32, Ordering::Relaxed);
         epoll.pair_count.store(count as u32 + 1, BOOKS);
         // Threads may sleep already.
-        let sleeps = epoll.sleepers.load(BOOKS) != 0;
+        let sleeps = epoll.sleepers.any();
         pair.ours(index as u32)?
             .sleeping
             .store(u32::from(sleeps), WAKING);

@@ -11,9 +11,9 @@ use crate::chunks::Chunks;
 use crate::connection::{self, Connection};
 use crate::{descriptors, lock, process, table};
 
-/// What the kernel watches on a carrier for us.
+/// The events that the kernel watches on a carrier for us.
 pub(super) const CARRIER_EVENTS: u32 = (EPOLLIN | EPOLLPRI | EPOLLRDHUP | EPOLLET) as u32;
-/// What the kernel watches on a carrier whose engine has not answered.
+/// The events that the kernel watches on a carrier whose engine has not answered.
 pub(super) const ANSWER_EVENTS: u32 = (EPOLLPRI | EPOLLRDHUP) as u32;
 
 /// Registrations of tracked connections at a time.
@@ -44,7 +44,7 @@ pub(super) struct Registration {
     pub(super) duplicate: AtomicI32,
     /// Epoll number.
     pub(super) epoll: AtomicU32,
-    /// What the program registered, who answers it, and what it was told.
+    /// The program's registration, its owner, and the events that were reported.
     interest: Interest,
     /// Next registration of the same connection, or next free one.
     pub(super) next: AtomicU32,
@@ -97,9 +97,9 @@ impl Registration {
         }
     }
 
-    /// What the kernel is to watch on the carrier while the registration is ours to answer. Room,
-    /// too, if the program asks for it: that may be the kernel's buffer's, and one that is full
-    /// already is filled by no send of ours.
+    /// The events that the kernel is to watch on the carrier while the registration is ours to
+    /// answer. Room, too, if the program asks for it: that may be the kernel's buffer's, and one
+    /// that is full already is filled by no send of ours.
     pub(super) fn carrier_events(&self) -> u32 {
         CARRIER_EVENTS | self.events() & EPOLLOUT as u32
     }
@@ -141,7 +141,7 @@ impl Registration {
         (tag(n) | u64::from(armings) << NUMBER_BITS, State::Once)
     }
 
-    /// What the kernel tells by `event`, once, in the program's terms: `None` when that was told.
+    /// The kernel's `event` in the program's terms, once: `None` when it was reported before.
     /// Callers hold the instance's lock.
     pub(super) fn told_once(&self, event: &epoll_event) -> Option<epoll_event> {
         let arming = (event.u64 as u32) >> NUMBER_BITS;

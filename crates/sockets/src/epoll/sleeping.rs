@@ -6,25 +6,27 @@ use core::sync::atomic::Ordering;
 use toehold_channel::doorbell::WAKING;
 use toehold_channel::sync::fence;
 
-use crate::arming::{arm, disarm};
-use crate::epoll::instance::{BOOKS, EPOLLS_MAX, Epoll, POLLED_MAX, epoll};
+use crate::arming::Armed;
+use crate::epoll::instance::{Counted, EPOLLS_MAX, Epoll, POLLED_MAX, epoll};
 use crate::epoll::registration::{Registration, registration};
-use crate::{connection, lock, sleepers};
 
 impl Epoll {
     /// One more thread sleeps on this instance: says so on all its ready bitmaps.
-    pub(super) fn begin_sleep(&self) {
+    pub(super) fn begin_sleep(&self) -> Counted {
         let _held = self.lock.lock();
-        self.sleepers.fetch_add(1, BOOKS);
+        let counted = self.sleepers.enter();
         self.set_sleeping(1);
+        counted
     }
 
     /// One less. The notifier of this wake-up took the ready bitmaps' sleep words: for threads that
     /// still sleep they are set again, and what was marked in between is taken by us.
-    pub(super) fn end_sleep(&self) {
+    pub(super) fn end_sleep(&self, counted: Counted) {
         let others = {
             let _held = self.lock.lock();
-            let others = self.sleepers.fetch_sub(1, BOOKS) > 1;
+            let Some(others) = self.sleepers.leave(counted) else {
+                return;
+            };
             self.set_sleeping(others.into());
             others
         };
@@ -52,23 +54,14 @@ impl Epoll {
 
 /// Polled members that one sleep has armed, and instances inside others that it watches.
 ///
-/// Both may change meanwhile: members come and go, and get a region. The sleep ends on those on
-/// which it began. A member that was not counted must not be counted out: that would be another
-/// sleeper's count, whom nobody would wake then.
+/// Both may change meanwhile: members come and go, and get a region; an instance is closed, and its
+/// place becomes another's. The sleep ends on those on which it began.
 pub(crate) struct Watch {
-    members: [MaybeUninit<Member>; POLLED_MAX],
+    members: [MaybeUninit<Armed>; POLLED_MAX],
     member_count: usize,
     /// Numbers of instances.
-    instances: [MaybeUninit<u32>; EPOLLS_MAX],
+    instances: [MaybeUninit<(u32, Counted)>; EPOLLS_MAX],
     instance_count: usize,
-}
-
-/// A connection that a sleep has armed.
-#[derive(Clone, Copy)]
-struct Member {
-    fd: i32,
-    index: u32,
-    generation: u32,
 }
 
 impl Watch {
@@ -87,9 +80,8 @@ impl Watch {
         let (Some(epoll), true) = (epoll(number), self.instance_count < EPOLLS_MAX) else {
             return;
         };
-        self.instances[self.instance_count].write(number);
+        self.instances[self.instance_count].write((number, epoll.begin_sleep()));
         self.instance_count += 1;
-        epoll.begin_sleep();
         self.begin_inside(epoll);
     }
 
@@ -113,12 +105,13 @@ impl Watch {
     pub(crate) fn end(&self) {
         for member in &self.members[..self.member_count] {
             // SAFETY: `begin_inside` has written those below the count.
-            disarm_member(unsafe { member.assume_init_read() });
+            unsafe { member.assume_init_read() }.end(|_, _| {});
         }
-        for number in &self.instances[..self.instance_count] {
+        for instance in &self.instances[..self.instance_count] {
             // SAFETY: `begin` has written those below the count.
-            if let Some(epoll) = epoll(unsafe { number.assume_init_read() }) {
-                epoll.end_sleep();
+            let (number, counted) = unsafe { instance.assume_init_read() };
+            if let Some(epoll) = epoll(number) {
+                epoll.end_sleep(counted);
             }
         }
     }
@@ -141,31 +134,8 @@ impl Epoll {
 }
 
 /// A sleeper waits for member `n`. `None` when it has no region, and the sleeper is not counted.
-fn arm_member(n: u32) -> Option<Member> {
+fn arm_member(n: u32) -> Option<Armed> {
     let connection = registration(n).and_then(Registration::behind)?;
-    arm(&connection, &*connection.inside()?);
-    Some(Member {
-        fd: connection.fd,
-        index: connection.index,
-        generation: connection.generation,
-    })
-}
-
-/// A sleeper that [`arm_member`] has counted waits for `member` no longer.
-fn disarm_member(member: Member) {
-    let Some(connection) = connection::numbered(member.fd, member.index, member.generation) else {
-        return;
-    };
-    if !connection.is_current() {
-        // Its counts went with it.
-        return;
-    }
-    match connection.inside() {
-        Some(end) => disarm(&connection, &end),
-        // It has left its region meanwhile: there is no wake word to set, but a sleeper less.
-        None => {
-            let _held = lock::lock(&connection.entry.wake_lock);
-            sleepers::leave(&connection);
-        }
-    }
+    let end = connection.inside()?;
+    Some(Armed::begin(&connection, &end))
 }

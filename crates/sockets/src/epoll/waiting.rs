@@ -6,7 +6,7 @@ use libc::epoll_event;
 use toehold_channel::sync::fence;
 
 use crate::epoll::harvest::Batch;
-use crate::epoll::instance::{BOOKS, Epoll, epoll, needs_library};
+use crate::epoll::instance::{Counted, Epoll, epoll, needs_library};
 use crate::epoll::nested::without_repeats;
 use crate::epoll::registration::untag;
 use crate::epoll::sleeping::Watch;
@@ -197,7 +197,7 @@ pub(super) fn sleep(
     kernel: &mut impl FnMut(&mut [epoll_event], Option<u64>) -> i32,
 ) -> i32 {
     let mut watch = Watch::new();
-    epoll.begin_sleep();
+    let counted = epoll.begin_sleep();
     watch.begin_inside(epoll);
     // We said that we sleep, now look again. Pairs with the notifier's exchange in `doorbell::mark`
     // and with the fence in `show_to_sleepers`.
@@ -205,37 +205,40 @@ pub(super) fn sleep(
     let news = epoll.sweep() || epoll.has_nested_ready();
     let result = kernel(events, if news { Some(0) } else { left });
     watch.end();
-    epoll.end_sleep();
+    epoll.end_sleep(counted);
     result
 }
 
 /// A thread is about to sleep in the kernel's own wait, on an instance without accelerated members.
 /// It counts as a sleeper, so that whoever makes a member ours wakes it: peers do not ring for
-/// ready bitmaps on which nobody sleeps. False: the instance needs us by now.
+/// ready bitmaps on which nobody sleeps. `None`: the instance needs us by now.
 #[inline]
-pub(crate) fn begin_kernel_wait(number: u32) -> bool {
+pub(crate) fn begin_kernel_wait(number: u32) -> Option<KernelWait> {
     let Some(epoll) = epoll(number) else {
-        return true;
+        return Some(KernelWait(None));
     };
     // A full barrier between this and the look: either we see the member, or whoever adds it sees
     // us.
-    epoll.sleepers.fetch_add(1, BOOKS);
-    if needs_library(number) {
-        end_kernel_wait(number);
-        return false;
-    }
-    true
+    let wait = KernelWait(Some((epoll, epoll.sleepers.enter())));
+    (!needs_library(number)).then_some(wait)
 }
 
-/// The sleep that [`begin_kernel_wait`] counted is over.
-#[inline]
-pub(crate) fn end_kernel_wait(number: u32) {
-    let Some(epoll) = epoll(number) else { return };
-    if epoll.pair_count.load(Ordering::Relaxed) == 0 {
-        // A ready bitmap that comes at this moment stays asleep: its peer rings once without need.
-        epoll.sleepers.fetch_sub(1, BOOKS);
-    } else {
-        epoll.end_sleep();
+/// A sleep that [`begin_kernel_wait`] has counted, until it is dropped.
+pub(crate) struct KernelWait(Option<(&'static Epoll, Counted)>);
+
+impl Drop for KernelWait {
+    #[inline]
+    fn drop(&mut self) {
+        let Some((epoll, counted)) = self.0 else {
+            return;
+        };
+        if epoll.pair_count.load(Ordering::Relaxed) == 0 {
+            // A ready bitmap that comes at this moment stays asleep: its peer rings once without
+            // need.
+            epoll.sleepers.leave(counted);
+        } else {
+            epoll.end_sleep(counted);
+        }
     }
 }
 

@@ -1,5 +1,5 @@
-//! Active opens through the engine, up to the carrier and what is said on it. What follows is in
-//! [`super::awaiting`].
+//! Active opens through the engine, up to the carrier and its preamble. [`super::awaiting`] does
+//! the rest.
 
 use core::ffi::c_int;
 use core::sync::atomic::Ordering;
@@ -25,7 +25,7 @@ const RELAY_NS: u64 = 200_000_000;
 const PREAMBLE_SENT: isize = PREAMBLE_BYTES as isize;
 const IN_PROGRESS: i32 = -libc::EINPROGRESS;
 
-/// What became of a `connect`.
+/// The result of a `connect`.
 #[derive(Debug)]
 pub(crate) enum Opened {
     /// It was dealt with: the call's result, errno set.
@@ -230,7 +230,7 @@ fn lose_adapter() {
     }
 }
 
-/// What follows a request: a blocking program waits for the answer.
+/// Finishes a request: a blocking program waits for the answer.
 fn finish(connection: &Connection) -> Opened {
     if sys::is_nonblocking(connection.fd) {
         return match awaiting::look(connection) {

@@ -21,7 +21,7 @@ use crate::{errno, lock, pending, real, sleep, sys};
 /// here costs more than a look at this.
 static WAITING: AtomicU32 = AtomicU32::new(0);
 
-/// What the engine has said.
+/// The engine's answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
     /// Nothing yet.
@@ -188,7 +188,7 @@ pub(crate) fn error_option(connection: &Connection) -> Option<i32> {
         Answer::Settled => None,
         Answer::Refused => {
             let error = pending::take(connection);
-            // What the kernel has to say is that the carrier was reset.
+            // The kernel's own error is that the carrier was reset.
             let _ = sys::getsockopt::<i32>(connection.fd, libc::SOL_SOCKET, libc::SO_ERROR);
             Some(error.unwrap_or(0))
         }

@@ -51,7 +51,8 @@ pub(crate) unsafe fn alias(
     ))
 }
 
-/// What a program bound, or connected to, when the kernel says that it is a loopback alias.
+/// The address that a program bound, or connected to, when the kernel says that it is a loopback
+/// alias.
 pub(crate) fn true_name(fd: i32, side: Side) -> Option<(sockaddr_storage, socklen_t)> {
     let routing_page = routing::known_routing_page()?;
     let end = match side {

@@ -22,8 +22,8 @@ pub(super) fn note_place(connection: &Connection, place: CarrierKey) {
         .store(place.to_word(), Ordering::Relaxed);
 }
 
-/// What a receive says that failed with `error`. After the remote's end a reset is told as a broken
-/// pipe (tcp_reset).
+/// The error that a receive reports when it failed with `error`. After the remote's end a reset is
+/// told as a broken pipe (tcp_reset).
 #[cold]
 pub(crate) fn receive_error(connection: &Connection, error: i32) -> i32 {
     match error {
@@ -32,17 +32,18 @@ pub(crate) fn receive_error(connection: &Connection, error: i32) -> i32 {
     }
 }
 
-/// What a send says without being made, of a connection that is on the carrier: that the remote is
-/// silent. Once it has finished, the reset is a broken pipe to the kernel, with its signal; the
-/// time-out would have been told first, and silently (sk_stream_error).
+/// The error that a send reports without being made, on a connection whose direction is on the
+/// carrier: that the remote is silent. Once it has finished, the reset is a broken pipe to the
+/// kernel, with its signal; the time-out would have been told first, and silently
+/// (sk_stream_error).
 pub(crate) fn silence(connection: &Connection) -> Option<i32> {
     let error = reason(connection)?;
     let told = sys::getsockopt::<i32>(connection.fd, libc::SOL_SOCKET, libc::SO_ERROR).ok()?;
     matches!(told, libc::ECONNRESET | libc::EPIPE).then_some(error)
 }
 
-/// What a send says that failed with `error`. A broken pipe is told again and again, and has raised
-/// its signal.
+/// The error that a send reports when it failed with `error`. A broken pipe is told again and
+/// again, and has raised its signal.
 #[cold]
 pub(crate) fn send_error(connection: &Connection, error: i32) -> i32 {
     match error {

@@ -15,8 +15,8 @@ const FIRST_REPLY_NS: u64 = 1_000_000_000;
 /// The adapter connection over which the engine was asked for.
 static ASKED_EPOCH: AtomicU32 = AtomicU32::new(0);
 
-/// What the adapter's engine serves, asking for it if need be; `None` without an adapter or an
-/// engine.
+/// The routing page of the adapter's engine; asks for it if need be. `None` without an adapter or
+/// an engine.
 pub(super) fn routing_page() -> Option<RoutingPage> {
     if !family::has_table() {
         return None;

@@ -54,7 +54,7 @@ pub(crate) fn option_set(connection: &Connection, level: i32, name: i32) {
         return tell(connection, &liveness_of(connection.fd));
     }
     let this = connection.fd.unsigned_abs() + 1;
-    // Relaxed: a hint. What is said is what the kernel knows then.
+    // Relaxed: a hint. The message says what the kernel knows at that moment.
     let other = UNSAID.swap(this, Ordering::Relaxed);
     if other != this {
         say_of(other);

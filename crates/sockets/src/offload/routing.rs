@@ -24,7 +24,7 @@ static ROUTING_PAGE: AtomicPtr<u8> = AtomicPtr::new(null_mut());
 static HAS_ENGINE: AtomicBool = AtomicBool::new(false);
 /// The client token, in two halves. If the halves came from two adapters, neither adapter would
 /// accept the carrier.
-static PASS: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
+static CLIENT_TOKEN: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 
 /// Has network connections carried by the adapter's engine, where it has one. Called once, before
 /// [`crate::start`].
@@ -83,9 +83,11 @@ pub(super) fn known_routing_page() -> Option<RoutingPage> {
     (!base.is_null()).then(|| unsafe { RoutingPage::at(base) })
 }
 
-/// What our carriers show, once an engine is known.
+/// The token that our carriers show, once an engine is known.
 pub(super) fn client_token() -> ClientToken {
-    PASS.each_ref().map(|half| half.load(Ordering::Relaxed))
+    CLIENT_TOKEN
+        .each_ref()
+        .map(|half| half.load(Ordering::Relaxed))
 }
 
 /// The engine that is known was another adapter's.
@@ -97,7 +99,7 @@ pub(super) fn forget() {
 /// Maps what the adapter shows. The caller holds the adapter's lock.
 pub(crate) fn learn(message: &Message, descriptors: [Option<OwnedFd>; 2]) {
     HAS_ENGINE.store(false, Ordering::Relaxed);
-    for (place, half) in PASS.iter().zip([message.pair, message.cookie]) {
+    for (place, half) in CLIENT_TOKEN.iter().zip([message.pair, message.cookie]) {
         place.store(half, Ordering::Relaxed);
     }
     let [Some(file), _] = descriptors else {

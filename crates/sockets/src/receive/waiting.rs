@@ -103,7 +103,7 @@ pub(super) fn wait_for_bytes(
         -1
     } else if left_ns != 0 {
         entry.wakeups.fetch_add(1, Ordering::Relaxed);
-        sleep::sleep_for_news(connection.fd, left_ns)
+        sleep::sleep_for_news(connection.carrier_or_number(), left_ns)
     } else {
         let mut bells = [0u8; BELLS_PEEKED];
         // SAFETY: `bells` is writable for its length. A real `recv`, so that time-outs, signals and
@@ -111,7 +111,7 @@ pub(super) fn wait_for_bytes(
         // off like any other.
         let result = unsafe {
             real::recv(
-                connection.fd,
+                connection.carrier_or_number(),
                 bells.as_mut_ptr().cast(),
                 bells.len(),
                 libc::MSG_PEEK,

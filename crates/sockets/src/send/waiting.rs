@@ -35,7 +35,7 @@ pub(super) fn wait_for_credit(
     let sleeps = matches!(asked, Credit::WillRing) && !full_no_more(end);
     let (mut result, mut error) = (1, 0);
     if sleeps {
-        result = sleep_for_doorbell(connection.fd, limit_ns);
+        result = sleep_for_doorbell(connection.carrier_or_number(), limit_ns);
         error = if result < 0 { errno::get() } else { 0 };
         entry.wakeups.fetch_add(1, Ordering::Relaxed);
     }

@@ -1,0 +1,216 @@
+//! liburing's functions that hand requests to the kernel.
+//!
+//! liburing makes system calls itself, so `syscall(2)` does not see its requests. A program that is
+//! linked with liburing's shared library calls these functions instead. Each lets
+//! [`toehold_sockets::api`] look at the requests that wait in the ring, and calls liburing's own.
+//! They get as many arguments as any of them takes: reading more than were passed only reads what
+//! happens to stand in the registers.
+//!
+//! A program that liburing is linked into, or that finds its functions with `dlsym` in the library
+//! itself, is not seen.
+
+use core::ffi::{CStr, c_int, c_uint, c_void};
+use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+
+use toehold_sockets::api;
+
+/// A function of liburing's: pointers and integers go in, an `int` or nothing comes out.
+type Function = unsafe extern "C" fn(usize, usize, usize, usize, usize, usize) -> isize;
+
+macro_rules! in_front {
+    ($($name:ident => |$real:ident, ($($argument:pat),*)| $body:expr;)*) => {$(
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name(
+            a: usize,
+            b: usize,
+            c: usize,
+            d: usize,
+            e: usize,
+            f: usize,
+        ) -> isize {
+            static NEXT: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
+            const NAME: &CStr =
+                match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
+                    Ok(name) => name,
+                    Err(_) => panic!("a name with a NUL"),
+                };
+            let Some(next) = find(&NEXT, NAME) else {
+                return -(libc::ENOSYS as isize);
+            };
+            // SAFETY: liburing's function of that name, with the caller's arguments.
+            let $real = || unsafe { next(a, b, c, d, e, f) };
+            let ($($argument),*) = (a, b, c, d, e, f);
+            // SAFETY: the caller's promises to liburing.
+            #[allow(unused_unsafe, reason = "some bodies promise nothing")]
+            unsafe {
+                $body
+            }
+        }
+    )*};
+}
+
+macro_rules! before_submitting {
+    ($($name:ident)*) => {
+        in_front! {$(
+            $name => |real, (ring, _, _, _, _, _)| {
+                api::liburing_submits(ring as *const c_void);
+                real()
+            };
+        )*}
+    };
+}
+
+before_submitting! {
+    io_uring_submit
+    io_uring_submit_and_wait
+    io_uring_submit_and_wait_timeout
+    io_uring_submit_and_wait_min_timeout
+    io_uring_submit_and_wait_reg
+    io_uring_submit_and_get_events
+    io_uring_wait_cqes
+    io_uring_wait_cqes_min_timeout
+    io_uring_wait_cqe_timeout
+    __io_uring_get_cqe
+}
+
+in_front! {
+    io_uring_queue_init => |real, (_, ring, _, _, _, _)| made(real(), ring);
+    io_uring_queue_init_params => |real, (_, ring, _, _, _, _)| made(real(), ring);
+    io_uring_queue_init_mem => |real, (_, ring, _, _, _, _)| made(real(), ring);
+    io_uring_queue_init_try_nosqarr => |real, (_, ring, _, _, _, _)| made(real(), ring);
+    io_uring_queue_mmap => |real, (_, _, ring, _, _, _)| made(real(), ring);
+    io_uring_queue_exit => |real, (ring, _, _, _, _, _)| {
+        api::liburing_ends(ring as *const c_void);
+        real()
+    };
+    io_uring_register_files => |real, (_, files, count, _, _, _)| {
+        api::passing_on_all(files as *const c_int, count as c_uint);
+        real()
+    };
+    io_uring_register_files_tags => |real, (_, files, _, count, _, _)| {
+        api::passing_on_all(files as *const c_int, count as c_uint);
+        real()
+    };
+    io_uring_register_files_update => |real, (_, _, files, count, _, _)| {
+        api::passing_on_all(files as *const c_int, count as c_uint);
+        real()
+    };
+    io_uring_register_files_update_tag => |real, (_, _, files, _, count, _)| {
+        api::passing_on_all(files as *const c_int, count as c_uint);
+        real()
+    };
+    io_uring_setup => |real, (_, parameters, _, _, _, _)| {
+        let result = real();
+        api::io_uring_made(result as c_int, parameters as *const c_void);
+        result
+    };
+    io_uring_enter => |real, (fd, wanted, _, flags, _, _)| {
+        api::io_uring_entering(fd as c_int, wanted as c_uint, flags as c_uint);
+        real()
+    };
+    io_uring_enter2 => |real, (fd, wanted, _, flags, _, _)| {
+        api::io_uring_entering(fd as c_int, wanted as c_uint, flags as c_uint);
+        real()
+    };
+    io_uring_register => |real, (fd, opcode, argument, count, _, _)| {
+        api::io_uring_registering(
+            fd as c_int,
+            opcode as c_uint,
+            argument as *const c_void,
+            count as c_uint,
+        );
+        real()
+    };
+}
+
+/// The result of liburing when it made `ring`.
+unsafe fn made(result: isize, ring: usize) -> isize {
+    if result as c_int >= 0 {
+        // SAFETY: the caller's promise: liburing has filled it.
+        unsafe { api::liburing_made(ring as *const c_void) };
+    }
+    result
+}
+
+/// liburing's own function `name`.
+fn find(next: &AtomicPtr<c_void>, name: &CStr) -> Option<Function> {
+    let mut found = next.load(Ordering::Relaxed);
+    if found.is_null() {
+        found = search(name);
+        // Relaxed: every search finds the same address.
+        next.store(found, Ordering::Relaxed);
+    }
+    // SAFETY: a function of that name is liburing's.
+    (!found.is_null()).then(|| unsafe { core::mem::transmute::<*mut c_void, Function>(found) })
+}
+
+/// The next definition; or, when the caller is a library that the program has loaded for itself
+/// (`dlopen`), the first one in any loaded object. The object stays loaded from then on.
+#[cold]
+fn search(name: &CStr) -> *mut c_void {
+    // SAFETY: `name` is NUL-terminated.
+    let next = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
+    if !next.is_null() {
+        return next;
+    }
+    let mut objects = Objects {
+        names: [core::ptr::null(); OBJECTS_MAX],
+        count: 0,
+    };
+    // SAFETY: `note` gets `objects`, which outlives the call.
+    unsafe { libc::dl_iterate_phdr(Some(note), (&raw mut objects).cast()) };
+    for &object in &objects.names[..objects.count] {
+        // SAFETY: names of loaded objects stay while these are loaded, and nothing is loaded here.
+        let found = unsafe {
+            let handle = libc::dlopen(object, libc::RTLD_LAZY | libc::RTLD_NOLOAD);
+            if handle.is_null() {
+                continue;
+            }
+            let found = libc::dlsym(handle, name.as_ptr());
+            if found.is_null() || is_ours(found) {
+                libc::dlclose(handle);
+                continue;
+            }
+            found
+        };
+        return found;
+    }
+    core::ptr::null_mut()
+}
+
+const OBJECTS_MAX: usize = 512;
+
+/// The names of loaded objects.
+struct Objects {
+    names: [*const libc::c_char; OBJECTS_MAX],
+    count: usize,
+}
+
+unsafe extern "C" fn note(
+    info: *mut libc::dl_phdr_info,
+    _: libc::size_t,
+    objects: *mut c_void,
+) -> c_int {
+    // SAFETY: both are live; the name is a string or null.
+    unsafe {
+        let (name, objects) = ((*info).dlpi_name, &mut *objects.cast::<Objects>());
+        if !name.is_null() && *name != 0 && objects.count < OBJECTS_MAX {
+            objects.names[objects.count] = name;
+            objects.count += 1;
+        }
+    }
+    0
+}
+
+/// True when `function` is one of this library's.
+fn is_ours(function: *const c_void) -> bool {
+    static HERE: AtomicU32 = AtomicU32::new(0);
+    let base = |address: *const c_void| {
+        // SAFETY: `dladdr` fills the structure, or says that it knows nothing.
+        unsafe {
+            let mut info: libc::Dl_info = core::mem::zeroed();
+            (libc::dladdr(address, &mut info) != 0).then_some(info.dli_fbase)
+        }
+    };
+    base(function) == base((&raw const HERE).cast())
+}
