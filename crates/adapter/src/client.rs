@@ -1,17 +1,22 @@
 //! The adapter as the command line sees it: questions that block, for two seconds at most.
 
 use crate::engine::settings::spell;
-use crate::listener::{check, owned, peer_of, unix_address};
-use crate::runtime_dir::{RuntimeDir, RuntimeDirError};
+use crate::listener::{peer_of, unix_socket};
+use crate::runtime_dir::{RuntimeDir, RuntimeDirError, user_id};
 use crate::wire::{self, Received};
+use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{SocketAddrUnix, SocketFlags, connect};
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
 use std::net::IpAddr;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use toehold_channel::memfd;
 use toehold_channel::rendezvous::{Kind, Message, MessageError, NoCapture};
 use toehold_channel::table::LAYOUT_VERSION;
 
@@ -40,7 +45,7 @@ pub enum ClientError {
     },
     /// The adapter is of another version.
     OtherVersion {
-        /// What it speaks.
+        /// The adapter's version of the protocol.
         theirs: u32,
     },
     /// No answer within [`ANSWER_TIMEOUT`].
@@ -53,11 +58,13 @@ pub enum ClientError {
     NoEngine,
     /// The adapter shows its link to its own user and to root only.
     NotAllowed,
+    /// The adapter did not change the setting, and why.
+    Unchanged(String),
     /// The operating system refused.
     Os {
         /// The attempted action.
         action: &'static str,
-        /// What it answered.
+        /// The operating system's error.
         source: io::Error,
     },
 }
@@ -97,8 +104,8 @@ impl fmt::Display for ClientError {
             }
             ClientError::NoAnswer => write!(
                 out,
-                "the adapter gave no answer: it tells only its own user and root, and it may have \
-                 had no memory"
+                "the adapter tells only its own user and root (as root: toehold status), or it has \
+                 no memory for an answer"
             ),
             ClientError::NoEngine => write!(
                 out,
@@ -108,6 +115,7 @@ impl fmt::Display for ClientError {
             ClientError::NotAllowed => {
                 write!(out, "the adapter shows its link to its own user only")
             }
+            ClientError::Unchanged(cause) => out.write_str(cause),
             ClientError::Os { action, source } => write!(out, "cannot {action}: {source}"),
         }
     }
@@ -162,6 +170,30 @@ pub fn detach(runtime_dir: &Path, pid: u32, fd: Option<u32>) -> Result<u32, Clie
 /// See [`ClientError`].
 pub fn attach(runtime_dir: &Path, pid: u32, fd: Option<u32>) -> Result<u32, ClientError> {
     command(runtime_dir, Kind::Attach, pid, fd)
+}
+
+/// Changes one setting of the adapter's engine while it runs; `setting` is `NAME=VALUE`.
+///
+/// # Errors
+/// See [`ClientError`].
+pub fn set(runtime_dir: &Path, setting: &str) -> Result<(), ClientError> {
+    let said = File::from(
+        memfd::create(c"toehold-setting", setting.len()).map_err(os("make a memory file"))?,
+    );
+    said.write_all_at(setting.as_bytes(), 0)
+        .map_err(os("write a memory file"))?;
+    let asker = Asker::connect(runtime_dir)?;
+    let (mut answer, _) = asker.ask_with(&Message::new(Kind::Set), &[said.as_fd()])?;
+    if answer.message.side == 1 {
+        return Ok(());
+    }
+    let file = answer.descriptors.pop().ok_or(ClientError::NoAnswer)?;
+    let mut cause = String::new();
+    let read = File::from(file)
+        .take(STATUS_BYTES_MAX)
+        .read_to_string(&mut cause);
+    read.map_err(os("read the adapter's answer"))?;
+    Err(ClientError::Unchanged(cause))
 }
 
 fn command(dir: &Path, kind: Kind, pid: u32, fd: Option<u32>) -> Result<u32, ClientError> {
@@ -240,23 +272,19 @@ impl Asker {
             Err(error) => return Err(ClientError::RuntimeDir(error)),
         };
         let socket = open_socket().map_err(os("open a socket"))?;
-        let (address, length) = unix_address(&path).map_err(os("name the adapter's socket"))?;
-        // SAFETY: `address` is valid for `length` bytes.
-        let connected = check(unsafe {
-            libc::connect(socket.as_raw_fd(), (&raw const address).cast(), length)
-        });
-        connected.map_err(|error| match error.raw_os_error() {
-            Some(libc::ENOENT) => ClientError::NoAdapter(path.clone()),
-            Some(libc::ECONNREFUSED) => ClientError::StaleSocket(path.clone()),
-            Some(libc::EPROTOTYPE | libc::ENOTSOCK) => ClientError::NotAnAdapter(path.clone()),
-            Some(libc::EAGAIN | libc::EINPROGRESS) => ClientError::TimedOut,
-            _ => os("connect to the adapter")(error),
+        let address = SocketAddrUnix::new(&path);
+        let address = address.map_err(|error| os("name the adapter's socket")(error.into()))?;
+        connect(&socket, &address).map_err(|error| match error {
+            Errno::NOENT => ClientError::NoAdapter(path.clone()),
+            Errno::CONNREFUSED => ClientError::StaleSocket(path.clone()),
+            Errno::PROTOTYPE | Errno::NOTSOCK => ClientError::NotAnAdapter(path.clone()),
+            Errno::AGAIN | Errno::INPROGRESS => ClientError::TimedOut,
+            _ => os("connect to the adapter")(error.into()),
         })?;
         let peer = peer_of(socket.as_fd()).map_err(os("see whose adapter it is"))?;
         let expected = match is_system {
             true => 0,
-            // SAFETY: cannot fail.
-            false => unsafe { libc::geteuid() },
+            false => user_id(),
         };
         if peer.uid != expected {
             return Err(ClientError::OtherOwner { uid: peer.uid });
@@ -265,8 +293,17 @@ impl Asker {
     }
 
     fn ask(&self, question: &Message) -> Result<(Answer, AdapterInfo), ClientError> {
+        self.ask_with(question, &[])
+    }
+
+    fn ask_with(
+        &self,
+        question: &Message,
+        descriptors: &[BorrowedFd<'_>],
+    ) -> Result<(Answer, AdapterInfo), ClientError> {
         let not_an_adapter = || ClientError::NotAnAdapter(self.path.clone());
-        wire::send(self.socket.as_fd(), question, &[]).map_err(|error| self.no_answer(error))?;
+        wire::send(self.socket.as_fd(), question, descriptors)
+            .map_err(|error| self.no_answer(error))?;
         let received = loop {
             match wire::receive(self.socket.as_fd()) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -302,25 +339,9 @@ impl Asker {
 }
 
 fn open_socket() -> io::Result<OwnedFd> {
-    // SAFETY: no memory is involved.
-    let socket = owned(unsafe {
-        libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0)
-    })?;
-    let timeout = libc::timeval {
-        tv_sec: ANSWER_TIMEOUT.as_secs() as libc::time_t,
-        tv_usec: 0,
-    };
-    for option in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
-        // SAFETY: `timeout` is valid for its size.
-        check(unsafe {
-            libc::setsockopt(
-                socket.as_raw_fd(),
-                libc::SOL_SOCKET,
-                option,
-                (&raw const timeout).cast(),
-                size_of::<libc::timeval>() as libc::socklen_t,
-            )
-        })?;
+    let socket = unix_socket(SocketFlags::CLOEXEC)?;
+    for direction in [Timeout::Recv, Timeout::Send] {
+        set_socket_timeout(&socket, direction, Some(ANSWER_TIMEOUT))?;
     }
     Ok(socket)
 }

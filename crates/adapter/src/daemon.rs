@@ -1,4 +1,5 @@
 //! The adapter's process: one thread around an epoll loop, with no timer while nothing needs one.
+//! While there are channels, packet captures are looked for ([`observation`]).
 //!
 //! It gathers what clients say, feeds it to the [`Registry`], and carries out what that answers. It
 //! never waits for a client: what a client's socket will not take is kept, up to a bound, until it
@@ -14,6 +15,7 @@ mod family;
 mod introductions;
 mod log;
 mod manager;
+mod observation;
 mod offload;
 mod operator;
 mod poller;
@@ -33,6 +35,7 @@ use crate::tables::Tables;
 use connection::Connection;
 use log::Log;
 use manager::Manager;
+use observation::Observation;
 use poller::{Event, Poller, Source};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -57,13 +60,15 @@ pub struct Options {
     /// Most channels at a time; fewer when three quarters of the descriptors we may have are fewer.
     /// Each has a region, of which only the pages in use cost memory, and a descriptor of it.
     pub regions_max: usize,
-    /// Who may be introduced to whom.
+    /// The processes that may be introduced to each other.
     pub policy: Policy,
     /// Whether it is the system adapter, which serves all users from a directory that all may
     /// enter.
     pub is_system: bool,
     /// Time between two looks at every channel while regions are running out.
     pub sample_interval: Duration,
+    /// Whether connections whose packets a capture would see go by the kernel while it lasts.
+    pub observability: Observability,
     /// The TCP engine, if there is to be one.
     pub engine: Option<Settings>,
     /// Whether an engine that does not start is an error. Otherwise the adapter does without.
@@ -106,6 +111,7 @@ impl Options {
             policy: Policy::SameUser,
             is_system: false,
             sample_interval: SAMPLE_INTERVAL_DEFAULT,
+            observability: Observability::Yield,
             engine: None,
             engine_required: false,
             reload: None,
@@ -130,6 +136,15 @@ impl Options {
             ..Options::foreground(runtime_dir)
         }
     }
+}
+
+/// Whether packet captures see the bytes of accelerated connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Observability {
+    /// A connection goes by its carrier for as long as a packet socket would see that.
+    Yield,
+    /// Packet sockets change nothing: captures miss the bytes in rings.
+    Ignore,
 }
 
 /// How long an adapter in the background stays without a client.
@@ -159,7 +174,7 @@ pub enum Error {
         action: &'static str,
         /// The directory it was tried for.
         runtime_dir: PathBuf,
-        /// What it answered.
+        /// The operating system's error.
         source: io::Error,
     },
 }
@@ -248,6 +263,7 @@ pub struct Daemon {
     /// Clients whose socket will take more when the kernel has fewer descriptors in flight.
     throttled: BTreeSet<ClientId>,
     pressure: Pressure,
+    observation: Observation,
     idle_since: Instant,
     /// Earliest next look at how active the channels are.
     sample_due: Option<Instant>,
@@ -296,7 +312,13 @@ impl Daemon {
         let mut log = Log::new(options.foreground);
         let engine = options.engine.as_ref().map(Engine::start).transpose();
         let (engine, no_engine) = match engine {
-            Ok(engine) => (engine, None),
+            Ok(engine) => {
+                let complaints = engine.as_ref().map(Engine::complaints);
+                for complaint in complaints.unwrap_or_default() {
+                    log.answer(complaint);
+                }
+                (engine, None)
+            }
             Err(error) if options.engine_required => return Err(Error::Engine(error.to_string())),
             Err(error) => {
                 // Programs do without: their connections stay on the host path.
@@ -333,6 +355,7 @@ impl Daemon {
             heard: BTreeMap::new(),
             throttled: BTreeSet::new(),
             pressure: Pressure::default(),
+            observation: Observation::default(),
             idle_since: Instant::now(),
             sample_due: None,
             sample_next: None,
@@ -409,7 +432,7 @@ impl Daemon {
         }
     }
 
-    /// What every turn ends with: work that events have made possible.
+    /// Ends every turn with the work that events have made possible.
     fn settle(&mut self) {
         self.heard.clear();
         for id in std::mem::take(&mut self.throttled) {
@@ -419,6 +442,7 @@ impl Daemon {
         self.regions.cool(Instant::now());
         self.introduce_held_back();
         self.relieve_pressure();
+        self.observe();
     }
 
     fn handle_client(&mut self, id: ClientId, event: Event) {
@@ -441,7 +465,12 @@ impl Daemon {
         let cool = self.regions.cool_due();
         let cool = cool.map(|due| due.saturating_duration_since(now));
         let retry = (!self.throttled.is_empty()).then_some(THROTTLE_RETRY);
-        [leave, sample, cool, retry].into_iter().flatten().min()
+        let look = self.observation.due();
+        let look = look.map(|due| due.saturating_duration_since(now));
+        [leave, sample, cool, retry, look]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     fn has_no_client(&self) -> bool {

@@ -1,4 +1,4 @@
-//! Questions to the kernel about one TCP socket: sock_diag(7).
+//! Questions to the kernel about one TCP socket, and about packet sockets: sock_diag(7).
 //!
 //! A question names both addresses and the socket's cookie, so there is one answer or none. Each
 //! [`Diag`] speaks of one network namespace: the one that its socket was made in. The adapter has
@@ -7,12 +7,21 @@
 //! has the kernel as its destination and a number that nobody knows before. An answer counts when
 //! it comes from the kernel, with that number, and speaks of that cookie.
 
+mod packets;
+
+pub(crate) use packets::Observers;
+
 use crate::entropy;
-use crate::listener::{check, cookie_of, number_of, owned};
+use crate::listener::{cookie_of, number_of};
 use crate::registry::{Address, Tuple};
+use rustix::net::netlink::{SOCK_DIAG, SocketAddrNetlink};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, connect, recvfrom, sendto,
+    socket_with,
+};
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// A connection to the kernel's list of sockets.
 #[derive(Debug)]
@@ -28,21 +37,15 @@ impl Diag {
     /// # Errors
     /// When there is no descriptor left, or the kernel was built without `CONFIG_INET_DIAG`.
     pub(crate) fn open() -> io::Result<Diag> {
-        // SAFETY: no memory is involved.
-        let socket = owned(unsafe {
-            let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
-            libc::socket(libc::AF_NETLINK, kind, libc::NETLINK_SOCK_DIAG)
-        })?;
-        // Connected to the kernel (port 0), it takes messages from nobody else
-        // (netlink_getsockbyportid).
-        let (kernel, length) = kernel();
-        // SAFETY: `kernel` is valid for `length` bytes.
-        check(unsafe { libc::connect(socket.as_raw_fd(), (&raw const kernel).cast(), length) })?;
+        let (family, kind) = (AddressFamily::NETLINK, SocketType::RAW);
+        let socket = socket_with(family, kind, SocketFlags::CLOEXEC, Some(SOCK_DIAG))?;
+        // Connected to the kernel, it takes messages from nobody else (netlink_getsockbyportid).
+        connect(&socket, &kernel())?;
         let namespace = namespace_of(socket.as_fd());
         Ok(Diag { socket, namespace })
     }
 
-    /// What a client has shown; nothing when it is no such socket.
+    /// The socket that a client has shown; nothing when it is no such socket.
     pub(crate) fn shown(socket: OwnedFd) -> Option<Diag> {
         let is = |option, wanted| number_of(socket.as_fd(), option).is_ok_and(|is| is == wanted);
         let is_diag =
@@ -68,48 +71,45 @@ impl Diag {
     /// The inode of the socket with these addresses and this cookie, if it is established now.
     pub(crate) fn established(&self, tuple: &Tuple, cookie: u64) -> Option<u64> {
         let number = entropy::bits().ok()?[0] as u32;
-        let request = request(tuple, cookie, number);
-        let fd = self.socket.as_raw_fd();
-        let (mut kernel, length) = kernel();
-        // The kernel answers before `sendto` returns (netlink_rcv_skb).
-        // SAFETY: the request and the address are valid for their lengths.
-        let sent = unsafe {
-            let (bytes, address) = (request.as_ptr().cast(), (&raw const kernel).cast());
-            let flags = libc::MSG_DONTWAIT;
-            libc::sendto(fd, bytes, request.len(), flags, address, length)
-        };
-        if sent != request.len() as isize {
-            return None;
-        }
+        // The kernel answers before this returns (netlink_rcv_skb).
+        self.ask(&request(tuple, cookie, number))?;
         // A client that asks on the same socket finds its answers among ours.
         for _ in 0..ANSWERS_MAX {
             let mut reply = [0u8; REPLY_BYTES_MAX];
-            let mut length = length;
-            // SAFETY: both buffers are writable for their lengths.
-            let got = unsafe {
-                let (bytes, address) = (reply.as_mut_ptr().cast(), (&raw mut kernel).cast());
-                let flags = libc::MSG_DONTWAIT;
-                libc::recvfrom(fd, bytes, reply.len(), flags, address, &mut length)
-            };
-            let reply = reply.get(..usize::try_from(got).ok()?)?;
-            if kernel.nl_pid == 0 && reply.get(8..12) == Some(&number.to_ne_bytes()) {
+            let (reply, is_kernel) = self.hear(&mut reply)?;
+            if is_kernel && reply.get(8..12) == Some(&number.to_ne_bytes()) {
                 return parse(reply, cookie);
             }
         }
         None
     }
+
+    /// Sends a request to the kernel.
+    fn ask(&self, request: &[u8]) -> Option<()> {
+        let sent = sendto(&self.socket, request, SendFlags::DONTWAIT, &kernel());
+        (sent.ok()? == request.len()).then_some(())
+    }
+
+    /// The next datagram that waits, and whether the kernel sent it.
+    fn hear<'a>(&self, buffer: &'a mut [u8]) -> Option<(&'a [u8], bool)> {
+        let flags = RecvFlags::DONTWAIT;
+        let (count, _, sender) = recvfrom(&self.socket, &mut *buffer, flags).ok()?;
+        let sender = sender.and_then(|sender| SocketAddrNetlink::try_from(sender).ok());
+        let is_kernel = sender.is_some_and(|sender| sender.pid() == KERNEL_PORT);
+        Some((buffer.get(..count)?, is_kernel))
+    }
 }
 
-/// The kernel's address (port 0).
-fn kernel() -> (libc::sockaddr_nl, libc::socklen_t) {
-    // SAFETY: `sockaddr_nl` is plain data, for which zeroes are a value.
-    let mut kernel: libc::sockaddr_nl = unsafe { std::mem::zeroed() };
-    kernel.nl_family = libc::AF_NETLINK as libc::sa_family_t;
-    (kernel, size_of::<libc::sockaddr_nl>() as libc::socklen_t)
+/// The kernel's address.
+fn kernel() -> SocketAddrNetlink {
+    SocketAddrNetlink::new(KERNEL_PORT, 0)
 }
+
+/// The kernel's port.
+const KERNEL_PORT: u32 = 0;
 
 /// The cookie of a socket's network namespace (`SO_NETNS_COOKIE`, Linux 5.14).
-fn namespace_of(socket: BorrowedFd<'_>) -> Option<u64> {
+pub(crate) fn namespace_of(socket: BorrowedFd<'_>) -> Option<u64> {
     cookie_of(socket, libc::SO_NETNS_COOKIE).ok()
 }
 

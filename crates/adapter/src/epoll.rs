@@ -1,4 +1,6 @@
-//! epoll(7), with tokens: what the daemon and the engine's threads sleep in.
+//! epoll(7), with tokens: the daemon and the engine's threads sleep in it.
+//!
+//! Through libc: the events of rustix hold a pointer, so no thread could give them to another.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -13,7 +15,7 @@ pub(crate) const EVENTS_PER_TURN: usize = 256;
 #[derive(Debug)]
 pub(crate) struct Epoll {
     epoll: OwnedFd,
-    /// Room for what the kernel tells.
+    /// Room for the kernel's events.
     told: Box<[libc::epoll_event]>,
 }
 
@@ -44,7 +46,7 @@ impl Epoll {
     /// Reports nothing of `fd` any more. Closing it is not enough where others may have a
     /// duplicate: epoll watches descriptions, and would report that one for ever.
     pub(crate) fn remove(&self, fd: BorrowedFd<'_>) {
-        // It fails only when `fd` is not watched, which is what is wanted.
+        // It fails only when `fd` is not watched: then nothing is left to do.
         let _ = self.control(libc::EPOLL_CTL_DEL, fd, 0, 0);
     }
 

@@ -4,10 +4,12 @@
 //! died is taken over without a guess, and one whose adapter lives never is.
 
 use crate::runtime_dir::RuntimeDir;
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
@@ -45,20 +47,12 @@ impl Listener {
 
     /// The next client, if one waits.
     pub(crate) fn accept(&self) -> io::Result<OwnedFd> {
-        // SAFETY: no address is asked for.
-        let fd = unsafe {
-            libc::accept4(
-                self.socket.as_raw_fd(),
-                std::ptr::null_mut(),
-                std::ptr::null_mut(),
-                libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC,
-            )
-        };
-        owned(fd)
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        Ok(rustix::net::accept_with(&self.socket, flags)?)
     }
 }
 
-/// What [`Listener::hide`] found.
+/// The result of [`Listener::hide`].
 #[derive(Debug)]
 pub(crate) enum Hidden {
     /// Nobody can find us any more, and nobody is waiting.
@@ -111,11 +105,9 @@ fn take_lock(path: &Path) -> Result<File, ListenError> {
         .custom_flags(libc::O_NOFOLLOW)
         .open(path)
         .map_err(os)?;
-    // SAFETY: plain system call on our own descriptor.
-    if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } != 0 {
-        let error = io::Error::last_os_error();
-        if error.kind() != io::ErrorKind::WouldBlock {
-            return Err(os(error));
+    if let Err(error) = flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        if error != Errno::WOULDBLOCK {
+            return Err(os(error.into()));
         }
         let mut text = String::new();
         let pid = file.read_to_string(&mut text).ok();
@@ -133,44 +125,23 @@ fn take_lock(path: &Path) -> Result<File, ListenError> {
 
 /// A listening socket at `path`, which appears there only when it is ready and has its final mode.
 fn listen(path: &Path, mode: u32) -> io::Result<OwnedFd> {
-    // SAFETY: no memory is involved.
-    let socket = owned(unsafe {
-        libc::socket(
-            libc::AF_UNIX,
-            libc::SOCK_SEQPACKET | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC,
-            0,
-        )
-    })?;
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = unix_socket(flags)?;
     let unready = path.with_extension("new");
     remove_if_there(&unready)?;
-    let (address, length) = unix_address(&unready)?;
-    // SAFETY: `address` is valid for `length` bytes.
-    check(unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), length) })?;
+    rustix::net::bind(&socket, &SocketAddrUnix::new(&unready)?)?;
     fs::set_permissions(&unready, fs::Permissions::from_mode(mode))?;
     // Accepted sockets are as this one (unix_sock_inherit_flags).
     crate::wire::ask_for_senders(socket.as_fd())?;
-    // SAFETY: plain system call.
-    check(unsafe { libc::listen(socket.as_raw_fd(), BACKLOG) })?;
+    rustix::net::listen(&socket, BACKLOG)?;
     fs::rename(&unready, path)?;
     Ok(socket)
 }
 
-/// The socket address of a path, and its length.
-///
-/// # Errors
-/// When the path is too long for one.
-pub(crate) fn unix_address(path: &Path) -> io::Result<(libc::sockaddr_un, libc::socklen_t)> {
-    let bytes = path.as_os_str().as_bytes();
-    // SAFETY: `sockaddr_un` is plain data, for which zeroes are a value.
-    let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
-    if bytes.len() >= address.sun_path.len() || bytes.contains(&0) {
-        return Err(io::Error::from(io::ErrorKind::InvalidFilename));
-    }
-    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
-    for (target, &byte) in address.sun_path.iter_mut().zip(bytes) {
-        *target = byte as libc::c_char;
-    }
-    Ok((address, size_of::<libc::sockaddr_un>() as libc::socklen_t))
+/// A socket of the kind on which clients and adapter talk.
+pub(crate) fn unix_socket(flags: SocketFlags) -> io::Result<OwnedFd> {
+    let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+    Ok(rustix::net::socket_with(family, kind, flags, None)?)
 }
 
 fn remove_if_there(path: &Path) -> io::Result<()> {
@@ -247,7 +218,7 @@ pub(crate) fn check(result: libc::c_int) -> io::Result<()> {
 /// File that the adapter of a runtime directory keeps locked; holds its process id.
 const LOCK_NAME: &str = "adapter.lock";
 /// Connections the kernel keeps for us while we are busy.
-const BACKLOG: libc::c_int = 4096;
+const BACKLOG: i32 = 4096;
 
 #[cfg(test)]
 mod tests {
@@ -258,14 +229,9 @@ mod tests {
         let scratch = tempfile::tempdir().expect("scratch directory");
         let dir = RuntimeDir::open_or_create(&scratch.path().join("toehold")).expect("directory");
         let listener = Listener::bind(&dir).expect("listener");
-        // SAFETY: no memory is involved.
-        let caller = unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET, 0) };
-        let caller = owned(caller).expect("socket");
-        let (address, length) = unix_address(&dir.socket_path()).expect("address");
-        // SAFETY: `address` is valid for `length` bytes.
-        let connected =
-            unsafe { libc::connect(caller.as_raw_fd(), (&raw const address).cast(), length) };
-        check(connected).expect("connected");
+        let caller = unix_socket(SocketFlags::empty()).expect("socket");
+        let address = SocketAddrUnix::new(dir.socket_path()).expect("address");
+        rustix::net::connect(&caller, &address).expect("connected");
         assert!(matches!(listener.hide(), Ok(Hidden::Caller(_))));
         assert!(dir.socket_path().exists());
         assert!(matches!(listener.hide(), Ok(Hidden::Alone)));

@@ -1,4 +1,4 @@
-//! What `/proc` says about other processes.
+//! Other processes, as `/proc` shows them.
 
 use crate::tables::FileKey;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -126,7 +126,7 @@ pub(crate) fn processes() -> impl Iterator<Item = u32> {
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
-/// What the descriptors of a process lead to, as far as we may look: number and name.
+/// The files behind the descriptors of a process, as far as we may look: number and name.
 pub(crate) fn descriptors(pid: u32) -> impl Iterator<Item = (u32, String)> {
     let entries = fs::read_dir(format!("/proc/{pid}/fd"));
     let entries = entries.into_iter().flatten().flatten();
@@ -269,8 +269,7 @@ mod tests {
             assert_eq!(sockets.addresses(own_pid, u32::MAX), None);
             let local = stream.local_addr().expect("address");
             let (inode, uid) = sockets.other_end(own_pid, target, local).expect("this one");
-            // SAFETY: cannot fail.
-            assert_eq!(uid, unsafe { libc::geteuid() });
+            assert_eq!(uid, crate::runtime_dir::user_id());
             let holders = holders(&BTreeSet::from([inode]));
             assert!(holders.contains_key(&inode), "{holders:?}");
             assert!(sockets.is_open(own_pid, local, target));

@@ -14,10 +14,11 @@
 //! long as it exists, and no other socket after it.
 
 use crate::diag::Diag;
-use crate::listener::{check, cookie_of};
+use crate::listener::cookie_of;
 use crate::registry::{Address, Tuple};
-use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use rustix::net::{SocketAddrAny, getpeername, getsockname};
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd};
 use toehold_channel::memfd;
 use toehold_channel::rendezvous::mapped;
 use toehold_channel::table::Reason;
@@ -31,9 +32,9 @@ pub(crate) struct Proved {
     pub(crate) cookie: u64,
 }
 
-/// What a shown descriptor proves. `own` speaks of our namespace, `shown_diag` of the one that the
-/// client has shown. `shown` is closed before that is asked: until then it keeps the connection of
-/// a program that is killed open.
+/// Examines a shown descriptor, and returns what it proves. `own` speaks of our namespace,
+/// `shown_diag` of the one that the client has shown. `shown` is closed before that is asked: until
+/// then it keeps the connection of a program that is killed open.
 ///
 /// # Errors
 /// Why it proves nothing: the reason that the library reports.
@@ -50,9 +51,9 @@ pub(crate) fn examine(
         return Err(Reason::NotTcp);
     }
     let closing = |_| Reason::Closing;
-    let local = address(socket, libc::getsockname).map_err(closing)?;
-    let remote = address(socket, libc::getpeername).map_err(closing)?;
-    let (Some(local), Some(remote)) = (local, remote) else {
+    let local = getsockname(socket).map_err(closing)?;
+    let remote = getpeername(socket).map_err(closing)?;
+    let (Some(local), Some(remote)) = (address(local), remote.and_then(address)) else {
         return Err(Reason::NotTcp);
     };
     let diag = match own.is_elsewhere(socket) {
@@ -67,7 +68,7 @@ pub(crate) fn examine(
         remote,
     };
     let cookie = cookie_of(socket, libc::SO_COOKIE).map_err(|_| Reason::Unsupported)?;
-    let inode = memfd::number(socket).map_err(closing)?;
+    let inode = memfd::number(socket).map_err(|_| Reason::Closing)?;
     drop(shown);
     match diag.established(&tuple, cookie) {
         Some(known) if known == inode && cookie != 0 => Ok(Proved { tuple, cookie }),
@@ -76,45 +77,22 @@ pub(crate) fn examine(
     }
 }
 
-type Ask =
-    unsafe extern "C" fn(libc::c_int, *mut libc::sockaddr, *mut libc::socklen_t) -> libc::c_int;
-
-/// One address of a socket; nothing when it is neither IPv4 nor IPv6.
-fn address(socket: BorrowedFd<'_>, ask: Ask) -> io::Result<Option<Address>> {
-    // SAFETY: `sockaddr_storage` is plain data, for which zeroes are a value.
-    let mut storage: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
-    let mut length = size_of::<libc::sockaddr_storage>() as libc::socklen_t;
-    // SAFETY: `storage` is writable for `length` bytes.
-    check(unsafe {
-        let storage = (&raw mut storage).cast();
-        ask(socket.as_raw_fd(), storage, &mut length)
-    })?;
-    let base = &raw const storage;
-    Ok(match i32::from(storage.ss_family) {
-        libc::AF_INET => {
-            // SAFETY: the family says which structure it is; the storage is larger than any.
-            let v4 = unsafe { &*base.cast::<libc::sockaddr_in>() };
-            Some(Address {
-                ip: mapped(v4.sin_addr.s_addr.to_ne_bytes()),
-                port: u16::from_be(v4.sin_port),
-            })
-        }
-        libc::AF_INET6 => {
-            // SAFETY: as above.
-            let v6 = unsafe { &*base.cast::<libc::sockaddr_in6>() };
-            Some(Address {
-                ip: v6.sin6_addr.s6_addr,
-                port: u16::from_be(v6.sin6_port),
-            })
-        }
-        _ => None,
-    })
+/// An address as the registry has it; nothing when it is neither IPv4 nor IPv6.
+fn address(any: SocketAddrAny) -> Option<Address> {
+    let known = SocketAddr::try_from(any).ok()?;
+    let ip = match known.ip() {
+        IpAddr::V4(v4) => mapped(v4.octets()),
+        IpAddr::V6(v6) => v6.octets(),
+    };
+    let port = known.port();
+    Some(Address { ip, port })
 }
 
 #[cfg(test)]
 mod tests {
     use super::{examine as examine_owned, *};
     use std::net::{Ipv6Addr, TcpListener, TcpStream, UdpSocket};
+    use std::os::fd::BorrowedFd;
 
     fn examine(shown: BorrowedFd<'_>, own: &Diag, other: Option<&Diag>) -> Result<Proved, Reason> {
         let copy = shown.try_clone_to_owned().expect("a descriptor");

@@ -68,7 +68,7 @@ struct Slab {
     in_use: u32,
 }
 
-/// What one channel needs.
+/// The memory of one channel.
 #[derive(Debug)]
 pub(crate) struct Memory {
     /// The slab it lies in.
@@ -101,8 +101,8 @@ impl Regions {
         Ok(Memory { slab, shown, pair })
     }
 
-    /// What a channel was made with; for another process of a family as well, which has to see no
-    /// more than that.
+    /// The memory that a channel was made with. `for_another` is set for another process of a
+    /// family, which may see no more than that.
     pub(crate) fn get(&mut self, channel: ChannelId, for_another: bool) -> Option<Memory> {
         let &(pair_id, slot) = self.channels.get(&channel)?;
         let pair = self.pairs.get_mut(&pair_id)?;
@@ -123,7 +123,7 @@ impl Regions {
         })
     }
 
-    /// Keeps something no longer, or only for a while. What never came to have memory can end as
+    /// Keeps something no longer, or only for a while. A channel that never had memory can end as
     /// well.
     pub(crate) fn close(&mut self, ended: Ended, now: Instant) {
         match ended {

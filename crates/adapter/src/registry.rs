@@ -20,10 +20,10 @@
 //!   always on the same side, and the ready bitmaps of that side are its own; two processes that
 //!   connect to each other both ways are two pairs.
 //!
-//! What an [`Ask`] says about its socket is so: the caller has seen the socket. It was so at that
-//! moment, and the caller looks again when two ends come together. One socket is claimed once. An
-//! end whose table entry has moved on is *stale*; the caller says which are,
-//! through a closure, because only shared memory knows.
+//! The caller has seen the socket of an [`Ask`], so the ask is true at that moment. The caller
+//! looks again when two ends come together.  One socket is claimed once. An end whose table entry
+//! has moved on is *stale*; the caller says which are, through a closure, because only shared
+//! memory knows.
 
 mod model;
 #[cfg(test)]
@@ -42,7 +42,7 @@ pub struct Registry {
     limits: Limits,
     policy: Policy,
     clients: BTreeMap<ClientId, Client>,
-    /// What the users have whose clients have ends.
+    /// The use of each user whose clients have ends.
     users: BTreeMap<u32, UserUse>,
     ends: BTreeMap<EntryKey, Registered>,
     pending: BTreeMap<Tuple, EntryKey>,
@@ -206,7 +206,7 @@ impl Registry {
                 return None;
             }
         } else if before != id {
-            self.bequeath(key, id);
+            self.hand_over(key, id);
             self.remove_if_unused(before);
         }
         Some(Resumed {
@@ -243,15 +243,15 @@ impl Registry {
         let Some(client) = self.clients.get(&id) else {
             return Vec::new();
         };
-        let heir = self.heir(id);
+        let survivor = self.survivor(id);
         let mut bereft = Vec::new();
         for key in client.keys() {
             let end = self.ends[&key].end;
             if is_gone(end) {
                 bereft.extend(self.partner(end));
                 self.forget(key);
-            } else if let Some(heir) = heir {
-                self.bequeath(key, heir);
+            } else if let Some(survivor) = survivor {
+                self.hand_over(key, survivor);
             }
         }
         self.remove_if_unused(id);
@@ -347,13 +347,13 @@ impl Registry {
     }
 
     /// Another connected client of the same family.
-    pub fn heir(&self, id: ClientId) -> Option<ClientId> {
+    pub fn survivor(&self, id: ClientId) -> Option<ClientId> {
         let table = self.clients.get(&id)?.process.table;
         let mut family = self.clients.iter();
-        let heir = family.find(|(other, client)| {
+        let survivor = family.find(|(other, client)| {
             **other != id && client.connected && client.process.table == table
         });
-        heir.map(|(&heir, _)| heir)
+        survivor.map(|(&survivor, _)| survivor)
     }
 
     /// The ends in the name of a client.
@@ -623,13 +623,13 @@ impl Registry {
         self.user_mut(client).pending -= 1;
     }
 
-    fn bequeath(&mut self, key: EntryKey, heir: ClientId) {
+    fn hand_over(&mut self, key: EntryKey, survivor: ClientId) {
         let registered = self.ends.get_mut(&key).expect("the caller looked it up");
-        let before = std::mem::replace(&mut registered.client, heir);
+        let before = std::mem::replace(&mut registered.client, survivor);
         self.client_mut(before).entries.remove(&key.entry);
         self.count_off(before);
-        self.client_mut(heir).entries.insert(key.entry);
-        self.user_mut(heir).ends += 1;
+        self.client_mut(survivor).entries.insert(key.entry);
+        self.user_mut(survivor).ends += 1;
     }
 
     /// One end less for the user of a client.
@@ -642,7 +642,7 @@ impl Registry {
         }
     }
 
-    /// What the user of a client has.
+    /// The use of the user of a client.
     fn user_mut(&mut self, client: ClientId) -> &mut UserUse {
         let uid = self.clients[&client].process.uid;
         self.users.entry(uid).or_default()

@@ -34,13 +34,7 @@ impl RuntimeDir {
     ///
     /// Everything [`RuntimeDir::open`] refuses, and a directory that cannot be created.
     pub fn open_or_create(path: &Path) -> Result<RuntimeDir, RuntimeDirError> {
-        check_length(path)?;
-        match fs::DirBuilder::new().mode(DIR_MODE).create(path) {
-            Ok(()) => {}
-            // Whatever stands there is judged below, exactly as if it had always been there.
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            Err(error) => return Err(RuntimeDirError::io("create", path, error)),
-        }
+        create(path, DIR_MODE)?;
         RuntimeDir::open(path)
     }
 
@@ -80,13 +74,10 @@ impl RuntimeDir {
     ///
     /// Everything [`RuntimeDir::open_system`] refuses, and a directory that cannot be created.
     pub fn open_or_create_system(path: &Path) -> Result<RuntimeDir, RuntimeDirError> {
-        check_length(path)?;
-        match fs::DirBuilder::new().mode(SYSTEM_DIR_MODE).create(path) {
+        if create(path, SYSTEM_DIR_MODE)? {
             // The umask may have taken bits away.
-            Ok(()) => fs::set_permissions(path, fs::Permissions::from_mode(SYSTEM_DIR_MODE))
-                .map_err(|error| RuntimeDirError::io("open to all", path, error))?,
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            Err(error) => return Err(RuntimeDirError::io("create", path, error)),
+            fs::set_permissions(path, fs::Permissions::from_mode(SYSTEM_DIR_MODE))
+                .map_err(|error| RuntimeDirError::io("open to all", path, error))?;
         }
         RuntimeDir::open_system(path)
     }
@@ -207,7 +198,7 @@ pub enum RuntimeDirError {
     ForeignOwner {
         /// The path that was refused.
         path: PathBuf,
-        /// Who owns it.
+        /// The owner.
         uid: u32,
     },
     /// Its mode lets other users in.
@@ -221,7 +212,7 @@ pub enum RuntimeDirError {
     NotRoots {
         /// The path that was refused.
         path: PathBuf,
-        /// Who owns it.
+        /// The owner.
         uid: u32,
     },
     /// The mode of the system adapter's directory lets other users write.
@@ -247,7 +238,7 @@ pub enum RuntimeDirError {
         action: &'static str,
         /// The path it was tried on.
         path: PathBuf,
-        /// What the operating system answered.
+        /// The operating system's error.
         source: io::Error,
     },
 }
@@ -375,9 +366,20 @@ fn check_length(path: &Path) -> Result<(), RuntimeDirError> {
     Ok(())
 }
 
-fn user_id() -> u32 {
-    // SAFETY: `geteuid` has no preconditions and cannot fail.
-    unsafe { libc::geteuid() }
+/// Creates a directory; false when something stands there, which is then judged as if it had always
+/// been there.
+fn create(path: &Path, mode: u32) -> Result<bool, RuntimeDirError> {
+    check_length(path)?;
+    match fs::DirBuilder::new().mode(mode).create(path) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
+        Err(error) => Err(RuntimeDirError::io("create", path, error)),
+    }
+}
+
+/// The user that this process is now.
+pub(crate) fn user_id() -> u32 {
+    rustix::process::geteuid().as_raw()
 }
 
 /// The adapter's socket within the runtime directory.

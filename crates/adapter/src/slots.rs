@@ -1,7 +1,7 @@
 //! Slot numbers of one pair of processes: handed out lowest first, so that the ready bitmaps' used
 //! words stay few, and the slabs in use as well.
 //!
-//! What two processes share of a slab they share of all of it. A child that one of them forks
+//! Two processes that share a slot of a slab share the whole slab. A child that one of them forks
 //! inherits its slabs as they are: whoever has forked since gets no slot in them any more, until
 //! they are empty and can be replaced.
 

@@ -1,4 +1,4 @@
-//! What `toehold status` shows, collected from the tables, the registry and `/proc`.
+//! The answer to `toehold status`, collected from the tables, the registry and `/proc`.
 
 use crate::engine;
 use crate::proc::{self, Sockets};
@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use toehold_channel::offload;
 use toehold_channel::preamble::PREAMBLE_BYTES;
 use toehold_channel::table::{
-    COMMAND_DETACH, ENTRIES, Entry, FLAG_ACCEPTED, FLAG_ASKED, FLAG_OFFLOAD, LAYOUT_VERSION, Mode,
-    Reason, WaitMode,
+    COMMAND_DETACH, COMMAND_YIELD, ENTRIES, Entry, FLAG_ACCEPTED, FLAG_ASKED, FLAG_OFFLOAD,
+    LAYOUT_VERSION, Mode, Reason, WaitMode,
 };
 use toehold_channel::untrusted::{Word32, Word64};
 
@@ -23,7 +23,7 @@ pub(crate) struct Report {
     pub(crate) processes: Vec<Process>,
     /// Connections that this adapter has given a channel, those that have ended included.
     pub(crate) channels_made: u64,
-    /// What the TCP engine has done, where there is one.
+    /// The counts of the TCP engine, where there is one.
     pub(crate) engine: Option<engine::Report>,
     /// Why there is none, where the operator wanted one.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -261,7 +261,7 @@ impl Members {
 /// Table entries that are looked at for one user.
 const ENTRIES_PER_USER_MAX: usize = 4 * ENTRIES;
 
-/// What became of a connection.
+/// The fate of a connection.
 enum Fate {
     /// A living member of the family holds it.
     With(u32),
@@ -271,8 +271,8 @@ enum Fate {
     Gone,
 }
 
-/// What became of a connection when the process that used it last is gone, killed perhaps, so that
-/// it could not say so.
+/// The fate of a connection when the process that used it last is gone: it may have been killed, so
+/// that it could not say so.
 fn fate(
     table: &MappedTable,
     entry: &Entry,
@@ -365,8 +365,10 @@ fn reason(entry: &Entry) -> Reason {
     if !undecided {
         return library;
     }
-    if entry.command.load(Ordering::Relaxed) == COMMAND_DETACH {
-        return Reason::Detached;
+    match entry.command.load(Ordering::Relaxed) {
+        COMMAND_DETACH => return Reason::Detached,
+        COMMAND_YIELD => return Reason::Captured,
+        _ => {}
     }
     if !asked {
         return Reason::FewBytes;

@@ -9,16 +9,15 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::File;
 use std::io;
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
 use toehold_channel::memfd::{self, MapError};
 use toehold_channel::table::{
-    COMMAND_DETACH, COMMAND_EVICT, COMMAND_NONE, COMMAND_PEER_GONE, ENTRIES, Entry, EntryState,
-    FAMILY_BIRTH, FAMILY_ORPHAN, FAMILY_PID, FLAG_ACCEPTED, PROGRAM_BYTES, Reason, TABLE_BYTES,
-    Table,
+    COMMAND_DETACH, COMMAND_EVICT, COMMAND_NONE, COMMAND_PEER_GONE, COMMAND_YIELD, ENTRIES, Entry,
+    EntryState, FAMILY_BIRTH, FAMILY_ORPHAN, FAMILY_PID, FLAG_ACCEPTED, PROGRAM_BYTES, Reason,
+    TABLE_BYTES, Table,
 };
 
 /// The mapped tables.
@@ -29,7 +28,8 @@ pub(crate) struct Tables {
     next: u64,
 }
 
-/// What two processes of a family have in common. Not reused while the file is mapped.
+/// The key of a table's file, equal for all processes of a family. Not reused while the file is
+/// mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct FileKey {
     /// The device it is on.
@@ -159,9 +159,13 @@ impl Tables {
         }
     }
 
-    /// Tells the library to give an end's channel up, unless it is under a command already.
+    /// Tells the library to give an end's channel up, unless it is under a command already that
+    /// brings it down for longer than a packet capture.
     pub(crate) fn set_evict(&self, end: End) {
-        let evict = |entry: &_| swap_command(entry, COMMAND_NONE, COMMAND_EVICT);
+        let evict = |entry: &_| {
+            swap_command(entry, COMMAND_NONE, COMMAND_EVICT)
+                || swap_command(entry, COMMAND_YIELD, COMMAND_EVICT)
+        };
         if self.current(end).is_some_and(evict) {
             self.call_attention(end.table);
         }
@@ -303,15 +307,7 @@ impl Drop for MappedTable {
 
 /// Whether a memfd is of tmpfs. One made with `MFD_HUGETLB` can carry the same seals.
 fn is_in_ordinary_pages(file: &OwnedFd) -> io::Result<bool> {
-    let mut system = MaybeUninit::<libc::statfs>::uninit();
-    // SAFETY: `system` is valid for writes of its size.
-    let done = unsafe { libc::fstatfs(file.as_raw_fd(), system.as_mut_ptr()) };
-    if done != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the call above has filled it.
-    let system = unsafe { system.assume_init() };
-    Ok(system.f_type != libc::HUGETLBFS_MAGIC)
+    Ok(rustix::fs::fstatfs(file)?.f_type != libc::HUGETLBFS_MAGIC)
 }
 
 fn key_of(file: &File) -> Result<FileKey, TableError> {
@@ -324,14 +320,25 @@ fn key_of(file: &File) -> Result<FileKey, TableError> {
     })
 }
 
-/// Commands an entry to detach, unless it is under a command already.
+/// Commands an entry to detach, unless it is under a command already. The operator's command
+/// outlasts a packet capture.
 pub(crate) fn detach(entry: &Entry) -> bool {
     swap_command(entry, COMMAND_NONE, COMMAND_DETACH)
+        || swap_command(entry, COMMAND_YIELD, COMMAND_DETACH)
 }
 
 /// Withdraws the command to detach; any other stands.
 pub(crate) fn attach(entry: &Entry) -> bool {
     swap_command(entry, COMMAND_DETACH, COMMAND_NONE)
+}
+
+/// Keeps an entry on its carrier for as long as it is `captured`. True when that changes its
+/// command.
+pub(crate) fn yield_to_capture(entry: &Entry, captured: bool) -> bool {
+    match captured {
+        true => swap_command(entry, COMMAND_NONE, COMMAND_YIELD),
+        false => swap_command(entry, COMMAND_YIELD, COMMAND_NONE),
+    }
 }
 
 fn swap_command(entry: &Entry, from: u32, to: u32) -> bool {

@@ -1,7 +1,8 @@
-//! What the programs' own tables say, where no adapter does: it died, or it answers only root.
+//! Programs that no adapter knows, read from their own tables: the adapter died, or it answers only
+//! root.
 //!
-//! A program keeps its table as a descriptor. Who may look into the program finds it in `/proc`,
-//! and reads there what the adapter would.
+//! A program keeps its table as a descriptor. A user who may look into the program finds the table
+//! in `/proc`, and reads there what the adapter would read.
 
 use crate::proc;
 use crate::registry::{Limits, Policy, Registry};

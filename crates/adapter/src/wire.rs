@@ -8,7 +8,7 @@ use toehold_channel::rendezvous::{Kind, MESSAGE_BYTES, Message, MessageError};
 /// Most descriptors a message may carry: an offer's slab and pair.
 pub const DESCRIPTORS_MAX: usize = 2;
 
-/// What arrived.
+/// The result of a receive.
 #[derive(Debug)]
 pub enum Received {
     /// A message and its descriptors.
@@ -29,8 +29,8 @@ pub fn receive(socket: BorrowedFd<'_>) -> io::Result<Received> {
     receive_with(socket, 0).map(|(received, _)| received)
 }
 
-/// Who sent a message, by the kernel's account at that moment (`SCM_CREDENTIALS`, unix(7)): process
-/// and user are 0 and the overflow user's when the socket did not ask for it, see
+/// The sender of a message, by the kernel's account at that moment (`SCM_CREDENTIALS`, unix(7)):
+/// process and user are 0 and the overflow user's when the socket did not ask for it, see
 /// [`ask_for_senders`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sender {

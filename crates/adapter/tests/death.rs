@@ -2,15 +2,15 @@
 
 mod support;
 
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsRawFd, RawFd};
 use std::process::ChildStdin;
 use std::sync::atomic::Ordering;
 use support::program::Program;
-use support::{Adapter, FakeEnd, FakeLibrary, Scratch, connect};
-use toehold_channel::table::{COMMAND_NONE, COMMAND_PEER_GONE};
+use support::scene::Scene;
+use support::{FakeLibrary, connect};
 
-/// What the other process does.
+/// The other process's part.
 #[test]
 #[ignore = "run by the tests of this file, in another process"]
 fn role() {
@@ -59,81 +59,35 @@ fn leave_a_child(library: &FakeLibrary, closes: &[RawFd]) {
     library.table.words().header().family[1].store(pid as u32, Ordering::Relaxed);
 }
 
-struct Scene {
-    _scratch: Scratch,
-    _adapter: Adapter,
-    server: FakeLibrary,
-    accepted: FakeEnd,
-    program: Program,
-    _stream: TcpStream,
-}
-
-/// A server here that has a connection and a channel with a program of the given role.
-fn scene(role: &str) -> Scene {
-    let scratch = Scratch::new();
-    let adapter = Adapter::start(&scratch.path());
-    let server = FakeLibrary::new(&scratch.path());
-    let listener = TcpListener::bind("127.0.0.1:0").expect("bound");
-    let port = listener.local_addr().expect("bound").port();
-    let mut program = Program::start(role, &scratch.path(), port);
-    let (stream, client) = listener.accept().expect("accepted");
-    let accepted = server.pair(true, port, client.port());
-    program.wait_until_ready();
-    server.settle();
-    assert_eq!(server.offers(accepted), 1);
-    Scene {
-        _scratch: scratch,
-        _adapter: adapter,
-        server,
-        accepted,
-        program,
-        _stream: stream,
-    }
-}
-
-impl Scene {
-    /// Ends the program, and answers what its child waits for.
-    fn kill(&mut self) -> Option<ChildStdin> {
-        let stdin = self.program.child.stdin.take();
-        self.program.kill();
-        stdin
-    }
-
-    fn assert_told(&self) {
-        let told = || self.server.command(self.accepted) == COMMAND_PEER_GONE;
-        self.server.settle_until(told);
-    }
-
-    fn assert_untold(&self) {
-        for _ in 0..100 {
-            self.server.settle();
-        }
-        assert_eq!(self.server.command(self.accepted), COMMAND_NONE);
-    }
+/// Ends the program; its child lives until the returned input is dropped.
+fn kill(program: &mut Program) -> Option<ChildStdin> {
+    let stdin = program.child.stdin.take();
+    program.kill();
+    stdin
 }
 
 #[test]
 fn the_partner_of_a_killed_process_is_told() {
-    let mut scene = scene("waits");
+    let mut scene = Scene::with("waits");
     scene.assert_untold();
-    scene.kill();
+    kill(&mut scene.program);
     scene.assert_told();
 }
 
 #[test]
 fn a_successor_in_the_same_entry_is_not_told() {
-    let mut scene = scene("waits");
+    let mut scene = Scene::with("waits");
     let entry = scene.server.table.entry(scene.accepted.entry);
     entry.generation.fetch_add(1, Ordering::Relaxed);
-    scene.kill();
+    kill(&mut scene.program);
     scene.assert_untold();
 }
 
 #[test]
 fn a_program_that_closes_our_socket_keeps_its_channels_until_it_ends() {
-    let mut scene = scene("closes-our-socket");
+    let mut scene = Scene::with("closes-our-socket");
     scene.assert_untold();
-    scene.kill();
+    kill(&mut scene.program);
     scene.assert_told();
 }
 
@@ -145,8 +99,8 @@ fn channels_outlive_a_process_whose_family_holds_them() {
         "has-a-child-with-the-connection",
     ];
     for role in roles {
-        let mut scene = scene(role);
-        let stdin = scene.kill();
+        let mut scene = Scene::with(role);
+        let stdin = kill(&mut scene.program);
         scene.assert_untold();
         drop(stdin);
         scene.assert_told();
@@ -155,8 +109,8 @@ fn channels_outlive_a_process_whose_family_holds_them() {
 
 #[test]
 fn a_family_does_not_keep_what_only_the_dead_process_held() {
-    let mut scene = scene("has-a-child");
-    let stdin = scene.kill();
+    let mut scene = Scene::with("has-a-child");
+    let stdin = kill(&mut scene.program);
     scene.assert_told();
     drop(stdin);
 }

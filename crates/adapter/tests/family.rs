@@ -6,12 +6,12 @@ mod support;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::Ordering;
-use support::program::Program;
+use support::scene::Scene;
 use support::{Adapter, FakeEnd, FakeLibrary, FakeTable, Scratch, connect, socket_pair};
 use toehold_adapter::client;
 use toehold_adapter::wire::{self, Received};
 use toehold_channel::rendezvous::{Kind, Message};
-use toehold_channel::table::{COMMAND_NONE, COMMAND_PEER_GONE};
+use toehold_channel::table::COMMAND_NONE;
 
 /// A program with a worker that became another user, when it may: a connection of the worker's is
 /// offered a channel. The worker ends with the standard input, the program when it is killed.
@@ -48,55 +48,9 @@ fn role() {
 
 const NOBODY: u32 = 65534;
 
-struct Scene {
-    scratch: Scratch,
-    _adapter: Adapter,
-    server: FakeLibrary,
-    accepted: FakeEnd,
-    program: Program,
-    _stream: TcpStream,
-}
-
-/// A server here that has a connection and a channel with a worker there.
-fn scene() -> Scene {
-    let scratch = Scratch::new();
-    let adapter = Adapter::start(&scratch.path());
-    let server = FakeLibrary::new(&scratch.path());
-    let listener = TcpListener::bind("127.0.0.1:0").expect("bound");
-    let port = listener.local_addr().expect("bound").port();
-    let mut program = Program::start("has-a-worker", &scratch.path(), port);
-    let (stream, client) = listener.accept().expect("accepted");
-    let accepted = server.pair(true, port, client.port());
-    program.wait_until_ready();
-    server.settle();
-    assert_eq!(server.offers(accepted), 1);
-    Scene {
-        scratch,
-        _adapter: adapter,
-        server,
-        accepted,
-        program,
-        _stream: stream,
-    }
-}
-
-impl Scene {
-    fn assert_told(&self) {
-        let told = || self.server.command(self.accepted) == COMMAND_PEER_GONE;
-        self.server.settle_until(told);
-    }
-
-    fn assert_untold(&self) {
-        for _ in 0..100 {
-            self.server.settle();
-        }
-        assert_eq!(self.server.command(self.accepted), COMMAND_NONE);
-    }
-}
-
 #[test]
 fn a_worker_of_another_user_is_introduced_as_its_parent_would_be() {
-    let scene = scene();
+    let scene = Scene::with("has-a-worker");
     // SAFETY: cannot fail.
     if unsafe { libc::geteuid() } != 0 {
         eprintln!("SKIPPED: only root can have a worker of another user");
@@ -108,7 +62,7 @@ fn a_worker_of_another_user_is_introduced_as_its_parent_would_be() {
 
 #[test]
 fn the_partner_of_a_worker_that_ends_is_told_while_its_parent_lives() {
-    let mut scene = scene();
+    let mut scene = Scene::with("has-a-worker");
     scene.assert_untold();
     drop(scene.program.child.stdin.take());
     scene.assert_told();
@@ -118,7 +72,7 @@ fn the_partner_of_a_worker_that_ends_is_told_while_its_parent_lives() {
 
 #[test]
 fn a_worker_outlives_the_parent_that_brought_it() {
-    let mut scene = scene();
+    let mut scene = Scene::with("has-a-worker");
     let stdin = scene.program.child.stdin.take();
     scene.program.kill();
     scene.assert_untold();

@@ -245,8 +245,8 @@ fn a_flood_of_connections_turns_only_itself_away() {
 #[ignore = "run by the tests of this file, in another process"]
 fn role() {
     let (_, dir) = support::program::role();
-    // What this process has inherited would count.
-    // SAFETY: nothing in this process uses a descriptor but the first three.
+    // Descriptors that this process has inherited would count. SAFETY: nothing in this process uses
+    // a descriptor but the first three.
     assert_eq!(unsafe { libc::close_range(3, u32::MAX, 0) }, 0);
     let descriptors = u64::from(support::program::port());
     let limit = libc::rlimit {
@@ -325,7 +325,7 @@ fn a_client_that_does_not_listen_is_dropped() {
     let _adapter = Adapter::start(&scratch.path());
     let deaf = connect(&scratch.path());
     let ping = Message::new(Kind::Ping);
-    // It never receives: its answers fill its socket, then the adapter's patience.
+    // It never receives: its answers fill its socket, then the adapter's limit.
     while wire::send(deaf.as_fd(), &ping, &[]).is_ok() {}
     assert_serves(&scratch);
 }

@@ -1,4 +1,4 @@
-//! What the command line sees, and how an adapter comes and goes.
+//! Tests of the command line's requests, and of how an adapter comes and goes.
 
 mod support;
 
@@ -272,7 +272,7 @@ fn without_an_adapter_the_command_line_says_so() {
     assert!(matches!(open, ClientError::RuntimeDir(_)), "{open}");
 }
 
-/// What an adapter leaves that was killed.
+/// Leaves a socket as an adapter does that was killed.
 fn leave_stale_socket(dir: &Path) {
     let options = quiet(dir);
     let daemon = Daemon::bind(options).expect("bound");

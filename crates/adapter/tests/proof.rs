@@ -1,6 +1,7 @@
-//! What a client claims about a connection: the socket itself proves it, and nothing else does. The
-//! attacker has everything that a worker of another user has: the adapter's socket of its parent,
-//! the family's table, any message, and any descriptor but that of the connection it is after.
+//! Tests of a client's claims about a connection: the socket itself proves a claim, and nothing
+//! else does. The attacker has everything that a worker of another user has: the adapter's socket
+//! of its parent, the family's table, any message, and any descriptor but that of the connection it
+//! is after.
 
 mod support;
 

@@ -1,13 +1,16 @@
 //! One client: its socket, its process, and what is still to be sent to it.
 
 use crate::diag::Diag;
-use crate::listener::{owned, peer_of};
+use crate::listener::peer_of;
 use crate::regions::SharedFd;
 use crate::registry::{End, TableId};
 use crate::wire;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use toehold_channel::rendezvous::Message;
 
 /// One client.
@@ -34,7 +37,7 @@ pub(super) struct Connection {
     pub(super) awaits_room: bool,
 }
 
-/// What a client is believed on the word of the one that brought it.
+/// The facts about a client that are believed on the word of the one that brought it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Voucher {
     /// The user that policy takes it for.
@@ -160,27 +163,21 @@ impl Connection {
         let Some(pidfd) = &self.pidfd else {
             return true;
         };
-        let mut poll = libc::pollfd {
-            fd: pidfd.as_raw_fd(),
-            events: libc::POLLIN,
-            revents: 0,
-        };
-        // SAFETY: one valid entry.
-        unsafe { libc::poll(&mut poll, 1, 0) > 0 }
+        let mut entry = [PollFd::new(pidfd, PollFlags::IN)];
+        poll(&mut entry, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
     }
 }
 
 /// A process as a descriptor; nothing for one that has ended already or lies outside our pid
 /// namespace (number 0), and on a kernel that knows no such thing.
 fn open_process(pid: libc::pid_t) -> io::Result<Option<OwnedFd>> {
-    // SAFETY: plain system call.
-    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
-    match owned(fd as libc::c_int) {
-        Err(error) => match error.raw_os_error() {
-            Some(libc::ESRCH | libc::EINVAL | libc::ENOSYS) => Ok(None),
-            _ => Err(error),
-        },
-        fd => fd.map(Some),
+    let Some(pid) = Pid::from_raw(pid) else {
+        return Ok(None);
+    };
+    match pidfd_open(pid, PidfdFlags::empty()) {
+        Ok(fd) => Ok(Some(fd)),
+        Err(Errno::SRCH | Errno::INVAL | Errno::NOSYS) => Ok(None),
+        Err(error) => Err(error.into()),
     }
 }
 

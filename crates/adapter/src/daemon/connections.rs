@@ -5,6 +5,7 @@ use super::poller::Source;
 use super::{Daemon, spare_descriptor};
 use crate::proc::{self, Sockets};
 use crate::registry::{ClientId, End, Policy, Process};
+use crate::runtime_dir::user_id;
 use crate::tables::TableError;
 use crate::wire::{self, Received, Sender};
 use std::cell::RefCell;
@@ -102,8 +103,7 @@ impl Daemon {
     }
 
     fn inadmissible(&self, connection: &Connection) -> Option<&'static str> {
-        // SAFETY: cannot fail.
-        let own_uid = unsafe { libc::geteuid() };
+        let own_uid = user_id();
         let is_known = connection.vouched().is_some() || connection.uid == own_uid;
         if self.options.policy == Policy::SameUser && !is_known {
             return Some("it belongs to another user");
@@ -197,9 +197,9 @@ impl Daemon {
         }
     }
 
-    /// Whether a message is to be heard. What a client may do follows from the user it is now. One
-    /// that came over a socket which another process holds, too, and that is another user, is heard
-    /// only when it brings a socket of its own.
+    /// Whether a message is to be heard. A client's rights follow from the user it is now. A
+    /// message that came over a socket which another process holds, too, and that is another user,
+    /// is heard only when it brings a socket of its own.
     fn recognise(
         &mut self,
         id: ClientId,
@@ -224,8 +224,7 @@ impl Daemon {
 
     /// Whether a client may ask about connections of others, and command them.
     pub(super) fn is_operator(&self, id: ClientId) -> bool {
-        // SAFETY: cannot fail.
-        let own_uid = unsafe { libc::geteuid() };
+        let own_uid = user_id();
         let client = self.clients.get(&id);
         client.is_some_and(|client| client.uid == own_uid || client.uid == 0)
     }
@@ -239,7 +238,7 @@ impl Daemon {
     ) -> Result<(), Fault> {
         let is_engine = self.engine_clients.contains(&id);
         let expected = match kind {
-            Kind::Hello | Kind::Adopt | Kind::Namespace => 1..=1,
+            Kind::Hello | Kind::Adopt | Kind::Namespace | Kind::Set => 1..=1,
             Kind::Pair if !is_engine => 1..=1,
             Kind::Resume => 0..=1,
             _ => 0..=0,
@@ -260,6 +259,7 @@ impl Daemon {
             }
             Kind::Status => self.handle_status(id),
             Kind::Capture => self.handle_capture(id, message),
+            Kind::Set => self.handle_set(id, descriptors.pop().expect("counted above")),
             Kind::Detach | Kind::Attach => self.handle_command(id, message, kind),
             Kind::Engine => self.handle_engine(id),
             Kind::Listen => self.handle_listen(id, message),
@@ -293,6 +293,7 @@ impl Daemon {
         };
         self.registry.join(id, process);
         self.sweep_departed(table);
+        self.show_to_captures(table);
         let pid = process.pid;
         self.log.say("hello", || format!("process {pid} is here"));
         Ok(())
@@ -323,7 +324,7 @@ impl Daemon {
         }
         connection.close();
         self.look_at_listeners();
-        self.take_pass_back(id);
+        self.revoke_token(id);
         self.throttled.remove(&id);
         if self.has_no_client() {
             self.idle_since = Instant::now();
@@ -417,9 +418,9 @@ impl Daemon {
     /// A living process of a dead client's family: another client, or one that proves to be of it
     /// by having its table mapped.
     fn survivor(&self, id: ClientId) -> Option<u32> {
-        let heir = self.registry.heir(id);
-        if let Some(heir) = heir.and_then(|heir| self.clients.get(&heir)) {
-            return Some(heir.pid);
+        let survivor = self.registry.survivor(id);
+        if let Some(survivor) = survivor.and_then(|survivor| self.clients.get(&survivor)) {
+            return Some(survivor.pid);
         }
         let connection = self.clients.get(&id)?;
         let table = connection.table?;

@@ -2,19 +2,21 @@
 //! processes that run another program now.
 //!
 //! A forked child may have changed its user or its root directory before it has a connection to ask
-//! for. What it inherited of its parent still leads to us: over that it sends one end of a fresh
-//! socket pair, and is served there. It may use the one table that they share, and counts as its
-//! parent's user where two ends are introduced, for it has shown its end. Everything else follows
-//! from the user that it is.
+//! for. The socket that it inherited from its parent still leads to us: over this socket it sends
+//! one end of a fresh socket pair, and is served there. It may use the one table that they share,
+//! and counts as its parent's user where two ends are introduced, for it has shown its end.
+//! Everything else follows from the user that it is.
 
 use super::Daemon;
 use super::connection::{Outgoing, Voucher};
 use super::connections::Fault;
 use super::introductions::is_current;
-use crate::listener::{check, cookie_of, number_of};
+use crate::listener::cookie_of;
 use crate::registry::{ClientId, End, Resumed, TableId};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::net::{AddressFamily, SocketType, getpeername, sockopt};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use toehold_channel::rendezvous::{Kind, Message, PAIR_ATTACHED, SLAB_ATTACHED};
 
 impl Daemon {
@@ -116,20 +118,14 @@ impl Daemon {
 /// # Errors
 /// When it is no such socket, or not connected: then it would never end.
 fn prepare(socket: BorrowedFd<'_>) -> io::Result<()> {
-    let domain = number_of(socket, libc::SO_DOMAIN)?;
-    let kind = number_of(socket, libc::SO_TYPE)?;
-    if (domain, kind) != (libc::AF_UNIX, libc::SOCK_SEQPACKET) {
+    let family = sockopt::socket_domain(socket)?;
+    let kind = sockopt::socket_type(socket)?;
+    if (family, kind) != (AddressFamily::UNIX, SocketType::SEQPACKET) {
         return Err(io::Error::from(io::ErrorKind::InvalidInput));
     }
-    let mut length = 0;
-    // SAFETY: no room for an address is promised, so none is written.
-    check(unsafe {
-        let mut address: libc::sockaddr_un = std::mem::zeroed();
-        libc::getpeername(socket.as_raw_fd(), (&raw mut address).cast(), &mut length)
-    })?;
-    // SAFETY: plain system calls.
-    check(unsafe {
-        let flags = libc::fcntl(socket.as_raw_fd(), libc::F_GETFL);
-        libc::fcntl(socket.as_raw_fd(), libc::F_SETFL, flags | libc::O_NONBLOCK)
-    })
+    getpeername(socket)?;
+    Ok(fcntl_setfl(
+        socket,
+        fcntl_getfl(socket)? | OFlags::NONBLOCK,
+    )?)
 }

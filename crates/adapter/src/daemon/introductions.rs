@@ -44,6 +44,7 @@ impl Daemon {
         }
         // Closed before any answer: the program may close its own then, and the connection ends
         // with it.
+        let is_engine = shown.is_none();
         let proved = match shown {
             Some(shown) => self.prove(id, shown),
             None => Ok(Proved {
@@ -59,6 +60,10 @@ impl Daemon {
                 return Ok(());
             }
         };
+        if !is_engine && self.is_captured(end, &proved.tuple) {
+            self.tables.set_verdict(end, Reason::Captured);
+            return Ok(());
+        }
         let mapped = self.tables.get(table).expect("current above");
         let ask = Ask {
             client: id,
@@ -85,7 +90,7 @@ impl Daemon {
         match outcome {
             Outcome::Waiting(reason) | Outcome::Refused(reason) => {
                 self.tables.set_verdict(end, reason);
-                // What keeps two apart that know of each other, both should know.
+                // A reason that keeps two ends apart that know of each other is told to both.
                 let mirror = self.registry.waiting(ask.tuple.mirrored());
                 if let Some(mirror) = mirror.filter(|_| reason != Reason::Unsupported) {
                     self.tables.set_verdict(mirror, reason);

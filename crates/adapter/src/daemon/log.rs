@@ -1,5 +1,5 @@
-//! What an adapter in the foreground reports: a line per kind of event, and not more of one kind
-//! than a person reads.
+//! The log of an adapter in the foreground: a line per kind of event, and not more of one kind than
+//! a person reads.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

@@ -1,5 +1,5 @@
-//! What a service manager is told, by the protocol of sd_notify(3): when the adapter serves, what
-//! it does without, when it leaves.
+//! Messages to a service manager, by the protocol of sd_notify(3): when the adapter serves, which
+//! features it lacks, when it leaves.
 //!
 //! Only an adapter in the foreground speaks: one that `toehold run` has started inside a service
 //! inherits that service's socket and has nothing to say there.

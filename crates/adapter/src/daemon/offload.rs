@@ -1,9 +1,14 @@
 //! Requests of clients to the engine, if there is one.
 
 use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::Read;
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
 
 use toehold_channel::liveness::Liveness;
+use toehold_channel::memfd;
 use toehold_channel::rendezvous::{Kind, Message, NoCapture, unmapped};
 use toehold_tcp::{Duration, Keepalive};
 
@@ -34,13 +39,17 @@ impl Daemon {
         let followed = match (read(), &mut self.engine) {
             (Err(cause), _) => Err(cause),
             (Ok(None), Some(_)) => Err("an engine that runs cannot be taken away".to_owned()),
-            (Ok(Some(settings)), Some(engine)) => {
-                engine.reconfigure(&settings).map_err(str::to_owned)
-            }
+            (Ok(Some(settings)), Some(engine)) => engine.reconfigure(&settings),
             (Ok(_), None) => Err("there is no engine to be told".to_owned()),
         };
         match followed {
-            Ok(()) => self.log.answer("settings read again"),
+            Ok(()) => {
+                self.log.answer("settings read again");
+                let complaints = self.engine.as_ref().map(Engine::complaints);
+                for complaint in complaints.unwrap_or_default() {
+                    self.log.answer(complaint);
+                }
+            }
             Err(cause) => self
                 .log
                 .answer(&format!("settings stay as they were: {cause}")),
@@ -100,6 +109,36 @@ impl Daemon {
         match begun {
             Ok(stream) => self.answer(id, 0, Some(SharedFd::new(stream))),
             Err(why) => self.answer(id, why as u32, None),
+        }
+    }
+
+    /// Changes one of the engine's settings: a memfd holds `NAME=VALUE`. The memfd of the answer
+    /// says why nothing was changed.
+    pub(super) fn handle_set(&mut self, id: ClientId, said: OwnedFd) -> Result<(), Fault> {
+        let mut text = String::new();
+        let read = File::from(said).take(SETTING_BYTES_MAX);
+        let is_read = { read }.read_to_string(&mut text).is_ok();
+        let setting = text.split_once('=').filter(|_| is_read);
+        let is_operator = self.is_operator(id);
+        let changed = match (setting, &mut self.engine) {
+            _ if !is_operator => Err("only the adapter's own user and root may".to_owned()),
+            (None, _) => Err(format!("`{text}` is no NAME=VALUE")),
+            (_, None) => Err("the adapter has no TCP engine".to_owned()),
+            (Some((word, value)), Some(engine)) => engine.change(word, value),
+        };
+        match changed {
+            Ok(()) => {
+                self.log.answer(&format!("set {text}"));
+                self.answer(id, 1, None)
+            }
+            Err(cause) => {
+                let file = memfd::create(c"toehold-cause", cause.len()).and_then(|file| {
+                    let file = File::from(file);
+                    file.write_all_at(cause.as_bytes(), 0)?;
+                    Ok(OwnedFd::from(file))
+                });
+                self.answer(id, 0, file.ok().map(SharedFd::new))
+            }
         }
     }
 
@@ -168,9 +207,9 @@ impl Daemon {
     }
 
     /// A client is gone: carriers in its name lead nowhere from here on.
-    pub(super) fn take_pass_back(&self, id: ClientId) {
+    pub(super) fn revoke_token(&self, id: ClientId) {
         if let Some(engine) = &self.engine {
-            engine.take_pass_back(id);
+            engine.revoke_token(id);
         }
     }
 
@@ -181,13 +220,16 @@ impl Daemon {
         }
     }
 
-    /// What a client that has said hello is known by.
+    /// The holder that stands for a client which has said hello.
     fn holder(&self, id: ClientId) -> Result<Holder, Fault> {
         let family = self.clients.get(&id).and_then(|client| client.table);
         let family = family.ok_or(Fault::OutOfTurn)?;
         Ok(Holder { client: id, family })
     }
 }
+
+/// The longest setting that is read.
+const SETTING_BYTES_MAX: u64 = 4_096;
 
 fn address(ip: [u8; 16], port: u16) -> SocketAddr {
     let ip = unmapped(ip).map_or(IpAddr::from(ip), IpAddr::from);

@@ -66,6 +66,9 @@ impl Daemon {
             });
             count += changed.count() as u32;
         }
+        if kind == Kind::Attach {
+            self.show_all_to_captures();
+        }
         for (id, _) in self.tables.iter() {
             // Those at the other ends as well: both have to come back.
             self.tables.call_attention(id);

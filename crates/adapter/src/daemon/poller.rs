@@ -3,12 +3,14 @@
 use crate::epoll::Epoll;
 use crate::listener::owned;
 use crate::registry::ClientId;
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::process::{Resource, getrlimit, setrlimit};
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-/// What the loop sleeps in.
+/// The epoll instance that the loop sleeps in, with its events.
 #[derive(Debug)]
 pub(super) struct Poller {
     epoll: Epoll,
@@ -49,17 +51,15 @@ impl Stopper {
     /// Ends it, now or as soon as it begins.
     pub fn stop(&self) {
         let one = 1u64.to_ne_bytes();
-        // SAFETY: `one` is valid for its length. An eventfd takes it unless it holds 2^64 - 2
-        // already.
-        unsafe { libc::write(self.0.as_raw_fd(), one.as_ptr().cast(), one.len()) };
+        // An eventfd takes it unless it holds 2^64 - 2 already.
+        let _ = rustix::io::write(&self.0, &one);
     }
 }
 
 impl Poller {
     /// Watches a listening socket.
     pub(super) fn new(listener: BorrowedFd<'_>) -> io::Result<Poller> {
-        // SAFETY: no memory is involved.
-        let stop = owned(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })?;
+        let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let poller = Poller {
             epoll: Epoll::new()?,
             stop,
@@ -91,9 +91,8 @@ impl Poller {
     pub(super) fn clear_reload(&self) {
         let Some(signals) = &self.reload else { return };
         let mut info = [0u8; size_of::<libc::signalfd_siginfo>()];
-        // SAFETY: `info` is writable for its length; the descriptor does not block.
-        while unsafe { libc::read(signals.as_raw_fd(), info.as_mut_ptr().cast(), info.len()) } > 0 {
-        }
+        // The descriptor does not block.
+        while rustix::io::read(signals, &mut info).is_ok_and(|count| count > 0) {}
     }
 }
 
@@ -158,36 +157,21 @@ impl Poller {
 /// Gives up, for good, what privileges a later `exec` could bring. An adapter serves one user and
 /// needs none.
 pub(super) fn give_up_privileges() {
-    // SAFETY: plain system call. It cannot fail on a kernel that has it, and one without has no
-    // better.
-    unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
+    // It cannot fail on a kernel that has it, and one without has no better.
+    let _ = rustix::thread::set_no_new_privs(true);
 }
 
 /// Takes all the descriptors we may have: each client needs two, each channel one, each pair one.
 pub(super) fn raise_descriptor_limit() {
-    let mut limit = MaybeUninit::<libc::rlimit>::uninit();
-    // SAFETY: `limit` is valid for writes.
-    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, limit.as_mut_ptr()) } != 0 {
-        return;
-    }
-    // SAFETY: filled by the call above, which succeeded.
-    let mut limit = unsafe { limit.assume_init() };
-    limit.rlim_cur = limit.rlim_max;
-    // SAFETY: `limit` is valid. With fewer descriptors we serve fewer clients, and say so when it
-    // comes to that.
-    unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) };
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    // With fewer descriptors we serve fewer clients, and say so when it comes to that.
+    let _ = setrlimit(Resource::Nofile, limit);
 }
 
 /// How many channels the descriptors we may have allow for; clients and pairs need some as well.
 pub(super) fn regions_by_descriptors() -> usize {
-    let mut limit = MaybeUninit::<libc::rlimit>::uninit();
-    // SAFETY: `limit` is valid for writes, and read only when it was filled.
-    let limit = unsafe {
-        match libc::getrlimit(libc::RLIMIT_NOFILE, limit.as_mut_ptr()) {
-            0 => limit.assume_init().rlim_cur,
-            _ => libc::RLIM_INFINITY,
-        }
-    };
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     usize::try_from(limit - limit / 4).unwrap_or(usize::MAX)
 }
 

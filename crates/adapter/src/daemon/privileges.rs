@@ -1,4 +1,4 @@
-//! What the system adapter may do: three capabilities, and the system calls that it makes.
+//! The privileges of the system adapter: three capabilities, and the system calls that it makes.
 //!
 //! It stays user 0, because the library trusts an adapter of root's. But user 0 without
 //! capabilities owns files of root and can do nothing else that root can.
@@ -190,8 +190,8 @@ const MACHINE: u32 = libc::EM_AARCH64 as u32;
 /// Calls of the x32 interface have this bit in their numbers; on other machines no call has.
 const X32_BIT: u32 = 0x4000_0000;
 
-/// What the adapter calls once it serves: its own calls, those of the C library's memory and
-/// signals, and those with which a panic is reported.
+/// The system calls of the adapter once it serves: its own calls, those of the C library's memory
+/// and signals, and those with which a panic is reported.
 const CALLS: &[libc::c_long] = &[
     // Clients.
     libc::SYS_epoll_pwait,

@@ -27,8 +27,8 @@ impl Flow {
         match self.stage {
             // A program that knows nothing of us may have sent something and finished; one that
             // gave up has not.
-            Stage::Opening if self.hung_up && self.has_nothing_to_read() => Next::ProgramGone,
-            Stage::Opening => Next::Wait,
+            Stage::Connecting if self.hung_up && self.has_nothing_to_read() => Next::ProgramGone,
+            Stage::Connecting => Next::Wait,
             Stage::Joining if self.closed.is_some() => Next::RemoteGone,
             Stage::Joining if !self.writable => Next::Wait,
             Stage::Joining => match self.carrier.take_error() {
@@ -64,7 +64,7 @@ impl Flow {
         }
         if self.has_departed {
             self.is_delivered = true;
-            if self.received > self.taken {
+            if self.arrived > self.taken {
                 // RFC 1122 section 4.2.2.13: nobody will read what the remote still sends.
                 return Next::ProgramGone;
             }

@@ -89,7 +89,7 @@ impl Arrivals {
     pub(super) fn take_late(&mut self) -> Vec<Wanted> {
         let mut events = std::mem::take(&mut self.events);
         let mut all = Vec::new();
-        // What it does not tell of now is let go in time.
+        // Events that do not fit now are handled in time.
         let _ = self.poller.wait(&mut events, Some(Duration::ZERO));
         for event in events.drain(..) {
             let number = number_of(event.source);
@@ -126,7 +126,7 @@ impl Arrivals {
         }
     }
 
-    /// What a carrier that has said all is for; nothing without a token.
+    /// The purpose of a carrier whose preamble is complete; nothing without a token.
     fn judge(&mut self, carrier: Carrier) -> Option<Wanted> {
         let preamble = ConnectPreamble::parse(&carrier.said);
         let holder = preamble.and_then(|preamble| self.tokens.holder(preamble.token));
@@ -264,14 +264,13 @@ mod tests {
 
     /// Waits until one of the relay's descriptors is readable.
     fn await_readable(fd: BorrowedFd<'_>) {
-        use std::os::fd::AsRawFd;
-        let mut poll = libc::pollfd {
-            fd: fd.as_raw_fd(),
-            events: libc::POLLIN,
-            revents: 0,
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        let limit = Timespec {
+            tv_sec: 20,
+            tv_nsec: 0,
         };
-        // SAFETY: one valid entry.
-        assert_eq!(unsafe { libc::poll(&mut poll, 1, 20_000) }, 1, "readable");
+        let mut entry = [PollFd::new(&fd, PollFlags::IN)];
+        assert_eq!(poll(&mut entry, Some(&limit)), Ok(1), "readable");
     }
 
     /// Takes what has arrived at the relay, once something has.
@@ -319,7 +318,7 @@ mod tests {
         let wanted = spoke(&mut arrivals);
         assert_eq!(wanted.len(), 1);
         assert!(arrivals.timeout().is_none());
-        // What it says from here on is its connection's business.
+        // From here on, the bytes are its connection's business.
         program.write_all(b"data").expect("room");
         let mut data = [0; 4];
         let (_, carrier) = &wanted[0];
@@ -333,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_done_without_a_pass() {
+    fn nothing_is_done_without_a_token() {
         let (mut arrivals, preamble) = relay();
         let [first, second] = preamble.token;
         let guesses = [

@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{Ordering, fence};
 
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use toehold_channel::doorbell::WAKING;
 use toehold_channel::layout::{
     Control, PAIR_BYTES, PAIR_MAGIC, PairHeader, READY_BITMAPS, READY_BITMAPS_OFFSET, READY_BITS,
@@ -454,12 +455,8 @@ fn reset(entry: &Entry) {
 }
 
 fn socket_pair() -> io::Result<(OwnedFd, OwnedFd)> {
-    use crate::listener::{check, owned};
-    let mut ends = [-1; 2];
-    let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-    // SAFETY: `ends` is writable for two descriptors.
-    check(unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, ends.as_mut_ptr()) })?;
-    let ends = (owned(ends[0])?, owned(ends[1])?);
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let ends = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
     // The daemon hears nobody who has no name, and an engine's thread speaks before the daemon
     // asks.
     wire::ask_for_senders(ends.0.as_fd())?;

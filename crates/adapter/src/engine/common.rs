@@ -1,4 +1,4 @@
-//! What the threads of one engine have in common: what programs are shown, who they are, the
+//! The common part of one engine's threads: the pages shown to programs, the holders' tokens, the
 //! captures; and each other.
 
 use std::net::Ipv4Addr;
@@ -36,10 +36,10 @@ pub(super) struct Common {
     pub(super) doors: Vec<Arc<Door>>,
 }
 
-/// What there is once of: for the first thread, and for the daemon.
+/// The parts that exist once: for the first thread, and for the daemon.
 pub(super) struct Singles {
     pub(super) arrivals: Arrivals,
-    /// What clients are shown.
+    /// The page shown to clients.
     pub(super) routing_page: OwnedFd,
 }
 

@@ -20,7 +20,7 @@ impl Device {
         matches!(self, Device::Tap(_))
     }
 
-    /// What an interface that went down has left to be said.
+    /// Takes the error that an interface has left which went down.
     pub(super) fn clear_error(&self) {
         if let Device::Packet(socket) = self {
             socket.clear_error();
@@ -40,7 +40,7 @@ impl Device {
     #[inline]
     pub(super) fn flush(&mut self) {
         if let Device::Xdp(socket) = self {
-            // What the interface does not take now goes with the next.
+            // Frames that the interface does not take now go with the next.
             socket.flush();
         }
     }

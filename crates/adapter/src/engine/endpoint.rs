@@ -1,5 +1,5 @@
-//! The engine's end of a channel: a program's rings as the streams of one of the engine's
-//! connections.
+//! The channel endpoint: the engine's end of a channel. It reads and writes a program's rings as
+//! the streams of one of the engine's connections.
 //!
 //! ```text
 //!   program's ring ──► the link, read in place; credit goes back when the remote has acknowledged
@@ -51,7 +51,7 @@ pub(super) struct Endpoint {
     side: usize,
     /// Capacity of our ring, as a power of two.
     window_log2: u32,
-    /// What it is to be as soon as the ring is empty.
+    /// The size that the ring is to have as soon as it is empty.
     wanted_log2: u32,
     /// It became larger since [`Endpoint::take_widened`] was last asked.
     is_widened: bool,
@@ -198,10 +198,11 @@ impl Endpoint {
         });
     }
 
-    /// Stores bytes of the remote's stream at their offset. False when there is no room.
-    pub(super) fn place(&self, offset: u64, bytes: &[u8]) -> bool {
+    /// Where so many bytes of the remote's stream go; `None` when there is no room for all.
+    #[inline]
+    pub(super) fn room_for(&self, offset: u64, len: usize) -> Option<[Room; 2]> {
         let position = offset.wrapping_sub(self.base_out);
-        let end = position.saturating_add(bytes.len() as u64);
+        let end = position.saturating_add(len as u64);
         let seen = &self.entry.tx_head_seen;
         let limit = || seen.own() + self.window_bytes();
         if end > limit() {
@@ -209,19 +210,36 @@ impl Endpoint {
             let _ = self.end().sender().credit_as_it_is();
         }
         if position < self.entry.tx_ring.own() || end > limit() {
-            return false;
+            return None;
         }
+        let ring = self.end().ring_out();
+        Some(
+            stretches(position, len, self.window_log2)
+                .map(|(at, len)| (ring.wrapping_add(at), len)),
+        )
+    }
+
+    /// Stores bytes of the remote's stream where [`Endpoint::room_for`] said.
+    #[inline]
+    pub(super) fn store(room: [Room; 2], bytes: &[u8]) {
+        debug_assert_eq!(room[0].1 + room[1].1, bytes.len());
         let mut from = bytes.as_ptr();
-        for (at, len) in stretches(position, bytes.len(), self.window_log2) {
-            // SAFETY: `stretches` stay inside the ring, which is mapped; up to `limit` it is ours
-            // to write, beyond what is published as well. `from` walks over `bytes`, whose length
-            // the stretches add up to.
+        for (target, len) in room {
+            // SAFETY: the room stays inside the ring, which is mapped; it is ours to write, beyond
+            // what is published as well. `from` walks over `bytes`, whose length the parts add up
+            // to.
             unsafe {
-                toehold_copy::to_shared(from, self.end().ring_out().add(at), len);
+                toehold_copy::to_shared(from, target, len);
                 from = from.add(len);
             }
         }
-        true
+    }
+
+    /// Stores bytes of the remote's stream at their offset. False when there is no room.
+    #[cfg(test)]
+    pub(super) fn place(&self, offset: u64, bytes: &[u8]) -> bool {
+        let room = self.room_for(offset, bytes.len());
+        room.map(|room| Self::store(room, bytes)).is_some()
     }
 
     /// Where the remote's stream goes from `offset` on, as far as there is room.
@@ -298,8 +316,8 @@ impl Endpoint {
         doorbell::must_ring(&self.end().theirs().wake, bitmap)
     }
 
-    /// What to do next with the program's direction, when `published` bytes of its stream are known
-    /// of, `got` came by the carrier, and a look at it before found `seen`.
+    /// The next step of the program's direction, when `published` bytes of its stream are known of,
+    /// `got` came by the carrier, and a look at it before found `seen`.
     pub(super) fn next(&mut self, published: u64, got: u64, seen: Carrier) -> Result<Next, Fault> {
         self.entry.rx_carrier.store(got, Ordering::Relaxed);
         let was_on_carrier = self.end().rx_mode() == Mode::Carrier;

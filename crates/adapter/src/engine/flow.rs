@@ -1,7 +1,7 @@
 //! One connection of the engine, and the socket that carries its bytes to and from a program.
 //!
 //! ```text
-//!   Opening   the program connected to the relay; the remote has not answered
+//!   Connecting   the program connected to the relay; the remote has not answered
 //!   Joining   a remote connected; the program's listener has not taken the carrier
 //!   Open      bytes go both ways
 //! ```
@@ -18,9 +18,27 @@ use super::{Holder, sys};
 /// How far a connection is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
-    Opening,
+    Connecting,
     Joining,
     Open,
+}
+
+/// The bound of a connection's receive window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Window {
+    /// The program has not taken more yet than the buffers on the way to it hold.
+    First,
+    /// The program reads: the length of the path.
+    Path,
+    /// The program reads, and the budget had no room for a larger ring: so many bytes.
+    Budget(usize),
+}
+
+impl Window {
+    /// Whether the program has shown that it reads.
+    pub(super) fn is_of_reader(self) -> bool {
+        self != Window::First
+    }
 }
 
 #[derive(Debug)]
@@ -35,18 +53,19 @@ pub(super) struct Flow {
     /// Bytes of the program's stream that the engine has, and that the remote has acknowledged.
     pub(super) published: u64,
     pub(super) acknowledged: u64,
-    /// Bytes of the remote's stream that have arrived, and that the program, or its socket, has.
+    /// Bytes of the remote's stream that have arrived; of these, the ones that are in the ring and
+    /// wait for no copy; and those that the program, or its socket, has.
+    pub(super) arrived: u64,
     pub(super) received: u64,
     pub(super) taken: u64,
-    /// The program has taken more than the buffers on the way to it hold.
-    pub(super) is_reader: bool,
+    pub(super) window: Window,
     /// All that has arrived is where the program finds it, even should we be gone.
     pub(super) is_delivered: bool,
     pub(super) remote_finished: bool,
     pub(super) program_finished: bool,
     /// The program was told that the remote has finished.
     pub(super) program_told: bool,
-    /// What the carrier was last seen to be ready for.
+    /// The readiness of the carrier when it was last seen.
     pub(super) readable: bool,
     pub(super) writable: bool,
     pub(super) hung_up: bool,
@@ -92,13 +111,14 @@ impl Flow {
             holder,
             serial,
             stage,
-            is_active: stage == Stage::Opening,
+            is_active: stage == Stage::Connecting,
             carrier,
             published: 0,
             acknowledged: 0,
+            arrived: 0,
             received: 0,
             taken: 0,
-            is_reader: false,
+            window: Window::First,
             is_delivered: true,
             remote_finished: false,
             program_finished: false,
@@ -110,8 +130,8 @@ impl Flow {
             failed: false,
             closed: None,
             carrier_sent: 0,
-            // What a program says first is no part of its stream.
-            carrier_got: if stage == Stage::Opening {
+            // The preamble is no part of the program's stream.
+            carrier_got: if stage == Stage::Connecting {
                 PREAMBLE_BYTES as u64
             } else {
                 0
@@ -141,7 +161,7 @@ impl Flow {
 
     /// The engine has got on.
     pub(super) fn note_progress(&mut self, received: u64, acknowledged: u64, finished: bool) {
-        self.received = received;
+        self.arrived = received;
         self.acknowledged = acknowledged;
         self.remote_finished = finished;
     }
@@ -197,7 +217,7 @@ pub(super) fn is_silence(reason: CloseReason) -> bool {
     matches!(reason, TimedOut | Unreachable | NoRoute | Forbidden)
 }
 
-/// What connect(2) would have said.
+/// The errno that connect(2) would have returned.
 pub(super) fn errno_of(reason: CloseReason) -> u8 {
     let errno = match reason {
         CloseReason::Refused | CloseReason::Reset => libc::ECONNREFUSED,

@@ -1,5 +1,5 @@
-//! What reaches an engine's thread from others: commands, from the daemon and from other threads,
-//! and frames that another thread's queue was given.
+//! The inbox of an engine's thread: commands, from the daemon and from other threads, and frames
+//! from another thread's queue.
 
 use std::collections::VecDeque;
 use std::io;
@@ -19,7 +19,7 @@ const FRAME_BYTES_MAX: usize = 4 << 20;
 /// The bound with frames for which no thread stops receiving: neighbours' messages, and packets
 /// that were reassembled. Beyond it these are dropped.
 const URGENT_FRAME_BYTES_MAX: usize = FRAME_BYTES_MAX + (1 << 20);
-/// What keeping a frame costs beside its bytes.
+/// The cost of keeping a frame beside its bytes.
 const FRAME_COST_BYTES: usize = 256;
 
 /// A frame that one thread has, and another is to have.
@@ -30,7 +30,7 @@ pub(super) struct Passed {
     pub(super) errand: Errand,
 }
 
-/// What a frame was passed on for.
+/// The purpose for which a frame was passed on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Errand {
     /// To be handled.

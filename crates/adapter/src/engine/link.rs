@@ -1,26 +1,18 @@
 //! The engine's device: opened where it lives, and watched for changes there.
 
-use std::fs::File;
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex};
-use std::thread;
-
-use rustix::io::Errno;
-use rustix::net::netlink::SocketAddrNetlink;
-use rustix::net::{
-    AddressFamily, Protocol, RecvFlags, SocketFlags, SocketType, bind, recv, socket_with,
-};
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use toehold_link::{
-    Interfaces, PacketOptions, PacketSocket, Tap, TapOptions, XdpOptions, XdpSocket, XdpSteering,
+    Changed, HostChanges, HostNeighbour, Interfaces, PacketOptions, PacketSocket, PortSteering,
+    PortTable, Tap, TapOptions, XdpOptions, XdpSocket, XdpSteering,
 };
 
 use super::Error;
 use super::device::Device;
+use super::host::{self, Resolved};
 use super::settings::{DeviceKind, Settings};
 use super::tcp_config;
 
@@ -28,53 +20,59 @@ use super::tcp_config;
 /// some.
 const QUEUE_FRAMES: u32 = 8_192;
 
-/// What a link is opened by, now and again.
+/// The settings by which a link is opened, now and again.
 #[derive(Clone, Debug)]
-struct Opening {
+struct Opener {
     settings: Settings,
     /// Which of the threads it is for: of AF_XDP, its receive queue.
     thread: usize,
     /// All threads' program on the interface.
     steering: Arc<Mutex<Option<Arc<XdpSteering>>>>,
+    /// The steering of a packet link whose addresses are shared with the kernel.
+    ports: Arc<Mutex<Option<Arc<PortSteering>>>>,
 }
 
 /// A device and the ways to ask about it.
 #[derive(Debug)]
 pub(super) struct Link {
     pub(super) device: Device,
-    opening: Opening,
+    opener: Opener,
     /// The interface that the device is on does not exist at the moment.
     is_gone: bool,
     /// Those of the device's network namespace.
     interfaces: Interfaces,
+    /// Keeps the engine's segments from the kernel, on a packet link that shares addresses.
+    ports: Option<Arc<PortSteering>>,
     /// Readable when some link of that namespace has changed (rtnetlink(7)).
-    changes: OwnedFd,
+    changes: HostChanges,
 }
 
 impl Link {
     /// Attaches to the device, making it if need be, once for each thread.
     pub(super) fn open_all(settings: &Settings) -> Result<Vec<Link>, Error> {
-        let steering = Arc::default();
+        let (steering, ports) = Default::default();
         let open = |thread| {
-            let opening = Opening {
+            let opener = Opener {
                 settings: settings.clone(),
                 thread,
                 steering: Arc::clone(&steering),
+                ports: Arc::clone(&ports),
             };
-            opening.there(Link::open_here)
+            opener.there(Link::open_here)
         };
         (0..settings.threads).map(open).collect()
     }
 
-    fn open_here(opening: &Opening) -> Result<Link, Error> {
-        let device = opening.device()?;
+    fn open_here(opener: &Opener) -> Result<Link, Error> {
+        let (device, ports) = opener.device()?;
         let os = |error| Error::Os("watch the link", error);
         let link = Link {
             device,
-            opening: opening.clone(),
+            opener: opener.clone(),
             is_gone: false,
             interfaces: Interfaces::here().map_err(os)?,
-            changes: changes().map_err(os)?,
+            ports,
+            changes: HostChanges::here(!opener.settings.shares.is_empty()).map_err(os)?,
         };
         if let Device::Tap(tap) = &link.device
             && !tap.is_persistent().map_err(os)?
@@ -93,23 +91,25 @@ impl Link {
     }
 
     fn name(&self) -> &str {
-        &self.opening.settings.device.name
+        &self.opener.settings.device.name
     }
 
     /// The engine's Ethernet address.
     pub(super) fn mac(&self) -> [u8; 6] {
         match &self.device {
             Device::Xdp(socket) => socket.steering().mac(),
-            _ => tcp_config::mac(&self.opening.settings),
+            Device::Packet(socket) => socket.mac(),
+            Device::Tap(_) => tcp_config::mac(&self.opener.settings),
         }
     }
 
     /// Follows other settings, as far as they are the link's.
     pub(super) fn reconfigure(&mut self, settings: &Settings) -> io::Result<()> {
-        self.opening.settings = settings.clone();
+        self.opener.settings = settings.clone();
         match &self.device {
             Device::Xdp(socket) => socket.steering().set_addresses(&addresses(settings)),
-            _ => Ok(()),
+            Device::Tap(tap) => tap.set_offload(settings.checksum, settings.lro),
+            Device::Packet(_) => Ok(()),
         }
     }
 
@@ -125,13 +125,18 @@ impl Link {
         if index == Some(interface) {
             return false;
         }
-        let other = index.and_then(|_| self.opening.there(Opening::device).ok());
+        let other = index.and_then(|_| self.opener.there(Opener::device).ok());
         self.is_gone = other.is_none();
-        let Some(device) = other else {
+        let Some((device, ports)) = other else {
             return false;
         };
-        self.device = device;
+        (self.device, self.ports) = (device, ports);
         true
+    }
+
+    /// Whether the link joins small segments, as far as that was asked for here.
+    pub(super) fn joins(&self) -> bool {
+        self.opener.settings.lro
     }
 
     /// True while the interface that the device is on does not exist.
@@ -144,22 +149,54 @@ impl Link {
         self.changes.as_fd()
     }
 
-    /// Forgets what has been told; the caller looks for itself.
-    pub(super) fn clear_changes(&self) {
-        let mut buffer = [0u8; 8192];
-        loop {
-            match recv(&self.changes, &mut buffer[..], RecvFlags::DONTWAIT) {
-                Ok((0, _)) => return,
-                // An overrun is news, too, and the kernel reports it once.
-                Ok(_) | Err(Errno::NOBUFS) => {}
-                Err(_) => return,
-            }
+    /// Changes that the kernel told of. The caller looks for links itself.
+    pub(super) fn take_changes(&self) -> Changed {
+        self.changes.take()
+    }
+
+    /// The settings that it was opened by.
+    pub(super) fn settings(&self) -> &Settings {
+        &self.opener.settings
+    }
+
+    /// The number of the interface that has the device's name now.
+    pub(super) fn index(&self) -> Option<u32> {
+        self.interfaces.index(self.name()).ok()
+    }
+
+    /// Which ports are the engine's, where the kernel has the addresses as well.
+    pub(super) fn shares(&self) -> Option<&PortTable> {
+        match &self.device {
+            Device::Xdp(socket) => socket.steering().ports(),
+            _ => self.ports.as_ref().map(|steering| steering.ports()),
         }
+    }
+
+    /// The settings with what the kernel knows of shared addresses.
+    pub(super) fn resolve(settings: &Settings) -> Result<Resolved, Error> {
+        host::there(&settings.device, || host::resolve(settings))
+    }
+
+    /// The neighbours on the link that the kernel knows, if it is to be asked.
+    pub(super) fn neighbours(&self) -> Vec<HostNeighbour> {
+        let device = &self.opener.settings.device;
+        if self.opener.settings.shares.is_empty() {
+            return Vec::new();
+        }
+        // Without an answer the engine goes on with those that it knows.
+        host::there(device, || host::neighbours(device)).unwrap_or_default()
+    }
+
+    /// Has the kernel find a neighbour.
+    pub(super) fn find_neighbour(&self, ip: IpAddr) {
+        let device = &self.opener.settings.device;
+        // The engine asks again.
+        let _ = host::there(device, || host::find(device, ip));
     }
 }
 
-impl Opening {
-    fn device(&self) -> Result<Device, Error> {
+impl Opener {
+    fn device(&self) -> Result<(Device, Option<Arc<PortSteering>>), Error> {
         let settings = &self.settings;
         let name = &settings.device.name;
         let has_several = settings.threads > 1;
@@ -171,21 +208,26 @@ impl Opening {
                     receive_large: settings.lro,
                 };
                 let tap = Tap::open(name, options).map_err(Error::Tap)?;
-                Ok(Device::Tap(tap))
+                Ok((Device::Tap(tap), None))
             }
             DeviceKind::Packet => {
+                let ports = match settings.shares.is_empty() {
+                    true => None,
+                    false => Some(self.port_steering()?),
+                };
                 let options = PacketOptions {
-                    mac: tcp_config::mac(settings),
+                    mac: ports.is_none().then(|| tcp_config::mac(settings)),
                     // Another adapter's is another process.
                     group: has_several.then_some(std::process::id() as u16),
                 };
                 let socket = PacketSocket::open(name, options).map_err(Error::Packet)?;
-                Ok(Device::Packet(socket))
+                Ok((Device::Packet(socket), ports))
             }
             DeviceKind::Xdp => {
                 let (steering, queue) = (self.steering()?, self.thread as u32);
                 let socket = XdpSocket::open(steering, queue, XdpOptions::default());
-                Ok(Device::Xdp(Box::new(socket.map_err(Error::Xdp)?)))
+                let device = Device::Xdp(Box::new(socket.map_err(Error::Xdp)?));
+                Ok((device, None))
             }
         }
     }
@@ -198,7 +240,11 @@ impl Opening {
             return Ok(attached.clone());
         }
         let queues = self.settings.threads as u32;
-        let attached = XdpSteering::attach(&self.settings.device.name, queues);
+        let name = &self.settings.device.name;
+        let attached = match self.settings.shares.is_empty() {
+            true => XdpSteering::attach(name, queues),
+            false => XdpSteering::attach_sharing(name, queues),
+        };
         let attached = Arc::new(attached.map_err(Error::Xdp)?);
         let steered = attached.set_addresses(&addresses(&self.settings));
         steered.map_err(|error| Error::Os("steer frames for the addresses", error))?;
@@ -206,50 +252,30 @@ impl Opening {
         Ok(attached)
     }
 
+    /// The program beside a packet link, likewise.
+    fn port_steering(&self) -> Result<Arc<PortSteering>, Error> {
+        let mut shared = self.ports.lock().expect("nobody panics with it");
+        let name = &self.settings.device.name;
+        let index = Interfaces::here().and_then(|all| all.index(name)).ok();
+        let attached = shared.as_ref();
+        if let Some(attached) = attached.filter(|steering| Some(steering.interface()) == index) {
+            return Ok(attached.clone());
+        }
+        let attached = Arc::new(PortSteering::attach(name).map_err(Error::Ports)?);
+        *shared = Some(attached.clone());
+        Ok(attached)
+    }
+
     /// Calls `make` in the device's network namespace: sockets belong to where they were made.
     fn there<T: Send>(
         &self,
-        make: impl FnOnce(&Opening) -> Result<T, Error> + Send,
+        make: impl FnOnce(&Opener) -> Result<T, Error> + Send,
     ) -> Result<T, Error> {
-        let Some(namespace) = &self.settings.device.namespace else {
-            return make(self);
-        };
-        // Only a thread that ends afterwards may go elsewhere.
-        thread::scope(|scope| {
-            let there = scope.spawn(|| {
-                enter(namespace).map_err(|error| Error::Namespace(namespace.clone(), error))?;
-                make(self)
-            });
-            there.join().expect("opening a device does not panic")
-        })
+        host::there(&self.settings.device, || make(self))
     }
 }
 
-/// Whose frames are ours.
+/// The addresses whose frames are ours.
 fn addresses(settings: &Settings) -> Vec<IpAddr> {
     settings.addresses.iter().map(|&(ip, _)| ip).collect()
 }
-
-/// A socket that is told of every link that changes.
-fn changes() -> io::Result<OwnedFd> {
-    let (family, flags) = (
-        AddressFamily::NETLINK,
-        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
-    );
-    let socket = socket_with(family, SocketType::RAW, flags, NETLINK_ROUTE)?;
-    let groups = libc::RTMGRP_LINK.cast_unsigned();
-    bind(&socket, &SocketAddrNetlink::new(0, groups))?;
-    Ok(socket)
-}
-
-/// Moves this thread into a namespace: one that `ip netns` made, by its name, or one by its path.
-fn enter(namespace: &str) -> io::Result<()> {
-    // `join` with an absolute path is that path.
-    let file = File::open(Path::new("/run/netns").join(namespace))?;
-    let kind = Some(LinkNameSpaceType::Network);
-    Ok(move_into_link_name_space(file.as_fd(), kind)?)
-}
-
-/// The first protocol of netlink has the number 0, which rustix writes as `None`.
-const NETLINK_ROUTE: Option<Protocol> = None;
-const _: () = assert!(libc::NETLINK_ROUTE == 0);

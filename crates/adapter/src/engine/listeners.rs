@@ -13,6 +13,7 @@ use toehold_tcp::{Engine, ListenerId, Options};
 
 use super::Holder;
 use super::clients::Clients;
+use super::settings::Share;
 use crate::registry::ClientId;
 
 /// A request to listen.
@@ -26,10 +27,10 @@ pub(crate) struct Listening {
     pub(crate) is_v6_only: bool,
 }
 
-/// The engine's own addresses, each with its loopback alias.
-pub(super) type Own = [(IpAddr, Ipv4Addr)];
+/// The engine's addresses, each with its loopback alias: itself where the host has it, too.
+pub(super) type Own = [(IpAddr, IpAddr)];
 
-/// What stands behind an engine's listener.
+/// The program's listener behind an engine's listener.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Target {
     pub(super) holder: Holder,
@@ -50,12 +51,17 @@ impl Known {
         by_id: &mut BTreeMap<ListenerId, SocketAddr>,
         engine: &mut Engine,
         ours: &Own,
+        shares: &[Share],
         options: Options,
     ) {
         let wanted = self.wanted;
+        let serves = |own: &(IpAddr, IpAddr)| {
+            let share = shares.iter().find(|share| share.ip == own.0);
+            wanted.serves(own) && share.is_none_or(|share| share.has(wanted.local.port()))
+        };
         self.listeners.retain(|&ip, &mut id| {
             let mut ours = ours.iter();
-            let stays = ours.any(|own| own.0 == ip && wanted.serves(own));
+            let stays = ours.any(|own| own.0 == ip && serves(own));
             if !stays {
                 engine.unlisten(id);
                 by_id.remove(&id);
@@ -64,7 +70,7 @@ impl Known {
         });
         let backlog = wanted.backlog.clamp(1, BACKLOG_MAX);
         let port = wanted.local.port();
-        for &(ip, _) in ours.iter().filter(|own| wanted.serves(own)) {
+        for &(ip, _) in ours.iter().filter(|own| serves(own)) {
             if let Entry::Vacant(place) = self.listeners.entry(ip)
                 && let Ok(id) = engine.listen(SocketAddr::new(ip, port), backlog, options)
             {
@@ -79,6 +85,8 @@ impl Known {
 pub(super) struct Listeners {
     /// Where it is said who listens.
     clients: Arc<Clients>,
+    /// Ports that may be listened on, where the addresses are the host's.
+    shares: Vec<Share>,
     by_address: BTreeMap<SocketAddr, Known>,
     by_id: BTreeMap<ListenerId, SocketAddr>,
     /// How many each program has.
@@ -90,11 +98,17 @@ impl Listeners {
     pub(super) fn new(clients: Arc<Clients>) -> Listeners {
         Listeners {
             clients,
+            shares: Vec::new(),
             by_address: BTreeMap::new(),
             by_id: BTreeMap::new(),
             of_each: BTreeMap::new(),
             refused: 0,
         }
+    }
+
+    /// Where the engine may listen from the next [`Listeners::follow`] on.
+    pub(super) fn set_shares(&mut self, shares: &[Share]) {
+        self.shares = shares.to_vec();
     }
 
     /// Listens on those of the engine's addresses that the program's listener stands for. Listeners
@@ -120,14 +134,14 @@ impl Listeners {
             listeners: BTreeMap::new(),
         };
         self.clients.listens(wanted.holder.client);
-        known.follow(&mut self.by_id, engine, ours, options);
+        known.follow(&mut self.by_id, engine, ours, &self.shares, options);
         self.by_address.insert(wanted.local, known);
     }
 
     /// Listens on those addresses that the programs' listeners stand for now, and on no others.
     pub(super) fn follow(&mut self, engine: &mut Engine, ours: &Own, options: Options) {
         for known in self.by_address.values_mut() {
-            known.follow(&mut self.by_id, engine, ours, options);
+            known.follow(&mut self.by_id, engine, ours, &self.shares, options);
         }
     }
 
@@ -167,6 +181,14 @@ impl Listeners {
         });
     }
 
+    /// Where the engine listens.
+    pub(super) fn ends(&self) -> impl Iterator<Item = (IpAddr, u16)> {
+        self.by_address.values().flat_map(|known| {
+            let port = known.wanted.local.port();
+            known.listeners.keys().map(move |&ip| (ip, port))
+        })
+    }
+
     /// How many were refused because their program, or all together, had too many.
     pub(super) fn refused(&self) -> u64 {
         self.refused
@@ -183,7 +205,7 @@ impl Listeners {
 
 impl Listening {
     /// Whether it stands for one of the engine's addresses.
-    fn serves(&self, &(ip, alias): &(IpAddr, Ipv4Addr)) -> bool {
+    fn serves(&self, &(ip, alias): &(IpAddr, IpAddr)) -> bool {
         match self.local.ip() {
             IpAddr::V4(local) if local.is_unspecified() => ip.is_ipv4(),
             IpAddr::V6(local) if local.is_unspecified() => ip.is_ipv6() || !self.is_v6_only,
@@ -228,8 +250,8 @@ mod tests {
         text.parse().expect("address")
     }
 
-    fn own() -> Vec<(IpAddr, Ipv4Addr)> {
-        let alias = |last| Ipv4Addr::new(127, 99, 0, last);
+    fn own() -> Vec<(IpAddr, IpAddr)> {
+        let alias = |last| Ipv4Addr::new(127, 99, 0, last).into();
         vec![(ip(V4), alias(1)), (ip(V6), alias(2))]
     }
 

@@ -22,7 +22,12 @@ impl LoopbackAliases {
 
     /// All addresses of the settings; those of which there was one before keep it. After 65,535
     /// others the first are used again.
-    pub(super) fn for_all(&mut self, settings: &Settings) -> Vec<(IpAddr, Ipv4Addr)> {
+    /// The host's own addresses need none: they stand for themselves.
+    pub(super) fn for_all(&mut self, settings: &Settings) -> Vec<(IpAddr, IpAddr)> {
+        if !settings.shares.is_empty() {
+            let shared = settings.addresses.iter();
+            return shared.map(|&(ip, _)| (ip, ip)).collect();
+        }
         let one = |&(ip, _): &(IpAddr, u8)| {
             let known = self.known.iter().position(|known| *known == ip);
             let index = known.unwrap_or_else(|| {
@@ -31,19 +36,22 @@ impl LoopbackAliases {
             });
             let [a, b, c, d] = self.first.octets();
             let [high, low] = (u16::from_be_bytes([c, d]) ^ (1 + index as u16)).to_be_bytes();
-            (ip, Ipv4Addr::new(a, b, high, low))
+            (ip, Ipv4Addr::new(a, b, high, low).into())
         };
         settings.addresses.iter().map(one).collect()
     }
 }
 
-/// Our addresses as clients are shown them.
-pub(super) fn shown(own: &[(IpAddr, Ipv4Addr)]) -> Vec<Own> {
-    let one = |&(ip, alias): &(IpAddr, Ipv4Addr)| Own {
-        ip: spell(ip),
-        alias: alias.octets(),
+/// Our addresses as clients are shown them: those that need an alias.
+pub(super) fn shown(own: &[(IpAddr, IpAddr)]) -> Vec<Own> {
+    let one = |&(ip, alias): &(IpAddr, IpAddr)| match alias {
+        IpAddr::V4(alias) if ip != alias => Some(Own {
+            ip: spell(ip),
+            alias: alias.octets(),
+        }),
+        _ => None,
     };
-    own.iter().map(one).collect()
+    own.iter().filter_map(one).collect()
 }
 
 #[cfg(test)]
@@ -64,13 +72,14 @@ mod tests {
     fn address_keeps_its_alias_while_others_come_and_go() {
         let source = Ipv4Addr::new(127, 99, 1, 0);
         let mut loopback_aliases = LoopbackAliases::next_to(source);
+        let source = IpAddr::from(source);
         let first = loopback_aliases.for_all(&settings(&["10.0.0.1/24", "fd84::1/64"]));
         assert_ne!(first[0].1, first[1].1);
         let second = loopback_aliases.for_all(&settings(&["fd84::1/64", "10.0.0.2/24"]));
         assert_eq!(second[0], first[1]);
         let all = [first[0].1, first[1].1, second[1].1];
         assert!(!all.contains(&source) && second[1].1 != first[0].1);
-        assert!(all.iter().all(Ipv4Addr::is_loopback));
+        assert!(all.iter().all(IpAddr::is_loopback));
         assert_eq!(
             loopback_aliases.for_all(&settings(&["10.0.0.1/24"])),
             first[..1]

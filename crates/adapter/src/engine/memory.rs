@@ -1,18 +1,19 @@
 //! Where the bytes of connections are: in rings of the adapter's own while a carrier brings and
 //! takes them, in the program's while a channel does.
 //!
-//! What the program sends stays in its ring until the remote has acknowledged it: it is
-//! retransmitted from there, and nowhere else is a copy. What the remote sends is placed as it
-//! arrives, ahead of gaps too, and stays until the program has taken it.
+//! The program's bytes stay in its ring until the remote has acknowledged them: they are
+//! retransmitted from there, and nowhere else is a copy. The remote's bytes are placed as they
+//! arrive, ahead of gaps too, and stay until the program has taken them.
 //!
 //! Rings of the adapter's own have a budget (`rings`). When it is used up, what a remote sends
-//! finds no room and is dropped, and what a program sends waits in its socket. What came early is
-//! then discarded to make room (`runner::pruning`).
+//! finds no room and is dropped, and what a program sends waits in its socket. Bytes that arrived
+//! ahead of a gap are then discarded to make room (`runner::pruning`).
 
 use std::ops::Range;
 
 use toehold_tcp::{ConnectionId, Expected, Memory, NoRoom};
 
+use super::copying::Copying;
 use super::endpoint::{Endpoint, Part, Room};
 use super::rings::{Asker, Exhausted, RING_BYTES_MIN, Ring, Rings};
 
@@ -22,10 +23,10 @@ pub(super) const PARTS_MAX: usize = 4;
 /// The streams of all connections, by their slot in the engine.
 #[derive(Debug)]
 pub(super) struct Streams {
+    /// Copies on their way to programs' rings. Before the rings, so that it is dropped first.
+    pub(super) copying: Copying,
     slots: Vec<Option<Duplex>>,
     rings: Rings,
-    /// The connection whose receive ring could not become larger.
-    cramped: Option<ConnectionId>,
 }
 
 #[derive(Debug)]
@@ -40,10 +41,12 @@ struct Duplex {
     placed: u64,
     /// The carrier is full: the program does not read.
     is_stuck: bool,
+    /// The receive ring could not become larger.
+    is_cramped: bool,
     endpoint: Option<Endpoint>,
 }
 
-/// What a connection's entry here takes.
+/// The size of a connection's entry here.
 #[cfg(test)]
 pub(super) const DUPLEX_BYTES: usize = size_of::<Option<Duplex>>();
 
@@ -51,17 +54,18 @@ impl Streams {
     /// No streams yet, and a budget for rings of our own.
     pub(super) fn new(budget_bytes: usize) -> Streams {
         Streams {
+            copying: Copying::default(),
             slots: Vec::new(),
             rings: Rings::new(budget_bytes),
-            cramped: None,
         }
     }
 
-    /// A connection whose receive ring could not become larger since this was last asked, and the
-    /// ring's length.
-    pub(super) fn take_cramped(&mut self) -> Option<(ConnectionId, usize)> {
-        let id = self.cramped.take()?;
-        Some((id, self.receiving_bytes(id)))
+    /// Whether a connection's receive ring could not become larger since this was last asked.
+    #[inline]
+    pub(super) fn take_cramped(&mut self, id: ConnectionId) -> bool {
+        let duplex = self.slots.get_mut(id.index()).and_then(Option::as_mut);
+        let duplex = duplex.filter(|duplex| duplex.owner == id);
+        duplex.is_some_and(|duplex| std::mem::take(&mut duplex.is_cramped))
     }
 
     /// The rings of our own, and their budget.
@@ -78,6 +82,7 @@ impl Streams {
 
     /// Puts a channel beside a carrier, or takes it away.
     pub(super) fn set_endpoint(&mut self, id: ConnectionId, endpoint: Option<Endpoint>) {
+        self.copying.finish(id);
         Self::duplex(&mut self.slots, id).endpoint = endpoint;
     }
 
@@ -245,6 +250,7 @@ impl Streams {
     /// The receiving stream leaves the channel at `published`: what was placed behind that, ahead
     /// of gaps too, comes to our ring.
     pub(super) fn fetch_unpublished(&mut self, id: ConnectionId, published: u64) {
+        self.copying.finish(id);
         let duplex = Self::duplex(&mut self.slots, id);
         duplex.taken = published;
         let Some(endpoint) = duplex
@@ -265,6 +271,7 @@ impl Streams {
 
     /// The connection is over.
     pub(super) fn forget(&mut self, id: ConnectionId) {
+        self.copying.finish(id);
         let Some(place) = self.slots.get_mut(id.index()) else {
             return;
         };
@@ -296,6 +303,7 @@ impl Streams {
             taken: 0,
             placed: 0,
             is_stuck: false,
+            is_cramped: false,
             endpoint: None,
         })
     }
@@ -309,8 +317,11 @@ impl Memory for Streams {
             if endpoint.wants_wider() {
                 endpoint.try_widen(duplex.placed);
             }
-            if !endpoint.place(offset, bytes) {
-                return Err(NoRoom);
+            let room = endpoint.room_for(offset, bytes.len()).ok_or(NoRoom)?;
+            // SAFETY: the ring is mapped as long as the endpoint is there, which whoever takes it
+            // away has the copies finished for; up to the window's end it is ours to write.
+            if !unsafe { self.copying.begin(id, offset, bytes, room) } {
+                Endpoint::store(room, bytes);
             }
         } else {
             let held = duplex.taken..duplex.placed.max(duplex.taken);
@@ -324,7 +335,7 @@ impl Memory for Streams {
             match enlarge(&mut duplex.receiving, rings, held, wanted) {
                 Ok(ring) => store(ring, offset, bytes),
                 Err(Exhausted) => {
-                    self.cramped = Some(id);
+                    duplex.is_cramped = true;
                     return Err(NoRoom);
                 }
             }

@@ -34,7 +34,8 @@
 //!   frames from other threads. `report`: counters for `toehold status`.
 //! - `captures`: frames of the link, for those who ask.
 //! - `spinning`: when to look for more work, and when to sleep.
-//! - `link`, `device`, `poller`, `sys`: the operating system.
+//! - `link`, `device`, `poller`, `sys`: the operating system. `host`: its tables, where the kernel
+//!   has the engine's addresses as well.
 
 mod advance;
 mod arrivals;
@@ -42,9 +43,11 @@ mod captures;
 mod channels;
 mod clients;
 mod common;
+mod copying;
 mod device;
 mod endpoint;
 mod flow;
+mod host;
 mod inbox;
 mod link;
 mod listeners;
@@ -69,7 +72,7 @@ mod transmitter;
 use std::fmt;
 use std::io;
 use std::mem::MaybeUninit;
-use std::net::{SocketAddr, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -80,7 +83,7 @@ use std::time::{Duration, Instant};
 
 use toehold_channel::memfd::MapError;
 use toehold_channel::preamble::ClientToken;
-use toehold_link::{PacketError, TapError, XdpError};
+use toehold_link::{PacketError, PortError, TapError, XdpError};
 use toehold_tcp::{Keepalive, Random, Share};
 
 use crate::entropy;
@@ -90,6 +93,7 @@ pub(crate) use captures::Filter;
 use captures::Wanted;
 use channels::Channels;
 use common::Common;
+use host::Resolved;
 use inbox::Inbox;
 use link::Link;
 pub(crate) use listeners::Listening;
@@ -106,12 +110,18 @@ pub enum Error {
     Packet(PacketError),
     /// The AF_XDP sockets cannot be had.
     Xdp(XdpError),
+    /// Ports of a shared address cannot be kept from the kernel.
+    Ports(PortError),
+    /// None of the addresses that are to be shared is the interface's: sentences.
+    NothingToShare(Vec<String>),
     /// The namespace of the device cannot be entered.
     Namespace(String, io::Error),
     /// No MTU was given, and the device does not tell.
     NoMtu,
-    /// What clients are shown cannot be mapped.
+    /// The page shown to clients cannot be mapped.
     RoutingPage(MapError),
+    /// The copy engine cannot be had, and why.
+    CopyEngine(String),
     /// The operating system refused.
     Os(&'static str, io::Error),
 }
@@ -122,6 +132,8 @@ impl fmt::Display for Error {
             Error::Tap(error) => error.fmt(out),
             Error::Packet(error) => error.fmt(out),
             Error::Xdp(error) => error.fmt(out),
+            Error::Ports(error) => error.fmt(out),
+            Error::NothingToShare(complaints) => out.write_str(&complaints.join("; ")),
             Error::Namespace(name, error) => write!(
                 out,
                 "cannot enter the network namespace {name} ({error}); this needs CAP_SYS_ADMIN, \
@@ -131,6 +143,7 @@ impl fmt::Display for Error {
             Error::RoutingPage(error) => {
                 write!(out, "cannot map what clients are shown: {error:?}")
             }
+            Error::CopyEngine(cause) => out.write_str(cause),
             Error::Os(action, error) => write!(out, "cannot {action}: {error}"),
         }
     }
@@ -138,7 +151,7 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// What a thread is told: by the daemon, or by another thread.
+/// A command to a thread: from the daemon, or from another thread.
 #[derive(Debug)]
 enum Command {
     /// A carrier is to lead somewhere, by a connection of this thread's.
@@ -157,7 +170,7 @@ enum Command {
     Stop,
 }
 
-/// What all threads are told, of which somebody wants to know when all of them have followed.
+/// A command to all threads, of which somebody wants to know when all of them have followed.
 #[derive(Debug)]
 struct ForAll<T> {
     told: T,
@@ -188,7 +201,7 @@ struct Given {
     refusals: usize,
 }
 
-/// Whose a connection or a listener is.
+/// The holder of a connection or a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Holder {
     /// The process that made it.
@@ -226,8 +239,10 @@ pub(crate) struct Engine {
     threads: Vec<JoinHandle<()>>,
     common: Arc<Common>,
     routing_page: SharedFd,
-    /// What it was told last.
+    /// The settings that it was given last.
     settings: Settings,
+    /// Settings that could not be followed, in sentences.
+    complaints: Vec<String>,
     /// The threads' connections to the adapter, for the daemon to serve.
     clients: Vec<OwnedFd>,
 }
@@ -238,8 +253,19 @@ impl Engine {
     /// # Errors
     /// See [`Error`].
     pub(crate) fn start(settings: &Settings) -> Result<Engine, Error> {
+        let wanted = settings;
+        let settings = &calibrated(wanted).map_err(Error::CopyEngine)?;
         let count = settings.threads;
         let os = |action| move |error| Error::Os(action, error);
+        let Resolved {
+            settings,
+            mut complaints,
+        } = Link::resolve(settings)?;
+        if settings.addresses.is_empty() {
+            return Err(Error::NothingToShare(complaints));
+        }
+        complaints.extend(host::ports_in_use(&settings, |_, _| false));
+        let settings = &settings;
         let links = Link::open_all(settings)?;
         let mtu = settings.mtu.or_else(|| links[0].mtu());
         let mtu = mtu.ok_or(Error::NoMtu)?;
@@ -255,7 +281,8 @@ impl Engine {
             threads: Vec::new(),
             common: Arc::new(common),
             routing_page: SharedFd::new(singles.routing_page),
-            settings: settings.clone(),
+            settings: wanted.clone(),
+            complaints,
             clients: Vec::new(),
         };
         let shares = Share::among(count as u32, &mut random);
@@ -283,19 +310,19 @@ impl Engine {
         std::mem::take(&mut self.clients)
     }
 
-    /// What clients are shown.
+    /// The page shown to clients.
     pub(crate) fn routing_page(&self) -> SharedFd {
         self.routing_page.clone()
     }
 
-    /// What a client's carriers have to show to lead anywhere; nothing when the kernel has no
-    /// random numbers.
+    /// The token that a client's carriers have to show; nothing when the kernel has no random
+    /// numbers.
     pub(crate) fn give_token(&self, holder: Holder) -> ClientToken {
         self.common.tokens.give(holder).unwrap_or_default()
     }
 
     /// A client is gone.
-    pub(crate) fn take_pass_back(&self, client: ClientId) {
+    pub(crate) fn revoke_token(&self, client: ClientId) {
         self.common.tokens.take_back(client);
     }
 
@@ -336,24 +363,54 @@ impl Engine {
     ///
     /// # Errors
     /// A sentence about what cannot be changed without a restart; then nothing is.
-    pub(crate) fn reconfigure(&mut self, settings: &Settings) -> Result<(), &'static str> {
+    pub(crate) fn reconfigure(&mut self, settings: &Settings) -> Result<(), String> {
         let (before, after) = (&self.settings, settings);
+        let refused = |cause: &str| Err(cause.to_owned());
         if before.device != after.device {
-            return Err("another link needs another adapter");
-        }
-        if (before.lso, before.lro, before.checksum) != (after.lso, after.lro, after.checksum) {
-            return Err("other offloads of the link need another adapter");
+            return refused("another link needs another adapter");
         }
         if before.threads != after.threads {
-            return Err("another number of engine threads needs another adapter");
+            return refused("another number of engine threads needs another adapter");
         }
-        let change = ForAll::new(settings.clone(), after.threads);
+        if before.shares.is_empty() != after.shares.is_empty() {
+            return refused("shared addresses in place of its own need another adapter");
+        }
+        let resolved = Link::resolve(&calibrated(settings)?).map_err(|error| error.to_string())?;
+        if resolved.settings.addresses.is_empty() {
+            return Err(resolved.complaints.join("; "));
+        }
+        self.complaints = resolved.complaints;
+        let shared = self.report().map_or(Vec::new(), |report| report.shared);
+        let is_ours = |ip: IpAddr, port| {
+            let address = ip.to_string();
+            let mut shared = shared.iter();
+            shared.any(|shared| shared.address == address && shared.in_use.contains(&port))
+        };
+        let ports_in_use = host::ports_in_use(&resolved.settings, is_ours);
+        self.complaints.extend(ports_in_use);
+        let change = ForAll::new(resolved.settings, after.threads);
         self.tell_all(|| Command::Reconfigure(change.clone()));
         self.settings = settings.clone();
         Ok(())
     }
 
-    /// What it has done; nothing when a thread does not answer soon.
+    /// Changes one setting while it runs.
+    ///
+    /// # Errors
+    /// A sentence about the word or the value.
+    pub(crate) fn change(&mut self, word: &str, value: &str) -> Result<(), String> {
+        let mut settings = self.settings.clone();
+        let changed = settings.change(word, value);
+        changed.map_err(|error| error.to_string())?;
+        self.reconfigure(&settings)
+    }
+
+    /// Settings that could not be followed, in sentences.
+    pub(crate) fn complaints(&self) -> &[String] {
+        &self.complaints
+    }
+
+    /// The engine's counts; nothing when a thread does not answer soon.
     pub(crate) fn report(&self) -> Option<Report> {
         let asked = self.common.doors.iter().map(|door| {
             let (answer, report) = mpsc::sync_channel(1);
@@ -366,7 +423,9 @@ impl Engine {
             let left = deadline.saturating_duration_since(Instant::now());
             report.recv_timeout(left).ok()
         });
-        Report::together(reports.collect::<Option<_>>()?)
+        let mut report = Report::together(reports.collect::<Option<_>>()?)?;
+        report.complaints = self.complaints.clone();
+        Some(report)
     }
 
     /// In the same order to each, and so that none waits for another to be told.
@@ -385,6 +444,20 @@ impl Drop for Engine {
             let _ = thread.join();
         }
     }
+}
+
+/// The settings, with a copybreak that a thread can use; why the copy engine cannot be had,
+/// otherwise.
+fn calibrated(settings: &Settings) -> Result<Settings, String> {
+    let mut settings = settings.clone();
+    if let Some(cause) = settings.copy_engine.missing() {
+        return Err(cause);
+    }
+    if settings.copy_engine.is_on() && settings.copybreak.is_none() {
+        let (calibration, _) = toehold_copy::Calibration::of_this_machine();
+        settings.copybreak = Some(calibration.copybreak_in.awake);
+    }
+    Ok(settings)
 }
 
 fn thread_name(index: usize) -> String {

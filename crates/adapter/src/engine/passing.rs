@@ -22,7 +22,7 @@ use super::common::Common;
 use super::inbox::{Door, Errand, Passed};
 use super::memory::Streams;
 
-/// Whom frames go to.
+/// The takers of frames.
 pub(super) struct Takers<'a> {
     pub(super) engine: &'a mut Engine,
     pub(super) streams: &'a mut Streams,

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::epoll::Epoll;
 
-/// What an event is about.
+/// The subject of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Source {
     /// Frames wait on the link.

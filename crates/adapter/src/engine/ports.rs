@@ -1,8 +1,8 @@
 //! Ports of carriers: chosen here, because the kernel's own choice becomes slow.
 //!
-//! What bind(2) chooses is a port that nobody has, not even in TIME-WAIT, and it looks for one in
-//! order (`inet_csk_find_open_port`): with some thousands of them in use it looks at all of these,
-//! each time. The port that was given out longest ago is mostly free.
+//! bind(2) chooses a port that nobody has, not even in TIME-WAIT, and it looks for one in order
+//! (`inet_csk_find_open_port`): with some thousands of them in use it looks at all of these, each
+//! time. The port that was given out longest ago is mostly free.
 
 use std::fs;
 use std::ops::RangeInclusive;

@@ -10,11 +10,15 @@
 //! all that continue a stream go that way. A TAP device tells nothing of a frame before it is read,
 //! so where the payload goes is a guess: that the next frame continues what the last one brought.
 //! It is made while large frames have just done so, and it is made only for somebody to whom all
-//! frames are: a wrong guess puts one program's bytes where another could see them. What was
-//! guessed wrong is put together and goes the usual way.
+//! frames are: a wrong guess puts one program's bytes where another could see them. A frame that
+//! was guessed wrong is put together and takes the slow path.
+//!
+//! A copy engine may make the copy of the first way (`copying`). Then the next frame is read into
+//! another buffer.
 
+use toehold_copy::Buffer;
 use toehold_link::{PacketSocket, Tap, VnetHeader, XdpSocket};
-use toehold_tcp::{Expected, Instant, ReceiveOffload, USUAL_HEADERS_BYTES};
+use toehold_tcp::{Expected, FAST_PATH_HEADERS_BYTES, Instant, ReceiveOffload};
 
 use super::device::Device;
 use super::endpoint::Room;
@@ -28,7 +32,7 @@ const FRAME_BYTES_WORTH: usize = 8_192;
 /// to.
 const RUN_BEFORE_GUESSING: u32 = 3;
 
-/// What may be done with payload before its frame has been handed to the engine.
+/// The acts that are allowed with payload before its frame has been handed to the engine.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct May {
     /// Put it where it belongs.
@@ -37,10 +41,9 @@ pub(super) struct May {
     pub(super) guess: bool,
 }
 
-#[derive(Debug)]
 pub(super) struct FrameReceiver {
     /// A frame behind its metadata.
-    buffer: Box<[u8]>,
+    buffer: Buffer,
     /// Large frames of late that continued a stream.
     run: u32,
     /// Payloads read to where they belong.
@@ -50,7 +53,7 @@ pub(super) struct FrameReceiver {
 impl Default for FrameReceiver {
     fn default() -> FrameReceiver {
         FrameReceiver {
-            buffer: vec![0; VnetHeader::BYTES + FRAME_BYTES_MAX].into(),
+            buffer: Buffer::new(VnetHeader::BYTES + FRAME_BYTES_MAX).expect("memory for a frame"),
             run: 0,
             placed: 0,
         }
@@ -87,7 +90,7 @@ impl FrameReceiver {
                 unsafe { tap.receive_raw(&parts) }
             }
         };
-        // What an interface that is down says is no news: the remotes will send again.
+        // An error of an interface that is down is no news: the remotes will send again.
         let Ok(Some((length, header))) = received else {
             return false;
         };
@@ -137,7 +140,7 @@ impl FrameReceiver {
         }
         let expected = arrival.bytes.first_chunk().filter(|_| may.place);
         let expected = expected.and_then(|headers| {
-            let payload_bytes = length.checked_sub(USUAL_HEADERS_BYTES)?;
+            let payload_bytes = length.checked_sub(FAST_PATH_HEADERS_BYTES)?;
             takers.engine.place_of(headers, payload_bytes, offload)
         });
         let room = expected.and_then(|expected| Some((expected, takers.streams.room(expected)?)));
@@ -162,8 +165,8 @@ impl FrameReceiver {
         (length, offload): (usize, ReceiveOffload),
         room: Option<(Expected, [Room; 2])>,
     ) -> bool {
-        if let Some((expected, room)) = room.filter(|_| length > USUAL_HEADERS_BYTES) {
-            let payload_bytes = length - USUAL_HEADERS_BYTES;
+        if let Some((expected, room)) = room.filter(|_| length > FAST_PATH_HEADERS_BYTES) {
+            let payload_bytes = length - FAST_PATH_HEADERS_BYTES;
             let fits = payload_bytes <= room[0].1 + room[1].1;
             let headers = self.frame().first_chunk().expect("longer than headers");
             let engine = &mut takers.engine;
@@ -174,8 +177,10 @@ impl FrameReceiver {
             }
             self.put_together(room, length);
         }
+        takers.streams.copying.offer_buffer();
         let frame = &self.buffer[VnetHeader::BYTES..][..length];
         takers.take(now, frame, offload);
+        takers.streams.copying.take_buffer_back(&mut self.buffer);
         false
     }
 
@@ -197,7 +202,7 @@ impl FrameReceiver {
 
     /// Where the next frame is read to: its headers, its payload, and what is more than expected.
     fn parts(&mut self, [first, second]: [Room; 2]) -> [Room; 4] {
-        let (headers, rest) = self.frame().split_at_mut(USUAL_HEADERS_BYTES);
+        let (headers, rest) = self.frame().split_at_mut(FAST_PATH_HEADERS_BYTES);
         let whole = |part: &mut [u8]| (part.as_mut_ptr(), part.len());
         [whole(headers), first, second, whole(rest)]
     }
@@ -205,7 +210,7 @@ impl FrameReceiver {
     /// Gets a frame's payload back from where it was not meant to be, in front of what found no
     /// room there.
     fn put_together(&mut self, room: [Room; 2], length: usize) {
-        let payload = &mut self.frame()[USUAL_HEADERS_BYTES..length];
+        let payload = &mut self.frame()[FAST_PATH_HEADERS_BYTES..length];
         let inside = payload.len().min(room[0].1 + room[1].1);
         payload.copy_within(..payload.len() - inside, inside);
         let (first, second) = payload[..inside].split_at_mut(inside.min(room[0].1));
@@ -233,7 +238,7 @@ fn take_from_memory(socket: &mut XdpSocket, now: Instant, mut takers: Takers<'_>
 
 /// Whether a frame of that length was all payload that continued a stream.
 fn continues(before: Option<Expected>, length: usize, after: Option<Expected>) -> bool {
-    let payload_bytes = (length - USUAL_HEADERS_BYTES) as u64;
+    let payload_bytes = (length - FAST_PATH_HEADERS_BYTES) as u64;
     match (before, after) {
         (Some(before), Some(after)) => {
             before.connection == after.connection && before.offset + payload_bytes == after.offset
@@ -242,7 +247,7 @@ fn continues(before: Option<Expected>, length: usize, after: Option<Expected>) -
     }
 }
 
-const _: () = assert!(FRAME_BYTES_WORTH > USUAL_HEADERS_BYTES);
+const _: () = assert!(FRAME_BYTES_WORTH > FAST_PATH_HEADERS_BYTES);
 
 #[cfg(test)]
 mod tests {
@@ -265,7 +270,7 @@ mod tests {
         let frame: Vec<u8> = (0..30_000u32).map(|at| (at % 251) as u8).collect();
         let mut ring = vec![0u8; 1 << 16];
         for (first, second) in [(0, 0), (1, 0), (5_000, 0), (100, 700), (20_000, 40_000)] {
-            for length in [USUAL_HEADERS_BYTES + 1, 200, 900, 5_000, 29_999, 30_000] {
+            for length in [FAST_PATH_HEADERS_BYTES + 1, 200, 900, 5_000, 29_999, 30_000] {
                 let base = ring.as_mut_ptr();
                 let room = [(base, first), (base.wrapping_add(first), second)];
                 let parts = receiver.parts(room);

@@ -2,7 +2,7 @@
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::{Shutdown, TcpStream};
-use std::os::fd::AsRawFd;
+use std::os::fd::AsFd;
 
 use toehold_channel::ring::Fault;
 use toehold_stream::credit::Credit;
@@ -11,8 +11,9 @@ use toehold_stream::worth;
 use toehold_tcp::{Engine, Instant};
 
 use super::channels::Channels;
-use super::flow::Flow;
+use super::flow::{Flow, Window};
 use super::memory::Streams;
+use super::rings::{RING_BYTES_MAX, RING_BYTES_MIN, STEP_LOG2};
 use super::sys;
 use super::tcp_config::{self, PROOF_OF_READING_BYTES};
 
@@ -21,7 +22,7 @@ const BYTES_BETWEEN_LOOKS: u64 = 1 << 20;
 /// Reads from one carrier before everybody else's turn.
 const STEPS_MAX: u32 = 64;
 
-/// What a connection's step works with.
+/// The surroundings that a connection's step works with.
 pub(super) struct Around<'a> {
     pub(super) now: Instant,
     pub(super) engine: &'a mut Engine,
@@ -53,6 +54,7 @@ impl Flow {
     /// The remote's bytes, to the program.
     pub(super) fn deliver(&mut self, cx: &mut Around<'_>) -> Result<(), Gone> {
         let before = self.taken;
+        self.received = cx.streams.copying.copied(self.id, self.arrived);
         let stays_down = self.program_finished;
         let endpoint = cx.streams.endpoint(self.id);
         let (is_up, goes_down) = endpoint.map_or((false, false), |endpoint| {
@@ -71,9 +73,7 @@ impl Flow {
         if self.taken > before && self.closed.is_none() {
             // It fails only for a connection that has closed, of which an event is on its way.
             let _ = cx.engine.take(self.id, self.taken);
-            if !self.is_reader && self.taken >= PROOF_OF_READING_BYTES {
-                self.widen_window(cx);
-            }
+            self.bound_window(cx);
         }
         if self.remote_finished && self.is_delivered && !self.program_told {
             self.program_told = true;
@@ -82,10 +82,51 @@ impl Flow {
         Ok(())
     }
 
+    /// Says how far the receive window may grow, where that changes.
+    fn bound_window(&mut self, cx: &mut Around<'_>) {
+        if cx.streams.take_cramped(self.id) {
+            return self.narrow_window(cx);
+        }
+        match self.window {
+            Window::First if self.taken >= PROOF_OF_READING_BYTES => self.widen_window(cx),
+            Window::Budget(bytes) => {
+                let larger = bytes << STEP_LOG2;
+                if cx.streams.rings().has_room_to_spare(larger) {
+                    self.follow_budget(cx, larger);
+                }
+            }
+            Window::First | Window::Path => {}
+        }
+    }
+
+    /// A window that promises more than the budget has room for costs losses, and at the end of a
+    /// flight a timeout each: the window gets as small as the ring is.
+    #[cold]
+    fn narrow_window(&mut self, cx: &mut Around<'_>) {
+        let bytes = cx.streams.receiving_bytes(self.id).max(RING_BYTES_MIN);
+        if self.window.is_of_reader() {
+            return self.follow_budget(cx, bytes);
+        }
+        // It fails only for a connection that has closed, of which an event is on its way.
+        let _ = cx.engine.bound_window(cx.now, self.id, 0, bytes as u32);
+    }
+
+    /// The budget has room for a ring of so many bytes.
+    #[cold]
+    fn follow_budget(&mut self, cx: &mut Around<'_>, bytes: usize) {
+        if bytes >= RING_BYTES_MAX {
+            return self.widen_window(cx);
+        }
+        self.window = Window::Budget(bytes);
+        let most = (bytes as u32).min(cx.window_bytes_max);
+        // It fails only for a connection that has closed, of which an event is on its way.
+        let _ = cx.engine.bound_window(cx.now, self.id, 0, most);
+    }
+
     /// The program reads: from now on its window grows as far as the path is long.
     #[cold]
     fn widen_window(&mut self, cx: &mut Around<'_>) {
-        self.is_reader = true;
+        self.window = Window::Path;
         let Some(info) = cx.engine.info(self.id) else {
             return;
         };
@@ -126,7 +167,7 @@ impl Flow {
         if self.writable {
             cx.streams.set_stuck(self.id, false);
         }
-        self.is_delivered = self.taken == self.received;
+        self.is_delivered = self.taken == self.arrived;
         Ok(())
     }
 
@@ -149,7 +190,7 @@ impl Flow {
             endpoint.stop_wanting();
         }
         let taken = endpoint.consumed()?;
-        self.is_delivered = true;
+        self.is_delivered = self.received == self.arrived;
         self.taken = taken;
         cx.streams.take(self.id, taken);
         if has_news {
@@ -192,10 +233,16 @@ impl Flow {
             }
             self.carrier_sent
         });
-        // What the program has not read yet is in memory of its own: our window is about what is
-        // still to come.
+        // Bytes that the program has not read yet are in memory of its own: our window is about
+        // those still to come.
         self.taken = published;
         cx.streams.fetch_unpublished(self.id, published);
+        // Copies that were under way are over.
+        self.received = self.arrived;
+        if self.received > published {
+            self.is_delivered = false;
+            self.is_unfinished = true;
+        }
         Ok(())
     }
 
@@ -445,7 +492,7 @@ impl Flow {
             .filter(|endpoint| endpoint.is_over());
         if endpoint.map_or(Ok(false), |endpoint| endpoint.leave())? {
             self.drop_channel(cx.streams, cx.channels);
-            if self.is_reader {
+            if self.window == Window::Path {
                 self.widen_window(cx);
             }
         }
@@ -501,11 +548,8 @@ fn ring(carrier: &mut TcpStream) -> u64 {
     carrier.write(&[0]).map_or(0, |count| count as u64)
 }
 
-fn bytes_waiting(socket: &impl AsRawFd) -> usize {
-    let mut waiting: libc::c_int = 0;
-    // SAFETY: `waiting` is writable for an int.
-    unsafe { libc::ioctl(socket.as_raw_fd(), libc::FIONREAD, &mut waiting) };
-    waiting.max(0) as usize
+fn bytes_waiting(socket: &impl AsFd) -> usize {
+    rustix::io::ioctl_fionread(socket).map_or(0, |waiting| waiting as usize)
 }
 
 #[cfg(test)]

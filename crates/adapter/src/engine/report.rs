@@ -1,11 +1,11 @@
-//! What the engine has done, for `toehold status`.
+//! The engine's counts, for `toehold status`.
 
 use std::collections::BTreeMap;
 
 use serde::Serialize;
 use toehold_tcp::{Counters, Malformed};
 
-/// What one thread has done, or all of them.
+/// The counts of one thread, or of all of them.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Report {
     pub(crate) link: String,
@@ -13,6 +13,14 @@ pub(crate) struct Report {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) link_manner: Option<&'static str>,
     pub(crate) addresses: Vec<String>,
+    /// Those that the host has as well.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) shared: Vec<SharedReport>,
+    /// Settings that could not be followed, in sentences.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) complaints: Vec<String>,
+    /// Ports of shared addresses that the kernel's table did not take.
+    pub(crate) ports_not_set: u64,
     pub(crate) mtu: u16,
     /// The interface that the link is on does not exist at the moment.
     pub(crate) link_gone: bool,
@@ -63,6 +71,11 @@ pub(crate) struct Report {
     pub(crate) frames_lost: u64,
     /// Payloads that the link put into a program's ring with no copy between.
     pub(crate) payloads_in_place: u64,
+    /// The work that the link and the copy engine do for the engine.
+    pub(crate) switches: Switches,
+    /// Payloads that a copy engine brought to a program's ring, and their bytes.
+    pub(crate) payloads_by_engine: u64,
+    pub(crate) bytes_by_engine: u64,
     /// Times the settings were changed while it ran.
     pub(crate) reconfigured: u64,
     /// Times a thread slept.
@@ -79,6 +92,30 @@ pub(crate) struct Report {
     /// Each thread's own, where there are several.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) threads: Vec<Report>,
+}
+
+/// The switches of the receive path, as `toehold adapter --set` takes them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct Switches {
+    pub(crate) lso: bool,
+    pub(crate) lro: bool,
+    pub(crate) checksum: bool,
+    pub(crate) split_headers: bool,
+    pub(crate) copy_engine: &'static str,
+    /// `None` where the copy engine never pays, or there is none.
+    pub(crate) copybreak: Option<usize>,
+    pub(crate) coalesce_us: u64,
+    pub(crate) threads: usize,
+}
+
+/// An address that the host has as well.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct SharedReport {
+    pub(crate) address: String,
+    /// Ports that may be the engine's, as the settings have them.
+    pub(crate) ports: String,
+    /// Ports that are the engine's now.
+    pub(crate) in_use: Vec<u16>,
 }
 
 /// Connections that one thread reports; more would make the status long.
@@ -100,7 +137,7 @@ pub(crate) struct FlowReport {
 }
 
 impl Report {
-    /// What several threads have done together; `None` without any.
+    /// The sum of several threads' counts; `None` without any.
     pub(super) fn together(mut threads: Vec<Report>) -> Option<Report> {
         if threads.len() < 2 {
             return threads.pop();
@@ -121,6 +158,11 @@ impl Report {
                 .or_default() += count;
         }
         self.flows.extend(other.flows.iter().cloned());
+        for (mine, theirs) in self.shared.iter_mut().zip(&other.shared) {
+            mine.in_use.extend(&theirs.in_use);
+            mine.in_use.sort_unstable();
+            mine.in_use.dedup();
+        }
         Report {
             connections: self.connections + other.connections,
             channels: self.channels + other.channels,
@@ -154,11 +196,14 @@ impl Report {
             frames_refused: self.frames_refused + other.frames_refused,
             frames_lost: self.frames_lost + other.frames_lost,
             payloads_in_place: self.payloads_in_place + other.payloads_in_place,
+            payloads_by_engine: self.payloads_by_engine + other.payloads_by_engine,
+            bytes_by_engine: self.bytes_by_engine + other.bytes_by_engine,
             sleeps: self.sleeps + other.sleeps,
             frames_passed_on: self.frames_passed_on + other.frames_passed_on,
             frames_not_passed_on: self.frames_not_passed_on + other.frames_not_passed_on,
             stalls: self.stalls + other.stalls,
-            // Link, addresses, MTU and captures are everybody's.
+            ports_not_set: self.ports_not_set + other.ports_not_set,
+            // Link, addresses, MTU, switches and captures are everybody's.
             ..self
         }
     }

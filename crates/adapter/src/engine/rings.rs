@@ -28,11 +28,11 @@ pub(super) const RING_BYTES_MIN: usize = 1 << LOG2_MIN;
 pub(super) const RING_BYTES_MAX: usize = RING_BYTES_MIN << (STEP_LOG2 * (SIZES - 1) as u32);
 const LOG2_MIN: u32 = 14;
 /// Each size is so much larger than the one before.
-const STEP_LOG2: u32 = 2;
+pub(super) const STEP_LOG2: u32 = 2;
 const SIZES: usize = 7;
-/// What the state of a connection takes: the engine's, the flow's, and what they allocate.
+/// The memory of a connection's state: the engine's, the flow's, and what they allocate.
 pub(super) const CONNECTION_BYTES: usize = 4 << 10;
-/// What the kernel holds for a full carrier: bytes that were not sent (`TCP_NOTSENT_LOWAT`), and
+/// The memory of the kernel for a full carrier: bytes that were not sent (`TCP_NOTSENT_LOWAT`), and
 /// the receive buffer of a program that has not read yet.
 const FULL_CARRIER_BYTES: usize = 128 << 10;
 /// Bytes that are mapped in one go, but at least some rings.
@@ -108,7 +108,7 @@ pub(super) struct Rings {
     is_wanting: bool,
 }
 
-/// Who asks for a ring.
+/// The connection that asks for a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Asker {
     /// A connection whose carrier takes bytes, or may.
@@ -271,7 +271,12 @@ impl Rings {
 
     /// Whether larger rings have room again, and some of it to spare.
     pub(super) fn is_ample(&self) -> bool {
-        self.used_bytes() <= self.bytes_max / 8 * 3
+        self.has_room_to_spare(0)
+    }
+
+    /// Whether there is room for a larger ring of so many bytes, and some of it to spare.
+    pub(super) fn has_room_to_spare(&self, bytes: usize) -> bool {
+        self.used_bytes() + bytes <= self.bytes_max / 8 * 3
     }
 
     fn map(&mut self, size: usize) {

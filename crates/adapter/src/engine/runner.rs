@@ -4,14 +4,16 @@
 mod connections;
 mod orders;
 mod pruning;
+mod shared;
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant as Clock};
 
 use pruning::Pruning;
+use shared::Shared;
 use toehold_tcp::{CloseReason, ConnectionId, Engine, Event, Instant, Options, Random, Share};
 
 use super::Error;
@@ -41,7 +43,7 @@ use super::transmitter::FrameTransmitter;
 use crate::entropy;
 use crate::epoll::EVENTS_PER_TURN;
 
-/// What a thread has to itself from the start.
+/// The parts that a thread has to itself from the start.
 pub(super) struct Own {
     pub(super) share: Share,
     pub(super) link: Link,
@@ -65,7 +67,7 @@ pub(super) struct Runner {
     streams: Streams,
     channels: Channels,
     /// Our addresses, each with its loopback alias.
-    own: Vec<(IpAddr, Ipv4Addr)>,
+    own: Vec<(IpAddr, IpAddr)>,
     loopback_aliases: LoopbackAliases,
     /// For carriers to programs that listen.
     ports: Ports,
@@ -74,6 +76,8 @@ pub(super) struct Runner {
     /// How long to wait after a wake-up for more, and how many frames to take in a row.
     coalesce: Duration,
     batch: usize,
+    /// Payload of large frames is received where the program reads it.
+    splits_headers: bool,
     /// Most connections of one program, or in the name of one listener's.
     quota: usize,
     /// How connections behave that begin from now on.
@@ -100,6 +104,7 @@ pub(super) struct Runner {
     looks_before_polling: u32,
     passed_on: PassedOn,
     pruning: Pruning,
+    shared: Shared,
 }
 
 impl Runner {
@@ -134,7 +139,7 @@ impl Runner {
                 None => Ok(()),
             });
         watched.map_err(os("watch the link"))?;
-        Ok(Runner {
+        let mut runner = Runner {
             engine: Engine::new(config, Random::from_entropy(entropy)),
             own: loopback_aliases.for_all(settings),
             loopback_aliases,
@@ -142,6 +147,7 @@ impl Runner {
             mtu_is_fixed: settings.mtu.is_some(),
             coalesce: settings.coalesce,
             batch: settings.batch,
+            splits_headers: settings.split_headers,
             quota: settings.quota,
             options: options(settings),
             listeners: Listeners::new(common.clients.clone()),
@@ -151,7 +157,12 @@ impl Runner {
             link,
             arrivals,
             poller,
-            streams: Streams::new(settings.memory_bytes / share.count()),
+            streams: {
+                let mut streams = Streams::new(settings.memory_bytes / share.count());
+                let (engine, copybreak) = (settings.copy_engine, settings.copybreak);
+                streams.copying.set(engine, copybreak.unwrap_or(usize::MAX));
+                streams
+            },
             channels,
             mtu,
             look_at_listeners_due: None,
@@ -168,7 +179,11 @@ impl Runner {
             pruning: Pruning::default(),
             looks_before_polling: 0,
             transmitter: FrameTransmitter::new(LARGE_SEGMENT_BYTES as usize),
-        })
+            shared: Shared::default(),
+        };
+        runner.listeners.set_shares(&settings.shares);
+        runner.take_neighbours();
+        Ok(runner)
     }
 
     /// Serves until told to stop; then every connection is reset, on both sides.
@@ -219,11 +234,13 @@ impl Runner {
                 arrivals.forget_old(Clock::now());
             }
             self.look_at_listeners();
+            self.look_at_shared_ports();
+            self.find_neighbours();
         }
     }
 
-    /// Waits for something to do, looking before sleeping while that pays. What the ready bitmaps
-    /// had is due afterwards.
+    /// Waits for something to do, looking before sleeping while that pays. Channels with a bit in
+    /// the ready bitmaps are due afterwards.
     fn wait(&mut self, events: &mut Vec<poller::Event>) -> io::Result<()> {
         let mut spinning = std::mem::take(&mut self.spinning);
         let mut result = self.look(events);
@@ -234,7 +251,10 @@ impl Runner {
                 !matches!(result, Ok(false))
             });
         let mut result = result.map(drop);
-        if !found && !self.begin_sleep() {
+        if !found && self.streams.copying.is_busy() {
+            self.streams.copying.wait();
+            self.settle_copies();
+        } else if !found && !self.begin_sleep() {
             let asleep = Clock::now();
             result = self.poller.wait(events, self.timeout());
             self.channels.set_sleeping(false);
@@ -255,6 +275,7 @@ impl Runner {
     /// unless it had something the last time.
     fn look(&mut self, events: &mut Vec<poller::Event>) -> io::Result<bool> {
         let mut found = self.sweep();
+        found |= self.settle_copies();
         found |= self.take_frames();
         found |= self.take_passed();
         if self.looks_before_polling == 0 {
@@ -294,6 +315,21 @@ impl Runner {
         })
     }
 
+    /// Has what copies have brought published; true when there was some.
+    #[inline]
+    fn settle_copies(&mut self) -> bool {
+        if !self.streams.copying.is_busy() {
+            return false;
+        }
+        let (flows, due) = (&mut self.flows, &mut self.due);
+        self.streams.copying.settle(|id| {
+            let flow = flows.get_mut(id.index()).and_then(Option::as_mut);
+            if let Some(flow) = flow.filter(|flow| flow.id == id) {
+                make_due(due, flow, id.index() as u32);
+            }
+        })
+    }
+
     fn take_offers(&mut self) {
         let now = self.now();
         let (flows, streams, due) = (&mut self.flows, &mut self.streams, &mut self.due);
@@ -306,9 +342,9 @@ impl Runner {
                 return;
             };
             let info = engine.info(flow.id);
-            let (window_log2, most_log2) = first_and_largest_log2(info, flow.is_reader);
+            let (window_log2, most_log2) = first_and_largest_log2(info, flow.window.is_of_reader());
             offer.endpoint.attach(offer.slot, window_log2, most_log2);
-            if flow.is_reader {
+            if flow.window.is_of_reader() {
                 // A window is no larger than the ring it may move to. It fails only for a
                 // connection that is not there.
                 let _ = engine.bound_window(now, flow.id, 0, 1 << window_log2);
@@ -342,7 +378,10 @@ impl Runner {
         let silent = self.arrivals.as_ref().and_then(Arrivals::timeout);
         let look = self.look_at_listeners_due;
         let look = look.map(|due| due.saturating_duration_since(Clock::now()));
-        engine.into_iter().chain(silent).chain(look).min()
+        let ports = self.shared.look_due();
+        let ports = ports.map(|due| due.saturating_duration_since(Clock::now()));
+        let others = silent.into_iter().chain(look).chain(ports);
+        engine.into_iter().chain(others).min()
     }
 
     /// Hands frames of the link to the engine, until there are none or others should have their
@@ -353,13 +392,14 @@ impl Runner {
         }
         // No other program comes while frames are taken: who guesses wrong puts bytes where one
         // could see them.
-        let is_guessing = self.receiver.is_run() && self.link.device.has_to_guess();
+        let is_guessing =
+            self.splits_headers && self.receiver.is_run() && self.link.device.has_to_guess();
         let clients = is_guessing.then(|| self.common.clients.unchanging());
         let is_one = clients.as_ref().is_some_and(Unchanging::is_one);
         for count in 0..self.batch {
             let now = self.now();
             let may = May {
-                place: !self.common.captures.is_watched(),
+                place: self.splits_headers && !self.common.captures.is_watched(),
                 guess: is_one,
             };
             let takers = Takers {
@@ -472,15 +512,15 @@ impl Runner {
     fn handle_closed(&mut self, id: ConnectionId, reason: CloseReason) {
         let Some(flow) = self.flow(id) else { return };
         flow.note_closed(reason);
-        let is_opening = flow.stage == Stage::Opening;
+        let is_connecting = flow.stage == Stage::Connecting;
         if is_silence(reason)
-            && let Some(place) = flow.place_of_carrier().filter(|_| !is_opening)
+            && let Some(place) = flow.place_of_carrier().filter(|_| !is_connecting)
         {
             let errno = errno_of(reason).into();
             self.common.routing_page.set_errno(place, errno);
         }
         let Some(flow) = self.flow(id) else { return };
-        if is_opening {
+        if is_connecting {
             let _ = flow.tell_result(errno_of(reason));
             self.remove(id.index());
         }
@@ -521,7 +561,7 @@ impl Runner {
             Next::RemoteGone | Next::Departed => {}
             Next::ProgramGone => {
                 let (id, has_joined) = (flow.id, flow.stage != Stage::Joining);
-                // What it said last goes before the reset.
+                // Its last bytes go before the reset.
                 self.transmit();
                 let _ = self.engine.abort(now, id);
                 self.report.programs_gone += 1;

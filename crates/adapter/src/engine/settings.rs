@@ -1,4 +1,4 @@
-//! What the operator says about the engine: its link, its addresses, its ways, and which
+//! The operator's settings of the engine: its link, its addresses, its routes, and which
 //! destinations are its business.
 //!
 //! These words serve as command line options and, one to a line, as a file:
@@ -10,9 +10,14 @@
 //!   link     packet:eth0         an existing interface: a network card, a veth; also with @peer
 //!   link     xdp:eth0            by AF_XDP; frames for other addresses stay with the kernel
 //!   address  10.84.0.2/24
+//!   share    192.0.2.7:80,443     instead of `address`: these ports of the host's own address
 //!   gateway  10.84.0.1
 //!   mtu      9000
 //!   without  lso                 also: lro, checksum
+//!   lro      off                 the same, spelled as a switch; also lso, checksum
+//!   split-headers off            payload of large frames goes by a buffer of the adapter's
+//!   copy-engine worker           payload is copied by a thread of its own, or by a device
+//!   copybreak 16384              from so many bytes on
 //!   coalesce 50                  after each wake-up, wait so many microseconds for more work
 //!   batch    256                 most frames taken before everybody else's turn
 //!   quota    32768               most connections of one program at a time
@@ -29,6 +34,8 @@
 //!   direct   10.84.0.8           connections there use the kernel or shared memory
 //! ```
 
+mod copy_engine;
+mod share;
 pub mod words;
 
 use std::collections::BTreeMap;
@@ -43,17 +50,24 @@ use std::time::Duration;
 
 use toehold_channel::offload::{OWN_MAX, RULES_MAX, Rule, RuleAction};
 use toehold_channel::rendezvous::mapped;
-use toehold_tcp::CongestionControl;
+use toehold_tcp::{CongestionControl, Route};
 
+pub use self::copy_engine::CopyEngine;
+pub use self::share::Share;
 use super::rings::RING_BYTES_MAX;
 
 /// Everything an engine needs to be told.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// What the link is made of.
+    /// The link's device.
     pub device: Device,
     /// The engine's addresses, each with its prefix length.
     pub addresses: Vec<(IpAddr, u8)>,
+    /// The host's addresses that the engine shares with the kernel, which are then all that it has:
+    /// `addresses` are these, with the prefix lengths that the kernel knows.
+    pub shares: Vec<Share>,
+    /// The kernel's routes, where addresses are shared.
+    pub(super) host_routes: Vec<Route>,
     /// Where everything beyond the link goes; at most one of each family.
     pub gateways: Vec<IpAddr>,
     /// The largest IP packet; the device's own when `None`.
@@ -64,6 +78,12 @@ pub struct Settings {
     pub lro: bool,
     /// The kernel completes checksums, and leaves them out where both ends are on this machine.
     pub checksum: bool,
+    /// Payload of large frames is received straight into the program's ring, and headers apart.
+    pub split_headers: bool,
+    /// The copy engine for payload that does not arrive where it belongs.
+    pub copy_engine: CopyEngine,
+    /// Shorter payload is copied at once. `None`: as the copy engine is calibrated.
+    pub copybreak: Option<usize>,
     /// How long the engine waits after a wake-up for more to be done at once.
     pub coalesce: Duration,
     /// Most frames taken off the link before everybody else's turn.
@@ -95,7 +115,7 @@ pub struct Settings {
 /// Where the frames come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Device {
-    /// What it is.
+    /// The device's kind.
     pub kind: DeviceKind,
     /// The device's name.
     pub name: String,
@@ -104,7 +124,7 @@ pub struct Device {
     pub namespace: Option<String>,
 }
 
-/// What a link is made of.
+/// The kinds of devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceKind {
     /// A TAP device, at whose other end is the kernel.
@@ -173,9 +193,13 @@ impl std::error::Error for SettingsError {}
 pub struct Draft {
     device: Option<Device>,
     addresses: Vec<(IpAddr, u8)>,
+    shares: Vec<Share>,
     gateways: Vec<IpAddr>,
     mtu: Option<u16>,
     without: Vec<String>,
+    switches: BTreeMap<&'static str, bool>,
+    copy_engine: Option<CopyEngine>,
+    copybreak: Option<Option<usize>>,
     coalesce_us: Option<u64>,
     batch: Option<usize>,
     quota: Option<usize>,
@@ -203,12 +227,24 @@ impl Draft {
         match word {
             "link" => self.device = Some(device(value)?),
             "address" => self.addresses.push(own_address(value)?),
+            "share" => self.shares.push(value.parse()?),
             "gateway" => self.gateways.push(address(value)?),
             "mtu" => self.mtu = Some(number(value, "MTU", MTU_MIN..=u16::MAX)?),
             "without" => match value {
                 "lso" | "lro" | "checksum" => self.without.push(value.to_owned()),
                 _ => return Err(format!("`{value}` is no offload: lso, lro, checksum")),
             },
+            "lso" => drop(self.switches.insert("lso", switch(value)?)),
+            "lro" => drop(self.switches.insert("lro", switch(value)?)),
+            "checksum" => drop(self.switches.insert("checksum", switch(value)?)),
+            "split-headers" => drop(self.switches.insert("split-headers", switch(value)?)),
+            "copy-engine" => self.copy_engine = Some(value.parse()?),
+            "copybreak" => {
+                self.copybreak = Some(match value {
+                    "auto" => None,
+                    _ => Some(number(value, "number of bytes", 1..=COPYBREAK_MAX)?),
+                });
+            }
             "coalesce" => {
                 let what = "time in microseconds";
                 self.coalesce_us = Some(number(value, what, 0..=COALESCE_US_MAX)?);
@@ -276,6 +312,9 @@ impl Draft {
                 line: index + 1,
                 cause,
             })?;
+            if let ("share", Some(share)) = (word, self.shares.last_mut()) {
+                share.origin = Some(format!("{}, line {}", file.display(), index + 1));
+            }
         }
         Ok(())
     }
@@ -286,16 +325,23 @@ impl Draft {
     /// When something is missing or contradicts something else.
     pub fn finish(self) -> Result<Option<Settings>, SettingsError> {
         let whole = |cause| Err(SettingsError::Whole(cause));
-        let Some(device) = self.device else {
-            let is_empty = self.addresses.is_empty() && self.rules.is_empty();
+        let Some(device) = self.device.clone() else {
+            let is_empty = self.addresses.is_empty() && self.shares.is_empty();
+            let is_empty = is_empty && self.rules.is_empty();
             return if is_empty && self.gateways.is_empty() && self.mtu.is_none() {
                 Ok(None)
             } else {
                 whole("an engine needs a link: --link tap:NAME, packet:INTERFACE or xdp:INTERFACE")
             };
         };
-        if self.addresses.is_empty() {
-            return whole("an engine needs an address of its own: --address 10.84.0.2/24");
+        if self.addresses.is_empty() && self.shares.is_empty() {
+            return whole(
+                "an engine needs an address of its own, --address 10.84.0.2/24, or one of the \
+                host's, --share 192.0.2.7:80",
+            );
+        }
+        if !self.shares.is_empty() {
+            self.check_shares(device.kind)?;
         }
         if self.addresses.len() > OWN_MAX {
             return whole("more addresses than an engine can have (16)");
@@ -316,19 +362,26 @@ impl Draft {
         }
         // AF_XDP hands over whole frames, and takes only complete ones.
         let helps = device.kind != DeviceKind::Xdp;
-        let has = |word: &str| helps && !self.without.iter().any(|without| without == word);
+        let is_without = |word: &str| self.without.iter().any(|without| without == word);
+        let is_on = |word: &str| self.switches.get(word).copied();
+        let has = |word: &str| helps && is_on(word).unwrap_or(true) && !is_without(word);
         if device.kind == DeviceKind::Packet && !has("lro") {
-            return whole(
-                "a packet link takes segments as its interface has them: ethtool -K INTERFACE gro \
-                off, and tso off at the other end of a veth",
-            );
+            return whole(NO_LRO);
         }
         let settings = Settings {
             device,
             lso: has("lso") && has("checksum"),
             lro: has("lro") && has("checksum"),
             checksum: has("checksum"),
-            addresses: self.addresses,
+            split_headers: is_on("split-headers").unwrap_or(true),
+            copy_engine: self.copy_engine.unwrap_or_default(),
+            copybreak: self.copybreak.flatten(),
+            addresses: match self.shares.is_empty() {
+                true => self.addresses,
+                false => self.shares.iter().map(Share::alone).collect(),
+            },
+            shares: self.shares,
+            host_routes: Vec::new(),
             gateways: self.gateways,
             mtu: self.mtu,
             coalesce: Duration::from_micros(self.coalesce_us.unwrap_or(0)),
@@ -340,9 +393,7 @@ impl Draft {
             ecn: self.ecn.unwrap_or(false),
             pacing: self.pacing.unwrap_or(true),
             initial_window: self.initial_window.unwrap_or(INITIAL_WINDOW_DEFAULT),
-            keepalive: (self.keepalive_seconds)
-                .filter(|seconds| *seconds > 0)
-                .map(toehold_tcp::Duration::from_secs),
+            keepalive: keepalive(self.keepalive_seconds),
             threads: self.threads.unwrap_or(1),
             rules: self.rules,
         };
@@ -351,9 +402,104 @@ impl Draft {
         }
         Ok(Some(settings))
     }
+
+    /// Refuses settings that do not go together with shared addresses.
+    fn check_shares(&self, kind: DeviceKind) -> Result<(), SettingsError> {
+        let whole = |cause| Err(SettingsError::Whole(cause));
+        if !self.addresses.is_empty() {
+            return whole(
+                "`share` and `address` do not go together: the engine has addresses of its own or \
+                the host's",
+            );
+        }
+        if !self.gateways.is_empty() {
+            return whole("with `share` the kernel's routes are used: leave `gateway` out");
+        }
+        if self
+            .rules
+            .iter()
+            .any(|rule| rule.action == RuleAction::Offload)
+        {
+            return whole(
+                "with `share` connections of this host's programs are the kernel's: leave \
+                `offload` out",
+            );
+        }
+        if self.shares.len() > OWN_MAX {
+            return whole("more addresses than an engine can have (16)");
+        }
+        let mut ips: Vec<IpAddr> = self.shares.iter().map(|share| share.ip).collect();
+        ips.sort_unstable();
+        if ips.windows(2).any(|two| two[0] == two[1]) {
+            return whole("an address is shared once, with all its ports: share 192.0.2.7:80,443");
+        }
+        match kind {
+            DeviceKind::Tap => whole(
+                "an address is shared on the interface that has it: --link packet:INTERFACE or \
+                xdp:INTERFACE",
+            ),
+            DeviceKind::Packet if self.shares.iter().any(|share| share.ip.is_ipv6()) => whole(
+                "on a packet link only IPv4 addresses are shared; IPv6 ones are on an xdp link",
+            ),
+            DeviceKind::Packet | DeviceKind::Xdp => Ok(()),
+        }
+    }
 }
 
 impl Settings {
+    /// Changes one that can be changed while the engine runs.
+    ///
+    /// # Errors
+    /// A sentence about the word or the value.
+    pub fn change(&mut self, word: &str, value: &str) -> Result<(), SettingsError> {
+        let mut draft = Draft::default();
+        draft.set(word, value)?;
+        let is_on = draft.switches.get(word).copied().unwrap_or(true);
+        let fixed = |cause: String| Err(SettingsError::Value(cause));
+        match word {
+            "lso" | "lro" | "checksum" if self.device.kind == DeviceKind::Xdp => {
+                return fixed(format!("an xdp link has no {word}: frames are whole there"));
+            }
+            "lro" if self.device.kind == DeviceKind::Packet => return fixed(NO_LRO.into()),
+            "lso" | "lro" if is_on && !self.checksum => {
+                return fixed(format!("{word} needs checksum=on"));
+            }
+            "lso" => self.lso = is_on,
+            "lro" => self.lro = is_on,
+            "checksum" => {
+                self.checksum = is_on;
+                self.lso &= is_on;
+                self.lro &= is_on;
+            }
+            "split-headers" => self.split_headers = is_on,
+            "copy-engine" => self.copy_engine = draft.copy_engine.unwrap_or_default(),
+            "copybreak" => self.copybreak = draft.copybreak.flatten(),
+            "coalesce" => {
+                self.coalesce = Duration::from_micros(draft.coalesce_us.unwrap_or_default());
+            }
+            "batch" => self.batch = draft.batch.unwrap_or(BATCH_DEFAULT),
+            "quota" => self.quota = draft.quota.unwrap_or(QUOTA_DEFAULT),
+            "memory" => {
+                self.memory_bytes = draft.memory_mb.unwrap_or(MEMORY_MB_DEFAULT) << 20;
+            }
+            "window" => self.window_bytes = draft.window_mb.unwrap_or(WINDOW_MB_DEFAULT) << 20,
+            "congestion" => self.congestion = draft.congestion.unwrap_or_default(),
+            "ecn" => self.ecn = draft.ecn.unwrap_or_default(),
+            "pacing" => self.pacing = draft.pacing.unwrap_or(true),
+            "initial-window" => {
+                self.initial_window = draft.initial_window.unwrap_or(INITIAL_WINDOW_DEFAULT);
+            }
+            "keepalive" => self.keepalive = keepalive(draft.keepalive_seconds),
+            _ => {
+                return fixed(format!(
+                    "`{word}` cannot be changed while the adapter runs: {}",
+                    words::changeable()
+                ));
+            }
+        }
+        Ok(())
+    }
+
     /// The rules, and those that follow: what the engine can reach is its business for programs
     /// that ask for it. That goes for our own addresses, too: such programs know them from the
     /// routing page, and what stands in for them.
@@ -372,7 +518,9 @@ impl Settings {
             ];
             rules.extend(own.map(|(ip, bits)| rule_of(ip, bits, 0, RuleAction::Direct)));
         }
-        rules.extend(self.addresses.iter().map(on_link));
+        if self.shares.is_empty() {
+            rules.extend(self.addresses.iter().map(on_link));
+        }
         rules.extend(self.gateways.iter().map(beyond));
         rules
     }
@@ -447,6 +595,12 @@ fn congestion(value: &str) -> Result<CongestionControl, String> {
 pub(super) fn name_of(control: CongestionControl) -> &'static str {
     let found = CONGESTION_CONTROLS.iter().find(|(_, one)| *one == control);
     found.map_or("unknown", |(name, _)| name)
+}
+
+/// Zero is never.
+fn keepalive(seconds: Option<u64>) -> Option<toehold_tcp::Duration> {
+    let seconds = seconds.filter(|seconds| *seconds > 0);
+    seconds.map(toehold_tcp::Duration::from_secs)
 }
 
 fn switch(value: &str) -> Result<bool, String> {
@@ -538,6 +692,10 @@ const COALESCE_US_MAX: u64 = 10_000;
 /// Frames taken in a row, and most of them.
 const BATCH_DEFAULT: usize = 256;
 const BATCH_MAX: usize = 65_536;
+/// The longest payload.
+const COPYBREAK_MAX: usize = 65_536;
+const NO_LRO: &str = "a packet link takes segments as its interface has them: ethtool -K \
+    INTERFACE gro off, and tso off at the other end of a veth";
 /// Connections of one program, and most of them.
 const QUOTA_DEFAULT: usize = 32_768;
 /// At least a first ring each way for some hundred connections of each thread.
@@ -560,7 +718,7 @@ const THREADS_MAX: usize = 16;
 mod tests {
     use super::*;
 
-    fn draft(settings: &[(&str, &str)]) -> Draft {
+    pub(super) fn draft(settings: &[(&str, &str)]) -> Draft {
         let mut draft = Draft::default();
         for (word, value) in settings {
             draft.set(word, value).expect("valid");
@@ -641,6 +799,13 @@ mod tests {
             ("ecn yes", "`yes` is neither on nor off"),
             ("pacing 1", "`1` is neither on nor off"),
             ("initial-window 65", "no number of segments (1 to 64)"),
+            (
+                "copy-engine gpu",
+                "no copy engine: off, worker, dsa, dmadev",
+            ),
+            ("copybreak 65537", "no number of bytes (1 to 65536)"),
+            ("split-headers 1", "`1` is neither on nor off"),
+            ("lro yes", "`yes` is neither on nor off"),
             ("keepalive 0", "no number of seconds (1 to 32767)"),
             ("window 65", "`65` is no number of megabytes (1 to 64)"),
             ("offload 10.0.0.0/8:0", "no port"),
@@ -664,6 +829,46 @@ mod tests {
         }
         let unknown = Draft::default().set("route", "?").expect_err("no setting");
         assert!(unknown.to_string().contains(&words::list()));
+    }
+
+    #[test]
+    fn switches_change_while_the_engine_runs_and_nothing_else_does() {
+        let settings = |link| {
+            let draft = draft(&[("link", link), ("address", "10.0.0.2/24")]);
+            draft.finish().expect("whole").expect("there")
+        };
+        let before = settings("tap:toe0");
+        assert!(before.split_headers && !before.copy_engine.is_on());
+        for word in words::WORDS.iter().filter(|one| one.changes) {
+            let value = match word.value {
+                value if value.contains("off") => "off",
+                "cubic|reno|dctcp|bbr" => "reno",
+                _ => "64",
+            };
+            let mut after = before.clone();
+            after.change(word.word, value).expect(word.word);
+        }
+        for word in words::WORDS.iter().filter(|one| !one.changes) {
+            let value = match word.word {
+                "link" => "tap:toe0",
+                "address" => "10.0.0.2/24",
+                "without" => "lso",
+                "threads" => "2",
+                "mtu" => "1500",
+                _ => "10.0.0.1",
+            };
+            let error = before.clone().change(word.word, value);
+            let error = error.expect_err(word.word).to_string();
+            assert!(error.contains("cannot be changed"), "{error}");
+        }
+        let mut after = before.clone();
+        after.change("checksum", "off").expect("a switch");
+        assert!(!after.lso && !after.lro && !after.checksum);
+        let error = after.change("lro", "on").expect_err("without checksums");
+        assert!(error.to_string().contains("needs checksum=on"));
+        let mut packet = settings("packet:eth0");
+        assert!(packet.change("lro", "off").is_err() && packet.change("lso", "off").is_ok());
+        assert!(settings("xdp:eth0").change("checksum", "on").is_err());
     }
 
     #[test]

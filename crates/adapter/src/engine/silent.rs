@@ -1,7 +1,8 @@
 //! Carriers at the relay that have not said, or not in full, what they are for.
 //!
-//! A program says it within a moment. What is silent for long is so for ever, and is let go; where
-//! there are too many the oldest go: a program that floods the relay drives out its own first.
+//! A program says it within a moment. A carrier that is silent for long stays silent, and is
+//! closed; where there are too many, the oldest are closed: a program that floods the relay drives
+//! out its own first.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

@@ -17,9 +17,9 @@ use rustix::net::{
 use super::ports::Ports;
 use crate::listener::check;
 
-/// The relay: what programs connect to instead of a remote. What it accepts is reset when we die,
-/// never delayed, and has urgent bytes in their place (RFC 6093): read past them and one of the
-/// program's would be lost.
+/// The relay's listener: programs connect to it instead of a remote. A carrier that it accepts is
+/// reset when we die, never delayed, and has urgent bytes in their place (RFC 6093): read past them
+/// and one of the program's would be lost.
 pub(super) fn relay_listener() -> io::Result<TcpListener> {
     let local = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0);
     let listener = socket_for(&local)?;
@@ -46,9 +46,9 @@ pub(super) fn bound_socket(source: IpAddr, ports: &mut Ports) -> io::Result<TcpS
     Ok(socket.into())
 }
 
-/// What carriers have in common; a listener's are those of what it accepts. The kernel keeps little
-/// for a program that does not read: it has what its own receive buffer takes, and the rest is in
-/// our ring, which the remote's window is about.
+/// Sets the options that all carriers have in common; a listener's carriers take over those of the
+/// listener. The kernel keeps little for a program that does not read: it has what its own receive
+/// buffer takes, and the rest is in our ring, which the remote's window is about.
 pub(super) fn prepare_carrier(socket: &impl AsFd) -> io::Result<()> {
     sockopt::set_socket_oobinline(socket, true)?;
     sockopt::set_tcp_nodelay(socket, true)?;
@@ -96,7 +96,7 @@ fn fin_timeout_seconds() -> u64 {
     *SECONDS.get_or_init(|| {
         let setting = fs::read_to_string("/proc/sys/net/ipv4/tcp_fin_timeout");
         let seconds = setting.ok().and_then(|text| text.trim().parse().ok());
-        // What it is where nobody has changed it.
+        // The value where nobody has changed it.
         seconds.unwrap_or(60).clamp(1, 3600)
     })
 }
@@ -118,22 +118,8 @@ pub(super) fn has_hung_up(socket: &impl AsFd) -> bool {
 }
 
 /// The network namespace of a socket; 0 where the kernel does not tell (before Linux 5.14).
-pub(super) fn namespace_of(socket: &impl AsRawFd) -> u64 {
-    /// Since Linux 5.14, not yet in every libc crate.
-    const SO_NETNS_COOKIE: libc::c_int = 71;
-    let mut cookie = 0u64;
-    let mut length = size_of::<u64>() as libc::socklen_t;
-    // SAFETY: `cookie` is writable for `length` bytes.
-    let result = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            SO_NETNS_COOKIE,
-            (&raw mut cookie).cast(),
-            &mut length,
-        )
-    };
-    if result == 0 { cookie } else { 0 }
+pub(super) fn namespace_of(socket: &impl AsFd) -> u64 {
+    crate::diag::namespace_of(socket.as_fd()).unwrap_or(0)
 }
 
 fn socket_for(address: &SocketAddr) -> io::Result<OwnedFd> {

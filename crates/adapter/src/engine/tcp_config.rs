@@ -20,7 +20,8 @@ pub(super) const PROOF_OF_READING_BYTES: u64 = 384 << 10;
 /// A path is long from this round trip on: a smaller window holds 2 Gbit/s back there.
 const LONG_ROUND_TRIP: Duration = Duration::from_millis(4);
 
-/// Everything that is not on the link goes to the gateway of its family.
+/// Everything that is not on the link goes to the gateway of its family, or where the kernel sends
+/// it.
 pub(super) fn routes(settings: &Settings) -> Vec<Route> {
     let everything = |gateway: &IpAddr| Route {
         destination: match gateway {
@@ -30,7 +31,10 @@ pub(super) fn routes(settings: &Settings) -> Vec<Route> {
         prefix_bits: 0,
         gateway: *gateway,
     };
-    settings.gateways.iter().map(everything).collect()
+    let gateways = settings.gateways.iter().map(everything);
+    gateways
+        .chain(settings.host_routes.iter().copied())
+        .collect()
 }
 
 /// An Ethernet address of the engine's own: locally administered, and the same after a restart,
@@ -39,6 +43,14 @@ pub(super) fn mac(settings: &Settings) -> [u8; 6] {
     let (first, _) = settings.addresses[0];
     let [.., a, b, c, d] = spell(first);
     [0x02, 0x54, a, b, c, d]
+}
+
+/// The work that the link does for the engine.
+pub(super) fn offload(settings: &Settings) -> Offload {
+    Offload {
+        transmit_checksum: settings.checksum,
+        segmentation_bytes_max: if settings.lso { LARGE_SEGMENT_BYTES } else { 0 },
+    }
 }
 
 pub(super) fn config(settings: &Settings, mac: [u8; 6], mtu: u16, share: Share) -> Config {
@@ -50,7 +62,8 @@ pub(super) fn config(settings: &Settings, mac: [u8; 6], mtu: u16, share: Share) 
     let addresses: Vec<InterfaceAddress> = addresses.collect();
     let medium = Medium::Ethernet {
         mac: MacAddress(mac),
-        resolve: true,
+        // Where the kernel has the addresses as well, it answers for them, and it finds neighbours.
+        resolve: settings.shares.is_empty(),
     };
     let config = Config::new(medium, mtu, addresses[0]);
     let engines = share.count() as u32;
@@ -65,10 +78,7 @@ pub(super) fn config(settings: &Settings, mac: [u8; 6], mtu: u16, share: Share) 
         advertisements_per_second_max: config.advertisements_per_second_max / engines,
         cookies_per_second_max: config.cookies_per_second_max / engines,
         routes: routes(settings),
-        offload: Offload {
-            transmit_checksum: settings.checksum,
-            segmentation_bytes_max: if settings.lso { LARGE_SEGMENT_BYTES } else { 0 },
-        },
+        offload: offload(settings),
         addresses,
         ..config
     }
@@ -86,7 +96,7 @@ pub(super) fn options(settings: &Settings) -> Options {
         pacing: settings.pacing,
         keepalive: settings.keepalive.map(|idle| Keepalive {
             idle,
-            // What Linux has (`tcp_keepalive_intvl`, `tcp_keepalive_probes`).
+            // Linux has these values (`tcp_keepalive_intvl`, `tcp_keepalive_probes`).
             interval: Duration::from_secs(75),
             probes_max: 9,
         }),

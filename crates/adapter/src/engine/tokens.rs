@@ -1,7 +1,7 @@
 //! Client tokens: a carrier's token says which client the carrier belongs to.
 //!
-//! The relay is a port of loopback, which every local user can reach. What a carrier asks for is
-//! done for the client whose token it shows, and for nobody without one; quotas count by it. The
+//! The relay is a port of loopback, which every local user can reach. A carrier's request is done
+//! for the client whose token it shows, and is refused without a token; quotas count by client. The
 //! daemon gives each client a token and takes it back; the engine's thread only looks.
 
 use std::collections::{BTreeMap, HashMap};
@@ -49,7 +49,7 @@ impl Tokens {
         }
     }
 
-    /// Whose token it is.
+    /// The holder of a token.
     pub(super) fn holder(&self, token: ClientToken) -> Option<Holder> {
         self.book().holders.get(&token).copied()
     }
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn each_client_has_one_pass_until_it_is_gone() {
+    fn each_client_has_one_token_until_it_is_gone() {
         let tokens = Tokens::default();
         let [one, other] = [1, 2].map(|id| tokens.give(holder(id)).expect("random numbers"));
         assert_ne!(one, other);
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_has_the_pass_of_zeros() {
+    fn nobody_has_the_token_of_zeros() {
         assert_eq!(Tokens::default().holder([0; 2]), None);
     }
 }

@@ -82,7 +82,7 @@ fn region_says_what_it_is_and_how_large_its_rings_are_each_time() {
             assert_eq!(capacity_log2, CAPACITY_LOG2_MIN);
             assert_eq!(side.publish.tail.load(Ordering::Relaxed), 0);
             assert_eq!(side.wake.attached.load(Ordering::Relaxed), 0);
-            // What the next channel must not find.
+            // Words that the next channel must not find.
             side.publish.capacity_log2.store(22, Ordering::Relaxed);
             side.publish.tail.store(77, Ordering::Relaxed);
             side.wake.attached.store(1, Ordering::Relaxed);

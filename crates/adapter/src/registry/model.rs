@@ -53,7 +53,7 @@ pub struct Address {
     pub port: u16,
 }
 
-/// What names a TCP connection, seen from one end.
+/// The name of a TCP connection, seen from one end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Tuple {
     /// The network namespace: the same addresses elsewhere are other hosts.
@@ -99,7 +99,7 @@ pub struct Process {
 /// A request for a partner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ask {
-    /// Who asks.
+    /// The client that asks.
     pub client: ClientId,
     /// The entry in its table.
     pub entry: u32,
@@ -117,7 +117,7 @@ pub struct Ask {
     pub wants_slab: bool,
 }
 
-/// What came of an [`Ask`].
+/// The result of an [`Ask`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// It is remembered; this is why there is no channel yet.
@@ -153,7 +153,7 @@ impl Match {
 /// One side of a [`Match`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Introduction {
-    /// Whom to send the offer.
+    /// The client that gets the offer.
     pub client: ClientId,
     /// For which end.
     pub end: End,
@@ -163,7 +163,7 @@ pub struct Introduction {
     pub wants_slab: bool,
 }
 
-/// What the registry knows no longer; its memory need not be kept.
+/// An end or a channel that the registry no longer knows; its memory need not be kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
     /// A channel whose last end is gone.
@@ -190,7 +190,7 @@ pub struct Resumed {
     pub is_by_another: bool,
 }
 
-/// Who may be introduced to whom.
+/// The processes that may be introduced to each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Policy {
     /// Processes of one user.
@@ -211,11 +211,11 @@ pub struct Limits {
     pub pending_per_process_max: usize,
     /// Channels in one pair.
     pub channels_per_pair_max: u32,
-    /// What one user may have of all that, over all its processes.
+    /// The limits of one user, over all its processes.
     pub user: UserLimits,
 }
 
-/// What the processes of one user may have together.
+/// The limits of the processes of one user together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UserLimits {
     /// Ends registered.
@@ -273,7 +273,7 @@ pub(super) struct Client {
     pub(super) pending: usize,
 }
 
-/// What the processes of one user have.
+/// The use of the processes of one user.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct UserUse {
     /// Invariant: how many entries its clients own.

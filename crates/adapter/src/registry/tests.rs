@@ -546,7 +546,7 @@ fn what_has_no_channel_cannot_be_resumed() {
 }
 
 #[test]
-fn what_a_family_still_holds_is_its_heirs() {
+fn what_a_family_still_holds_is_its_survivor_s() {
     let mut registry = registry(2);
     registry.join(ClientId(2), process(2, 0));
     let kept = join(&mut registry, 1);

@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test file uses its part")]
 
 pub(crate) mod program;
+pub(crate) mod scene;
 pub(crate) mod sockets;
 
 use std::cell::RefCell;
@@ -337,7 +338,7 @@ impl FakeLibrary {
         for _ in 0..TURNS_MAX {
             offers.extend(self.settle());
             if is_so() {
-                // What made it so may have come after the turn before.
+                // Its cause may have come after the turn before.
                 offers.extend(self.settle());
                 return offers;
             }

@@ -57,7 +57,7 @@ impl Drop for Program {
     }
 }
 
-/// What this process is to be, and in which runtime directory.
+/// This process's role, and its runtime directory.
 ///
 /// # Panics
 /// When no [`Program`] has started this process.

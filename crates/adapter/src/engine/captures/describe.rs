@@ -1,4 +1,4 @@
-//! What the engine did with a frame, in words: from its counters and the connection, before and
+//! The engine's action on a frame, in words: from its counters and the connection, before and
 //! after.
 
 use std::fmt::Write;
@@ -30,7 +30,7 @@ pub(super) struct Sending<'a> {
 
 type Count = fn(&Counters) -> u64;
 
-/// What can become of a segment other than to be taken in its turn.
+/// The fates of a segment other than to be taken in its turn.
 const FATES: [(Count, &str); 20] = [
     (|c| c.not_for_us, "dropped: not for this engine"),
     (|c| c.no_connection, "dropped: no such connection"),
@@ -111,7 +111,7 @@ pub(super) fn received(frame: &Reception<'_>) -> String {
     words.text
 }
 
-/// What a segment did for its connection.
+/// Describes a segment's effect on its connection.
 fn describe_progress(
     words: &mut Words,
     tcp: &TcpSummary,

@@ -186,7 +186,7 @@ impl Before {
         }
     }
 
-    /// What the engine has done since.
+    /// The engine's actions since then.
     fn comment(&self, engine: &Engine) -> String {
         let after = match self.connection {
             Some((id, _)) => engine.info(id).map(|info| (id, info)),

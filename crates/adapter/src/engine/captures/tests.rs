@@ -164,7 +164,7 @@ fn frames_of(host: &mut Host, now: Instant) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn opening_and_delivery_are_told() {
+fn connecting_and_delivery_are_described() {
     let mut wire = Wire::new();
     let (client, server) = wire.connect();
     wire.was_said(Direction::In, "neighbour resolution");

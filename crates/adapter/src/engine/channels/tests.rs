@@ -16,7 +16,7 @@ struct Bench {
     daemon: OwnedFd,
 }
 
-/// What the daemon offers, and the program's view of the ready bitmaps.
+/// The daemon's offer, and the program's view of the ready bitmaps.
 struct Made {
     message: Message,
     slab: OwnedFd,
@@ -188,7 +188,7 @@ fn programs_are_told_to_ring_while_the_engine_sleeps() {
 }
 
 #[test]
-fn boards_of_a_program_s_are_its_own_side_s() {
+fn ready_bitmaps_of_a_program_are_its_own_side_s() {
     let mut bench = Bench::new();
     let (_, made) = bench.entered(5, 0, 40);
     let theirs = bench.channels.their_bitmap(5, 2).expect("a bitmap");

@@ -5,6 +5,7 @@ use std::net::{TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 
 use toehold_channel::table::{COMMAND_EVICT, Mode};
+use toehold_copy::Buffer;
 use toehold_tcp::{
     CloseReason, Config, ConnectionId, Duration, Event, InterfaceAddress, Medium, Memory, NoRoom,
     Options, Random, ReceiveOffload,
@@ -21,6 +22,7 @@ use crate::registry::{ClientId, TableId};
 
 mod carrier;
 mod channel;
+mod copies;
 mod departure;
 mod ends;
 mod memory;
@@ -80,6 +82,8 @@ struct Bench {
     remote_id: ConnectionId,
     remote_reads: bool,
     remote_seen: Vec<Event>,
+    /// The frame that arrives.
+    arriving: Buffer,
 }
 
 impl Bench {
@@ -134,6 +138,7 @@ impl Bench {
             remote_id: id,
             remote_reads: true,
             remote_seen: Vec::new(),
+            arriving: Buffer::new(70_000).expect("memory"),
         };
         if path > Duration::ZERO {
             for _ in 0..3 {
@@ -199,9 +204,12 @@ impl Bench {
                 .remote
                 .poll_frame(self.now, &mut self.rings, &mut frame);
             if let Some((len, _)) = back {
-                let frame = &frame[..len];
+                let arriving = &mut self.arriving[..len];
+                arriving.copy_from_slice(&frame[..len]);
+                self.streams.copying.offer_buffer();
                 self.engine
-                    .handle_frame(self.now, frame, offload, &mut self.streams);
+                    .handle_frame(self.now, arriving, offload, &mut self.streams);
+                self.streams.copying.take_buffer_back(&mut self.arriving);
             }
             if there.is_none() && back.is_none() {
                 return moved;
@@ -239,8 +247,25 @@ impl Bench {
         self.advance()
     }
 
+    /// The remote sends up to `end` over a path, and the program reads all of it.
+    fn stream(&mut self, path: Duration, end: u64) {
+        self.remote_says(end);
+        let mut buffer = vec![0; 1 << 20];
+        while self.flow.taken < end {
+            assert_eq!(self.travel(path), Next::Wait);
+            while let Ok(1..) = self.program.read(&mut buffer) {
+                assert_eq!(self.advance(), Next::Wait);
+            }
+        }
+    }
+
+    fn receive_limit(&self) -> u32 {
+        self.engine.info(self.flow.id).expect("open").receive_limit
+    }
+
     fn advance(&mut self) -> Next {
         self.note_events();
+        self.streams.copying.settle(|_| {});
         self.note_readiness();
         let mut around = Around {
             now: self.now,
@@ -286,20 +311,18 @@ impl Bench {
         }
     }
 
-    /// What epoll would have said.
+    /// Notes the readiness that epoll would report.
     fn note_readiness(&mut self) {
-        let mut poll = libc::pollfd {
-            fd: self.flow.carrier.as_raw_fd(),
-            events: libc::POLLIN | libc::POLLOUT | libc::POLLRDHUP,
-            revents: 0,
-        };
-        // SAFETY: one valid entry.
-        unsafe { libc::poll(&mut poll, 1, 0) };
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        let wanted = PollFlags::IN | PollFlags::OUT | PollFlags::RDHUP;
+        let mut entry = [PollFd::new(&self.flow.carrier, wanted)];
+        poll(&mut entry, Some(&Timespec::default())).expect("polled");
+        let found = entry[0].revents().bits();
         // The numbers are epoll's as well.
-        self.flow.note_carrier(poll.revents.cast_unsigned().into());
+        self.flow.note_carrier(found.into());
     }
 
-    /// What the program reads while all goes on, until there is as much, or its end.
+    /// Reads for the program while all goes on, until there is as much, or its end.
     fn read(&mut self, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
         let mut at = 0;
@@ -390,7 +413,8 @@ impl Bench {
     /// As the runner makes one.
     fn with_new_channel(&mut self) -> Program {
         let info = self.engine.info(self.flow.id);
-        let (first, largest) = tcp_config::first_and_largest_log2(info, self.flow.is_reader);
+        let (first, largest) =
+            tcp_config::first_and_largest_log2(info, self.flow.window.is_of_reader());
         self.with_rings(first, largest)
     }
 

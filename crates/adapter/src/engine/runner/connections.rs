@@ -56,6 +56,11 @@ impl Runner {
     pub(super) fn open(&mut self, given: Given) {
         let (request, carrier) = (given.request, &given.carrier);
         let refuse = |errno: libc::c_int| drop(sys::send_urgent(carrier, errno as u8));
+        if self.link.shares().is_some() {
+            // Ports of the host's address are the kernel's to give out. A carrier that ends without
+            // an answer has its program connect on the kernel.
+            return;
+        }
         if !self.admit(request.holder.client) {
             return refuse(OUT_OF_CONNECTIONS);
         }
@@ -82,7 +87,7 @@ impl Runner {
             self.publish_ends(id, (Direction::Connected, port, relay));
         }
         let carrier = given.carrier;
-        self.insert(id, request.holder, Stage::Opening, carrier);
+        self.insert(id, request.holder, Stage::Connecting, carrier);
     }
 
     /// The next thread, if it may have ports or room left where we have none.
@@ -204,8 +209,8 @@ impl Runner {
     }
 }
 
-/// What connect(2) says when all ports are in use: connections that have ended make room. (`EAGAIN`
-/// it says of Unix sockets; programs take it for "not yet", and Python for a success.)
+/// The errno of connect(2) when all ports are in use: connections that have ended make room.
+/// (`EAGAIN` it says of Unix sockets; programs take it for "not yet", and Python for a success.)
 const OUT_OF_CONNECTIONS: libc::c_int = libc::EADDRNOTAVAIL;
 
 /// A carrier comes from what stood in for an address that is gone.
@@ -225,12 +230,12 @@ fn local_end(own: &Own, request: &Request) -> Result<Option<SocketAddr>, Address
         let &(ip, _) = bound.ok_or(AddressGone)?;
         return Ok(Some(SocketAddr::new(ip, carrier.port())));
     }
-    let of_family = |(ip, _): &&(IpAddr, Ipv4Addr)| ip.is_ipv4() == request.remote.is_ipv4();
+    let of_family = |(ip, _): &&(IpAddr, IpAddr)| ip.is_ipv4() == request.remote.is_ipv4();
     let first = own.iter().find(of_family).filter(|_| port != 0);
     Ok(first.map(|&(ip, _)| SocketAddr::new(ip, port)))
 }
 
-/// What connect(2) would have said.
+/// The errno that connect(2) would have returned.
 fn errno_of_call(error: ConnectError) -> libc::c_int {
     match error {
         ConnectError::AddressInUse | ConnectError::NoPortLeft => libc::EADDRNOTAVAIL,
@@ -261,7 +266,7 @@ mod tests {
         let own = [("10.84.0.2", 1), ("fd84::2", 2), ("10.84.0.3", 3)].map(|(ip, last)| {
             (
                 ip.parse().expect("address"),
-                Ipv4Addr::new(127, 99, 0, last),
+                IpAddr::from(Ipv4Addr::new(127, 99, 0, last)),
             )
         });
         let end = |carrier, remote, port| {

@@ -10,25 +10,33 @@ use crate::engine::arrivals::Arrivals;
 use crate::engine::flow::Flow;
 use crate::engine::listeners::{LISTENERS_MAX, LISTENERS_OF_ONE_MAX};
 use crate::engine::loopback_aliases::shown;
-use crate::engine::report::{FLOWS_REPORTED_MAX, FlowReport, Report, malformed_by_reason};
+use crate::engine::report::{
+    FLOWS_REPORTED_MAX, FlowReport, Report, Switches, malformed_by_reason,
+};
 use crate::engine::settings::{self, Settings};
-use crate::engine::tcp_config::{options, routes};
+use crate::engine::tcp_config::{offload, options, routes};
 use crate::engine::{Command, ForAll, Listening, Manner};
 use crate::proc;
 
-/// What the daemon says, taken before everybody else's turn.
+/// The most commands of the daemon in one turn, taken before everything else.
 const COMMANDS_PER_TURN: usize = 256;
 
 impl Runner {
     pub(super) fn look_at_link(&mut self) {
-        self.link.clear_changes();
+        let changed = self.link.take_changes();
         if self.link.follow() {
             let mac = MacAddress(self.link.mac());
             self.engine.change_interface(mac);
+            self.shared.forget();
+            self.follow_host();
             if !self.passed_on.is_stalled() {
                 self.watch_link();
             }
         }
+        if changed.tables {
+            self.follow_host();
+        }
+        self.note_neighbours(&changed.neighbours);
         let Some(mtu) = self
             .link
             .mtu()
@@ -64,6 +72,7 @@ impl Runner {
     fn listen(&mut self, wanted: &ForAll<Listening>) {
         let (engine, ours) = (&mut self.engine, &self.own);
         self.listeners.add(engine, ours, wanted.told, self.options);
+        self.settle_shared_ports();
         if wanted.is_followed_by_all() {
             self.channels.say_listening(wanted.told.holder.client);
         }
@@ -88,34 +97,23 @@ impl Runner {
     fn reconfigure(&mut self, change: &ForAll<Settings>) {
         let settings = &change.told;
         let now = self.now();
-        for &(address, prefix_bits) in &settings.addresses {
-            let address = InterfaceAddress {
-                address,
-                prefix_bits,
-            };
-            self.engine.add_address(address);
-        }
-        self.engine.set_routes(&routes(settings));
         if self.link.reconfigure(settings).is_err() {
-            // What cannot be steered here goes to the kernel, which drops it.
+            // Frames that cannot be steered here go to the kernel, which drops them.
             self.report.frames_lost += 1;
         }
-        let before = std::mem::replace(&mut self.own, self.loopback_aliases.for_all(settings));
         self.options = options(settings);
         self.engine.set_initial_window(settings.initial_window);
-        self.listeners
-            .follow(&mut self.engine, &self.own, self.options);
-        for (ip, _) in before {
-            if !self.own.iter().any(|(own, _)| *own == ip) {
-                self.engine.remove_address(ip);
-            }
-        }
+        self.follow_addresses(settings);
         if change.is_followed_by_all() {
             let (rules, own) = (settings.all_rules(), shown(&self.own));
             self.common.routing_page.publish(&rules, &own);
         }
         self.report.reconfigured += 1;
         (self.coalesce, self.batch) = (settings.coalesce, settings.batch);
+        self.splits_headers = settings.split_headers;
+        let copybreak = settings.copybreak.unwrap_or(usize::MAX);
+        self.streams.copying.set(settings.copy_engine, copybreak);
+        self.engine.set_offload(offload(settings));
         self.quota = settings.quota;
         let budget_bytes = settings.memory_bytes / self.engine.config().share.count();
         self.streams.rings().set_budget(budget_bytes);
@@ -128,6 +126,28 @@ impl Runner {
             self.mtu = mtu;
             self.engine.set_mtu(now, mtu);
         }
+    }
+
+    /// Has the addresses and routes of the settings, and no others; listeners follow.
+    pub(super) fn follow_addresses(&mut self, settings: &Settings) {
+        for &(address, prefix_bits) in &settings.addresses {
+            let address = InterfaceAddress {
+                address,
+                prefix_bits,
+            };
+            self.engine.add_address(address);
+        }
+        self.engine.set_routes(&routes(settings));
+        let before = std::mem::replace(&mut self.own, self.loopback_aliases.for_all(settings));
+        self.listeners.set_shares(&settings.shares);
+        self.listeners
+            .follow(&mut self.engine, &self.own, self.options);
+        for (ip, _) in before {
+            if !self.own.iter().any(|(own, _)| *own == ip) {
+                self.engine.remove_address(ip);
+            }
+        }
+        self.settle_shared_ports();
     }
 
     /// Some listener may be gone: looks soon, but spends no more than an eighth of the time on it,
@@ -149,6 +169,7 @@ impl Runner {
         let living = proc::listening();
         let is_there = |address| living.contains(&address);
         self.listeners.retain_living(&mut self.engine, is_there);
+        self.settle_shared_ports();
         self.look_at_listeners_after = Clock::now() + 7 * began.elapsed();
     }
 
@@ -171,12 +192,28 @@ impl Runner {
         flows.filter_map(report).collect()
     }
 
+    fn switches(&self) -> Switches {
+        let (copy_engine, copybreak) = self.streams.copying.engine();
+        let offload = self.engine.config().offload;
+        Switches {
+            lso: offload.segmentation_bytes_max > 0,
+            lro: self.link.joins(),
+            checksum: offload.transmit_checksum,
+            split_headers: self.splits_headers,
+            copy_engine,
+            copybreak,
+            coalesce_us: self.coalesce.as_micros() as u64,
+            threads: self.engine.config().share.count(),
+        }
+    }
+
     fn report(&mut self) -> Report {
         self.report.frames_lost += self.link.device.take_lost();
         let counters = self.engine.counters();
         Report {
             link: self.common.link.clone(),
             addresses: self.own.iter().map(|(ip, _)| ip.to_string()).collect(),
+            shared: self.shared_reports(),
             mtu: self.mtu,
             link_manner: self.link.device.manner(),
             link_gone: self.link.is_gone(),
@@ -210,6 +247,9 @@ impl Runner {
             memory_pruned: self.pruning.pruned,
             carriers_refused: self.arrivals.as_ref().map_or(0, Arrivals::refused),
             payloads_in_place: self.receiver.placed(),
+            switches: self.switches(),
+            payloads_by_engine: self.streams.copying.submitted().0,
+            bytes_by_engine: self.streams.copying.submitted().1,
             frames_passed_on: self.passed_on.taken,
             frames_not_passed_on: self.passed_on.refused,
             stalls: self.passed_on.stalls,

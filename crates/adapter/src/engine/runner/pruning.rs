@@ -11,7 +11,6 @@
 use std::time::Instant as Clock;
 
 use super::Runner;
-use crate::engine::tcp_config::RECEIVE_BYTES;
 
 /// A ring with less than this part of it filled by early bytes is wasted.
 const FILLED_PART_MIN: u64 = 4;
@@ -41,19 +40,6 @@ impl Runner {
     pub(super) fn prune(&mut self) {
         if self.streams.rings().was_wanting() {
             self.find_early();
-            self.narrow_window();
-        }
-    }
-
-    /// A window that promises more than the budget has room for costs losses: it gets as small as
-    /// the ring is.
-    #[cold]
-    fn narrow_window(&mut self) {
-        if let Some((id, ring_bytes)) = self.streams.take_cramped() {
-            let now = self.now();
-            let most = (ring_bytes as u32).max(RECEIVE_BYTES);
-            // It fails only for a connection that is not there.
-            let _ = self.engine.bound_window(now, id, 0, most);
         }
     }
 

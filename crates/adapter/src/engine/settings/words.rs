@@ -5,20 +5,23 @@
 pub struct Word {
     /// The word.
     pub word: &'static str,
-    /// What follows it, as a manual spells it.
+    /// The value after the word, as a manual spells it.
     pub value: &'static str,
     /// Whether it may stand on several lines.
     pub repeats: bool,
-    /// What it sets, its default, and its bounds.
+    /// Whether `toehold adapter --set` changes it while the adapter runs.
+    pub changes: bool,
+    /// The setting's meaning, its default, and its bounds.
     pub meaning: &'static str,
 }
 
 /// All words, in the order of the manual.
-pub const WORDS: [Word; 19] = [
+pub const WORDS: [Word; 26] = [
     Word {
         word: "link",
         value: "KIND:NAME[@NETNS]",
         repeats: false,
+        changes: false,
         meaning: "The device on which frames travel. tap:NAME is a TAP device, which is created if \
             there is none. packet:INTERFACE and xdp:INTERFACE are a packet socket and AF_XDP on an \
             interface that exists. @NETNS is its network namespace: a name that ip-netns(8) lists, \
@@ -28,13 +31,25 @@ pub const WORDS: [Word; 19] = [
         word: "address",
         value: "ADDRESS/BITS",
         repeats: true,
+        changes: false,
         meaning: "An address of the engine's own, with the length of the link's prefix. It must be \
             free on the network.",
+    },
+    Word {
+        word: "share",
+        value: "ADDRESS[:PORTS]",
+        repeats: true,
+        changes: false,
+        meaning: "An address of the host on the link's interface, instead of addresses of the \
+            engine's own. Ports where programs listen through the engine are the engine's; all \
+            else stays with the kernel. PORTS bounds them: 80,8000-8099. An IPv6 address with \
+            ports stands in brackets, and needs an xdp link.",
     },
     Word {
         word: "gateway",
         value: "ADDRESS",
         repeats: true,
+        changes: false,
         meaning: "The router for destinations that are not on the link: one for IPv4, one for \
             IPv6.",
     },
@@ -42,20 +57,73 @@ pub const WORDS: [Word; 19] = [
         word: "mtu",
         value: "BYTES",
         repeats: false,
+        changes: false,
         meaning: "The largest IP packet. Default: the device's own, followed when it changes.",
     },
     Word {
         word: "without",
         value: "lso|lro|checksum",
         repeats: true,
+        changes: false,
         meaning: "Work that the kernel at the other side of the link does not do for the engine: \
             to cut large segments, to join small ones, to complete checksums. Without checksum \
             there is neither of the other two.",
     },
     Word {
+        word: "lso",
+        value: "on|off",
+        repeats: false,
+        changes: true,
+        meaning: "The link cuts large segments for the engine. Default on, where the link can.",
+    },
+    Word {
+        word: "lro",
+        value: "on|off",
+        repeats: false,
+        changes: true,
+        meaning: "The link joins small segments for the engine. Default on, where the link can. A \
+            packet link does as its interface does (ethtool -K).",
+    },
+    Word {
+        word: "checksum",
+        value: "on|off",
+        repeats: false,
+        changes: true,
+        meaning: "The link completes checksums, and verifies them. Default on, where the link can. \
+            Without it there is neither lso nor lro.",
+    },
+    Word {
+        word: "split-headers",
+        value: "on|off",
+        repeats: false,
+        changes: true,
+        meaning: "Whether payload of large frames is received straight into the program's ring, \
+            apart from the headers: always on a packet link, on a TAP device while a stream runs. \
+            Without it payload goes by a buffer and is copied. Default on.",
+    },
+    Word {
+        word: "copy-engine",
+        value: "off|worker|dsa|dmadev",
+        repeats: false,
+        changes: true,
+        meaning: "Who copies payload that was received into a buffer: the engine's thread itself \
+            (off), a thread of its own, Intel's Data Streaming Accelerator, or a DMA device by \
+            way of DPDK. The engine takes the next frames meanwhile. Default off.",
+    },
+    Word {
+        word: "copybreak",
+        value: "BYTES|auto",
+        repeats: false,
+        changes: true,
+        meaning: "The copy engine gets payload of so many bytes and more. 1 to 65536; auto is the \
+            value that `toehold doctor --copying` shows, and never where the copy engine does not \
+            pay. Default auto.",
+    },
+    Word {
         word: "coalesce",
         value: "MICROSECONDS",
         repeats: false,
+        changes: true,
         meaning: "How long the engine waits after a wake-up for more work: fewer wake-ups, later \
             answers. 0 to 10000; default 0.",
     },
@@ -63,6 +131,7 @@ pub const WORDS: [Word; 19] = [
         word: "batch",
         value: "FRAMES",
         repeats: false,
+        changes: true,
         meaning: "Most frames that are received in a row before programs have their turn. 1 to \
             65536; default 256.",
     },
@@ -70,6 +139,7 @@ pub const WORDS: [Word; 19] = [
         word: "quota",
         value: "CONNECTIONS",
         repeats: false,
+        changes: true,
         meaning: "Most connections of one program through the engine at a time, including those to \
             its listeners. 1 to 1048576; default 32768.",
     },
@@ -77,6 +147,7 @@ pub const WORDS: [Word; 19] = [
         word: "memory",
         value: "MEGABYTES",
         repeats: false,
+        changes: true,
         meaning: "Most memory of the engine's own for bytes in flight, of all connections \
             together. 64 to 1048576; default 1024.",
     },
@@ -84,6 +155,7 @@ pub const WORDS: [Word; 19] = [
         word: "window",
         value: "MEGABYTES",
         repeats: false,
+        changes: true,
         meaning: "Most bytes of one connection in flight, each way. Windows begin with 64 KiB and \
             grow up to this where the round trip is long, as far as the memory allows. 1 to 64; \
             default 16.",
@@ -92,6 +164,7 @@ pub const WORDS: [Word; 19] = [
         word: "congestion",
         value: "cubic|reno|dctcp|bbr",
         repeats: false,
+        changes: true,
         meaning: "The congestion control of new connections. dctcp is for networks whose switches \
             mark as it expects. bbr models the path and is always paced. Default cubic.",
     },
@@ -99,12 +172,14 @@ pub const WORDS: [Word; 19] = [
         word: "ecn",
         value: "on|off",
         repeats: false,
+        changes: true,
         meaning: "Whether new connections ask for explicit congestion notification. Default off.",
     },
     Word {
         word: "pacing",
         value: "on|off",
         repeats: false,
+        changes: true,
         meaning: "Whether new connections spread their data over the round trip, where it takes 4 \
             ms or more. Default on.",
     },
@@ -112,6 +187,7 @@ pub const WORDS: [Word; 19] = [
         word: "initial-window",
         value: "SEGMENTS",
         repeats: false,
+        changes: true,
         meaning: "Segments that a new connection sends before the first answer. 1 to 64; default \
             10.",
     },
@@ -119,6 +195,7 @@ pub const WORDS: [Word; 19] = [
         word: "keepalive",
         value: "SECONDS|off",
         repeats: false,
+        changes: true,
         meaning: "How long a remote may be silent before it is probed, where the program does not \
             set SO_KEEPALIVE itself: 9 probes, 75 seconds apart. 1 to 32767; default off.",
     },
@@ -126,12 +203,14 @@ pub const WORDS: [Word; 19] = [
         word: "threads",
         value: "N",
         repeats: false,
+        changes: false,
         meaning: "Engine threads, each with a queue of the device. 1 to 16; default 1.",
     },
     Word {
         word: "offload",
         value: "CIDR[:PORT]",
         repeats: true,
+        changes: false,
         meaning: "Connections to these destinations are the engine's, whoever makes them. An IPv6 \
             prefix with a port stands in brackets.",
     },
@@ -139,6 +218,7 @@ pub const WORDS: [Word; 19] = [
         word: "direct",
         value: "CIDR[:PORT]",
         repeats: true,
+        changes: false,
         meaning: "Connections to these destinations do not use the engine: shared memory on this \
             host, otherwise the kernel.",
     },
@@ -146,6 +226,7 @@ pub const WORDS: [Word; 19] = [
         word: "host",
         value: "CIDR[:PORT]",
         repeats: true,
+        changes: false,
         meaning: "Connections to these destinations always use the kernel.",
     },
 ];
@@ -153,6 +234,12 @@ pub const WORDS: [Word; 19] = [
 /// All words, for a sentence.
 pub(super) fn list() -> String {
     WORDS.map(|one| one.word).join(", ")
+}
+
+/// Those that can be changed while the adapter runs, for a sentence.
+pub(super) fn changeable() -> String {
+    let words = WORDS.iter().filter(|one| one.changes);
+    words.map(|one| one.word).collect::<Vec<_>>().join(", ")
 }
 
 /// Whether a word may stand on one line only.

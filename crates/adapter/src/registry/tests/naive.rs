@@ -3,7 +3,7 @@
 use super::*;
 use proptest::prelude::*;
 
-/// What can happen, over few enough names that everything meets everything.
+/// An event, over few enough names that everything meets everything.
 #[derive(Clone, Debug)]
 enum Step {
     Join {
@@ -357,11 +357,11 @@ impl Run {
         let Some(table) = self.naive.table(id) else {
             return;
         };
-        let heirs = self.naive.clients.iter();
-        let heirs = heirs.filter(|known| known.0 != id && known.1 == table && known.2);
-        let heir = heirs.map(|known| known.0).min_by_key(|id| id.0);
-        assert_eq!(self.registry.heir(id), heir);
-        let is_gone = |end: End| takes_along(end) || !(family || heir.is_some());
+        let survivors = self.naive.clients.iter();
+        let survivors = survivors.filter(|known| known.0 != id && known.1 == table && known.2);
+        let survivor = survivors.map(|known| known.0).min_by_key(|id| id.0);
+        assert_eq!(self.registry.survivor(id), survivor);
+        let is_gone = |end: End| takes_along(end) || !(family || survivor.is_some());
         let bereft: BTreeSet<End> = self
             .registry
             .process_gone(id, &is_gone)
@@ -383,7 +383,7 @@ impl Run {
         );
         for known in &mut self.naive.ends {
             if known.client == id && !dying.contains(&known.end) {
-                known.client = heir.unwrap_or(id);
+                known.client = survivor.unwrap_or(id);
             }
         }
         self.naive.forget(|known| dying.contains(&known.end));

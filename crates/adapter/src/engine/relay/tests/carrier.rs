@@ -26,7 +26,7 @@ fn program_that_does_not_read_closes_the_window_and_loses_nothing() {
     assert!(bench.flow.is_delivered);
 }
 
-/// What it has sent lies in the program's receive buffer, in the carrier and in our ring.
+/// The remote's bytes lie in the program's receive buffer, in the carrier and in our ring.
 #[test]
 fn remote_can_send_little_to_a_program_that_does_not_read() {
     let mut bench = Bench::new();
@@ -38,7 +38,7 @@ fn remote_can_send_little_to_a_program_that_does_not_read() {
         "{received} bytes unread, {taken} in the carrier"
     );
     assert!(bench.read(MUCH) == pattern(MUCH));
-    assert!(bench.flow.is_reader);
+    assert!(bench.flow.window.is_of_reader());
 }
 
 #[test]

@@ -27,7 +27,7 @@ fn remote_that_never_finishes_does_not_keep_a_program_that_is_gone() {
     bench.flow.carrier_sent += 1;
     drop(std::mem::replace(&mut bench.program, sockets().0));
     assert_eq!(bench.pass(Duration::from_secs(1)), Next::Departed);
-    // What the runner does then.
+    // The runner then does this.
     bench
         .engine
         .release(bench.now, bench.flow.id)

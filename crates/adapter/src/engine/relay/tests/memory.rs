@@ -1,4 +1,4 @@
-//! What a connection keeps in memory, and what it does where there is none.
+//! Tests of a connection's memory, and of its behaviour where there is none.
 
 use super::*;
 use crate::engine::{memory, rings};
@@ -84,3 +84,22 @@ fn state_of_a_connection_is_counted_in_full() {
     let heap = 2_048 + 512;
     assert!(info.memory_bytes + ours + heap <= rings::CONNECTION_BYTES);
 }
+
+/// The window of a reader follows the ring that the budget allows, down and up again.
+#[test]
+fn reader_without_a_larger_ring_loses_few_segments() {
+    let mut bench = Bench::connected(SHORT_PATH, |_| {});
+    // Half of it is for larger rings, and the next size takes 64 KiB.
+    bench.streams.rings().set_budget(100 << 10);
+    bench.stream(SHORT_PATH, 8 << 20);
+    let dropped = bench.engine.counters().host_had_no_room;
+    assert!(dropped > 0, "the first window is larger than a first ring");
+    assert!(dropped < 100, "{dropped} segments");
+    assert!(bench.remote.counters().timeouts <= 1, "of the first window");
+    assert!(bench.receive_limit() as usize <= rings::RING_BYTES_MIN);
+    bench.streams.rings().set_budget(1 << 30);
+    bench.stream(SHORT_PATH, 16 << 20);
+    assert!(bench.receive_limit() > RECEIVE_BYTES);
+}
+
+const SHORT_PATH: Duration = Duration::from_micros(200);

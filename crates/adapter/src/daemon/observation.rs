@@ -1,0 +1,186 @@
+//! A packet capture sees what it would see without us: connections whose carriers' packets it would
+//! receive go by their carriers while it lasts.
+//!
+//! Nothing tells us when somebody opens a packet socket on all interfaces. So while there are
+//! channels, or connections that yield, the kernel is asked every [`LOOK_INTERVAL`] which packet
+//! sockets there are: in our own network namespace, and in those that clients have shown. A request
+//! for a channel is preceded by a look that is no older. When the answer changes, the commands in
+//! all tables follow ([`tables::yield_to_capture`]).
+//!
+//! A client holds the socket that it has shown, and can disturb what we ask on it. Then the next
+//! client of that namespace is asked, and without any the last answer stands.
+
+use super::{Daemon, Observability};
+use crate::diag::{Diag, Observers};
+use crate::registry::{End, TableId, Tuple};
+use crate::tables;
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+use toehold_channel::table::FLAG_OFFLOAD;
+
+/// The daemon's knowledge of packet captures.
+#[derive(Debug, Default)]
+pub(super) struct Observation {
+    /// The observers, by network namespace; namespaces without one are left out.
+    observers: BTreeMap<u64, Observers>,
+    looked: Option<Instant>,
+    /// When to look again.
+    due: Option<Instant>,
+    /// The last namespace of a client's that was asked about: many are asked about in turns.
+    asked_last: u64,
+}
+
+impl Observation {
+    /// When to look again without an event.
+    pub(super) fn due(&self) -> Option<Instant> {
+        self.due
+    }
+
+    /// Every packet socket that has connections yield, by inode.
+    pub(super) fn inodes(&self) -> impl Iterator<Item = u64> {
+        let all = self.observers.values();
+        all.flat_map(|observers| observers.inodes.iter().copied())
+    }
+
+    fn sees(&self, tuple: &Tuple) -> bool {
+        let observers = self.observers.get(&tuple.netns);
+        observers.is_some_and(|observers| observers.see(tuple))
+    }
+
+    /// Takes an answer. Whether other connections are to yield now.
+    fn learn(&mut self, namespace: u64, observers: Observers) -> bool {
+        let before = match observers.see_any() {
+            true => self.observers.insert(namespace, observers.clone()),
+            false => self.observers.remove(&namespace),
+        };
+        !before.unwrap_or_default().see_as(&observers)
+    }
+}
+
+impl Daemon {
+    /// Looks for captures, when it is time to, and has connections follow.
+    pub(super) fn observe(&mut self) {
+        let is_wanted = self.registry.channel_count() > 0 || !self.observation.observers.is_empty();
+        if self.options.observability == Observability::Ignore || !is_wanted {
+            self.observation.due = None;
+            return;
+        }
+        self.look();
+        self.observation.due = self.observation.looked.map(|looked| looked + LOOK_INTERVAL);
+    }
+
+    /// Whether a capture would see the carrier of an end that asks for a channel. Its command says
+    /// so, too.
+    pub(super) fn is_captured(&mut self, end: End, tuple: &Tuple) -> bool {
+        if self.options.observability == Observability::Ignore {
+            return false;
+        }
+        self.look();
+        let is_captured = self.observation.sees(tuple);
+        if let Some(entry) = self.tables.current(end) {
+            tables::yield_to_capture(entry, is_captured);
+        }
+        is_captured
+    }
+
+    /// Asks the kernel about packet sockets, unless it was asked a moment ago.
+    fn look(&mut self) {
+        let now = Instant::now();
+        let is_recent = |looked| now < looked + LOOK_INTERVAL;
+        if self.observation.looked.is_some_and(is_recent) {
+            return;
+        }
+        self.observation.looked = Some(now);
+        let mut has_changed = false;
+        let answers = self.ask_all();
+        for (namespace, observers) in answers {
+            has_changed |= self.observation.learn(namespace, observers);
+        }
+        if has_changed {
+            self.show_all_to_captures();
+        }
+    }
+
+    /// The answers for our own namespace and for those of clients.
+    fn ask_all(&mut self) -> Vec<(u64, Observers)> {
+        let own = self.diag.as_ref();
+        let own_namespace = own.map(Diag::namespace);
+        let mut shown: BTreeMap<u64, Vec<&Diag>> = BTreeMap::new();
+        for diag in self.clients.values().filter_map(|it| it.diag.as_ref()) {
+            shown.entry(diag.namespace()).or_default().push(diag);
+        }
+        shown.retain(|&namespace, _| Some(namespace) != own_namespace);
+        let observation = &mut self.observation;
+        // Where nobody of a namespace is left, nobody is to be seen there.
+        observation.observers.retain(|namespace, _| {
+            Some(*namespace) == own_namespace || shown.contains_key(namespace)
+        });
+        let later = shown.range(observation.asked_last.saturating_add(1)..);
+        let earlier = shown.range(..=observation.asked_last);
+        let turn: Vec<_> = later.chain(earlier).take(NAMESPACES_PER_LOOK).collect();
+        if let Some(&(&last, _)) = turn.last() {
+            observation.asked_last = last;
+        }
+        let own = own.and_then(|own| Some((own.namespace(), own.observers()?)));
+        let others = turn.into_iter().filter_map(|(&namespace, diags)| {
+            let mut diags = diags.iter().take(CLIENTS_PER_NAMESPACE);
+            Some((namespace, diags.find_map(|diag| diag.observers())?))
+        });
+        own.into_iter().chain(others).collect()
+    }
+
+    /// Has all connections go where captures leave them.
+    pub(super) fn show_all_to_captures(&mut self) {
+        let own = self.engine_tables();
+        let tables = self.tables.iter().map(|(id, _)| id);
+        let tables: Vec<TableId> = tables.filter(|id| !own.contains(id)).collect();
+        let changed: usize = tables.iter().map(|&id| self.yield_table(id)).sum();
+        for id in tables {
+            self.tables.call_attention(id);
+        }
+        let count = self.observation.inodes().count();
+        let kind = if count == 0 { "uncaptured" } else { "captured" };
+        self.log.say(kind, || match count {
+            0 => format!("no packet capture any more: {changed} connections return to memory"),
+            _ => format!("a packet capture looks on: {changed} connections go by the kernel"),
+        });
+    }
+
+    /// Has the connections of one client go where captures leave them: an adapter before us may
+    /// have left commands.
+    pub(super) fn show_to_captures(&mut self, table: TableId) {
+        self.yield_table(table);
+        self.tables.call_attention(table);
+    }
+
+    fn yield_table(&self, id: TableId) -> usize {
+        let Some(table) = self.tables.get(id) else {
+            return 0;
+        };
+        let observation = &self.observation;
+        let changed = table.live().filter(|(index, entry)| {
+            let generation = entry.generation.load(Ordering::Relaxed);
+            let known = self.registry.end(id, *index);
+            let known = known.filter(|(end, _)| end.generation == generation);
+            // Bytes that the engine carries can be seen on its link. A connection that we do not
+            // know may have a channel of an adapter before us.
+            let is_offloaded = entry.flags.load(Ordering::Relaxed) & FLAG_OFFLOAD != 0;
+            let is_seen = match known {
+                _ if is_offloaded => false,
+                Some((_, tuple)) => observation.sees(&tuple),
+                None => !observation.observers.is_empty(),
+            };
+            tables::yield_to_capture(entry, is_seen)
+        });
+        changed.count()
+    }
+}
+
+/// Time between two looks: with it a capture that begins has its connections visible within a tenth
+/// of a second, however many.
+const LOOK_INTERVAL: Duration = Duration::from_millis(30);
+/// Namespaces of clients that are asked about in one look.
+const NAMESPACES_PER_LOOK: usize = 64;
+/// Clients of one namespace that are asked until one answers.
+const CLIENTS_PER_NAMESPACE: usize = 4;

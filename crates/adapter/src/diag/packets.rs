@@ -1,0 +1,253 @@
+//! The packet sockets (packet(7)) of a network namespace, as far as they see packets of carriers.
+//!
+//! tcpdump and Wireshark read from such sockets. Both ends of an accelerated connection are on this
+//! host, so packets of its carrier pass the loopback device, whatever their addresses. A packet
+//! socket sees them when it is bound to that device or to none, and to their protocol or to all.
+
+use super::{ANSWERS_MAX, Diag, HEADER_BYTES, SOCK_DIAG_BY_FAMILY};
+use crate::entropy;
+use crate::registry::Tuple;
+
+/// The observers of carriers' packets in one namespace.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Observers {
+    v4: bool,
+    v6: bool,
+    /// The sockets, by inode, the first [`NAMED_MAX`].
+    pub(crate) inodes: Vec<u64>,
+}
+
+impl Observers {
+    /// Whether one sees the packets of a carrier.
+    pub(crate) fn see(&self, tuple: &Tuple) -> bool {
+        match tuple.spoken().1.ip().to_canonical().is_ipv4() {
+            true => self.v4,
+            false => self.v6,
+        }
+    }
+
+    /// Whether one sees anything at all.
+    pub(crate) fn see_any(&self) -> bool {
+        self.v4 || self.v6
+    }
+
+    /// Whether both see the same carriers.
+    pub(crate) fn see_as(&self, other: &Observers) -> bool {
+        (self.v4, self.v6) == (other.v4, other.v6)
+    }
+
+    fn add(&mut self, socket: Socket) {
+        let is_bound_elsewhere = !matches!(socket.interface, 0 | LOOPBACK);
+        // A socket of protocol 0 only sends; nor does one that libpcap has just made receive.
+        let (v4, v6) = match socket.protocol {
+            ALL => (true, true),
+            IPV4 => (true, false),
+            IPV6 => (false, true),
+            _ => (false, false),
+        };
+        if is_bound_elsewhere || !(v4 || v6) {
+            return;
+        }
+        self.v4 |= v4;
+        self.v6 |= v6;
+        if self.inodes.len() < NAMED_MAX {
+            self.inodes.push(socket.inode.into());
+        }
+    }
+}
+
+/// A packet socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Socket {
+    protocol: u16,
+    /// 0: all of them.
+    interface: u32,
+    inode: u32,
+}
+
+impl Diag {
+    /// The observers of carriers' packets in this socket's namespace. `None` when the kernel does
+    /// not say: it was built without `CONFIG_PACKET_DIAG`, or the client whose socket this is
+    /// disturbs.
+    pub(crate) fn observers(&self) -> Option<Observers> {
+        let number = entropy::bits().ok()?[0] as u32;
+        self.ask(&request(number))?;
+        let mut observers = Observers::default();
+        for _ in 0..ANSWERS_MAX {
+            let mut reply = [0u8; REPLY_BYTES_MAX];
+            // The kernel goes on with its answer as we take it (netlink_recvmsg).
+            let (reply, is_kernel) = self.hear(&mut reply)?;
+            if !is_kernel {
+                continue;
+            }
+            match read(reply, number, &mut observers) {
+                Answer::More => {}
+                Answer::End => return Some(observers),
+                Answer::Refused => return None,
+            }
+        }
+        // More than anybody needs: some of them will be captures.
+        Some(Observers {
+            v4: true,
+            v6: true,
+            ..observers
+        })
+    }
+}
+
+enum Answer {
+    More,
+    End,
+    Refused,
+}
+
+/// Reads the messages of one datagram that answer request `number`.
+fn read(mut reply: &[u8], number: u32, observers: &mut Observers) -> Answer {
+    while let Some(header) = reply.get(..HEADER_BYTES) {
+        let word = |at: usize| u32::from_ne_bytes(header[at..at + 4].try_into().expect("four"));
+        let kind = u16::from_ne_bytes([header[4], header[5]]);
+        let length = word(0) as usize;
+        let Some(body) = reply.get(HEADER_BYTES..length) else {
+            return Answer::More;
+        };
+        if word(8) == number {
+            match i32::from(kind) {
+                libc::NLMSG_DONE => return Answer::End,
+                libc::NLMSG_ERROR => return Answer::Refused,
+                _ if kind == SOCK_DIAG_BY_FAMILY => {
+                    if let Some(socket) = parse(body) {
+                        observers.add(socket);
+                    }
+                }
+                _ => {}
+            }
+        }
+        reply = reply.get(length.next_multiple_of(4)..).unwrap_or_default();
+    }
+    Answer::More
+}
+
+/// `struct packet_diag_msg` (include/uapi/linux/packet_diag.h) and its attributes.
+fn parse(body: &[u8]) -> Option<Socket> {
+    let protocol = u16::from_ne_bytes(body.get(2..4)?.try_into().expect("two bytes"));
+    let inode = u32::from_ne_bytes(body.get(4..8)?.try_into().expect("four bytes"));
+    let mut attributes = body.get(MESSAGE_BYTES..)?;
+    while let Some(head) = attributes.get(..4) {
+        let length = usize::from(u16::from_ne_bytes([head[0], head[1]]));
+        let kind = u16::from_ne_bytes([head[2], head[3]]);
+        if kind == PACKET_DIAG_INFO {
+            // `pdi_index` is the first word of `struct packet_diag_info`.
+            let interface = attributes.get(4..8)?.try_into().expect("four bytes");
+            return Some(Socket {
+                protocol,
+                interface: u32::from_ne_bytes(interface),
+                inode,
+            });
+        }
+        attributes = attributes.get(length.max(4).next_multiple_of(4)..)?;
+    }
+    None
+}
+
+/// `struct nlmsghdr` and `struct packet_diag_req`.
+fn request(number: u32) -> [u8; REQUEST_BYTES] {
+    let mut bytes = [0; REQUEST_BYTES];
+    let flags = (libc::NLM_F_REQUEST | libc::NLM_F_DUMP) as u16;
+    bytes[..4].copy_from_slice(&(REQUEST_BYTES as u32).to_ne_bytes());
+    bytes[4..6].copy_from_slice(&SOCK_DIAG_BY_FAMILY.to_ne_bytes());
+    bytes[6..8].copy_from_slice(&flags.to_ne_bytes());
+    bytes[8..12].copy_from_slice(&number.to_ne_bytes());
+    bytes[HEADER_BYTES] = libc::AF_PACKET as u8;
+    // `pdiag_show`, behind the padding, the inode: which attributes the answers have.
+    bytes[HEADER_BYTES + 8..HEADER_BYTES + 12].copy_from_slice(&PACKET_SHOW_INFO.to_ne_bytes());
+    bytes
+}
+
+/// The loopback device has this index in every namespace (`LOOPBACK_IFINDEX`,
+/// include/net/flow.h).
+const LOOPBACK: u32 = 1;
+const ALL: u16 = libc::ETH_P_ALL as u16;
+const IPV4: u16 = libc::ETH_P_IP as u16;
+const IPV6: u16 = libc::ETH_P_IPV6 as u16;
+/// Sockets that `toehold status` names.
+const NAMED_MAX: usize = 8;
+/// With `struct packet_diag_req`.
+const REQUEST_BYTES: usize = HEADER_BYTES + 20;
+/// `struct packet_diag_msg`.
+const MESSAGE_BYTES: usize = 16;
+const PACKET_DIAG_INFO: u16 = 0;
+const PACKET_SHOW_INFO: u32 = 1;
+/// The kernel fills datagrams of this length (netlink_dump).
+const REPLY_BYTES_MAX: usize = 16_384;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::registry::Address;
+    use std::net::IpAddr;
+    use toehold_channel::rendezvous::mapped;
+
+    fn tuple(ip: &str) -> Tuple {
+        let ip = match ip.parse().expect("an address") {
+            IpAddr::V4(v4) => mapped(v4.octets()),
+            IpAddr::V6(v6) => v6.octets(),
+        };
+        let address = Address { ip, port: 7 };
+        Tuple {
+            netns: 1,
+            local: address,
+            remote: address,
+        }
+    }
+
+    fn seen(protocol: u16, interface: u32) -> [bool; 2] {
+        let mut observers = Observers::default();
+        observers.add(Socket {
+            protocol,
+            interface,
+            inode: 9,
+        });
+        ["127.0.0.1", "::1"].map(|ip| observers.see(&tuple(ip)))
+    }
+
+    #[test]
+    fn a_capture_sees_the_loopback_device_by_its_name_or_by_any() {
+        assert_eq!(seen(ALL, 0), [true, true]);
+        assert_eq!(seen(ALL, LOOPBACK), [true, true]);
+        assert_eq!(seen(IPV4, LOOPBACK), [true, false]);
+        assert_eq!(seen(IPV6, 0), [false, true]);
+    }
+
+    #[test]
+    fn other_packet_sockets_see_no_carrier() {
+        let (link, lldp) = (2, 0x88cc);
+        assert_eq!(
+            seen(ALL, link),
+            [false, false],
+            "a packet link, a DHCP client"
+        );
+        assert_eq!(seen(lldp, 0), [false, false]);
+        assert_eq!(seen(0, LOOPBACK), [false, false], "it only sends");
+    }
+
+    #[test]
+    fn an_answer_is_read_only_when_it_has_the_number_of_the_question() {
+        // As Linux 6.18 answers: a socket of all protocols on the loopback device.
+        let mut message = [0u8; 68];
+        message[..4].copy_from_slice(&68u32.to_ne_bytes());
+        message[4..6].copy_from_slice(&SOCK_DIAG_BY_FAMILY.to_ne_bytes());
+        message[8..12].copy_from_slice(&77u32.to_ne_bytes());
+        message[16..24].copy_from_slice(&[17, 3, 3, 0, 0xb6, 0x51, 1, 0]);
+        message[32..34].copy_from_slice(&28u16.to_ne_bytes());
+        message[36] = 1;
+        let mut observers = Observers::default();
+        assert!(matches!(read(&message, 76, &mut observers), Answer::More));
+        assert_eq!(observers, Observers::default());
+        assert!(matches!(read(&message, 77, &mut observers), Answer::More));
+        assert_eq!(observers.inodes, [0x151b6]);
+        assert!(observers.see(&tuple("127.0.0.1")));
+        for cut in 0..message.len() {
+            read(&message[..cut], 77, &mut observers);
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! Addresses that the host has as well: which of their ports are the engine's now, and what the
+//! kernel says of its tables.
+//!
+//! ```text
+//!   a program listens ─► Listening ─ it stops ─► Connected ─ no connection is left ─► the kernel's
+//! ```
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant as Clock};
+
+use toehold_link::{HostNeighbour, PortUse};
+use toehold_tcp::MacAddress;
+
+use super::Runner;
+use crate::engine::link::Link;
+use crate::engine::report::SharedReport;
+
+/// The ports that this thread has announced.
+#[derive(Debug, Default)]
+pub(super) struct Shared {
+    ports: BTreeMap<(IpAddr, u16), PortUse>,
+    /// When to look whether connections are left where nobody listens any more.
+    look_due: Option<Clock>,
+}
+
+impl Shared {
+    /// There is another table, of which nothing is known.
+    pub(super) fn forget(&mut self) {
+        self.ports.clear();
+    }
+
+    pub(super) fn look_due(&self) -> Option<Clock> {
+        self.look_due
+    }
+}
+
+impl Runner {
+    /// Says which ports are the engine's: those where programs listen, and those that have
+    /// connections still.
+    pub(super) fn settle_shared_ports(&mut self) {
+        let Some(table) = self.link.shares() else {
+            return;
+        };
+        let thread = self.engine.config().share.index();
+        let listening: BTreeSet<(IpAddr, u16)> = self.listeners.ends().collect();
+        let mut wanted = BTreeMap::new();
+        let known = self.shared.ports.keys();
+        for &end in known.filter(|end| !listening.contains(end)) {
+            if self.engine.is_used(SocketAddr::from(end)) {
+                wanted.insert(end, PortUse::Connected);
+            }
+        }
+        wanted.extend(listening.into_iter().map(|end| (end, PortUse::Listening)));
+        let before = &self.shared.ports;
+        let mut lost = 0;
+        for (&end, &how) in &wanted {
+            if before.get(&end) != Some(&how) {
+                lost += u64::from(table.set(thread, end, Some(how)).is_err());
+            }
+        }
+        for &end in before.keys().filter(|end| !wanted.contains_key(end)) {
+            lost += u64::from(table.set(thread, end, None).is_err());
+        }
+        // Frames of such a port go where they went before.
+        self.report.ports_not_set += lost;
+        let has_left = wanted.values().any(|how| *how == PortUse::Connected);
+        self.shared.look_due = has_left.then(|| Clock::now() + LOOK_INTERVAL);
+        self.shared.ports = wanted;
+    }
+
+    pub(super) fn look_at_shared_ports(&mut self) {
+        if self.shared.look_due.is_some_and(|due| due <= Clock::now()) {
+            self.settle_shared_ports();
+        }
+    }
+
+    /// The kernel's addresses or routes are other ones.
+    pub(super) fn follow_host(&mut self) {
+        let settings = self.link.settings().clone();
+        if settings.shares.is_empty() {
+            return;
+        }
+        // Without an answer all stays as it is.
+        if let Ok(resolved) = Link::resolve(&settings) {
+            self.follow_addresses(&resolved.settings);
+            self.take_neighbours();
+        }
+    }
+
+    /// Takes over what the kernel knows of neighbours.
+    pub(super) fn take_neighbours(&mut self) {
+        let all = self.link.neighbours();
+        self.note_neighbours(&all);
+    }
+
+    pub(super) fn note_neighbours(&mut self, all: &[HostNeighbour]) {
+        if self.link.settings().shares.is_empty() {
+            return;
+        }
+        let interface = self.link.index();
+        for neighbour in all.iter().filter(|one| Some(one.interface) == interface) {
+            let mac = MacAddress(neighbour.mac);
+            self.engine.set_neighbour(neighbour.address, mac);
+        }
+    }
+
+    /// Has the kernel find those neighbours that the engine asks for.
+    pub(super) fn find_neighbours(&mut self) {
+        let mut has_asked = false;
+        for _ in 0..QUESTIONS_PER_TURN {
+            let Some(ip) = self.engine.poll_unresolved() else {
+                break;
+            };
+            self.link.find_neighbour(ip);
+            has_asked = true;
+        }
+        if has_asked {
+            // One that it knew already is no news to it.
+            self.take_neighbours();
+        }
+    }
+
+    pub(super) fn shared_reports(&self) -> Vec<SharedReport> {
+        let settings = self.link.settings();
+        let is_there = |ip: IpAddr| self.own.iter().any(|(own, _)| *own == ip);
+        let shares = settings.shares.iter();
+        let report = |share: &crate::engine::settings::Share| SharedReport {
+            address: share.ip.to_string(),
+            ports: share.ports_in_words(),
+            in_use: (self.shared.ports.keys())
+                .filter(|(ip, _)| *ip == share.ip)
+                .map(|(_, port)| *port)
+                .collect(),
+        };
+        shares
+            .filter(|share| is_there(share.ip))
+            .map(report)
+            .collect()
+    }
+}
+
+/// How often to look at ports that only have connections left.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+/// Each is some system calls.
+const QUESTIONS_PER_TURN: usize = 16;

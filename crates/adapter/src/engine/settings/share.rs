@@ -1,0 +1,156 @@
+//! An address that the engine shares with the kernel.
+
+use std::net::IpAddr;
+use std::ops::RangeInclusive;
+use std::str::FromStr;
+
+use super::address;
+
+/// An address of the host's, of which some ports are the engine's when programs listen there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Share {
+    /// The address.
+    pub ip: IpAddr,
+    /// Ports that may be the engine's; all of them when empty.
+    pub ports: Vec<RangeInclusive<u16>>,
+    /// The file and the line, where a file says it.
+    pub origin: Option<String>,
+}
+
+impl Share {
+    /// Whether a port may be the engine's.
+    pub(in crate::engine) fn has(&self, port: u16) -> bool {
+        self.ports.is_empty() || self.ports.iter().any(|range| range.contains(&port))
+    }
+
+    /// Its ports, as a person writes them.
+    pub(in crate::engine) fn ports_in_words(&self) -> String {
+        let one = |range: &RangeInclusive<u16>| match (range.start(), range.end()) {
+            (first, last) if first == last => first.to_string(),
+            (first, last) => format!("{first}-{last}"),
+        };
+        let all: Vec<String> = self.ports.iter().map(one).collect();
+        if all.is_empty() {
+            return "all".to_owned();
+        }
+        all.join(",")
+    }
+
+    /// The address before the kernel has said how long its prefix is.
+    pub(in crate::engine) fn alone(&self) -> (IpAddr, u8) {
+        (self.ip, if self.ip.is_ipv4() { 32 } else { 128 })
+    }
+}
+
+impl FromStr for Share {
+    type Err = String;
+
+    /// `ADDRESS`, or `ADDRESS:PORTS`; with brackets around an IPv6 address that has ports.
+    fn from_str(value: &str) -> Result<Share, String> {
+        let bracketed = value
+            .strip_prefix('[')
+            .and_then(|rest| rest.split_once(']'));
+        let (ip, ports) = match bracketed {
+            Some((ip, rest)) => (ip, rest.strip_prefix(':')),
+            None => match value.split_once(':') {
+                Some((ip, ports)) if !ports.contains(':') => (ip, Some(ports)),
+                _ => (value, None),
+            },
+        };
+        if ip.contains('/') {
+            return Err(format!(
+                "`{value}` has a prefix length, which is the kernel's to say: share {}",
+                ip.split('/').next().unwrap_or_default()
+            ));
+        }
+        let ip = address(ip)?;
+        let is_ours = !ip.is_unspecified() && !ip.is_loopback() && !ip.is_multicast();
+        if !is_ours {
+            return Err(format!(
+                "`{ip}` is not the address of an interface on a network"
+            ));
+        }
+        let ports = match ports {
+            None => Vec::new(),
+            Some(ports) => ports.split(',').map(port_range).collect::<Result<_, _>>()?,
+        };
+        let origin = None;
+        Ok(Share { ip, ports, origin })
+    }
+}
+
+/// `PORT` or `FIRST-LAST`.
+fn port_range(text: &str) -> Result<RangeInclusive<u16>, String> {
+    let (first, last) = text.split_once('-').unwrap_or((text, text));
+    let port = |text: &str| text.parse().ok().filter(|port| *port > 0);
+    let range = port(first)
+        .zip(port(last))
+        .filter(|(first, last)| first <= last);
+    let (first, last) = range.ok_or(format!(
+        "`{text}` is no port and no range of ports (1 to 65535): 80, or 8000-8099"
+    ))?;
+    Ok(first..=last)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::settings::Draft;
+    use crate::engine::settings::tests::draft;
+
+    #[test]
+    fn shared_addresses_have_their_ports_and_nothing_of_their_own() {
+        let whole = |draft: Draft| draft.finish().expect("whole").expect("there");
+        let settings = whole(draft(&[
+            ("link", "xdp:eth0"),
+            ("share", "192.0.2.7:80,8000-8099"),
+            ("share", "[2001:db8::7]:443"),
+            ("share", "192.0.2.8"),
+        ]));
+        let has = |at: usize, port| settings.shares[at].has(port);
+        assert!(has(0, 80) && has(0, 8_099) && !has(0, 81) && !has(0, 8_100));
+        assert!(has(1, 443) && !has(1, 80) && has(2, 1));
+        let words = settings.shares.iter().map(Share::ports_in_words);
+        assert_eq!(words.collect::<Vec<_>>(), ["80,8000-8099", "443", "all"]);
+        assert!(settings.all_rules().is_empty(), "connects are the kernel's");
+        for (value, cause) in [
+            ("192.0.2.7/24", "the kernel's to say: share 192.0.2.7"),
+            ("192.0.2.7:0", "no port and no range of ports (1 to 65535)"),
+            ("192.0.2.7:90-80", "no port and no range"),
+            ("192.0.2.7:", "no port and no range"),
+            ("here:80", "`here` is no address"),
+            ("0.0.0.0:80", "not the address of an interface"),
+            ("127.0.0.1", "not the address of an interface"),
+        ] {
+            let error = Draft::default().set("share", value).expect_err("wrong");
+            assert!(error.to_string().contains(cause), "{error}");
+        }
+        let packet = ("link", "packet:eth0");
+        for (settings, cause) in [
+            (&[packet, ("share", "2001:db8::7")][..], "only IPv4"),
+            (
+                &[("link", "tap:a"), ("share", "192.0.2.7")],
+                "on the interface",
+            ),
+            (
+                &[packet, ("share", "192.0.2.7"), ("address", "10.0.0.2/24")],
+                "do not go together",
+            ),
+            (
+                &[packet, ("share", "192.0.2.7"), ("gateway", "192.0.2.1")],
+                "the kernel's routes",
+            ),
+            (
+                &[packet, ("share", "192.0.2.7:80"), ("share", "192.0.2.7:81")],
+                "shared once",
+            ),
+            (
+                &[packet, ("share", "192.0.2.7"), ("offload", "0.0.0.0/0")],
+                "leave `offload` out",
+            ),
+        ] {
+            let error = draft(settings).finish().expect_err("not whole");
+            assert!(error.to_string().contains(cause), "{error}");
+        }
+    }
+}
