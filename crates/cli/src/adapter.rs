@@ -9,9 +9,9 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use toehold_adapter::client;
-use toehold_adapter::daemon::{self, Options, Reload};
+use toehold_adapter::daemon::{self, Observability, Options, Reload};
 use toehold_adapter::engine::settings::{Draft, Settings, SettingsError};
 use toehold_adapter::runtime_dir::{self, RuntimeDir};
 
@@ -46,8 +46,19 @@ pub(crate) struct AdapterArgs {
     #[arg(long, value_name = "N", default_value_t = daemon::REGIONS_MAX_DEFAULT)]
     max_connections: usize,
 
+    /// While a packet capture would see connections: have them go by the kernel, or ignore it
+    #[arg(long, value_name = "yield|ignore", default_value = "yield")]
+    observability: ObservabilityChoice,
+
     #[command(flatten)]
     engine: EngineArgs,
+
+    /// Change a setting of the adapter that runs, and end: lso, lro, checksum, split-headers,
+    /// copy-engine, copybreak, coalesce, batch, quota, memory, window, congestion, ecn, pacing,
+    /// initial-window or keepalive; may be repeated
+    #[arg(long, value_name = "NAME=VALUE", conflicts_with_all = ["background", "detached",
+        "system", "link", "config", "require_engine", "idle_exit"])]
+    set: Vec<String>,
 
     /// Fail when the TCP engine does not start, instead of serving this host's programs without it
     #[arg(long)]
@@ -56,6 +67,34 @@ pub(crate) struct AdapterArgs {
     /// Be silent and leave when idle: how --background starts it
     #[arg(long, hide = true, conflicts_with = "background")]
     detached: bool,
+}
+
+/// `--observability`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum ObservabilityChoice {
+    /// tcpdump and Wireshark see the connections: they go by the kernel for that time
+    Yield,
+    /// Connections stay in shared memory, where captures miss them
+    Ignore,
+}
+
+impl ObservabilityChoice {
+    /// The word that stands for it on a command line.
+    fn word(self) -> &'static str {
+        match self {
+            ObservabilityChoice::Yield => "yield",
+            ObservabilityChoice::Ignore => "ignore",
+        }
+    }
+}
+
+impl From<ObservabilityChoice> for Observability {
+    fn from(choice: ObservabilityChoice) -> Observability {
+        match choice {
+            ObservabilityChoice::Yield => Observability::Yield,
+            ObservabilityChoice::Ignore => Observability::Ignore,
+        }
+    }
 }
 
 /// Options of the adapter's TCP engine.
@@ -74,6 +113,11 @@ struct EngineArgs {
     #[arg(long, value_name = "ADDRESS/BITS")]
     address: Vec<String>,
 
+    /// An address of the host on the link's interface, instead of --address: ports where programs
+    /// listen through the engine are the engine's, all else is the kernel's; may be repeated
+    #[arg(long, value_name = "ADDRESS[:PORTS]")]
+    share: Vec<String>,
+
     /// Where the engine sends what is not on the link; one for each family
     #[arg(long, value_name = "ADDRESS")]
     gateway: Vec<String>,
@@ -85,6 +129,21 @@ struct EngineArgs {
     /// Cut segments here instead of in the kernel
     #[arg(long)]
     no_lso: bool,
+
+    /// Receive payload of large frames into a buffer, and copy it: on or off (on: straight into the
+    /// program's ring, apart from the headers)
+    #[arg(long, value_name = "on|off")]
+    split_headers: Option<String>,
+
+    /// The engine that copies payload from a buffer, while the next frames are taken: off, worker
+    /// (a thread), dsa or dmadev (devices) (off)
+    #[arg(long, value_name = "NAME")]
+    copy_engine: Option<String>,
+
+    /// From how many bytes on the copy engine copies; auto is what `toehold doctor --copying` says
+    /// (auto)
+    #[arg(long, value_name = "BYTES|auto")]
+    copybreak: Option<String>,
 
     /// Take segments as the wire has them, not joined (a packet link has what its interface does:
     /// ethtool -K)
@@ -149,15 +208,16 @@ struct EngineArgs {
     #[arg(long, value_name = "CIDR[:PORT]")]
     no_offload: Vec<String>,
 
-    /// All of this in a file, one setting to a line: link, address, gateway, mtu, without,
-    /// coalesce, batch, quota, memory, window, congestion, ecn, pacing, initial-window, keepalive,
+    /// All of this in a file, one setting to a line: link, address, share, gateway, mtu, without,
+    /// lso, lro, checksum, split-headers, copy-engine, copybreak, coalesce, batch, quota, memory,
+    /// window, congestion, ecn, pacing, initial-window, keepalive,
     /// threads, offload, host, direct; SIGHUP has it read again
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 }
 
 impl EngineArgs {
-    /// What they say, together with the file; `None` when no engine is wanted.
+    /// The settings of the options together with the file; `None` when no engine is wanted.
     fn settings(&self) -> Result<Option<Settings>, SettingsError> {
         let mut draft = Draft::default();
         for host in &self.no_offload {
@@ -172,6 +232,9 @@ impl EngineArgs {
         let single = [
             ("link", &self.link),
             ("mtu", &self.mtu),
+            ("split-headers", &self.split_headers),
+            ("copy-engine", &self.copy_engine),
+            ("copybreak", &self.copybreak),
             ("coalesce", &self.coalesce),
             ("batch", &self.batch),
             ("quota", &self.quota),
@@ -191,6 +254,9 @@ impl EngineArgs {
         }
         for address in &self.address {
             draft.set("address", address)?;
+        }
+        for share in &self.share {
+            draft.set("share", share)?;
         }
         for gateway in &self.gateway {
             draft.set("gateway", gateway)?;
@@ -216,6 +282,9 @@ impl EngineArgs {
         let lists = [
             ("--link", self.link.as_slice()),
             ("--mtu", self.mtu.as_slice()),
+            ("--split-headers", self.split_headers.as_slice()),
+            ("--copy-engine", self.copy_engine.as_slice()),
+            ("--copybreak", self.copybreak.as_slice()),
             ("--coalesce", self.coalesce.as_slice()),
             ("--batch", self.batch.as_slice()),
             ("--quota", self.quota.as_slice()),
@@ -228,6 +297,7 @@ impl EngineArgs {
             ("--keepalive", self.keepalive.as_slice()),
             ("--threads", self.threads.as_slice()),
             ("--address", &self.address),
+            ("--share", &self.share),
             ("--gateway", &self.gateway),
             ("--offload", &self.offload),
             ("--no-offload", &self.no_offload),
@@ -261,7 +331,9 @@ Examples:
   toehold adapter
   toehold adapter --background --idle-exit 600
   toehold adapter --link packet:eth0 --address 10.84.0.2/24 --gateway 10.84.0.1
+  toehold adapter --link packet:eth0 --share 192.0.2.7:80,443
   toehold adapter --link tap:toe0 --address 10.84.0.2/24
+  toehold adapter --set copy-engine=worker     of the adapter that runs
   toehold adapter --system                     for all users of this host
 
 The system adapter keeps three capabilities and the system calls that it makes (seccomp). It has no
@@ -269,9 +341,10 @@ TCP engine. One user may have a quarter of its clients and connections.
 
 With a link the adapter has a TCP engine: programs under `toehold run --path offload` connect
 through it, and listen on its addresses, which must be free ones of the network. A packet link
-stands beside the kernel on its interface; it needs CAP_NET_RAW. A TAP device is made when there is
-none; that needs CAP_NET_ADMIN. With --config, SIGHUP changes addresses, gateways, rules and the
-MTU; connections of an address that is gone are reset.";
+stands beside the kernel on its interface; it needs CAP_NET_RAW. With --share the engine serves
+ports of the host's own address; that needs CAP_BPF and CAP_NET_ADMIN, too. A TAP device is made
+when there is none; that needs CAP_NET_ADMIN. With --config, SIGHUP changes addresses, gateways,
+rules and the MTU; connections of an address that is gone are reset.";
 
 /// Runs or starts the adapter.
 pub(crate) fn run(args: &AdapterArgs) -> Result<(), Failure> {
@@ -281,6 +354,13 @@ pub(crate) fn run(args: &AdapterArgs) -> Result<(), Failure> {
     };
     let wanted = args.runtime_dir.clone().unwrap_or_else(default);
     let wanted = std::path::absolute(&wanted).unwrap_or(wanted);
+    if !args.set.is_empty() {
+        for setting in &args.set {
+            let set = client::set(&wanted, setting);
+            set.map_err(|error| Failure::new(format!("{setting}: {error}")))?;
+        }
+        return Ok(());
+    }
     let engine = args.engine.settings();
     let engine = engine.map_err(|error| Failure::new(error.to_string()))?;
     if args.require_engine && engine.is_none() {
@@ -304,6 +384,7 @@ pub(crate) fn run(args: &AdapterArgs) -> Result<(), Failure> {
         (false, false) => Options::foreground(wanted),
     };
     options.regions_max = args.max_connections;
+    options.observability = args.observability.into();
     options.engine = engine;
     options.engine_required = args.require_engine;
     if args.engine.config.is_some() {
@@ -362,6 +443,7 @@ fn start(runtime_dir: &Path, args: &AdapterArgs) -> Result<(), Failure> {
         .args(["adapter", "--detached", "--runtime-dir"])
         .arg(runtime_dir);
     command.args(["--max-connections", &args.max_connections.to_string()]);
+    command.args(["--observability", args.observability.word()]);
     if let Some(seconds) = args.idle_exit {
         command.args(["--idle-exit", &seconds.to_string()]);
     }

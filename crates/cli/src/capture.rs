@@ -88,7 +88,7 @@ pub(crate) fn run(args: &CaptureArgs) -> Result<(), Failure> {
     };
     let done = pump(live, &mut output, args.count);
     match done {
-        Ok(told) => told.conclude(),
+        Ok(totals) => totals.conclude(),
         // Whoever read our output has seen enough.
         Err(Ended::Writing(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         Err(Ended::Reading(error)) => Err(Failure::new(format!("the capture ended: {error}"))),
@@ -106,15 +106,15 @@ enum Ended {
     Writing(io::Error),
 }
 
-/// What became of a capture.
+/// The result of a capture.
 #[derive(Debug, Default)]
-struct Told {
+struct Totals {
     frames: u64,
     lost: u64,
     blocks: u64,
 }
 
-impl Told {
+impl Totals {
     fn conclude(&self) -> Result<(), Failure> {
         if self.blocks == 0 {
             return Err(Failure::new(
@@ -131,19 +131,19 @@ impl Told {
 }
 
 /// Passes blocks on until the input ends, or `count` frames were seen.
-fn pump(live: Live<'_>, output: &mut Output, count: Option<u64>) -> Result<Told, Ended> {
+fn pump(live: Live<'_>, output: &mut Output, count: Option<u64>) -> Result<Totals, Ended> {
     let mut reader = CaptureReader::new(BufReader::with_capacity(READ_BYTES, live));
-    let mut told = Told::default();
-    while count.is_none_or(|count| told.frames < count) {
+    let mut totals = Totals::default();
+    while count.is_none_or(|count| totals.frames < count) {
         let Some(block) = reader.next_block().map_err(Ended::Reading)? else {
             break;
         };
-        told.blocks += 1;
-        told.lost = block.lost_in_all().unwrap_or(told.lost);
+        totals.blocks += 1;
+        totals.lost = block.lost_in_all().unwrap_or(totals.lost);
         let packet = block.packet();
         if let Some(packet) = &packet {
-            told.frames += 1;
-            told.lost += packet.lost;
+            totals.frames += 1;
+            totals.lost += packet.lost;
         }
         let put = output.put(&block, packet.as_ref());
         put.map_err(Ended::Writing)?;
@@ -152,7 +152,7 @@ fn pump(live: Live<'_>, output: &mut Output, count: Option<u64>) -> Result<Told,
         }
     }
     output.flush().map_err(Ended::Writing)?;
-    Ok(told)
+    Ok(totals)
 }
 
 enum Output {
@@ -260,7 +260,7 @@ fn standard_output() -> Result<File, Failure> {
     Ok(output.into())
 }
 
-/// What a line is made of: all headers.
+/// Bytes of a frame that a line needs: all headers.
 const LINE_BYTES: u32 = 128;
 /// Read at a time.
 const READ_BYTES: usize = 256 << 10;

@@ -11,7 +11,10 @@ use crate::doctor::DoctorArgs;
 use crate::lab::LabArgs;
 use crate::man::ManArgs;
 use crate::run::RunArgs;
+use crate::services::{EnableArgs, Tree, Units};
 use crate::status::StatusArgs;
+use crate::status::explain::ExplainArgs;
+use crate::status::metrics::MetricsArgs;
 
 /// Makes ordinary TCP programs cheaper to run, unchanged
 ///
@@ -22,7 +25,7 @@ use crate::status::StatusArgs;
 #[command(name = "toehold", version, after_help = EXAMPLES, propagate_version = true)]
 #[command(subcommand_required = true, arg_required_else_help = true)]
 pub(crate) struct Cli {
-    /// What to do.
+    /// The subcommand.
     #[command(subcommand)]
     pub(crate) command: Command,
 }
@@ -36,8 +39,18 @@ pub(crate) enum Command {
     Compare(CompareArgs),
     /// Show every connection of the accelerated programs and how its bytes travel
     Status(StatusArgs),
+    /// Say why a program's connections to an address travel as they do, and what to do about it
+    Explain(ExplainArgs),
+    /// Print what the adapter knows for Prometheus, or answer on a socket
+    Metrics(MetricsArgs),
     /// Move live connections back to the kernel
     Detach(DetachArgs),
+    /// Have systemd services start with accelerated connections
+    Enable(EnableArgs),
+    /// Take that back
+    Disable(Units),
+    /// Show the services that are enabled
+    List(Tree),
     /// Show what this host allows and what is missing
     Doctor(DoctorArgs),
     /// Run the adapter, which introduces programs to each other

@@ -34,8 +34,8 @@ pub(crate) fn run(args: &CompletionsArgs, mut command_line: Command) -> Result<(
         .map_err(|error| Failure::new(format!("cannot write the completions: {error}")))
 }
 
-/// What clap's script for bash lacks: behind `toehold run` and its options a program is completed,
-/// and behind the program what the program's own completion says, where bash-completion is loaded.
+/// Adds to clap's script for bash: behind `toehold run` and its options a program is completed, and
+/// behind the program its own completion, where bash-completion is loaded.
 fn programs_in_bash(command_line: &Command) -> String {
     let run = command_line.find_subcommand("run");
     let options = run.map_or(Vec::new(), |run| run.get_opts().collect());

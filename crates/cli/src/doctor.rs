@@ -44,7 +44,7 @@ Exit status: 0 when the direct path can work on this host, 1 when it cannot.";
 /// One thing looked at.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Check {
-    /// What it is.
+    /// The subject of the check.
     name: &'static str,
     /// How it is.
     state: State,
@@ -52,7 +52,7 @@ pub(crate) struct Check {
     needed_for: NeededFor,
     /// The finding, in words.
     finding: String,
-    /// What to do, when there is something to do.
+    /// Advice, when something can be done.
     advice: Option<String>,
 }
 
@@ -68,7 +68,7 @@ pub(crate) enum State {
     Missing,
 }
 
-/// What depends on a check.
+/// The features that depend on a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum NeededFor {
@@ -113,7 +113,7 @@ impl Check {
 struct Report {
     toehold: &'static str,
     /// Which paths work.
-    verdict: Verdict,
+    verdict: Conclusion,
     checks: Vec<Check>,
     /// The copy engine's curves and choices on this host.
     copy_calibration: String,
@@ -126,7 +126,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<(), Failure> {
     let checks = checks::all(dir);
     let report = Report {
         toehold: env!("CARGO_PKG_VERSION"),
-        verdict: Verdict::of(&checks),
+        verdict: Conclusion::of(&checks),
         checks,
         copy_calibration: toehold_copy::calibration_report(),
     };
@@ -159,9 +159,9 @@ fn unmet(checks: &[Check]) -> Option<&Check> {
         .find(|check| check.state == State::Missing && check.needed_for == NeededFor::Direct)
 }
 
-/// What the checks come to.
+/// The verdict of all checks.
 #[derive(Debug, PartialEq, Eq, Serialize)]
-struct Verdict {
+struct Conclusion {
     /// Connections between programs of this host can be accelerated.
     direct: bool,
     /// Kinds of link that an adapter started by this user can have.
@@ -170,14 +170,14 @@ struct Verdict {
     advice: usize,
 }
 
-impl Verdict {
-    fn of(checks: &[Check]) -> Verdict {
+impl Conclusion {
+    fn of(checks: &[Check]) -> Conclusion {
         let works = |name: &str| {
             let check = checks.iter().find(|check| check.name == name);
             check.is_some_and(|check| check.state != State::Missing)
         };
         let link = |(name, kind)| works(name).then_some(kind);
-        Verdict {
+        Conclusion {
             direct: unmet(checks).is_none(),
             links: LINKS.into_iter().filter_map(link).collect(),
             advice: checks.iter().filter(|check| check.advice.is_some()).count(),
@@ -282,7 +282,7 @@ mod tests {
         let library = Check::ok("library", NeededFor::Direct, "");
         let tun = Check::ok(checks::TUN, NeededFor::Offload, "").missing("");
         let packet = Check::ok(checks::PACKET, NeededFor::Offload, "");
-        let verdict = Verdict::of(&[library, tun.clone(), packet]);
+        let verdict = Conclusion::of(&[library, tun.clone(), packet]);
         assert_eq!((verdict.direct, verdict.advice), (true, 1));
         assert_eq!(verdict.links, ["packet"]);
         let words = verdict.words();
@@ -291,7 +291,7 @@ mod tests {
             "{words}"
         );
         let none = Check::ok("library", NeededFor::Direct, "").missing("");
-        let words = Verdict::of(&[none, tun]).words();
+        let words = Conclusion::of(&[none, tun]).words();
         assert!(
             words.contains("cannot be accelerated") && words.contains("No link"),
             "{words}"

@@ -16,7 +16,7 @@ use crate::library;
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES, arg_required_else_help = true)]
 pub(crate) struct LabArgs {
-    /// What to do in the lab
+    /// The lab's command
     #[command(subcommand)]
     command: LabCommand,
 }
@@ -51,6 +51,10 @@ struct RunArgs {
     /// Rounds: how often each case is sampled, in changing order
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     rounds: Option<u32>,
+
+    /// Say what would be run and about how long that takes, and run nothing
+    #[arg(long)]
+    dry_run: bool,
 
     /// Fewer rounds and points: to see that it works, not to be quoted
     #[arg(long)]
@@ -151,11 +155,16 @@ struct ClientArgs {
 
 #[derive(Args, Debug)]
 struct LimitArgs {
+    /// Between two processes, the receiver copying straight from the sender's memory
+    /// (process_vm_readv), instead of two threads with a ring; patterns ping-pong and to-server
+    #[arg(long)]
+    one_copy: bool,
+
     #[command(flatten)]
     load: LoadArgs,
 }
 
-/// Who sends what to whom.
+/// The traffic pattern.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum PatternChoice {
     /// A message there, a message back, one after the other; several streams are a hot spot
@@ -184,7 +193,7 @@ enum ArrivalsChoice {
 /// The load of `client` and `limit`.
 #[derive(Args, Debug)]
 struct LoadArgs {
-    /// Who sends what to whom
+    /// The traffic pattern
     #[arg(long, value_enum, default_value = "ping-pong")]
     pattern: PatternChoice,
 
@@ -253,10 +262,16 @@ pub(crate) fn run(args: &LabArgs) -> Result<(), Failure> {
     match &args.command {
         LabCommand::List => {
             let mut text = String::new();
-            for (name, about) in list() {
-                text.push_str(&format!("{name:<17} {about}\n"));
+            for plan in list() {
+                let minutes = plan.minutes.map(|minutes| format!("{minutes:.0} min"));
+                let minutes = minutes.unwrap_or_default();
+                text.push_str(&format!("{:<17} {minutes:>7}  {}\n", plan.name, plan.about));
             }
-            text.push_str("paper             all of these but quick, one after the other\n");
+            let seconds: f64 = runs::papers().iter().map(PlanFile::duration).sum();
+            text.push_str(&format!(
+                "paper             {:>3.0} min  all that repeat the papers, one after the other\n",
+                (seconds / 60.0).ceil()
+            ));
             text.push_str("\nThe experiments of the papers, and the plans that repeat them:\n\n");
             for [id, figure, place] in catalogue() {
                 text.push_str(&format!("{id:<20} {figure:<22} {place}\n"));
@@ -298,7 +313,12 @@ pub(crate) fn run(args: &LabArgs) -> Result<(), Failure> {
         }
         LabCommand::Limit(args) => {
             let load = args.load.load()?;
-            let outcome = generator::bare::run(&load).map_err(Failure::new)?;
+            let outcome = if args.one_copy {
+                generator::one_copy::run(&load)
+            } else {
+                generator::bare::run(&load)
+            };
+            let outcome = outcome.map_err(Failure::new)?;
             show(&outcome, args.load.json)
         }
     }
@@ -314,6 +334,10 @@ fn run_one(args: &RunArgs) -> Result<(), Failure> {
         }
         plan
     };
+    if args.plan == "paper" && args.dry_run {
+        print(&runs::describe_paper(adjust));
+        return Ok(());
+    }
     if args.plan == "paper" {
         if args.json || args.csv {
             let why = "`paper` is many runs: toehold lab report DIR/PLAN prints one as JSON or CSV";
@@ -323,6 +347,12 @@ fn run_one(args: &RunArgs) -> Result<(), Failure> {
         return runs::paper(args.out.as_deref(), args.quick, adjust).map_err(failure);
     }
     let Some(plan) = plan(&args.plan)? else {
+        if args.dry_run {
+            return Err(Failure::usage(format!(
+                "`{}` has no plan file: it takes as long as it takes",
+                args.plan
+            )));
+        }
         if args.csv {
             return Err(Failure::usage(format!(
                 "`{}` has no CSV; use --json",
@@ -338,6 +368,10 @@ fn run_one(args: &RunArgs) -> Result<(), Failure> {
         };
         return run_plan(&request).map_err(failure);
     };
+    if args.dry_run {
+        print(&adjust(plan).describe());
+        return Ok(());
+    }
     // Without the library every path would silently be the host path, and the report a lie.
     if plan.needs_library() {
         library::find().map_err(|error| Failure::new(error.to_string()))?;

@@ -20,6 +20,7 @@ mod options;
 mod preload;
 mod program;
 mod run;
+mod services;
 mod status;
 
 use std::process::ExitCode;
@@ -31,8 +32,13 @@ use crate::cli::{Cli, Command};
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Run(args) => run::run(args).map(|never| match never {}),
+        Command::Enable(args) => services::enable(&args),
+        Command::Disable(args) => services::disable(&args),
+        Command::List(args) => services::list(&args),
         Command::Adapter(args) => adapter::run(&args),
         Command::Status(args) => status::run(&args),
+        Command::Explain(args) => status::explain::run(&args),
+        Command::Metrics(args) => status::metrics::run(&args),
         Command::Detach(args) => detach::run(&args),
         Command::Capture(args) => capture::run(&args),
         Command::Compare(args) => compare::run(&args),

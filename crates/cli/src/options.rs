@@ -37,7 +37,7 @@ pub(crate) enum AdapterChoice {
     /// The system adapter where one answers, else the user's own
     #[default]
     Auto,
-    /// The user's own, which is started when none runs
+    /// The user's own; `run` starts it when none runs
     User,
     /// The system adapter (`toehold adapter --system`), which serves all users
     System,

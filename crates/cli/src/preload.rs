@@ -3,15 +3,16 @@
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::Path;
 use std::process::Command;
 
 use crate::library;
 
 /// The loader's list of libraries to load first.
 pub(crate) const PRELOAD: &str = "LD_PRELOAD";
-/// What the library reads `--pair-after` from.
+/// The variable from which the library reads `--pair-after`.
 pub(crate) const PAIR_AFTER: &str = "TOEHOLD_PAIR_AFTER";
-/// What the library reads the number of known filters for system calls from.
+/// The variable from which the library reads the number of known filters for system calls.
 pub(crate) const FILTERS: &str = "TOEHOLD_FILTERS";
 
 /// Undoes what an outer `toehold run` has put into the environment.
@@ -25,6 +26,15 @@ pub(crate) fn remove_acceleration(command: &mut Command) {
         .env_remove("TOEHOLD_WAIT")
         .env_remove(FILTERS)
         .env_remove(PAIR_AFTER);
+}
+
+/// Whether a path can stand in the list. Spaces and colons separate paths there, `$` begins a token
+/// (ld.so(8)), and nothing escapes them.
+pub(crate) fn can_stand_in_list(path: &Path) -> bool {
+    let bytes = path.as_os_str().as_bytes().iter();
+    !bytes
+        .into_iter()
+        .any(|byte| matches!(byte, b' ' | b':' | b'$'))
 }
 
 /// The preloaded libraries that are not ours; `None` when there are none.

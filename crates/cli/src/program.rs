@@ -113,8 +113,8 @@ impl fmt::Display for Obstacle {
     }
 }
 
-/// What stands in the way of accelerating the program at `path`; `None` when nothing does.
-/// A file that cannot be read is left to `exec` to judge.
+/// The obstacle to accelerating the program at `path`, if any. A file that cannot be read is left
+/// to `exec` to judge.
 pub(crate) fn obstacle(path: &Path) -> Option<Obstacle> {
     inspect(path, SCRIPT_DEPTH_MAX)
 }
@@ -343,7 +343,7 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_ne_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
 }
 
-/// What ELF calls this machine (EM_X86_64, EM_AARCH64).
+/// This machine's number in ELF files (EM_X86_64, EM_AARCH64).
 const MACHINE: u16 = if cfg!(target_arch = "aarch64") {
     183
 } else {
@@ -367,7 +367,7 @@ const DYNAMIC_BYTES_MAX: u64 = 8192;
 /// How the names of AddressSanitizer's run-time libraries begin: GCC's and Clang's.
 const FIRST_LIBRARIES: [&str; 2] = ["libasan.so", "libclang_rt.asan"];
 
-/// What `execvp` searches when there is no PATH.
+/// The folders that `execvp` searches when there is no PATH.
 const PATH_DEFAULT: &str = "/bin:/usr/bin";
 
 #[cfg(test)]

@@ -8,7 +8,6 @@ use std::env;
 use std::ffi::OsString;
 use std::io;
 use std::num::NonZeroU32;
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -98,7 +97,7 @@ pub(crate) fn run(args: RunArgs) -> Result<Infallible, Failure> {
     ))
 }
 
-/// What a program needs to be accelerated.
+/// The files and variables that a program needs to be accelerated.
 #[derive(Debug)]
 struct Acceleration {
     library: PathBuf,
@@ -117,13 +116,7 @@ fn acceleration(args: &RunArgs, program: &Path) -> Result<Option<Acceleration>, 
         return Err(obstacle.to_string());
     }
     let library = library::find().map_err(|error| error.to_string())?;
-    if library
-        .as_os_str()
-        .as_bytes()
-        .iter()
-        .any(|byte| matches!(byte, b' ' | b':' | b'$'))
-    {
-        // ld.so(8): the list is separated by spaces or colons, and nothing escapes them.
+    if !preload::can_stand_in_list(&library) {
         return Err(format!(
             "the path {} cannot stand in LD_PRELOAD",
             library.display()

@@ -8,7 +8,7 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Longer than any adapter takes to answer.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIME_LIMIT: Duration = Duration::from_secs(60);
 
 fn adapter(runtime_dir: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_toehold"));
@@ -42,7 +42,7 @@ impl Drop for Adapter {
     }
 }
 
-/// What the adapter says next, one assignment a line.
+/// The adapter's next message, one assignment a line.
 fn heard(manager: &UnixDatagram) -> String {
     let mut buffer = [0; 4096];
     let length = manager.recv(&mut buffer).expect("the adapter says it");
@@ -58,7 +58,7 @@ fn a_service_manager_hears_that_it_serves_and_what_is_missing_and_that_it_leaves
     let scratch = tempfile::tempdir().expect("a folder");
     let socket = scratch.path().join("manager");
     let manager = UnixDatagram::bind(&socket).expect("a socket");
-    manager.set_read_timeout(Some(PATIENCE)).expect("a limit");
+    manager.set_read_timeout(Some(TIME_LIMIT)).expect("a limit");
     let mut command = adapter(&scratch.path().join("runtime"));
     command.args(WITHOUT_A_LINK).env("NOTIFY_SOCKET", &socket);
     let adapter = Adapter(command.spawn().expect("it starts"));

@@ -125,14 +125,20 @@ fn a_server_that_never_listens_is_ended() {
 
 #[test]
 fn an_interruption_ends_everything_that_was_started() {
+    let temporary = tempfile::tempdir().expect("room");
     let mut comparison = Command::new(env!("CARGO_BIN_EXE_toehold"))
         .args(["compare", "--paths", "host,host", "--ready", "sleep:0"])
         .args(["--server", "sleep 600", "--client", "sleep 600"])
+        .env("TMPDIR", temporary.path())
         .stderr(Stdio::piped())
         .spawn()
         .expect("toehold runs");
-    let scratch = std::env::temp_dir().join(format!("toehold-compare-{}", comparison.id()));
-    while !scratch.join("client.out").exists() {
+    // The comparison's own directory; nothing when there is none.
+    let scratch = || {
+        let mut entries = fs::read_dir(temporary.path()).expect("readable");
+        entries.next().map(|entry| entry.expect("readable").path())
+    };
+    while !scratch().is_some_and(|scratch| scratch.join("client.out").exists()) {
         assert_eq!(
             comparison.try_wait().expect("a status"),
             None,
@@ -148,7 +154,7 @@ fn an_interruption_ends_everything_that_was_started() {
         "{}",
         error_of(&output)
     );
-    assert!(!scratch.exists());
+    assert_eq!(scratch(), None);
 }
 
 #[test]

@@ -2,11 +2,12 @@
 //! Tests of network namespaces need root.
 
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 
 use serde_json::Value;
+use tempfile::TempDir;
 
 const PLAN: &str = "name = \"tiny\"\nabout = \"A test.\"\nrounds = 2\nseconds = 0.02\n\
     [[arm]]\nname = \"kernel\"\npath = \"host\"\n\
@@ -17,30 +18,37 @@ const PLAN: &str = "name = \"tiny\"\nabout = \"A test.\"\nrounds = 2\nseconds = 
     [[block]]\ntitle = \"short\"\nmetric = \"rate\"\npattern = \"connect\"\n";
 
 /// A folder of the test's own, removed at its end.
-struct Folder(PathBuf);
+struct Folder(TempDir);
 
 impl Folder {
-    fn new(name: &str) -> Folder {
-        let path =
-            std::env::temp_dir().join(format!("toehold-labtest-{}-{name}", std::process::id()));
-        fs::create_dir_all(&path).expect("room");
-        Folder(path)
+    fn new() -> Folder {
+        Folder(tempfile::tempdir().expect("room"))
     }
 
     fn file(&self, name: &str, text: &str) -> String {
-        let path = self.0.join(name);
+        let path = self.0.path().join(name);
         fs::write(&path, text).expect("room");
         path.to_string_lossy().into_owned()
     }
 
     fn path(&self, name: &str) -> String {
-        self.0.join(name).to_string_lossy().into_owned()
+        self.0.path().join(name).to_string_lossy().into_owned()
     }
 }
 
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
+/// A folder with a plan in it; and the plan's path, and the path of a run to come.
+fn with_plan(text: &str) -> (Folder, String, String) {
+    let folder = Folder::new();
+    let (plan, run) = (folder.file("plan.toml", text), folder.path("run"));
+    (folder, plan, run)
+}
+
+/// Waits for the first round of a run.
+fn await_a_round(first: &mut Child, run: &str) {
+    while rounds_done(run) == 0 {
+        let ended = first.try_wait().expect("a status");
+        assert_eq!(ended, None, "ended by itself");
+        thread::yield_now();
     }
 }
 
@@ -64,9 +72,7 @@ fn text_of(output: &Output) -> String {
 
 #[test]
 fn a_plan_of_one_s_own_is_run_kept_and_reported() {
-    let folder = Folder::new("run");
-    let plan = folder.file("tiny.toml", PLAN);
-    let run = folder.path("run");
+    let (folder, plan, run) = with_plan(PLAN);
     let output = lab(&["run", &plan, "--out", &run, "--json"]);
     assert!(output.status.success(), "{}", error_of(&output));
     let record: Value = serde_json::from_slice(&output.stdout).expect("JSON");
@@ -80,11 +86,11 @@ fn a_plan_of_one_s_own_is_run_kept_and_reported() {
         "{samples:?}"
     );
 
-    let page = fs::read_to_string(folder.0.join("run/report.html")).expect("a page");
+    let page = fs::read_to_string(folder.0.path().join("run/report.html")).expect("a page");
     assert!(page.contains("class=conclusion") && page.ends_with("</html>\n"));
     let text = text_of(&lab(&["report", &run]));
     assert!(
-        text.contains("small, against kernel") && text.contains("of limit"),
+        text.contains("\nsmall: ") && text.contains("of limit"),
         "{text}"
     );
     assert!(text.contains("negative control \"kernel again\""), "{text}");
@@ -99,27 +105,101 @@ fn a_plan_of_one_s_own_is_run_kept_and_reported() {
 }
 
 #[test]
-fn an_interrupted_run_is_resumed_and_leaves_nothing_behind() {
-    let folder = Folder::new("resume");
-    let plan = folder.file("tiny.toml", &PLAN.replace("rounds = 2", "rounds = 4"));
+fn sockmap_and_one_copy_are_measured_or_the_report_says_why_not() {
+    let folder = Folder::new();
+    let arms = "[[arm]]\nname = \"kernel\"\npath = \"host\"\n\
+        [[arm]]\nname = \"map\"\npath = \"sockmap\"\n\
+        [[arm]]\nname = \"pull\"\npath = \"one-copy\"\n";
+    let block = |pattern: &str| {
+        format!("[[block]]\ntitle = \"{pattern}\"\nmetric = \"rate\"\npattern = \"{pattern}\"\n")
+    };
+    let plan = format!(
+        "name = \"arms\"\nabout = \"A test.\"\nrounds = 2\nseconds = 0.05\n{arms}{}{}{}",
+        block("ping-pong"),
+        // The sums of both ends have to agree: nothing is lost, and nothing changes places.
+        block("both") + "message = 65536\nstreams = 4\ntouch = true\n",
+        block("requests") + "streams = 20\n",
+    );
+    let plan = folder.file("arms.toml", &plan);
     let run = folder.path("run");
-    let scratch = Folder::new("resume-tmp");
+    let mut command = command(&["run", &plan, "--out", &run, "--json"]);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let child = command.spawn().expect("toehold runs");
+    let pid = child.id();
+    let output = child.wait_with_output().expect("it ends");
+    assert!(output.status.success(), "{}", error_of(&output));
+    let record: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let text = text_of(&lab(&["report", &run]));
+    let missing = record["missing"].as_array().expect("a list");
+    let samples = record["samples"].as_array().expect("samples");
+    for arm in ["map", "pull"] {
+        let own = samples.iter().filter(|sample| sample["arm"] == arm);
+        let why = missing.iter().find(|missing| missing["arm"] == arm);
+        match why {
+            None => {
+                let all = if arm == "map" { 3 } else { 1 };
+                assert_eq!(own.clone().count(), 2 * all, "{arm}");
+                for sample in own {
+                    assert!(sample["failure"].is_null(), "{sample}");
+                }
+            }
+            Some(missing) => {
+                assert_eq!(own.count(), 0);
+                let why = missing["why"].as_str().expect("a sentence");
+                eprintln!("SKIPPED: {arm}: {why}");
+                assert!(text.contains(why), "{text}");
+            }
+        }
+    }
+    // Every call of the arm was redirected.
+    assert_eq!(record["stayed"], serde_json::json!([]));
+    // Its control group is gone.
+    let own = format!("toehold-lab-{pid}-");
+    for place in ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"] {
+        let groups = fs::read_dir(place).into_iter().flatten().flatten();
+        let mut names = groups.map(|group| group.file_name());
+        assert!(!names.any(|name| name.to_string_lossy().starts_with(&own)));
+    }
+}
+
+#[test]
+fn a_dry_run_says_how_long_it_takes_and_measures_nothing() {
+    let folder = Folder::new();
+    let plan = folder.file("tiny.toml", PLAN);
+    let run = folder.path("run");
+    let output = lab(&["run", &plan, "--dry-run", "--out", &run, "--rounds", "9"]);
+    assert!(output.status.success(), "{}", error_of(&output));
+    let text = text_of(&output);
+    assert!(
+        text.contains("9 rounds") && text.contains("about"),
+        "{text}"
+    );
+    assert!(!folder.0.path().join("run").exists());
+    let text = text_of(&lab(&["run", "paper", "--dry-run"]));
+    assert!(
+        text.contains("toe-latency") && text.contains("all together"),
+        "{text}"
+    );
+    assert!(text_of(&lab(&["list"])).contains(" min  "));
+}
+
+#[test]
+fn an_interrupted_run_is_resumed_and_leaves_nothing_behind() {
+    let (_folder, plan, run) = with_plan(&PLAN.replace("rounds = 2", "rounds = 4"));
+    let scratch = Folder::new();
     let mut first = command(&["run", &plan, "--out", &run])
-        .env("TMPDIR", &scratch.0)
+        .env("TMPDIR", scratch.0.path())
         .stderr(Stdio::null())
         .spawn()
         .expect("toehold runs");
-    while rounds_done(&run) == 0 {
-        assert_eq!(first.try_wait().expect("a status"), None, "ended by itself");
-        thread::yield_now();
-    }
+    await_a_round(&mut first, &run);
     // SAFETY: `kill` touches no memory; the target is our child, which was not reaped yet.
     unsafe { libc::kill(first.id() as libc::pid_t, libc::SIGINT) };
     let status = first.wait().expect("it ends");
     let done = rounds_done(&run);
     // It may just have finished.
     assert!(status.code() == Some(1) || done == 4, "{status:?}");
-    assert_eq!(fs::read_dir(&scratch.0).expect("there").count(), 0);
+    assert_eq!(fs::read_dir(scratch.0.path()).expect("there").count(), 0);
     let output = lab(&["resume", &run]);
     assert!(output.status.success(), "{}", error_of(&output));
     assert_eq!(rounds_done(&run), 4);
@@ -127,15 +207,15 @@ fn an_interrupted_run_is_resumed_and_leaves_nothing_behind() {
 
 #[test]
 fn what_a_killed_run_left_is_removed_by_the_next() {
-    let folder = Folder::new("killed");
+    let folder = Folder::new();
     let plan = folder.file("tiny.toml", PLAN);
-    let scratch = Folder::new("killed-tmp");
+    let scratch = Folder::new();
     let mut first = command(&["run", &plan, "--out", &folder.path("a")])
-        .env("TMPDIR", &scratch.0)
+        .env("TMPDIR", scratch.0.path())
         .stderr(Stdio::null())
         .spawn()
         .expect("toehold runs");
-    let left = || fs::read_dir(&scratch.0).expect("there").count();
+    let left = || fs::read_dir(scratch.0.path()).expect("there").count();
     while left() == 0 {
         thread::yield_now();
     }
@@ -143,7 +223,7 @@ fn what_a_killed_run_left_is_removed_by_the_next() {
     first.wait().expect("reaped");
     assert_eq!(left(), 1);
     let output = command(&["run", &plan, "--out", &folder.path("b"), "--rounds", "1"])
-        .env("TMPDIR", &scratch.0)
+        .env("TMPDIR", scratch.0.path())
         .output()
         .expect("toehold runs");
     assert!(output.status.success(), "{}", error_of(&output));
@@ -180,9 +260,7 @@ fn arms_with_links_run_between_namespaces_of_their_own() {
     if !is_root() {
         return;
     }
-    let folder = Folder::new("links");
-    let plan = folder.file("linked.toml", LINKED);
-    let run = folder.path("run");
+    let (_folder, plan, run) = with_plan(LINKED);
     let child = command(&["run", &plan, "--out", &run, "--json"])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -208,17 +286,12 @@ fn namespaces_of_a_killed_run_are_removed_by_the_next() {
     if !is_root() {
         return;
     }
-    let folder = Folder::new("killed-links");
-    let plan = folder.file("linked.toml", LINKED);
-    let run = folder.path("a");
+    let (folder, plan, run) = with_plan(LINKED);
     let mut first = command(&["run", &plan, "--out", &run, "--rounds", "1000"])
         .stderr(Stdio::null())
         .spawn()
         .expect("toehold runs");
-    while rounds_done(&run) == 0 {
-        assert_eq!(first.try_wait().expect("a status"), None, "ended by itself");
-        thread::yield_now();
-    }
+    await_a_round(&mut first, &run);
     first.kill().expect("alive");
     first.wait().expect("reaped");
     assert_eq!(namespaces_of(first.id()).len(), 2);
@@ -236,16 +309,12 @@ fn a_vanished_namespace_ends_the_run_and_keeps_its_rounds() {
     if !is_root() {
         return;
     }
-    let folder = Folder::new("vanished");
-    let plan = folder.file("linked.toml", LINKED);
-    let run = folder.path("run");
-    let first = command(&["run", &plan, "--out", &run, "--rounds", "1000"])
+    let (_folder, plan, run) = with_plan(LINKED);
+    let mut first = command(&["run", &plan, "--out", &run, "--rounds", "1000"])
         .stderr(Stdio::piped())
         .spawn()
         .expect("toehold runs");
-    while rounds_done(&run) == 0 {
-        thread::yield_now();
-    }
+    await_a_round(&mut first, &run);
     let gone = namespaces_of(first.id());
     let status = Command::new("ip").args(["netns", "del", &gone[0]]).status();
     assert!(status.expect("ip runs").success());
@@ -263,20 +332,18 @@ fn a_vanished_namespace_ends_the_run_and_keeps_its_rounds() {
 
 #[test]
 fn a_killed_generator_leaves_a_gap_and_the_run_goes_on() {
-    let folder = Folder::new("gap");
+    let folder = Folder::new();
     let text = PLAN
         .replace("0.02", "0.3")
         .replace("rounds = 2", "rounds = 3");
     let plan = folder.file("tiny.toml", &text);
     let run = folder.path("run");
-    let first = command(&["run", &plan, "--out", &run, "--json"])
+    let mut first = command(&["run", &plan, "--out", &run, "--json"])
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
         .spawn()
         .expect("toehold runs");
-    while rounds_done(&run) == 0 {
-        thread::yield_now();
-    }
+    await_a_round(&mut first, &run);
     let client = loop {
         if let Some(client) = client_of(first.id()) {
             break client;
@@ -307,7 +374,7 @@ fn a_full_disk_is_one_sentence_and_finished_rounds_are_kept() {
     if !is_root() {
         return;
     }
-    let folder = Folder::new("full");
+    let folder = Folder::new();
     let plan = folder.file("tiny.toml", &PLAN.replace("rounds = 2", "rounds = 50"));
     let disk = folder.path("disk");
     fs::create_dir(&disk).expect("room");
@@ -335,11 +402,11 @@ fn what_a_link_needs_and_does_not_find_is_one_sentence() {
     if !is_root() {
         return;
     }
-    let folder = Folder::new("needs");
+    let folder = Folder::new();
     let plan = folder.file("linked.toml", LINKED);
     let out = folder.path("run");
     let mut without = command(&["run", &plan, "--out", &out]);
-    let output = without.env("PATH", &folder.0).output().expect("runs");
+    let output = without.env("PATH", folder.0.path()).output().expect("runs");
     assert_eq!(output.status.code(), Some(1));
     assert!(
         error_of(&output).contains("Debian package iproute2"),
@@ -366,7 +433,7 @@ fn rounds_done(run: &str) -> u64 {
 
 #[test]
 fn bad_input_is_one_sentence() {
-    let folder = Folder::new("bad");
+    let folder = Folder::new();
     let typo = folder.file("typo.toml", &PLAN.replace("seconds", "secnods"));
     let missing = folder.path("none.toml");
     let cases: [(&[&str], &str); 9] = [
@@ -401,12 +468,12 @@ fn bad_input_is_one_sentence() {
 
 #[test]
 fn every_command_of_the_lab_has_its_manual_page() {
-    let folder = Folder::new("man");
+    let folder = Folder::new();
     let mut man = Command::new(env!("CARGO_BIN_EXE_toehold"));
-    let status = man.args(["man", "--out"]).arg(&folder.0).status();
+    let status = man.args(["man", "--out"]).arg(folder.0.path()).status();
     assert!(status.expect("toehold runs").success());
     for name in ["run", "client", "limit"] {
-        let page = folder.0.join(format!("toehold-lab-{name}.1"));
+        let page = folder.0.path().join(format!("toehold-lab-{name}.1"));
         let text = fs::read_to_string(&page).expect(name);
         assert!(text.contains("SYNOPSIS") && text.contains(name), "{text}");
     }

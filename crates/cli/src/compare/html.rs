@@ -42,8 +42,8 @@ pub(crate) fn render(report: &Report) -> String {
     body.push_str(&page::facts(&facts));
     let client = plan.client_tool.unwrap_or("the clock");
     for (group, title) in [
-        (Group::Results, format!("What {client} says")),
-        (Group::Costs, "What it cost".to_owned()),
+        (Group::Results, format!("Reported by {client}")),
+        (Group::Costs, "Costs".to_owned()),
     ] {
         let _ = write!(body, "<h2>{}</h2><div class=grid>", escape(&title));
         for metric in report.metrics.iter().filter(|metric| metric.group == group) {

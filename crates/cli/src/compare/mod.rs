@@ -1,7 +1,7 @@
 //! `toehold compare`: does it help *this* program?
 //!
 //! Runs the user's own server and client on each path, round after round, and says what differs and
-//! how sure that is. What keeps it honest:
+//! how sure that is. The rules that keep it honest:
 //!
 //! - rounds of the paths are interleaved in a shuffled, mirrored order, each with a fresh server;
 //! - a ratio is the median of those within rounds; it carries an exact interval, and one that
@@ -19,13 +19,13 @@ mod table;
 
 use std::fs;
 use std::io::Write;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use tempfile::TempDir;
 use toehold_adapter::client;
 use toehold_measure::cpus::{self, Placement};
 use toehold_measure::environment::Environment;
@@ -183,7 +183,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<(), Failure> {
         fs::write(path, "").map_err(|error| cannot_write(path, &error))?;
     }
     process::take_charge();
-    let scratch = Scratch::create()?;
+    let scratch = scratch_directory()?;
     let environment = Environment::capture();
     let mut setup = setup(args, placement, &scratch)?;
     if accelerated {
@@ -403,7 +403,7 @@ fn chooses_congestion_control(command: &str) -> bool {
     words.any(|word| matches!(word, "-C" | "--congestion") || word.starts_with("--congestion="))
 }
 
-/// What other programs used while ours were measured, when it is worth a sentence.
+/// The CPU time of other programs while ours were measured, when it is worth a sentence.
 fn elsewhere(reports: &[ArmReport]) -> Option<String> {
     let rounds = reports
         .iter()
@@ -418,7 +418,7 @@ fn elsewhere(reports: &[ArmReport]) -> Option<String> {
     })
 }
 
-fn setup(args: &CompareArgs, placement: Placement, scratch: &Scratch) -> Result<Setup, Failure> {
+fn setup(args: &CompareArgs, placement: Placement, scratch: &TempDir) -> Result<Setup, Failure> {
     let toehold = std::env::current_exe()
         .map_err(|error| Failure::new(format!("cannot find this program's own file: {error}")))?;
     let timeouts = Timeouts {
@@ -435,7 +435,7 @@ fn setup(args: &CompareArgs, placement: Placement, scratch: &Scratch) -> Result<
         wait: args.wait,
         placement,
         timeouts,
-        scratch: scratch.0.clone(),
+        scratch: scratch.path().to_owned(),
         adapter: None,
     })
 }
@@ -503,30 +503,17 @@ fn cannot_write(path: &Path, error: &std::io::Error) -> Failure {
 }
 
 /// A private directory for outputs and for the adapter, removed at the end.
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn create() -> Result<Scratch, Failure> {
-        let path = std::env::temp_dir().join(format!("toehold-compare-{}", std::process::id()));
-        // `create` fails on anything that exists, a link included: nobody else can prepare it.
-        fs::DirBuilder::new()
-            .mode(0o700)
-            .create(&path)
-            .map_err(|error| Failure::new(format!("cannot create {}: {error}", path.display())))?;
-        Ok(Scratch(path))
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
+fn scratch_directory() -> Result<TempDir, Failure> {
+    tempfile::Builder::new()
+        .prefix("toehold-compare-")
+        .tempdir()
+        .map_err(|error| Failure::new(format!("cannot create a temporary directory: {error}")))
 }
 
 /// Failures of one arm after which the rest is not worth waiting for.
 const FAILURES_MAX: usize = 3;
 
-/// A twentieth of a core is what an idle system's services use.
+/// An idle system's services use a twentieth of a core.
 const CORES_ELSEWHERE_QUIET: f64 = 0.05;
 
 /// How often connections are looked at in the extra round.

@@ -21,13 +21,13 @@ pub(crate) struct Report {
     pub(crate) plan: Plan,
     /// The command that repeats it.
     pub(crate) command: String,
-    /// What it ran on.
+    /// The host on which it ran.
     pub(crate) environment: Environment,
     /// Metrics in the order of the table.
     pub(crate) metrics: Vec<MetricReport>,
     /// Why system calls were not counted, when they were not.
     pub(crate) syscalls_not_counted: Option<String>,
-    /// What a reader has to know before believing the numbers.
+    /// Notes that a reader needs before believing the numbers.
     pub(crate) warnings: Vec<String>,
     /// The rounds themselves.
     pub(crate) arms: Vec<ArmReport>,
@@ -40,7 +40,7 @@ pub(crate) struct Plan {
     pub(crate) server: String,
     /// The client's command.
     pub(crate) client: String,
-    /// Who read the client's output; `None` for wall time.
+    /// The tool whose format the client's output has; `None` for wall time.
     pub(crate) client_tool: Option<&'static str>,
     /// How readiness was told.
     pub(crate) ready: String,
@@ -67,7 +67,7 @@ pub(crate) struct ArmReport {
     pub(crate) path: PathChoice,
     /// Its rounds by number; `None` where one failed.
     pub(crate) rounds: Vec<Option<Round>>,
-    /// What went wrong in the failed ones.
+    /// The errors of the failed rounds.
     pub(crate) failures: Vec<String>,
     /// The round in which system calls were counted; its times do not count.
     pub(crate) counting: Option<Round>,
@@ -75,7 +75,7 @@ pub(crate) struct ArmReport {
     pub(crate) connections: Option<ConnectionsSeen>,
 }
 
-/// What `toehold status` showed in the middle of a round.
+/// The connections that `toehold status` showed in the middle of a round.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct ConnectionsSeen {
     /// Connections on shared memory.
@@ -189,7 +189,7 @@ impl ArmReport {
 pub(crate) enum Group {
     /// The client's own words.
     Results,
-    /// What the host spent on it.
+    /// The host's costs of the work.
     Costs,
 }
 
@@ -198,9 +198,9 @@ pub(crate) enum Group {
 pub(crate) struct MetricReport {
     /// Where it comes from.
     pub(crate) group: Group,
-    /// What it is.
+    /// The metric's name.
     pub(crate) name: String,
-    /// What it counts.
+    /// The unit that it counts.
     pub(crate) unit: String,
     /// Which direction is an improvement.
     pub(crate) better: Better,
@@ -218,7 +218,7 @@ pub(crate) struct ArmMetric {
     pub(crate) label: String,
     /// Its samples by round; `None` where there is none.
     pub(crate) samples: Vec<Option<f64>>,
-    /// What they say.
+    /// Their statistics.
     pub(crate) summary: Option<Summary>,
     /// Compared with the base; `None` for the base itself, or when it cannot be told.
     pub(crate) ratio: Option<Ratio>,

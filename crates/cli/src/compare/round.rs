@@ -26,7 +26,7 @@ pub(crate) struct Setup {
     pub(crate) client: Vec<String>,
     /// The client's command as given, for its reader.
     pub(crate) client_command: String,
-    /// Who reads the client's output.
+    /// The tool that reads the client's output.
     pub(crate) tool: Option<Tool>,
     /// When the server is ready.
     pub(crate) ready: Ready,
@@ -51,12 +51,12 @@ pub(crate) struct Timeouts {
     pub(crate) client: Duration,
 }
 
-/// What one round measured.
+/// The measurements of one round.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Round {
     /// The client's wall time.
     pub(crate) seconds: f64,
-    /// What the client reported, when its output is understood.
+    /// The client's report, when its output is understood.
     pub(crate) reading: Option<Reading>,
     /// All cores, from the client's start to its end.
     pub(crate) host: HostTimes,
@@ -208,7 +208,7 @@ impl Round {
         }
     }
 
-    /// What the client said, or how long it took.
+    /// The client's numbers, or its wall time.
     pub(crate) fn results(&self) -> Vec<Metric> {
         match &self.reading {
             Some(reading) => reading.metrics.clone(),
@@ -216,7 +216,7 @@ impl Round {
         }
     }
 
-    /// What it cost, per unit of work.
+    /// The costs of the round, per unit of work.
     pub(crate) fn costs(&self) -> Vec<Metric> {
         let work = self.work();
         // A request costs microseconds, a gigabyte or a run seconds.

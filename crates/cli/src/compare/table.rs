@@ -45,8 +45,8 @@ pub(crate) fn render(report: &Report) -> String {
         .map(|metric| name_of(metric).len())
         .fold(NAME_WIDTH_MIN, usize::max);
     for (group, title) in [
-        (Group::Results, format!("What {client} says")),
-        (Group::Costs, "What it cost".to_owned()),
+        (Group::Results, format!("Reported by {client}")),
+        (Group::Costs, "Costs".to_owned()),
     ] {
         put(&mut out, "");
         put(
@@ -64,7 +64,7 @@ pub(crate) fn render(report: &Report) -> String {
     out
 }
 
-/// What a reader of the numbers has to know; the HTML page has the same.
+/// Notes that a reader of the numbers needs; the HTML page has them too.
 pub(crate) fn notes(report: &Report) -> Vec<String> {
     let mut notes = vec![
         "spread is the distance between the quartiles; a comparison is the median of the ratios \
@@ -115,7 +115,7 @@ pub(crate) fn notes(report: &Report) -> Vec<String> {
     notes
 }
 
-/// What became of an arm's connections and of its failed rounds.
+/// Notes about an arm's connections and its failed rounds.
 fn arm_notes(arm: &ArmReport) -> Vec<String> {
     let mut notes = Vec::new();
     if let Some(seen) = &arm.connections {

@@ -143,7 +143,8 @@ fn full_file_system(path: &Path) -> Option<String> {
     Some(format!("the file system of {} {what}", path.display()))
 }
 
-/// What a file system has none of, in words. Some count no blocks or no inodes: their total is 0.
+/// The resource that a file system has run out of, in words. Some count no blocks or no inodes:
+/// their total is 0.
 fn lacks(room: &StatVfs) -> Option<&'static str> {
     if room.f_blocks > 0 && room.f_bavail == 0 {
         Some("is full")

@@ -53,11 +53,12 @@ const RULES: &str = "The first rule that matches a destination decides: those of
     engine takes every destination that its addresses and gateways reach. All other connections \
     use shared memory on this host, or the kernel.";
 
-const SIGNALS: &str = "On SIGHUP the adapter reads the file again. Addresses, gateways, rules, \
-    mtu, coalesce, batch, quota and memory can change while it runs, and for new connections \
-    window, congestion, ecn, pacing, initial-window and keepalive. Connections of an address that \
-    is gone are reset. Another link, other offloads or another number of threads need another \
-    adapter.";
+const SIGNALS: &str = "On SIGHUP the adapter reads the file again. Addresses, shared \
+    ones, gateways, rules, mtu, lso, lro, checksum, split-headers, copy-engine, copybreak, \
+    coalesce, batch, quota and memory can change while it runs, and for new connections window, \
+    congestion, ecn, pacing, initial-window and keepalive. Connections of an address that is \
+    gone are reset. Another link or another number of threads need another adapter. toehold \
+    adapter --set changes one setting of an adapter that runs, until the file is read again.";
 
 const EXAMPLE: &str = "\
 link     packet:eth0

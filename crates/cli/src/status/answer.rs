@@ -14,6 +14,9 @@ pub(crate) struct Status {
     /// Processes that use the library.
     #[serde(default)]
     pub(crate) processes: Vec<Process>,
+    /// Connections that were given shared memory, those that have ended included.
+    #[serde(default)]
+    pub(super) channels_made: u64,
     /// The adapter's TCP engine, where it has one.
     #[serde(default)]
     pub(crate) engine: Option<Engine>,
@@ -22,13 +25,15 @@ pub(crate) struct Status {
     pub(crate) no_engine: Option<String>,
 }
 
-/// What the TCP engine has done.
+/// The counts of the TCP engine.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Engine {
     pub(super) link: String,
     pub(super) link_manner: Option<String>,
     pub(super) addresses: Vec<String>,
+    pub(super) shared: Vec<SharedAddress>,
+    pub(super) complaints: Vec<String>,
     pub(super) mtu: u64,
     pub(super) connections: u64,
     pub(super) listeners: u64,
@@ -45,7 +50,33 @@ pub(crate) struct Engine {
     pub(super) frames_passed_on: u64,
     pub(super) frames_lost: u64,
     pub(super) link_gone: bool,
+    pub(super) switches: Option<Switches>,
+    pub(super) payloads_in_place: u64,
+    pub(super) payloads_by_engine: u64,
     pub(super) threads: Vec<Engine>,
+}
+
+/// The work that the link and the copy engine do for the engine.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Switches {
+    pub(super) lso: bool,
+    pub(super) lro: bool,
+    pub(super) checksum: bool,
+    pub(super) split_headers: bool,
+    pub(super) copy_engine: String,
+    pub(super) copybreak: Option<u64>,
+    pub(super) coalesce_us: u64,
+    pub(super) threads: u64,
+}
+
+/// An address that the engine shares with the kernel.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct SharedAddress {
+    pub(super) address: String,
+    pub(super) ports: String,
+    pub(super) in_use: Vec<u16>,
 }
 
 /// One process.
@@ -85,6 +116,44 @@ pub(crate) struct Connection {
     pub(super) spins_paid: u64,
     pub(super) spins_failed: u64,
     pub(super) syscalls_avoided: u64,
+}
+
+impl Engine {
+    /// Its counts since it started: name, description, value.
+    pub(super) fn counters(&self) -> [(&'static str, &'static str, u64); 6] {
+        [
+            (
+                "engine_segments_received_total",
+                "Segments that the engine has received.",
+                self.segments_received,
+            ),
+            (
+                "engine_segments_sent_total",
+                "Segments that the engine has sent.",
+                self.segments_sent,
+            ),
+            (
+                "engine_bytes_received_total",
+                "Bytes that the engine has received.",
+                self.bytes_received,
+            ),
+            (
+                "engine_bytes_sent_total",
+                "Bytes that the engine has sent.",
+                self.bytes_sent,
+            ),
+            (
+                "engine_retransmissions_total",
+                "Segments that the engine has sent again.",
+                self.retransmissions,
+            ),
+            (
+                "engine_frames_lost_total",
+                "Frames that the engine has lost.",
+                self.frames_lost,
+            ),
+        ]
+    }
 }
 
 impl Connection {

@@ -1,8 +1,8 @@
-//! What `toehold status` says of the adapter's TCP engine.
+//! The lines of `toehold status` about the adapter's TCP engine.
 
 use std::fmt::Write as _;
 
-use super::answer::Engine;
+use super::answer::{Engine, Switches};
 use super::count::count;
 
 /// The engine, in a few lines.
@@ -22,6 +22,15 @@ pub(super) fn lines(engine: &Engine) -> String {
         engine.retransmissions,
         engine.frames_malformed,
     );
+    if let Some(switches) = &engine.switches {
+        let _ = writeln!(out, "  {}", switched(switches));
+        let _ = writeln!(
+            out,
+            "  {} payloads received in place, {} copied by the copy engine",
+            count(engine.payloads_in_place),
+            count(engine.payloads_by_engine),
+        );
+    }
     if !engine.frames_malformed_by_reason.is_empty() {
         let reasons = engine.frames_malformed_by_reason.iter();
         let reasons = reasons.map(|(reason, number)| format!("{} {reason}", count(*number)));
@@ -30,6 +39,21 @@ pub(super) fn lines(engine: &Engine) -> String {
             "  malformed: {}",
             reasons.collect::<Vec<_>>().join(", ")
         );
+    }
+    for shared in &engine.shared {
+        let in_use: Vec<String> = shared.in_use.iter().map(u16::to_string).collect();
+        let in_use = match &in_use[..] {
+            [] => "none".to_owned(),
+            ports => ports.join(", "),
+        };
+        let _ = writeln!(
+            out,
+            "  {} is the kernel's as well; ports of the engine's now: {in_use} (allowed: {})",
+            shared.address, shared.ports
+        );
+    }
+    for complaint in &engine.complaints {
+        let _ = writeln!(out, "  {complaint}");
     }
     if let Some(manner) = &engine.link_manner {
         let _ = writeln!(out, "  AF_XDP {manner}");
@@ -65,6 +89,27 @@ pub(super) fn lines(engine: &Engine) -> String {
     out
 }
 
+/// The switches of the receive path, as `toehold adapter --set` spells them.
+fn switched(switches: &Switches) -> String {
+    let switch = |is_on| if is_on { "on" } else { "off" };
+    let copybreak = match switches.copybreak {
+        Some(bytes) => format!(", copybreak={bytes}"),
+        None if switches.copy_engine == "off" => String::new(),
+        None => ", copybreak=auto (it never pays here)".to_owned(),
+    };
+    format!(
+        "lso={}, lro={}, checksum={}, split-headers={}, copy-engine={}{copybreak}, coalesce={}, \
+        threads={}",
+        switch(switches.lso),
+        switch(switches.lro),
+        switch(switches.checksum),
+        switch(switches.split_headers),
+        switches.copy_engine,
+        switches.coalesce_us,
+        switches.threads,
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -76,6 +121,9 @@ mod tests {
             "addresses":["10.84.0.2"],"mtu":1500,
             "bytes_received":1500000,"frames_passed_on":12,"listeners_refused":3,
             "listeners_of_one_max":1024,"listeners_max":16384,
+            "switches":{"lso":true,"lro":false,"checksum":true,"split_headers":true,
+            "copy_engine":"worker","copybreak":16384,"coalesce_us":0,"threads":2},
+            "payloads_in_place":3,"payloads_by_engine":4,
             "threads":[{"connections":3},{"connections":4}]}"#;
         let text = lines(&parse(answer).expect("an answer"));
         let has = |part: &str| assert!(text.contains(part), "{part:?} in:\n{text}");
@@ -83,6 +131,11 @@ mod tests {
             text.starts_with("TCP engine on xdp:eth0 (10.84.0.2), MTU 1500"),
             "{text}"
         );
+        has(
+            "  lso=on, lro=off, checksum=on, split-headers=on, copy-engine=worker, \
+            copybreak=16384, coalesce=0, threads=2\n",
+        );
+        has("  3 payloads received in place, 4 copied by the copy engine\n");
         has("  AF_XDP in the driver, zero copy\n");
         has("in 1.50MB");
         has("2 threads, with 3 + 4 connections; 12 frames");

@@ -3,6 +3,8 @@
 mod answer;
 mod count;
 mod engine;
+pub(crate) mod explain;
+pub(crate) mod metrics;
 mod table;
 
 use std::collections::BTreeSet;
@@ -91,7 +93,7 @@ impl PathShown {
     }
 }
 
-/// What a program's connections are sorted by.
+/// The key that sorts a program's connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum SortKey {
     /// The descriptor's number
@@ -179,8 +181,8 @@ fn view<'a>(args: &'a StatusArgs, since: Option<(Duration, &'a Earlier)>) -> Vie
     }
 }
 
-/// What the adapter answers, and what the tables of programs say that it does not know: it may have
-/// been started after them. Without an adapter only the latter, and the failure to end with.
+/// The adapter's answer, joined by the tables of programs that it does not know: it may have been
+/// started after them. Without an adapter only the latter, and the failure to end with.
 fn report(dir: &Path) -> Result<(Value, Option<Failure>), Failure> {
     let answer = client::status(dir);
     let (mut report, missing) = match answer {

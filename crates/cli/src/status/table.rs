@@ -9,7 +9,7 @@ use super::answer::{Connection, Process, Status};
 use super::count::count;
 use super::engine;
 
-/// What of an answer is shown, and how.
+/// The part of an answer that is shown, and its form.
 pub(super) struct View<'a> {
     /// Only this process.
     pub(super) pid: Option<u32>,
@@ -33,12 +33,12 @@ pub(super) struct View<'a> {
 /// again.
 type Key = (u32, i64, String, String);
 
-/// What connections had carried at an earlier look: through rings, through the kernel.
+/// The bytes that connections had carried at an earlier look: through rings, through the kernel.
 #[derive(Debug, Default)]
 pub(super) struct Earlier(HashMap<Key, (u64, u64)>);
 
 impl Earlier {
-    /// What they have carried now.
+    /// The bytes that they have carried now.
     pub(super) fn of(status: &Status) -> Earlier {
         let each = status.processes.iter().flat_map(|process| {
             let of_one = |one| (key(process, one), (one.by_rings(), one.by_kernel()));
@@ -290,7 +290,7 @@ fn columns(rows: &[Vec<String>]) -> Vec<String> {
 /// Connections of a program that are shown without `--all`.
 const ROWS_MAX: usize = 20;
 
-/// What a terminal has unless somebody made it wider.
+/// The width of a terminal that nobody made wider.
 const COLUMNS_OF_A_TERMINAL: usize = 80;
 
 #[cfg(test)]

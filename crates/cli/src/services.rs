@@ -1,0 +1,509 @@
+//! `toehold enable`, `disable` and `list`: systemd services that start with the library.
+//!
+//! One file for each service, [`DROP_IN`] in the service's drop-in directory, sets the variables
+//! that `toehold run` would set. Nothing else is touched. The service manager reads the file when
+//! it reloads, and the service has the library from its next start. The loader passes over a
+//! library that it cannot load, and the library stays out of a service whose filters it does not
+//! know. So a service starts in any case.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use clap::Args;
+use toehold_adapter::runtime_dir;
+
+use crate::failure::Failure;
+use crate::library;
+use crate::options::WaitChoice;
+use crate::preload::{self, FILTERS, PRELOAD};
+use crate::program;
+
+/// Options of `toehold enable`.
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct EnableArgs {
+    /// How the services wait for bytes
+    #[arg(long, value_enum, default_value = "adaptive")]
+    wait: WaitChoice,
+
+    #[command(flatten)]
+    units: Units,
+}
+
+/// Services of a tree.
+#[derive(Args, Debug)]
+pub(crate) struct Units {
+    #[command(flatten)]
+    tree: Tree,
+
+    /// The services; `.service` may be left out
+    #[arg(required = true, value_name = "UNIT")]
+    units: Vec<String>,
+}
+
+/// Where systemd's files are.
+#[derive(Args, Debug)]
+pub(crate) struct Tree {
+    /// The root of the system whose services are meant, for images
+    #[arg(long, value_name = "DIR", default_value = "/", value_hint = clap::ValueHint::DirPath)]
+    root: PathBuf,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  toehold enable nginx redis-server
+  systemctl restart nginx redis-server
+  toehold list
+  toehold disable nginx redis-server
+
+The services meet in the system adapter: `systemctl enable --now toehold-adapter`. Without it they
+run on kernel TCP.";
+
+/// Has services start with the library.
+pub(crate) fn enable(args: &EnableArgs) -> Result<(), Failure> {
+    let library = library::find().map_err(|error| Failure::new(error.to_string()))?;
+    if !preload::can_stand_in_list(&library) {
+        let path = library.display();
+        return Err(Failure::new(format!(
+            "the path {path} cannot stand in LD_PRELOAD"
+        )));
+    }
+    let tree = &args.units.tree;
+    let units = args.units.units.iter();
+    let units = units.map(|name| Unit::find(tree, name));
+    // All of them are looked at before anything is written.
+    let units = units.collect::<Result<Vec<_>, _>>().map_err(Failure::new)?;
+    for unit in &units {
+        let obstacle = unit.obstacle(tree);
+        if let Some(obstacle) = &obstacle {
+            warn(&format!(
+                "{}: {obstacle}; it stays on kernel TCP",
+                unit.name
+            ));
+        }
+        // A library that cannot be loaded is passed over, but not by every loader.
+        if obstacle.is_none_or(|obstacle| obstacle.is_passed_over) {
+            let text = unit.drop_in(&library, args.wait);
+            write(&unit.file, &text).map_err(|error| {
+                Failure::new(format!("cannot write {}: {error}", unit.file.display()))
+            })?;
+            println!("{}: enabled, from its next start", unit.name);
+        }
+    }
+    if let Some(place) = hidden_place(&library) {
+        warn(&format!(
+            "the library is in {place}, which a service may not see; install it: make install"
+        ));
+    }
+    reload(tree);
+    Ok(())
+}
+
+/// Takes that back.
+pub(crate) fn disable(args: &Units) -> Result<(), Failure> {
+    let mut is_missing = false;
+    for name in &args.units {
+        let name = full(name);
+        let file = drop_in_file(&args.tree, &name);
+        match fs::remove_file(&file) {
+            Ok(()) => {
+                // Other files of the operator's may be there.
+                let _ = fs::remove_dir(file.parent().expect("in a directory"));
+                println!("{name}: disabled, from its next start");
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                is_missing = true;
+                warn(&format!("{name} is not enabled"));
+            }
+            Err(error) => {
+                let file = file.display();
+                return Err(Failure::new(format!("cannot remove {file}: {error}")));
+            }
+        }
+    }
+    reload(&args.tree);
+    match is_missing {
+        true => Err(Failure::new("not all of them were enabled")),
+        false => Ok(()),
+    }
+}
+
+/// Shows the services that are enabled, and whether they run with the library.
+pub(crate) fn list(args: &Tree) -> Result<(), Failure> {
+    let base = args.root.join(WRITTEN);
+    let mut names = BTreeSet::new();
+    for entry in fs::read_dir(&base).into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if let Some(unit) = name.strip_suffix(".d")
+            && entry.path().join(DROP_IN).is_file()
+        {
+            names.insert(unit.to_owned());
+        }
+    }
+    let width = names.iter().map(String::len).max().unwrap_or(0);
+    let mut out = io::stdout().lock();
+    for name in &names {
+        let state = match Unit::find(args, name) {
+            Err(_) => "there is no such service any more".to_owned(),
+            Ok(unit) => match unit.obstacle(args) {
+                Some(obstacle) => format!("on kernel TCP: {obstacle}"),
+                None => running(args, name).to_owned(),
+            },
+        };
+        // Whoever reads no further is content.
+        let _ = writeln!(out, "{name:width$}  {state}");
+    }
+    if names.is_empty() {
+        let _ = writeln!(out, "no service is enabled: toehold enable UNIT");
+    }
+    Ok(())
+}
+
+/// Whether a service's processes have the library.
+fn running(tree: &Tree, name: &str) -> &'static str {
+    let procs = Path::new("/sys/fs/cgroup/system.slice")
+        .join(name)
+        .join("cgroup.procs");
+    let procs = fs::read_to_string(procs).unwrap_or_default();
+    let pids: Vec<&str> = procs.lines().collect();
+    if tree.is_elsewhere() || pids.is_empty() {
+        return "enabled";
+    }
+    let has_library = |pid: &&str| {
+        let maps = fs::read_to_string(format!("/proc/{pid}/maps"));
+        maps.is_ok_and(|maps| maps.contains(library::NAME))
+    };
+    match pids.iter().any(has_library) {
+        true => "enabled; runs with the library",
+        false => "enabled; runs without the library until it is restarted",
+    }
+}
+
+impl Tree {
+    /// Whether this is an image, and not the system that runs.
+    fn is_elsewhere(&self) -> bool {
+        self.root != Path::new("/")
+    }
+
+    /// A path of the tree, as this process finds it.
+    fn path(&self, path: &Path) -> PathBuf {
+        self.root.join(path.strip_prefix("/").unwrap_or(path))
+    }
+}
+
+/// A service, as its files describe it.
+#[derive(Debug)]
+struct Unit {
+    name: String,
+    /// The settings of its files in their section `Service`, in their order, without our file.
+    settings: Vec<(String, String)>,
+    /// Our file.
+    file: PathBuf,
+}
+
+/// Why a service will not be accelerated.
+#[derive(Debug)]
+struct Obstacle {
+    sentence: String,
+    /// Whether the service starts all the same with our file.
+    is_passed_over: bool,
+}
+
+impl std::fmt::Display for Obstacle {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str(&self.sentence)
+    }
+}
+
+impl Unit {
+    fn find(tree: &Tree, name: &str) -> Result<Unit, String> {
+        let name = full(name);
+        if name.contains('/') || !name.ends_with(".service") {
+            return Err(format!("`{name}` is no service: expected NAME.service"));
+        }
+        let fragment = fragment(tree, &name).ok_or_else(|| {
+            let places = PLACES.map(|place| format!("/{place}")).join(", ");
+            format!("there is no service {name} (looked in {places})")
+        })?;
+        if fs::read_link(&fragment).is_ok_and(|target| target == Path::new("/dev/null")) {
+            return Err(format!("{name} is masked: systemctl unmask {name}"));
+        }
+        let text = fs::read_to_string(&fragment);
+        let text = text.map_err(|error| format!("cannot read {}: {error}", fragment.display()))?;
+        let mut settings = parse(&text);
+        for drop_in in drop_ins(tree, &name) {
+            settings.extend(parse(&fs::read_to_string(drop_in).unwrap_or_default()));
+        }
+        Ok(Unit {
+            file: drop_in_file(tree, &name),
+            name,
+            settings,
+        })
+    }
+
+    /// The values of a setting since it was last emptied.
+    fn values<'a>(&'a self, key: &str) -> Vec<&'a str> {
+        let mut values = Vec::new();
+        for (_, value) in self.settings.iter().filter(|(its, _)| its == key) {
+            match value.as_str() {
+                "" => values.clear(),
+                value => values.push(value),
+            }
+        }
+        values
+    }
+
+    /// Why it will not be accelerated.
+    fn obstacle(&self, tree: &Tree) -> Option<Obstacle> {
+        for command in self.values("ExecStart") {
+            let first = command.split_ascii_whitespace().next().unwrap_or_default();
+            let path = Path::new(first.trim_start_matches(['@', '-', ':', '+', '!', '|']));
+            if let Some(obstacle) = program::obstacle(&tree.path(path)) {
+                return Some(Obstacle {
+                    sentence: obstacle.to_string(),
+                    is_passed_over: false,
+                });
+            }
+        }
+        let passed_over = |sentence: &str| {
+            Some(Obstacle {
+                sentence: sentence.to_owned(),
+                is_passed_over: true,
+            })
+        };
+        if !self.values("SystemCallFilter").is_empty() {
+            return passed_over(
+                "it has SystemCallFilter=, which may end a program for a call of the library",
+            );
+        }
+        let families = self.values("RestrictAddressFamilies").join(" ");
+        let (is_refused, list) = match families.strip_prefix('~') {
+            Some(list) => (true, list),
+            None => (false, families.as_str()),
+        };
+        let has_unix = list.split_ascii_whitespace().any(|it| it == "AF_UNIX");
+        if !families.is_empty() && has_unix == is_refused {
+            return passed_over("RestrictAddressFamilies= keeps it from reaching the adapter");
+        }
+        None
+    }
+
+    /// The content of our file.
+    fn drop_in(&self, library: &Path, wait: WaitChoice) -> String {
+        let mut list = library.display().to_string();
+        let variables = self.values("Environment");
+        let words = variables.iter().flat_map(|line| words(line));
+        let mut others =
+            words.filter_map(|word| word.strip_prefix("LD_PRELOAD=").map(str::to_owned));
+        if let Some(others) = others.next_back() {
+            list = format!("{list}:{others}");
+        }
+        let runtime_dir = runtime_dir::system_path().display().to_string();
+        let mut variables = vec![
+            (PRELOAD, list),
+            ("TOEHOLD_RUNTIME_DIR", runtime_dir),
+            ("TOEHOLD_PATH", "auto".to_owned()),
+            ("TOEHOLD_WAIT", wait.word().to_owned()),
+        ];
+        if self.values("SystemCallFilter").is_empty() {
+            // Filters that come from other settings of the unit refuse calls and end nobody.
+            variables.push((FILTERS, KNOWN_FILTERS.to_owned()));
+        }
+        let mut text = format!(
+            "# Written by `toehold enable`. `toehold disable {}` removes it.\n[Service]\n",
+            self.name
+        );
+        for (name, value) in variables {
+            // systemd.unit(5): a percent sign begins a specifier; systemd.syntax(7): quotes.
+            let value = value.replace('\\', "\\\\").replace('"', "\\\"");
+            let value = value.replace('%', "%%");
+            text.push_str(&format!("Environment=\"{name}={value}\"\n"));
+        }
+        text
+    }
+}
+
+fn full(name: &str) -> String {
+    match name.contains('.') {
+        true => name.to_owned(),
+        false => format!("{name}.service"),
+    }
+}
+
+fn drop_in_file(tree: &Tree, name: &str) -> PathBuf {
+    let directory = tree.root.join(WRITTEN).join(format!("{name}.d"));
+    directory.join(DROP_IN)
+}
+
+/// The names under which a unit's files are looked for: its own, and that of its template.
+fn names(name: &str) -> Vec<String> {
+    let template = name
+        .split_once('@')
+        .map(|(template, _)| format!("{template}@.service"));
+    std::iter::once(name.to_owned()).chain(template).collect()
+}
+
+fn fragment(tree: &Tree, name: &str) -> Option<PathBuf> {
+    let names = names(name);
+    let places = names
+        .iter()
+        .flat_map(|name| PLACES.map(|place| (place, name)));
+    let mut files = places.map(|(place, name)| tree.root.join(place).join(name));
+    files.find(|file| file.symlink_metadata().is_ok())
+}
+
+/// The drop-ins of a unit but for ours, by their names.
+fn drop_ins(tree: &Tree, name: &str) -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    for name in names(name) {
+        for place in PLACES {
+            let directory = tree.root.join(place).join(format!("{name}.d"));
+            let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+            files.extend(entries.map(|entry| entry.path()).filter(|path| {
+                path.extension().is_some_and(|it| it == "conf") && !path.ends_with(DROP_IN)
+            }));
+        }
+    }
+    files.sort_by_key(|path| path.file_name().map(ToOwned::to_owned));
+    files
+}
+
+/// The settings of the section `Service`.
+fn parse(text: &str) -> Vec<(String, String)> {
+    let text = text.replace("\\\n", " ");
+    let mut is_service = false;
+    let mut settings = Vec::new();
+    for line in text.lines().map(str::trim) {
+        if line.starts_with('[') {
+            is_service = line == "[Service]";
+        } else if is_service
+            && !line.starts_with(['#', ';'])
+            && let Some((key, value)) = line.split_once('=')
+        {
+            settings.push((key.trim().to_owned(), value.trim().to_owned()));
+        }
+    }
+    settings
+}
+
+/// The words of a line, with quotes taken off.
+fn words(line: &str) -> Vec<String> {
+    let mut words = vec![String::new()];
+    let mut quote = None;
+    for letter in line.chars() {
+        let word = words.last_mut().expect("one at least");
+        match (letter, quote) {
+            ('"' | '\'', None) => quote = Some(letter),
+            (letter, Some(open)) if letter == open => quote = None,
+            (letter, None) if letter.is_whitespace() => words.push(String::new()),
+            (letter, _) => word.push(letter),
+        }
+    }
+    words.retain(|word| !word.is_empty());
+    words
+}
+
+/// Writes a file whole or not at all.
+fn write(file: &Path, text: &str) -> io::Result<()> {
+    let directory = file.parent().expect("in a directory");
+    fs::create_dir_all(directory)?;
+    let new = directory.join(".toehold.new");
+    fs::write(&new, text)?;
+    fs::rename(&new, file)
+}
+
+/// A place that services are often kept from seeing (`ProtectHome=`, `PrivateTmp=`).
+fn hidden_place(library: &Path) -> Option<&'static str> {
+    let bytes = library.as_os_str().as_bytes();
+    ["/home/", "/root/", "/tmp/", "/var/tmp/", "/run/user/"]
+        .into_iter()
+        .find(|place| bytes.starts_with(place.as_bytes()))
+}
+
+/// Has the service manager read its files again, where one runs.
+fn reload(tree: &Tree) {
+    if tree.is_elsewhere() || !Path::new("/run/systemd/system").is_dir() {
+        return;
+    }
+    let mut systemctl = Command::new("systemctl");
+    systemctl.arg("daemon-reload").stdin(Stdio::null());
+    if !systemctl.status().is_ok_and(|status| status.success()) {
+        warn("systemd did not reload; run: systemctl daemon-reload");
+    }
+}
+
+fn warn(sentence: &str) {
+    eprintln!("toehold: {sentence}");
+}
+
+/// Our file's name in a drop-in directory.
+const DROP_IN: &str = "50-toehold.conf";
+/// Where the operator's files are.
+const WRITTEN: &str = "etc/systemd/system";
+/// Where units are, those that come first win (systemd.unit(5)).
+const PLACES: [&str; 5] = [
+    "etc/systemd/system",
+    "run/systemd/system",
+    "usr/local/lib/systemd/system",
+    "usr/lib/systemd/system",
+    "lib/systemd/system",
+];
+/// More filters than a unit can put up without `SystemCallFilter=`.
+const KNOWN_FILTERS: &str = "64";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn unit(text: &str) -> Unit {
+        Unit {
+            name: "x.service".into(),
+            settings: parse(text),
+            file: PathBuf::new(),
+        }
+    }
+
+    fn obstacle(text: &str) -> Option<String> {
+        let root = "/".into();
+        unit(text).obstacle(&Tree { root }).map(|it| it.sentence)
+    }
+
+    #[test]
+    fn libraries_that_a_unit_preloads_stay_behind_ours() {
+        let unit = unit("[Service]\nEnvironment='A=1 2' \"LD_PRELOAD=/x/other.so\" \\\n  B=3\n");
+        let text = unit.drop_in(Path::new("/l/100%/libtoehold.so"), WaitChoice::Event);
+        let expected = "Environment=\"LD_PRELOAD=/l/100%%/libtoehold.so:/x/other.so\"\n";
+        assert!(text.contains(expected), "{text}");
+        assert!(
+            text.contains("Environment=\"TOEHOLD_WAIT=event\"\n"),
+            "{text}"
+        );
+        assert!(
+            text.contains("Environment=\"TOEHOLD_FILTERS=64\"\n"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn a_unit_with_a_filter_of_its_own_keeps_the_library_out() {
+        let text = "[Service]\nSystemCallFilter=@system-service\n";
+        assert!(obstacle(text).is_some_and(|it| it.contains("SystemCallFilter")));
+        let written = unit(text).drop_in(Path::new("/l.so"), WaitChoice::Adaptive);
+        assert!(!written.contains(FILTERS), "{written}");
+        assert_eq!(obstacle(&format!("{text}SystemCallFilter=\n")), None);
+        assert_eq!(obstacle("[Unit]\nSystemCallFilter=@clock\n"), None);
+    }
+
+    #[test]
+    fn a_unit_that_cannot_reach_the_adapter_is_told() {
+        let family = |value| obstacle(&format!("[Service]\nRestrictAddressFamilies={value}\n"));
+        assert_eq!(family("AF_INET AF_UNIX"), None);
+        assert_eq!(family("~AF_PACKET"), None);
+        assert!(family("AF_INET AF_INET6").is_some());
+        assert!(family("~AF_UNIX").is_some_and(|it| it.contains("adapter")));
+    }
+}

@@ -1,0 +1,259 @@
+//! `toehold explain`: one program's connections to one address, and the advice that fits.
+
+use std::fmt::Write as _;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::answer::{Connection, Process, Status};
+use super::count::count;
+use super::{print, report, understood};
+use crate::failure::Failure;
+use crate::meeting::Meeting;
+use crate::options::AdapterChoice;
+
+/// Options of `toehold explain`.
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct ExplainArgs {
+    /// The program: a part of its name, or its process number
+    #[arg(value_name = "PROGRAM")]
+    program: String,
+
+    /// An address of its connections, local or remote: IP, IP:PORT, :PORT
+    #[arg(value_name = "ADDRESS")]
+    address: String,
+
+    /// Which adapter is asked
+    #[arg(long, value_enum, default_value = "auto", value_name = "WHOSE")]
+    #[arg(conflicts_with = "runtime_dir")]
+    adapter: AdapterChoice,
+
+    /// Where the adapter is met
+    #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
+    runtime_dir: Option<PathBuf>,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  toehold explain redis :6379
+  toehold explain 4711 10.0.0.7
+
+Exit status: 0 when all of these connections are accelerated, else 1.";
+
+/// Asks and explains.
+pub(crate) fn run(args: &ExplainArgs) -> Result<(), Failure> {
+    let meeting = Meeting::of(args.runtime_dir.as_deref(), args.adapter);
+    let (report, missing) = report(meeting.dir())?;
+    let status = understood(report)?;
+    let (text, is_good) = explain(&status, &args.program, &args.address);
+    print(&text)?;
+    match (missing, is_good) {
+        (Some(missing), _) => Err(missing),
+        (None, true) => Ok(()),
+        (None, false) => Err(Failure::new("not all of it is accelerated")),
+    }
+}
+
+/// The explanation, and whether all is accelerated.
+fn explain(status: &Status, program: &str, address: &str) -> (String, bool) {
+    let is_named = |process: &&Process| {
+        process.program.contains(program) || process.pid.to_string() == program
+    };
+    let processes: Vec<&Process> = status.processes.iter().filter(is_named).collect();
+    if processes.is_empty() {
+        let text = format!(
+            "No program named {program} runs with the library of this adapter. Start it with\n\
+             `toehold run`, or as a service: `toehold enable UNIT`. A program that cannot load\n\
+             the library was told so by `toehold run`.\n"
+        );
+        return (text, false);
+    }
+    let mut text = String::new();
+    let mut is_good = true;
+    let mut count_found = 0usize;
+    for process in &processes {
+        let connections = process.connections.iter();
+        let found: Vec<_> = connections.filter(|one| has(one, address)).collect();
+        count_found += found.len();
+        let mut groups: Vec<(&str, &str, Vec<&Connection>)> = Vec::new();
+        for one in found {
+            let group = groups.iter_mut().find(|(path, reason, _)| {
+                *path == one.path.as_str() && *reason == one.reason.as_str()
+            });
+            match group {
+                Some((_, _, members)) => members.push(one),
+                None => groups.push((&one.path, &one.reason, vec![one])),
+            }
+        }
+        for (path, reason, members) in groups {
+            is_good &= path != "host";
+            let _ = writeln!(text, "{}", said(process, path, reason, &members));
+        }
+    }
+    if count_found == 0 {
+        let name = &processes[0].program;
+        let _ = writeln!(
+            text,
+            "{name} runs with the library and has no connection with {address} now."
+        );
+        is_good = false;
+    }
+    (text, is_good)
+}
+
+/// Some connections of one process that are alike.
+fn said(process: &Process, path: &str, reason: &str, members: &[&Connection]) -> String {
+    let first = members[0];
+    let rings: u64 = members.iter().map(|one| one.by_rings()).sum();
+    let kernel: u64 = members.iter().map(|one| one.by_kernel()).sum();
+    let (program, pid) = (&process.program, process.pid);
+    let which = match members.len() {
+        1 => format!("{} - {}", first.local, first.remote),
+        more => format!(
+            "{more} connections, {} - {} for one",
+            first.local, first.remote
+        ),
+    };
+    let how = match path {
+        "direct" => "by shared memory",
+        "offload" => "by the adapter's engine",
+        _ => "by the kernel",
+    };
+    let mut text = format!(
+        "{program}, pid {pid}: {which}\n  {how}; so far {}B by rings, {}B by the kernel\n",
+        count(rings),
+        count(kernel)
+    );
+    if !reason.is_empty() {
+        let _ = writeln!(text, "  because: {reason}");
+    }
+    if let Some(advice) = advice(reason) {
+        let _ = writeln!(text, "  advice:  {advice}");
+    }
+    text
+}
+
+/// Whether an address is one of a connection's.
+fn has(one: &Connection, address: &str) -> bool {
+    [&one.local, &one.remote].into_iter().any(|end| {
+        let Ok(end) = end.parse::<SocketAddr>() else {
+            return false;
+        };
+        let (ip, port) = (end.ip().to_string(), end.port().to_string());
+        address == ip
+            || address.strip_prefix(':') == Some(&port)
+            || address.parse::<SocketAddr>() == Ok(end)
+    })
+}
+
+/// Advice for the reasons that somebody can do something about, by words of theirs.
+fn advice(reason: &str) -> Option<&'static str> {
+    ADVICE
+        .iter()
+        .find(|(words, _)| reason.contains(words))
+        .map(|(_, advice)| *advice)
+}
+
+const ADVICE: [(&str, &str); 15] = [
+    (
+        "too little traffic",
+        "none: it is paired after 24 calls or 256 KiB",
+    ),
+    (
+        "not under Toehold, or with another adapter",
+        "start the other program with the library, or ask as root for more",
+    ),
+    (
+        "but with another adapter",
+        "let both use the system adapter: toehold adapter --system",
+    ),
+    (
+        "is not under Toehold",
+        "start the other program with: toehold run, or: toehold enable UNIT",
+    ),
+    (
+        "on another host",
+        "toehold run --path offload, with an adapter that has a link",
+    ),
+    (
+        "the adapter does not answer",
+        "start one: toehold adapter, or: systemctl start toehold-adapter",
+    ),
+    (
+        "belongs to another user",
+        "let both use the system adapter: toehold adapter --system",
+    ),
+    (
+        "a packet capture",
+        "none: it returns when the capture ends (adapter --observability)",
+    ),
+    (
+        "detached by the operator",
+        "toehold detach --undo PID, or all",
+    ),
+    (
+        "no memory or descriptors",
+        "toehold adapter --max-connections N; ulimit -n of both programs",
+    ),
+    (
+        "as many as the system adapter allows",
+        "a user may have a quarter of: toehold adapter --max-connections N",
+    ),
+    (
+        "is of another version",
+        "restart the adapter and the program after an update",
+    ),
+    (
+        "has confined itself",
+        "none: its filter for system calls could end it",
+    ),
+    (
+        "a reason of its own",
+        "toehold explain, with the program at the other end",
+    ),
+    (
+        "cannot prove connections",
+        "load the module inet_diag: modprobe tcp_diag",
+    ),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status() -> Status {
+        let json = r#"{"processes": [{"pid": 7, "program": "redis-server", "connections": [
+            {"local": "127.0.0.1:6379", "remote": "127.0.0.1:50000", "path": "direct"},
+            {"local": "127.0.0.1:6379", "remote": "127.0.0.1:50001", "path": "host",
+             "reason": "a packet capture is to see it", "bytes_host_rx": 1234},
+            {"local": "127.0.0.1:6379", "remote": "127.0.0.1:50002", "path": "host",
+             "reason": "a packet capture is to see it"},
+            {"local": "[::1]:7", "remote": "", "path": "host"}]}]}"#;
+        serde_json::from_str(json).expect("a status")
+    }
+
+    #[test]
+    fn connections_that_are_alike_are_explained_once() {
+        let (text, is_good) = explain(&status(), "redis", ":6379");
+        assert!(!is_good);
+        assert!(text.contains("by shared memory"), "{text}");
+        assert!(
+            text.contains("2 connections, 127.0.0.1:6379 - 127.0.0.1:50001"),
+            "{text}"
+        );
+        assert!(text.contains("advice:  none: it returns when"), "{text}");
+        assert!(text.lines().all(|line| line.len() <= 80), "{text}");
+        let (text, is_good) = explain(&status(), "7", "127.0.0.1:50000");
+        assert!(is_good && !text.contains("because"), "{text}");
+    }
+
+    #[test]
+    fn what_is_not_there_is_said() {
+        let (text, is_good) = explain(&status(), "nginx", "127.0.0.1");
+        assert!(text.contains("No program named nginx") && !is_good);
+        let (text, is_good) = explain(&status(), "redis", "10.0.0.1");
+        assert!(text.contains("no connection with 10.0.0.1") && !is_good);
+    }
+}
