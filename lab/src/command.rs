@@ -1,4 +1,4 @@
-//! What the command line asks of the lab.
+//! The lab's share of the command line: subcommands and their arguments.
 
 use std::fs;
 use std::io::{self, IsTerminal, Write};
@@ -10,15 +10,30 @@ use crate::published::{elsewhere, experiments};
 use crate::runner::{self, Options};
 use crate::{html, plans, runs, table};
 
-/// The names of the plans, and what each answers.
-pub fn list() -> Vec<(String, String)> {
-    let files = runs::known()
-        .into_iter()
-        .map(|plan| (plan.name, plan.about));
+/// A plan by name.
+#[derive(Clone, Debug)]
+pub struct Listed {
+    /// The word by which it is run.
+    pub name: String,
+    /// The question that it answers.
+    pub about: String,
+    /// About how long a run takes. Experiments within one process take as long as they take.
+    pub minutes: Option<f64>,
+}
+
+/// The plans.
+pub fn list() -> Vec<Listed> {
+    let files = runs::known().into_iter().map(|plan| Listed {
+        minutes: Some(plan.minutes()),
+        name: plan.name,
+        about: plan.about,
+    });
     let others = plans::all();
-    let others = others
-        .iter()
-        .map(|plan| (plan.name().to_owned(), plan.about().to_owned()));
+    let others = others.iter().map(|plan| Listed {
+        name: plan.name().to_owned(),
+        about: plan.about().to_owned(),
+        minutes: None,
+    });
     files.chain(others).collect()
 }
 
@@ -113,7 +128,7 @@ fn plan_named(name: &str) -> Result<Box<dyn Plan>, LabError> {
     match plans.iter().position(|plan| plan.name() == name) {
         Some(at) => Ok(plans.swap_remove(at)),
         None => {
-            let names: Vec<String> = list().into_iter().map(|(name, _)| name).collect();
+            let names: Vec<String> = list().into_iter().map(|plan| plan.name).collect();
             Err(LabError::usage(format!(
                 "there is no plan `{name}`; there are: {}",
                 names.join(", ")

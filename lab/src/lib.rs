@@ -22,9 +22,9 @@ mod runner;
 pub mod runs;
 mod table;
 
-pub use command::{RunRequest, bytes, catalogue, list, run_plan};
+pub use command::{Listed, RunRequest, bytes, catalogue, list, run_plan};
 pub use error::LabError;
 pub use plan::{Case, Figure, Plan, Reading};
 pub use published::{Experiment, Published, elsewhere, experiments, published_of};
-pub use report::{Claim, Report, Row, Verdict};
+pub use report::{Claim, ClaimStatus, Report, Row};
 pub use runner::Options;

@@ -1,4 +1,4 @@
-//! What an experiment has to say for itself.
+//! The interface of an experiment: its name, its rows, its plots and its claims.
 
 use toehold_measure::plot::Axis;
 
@@ -8,7 +8,7 @@ use crate::report::{Claim, Report};
 /// An experiment. It takes one sample when asked; how often, in which order, and what becomes of it
 /// is the runner's business.
 pub trait Plan {
-    /// What the user writes to run it.
+    /// The name by which the user starts the experiment.
     fn name(&self) -> &'static str;
 
     /// One sentence: what it answers.
@@ -30,16 +30,16 @@ pub trait Plan {
     /// How to draw the rows.
     fn figures(&self) -> Vec<Figure>;
 
-    /// What else a reader has to know: what is missing here and why.
+    /// Notes for the reader: what is missing here and why.
     fn notes(&self) -> Vec<String>;
 
-    /// What stands beside a published result: the same thing as found here, in a few words.
+    /// Our own finding beside a published result, in a few words.
     fn beside(&self, published: &Published, report: &Report) -> Option<String> {
         let _ = (published, report);
         None
     }
 
-    /// What the experiment was meant to show, and whether it did.
+    /// The aims of the experiment, and whether it reached them.
     fn claims(&self, report: &Report) -> Vec<Claim> {
         let _ = report;
         Vec::new()
@@ -93,14 +93,14 @@ impl Reading {
 /// A drawing of some rows: one line per series.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Figure {
-    /// What it shows.
+    /// The title above the plot.
     pub title: &'static str,
     /// The rows of this group...
     pub group: &'static str,
     /// ...and of these metrics.
     pub metrics: &'static [&'static str],
-    /// What runs to the right.
+    /// The axis to the right.
     pub x: Axis<'static>,
-    /// What runs upwards.
+    /// The axis upwards.
     pub y: Axis<'static>,
 }

@@ -1,4 +1,4 @@
-//! What others measured: the data file, and the rows of one experiment.
+//! Published results of others: the data file, and the rows of one experiment.
 
 use serde::{Deserialize, Serialize};
 
@@ -93,7 +93,7 @@ pub struct Experiment {
     pub id: String,
     /// Where in the paper.
     pub figure: String,
-    /// What runs.
+    /// The workload that was measured.
     pub workload: String,
 }
 

@@ -1,4 +1,4 @@
-//! What an experiment found.
+//! The findings of an experiment.
 
 use serde::Serialize;
 use toehold_measure::environment::Environment;
@@ -11,7 +11,7 @@ use crate::published::Published;
 pub struct Report {
     /// The plan's name.
     pub plan: &'static str,
-    /// What the plan answers.
+    /// The question that the plan answers.
     pub about: &'static str,
     /// The form of this report; changes when a reader would have to.
     pub schema: &'static str,
@@ -25,7 +25,7 @@ pub struct Report {
     pub claims: Vec<Claim>,
     /// Published numbers of this experiment, from other machines.
     pub published: Vec<Published>,
-    /// What else a reader has to know.
+    /// Further notes for the reader.
     pub notes: Vec<String>,
 }
 
@@ -36,14 +36,14 @@ pub struct Claim {
     pub wanted: String,
     /// The result.
     pub found: String,
-    /// Whether that is what was wanted.
-    pub verdict: Verdict,
+    /// Whether the aim wanted that.
+    pub verdict: ClaimStatus,
 }
 
-/// What samples say about an aim.
+/// The samples' verdict on an aim.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Verdict {
+pub enum ClaimStatus {
     /// It is reached, interval and all.
     Holds,
     /// The samples cannot tell.
@@ -52,13 +52,13 @@ pub enum Verdict {
     Missed,
 }
 
-impl Verdict {
+impl ClaimStatus {
     /// In words.
     pub fn words(self) -> &'static str {
         match self {
-            Verdict::Holds => "holds",
-            Verdict::Undecided => "undecided",
-            Verdict::Missed => "does not hold",
+            ClaimStatus::Holds => "holds",
+            ClaimStatus::Undecided => "undecided",
+            ClaimStatus::Missed => "does not hold",
         }
     }
 }

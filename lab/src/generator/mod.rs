@@ -1,15 +1,16 @@
 //! The lab's load generator: `toehold lab server` and `toehold lab client`, on plain sockets.
 //!
 //! A connection begins with a header of 32 bytes ([`wire`]) that says what the server shall do with
-//! it, so a server needs no settings and serves any number of clients. What the client measures
-//! comes out as an [`Outcome`]. The same patterns between two bare threads, without sockets, are in
-//! [`bare`]: the limit of this machine.
+//! it, so a server needs no settings and serves any number of clients. The client's measurements
+//! are an [`Outcome`]. Patterns of these kinds between two bare threads, without sockets, are in
+//! [`bare`]: the limit of this machine. [`one_copy`] hands messages over between two processes.
 
 pub mod bare;
 mod client;
 mod connect;
 mod event_loop;
 mod latency;
+pub mod one_copy;
 mod ping_pong;
 mod requests;
 mod server;
@@ -24,7 +25,7 @@ pub use client::run;
 pub use server::Server;
 pub use socket::Address;
 
-/// Who sends what to whom.
+/// The traffic pattern: which end sends, how much, and when.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Pattern {
@@ -73,10 +74,10 @@ pub enum Arrivals {
     Poisson,
 }
 
-/// What the client shall do.
+/// The load that the client shall make.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Load {
-    /// Who sends what to whom.
+    /// The traffic pattern.
     pub pattern: Pattern,
     /// Bytes of a message, or of a request.
     pub message: usize,
@@ -171,7 +172,7 @@ impl Load {
     }
 }
 
-/// What the client measured.
+/// The client's measurements.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Outcome {
     /// Names this form of the document.

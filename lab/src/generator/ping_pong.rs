@@ -15,7 +15,7 @@ use super::{Load, session};
 ///
 /// # Errors
 ///
-/// What a socket says.
+/// Returns the error of a socket.
 pub(super) fn run(address: &Address, load: &Load) -> io::Result<Totals> {
     let header = session::header(load, Job::Echo);
     let streams: Vec<Stream> = (0..load.streams)

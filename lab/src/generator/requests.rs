@@ -23,7 +23,7 @@ use super::{Arrivals, Load, session};
 ///
 /// # Errors
 ///
-/// What a socket says.
+/// Returns the error of a socket.
 pub(super) fn run(address: &Address, load: &Load) -> io::Result<Totals> {
     let mut loop_ = Loop::open(address, load)?;
     let mut span = None;

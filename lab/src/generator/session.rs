@@ -1,4 +1,5 @@
-//! What all patterns share: connections with their header sent, totals, the CPU time of a span.
+//! The common part of all patterns: connections with their header sent, totals, the CPU time of a
+//! span.
 
 use std::io;
 use std::thread;
@@ -11,7 +12,7 @@ use super::socket::{Address, Stream};
 use super::wire::{Header, Job};
 use super::{Load, Outcome, Pattern, SCHEMA};
 
-/// What a pattern counted.
+/// The totals of a pattern.
 #[derive(Default)]
 pub(super) struct Totals {
     pub(super) seconds: f64,
@@ -60,7 +61,7 @@ impl Span {
         Span(HostTimes::now().ok())
     }
 
-    /// What all cores did since, and the soft interrupts among it.
+    /// The CPU time of all cores since then, and the part of it in soft interrupts.
     pub(super) fn cpu(&mut self) -> Option<(f64, f64)> {
         let spent = HostTimes::now().ok()? - self.0?;
         Some((spent.busy(), spent.softirq))
@@ -101,7 +102,7 @@ pub(super) fn open(address: &Address, header: &Header) -> io::Result<Stream> {
     Ok(stream)
 }
 
-/// What a thread returned; its panic is an error.
+/// The result of a thread; a panic becomes an error.
 pub(super) fn joined<T>(result: thread::Result<io::Result<T>>) -> io::Result<T> {
     result.unwrap_or_else(|_| Err(io::Error::other("a thread of the generator failed")))
 }

@@ -75,7 +75,7 @@ pub(super) fn sink(stream: &Stream, header: &Header) -> io::Result<()> {
 ///
 /// # Errors
 ///
-/// What the socket says, or that bytes were lost or changed.
+/// Returns the error of the socket, or an error when bytes were lost or changed.
 pub(super) fn end(stream: &Stream, header: &Header, sent: u64) -> io::Result<()> {
     stream.finish()?;
     let mut bytes = [0; ACKNOWLEDGEMENT_BYTES];

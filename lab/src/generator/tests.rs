@@ -22,7 +22,8 @@ fn load(pattern: Pattern) -> Load {
 
 #[test]
 fn every_pattern_completes_on_both_families() {
-    let path = std::env::temp_dir().join(format!("toehold-generator-{}", std::process::id()));
+    let folder = tempfile::tempdir().expect("room");
+    let path = folder.path().join("socket");
     let addresses = [
         server("127.0.0.1:0"),
         server(&format!("unix:{}", path.display())),
@@ -43,7 +44,6 @@ fn every_pattern_completes_on_both_families() {
             }
         }
     }
-    let _ = std::fs::remove_file(path);
 }
 
 #[test]
@@ -106,6 +106,25 @@ fn bare_threads_hand_over_every_pattern_but_connections() {
         match pattern {
             Pattern::Connect => assert!(outcome.is_err()),
             _ => assert!(outcome.expect(name).operations > 0, "{name}"),
+        }
+    }
+}
+
+#[test]
+fn one_copy_hands_over_what_was_sent() {
+    for (name, pattern) in Pattern::ALL {
+        let load = Load {
+            touch: true,
+            message: 5000,
+            streams: 1,
+            ..load(pattern)
+        };
+        let outcome = one_copy::run(&load);
+        match pattern {
+            Pattern::PingPong | Pattern::ToServer => {
+                assert!(outcome.expect(name).operations > 0, "{name}");
+            }
+            _ => assert!(outcome.expect_err(name).contains("one-copy"), "{name}"),
         }
     }
 }

@@ -7,7 +7,7 @@
 //!
 //! Numbers are little-endian.
 
-/// What the server shall do with a connection.
+/// The server's job on a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Job {
     /// Answer each message with a response.
@@ -97,7 +97,7 @@ impl Header {
     }
 }
 
-/// What a sink says at the end of a stream.
+/// The message of a sink at the end of a stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Acknowledgement {
     pub(super) bytes: u64,

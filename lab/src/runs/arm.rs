@@ -4,6 +4,8 @@ use std::fmt::Write as _;
 
 use serde::{Deserialize, Serialize};
 
+use super::tool::Tool;
+
 /// A set of settings.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
@@ -20,6 +22,8 @@ pub struct Arm {
     /// The family of its sockets.
     #[serde(default)]
     pub family: Family,
+    /// Another load generator, in place of our own.
+    pub program: Option<Tool>,
     /// Whether the programs themselves poll.
     #[serde(default)]
     pub polling: bool,
@@ -50,13 +54,14 @@ impl Arm {
     /// Refuses settings that do not go together.
     pub(super) fn check(&self) -> Result<(), String> {
         let is_local = self.link == Link::Loopback;
-        if self.path == ArmPath::Direct && self.family == Family::Unix {
-            return Err("the direct path is for TCP".to_owned());
+        let is_for_tcp = matches!(self.path, ArmPath::Direct | ArmPath::Sockmap);
+        if is_for_tcp && self.family == Family::Unix {
+            return Err("the paths direct and sockmap are for TCP".to_owned());
         }
         let fits = match self.path {
             ArmPath::Host => matches!(self.link, Link::Loopback | Link::Veth),
             ArmPath::Offload => matches!(self.link, Link::Tap | Link::Packet | Link::Xdp),
-            ArmPath::Direct | ArmPath::Limit => is_local,
+            ArmPath::Direct | ArmPath::Sockmap | ArmPath::Limit | ArmPath::OneCopy => is_local,
         };
         if !fits {
             return Err(match self.path {
@@ -69,8 +74,15 @@ impl Arm {
         if !is_local && (self.family == Family::Unix || self.server_path.is_some()) {
             return Err("an arm with a link is TCP, its server on the kernel".to_owned());
         }
-        if self.server_path == Some(ArmPath::Offload) {
+        if !matches!(
+            self.server_path,
+            None | Some(ArmPath::Host | ArmPath::Direct)
+        ) {
             return Err("a server's path is host or direct".to_owned());
+        }
+        let is_bare = matches!(self.path, ArmPath::Limit | ArmPath::OneCopy);
+        if self.program.is_some() && (!is_local || is_bare || self.family == Family::Unix) {
+            return Err("another program is measured over TCP on loopback".to_owned());
         }
         let is_switched = self.lso.is_some() || self.lro.is_some();
         if is_local && (self.mtu.is_some() || is_switched) {
@@ -92,6 +104,9 @@ impl Arm {
     /// In words, for `toehold lab show`.
     pub(super) fn describe(&self) -> String {
         let mut out = format!("{:?}, {:?}", self.path, self.family).to_lowercase();
+        if let Some(program) = self.program {
+            let _ = write!(out, ", by {}", program.name());
+        }
         if self.is_accelerated() {
             out.push_str(&format!(", wait {:?}", self.wait).to_lowercase());
         }
@@ -115,16 +130,20 @@ impl Arm {
 
 /// How an arm's bytes travel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "kebab-case")]
 pub enum ArmPath {
     /// Kernel sockets.
     Host,
+    /// Kernel sockets whose bytes programs in the kernel hand over, past TCP.
+    Sockmap,
     /// Shared memory of the direct path.
     Direct,
     /// The engine at the client's end, a kernel at the server's.
     Offload,
     /// Bare threads: the limit of the machine.
     Limit,
+    /// Two bare processes, the receiver copying from the sender's memory.
+    OneCopy,
 }
 
 /// How accelerated programs wait.
@@ -189,12 +208,20 @@ mod tests {
             ("path = \"offload\"", "tap, packet or xdp"),
             ("path = \"direct\"\nlink = \"veth\"", "one host"),
             ("path = \"host\"\nmtu = 9000", "settings of a link"),
+            ("path = \"sockmap\"\nfamily = \"unix\"", "for TCP"),
+            ("path = \"sockmap\"\nlink = \"veth\"", "one host"),
+            (
+                "path = \"host\"\nserver-path = \"sockmap\"",
+                "host or direct",
+            ),
             ("path = \"host\"\nlink = \"veth\"\nmtu = 5", "576 to 65535"),
             (
                 "path = \"offload\"\nlink = \"xdp\"\nlso = false",
                 "neither cuts",
             ),
             ("path = \"host\"\nagainst = \"y\"", "no other arm"),
+            ("path = \"limit\"\nprogram = \"wrk\"", "over TCP"),
+            ("path = \"host\"\nprogram = \"tbench\"", "2 seconds"),
         ] {
             assert!(refused(settings).contains(why), "{settings}");
         }

@@ -6,18 +6,21 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use serde::Deserialize;
+use tempfile::TempDir;
 
 use super::tests::made_up;
 use super::*;
 use crate::{Options, html, plans, runner};
 
-/// What the script says of a page.
+/// The script's findings about a page.
 #[derive(Deserialize, Debug)]
 struct Found {
     /// Width of the window, in CSS pixels.
     width: f64,
     /// How much wider the page is.
     overflow: f64,
+    /// Tables that are wider than their place, which paper cannot scroll.
+    cut: Vec<String>,
     /// Whether the dark theme is asked for.
     is_dark: bool,
     /// The smallest letters of a drawing, in CSS pixels as they are shown.
@@ -32,7 +35,7 @@ struct Found {
     faint: Vec<String>,
     /// Everything that the page tried to load.
     requests: Vec<String>,
-    /// What the link for samples saves.
+    /// The text that the link for samples saves.
     csv: Option<String>,
 }
 
@@ -56,6 +59,12 @@ fn pages_can_be_read_on_a_phone_and_on_a_desk() {
                 assert_eq!(found.figures > 0, csv.is_some(), "{place}");
             }
         }
+        // The rules for paper, on a window as wide as a sheet of A4 between its margins.
+        let paper = page.replacen("@media print{", "@media all{", 1);
+        let found = folder.look(&format!("{name}-paper"), &paper, SHEET, false);
+        let place = format!("{name} on paper: {found:?}");
+        assert!(found.cut.is_empty() && found.overflow == 0.0, "{place}");
+        assert!(found.collisions.is_empty(), "{place}");
         let paper = folder.paper(&name);
         assert!(paper.starts_with(b"%PDF-"), "{name}");
     }
@@ -67,7 +76,9 @@ fn pages_can_be_read_on_a_phone_and_on_a_desk() {
 fn the_browser_sees_faults() {
     let folder = Folder::new();
     let page = "<html><head></head><body style=\"background:#fff\">\
-        <div style=\"width:900px\">wide</div><p style=\"color:#ddd\">faint</p>\
+        <div style=\"width:900px\">wide</div>\
+        <div class=wide style=\"overflow-x:auto\"><p style=\"width:900px\">cut</p></div>\
+        <p style=\"color:#ddd\">faint</p>\
         <img src=\"https://example.invalid/a.png\">\
         <figure><svg viewBox=\"0 0 1000 100\" style=\"width:300px\">\
         <text x=5 y=50 font-size=12>tiny</text><text x=9 y=50 font-size=12>over it</text>\
@@ -85,6 +96,7 @@ fn the_browser_sees_faults() {
         "{found:?}"
     );
     assert_eq!(found.csv, None);
+    assert_eq!(found.cut.len(), 1, "{found:?}");
 }
 
 /// Names, pages, and the samples that their links save.
@@ -122,28 +134,17 @@ fn pages() -> Vec<(String, String, Option<String>)> {
 /// Where pages, screenshots and the browser's own files lie.
 struct Folder {
     place: PathBuf,
-    is_kept: bool,
     /// The browser's profile: a new one for each test, since two browsers cannot share one.
-    profile: PathBuf,
+    profile: TempDir,
 }
 
 impl Folder {
     fn new() -> Folder {
-        static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
-        // Relaxed: only the numbers have to differ.
-        let count = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        let own = format!("toehold-pages-{}-{count}", std::process::id());
-        let profile = std::env::temp_dir().join(own);
+        let profile = tempfile::tempdir().expect("room");
         let kept = std::env::var_os("TOEHOLD_PAGES").map(PathBuf::from);
-        let is_kept = kept.is_some();
-        let place = kept.unwrap_or_else(|| profile.join("pages"));
+        let place = kept.unwrap_or_else(|| profile.path().join("pages"));
         fs::create_dir_all(&place).expect("room");
-        fs::create_dir_all(&profile).expect("room");
-        Folder {
-            place,
-            is_kept,
-            profile,
-        }
+        Folder { place, profile }
     }
 
     /// Lays a page out, takes a screenshot of it, and returns what the script found.
@@ -195,7 +196,7 @@ impl Folder {
             ])
             .args(["--no-first-run", "--disable-background-networking"])
             .args(["--virtual-time-budget=5000", &theme])
-            .arg(format!("--user-data-dir={}", self.profile.display()))
+            .arg(format!("--user-data-dir={}", self.profile.path().display()))
             .args(arguments)
             .arg(format!("file://{}", page.display()))
             .stdin(Stdio::null())
@@ -204,15 +205,6 @@ impl Folder {
         let errors = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{errors}");
         output.stdout
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.profile);
-        if !self.is_kept {
-            let _ = fs::remove_dir_all(&self.place);
-        }
     }
 }
 
@@ -269,12 +261,14 @@ for(const one of all('h1,h2,p,td,th,dt,dd,li,a,summary,span,b,code,svg text')){
 const silent=all('figure').filter(figure=>{
   const said=[...figure.querySelectorAll('.said')];
   return said.length!=1||!said[0].textContent.endsWith('.')});
+const cut=all('.wide').filter(one=>one.scrollWidth>one.clientWidth+1)
+  .map(one=>one.textContent.slice(0,60));
 const link=document.querySelector('a[download$=\".csv\"]');
 const data=link&&link.href.match(/^data:text\\/csv;charset=utf-8,(.*)$/);
 requests.push(...performance.getEntriesByType('resource').map(entry=>entry.name));
 document.getElementById('found').textContent=encodeURIComponent(JSON.stringify({
   width:innerWidth,overflow:root.scrollWidth-root.clientWidth,
-  is_dark:matchMedia('(prefers-color-scheme:dark)').matches,
+  cut,is_dark:matchMedia('(prefers-color-scheme:dark)').matches,
   letters:letters.length?Math.min(...letters):1e3,collisions,
   figures:all('figure').length,silent:silent.map(figure=>figure.textContent.slice(0,60)),
   faint,requests,csv:data?decodeURIComponent(data[1]):null}))})</script>";
@@ -282,6 +276,8 @@ document.getElementById('found').textContent=encodeURIComponent(JSON.stringify({
 /// Widths of windows in CSS pixels: a phone, and a desk.
 const PHONE: f64 = 400.0;
 const DESK: f64 = 1280.0;
+/// 210 mm less two margins of 10 mm, at 96 pixels to the inch.
+const SHEET: f64 = 718.0;
 
 /// Letters below this cannot be read, in CSS pixels.
 const LETTERS_MIN: f64 = 10.0;

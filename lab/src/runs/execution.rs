@@ -3,24 +3,29 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use tempfile::TempDir;
 use toehold_measure::cpus::{self, Pin, Placement};
 use toehold_measure::process::{self, Launch, Program};
 use toehold_measure::procfs::{self, HostTimes};
 use toehold_measure::ready::Ready;
 use toehold_measure::rng::Rng;
+use toehold_measure::syscalls::Tracepoint;
 
 use super::arm::{Arm, ArmPath, Family, Wait};
+use super::crossings;
 use super::network::{self, Network};
-use super::plan_file::OVERHEAD_SECONDS;
-use super::record::{Record, Sample, again};
+use super::plan_file::{OVERHEAD_SECONDS, PlanFile};
+use super::record::{Crossing, Missing, Record, Sample, again};
+use super::sockmap::{self, Sockmap};
+use super::tool::{Site, Tool};
 use crate::error::LabError;
 use crate::generator::{Arrivals, Load, Outcome, Pattern};
 
@@ -35,6 +40,10 @@ pub(crate) fn complete(record: &mut Record, folder: &Path) -> Result<(), LabErro
     process::take_charge();
     clean_up_after_others();
     let mut scene = Scene::set(toehold, record)?;
+    record.missing = scene.missing(&record.plan);
+    for missing in &record.missing {
+        eprintln!("\"{}\" is left out: {}", missing.arm, missing.why);
+    }
     record.save(folder)?;
     let started = Instant::now();
     let first = record.rounds_done;
@@ -42,6 +51,10 @@ pub(crate) fn complete(record: &mut Record, folder: &Path) -> Result<(), LabErro
         for warmup in 0..record.plan.warmup_rounds {
             eprintln!("warm-up {} of {}", warmup + 1, record.plan.warmup_rounds);
             record.stayed = scene.warm_up(record)?;
+        }
+        if record.plan.crossings && record.crossings.is_empty() {
+            eprintln!("counting crossings");
+            record.crossings = scene.crossings(record)?;
         }
     }
     while record.rounds_done < record.plan.rounds {
@@ -91,24 +104,53 @@ struct Scene {
     toehold: PathBuf,
     adapters: Vec<Program>,
     network: Option<Network>,
+    /// Or why there is none; nothing where no arm asks.
+    sockmap: Option<Result<Sockmap, String>>,
+    /// Why there is no one-copy hand-over.
+    one_copy: Option<String>,
     scratch: Scratch,
     placement: Placement,
+    /// Counts that the next samples take.
+    counting: Counting,
+    /// System calls of the last client and of the last server.
+    calls: Mutex<(Option<u64>, Option<u64>)>,
+}
+
+/// Counts that a sample takes besides its work.
+#[derive(Clone, PartialEq, Eq, Default)]
+struct Counting {
+    tracepoint: Option<Tracepoint>,
+    /// The client runs in valgrind's simulation of caches, whose summary goes there.
+    simulation: Option<PathBuf>,
 }
 
 impl Scene {
     fn set(toehold: PathBuf, record: &Record) -> Result<Scene, LabError> {
+        for (program, package) in record.plan.tools().flat_map(Tool::programs) {
+            network::needs(program, package)?;
+        }
         let scratch = Scratch::create()?;
         let placement = Placement::new(Pin::Split, &cpus::allowed()).unwrap_or_default();
         let network = Network::of(&record.plan, &scratch.owner)?;
+        let mut arms = record.plan.arms.iter();
+        let is_wanted = arms.any(|arm| arm.path == ArmPath::Sockmap);
+        let sockmap = is_wanted.then(|| Sockmap::new(&scratch.owner));
         let mut scene = Scene {
             toehold,
             adapters: Vec::new(),
             network,
+            sockmap,
+            one_copy: None,
             scratch,
             placement,
+            counting: Counting::default(),
+            calls: Mutex::default(),
         };
-        let mut arms = record.plan.arms.iter();
-        if arms.any(|arm| arm.path == ArmPath::Direct) {
+        let asks_for = |path| record.plan.arms.iter().any(|arm| arm.path == path);
+        if asks_for(ArmPath::OneCopy) {
+            scene.one_copy = scene.try_one_copy();
+        }
+        if asks_for(ArmPath::Direct) {
             scene.start_adapter(None)?;
         }
         let engines = scene.network.as_ref().map(Network::engines);
@@ -116,6 +158,33 @@ impl Scene {
             scene.start_adapter(Some(engine))?;
         }
         Ok(scene)
+    }
+
+    /// The arms that cannot be here, and why.
+    fn missing(&self, plan: &PlanFile) -> Vec<Missing> {
+        let arms = plan.arms.iter();
+        arms.filter_map(|arm| {
+            let why = match arm.path {
+                ArmPath::Sockmap => self.sockmap.as_ref()?.as_ref().err()?.clone(),
+                ArmPath::OneCopy => self.one_copy.clone()?,
+                _ => return None,
+            };
+            let arm = arm.name.clone();
+            Some(Missing { arm, why })
+        })
+        .collect()
+    }
+
+    /// Why this machine has no one-copy hand-over; nothing where it has.
+    fn try_one_copy(&self) -> Option<String> {
+        let load = Load {
+            seconds: 0.01,
+            warmup: 0.0,
+            ..Load::default()
+        };
+        let mut words = self.words(&["lab", "limit", "--one-copy", "--json"]);
+        words.extend(load_words(&load));
+        self.outcome(&words, None, &load, None).err()
     }
 
     /// The adapter of the direct path, or that with the engine of a link.
@@ -158,9 +227,14 @@ impl Scene {
             let x = block.points()[0];
             let ports = block.ports_at(x);
             let arms = plan.arms.iter();
-            for arm in arms.filter(|arm| is_possible(arm, block.pattern, ports)) {
-                let done = AtomicBool::new(false);
+            for arm in arms {
                 let load = block.load(x, arm, plan.seconds);
+                let tool = arm.program.or(block.program);
+                if !self.is_possible(arm, &load, ports, tool) {
+                    continue;
+                }
+                let before = self.redirected();
+                let done = AtomicBool::new(false);
                 let is_watched = arm.is_accelerated() && !arm.control;
                 let scene = &*self;
                 let (outcome, moved) = thread::scope(|scope| {
@@ -174,7 +248,7 @@ impl Scene {
                         moved
                     };
                     let watcher = is_watched.then(|| scope.spawn(watch));
-                    let outcome = scene.sample(arm, &load, ports);
+                    let outcome = scene.sample(arm, &load, ports, tool);
                     done.store(true, Ordering::Relaxed);
                     let moved = watcher.map(|watcher| watcher.join().unwrap_or(0));
                     (outcome, moved)
@@ -186,12 +260,127 @@ impl Scene {
                 }
                 // Connections of that pattern end before they could move.
                 let is_short = block.pattern == Pattern::Connect;
-                if moved == Some(0) && !is_short {
+                let is_past_tcp = arm.path != ArmPath::Sockmap || self.redirected() > before;
+                if (moved == Some(0) && !is_short) || !is_past_tcp {
                     stayed.insert(format!("{} ({})", arm.name, block.title));
                 }
             }
         }
         Ok(stayed.into_iter().collect())
+    }
+
+    /// Crossings of an operation of each arm, at the first point of each block.
+    fn crossings(&mut self, record: &Record) -> Result<Vec<Crossing>, LabError> {
+        let plan = &record.plan;
+        let mut all = Vec::new();
+        for (at, block) in plan.blocks.iter().enumerate() {
+            let x = block.points()[0];
+            let ports = block.ports_at(x);
+            for arm in &plan.arms {
+                let mut load = block.load(x, arm, COUNTED_SECONDS);
+                // Nothing is thrown away, so that every call belongs to an operation.
+                load.warmup = 0.0;
+                let tool = arm.program.or(block.program);
+                if self.is_possible(arm, &load, ports, tool) {
+                    let counted = self.crossing(arm, &load, ports, tool);
+                    interrupted(record)?;
+                    all.extend(counted.map(|crossing| Crossing {
+                        block: at,
+                        ..crossing
+                    }));
+                }
+            }
+        }
+        Ok(all)
+    }
+
+    fn crossing(
+        &mut self,
+        arm: &Arm,
+        load: &Load,
+        ports: usize,
+        tool: Option<Tool>,
+    ) -> Option<Crossing> {
+        self.counting.tracepoint = Tracepoint::find().ok();
+        let frames = || {
+            let network = self.network.as_ref()?;
+            network.frames(network.wire_of(arm)?)
+        };
+        let before = frames();
+        let done = AtomicBool::new(false);
+        let (outcome, doorbells) = thread::scope(|scope| {
+            let watcher = scope.spawn(|| {
+                let mut seen = None;
+                // Relaxed: the flag stands for itself.
+                while !done.load(Ordering::Relaxed) {
+                    seen = self.doorbells(arm).or(seen);
+                    thread::sleep(LOOK_INTERVAL);
+                }
+                seen
+            });
+            let outcome = self.sample(arm, load, ports, tool);
+            done.store(true, Ordering::Relaxed);
+            (outcome, watcher.join().unwrap_or(None))
+        });
+        let frames = frames().zip(before).map(|(after, before)| after - before);
+        self.counting = Counting::default();
+        let outcome = outcome.ok().filter(|outcome| outcome.operations > 0)?;
+        let calls = *self.calls.lock().ok()?;
+        let bytes = outcome.bytes as f64 / outcome.operations as f64;
+        Some(Crossing {
+            arm: arm.name.clone(),
+            operations: outcome.operations,
+            calls_client: calls.0,
+            calls_server: calls.1,
+            doorbells: doorbells.map(|(rung, moved)| rung as f64 / (moved as f64 / bytes)),
+            frames,
+            misses: self.misses(arm, load, ports, tool),
+            ..Crossing::default()
+        })
+    }
+
+    /// Misses of the client for each operation: what a longer run has more than a shorter one.
+    fn misses(
+        &mut self,
+        arm: &Arm,
+        load: &Load,
+        ports: usize,
+        tool: Option<Tool>,
+    ) -> Option<(f64, f64)> {
+        if !network::is_installed("valgrind") {
+            return None;
+        }
+        let log = self.scratch.path().join("simulation");
+        self.counting.simulation = Some(log.clone());
+        let mut counted = [1.0, 3.0].into_iter().map(|times| {
+            let mut load = load.clone();
+            load.seconds *= times;
+            let outcome = self.sample(arm, &load, ports, tool).ok()?;
+            let text = fs::read_to_string(&log).ok()?;
+            Some((outcome.operations as f64, crossings::misses(&text)?))
+        });
+        let (short, long) = (counted.next().flatten(), counted.next().flatten());
+        self.counting = Counting::default();
+        let ((few, less), (many, more)) = short.zip(long)?;
+        let operations = many - few;
+        let each = |more: f64, less: f64| ((more - less) / operations).max(0.0);
+        (operations > 0.0).then(|| (each(more.0, less.0), each(more.1, less.1)))
+    }
+
+    /// Doorbells that an arm's connections have rung so far, and the bytes that they have moved by
+    /// rings meanwhile.
+    fn doorbells(&self, arm: &Arm) -> Option<(u64, u64)> {
+        let connections = self.connections(arm);
+        let sum = |name: &str| -> u64 {
+            let all = connections.iter();
+            all.filter_map(|connection| connection[name].as_u64()).sum()
+        };
+        // A channel to the engine has one end in a program, that between two programs has two.
+        let moved = match arm.path {
+            ArmPath::Offload => sum("bytes_ring_tx") + sum("bytes_ring_rx"),
+            _ => sum("bytes_ring_tx"),
+        };
+        (arm.is_accelerated() && moved > 0).then(|| (sum("doorbells_rung"), moved))
     }
 
     /// One sample of each arm at each point. Points are shuffled; the arms of a point stand next to
@@ -217,10 +406,11 @@ impl Scene {
             for (arm, name) in &arms {
                 let block = &plan.blocks[at];
                 let (load, ports) = (block.load(x, arm, plan.seconds), block.ports_at(x));
-                if !is_possible(arm, load.pattern, ports) {
+                let tool = arm.program.or(block.program);
+                if !self.is_possible(arm, &load, ports, tool) {
                     continue;
                 }
-                let taken = self.sample(arm, &load, ports);
+                let taken = self.sample(arm, &load, ports, tool);
                 interrupted(record)?;
                 self.check_network(record)?;
                 let (outcome, failure) = match taken {
@@ -251,12 +441,20 @@ impl Scene {
         }
     }
 
-    fn sample(&self, arm: &Arm, load: &Load, ports: usize) -> Result<Outcome, String> {
+    fn sample(
+        &self,
+        arm: &Arm,
+        load: &Load,
+        ports: usize,
+        tool: Option<Tool>,
+    ) -> Result<Outcome, String> {
         let load_words = load_words(load);
-        if arm.path == ArmPath::Limit {
+        if matches!(arm.path, ArmPath::Limit | ArmPath::OneCopy) {
             let mut words = self.words(&["lab", "limit", "--json"]);
+            let is_one_copy = arm.path == ArmPath::OneCopy;
+            words.extend(is_one_copy.then(|| "--one-copy".to_owned()));
             words.extend(load_words);
-            return self.outcome(&words, None, load);
+            return self.outcome(&words, None, load, None);
         }
         let network = self.network.as_ref();
         let wire = network.and_then(|network| Some((network, network.wire_of(arm)?)));
@@ -268,13 +466,14 @@ impl Scene {
             },
             None => self.place(arm.family)?,
         };
+        let mut ready = place.ready;
         let engine = wire.filter(|_| arm.path == ArmPath::Offload);
         let runtime_dir = self.runtime_dir(engine.map(|(_, at)| at));
         let under = |path: ArmPath| {
             let path = match path {
                 ArmPath::Direct => "direct",
                 ArmPath::Offload => "offload",
-                ArmPath::Host | ArmPath::Limit => "host",
+                _ => "host",
             };
             let wait = match arm.wait {
                 Wait::Adaptive => "adaptive",
@@ -283,7 +482,6 @@ impl Scene {
             };
             let mut words = self.words(&["run", "--path", path, "--wait", wait, "--runtime-dir"]);
             words.extend([runtime_dir.clone(), "--".to_owned()]);
-            words.extend(self.words(&["lab"]));
             words
         };
         let usual = if arm.path == ArmPath::Offload {
@@ -292,20 +490,45 @@ impl Scene {
             arm.path
         };
         let mut server = under(arm.server_path.unwrap_or(usual));
-        server.extend(["server".to_owned(), "--listen".to_owned(), place.listen]);
         let mut client = under(arm.path);
-        client.extend(["client".to_owned(), place.connect, "--json".to_owned()]);
-        client.extend(load_words);
+        if let Some(log) = &self.counting.simulation {
+            client.extend(SIMULATION.map(str::to_owned));
+            client.push(format!("--log-file={}", log.display()));
+        }
+        match tool {
+            Some(tool) => {
+                let site = Site {
+                    ports: [free_port()?, free_port()?],
+                    folder: self.scratch.path(),
+                };
+                let words = tool.server(load, &site);
+                server.extend(words.map_err(|error| format!("no settings for a server: {error}"))?);
+                client.extend(tool.client(load, &site));
+                ready = Some(Ready::TcpPort(tool.port(&site)));
+            }
+            None => {
+                server.extend(self.words(&["lab", "server", "--listen", &place.listen]));
+                client.extend(self.words(&["lab", "client", &place.connect, "--json"]));
+                client.extend(load_words);
+            }
+        }
         if let Some((network, _)) = wire {
             server.splice(0..0, network.far());
             client.splice(0..0, network.near());
         }
+        if let (ArmPath::Sockmap, Some(Ok(sockmap))) = (arm.path, &self.sockmap) {
+            server.splice(0..0, sockmap.words());
+            client.splice(0..0, sockmap.words());
+        }
         let mut server = self.start("server", &server, self.placement.server.as_deref())?;
-        match place.ready {
+        match ready {
             Some(ready) => ready.wait(&mut server, READY_TIMEOUT)?,
             None => wait_for_words(&mut server)?,
         }
-        let outcome = self.outcome(&client, self.placement.client.as_deref(), load)?;
+        let outcome = self.outcome(&client, self.placement.client.as_deref(), load, tool)?;
+        if let Ok(mut calls) = self.calls.lock() {
+            calls.1 = server.syscalls();
+        }
         if let Some(ended) = server.poll() {
             return Err(format!(
                 "the server {}: {}",
@@ -322,18 +545,30 @@ impl Scene {
         words: &[String],
         cores: Option<&[usize]>,
         load: &Load,
+        tool: Option<Tool>,
     ) -> Result<Outcome, String> {
+        let before = HostTimes::now().ok();
         let mut client = self.start("client", words, cores)?;
         let limit = Duration::from_secs_f64(load.seconds + load.warmup) + CLIENT_TIMEOUT;
         let Some(ended) = client.wait_until(Instant::now() + limit) else {
             return Err("the client did not end in time".to_owned());
         };
+        if let Ok(mut calls) = self.calls.lock() {
+            calls.0 = client.syscalls();
+        }
         if !ended.succeeded() {
             return Err(format!(
                 "the client {}: {}",
                 ended.words(),
                 client.last_words()
             ));
+        }
+        if let Some(tool) = tool {
+            let spent = HostTimes::now().ok().zip(before);
+            let cpu = spent.map(|(after, before)| after - before);
+            let cpu = cpu.map(|spent| (spent.busy(), spent.softirq));
+            let outcome = tool.outcome(&client.output(), load, cpu);
+            return outcome.ok_or_else(|| "the client's output has no throughput".to_owned());
         }
         serde_json::from_str(&client.output())
             .map_err(|error| format!("the client's outcome cannot be read: {error}"))
@@ -348,8 +583,8 @@ impl Scene {
         let launch = Launch {
             words,
             cores,
-            output: self.scratch.path.join(role),
-            tracepoint: None,
+            output: self.scratch.path().join(role),
+            tracepoint: self.counting.tracepoint,
         };
         Program::start(&launch).map_err(|error| format!("cannot start the {role}: {error}"))
     }
@@ -358,17 +593,16 @@ impl Scene {
     fn place(&self, family: Family) -> Result<Place, String> {
         match family {
             Family::Tcp => {
-                let free = std::net::TcpListener::bind("127.0.0.1:0")
-                    .and_then(|listener| listener.local_addr())
-                    .map_err(|error| format!("no free port: {error}"))?;
+                let port = free_port()?;
+                let address = format!("127.0.0.1:{port}");
                 Ok(Place {
-                    listen: free.to_string(),
-                    connect: free.to_string(),
-                    ready: Some(Ready::TcpPort(free.port())),
+                    listen: address.clone(),
+                    connect: address,
+                    ready: Some(Ready::TcpPort(port)),
                 })
             }
             Family::Unix => {
-                let path = self.scratch.path.join("socket");
+                let path = self.scratch.path().join("socket");
                 let _ = fs::remove_file(&path);
                 let address = format!("unix:{}", path.display());
                 Ok(Place {
@@ -389,7 +623,11 @@ impl Scene {
     /// Of the direct path's adapter, or of that with the engine of a link.
     fn runtime_dir(&self, engine: Option<usize>) -> String {
         let name = engine.map_or("run".to_owned(), |at| format!("run{at}"));
-        self.scratch.path.join(name).to_string_lossy().into_owned()
+        self.scratch
+            .path()
+            .join(name)
+            .to_string_lossy()
+            .into_owned()
     }
 
     fn status(&self, runtime_dir: &str) -> Option<Value> {
@@ -400,12 +638,47 @@ impl Scene {
         serde_json::from_slice(&output.stdout).ok()
     }
 
+    /// Connections have no limit between bare threads; an engine has one port; one-copy hand-over
+    /// has one stream; sockmap and one-copy hand-over may be missing; programs of others make the
+    /// loads that they know, over TCP.
+    fn is_possible(&self, arm: &Arm, load: &Load, ports: usize, tool: Option<Tool>) -> bool {
+        let pattern = load.pattern;
+        let is_bare = matches!(arm.path, ArmPath::Limit | ArmPath::OneCopy);
+        let is_apart = is_bare || arm.family == Family::Unix;
+        if tool.is_some_and(|tool| is_apart || !tool.makes(load)) {
+            return false;
+        }
+        match arm.path {
+            ArmPath::OneCopy => {
+                let is_known = matches!(pattern, Pattern::PingPong | Pattern::ToServer);
+                is_known && load.streams == 1 && self.one_copy.is_none()
+            }
+            ArmPath::Limit => pattern != Pattern::Connect,
+            ArmPath::Offload => ports == 1,
+            ArmPath::Sockmap => matches!(self.sockmap, Some(Ok(_))),
+            ArmPath::Host | ArmPath::Direct => true,
+        }
+    }
+
+    /// How many calls have sent past TCP so far.
+    fn redirected(&self) -> u64 {
+        match &self.sockmap {
+            Some(Ok(sockmap)) => sockmap.redirected(),
+            _ => 0,
+        }
+    }
+
     /// How many connections are on the path that the arm is about.
     fn connections_moved(&self, arm: &Arm) -> usize {
+        self.connections(arm).len()
+    }
+
+    /// The adapter's words about the connections on the path that the arm is about.
+    fn connections(&self, arm: &Arm) -> Vec<Value> {
         let network = self.network.as_ref();
         let engine = network.and_then(|network| network.wire_of(arm));
         let Some(status) = self.status(&self.runtime_dir(engine)) else {
-            return 0;
+            return Vec::new();
         };
         let path = if arm.path == ArmPath::Offload {
             "offload"
@@ -419,17 +692,26 @@ impl Scene {
         connections
             .flatten()
             .filter(|connection| connection["path"] == path)
-            .count()
+            .cloned()
+            .collect()
     }
 }
 
 /// Where a server listens.
 struct Place {
     listen: String,
-    /// What its clients call it.
+    /// The address under which its clients connect.
     connect: String,
     /// How to tell that it does; it says so itself where that is none.
     ready: Option<Ready>,
+}
+
+/// A port that nobody listens on now.
+fn free_port() -> Result<u16, String> {
+    std::net::TcpListener::bind("127.0.0.1:0")
+        .and_then(|listener| listener.local_addr())
+        .map(|address| address.port())
+        .map_err(|error| format!("no free port: {error}"))
 }
 
 /// Waits until a server says that it listens: the tables of another namespace are not ours to see.
@@ -446,15 +728,6 @@ fn wait_for_words(server: &mut Program) -> Result<(), String> {
         thread::sleep(Duration::from_millis(2));
     }
     Ok(())
-}
-
-/// Connections have no limit between bare threads; an engine has one port.
-fn is_possible(arm: &Arm, pattern: Pattern, ports: usize) -> bool {
-    match arm.path {
-        ArmPath::Limit => pattern != Pattern::Connect,
-        ArmPath::Offload => ports == 1,
-        ArmPath::Host | ArmPath::Direct => true,
-    }
 }
 
 fn load_words(load: &Load) -> Vec<String> {
@@ -506,7 +779,7 @@ fn kept(record: &Record) -> String {
 /// A private directory, removed at the end. Its name tells whose it is, so that a later run can
 /// remove what a killed one left.
 struct Scratch {
-    path: PathBuf,
+    directory: TempDir,
     /// This process, as no other was or will be.
     owner: String,
 }
@@ -516,32 +789,33 @@ impl Scratch {
         let me = std::process::id() as i32;
         let start = start_of(me).unwrap_or(0);
         let owner = format!("{me}-{start}");
-        let path = std::env::temp_dir().join(format!("{SCRATCH}{owner}"));
-        // `create` fails on anything that exists, a link included: nobody else can prepare it.
-        fs::DirBuilder::new()
-            .mode(0o700)
-            .create(&path)
-            .map_err(|error| LabError::new(format!("cannot create {}: {error}", path.display())))?;
-        Ok(Scratch { path, owner })
+        let directory = tempfile::Builder::new()
+            .prefix(&format!("{SCRATCH}{owner}-"))
+            .tempdir()
+            .map_err(|error| {
+                LabError::new(format!("cannot create a temporary directory: {error}"))
+            })?;
+        Ok(Scratch { directory, owner })
     }
-}
 
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.path);
+    fn path(&self) -> &Path {
+        self.directory.path()
     }
 }
 
 /// Removes directories and namespaces of runs that were killed. Their programs have died with them.
 fn clean_up_after_others() {
     network::clean_up_after_others(lives);
+    sockmap::clean_up_after_others(lives);
     for entry in fs::read_dir(std::env::temp_dir())
         .into_iter()
         .flatten()
         .flatten()
     {
         let name = entry.file_name();
-        let owner = name.to_str().and_then(|name| name.strip_prefix(SCRATCH));
+        let name = name.to_str().and_then(|name| name.strip_prefix(SCRATCH));
+        let owner = name.and_then(|name| name.rsplit_once('-'));
+        let owner = owner.map(|(owner, _)| owner);
         let is_one = |owner: &&str| owner.split('-').all(|part| part.parse::<u64>().is_ok());
         if owner.filter(is_one).is_some_and(|owner| !lives(owner)) {
             let _ = fs::remove_dir_all(entry.path());
@@ -572,6 +846,14 @@ const READY_TIMEOUT: Duration = Duration::from_secs(20);
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Of servers in a namespace of their own.
 const SERVER_PORT: u16 = 5400;
+/// Of a sample that counts crossings.
+const COUNTED_SECONDS: f64 = 0.5;
+const SIMULATION: [&str; 4] = [
+    "valgrind",
+    "--tool=cachegrind",
+    "--cache-sim=yes",
+    "--cachegrind-out-file=/dev/null",
+];
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
 #[cfg(test)]
@@ -581,9 +863,9 @@ mod tests {
     #[test]
     fn what_a_killed_run_left_is_removed_and_a_living_one_s_is_not() {
         let mine = Scratch::create().expect("room");
-        let left = std::env::temp_dir().join(format!("{SCRATCH}{}-1", std::process::id()));
+        let left = std::env::temp_dir().join(format!("{SCRATCH}{}-1-a", std::process::id()));
         fs::create_dir(&left).expect("room");
         clean_up_after_others();
-        assert!(mine.path.is_dir() && !left.exists());
+        assert!(mine.path().is_dir() && !left.exists());
     }
 }

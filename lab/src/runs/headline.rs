@@ -11,9 +11,9 @@ use crate::generator::{Latency, Outcome};
 pub enum Headline {
     /// The median latency.
     LatencyP50,
-    /// What 99 % do not exceed.
+    /// The latency that 99 % of the samples do not exceed.
     LatencyP99,
-    /// What 99.9 % do not exceed.
+    /// The latency that 99.9 % of the samples do not exceed.
     LatencyP999,
     /// Gbit/s.
     Throughput,

@@ -2,6 +2,7 @@
 
 mod arm;
 mod beside;
+mod crossings;
 mod execution;
 mod headline;
 mod network;
@@ -9,7 +10,9 @@ mod page;
 mod paper;
 mod plan_file;
 mod record;
+mod sockmap;
 mod summary;
+mod tool;
 
 use std::fs;
 use std::io::Write;
@@ -19,7 +22,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use toehold_measure::environment::Environment;
 use toehold_measure::shell;
 
-pub use paper::paper;
+pub use paper::{describe_paper, paper, papers};
 pub use plan_file::PlanFile;
 pub use record::Record;
 
@@ -77,6 +80,8 @@ fn fresh(plan: PlanFile) -> Record {
         samples: Vec::new(),
         stayed: Vec::new(),
         steal: Vec::new(),
+        missing: Vec::new(),
+        crossings: Vec::new(),
     }
 }
 
@@ -178,19 +183,23 @@ macro_rules! plans {
     };
 }
 
-const PLANS: [(&str, &str); 12] = plans![
+const PLANS: [(&str, &str); 16] = plans![
     "quick.toml",
+    "generators.toml",
     "bandwidth.toml",
     "ports.toml",
     "multistream.toml",
     "opt.toml",
     "split.toml",
     "touch.toml",
+    "tbench.toml",
     "latency.toml",
     "toe-bandwidth.toml",
     "hotspot.toml",
     "ipoib-offloads.toml",
     "ipoib-all.toml",
+    "threshold.toml",
+    "crossings.toml",
 ];
 
 #[cfg(test)]

@@ -76,11 +76,7 @@ impl Network {
             )));
         }
         for (program, package) in [("ip", "iproute2"), ("ethtool", "ethtool")] {
-            if !is_installed(program) {
-                return Err(LabError::new(format!(
-                    "the plan needs {program}, which is not installed (Debian package {package})"
-                )));
-            }
+            needs(program, package)?;
         }
         let network = Network {
             near: format!("{PREFIX}{owner}-near"),
@@ -225,6 +221,25 @@ impl Network {
         all.collect::<Vec<_>>().join(",")
     }
 
+    /// Frames that a link has carried so far, in both directions.
+    pub(super) fn frames(&self, at: usize) -> Option<u64> {
+        let mut frames = 0;
+        for port in 0..self.ports_of(at) {
+            let counters = format!("/sys/class/net/{}/statistics", far_device(at, port));
+            let files = ["rx_packets", "tx_packets"].map(|name| format!("{counters}/{name}"));
+            // In the namespace: `ip netns exec` shows the interfaces that are there.
+            let mut command = Command::new("ip");
+            command
+                .args(["netns", "exec", &self.far, "cat"])
+                .args(files);
+            let output = command.output().ok()?;
+            let text = String::from_utf8(output.stdout).ok()?;
+            let numbers: Vec<u64> = text.lines().filter_map(|line| line.parse().ok()).collect();
+            frames += (numbers.len() == 2).then(|| numbers.iter().sum::<u64>())?;
+        }
+        Some(frames)
+    }
+
     /// The words before those of a program, to run it in the near namespace.
     pub(super) fn near(&self) -> [String; 4] {
         inside(&self.near)
@@ -275,8 +290,22 @@ pub(super) fn clean_up_after_others(lives: impl Fn(&str) -> bool) {
     }
 }
 
+/// Refuses a plan whose program is not installed.
+///
+/// # Errors
+///
+/// One sentence, with the package.
+pub(super) fn needs(program: &str, package: &str) -> Result<(), LabError> {
+    if is_installed(program) {
+        return Ok(());
+    }
+    Err(LabError::new(format!(
+        "the plan needs {program}, which is not installed (Debian package {package})"
+    )))
+}
+
 /// Whether a program is in PATH.
-fn is_installed(program: &str) -> bool {
+pub(super) fn is_installed(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).any(|place| place.join(program).is_file())
 }
@@ -323,5 +352,5 @@ const PREFIX: &str = "toehold-lab-";
 const NAMESPACES: &str = "/run/netns";
 const DEVICE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What the engine knows.
+/// The congestion control algorithms of the engine.
 const ENGINE_CONGESTION: [&str; 4] = ["cubic", "reno", "dctcp", "bbr"];

@@ -8,6 +8,7 @@ use toehold_measure::stats::median_interval;
 use toehold_measure::text::capitalized;
 
 use super::beside;
+use super::crossings;
 use super::headline::Headline;
 use super::plan_file::Block;
 use super::record::Record;
@@ -54,6 +55,7 @@ pub(crate) fn html(record: &Record) -> String {
             page::table(&head, &rows(record, at, &others))
         );
     }
+    body.push_str(&crossings::table(record));
     body.push_str(&beside::table(record));
     body.push_str("<h2>Notes</h2>\n");
     body.push_str(&page::list(&notes(record)));

@@ -12,7 +12,38 @@ use super::{Form, PlanFile, fresh, known, resume, summary};
 use crate::command::{RunRequest, run_plan};
 use crate::error::LabError;
 
-/// Runs every plan but `quick`, each into a folder of its own below `out`, and writes an index.
+/// The plans of `paper`: all that repeat an experiment.
+pub fn papers() -> Vec<PlanFile> {
+    let all = known().into_iter();
+    all.filter(|plan| !plan.published.is_empty()).collect()
+}
+
+/// The plans of `paper` in words, and how long they take.
+pub fn describe_paper(adjust: impl Fn(PlanFile) -> PlanFile) -> String {
+    let plans: Vec<PlanFile> = papers().into_iter().map(adjust).collect();
+    let mut text = String::new();
+    for plan in &plans {
+        let _ = writeln!(
+            text,
+            "{:<17} {:>5} samples, about {:>3.0} minutes",
+            plan.name,
+            plan.samples(),
+            plan.minutes()
+        );
+    }
+    for name in WITHIN_A_PROCESS {
+        let _ = writeln!(text, "{name:<17} within one process, not estimated");
+    }
+    let seconds: f64 = plans.iter().map(PlanFile::duration).sum();
+    let _ = writeln!(
+        text,
+        "\nall together about {:.0} minutes",
+        (seconds / 60.0).ceil()
+    );
+    text
+}
+
+/// Runs every plan of [`papers`], each into a folder of its own below `out`, and writes an index.
 /// Plans that are finished there are left alone, and unfinished ones are resumed, so that the
 /// command can be repeated. A plan that cannot be run does not keep the others from it.
 ///
@@ -28,11 +59,7 @@ pub fn paper(
         Some(out) => out.to_owned(),
         None => super::state_folder("paper")?,
     };
-    let plans: Vec<PlanFile> = known()
-        .into_iter()
-        .filter(|plan| plan.name != "quick")
-        .map(adjust)
-        .collect();
+    let plans: Vec<PlanFile> = papers().into_iter().map(adjust).collect();
     let seconds: f64 = plans.iter().map(PlanFile::duration).sum();
     eprintln!(
         "{} plans and {}, about {:.0} minutes, into {}",

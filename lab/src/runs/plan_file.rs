@@ -26,8 +26,9 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::arm::{Arm, ArmPath};
+use super::arm::{Arm, ArmPath, Link};
 use super::headline::Headline;
+use super::tool::Tool;
 use crate::error::LabError;
 use crate::generator::{Arrivals, Load, Pattern};
 use crate::published::published_with;
@@ -36,7 +37,7 @@ use crate::published::published_with;
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct PlanFile {
-    /// What the user writes to run it.
+    /// The name by which the user starts the plan.
     pub name: String,
     /// One sentence: what it answers.
     pub about: String,
@@ -55,9 +56,12 @@ pub struct PlanFile {
     /// The settings that are compared. The first arm is the base.
     #[serde(rename = "arm")]
     pub arms: Vec<Arm>,
-    /// What each arm does.
+    /// The work of each arm.
     #[serde(rename = "block")]
     pub blocks: Vec<Block>,
+    /// Whether system calls, doorbells, frames and simulated cache misses are counted, too.
+    #[serde(default)]
+    pub crossings: bool,
     /// Sentences that stand in the report: what is missing here, and why.
     #[serde(default)]
     pub notes: Vec<String>,
@@ -71,13 +75,15 @@ pub struct Block {
     pub title: String,
     /// The metric that its figure shows and its conclusion is about.
     pub metric: Headline,
-    /// Who sends what to whom.
+    /// The traffic pattern.
     pub pattern: Pattern,
     /// Bytes of a message.
     #[serde(default = "message")]
     pub message: usize,
     /// Bytes of a response.
     pub response: Option<usize>,
+    /// Another load generator, in place of our own.
+    pub program: Option<Tool>,
     /// Connections.
     #[serde(default = "streams")]
     pub streams: usize,
@@ -216,11 +222,16 @@ impl PlanFile {
             }
             arm.check()
                 .and_then(|()| self.check_base_of(arm))
+                .and_then(|()| arm.program.map_or(Ok(()), |tool| self.check_seconds(tool)))
                 .map_err(|why| format!("\"{}\": {why}", arm.name))?;
         }
         for block in &self.blocks {
             for beside in &block.published {
                 self.check_beside(block, beside)
+                    .map_err(|why| format!("block \"{}\": {why}", block.title))?;
+            }
+            if let Some(tool) = block.program {
+                self.check_program(tool)
                     .map_err(|why| format!("block \"{}\": {why}", block.title))?;
             }
             let most = PORTS_MAX;
@@ -236,6 +247,30 @@ impl PlanFile {
             }
         }
         Ok(())
+    }
+
+    fn check_program(&self, tool: Tool) -> Result<(), String> {
+        if self.arms.iter().any(|arm| arm.link != Link::Loopback) {
+            return Err("other programs are measured over loopback alone".to_owned());
+        }
+        self.check_seconds(tool)
+    }
+
+    fn check_seconds(&self, tool: Tool) -> Result<(), String> {
+        if self.seconds < tool.seconds_min() {
+            return Err(format!(
+                "samples of {} take {} seconds at least",
+                tool.name(),
+                tool.seconds_min()
+            ));
+        }
+        Ok(())
+    }
+
+    /// Every program of others that the plan needs.
+    pub(super) fn tools(&self) -> impl Iterator<Item = Tool> + '_ {
+        let of_blocks = self.blocks.iter().filter_map(|block| block.program);
+        of_blocks.chain(self.arms.iter().filter_map(|arm| arm.program))
     }
 
     fn check_beside(&self, block: &Block, beside: &Beside) -> Result<(), String> {
@@ -293,7 +328,17 @@ impl PlanFile {
 
     /// About how long a run takes, in seconds.
     pub fn duration(&self) -> f64 {
-        self.samples() as f64 * (self.seconds + OVERHEAD_SECONDS)
+        let counted = if self.crossings {
+            (self.blocks.len() * self.arms.len()) as f64 * COUNTING_SECONDS
+        } else {
+            0.0
+        };
+        self.samples() as f64 * (self.seconds + OVERHEAD_SECONDS) + counted
+    }
+
+    /// [`PlanFile::duration`] in whole minutes, rounded up.
+    pub fn minutes(&self) -> f64 {
+        (self.duration() / 60.0).ceil()
     }
 
     /// In words, for `toehold lab show`.
@@ -304,11 +349,12 @@ impl PlanFile {
         }
         let _ = writeln!(
             out,
-            "{} rounds of {} s after {} to warm up; about {:.0} minutes\n",
+            "{} rounds after {} to warm up, {} samples of {} s; about {:.0} minutes\n",
             self.rounds,
-            self.seconds,
             self.warmup_rounds,
-            (self.duration() / 60.0).ceil()
+            self.samples(),
+            self.seconds,
+            self.minutes()
         );
         for arm in &self.arms {
             let control = if arm.control { " (control)" } else { "" };
@@ -346,7 +392,8 @@ impl PlanFile {
     /// Fewer points and rounds: a look, and nothing to be quoted.
     pub fn hurried(mut self) -> PlanFile {
         self.rounds = self.rounds.min(6);
-        self.seconds = self.seconds.min(0.25);
+        let least = self.tools().map(Tool::seconds_min).fold(0.25, f64::max);
+        self.seconds = self.seconds.min(least);
         for sweep in self
             .blocks
             .iter_mut()
@@ -381,7 +428,7 @@ impl Block {
         }
     }
 
-    /// What an arm's client does at a point.
+    /// The load of an arm's client at a point.
     pub fn load(&self, x: f64, arm: &Arm, seconds: f64) -> Load {
         let mut load = Load {
             pattern: self.pattern,
@@ -440,7 +487,10 @@ pub(super) const PORTS_MAX: usize = 8;
 
 const ROUNDS_MAX: usize = 10_000;
 
-/// What a sample takes besides its measured seconds.
+/// Seconds for counting the crossings of an arm: most of them are valgrind's.
+const COUNTING_SECONDS: f64 = 10.0;
+
+/// The time that a sample takes besides its measured seconds.
 pub(crate) const OVERHEAD_SECONDS: f64 = 0.6;
 
 #[cfg(test)]

@@ -35,6 +35,21 @@ pub struct Record {
     pub stayed: Vec<String>,
     /// Part of the measured time that other programs or the hypervisor took, round by round.
     pub steal: Vec<f64>,
+    /// Arms that this machine or this user cannot have.
+    #[serde(default)]
+    pub missing: Vec<Missing>,
+    /// Crossings of each operation, where the plan asks.
+    #[serde(default)]
+    pub crossings: Vec<Crossing>,
+}
+
+/// An arm without samples.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Missing {
+    /// Its name.
+    pub arm: String,
+    /// One sentence.
+    pub why: String,
 }
 
 /// One sample.
@@ -48,10 +63,32 @@ pub struct Sample {
     pub x: f64,
     /// The arm's name.
     pub arm: String,
-    /// What the generator measured.
+    /// The generator's measurements.
     pub outcome: Option<Outcome>,
     /// Why there is none.
     pub failure: Option<String>,
+}
+
+/// Counts of one arm at the first point of a block.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct Crossing {
+    /// Which block of the plan.
+    pub block: usize,
+    /// The arm's name.
+    pub arm: String,
+    /// Operations that were counted.
+    pub operations: u64,
+    /// System calls of the client.
+    pub calls_client: Option<u64>,
+    /// System calls of the server.
+    pub calls_server: Option<u64>,
+    /// Doorbells that both ends rang, for each operation.
+    pub doorbells: Option<f64>,
+    /// Frames on the link, in both directions.
+    pub frames: Option<u64>,
+    /// Misses of the client in a simulated first-level data cache, and in the last level, for each
+    /// operation.
+    pub misses: Option<(f64, f64)>,
 }
 
 impl Record {

@@ -1,13 +1,14 @@
-//! What a run says: one sentence for each figure, and tables.
+//! The summary of a run: one sentence for each figure, and tables.
 
 use std::fmt::Write as _;
 
 use toehold_measure::metric::Better;
 use toehold_measure::stats::Ratio;
-use toehold_measure::text::{change, change_between, number, prefixed};
+use toehold_measure::text::{change, change_between, number, prefixed, than};
 use toehold_measure::verdict::Verdict;
 
 use super::arm::ArmPath;
+use super::crossings;
 use super::headline::Headline;
 use super::plan_file::Block;
 use super::record::{Record, again};
@@ -17,6 +18,8 @@ struct Cell {
     median: f64,
     ratio: Option<Ratio>,
     verdict: Verdict,
+    /// How far the base differs from itself.
+    floor: Option<f64>,
     /// The median as a part of the limit's, so that 1 is the limit whichever way the metric counts.
     of_limit: Option<f64>,
 }
@@ -31,7 +34,7 @@ fn cell(record: &Record, block: usize, x: f64, arm: &str, metric: Headline) -> O
     let floor = of(&again(plan))
         .ratio_to(&of(&plan.arms[0].name))
         .map(|ratio| ratio.reach_from_one());
-    // The base's second arm is what the floor is made of.
+    // The base's second arm gives the noise floor.
     let floor = floor.filter(|_| arm != again(plan));
     let ratio = own.ratio_to(&base);
     let verdict = Verdict::of(&base.pairs(&own), ratio.as_ref(), metric.better(), floor);
@@ -48,6 +51,7 @@ fn cell(record: &Record, block: usize, x: f64, arm: &str, metric: Headline) -> O
         median: own.median(),
         ratio,
         verdict,
+        floor,
         of_limit,
     })
 }
@@ -57,71 +61,145 @@ pub(crate) fn conclusions(record: &Record) -> Vec<String> {
     let blocks = record.plan.blocks.iter().enumerate();
     blocks
         .map(|(at, block)| {
-            format!(
-                "{}, {}",
-                block.title,
-                conclusion(record, at, block, block.metric)
-            )
+            let sentence = conclusion(record, at, block, block.metric);
+            format!("{}: {sentence}", block.title)
         })
         .collect()
+}
+
+/// How an arm stands against its base over all points of a block.
+struct Standing<'a> {
+    arm: &'a str,
+    base: &'a str,
+    better: usize,
+    worse: usize,
+    points: usize,
+    /// Where it is quoted: in the middle; an arm that is better elsewhere alone, where it is best.
+    x: f64,
+    ratio: Ratio,
+    verdict: Verdict,
+    /// How many times better it is there.
+    gain: f64,
+}
+
+impl Standing<'_> {
+    fn of<'a>(
+        record: &'a Record,
+        at: usize,
+        block: &Block,
+        metric: Headline,
+        arm: &'a str,
+    ) -> Option<Standing<'a>> {
+        let points = block.points().into_iter();
+        let cells: Vec<(f64, Ratio, Verdict)> = points
+            .filter_map(|x| {
+                let cell = cell(record, at, x, arm, metric)?;
+                Some((x, cell.ratio?, cell.verdict))
+            })
+            .collect();
+        let gain = |ratio: &Ratio| match metric.better() {
+            Better::Lower => 1.0 / ratio.value,
+            _ => ratio.value,
+        };
+        let count = |wanted| {
+            cells
+                .iter()
+                .filter(|(.., verdict)| *verdict == wanted)
+                .count()
+        };
+        let (better, worse) = (count(Verdict::Better), count(Verdict::Worse));
+        let middle = cells.get(cells.len() / 2)?;
+        let best = cells
+            .iter()
+            .filter(|(.., verdict)| *verdict == Verdict::Better)
+            .max_by(|one, other| gain(&one.1).total_cmp(&gain(&other.1)));
+        let (x, ratio, verdict) = match best {
+            Some(best) if middle.2 != Verdict::Better => *best,
+            _ => *middle,
+        };
+        Some(Standing {
+            arm,
+            base: record.plan.base_of(arm),
+            better,
+            worse,
+            points: cells.len(),
+            x,
+            ratio,
+            verdict,
+            gain: gain(&ratio),
+        })
+    }
 }
 
 /// One sentence for the figure of a metric.
 pub(super) fn conclusion(record: &Record, at: usize, block: &Block, metric: Headline) -> String {
     let plan = &record.plan;
-    let points = block.points();
-    let base = &plan.arms[0].name;
-    let name = metric.label().split(',').next().unwrap_or("");
-    let contenders = plan
-        .arms
+    let contenders = plan.arms.iter().skip(1).filter(|arm| {
+        let is_bare = matches!(arm.path, ArmPath::Limit | ArmPath::OneCopy);
+        !arm.control && (!is_bare || arm.against.is_some()) && !stayed(record, block, &arm.name)
+    });
+    let mut standings: Vec<Standing<'_>> = contenders
+        .filter_map(|arm| Standing::of(record, at, block, metric, &arm.name))
+        .collect();
+    standings.sort_by(|one, other| other.gain.total_cmp(&one.gain));
+    let is_better = |standing: &&Standing<'_>| standing.better > standing.worse;
+    let is_worse = |standing: &&Standing<'_>| standing.worse > standing.better;
+    let helped: Vec<&str> = standings
         .iter()
-        .skip(1)
-        .filter(|arm| arm.path != ArmPath::Limit && !arm.control);
-    let mut parts = Vec::new();
-    for arm in contenders {
-        let cells: Vec<(f64, Cell)> = points
-            .iter()
-            .filter_map(|&x| Some((x, cell(record, at, x, &arm.name, metric)?)))
-            .collect();
-        let count = |verdict| {
-            cells
-                .iter()
-                .filter(|(_, cell)| cell.verdict == verdict)
-                .count()
-        };
-        let (better, worse) = (count(Verdict::Better), count(Verdict::Worse));
-        let middle = cells.get(cells.len() / 2);
-        let Some((x, ratio)) = middle.and_then(|(x, cell)| Some((*x, cell.ratio?))) else {
-            parts.push(format!("{} was not measured", arm.name));
-            continue;
-        };
-        let all = cells.len();
-        let told = match (better, worse) {
-            (0, 0) => "no difference is shown at any point".to_owned(),
-            (better, 0) if better == all => format!("better at all {all} points"),
-            (0, worse) if worse == all => format!("worse at all {all} points"),
-            (better, worse) => format!("better at {better}, worse at {worse} of {all} points"),
-        };
-        let told = if all == 1 {
-            cells[0].1.verdict.words().to_owned()
-        } else {
-            format!("{told}; at {}", point(block, x))
-        };
-        let against = arm.against.as_ref();
-        let against = against.map_or(String::new(), |base| format!(" (against {base})"));
-        parts.push(format!(
-            "{}{against}: {told} {name} {}",
-            arm.name,
-            change_between(&ratio)
-        ));
+        .filter(is_better)
+        .map(|one| one.arm)
+        .collect();
+    let harmed: Vec<&str> = standings
+        .iter()
+        .filter(is_worse)
+        .map(|one| one.arm)
+        .collect();
+    let Some(first) = standings.iter().find(is_better).or(standings.first()) else {
+        return format!("no other arm than \"{}\" was measured.", plan.arms[0].name);
+    };
+    let name = metric.label().split(',').next().unwrap_or("");
+    let is_swept = first.points > 1;
+    let place = if is_swept {
+        format!(" at {}", point(block, first.x))
+    } else {
+        String::new()
+    };
+    let fact = format!("{name}{place} is {}", than(&first.ratio, first.base));
+    let mut sentence = if is_better(&first) {
+        let often = format!(", better at {} of {} points", first.better, first.points);
+        let often = if is_swept { often } else { String::new() };
+        format!("\"{}\" helped most: {fact}{often}", first.arm)
+    } else if first.verdict == Verdict::TooFewRounds {
+        let words = first.verdict.words();
+        format!("{words}; first is \"{}\": {fact}", first.arm)
+    } else {
+        let verdict = first.verdict.words();
+        format!(
+            "nothing helped; closest is \"{}\": {fact}, {verdict}",
+            first.arm
+        )
+    };
+    let others = [
+        ("also better", helped.get(1..).unwrap_or(&[])),
+        ("worse", &harmed[..]),
+    ];
+    for (what, arms) in others {
+        sentence.push_str(&match arms.len() {
+            0 => String::new(),
+            1..=NAMES_MAX => format!("; {what}: \"{}\"", arms.join("\", \"")),
+            many => format!("; {what}: {many} arms"),
+        });
     }
-    if parts.is_empty() {
-        return format!("there is no other arm than {base} to compare.");
-    }
-    format!("against {base}: {}.", parts.join("; "))
+    sentence + "."
 }
 
-/// What to know before believing the numbers.
+/// Whether an arm was seen to stay on the kernel although it should not.
+fn stayed(record: &Record, block: &Block, arm: &str) -> bool {
+    let own = format!("{arm} ({})", block.title);
+    record.stayed.contains(&own)
+}
+
+/// Notes that a reader needs before believing the numbers.
 pub(crate) fn notes(record: &Record) -> Vec<String> {
     let plan = &record.plan;
     let mut notes = Vec::new();
@@ -130,6 +208,9 @@ pub(crate) fn notes(record: &Record) -> Vec<String> {
             "{} of {} rounds are done: toehold lab resume finishes the run",
             record.rounds_done, plan.rounds
         ));
+    }
+    for missing in &record.missing {
+        notes.push(format!("\"{}\" was left out: {}", missing.arm, missing.why));
     }
     notes.extend(controls(record));
     let tested: usize = plan
@@ -184,13 +265,14 @@ fn controls(record: &Record) -> Vec<String> {
         .map(|arm| arm.name.clone());
     let arms = declared.chain([again(plan)]);
     arms.map(|arm| {
-        let (mut all, mut differs) = (0, Vec::new());
+        let (mut all, mut told, mut differs) = (0, 0, Vec::new());
         for (at, block) in plan.blocks.iter().enumerate() {
             for x in block.points() {
                 let Some(cell) = cell(record, at, x, &arm, block.metric) else {
                     continue;
                 };
                 all += 1;
+                told += usize::from(cell.verdict != Verdict::TooFewRounds);
                 if matches!(cell.verdict, Verdict::Better | Verdict::Worse) {
                     let by = cell
                         .ratio
@@ -199,7 +281,9 @@ fn controls(record: &Record) -> Vec<String> {
                 }
             }
         }
-        if differs.is_empty() {
+        if told == 0 {
+            format!("negative control \"{arm}\": too few rounds to tell")
+        } else if differs.is_empty() {
             format!(
                 "negative control \"{arm}\": no difference at any of {all} points, as it must be"
             )
@@ -250,10 +334,13 @@ pub(super) fn rows(record: &Record, at: usize, metrics: &[Headline]) -> Vec<Vec<
                     .arms
                     .iter()
                     .any(|other| other.name == arm && other.path == ArmPath::Limit);
-                let verdict = if is_base || is_limit {
-                    ""
-                } else {
-                    cell.verdict.words()
+                let verdict = match (cell.verdict, cell.floor) {
+                    _ if is_base || is_limit => String::new(),
+                    _ if stayed(record, block, &arm) => "stayed on the kernel".to_owned(),
+                    (Verdict::WithinNoise, Some(floor)) => {
+                        format!("within the noise floor ({:.0} %)", floor * 100.0)
+                    }
+                    (verdict, _) => verdict.words().to_owned(),
                 };
                 rows.push(vec![
                     metric.label().to_owned(),
@@ -261,7 +348,7 @@ pub(super) fn rows(record: &Record, at: usize, metrics: &[Headline]) -> Vec<Vec<
                     arm,
                     prefixed(cell.median),
                     against,
-                    verdict.to_owned(),
+                    verdict,
                     cell.of_limit.map_or(String::new(), prefixed),
                 ]);
             }
@@ -316,6 +403,7 @@ pub(crate) fn text(record: &Record) -> String {
             let _ = writeln!(out, "{}", line.trim_end());
         }
     }
+    out.push_str(&crossings::text(record));
     out.push('\n');
     for note in notes(record) {
         let _ = writeln!(out, "note: {note}");
@@ -378,6 +466,9 @@ pub(crate) fn beside(a: &Record, b: &Record) -> String {
     );
     out
 }
+
+/// More names than these make a list, and no sentence.
+const NAMES_MAX: usize = 3;
 
 /// A part of the time beyond which stolen time is worth a sentence.
 const STEAL_QUIET: f64 = 0.02;

@@ -17,10 +17,10 @@ use crate::plan::Reading;
 pub(super) struct Bench {
     source: Buffer,
     target: Buffer,
-    /// What the caller would rather have in its cache.
+    /// The memory that the caller would rather keep in its cache.
     working_set: Buffer,
     channels: Vec<(Engine, Channel)>,
-    /// What a helper is woken with.
+    /// The target of the small fill that wakes a helper.
     nudged: Buffer,
     /// For each length, the work that takes as long.
     turns: Vec<(usize, u64)>,
@@ -28,7 +28,7 @@ pub(super) struct Bench {
     contests: usize,
 }
 
-/// What a submitter does until its copy is done.
+/// The submitter's behaviour until its copy is done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Contest {
     /// It waits, and says so.
@@ -108,8 +108,8 @@ impl Bench {
         Ok(readings)
     }
 
-    /// One copy by every contender, through a channel, on the same memory, within one moment:
-    /// each in turn, twice. Who begins changes from sample to sample.
+    /// One copy by every contender, through a channel, on the same memory, within one moment: each
+    /// in turn, twice. The first party changes from sample to sample.
     pub(super) fn contest(
         &mut self,
         contest: Contest,
@@ -418,9 +418,9 @@ fn awaken(channel: &mut Channel, operation: &Operation) {
 }
 
 /// Wakes a helper that went to sleep while the memory was prepared, with work that leaves this
-/// processor's cache alone and that is long enough to be worth waking it for. What waking costs is
-/// the group `asleep`. Where there is no helper the work would be done here, and would throw out
-/// what was prepared.
+/// processor's cache alone and that is long enough to be worth waking it for. The group `asleep`
+/// shows the cost of waking. Where there is no helper the work would be done here, and would throw
+/// out what was prepared.
 fn nudge(channel: &mut Channel, nudged: *mut u8) {
     if channel.helper_cpu_ns() == Some(0) {
         return;
@@ -455,8 +455,8 @@ fn stir(at: *const u8, len: usize) {
     read(at, len);
 }
 
-/// What reading the clock twice adds to a measurement: the mean of the middle half, because the
-/// clock's steps are not much shorter, and a single interrupt is many times as long.
+/// The time that two readings of the clock add to a measurement: the mean of the middle half,
+/// because the clock's steps are not much shorter, and a single interrupt is many times as long.
 fn clock_seconds() -> f64 {
     let mut readings: Vec<f64> = (0..256)
         .map(|_| Instant::now().elapsed().as_secs_f64())

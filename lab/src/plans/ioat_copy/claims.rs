@@ -1,9 +1,9 @@
-//! What the copy engine is meant to reach, and what these rows say.
+//! The aims of the copy engine, and the verdict of these rows on each.
 
 use toehold_measure::stats::{Kind, median_interval};
 use toehold_measure::text::number;
 
-use crate::report::{Claim, Report, Row, Verdict};
+use crate::report::{Claim, ClaimStatus, Report, Row};
 
 /// Each aim with what was found.
 pub(super) fn of(report: &Report) -> Vec<Claim> {
@@ -178,9 +178,9 @@ fn never_far_behind(wanted: &str, contests: &[Contest]) -> Claim {
         wanted: wanted.to_owned(),
         found,
         verdict: match (worst, missed.is_empty(), undecided.is_empty()) {
-            (Some(_), true, true) => Verdict::Holds,
-            (Some(_), true, false) => Verdict::Undecided,
-            _ => Verdict::Missed,
+            (Some(_), true, true) => ClaimStatus::Holds,
+            (Some(_), true, false) => ClaimStatus::Undecided,
+            _ => ClaimStatus::Missed,
         },
     }
 }
@@ -209,7 +209,7 @@ fn judge(wanted: &str, unit: &str, cells: Vec<Cell>, excess: impl Fn(f64) -> f64
         return Claim {
             wanted: wanted.to_owned(),
             found: "not measured".to_owned(),
-            verdict: Verdict::Missed,
+            verdict: ClaimStatus::Missed,
         };
     };
     let tell = |cell: &Cell| {
@@ -236,13 +236,13 @@ fn judge(wanted: &str, unit: &str, cells: Vec<Cell>, excess: impl Fn(f64) -> f64
         .collect();
     let of = cells.len();
     let (verdict, found) = match (misses.len(), undecided.len()) {
-        (0, 0) => (Verdict::Holds, format!("at worst {}", tell(worst))),
+        (0, 0) => (ClaimStatus::Holds, format!("at worst {}", tell(worst))),
         (0, open) => (
-            Verdict::Undecided,
+            ClaimStatus::Undecided,
             format!("undecided at {open} of {of} points: {}", list(&undecided)),
         ),
         (missed, _) => (
-            Verdict::Missed,
+            ClaimStatus::Missed,
             format!("missed at {missed} of {of} points: {}", list(&misses)),
         ),
     };
@@ -270,23 +270,23 @@ mod tests {
     fn a_point_misses_only_with_its_whole_interval() {
         let judged = |contests: &[Contest]| never_far_behind("w", contests);
         let fine = judged(&[contest(1.01, 0.98, 1.04), contest(0.9, 0.8, 1.0)]);
-        assert_eq!(fine.verdict, Verdict::Holds);
+        assert_eq!(fine.verdict, ClaimStatus::Holds);
         assert_eq!(fine.found, "at worst 1.01 x [0.98, 1.04] (hot, 1K, cpu)");
         let open = judged(&[contest(1.07, 1.04, 1.1), contest(1.0, 1.0, 1.0)]);
-        assert_eq!(open.verdict, Verdict::Undecided);
+        assert_eq!(open.verdict, ClaimStatus::Undecided);
         assert_eq!(
             open.found,
             "missed at 0 of 2 points; undecided at 1: 1.07 x [1.04, 1.10] (hot, 1K, cpu)"
         );
         let missed = judged(&[contest(1.07, 1.06, 1.1)]);
-        assert_eq!(missed.verdict, Verdict::Missed);
+        assert_eq!(missed.verdict, ClaimStatus::Missed);
         assert_eq!(
             missed.found,
             "missed at 1 of 1 points: 1.07 x [1.06, 1.10] (hot, 1K, cpu)"
         );
-        assert_eq!(judged(&[]).verdict, Verdict::Missed);
+        assert_eq!(judged(&[]).verdict, ClaimStatus::Missed);
         let mut few = contest(1.0, 1.0, 1.0);
         few.is_interval = false;
-        assert_eq!(judged(&[few]).verdict, Verdict::Undecided);
+        assert_eq!(judged(&[few]).verdict, ClaimStatus::Undecided);
     }
 }

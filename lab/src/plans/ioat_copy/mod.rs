@@ -26,7 +26,7 @@ use crate::published::Published;
 use crate::report::Claim;
 use crate::report::Report;
 
-/// Who takes part in a contest, as its metrics are called.
+/// The parties of a contest, by the names of their metrics.
 const CONTENDERS: [&str; 4] = ["cpu", "cpu-nt", "worker", "auto"];
 
 /// The plan.
