@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 /// Longer than an adapter takes to begin on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIME_LIMIT: Duration = Duration::from_secs(10);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// A running adapter; ended when dropped.
@@ -42,7 +42,7 @@ impl Adapter {
         };
         let begun = Instant::now();
         while adapter.status().is_none() {
-            if begun.elapsed() > PATIENCE {
+            if begun.elapsed() > TIME_LIMIT {
                 return Err("the adapter does not answer".to_owned());
             }
             std::thread::sleep(LOOK_EVERY);
@@ -55,7 +55,7 @@ impl Adapter {
         &self.runtime
     }
 
-    /// What `toehold status --json` says.
+    /// The answer of `toehold status --json`.
     pub(crate) fn status(&self) -> Option<Value> {
         // An adapter answers its own user.
         let mut command = as_user(self.user, &self.toehold);

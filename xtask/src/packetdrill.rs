@@ -1,10 +1,10 @@
 //! packetdrill's scripts against the engine, by way of the shared library in `tests/packetdrill`.
 //!
-//! Neither packetdrill nor its scripts are part of this project: paths to both are given. What is
-//! expected of each script stands in `tests/packetdrill/scripts.txt`: that it passes, that it fails
-//! because it asks for something the RFCs leave open and Linux decided otherwise, or that it is
-//! about something else than TCP on the wire. A script that is expected to fail and passes is a
-//! finding, too.
+//! Neither packetdrill nor its scripts are part of this project: paths to both are given. The
+//! expected result of each script stands in `tests/packetdrill/scripts.txt`: that it passes, that
+//! it fails because it asks for something the RFCs leave open and Linux decided otherwise, or that
+//! it is about something else than TCP on the wire. A script that is expected to fail and passes is
+//! a finding, too.
 //!
 //! Each script runs in a network namespace of its own, where its `sysctl` commands hurt nobody.
 
@@ -155,7 +155,7 @@ struct Job {
     expected: Option<Verdict>,
 }
 
-/// What came of it: the last lines of its output where it failed.
+/// The result of a script: the last lines of its output if it failed.
 struct Done {
     key: String,
     version: &'static str,

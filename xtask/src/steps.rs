@@ -14,7 +14,7 @@ use crate::skips::{self, Skip};
 /// Parts of a step that take less have no line of their own in the table, unless they failed.
 const PART_SHOWN_SECONDS: f64 = 5.0;
 
-/// What a run of steps has come to so far.
+/// The results of a run of steps so far.
 #[derive(Debug, Default)]
 pub(crate) struct Steps {
     done: Vec<Step>,
@@ -149,7 +149,7 @@ fn row(name: &str, counts: Counts, seconds: f64) -> String {
     )
 }
 
-/// What a step's output said.
+/// The meaning of a step's output.
 #[derive(Debug, Default)]
 struct Seen {
     parts: Vec<Part>,

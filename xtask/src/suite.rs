@@ -73,7 +73,7 @@ pub(crate) fn sanitize() -> bool {
         steps.skip("sanitizers", "there is no nightly toolchain");
         return steps.conclude();
     }
-    // What a test forgets on purpose is not worth a report.
+    // Tests forget some memory on purpose: it is not worth a report.
     let address = (
         "-Zsanitizer=address",
         ("ASAN_OPTIONS", "detect_leaks=0".to_owned()),
@@ -239,7 +239,7 @@ fn add_checks(steps: &mut Steps) {
                 .args([".ci/run", "tests/programs/stage"])
                 .args(scripts(&root().join("scripts"))),
         );
-        // What `stage` reads: without a first line, and with variables of its.
+        // `stage` reads these scripts: they have no first line, and use its variables.
         let mut command = Command::new("shellcheck");
         command.args(["--shell", "bash", "--severity", "warning"]);
         steps.run(
@@ -296,7 +296,7 @@ fn add_interoperability(steps: &mut Steps, filter: Option<&str>) {
     steps.run("interoperability", &mut command);
 }
 
-/// The release profile: what is tested against the kernel is what is installed.
+/// The release profile: the tests against the kernel run the programs that are installed.
 fn add_e2e(steps: &mut Steps, filter: Option<&str>) {
     steps.run("end to end", end_to_end().args(filter));
 }

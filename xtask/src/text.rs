@@ -1,4 +1,4 @@
-//! The form of the text: lines end at 100 columns, and comments open with their subject.
+//! The form of the text: lines end at 100 columns, and sentences open with their subject.
 //!
 //! rustfmt breaks code, but neither comments nor string literals. Tables in Markdown and in module
 //! documentation cannot be broken and are left out.
@@ -26,18 +26,18 @@ const LONG_LINES: [(&str, &str); 3] = [
     ),
 ];
 
-/// Openings of a comment that name no subject: the reader has to guess it.
+/// Openings of a sentence that name no subject: the reader has to guess it.
 const RIDDLES: [&str; 10] = [
     "The same ",
     "The same,",
     "The same.",
     "Likewise",
     "Nor ",
-    "What is ",
-    "What was ",
-    "What has ",
-    "Who has ",
-    "Who is ",
+    "What ",
+    "Who ",
+    "Whose ",
+    "Whom ",
+    "That which ",
 ];
 
 /// Looks at all sources and documents below `root`, prints the lines that break a rule; true when
@@ -57,7 +57,11 @@ pub(crate) fn check(root: &Path) -> bool {
                 found += 1;
                 println!("{at}: longer than {COLUMNS} columns");
             }
-            if is_source && is_riddle(previous, line) {
+            let (before, words) = match is_source {
+                true => (comment(previous), comment(line)),
+                false => (Some(previous), (!line.starts_with("    ")).then_some(line)),
+            };
+            if words.is_some_and(|words| has_riddle(before.unwrap_or_default(), words)) {
                 found += 1;
                 println!("{at}: name the subject: {}", line.trim());
             }
@@ -74,11 +78,18 @@ fn is_too_long(line: &str) -> bool {
     line.chars().count() > COLUMNS && !words.starts_with('|') && words.contains(' ')
 }
 
-/// A comment that begins at `line` with one of the openings.
-fn is_riddle(previous: &str, line: &str) -> bool {
-    let begins = comment(previous).is_none_or(|text| text.trim().is_empty());
-    let opens = |text: &str| RIDDLES.iter().any(|riddle| text.trim().starts_with(riddle));
-    begins && comment(line).is_some_and(opens)
+/// Whether a sentence in the line of text `words` begins with one of the openings. `before` is the
+/// line before it. Questions may begin with them.
+fn has_riddle(before: &str, words: &str) -> bool {
+    let opens = |text: &str| RIDDLES.iter().any(|riddle| text.starts_with(riddle));
+    let before = before.trim_end();
+    let begins = before.is_empty() || before.ends_with(['.', ':', '|']);
+    let words = words
+        .trim_start()
+        .trim_start_matches(['-', '*'])
+        .trim_start();
+    let mut sentences = words.split_inclusive(". ").enumerate();
+    sentences.any(|(at, text)| (at > 0 || begins) && opens(text) && !text.contains('?'))
 }
 
 /// The text of a line that is a comment.
@@ -105,10 +116,14 @@ mod tests {
 
     #[test]
     fn openings_without_a_subject_are_found() {
-        assert!(is_riddle("", "    /// The same for IPv6."));
-        assert!(is_riddle("let a = 1;", "// What was read is gone."));
-        assert!(!is_riddle("// Two ends have", "// The same port"));
-        assert!(!is_riddle("", "/// Whatever the kernel says."));
-        assert!(!is_riddle("", "let same = \"The same \";"));
+        assert!(has_riddle("", " The same for IPv6."));
+        assert!(has_riddle("", " What was read is gone."));
+        assert!(has_riddle(" It is read.", " What was read is gone."));
+        assert!(has_riddle("", "- It is read. Who reads it is told."));
+        assert!(has_riddle("", "- Whose it is."));
+        assert!(!has_riddle(" Two ends have", " The same port"));
+        assert!(!has_riddle("", " Whatever the kernel says."));
+        assert!(!has_riddle("", "What is it?"));
+        assert_eq!(comment("let same = \"The same \";"), None);
     }
 }

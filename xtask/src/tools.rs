@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-/// What every Debian has (packages marked essential), and what this program itself came by.
+/// Programs of every Debian (packages marked essential), and those that started this program.
 const ALWAYS_THERE: [&str; 15] = [
     "/bin/cat",
     "/bin/true",
@@ -135,7 +135,7 @@ fn programs(source: &str) -> Vec<String> {
                 .filter_map(|name| string(name.strip_prefix('"')?)),
         );
     }
-    // What a format string would name, or a number or an address, is not a program's name.
+    // A part of a format string, a number or an address is not a program's name.
     found.retain(|name| {
         name.starts_with(|first: char| first.is_ascii_lowercase() || first == '/')
             && !name.contains(['{', ' ', '=', '\\'])

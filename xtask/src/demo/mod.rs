@@ -153,7 +153,7 @@ fn measure(
     serde_json::from_str(&text).map_err(|_| "the comparison failed; its reason stands above".into())
 }
 
-/// What this host allows, in a few lines: all is well, or what is not.
+/// The findings of `toehold doctor` about this host, in a few lines.
 fn doctor(toehold: &Path) -> String {
     let output = Command::new(toehold).args(["doctor", "--json"]).output();
     let report: Option<Value> = output

@@ -12,7 +12,7 @@ pub(crate) struct Row {
     result: Result<Numbers, String>,
 }
 
-/// What a report says about its most telling metric.
+/// A report's numbers about its most telling metric.
 struct Numbers {
     unit: String,
     host: f64,
@@ -24,7 +24,7 @@ struct Numbers {
     verdict: String,
     /// CPU time of all cores per unit of work, against the kernel.
     cpu: Option<f64>,
-    /// What the report warns of.
+    /// The report's warnings.
     warnings: Vec<String>,
     /// Connections seen on shared memory, and on the kernel.
     connections: Option<(u64, u64)>,

@@ -34,7 +34,7 @@ pub(super) struct Sample {
     pub(super) cpu_adapter: f64,
 }
 
-/// What a client said of itself.
+/// A client's numbers about its own run.
 struct Outcome {
     /// Gigabytes, or requests.
     units: f64,
@@ -44,7 +44,8 @@ struct Outcome {
     latencies: Option<(f64, f64)>,
 }
 
-/// What stands still while the arms take turns: servers and the adapter. Ended when dropped.
+/// The parts that stay while the arms take turns: servers and the adapter. They end when dropped.
+/// Ended when dropped.
 pub(super) struct Scene<'n> {
     network: &'n Network,
     toehold: PathBuf,

@@ -36,7 +36,7 @@ pub(crate) enum Work {
     Requests { clients: u32, near_serves: bool },
 }
 
-/// What the engine's link is made of.
+/// The kind of the engine's link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Link {
     Tap,
@@ -169,7 +169,8 @@ fn measure(cases: &[Case], rounds: u32) -> Result<Vec<Row>, String> {
             scene.sample(arm)?;
         }
         for round in 0..rounds {
-            // Who goes first has the caches of who went last: not always the same.
+            // The first arm of a round finds the last arm's memory in the caches. So the order
+            // alternates.
             let mut arms = [Arm::Kernel, Arm::Engine];
             if round % 2 == 1 {
                 arms.reverse();

@@ -69,7 +69,7 @@ impl Network {
             let mut command = namespace.command("ethtool");
             command.args(["-K", device, "gro", state]);
             match device {
-                // What a TAP device may be given is the engine's to say.
+                // The engine decides what a TAP device may be given.
                 "toe0" => command.args(["gso", state]),
                 // XDP at the other end leaves it to send frames as they are.
                 "x1" => &mut command,
@@ -88,7 +88,7 @@ impl Network {
         self.far.command(program)
     }
 
-    /// What the adapter calls its link.
+    /// The adapter's name for its link.
     pub(super) fn link(&self, link: Link) -> String {
         match link {
             Link::Tap => format!("tap:toe0@{}", self.far.path()),

@@ -12,7 +12,7 @@ use super::source;
 use crate::root;
 
 /// Longer than any file of tests takes, and than the server with its certificates to begin.
-const PATIENCE: Duration = Duration::from_secs(180);
+const TIME_LIMIT: Duration = Duration::from_secs(180);
 const PACKAGE: &str = "apache2";
 const SCRIPT: &str = "apache_suite.sh";
 /// Where Debian keeps the tests in the source of its package.
@@ -58,7 +58,7 @@ pub(super) fn programs(is_quick: bool) -> Result<Vec<Program>, String> {
             dir: work.clone(),
             environment: Vec::new(),
             reading: Reading::Lines(read),
-            patience: PATIENCE,
+            time_limit: TIME_LIMIT,
         }
     };
     Ok(PARTS.into_iter().map(program).collect())

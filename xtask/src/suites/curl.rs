@@ -7,10 +7,10 @@ use super::run::{Outcome, Program, Reading};
 use super::source;
 
 /// Longer than any test takes, and its servers to start.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIME_LIMIT: Duration = Duration::from_secs(120);
 /// How many tests one program runs. Where one differs, only its program is run again.
 const TESTS_EACH: usize = 60;
-/// What its tests are about, or what they need of it.
+/// Options of `configure`: the features that curl's tests need.
 const CONFIGURE: [&str; 10] = [
     "./configure",
     "--quiet",
@@ -57,7 +57,7 @@ pub(crate) fn programs(is_quick: bool) -> Result<Vec<Program>, String> {
             // Without a user's name its runner dies at the first test of SFTP.
             environment: vec![("LC_ALL", "C".into()), ("USER", "root".into())],
             reading: Reading::Lines(read),
-            patience: PATIENCE,
+            time_limit: TIME_LIMIT,
         }
     });
     Ok(programs.collect())

@@ -1,4 +1,4 @@
-//! What must not outlive a run of suites: processes that their programs started, and folders.
+//! Leftovers of a run of suites, to be removed: processes that their programs started, and folders.
 //!
 //! - A signal that asks this program to end only sets a flag. The program that is running is ended,
 //!   and everything is dropped in order.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::run::{Outcome, Program, Reading};
 use super::source;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIME_LIMIT: Duration = Duration::from_secs(60);
 /// Ways of waiting, and the variables that leave only one of them, as its own script does.
 const BACKENDS: [(&str, &[&str]); 3] = [
     ("epoll", &["EVENT_NOPOLL", "EVENT_NOSELECT"]),
@@ -65,7 +65,7 @@ pub(crate) fn programs(is_quick: bool) -> Result<Vec<Program>, String> {
                     .map(|name| (*name, OsString::from("1")))
                     .collect(),
                 reading: Reading::Whole(judge),
-                patience: PATIENCE,
+                time_limit: TIME_LIMIT,
             });
         }
     }

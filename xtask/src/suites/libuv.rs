@@ -6,8 +6,8 @@ use std::time::Duration;
 use super::run::{Outcome, Program, Reading};
 use super::source;
 
-/// What its own runner gives each test, and half as much again.
-const PATIENCE: Duration = Duration::from_secs(90);
+/// The time that libuv's own runner gives each test, and half as much again.
+const TIME_LIMIT: Duration = Duration::from_secs(90);
 
 /// Without it the runner refuses to run as root.
 const AS_ROOT: &str = "UV_RUN_AS_ROOT";
@@ -51,7 +51,7 @@ pub(crate) fn programs(is_quick: bool) -> Result<Vec<Program>, String> {
             dir: source.clone(),
             environment: vec![(AS_ROOT, "1".into())],
             reading: Reading::Whole(judge),
-            patience: PATIENCE,
+            time_limit: TIME_LIMIT,
         })
         .collect();
     if programs.is_empty() {

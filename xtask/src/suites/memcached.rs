@@ -10,10 +10,10 @@ use super::run::{Outcome, Program, Reading};
 use super::source;
 
 /// Longer than any script is silent.
-const PATIENCE: Duration = Duration::from_secs(180);
+const TIME_LIMIT: Duration = Duration::from_secs(180);
 /// Scripts that are left out: `binary.t` again, with items on a disk, for minutes.
 const LEFT_OUT: [&str; 1] = ["binary-extstore.t"];
-/// What its scripts start.
+/// The programs that memcached's scripts start.
 const TARGETS: [&str; 4] = ["memcached-debug", "timedrun", "sizes", "testapp"];
 
 /// A program for each script; none is quick.
@@ -49,7 +49,7 @@ fn program(source: &Path, name: &str, command: &[&str]) -> Program {
         dir: source.to_owned(),
         environment: Vec::new(),
         reading: Reading::Whole(judge),
-        patience: PATIENCE,
+        time_limit: TIME_LIMIT,
     }
 }
 

@@ -2,7 +2,7 @@
 //! accelerated accelerated from its first call on. Each difference is a fault, or stands in
 //! [`differences`] with a reason that a user would accept.
 //!
-//! - [`run`]: one test program, run to its end or to the end of our patience.
+//! - [`run`]: one test program, run to its end or to the end of our time_limit.
 //! - [`leftovers`]: what is cleaned up when a signal ends a run.
 //! - [`source`]: sources of others, fetched once.
 //! - [`python`], [`libuv`], [`libevent`], [`memcached`], [`redis`], [`curl`], [`postgres`],
@@ -53,7 +53,7 @@ struct Suite {
     at_once: usize,
     /// Where root runs the suites: the user that runs its programs.
     user: Option<&'static str>,
-    /// Its programs; only the quick ones where the flag is set. What there is to build is built.
+    /// Its programs; only the quick ones where the flag is set. Builds them first, if necessary.
     programs: fn(is_quick: bool) -> Result<Vec<Program>, String>,
 }
 
@@ -141,7 +141,7 @@ const SUITES: [Suite; 11] = [
     },
 ];
 
-/// What came of a suite.
+/// The result of a suite.
 struct Row {
     suite: &'static str,
     plain: Results,
@@ -438,7 +438,7 @@ impl Row {
             && self.differences.iter().all(|one| one.accepted.is_some())
     }
 
-    /// What stands behind the numbers of its line.
+    /// The details behind the numbers of the suite's line.
     fn details(&self) -> String {
         let mut text = String::new();
         for one in &self.differences {

@@ -13,12 +13,12 @@ use super::source;
 use crate::root;
 
 /// Longer than any test takes, and the server to begin.
-const PATIENCE: Duration = Duration::from_secs(180);
+const TIME_LIMIT: Duration = Duration::from_secs(180);
 /// The package of the server, and where it is.
 const PACKAGE: &str = "postgresql-15";
 const INSTALLED: &str = "/usr/lib/postgresql/15";
 const SCRIPT: &str = "postgres_suite.sh";
-/// What the tests of the server need of a build: headers, and a library with functions in C.
+/// Options of `configure`: the tests of the server need headers, and a library with functions in C.
 const CONFIGURE: [&str; 4] = [
     "./configure",
     "--quiet",
@@ -94,7 +94,7 @@ fn program(work: &Path, name: &str, runner: &Path, options: &[&str]) -> Result<P
         dir: work.join(name),
         environment: Vec::new(),
         reading: Reading::Lines(read),
-        patience: PATIENCE,
+        time_limit: TIME_LIMIT,
     })
 }
 

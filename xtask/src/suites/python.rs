@@ -11,7 +11,7 @@ use crate::root;
 const LIBRARY: &str = "/usr/lib/python3.11/test";
 const INTERPRETER: &str = "/usr/bin/python3.11";
 /// Longer than any of these tests takes with a core of its own.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIME_LIMIT: Duration = Duration::from_secs(60);
 
 /// Modules of `test` that use sockets or hand descriptors on.
 const MODULES: [&str; 33] = [
@@ -100,7 +100,7 @@ fn program(name: &str, tests: &[&str]) -> Program {
         dir: root().to_owned(),
         environment: Vec::new(),
         reading: Reading::Journal,
-        patience: PATIENCE,
+        time_limit: TIME_LIMIT,
     }
 }
 

@@ -1,4 +1,4 @@
-//! One test program, run to its end or to the end of our patience.
+//! One test program, run to its end or to the end of our time_limit.
 //!
 //! ```text
 //!   way ── plain ─────────────────────────────────────► PROGRAM
@@ -45,7 +45,7 @@ pub(crate) enum Outcome {
     Skipped,
     /// It found something wrong, or died.
     Failed,
-    /// It had not ended when our patience had.
+    /// It had not ended when our time_limit had.
     Hung,
 }
 
@@ -63,7 +63,7 @@ pub(crate) struct Program {
     /// How its tests are told from each other.
     pub(crate) reading: Reading,
     /// How long it may go without news of a test.
-    pub(crate) patience: Duration,
+    pub(crate) time_limit: Duration,
 }
 
 /// How the outcome of tests is read from a program.
@@ -78,7 +78,7 @@ pub(crate) enum Reading {
     Journal,
 }
 
-/// What came of the tests of a suite, one way.
+/// The outcomes of a suite's tests, one way.
 #[derive(Debug, Default)]
 pub(crate) struct Results {
     /// Each test's outcome, by the name `PROGRAM/TEST`.
@@ -382,7 +382,7 @@ impl Ground {
         let status = loop {
             match child.try_wait() {
                 Ok(Some(status)) => break Some(status),
-                Ok(None) if since.elapsed() < program.patience && !leftovers::is_ended() => {}
+                Ok(None) if since.elapsed() < program.time_limit && !leftovers::is_ended() => {}
                 _ => break None,
             }
             if length() != news {
@@ -475,7 +475,7 @@ fn numbered(program: &str, tests: Vec<(String, Outcome)>) -> BTreeMap<String, Ou
     named
 }
 
-/// What a journal says of each test: of one that began and did not end, that it failed.
+/// The outcome of each test in a journal. A test that began and did not end has failed.
 fn outcomes(journal: &str) -> BTreeMap<String, Outcome> {
     let mut tests = BTreeMap::new();
     for line in journal.lines() {

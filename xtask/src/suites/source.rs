@@ -10,15 +10,9 @@ use std::sync::Mutex;
 
 use crate::target;
 
-/// Where sources of the release that this is come from.
-const ARCHIVE: &str = "http://deb.debian.org/debian";
-
-/// Where else the original source of a package lies, for mirrors of the archive that lack it. A
-/// file from there is taken when it has the checksum that the archive's description states.
-const ELSEWHERE: [(&str, &str); 1] = [(
-    "varnish",
-    "http://archive.ubuntu.com/ubuntu/pool/universe/v/varnish",
-)];
+/// The variable with an address where else original sources lie, for mirrors of the archive that
+/// lack one. A file from there is taken when it has the checksum that Debian's description states.
+const ORIGINALS: &str = "TOEHOLD_SUITES_ORIGINALS";
 /// A part of apt, which downloads a file and checks it.
 const DOWNLOADER: &str = "/usr/lib/apt/apt-helper";
 
@@ -30,11 +24,10 @@ pub(crate) fn cache() -> PathBuf {
 /// Held while apt runs: suites begin at the same time, and its lists have one lock.
 static APT: Mutex<()> = Mutex::new(());
 
-/// The unpacked source of a Debian source package.
+/// The unpacked source of a Debian source package, in the version that the release came with: a
+/// mirror may lack the sources of later ones.
 pub(crate) fn of_package(package: &str) -> Result<PathBuf, String> {
-    let release = release()?;
-    let list = format!("deb-src {ARCHIVE} {release} main\n");
-    fetched(package, package, &list)
+    fetched(package, package, &of_release(&sources()?))
 }
 
 /// The unpacked source that an installed package was built from; where it is no longer to be had,
@@ -49,20 +42,44 @@ pub(crate) fn of_installed(package: &str) -> Result<PathBuf, String> {
         return Err(format!("{package} is not installed"));
     }
     let version = String::from_utf8_lossy(&answer.stdout).into_owned();
-    let release = release()?;
-    let list = format!(
-        "deb-src {ARCHIVE} {release} main\ndeb-src {ARCHIVE}-security {release}-security main\n"
-    );
     let exact = fetched(
         &format!("{package}_{version}"),
         &format!("{package}={version}"),
-        &list,
+        &sources()?,
     );
-    exact.or_else(|_| of_package(package))
+    exact.or_else(|why| {
+        let first = of_package(package)?;
+        eprintln!("{package}: tests of {}, because {why}", first.display());
+        Ok(first)
+    })
+}
+
+/// Lines of a list of sources: the archives of Debian that this host installs from.
+fn sources() -> Result<String, String> {
+    let mut ask = Command::new("apt-get");
+    ask.args(["indextargets", "--format"]);
+    ask.arg("deb-src $(REPO_URI) $(RELEASE) $(COMPONENT)");
+    ask.args(["Identifier: Packages", "Origin: Debian"]);
+    let answer = ask.output().map_err(|error| format!("{ask:?}: {error}"))?;
+    let list = String::from_utf8_lossy(&answer.stdout).into_owned();
+    if list.is_empty() {
+        return Err("apt has no lists of Debian's archive: run apt-get update".to_owned());
+    }
+    Ok(list)
+}
+
+/// Those of a list's lines that are of a release, and not of its updates.
+fn of_release(list: &str) -> String {
+    let is_of_release = |line: &&str| {
+        let release = line.split_whitespace().nth(2);
+        release.is_some_and(|release| !release.contains('-'))
+    };
+    let lines = list.lines().filter(is_of_release);
+    lines.map(|line| format!("{line}\n")).collect()
 }
 
 /// The source that `apt-get source WORD` brings, with a list of its own, kept as `name`.
-fn fetched(name: &str, word: &str, list: &str) -> Result<PathBuf, String> {
+fn fetched(name: &str, word: &str, sources: &str) -> Result<PathBuf, String> {
     let dir = cache().join(name);
     if let Some(source) = only_folder(&dir) {
         return Ok(source);
@@ -75,21 +92,20 @@ fn fetched(name: &str, word: &str, list: &str) -> Result<PathBuf, String> {
         fs::create_dir_all(&partial).and_then(|()| fs::create_dir_all(state.join("partial")));
     made.map_err(|error| error.to_string())?;
     // Not among apt's lists: apt removes there what it does not know.
-    let sources = cache().join("sources.list");
-    fs::write(&sources, list).map_err(|error| error.to_string())?;
+    let list = cache().join("sources.list");
+    fs::write(&list, sources).map_err(|error| error.to_string())?;
     let apt = |words: &[&str]| {
         let mut command = Command::new("apt-get");
         command.args(["-qq", "-o"]);
-        command.arg(format!("Dir::Etc::SourceList={}", sources.display()));
+        command.arg(format!("Dir::Etc::SourceList={}", list.display()));
         command.args(["-o", "Dir::Etc::SourceParts=/dev/null", "-o"]);
         command.arg(format!("Dir::State::Lists={}", state.display()));
         succeeds(command.args(words).current_dir(&partial))
     };
     apt(&["update"])?;
     if let Err(why) = apt(&["source", word]) {
-        let elsewhere = ELSEWHERE.iter().find(|(package, _)| *package == word);
-        let (_, folder) = elsewhere.ok_or(why)?;
-        complete(&partial, folder)?;
+        let elsewhere = std::env::var(ORIGINALS).map_err(|_| why)?;
+        complete(&partial, &elsewhere)?;
     }
     fs::rename(&partial, &dir).map_err(|error| error.to_string())?;
     only_folder(&dir).ok_or_else(|| format!("{word} has no source in {}", dir.display()))
@@ -173,22 +189,15 @@ fn only_folder(dir: &Path) -> Option<PathBuf> {
     entries.map(|entry| entry.path()).find(|path| path.is_dir())
 }
 
-/// The code name of this Debian.
-fn release() -> Result<String, String> {
-    let about = fs::read_to_string("/etc/os-release").map_err(|error| error.to_string())?;
-    let is_debian = about.lines().any(|line| line == "ID=debian");
-    let name = about
-        .lines()
-        .find_map(|line| line.strip_prefix("VERSION_CODENAME="));
-    match name {
-        Some(name) if is_debian => Ok(name.to_owned()),
-        _ => Err("sources are fetched on Debian only".to_owned()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lines_of_a_release_are_not_those_of_its_updates() {
+        let list = "deb-src uri:a bookworm main\ndeb-src uri:a bookworm-updates main\n";
+        assert_eq!(of_release(list), "deb-src uri:a bookworm main\n");
+    }
 
     #[test]
     fn the_original_source_has_the_checksum_of_its_paragraph() {

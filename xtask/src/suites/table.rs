@@ -156,7 +156,8 @@ fn title(suite: &str, entries: &[&Value]) -> String {
         return suite.to_owned();
     }
     let numbers: Vec<String> = parts.iter().map(|part| part.number.to_string()).collect();
-    format!("{suite} (parts {} of {of})", numbers.join(", "))
+    let word = if numbers.len() == 1 { "part" } else { "parts" };
+    format!("{suite} ({word} {} of {of})", numbers.join(", "))
 }
 
 /// The table of `docs/suites.md`, and a line that says of which code it is.
@@ -263,7 +264,7 @@ mod tests {
             entry
         };
         let first = in_order(&Value::Null, &[part("2/2", 5)]);
-        assert!(markdown(&first).contains("| curl (parts 2 of 2) | 5 | 5 |"));
+        assert!(markdown(&first).contains("| curl (part 2 of 2) | 5 | 5 |"));
         let both = in_order(&json!({"suites": first}), &[part("1/2", 2)]);
         assert_eq!(both, [part("1/2", 2), part("2/2", 5)]);
         assert!(markdown(&both).contains("| curl | 7 | 7 | 6 | 4 | 8 | 2 | **a**"));

@@ -14,7 +14,7 @@ use super::source;
 /// How long `varnishtest` gives a test, in seconds. Few take more than ten.
 const SECONDS: &str = "60";
 /// Longer than that.
-const PATIENCE: Duration = Duration::from_secs(90);
+const TIME_LIMIT: Duration = Duration::from_secs(90);
 /// Where Debian has servers, although an ordinary user's `PATH` does not.
 const SERVERS: &str = "/usr/sbin";
 /// Folders of HAProxy's tests whose tests take a second: those of `make test`.
@@ -60,7 +60,7 @@ pub(super) fn haproxy(is_quick: bool) -> Result<Vec<Program>, String> {
             ("HAPROXY_ARGS", "-dM".into()),
         ],
         reading: Reading::Whole(judge),
-        patience: PATIENCE,
+        time_limit: TIME_LIMIT,
     };
     Ok(tests.iter().filter(is_wanted).map(program).collect())
 }
@@ -107,7 +107,7 @@ pub(super) fn varnish(is_quick: bool) -> Result<Vec<Program>, String> {
             dir: dir.clone(),
             environment: vec![("PATH", path())],
             reading: Reading::Whole(judge),
-            patience: PATIENCE,
+            time_limit: TIME_LIMIT,
         }));
     }
     if programs.is_empty() {
