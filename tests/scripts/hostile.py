@@ -123,12 +123,12 @@ def relay_port():
     raise AssertionError("no relay")
 
 
-def opening(version, remote, port, guess):
-    """What a carrier has to say first, with a pass that is guessed."""
+def preamble(version, remote, port, guess):
+    """The connect preamble of a carrier, with a token that is guessed."""
     return struct.pack("=4sI16s16sHHI", b"TOEO", version, guess, remote, port, 0, 0)
 
 
-def openings(host, port, count):
+def preambles(host, port, count):
     """Says all kinds of things to the relay: none of them may lead anywhere."""
     with socket.create_connection((host, int(port)), timeout=30) as sock:
         exchange(sock, 5)
@@ -141,7 +141,7 @@ def openings(host, port, count):
     held, said = [], 0
     for number in range(int(count)):
         guess = random.choice([bytes(16), b"\xff" * 16, random.randbytes(16)])
-        words = opening(version, remote, int(port), guess)
+        words = preamble(version, remote, int(port), guess)
         if number % 4 == 1:
             words = words[: random.randrange(48)]
         elif number % 4 == 2:

@@ -391,6 +391,61 @@ def many(host, port, count):
         thread.join()
 
 
+def many_until_reset(host, port):
+    """Requests on ten connections, each of which must end with a reset, once it says something."""
+    def answered(sock):
+        left = 400
+        while left:
+            try:
+                got = sock.recv(left)
+            except TimeoutError:
+                # Whoever only waits is told nothing by a kernel that knows nothing.
+                sock.sendall(b"ping")
+                continue
+            assert got, "an end instead of a reset"
+            left -= len(got)
+
+    def ask():
+        with socket.create_connection((host, int(port)), timeout=30) as sock:
+            sock.settimeout(2)
+            try:
+                while True:
+                    sock.sendall(b"ping" * 100)
+                    answered(sock)
+                    started.release()
+            except (ConnectionResetError, BrokenPipeError):
+                resets.append(1)
+
+    resets, started = [], threading.Semaphore(0)
+    threads = [threading.Thread(target=ask) for _ in range(10)]
+    for thread in threads:
+        thread.start()
+    for _ in range(100):
+        started.acquire()
+    print("holding", flush=True)
+    for thread in threads:
+        thread.join()
+    assert len(resets) == 10, "%d of 10 were reset" % len(resets)
+
+
+def steady(host, port):
+    """Echoes of large blocks, without a break, until SIGUSR1."""
+    over = []
+    signal.signal(signal.SIGUSR1, lambda *_: over.append(1))
+    with socket.create_connection((host, int(port)), timeout=30) as sock:
+        block, blocks = pattern(1 << 16, 5), 0
+        print("holding", flush=True)
+        while not over:
+            sock.sendall(block)
+            left = len(block)
+            while left:
+                got = sock.recv(left)
+                assert got == block[len(block) - left:][:len(got)] and got, "others, or an end"
+                left -= len(got)
+            blocks += 1
+        print("blocks", blocks)
+
+
 def reset_server(port):
     """Answers each connection with a reset."""
     sock = listener(int(port))

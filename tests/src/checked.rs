@@ -19,7 +19,7 @@ pub struct Checked {
     client_ledger: PathBuf,
 }
 
-/// What an end had sent, and received and checked, when last seen.
+/// The counts of an end's bytes sent, and received and checked, when last seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counters {
     /// Bytes for which a send call had returned.

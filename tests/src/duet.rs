@@ -69,10 +69,10 @@ impl Sides {
     }
 }
 
-/// What one run of a case left behind.
+/// The results of one run of a case.
 #[derive(Debug)]
 pub struct Duet {
-    /// What the case did and saw, side by side; equal on every path.
+    /// The acts and observations of the case, side by side; equal on every path.
     pub transcript: Vec<String>,
     /// Connections that the case asked about.
     pub asked: usize,
@@ -130,7 +130,7 @@ impl Duet {
             let answers = scope.spawn(move || answer(toehold, oracle, is_upgraded));
             let mut transcript = Vec::new();
             let mut roles = [("server", server), ("client", client)];
-            wait_until(CASE_PATIENCE, || {
+            wait_until(CASE_TIME_LIMIT, || {
                 roles.iter_mut().all(|(_, role)| role.ended().is_some())
             });
             for (name, role) in &mut roles {
@@ -223,8 +223,8 @@ fn is_direct(ends: &[&Connection]) -> bool {
     ends.iter().filter(|end| end.is_direct()).count() >= 2
 }
 
-/// Longer than any case takes; shorter than a reader's patience with a hanging one.
-const CASE_PATIENCE: Duration = Duration::from_secs(40);
+/// Longer than any case takes; shorter than a reader's time_limit with a hanging one.
+const CASE_TIME_LIMIT: Duration = Duration::from_secs(40);
 
 /// Lets a child have copies of our descriptors under fixed numbers.
 fn inherit(command: &mut Command, descriptors: Vec<(RawFd, RawFd)>) {
@@ -275,7 +275,7 @@ fn answer(toehold: &Toehold, oracle: UnixStream, is_upgraded: Upgraded) -> (usiz
 pub struct Difference {
     /// The case.
     pub case: &'static str,
-    /// What the line that differs has in it.
+    /// A part of the line that differs.
     pub line: &'static str,
     /// Why it may.
     pub reason: &'static str,
@@ -288,7 +288,7 @@ impl Difference {
     }
 }
 
-/// What rings cannot do as the kernel does it.
+/// The abilities of the kernel that rings lack.
 pub const DIFFERENCES_OF_RINGS: &[Difference] = &[
     Difference {
         case: "bad_pointers_fault_and_lose_nothing",

@@ -1,4 +1,4 @@
-//! What the tests need from the host: free ports, installed programs, loud skips.
+//! The tests' needs of the host: free ports, installed programs, loud skips.
 
 use std::io::Write;
 use std::net::TcpListener;

@@ -9,12 +9,14 @@
 //! - [`process`]: child processes that cannot outlive their test, and waits that cannot last;
 //! - [`duet`]: one case of the semantics suite: two roles, one transcript;
 //! - [`checked`]: two ends of a checked connection, and what they owe each other;
+//! - [`crowd`]: two programs with many connections, and a line to one of them;
 //! - [`load`]: the byte streams that the soak and the crash tests check;
 //! - [`nginx`]: a web server with files of known contents;
 //! - [`network`]: two network namespaces with an adapter's link between them;
 //! - [`host`]: free ports, installed programs, and skips that nobody can overlook.
 
 pub mod checked;
+pub mod crowd;
 pub mod duet;
 pub mod host;
 pub mod load;
@@ -24,6 +26,7 @@ pub mod process;
 pub mod toehold;
 
 pub use checked::Checked;
+pub use crowd::Crowd;
 pub use duet::{Duet, Sides};
 pub use network::{Link, Network};
 pub use nginx::Nginx;

@@ -38,7 +38,7 @@ const LINK_VARIABLE: &str = "TOEHOLD_ENGINE_LINK";
 /// As many as any test has threads; a link by AF_XDP uses one for each.
 const QUEUES: &str = "numrxqueues 4 numtxqueues 4";
 
-/// What the adapter's link is made of.
+/// The kind of the adapter's link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Link {
     /// A TAP device of the far namespace.

@@ -45,7 +45,7 @@ impl Nginx {
         }
     }
 
-    /// What the file of this size says.
+    /// The content of the file of this size.
     ///
     /// # Panics
     /// When there is none.

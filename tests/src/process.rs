@@ -11,16 +11,16 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 /// Longer than any step of any test takes on a loaded two-core machine.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const TIME_LIMIT: Duration = Duration::from_secs(60);
 
-/// Asks `ready` again and again until it says yes or `patience` is over; says which.
-pub fn wait_until(patience: Duration, mut ready: impl FnMut() -> bool) -> bool {
+/// Asks `ready` again and again until it says yes or `time_limit` is over; says which.
+pub fn wait_until(time_limit: Duration, mut ready: impl FnMut() -> bool) -> bool {
     let start = Instant::now();
     loop {
         if ready() {
             return true;
         }
-        if start.elapsed() > patience {
+        if start.elapsed() > time_limit {
             return false;
         }
         std::thread::sleep(Duration::from_millis(5));
@@ -90,9 +90,9 @@ impl Running {
         self.status
     }
 
-    /// Waits at most `patience` for the process to end by itself.
-    pub fn wait(&mut self, patience: Duration) -> Option<ExitStatus> {
-        wait_until(patience, || self.ended().is_some());
+    /// Waits at most `time_limit` for the process to end by itself.
+    pub fn wait(&mut self, time_limit: Duration) -> Option<ExitStatus> {
+        wait_until(time_limit, || self.ended().is_some());
         self.status
     }
 
@@ -100,8 +100,8 @@ impl Running {
     ///
     /// # Panics
     /// When the process does not end in time, or ends badly; with its output and its wait channel.
-    pub fn success(mut self, patience: Duration) -> String {
-        match self.wait(patience) {
+    pub fn success(mut self, time_limit: Duration) -> String {
+        match self.wait(time_limit) {
             Some(status) if status.success() => self.stdout(),
             Some(status) => panic!("{} ended with {status}\n{}", self.name, self.outputs()),
             None => panic!(
@@ -131,12 +131,12 @@ impl Running {
         self.wait(Duration::from_secs(10))
     }
 
-    /// What the process has written to its standard output so far.
+    /// The process's standard output so far.
     pub fn stdout(&self) -> String {
         text(&self.stdout)
     }
 
-    /// What the process has written to its standard error so far.
+    /// The process's standard error so far.
     pub fn stderr(&self) -> String {
         text(&self.stderr)
     }
@@ -191,7 +191,7 @@ impl Drop for Running {
 /// # Panics
 /// As [`Running::success`].
 pub fn output(command: Command, name: &str, dir: &Path) -> String {
-    Running::start(command, name, dir).success(PATIENCE)
+    Running::start(command, name, dir).success(TIME_LIMIT)
 }
 
 /// Says in words how a process ended.

@@ -32,9 +32,9 @@ pub struct Toehold {
     scratch: TempDir,
     adapter: Option<Running>,
     user: Option<String>,
-    /// What every program is started by, `ip netns exec NAME` for one.
+    /// The command that starts every program, for example `ip netns exec NAME`.
     starter: Vec<String>,
-    /// What the adapter is told beside its runtime directory.
+    /// The adapter's arguments besides its runtime directory.
     adapter_arguments: Vec<String>,
     /// How programs wait, if they are told: `--wait` of `toehold run`.
     wait: Option<&'static str>,
@@ -178,6 +178,11 @@ impl Toehold {
             adapter.outputs()
         );
         self.adapter = Some(adapter);
+    }
+
+    /// Arguments of adapters that start from here on, beside their runtime directory.
+    pub fn use_adapter_arguments(&mut self, arguments: &[&str]) {
+        self.adapter_arguments = arguments.iter().map(|&word| word.to_owned()).collect();
     }
 
     /// The running adapter.

@@ -6,9 +6,9 @@ use toehold_e2e::load::Random;
 use toehold_e2e::{Checked, Sides, Toehold, host, wait_until};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_stream");
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIME_LIMIT: Duration = Duration::from_secs(30);
 
-/// Whom a round kills.
+/// The victim of a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Victim {
     Server,
@@ -31,7 +31,7 @@ fn round(toehold: &mut Toehold, sides: Sides, number: u64, victim: Victim) -> bo
     let mut pair = Checked::start(toehold, sides, PROGRAM, (&name, number, 0, one_way));
     // A client killed before it connects leaves a server that waits for one, as it should; a server
     // killed before that refuses its client.
-    let connected = wait_until(PATIENCE, || pair.client_counters().sent > 0);
+    let connected = wait_until(TIME_LIMIT, || pair.client_counters().sent > 0);
     assert!(connected, "round {number}: nobody connects");
     let pids = [pair.server.pid(), pair.client.pid()].map(u64::from);
     let is_on_rings = |toehold: &Toehold| {
@@ -40,7 +40,7 @@ fn round(toehold: &mut Toehold, sides: Sides, number: u64, victim: Victim) -> bo
         ends.any(|end| end.count("bytes_ring_tx") > 0)
     };
     if sides.pair_up() && waits_for_rings(number) {
-        let rose = wait_until(PATIENCE, || is_on_rings(toehold));
+        let rose = wait_until(TIME_LIMIT, || is_on_rings(toehold));
         assert!(
             rose,
             "round {number}, one way: {one_way}: never on rings: {:?}",
@@ -62,10 +62,10 @@ fn round(toehold: &mut Toehold, sides: Sides, number: u64, victim: Victim) -> bo
     };
     dead.signal(libc::SIGKILL);
     assert!(
-        dead.wait(PATIENCE).is_some(),
+        dead.wait(TIME_LIMIT).is_some(),
         "round {number}: SIGKILL does not kill"
     );
-    let end = survivor.wait(PATIENCE);
+    let end = survivor.wait(TIME_LIMIT);
     let words = survivor.stdout();
     let context = format!(
         "round {number}, {victim:?} killed, adapter first: {adapter_dies}, one way: {one_way}"
@@ -102,11 +102,11 @@ fn round(toehold: &mut Toehold, sides: Sides, number: u64, victim: Victim) -> bo
 fn survives_the_adapter(toehold: &mut Toehold, pair: &mut Checked, number: u64) {
     toehold.adapter().signal(libc::SIGKILL);
     assert!(
-        toehold.adapter().wait(PATIENCE).is_some(),
+        toehold.adapter().wait(TIME_LIMIT).is_some(),
         "SIGKILL does not kill"
     );
     let before = pair.server_counters().received;
-    let goes_on = wait_until(PATIENCE, || {
+    let goes_on = wait_until(TIME_LIMIT, || {
         pair.server_counters().received > before + 5_000_000
     });
     assert!(
@@ -168,7 +168,7 @@ fn survivor_on_rings_sees_a_prefix_and_an_end_and_nothing_leaks() {
     eprintln!("{direct} of {total} connections had been on rings when the kill came");
     // Every program is gone; the adapter must have let go of all they shared.
     let adapter = toehold.adapter().pid();
-    let forgotten = wait_until(PATIENCE, || regions(adapter) == 0);
+    let forgotten = wait_until(TIME_LIMIT, || regions(adapter) == 0);
     assert!(
         forgotten,
         "the adapter still holds {} regions",

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-/// What a name can do to a connection that is not wholly in the kernel.
+/// The effect that a function can have on a connection that is not wholly in the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Class {
     /// The library stands in front of it.

@@ -1,15 +1,12 @@
 //! Regions are a budget: what channels cost, and that those which nobody uses are given back.
 
-use std::io::Write;
-use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
-use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use toehold_e2e::{Path, Running, Toehold, wait_until};
+use toehold_e2e::{Crowd, Toehold, wait_until};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_crowd");
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIME_LIMIT: Duration = Duration::from_secs(60);
 /// Connections, and regions that the adapter may have.
 const COUNT: usize = 40;
 /// Where the adapter stops taking regions back: three quarters.
@@ -18,78 +15,25 @@ const SLAB: &str = "/memfd:toehold-slab";
 /// Address space of one region: two rings of 4 MiB, and a page.
 const REGION_BYTES: u64 = (8 << 20) + 4096;
 
-/// Two programs with many connections, and a line to one of them.
-struct Crowd {
-    server: Running,
-    client: Running,
-    orders: UnixStream,
-    given: usize,
+/// As many connections as [`COUNT`].
+fn start(toehold: &Toehold) -> Crowd {
+    Crowd::start(toehold, PROGRAM, &[&COUNT.to_string()], TIME_LIMIT)
 }
 
-impl Crowd {
-    fn start(toehold: &Toehold) -> Crowd {
-        let mut command = toehold.command(Path::Direct, PROGRAM);
-        command.arg("server");
-        let server = Running::start(command, "server", toehold.dir());
-        let listens = wait_until(PATIENCE, || server.stdout().ends_with('\n'));
-        assert!(listens, "{}", server.outputs());
-        let (orders, theirs) = UnixStream::pair().expect("a socket pair");
-        let mut command = toehold.command(Path::Direct, PROGRAM);
-        command.args(["client", server.stdout().trim(), &COUNT.to_string()]);
-        command.stdin(OwnedFd::from(theirs));
-        let client = Running::start_fed(command, "client", toehold.dir());
-        let mut crowd = Crowd {
-            server,
-            client,
-            orders,
-            given: 0,
-        };
-        crowd.obeyed();
-        crowd
-    }
-
-    /// Has the client do something, and waits until it has.
-    fn order(&mut self, line: &str) {
-        writeln!(self.orders, "{line}").expect("the client reads");
-        self.given += 1;
-        self.obeyed();
-    }
-
-    fn obeyed(&mut self) {
-        let lines = self.given + 1;
-        let done = wait_until(PATIENCE, || {
-            self.client.ended().is_some() || self.client.stdout().lines().count() >= lines
+/// Address space of slabs that each of the two has mapped, in regions. Left regions are replaced
+/// by other memory.
+fn mapped(crowd: &Crowd) -> [u64; 2] {
+    [&crowd.server, &crowd.client].map(|program| {
+        let maps = std::fs::read_to_string(format!("/proc/{}/maps", program.pid()));
+        let maps = maps.unwrap_or_default();
+        let slabs = maps.lines().filter(|line| line.contains(SLAB));
+        let lengths = slabs.filter_map(|line| {
+            let (from, to) = line.split_once(' ')?.0.split_once('-')?;
+            let at = |text| u64::from_str_radix(text, 16).ok();
+            Some(at(to)? - at(from)?)
         });
-        let alive = self.client.ended().is_none() && self.server.ended().is_none();
-        assert!(
-            done && alive,
-            "{}\n{}",
-            self.client.outputs(),
-            self.server.outputs()
-        );
-    }
-
-    /// Has the client end, which has checked all that it got.
-    fn end(self) {
-        drop(self.orders);
-        self.client.success(PATIENCE);
-    }
-
-    /// Address space of slabs that each of the two has mapped, in regions. What it has left is
-    /// replaced by other memory.
-    fn mapped(&self) -> [u64; 2] {
-        [&self.server, &self.client].map(|program| {
-            let maps = std::fs::read_to_string(format!("/proc/{}/maps", program.pid()));
-            let maps = maps.unwrap_or_default();
-            let slabs = maps.lines().filter(|line| line.contains(SLAB));
-            let lengths = slabs.filter_map(|line| {
-                let (from, to) = line.split_once(' ')?.0.split_once('-')?;
-                let at = |text| u64::from_str_radix(text, 16).ok();
-                Some(at(to)? - at(from)?)
-            });
-            lengths.sum::<u64>() / REGION_BYTES
-        })
-    }
+        lengths.sum::<u64>() / REGION_BYTES
+    })
 }
 
 /// Memory in the slabs that the adapter holds, KiB.
@@ -112,23 +56,23 @@ fn direct(toehold: &Toehold) -> usize {
 fn regions_of_idle_connections_are_given_back_and_can_be_had_again() {
     let mut toehold = Toehold::start();
     toehold.start_adapter_with(&["--max-connections", &COUNT.to_string()]);
-    let mut crowd = Crowd::start(&toehold);
+    let mut crowd = start(&toehold);
     // The adapter may have begun to take regions back before the last connection had one.
-    let before = (crowd.mapped(), held(&mut toehold));
+    let before = (mapped(&crowd), held(&mut toehold));
     assert!(
         before.0.iter().all(|&mapped| mapped > LOW_WATER),
         "{before:?}"
     );
-    let relieved = wait_until(PATIENCE, || {
+    let relieved = wait_until(TIME_LIMIT, || {
         crowd.order("idle");
-        crowd.mapped().iter().all(|&mapped| mapped <= LOW_WATER)
+        mapped(&crowd).iter().all(|&mapped| mapped <= LOW_WATER)
     });
     let after = held(&mut toehold);
     eprintln!("before: {before:?} KiB; after: {after} KiB");
     assert!(
         relieved,
         "{after}, mapped {:?}\n{:?}",
-        crowd.mapped(),
+        mapped(&crowd),
         toehold.connections()
     );
     assert!(after < before.1, "no memory was freed");
@@ -138,7 +82,7 @@ fn regions_of_idle_connections_are_given_back_and_can_be_had_again() {
         for which in 1..COUNT {
             crowd.order(&format!("talk {which}"));
         }
-        let up = wait_until(PATIENCE, || {
+        let up = wait_until(TIME_LIMIT, || {
             crowd.order(&format!("talk {}", COUNT - 1));
             let connections = toehold.connections();
             let upgrades: u64 = connections.iter().map(|one| one.count("upgrades")).sum();
@@ -156,9 +100,9 @@ fn regions_of_idle_connections_are_given_back_and_can_be_had_again() {
 #[test]
 fn detached_connections_give_their_regions_back_and_attach_again() {
     let mut toehold = Toehold::start();
-    let mut crowd = Crowd::start(&toehold);
+    let mut crowd = start(&toehold);
     let all_direct = |toehold: &Toehold, crowd: &mut Crowd| {
-        wait_until(PATIENCE, || {
+        wait_until(TIME_LIMIT, || {
             (0..COUNT).for_each(|which| crowd.order(&format!("talk {which}")));
             direct(toehold) == 2 * COUNT
         })
@@ -169,14 +113,14 @@ fn detached_connections_give_their_regions_back_and_attach_again() {
         toehold.connections()
     );
     assert_eq!(toehold.detach_all(), 2 * COUNT as u32);
-    let given_back = wait_until(PATIENCE, || {
+    let given_back = wait_until(TIME_LIMIT, || {
         crowd.order("idle");
-        crowd.mapped() == [0, 0] && held(&mut toehold) == 0
+        mapped(&crowd) == [0, 0] && held(&mut toehold) == 0
     });
     assert!(
         given_back,
         "mapped {:?}, held {:?}\n{:?}",
-        crowd.mapped(),
+        mapped(&crowd),
         held(&mut toehold),
         toehold.connections()
     );

@@ -52,7 +52,7 @@ fn compare_cases(toehold: &Toehold, group: &str, cases: &[String], sides: &[Side
     );
 }
 
-/// What the suite itself promises: on the kernel each case ends well and, asked again
+/// The promises of the suite itself: on the kernel each case ends well and, asked again
 /// (TOEHOLD_SOAK), says the same thing.
 fn reproducible_on_the_kernel(groups: &[&str]) {
     let toehold = Toehold::absent();
@@ -220,7 +220,7 @@ mod improvised {
                 }
             });
             let result = std::panic::catch_unwind(AssertUnwindSafe(|| {
-                // Who answers a registration changes, and may tell an edge once more.
+                // The owner of a registration changes, and may report an edge once more.
                 compare_under(&toehold, &[Sides::DIRECT], &["edge"]);
             }));
             done.store(true, Ordering::Relaxed);

@@ -6,13 +6,13 @@ use toehold_e2e::load::Random;
 use toehold_e2e::{Checked, Sides, Toehold, host, wait_until};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_stream");
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIME_LIMIT: Duration = Duration::from_secs(120);
 
 /// Runs a connection to its end and has both ends' word that every byte was right.
 fn whole(toehold: &Toehold, sides: Sides, name: &str, seed: u64, bytes: u64) {
     let checked = Checked::start(toehold, sides, PROGRAM, (name, seed, bytes, false));
     for end in [checked.client, checked.server] {
-        let said = end.success(PATIENCE);
+        let said = end.success(TIME_LIMIT);
         assert!(
             said.contains(&format!("received {bytes}, then EOF")),
             "{name}, seed {seed}: {said}"
@@ -95,7 +95,7 @@ fn nothing_is_lost_while_an_operator_detaches_and_attaches_thousands_of_times() 
                     .received
                     .min(checked.client_counters().received)
             };
-            let goes_on = wait_until(PATIENCE, || checked.over() || moved(&checked) > progress);
+            let goes_on = wait_until(TIME_LIMIT, || checked.over() || moved(&checked) > progress);
             assert!(
                 goes_on && !checked.over(),
                 "round {round}: stopped at {progress}\n{}\n{}\n{:?}",
@@ -118,6 +118,6 @@ fn nothing_is_lost_while_an_operator_detaches_and_attaches_thousands_of_times() 
     );
     // The client goes; the server has checked all that came.
     checked.client.signal(libc::SIGTERM);
-    let said = checked.server.success(PATIENCE);
+    let said = checked.server.success(TIME_LIMIT);
     assert!(said.contains("received"), "{said}");
 }

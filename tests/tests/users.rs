@@ -9,7 +9,7 @@ use tempfile::TempDir;
 use toehold_e2e::{Running, host, wait_until};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_stream");
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIME_LIMIT: Duration = Duration::from_secs(30);
 /// Users that no system has: only their numbers count.
 const SERVER: u32 = 60_001;
 const CLIENT: u32 = 60_002;
@@ -63,7 +63,7 @@ impl Host {
         command.args(["adapter", "--system"]);
         command.env("TOEHOLD_SYSTEM_DIR", self.system_dir());
         let mut adapter = Running::start(command, "adapter", self.scratch.path());
-        let up = wait_until(PATIENCE, || {
+        let up = wait_until(TIME_LIMIT, || {
             adapter.ended().is_some() || toehold_adapter::client::ping(&self.system_dir()).is_ok()
         });
         assert!(up && adapter.ended().is_none(), "{}", adapter.outputs());
@@ -78,7 +78,7 @@ impl Host {
     fn kill_adapter(&mut self) {
         self.adapter().signal(libc::SIGKILL);
         assert!(
-            self.adapter().wait(PATIENCE).is_some(),
+            self.adapter().wait(TIME_LIMIT).is_some(),
             "SIGKILL does not kill"
         );
     }
@@ -99,7 +99,7 @@ impl Host {
         command.arg(&self.command).args(words);
         let home = self.home(user.parse().expect("a number"));
         command.current_dir(&home).env("HOME", &home);
-        // What a session has: its own directory is there, and is not to be used.
+        // A session has a directory of its own there, which is not to be used.
         command.env("XDG_RUNTIME_DIR", &home);
         command.env_remove("TOEHOLD_RUNTIME_DIR");
         command.env("TOEHOLD_LIB", &self.library);
@@ -159,7 +159,7 @@ impl Host {
         };
         let mut server = start(SERVER, &["listen"]);
         let mut port = None;
-        wait_until(PATIENCE, || {
+        wait_until(TIME_LIMIT, || {
             let words = server.stdout();
             port = words
                 .strip_prefix("port ")
@@ -172,7 +172,7 @@ impl Host {
     }
 
     fn assert_direct(&self, pair: &[Running; 2], context: &str) {
-        let direct = wait_until(PATIENCE, || {
+        let direct = wait_until(TIME_LIMIT, || {
             pair.iter().all(|end| self.is_direct(end.pid()))
         });
         let ends = pair.iter().map(Running::outputs).collect::<String>();
@@ -205,7 +205,7 @@ fn two_users_exchange_bytes_through_shared_memory() {
     }
     // Every byte is checked where it arrives, and every end goes on to its end.
     for end in &mut pair {
-        let status = end.wait(PATIENCE * 4);
+        let status = end.wait(TIME_LIMIT * 4);
         assert!(status.is_some_and(|it| it.success()), "{}", end.outputs());
     }
     // All that with three capabilities and a filter for system calls.
@@ -228,11 +228,11 @@ fn a_killed_end_is_noticed_by_the_other_user() {
         host.assert_direct(&pair, "before the kill");
         pair[victim].signal(libc::SIGKILL);
         assert!(
-            pair[victim].wait(PATIENCE).is_some(),
+            pair[victim].wait(TIME_LIMIT).is_some(),
             "SIGKILL does not kill"
         );
         let survivor = &mut pair[1 - victim];
-        let end = survivor.wait(PATIENCE);
+        let end = survivor.wait(TIME_LIMIT);
         assert!(end.is_some_and(|it| it.success()), "{}", survivor.outputs());
         let words = survivor.stdout();
         let ends = ["then EOF", "then ECONNRESET"];
@@ -251,7 +251,7 @@ fn connections_outlive_the_system_adapter_and_new_ones_find_the_next() {
     // Without an adapter two users' connection is the kernel's, and complete.
     let mut between = host.pair("between", 30_000_000);
     for end in &mut between {
-        let status = end.wait(PATIENCE * 4);
+        let status = end.wait(TIME_LIMIT * 4);
         assert!(status.is_some_and(|it| it.success()), "{}", end.outputs());
     }
     for end in &mut old {
@@ -313,7 +313,9 @@ fn assert_reason(host: &Host, pair: &[Running; 2], words: &str) {
         let reason = |one: &Value| one["reason"].as_str().map(String::from);
         connections.iter().filter_map(reason).collect::<Vec<_>>()
     };
-    let said = wait_until(PATIENCE, || reasons().iter().any(|reason| reason == words));
+    let said = wait_until(TIME_LIMIT, || {
+        reasons().iter().any(|reason| reason == words)
+    });
     assert!(said, "not {words:?}: {:?}", reasons());
 }
 

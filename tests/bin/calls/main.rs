@@ -12,7 +12,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 const BYTES: usize = 64;
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIME_LIMIT: Duration = Duration::from_secs(60);
 /// Rounds after the memory of a channel was seen: both directions have left the kernel by then.
 const ROUNDS_TO_SETTLE: u32 = 1000;
 
@@ -29,7 +29,7 @@ fn main() -> ExitCode {
         ends.stay_on_kernel();
     } else {
         while !has_channel() {
-            if started.elapsed() > PATIENCE {
+            if started.elapsed() > TIME_LIMIT {
                 eprintln!("calls: the connection is still on the kernel");
                 return ExitCode::FAILURE;
             }

@@ -1,16 +1,17 @@
 //! Many connections between two programs, most of them idle.
 //!
 //! `crowd server` prints its port and echoes on every connection, in one event loop.
-//! `crowd client PORT COUNT` opens the connections, talks once on each, and then does what it is
-//! told, line by line: `talk N` on connection N, `idle` for a while on all but the first, which it
-//! keeps using; it ends when there are no more. Every byte is checked; each line is answered with
-//! one.
+//! `crowd client PORT COUNT` opens the connections, talks once on each, and then follows
+//! its input, line by line: `talk N` on connection N, `idle` for a while on all but the first,
+//! which it keeps using, `around N` for N milliseconds with a message on each in turn. It ends when
+//! there are no more lines. Every byte is checked; each line is answered with one.
+//! `crowd client PORT COUNT light` only talks in short messages.
 
 use std::collections::HashMap;
 use std::io::{BufRead, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Short messages in one talk: enough for a connection to be worth pairing.
 const MESSAGES: usize = 100;
@@ -22,11 +23,16 @@ fn main() {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match arguments[..] {
         ["server"] => server(),
-        ["client", port, count] => client(
+        ["client", port, count, ref manner @ ..] => client(
             port.parse().expect("a port"),
             count.parse().expect("a number"),
+            match manner {
+                [] => BULK_BYTES,
+                ["light"] => 0,
+                _ => panic!("{manner:?}?"),
+            },
         ),
-        _ => panic!("usage: crowd server | client PORT COUNT"),
+        _ => panic!("usage: crowd server | client PORT COUNT [light]"),
     }
 }
 
@@ -68,15 +74,25 @@ fn server() {
     }
 }
 
-fn client(port: u16, count: usize) {
+fn client(port: u16, count: usize, bulk_bytes: usize) {
     let mut streams: Vec<TcpStream> = (0..count)
         .map(|_| TcpStream::connect(("127.0.0.1", port)).expect("the server listens"))
         .collect();
+    let talk = |stream: &mut TcpStream| talk(stream, bulk_bytes);
     streams.iter_mut().for_each(talk);
     println!("ready");
     for line in std::io::stdin().lock().lines().map_while(Result::ok) {
         match line.split_once(' ') {
             Some(("talk", which)) => talk(&mut streams[which.parse::<usize>().expect("a number")]),
+            Some(("around", time)) => {
+                let time = Duration::from_millis(time.parse().expect("a number"));
+                let begun = Instant::now();
+                while begun.elapsed() < time {
+                    for (which, stream) in streams.iter_mut().enumerate() {
+                        exchange(stream, format!("{which} speaks").as_bytes());
+                    }
+                }
+            }
             None if line == "idle" => {
                 for _ in 0..20 {
                     std::thread::sleep(Duration::from_millis(5));
@@ -89,11 +105,11 @@ fn client(port: u16, count: usize) {
     }
 }
 
-fn talk(stream: &mut TcpStream) {
+fn talk(stream: &mut TcpStream, bulk_bytes: usize) {
     for n in 0..MESSAGES {
         exchange(stream, format!("message {n}").as_bytes());
     }
-    let bytes: Vec<u8> = (0..BULK_BYTES).map(|n| (n % 251) as u8).collect();
+    let bytes: Vec<u8> = (0..bulk_bytes).map(|n| (n % 251) as u8).collect();
     exchange(stream, &bytes);
 }
 

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use toehold_e2e::host;
 
-/// What the head of a script says.
+/// The settings in the head of a script.
 #[derive(Debug)]
 pub(crate) struct Case {
     pub(crate) name: String,

@@ -1,6 +1,6 @@
 //! Programs that nobody wrote with Toehold in mind, run four ways: as they are, with both ends
-//! under `toehold run`, with the server alone, with the client alone. What a client writes and how
-//! it ends must be the same in all four.
+//! under `toehold run`, with the server alone, with the client alone. A client's output and its
+//! exit status must be equal in all four.
 //!
 //! ```text
 //!   programs/NAME.sh    # what, needs, user          case     what a script says of itself

@@ -9,7 +9,7 @@ use std::process::{Command, ExitStatus};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use toehold_e2e::process::{PATIENCE, Running, ending};
+use toehold_e2e::process::{Running, TIME_LIMIT, ending};
 use toehold_e2e::{Path, Sides, Toehold, wait_until};
 
 use crate::case::Case;
@@ -21,7 +21,7 @@ const PORTS: usize = 4;
 const STARTS_MAX: usize = 2;
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
-/// What a run came to.
+/// The result of a run.
 #[derive(Debug)]
 pub(crate) struct Outcome {
     /// How the client ended, and all it wrote to its standard output.
@@ -85,7 +85,7 @@ fn attempt(case: &Case, sides: Sides, ports: &[u16]) -> Result<Outcome, String> 
         must(stage(Path::Host, "prepare"))?;
         let mut server = stage(sides.server, "server");
         let mut ready = stage(Path::Host, "ready");
-        wait_until(PATIENCE, || {
+        wait_until(TIME_LIMIT, || {
             ready.ended().is_some() || server.ended().is_some()
         });
         if !ready.ended().is_some_and(|status| status.success()) {
@@ -98,7 +98,7 @@ fn attempt(case: &Case, sides: Sides, ports: &[u16]) -> Result<Outcome, String> 
         let outcome = Outcome {
             result: match status {
                 Some(status) => format!("{}\n{}", ending(status), client.stdout()),
-                None => format!("did not end in {} s", PATIENCE.as_secs()),
+                None => format!("did not end in {} s", TIME_LIMIT.as_secs()),
             },
             success: status.is_some_and(|status| status.success()),
             took,
@@ -114,7 +114,7 @@ fn attempt(case: &Case, sides: Sides, ports: &[u16]) -> Result<Outcome, String> 
 }
 
 fn toehold(case: &Case, sides: Sides) -> Toehold {
-    // What root runs as root needs no change of user.
+    // A case that root runs as root needs no change of user.
     match case.user.as_deref().filter(|user| *user != "root") {
         Some(user) if sides == Sides::HOST => Toehold::absent_as(user),
         Some(user) => Toehold::start_as(user),
@@ -143,7 +143,7 @@ fn settle(command: &mut Command, toehold: &Toehold, ports: &[u16]) {
 
 /// Waits for a stage that has to succeed.
 fn must(mut stage: Running) -> Result<(), String> {
-    match stage.wait(PATIENCE) {
+    match stage.wait(TIME_LIMIT) {
         Some(status) if status.success() => Ok(()),
         _ => Err(stage.outputs()),
     }
@@ -152,7 +152,7 @@ fn must(mut stage: Running) -> Result<(), String> {
 /// Waits for the client and looks, meanwhile, where connections are.
 fn watch(toehold: &Toehold, sides: Sides, client: &mut Running) -> (Seen, Option<ExitStatus>) {
     if !sides.pair_up() {
-        return (Seen::default(), client.wait(PATIENCE));
+        return (Seen::default(), client.wait(TIME_LIMIT));
     }
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -164,7 +164,7 @@ fn watch(toehold: &Toehold, sides: Sides, client: &mut Running) -> (Seen, Option
             }
             seen
         });
-        let status = client.wait(PATIENCE);
+        let status = client.wait(TIME_LIMIT);
         done.store(true, Ordering::Relaxed);
         (looker.join().expect("it only looks"), status)
     })

@@ -1,4 +1,4 @@
-//! What came of all runs, for a terminal, for `docs/programs.md` and for a program.
+//! The results of all runs, for a terminal, for `docs/programs.md` and for a program.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

@@ -227,13 +227,13 @@ fn asynchronous(pair: &Pair) {
     }
 }
 
-/// What the notification of a completed request carried.
-static TOLD: AtomicI32 = AtomicI32::new(0);
+/// The value that the notification of a completed request carried.
+static NOTIFIED: AtomicI32 = AtomicI32::new(0);
 
 extern "C" fn is_told(_: c_int, info: *mut libc::siginfo_t, _: *mut c_void) {
     // SAFETY: the kernel gives a valid siginfo; the value of a queued signal is a pointer's size.
     let value = unsafe { (*info).si_value().sival_ptr } as usize;
-    TOLD.store(value as i32, Ordering::Relaxed);
+    NOTIFIED.store(value as i32, Ordering::Relaxed);
 }
 
 fn asynchronous_ready(pair: &Pair) {
@@ -263,10 +263,10 @@ fn asynchronous_ready(pair: &Pair) {
     pair.say("aio_read", sys::ret(unsafe { aio_read(&mut read) }));
     pair.say("is complete", completion(&mut read));
     pair.say("received", shown(&bytes));
-    while TOLD.load(Ordering::Relaxed) == 0 {
+    while NOTIFIED.load(Ordering::Relaxed) == 0 {
         std::thread::yield_now();
     }
-    pair.say("told", TOLD.load(Ordering::Relaxed));
+    pair.say("told", NOTIFIED.load(Ordering::Relaxed));
     pair.step();
     let mut bytes = [0; 19];
     receive_all(pair.fd, &mut bytes);

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use crate::Case;
-use crate::role::{Pair, await_events, drain, receive_all, send_all, shown};
+use crate::role::{Pair, await_events, drain, receive_all, send_all, send_until_refused, shown};
 use crate::sys::{self, Fd};
 
 pub(crate) const CASES: &[Case] = &[
@@ -223,20 +223,7 @@ fn send_timeout(pair: &Pair) {
             sys::set_option(pair.fd, libc::SOL_SOCKET, libc::SO_SNDTIMEO, timeout(40)),
         );
         let bytes = vec![1; 64 << 20];
-        let first = sys::send(pair.fd, &bytes, 0);
-        pair.say(
-            "send takes a part",
-            first.len() > 0 && first.len() < bytes.len(),
-        );
-        // The buffers may have grown meanwhile; they do not grow for ever.
-        let mut sent = first.len();
-        let refusal = loop {
-            let result = sys::send(pair.fd, &bytes, 0);
-            if result.0.is_err() {
-                break result;
-            }
-            sent += result.len();
-        };
+        let (sent, refusal) = send_until_refused(pair, &bytes);
         pair.say("send", refusal);
         pair.tell(u32::try_from(sent).expect("below 4 GB"));
         pair.step();

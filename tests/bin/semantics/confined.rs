@@ -33,7 +33,7 @@ pub(crate) const CASES: &[Case] = &[
     ),
 ];
 
-/// What a user gets on most systems (`RLIMIT_MEMLOCK`, since Linux 5.16).
+/// A user's limit on most systems (`RLIMIT_MEMLOCK`, since Linux 5.16).
 const LIMIT: u64 = 8 << 20;
 
 /// Takes the right to lock more than [`LIMIT`] away from this process: root has no more rights
@@ -123,7 +123,7 @@ fn locks_while_connected(pair: &Pair) {
     pair.step();
 }
 
-/// What it would need for rings is more than it may lock.
+/// The process may lock less memory than it would need for rings.
 fn connects_when_locked(role: &Role) {
     become_ordinary();
     role.say("mlockall", lock_all(libc::MCL_CURRENT | libc::MCL_FUTURE));
@@ -194,8 +194,7 @@ fn set_filter(how: Confine, calls: &[libc::c_long], answer: u32, others: u32) {
         len: filter.len() as u16,
         filter: filter.as_mut_ptr(),
     };
-    // What an ordinary user needs to set a filter.
-    // SAFETY: plain system call.
+    // An ordinary user needs this to set a filter. SAFETY: plain system call.
     let set = unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
     assert_eq!(set, 0);
     how(&program);
@@ -254,7 +253,7 @@ fn closes_a_range(pair: &Pair) {
     sys::exit_now(0);
 }
 
-/// What a child does to itself concerns nobody else.
+/// A child's filter concerns nobody else.
 fn confined_child(pair: &Pair) {
     if !pair.server() {
         let child = sys::fork();

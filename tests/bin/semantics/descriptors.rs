@@ -11,6 +11,14 @@ pub(crate) const CASES: &[Case] = &[
     Case::pair("dup3_and_fcntl_duplicates_share_the_stream", dup_variants),
     Case::pair("last_close_of_a_duplicate_ends_the_connection", last_close),
     Case::pair("dup2_onto_a_socket_closes_it", dup2_onto),
+    Case::pair(
+        "number_becomes_another_connections_under_a_receiver",
+        |pair| becomes_anothers(pair, true),
+    ),
+    Case::pair(
+        "number_becomes_another_connections_under_a_sender",
+        |pair| becomes_anothers(pair, false),
+    ),
     Case::pair("reused_number_is_a_new_descriptor", reuse),
     Case::pair("nonblocking_is_shared_by_duplicates", shared_flags),
     Case::pair(
@@ -469,4 +477,52 @@ fn limit_lowered(role: &Role) {
     let second = connection(role, listener, port);
     send_to_each(role, [first, second]);
     role.step();
+}
+
+/// A thread sleeps in a call on a connection, and its number becomes that of another connection,
+/// which stays on the kernel. The call goes on with its own connection, and the other one neither
+/// loses a byte nor gets one.
+fn becomes_anothers(pair: &Pair, receives: bool) {
+    const ASLEEP: std::time::Duration = std::time::Duration::from_millis(500);
+    const MUCH: usize = 32 << 20;
+    let other = pair.meet();
+    if pair.server() {
+        pair.step();
+        send_all(other, b"of the other");
+        pair.step();
+        if receives {
+            send_all(pair.fd, b"!");
+        } else {
+            let mut bytes = vec![0; MUCH];
+            receive_all(pair.fd, &mut bytes);
+            pair.say("right", bytes == sample(MUCH));
+        }
+        pair.step();
+        let mut bytes = [0; 6];
+        receive_all(other, &mut bytes);
+        pair.say("from the other", shown(&bytes));
+        sys::close(other).value();
+        return;
+    }
+    let fd = pair.fd;
+    let much = sample(if receives { 0 } else { MUCH });
+    let call = std::thread::spawn(move || match receives {
+        true => format!("{}", sys::recv(fd, &mut [0; 8], 0)),
+        false => format!("{}", sys::send(fd, &much, 0)),
+    });
+    std::thread::sleep(ASLEEP);
+    let kept = sys::dup(fd).fd();
+    sys::dup2(other, fd).value();
+    pair.step();
+    pair.arrived(other, 12);
+    pair.step();
+    pair.say("call", call.join().expect("no panic"));
+    pair.step();
+    let mut bytes = [0; 12];
+    receive_all(fd, &mut bytes);
+    pair.say("other", shown(&bytes));
+    send_all(other, b"answer");
+    for fd in [kept, other] {
+        sys::close(fd).value();
+    }
 }

@@ -161,7 +161,7 @@ fn shutdown_read(pair: &Pair) {
         pair.step();
         pair.step();
         pair.arrived(pair.fd, 8);
-        // What comes after a shutdown for reading can still be read; then it is EOF again.
+        // Bytes that come after a shutdown for reading can still be read; then it is EOF again.
         let mut bytes = [0; 16];
         let result = sys::recv(pair.fd, &mut bytes, 0);
         pair.say(
@@ -401,14 +401,14 @@ fn in_poll(fd: sys::Fd) {
 
 /// Level-triggered, and by one instance for all requests, as event loops have it.
 fn in_epoll(fd: sys::Fd) {
-    const PATIENCE_MS: i32 = 20_000;
+    const TIME_LIMIT_MS: i32 = 20_000;
     static EPOLL: std::sync::OnceLock<sys::Fd> = std::sync::OnceLock::new();
     let epoll = *EPOLL.get_or_init(|| {
         let epoll = sys::epoll_create();
         sys::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, fd, libc::EPOLLIN, 4).value();
         epoll
     });
-    sys::epoll_wait(epoll, 4, PATIENCE_MS).0.value();
+    sys::epoll_wait(epoll, 4, TIME_LIMIT_MS).0.value();
 }
 
 fn by_retrying(fd: sys::Fd) {

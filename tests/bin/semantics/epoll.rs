@@ -96,6 +96,10 @@ pub(crate) const CASES: &[Case] = &[
         "member_of_one_instance_among_many_hundreds",
         unseen::many_instances,
     ),
+    Case::pair(
+        "instance_closed_under_a_sleeper_leaves_no_sleeper",
+        sharing::closed_under_a_sleeper,
+    ),
     Case::pair("instance_lives_on_in_its_duplicate", duplicates::outlives),
     Case::roles(
         "instance_from_before_the_traffic_lives_on_in_its_duplicate",
@@ -129,7 +133,7 @@ fn watching(pair: &Pair, events: i32) -> Fd {
     epoll
 }
 
-/// What an epoll_wait that may not wait finds.
+/// The events that an epoll_wait finds at once.
 fn now(epoll: Fd) -> String {
     seen(&sys::epoll_wait(epoll, 16, 0))
 }
@@ -771,8 +775,8 @@ fn other_thread(pair: &Pair) {
     }
 }
 
-/// What Apache's event MPM does: one thread waits and takes out what has news, others serve it and
-/// put it back while the first waits again.
+/// Behaves like Apache's event MPM: one thread waits and takes out the descriptors with events,
+/// others serve them and put them back while the first waits again.
 fn put_back(pair: &Pair) {
     const ROUNDS: usize = 20;
     if pair.server() {

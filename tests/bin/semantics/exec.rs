@@ -53,7 +53,7 @@ fn keep_open(fd: Fd) {
     sys::fcntl(fd, libc::F_SETFD, 0).value();
 }
 
-/// What `execute` leads to.
+/// The program that `execute` starts.
 pub(crate) fn executed(arguments: &[&str]) {
     let number = |text: &str| text.parse::<Fd>().expect("a number");
     match *arguments {
@@ -94,7 +94,7 @@ fn after_exec(fd: Fd) {
     println!("received after exec -> {}", shown(&bytes));
     println!(
         "left behind -> {:?}",
-        std::env::vars().find(|(name, _)| name.contains("ESTATE"))
+        std::env::vars().find(|(name, _)| name.contains("HANDOVER"))
     );
     send_all(fd, b"from the other");
     println!("then -> {}", drain(fd));
@@ -341,9 +341,9 @@ fn without_the_library(pair: &Pair) {
     }
 }
 
-/// Bytes in a ring cannot follow a descriptor to a program that knows nothing of rings. What it
-/// gets is what was sent, from where the former program stopped, or an error at once; never a later
-/// byte in an earlier one's place.
+/// Bytes in a ring cannot follow a descriptor to a program that knows nothing of rings. It gets the
+/// bytes from where the former program stopped, or an error at once; never a later byte in an
+/// earlier one's place.
 fn drain_it(fd: Fd) {
     let expected = sample(9000);
     let mut bytes = vec![0; 9000];

@@ -1,4 +1,4 @@
-//! What the flags of send and recv change.
+//! The flags of send and recv.
 
 use crate::Case;
 use crate::role::{Pair, await_events, drain, receive_all, sample, send_all, shown};
@@ -22,6 +22,10 @@ pub(crate) const CASES: &[Case] = &[
     Case::pair("peek_with_trunc_counts_and_discards_nothing", peek_trunc),
     Case::pair("recvmsg_passes_flags_through", recvmsg_flags),
     Case::pair("recvmmsg_and_sendmmsg_keep_their_books", many_messages),
+    Case::pair(
+        "recvmmsg_heeds_its_time_after_each_message",
+        messages_in_time,
+    ),
     Case::pair("urgent_byte_travels_out_of_band", urgent),
     Case::pair("urgent_byte_inline_keeps_its_place", urgent_inline),
     Case::pair("error_queue_is_empty", error_queue),
@@ -535,7 +539,7 @@ fn control_messages(pair: &Pair, (level, name): (i32, i32)) {
     pair.step();
 }
 
-/// What `recvmsg` into `room` bytes returns, and the types of the control messages beside them.
+/// The result of `recvmsg` into `room` bytes, and the types of the control messages beside them.
 fn received_with(pair: &Pair, room: usize) -> (sys::Ret, Vec<(i32, i32)>) {
     let (mut bytes, mut control) = (vec![0_u8; room], [0_u64; 32]);
     let mut list = [libc::iovec {
@@ -633,5 +637,37 @@ fn poll_of_too_many(pair: &Pair) {
     // SAFETY: the kernel refuses the number before it looks at the array.
     let result = sys::ret(unsafe { libc::poll(&mut one, -1_i64 as libc::nfds_t, 0) });
     pair.say("poll", result);
+    pair.step();
+}
+
+/// `recvmmsg` looks at its time-out after each message.
+fn messages_in_time(pair: &Pair) {
+    if pair.server() {
+        send_all(pair.fd, b"abcdefghi");
+        pair.step();
+        pair.step();
+        return;
+    }
+    pair.step();
+    pair.arrived(pair.fd, 9);
+    let receive = |seconds: i64, nanoseconds: i64, flags| {
+        let mut time = libc::timespec {
+            tv_sec: seconds,
+            tv_nsec: nanoseconds,
+        };
+        let mut bytes = [0; 3];
+        let (result, lengths) = sys::recvmmsg_in(pair.fd, &mut bytes, 3, flags, &mut time);
+        let is_less = (time.tv_sec, time.tv_nsec) < (seconds, nanoseconds);
+        format!(
+            "{result} {lengths:?} {}, less time: {is_less}",
+            shown(&bytes)
+        )
+    };
+    pair.say("no time", receive(0, 0, 0));
+    pair.say("much time", receive(100, 0, 0));
+    pair.say("a time that is none", receive(1, 1_000_000_000, 0));
+    pair.say("a negative time", receive(-1, 0, 0));
+    pair.say("the rest", receive(100, 0, 0));
+    pair.say("nothing", receive(100, 0, libc::MSG_DONTWAIT));
     pair.step();
 }

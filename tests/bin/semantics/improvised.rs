@@ -85,7 +85,7 @@ fn pick<T: Copy>(list: &[T], number: u64) -> T {
     list[number as usize % list.len()]
 }
 
-/// What a turn did that the other role has to know.
+/// The acts of a turn that the other role has to know.
 #[derive(Default)]
 struct Did {
     sent: usize,

@@ -4,7 +4,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::Case;
-use crate::role::{Pair, Role, receive_all, send_all, shown};
+use crate::role::{Pair, Role, receive_all, send_all, send_until_refused, shown};
 use crate::sys;
 
 pub(crate) const CASES: &[Case] = &[
@@ -127,20 +127,7 @@ fn send_plain(pair: &Pair) {
         let bytes = vec![5; 64 << 20];
         handle(count, 0);
         alarm(60, 60);
-        let first = sys::send(pair.fd, &bytes, 0);
-        pair.say(
-            "send takes a part",
-            first.len() > 0 && first.len() < bytes.len(),
-        );
-        // The buffers may have grown meanwhile; they do not grow for ever.
-        let mut sent = first.len();
-        let refusal = loop {
-            let result = sys::send(pair.fd, &bytes, 0);
-            if result.0.is_err() {
-                break result;
-            }
-            sent += result.len();
-        };
+        let (sent, refusal) = send_until_refused(pair, &bytes);
         alarm(0, 0);
         pair.say("send into a full socket", refusal);
         pair.tell(u32::try_from(sent).expect("below 4 GB"));
@@ -299,8 +286,8 @@ fn handler_sends(pair: &Pair) {
     }
 }
 
-/// What `close_some` closes: a duplicate of the connection on `ANSWERS_ON`, of which it then makes
-/// another.
+/// The descriptor that `close_some` closes: a duplicate of the connection on `ANSWERS_ON`, of which
+/// it then makes another.
 static DUPLICATE: AtomicU32 = AtomicU32::new(u32::MAX);
 
 extern "C" fn close_some(_: i32) {
@@ -468,7 +455,7 @@ fn handler_jumps(pair: &Pair) {
     }
 }
 
-/// What a program asks about its handlers is what it has said.
+/// A program that asks about its handlers gets those that it installed.
 fn installed(role: &Role) {
     extern "C" fn plain(_: i32) {}
     extern "C" fn detailed(_: i32, _: *mut libc::siginfo_t, _: *mut std::ffi::c_void) {}
@@ -538,12 +525,15 @@ fn accept(role: &Role) {
         role.say("accept", sys::accept(listener));
         alarm(30, 30);
         role.say("poll", sys::poll(&[(listener, libc::POLLIN)], -1).0);
+        // The client comes later than the next signal would.
+        alarm(0, 0);
         role.step();
         let fd = sys::accept(listener).fd();
         role.warm(fd);
     } else {
         let port = role.hear_port();
         role.step();
+        std::thread::sleep(std::time::Duration::from_millis(100));
         let fd = role.connect(port);
         role.warm(fd);
     }

@@ -1,7 +1,7 @@
 //! A program of many small cases, each a server and a client that write down all they see.
 //!
 //! `semantics list` names the cases; `semantics server CASE` and `semantics client CASE`, started
-//! together by the harness, play one. What they print is what POSIX lets a program observe and the
+//! together by the harness, play one. They print the results that a program can observe and the
 //! kernel decides: run on another path, the same lines must come out. A case called
 //! `improvised:SEED` is drawn by lot.
 
@@ -114,7 +114,7 @@ fn main() {
         }
         ["server", name] => play(name, Side::Server),
         ["client", name] => play(name, Side::Client),
-        // What `exec` runs, with the connection on an inherited descriptor.
+        // `exec` runs this, with the connection on an inherited descriptor.
         ["executed", ref rest @ ..] => exec::executed(rest),
         _ => {
             eprintln!("usage: semantics list | server CASE | client CASE");

@@ -216,7 +216,7 @@ fn killed_child(pair: &Pair) {
     }
 }
 
-/// What becomes of a child that was to hold the connection.
+/// The fate of a child that was to hold the connection.
 #[derive(Clone, Copy, PartialEq)]
 enum Killed {
     AtWork,
@@ -415,10 +415,10 @@ fn shared_epoll(pair: &Pair) {
     }
 }
 
-/// What a program does before it becomes another one, or a daemon: closes what it has, in whatever
-/// order.
+/// Closes all descriptors in some order, as a program does before it becomes another one, or a
+/// daemon.
 fn closing_child(pair: &Pair) {
-    const PATIENCE_MS: i32 = 5000;
+    const TIME_LIMIT_MS: i32 = 5000;
     const ROUNDS: usize = 4;
     if pair.server() {
         for _ in 0..ROUNDS {
@@ -448,7 +448,7 @@ fn closing_child(pair: &Pair) {
         pair.step();
         pair.say(
             "event",
-            format!("{:?}", sys::epoll_wait(epoll, 4, PATIENCE_MS)),
+            format!("{:?}", sys::epoll_wait(epoll, 4, TIME_LIMIT_MS)),
         );
         receive_all(pair.fd, &mut [0; 4]);
         pair.say("quiet", format!("{:?}", sys::epoll_wait(epoll, 4, 0)));

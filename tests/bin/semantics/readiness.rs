@@ -1,5 +1,7 @@
 //! poll and select, over accelerated and ordinary descriptors together.
 
+use std::time::Duration;
+
 use crate::Case;
 use crate::role::{Pair, await_events, fill, receive_all, send_all};
 use crate::sys::{self, Fd};
@@ -24,6 +26,10 @@ pub(crate) const CASES: &[Case] = &[
     Case::pair("select_mixes_sockets_pipes_and_eventfds", select_mixed),
     Case::pair("select_wakes_for_data_that_comes_later", select_wakes),
     Case::pair("repeated_polls_of_unread_data_repeat_themselves", level),
+    Case::pair(
+        "poll_from_before_a_connection_moved_leaves_it_to_its_receiver",
+        poll_from_before,
+    ),
 ];
 
 const BOTH: i16 = libc::POLLIN | libc::POLLOUT;
@@ -326,4 +332,39 @@ fn level(pair: &Pair) {
         }
         pair.step();
     }
+}
+
+/// A thread begins to poll two connections, of which one moves meanwhile. Another thread sleeps on
+/// that one when the poll ends.
+fn poll_from_before(pair: &Pair) {
+    const ASLEEP: Duration = Duration::from_millis(200);
+    let moves = pair.meet();
+    if pair.server() {
+        pair.warm(moves);
+        pair.step();
+        send_all(pair.fd, b"!");
+        pair.step();
+        std::thread::sleep(ASLEEP);
+        send_all(moves, b"?");
+        pair.step();
+        return;
+    }
+    let wanted = [(pair.fd, libc::POLLIN), (moves, libc::POLLPRI)];
+    let seconds = libc::timeval {
+        tv_sec: 3,
+        tv_usec: 0,
+    };
+    sys::set_option(moves, libc::SOL_SOCKET, libc::SO_RCVTIMEO, seconds).value();
+    std::thread::scope(|scope| {
+        let polls = scope.spawn(move || format!("{:?}", sys::poll(&wanted, -1)));
+        std::thread::sleep(ASLEEP);
+        pair.warm(moves);
+        let receives = scope.spawn(move || sys::recv(moves, &mut [0; 8], 0));
+        std::thread::sleep(ASLEEP);
+        pair.step();
+        pair.say("polled", polls.join().expect("no panic"));
+        pair.step();
+        pair.say("received", receives.join().expect("no panic"));
+    });
+    pair.step();
 }

@@ -221,6 +221,23 @@ pub(crate) fn send_all(fd: Fd, bytes: &[u8]) {
     }
 }
 
+/// Sends `bytes`, of which the first call takes a part, and again until a call takes nothing.
+/// Returns how many bytes were sent, and the last result.
+pub(crate) fn send_until_refused(pair: &Pair, bytes: &[u8]) -> (usize, sys::Ret) {
+    let first = sys::send(pair.fd, bytes, 0);
+    let takes_a_part = first.len() > 0 && first.len() < bytes.len();
+    pair.say("send takes a part", takes_a_part);
+    // The buffers may have grown meanwhile; they do not grow for ever.
+    let mut sent = first.len();
+    loop {
+        let result = sys::send(pair.fd, bytes, 0);
+        if result.0.is_err() {
+            return (sent, result);
+        }
+        sent += result.len();
+    }
+}
+
 /// Fills `bytes`; the connection must not end before.
 pub(crate) fn receive_all(fd: Fd, bytes: &mut [u8]) {
     let mut received = 0;

@@ -286,7 +286,7 @@ fn shared(role: &Role) {
     }
 }
 
-/// What shells do for `echo word >&3`.
+/// Shells do this for `echo word >&3`.
 fn moved_output(pair: &Pair) {
     for number in 0..5 {
         if pair.server() {
@@ -312,7 +312,7 @@ fn moved_output(pair: &Pair) {
     pair.step();
 }
 
-/// What shells do for `read word <&3`, with C's own input.
+/// Shells do this for `read word <&3`, with C's own input.
 fn moved_input(pair: &Pair) {
     if pair.server() {
         pair.step();

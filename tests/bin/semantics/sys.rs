@@ -10,7 +10,7 @@ use toehold_e2e::duet::{MEET_V4, MEET_V6};
 
 pub(crate) type Fd = c_int;
 
-/// What a call returned: its value, or its errno when it failed.
+/// The result of a call: its value, or its errno when it failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Ret(pub(crate) Result<i64, i32>);
 
@@ -197,6 +197,17 @@ pub(crate) fn sendmsg(fd: Fd, bytes: &[u8], flags: c_int) -> Ret {
 
 /// recvmmsg into `count` messages of equal size: messages received, and the length of each.
 pub(crate) fn recvmmsg(fd: Fd, bytes: &mut [u8], count: usize, flags: c_int) -> (Ret, Vec<u32>) {
+    recvmmsg_in(fd, bytes, count, flags, ptr::null_mut())
+}
+
+/// As [`recvmmsg`], within `time`, which may be null.
+pub(crate) fn recvmmsg_in(
+    fd: Fd,
+    bytes: &mut [u8],
+    count: usize,
+    flags: c_int,
+    time: *mut libc::timespec,
+) -> (Ret, Vec<u32>) {
     let part = bytes.len() / count;
     let mut lists: Vec<Vec<libc::iovec>> = bytes
         .chunks_mut(part)
@@ -216,9 +227,8 @@ pub(crate) fn recvmmsg(fd: Fd, bytes: &mut [u8], count: usize, flags: c_int) -> 
         reason = "the flags' type differs between libc versions"
     )]
     let flags = flags.try_into().expect("flags fit");
-    // SAFETY: `wanted` headers, whose lists and parts outlive the call; no time-out.
-    let result =
-        ret(unsafe { libc::recvmmsg(fd, headers.as_mut_ptr(), wanted, flags, ptr::null_mut()) });
+    // SAFETY: `wanted` headers, whose lists and parts outlive the call; so does the time.
+    let result = ret(unsafe { libc::recvmmsg(fd, headers.as_mut_ptr(), wanted, flags, time) });
     let lengths = headers
         .iter()
         .take(result.len())
@@ -524,7 +534,7 @@ fn members(set: &libc::fd_set, fds: &[Fd]) -> Vec<usize> {
         .collect()
 }
 
-/// What a select found: its result, and the indices of the readable and the writable.
+/// The result of a select, and the indices of the readable and the writable.
 #[derive(Debug)]
 pub(crate) struct Selected {
     pub(crate) result: Ret,
@@ -647,7 +657,7 @@ pub(crate) fn epoll_ctl(epoll: Fd, operation: c_int, fd: Fd, events: c_int, data
     ret(unsafe { libc::epoll_ctl(epoll, operation, fd, &mut event) })
 }
 
-/// What an epoll_wait found: (data, events) in ascending order of data.
+/// The result of an epoll_wait: (data, events) in ascending order of data.
 pub(crate) fn epoll_wait(epoll: Fd, max: usize, timeout_ms: c_int) -> (Ret, Vec<(u64, u32)>) {
     let mut events = vec![libc::epoll_event { events: 0, u64: 0 }; max];
     let max = c_int::try_from(max).expect("few");

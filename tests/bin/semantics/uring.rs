@@ -1,4 +1,5 @@
-//! Requests of io_uring, made by `syscall(2)`, on connections that other calls have used before.
+//! Requests of io_uring, made by `syscall(2)` or by liburing, on connections that other calls have
+//! used before.
 
 use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -22,6 +23,13 @@ pub(crate) const CASES: &[Case] = &[
     Case::pair("registered_with_epoll_by_io_uring_is_told", registered),
     Case::pair("sent_by_io_uring_stands_in_its_place", sent),
     Case::pair("closed_by_io_uring_is_an_end", closed),
+    Case::pair("received_by_liburing_are_the_bytes", |pair| {
+        received_by_liburing(pair, 0);
+    }),
+    Case::pair("received_by_liburing_whose_ring_the_kernel_polls", |pair| {
+        received_by_liburing(pair, SQPOLL);
+    }),
+    Case::pair("polled_by_liburing_is_told", polled_by_liburing),
 ];
 
 const SQPOLL: u32 = 2;
@@ -168,27 +176,35 @@ fn received(pair: &Pair, flags: u32, is_registered: bool) {
 
 fn polled(pair: &Pair) {
     if pair.server() {
-        pair.step();
-        send_all(pair.fd, b"something");
-        pair.step();
+        send_when_watched(pair);
     } else {
         let ring = Requests::new(0);
         ring.submit((POLL_ADD, 0), pair.fd, 0, 0, 0, libc::POLLIN as u32);
         pair.step();
         pair.say("result", ring.result());
-        let mut bytes = [0; 9];
-        receive_all(pair.fd, &mut bytes);
-        pair.say("bytes", shown(&bytes));
-        pair.step();
+        take_what_came(pair);
     }
     goes_on(pair);
 }
 
+/// The server sends once the client has asked for events.
+fn send_when_watched(pair: &Pair) {
+    pair.step();
+    send_all(pair.fd, b"something");
+    pair.step();
+}
+
+/// The client takes the server's bytes.
+fn take_what_came(pair: &Pair) {
+    let mut bytes = [0; 9];
+    receive_all(pair.fd, &mut bytes);
+    pair.say("bytes", shown(&bytes));
+    pair.step();
+}
+
 fn epoll_polled(pair: &Pair) {
     if pair.server() {
-        pair.step();
-        send_all(pair.fd, b"something");
-        pair.step();
+        send_when_watched(pair);
     } else {
         let epoll = sys::epoll_create();
         sys::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, pair.fd, libc::EPOLLIN, 7).value();
@@ -197,19 +213,14 @@ fn epoll_polled(pair: &Pair) {
         pair.step();
         pair.say("result", ring.result());
         pair.say("then", format!("{:?}", sys::epoll_wait(epoll, 4, 5000).1));
-        let mut bytes = [0; 9];
-        receive_all(pair.fd, &mut bytes);
-        pair.say("bytes", shown(&bytes));
-        pair.step();
+        take_what_came(pair);
     }
     goes_on(pair);
 }
 
 fn registered(pair: &Pair) {
     if pair.server() {
-        pair.step();
-        send_all(pair.fd, b"something");
-        pair.step();
+        send_when_watched(pair);
     } else {
         let epoll = sys::epoll_create();
         let ring = Requests::new(0);
@@ -222,10 +233,7 @@ fn registered(pair: &Pair) {
         pair.say("result", ring.result());
         pair.step();
         pair.say("then", format!("{:?}", sys::epoll_wait(epoll, 4, 5000).1));
-        let mut bytes = [0; 9];
-        receive_all(pair.fd, &mut bytes);
-        pair.say("bytes", shown(&bytes));
-        pair.step();
+        take_what_came(pair);
     }
     goes_on(pair);
 }
@@ -271,4 +279,103 @@ fn closed(pair: &Pair) {
         let mut bytes = [0; 5];
         pair.say("read", sys::read(read, &mut bytes));
     }
+}
+
+/// A ring that liburing has made: `struct io_uring`, and what can come after it in later versions.
+#[repr(C)]
+struct Liburing([usize; 64]);
+
+impl Liburing {
+    /// Calls liburing's function `name`, as a program would that is linked with it.
+    fn call(name: &std::ffi::CStr, arguments: [usize; 5]) -> isize {
+        type Function = unsafe extern "C" fn(usize, usize, usize, usize, usize) -> isize;
+        const FILE: &std::ffi::CStr = c"liburing.so.2";
+        let [a, b, c, d, e] = arguments;
+        // SAFETY: strings end in NUL; the function is one of liburing's, with its arguments.
+        unsafe {
+            let library = libc::dlopen(FILE.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL);
+            assert!(!library.is_null(), "scripts/deps.sh installs liburing2");
+            let function = libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr());
+            assert!(
+                !function.is_null(),
+                "liburing has {}",
+                name.to_string_lossy()
+            );
+            std::mem::transmute::<*mut libc::c_void, Function>(function)(a, b, c, d, e)
+        }
+    }
+
+    fn new(flags: u32) -> Box<Liburing> {
+        let mut ring = Box::new(Liburing([0; 64]));
+        let at = (&raw mut *ring) as usize;
+        let made = Liburing::call(c"io_uring_queue_init", [8, at, flags as usize, 0, 0]);
+        assert_eq!(made as i32, 0, "a ring can be made");
+        ring
+    }
+
+    fn at(&self) -> usize {
+        (&raw const *self) as usize
+    }
+
+    /// Hands one request over.
+    fn submit(&self, opcode: u8, fd: Fd, at: u64, len: u32, mask: u32) {
+        let entry = Liburing::call(c"io_uring_get_sqe", [self.at(), 0, 0, 0, 0]) as *mut u8;
+        // SAFETY: an entry of the ring, which is ours until it is handed over.
+        unsafe {
+            entry.write_bytes(0, 64);
+            entry.write(opcode);
+            entry.add(4).cast::<i32>().write(fd);
+            entry.add(16).cast::<u64>().write(at);
+            entry.add(24).cast::<u32>().write(len);
+            entry.add(28).cast::<u32>().write(mask);
+        }
+        let submitted = Liburing::call(c"io_uring_submit", [self.at(), 0, 0, 0, 0]);
+        assert_eq!(submitted as i32, 1, "one request");
+    }
+
+    /// The result of the next request to complete.
+    fn result(&self) -> i32 {
+        let mut entry: *const i32 = ptr::null();
+        let place = (&raw mut entry) as usize;
+        let found = Liburing::call(c"__io_uring_get_cqe", [self.at(), place, 0, 1, 0]);
+        assert_eq!(found as i32, 0, "a request completes");
+        // SAFETY: the completion that was found; its result stands behind eight bytes.
+        unsafe { entry.add(2).read() }
+    }
+}
+
+fn received_by_liburing(pair: &Pair, flags: u32) {
+    if pair.server() {
+        pair.step();
+        send_all(pair.fd, b"for the ring");
+        pair.step();
+    } else {
+        let ring = Liburing::new(flags);
+        let mut bytes = [0u8; 12];
+        ring.submit(RECV, pair.fd, bytes.as_mut_ptr() as u64, 12, 0);
+        pair.step();
+        pair.say("result", ring.result());
+        pair.say("bytes", shown(&bytes));
+        Liburing::call(c"io_uring_queue_exit", [ring.at(), 0, 0, 0, 0]);
+        pair.step();
+    }
+    goes_on(pair);
+}
+
+fn polled_by_liburing(pair: &Pair) {
+    if pair.server() {
+        pair.step();
+        send_all(pair.fd, b"something");
+        pair.step();
+    } else {
+        let ring = Liburing::new(0);
+        ring.submit(POLL_ADD, pair.fd, 0, 0, libc::POLLIN as u32);
+        pair.step();
+        pair.say("result", ring.result());
+        let mut bytes = [0; 9];
+        receive_all(pair.fd, &mut bytes);
+        pair.say("bytes", shown(&bytes));
+        pair.step();
+    }
+    goes_on(pair);
 }

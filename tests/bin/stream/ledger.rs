@@ -5,7 +5,7 @@ use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What one end has sent and received, as its peer's judge will read it.
+/// The counts of one end's bytes sent and received, as its peer's judge will read them.
 pub(crate) struct Ledger(NonNull<[AtomicU64; 2]>);
 
 // SAFETY: the mapping is never unmapped, and atomics may be used from any thread.

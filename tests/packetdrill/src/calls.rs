@@ -9,7 +9,7 @@ use crate::descriptors::{Descriptor, Epoll, Watch};
 use crate::socket::{Listener, Role, Socket, Stream, Wishes};
 use crate::stack::Stack;
 
-/// What a call gives back, or its errno.
+/// The result of a call, or its errno.
 pub(crate) type Done = Result<c_int, c_int>;
 
 impl Stack {

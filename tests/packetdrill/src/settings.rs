@@ -1,4 +1,5 @@
-//! What a script wants of the stack: it says so by `sysctl`, and here it is read back.
+//! The settings that a script wants of the stack: it says so by `sysctl`, and here they are read
+//! back.
 
 use toehold_tcp::{
     Config, CongestionControl, Duration, InterfaceAddress, Medium, Offload, Options, Route,

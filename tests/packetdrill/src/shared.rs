@@ -12,7 +12,7 @@ use toehold_tcp::{Duration, Instant};
 use crate::socket::{Call, Outcome};
 use crate::stack::{Stack, Waiting};
 
-/// What one look at the clock costs: a script that spins gets on.
+/// The virtual time of one look at the clock: a script that spins gets on.
 const LOOK: Duration = Duration::from_micros(1);
 
 /// Real time for the other thread; far more than it needs.
@@ -95,7 +95,7 @@ impl Shared {
         }
     }
 
-    /// What time it is, for whoever asks.
+    /// The time, and one step of it.
     pub(crate) fn look_at_clock(&self) -> Instant {
         if let Some(ended_at) = ENDED_AT.take() {
             return ended_at;

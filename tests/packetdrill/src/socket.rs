@@ -188,7 +188,7 @@ impl Call {
     }
 }
 
-/// What a call comes back with.
+/// The answer of a call.
 #[derive(Debug)]
 pub(crate) enum Answer {
     Number(usize),
@@ -264,7 +264,7 @@ impl Stack {
         Ok(Some(Answer::Accepted(accepted)))
     }
 
-    /// What became of a connection before it had a descriptor.
+    /// Replays the events of a connection before it had a descriptor.
     fn catch_up(&mut self, fd: c_int) {
         let Ok(stream) = self.stream(fd) else { return };
         let id = stream.id;
@@ -334,7 +334,7 @@ impl Stack {
         match outcome {
             Ok(()) if *written == bytes.len() => Some(Ok(Answer::Number(*written))),
             Ok(()) => None,
-            // What went before an error counts.
+            // Bytes moved before an error count.
             Err(_) if before > 0 => Some(Ok(Answer::Number(before))),
             Err(errno) => Some(Err(errno)),
         }
@@ -413,7 +413,7 @@ impl Stack {
         self.readiness(fd) & (interest | (libc::EPOLLERR | libc::EPOLLHUP) as u32)
     }
 
-    /// What a descriptor is ready for, in epoll's bits.
+    /// The readiness of a descriptor, in epoll's bits.
     pub(crate) fn readiness(&mut self, fd: c_int) -> u32 {
         let Ok(socket) = self.descriptors.socket(fd) else {
             return libc::POLLNVAL as u32;
@@ -481,7 +481,7 @@ impl Stack {
         Ok(events)
     }
 
-    /// What an edge-triggered watcher compares.
+    /// The counts that an edge-triggered watcher compares.
     fn edges(&self, fd: c_int) -> (u64, u64) {
         match self.descriptors.socket(fd).map(|socket| &socket.role) {
             Ok(Role::Stream(stream)) => (stream.edges_in, stream.edges_out),

@@ -15,7 +15,7 @@ use crate::socket::{Call, Outcome, Role, Stream};
 /// The clock begins here: late enough for a script that subtracts.
 const EPOCH: Instant = Instant::from_micros(1_000_000_000);
 /// A frame that has not come by then will not come.
-const PATIENCE: Duration = Duration::from_secs(600);
+const TIME_LIMIT: Duration = Duration::from_secs(600);
 /// Room for headers and the largest payload of one frame.
 const FRAME_BYTES_MAX: usize = 68_000;
 
@@ -99,7 +99,7 @@ impl Stack {
     /// The next packet of ours, with its time; waits for one as long as something may bring it
     /// forth.
     pub(crate) fn next_packet(&mut self) -> Option<(Instant, Vec<u8>)> {
-        let until = self.now + PATIENCE;
+        let until = self.now + TIME_LIMIT;
         loop {
             if let Some(sent) = self.wire.pop_front() {
                 return Some(sent);

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use toehold_adapter::client::{self, CaptureOptions};
 use toehold_e2e::network::{FAR, NEAR};
-use toehold_e2e::process::{PATIENCE, Running};
+use toehold_e2e::process::{Running, TIME_LIMIT};
 use toehold_e2e::{Toehold, host, wait_until};
 use toehold_link::{CaptureReader, Direction, PacketSummary};
 
@@ -18,7 +18,7 @@ fn capturing(stage: &Stage, arguments: &[&str]) -> Running {
     let mut command = stage.toehold.asking(&["capture"]);
     command.args(arguments);
     let running = Running::start(command, "capture", stage.toehold.dir());
-    let begun = wait_until(PATIENCE, || stage.engine("captures") > before);
+    let begun = wait_until(TIME_LIMIT, || stage.engine("captures") > before);
     assert!(begun, "{}", running.outputs());
     running
 }
@@ -43,7 +43,7 @@ fn a_full_disk_is_named() {
     let Some(stage) = Stage::set(&[]) else { return };
     let mut capture = capturing(&stage, &["-w", "/dev/full"]);
     ok(stage.far("refused", &["expect_error", NEAR, "7199", "ECONNREFUSED"]));
-    let ended = capture.wait(PATIENCE).and_then(|status| status.code());
+    let ended = capture.wait(TIME_LIMIT).and_then(|status| status.code());
     assert_eq!(ended, Some(1), "{}", capture.outputs());
     let said = capture.stderr();
     assert!(
@@ -60,7 +60,7 @@ fn every_frame_is_there_with_what_the_engine_did() {
     let capture = capturing(&stage, &["-w", &file.to_string_lossy()]);
     let _far = stage.far_server(&["echo_server", "7101"]);
     ok(stage.near("client", &["echo_client", FAR, "7101", "300000"]));
-    let over = wait_until(PATIENCE, || stage.engine("connections") == 0);
+    let over = wait_until(TIME_LIMIT, || stage.engine("connections") == 0);
     assert!(over, "the connection is over");
     ok(stage.near("refused", &["expect_error", FAR, "9", "ECONNREFUSED"]));
     // Nobody listens here: the engine resets.
@@ -70,9 +70,11 @@ fn every_frame_is_there_with_what_the_engine_did() {
         let seen = frames(&file);
         seen.iter().any(|(_, _, comment)| comment.contains(words))
     };
-    assert!(wait_until(PATIENCE, || has("dropped: no such connection")));
+    assert!(wait_until(TIME_LIMIT, || has(
+        "dropped: no such connection"
+    )));
     capture.signal(libc::SIGINT);
-    let said = capture.success(PATIENCE);
+    let said = capture.success(TIME_LIMIT);
     assert!(said.is_empty(), "{said}");
     let seen = frames(&file);
     let both = [Direction::In, Direction::Out].map(|way| {
@@ -114,7 +116,7 @@ fn every_frame_is_there_with_what_the_engine_did() {
     wireshark_agrees(&file, seen.len());
 }
 
-/// What Wireshark makes of a capture, where it is installed.
+/// Wireshark's reading of a capture, where it is installed.
 fn wireshark_agrees(file: &Path, count: usize) {
     let Some([tshark]) = host::require(["tshark"]) else {
         return;
@@ -143,7 +145,7 @@ fn lines_are_for_reading_and_filters_choose() {
     ok(stage.near("other", &["echo_client", FAR, "7104", "10000"]));
     let _far = stage.far_server(&["echo_server", "7103"]);
     ok(stage.near("client", &["echo_client", FAR, "7103", "100000"]));
-    let said = capture.success(PATIENCE);
+    let said = capture.success(TIME_LIMIT);
     assert_eq!(said.lines().count(), 8, "{said}");
     assert!(
         said.lines()
@@ -161,13 +163,13 @@ fn reader_that_stops_reading_stops_nothing_else() {
         let capture = client::capture(&stage.toehold.runtime(), options);
         stalled.push(capture.expect("a capture"));
     }
-    let begun = wait_until(PATIENCE, || stage.engine("captures") == 8);
+    let begun = wait_until(TIME_LIMIT, || stage.engine("captures") == 8);
     assert!(begun, "eight captures run");
     // One too many ends at once.
     let mut command = stage.toehold.asking(&["capture"]);
     command.stdin(Stdio::null());
     let mut ninth = Running::start(command, "ninth", stage.toehold.dir());
-    let status = ninth.wait(PATIENCE).expect("it ends");
+    let status = ninth.wait(TIME_LIMIT).expect("it ends");
     assert!(!status.success(), "{}", ninth.outputs());
     assert!(
         ninth.stderr().contains("no more captures"),
@@ -181,7 +183,7 @@ fn reader_that_stops_reading_stops_nothing_else() {
     let first = stalled.swap_remove(0);
     drop(stalled);
     ok(stage.near("client", &["echo_client", FAR, "7105", "1000"]));
-    assert!(wait_until(PATIENCE, || stage.engine("captures") == 1));
+    assert!(wait_until(TIME_LIMIT, || stage.engine("captures") == 1));
     // The one that is left reads what there is, and finds out what it missed.
     let mut reader = CaptureReader::new(&first.stream);
     let mut lost = 0;
@@ -208,7 +210,7 @@ fn capture_ends_with_the_adapter_and_says_so() {
     let file = stage.toehold.dir().join("end.pcapng");
     let capture = capturing(&stage, &["-w", &file.to_string_lossy()]);
     stage.toehold.adapter().signal(libc::SIGTERM);
-    capture.success(PATIENCE);
+    capture.success(TIME_LIMIT);
     let mut reader = CaptureReader::new(File::open(&file).expect("a capture"));
     let mut lost = None;
     while let Some(block) = reader.next_block().expect("whole") {

@@ -1,5 +1,5 @@
-//! What changes under an engine that runs: its addresses and routes by the operator's file, the MTU
-//! by the kernel.
+//! Tests of changes under an engine that runs: its addresses and routes by the operator's file, the
+//! MTU by the kernel.
 
 use std::fs;
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 use toehold_e2e::network::{FAR, NEAR};
-use toehold_e2e::process::{PATIENCE, Running};
+use toehold_e2e::process::{Running, TIME_LIMIT};
 use toehold_e2e::{Link, wait_until};
 
 use crate::stage::{Stage, await_word, listening, ok};
@@ -35,7 +35,7 @@ impl Changing {
     fn change(&mut self, settings: &str) {
         let before = self.stage.engine("reconfigured");
         self.signal(settings);
-        let followed = wait_until(PATIENCE, || self.stage.engine("reconfigured") > before);
+        let followed = wait_until(TIME_LIMIT, || self.stage.engine("reconfigured") > before);
         assert!(followed, "{}", self.stage.toehold.adapter().outputs());
     }
 
@@ -96,7 +96,7 @@ fn connection_that_is_being_made_from_an_address_that_goes_is_refused() {
         "connecting",
         &["connect_error", "10.84.0.99", "9", "EADDRNOTAVAIL"],
     );
-    let begun = wait_until(PATIENCE, || all.stage.engine("connections") == 1);
+    let begun = wait_until(TIME_LIMIT, || all.stage.engine("connections") == 1);
     assert!(begun, "{}", connecting.outputs());
     all.change("address 10.84.0.3/24\n");
     ok(connecting);
@@ -124,7 +124,9 @@ fn gateway_that_comes_leads_beyond_the_link() {
     let stream = all
         .stage
         .near("stream", &["echo_client", "10.99.0.1", "7411", "60000000"]);
-    let begun = wait_until(PATIENCE, || all.stage.engine("bytes_sent") > sent + 100_000);
+    let begun = wait_until(TIME_LIMIT, || {
+        all.stage.engine("bytes_sent") > sent + 100_000
+    });
     assert!(begun, "{}", stream.outputs());
     all.change("address 10.84.0.2/24\n");
     std::thread::sleep(Duration::from_millis(300));
@@ -143,10 +145,10 @@ fn settings_that_are_wrong_change_nothing() {
         return;
     };
     let _near = all.stage.near_server(&["echo_server", "7421"]);
-    // What the command line says, which may be the threads, a file does not change.
+    // A file does not change the settings of the command line, which may be the threads.
     let other = match Link::of_this_run() {
-        Link::Xdp => "address 10.84.0.2/24\nthreads 9\n",
-        _ => "address 10.84.0.2/24\nwithout lso\n",
+        Link::Tap | Link::Xdp => "address 10.84.0.2/24\nthreads 9\n",
+        Link::Packet => "share 10.84.0.2\n",
     };
     for (wrong, cause) in [
         ("address 10.84.0.300/24\n", "line 1"),
@@ -154,7 +156,7 @@ fn settings_that_are_wrong_change_nothing() {
         (other, "another adapter"),
     ] {
         all.signal(wrong);
-        let told = wait_until(PATIENCE, || {
+        let told = wait_until(TIME_LIMIT, || {
             all.stage.toehold.adapter().stderr().contains(cause)
         });
         assert!(told, "{cause}: {}", all.stage.toehold.adapter().outputs());
@@ -190,7 +192,7 @@ fn mtu_changes_in_the_middle_of_streams_both_ways() {
         for mtu in ["1280", largest, "1500", "600", "1500"] {
             assert!(stage.network.set_mtu(mtu), "{mtu}");
             let expected = mtu.parse::<u64>().expect("a number");
-            let followed = wait_until(PATIENCE, || stage.engine("mtu") == expected);
+            let followed = wait_until(TIME_LIMIT, || stage.engine("mtu") == expected);
             assert!(followed, "{mtu}");
             std::thread::sleep(Duration::from_millis(100));
         }

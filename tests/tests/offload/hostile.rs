@@ -4,7 +4,7 @@
 use std::process::Command;
 
 use toehold_e2e::network::FAR;
-use toehold_e2e::process::{PATIENCE, Running};
+use toehold_e2e::process::{Running, TIME_LIMIT};
 use toehold_e2e::{Path, wait_until};
 
 use crate::stage::{Stage, ok};
@@ -19,7 +19,7 @@ fn hostile(stage: &Stage, path: Path, arguments: &[&str]) -> Running {
 
 /// Streams and short connections of somebody else's, while `hostile` goes on and after it.
 fn others_go_on(stage: &mut Stage, mut hostile: Running, until: &str) {
-    let begun = wait_until(PATIENCE, || {
+    let begun = wait_until(TIME_LIMIT, || {
         hostile.ended().is_some() || hostile.stdout().contains(until)
     });
     // A program that ended before it did any harm has tested nothing.
@@ -29,9 +29,9 @@ fn others_go_on(stage: &mut Stage, mut hostile: Running, until: &str) {
     ok(stage.near("many", &["many", FAR, "7501", "200"]));
     ok(stream);
     hostile.signal(libc::SIGKILL);
-    hostile.wait(PATIENCE);
+    hostile.wait(TIME_LIMIT);
     ok(stage.near("after", &["echo_client", FAR, "7501", "3000000"]));
-    let over = wait_until(PATIENCE, || stage.engine("connections") == 0);
+    let over = wait_until(TIME_LIMIT, || stage.engine("connections") == 0);
     assert!(over, "{} connections are left", stage.engine("connections"));
     assert!(
         stage.toehold.adapter().ended().is_none(),
@@ -61,15 +61,15 @@ fn requests_without_sense_are_nobody_s_loss() {
 }
 
 #[test]
-fn carriers_lead_nowhere_without_their_program_s_pass() {
+fn carriers_lead_nowhere_without_their_program_s_token() {
     let Some(mut stage) = Stage::set(&[]) else {
         return;
     };
     let _far = stage.far_server(&["echo_server", "7501"]);
-    let program = hostile(&stage, Path::Offload, &["openings", FAR, "7501", "20000"]);
-    let begun = wait_until(PATIENCE, || program.stdout().contains("speaking"));
+    let program = hostile(&stage, Path::Offload, &["preambles", FAR, "7501", "20000"]);
+    let begun = wait_until(TIME_LIMIT, || program.stdout().contains("speaking"));
     assert!(begun, "{}", program.outputs());
-    let refused = wait_until(PATIENCE, || stage.engine("carriers_refused") > 1000);
+    let refused = wait_until(TIME_LIMIT, || stage.engine("carriers_refused") > 1000);
     assert!(refused, "{}", program.outputs());
     // The program's own, by which it became known.
     assert_eq!(stage.engine("connections_opened"), 1);
@@ -93,7 +93,7 @@ fn program_that_never_reads_and_one_that_stops_hold_up_nobody() {
     };
     let _far = stage.far_server(&["echo_server", "7501"]);
     let stopped = hostile(&stage, Path::Offload, &["greedy", FAR, "7501", "20"]);
-    let begun = wait_until(PATIENCE, || stopped.stdout().contains("greedy"));
+    let begun = wait_until(TIME_LIMIT, || stopped.stdout().contains("greedy"));
     assert!(begun, "{}", stopped.outputs());
     stopped.signal(libc::SIGSTOP);
     let program = hostile(&stage, Path::Offload, &["greedy", FAR, "7501", "20"]);

@@ -1,10 +1,10 @@
-//! What holds of every link that is on an interface which is there already.
+//! Tests of every link that is on an interface which is there already.
 
 use std::thread::sleep;
 use std::time::Duration;
 
 use toehold_e2e::network::{FAR, NEAR};
-use toehold_e2e::process::{PATIENCE, Running};
+use toehold_e2e::process::{Running, TIME_LIMIT};
 use toehold_e2e::{Link, Network, Path, Toehold, host, wait_until};
 
 use crate::stage::{SCRIPT, Stage, await_word, listening, ok};
@@ -19,14 +19,14 @@ pub(crate) fn comes_back(link: Link, options: &[&str]) {
     await_word(&holder, "holding");
     assert!(stage.network.near_ip(&["link", "del", "v0"]));
     let is_gone = |stage: &Stage| stage.toehold.status()["engine"]["link_gone"] == true;
-    assert!(wait_until(PATIENCE, || is_gone(&stage)));
+    assert!(wait_until(TIME_LIMIT, || is_gone(&stage)));
     // Nothing to do is no reason to stay awake.
     let before = stage.engine("sleeps");
     sleep(Duration::from_millis(500));
     assert!(stage.engine("sleeps") < before + 500);
     // Another one of its name is as good, whatever its Ethernet address.
     assert!(stage.network.join() && stage.network.bring_up());
-    assert!(wait_until(PATIENCE, || !is_gone(&stage)));
+    assert!(wait_until(TIME_LIMIT, || !is_gone(&stage)));
     let _again = stage.far_server(&["echo_server", "7742"]);
     let _near = stage.near_server(&["echo_server", "7743"]);
     ok(stage.near("client", &["echo_client", FAR, "7742", "3000000"]));

@@ -13,6 +13,7 @@ mod quota;
 mod remotes;
 mod semantics;
 mod servers;
+mod shared;
 mod stage;
 mod threads;
 mod xdp;
@@ -20,7 +21,7 @@ mod xdp;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use toehold_e2e::network::{FAR, NEAR};
-use toehold_e2e::process::{PATIENCE, Running};
+use toehold_e2e::process::{Running, TIME_LIMIT};
 use toehold_e2e::{Link, Network, Path, Toehold, host, wait_until};
 
 use stage::{SCRIPT, Stage, await_word, listening, ok};
@@ -65,12 +66,94 @@ fn payload_of_a_lone_stream_is_read_to_where_it_belongs() {
     assert_eq!(stage.engine("payloads_in_place"), in_place);
 }
 
+/// One setting of the adapter that runs; what it said against it.
+fn set(stage: &Stage, setting: &str) -> Option<String> {
+    let mut set = stage.toehold.asking(&["adapter", "--set", setting]);
+    let output = set.output().expect("it runs");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    (!output.status.success()).then_some(said)
+}
+
+#[test]
+fn payload_is_copied_by_a_copy_engine_and_every_byte_arrives() {
+    for (link, port) in [(Link::Tap, "7041"), (Link::Packet, "7042")] {
+        // Frames that are passed on between threads are copied at once.
+        let options = [
+            "--threads",
+            "1",
+            "--split-headers",
+            "off",
+            "--copy-engine",
+            "worker",
+            "--copybreak",
+            "2048",
+        ];
+        let Some(stage) = Stage::set_over(link, &options) else {
+            return;
+        };
+        let _far = stage.far_server(&["echo_server", port]);
+        let clients =
+            ["one", "other"].map(|name| stage.near(name, &["echo_client", FAR, port, "60000000"]));
+        clients.into_iter().for_each(|client| drop(ok(client)));
+        assert!(stage.engine("payloads_by_engine") > 100, "{link:?}");
+        assert_eq!(stage.engine("payloads_in_place"), 0, "{link:?}");
+        assert_eq!(stage.engine("frames_malformed"), 0);
+    }
+}
+
+#[test]
+fn switches_are_thrown_under_a_stream() {
+    let Some(stage) = Stage::set_over(Link::Tap, &["--threads", "1"]) else {
+        return;
+    };
+    let _far = stage.far_server(&["echo_server", "7043"]);
+    let mut client = stage.near("client", &["echo_client", FAR, "7043", "300000000"]);
+    let switches = [
+        "split-headers=off",
+        "copybreak=4096",
+        "copy-engine=worker",
+        "lro=off",
+        "lro=on",
+        "lso=off",
+        "copy-engine=off",
+        "checksum=off",
+        "coalesce=100",
+        "checksum=on",
+        "lso=on",
+        "coalesce=0",
+        "lro=on",
+        "split-headers=on",
+    ];
+    for switch in switches.iter().cycle().take(3 * switches.len()) {
+        assert_eq!(set(&stage, switch), None, "{switch}");
+        if client.ended().is_some() {
+            break;
+        }
+    }
+    ok(client);
+    let switches = &stage.toehold.status()["engine"]["switches"];
+    assert!(switches["copy_engine"].is_string(), "{switches}");
+    assert_eq!(stage.engine("resets_received"), 0);
+    assert_eq!(set(&stage, "copy-engine=worker"), None);
+    let shown = stage.toehold.status();
+    assert_eq!(shown["engine"]["switches"]["copy_engine"], "worker");
+    let wrong = set(&stage, "copy-engine=gpu").expect("no such engine");
+    assert!(wrong.contains("`gpu` is no copy engine: off, worker, dsa, dmadev"));
+    let wrong = set(&stage, "threads=2").expect("not while it runs");
+    assert!(
+        wrong.contains("cannot be changed while the adapter runs"),
+        "{wrong}"
+    );
+    let wrong = set(&stage, "lro").expect("no value");
+    assert!(wrong.contains("no NAME=VALUE"), "{wrong}");
+}
+
 #[test]
 fn urgent_bytes_keep_their_place() {
     let Some(stage) = Stage::set(&[]) else { return };
     let _far = stage.far_server(&["echo_server", "7031"]);
     let client = stage.near("client", &["urgent_client", FAR, "7031"]);
-    let is_told = wait_until(PATIENCE, || {
+    let is_told = wait_until(TIME_LIMIT, || {
         format!("{:?}", stage.toehold.connections()).contains("unmarked")
     });
     assert!(is_told, "{}", client.outputs());
@@ -135,7 +218,7 @@ fn connects_that_a_router_refuses_fail_as_on_the_kernel() {
         let output = command.args(&arguments[1..]).output().expect("iproute2");
         assert!(output.status.success(), "{arguments:?}: {output:?}");
     };
-    // Forwarding is what makes a kernel say why it does not.
+    // A kernel reports why it does not forward only when forwarding is on.
     far(&["sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward"]);
     far(&["ip", "route", "add", "unreachable", "10.97.0.0/16"]);
     far(&["ip", "route", "add", "prohibit", "10.98.0.0/16"]);
@@ -172,7 +255,7 @@ fn busy_connections_get_channels_and_give_them_back() {
         });
         rings.count()
     };
-    let seen = wait_until(PATIENCE, || {
+    let seen = wait_until(TIME_LIMIT, || {
         by_rings() >= 1 && stage.engine("channels") >= 1
     });
     assert!(seen, "{:?}", stage.toehold.connections());
@@ -203,7 +286,7 @@ fn channel_that_was_taken_back_is_asked_for_again() {
             connection.count("downgrades") >= 1 && connection.count("upgrades") >= 2
         })
     };
-    let seen = wait_until(PATIENCE, came_back);
+    let seen = wait_until(TIME_LIMIT, came_back);
     assert!(
         seen,
         "{}\n{:?}",
@@ -302,7 +385,7 @@ fn remote_that_never_finishes_keeps_no_connection_of_a_program_that_has_closed()
     assert!(wait.status().expect("sh runs").success());
     let _far = stage.far_server(&["hold_open", "7041"]);
     ok(stage.near("closing", &["closing_client", FAR, "7041"]));
-    let over = wait_until(PATIENCE, || stage.engine("connections") == 0);
+    let over = wait_until(TIME_LIMIT, || stage.engine("connections") == 0);
     assert!(over, "{} connections are left", stage.engine("connections"));
     // A program that has only finished sending goes on receiving.
     let far = stage.far_server(&["late_server", "7042", "4"]);
@@ -319,7 +402,7 @@ fn a_thousand_short_connections_each_way() {
     ok(stage.far("client", &["many", NEAR, "7012", "1000"]));
     assert!(stage.engine("connections_opened") >= 1000);
     assert!(stage.engine("connections_accepted") >= 1000);
-    let over = wait_until(PATIENCE, || stage.engine("connections") == 0);
+    let over = wait_until(TIME_LIMIT, || stage.engine("connections") == 0);
     assert!(over, "{} connections are left", stage.engine("connections"));
 }
 
@@ -378,7 +461,7 @@ fn link_that_goes_down_and_comes_back_loses_nothing() {
     let Some(stage) = Stage::set(&[]) else { return };
     let _far = stage.far_server(&["echo_server", "7015"]);
     let client = stage.near("client", &["echo_client", FAR, "7015", "400000000"]);
-    assert!(wait_until(PATIENCE, || stage.engine("bytes_sent") > 1_000_000));
+    assert!(wait_until(TIME_LIMIT, || stage.engine("bytes_sent") > 1_000_000));
     assert!(stage.network.far_ip(&["link", "set", "toe0", "down"]));
     std::thread::sleep(Duration::from_millis(300));
     assert!(stage.network.set_mtu("1300"));
@@ -424,7 +507,7 @@ fn without_a_tap_device_everything_stays_on_the_host_path() {
     assert!(server.ended().is_none());
 }
 
-/// Over a short path the model of BBR is what paces.
+/// Over a short path, BBR's model paces.
 #[test]
 fn connections_behave_as_the_settings_say() {
     let options = ["--congestion", "bbr", "--ecn", "on", "--pacing", "off"];

@@ -4,7 +4,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use toehold_e2e::network::{FAR, NEAR};
-use toehold_e2e::process::{PATIENCE, Running};
+use toehold_e2e::process::{Running, TIME_LIMIT};
 use toehold_e2e::{Link, host, wait_until};
 
 use crate::interface;
@@ -83,7 +83,7 @@ fn interface_that_goes_down_and_comes_back_loses_nothing() {
     };
     let _far = stage.far_server(&["echo_server", "7731"]);
     let client = stage.near("client", &["echo_client", FAR, "7731", "400000000"]);
-    assert!(wait_until(PATIENCE, || stage.engine("bytes_sent") > 1_000_000));
+    assert!(wait_until(TIME_LIMIT, || stage.engine("bytes_sent") > 1_000_000));
     let network = &stage.network;
     assert!(network.near_ip(&["link", "set", "v0", "down"]));
     sleep(Duration::from_millis(300));

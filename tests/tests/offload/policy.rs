@@ -1,8 +1,8 @@
-//! Who decides which connections are the engine's: the program under `--path offload`, the
+//! Tests of the policy for connections through the engine: the program under `--path offload`, the
 //! operator's rules under `--path auto`.
 
 use toehold_e2e::network::FAR;
-use toehold_e2e::process::PATIENCE;
+use toehold_e2e::process::TIME_LIMIT;
 use toehold_e2e::{Path, wait_until};
 
 use crate::stage::{Stage, await_word, listening, ok};
@@ -19,7 +19,8 @@ fn rules_choose_by_destination_for_programs_that_did_not_ask() {
     // Offload where a rule says so.
     ok(auto("ruled", &["echo_client", FAR, "7201", "3000000"]));
     assert_eq!(stage.engine("connections_opened"), 1);
-    // What the engine could reach and no rule names is the kernel's, and this one has no way there.
+    // A destination that the engine could reach and no rule names is the kernel's, and this kernel
+    // has no route there.
     ok(auto(
         "unruled",
         &["expect_error", FAR, "7202", "ENETUNREACH"],
@@ -35,7 +36,7 @@ fn rules_choose_by_destination_for_programs_that_did_not_ask() {
         connections.iter().any(|connection| connection.is_direct())
     };
     assert!(
-        wait_until(PATIENCE, is_direct),
+        wait_until(TIME_LIMIT, is_direct),
         "{:?}",
         stage.toehold.connections()
     );
@@ -67,7 +68,7 @@ fn a_rule_can_forbid_shared_memory_and_the_engine() {
             .map(|one| one.value["reason"].to_string());
         reasons.collect::<Vec<_>>()
     };
-    let seen = wait_until(PATIENCE, || {
+    let seen = wait_until(TIME_LIMIT, || {
         reasons().iter().any(|reason| reason.contains("policy"))
     });
     assert!(seen, "{:?}", reasons());

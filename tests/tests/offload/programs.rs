@@ -4,7 +4,7 @@ use std::fs;
 
 use toehold_e2e::host;
 use toehold_e2e::network::{FAR, FAR_V6, NEAR};
-use toehold_e2e::process::{PATIENCE, Running};
+use toehold_e2e::process::{Running, TIME_LIMIT};
 
 use crate::stage::Stage;
 
@@ -34,7 +34,7 @@ fn curl_fetches_files_byte_for_byte() {
         let got_path = got.to_string_lossy();
         let curl = curl.to_string_lossy();
         let command = stage.offloaded(&curl, &["-sS", "-o", &got_path, &url]);
-        Running::start(command, name, stage.toehold.dir()).success(PATIENCE);
+        Running::start(command, name, stage.toehold.dir()).success(TIME_LIMIT);
         assert!(
             fs::read(&got).expect("fetched") == content,
             "{name}: other bytes"
@@ -77,7 +77,7 @@ fn redis_serves_a_remote_benchmark() {
         "100",
         "-q",
     ]);
-    let said = Running::start(command, "benchmark", stage.toehold.dir()).success(PATIENCE);
+    let said = Running::start(command, "benchmark", stage.toehold.dir()).success(TIME_LIMIT);
     assert!(said.contains("GET:"), "{said}");
     assert!(server.ended().is_none(), "{}", server.outputs());
 }
@@ -105,7 +105,7 @@ fn iperf3_runs_every_way() {
         let mut from_near = stage.offloaded(&iperf3, &["-c", FAR, "-p", "5202"]);
         from_near.args(common).args(extra);
         for command in [from_far, from_near] {
-            let report = Running::start(command, "iperf3", stage.toehold.dir()).success(PATIENCE);
+            let report = Running::start(command, "iperf3", stage.toehold.dir()).success(TIME_LIMIT);
             let is_whole = report.contains("\"sum_received\"") && !report.contains("\"error\"");
             assert!(is_whole, "{extra:?}: {report}");
         }

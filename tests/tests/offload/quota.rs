@@ -1,7 +1,7 @@
 //! A program at its quota is refused, and nobody else; what ends makes room.
 
 use toehold_e2e::network::{FAR, NEAR};
-use toehold_e2e::process::PATIENCE;
+use toehold_e2e::process::TIME_LIMIT;
 use toehold_e2e::wait_until;
 
 use crate::stage::{Stage, ok};
@@ -13,7 +13,7 @@ fn program_at_its_quota_is_refused_until_it_has_closed_some() {
     };
     let _far = stage.far_server(&["echo_server", "7601"]);
     let mut full = stage.near("full", &["at_quota", FAR, "7601", "5"]);
-    let is_full = wait_until(PATIENCE, || {
+    let is_full = wait_until(TIME_LIMIT, || {
         full.ended().is_some() || full.stdout().contains("full")
     });
     assert!(is_full && full.ended().is_none(), "{}", full.outputs());
@@ -25,7 +25,7 @@ fn program_at_its_quota_is_refused_until_it_has_closed_some() {
     full.signal(libc::SIGUSR1);
     ok(full);
     assert!(stage.engine("over_quota") > 4);
-    let over = wait_until(PATIENCE, || stage.engine("connections") == 0);
+    let over = wait_until(TIME_LIMIT, || stage.engine("connections") == 0);
     assert!(over, "{} connections are left", stage.engine("connections"));
 }
 
@@ -37,7 +37,7 @@ fn remotes_of_a_program_at_its_quota_are_reset_until_there_is_room() {
     let _full = stage.near_server(&["echo_server", "7602"]);
     let _other = stage.near_server(&["echo_server", "7603"]);
     let filling = stage.far("fill", &["fill", NEAR, "7602", "5"]);
-    let is_full = wait_until(PATIENCE, || stage.engine("over_quota") >= 1);
+    let is_full = wait_until(TIME_LIMIT, || stage.engine("over_quota") >= 1);
     assert!(is_full, "{}", filling.outputs());
     ok(stage.far("other", &["echo_client", NEAR, "7603", "300000"]));
     ok(filling);

@@ -4,7 +4,7 @@
 //! budget that an adapter has by default. Each connection takes a descriptor of the adapter.
 
 use toehold_e2e::network::{FAR, NEAR};
-use toehold_e2e::process::{PATIENCE, Running};
+use toehold_e2e::process::{Running, TIME_LIMIT};
 use toehold_e2e::{Link, host, wait_until};
 
 use crate::stage::{Stage, ok};
@@ -52,7 +52,7 @@ fn thousands_of_hostile_remotes_stay_within_the_budget() {
         Running::start(command, "attack", stage.toehold.dir())
     };
     let mut most = 0;
-    let begun = wait_until(PATIENCE * 10, || {
+    let begun = wait_until(TIME_LIMIT * 10, || {
         most = most.max(resident_bytes(pid));
         attack.ended().is_some() || attack.stdout().contains("spread")
     });
@@ -61,7 +61,7 @@ fn thousands_of_hostile_remotes_stay_within_the_budget() {
         ok(stage.near("stream", &["echo_client", FAR, "7702", "10000000"]));
         most = most.max(resident_bytes(pid));
     }
-    let left = attack.success(PATIENCE * 4);
+    let left = attack.success(TIME_LIMIT * 4);
     most = most.max(resident_bytes(pid));
     let grown_mb = (most - before) >> 20;
     println!("{count} connections, {budget_mb} MB allowed, {grown_mb} MB taken; {left}");

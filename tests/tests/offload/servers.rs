@@ -6,7 +6,7 @@ use std::process::Command;
 
 use toehold_e2e::load::Pattern;
 use toehold_e2e::network::{FAR, NEAR};
-use toehold_e2e::process::{PATIENCE, Running};
+use toehold_e2e::process::{Running, TIME_LIMIT};
 use toehold_e2e::{Nginx, host, wait_until};
 
 use crate::stage::Stage;
@@ -75,7 +75,7 @@ fn nginx_serves(side: Side, port: u16) {
         for _ in 0..20 {
             command.arg("-o").arg(&target).arg(url(size));
         }
-        Running::start(command, "curl", stage.toehold.dir()).success(PATIENCE);
+        Running::start(command, "curl", stage.toehold.dir()).success(TIME_LIMIT);
         let got = fs::read(&target).unwrap_or_default();
         let expected = nginx.body(size);
         assert!(got == expected, "{size} bytes: {} others came", got.len());
@@ -88,7 +88,7 @@ fn nginx_serves(side: Side, port: u16) {
             // New workers take over the listener; connections of the old ones go on.
             nginx.server.signal(libc::SIGHUP);
         }
-        let report = load.success(PATIENCE);
+        let report = load.success(TIME_LIMIT);
         let is_clean = report.contains("Requests/sec")
             && !report.contains("Socket errors")
             && !report.contains("Non-2xx");
@@ -207,7 +207,7 @@ trait Ends {
 
 impl Ends for Running {
     fn wait_for(mut self, code: i32) -> String {
-        let ended = wait_until(PATIENCE, || self.ended().is_some());
+        let ended = wait_until(TIME_LIMIT, || self.ended().is_some());
         let status = self.ended();
         let got = status.and_then(|status| status.code());
         assert!(ended && got == Some(code), "{status:?}: {}", self.outputs());
@@ -215,7 +215,7 @@ impl Ends for Running {
     }
 
     fn ends_well(mut self) -> bool {
-        let status = self.wait(PATIENCE);
+        let status = self.wait(TIME_LIMIT);
         if !status.is_some_and(|status| status.success()) {
             eprintln!("{status:?}: {}", self.stderr());
         }

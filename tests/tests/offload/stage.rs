@@ -1,10 +1,10 @@
-//! What every test here begins with.
+//! The beginning of every test here.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use toehold_e2e::network::FAR;
-use toehold_e2e::process::{PATIENCE, Running};
+use toehold_e2e::process::{Running, TIME_LIMIT};
 use toehold_e2e::{Link, Network, Path as Way, Toehold, host, wait_until};
 
 pub(crate) const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/offload.py");
@@ -35,6 +35,18 @@ impl Stage {
         let file = file.to_string_lossy();
         Stage::with(python, Network::new()?, |network| {
             network.start_with(&["--config", &file])
+        })
+    }
+
+    /// As [`Stage::set_over`], where the near kernel has the engine's addresses, and the options
+    /// say which are shared.
+    pub(crate) fn set_sharing(link: Link, options: &[&str]) -> Option<Stage> {
+        let python = host::python()?;
+        Stage::with(python, Network::with(link)?, |network| {
+            let v4 = ["addr", "add", "10.84.0.2/24", "dev", "v0"];
+            let v6 = ["addr", "add", "fd84::2/64", "dev", "v0", "nodad"];
+            assert!(network.near_ip(&v4) && network.near_ip(&v6));
+            network.start_with(options)
         })
     }
 
@@ -93,7 +105,7 @@ impl Stage {
     /// Waits until somebody listens in the far namespace.
     pub(crate) fn await_far_port(&self, server: &mut Running, port: u16) {
         let connect = format!("import socket; socket.create_connection(('{FAR}', {port}))");
-        let up = wait_until(PATIENCE, || {
+        let up = wait_until(TIME_LIMIT, || {
             let mut look = self.network.far(&self.python);
             look.args(["-c", &connect]);
             server.ended().is_some() || look.output().is_ok_and(|output| output.status.success())
@@ -102,14 +114,14 @@ impl Stage {
     }
 
     pub(crate) fn await_listeners(&self, count: u64) {
-        let heard = wait_until(PATIENCE, || self.engine("listeners") == count);
+        let heard = wait_until(TIME_LIMIT, || self.engine("listeners") == count);
         assert!(heard, "{:?}", self.toehold.status()["engine"]);
     }
 
     /// One of the engine's numbers, from an engine that answers.
     pub(crate) fn engine(&self, key: &str) -> u64 {
         let mut number = None;
-        wait_until(PATIENCE, || {
+        wait_until(TIME_LIMIT, || {
             number = self.toehold.status()["engine"][key].as_u64();
             number.is_some()
         });
@@ -119,7 +131,7 @@ impl Stage {
 
 /// A server, once it says that it listens.
 pub(crate) fn listening(mut server: Running) -> Running {
-    let up = wait_until(PATIENCE, || {
+    let up = wait_until(TIME_LIMIT, || {
         server.ended().is_some() || server.stdout().contains("listening")
     });
     assert!(up && server.ended().is_none(), "{}", server.outputs());
@@ -128,13 +140,13 @@ pub(crate) fn listening(mut server: Running) -> Running {
 
 /// Returns when a program has said `word`.
 pub(crate) fn await_word(program: &Running, word: &str) {
-    let said = wait_until(PATIENCE, || program.stdout().contains(word));
+    let said = wait_until(TIME_LIMIT, || program.stdout().contains(word));
     assert!(said, "{}", program.outputs());
 }
 
-/// What a role said, which ended well.
+/// The output of a role that ended well.
 pub(crate) fn ok(running: Running) -> String {
-    let said = running.success(PATIENCE);
+    let said = running.success(TIME_LIMIT);
     assert!(said.ends_with("ok\n"), "{said}");
     said
 }

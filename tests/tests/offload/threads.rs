@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::Value;
 use tempfile::TempDir;
 use toehold_e2e::network::{FAR, NEAR};
-use toehold_e2e::process::{PATIENCE, Running};
+use toehold_e2e::process::{Running, TIME_LIMIT};
 use toehold_e2e::{Link, Network, Path, host, wait_until};
 
 use crate::stage::{Stage, await_word, listening, ok};
@@ -15,7 +15,7 @@ use crate::stage::{Stage, await_word, listening, ok};
 /// One of the numbers of each thread.
 fn of_each(stage: &Stage, key: &str) -> Vec<u64> {
     let mut engine = Value::Null;
-    let answered = wait_until(PATIENCE, || {
+    let answered = wait_until(TIME_LIMIT, || {
         engine = stage.toehold.status()["engine"].clone();
         engine["threads"].is_array()
     });
@@ -47,7 +47,7 @@ fn spread(threads: &str) {
     for stream in streams {
         ok(stream);
     }
-    let over = wait_until(PATIENCE, || stage.engine("connections") == 0);
+    let over = wait_until(TIME_LIMIT, || stage.engine("connections") == 0);
     assert!(over, "{} connections are left", stage.engine("connections"));
     for key in ["connections_opened", "connections_accepted"] {
         let counts = of_each(&stage, key);
@@ -88,7 +88,7 @@ fn connections_that_were_silent_go_on_wherever_the_kernel_sends_their_frames() {
     // (TUN_FLOW_EXPIRATION).
     let near = stage.near("near", &["pausing", FAR, "7611", "24", "6"]);
     let far = stage.far("far", &["pausing", NEAR, "7612", "24", "6"]);
-    let silent = wait_until(PATIENCE, || {
+    let silent = wait_until(TIME_LIMIT, || {
         near.stdout().contains("silent") && far.stdout().contains("silent")
     });
     assert!(silent, "{}{}", near.outputs(), far.outputs());
@@ -141,7 +141,7 @@ fn all_threads_follow_other_settings() {
     await_word(&held, "holding");
     fs::write(&file, "address 10.84.0.3/24\nthreads 3\nmtu 1400\n").expect("scratch");
     stage.toehold.adapter().signal(libc::SIGHUP);
-    let followed = wait_until(PATIENCE, || stage.engine("reconfigured") == 1);
+    let followed = wait_until(TIME_LIMIT, || stage.engine("reconfigured") == 1);
     assert!(followed, "{}", stage.toehold.adapter().outputs());
     ok(held);
     assert_eq!(of_each(&stage, "mtu"), [1400; 3]);
@@ -150,7 +150,7 @@ fn all_threads_follow_other_settings() {
     assert!(said.contains("local 10.84.0.3"), "{said}");
     fs::write(&file, "address 10.84.0.3/24\nthreads 2\n").expect("scratch");
     stage.toehold.adapter().signal(libc::SIGHUP);
-    let told = wait_until(PATIENCE, || {
+    let told = wait_until(TIME_LIMIT, || {
         let said = stage.toehold.adapter().stderr();
         said.contains("another number of engine threads")
     });
@@ -233,7 +233,7 @@ fn threads_without_work_sleep() {
             .sum()
     };
     // Once it has come to rest, a whole second must go by without a hundredth of it spent.
-    let rests = wait_until(PATIENCE, || {
+    let rests = wait_until(TIME_LIMIT, || {
         let before = spent();
         std::thread::sleep(Duration::from_secs(1));
         spent() == before

@@ -1,7 +1,7 @@
 //! AF_XDP on an interface that the kernel uses as well.
 
 use toehold_e2e::network::{FAR, FAR_V6, NEAR, NEAR_V6};
-use toehold_e2e::process::{PATIENCE, Running};
+use toehold_e2e::process::{Running, TIME_LIMIT};
 use toehold_e2e::{Link, host, wait_until};
 
 use crate::interface;
@@ -127,9 +127,9 @@ fn killed_adapter_leaves_the_interface_as_it_was_and_another_takes_it() {
     let Some(mut stage) = Stage::set_over(Link::Xdp, &[]) else {
         return;
     };
-    assert!(wait_until(PATIENCE, || has_program(&stage)));
+    assert!(wait_until(TIME_LIMIT, || has_program(&stage)));
     stage.toehold.adapter().signal(libc::SIGKILL);
-    assert!(wait_until(PATIENCE, || !has_program(&stage)));
+    assert!(wait_until(TIME_LIMIT, || !has_program(&stage)));
     stage.toehold.start_adapter();
     let _far = stage.far_server(&["echo_server", "7831"]);
     ok(stage.near("client", &["echo_client", FAR, "7831", "3000000"]));

@@ -3,7 +3,7 @@
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::PathBuf;
 
-use toehold_e2e::process::{PATIENCE, Running};
+use toehold_e2e::process::{Running, TIME_LIMIT};
 use toehold_e2e::{Path, Toehold, host};
 
 const LOADER: &str = "/lib64/ld-linux-x86-64.so.2";
@@ -24,7 +24,7 @@ fn are_started_without_the_library() {
     let run = |program: &PathBuf, script: &str| {
         let mut command = toehold.command(Path::Direct, program);
         command.args(["-c", script]).env("MARK", "is here");
-        Running::start(command, "started", toehold.dir()).success(PATIENCE)
+        Running::start(command, "started", toehold.dir()).success(TIME_LIMIT)
     };
     let spawn =
         format!("import os; os.waitpid(os.posix_spawn('{foreign}', ['env'], os.environ), 0)");
@@ -72,7 +72,7 @@ fn sanitized_programs_are_started_without_the_library() {
     }
     let run = |mut command: std::process::Command| {
         command.env("ASAN_OPTIONS", "detect_leaks=0");
-        Running::start(command, "sanitized", toehold.dir()).success(PATIENCE)
+        Running::start(command, "sanitized", toehold.dir()).success(TIME_LIMIT)
     };
     let direct = toehold.command(Path::Direct, &program);
     assert!(run(direct).contains("sanitized"));

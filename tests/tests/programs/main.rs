@@ -11,7 +11,7 @@ use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use toehold_e2e::process::{PATIENCE, Running};
+use toehold_e2e::process::{Running, TIME_LIMIT};
 use toehold_e2e::{Sides, Toehold, wait_until};
 
 /// Makes each claim a test on every combination of paths.
@@ -44,7 +44,7 @@ pub(crate) use claims;
 
 /// Waits until something accepts connections on a port; the server must be alive meanwhile.
 pub(crate) fn await_port(server: &mut Running, port: u16) {
-    let open = wait_until(PATIENCE, || {
+    let open = wait_until(TIME_LIMIT, || {
         server.ended().is_some() || TcpStream::connect(("127.0.0.1", port)).is_ok()
     });
     assert!(
@@ -64,7 +64,7 @@ pub(crate) fn client(
 ) -> String {
     let mut command = toehold.command(sides.client, program);
     command.args(arguments);
-    Running::start(command, name, toehold.dir()).success(PATIENCE)
+    Running::start(command, name, toehold.dir()).success(TIME_LIMIT)
 }
 
 /// Runs `load` and, when both sides are accelerated, sees that some of its connections left the

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use toehold_e2e::process::{PATIENCE, Running};
+use toehold_e2e::process::{Running, TIME_LIMIT};
 use toehold_e2e::{Nginx, Sides, Toehold, host};
 
 use crate::{accelerated, await_port, claims, client};
@@ -82,7 +82,7 @@ fn nginx_reloads_without_a_failed_request(toehold: &Toehold, sides: Sides) {
         std::thread::sleep(Duration::from_millis(700));
         nginx.server.signal(libc::SIGHUP);
     }
-    no_failures(&load.success(PATIENCE));
+    no_failures(&load.success(TIME_LIMIT));
     // And kept connections, which must at least never hang.
     let mut command = toehold.command(sides.client, "wrk");
     command.args(["-t1", "-c20", "-d2s", "--timeout", "1s", &url(1000)]);
@@ -91,7 +91,7 @@ fn nginx_reloads_without_a_failed_request(toehold: &Toehold, sides: Sides) {
         std::thread::sleep(Duration::from_millis(700));
         nginx.server.signal(libc::SIGHUP);
     }
-    let report = load.success(PATIENCE);
+    let report = load.success(TIME_LIMIT);
     assert!(
         !report.contains("timeout") || report.contains("timeout 0"),
         "{report}"

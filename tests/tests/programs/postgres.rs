@@ -1,6 +1,6 @@
 //! PostgreSQL: a process forked for each connection, and books that balance.
 
-use toehold_e2e::process::{PATIENCE, Running};
+use toehold_e2e::process::{Running, TIME_LIMIT};
 use toehold_e2e::{Sides, Toehold, host};
 
 use crate::{accelerated, await_port, client};
@@ -58,7 +58,7 @@ fn postgres_books_balance(toehold: &Toehold, sides: Sides) {
     let data = data.to_string_lossy();
     let mut command = toehold.command(toehold_e2e::Path::Host, path("initdb"));
     command.args(["-D", &data, "--auth=trust", "--no-sync", "-U", USER]);
-    Running::start(command, "initdb", toehold.dir()).success(PATIENCE);
+    Running::start(command, "initdb", toehold.dir()).success(TIME_LIMIT);
     let port = host::free_port();
     let number = port.to_string();
     let mut command = toehold.command(sides.server, path("postgres"));
@@ -80,7 +80,7 @@ fn postgres_books_balance(toehold: &Toehold, sides: Sides) {
         client(toehold, sides, name, &path(program), &[&to, rest].concat())
     };
     // The server listens before it is ready for clients.
-    let ready = toehold_e2e::wait_until(PATIENCE, || {
+    let ready = toehold_e2e::wait_until(TIME_LIMIT, || {
         std::process::Command::new(path("pg_isready"))
             .args(to)
             .output()

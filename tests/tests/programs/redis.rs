@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::fs::File;
 
-use toehold_e2e::process::{PATIENCE, Running};
+use toehold_e2e::process::{Running, TIME_LIMIT};
 use toehold_e2e::{Sides, Toehold, host, wait_until};
 
 use crate::{accelerated, await_port, claims, client};
@@ -49,7 +49,7 @@ fn answers(
     let mut command = toehold.command(sides.client, "redis-cli");
     command.args(["-p", &redis.port]).args(extra);
     command.stdin(File::open(path).expect("just written"));
-    Running::start_fed(command, "redis-cli", toehold.dir()).success(PATIENCE)
+    Running::start_fed(command, "redis-cli", toehold.dir()).success(TIME_LIMIT)
 }
 
 /// A value of a length that differs from key to key, from empty to a few kilobytes.
@@ -152,7 +152,7 @@ fn redis_snapshots_under_load(toehold: &Toehold, sides: Sides) {
         );
         assert!(started.contains("started"), "{started}");
         let mut info = String::new();
-        wait_until(PATIENCE, || {
+        wait_until(TIME_LIMIT, || {
             info = client(
                 toehold,
                 sides,
@@ -164,7 +164,7 @@ fn redis_snapshots_under_load(toehold: &Toehold, sides: Sides) {
         });
         assert!(info.contains("rdb_last_bgsave_status:ok"), "{info}");
     }
-    load.success(PATIENCE);
+    load.success(TIME_LIMIT);
     let check = host::program("redis-check-rdb").expect("comes with redis-server");
     let check = std::process::Command::new(check)
         .arg(toehold.dir().join("dump.rdb"))

@@ -46,7 +46,7 @@ fn iperf3_runs_every_way(toehold: &Toehold, sides: Sides) {
 /// Waits for iperf3 to say that it listens: it counts every connection, even one that only looks.
 fn listening(server: &mut Running) {
     let pid = server.pid();
-    let up = toehold_e2e::wait_until(toehold_e2e::process::PATIENCE, || {
+    let up = toehold_e2e::wait_until(toehold_e2e::process::TIME_LIMIT, || {
         server.ended().is_some() || has_listener(pid)
     });
     assert!(

@@ -128,11 +128,11 @@ pub(super) fn waiter(role: &Role) {
 
 /// As [`waiter`], with a thread that waits from outside the instance.
 pub(super) fn poller(role: &Role) {
-    const PATIENCE_MS: i32 = 5000;
+    const TIME_LIMIT_MS: i32 = 5000;
     let fd = role.meet();
     let epoll = sys::epoll_create();
     sys::epoll_ctl(epoll, ADD, fd, libc::EPOLLRDHUP, 1).value();
-    let waiter = std::thread::spawn(move || sys::poll(&[(epoll, libc::POLLIN)], PATIENCE_MS));
+    let waiter = std::thread::spawn(move || sys::poll(&[(epoll, libc::POLLIN)], TIME_LIMIT_MS));
     std::thread::sleep(std::time::Duration::from_millis(20));
     role.warm(fd);
     role.say("MOD", sys::epoll_ctl(epoll, MOD, fd, IN, 2));

@@ -5,7 +5,7 @@ use crate::role::{Pair, Role, receive_all, send_all};
 use crate::sys::{self, Fd};
 
 /// Long enough for any machine, and short enough that a lost wake-up is a line of the transcript.
-const PATIENCE_MS: i32 = 5_000;
+const TIME_LIMIT_MS: i32 = 5_000;
 
 /// Bytes that come while the client waits in `epoll`, then bytes that are there before it looks.
 fn hears(pair: &Pair, place: &str, epoll: Fd) {
@@ -17,7 +17,7 @@ fn hears(pair: &Pair, place: &str, epoll: Fd) {
         send_all(pair.fd, b"first");
         pair.step();
     } else {
-        let found = sys::epoll_wait(epoll, 4, PATIENCE_MS);
+        let found = sys::epoll_wait(epoll, 4, TIME_LIMIT_MS);
         pair.say(place, format!("waits {}", seen(&found)));
         receive_all(pair.fd, &mut [0; 5]);
         pair.step();
@@ -29,8 +29,8 @@ fn hears(pair: &Pair, place: &str, epoll: Fd) {
     pair.step();
 }
 
-/// What varnish does: a connection that was served goes from its worker's instance back to the one
-/// it came from.
+/// Moves a connection as varnish does: after service it goes from its worker's instance back to the
+/// one it came from.
 pub(super) fn between_instances(pair: &Pair) {
     for events in [IN, IN | ET] {
         let [home, worker] = [0; 2].map(|_| sys::epoll_create());

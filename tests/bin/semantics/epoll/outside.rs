@@ -4,7 +4,7 @@ use super::{ADD, IN, OUT, now, parts, seen, watching};
 use crate::role::{Pair, receive_all, send_all};
 use crate::sys::{self, Fd};
 
-/// What `poll`, `select` and a look at `epoll` itself say of it.
+/// The readiness of `epoll` by `poll`, `select` and a look at `epoll` itself.
 fn from_outside(epoll: Fd) -> String {
     let (result, seen) = sys::poll(&[(epoll, libc::POLLIN | libc::POLLRDNORM)], 0);
     let selected = sys::select(&[epoll], &[], Some(0), false);
@@ -71,6 +71,12 @@ pub(super) fn polled(pair: &Pair) {
 /// Another thread, which sleeps in a receive all the time, is woken by what comes then.
 pub(super) fn member_meanwhile(pair: &Pair) {
     const MOMENT: std::time::Duration = std::time::Duration::from_millis(20);
+    // A receiver that is not woken says so.
+    let seconds = libc::timeval {
+        tv_sec: 3,
+        tv_usec: 0,
+    };
+    sys::set_option(pair.fd, libc::SOL_SOCKET, libc::SO_RCVTIMEO, seconds).value();
     for _ in 0..5 {
         if pair.server() {
             pair.step();

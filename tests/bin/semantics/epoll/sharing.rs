@@ -10,7 +10,7 @@ use crate::role::{Pair, Role, receive_all, send_all};
 use crate::sys::{self, Fd};
 
 /// Long enough for any machine, and short enough that a lost wake-up is a line of the transcript.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIME_LIMIT: Duration = Duration::from_secs(5);
 const ONE: i32 = libc::EPOLLONESHOT;
 
 /// Two threads look at the same moment at what may be told once.
@@ -136,7 +136,7 @@ fn sleepers(epoll: Fd, connections: &[Fd], events: i32) -> usize {
         .collect();
     let heard = connections
         .iter()
-        .filter(|_| hears.recv_timeout(PATIENCE).is_ok())
+        .filter(|_| hears.recv_timeout(TIME_LIMIT).is_ok())
         .count();
     // Whoever still sleeps is woken by what the others have not read, once it is armed again.
     for fd in connections {
@@ -153,4 +153,51 @@ fn sleepers(epoll: Fd, connections: &[Fd], events: i32) -> usize {
         sys::epoll_ctl(epoll, MOD, *fd, events, data).value();
     }
     connections.len() - heard
+}
+
+/// A thread sleeps on an instance, or on one around it, which another thread closes. A new instance
+/// is made, and then the sleep ends. Whoever sleeps on the new instance hears of a new member.
+pub(super) fn closed_under_a_sleeper(pair: &Pair) {
+    const ASLEEP: Duration = Duration::from_millis(200);
+    const AT_MOST_MS: i32 = 3000;
+    if pair.server() {
+        send_all(pair.fd, b"!");
+        pair.step();
+        pair.step();
+        return;
+    }
+    pair.step();
+    pair.arrived(pair.fd, 1);
+    for is_nested in [false, true] {
+        let [slept_on, closed] = [0; 2].map(|_| sys::epoll_create());
+        let slept_on = if is_nested {
+            sys::epoll_ctl(slept_on, ADD, closed, IN, 1).value();
+            slept_on
+        } else {
+            sys::close(slept_on).value();
+            closed
+        };
+        let event = sys::eventfd();
+        sys::epoll_ctl(slept_on, ADD, event, IN, 2).value();
+        let heard = thread::scope(|scope| {
+            let before = scope.spawn(move || format!("{:?}", sys::epoll_wait(slept_on, 8, -1)));
+            thread::sleep(ASLEEP);
+            sys::close(closed).value();
+            let new = sys::epoll_create();
+            sys::write(event, &1u64.to_ne_bytes()).value();
+            pair.say("before", before.join().expect("no panic"));
+            let now = scope.spawn(move || format!("{:?}", sys::epoll_wait(new, 8, AT_MOST_MS)));
+            thread::sleep(ASLEEP);
+            sys::epoll_ctl(new, ADD, pair.fd, IN, 3).value();
+            let heard = now.join().expect("no panic");
+            sys::close(new).value();
+            heard
+        });
+        pair.say("now", heard);
+        sys::close(event).value();
+        if is_nested {
+            sys::close(slept_on).value();
+        }
+    }
+    pair.step();
 }

@@ -5,13 +5,13 @@ use crate::role::{Checksum, Role, receive_all, sample, send_all};
 use crate::sys::{self, Fd};
 
 /// Long enough for any machine, and short enough that a lost wake-up is a line of the transcript.
-const PATIENCE_MS: i64 = 5_000;
+const TIME_LIMIT_MS: i64 = 5_000;
 const LEN: usize = 96 << 20;
 /// Ready for nothing so often in a row, a program turns in circles.
 const CIRCLES_MAX: usize = 1_000;
 
-/// What a loop of events does past libc: heavy traffic both ways, each readiness asked of the
-/// kernel, one call for each answer.
+/// Runs an event loop past libc: heavy traffic both ways, each readiness asked of the kernel, one
+/// call for each answer.
 pub(super) fn heavy(role: &Role) {
     let fd = role.meet();
     sys::set_nonblocking(fd, true);
@@ -26,12 +26,13 @@ pub(super) fn heavy(role: &Role) {
 
 /// The events of `fd` as the kernel has them.
 fn wait(fd: Fd, events: i16) -> Option<i16> {
-    Some(sys::poll_past_libc(fd, events, PATIENCE_MS)).filter(|found| *found != 0)
+    Some(sys::poll_past_libc(fd, events, TIME_LIMIT_MS)).filter(|found| *found != 0)
 }
 
-/// What one readiness is worth: calls until one finds less than it asked for, as in libuv.
+/// The most calls for one readiness: the loop calls until one finds less than it asked for, as
+/// libuv does.
 const CALLS_MAX: usize = 32;
-/// What one call asks for.
+/// The bytes of one call.
 const CHUNK: usize = 1 << 16;
 
 /// Gives what has come to `take`, while calls are filled: how much it was, and whether it ended.
@@ -162,7 +163,7 @@ pub(super) fn many_instances(role: &Role) {
                 std::thread::sleep(std::time::Duration::from_millis(5));
                 send_all(fd, b"data");
             } else {
-                let found = sys::epoll_wait(last, 4, PATIENCE_MS as i32);
+                let found = sys::epoll_wait(last, 4, TIME_LIMIT_MS as i32);
                 role.say(turn, seen(&found));
                 receive_all(fd, &mut [0; 2]);
                 role.say("half read", arrival(last));

@@ -32,10 +32,10 @@ fn in_poll(fd: Fd) {
 }
 
 fn in_epoll(fd: Fd) {
-    const PATIENCE_MS: i32 = 20_000;
+    const TIME_LIMIT_MS: i32 = 20_000;
     let epoll = sys::epoll_create();
     sys::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, fd, libc::EPOLLIN, 4).value();
-    sys::epoll_wait(epoll, 4, PATIENCE_MS).0.value();
+    sys::epoll_wait(epoll, 4, TIME_LIMIT_MS).0.value();
     sys::close(epoll).value();
 }
 
@@ -105,7 +105,7 @@ fn both_sleep(pair: &Pair) {
 /// As the rounds with both messages at once; the parent sleeps on an epoll instance that had the
 /// connection before there was a child.
 fn epoll_beside_child(pair: &Pair) {
-    const PATIENCE_MS: i32 = 20_000;
+    const TIME_LIMIT_MS: i32 = 20_000;
     const ROUNDS: usize = 20;
     if pair.server() {
         for _ in 0..ROUNDS {
@@ -129,7 +129,7 @@ fn epoll_beside_child(pair: &Pair) {
     });
     for _ in 0..ROUNDS {
         pair.step();
-        assert_eq!(sys::epoll_wait(epoll, 4, PATIENCE_MS).0.value(), 1);
+        assert_eq!(sys::epoll_wait(epoll, 4, TIME_LIMIT_MS).0.value(), 1);
         receive_all(pair.fd, &mut [0; 8]);
         sys::read(done.0, &mut [0; 1]).value();
         sys::write(go.1, b".").value();

@@ -55,8 +55,8 @@ pub(super) fn scribbled_over(pair: &Pair) {
             true
         })
     });
-    // What becomes of this connection is the scribbler's to say: it holds the socket, too. Every
-    // call has to return, and neither program may end by it.
+    // The scribbler decides the fate of this connection: it holds the socket, too. Every call has
+    // to return, and neither program may end by it.
     let mut bytes = [7; 5000];
     for call in 0..CALLS {
         let len = 1 + call * 37 % bytes.len();

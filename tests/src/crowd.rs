@@ -1,0 +1,102 @@
+//! Two programs with many connections (`bin/crowd`), and a line to one of them.
+
+use std::io::Write;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use crate::process::{Running, wait_until};
+use crate::toehold::{Path, Toehold};
+
+/// Crowds that this process has started.
+static STARTED: AtomicU32 = AtomicU32::new(0);
+
+/// The two programs, on the direct path.
+#[derive(Debug)]
+pub struct Crowd {
+    /// The server.
+    pub server: Running,
+    /// The client, which follows orders.
+    pub client: Running,
+    orders: UnixStream,
+    given: usize,
+    time_limit: Duration,
+}
+
+impl Crowd {
+    /// Starts both, and waits until every connection of the client has talked. `program` is
+    /// `bin/crowd`, `arguments` are the client's after the port.
+    ///
+    /// # Panics
+    /// When one of them ends, or nothing happens for so long as `time_limit`.
+    pub fn start(
+        toehold: &Toehold,
+        program: &str,
+        arguments: &[&str],
+        time_limit: Duration,
+    ) -> Crowd {
+        // The output of each program is a file of its own, also where a test has two crowds.
+        let number = STARTED.fetch_add(1, Ordering::Relaxed);
+        let mut command = toehold.command(Path::Direct, program);
+        command.arg("server");
+        let server = Running::start(command, &format!("server-{number}"), toehold.dir());
+        let listens = wait_until(time_limit, || server.stdout().ends_with('\n'));
+        assert!(listens, "{}", server.outputs());
+        let (orders, theirs) = UnixStream::pair().expect("a socket pair");
+        let mut command = toehold.command(Path::Direct, program);
+        command.args(["client", server.stdout().trim()]);
+        command.args(arguments).stdin(OwnedFd::from(theirs));
+        let client = Running::start_fed(command, &format!("client-{number}"), toehold.dir());
+        let mut crowd = Crowd {
+            server,
+            client,
+            orders,
+            given: 0,
+            time_limit,
+        };
+        crowd.obeyed();
+        crowd
+    }
+
+    /// The server's port.
+    ///
+    /// # Panics
+    /// Never: it has printed one.
+    pub fn port(&self) -> u16 {
+        self.server.stdout().trim().parse().expect("a port")
+    }
+
+    /// Has the client do something, and waits until it has.
+    ///
+    /// # Panics
+    /// When one of the two ends, or the client takes too long.
+    pub fn order(&mut self, line: &str) {
+        writeln!(self.orders, "{line}").expect("the client reads");
+        self.given += 1;
+        self.obeyed();
+    }
+
+    fn obeyed(&mut self) {
+        let lines = self.given + 1;
+        let done = wait_until(self.time_limit, || {
+            self.client.ended().is_some() || self.client.stdout().lines().count() >= lines
+        });
+        let alive = self.client.ended().is_none() && self.server.ended().is_none();
+        assert!(
+            done && alive,
+            "{}\n{}",
+            self.client.outputs(),
+            self.server.outputs()
+        );
+    }
+
+    /// Has the client end, which has checked all that it got.
+    ///
+    /// # Panics
+    /// When it fails.
+    pub fn end(self) {
+        drop(self.orders);
+        self.client.success(self.time_limit);
+    }
+}

@@ -1,0 +1,298 @@
+//! A packet capture makes connections visible: they go by the kernel while it lasts, lose nothing,
+//! and return to shared memory after it.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use toehold_e2e::{Crowd, Running, Toehold, host, wait_until};
+use toehold_network::Namespace;
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_crowd");
+const TIME_LIMIT: Duration = Duration::from_secs(120);
+/// How many connections the tests have; `TOEHOLD_CAPTURED` overrides it.
+const COUNT: usize = 100;
+const CAPTURED: &str = "a packet capture is to see it";
+
+/// A namespace of the test's own: a capture concerns everybody on a host.
+struct Observed {
+    toehold: Toehold,
+    crowd: Crowd,
+    namespace: Namespace,
+    count: usize,
+}
+
+impl Observed {
+    fn start(adapter_options: &[&str]) -> Option<Observed> {
+        let namespace = Namespace::new()
+            .map_err(|error| host::skipped(&error.to_string()))
+            .ok()?;
+        let count = std::env::var("TOEHOLD_CAPTURED");
+        let count = count.map_or(COUNT, |count| count.parse().expect("a number"));
+        let starter = namespace.starter();
+        let starter = starter.each_ref().map(String::as_str);
+        let toehold = Toehold::start_in(&starter, adapter_options);
+        let arguments = [&count.to_string(), "light"];
+        let crowd = Crowd::start(&toehold, PROGRAM, &arguments, TIME_LIMIT);
+        let mut observed = Observed {
+            toehold,
+            crowd,
+            namespace,
+            count,
+        };
+        assert!(observed.all_are_direct(), "{}", observed.whereabouts());
+        Some(observed)
+    }
+
+    fn all_are_direct(&mut self) -> bool {
+        wait_until(TIME_LIMIT, || {
+            self.crowd.order("around 100");
+            let connections = self.toehold.connections();
+            connections.iter().filter(|one| one.is_direct()).count() == 2 * self.count
+        })
+    }
+
+    fn whereabouts(&self) -> String {
+        let mut reasons = BTreeMap::new();
+        for one in self.toehold.connections() {
+            *reasons.entry(one.value["reason"].to_string()).or_insert(0) += 1;
+        }
+        format!("{reasons:?}")
+    }
+}
+
+/// A packet socket on the loopback device of a namespace, as a capture has one.
+struct PacketSocket(OwnedFd);
+
+impl PacketSocket {
+    fn open(namespace: &Namespace) -> PacketSocket {
+        let socket = namespace.within(|| {
+            let protocol = libc::ETH_P_ALL as u16;
+            // SAFETY: no memory is involved; the descriptor is ours.
+            unsafe {
+                let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
+                let fd = libc::socket(libc::AF_PACKET, kind, protocol.to_be().into());
+                assert!(fd >= 0, "{}", io::Error::last_os_error());
+                OwnedFd::from_raw_fd(fd)
+            }
+        });
+        let bytes: libc::c_int = 256 << 20;
+        // SAFETY: `bytes` is valid for its length.
+        unsafe {
+            let length = size_of_val(&bytes) as libc::socklen_t;
+            let (level, name) = (libc::SOL_SOCKET, libc::SO_RCVBUFFORCE);
+            let bytes = (&raw const bytes).cast();
+            libc::setsockopt(socket.as_raw_fd(), level, name, bytes, length);
+        }
+        PacketSocket(socket)
+    }
+
+    /// When each port that talks to `server` was first seen to do so within `time`. A doorbell is
+    /// one byte; the messages are longer.
+    fn watch(&self, server: u16, time: Duration) -> BTreeMap<u16, Duration> {
+        let begun = Instant::now();
+        let mut seen = BTreeMap::new();
+        let mut frame = [0u8; 256];
+        while begun.elapsed() < time {
+            // SAFETY: `frame` is writable for its length.
+            let length = unsafe {
+                let flags = libc::MSG_DONTWAIT | libc::MSG_TRUNC;
+                let bytes = frame.as_mut_ptr().cast();
+                libc::recv(self.0.as_raw_fd(), bytes, frame.len(), flags)
+            };
+            if length < 0 {
+                std::thread::sleep(Duration::from_micros(200));
+            } else if let Some((ports, payload)) = tcp(&frame)
+                && ports.contains(&server)
+                && payload > 1
+            {
+                let other = if ports[0] == server {
+                    ports[1]
+                } else {
+                    ports[0]
+                };
+                seen.entry(other).or_insert_with(|| begun.elapsed());
+            }
+        }
+        seen
+    }
+}
+
+/// Ports and payload of an Ethernet frame with TCP over IPv4.
+fn tcp(frame: &[u8]) -> Option<([u16; 2], usize)> {
+    let word =
+        |bytes: &[u8], at: usize| Some(u16::from_be_bytes([*bytes.get(at)?, *bytes.get(at + 1)?]));
+    let ip = frame.get(14..).filter(|ip| ip[0] >> 4 == 4)?;
+    let ip_header = usize::from(ip[0] & 15) * 4;
+    let segment = ip.get(ip_header..)?;
+    let tcp_header = usize::from(segment.get(12)? >> 4) * 4;
+    let total = usize::from(word(ip, 2)?);
+    let ports = [word(segment, 0)?, word(segment, 2)?];
+    Some((ports, total.checked_sub(ip_header + tcp_header)?))
+}
+
+#[test]
+fn a_capture_sees_every_connection_and_afterwards_all_are_fast_again() {
+    let Some(mut observed) = Observed::start(&[]) else {
+        return;
+    };
+    let port = observed.crowd.port();
+    let (namespace, count) = (&observed.namespace, observed.count);
+    let seen = std::thread::scope(|scope| {
+        let watching = scope.spawn(|| {
+            // In the middle of the traffic.
+            std::thread::sleep(Duration::from_millis(300));
+            let begun = Instant::now();
+            let socket = PacketSocket::open(namespace);
+            let opened = begun.elapsed();
+            let seen = socket.watch(port, Duration::from_millis(1500));
+            (seen, opened)
+        });
+        observed.crowd.order("around 1200");
+        watching.join().expect("no panic")
+    });
+    let (seen, opened) = seen;
+    let latest = seen.values().max().copied().unwrap_or_default() + opened;
+    eprintln!(
+        "{} of {count} connections seen, the last after {latest:?}",
+        seen.len()
+    );
+    assert_eq!(seen.len(), count, "{}", observed.whereabouts());
+    assert!(observed.all_are_direct(), "{}", observed.whereabouts());
+    observed.crowd.end();
+}
+
+#[test]
+fn tcpdump_sees_every_byte_and_status_says_why_it_is_slower() {
+    if host::program("tcpdump").is_none() {
+        return host::skipped("tcpdump is not installed");
+    }
+    for interface in ["lo", "any"] {
+        let Some(mut observed) = Observed::start(&[]) else {
+            return;
+        };
+        let file = observed.toehold.dir().join("capture.pcap");
+        let mut command = observed.namespace.command("tcpdump");
+        // As root: who else could write there?
+        command.args(["-Z", "root", "-i", interface, "-U"]);
+        // Short frames and a large buffer: one that is full would drop packets.
+        command.args(["-s", "256", "-B", "65536", "-w"]);
+        command.arg(&file);
+        let mut tcpdump = Running::start(command, "tcpdump", observed.toehold.dir());
+        let listens = wait_until(TIME_LIMIT, || tcpdump.stderr().contains("listening on"));
+        assert!(listens, "{}", tcpdump.outputs());
+        let captured = wait_until(TIME_LIMIT, || {
+            observed.crowd.order("around 20");
+            let connections = observed.toehold.connections();
+            let mut reasons = connections.iter().map(|one| &one.value["reason"]);
+            reasons.all(|reason| reason == CAPTURED)
+        });
+        assert!(captured, "{}", observed.whereabouts());
+        observed.crowd.order("talk 7");
+        // There and back; `message 1` is the beginning of `message 11`, too.
+        let is_there = |message: &str| {
+            let bytes = std::fs::read(&file).unwrap_or_default();
+            let places = bytes.windows(message.len());
+            places.filter(|it| *it == message.as_bytes()).count() >= 2
+        };
+        for n in 0..100 {
+            let message = format!("message {n}");
+            let written = wait_until(TIME_LIMIT, || is_there(&message));
+            assert!(written, "{interface}: {message} was not captured");
+        }
+        tcpdump.stop();
+        assert!(observed.all_are_direct(), "{}", observed.whereabouts());
+        observed.crowd.end();
+    }
+}
+
+#[test]
+fn connections_that_are_made_during_a_capture_are_seen_from_the_start() {
+    let Some(mut observed) = Observed::start(&[]) else {
+        return;
+    };
+    let socket = PacketSocket::open(&observed.namespace);
+    // The adapter knows of the capture once it has connections yield.
+    let noticed = wait_until(TIME_LIMIT, || {
+        observed.crowd.order("around 20");
+        let connections = observed.toehold.connections();
+        let mut reasons = connections.iter().map(|one| &one.value["reason"]);
+        reasons.all(|reason| reason == CAPTURED)
+    });
+    assert!(noticed, "{}", observed.whereabouts());
+    let arguments = ["10", "light"];
+    let second = Crowd::start(&observed.toehold, PROGRAM, &arguments, TIME_LIMIT);
+    let port = second.port();
+    let seen = socket.watch(port, Duration::from_millis(200));
+    assert_eq!(seen.len(), 10);
+    let theirs = |toehold: &Toehold| {
+        let connections = toehold.connections();
+        let theirs = connections.into_iter().filter(|one| one.has_port(port));
+        theirs.collect::<Vec<_>>()
+    };
+    let connections = theirs(&observed.toehold);
+    assert!(
+        connections
+            .iter()
+            .all(|one| !one.is_direct() && one.value["reason"] == CAPTURED),
+        "{connections:?}"
+    );
+    drop(socket);
+    let mut second = second;
+    let up = wait_until(TIME_LIMIT, || {
+        second.order("around 50");
+        theirs(&observed.toehold).iter().all(|one| one.is_direct())
+    });
+    assert!(up, "{:?}", theirs(&observed.toehold));
+    second.end();
+    assert!(observed.all_are_direct(), "{}", observed.whereabouts());
+    observed.crowd.end();
+}
+
+#[test]
+fn the_operators_command_outlasts_a_capture_and_an_adapter_may_ignore_captures() {
+    let Some(mut observed) = Observed::start(&[]) else {
+        return;
+    };
+    let all_are = |observed: &mut Observed, reason: &str| {
+        wait_until(TIME_LIMIT, || {
+            observed.crowd.order("around 20");
+            let connections = observed.toehold.connections();
+            connections.iter().all(|one| one.value["reason"] == reason)
+        })
+    };
+    let socket = PacketSocket::open(&observed.namespace);
+    assert!(
+        all_are(&mut observed, CAPTURED),
+        "{}",
+        observed.whereabouts()
+    );
+    observed.toehold.detach_all();
+    drop(socket);
+    let detached = "detached by the operator";
+    assert!(
+        all_are(&mut observed, detached),
+        "{}",
+        observed.whereabouts()
+    );
+    let socket = PacketSocket::open(&observed.namespace);
+    observed.toehold.attach_all();
+    assert!(
+        all_are(&mut observed, CAPTURED),
+        "{}",
+        observed.whereabouts()
+    );
+    drop(socket);
+    assert!(observed.all_are_direct(), "{}", observed.whereabouts());
+    observed.crowd.end();
+
+    let Some(mut observed) = Observed::start(&["--observability", "ignore"]) else {
+        return;
+    };
+    let socket = PacketSocket::open(&observed.namespace);
+    observed.crowd.order("around 300");
+    assert!(observed.all_are_direct(), "{}", observed.whereabouts());
+    drop(socket);
+    observed.crowd.end();
+}

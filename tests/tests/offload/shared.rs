@@ -1,0 +1,232 @@
+//! One interface with one address, which the near kernel and the engine share.
+
+use std::fs;
+use std::thread::sleep;
+use std::time::Duration;
+
+use toehold_e2e::load::Pattern;
+use toehold_e2e::network::{FAR, FAR_V6, NEAR, NEAR_V6};
+use toehold_e2e::process::{Running, TIME_LIMIT};
+use toehold_e2e::{Link, Nginx, Path, host, wait_until};
+
+use crate::stage::{SCRIPT, Stage, await_word, listening, ok};
+
+/// A server of the near kernel's, which knows nothing of Toehold.
+fn kernel_server(stage: &Stage, role: &str, port: &str) -> Running {
+    let mut command = stage.network.near(&stage.python);
+    command.args([SCRIPT, role, port]);
+    listening(Running::start(
+        command,
+        "kernel-server",
+        stage.toehold.dir(),
+    ))
+}
+
+fn in_use(stage: &Stage) -> Vec<u64> {
+    let status = stage.toehold.status();
+    let shared = status["engine"]["shared"].as_array().cloned();
+    let ports = shared.unwrap_or_default().into_iter().flat_map(|shared| {
+        let ports = shared["in_use"].as_array().cloned();
+        ports.unwrap_or_default()
+    });
+    ports.filter_map(|port| port.as_u64()).collect()
+}
+
+/// Two servers at one address, one on the engine and one on the kernel, under load at once.
+fn engine_and_kernel_serve(link: Link) {
+    let Some(stage) = Stage::set_sharing(link, &["--share", NEAR]) else {
+        return;
+    };
+    let _kernel = kernel_server(&stage, "echo_server", "7901");
+    let _everywhere = stage.near_server(&["echo_server", "7902"]);
+    let _there = stage.near_server(&["echo_server", "7903", NEAR]);
+    let _far = stage.far_server(&["echo_server", "7904"]);
+    assert!(wait_until(TIME_LIMIT, || in_use(&stage) == [7902, 7903]));
+    let clients = ["7901", "7902", "7903"]
+        .map(|port| stage.far(port, &["echo_client", NEAR, port, "20000000"]));
+    let short = ["7901", "7902"].map(|port| stage.far(port, &["many", NEAR, port, "300"]));
+    // Ports for its own connections are the kernel's, also for programs on the offload path.
+    let outgoing = stage.near("outgoing", &["echo_client", FAR, "7904", "20000000"]);
+    // A connection within the host is the kernel's, or shared memory.
+    ok(stage.near_on(
+        Path::Host,
+        "within",
+        &["echo_client", NEAR, "7902", "100000"],
+    ));
+    ok(stage.near("within", &["echo_client", NEAR, "7903", "100000"]));
+    for client in clients.into_iter().chain(short).chain([outgoing]) {
+        ok(client);
+    }
+    assert_eq!(stage.engine("connections_accepted"), 302);
+    assert_eq!(stage.engine("connections_opened"), 0);
+    assert_eq!(stage.engine("frames_malformed"), 0);
+    ok(stage.far("refused", &["expect_error", NEAR, "9", "ECONNREFUSED"]));
+    if host::program("ping").is_some() {
+        let mut ping = stage.network.far("ping");
+        let answered = ping.args(["-c", "1", "-W", "5", NEAR]).status();
+        assert!(
+            answered.is_ok_and(|status| status.success()),
+            "the kernel answers"
+        );
+    }
+}
+
+#[test]
+fn engine_and_kernel_serve_at_one_address_over_a_packet_link() {
+    engine_and_kernel_serve(Link::Packet);
+}
+
+#[test]
+fn engine_and_kernel_serve_at_one_address_over_an_xdp_link() {
+    engine_and_kernel_serve(Link::Xdp);
+}
+
+#[test]
+fn engine_and_kernel_serve_at_one_ipv6_address() {
+    let Some(stage) = Stage::set_sharing(Link::Xdp, &["--share", NEAR_V6]) else {
+        return;
+    };
+    let _near = stage.near_server(&["echo_server", "7911", NEAR_V6]);
+    let mut kernel = stage.network.near(&stage.python);
+    kernel.args([SCRIPT, "echo_server", "7912", NEAR_V6]);
+    let _kernel = listening(Running::start(kernel, "kernel", stage.toehold.dir()));
+    let clients =
+        ["7911", "7912"].map(|port| stage.far(port, &["echo_client", NEAR_V6, port, "10000000"]));
+    for client in clients {
+        assert!(ok(client).contains(&format!("local {FAR_V6}")));
+    }
+    assert_eq!(stage.engine("connections_accepted"), 1);
+}
+
+/// Kills of the adapter under load. The kernel's connections are not touched, and the kernel resets
+/// the engine's. A connection to the engine's port that is made meanwhile is the kernel's, and
+/// stays the kernel's.
+fn only_the_engines_connections_end_with_it(link: Link) {
+    let Some(mut stage) = Stage::set_sharing(link, &["--share", &format!("{NEAR}:7921-7999")])
+    else {
+        return;
+    };
+    let _kernel = kernel_server(&stage, "echo_server", "7920");
+    let load = stage.far("load", &["steady", NEAR, "7920"]);
+    await_word(&load, "holding");
+    for round in 0..KILLS {
+        let port = (7921 + round % 70).to_string();
+        let server = stage.near_server(&["echo_server", &port]);
+        let over_engine = stage.far("load", &["many_until_reset", NEAR, &port]);
+        await_word(&over_engine, "holding");
+        assert_eq!(stage.engine("connections_accepted"), 10);
+        stage.toehold.adapter().signal(libc::SIGKILL);
+        ok(over_engine);
+        // The program listens still, on the kernel.
+        let mut kept = stage.far("kept", &["steady", NEAR, &port]);
+        await_word(&kept, "holding");
+        stage.toehold.start_adapter();
+        sleep(Duration::from_millis(50));
+        assert!(kept.ended().is_none(), "{}", kept.outputs());
+        kept.signal(libc::SIGUSR1);
+        ok(kept);
+        drop(server);
+    }
+    load.signal(libc::SIGUSR1);
+    ok(load);
+    assert_eq!(stage.engine("connections_accepted"), 0);
+}
+
+/// Each takes about two seconds.
+const KILLS: usize = 10;
+
+#[test]
+fn only_the_engines_connections_end_with_it_over_a_packet_link() {
+    only_the_engines_connections_end_with_it(Link::Packet);
+}
+
+#[test]
+fn only_the_engines_connections_end_with_it_over_an_xdp_link() {
+    only_the_engines_connections_end_with_it(Link::Xdp);
+}
+
+#[test]
+fn nginx_serves_at_the_hosts_own_address() {
+    let share = format!("{NEAR}:8091");
+    let Some(stage) = Stage::set_sharing(Link::Packet, &["--share", &share]) else {
+        return;
+    };
+    let Some([nginx, curl, wrk]) = host::require(["nginx", "curl", "wrk"]) else {
+        return;
+    };
+    let command = stage.offloaded(&nginx.to_string_lossy(), &[]);
+    let nginx = Nginx::start(
+        command,
+        stage.toehold.dir(),
+        NEAR,
+        8091,
+        &[1_000, 5_000_000],
+    );
+    stage.await_listeners(1);
+    let target = stage.toehold.dir().join("body");
+    let mut get = stage.network.far(&curl);
+    get.args(["-sS", "--fail", "--max-time", "60", "-o"])
+        .arg(&target);
+    get.arg(format!("http://{NEAR}:8091/5000000"));
+    Running::start(get, "curl", stage.toehold.dir()).success(TIME_LIMIT);
+    let mut expected = vec![0; 5_000_000];
+    Pattern::new(5_000_000).fill(0, &mut expected);
+    assert!(fs::read(&target).is_ok_and(|got| got == expected));
+    let mut load = stage.network.far(&wrk);
+    load.args(["-t1", "-c30", "-d2s", &format!("http://{NEAR}:8091/1000")]);
+    let report = Running::start(load, "wrk", stage.toehold.dir()).success(TIME_LIMIT);
+    let is_clean = report.contains("Requests/sec") && !report.contains("Socket errors");
+    assert!(is_clean, "{report}");
+    assert!(stage.engine("connections_accepted") >= 31);
+    drop(nginx);
+    // Connections in TIME-WAIT are the engine's still; a new one is the kernel's, which refuses.
+    stage.await_listeners(0);
+    ok(stage.far("refused", &["expect_error", NEAR, "8091", "ECONNREFUSED"]));
+}
+
+#[test]
+fn what_cannot_be_shared_is_said_and_the_rest_goes_on() {
+    let Some(mut stage) = Stage::set_sharing(Link::Packet, &["--share", NEAR]) else {
+        return;
+    };
+    let _kernel = kernel_server(&stage, "echo_server", "7931");
+    let file = stage.toehold.dir().join("engine.conf");
+    let settings = format!("share 10.84.0.9\nshare {NEAR}:7931-7932\n");
+    fs::write(&file, settings).expect("scratch");
+    let file = file.to_string_lossy().into_owned();
+    stage
+        .toehold
+        .use_adapter_arguments(&["--link", "packet:v0", "--config", &file]);
+    stage.toehold.start_adapter();
+    let said = stage.toehold.adapter().stderr();
+    for part in [
+        "line 1: `10.84.0.9` cannot be shared, because v0 does not have it: it has 10.84.0.2",
+        "line 2: port 7931 of 10.84.0.2 is in use: the kernel serves it until",
+    ] {
+        assert!(said.contains(part), "{part:?} in\n{said}");
+    }
+    let _near = stage.near_server(&["echo_server", "7932"]);
+    let _not_allowed = listening(stage.near("other", &["echo_server", "7933"]));
+    for port in ["7931", "7932", "7933"] {
+        ok(stage.far(port, &["echo_client", NEAR, port, "100000"]));
+    }
+    assert_eq!(stage.engine("connections_accepted"), 1);
+    // The address comes, and goes again with its connections.
+    assert!(
+        stage
+            .network
+            .near_ip(&["addr", "add", "10.84.0.9/24", "dev", "v0"])
+    );
+    let _both = stage.near_server(&["echo_server", "7934"]);
+    let held = stage.far("held", &["held", "10.84.0.9", "7934", "ECONNRESET"]);
+    await_word(&held, "holding");
+    assert!(wait_until(TIME_LIMIT, || stage
+        .engine("connections_accepted")
+        == 2));
+    assert!(
+        stage
+            .network
+            .near_ip(&["addr", "del", "10.84.0.9/24", "dev", "v0"])
+    );
+    ok(held);
+}
