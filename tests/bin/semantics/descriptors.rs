@@ -4,6 +4,7 @@ use std::process::Command;
 
 use crate::Case;
 use crate::role::{Pair, Role, await_events, drain, receive_all, sample, send_all, shown};
+use crate::sleeper::Sleeper;
 use crate::sys::{self, Fd};
 
 pub(crate) const CASES: &[Case] = &[
@@ -483,7 +484,6 @@ fn limit_lowered(role: &Role) {
 /// which stays on the kernel. The call goes on with its own connection, and the other one neither
 /// loses a byte nor gets one.
 fn becomes_anothers(pair: &Pair, receives: bool) {
-    const ASLEEP: std::time::Duration = std::time::Duration::from_millis(500);
     const MUCH: usize = 32 << 20;
     let other = pair.meet();
     if pair.server() {
@@ -506,17 +506,16 @@ fn becomes_anothers(pair: &Pair, receives: bool) {
     }
     let fd = pair.fd;
     let much = sample(if receives { 0 } else { MUCH });
-    let call = std::thread::spawn(move || match receives {
+    let call = Sleeper::start(move || match receives {
         true => format!("{}", sys::recv(fd, &mut [0; 8], 0)),
         false => format!("{}", sys::send(fd, &much, 0)),
     });
-    std::thread::sleep(ASLEEP);
     let kept = sys::dup(fd).fd();
     sys::dup2(other, fd).value();
     pair.step();
     pair.arrived(other, 12);
     pair.step();
-    pair.say("call", call.join().expect("no panic"));
+    pair.say("call", call.result());
     pair.step();
     let mut bytes = [0; 12];
     receive_all(fd, &mut bytes);

@@ -21,6 +21,7 @@ mod many;
 mod processes;
 mod readiness;
 mod role;
+mod sleeper;
 mod stdio;
 mod sys;
 mod threads;

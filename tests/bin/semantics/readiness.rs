@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::Case;
 use crate::role::{Pair, await_events, fill, receive_all, send_all};
+use crate::sleeper::Sleeper;
 use crate::sys::{self, Fd};
 
 pub(crate) const CASES: &[Case] = &[
@@ -337,34 +338,31 @@ fn level(pair: &Pair) {
 /// A thread begins to poll two connections, of which one moves meanwhile. Another thread sleeps on
 /// that one when the poll ends.
 fn poll_from_before(pair: &Pair) {
-    const ASLEEP: Duration = Duration::from_millis(200);
+    /// For the first thread to come back from its poll; too little of it costs the case its point.
+    const AWAKE: Duration = Duration::from_millis(200);
     let moves = pair.meet();
     if pair.server() {
         pair.warm(moves);
         pair.step();
         send_all(pair.fd, b"!");
         pair.step();
-        std::thread::sleep(ASLEEP);
+        std::thread::sleep(AWAKE);
         send_all(moves, b"?");
         pair.step();
         return;
     }
     let wanted = [(pair.fd, libc::POLLIN), (moves, libc::POLLPRI)];
     let seconds = libc::timeval {
-        tv_sec: 3,
+        tv_sec: 20,
         tv_usec: 0,
     };
     sys::set_option(moves, libc::SOL_SOCKET, libc::SO_RCVTIMEO, seconds).value();
-    std::thread::scope(|scope| {
-        let polls = scope.spawn(move || format!("{:?}", sys::poll(&wanted, -1)));
-        std::thread::sleep(ASLEEP);
-        pair.warm(moves);
-        let receives = scope.spawn(move || sys::recv(moves, &mut [0; 8], 0));
-        std::thread::sleep(ASLEEP);
-        pair.step();
-        pair.say("polled", polls.join().expect("no panic"));
-        pair.step();
-        pair.say("received", receives.join().expect("no panic"));
-    });
+    let polls = Sleeper::start(move || format!("{:?}", sys::poll(&wanted, -1)));
+    pair.warm(moves);
+    let receives = Sleeper::start(move || sys::recv(moves, &mut [0; 8], 0));
+    pair.step();
+    pair.say("polled", polls.result());
+    pair.step();
+    pair.say("received", receives.result());
     pair.step();
 }

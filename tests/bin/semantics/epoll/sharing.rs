@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::{ADD, ET, IN, MOD};
 use crate::role::{Pair, Role, receive_all, send_all};
+use crate::sleeper::Sleeper;
 use crate::sys::{self, Fd};
 
 /// Long enough for any machine, and short enough that a lost wake-up is a line of the transcript.
@@ -158,8 +159,7 @@ fn sleepers(epoll: Fd, connections: &[Fd], events: i32) -> usize {
 /// A thread sleeps on an instance, or on one around it, which another thread closes. A new instance
 /// is made, and then the sleep ends. Whoever sleeps on the new instance hears of a new member.
 pub(super) fn closed_under_a_sleeper(pair: &Pair) {
-    const ASLEEP: Duration = Duration::from_millis(200);
-    const AT_MOST_MS: i32 = 3000;
+    const AT_MOST_MS: i32 = 20_000;
     if pair.server() {
         send_all(pair.fd, b"!");
         pair.step();
@@ -179,21 +179,15 @@ pub(super) fn closed_under_a_sleeper(pair: &Pair) {
         };
         let event = sys::eventfd();
         sys::epoll_ctl(slept_on, ADD, event, IN, 2).value();
-        let heard = thread::scope(|scope| {
-            let before = scope.spawn(move || format!("{:?}", sys::epoll_wait(slept_on, 8, -1)));
-            thread::sleep(ASLEEP);
-            sys::close(closed).value();
-            let new = sys::epoll_create();
-            sys::write(event, &1u64.to_ne_bytes()).value();
-            pair.say("before", before.join().expect("no panic"));
-            let now = scope.spawn(move || format!("{:?}", sys::epoll_wait(new, 8, AT_MOST_MS)));
-            thread::sleep(ASLEEP);
-            sys::epoll_ctl(new, ADD, pair.fd, IN, 3).value();
-            let heard = now.join().expect("no panic");
-            sys::close(new).value();
-            heard
-        });
-        pair.say("now", heard);
+        let before = Sleeper::start(move || format!("{:?}", sys::epoll_wait(slept_on, 8, -1)));
+        sys::close(closed).value();
+        let new = sys::epoll_create();
+        sys::write(event, &1u64.to_ne_bytes()).value();
+        pair.say("before", before.result());
+        let now = Sleeper::start(move || format!("{:?}", sys::epoll_wait(new, 8, AT_MOST_MS)));
+        sys::epoll_ctl(new, ADD, pair.fd, IN, 3).value();
+        pair.say("now", now.result());
+        sys::close(new).value();
         sys::close(event).value();
         if is_nested {
             sys::close(slept_on).value();
