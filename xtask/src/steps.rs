@@ -3,16 +3,26 @@
 //! A step that fails does not stop the next: one run tells everything that is wrong. Tests are
 //! counted from the lines that the test runner prints; a step without tests counts as one.
 //! A skipped test is counted as skipped and not as passed.
+//!
+//! Tests that fail beside others run once more, one at a time. A test that passes then is
+//! *unsteady*: the summary names it and shows its first output. It depends on the time that a busy
+//! host leaves it, or on another test, and that is a fault of the test or of the code. More than
+//! [`UNSTEADY_MAX`] of them in a step are failures.
+
+mod failures;
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use self::failures::{Failure, Failures};
 use crate::root;
 use crate::skips::{self, Skip};
 
 /// Parts of a step that take less have no line of their own in the table, unless they failed.
 const PART_SHOWN_SECONDS: f64 = 5.0;
+/// How many failures of a step may turn out to be unsteady tests.
+const UNSTEADY_MAX: usize = 3;
 
 /// The results of a run of steps so far.
 #[derive(Debug, Default)]
@@ -28,6 +38,9 @@ struct Step {
     counts: Counts,
     parts: Vec<Part>,
     skips: Vec<Skip>,
+    failures: Vec<Failure>,
+    /// Tests that failed beside others and passed alone.
+    unsteady: Vec<Failure>,
 }
 
 /// A test program of a step.
@@ -51,13 +64,37 @@ impl Steps {
     pub(crate) fn run(&mut self, name: &'static str, command: &mut Command) {
         println!("\n==> {name}: {}", words(command));
         let started = Instant::now();
-        let mut seen = Seen::default();
-        let success = tee(
-            command.current_dir(root()),
-            &mut std::io::stdout(),
-            &mut seen,
-        );
+        let (seen, success) = watch(command);
         self.done.push(seen.step(name, started, success));
+    }
+
+    /// Runs the tests of a `cargo test` with these options for the test programs. The tests that
+    /// fail run once more, one at a time.
+    pub(crate) fn run_tests(
+        &mut self,
+        name: &'static str,
+        cargo_test: impl Fn() -> Command,
+        options: &[&str],
+    ) {
+        let mut first = cargo_test();
+        self.run(name, first.arg("--").args(options));
+        let step = self.done.last_mut().expect("just run");
+        let failed = step.failures.len();
+        // A program that died gave no names: its failure stands.
+        if failed == 0 || failed > UNSTEADY_MAX || step.counts.failed != failed as u64 {
+            return;
+        }
+        let mut alone = cargo_test();
+        alone.env("RUST_TEST_THREADS", "1").args(["--", "--exact"]);
+        alone.args(step.failures.iter().map(|failure| &failure.test));
+        println!("\n==> {name}, what failed, once more: {}", words(&alone));
+        let started = Instant::now();
+        let (again, success) = watch(&mut alone);
+        step.took += started.elapsed();
+        let counts = again.outcome(success);
+        if success && counts.skipped == 0 && counts.passed >= failed as u64 {
+            step.was_unsteady();
+        }
     }
 
     /// Runs a check of our own, which prints what it finds.
@@ -83,14 +120,24 @@ impl Steps {
                 what: name.to_owned(),
                 reason: reason.to_owned(),
             }],
+            failures: Vec::new(),
+            unsteady: Vec::new(),
         });
     }
 
-    /// Prints the table, the skips and the closing line; true when nothing failed.
+    /// Prints the failures, the table, the skips and the closing line; true when nothing failed.
     ///
     /// With `CI=true` a skip that is not in the list of [`skips`] is a failure.
     pub(crate) fn conclude(self) -> bool {
         println!();
+        for step in &self.done {
+            step.failures
+                .iter()
+                .for_each(|failure| failure.print("FAILED"));
+            step.unsteady
+                .iter()
+                .for_each(|failure| failure.print("UNSTEADY"));
+        }
         let mut total = Counts::default();
         for step in &self.done {
             println!("{}", row(step.name, step.counts, step.took.as_secs_f64()));
@@ -124,6 +171,12 @@ impl Steps {
                 None => {}
             }
         }
+        for failure in self.done.iter().flat_map(|step| &step.unsteady) {
+            println!(
+                "UNSTEADY: {}: failed beside others, passed alone",
+                failure.test
+            );
+        }
         let took = self.done.iter().map(|step| step.took).sum();
         println!("{} steps in {}", self.done.len(), minutes(took));
         println!(
@@ -132,6 +185,33 @@ impl Steps {
         );
         total.failed == 0
     }
+}
+
+impl Step {
+    /// Each failure passed when it ran alone.
+    fn was_unsteady(&mut self) {
+        for failure in self.failures.drain(..) {
+            if let Some(part) = self.parts.get_mut(failure.part) {
+                part.counts.failed -= 1;
+                part.counts.passed += 1;
+            }
+            self.counts.failed -= 1;
+            self.counts.passed += 1;
+            self.unsteady.push(failure);
+        }
+    }
+}
+
+/// Runs a command from the top of the tree, passes its output on and looks at it; true when it
+/// succeeded.
+fn watch(command: &mut Command) -> (Seen, bool) {
+    let mut seen = Seen::default();
+    let success = tee(
+        command.current_dir(root()),
+        &mut std::io::stdout(),
+        &mut seen,
+    );
+    (seen, success)
 }
 
 /// Minutes and seconds, rounded to a second.
@@ -158,6 +238,7 @@ struct Seen {
     ignored: Vec<Skip>,
     /// The test whose captured output is being shown.
     test: Option<String>,
+    failures: Failures,
 }
 
 impl Seen {
@@ -170,6 +251,8 @@ impl Seen {
             counts,
             parts: self.parts,
             skips: [self.skips, self.ignored].concat(),
+            failures: self.failures.found,
+            unsteady: Vec::new(),
         }
     }
 
@@ -196,6 +279,8 @@ impl Seen {
     }
 
     fn look_at(&mut self, line: &str) {
+        self.failures
+            .look_at(line, self.parts.len().saturating_sub(1));
         if let Some(program) = program_of(line) {
             self.test = None;
             self.parts.push(Part {
@@ -392,6 +477,22 @@ mod tests {
         );
         assert_eq!(seen.outcome(true), counts(1, 0, 1));
         assert_eq!(seen.ignored[0].what, "slow");
+    }
+
+    #[test]
+    fn unsteady_tests_count_as_passed_and_keep_their_output() {
+        let seen = seen(
+            "     Running tests/fork.rs (target/debug/deps/fork-0a1b)\n\
+             failures:\n\n---- worker stdout ----\nlate\n\nfailures:\n    worker\n\n\
+             test result: FAILED. 1 passed; 1 failed; 0 ignored; finished in 9.00s",
+        );
+        let mut step = seen.step("tests", Instant::now(), false);
+        assert_eq!(step.counts, counts(1, 1, 0));
+        step.was_unsteady();
+        assert_eq!(step.counts, counts(2, 0, 0));
+        assert_eq!(step.parts[0].counts, counts(2, 0, 0));
+        assert!(step.failures.is_empty());
+        assert_eq!(step.unsteady[0].test, "worker");
     }
 
     #[test]

@@ -25,17 +25,16 @@ pub(crate) fn check() -> bool {
 pub(crate) fn test() -> bool {
     let mut steps = Steps::default();
     add_checks(&mut steps);
-    steps.run(
+    steps.run_tests(
         "tests",
-        cargo().args([
-            "test",
-            "--workspace",
-            "--exclude=toehold-e2e",
-            "--no-fail-fast",
-            "--",
-            // A skip that the runner captured would be as silent as a pass.
-            "--show-output",
-        ]),
+        || {
+            let mut command = cargo();
+            command.args(["test", "--workspace", "--exclude=toehold-e2e"]);
+            command.arg("--no-fail-fast");
+            command
+        },
+        // A skip that the runner captured would be as silent as a pass.
+        &["--show-output"],
     );
     steps.run(
         "copy: no std",
@@ -298,7 +297,12 @@ fn add_interoperability(steps: &mut Steps, filter: Option<&str>) {
 
 /// The release profile: the tests against the kernel run the programs that are installed.
 fn add_e2e(steps: &mut Steps, filter: Option<&str>) {
-    steps.run("end to end", end_to_end().args(filter));
+    let command = || {
+        let mut command = end_to_end();
+        command.args(filter);
+        command
+    };
+    steps.run_tests("end to end", command, &[]);
 }
 
 /// Tests that wait for programs more than they compute, so more of them run than there are cores.
@@ -332,11 +336,13 @@ fn add_offload(steps: &mut Steps) {
         ("offload, xdp link", &[over("xdp")]),
     ];
     for (name, settings) in ways {
-        let mut command = end_to_end();
-        command
-            .args(["--test", "offload"])
-            .envs(settings.iter().copied());
-        steps.run(name, &mut command);
+        let command = || {
+            let mut command = end_to_end();
+            command.args(["--test", "offload"]);
+            command.envs(settings.iter().copied());
+            command
+        };
+        steps.run_tests(name, command, &[]);
     }
 }
 
