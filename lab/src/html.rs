@@ -72,7 +72,7 @@ pub(crate) fn render(report: &Report, figures: &[Figure]) -> String {
 /// One sentence for a figure: what each line does from its first point to its last.
 fn conclusion(figure: &Figure, lines: &[Line]) -> String {
     let unit = figure.y.label.rsplit(", ").next().unwrap_or_default();
-    let told = lines.iter().filter_map(|line| {
+    let parts = lines.iter().filter_map(|line| {
         let (first, last) = (line.points.first()?, line.points.last()?);
         let at = |point: &Point| {
             format!(
@@ -87,8 +87,8 @@ fn conclusion(figure: &Figure, lines: &[Line]) -> String {
             format!("{}: {}, {}", line.name, at(first), at(last))
         })
     });
-    let told: Vec<String> = told.collect();
-    capitalized(&told.join("; ")) + "."
+    let parts: Vec<String> = parts.collect();
+    capitalized(&parts.join("; ")) + "."
 }
 
 fn lines(report: &Report, figure: &Figure) -> Vec<Line> {

@@ -32,7 +32,7 @@ def exchange(sock, rounds):
 
 
 def scribble(host, port, seconds):
-    """Rewrites words of regions and boards, while its connections are in use."""
+    """Rewrites words of regions and ready bitmaps, while its connections are in use."""
     end = time.monotonic() + float(seconds)
     random.seed(7)
     spoilt = 0

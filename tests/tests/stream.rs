@@ -80,11 +80,11 @@ fn nothing_is_lost_while_an_operator_detaches_and_attaches_thousands_of_times() 
     let run = ("switched", 42, 0, false);
     let mut checked = Checked::start(&toehold, Sides::DIRECT, PROGRAM, run);
     let mut random = Random::new(1);
-    let (mut told, mut progress) = (0, 0);
+    let (mut commands, mut progress) = (0, 0);
     for round in 0..rounds {
-        told += u64::from(toehold.detach_all());
+        commands += u64::from(toehold.detach_all());
         std::thread::sleep(Duration::from_micros(random.below(800)));
-        told += u64::from(toehold.attach_all());
+        commands += u64::from(toehold.attach_all());
         std::thread::sleep(Duration::from_micros(random.below(1500)));
         if round % 200 == 199 {
             // Bytes must have moved in both directions meanwhile, or the switches have stopped
@@ -111,7 +111,7 @@ fn nothing_is_lost_while_an_operator_detaches_and_attaches_thousands_of_times() 
         .iter()
         .map(|connection| connection.count("upgrades") + connection.count("downgrades"))
         .sum();
-    eprintln!("{told} commands, {switches} switches, {progress} bytes each way");
+    eprintln!("{commands} commands, {switches} switches, {progress} bytes each way");
     assert!(
         switches > rounds / 16,
         "the commands hardly ever had an effect: {switches} switches"

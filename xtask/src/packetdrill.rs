@@ -38,13 +38,13 @@ const INSIDE: &str = "ip link set lo up; \
 
 /// The expected result of a script.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Verdict {
+enum Outcome {
     Pass,
     Differs,
     NotApplicable,
 }
 
-impl fmt::Display for Verdict {
+impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Pass => "pass",
@@ -57,7 +57,7 @@ impl fmt::Display for Verdict {
 /// A line of the list.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Expectation {
-    verdict: Verdict,
+    outcome: Outcome,
     /// The link cuts large frames up (the usual case), or the engine sends each segment by itself.
     segmentation: bool,
     /// The script names its IP version, or has addresses of it.
@@ -152,14 +152,14 @@ struct Job {
     key: String,
     version: &'static str,
     flags: String,
-    expected: Option<Verdict>,
+    expected: Option<Outcome>,
 }
 
 /// The result of a script: the last lines of its output if it failed.
 struct Done {
     key: String,
     version: &'static str,
-    expected: Option<Verdict>,
+    expected: Option<Outcome>,
     failure: Option<String>,
 }
 
@@ -172,7 +172,7 @@ fn jobs(
     for script in scripts {
         let key = key(&setup.scripts, script);
         let expectation = lookup(expectations, &key);
-        if expectation.is_some_and(|expectation| expectation.verdict == Verdict::NotApplicable) {
+        if expectation.is_some_and(|expectation| expectation.outcome == Outcome::NotApplicable) {
             continue;
         }
         let segmentation = expectation.is_none_or(|expectation| expectation.segmentation);
@@ -195,7 +195,7 @@ fn jobs(
                         "plain"
                     }
                 ),
-                expected: expectation.map(|expectation| expectation.verdict),
+                expected: expectation.map(|expectation| expectation.outcome),
             });
         }
     }
@@ -303,14 +303,14 @@ fn report(
     let mut surprises = 0;
     for one in done {
         let surprise = match (&one.expected, &one.failure) {
-            (Some(Verdict::Pass), Some(failure)) => format!("FAILED\n    {failure}"),
-            (Some(Verdict::Differs), None) => "passes, although it is listed to differ".to_owned(),
+            (Some(Outcome::Pass), Some(failure)) => format!("FAILED\n    {failure}"),
+            (Some(Outcome::Differs), None) => "passes, although it is listed to differ".to_owned(),
             (None, Some(failure)) => format!("is not in the list, and fails\n    {failure}"),
             (None, None) => "is not in the list, and passes".to_owned(),
             _ => continue,
         };
         // A script may differ in one IP version alone.
-        let differs_elsewhere = one.expected == Some(Verdict::Differs)
+        let differs_elsewhere = one.expected == Some(Outcome::Differs)
             && done
                 .iter()
                 .any(|other| other.key == one.key && other.failure.is_some());
@@ -323,24 +323,24 @@ fn report(
     let mut counts = [0; 3];
     for script in scripts {
         if let Some(expectation) = lookup(expectations, &key(&setup.scripts, script)) {
-            counts[expectation.verdict as usize] += 1;
-            if expectation.verdict != Verdict::Pass {
-                let reason = (expectation.verdict.to_string(), expectation.reason.as_str());
+            counts[expectation.outcome as usize] += 1;
+            if expectation.outcome != Outcome::Pass {
+                let reason = (expectation.outcome.to_string(), expectation.reason.as_str());
                 *reasons.entry(reason).or_default() += 1;
             }
         }
     }
-    for ((verdict, reason), count) in reasons {
-        println!("{count:>4} {verdict:<8} {reason}");
+    for ((outcome, reason), count) in reasons {
+        println!("{count:>4} {outcome:<8} {reason}");
     }
     let passed = done.iter().filter(|one| one.failure.is_none()).count();
     println!(
         "packetdrill: {} scripts: {} pass, {} differ by policy, {} not applicable; \
          {passed} of {} runs passed; {surprises} not as expected",
         scripts.len(),
-        counts[Verdict::Pass as usize],
-        counts[Verdict::Differs as usize],
-        counts[Verdict::NotApplicable as usize],
+        counts[Outcome::Pass as usize],
+        counts[Outcome::Differs as usize],
+        counts[Outcome::NotApplicable as usize],
         done.len(),
     );
     surprises == 0
@@ -372,7 +372,7 @@ fn lookup<'a>(
     })
 }
 
-/// Reads the list: `name verdict[,option] reason` in each line, `#` for comments.
+/// Reads the list: `name outcome[,option] reason` in each line, `#` for comments.
 fn parse(list: &str) -> Result<BTreeMap<String, Expectation>, String> {
     let mut expectations = BTreeMap::new();
     for (number, line) in (1..).zip(list.lines()) {
@@ -385,14 +385,14 @@ fn parse(list: &str) -> Result<BTreeMap<String, Expectation>, String> {
         let rest = line[name.len()..].trim_start();
         let (how, reason) = rest.split_once(char::is_whitespace).unwrap_or((rest, ""));
         let mut how = how.split(',');
-        let verdict = match how.next() {
-            Some("pass") => Verdict::Pass,
-            Some("differs") => Verdict::Differs,
-            Some("n/a") => Verdict::NotApplicable,
+        let outcome = match how.next() {
+            Some("pass") => Outcome::Pass,
+            Some("differs") => Outcome::Differs,
+            Some("n/a") => Outcome::NotApplicable,
             _ => return Err(format!("line {number}: pass, differs or n/a")),
         };
         let mut expectation = Expectation {
-            verdict,
+            outcome,
             segmentation: true,
             only: None,
             mtu: None,
@@ -407,7 +407,7 @@ fn parse(list: &str) -> Result<BTreeMap<String, Expectation>, String> {
                 _ => return Err(format!("line {number}: {option} is no option")),
             }
         }
-        if verdict != Verdict::Pass && expectation.reason.is_empty() {
+        if outcome != Outcome::Pass && expectation.reason.is_empty() {
             return Err(format!("line {number}: why?"));
         }
         expectations.insert(name.to_owned(), expectation);
@@ -445,7 +445,7 @@ mod tests {
         assert!(
             expectations
                 .values()
-                .any(|one| one.verdict == Verdict::Pass)
+                .any(|one| one.outcome == Outcome::Pass)
         );
     }
 
@@ -469,7 +469,7 @@ mod tests {
     #[test]
     fn the_most_specific_line_counts() {
         let expectations = parse("a_* n/a another subject\na_b pass\n").unwrap();
-        assert_eq!(lookup(&expectations, "a_b").unwrap().verdict, Verdict::Pass);
+        assert_eq!(lookup(&expectations, "a_b").unwrap().outcome, Outcome::Pass);
         assert_eq!(
             lookup(&expectations, "a_c").unwrap().reason,
             "another subject"

@@ -263,8 +263,8 @@ impl Seen {
             counts.passed += part.counts.passed;
             counts.failed += part.counts.failed;
         }
-        let told = counts.passed + counts.failed > 0;
-        match (told, success) {
+        let has_summary = counts.passed + counts.failed > 0;
+        match (has_summary, success) {
             (false, true) => counts.passed = 1,
             (false, false) => counts.failed = 1,
             // A process of the step died without a count: it must not look like a success.
@@ -337,18 +337,20 @@ fn program_of(line: &str) -> Option<String> {
 
 /// The counts and the seconds of `test result: ok. 4 passed; 0 failed; …; finished in 0.01s`.
 fn result_of(line: &str) -> Option<(Counts, f64)> {
-    let (_, told) = line.strip_prefix("test result: ")?.split_once(". ")?;
-    let mut fields = told.split("; ");
+    let (_, summary) = line.strip_prefix("test result: ")?.split_once(". ")?;
+    let mut fields = summary.split("; ");
     let mut next = |word: &str| fields.next()?.strip_suffix(word)?.trim().parse().ok();
     let counts = Counts {
         passed: next("passed")?,
         failed: next("failed")?,
         skipped: 0,
     };
-    let seconds = told.rsplit_once("finished in ").and_then(|(_, seconds)| {
-        let seconds = seconds.trim_end().strip_suffix('s')?;
-        seconds.parse().ok()
-    });
+    let seconds = summary
+        .rsplit_once("finished in ")
+        .and_then(|(_, seconds)| {
+            let seconds = seconds.trim_end().strip_suffix('s')?;
+            seconds.parse().ok()
+        });
     Some((counts, seconds.unwrap_or(0.0)))
 }
 

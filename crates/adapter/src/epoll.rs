@@ -16,15 +16,15 @@ pub(crate) const EVENTS_PER_TURN: usize = 256;
 pub(crate) struct Epoll {
     epoll: OwnedFd,
     /// Room for the kernel's events.
-    told: Box<[libc::epoll_event]>,
+    events: Box<[libc::epoll_event]>,
 }
 
 impl Epoll {
     pub(crate) fn new() -> io::Result<Epoll> {
         // SAFETY: no memory is involved.
         let epoll = owned(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
-        let told = vec![libc::epoll_event { events: 0, u64: 0 }; EVENTS_PER_TURN].into();
-        Ok(Epoll { epoll, told })
+        let events = vec![libc::epoll_event { events: 0, u64: 0 }; EVENTS_PER_TURN].into();
+        Ok(Epoll { epoll, events })
     }
 
     /// Begins to report `bits` (`EPOLL*`) of `fd`, under a token. Closing all duplicates of it ends
@@ -59,9 +59,9 @@ impl Epoll {
         let timeout_ms = timeout.map_or(-1, |timeout| {
             libc::c_int::try_from(timeout.as_micros().div_ceil(1000)).unwrap_or(libc::c_int::MAX)
         });
-        let (epoll, room) = (self.epoll.as_raw_fd(), self.told.len() as libc::c_int);
-        // SAFETY: `told` has room for the number of events given.
-        let count = unsafe { libc::epoll_wait(epoll, self.told.as_mut_ptr(), room, timeout_ms) };
+        let (epoll, room) = (self.epoll.as_raw_fd(), self.events.len() as libc::c_int);
+        // SAFETY: `events` has room for the number of events given.
+        let count = unsafe { libc::epoll_wait(epoll, self.events.as_mut_ptr(), room, timeout_ms) };
         let count = match usize::try_from(count) {
             Ok(count) => count,
             Err(_) => match io::Error::last_os_error() {
@@ -69,7 +69,7 @@ impl Epoll {
                 error => return Err(error),
             },
         };
-        let events = self.told[..count].iter();
+        let events = self.events[..count].iter();
         Ok(events.map(|event| (event.u64, event.events)))
     }
 

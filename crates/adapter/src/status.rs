@@ -373,9 +373,9 @@ fn reason(entry: &Entry) -> Reason {
     if !asked {
         return Reason::FewBytes;
     }
-    match word(&entry.verdict) {
+    match word(&entry.refusal) {
         None | Some(Reason::None) => Reason::PartnerNotAttached,
-        Some(verdict) => verdict,
+        Some(refusal) => refusal,
     }
 }
 

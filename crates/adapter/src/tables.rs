@@ -136,14 +136,14 @@ impl Tables {
     /// Tells the library why an end has no channel.
     pub(crate) fn set_verdict(&self, end: End, reason: Reason) {
         if let Some(entry) = self.current(end) {
-            entry.verdict.store(reason as u32, Ordering::Relaxed);
+            entry.refusal.store(reason as u32, Ordering::Relaxed);
         }
     }
 
     /// Tells the library that an offer was sent for an end.
     pub(crate) fn bump_offer(&self, end: End) {
         if let Some(entry) = self.current(end) {
-            entry.verdict.store(Reason::None as u32, Ordering::Relaxed);
+            entry.refusal.store(Reason::None as u32, Ordering::Relaxed);
             // Release pairs with the library's Acquire load in `offers::offer_waits`: the message
             // is in its socket before the count moves.
             entry.offer.fetch_add(1, Ordering::Release);

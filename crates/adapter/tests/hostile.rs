@@ -287,7 +287,7 @@ fn fill_and_go_on(descriptors: u16) {
     client.settle();
     assert_eq!(server.offers(accepted), 0, "no descriptor for a region");
     assert_eq!(
-        server.verdict(accepted),
+        server.refusal(accepted),
         Reason::NoResources as u32,
         "with {descriptors} descriptors"
     );

@@ -248,12 +248,12 @@ fn a_detached_connection_is_not_paired_until_it_may_be() {
     client::detach(&scratch.path(), 0, None).expect("answer");
     library.ask(accepted);
     library.settle();
-    assert_eq!(library.verdict(accepted), Reason::Detached as u32);
+    assert_eq!(library.refusal(accepted), Reason::Detached as u32);
     client::attach(&scratch.path(), 0, None).expect("answer");
     assert_eq!(library.command(accepted), COMMAND_NONE);
     library.ask(accepted);
     library.settle();
-    assert_eq!(library.verdict(accepted), Reason::NoPartner as u32);
+    assert_eq!(library.refusal(accepted), Reason::NoPartner as u32);
 }
 
 #[test]

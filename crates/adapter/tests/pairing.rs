@@ -17,7 +17,7 @@ fn both_ends_of_a_connection_get_the_same_region() {
 
     let accepted = server.pair(true, 80, 5000);
     assert!(server.settle().is_empty());
-    assert_eq!(server.verdict(accepted), Reason::NoPartner as u32);
+    assert_eq!(server.refusal(accepted), Reason::NoPartner as u32);
     assert_eq!(server.offers(accepted), 0);
 
     let connected = client.pair(false, 5000, 80);
@@ -26,7 +26,7 @@ fn both_ends_of_a_connection_get_the_same_region() {
     client.settle();
     assert_eq!(client.offers(connected), 1);
     assert_eq!(server.offers(accepted), 1);
-    assert_eq!(server.verdict(accepted), Reason::None as u32);
+    assert_eq!(server.refusal(accepted), Reason::None as u32);
     assert_eq!(to_client.message.entry, connected.entry);
     assert_eq!(to_client.message.generation, connected.generation);
     assert_eq!(to_client.message.side, 0, "the connecting end is side 0");
@@ -72,8 +72,8 @@ fn a_program_that_talks_to_itself_is_introduced_to_itself() {
     let accepted = program.pair(true, 80, 5000);
     let connected = program.pair(false, 5000, 80);
     let offers = program.settle();
-    let told: Vec<_> = offers.iter().map(|offer| offer.message.entry).collect();
-    assert_eq!(told, [connected.entry, accepted.entry]);
+    let entries: Vec<_> = offers.iter().map(|offer| offer.message.entry).collect();
+    assert_eq!(entries, [connected.entry, accepted.entry]);
     assert!(offers[0].pair.is_some() && offers[1].pair.is_none());
 }
 
@@ -109,7 +109,7 @@ fn an_entry_that_has_moved_on_is_not_met() {
     server.table.close(accepted.entry);
     let connected = client.pair(false, 5000, 80);
     assert!(client.settle().is_empty());
-    assert_eq!(client.verdict(connected), Reason::NoPartner as u32);
+    assert_eq!(client.refusal(connected), Reason::NoPartner as u32);
     assert!(server.settle().is_empty());
 }
 
@@ -212,7 +212,7 @@ fn when_regions_run_out_the_least_active_go_first() {
     }
     let (waiting, _) = ends.pop().expect("five");
     assert_eq!(server.offers(waiting), 0, "four regions are all there are");
-    assert_eq!(server.verdict(waiting), Reason::NoResources as u32);
+    assert_eq!(server.refusal(waiting), Reason::NoResources as u32);
 
     // All but one are busy, until that one is told to give way.
     let (idle, idle_connected) = ends.remove(2);

@@ -205,12 +205,12 @@ fn addresses_that_are_only_said_claim_nothing() {
         };
         wire::send(attacker.socket.as_fd(), &forged, &[shown.as_fd()]).expect("sent");
         assert!(attacker.settle().is_empty(), "descriptor {number}");
-        let verdict = attacker
+        let refusal = attacker
             .table
             .entry(entry)
-            .verdict
+            .refusal
             .load(std::sync::atomic::Ordering::Acquire);
-        assert_eq!(verdict, reason as u32, "descriptor {number}");
+        assert_eq!(refusal, reason as u32, "descriptor {number}");
     }
     assert!(honest.settle().is_empty());
     assert_eq!(honest.offers(held), 0);
@@ -263,14 +263,14 @@ fn one_socket_is_claimed_once() {
     first.settle();
     let again = second.pair_showing(true, server.as_fd());
     assert!(second.settle().is_empty());
-    assert_eq!(second.verdict(again), Reason::Shared as u32);
+    assert_eq!(second.refusal(again), Reason::Shared as u32);
     partner.pair_showing(false, client.as_fd());
     partner.offer();
     first.offer();
     // Not after the channel is there, either.
     let late = second.pair_showing(true, server.as_fd());
     assert!(second.settle().is_empty());
-    assert_eq!(second.verdict(late), Reason::Shared as u32);
+    assert_eq!(second.refusal(late), Reason::Shared as u32);
 }
 
 #[test]
@@ -381,7 +381,7 @@ fn ends_are_paired_in_their_own_namespace_and_never_across() {
     let [of_one, of_two, of_ours, late] = [0; 4].map(|_| FakeLibrary::new(&scratch.path()));
     let refused = |library: &FakeLibrary, end, reason| {
         assert!(library.settle().is_empty());
-        assert_eq!(library.verdict(end), reason as u32);
+        assert_eq!(library.refusal(end), reason as u32);
     };
     // Nothing is proved in a namespace that was not shown, nor by showing another one.
     let early = of_one.pair_showing(false, one.client.as_fd());
@@ -456,7 +456,7 @@ fn a_shown_namespace_answers_for_nobody_but_the_kernel() {
     speak_to(4_000_000);
     let unheard = partner.pair_showing(true, one.server.as_fd());
     assert!(partner.settle().is_empty() && library.settle().is_empty());
-    assert_eq!(partner.verdict(unheard), Reason::Closing as u32);
+    assert_eq!(partner.refusal(unheard), Reason::Closing as u32);
     speak_to(0);
     partner.ask_showing(unheard, one.server.as_fd());
     partner.offer();

@@ -125,7 +125,7 @@ fn a_third_user_with_a_claim_on_a_tuple_gets_nothing() {
         assert!(stranger.settle().is_empty(), "an offer for a claim");
     });
     assert_eq!(server.offers(served), 0);
-    assert_eq!(server.verdict(served), Reason::NoPartner as u32);
+    assert_eq!(server.refusal(served), Reason::NoPartner as u32);
     // Without a socket it is no client for much longer.
     as_user(STRANGER, || {
         let _ = wire::send(stranger.socket.as_fd(), &claim, &[]);

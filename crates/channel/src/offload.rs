@@ -225,7 +225,7 @@ pub struct CarrierKey {
 }
 
 impl CarrierKey {
-    /// As a word of a table's entry, where 0 is no place.
+    /// As a word of a table's entry, where 0 is none.
     pub fn to_word(self) -> u32 {
         let direction = match self.direction {
             Direction::Connected => 1,
@@ -235,7 +235,7 @@ impl CarrierKey {
         direction << 16 | u32::from(self.port)
     }
 
-    /// The place that a word names, if it names one.
+    /// The key that a word stands for, if it stands for one.
     pub fn from_word(word: u32) -> Option<CarrierKey> {
         let direction = match word >> 16 {
             1 => Direction::Connected,
@@ -466,17 +466,16 @@ impl RoutingPage {
 
     /// Says with which errno the connection has ended that a carrier stands for: before the carrier
     /// is reset.
-    pub fn set_errno(&self, place: CarrierKey, errno: u32) {
-        let words = self.ends_at(place.direction, place.port);
+    pub fn set_errno(&self, key: CarrierKey, errno: u32) {
+        let words = self.ends_at(key.direction, key.port);
         // Release pairs with the Acquire load in `errno_of`: the addresses were there before.
         words.errno.store(errno, Ordering::Release);
     }
 
-    /// The errno that the connection between these ends has ended with, if its carrier, at this
-    /// place, was reset for one. It stays until another carrier has that place, whose ends are
-    /// others.
-    pub fn errno_of(&self, place: CarrierKey, local: Address, remote: Address) -> Option<u32> {
-        let words = self.ends_at(place.direction, place.port);
+    /// The errno that the connection between these ends has ended with, if its carrier, with this
+    /// key, was reset for one. It stays until another carrier has that key, whose ends are others.
+    pub fn errno_of(&self, key: CarrierKey, local: Address, remote: Address) -> Option<u32> {
+        let words = self.ends_at(key.direction, key.port);
         // Acquire pairs with the Release store in `set_errno`.
         let errno = words.errno.load(Ordering::Acquire);
         let ports = words.ports.load(Ordering::Relaxed);
@@ -644,21 +643,21 @@ mod tests {
             Direction::Accepted,
             Direction::AcceptedV6,
         ] {
-            let place = CarrierKey {
+            let key = CarrierKey {
                 direction,
                 port: 65_535,
             };
-            assert_eq!(CarrierKey::from_word(place.to_word()), Some(place));
-            routing_page.set_ends(direction, place.port, 80, Some((local, remote)));
-            assert_eq!(routing_page.errno_of(place, local, remote), None);
-            routing_page.set_errno(place, 110);
-            assert_eq!(routing_page.errno_of(place, local, remote), Some(110));
-            assert_eq!(routing_page.errno_of(place, local, at(1, 81)), None);
+            assert_eq!(CarrierKey::from_word(key.to_word()), Some(key));
+            routing_page.set_ends(direction, key.port, 80, Some((local, remote)));
+            assert_eq!(routing_page.errno_of(key, local, remote), None);
+            routing_page.set_errno(key, 110);
+            assert_eq!(routing_page.errno_of(key, local, remote), Some(110));
+            assert_eq!(routing_page.errno_of(key, local, at(1, 81)), None);
             // The carrier is gone; its program may not have heard of it yet.
-            routing_page.set_ends(direction, place.port, 0, None);
-            assert_eq!(routing_page.errno_of(place, local, remote), Some(110));
-            routing_page.set_ends(direction, place.port, 80, Some((local, remote)));
-            assert_eq!(routing_page.errno_of(place, local, remote), None);
+            routing_page.set_ends(direction, key.port, 0, None);
+            assert_eq!(routing_page.errno_of(key, local, remote), Some(110));
+            routing_page.set_ends(direction, key.port, 80, Some((local, remote)));
+            assert_eq!(routing_page.errno_of(key, local, remote), None);
         }
         assert_eq!(CarrierKey::from_word(0), None);
     }

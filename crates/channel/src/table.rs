@@ -4,7 +4,7 @@
 //! `MAP_SHARED`, inherited by fork and shown to the adapter, never to a peer. The library keeps
 //! counts, cursors and locks here, because a descriptor shared over fork has one stream position,
 //! not two. The adapter reads it to answer `toehold status` and writes three words of an entry:
-//! `command`, `offer` and `verdict`.
+//! `command`, `offer` and `refusal`.
 //!
 //! ```text
 //!   page 0     Header
@@ -107,7 +107,7 @@ pub struct Entry {
     /// By the adapter: counts offers sent for this entry; the library receives one when it changes.
     pub offer: AtomicU32,
     /// By the adapter: a [`Reason`] as a number, why it made no offer.
-    pub verdict: AtomicU32,
+    pub refusal: AtomicU32,
     /// Calls that moved bytes on the carrier: pairing is asked for when there were enough.
     pub carrier_calls: AtomicU32,
     /// Offers the library has taken.
@@ -119,7 +119,7 @@ pub struct Entry {
     /// Of an offloaded connection: its true ports, local above remote.
     pub true_ports: AtomicU32,
     /// Where the routing page speaks of its carrier: an `offload::CarrierKey` as a word, or 0.
-    pub place: AtomicU32,
+    pub carrier_key: AtomicU32,
 
     /// Receiving: the lock of this line, the owner's thread id or 0.
     pub rx_lock: AtomicU32,

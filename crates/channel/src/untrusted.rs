@@ -234,23 +234,23 @@ mod tests {
     proptest! {
         #[test]
         fn checks_let_no_other_value_out(value: u64, other: u64, most: u64) {
-            let told = Untrusted::from(value);
-            prop_assert!(told.at_most(most).is_none_or(|value| value <= most));
-            prop_assert!(told.within(other..=most).is_none_or(|v| v >= other && v <= most));
-            prop_assert!(told.ahead_of(other, most).is_none_or(|len| len <= most));
-            prop_assert!(told.one_of([other, most]).is_none_or(|v| v == other || v == most));
-            prop_assert!(told.capped(most) <= most);
-            prop_assert!(told.masked(most) <= most);
+            let word = Untrusted::from(value);
+            prop_assert!(word.at_most(most).is_none_or(|value| value <= most));
+            prop_assert!(word.within(other..=most).is_none_or(|v| v >= other && v <= most));
+            prop_assert!(word.ahead_of(other, most).is_none_or(|len| len <= most));
+            prop_assert!(word.one_of([other, most]).is_none_or(|v| v == other || v == most));
+            prop_assert!(word.capped(most) <= most);
+            prop_assert!(word.masked(most) <= most);
         }
 
         #[test]
         fn checks_let_the_right_value_out(value: u32, len in 0u32..1 << 22) {
-            let told = Untrusted::from(value);
-            prop_assert_eq!(told.at_most(value), Some(value));
-            prop_assert_eq!(told.within(value..=value), Some(value));
-            prop_assert_eq!(told.one_of([value]), Some(value));
-            prop_assert_eq!(told.plus(len).ahead_of(told, len), Some(len));
-            prop_assert!(told.is(value) && told.shown() == value);
+            let word = Untrusted::from(value);
+            prop_assert_eq!(word.at_most(value), Some(value));
+            prop_assert_eq!(word.within(value..=value), Some(value));
+            prop_assert_eq!(word.one_of([value]), Some(value));
+            prop_assert_eq!(word.plus(len).ahead_of(word, len), Some(len));
+            prop_assert!(word.is(value) && word.shown() == value);
         }
     }
 }

@@ -77,7 +77,7 @@ pub(crate) fn run(args: &DetachArgs) -> Result<(), Failure> {
     let meeting = Meeting::of(args.runtime_dir.as_deref(), args.adapter);
     let dir = meeting.dir();
     let Target { pid, fd } = args.target;
-    let (told, verb) = if args.undo {
+    let (told_count, verb) = if args.undo {
         (client::attach(dir, pid, fd), "may be accelerated again")
     } else {
         (
@@ -85,18 +85,18 @@ pub(crate) fn run(args: &DetachArgs) -> Result<(), Failure> {
             "told to go back to kernel TCP",
         )
     };
-    let told = told.map_err(|error| Failure::new(error.to_string()))?;
-    if told == 0 && pid != 0 {
+    let told_count = told_count.map_err(|error| Failure::new(error.to_string()))?;
+    if told_count == 0 && pid != 0 {
         return Err(Failure::new(
             "no such connection; `toehold status` lists them",
         ));
     }
-    let connections = if told == 1 {
+    let connections = if told_count == 1 {
         "connection"
     } else {
         "connections"
     };
-    println!("{told} {connections} {verb}");
+    println!("{told_count} {connections} {verb}");
     Ok(())
 }
 

@@ -212,10 +212,10 @@ mod tests {
     use alloc::vec::Vec;
 
     #[test]
-    fn the_bytes_do_not_depend_on_the_verdict() {
+    fn the_bytes_do_not_depend_on_the_threshold() {
         let source: Vec<u8> = (0..200_000u32).map(|i| (i * 7) as u8).collect();
-        for verdict in [0, u32::MAX] {
-            COLD_TICKS.store(verdict, Relaxed);
+        for threshold in [0, u32::MAX] {
+            COLD_TICKS.store(threshold, Relaxed);
             for len in [0, 1, 4095, 4096, NT_BYTES_MIN - 1, NT_BYTES_MIN, 199_999] {
                 let mut target = vec![0; len];
                 // SAFETY: both hold `len` bytes.

@@ -130,9 +130,11 @@ fn leave(connection: &Connection, reason: Reason) {
             return;
         }
         match kept::enter(fd, bytes) {
-            Some(place) => membership::each_instance(connection, fd, |instance, events, data| {
-                place.register(instance, events, data);
-            }),
+            Some(descriptor) => {
+                membership::each_instance(connection, fd, |instance, events, data| {
+                    descriptor.register(instance, events, data);
+                })
+            }
             None => sys::disconnect(fd),
         }
     });

@@ -67,9 +67,9 @@ pub(crate) unsafe fn send(
     }
     sender.publish(len);
     direction::count_call(&entry.tx_calls);
-    let told = direction::notify(connection, &end);
+    let notified = direction::notify(connection, &end);
     drop(held);
-    match told {
+    match notified {
         Ok(()) => Some(len as isize),
         Err(error) => Some(failed(connection, error)),
     }

@@ -36,7 +36,7 @@ pub(crate) struct Kept {
 
 /// An instance of epoll that a kept descriptor is registered with, and how.
 struct Membership {
-    /// Its descriptor, plus one; 0 is a free place, [`CLAIMED`] one that a thread is filling.
+    /// Its descriptor, plus one; 0: free; [`CLAIMED`]: a thread is filling it.
     instance: AtomicI32,
     events: AtomicU32,
     data: AtomicU64,
@@ -47,17 +47,17 @@ impl Membership {
     /// thread is, once.
     fn tell(&self, wanted: u32) -> bool {
         const ONCE: u32 = (libc::EPOLLET | libc::EPOLLONESHOT) as u32;
-        let told = wanted & !(libc::EPOLLIN as u32);
+        let disarmed = wanted & !(libc::EPOLLIN as u32);
         wanted & ONCE == 0
             || (self.events)
-                .compare_exchange(wanted, told, Ordering::Relaxed, Ordering::Relaxed)
+                .compare_exchange(wanted, disarmed, Ordering::Relaxed, Ordering::Relaxed)
                 .is_ok()
     }
 }
 
 /// A descriptor with kept bytes.
-pub(crate) struct Place {
-    /// The descriptor, plus one; 0 is a free place, [`CLAIMED`] one that a thread is filling.
+pub(crate) struct KeptDescriptor {
+    /// Its number, plus one; 0: free; [`CLAIMED`]: a thread is filling it.
     fd: AtomicI32,
     kept: AtomicPtr<Kept>,
     members: [Membership; INSTANCES_MAX],
@@ -68,13 +68,13 @@ const CLAIMED: i32 = -1;
 
 /// Makes a free word the caller's, who fills what belongs to it and then stores the descriptor.
 fn claim(word: &AtomicI32) -> bool {
-    // Pairs with the Release in `Place::leave`: what its former owner wrote comes first.
+    // Pairs with the Release in `KeptDescriptor::leave`: what its former owner wrote comes first.
     word.compare_exchange(0, CLAIMED, Ordering::Acquire, Ordering::Relaxed)
         .is_ok()
 }
 
-static PLACES: [Place; KEPT_MAX] = [const { Place::new() }; KEPT_MAX];
-/// Places that have been used.
+static DESCRIPTORS: [KeptDescriptor; KEPT_MAX] = [const { KeptDescriptor::new() }; KEPT_MAX];
+/// Elements of [`DESCRIPTORS`] in use.
 static USED: AtomicU32 = AtomicU32::new(0);
 
 /// True when some descriptor may have kept bytes.
@@ -83,30 +83,32 @@ pub(crate) fn has_any() -> bool {
     USED.load(Ordering::Relaxed) != 0
 }
 
-/// The bytes are those of `fd`; `None` when there is no place for another descriptor.
-pub(crate) fn enter(fd: i32, kept: *mut Kept) -> Option<&'static Place> {
-    let place = PLACES.iter().find(|place| claim(&place.fd))?;
-    for member in &place.members {
+/// The bytes are those of `fd`; `None` when there is no room for another descriptor.
+pub(crate) fn enter(fd: i32, kept: *mut Kept) -> Option<&'static KeptDescriptor> {
+    let descriptor = DESCRIPTORS
+        .iter()
+        .find(|descriptor| claim(&descriptor.fd))?;
+    for member in &descriptor.members {
         member.instance.store(0, Ordering::Relaxed);
     }
-    place.kept.store(kept, Ordering::Relaxed);
+    descriptor.kept.store(kept, Ordering::Relaxed);
     // Release pairs with the Acquire load in `find`.
-    place.fd.store(fd + 1, Ordering::Release);
+    descriptor.fd.store(fd + 1, Ordering::Release);
     USED.fetch_add(1, Ordering::Relaxed);
-    Some(place)
+    Some(descriptor)
 }
 
-fn find(fd: i32) -> Option<&'static Place> {
+fn find(fd: i32) -> Option<&'static KeptDescriptor> {
     // Acquire pairs with the Release store in `enter`.
-    PLACES
+    DESCRIPTORS
         .iter()
-        .find(|place| place.fd.load(Ordering::Acquire) == fd.wrapping_add(1))
+        .find(|descriptor| descriptor.fd.load(Ordering::Acquire) == fd.wrapping_add(1))
         .filter(|_| fd >= 0)
 }
 
-impl Place {
-    const fn new() -> Place {
-        Place {
+impl KeptDescriptor {
+    const fn new() -> KeptDescriptor {
+        KeptDescriptor {
             fd: AtomicI32::new(0),
             kept: AtomicPtr::new(null_mut()),
             members: [const {
@@ -130,7 +132,7 @@ impl Place {
             || kept.error.load(Ordering::Relaxed) != 0
     }
 
-    /// `fd` has no kept bytes any more. Another descriptor that has the place by now keeps it.
+    /// `fd` has no kept bytes any more. An element that is another descriptor's by now stays.
     fn leave(&self, fd: i32) {
         // Pairs with the Acquire in `claim`.
         let left = (self.fd).compare_exchange(fd + 1, 0, Ordering::Release, Ordering::Relaxed);
@@ -145,14 +147,14 @@ impl Place {
         if let Some(member) = members.find(|member| claim(&member.instance)) {
             member.events.store(events, Ordering::Relaxed);
             member.data.store(data, Ordering::Relaxed);
-            // Pairs with the Acquire load in `Place::member`.
+            // Pairs with the Acquire load in `KeptDescriptor::member`.
             member.instance.store(instance + 1, Ordering::Release);
         }
     }
 
     fn member(&self, instance: i32) -> Option<&Membership> {
         self.members.iter().find(|member| {
-            // Pairs with the Release in `Place::register`.
+            // Pairs with the Release in `KeptDescriptor::register`.
             member.instance.load(Ordering::Acquire) == instance + 1
         })
     }
@@ -164,9 +166,9 @@ impl Place {
 /// `parts` are writable.
 #[cold]
 pub(crate) unsafe fn receive(fd: i32, parts: &[iovec], flags: i32) -> Option<isize> {
-    let place = find(fd)?;
-    let kept = place.kept();
-    let bytes = place.kept.load(Ordering::Relaxed).cast::<u8>();
+    let descriptor = find(fd)?;
+    let kept = descriptor.kept();
+    let bytes = descriptor.kept.load(Ordering::Relaxed).cast::<u8>();
     loop {
         // Relaxed: the bytes were there before `enter` and never change.
         let (taken, len) = (
@@ -203,34 +205,34 @@ pub(crate) unsafe fn receive(fd: i32, parts: &[iovec], flags: i32) -> Option<isi
     if error != 0 {
         return Some(errno::result(Err(error)));
     }
-    place.leave(fd);
+    descriptor.leave(fd);
     None
 }
 
 /// `fd` is about to be closed, or another file is about to take its number.
 #[cold]
 pub(crate) fn closing(fd: i32) {
-    if let Some(place) = find(fd) {
-        place.leave(fd);
+    if let Some(descriptor) = find(fd) {
+        descriptor.leave(fd);
     }
 }
 
 /// As [`closing`], of all from `first` to `last`.
 #[cold]
 pub(crate) fn closing_range(first: u32, last: u32) {
-    for place in &PLACES {
-        let fd = place.fd.load(Ordering::Relaxed) - 1;
+    for descriptor in &DESCRIPTORS {
+        let fd = descriptor.fd.load(Ordering::Relaxed) - 1;
         if u32::try_from(fd).is_ok_and(|fd| (first..=last).contains(&fd)) {
-            place.leave(fd);
+            descriptor.leave(fd);
         }
     }
 }
 
-/// `to` is a duplicate of `from` now. False when its bytes would be lost: there is no place for
+/// `to` is a duplicate of `from` now. False when its bytes would be lost: there is no room for
 /// another descriptor.
 #[cold]
 pub(crate) fn duplicated(from: i32, to: i32) -> bool {
-    find(from).is_none_or(|place| enter(to, place.kept.load(Ordering::Relaxed)).is_some())
+    find(from).is_none_or(|descriptor| enter(to, descriptor.kept.load(Ordering::Relaxed)).is_some())
 }
 
 /// True when a call that waits for these is not the kernel's alone.
@@ -240,7 +242,8 @@ pub(crate) fn are_ready(fds: &[pollfd]) -> bool {
 }
 
 fn is_ready(fd: i32, events: i16) -> bool {
-    events & (libc::POLLIN | libc::POLLRDNORM) != 0 && find(fd).is_some_and(Place::is_ready)
+    events & (libc::POLLIN | libc::POLLRDNORM) != 0
+        && find(fd).is_some_and(KeptDescriptor::is_ready)
 }
 
 /// The kernel has looked, without waiting, and found `found`: adds what is kept.
@@ -274,12 +277,12 @@ pub(crate) fn is_readable(fd: i32) -> bool {
 /// The program has changed a registration.
 #[cold]
 pub(crate) fn control(instance: i32, operation: i32, fd: i32, event: Option<epoll_event>) {
-    let Some(place) = find(fd) else { return };
-    if let Some(member) = place.member(instance) {
+    let Some(descriptor) = find(fd) else { return };
+    if let Some(member) = descriptor.member(instance) {
         member.instance.store(0, Ordering::Relaxed);
     }
     if let (libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD, Some(event)) = (operation, event) {
-        place.register(instance, event.events, event.u64);
+        descriptor.register(instance, event.events, event.u64);
     }
 }
 
@@ -291,10 +294,10 @@ pub(crate) fn has_ready_members(instance: i32) -> bool {
 
 fn ready_members(instance: i32) -> impl Iterator<Item = &'static Membership> {
     // Acquire pairs with the Release store in `enter`.
-    PLACES
+    DESCRIPTORS
         .iter()
-        .filter(|place| place.fd.load(Ordering::Acquire) > 0 && place.is_ready())
-        .filter_map(move |place| place.member(instance))
+        .filter(|descriptor| descriptor.fd.load(Ordering::Acquire) > 0 && descriptor.is_ready())
+        .filter_map(move |descriptor| descriptor.member(instance))
         .filter(|member| member.events.load(Ordering::Relaxed) & libc::EPOLLIN as u32 != 0)
 }
 
@@ -378,12 +381,12 @@ mod tests {
     }
 
     #[test]
-    fn threads_that_duplicate_at_once_get_a_place_each() {
+    fn threads_that_duplicate_at_once_get_an_element_each() {
         let kept = bytes(0) as usize;
         let is_right = || {
-            let have_places = FDS.iter().all(|&fd| find(fd).is_some());
+            let have_elements = FDS.iter().all(|&fd| find(fd).is_some());
             closing_range(FDS[0] as u32, FDS[1] as u32);
-            have_places && FDS.iter().all(|&fd| find(fd).is_none())
+            have_elements && FDS.iter().all(|&fd| find(fd).is_none())
         };
         let enter = |fd| {
             let _ = enter(fd, kept as *mut Kept);
@@ -393,32 +396,34 @@ mod tests {
 
     #[test]
     fn threads_that_register_at_once_get_a_membership_each() {
-        let place = Place::new();
+        let descriptor = KeptDescriptor::new();
         let is_right = || {
-            let are_members = FDS.iter().all(|&instance| place.member(instance).is_some());
-            for member in &place.members {
+            let are_members = FDS
+                .iter()
+                .all(|&instance| descriptor.member(instance).is_some());
+            for member in &descriptor.members {
                 member.instance.store(0, Ordering::Relaxed);
             }
             are_members
         };
-        let register = |instance| place.register(instance, 1, 0);
+        let register = |instance| descriptor.register(instance, 1, 0);
         assert_eq!(at_once(register, is_right), 0, "registrations were lost");
     }
 
     #[test]
-    fn place_that_another_descriptor_has_by_now_stays() {
-        let place = Place::new();
-        place.fd.store(7 + 1, Ordering::Relaxed);
-        place.leave(5);
-        assert_eq!(place.fd.load(Ordering::Relaxed), 7 + 1);
+    fn element_that_is_another_descriptors_by_now_stays() {
+        let descriptor = KeptDescriptor::new();
+        descriptor.fd.store(7 + 1, Ordering::Relaxed);
+        descriptor.leave(5);
+        assert_eq!(descriptor.fd.load(Ordering::Relaxed), 7 + 1);
     }
 
     #[test]
     fn one_shot_is_told_once_and_not_before_there_is_room_to_tell() {
         const INSTANCE: i32 = 3;
         const WANTED: u32 = (libc::EPOLLIN | libc::EPOLLONESHOT) as u32;
-        let place = enter(2000, bytes(1)).expect("a place");
-        place.register(INSTANCE, WANTED, 42);
+        let descriptor = enter(2000, bytes(1)).expect("room");
+        descriptor.register(INSTANCE, WANTED, 42);
         let mut events = [epoll_event { events: 0, u64: 0 }];
         assert_eq!(add_events(INSTANCE, &mut [], 0), 0);
         assert_eq!(add_events(INSTANCE, &mut events, 0), 1);
@@ -426,7 +431,7 @@ mod tests {
         assert_eq!(add_events(INSTANCE, &mut events, 0), 0);
         closing(2000);
         // Of two threads that have both seen it armed, one tells.
-        let member = Place::new();
+        let member = KeptDescriptor::new();
         member.register(INSTANCE, WANTED, 42);
         let member = member.member(INSTANCE).expect("registered");
         assert!(member.tell(WANTED));

@@ -22,7 +22,7 @@ static SHOWN_EPOCH: AtomicU32 = AtomicU32::new(0);
 /// True when the connection was refused for its namespace, which was not shown for it.
 #[inline]
 pub(crate) fn is_wanted(connection: &Connection) -> bool {
-    connection.entry.verdict.load(Ordering::Relaxed) == Reason::OtherNamespace as u32
+    connection.entry.refusal.load(Ordering::Relaxed) == Reason::OtherNamespace as u32
         && connection.local.shown_epoch.load(Ordering::Relaxed) != adapter::epoch()
 }
 

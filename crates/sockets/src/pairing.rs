@@ -315,7 +315,7 @@ fn is_askable_again(connection: &Connection) -> bool {
 /// adapter forgot the request with the refusal.
 #[inline]
 fn is_released(entry: &Entry) -> bool {
-    let verdict = entry.verdict.load(Ordering::Relaxed);
-    (verdict == Reason::Detached as u32 || verdict == Reason::Captured as u32)
+    let refusal = entry.refusal.load(Ordering::Relaxed);
+    (refusal == Reason::Detached as u32 || refusal == Reason::Captured as u32)
         && !connection::commanded(entry)
 }

@@ -15,7 +15,7 @@ use crate::connection::{self, Connection, HINT_EOF, HINT_LOOK};
 use crate::offload::liveness::say_what_is_set;
 use crate::offload::{awaiting, endings};
 use crate::receive::waiting::{arm_for_unknown_wait, wait_for_bytes};
-use crate::sleep::{Patience, sleep_until};
+use crate::sleep::{Deadline, sleep_until};
 use crate::{
     ahead, buffers, direction, doorbells, errno, leaving, lock, offers, pairing, peek_offset,
     pending, resets, service, settings, sleepers, sys, waits,
@@ -101,8 +101,8 @@ pub(crate) unsafe fn receive_message(
         if flags & libc::MSG_PEEK != 0 {
             // SAFETY: the caller's promise.
             if let Some(looked) = unsafe { from_offset::look(connection, parts, flags) } {
-                let told = looked.map_err(|error| endings::receive_error(connection, error));
-                return errno::result(told);
+                let answer = looked.map_err(|error| endings::receive_error(connection, error));
+                return errno::result(answer);
             }
         }
         // SAFETY: the caller's promise.
@@ -116,7 +116,7 @@ pub(crate) unsafe fn receive_message(
 /// used through it.
 ///
 /// # Errors
-/// What the program is told instead.
+/// The program's call fails with it.
 #[inline]
 fn begin_host_receive(connection: &Connection, flags: i32) -> Result<bool, i32> {
     let (entry, local) = (connection.entry, connection.local);
@@ -169,8 +169,8 @@ unsafe fn receive_attached(
     if result == Err(errno::LEFT_CHANNEL) {
         return None;
     }
-    let told = result.map_err(|error| endings::receive_error(connection, error));
-    Some(errno::result(told))
+    let answer = result.map_err(|error| endings::receive_error(connection, error));
+    Some(errno::result(answer))
 }
 
 unsafe fn receive_by_steps(
@@ -208,7 +208,7 @@ unsafe fn receive_by_steps(
         _ => total,
     };
     let takes = flags & libc::MSG_PEEK == 0;
-    let mut patience = Patience::default();
+    let mut deadline = Deadline::default();
     let mut done = 0;
     // The end was seen, on the carrier or in the peer's words: one more look is enough.
     let (mut ended, mut closed) = (false, false);
@@ -260,7 +260,7 @@ unsafe fn receive_by_steps(
                     let Some(inside) = connection.inside() else {
                         return Ok(moved);
                     };
-                    match wait_for_bytes(connection, &inside, seen, &mut patience) {
+                    match wait_for_bytes(connection, &inside, seen, &mut deadline) {
                         Ok(()) if entry.rx_hints.load(Ordering::Relaxed) == 0 && !closed => {
                             closed = end.theirs().wake.closed.load(SIDE_SEEN) != 0;
                             continue;
@@ -309,7 +309,7 @@ unsafe fn receive_by_steps(
             continue;
         };
         let seen = entry.rx_ring.load(Ordering::Relaxed);
-        match wait_for_bytes(connection, &inside, seen, &mut patience) {
+        match wait_for_bytes(connection, &inside, seen, &mut deadline) {
             Ok(()) => {}
             Err(_) if done > 0 => return Ok(done),
             Err(error) => return Err(error),

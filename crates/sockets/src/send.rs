@@ -14,7 +14,7 @@ use crate::epoll::news;
 use crate::offload::liveness::say_what_is_set;
 use crate::offload::{awaiting, endings};
 use crate::resets::fault_of_peer;
-use crate::sleep::Patience;
+use crate::sleep::Deadline;
 use crate::{
     buffers, doorbells, errno, leaving, lock, offers, pairing, pending, service, sys, waits,
 };
@@ -62,7 +62,7 @@ pub(crate) unsafe fn transmit(
 /// Before a send on a connection that an engine carries, or may come to carry.
 ///
 /// # Errors
-/// What the program is told instead.
+/// The program's call fails with it.
 fn look_at_engine(connection: &Connection, state: u32, flags: i32) -> Result<(), i32> {
     if state & (FLAG_CONNECTING | FLAG_REFUSED) != 0 {
         awaiting::before_transfer(connection, flags)?;
@@ -143,8 +143,8 @@ unsafe fn transmit_attached(connection: &Connection, parts: &[iovec], flags: i32
     if result == Err(errno::LEFT_CHANNEL) {
         return None;
     }
-    let told = result.map_err(|error| endings::send_error(connection, error));
-    Some(errno::result(told))
+    let answer = result.map_err(|error| endings::send_error(connection, error));
+    Some(errno::result(answer))
 }
 
 unsafe fn transmit_by_turns(
@@ -174,7 +174,7 @@ pub(crate) fn carry(
     mut turn: impl FnMut(&End<'_>, usize) -> Result<Turn, i32>,
 ) -> Result<usize, i32> {
     let entry = connection.entry;
-    let mut patience = Patience::default();
+    let mut deadline = Deadline::default();
     let mut done = 0;
     loop {
         let end;
@@ -224,7 +224,7 @@ pub(crate) fn carry(
                         }
                     }
                 }
-                match waiting::wait_for_credit(connection, &inside, &mut patience) {
+                match waiting::wait_for_credit(connection, &inside, &mut deadline) {
                     Ok(()) => {}
                     Err(_) if done > 0 => return Ok(done),
                     Err(error) => return Err(error),
@@ -241,7 +241,7 @@ pub(crate) fn carry(
                         Err(libc::EAGAIN)
                     };
                 }
-                match waiting::wait_for_kernel(connection.fd, &mut patience) {
+                match waiting::wait_for_kernel(connection.fd, &mut deadline) {
                     Ok(()) => {}
                     Err(_) if done > 0 => return Ok(done),
                     Err(error) => return Err(error),

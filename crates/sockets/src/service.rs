@@ -92,8 +92,8 @@ fn attend_slowly(connection: &Connection, end: &End<'_>) -> Result<(), i32> {
             if lost {
                 return Err(fault_of_peer(connection, Fault::Record));
             }
-            let told = matches!(command, COMMAND_DETACH | COMMAND_EVICT | COMMAND_YIELD);
-            if told && end.theirs().wake.abandoned.load(SIDE_SEEN).is(0) {
+            let is_ordered = matches!(command, COMMAND_DETACH | COMMAND_EVICT | COMMAND_YIELD);
+            if is_ordered && end.theirs().wake.abandoned.load(SIDE_SEEN).is(0) {
                 // Both directions are to come down: a peer that sleeps should hear of it.
                 direction::ring_if_open(connection, end);
             }

@@ -10,7 +10,7 @@
 //!     └─────► last close of the program: reset, or shut both directions down; then close
 //! ```
 //!
-//! The adapter answers by a verdict or an offer, and closes its duplicate before. A close while
+//! The adapter answers by a refusal or an offer, and closes its duplicate before. A close while
 //! another thread is inside a call on the socket, or waits for it in `poll`, does not end the
 //! connection on the kernel either: that call holds the file. A shutdown would end that call, so
 //! there is none then.
@@ -25,8 +25,8 @@ use crate::{kernel_waits, sys};
 /// The adapter is about to be shown the socket.
 pub(crate) fn begin(connection: &Connection) {
     let entry = connection.entry;
-    // The verdict stored before was the answer to another request.
-    entry.verdict.store(Reason::None as u32, Ordering::Relaxed);
+    // The refusal stored before was the answer to another request.
+    entry.refusal.store(Reason::None as u32, Ordering::Relaxed);
     let offers = entry.offer.load(Ordering::Relaxed);
     (connection.local.shown_at).store(offers.wrapping_add(1).max(1), Ordering::Relaxed);
 }
@@ -37,7 +37,7 @@ fn is_under_way(connection: &Connection) -> bool {
     let shown_at = connection.local.shown_at.load(Ordering::Relaxed);
     // Relaxed: an answer that is seen too late costs one shutdown before a close.
     shown_at != 0
-        && entry.verdict.load(Ordering::Relaxed) == Reason::None as u32
+        && entry.refusal.load(Ordering::Relaxed) == Reason::None as u32
         && entry.offer.load(Ordering::Relaxed).wrapping_add(1).max(1) == shown_at
 }
 

@@ -5,11 +5,11 @@ use crate::{errno, real, sys};
 /// How long one call has waited: `SO_RCVTIMEO` and `SO_SNDTIMEO` are for all its waits together
 /// (net/ipv4/tcp.c, `timeo`).
 #[derive(Default)]
-pub(crate) struct Patience {
+pub(crate) struct Deadline {
     since_ns: u64,
 }
 
-impl Patience {
+impl Deadline {
     /// The rest of the socket's time-out `option` in nanoseconds, 0 for none.
     ///
     /// # Errors
@@ -29,7 +29,7 @@ impl Patience {
         }
     }
 
-    /// As [`Patience::left_ns`] from the second wait on; the kernel's own call keeps to the first.
+    /// As [`Deadline::left_ns`] from the second wait on; the kernel's own call keeps to the first.
     pub(crate) fn left_after_first(&mut self, fd: i32, option: i32) -> Result<u64, i32> {
         if self.since_ns == 0 {
             self.since_ns = sys::now_ns();

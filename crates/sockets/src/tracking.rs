@@ -62,7 +62,7 @@ fn reset(entry: &Entry, local: &Local) {
     for word in [
         &entry.command,
         &entry.offer,
-        &entry.verdict,
+        &entry.refusal,
         &entry.carrier_calls,
         &entry.offers_taken,
         &entry.rx_lock,
@@ -81,7 +81,7 @@ fn reset(entry: &Entry, local: &Local) {
         &entry.spins_failed,
         &entry.faults,
         &entry.true_ports,
-        &entry.place,
+        &entry.carrier_key,
         &entry.wake_lock,
         &entry.resting_pid,
     ]

@@ -179,7 +179,7 @@ pub struct Look {
 
 /// A report to the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Told {
+pub struct Report {
     /// The events that the connection is ready for.
     pub events: u32,
     /// The program's data.
@@ -294,7 +294,7 @@ impl Interest {
         look: &Look,
         consume: bool,
         tail: impl FnOnce() -> Option<u64>,
-    ) -> Option<Told> {
+    ) -> Option<Report> {
         // Whoever set it anew has put it on the ready list again.
         if self.version.load(Ordering::Relaxed) != look.version || !self.state().is_ours() {
             return None;
@@ -310,7 +310,7 @@ impl Interest {
         if consume && is_once {
             self.events.store(events & !READINESS, Ordering::Relaxed);
         }
-        Some(Told {
+        Some(Report {
             events: look.ready.into(),
             data: self.data(),
             stays: !consume || !is_once && events & EDGE == 0,

@@ -200,9 +200,9 @@ impl Ours {
             return None;
         }
         let look = self.interest.look(|interest| Some(ready & interest))?;
-        let told = self.interest.report(&look, consume, || Some(tail))?;
-        self.is_on_list = told.stays;
-        Some((told.events, told.data))
+        let report = self.interest.report(&look, consume, || Some(tail))?;
+        self.is_on_list = report.stays;
+        Some((report.events, report.data))
     }
 }
 
@@ -250,8 +250,8 @@ proptest! {
                 Step::Read { all: true } => unread = 0,
                 Step::Read { all: false } => unread = unread.saturating_sub(1),
                 Step::Wait => {
-                    let told = ours.members.each_mut().map(|one| one.wait(ready, tail, true));
-                    prop_assert_eq!(told, naive.members.each_mut().map(|one| one.wait(ready)));
+                    let reports = ours.members.each_mut().map(|one| one.wait(ready, tail, true));
+                    prop_assert_eq!(reports, naive.members.each_mut().map(|one| one.wait(ready)));
                 }
                 Step::Peek => {
                     for member in &mut ours.members {
@@ -274,7 +274,7 @@ proptest! {
     ) {
         const ARMINGS_MAX: u32 = 7;
         let interest = Interest::default();
-        let mut told = 0;
+        let mut reports = 0;
         let mut armed_now = 0;
         for step in steps {
             match step {
@@ -282,11 +282,11 @@ proptest! {
                     interest.set(armed(IN | ONESHOT), 0);
                     armed_now = interest.arm_once(ARMINGS_MAX);
                     prop_assert!((1..=ARMINGS_MAX).contains(&armed_now));
-                    told = 0;
+                    reports = 0;
                 }
                 Some(0) => {
-                    told += u32::from(interest.tell_once(armed_now));
-                    prop_assert!(told <= 1, "twice of one arming");
+                    reports += u32::from(interest.tell_once(armed_now));
+                    prop_assert!(reports <= 1, "twice of one arming");
                     prop_assert!(interest.is_spent() || armed_now == 0);
                 }
                 // One that was on its way when the program armed anew leaves the new one armed.

@@ -201,7 +201,7 @@ fn attempt_ends_with_the_first_that_says_there_is_no_way() {
 /// (tcp_write_err): it is why, when the remote is given up, unless that was heard in between.
 #[test]
 fn soft_error_is_the_reason_when_silence_ends_the_connection() {
-    for (told, is_heard, why) in [
+    for (reported, is_heard, why) in [
         (None, false, CloseReason::TimedOut),
         (Some(NET_UNREACHABLE), false, CloseReason::NoRoute),
         (Some(HOST_UNREACHABLE), false, CloseReason::Unreachable),
@@ -211,7 +211,7 @@ fn soft_error_is_the_reason_when_silence_ends_the_connection() {
         let id = stage.accepted(",sackOK", 60_000);
         stage.engine.publish(id, 2_000).unwrap();
         stage.forget_sent();
-        if let Some(code) = told {
+        if let Some(code) = reported {
             stage.raw(&stage.unreachable(1, code));
         }
         if is_heard {

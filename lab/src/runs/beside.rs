@@ -66,20 +66,20 @@ pub(super) fn table(record: &Record) -> String {
 
 fn rows(record: &Record) -> Vec<Vec<String>> {
     let plan = &record.plan;
-    let mut told = BTreeSet::new();
+    let mut listed = BTreeSet::new();
     let mut rows = Vec::new();
     for (at, block) in plan.blocks.iter().enumerate() {
         for beside in &block.published {
             let Some(result) = published_with(&beside.id) else {
                 continue;
             };
-            told.insert(result.id.clone());
+            listed.insert(result.id.clone());
             let here = here(record, at, beside).unwrap_or_else(|| "not measured".to_owned());
             rows.push(row(&result, here, &beside.note));
         }
     }
     let others = plan.published.iter().flat_map(|id| published_of(id));
-    for result in others.filter(|result| !told.contains(&result.id)) {
+    for result in others.filter(|result| !listed.contains(&result.id)) {
         rows.push(row(&result, "-".to_owned(), ""));
     }
     rows

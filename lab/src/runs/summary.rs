@@ -224,16 +224,16 @@ pub(crate) fn notes(record: &Record) -> Vec<String> {
          equal arms",
         (tested as f64 * 0.05).ceil()
     ));
-    let mut told: Vec<String> = Vec::new();
+    let mut listed: Vec<String> = Vec::new();
     for sample in &record.samples {
         if let Some(why) = &sample.failure {
             let place = format!("{}, {}", plan.blocks[sample.block].title, sample.arm);
-            if !told.contains(&place) {
+            if !listed.contains(&place) {
                 notes.push(format!(
                     "{place}: a sample failed in round {}: {why}",
                     sample.round + 1
                 ));
-                told.push(place);
+                listed.push(place);
             }
         }
     }
@@ -265,14 +265,14 @@ fn controls(record: &Record) -> Vec<String> {
         .map(|arm| arm.name.clone());
     let arms = declared.chain([again(plan)]);
     arms.map(|arm| {
-        let (mut all, mut told, mut differs) = (0, 0, Vec::new());
+        let (mut all, mut judged, mut differs) = (0, 0, Vec::new());
         for (at, block) in plan.blocks.iter().enumerate() {
             for x in block.points() {
                 let Some(cell) = cell(record, at, x, &arm, block.metric) else {
                     continue;
                 };
                 all += 1;
-                told += usize::from(cell.verdict != Verdict::TooFewRounds);
+                judged += usize::from(cell.verdict != Verdict::TooFewRounds);
                 if matches!(cell.verdict, Verdict::Better | Verdict::Worse) {
                     let by = cell
                         .ratio
@@ -281,7 +281,7 @@ fn controls(record: &Record) -> Vec<String> {
                 }
             }
         }
-        if told == 0 {
+        if judged == 0 {
             format!("negative control \"{arm}\": too few rounds to tell")
         } else if differs.is_empty() {
             format!(

@@ -360,21 +360,21 @@ fn storm_every_us(us: i64) {
 
 /// `sigjmp_buf` (200 bytes on x86-64, 312 on aarch64), and calls that the libc crate lacks.
 #[repr(C, align(16))]
-struct Place([u64; 48]);
+struct JumpBuffer([u64; 48]);
 
 unsafe extern "C" {
-    fn siglongjmp(place: *mut Place, value: i32) -> !;
+    fn siglongjmp(buffer: *mut JumpBuffer, value: i32) -> !;
 }
 
-static mut PLACE: Place = Place([0; 48]);
+static mut JUMP_BUFFER: JumpBuffer = JumpBuffer([0; 48]);
 
 extern "C" fn jump(_: i32) {
     count(0);
     // SAFETY: armed by `until_jump`, whose frame is alive while the timer runs.
-    unsafe { siglongjmp(&raw mut PLACE, 1) }
+    unsafe { siglongjmp(&raw mut JUMP_BUFFER, 1) }
 }
 
-/// Calls `__sigsetjmp(PLACE, 1)`, which is a macro in C; then `work` with `argument` until the
+/// Calls `__sigsetjmp(JUMP_BUFFER, 1)`, a macro in C; then `work` with `argument` until the
 /// handler jumps. Written out, for Rust knows no function that returns twice.
 #[cfg(target_arch = "x86_64")]
 #[unsafe(naked)]
@@ -397,7 +397,7 @@ unsafe extern "C" fn until_jump(work: extern "C" fn(i32), argument: i32) {
         "pop r12",
         "pop rbx",
         "ret",
-        place = sym PLACE,
+        place = sym JUMP_BUFFER,
         set = sym sigsetjmp,
     )
 }
@@ -405,7 +405,7 @@ unsafe extern "C" fn until_jump(work: extern "C" fn(i32), argument: i32) {
 #[cfg(target_arch = "x86_64")]
 unsafe extern "C" {
     #[link_name = "__sigsetjmp"]
-    fn sigsetjmp(place: *mut Place, saves_mask: i32) -> i32;
+    fn sigsetjmp(buffer: *mut JumpBuffer, saves_mask: i32) -> i32;
 }
 
 extern "C" fn send_for_ever(fd: i32) {

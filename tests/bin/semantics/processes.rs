@@ -227,7 +227,7 @@ enum Killed {
 
 /// A child that is killed before its first instruction: by a process that traces us.
 fn never_run() -> libc::pid_t {
-    let (told, tell) = sys::pipe();
+    let (reader, writer) = sys::pipe();
     // SAFETY: takes no pointers.
     let us = unsafe { libc::getpid() };
     let options = libc::PTRACE_O_TRACEFORK as usize;
@@ -238,7 +238,7 @@ fn never_run() -> libc::pid_t {
         // SAFETY: `status` and `child` are writable; the other arguments are numbers.
         unsafe {
             assert_eq!(libc::ptrace(libc::PTRACE_SEIZE, us, 0usize, options), 0);
-            sys::write(tell, b".").value();
+            sys::write(writer, b".").value();
             assert_eq!(libc::waitpid(us, &mut status, libc::__WALL), us);
             libc::ptrace(libc::PTRACE_GETEVENTMSG, us, 0usize, &raw mut child);
             let child = child as libc::pid_t;
@@ -247,7 +247,7 @@ fn never_run() -> libc::pid_t {
             libc::waitpid(child, &mut status, libc::__WALL) == child
         }
     });
-    sys::read(told, &mut [0; 1]).value();
+    sys::read(reader, &mut [0; 1]).value();
     let child = in_child(|| true);
     assert_eq!(sys::wait_for(tracer), "exit 0");
     child
@@ -261,9 +261,9 @@ fn never_made() -> String {
 
 /// A child that holds the connection when this returns.
 fn holds(pair: &Pair, wait: Fd, executes: bool) -> libc::pid_t {
-    let (told, tell) = sys::pipe();
+    let (reader, writer) = sys::pipe();
     let child = in_child(|| {
-        sys::write(tell, b".").value();
+        sys::write(writer, b".").value();
         if executes {
             sys::fcntl(pair.fd, libc::F_SETFD, 0).value();
             let error = std::os::unix::process::CommandExt::exec(Command::new("sleep").arg("60"));
@@ -271,7 +271,7 @@ fn holds(pair: &Pair, wait: Fd, executes: bool) -> libc::pid_t {
         }
         sys::read(wait, &mut [0; 1]).value() == 2
     });
-    sys::read(told, &mut [0; 1]).value();
+    sys::read(reader, &mut [0; 1]).value();
     std::thread::sleep(std::time::Duration::from_millis(30));
     child
 }

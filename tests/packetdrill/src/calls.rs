@@ -223,7 +223,7 @@ impl Stack {
             Ok::<Watch, c_int>(Watch {
                 interest,
                 data,
-                told: None,
+                edges_told: None,
                 is_spent: false,
             })
         };

@@ -26,7 +26,7 @@ pub(crate) struct Watch {
     pub(crate) interest: u32,
     pub(crate) data: u64,
     /// How many edges were told; `None` before anything was.
-    pub(crate) told: Option<(u64, u64)>,
+    pub(crate) edges_told: Option<(u64, u64)>,
     /// A one-shot that has fired.
     pub(crate) is_spent: bool,
 }

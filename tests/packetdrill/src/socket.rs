@@ -466,11 +466,11 @@ impl Stack {
             let bits = self.readiness(member) & (watch.interest | always);
             let edges = self.edges(member);
             let is_edge_triggered = watch.interest & libc::EPOLLET as u32 != 0;
-            let is_news = !is_edge_triggered || watch.told != Some(edges);
+            let is_news = !is_edge_triggered || watch.edges_told != Some(edges);
             if bits == 0 || watch.is_spent || !is_news || events.len() == events_max {
                 continue;
             }
-            watch.told = Some(edges);
+            watch.edges_told = Some(edges);
             watch.is_spent = watch.interest & libc::EPOLLONESHOT as u32 != 0;
             events.push((bits, watch.data));
             self.descriptors

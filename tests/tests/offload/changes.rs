@@ -156,10 +156,14 @@ fn settings_that_are_wrong_change_nothing() {
         (other, "another adapter"),
     ] {
         all.signal(wrong);
-        let told = wait_until(TIME_LIMIT, || {
+        let is_logged = wait_until(TIME_LIMIT, || {
             all.stage.toehold.adapter().stderr().contains(cause)
         });
-        assert!(told, "{cause}: {}", all.stage.toehold.adapter().outputs());
+        assert!(
+            is_logged,
+            "{cause}: {}",
+            all.stage.toehold.adapter().outputs()
+        );
     }
     assert_eq!(all.stage.engine("reconfigured"), 0);
     ok(all

@@ -150,11 +150,11 @@ fn all_threads_follow_other_settings() {
     assert!(said.contains("local 10.84.0.3"), "{said}");
     fs::write(&file, "address 10.84.0.3/24\nthreads 2\n").expect("scratch");
     stage.toehold.adapter().signal(libc::SIGHUP);
-    let told = wait_until(TIME_LIMIT, || {
+    let is_logged = wait_until(TIME_LIMIT, || {
         let said = stage.toehold.adapter().stderr();
         said.contains("another number of engine threads")
     });
-    assert!(told, "{}", stage.toehold.adapter().outputs());
+    assert!(is_logged, "{}", stage.toehold.adapter().outputs());
 }
 
 #[test]
@@ -209,8 +209,8 @@ fn devices_made_for_one_queue_are_refused_with_what_helps() {
             ok(client);
         } else {
             assert!(toehold.status()["engine"].is_null());
-            let told = toehold.adapter().stderr();
-            assert!(told.contains(said), "{told}");
+            let log = toehold.adapter().stderr();
+            assert!(log.contains(said), "{log}");
         }
     }
 }

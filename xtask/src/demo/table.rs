@@ -142,15 +142,15 @@ pub(crate) fn render(rows: &[Row]) -> String {
     for (title, _) in measured().filter(|(_, numbers)| stayed_on_host(numbers)) {
         let _ = writeln!(out, "No connection was seen on shared memory: {title}.");
     }
-    let mut told: Vec<&str> = Vec::new();
+    let mut listed: Vec<&str> = Vec::new();
     for warning in measured().flat_map(|(_, numbers)| &numbers.warnings) {
         // The load and the share of others differ from case to case by a digit.
         let kind = warning
             .split(|c: char| c.is_ascii_digit())
             .next()
             .unwrap_or("");
-        if !told.contains(&kind) {
-            told.push(kind);
+        if !listed.contains(&kind) {
+            listed.push(kind);
             let _ = writeln!(out, "Note: {warning}.");
         }
     }

@@ -231,23 +231,23 @@ pub(crate) fn run(arguments: &[String]) -> bool {
     };
     let (rows, mut complete) = run_all(&wanted, jobs, choice);
     let entry = |row: &Row| table::entry(row, &code, part);
-    let mut told: Vec<Value> = rows.iter().map(entry).collect();
+    let mut entries: Vec<Value> = rows.iter().map(entry).collect();
     if let Some(path) = value("--merge") {
-        match table::merged(path, told) {
-            Ok(all) => told = all,
+        match table::merged(path, entries) {
+            Ok(all) => entries = all,
             Err(why) => {
                 eprintln!("{path}: {why}");
                 return false;
             }
         }
     }
-    let text = table::markdown(&told);
+    let text = table::markdown(&entries);
     println!("{text}");
     if let Some(path) = value("--markdown") {
         complete &= write(path, &text);
     }
     for path in [value("--json"), value("--merge")].into_iter().flatten() {
-        complete &= write(path, &format!("{:#}\n", json!({ "suites": told })));
+        complete &= write(path, &format!("{:#}\n", json!({ "suites": entries })));
     }
     // As the test runner says it, for the closing table of a full test.
     let passed: usize = rows
@@ -256,7 +256,7 @@ pub(crate) fn run(arguments: &[String]) -> bool {
         .sum();
     let faults = rows.iter().flat_map(|row| &row.differences);
     let faults = faults.filter(|one| one.accepted.is_none()).count();
-    let is_good = complete && told.iter().all(|entry| entry["good"] == true);
+    let is_good = complete && entries.iter().all(|entry| entry["good"] == true);
     let verdict = if is_good { "ok" } else { "FAILED" };
     println!("test result: {verdict}. {passed} passed; {faults} failed; 0 ignored");
     is_good

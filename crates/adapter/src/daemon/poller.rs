@@ -144,8 +144,8 @@ impl Poller {
         events: &mut Vec<Event>,
         timeout: Option<Duration>,
     ) -> io::Result<()> {
-        let told = self.epoll.wait(timeout)?;
-        events.extend(told.map(|(token, bits)| Event {
+        let found = self.epoll.wait(timeout)?;
+        events.extend(found.map(|(token, bits)| Event {
             source: source_of(token),
             readable: bits & (libc::EPOLLIN | libc::EPOLLHUP | libc::EPOLLERR) as u32 != 0,
             writable: bits & libc::EPOLLOUT as u32 != 0,

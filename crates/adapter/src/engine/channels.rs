@@ -428,7 +428,7 @@ fn reset(entry: &Entry) {
     for word in [
         &entry.command,
         &entry.offer,
-        &entry.verdict,
+        &entry.refusal,
         &entry.reason,
         &entry.tx_was_full,
         &entry.upgrades,

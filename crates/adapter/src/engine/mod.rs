@@ -173,15 +173,15 @@ enum Command {
 /// A command to all threads, of which somebody wants to know when all of them have followed.
 #[derive(Debug)]
 struct ForAll<T> {
-    told: T,
+    order: T,
     /// Threads that have not followed yet.
     left: AtomicUsize,
 }
 
 impl<T> ForAll<T> {
-    fn new(told: T, threads: usize) -> Arc<ForAll<T>> {
+    fn new(order: T, threads: usize) -> Arc<ForAll<T>> {
         let left = AtomicUsize::new(threads);
-        Arc::new(ForAll { told, left })
+        Arc::new(ForAll { order, left })
     }
 
     /// One more thread has followed; true for the last.

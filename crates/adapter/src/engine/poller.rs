@@ -66,8 +66,8 @@ impl Poller {
         events: &mut Vec<Event>,
         timeout: Option<Duration>,
     ) -> io::Result<()> {
-        let told = self.0.wait(timeout)?;
-        events.extend(told.map(|(token, bits)| Event {
+        let found = self.0.wait(timeout)?;
+        events.extend(found.map(|(token, bits)| Event {
             source: source_of(token),
             bits,
         }));

@@ -157,7 +157,7 @@ impl FakeTable {
         entry.holders.store(1, Ordering::Relaxed);
         entry.offer.store(0, Ordering::Relaxed);
         entry.command.store(0, Ordering::Relaxed);
-        entry.verdict.store(0, Ordering::Relaxed);
+        entry.refusal.store(0, Ordering::Relaxed);
         entry
             .state
             .store(EntryState::Live as u32, Ordering::Release);
@@ -357,8 +357,8 @@ impl FakeLibrary {
         }
     }
 
-    pub(crate) fn verdict(&self, end: FakeEnd) -> u32 {
-        self.table.entry(end.entry).verdict.load(Ordering::Acquire)
+    pub(crate) fn refusal(&self, end: FakeEnd) -> u32 {
+        self.table.entry(end.entry).refusal.load(Ordering::Acquire)
     }
 
     pub(crate) fn offers(&self, end: FakeEnd) -> u32 {

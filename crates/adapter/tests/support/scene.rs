@@ -43,8 +43,8 @@ impl Scene {
 
     /// The adapter tells the server that its peer is gone.
     pub(crate) fn assert_told(&self) {
-        let told = || self.server.command(self.accepted) == COMMAND_PEER_GONE;
-        self.server.settle_until(told);
+        let is_ordered = || self.server.command(self.accepted) == COMMAND_PEER_GONE;
+        self.server.settle_until(is_ordered);
     }
 
     /// The adapter tells the server nothing.

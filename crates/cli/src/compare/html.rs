@@ -6,7 +6,7 @@ use toehold_measure::page::{self, escape};
 use toehold_measure::plot::{self, Strip};
 use toehold_measure::text::prefixed;
 
-use super::report::{Conclusion, Group, MetricReport, Report};
+use super::report::{Group, MetricReport, Report, Verdict};
 use super::table;
 
 /// Renders the page.
@@ -80,8 +80,8 @@ fn figure(metric: &MetricReport) -> String {
             .as_ref()
             .map_or("-".to_owned(), |summary| prefixed(summary.median));
         let class = match arm.verdict {
-            Some(Conclusion::Better) => "better",
-            Some(Conclusion::Worse) => "worse",
+            Some(Verdict::Better) => "better",
+            Some(Verdict::Worse) => "worse",
             _ => "quiet",
         };
         let _ = write!(

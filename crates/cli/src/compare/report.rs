@@ -5,7 +5,7 @@ use toehold_measure::cpus::{Pin, Placement};
 use toehold_measure::environment::Environment;
 use toehold_measure::metric::{Better, Metric};
 use toehold_measure::stats::{self, Ratio, Summary};
-pub(crate) use toehold_measure::verdict::Verdict as Conclusion;
+pub(crate) use toehold_measure::verdict::Verdict;
 
 use super::arm::Arm;
 use super::round::Round;
@@ -223,7 +223,7 @@ pub(crate) struct ArmMetric {
     /// Compared with the base; `None` for the base itself, or when it cannot be told.
     pub(crate) ratio: Option<Ratio>,
     /// The conclusion; `None` for the base itself.
-    pub(crate) verdict: Option<Conclusion>,
+    pub(crate) verdict: Option<Verdict>,
 }
 
 /// Joins the rounds of all arms metric by metric. The first arm is the base; with `control`, the
@@ -282,7 +282,7 @@ fn metric_report(
             let values: Vec<f64> = samples[arm].iter().flatten().copied().collect();
             let pairs = pairs_of(arm);
             let ratio = if arm == 0 { None } else { stats::ratio(&pairs) };
-            let verdict = Conclusion::of(&pairs, ratio.as_ref(), known.better, floor);
+            let verdict = Verdict::of(&pairs, ratio.as_ref(), known.better, floor);
             ArmMetric {
                 label: arms[arm].label.clone(),
                 samples: samples[arm].clone(),
@@ -333,7 +333,7 @@ fn counted(arms: &[ArmReport]) -> Vec<MetricReport> {
                     samples: vec![value],
                     summary: stats::summarize(value.as_slice()),
                     ratio: None,
-                    verdict: (at > 0).then_some(Conclusion::NotComparable),
+                    verdict: (at > 0).then_some(Verdict::NotComparable),
                 }
             })
             .collect(),
@@ -402,7 +402,7 @@ pub(crate) mod tests {
         arm
     }
 
-    fn verdict(report: &[MetricReport], name: &str, arm: usize) -> Option<Conclusion> {
+    fn verdict(report: &[MetricReport], name: &str, arm: usize) -> Option<Verdict> {
         report
             .iter()
             .find(|metric| metric.name == name)
@@ -419,11 +419,8 @@ pub(crate) mod tests {
         ];
         let report = metrics(&arms, false);
         assert_eq!(verdict(&report, "requests", 0), None);
-        assert_eq!(verdict(&report, "requests", 1), Some(Conclusion::Better));
-        assert_eq!(
-            verdict(&report, "CPU, all cores", 1),
-            Some(Conclusion::Better)
-        );
+        assert_eq!(verdict(&report, "requests", 1), Some(Verdict::Better));
+        assert_eq!(verdict(&report, "CPU, all cores", 1), Some(Verdict::Better));
     }
 
     #[test]
@@ -434,7 +431,7 @@ pub(crate) mod tests {
         ];
         assert_eq!(
             verdict(&metrics(&arms, false), "requests", 1),
-            Some(Conclusion::Worse)
+            Some(Verdict::Worse)
         );
     }
 
@@ -443,13 +440,13 @@ pub(crate) mod tests {
         let base = [100.0, 100.1, 99.9, 100.0];
         let slightly = [103.0, 103.1, 102.9, 103.0];
         let without = metrics(&[arm("host", &base), arm("direct", &slightly)], false);
-        assert_eq!(verdict(&without, "requests", 1), Some(Conclusion::Better));
+        assert_eq!(verdict(&without, "requests", 1), Some(Verdict::Better));
         let control = arm("host again", &[104.0, 104.1, 103.9, 104.0]);
         let with = metrics(
             &[arm("host", &base), arm("direct", &slightly), control],
             true,
         );
-        assert_eq!(verdict(&with, "requests", 1), Some(Conclusion::WithinNoise));
+        assert_eq!(verdict(&with, "requests", 1), Some(Verdict::WithinNoise));
     }
 
     #[test]
@@ -470,7 +467,7 @@ pub(crate) mod tests {
         let arms = [arm("host", &[1.0; 4]), arm("direct", &[1.0; 4])];
         assert_eq!(
             verdict(&metrics(&arms, false), "CPU, server", 1),
-            Some(Conclusion::NotComparable)
+            Some(Verdict::NotComparable)
         );
     }
 

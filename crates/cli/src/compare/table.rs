@@ -5,7 +5,7 @@ use std::fmt::Write;
 use toehold_measure::stats::{ROUNDS_FOR_INTERVAL, ROUNDS_FOR_SEPARATION};
 use toehold_measure::text::{change, change_between, prefixed};
 
-use super::report::{ArmMetric, ArmReport, Conclusion, Group, MetricReport, Report};
+use super::report::{ArmMetric, ArmReport, Group, MetricReport, Report, Verdict};
 
 /// Renders the table.
 pub(crate) fn render(report: &Report) -> String {
@@ -165,7 +165,7 @@ pub(crate) fn conclusion(base: &ArmMetric, arm: &ArmMetric) -> String {
             let text = format!("{}  {}", change_between(ratio), verdict.words());
             text.trim_end().to_owned()
         }
-        (None, Conclusion::NotComparable) => match (&base.summary, &arm.summary) {
+        (None, Verdict::NotComparable) => match (&base.summary, &arm.summary) {
             (Some(base), Some(arm)) if base.median > 0.0 => change(arm.median / base.median),
             _ => "-".to_owned(),
         },

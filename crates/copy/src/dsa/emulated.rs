@@ -123,7 +123,7 @@ unsafe fn perform(descriptor: &Descriptor, number: usize, temper: Temper) {
         }
         _ => code = status::BAD_OPCODE,
     }
-    let told = if temper.exaggerates {
+    let bytes_reported = if temper.exaggerates {
         u32::MAX
     } else {
         bytes as u32
@@ -132,7 +132,7 @@ unsafe fn perform(descriptor: &Descriptor, number: usize, temper: Temper) {
         std::ptr::with_exposed_provenance_mut(descriptor.completion_addr as usize);
     // SAFETY: the record is the submitter's, and ours until its status is written.
     unsafe {
-        (&raw mut (*record).bytes_completed).write_volatile(told);
+        (&raw mut (*record).bytes_completed).write_volatile(bytes_reported);
         (&raw mut (*record).fault_addr).write_volatile(address);
         // Release pairs with the Acquire load in `Dsa::completion`.
         AtomicU8::from_ptr(record.cast()).store(code, Ordering::Release);

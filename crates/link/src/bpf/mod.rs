@@ -322,13 +322,13 @@ impl Program {
         unsafe { bpf(BPF_PROG_ATTACH, &attributes) }.map(drop)
     }
 
-    /// The program's verdict on a frame, which comes from nowhere and goes nowhere.
+    /// The program's result for a frame, which comes from nowhere and goes nowhere.
     #[cfg(test)]
     pub(crate) fn try_out(&self, frame: &[u8]) -> io::Result<u32> {
         #[repr(C)]
         struct Attributes {
             program: u32,
-            verdict: u32,
+            retval: u32,
             frame_bytes: u32,
             out_bytes: u32,
             frame: u64,
@@ -339,7 +339,7 @@ impl Program {
         const BPF_PROG_TEST_RUN: libc::c_long = 10;
         let mut attributes = Attributes {
             program: self.file.as_raw_fd() as u32,
-            verdict: 0,
+            retval: 0,
             frame_bytes: frame.len() as u32,
             out_bytes: 0,
             frame: frame.as_ptr() as u64,
@@ -351,7 +351,7 @@ impl Program {
         // SAFETY: the frame is readable for its length; nothing is to be written but the
         // attributes.
         unsafe { bpf_raw(BPF_PROG_TEST_RUN, at, size_of::<Attributes>()) }?;
-        Ok(attributes.verdict)
+        Ok(attributes.retval)
     }
 }
 

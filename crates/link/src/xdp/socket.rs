@@ -255,8 +255,8 @@ impl XdpSocket {
 
     /// Frames lost since the last time, for whatever reason.
     pub fn take_lost(&mut self) -> u64 {
-        let now = self.statistics().map_or(self.lost_before, |told| {
-            told.no_memory + told.ring_full + told.dropped
+        let now = self.statistics().map_or(self.lost_before, |counts| {
+            counts.no_memory + counts.ring_full + counts.dropped
         });
         now - std::mem::replace(&mut self.lost_before, now)
     }

@@ -240,8 +240,8 @@ fn more_frames_than_there_is_memory_for_are_lost_and_counted() {
         wire.send(&frame(OURS_V4, number, 100));
     }
     let lost = |socket: &XdpSocket| {
-        let told = socket.statistics().expect("told");
-        told.no_memory + told.ring_full + told.dropped
+        let counts = socket.statistics().expect("told");
+        counts.no_memory + counts.ring_full + counts.dropped
     };
     assert!(
         wait_until(|| lost(&socket) == 1_000 - 64),

@@ -182,13 +182,13 @@ impl Epoll {
     #[inline(always)]
     fn report(&self, number: u32, look: &Look, consume: bool) -> Option<epoll_event> {
         let one = registration(number)?;
-        let told = one.report(look, consume, || Some(peer_tail(&one.behind()?)))?;
-        if told.stays {
+        let report = one.report(look, consume, || Some(peer_tail(&one.behind()?)))?;
+        if report.stays {
             push_ready(self, number);
         }
         Some(epoll_event {
-            events: told.events,
-            u64: told.data,
+            events: report.events,
+            u64: report.data,
         })
     }
 

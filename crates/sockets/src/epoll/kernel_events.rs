@@ -37,8 +37,8 @@ impl Epoll {
                 continue;
             };
             if matches!(one.state(), State::Once | State::Early) {
-                if let Some(told) = one.told_once(&event) {
-                    events[kept] = told;
+                if let Some(event) = one.report_once(&event) {
+                    events[kept] = event;
                     kept += 1;
                 }
                 continue;

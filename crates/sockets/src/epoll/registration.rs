@@ -143,7 +143,7 @@ impl Registration {
 
     /// The kernel's `event` in the program's terms, once: `None` when it was reported before.
     /// Callers hold the instance's lock.
-    pub(super) fn told_once(&self, event: &epoll_event) -> Option<epoll_event> {
+    pub(super) fn report_once(&self, event: &epoll_event) -> Option<epoll_event> {
         let arming = (event.u64 as u32) >> NUMBER_BITS;
         self.interest.tell_once(arming).then(|| epoll_event {
             events: event.events,

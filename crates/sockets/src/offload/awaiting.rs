@@ -142,7 +142,7 @@ fn settle(connection: &Connection, outcome: u32) {
         if let Some((local, remote)) = routing_page.ends(direction, port, routing_page.relay_port())
         {
             store_true_ends(entry, local, remote);
-            endings::note_place(connection, CarrierKey { direction, port });
+            endings::note_carrier_key(connection, CarrierKey { direction, port });
         }
     }
     let over = FLAG_CONNECTING | if outcome != 0 { FLAG_OFFLOAD } else { 0 };

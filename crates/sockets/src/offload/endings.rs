@@ -15,11 +15,11 @@ use crate::orderings::OFFLOAD_SEEN;
 use crate::{errno, sys};
 
 /// Where the routing page will speak of this connection's carrier.
-pub(super) fn note_place(connection: &Connection, place: CarrierKey) {
+pub(super) fn note_carrier_key(connection: &Connection, key: CarrierKey) {
     connection
         .entry
-        .place
-        .store(place.to_word(), Ordering::Relaxed);
+        .carrier_key
+        .store(key.to_word(), Ordering::Relaxed);
 }
 
 /// The error that a receive reports when it failed with `error`. After the remote's end a reset is
@@ -38,8 +38,8 @@ pub(crate) fn receive_error(connection: &Connection, error: i32) -> i32 {
 /// (sk_stream_error).
 pub(crate) fn silence(connection: &Connection) -> Option<i32> {
     let error = reason(connection)?;
-    let told = sys::getsockopt::<i32>(connection.fd, libc::SOL_SOCKET, libc::SO_ERROR).ok()?;
-    matches!(told, libc::ECONNRESET | libc::EPIPE).then_some(error)
+    let pending = sys::getsockopt::<i32>(connection.fd, libc::SOL_SOCKET, libc::SO_ERROR).ok()?;
+    matches!(pending, libc::ECONNRESET | libc::EPIPE).then_some(error)
 }
 
 /// The error that a send reports when it failed with `error`. A broken pipe is told again and
@@ -67,11 +67,11 @@ pub(crate) fn correct(
 
 /// `SO_ERROR`, which the kernel tells once; `None` where it is the kernel's alone to tell.
 pub(crate) fn error_option(connection: &Connection) -> Option<i32> {
-    if connection.entry.place.load(Ordering::Relaxed) == 0 {
+    if connection.entry.carrier_key.load(Ordering::Relaxed) == 0 {
         return None;
     }
-    let told = sys::getsockopt::<i32>(connection.fd, libc::SOL_SOCKET, libc::SO_ERROR).ok()?;
-    Some(receive_error(connection, told))
+    let pending = sys::getsockopt::<i32>(connection.fd, libc::SOL_SOCKET, libc::SO_ERROR).ok()?;
+    Some(receive_error(connection, pending))
 }
 
 fn reason(connection: &Connection) -> Option<i32> {
@@ -79,8 +79,8 @@ fn reason(connection: &Connection) -> Option<i32> {
     if entry.flags.load(OFFLOAD_SEEN) & FLAG_OFFLOAD == 0 {
         return None;
     }
-    let place = CarrierKey::from_word(entry.place.load(Ordering::Relaxed))?;
+    let key = CarrierKey::from_word(entry.carrier_key.load(Ordering::Relaxed))?;
     let (local, remote) = true_ends(entry);
-    let errno = routing::known_routing_page()?.errno_of(place, local, remote)?;
+    let errno = routing::known_routing_page()?.errno_of(key, local, remote)?;
     i32::try_from(errno).ok()
 }

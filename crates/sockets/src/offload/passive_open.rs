@@ -67,7 +67,7 @@ pub(crate) fn accepted(connection: &Connection) -> bool {
     };
     let entry = connection.entry;
     store_true_ends(entry, true_local, true_remote);
-    endings::note_place(connection, CarrierKey { direction, port });
+    endings::note_carrier_key(connection, CarrierKey { direction, port });
     entry
         .reason
         .store(Reason::Relayed as u32, Ordering::Relaxed);

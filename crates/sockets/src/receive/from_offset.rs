@@ -3,7 +3,7 @@
 use libc::iovec;
 
 use crate::connection::Connection;
-use crate::sleep::{Patience, sleep_until};
+use crate::sleep::{Deadline, sleep_until};
 use crate::{ahead, buffers, lock, options, peek_offset, settings, sys};
 
 /// How often a waiting look looks again: the bytes before its offset keep the kernel from telling
@@ -28,7 +28,7 @@ pub(super) unsafe fn look(
         0 => settings::low_water(connection).min(total),
         _ => total,
     };
-    let mut patience = Patience::default();
+    let mut deadline = Deadline::default();
     let mut ended = false;
     loop {
         let seen = {
@@ -61,7 +61,7 @@ pub(super) unsafe fn look(
         if !waits {
             return Some(Err(libc::EAGAIN));
         }
-        let slept = patience
+        let slept = deadline
             .left_ns(connection.fd, libc::SO_RCVTIMEO)
             .and_then(|_| sleep_until(connection.fd, libc::POLLRDHUP, LOOK_AGAIN_NS));
         if let Err(error) = slept {

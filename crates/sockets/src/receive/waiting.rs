@@ -10,7 +10,7 @@ use toehold_stream::end::{End, Incoming};
 
 use crate::connection::{Connection, HINT_LOOK};
 use crate::looking::{self, Looked};
-use crate::sleep::{self, Patience};
+use crate::sleep::{self, Deadline};
 use crate::{arming, attention, deferral, doorbells, errno, lock, pending, real, sleepers, sys};
 
 /// After this many fruitless non-blocking calls in a row the program is polling us: it needs no
@@ -69,9 +69,9 @@ pub(super) fn wait_for_bytes(
     connection: &Connection,
     end: &End<'_>,
     seen: Untrusted<u64>,
-    patience: &mut Patience,
+    deadline: &mut Deadline,
 ) -> Result<(), i32> {
-    let left_ns = patience.left_after_first(connection.fd, libc::SO_RCVTIMEO)?;
+    let left_ns = deadline.left_after_first(connection.fd, libc::SO_RCVTIMEO)?;
     let (entry, local) = (connection.entry, connection.local);
     let handlers = deferral::handlers();
     let news = || {

@@ -8,16 +8,16 @@ use crate::arming::{arm, disarm};
 use crate::connection::{Connection, HINT_LOOK};
 use crate::direction::{self, Credit};
 use crate::looking::{self, Looked};
-use crate::sleep::{Patience, sleep_for_news, sleep_until, timeout_ns};
+use crate::sleep::{Deadline, sleep_for_news, sleep_until, timeout_ns};
 use crate::{deferral, doorbells, errno, lock, pending, real, sys};
 
 /// Blocks until there may be credit, or the direction went down.
 pub(super) fn wait_for_credit(
     connection: &Connection,
     end: &End<'_>,
-    patience: &mut Patience,
+    deadline: &mut Deadline,
 ) -> Result<(), i32> {
-    let limit_ns = patience.left_ns(connection.fd, libc::SO_SNDTIMEO)?;
+    let limit_ns = deadline.left_ns(connection.fd, libc::SO_SNDTIMEO)?;
     let (entry, local) = (connection.entry, connection.local);
     let handlers = deferral::handlers();
     let kernels = (libc::SO_SNDTIMEO, libc::POLLRDHUP);
@@ -85,8 +85,8 @@ fn sleep_for_doorbell(fd: i32, limit_ns: u64) -> isize {
 }
 
 /// Sleeps until the kernel takes more, within `SO_SNDTIMEO`.
-pub(super) fn wait_for_kernel(fd: i32, patience: &mut Patience) -> Result<(), i32> {
-    let limit_ns = patience.left_ns(fd, libc::SO_SNDTIMEO)?;
+pub(super) fn wait_for_kernel(fd: i32, deadline: &mut Deadline) -> Result<(), i32> {
+    let limit_ns = deadline.left_ns(fd, libc::SO_SNDTIMEO)?;
     let seen = sleep_until(fd, libc::POLLOUT, limit_ns)?;
     seen.map(drop).ok_or(libc::EAGAIN)
 }

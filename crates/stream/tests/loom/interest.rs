@@ -8,7 +8,7 @@ use toehold_channel::doorbell::mark;
 use toehold_channel::layout::ReadyBitmap;
 use toehold_channel::sync::{AtomicU32, AtomicU64, Ordering};
 use toehold_stream::interest::bits::{EDGE, IN, ONESHOT, OUT};
-use toehold_stream::interest::{Interest, State, Told, armed};
+use toehold_stream::interest::{Interest, Report, State, armed};
 
 /// A registration, the instance's lock with its ready list, and the books.
 struct Member {
@@ -48,7 +48,7 @@ impl Member {
     }
 
     /// As `Epoll::harvest`: the look is without the lock.
-    fn wait(&self) -> Option<Told> {
+    fn wait(&self) -> Option<Report> {
         self.sweep();
         if !core::mem::take(&mut *self.list.lock().unwrap()) {
             return None;
@@ -56,7 +56,7 @@ impl Member {
         self.answer()
     }
 
-    fn answer(&self) -> Option<Told> {
+    fn answer(&self) -> Option<Report> {
         let ready = |interest| {
             let has_bytes = self.tail.load(Ordering::Acquire) > 0;
             Some(interest & (OUT | if has_bytes { IN } else { 0 }))
@@ -64,9 +64,9 @@ impl Member {
         let look = self.interest.look(ready)?;
         let mut list = self.list.lock().unwrap();
         let tail = || Some(self.tail.load(Ordering::Relaxed));
-        let told = self.interest.report(&look, true, tail)?;
-        *list |= told.stays;
-        Some(told)
+        let report = self.interest.report(&look, true, tail)?;
+        *list |= report.stays;
+        Some(report)
     }
 
     /// `EPOLL_CTL_MOD`.
@@ -107,16 +107,16 @@ fn change_during_a_wait_is_told_once_and_unmixed() {
         let other = member.clone();
         let thread = loom::thread::spawn(move || other.wait());
         member.modify(OUT | ONESHOT, 2);
-        let mut told = vec![thread.join().unwrap(), member.wait(), member.wait()];
-        told.retain(Option::is_some);
-        let told: Vec<_> = told
+        let mut reports = vec![thread.join().unwrap(), member.wait(), member.wait()];
+        reports.retain(Option::is_some);
+        let reports: Vec<_> = reports
             .into_iter()
             .flatten()
             .map(|t| (t.events, t.data))
             .collect();
         assert!(
-            told == [(OUT, 2)] || told == [(IN, 1), (OUT, 2)],
-            "neither lost, nor told twice, nor half of each: {told:?}"
+            reports == [(OUT, 2)] || reports == [(IN, 1), (OUT, 2)],
+            "neither lost, nor told twice, nor half of each: {reports:?}"
         );
     });
 }
@@ -144,10 +144,10 @@ fn news_that_comes_while_it_is_parked_is_told_after_it_is_taken_back() {
         let first = member.wait();
         thread.join().unwrap();
         let second = member.wait();
-        let told = |told: Option<Told>| told.is_some_and(|told| told.data == 2);
-        assert!(told(first), "it is ready when it is added");
+        let is_second = |report: Option<Report>| report.is_some_and(|report| report.data == 2);
+        assert!(is_second(first), "it is ready when it is added");
         // The news came before that, or is an edge of its own.
-        assert!(second.is_none() || told(second));
+        assert!(second.is_none() || is_second(second));
         assert!(member.wait().is_none());
     });
 }

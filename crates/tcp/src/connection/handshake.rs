@@ -1,4 +1,4 @@
-//! Openings: active, passive, simultaneous (RFC 9293 section 3.5 and 3.10.7.3), and what a SYN
+//! Active, passive and simultaneous open (RFC 9293 section 3.5 and 3.10.7.3), and what a SYN
 //! negotiates.
 
 use super::input::Response;

@@ -12,8 +12,8 @@
 //!                             rcv_taken       rcv_nxt                 rcv_edge
 //! ```
 //!
-//! The first 128 bytes of [`Connection`] serve segments in order; the rest is for openings,
-//! closings and trouble.
+//! The first 128 bytes of [`Connection`] serve segments in order; the rest is for opening,
+//! closing and trouble.
 
 mod acknowledge;
 mod assembler;

@@ -142,8 +142,8 @@ fn never_far_behind(wanted: &str, contests: &[Contest]) -> Claim {
         format!("{median:.2} x [{low:.2}, {high:.2}] ({place})")
     };
     let list = |found: &[&Contest]| {
-        let told: Vec<String> = found.iter().map(|contest| tell(contest)).collect();
-        told.join(", ")
+        let texts: Vec<String> = found.iter().map(|contest| tell(contest)).collect();
+        texts.join(", ")
     };
     let (missed, other): (Vec<&Contest>, Vec<&Contest>) = contests
         .iter()
@@ -225,8 +225,8 @@ fn judge(wanted: &str, unit: &str, cells: Vec<Cell>, excess: impl Fn(f64) -> f64
         (a.min(b), a.max(b))
     };
     let list = |cells: &[&Cell]| {
-        let told: Vec<String> = cells.iter().take(8).map(|cell| tell(cell)).collect();
-        told.join(", ")
+        let texts: Vec<String> = cells.iter().take(8).map(|cell| tell(cell)).collect();
+        texts.join(", ")
     };
     let (misses, other): (Vec<&Cell>, Vec<&Cell>) =
         cells.iter().partition(|cell| ends(cell).0 > 0.0);

@@ -41,7 +41,7 @@ pub(super) fn told_once(pair: &Pair) {
 /// was told, one, both.
 fn looks(epoll: Fd, fd: Fd, events: i32) -> String {
     const ROUNDS: usize = 10_000;
-    let mut told = [0; 3];
+    let mut reports = [0; 3];
     let (begun, found, done) = (
         AtomicUsize::new(0),
         AtomicUsize::new(0),
@@ -73,10 +73,10 @@ fn looks(epoll: Fd, fd: Fd, events: i32) -> String {
             begun.store(round, Ordering::SeqCst);
             look();
             until(&done, round);
-            told[found.swap(0, Ordering::SeqCst)] += 1;
+            reports[found.swap(0, Ordering::SeqCst)] += 1;
         }
     });
-    format!("{told:?}")
+    format!("{reports:?}")
 }
 
 /// As many sleepers as connections, each of whom takes one event and keeps it: news that comes
@@ -120,15 +120,15 @@ pub(super) fn news_for_each(role: &Role) {
 
 /// Starts a sleeper for each connection; how many of them hear nothing until the others are done.
 fn sleepers(epoll: Fd, connections: &[Fd], events: i32) -> usize {
-    let (told, hears) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     let waiters: Vec<_> = connections
         .iter()
         .map(|_| {
-            let told = told.clone();
+            let sender = sender.clone();
             let (done, all_told) = mpsc::channel::<()>();
             let waiter = thread::spawn(move || {
                 let (_, events) = sys::epoll_wait(epoll, 1, -1);
-                told.send(events[0].0).expect("somebody listens");
+                sender.send(events[0].0).expect("somebody listens");
                 // Kept until all have theirs.
                 let _ = all_told.recv();
             });
@@ -137,7 +137,7 @@ fn sleepers(epoll: Fd, connections: &[Fd], events: i32) -> usize {
         .collect();
     let heard = connections
         .iter()
-        .filter(|_| hears.recv_timeout(TIME_LIMIT).is_ok())
+        .filter(|_| receiver.recv_timeout(TIME_LIMIT).is_ok())
         .count();
     // Whoever still sleeps is woken by what the others have not read, once it is armed again.
     for fd in connections {

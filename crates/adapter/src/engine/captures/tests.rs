@@ -203,8 +203,8 @@ fn loss_is_told_on_both_sides() {
     wire.wait(Duration::from_secs(2));
     wire.run(&[]);
     let again = ["tail loss probe", "retransmission"];
-    let told = again.map(|words| wire.count(Direction::Out, words));
-    assert!(told.iter().sum::<usize>() > 0, "{:#?}", wire.said);
+    let counts = again.map(|words| wire.count(Direction::Out, words));
+    assert!(counts.iter().sum::<usize>() > 0, "{:#?}", wire.said);
 }
 
 #[test]

@@ -71,10 +71,10 @@ impl Runner {
 
     fn listen(&mut self, wanted: &ForAll<Listening>) {
         let (engine, ours) = (&mut self.engine, &self.own);
-        self.listeners.add(engine, ours, wanted.told, self.options);
+        self.listeners.add(engine, ours, wanted.order, self.options);
         self.settle_shared_ports();
         if wanted.is_followed_by_all() {
-            self.channels.say_listening(wanted.told.holder.client);
+            self.channels.say_listening(wanted.order.holder.client);
         }
     }
 
@@ -95,7 +95,7 @@ impl Runner {
     /// Other addresses, routes, rules or another MTU. Connections of an address that is gone end on
     /// both sides, all others go on.
     fn reconfigure(&mut self, change: &ForAll<Settings>) {
-        let settings = &change.told;
+        let settings = &change.order;
         let now = self.now();
         if self.link.reconfigure(settings).is_err() {
             // Frames that cannot be steered here go to the kernel, which drops them.

@@ -183,7 +183,7 @@ struct Run {
     /// How often each client's name has joined.
     lives: BTreeMap<u64, u64>,
     /// Pairs whose memory a process has had.
-    told: BTreeSet<(PairId, ClientId)>,
+    introduced: BTreeSet<(PairId, ClientId)>,
     /// Channels that were made and not yet reported as ended.
     channels: BTreeSet<ChannelId>,
     pairs: BTreeSet<PairId>,
@@ -294,7 +294,7 @@ impl Run {
 
     fn take(&mut self, matched: &Match) {
         for side in &matched.sides {
-            let is_news = self.told.insert((matched.pair, side.client));
+            let is_news = self.introduced.insert((matched.pair, side.client));
             assert_eq!(
                 side.pair_attached, is_news,
                 "each process is told of a pair once"
@@ -425,7 +425,7 @@ proptest! {
             naive: Naive { regions_max, ..Naive::default() },
             generation: 0,
             lives: BTreeMap::new(),
-            told: BTreeSet::new(),
+            introduced: BTreeSet::new(),
             channels: BTreeSet::new(),
             pairs: BTreeSet::new(),
         };

@@ -28,8 +28,8 @@ fn steps_of(records: &mut Scoreboard, blocks: &[Span], now: Instant) -> usize {
         records.sack(*block, &mut delivered);
     }
     if let Some(newest) = delivered.newest {
-        let patience = Duration::from_micros(10);
-        records.detect_losses(newest.sent_at, newest.end(), patience, now);
+        let reordering_window = Duration::from_micros(10);
+        records.detect_losses(newest.sent_at, newest.end(), reordering_window, now);
     }
     for _ in 0..2 {
         records.retransmit_lost(SEGMENT as u32, now);
@@ -87,24 +87,24 @@ fn a_cut_moves_a_bounded_number_of_records() {
 fn what_was_sent_again_is_judged_in_the_order_of_time() {
     let mut records = paced(100);
     let at = Instant::from_micros;
-    let patience = Duration::from_micros(10);
+    let reordering_window = Duration::from_micros(10);
     let end = |number: u64| Position::of_byte((number + 1) * SEGMENT);
     // All but the last are lost, and leave again, the last ones at 1,098.
     let mut delivered = Delivered::default();
     records.sack(span(99 * SEGMENT, 100 * SEGMENT), &mut delivered);
-    records.detect_losses(at(99), end(99), patience, at(1_000));
+    records.detect_losses(at(99), end(99), reordering_window, at(1_000));
     for number in 0..99 {
         let again = records.retransmit_lost(SEGMENT as u32, at(1_000 + number));
         assert_eq!(again.map(|span| span.end), Some(end(number)));
     }
     assert_eq!(records.lost_bytes, 0);
     // Those that left by 1,049 are lost again; the next one not before 1,060.
-    let judged = records.detect_losses(at(1_060), end(60), patience, at(1_059));
+    let judged = records.detect_losses(at(1_060), end(60), reordering_window, at(1_059));
     assert_eq!(judged, (50 * SEGMENT as u32, at(1_060)));
     // A mistake: they are on their way after all, and lost when their time comes.
     records.forgive();
     records.assert_invariants(Position::FIRST_BYTE, Position::of_byte(100 * SEGMENT));
-    let judged = records.detect_losses(at(1_060), end(60), patience, at(1_049));
+    let judged = records.detect_losses(at(1_060), end(60), reordering_window, at(1_049));
     assert_eq!(judged, (40 * SEGMENT as u32, at(1_050)));
     records.assert_invariants(Position::FIRST_BYTE, Position::of_byte(100 * SEGMENT));
     records.acknowledge(end(99), Instant::NEVER, &mut delivered);
