@@ -129,6 +129,8 @@ pub struct Config {
     pub medium: Medium,
     /// The largest IP packet the link takes.
     pub mtu: u16,
+    /// TTL or hop limit of packets. Neighbour discovery has its own.
+    pub hop_limit: u8,
     /// Work that the link does for us.
     pub offload: Offload,
     /// The engine's addresses.
@@ -151,7 +153,8 @@ pub struct Config {
     pub rto_max: Duration,
     /// The timeout before anything was measured (RFC 6298 section 2.1).
     pub rto_initial: Duration,
-    /// How long an acknowledgement may wait for company (RFC 9293 section 3.8.6.3: below 0.5 s).
+    /// How long an acknowledgement may wait for company. RFC 9293 section 3.8.6.3 wants less than
+    /// half a second; what is not less counts as 499 ms.
     pub delayed_ack: Duration,
     /// TIME-WAIT, two maximum segment lifetimes. RFC 9293 section 3.4.2 says 2 min each; Linux
     /// waits 60 s in all, and so do we.
@@ -197,6 +200,7 @@ impl Config {
         Self {
             medium,
             mtu,
+            hop_limit: 64,
             offload: Offload::default(),
             addresses: vec![address],
             routes: Vec::new(),

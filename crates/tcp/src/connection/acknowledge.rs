@@ -76,7 +76,7 @@ impl Connection {
         }
         if self.phase != Phase::Open
             && report.advanced_bytes > 0
-            && let Some(timestamps) = segment.timestamps
+            && let Some(timestamps) = self.timestamps_of(segment)
         {
             self.undo_if_spurious(cx, timestamps.echo);
         }
@@ -212,7 +212,7 @@ impl Connection {
         if let Some(sent_at) = report.delivered.oldest_sent_at {
             self.rtt.sample(cx.now, cx.now.since(sent_at));
         } else if report.advanced_bytes > 0
-            && let Some(timestamps) = segment.timestamps
+            && let Some(timestamps) = self.timestamps_of(segment)
             && let Some(first) = self.recovery.first_retransmission
             && timestamps.echo.wrapping_sub(first) as i32 >= 0
         {
@@ -230,15 +230,12 @@ impl Connection {
     /// When what the remote answers had left at the latest, by the timestamp it echoes (RFC 7323
     /// section 3): the end of its tick.
     fn answered_by(&self, cx: &Context<'_>, segment: &Segment<'_>) -> Instant {
-        let Some(timestamps) = segment.timestamps else {
+        let Some(timestamps) = self.timestamps_of(segment) else {
             return Instant::NEVER;
         };
         let age = self.timestamp(cx.now).wrapping_sub(timestamps.echo);
-        match cx.now.end_of_timestamp(age) {
-            Some(end) if self.conditions.has(Conditions::TIMESTAMPS) => end,
-            // From the future, or before our time: nobody's.
-            _ => Instant::NEVER,
-        }
+        // From the future, or before our time: nobody's.
+        cx.now.end_of_timestamp(age).unwrap_or(Instant::NEVER)
     }
 
     /// RFC 3168 section 6.1.2: "TCP should not react to congestion indications more than once every

@@ -45,13 +45,16 @@ enum More {
 }
 
 /// RFC 9438's variables; windows in segments, times in seconds.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 struct Cubic {
     w_max: f64,
     w_est: f64,
     k: f64,
-    /// When the current congestion avoidance stage began.
-    epoch_start: Option<Instant>,
+    /// When the current congestion avoidance stage began; later by as much as the window was not
+    /// the limit since. Not armed between two stages.
+    epoch_start: Instant,
+    /// When the window was last looked at, in this stage.
+    stepped_at: Instant,
 }
 
 /// RFC 8257 section 3.3's variables.
@@ -98,7 +101,13 @@ impl Congestion {
             flight_bytes_max: 0,
             credit_bytes: 0.0,
             hystart: HyStart::default(),
-            cubic: Cubic::default(),
+            cubic: Cubic {
+                w_max: 0.0,
+                w_est: 0.0,
+                k: 0.0,
+                epoch_start: Instant::NEVER,
+                stepped_at: now,
+            },
         }
     }
 
@@ -175,7 +184,7 @@ impl Congestion {
 
     /// A retransmission timeout or an idle period ends the current stage of growth.
     pub(crate) fn end_epoch(&mut self) {
-        self.cubic.epoch_start = None;
+        self.cubic.epoch_start = Instant::NEVER;
         self.credit_bytes = 0.0;
     }
 
@@ -237,14 +246,27 @@ impl Cubic {
         let mss = f64::from(progress.mss);
         let window = f64::from(cwnd) / mss;
         let acked = f64::from(progress.acked_bytes) / mss;
-        let epoch_start = *self.epoch_start.get_or_insert_with(|| {
+        if !self.epoch_start.is_armed() {
             // Section 4.2: K is the time until the window is back at W_max.
             self.w_max = self.w_max.max(window);
             self.k = ((self.w_max - window) / CUBIC_C).cbrt();
             self.w_est = window;
-            progress.now
-        });
-        let t = progress.now.since(epoch_start).as_secs_f64();
+            self.epoch_start = progress.now;
+            self.stepped_at = progress.now;
+        }
+        // While the window is the limit, an acknowledgement arrives at least once a round trip. The
+        // caller keeps those from us that arrive while it is not.
+        //
+        //= RFC 9438#4.2
+        //# The elapsed time _t_ in Figure 1 MUST NOT include periods during
+        //# which _cwnd_ has not been updated due to application-limited behavior
+        //# (see Section 5.8).
+        let pause = progress.now.since(self.stepped_at);
+        if pause > progress.srtt * 2 {
+            self.epoch_start += pause;
+        }
+        self.stepped_at = progress.now;
+        let t = progress.now.since(self.epoch_start).as_secs_f64();
         let w_cubic = |t: f64| CUBIC_C * (t - self.k).powi(3) + self.w_max;
         // Section 4.3: what Reno would have by now; alpha as in figure 4, 1 once above W_max.
         let alpha = if self.w_est < self.w_max {
@@ -268,7 +290,7 @@ impl Cubic {
         } else {
             window
         };
-        self.epoch_start = None;
+        self.epoch_start = Instant::NEVER;
     }
 }
 
@@ -328,6 +350,34 @@ mod tests {
             }
         }
         assert!((980 * MSS..=1_020 * MSS).contains(&cwnd), "{cwnd}");
+    }
+
+    #[test]
+    fn time_in_which_the_window_was_no_limit_does_not_let_it_grow() {
+        //= RFC 9438#4.2
+        //= type=test
+        //# The elapsed time _t_ in Figure 1 MUST NOT include periods during
+        //# which _cwnd_ has not been updated due to application-limited behavior
+        //# (see Section 5.8).
+        let grown_after = |pause_ms| {
+            let mut congestion = Congestion::new(CongestionControl::Cubic, Instant::ZERO, 1);
+            congestion.reduce(1_000 * MSS, 1_000 * MSS, MSS, false);
+            let mut cwnd = congestion.ssthresh;
+            for round in 0..20 {
+                let now = round * 100 + if round < 10 { 0 } else { pause_ms };
+                for _ in 0..cwnd / (2 * MSS) {
+                    cwnd = congestion.grow(cwnd, ack(now, 2 * MSS));
+                }
+            }
+            cwnd
+        };
+        // The pause stands for one more round at most.
+        let (without, with) = (grown_after(0), grown_after(60_000));
+        assert!(with <= without, "{with} after a pause, {without} without");
+        assert!(
+            with + 25 * MSS > without,
+            "{with} after a pause, {without} without"
+        );
     }
 
     #[test]

@@ -7,7 +7,7 @@ use crate::position::Position;
 use crate::state::{CloseReason, Phase, State};
 use crate::time::Instant;
 use crate::wire::ip::Ecn;
-use crate::wire::tcp::{Flags, Segment};
+use crate::wire::tcp::{Flags, Segment, Timestamps};
 
 /// RFC 7323 section 5.5: a timestamp older than 24 days says nothing.
 const TIMESTAMP_LIFETIME: u32 = super::coarse(Instant::from_micros(24 * 24 * 3_600 * 1_000_000));
@@ -230,7 +230,16 @@ impl Connection {
         // is judged by its numbers, as on a connection without timestamps. A remote that has
         // forgotten the connection may send a SYN without the option, and must have the challenge
         // of RFC 5961 section 4.2; and a middlebox that removes the option must not stop the data.
-        let length = segment.sequence_bytes();
+        //
+        // Of a reset the number alone counts, whatever it carries:
+        //= RFC 5961#3.2
+        //# In all other cases, where the SEQ-field does not match and is
+        //# outside the window, the receiver MUST silently discard the
+        //# segment.
+        let length = match flags.has(Flags::RST) {
+            true => 0,
+            false => segment.sequence_bytes(),
+        };
         // The table of section 3.4; at the left edge also without a window, because "special
         // allowance should be made to accept valid ACKs, URGs, and RSTs". Beyond the table, and
         // like Linux (tcp_sequence), an acknowledgement at the right edge: a remote that has filled
@@ -294,20 +303,28 @@ impl Connection {
         is_first
     }
 
+    /// The timestamps of a segment, where both sides have agreed upon them.
+    pub(super) fn timestamps_of(&self, segment: &Segment<'_>) -> Option<Timestamps> {
+        //= RFC 7323#3.2
+        //# If a TSopt is received on a connection where TSopt was not
+        //# negotiated in the initial three-way handshake, the TSopt MUST be
+        //# ignored and the packet processed normally.
+        let are_agreed = self.conditions.has(Conditions::TIMESTAMPS);
+        segment.timestamps.filter(|_| are_agreed)
+    }
+
     /// RFC 7323 section 5.3, R1: an older timestamp than one already seen.
     fn is_stale(&self, cx: &Context<'_>, segment: &Segment<'_>) -> bool {
-        let Some(timestamps) = segment.timestamps else {
+        let Some(timestamps) = self.timestamps_of(segment) else {
             return false;
         };
-        self.conditions.has(Conditions::TIMESTAMPS)
-            && (timestamps.value.wrapping_sub(self.ts_recent) as i32) < 0
+        (timestamps.value.wrapping_sub(self.ts_recent) as i32) < 0
             && super::coarse(cx.now).wrapping_sub(self.ts_recent_at) < TIMESTAMP_LIFETIME
     }
 
     /// RFC 7323 section 5.3, R3: TS.Recent.
     fn take_timestamp(&mut self, cx: &Context<'_>, segment: &Segment<'_>, seq: Position) {
-        if let Some(timestamps) = segment.timestamps
-            && self.conditions.has(Conditions::TIMESTAMPS)
+        if let Some(timestamps) = self.timestamps_of(segment)
             && seq <= self.last_ack_sent
         {
             self.ts_recent = timestamps.value;
@@ -356,8 +373,8 @@ impl Connection {
         if !flags.has(Flags::SYN) || flags.has(Flags::ACK) || flags.has(Flags::RST) {
             return false;
         }
-        match segment.timestamps {
-            Some(timestamps) if self.conditions.has(Conditions::TIMESTAMPS) => {
+        match self.timestamps_of(segment) {
+            Some(timestamps) => {
                 let newer = timestamps.value.wrapping_sub(self.ts_recent) as i32;
                 newer > 0 || (newer == 0 && seq > self.rcv_nxt)
             }

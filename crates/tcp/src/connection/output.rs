@@ -232,6 +232,7 @@ impl Connection {
             }
         };
         self.rack.probe_end = Some(self.snd_nxt);
+        self.rtt.note_probe();
         if self.loss_timer == LossTimer::TailProbe {
             // An acknowledgement came in between. RFC 8985 section 7.3: "the sender MUST re-arm the
             // RTO timer, not the PTO timer".

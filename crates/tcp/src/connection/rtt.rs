@@ -9,6 +9,8 @@ pub(crate) const GRANULARITY: Duration = Duration::from_millis(1);
 /// How long a minimum round-trip time is trusted (RFC 8985 section 6.2 leaves the window open).
 const MINIMUM_WINDOW: Duration = Duration::from_secs(300);
 const BACKOFF_MAX: u8 = 16;
+/// In `backoff`: a tail loss probe has left since the last sample.
+const PROBED: u8 = 0x80;
 /// A longer sample, of nine minutes, counts as this: the sums below fit 32 bits.
 const SAMPLE_MICROS_MAX: u64 = (1 << 29) - 1;
 
@@ -19,7 +21,8 @@ pub(crate) struct RttEstimator {
     smoothed: u32,
     variation: u32,
     minimum: u32,
-    /// Timeouts since the last sample (RFC 6298 section 5.5: each doubles the timeout).
+    /// Timeouts since the last sample (RFC 6298 section 5.5: each doubles the timeout), and
+    /// [`PROBED`].
     backoff: u8,
     /// Until when the minimum is trusted.
     minimum_until: Instant,
@@ -74,7 +77,18 @@ impl RttEstimator {
     }
 
     pub(crate) fn back_off(&mut self) {
-        self.backoff = (self.backoff + 1).min(BACKOFF_MAX);
+        let timeouts = (self.backoff & !PROBED) + 1;
+        self.backoff = self.backoff & PROBED | timeouts.min(BACKOFF_MAX);
+    }
+
+    /// A tail loss probe has left.
+    pub(crate) fn note_probe(&mut self) {
+        self.backoff |= PROBED;
+    }
+
+    /// Whether no tail loss probe has left since the last sample.
+    pub(crate) fn has_sample_since_probe(&self) -> bool {
+        self.backoff & PROBED == 0
     }
 
     /// RFC 6298 section 5.7: after timeouts of the SYN, "the RTO MUST be re-initialized to 3
@@ -90,7 +104,7 @@ impl RttEstimator {
     }
 
     pub(crate) fn forget_backoff(&mut self) {
-        self.backoff = 0;
+        self.backoff &= PROBED;
     }
 
     /// The smoothed round-trip time, once there is one.
@@ -108,7 +122,7 @@ impl RttEstimator {
         micros(self.variation)
     }
 
-    /// Whether something has timed out since the last sample.
+    /// Whether something has timed out since the last sample, or was probed for.
     #[inline(always)]
     pub(crate) fn has_backed_off(&self) -> bool {
         self.backoff != 0
@@ -134,7 +148,7 @@ impl RttEstimator {
             // acknowledgement by as much, however long the round trip.
             Some(smoothed) => smoothed + micros(4 * self.variation).max(config.rto_min),
         };
-        (base * (1 << self.backoff)).min(config.rto_max)
+        (base * (1 << (self.backoff & !PROBED))).min(config.rto_max)
     }
 }
 

@@ -271,6 +271,7 @@ impl Connection {
             && self.conditions.has(Conditions::SACK)
             && self.scoreboard.sacked_bytes == 0
             && self.rack.probe_end.is_none()
+            && self.rtt.has_sample_since_probe()
             && self.state.is_synchronized()
             && let Some(smoothed) = self.rtt.smoothed()
         {

@@ -81,7 +81,12 @@ impl Engine {
         options: Options,
     ) -> Result<ConnectionId, ConnectError> {
         let remote_address = Address::from(remote.ip());
-        if !remote_address.is_unicast() || remote.port() == 0 {
+        //= RFC 9293#3.9.1.1
+        //# A TCP implementation MUST reject as an error a local OPEN call for an
+        //# invalid remote IP address (e.g., a broadcast or multicast address)
+        //# (MUST-46).
+        let is_valid = remote_address.is_unicast() && !self.interface.is_broadcast(remote_address);
+        if !is_valid || remote.port() == 0 {
             return Err(ConnectError::Unreachable);
         }
         let local_address = match local

@@ -52,7 +52,11 @@ impl Engine {
             };
             ethernet::write(&mut frame, mac, ours, ether_type);
         }
-        header.write(&mut frame[link_bytes..], payload_bytes, hop_limit);
+        header.write(
+            &mut frame[link_bytes..],
+            payload_bytes,
+            hop_limit.unwrap_or(self.config.hop_limit),
+        );
         (frame, at)
     }
 

@@ -254,7 +254,9 @@ impl Engine {
     ) -> Result<(), Malformed> {
         // RFC 1122 section 3.2.1.3: "a host MUST silently discard" what comes from where nothing
         // can; nor does anything of ours come from the link.
-        let can_be = key.remote.is_unicast() && !self.interface.is_ours(key.remote);
+        let can_be = key.remote.is_unicast()
+            && !self.interface.is_ours(key.remote)
+            && !self.interface.is_broadcast(key.remote);
         if !self.interface.is_ours(key.local) || !can_be {
             self.counters.not_for_us += 1;
             return Ok(());

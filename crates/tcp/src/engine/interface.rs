@@ -69,6 +69,18 @@ impl Interface {
         self.addresses.iter().any(|&(ours, _)| ours == address)
     }
 
+    /// Whether this is the broadcast address of one of our networks (RFC 1122 section 3.2.1.3 (d)).
+    /// A network of two has none (RFC 3021).
+    pub(crate) fn is_broadcast(&self, address: Address) -> bool {
+        self.addresses.iter().any(|&(ours, bits)| {
+            let host_bits = u32::from(128 - bits);
+            address.is_v4()
+                && (2..=32).contains(&host_bits)
+                && is_in_prefix(address, ours, bits)
+                && address.low().trailing_ones() >= host_bits
+        })
+    }
+
     /// The address with which to speak to `remote`: one of its network, or else of its family.
     pub(crate) fn source_for(&self, remote: Address) -> Option<Address> {
         let same_family = || {

@@ -48,7 +48,7 @@ use crate::host::{ConnectionId, Event, ListenerId};
 use crate::position::Position;
 use crate::random::{Random, SipKey};
 use crate::state::{CloseReason, State};
-use crate::time::Instant;
+use crate::time::{Duration, Instant};
 use crate::wire::ip::Address;
 use control::ControlFrame;
 use cookie::Cookies;
@@ -84,6 +84,8 @@ const NO_MAC: u64 = 1;
 const TIME_WAIT_LOOKS: usize = 64;
 /// Frames without a connection that may wait for the link.
 const CONTROL_FRAMES_MAX: usize = 1_024;
+/// The longest wait of an acknowledgement, whatever the configuration says.
+const DELAYED_ACK_MAX: Duration = Duration::from_millis(499);
 
 /// A TCP/IP that does no I/O: frames and calls go in, frames and events are polled.
 #[derive(Debug)]
@@ -156,6 +158,7 @@ impl Engine {
     #[must_use]
     pub fn new(mut config: Config, mut random: Random) -> Self {
         config.rto_min = config.rto_min.max(GRANULARITY);
+        config.delayed_ack = config.delayed_ack.min(DELAYED_ACK_MAX);
         let secrets = Secrets {
             isn: SipKey::draw(&mut random),
             timestamps: SipKey::draw(&mut random),

@@ -188,7 +188,7 @@ impl Engine {
             protocol: packet.protocol,
         };
         let out = &mut whole[link_bytes..];
-        header.write(out, payload.len(), Some(packet.hop_limit));
+        header.write(out, payload.len(), packet.hop_limit);
         ip::patch(out, is_v4, payload.len(), ecn);
         whole.extend_from_slice(&payload);
         Ok(Some(whole))

@@ -328,7 +328,7 @@ impl Engine {
             destination: key.remote,
             protocol: ip::PROTOCOL_TCP,
         };
-        header.write(&mut template.bytes[link_bytes..], 0, None);
+        header.write(&mut template.bytes[link_bytes..], 0, self.config.hop_limit);
         template.is_fast_path = false;
         template.link_bytes = link_bytes as u8;
         template.ip_bytes = ip::header_bytes(is_v4) as u8;

@@ -20,7 +20,6 @@ const PROTOCOL_V6_NONE: u8 = 59;
 const V6_SKIPPABLE: [u8; 3] = [0, 43, 60];
 /// An IPv6 packet with more extension headers than this is refused.
 const V6_EXTENSIONS_MAX: usize = 6;
-const HOP_LIMIT: u8 = 64;
 const V4_DONT_FRAGMENT: u16 = 0x4000;
 const V4_MORE_FRAGMENTS: u16 = 0x2000;
 
@@ -319,8 +318,7 @@ pub(crate) struct Header {
 impl Header {
     /// Writes the header of a packet with `payload_bytes` of payload. The lengths and, for IPv4,
     /// the checksum are complete; [`patch`] changes them later.
-    pub(crate) fn write(&self, out: &mut [u8], payload_bytes: usize, hop_limit: Option<u8>) {
-        let hop_limit = hop_limit.unwrap_or(HOP_LIMIT);
+    pub(crate) fn write(&self, out: &mut [u8], payload_bytes: usize, hop_limit: u8) {
         if self.source.is_v4() {
             out[..V4_HEADER_BYTES].fill(0);
             out[0] = 0x45;
@@ -369,7 +367,7 @@ mod tests {
             destination,
             protocol: PROTOCOL_TCP,
         }
-        .write(&mut bytes, payload.len(), None);
+        .write(&mut bytes, payload.len(), 64);
         bytes.extend_from_slice(payload);
         bytes
     }
